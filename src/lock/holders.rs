@@ -1,0 +1,93 @@
+//! Who holds a lock of any limit: hold counts, tokens, deadlines.
+
+use super::{Deadline, Hold, Limit, Millis, Owner, Standing};
+use std::collections::{BTreeSet, HashMap};
+
+/// The holders of one lock, found by owner and by deadline.
+///
+/// Holders past their deadline stay until [`Holders::remove`] takes them, but they no longer count.
+#[derive(Clone, Debug)]
+pub struct Holders {
+    limit: Limit,
+    by_owner: HashMap<Owner, Hold>,
+    by_deadline: BTreeSet<(Deadline, Owner)>,
+}
+
+impl Holders {
+    /// A lock that nobody holds.
+    pub fn new(limit: Limit) -> Self {
+        Self { limit, by_owner: HashMap::new(), by_deadline: BTreeSet::new() }
+    }
+
+    /// The lock's limit.
+    pub fn limit(&self) -> Limit {
+        self.limit
+    }
+
+    /// Makes the lock stricter: the smallest limit named counts.
+    pub fn tighten(&mut self, limit: Limit) {
+        self.limit = self.limit.min(limit);
+    }
+
+    /// How many there are, those past their deadline included.
+    pub fn len(&self) -> usize {
+        self.by_owner.len()
+    }
+
+    /// Whether there is none, not even one past its deadline.
+    pub fn is_empty(&self) -> bool {
+        self.by_owner.is_empty()
+    }
+
+    /// What an owner has, whether or not it still counts.
+    pub fn get(&self, owner: &[u8]) -> Option<&Hold> {
+        self.by_owner.get(owner)
+    }
+
+    /// The lock as `owner` sees it.
+    pub fn standing(&self, owner: &[u8], now: Millis) -> Standing {
+        let own = self.by_owner.get(owner).copied().filter(|hold| !hold.deadline.has_passed(now));
+        let holders = self.len().saturating_sub(self.expired(now).count());
+        Standing { own, holders, limit: self.limit }
+    }
+
+    /// Sets what an owner has.
+    pub fn insert(&mut self, owner: Owner, hold: Hold) {
+        if let Some(old) = self.by_owner.insert(owner.clone(), hold) {
+            self.by_deadline.remove(&(old.deadline, owner.clone()));
+        }
+        self.by_deadline.insert((hold.deadline, owner));
+    }
+
+    /// Takes an owner out.
+    pub fn remove(&mut self, owner: &[u8]) -> Option<Hold> {
+        let (owner, hold) = self.by_owner.remove_entry(owner)?;
+        self.by_deadline.remove(&(hold.deadline, owner));
+        Some(hold)
+    }
+
+    /// Those past their deadline, the first to expire first.
+    pub fn expired(&self, now: Millis) -> impl Iterator<Item = &Owner> {
+        self.by_deadline.iter().take_while(move |(deadline, _)| deadline.has_passed(now)).map(|(_, owner)| owner)
+    }
+
+    /// The earliest deadline that has not passed.
+    pub fn next_deadline(&self, now: Millis) -> Option<Deadline> {
+        self.by_deadline.iter().map(|(deadline, _)| *deadline).find(|deadline| !deadline.has_passed(now))
+    }
+
+    /// The deadline of the first to expire, passed or not.
+    pub fn first_deadline(&self) -> Option<Deadline> {
+        self.by_deadline.first().map(|(deadline, _)| *deadline)
+    }
+
+    /// The latest deadline: the expiry of the key.
+    pub fn last_deadline(&self) -> Option<Deadline> {
+        self.by_deadline.last().map(|(deadline, _)| *deadline)
+    }
+
+    /// All holders, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (&Owner, &Hold)> {
+        self.by_owner.iter()
+    }
+}

@@ -1,0 +1,108 @@
+//! The name of a lock, and maps by it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+
+/// A key of one database.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LockKey {
+    /// Number of the database.
+    pub db: i32,
+    /// Name of the key.
+    pub name: Rc<[u8]>,
+}
+
+impl LockKey {
+    /// The key `name` of database `db`.
+    pub fn new(db: i32, name: &[u8]) -> Self {
+        Self { db, name: name.into() }
+    }
+}
+
+/// A map by key that is asked with borrowed bytes, and that knows whole databases.
+#[derive(Debug)]
+pub struct KeyMap<V> {
+    /// There are few databases; comparing their numbers is cheaper than hashing them.
+    dbs: BTreeMap<i32, HashMap<Rc<[u8]>, V>>,
+    len: usize,
+}
+
+impl<V> Default for KeyMap<V> {
+    fn default() -> Self {
+        Self { dbs: BTreeMap::new(), len: 0 }
+    }
+}
+
+impl<V> KeyMap<V> {
+    /// How many keys there are, in all databases.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What is kept for a key.
+    pub fn get(&self, db: i32, name: &[u8]) -> Option<&V> {
+        if self.len == 0 {
+            return None;
+        }
+        self.dbs.get(&db)?.get(name)
+    }
+
+    /// What is kept for a key, to be changed.
+    pub fn get_mut(&mut self, db: i32, name: &[u8]) -> Option<&mut V> {
+        if self.len == 0 {
+            return None;
+        }
+        self.dbs.get_mut(&db)?.get_mut(name)
+    }
+
+    /// What is kept for a key, made if there is nothing yet.
+    pub fn get_or_default(&mut self, key: &LockKey) -> &mut V
+    where
+        V: Default,
+    {
+        let len = &mut self.len;
+        self.dbs.entry(key.db).or_default().entry(key.name.clone()).or_insert_with(|| {
+            *len = len.saturating_add(1);
+            V::default()
+        })
+    }
+
+    /// Keeps `value` for a key; gives back what was there.
+    pub fn insert(&mut self, key: LockKey, value: V) -> Option<V> {
+        let old = self.dbs.entry(key.db).or_default().insert(key.name, value);
+        if old.is_none() {
+            self.len = self.len.saturating_add(1);
+        }
+        old
+    }
+
+    /// Forgets a key; gives back what was there.
+    pub fn remove(&mut self, db: i32, name: &[u8]) -> Option<V> {
+        let old = self.dbs.get_mut(&db)?.remove(name);
+        if old.is_some() {
+            self.len = self.len.saturating_sub(1);
+        }
+        old
+    }
+
+    /// The keys of one database.
+    pub fn in_db(&self, db: i32) -> impl Iterator<Item = (&Rc<[u8]>, &V)> {
+        self.dbs.get(&db).into_iter().flatten()
+    }
+
+    /// All keys.
+    pub fn keys(&self) -> impl Iterator<Item = LockKey> {
+        self.dbs.iter().flat_map(|(&db, map)| map.keys().map(move |name| LockKey { db, name: name.clone() }))
+    }
+
+    /// Forgets all.
+    pub fn clear(&mut self) {
+        self.dbs.clear();
+        self.len = 0;
+    }
+}

@@ -1,0 +1,94 @@
+//! What a lock is. Pure Rust: no server, no clock, nothing unsafe.
+//!
+//! Times are Unix time in milliseconds unless a name says otherwise; whoever calls brings the present along.
+#![forbid(unsafe_code)]
+
+pub mod deadlock;
+pub mod fence;
+pub mod holders;
+pub mod key;
+pub mod queue;
+pub mod rule;
+pub mod serve;
+
+#[cfg(test)]
+mod tests;
+
+pub use fence::{Fence, Token};
+pub use holders::Holders;
+pub use key::{KeyMap, LockKey};
+pub use queue::{Queue, Waiter, WaiterId};
+pub use rule::{Ahead, Decision, Hold, Raise, Request, Standing, decide};
+
+use std::num::NonZeroU32;
+use std::rc::Rc;
+
+/// A point in Unix time or a length of time, in milliseconds.
+pub type Millis = u64;
+
+/// Who holds or waits: any bytes the client chose.
+pub type Owner = Rc<[u8]>;
+
+/// The end of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Deadline {
+    /// The last millisecond in which the hold counts.
+    At(Millis),
+    /// Holds until it is released (a key without expiry).
+    Never,
+}
+
+impl Deadline {
+    /// The deadline of a lease of `lease` ms that starts at `now`.
+    pub fn after(now: Millis, lease: Millis) -> Self {
+        Self::At(now.saturating_add(lease))
+    }
+
+    /// Whether the lease is over: as a key's expiry, it still counts in the millisecond of the deadline itself.
+    pub fn has_passed(self, now: Millis) -> bool {
+        matches!(self, Self::At(at) if now > at)
+    }
+
+    /// Milliseconds left, `None` without an end.
+    pub fn remaining(self, now: Millis) -> Option<Millis> {
+        match self {
+            Self::At(at) => Some(at.saturating_sub(now)),
+            Self::Never => None,
+        }
+    }
+}
+
+/// How many may hold at once. The order is that of strictness: a mutex is the smallest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Limit {
+    /// At most so many holders.
+    AtMost(NonZeroU32),
+    /// Any number.
+    Shared,
+}
+
+impl Limit {
+    /// One holder: the default.
+    pub const MUTEX: Self = Self::AtMost(NonZeroU32::MIN);
+
+    /// Whether `holders` at once are within the limit.
+    pub fn allows(self, holders: usize) -> bool {
+        match self {
+            Self::AtMost(most) => u64::from(most.get()) >= holders as u64,
+            Self::Shared => true,
+        }
+    }
+
+    /// As it stands in the keyspace and in replies: `n`, or 0 for no limit.
+    pub fn number(self) -> u32 {
+        match self {
+            Self::AtMost(most) => most.get(),
+            Self::Shared => 0,
+        }
+    }
+
+    /// The limit that [`Limit::number`] wrote.
+    pub fn from_number(number: u32) -> Self {
+        NonZeroU32::new(number).map_or(Self::Shared, Self::AtMost)
+    }
+}

@@ -1,0 +1,318 @@
+//! Properties of the rule, of the holders and of the tokens.
+
+use super::table::{Stored, Table};
+use super::{cases, key, owner, request};
+use crate::lock::fence::MAX_TOKEN;
+use crate::lock::rule::MAX_HOLDS;
+use crate::lock::serve::View;
+use crate::lock::{
+    Ahead, Deadline, Decision, Fence, Hold, Holders, Limit, Millis, Owner, Raise, Request, Standing, decide,
+};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+const OWNERS: u32 = 5;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Acquire(u32, Request),
+    Release(u32),
+    Pass(Millis),
+    /// Holders past their deadline are taken out.
+    Purge,
+}
+
+fn limit() -> impl Strategy<Value = Limit> {
+    prop::sample::select(vec![1_u32, 1, 2, 3, 0]).prop_map(Limit::from_number)
+}
+
+fn raise() -> impl Strategy<Value = Raise> {
+    prop_oneof![Just(Raise::ByOne), (1_u64..5).prop_map(Raise::To)]
+}
+
+fn any_request() -> impl Strategy<Value = Request> {
+    (limit(), raise(), 1_u64..100).prop_map(|(limit, raise, lease)| Request { limit, raise, lease })
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        10 => (0..OWNERS, any_request()).prop_map(|(owner, request)| Step::Acquire(owner, request)),
+        4 => (0..OWNERS).prop_map(Step::Release),
+        5 => (0_u64..60).prop_map(Step::Pass),
+        1 => Just(Step::Purge),
+    ];
+    prop::collection::vec(step, 1..80)
+}
+
+/// One lock that nobody waits for.
+#[derive(Debug, Default)]
+struct OneLock {
+    table: Table,
+}
+
+impl OneLock {
+    fn acquire(&mut self, who: u32, request: &Request) -> Decision {
+        let (key, owner) = (key(0), owner(who));
+        let standing = self.table.look(&key, &owner).unwrap_or(Standing::FREE);
+        let decision = decide(&standing, request, Ahead::Nobody, self.table.now);
+        if let Decision::Grant(..) | Decision::Reenter(_) = decision {
+            self.table.write(&[key], &owner, &[decision]);
+        }
+        decision
+    }
+
+    /// Who holds, and what.
+    fn holds(&self) -> BTreeMap<Owner, Hold> {
+        let holders = self.table.holders_of(&key(0));
+        let all = holders.into_iter().flat_map(Holders::iter).map(|(owner, hold)| (owner.clone(), *hold));
+        all.filter(|(_, hold)| !hold.deadline.has_passed(self.table.now)).collect()
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(400))]
+
+    #[test]
+    fn no_more_hold_than_any_of_them_named(steps in steps()) {
+        let mut lock = OneLock::default();
+        let mut named: BTreeMap<Owner, Limit> = BTreeMap::new();
+        for step in steps {
+            match step {
+                Step::Acquire(who, request) => {
+                    if let Decision::Grant(..) = lock.acquire(who, &request) {
+                        named.insert(owner(who), request.limit);
+                    }
+                }
+                Step::Release(who) => drop(lock.table.release(&key(0), &owner(who))),
+                Step::Pass(time) => lock.table.now += time,
+                Step::Purge => lock.table.purge(),
+            }
+            let holds = lock.holds();
+            for who in holds.keys() {
+                prop_assert!(named[who].allows(holds.len()), "{:?} hold, and {:?} were named", holds, named);
+            }
+        }
+    }
+
+    #[test]
+    fn a_new_holder_is_let_in_exactly_when_the_smallest_limit_allows(
+        holders in 0_usize..6, of_lock in limit(), request in any_request(), ahead in prop::bool::ANY, now in 0_u64..1000,
+    ) {
+        let standing = Standing { own: None, holders, limit: of_lock };
+        let ahead = if ahead { Ahead::Somebody } else { Ahead::Nobody };
+        let smallest = if holders == 0 { request.limit } else { request.limit.min(of_lock) };
+        let room = smallest == Limit::Shared || holders < smallest.number() as usize;
+        let decision = decide(&standing, &request, ahead, now);
+        if room && ahead == Ahead::Nobody {
+            let holds = match request.raise { Raise::ByOne => 1, Raise::To(holds) => holds };
+            let hold = Hold { holds, token: None, deadline: Deadline::At(now + request.lease) };
+            prop_assert_eq!(decision, Decision::Grant(hold, smallest));
+        } else {
+            prop_assert_eq!(decision, Decision::Wait);
+        }
+    }
+
+    #[test]
+    fn tokens_only_grow(steps in prop::collection::vec(
+        // The clock may stand anywhere at any time: it goes back, leaps, and is beyond all bounds.
+        (
+            prop_oneof![50 => 0_u64..1000, 50 => 0..=1_u64 << 51, 1 => any::<u64>()],
+            prop_oneof![9 => Just(None), 1 => (0..=1_u64 << 53).prop_map(Some)],
+        ),
+        1..200,
+    )) {
+        let mut fence = Fence::default();
+        let mut last = 0;
+        for (micros, observed) in steps {
+            if let Some(observed) = observed {
+                fence.observe(observed);
+                last = last.max(if observed < 1 << 52 { observed } else { 0 });
+            }
+            let token = fence.next(micros);
+            prop_assert!(token > last || last == MAX_TOKEN, "{} after {}", token, last);
+            prop_assert!((1..=MAX_TOKEN).contains(&token));
+            last = token;
+        }
+    }
+
+    #[test]
+    fn tokens_are_the_time_unless_that_is_used_up(times in prop::collection::vec(1_u64..1 << 51, 1..50)) {
+        let mut fence = Fence::default();
+        let mut last = 0;
+        for micros in times {
+            let token = fence.next(micros);
+            prop_assert_eq!(token, micros.max(last + 1));
+            last = token;
+        }
+    }
+
+    #[test]
+    fn a_later_grant_has_a_greater_token_and_a_reentry_keeps_it(steps in steps(), back in prop::collection::vec(0_u64..5, 80)) {
+        let mut lock = OneLock::default();
+        let mut newest = 0;
+        for (step, back) in steps.into_iter().zip(back) {
+            match step {
+                Step::Acquire(who, request) => {
+                    let before = lock.holds();
+                    let decision = lock.acquire(who, &request);
+                    let token = lock.holds().get(&owner(who)).and_then(|hold| hold.token);
+                    match decision {
+                        Decision::Grant(..) => {
+                            prop_assert!(token > Some(newest));
+                            newest = token.unwrap_or(newest);
+                        }
+                        Decision::Reenter(_) => {
+                            prop_assert_eq!(token, before[&owner(who)].token);
+                            newest = newest.max(lock.table.fence.clone().next(0) - 1);
+                        }
+                        _ => prop_assert_eq!(lock.holds(), before),
+                    }
+                }
+                Step::Release(who) => drop(lock.table.release(&key(0), &owner(who))),
+                // The clock goes back as well.
+                Step::Pass(time) => {
+                    lock.table.purge();
+                    lock.table.now = (lock.table.now + time).saturating_sub(back * 20);
+                }
+                Step::Purge => lock.table.purge(),
+            }
+        }
+    }
+
+    #[test]
+    fn a_reentry_never_shortens_a_deadline(
+        own in (1_u64..100, prop_oneof![Just(Deadline::Never), (0_u64..2000).prop_map(Deadline::At)]),
+        others in 0_usize..5, limit in limit(), request in any_request(), now in 0_u64..1000, ahead in prop::bool::ANY,
+    ) {
+        let own = Hold { holds: own.0, token: Some(7), deadline: own.1 };
+        let standing = Standing { own: Some(own), holders: others + 1, limit };
+        let ahead = if ahead { Ahead::Somebody } else { Ahead::Nobody };
+        match decide(&standing, &request, ahead, now) {
+            Decision::Reenter(hold) => {
+                prop_assert_eq!(request.limit, limit);
+                prop_assert_eq!(hold.deadline, own.deadline.max(Deadline::At(now + request.lease)));
+                prop_assert_eq!(hold.token, own.token);
+                let holds = match request.raise { Raise::ByOne => own.holds + 1, Raise::To(to) => own.holds.max(to) };
+                prop_assert_eq!(hold.holds, holds);
+            }
+            Decision::OtherLimit(named) => prop_assert!(named == limit && request.limit != limit),
+            other => prop_assert!(false, "{:?}", other),
+        }
+    }
+
+    #[test]
+    fn a_release_by_one_who_does_not_hold_changes_nothing(steps in steps(), stranger in OWNERS..OWNERS + 3) {
+        let mut lock = OneLock::default();
+        for step in steps {
+            match step {
+                Step::Acquire(who, request) => drop(lock.acquire(who, &request)),
+                Step::Release(who) => {
+                    let before = lock.holds();
+                    let had = before.get(&owner(who)).copied();
+                    let gone = lock.table.release(&key(0), &owner(who));
+                    prop_assert_eq!(gone.filter(|hold| !hold.deadline.has_passed(lock.table.now)), had);
+                    prop_assert_eq!(lock.holds().len(), before.len() - usize::from(had.is_some()));
+                }
+                Step::Pass(time) => lock.table.now += time,
+                Step::Purge => lock.table.purge(),
+            }
+            let before = format!("{:?}", lock.holds());
+            prop_assert_eq!(lock.table.release(&key(0), &owner(stranger)), None);
+            prop_assert_eq!(format!("{:?}", lock.holds()), before);
+        }
+    }
+
+    #[test]
+    fn a_request_for_so_many_holds_may_be_repeated(to in 1_u64..100, limit in limit(), times in 1_usize..5, before in 0_u64..100) {
+        let mut lock = OneLock::default();
+        for _ in 0..before {
+            lock.acquire(0, &Request { limit, ..request(1) });
+        }
+        let repeated = Request { limit, raise: Raise::To(to), lease: 1000 };
+        lock.acquire(0, &repeated);
+        let once = lock.holds();
+        prop_assert_eq!(once[&owner(0)].holds, to.max(before));
+        for _ in 0..times {
+            lock.acquire(0, &repeated);
+            prop_assert_eq!(lock.holds(), once.clone());
+        }
+    }
+
+    #[test]
+    fn holders_are_found_by_owner_and_by_deadline(writes in prop::collection::vec(
+        (0_u32..20, prop_oneof![1 => Just(None), 8 => (0_u64..50).prop_map(|at| Some(Deadline::At(at))), 1 => Just(Some(Deadline::Never))]),
+        0..60,
+    ), now in 0_u64..50) {
+        let mut holders = Holders::new(Limit::Shared);
+        let mut plain: BTreeMap<Owner, Deadline> = BTreeMap::new();
+        for (who, write) in writes {
+            match write {
+                Some(deadline) => {
+                    holders.insert(owner(who), Hold { holds: 1, token: None, deadline });
+                    plain.insert(owner(who), deadline);
+                }
+                None => prop_assert_eq!(holders.remove(&owner(who)).map(|hold| hold.deadline), plain.remove(&owner(who))),
+            }
+        }
+        let counts: Vec<Deadline> = plain.values().copied().filter(|it| !it.has_passed(now)).collect();
+        let mut over: Vec<(Deadline, Owner)> = plain.iter().map(|(owner, at)| (*at, owner.clone())).collect();
+        over.sort();
+        prop_assert_eq!(holders.first_deadline(), over.first().map(|(at, _)| *at));
+        over.retain(|(at, _)| at.has_passed(now));
+        prop_assert_eq!(holders.len(), plain.len());
+        prop_assert_eq!(holders.is_empty(), plain.is_empty());
+        prop_assert_eq!(holders.next_deadline(now), counts.iter().min().copied());
+        prop_assert_eq!(holders.last_deadline(), plain.values().max().copied());
+        prop_assert!(holders.expired(now).eq(over.iter().map(|(_, owner)| owner)));
+        for who in 0..20 {
+            let standing = holders.standing(&owner(who), now);
+            prop_assert_eq!(standing.holders, counts.len());
+            let own = plain.get(&owner(who)).copied().filter(|it| !it.has_passed(now));
+            prop_assert_eq!(standing.own.map(|hold| hold.deadline), own);
+        }
+    }
+
+    #[test]
+    fn limits_are_ordered_by_strictness_and_survive_being_written(one in any::<u32>(), other in any::<u32>(), holders in any::<u32>()) {
+        let (first, second) = (Limit::from_number(one), Limit::from_number(other));
+        prop_assert_eq!(first.number(), one);
+        let both = first.allows(holders as usize) && second.allows(holders as usize);
+        prop_assert_eq!(first.min(second).allows(holders as usize), both);
+    }
+}
+
+#[test]
+fn a_lease_counts_in_its_last_millisecond_and_not_after() {
+    let hold = Hold { holds: 1, token: None, deadline: Deadline::after(100, 50) };
+    let mut holders = Holders::new(Limit::MUTEX);
+    holders.insert(owner(0), hold);
+    assert_eq!(holders.standing(&owner(1), 150).holders, 1);
+    assert_eq!(holders.standing(&owner(1), 151).holders, 0);
+    assert_eq!(hold.deadline.remaining(150), Some(0));
+    assert_eq!(Deadline::after(Millis::MAX, 1), Deadline::At(Millis::MAX));
+    assert!(!Deadline::Never.has_passed(Millis::MAX));
+}
+
+#[test]
+fn a_hold_count_has_an_end_and_a_larger_one_of_another_client_stays() {
+    let standing = |holds| {
+        let own = Some(Hold { holds, token: None, deadline: Deadline::Never });
+        Standing { own, holders: 1, limit: Limit::MUTEX }
+    };
+    let ask = |holds, raise| decide(&standing(holds), &Request { raise, ..request(1) }, Ahead::Nobody, 0);
+    assert!(matches!(ask(MAX_HOLDS - 1, Raise::ByOne), Decision::Reenter(hold) if hold.holds == MAX_HOLDS));
+    assert_eq!(ask(MAX_HOLDS, Raise::ByOne), Decision::TooManyHolds);
+    assert_eq!(ask(u64::MAX, Raise::ByOne), Decision::TooManyHolds);
+    assert!(matches!(ask(u64::MAX, Raise::To(3)), Decision::Reenter(hold) if hold.holds == u64::MAX));
+}
+
+#[test]
+fn a_lock_that_is_free_again_forgets_its_limit() {
+    let mut lock = OneLock::default();
+    assert!(matches!(lock.acquire(0, &request(2)), Decision::Grant(_, limit) if limit.number() == 2));
+    assert!(matches!(lock.acquire(1, &request(3)), Decision::Grant(_, limit) if limit.number() == 2));
+    assert_eq!(lock.acquire(2, &request(3)), Decision::Wait);
+    lock.table.now = 2000;
+    assert!(matches!(lock.table.stored.get(&key(0)), Some(Stored::Lock(holders)) if holders.len() == 2));
+    assert!(matches!(lock.acquire(2, &request(3)), Decision::Grant(_, limit) if limit.number() == 3));
+}

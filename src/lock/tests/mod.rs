@@ -1,0 +1,56 @@
+//! Tests of the core: properties, random histories against a plain model, and exhaustive models.
+//!
+//! Everything that is checked here is checked against [`plain`], which says the rule a second time, as plainly as
+//! possible and without any of the core's own code.
+
+mod broken;
+mod circles;
+mod exhaustive;
+mod histories;
+mod holding;
+mod plain;
+mod table;
+mod watched;
+
+use super::{Limit, LockKey, Owner, Request};
+use proptest::test_runner::{Config, TestRunner};
+
+/// An owner by its number.
+fn owner(number: u32) -> Owner {
+    number.to_be_bytes().as_slice().into()
+}
+
+fn number_of(owner: &Owner) -> u32 {
+    owner.as_ref().try_into().map_or(u32::MAX, u32::from_be_bytes)
+}
+
+/// A key by its number; they lie in two databases, under the same names.
+fn key(number: u32) -> LockKey {
+    LockKey::new(i32::from(!number.is_multiple_of(2)), &(number / 2).to_be_bytes())
+}
+
+fn number_of_key(key: &LockKey) -> u32 {
+    let half: u32 = key.name.as_ref().try_into().map_or(u32::MAX / 2, u32::from_be_bytes);
+    half * 2 + u32::from(key.db != 0)
+}
+
+fn keys(numbers: &[u32]) -> Box<[LockKey]> {
+    numbers.iter().map(|&number| key(number)).collect()
+}
+
+/// A request for a limit by its number, 0 for none.
+fn request(limit: u32) -> Request {
+    Request { limit: Limit::from_number(limit), raise: super::Raise::ByOne, lease: 1000 }
+}
+
+/// So many cases; `PROPTEST_CASES` asks for more or fewer.
+fn cases(cases: u32) -> Config {
+    let cases = if std::env::var_os("PROPTEST_CASES").is_some() { Config::default().cases } else { cases };
+    Config { cases, failure_persistence: None, max_shrink_iters: 4_000, ..Config::default() }
+}
+
+/// The same cases each time: for what must be found.
+fn repeatable(cases: u32) -> TestRunner {
+    let config = Config { cases, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };
+    TestRunner::new_with_rng(config, proptest::test_runner::TestRng::deterministic_rng(Default::default()))
+}

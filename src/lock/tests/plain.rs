@@ -1,0 +1,213 @@
+//! The protocol's rule, said a second time: lists, loops, and nothing to make them fast.
+
+use crate::lock::Millis;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// All locks and all who wait.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Plain {
+    pub locks: BTreeMap<u32, PlainLock>,
+    /// In order of arrival.
+    pub waiters: Vec<PlainWaiter>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PlainLock {
+    /// The key holds something else.
+    pub not_a_lock: bool,
+    /// In order of their numbers.
+    pub holders: Vec<PlainHold>,
+    /// The smallest limit named since the lock was last free; 0: none was.
+    pub limit: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PlainHold {
+    pub owner: u32,
+    pub holds: u64,
+    /// The last millisecond in which it counts.
+    pub until: Option<Millis>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct PlainWaiter {
+    pub id: u64,
+    pub owner: u32,
+    pub keys: Vec<u32>,
+    pub limit: u32,
+    /// Raise the hold count to so many; `None`: by one.
+    pub to: Option<u64>,
+    pub lease: Millis,
+}
+
+impl fmt::Debug for PlainWaiter {
+    /// On one line: histories are long.
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Self { id, owner, keys, limit, to, lease } = self;
+        write!(f, "#{id}: owner {owner}, keys {keys:?}, limit {limit}, holds {to:?}, lease {lease}")
+    }
+}
+
+/// How a wait ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    Granted,
+    /// A key is no lock.
+    NotALock,
+    /// The owner holds a key, under another limit.
+    OtherLimit,
+}
+
+static FREE: PlainLock = PlainLock { not_a_lock: false, holders: Vec::new(), limit: 0 };
+
+/// The smaller of two limits, where 0 is none.
+pub fn stricter(one: u32, other: u32) -> u32 {
+    match (one, other) {
+        (0, limit) | (limit, 0) => limit,
+        (one, other) => one.min(other),
+    }
+}
+
+impl PlainLock {
+    pub fn hold(&self, owner: u32) -> Option<&PlainHold> {
+        self.holders.iter().find(|hold| hold.owner == owner)
+    }
+
+    /// The limit if `limit` joined now.
+    fn limit_with(&self, limit: u32) -> u32 {
+        if self.holders.is_empty() { limit } else { stricter(self.limit, limit) }
+    }
+
+    fn has_room(&self, limit: u32) -> bool {
+        let limit = self.limit_with(limit);
+        limit == 0 || self.holders.len() < limit as usize
+    }
+}
+
+impl Plain {
+    pub fn lock(&self, key: u32) -> &PlainLock {
+        self.locks.get(&key).unwrap_or(&FREE)
+    }
+
+    pub fn holds(&self, key: u32, owner: u32) -> bool {
+        self.lock(key).hold(owner).is_some()
+    }
+
+    pub fn place(&self, id: u64) -> Option<usize> {
+        self.waiters.iter().position(|waiter| waiter.id == id)
+    }
+
+    /// Those who wait for a key, in order.
+    pub fn lane(&self, key: u32) -> Vec<u64> {
+        self.waiters.iter().filter(|waiter| waiter.keys.contains(&key)).map(|waiter| waiter.id).collect()
+    }
+
+    /// How a wait has to end, `None` if it has to go on.
+    pub fn ending(&self, place: usize) -> Option<Ending> {
+        let ahead = self.waiters.get(..place)?;
+        self.ending_of(self.waiters.get(place)?, ahead)
+    }
+
+    /// How a request that comes now ends at once, `None` if it has to wait.
+    pub fn ending_at_once(&self, waiter: &PlainWaiter) -> Option<Ending> {
+        self.ending_of(waiter, &self.waiters)
+    }
+
+    fn ending_of(&self, waiter: &PlainWaiter, ahead: &[PlainWaiter]) -> Option<Ending> {
+        let mut all = true;
+        for &key in &waiter.keys {
+            let lock = self.lock(key);
+            if lock.not_a_lock {
+                return Some(Ending::NotALock);
+            }
+            if lock.hold(waiter.owner).is_some() {
+                if lock.limit != waiter.limit {
+                    return Some(Ending::OtherLimit);
+                }
+            } else if ahead.iter().any(|other| other.keys.contains(&key)) || !lock.has_room(waiter.limit) {
+                all = false;
+            }
+        }
+        all.then_some(Ending::Granted)
+    }
+
+    /// Ends a wait.
+    pub fn end(&mut self, place: usize, ending: Ending, now: Millis) {
+        let waiter = self.waiters.remove(place);
+        if ending == Ending::Granted {
+            self.grant(&waiter, now);
+        }
+    }
+
+    /// Writes a grant of all the keys.
+    pub fn grant(&mut self, waiter: &PlainWaiter, now: Millis) {
+        for &key in &waiter.keys {
+            let lock = self.locks.entry(key).or_default();
+            let until = now + waiter.lease;
+            if let Some(hold) = lock.holders.iter_mut().find(|hold| hold.owner == waiter.owner) {
+                hold.holds = waiter.to.map_or(hold.holds + 1, |to| hold.holds.max(to));
+                hold.until = hold.until.map(|before| before.max(until));
+                continue;
+            }
+            lock.limit = lock.limit_with(waiter.limit);
+            let holds = waiter.to.unwrap_or(1);
+            lock.holders.push(PlainHold { owner: waiter.owner, holds, until: Some(until) });
+            lock.holders.sort_by_key(|hold| hold.owner);
+        }
+    }
+
+    /// Takes a holder out.
+    pub fn release(&mut self, key: u32, owner: u32) {
+        self.retain(key, |hold| hold.owner != owner);
+    }
+
+    /// Takes those out whose lease is over; the keys where there were any.
+    pub fn expire(&mut self, now: Millis) -> Vec<u32> {
+        let over = |hold: &PlainHold| hold.until.is_some_and(|until| until < now);
+        let mut expired: Vec<u32> = self.locks.keys().copied().collect();
+        expired.retain(|key| self.lock(*key).holders.iter().any(over));
+        for &key in &expired {
+            self.retain(key, |hold| !over(hold));
+        }
+        expired
+    }
+
+    fn retain(&mut self, key: u32, keep: impl Fn(&PlainHold) -> bool) {
+        if let Some(lock) = self.locks.get_mut(&key) {
+            lock.holders.retain(keep);
+            if lock.holders.is_empty() && !lock.not_a_lock {
+                self.locks.remove(&key);
+            }
+        }
+    }
+
+    /// Serves until nobody can be served; who that was.
+    pub fn serve(&mut self, now: Millis) -> Vec<u64> {
+        let mut served = Vec::new();
+        while let Some((place, ending)) = self.first_to_end() {
+            served.push(self.waiters[place].id);
+            self.end(place, ending, now);
+        }
+        served
+    }
+
+    /// The first in order of arrival whose wait has to end.
+    pub fn first_to_end(&self) -> Option<(usize, Ending)> {
+        (0..self.waiters.len()).find_map(|place| Some((place, self.ending(place)?)))
+    }
+
+    /// Those who wait for ever if nothing is ever released but by owners who wait for nothing. `choose` picks who of
+    /// so many finishes next.
+    pub fn stuck(&self, mut choose: impl FnMut(usize) -> usize) -> Plain {
+        let mut plain = self.clone();
+        loop {
+            plain.serve(0);
+            let waits = |owner| plain.waiters.iter().any(|waiter| waiter.owner == owner);
+            let holds = plain.locks.iter().flat_map(|(&key, lock)| lock.holders.iter().map(move |it| (key, it.owner)));
+            let free: Vec<(u32, u32)> = holds.filter(|&(_, owner)| !waits(owner)).collect();
+            let Some(&(key, owner)) = free.get(choose(free.len().max(1))) else { return plain };
+            plain.release(key, owner);
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! The core at work, with the plain model beside it that judges each of its steps.
+
+use super::broken::{Fault, broken_serve};
+use super::plain::{Ending, Plain, PlainHold, PlainLock, PlainWaiter};
+use super::table::{Stored, Table};
+use super::{key, keys, number_of, number_of_key, owner};
+use crate::lock::serve::{Change, Locks, NotALock, View, WaitEnd, serve};
+use crate::lock::{
+    Ahead, Deadline, Decision, Hold, Holders, Limit, LockKey, Millis, Owner, Queue, Raise, Request, Standing, Waiter,
+    WaiterId, decide,
+};
+
+/// The locks, twice: as the core keeps them, and plainly.
+#[derive(Clone, Debug, Default)]
+pub struct Locked {
+    pub table: Table,
+    pub plain: Plain,
+    /// What the core did wrong first.
+    pub wrong: Option<String>,
+}
+
+impl Locked {
+    fn blame(&mut self, what: impl FnOnce() -> String) {
+        self.wrong.get_or_insert_with(what);
+    }
+
+    fn check(&mut self, right: bool, what: impl FnOnce() -> String) {
+        if !right {
+            self.blame(what);
+        }
+    }
+
+    fn compare(&mut self, key: &LockKey, asked: &Owner, seen: Result<Standing, NotALock>) {
+        let lock = self.plain.lock(number_of_key(key));
+        let Ok(seen) = seen else {
+            let right = lock.not_a_lock;
+            self.check(right, || "a lock is taken for something else".into());
+            return;
+        };
+        let own = lock.hold(number_of(asked));
+        let same = !lock.not_a_lock
+            && seen.holders == lock.holders.len()
+            && (lock.holders.is_empty() || seen.limit.number() == lock.limit)
+            && seen.own.map(|own| (own.holds, own.deadline)) == own.map(|own| (own.holds, deadline(own)));
+        if !same {
+            let wrong = format!("the lock is {lock:?}, and looks like {seen:?}");
+            self.blame(|| wrong);
+        }
+    }
+}
+
+fn deadline(hold: &PlainHold) -> Deadline {
+    hold.until.map_or(Deadline::Never, Deadline::At)
+}
+
+impl View for Locked {
+    fn look(&mut self, key: &LockKey, owner: &Owner) -> Result<Standing, NotALock> {
+        let seen = self.table.look(key, owner);
+        self.compare(key, owner, seen);
+        seen
+    }
+
+    fn holders(&mut self, key: &LockKey) -> Vec<Owner> {
+        self.table.holders(key)
+    }
+}
+
+impl Locks<()> for Locked {
+    fn settle(&mut self, waiter: Waiter<()>, end: WaitEnd) {
+        let Some(place) = self.plain.place(waiter.id.0) else {
+            return self.blame(|| format!("{:?} does not wait and is served", waiter.id));
+        };
+        let right = self.plain.ending(place);
+        let ending = match &end {
+            WaitEnd::Granted(_) => Ending::Granted,
+            WaitEnd::NotALock => Ending::NotALock,
+            WaitEnd::Refused(_) => Ending::OtherLimit,
+        };
+        self.check(right == Some(ending), || format!("{:?} gets {end:?}, and {right:?} is right", waiter.id));
+        self.plain.end(place, ending, self.table.now);
+        self.table.settle(waiter, end);
+    }
+}
+
+/// A queue and its locks.
+#[derive(Debug, Default)]
+pub struct World {
+    pub queue: Queue<()>,
+    pub locks: Locked,
+    /// What is broken on purpose.
+    pub fault: Option<Fault>,
+}
+
+impl World {
+    /// The world that the plain model describes; who waits is numbered anew.
+    pub fn from_plain(plain: &Plain, fault: Option<Fault>) -> Self {
+        let mut world = Self { fault, ..Self::default() };
+        for (&number, lock) in &plain.locks {
+            world.store(number, lock.clone());
+        }
+        for waiter in &plain.waiters {
+            world.join(waiter.clone(), None);
+        }
+        world
+    }
+
+    /// Writes a key past the core.
+    pub fn store(&mut self, number: u32, lock: PlainLock) {
+        let stored = if lock.not_a_lock {
+            Stored::SomethingElse
+        } else {
+            let mut holders = Holders::new(Limit::from_number(lock.limit));
+            for hold in &lock.holders {
+                let it = Hold { holds: hold.holds, token: None, deadline: deadline(hold) };
+                holders.insert(owner(hold.owner), it);
+            }
+            Stored::Lock(holders)
+        };
+        self.locks.table.stored.insert(key(number), stored);
+        self.locks.plain.locks.insert(number, lock);
+    }
+
+    /// Takes a key away, whatever it is.
+    pub fn delete(&mut self, number: u32) {
+        self.locks.table.stored.remove(&key(number));
+        self.locks.plain.locks.remove(&number);
+    }
+
+    /// A request comes: it is answered at once, or waits. `None`: it waits.
+    pub fn arrive(&mut self, waiter: PlainWaiter, until: Option<Millis>) -> Option<Ending> {
+        let right = self.locks.plain.ending_at_once(&waiter);
+        let ending = self.decide_at_once(&waiter);
+        self.locks.check(ending == right, || format!("{waiter:?} gets {ending:?} at once, and {right:?} is right"));
+        match ending {
+            None => self.join(waiter, until),
+            Some(Ending::Granted) => self.locks.plain.grant(&waiter, self.locks.table.now),
+            Some(_) => {}
+        }
+        ending
+    }
+
+    /// As a command does it: all keys or none.
+    fn decide_at_once(&mut self, waiter: &PlainWaiter) -> Option<Ending> {
+        let mut decisions = Vec::new();
+        let keys = keys(&waiter.keys);
+        let owner = owner(waiter.owner);
+        let mut waits = false;
+        for key in &keys {
+            let Ok(standing) = self.locks.look(key, &owner) else { return Some(Ending::NotALock) };
+            let barge = self.fault == Some(Fault::LetsNewcomersPass);
+            let ahead =
+                if self.queue.head(key.db, &key.name).is_none() || barge { Ahead::Nobody } else { Ahead::Somebody };
+            match decide(&standing, &request_of(waiter), ahead, self.locks.table.now) {
+                Decision::Wait => waits = true,
+                Decision::OtherLimit(_) | Decision::TooManyHolds => return Some(Ending::OtherLimit),
+                granted => decisions.push(granted),
+            }
+        }
+        if waits {
+            return None;
+        }
+        self.locks.table.write(&keys, &owner, &decisions);
+        Some(Ending::Granted)
+    }
+
+    fn join(&mut self, waiter: PlainWaiter, until: Option<Millis>) {
+        let (request, now) = (request_of(&waiter), self.locks.table.now);
+        let id = self.queue.join(owner(waiter.owner), keys(&waiter.keys), request, now, until, ());
+        self.locks.plain.waiters.push(PlainWaiter { id: id.0, ..waiter });
+    }
+
+    /// A wait ends because whoever waits is gone or has waited long enough.
+    pub fn leave(&mut self, id: u64) {
+        let Some(place) = self.locks.plain.place(id) else { return };
+        let gone = self.locks.plain.waiters.remove(place);
+        if self.fault != Some(Fault::KeepsTheGone) {
+            self.queue.leave(WaiterId(id));
+        }
+        if self.fault != Some(Fault::DoesNotLookWhenOneLeaves) {
+            self.serve(gone.keys.iter().map(|&key| (key, Change::Freed)).collect());
+        }
+    }
+
+    /// Serves all who can be served after the `changed` locks have changed.
+    pub fn serve(&mut self, changed: Vec<(u32, Change)>) {
+        let now = self.locks.table.now;
+        let changed = changed.into_iter().map(|(number, change)| (key(number), change));
+        match self.fault {
+            None => serve(&mut self.queue, &mut self.locks, changed, now),
+            Some(fault) => broken_serve(fault, &mut self.queue, &mut self.locks, changed, now),
+        }
+    }
+
+    /// That all is as it should be: nothing was done wrong, nobody who could be served is left, the queue is what the
+    /// plain model says.
+    pub fn check(&self) -> Result<(), String> {
+        if let Some(wrong) = &self.locks.wrong {
+            return Err(wrong.clone());
+        }
+        let plain = &self.locks.plain;
+        if let Some((place, ending)) = plain.first_to_end() {
+            return Err(format!("{:?} is left waiting, and {ending:?} is right", plain.waiters[place]));
+        }
+        for (&key, lock) in &plain.locks {
+            if lock.limit != 0 && lock.holders.len() > lock.limit as usize && !lock.not_a_lock {
+                return Err(format!("too many hold {key}: {lock:?}"));
+            }
+        }
+        self.check_queue()
+    }
+
+    fn check_queue(&self) -> Result<(), String> {
+        let plain = &self.locks.plain;
+        let order: Vec<u64> = self.queue.iter().map(|waiter| waiter.id.0).collect();
+        let right: Vec<u64> = plain.waiters.iter().map(|waiter| waiter.id).collect();
+        let mut contended = 0;
+        let mut same = order == right && self.queue.len() == right.len() && self.queue.is_empty() == right.is_empty();
+        for number in 0..4 {
+            let (key, right) = (key(number), plain.lane(number));
+            let lane: Vec<u64> = self.queue.lane(key.db, &key.name).map(|waiter| waiter.id.0).collect();
+            same &= lane == right && self.queue.waiting(key.db, &key.name) == right.len();
+            same &= self.queue.head(key.db, &key.name).map(|id| id.0) == right.first().copied();
+            contended += usize::from(!right.is_empty());
+            same &= self.queue.contended_in(key.db).any(|(it, n)| it == key && n == right.len()) != right.is_empty();
+        }
+        same &= self.queue.contended() == contended && self.queue.contended_keys().count() == contended;
+        for number in 0..6 {
+            let right = plain.waiters.iter().filter(|waiter| waiter.owner == number).map(|waiter| waiter.id);
+            same &= self.queue.of_owner(&owner(number)).map(|waiter| waiter.id.0).eq(right.clone());
+            same &= self.queue.waits(&owner(number)) != (right.count() == 0);
+        }
+        if same { Ok(()) } else { Err(format!("{right:?} wait, and {order:?} stand in the queue")) }
+    }
+}
+
+fn request_of(waiter: &PlainWaiter) -> Request {
+    let raise = waiter.to.map_or(Raise::ByOne, Raise::To);
+    Request { limit: Limit::from_number(waiter.limit), raise, lease: waiter.lease }
+}

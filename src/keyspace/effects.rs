@@ -1,0 +1,323 @@
+//! The one place that writes a lock, replicates what it wrote, notifies and publishes.
+//!
+//! What is replicated are effects, as standard commands with absolute times; a replica and an append-only file need
+//! neither this module nor a clock to apply them.
+
+use super::layout::{Form, Lock};
+use super::rosters::{self, Roster};
+use super::words::{details_field, number, words};
+use super::{listeners, rosters::Rosters};
+use crate::config;
+use crate::lock::{Deadline, Hold, Holders, Limit, LockKey, Millis, Owner};
+use crate::server::ctx::Class;
+use crate::server::{AsText, Ctx, MainThread, Text, TextRef, events};
+use std::ffi::CStr;
+
+/// Why a hold ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Its owner gave it back, or its connection did.
+    Released,
+    /// Its lease ran out.
+    Expired,
+    /// Somebody broke the lock.
+    Forced,
+}
+
+impl Ending {
+    fn event(self) -> &'static CStr {
+        match self {
+            Self::Released => c"lock.released",
+            Self::Expired => c"lock.expired",
+            Self::Forced => c"lock.forced",
+        }
+    }
+}
+
+/// Whether anybody waits here for a lock that falls free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiters {
+    /// Somebody does, and will be served.
+    Some,
+    /// Nobody does: clients that wait in the way of Redisson are told.
+    None,
+}
+
+static NOTIFYING: MainThread<bool> = MainThread::new();
+
+/// Whether a notification that arrives is the module's own, about what it wrote itself.
+pub fn is_own_notification() -> bool {
+    NOTIFYING.with(|notifying| *notifying)
+}
+
+fn notify(ctx: Ctx, class: Class, event: &CStr, name: &dyn AsText) {
+    if listeners::hears(class) {
+        NOTIFYING.with(|notifying| *notifying = true);
+        ctx.notify(class, event, name);
+        NOTIFYING.with(|notifying| *notifying = false);
+    }
+}
+
+impl Lock<'_> {
+    /// Makes `owner` a holder: the first, or one more.
+    pub fn grant(&mut self, owner: TextRef, hold: &Hold, limit: Limit) {
+        if self.form == Form::Remains {
+            self.delete_key();
+            self.form = Form::Missing;
+        }
+        if limit == Limit::MUTEX && self.form == Form::Missing {
+            self.write_mutex(owner, hold);
+            self.form = Form::Mutex(hold.token);
+        } else {
+            self.write_many(owner, hold, limit);
+            self.form = Form::Many;
+        }
+        self.finish();
+        self.notify(Class::Module, c"lock.acquired");
+    }
+
+    /// Changes what `owner`, who holds, has.
+    pub fn update(&mut self, owner: TextRef, old: &Hold, new: &Hold) {
+        if old == new {
+            return;
+        }
+        match self.form {
+            Form::Many => self.write_many(owner, new, self.standing.limit),
+            _ => {
+                if new.token != old.token {
+                    self.set_with_token(owner, new);
+                } else if new.holds != old.holds {
+                    let holds = number(new.holds);
+                    self.set(&[(owner, holds.as_text())]);
+                }
+                if new.deadline != old.deadline {
+                    self.expire(new.deadline);
+                }
+                self.form = Form::Mutex(new.token);
+            }
+        }
+        self.finish();
+    }
+
+    /// Takes `owner`, who holds, out. Returns whether the lock is free now.
+    pub fn remove(&mut self, owner: TextRef, ending: Ending, waiters: Waiters) -> bool {
+        let free = self.standing.holders <= 1;
+        if free {
+            self.delete_key();
+        } else {
+            self.delete_holders(&[owner.bytes().into()]);
+        }
+        self.finish();
+        self.notify(Class::Module, ending.event());
+        if free && waiters == Waiters::None {
+            self.publish();
+        }
+        free
+    }
+
+    /// Takes everybody out.
+    pub fn clear(&mut self, ending: Ending, waiters: Waiters) {
+        self.delete_key();
+        self.finish();
+        self.notify(Class::Module, ending.event());
+        if waiters == Waiters::None {
+            self.publish();
+        }
+    }
+
+    /// Takes those out whose lease ran out; who they were.
+    pub fn purge(&mut self, now: Millis) -> Vec<Owner> {
+        let expired = self.expired(now);
+        if !expired.is_empty() {
+            self.delete_holders(&expired);
+            self.finish();
+        }
+        for _ in &expired {
+            self.notify(Class::Module, Ending::Expired.event());
+        }
+        expired
+    }
+
+    /// Tells that a lock's key has expired.
+    pub fn tell_expired(ctx: Ctx, name: &Text) {
+        notify(ctx, Class::Module, Ending::Expired.event(), name);
+    }
+
+    fn write_mutex(&mut self, owner: TextRef, hold: &Hold) {
+        self.set_with_token(owner, hold);
+        self.expire(hold.deadline);
+    }
+
+    fn set_with_token(&self, owner: TextRef, hold: &Hold) {
+        let other;
+        let holds = if hold.holds == 1 {
+            words().one.as_text()
+        } else {
+            other = number(hold.holds);
+            other.as_text()
+        };
+        match hold.token {
+            Some(token) => {
+                let token = number(token);
+                self.set(&[(owner, holds), (words().fence.as_text(), token.as_text())]);
+            }
+            None => self.set(&[(owner, holds)]),
+        }
+    }
+
+    fn write_many(&mut self, owner: TextRef, hold: &Hold, limit: Limit) {
+        let name = self.name.bytes();
+        let hold = &Hold { deadline: self.storable(hold.deadline), ..*hold };
+        let newest = hold.token.max(self.roster(|roster| roster.fence).flatten());
+        let holds = number(hold.holds);
+        let mut pairs = vec![(owner, holds.as_text())];
+        let (fence, limit_text, field, details);
+        if let Some(token) = newest {
+            fence = number(token);
+            pairs.push((words().fence.as_text(), fence.as_text()));
+        }
+        if self.roster(|roster| roster.holders.limit()) != Some(limit) {
+            limit_text = number(u64::from(limit.number()));
+            pairs.push((words().limit.as_text(), limit_text.as_text()));
+        }
+        if let (Some(token), Deadline::At(at)) = (hold.token, hold.deadline) {
+            (field, details) = (details_field(owner.bytes()), Text::new(format!("{at}:{token}").as_bytes()));
+            pairs.push((field.as_text(), details.as_text()));
+        }
+        let was_missing = self.form == Form::Missing;
+        events::watch_keys(self.ctx);
+        self.set(&pairs);
+        let fields = self.key.fields();
+        rosters::with(|rosters| {
+            if was_missing || rosters.get(self.db, name).is_none() {
+                let roster = Roster { holders: Holders::new(limit), fence: None, fields };
+                rosters.keep(LockKey::new(self.db, name), roster);
+            }
+            rosters.change(self.db, name, |roster| {
+                roster.holders.insert(owner.bytes().into(), *hold);
+                roster.holders.tighten(limit);
+                roster.fence = newest;
+                roster.fields = fields;
+            });
+        });
+        self.expire_with_last(was_missing);
+    }
+
+    /// A deadline as it can stand beside an owner: without expiry of the key nobody's lease ends, so any will do.
+    fn storable(&self, deadline: Deadline) -> Deadline {
+        match deadline {
+            Deadline::At(_) => deadline,
+            Deadline::Never => Deadline::At(self.now),
+        }
+    }
+
+    fn delete_holders(&mut self, owners: &[Owner]) {
+        let name = self.name.bytes();
+        let mut fields = Vec::new();
+        for owner in owners {
+            fields.push(Text::new(owner));
+            fields.push(details_field(owner));
+        }
+        for field in &fields {
+            self.key.delete_field(field.as_text());
+        }
+        if listeners::must_replicate() {
+            let mut args: Vec<&dyn AsText> = vec![&self.name];
+            args.extend(fields.iter().map(|field| field as &dyn AsText));
+            self.ctx.replicate(c"HDEL", &args);
+        }
+        self.notify(Class::Hash, c"hdel");
+        let count = self.key.fields();
+        rosters::with(|rosters| {
+            rosters.change(self.db, name, |roster| {
+                for owner in owners {
+                    roster.holders.remove(owner);
+                }
+                roster.fields = count;
+            })
+        });
+        self.expire_with_last(false);
+    }
+
+    /// Lets the key expire with the last of its holders. A key that never expires stays so, unless it is new.
+    fn expire_with_last(&self, new: bool) {
+        let last = rosters::with(|rosters: &mut Rosters| {
+            rosters.get(self.db, self.name.bytes()).and_then(|roster| roster.holders.last_deadline())
+        });
+        let expiry = self.key.expiry();
+        if let Some(last) = last
+            && (new || expiry != Deadline::Never)
+            && expiry != last
+        {
+            self.expire(last);
+        }
+    }
+
+    fn set(&self, pairs: &[(TextRef, TextRef)]) {
+        self.key.set(pairs);
+        if listeners::must_replicate() {
+            let mut args: Vec<&dyn AsText> = vec![&self.name];
+            args.extend(pairs.iter().flat_map(|(field, value)| [field as &dyn AsText, value]));
+            self.ctx.replicate(c"HSET", &args);
+        }
+        self.notify(Class::Hash, c"hset");
+    }
+
+    fn expire(&self, deadline: Deadline) {
+        self.key.set_expiry(deadline);
+        match deadline {
+            Deadline::At(at) => {
+                if listeners::must_replicate() {
+                    let at = number(at);
+                    self.ctx.replicate(c"PEXPIREAT", &[&self.name, &at]);
+                }
+                self.notify(Class::Generic, c"expire");
+            }
+            Deadline::Never => {
+                if listeners::must_replicate() {
+                    self.ctx.replicate(c"PERSIST", &[&self.name]);
+                }
+                self.notify(Class::Generic, c"persist");
+            }
+        }
+    }
+
+    fn delete_key(&self) {
+        self.key.delete();
+        if !rosters::with(|rosters| rosters.is_empty()) {
+            rosters::with(|rosters| rosters.forget(self.db, self.name.bytes()));
+        }
+        if listeners::must_replicate() {
+            self.ctx.replicate(c"DEL", &[&self.name]);
+        }
+        self.notify(Class::Generic, c"del");
+    }
+
+    /// Ends a step of writing.
+    fn finish(&self) {
+        self.ctx.signal_modified(&self.name);
+        if !listeners::must_replicate() {
+            self.ctx.count_change();
+        }
+    }
+
+    fn notify(&self, class: Class, event: &CStr) {
+        notify(self.ctx, class, event, &self.name);
+    }
+
+    /// Tells those who wait in the way of Redisson.
+    fn publish(&self) {
+        if !config::PUBLISH_RELEASES.is_on() {
+            return;
+        }
+        let name = self.name.bytes();
+        let (open, close): (&[u8], &[u8]) = if name.contains(&b'{') { (b"", b"") } else { (b"{", b"}") };
+        let channel = Text::concat(&[b"redisson_lock__channel:", open, name, close]);
+        let sharded = listeners::in_cluster();
+        self.ctx.publish(&channel, &words().zero, sharded);
+        if listeners::must_replicate() {
+            let command = if sharded { c"SPUBLISH" } else { c"PUBLISH" };
+            self.ctx.replicate_only(command, &[&channel, &words().zero]);
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! The words of the layout, as strings of the server: made once, so that writing a lock allocates no more than it must.
+
+use crate::server::{MainThread, Text};
+
+/// Begins the names of the fields that are no owners.
+pub const MARK: u8 = b'#';
+/// Begins the name of the field with a holder's deadline and token, where the limit is not 1.
+pub const DETAILS: &[u8] = b"#@";
+
+/// The strings.
+#[derive(Debug)]
+pub struct Words {
+    /// Field: the newest token.
+    pub fence: Text,
+    /// Field: the limit.
+    pub limit: Text,
+    /// No owner's name.
+    pub nobody: Text,
+    /// A hold count of one.
+    pub one: Text,
+    /// What is published when a lock falls free.
+    pub zero: Text,
+}
+
+impl Default for Words {
+    fn default() -> Self {
+        Self {
+            fence: Text::new(b"#fence"),
+            limit: Text::new(b"#limit"),
+            nobody: Text::new(&[MARK]),
+            one: Text::new(b"1"),
+            zero: Text::new(b"0"),
+        }
+    }
+}
+
+static WORDS: MainThread<Option<&'static Words>> = MainThread::new();
+
+/// The strings, for as long as the module is loaded.
+pub fn words() -> &'static Words {
+    WORDS.with(|words| *words.get_or_insert_with(|| Box::leak(Box::default())))
+}
+
+/// A number in decimal, as a string of the server.
+pub fn number(value: u64) -> Text {
+    let mut digits = [0_u8; 20];
+    let mut rest = value;
+    let mut len = 0;
+    for digit in digits.iter_mut().rev() {
+        *digit = b'0' + u8::try_from(rest % 10).unwrap_or(0);
+        rest /= 10;
+        len += 1;
+        if rest == 0 {
+            break;
+        }
+    }
+    Text::new(digits.get(20 - len..).unwrap_or_default())
+}
+
+/// The field with a holder's details.
+pub fn details_field(owner: &[u8]) -> Text {
+    Text::concat(&[DETAILS, owner])
+}

@@ -1,0 +1,344 @@
+//! Commands as the server knows them: how they are entered, and what it tells clients about them.
+
+use super::Ctx;
+use super::reply::{self, Replied};
+use super::text::{TextRef, parse_number};
+use redis_module::raw::{
+    self, RedisModuleCommandArg, RedisModuleCommandInfo, RedisModuleCommandInfoVersion, RedisModuleCommandKeySpec,
+    RedisModuleCtx, RedisModuleString,
+};
+use std::ffi::{CStr, CString, c_int};
+use std::ptr::{null, null_mut};
+
+/// One call of a command.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    /// Where it runs.
+    pub ctx: Ctx<'a>,
+    argv: &'a [*mut RedisModuleString],
+}
+
+impl<'a> Call<'a> {
+    /// How many arguments there are, the command's name included.
+    pub fn count(self) -> usize {
+        self.argv.len()
+    }
+
+    /// The argument at a position; 0 is the command's name.
+    pub fn get(self, index: usize) -> Option<TextRef<'a>> {
+        // SAFETY: the server keeps the arguments for the whole call.
+        self.argv.get(index).and_then(|&arg| unsafe { TextRef::from_raw(arg) })
+    }
+}
+
+impl Call<'_> {
+    /// Whether the server only asks where the keys of the call are. On Redis 7.0 a cluster finds those of a command
+    /// with a count of keys only thus (`getkeys-api`); newer servers go by the key specification.
+    fn asks_for_keys(self) -> bool {
+        // SAFETY: the context lives.
+        unsafe { api!(RedisModule_IsKeysPositionRequest)(self.ctx.raw()) != 0 }
+    }
+
+    fn tell_counted_keys(self) {
+        let count = self.get(1).and_then(|count| parse_number(count.bytes()));
+        let count = count.and_then(|count| usize::try_from(count).ok());
+        let keys = count.filter(|count| *count <= self.count().saturating_sub(2)).unwrap_or(0);
+        for position in (2..).take(keys) {
+            // SAFETY: the context is that of such a question.
+            unsafe { api!(RedisModule_KeyAtPos)(self.ctx.raw(), position) };
+        }
+    }
+}
+
+/// A command of the module.
+pub trait Command {
+    /// Its name, in lower case.
+    const NAME: &'static CStr;
+    /// The server's flags, as for `RedisModule_CreateCommand`.
+    const FLAGS: &'static CStr;
+    /// ACL categories besides the module's own. (Redis 7.0 goes by the flags.)
+    const CATEGORIES: &'static str;
+    /// Where its keys are.
+    const KEYS: Keys;
+    /// How many arguments, the name included; negative: at least so many.
+    const ARITY: c_int;
+    /// What `COMMAND DOCS` says.
+    const DOCS: Docs;
+
+    /// Runs it.
+    fn run(call: Call) -> Replied;
+}
+
+/// Where a command's keys are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keys {
+    /// It has none.
+    None,
+    /// The first argument.
+    First(Access),
+    /// The first argument says how many follow.
+    Counted(Access),
+}
+
+/// What becomes of a command's keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// They are read.
+    Read,
+    /// They are read, made or changed.
+    Update,
+    /// They are changed or deleted.
+    Delete,
+}
+
+impl Access {
+    fn bits(self) -> u64 {
+        u64::from(match self {
+            Self::Read => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
+            Self::Update => {
+                raw::REDISMODULE_CMD_KEY_RW | raw::REDISMODULE_CMD_KEY_ACCESS | raw::REDISMODULE_CMD_KEY_UPDATE
+            }
+            Self::Delete => {
+                raw::REDISMODULE_CMD_KEY_RW | raw::REDISMODULE_CMD_KEY_ACCESS | raw::REDISMODULE_CMD_KEY_DELETE
+            }
+        })
+    }
+}
+
+/// What `COMMAND DOCS` says of a command.
+#[derive(Clone, Copy, Debug)]
+pub struct Docs {
+    /// One line.
+    pub summary: &'static CStr,
+    /// In O-notation, with words.
+    pub complexity: &'static CStr,
+    /// Its arguments.
+    pub args: &'static [Arg],
+}
+
+/// An argument of a command.
+#[derive(Clone, Copy, Debug)]
+pub struct Arg {
+    name: &'static CStr,
+    token: Option<&'static CStr>,
+    kind: Kind,
+    count: Count,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Key,
+    Text,
+    Integer,
+    Token,
+    OneOf(&'static [Arg]),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Count {
+    One,
+    AtMostOne,
+    Several,
+}
+
+impl Arg {
+    const fn new(name: &'static CStr, kind: Kind) -> Self {
+        Self { name, token: None, kind, count: Count::One }
+    }
+
+    /// A key.
+    pub const fn key() -> Self {
+        Self::new(c"key", Kind::Key)
+    }
+
+    /// One key or more.
+    pub const fn keys() -> Self {
+        Self { count: Count::Several, ..Self::key() }
+    }
+
+    /// Any bytes.
+    pub const fn text(name: &'static CStr) -> Self {
+        Self::new(name, Kind::Text)
+    }
+
+    /// A number.
+    pub const fn integer(name: &'static CStr) -> Self {
+        Self::new(name, Kind::Integer)
+    }
+
+    /// A number behind a word, both of which may be missing.
+    pub const fn option(token: &'static CStr, name: &'static CStr) -> Self {
+        Self { token: Some(token), count: Count::AtMostOne, ..Self::integer(name) }
+    }
+
+    /// A number behind a word.
+    pub const fn choice(token: &'static CStr, name: &'static CStr) -> Self {
+        Self { token: Some(token), ..Self::integer(name) }
+    }
+
+    /// A word that may be missing.
+    pub const fn flag(name: &'static CStr, token: &'static CStr) -> Self {
+        Self { token: Some(token), count: Count::AtMostOne, ..Self::new(name, Kind::Token) }
+    }
+
+    /// A word.
+    pub const fn word(name: &'static CStr, token: &'static CStr) -> Self {
+        Self { token: Some(token), ..Self::new(name, Kind::Token) }
+    }
+
+    /// One of several, or none.
+    pub const fn one_of(name: &'static CStr, choices: &'static [Arg]) -> Self {
+        Self { count: Count::AtMostOne, ..Self::new(name, Kind::OneOf(choices)) }
+    }
+}
+
+/// Makes a command known to the server, in the ACL category `own_category` among others.
+pub fn register<C: Command>(ctx: Ctx, own_category: &str) -> bool {
+    let (first, last) = match C::KEYS {
+        Keys::First(_) => (1, 1),
+        Keys::None | Keys::Counted(_) => (0, 0),
+    };
+    // SAFETY: the context is that of loading; the strings are static; `enter` has the signature that is expected.
+    unsafe {
+        let created = api!(RedisModule_CreateCommand)(
+            ctx.raw(),
+            C::NAME.as_ptr(),
+            Some(enter::<C>),
+            C::FLAGS.as_ptr(),
+            first,
+            last,
+            c_int::from(first != 0),
+        );
+        let command = api!(RedisModule_GetCommand)(ctx.raw(), C::NAME.as_ptr());
+        if created != raw::REDISMODULE_OK as c_int || command.is_null() {
+            return false;
+        }
+        if let Some(set) = newer_api!(RedisModule_SetCommandACLCategories) {
+            // Redis 7.2 knows categories, but can't make any.
+            let own = if newer_api!(RedisModule_AddACLCategory).is_some() { own_category } else { "" };
+            let categories = CString::new(format!("{own} {}", C::CATEGORIES).trim()).unwrap_or_default();
+            set(command, categories.as_ptr());
+        }
+        document::<C>(command)
+    }
+}
+
+/// Adds an ACL category, where the server can.
+pub fn add_category(ctx: Ctx, name: &str) {
+    if let (Some(add), Ok(name)) = (newer_api!(RedisModule_AddACLCategory), CString::new(name)) {
+        // SAFETY: the context is that of loading.
+        unsafe { add(ctx.raw(), name.as_ptr()) };
+    }
+}
+
+unsafe extern "C" fn enter<C: Command>(
+    ctx: *mut RedisModuleCtx,
+    argv: *mut *mut RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    let len = usize::try_from(argc).unwrap_or(0);
+    // SAFETY: the server hands over `argc` strings and a context, all alive for this call.
+    let call = unsafe { Call { ctx: Ctx::from_raw(ctx), argv: std::slice::from_raw_parts(argv, len) } };
+    if let Keys::Counted(_) = C::KEYS
+        && call.asks_for_keys()
+    {
+        call.tell_counted_keys();
+        return reply::OK;
+    }
+    let Replied { .. } = C::run(call);
+    reply::OK
+}
+
+/// # Safety
+///
+/// `command` is a command of this module, and the server is loading it.
+unsafe fn document<C: Command>(command: *mut raw::RedisModuleCommand) -> bool {
+    let version = RedisModuleCommandInfoVersion {
+        version: 1,
+        sizeof_historyentry: size_of::<raw::RedisModuleCommandHistoryEntry>(),
+        sizeof_keyspec: size_of::<RedisModuleCommandKeySpec>(),
+        sizeof_arg: size_of::<RedisModuleCommandArg>(),
+    };
+    let mut specs = key_specs(C::KEYS);
+    let mut kept = Vec::new();
+    let mut args = c_args(C::DOCS.args, &mut kept);
+    let info = RedisModuleCommandInfo {
+        version: &raw const version,
+        summary: C::DOCS.summary.as_ptr(),
+        complexity: C::DOCS.complexity.as_ptr(),
+        since: c"0.1.0".as_ptr(),
+        history: null_mut(),
+        tips: null(),
+        arity: C::ARITY,
+        key_specs: specs.as_mut_ptr(),
+        args: args.as_mut_ptr(),
+    };
+    // SAFETY: the server copies all of it; the lists end with a zeroed element and live until the call returns.
+    unsafe { api!(RedisModule_SetCommandInfo)(command, &raw const info) == raw::REDISMODULE_OK as c_int }
+}
+
+fn key_specs(keys: Keys) -> Vec<RedisModuleCommandKeySpec> {
+    // SAFETY: all zero is a valid specification: the one that ends the list. (It holds numbers, pointers and unions
+    // of numbers and pointers only.)
+    let end: RedisModuleCommandKeySpec = unsafe { std::mem::zeroed() };
+    let mut spec = end;
+    spec.begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
+    spec.bs.index.pos = 1;
+    match keys {
+        Keys::None => return vec![end],
+        Keys::First(access) => {
+            spec.flags = access.bits();
+            spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
+            spec.fk.range.lastkey = 0;
+            spec.fk.range.keystep = 1;
+            spec.fk.range.limit = 0;
+        }
+        Keys::Counted(access) => {
+            spec.flags = access.bits();
+            spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_KEYNUM;
+            spec.fk.keynum.keynumidx = 0;
+            spec.fk.keynum.firstkey = 1;
+            spec.fk.keynum.keystep = 1;
+        }
+    }
+    vec![spec, end]
+}
+
+/// The arguments as the server wants them, ended by a zeroed one; lists of choices are put into `kept`.
+fn c_args(args: &[Arg], kept: &mut Vec<Vec<RedisModuleCommandArg>>) -> Vec<RedisModuleCommandArg> {
+    // SAFETY: all zero is a valid argument, the one that ends the list: numbers and pointers only.
+    let end: RedisModuleCommandArg = unsafe { std::mem::zeroed() };
+    let mut list: Vec<_> = args
+        .iter()
+        .map(|arg| {
+            let mut it = end;
+            it.name = arg.name.as_ptr();
+            it.key_spec_index = -1;
+            it.token = arg.token.map_or(null(), CStr::as_ptr);
+            it.flags = c_int::try_from(match arg.count {
+                Count::One => raw::REDISMODULE_CMD_ARG_NONE,
+                Count::AtMostOne => raw::REDISMODULE_CMD_ARG_OPTIONAL,
+                Count::Several => raw::REDISMODULE_CMD_ARG_MULTIPLE,
+            })
+            .unwrap_or(0);
+            it.type_ = match arg.kind {
+                Kind::Key => {
+                    it.key_spec_index = 0;
+                    raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY
+                }
+                Kind::Text => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
+                Kind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+                Kind::Token => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
+                Kind::OneOf(choices) => {
+                    let mut choices = c_args(choices, kept);
+                    it.subargs = choices.as_mut_ptr();
+                    kept.push(choices);
+                    raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF
+                }
+            };
+            it
+        })
+        .collect();
+    list.push(end);
+    list
+}

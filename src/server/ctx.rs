@@ -1,0 +1,259 @@
+//! The context in which the server calls the module.
+
+use super::text::{AsText, Text};
+use redis_module::raw::{self, RedisModuleCtx};
+use std::ffi::{CStr, CString, c_int};
+use std::marker::PhantomData;
+
+/// What the server hands to each callback; valid only while the callback runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Ctx<'a> {
+    raw: *mut RedisModuleCtx,
+    lives: PhantomData<&'a ()>,
+}
+
+/// What this server is to others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It decides.
+    Master,
+    /// It follows.
+    Replica,
+}
+
+/// Where a command runs, as far as that matters to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flags(c_int);
+
+impl Flags {
+    fn has(self, flag: u32) -> bool {
+        self.0 & c_int::try_from(flag).unwrap_or(0) != 0
+    }
+
+    /// Whether the client may be blocked: not in `MULTI`, in a script, or where it asked not to be.
+    pub fn may_block(self) -> bool {
+        !(self.has(raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING)
+            || self.has(raw::REDISMODULE_CTX_FLAGS_MULTI)
+            || self.has(raw::REDISMODULE_CTX_FLAGS_LUA))
+    }
+
+    /// Whether a script runs.
+    pub fn in_script(self) -> bool {
+        self.has(raw::REDISMODULE_CTX_FLAGS_LUA)
+    }
+
+    /// Whether the append-only file is on.
+    pub fn aof(self) -> bool {
+        self.has(raw::REDISMODULE_CTX_FLAGS_AOF)
+    }
+
+    /// Whether the server is part of a cluster.
+    pub fn cluster(self) -> bool {
+        self.has(raw::REDISMODULE_CTX_FLAGS_CLUSTER)
+    }
+
+    /// Whether the server decides or follows.
+    pub fn role(self) -> Role {
+        if self.has(raw::REDISMODULE_CTX_FLAGS_MASTER) { Role::Master } else { Role::Replica }
+    }
+
+    /// Whether a data set is being loaded.
+    pub fn loading(self) -> bool {
+        self.has(raw::REDISMODULE_CTX_FLAGS_LOADING)
+    }
+}
+
+impl<'a> Ctx<'a> {
+    /// # Safety
+    ///
+    /// `raw` is the context of a callback that runs for all of `'a`.
+    pub(super) unsafe fn from_raw(raw: *mut RedisModuleCtx) -> Self {
+        Self { raw, lives: PhantomData }
+    }
+
+    pub(super) fn raw(self) -> *mut RedisModuleCtx {
+        self.raw
+    }
+
+    /// Where this runs. Costs some tens of nanoseconds.
+    pub fn flags(self) -> Flags {
+        // SAFETY: the context lives.
+        Flags(unsafe { api!(RedisModule_GetContextFlags)(self.raw) })
+    }
+
+    /// The selected database.
+    pub fn db(self) -> i32 {
+        // SAFETY: the context lives.
+        unsafe { api!(RedisModule_GetSelectedDb)(self.raw) }
+    }
+
+    /// Runs `work` with another database selected.
+    pub fn in_db<R>(self, db: i32, work: impl FnOnce(Self) -> R) -> R {
+        let before = self.db();
+        if before == db {
+            return work(self);
+        }
+        // SAFETY: the context lives; a number out of range is refused, and then `work` sees the database from before,
+        // which can't be as `db` was a selected database once and their number is fixed.
+        unsafe { api!(RedisModule_SelectDb)(self.raw, db) };
+        let result = work(self);
+        // SAFETY: as above.
+        unsafe { api!(RedisModule_SelectDb)(self.raw, before) };
+        result
+    }
+
+    /// The id of the calling connection; ids are never used twice in a run of the server.
+    pub fn client_id(self) -> u64 {
+        // SAFETY: the context lives.
+        unsafe { api!(RedisModule_GetClientId)(self.raw) }
+    }
+
+    /// Writes a line to the server's log.
+    pub fn warn(self, line: &str) {
+        let Ok(line) = CString::new(line) else { return };
+        // SAFETY: the format takes one C string, and gets one.
+        unsafe { api!(RedisModule_Log)(self.raw, c"warning".as_ptr(), c"%s".as_ptr(), line.as_ptr()) }
+    }
+
+    /// Replicates and logs a command, as one step with all others that this callback replicates.
+    pub fn replicate(self, command: &CStr, args: &[&dyn AsText]) {
+        let mut argv: Vec<_> = args.iter().map(|arg| arg.as_text().raw()).collect();
+        // SAFETY: `v` takes an array of strings and its length; the server takes references of its own.
+        unsafe {
+            api!(RedisModule_Replicate)(self.raw, command.as_ptr(), c"v".as_ptr(), argv.as_mut_ptr(), argv.len());
+        }
+    }
+
+    /// Replicates a command, but keeps it from the append-only file: it says nothing about the data.
+    pub fn replicate_only(self, command: &CStr, args: &[&dyn AsText]) {
+        let mut argv: Vec<_> = args.iter().map(|arg| arg.as_text().raw()).collect();
+        // SAFETY: as in `replicate`; `A` takes no argument.
+        unsafe {
+            api!(RedisModule_Replicate)(self.raw, command.as_ptr(), c"vA".as_ptr(), argv.as_mut_ptr(), argv.len());
+        }
+    }
+
+    /// Counts a change for the snapshot rules (`save`) where nothing needs to be sent: the caller knows that there is
+    /// neither a replica, nor a backlog, nor an append-only file, so that the server drops the command itself.
+    pub fn count_change(self) {
+        // SAFETY: the context lives and belongs to a command.
+        unsafe { api!(RedisModule_ReplicateVerbatim)(self.raw) };
+    }
+
+    /// Sends a keyspace notification.
+    pub fn notify(self, class: Class, event: &CStr, key: &dyn AsText) {
+        // SAFETY: context, event and key live for the call.
+        unsafe { api!(RedisModule_NotifyKeyspaceEvent)(self.raw, class.bits(), event.as_ptr(), key.as_text().raw()) };
+    }
+
+    /// Tells those who watch or cache a key that it has changed.
+    pub fn signal_modified(self, key: &dyn AsText) {
+        // SAFETY: context and key live for the call.
+        unsafe { api!(RedisModule_SignalModifiedKey)(self.raw, key.as_text().raw()) };
+    }
+
+    /// Publishes on a channel of this server and its cluster (`sharded`: of this shard only, where servers can).
+    pub fn publish(self, channel: &Text, message: &Text, sharded: bool) {
+        let publish = match newer_api!(RedisModule_PublishMessageShard) {
+            Some(shard) if sharded => shard,
+            _ => api!(RedisModule_PublishMessage),
+        };
+        // SAFETY: context and strings live for the call.
+        unsafe { publish(self.raw, channel.as_text().raw(), message.as_text().raw()) };
+    }
+
+    /// Whether this node of a cluster answers for a key that does not exist: not if its slot is elsewhere, or on its
+    /// way there.
+    pub fn serves(self, key: &Text) -> bool {
+        let call = api!(RedisModule_Call);
+        // SAFETY: the format takes one string and gets one. The server checks the slot as for a client's command, and
+        // returns null if it is not to be served here; a reply is ours to free.
+        unsafe {
+            let reply = call(self.raw, c"EXISTS".as_ptr(), c"s".as_ptr(), key.as_text().raw());
+            if !reply.is_null() {
+                api!(RedisModule_FreeCallReply)(reply);
+            }
+            !reply.is_null()
+        }
+    }
+
+    /// Fields of a section of `INFO`, as text; empty where a field is missing.
+    pub fn server_info<const N: usize>(self, section: &CStr, fields: [&CStr; N]) -> [String; N] {
+        self.with_server_info(section, |info| fields.map(|field| info.field(field)))
+    }
+
+    /// Reads a section of `INFO`.
+    pub fn with_server_info<R>(self, section: &CStr, read: impl FnOnce(&ServerInfo) -> R) -> R {
+        // SAFETY: the context lives; the data is freed below, after the last use.
+        let info = ServerInfo(unsafe { api!(RedisModule_GetServerInfo)(self.raw, section.as_ptr()) });
+        let result = read(&info);
+        // SAFETY: made above, freed once.
+        unsafe { api!(RedisModule_FreeServerInfo)(self.raw, info.0) };
+        result
+    }
+}
+
+/// A section of `INFO`, read once.
+#[derive(Debug)]
+pub struct ServerInfo(*mut raw::RedisModuleServerInfoData);
+
+impl ServerInfo {
+    /// A field, as text; empty where it is missing.
+    pub fn field(&self, name: &CStr) -> String {
+        // SAFETY: the data lives as long as `self`; with a null context the string is ours to free.
+        let value = unsafe {
+            Text::from_raw(api!(RedisModule_ServerInfoGetField)(std::ptr::null_mut(), self.0, name.as_ptr()))
+        };
+        value.map(|value| String::from_utf8_lossy(value.bytes()).into_owned()).unwrap_or_default()
+    }
+}
+
+/// The classes of keyspace notifications that are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// `g`: `del`, `expire`.
+    Generic,
+    /// `h`: `hset`, `hdel`.
+    Hash,
+    /// `d`: the module's own.
+    Module,
+}
+
+impl Class {
+    fn bits(self) -> c_int {
+        let bits = match self {
+            Self::Generic => raw::REDISMODULE_NOTIFY_GENERIC,
+            Self::Hash => raw::REDISMODULE_NOTIFY_HASH,
+            Self::Module => raw::REDISMODULE_NOTIFY_MODULE,
+        };
+        c_int::try_from(bits).unwrap_or(0)
+    }
+
+    /// Whether the server passes this class on to clients at present.
+    pub fn is_enabled(self) -> bool {
+        // SAFETY: takes nothing, reads a setting.
+        unsafe { api!(RedisModule_GetNotifyKeyspaceEvents)() & self.bits() != 0 }
+    }
+}
+
+/// What the server calls this run of itself: 40 random hexadecimal digits.
+pub fn run_id() -> String {
+    // SAFETY: without a context, the server leaves freeing to the caller, here below, after the last use.
+    let info = ServerInfo(unsafe { api!(RedisModule_GetServerInfo)(std::ptr::null_mut(), c"server".as_ptr()) });
+    let id = info.field(c"run_id");
+    // SAFETY: made above, freed once.
+    unsafe { api!(RedisModule_FreeServerInfo)(std::ptr::null_mut(), info.0) };
+    id
+}
+
+/// Whether the data set is to stand still: clients are paused, or a failover is under way.
+pub fn is_paused() -> bool {
+    // SAFETY: takes nothing, reads a state.
+    unsafe { api!(RedisModule_AvoidReplicaTraffic)() != 0 }
+}
+
+/// Whether `id` is a connection that lives: those of scripts and of other modules are not.
+pub fn is_connected(id: u64) -> bool {
+    // SAFETY: with a null pointer the server only looks whether there is such a client.
+    unsafe { api!(RedisModule_GetClientInfoById)(std::ptr::null_mut(), id) == raw::REDISMODULE_OK as c_int }
+}

@@ -1,0 +1,170 @@
+//! What the server tells the module of.
+
+use super::text::TextRef;
+use super::upcalls::{self, Event, Touch};
+use super::{Ctx, MainThread};
+use redis_module::raw::{self, RedisModuleCtx, RedisModuleEvent, RedisModuleString};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::null_mut;
+
+/// Subscribes to the server's events. (Touched keys are another matter: [`watch_keys`].)
+pub fn subscribe(ctx: Ctx) {
+    const EVENTS: [u64; 9] = [
+        raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
+        raw::REDISMODULE_EVENT_FLUSHDB,
+        raw::REDISMODULE_EVENT_LOADING,
+        raw::REDISMODULE_EVENT_CLIENT_CHANGE,
+        raw::REDISMODULE_EVENT_CRON_LOOP,
+        raw::REDISMODULE_EVENT_MODULE_CHANGE,
+        raw::REDISMODULE_EVENT_SWAPDB,
+        raw::REDISMODULE_EVENT_FORK_CHILD,
+        raw::REDISMODULE_EVENT_CONFIG,
+    ];
+    for id in EVENTS {
+        // SAFETY: the callback has the signature that the server expects, and unloading ends the subscription.
+        unsafe {
+            api!(RedisModule_SubscribeToServerEvent)(ctx.raw(), RedisModuleEvent { id, dataver: 1 }, Some(on_event));
+        }
+    }
+}
+
+static WATCHING: MainThread<bool> = MainThread::new();
+
+/// From now on, tells of each touched key and of each turn of the event loop. Until somebody waits there is nothing to know, so a server where nobody
+/// ever did does not pay for it.
+pub fn watch_keys(ctx: Ctx) {
+    const CLASSES: c_int = raw::REDISMODULE_NOTIFY_GENERIC
+        | raw::REDISMODULE_NOTIFY_STRING
+        | raw::REDISMODULE_NOTIFY_LIST
+        | raw::REDISMODULE_NOTIFY_SET
+        | raw::REDISMODULE_NOTIFY_HASH
+        | raw::REDISMODULE_NOTIFY_ZSET
+        | raw::REDISMODULE_NOTIFY_STREAM
+        | raw::REDISMODULE_NOTIFY_EXPIRED
+        | raw::REDISMODULE_NOTIFY_EVICTED;
+    if !WATCHING.with(|watching| std::mem::replace(watching, true)) {
+        // SAFETY: as in `subscribe`.
+        unsafe {
+            api!(RedisModule_SubscribeToKeyspaceEvents)(ctx.raw(), CLASSES, Some(on_touch));
+            let event = RedisModuleEvent { id: raw::REDISMODULE_EVENT_EVENTLOOP, dataver: 1 };
+            api!(RedisModule_SubscribeToServerEvent)(ctx.raw(), event, Some(on_event));
+        }
+    }
+}
+
+/// The module is being unloaded, and its subscriptions end with it.
+pub(super) fn forget() {
+    WATCHING.with(|watching| *watching = false);
+}
+
+/// Whether what is done at the end of a turn of the event loop ([`Event::TurnEnds`]) comes before the server ends the
+/// blocks of clients that were answered. It does before Redis 7.2; there, the event loop has also decided already how
+/// long to sleep, so that a timer set then would be late. Later servers are the other way round in both.
+pub fn turn_end_is_last() -> bool {
+    newer_api!(RedisModule_AddPostNotificationJob).is_none()
+}
+
+/// Lets [`upcalls::Upcalls::after_touch`] be called in the same step as the command that touched a key, after it.
+/// `false` where the server can't (before Redis 7.2): there, what is written inside the notification would be
+/// replicated *before* the command.
+pub fn after_touch(ctx: Ctx) -> bool {
+    let Some(add_job) = newer_api!(RedisModule_AddPostNotificationJob) else { return false };
+    // SAFETY: this is the context of a notification; the callback takes no data.
+    unsafe { add_job(ctx.raw(), Some(on_after_touch), null_mut(), None) == raw::REDISMODULE_OK as c_int }
+}
+
+unsafe extern "C" fn on_after_touch(ctx: *mut RedisModuleCtx, _: *mut c_void) {
+    if let Some(upcalls) = upcalls::get() {
+        // SAFETY: the server calls with a context that lives for this call.
+        (upcalls.after_touch)(unsafe { Ctx::from_raw(ctx) });
+    }
+}
+
+unsafe extern "C" fn on_touch(
+    ctx: *mut RedisModuleCtx,
+    class: c_int,
+    event: *const c_char,
+    key: *mut RedisModuleString,
+) -> c_int {
+    // SAFETY: the server names the event by a C string that lives for this call.
+    let field_expired = !event.is_null() && unsafe { CStr::from_ptr(event) } == c"hexpired";
+    let expired = field_expired || class & raw::REDISMODULE_NOTIFY_EXPIRED != 0;
+    let touch = if expired { Touch::Expired } else { Touch::Changed };
+    // SAFETY: context and key live for this call.
+    if let (Some(upcalls), Some(key)) = (upcalls::get(), unsafe { TextRef::from_raw(key) }) {
+        // SAFETY: as above.
+        (upcalls.key_touched)(unsafe { Ctx::from_raw(ctx) }, touch, key.bytes());
+    }
+    raw::REDISMODULE_OK as c_int
+}
+
+static TURN_IS_OVER: MainThread<bool> = MainThread::new();
+static GOING_ROUND: MainThread<bool> = MainThread::new();
+
+/// Lets the event loop go round once more before it sleeps, if it is on its way to.
+///
+/// Before Redis 7.2 it decides how long to sleep, then deals with clients that were blocked (and whatever commands they
+/// sent meanwhile), and sleeps: what those commands set in motion would have to wait.
+pub fn go_round_again() {
+    let is_over = TURN_IS_OVER.with(|over| *over);
+    if turn_end_is_last() && is_over && !GOING_ROUND.with(|going| std::mem::replace(going, true)) {
+        // SAFETY: the callback lives as long as the module, which refuses to be unloaded while this is pending.
+        unsafe { api!(RedisModule_EventLoopAddOneShot)(Some(on_next_turn), null_mut()) };
+    }
+}
+
+unsafe extern "C" fn on_next_turn(_: *mut c_void) {
+    GOING_ROUND.with(|going| *going = false);
+}
+
+/// Whether the server will still call the module although nothing is subscribed any more.
+pub(super) fn is_called_back() -> bool {
+    GOING_ROUND.with(|going| *going)
+}
+
+unsafe extern "C" fn on_event(ctx: *mut RedisModuleCtx, event: RedisModuleEvent, subevent: u64, data: *mut c_void) {
+    if event.id == raw::REDISMODULE_EVENT_EVENTLOOP {
+        let over = subevent != raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP;
+        TURN_IS_OVER.with(|is_over| *is_over = over);
+    }
+    // SAFETY: `data` is what the server documents for this event.
+    if let (Some(upcalls), Some(event)) = (upcalls::get(), unsafe { translate(event.id, subevent, data) }) {
+        // SAFETY: the server calls with a context that lives for this call.
+        (upcalls.event)(unsafe { Ctx::from_raw(ctx) }, event);
+    }
+}
+
+/// # Safety
+///
+/// `data` is null or points to the structure that the server documents for the event.
+unsafe fn translate(event: u64, subevent: u64, data: *mut c_void) -> Option<Event> {
+    match event {
+        raw::REDISMODULE_EVENT_CLIENT_CHANGE if subevent == raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED => {
+            // SAFETY: see above.
+            unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() }.map(|client| Event::ClientGone(client.id))
+        }
+        raw::REDISMODULE_EVENT_FLUSHDB if subevent == raw::REDISMODULE_SUBEVENT_FLUSHDB_END => {
+            // SAFETY: see above.
+            let flushed = unsafe { data.cast::<raw::RedisModuleFlushInfo>().as_ref() }?;
+            Some(Event::Flushed((flushed.dbnum >= 0).then_some(flushed.dbnum)))
+        }
+        raw::REDISMODULE_EVENT_SWAPDB => {
+            // SAFETY: see above.
+            let swap = unsafe { data.cast::<raw::RedisModuleSwapDbInfo>().as_ref() }?;
+            Some(Event::Swapped(swap.dbnum_first, swap.dbnum_second))
+        }
+        raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED => Some(Event::RoleChanged),
+        raw::REDISMODULE_EVENT_LOADING => Some(Event::DataReplaced),
+        raw::REDISMODULE_EVENT_FORK_CHILD | raw::REDISMODULE_EVENT_CONFIG => Some(Event::ListenersMayHaveChanged),
+        raw::REDISMODULE_EVENT_MODULE_CHANGE if subevent == raw::REDISMODULE_SUBEVENT_MODULE_LOADED => {
+            Some(Event::ModuleLoaded)
+        }
+        raw::REDISMODULE_EVENT_MODULE_CHANGE => Some(Event::ModuleUnloaded),
+        raw::REDISMODULE_EVENT_CRON_LOOP => Some(Event::Cron),
+        raw::REDISMODULE_EVENT_EVENTLOOP if subevent == raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP => {
+            Some(Event::RepliesSent)
+        }
+        raw::REDISMODULE_EVENT_EVENTLOOP => Some(Event::TurnEnds),
+        _ => None,
+    }
+}

@@ -1,0 +1,37 @@
+//! State of the module: touched on the server's main thread only.
+
+use std::cell::{OnceCell, RefCell};
+
+/// A value that the module keeps between callbacks.
+///
+/// A static rather than a thread-local: it is faster to reach from a shared library, and it registers no destructor,
+/// which would keep the library from being unloaded.
+#[derive(Debug)]
+pub struct MainThread<T>(OnceCell<RefCell<T>>);
+
+// SAFETY: the server calls the module on its main thread only: commands, timers, events and notifications. The module
+// starts no thread and never releases the server's global lock.
+unsafe impl<T> Sync for MainThread<T> {}
+
+impl<T: Default> MainThread<T> {
+    /// The default value, made at the first use.
+    pub const fn new() -> Self {
+        Self(OnceCell::new())
+    }
+
+    /// Lends the value to `work`, which must not come back here: it calls nothing of the server that calls the module.
+    pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
+        work(&mut self.0.get_or_init(RefCell::default).borrow_mut())
+    }
+
+    /// As [`MainThread::with`], for callbacks that may come while the value is lent: `None` then.
+    pub fn try_with<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
+        Some(work(&mut *self.0.get_or_init(RefCell::default).try_borrow_mut().ok()?))
+    }
+}
+
+impl<T: Default> Default for MainThread<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}

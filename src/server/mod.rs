@@ -1,0 +1,113 @@
+//! The border with the server: everything `unsafe`, behind functions that are safe to call.
+//!
+//! All of it runs on the server's main thread: commands, timers and events come from its event loop one at a time.
+//! The facts about the module API that the SAFETY lines lean on are those of `redismodule.h` and of `module.c` of
+//! Redis 7.0 to 8 and Valkey 8 to 9.
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::arithmetic_side_effects)]
+
+/// A function of the module API that every supported server has ([`complete`] saw to it when the module was loaded).
+macro_rules! api {
+    ($name:ident) => {{
+        #[allow(unused_unsafe)]
+        // SAFETY: the function pointers are written once, when the module is loaded, and only read afterwards.
+        let function = unsafe { redis_module::raw::$name };
+        match function {
+            Some(function) => function,
+            None => std::process::abort(),
+        }
+    }};
+}
+
+/// A function that newer servers have.
+macro_rules! newer_api {
+    ($name:ident) => {{
+        #[allow(unused_unsafe)]
+        // SAFETY: as in `api!`.
+        let function = unsafe { redis_module::raw::$name };
+        function
+    }};
+}
+
+pub mod blocked;
+pub mod clock;
+pub mod commands;
+pub mod config;
+pub mod ctx;
+pub mod events;
+pub mod info;
+pub mod key;
+pub mod main_thread;
+pub mod replicas;
+pub mod reply;
+pub mod text;
+pub mod timer;
+pub mod upcalls;
+
+pub use commands::Call;
+pub use ctx::{Ctx, Role};
+pub use key::Key;
+pub use main_thread::MainThread;
+pub use text::{AsText, Text, TextRef};
+
+use redis_module::{Context, RedisString, Status, raw};
+
+/// Whether the server has every function of the module API that `api!` takes for granted: those of Redis 7.0.
+pub fn complete() -> bool {
+    macro_rules! all {
+        ($($name:ident)*) => {
+            // SAFETY: as in `api!`.
+            unsafe { true $(&& { let function = raw::$name; function.is_some() })* }
+        };
+    }
+    all!(
+        RedisModule_AvoidReplicaTraffic RedisModule_BlockClientOnKeys RedisModule_Call
+        RedisModule_CallReplyArrayElement RedisModule_CallReplyLength RedisModule_CloseKey
+        RedisModule_CreateCommand RedisModule_CreateString RedisModule_CreateStringFromCallReply
+        RedisModule_CreateTimer RedisModule_DeleteKey RedisModule_EventLoopAddOneShot
+        RedisModule_FreeCallReply RedisModule_FreeServerInfo RedisModule_FreeString RedisModule_GetAbsExpire
+        RedisModule_GetBlockedClientPrivateData RedisModule_GetClientId RedisModule_GetClientInfoById
+        RedisModule_GetCommand RedisModule_GetContextFlags RedisModule_GetNotifyKeyspaceEvents
+        RedisModule_GetSelectedDb RedisModule_GetServerInfo RedisModule_HashGet RedisModule_HashSet
+        RedisModule_InfoAddFieldULongLong RedisModule_InfoAddSection RedisModule_IsKeysPositionRequest
+        RedisModule_KeyAtPos RedisModule_KeyType RedisModule_LoadConfigs RedisModule_Log
+        RedisModule_NotifyKeyspaceEvent RedisModule_OpenKey RedisModule_PublishMessage
+        RedisModule_RegisterBoolConfig RedisModule_RegisterInfoFunc RedisModule_RegisterNumericConfig
+        RedisModule_Replicate RedisModule_ReplicateVerbatim RedisModule_ReplyWithArray
+        RedisModule_ReplyWithError RedisModule_ReplyWithLongLong RedisModule_ReplyWithMap
+        RedisModule_ReplyWithNull RedisModule_ReplyWithSimpleString RedisModule_ReplyWithStringBuffer
+        RedisModule_ScanCursorCreate RedisModule_ScanCursorDestroy RedisModule_ScanKey RedisModule_SelectDb
+        RedisModule_ServerInfoGetField RedisModule_SetAbsExpire RedisModule_SetCommandInfo
+        RedisModule_SetDisconnectCallback RedisModule_SetModuleOptions RedisModule_SignalModifiedKey
+        RedisModule_StopTimer RedisModule_StringPtrLen RedisModule_SubscribeToKeyspaceEvents
+        RedisModule_SubscribeToServerEvent RedisModule_UnblockClient RedisModule_ValueLength
+    )
+}
+
+/// Starts the module from what the server hands over at load: its context and the module's arguments.
+pub fn load(context: &Context, args: &[RedisString], start: fn(Ctx, &[TextRef]) -> bool) -> Status {
+    if !complete() {
+        context.log_warning("holdfast: this server lacks functions that came with Redis 7.0");
+        return Status::Err;
+    }
+    // SAFETY: context and arguments live for the call; the server frees neither before it returns.
+    let (ctx, args): (Ctx, Vec<TextRef>) =
+        unsafe { (Ctx::from_raw(context.ctx), args.iter().filter_map(|arg| TextRef::from_raw(arg.inner)).collect()) };
+    // SAFETY: the context is that of loading. Opening a key does not mean changing it: the module tells by itself.
+    unsafe {
+        let options = raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED;
+        api!(RedisModule_SetModuleOptions)(ctx.raw(), std::ffi::c_int::try_from(options).unwrap_or(0));
+    }
+    if start(ctx, &args) { Status::Ok } else { Status::Err }
+}
+
+/// Stops the module from what the server hands over when it unloads it; refuses in the rare moment in which the server
+/// is about to call it.
+pub fn unload(context: &Context, stop: fn(Ctx)) -> Status {
+    if events::is_called_back() {
+        return Status::Err;
+    }
+    // SAFETY: the context lives for the call.
+    stop(unsafe { Ctx::from_raw(context.ctx) });
+    events::forget();
+    Status::Ok
+}

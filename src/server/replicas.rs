@@ -1,0 +1,53 @@
+//! What replicas have, and asking them for it.
+
+use super::Ctx;
+use super::text::{AsText, Text};
+use std::ffi::{CStr, CString};
+
+/// An offset in the replication stream, in bytes.
+pub type Offset = u64;
+
+/// How far the stream is, and how far each replica that is online has confirmed it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// What this server has written.
+    pub written: Offset,
+    /// What each replica has confirmed.
+    pub confirmed: Vec<Offset>,
+}
+
+impl Progress {
+    /// Reads it, in some ten microseconds.
+    pub fn read(ctx: Ctx) -> Self {
+        ctx.with_server_info(c"replication", |info| {
+            let count: usize = info.field(c"connected_slaves").parse().unwrap_or(0);
+            let confirmed = (0..count).filter_map(|index| {
+                let name = CString::new(format!("slave{index}")).ok()?;
+                confirmed_offset(&info.field(&name))
+            });
+            let confirmed = confirmed.collect();
+            Self { written: info.field(c"master_repl_offset").parse().unwrap_or(0), confirmed }
+        })
+    }
+
+    /// How many replicas have confirmed everything up to `offset`.
+    pub fn having(&self, offset: Offset) -> usize {
+        self.confirmed.iter().filter(|&&confirmed| confirmed >= offset).count()
+    }
+}
+
+/// The offset in a line like `ip=127.0.0.1,port=6380,state=online,offset=42,lag=0`, if the replica is online.
+fn confirmed_offset(line: &str) -> Option<Offset> {
+    let value = |name: &str| line.split(',').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+    if value("state")? != "online" {
+        return None;
+    }
+    value("offset")?.parse().ok()
+}
+
+/// Asks all replicas to confirm what they have. Must be alone in its step: inside `MULTI` they would not answer.
+pub fn ask_for_confirmation(ctx: Ctx) {
+    const COMMAND: &CStr = c"REPLCONF";
+    let (getack, all) = (Text::new(b"GETACK"), Text::new(b"*"));
+    ctx.replicate_only(COMMAND, &[&getack as &dyn AsText, &all]);
+}

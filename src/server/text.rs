@@ -1,0 +1,120 @@
+//! The server's strings: bytes of any kind.
+
+use redis_module::raw::RedisModuleString;
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+/// Something the server can take as a string without a copy.
+pub trait AsText {
+    /// The server's string.
+    fn as_text(&self) -> TextRef<'_>;
+}
+
+/// A string that the server owns for as long as `'a`.
+#[derive(Clone, Copy, Debug)]
+pub struct TextRef<'a> {
+    raw: NonNull<RedisModuleString>,
+    lives: PhantomData<&'a ()>,
+}
+
+impl<'a> TextRef<'a> {
+    /// `None` for a null pointer.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null or a string that lives, unchanged, for all of `'a`.
+    pub(super) unsafe fn from_raw(raw: *mut RedisModuleString) -> Option<Self> {
+        NonNull::new(raw).map(|raw| Self { raw, lives: PhantomData })
+    }
+
+    pub(super) fn raw(self) -> *mut RedisModuleString {
+        self.raw.as_ptr()
+    }
+
+    /// The string's bytes.
+    pub fn bytes(self) -> &'a [u8] {
+        let mut len = 0;
+        // SAFETY: the string lives for 'a and is not changed (the module never writes to one), so neither are the
+        // `len` bytes that the server returns; it returns a valid pointer even for an empty string.
+        unsafe {
+            let bytes = api!(RedisModule_StringPtrLen)(self.raw(), &raw mut len);
+            std::slice::from_raw_parts(bytes.cast::<u8>(), len)
+        }
+    }
+}
+
+impl AsText for TextRef<'_> {
+    fn as_text(&self) -> TextRef<'_> {
+        *self
+    }
+}
+
+/// A string that this module owns.
+#[derive(Debug)]
+pub struct Text {
+    raw: NonNull<RedisModuleString>,
+}
+
+impl Text {
+    /// A new string with these bytes.
+    pub fn new(bytes: &[u8]) -> Self {
+        // SAFETY: the server copies the bytes. Without a context the string is ours alone to free.
+        let raw = unsafe { api!(RedisModule_CreateString)(std::ptr::null_mut(), bytes.as_ptr().cast(), bytes.len()) };
+        match NonNull::new(raw) {
+            Some(raw) => Self { raw },
+            None => std::process::abort(), // The server's allocator never returns null; it aborts itself.
+        }
+    }
+
+    /// A new string made of `parts`, put together without an allocation of its own if it is short.
+    pub fn concat(parts: &[&[u8]]) -> Self {
+        let mut buffer = [0_u8; 128];
+        let mut rest = buffer.as_mut_slice();
+        for part in parts {
+            let Some((place, behind)) = rest.split_at_mut_checked(part.len()) else {
+                return Self::new(&parts.concat());
+            };
+            place.copy_from_slice(part);
+            rest = behind;
+        }
+        let len = 128_usize.saturating_sub(rest.len());
+        Self::new(buffer.get(..len).unwrap_or_default())
+    }
+
+    /// Takes over a string that the server made for us; `None` for null.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is null or a string whose reference is ours to give back, and that no automatic memory will free.
+    pub(super) unsafe fn from_raw(raw: *mut RedisModuleString) -> Option<Self> {
+        NonNull::new(raw).map(|raw| Self { raw })
+    }
+
+    /// The string's bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.as_text().bytes()
+    }
+}
+
+impl AsText for Text {
+    fn as_text(&self) -> TextRef<'_> {
+        TextRef { raw: self.raw, lives: PhantomData }
+    }
+}
+
+impl Drop for Text {
+    fn drop(&mut self) {
+        // SAFETY: the reference is ours (see `new` and `from_raw`), and given back once.
+        unsafe { api!(RedisModule_FreeString)(std::ptr::null_mut(), self.raw.as_ptr()) }
+    }
+}
+
+/// The number that bytes stand for, written as the server writes its own: decimal digits, no sign, no leading zeros, at
+/// most 19 of them.
+pub fn parse_number(bytes: &[u8]) -> Option<u64> {
+    let plain = !bytes.is_empty() && bytes.len() <= 19 && bytes.iter().all(u8::is_ascii_digit);
+    let plain = plain && (bytes.len() == 1 || bytes.first() != Some(&b'0'));
+    plain.then(|| {
+        bytes.iter().fold(0_u64, |sum, digit| sum.wrapping_mul(10).wrapping_add(u64::from(digit.wrapping_sub(b'0'))))
+    })
+}

@@ -1,0 +1,99 @@
+//! The module's timers: one for its work, and one for what has to be alone in its step.
+
+use super::upcalls;
+use super::{Ctx, MainThread, clock::Now, events};
+use crate::lock::Millis;
+use redis_module::raw::{RedisModuleCtx, RedisModuleTimerID};
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+/// In this turn of the event loop: as soon as it has dealt with what it is at, and before it sends replies or reads
+/// further requests. (From inside a timer: in a millisecond.)
+pub const NOW: Millis = 0;
+
+/// What a timer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timer {
+    /// Calls [`upcalls::Upcalls::tick`].
+    Work,
+    /// Calls [`upcalls::Upcalls::ask`].
+    Ask,
+}
+
+#[derive(Debug, Default)]
+struct Timers {
+    work: Option<(RedisModuleTimerID, Millis)>,
+    ask: Option<(RedisModuleTimerID, Millis)>,
+    /// The server is calling one of them: what is set now fires in a millisecond at the earliest.
+    firing: bool,
+}
+
+impl Timers {
+    fn slot(&mut self, timer: Timer) -> &mut Option<(RedisModuleTimerID, Millis)> {
+        match timer {
+            Timer::Work => &mut self.work,
+            Timer::Ask => &mut self.ask,
+        }
+    }
+}
+
+static TIMERS: MainThread<Timers> = MainThread::new();
+
+/// Lets a timer fire at `at`, a little later as the server's timers go, or earlier.
+pub fn wake(ctx: Ctx, timer: Timer, at: Millis) {
+    let (pending, firing) = TIMERS.with(|timers| (*timers.slot(timer), timers.firing));
+    let now = Now::read().millis();
+    let at = if firing { at.max(now.saturating_add(1)) } else { at };
+    if let Some((_, due)) = pending {
+        if due <= at {
+            return;
+        }
+        stop(ctx, timer);
+    }
+    let callback = match timer {
+        Timer::Work => on_work,
+        Timer::Ask => on_ask,
+    };
+    let period = i64::try_from(at.saturating_sub(now)).unwrap_or(i64::MAX / 2000);
+    // SAFETY: the context lives; the callback lives as long as the module, which stops the timer before it goes.
+    let id = unsafe { api!(RedisModule_CreateTimer)(ctx.raw(), period, Some(callback), null_mut()) };
+    TIMERS.with(|timers| *timers.slot(timer) = Some((id, at)));
+    events::go_round_again();
+}
+
+/// Whether a timer will fire in this turn of the event loop.
+pub fn is_due(timer: Timer) -> bool {
+    TIMERS.with(|timers| timers.slot(timer).is_some_and(|(_, due)| due == NOW))
+}
+
+/// Stops a timer.
+pub fn stop(ctx: Ctx, timer: Timer) {
+    if let Some((id, _)) = TIMERS.with(|timers| timers.slot(timer).take()) {
+        // SAFETY: the context lives; a timer that is not pending any more is refused by the server.
+        unsafe { api!(RedisModule_StopTimer)(ctx.raw(), id, null_mut()) };
+    }
+}
+
+unsafe extern "C" fn on_work(ctx: *mut RedisModuleCtx, _: *mut c_void) {
+    // SAFETY: the server calls with a context that lives for this call.
+    fire(unsafe { Ctx::from_raw(ctx) }, Timer::Work);
+}
+
+unsafe extern "C" fn on_ask(ctx: *mut RedisModuleCtx, _: *mut c_void) {
+    // SAFETY: as in `on_work`.
+    fire(unsafe { Ctx::from_raw(ctx) }, Timer::Ask);
+}
+
+fn fire(ctx: Ctx, timer: Timer) {
+    TIMERS.with(|timers| {
+        *timers.slot(timer) = None;
+        timers.firing = true;
+    });
+    if let Some(upcalls) = upcalls::get() {
+        match timer {
+            Timer::Work => (upcalls.tick)(ctx),
+            Timer::Ask => (upcalls.ask)(ctx),
+        }
+    }
+    TIMERS.with(|timers| timers.firing = false);
+}

@@ -1,0 +1,172 @@
+//! `LOCK.ACQUIRE` and the way of a request that may wait, which `LOCK.MACQUIRE` shares.
+
+use super::args::{self, Options, Wait, Word};
+use crate::config;
+use crate::holding::{self, Grantee, Terms};
+use crate::keyspace::Lock;
+use crate::lock::deadlock::{self, Because, Candidate, Link};
+use crate::lock::{Ahead, Decision, Limit, LockKey, Millis, Raise, Request, decide};
+use crate::server::clock::Now;
+use crate::server::commands::{Access, Arg, Command, Docs, Keys};
+use crate::server::reply::Replied;
+use crate::server::{AsText, Call, Ctx, TextRef};
+use crate::stats::count;
+use crate::undo::Undo;
+use crate::waiting::{self, Answer, Keyspace, Unconfirmed, WRONGTYPE, Wish};
+use std::ffi::{CStr, c_int};
+
+/// `LOCK.ACQUIRE key owner [LEASE ms] [WAIT ms] [LIMIT n | SHARED] [HOLDS n] [WATCHDOG] [EPHEMERAL] [REPLICAS n]`
+#[derive(Debug)]
+pub struct Acquire;
+
+const OPTIONS: [Word; 8] =
+    [Word::Lease, Word::Wait, Word::Limit, Word::Shared, Word::Holds, Word::Watchdog, Word::Ephemeral, Word::Replicas];
+
+impl Command for Acquire {
+    const NAME: &'static CStr = c"lock.acquire";
+    const FLAGS: &'static CStr = c"write deny-oom blocking";
+    const CATEGORIES: &'static str = "write slow blocking";
+    const KEYS: Keys = Keys::First(Access::Update);
+    const ARITY: c_int = -3;
+    const DOCS: Docs = Docs {
+        summary: c"Acquires a lock, or waits for it: returns a fencing token, or null.",
+        complexity: c"O(log N) with N holders and waiters of the lock.",
+        args: &[
+            Arg::key(),
+            Arg::text(c"owner"),
+            Arg::option(c"LEASE", c"lease-ms"),
+            Arg::option(c"WAIT", c"wait-ms"),
+            Arg::one_of(c"limit", &[Arg::choice(c"LIMIT", c"holders"), Arg::word(c"shared", c"SHARED")]),
+            Arg::option(c"HOLDS", c"holds"),
+            Arg::flag(c"watchdog", c"WATCHDOG"),
+            Arg::flag(c"ephemeral", c"EPHEMERAL"),
+            Arg::option(c"REPLICAS", c"replicas"),
+        ],
+    };
+
+    fn run(call: Call) -> Replied {
+        acquire(call).unwrap_or_else(|error| call.ctx.reply_error(&error))
+    }
+}
+
+fn acquire(call: Call) -> Result<Replied, String> {
+    let name = args::key(call, 1)?;
+    let owner = args::owner(call, 2)?;
+    let options = args::options(call, 3, &OPTIONS)?;
+    args::fit_for(call, &options)?;
+    let terms = terms(&options);
+
+    let now = Now::read();
+    let ctx = call.ctx;
+    let owner = owner.as_text();
+    let mut lock = Lock::look(ctx, name, owner, now.millis()).map_err(|_| WRONGTYPE)?;
+    let decision = decide(&lock.standing, &terms.request, ahead(&lock), now.millis());
+    let grantee = Grantee { owner, client: ctx.client_id(), terms: &terms };
+    settle(ctx, std::slice::from_mut(&mut lock), &[decision], grantee, options.wait(), now)
+}
+
+/// What the options ask for.
+pub(super) fn terms(options: &Options) -> Terms {
+    Terms {
+        request: Request {
+            limit: options.limit.unwrap_or(Limit::MUTEX),
+            raise: options.holds.map_or(Raise::ByOne, Raise::To),
+            lease: options.lease_or_default(),
+        },
+        tying: options.tying,
+        replicas: options.replicas,
+    }
+}
+
+/// Whether a newcomer has to queue behind others.
+pub(super) fn ahead(lock: &Lock) -> Ahead {
+    if waiting::is_contended(lock.db(), lock.name().bytes()) { Ahead::Somebody } else { Ahead::Nobody }
+}
+
+/// Carries out what was decided of each of the locks: grants all, waits, or refuses.
+pub(super) fn settle(
+    ctx: Ctx,
+    locks: &mut [Lock],
+    decisions: &[Decision],
+    grantee: Grantee,
+    wait: Wait,
+    now: Now,
+) -> Result<Replied, String> {
+    for decision in decisions {
+        if let Decision::OtherLimit(_) | Decision::TooManyHolds = decision {
+            return Err(waiting::refusal(*decision));
+        }
+    }
+    if decisions.contains(&Decision::Wait) {
+        return match wait {
+            Wait::No => Ok(refuse(ctx)),
+            Wait::For(ms) => queue(ctx, locks, grantee, Some(ms), now),
+            Wait::Forever => queue(ctx, locks, grantee, None, now),
+        };
+    }
+    let replicas = grantee.terms.replicas;
+    let undo = (replicas > 0).then(|| Undo::before_grant(locks, decisions, grantee.owner));
+    let token = holding::grant(locks, decisions, grantee, now);
+    count(|it| &mut it.granted_at_once);
+    let Some(undo) = undo else { return Ok(ctx.reply_integer(token)) };
+    let names: Vec<TextRef> = locks.iter().map(Lock::name).collect();
+    let reply = Unconfirmed { client: grantee.client, answer: Answer::Token(token), undo: undo.under(token), replicas };
+    Ok(waiting::confirm(ctx, &names, reply, now))
+}
+
+fn refuse(ctx: Ctx) -> Replied {
+    count(|it| &mut it.refusals);
+    ctx.reply_null()
+}
+
+fn queue(ctx: Ctx, locks: &[Lock], grantee: Grantee, wait: Option<Millis>, now: Now) -> Result<Replied, String> {
+    if !ctx.flags().may_block() {
+        return Ok(refuse(ctx));
+    }
+    let names: Vec<TextRef> = locks.iter().map(Lock::name).collect();
+    has_room(ctx, &names)?;
+    if config::DETECT_DEADLOCKS.is_on() && !waiting::is_idle() {
+        find_deadlock(ctx, &names, &grantee, now)?;
+    }
+    Ok(waiting::wait(ctx, Wish { locks, grantee, wait }, now))
+}
+
+fn has_room(ctx: Ctx, names: &[TextRef]) -> Result<(), String> {
+    let most = config::MAX_WAITERS.get();
+    let db = ctx.db();
+    let full = |name: &TextRef| waiting::with_queue(|queue| queue.waiting(db, name.bytes())) as u64 >= most;
+    match names.iter().find(|name| most > 0 && full(name)) {
+        Some(name) => {
+            Err(format!("ERR too many waiters for '{}': holdfast.max-waiters is {most}", args::show(name.bytes())))
+        }
+        None => Ok(()),
+    }
+}
+
+fn find_deadlock(ctx: Ctx, names: &[TextRef], grantee: &Grantee, now: Now) -> Result<(), String> {
+    let db = ctx.db();
+    let keys: Vec<LockKey> = names.iter().map(|name| LockKey::new(db, name.bytes())).collect();
+    let owner = grantee.owner.bytes().into();
+    let candidate = Candidate { owner: &owner, keys: &keys, limit: grantee.terms.request.limit };
+    let circle = waiting::with_queue(|queue| deadlock::circle(queue, &mut Keyspace { ctx, now }, candidate));
+    match circle {
+        Some(circle) => {
+            count(|it| &mut it.deadlocks);
+            Err(describe(&circle))
+        }
+        None => Ok(()),
+    }
+}
+
+fn describe(circle: &[Link]) -> String {
+    let next = circle.iter().cycle().skip(1);
+    let waits = circle.iter().zip(next).map(|(link, next)| {
+        let why = match link.because {
+            Because::Holds => "held by",
+            Because::Ahead => "waited for ahead of it by",
+        };
+        let (owner, key, next) = (config::show(&link.owner), config::show(&link.key.name), config::show(&next.owner));
+        format!("owner '{owner}' waits for '{key}' {why} '{next}'")
+    });
+    format!("DEADLOCK {}", waits.collect::<Vec<_>>().join(", "))
+}

@@ -1,0 +1,45 @@
+//! `LOCK.FORCE`
+
+use super::args;
+use crate::holding;
+use crate::keyspace::Lock;
+use crate::server::Call;
+use crate::server::clock::Now;
+use crate::server::commands::{Access, Arg, Command, Docs, Keys};
+use crate::server::reply::Replied;
+use crate::stats::add;
+use crate::waiting::{self, WRONGTYPE};
+use std::ffi::{CStr, c_int};
+
+/// `LOCK.FORCE key`
+#[derive(Debug)]
+pub struct Force;
+
+impl Command for Force {
+    const NAME: &'static CStr = c"lock.force";
+    // `admin` puts it into @admin and @dangerous on every server.
+    const FLAGS: &'static CStr = c"write admin";
+    const CATEGORIES: &'static str = "write admin dangerous slow";
+    const KEYS: Keys = Keys::First(Access::Delete);
+    const ARITY: c_int = 2;
+    const DOCS: Docs = Docs {
+        summary: c"Breaks a lock, whoever holds it: returns how many holders lost it.",
+        complexity: c"O(N) with N holders of the lock.",
+        args: &[Arg::key()],
+    };
+
+    fn run(call: Call) -> Replied {
+        force(call).unwrap_or_else(|error| call.ctx.reply_error(&error))
+    }
+}
+
+fn force(call: Call) -> Result<Replied, String> {
+    let name = args::key(call, 1)?;
+    let now = Now::read();
+    let mut lock = Lock::look_around(call.ctx, name, now.millis()).map_err(|_| WRONGTYPE)?;
+    let lost = holding::end_all(&mut lock) as u64;
+    drop(lock);
+    add(|it| &mut it.forced, lost);
+    waiting::serve_lock(call.ctx, name, now);
+    Ok(call.ctx.reply_integer(lost))
+}

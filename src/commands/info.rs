@@ -1,0 +1,102 @@
+//! `LOCK.INFO`
+
+use super::args;
+use crate::keyspace::{Lock, rosters};
+use crate::lock::{Deadline, Hold, Millis};
+use crate::server::clock::Now;
+use crate::server::commands::{Access, Arg, Command, Docs, Keys};
+use crate::server::ctx::Role;
+use crate::server::reply::Replied;
+use crate::server::{Call, Ctx};
+use crate::ties::{self, Tie};
+use crate::waiting::{self, WRONGTYPE};
+use std::ffi::{CStr, c_int};
+
+/// `LOCK.INFO key`
+#[derive(Debug)]
+pub struct Info;
+
+impl Command for Info {
+    const NAME: &'static CStr = c"lock.info";
+    const FLAGS: &'static CStr = c"readonly";
+    const CATEGORIES: &'static str = "read slow";
+    const KEYS: Keys = Keys::First(Access::Read);
+    const ARITY: c_int = 2;
+    const DOCS: Docs = Docs {
+        summary: c"Returns who holds a lock, for how long, and how many wait; null if it is free and nobody waits.",
+        complexity: c"O(N) with N holders of the lock.",
+        args: &[Arg::key()],
+    };
+
+    fn run(call: Call) -> Replied {
+        info(call).unwrap_or_else(|error| call.ctx.reply_error(&error))
+    }
+}
+
+fn info(call: Call) -> Result<Replied, String> {
+    let name = args::key(call, 1)?;
+    let ctx = call.ctx;
+    let now = Now::read().millis();
+    do_not_trust_copies(ctx);
+    let lock = Lock::look_around(ctx, name, now).map_err(|_| WRONGTYPE)?;
+    let waiters = waiting::with_queue(|queue| queue.waiting(lock.db(), name.bytes()));
+    let holders = lock.holders(now);
+    if holders.is_empty() && waiters == 0 {
+        return Ok(ctx.reply_null());
+    }
+    let _ = ctx.reply_map(5);
+    let _ = ctx.reply_bytes(b"limit");
+    let _ = match holders.len() {
+        0 => ctx.reply_null(),
+        _ => ctx.reply_integer(u64::from(lock.standing.limit.number())),
+    };
+    let _ = ctx.reply_bytes(b"fence");
+    let _ = ctx.reply_token(lock.fence());
+    let _ = ctx.reply_bytes(b"ttl");
+    let _ = match holders.len() {
+        0 => ctx.reply_null(),
+        _ => reply_ttl(ctx, lock.expiry(), now),
+    };
+    let _ = ctx.reply_bytes(b"holders");
+    let _ = ctx.reply_array(holders.len());
+    for (owner, hold) in &holders {
+        let tie = ties::of(lock.db(), name.bytes(), owner, hold.token);
+        reply_holder(ctx, owner, hold, tie.as_ref(), now);
+    }
+    let _ = ctx.reply_bytes(b"waiters");
+    Ok(ctx.reply_integer(waiters as u64))
+}
+
+/// On a replica, changes arrive without the module's doing; there, locks are read anew each time.
+pub(super) fn do_not_trust_copies(ctx: Ctx) {
+    if ctx.flags().role() == Role::Replica {
+        rosters::with(rosters::Rosters::clear);
+    }
+}
+
+fn reply_holder(ctx: Ctx, owner: &[u8], hold: &Hold, tie: Option<&Tie>, now: Millis) {
+    let tying = tie.map(|tie| tie.tying).unwrap_or_default();
+    let _ = ctx.reply_map(7);
+    let _ = ctx.reply_bytes(b"owner");
+    let _ = ctx.reply_bytes(owner);
+    let _ = ctx.reply_bytes(b"holds");
+    let _ = ctx.reply_integer(hold.holds);
+    let _ = ctx.reply_bytes(b"token");
+    let _ = ctx.reply_token(hold.token);
+    let _ = ctx.reply_bytes(b"ttl");
+    let _ = reply_ttl(ctx, hold.deadline, now);
+    let _ = ctx.reply_bytes(b"client");
+    let _ = tie.map_or_else(|| ctx.reply_null(), |tie| ctx.reply_integer(tie.client));
+    let _ = ctx.reply_bytes(b"watchdog");
+    let _ = ctx.reply_integer(u64::from(tying.watchdog));
+    let _ = ctx.reply_bytes(b"ephemeral");
+    let _ = ctx.reply_integer(u64::from(tying.ephemeral));
+}
+
+/// The milliseconds left; -1 without an end, as `PTTL`.
+pub(super) fn reply_ttl(ctx: Ctx, deadline: Deadline, now: Millis) -> Replied {
+    match deadline.remaining(now) {
+        Some(left) => ctx.reply_integer(left),
+        None => ctx.reply_signed(-1),
+    }
+}

@@ -1,0 +1,62 @@
+//! `LOCK.OWNER`
+
+use crate::server::commands::{Command, Docs, Keys};
+use crate::server::reply::Replied;
+use crate::server::{Call, Ctx, Text, ctx};
+use lazy_static::lazy_static;
+use std::ffi::{CStr, c_int};
+use uuid::{Builder, Uuid};
+
+lazy_static! {
+    /// Names this run of the server: client ids begin anew with each. Made of the server's own name for it, so that
+    /// it stays when the module is unloaded and loaded again.
+    static ref RUN: Uuid = name_of(&ctx::run_id());
+}
+
+fn name_of(run_id: &str) -> Uuid {
+    let digits = run_id.get(..32).unwrap_or_default();
+    let random = u128::from_str_radix(digits, 16).unwrap_or_default();
+    Builder::from_random_bytes(random.to_be_bytes()).into_uuid()
+}
+
+/// The identity of the calling connection: `<uuid of this server run>:<client id>`.
+///
+/// # Errors
+///
+/// The reply that tells that a script has no connection of its own.
+pub fn identity(ctx: Ctx) -> Result<Text, String> {
+    if !is_connection(ctx) {
+        return Err("ERR the owner * stands for a connection, and a script has none of its own".into());
+    }
+    Ok(Text::new(format!("{}:{}", RUN.as_hyphenated(), ctx.client_id()).as_bytes()))
+}
+
+/// Whether the command comes from a connection, not from a script or another module.
+pub fn is_connection(ctx: Ctx) -> bool {
+    // A script's client has no connection, but on some servers the id of one.
+    !ctx.flags().in_script() && ctx::is_connected(ctx.client_id())
+}
+
+/// `LOCK.OWNER`
+#[derive(Debug)]
+pub struct Owner;
+
+impl Command for Owner {
+    const NAME: &'static CStr = c"lock.owner";
+    const FLAGS: &'static CStr = c"fast allow-loading allow-stale";
+    const CATEGORIES: &'static str = "fast connection";
+    const KEYS: Keys = Keys::None;
+    const ARITY: c_int = 1;
+    const DOCS: Docs = Docs {
+        summary: c"Returns the identity of this connection, for which the owner * stands.",
+        complexity: c"O(1)",
+        args: &[],
+    };
+
+    fn run(call: Call) -> Replied {
+        match identity(call.ctx) {
+            Ok(identity) => call.ctx.reply_bytes(identity.bytes()),
+            Err(error) => call.ctx.reply_error(&error),
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! `LOCK.RELEASE` and giving back a hold, which `LOCK.MRELEASE` shares.
+
+use super::args::{self, Options, Word};
+use crate::holding;
+use crate::keyspace::effects::Ending;
+use crate::keyspace::{Detail, Lock};
+use crate::lock::{Deadline, Hold};
+use crate::server::clock::Now;
+use crate::server::commands::{Access, Arg, Command, Docs, Keys};
+use crate::server::reply::Replied;
+use crate::server::{AsText, Call, TextRef};
+use crate::stats::count;
+use crate::waiting::{self, WRONGTYPE};
+use std::ffi::{CStr, c_int};
+
+/// `LOCK.RELEASE key owner [TOKEN t] [HOLDS n | ALL] [LEASE ms]`
+#[derive(Debug)]
+pub struct Release;
+
+impl Command for Release {
+    const NAME: &'static CStr = c"lock.release";
+    const FLAGS: &'static CStr = c"write fast";
+    const CATEGORIES: &'static str = "write fast";
+    const KEYS: Keys = Keys::First(Access::Delete);
+    const ARITY: c_int = -3;
+    const DOCS: Docs = Docs {
+        summary: c"Gives back one hold of a lock, or several: returns how many are left, or null if there was none.",
+        complexity: c"O(log N) with N holders and waiters of the lock.",
+        args: &[
+            Arg::key(),
+            Arg::text(c"owner"),
+            Arg::option(c"TOKEN", c"token"),
+            Arg::one_of(c"holds", &[Arg::choice(c"HOLDS", c"holds-left"), Arg::word(c"all", c"ALL")]),
+            Arg::option(c"LEASE", c"lease-ms"),
+        ],
+    };
+
+    fn run(call: Call) -> Replied {
+        release(call).unwrap_or_else(|error| call.ctx.reply_error(&error))
+    }
+}
+
+fn release(call: Call) -> Result<Replied, String> {
+    let name = args::key(call, 1)?;
+    let owner = args::owner(call, 2)?;
+    let options = args::options(call, 3, &[Word::Token, Word::HoldsLeft, Word::All, Word::Lease])?;
+
+    let now = Now::read();
+    let ctx = call.ctx;
+    let detail = if options.lease.is_none() { Detail::Holds } else { Detail::All };
+    let mut lock = Lock::look_for(ctx, name, owner.as_text(), now.millis(), detail).map_err(|_| WRONGTYPE)?;
+    let left = give_back(&mut lock, owner.as_text(), &options, now);
+    drop(lock);
+    if left == Some(0) {
+        waiting::serve_lock(ctx, name, now);
+    }
+    Ok(match left {
+        Some(left) => ctx.reply_integer(left),
+        None => ctx.reply_null(),
+    })
+}
+
+/// Gives back what the options say; the holds that are left, `None` if the owner holds nothing (under that token).
+pub(super) fn give_back(lock: &mut Lock, owner: TextRef, options: &Options, now: Now) -> Option<u64> {
+    let own = lock.standing.own.filter(|own| options.token.is_none() || own.token == options.token)?;
+    count(|it| &mut it.releases);
+    let holds = options.holds.unwrap_or_else(|| own.holds.saturating_sub(1)).min(own.holds);
+    if holds == 0 {
+        holding::end(lock, owner, Ending::Released);
+        return Some(0);
+    }
+    let deadline = options.lease.map_or(own.deadline, |lease| Deadline::after(now.millis(), lease));
+    lock.update(owner, &own, &Hold { holds, deadline, ..own });
+    if options.lease.is_some() {
+        waiting::deadline_moved(lock, owner, deadline, now);
+    }
+    Some(holds)
+}

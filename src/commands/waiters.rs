@@ -1,0 +1,75 @@
+//! `LOCK.WAITERS`
+
+use super::args::{self, Word};
+use crate::lock::{Limit, Millis, Owner};
+use crate::server::Call;
+use crate::server::clock::Now;
+use crate::server::commands::{Access, Arg, Command, Docs, Keys};
+use crate::server::reply::Replied;
+use crate::waiting;
+use std::ffi::{CStr, c_int};
+
+/// `LOCK.WAITERS key [COUNT n]`
+#[derive(Debug)]
+pub struct Waiters;
+
+impl Command for Waiters {
+    const NAME: &'static CStr = c"lock.waiters";
+    const FLAGS: &'static CStr = c"readonly";
+    const CATEGORIES: &'static str = "read slow";
+    const KEYS: Keys = Keys::First(Access::Read);
+    const ARITY: c_int = -2;
+    const DOCS: Docs = Docs {
+        summary: c"Returns who waits for a lock, in order.",
+        complexity: c"O(N) with N waiters returned.",
+        args: &[Arg::key(), Arg::option(c"COUNT", c"count")],
+    };
+
+    fn run(call: Call) -> Replied {
+        waiters(call).unwrap_or_else(|error| call.ctx.reply_error(&error))
+    }
+}
+
+/// One who waits.
+struct Row {
+    owner: Owner,
+    client: u64,
+    since: Millis,
+    until: Option<Millis>,
+    limit: Limit,
+}
+
+fn waiters(call: Call) -> Result<Replied, String> {
+    let name = args::key(call, 1)?;
+    let options = args::options(call, 2, &[Word::Count])?;
+    let (ctx, now) = (call.ctx, Now::read().millis());
+    let rows: Vec<Row> = waiting::with_queue(|queue| {
+        let lane = queue.lane(ctx.db(), name.bytes()).take(options.count.unwrap_or(usize::MAX));
+        lane.map(|waiter| Row {
+            owner: waiter.owner.clone(),
+            client: waiting::client_of(waiter),
+            since: waiter.since,
+            until: waiter.until,
+            limit: waiter.request.limit,
+        })
+        .collect()
+    });
+    let replied = ctx.reply_array(rows.len());
+    for row in &rows {
+        let _ = ctx.reply_map(5);
+        let _ = ctx.reply_bytes(b"owner");
+        let _ = ctx.reply_bytes(&row.owner);
+        let _ = ctx.reply_bytes(b"client");
+        let _ = ctx.reply_integer(row.client);
+        let _ = ctx.reply_bytes(b"waited");
+        let _ = ctx.reply_integer(now.saturating_sub(row.since));
+        let _ = ctx.reply_bytes(b"remaining");
+        let _ = match row.until {
+            Some(until) => ctx.reply_integer(until.saturating_sub(now)),
+            None => ctx.reply_signed(-1),
+        };
+        let _ = ctx.reply_bytes(b"limit");
+        let _ = ctx.reply_integer(u64::from(row.limit.number()));
+    }
+    Ok(replied)
+}

@@ -1,0 +1,123 @@
+//! Holdfast: distributed locks inside Redis and Valkey.
+//!
+//! The whole module on one screen. The contract with clients is in the README and in `docs/`; what a lock *is* stands
+//! in [`lock`], how it lies in the keyspace in [`keyspace`], and everything unsafe in [`server`].
+#![deny(unsafe_code)]
+
+pub mod commands;
+pub mod config;
+pub mod confirming;
+pub mod holding;
+pub mod info;
+pub mod keyspace;
+pub mod lock;
+#[allow(unsafe_code)]
+pub mod server;
+pub mod stats;
+pub mod ties;
+pub mod undo;
+pub mod waiting;
+
+#[cfg(not(test))]
+use redis_module::alloc::RedisAlloc as Allocator;
+use redis_module::{Context, RedisString, Status, redis_module};
+#[cfg(test)]
+use std::alloc::System as Allocator;
+
+use server::commands::{add_category, register};
+use server::upcalls::Upcalls;
+use server::{Ctx, TextRef};
+
+/// The module's name: in `MODULE LIST`, of the section of `INFO`, before its settings.
+pub const NAME: &str = "holdfast";
+
+/// The ACL category of all its commands, where the server can make one.
+const CATEGORY: &str = "lock";
+
+/// Makes the commands known to the server.
+fn register_commands(ctx: Ctx) -> bool {
+    // LOCK.ACQUIRE key owner [LEASE ms] [WAIT ms] [LIMIT n | SHARED] [HOLDS n] [WATCHDOG] [EPHEMERAL] [REPLICAS n]
+    register::<commands::Acquire>(ctx, CATEGORY)
+        // LOCK.RELEASE key owner [TOKEN t] [HOLDS n | ALL] [LEASE ms]
+        && register::<commands::Release>(ctx, CATEGORY)
+        // LOCK.RENEW key owner [LEASE ms] [TOKEN t] [WATCHDOG] [EPHEMERAL] [REPLICAS n]
+        && register::<commands::Renew>(ctx, CATEGORY)
+        // LOCK.FORCE key
+        && register::<commands::Force>(ctx, CATEGORY)
+        // LOCK.MACQUIRE numkeys key [key …] owner [LEASE ms] [WAIT ms] [HOLDS n] [WATCHDOG] [EPHEMERAL] [REPLICAS n]
+        && register::<commands::Macquire>(ctx, CATEGORY)
+        // LOCK.MRELEASE numkeys key [key …] owner [TOKEN t] [ALL]
+        && register::<commands::Mrelease>(ctx, CATEGORY)
+        // LOCK.MRENEW numkeys key [key …] owner [LEASE ms] [TOKEN t] [WATCHDOG] [EPHEMERAL] [REPLICAS n]
+        && register::<commands::Mrenew>(ctx, CATEGORY)
+        // LOCK.INFO key
+        && register::<commands::Info>(ctx, CATEGORY)
+        // LOCK.WAITERS key [COUNT n]
+        && register::<commands::Waiters>(ctx, CATEGORY)
+        // LOCK.TOP [COUNT n]
+        && register::<commands::Top>(ctx, CATEGORY)
+        // LOCK.OWNER
+        && register::<commands::Owner>(ctx, CATEGORY)
+        // LOCK.HELP
+        && register::<commands::Help>(ctx, CATEGORY)
+}
+
+/// Starts the module. What is wrong goes to the server's log.
+fn start(ctx: Ctx, args: &[TextRef]) -> bool {
+    server::upcalls::set(Upcalls {
+        answer: waiting::answer,
+        gone: waiting::gone,
+        tick: waiting::tick,
+        ask: waiting::ask,
+        key_touched: waiting::key_touched,
+        after_touch: waiting::after_touch,
+        event: waiting::event,
+    });
+    add_category(ctx, CATEGORY);
+    if !register_commands(ctx) {
+        ctx.warn("holdfast: the server refused a command of the module");
+        return false;
+    }
+    if let Err(error) = config::start(ctx, args) {
+        ctx.warn(&format!("holdfast: {error}"));
+        return false;
+    }
+    server::info::register(ctx, info::fill);
+    server::events::subscribe(ctx);
+    keyspace::listeners::start(ctx, NAME.as_bytes());
+    warn_of_eviction(ctx);
+    true
+}
+
+/// Stops the module: the server refuses to unload it while anybody waits or a hold is watched.
+fn stop(ctx: Ctx) {
+    waiting::stop(ctx);
+}
+
+/// An evicted lock is a lock held twice.
+fn warn_of_eviction(ctx: Ctx) {
+    let [policy] = ctx.server_info(c"memory", [c"maxmemory_policy"]);
+    if policy != "noeviction" {
+        ctx.warn(&format!(
+            "holdfast: maxmemory-policy is {policy}: the server may evict locks when memory is short, and an evicted \
+             lock is a lock held twice. Set maxmemory-policy noeviction."
+        ));
+    }
+}
+
+fn load(context: &Context, args: &[RedisString]) -> Status {
+    server::load(context, args, start)
+}
+
+fn unload(context: &Context) -> Status {
+    server::unload(context, stop)
+}
+
+redis_module! {
+    name: NAME,
+    version: 100, // 0.1.0
+    allocator: (Allocator, Allocator),
+    data_types: [],
+    init: load,
+    deinit: unload,
+}

@@ -1,0 +1,439 @@
+//! Every kind of bad argument: a clear error, nothing changed, and the server lives.
+
+use redis::Value;
+use support::{Raw, Server};
+
+use crate::common::{
+    Contents, Protocol, array, ask, ask_int, ask_ok, ask_token, bytes, error, info_number, text, words,
+};
+
+const MAX_LEASE: i64 = 315_360_000_000;
+
+/// An argument that is a number behind a word.
+#[derive(Clone, Copy)]
+struct Number {
+    word: &'static str,
+    least: i64,
+    most: i64,
+}
+
+const LEASE: Number = Number { word: "LEASE", least: 1, most: MAX_LEASE };
+const WAIT: Number = Number { word: "WAIT", least: 0, most: MAX_LEASE };
+const LIMIT: Number = Number { word: "LIMIT", least: 1, most: 2_147_483_647 };
+const HOLDS: Number = Number { word: "HOLDS", least: 1, most: 2_147_483_647 };
+const HOLDS_LEFT: Number = Number { least: 0, ..HOLDS };
+const TOKEN: Number = Number { word: "TOKEN", least: 1, most: (1 << 53) - 1 };
+const COUNT: Number = Number { word: "COUNT", least: 1, most: i64::MAX };
+const REPLICAS: Number = Number { word: "REPLICAS", least: 0, most: i64::MAX };
+
+/// Requests that are right as they stand (but for the reply that they get), and the numbers that may follow.
+const REQUESTS: [(&str, &[Number]); 15] = [
+    ("LOCK.ACQUIRE held me", &[LEASE, WAIT, LIMIT, HOLDS, REPLICAS]),
+    ("LOCK.ACQUIRE held you", &[LEASE, WAIT, LIMIT, HOLDS, REPLICAS]),
+    ("LOCK.ACQUIRE shared me SHARED", &[LEASE, WAIT, HOLDS, REPLICAS]),
+    ("LOCK.ACQUIRE free me", &[LEASE, WAIT, LIMIT, HOLDS, REPLICAS]),
+    ("LOCK.RELEASE held me", &[TOKEN, HOLDS_LEFT, LEASE]),
+    ("LOCK.RELEASE shared me", &[TOKEN, HOLDS_LEFT, LEASE]),
+    ("LOCK.RELEASE free me", &[TOKEN, HOLDS_LEFT, LEASE]),
+    ("LOCK.RENEW held me", &[LEASE, TOKEN, REPLICAS]),
+    ("LOCK.RENEW shared me", &[LEASE, TOKEN, REPLICAS]),
+    ("LOCK.RENEW free me", &[LEASE, TOKEN, REPLICAS]),
+    ("LOCK.MACQUIRE 2 held free me", &[LEASE, WAIT, HOLDS, REPLICAS]),
+    ("LOCK.MRELEASE 2 held free me", &[TOKEN]),
+    ("LOCK.MRENEW 2 held free me", &[LEASE, TOKEN, REPLICAS]),
+    ("LOCK.WAITERS held", &[COUNT]),
+    ("LOCK.TOP", &[COUNT]),
+];
+
+/// What is no integer of 64 bits in plain decimal digits.
+const NO_NUMBERS: [&str; 14] = [
+    "abc",
+    "1.5",
+    "1e3",
+    "+1",
+    "0x10",
+    "01",
+    "-",
+    "1-",
+    "--1",
+    "9223372036854775808",
+    "-9223372036854775809",
+    "18446744073709551616",
+    "18446744073709551617",
+    "123456789012345678901234567890123456789012345678901234567890",
+];
+
+/// The same, not to be seen in the message.
+const NO_TEXTS: [&[u8]; 9] =
+    [b"", b" 1", b"1 ", b"1\n", b"1\0", b"\xff", b"%s%s%n", b"1\r\n+OK\r\n", b"\xd9\xa1\xd9\xa2"];
+
+impl Number {
+    fn too_small_and_too_large(self) -> impl Iterator<Item = String> {
+        let below = [self.least - 1, -1, -2_147_483_649, i64::MIN].into_iter().filter(move |&bad| bad < self.least);
+        let above = [self.most.saturating_add(1), i64::MAX].into_iter().filter(move |&bad| bad > self.most);
+        below.chain(above).map(|bad| bad.to_string())
+    }
+}
+
+/// A server with a mutex `held` by `me`, and a lock `shared` by `me` and `you`.
+struct Victim {
+    server: Server,
+    raw: Raw,
+    before: Contents,
+    changes: i64,
+}
+
+impl Victim {
+    fn new(protocol: Protocol) -> Self {
+        let server = Server::start();
+        let mut raw = protocol.connect(&server);
+        ask_token(&mut raw, "LOCK.ACQUIRE held me HOLDS 2 LEASE 1000000");
+        ask_token(&mut raw, "LOCK.ACQUIRE shared me SHARED LEASE 1000000");
+        ask_token(&mut raw, "LOCK.ACQUIRE shared you SHARED LEASE 2000000");
+        let before = Contents::read(&mut raw);
+        let changes = info_number(&server, "persistence", "rdb_changes_since_last_save");
+        Self { server, raw, before, changes }
+    }
+
+    /// Is refused with a message that contains all of `mentions`, on one line, and nothing has changed.
+    #[track_caller]
+    fn refuses(&mut self, command: &[&[u8]], mentions: &[&str]) {
+        let shown: Vec<String> = command.iter().map(|word| word.escape_ascii().to_string()).collect();
+        let reply = self.raw.call(command);
+        assert!(matches!(reply, Value::ServerError(_)), "{shown:?}: {reply:?}");
+        let (code, message) = error(&reply);
+        assert_eq!(code, "ERR", "{shown:?}: {message}");
+        for mention in mentions {
+            assert!(message.contains(mention), "{shown:?}: no {mention} in {message:?}");
+        }
+        assert!(message.len() < 1000, "{shown:?}: {} bytes", message.len());
+        // A line break in the message would make the rest of it the next reply.
+        assert_eq!(ask(&mut self.raw, "ECHO still-in-step"), Value::BulkString(b"still-in-step".to_vec()), "{shown:?}");
+        assert_eq!(Contents::read(&mut self.raw), self.before, "{shown:?} has changed something: {message}");
+    }
+
+    #[track_caller]
+    fn refuses_line(&mut self, line: &str, mentions: &[&str]) {
+        self.refuses(&words(line), mentions);
+    }
+
+    /// After all: no key was touched, not even to the same value.
+    fn ends_untouched(self) {
+        let changes = info_number(&self.server, "persistence", "rdb_changes_since_last_save");
+        assert_eq!(changes, self.changes);
+        assert_eq!(info_number(&self.server, "clients", "blocked_clients"), 0);
+    }
+}
+
+/// On a server for each protocol.
+fn each(check: impl Fn(&mut Victim)) {
+    for protocol in Protocol::BOTH {
+        let mut victim = Victim::new(protocol);
+        check(&mut victim);
+        victim.ends_untouched();
+    }
+}
+
+/// For every number of every request.
+fn each_number(check: impl Fn(&mut Victim, &str, Number)) {
+    each(|victim| {
+        for (request, numbers) in REQUESTS {
+            for number in numbers {
+                check(victim, request, *number);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_missing_number() {
+    each_number(|victim, request, number| {
+        victim.refuses_line(&format!("{request} {}", number.word), &[number.word]);
+    });
+}
+
+#[test]
+fn zero_negative_too_large() {
+    each_number(|victim, request, number| {
+        for bad in number.too_small_and_too_large() {
+            victim.refuses_line(&format!("{request} {} {bad}", number.word), &[number.word, &bad]);
+        }
+    });
+}
+
+#[test]
+fn not_a_number_or_beyond_64_bits() {
+    each_number(|victim, request, number| {
+        for bad in NO_NUMBERS {
+            victim.refuses_line(&format!("{request} {} {bad}", number.word), &[number.word, bad]);
+        }
+        for bad in NO_TEXTS {
+            let mut command = words(request);
+            command.extend([number.word.as_bytes(), bad]);
+            victim.refuses(&command, &[number.word]);
+        }
+    });
+}
+
+#[test]
+fn a_number_given_twice() {
+    each_number(|victim, request, number| {
+        let word = number.word;
+        for (first, second) in [(number.least, number.least), (5, 6), (number.least, 5)] {
+            victim.refuses_line(&format!("{request} {word} {first} {word} {second}"), &[word]);
+            victim.refuses_line(&format!("{request} {word} {first} {} {second}", word.to_lowercase()), &[word]);
+        }
+    });
+}
+
+#[test]
+fn a_message_names_what_is_allowed() {
+    let mut victim = Victim::new(Protocol::Resp2);
+    for (line, allowed) in [
+        ("LOCK.ACQUIRE free me LEASE 0", ["1", "315360000000"]),
+        ("LOCK.ACQUIRE free me LEASE 315360000001", ["1", "315360000000"]),
+        ("LOCK.ACQUIRE free me LIMIT 0", ["1", "2147483647"]),
+        ("LOCK.ACQUIRE free me HOLDS 2147483648", ["1", "2147483647"]),
+        ("LOCK.RELEASE held me HOLDS -1", ["0", "2147483647"]),
+        ("LOCK.RELEASE held me TOKEN 0", ["1", "9007199254740991"]),
+        ("LOCK.RENEW held me LEASE -5", ["1", "315360000000"]),
+    ] {
+        victim.refuses_line(line, &allowed);
+    }
+    victim.ends_untouched();
+}
+
+#[test]
+fn a_flag_given_twice() {
+    each(|victim| {
+        for (request, flags) in [
+            ("LOCK.ACQUIRE held me", &["WATCHDOG", "EPHEMERAL"][..]),
+            ("LOCK.ACQUIRE free me", &["SHARED", "WATCHDOG", "EPHEMERAL"]),
+            ("LOCK.RELEASE held me", &["ALL"]),
+            ("LOCK.RENEW held me", &["WATCHDOG", "EPHEMERAL"]),
+            ("LOCK.MACQUIRE 1 free me", &["WATCHDOG", "EPHEMERAL"]),
+            ("LOCK.MRELEASE 1 held me", &["ALL"]),
+            ("LOCK.MRENEW 1 held me", &["WATCHDOG", "EPHEMERAL"]),
+        ] {
+            for flag in flags {
+                victim.refuses_line(&format!("{request} {flag} {flag}"), &[flag]);
+            }
+        }
+    });
+}
+
+#[test]
+fn what_contradicts_itself() {
+    each(|victim| {
+        for (line, both) in [
+            ("LOCK.ACQUIRE free me LIMIT 2 SHARED", ["LIMIT", "SHARED"]),
+            ("LOCK.ACQUIRE free me SHARED LIMIT 2", ["LIMIT", "SHARED"]),
+            ("LOCK.ACQUIRE free me LIMIT 1 LEASE 5 SHARED", ["LIMIT", "SHARED"]),
+            ("LOCK.RELEASE held me HOLDS 1 ALL", ["HOLDS", "ALL"]),
+            ("LOCK.RELEASE held me ALL HOLDS 0", ["HOLDS", "ALL"]),
+            ("LOCK.RELEASE held me ALL LEASE 5 HOLDS 1", ["HOLDS", "ALL"]),
+        ] {
+            victim.refuses_line(line, &both);
+        }
+    });
+}
+
+#[test]
+fn another_limit_than_the_locks() {
+    each(|victim| {
+        for line in [
+            "LOCK.ACQUIRE held me SHARED",
+            "LOCK.ACQUIRE held me LIMIT 2",
+            "LOCK.ACQUIRE held me LIMIT 2147483647 LEASE 5000000 HOLDS 9",
+            "LOCK.ACQUIRE held me SHARED WAIT 0",
+            "LOCK.ACQUIRE shared me",
+            "LOCK.ACQUIRE shared me LIMIT 1",
+            "LOCK.ACQUIRE shared me LIMIT 2 LEASE 5000000",
+            "LOCK.MACQUIRE 2 free shared me",
+        ] {
+            victim.refuses_line(line, &[]);
+        }
+    });
+}
+
+#[test]
+fn a_word_that_is_unknown_there() {
+    each(|victim| {
+        for (request, words) in [
+            ("LOCK.ACQUIRE held me", &["FOO", "ALL", "TOKEN", "COUNT", "LEASES", "LEAS", "5"][..]),
+            ("LOCK.ACQUIRE free me LEASE 5", &["FOO", "ALL", "TOKEN", "7"]),
+            ("LOCK.RELEASE held me", &["FOO", "WAIT", "LIMIT", "SHARED", "WATCHDOG", "EPHEMERAL", "REPLICAS", "0"]),
+            ("LOCK.RENEW held me", &["FOO", "WAIT", "LIMIT", "SHARED", "HOLDS", "ALL"]),
+            ("LOCK.MACQUIRE 1 free me", &["FOO", "LIMIT", "SHARED", "ALL", "TOKEN"]),
+            ("LOCK.MRELEASE 1 held me", &["FOO", "HOLDS", "LEASE", "WATCHDOG"]),
+            ("LOCK.MRENEW 1 held me", &["FOO", "WAIT", "HOLDS", "SHARED", "ALL"]),
+            ("LOCK.WAITERS held", &["FOO", "LIMIT"]),
+            ("LOCK.TOP", &["FOO", "LIMIT"]),
+        ] {
+            for word in words {
+                victim.refuses_line(&format!("{request} {word}"), &[word]);
+                victim.refuses_line(&format!("{request} {word} 5"), &[word]);
+            }
+        }
+    });
+}
+
+#[test]
+fn a_word_of_any_bytes() {
+    let long = b"x".repeat(100_000);
+    let bad: [&[u8]; 9] =
+        [b"", b"\0", b"LEASE\0", b"\xff\xfe", b"%s%n%d%x", b"a\r\n+OK\r\n:1", b"\r\n-ERR other", b"{}{0}{name}", &long];
+    each(|victim| {
+        for request in REQUESTS.map(|(request, _)| request) {
+            for word in bad {
+                let mut command = words(request);
+                command.push(word);
+                victim.refuses(&command, &[]);
+                command.push(b"5");
+                victim.refuses(&command, &[]);
+            }
+        }
+    });
+}
+
+#[test]
+fn an_owner_that_is_none() {
+    let long = [b'o'; 513];
+    let longest = vec![b'o'; 1 << 20];
+    let bad: [&[u8]; 8] = [b"", b"#", b"#fence", b"#limit", b"#@me", b"#\0", &long, &longest];
+    each(|victim| {
+        for owner in bad {
+            for before in [
+                "LOCK.ACQUIRE held",
+                "LOCK.ACQUIRE free",
+                "LOCK.RELEASE held",
+                "LOCK.RELEASE free",
+                "LOCK.RENEW held",
+                "LOCK.MACQUIRE 1 free",
+                "LOCK.MRELEASE 1 held",
+                "LOCK.MRENEW 1 held",
+            ] {
+                let mut command = words(before);
+                command.push(owner);
+                victim.refuses(&command, &["owner"]);
+                command.extend([&b"LEASE"[..], b"5"]);
+                victim.refuses(&command, &[]);
+            }
+        }
+    });
+}
+
+#[test]
+fn too_few_or_too_many_words() {
+    each(|victim| {
+        for line in [
+            "LOCK.ACQUIRE",
+            "LOCK.ACQUIRE held",
+            "LOCK.RELEASE",
+            "LOCK.RELEASE held",
+            "LOCK.RENEW",
+            "LOCK.RENEW held",
+            "LOCK.FORCE",
+            "LOCK.FORCE held shared",
+            "LOCK.MACQUIRE",
+            "LOCK.MACQUIRE 1",
+            "LOCK.MACQUIRE 1 free",
+            "LOCK.MRELEASE 1 held",
+            "LOCK.MRENEW 1 held",
+            "LOCK.INFO",
+            "LOCK.INFO held shared",
+            "LOCK.WAITERS",
+            "LOCK.OWNER me",
+            "LOCK.HELP me",
+        ] {
+            victim.refuses_line(line, &["wrong number of arguments"]);
+        }
+        victim.refuses_line("LOCK.NOTHING held me", &["unknown command"]);
+    });
+}
+
+#[test]
+fn a_number_of_keys_that_is_none() {
+    each(|victim| {
+        for name in ["LOCK.MACQUIRE", "LOCK.MRELEASE", "LOCK.MRENEW"] {
+            for bad in
+                ["0", "-1", "abc", "1.5", "3", "4", "5", "2147483648", "9223372036854775807", "9223372036854775808"]
+            {
+                victim.refuses_line(&format!("{name} {bad} free held me"), &[]);
+            }
+            for bad in NO_TEXTS {
+                victim.refuses(&[name.as_bytes(), bad, b"free", b"me"], &[]);
+            }
+            victim.refuses_line(&format!("{name} 2 held held me"), &[]);
+            victim.refuses_line(&format!("{name} 3 free held free me"), &[]);
+        }
+    });
+}
+
+#[test]
+fn a_longer_lease_than_the_server_allows() {
+    each(|victim| {
+        ask_ok(&mut victim.raw, "CONFIG SET holdfast.max-lease 1000");
+        for request in ["LOCK.ACQUIRE held me", "LOCK.ACQUIRE free me", "LOCK.RELEASE held me", "LOCK.RENEW held me"] {
+            for bad in ["1001", "30000", "315360000000", "9223372036854775807"] {
+                victim.refuses_line(&format!("{request} LEASE {bad}"), &["LEASE", "1000", bad]);
+            }
+        }
+    });
+    let server = Server::builder().module_args(&["max-lease", "1000"]).start();
+    ask_token(&mut server.raw(), "LOCK.ACQUIRE free me LEASE 1000");
+}
+
+#[test]
+fn more_holds_than_there_can_be() {
+    let server = Server::start();
+    let mut raw = server.raw();
+    ask_token(&mut raw, "LOCK.ACQUIRE k me HOLDS 2147483647");
+    let before = Contents::read(&mut raw);
+    for line in ["LOCK.ACQUIRE k me", "LOCK.ACQUIRE k me LEASE 1000000"] {
+        assert_eq!(error(&ask(&mut raw, line)).0, "ERR", "{line}");
+        assert_eq!(Contents::read(&mut raw), before, "{line}");
+    }
+    assert_eq!(ask_int(&mut raw, "LOCK.RELEASE k me"), 2_147_483_646);
+    ask_token(&mut raw, "LOCK.ACQUIRE k me");
+}
+
+#[test]
+fn confirmations_where_nothing_may_block() {
+    each(|victim| {
+        for line in
+            ["LOCK.ACQUIRE free me REPLICAS 1", "LOCK.RENEW held me REPLICAS 1", "LOCK.MACQUIRE 1 free me REPLICAS 1"]
+        {
+            ask_ok(&mut victim.raw, "MULTI");
+            assert_eq!(text(&ask(&mut victim.raw, line)), "QUEUED");
+            let reply = ask(&mut victim.raw, "EXEC");
+            let [reply] = array(&reply) else { panic!("{reply:?}") };
+            assert_eq!(error(reply).0, "ERR", "{line}");
+            assert_eq!(Contents::read(&mut victim.raw), victim.before, "{line}");
+            let script = format!("return redis.pcall('{}')", line.replace(' ', "','"));
+            let reply = victim.raw.call(&[b"EVAL", script.as_bytes(), b"0"]);
+            assert_eq!(error(&reply).0, "ERR", "{line}");
+            assert_eq!(Contents::read(&mut victim.raw), victim.before, "{line}");
+        }
+    });
+}
+
+#[test]
+fn the_largest_of_everything() {
+    let server = Server::start();
+    let mut raw = server.raw();
+    for (line, deadline) in [
+        ("LOCK.ACQUIRE a me LEASE 315360000000 WAIT 315360000000 LIMIT 2147483647 HOLDS 2147483647", "a"),
+        ("LOCK.RENEW a me LEASE 315360000000", "a"),
+        ("LOCK.ACQUIRE b me LEASE 315360000000 HOLDS 2147483647", "b"),
+    ] {
+        let token = ask_token(&mut raw, line);
+        assert!(token > 0);
+        let left = ask_int(&mut raw, &format!("PTTL {deadline}"));
+        assert!((MAX_LEASE - 60_000..=MAX_LEASE).contains(&left), "{line}: {left}");
+    }
+    assert_eq!(ask(&mut raw, "LOCK.RELEASE b me TOKEN 9007199254740991"), Value::Nil);
+    assert_eq!(ask_int(&mut raw, "LOCK.RELEASE b me HOLDS 2147483647 LEASE 315360000000"), 2_147_483_647);
+    assert_eq!(ask_int(&mut raw, "LOCK.RELEASE b me ALL"), 0);
+    assert_eq!(bytes(&ask(&mut raw, "HGET a me")), b"2147483647");
+}

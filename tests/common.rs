@@ -1,0 +1,202 @@
+//! What several of the files here use.
+
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use redis::Value;
+use support::{Raw, Server};
+
+pub type Bytes = Vec<u8>;
+
+/// Names that break whatever takes them for text, for a format, for a pattern or for the end of a line.
+pub const NAMES: [&[u8]; 12] = [
+    b"plain",
+    b"nul\0inside",
+    b"\0",
+    b"100%s%n%d%",
+    b"{tag}rest",
+    b"}{",
+    b"\r\n",
+    b"+OK\r\n:1\r\n$-1\r\n",
+    b"\xff\xfe\xc3\x28\x80",
+    b" spaces \t",
+    b"\"quo'ted\\",
+    b"0:@?*[a]",
+];
+
+/// A protocol of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Resp2,
+    Resp3,
+}
+
+impl Protocol {
+    pub const BOTH: [Self; 2] = [Self::Resp2, Self::Resp3];
+
+    /// A new connection that speaks it.
+    pub fn connect(self, server: &Server) -> Raw {
+        let mut raw = server.raw();
+        if self == Self::Resp3 {
+            raw.hello3();
+        }
+        raw
+    }
+
+    /// A null as it is on the wire.
+    pub fn null(self) -> &'static [u8] {
+        match self {
+            Self::Resp2 => b"$-1\r\n",
+            Self::Resp3 => b"_\r\n",
+        }
+    }
+}
+
+/// The words of a command line without quotes.
+pub fn words(line: &str) -> Vec<&[u8]> {
+    line.split_whitespace().map(str::as_bytes).collect()
+}
+
+/// Sends the words of `line` as a command and reads its reply.
+#[track_caller]
+pub fn ask(raw: &mut Raw, line: &str) -> Value {
+    raw.call(&words(line))
+}
+
+/// The same, where the reply is a token.
+#[track_caller]
+pub fn ask_token(raw: &mut Raw, line: &str) -> i64 {
+    token(&ask(raw, line))
+}
+
+/// The same, where the reply is an integer.
+#[track_caller]
+pub fn ask_int(raw: &mut Raw, line: &str) -> i64 {
+    int(&ask(raw, line))
+}
+
+/// The same for commands that have to succeed with `OK`.
+#[track_caller]
+pub fn ask_ok(raw: &mut Raw, line: &str) {
+    assert_eq!(ask(raw, line), Value::Okay, "{line}");
+}
+
+/// An integer.
+#[track_caller]
+pub fn int(value: &Value) -> i64 {
+    match value {
+        Value::Int(int) => *int,
+        other => panic!("no integer: {other:?}"),
+    }
+}
+
+/// A fencing token.
+#[track_caller]
+pub fn token(value: &Value) -> i64 {
+    let token = int(value);
+    assert!(token > 0 && token < 1 << 53, "no token: {token}");
+    token
+}
+
+/// A string of any bytes.
+#[track_caller]
+pub fn bytes(value: &Value) -> &[u8] {
+    match value {
+        Value::BulkString(bytes) => bytes,
+        Value::SimpleString(text) => text.as_bytes(),
+        other => panic!("no string: {other:?}"),
+    }
+}
+
+/// A string that is text.
+#[track_caller]
+pub fn text(value: &Value) -> String {
+    match value {
+        Value::VerbatimString { text, .. } => text.clone(),
+        other => String::from_utf8(bytes(other).to_vec()).expect("UTF-8"),
+    }
+}
+
+/// The elements of an array.
+#[track_caller]
+pub fn array(value: &Value) -> &[Value] {
+    match value {
+        Value::Array(items) | Value::Set(items) => items,
+        other => panic!("no array: {other:?}"),
+    }
+}
+
+/// A map by its keys: a RESP3 map, or an array of keys and values in turn.
+#[track_caller]
+pub fn map(value: &Value) -> BTreeMap<Bytes, Value> {
+    match value {
+        Value::Map(pairs) => pairs.iter().map(|(key, value)| (bytes(key).to_vec(), value.clone())).collect(),
+        other => array(other).chunks(2).map(|pair| (bytes(&pair[0]).to_vec(), pair[1].clone())).collect(),
+    }
+}
+
+/// The code and the message of an error.
+#[track_caller]
+pub fn error(value: &Value) -> (&str, &str) {
+    match value {
+        Value::ServerError(error) => (error.code(), error.details().unwrap_or_default()),
+        other => panic!("no error: {other:?}"),
+    }
+}
+
+/// The fields of a hash.
+#[track_caller]
+pub fn fields(raw: &mut Raw, key: &[u8]) -> BTreeMap<Bytes, Bytes> {
+    let fields = map(&raw.call(&[b"HGETALL", key]));
+    fields.into_iter().map(|(field, value)| (field, bytes(&value).to_vec())).collect()
+}
+
+/// When a key expires, Unix ms; -1: never; -2: there is no such key.
+#[track_caller]
+pub fn deadline(raw: &mut Raw, key: &[u8]) -> i64 {
+    int(&raw.call(&[b"PEXPIRETIME", key]))
+}
+
+/// All keys of the selected database.
+#[track_caller]
+pub fn keys(raw: &mut Raw) -> Vec<Bytes> {
+    let mut keys: Vec<Bytes> = array(&raw.call(&[b"KEYS", b"*"])).iter().map(bytes).map(<[u8]>::to_vec).collect();
+    keys.sort();
+    keys
+}
+
+/// The server's contents: everything that a client could see changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Contents {
+    /// Of all databases; the server's digest says nothing of times.
+    digest: String,
+    /// Of the keys of the selected database.
+    deadlines: BTreeMap<Bytes, i64>,
+}
+
+impl Contents {
+    /// As they are now.
+    #[track_caller]
+    pub fn read(raw: &mut Raw) -> Self {
+        let digest = text(&raw.call(&[b"DEBUG", b"DIGEST"]));
+        let deadlines = keys(raw).into_iter().map(|key| (key.clone(), deadline(raw, &key))).collect();
+        Self { digest, deadlines }
+    }
+}
+
+/// A field of a section of `INFO` that is a number.
+#[track_caller]
+pub fn info_number(server: &Server, section: &str, field: &str) -> i64 {
+    let value = server.info(section, field).unwrap_or_else(|| panic!("INFO {section} has no {field}"));
+    value.parse().unwrap_or_else(|_| panic!("no number in {field}:{value}"))
+}
+
+/// The present by this machine's clock, in Unix microseconds.
+pub fn unix_micros() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros() as i64
+}
+
+/// The present by this machine's clock, in Unix milliseconds.
+pub fn unix_millis() -> i64 {
+    unix_micros() / 1000
+}

@@ -1,0 +1,147 @@
+//! `INFO holdfast` counts what happens.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use redis::Value;
+use support::{Raw, Server, until};
+
+use crate::common::{ask, ask_int, ask_token, text};
+
+const SOON: Duration = Duration::from_secs(30);
+
+type Section = BTreeMap<String, i64>;
+
+/// The fields of the section.
+#[track_caller]
+fn section(raw: &mut Raw) -> Section {
+    let lines = text(&ask(raw, "INFO holdfast"));
+    let fields = lines.lines().filter_map(|line| line.strip_prefix("holdfast_")?.split_once(':'));
+    fields.map(|(name, value)| (name.to_owned(), value.trim().parse().expect("a number"))).collect()
+}
+
+/// The fields that differ, and by how much.
+fn moved(before: &Section, after: &Section) -> BTreeMap<String, i64> {
+    assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>());
+    let changes = after.iter().map(|(name, value)| (name.clone(), value - before[name]));
+    changes.filter(|(name, change)| *change != 0 && !name.contains("_usec_")).collect()
+}
+
+/// Requests, and what they add to which counter.
+const COUNTED: [(&str, &[(&str, i64)]); 21] = [
+    ("LOCK.ACQUIRE k me LEASE 100000", &[("grants_at_once", 1)]),
+    ("LOCK.ACQUIRE k me", &[("grants_at_once", 1)]),
+    ("LOCK.ACQUIRE k you", &[("refusals", 1)]),
+    ("LOCK.ACQUIRE k you WAIT 1", &[("timeouts", 1)]),
+    ("LOCK.RENEW k me", &[("renewals", 1)]),
+    ("LOCK.RENEW k you", &[("renewals_lost", 1)]),
+    ("LOCK.RENEW k me TOKEN 1", &[("renewals_lost", 1)]),
+    ("LOCK.RELEASE k me", &[("releases", 1)]),
+    ("LOCK.RELEASE k you", &[]),
+    ("LOCK.RELEASE k me TOKEN 1", &[]),
+    ("LOCK.RELEASE k me", &[("releases", 1)]),
+    ("LOCK.RELEASE k me", &[]),
+    ("LOCK.FORCE k", &[]),
+    ("LOCK.ACQUIRE k me SHARED", &[("grants_at_once", 1)]),
+    ("LOCK.ACQUIRE k you SHARED", &[("grants_at_once", 1)]),
+    ("LOCK.FORCE k", &[("forced", 2)]),
+    ("LOCK.ACQUIRE k me LEASE 0", &[]),
+    ("LOCK.INFO k", &[]),
+    ("LOCK.OWNER", &[]),
+    ("LOCK.TOP", &[]),
+    ("LOCK.HELP", &[]),
+];
+
+#[test]
+fn each_request_moves_its_counter_and_no_other() {
+    let server = Server::start();
+    let mut raw = server.raw();
+    for (line, expected) in COUNTED {
+        let before = section(&mut raw);
+        ask(&mut raw, line);
+        let expected = expected.iter().map(|(name, by)| (name.to_string(), *by)).collect();
+        assert_eq!(moved(&before, &section(&mut raw)), expected, "{line}");
+    }
+}
+
+#[test]
+fn what_is_there_now_comes_and_goes() {
+    let server = Server::start();
+    let mut raw = server.raw();
+    let now = |raw: &mut Raw| ["waiters", "contended_locks", "tied_holds"].map(|name| section(raw)[name]);
+    assert_eq!(now(&mut raw), [0, 0, 0]);
+    ask_token(&mut raw, "LOCK.ACQUIRE a me EPHEMERAL");
+    ask_token(&mut raw, "LOCK.ACQUIRE b me WATCHDOG");
+    assert_eq!(now(&mut raw), [0, 0, 2]);
+    let before = section(&mut raw);
+    let mut waiting: Vec<Raw> = ["a", "a", "b"].iter().map(|key| waiter(&server, key)).collect();
+    until(SOON, "three wait for two locks", || now(&mut raw) == [3, 2, 2]);
+    assert_eq!(ask_int(&mut raw, "LOCK.RELEASE b me"), 0);
+    assert!(matches!(waiting[2].read(), Ok(Value::Int(1..))));
+    assert_eq!(now(&mut raw), [2, 1, 1]);
+    let change = moved(&before, &section(&mut raw));
+    assert_eq!((change["grants_queued"], change["releases"]), (1, 1));
+    waiting.clear();
+    until(SOON, "nobody waits", || now(&mut raw) == [0, 0, 1]);
+    assert_eq!(ask_int(&mut raw, "LOCK.FORCE a"), 1);
+    assert_eq!(now(&mut raw), [0, 0, 0]);
+}
+
+fn waiter(server: &Server, key: &str) -> Raw {
+    let mut raw = server.raw();
+    let owner = raw.local_addr().to_string();
+    raw.send(&[b"LOCK.ACQUIRE", key.as_bytes(), owner.as_bytes(), b"WAIT", b"0"]).expect("sent");
+    raw
+}
+
+#[test]
+fn leases_and_connections_that_end_are_counted() {
+    let server = Server::start();
+    let mut raw = server.raw();
+    let before = section(&mut raw);
+    ask_token(&mut raw, "LOCK.ACQUIRE short me LEASE 10");
+    let mut next = waiter(&server, "short");
+    assert!(matches!(next.read(), Ok(Value::Int(1..))));
+    until(SOON, "the end of the lease is counted", || section(&mut raw)["expired"] == before["expired"] + 1);
+    ask_token(&mut raw, "LOCK.ACQUIRE shared me SHARED LEASE 10");
+    ask_token(&mut raw, "LOCK.ACQUIRE shared you SHARED");
+    until(SOON, "the lease has run out", || section(&mut raw)["expired"] == before["expired"] + 2);
+    let mut gone = server.raw();
+    ask_token(&mut gone, "LOCK.ACQUIRE tied me EPHEMERAL");
+    gone.reset();
+    let ended = |raw: &mut Raw| section(raw)["released_by_disconnect"];
+    until(SOON, "the hold went with its connection", || ended(&mut raw) == before["released_by_disconnect"] + 1);
+    ask_token(&mut raw, "LOCK.ACQUIRE watched me LEASE 600 WATCHDOG");
+    until(SOON, "the watchdog renews", || section(&mut raw)["watchdog_renewals"] >= before["watchdog_renewals"] + 2);
+}
+
+#[test]
+fn waits_and_hand_offs_are_timed() {
+    let server = Server::start();
+    let mut raw = server.raw();
+    ask_token(&mut raw, "LOCK.ACQUIRE k me");
+    let mut next = waiter(&server, "k");
+    until(SOON, "it waits", || section(&mut raw)["waiters"] == 1);
+    let begin = std::time::Instant::now();
+    until(SOON, "it has waited for 20 ms", || begin.elapsed().as_millis() >= 20);
+    assert_eq!(ask_int(&mut raw, "LOCK.RELEASE k me"), 0);
+    assert!(matches!(next.read(), Ok(Value::Int(1..))));
+    let after = section(&mut raw);
+    for name in ["wait", "handoff"] {
+        let [p50, p99, p999, max] =
+            ["p50", "p99", "p999", "max"].map(|quantile| after[&format!("{name}_usec_{quantile}")]);
+        assert!(p50 <= p99 && p99 <= p999 && p999 <= max && max > 0, "{name}: {p50} {p99} {p999} {max}");
+    }
+    // To two digits, as the histogram keeps them.
+    assert!(after["wait_usec_p50"] >= 19_000, "{after:?}");
+}
+
+#[test]
+fn a_section_that_is_asked_for_by_name_and_with_all() {
+    let server = Server::start();
+    let mut raw = server.raw();
+    assert!(section(&mut raw).len() > 15);
+    for line in ["INFO everything", "INFO modules"] {
+        assert!(text(&ask(&mut raw, line)).contains("holdfast_grants_at_once:"), "{line}");
+    }
+}

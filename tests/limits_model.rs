@@ -1,0 +1,28 @@
+//! Random requests under limits 1, 2, 3 and none, with leases that end and connections that break: a server and a plain
+//! model of it never differ.
+
+use support::{Random, Server};
+
+use crate::random_run::{Mix, Run};
+use crate::speak::setting;
+
+const MIX: Mix = Mix { owners: 12, keys: 6, release: 45, rare: 4, crash: 2, unblock: 15, several: 12, wait: 60 };
+
+#[test]
+fn a_server_and_the_model_never_differ() {
+    let steps = setting("HOLDFAST_STEPS", 100_000);
+    let server = Server::builder().arg("appendonly", "yes").arg("appendfsync", "no").start();
+    let mut run = Run::new(server, MIX, Random::new());
+    for step in 0..steps {
+        if step == steps / 2 {
+            run.restart();
+        }
+        run.step();
+    }
+    run.compare_all();
+    println!("{steps} steps: {:?}", run.seen);
+    let all = ["granted", "refused", "waits", "served", "released", "expired", "crash", "deadlock", "other limit"];
+    for what in all {
+        assert!(run.seen.count(what) > steps / 1000, "the run had too few of: {what}");
+    }
+}

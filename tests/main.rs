@@ -1,0 +1,36 @@
+//! The module against real servers: a file a concern.
+
+mod bad_input;
+mod commands;
+mod common;
+mod data_files;
+mod deadlock;
+mod followers;
+mod info;
+mod killed_client;
+mod lifecycle;
+mod limits;
+mod limits_model;
+mod many;
+mod many_holders;
+mod model;
+mod notifications;
+mod persistence;
+mod random_run;
+mod readers_writers;
+mod readme;
+mod redisson;
+mod replicas;
+mod replies;
+mod reset;
+mod several;
+mod several_stress;
+mod smoke;
+mod speak;
+mod stream;
+mod stress;
+mod ties;
+mod wait_ends;
+mod wait_rules;
+mod waiter;
+mod watched;

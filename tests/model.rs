@@ -1,0 +1,247 @@
+//! What locks are, written once more and as plainly as can be, to compare a server with. No time passes in it.
+
+use std::collections::BTreeMap;
+
+/// No limit: `SHARED`.
+pub const SHARED: u64 = u64::MAX;
+
+/// What an owner has of one lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hold {
+    /// How many times it must be released.
+    pub holds: u64,
+    /// The token that the server gave; 0 until [`Model::tell`].
+    pub token: i64,
+    /// Whether it ends with the connection.
+    pub ephemeral: bool,
+}
+
+/// One lock.
+#[derive(Clone, Debug, Default)]
+pub struct Lock {
+    /// The smallest limit that a holder named since it was last free.
+    pub limit: u64,
+    /// Who holds it.
+    pub holders: BTreeMap<usize, Hold>,
+}
+
+/// One request. Owners and keys are numbers here.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// For whom.
+    pub owner: usize,
+    /// For what; for several keys the limit is 1.
+    pub keys: Vec<usize>,
+    /// How many may hold at once.
+    pub limit: u64,
+    /// The hold count to reach, where one more is not what is asked for.
+    pub holds: Option<u64>,
+    /// Whether the hold is to end with the connection.
+    pub ephemeral: bool,
+}
+
+/// The token that a grant is expected to carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Token {
+    /// That of the hold.
+    Same(i64),
+    /// One greater than all before.
+    New,
+}
+
+/// What is expected of the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Granted at once.
+    Granted(Token),
+    /// Not granted, and not waiting.
+    Refused,
+    /// Waiting.
+    Waits,
+    /// Waiting would close a circle.
+    Deadlock,
+    /// Waiting behind a circle that stands already, or closing another: [`Model::wait`] if it waits.
+    ///
+    /// One can arise without a request, when the lease of an owner ends who waits for that very key and others.
+    BehindCircle,
+    /// A re-entry under another limit than the lock's.
+    OtherLimit,
+}
+
+/// All locks, and all who wait in order of arrival: an owner at most once.
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    /// Locks that are held.
+    pub locks: BTreeMap<usize, Lock>,
+    /// Requests that wait.
+    pub queue: Vec<Request>,
+}
+
+impl Model {
+    /// A request, that waits if need be and `may_wait`.
+    pub fn ask(&mut self, request: &Request, may_wait: bool) -> Answer {
+        if request.keys.iter().any(|key| self.contradicts(*key, request)) {
+            return Answer::OtherLimit;
+        }
+        if self.admits(request, self.queue.len()) {
+            return Answer::Granted(self.grant(request));
+        }
+        if !may_wait {
+            return Answer::Refused;
+        }
+        if !self.stuck(Some(request)).contains(&request.owner) {
+            self.wait(request);
+            return Answer::Waits;
+        }
+        if self.stuck(None).is_empty() { Answer::Deadlock } else { Answer::BehindCircle }
+    }
+
+    /// A request waits.
+    pub fn wait(&mut self, request: &Request) {
+        self.queue.push(request.clone());
+    }
+
+    /// Gives holds back until `left` are left, or one; what is left, none if it is not held.
+    pub fn release(&mut self, owner: usize, key: usize, left: Option<u64>) -> Option<u64> {
+        let hold = self.locks.get_mut(&key)?.holders.get_mut(&owner)?;
+        hold.holds = left.map_or(hold.holds - 1, |left| left.min(hold.holds));
+        let holds = hold.holds;
+        if holds == 0 {
+            self.end(owner, key);
+        }
+        Some(holds)
+    }
+
+    /// Ends a hold, whatever its count.
+    pub fn end(&mut self, owner: usize, key: usize) {
+        if let Some(lock) = self.locks.get_mut(&key) {
+            lock.holders.remove(&owner);
+            if lock.holders.is_empty() {
+                self.locks.remove(&key);
+            }
+        }
+    }
+
+    /// Breaks a lock; how many held it.
+    pub fn force(&mut self, key: usize) -> usize {
+        self.locks.remove(&key).map_or(0, |lock| lock.holders.len())
+    }
+
+    /// An owner waits no longer.
+    pub fn leave(&mut self, owner: usize) {
+        self.queue.retain(|request| request.owner != owner);
+    }
+
+    /// An owner's connection ends.
+    pub fn crash(&mut self, owner: usize) {
+        self.leave(owner);
+        for key in self.held_by(owner) {
+            if self.locks[&key].holders[&owner].ephemeral {
+                self.end(owner, key);
+            }
+        }
+    }
+
+    /// Every connection ends at once, and with it the queue and the ties.
+    pub fn restart(&mut self) {
+        self.queue.clear();
+        for hold in self.locks.values_mut().flat_map(|lock| lock.holders.values_mut()) {
+            hold.ephemeral = false;
+        }
+    }
+
+    /// Grants all that can be granted, first come, first served.
+    pub fn serve(&mut self) -> Vec<(Request, Token)> {
+        let mut served = Vec::new();
+        while let Some(place) = (0..self.queue.len()).find(|&place| self.admits(&self.queue[place], place)) {
+            let request = self.queue.remove(place);
+            let token = self.grant(&request);
+            served.push((request, token));
+        }
+        served
+    }
+
+    /// Notes the token that the server gave.
+    pub fn tell(&mut self, request: &Request, token: i64) {
+        for key in &request.keys {
+            if let Some(hold) = self.locks.get_mut(key).and_then(|lock| lock.holders.get_mut(&request.owner)) {
+                hold.token = token;
+            }
+        }
+    }
+
+    /// The locks that an owner holds.
+    pub fn held_by(&self, owner: usize) -> Vec<usize> {
+        self.locks.iter().filter(|(_, lock)| lock.holders.contains_key(&owner)).map(|(key, _)| *key).collect()
+    }
+
+    /// Whether an owner waits.
+    pub fn waits(&self, owner: usize) -> bool {
+        self.queue.iter().any(|request| request.owner == owner)
+    }
+
+    /// Who waits for a key, in order.
+    pub fn waiters(&self, key: usize) -> Vec<usize> {
+        self.queue.iter().filter(|request| request.keys.contains(&key)).map(|request| request.owner).collect()
+    }
+
+    fn hold(&self, owner: usize, key: usize) -> Option<&Hold> {
+        self.locks.get(&key)?.holders.get(&owner)
+    }
+
+    fn contradicts(&self, key: usize, request: &Request) -> bool {
+        self.hold(request.owner, key).is_some() && self.locks[&key].limit != request.limit
+    }
+
+    /// The rule. `place`: how many of the queue came before.
+    fn admits(&self, request: &Request, place: usize) -> bool {
+        request.keys.iter().all(|key| {
+            let somebody_ahead = self.queue[..place].iter().any(|other| other.keys.contains(key));
+            let (holders, limit) = self.locks.get(key).map_or((0, SHARED), |it| (it.holders.len() as u64, it.limit));
+            self.hold(request.owner, *key).is_some() || (!somebody_ahead && holders < request.limit.min(limit))
+        })
+    }
+
+    fn grant(&mut self, request: &Request) -> Token {
+        let mut tokens: Vec<Option<i64>> =
+            request.keys.iter().map(|key| self.hold(request.owner, *key).map(|hold| hold.token)).collect();
+        tokens.dedup();
+        for key in &request.keys {
+            let lock = self.locks.entry(*key).or_insert(Lock { limit: SHARED, holders: BTreeMap::new() });
+            lock.limit = lock.limit.min(request.limit);
+            let none = Hold { holds: 0, token: 0, ephemeral: false };
+            let hold = lock.holders.entry(request.owner).or_insert(none);
+            hold.holds = request.holds.map_or(hold.holds + 1, |holds| holds.max(hold.holds));
+            hold.ephemeral |= request.ephemeral;
+        }
+        match tokens[..] {
+            [Some(token)] => Token::Same(token),
+            _ => Token::New,
+        }
+    }
+
+    /// Who would wait for ever, one more request among them, even if all who wait for nothing gave everything back, and
+    /// all who would be served then did so too.
+    fn stuck(&self, request: Option<&Request>) -> Vec<usize> {
+        let mut future = self.clone();
+        future.queue.extend(request.cloned());
+        loop {
+            let free: Vec<usize> = future.owners().into_iter().filter(|owner| !future.waits(*owner)).collect();
+            for owner in &free {
+                for key in future.held_by(*owner) {
+                    future.end(*owner, key);
+                }
+            }
+            if future.serve().is_empty() {
+                return future.queue.iter().map(|request| request.owner).collect();
+            }
+        }
+    }
+
+    fn owners(&self) -> Vec<usize> {
+        let mut owners: Vec<usize> = self.locks.values().flat_map(|lock| lock.holders.keys().copied()).collect();
+        owners.sort_unstable();
+        owners.dedup();
+        owners
+    }
+}

@@ -1,0 +1,427 @@
+//! Random requests on a real server, each answer and the state after it compared with the [model](crate::model).
+//!
+//! An owner is a connection. All leases are long, but for those that are made to end, and their end is awaited.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use redis::Value;
+use support::{Random, Raw, Server};
+
+use crate::model::{Answer, Model, Request, SHARED, Token};
+use crate::speak::{Reply, SOON, Speak, arrives};
+
+const LEASE: &str = "LEASE 3600000";
+
+/// How often in a hundred something is done; what is left of the hundred are requests.
+#[derive(Clone, Copy, Debug)]
+pub struct Mix {
+    /// Connections, each with an owner of its own.
+    pub owners: usize,
+    /// Locks.
+    pub keys: usize,
+    /// Releases of something held.
+    pub release: u64,
+    /// Renewals, releases of what is not held, forcing, expiry, waits that time out: all that is rare.
+    pub rare: u64,
+    /// Connections that break.
+    pub crash: u64,
+    /// Waits that are ended by somebody else, for a connection that waits.
+    pub unblock: u64,
+    /// Requests for several keys, among all requests.
+    pub several: u64,
+    /// Requests that may wait, among all requests.
+    pub wait: u64,
+}
+
+/// What happened, to show that a run was worth something.
+#[derive(Clone, Debug, Default)]
+pub struct Seen(BTreeMap<&'static str, u64>);
+
+impl Seen {
+    /// How often.
+    pub fn count(&self, what: &str) -> u64 {
+        self.0.get(what).copied().unwrap_or(0)
+    }
+
+    fn note(&mut self, what: &'static str) {
+        *self.0.entry(what).or_default() += 1;
+    }
+}
+
+/// A server and the model beside it.
+pub struct Run {
+    /// The server, with connections to it.
+    pub server: Server,
+    /// What has happened.
+    pub seen: Seen,
+    mix: Mix,
+    random: Random,
+    model: Model,
+    clients: Vec<Raw>,
+    ids: Vec<i64>,
+    control: Raw,
+    newest: i64,
+    /// The last things done, to be shown when the two differ.
+    story: VecDeque<String>,
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let story: Vec<&str> = self.story.iter().map(String::as_str).collect();
+            eprintln!("what was done last:\n{}", story.join("\n"));
+        }
+    }
+}
+
+impl Run {
+    fn tell(&mut self, what: String) {
+        const LINES: usize = 60;
+        if self.story.len() == LINES {
+            self.story.pop_front();
+        }
+        self.story.push_back(what);
+    }
+
+    /// Nothing is held.
+    pub fn new(server: Server, mix: Mix, random: Random) -> Self {
+        let control = server.raw();
+        let mut run = Self {
+            server,
+            seen: Seen::default(),
+            mix,
+            random,
+            model: Model::default(),
+            clients: Vec::new(),
+            ids: Vec::new(),
+            control,
+            newest: 0,
+            story: VecDeque::new(),
+        };
+        run.connect();
+        run
+    }
+
+    /// One random step and what follows from it.
+    pub fn step(&mut self) {
+        let mut owner = self.random.index(self.mix.owners);
+        while self.model.waits(owner) {
+            if self.random.chance(self.mix.unblock) {
+                return self.unblock(owner);
+            }
+            if self.random.chance(self.mix.crash) {
+                return self.crash(owner);
+            }
+            owner = self.random.index(self.mix.owners);
+        }
+        let dice = self.random.below(100);
+        let Mix { release, rare, crash, .. } = self.mix;
+        let held = self.model.held_by(owner);
+        if dice < release && !held.is_empty() {
+            let key = *self.random.pick(&held);
+            self.release(owner, key);
+        } else if (release..release + rare).contains(&dice) {
+            self.do_something_rare(owner);
+        } else if (release + rare..release + rare + crash).contains(&dice) {
+            self.crash(owner);
+        } else {
+            self.acquire(owner);
+        }
+    }
+
+    /// Kills the server and starts it again from its append-only file.
+    pub fn restart(&mut self) {
+        self.server.kill9();
+        self.server.restart();
+        self.model.restart();
+        self.control = self.server.raw();
+        self.connect();
+        self.compare_all();
+        self.seen.note("restart");
+    }
+
+    /// Compares every lock, and that nobody has a reply who should wait.
+    #[track_caller]
+    pub fn compare_all(&mut self) {
+        for key in 0..self.mix.keys {
+            assert_eq!(self.actual(key), self.expected(key), "lock {key} of {:#?}", self.model);
+        }
+        for request in &self.model.queue {
+            assert!(self.clients[request.owner].pending(), "owner {} waits in {:#?}", request.owner, self.model);
+        }
+    }
+
+    fn connect(&mut self) {
+        self.clients = (0..self.mix.owners).map(|_| self.server.raw()).collect();
+        self.ids = self.clients.iter_mut().map(Raw::client_id).collect();
+    }
+
+    fn acquire(&mut self, owner: usize) {
+        let request = self.any_request(owner);
+        let may_wait = self.random.chance(self.mix.wait);
+        let mut line = line_of(&request);
+        if may_wait {
+            line += " WAIT 3600000";
+        }
+        let reply = self.clients[owner].begin(&line);
+        self.tell(format!("{line}: {reply:?}"));
+        let expected = self.model.ask(&request, may_wait);
+        match (expected, &reply) {
+            (Answer::Waits, None) => self.seen.note("waits"),
+            (Answer::Refused, Some(Value::Nil)) => self.seen.note("refused"),
+            (Answer::BehindCircle, None) => {
+                self.model.wait(&request);
+                self.seen.note("behind a circle");
+            }
+            (Answer::Deadlock | Answer::BehindCircle, Some(Value::ServerError(error)))
+                if error.code() == "DEADLOCK" =>
+            {
+                self.seen.note("deadlock");
+            }
+            (Answer::OtherLimit, Some(Value::ServerError(error))) if error.code() == "ERR" => {
+                self.seen.note("other limit");
+            }
+            (Answer::Granted(token), Some(Value::Int(got))) => {
+                self.check_token(&request, token, *got);
+                self.seen.note("granted");
+            }
+            _ => panic!("{line}: expected {expected:?}, got {reply:?} in {:#?}", self.model),
+        }
+        self.settle(&request.keys);
+    }
+
+    fn any_request(&mut self, owner: usize) -> Request {
+        let all: Vec<usize> = (0..self.mix.keys).collect();
+        let several = self.random.chance(self.mix.several);
+        let count = if several { 2 + self.random.index(2) } else { 1 };
+        let keys = self.random.some(&all, count);
+        let mut limit = if several { 1 } else { *self.random.pick(&[1, 2, 3, SHARED]) };
+        // Most who come again know the limit.
+        if let [key] = keys[..]
+            && let Some(lock) = self.model.locks.get(&key)
+            && self.random.chance(60)
+        {
+            limit = lock.limit;
+        }
+        let holds = self.random.chance(10).then(|| 1 + self.random.index(3) as u64);
+        let ephemeral = self.random.chance(30);
+        Request { owner, keys, limit, holds, ephemeral }
+    }
+
+    fn release(&mut self, owner: usize, key: usize) {
+        let mut line = format!("LOCK.RELEASE k{key} o{owner}");
+        let mut left = None;
+        match self.random.index(5) {
+            0 => {
+                line += " ALL";
+                left = Some(0);
+            }
+            1 => {
+                let holds = self.random.index(3) as u64;
+                line += &format!(" HOLDS {holds}");
+                left = Some(holds);
+            }
+            2 => line += &format!(" TOKEN {}", self.model.locks[&key].holders[&owner].token),
+            _ => {}
+        }
+        let reply = self.clients[owner].say(&line);
+        let expected = self.model.release(owner, key, left).map_or(Value::Nil, |left| Value::Int(left as i64));
+        self.tell(format!("{line}: {reply:?}"));
+        assert_eq!(reply, expected, "{line} in {:#?}", self.model);
+        self.seen.note("released");
+        self.settle(&[key]);
+    }
+
+    fn do_something_rare(&mut self, owner: usize) {
+        let key = self.random.index(self.mix.keys);
+        let token = self.model.locks.get(&key).and_then(|lock| lock.holders.get(&owner)).map(|hold| hold.token);
+        match self.random.index(10) {
+            0..3 => {
+                let reply = self.clients[owner].say(&format!("LOCK.RENEW k{key} o{owner} {LEASE}"));
+                assert_eq!(reply, token.map_or(Value::Nil, Value::Int), "renewal in {:#?}", self.model);
+                self.tell(format!("renewal of k{key} by o{owner}"));
+                self.seen.note("renewal");
+            }
+            3..6 => {
+                let wrong = token.map_or(1, |token| token - 1);
+                let reply = self.clients[owner].say(&format!("LOCK.RELEASE k{key} o{owner} TOKEN {wrong}"));
+                assert!(reply.is_null(), "release under another token: {reply:?} in {:#?}", self.model);
+                self.seen.note("not held");
+            }
+            6 => {
+                let reply = self.clients[owner].say(&format!("LOCK.FORCE k{key}"));
+                assert_eq!(reply, Value::Int(self.model.force(key) as i64));
+                self.tell(format!("k{key} forced"));
+                self.seen.note("forced");
+            }
+            7 => self.time_out(owner),
+            _ => self.expire(key),
+        }
+        self.settle(&[key]);
+    }
+
+    /// A wait so short that it ends before anything else happens.
+    fn time_out(&mut self, owner: usize) {
+        let request = self.any_request(owner);
+        if self.model.clone().ask(&request, true) == Answer::Waits {
+            let reply = self.clients[owner].say(&format!("{} WAIT 1", line_of(&request)));
+            assert!(reply.is_null(), "{reply:?}");
+            self.seen.note("timed out");
+        }
+    }
+
+    /// One lease ends, and its end is awaited.
+    fn expire(&mut self, key: usize) {
+        let Some(lock) = self.model.locks.get(&key) else { return };
+        let holders: Vec<usize> = lock.holders.keys().copied().collect();
+        let holder = *self.random.pick(&holders);
+        let reply = self.control.say(&format!("LOCK.RENEW k{key} o{holder} LEASE 1"));
+        reply.token();
+        self.tell(format!("the lease of o{holder} on k{key} ends"));
+        self.model.end(holder, key);
+        self.settle_later();
+        self.seen.note("expired");
+    }
+
+    fn crash(&mut self, owner: usize) {
+        let fresh = self.server.raw();
+        std::mem::replace(&mut self.clients[owner], fresh).reset();
+        self.ids[owner] = self.clients[owner].client_id();
+        self.tell(format!("o{owner} breaks its connection"));
+        self.model.crash(owner);
+        self.settle_later();
+        self.seen.note("crash");
+    }
+
+    fn unblock(&mut self, owner: usize) {
+        let line = format!("CLIENT UNBLOCK {}", self.ids[owner]);
+        assert_eq!(self.control.say(&line), Value::Int(1), "owner {owner} waits in {:#?}", self.model);
+        assert!(arrives(&mut self.clients[owner]).is_null());
+        let keys = self.model.queue.iter().find(|request| request.owner == owner).map(|request| request.keys.clone());
+        self.tell(format!("o{owner} unblocked"));
+        self.model.leave(owner);
+        self.seen.note("unblocked");
+        self.settle(&keys.unwrap_or_default());
+    }
+
+    /// Whoever is served by what just happened gets the reply; then some of the state is compared.
+    fn settle(&mut self, keys: &[usize]) {
+        self.take_replies();
+        for &key in keys {
+            if self.random.chance(10) {
+                assert_eq!(self.actual(key), self.expected(key), "lock {key} of {:#?}", self.model);
+            }
+        }
+        if self.random.chance(1) {
+            self.compare_all();
+        }
+    }
+
+    /// The same after something that the server notices by itself.
+    fn settle_later(&mut self) {
+        self.take_replies();
+        for key in 0..self.mix.keys {
+            let expected = self.expected(key);
+            let mut actual = None;
+            let same = support::eventually(SOON, || {
+                actual = self.actual(key);
+                actual == expected
+            });
+            assert!(same, "lock {key} is {actual:#?}, expected {expected:#?}");
+        }
+    }
+
+    fn take_replies(&mut self) {
+        let mut last: BTreeMap<usize, i64> = BTreeMap::new();
+        let before = self.newest;
+        for (request, token) in self.model.serve() {
+            let got = arrives(&mut self.clients[request.owner]);
+            assert!(matches!(got, Value::Int(_)), "{request:?}: {got:?}");
+            let got = got.token();
+            match token {
+                Token::Same(token) => assert_eq!(got, token, "{request:?}"),
+                Token::New => assert!(got > before, "{request:?}: {got} is not greater than {before}"),
+            }
+            for &key in &request.keys {
+                let previous = last.insert(key, got).unwrap_or(0);
+                assert!(got >= previous, "{request:?} was served out of order");
+            }
+            self.newest = self.newest.max(got);
+            self.model.tell(&request, got);
+            self.tell(format!("served: {request:?}"));
+            self.seen.note("served");
+        }
+    }
+
+    #[track_caller]
+    fn check_token(&mut self, request: &Request, expected: Token, got: i64) {
+        match expected {
+            Token::Same(token) => assert_eq!(got, token, "{request:?} in {:#?}", self.model),
+            Token::New => assert!(got > self.newest, "{request:?}: {got} is not greater than {}", self.newest),
+        }
+        self.newest = self.newest.max(got);
+        self.model.tell(request, got);
+    }
+
+    /// A lock as the server shows it.
+    fn actual(&mut self, key: usize) -> Option<Picture> {
+        let info = self.control.say(&format!("LOCK.INFO k{key}"));
+        if info.is_null() {
+            return None;
+        }
+        let holders = info.field("holders");
+        let holders = holders.items();
+        let limit = if holders.is_empty() { 1 } else { info.field("limit").int() };
+        let holders = holders.iter().map(|holder| {
+            assert!(holder.field("ttl").int() >= 0, "{holder:?}");
+            let hold = (holder.field("holds").int(), holder.field("token").int(), holder.field("ephemeral").truth());
+            (holder.field("owner").text(), hold)
+        });
+        Some(Picture { limit, holders: holders.collect(), waiters: info.field("waiters").int() })
+    }
+
+    /// A lock as it should be.
+    fn expected(&self, key: usize) -> Option<Picture> {
+        let waiters = self.model.waiters(key).len() as i64;
+        let Some(lock) = self.model.locks.get(&key) else {
+            return (waiters > 0).then(|| Picture { limit: 1, holders: BTreeMap::new(), waiters });
+        };
+        let limit = if lock.limit == SHARED { 0 } else { lock.limit as i64 };
+        let holders = lock.holders.iter();
+        let holders =
+            holders.map(|(owner, hold)| (format!("o{owner}"), (hold.holds as i64, hold.token, hold.ephemeral)));
+        Some(Picture { limit, holders: holders.collect(), waiters })
+    }
+}
+
+/// What is compared of a lock. The limit of one that nobody holds says nothing.
+#[derive(Debug, PartialEq, Eq)]
+struct Picture {
+    limit: i64,
+    holders: BTreeMap<String, (i64, i64, bool)>,
+    waiters: i64,
+}
+
+fn line_of(request: &Request) -> String {
+    let owner = request.owner;
+    let mut line = match request.keys[..] {
+        [key] => format!("LOCK.ACQUIRE k{key} o{owner} {LEASE}"),
+        _ => {
+            let keys: Vec<String> = request.keys.iter().map(|key| format!("k{key}")).collect();
+            format!("LOCK.MACQUIRE {} {} o{owner} {LEASE}", keys.len(), keys.join(" "))
+        }
+    };
+    match (request.keys.len(), request.limit) {
+        (1, SHARED) => line += " SHARED",
+        (1, 1) => {}
+        (1, limit) => line += &format!(" LIMIT {limit}"),
+        _ => {}
+    }
+    if let Some(holds) = request.holds {
+        line += &format!(" HOLDS {holds}");
+    }
+    if request.ephemeral {
+        line += " EPHEMERAL";
+    }
+    line
+}

@@ -1,0 +1,10 @@
+//! Grants and renewals that count only once enough replicas have them: `REPLICAS n`.
+
+mod confirmed;
+mod crowd;
+mod departure;
+mod group;
+mod outage;
+mod refused;
+mod role;
+mod watchdog;

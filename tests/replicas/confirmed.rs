@@ -1,0 +1,204 @@
+//! Granted, written, replicated, confirming, then answered.
+
+use redis::Value;
+use support::{Random, Raw, Server, until};
+
+use super::group::{Group, PATIENT, state};
+use crate::common::int;
+use crate::speak::{Reply, SOON, Speak, deadline, holders};
+use crate::waiter::{Tell, Waiter, assert_held};
+
+/// At the moment of the reply, every replica that was asked for has what was granted: it is read there at once.
+#[test]
+fn whoever_is_answered_has_it_on_the_replicas() {
+    let mut group = Group::of(2);
+    let mut client = group.master.raw();
+    let mut readers: Vec<Raw> = group.replicas.iter().map(Server::raw).collect();
+    let mut random = Random::new();
+    for _ in 0..20 {
+        let lease = 30_000 + random.below(30_000);
+        let (mut next, mut after) = (group.master.raw(), group.master.raw());
+        let mut compare = |control: &mut Raw, keys: &[&str], what: &str| {
+            let there = state(control, keys);
+            for reader in &mut readers {
+                assert_eq!(state(reader, keys), there, "{what}");
+            }
+        };
+        let token = client.take(&format!("LOCK.ACQUIRE a first LEASE {lease} REPLICAS 2"));
+        compare(&mut group.control, &["a"], "granted at once");
+        assert_eq!(client.take("LOCK.ACQUIRE a first LEASE 70000 REPLICAS 2"), token);
+        compare(&mut group.control, &["a"], "re-entry");
+        assert_eq!(client.take(&format!("LOCK.RENEW a first LEASE {lease} REPLICAS 2")), token);
+        compare(&mut group.control, &["a"], "renewed");
+
+        next.tell(&["LOCK.ACQUIRE a second WAIT 0 REPLICAS 2"]);
+        after.tell(&["LOCK.MACQUIRE 2 b a third WAIT 0 REPLICAS 2"]);
+        until(SOON, "both wait", || group.control.say("LOCK.WAITERS a").items().len() == 2);
+        client.order("LOCK.RELEASE a first ALL");
+        assert!(next.read().expect("connection open").token() > token);
+        compare(&mut group.control, &["a"], "granted out of the queue");
+        next.order("LOCK.RELEASE a second");
+        let both = after.read().expect("connection open").token();
+        compare(&mut group.control, &["a", "b"], "several");
+        let renewed = after.say("LOCK.MRENEW 3 a c b third LEASE 90000 REPLICAS 2");
+        assert_eq!(renewed.items(), [Value::Int(both), Value::Nil, Value::Int(both)]);
+        compare(&mut group.control, &["a", "b", "c"], "several renewed");
+        after.order("LOCK.MRELEASE 2 a b third");
+    }
+    assert_eq!(group.count("confirmed"), 20 * 6);
+    assert_eq!((group.count("taken_back"), group.count("confirming")), (0, 0));
+}
+
+#[test]
+fn granted_at_once_or_out_of_the_queue_it_is_held_and_not_yet_told() {
+    let mut group = Group::of(1);
+    let mut client = group.master.raw();
+    client.take("LOCK.ACQUIRE queued holder LEASE 600000");
+    let mut queued = group.waits("LOCK.ACQUIRE queued owner LEASE 600000 WAIT 0 REPLICAS 1");
+    group.stop_replicas();
+    client.order("LOCK.RELEASE queued holder");
+    let mut at_once = group.waits("LOCK.ACQUIRE at-once owner LEASE 600000 REPLICAS 1");
+
+    for key in ["at-once", "queued"] {
+        assert!(group.exists(key));
+        assert_held(&mut group.control, key, "owner");
+        assert!(group.control.say(&format!("LOCK.ACQUIRE {key} other")).is_null());
+        assert!(group.control.say(&format!("LOCK.ACQUIRE {key} other WAIT 1")).is_null());
+        assert!(group.control.say(&format!("LOCK.RELEASE {key} other")).is_null());
+        let holder = &holders(&mut group.control, key)["owner"];
+        assert!(holder.field("ttl").int() > 500_000, "{holder:?}");
+    }
+    assert_eq!(group.count("confirming"), 2);
+    assert!(at_once.waits() && queued.waits(), "not yet told");
+
+    let mut next = group.waits("LOCK.ACQUIRE at-once next WAIT 0");
+    group.cont_replicas();
+    let first = at_once.token();
+    let told = [first, queued.token()];
+    for (key, token) in ["at-once", "queued"].into_iter().zip(told) {
+        assert_eq!(holders(&mut group.control, key)["owner"].field("token").int(), token);
+    }
+    assert!(next.waits(), "the lock is still held");
+    client.order("LOCK.RELEASE at-once owner");
+    assert!(next.token() > first);
+    assert_eq!((group.count("confirmed"), group.count("confirming"), group.count("taken_back")), (2, 0, 0));
+}
+
+#[test]
+fn as_many_replicas_as_were_asked_for_are_enough() {
+    let group = Group::of(2);
+    for stopped in 0..2 {
+        group.replicas[stopped].stop();
+        let mut client = group.master.raw();
+        client.take(&format!("LOCK.ACQUIRE one:{stopped} owner REPLICAS 1"));
+        let mut both = group.waits(&format!("LOCK.ACQUIRE both:{stopped} owner REPLICAS 2"));
+        client.take(&format!("LOCK.RENEW one:{stopped} owner REPLICAS 1"));
+        assert!(both.waits(), "one has it, two were asked for");
+        group.replicas[stopped].cont();
+        both.token();
+    }
+}
+
+/// `WAIT` is for the queue: what follows has a time of its own.
+#[test]
+fn a_short_wait_does_not_cut_the_confirmation_short() {
+    let group = Group::of(1);
+    let mut client = group.master.raw();
+    group.stop_replicas();
+    client.take("LOCK.ACQUIRE queued holder");
+    let mut at_once = group.waits("LOCK.ACQUIRE at-once owner WAIT 1 REPLICAS 1");
+    let mut queued = group.waits("LOCK.ACQUIRE queued owner WAIT 1000 REPLICAS 1");
+    client.order("LOCK.RELEASE queued holder");
+    let mut waiting = group.waits("LOCK.ACQUIRE queued late WAIT 1001 REPLICAS 1");
+    assert_eq!(waiting.end(), Value::Nil, "in the queue, the time is over");
+    assert!(at_once.waits() && queued.waits());
+    group.cont_replicas();
+    at_once.token();
+    queued.token();
+}
+
+/// What was not granted or renewed needs nobody's confirmation.
+#[test]
+fn a_null_comes_at_once() {
+    let mut group = Group::of(1);
+    group.stop_replicas();
+    let mut client = group.master.raw();
+    group.control.take("LOCK.ACQUIRE key other LEASE 600000");
+    assert!(client.say("LOCK.ACQUIRE key owner REPLICAS 1").is_null());
+    assert!(client.say("LOCK.ACQUIRE key owner WAIT 1 REPLICAS 1").is_null());
+    assert!(client.say("LOCK.MACQUIRE 2 free key owner REPLICAS 1").is_null());
+    assert!(client.say("LOCK.RENEW key owner REPLICAS 1").is_null());
+    assert!(client.say("LOCK.RENEW key other TOKEN 1 REPLICAS 1").is_null());
+    assert_eq!(client.say("LOCK.MRENEW 2 free key owner REPLICAS 1").items(), [Value::Nil, Value::Nil]);
+    assert_eq!(client.say("EXISTS free"), Value::Int(0));
+    assert_eq!((group.count("confirming"), group.count("confirmation_requests")), (0, 0));
+}
+
+#[test]
+fn info_tells_how_long_it_took() {
+    let group = Group::of(1);
+    let times = || ["p50", "p99", "p999", "max"].map(|which| group.count(&format!("confirmation_usec_{which}")));
+    assert_eq!(times(), [0; 4]);
+    let mut client = group.master.raw();
+    for number in 0..20 {
+        client.take(&format!("LOCK.ACQUIRE quick:{number} owner REPLICAS 1"));
+    }
+    let quick = times();
+    assert!(quick[0] > 0 && quick.is_sorted(), "{quick:?}");
+    assert_eq!(group.count("confirmed"), 20);
+
+    group.stop_replicas();
+    let begin = std::time::Instant::now();
+    let mut slow = group.waits("LOCK.ACQUIRE slow owner REPLICAS 1");
+    // Longer than anything before.
+    until(SOON, "the slow one takes longest", || begin.elapsed().as_micros() as i64 > quick[3] + 100_000);
+    group.cont_replicas();
+    slow.token();
+    let after = times();
+    assert!(after.is_sorted() && after[3] > quick[3], "{quick:?}, then {after:?}");
+    assert!(after[3] as u128 <= begin.elapsed().as_micros() * 102 / 100, "{after:?}: longer than it lasted");
+}
+
+/// The point of it all: who was answered has the lock on the server that takes over.
+#[test]
+fn a_failover_does_not_lose_it() {
+    let mut master = super::group::quiet().start();
+    let replica = super::group::quiet().start();
+    replica.replica_of(&master);
+    master.wait_replica_online();
+    let mut client = master.raw();
+    super::group::set_timeout(&mut client, PATIENT);
+    let token = client.take("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");
+    let end = deadline(&mut client, "key");
+    master.kill9();
+    replica.replica_of_no_one();
+    let mut client = replica.raw();
+    assert!(client.say("LOCK.ACQUIRE key other").is_null());
+    assert_eq!(deadline(&mut client, "key"), end);
+    assert_eq!(int(&client.say(&format!("LOCK.RELEASE key owner TOKEN {token}"))), 0);
+    assert!(client.take("LOCK.ACQUIRE key other") > token);
+}
+
+/// Questions to replicas are none of the data.
+#[test]
+fn the_append_only_file_knows_no_questions() {
+    let mut master = super::group::quiet().arg("appendonly", "yes").arg("appendfsync", "always").start();
+    let replica = super::group::quiet().without_module().start();
+    replica.replica_of(&master);
+    master.wait_replica_online();
+    let mut client = master.raw();
+    super::group::set_timeout(&mut client, PATIENT);
+    client.take("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");
+    let mut next = Waiter::sending(&master, "LOCK.ACQUIRE key next LEASE 600000 WAIT 0 REPLICAS 1");
+    client.order("LOCK.RELEASE key owner");
+    next.token();
+    let before = state(&mut client, &["key"]);
+    let files = std::fs::read_dir(master.dir().join("appendonlydir")).expect("the server's files");
+    let files: Vec<u8> =
+        files.flat_map(|file| std::fs::read(file.expect("a file").path()).expect("can be read")).collect();
+    let files = String::from_utf8_lossy(&files).to_ascii_uppercase();
+    assert!(files.contains("PEXPIREAT") && !files.contains("GETACK"), "{files}");
+    master.kill9();
+    master.restart();
+    assert_eq!(state(&mut master.raw(), &["key"]), before);
+}

@@ -1,0 +1,111 @@
+//! Many wait for replicas; and nobody does.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use support::{Raw, until};
+
+use super::group::Group;
+use crate::speak::{Reply, SOON, Speak, arrives};
+use crate::waiter::{Tell, figure};
+
+const MANY: usize = 1000;
+
+/// As many clients wait, in this order of their numbers or not, behind one that holds.
+fn gather(group: &mut Group, words: &str) -> Vec<Raw> {
+    group.control.take("LOCK.ACQUIRE key control LEASE 600000");
+    let mut members: Vec<Raw> = (0..MANY).map(|_| group.master.raw()).collect();
+    for (number, member) in members.iter_mut().enumerate() {
+        member.post(&format!("LOCK.ACQUIRE key owner-{number} LEASE 600000 WAIT 0 {words} REPLICAS 1"));
+    }
+    until(SOON, "all of them wait", || group.count("waiters") == MANY as i64);
+    members
+}
+
+#[test]
+fn one_question_serves_all_who_are_granted_together() {
+    let mut group = Group::of(1);
+    let mut members = gather(&mut group, "SHARED");
+    let requests = group.count("confirmation_requests");
+    let begin = Instant::now();
+    group.control.order("LOCK.RELEASE key control");
+    let mut tokens: Vec<i64> = members.iter_mut().map(|member| arrives(member).token()).collect();
+    let requests = group.count("confirmation_requests") - requests;
+    figure(format_args!(
+        "{MANY} confirmed together: {requests} questions, {:.1} ms",
+        begin.elapsed().as_secs_f64() * 1e3
+    ));
+    // One, and another for each tenth of a second.
+    assert!(requests >= 1 && requests <= 1 + begin.elapsed().as_millis() as i64 / 50, "{requests} questions");
+    tokens.sort_unstable();
+    tokens.dedup();
+    assert_eq!(tokens.len(), MANY, "each has a token of its own");
+    assert_eq!((group.count("confirmed"), group.count("confirming")), (MANY as i64, 0));
+    let fields = group.replicas[0].raw().say("HLEN key").int();
+    assert_eq!(fields, group.control.say("HLEN key").int());
+}
+
+/// None is confirmed: all are taken back, and whoever stands behind them is served.
+#[test]
+fn all_who_are_granted_together_are_taken_back() {
+    let mut group = Group::of(1);
+    let mut members = gather(&mut group, "SHARED");
+    let mut last = group.waits("LOCK.ACQUIRE key last WAIT 0");
+    group.wait_for_replicas(200);
+    group.stop_replicas();
+    group.control.order("LOCK.RELEASE key control");
+    for member in &mut members {
+        assert!(arrives(member).error().starts_with("NOREPLICAS 0 of 1 "));
+    }
+    last.token();
+    assert_eq!(group.count("taken_back"), MANY as i64);
+    assert!(group.control.say("LOCK.INFO key").field("holders").items().len() == 1);
+}
+
+#[test]
+fn one_after_the_other_all_are_served() {
+    let mut group = Group::of(1);
+    let mut members = gather(&mut group, "");
+    let order: Vec<usize> = group
+        .control
+        .say(&format!("LOCK.WAITERS key COUNT {MANY}"))
+        .items()
+        .iter()
+        .map(|waiter| waiter.field("owner").text().trim_start_matches("owner-").parse().expect("a number"))
+        .collect();
+    assert_eq!(order.len(), MANY);
+    let begin = Instant::now();
+    group.control.order("LOCK.RELEASE key control");
+    let mut last = 0;
+    for number in order {
+        let token = arrives(&mut members[number]).token();
+        assert!(token > last);
+        last = token;
+        assert_eq!(members[number].say(&format!("LOCK.RELEASE key owner-{number}")).int(), 0);
+    }
+    let each = begin.elapsed().as_secs_f64() * 1e3 / MANY as f64;
+    figure(format_args!("{MANY} confirmed one after the other: {each:.2} ms each"));
+    assert_eq!((group.count("confirmed"), group.count("waiters")), (MANY as i64, 0));
+    assert!(group.control.say("LOCK.INFO key").is_null());
+}
+
+/// Nobody waits for replicas, though somebody did, somebody waits for a lock, and a hold is tied.
+#[test]
+fn nothing_runs_while_nobody_waits_for_replicas() {
+    let mut group = Group::of(1);
+    group.control.take("LOCK.ACQUIRE key owner LEASE 600000 WATCHDOG REPLICAS 1");
+    let mut waiter = group.waits("LOCK.ACQUIRE key other WAIT 0 REPLICAS 1");
+    group.wait_for_replicas(1);
+    let mut client = group.master.raw();
+    client.say("LOCK.ACQUIRE another owner LEASE 600000 REPLICAS 2").error();
+    until(SOON, "nothing is being confirmed", || group.count("confirming") == 0);
+    let seen = |group: &Group| {
+        let offset = group.master.info("replication", "master_repl_offset");
+        (group.count("confirmation_requests"), offset)
+    };
+    let before = seen(&group);
+    assert!(before.0 > 0);
+    thread::sleep(Duration::from_millis(1200)); // What is not to happen has no sign; the server's own pings are off.
+    assert_eq!(seen(&group), before);
+    assert!(waiter.waits());
+}

@@ -1,0 +1,144 @@
+//! The client goes away while its grant or renewal is being confirmed.
+
+use redis::Value;
+use support::{Raw, until};
+
+use super::group::Group;
+use crate::speak::{SOON, Speak, holders};
+use crate::waiter::{Tell, Waiter, assert_held};
+
+type Leave = fn(Waiter, &mut Raw);
+
+const WAYS: [(&str, Leave); 5] = [
+    ("closed", |waiter, _| waiter.raw.close()),
+    ("reset", |waiter, _| waiter.raw.reset()),
+    ("killed", |mut waiter, control| {
+        assert_eq!(control.say(&format!("CLIENT KILL ID {}", waiter.id)), Value::Int(1));
+        assert!(waiter.raw.read().is_err());
+    }),
+    ("unblocked", |mut waiter, control| {
+        assert_eq!(control.say(&format!("CLIENT UNBLOCK {}", waiter.id)), Value::Int(1));
+        assert_eq!(waiter.end(), Value::Nil);
+        assert_eq!(waiter.raw.say("PING"), Value::SimpleString("PONG".into()));
+    }),
+    ("unblocked-with-error", |mut waiter, control| {
+        assert_eq!(control.say(&format!("CLIENT UNBLOCK {} ERROR", waiter.id)), Value::Int(1));
+        assert_eq!(waiter.error(), "UNBLOCKED");
+        assert_eq!(waiter.raw.say("PING"), Value::SimpleString("PONG".into()));
+    }),
+];
+
+const FLAGS: [&str; 4] = ["", " EPHEMERAL", " WATCHDOG", " WATCHDOG EPHEMERAL HOLDS 3"];
+
+/// The replica stands still, and the timeout is an hour: nothing but the departure ends it.
+fn group() -> Group {
+    let group = Group::of(1);
+    group.stop_replicas();
+    group
+}
+
+/// All is as if the request had never been, also when the replica goes on.
+fn assert_over(group: &mut Group) {
+    until(SOON, "nothing is being confirmed", || group.count("confirming") == 0);
+    assert_eq!((group.count("confirmed"), group.count("waiters"), group.count("tied_holds")), (0, 0, 0));
+    group.cont_replicas();
+    group.master.wait_for_replica(&group.replicas[0]);
+    assert_eq!(group.replicas[0].raw().say("DEBUG DIGEST"), group.control.say("DEBUG DIGEST"));
+    assert_eq!(group.count("confirmed"), 0);
+}
+
+#[test]
+fn granted_at_once() {
+    let mut group = group();
+    for (way, leave) in WAYS {
+        for flags in FLAGS {
+            let leaver = group.waits(&format!("LOCK.ACQUIRE {way} leaver LEASE 600000{flags} REPLICAS 1"));
+            let mut next = group.waits(&format!("LOCK.ACQUIRE {way} next LEASE 600000 WAIT 0"));
+            assert_held_by(&mut group.control, way, "leaver");
+            leave(leaver, &mut group.control);
+            next.token();
+            assert_held(&mut group.control, way, "next");
+            group.control.order(&format!("LOCK.RELEASE {way} next"));
+        }
+    }
+    assert_eq!(group.count("grants_undelivered"), (WAYS.len() * FLAGS.len()) as i64);
+    assert_over(&mut group);
+}
+
+#[test]
+fn granted_out_of_the_queue() {
+    let mut group = group();
+    for (way, leave) in WAYS {
+        for flags in FLAGS {
+            group.control.take(&format!("LOCK.ACQUIRE {way} first LEASE 600000"));
+            let leaver = group.waits(&format!("LOCK.ACQUIRE {way} leaver LEASE 600000 WAIT 0{flags} REPLICAS 1"));
+            let mut next = group.waits(&format!("LOCK.ACQUIRE {way} next LEASE 600000 WAIT 0"));
+            group.control.order(&format!("LOCK.RELEASE {way} first"));
+            assert_held_by(&mut group.control, way, "leaver");
+            leave(leaver, &mut group.control);
+            next.token();
+            assert_held(&mut group.control, way, "next");
+            group.control.order(&format!("LOCK.RELEASE {way} next"));
+        }
+    }
+    assert_eq!(group.count("grants_undelivered"), (WAYS.len() * FLAGS.len()) as i64);
+    assert_over(&mut group);
+}
+
+/// Nobody waits: the key goes.
+#[test]
+fn from_locks_that_nobody_else_wants() {
+    let mut group = group();
+    for (way, leave) in WAYS {
+        let one = group.waits(&format!("LOCK.ACQUIRE {way} leaver LEASE 600000 REPLICAS 1"));
+        let several = group.waits(&format!("LOCK.MACQUIRE 2 {way}:a {way}:b leaver LEASE 600000 REPLICAS 1"));
+        for waiter in [one, several] {
+            leave(waiter, &mut group.control);
+        }
+    }
+    until(SOON, "all keys are gone", || group.control.say("DBSIZE") == Value::Int(0));
+    assert_over(&mut group);
+}
+
+/// What was there before is there again.
+#[test]
+fn re_entry_and_renewal() {
+    let mut group = group();
+    let requests =
+        ["ACQUIRE {} owner", "ACQUIRE {} owner HOLDS 5", "RENEW {} owner", "MACQUIRE 1 {} owner", "MRENEW 1 {} owner"];
+    for (way, leave) in WAYS {
+        for (number, request) in requests.iter().enumerate() {
+            let key = format!("{way}:{number}");
+            group.control.take(&format!("LOCK.ACQUIRE {key} owner LEASE 600000 HOLDS 2"));
+            let before = group.state(&[&key]);
+            let leaver = group.waits(&format!("LOCK.{} LEASE 900000 REPLICAS 1", request.replace("{}", &key)));
+            assert_ne!(group.state(&[&key]), before, "{way}, {request}");
+            leave(leaver, &mut group.control);
+            until(SOON, &format!("{way}: {request} is taken back"), || group.state(&[&key]) == before);
+        }
+    }
+    assert_over(&mut group);
+}
+
+/// Of those who are confirmed together only the one goes.
+#[test]
+fn one_of_several_readers() {
+    let mut group = group();
+    let mut readers: Vec<Waiter> = (0..WAYS.len() + 2)
+        .map(|number| group.waits(&format!("LOCK.ACQUIRE key reader-{number} LEASE 600000 SHARED REPLICAS 1")))
+        .collect();
+    for (_, leave) in WAYS {
+        leave(readers.remove(1), &mut group.control);
+    }
+    let last = format!("reader-{}", WAYS.len() + 1);
+    until(SOON, "the others are left", || holders(&mut group.control, "key").into_keys().eq(["reader-0", &last]));
+    assert!(readers.iter_mut().all(Waiter::waits));
+    group.cont_replicas();
+    readers.iter_mut().for_each(|reader| assert!(reader.token() > 0));
+    assert_eq!(group.count("confirmed"), 2);
+}
+
+#[track_caller]
+fn assert_held_by(control: &mut Raw, key: &str, owner: &str) {
+    assert!(holders(control, key).into_keys().eq([owner]));
+}

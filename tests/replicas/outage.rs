@@ -1,0 +1,210 @@
+//! Replicas that stand still, are killed, are slow, or come back.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use redis::Value;
+use support::{Server, until};
+
+use super::group::{BRIEF, Group, assert_refused, gone, quiet, state};
+use crate::speak::{Reply, SOON, Speak};
+use crate::waiter::{Tell, assert_held};
+
+/// One request of each kind waits for replicas that are away; they come back, and all are confirmed.
+fn confirmed_when_back(mut group: Group, back: impl FnOnce(&mut Group)) {
+    let needed = group.replicas.len();
+    group.control.take("LOCK.ACQUIRE held owner LEASE 50000");
+    let lines = [
+        "LOCK.ACQUIRE new owner LEASE 60000",
+        "LOCK.ACQUIRE held owner LEASE 60000",
+        "LOCK.MACQUIRE 2 a b owner LEASE 60000",
+        "LOCK.RENEW held owner LEASE 90000",
+    ];
+    let mut waiters = lines.map(|line| group.waits(&format!("{line} REPLICAS {needed}")));
+    back(&mut group);
+    waiters.iter_mut().for_each(|waiter| assert!(waiter.token() > 0));
+    let there = group.state(&["new", "held", "a", "b"]);
+    for replica in &group.replicas {
+        assert_eq!(state(&mut replica.raw(), &["new", "held", "a", "b"]), there);
+    }
+    assert_eq!((group.count("confirmed"), group.count("taken_back"), group.count("confirming")), (4, 0, 0));
+}
+
+#[test]
+fn stopped_and_going_on_in_time() {
+    let group = Group::of(2);
+    group.stop_replicas();
+    confirmed_when_back(group, |group| group.cont_replicas());
+}
+
+/// The connection is lost while it stands still; it finds its way back by itself.
+#[test]
+fn disconnected_and_back_in_time() {
+    let group = Group::of(1);
+    group.stop_replicas();
+    confirmed_when_back(group, |group| {
+        assert_eq!(group.control.say("CLIENT KILL TYPE replica"), Value::Int(1));
+        assert_eq!(group.master.info("replication", "connected_slaves").as_deref(), Some("0"));
+        group.cont_replicas();
+    });
+}
+
+/// It was a master of its own for a while, and comes back with a copy of everything.
+#[test]
+fn a_master_of_its_own_and_back_in_time() {
+    let group = Group::of(1);
+    group.replicas[0].replica_of_no_one();
+    until(SOON, "it is away", || group.master.info("replication", "connected_slaves").as_deref() == Some("0"));
+    confirmed_when_back(group, |group| {
+        group.replicas[0].raw().order("SET something else");
+        group.replicas[0].replica_of(&group.master);
+    });
+}
+
+#[test]
+fn killed_and_started_again_in_time() {
+    let mut group = Group::of(1);
+    group.replicas[0].kill9();
+    confirmed_when_back(group, |group| {
+        group.replicas[0].restart();
+        group.replicas[0].replica_of(&group.master);
+    });
+}
+
+/// There are fewer than were asked for; one more comes in time.
+#[test]
+fn one_that_never_was_there_comes_in_time() {
+    let mut group = Group::of(1);
+    let mut waiter = group.waits("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 2");
+    until(SOON, "replicas are asked again and again", || group.count("confirmation_requests") > 2);
+    assert!(waiter.waits(), "there is only one");
+    assert_held(&mut group.control, "key", "owner");
+    group.join(quiet().without_module().start());
+    waiter.token();
+    let there = group.state(&["key"]);
+    assert_eq!(state(&mut group.replicas[1].raw(), &["key"]), there);
+}
+
+/// While replicas are away, in all ways, nothing is granted; when they are back it goes on as before.
+#[test]
+fn away_for_too_long() {
+    let mut group = Group::of(1);
+    group.wait_for_replicas(BRIEF);
+    let refused = |group: &mut Group| {
+        assert_refused(&group.control.say("LOCK.ACQUIRE key owner REPLICAS 1"), 0, 1, BRIEF);
+        assert!(!group.exists("key"));
+    };
+    let granted = |group: &mut Group| {
+        group.master.wait_replica_online();
+        group.wait_for_replicas(super::group::PATIENT);
+        group.control.take("LOCK.ACQUIRE key owner REPLICAS 1");
+        assert_held(&mut group.replicas[0].raw(), "key", "owner");
+        group.control.order("LOCK.RELEASE key owner");
+        group.wait_for_replicas(BRIEF);
+    };
+    group.stop_replicas();
+    refused(&mut group);
+    assert_eq!(group.control.say("CLIENT KILL TYPE replica"), Value::Int(1));
+    refused(&mut group);
+    group.cont_replicas();
+    granted(&mut group);
+
+    group.replicas[0].replica_of_no_one();
+    refused(&mut group);
+    group.replicas[0].replica_of(&group.master);
+    granted(&mut group);
+
+    group.replicas[0].kill9();
+    refused(&mut group);
+    group.replicas[0].restart();
+    refused(&mut group);
+    group.replicas[0].replica_of(&group.master);
+    granted(&mut group);
+}
+
+/// It is killed while it is asked: one is not enough then.
+#[test]
+fn killed_meanwhile() {
+    let mut group = Group::of(2);
+    group.wait_for_replicas(BRIEF * 4);
+    group.stop_replicas();
+    let mut waiter = group.waits("LOCK.ACQUIRE key owner REPLICAS 2");
+    group.replicas[0].kill9();
+    group.replicas[1].cont();
+    assert_refused(&waiter.end(), 1, 2, BRIEF * 4);
+    assert_eq!(group.state(&["key"]), [gone()]);
+    assert_eq!(state(&mut group.replicas[1].raw(), &["key"]).len(), 1);
+    group.master.wait_for_replica(&group.replicas[1]);
+    assert_eq!(state(&mut group.replicas[1].raw(), &["key"]), [gone()]);
+}
+
+/// A replica that stands still most of the time, for as long as `during` runs.
+fn slow<R>(replica: &Server, during: impl FnOnce() -> R) -> R {
+    /// Ends the other thread also if a test fails.
+    struct Over<'a>(&'a AtomicBool);
+    impl Drop for Over<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                replica.stop();
+                thread::sleep(Duration::from_millis(30));
+                replica.cont();
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let _over = Over(&over);
+        during()
+    })
+}
+
+#[test]
+fn slow_but_in_time() {
+    let group = Group::of(1);
+    let replica = &group.replicas[0];
+    let (mut client, mut reader) = (group.master.raw(), replica.raw());
+    slow(replica, || {
+        for _ in 0..20 {
+            client.take("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");
+            assert_held(&mut reader, "key", "owner");
+            client.take("LOCK.RENEW key owner LEASE 900000 REPLICAS 1");
+            assert_eq!(state(&mut reader, &["key"]), state(&mut client, &["key"]));
+            client.order("LOCK.RELEASE key owner");
+        }
+    });
+    assert_eq!((group.count("confirmed"), group.count("taken_back")), (40, 0));
+}
+
+/// Some come in time and some don't: each is one or the other, and the keyspace says the same as the reply.
+#[test]
+fn slow_and_sometimes_too_late() {
+    let mut group = Group::of(1);
+    group.wait_for_replicas(12);
+    let replica = &group.replicas[0];
+    let (mut client, mut reader) = (group.master.raw(), replica.raw());
+    let (mut confirmed, mut refused) = (0, 0);
+    slow(replica, || {
+        until(SOON * 2, "there were some of both", || {
+            let reply = client.say("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");
+            if let Value::Int(_) = reply {
+                confirmed += 1;
+                assert_held(&mut reader, "key", "owner");
+                client.order("LOCK.RELEASE key owner");
+            } else {
+                refused += 1;
+                assert_refused(&reply, 0, 1, 12);
+                assert_eq!(client.say("EXISTS key"), Value::Int(0));
+            }
+            confirmed.min(refused) >= 10
+        });
+    });
+    assert_eq!((group.count("confirmed"), group.count("taken_back")), (confirmed, refused));
+    group.master.wait_for_replica(&group.replicas[0]);
+    assert_eq!(reader.say("DEBUG DIGEST"), group.control.say("DEBUG DIGEST"));
+    assert!(client.say("LOCK.INFO key").is_null());
+}

@@ -1,0 +1,192 @@
+//! A watchdog's renewal counts once it is confirmed.
+
+use support::{Raw, until};
+
+use super::group::{Group, PATIENT};
+use crate::common::{ask_ok, text};
+use crate::speak::{Reply, SOON, Speak, deadline, holders};
+use crate::waiter::{Tell, assert_held};
+
+/// A third of it is enough to do something between two renewals, in ms.
+const LEASE: i64 = 2400;
+
+/// What is so at one moment.
+#[derive(Debug, PartialEq, Eq)]
+struct Moment {
+    deadline: i64,
+    /// Whether `owner` holds it.
+    held: bool,
+    confirming: i64,
+}
+
+impl Moment {
+    #[track_caller]
+    fn of(client: &mut Raw, key: &str) -> Self {
+        ask_ok(client, "MULTI");
+        for line in [format!("PEXPIRETIME {key}"), format!("HEXISTS {key} owner"), "INFO holdfast".to_owned()] {
+            client.say(&line);
+        }
+        let replies = client.say("EXEC");
+        let [deadline, held, info] = replies.items() else { panic!("{replies:?}") };
+        let info = text(info);
+        let confirming = info.lines().find_map(|line| line.strip_prefix("holdfast_confirming:")).expect("INFO has it");
+        let confirming = confirming.trim().parse().expect("a number");
+        Self { deadline: deadline.int(), held: held.truth(), confirming }
+    }
+
+    /// It is held until then, and nothing is being confirmed.
+    fn settled(deadline: i64) -> Self {
+        Self { deadline, held: true, confirming: 0 }
+    }
+}
+
+/// Cuts the master off from its replicas right after a renewal of `key` was confirmed; the deadline that they know.
+#[track_caller]
+fn cut_off(group: &mut Group, key: &str) -> i64 {
+    let mut known = 0;
+    until(SOON, "cut off between two renewals", || {
+        let before = deadline(&mut group.control, key);
+        until(SOON, "it is renewed and confirmed", || {
+            let moment = Moment::of(&mut group.control, key);
+            known = moment.deadline;
+            known > before && moment.confirming == 0
+        });
+        let replicas: Vec<i64> = group.replicas.iter().map(|replica| deadline(&mut replica.raw(), key)).collect();
+        group.stop_replicas();
+        let in_time = Moment::of(&mut group.control, key) == Moment::settled(known);
+        if !in_time {
+            group.cont_replicas();
+        }
+        in_time && replicas.iter().all(|replica| *replica == known)
+    });
+    known
+}
+
+#[test]
+fn each_renewal_is_confirmed() {
+    let mut group = Group::of(2);
+    let mut holder = group.master.raw();
+    let token = holder.take("LOCK.ACQUIRE key owner LEASE 900 WATCHDOG REPLICAS 2");
+    until(SOON, "several renewals are confirmed", || group.count("confirmed") > 4);
+    let confirmed = group.count("confirmed");
+    assert!(group.count("watchdog_renewals") >= confirmed - 1, "all but the first are renewals");
+    assert_eq!((group.count("taken_back"), group.count("renewals_lost")), (0, 0));
+    assert_eq!(holders(&mut group.control, "key")["owner"].field("token").int(), token);
+}
+
+/// Cut off, with replicas waited for `ms`: the lock runs out at the deadline that they know, not at a later one.
+fn runs_out(ms: i64, request: &str) {
+    let mut group = Group::of(1);
+    let mut holder = group.master.raw();
+    if request.contains("RENEW") {
+        holder.take(&format!("LOCK.ACQUIRE key owner LEASE {LEASE}"));
+    }
+    let token = holder.take(&format!("LOCK.{request} LEASE {LEASE} WATCHDOG REPLICAS 1"));
+    // Beside it, one that needs nobody's confirmation.
+    holder.take(&format!("LOCK.ACQUIRE beside owner LEASE {LEASE} WATCHDOG"));
+    let mut next = group.waits("LOCK.ACQUIRE key next LEASE 600000 WAIT 0");
+    group.wait_for_replicas(ms);
+    let known = cut_off(&mut group, "key");
+    let confirmed = group.count("confirmed");
+
+    // A later deadline is seen only while replicas are being asked about it.
+    let mut extended = 0;
+    until(SOON, "the next has it", || {
+        let moment = Moment::of(&mut group.control, "key");
+        if moment.held && moment.deadline != known {
+            assert_eq!(moment.confirming, 1, "{} ms too long", moment.deadline - known);
+            extended += 1;
+        }
+        !next.waits()
+    });
+    let granted = next.token();
+    let at = granted / 1000;
+    assert!(granted > token && at >= known, "{} ms too early", known - at);
+    assert!(at < known + LEASE / 4, "{} ms after the deadline that replicas know", at - known);
+    assert!(extended > 0, "it was tried");
+    assert!(group.count("taken_back") > 0);
+    assert_eq!(group.count("confirmed"), confirmed);
+
+    // The tie is gone with the hold, the other hold goes on.
+    assert_held(&mut group.control, "key", "next");
+    let end = deadline(&mut group.control, "key");
+    let renewals = group.count("watchdog_renewals");
+    until(SOON, "the watchdog went round", || group.count("watchdog_renewals") > renewals + 1);
+    assert_eq!(deadline(&mut group.control, "key"), end);
+    assert_held(&mut group.control, "beside", "owner");
+    assert_eq!(group.count("tied_holds"), 1);
+    assert!(holder.say(&format!("LOCK.RELEASE key owner TOKEN {token}")).is_null());
+}
+
+#[test]
+fn a_cut_off_master_lets_it_run_out() {
+    runs_out(100, "ACQUIRE key owner");
+}
+
+/// Replicas are waited for longer than the lease lasts.
+#[test]
+fn a_patient_master_lets_it_run_out_as_well() {
+    runs_out(PATIENT, "ACQUIRE key owner");
+}
+
+#[test]
+fn a_hold_that_was_tied_by_a_renewal_runs_out_as_well() {
+    runs_out(100, "RENEW key owner");
+}
+
+/// Nobody waits for it: the key goes.
+#[test]
+fn at_the_deadline_the_key_is_gone() {
+    let mut group = Group::of(1);
+    let mut holder = group.master.raw();
+    holder.take(&format!("LOCK.MACQUIRE 2 a b owner LEASE {LEASE} WATCHDOG REPLICAS 1"));
+    group.wait_for_replicas(50);
+    let known = ["a", "b"].map(|key| {
+        group.cont_replicas();
+        cut_off(&mut group, key)
+    });
+    for (key, known) in ["a", "b"].iter().zip(known) {
+        until(SOON, "it is gone", || !group.exists(key));
+        let now = crate::speak::now();
+        assert!(now >= known, "{key}: {} ms too early", known - now);
+    }
+    until(SOON, "nothing is tied", || group.count("tied_holds") == 0);
+    assert!(holder.say("LOCK.RENEW a owner").is_null());
+}
+
+#[test]
+fn when_replicas_are_back_it_goes_on() {
+    let mut group = Group::of(1);
+    let mut holder = group.master.raw();
+    let token = holder.take(&format!("LOCK.ACQUIRE key owner LEASE {LEASE} WATCHDOG REPLICAS 1"));
+    let mut next = group.waits("LOCK.ACQUIRE key next WAIT 0");
+    group.wait_for_replicas(50);
+    let known = cut_off(&mut group, "key");
+    until(SOON, "a renewal is taken back", || group.count("taken_back") > 0);
+    assert_eq!(Moment::of(&mut group.control, "key"), Moment::settled(known));
+    group.cont_replicas();
+    group.wait_for_replicas(PATIENT);
+    until(SOON, "it holds longer than it would have", || crate::speak::now() > known + LEASE / 2);
+    assert_eq!(holders(&mut group.control, "key")["owner"].field("token").int(), token);
+    assert!(next.waits());
+    until(SOON, "replicas know the new deadline", || deadline(&mut group.replicas[0].raw(), "key") > known + LEASE / 2);
+    assert_eq!(holder.say(&format!("LOCK.RELEASE key owner TOKEN {token}")).int(), 0);
+    next.token();
+}
+
+/// A renewal that is taken back does not touch whoever holds it by then.
+#[test]
+fn released_while_a_renewal_is_confirmed() {
+    let mut group = Group::of(1);
+    let mut holder = group.master.raw();
+    holder.take(&format!("LOCK.ACQUIRE key owner LEASE {LEASE} WATCHDOG REPLICAS 1"));
+    group.wait_for_replicas(300);
+    group.stop_replicas();
+    until(SOON, "a renewal is being confirmed", || group.count("confirming") == 1);
+    assert_eq!(holder.say("LOCK.RELEASE key owner").int(), 0);
+    holder.take("LOCK.ACQUIRE key owner LEASE 600000");
+    let end = deadline(&mut holder, "key");
+    until(SOON, "the renewal is taken back", || group.count("confirming") == 0);
+    assert_eq!(deadline(&mut holder, "key"), end);
+    assert_eq!(holders(&mut group.control, "key")["owner"].field("holds").int(), 1);
+}

@@ -1,0 +1,417 @@
+//! Several locks in one step: `LOCK.MACQUIRE`, `LOCK.MRELEASE`, `LOCK.MRENEW`.
+
+use redis::Value;
+use support::{Cluster, Raw, Server, until};
+
+use crate::speak::{Reply, SOON, Speak, arrives, deadline, fields, holders, now, owners, until_gone, waiters};
+
+#[test]
+fn all_keys_are_taken_under_one_token() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    let token = connection.say("LOCK.MACQUIRE 3 a b c owner LEASE 60000").token();
+    for key in ["a", "b", "c"] {
+        let fields = fields(&mut connection, key.as_bytes());
+        let expected = [(b"#fence".to_vec(), token.to_string().into_bytes()), (b"owner".to_vec(), b"1".to_vec())];
+        assert_eq!(fields.into_iter().collect::<Vec<_>>(), expected, "{key}");
+    }
+    assert!(connection.say("LOCK.ACQUIRE d owner").token() > token);
+}
+
+#[test]
+fn all_or_none() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    for taken in ["a", "b", "c"] {
+        connection.say(&format!("LOCK.ACQUIRE {taken} other")).token();
+        assert!(connection.say("LOCK.MACQUIRE 3 a b c owner").is_null(), "{taken} is taken");
+        assert_eq!(connection.say("DBSIZE"), Value::Int(1));
+        assert_eq!(connection.say(&format!("LOCK.RELEASE {taken} other")), Value::Int(0));
+    }
+    connection.say("LOCK.MACQUIRE 3 a b c owner").token();
+}
+
+#[test]
+fn a_key_that_is_no_lock_leaves_the_others_alone() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    connection.say("SET text value");
+    for line in ["LOCK.MACQUIRE 2 text a owner", "LOCK.MACQUIRE 2 a text owner WAIT 0"] {
+        assert!(connection.say(line).error().starts_with("WRONGTYPE "));
+        assert_eq!(connection.say("EXISTS a"), Value::Int(0));
+    }
+    connection.say("LOCK.ACQUIRE a owner").token();
+    for line in ["LOCK.MRELEASE 2 a text owner", "LOCK.MRENEW 2 a text owner LEASE 5"] {
+        let before = (fields(&mut connection, b"a"), deadline(&mut connection, "a"));
+        assert!(connection.say(line).error().starts_with("WRONGTYPE "), "{line}");
+        assert_eq!((fields(&mut connection, b"a"), deadline(&mut connection, "a")), before, "{line}");
+    }
+}
+
+#[test]
+fn a_key_of_another_limit_leaves_the_others_alone() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    connection.say("LOCK.ACQUIRE shared owner SHARED").token();
+    for line in ["LOCK.MACQUIRE 2 shared a owner", "LOCK.MACQUIRE 2 a shared owner WAIT 0"] {
+        assert!(connection.say(line).error().starts_with("ERR "), "{line}");
+        assert_eq!(connection.say("EXISTS a"), Value::Int(0));
+        assert_eq!(holders(&mut connection, "shared")["owner"].field("holds").int(), 1);
+    }
+    assert!(connection.say("LOCK.MACQUIRE 2 shared a other").is_null());
+}
+
+#[test]
+fn wrong_requests_are_errors_and_change_nothing() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    let wrong = [
+        "LOCK.MACQUIRE 2 a a owner",
+        "LOCK.MACQUIRE 3 a b a owner WAIT 0",
+        "LOCK.MACQUIRE 0 owner",
+        "LOCK.MACQUIRE 0 a owner",
+        "LOCK.MACQUIRE -1 a owner",
+        "LOCK.MACQUIRE x a owner",
+        "LOCK.MACQUIRE 1.5 a owner",
+        "LOCK.MACQUIRE 2 a owner",
+        "LOCK.MACQUIRE 9223372036854775807 a owner",
+        "LOCK.MACQUIRE 18446744073709551617 a owner",
+        "LOCK.MACQUIRE 3 a owner",
+        "LOCK.MACQUIRE 1 a owner LIMIT 2",
+        "LOCK.MACQUIRE 1 a owner SHARED",
+        "LOCK.MACQUIRE 1 a owner LEASE 0",
+        "LOCK.MACQUIRE 1 a owner LEASE",
+        "LOCK.MACQUIRE 1 a owner HOLDS 0",
+        "LOCK.MACQUIRE 1 a owner NONSENSE",
+        "LOCK.MACQUIRE 1 a #owner",
+        "LOCK.MACQUIRE",
+        "LOCK.MACQUIRE 1",
+        "LOCK.MACQUIRE 1 a",
+        "LOCK.MRELEASE 2 a a owner",
+        "LOCK.MRELEASE 2 a owner",
+        "LOCK.MRELEASE 1 a owner HOLDS 0",
+        "LOCK.MRELEASE 1 a owner TOKEN",
+        "LOCK.MRENEW 2 a a owner",
+        "LOCK.MRENEW 1 a owner LEASE 0",
+        "LOCK.MRENEW 1 a owner WAIT 5",
+    ];
+    for line in wrong {
+        let error = connection.say(line).error();
+        assert!(error.starts_with("ERR "), "{line}: {error}");
+        assert!(error.len() > "ERR syntax".len(), "{line}: {error}");
+    }
+    assert_eq!(connection.say("DBSIZE"), Value::Int(0));
+    let twice = connection.say("LOCK.MACQUIRE 2 a a owner").error();
+    assert!(twice.contains("twice") || twice.contains("once"), "{twice}");
+}
+
+#[test]
+fn keys_and_owners_are_bytes() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    let (first, second, owner): (&[u8], &[u8], &[u8]) = (b"\0\r\n{", b"\xff\xfe ", b"\0own\xffer\r\n");
+    connection.call(&[b"LOCK.MACQUIRE", b"2", first, second, owner]).token();
+    for key in [first, second] {
+        assert_eq!(fields(&mut connection, key).get(owner).map(Vec::as_slice), Some(&b"1"[..]));
+    }
+    let left = connection.call(&[b"LOCK.MRELEASE", b"2", second, first, owner]);
+    assert_eq!(left.items(), [Value::Int(0), Value::Int(0)]);
+}
+
+#[test]
+fn a_key_may_be_named_like_an_option() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    connection.say("LOCK.MACQUIRE 2 WAIT LEASE ALL LEASE 60000").token();
+    assert_eq!(owners(&mut connection, "WAIT"), ["ALL"]);
+    assert_eq!(owners(&mut connection, "LEASE"), ["ALL"]);
+    assert_eq!(connection.say("LOCK.MRELEASE 2 LEASE WAIT ALL ALL").items(), [Value::Int(0), Value::Int(0)]);
+}
+
+#[test]
+fn re_entries() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    let first = connection.say("LOCK.MACQUIRE 2 a b owner LEASE 600000").token();
+    let end = deadline(&mut connection, "a");
+    assert_eq!(connection.say("LOCK.MACQUIRE 2 b a owner LEASE 1000").token(), first, "a re-entry keeps the token");
+    assert_eq!(deadline(&mut connection, "a"), end, "a re-entry does not shorten the lease");
+    let second = connection.say("LOCK.MACQUIRE 2 b c owner LEASE 600000").token();
+    assert!(second > first);
+    for (key, holds, token) in [("a", 2, first), ("b", 3, second), ("c", 1, second)] {
+        let holder = holders(&mut connection, key).remove("owner").unwrap();
+        assert_eq!((holder.field("holds").int(), holder.field("token").int()), (holds, token), "{key}");
+    }
+    connection.say("LOCK.MACQUIRE 3 a b c owner HOLDS 2").token();
+    for (key, holds) in [("a", 2), ("b", 3), ("c", 2)] {
+        assert_eq!(holders(&mut connection, key)["owner"].field("holds").int(), holds, "{key}");
+    }
+}
+
+#[test]
+fn release_replies_for_each_key() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    let token = connection.say("LOCK.MACQUIRE 2 a b owner").token();
+    connection.say("LOCK.ACQUIRE b owner").token();
+    connection.say("LOCK.ACQUIRE d other").token();
+    let left = connection.say("LOCK.MRELEASE 4 a b c d owner");
+    assert_eq!(left.items(), [Value::Int(0), Value::Int(1), Value::Nil, Value::Nil]);
+    let left = connection.say(&format!("LOCK.MRELEASE 2 a b owner TOKEN {}", token - 1));
+    assert_eq!(left.items(), [Value::Nil, Value::Nil]);
+    connection.say("LOCK.ACQUIRE b owner HOLDS 5").token();
+    let left = connection.say(&format!("LOCK.MRELEASE 1 b owner TOKEN {token} ALL"));
+    assert_eq!(left.items(), [Value::Int(0)]);
+    assert_eq!(owners(&mut connection, "d"), ["other"]);
+}
+
+#[test]
+fn renew_replies_for_each_key() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    let token = connection.say("LOCK.MACQUIRE 2 a b owner LEASE 1000").token();
+    let other = connection.say("LOCK.ACQUIRE d owner LEASE 1000").token();
+    let begin = now();
+    let renewed = connection.say("LOCK.MRENEW 4 a c b d owner LEASE 60000");
+    assert_eq!(renewed.items(), [Value::Int(token), Value::Nil, Value::Int(token), Value::Int(other)]);
+    for key in ["a", "b", "d"] {
+        let end = deadline(&mut connection, key);
+        assert!((begin + 60_000..=now() + 60_000).contains(&end), "{key}: {end}");
+    }
+    let renewed = connection.say(&format!("LOCK.MRENEW 2 a d owner LEASE 5000 TOKEN {token}"));
+    assert_eq!(renewed.items(), [Value::Int(token), Value::Nil]);
+    assert!(deadline(&mut connection, "a") <= now() + 5000);
+    assert!(deadline(&mut connection, "d") > now() + 5000);
+}
+
+#[test]
+fn a_waiter_holds_nothing_and_keeps_its_place_in_each_queue() {
+    let server = Server::start();
+    let (mut both, mut behind, mut viewer) = (server.raw(), server.raw(), server.raw());
+    let first = viewer.say("LOCK.ACQUIRE b other").token();
+    assert_eq!(both.begin("LOCK.MACQUIRE 2 a b owner WAIT 0"), None);
+    assert_eq!(viewer.say("EXISTS a"), Value::Int(0), "a waiter holds nothing");
+    assert_eq!((waiters(&mut viewer, "a"), waiters(&mut viewer, "b")), (vec!["owner".into()], vec!["owner".into()]));
+    let info = viewer.say("LOCK.INFO a");
+    assert_eq!((info.field("waiters").int(), info.field("holders").items().len()), (1, 0));
+    // Its place is kept: `a` is free, yet nobody passes.
+    assert!(viewer.say("LOCK.ACQUIRE a third").is_null());
+    assert_eq!(behind.begin("LOCK.ACQUIRE a third WAIT 0"), None);
+    assert_eq!(viewer.say("LOCK.RELEASE b other"), Value::Int(0));
+    let second = arrives(&mut both).token();
+    assert!(second > first);
+    assert_eq!((owners(&mut viewer, "a"), owners(&mut viewer, "b")), (vec!["owner".into()], vec!["owner".into()]));
+    assert!(behind.pending());
+    viewer.say("LOCK.MRELEASE 2 a b owner");
+    assert!(arrives(&mut behind).token() > second);
+}
+
+#[test]
+fn the_order_is_that_of_arrival_in_each_queue() {
+    let server = Server::start();
+    let mut viewer = server.raw();
+    viewer.say("LOCK.MACQUIRE 3 a b c holder").token();
+    let requests = ["2 a b one", "2 b c two", "2 c a three", "1 b four", "3 c b a five"];
+    let mut clients: Vec<Raw> = requests.iter().map(|_| server.raw()).collect();
+    for (client, request) in clients.iter_mut().zip(requests) {
+        assert_eq!(client.begin(&format!("LOCK.MACQUIRE {request} WAIT 0")), None);
+    }
+    assert_eq!(waiters(&mut viewer, "a"), ["one", "three", "five"]);
+    assert_eq!(waiters(&mut viewer, "b"), ["one", "two", "four", "five"]);
+    assert_eq!(waiters(&mut viewer, "c"), ["two", "three", "five"]);
+    viewer.say("LOCK.MRELEASE 3 a b c holder");
+    let mut last = 0;
+    for (client, request) in clients.iter_mut().zip(requests) {
+        let token = arrives(client).token();
+        assert!(token > last, "{request} was served out of order");
+        last = token;
+        let words: Vec<&str> = request.split(' ').collect();
+        let (keys, owner) = (words[1..words.len() - 1].join(" "), words[words.len() - 1]);
+        viewer.say(&format!("LOCK.MRELEASE {} {keys} {owner}", words[0]));
+    }
+    assert_eq!(viewer.say("DBSIZE"), Value::Int(0));
+}
+
+#[test]
+fn opposite_orders_do_not_block_each_other() {
+    let server = Server::start();
+    let (mut first, mut second, mut viewer) = (server.raw(), server.raw(), server.raw());
+    viewer.say("LOCK.MACQUIRE 2 a b holder").token();
+    assert_eq!(first.begin("LOCK.MACQUIRE 2 a b one WAIT 0"), None);
+    assert_eq!(second.begin("LOCK.MACQUIRE 2 b a two WAIT 0"), None);
+    viewer.say("LOCK.MRELEASE 2 a b holder");
+    arrives(&mut first).token();
+    viewer.say("LOCK.MRELEASE 2 a b one");
+    arrives(&mut second).token();
+}
+
+/// A way in which a waiter leaves the queue.
+type Leave = fn(Raw, &mut Raw);
+
+#[test]
+fn those_behind_are_served_when_a_waiter_for_several_leaves() {
+    let server = Server::start();
+    let mut viewer = server.raw();
+    let leaves: [(&str, Leave); 4] = [
+        ("0", |client, _| client.reset()),
+        ("0", |mut client, viewer| {
+            let ids = viewer.say("LOCK.WAITERS a COUNT 1");
+            let id = ids.items()[0].field("client").int();
+            viewer.say(&format!("CLIENT UNBLOCK {id}"));
+            assert!(arrives(&mut client).is_null());
+        }),
+        ("0", |mut client, viewer| {
+            let ids = viewer.say("LOCK.WAITERS a COUNT 1");
+            let id = ids.items()[0].field("client").int();
+            viewer.say(&format!("CLIENT UNBLOCK {id} ERROR"));
+            assert!(arrives(&mut client).error().starts_with("UNBLOCKED "));
+        }),
+        ("50", |mut client, _| assert!(arrives(&mut client).is_null())),
+    ];
+    for (wait, leave) in leaves {
+        viewer.say("FLUSHALL");
+        let (mut both, mut on_a, mut on_c) = (server.raw(), server.raw(), server.raw());
+        viewer.say("LOCK.ACQUIRE b other").token();
+        assert_eq!(both.begin(&format!("LOCK.MACQUIRE 3 a b c owner WAIT {wait}")), None);
+        assert_eq!(on_a.begin("LOCK.ACQUIRE a third WAIT 0"), None);
+        assert_eq!(on_c.begin("LOCK.ACQUIRE c fourth WAIT 0"), None);
+        leave(both, &mut viewer);
+        arrives(&mut on_a).token();
+        arrives(&mut on_c).token();
+        assert_eq!(waiters(&mut viewer, "b"), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn whatever_frees_the_last_key_serves_the_waiter() {
+    let server = Server::start();
+    let mut viewer = server.raw();
+    let frees: [(&str, &str); 5] = [
+        ("LOCK.ACQUIRE b other", "LOCK.FORCE b"),
+        ("LOCK.ACQUIRE b other", "DEL b"),
+        ("LOCK.ACQUIRE b other", "RENAME b elsewhere"),
+        ("LOCK.ACQUIRE b other LEASE 60", "PING"),
+        ("LOCK.ACQUIRE b other", "PEXPIRE b 5"),
+    ];
+    for (take, free) in frees {
+        viewer.say("FLUSHALL");
+        let mut waiter = server.raw();
+        viewer.say(take).token();
+        assert_eq!(waiter.begin("LOCK.MACQUIRE 2 a b owner LEASE 60000 WAIT 0"), None);
+        viewer.say(free);
+        let token = arrives(&mut waiter).token();
+        for key in ["a", "b"] {
+            assert_eq!(holders(&mut viewer, key)["owner"].field("token").int(), token, "{free}");
+        }
+    }
+}
+
+#[test]
+fn a_held_key_needs_no_place_in_its_queue() {
+    let server = Server::start();
+    let (mut owner, mut behind, mut viewer) = (server.raw(), server.raw(), server.raw());
+    let first = owner.say("LOCK.ACQUIRE a owner").token();
+    viewer.say("LOCK.ACQUIRE b other").token();
+    assert_eq!(behind.begin("LOCK.ACQUIRE a behind WAIT 0"), None);
+    assert_eq!(owner.begin("LOCK.MACQUIRE 2 a b owner WAIT 0"), None);
+    viewer.say("LOCK.RELEASE b other");
+    let second = arrives(&mut owner).token();
+    assert!(second > first);
+    assert_eq!(holders(&mut viewer, "a")["owner"].field("holds").int(), 2);
+    assert_eq!(viewer.say("LOCK.MRELEASE 2 a b owner ALL").items(), [Value::Int(0), Value::Int(0)]);
+    arrives(&mut behind).token();
+}
+
+#[test]
+fn all_keys_are_tied() {
+    let server = Server::start();
+    let (mut first, mut second, mut viewer) = (server.raw(), server.raw(), server.raw());
+    first.say("LOCK.MACQUIRE 2 a b first LEASE 600 WATCHDOG EPHEMERAL").token();
+    assert_eq!(second.begin("LOCK.MACQUIRE 2 b a second LEASE 600 WAIT 0 WATCHDOG EPHEMERAL"), None);
+    let end = now() + 1200;
+    until(SOON, "both leases have been renewed", || deadline(&mut viewer, "a").min(deadline(&mut viewer, "b")) > end);
+    first.reset();
+    arrives(&mut second).token();
+    let id = second.client_id();
+    for key in ["a", "b"] {
+        assert_eq!(holders(&mut viewer, key)["second"].field("client"), Value::Int(id));
+    }
+    let mut third = server.raw();
+    let token = holders(&mut viewer, "a")["second"].field("token").int();
+    let renewed = third.say("LOCK.MRENEW 2 a b second LEASE 60000 EPHEMERAL");
+    assert_eq!(renewed.items(), [Value::Int(token), Value::Int(token)]);
+    second.close();
+    until_gone(&mut viewer, id);
+    assert_eq!(viewer.say("EXISTS a b"), Value::Int(2), "the tie has moved");
+    third.close();
+    until(SOON, "both are free", || viewer.say("DBSIZE") == Value::Int(0));
+}
+
+#[test]
+fn a_key_that_is_held_already_keeps_its_tie_under_the_new_token() {
+    let server = Server::start();
+    for (words, watchdog) in [("", false), (" WATCHDOG", true)] {
+        let (mut holder, mut viewer) = (server.raw(), server.raw());
+        let id = holder.client_id();
+        let first = holder.say("LOCK.ACQUIRE a owner LEASE 60000 EPHEMERAL").token();
+        let second = holder.say(&format!("LOCK.MACQUIRE 2 a b owner LEASE 60000{words}")).token();
+        assert!(second > first);
+        let all = holders(&mut viewer, "a");
+        let shown = &all["owner"];
+        assert_eq!((shown.field("token").int(), shown.field("client").int()), (second, id), "{words}");
+        assert_eq!((shown.field("watchdog").truth(), shown.field("ephemeral").truth()), (watchdog, true), "{words}");
+        holder.close();
+        until(SOON, "the ephemeral hold has ended", || viewer.say("EXISTS a") == Value::Int(0));
+        assert_eq!(viewer.say("LOCK.FORCE b"), Value::Int(1));
+    }
+}
+
+#[test]
+fn where_nothing_may_block_the_wait_is_ignored() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    connection.say("LOCK.ACQUIRE b other").token();
+    connection.say("MULTI");
+    connection.say("LOCK.MACQUIRE 2 a b owner WAIT 0");
+    connection.say("LOCK.MACQUIRE 2 a c owner WAIT 0");
+    let replies = connection.say("EXEC");
+    assert!(replies.items()[0].is_null());
+    replies.items()[1].token();
+    let script = b"return redis.call('LOCK.MACQUIRE', '2', 'b', 'd', 'owner', 'WAIT', '0')";
+    assert!(connection.call(&[b"EVAL", script, b"2", b"b", b"d"]).is_null());
+    assert_eq!(connection.say("EXISTS d"), Value::Int(0));
+}
+
+#[test]
+fn one_step_is_one_transaction_on_a_replica() {
+    let master = Server::start();
+    let replica = Server::builder().without_module().start();
+    replica.replica_of(&master);
+    master.wait_replica_online();
+    let (mut connection, mut monitor) = (master.raw(), replica.raw());
+    assert_eq!(monitor.say("MONITOR"), Value::Okay);
+    connection.say("LOCK.MACQUIRE 2 a b owner").token();
+    let mut names: Vec<String> = Vec::new();
+    until(SOON, "the step has arrived", || {
+        let line = monitor.read().unwrap().text();
+        let name = line.split('"').nth(1).unwrap_or_default().to_ascii_lowercase();
+        // The rest is between the servers.
+        if !["ping", "replconf", "select"].contains(&name.as_str()) {
+            names.push(name);
+        }
+        names.last().is_some_and(|name| name == "exec")
+    });
+    assert_eq!(names.first().map(String::as_str), Some("multi"), "{names:?}");
+    assert_eq!(names.iter().filter(|name| *name == "hset").count(), 2, "{names:?}");
+    assert_eq!(names.iter().filter(|name| *name == "pexpireat").count(), 2, "{names:?}");
+}
+
+#[test]
+fn in_a_cluster_the_keys_share_a_slot() {
+    let cluster = Cluster::start(1);
+    let mut connection = cluster.node(0).raw();
+    let error = connection.say("LOCK.MACQUIRE 2 a b owner").error();
+    assert!(error.starts_with("CROSSSLOT "), "{error}");
+    connection.say("LOCK.MACQUIRE 2 {tag}a {tag}b owner").token();
+    assert_eq!(connection.say("LOCK.MRELEASE 2 {tag}a {tag}b owner").items(), [Value::Int(0), Value::Int(0)]);
+}

@@ -1,0 +1,187 @@
+//! Commands as lines, and replies by what they are expected to be.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use redis::Value;
+use support::{Raw, Server};
+
+use crate::common::{self, array, bytes, int, map, text, token, words};
+
+pub use crate::common::{fields, unix_millis as now};
+
+/// Until everything that is to happen at once must have happened, on a machine that is busy with other tests.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// A connection that speaks lines: words between spaces, for commands without strange bytes.
+pub trait Speak {
+    /// Sends a line and reads the reply.
+    fn say(&mut self, line: &str) -> Value;
+
+    /// Sends a line and does not wait.
+    fn post(&mut self, line: &str);
+
+    /// Sends a line that may block; returns once the server has executed it, with its reply if it did not block.
+    ///
+    /// A `PING` goes ahead in the same segment: the server executes both before it answers either.
+    fn begin(&mut self, line: &str) -> Option<Value>;
+
+    /// Sends many lines at once and reads all replies.
+    fn say_all(&mut self, lines: &[String]) -> Vec<Value>;
+}
+
+impl Speak for Raw {
+    #[track_caller]
+    fn say(&mut self, line: &str) -> Value {
+        self.post(line);
+        self.read().unwrap_or_else(|error| panic!("{line}: {error}"))
+    }
+
+    #[track_caller]
+    fn post(&mut self, line: &str) {
+        self.send_bytes(&encode(line)).expect("line sent");
+    }
+
+    #[track_caller]
+    fn begin(&mut self, line: &str) -> Option<Value> {
+        self.send_bytes(&[encode("PING"), encode(line)].concat()).expect("line sent");
+        assert_eq!(self.read().expect("PONG"), Value::SimpleString("PONG".into()));
+        if self.pending() { None } else { Some(self.read().expect("reply is there")) }
+    }
+
+    #[track_caller]
+    fn say_all(&mut self, lines: &[String]) -> Vec<Value> {
+        // In parts that fit the sockets' buffers: neither end is to wait for the other.
+        let parts = lines.chunks(500);
+        parts.flat_map(|part| self.call_all(&part.iter().map(|line| words(line)).collect::<Vec<_>>())).collect()
+    }
+}
+
+/// A line as the bytes of a command.
+pub fn encode(line: &str) -> Vec<u8> {
+    support::encode([words(line)])
+}
+
+/// What a reply is expected to be; each panics with the reply if it is something else.
+pub trait Reply {
+    /// An integer.
+    fn int(&self) -> i64;
+    /// A fencing token.
+    fn token(&self) -> i64;
+    /// Null.
+    fn is_null(&self) -> bool;
+    /// An error, as it stands on the wire without the dash.
+    fn error(&self) -> String;
+    /// The elements of an array.
+    fn items(&self) -> &[Value];
+    /// A field of a map, in RESP2 as well.
+    fn field(&self, name: &str) -> Value;
+    /// A string.
+    fn text(&self) -> String;
+    /// A yes or no, in RESP2 as well.
+    fn truth(&self) -> bool;
+}
+
+impl Reply for Value {
+    #[track_caller]
+    fn int(&self) -> i64 {
+        int(self)
+    }
+
+    #[track_caller]
+    fn token(&self) -> i64 {
+        token(self)
+    }
+
+    fn is_null(&self) -> bool {
+        *self == Value::Nil
+    }
+
+    #[track_caller]
+    fn error(&self) -> String {
+        let (code, details) = common::error(self);
+        format!("{code} {details}")
+    }
+
+    #[track_caller]
+    fn items(&self) -> &[Value] {
+        array(self)
+    }
+
+    #[track_caller]
+    fn field(&self, name: &str) -> Value {
+        let field = map(self).remove(name.as_bytes());
+        field.unwrap_or_else(|| panic!("no field {name} in {self:?}"))
+    }
+
+    #[track_caller]
+    fn text(&self) -> String {
+        text(self)
+    }
+
+    #[track_caller]
+    fn truth(&self) -> bool {
+        match self {
+            Value::Boolean(truth) => *truth,
+            Value::Int(0) => false,
+            Value::Int(1) => true,
+            other => panic!("neither yes nor no: {other:?}"),
+        }
+    }
+}
+
+/// The holders that `LOCK.INFO` shows, by name.
+#[track_caller]
+pub fn holders(connection: &mut Raw, key: &str) -> BTreeMap<String, Value> {
+    let info = connection.say(&format!("LOCK.INFO {key}"));
+    if info.is_null() {
+        return BTreeMap::new();
+    }
+    let holders = info.field("holders");
+    holders.items().iter().map(|holder| (holder.field("owner").text(), holder.clone())).collect()
+}
+
+/// The names of those who hold a key, sorted.
+#[track_caller]
+pub fn owners(connection: &mut Raw, key: &str) -> Vec<String> {
+    holders(connection, key).into_keys().collect()
+}
+
+/// The owners that wait for a key, in order.
+#[track_caller]
+pub fn waiters(connection: &mut Raw, key: &str) -> Vec<String> {
+    let waiters = connection.say(&format!("LOCK.WAITERS {key} COUNT 100000"));
+    waiters.items().iter().map(|waiter| waiter.field("owner").text()).collect()
+}
+
+/// When a key expires, Unix time in ms; -1: never, -2: there is no key.
+#[track_caller]
+pub fn deadline(connection: &mut Raw, key: &str) -> i64 {
+    common::deadline(connection, key.as_bytes())
+}
+
+/// The next reply of a connection that was waiting.
+#[track_caller]
+pub fn arrives(connection: &mut Raw) -> Value {
+    connection.read_timeout(SOON).expect("connection open").expect("the waiting request is answered")
+}
+
+/// Waits until the server has noticed that a connection is gone.
+#[track_caller]
+pub fn until_gone(connection: &mut Raw, client: i64) {
+    support::until(SOON, "the server has noticed that the connection is gone", || {
+        bytes(&connection.say(&format!("CLIENT LIST ID {client}"))).is_empty()
+    });
+}
+
+/// A number from the environment, or what is usual.
+pub fn setting(name: &str, usual: u64) -> u64 {
+    std::env::var(name).map_or(usual, |value| value.parse().expect("a number"))
+}
+
+/// The processor time that a server has used so far.
+#[track_caller]
+pub fn processor_time(server: &Server) -> Duration {
+    let field = |name| -> f64 { server.info("cpu", name).expect("INFO cpu").parse().expect("seconds") };
+    Duration::from_secs_f64(field("used_cpu_user") + field("used_cpu_sys"))
+}

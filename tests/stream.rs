@@ -1,0 +1,186 @@
+//! What a server sends its replicas, as they see it: a hand-off that is torn there is one that a failover loses half of.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use redis::{Parser, Value};
+use support::{Family, Raw, Server};
+
+use crate::common::{Bytes, array, bytes};
+use crate::waiter::{Tell, Waiter};
+
+/// The stream of one server, from the moment on at which it was opened.
+struct Stream {
+    from: BufReader<TcpStream>,
+    // It reads ahead: what it has is the stream's next.
+    parser: Parser,
+}
+
+/// Commands that a replica carries out together: one, or those of a transaction.
+type Step = Vec<Vec<Bytes>>;
+
+impl Stream {
+    /// Does as a replica does that never heard of partial copies, and throws the copy away.
+    fn open(server: &Server) -> Self {
+        let mut socket = TcpStream::connect(server.addr()).expect("connects");
+        socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a valid time");
+        socket.write_all(b"SYNC\r\n").expect("sent");
+        let mut from = BufReader::new(socket);
+        let length = loop {
+            let mut line = String::new();
+            from.read_line(&mut line).expect("the copy comes");
+            // Until it comes the server sends empty lines, to show that it lives.
+            if let Some(length) = line.strip_prefix('$') {
+                break length.trim_end().parse().expect("a length");
+            }
+        };
+        std::io::copy(&mut from.by_ref().take(length), &mut std::io::sink()).expect("the copy comes");
+        server.wait_replica_online();
+        Self { from, parser: Parser::new() }
+    }
+
+    /// All that the server has written by now.
+    fn steps(&mut self, client: &mut Raw) -> Vec<Step> {
+        client.order("SET the-end of-this-test");
+        let mut steps = Vec::new();
+        loop {
+            let mut step = vec![self.command()];
+            if step[0] == [b"MULTI"] {
+                step.clear();
+                loop {
+                    match self.command() {
+                        command if command == [b"EXEC"] => break,
+                        command => step.push(command),
+                    }
+                }
+            }
+            if step.iter().any(|command| command.contains(&b"the-end".to_vec())) {
+                return steps;
+            }
+            step.retain(|command| {
+                !["PING", "SELECT"].iter().any(|name| command[0].eq_ignore_ascii_case(name.as_bytes()))
+            });
+            if !step.is_empty() {
+                steps.push(step);
+            }
+        }
+    }
+
+    fn command(&mut self) -> Vec<Bytes> {
+        let value: Value = self.parser.parse_value(&mut self.from).expect("the stream goes on");
+        array(&value).iter().map(|word| bytes(word).to_vec()).collect()
+    }
+}
+
+/// Where in the stream the words first stand together in a command.
+fn place(steps: &[Step], words: &[&str]) -> usize {
+    let holds = |command: &Vec<Bytes>| words.iter().all(|word| command.contains(&word.as_bytes().to_vec()));
+    let place = steps.iter().position(|step| step.iter().any(holds));
+    place.unwrap_or_else(|| panic!("nothing of {words:?} in {}", show(steps)))
+}
+
+fn show(steps: &[Step]) -> String {
+    let command = |words: &Vec<Bytes>| words.join(&b' ').escape_ascii().to_string();
+    steps.iter().map(|step| step.iter().map(command).collect::<Vec<_>>().join("; ")).collect::<Vec<_>>().join("\n")
+}
+
+/// What the stream says of a hand-off from `holder` to `waiter` that `commands` bring about.
+fn hand_off(commands: &[&str]) -> (Server, Vec<Step>, i64) {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    let mut stream = Stream::open(&server);
+    let mut waiter = Waiter::start(&server, "key", "waiter");
+    client.tell(commands);
+    let token = waiter.token();
+    let steps = stream.steps(&mut server.raw());
+    (server, steps, token)
+}
+
+/// The step that grants takes away the lock of `holder` as well, and names owner, token and deadline.
+#[track_caller]
+fn is_one_step(steps: &[Step], token: i64) {
+    let grant = place(steps, &["HSET", "key", "waiter"]);
+    assert_eq!(grant, place(steps, &["key", &token.to_string()]));
+    assert_eq!(grant, place(steps, &["PEXPIREAT", "key"]), "{}", show(steps));
+    let freed = steps
+        .iter()
+        .position(|step| step.iter().any(|command| takes_away(command)))
+        .unwrap_or_else(|| panic!("{}", show(steps)));
+    assert_eq!(grant, freed, "freed and granted in steps of their own: {}", show(steps));
+}
+
+fn takes_away(command: &[Bytes]) -> bool {
+    let is = |name: &[u8]| command[0].eq_ignore_ascii_case(name);
+    let key = || command[1] == b"key";
+    (is(b"DEL") || is(b"UNLINK")) && key() || is(b"HDEL") && key() && command[2] == b"holder"
+}
+
+#[test]
+fn release() {
+    let (_server, steps, token) = hand_off(&["LOCK.RELEASE key holder"]);
+    is_one_step(&steps, token);
+}
+
+#[test]
+fn force() {
+    let (_server, steps, token) = hand_off(&["LOCK.FORCE key"]);
+    is_one_step(&steps, token);
+}
+
+#[test]
+fn release_in_a_transaction() {
+    let (_server, steps, token) =
+        hand_off(&["MULTI", "SET before x", "LOCK.RELEASE key holder", "SET after x", "EXEC"]);
+    is_one_step(&steps, token);
+    assert_eq!(place(&steps, &["before"]), place(&steps, &["after"]), "{}", show(&steps));
+    assert_eq!(place(&steps, &["before"]), place(&steps, &["waiter"]), "{}", show(&steps));
+}
+
+/// Where the server lets a module write at the end of somebody else's step, the grant is part of that step; before, it
+/// follows in one of its own. It never comes first.
+#[test]
+fn del() {
+    let (server, steps, token) = hand_off(&["DEL key"]);
+    let version = server.version();
+    if version.at_least(Family::Redis, 7, 2) || version.family == Family::Valkey {
+        return is_one_step(&steps, token);
+    }
+    let grant = place(&steps, &["HSET", "key", "waiter"]);
+    assert_eq!(grant, place(&steps, &["PEXPIREAT", "key"]), "{}", show(&steps));
+    assert!(place(&steps, &["DEL", "key"]) < grant, "{}", show(&steps));
+}
+
+/// A replica hears of the expiry before it hears of the grant.
+#[test]
+fn expiry() {
+    let (_server, steps, _) = hand_off(&["PEXPIRE key 50"]);
+    let grant = place(&steps, &["HSET", "key", "waiter"]);
+    let freed = steps
+        .iter()
+        .position(|step| step.iter().any(|command| takes_away(command)))
+        .unwrap_or_else(|| panic!("{}", show(&steps)));
+    assert!(freed <= grant, "{}", show(&steps));
+    let order: Vec<&Vec<Bytes>> = steps[grant].iter().collect();
+    let granted = order.iter().position(|command| command[0] == b"HSET").expect("it is there");
+    assert!(!order[granted..].iter().any(|command| takes_away(command)), "{}", show(&steps));
+}
+
+/// What is asked for, refused, waited for, or tried in vain is nobody else's business.
+#[test]
+fn requests_are_not_replicated() {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    let mut stream = Stream::open(&server);
+    let waiter = Waiter::start(&server, "key", "waiter");
+    for line in
+        ["LOCK.ACQUIRE key newcomer", "LOCK.RELEASE key newcomer", "LOCK.RENEW key newcomer", "LOCK.FORCE another"]
+    {
+        client.order(line);
+    }
+    client.order(&format!("CLIENT UNBLOCK {}", waiter.id));
+    let steps = stream.steps(&mut client);
+    assert!(steps.is_empty(), "{}", show(&steps));
+}

@@ -1,0 +1,404 @@
+//! Two hundred connections want twenty locks, with everything that can go wrong going wrong: what each of them saw is
+//! put together afterwards and checked.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use redis::Value;
+use support::{Random, Raw, Server, until};
+
+use crate::common::{info_number, unix_micros};
+use crate::speak::setting;
+use crate::waiter::{SOON, Speak, Tell, blocked_clients, figure, until_nobody_waits};
+
+const CONNECTIONS: usize = 200;
+const KEYS: u64 = 20;
+const LEASES: std::ops::Range<u64> = 20..400;
+const WAITS: std::ops::Range<u64> = 1..500;
+/// A lock that somebody wanted was free for longer: a wake-up was lost. Far more than a busy machine makes of it.
+const LOST: i64 = 5_000_000;
+/// A deadline is a whole number of milliseconds, a token one of microseconds.
+const MILLI: i64 = 1000;
+/// What a server may have grown by, in bytes: tables that were larger for a while.
+const GROWTH: i64 = 256 << 10;
+
+type Micros = i64;
+
+/// A hold as its holder knows it. Times are those of the clock that servers and tests share.
+#[derive(Clone, Copy, Debug)]
+struct Hold {
+    key: u64,
+    owner: usize,
+    /// Also a moment before the grant, when the server looked at the clock.
+    token: i64,
+    asked: Micros,
+    heard: Micros,
+    /// When the holder stopped counting on it: it gave it back, or the lease was over.
+    end: Micros,
+    /// When it was over for the server at the latest.
+    gone: Micros,
+}
+
+/// A `DEL` or `LOCK.FORCE`, which happened in between.
+#[derive(Clone, Copy, Debug)]
+struct Broken {
+    key: u64,
+    from: Micros,
+    to: Micros,
+}
+
+/// How the requests of one connection ended.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    granted: u64,
+    in_vain: u64,
+    broken_off: u64,
+    cut_off: u64,
+}
+
+struct Stress {
+    server: Server,
+    /// The connections' ids, 0 while one has none.
+    clients: Vec<AtomicI64>,
+    over: AtomicBool,
+}
+
+#[test]
+fn stress() {
+    let duration = Duration::from_secs(setting("HOLDFAST_STRESS_SECONDS", 20));
+    let stress = Stress {
+        server: Server::start(),
+        clients: (0..CONNECTIONS).map(|_| AtomicI64::new(0)).collect(),
+        over: AtomicBool::new(false),
+    };
+    let mut random = Random::new();
+    // What a server allocates once and keeps is there before it is measured.
+    stress.run(Duration::from_secs(1), &mut random);
+    let before = settled_memory(&stress.server);
+    let (holds, broken, tally) = stress.run(duration, &mut random);
+    figure(format_args!(
+        "stress: {} grants ({} holds known), {} in vain, {} waits broken off, {} connections cut off, {} locks broken, {} s",
+        tally.granted,
+        holds.len(),
+        tally.in_vain,
+        tally.broken_off,
+        tally.cut_off,
+        broken.len(),
+        duration.as_secs()
+    ));
+    assert!(tally.granted > CONNECTIONS as u64 && tally.broken_off > 0 && tally.cut_off > 0, "{tally:?}");
+
+    tokens_only_grow(&holds);
+    let longest_gap = (0..KEYS).map(|key| check_key(key, &holds, &broken)).max().unwrap_or_default();
+    figure(format_args!("stress: longest time a wanted lock was free: {longest_gap} µs"));
+    nothing_is_left(&stress.server, before);
+}
+
+impl Stress {
+    /// Everybody at once for this long, and then until every request has ended.
+    fn run(&self, duration: Duration, random: &mut Random) -> (Vec<Hold>, Vec<Broken>, Tally) {
+        self.over.store(false, Ordering::SeqCst);
+        let (workers, broken) = thread::scope(|threads| {
+            let workers: Vec<_> = (0..CONNECTIONS)
+                .map(|number| {
+                    let mut worker = Worker::new(self, number, random.fork());
+                    threads.spawn(move || worker.work())
+                })
+                .collect();
+            let mut trouble = random.fork();
+            let trouble = threads.spawn(move || self.make_trouble(&mut trouble));
+            thread::sleep(duration);
+            self.over.store(true, Ordering::SeqCst);
+            let broken = trouble.join().expect("the trouble-maker came to its end");
+            let workers: Vec<_> = workers.into_iter().map(|it| it.join().expect("every request ended")).collect();
+            (workers, broken)
+        });
+        let mut all = Tally::default();
+        let mut holds = Vec::new();
+        for (its, tally) in workers {
+            holds.extend(its);
+            all.granted += tally.granted;
+            all.in_vain += tally.in_vain;
+            all.broken_off += tally.broken_off;
+            all.cut_off += tally.cut_off;
+        }
+        (holds, broken, all)
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::SeqCst)
+    }
+
+    /// Everything that is going on happens at once for a server that was at something else for `millis` ms.
+    fn stall(&self, millis: u64) {
+        self.server.stop();
+        thread::sleep(Duration::from_millis(millis));
+        self.server.cont();
+    }
+
+    /// Kills and unblocks clients, breaks locks, and stalls the server.
+    fn make_trouble(&self, random: &mut Random) -> Vec<Broken> {
+        let mut client = self.server.raw();
+        let mut broken = Vec::new();
+        while !self.is_over() {
+            thread::sleep(Duration::from_millis(random.below(10)));
+            let victim = random.pick(&self.clients).load(Ordering::SeqCst);
+            let key = random.below(KEYS);
+            if random.chance(2) {
+                self.stall(random.below(150));
+            }
+            match random.below(6) {
+                0 | 1 if victim > 0 => drop(client.say(&format!("CLIENT KILL ID {victim}"))),
+                2 => drop(client.order(&format!("CLIENT UNBLOCK {victim}"))),
+                3 => drop(client.order(&format!("CLIENT UNBLOCK {victim} ERROR"))),
+                4 => broken.push(breaks(&mut client, key, "DEL")),
+                _ => broken.push(breaks(&mut client, key, "LOCK.FORCE")),
+            }
+        }
+        broken
+    }
+}
+
+fn breaks(client: &mut Raw, key: u64, command: &str) -> Broken {
+    let from = unix_micros();
+    client.order(&format!("{command} key-{key}"));
+    Broken { key, from, to: unix_micros() }
+}
+
+struct Worker<'a> {
+    stress: &'a Stress,
+    number: usize,
+    random: Random,
+    raw: Raw,
+    holds: Vec<Hold>,
+    tally: Tally,
+}
+
+impl<'a> Worker<'a> {
+    fn new(stress: &'a Stress, number: usize, random: Random) -> Self {
+        let raw = stress.server.raw();
+        Self { stress, number, random, raw, holds: Vec::new(), tally: Tally::default() }
+    }
+
+    fn work(&mut self) -> (Vec<Hold>, Tally) {
+        self.connect();
+        while !self.stress.is_over() {
+            if self.request().is_none() {
+                self.tally.cut_off += 1;
+                self.connect();
+            }
+        }
+        self.stress.clients[self.number].store(0, Ordering::SeqCst);
+        (std::mem::take(&mut self.holds), self.tally)
+    }
+
+    fn connect(&mut self) {
+        loop {
+            self.stress.clients[self.number].store(0, Ordering::SeqCst);
+            self.raw = self.stress.server.raw();
+            // Even this may fail: the trouble-maker knows the connection by then.
+            if let Some(Value::Int(id)) = self.say("CLIENT ID") {
+                self.stress.clients[self.number].store(id, Ordering::SeqCst);
+                return;
+            }
+        }
+    }
+
+    /// The reply, or none if the connection has been ended.
+    fn say(&mut self, line: &str) -> Option<Value> {
+        self.raw.send(&crate::common::words(line)).ok()?;
+        match self.raw.read() {
+            Ok(reply) => Some(reply),
+            Err(error) if error.kind() == std::io::ErrorKind::TimedOut => panic!("{line}: never answered"),
+            Err(_) => None,
+        }
+    }
+
+    /// One request and what follows from it; none if the connection has been ended.
+    fn request(&mut self) -> Option<()> {
+        let (key, owner) = (self.random.below(KEYS), self.number);
+        let lease = LEASES.start + self.random.below(LEASES.end - LEASES.start);
+        let wait = match self.random.below(10) {
+            0 => String::new(),
+            1..4 => " WAIT 0".to_owned(),
+            _ => format!(" WAIT {}", WAITS.start + self.random.below(WAITS.end - WAITS.start)),
+        };
+        let line = format!("LOCK.ACQUIRE key-{key} owner-{owner} LEASE {lease}{wait}");
+        if self.random.chance(8) {
+            self.goes_without_waiting_for_the_reply(&line);
+            return None;
+        }
+        let asked = unix_micros();
+        let reply = self.say(&line)?;
+        let heard = unix_micros();
+        match reply {
+            Value::Int(token) => {
+                self.tally.granted += 1;
+                self.hold(Hold { key, owner, token, asked, heard, end: 0, gone: 0 }, lease)
+            }
+            Value::Nil => {
+                self.tally.in_vain += 1;
+                Some(())
+            }
+            // A circle closes when it waits while a lock that it left to its lease is waited for.
+            Value::ServerError(error) if ["UNBLOCKED", "DEADLOCK"].contains(&error.code()) => {
+                self.tally.in_vain += 1;
+                Some(())
+            }
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    /// Closes or resets the connection while it may be waiting, may be granted, or may have been.
+    fn goes_without_waiting_for_the_reply(&mut self, line: &str) {
+        self.tally.broken_off += 1;
+        self.stress.clients[self.number].store(0, Ordering::SeqCst);
+        let mut raw = std::mem::replace(&mut self.raw, self.stress.server.raw());
+        // Its end may have come already, by the trouble-maker.
+        let _ = raw.send(&crate::common::words(line));
+        thread::sleep(Duration::from_micros(self.random.below(20_000)));
+        if self.random.chance(50) { raw.reset() } else { raw.close() }
+    }
+
+    /// Has the lock for a while, and gives it back, or lets it expire, or is cut off.
+    fn hold(&mut self, mut hold: Hold, lease: u64) -> Option<()> {
+        let Hold { key, owner, token, .. } = hold;
+        // An earlier request of this owner may have been granted without its knowing: then this was a re-entry, which
+        // keeps the token of a grant that was longer ago than the request, and the deadline that is later.
+        let granted = token.max(hold.asked);
+        let deadline = granted + lease as i64 * MILLI - MILLI;
+        let latest = hold.heard + LEASES.end as i64 * MILLI;
+        let pause = if self.random.chance(10) { lease + 5 } else { self.random.below(20) };
+        thread::sleep(Duration::from_millis(pause));
+        let release = unix_micros();
+        hold.end = release.min(deadline);
+        let reply = match self.random.below(10) {
+            0 => None,
+            1..5 => Some(self.say(&format!("LOCK.RELEASE key-{key} owner-{owner} TOKEN {token} ALL"))),
+            _ => Some(self.say(&format!("LOCK.RELEASE key-{key} owner-{owner} ALL"))),
+        };
+        hold.gone = if matches!(reply, Some(Some(_))) { unix_micros().min(latest) } else { latest };
+        self.holds.push(hold);
+        match reply {
+            Some(None) => None,
+            Some(Some(reply)) => {
+                assert!(matches!(reply, Value::Nil | Value::Int(0)), "{reply:?}");
+                Some(())
+            }
+            None => Some(()),
+        }
+    }
+}
+
+/// A request that was made after somebody heard of a token got a greater one, on whatever key; and no two the same.
+fn tokens_only_grow(holds: &[Hold]) {
+    let mut of: HashMap<i64, (u64, usize)> = HashMap::new();
+    for hold in holds {
+        let known = of.insert(hold.token, (hold.key, hold.owner));
+        assert!(known.is_none_or(|it| it == (hold.key, hold.owner)), "one token for {known:?} and {hold:?}");
+    }
+    let mut heard: Vec<&Hold> = holds.iter().collect();
+    heard.sort_by_key(|hold| hold.heard);
+    let mut asked: Vec<&Hold> = holds.iter().collect();
+    asked.sort_by_key(|hold| hold.asked);
+    let mut newest: HashMap<u64, i64> = HashMap::new();
+    let mut heard = heard.into_iter().peekable();
+    for hold in asked {
+        while let Some(earlier) = heard.next_if(|it| it.heard < hold.asked) {
+            let newest = newest.entry(earlier.key).or_default();
+            *newest = earlier.token.max(*newest);
+        }
+        // The same if it still held it.
+        let before = newest.get(&hold.key).copied().unwrap_or_default();
+        assert!(hold.token >= before, "after {before} had been heard of: {hold:?}");
+    }
+}
+
+/// Nobody counted on the lock at the same time as somebody else; the longest time that it was free although its next
+/// holder was waiting.
+fn check_key(key: u64, holds: &[Hold], broken: &[Broken]) -> i64 {
+    let mut holds: Vec<Hold> = holds.iter().filter(|hold| hold.key == key).copied().collect();
+    holds.sort_by_key(|hold| (hold.token, hold.asked));
+    let broken: Vec<&Broken> = broken.iter().filter(|it| it.key == key).collect();
+    for hold in &mut holds {
+        // Whoever's lock was broken could not know: up to there it counted on it with right.
+        let breaks = broken.iter().filter(|it| it.to >= hold.token && it.from <= hold.end);
+        if let Some(first) = breaks.map(|it| it.from).min() {
+            hold.end = first;
+        }
+    }
+    let mut longest = 0;
+    for (before, next) in holds.iter().zip(holds.iter().skip(1)).filter(|(before, next)| before.token != next.token) {
+        // Not by the token: a server that was stopped between looking at the clock and at the key gives one from before.
+        assert!(before.end <= next.heard, "{} µs together:\n{before:?}\n{next:?}", before.end - next.heard);
+        if next.asked < before.end {
+            let gap = next.token - before.gone;
+            assert!(gap < LOST, "free for {gap} µs:\n{before:?}\n{next:?}");
+            longest = gap.max(longest);
+        }
+    }
+    longest
+}
+
+fn nothing_is_left(server: &Server, memory_before: i64) {
+    until_nobody_waits(server);
+    assert_eq!(blocked_clients(server), 0);
+    let mut client = server.raw();
+    until(SOON, "every lease is over", || client.say("DBSIZE") == Value::Int(0));
+    for field in ["waiters", "contended_locks", "tied_holds"] {
+        assert_eq!(info_number(server, "holdfast", &format!("holdfast_{field}")), 0, "{field}");
+    }
+    let grown = settled_memory(server) - memory_before;
+    figure(format_args!("stress: memory grown by {grown} bytes"));
+    assert!(grown < GROWTH, "memory has grown by {grown} bytes");
+}
+
+/// The server's memory once it has given back what it keeps for a while after so many clients.
+fn settled_memory(server: &Server) -> i64 {
+    let mut before = i64::MAX;
+    until(SOON, "memory has settled", || {
+        thread::sleep(Duration::from_millis(500));
+        let now = info_number(server, "memory", "used_memory");
+        (now - std::mem::replace(&mut before, now)).abs() < 16 << 10
+    });
+    before
+}
+
+fn some_hold(owner: usize, from: Micros, to: Micros) -> Hold {
+    Hold { key: 0, owner, token: from, asked: from, heard: from + 10, end: to, gone: to }
+}
+
+#[test]
+#[should_panic(expected = "490 µs together")]
+fn the_check_sees_two_holders_at_once() {
+    check_key(0, &[some_hold(1, 10_000, 20_500), some_hold(2, 20_000, 30_000)], &[]);
+}
+
+#[test]
+fn the_check_knows_of_locks_that_were_broken() {
+    let broken = Broken { key: 0, from: 19_900, to: 20_100 };
+    check_key(0, &[some_hold(1, 10_000, 20_500), some_hold(2, 20_000, 30_000)], &[broken]);
+}
+
+#[test]
+#[should_panic(expected = "free for")]
+fn the_check_sees_a_lost_wake_up() {
+    let late = Hold { asked: 15_000, ..some_hold(2, 20_000 + LOST, 30_000 + LOST) };
+    check_key(0, &[some_hold(1, 10_000, 20_000), late], &[]);
+}
+
+#[test]
+#[should_panic(expected = "had been heard of")]
+fn the_check_sees_a_token_that_does_not_grow() {
+    let stale = Hold { token: 9_999, ..some_hold(2, 20_000, 30_000) };
+    tokens_only_grow(&[some_hold(1, 10_000, 20_000), stale]);
+}
+
+#[test]
+#[should_panic(expected = "one token for")]
+fn the_check_sees_a_token_given_twice() {
+    let twin = Hold { key: 1, ..some_hold(2, 10_000, 20_000) };
+    tokens_only_grow(&[some_hold(1, 10_000, 20_000), twin]);
+}

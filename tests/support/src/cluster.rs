@@ -1,0 +1,194 @@
+//! A cluster of masters, for tests of what a moving slot does.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use redis::{Connection, RedisResult, Value};
+
+use crate::server::{Builder, Server};
+use crate::until::until;
+
+const SLOTS: u16 = 16_384;
+const SOON: Duration = Duration::from_secs(30);
+
+/// Masters that share the slots evenly. They end when it is dropped.
+pub struct Cluster {
+    nodes: Vec<Server>,
+}
+
+impl Cluster {
+    /// `count` masters with the module loaded, once every one of them says that the cluster is ready.
+    #[track_caller]
+    pub fn start(count: usize) -> Self {
+        Self::start_with(count, |builder| builder)
+    }
+
+    /// The same, with settings of one's own for each node.
+    #[track_caller]
+    pub fn start_with(count: usize, settings: impl Fn(Builder) -> Builder) -> Self {
+        let start =
+            |_| settings(Server::builder().arg("cluster-enabled", "yes").arg("cluster-node-timeout", "5000")).start();
+        let cluster = Self { nodes: (0..count).map(start).collect() };
+        cluster.assign_slots();
+        cluster.introduce();
+        cluster.wait_until_ok();
+        cluster
+    }
+
+    /// The nodes.
+    pub fn nodes(&self) -> &[Server] {
+        &self.nodes
+    }
+
+    /// One node.
+    pub fn node(&self, index: usize) -> &Server {
+        &self.nodes[index]
+    }
+
+    /// One node, to be stopped or killed.
+    pub fn node_mut(&mut self, index: usize) -> &mut Server {
+        &mut self.nodes[index]
+    }
+
+    /// The slot of a key.
+    #[track_caller]
+    pub fn slot_of(&self, key: &[u8]) -> u16 {
+        redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query(&mut self.nodes[0].connect()).expect("CLUSTER KEYSLOT")
+    }
+
+    /// The index of the node that says that it owns a slot.
+    #[track_caller]
+    pub fn owner_of(&self, slot: u16) -> usize {
+        let owns = |node: &Server| own_slots(&mut node.connect()).iter().any(|range| range.contains(&slot));
+        self.nodes.iter().position(owns).expect("every slot has an owner")
+    }
+
+    /// Moves a slot with all its keys, as a cluster manager does, and waits until every node knows.
+    #[track_caller]
+    pub fn move_slot(&self, slot: u16, from: usize, to: usize) {
+        self.begin_move(slot, from, to);
+        self.migrate_keys(slot, from, to);
+        self.finish_move(slot, from, to);
+    }
+
+    /// First step of a move: both ends know about it, and nothing has moved.
+    #[track_caller]
+    pub fn begin_move(&self, slot: u16, from: usize, to: usize) {
+        let (source, target) = (self.id(from), self.id(to));
+        self.set_slot(to, slot, &["IMPORTING", &source]);
+        self.set_slot(from, slot, &["MIGRATING", &target]);
+    }
+
+    /// Second step of a move: the keys that are there now move.
+    #[track_caller]
+    pub fn migrate_keys(&self, slot: u16, from: usize, to: usize) {
+        let mut source = self.nodes[from].connect();
+        let target = self.nodes[to].addr();
+        loop {
+            let keys: Vec<Vec<u8>> = redis::cmd("CLUSTER")
+                .arg("GETKEYSINSLOT")
+                .arg(slot)
+                .arg(100)
+                .query(&mut source)
+                .expect("CLUSTER GETKEYSINSLOT");
+            if keys.is_empty() {
+                return;
+            }
+            // NOKEY is fine: a lock may expire between the two commands.
+            let _: Value = redis::cmd("MIGRATE")
+                .arg(target.ip().to_string())
+                .arg(target.port())
+                .arg("")
+                .arg(0)
+                .arg(5000)
+                .arg("KEYS")
+                .arg(keys)
+                .query(&mut source)
+                .expect("MIGRATE");
+        }
+    }
+
+    /// Last step of a move: the new node owns the slot.
+    #[track_caller]
+    pub fn finish_move(&self, slot: u16, from: usize, to: usize) {
+        let target = self.id(to);
+        // The new owner first: so there is no moment in which nobody takes the slot for its own.
+        self.set_slot(to, slot, &["NODE", &target]);
+        self.set_slot(from, slot, &["NODE", &target]);
+        for node in (0..self.nodes.len()).filter(|node| ![from, to].contains(node)) {
+            self.set_slot(node, slot, &["NODE", &target]);
+        }
+    }
+
+    /// Waits until every node says that the cluster is ready.
+    #[track_caller]
+    pub fn wait_until_ok(&self) {
+        let count = self.nodes.len().to_string();
+        until(SOON, "every node says cluster_state:ok", || {
+            self.nodes.iter().all(|node| {
+                let info: RedisResult<String> = redis::cmd("CLUSTER").arg("INFO").query(&mut node.connect());
+                let info = info.expect("CLUSTER INFO");
+                let says = |field: &str, value: &str| info.lines().any(|line| line == format!("{field}:{value}"));
+                says("cluster_state", "ok") && says("cluster_known_nodes", &count) && says("cluster_size", &count)
+            })
+        });
+    }
+
+    fn assign_slots(&self) {
+        let count = self.nodes.len();
+        let bound = |index: usize| index * usize::from(SLOTS) / count;
+        for (index, node) in self.nodes.iter().enumerate() {
+            let mut connection = node.connect();
+            redis::cmd("CLUSTER")
+                .arg("ADDSLOTSRANGE")
+                .arg(bound(index))
+                .arg(bound(index + 1) - 1)
+                .exec(&mut connection)
+                .expect("CLUSTER ADDSLOTSRANGE");
+            // Each its own, so that they need not agree on one first.
+            redis::cmd("CLUSTER")
+                .arg("SET-CONFIG-EPOCH")
+                .arg(index + 1)
+                .exec(&mut connection)
+                .expect("CLUSTER SET-CONFIG-EPOCH");
+        }
+    }
+
+    fn introduce(&self) {
+        for node in &self.nodes[1..] {
+            let address = self.nodes[0].addr();
+            redis::cmd("CLUSTER")
+                .arg("MEET")
+                .arg(address.ip().to_string())
+                .arg(address.port())
+                .exec(&mut node.connect())
+                .expect("CLUSTER MEET");
+        }
+    }
+
+    fn id(&self, index: usize) -> String {
+        redis::cmd("CLUSTER").arg("MYID").query(&mut self.nodes[index].connect()).expect("CLUSTER MYID")
+    }
+
+    fn set_slot(&self, node: usize, slot: u16, rest: &[&str]) {
+        redis::cmd("CLUSTER")
+            .arg("SETSLOT")
+            .arg(slot)
+            .arg(rest)
+            .exec(&mut self.nodes[node].connect())
+            .expect("CLUSTER SETSLOT");
+    }
+}
+
+/// The slots that a node counts as its own.
+fn own_slots(connection: &mut Connection) -> Vec<Range<u16>> {
+    let nodes: String = redis::cmd("CLUSTER").arg("NODES").query(connection).expect("CLUSTER NODES");
+    let myself = nodes.lines().find(|line| line.contains("myself")).expect("a node knows itself");
+    // Slots being moved stand in brackets behind the others.
+    myself.split(' ').skip(8).take_while(|slots| !slots.starts_with('[')).filter_map(range).collect()
+}
+
+fn range(slots: &str) -> Option<Range<u16>> {
+    let (first, last) = slots.split_once('-').unwrap_or((slots, slots));
+    Some(first.parse().ok()?..last.parse::<u16>().ok()? + 1)
+}

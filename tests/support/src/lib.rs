@@ -1,0 +1,33 @@
+//! Real servers for tests.
+//!
+//! [`Server::start`] gives a test a server of its own: on 127.0.0.1 with a port and a directory that nobody else has, the
+//! module loaded, and gone when the value is dropped. Under `make test-containers` the same call starts a container.
+//!
+//! ```no_run
+//! let server = support::Server::start();
+//! let token: i64 = redis::cmd("LOCK.ACQUIRE").arg("key").arg("owner").query(&mut server.connect()).unwrap();
+//! assert!(token > 0);
+//! ```
+#![deny(missing_docs)]
+
+mod cluster;
+#[cfg(feature = "containers")]
+mod container;
+mod dir;
+mod environment;
+mod frame;
+pub mod lua;
+mod process;
+mod random;
+mod raw;
+mod server;
+mod until;
+mod version;
+
+pub use cluster::Cluster;
+pub use environment::{in_containers, module_path, server_program, skip, workspace};
+pub use random::Random;
+pub use raw::{Raw, encode};
+pub use server::{Builder, Server};
+pub use until::{eventually, until};
+pub use version::{Family, Feature, Version};

@@ -1,0 +1,216 @@
+//! A bare TCP client: sees every byte, waits only when told to, and can go as rudely as clients do.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use crate::frame;
+
+/// How long [`Raw::read`] waits: long enough for every wait in a test, short enough to fail one that hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One TCP connection to a server, binary-safe, RESP2 unless [`hello3`](Self::hello3) was called.
+#[derive(Debug)]
+pub struct Raw {
+    stream: TcpStream,
+    arrived: Vec<u8>,
+}
+
+impl Raw {
+    /// Connects to `address`.
+    pub fn connect(address: SocketAddr) -> io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Self { stream, arrived: Vec::new() })
+    }
+
+    /// Sends one command and does not wait for its reply.
+    pub fn send(&mut self, command: &[&[u8]]) -> io::Result<()> {
+        self.send_bytes(&encode([command]))
+    }
+
+    /// Sends bytes as they stand: several commands at once, half a command, or nonsense.
+    pub fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.write_all(bytes)
+    }
+
+    /// The next reply, in order; one that the server refused is a [`Value::ServerError`].
+    ///
+    /// # Errors
+    ///
+    /// `UnexpectedEof` or `ConnectionReset` when the server has closed the connection, `TimedOut` after a minute.
+    pub fn read(&mut self) -> io::Result<Value> {
+        self.read_timeout(PATIENCE)?.ok_or_else(|| io::Error::new(ErrorKind::TimedOut, "no reply within a minute"))
+    }
+
+    /// The next reply if it comes within `patience`, else none; the reply can still be read later.
+    pub fn read_timeout(&mut self, patience: Duration) -> io::Result<Option<Value>> {
+        let end = Instant::now() + patience;
+        loop {
+            if let Some(value) = self.take()? {
+                return Ok(Some(value));
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if !self.receive(left)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Sends a command and reads the next reply.
+    ///
+    /// # Panics
+    ///
+    /// If the connection fails. An error *reply* is a value as any other.
+    #[track_caller]
+    pub fn call(&mut self, command: &[&[u8]]) -> Value {
+        self.send(command).expect("command sent");
+        self.read().expect("reply read")
+    }
+
+    /// Sends several commands at once and reads all replies.
+    ///
+    /// # Panics
+    ///
+    /// If the connection fails. An error *reply* is a value as any other.
+    #[track_caller]
+    pub fn call_all<C: AsRef<[A]>, A: AsRef<[u8]>>(&mut self, commands: &[C]) -> Vec<Value> {
+        self.send_bytes(&encode(commands)).expect("commands sent");
+        commands.iter().map(|_| self.read().expect("reply read")).collect()
+    }
+
+    /// Sends a command and reads the next reply as the bytes that it is on the wire.
+    ///
+    /// # Panics
+    ///
+    /// If the connection fails.
+    #[track_caller]
+    pub fn call_for_bytes(&mut self, command: &[&[u8]]) -> Vec<u8> {
+        self.send(command).expect("command sent");
+        loop {
+            if let Some(length) = frame::length(&self.arrived) {
+                return self.arrived.drain(..length).collect();
+            }
+            assert!(self.receive(PATIENCE).expect("reply read"), "no reply within a minute");
+        }
+    }
+
+    /// Whether no whole reply is there to be read right now. Never waits.
+    ///
+    /// # Panics
+    ///
+    /// If the server has closed the connection: nothing is pending on it any more.
+    #[track_caller]
+    pub fn pending(&mut self) -> bool {
+        let whole = |this: &Self| frame::length(&this.arrived).is_some();
+        if !whole(self) {
+            self.receive(Duration::ZERO).expect("connection open");
+        }
+        !whole(self)
+    }
+
+    /// Whether the server has ended the connection (replies that came before are still there). Never waits.
+    pub fn closed(&mut self) -> bool {
+        loop {
+            match self.receive(Duration::ZERO) {
+                Ok(true) => {}
+                Ok(false) => return false,
+                Err(_) => return true,
+            }
+        }
+    }
+
+    /// Speaks RESP3 from now on.
+    #[track_caller]
+    pub fn hello3(&mut self) {
+        let reply = self.call(&[b"HELLO", b"3"]);
+        assert!(matches!(reply, Value::Map(_)), "HELLO 3: {reply:?}");
+    }
+
+    /// The server's id of this connection.
+    #[track_caller]
+    pub fn client_id(&mut self) -> i64 {
+        match self.call(&[b"CLIENT", b"ID"]) {
+            Value::Int(id) => id,
+            other => panic!("CLIENT ID: {other:?}"),
+        }
+    }
+
+    /// This end's address, as the server's `CLIENT LIST` shows it.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.stream.local_addr().expect("connection has an address")
+    }
+
+    /// Ends the connection as a client that goes in good order: FIN.
+    pub fn close(self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Ends the connection as a crashed host does: RST, and what was not sent or read yet is lost.
+    pub fn reset(self) {
+        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+        // SAFETY: the descriptor is open for as long as `self`, and option and length describe `linger`, which outlives the call.
+        let result = unsafe {
+            libc::setsockopt(
+                self.stream.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_LINGER,
+                (&raw const linger).cast(),
+                size_of::<libc::linger>() as libc::socklen_t,
+            )
+        };
+        assert_eq!(result, 0, "SO_LINGER: {}", io::Error::last_os_error());
+    }
+
+    /// The first whole reply of what has arrived.
+    fn take(&mut self) -> io::Result<Option<Value>> {
+        let Some(length) = frame::length(&self.arrived) else {
+            return Ok(None);
+        };
+        let reply: Vec<u8> = self.arrived.drain(..length).collect();
+        redis::parse_redis_value(&reply).map(Some).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
+    }
+
+    /// Reads once, waiting for at most `patience`; false if nothing came.
+    fn receive(&mut self, patience: Duration) -> io::Result<bool> {
+        if patience.is_zero() {
+            self.stream.set_nonblocking(true)?;
+        } else {
+            self.stream.set_read_timeout(Some(patience))?;
+        }
+        let mut buffer = [0; 16 * 1024];
+        let result = self.stream.read(&mut buffer);
+        if patience.is_zero() {
+            self.stream.set_nonblocking(false)?;
+        }
+        match result {
+            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+            Ok(length) => {
+                self.arrived.extend_from_slice(&buffer[..length]);
+                Ok(true)
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Ok(false),
+            Err(error) if error.kind() == ErrorKind::Interrupted => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Commands as they are on the wire.
+pub fn encode<C: AsRef<[A]>, A: AsRef<[u8]>>(commands: impl IntoIterator<Item = C>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for command in commands {
+        let command = command.as_ref();
+        bytes.extend_from_slice(format!("*{}\r\n", command.len()).as_bytes());
+        for argument in command.iter().map(AsRef::as_ref) {
+            bytes.extend_from_slice(format!("${}\r\n", argument.len()).as_bytes());
+            bytes.extend_from_slice(argument);
+            bytes.extend_from_slice(b"\r\n");
+        }
+    }
+    bytes
+}

@@ -1,0 +1,456 @@
+//! One server for one test.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::{Client, Connection, ConnectionAddr, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo, Value};
+
+use crate::dir::Dir;
+use crate::environment::{in_containers, module_path, server_program};
+use crate::process::Process;
+use crate::raw::Raw;
+use crate::until::{eventually, until};
+use crate::version::{Feature, Version};
+
+/// Until a server must answer after its start, with whatever it has to load.
+const START: Duration = Duration::from_secs(60);
+/// Until everything else that a server does by itself must have happened.
+const SOON: Duration = Duration::from_secs(30);
+/// How often another port is tried when somebody else was faster.
+const PORTS: usize = 20;
+/// When a server is asked although its log does not say that it is ready (its log level may be too high).
+const QUIET: Duration = Duration::from_secs(2);
+
+/// How a server is to be started.
+pub(crate) struct Launch {
+    pub(crate) program: PathBuf,
+    pub(crate) config_file: Option<PathBuf>,
+    pub(crate) settings: Vec<(String, String)>,
+    pub(crate) module: Option<Module>,
+    pub(crate) dir: PathBuf,
+}
+
+/// The module and its arguments, as `--loadmodule` takes them.
+pub(crate) struct Module {
+    pub(crate) path: PathBuf,
+    pub(crate) arguments: Vec<String>,
+}
+
+/// A started server, wherever it runs.
+pub(crate) trait Running: Send + Sync {
+    fn addr(&self) -> SocketAddr;
+    fn pid(&self) -> u32;
+    /// Does nothing to a server that has ended.
+    fn signal(&self, signal: i32);
+    fn ended(&self) -> bool;
+    fn start_again(&self);
+    fn log(&self) -> String;
+}
+
+/// What a server is started with. Made by [`Server::builder`].
+pub struct Builder {
+    program: PathBuf,
+    config_file: Option<PathBuf>,
+    settings: Vec<(String, String)>,
+    module: Option<Module>,
+    dir: Option<PathBuf>,
+}
+
+impl Builder {
+    /// Sets a directive of the server's configuration; the last one of a name counts.
+    pub fn arg(mut self, name: &str, value: &str) -> Self {
+        self.settings.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Starts from this configuration file, with nothing but address, directory and what is set here going before it.
+    /// Then `CONFIG REWRITE` works.
+    pub fn config_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.config_file = Some(path.into());
+        self
+    }
+
+    /// Starts a plain server.
+    pub fn without_module(mut self) -> Self {
+        self.module = None;
+        self
+    }
+
+    /// Hands these arguments to the module when it is loaded.
+    pub fn module_args(mut self, arguments: &[&str]) -> Self {
+        let module = self.module.get_or_insert_with(|| Module { path: module_path(), arguments: Vec::new() });
+        module.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
+        self
+    }
+
+    /// Keeps the server's files here, and leaves them here in the end.
+    pub fn dir(mut self, path: impl Into<PathBuf>) -> Self {
+        self.dir = Some(path.into());
+        self
+    }
+
+    /// Starts this program. Not in a container, where the image's program runs.
+    pub fn program(mut self, path: impl Into<PathBuf>) -> Self {
+        self.program = path.into();
+        self
+    }
+
+    /// Starts the server and waits until it answers.
+    ///
+    /// # Panics
+    ///
+    /// With the server's log, if it ends instead.
+    #[track_caller]
+    pub fn start(self) -> Server {
+        match self.try_start() {
+            Ok(server) => server,
+            Err(log) => panic!("the server does not start; its log:\n{log}"),
+        }
+    }
+
+    /// Starts the server and waits until it answers; the error is the log of a server that did not.
+    pub fn try_start(self) -> Result<Server, String> {
+        let dir = self.dir.map_or_else(Dir::private, Dir::Given);
+        let launch = Launch {
+            program: self.program,
+            settings: defaults(self.config_file.as_deref()).chain(self.settings).collect(),
+            config_file: self.config_file,
+            module: self.module,
+            dir: dir.path().to_owned(),
+        };
+        let mut log = String::new();
+        for _ in 0..PORTS {
+            let running = launch.start();
+            match wait_until_ready(running.as_ref(), 0) {
+                Ok(()) => {
+                    return Ok(Server { running, version: OnceLock::new(), dir });
+                }
+                Err(NotReady::PortTaken) => log = running.log(),
+                Err(NotReady::Ended | NotReady::Silent) => return Err(running.log()),
+            }
+        }
+        Err(log)
+    }
+}
+
+/// What a test server is set to unless it has a file of its own: no persistence, and replicas that need not wait.
+fn defaults(config_file: Option<&Path>) -> impl Iterator<Item = (String, String)> {
+    let settings = [("save", ""), ("appendonly", "no"), ("repl-diskless-sync-delay", "0")];
+    let count = if config_file.is_some() { 0 } else { settings.len() };
+    settings.into_iter().take(count).map(|(name, value)| (name.to_owned(), value.to_owned()))
+}
+
+impl Launch {
+    #[cfg(feature = "containers")]
+    fn start(&self) -> Box<dyn Running> {
+        if in_containers() {
+            Box::new(crate::container::Container::start(self))
+        } else {
+            Box::new(Process::start(self))
+        }
+    }
+
+    #[cfg(not(feature = "containers"))]
+    fn start(&self) -> Box<dyn Running> {
+        assert!(!in_containers(), "HOLDFAST_CONTAINER=1 needs the feature `containers` of the crate `support`");
+        Box::new(Process::start(self))
+    }
+}
+
+/// A running server that belongs to one test; ended, and its directory removed, when dropped.
+///
+/// Dropped by a panic, it prints its log's end and keeps its directory.
+pub struct Server {
+    // Fields are dropped in this order: the server before its directory.
+    running: Box<dyn Running>,
+    version: OnceLock<Version>,
+    dir: Dir,
+}
+
+impl Server {
+    /// A server with the module loaded and nothing else set.
+    #[track_caller]
+    pub fn start() -> Self {
+        Self::builder().start()
+    }
+
+    /// A server with settings of one's own.
+    pub fn builder() -> Builder {
+        Builder {
+            program: server_program(),
+            config_file: None,
+            settings: Vec::new(),
+            module: Some(Module { path: module_path(), arguments: Vec::new() }),
+            dir: None,
+        }
+    }
+
+    /// The address that it listens on.
+    pub fn addr(&self) -> SocketAddr {
+        self.running.addr()
+    }
+
+    /// The port that it listens on.
+    pub fn port(&self) -> u16 {
+        self.addr().port()
+    }
+
+    /// Its process id, on this machine also if it runs in a container.
+    pub fn pid(&self) -> u32 {
+        self.running.pid()
+    }
+
+    /// Its directory, with its persistence files.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// What it has printed so far.
+    pub fn log(&self) -> String {
+        self.running.log()
+    }
+
+    /// Whether it runs in a container.
+    pub fn is_container(&self) -> bool {
+        in_containers()
+    }
+
+    /// A client that opens connections with RESP2.
+    pub fn client(&self) -> Client {
+        self.client_with(ProtocolVersion::RESP2)
+    }
+
+    /// A new connection with RESP2. Its reads fail after a minute, so that no test hangs.
+    #[track_caller]
+    pub fn connect(&self) -> Connection {
+        self.connect_with(ProtocolVersion::RESP2)
+    }
+
+    /// A new connection with RESP3. Its reads fail after a minute, so that no test hangs.
+    #[track_caller]
+    pub fn connect3(&self) -> Connection {
+        self.connect_with(ProtocolVersion::RESP3)
+    }
+
+    /// A new bare connection.
+    #[track_caller]
+    pub fn raw(&self) -> Raw {
+        Raw::connect(self.addr()).expect("server accepts the connection")
+    }
+
+    /// Its family and version.
+    #[track_caller]
+    pub fn version(&self) -> Version {
+        *self.version.get_or_init(|| {
+            let info: String = redis::cmd("INFO").arg("server").query(&mut self.connect()).expect("INFO server");
+            Version::from_info(&info).expect("INFO server tells the version")
+        })
+    }
+
+    /// Whether this server, where it runs, has `feature`; what it has not is a reason for [`skip`](crate::skip).
+    pub fn can(&self, feature: Feature) -> bool {
+        let here = feature != Feature::HostFiles || !self.is_container();
+        here && self.version().has(feature)
+    }
+
+    /// A field of a section of `INFO`.
+    #[track_caller]
+    pub fn info(&self, section: &str, field: &str) -> Option<String> {
+        let info: String = redis::cmd("INFO").arg(section).query(&mut self.connect()).expect("INFO");
+        let value = info.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+        Some(value.trim_end().to_owned())
+    }
+
+    /// Kills it with SIGKILL and waits until it is gone.
+    pub fn kill9(&mut self) {
+        self.running.signal(libc::SIGKILL);
+        self.wait_until_ended();
+    }
+
+    /// Freezes it with SIGSTOP, and waits until it stands still.
+    #[track_caller]
+    pub fn stop(&self) {
+        self.running.signal(libc::SIGSTOP);
+        let state = format!("/proc/{}/stat", self.pid());
+        until(SOON, "the server stands still", || {
+            // The state follows the name in parentheses, which may hold anything.
+            fs::read_to_string(&state)
+                .is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T")))
+        });
+    }
+
+    /// Lets a frozen server go on: SIGCONT.
+    pub fn cont(&self) {
+        self.running.signal(libc::SIGCONT);
+    }
+
+    /// Shuts it down in good order with `SHUTDOWN`, which saves as the server is configured to, and waits until it is gone.
+    ///
+    /// # Panics
+    ///
+    /// If it refuses.
+    #[track_caller]
+    pub fn shutdown(&mut self) {
+        // A server that goes closes the connection; a reply is an error.
+        let reply: redis::RedisResult<Value> = redis::cmd("SHUTDOWN").query(&mut self.connect());
+        if let Err(error) = &reply
+            && !error.is_io_error()
+        {
+            panic!("SHUTDOWN: {error}");
+        }
+        self.wait_until_ended();
+    }
+
+    /// Whether it has ended, by whatever cause.
+    pub fn ended(&self) -> bool {
+        self.running.ended()
+    }
+
+    /// Waits until it has ended.
+    #[track_caller]
+    pub fn wait_until_ended(&self) {
+        until(SOON, "the server has ended", || self.running.ended());
+    }
+
+    /// Starts it again with the same port, directory and arguments, and waits until it answers. One that still runs is
+    /// shut down first.
+    ///
+    /// # Panics
+    ///
+    /// With the server's log, if it does not come up.
+    #[track_caller]
+    pub fn restart(&mut self) {
+        if !self.running.ended() {
+            self.shutdown();
+        }
+        let end = Instant::now() + SOON;
+        loop {
+            let seen = self.running.log().len();
+            self.running.start_again();
+            match wait_until_ready(self.running.as_ref(), seen) {
+                Ok(()) => return,
+                // A connection of somebody else may have the port for a moment.
+                Err(NotReady::PortTaken) if Instant::now() < end => thread::sleep(Duration::from_millis(50)),
+                Err(_) => panic!("the server does not start again; its log:\n{}", self.log()),
+            }
+        }
+    }
+
+    /// Makes it a replica of `master` and waits until the link is up and the first copy is loaded.
+    #[track_caller]
+    pub fn replica_of(&self, master: &Server) {
+        let address = master.addr();
+        redis::cmd("REPLICAOF")
+            .arg(address.ip().to_string())
+            .arg(address.port())
+            .exec(&mut self.connect())
+            .expect("REPLICAOF");
+        until(SOON, "the replica's link to its master is up", || {
+            self.info("replication", "master_link_status").as_deref() == Some("up")
+        });
+    }
+
+    /// Makes it a master.
+    #[track_caller]
+    pub fn replica_of_no_one(&self) {
+        redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec(&mut self.connect()).expect("REPLICAOF NO ONE");
+    }
+
+    /// Waits until this master has a replica online.
+    #[track_caller]
+    pub fn wait_replica_online(&self) {
+        self.wait_replicas_online(1);
+    }
+
+    /// Waits until this master has `count` replicas online.
+    #[track_caller]
+    pub fn wait_replicas_online(&self, count: usize) {
+        until(SOON, "the master's replicas are online", || {
+            let info: String = redis::cmd("INFO").arg("replication").query(&mut self.connect()).expect("INFO");
+            info.lines().filter(|line| line.starts_with("slave") && line.contains("state=online")).count() >= count
+        });
+    }
+
+    /// Waits until `replica` has taken in all that this master has written so far.
+    #[track_caller]
+    pub fn wait_for_replica(&self, replica: &Server) {
+        let offset = |server: &Server, field: &str| -> Option<i64> { server.info("replication", field)?.parse().ok() };
+        let written = offset(self, "master_repl_offset").expect("a master has an offset");
+        until(SOON, "the replica has taken in what its master wrote", || {
+            offset(replica, "slave_repl_offset").is_some_and(|taken| taken >= written)
+        });
+    }
+
+    fn client_with(&self, protocol: ProtocolVersion) -> Client {
+        let address = ConnectionAddr::Tcp(self.addr().ip().to_string(), self.port());
+        // No CLIENT SETINFO: tests count commands and errors.
+        let settings = RedisConnectionInfo::default().set_protocol(protocol).set_skip_set_lib_name();
+        let info = address.into_connection_info().expect("an address is enough").set_redis_settings(settings);
+        Client::open(info).expect("address is valid")
+    }
+
+    #[track_caller]
+    fn connect_with(&self, protocol: ProtocolVersion) -> Connection {
+        let connection = self.client_with(protocol).get_connection().expect("server accepts the connection");
+        connection.set_read_timeout(Some(Duration::from_secs(60))).expect("timeout is valid");
+        connection
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            const LINES: usize = 30;
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            let end = &lines[lines.len().saturating_sub(LINES)..];
+            eprintln!("the end of the log of the server on {}:\n{}", self.addr(), end.join("\n"));
+        }
+    }
+}
+
+enum NotReady {
+    PortTaken,
+    Ended,
+    Silent,
+}
+
+/// Waits until a server that was just started answers. `seen` is how much of its log is older than this start.
+fn wait_until_ready(running: &dyn Running, seen: usize) -> Result<(), NotReady> {
+    let begin = Instant::now();
+    let mut outcome = Err(NotReady::Silent);
+    eventually(START, || {
+        if running.ended() {
+            let taken = running.log().get(seen..).is_some_and(|log| log.contains("Address already in use"));
+            outcome = Err(if taken { NotReady::PortTaken } else { NotReady::Ended });
+            return true;
+        }
+        // Not asked before it says so: a connection attempt to a free port of the system's own range can connect to
+        // itself, and then it is the server that finds its port taken.
+        let told = running.log().get(seen..).is_some_and(|log| log.contains("Ready to accept connections"));
+        if (told || begin.elapsed() > QUIET) && answers(running.addr()) {
+            outcome = Ok(());
+        }
+        outcome.is_ok()
+    });
+    outcome
+}
+
+/// Whether a server has loaded its data and executes commands, be it only to ask for a password.
+fn answers(address: SocketAddr) -> bool {
+    let ping = || {
+        let mut raw = Raw::connect(address).ok()?;
+        raw.send(&[b"PING"]).ok()?;
+        raw.read_timeout(Duration::from_secs(1)).ok()?
+    };
+    match ping() {
+        Some(Value::ServerError(error)) => error.code() == "NOAUTH",
+        Some(Value::SimpleString(_)) => true,
+        // None, or its own command come back: connected to itself.
+        _ => false,
+    }
+}

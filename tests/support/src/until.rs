@@ -1,0 +1,30 @@
+//! Waiting for a condition, never for a time.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+const POLL: Duration = Duration::from_millis(1);
+
+/// Polls `condition` about every millisecond until it holds; false if it does not within `deadline`.
+pub fn eventually(deadline: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + deadline;
+    loop {
+        if condition() {
+            return true;
+        }
+        if Instant::now() >= end {
+            return false;
+        }
+        thread::sleep(POLL);
+    }
+}
+
+/// Waits until `condition` holds.
+///
+/// # Panics
+///
+/// With `what` in the message, if it does not hold within `deadline`.
+#[track_caller]
+pub fn until(deadline: Duration, what: &str, condition: impl FnMut() -> bool) {
+    assert!(eventually(deadline, condition), "not within {deadline:?}: {what}");
+}

@@ -1,0 +1,92 @@
+//! Which server this is and what it can do.
+
+use std::fmt;
+
+/// Whose server it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// Redis.
+    Redis,
+    /// Valkey.
+    Valkey,
+}
+
+/// A server's family and version, as its `INFO` tells them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Version {
+    /// Whose server it is.
+    pub family: Family,
+    /// First part of the version number.
+    pub major: u32,
+    /// Second part of the version number.
+    pub minor: u32,
+    /// Third part of the version number.
+    pub patch: u32,
+}
+
+/// Something that not every server, or not every place where a server runs, has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feature {
+    /// `MODULE LOAD` and `MODULE UNLOAD` at run time.
+    ModuleCommand,
+    /// `DEBUG`.
+    Debug,
+    /// Modules can make ACL categories of their own: Redis 7.4 and later, every Valkey from 8.0.
+    AclCategories,
+    /// Expiry of single hash fields: Redis 7.4 and later, Valkey 9.0 and later.
+    HashFieldExpiry,
+    /// Files of this machine, and servers other than the image's: not in a container.
+    HostFiles,
+}
+
+impl Version {
+    /// Reads the reply of `INFO server`.
+    pub(crate) fn from_info(info: &str) -> Option<Self> {
+        let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let (family, number) = match field("valkey_version") {
+            Some(number) => (Family::Valkey, number),
+            None => (Family::Redis, field("redis_version")?),
+        };
+        let mut parts = number.trim().split('.').map(|part| part.parse().unwrap_or(0));
+        let mut next = || parts.next().unwrap_or(0);
+        Some(Self { family, major: next(), minor: next(), patch: next() })
+    }
+
+    /// Whether this is `family` in version `major.minor` or a later one.
+    pub fn at_least(&self, family: Family, major: u32, minor: u32) -> bool {
+        self.family == family && (self.major, self.minor) >= (major, minor)
+    }
+
+    /// Whether servers of this version have `feature`.
+    pub(crate) fn has(&self, feature: Feature) -> bool {
+        match feature {
+            Feature::ModuleCommand | Feature::Debug | Feature::HostFiles => true,
+            Feature::AclCategories => self.at_least(Family::Redis, 7, 4) || self.at_least(Family::Valkey, 8, 0),
+            Feature::HashFieldExpiry => self.at_least(Family::Redis, 7, 4) || self.at_least(Family::Valkey, 9, 0),
+        }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { family, major, minor, patch } = self;
+        write!(out, "{family:?} {major}.{minor}.{patch}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_both_families() {
+        let redis = Version::from_info("# Server\r\nredis_version:7.0.15\r\nredis_mode:standalone\r\n").unwrap();
+        assert_eq!(redis.to_string(), "Redis 7.0.15");
+        assert!(!redis.has(Feature::AclCategories));
+        let valkey =
+            Version::from_info("redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:9.1.2\r\n").unwrap();
+        assert_eq!(valkey.to_string(), "Valkey 9.1.2");
+        assert!(valkey.has(Feature::HashFieldExpiry));
+        assert!(Version::from_info("nothing of that").is_none());
+    }
+}

@@ -1,0 +1,180 @@
+//! The helpers themselves, with servers that have no module loaded.
+
+use std::fs;
+use std::panic::catch_unwind;
+use std::path::Path;
+use std::time::Duration;
+
+use redis::{Connection, Value};
+use support::{Cluster, Server, eventually, lua, until};
+
+fn plain() -> Server {
+    Server::builder().without_module().start()
+}
+
+fn set(connection: &mut Connection, key: &str, value: &str) {
+    redis::cmd("SET").arg(key).arg(value).exec(connection).unwrap();
+}
+
+fn get(connection: &mut Connection, key: &str) -> Option<String> {
+    redis::cmd("GET").arg(key).query(connection).unwrap()
+}
+
+#[test]
+fn a_server_and_its_directory_are_gone_when_dropped() {
+    let server = plain();
+    let (process, dir) = (Path::new("/proc").join(server.pid().to_string()), server.dir().to_owned());
+    assert!(dir.exists() && process.exists());
+    assert!(server.log().contains("Ready to accept connections"));
+    drop(server);
+    assert!(!dir.exists());
+    until(Duration::from_secs(5), "the process is gone", || !process.exists());
+}
+
+#[test]
+fn a_server_outlives_the_thread_that_started_it() {
+    let server = std::thread::spawn(plain).join().unwrap();
+    // Nothing to wait for: that it stays is what is shown.
+    assert!(!eventually(Duration::from_millis(100), || server.ended()));
+}
+
+#[test]
+fn restarts_where_it_was_with_what_it_had() {
+    let mut server = Server::builder().without_module().arg("appendonly", "yes").arg("appendfsync", "always").start();
+    let address = server.addr();
+    set(&mut server.connect(), "key", "value");
+    server.kill9();
+    assert!(server.ended());
+    server.restart();
+    assert_eq!(server.addr(), address);
+    assert_eq!(get(&mut server.connect(), "key").as_deref(), Some("value"));
+    server.restart();
+    assert_eq!(get(&mut server.connect(), "key").as_deref(), Some("value"));
+}
+
+#[test]
+fn a_server_that_ends_at_start_tells_why() {
+    let log = Server::builder().without_module().arg("maxmemory-policy", "nonsense").try_start().err().unwrap();
+    assert!(log.contains("maxmemory-policy"), "{log}");
+    let panic = catch_unwind(|| Server::builder().without_module().arg("no-such", "setting").start()).err().unwrap();
+    assert!(panic.downcast_ref::<String>().unwrap().contains("no-such"));
+}
+
+#[test]
+fn a_frozen_server_goes_on() {
+    let server = plain();
+    let mut raw = server.raw();
+    assert!(raw.client_id() > 0);
+    server.stop();
+    raw.send(&[b"PING"]).unwrap();
+    assert_eq!(raw.read_timeout(Duration::from_millis(50)).unwrap(), None);
+    assert!(raw.pending());
+    server.cont();
+    assert_eq!(raw.read().unwrap(), Value::SimpleString("PONG".into()));
+}
+
+#[test]
+fn a_raw_connection_is_binary_safe_in_both_protocols() {
+    let server = plain();
+    let bytes = [0, b'\r', b'\n', b'%', 0xff, b'{'];
+    let mut raw = server.raw();
+    assert_eq!(raw.call(&[b"SET", &bytes, &bytes]), Value::Okay);
+    assert_eq!(raw.call(&[b"GET", &bytes]), Value::BulkString(bytes.into()));
+    assert_eq!(raw.call(&[b"GET", b"missing"]), Value::Nil);
+    assert!(matches!(raw.call(&[b"NONSENSE"]), Value::ServerError(_)));
+    raw.hello3();
+    assert_eq!(raw.call(&[b"GET", b"missing"]), Value::Nil);
+    assert!(matches!(raw.call(&[b"CONFIG", b"GET", b"save"]), Value::Map(_)));
+    raw.send_bytes(b"PING\r\nPING\r\n").unwrap();
+    assert_eq!(raw.read().unwrap(), raw.read().unwrap());
+}
+
+#[test]
+fn a_raw_connection_sees_its_end_and_makes_one() {
+    let server = plain();
+    let (mut seen, gone) = (server.raw(), server.raw());
+    let id = seen.client_id().to_string();
+    assert!(!seen.closed());
+    server.raw().call(&[b"CLIENT", b"KILL", b"ID", id.as_bytes()]);
+    until(Duration::from_secs(5), "the end is seen", || seen.closed());
+    assert!(seen.read().is_err());
+    let address = gone.local_addr().to_string();
+    let known = || {
+        let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connect()).unwrap();
+        list.contains(&address)
+    };
+    until(Duration::from_secs(5), "the server knows the client", known);
+    gone.reset();
+    until(Duration::from_secs(5), "the server has noticed", || !known());
+}
+
+#[test]
+fn both_protocols_through_the_client() {
+    let server = plain();
+    for mut connection in [server.connect(), server.connect3()] {
+        set(&mut connection, "key", "value");
+        assert_eq!(get(&mut connection, "key").as_deref(), Some("value"));
+    }
+    let reply: Value = redis::cmd("CONFIG").arg("GET").arg("save").query(&mut server.connect3()).unwrap();
+    assert!(matches!(reply, Value::Map(_)));
+}
+
+#[test]
+fn a_replica_follows() {
+    let (master, replica) = (plain(), plain());
+    replica.replica_of(&master);
+    master.wait_replica_online();
+    set(&mut master.connect(), "key", "value");
+    master.wait_for_replica(&replica);
+    assert_eq!(get(&mut replica.connect(), "key").as_deref(), Some("value"));
+    replica.replica_of_no_one();
+    set(&mut replica.connect(), "key", "other");
+}
+
+#[test]
+fn a_slot_moves_with_its_keys() {
+    let cluster = Cluster::start_with(3, |builder| builder.without_module());
+    let slot = cluster.slot_of(b"key");
+    let from = cluster.owner_of(slot);
+    let to = (from + 1) % 3;
+    set(&mut cluster.node(from).connect(), "key", "value");
+    cluster.move_slot(slot, from, to);
+    assert_eq!(cluster.owner_of(slot), to);
+    assert_eq!(get(&mut cluster.node(to).connect(), "key").as_deref(), Some("value"));
+    let moved = cluster.node(from).raw().call(&[b"GET", b"key"]);
+    assert!(matches!(&moved, Value::ServerError(error) if error.code() == "MOVED"), "{moved:?}");
+    cluster.move_slot(slot, to, from);
+    assert_eq!(get(&mut cluster.node(from).connect(), "key").as_deref(), Some("value"));
+}
+
+#[test]
+fn the_scripts_take_and_give_back() {
+    let server = plain();
+    let mut connection = server.connect();
+    let mut run = |script: &str, owner: &str| -> Option<i64> {
+        redis::cmd("EVAL").arg(script).arg(2).arg(&["lock", "channel", "10000", owner]).query(&mut connection).unwrap()
+    };
+    assert_eq!(run(lua::ACQUIRE, "a"), None);
+    assert_eq!(run(lua::ACQUIRE, "a"), None);
+    assert!((1..=10_000).contains(&run(lua::ACQUIRE, "b").unwrap()));
+    assert_eq!(run(lua::RENEW, "a"), Some(1));
+    assert_eq!(run(lua::RENEW, "b"), Some(0));
+    assert_eq!(run(lua::RELEASE, "b"), None);
+    assert_eq!(run(lua::RELEASE, "a"), Some(0));
+    assert_eq!(run(lua::RELEASE, "a"), Some(1));
+    assert_eq!(run(lua::RELEASE, "a"), None);
+    assert_eq!(lua::channel(b"a"), b"redisson_lock__channel:{a}");
+    assert_eq!(lua::channel(b"{a}b"), b"redisson_lock__channel:{a}b");
+}
+
+#[test]
+fn a_given_directory_stays() {
+    let dir = std::env::temp_dir().join(format!("holdfast-given-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    let server = Server::builder().without_module().dir(&dir).start();
+    assert_eq!(server.info("server", "tcp_port"), Some(server.port().to_string()));
+    redis::cmd("SAVE").exec(&mut server.connect()).unwrap();
+    drop(server);
+    assert!(dir.join("dump.rdb").exists());
+    fs::remove_dir_all(&dir).unwrap();
+}

@@ -1,0 +1,413 @@
+//! The waiter leaves: by itself, or because somebody sends it away; before the grant, while it is on its way, and after.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use redis::Value;
+use support::{Raw, Server, eventually, until};
+
+use crate::common::{array, deadline, error, int, text};
+use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, blocked_clients, holders, until_nobody_waits, waiters};
+
+/// How a waiter leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaving {
+    TimedOut,
+    Unblocked,
+    UnblockedWithError,
+    Killed,
+    Closed,
+    Reset,
+    HalfClosed,
+}
+
+impl Leaving {
+    /// The words with which a waiter that will leave in this way waits.
+    fn wait(self) -> &'static str {
+        if self == Self::TimedOut { "WAIT 400" } else { "WAIT 0" }
+    }
+
+    /// Lets `waiter` leave, and looks at what it is told.
+    fn leave(self, mut waiter: Waiter, client: &mut Raw) {
+        let id = waiter.id;
+        match self {
+            Self::TimedOut => assert_eq!(waiter.end(), Value::Nil),
+            Self::Unblocked => {
+                assert_eq!(client.say(&format!("CLIENT UNBLOCK {id}")), Value::Int(1));
+                assert_eq!(waiter.end(), Value::Nil);
+                assert_still_serves(&mut waiter);
+            }
+            Self::UnblockedWithError => {
+                assert_eq!(client.say(&format!("CLIENT UNBLOCK {id} ERROR")), Value::Int(1));
+                assert_eq!(waiter.error(), "UNBLOCKED");
+                assert_still_serves(&mut waiter);
+            }
+            Self::Killed => {
+                assert_eq!(client.say(&format!("CLIENT KILL ID {id}")), Value::Int(1));
+                assert!(waiter.raw.read().is_err());
+            }
+            Self::Closed => waiter.raw.close(),
+            Self::Reset => waiter.raw.reset(),
+            Self::HalfClosed => drop(waiter),
+        }
+    }
+}
+
+/// A client that waited in vain can go on with its connection.
+#[track_caller]
+fn assert_still_serves(waiter: &mut Waiter) {
+    assert_eq!(waiter.raw.say("PING"), Value::SimpleString("PONG".into()));
+    assert_eq!(waiter.raw.say("LOCK.ACQUIRE key waiter"), Value::Nil);
+}
+
+/// A writer stands between readers: it holds up those behind it as long as it waits, and no longer.
+fn head_leaves(leaving: Leaving) {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key reader SHARED LEASE 60000");
+    let head = Waiter::sending(&server, &format!("LOCK.ACQUIRE key writer {}", leaving.wait()));
+    let mut behind = Waiter::sending(&server, "LOCK.ACQUIRE key second-reader SHARED WAIT 0");
+    let mut last = Waiter::sending(&server, "LOCK.ACQUIRE key third-reader SHARED WAIT 0");
+    assert!(behind.waits() && last.waits());
+    leaving.leave(head, &mut client);
+    assert!(behind.token() < last.token());
+    let names: Vec<String> = holders(&mut client, "key").into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["reader", "second-reader", "third-reader"]);
+    until_nobody_waits(&server);
+}
+
+/// One who left from the middle is skipped, and holds nothing.
+fn middle_leaves(leaving: Leaving) {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    let mut first = Waiter::start(&server, "key", "first");
+    let middle = Waiter::sending(&server, &format!("LOCK.ACQUIRE key middle {}", leaving.wait()));
+    let mut last = Waiter::start(&server, "key", "last");
+    leaving.leave(middle, &mut client);
+    until(SOON, "two are left", || waiters(&mut client, "key") == 2);
+    client.order("LOCK.RELEASE key holder");
+    let token = first.token();
+    assert!(last.waits());
+    client.order("LOCK.RELEASE key first");
+    assert!(last.token() > token);
+    until_nobody_waits(&server);
+}
+
+/// The only one who waits leaves: nothing is left of it, and the lock is not affected.
+fn only_one_leaves(leaving: Leaving) {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    let waiter = Waiter::sending(&server, &format!("LOCK.ACQUIRE key waiter {}", leaving.wait()));
+    leaving.leave(waiter, &mut client);
+    until_nobody_waits(&server);
+    assert!(array(&client.say("LOCK.WAITERS key")).is_empty());
+    assert_held(&mut client, "key", "holder");
+    client.order("LOCK.RELEASE key holder");
+    assert_eq!(client.say("EXISTS key"), Value::Int(0), "nobody got it");
+    client.take("LOCK.ACQUIRE key newcomer");
+}
+
+macro_rules! in_every_place {
+    ($($name:ident: $leaving:ident;)*) => {$(
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn as_the_only_one() {
+                only_one_leaves(Leaving::$leaving);
+            }
+
+            #[test]
+            fn from_the_head() {
+                head_leaves(Leaving::$leaving);
+            }
+
+            #[test]
+            fn from_the_middle() {
+                middle_leaves(Leaving::$leaving);
+            }
+        }
+    )*};
+}
+
+in_every_place! {
+    own_timeout: TimedOut;
+    client_unblock: Unblocked;
+    client_unblock_error: UnblockedWithError;
+    client_kill: Killed;
+    connection_closed: Closed;
+    connection_reset: Reset;
+    socket_dropped: HalfClosed;
+}
+
+#[test]
+fn client_unblock_timeout_is_client_unblock() {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key holder");
+    let mut waiter = Waiter::start(&server, "key", "waiter");
+    assert_eq!(client.say(&format!("CLIENT UNBLOCK {} TIMEOUT", waiter.id)), Value::Int(1));
+    assert_eq!(waiter.end(), Value::Nil);
+    assert_eq!(client.say(&format!("CLIENT UNBLOCK {}", waiter.id)), Value::Int(0), "it waits no more");
+}
+
+#[test]
+fn client_unblock_error_says_so() {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key holder");
+    let mut ours = Waiter::start(&server, "key", "waiter");
+    let mut blpop = Waiter::sending(&server, "BLPOP list 0");
+    client.order(&format!("CLIENT UNBLOCK {} ERROR", ours.id));
+    client.order(&format!("CLIENT UNBLOCK {} ERROR", blpop.id));
+    assert_eq!(error(&ours.end()), error(&blpop.end()), "as BLPOP's");
+}
+
+#[test]
+fn client_unblock_in_a_transaction() {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key holder");
+    let mut first = Waiter::start(&server, "key", "first");
+    let mut second = Waiter::start(&server, "key", "second");
+    client.order("MULTI");
+    client.order(&format!("CLIENT UNBLOCK {}", first.id));
+    client.order("LOCK.RELEASE key holder");
+    assert_eq!(client.order("EXEC"), Value::Array(vec![Value::Int(1), Value::Int(0)]));
+    assert_eq!(first.end(), Value::Nil);
+    second.token();
+    assert_held(&mut client, "key", "second");
+}
+
+#[test]
+fn client_kill_of_many_at_once() {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    let waiters: Vec<Waiter> =
+        (0..50).map(|number| Waiter::start(&server, "key", &format!("waiter-{number}"))).collect();
+    assert!(int(&client.say("CLIENT KILL TYPE normal SKIPME yes")) >= 50);
+    until_nobody_waits(&server);
+    drop(waiters);
+    client.order("LOCK.RELEASE key holder");
+    assert_eq!(client.say("EXISTS key"), Value::Int(0));
+}
+
+/// How commands come that reach the server together.
+#[derive(Clone, Copy)]
+enum Together {
+    InAPipeline,
+    InATransaction,
+}
+
+/// `holder` has the lock and gives it to `first`, and in the same instant something happens to `first`.
+fn grant_and(together: Together, command: impl Fn(i64) -> String) -> (Server, Raw, Waiter, Waiter) {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    let first = Waiter::start(&server, "key", "first");
+    let second = Waiter::start(&server, "key", "second");
+    let then = command(first.id);
+    match together {
+        Together::InAPipeline => {
+            client.tell(&["LOCK.RELEASE key holder", &then]);
+            assert_eq!(client.read().unwrap(), Value::Int(0));
+            client.read().unwrap();
+        }
+        Together::InATransaction => {
+            client.tell(&["MULTI", "LOCK.RELEASE key holder", &then, "EXEC"]);
+            for _ in 0..3 {
+                client.read().unwrap();
+            }
+            assert_eq!(array(&client.read().unwrap())[0], Value::Int(0));
+        }
+    }
+    (server, client, first, second)
+}
+
+/// The waiter that the lock was given to is dead before it could hear of it: the next one has the lock.
+fn killed_while_granted(together: Together) {
+    let (server, mut client, mut first, mut second) = grant_and(together, |id| format!("CLIENT KILL ID {id}"));
+    let heard = first.raw.read();
+    assert_eq!(heard.map_err(|error| error.kind() != ErrorKind::TimedOut), Err(true), "it never heard of it");
+    second.token();
+    assert_held(&mut client, "key", "second");
+    until_nobody_waits(&server);
+}
+
+/// Either it has the lock and knows, or it was sent away and the next one has it.
+fn unblocked_while_granted(together: Together, how: &str) {
+    let (server, mut client, mut first, mut second) = grant_and(together, |id| format!("CLIENT UNBLOCK {id}{how}"));
+    match first.end() {
+        Value::Int(_) => {
+            assert_held(&mut client, "key", "first");
+            assert!(second.waits());
+            client.order("LOCK.RELEASE key first");
+        }
+        Value::Nil => assert_eq!(how, ""),
+        refused => assert_eq!((how, error(&refused).0), (" ERROR", "UNBLOCKED")),
+    }
+    second.token();
+    assert_held(&mut client, "key", "second");
+    until_nobody_waits(&server);
+}
+
+#[test]
+fn killed_in_the_pipeline_that_grants() {
+    killed_while_granted(Together::InAPipeline);
+}
+
+#[test]
+fn killed_in_the_transaction_that_grants() {
+    killed_while_granted(Together::InATransaction);
+}
+
+#[test]
+fn unblocked_in_the_pipeline_that_grants() {
+    unblocked_while_granted(Together::InAPipeline, "");
+}
+
+#[test]
+fn unblocked_in_the_transaction_that_grants() {
+    unblocked_while_granted(Together::InATransaction, "");
+}
+
+#[test]
+fn unblocked_with_an_error_in_the_pipeline_that_grants() {
+    unblocked_while_granted(Together::InAPipeline, " ERROR");
+}
+
+#[test]
+fn unblocked_with_an_error_in_the_transaction_that_grants() {
+    unblocked_while_granted(Together::InATransaction, " ERROR");
+}
+
+/// Three connections of one owner are served together, and one of them is gone: what the others were promised holds.
+#[test]
+fn a_re_entry_that_is_taken_back_shortens_no_other() {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    let request = |lease: u64| format!("LOCK.ACQUIRE key owner LEASE {lease} WAIT 0");
+    let mut short = Waiter::sending(&server, &request(500));
+    let dying = Waiter::sending(&server, &request(60_000));
+    let mut middle = Waiter::sending(&server, &request(10_000));
+    client.tell(&["LOCK.RELEASE key holder", &format!("CLIENT KILL ID {}", dying.id)]);
+    assert_eq!((client.read().unwrap(), client.read().unwrap()), (Value::Int(0), Value::Int(1)));
+    let granted = short.token();
+    assert_eq!(middle.token(), granted);
+    until(SOON, "the third hold is taken back", || {
+        holders(&mut client, "key") == [("owner".to_owned(), "2".to_owned())]
+    });
+    let left = deadline(&mut client, b"key") - granted / 1000;
+    assert!(left >= 9_999, "one of them was promised 10 s, and the lease is {left} ms");
+}
+
+/// The whole queue dies with the grant to its head.
+#[test]
+fn everybody_killed_while_granted() {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    let waiters: Vec<Waiter> =
+        (0..20).map(|number| Waiter::start(&server, "key", &format!("waiter-{number}"))).collect();
+    client.tell(&["LOCK.RELEASE key holder", "CLIENT KILL TYPE normal SKIPME yes"]);
+    assert_eq!(client.read().unwrap(), Value::Int(0));
+    client.read().unwrap();
+    until_nobody_waits(&server);
+    until(SOON, "nobody holds it", || client.say("EXISTS key") == Value::Int(0));
+    drop(waiters);
+}
+
+/// The one who frees the lock is gone with the command that does.
+#[test]
+fn the_releasing_connection_ends_at_once() {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    let mut waiter = Waiter::start(&server, "key", "waiter");
+    let mut releasing = server.raw();
+    releasing.tell(&["LOCK.RELEASE key holder", "QUIT"]);
+    releasing.close();
+    waiter.token();
+}
+
+/// A holder that has heard of the grant is a holder, with or without its connection.
+fn leaves_after_the_grant(leave: impl Fn(Raw)) {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    let mut first = Waiter::sending(&server, "LOCK.ACQUIRE key first LEASE 500 WAIT 0");
+    let mut second = Waiter::start(&server, "key", "second");
+    client.order("LOCK.RELEASE key holder");
+    let granted = first.token();
+    let clients = || server.info("clients", "connected_clients");
+    let before = clients();
+    leave(first.raw);
+    until(SOON, "the server has noticed", || clients() != before);
+    assert!(second.waits());
+    assert_held(&mut client, "key", "first");
+    let apart = second.token() - granted;
+    assert!(apart >= 499_000, "its lease ran on: {apart} µs");
+}
+
+#[test]
+fn closed_after_the_grant() {
+    leaves_after_the_grant(Raw::close);
+}
+
+#[test]
+fn reset_after_the_grant() {
+    leaves_after_the_grant(Raw::reset);
+}
+
+#[test]
+fn an_ephemeral_hold_that_was_waited_for_goes_with_its_connection() {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    let mut first = Waiter::sending(&server, "LOCK.ACQUIRE key first LEASE 60000 WAIT 0 EPHEMERAL");
+    let mut second = Waiter::start(&server, "key", "second");
+    client.order("LOCK.RELEASE key holder");
+    let granted = first.token();
+    assert!(!eventually(Duration::from_millis(50), || !second.waits()));
+    first.raw.reset();
+    assert!(second.token() > granted);
+    assert_held(&mut client, "key", "second");
+}
+
+/// A waiter whose commands follow the one that waits: what comes after the end is answered in order.
+#[test]
+fn unblocked_with_more_to_do() {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key holder");
+    let mut waiter = server.raw();
+    let id = waiter.client_id();
+    waiter.tell(&["LOCK.ACQUIRE key waiter WAIT 0", "LOCK.ACQUIRE key waiter WAIT 0", "GET key-of-text", "CLIENT ID"]);
+    for _ in 0..2 {
+        until(SOON, "it waits", || blocked_clients(&server) == 1);
+        assert_eq!(client.say(&format!("CLIENT UNBLOCK {id}")), Value::Int(1));
+        assert_eq!(waiter.read().unwrap(), Value::Nil);
+    }
+    assert_eq!(waiter.read().unwrap(), Value::Nil);
+    assert_eq!(waiter.read().unwrap(), Value::Int(id));
+}
+
+/// What a client writes while it waits, and then goes without reading anything.
+#[test]
+fn killed_with_more_to_do() {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key holder");
+    let mut waiter = server.raw();
+    waiter.tell(&["LOCK.ACQUIRE key waiter WAIT 0", "SET witness here"]);
+    until(SOON, "it waits", || blocked_clients(&server) == 1);
+    waiter.reset();
+    until_nobody_waits(&server);
+    client.order("LOCK.RELEASE key holder");
+    assert_eq!(client.say("EXISTS key witness"), Value::Int(0));
+    assert!(!text(&client.say("CLIENT LIST")).contains("lock.acquire"));
+}

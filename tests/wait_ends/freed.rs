@@ -1,0 +1,223 @@
+//! The lock falls free: whoever freed it, and by whatever command.
+
+use redis::Value;
+use support::{Raw, Server, lua};
+
+use super::way::{Way, in_every_way, run, run_bytes};
+use crate::common::int;
+use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, holders, is_blocked, until_nobody_waits};
+
+/// `holder` holds `key`, `first` and `second` wait for it.
+pub(super) struct Scene {
+    pub(super) server: Server,
+    pub(super) client: Raw,
+    pub(super) held: i64,
+    pub(super) first: Waiter,
+    pub(super) second: Waiter,
+}
+
+impl Scene {
+    #[track_caller]
+    pub(super) fn set() -> Self {
+        let server = Server::start();
+        let mut client = server.raw();
+        let held = client.take("LOCK.ACQUIRE key holder LEASE 60000");
+        let first = Waiter::start(&server, "key", "first");
+        let second = Waiter::start(&server, "key", "second");
+        Self { server, client, held, first, second }
+    }
+
+    /// The lock has fallen free: `first` has it, then, and only then, `second`.
+    #[track_caller]
+    pub(super) fn serves_in_order(mut self) {
+        let first = self.first.token();
+        assert!(first > self.held, "{first} > {}", self.held);
+        assert_held(&mut self.client, "key", "first");
+        assert_eq!(self.client.say("HGET key #fence"), Value::BulkString(first.to_string().into()));
+        let left = int(&self.client.say("PTTL key"));
+        assert!((1..=30_000).contains(&left), "a lease of its own: {left} ms");
+        self.still_waits();
+        assert_eq!(self.client.say("LOCK.RELEASE key first"), Value::Int(0));
+        assert!(self.second.token() > first);
+        assert_held(&mut self.client, "key", "second");
+        until_nobody_waits(&self.server);
+    }
+
+    #[track_caller]
+    fn still_waits(&mut self) {
+        assert!(self.second.waits());
+        assert!(is_blocked(&mut self.client, self.second.id));
+    }
+}
+
+/// Whether the lock falls free by `commands`, after those of `before`.
+fn frees(way: Way, before: &[&str], commands: &[&str]) {
+    let mut scene = Scene::set();
+    for line in before {
+        scene.client.order(line);
+    }
+    assert!(scene.first.waits() && scene.second.waits(), "not before it is free");
+    run(&mut scene.client, way, commands);
+    scene.serves_in_order();
+}
+
+in_every_way! {
+    release: |way| frees(way, &[], &["LOCK.RELEASE key holder"]);
+    release_by_count: |way| frees(way, &["LOCK.ACQUIRE key holder"], &["LOCK.RELEASE key holder HOLDS 0"]);
+    release_of_all: |way| frees(way, &["LOCK.ACQUIRE key holder"], &["LOCK.RELEASE key holder ALL"]);
+    release_of_several_keys: |way| frees(way, &["LOCK.ACQUIRE other holder"], &["LOCK.MRELEASE 2 other key holder"]);
+    last_of_several_holds: |way| frees(
+        way,
+        &["LOCK.ACQUIRE key holder", "LOCK.ACQUIRE key holder", "LOCK.RELEASE key holder", "LOCK.RELEASE key holder"],
+        &["LOCK.RELEASE key holder"],
+    );
+    several_holds_at_once: |way| frees(
+        way,
+        &["LOCK.ACQUIRE key holder"],
+        &["LOCK.RELEASE key holder", "LOCK.RELEASE key holder"],
+    );
+    force: |way| frees(way, &["LOCK.ACQUIRE key holder"], &["LOCK.FORCE key"]);
+    del: |way| frees(way, &[], &["DEL key"]);
+    unlink: |way| frees(way, &[], &["UNLINK key"]);
+    hdel_of_the_holder: |way| frees(way, &[], &["HDEL key holder"]);
+    hdel_of_every_field: |way| frees(way, &[], &["HDEL key holder #fence"]);
+    rename_away: |way| frees(way, &[], &["RENAME key elsewhere"]);
+    renamenx_away: |way| frees(way, &[], &["RENAMENX key elsewhere"]);
+    rename_of_a_free_lock_over_it: |way| frees(way, &["HSET free #fence 1"], &["RENAME free key"]);
+    // Valkey 8.1 leaves a client that moved a key in the other database when any module listens (valkey#4024).
+    move_away: |way| frees(way, &[], &["MOVE key 1", "SELECT 0"]);
+    copy_of_a_free_lock_over_it: |way| frees(way, &["HSET free #fence 1"], &["COPY free key REPLACE"]);
+    empty_result_stored_over_it: |way| frees(way, &[], &["SUNIONSTORE key nothing"]);
+    flushdb: |way| frees(way, &[], &["FLUSHDB SYNC"]);
+    flushdb_async: |way| frees(way, &[], &["FLUSHDB ASYNC"]);
+    flushall: |way| frees(way, &[], &["FLUSHALL SYNC"]);
+    flushall_async: |way| frees(way, &[], &["FLUSHALL ASYNC"]);
+    swapdb: |way| frees(way, &[], &["SWAPDB 0 1"]);
+    swapdb_the_other_way_round: |way| frees(way, &[], &["SWAPDB 1 0"]);
+    pexpire_to_now: |way| frees(way, &[], &["PEXPIRE key 0"]);
+    expire_to_before: |way| frees(way, &[], &["EXPIRE key -1"]);
+    expireat_to_before: |way| frees(way, &[], &["EXPIREAT key 1"]);
+}
+
+in_every_way! {
+    restore_of_a_free_lock_over_it: |way| {
+        let mut scene = Scene::set();
+        scene.client.order("HSET free #fence 1");
+        let Value::BulkString(dump) = scene.client.say("DUMP free") else { panic!("no dump") };
+        run_bytes(&mut scene.client, way, &[vec![b"RESTORE", b"key", b"0", &dump, b"REPLACE"]]);
+        scene.serves_in_order();
+    };
+    rename_keeps_the_hold_under_its_new_name: |way| {
+        let mut scene = Scene::set();
+        run(&mut scene.client, way, &["RENAME key elsewhere"]);
+        scene.first.token();
+        assert_held(&mut scene.client, "elsewhere", "holder");
+        assert_eq!(scene.client.say("LOCK.ACQUIRE elsewhere stranger"), Value::Nil);
+    };
+    flush_of_another_database: |way| {
+        let mut scene = Scene::set();
+        run(&mut scene.client, way, &["SELECT 1", "FLUSHDB", "SELECT 0"]);
+        assert_held(&mut scene.client, "key", "holder");
+        assert!(scene.first.waits() && scene.second.waits());
+        run(&mut scene.client, way, &["DEL key"]);
+        scene.serves_in_order();
+    };
+    swap_with_a_database_where_it_is_held: |way| {
+        let mut scene = Scene::set();
+        let mut other = scene.server.raw();
+        other.order("SELECT 1");
+        other.take("LOCK.ACQUIRE key stranger LEASE 60000");
+        let mut waiter = Waiter::on(other, &scene.server, "LOCK.ACQUIRE key holder WAIT 0");
+        run(&mut scene.client, way, &["SWAPDB 0 1"]);
+        assert_eq!(waiter.token(), scene.held, "a re-entry: what it waited for in database 1 is its own now");
+        assert!(scene.first.waits() && scene.second.waits());
+        assert_held(&mut scene.client, "key", "stranger");
+        run(&mut scene.client, way, &["LOCK.RELEASE key stranger"]);
+        scene.serves_in_order();
+    };
+    redissons_unlock: |way| {
+        let mut scene = Scene::set();
+        let channel = lua::channel(b"key");
+        let unlock: Vec<&[u8]> =
+            vec![b"EVAL", lua::RELEASE.as_bytes(), b"2", b"key", &channel, b"30000", b"holder"];
+        let again: Vec<&[u8]> = vec![b"EVAL", lua::ACQUIRE.as_bytes(), b"1", b"key", b"30000", b"holder"];
+        match way {
+            // A script can't call one: there it is that script itself.
+            Way::InAScript => {
+                assert_eq!(scene.client.call(&again), Value::Nil);
+                assert_eq!(scene.client.call(&unlock), Value::Int(0));
+                assert!(scene.first.waits(), "one hold is left");
+                assert_eq!(scene.client.call(&unlock), Value::Int(1));
+            }
+            _ => assert_eq!(run_bytes(&mut scene.client, way, &[unlock]), Value::Int(1)),
+        }
+        scene.serves_in_order();
+    };
+}
+
+/// However often it is taken and freed in one step, it is free in the end.
+#[test]
+fn freed_twice_in_one_step() {
+    for way in [Way::InATransaction, Way::InAScript] {
+        frees(way, &[], &["DEL key", "SET key text", "DEL key", "HSET key holder 1", "DEL key"]);
+    }
+}
+
+#[test]
+fn a_lock_of_redissons_is_waited_for() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let acquire = |owner: &'static [u8]| -> Vec<&'static [u8]> {
+        vec![b"EVAL", lua::ACQUIRE.as_bytes(), b"1", b"key", b"60000", owner]
+    };
+    assert_eq!(client.call(&acquire(b"redisson")), Value::Nil);
+    let mut waiter = Waiter::start(&server, "key", "ours");
+    let channel = lua::channel(b"key");
+    let unlock = [b"EVAL", lua::RELEASE.as_bytes(), b"2", b"key", &channel, b"30000", b"redisson"];
+    assert_eq!(client.call(&unlock), Value::Int(1));
+    waiter.token();
+    // Who comes by Redisson's script between the wake-up and the take would have it on the spot.
+    assert!(int(&client.call(&acquire(b"redisson"))) > 0);
+    assert_held(&mut client, "key", "ours");
+}
+
+#[test]
+fn one_hold_given_back_of_several_frees_nothing() {
+    let mut scene = Scene::set();
+    assert_eq!(scene.client.say("LOCK.ACQUIRE key holder"), Value::Int(scene.held));
+    assert_eq!(scene.client.say("LOCK.RELEASE key holder"), Value::Int(1));
+    assert!(!support::eventually(std::time::Duration::from_millis(50), || !scene.first.waits()));
+    assert_eq!(scene.client.say("LOCK.RELEASE key holder"), Value::Int(0));
+    scene.serves_in_order();
+}
+
+#[test]
+fn the_last_of_several_readers_lets_the_writer_in() {
+    let server = Server::start();
+    let mut client = server.raw();
+    for reader in ["one", "two", "three"] {
+        client.take(&format!("LOCK.ACQUIRE key {reader} SHARED"));
+    }
+    let mut writer = Waiter::start(&server, "key", "writer");
+    for reader in ["one", "two"] {
+        client.order(&format!("LOCK.RELEASE key {reader}"));
+        assert!(writer.waits());
+    }
+    client.order("LOCK.RELEASE key three");
+    writer.token();
+    assert_held(&mut client, "key", "writer");
+}
+
+#[test]
+fn what_is_no_release_frees_nothing() {
+    let mut scene = Scene::set();
+    for line in ["LOCK.RELEASE key stranger", "LOCK.RELEASE key first", "LOCK.RELEASE key holder TOKEN 1"] {
+        assert_eq!(scene.client.say(line), Value::Nil, "{line}");
+    }
+    for line in ["HSET key #fence 1", "EXISTS key", "HDEL key nobody", "PEXPIRE key 60000", "DEL another"] {
+        scene.client.order(line);
+    }
+    assert!(!support::eventually(std::time::Duration::from_millis(50), || !scene.first.waits()));
+    assert_eq!(holders(&mut scene.client, "key"), [("holder".into(), "1".into())]);
+    support::until(SOON, "both still wait", || scene.first.waits() && scene.second.waits());
+}

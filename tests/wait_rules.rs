@@ -1,0 +1,475 @@
+//! The rules of waiting: who is served, when the lease begins, what does not wait, and what one sees of it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use redis::Value;
+use support::{Raw, Server, eventually, until};
+
+use crate::common::{Bytes, array, bytes, deadline, error, info_number, int, map};
+use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, holders, until_nobody_waits, waiters};
+
+/// Long enough to see that nothing happens.
+const A_WHILE: Duration = Duration::from_millis(50);
+
+/// A server whose lock `key` is held by `holder`.
+fn held() -> (Server, Raw, i64) {
+    let server = Server::start();
+    let mut client = server.raw();
+    let held = client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    (server, client, held)
+}
+
+#[test]
+fn first_come_first_served() {
+    let (server, mut client, mut token) = held();
+    let mut queue: Vec<Waiter> =
+        (0..50).map(|number| Waiter::start(&server, "key", &format!("waiter-{number}"))).collect();
+    let mut holder = "holder".to_owned();
+    for number in 0..queue.len() {
+        assert!(queue[number..].iter_mut().all(Waiter::waits), "nobody before its turn");
+        assert_eq!(client.say(&format!("LOCK.RELEASE key {holder} TOKEN {token}")), Value::Int(0));
+        let next = queue[number].token();
+        assert!(next > token);
+        (holder, token) = (format!("waiter-{number}"), next);
+        assert_held(&mut client, "key", &holder);
+    }
+    until_nobody_waits(&server);
+}
+
+#[test]
+fn each_key_and_each_database_has_a_queue_of_its_own() {
+    let (server, mut client, _) = held();
+    client.take("LOCK.ACQUIRE other holder LEASE 60000");
+    let mut elsewhere = server.raw();
+    elsewhere.order("SELECT 1");
+    elsewhere.take("LOCK.ACQUIRE key holder LEASE 60000");
+    let mut here = Waiter::start(&server, "key", "waiter");
+    let mut other = Waiter::start(&server, "other", "waiter");
+    let mut there = {
+        let mut raw = server.raw();
+        raw.order("SELECT 1");
+        Waiter::on(raw, &server, "LOCK.ACQUIRE key waiter WAIT 0")
+    };
+    elsewhere.order("LOCK.RELEASE key holder");
+    there.token();
+    assert!(here.waits() && other.waits());
+    client.order("LOCK.RELEASE other holder");
+    other.token();
+    assert!(here.waits());
+    client.order("LOCK.RELEASE key holder");
+    here.token();
+}
+
+/// Whoever releases and asks again at once, even in one packet or in one transaction, queues behind those who wait.
+#[test]
+fn nobody_barges() {
+    let (server, mut client, _) = held();
+    for round in 0..20 {
+        let mut waiter = Waiter::start(&server, "key", "waiter");
+        let (release, again) = match round % 2 {
+            0 => {
+                client.tell(&["LOCK.RELEASE key holder", "LOCK.ACQUIRE key holder"]);
+                (client.read().unwrap(), client.read().unwrap())
+            }
+            _ => {
+                client.tell(&["MULTI", "LOCK.RELEASE key holder", "LOCK.ACQUIRE key holder", "EXEC"]);
+                let replies: Vec<Value> = (0..4).map(|_| client.read().unwrap()).collect();
+                let executed = array(&replies[3]);
+                (executed[0].clone(), executed[1].clone())
+            }
+        };
+        assert_eq!((release, again), (Value::Int(0), Value::Nil), "round {round}");
+        waiter.token();
+        assert_held(&mut client, "key", "waiter");
+        client.order("LOCK.RELEASE key waiter");
+        client.take("LOCK.ACQUIRE key holder LEASE 60000");
+    }
+}
+
+/// The same when the lock was freed by a command of the server's own.
+#[test]
+fn nobody_barges_after_a_del_either() {
+    let (server, mut client, _) = held();
+    for commands in [
+        ["DEL key", "LOCK.ACQUIRE key newcomer"],
+        ["PEXPIRE key 0", "LOCK.ACQUIRE key newcomer SHARED"],
+        ["RENAME key elsewhere", "LOCK.ACQUIRE key newcomer LIMIT 5"],
+    ] {
+        for transaction in [false, true] {
+            let mut waiter = Waiter::start(&server, "key", "waiter");
+            if transaction {
+                client.tell(&["MULTI", commands[0], commands[1], "EXEC"]);
+                let replies: Vec<Value> = (0..4).map(|_| client.read().unwrap()).collect();
+                assert_eq!(array(&replies[3])[1], Value::Nil, "{commands:?} in a transaction");
+            } else {
+                client.tell(&commands);
+                client.read().unwrap();
+                assert_eq!(client.read().unwrap(), Value::Nil, "{commands:?}");
+            }
+            waiter.token();
+            assert_held(&mut client, "key", "waiter");
+            client.order("LOCK.RELEASE key waiter");
+            client.take("LOCK.ACQUIRE key holder LEASE 60000");
+        }
+    }
+}
+
+#[test]
+fn newcomers_queue_behind_a_waiter_that_could_not_be_served_yet() {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key reader SHARED LEASE 60000");
+    let mut writer = Waiter::start(&server, "key", "writer");
+    assert_eq!(client.say("LOCK.ACQUIRE key newcomer SHARED"), Value::Nil, "the writer is ahead");
+    let mut second = Waiter::sending(&server, "LOCK.ACQUIRE key second SHARED WAIT 0");
+    let mut third = Waiter::sending(&server, "LOCK.ACQUIRE key third SHARED WAIT 0");
+    let mut last = Waiter::start(&server, "key", "last");
+    client.order("LOCK.RELEASE key reader");
+    writer.token();
+    assert!(second.waits() && third.waits());
+    client.order("LOCK.RELEASE key writer");
+    assert!(second.token() < third.token(), "both, in their order");
+    assert!(last.waits());
+    let names: Vec<String> = holders(&mut client, "key").into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["second", "third"]);
+}
+
+#[test]
+fn the_lease_starts_at_the_grant() {
+    let (server, mut client, _) = held();
+    let mut waiter = Waiter::sending(&server, "LOCK.ACQUIRE key waiter LEASE 1000 WAIT 0");
+    assert!(!eventually(Duration::from_millis(300), || !waiter.waits()));
+    client.order("LOCK.RELEASE key holder");
+    let granted = waiter.token();
+    let lease = deadline(&mut client, b"key") - granted / 1000;
+    assert!((990..=1000).contains(&lease), "{lease} ms from the grant on");
+}
+
+#[test]
+fn without_wait_nothing_waits() {
+    let (server, mut client, _) = held();
+    assert_eq!(client.say("LOCK.ACQUIRE key newcomer"), Value::Nil);
+    assert_eq!(client.say("LOCK.ACQUIRE key newcomer LIMIT 2"), Value::Nil);
+    assert_eq!(waiters(&mut client, "key"), 0);
+    until_nobody_waits(&server);
+}
+
+#[test]
+fn what_can_be_granted_is_granted_at_once_with_wait_too() {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key reader SHARED WAIT 0");
+    client.take("LOCK.ACQUIRE key second SHARED WAIT 1");
+    client.take("LOCK.ACQUIRE free holder WAIT 0");
+}
+
+#[test]
+fn nothing_waits_in_a_transaction() {
+    let (server, mut client, _) = held();
+    client.tell(&["MULTI", "LOCK.ACQUIRE key newcomer WAIT 0", "LOCK.MACQUIRE 2 free key newcomer WAIT 0", "EXEC"]);
+    for _ in 0..3 {
+        client.read().unwrap();
+    }
+    assert_eq!(client.read().unwrap(), Value::Array(vec![Value::Nil, Value::Nil]));
+    assert_eq!(waiters(&mut client, "key"), 0);
+    until_nobody_waits(&server);
+}
+
+#[test]
+fn nothing_waits_in_a_script() {
+    let (server, mut client, _) = held();
+    let script = b"return {redis.call('LOCK.ACQUIRE', KEYS[1], 'newcomer', 'WAIT', '0'), 'went on'}";
+    let reply = client.call(&[b"EVAL", script, b"1", b"key"]);
+    assert_eq!(reply, Value::Array(vec![Value::Nil, Value::BulkString(b"went on".into())]));
+    assert_eq!(waiters(&mut client, "key"), 0);
+    until_nobody_waits(&server);
+}
+
+#[test]
+fn a_script_takes_a_free_lock() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let script = b"return redis.call('LOCK.ACQUIRE', KEYS[1], 'script', 'WAIT', '0')";
+    assert!(int(&client.call(&[b"EVAL", script, b"1", b"key"])) > 0);
+    assert_held(&mut client, "key", "script");
+}
+
+/// What was sent behind a request that waits is done after it.
+#[test]
+fn a_pipeline_keeps_its_order() {
+    let (server, mut client, _) = held();
+    let mut waiter = server.raw();
+    let id = waiter.client_id();
+    waiter.tell(&[
+        "ECHO before",
+        "LOCK.ACQUIRE key waiter WAIT 0",
+        "LOCK.RELEASE key waiter",
+        "LOCK.ACQUIRE key waiter WAIT 0",
+        "CLIENT ID",
+    ]);
+    assert_eq!(waiter.read().unwrap(), Value::BulkString(b"before".into()));
+    assert!(!eventually(A_WHILE, || !waiter.pending()), "nothing overtakes the wait");
+    let mut behind = Waiter::start(&server, "key", "behind");
+    client.order("LOCK.RELEASE key holder");
+    let first = int(&waiter.read().unwrap());
+    assert_eq!(waiter.read().unwrap(), Value::Int(0));
+    let between = behind.token();
+    assert!(waiter.pending(), "its second request queues like anybody's");
+    client.order("LOCK.RELEASE key behind");
+    let second = int(&waiter.read().unwrap());
+    assert!(first < between && between < second);
+    assert_eq!(waiter.read().unwrap(), Value::Int(id));
+}
+
+mod same_owner {
+    use super::*;
+
+    #[test]
+    fn re_enters_at_once_while_others_wait() {
+        let (server, mut client, token) = held();
+        let mut waiter = Waiter::start(&server, "key", "waiter");
+        assert_eq!(client.say("LOCK.ACQUIRE key holder WAIT 0"), Value::Int(token));
+        assert_eq!(server.raw().say("LOCK.ACQUIRE key holder"), Value::Int(token), "from any connection");
+        assert_eq!(holders(&mut client, "key"), [("holder".to_owned(), "3".to_owned())]);
+        assert!(waiter.waits());
+    }
+
+    /// Two connections of one owner wait, with somebody else between them.
+    #[test]
+    fn is_served_on_both_its_connections() {
+        let (server, mut client, _) = held();
+        let mut one = Waiter::start(&server, "key", "twice");
+        let mut between = Waiter::start(&server, "key", "between");
+        let mut two = Waiter::start(&server, "key", "twice");
+        client.order("LOCK.RELEASE key holder");
+        let token = one.token();
+        assert_eq!(two.token(), token, "one hold, one token");
+        assert_eq!(holders(&mut client, "key"), [("twice".to_owned(), "2".to_owned())]);
+        assert!(between.waits());
+        assert_eq!(client.say("LOCK.RELEASE key twice"), Value::Int(1));
+        assert!(!eventually(A_WHILE, || !between.waits()));
+        assert_eq!(client.say("LOCK.RELEASE key twice"), Value::Int(0));
+        between.token();
+    }
+
+    #[test]
+    fn names_a_count_and_not_one_more() {
+        let (server, mut client, _) = held();
+        let line = "LOCK.ACQUIRE key twice WAIT 0 HOLDS 1";
+        let mut one = Waiter::sending(&server, line);
+        let mut two = Waiter::sending(&server, line);
+        client.order("LOCK.RELEASE key holder");
+        assert_eq!(one.token(), two.token());
+        assert_held(&mut client, "key", "twice");
+    }
+
+    /// A hundred connections of the owner that becomes the holder.
+    #[test]
+    fn is_served_on_all_its_connections() {
+        let (server, mut client, _) = held();
+        let mut waiters: Vec<Waiter> = (0..100).map(|_| Waiter::start(&server, "key", "many")).collect();
+        let mut last = Waiter::start(&server, "key", "last");
+        client.order("LOCK.RELEASE key holder");
+        let token = waiters[0].token();
+        assert!(waiters[1..].iter_mut().all(|waiter| waiter.token() == token));
+        assert_eq!(holders(&mut client, "key"), [("many".to_owned(), "100".to_owned())]);
+        client.order("LOCK.RELEASE key many ALL");
+        last.token();
+    }
+
+    /// It waits, and takes the lock elsewhere: then the one that waits re-enters.
+    #[test]
+    fn comes_to_hold_it_by_another_way() {
+        let (server, mut client, _) = held();
+        let mut first = Waiter::start(&server, "key", "first");
+        let mut waiter = Waiter::start(&server, "key", "waiter");
+        for line in ["MULTI", "HDEL key holder", "HSET key waiter 1", "EXEC"] {
+            client.order(line);
+        }
+        waiter.token();
+        assert_eq!(holders(&mut client, "key"), [("waiter".to_owned(), "2".to_owned())]);
+        assert!(first.waits());
+    }
+}
+
+mod max_waiters {
+    use super::*;
+
+    #[test]
+    fn beyond_it_nobody_waits() {
+        let (server, mut client, token) = held();
+        client.order("CONFIG SET holdfast.max-waiters 2");
+        client.take("LOCK.ACQUIRE other holder LEASE 60000");
+        let mut first = Waiter::start(&server, "key", "first");
+        let mut second = Waiter::start(&server, "key", "second");
+        let refused = client.say("LOCK.ACQUIRE key third WAIT 0");
+        assert_eq!(error(&refused).0, "ERR");
+        assert!(error(&refused).1.contains("too many waiters"), "{refused:?}");
+        assert_eq!(client.say("LOCK.ACQUIRE key third"), Value::Nil, "who does not wait is not one too many");
+        assert_eq!(client.say("LOCK.ACQUIRE key holder WAIT 0"), Value::Int(token), "nor is a re-entry");
+        assert_eq!(waiters(&mut client, "key"), 2);
+        let mut elsewhere = Waiter::start(&server, "other", "third");
+        client.order("LOCK.RELEASE key holder ALL");
+        first.token();
+        let mut third = Waiter::start(&server, "key", "third");
+        client.order("LOCK.RELEASE key first");
+        second.token();
+        client.order("LOCK.RELEASE key second");
+        third.token();
+        assert!(elsewhere.waits());
+    }
+
+    #[test]
+    fn lowered_it_sends_nobody_away() {
+        let (server, mut client, _) = held();
+        let mut first = Waiter::start(&server, "key", "first");
+        let mut second = Waiter::start(&server, "key", "second");
+        client.order("CONFIG SET holdfast.max-waiters 1");
+        assert_eq!(error(&client.say("LOCK.ACQUIRE key third WAIT 0")).0, "ERR");
+        client.order("CONFIG SET holdfast.max-waiters 0");
+        let mut third = Waiter::start(&server, "key", "third");
+        client.order("LOCK.RELEASE key holder");
+        first.token();
+        assert!(second.waits() && third.waits());
+    }
+}
+
+mod sight {
+    use super::*;
+
+    fn maps(reply: &Value) -> Vec<BTreeMap<Bytes, Value>> {
+        array(reply).iter().map(map).collect()
+    }
+
+    fn number(map: &BTreeMap<Bytes, Value>, name: &str) -> i64 {
+        int(&map[name.as_bytes()])
+    }
+
+    fn both_protocols(server: &Server) -> [Raw; 2] {
+        let mut new = server.raw();
+        new.hello3();
+        [server.raw(), new]
+    }
+
+    #[test]
+    fn lock_waiters() {
+        let (server, _client, _) = held();
+        let odd: &[u8] = b"own\0er\r\n\xff";
+        let first = {
+            let mut raw = server.raw();
+            let id = raw.client_id();
+            raw.send(&[b"LOCK.ACQUIRE", b"key", odd, b"WAIT", b"0"]).unwrap();
+            until(SOON, "it waits", || waiters(&mut server.raw(), "key") == 1);
+            Waiter { raw, id }
+        };
+        let second = Waiter::sending(&server, "LOCK.ACQUIRE key second WAIT 50000 LIMIT 3");
+        let third = Waiter::sending(&server, "LOCK.ACQUIRE key third WAIT 0 SHARED");
+        for mut client in both_protocols(&server) {
+            until(SOON, "some time passes", || number(&maps(&client.say("LOCK.WAITERS key"))[2], "waited") > 0);
+            let all = maps(&client.say("LOCK.WAITERS key"));
+            let owners: Vec<&[u8]> = all.iter().map(|waiter| bytes(&waiter[b"owner".as_slice()])).collect();
+            assert_eq!(owners, [odd, b"second", b"third"]);
+            let ids: Vec<i64> = all.iter().map(|waiter| number(waiter, "client")).collect();
+            assert_eq!(ids, [first.id, second.id, third.id]);
+            let limits: Vec<i64> = all.iter().map(|waiter| number(waiter, "limit")).collect();
+            assert_eq!(limits, [1, 3, 0], "0: no limit");
+            let remaining: Vec<i64> = all.iter().map(|waiter| number(waiter, "remaining")).collect();
+            assert_eq!((remaining[0], remaining[2]), (-1, -1));
+            assert!((1..50_000).contains(&remaining[1]), "{remaining:?}");
+            let waited: Vec<i64> = all.iter().map(|waiter| number(waiter, "waited")).collect();
+            assert!(waited[0] >= waited[1] && waited[1] >= waited[2] && waited[2] > 0, "{waited:?}");
+            let two = maps(&client.say("LOCK.WAITERS key COUNT 2"));
+            assert_eq!(two.iter().map(|waiter| number(waiter, "client")).collect::<Vec<_>>(), [first.id, second.id]);
+            assert_eq!(maps(&client.say("LOCK.WAITERS key COUNT 100")).len(), 3);
+            assert!(maps(&client.say("LOCK.WAITERS another")).is_empty());
+            assert_eq!(waiters(&mut client, "key"), 3);
+        }
+    }
+
+    #[test]
+    fn lock_info_of_a_key_that_is_waited_for_only() {
+        let server = Server::start();
+        let mut client = server.raw();
+        // The first waits for the second key, and so stands in the queue of the first, which nobody holds.
+        client.take("LOCK.ACQUIRE held holder LEASE 60000");
+        let mut waiter = Waiter::sending(&server, "LOCK.MACQUIRE 2 free held waiter WAIT 0");
+        assert_eq!(waiters(&mut client, "free"), 1);
+        let info = map(&client.say("LOCK.INFO free"));
+        assert!(array(&info[b"holders".as_slice()]).is_empty());
+        client.order("LOCK.RELEASE held holder");
+        waiter.token();
+        client.order("LOCK.MRELEASE 2 free held waiter");
+        assert_eq!(client.say("LOCK.INFO free"), Value::Nil);
+    }
+
+    #[test]
+    fn lock_top() {
+        let (server, mut client, _) = held();
+        client.take("LOCK.ACQUIRE busy one LEASE 60000 SHARED");
+        client.take("LOCK.ACQUIRE busy two LEASE 60000 SHARED");
+        client.take("LOCK.ACQUIRE quiet holder LEASE 60000");
+        let mut kept: Vec<Waiter> =
+            (0..3).map(|number| Waiter::start(&server, "busy", &format!("waiter-{number}"))).collect();
+        kept.push(Waiter::start(&server, "key", "waiter"));
+        for mut client in both_protocols(&server) {
+            until(SOON, "some time passes", || number(&maps(&client.say("LOCK.TOP"))[1], "oldest") > 0);
+            let top = maps(&client.say("LOCK.TOP"));
+            let keys: Vec<&[u8]> = top.iter().map(|lock| bytes(&lock[b"key".as_slice()])).collect();
+            assert_eq!(keys, [b"busy".as_slice(), b"key"], "most first; nobody waits for the third");
+            assert_eq!((number(&top[0], "waiters"), number(&top[1], "waiters")), (3, 1));
+            assert!(number(&top[0], "oldest") >= number(&top[1], "oldest"));
+            assert!((1..=60_000).contains(&number(&top[0], "ttl")));
+            let mut holders: Vec<&[u8]> = array(&top[0][b"holders".as_slice()]).iter().map(bytes).collect();
+            holders.sort_unstable();
+            assert_eq!(holders, [b"one", b"two"]);
+            assert_eq!(maps(&client.say("LOCK.TOP COUNT 1")).len(), 1);
+            client.order("SELECT 1");
+            assert!(maps(&client.say("LOCK.TOP")).is_empty(), "of this database");
+        }
+        drop(kept);
+        until_nobody_waits(&server);
+        assert!(maps(&client.say("LOCK.TOP")).is_empty());
+    }
+
+    #[test]
+    fn lock_top_names_ten_unless_it_is_told_otherwise() {
+        let server = Server::start();
+        let mut client = server.raw();
+        let mut kept = Vec::new();
+        for key in 0..12 {
+            client.take(&format!("LOCK.ACQUIRE key-{key} holder LEASE 60000"));
+            kept.push(Waiter::start(&server, &format!("key-{key}"), "waiter"));
+        }
+        assert_eq!(array(&client.say("LOCK.TOP")).len(), 10);
+        assert_eq!(array(&client.say("LOCK.TOP COUNT 12")).len(), 12);
+    }
+
+    #[test]
+    fn info_holdfast() {
+        let server = Server::start();
+        let mut client = server.raw();
+        let of = |field: &str| info_number(&server, "holdfast", &format!("holdfast_{field}"));
+        client.take("LOCK.ACQUIRE key holder LEASE 60000");
+        client.take("LOCK.ACQUIRE other holder LEASE 60000");
+        assert_eq!((of("grants_at_once"), of("grants_queued")), (2, 0));
+        let mut first = Waiter::start(&server, "key", "first");
+        let mut second = Waiter::start(&server, "key", "second");
+        let mut third = Waiter::sending(&server, "LOCK.ACQUIRE other third WAIT 20");
+        assert_eq!(third.end(), Value::Nil);
+        let _third = Waiter::start(&server, "other", "third");
+        assert_eq!((of("waiters"), of("contended_locks"), of("timeouts")), (3, 2, 1));
+        assert!(!eventually(Duration::from_millis(100), || !first.waits()));
+        client.order("LOCK.RELEASE key holder");
+        first.token();
+        client.order("LOCK.RELEASE key first");
+        second.token();
+        assert_eq!((of("grants_queued"), of("waiters"), of("contended_locks")), (2, 1, 1));
+        for times in ["wait", "handoff"] {
+            let quantiles = ["p50", "p99", "p999", "max"].map(|which| of(&format!("{times}_usec_{which}")));
+            assert!(quantiles[0] > 0 && quantiles.is_sorted(), "{times}: {quantiles:?}");
+        }
+        assert!(of("wait_usec_p50") >= 100_000, "both have waited for longer");
+        assert!(of("handoff_usec_max") < 5_000_000);
+    }
+}

@@ -1,0 +1,415 @@
+//! Who is measured: what each sends to take and to give back a lock, how it reads the replies, and how it waits.
+//!
+//! A contender only makes requests and reads replies. Who sends them, when and over how many connections is the same code
+//! for all of them.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use support::lua;
+
+use crate::client::Client;
+use crate::resp::{Reply, Request};
+
+/// One owner's lock.
+#[derive(Clone, Debug)]
+pub struct Lock {
+    /// The lock's key.
+    pub key: String,
+    /// Who takes it.
+    pub owner: String,
+    /// How long it lasts without its owner.
+    pub lease: Duration,
+}
+
+impl Lock {
+    /// The lock `key` of client number `client`, under an owner of the length that Redisson's have.
+    pub fn new(key: impl Into<String>, client: usize, lease: Duration) -> Self {
+        Self { key: key.into(), owner: format!("7b1f2f5e-3c55-4f0a-9d57-0d2c1a6be0f1:{client}"), lease }
+    }
+
+    fn lease_ms(&self) -> String {
+        self.lease.as_millis().to_string()
+    }
+}
+
+/// What the reply to a request for the lock says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The lock is ours.
+    Granted,
+    /// Another has it, for this long unless it is released, as far as the server told.
+    Busy(Option<Duration>),
+}
+
+/// How a client gets a lock that another holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// The server keeps the queue; the reply comes with the lock.
+    Queued,
+    /// It asks again after this pause.
+    Polling(Duration),
+    /// It listens to the lock's channel and asks again on each message, or when the holder's lease is over.
+    Listening,
+}
+
+/// A way to lock.
+pub trait Contender: Send {
+    /// The name in tables.
+    fn name(&self) -> &'static str;
+    /// Takes the lock if it is free.
+    fn acquire(&self, lock: &Lock) -> Request;
+    /// Gives it back.
+    fn release(&self, lock: &Lock) -> Request;
+    /// Reads the reply to [`acquire`](Self::acquire) or [`wait`](Self::wait); as `SET NX` replies, if not said otherwise.
+    fn answer(&self, reply: &Reply) -> Result<Answer> {
+        match reply {
+            Reply::Status(_) => Ok(Answer::Granted),
+            Reply::Null => Ok(Answer::Busy(None)),
+            other => unexpected(self.name(), "SET", other),
+        }
+    }
+    /// Fails unless the reply says that the lock was ours and is given back: 1, if not said otherwise.
+    fn check_released(&self, reply: &Reply) -> Result<()> {
+        match reply {
+            Reply::Int(1) => Ok(()),
+            other => unexpected(self.name(), "release", other),
+        }
+    }
+    /// How it waits; by polling as redis-py's `Lock` does, if not said otherwise.
+    fn waiting(&self) -> Waiting {
+        Waiting::Polling(REDIS_PY_SLEEP)
+    }
+    /// Takes the lock, or waits for it as long as it takes.
+    fn wait(&self, lock: &Lock) -> Request {
+        self.acquire(lock)
+    }
+    /// What has to be sent once before the first client can have the lock.
+    fn seed(&self, _lock: &Lock) -> Option<Request> {
+        None
+    }
+}
+
+fn unexpected<T>(name: &str, request: &str, reply: &Reply) -> Result<T> {
+    bail!("{name}: unexpected reply to {request}: {reply:?}")
+}
+
+/// Whether a request names the lease or leaves it to the server's configuration.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lease {
+    Named,
+    Configured,
+}
+
+/// The module, asked with more options than every contender has.
+#[derive(Clone, Copy)]
+pub struct Holdfast {
+    name: &'static str,
+    lease: Lease,
+    options: &'static [&'static str],
+}
+
+impl Holdfast {
+    /// None.
+    pub const PLAIN: Self = Self { name: "holdfast", lease: Lease::Named, options: &[] };
+    /// Not even the lease, which is then the configured one.
+    pub const DEFAULT_LEASE: Self = Self { name: "holdfast, default lease", lease: Lease::Configured, options: &[] };
+    /// The end of the connection is the end of the hold.
+    pub const EPHEMERAL: Self = Self { name: "holdfast, EPHEMERAL", lease: Lease::Named, options: &["EPHEMERAL"] };
+    /// The server renews the lease.
+    pub const WATCHDOG: Self = Self { name: "holdfast, WATCHDOG", lease: Lease::Named, options: &["WATCHDOG"] };
+    /// The reply comes when a replica has the lock.
+    pub const REPLICAS: Self = Self { name: "holdfast, REPLICAS 1", lease: Lease::Named, options: &["REPLICAS", "1"] };
+
+    fn request(&self, lock: &Lock, more: &[&str]) -> Request {
+        let lease = lock.lease_ms();
+        let given: &[&str] = match self.lease {
+            Lease::Named => &["LEASE", &lease],
+            Lease::Configured => &[],
+        };
+        Request::new(&[&["LOCK.ACQUIRE", &lock.key, &lock.owner], given, self.options, more].concat())
+    }
+}
+
+impl Contender for Holdfast {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn acquire(&self, lock: &Lock) -> Request {
+        self.request(lock, &[])
+    }
+
+    fn wait(&self, lock: &Lock) -> Request {
+        self.request(lock, &["WAIT", "0"])
+    }
+
+    fn release(&self, lock: &Lock) -> Request {
+        Request::new(&["LOCK.RELEASE", &lock.key, &lock.owner])
+    }
+
+    fn answer(&self, reply: &Reply) -> Result<Answer> {
+        match reply {
+            Reply::Int(token) if *token > 0 => Ok(Answer::Granted),
+            Reply::Null => Ok(Answer::Busy(None)),
+            other => unexpected(self.name(), "LOCK.ACQUIRE", other),
+        }
+    }
+
+    fn check_released(&self, reply: &Reply) -> Result<()> {
+        match reply {
+            Reply::Int(0) => Ok(()),
+            other => unexpected(self.name(), "LOCK.RELEASE", other),
+        }
+    }
+
+    fn waiting(&self) -> Waiting {
+        Waiting::Queued
+    }
+}
+
+/// Redisson's `RLock`: its steps as scripts, by `EVALSHA`. Its latch against repeated unlocks, two more writes for each
+/// release, is left out in its favour.
+pub struct Redisson {
+    acquire: String,
+    release: String,
+    renew_many: String,
+}
+
+/// Redisson's watchdog renews up to a hundred locks with one script: `ARGV[1]` lease, then an owner for each key.
+const RENEW_MANY: &str = "\
+local renewed = 0
+for i, key in ipairs(KEYS) do
+  if redis.call('hexists', key, ARGV[i + 1]) == 1 then
+    redis.call('pexpire', key, ARGV[1])
+    renewed = renewed + 1
+  end
+end
+return renewed
+";
+
+impl Redisson {
+    /// Loads the scripts into the server.
+    pub fn load(control: &mut Client) -> Result<Self> {
+        Ok(Self {
+            acquire: control.load_script(lua::ACQUIRE)?,
+            release: control.load_script(lua::RELEASE)?,
+            renew_many: control.load_script(RENEW_MANY)?,
+        })
+    }
+
+    /// The channel that its clients listen to.
+    pub fn channel(key: &str) -> String {
+        String::from_utf8_lossy(&lua::channel(key.as_bytes())).into_owned()
+    }
+
+    /// One step of its watchdog over up to a hundred locks; the reply is how many it renewed.
+    pub fn renew_many(&self, locks: &[Lock]) -> Result<Request> {
+        let lease = locks.first().context("no lock to renew")?.lease_ms();
+        let count = locks.len().to_string();
+        let mut arguments = vec!["EVALSHA", &self.renew_many, &count];
+        arguments.extend(locks.iter().map(|lock| lock.key.as_str()));
+        arguments.push(&lease);
+        arguments.extend(locks.iter().map(|lock| lock.owner.as_str()));
+        Ok(Request::new(&arguments))
+    }
+}
+
+impl Contender for Redisson {
+    fn name(&self) -> &'static str {
+        "redisson"
+    }
+
+    fn acquire(&self, lock: &Lock) -> Request {
+        Request::new(&["EVALSHA", &self.acquire, "1", &lock.key, &lock.lease_ms(), &lock.owner])
+    }
+
+    fn release(&self, lock: &Lock) -> Request {
+        let channel = Self::channel(&lock.key);
+        Request::new(&["EVALSHA", &self.release, "2", &lock.key, &channel, &lock.lease_ms(), &lock.owner])
+    }
+
+    fn answer(&self, reply: &Reply) -> Result<Answer> {
+        match reply {
+            Reply::Null => Ok(Answer::Granted),
+            Reply::Int(left) => Ok(Answer::Busy(u64::try_from(*left).ok().map(Duration::from_millis))),
+            other => unexpected(self.name(), "its acquire script", other),
+        }
+    }
+
+    fn waiting(&self) -> Waiting {
+        Waiting::Listening
+    }
+}
+
+/// redis-py's `Lock` sleeps this long between two tries, without jitter (its parameter `sleep`).
+const REDIS_PY_SLEEP: Duration = Duration::from_millis(100);
+
+fn set_nx(lock: &Lock) -> Request {
+    Request::new(&["SET", &lock.key, &lock.owner, "NX", "PX", &lock.lease_ms()])
+}
+
+/// `SET NX PX`, and a script that deletes the key if it still holds the owner: what most client libraries do.
+pub struct SetNx {
+    release: String,
+}
+
+/// Compare and delete, as the documentation of `SET` gives it.
+const COMPARE_AND_DELETE: &str = "\
+if redis.call('get', KEYS[1]) == ARGV[1] then
+  return redis.call('del', KEYS[1])
+end
+return 0
+";
+
+impl SetNx {
+    /// Loads the script into the server.
+    pub fn load(control: &mut Client) -> Result<Self> {
+        Ok(Self { release: control.load_script(COMPARE_AND_DELETE)? })
+    }
+}
+
+impl Contender for SetNx {
+    fn name(&self) -> &'static str {
+        "set-nx"
+    }
+
+    fn acquire(&self, lock: &Lock) -> Request {
+        set_nx(lock)
+    }
+
+    fn release(&self, lock: &Lock) -> Request {
+        Request::new(&["EVALSHA", &self.release, "1", &lock.key, &lock.owner])
+    }
+}
+
+/// `SET NX PX`, and the server's own compare and delete, where it has one.
+pub enum Native {
+    /// Valkey 9: `DELIFEQ key owner`.
+    DelIfEq,
+    /// Redis 8.4: `DELEX key IFEQ owner`.
+    DelexIfEq,
+}
+
+impl Native {
+    /// The form that this server has.
+    pub fn of(control: &mut Client) -> Result<Option<Self>> {
+        if control.knows("DELIFEQ")? {
+            return Ok(Some(Native::DelIfEq));
+        }
+        Ok(control.knows("DELEX")?.then_some(Native::DelexIfEq))
+    }
+}
+
+impl Contender for Native {
+    fn name(&self) -> &'static str {
+        "native"
+    }
+
+    fn acquire(&self, lock: &Lock) -> Request {
+        set_nx(lock)
+    }
+
+    fn release(&self, lock: &Lock) -> Request {
+        match self {
+            Native::DelIfEq => Request::new(&["DELIFEQ", &lock.key, &lock.owner]),
+            Native::DelexIfEq => Request::new(&["DELEX", &lock.key, "IFEQ", &lock.owner]),
+        }
+    }
+}
+
+/// The floor: `SET` + `DEL`, which is no lock.
+pub struct SetDel;
+
+impl Contender for SetDel {
+    fn name(&self) -> &'static str {
+        "SET+DEL"
+    }
+
+    fn acquire(&self, lock: &Lock) -> Request {
+        Request::new(&["SET", &lock.key, &lock.owner])
+    }
+
+    fn release(&self, lock: &Lock) -> Request {
+        Request::new(&["DEL", &lock.key])
+    }
+}
+
+/// The floor with a lease: `SET NX PX` + `DEL`, a lock that anybody can delete.
+pub struct SetNxDel;
+
+impl Contender for SetNxDel {
+    fn name(&self) -> &'static str {
+        "SET NX PX+DEL"
+    }
+
+    fn acquire(&self, lock: &Lock) -> Request {
+        set_nx(lock)
+    }
+
+    fn release(&self, lock: &Lock) -> Request {
+        SetDel.release(lock)
+    }
+}
+
+/// The floor of the floor: two `PING`.
+pub struct Ping;
+
+impl Contender for Ping {
+    fn name(&self) -> &'static str {
+        "PING+PING"
+    }
+
+    fn acquire(&self, _lock: &Lock) -> Request {
+        Request::new(&["PING"])
+    }
+
+    fn release(&self, lock: &Lock) -> Request {
+        self.acquire(lock)
+    }
+
+    fn check_released(&self, reply: &Reply) -> Result<()> {
+        self.answer(reply).map(|_| ())
+    }
+
+    fn waiting(&self) -> Waiting {
+        Waiting::Queued
+    }
+}
+
+/// The floor of a hand-off: who pops the one element holds, and pushes it back for the next.
+pub struct List;
+
+impl Contender for List {
+    fn name(&self) -> &'static str {
+        "BLPOP+LPUSH"
+    }
+
+    fn acquire(&self, lock: &Lock) -> Request {
+        Request::new(&["LPOP", &lock.key])
+    }
+
+    fn wait(&self, lock: &Lock) -> Request {
+        Request::new(&["BLPOP", &lock.key, "0"])
+    }
+
+    fn release(&self, lock: &Lock) -> Request {
+        Request::new(&["LPUSH", &lock.key, &lock.owner])
+    }
+
+    fn answer(&self, reply: &Reply) -> Result<Answer> {
+        match reply {
+            Reply::Bulk(_) | Reply::Array(_) => Ok(Answer::Granted),
+            Reply::Null => Ok(Answer::Busy(None)),
+            other => unexpected(self.name(), "BLPOP", other),
+        }
+    }
+
+    fn waiting(&self) -> Waiting {
+        Waiting::Queued
+    }
+
+    fn seed(&self, lock: &Lock) -> Option<Request> {
+        Some(self.release(lock))
+    }
+}

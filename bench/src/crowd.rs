@@ -1,0 +1,418 @@
+//! Many clients of one contender, each on a connection of its own, served by one thread.
+//!
+//! A client is told to [`want`](Crowd::want) its lock and to [`release`](Crowd::release) it; what comes of it is told by
+//! [`next`](Crowd::next). Between the two the crowd waits as the contender does: by the server's queue, by polling, or by
+//! listening to the channel.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::io::{ErrorKind, Read, Write};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use mio::{Events, Interest, Poll, Token, net::TcpStream};
+use support::Random;
+
+use crate::contenders::{Answer, Contender, Lock, Redisson, Waiting};
+use crate::resp::{Replies, Reply, Request};
+
+/// Redisson clients that wait are threads of at most so many processes; up to that number each is a process of its own.
+const PROCESSES: usize = 100;
+
+/// What a client was waiting for has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Happened {
+    /// The client has its lock. The instant is when the reply was read.
+    Granted(usize, Instant),
+    /// The server has confirmed that the client gave its lock back.
+    Released(usize),
+    /// The client wants its lock and does not have it. Where the server keeps the queue nobody tells; there it is so as soon
+    /// as the request is sent, for the server takes it in before whatever is sent later.
+    Waits(usize),
+}
+
+/// What went over the wire, of all connections together.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Traffic {
+    /// Requests sent.
+    pub requests: u64,
+    /// Bytes in both directions.
+    pub bytes: u64,
+}
+
+impl std::ops::Sub for Traffic {
+    type Output = Self;
+    fn sub(self, earlier: Self) -> Self {
+        Self { requests: self.requests - earlier.requests, bytes: self.bytes - earlier.bytes }
+    }
+}
+
+/// Where a client stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Idle,
+    /// It has asked for the lock. Redisson asks a last time when its subscription stands.
+    Asking,
+    /// Its process' subscription is under way.
+    Subscribing,
+    /// It sleeps: until its timer, or until a message wakes it.
+    Sleeping,
+    Holding,
+    Releasing,
+}
+
+struct Member {
+    lock: Lock,
+    state: State,
+    /// Whether it was refused since it wants the lock; if it listens, it then keeps its process' subscription alive.
+    refused: bool,
+    /// Tells a timer that it belongs to a sleep that is over.
+    sleep: u64,
+}
+
+/// The subscription of one process to one lock's channel, shared by its threads.
+#[derive(Default)]
+struct Subscription {
+    listeners: usize,
+    confirmed: bool,
+    awaiting_confirmation: Vec<usize>,
+    sleepers: VecDeque<usize>,
+    /// Messages that nobody slept for: the next who would sleep tries again instead.
+    permits: usize,
+}
+
+struct Connection {
+    stream: TcpStream,
+    replies: Replies,
+    unsent: Vec<u8>,
+}
+
+/// Clients 0 to n-1 of one contender.
+pub struct Crowd {
+    contender: Box<dyn Contender>,
+    poll: Poll,
+    events: Events,
+    connections: Vec<Connection>,
+    members: Vec<Member>,
+    processes: usize,
+    subscriptions: HashMap<(usize, String), Subscription>,
+    timers: BinaryHeap<Reverse<(Instant, usize, u64)>>,
+    happened: VecDeque<Happened>,
+    traffic: Traffic,
+    random: Random,
+    chunk: Vec<u8>,
+}
+
+impl Crowd {
+    /// Connects one client for each lock.
+    pub fn connect(port: u16, contender: Box<dyn Contender>, locks: Vec<Lock>) -> Result<Self> {
+        let processes = match contender.waiting() {
+            Waiting::Listening => locks.len().min(PROCESSES),
+            Waiting::Queued | Waiting::Polling(_) => 0,
+        };
+        let poll = Poll::new()?;
+        let connections = (0..locks.len() + processes)
+            .map(|index| Connection::open(port, &poll, index))
+            .collect::<Result<Vec<_>>>()?;
+        let member = |lock| Member { lock, state: State::Idle, refused: false, sleep: 0 };
+        Ok(Self {
+            contender,
+            poll,
+            events: Events::with_capacity(1024),
+            connections,
+            members: locks.into_iter().map(member).collect(),
+            processes,
+            subscriptions: HashMap::new(),
+            timers: BinaryHeap::new(),
+            happened: VecDeque::new(),
+            traffic: Traffic::default(),
+            random: Random::new(),
+            chunk: vec![0; 1 << 16],
+        })
+    }
+
+    /// How many clients there are.
+    pub fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// What went over the wire so far.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    /// The client asks for its lock.
+    pub fn want(&mut self, client: usize) -> Result<()> {
+        self.members[client].state = State::Asking;
+        let request = self.contender.wait(&self.members[client].lock);
+        self.send(client, &request)?;
+        if self.contender.waiting() == Waiting::Queued {
+            self.happened.push_back(Happened::Waits(client));
+        }
+        Ok(())
+    }
+
+    /// The client gives its lock back.
+    pub fn release(&mut self, client: usize) -> Result<()> {
+        self.members[client].state = State::Releasing;
+        let request = self.contender.release(&self.members[client].lock);
+        self.send(client, &request)
+    }
+
+    /// The next thing that happens, or `None` at the deadline.
+    pub fn next(&mut self, deadline: Instant) -> Result<Option<Happened>> {
+        loop {
+            if let Some(happened) = self.happened.pop_front() {
+                return Ok(Some(happened));
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return Ok(None);
+            }
+            let until = self.timers.peek().map_or(deadline, |Reverse((at, ..))| deadline.min(*at));
+            // epoll counts in milliseconds; mio rounds up.
+            self.wait_for_events(until.saturating_duration_since(now))?;
+            self.ring_timers()?;
+        }
+    }
+
+    fn wait_for_events(&mut self, timeout: Duration) -> Result<()> {
+        let mut events = std::mem::replace(&mut self.events, Events::with_capacity(0));
+        let polled = self.poll.poll(&mut events, Some(timeout));
+        if let Err(error) = polled
+            && error.kind() != ErrorKind::Interrupted
+        {
+            return Err(error.into());
+        }
+        for event in &events {
+            let connection = event.token().0;
+            if event.is_writable() {
+                self.connections[connection].flush()?;
+            }
+            if event.is_readable() {
+                self.read(connection)?;
+            }
+        }
+        self.events = events;
+        Ok(())
+    }
+
+    fn ring_timers(&mut self) -> Result<()> {
+        let now = Instant::now();
+        while let Some(Reverse((at, client, sleep))) = self.timers.peek().copied() {
+            if at > now {
+                break;
+            }
+            self.timers.pop();
+            if self.members[client].sleep == sleep && self.members[client].state == State::Sleeping {
+                self.wake(client)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, connection: usize) -> Result<()> {
+        loop {
+            let length = match self.connections[connection].stream.read(&mut self.chunk) {
+                Ok(0) => bail!("the server closed the connection of client {connection}"),
+                Ok(length) => length,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error).context("reading from the server"),
+            };
+            let at = Instant::now();
+            self.traffic.bytes += length as u64;
+            self.connections[connection].replies.feed(&self.chunk[..length]);
+            while let Some(reply) = self.connections[connection].replies.next()? {
+                if connection < self.members.len() {
+                    self.replied(connection, &reply, at)?;
+                } else {
+                    self.pushed(connection - self.members.len(), reply)?;
+                }
+            }
+            // A short read has emptied the socket; the next byte brings the next event.
+            if length < self.chunk.len() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn replied(&mut self, client: usize, reply: &Reply, at: Instant) -> Result<()> {
+        match self.members[client].state {
+            State::Asking => match self.contender.answer(reply)? {
+                Answer::Granted => self.granted(client, at),
+                Answer::Busy(left) => self.refused(client, left),
+            },
+            State::Releasing => {
+                self.contender.check_released(reply)?;
+                self.members[client].state = State::Idle;
+                self.happened.push_back(Happened::Released(client));
+                Ok(())
+            }
+            state => bail!("{}: {reply:?} for client {client}, which is {state:?}", self.contender.name()),
+        }
+    }
+
+    fn granted(&mut self, client: usize, at: Instant) -> Result<()> {
+        self.members[client].state = State::Holding;
+        self.happened.push_back(Happened::Granted(client, at));
+        let refused = std::mem::take(&mut self.members[client].refused);
+        if refused && self.contender.waiting() == Waiting::Listening { self.unsubscribe(client) } else { Ok(()) }
+    }
+
+    fn refused(&mut self, client: usize, left: Option<Duration>) -> Result<()> {
+        let first = !self.members[client].refused;
+        if first {
+            self.members[client].refused = true;
+            self.happened.push_back(Happened::Waits(client));
+        }
+        match self.contender.waiting() {
+            Waiting::Queued => bail!("{}: refused, and was to wait for ever", self.contender.name()),
+            Waiting::Polling(pause) => {
+                // Our waiters come the moment that the lock changes hands. Left so, all would poll in step with it; a
+                // first pause of random length puts each where a waiter is that came at any moment.
+                let pause = if first { pause * self.random.below(1_000) as u32 / 1_000 } else { pause };
+                self.sleep(client, Some(pause));
+                Ok(())
+            }
+            Waiting::Listening if first => self.subscribe(client),
+            Waiting::Listening => self.listen(client, left),
+        }
+    }
+
+    fn sleep(&mut self, client: usize, pause: Option<Duration>) {
+        let member = &mut self.members[client];
+        member.state = State::Sleeping;
+        member.sleep += 1;
+        if let Some(pause) = pause {
+            self.timers.push(Reverse((Instant::now() + pause, client, member.sleep)));
+        }
+    }
+
+    fn wake(&mut self, client: usize) -> Result<()> {
+        if self.contender.waiting() == Waiting::Listening {
+            let channel = self.channel_of(client);
+            self.subscription(client, &channel).sleepers.retain(|&sleeper| sleeper != client);
+        }
+        self.ask_again(client)
+    }
+
+    fn ask_again(&mut self, client: usize) -> Result<()> {
+        self.members[client].state = State::Asking;
+        let request = self.contender.acquire(&self.members[client].lock);
+        self.send(client, &request)
+    }
+
+    fn process_of(&self, client: usize) -> usize {
+        client % self.processes
+    }
+
+    fn channel_of(&self, client: usize) -> String {
+        Redisson::channel(&self.members[client].lock.key)
+    }
+
+    fn subscription(&mut self, client: usize, channel: &str) -> &mut Subscription {
+        self.subscriptions.entry((self.process_of(client), channel.to_owned())).or_default()
+    }
+
+    /// After the first refusal a thread sees to it that its process is subscribed, and tries again.
+    fn subscribe(&mut self, client: usize) -> Result<()> {
+        let channel = self.channel_of(client);
+        let subscription = self.subscription(client, &channel);
+        subscription.listeners += 1;
+        if subscription.confirmed {
+            return self.ask_again(client);
+        }
+        subscription.awaiting_confirmation.push(client);
+        let first = subscription.listeners == 1;
+        self.members[client].state = State::Subscribing;
+        if first { self.send_of_process(client, "SUBSCRIBE", &channel) } else { Ok(()) }
+    }
+
+    /// After every other refusal it sleeps until a message wakes it or the holder's lease is over.
+    fn listen(&mut self, client: usize, left: Option<Duration>) -> Result<()> {
+        let channel = self.channel_of(client);
+        let subscription = self.subscription(client, &channel);
+        if subscription.permits > 0 {
+            subscription.permits -= 1;
+            return self.ask_again(client);
+        }
+        subscription.sleepers.push_back(client);
+        self.sleep(client, left);
+        Ok(())
+    }
+
+    fn unsubscribe(&mut self, client: usize) -> Result<()> {
+        let channel = self.channel_of(client);
+        let subscription = self.subscription(client, &channel);
+        subscription.listeners -= 1;
+        if subscription.listeners > 0 {
+            return Ok(());
+        }
+        *subscription = Subscription::default();
+        self.send_of_process(client, "UNSUBSCRIBE", &channel)
+    }
+
+    fn send_of_process(&mut self, client: usize, command: &str, channel: &str) -> Result<()> {
+        self.send(self.members.len() + self.process_of(client), &Request::new(&[command, channel]))
+    }
+
+    /// Something came on the connection on which a process is subscribed.
+    fn pushed(&mut self, process: usize, reply: Reply) -> Result<()> {
+        let Reply::Array(parts) = &reply else { bail!("not a message: {reply:?}") };
+        let [kind, channel, _] = parts.as_slice() else { bail!("not a message: {reply:?}") };
+        let Some(subscription) = self.subscriptions.get_mut(&(process, channel.text()?)) else {
+            bail!("a message on a channel that nobody asked for: {reply:?}")
+        };
+        match kind.text()?.as_str() {
+            "subscribe" => {
+                subscription.confirmed = subscription.listeners > 0;
+                for client in std::mem::take(&mut subscription.awaiting_confirmation) {
+                    self.ask_again(client)?;
+                }
+            }
+            "message" => match subscription.sleepers.pop_front() {
+                Some(client) => self.ask_again(client)?,
+                None if subscription.listeners > 0 => subscription.permits += 1,
+                None => {}
+            },
+            "unsubscribe" => {}
+            other => bail!("a message of unknown kind {other}"),
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, connection: usize, request: &Request) -> Result<()> {
+        self.traffic.requests += 1;
+        self.traffic.bytes += request.bytes().len() as u64;
+        self.connections[connection].send(request.bytes())
+    }
+}
+
+impl Connection {
+    fn open(port: u16, poll: &Poll, index: usize) -> Result<Self> {
+        let stream = std::net::TcpStream::connect(SocketAddr::from(([127, 0, 0, 1], port)))
+            .with_context(|| format!("connecting client {index}"))?;
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        let mut stream = TcpStream::from_std(stream);
+        poll.registry().register(&mut stream, Token(index), Interest::READABLE | Interest::WRITABLE)?;
+        Ok(Self { stream, replies: Replies::default(), unsent: Vec::new() })
+    }
+
+    fn send(&mut self, bytes: &[u8]) -> Result<()> {
+        self.unsent.extend_from_slice(bytes);
+        self.flush()
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        while !self.unsent.is_empty() {
+            match self.stream.write(&self.unsent) {
+                Ok(length) => drop(self.unsent.drain(..length)),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error).context("writing to the server"),
+            }
+        }
+        Ok(())
+    }
+}

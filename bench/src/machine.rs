@@ -1,0 +1,133 @@
+//! The machine: who runs on which core, limits, and what it is.
+
+use std::fs;
+use std::mem;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use serde::Serialize;
+
+/// The cores that this program may use, as it was started.
+fn cores() -> &'static [usize] {
+    static CORES: OnceLock<Vec<usize>> = OnceLock::new();
+    CORES.get_or_init(|| {
+        // SAFETY: the set is a plain bit set for which all zeros is a value, and the kernel writes no more than its size.
+        unsafe {
+            let mut set: libc::cpu_set_t = mem::zeroed();
+            libc::sched_getaffinity(0, mem::size_of::<libc::cpu_set_t>(), &mut set);
+            (0..libc::CPU_SETSIZE as usize).filter(|&core| libc::CPU_ISSET(core, &set)).collect()
+        }
+    })
+}
+
+fn pin(thread: libc::pid_t, core: usize) {
+    // SAFETY: the set is a plain bit set for which all zeros is a value, and the kernel only reads it.
+    unsafe {
+        let mut set: libc::cpu_set_t = mem::zeroed();
+        libc::CPU_SET(core, &mut set);
+        // It fails for a thread that has just ended, which then needs no core.
+        libc::sched_setaffinity(thread, mem::size_of::<libc::cpu_set_t>(), &set);
+    }
+}
+
+/// Keeps this thread, and those and the processes it will start, on the clients' core.
+pub fn pin_clients() {
+    if let [_, clients, ..] = cores() {
+        pin(0, *clients);
+    }
+}
+
+/// Gives a server process the core that the clients do not use.
+pub fn pin_server(pid: u32) {
+    let [servers, _, ..] = cores() else { return };
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return };
+    for entry in threads.flatten() {
+        if let Some(thread) = entry.file_name().to_str().and_then(|name| name.parse().ok()) {
+            pin(thread, *servers);
+        }
+    }
+}
+
+/// Lets this thread run before the others of its core: so that a client's own load does not stand in the way of the client
+/// that measures. False where that is not allowed.
+pub fn run_first() -> bool {
+    // SAFETY: the kernel only reads the parameter.
+    unsafe {
+        let parameter = libc::sched_param { sched_priority: 1 };
+        libc::sched_setscheduler(0, libc::SCHED_FIFO, &parameter) == 0
+    }
+}
+
+/// Takes back what [`run_first`] did.
+pub fn run_as_others() {
+    // SAFETY: the kernel only reads the parameter.
+    unsafe {
+        let parameter = libc::sched_param { sched_priority: 0 };
+        libc::sched_setscheduler(0, libc::SCHED_OTHER, &parameter);
+    }
+}
+
+/// Allows as many open connections as the system lets us have.
+pub fn allow_many_connections() {
+    // SAFETY: both calls get a valid structure of ours.
+    unsafe {
+        let mut limit: libc::rlimit = mem::zeroed();
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
+    }
+}
+
+/// What the figures were measured on.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    /// The processor's name.
+    pub processor: String,
+    /// How many cores may be used.
+    pub cores: usize,
+    /// The kernel's name and version.
+    pub kernel: String,
+    /// Memory in MB.
+    pub memory_mb: u64,
+    /// Load average over a minute when the run began: what others were doing.
+    pub load_before: f64,
+    /// The commit that the working tree is at.
+    pub commit: String,
+    /// When the run began (UTC).
+    pub started: String,
+}
+
+impl Machine {
+    /// This machine, now.
+    pub fn look() -> Self {
+        Self {
+            processor: line_of("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".into()),
+            cores: cores().len(),
+            kernel: output("uname", &["-sr"]),
+            memory_mb: line_of("/proc/meminfo", "MemTotal")
+                .and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok())
+                .map_or(0, |kilobytes| kilobytes / 1024),
+            load_before: load(),
+            commit: output("git", &["describe", "--always", "--dirty"]),
+            started: output("date", &["-u", "+%Y-%m-%d %H:%M UTC"]),
+        }
+    }
+}
+
+/// Load average over the last minute.
+pub fn load() -> f64 {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().next().and_then(|number| number.parse().ok()).unwrap_or_default()
+}
+
+fn line_of(file: &str, name: &str) -> Option<String> {
+    let text = fs::read_to_string(file).ok()?;
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+fn output(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output();
+    output.map_or_else(|_| "unknown".into(), |output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}

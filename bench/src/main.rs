@@ -1,0 +1,71 @@
+//! Holdfast beside what people use today, in one run, on the same servers, interleaved. See `bench/README.md`.
+
+mod client;
+mod contenders;
+mod crash;
+mod crowd;
+mod handoff;
+mod machine;
+mod memory;
+mod neighbours;
+mod pair;
+mod plot;
+mod redis_py;
+mod relay;
+mod replicas;
+mod report;
+mod resp;
+mod server;
+mod settings;
+mod stats;
+
+use anyhow::{Context, Result, bail};
+
+use machine::Machine;
+use report::Findings;
+use server::Program;
+use settings::{Settings, USAGE};
+
+type Section = fn(&Settings, &[Program]) -> Result<Findings>;
+
+const SECTIONS: [(&str, Section); 6] = [
+    ("pair", pair::run),
+    ("handoff", handoff::run),
+    ("crash", crash::run),
+    ("memory", memory::run),
+    ("neighbours", neighbours::run),
+    ("replicas", replicas::run),
+];
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1).peekable();
+    if arguments.next_if(|first| first == crash::HOLDER).is_some() {
+        return crash::hold_until_killed(arguments);
+    }
+    let settings = Settings::parse(arguments)?;
+    let sections = chosen(&settings)?;
+    machine::allow_many_connections();
+    machine::pin_clients();
+    let machine = Machine::look();
+    let programs = settings.servers.iter().map(|path| Program::ask(path)).collect::<Result<Vec<_>>>()?;
+    let mut goals = Vec::new();
+    for (name, section) in sections {
+        eprintln!("{name} …");
+        let findings = section(&settings, &programs).with_context(|| name)?;
+        findings.publish(&machine, settings.scale.judged, &settings.out)?;
+        goals.extend(findings.goals);
+    }
+    if settings.scale.judged && !goals.is_empty() {
+        println!("{}", report::goals(&goals).markdown());
+    }
+    eprintln!("results are in {}", settings.out.display());
+    Ok(())
+}
+
+fn chosen(settings: &Settings) -> Result<Vec<(&'static str, Section)>> {
+    if let Some(unknown) = settings.sections.iter().find(|name| !SECTIONS.iter().any(|(known, _)| known == name)) {
+        bail!("unknown section {unknown}\n{USAGE}");
+    }
+    let wanted = |name: &str| settings.sections.is_empty() || settings.sections.iter().any(|wanted| wanted == name);
+    Ok(SECTIONS.into_iter().filter(|(name, _)| wanted(name)).collect())
+}

@@ -1,0 +1,183 @@
+//! What a section found: tables for people, JSON for programs, plots for the README.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::machine::{self, Machine};
+use crate::plot::Plot;
+use crate::stats::Spread;
+
+/// A table with a line or two on what it shows.
+#[derive(Clone, Debug)]
+pub struct Table {
+    title: String,
+    note: String,
+    columns: Vec<String>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// An empty table.
+    pub fn new(title: impl Into<String>, note: impl Into<String>, columns: &[&str]) -> Self {
+        let columns = columns.iter().map(|&column| column.to_owned()).collect();
+        Self { title: title.into(), note: note.into(), columns, rows: Vec::new() }
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+
+    /// The table in Markdown, aligned so that it reads well as it is.
+    pub fn markdown(&self) -> String {
+        let widths: Vec<usize> = (0..self.columns.len()).map(|column| self.width(column)).collect();
+        let rule = widths.iter().enumerate().map(|(column, &width)| match column {
+            0 => "-".repeat(width),
+            _ => format!("{}:", "-".repeat(width.saturating_sub(1))),
+        });
+        let mut lines = vec![padded(&self.columns, &widths), padded(&rule.collect::<Vec<_>>(), &widths)];
+        lines.extend(self.rows.iter().map(|row| padded(row, &widths)));
+        let note = if self.note.is_empty() { String::new() } else { format!("{}\n\n", self.note) };
+        format!("### {}\n\n{note}{}\n", self.title, lines.join("\n"))
+    }
+
+    fn width(&self, column: usize) -> usize {
+        let cells = self.rows.iter().filter_map(|row| row.get(column)).chain(self.columns.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    }
+}
+
+fn padded(cells: &[String], widths: &[usize]) -> String {
+    let cells = cells.iter().zip(widths).enumerate().map(|(column, (cell, &width))| match column {
+        0 => format!("{cell:<width$}"),
+        _ => format!("{cell:>width$}"),
+    });
+    format!("| {} |", cells.collect::<Vec<_>>().join(" | "))
+}
+
+/// Where a figure has to end.
+#[derive(Clone, Debug, Serialize)]
+pub struct Goal {
+    /// Which figure.
+    pub what: String,
+    /// At most this.
+    pub limit: f64,
+    /// What was measured.
+    pub measured: Spread,
+    /// Whether the median is within the limit.
+    pub met: bool,
+}
+
+impl Goal {
+    /// A figure that must not be above `limit`.
+    pub fn at_most(what: impl Into<String>, limit: f64, measured: Spread) -> Self {
+        Self { what: what.into(), limit, measured, met: measured.median <= limit }
+    }
+
+    fn row(&self) -> Vec<String> {
+        let verdict =
+            if self.met { "met".to_owned() } else { format!("missed by {:.2}", self.measured.median - self.limit) };
+        vec![self.what.clone(), format!("{:.2}", self.limit), ratio(&self.measured), verdict]
+    }
+}
+
+/// What a section found.
+pub struct Findings {
+    /// The section's name.
+    pub section: &'static str,
+    /// For people.
+    pub tables: Vec<Table>,
+    /// What was aimed at.
+    pub goals: Vec<Goal>,
+    /// For programs.
+    pub data: Value,
+    /// For the README.
+    pub plots: Vec<Plot>,
+}
+
+impl Findings {
+    /// Prints the tables, and writes `section.md`, `section.json` and the plots to `out`.
+    pub fn publish(&self, machine: &Machine, judged: bool, out: &Path) -> Result<()> {
+        let text: String = self.tables.iter().map(|table| format!("{}\n", table.markdown())).collect();
+        println!("{text}");
+        fs::create_dir_all(out).with_context(|| format!("making {}", out.display()))?;
+        let load_after = machine::load();
+        let data = json!({
+            "section": self.section, "machine": machine, "load_after": load_after, "judged": judged,
+            "goals": self.goals, "data": self.data,
+        });
+        let head = format!(
+            "Measured {} on {} ({} cores), {}, commit {}; load average {:.1} before, {load_after:.1} after.\n\n",
+            machine.started, machine.processor, machine.cores, machine.kernel, machine.commit, machine.load_before,
+        );
+        write(out, &format!("{}.md", self.section), &(head + &text))?;
+        write(out, &format!("{}.json", self.section), &(serde_json::to_string_pretty(&data)? + "\n"))?;
+        self.plots.iter().try_for_each(|plot| write(out, &format!("{}.svg", plot.file), &plot.svg()))
+    }
+}
+
+fn write(out: &Path, name: &str, text: &str) -> Result<()> {
+    let path = out.join(name);
+    fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
+}
+
+/// All goals in one table.
+pub fn goals(goals: &[Goal]) -> Table {
+    let mut table = Table::new(
+        "Goals",
+        "Ratios: median of the rounds (lowest..highest round).",
+        &["what", "at most", "measured", ""],
+    );
+    goals.iter().for_each(|goal| table.row(goal.row()));
+    table
+}
+
+/// A ratio with its spread.
+pub fn ratio(spread: &Spread) -> String {
+    format!("{:.2} ({:.2}..{:.2})", spread.median, spread.min, spread.max)
+}
+
+/// A time in microseconds with three digits that count.
+pub fn micros(micros: f64) -> String {
+    match micros {
+        m if m >= 10_000.0 => format!("{:.1} ms", m / 1_000.0),
+        m if m >= 1_000.0 => format!("{:.2} ms", m / 1_000.0),
+        m if m >= 100.0 => format!("{m:.0} µs"),
+        m if m >= 10.0 => format!("{m:.1} µs"),
+        m => format!("{m:.2} µs"),
+    }
+}
+
+/// A whole number with its thousands set apart.
+pub fn whole(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let mut text = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) && !text.ends_with('-') {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_aligned_markdown() {
+        let mut table = Table::new("T", "", &["who", "µs"]);
+        table.row(vec!["a".into(), "1.5".into()]);
+        assert_eq!(table.markdown(), "### T\n\n| who |  µs |\n| --- | --: |\n| a   | 1.5 |\n");
+    }
+
+    #[test]
+    fn thousands_are_set_apart() {
+        assert_eq!((whole(1_234_567.0).as_str(), whole(999.0).as_str()), ("1,234,567", "999"));
+    }
+}

@@ -1,0 +1,108 @@
+//! Servers to measure: started on loopback without persistence, on a core of their own.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::client::Client;
+use crate::contenders::{Contender, Holdfast, Native, Redisson, SetNx};
+use crate::machine;
+
+/// A server program to measure on.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Name and version, as the server tells them.
+    pub label: String,
+    /// The program.
+    pub path: PathBuf,
+}
+
+impl Program {
+    /// Starts the program once to ask for its name.
+    pub fn ask(path: &Path) -> Result<Self> {
+        let server = support::Server::builder().program(path).without_module().try_start();
+        let server = server.map_err(anyhow::Error::msg).with_context(|| format!("starting {}", path.display()))?;
+        let label = server.version().to_string();
+        Ok(Self { label, path: path.to_owned() })
+    }
+}
+
+/// What a server is started with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum With {
+    /// The module, no persistence.
+    Module,
+    /// The module, and the AOF, synced every second.
+    ModuleAndAof,
+    /// Neither.
+    Nothing,
+}
+
+/// A running server and a connection to look at it.
+pub struct Running {
+    /// The server.
+    pub server: support::Server,
+    /// For setting up and for looking; not measured.
+    pub control: Client,
+    has_module: bool,
+}
+
+impl Running {
+    /// Starts a server.
+    pub fn start(program: &Program, with: With) -> Result<Self> {
+        // Measured is the daily work, not a rewrite of the AOF or a save that happens to begin.
+        let mut builder = support::Server::builder()
+            .program(&program.path)
+            .arg("maxclients", "10000")
+            .arg("auto-aof-rewrite-percentage", "0")
+            .arg("save", "");
+        if with == With::ModuleAndAof {
+            builder = builder.arg("appendonly", "yes").arg("appendfsync", "everysec");
+        }
+        if with == With::Nothing {
+            builder = builder.without_module();
+        }
+        let server = builder.try_start().map_err(anyhow::Error::msg)?;
+        machine::pin_server(server.pid());
+        let control = Client::connect(server.port())?;
+        Ok(Self { server, control, has_module: with != With::Nothing })
+    }
+
+    /// Starts a second server as this one's replica, on the clients' core, and waits until it is in step.
+    pub fn start_replica(&self, program: &Program) -> Result<support::Server> {
+        let builder = support::Server::builder().program(&program.path).arg("save", "");
+        let replica = builder.try_start().map_err(anyhow::Error::msg)?;
+        replica.replica_of(&self.server);
+        self.server.wait_replica_online();
+        Ok(replica)
+    }
+
+    /// Where clients connect.
+    pub fn port(&self) -> u16 {
+        self.server.port()
+    }
+
+    /// Everybody who locks on this server, the module first where it is loaded.
+    pub fn lockers(&mut self) -> Result<Vec<Box<dyn Contender>>> {
+        let mut lockers: Vec<Box<dyn Contender>> = Vec::new();
+        if self.has_module {
+            lockers.push(Box::new(Holdfast::PLAIN));
+        }
+        lockers.push(Box::new(Redisson::load(&mut self.control)?));
+        lockers.push(Box::new(SetNx::load(&mut self.control)?));
+        if let Some(native) = Native::of(&mut self.control)? {
+            lockers.push(Box::new(native));
+        }
+        Ok(lockers)
+    }
+
+    /// Empties the server and waits until only the control connection is left.
+    pub fn clear(&mut self) -> Result<()> {
+        self.control.call(&["FLUSHALL"])?;
+        support::until(Duration::from_secs(30), "the clients of the round before are gone", || {
+            self.control.info("clients", "connected_clients").is_ok_and(|count| count == "1")
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,163 @@
+//! How much is measured: all of it, or just enough to see that everything runs.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+/// What `bench` takes on its command line.
+pub const USAGE: &str = "\
+usage: bench [--quick] [--out DIR] [--server PROGRAM]... [--redis-py PYTHON] [--who NAME] [SECTION]...
+  --quick            a minute of everything, judging no times; fails if something does not run
+  --out DIR          where results go (default: bench/results, with --quick: target/bench-quick)
+  --server PROGRAM   a server to measure on (default: redis-server)
+  --redis-py PYTHON  a Python that has redis-py, to measure its Lock too
+  --who NAME         only this one, in the sections pair and handoff: for a profile
+  SECTION            pair, handoff, crash, memory, neighbours, replicas (default: all)";
+
+/// What one run measures.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Amounts.
+    pub scale: Scale,
+    /// Where results go.
+    pub out: PathBuf,
+    /// Programs of the servers.
+    pub servers: Vec<PathBuf>,
+    /// A Python with redis-py.
+    pub python: Option<PathBuf>,
+    /// The only one to measure.
+    pub who: Option<String>,
+    /// Names of sections; empty: all.
+    pub sections: Vec<String>,
+}
+
+impl Settings {
+    /// Reads the command line, without the program's name.
+    pub fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self> {
+        let mut quick = false;
+        let mut out = None;
+        let mut servers = Vec::new();
+        let mut python = None;
+        let mut who = None;
+        let mut sections = Vec::new();
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().map(PathBuf::from).with_context(|| format!("{argument} needs a value"));
+            match argument.as_str() {
+                "--quick" => quick = true,
+                "--out" => out = Some(value()?),
+                "--server" => servers.push(value()?),
+                "--redis-py" => python = Some(value()?),
+                "--who" => who = Some(arguments.next().context("--who needs a name")?),
+                option if option.starts_with('-') => bail!("unknown option {option}\n{USAGE}"),
+                _ => sections.push(argument),
+            }
+        }
+        if servers.is_empty() {
+            servers.push("redis-server".into());
+        }
+        let usual = if quick { "target/bench-quick" } else { "bench/results" };
+        Ok(Self {
+            scale: if quick { Scale::quick() } else { Scale::full() },
+            out: out.unwrap_or_else(|| support::workspace().join(usual)),
+            servers,
+            python,
+            who,
+            sections,
+        })
+    }
+
+    /// Whether to measure the one of this name.
+    pub fn measures(&self, name: &str) -> bool {
+        self.who.as_ref().is_none_or(|who| who == name)
+    }
+}
+
+/// Amounts.
+#[derive(Clone, Debug)]
+pub struct Scale {
+    /// Whether times mean anything.
+    pub judged: bool,
+    /// Rounds, and pairs a round, of the uncontended pair.
+    pub pair_rounds: usize,
+    /// Pairs that one contender makes in one round, pipelined.
+    pub pairs: usize,
+    /// Pairs that one contender makes in one round, one request at a time.
+    pub pairs_for_latency: usize,
+    /// Rounds of the hand-off.
+    pub handoff_rounds: usize,
+    /// Each contender hands off at least so long in a round.
+    pub handoff_least: Duration,
+    /// And at most so long, to reach three turns a client.
+    pub handoff_most: Duration,
+    /// Deaths of a holder.
+    pub crashes: usize,
+    /// The lease of the holder that dies.
+    pub crash_lease: Duration,
+    /// Locks held for the memory of one.
+    pub locks_held: usize,
+    /// Clients waiting for the memory of one.
+    pub waiters: usize,
+    /// How long between two looks at the memory until it has settled.
+    pub settling_step: Duration,
+    /// Rounds of the neighbours.
+    pub neighbour_rounds: usize,
+    /// How long the neighbours are measured in each round.
+    pub neighbour_window: Duration,
+    /// Locks that the server, or Redisson's watchdog, renews beside the neighbours.
+    pub watched: usize,
+    /// Their lease: a third of it is the time between two renewals.
+    pub watched_lease: Duration,
+    /// Rounds of the grants that replicas confirm.
+    pub replica_rounds: usize,
+    /// Grants in each of them.
+    pub replica_grants: usize,
+}
+
+impl Scale {
+    fn full() -> Self {
+        Self {
+            judged: true,
+            pair_rounds: 15,
+            pairs: 40_000,
+            pairs_for_latency: 1_500,
+            handoff_rounds: 7,
+            handoff_least: Duration::from_millis(600),
+            handoff_most: Duration::from_millis(1_500),
+            crashes: 20,
+            crash_lease: Duration::from_millis(500),
+            locks_held: 100_000,
+            waiters: 5_000,
+            settling_step: Duration::from_millis(500),
+            neighbour_rounds: 5,
+            neighbour_window: Duration::from_secs(2),
+            watched: 100_000,
+            watched_lease: Duration::from_secs(30),
+            replica_rounds: 10,
+            replica_grants: 1_000,
+        }
+    }
+
+    fn quick() -> Self {
+        Self {
+            judged: false,
+            pair_rounds: 2,
+            pairs: 2_000,
+            pairs_for_latency: 200,
+            handoff_rounds: 1,
+            handoff_least: Duration::from_millis(100),
+            handoff_most: Duration::from_millis(200),
+            crashes: 2,
+            crash_lease: Duration::from_millis(300),
+            locks_held: 10_000,
+            waiters: 500,
+            settling_step: Duration::from_millis(30),
+            neighbour_rounds: 1,
+            neighbour_window: Duration::from_millis(500),
+            watched: 10_000,
+            watched_lease: Duration::from_millis(1_500),
+            replica_rounds: 2,
+            replica_grants: 100,
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! What a client asks for: which lock, of which kind, for how long.
+
+use redis::Cmd;
+
+use super::{Client, Pace, keyed};
+use crate::history::Limit;
+
+/// What a client wants next.
+pub(super) struct Wish {
+    pub(super) keys: Vec<String>,
+    pub(super) owner: String,
+    pub(super) limit: Limit,
+    pub(super) lease: u64,
+    pub(super) wait: Option<u64>,
+    pub(super) watchdog: bool,
+}
+
+impl Client {
+    /// Makes up a request, for a new owner.
+    pub(super) fn wish(&mut self) -> Wish {
+        self.asked += 1;
+        let (keys, limit) = self.wanted_locks();
+        let short = self.character.pace == Pace::Short;
+        Wish {
+            keys,
+            owner: format!("{}-{}", self.character.name, self.asked),
+            limit,
+            lease: if short { self.rng.u64(400..1_500) } else { self.rng.u64(2_500..5_000) },
+            wait: (self.rng.u8(..10) < 8).then(|| self.rng.u64(20..1_500)),
+            watchdog: self.rng.u8(..20) < if short { 1 } else { 4 },
+        }
+    }
+
+    fn wanted_locks(&mut self) -> (Vec<String>, Limit) {
+        let prefix = &self.character.prefix;
+        if self.character.pace == Pace::Long {
+            let key = format!("{prefix}long:{{{}}}", self.rng.u8(..6));
+            return (vec![key], Limit::Of(1));
+        }
+        match self.rng.u8(..10) {
+            0 => {
+                let key = format!("{prefix}sem:{{{}}}", self.rng.u8(..2));
+                (vec![key], Limit::Of(3))
+            }
+            1..=2 => {
+                let key = format!("{prefix}rw:{{{}}}", self.rng.u8(..2));
+                let writes = self.rng.u8(..3) == 0;
+                (vec![key], if writes { Limit::Of(1) } else { Limit::Shared })
+            }
+            3 => (self.two_of_three(), Limit::Of(1)),
+            _ => {
+                let key = format!("{prefix}m:{{{}}}", self.rng.u8(..4));
+                (vec![key], Limit::Of(1))
+            }
+        }
+    }
+
+    /// Two locks in either order: what deadlocks clients that take one after the other.
+    fn two_of_three(&mut self) -> Vec<String> {
+        let mut names = ["a", "b", "c"];
+        self.rng.shuffle(&mut names);
+        names[..2].iter().map(|name| format!("{}both:{{1}}:{name}", self.character.prefix)).collect()
+    }
+
+    /// The request.
+    pub(super) fn acquire_command(&self, wish: &Wish) -> Cmd {
+        let mut command = keyed("LOCK.ACQUIRE", "LOCK.MACQUIRE", &wish.keys);
+        command.arg(&wish.owner).arg("LEASE").arg(wish.lease);
+        if let Some(wait) = wish.wait {
+            command.arg("WAIT").arg(wait);
+        }
+        match wish.limit {
+            Limit::Shared => command.arg("SHARED"),
+            Limit::Of(1) => &mut command,
+            Limit::Of(n) => command.arg("LIMIT").arg(n),
+        };
+        // A request that is sent again because its reply was lost must not count twice.
+        command.arg("HOLDS").arg(1);
+        if wish.watchdog {
+            command.arg("WATCHDOG");
+        }
+        self.ask_replicas(&mut command);
+        command
+    }
+}

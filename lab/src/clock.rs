@@ -1,0 +1,54 @@
+//! One clock for all: microseconds of the machine's monotonic clock, and what a fencing token says on it.
+
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::history::Micros;
+
+/// Now, in microseconds of the monotonic clock.
+pub fn now() -> Micros {
+    let time = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
+    seconds * 1_000_000 + nanos / 1_000
+}
+
+/// A duration in microseconds.
+pub fn micros(duration: Duration) -> Micros {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// How far the wall clock, from which servers make tokens, is ahead of the monotonic clock.
+#[derive(Clone, Copy, Debug)]
+pub struct WallClock {
+    ahead: u64,
+}
+
+impl WallClock {
+    /// Reads both clocks. Servers and clients of the lab share one machine, so one reading serves all.
+    pub fn read() -> WallClock {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        WallClock { ahead: micros(wall).saturating_sub(now()) }
+    }
+
+    /// When a token was given. (A token may run ahead of the clock by a few microseconds, never behind.)
+    pub fn time_of(self, token: u64) -> Micros {
+        token.saturating_sub(self.ahead)
+    }
+}
+
+/// Polls until `done` says so or the time is over; true if it did.
+pub fn until(limit: Duration, mut done: impl FnMut() -> bool) -> bool {
+    let end = now() + micros(limit);
+    loop {
+        if done() {
+            return true;
+        }
+        if now() >= end {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,144 @@
+//! Failover by Sentinel under load: without and with `REPLICAS`.
+
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use redis::{Connection, Value, cmd};
+
+use crate::blow::BLOWS;
+use crate::checker::{PATIENCE, check};
+use crate::client::Asks;
+use crate::clock::now;
+use crate::engine::{Result, Trouble};
+use crate::history::{Micros, Probe};
+use crate::load::{Crew, Load, keys_of};
+use crate::options::Options;
+use crate::report::Row;
+use crate::tally::Tally;
+use crate::trace::trace;
+use crate::trio::{Return, Trio};
+
+/// The replicas that a failover's promise rests on: all of them.
+const ALL_REPLICAS: usize = 2;
+/// Failovers under one load, after which the clients stop and their records are checked.
+const BATCH: usize = 10;
+/// The lease of a lock whose holder vanishes just before the blow.
+pub const ORPHAN_LEASE: u64 = 2_000;
+/// The longest lease that any client of the load asks for.
+pub const LONGEST_LEASE: Micros = 5_000_000;
+
+/// Failovers under a load that asks nothing of replicas, or `WAIT 1` after each grant.
+pub fn run(options: &Options) -> Vec<Row> {
+    let crew = |prefix: &str, asks| Crew { prefix: prefix.to_owned(), asks, short: 5, long: 4, python: 2 };
+    let crews = [crew("plain:", Asks::Nothing), crew("wait:", Asks::Wait)];
+    rows("failover", "Sentinel failover", &crews, options)
+}
+
+/// The same load and the same blows, with `REPLICAS` on every acquire and renew.
+pub fn run_replicas(options: &Options) -> Vec<Row> {
+    let crew = Crew { prefix: "safe:".to_owned(), asks: Asks::Replicas(ALL_REPLICAS), short: 14, long: 8, python: 4 };
+    rows("replicas", "Sentinel failover, REPLICAS 2", &[crew], options)
+}
+
+fn rows(name: &str, title: &str, crews: &[Crew], options: &Options) -> Vec<Row> {
+    match fail_over_and_over(name, crews, options) {
+        Ok(tally) => vec![tally.row(title)],
+        Err(why) => vec![Row::not_run(title, why)],
+    }
+}
+
+fn fail_over_and_over(name: &str, crews: &[Crew], options: &Options) -> Result<Tally> {
+    let begun = Instant::now();
+    let mut trio = Trio::start(options)?;
+    let mut tally = Tally::default();
+    let mut rng = Rng::with_seed(options.seed);
+    let mut slowest = Duration::ZERO;
+    loop {
+        let batch_begun = Instant::now();
+        let batch = Batch { number: tally.runs, crews, until: begun + options.budget };
+        if let Err(why) = batch.run(&mut trio, &mut rng, &mut tally, options) {
+            tally.broke_off(&why, trio.crashes());
+            return Ok(tally);
+        }
+        eprintln!("{name}: {} failovers, {}", tally.faults, tally.summary());
+        slowest = slowest.max(batch_begun.elapsed());
+        if begun.elapsed() + slowest / 2 > options.budget {
+            return Ok(tally);
+        }
+    }
+}
+
+struct Batch<'a> {
+    number: u64,
+    crews: &'a [Crew],
+    until: Instant,
+}
+
+impl Batch<'_> {
+    fn run(&self, trio: &mut Trio, rng: &mut Rng, tally: &mut Tally, options: &Options) -> Result<()> {
+        let seed = options.seed.wrapping_add(self.number);
+        let load = Load::start(self.crews, &trio.way(), seed, options)?;
+        let mut faults = Vec::new();
+        let mut probes = Vec::new();
+        for round in 0..BATCH {
+            std::thread::sleep(Duration::from_millis(rng.u64(500..2_000)));
+            let orphan = format!("orphan:{}:{round}", self.number);
+            abandon(&mut trio.master()?, &orphan)?;
+            let blow = BLOWS[round % BLOWS.len()];
+            let failover =
+                trio.fail_over(blow, Duration::from_millis(rng.u64(200..1_800)), how_to_return(round, rng))?;
+            probes.push(have_again(&mut trio.master()?, orphan, ORPHAN_LEASE * 1_000)?);
+            let whole = (failover.fault.until - failover.fault.from) / 1_000;
+            trace(|| format!("{blow:?}: {} ms to another master, {whole} ms to order", failover.took / 1_000));
+            tally.failover(failover.took);
+            faults.push(failover.fault);
+            if Instant::now() > self.until {
+                break;
+            }
+        }
+        let mut history = load.finish()?;
+        for key in keys_of(&history) {
+            probes.push(have_again(&mut trio.master()?, key, LONGEST_LEASE)?);
+        }
+        history.faults = faults;
+        history.probes = probes;
+        tally.add(&history, check(&history));
+        tally.crashes(trio.crashes());
+        tally.left_waiting(&trio.infos()?);
+        Ok(())
+    }
+}
+
+/// One in five is left to the Sentinels alone.
+fn how_to_return(round: usize, rng: &mut Rng) -> Return {
+    if round % 5 == 2 { Return::BySentinels } else { Return::ByHand(rng.u64(0..600)) }
+}
+
+/// Takes a lock, to be never given back.
+pub fn abandon(connection: &mut Connection, key: &str) -> Result<()> {
+    let granted: Value =
+        cmd("LOCK.ACQUIRE").arg(key).arg("orphan's owner").arg("LEASE").arg(ORPHAN_LEASE).query(connection)?;
+    match granted {
+        Value::Int(_) => Ok(()),
+        other => Err(Trouble(format!("{key} was free, yet: {other:?}"))),
+    }
+}
+
+/// Takes a lock whose holder may have vanished, within what is left of its lease.
+pub fn have_again(connection: &mut Connection, key: String, lease: Micros) -> Result<Probe> {
+    let due = now() + lease + PATIENCE;
+    connection.set_read_timeout(Some(Duration::from_micros(lease + 2 * PATIENCE)))?;
+    let reply: redis::RedisResult<Value> = cmd("LOCK.ACQUIRE")
+        .arg(&key)
+        .arg("prober")
+        .arg("LEASE")
+        .arg(1)
+        .arg("WAIT")
+        .arg(lease / 1_000 + 1_000)
+        .query(connection);
+    let had = matches!(reply, Ok(Value::Int(_))).then(now);
+    if had.is_none() {
+        eprintln!("{key} could not be had again: {reply:?}");
+    }
+    Ok(Probe { key, due, had })
+}

@@ -1,0 +1,313 @@
+//! A cluster of three masters with a replica each: six containers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::thread::sleep;
+use std::time::Duration;
+
+use redis::{Connection, cmd};
+
+use crate::blow::Blow;
+use crate::clock::{now, until};
+use crate::engine::{MODULE, Node, Result, Site, Trouble};
+use crate::history::{Fault, LocalFault, Micros};
+use crate::options::Options;
+use crate::session::{Way, field};
+use crate::trace::trace;
+
+const SERVER: &str = "server";
+const PORT: u16 = 6379;
+const MASTERS: usize = 3;
+const NODES: usize = 2 * MASTERS;
+const NODE_TIMEOUT_MS: u32 = 1_500;
+
+/// The hash tags that the clients' keys have: see [`crate::client`].
+const TAGS: [&str; 6] = ["0", "1", "2", "3", "4", "5"];
+
+/// Six nodes at work.
+pub struct Shards {
+    site: Site,
+    ids: Vec<String>,
+    slots: BTreeMap<&'static str, u16>,
+}
+
+/// One view of the cluster: who leads whom, and which slots it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct View {
+    /// Of each node its master, itself if it is one.
+    leaders: BTreeMap<String, String>,
+    /// Of each slot that the lab uses its owner.
+    owners: BTreeMap<u16, String>,
+    healthy: bool,
+}
+
+impl Shards {
+    /// Starts six servers, joins them, and waits until all agree.
+    pub fn start(options: &Options) -> Result<Shards> {
+        let site = Site::new("shards", NODES, options)?;
+        let mut shards = Shards { site, ids: Vec::new(), slots: BTreeMap::new() };
+        for node in 0..NODES {
+            shards.start_server(node)?;
+        }
+        shards.create()?;
+        for tag in TAGS {
+            let slot = cmd("CLUSTER").arg("KEYSLOT").arg(tag).query(&mut shards.connect(0)?)?;
+            shards.slots.insert(tag, slot);
+        }
+        shards.settle()?;
+        Ok(shards)
+    }
+
+    fn start_server(&self, node: usize) -> Result<()> {
+        let ip = &self.node(node).ip;
+        let configuration = format!(
+            "port {PORT}\nsave \"\"\nappendonly no\nloadmodule {MODULE}\n\
+             repl-diskless-sync yes\nrepl-diskless-sync-delay 0\nrepl-ping-replica-period 1\n\
+             cluster-enabled yes\ncluster-config-file nodes.conf\ncluster-announce-ip {ip}\n\
+             cluster-node-timeout {NODE_TIMEOUT_MS}\ncluster-require-full-coverage no\n\
+             cluster-allow-replica-migration no\n"
+        );
+        self.node(node).start(SERVER, &configuration, &[])
+    }
+
+    fn create(&mut self) -> Result<()> {
+        for node in 0..NODES {
+            let mut connection = self.connect(node)?;
+            self.ids.push(cmd("CLUSTER").arg("MYID").query(&mut connection)?);
+            cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(node + 1).exec(&mut connection)?;
+            if node < MASTERS {
+                let first = 16_384 * node / MASTERS;
+                let last = 16_384 * (node + 1) / MASTERS - 1;
+                cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(&[first, last]).exec(&mut connection)?;
+            }
+        }
+        let mut first = self.connect(0)?;
+        for node in 1..NODES {
+            cmd("CLUSTER").arg("MEET").arg(&self.node(node).ip).arg(PORT).exec(&mut first)?;
+        }
+        self.wait_for("all nodes to know each other", || (0..NODES).all(|node| self.known_to(node) == NODES))?;
+        for node in MASTERS..NODES {
+            let mut connection = self.connect(node)?;
+            cmd("CLUSTER").arg("REPLICATE").arg(&self.ids[node - MASTERS]).exec(&mut connection)?;
+        }
+        Ok(())
+    }
+
+    fn node(&self, index: usize) -> &Node {
+        &self.site.nodes[index]
+    }
+
+    fn connect(&self, node: usize) -> Result<Connection> {
+        self.node(node).connect(PORT)
+    }
+
+    fn connect_to(&self, id: &str) -> Result<Connection> {
+        self.connect(self.index_of(id)?)
+    }
+
+    fn index_of(&self, id: &str) -> Result<usize> {
+        self.ids.iter().position(|known| known == id).ok_or_else(|| Trouble(format!("no node {id}")))
+    }
+
+    fn known_to(&self, node: usize) -> usize {
+        self.nodes_as_seen_by(node).map_or(0, |text| text.lines().filter(|line| !line.contains("handshake")).count())
+    }
+
+    fn nodes_as_seen_by(&self, node: usize) -> Result<String> {
+        let mut connection = self.connect(node)?;
+        Ok(cmd("CLUSTER").arg("NODES").query(&mut connection)?)
+    }
+
+    fn view(&self, node: usize) -> Option<View> {
+        let text = self.nodes_as_seen_by(node).ok()?;
+        View::read(&text, self.slots.values())
+    }
+
+    /// How clients find the cluster.
+    pub fn way(&self) -> Way {
+        let at = |node: &Node| format!("{}:{PORT}", node.ip);
+        Way::Cluster(self.site.nodes.iter().map(at).collect())
+    }
+
+    /// A connection to the present owner of a key's slot.
+    pub fn owner_of(&self, key: &str) -> Result<Connection> {
+        let mut any = self.connect(0)?;
+        let slot: u16 = cmd("CLUSTER").arg("KEYSLOT").arg(key).query(&mut any)?;
+        let text = self.nodes_as_seen_by(0)?;
+        let owner = View::read(&text, [&slot])
+            .and_then(|view| view.owners.get(&slot).cloned())
+            .ok_or_else(|| Trouble(format!("nobody has slot {slot}")))?;
+        self.connect_to(&owner)
+    }
+
+    /// The section `holdfast` of `INFO`, from every server.
+    pub fn infos(&self) -> Result<Vec<String>> {
+        (0..NODES).map(|node| self.info(node, "holdfast")).collect()
+    }
+
+    fn info(&self, node: usize, section: &str) -> Result<String> {
+        let mut connection = self.connect(node)?;
+        Ok(cmd("INFO").arg(section).query(&mut connection)?)
+    }
+
+    /// Lines in the servers' logs that tell of a crash or a failed assertion.
+    pub fn crashes(&self) -> Vec<String> {
+        self.site.nodes.iter().flat_map(|node| node.crashes(SERVER)).collect()
+    }
+
+    /// Deals the master of a tag's slot a blow, waits for its replica to take over, and brings it back.
+    pub fn fail_over(&self, tag: &str, blow: Blow, split: Duration) -> Result<(LocalFault, Micros)> {
+        let view = self.settle()?;
+        let slot = self.slot(tag)?;
+        let old = self.index_of(view.owners.get(&slot).map_or("", String::as_str))?;
+        let tags = self.tags_of(&view, &self.ids[old]);
+        let from = now();
+        blow.strike(&self.site, old, SERVER)?;
+        self.await_successor(old, slot)?;
+        let took = now() - from;
+        sleep(split);
+        blow.heal(&self.site, old, SERVER, || self.start_server(old))?;
+        self.settle()?;
+        let fault = Fault { from, until: now() };
+        Ok((LocalFault { fault, tags }, took))
+    }
+
+    fn slot(&self, tag: &str) -> Result<u16> {
+        self.slots.get(tag).copied().ok_or_else(|| Trouble(format!("no tag {tag}")))
+    }
+
+    fn tags_of(&self, view: &View, owner: &str) -> BTreeSet<String> {
+        self.slots
+            .iter()
+            .filter(|(_, slot)| view.owners.get(slot).is_some_and(|id| id == owner))
+            .map(|(tag, _)| (*tag).to_owned())
+            .collect()
+    }
+
+    fn await_successor(&self, old: usize, slot: u16) -> Result<()> {
+        self.wait_for("another master to take over", || {
+            (0..NODES).filter(|&node| node != old).all(|node| {
+                self.view(node).is_some_and(|view| view.owners.get(&slot).is_some_and(|owner| *owner != self.ids[old]))
+            })
+        })
+    }
+
+    /// Moves a tag's slot to another master while clients use it: `pause` is how long it stays between the two.
+    pub fn move_slot(&self, tag: &str, choice: usize, pause: Duration) -> Result<()> {
+        let slot = self.slot(tag)?;
+        let view = self.settle()?;
+        let from = view.owners.get(&slot).cloned().unwrap_or_default();
+        let masters: BTreeSet<&String> = view.leaders.values().collect();
+        let others: Vec<&String> = masters.into_iter().filter(|id| **id != from).collect();
+        let Some(to) = others.get(choice % others.len().max(1)) else {
+            return Err(Trouble("there is no other master".into()));
+        };
+        let mut source = self.connect_to(&from)?;
+        let mut target = self.connect_to(to)?;
+        trace(|| format!("slot of {tag}: {from} to {to} begins"));
+        set_slot(&mut target, slot, "IMPORTING", &from)?;
+        set_slot(&mut source, slot, "MIGRATING", to)?;
+        sleep(pause / 2);
+        let ip = &self.node(self.index_of(to)?).ip;
+        move_keys(&mut source, slot, ip)?;
+        sleep(pause / 2);
+        // Once more: a lock that was held all the while was never missing here, and may have been taken again.
+        move_keys(&mut source, slot, ip)?;
+        set_slot(&mut target, slot, "NODE", to)?;
+        set_slot(&mut source, slot, "NODE", to)?;
+        trace(|| format!("slot of {tag}: moved"));
+        self.settle().map(drop)
+    }
+
+    /// Waits until all nodes see the same and all is well, and hands back what they see.
+    fn settle(&self) -> Result<View> {
+        let mut seen = None;
+        self.wait_for("all nodes to agree", || {
+            let views: Option<Vec<View>> = (0..NODES).map(|node| self.view(node)).collect();
+            seen = views.and_then(agreed);
+            seen.as_ref().is_some_and(|view| self.replicas_in_step(view))
+        })?;
+        seen.ok_or_else(|| Trouble("no view".into()))
+    }
+
+    fn replicas_in_step(&self, view: &View) -> bool {
+        (0..NODES).filter(|&node| view.leaders.get(&self.ids[node]) != Some(&self.ids[node])).all(|node| {
+            self.info(node, "replication").is_ok_and(|info| field(&info, "master_link_status") == Some("up"))
+        })
+    }
+
+    fn wait_for(&self, what: &str, done: impl FnMut() -> bool) -> Result<()> {
+        if until(Duration::from_secs(45), done) {
+            return Ok(());
+        }
+        let mut text = format!("waited 45 s for {what}");
+        for (index, node) in self.site.nodes.iter().enumerate() {
+            text += &node.last_words(SERVER);
+            text += "
+";
+            text += &self.nodes_as_seen_by(index).unwrap_or_default();
+        }
+        Err(Trouble(text))
+    }
+}
+
+fn set_slot(connection: &mut Connection, slot: u16, state: &str, node: &str) -> Result<()> {
+    Ok(cmd("CLUSTER").arg("SETSLOT").arg(slot).arg(state).arg(node).exec(connection)?)
+}
+
+fn move_keys(source: &mut Connection, slot: u16, to: &str) -> Result<()> {
+    loop {
+        let keys: Vec<String> = cmd("CLUSTER").arg("GETKEYSINSLOT").arg(slot).arg(100).query(source)?;
+        if keys.is_empty() {
+            return Ok(());
+        }
+        // A key that ran out meanwhile is answered with NOKEY, which is as good.
+        cmd("MIGRATE").arg(to).arg(PORT).arg("").arg(0).arg(1_000).arg("KEYS").arg(keys).exec(source)?;
+    }
+}
+
+fn agreed(views: Vec<View>) -> Option<View> {
+    let mut views = views.into_iter();
+    let first = views.next()?;
+    let sound = first.healthy && first.masters_with_replica() == MASTERS;
+    (sound && views.all(|view| view == first)).then_some(first)
+}
+
+impl View {
+    /// Reads `CLUSTER NODES`.
+    fn read<'a>(text: &str, slots: impl IntoIterator<Item = &'a u16>) -> Option<View> {
+        let mut view = View { leaders: BTreeMap::new(), owners: BTreeMap::new(), healthy: true };
+        let slots: Vec<u16> = slots.into_iter().copied().collect();
+        for line in text.lines() {
+            let fields: Vec<&str> = line.split(' ').collect();
+            let [id, _, flags, master, _, _, _, link, ranges @ ..] = fields.as_slice() else {
+                return None;
+            };
+            let leader = if flags.contains("master") { id } else { master };
+            view.leaders.insert((*id).to_owned(), (*leader).to_owned());
+            view.healthy &= !flags.contains("fail") && !flags.contains("noaddr");
+            view.healthy &= *link == "connected";
+            for slot in slots.iter().filter(|slot| covered(ranges, **slot)) {
+                view.owners.insert(*slot, (*id).to_owned());
+            }
+        }
+        view.healthy &= view.owners.len() == slots.len();
+        Some(view)
+    }
+
+    fn masters_with_replica(&self) -> usize {
+        let led: BTreeSet<&String> =
+            self.leaders.iter().filter(|(id, leader)| id != leader).map(|(_, leader)| leader).collect();
+        led.len()
+    }
+}
+
+/// Whether one of the ranges (`7`, `7-9`; `[7->-…]` is a slot on its way) has the slot.
+fn covered(ranges: &[&str], slot: u16) -> bool {
+    ranges.iter().any(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        match (first.parse::<u16>(), last.parse::<u16>()) {
+            (Ok(first), Ok(last)) => (first..=last).contains(&slot),
+            _ => false,
+        }
+    })
+}

@@ -1,0 +1,390 @@
+//! The server's wall clock steps by a minute or a day, forth and back: what leases, waits and tokens do then.
+//!
+//! libfaketime gives the server its clock. It does not go together with Debian's redis-server, whose jemalloc asks for the
+//! time before libfaketime is ready; the Valkey of `scripts/servers` uses libc's malloc. That one loads modules with
+//! `RTLD_DEEPBIND`, past libfaketime to libc, so a few lines of C take that flag away: one clock for server and module.
+
+use std::fmt::Debug;
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use redis::{Connection, RedisResult, Value};
+use support::{Raw, Server, eventually};
+
+use crate::options::workspace;
+use crate::report::Row;
+
+const SERVER: &str = ".servers/valkey-9.1/valkey-server";
+/// Loaded before everything else.
+const SHALLOW_BINDING: &str = "\
+#define _GNU_SOURCE
+#include <dlfcn.h>
+void *dlopen(const char *file, int mode) {
+    void *(*next)(const char *, int) = (void *(*)(const char *, int))dlsym(RTLD_NEXT, \"dlopen\");
+    return next(file, mode & ~RTLD_DEEPBIND);
+}
+";
+const MINUTE: i64 = 60;
+const DAY: i64 = 24 * 3600;
+/// Longer than any step, in milliseconds.
+const TEN_DAYS: i64 = 10 * DAY * 1000;
+/// Shorter than any step, in milliseconds.
+const TEN_SECONDS: i64 = 10_000;
+/// What is due at once comes within this on a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(2);
+
+/// Runs the scenario: a row for each step.
+pub fn run() -> Vec<Row> {
+    let steps =
+        [("clock +1 minute", MINUTE), ("clock -1 minute", -MINUTE), ("clock +1 day", DAY), ("clock -1 day", -DAY)];
+    steps.into_iter().map(|(name, seconds)| super::guarded(name, || step(name, seconds))).collect()
+}
+
+fn step(name: &str, seconds: i64) -> Row {
+    let (program, library) = (workspace().join(SERVER), libfaketime());
+    let Some(library) = library.filter(|_| program.exists()) else {
+        return Row::not_run(name, "needs Debian's libfaketime and `scripts/servers valkey-9.1`");
+    };
+    let mut bench = match Bench::start(&program, &library) {
+        Ok(bench) => bench,
+        Err(error) => return Row::not_run(name, error),
+    };
+    let outcome = bench.before().and_then(|before| {
+        bench.set_clock(seconds)?;
+        if seconds > 0 { bench.after_forward(before, seconds) } else { bench.after_backward(before, seconds) }
+    });
+    if let Err(error) = outcome {
+        bench.wrong.push(error.to_string());
+    }
+    for wrong in &bench.wrong {
+        eprintln!("{name}: {wrong}");
+    }
+    Row {
+        scenario: name.into(),
+        runs: 1,
+        faults: bench.steps,
+        requests: bench.requests,
+        violations: bench.wrong.len() as u64,
+        note: bench.seen.join("; "),
+    }
+}
+
+/// Where Debian's package has it, whatever the machine.
+fn libfaketime() -> Option<PathBuf> {
+    fs::read_dir("/usr/lib")
+        .ok()?
+        .flatten()
+        .map(|entry| entry.path().join("faketime/libfaketime.so.1"))
+        .find(|path| path.exists())
+}
+
+/// Compiled with the compiler that the build of the module needs, too.
+fn shallow_binding(dir: &Path) -> io::Result<PathBuf> {
+    let (source, library) = (dir.join("binding.c"), dir.join("binding.so"));
+    fs::write(&source, SHALLOW_BINDING)?;
+    let status = Command::new("gcc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status()?;
+    if status.success() { Ok(library) } else { Err(io::Error::other("gcc failed")) }
+}
+
+struct Bench {
+    server: Server,
+    connection: Connection,
+    clock: PathBuf,
+    requests: u64,
+    steps: u64,
+    wrong: Vec<String>,
+    seen: Vec<String>,
+    _dir: TempDir,
+}
+
+/// What was there before the step.
+struct Before {
+    /// The highest token.
+    token: i64,
+    /// Waits for `short` for as long as it takes.
+    waits: Raw,
+    /// Waits for a permit, one of which ends with the step.
+    waits_for_a_permit: Raw,
+    /// Waits for `long`, for a second.
+    waits_a_second: Raw,
+    waits_a_second_id: i64,
+    /// The server's own command with the same wait.
+    pops: Raw,
+    /// Holds `watched`, with a watchdog.
+    watches: Raw,
+    begun: Instant,
+}
+
+impl Bench {
+    fn start(program: &Path, library: &Path) -> io::Result<Bench> {
+        let dir = TempDir::new()?;
+        let (clock, wrapper) = (dir.0.join("clock"), dir.0.join("server"));
+        let script = format!(
+            "#!/bin/sh\nexport LD_PRELOAD='{}:{}' FAKETIME_TIMESTAMP_FILE='{}' FAKETIME_NO_CACHE=1 FAKETIME_DONT_FAKE_MONOTONIC=1\nexec '{}' \"$@\"\n",
+            shallow_binding(&dir.0)?.display(),
+            library.display(),
+            clock.display(),
+            program.display()
+        );
+        fs::write(&clock, "+0\n")?;
+        fs::write(&wrapper, script)?;
+        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755))?;
+        let server = Server::builder().program(wrapper).start();
+        Ok(Bench {
+            connection: server.connect(),
+            server,
+            clock,
+            requests: 0,
+            steps: 0,
+            wrong: Vec::new(),
+            seen: Vec::new(),
+            _dir: dir,
+        })
+    }
+
+    /// Away from the machine's clock by so many seconds, from now on. Comes back when the server has seen it.
+    fn set_clock(&mut self, seconds: i64) -> io::Result<()> {
+        // Written aside and renamed, for the server reads it at any moment.
+        let aside = self.clock.with_extension("new");
+        fs::write(&aside, format!("{seconds:+}\n"))?;
+        fs::rename(&aside, &self.clock)?;
+        self.steps += 1;
+        let seen = eventually(AT_ONCE, || {
+            let time: RedisResult<(i64, i64)> = redis::cmd("TIME").query(&mut self.connection);
+            let ours = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+            time.is_ok_and(|(theirs, _)| (theirs - ours - seconds).abs() <= 1)
+        });
+        if seen { Ok(()) } else { Err(io::Error::other("the server does not see the stepped clock")) }
+    }
+
+    fn before(&mut self) -> RedisResult<Before> {
+        self.ask::<()>(&format!("SET control x PX {TEN_SECONDS}"))?;
+        self.ask::<i64>(&format!("LOCK.ACQUIRE short a LEASE {TEN_SECONDS}"))?;
+        self.ask::<i64>(&format!("LOCK.ACQUIRE long a LEASE {TEN_DAYS}"))?;
+        self.ask::<i64>(&format!("LOCK.ACQUIRE permits a LEASE {TEN_SECONDS} LIMIT 2"))?;
+        self.ask::<i64>(&format!("LOCK.ACQUIRE permits b LEASE {TEN_DAYS} LIMIT 2"))?;
+        self.ask::<i64>("LOCK.ACQUIRE forever a")?;
+        self.ask::<()>("PERSIST forever")?;
+        let mut watches = self.send("LOCK.ACQUIRE watched a LEASE 3000 WATCHDOG")?;
+        let token = match watches.read()? {
+            Value::Int(token) => token,
+            other => {
+                self.wrong.push(format!("watched: {other:?}"));
+                0
+            }
+        };
+        let waits = self.send("LOCK.ACQUIRE short b WAIT 0")?;
+        let waits_for_a_permit = self.send("LOCK.ACQUIRE permits c WAIT 0 LIMIT 2")?;
+        let mut waits_a_second = self.send("PING")?;
+        waits_a_second.read()?;
+        let waits_a_second_id = waits_a_second.client_id();
+        waits_a_second.send(&[b"LOCK.ACQUIRE", b"long", b"b", b"WAIT", b"1000"])?;
+        let pops = self.send("BLPOP nothing 1")?;
+        let begun = Instant::now();
+        support::until(AT_ONCE, "four clients wait", || {
+            self.server.info("clients", "blocked_clients").as_deref() == Some("4")
+        });
+        Ok(Before { token, waits, waits_for_a_permit, waits_a_second, waits_a_second_id, pops, watches, begun })
+    }
+
+    /// The clock went forward: what ends before the new time has ended, everything else stays.
+    fn after_forward(&mut self, mut before: Before, seconds: i64) -> RedisResult<()> {
+        let token = self.granted(&mut before.waits, "the waiter of a lock whose lease the step ended");
+        self.after(token, before.token);
+        self.same("EXISTS control", Value::Int(0))?;
+        self.same("LOCK.ACQUIRE long c", Value::Nil)?;
+        self.same("LOCK.ACQUIRE forever c", Value::Nil)?;
+        let left: i64 = self.ask("PTTL long")?;
+        self.near("the rest of a lease longer than the step", left, TEN_DAYS - seconds * 1000);
+        // Of two permits one has ended, the other has not.
+        let token = self.granted(&mut before.waits_for_a_permit, "the waiter of a permit whose lease the step ended");
+        self.after(token, before.token);
+        self.same("LOCK.ACQUIRE permits d LIMIT 2", Value::Nil)?;
+        self.ask::<i64>(&format!("LOCK.RENEW long a LEASE {TEN_SECONDS}"))?;
+        let left: i64 = self.ask("PTTL long")?;
+        self.near("the rest of a renewed lease", left, TEN_SECONDS);
+        let watched: i64 = self.ask("HEXISTS watched a")?;
+        self.seen.push(format!("a lock with a watchdog was {}", if watched == 1 { "kept" } else { "lost" }));
+        self.ends("a wait begun before", &mut before.waits_a_second, before.begun, "null")?;
+        let _ = before.pops.read_timeout(AT_ONCE)?;
+        self.goes_on()?;
+
+        // The clock is put right again: tokens of the future have been given.
+        let future: i64 = self.ask("LOCK.ACQUIRE future a LEASE 3600000")?;
+        self.set_clock(0)?;
+        let token = self.ask("LOCK.ACQUIRE afterwards a")?;
+        self.after(token, future);
+        let left: i64 = self.ask("PTTL future")?;
+        self.near("the rest of a lease from before the clock was put right", left, 3_600_000 + seconds * 1000);
+        self.restart_with_tokens_ahead("future", future)?;
+        drop(before.watches);
+        Ok(())
+    }
+
+    /// The clock went back: nothing ends early, deadlines are further away by the step.
+    fn after_backward(&mut self, mut before: Before, seconds: i64) -> RedisResult<()> {
+        let control: i64 = self.ask("PTTL control")?;
+        let left: i64 = self.ask("PTTL short")?;
+        self.near("the rest of a key", control, TEN_SECONDS - seconds * 1000);
+        self.near("the rest of a lease", left, TEN_SECONDS - seconds * 1000);
+        self.same("LOCK.ACQUIRE short c", Value::Nil)?;
+        self.same("LOCK.ACQUIRE forever c", Value::Nil)?;
+        self.same("LOCK.ACQUIRE permits d LIMIT 2", Value::Nil)?;
+        if before.waits.pending() && before.waits_for_a_permit.pending() {
+            self.same("LOCK.RELEASE short a", Value::Int(0))?;
+        } else {
+            self.wrong.push("a waiter got a lock that is held".into());
+        }
+        let token = self.granted(&mut before.waits, "the waiter of a released lock");
+        self.after(token, before.token);
+        self.same("LOCK.RELEASE permits b", Value::Int(0))?;
+        let token = self.granted(&mut before.waits_for_a_permit, "the waiter of a released permit");
+        self.after(token, before.token);
+        // A renewal counts from the clock as it is now.
+        self.ask::<i64>(&format!("LOCK.RENEW long a LEASE {TEN_SECONDS}"))?;
+        let left: i64 = self.ask("PTTL long")?;
+        self.near("the rest of a renewed lease", left, TEN_SECONDS);
+        self.same("HEXISTS watched a", Value::Int(1))?;
+        self.waits_from_before(&mut before)?;
+        self.goes_on()?;
+
+        let last: i64 = self.ask("LOCK.ACQUIRE last a LEASE 3600000")?;
+        self.restart_with_tokens_ahead("last", last)?;
+        drop(before.watches);
+        Ok(())
+    }
+
+    /// A wait that began before the clock went back may last longer, as the server's own does; it can be ended.
+    fn waits_from_before(&mut self, before: &mut Before) -> RedisResult<()> {
+        let patience = Duration::from_millis(2500);
+        let ours = before.waits_a_second.read_timeout(patience.saturating_sub(before.begun.elapsed()))?;
+        let theirs = before.pops.read_timeout(Duration::from_millis(100))?;
+        let said = |reply: &Option<Value>| {
+            if reply.is_some() { "ended in time" } else { "lasts longer" }
+        };
+        self.seen.push(format!("a wait begun before {}, BLPOP's {}", said(&ours), said(&theirs)));
+        if ours.is_none() {
+            self.same(&format!("CLIENT UNBLOCK {}", before.waits_a_second_id), Value::Int(1))?;
+            self.ends("after CLIENT UNBLOCK it", &mut before.waits_a_second, Instant::now(), "null")?;
+        }
+        Ok(())
+    }
+
+    /// Waits and leases that begin after the step last as long as they say.
+    fn goes_on(&mut self) -> RedisResult<()> {
+        self.ask::<i64>("LOCK.ACQUIRE new a LEASE 700")?;
+        let begun = Instant::now();
+        let mut refused = self.send("LOCK.ACQUIRE new b WAIT 200")?;
+        self.ends("a wait begun after", &mut refused, begun, "null")?;
+        let mut granted = self.send("LOCK.ACQUIRE new c WAIT 0")?;
+        let token = self.granted(&mut granted, "a lock whose lease was begun after the step");
+        if token.is_some() && begun.elapsed() < Duration::from_millis(690) {
+            self.wrong.push(format!("a lease of 700 ms ended after {:?}", begun.elapsed()));
+        }
+        Ok(())
+    }
+
+    /// Restarted, a server knows the tokens it gave only from the locks that are still held.
+    fn restart_with_tokens_ahead(&mut self, held: &str, ahead: i64) -> RedisResult<()> {
+        let _: RedisResult<()> = self.ask("SHUTDOWN SAVE");
+        self.server.wait_until_ended();
+        self.server.restart();
+        self.connection = self.server.connect();
+        let token: i64 = self.ask("LOCK.ACQUIRE elsewhere a")?;
+        self.seen.push(format!(
+            "after a restart tokens elsewhere were {}",
+            if token > ahead { "higher still" } else { "lower" }
+        ));
+        // The lock itself carries its newest token.
+        self.same(&format!("LOCK.RELEASE {held} a TOKEN {ahead}"), Value::Int(0))?;
+        let token = self.ask(&format!("LOCK.ACQUIRE {held} b"))?;
+        self.after(token, ahead);
+        Ok(())
+    }
+
+    fn ask<T: redis::FromRedisValue>(&mut self, line: &str) -> RedisResult<T> {
+        self.requests += 1;
+        let mut words = line.split(' ');
+        let mut command = redis::cmd(words.next().unwrap_or_default());
+        words.for_each(|word| {
+            command.arg(word);
+        });
+        command.query(&mut self.connection)
+    }
+
+    fn send(&mut self, line: &str) -> RedisResult<Raw> {
+        self.requests += 1;
+        let mut raw = self.server.raw();
+        let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
+        raw.send(&words)?;
+        Ok(raw)
+    }
+
+    fn same(&mut self, line: &str, expected: Value) -> RedisResult<()> {
+        let found: Value = self.ask(line)?;
+        self.equal(line, found, expected);
+        Ok(())
+    }
+
+    fn equal<T: PartialEq + Debug>(&mut self, what: &str, found: T, expected: T) {
+        if found != expected {
+            self.wrong.push(format!("{what}: {found:?}, expected {expected:?}"));
+        }
+    }
+
+    /// Within three seconds, for the machine may be busy.
+    fn near(&mut self, what: &str, found: i64, expected: i64) {
+        if !(expected - 3000..=expected).contains(&found) {
+            self.wrong.push(format!("{what}: {found} ms, expected about {expected} ms"));
+        }
+    }
+
+    fn granted(&mut self, waiter: &mut Raw, what: &str) -> Option<i64> {
+        match waiter.read_timeout(AT_ONCE) {
+            Ok(Some(Value::Int(token))) => Some(token),
+            other => {
+                self.wrong.push(format!("{what} got {other:?}"));
+                None
+            }
+        }
+    }
+
+    /// Tokens grow, whatever the clock does.
+    fn after(&mut self, token: Option<i64>, before: i64) {
+        if token.is_none_or(|token| token <= before) {
+            self.wrong.push(format!("token {token:?} after {before}"));
+        }
+    }
+
+    fn ends(&mut self, what: &str, waiter: &mut Raw, begun: Instant, how: &str) -> RedisResult<()> {
+        match waiter.read_timeout(AT_ONCE + Duration::from_secs(1))? {
+            Some(Value::Nil) => {
+                self.seen.push(format!("{what} ended with {how} after {} ms", begun.elapsed().as_millis()))
+            }
+            other => self.wrong.push(format!("{what}: {other:?}, expected {how}")),
+        }
+        Ok(())
+    }
+}
+
+struct TempDir(PathBuf);
+
+impl TempDir {
+    fn new() -> io::Result<TempDir> {
+        static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("holdfast-clock-{}-{number}", std::process::id()));
+        fs::create_dir_all(&path)?;
+        Ok(TempDir(path))
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

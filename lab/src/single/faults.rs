@@ -1,0 +1,282 @@
+//! What is done to one server.
+
+use std::collections::VecDeque;
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use redis::{Connection, RedisError};
+use support::{Builder, Server, eventually};
+
+use super::Trial;
+use super::clients::Scene;
+use crate::fuzz::copies::check_copies;
+
+/// Long enough for a busy machine.
+const SOON: Duration = Duration::from_secs(20);
+
+/// A fault that can be injected again and again.
+pub trait Injector {
+    /// Injects it once, and comes back when the server answers again.
+    fn inject(&mut self, server: &mut Server, scene: &Scene) -> Result<(), String>;
+
+    /// A last look, when all clients are gone.
+    fn at_the_end(&mut self, _server: &Server) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+impl<F: FnMut(&mut Server) -> Result<(), String>> Injector for F {
+    fn inject(&mut self, server: &mut Server, _: &Scene) -> Result<(), String> {
+        self(server)
+    }
+}
+
+/// All faults.
+pub fn trials() -> Vec<Trial> {
+    vec![
+        Trial {
+            name: "kill -9, AOF always",
+            server: aof_always,
+            may_lose: false,
+            injector: |_| Box::new(kill_and_restart),
+        },
+        Trial {
+            name: "kill -9, AOF everysec",
+            server: aof_everysec,
+            may_lose: true,
+            injector: |_| Box::new(kill_and_restart),
+        },
+        Trial {
+            name: "power lost, AOF everysec",
+            server: aof_everysec,
+            may_lose: true,
+            injector: |server| Box::new(PowerLoss::watch(server)),
+        },
+        Trial {
+            name: "SHUTDOWN and restart, RDB",
+            server: Server::builder,
+            may_lose: false,
+            injector: |_| Box::new(shut_down_and_restart),
+        },
+        Trial { name: "DEBUG RELOAD", server: Server::builder, may_lose: false, injector: |_| Box::new(reload) },
+        Trial {
+            name: "BGREWRITEAOF, then kill -9",
+            server: aof_always,
+            may_lose: false,
+            injector: |_| Box::new(rewrite_and_kill),
+        },
+        Trial {
+            name: "full resynchronisation",
+            server: || Server::builder().arg("repl-diskless-sync-delay", "0"),
+            may_lose: false,
+            injector: |server| Box::new(Resync::of(server)),
+        },
+        Trial {
+            name: "MODULE UNLOAD and LOAD",
+            server: Server::builder,
+            may_lose: false,
+            injector: |_| Box::new(Reload),
+        },
+    ]
+}
+
+fn aof_always() -> Builder {
+    Server::builder().arg("appendonly", "yes").arg("appendfsync", "always")
+}
+
+fn aof_everysec() -> Builder {
+    Server::builder().arg("appendonly", "yes").arg("appendfsync", "everysec")
+}
+
+fn kill_and_restart(server: &mut Server) -> Result<(), String> {
+    server.kill9();
+    server.restart();
+    Ok(())
+}
+
+fn shut_down_and_restart(server: &mut Server) -> Result<(), String> {
+    // The connection ends instead of a reply.
+    let _ = redis::cmd("SHUTDOWN").arg("SAVE").exec(&mut server.connect());
+    server.wait_until_ended();
+    server.restart();
+    Ok(())
+}
+
+fn reload(server: &mut Server) -> Result<(), String> {
+    redis::cmd("DEBUG").arg("RELOAD").exec(&mut server.connect()).map_err(told)
+}
+
+/// Killed while the rewrite runs or after it, as the moment has it.
+fn rewrite_and_kill(server: &mut Server) -> Result<(), String> {
+    let mut connection = server.connect();
+    redis::cmd("BGREWRITEAOF").exec(&mut connection).map_err(told)?;
+    if fastrand::bool() && !eventually(SOON, || !rewriting(&mut connection)) {
+        return Err("the rewrite of the AOF did not end".into());
+    }
+    kill_and_restart(server)
+}
+
+fn rewriting(connection: &mut Connection) -> bool {
+    let info: redis::RedisResult<redis::InfoDict> = redis::cmd("INFO").arg("persistence").query(connection);
+    info.is_ok_and(|info| {
+        info.get::<u8>("aof_rewrite_in_progress") == Some(1) || info.get::<u8>("aof_rewrite_scheduled") == Some(1)
+    })
+}
+
+/// Servers refuse to unload a module while clients wait in it or it has a timer. So one attempt is made while they do, and one when clients
+/// have been told to ask without waiting for a while.
+struct Reload;
+
+impl Injector for Reload {
+    fn inject(&mut self, server: &mut Server, scene: &Scene) -> Result<(), String> {
+        let mut connection = server.connect();
+        if let Err(error) = unload(&mut connection) {
+            if !["blocked clients", "timer"].iter().any(|reason| error.to_string().contains(reason)) {
+                return Err(told(error));
+            }
+            scene.nobody_waits.store(true, Ordering::Relaxed);
+            let unloaded = eventually(SOON, || unload(&mut connection).is_ok());
+            scene.nobody_waits.store(false, Ordering::Relaxed);
+            if !unloaded {
+                return Err("the module could not be unloaded although nobody waited".into());
+            }
+        }
+        let path = support::module_path();
+        redis::cmd("MODULE").arg("LOAD").arg(path.as_os_str().as_encoded_bytes()).exec(&mut connection).map_err(told)
+    }
+}
+
+fn unload(connection: &mut Connection) -> Result<(), RedisError> {
+    redis::cmd("MODULE").arg("UNLOAD").arg("holdfast").exec(connection)
+}
+
+/// A replica that has to begin anew each time: the master is another one by its id, and the link is cut.
+struct Resync {
+    replica: Server,
+}
+
+impl Resync {
+    fn of(master: &Server) -> Resync {
+        let replica = Server::start();
+        replica.replica_of(master);
+        Resync { replica }
+    }
+}
+
+impl Injector for Resync {
+    fn inject(&mut self, server: &mut Server, _: &Scene) -> Result<(), String> {
+        let full = |server: &Server| server.info("stats", "sync_full");
+        let before = full(server);
+        let mut connection = server.connect();
+        redis::cmd("DEBUG").arg("CHANGE-REPL-ID").exec(&mut connection).map_err(told)?;
+        redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("replica").exec(&mut connection).map_err(told)?;
+        let done = eventually(SOON, || {
+            full(server) != before && self.replica.info("replication", "master_link_status").as_deref() == Some("up")
+        });
+        if done { Ok(()) } else { Err("the replica did not come back by a full copy".into()) }
+    }
+
+    fn at_the_end(&mut self, server: &Server) -> Result<(), String> {
+        check_copies(server, std::slice::from_ref(&self.replica))
+    }
+}
+
+/// A power cut: what was written to the AOF but is not certainly on the disk is gone. `everysec` promises no more than
+/// that what is older than two seconds is there; here everything of the last second is cut off.
+struct PowerLoss {
+    sizes: Arc<Mutex<VecDeque<(Instant, Sizes)>>>,
+    over: Arc<AtomicBool>,
+    watcher: Option<JoinHandle<()>>,
+}
+
+type Sizes = Vec<(PathBuf, u64)>;
+
+const LOST: Duration = Duration::from_secs(1);
+
+impl PowerLoss {
+    fn watch(server: &Server) -> PowerLoss {
+        let dir = server.dir().join("appendonlydir");
+        let sizes = Arc::new(Mutex::new(VecDeque::new()));
+        let over = Arc::new(AtomicBool::new(false));
+        let watcher = thread::spawn({
+            let (sizes, over) = (Arc::clone(&sizes), Arc::clone(&over));
+            move || {
+                while !over.load(Ordering::Relaxed) {
+                    let now = (Instant::now(), sizes_in(&dir));
+                    if let Ok(mut sizes) = sizes.lock() {
+                        sizes.push_back(now);
+                        while sizes.front().is_some_and(|(at, _)| at.elapsed() > 3 * LOST) {
+                            sizes.pop_front();
+                        }
+                    }
+                    thread::sleep(Duration::from_millis(10));
+                }
+            }
+        });
+        PowerLoss { sizes, over, watcher: Some(watcher) }
+    }
+
+    /// The sizes a second before `at`.
+    fn on_disk(&self, at: Instant) -> Result<Sizes, String> {
+        let sizes = self.sizes.lock().map_err(|_| "the watcher of the AOF panicked")?;
+        let old = sizes.iter().rev().find(|(seen, _)| *seen + LOST <= at).or(sizes.front());
+        old.map(|(_, sizes)| sizes.clone()).ok_or_else(|| "no AOF was seen".into())
+    }
+
+    /// What survived a power cut is on the disk, whatever the files' sizes were before.
+    fn begin_with(&self, kept: Sizes) {
+        if let (Ok(mut sizes), Some(long_ago)) = (self.sizes.lock(), Instant::now().checked_sub(LOST)) {
+            sizes.clear();
+            sizes.push_back((long_ago, kept));
+        }
+    }
+}
+
+impl Injector for PowerLoss {
+    fn inject(&mut self, server: &mut Server, _: &Scene) -> Result<(), String> {
+        server.kill9();
+        let kept = self.on_disk(Instant::now())?;
+        for (path, size) in &kept {
+            cut(path, *size).map_err(|error| error.to_string())?;
+        }
+        self.begin_with(kept);
+        server.restart();
+        Ok(())
+    }
+}
+
+impl Drop for PowerLoss {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        if let Some(watcher) = self.watcher.take() {
+            let _ = watcher.join();
+        }
+    }
+}
+
+fn cut(path: &Path, size: u64) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).open(path)?;
+    let size = size.min(file.metadata()?.len());
+    file.set_len(size)
+}
+
+/// The files that the server appends to, with their sizes.
+fn sizes_in(dir: &Path) -> Sizes {
+    let Ok(files) = fs::read_dir(dir) else {
+        return Sizes::new();
+    };
+    files
+        .flatten()
+        .filter(|file| file.file_name().to_string_lossy().ends_with(".incr.aof"))
+        .filter_map(|file| Some((file.path(), file.metadata().ok()?.len())))
+        .collect()
+}
+
+fn told(error: RedisError) -> String {
+    error.to_string()
+}

@@ -1,0 +1,241 @@
+//! One master, two replicas, three Sentinels: three containers, a server and a Sentinel in each.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use redis::{Connection, cmd};
+
+use crate::blow::Blow;
+use crate::clock::{now, until};
+use crate::engine::{MODULE, Node, Result, Site, Trouble};
+use crate::history::{Fault, Micros};
+use crate::options::Options;
+use crate::session::{MASTER_NAME, Way, field};
+
+const SERVER: &str = "server";
+const SENTINEL: &str = "sentinel";
+const SERVER_PORT: u16 = 6379;
+const SENTINEL_PORT: u16 = 26379;
+const DOWN_AFTER_MS: u32 = 700;
+
+/// Who makes the old master a replica when it is back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Return {
+    /// The Sentinels, which takes them some ten seconds in which it still takes itself for the master.
+    BySentinels,
+    /// The lab, after so many milliseconds: so that more failovers fit into the time.
+    ByHand(u64),
+}
+
+/// Three nodes at work.
+pub struct Trio {
+    site: Site,
+    master: usize,
+}
+
+/// One failover, as it went.
+pub struct Failover {
+    /// From the blow until all was in order again.
+    pub fault: Fault,
+    /// How long it took until the Sentinels had agreed on another master, which was one by then.
+    pub took: Micros,
+}
+
+impl Trio {
+    /// Starts three servers and their Sentinels, and waits until they know one another.
+    pub fn start(options: &Options) -> Result<Trio> {
+        let site = Site::new("trio", 3, options)?;
+        let mut trio = Trio { site, master: 0 };
+        for node in 0..3 {
+            trio.start_server(node)?;
+        }
+        for node in 0..3 {
+            trio.start_sentinel(node)?;
+        }
+        trio.settle()?;
+        Ok(trio)
+    }
+
+    fn start_server(&self, node: usize) -> Result<()> {
+        let mut configuration = format!(
+            "port {SERVER_PORT}\nsave \"\"\nappendonly no\nloadmodule {MODULE}\n\
+             repl-diskless-sync yes\nrepl-diskless-sync-delay 0\nrepl-ping-replica-period 1\n"
+        );
+        if node != self.master {
+            let master = &self.node(self.master).ip;
+            configuration += &format!("replicaof {master} {SERVER_PORT}\n");
+        }
+        self.node(node).start(SERVER, &configuration, &[])
+    }
+
+    fn start_sentinel(&self, node: usize) -> Result<()> {
+        let master = &self.node(self.master).ip;
+        let configuration = format!(
+            "port {SENTINEL_PORT}\nsentinel monitor {MASTER_NAME} {master} {SERVER_PORT} 2\n\
+             sentinel down-after-milliseconds {MASTER_NAME} {DOWN_AFTER_MS}\n\
+             sentinel failover-timeout {MASTER_NAME} 5000\nsentinel parallel-syncs {MASTER_NAME} 2\n"
+        );
+        self.node(node).start(SENTINEL, &configuration, &["--sentinel"])
+    }
+
+    fn node(&self, index: usize) -> &Node {
+        &self.site.nodes[index]
+    }
+
+    /// How clients find the master.
+    pub fn way(&self) -> Way {
+        let at = |node: &Node| format!("{}:{SENTINEL_PORT}", node.ip);
+        Way::Sentinels(self.site.nodes.iter().map(at).collect())
+    }
+
+    /// A connection to the present master.
+    pub fn master(&self) -> Result<Connection> {
+        self.connect(self.master, SERVER_PORT)
+    }
+
+    fn connect(&self, node: usize, port: u16) -> Result<Connection> {
+        self.node(node).connect(port)
+    }
+
+    /// The section `holdfast` of `INFO`, from every server.
+    pub fn infos(&self) -> Result<Vec<String>> {
+        (0..3).map(|node| self.info(node, "holdfast")).collect()
+    }
+
+    fn info(&self, node: usize, section: &str) -> Result<String> {
+        let mut connection = self.connect(node, SERVER_PORT)?;
+        Ok(cmd("INFO").arg(section).query(&mut connection)?)
+    }
+
+    /// Deals the master a blow, lets the Sentinels make another one, and brings the old one back.
+    pub fn fail_over(&mut self, blow: Blow, split: Duration, back: Return) -> Result<Failover> {
+        self.settle()?;
+        let old = self.master;
+        let from = now();
+        blow.strike(&self.site, old, SERVER)?;
+        self.master = self.await_successor(old)?;
+        let took = now() - from;
+        sleep(split);
+        self.bring_back(old, blow, back)?;
+        self.settle()?;
+        let fault = Fault { from, until: now() };
+        Ok(Failover { fault, took })
+    }
+
+    fn bring_back(&mut self, node: usize, blow: Blow, back: Return) -> Result<()> {
+        blow.heal(&self.site, node, SERVER, || self.start_server(node))?;
+        if let Return::ByHand(millis) = back {
+            sleep(Duration::from_millis(millis));
+            self.master = self.await_successor(node)?;
+            self.put_in_place()?;
+        }
+        Ok(())
+    }
+
+    /// Makes every node a replica of the master, where it is not yet.
+    fn put_in_place(&self) -> Result<()> {
+        for node in (0..3).filter(|&node| node != self.master) {
+            let info = self.info(node, "replication")?;
+            if field(&info, "master_host") != Some(&self.node(self.master).ip) {
+                self.demote(node)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What Sentinel does to an old master: makes it a replica and closes its clients' connections, in one step.
+    fn demote(&self, node: usize) -> Result<()> {
+        let mut connection = self.connect(node, SERVER_PORT)?;
+        redis::pipe()
+            .atomic()
+            .cmd("REPLICAOF")
+            .arg(&self.node(self.master).ip)
+            .arg(SERVER_PORT)
+            .cmd("CLIENT")
+            .arg(&["KILL", "TYPE", "normal"])
+            .exec(&mut connection)?;
+        Ok(())
+    }
+
+    fn await_successor(&self, old: usize) -> Result<usize> {
+        let mut successor = None;
+        let watchers: Vec<usize> = (0..3).filter(|node| *node != old).collect();
+        until(Duration::from_secs(30), || {
+            successor = self.agreed(&watchers).filter(|&node| node != old && self.is_master(node));
+            successor.is_some()
+        });
+        successor.ok_or_else(|| Trouble(self.tell("no other master within 30 s")))
+    }
+
+    /// Which node these Sentinels all say is the master.
+    fn agreed(&self, sentinels: &[usize]) -> Option<usize> {
+        sentinels
+            .iter()
+            .map(|&sentinel| self.master_by(sentinel))
+            .reduce(|a, b| if a == b { a } else { None })
+            .flatten()
+    }
+
+    /// Which node a Sentinel says is the master.
+    fn master_by(&self, sentinel: usize) -> Option<usize> {
+        let mut connection = self.connect(sentinel, SENTINEL_PORT).ok()?;
+        let (ip, _): (String, u16) =
+            cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(MASTER_NAME).query(&mut connection).ok()?;
+        self.site.nodes.iter().position(|node| node.ip == ip)
+    }
+
+    fn is_master(&self, node: usize) -> bool {
+        self.info(node, "replication").is_ok_and(|info| field(&info, "role") == Some("master"))
+    }
+
+    /// Waits until every replica is in step with the master, and every Sentinel sees all.
+    ///
+    /// Two Sentinels sometimes start a failover each, so the successor of the first moment need not be the last.
+    fn settle(&mut self) -> Result<()> {
+        let settled = until(Duration::from_secs(45), || {
+            self.master = self.agreed(&[0, 1, 2]).unwrap_or(self.master);
+            self.is_settled()
+        });
+        if settled { Ok(()) } else { Err(Trouble(self.tell("not in order within 45 s"))) }
+    }
+
+    fn is_settled(&self) -> bool {
+        self.in_step() && (0..3).all(|sentinel| self.sees_all(sentinel))
+    }
+
+    fn in_step(&self) -> bool {
+        let Ok(info) = self.info(self.master, "replication") else {
+            return false;
+        };
+        let online = info.matches("state=online").count();
+        let up =
+            |node| self.info(node, "replication").is_ok_and(|info| field(&info, "master_link_status") == Some("up"));
+        field(&info, "role") == Some("master") && online == 2 && (0..3).filter(|&node| node != self.master).all(up)
+    }
+
+    fn sees_all(&self, sentinel: usize) -> bool {
+        let Ok(mut connection) = self.connect(sentinel, SENTINEL_PORT) else {
+            return false;
+        };
+        let replicas: Vec<std::collections::HashMap<String, String>> =
+            cmd("SENTINEL").arg("REPLICAS").arg(MASTER_NAME).query(&mut connection).unwrap_or_default();
+        self.master_by(sentinel) == Some(self.master)
+            && replicas.len() == 2
+            && replicas.iter().all(|replica| replica.get("flags").map(String::as_str) == Some("slave"))
+    }
+
+    /// What went wrong, with the last lines of all logs.
+    fn tell(&self, what: &str) -> String {
+        let mut text = what.to_owned();
+        for node in &self.site.nodes {
+            text += &node.last_words(SERVER);
+            text += &node.last_words(SENTINEL);
+        }
+        text
+    }
+
+    /// Lines in the servers' logs that tell of a crash or a failed assertion.
+    pub fn crashes(&self) -> Vec<String> {
+        self.site.nodes.iter().flat_map(|node| node.crashes(SERVER)).collect()
+    }
+}

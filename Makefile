@@ -1,0 +1,45 @@
+# What can be done here. `make` alone lists it.
+
+.DEFAULT_GOAL := help
+.PHONY: help run stop build test test-versions test-containers lint bench bench-quick lab image install
+
+help: ## Lists these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: install ## Builds the module and starts a Redis with it on 127.0.0.1
+	@scripts/run
+
+stop: ## Stops the Redis that `make run` started
+	@scripts/run --stop
+
+build: install ## Builds the module: target/release/libholdfast.so
+	@scripts/build
+
+test: install ## Runs every test against this machine's Redis (ARGS=name: those whose name contains it)
+	@scripts/test $(ARGS)
+
+test-versions: install ## The same tests on five versions of Redis and Valkey (SERVERS="redis-8.0 …", ARGS=name)
+	@scripts/test-versions $(ARGS)
+
+test-containers: install ## The same tests against servers in containers (ARGS=name)
+	@scripts/test-containers $(ARGS)
+
+lint: install ## Formatting, clippy, documentation: no warning passes
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --features support/containers --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+
+bench: build ## Measures the module beside what people use today, into bench/results/
+	@scripts/bench
+
+bench-quick: build ## The same in two minutes: shows that it runs, judges nothing
+	@scripts/bench --quick
+
+lab: build ## Failover, partitions, kill -9, random requests: tries to break it (LAB_MINUTES=n)
+	@scripts/lab
+
+image: build ## Builds the container image holdfast-test:latest
+	@scripts/image
+
+install: ## Installs what is missing for all of these (nothing, when all is there)
+	@scripts/install

@@ -316,21 +316,25 @@ fn whoever_waits_gets_the_place_of_a_holder_whose_lease_ends() {
     const HOLDERS: usize = 100;
     let server = Server::start();
     let mut connection = server.raw();
-    let lines: Vec<String> = (0..HOLDERS)
-        .map(|index| format!("LOCK.ACQUIRE key brief:{index} LEASE {} LIMIT {}", 600 + index * 7, HOLDERS + 1))
-        .collect();
+    let take = |owner: String| format!("LOCK.ACQUIRE key {owner} LEASE 600000 LIMIT {}", HOLDERS + 1);
+    let lines: Vec<String> = (0..HOLDERS).map(|index| take(format!("brief:{index}"))).collect();
     for reply in connection.say_all(&lines) {
         reply.token();
     }
-    connection.say(&format!("LOCK.ACQUIRE key long LEASE 600000 LIMIT {}", HOLDERS + 1)).token();
+    connection.say(&take("long".to_owned())).token();
+    let mut waiting: Vec<Raw> = (0..HOLDERS).map(|_| server.raw()).collect();
+    for (index, client) in waiting.iter_mut().enumerate() {
+        assert_eq!(client.begin(&format!("{} WAIT 0", take(format!("next:{index}")))), None);
+    }
+    // Only now, so that a busy machine does not let a lease run out before its successor waits.
+    let lines: Vec<String> =
+        (0..HOLDERS).map(|index| format!("LOCK.RENEW key brief:{index} LEASE {}", 600 + index * 7)).collect();
+    for reply in connection.say_all(&lines) {
+        reply.token();
+    }
     let mut ends: Vec<i64> =
         (0..HOLDERS).map(|index| holder_deadline(&mut connection, "key", &format!("brief:{index}"))).collect();
     ends.sort_unstable();
-    let mut waiting: Vec<Raw> = (0..HOLDERS).map(|_| server.raw()).collect();
-    for (index, client) in waiting.iter_mut().enumerate() {
-        let line = format!("LOCK.ACQUIRE key next:{index} LEASE 600000 LIMIT {} WAIT 0", HOLDERS + 1);
-        assert_eq!(client.begin(&line), None);
-    }
     let mut late: Vec<f64> = Vec::new();
     for (client, end) in waiting.iter_mut().zip(ends) {
         late.push(lateness(arrives(client).token(), end));
@@ -490,13 +494,14 @@ fn a_tie_is_of_one_holder_among_several() {
 #[test]
 fn a_deadlock_of_a_reader_and_a_writer_is_refused() {
     let server = Server::start();
-    for (words, _) in LIMITS {
+    for (round, (words, _)) in LIMITS.iter().enumerate() {
+        // Keys of its own: whoever waited in the round before may still be there.
+        let [a, b] = [format!("a:{round}"), format!("b:{round}")];
         let [mut one, mut two] = [server.raw(), server.raw()];
-        one.say("FLUSHALL");
-        one.say(&format!("LOCK.ACQUIRE a one {words}")).token();
-        two.say(&format!("LOCK.ACQUIRE b two {words}")).token();
-        assert_eq!(one.begin("LOCK.ACQUIRE b one WAIT 0"), None);
-        let error = two.begin("LOCK.ACQUIRE a two WAIT 0").expect("refused").error();
+        one.say(&format!("LOCK.ACQUIRE {a} one {words}")).token();
+        two.say(&format!("LOCK.ACQUIRE {b} two {words}")).token();
+        assert_eq!(one.begin(&format!("LOCK.ACQUIRE {b} one WAIT 0")), None);
+        let error = two.begin(&format!("LOCK.ACQUIRE {a} two WAIT 0")).expect("refused").error();
         assert!(error.starts_with("DEADLOCK "), "{words}: {error}");
     }
 }

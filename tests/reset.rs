@@ -23,11 +23,11 @@ fn end(round: usize, connection: Raw) {
     if round.is_multiple_of(2) { connection.reset() } else { connection.close() }
 }
 
-/// The same, and the server's side of the connection knows, even of a frozen server: what comes behind the end, which
-/// the system answers by itself, has come.
+/// The same, and the server's side of the connection has heard of it, even of a frozen server.
 fn end_for_sure(server: &Server, round: usize, connection: Raw) {
+    let address = connection.local_addr();
     end(round, connection);
-    drop(server.raw());
+    until(SOON, "the server's side hears of the end", || server.has_lost(address));
 }
 
 /// The server is frozen while both happen, so that it finds both in one turn of its event loop: the reply is written

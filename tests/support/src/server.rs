@@ -283,6 +283,21 @@ impl Server {
         });
     }
 
+    /// Whether the server's end of `connection`, as its system has it, has heard that the other end is gone. A frozen
+    /// server has heard it too.
+    #[track_caller]
+    pub fn has_lost(&self, connection: SocketAddr) -> bool {
+        let table = fs::read_to_string(format!("/proc/{}/net/tcp", self.pid())).expect("the system's connections");
+        let port = |port: u16| format!(":{port:04X}");
+        let (here, there, established) = (port(self.port()), port(connection.port()), "01");
+        !table.lines().any(|line| {
+            // number, local address, remote address, state
+            let words: Vec<&str> = line.split_ascii_whitespace().take(4).collect();
+            matches!(*words, [_, local, remote, state]
+                if local.ends_with(&here) && remote.ends_with(&there) && state == established)
+        })
+    }
+
     /// Lets a frozen server go on: SIGCONT.
     pub fn cont(&self) {
         self.running.signal(libc::SIGCONT);

@@ -189,7 +189,7 @@ fn confirm(ctx: Ctx, it: Confirmation, now: Now) {
     tally(|it| &mut it.confirmed);
     time(|stats| &mut stats.confirmations, now.micros.saturating_sub(it.began.micros));
     match it.what {
-        What::Reply(ticket, answer) => waiting::end(ctx, ticket, Outcome::Granted(answer, it.undo)),
+        What::Reply(ticket, answer) => waiting::end(ctx, ticket, Outcome::Granted(answer, it.undo), now),
         What::Renewal(tie) => ties::renewal_settled(tie),
     }
 }
@@ -200,7 +200,7 @@ fn refuse(ctx: Ctx, it: Confirmation, having: usize, now: Now) -> Vec<LockKey> {
         What::Reply(ticket, _) => {
             let time = it.until.saturating_sub(it.began.millis());
             let message = format!("NOREPLICAS {having} of {} replicas confirmed within {time} ms", it.needed);
-            waiting::end(ctx, ticket, Outcome::Refused(message));
+            waiting::end(ctx, ticket, Outcome::Refused(message), now);
         }
         What::Renewal(tie) => ties::renewal_settled(tie),
     }

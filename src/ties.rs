@@ -14,7 +14,8 @@ use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, MainThread, Text, TextRef, ctx, events};
 use crate::stats::count;
 use crate::undo::Undo;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use foldhash::HashMap;
+use std::collections::{BTreeSet, VecDeque};
 
 /// How many holds are renewed or released in one go, so that nobody else waits for long.
 const SLICE: usize = 256;

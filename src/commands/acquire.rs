@@ -3,9 +3,9 @@
 use super::args::{self, Options, Wait, Word};
 use crate::config;
 use crate::holding::{self, Grantee, Terms};
-use crate::keyspace::Lock;
+use crate::keyspace::{Detail, Lock};
 use crate::lock::deadlock::{self, Because, Candidate, Link};
-use crate::lock::{Ahead, Decision, Limit, LockKey, Millis, Raise, Request, decide};
+use crate::lock::{Ahead, Decision, Limit, LockKey, Millis, Owner, Raise, Request, decide};
 use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
@@ -59,8 +59,10 @@ fn acquire(call: Call) -> Result<Replied, String> {
     let now = Now::read();
     let ctx = call.ctx;
     let owner = owner.as_text();
-    let mut lock = Lock::look(ctx, name, owner, now.millis()).map_err(|_| WRONGTYPE)?;
-    let decision = decide(&lock.standing, &terms.request, ahead(&lock), now.millis());
+    let ahead = ahead(ctx, name);
+    let detail = if ahead == Ahead::Somebody { Detail::Own } else { Detail::All };
+    let mut lock = Lock::look_for(ctx, name, owner, now.millis(), detail).map_err(|_| WRONGTYPE)?;
+    let decision = decide(&lock.standing, &terms.request, ahead, now.millis());
     let grantee = Grantee { owner, client: ctx.client_id(), terms: &terms };
     settle(ctx, std::slice::from_mut(&mut lock), &[decision], grantee, options.wait(), now)
 }
@@ -79,8 +81,8 @@ pub(super) fn terms(options: &Options) -> Terms {
 }
 
 /// Whether a newcomer has to queue behind others.
-pub(super) fn ahead(lock: &Lock) -> Ahead {
-    if waiting::is_contended(lock.db(), lock.name().bytes()) { Ahead::Somebody } else { Ahead::Nobody }
+pub(super) fn ahead(ctx: Ctx, name: TextRef) -> Ahead {
+    if waiting::is_contended(ctx.db(), name.bytes()) { Ahead::Somebody } else { Ahead::Nobody }
 }
 
 /// Carries out what was decided of each of the locks: grants all, waits, or refuses.
@@ -123,31 +125,29 @@ fn queue(ctx: Ctx, locks: &[Lock], grantee: Grantee, wait: Option<Millis>, now: 
     if !ctx.flags().may_block() {
         return Ok(refuse(ctx));
     }
-    let names: Vec<TextRef> = locks.iter().map(Lock::name).collect();
-    has_room(ctx, &names)?;
+    let keys: Box<[LockKey]> = locks.iter().map(|lock| LockKey::new(lock.db(), lock.name().bytes())).collect();
+    let owner: Owner = grantee.owner.bytes().into();
+    has_room(&keys)?;
     if config::DETECT_DEADLOCKS.is_on() && !waiting::is_idle() {
-        find_deadlock(ctx, &names, &grantee, now)?;
+        let candidate = Candidate { owner: &owner, keys: &keys, limit: grantee.terms.request.limit };
+        find_deadlock(ctx, candidate, now)?;
     }
-    Ok(waiting::wait(ctx, Wish { locks, grantee, wait }, now))
+    let Grantee { client, terms, .. } = grantee;
+    Ok(waiting::wait(ctx, Wish { locks, keys, owner, client, terms, wait }, now))
 }
 
-fn has_room(ctx: Ctx, names: &[TextRef]) -> Result<(), String> {
+fn has_room(keys: &[LockKey]) -> Result<(), String> {
     let most = config::MAX_WAITERS.get();
-    let db = ctx.db();
-    let full = |name: &TextRef| waiting::with_queue(|queue| queue.waiting(db, name.bytes())) as u64 >= most;
-    match names.iter().find(|name| most > 0 && full(name)) {
-        Some(name) => {
-            Err(format!("ERR too many waiters for '{}': holdfast.max-waiters is {most}", args::show(name.bytes())))
+    let full = |key: &LockKey| waiting::with_queue(|queue| queue.waiting(key.db, &key.name)) as u64 >= most;
+    match keys.iter().find(|key| most > 0 && full(key)) {
+        Some(key) => {
+            Err(format!("ERR too many waiters for '{}': holdfast.max-waiters is {most}", args::show(&key.name)))
         }
         None => Ok(()),
     }
 }
 
-fn find_deadlock(ctx: Ctx, names: &[TextRef], grantee: &Grantee, now: Now) -> Result<(), String> {
-    let db = ctx.db();
-    let keys: Vec<LockKey> = names.iter().map(|name| LockKey::new(db, name.bytes())).collect();
-    let owner = grantee.owner.bytes().into();
-    let candidate = Candidate { owner: &owner, keys: &keys, limit: grantee.terms.request.limit };
+fn find_deadlock(ctx: Ctx, candidate: Candidate, now: Now) -> Result<(), String> {
     let circle = waiting::with_queue(|queue| deadlock::circle(queue, &mut Keyspace { ctx, now }, candidate));
     match circle {
         Some(circle) => {

@@ -60,8 +60,8 @@ impl Word {
         }
     }
 
-    /// The smallest and the largest value, and the unit; `None` for a word that stands alone.
-    fn range(self) -> Option<(u64, u64, &'static str)> {
+    /// What may follow; `None` for a word that stands alone.
+    fn range(self) -> Option<Range> {
         const MAX_I32: u64 = i32::MAX as u64;
         Some(match self {
             Self::Lease => (1, config::MAX_LEASE.get(), " ms"),
@@ -74,6 +74,9 @@ impl Word {
         })
     }
 }
+
+/// The smallest and the largest value, and the unit.
+type Range = (u64, u64, &'static str);
 
 /// How long a request may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,8 +146,8 @@ pub fn options(call: Call, from: usize, allowed: &[Word]) -> Result<Options, Str
         at = at.saturating_add(1);
         let value = match word.range() {
             None => 0,
-            Some(_) => {
-                let value = number(word, call.get(at))?;
+            Some(range) => {
+                let value = number(word.name(), range, call.get(at))?;
                 at = at.saturating_add(1);
                 value
             }
@@ -187,9 +190,7 @@ fn unknown(bytes: &[u8], allowed: &[Word]) -> String {
     }
 }
 
-fn number(word: Word, text: Option<TextRef>) -> Result<u64, String> {
-    let Some((min, max, unit)) = word.range() else { return Ok(0) };
-    let name = word.name();
+fn number(name: &str, (min, max, unit): Range, text: Option<TextRef>) -> Result<u64, String> {
     let Some(text) = text else {
         return Err(format!("ERR {name} must be followed by an integer between {min} and {max}{unit}"));
     };

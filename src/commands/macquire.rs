@@ -58,8 +58,10 @@ fn macquire(call: Call) -> Result<Replied, String> {
     let ctx = call.ctx;
     let owner = owner.as_text();
     let mut locks = look_all(ctx, &names, owner, now).map_err(|_| WRONGTYPE)?;
-    let decisions: Vec<_> =
-        locks.iter().map(|lock| decide(&lock.standing, &terms.request, ahead(lock), now.millis())).collect();
+    let decisions: Vec<_> = locks
+        .iter()
+        .map(|lock| decide(&lock.standing, &terms.request, ahead(ctx, lock.name()), now.millis()))
+        .collect();
     let grantee = Grantee { owner, client: ctx.client_id(), terms: &terms };
     settle(ctx, &mut locks, &decisions, grantee, options.wait(), now)
 }

@@ -35,6 +35,8 @@ pub enum Form {
     Mutex(Option<Token>),
     /// Holders with deadlines of their own, kept in the [`rosters`].
     Many,
+    /// A hash in which the one who asks holds nothing; no more was read ([`Detail::Own`]).
+    Unread,
 }
 
 impl<'a> Lock<'a> {
@@ -43,7 +45,7 @@ impl<'a> Lock<'a> {
         Self::look_for(ctx, name, owner, now, Detail::All)
     }
 
-    /// As [`Lock::look`], by someone who may not care for the deadline of a mutex.
+    /// As [`Lock::look`], by someone who does not care for everything.
     pub fn look_for(
         ctx: Ctx<'a>,
         name: TextRef<'a>,
@@ -52,7 +54,7 @@ impl<'a> Lock<'a> {
         detail: Detail,
     ) -> Result<Self, NotALock> {
         let key = Key::open(ctx, name);
-        let deadline = |key: &Key| if detail == Detail::All { key.expiry() } else { Deadline::Never };
+        let deadline = |key: &Key| if detail == Detail::Holds { Deadline::Never } else { key.expiry() };
         let (standing, form) = match key.kind() {
             Kind::Missing => (Standing::FREE, Form::Missing),
             Kind::Other => return Err(NotALock),
@@ -60,6 +62,7 @@ impl<'a> Lock<'a> {
                 let fields = key.fields();
                 let holds = if is_owner(owner) { key.get(owner) } else { None };
                 match holds {
+                    None if detail == Detail::Own => (Standing { holders: 1, ..Standing::FREE }, Form::Unread),
                     Some(holds) if fields == 1 => own_mutex(&holds, None, deadline(&key))?,
                     holds => {
                         let fence = key.get(words().fence.as_text());
@@ -103,22 +106,21 @@ impl<'a> Lock<'a> {
 
     /// When, at the latest, a place becomes free of itself; `None` if nobody holds.
     pub fn next_deadline(&self, now: Millis) -> Option<Deadline> {
-        let expiry = self.key.expiry();
-        match self.form {
-            Form::Missing | Form::Remains => None,
-            Form::Mutex(_) => Some(expiry),
-            Form::Many if expiry == Deadline::Never => Some(expiry),
-            Form::Many => {
-                let next = self.roster(|roster| roster.holders.next_deadline(now)).flatten();
-                Some(next.map_or(expiry, |next| next.min(expiry)))
-            }
+        if matches!(self.form, Form::Missing | Form::Remains | Form::Unread) {
+            return None;
         }
+        let expiry = self.key.expiry();
+        if self.form != Form::Many || expiry == Deadline::Never {
+            return Some(expiry);
+        }
+        let next = self.roster(|roster| roster.holders.next_deadline(now)).flatten();
+        Some(next.map_or(expiry, |next| next.min(expiry)))
     }
 
     /// The newest token, if this module gave one.
     pub fn fence(&self) -> Option<Token> {
         match self.form {
-            Form::Missing => None,
+            Form::Missing | Form::Unread => None,
             Form::Remains => self.key.get(words().fence.as_text()).and_then(|fence| parse_token(fence.bytes()).ok()),
             Form::Mutex(fence) => fence,
             Form::Many => self.roster(|roster| roster.fence).flatten(),
@@ -129,7 +131,7 @@ impl<'a> Lock<'a> {
     pub fn holders(&self, now: Millis) -> Vec<(Owner, Hold)> {
         let expiry = self.key.expiry();
         let mut holders = match self.form {
-            Form::Missing | Form::Remains => Vec::new(),
+            Form::Missing | Form::Remains | Form::Unread => Vec::new(),
             Form::Mutex(fence) => {
                 let mut holders = Vec::new();
                 self.key.scan(&mut |field, value| {
@@ -180,6 +182,9 @@ pub enum Detail {
     All,
     /// All but the deadline, which may be shown as if there were none.
     Holds,
+    /// What the one who asks holds. If that is nothing, who else holds does not matter: for one who has to stand behind
+    /// others in any case.
+    Own,
 }
 
 fn is_owner(name: TextRef) -> bool {

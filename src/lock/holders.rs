@@ -1,7 +1,8 @@
 //! Who holds a lock of any limit: hold counts, tokens, deadlines.
 
 use super::{Deadline, Hold, Limit, Millis, Owner, Standing};
-use std::collections::{BTreeSet, HashMap};
+use foldhash::HashMap;
+use std::collections::BTreeSet;
 
 /// The holders of one lock, found by owner and by deadline.
 ///
@@ -16,7 +17,7 @@ pub struct Holders {
 impl Holders {
     /// A lock that nobody holds.
     pub fn new(limit: Limit) -> Self {
-        Self { limit, by_owner: HashMap::new(), by_deadline: BTreeSet::new() }
+        Self { limit, by_owner: HashMap::default(), by_deadline: BTreeSet::new() }
     }
 
     /// The lock's limit.

@@ -1,6 +1,7 @@
 //! The name of a lock, and maps by it.
 
-use std::collections::{BTreeMap, HashMap};
+use foldhash::HashMap;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// A key of one database.

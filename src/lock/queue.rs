@@ -1,7 +1,8 @@
 //! Who waits: strictly in order of arrival, over one key or several.
 
 use super::{KeyMap, LockKey, Millis, Owner, Request};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use foldhash::HashMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A place in the order of arrival; earlier arrivals are smaller. Never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,7 +42,13 @@ pub struct Queue<T> {
 
 impl<T> Default for Queue<T> {
     fn default() -> Self {
-        Self { arrivals: 0, waiters: BTreeMap::new(), lanes: KeyMap::default(), by_owner: HashMap::new(), several: 0 }
+        Self {
+            arrivals: 0,
+            waiters: BTreeMap::new(),
+            lanes: KeyMap::default(),
+            by_owner: HashMap::default(),
+            several: 0,
+        }
     }
 }
 

@@ -22,8 +22,8 @@ pub struct Blocked {
 ///
 /// Whatever ends the wait, exactly one of [`upcalls::Upcalls::answer`] and [`upcalls::Upcalls::gone`] is called for
 /// the ticket.
-pub fn block(ctx: Ctx, keys: &[TextRef], ticket: Ticket) -> Option<(Blocked, Replied)> {
-    let mut keys: Vec<*mut RedisModuleString> = keys.iter().map(|key| key.raw()).collect();
+pub fn block<'k>(ctx: Ctx, keys: impl Iterator<Item = TextRef<'k>>, ticket: Ticket) -> Option<(Blocked, Replied)> {
+    let mut keys: Vec<*mut RedisModuleString> = keys.map(|key| key.raw()).collect();
     let count = c_int::try_from(keys.len()).ok()?;
     let ticket = without_provenance_mut(usize::try_from(ticket.0).ok()?);
     // SAFETY: the context is that of a command of a client that may block; the server takes its own references to

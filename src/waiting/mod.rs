@@ -18,9 +18,9 @@ pub use serving::{Keyspace, deadline_moved, refusal, serve, serve_lock};
 pub use turns::{after_touch, ask, event, key_touched, stop, tick, wake};
 
 use crate::confirming;
-use crate::holding::Grantee;
+use crate::holding::Terms;
 use crate::keyspace::Lock;
-use crate::lock::{LockKey, Millis};
+use crate::lock::{LockKey, Millis, Owner};
 use crate::server::blocked::block;
 use crate::server::clock::Now;
 use crate::server::reply::Replied;
@@ -39,12 +39,18 @@ const LOOK_AGAIN: Millis = 10;
 pub const WRONGTYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
 /// A request that is to wait.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Wish<'a> {
     /// For what, as it was read.
     pub locks: &'a [Lock<'a>],
+    /// The same by name.
+    pub keys: Box<[LockKey]>,
     /// For whom.
-    pub grantee: Grantee<'a>,
+    pub owner: Owner,
+    /// The connection that asks.
+    pub client: u64,
+    /// On what terms.
+    pub terms: &'a Terms,
     /// For how long, in ms; `None`: as long as it takes.
     pub wait: Option<Millis>,
 }
@@ -53,18 +59,16 @@ pub struct Wish<'a> {
 pub fn wait(ctx: Ctx, wish: Wish, now: Now) -> Replied {
     events::watch_keys(ctx);
     let ticket = new_ticket();
-    let names: Vec<TextRef> = wish.locks.iter().map(Lock::name).collect();
-    let Some((blocked, replied)) = block(ctx, &names, ticket) else {
+    let Wish { locks, keys, owner, client, terms, wait } = wish;
+    let Some((blocked, replied)) = block(ctx, locks.iter().map(Lock::name), ticket) else {
         return ctx.reply_error("ERR this client can't be blocked");
     };
-    let keys: Box<[LockKey]> = wish.locks.iter().map(|lock| LockKey::new(lock.db(), lock.name().bytes())).collect();
-    for (lock, key) in wish.locks.iter().zip(&keys) {
+    for (lock, key) in locks.iter().zip(&keys) {
         look_in_time(lock, key, now.millis());
     }
-    let Grantee { owner, client, terms } = wish.grantee;
-    let until = wish.wait.map(|wait| now.millis().saturating_add(wait));
+    let until = wait.map(|wait| now.millis().saturating_add(wait));
     let ask = Ask { ticket, client, terms: *terms, arrived: now };
-    let id = QUEUE.with(|queue| queue.join(owner.bytes().into(), keys, terms.request, now.millis(), until, ask));
+    let id = QUEUE.with(|queue| queue.join(owner, keys, terms.request, now.millis(), until, ask));
     DESK.with(|desk| {
         desk.pending.insert(ticket, Pending { blocked: Some(blocked), client, state: State::Waiting(id) });
         desk.timeouts.extend(until.map(|until| (until, ticket)));
@@ -90,7 +94,7 @@ pub struct Unconfirmed {
 pub fn confirm(ctx: Ctx, names: &[TextRef], it: Unconfirmed, now: Now) -> Replied {
     events::watch_keys(ctx);
     let ticket = new_ticket();
-    let Some((blocked, replied)) = block(ctx, names, ticket) else {
+    let Some((blocked, replied)) = block(ctx, names.iter().copied(), ticket) else {
         take_back(ctx, &it.undo, now);
         return ctx.reply_error("ERR this client can't be blocked");
     };
@@ -101,9 +105,8 @@ pub fn confirm(ctx: Ctx, names: &[TextRef], it: Unconfirmed, now: Now) -> Replie
     replied
 }
 
-/// Lets a client be told, at the end of this turn of the event loop, how its wait ended.
-pub fn end(ctx: Ctx, ticket: Ticket, outcome: Outcome) {
-    let now = Now::read();
+/// Lets a client be told, at the end of this turn of the event loop, how its wait ended. `now` is when that came about.
+pub fn end(ctx: Ctx, ticket: Ticket, outcome: Outcome, now: Now) {
     let undelivered = DESK.with(|desk| match desk.pending.get_mut(&ticket) {
         Some(pending) => {
             pending.state = State::Ending(outcome, now);

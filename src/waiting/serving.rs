@@ -147,8 +147,8 @@ impl Locks<Ask> for Serving<'_> {
         });
         match end_of_wait {
             WaitEnd::Granted(decisions) => self.grant(&waiter, &decisions),
-            WaitEnd::NotALock => end(self.0.ctx, ticket, Outcome::Refused(WRONGTYPE.into())),
-            WaitEnd::Refused(decision) => end(self.0.ctx, ticket, Outcome::Refused(refusal(decision))),
+            WaitEnd::NotALock => end(self.0.ctx, ticket, Outcome::Refused(WRONGTYPE.into()), self.0.now),
+            WaitEnd::Refused(decision) => end(self.0.ctx, ticket, Outcome::Refused(refusal(decision)), self.0.now),
         }
     }
 }
@@ -172,12 +172,12 @@ impl Serving<'_> {
         });
         let (token, undo) = match granted {
             Ok(granted) => granted,
-            Err(NotALock) => return end(self.0.ctx, ticket, Outcome::Refused(WRONGTYPE.into())),
+            Err(NotALock) => return end(self.0.ctx, ticket, Outcome::Refused(WRONGTYPE.into()), self.0.now),
         };
         count(|it| &mut it.granted_queued);
         time(|stats| &mut stats.waits, self.0.now.micros.saturating_sub(arrived.micros));
         if terms.replicas == 0 {
-            return end(self.0.ctx, ticket, Outcome::Granted(Answer::Token(token), undo));
+            return end(self.0.ctx, ticket, Outcome::Granted(Answer::Token(token), undo), self.0.now);
         }
         let id = confirming::begin_reply(self.0.ctx, ticket, Answer::Token(token), undo, terms.replicas, self.0.now);
         DESK.with(|desk| {

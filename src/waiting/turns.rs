@@ -156,7 +156,7 @@ fn time_out(ctx: Ctx, now: Now) {
         });
         let Some(waiter) = waiting.and_then(|id| QUEUE.with(|queue| queue.leave(id))) else { continue };
         DESK.with(|desk| desk.left(&waiter));
-        end(ctx, ticket, Outcome::TimedOut);
+        end(ctx, ticket, Outcome::TimedOut, now);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Who is served next, whatever it was that changed a lock.
 
 use super::{Ahead, Decision, Limit, LockKey, Millis, Owner, Queue, Standing, Waiter, WaiterId, decide};
+use std::collections::BTreeSet;
 
 /// The key holds something that is no lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +52,15 @@ enum Task {
     Owner(LockKey, Owner),
 }
 
+/// What is left to be done, and what need not be done again.
+#[derive(Default)]
+struct Agenda {
+    tasks: Vec<Task>,
+    /// Those who wait for several locks and were found to wait on, since a wait last ended: whoever heads a thousand
+    /// queues is looked at once.
+    waiting_on: BTreeSet<WaiterId>,
+}
+
 /// Serves all who can be served after the `changed` locks have changed.
 ///
 /// Tasks are kept in a list of their own rather than on the stack: ten thousand connections may wait for one owner.
@@ -60,31 +70,31 @@ pub fn serve<T>(
     changed: impl IntoIterator<Item = (LockKey, Change)>,
     now: Millis,
 ) {
-    let mut tasks = Vec::new();
+    let mut agenda = Agenda::default();
     for (key, change) in changed {
-        tasks.push(Task::Head(key.clone()));
+        agenda.tasks.push(Task::Head(key.clone()));
         if change == Change::Foreign {
-            tasks.push(Task::Holders(key));
+            agenda.tasks.push(Task::Holders(key));
         }
     }
-    while let Some(task) = tasks.pop() {
+    while let Some(task) = agenda.tasks.pop() {
         match task {
             Task::Head(key) => {
                 if let Some(head) = queue.head(key.db, &key.name) {
-                    attempt(queue, locks, head, now, &mut tasks);
+                    attempt(queue, locks, head, now, &mut agenda);
                 }
             }
             Task::Holders(key) => {
                 if let Some(head) = queue.head(key.db, &key.name).and_then(|head| queue.get(head)) {
                     let (_, holders) = waiting_holders(queue, locks, &key, &head.owner);
-                    tasks.extend(holders.into_iter().map(|owner| Task::Owner(key.clone(), owner)));
+                    agenda.tasks.extend(holders.into_iter().map(|owner| Task::Owner(key.clone(), owner)));
                 }
             }
             Task::Owner(key, owner) => {
                 let waits_here = |waiter: &&Waiter<T>| waiter.keys.contains(&key);
                 let ids: Vec<WaiterId> = queue.of_owner(&owner).filter(waits_here).map(|waiter| waiter.id).collect();
                 for id in ids {
-                    attempt(queue, locks, id, now, &mut tasks);
+                    attempt(queue, locks, id, now, &mut agenda);
                 }
             }
         }
@@ -115,15 +125,22 @@ pub(super) fn waiting_holders<T>(
 }
 
 /// Serves one waiter if it can be served, and notes what is to be looked at because of that.
-fn attempt<T>(queue: &mut Queue<T>, locks: &mut impl Locks<T>, id: WaiterId, now: Millis, tasks: &mut Vec<Task>) {
-    let Some(end) = queue.get(id).and_then(|waiter| end_of(queue, locks, waiter, now)) else { return };
+fn attempt<T>(queue: &mut Queue<T>, locks: &mut impl Locks<T>, id: WaiterId, now: Millis, agenda: &mut Agenda) {
+    let Some(waiter) = queue.get(id).filter(|_| !agenda.waiting_on.contains(&id)) else { return };
+    let Some(end) = end_of(queue, locks, waiter, now) else {
+        if waiter.keys.len() > 1 {
+            agenda.waiting_on.insert(id);
+        }
+        return;
+    };
     let Some(waiter) = queue.leave(id) else { return };
+    agenda.waiting_on.clear();
     for (place, key) in waiter.keys.iter().enumerate() {
         // A mutex that was just granted has no room for whoever is next.
         let is_full = matches!(&end, WaitEnd::Granted(decisions)
             if matches!(decisions.get(place), Some(Decision::Grant(_, Limit::MUTEX))));
         if !is_full {
-            tasks.push(Task::Head(key.clone()));
+            agenda.tasks.push(Task::Head(key.clone()));
         }
     }
     // A new hold lets the owner's other requests re-enter; a re-entry changes nothing for them.
@@ -131,7 +148,7 @@ fn attempt<T>(queue: &mut Queue<T>, locks: &mut impl Locks<T>, id: WaiterId, now
         && queue.waits(&waiter.owner)
     {
         let granted = waiter.keys.iter().zip(decisions).filter(|(_, it)| matches!(it, Decision::Grant(..)));
-        tasks.extend(granted.map(|(key, _)| Task::Owner(key.clone(), waiter.owner.clone())));
+        agenda.tasks.extend(granted.map(|(key, _)| Task::Owner(key.clone(), waiter.owner.clone())));
     }
     locks.settle(waiter, end);
 }

@@ -5,6 +5,7 @@
 
 mod broken;
 mod circles;
+mod effort;
 mod exhaustive;
 mod histories;
 mod holding;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::Value;
 use support::{Cluster, Feature, Raw, Server, eventually, skip, until};
 
-use crate::common::{array, error, info_number, unix_micros};
+use crate::common::{array, error, info_number, text, unix_micros};
 use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, holders, until_nobody_waits, waiters};
 
 /// Long enough to see that nothing happens.
@@ -337,6 +337,28 @@ mod cluster {
             }
         }
         until_nobody_waits(scene.source());
+    }
+
+    /// The wait is over, and the slot is not served here any more: the server's cron would send the client away just as the
+    /// module answers it. It gets one reply. (The server stands still until both are due, so that one turn does both.)
+    #[test]
+    fn wait_that_is_over_while_the_slot_goes() {
+        let mut scene = Scene::held();
+        for round in 0..10 {
+            let mut waiter = Waiter::sending(scene.source(), "LOCK.ACQUIRE key waiter WAIT 150");
+            let over = unix_micros() + 150_000;
+            scene.client.order(&format!("CLUSTER DELSLOTS {}", scene.slot));
+            scene.source().stop();
+            until(SOON, "the wait is over, and the cron is due", || unix_micros() > over + 200_000);
+            scene.source().cont();
+            let reply = waiter.end();
+            assert_eq!(waiter.raw.say("PING"), Value::SimpleString("PONG".into()), "round {round}, behind {reply:?}");
+            scene.client.order(&format!("CLUSTER ADDSLOTS {}", scene.slot));
+            until(SOON, "the cluster is whole", || {
+                text(&scene.client.say("CLUSTER INFO")).contains("cluster_state:ok")
+                    && !matches!(scene.client.say("LOCK.INFO key"), Value::ServerError(_))
+            });
+        }
     }
 
     /// A move that is called off: who could not be served while it went on is served then.

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
-use crate::history::{Assurance, Epoch, Fault, History, Hold, Limit, Micros, Outcome, Request, Span};
+use crate::history::{Assurance, Epoch, Fault, Grant, History, Hold, Limit, Micros, Outcome, Request, Span};
 
 /// How much later than allowed an answer may come on a busy machine before it counts as lost.
 pub const PATIENCE: Micros = 2_000_000;
@@ -47,6 +47,8 @@ pub enum Violation {
     TokenRepeated {
         /// The token.
         token: u64,
+        /// To whom: the lock, its holder and the server, of the one and of the other.
+        given: [String; 2],
     },
     /// The fenced store took a write of an earlier holder after one of a later holder.
     StaleWriteTaken {
@@ -90,7 +92,9 @@ impl fmt::Display for Violation {
             Violation::TokenWentBack { key, token, before } => {
                 write!(f, "{key} got token {token} after {before} had been given")
             }
-            Violation::TokenRepeated { token } => write!(f, "token {token} was given twice"),
+            Violation::TokenRepeated { token, given: [first, second] } => {
+                write!(f, "token {token} was given twice: {first}, and {second}")
+            }
             Violation::StaleWriteTaken { key, at } => {
                 write!(f, "the store of {key} took a stale write at {at} µs")
             }
@@ -327,24 +331,37 @@ fn went_back(hold: &Hold, before: u64) -> Violation {
 }
 
 /// One token may stand for several locks only if one request took them together. Two servers of a cluster may give the
-/// same one, but not on the same lock.
+/// same one, but not on the same lock; and two masters at once, of which one is not told yet that it is none, on the same
+/// lock too, if they grant in the same microsecond.
 fn check_repeats(history: &History, verdict: &mut Verdict) {
     let mut given: BTreeMap<u64, Vec<&Hold>> = BTreeMap::new();
     for hold in &history.holds {
         given.entry(hold.grant.token).or_default().push(hold);
     }
     for (token, holds) in given {
-        let repeated = (1..holds.len()).any(|late| holds[..late].iter().any(|early| is_repeat(early, holds[late])));
-        if repeated {
-            verdict.violations.push(Violation::TokenRepeated { token });
+        let pairs =
+            holds.iter().enumerate().flat_map(|(late, second)| holds[..late].iter().map(move |it| (it, second)));
+        if let Some((first, second)) = pairs.into_iter().find(|(first, second)| is_repeat(first, second)) {
+            verdict.violations.push(Violation::TokenRepeated { token, given: [told(first), told(second)] });
         }
     }
 }
 
+fn told(hold: &Hold) -> String {
+    let Grant { key, owner, sent, replied, epoch, .. } = &hold.grant;
+    let server = epoch.as_deref().unwrap_or("unknown");
+    format!("{key} to {owner} ({server}, asked at {sent} µs, granted by {replied} µs)")
+}
+
 fn is_repeat(a: &Hold, b: &Hold) -> bool {
     let together = a.grant.owner == b.grant.owner;
-    let one_server = a.grant.epoch.is_some() && a.grant.epoch == b.grant.epoch;
-    a.grant.key == b.grant.key || (one_server && !together)
+    let known = a.grant.epoch.is_some() && b.grant.epoch.is_some();
+    let one_server = known && a.grant.epoch == b.grant.epoch;
+    if a.grant.key == b.grant.key {
+        let at_once = a.grant.sent <= b.grant.replied && b.grant.sent <= a.grant.replied;
+        return !(known && !one_server && at_once);
+    }
+    one_server && !together
 }
 
 /// What a store of one lock has taken so far.

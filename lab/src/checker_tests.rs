@@ -296,6 +296,13 @@ fn a_token_that_repeats_is_seen() {
     assert_eq!(kinds(&judge(&[hold("x", 1, 10, 20).somewhere(), elsewhere().somewhere()])), [""; 0]);
     let verdict = judge(&[hold("x", 1, 10, 20), hold("y", 1, 20, 30)]);
     assert!(kinds(&verdict).contains(&"repeated"), "{verdict:?}");
+    // Two masters: one after the other must not, in the same microsecond they may.
+    let verdict = judge(&[hold("x", 1, 10, 20), hold("y", 1, 20, 30).on("b")]);
+    assert!(kinds(&verdict).contains(&"repeated"), "{verdict:?}");
+    let verdict = judge(&[hold("x", 1, 10, 20), hold("y", 1, 10, 30).on("b")]);
+    assert!(!kinds(&verdict).contains(&"repeated"), "{verdict:?}");
+    let verdict = judge(&[hold("x", 1, 10, 20), hold("y", 1, 10, 30).somewhere()]);
+    assert!(kinds(&verdict).contains(&"repeated"), "{verdict:?}");
 }
 
 #[test]

@@ -30,8 +30,8 @@ pub fn subscribe(ctx: Ctx) {
 
 static WATCHING: MainThread<bool> = MainThread::new();
 
-/// From now on, tells of each touched key and of each turn of the event loop. Until somebody waits there is nothing to know, so a server where nobody
-/// ever did does not pay for it.
+/// From now on, tells of each touched key and of each turn of the event loop. Until somebody waits there is nothing to
+/// know, so a server where nobody ever did does not pay for it.
 pub fn watch_keys(ctx: Ctx) {
     const CLASSES: c_int = raw::REDISMODULE_NOTIFY_GENERIC
         | raw::REDISMODULE_NOTIFY_STRING

@@ -176,8 +176,8 @@ fn tell_ends() {
 
 /// The event loop is about to send replies and to sleep. Writes nothing to the keyspace.
 ///
-/// Telling here, rather than from the timer, costs the least; but only where the server then ends the block before
-/// the next command can interfere ([`events::turn_end_is_last`]).
+/// Telling here, rather than from the timer, costs the least, and nothing of the server's own comes between; but only
+/// where the server then ends the block before the next command can interfere ([`events::turn_end_is_last`]).
 fn turn_ends(ctx: Ctx) {
     let news = confirming::has_news(ctx);
     if !events::turn_end_is_last() {

@@ -6,6 +6,7 @@ mod common;
 mod data_files;
 mod deadlock;
 mod followers;
+mod hand_written;
 mod info;
 mod killed_client;
 mod lifecycle;

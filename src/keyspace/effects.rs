@@ -6,9 +6,9 @@
 use super::layout::{Form, Lock};
 use super::rosters::{self, Roster};
 use super::words::{details_field, number, words};
-use super::{listeners, rosters::Rosters};
+use super::{credible, listeners, rosters::Rosters};
 use crate::config;
-use crate::lock::{Deadline, Hold, Holders, Limit, LockKey, Millis, Owner};
+use crate::lock::{Deadline, Hold, Holders, Limit, LockKey, Millis, Owner, Token};
 use crate::server::ctx::Class;
 use crate::server::{AsText, Ctx, MainThread, Text, TextRef, events};
 use std::ffi::CStr;
@@ -168,7 +168,7 @@ impl Lock<'_> {
     fn write_many(&mut self, owner: TextRef, hold: &Hold, limit: Limit) {
         let name = self.name.bytes();
         let hold = &Hold { deadline: self.storable(hold.deadline), ..*hold };
-        let newest = hold.token.max(self.roster(|roster| roster.fence).flatten());
+        let newest = self.newest_token(hold);
         let holds = number(hold.holds);
         let mut pairs = vec![(owner, holds.as_text())];
         let (fence, limit_text, field, details);
@@ -196,11 +196,17 @@ impl Lock<'_> {
             rosters.change(self.db, name, |roster| {
                 roster.holders.insert(owner.bytes().into(), *hold);
                 roster.holders.tighten(limit);
-                roster.fence = newest;
+                roster.fence = newest.or(roster.fence);
                 roster.fields = fields;
             });
         });
         self.expire_with_last(was_missing);
+    }
+
+    /// The newest token once `hold` is written. One that no server can have given is not carried on.
+    fn newest_token(&self, hold: &Hold) -> Option<Token> {
+        let before = self.roster(|roster| roster.fence).flatten();
+        credible(hold.token, self.now).max(credible(before, self.now))
     }
 
     /// A deadline as it can stand beside an owner: without expiry of the key nobody's lease ends, so any will do.

@@ -67,7 +67,7 @@ impl<'a> Lock<'a> {
                     holds => {
                         let fence = key.get(words().fence.as_text());
                         let fence = fence.map(|fence| parse_token(fence.bytes())).transpose()?;
-                        super::observe(fence);
+                        super::observe(fence, now);
                         match (holds, fence) {
                             (Some(holds), Some(_)) if fields == 2 => own_mutex(&holds, fence, deadline(&key))?,
                             _ => read(&key, fields, fence, (ctx, name), owner, now)?,
@@ -219,7 +219,7 @@ fn read(
     events::watch_keys(ctx);
     let up_to_date = |it: &Roster| it.fields == fields && it.fence == fence && it.holders.limit() == limit;
     if !rosters::with(|rosters| rosters.get(db, name).is_some_and(up_to_date)) {
-        let roster = Roster { holders: read_holders(key, limit)?, fence, fields };
+        let roster = Roster { holders: read_holders(key, limit, now)?, fence, fields };
         rosters::with(|rosters| rosters.keep(LockKey::new(db, name), roster));
     }
     let expiry = key.expiry();
@@ -260,7 +260,7 @@ fn read_mutex(key: &Key, fence: Option<Token>, owner: TextRef) -> Result<(Standi
 }
 
 /// Reads all holders of a lock with many.
-fn read_holders(key: &Key, limit: Limit) -> Result<Holders, NotALock> {
+fn read_holders(key: &Key, limit: Limit, now: Millis) -> Result<Holders, NotALock> {
     let mut counts: HashMap<Owner, u64> = HashMap::new();
     let mut details: HashMap<Owner, (Deadline, Option<Token>)> = HashMap::new();
     let mut verdict = Ok(());
@@ -283,7 +283,7 @@ fn read_holders(key: &Key, limit: Limit) -> Result<Holders, NotALock> {
     let mut holders = Holders::new(limit);
     for (owner, holds) in counts {
         let (deadline, token) = details.get(&owner).copied().unwrap_or((expiry, None));
-        super::observe(token);
+        super::observe(token, now);
         holders.insert(owner, Hold { holds, token, deadline });
     }
     Ok(holders)

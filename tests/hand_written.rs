@@ -3,8 +3,8 @@
 use redis::Value;
 use support::{Raw, Server};
 
-use crate::common::unix_micros;
-use crate::speak::{Reply, Speak, holders, now, owners};
+use crate::common::{Contents, keys, unix_micros};
+use crate::speak::{Reply, Speak, deadline, holders, now, owners};
 
 const HOUR: i64 = 60 * 60 * 1_000_000;
 /// Tokens that no server can have given: the last ones below 2^52 and 2^53, and one a little more than an hour ahead.
@@ -195,4 +195,202 @@ fn tokens_go_on_after_a_failover() {
     drop(master);
     replica.replica_of_no_one();
     goes_on(&mut connection, last);
+}
+
+/// A deadline that no server takes as an expiry: beyond 63 bits.
+const BEYOND: [&str; 3] = ["9223372036854775808", "9999999999999999999", "18446744073709551616"];
+/// The last that servers know, and one that is no end at all: both are beyond every clock.
+const FARTHEST: [&str; 2] = ["9223372036854775806", "9223372036854775807"];
+
+/// A master and its replica that end rather than go on with different data, and a log from which the master restarts.
+fn strict() -> [Server; 2] {
+    let strict = || Server::builder().arg("propagation-error-behavior", "panic");
+    let [master, replica] =
+        [strict().arg("appendonly", "yes").arg("appendfsync", "always"), strict()].map(|it| it.start());
+    replica.replica_of(&master);
+    master.wait_replica_online();
+    [master, replica]
+}
+
+/// Master, replica and append-only file have the same locks, by contents and as the module sees them.
+#[track_caller]
+fn agree([master, replica]: &mut [Server; 2]) {
+    let before = shown(master);
+    master.wait_for_replica(replica);
+    assert_eq!(shown(replica), before, "the replica");
+    assert!(!replica.ended() && !replica.log().contains("CRITICAL"), "{}", replica.log());
+    master.kill9();
+    master.restart();
+    assert_eq!(shown(master), before, "the append-only file");
+}
+
+/// The contents, and who holds what: hold count and token.
+fn shown(server: &Server) -> (Contents, Vec<(String, i64, Value)>) {
+    let mut connection = server.raw();
+    let mut holds = Vec::new();
+    for key in keys(&mut connection) {
+        let key = String::from_utf8(key).expect("text");
+        let of_key = holders(&mut connection, &key).into_iter();
+        holds.extend(of_key.map(|(owner, it)| (format!("{key} {owner}"), it.field("holds").int(), it.field("token"))));
+    }
+    (Contents::read(&mut connection), holds)
+}
+
+#[test]
+fn a_hash_with_a_deadline_beyond_all_servers_is_no_lock() {
+    let mut servers = strict();
+    for end in BEYOND {
+        let mut connection = servers[0].raw();
+        connection.say(&format!("HSET g b 1 #limit 0 #@b {end}:5"));
+        connection.say("PEXPIRE g 100000");
+        let before = Contents::read(&mut connection);
+        for line in [
+            "LOCK.ACQUIRE g a SHARED LEASE 1000",
+            "LOCK.ACQUIRE g b SHARED LEASE 200000",
+            "LOCK.ACQUIRE g a LEASE 1000 WAIT 10",
+            "LOCK.MACQUIRE 1 g a",
+            "LOCK.RENEW g b LEASE 200000",
+            "LOCK.RELEASE g b",
+            "LOCK.RELEASE g b LEASE 200000",
+            "LOCK.FORCE g",
+            "LOCK.INFO g",
+        ] {
+            let error = connection.say(line).error();
+            assert!(error.starts_with("WRONGTYPE"), "{line}: {error}");
+        }
+        assert_eq!(Contents::read(&mut connection), before, "it stays as it is");
+        servers[0].wait_for_replica(&servers[1]);
+        assert_eq!(Contents::read(&mut servers[1].raw()), before);
+        connection.say("DEL g");
+    }
+    servers[0].raw().say("LOCK.ACQUIRE after a SHARED").token();
+    agree(&mut servers);
+}
+
+#[test]
+fn master_replica_and_log_agree_about_the_farthest_deadlines() {
+    let mut servers = strict();
+    let mut connection = servers[0].raw();
+    for end in FARTHEST {
+        for (index, line) in [
+            "LOCK.ACQUIRE # a SHARED LEASE 200000",
+            "LOCK.ACQUIRE # b SHARED LEASE 200000",
+            "LOCK.RENEW # b LEASE 200000",
+            "LOCK.RELEASE # b HOLDS 1",
+            "LOCK.RELEASE # c",
+            "PERSIST #",
+        ]
+        .iter()
+        .enumerate()
+        {
+            let key = format!("g{index}:{end}");
+            connection.say(&format!("HSET {key} b 2 c 1 #fence 5 #limit 0 #@b {end}:5"));
+            connection.say(&format!("PEXPIRE {key} 100000"));
+            let reply = connection.say(&line.replace('#', &key));
+            assert!(!matches!(reply, Value::ServerError(_) | Value::Nil), "{line}: {reply:?}");
+        }
+    }
+    agree(&mut servers);
+}
+
+#[test]
+fn who_has_no_deadline_lives_with_the_key() {
+    let mut servers = strict();
+    let mut connection = servers[0].raw();
+    connection.say("HSET g b 1 #limit 0");
+    connection.say("PEXPIRE g 100000");
+    let end = deadline(&mut connection, "g");
+    connection.say("LOCK.ACQUIRE g short SHARED LEASE 1000").token();
+    assert_eq!(deadline(&mut connection, "g"), end, "a shorter lease ends nobody's hold");
+    connection.say("LOCK.ACQUIRE g long SHARED LEASE 200000").token();
+    let end = deadline(&mut connection, "g");
+    connection.say("LOCK.RELEASE g long");
+    assert_eq!(deadline(&mut connection, "g"), end);
+    assert!(owners(&mut connection, "g").contains(&"b".to_owned()));
+    // Entered again it has a deadline of its own.
+    connection.say("LOCK.ACQUIRE g b SHARED LEASE 300000").token();
+    connection.say("LOCK.RELEASE g b HOLDS 1");
+    agree(&mut servers);
+}
+
+/// Milliseconds left of what each holder of `key` has, as `LOCK.INFO` shows them.
+fn left(connection: &mut Raw, key: &str) -> Vec<(String, i64)> {
+    holders(connection, key).into_iter().map(|(owner, it)| (owner, it.field("ttl").int())).collect()
+}
+
+#[track_caller]
+fn is_left(connection: &mut Raw, expected: &[(&str, i64)]) {
+    let left = left(connection, "key");
+    assert_eq!(left.len(), expected.len(), "{left:?}");
+    for ((owner, left), (expected, most)) in left.iter().zip(expected) {
+        let least = if *most < 0 { *most } else { most - 20_000 };
+        assert_eq!(owner, expected);
+        assert!((least..=*most).contains(left), "{owner} has {left} ms left, not {most}");
+    }
+}
+
+/// Two hold under `LIMIT 2`, `a` twice, then the key loses its expiry.
+fn persisted(connection: &mut Raw) {
+    connection.say("FLUSHALL");
+    connection.say("LOCK.ACQUIRE key a LIMIT 2 LEASE 60000 HOLDS 2").token();
+    connection.say("LOCK.ACQUIRE key b LIMIT 2 LEASE 60000").token();
+    assert_eq!(connection.say("PERSIST key"), Value::Int(1));
+}
+
+#[test]
+fn a_promised_deadline_outlives_persist() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    // What is done while the key never expires, and what is left of a's and of b's lease once it expires again.
+    for (line, a, b) in [
+        ("LOCK.ACQUIRE key a LIMIT 2 LEASE 60000", 60_000, 60_000),
+        ("LOCK.ACQUIRE key a LIMIT 2 LEASE 5", 60_000, 60_000),
+        ("LOCK.ACQUIRE key a LIMIT 2 LEASE 120000", 120_000, 60_000),
+        ("LOCK.ACQUIRE key a LIMIT 2 HOLDS 2", 60_000, 60_000),
+        ("LOCK.RELEASE key a", 60_000, 60_000),
+        ("LOCK.RELEASE key a LEASE 90000", 90_000, 60_000),
+        ("LOCK.RENEW key a LEASE 90000", 90_000, 60_000),
+        ("LOCK.INFO key", 60_000, 60_000),
+    ] {
+        persisted(&mut connection);
+        connection.say(line);
+        is_left(&mut connection, &[("a", -1), ("b", -1)]);
+        assert_eq!(connection.say("PEXPIRE key 200000"), Value::Int(1));
+        is_left(&mut connection, &[("a", a), ("b", b)]);
+        assert!(connection.say("LOCK.ACQUIRE key c LIMIT 2").is_null(), "{line}");
+        // What counts for this server counts for one that reads the key for the first time.
+        connection.say("COPY key other");
+        connection.say("RENAME other key");
+        is_left(&mut connection, &[("a", a), ("b", b)]);
+        // As somebody else writes it, the expiry of the key ends everybody's hold with it.
+        assert_eq!(connection.say("PEXPIRE key 30000"), Value::Int(1));
+        is_left(&mut connection, &[("a", 30_000), ("b", 30_000)]);
+    }
+}
+
+#[test]
+fn master_replica_and_log_agree_about_a_lock_without_expiry() {
+    let mut servers = strict();
+    let mut connection = servers[0].raw();
+    for (index, line) in [
+        "LOCK.ACQUIRE # a LIMIT 2 LEASE 60000",
+        "LOCK.RELEASE # a",
+        "LOCK.RENEW # a LEASE 90000",
+        "LOCK.RELEASE # b",
+        "PEXPIRE # 60000",
+    ]
+    .iter()
+    .enumerate()
+    {
+        for then in ["PTTL #", "PEXPIRE # 90000"] {
+            let key = format!("g{index}:{}", then.len());
+            connection.say(&format!("LOCK.ACQUIRE {key} a LIMIT 2 LEASE 60000 HOLDS 2")).token();
+            connection.say(&format!("LOCK.ACQUIRE {key} b LIMIT 2 LEASE 60000")).token();
+            connection.say(&format!("PERSIST {key}"));
+            let reply = connection.say(&line.replace('#', &key));
+            assert!(!matches!(reply, Value::ServerError(_) | Value::Nil), "{line}: {reply:?}");
+            connection.say(&then.replace('#', &key));
+        }
+    }
+    agree(&mut servers);
 }

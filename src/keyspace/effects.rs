@@ -5,8 +5,8 @@
 
 use super::layout::{Form, Lock};
 use super::rosters::{self, Roster};
-use super::words::{details_field, number, words};
-use super::{credible, listeners, rosters::Rosters};
+use super::words::{NO_END, details_field, number, words};
+use super::{credible, listeners};
 use crate::config;
 use crate::lock::{Deadline, Hold, Holders, Limit, LockKey, Millis, Owner, Token};
 use crate::server::ctx::Class;
@@ -167,7 +167,6 @@ impl Lock<'_> {
 
     fn write_many(&mut self, owner: TextRef, hold: &Hold, limit: Limit) {
         let name = self.name.bytes();
-        let hold = &Hold { deadline: self.storable(hold.deadline), ..*hold };
         let newest = self.newest_token(hold);
         let holds = number(hold.holds);
         let mut pairs = vec![(owner, holds.as_text())];
@@ -180,7 +179,11 @@ impl Lock<'_> {
             limit_text = number(u64::from(limit.number()));
             pairs.push((words().limit.as_text(), limit_text.as_text()));
         }
-        if let (Some(token), Deadline::At(at)) = (hold.token, hold.deadline) {
+        if let Some(token) = hold.token {
+            let at = match hold.deadline {
+                Deadline::At(at) => at,
+                Deadline::Never => NO_END,
+            };
             (field, details) = (details_field(owner.bytes()), Text::new(format!("{at}:{token}").as_bytes()));
             pairs.push((field.as_text(), details.as_text()));
         }
@@ -207,14 +210,6 @@ impl Lock<'_> {
     fn newest_token(&self, hold: &Hold) -> Option<Token> {
         let before = self.roster(|roster| roster.fence).flatten();
         credible(hold.token, self.now).max(credible(before, self.now))
-    }
-
-    /// A deadline as it can stand beside an owner: without expiry of the key nobody's lease ends, so any will do.
-    fn storable(&self, deadline: Deadline) -> Deadline {
-        match deadline {
-            Deadline::At(_) => deadline,
-            Deadline::Never => Deadline::At(self.now),
-        }
     }
 
     fn delete_holders(&mut self, owners: &[Owner]) {
@@ -245,12 +240,12 @@ impl Lock<'_> {
         self.expire_with_last(false);
     }
 
-    /// Lets the key expire with the last of its holders. A key that never expires stays so, unless it is new.
+    /// Lets the key expire with the last of its holders. A key that never expires stays so, unless it is new; and while
+    /// somebody holds who has no end of its own, it never expires earlier than it would.
     fn expire_with_last(&self, new: bool) {
-        let last = rosters::with(|rosters: &mut Rosters| {
-            rosters.get(self.db, self.name.bytes()).and_then(|roster| roster.holders.last_deadline())
-        });
-        let expiry = self.key.expiry();
+        let (expiry, last) = (self.key.expiry(), self.roster(|roster| roster.holders.last_end()).flatten());
+        let endless = self.roster(|roster| roster.holders.last_deadline()).flatten() == Some(Deadline::Never);
+        let last = if endless && !new { last.map(|last| last.max(expiry)) } else { last };
         if let Some(last) = last
             && (new || expiry != Deadline::Never)
             && expiry != last

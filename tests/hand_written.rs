@@ -300,7 +300,7 @@ fn who_has_no_deadline_lives_with_the_key() {
     connection.say("HSET g b 1 #limit 0");
     connection.say("PEXPIRE g 100000");
     let end = deadline(&mut connection, "g");
-    connection.say("LOCK.ACQUIRE g short SHARED LEASE 1000").token();
+    connection.say("LOCK.ACQUIRE g short SHARED LEASE 50000").token();
     assert_eq!(deadline(&mut connection, "g"), end, "a shorter lease ends nobody's hold");
     connection.say("LOCK.ACQUIRE g long SHARED LEASE 200000").token();
     let end = deadline(&mut connection, "g");

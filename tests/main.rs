@@ -24,6 +24,7 @@ mod redisson;
 mod replicas;
 mod replies;
 mod reset;
+mod settings;
 mod several;
 mod several_stress;
 mod smoke;

@@ -24,6 +24,7 @@ mod redisson;
 mod replicas;
 mod replies;
 mod reset;
+mod rights;
 mod settings;
 mod several;
 mod several_stress;

@@ -1,42 +1,16 @@
 //! Where a setting may stand, and which place counts: the server's configuration before the module's arguments.
 
-use std::path::Path;
-use std::{env, fs};
+use std::fs;
 
 use support::{Feature, Raw, Server, module_path, skip};
 
-use crate::common::{ask, ask_ok, map, text};
+use crate::common::{FromFile, ask, ask_ok, map, text};
 
 #[track_caller]
 fn has(raw: &mut Raw, expected: &[(&str, &str)]) {
     for (name, value) in expected {
         let reply = map(&ask(raw, &format!("CONFIG GET holdfast.{name}")));
         assert_eq!(reply.values().map(text).collect::<Vec<_>>(), [*value], "{name}");
-    }
-}
-
-/// A server that is started from a file with these lines, and the file removed with it.
-struct FromFile {
-    server: Server,
-    file: String,
-}
-
-impl FromFile {
-    fn start(purpose: &str, lines: &[&str]) -> Self {
-        let dir = env::temp_dir().join(format!("holdfast-{purpose}-{}", std::process::id()));
-        fs::create_dir_all(&dir).expect("a directory");
-        let file = dir.join("redis.conf");
-        let lines = lines.join("\n").replace("MODULE", module_path().to_str().expect("UTF-8"));
-        fs::write(&file, lines + "\n").expect("a file");
-        let server = Server::builder().without_module().config_file(&file).dir(&dir).start();
-        Self { server, file: file.to_str().expect("UTF-8").to_owned() }
-    }
-}
-
-impl Drop for FromFile {
-    fn drop(&mut self) {
-        let dir = Path::new(&self.file).parent().expect("a directory");
-        let _ = fs::remove_dir_all(dir);
     }
 }
 

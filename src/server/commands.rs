@@ -56,7 +56,7 @@ pub trait Command {
     const NAME: &'static CStr;
     /// The server's flags, as for `RedisModule_CreateCommand`.
     const FLAGS: &'static CStr;
-    /// ACL categories besides the module's own. (Redis 7.0 goes by the flags.)
+    /// ACL categories besides the module's own. (Redis 7.0 puts it into none: see [`have_categories`].)
     const CATEGORIES: &'static str;
     /// Where its keys are.
     const KEYS: Keys;
@@ -221,6 +221,11 @@ pub fn register<C: Command>(ctx: Ctx, own_category: &str) -> bool {
         }
         document::<C>(command)
     }
+}
+
+/// Whether this server puts commands of modules into ACL categories (Redis 7.2 and later, every Valkey).
+pub fn have_categories() -> bool {
+    newer_api!(RedisModule_SetCommandACLCategories).is_some()
 }
 
 /// Adds an ACL category, where the server can.

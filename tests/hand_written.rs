@@ -1,10 +1,10 @@
 //! Hashes that somebody wrote by hand: what a lock makes of tokens, deadlines and expiries that it never set.
 
 use redis::Value;
-use support::{Raw, Server};
+use support::{Feature, Raw, Server, skip, until};
 
 use crate::common::{Contents, keys, unix_micros};
-use crate::speak::{Reply, Speak, deadline, holders, now, owners};
+use crate::speak::{Reply, SOON, Speak, deadline, fields, holders, now, owners};
 
 const HOUR: i64 = 60 * 60 * 1_000_000;
 /// Tokens that no server can have given: the last ones below 2^52 and 2^53, and one a little more than an hour ahead.
@@ -393,4 +393,128 @@ fn master_replica_and_log_agree_about_a_lock_without_expiry() {
         }
     }
     agree(&mut servers);
+}
+
+/// A server whose hashes have fields that expire, its replica, and a log; none where servers have no such fields.
+fn with_field_expiry() -> Option<[Server; 2]> {
+    if !Server::builder().without_module().start().can(Feature::HashFieldExpiry) {
+        skip("this server has no fields that expire");
+        return None;
+    }
+    Some(strict())
+}
+
+/// The fields that the hold of `me` stands on, each with an expiry of its own: in `ms`.
+fn let_fields_expire(connection: &mut Raw, key: &str, ms: i64) -> usize {
+    let fields = fields(connection, key.as_bytes());
+    for field in fields.keys().filter(|field| !field.ends_with(b"you")) {
+        let reply = connection.call(&[b"HPEXPIRE", key.as_bytes(), ms.to_string().as_bytes(), b"FIELDS", b"1", field]);
+        assert_eq!(reply.items(), [Value::Int(1)]);
+    }
+    fields.len()
+}
+
+/// How many fields of all locks have an expiry.
+fn expiring(connection: &mut Raw) -> usize {
+    let mut count = 0;
+    for key in keys(connection) {
+        for field in fields(connection, &key).keys() {
+            let reply = connection.call(&[b"HPTTL", &key, b"FIELDS", b"1", field]);
+            count += usize::from(reply.items() != [Value::Int(-1)]);
+        }
+    }
+    count
+}
+
+#[test]
+fn whoever_promises_a_deadline_takes_the_expiry_from_the_fields_it_stands_on() {
+    let Some(mut servers) = with_field_expiry() else { return };
+    let mut connection = servers[0].raw();
+    for (index, limit) in ["", "SHARED", "LIMIT 5"].into_iter().enumerate() {
+        for (number, line) in [
+            "LOCK.RENEW # me LEASE 90000",
+            "LOCK.RENEW # me LEASE 40000",
+            "LOCK.ACQUIRE # me LIMIT! LEASE 90000",
+            "LOCK.ACQUIRE # me LIMIT! LEASE 5",
+            "LOCK.ACQUIRE # me LIMIT! LEASE 5 HOLDS 2",
+            "LOCK.RELEASE # me LEASE 90000",
+            "LOCK.RELEASE # me LEASE 90000 HOLDS 2",
+            "LOCK.MRENEW 1 # me LEASE 90000",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let key = format!("g{index}:{number}");
+            connection.say(&format!("LOCK.ACQUIRE {key} me LEASE 60000 HOLDS 2 {limit}")).token();
+            assert!(let_fields_expire(&mut connection, &key, 50_000) >= 2);
+            let reply = connection.say(&line.replace('#', &key).replace("LIMIT!", limit));
+            assert!(!matches!(reply, Value::ServerError(_) | Value::Nil), "{line}: {reply:?}");
+            assert_eq!(expiring(&mut connection), 0, "{line} {limit}");
+        }
+    }
+    let mut several = "LOCK.MACQUIRE 2 m n me LEASE 5";
+    connection.say(several).token();
+    for _ in 0..2 {
+        let_fields_expire(&mut connection, "m", 50_000);
+        connection.say(several).token();
+        assert_eq!(expiring(&mut connection), 0, "{several}");
+        several = "LOCK.MACQUIRE 2 m n me LEASE 600000";
+    }
+    agree(&mut servers);
+    for server in &servers {
+        assert_eq!(expiring(&mut server.raw()), 0, "the expiry is gone wherever the lock is");
+    }
+}
+
+#[test]
+fn a_renewed_hold_outlives_the_expiry_of_its_fields() {
+    let Some(servers) = with_field_expiry() else { return };
+    let mut connection = servers[0].raw();
+    for (key, limit) in [("mutex", ""), ("many", "SHARED")] {
+        connection.say(&format!("LOCK.ACQUIRE {key} me LEASE 60000 {limit}")).token();
+        let_fields_expire(&mut connection, key, 300);
+        connection.say(&format!("LOCK.RENEW {key} me LEASE 70000")).token();
+        connection.say(&format!("LOCK.ACQUIRE {key}:watched me LEASE 200 WATCHDOG {limit}")).token();
+        let_fields_expire(&mut connection, &format!("{key}:watched"), 300);
+    }
+    // Gone after 300 ms, by the server's own clock: a field that nothing renewed.
+    connection.say("HSET other field value");
+    connection.say("HPEXPIRE other 1000 FIELDS 1 field");
+    until(SOON, "the fields' time is over", || connection.say("EXISTS other") == Value::Int(0));
+    for key in ["mutex", "many", "mutex:watched", "many:watched"] {
+        assert_eq!(owners(&mut connection, key), ["me"], "{key}");
+        assert!(connection.say(&format!("LOCK.ACQUIRE {key} you")).is_null(), "{key}");
+    }
+}
+
+#[test]
+fn who_joins_a_lock_whose_limit_expires_stays_in_it() {
+    let Some(servers) = with_field_expiry() else { return };
+    let mut connection = servers[0].raw();
+    connection.say("LOCK.ACQUIRE key me SHARED LEASE 60000").token();
+    let_fields_expire(&mut connection, "key", 300);
+    connection.say("LOCK.ACQUIRE key you SHARED LEASE 60000").token();
+    connection.say("HSET other field value");
+    connection.say("HPEXPIRE other 1000 FIELDS 1 field");
+    until(SOON, "the fields' time is over", || connection.say("EXISTS other") == Value::Int(0));
+    assert_eq!(owners(&mut connection, "key"), ["you"]);
+    assert_eq!(connection.say("LOCK.INFO key").field("limit"), Value::Int(0));
+    connection.say("LOCK.RENEW key you").token();
+    assert!(connection.say("LOCK.ACQUIRE key strict").is_null());
+}
+
+#[test]
+fn what_has_expired_already_is_not_renewed() {
+    let Some(servers) = with_field_expiry() else { return };
+    let mut connection = servers[0].raw();
+    for limit in ["", "SHARED"] {
+        connection.say("FLUSHALL");
+        connection.say(&format!("LOCK.ACQUIRE key me LEASE 60000 {limit}")).token();
+        connection.say(&format!("LOCK.ACQUIRE key you LEASE 60000 {limit}"));
+        connection.say("HPEXPIRE key 1 FIELDS 1 me");
+        until(SOON, "the field is gone", || connection.say("HGET key me").is_null());
+        for line in ["LOCK.RENEW key me", "LOCK.RENEW key me LEASE 1000", "LOCK.RELEASE key me"] {
+            assert!(connection.say(line).is_null(), "{line} {limit}");
+        }
+    }
 }

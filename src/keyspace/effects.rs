@@ -6,7 +6,7 @@
 use super::layout::{Form, Lock};
 use super::rosters::{self, Roster};
 use super::words::{NO_END, details_field, number, words};
-use super::{credible, listeners};
+use super::{credible, field_expiry, listeners};
 use crate::config;
 use crate::lock::{Deadline, Hold, Holders, Limit, LockKey, Millis, Owner, Token};
 use crate::server::ctx::Class;
@@ -43,6 +43,15 @@ pub enum Waiters {
     None,
 }
 
+/// Which fields of a hold are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fields {
+    /// Those whose value is another.
+    Changed,
+    /// All that the hold stands on: one of them may have an expiry of its own.
+    All,
+}
+
 static NOTIFYING: MainThread<bool> = MainThread::new();
 
 /// Whether a notification that arrives is the module's own, about what it wrote itself.
@@ -69,7 +78,8 @@ impl Lock<'_> {
             self.write_mutex(owner, hold);
             self.form = Form::Mutex(hold.token);
         } else {
-            self.write_many(owner, hold, limit);
+            let fields = if self.form == Form::Many { self.fields_to_write() } else { Fields::Changed };
+            self.write_many(owner, hold, limit, fields);
             self.form = Form::Many;
         }
         self.finish();
@@ -78,13 +88,16 @@ impl Lock<'_> {
 
     /// Changes what `owner`, who holds, has.
     pub fn update(&mut self, owner: TextRef, old: &Hold, new: &Hold) {
-        if old == new {
+        // Whoever gives a part back is promised nothing new.
+        let promises = new.holds >= old.holds || new.deadline != old.deadline;
+        let fields = if promises { self.fields_to_write() } else { Fields::Changed };
+        if old == new && fields == Fields::Changed {
             return;
         }
         match self.form {
-            Form::Many => self.write_many(owner, new, self.standing.limit),
+            Form::Many => self.write_many(owner, new, self.standing.limit, fields),
             _ => {
-                if new.token != old.token {
+                if new.token != old.token || fields == Fields::All {
                     self.set_with_token(owner, new);
                 } else if new.holds != old.holds {
                     let holds = number(new.holds);
@@ -165,7 +178,12 @@ impl Lock<'_> {
         }
     }
 
-    fn write_many(&mut self, owner: TextRef, hold: &Hold, limit: Limit) {
+    /// What must be written so that a promised deadline stands.
+    fn fields_to_write(&self) -> Fields {
+        if field_expiry::may_have(&self.key) { Fields::All } else { Fields::Changed }
+    }
+
+    fn write_many(&mut self, owner: TextRef, hold: &Hold, limit: Limit, fields: Fields) {
         let name = self.name.bytes();
         let newest = self.newest_token(hold);
         let holds = number(hold.holds);
@@ -175,7 +193,7 @@ impl Lock<'_> {
             fence = number(token);
             pairs.push((words().fence.as_text(), fence.as_text()));
         }
-        if self.roster(|roster| roster.holders.limit()) != Some(limit) {
+        if fields == Fields::All || self.roster(|roster| roster.holders.limit()) != Some(limit) {
             limit_text = number(u64::from(limit.number()));
             pairs.push((words().limit.as_text(), limit_text.as_text()));
         }

@@ -1,6 +1,7 @@
 //! A lock as it lies in the keyspace.
 
 pub mod effects;
+mod field_expiry;
 pub mod layout;
 pub mod listeners;
 pub mod rosters;

@@ -236,6 +236,23 @@ pub fn add_category(ctx: Ctx, name: &str) {
     }
 }
 
+/// Whether the server knows a command.
+pub fn exists(ctx: Ctx, name: &CStr) -> bool {
+    let call = api!(RedisModule_Call);
+    // SAFETY: the format takes two C strings and gets two; the replies are read while the outer one lives, which is
+    // freed once.
+    unsafe {
+        let reply = call(ctx.raw(), c"COMMAND".as_ptr(), c"cc".as_ptr(), c"INFO".as_ptr(), name.as_ptr());
+        if reply.is_null() {
+            return true; // Unknown: as if it did.
+        }
+        let entry = api!(RedisModule_CallReplyArrayElement)(reply, 0);
+        let known = api!(RedisModule_CallReplyLength)(entry) > 0;
+        api!(RedisModule_FreeCallReply)(reply);
+        known
+    }
+}
+
 unsafe extern "C" fn enter<C: Command>(
     ctx: *mut RedisModuleCtx,
     argv: *mut *mut RedisModuleString,

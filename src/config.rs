@@ -15,6 +15,8 @@ pub static DEFAULT_LEASE: Number = number(c"default-lease", 30_000, 1, TEN_YEARS
 pub static MAX_LEASE: Number = number(c"max-lease", TEN_YEARS, 1, TEN_YEARS);
 /// How many may wait for one lock; 0: any number.
 pub static MAX_WAITERS: Number = number(c"max-waiters", 0, 0, i64::MAX);
+/// How many may hold one lock, so that reading it anew, or ending all its holds, never keeps others waiting for long.
+pub static MAX_HOLDERS: Number = number(c"max-holders", 2500, 1, i32::MAX as i64);
 /// How long replicas may take to confirm, in ms.
 pub static REPLICAS_TIMEOUT: Number = number(c"replicas-timeout", 1000, 1, 24 * 60 * 60 * 1000);
 /// Whether a lock that falls free is told to those who wait in the way of Redisson.
@@ -25,7 +27,7 @@ pub static DETECT_DEADLOCKS: Switch = switch(c"detect-deadlocks");
 /// The longest wait that a request may name, in ms.
 pub const LONGEST_WAIT: Millis = TEN_YEARS as Millis;
 
-const NUMBERS: [&Number; 4] = [&DEFAULT_LEASE, &MAX_LEASE, &MAX_WAITERS, &REPLICAS_TIMEOUT];
+const NUMBERS: [&Number; 5] = [&DEFAULT_LEASE, &MAX_LEASE, &MAX_WAITERS, &MAX_HOLDERS, &REPLICAS_TIMEOUT];
 const SWITCHES: [&Switch; 2] = [&PUBLISH_RELEASES, &DETECT_DEADLOCKS];
 
 const fn number(name: &'static CStr, default: i64, min: i64, max: i64) -> Number {

@@ -106,6 +106,7 @@ pub(super) fn settle(
             Wait::Forever => queue(ctx, locks, grantee, None, now),
         };
     }
+    has_place(locks, decisions)?;
     let replicas = grantee.terms.replicas;
     let undo = (replicas > 0).then(|| Undo::before_grant(locks, decisions, grantee.owner));
     let token = holding::grant(locks, decisions, grantee, now);
@@ -114,6 +115,15 @@ pub(super) fn settle(
     let names: Vec<TextRef> = locks.iter().map(Lock::name).collect();
     let reply = Unconfirmed { client: grantee.client, answer: Answer::Token(token), undo: undo.under(token), replicas };
     Ok(waiting::confirm(ctx, &names, reply, now))
+}
+
+/// Whether the server keeps one more holder of each lock that is to be granted.
+fn has_place(locks: &[Lock], decisions: &[Decision]) -> Result<(), String> {
+    let mut granted = locks.iter().zip(decisions).filter(|(_, decision)| matches!(decision, Decision::Grant(..)));
+    match granted.find(|(lock, _)| lock.is_full()) {
+        Some((lock, _)) => Err(waiting::too_many_holders(lock)),
+        None => Ok(()),
+    }
 }
 
 fn refuse(ctx: Ctx) -> Replied {

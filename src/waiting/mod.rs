@@ -14,7 +14,7 @@ mod serving;
 mod turns;
 
 pub use desk::{Answer, Ask, Outcome, client_of, is_contended, is_idle, sizes, with_queue};
-pub use serving::{Keyspace, deadline_moved, refusal, serve, serve_lock};
+pub use serving::{Keyspace, deadline_moved, refusal, serve, serve_lock, too_many_holders};
 pub use turns::{after_touch, ask, event, key_touched, stop, tick, wake};
 
 use crate::confirming;

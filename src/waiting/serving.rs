@@ -13,7 +13,7 @@ use crate::server::timer::Timer;
 use crate::server::{AsText, Ctx, Text, TextRef, timer};
 use crate::stats::{count, time};
 use crate::undo::Undo;
-use crate::{confirming, holding, ties};
+use crate::{config, confirming, holding, ties};
 
 /// Serves whoever can be served now that `changed` has changed. The only way out of the queue to a grant.
 pub fn serve(ctx: Ctx, changed: impl IntoIterator<Item = (LockKey, Change)>, now: Now) {
@@ -161,7 +161,11 @@ impl Serving<'_> {
             let owner = Text::new(&waiter.owner);
             let names: Vec<Text> = waiter.keys.iter().map(|key| Text::new(&key.name)).collect();
             let names: Vec<TextRef> = names.iter().map(AsText::as_text).collect();
-            let mut locks = look_all(ctx, &names, owner.as_text(), self.0.now)?;
+            let mut locks = look_all(ctx, &names, owner.as_text(), self.0.now).map_err(|NotALock| WRONGTYPE)?;
+            let mut granted = locks.iter().zip(decisions).filter(|(_, it)| matches!(it, Decision::Grant(..)));
+            if let Some((full, _)) = granted.find(|(lock, _)| lock.is_full()) {
+                return Err(too_many_holders(full));
+            }
             let grantee = Grantee { owner: owner.as_text(), client, terms };
             let undo = Undo::before_grant(&locks, decisions, owner.as_text());
             let token = holding::grant(&mut locks, decisions, grantee, self.0.now);
@@ -172,7 +176,7 @@ impl Serving<'_> {
         });
         let (token, undo) = match granted {
             Ok(granted) => granted,
-            Err(NotALock) => return end(self.0.ctx, ticket, Outcome::Refused(WRONGTYPE.into()), self.0.now),
+            Err(message) => return end(self.0.ctx, ticket, Outcome::Refused(message), self.0.now),
         };
         count(|it| &mut it.granted_queued);
         time(|stats| &mut stats.waits, self.0.now.micros.saturating_sub(arrived.micros));
@@ -186,6 +190,12 @@ impl Serving<'_> {
             }
         });
     }
+}
+
+/// The message for a request that would be one holder too many.
+pub fn too_many_holders(lock: &Lock) -> String {
+    let (name, most) = (config::show(lock.name().bytes()), config::MAX_HOLDERS.get());
+    format!("ERR too many holders of '{name}': holdfast.max-holders is {most}")
 }
 
 /// The message for a request that contradicts what its owner holds.

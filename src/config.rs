@@ -14,6 +14,10 @@ pub static DEFAULT_LEASE: Number = number(c"default-lease", 30_000, 1, TEN_YEARS
 pub static MAX_LEASE: Number = number(c"max-lease", TEN_YEARS, 1, TEN_YEARS);
 /// How many may wait for one lock; 0: any number.
 pub static MAX_WAITERS: Number = number(c"max-waiters", 0, 0, i64::MAX);
+/// How many keys a request may name.
+pub static MAX_KEYS: Number = number(c"max-keys", 1000, 1, 1_000_000);
+/// How many requests may wait on behalf of one session, events that it has not read included.
+pub static MAX_SESSION_WAITS: Number = number(c"max-session-waits", 100_000, 1, i64::MAX);
 /// How long replicas may take to confirm, in ms.
 pub static REPLICAS_TIMEOUT: Number = number(c"replicas-timeout", 1000, 1, 24 * 60 * 60 * 1000);
 /// Whether a lock that falls free is told to those who wait in the way of Redisson.
@@ -24,7 +28,8 @@ pub static DETECT_DEADLOCKS: Switch = switch(c"detect-deadlocks");
 /// The longest wait that a request may name, in ms.
 pub const LONGEST_WAIT: Millis = TEN_YEARS as Millis;
 
-const NUMBERS: [&Number; 4] = [&DEFAULT_LEASE, &MAX_LEASE, &MAX_WAITERS, &REPLICAS_TIMEOUT];
+const NUMBERS: [&Number; 6] =
+    [&DEFAULT_LEASE, &MAX_LEASE, &MAX_WAITERS, &MAX_KEYS, &MAX_SESSION_WAITS, &REPLICAS_TIMEOUT];
 const SWITCHES: [&Switch; 2] = [&PUBLISH_RELEASES, &DETECT_DEADLOCKS];
 
 const fn number(name: &'static std::ffi::CStr, default: i64, min: i64, max: i64) -> Number {
@@ -99,4 +104,15 @@ fn set(name: &[u8], value: &[u8]) -> Result<(), String> {
 /// Bytes as they can be printed: the way `redis-cli` escapes them.
 pub fn show(bytes: &[u8]) -> String {
     bytes.escape_ascii().to_string()
+}
+
+/// How much of somebody's bytes an error shows.
+const SHOWN: usize = 64;
+
+/// As [`show`], and no more than the beginning.
+pub fn show_start(bytes: &[u8]) -> String {
+    match bytes.get(..SHOWN) {
+        Some(start) if bytes.len() > SHOWN => format!("{}...", show(start)),
+        _ => show(bytes),
+    }
 }

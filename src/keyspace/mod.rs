@@ -24,3 +24,24 @@ fn observe(token: Option<Token>) {
         FENCE.with(|fence| fence.observe(token));
     }
 }
+
+/// A token may be raised to at most so far ahead of the clock, in microseconds: an hour.
+const MOST_AHEAD: Token = 60 * 60 * 1_000_000;
+
+/// Whether a token may be raised to `fence`.
+///
+/// # Errors
+///
+/// The reply that tells what is allowed.
+pub fn check_fence(fence: Token, now: Now) -> Result<(), String> {
+    let most = now.micros.saturating_add(MOST_AHEAD);
+    if fence > most {
+        return Err(format!("ERR FENCE must be at most {most}, an hour ahead of this server's clock, got {fence}"));
+    }
+    Ok(())
+}
+
+/// From now on, tokens are greater than this one.
+pub fn raise_fence(fence: Token, _now: Now) {
+    observe(Some(fence));
+}

@@ -15,6 +15,7 @@ mod cluster;
 mod container;
 mod dir;
 mod environment;
+mod launch;
 pub mod lua;
 mod process;
 mod random;

@@ -3,6 +3,7 @@
 use crate::lock::Millis;
 use crate::server::config::{Number, Switch, load};
 use crate::server::{Ctx, TextRef};
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 
 /// Ten years, in ms: the longest lease unless it is set otherwise, and the longest that can be set.
@@ -32,11 +33,11 @@ const NUMBERS: [&Number; 6] =
     [&DEFAULT_LEASE, &MAX_LEASE, &MAX_WAITERS, &MAX_KEYS, &MAX_SESSION_WAITS, &REPLICAS_TIMEOUT];
 const SWITCHES: [&Switch; 2] = [&PUBLISH_RELEASES, &DETECT_DEADLOCKS];
 
-const fn number(name: &'static std::ffi::CStr, default: i64, min: i64, max: i64) -> Number {
+const fn number(name: &'static CStr, default: i64, min: i64, max: i64) -> Number {
     Number { name, value: AtomicI64::new(default), default, min, max }
 }
 
-const fn switch(name: &'static std::ffi::CStr) -> Switch {
+const fn switch(name: &'static CStr) -> Switch {
     Switch { name, value: AtomicBool::new(true), default: true }
 }
 
@@ -59,28 +60,29 @@ pub fn default_lease() -> Millis {
     DEFAULT_LEASE.get().min(MAX_LEASE.get())
 }
 
-/// Makes the settings known to the server, which sets them; then takes those given as arguments of the module:
-/// pairs of a name, with or without `holdfast.`, and a value.
+/// Makes the settings known to the server, which sets each to what its configuration says, or else to its default. An
+/// argument of the module (a name, with or without `holdfast.`, and a value) is the default of its setting: the server
+/// keeps arguments for ever, so one that went before the configuration would undo what `CONFIG REWRITE` wrote there.
 ///
 /// # Errors
 ///
 /// A line for the server's log that names what is wrong and what is allowed.
 pub fn start(ctx: Ctx, args: &[TextRef]) -> Result<(), String> {
-    let known = NUMBERS.iter().all(|it| it.register(ctx)) && SWITCHES.iter().all(|it| it.register(ctx));
-    if !known || !load(ctx) {
-        return Err("the server refused the module's settings".into());
-    }
+    // A module that is loaded again may find what the last time left here.
+    NUMBERS.iter().for_each(|it| it.value.store(it.default, Relaxed));
+    SWITCHES.iter().for_each(|it| it.value.store(it.default, Relaxed));
     for pair in args.chunks(2) {
         let name = pair.first().map(|name| name.bytes()).unwrap_or_default();
         let value = pair.get(1).map(|value| value.bytes()).ok_or_else(|| format!("{} lacks a value", show(name)))?;
         set(name, value)?;
     }
-    Ok(())
+    let known = NUMBERS.iter().all(|it| it.register(ctx)) && SWITCHES.iter().all(|it| it.register(ctx));
+    if known && load(ctx) { Ok(()) } else { Err("the server refused the module's settings".into()) }
 }
 
 fn set(name: &[u8], value: &[u8]) -> Result<(), String> {
     let short = name.strip_prefix(b"holdfast.").unwrap_or(name);
-    let is = |it: &std::ffi::CStr| it.to_bytes().eq_ignore_ascii_case(short);
+    let is = |it: &CStr| it.to_bytes().eq_ignore_ascii_case(short);
     if let Some(setting) = NUMBERS.iter().find(|it| is(it.name)) {
         let number = std::str::from_utf8(value).ok().and_then(|value| value.parse().ok());
         let number = number.filter(|number| (setting.min..=setting.max).contains(number)).ok_or_else(|| {

@@ -27,7 +27,7 @@ pub struct Grantee<'a> {
 /// A lock that is re-entered keeps its token. Of several locks, where one is new or they differ, all get the same new
 /// one.
 pub fn grant(locks: &mut [Lock], decisions: &[Decision], grantee: Grantee, now: Now) -> Token {
-    let token = common_token(decisions).unwrap_or_else(|| keyspace::next_token(now));
+    let token = common_token(decisions, now).unwrap_or_else(|| keyspace::next_token(now));
     for (lock, decision) in locks.iter_mut().zip(decisions) {
         match (decision, lock.standing.own) {
             (Decision::Grant(hold, limit), _) => {
@@ -48,9 +48,9 @@ pub fn grant(locks: &mut [Lock], decisions: &[Decision], grantee: Grantee, now: 
 }
 
 /// The token that all have already, if all are re-entries.
-fn common_token(decisions: &[Decision]) -> Option<Token> {
+fn common_token(decisions: &[Decision], now: Now) -> Option<Token> {
     let mut tokens = decisions.iter().map(|decision| match decision {
-        Decision::Reenter(hold) => hold.token,
+        Decision::Reenter(hold) => keyspace::kept_token(hold.token, now),
         _ => None,
     });
     let first = tokens.next()??;

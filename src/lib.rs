@@ -29,7 +29,7 @@ use redis_module::{Context, RedisString, Status, redis_module};
 use std::alloc::System as Allocator;
 
 use server::callbacks::Callbacks;
-use server::commands::add_category;
+use server::commands::{add_category, have_categories};
 use server::{Ctx, TextRef};
 
 /// The module's name: in `MODULE LIST`, of the section of `INFO`, before its settings.
@@ -62,6 +62,7 @@ fn start(ctx: Ctx, args: &[TextRef]) -> bool {
     server::events::subscribe(ctx);
     keyspace::listeners::start(ctx, NAME.as_bytes());
     warn_of_eviction(ctx);
+    warn_of_missing_categories(ctx);
     true
 }
 
@@ -78,6 +79,16 @@ fn warn_of_eviction(ctx: Ctx) {
             "holdfast: maxmemory-policy is {policy}: the server may evict locks when memory is short, and an evicted \
              lock is a lock held twice. Set maxmemory-policy noeviction."
         ));
+    }
+}
+
+/// Rights that go by category say nothing about these commands on Redis 7.0, where they would let anybody break locks.
+fn warn_of_missing_categories(ctx: Ctx) {
+    if !have_categories() {
+        ctx.warn(
+            "holdfast: this server puts commands of modules into no ACL category: +@all -@dangerous allows LOCK.FORCE, \
+             +@all -@write allows LOCK.ACQUIRE. Give rights that name commands: +lock.acquire, -lock.force.",
+        );
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use redis::Value;
-use support::{Feature, Raw, Server, skip};
+use support::{Feature, Raw, Server};
 
 use crate::common::{array, ask, ask_int, ask_ok, ask_token, error, int, map, text};
 
@@ -281,9 +281,6 @@ impl Arguments {
 #[test]
 fn acl_categories_where_the_server_has_them() {
     let server = Server::start();
-    if !server.can(Feature::AclCategories) {
-        return skip("this server lets a module make no ACL category");
-    }
     let mut raw = server.raw();
     // Asked command by command: Valkey 8.0 leaves modules out of ACL CAT.
     let categories = |raw: &mut Raw, name: &str| -> BTreeSet<String> {
@@ -292,8 +289,13 @@ fn acl_categories_where_the_server_has_them() {
     };
     for expected in EXPECTED {
         let (name, found) = (expected.name, categories(&mut raw, expected.name));
+        if !server.can(Feature::CommandCategories) {
+            // Redis 7.0; which rights to give there is shown in rights.rs.
+            assert!(found.is_empty(), "{name}: {found:?}");
+            continue;
+        }
         let has = |category: &str| found.contains(category);
-        assert!(has("@lock"), "{name}: {found:?}");
+        assert_eq!(has("@lock"), server.can(Feature::AclCategories), "{name}: {found:?}");
         for category in ["@admin", "@dangerous"] {
             assert_eq!(has(category), name == "LOCK.FORCE", "{name}: {found:?}");
         }
@@ -306,14 +308,6 @@ fn acl_categories_where_the_server_has_them() {
         assert!(has("@fast") != has("@slow"), "{name}: {found:?}");
         assert!(has("@blocking") || expected.effect != Effect::Takes, "{name}: {found:?}");
     }
-
-    ask_ok(&mut raw, "ACL SETUSER app on >secret ~* &* +@lock -@dangerous");
-    let mut app = server.raw();
-    ask_ok(&mut app, "AUTH app secret");
-    ask_token(&mut app, "LOCK.ACQUIRE k me");
-    assert_eq!(error(&ask(&mut app, "LOCK.FORCE k")).0, "NOPERM");
-    assert_eq!(error(&ask(&mut app, "GET k")).0, "NOPERM");
-    assert_eq!(ask_int(&mut app, "LOCK.RELEASE k me"), 0);
 }
 
 #[test]

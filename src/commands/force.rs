@@ -17,7 +17,6 @@ pub struct Force;
 
 impl Command for Force {
     const NAME: &'static CStr = c"lock.force";
-    // `admin` puts it into @admin and @dangerous on every server.
     const FLAGS: &'static CStr = c"write admin";
     const CATEGORIES: &'static str = "write admin dangerous slow";
     const KEYS: Keys = Keys::First(Access::Delete);

@@ -1,11 +1,15 @@
 //! The words of the layout, as strings of the server: made once, so that writing a lock allocates no more than it must.
 
+use crate::lock::Millis;
 use crate::server::{MainThread, Text};
 
 /// Begins the names of the fields that are no owners.
 pub const MARK: u8 = b'#';
 /// Begins the name of the field with a holder's deadline and token, where the limit is not 1.
 pub const DETAILS: &[u8] = b"#@";
+
+/// The deadline of a holder that has no end of its own: its hold lasts as long as the key. The last one that servers know.
+pub const NO_END: Millis = i64::MAX as Millis;
 
 /// The strings.
 #[derive(Debug)]

@@ -56,7 +56,7 @@ pub trait Command {
     const NAME: &'static CStr;
     /// The server's flags, as for `RedisModule_CreateCommand`.
     const FLAGS: &'static CStr;
-    /// ACL categories besides the module's own. (Redis 7.0 goes by the flags.)
+    /// ACL categories besides the module's own. (Redis 7.0 puts it into none: see [`have_categories`].)
     const CATEGORIES: &'static str;
     /// Where its keys are.
     const KEYS: Keys;
@@ -285,11 +285,33 @@ pub fn register<C: Command>(ctx: Ctx, own_category: &str) -> bool {
     }
 }
 
+/// Whether this server puts commands of modules into ACL categories (Redis 7.2 and later, every Valkey).
+pub fn have_categories() -> bool {
+    newer_api!(RedisModule_SetCommandACLCategories).is_some()
+}
+
 /// Adds an ACL category, where the server can.
 pub fn add_category(ctx: Ctx, name: &str) {
     if let (Some(add), Ok(name)) = (newer_api!(RedisModule_AddACLCategory), CString::new(name)) {
         // SAFETY: the context is that of loading.
         unsafe { add(ctx.raw(), name.as_ptr()) };
+    }
+}
+
+/// Whether the server knows a command.
+pub fn exists(ctx: Ctx, name: &CStr) -> bool {
+    let call = api!(RedisModule_Call);
+    // SAFETY: the format takes two C strings and gets two; the replies are read while the outer one lives, which is
+    // freed once.
+    unsafe {
+        let reply = call(ctx.raw(), c"COMMAND".as_ptr(), c"cc".as_ptr(), c"INFO".as_ptr(), name.as_ptr());
+        if reply.is_null() {
+            return true; // Unknown: as if it did.
+        }
+        let entry = api!(RedisModule_CallReplyArrayElement)(reply, 0);
+        let known = api!(RedisModule_CallReplyLength)(entry) > 0;
+        api!(RedisModule_FreeCallReply)(reply);
+        known
     }
 }
 

@@ -17,6 +17,10 @@ pub static MAX_LEASE: Number = number(c"max-lease", TEN_YEARS, 1, TEN_YEARS);
 pub static MAX_WAITERS: Number = number(c"max-waiters", 0, 0, i64::MAX);
 /// How many may hold one lock, so that reading it anew, or ending all its holds, never keeps others waiting for long.
 pub static MAX_HOLDERS: Number = number(c"max-holders", 2500, 1, i32::MAX as i64);
+/// How many keys a request may name.
+pub static MAX_KEYS: Number = number(c"max-keys", 1000, 1, 1_000_000);
+/// How many requests may wait on behalf of one session, events that it has not read included.
+pub static MAX_SESSION_WAITS: Number = number(c"max-session-waits", 100_000, 1, i64::MAX);
 /// How long replicas may take to confirm, in ms.
 pub static REPLICAS_TIMEOUT: Number = number(c"replicas-timeout", 1000, 1, 24 * 60 * 60 * 1000);
 /// Whether a lock that falls free is told to those who wait in the way of Redisson.
@@ -27,7 +31,8 @@ pub static DETECT_DEADLOCKS: Switch = switch(c"detect-deadlocks");
 /// The longest wait that a request may name, in ms.
 pub const LONGEST_WAIT: Millis = TEN_YEARS as Millis;
 
-const NUMBERS: [&Number; 5] = [&DEFAULT_LEASE, &MAX_LEASE, &MAX_WAITERS, &MAX_HOLDERS, &REPLICAS_TIMEOUT];
+const NUMBERS: [&Number; 7] =
+    [&DEFAULT_LEASE, &MAX_LEASE, &MAX_WAITERS, &MAX_HOLDERS, &MAX_KEYS, &MAX_SESSION_WAITS, &REPLICAS_TIMEOUT];
 const SWITCHES: [&Switch; 2] = [&PUBLISH_RELEASES, &DETECT_DEADLOCKS];
 
 const fn number(name: &'static CStr, default: i64, min: i64, max: i64) -> Number {
@@ -103,4 +108,15 @@ fn set(name: &[u8], value: &[u8]) -> Result<(), String> {
 /// Bytes as they can be printed: the way `redis-cli` escapes them.
 pub fn show(bytes: &[u8]) -> String {
     bytes.escape_ascii().to_string()
+}
+
+/// How much of somebody's bytes an error shows.
+const SHOWN: usize = 64;
+
+/// As [`show`], and no more than the beginning.
+pub fn show_start(bytes: &[u8]) -> String {
+    match bytes.get(..SHOWN) {
+        Some(start) if bytes.len() > SHOWN => format!("{}...", show(start)),
+        _ => show(bytes),
+    }
 }

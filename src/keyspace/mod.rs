@@ -9,7 +9,7 @@ pub mod words;
 
 pub use layout::{Detail, Form, Lock};
 
-use crate::lock::{Fence, Millis, Token};
+use crate::lock::{Fence, Millis, Token, fence};
 use crate::server::{MainThread, clock::Now};
 
 static FENCE: MainThread<Fence> = MainThread::new();
@@ -35,4 +35,22 @@ fn observe(token: Option<Token>, now: Millis) {
     if let Some(token) = token {
         FENCE.with(|fence| fence.observe(token, now));
     }
+}
+
+/// Whether a hold's token may be raised to `fence`: by no more than what passes for a token that a server gave.
+///
+/// # Errors
+///
+/// The reply that tells what is allowed.
+pub fn check_fence(token: Token, now: Now) -> Result<(), String> {
+    let most = now.millis().saturating_add(fence::FARTHEST_AHEAD).saturating_mul(1000);
+    if token > most {
+        return Err(format!("ERR FENCE must be at most {most}, an hour ahead of this server's clock, got {token}"));
+    }
+    Ok(())
+}
+
+/// From now on, tokens are greater than this one.
+pub fn raise_fence(token: Token, now: Now) {
+    observe(Some(token), now.millis());
 }

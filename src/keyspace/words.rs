@@ -24,6 +24,10 @@ pub struct Words {
     pub one: Text,
     /// What is published when a lock falls free.
     pub zero: Text,
+    /// The command that asks for a lock.
+    pub acquire: Text,
+    /// The command that asks for several.
+    pub macquire: Text,
 }
 
 impl Default for Words {
@@ -34,6 +38,8 @@ impl Default for Words {
             nobody: Text::new(&[MARK]),
             one: Text::new(b"1"),
             zero: Text::new(b"0"),
+            acquire: Text::new(b"lock.acquire"),
+            macquire: Text::new(b"lock.macquire"),
         }
     }
 }

@@ -18,6 +18,8 @@ use support::{Raw, Server, eventually};
 use crate::options::workspace;
 use crate::report::Row;
 
+use super::lines::{command, send};
+
 const SERVER: &str = ".servers/valkey-9.1/valkey-server";
 /// Loaded before everything else.
 const SHALLOW_BINDING: &str = "\
@@ -311,20 +313,12 @@ impl Bench {
 
     fn ask<T: redis::FromRedisValue>(&mut self, line: &str) -> RedisResult<T> {
         self.requests += 1;
-        let mut words = line.split(' ');
-        let mut command = redis::cmd(words.next().unwrap_or_default());
-        words.for_each(|word| {
-            command.arg(word);
-        });
-        command.query(&mut self.connection)
+        command(line).query(&mut self.connection)
     }
 
     fn send(&mut self, line: &str) -> RedisResult<Raw> {
         self.requests += 1;
-        let mut raw = self.server.raw();
-        let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
-        raw.send(&words)?;
-        Ok(raw)
+        Ok(send(&self.server, line)?)
     }
 
     fn same(&mut self, line: &str, expected: Value) -> RedisResult<()> {

@@ -4,7 +4,7 @@ use super::table::{Stored, Table};
 use super::{cases, key, owner, request};
 use crate::lock::fence::MAX_TOKEN;
 use crate::lock::rule::MAX_HOLDS;
-use crate::lock::serve::View;
+use crate::lock::serve::{Sight, View};
 use crate::lock::{
     Ahead, Deadline, Decision, Fence, Hold, Holders, Limit, Millis, Owner, Raise, Request, Standing, decide,
 };
@@ -53,7 +53,10 @@ struct OneLock {
 impl OneLock {
     fn acquire(&mut self, who: u32, request: &Request) -> Decision {
         let (key, owner) = (key(0), owner(who));
-        let standing = self.table.look(&key, &owner).unwrap_or(Standing::FREE);
+        let standing = match self.table.look(&key, &owner) {
+            Sight::Lock(standing) => standing,
+            _ => Standing::FREE,
+        };
         let decision = decide(&standing, request, Ahead::Nobody, self.table.now);
         if let Decision::Grant(..) | Decision::Reenter(_) = decision {
             self.table.write(&[key], &owner, &[decision]);

@@ -110,7 +110,7 @@ impl Keyspace<'_> {
 
 impl View for Keyspace<'_> {
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
-        self.look_and(key, owner, |_, _, lock| lock.map_or(Sight::NotALock, |lock| Sight::Lock(lock.standing)))
+        self.look_and(key, owner, |_, _, lock| lock.map_or(Sight::NotALock, |lock| Sight::Lock(lock.standing())))
     }
 
     fn holders(&mut self, key: &LockKey) -> Vec<Owner> {
@@ -132,14 +132,14 @@ impl View for Served<'_> {
         let now = self.0.now.millis();
         self.0.look_and(key, owner, |ctx, name, lock| {
             let Some(lock) = lock else { return Sight::NotALock };
-            if listeners::in_cluster() && lock.standing.holders == 0 && !ctx.serves(name) {
+            if listeners::in_cluster() && lock.count() == 0 && !ctx.serves(name) {
                 // The slot is elsewhere or on its way there: whoever comes is redirected, and who waits will be.
                 books::with(|books| books.looks.schedule(key, Some(now.saturating_add(LOOK_AGAIN))));
                 wake_for_looks(ctx);
                 return Sight::Elsewhere;
             }
             refresh(lock, key, now);
-            Sight::Lock(lock.standing)
+            Sight::Lock(lock.standing())
         })
     }
 
@@ -154,7 +154,7 @@ fn refresh(lock: &mut Lock, key: &LockKey, now: Millis) {
         // The look may be for one who waits for several locks; others wait for this one alone.
         books::with(|books| books.agenda.note(key.clone(), Change::Freed));
     }
-    if lock.standing.holders > 0 {
+    if lock.count() > 0 {
         schedule(lock, key, now); // Else it is about to be granted.
     }
 }

@@ -4,12 +4,13 @@ use super::args::{self, Options, Wait, Word};
 use crate::config;
 use crate::holding::{self, Grantee, Terms};
 use crate::keyspace::{Detail, Lock};
-use crate::lock::deadlock::{self, Because, Candidate, Link};
-use crate::lock::{Ahead, Decision, Limit, LockKey, Millis, Owner, Raise, Request, decide};
+use crate::lock::cycle::{Because, Candidate, Link, Progress, Search, Visible};
+use crate::lock::serve::View;
+use crate::lock::{Ahead, Deadline, Decision, Limit, LockKey, Millis, Owner, Raise, Request, Standing, decide};
 use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
-use crate::server::{AsText, Call, Ctx, TextRef};
+use crate::server::{AsText, Call, Ctx, Text, TextRef};
 use crate::stats::count;
 use crate::undo::Undo;
 use crate::waiting::{self, Answer, Keyspace, Unconfirmed, WRONGTYPE, Wish};
@@ -148,19 +149,49 @@ fn has_room(keys: &[LockKey]) -> Result<(), String> {
 }
 
 fn find_deadlock(ctx: Ctx, candidate: Candidate, now: Now) -> Result<(), String> {
-    let circle = waiting::with_queue(|queue| deadlock::circle(queue, &mut Keyspace { ctx, now }, candidate));
-    match circle {
-        Some(circle) => {
+    let mut locks = Seen(Keyspace { ctx, now });
+    let progress = waiting::with_queue(|queue| Search::new(candidate).advance(queue, &mut locks, SEARCH_AT_ONCE));
+    match progress {
+        Progress::Cycle(cycle) => {
             count(|it| &mut it.deadlocks);
-            Err(describe(&circle))
+            Err(describe(&cycle))
         }
-        None => Ok(()),
+        Progress::None | Progress::More => Ok(()),
     }
 }
 
-fn describe(circle: &[Link]) -> String {
-    let next = circle.iter().cycle().skip(1);
-    let waits = circle.iter().zip(next).map(|(link, next)| {
+/// How much of a search for cycles a command does itself, in units of about 100 ns.
+const SEARCH_AT_ONCE: usize = 10_000;
+
+/// The locks as the search for cycles sees them.
+struct Seen<'a>(Keyspace<'a>);
+
+impl Visible for Seen<'_> {
+    fn may_read(&mut self, _: &LockKey) -> bool {
+        true
+    }
+
+    fn look(&mut self, key: &LockKey, owner: &Owner) -> Option<Standing> {
+        self.0.look(key, owner).ok()
+    }
+
+    fn holders(&mut self, key: &LockKey, after: Option<&(Deadline, Owner)>, most: usize) -> Vec<(Deadline, Owner)> {
+        let now = self.0.now.millis();
+        let all = self.0.ctx.in_db(key.db, |ctx| {
+            let name = Text::new(&key.name);
+            Lock::look_around(ctx, name.as_text(), now).map_or(Vec::new(), |lock| lock.holders(now))
+        });
+        let mut all: Vec<(Deadline, Owner)> = all.into_iter().map(|(owner, hold)| (hold.deadline, owner)).collect();
+        all.retain(|it| after.is_none_or(|after| it > after));
+        all.sort_unstable();
+        all.truncate(most);
+        all
+    }
+}
+
+fn describe(cycle: &[Link]) -> String {
+    let next = cycle.iter().cycle().skip(1);
+    let waits = cycle.iter().zip(next).map(|(link, next)| {
         let why = match link.because {
             Because::Holds => "held by",
             Because::Ahead => "waited for ahead of it by",

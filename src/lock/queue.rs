@@ -1,5 +1,6 @@
 //! Who waits: strictly in order of arrival, over one key or several.
 
+use super::changes::{Changed, Changes};
 use super::{KeyMap, LockKey, Millis, Owner, Request};
 use foldhash::HashMap;
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,6 +39,7 @@ pub struct Queue<T> {
     by_owner: HashMap<Owner, BTreeSet<WaiterId>>,
     /// How many wait for several keys.
     several: usize,
+    changes: Changes,
 }
 
 impl<T> Default for Queue<T> {
@@ -48,6 +50,7 @@ impl<T> Default for Queue<T> {
             lanes: KeyMap::default(),
             by_owner: HashMap::default(),
             several: 0,
+            changes: Changes::default(),
         }
     }
 }
@@ -101,7 +104,18 @@ impl<T> Queue<T> {
                 self.by_owner.remove(&waiter.owner);
             }
         }
+        self.changes.push(Changed::Left(id));
         Some(waiter)
+    }
+
+    /// Notes that somebody may have lost a hold of this lock. Searches for cycles that take several steps rely on it.
+    pub fn note(&mut self, key: &LockKey) {
+        self.changes.push(Changed::Lock(key.clone()));
+    }
+
+    /// What has changed lately.
+    pub(super) fn changes(&self) -> &Changes {
+        &self.changes
     }
 
     /// A waiter.
@@ -124,6 +138,18 @@ impl<T> Queue<T> {
         self.lanes.get(db, name).into_iter().flatten().filter_map(|id| self.waiters.get(id))
     }
 
+    /// As [`Queue::lane`], from one place in the order of arrival on.
+    pub(super) fn lane_from(&self, key: &LockKey, from: WaiterId) -> impl Iterator<Item = &Waiter<T>> {
+        let lane = self.lanes.get(key.db, &key.name).into_iter().flat_map(move |lane| lane.range(from..));
+        lane.filter_map(|id| self.waiters.get(id))
+    }
+
+    /// As [`Queue::of_owner`], from one place in the order of arrival on.
+    pub(super) fn of_owner_from(&self, owner: &[u8], from: WaiterId) -> impl Iterator<Item = &Waiter<T>> {
+        let own = self.by_owner.get(owner).into_iter().flat_map(move |own| own.range(from..));
+        own.filter_map(|id| self.waiters.get(id))
+    }
+
     /// What an owner waits for, in order of arrival.
     pub fn of_owner(&self, owner: &[u8]) -> impl Iterator<Item = &Waiter<T>> {
         self.by_owner.get(owner).into_iter().flatten().filter_map(|id| self.waiters.get(id))
@@ -140,7 +166,7 @@ impl<T> Queue<T> {
     }
 
     /// Whether each waiter waits for one key, and each owner once: then a wait for one key depends on another key
-    /// through the holders only. See [`super::deadlock`].
+    /// through the holders only. See [`super::cycle`].
     pub fn is_simple(&self) -> bool {
         self.several == 0 && self.by_owner.len() == self.waiters.len()
     }
@@ -163,6 +189,11 @@ impl<T> Queue<T> {
     /// The keys of one database that are waited for, and by how many.
     pub fn contended_in(&self, db: i32) -> impl Iterator<Item = (LockKey, usize)> {
         self.lanes.in_db(db).map(move |(name, lane)| (LockKey { db, name: name.clone() }, lane.len()))
+    }
+
+    /// All who wait, from one place in the order of arrival on.
+    pub fn from(&self, id: WaiterId) -> impl Iterator<Item = &Waiter<T>> {
+        self.waiters.range(id..).map(|(_, waiter)| waiter)
     }
 
     /// All keys that are waited for.

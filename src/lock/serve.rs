@@ -72,6 +72,7 @@ pub fn serve<T>(
 ) {
     let mut agenda = Agenda::default();
     for (key, change) in changed {
+        queue.note(&key);
         agenda.tasks.push(Task::Head(key.clone()));
         if change == Change::Foreign {
             agenda.tasks.push(Task::Holders(key));
@@ -104,12 +105,7 @@ pub fn serve<T>(
 /// Those who hold `key` and wait for anything, and `asking` if it holds it; and the lock's limit.
 ///
 /// Costs the smaller of the number of holders and that of owners who wait.
-pub(super) fn waiting_holders<T>(
-    queue: &Queue<T>,
-    locks: &mut impl View,
-    key: &LockKey,
-    asking: &Owner,
-) -> (Limit, Vec<Owner>) {
+fn waiting_holders<T>(queue: &Queue<T>, locks: &mut impl View, key: &LockKey, asking: &Owner) -> (Limit, Vec<Owner>) {
     let Ok(standing) = locks.look(key, asking) else { return (Limit::Shared, Vec::new()) };
     let holders = if standing.holders <= queue.owners().len() {
         let mut holders = locks.holders(key);

@@ -13,6 +13,7 @@ pub mod holding;
 pub mod info;
 pub mod keyspace;
 pub mod lock;
+pub mod searching;
 #[allow(unsafe_code)]
 pub mod server;
 pub mod serving;

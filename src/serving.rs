@@ -28,7 +28,7 @@ const NOPERM: &str = "NOPERM the user of this connection has no permissions any 
 /// Serves whoever can be served now that locks have changed, until the slice is over. The only way out of the queue to
 /// a grant.
 pub fn serve(ctx: Ctx, now: Now, slice: Slice) {
-    while let Some(job) = books::with(|books| books.agenda.next(&books.queue)) {
+    while let Some(job) = books::with(|books| books.agenda.next(&mut books.queue)) {
         match job {
             Job::FindHolders(key) => {
                 let holders = Keyspace { ctx, now }.holders(&key);

@@ -156,6 +156,15 @@ impl<'a> Lock<'a> {
         holders
     }
 
+    /// Up to `most` of those who hold it at `now`, by deadline and name: those after the given one.
+    pub fn holders_after(&self, after: Option<&(Deadline, Owner)>, now: Millis, most: usize) -> Vec<(Deadline, Owner)> {
+        if self.form == Form::Many {
+            return self.roster(|roster| roster.holders.page(after, now, most)).unwrap_or_default();
+        }
+        let holders = self.holders(now).into_iter().map(|(owner, hold)| (hold.deadline, owner));
+        holders.filter(|it| after.is_none_or(|after| it > after)).take(most).collect()
+    }
+
     /// Holders past their deadline, whose fields are still there.
     pub fn expired(&self, now: Millis) -> Vec<Owner> {
         match self.form {

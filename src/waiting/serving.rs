@@ -4,7 +4,7 @@ use super::desk::{Answer, Ask, DESK, Outcome, QUEUE, State, is_contended};
 use super::turns::wake;
 use super::{LOOK_AGAIN, WRONGTYPE, end};
 use crate::holding::{Grantee, look_all};
-use crate::keyspace::{Lock, listeners};
+use crate::keyspace::{Lock, listeners, rosters};
 use crate::lock::serve;
 use crate::lock::serve::{Change, Locks, NotALock, View, WaitEnd};
 use crate::lock::{Deadline, Decision, Limit, LockKey, Millis, Owner, Standing, Waiter};
@@ -43,23 +43,28 @@ pub struct Keyspace<'a> {
 }
 
 impl Keyspace<'_> {
+    /// Whether this node of a cluster answers for the key.
+    fn serves(&self, key: &LockKey) -> bool {
+        self.ctx.in_db(key.db, |ctx| ctx.serves(&Text::new(&key.name)))
+    }
+
     fn look_with<R>(
         &self,
         key: &LockKey,
         owner: &Owner,
-        work: impl FnOnce(Ctx, &Text, &mut Lock) -> R,
+        work: impl FnOnce(Ctx, &mut Lock) -> R,
     ) -> Result<R, NotALock> {
         self.ctx.in_db(key.db, |ctx| {
             let (name, owner) = (Text::new(&key.name), Text::new(owner));
             let mut lock = Lock::look(ctx, name.as_text(), owner.as_text(), self.now.millis())?;
-            Ok(work(ctx, &name, &mut lock))
+            Ok(work(ctx, &mut lock))
         })
     }
 }
 
 impl View for Keyspace<'_> {
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Result<Standing, NotALock> {
-        self.look_with(key, owner, |_, _, lock| lock.standing)
+        self.look_with(key, owner, |_, lock| lock.standing)
     }
 
     fn holders(&mut self, key: &LockKey) -> Vec<Owner> {
@@ -114,12 +119,14 @@ pub fn deadline_moved(lock: &Lock, owner: TextRef, deadline: Deadline, now: Now)
 impl View for Serving<'_> {
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Result<Standing, NotALock> {
         let now = self.0.now.millis();
-        self.0.look_with(key, owner, |ctx, name, lock| {
-            if listeners::in_cluster() && lock.standing.holders == 0 && !ctx.serves(name) {
-                // The slot is elsewhere or on its way there: whoever comes is sent on, and who waits will be.
-                DESK.with(|desk| desk.schedule(key, Some(now.saturating_add(LOOK_AGAIN))));
-                return Standing { own: None, holders: 1, limit: Limit::MUTEX };
-            }
+        if listeners::in_cluster() && !self.0.serves(key) {
+            // The slot is elsewhere or on its way: whoever comes is sent on, and who waits will be. A copy of the key may
+            // still lie here, or already; what it says does not count.
+            rosters::with(|rosters| rosters.forget(key.db, &key.name));
+            DESK.with(|desk| desk.schedule(key, Some(now.saturating_add(LOOK_AGAIN))));
+            return Ok(Standing { own: None, holders: 1, limit: Limit::MUTEX });
+        }
+        self.0.look_with(key, owner, |ctx, lock| {
             if holding::purge(lock, now) {
                 // The look may be for one who waits for several locks; others wait for this one alone.
                 DESK.with(|desk| desk.note(key.clone(), Change::Freed));

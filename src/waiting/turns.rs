@@ -238,6 +238,11 @@ pub fn event(ctx: Ctx, event: Event) {
             listeners::doubt();
             replaced(ctx, None);
         }
+        Event::SlotsMoved => {
+            replaced(ctx, None);
+            // What notes work here need not be a command, so there may be no step to follow it up in.
+            timer::wake(ctx, Timer::Work, timer::NOW);
+        }
         Event::ListenersMayHaveChanged => listeners::doubt(),
         Event::ModuleLoaded => listeners::module_loaded(),
         Event::ModuleUnloaded => listeners::module_unloaded(),

@@ -25,6 +25,7 @@ mod replies;
 mod reset;
 mod several;
 mod several_stress;
+mod slot_migration;
 mod smoke;
 mod speak;
 mod stream;

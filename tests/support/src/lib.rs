@@ -23,6 +23,7 @@ mod raw;
 mod server;
 mod until;
 mod version;
+mod whole_slot;
 
 pub use cluster::Cluster;
 pub use environment::{in_containers, module_path, server_program, skip, workspace};
@@ -31,3 +32,4 @@ pub use raw::{Raw, encode};
 pub use server::{Builder, Server};
 pub use until::{eventually, until};
 pub use version::{Family, Feature, Version};
+pub use whole_slot::WholeSlotMove;

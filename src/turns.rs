@@ -279,6 +279,7 @@ pub fn event(ctx: Ctx, event: Event) {
             listeners::doubt();
             replaced(ctx, None);
         }
+        Event::SlotsMoved => replaced(ctx, None),
         Event::ListenersMayHaveChanged => listeners::doubt(),
         Event::ModuleLoaded => listeners::module_loaded(),
         Event::ModuleUnloaded => listeners::module_unloaded(),

@@ -24,6 +24,7 @@ pub mod resp;
 mod server;
 mod until;
 mod version;
+mod whole_slot;
 
 pub use cluster::Cluster;
 pub use environment::{in_containers, module_path, server_program, skip, workspace};
@@ -33,3 +34,4 @@ pub use resp::encode;
 pub use server::{Builder, Server};
 pub use until::{eventually, until};
 pub use version::{Family, Feature, Version};
+pub use whole_slot::WholeSlotMove;

@@ -6,7 +6,7 @@ use crate::books::owed::OnBehalf;
 use crate::books::{self, Answer, Asker, Outcome, State};
 use crate::holding::{self, Grantee, look_all};
 use crate::keyspace::words::words;
-use crate::keyspace::{Lock, listeners};
+use crate::keyspace::{Lock, listeners, rosters};
 use crate::lock::serve::{Change, Job, NotALock, Sight, View, WaitEnd};
 use crate::lock::{Deadline, Decision, Limit, LockKey, Millis, Owner, Waiter, WaiterId};
 use crate::server::acl::User;
@@ -28,7 +28,7 @@ const NOPERM: &str = "NOPERM the user of this connection has no permissions any 
 /// Serves whoever can be served now that locks have changed, until the slice is over. The only way out of the queue to
 /// a grant.
 pub fn serve(ctx: Ctx, now: Now, slice: Slice) {
-    while let Some(job) = books::with(|books| books.agenda.next(&books.queue)) {
+    while let Some(job) = books::with(|books| books.agenda.next(&mut books.queue)) {
         match job {
             Job::FindHolders(key) => {
                 let holders = Keyspace { ctx, now }.holders(&key);
@@ -89,6 +89,11 @@ fn leave(id: WaiterId) {
     });
 }
 
+/// Whether this node of a cluster answers for a key; outside of clusters, always.
+pub fn serves(ctx: Ctx, key: &LockKey) -> bool {
+    !listeners::in_cluster() || ctx.in_db(key.db, |ctx| ctx.serves(&Text::new(&key.name)))
+}
+
 /// The locks in the keyspace, to be read. Touches no book.
 #[derive(Clone, Copy, Debug)]
 pub struct Keyspace<'a> {
@@ -99,18 +104,18 @@ pub struct Keyspace<'a> {
 }
 
 impl Keyspace<'_> {
-    fn look_and<R>(&self, key: &LockKey, owner: &Owner, work: impl FnOnce(Ctx, &Text, Option<&mut Lock>) -> R) -> R {
+    fn look_and<R>(&self, key: &LockKey, owner: &Owner, work: impl FnOnce(Option<&mut Lock>) -> R) -> R {
         self.ctx.in_db(key.db, |ctx| {
             let (name, owner) = (Text::new(&key.name), Text::new(owner));
             let lock = Lock::look(ctx, name.as_text(), owner.as_text(), self.now.millis());
-            work(ctx, &name, lock.ok().as_mut())
+            work(lock.ok().as_mut())
         })
     }
 }
 
 impl View for Keyspace<'_> {
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
-        self.look_and(key, owner, |_, _, lock| lock.map_or(Sight::NotALock, |lock| Sight::Lock(lock.standing())))
+        self.look_and(key, owner, |lock| lock.map_or(Sight::NotALock, |lock| Sight::Lock(lock.standing())))
     }
 
     fn holders(&mut self, key: &LockKey) -> Vec<Owner> {
@@ -129,15 +134,17 @@ struct Served<'a>(Keyspace<'a>);
 
 impl View for Served<'_> {
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
-        let now = self.0.now.millis();
-        self.0.look_and(key, owner, |ctx, name, lock| {
+        let (ctx, now) = (self.0.ctx, self.0.now.millis());
+        if !serves(ctx, key) {
+            // The slot is elsewhere or on its way: whoever comes is redirected, and who waits will be. A copy of the key
+            // may still lie here, or already; what it says does not count.
+            rosters::with(|rosters| rosters.forget(key.db, &key.name));
+            books::with(|books| books.looks.schedule(key, Some(now.saturating_add(LOOK_AGAIN))));
+            wake_for_looks(ctx);
+            return Sight::Elsewhere;
+        }
+        self.0.look_and(key, owner, |lock| {
             let Some(lock) = lock else { return Sight::NotALock };
-            if listeners::in_cluster() && lock.count() == 0 && !ctx.serves(name) {
-                // The slot is elsewhere or on its way there: whoever comes is redirected, and who waits will be.
-                books::with(|books| books.looks.schedule(key, Some(now.saturating_add(LOOK_AGAIN))));
-                wake_for_looks(ctx);
-                return Sight::Elsewhere;
-            }
             refresh(lock, key, now);
             Sight::Lock(lock.standing())
         })

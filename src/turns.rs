@@ -25,7 +25,7 @@ use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, MainThread, Text, events};
 use crate::serving::{LOOK_AGAIN, serve};
 use crate::stats::count;
-use crate::{answering, confirming, holding, stats, undo, waiting, watchdog};
+use crate::{answering, confirming, holding, searching, stats, undo, waiting, watchdog};
 
 /// Keys that were touched while the books were lent.
 static TOUCHED_MEANWHILE: MainThread<Vec<(LockKey, Touch)>> = MainThread::new();
@@ -110,6 +110,8 @@ fn work(ctx: Ctx, now: Now, slice: Slice) {
     // What others did to the keys; and who is next.
     sweep(slice);
     follow_up(ctx, now, slice);
+    // And whether those who still wait ever can be.
+    searching::advance(ctx, now, slice);
 }
 
 /// Does what follows from changes that others made, and serves those who wait.
@@ -277,6 +279,7 @@ pub fn event(ctx: Ctx, event: Event) {
             listeners::doubt();
             replaced(ctx, None);
         }
+        Event::SlotsMoved => replaced(ctx, None),
         Event::ListenersMayHaveChanged => listeners::doubt(),
         Event::ModuleLoaded => listeners::module_loaded(),
         Event::ModuleUnloaded => listeners::module_unloaded(),

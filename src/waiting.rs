@@ -94,17 +94,18 @@ pub fn wait(
     terms: &Terms,
     wait: Wait,
     now: Now,
-) -> Result<Replied, String> {
+) -> Result<(WaiterId, Replied), String> {
     let Some((ticket, replied)) = request.owe(ctx, names) else {
         return Err("ERR this client can't be blocked".into());
     };
     let until = wait.until(now);
     let Request { client, on_behalf, keys, owner } = request;
     let ask = Asker { ticket, client, on_behalf, terms: *terms, arrived: now };
-    books::with(|books| {
+    let id = books::with(|books| {
         let id = books.queue.join(owner, keys.clone(), terms.request, now.millis(), until, ask);
         books.owed.set(ticket, State::Waiting(id));
         books.owed.timeouts.extend(until.map(|until| (until, ticket)));
+        id
     });
     for (lock, key) in locks.iter().zip(keys.iter()) {
         schedule_earlier(lock, key, now.millis());
@@ -112,7 +113,7 @@ pub fn wait(
     if let Some(until) = until {
         timer::wake(ctx, Timer::Work, until);
     }
-    Ok(replied)
+    Ok((id, replied))
 }
 
 /// Lets the answer to a grant or renewal wait for its replicas.

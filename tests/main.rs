@@ -28,6 +28,7 @@ mod rights;
 mod settings;
 mod several;
 mod several_stress;
+mod slot_migration;
 mod smoke;
 mod speak;
 mod stream;

@@ -3,16 +3,16 @@
 use super::args::{self, Options, Word};
 use crate::books::owed::OnBehalf;
 use crate::books::{self, Answer, Terms};
-use crate::config;
 use crate::holding::{self, Grantee};
 use crate::keyspace::Lock;
-use crate::lock::deadlock::{self, Because, Candidate, Link};
+use crate::lock::cycle::Candidate;
 use crate::lock::{Ahead, Decision, LockKey, decide};
+use crate::searching;
 use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, TextRef};
-use crate::serving::{Keyspace, WRONGTYPE, refusal, too_many_holders};
+use crate::serving::{WRONGTYPE, refusal, too_many_holders};
 use crate::stats::count;
 use crate::undo;
 use crate::waiting::{self, Request, Wait};
@@ -142,7 +142,7 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// Lets the request wait for the locks of these names, if it may and there is room and that closes no cycle of waits.
+    /// Lets the request wait for the locks of these names, if it may, there is room, and that closes no cycle of waits.
     /// Those that were read (`locks`) are looked at again when a lease of theirs ends.
     fn queue(&self, names: &[TextRef], locks: &[Lock]) -> Result<Replied, String> {
         let Self { ctx, now, wait, .. } = *self;
@@ -153,11 +153,11 @@ impl<'a> Asking<'a> {
         }
         let request = self.request(names);
         waiting::has_room(&request)?;
-        if config::DETECT_DEADLOCKS.is_on() && !books::with(|books| books.queue.is_empty()) {
-            let candidate = Candidate { owner: &request.owner, keys: &request.keys, limit: self.terms.request.limit };
-            find_deadlock(ctx, candidate, now)?;
-        }
-        waiting::wait(ctx, request, (names, locks), &self.terms, wait, now)
+        let candidate = Candidate { owner: &request.owner, keys: &request.keys, limit: self.terms.request.limit };
+        let search = searching::begin(ctx, self.client, candidate, now)?;
+        let (id, replied) = waiting::wait(ctx, request, (names, locks), &self.terms, wait, now)?;
+        searching::go_on(ctx, id, search);
+        Ok(replied)
     }
 
     fn request(&self, names: &[TextRef]) -> Request {
@@ -165,28 +165,4 @@ impl<'a> Asking<'a> {
         let keys: Rc<[LockKey]> = names.iter().map(|name| LockKey::new(db, name.bytes())).collect();
         Request { client: self.client, on_behalf: self.on_behalf, keys, owner: self.owner.bytes().into() }
     }
-}
-
-fn find_deadlock(ctx: Ctx, candidate: Candidate, now: Now) -> Result<(), String> {
-    let circle = books::with(|books| deadlock::circle(&books.queue, &mut Keyspace { ctx, now }, candidate));
-    match circle {
-        Some(circle) => {
-            count(|it| &mut it.deadlocks);
-            Err(describe(&circle))
-        }
-        None => Ok(()),
-    }
-}
-
-fn describe(circle: &[Link]) -> String {
-    let next = circle.iter().cycle().skip(1);
-    let waits = circle.iter().zip(next).map(|(link, next)| {
-        let why = match link.because {
-            Because::Holds => "held by",
-            Because::Ahead => "waited for ahead of it by",
-        };
-        let (owner, key, next) = (config::show(&link.owner), config::show(&link.key.name), config::show(&next.owner));
-        format!("owner '{owner}' waits for '{key}' {why} '{next}'")
-    });
-    format!("DEADLOCK {}", waits.collect::<Vec<_>>().join(", "))
 }

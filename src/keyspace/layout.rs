@@ -219,6 +219,16 @@ impl<'a> Lock<'a> {
         holders
     }
 
+    /// Up to `most` of those who hold it at `now`, by deadline and name: those after the given one.
+    pub fn holders_after(&self, after: Option<&(Deadline, Owner)>, now: Millis, most: usize) -> Vec<(Deadline, Owner)> {
+        if self.found.form == Form::Many {
+            let seen_from = seen_from(self.key.expiry(), now);
+            return self.roster(|roster| roster.holders.page(after, seen_from, most)).unwrap_or_default();
+        }
+        let holders = self.holders(now).into_iter().map(|(owner, hold)| (hold.deadline, owner));
+        holders.filter(|it| after.is_none_or(|after| it > after)).take(most).collect()
+    }
+
     /// Holders past their deadline, whose fields are still there: the first of them, at most so many.
     pub fn expired(&self, now: Millis, most: usize) -> Vec<Owner> {
         match self.found.form {
@@ -287,6 +297,11 @@ fn own_mutex(holds: &Text, token: Option<Token>) -> Result<Found, NotALock> {
     Ok(Found { form: Form::Mutex(token), own, holders: 1, limit: Limit::MUTEX })
 }
 
+/// The moment by which deadlines are judged that stand beside owners: without expiry of the key none has passed.
+fn seen_from(expiry: Deadline, now: Millis) -> Millis {
+    if expiry == Deadline::Never { 0 } else { now }
+}
+
 /// A hold of a lock with many holders, as it counts: without expiry of the key nobody's lease ends, and with the key
 /// everybody's does.
 fn effective(hold: Hold, expiry: Deadline) -> Hold {
@@ -316,7 +331,7 @@ fn read_more(
         rosters::with(|rosters| rosters.keep(LockKey::new(db, name), roster));
     }
     let expiry = key.expiry();
-    let seen_from = if expiry == Deadline::Never { 0 } else { now };
+    let seen_from = seen_from(expiry, now);
     let standing =
         rosters::with(|rosters| rosters.get(db, name).map(|roster| roster.holders.standing(owner.bytes(), seen_from)));
     let Standing { own, holders, limit } = standing.ok_or(NotALock)?;

@@ -189,12 +189,13 @@ impl Agenda {
     }
 
     /// What is to be done next; `None`: nothing is left.
-    pub fn next<T>(&mut self, queue: &Queue<T>) -> Option<Job> {
+    pub fn next<T>(&mut self, queue: &mut Queue<T>) -> Option<Job> {
         loop {
             let task = match self.tasks.pop() {
                 Some(task) => task,
                 None => {
-                    let (key, change) = self.changed.pop_first()?;
+                    let (key, change) = self.changed.pop_last()?;
+                    queue.note(&key);
                     if change == Change::Foreign {
                         self.tasks.push(Task::Holders(key.clone()));
                     }

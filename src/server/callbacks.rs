@@ -48,6 +48,9 @@ pub enum Event {
     RoleChanged,
     /// The server's data were replaced, or are about to be.
     DataReplaced,
+    /// Slots of a cluster came or went with all that lies in them, or an import was given up and what had come of it is
+    /// dropped. Nothing may be written here.
+    SlotsMoved,
     /// Somebody may have begun to listen to what is written: a fork for a snapshot, a changed setting.
     ListenersMayHaveChanged,
     /// Another module came.

@@ -2,7 +2,7 @@
 
 use super::callbacks::{self, Event, Touch};
 use super::text::TextRef;
-use super::{Ctx, MainThread};
+use super::{Ctx, MainThread, slots};
 use redis_module::raw::{self, RedisModuleCtx, RedisModuleEvent, RedisModuleString};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -26,6 +26,7 @@ pub fn subscribe(ctx: Ctx) {
             api!(RedisModule_SubscribeToServerEvent)(ctx.raw(), RedisModuleEvent { id, dataver: 1 }, Some(on_event));
         }
     }
+    slots::subscribe(ctx);
 }
 
 static WATCHING: MainThread<bool> = MainThread::new();

@@ -30,6 +30,9 @@ pub type EachField<'f> = &'f mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 /// An open key. Reading a key that has expired removes it first, as every command does.
 ///
 /// Whoever changes it calls [`Ctx::signal_modified`]: opening alone tells nobody.
+///
+/// Since Redis 8.4 the server opens no key in a slot that comes or goes in one piece. Such a key is missing here, and
+/// what is written to it goes nowhere: who would write asks [`Ctx::serves`] first.
 #[derive(Debug)]
 pub struct Key<'a> {
     raw: *mut RedisModuleKey,
@@ -60,7 +63,7 @@ impl<'a> Key<'a> {
 
     /// How many fields the hash has.
     pub fn fields(&self) -> usize {
-        // SAFETY: the handle is open.
+        // SAFETY: the handle is open; null has none to this function.
         unsafe { api!(RedisModule_ValueLength)(self.raw) }
     }
 
@@ -80,8 +83,8 @@ impl<'a> Key<'a> {
     pub fn set(&self, pairs: &[(TextRef, TextRef)]) {
         let end: *mut RedisModuleString = null_mut();
         let hash_set = api!(RedisModule_HashSet);
-        // SAFETY: the handle is open for writing and a hash or missing; pairs of strings end with null. The server
-        // copies both.
+        // SAFETY: the handle is open for writing and a hash or missing, or null, which this function refuses; pairs of
+        // strings end with null. The server copies both.
         match pairs {
             [(f1, v1), (f2, v2)] => unsafe {
                 hash_set(self.raw, 0, f1.raw(), v1.raw(), f2.raw(), v2.raw(), end);
@@ -105,17 +108,22 @@ impl<'a> Key<'a> {
 
     /// Deletes the key.
     pub fn delete(&self) {
-        // SAFETY: the handle is open for writing.
-        unsafe { api!(RedisModule_DeleteKey)(self.raw) };
+        if !self.raw.is_null() {
+            // SAFETY: the handle is open for writing.
+            unsafe { api!(RedisModule_DeleteKey)(self.raw) };
+        }
         self.expiry.set(None);
     }
 
-    /// When the key expires: a look-up for the first who asks.
+    /// When the key expires, a missing one never: a look-up for the first who asks.
     pub fn expiry(&self) -> Deadline {
         if let Some(known) = self.expiry.get() {
             return known;
         }
-        // SAFETY: the handle is open.
+        if self.kind() == Kind::Missing {
+            return Deadline::Never; // Redis 8.6 would crash.
+        }
+        // SAFETY: the handle is open, and there is a value.
         let at = unsafe { api!(RedisModule_GetAbsExpire)(self.raw) };
         let expiry = u64::try_from(at).map_or(Deadline::Never, Deadline::At);
         self.expiry.set(Some(expiry));
@@ -135,9 +143,11 @@ impl<'a> Key<'a> {
             Deadline::At(at) => i64::try_from(at).unwrap_or(i64::MAX),
             Deadline::Never => i64::from(raw::REDISMODULE_NO_EXPIRE),
         };
-        // SAFETY: the handle is open for writing.
-        unsafe { api!(RedisModule_SetAbsExpire)(self.raw, at) };
-        self.expiry.set(Some(deadline));
+        if self.kind() != Kind::Missing {
+            // SAFETY: the handle is open for writing, and there is a value.
+            unsafe { api!(RedisModule_SetAbsExpire)(self.raw, at) };
+            self.expiry.set(Some(deadline));
+        }
     }
 
     /// Calls `each` with every field and value until it breaks off or all were seen. A field may be seen twice.

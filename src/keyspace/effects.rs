@@ -81,7 +81,7 @@ impl Lock<'_> {
             self.write_mutex(owner, hold);
             self.found.form = Form::Mutex(hold.token);
         } else {
-            let fields = if self.found.form == Form::Many { self.fields_to_write() } else { Fields::Changed };
+            let fields = if self.found.form == Form::Many { self.fields_to_write(owner) } else { Fields::Changed };
             self.write_many(owner, hold, limit, fields);
             self.found.form = Form::Many;
         }
@@ -96,7 +96,7 @@ impl Lock<'_> {
     pub fn update(&mut self, owner: TextRef, old: &Hold, new: &Hold) {
         // Whoever gives a part back is promised nothing new.
         let promises = new.holds >= old.holds || new.deadline != old.deadline;
-        let fields = if promises { self.fields_to_write() } else { Fields::Changed };
+        let fields = if promises { self.fields_to_write(owner) } else { Fields::Changed };
         if old == new && fields == Fields::Changed {
             return;
         }
@@ -212,8 +212,15 @@ impl Lock<'_> {
     }
 
     /// What must be written so that a promised deadline stands.
-    fn fields_to_write(&self) -> Fields {
-        if field_expiry::may_have(&self.key) { Fields::All } else { Fields::Changed }
+    fn fields_to_write(&mut self, owner: TextRef) -> Fields {
+        if !field_expiry::is_possible() {
+            return Fields::Changed;
+        }
+        let (details, fence, limit) = (details_field(owner.bytes()), words().fence.as_text(), words().limit.as_text());
+        let all = [owner, fence, limit, details.as_text()];
+        let of_mutex = all.get(..2).unwrap_or_default();
+        let fields = if self.found.form == Form::Many { &all } else { of_mutex };
+        if self.key.has_expiring_field(self.ctx, self.name, fields) { Fields::All } else { Fields::Changed }
     }
 
     fn write_many(&mut self, owner: TextRef, hold: &Hold, limit: Limit, fields: Fields) {

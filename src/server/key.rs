@@ -5,7 +5,7 @@ use super::text::{Text, TextRef};
 use crate::lock::Deadline;
 use redis_module::raw::{self, RedisModuleKey, RedisModuleString};
 use std::cell::Cell;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_longlong, c_void};
 use std::marker::PhantomData;
 use std::ops::ControlFlow;
 use std::ptr::null_mut;
@@ -130,11 +130,27 @@ impl<'a> Key<'a> {
         expiry
     }
 
-    /// Whether a field of the hash, which exists, has an expiry of its own; `None` where the server can't tell.
-    pub fn has_expiring_field(&self) -> Option<bool> {
-        let first = newer_api!(RedisModule_HashFieldMinExpire)?;
-        // SAFETY: the handle is open and a hash.
-        Some(unsafe { first(self.raw) } != i64::from(raw::REDISMODULE_NO_EXPIRE))
+    /// Whether one of these fields of the hash `name`, which this is, has an expiry of its own. (Redis 8 tells of all
+    /// fields at once; then it may be another one.)
+    pub fn has_expiring_field(&mut self, ctx: Ctx<'a>, name: TextRef<'a>, fields: &[TextRef]) -> bool {
+        if let Some(first) = newer_api!(RedisModule_HashFieldMinExpire) {
+            // SAFETY: the handle is open and a hash.
+            return unsafe { first(self.raw) } != i64::from(raw::REDISMODULE_NO_EXPIRE);
+        }
+        // A command that runs could find that the key has expired, and free what an open handle points to.
+        self.close();
+        let (expires, expiry) = (expires(ctx, name, fields), self.expiry.get());
+        *self = Self::open(ctx, name);
+        if self.kind() == Kind::Hash {
+            self.expiry.set(expiry);
+        }
+        expires
+    }
+
+    fn close(&mut self) {
+        // SAFETY: opened in `open`; null from now on, so closed once. Null is allowed.
+        unsafe { api!(RedisModule_CloseKey)(self.raw) };
+        self.raw = null_mut();
     }
 
     /// Lets the key, which exists, expire at a moment, or never.
@@ -187,7 +203,27 @@ impl<'a> Key<'a> {
 
 impl Drop for Key<'_> {
     fn drop(&mut self) {
-        // SAFETY: opened in `open`, closed once. Null is allowed.
-        unsafe { api!(RedisModule_CloseKey)(self.raw) };
+        self.close();
+    }
+}
+
+/// Asks the server whether one of these fields has an expiry of its own; if it does not say, yes.
+fn expires(ctx: Ctx, name: TextRef, fields: &[TextRef]) -> bool {
+    let mut argv: Vec<_> = fields.iter().map(|field| field.raw()).collect();
+    let (call, element) = (api!(RedisModule_Call), api!(RedisModule_CallReplyArrayElement));
+    // SAFETY: the format takes a string, a C string, a number, and an array of strings with its length, and gets these;
+    // the reply's elements are read while it lives, and it is freed once.
+    unsafe {
+        let (count, format) = (argv.len(), c"sclv".as_ptr());
+        let words = (c"FIELDS".as_ptr(), c_longlong::try_from(count).unwrap_or(0));
+        let reply = call(ctx.raw(), c"HPTTL".as_ptr(), format, name.raw(), words.0, words.1, argv.as_mut_ptr(), count);
+        if reply.is_null() {
+            return true;
+        }
+        let told = api!(RedisModule_CallReplyLength)(reply) == count;
+        let mut left = (0..count).map(|index| api!(RedisModule_CallReplyInteger)(element(reply, index)));
+        let expires = !told || left.any(|left| left >= 0);
+        api!(RedisModule_FreeCallReply)(reply);
+        expires
     }
 }

@@ -4,6 +4,7 @@ mod client;
 mod contenders;
 mod crash;
 mod crowd;
+mod figures;
 mod handoff;
 mod machine;
 mod memory;
@@ -14,10 +15,10 @@ mod redis_py;
 mod relay;
 mod replicas;
 mod report;
-mod resp;
 mod server;
 mod settings;
 mod stats;
+mod worst;
 
 use anyhow::{Context, Result, bail};
 
@@ -28,13 +29,14 @@ use settings::{Settings, USAGE};
 
 type Section = fn(&Settings, &[Program]) -> Result<Findings>;
 
-const SECTIONS: [(&str, Section); 6] = [
+const SECTIONS: [(&str, Section); 7] = [
     ("pair", pair::run),
     ("handoff", handoff::run),
     ("crash", crash::run),
     ("memory", memory::run),
     ("neighbours", neighbours::run),
     ("replicas", replicas::run),
+    ("worst", worst::run),
 ];
 
 fn main() -> Result<()> {

@@ -6,7 +6,7 @@
 //! about the slots.
 
 use super::Ctx;
-use super::upcalls::{self, Event};
+use super::callbacks::{self, Event};
 use redis_module::raw::{self, RedisModuleCtx, RedisModuleEvent};
 use std::ffi::{c_int, c_void};
 
@@ -76,7 +76,7 @@ unsafe extern "C" fn on_redis_trim(ctx: *mut RedisModuleCtx, _: RedisModuleEvent
 }
 
 fn tell(ctx: Ctx) {
-    if let Some(upcalls) = upcalls::get() {
-        (upcalls.event)(ctx, Event::SlotsMoved);
+    if let Some(callbacks) = callbacks::get() {
+        (callbacks.event)(ctx, Event::SlotsMoved);
     }
 }

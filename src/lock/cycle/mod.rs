@@ -1,0 +1,411 @@
+//! The search for a cycle of waits.
+//!
+//! An owner is *stuck* if one of its requests can never be granted as long as every other stuck owner keeps what it
+//! has. A request is granted once those ahead of it are granted and there is room beside the holders that are stuck:
+//! with one place (a mutex) every blocker counts, in a semaphore a cycle exists only when every place that would do
+//! is kept by somebody stuck. That is the general resource graph of Holt ("Some deadlock properties of computer
+//! systems", 1972), reduced as far as it goes; what can't be reduced is deadlocked. So there is no false alarm.
+//!
+//! A request with a time limit counts as waiting: it would only find out later.
+//!
+//! # An example
+//!
+//! `ann` holds `a`; `bob` and `cid` hold the two places of the semaphore `s`; `dan` holds `d`. `bob` waits for `a`,
+//! `cid` waits for `d`. Now `ann` asks for `s`.
+//!
+//! 1. **Explore.** `ann` wants `s`: held by `bob` and `cid`. `bob` wants `a`, held by `ann`. `cid` wants `d`, held by
+//!    `dan`. `dan` waits for nothing, so that it does not count as a holder.
+//! 2. **Reduce.** The request of `cid` is the first in the queue of `d`, and no holder is stuck: it is granted. `cid`
+//!    waits for nothing else, so that it can go on, and gives back its place in `s`. There, one of two places is kept
+//!    by somebody stuck: the request of `ann` has room and is granted, too. `ann` gives back `a`, `bob` gets it. Nobody
+//!    is left: `ann` may wait.
+//! 3. If `dan` waited for `a`, nothing could be granted: **find** the way from `ann` over `s` to `bob`, and over `a`
+//!    back to `ann`. That is the cycle in the message.
+//!
+//! # What it costs
+//!
+//! Each owner, each request, each place in a queue and each hold that can be reached is read once, reduced once, and
+//! walked once or twice. All of that is counted, in units of about 100 ns, and may be spread over as many steps as
+//! one likes. Between steps, the queue and the locks may change in any way:
+//!
+//! * What was read may no longer be so. Before it is told, everything that those who are stuck wait for and hold is
+//!   therefore **rechecked**, and what is no longer so is taken out; what changes after that is known from
+//!   [`Queue::note`]. The cycle itself is looked at once more in the end.
+//! * What is new since the search began is not needed: whoever closes a cycle by waiting looks for it, and its search
+//!   knows all who came before. A deadlock that stands stays in the graph, as nothing about it changes.
+
+
+mod arena;
+mod explore;
+mod find;
+mod graph;
+mod recheck;
+
+use super::{Deadline, Limit, LockKey, Owner, Queue, Standing, WaiterId};
+use crate::lock::changes::Changed;
+use arena::{Index, next};
+use explore::Explorer;
+use find::{Finder, Found, Teller};
+use graph::{Graph, LockIx, OwnerIx, WaitIx};
+use recheck::{Doubt, Recheck};
+
+/// What it costs to look at a lock in the keyspace, in units of about 100 ns.
+pub const LOOK: usize = 50;
+
+/// What it costs to read one place in a queue.
+const PLACE: usize = 3;
+
+/// How many holders of a lock are asked for at once.
+pub const PAGE: usize = 100;
+
+/// By how much a step may exceed its budget: by the last thing it looks at.
+#[cfg(test)]
+pub const OVERRUN: usize = LOOK + PAGE;
+
+/// One wait of a cycle: this owner waits for this key, which the next owner of the cycle holds, or waits for ahead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Who waits.
+    pub owner: Owner,
+    /// For what.
+    pub key: LockKey,
+    /// Why it must wait for the next one.
+    pub because: Because,
+}
+
+/// Why one owner waits for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Because {
+    /// The other one holds the key.
+    Holds,
+    /// The other one waits for the key too, and came first.
+    Ahead,
+}
+
+/// The request that is about to wait.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<'a> {
+    /// For whom.
+    pub owner: &'a Owner,
+    /// For what: keys of one database. The search does not leave it: owners of the same name elsewhere are others.
+    pub keys: &'a [LockKey],
+    /// Under which limit.
+    pub limit: Limit,
+}
+
+/// The locks, as far as whoever asks may know of them.
+pub trait Visible {
+    /// Whether the one who asks may read this key. If not, it is as if nobody held it and nobody waited for it: a
+    /// cycle through it is neither found nor shown. Asked once for each key, before anything else about it.
+    fn may_read(&mut self, key: &LockKey) -> bool;
+
+    /// The lock as `owner` sees it, `None` if the key holds something that is no lock.
+    fn look(&mut self, key: &LockKey, owner: &Owner) -> Option<Standing>;
+
+    /// Up to `most` of those who hold it, by the end of their leases and by name: those after the given one. A lease
+    /// that gets longer meanwhile makes its owner come twice, which does no harm.
+    fn holders(&mut self, key: &LockKey, after: Option<&(Deadline, Owner)>, most: usize) -> Vec<(Deadline, Owner)>;
+}
+
+/// What is known after a step.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The request closes no cycle; or it no longer waits.
+    None,
+    /// The request closes this cycle, which begins with its owner. It is there now.
+    Cycle(Vec<Link>),
+    /// The budget is used up: to be advanced again.
+    More,
+}
+
+/// A search for the cycle that one request closes by waiting.
+///
+/// It is advanced for the first time before the request joins the queue. If that brings no answer, the request waits,
+/// the search is told of its place ([`Search::joined`], before anything else happens), and is advanced again later.
+#[derive(Debug)]
+pub struct Search {
+    owner: Owner,
+    keys: Box<[LockKey]>,
+    limit: Limit,
+    /// The candidate's place in the queue, once it has one.
+    id: Option<WaiterId>,
+    stage: Stage,
+    graph: Graph,
+    doubts: Vec<Doubt>,
+    /// All that is known was read in this step.
+    in_one_step: bool,
+    /// The changes from this one on may concern what was rechecked.
+    rechecked: Option<u64>,
+    spent: u64,
+}
+
+#[derive(Debug)]
+enum Stage {
+    New,
+    Explore(Explorer),
+    /// The reduction begins with all owners, requests and locks, from these on.
+    Begin(OwnerIx, WaitIx, LockIx),
+    /// It goes on until nothing moves.
+    Reduce,
+    Recheck(Recheck),
+    Find(Finder),
+    Tell(Teller),
+}
+
+/// What a step may still cost.
+#[derive(Debug)]
+struct Budget {
+    left: usize,
+    spent: usize,
+}
+
+impl Budget {
+    fn new(units: usize) -> Self {
+        Self { left: units.max(1), spent: 0 }
+    }
+
+    fn spend(&mut self, units: usize) {
+        self.left = self.left.saturating_sub(units);
+        self.spent = self.spent.saturating_add(units);
+    }
+
+    fn is_spent(&self) -> bool {
+        self.left == 0
+    }
+}
+
+/// The candidate's request is the first that the graph knows of.
+fn candidate() -> WaitIx {
+    WaitIx::new(0)
+}
+
+impl Search {
+    /// A search for what this request would close if it waited.
+    pub fn new(candidate: Candidate) -> Self {
+        Self {
+            owner: candidate.owner.clone(),
+            keys: candidate.keys.into(),
+            limit: candidate.limit,
+            id: None,
+            stage: Stage::New,
+            graph: Graph::default(),
+            doubts: Vec::new(),
+            in_one_step: true,
+            rechecked: None,
+            spent: 0,
+        }
+    }
+
+    /// Tells that the request stands in the queue now. To be called before anything else happens to the queue.
+    pub fn joined(&mut self, id: WaiterId) {
+        self.id = Some(id);
+        self.graph.number(candidate(), id);
+        if let Stage::Explore(explorer) = &mut self.stage {
+            explorer.has_joined = true;
+            explorer.newest = id;
+        }
+    }
+
+    /// How much it has cost so far, in units.
+    pub fn spent(&self) -> u64 {
+        self.spent
+    }
+
+    /// Searches on, for about so many units; always a bit.
+    pub fn advance<T>(&mut self, queue: &Queue<T>, locks: &mut impl Visible, budget: usize) -> Progress {
+        let mut budget = Budget::new(budget);
+        let has_left = self.id.is_some_and(|id| queue.get(id).is_none());
+        let progress = if has_left { Some(Progress::None) } else { self.run(queue, locks, &mut budget) };
+        self.spent = self.spent.saturating_add(budget.spent as u64);
+        self.in_one_step = false;
+        progress.unwrap_or(Progress::More)
+    }
+
+    fn run<T>(&mut self, queue: &Queue<T>, locks: &mut impl Visible, budget: &mut Budget) -> Option<Progress> {
+        if matches!(self.stage, Stage::New) {
+            return self.begin(queue, locks, budget);
+        }
+        self.catch_up(queue);
+        self.go_on(queue, locks, budget)
+    }
+
+    /// The first step. Most requests close no cycle for one of two simple reasons.
+    fn begin<T>(&mut self, queue: &Queue<T>, locks: &mut impl Visible, budget: &mut Budget) -> Option<Progress> {
+        let owner = self.graph.owner(&self.owner);
+        let candidate = self.graph.add_wait(None, owner, self.limit);
+        self.stage = Stage::Explore(Explorer::new(&self.graph, candidate, queue.next_id()));
+        if self.queue_flows(queue, locks, budget) {
+            return Some(Progress::None);
+        }
+        // Whichever is shorter: the way forward from the request, or back from what its owner holds. So the first goes
+        // as far as the second would cost.
+        let own = self.keys.iter().filter(|key| self.is_own(key) && queue.waiting(key.db, &key.name) > 0).count();
+        let back = queue.contended().saturating_sub(own).saturating_mul(LOOK);
+        if !queue.waits(&self.owner) && back <= budget.left / 2 {
+            if back > 0 {
+                let mut forward = Budget::new(back);
+                let progress = self.go_on(queue, locks, &mut forward);
+                budget.spend(forward.spent);
+                if progress.is_some() {
+                    return progress;
+                }
+            }
+            if !self.is_waited_for(queue, locks, budget) {
+                return Some(Progress::None);
+            }
+        }
+        self.go_on(queue, locks, budget)
+    }
+
+    /// Whether those who hold the lock are free, and those ahead wait for nothing else.
+    fn queue_flows<T>(&self, queue: &Queue<T>, locks: &mut impl Visible, budget: &mut Budget) -> bool {
+        let ([key], true) = (&*self.keys, queue.is_simple()) else { return false };
+        budget.spend(LOOK);
+        if !locks.may_read(key) {
+            return true;
+        }
+        let Some(standing) = locks.look(key, &self.owner) else { return true };
+        if standing.own.is_some() || standing.holders > PAGE {
+            return false;
+        }
+        if standing.holders == 0 {
+            return true;
+        }
+        let holders = locks.holders(key, None, PAGE);
+        budget.spend(LOOK.saturating_add(holders.len()));
+        !holders.iter().any(|(_, owner)| queue.waits(owner))
+    }
+
+    /// Whether somebody waits for what the candidate's owner holds. It waits for nothing else itself.
+    fn is_waited_for<T>(&self, queue: &Queue<T>, locks: &mut impl Visible, budget: &mut Budget) -> bool {
+        let db = self.keys.first().map_or(0, |key| key.db);
+        queue.contended_keys().filter(|key| key.db == db && !self.is_own(key)).any(|key| {
+            budget.spend(LOOK);
+            locks.may_read(&key) && locks.look(&key, &self.owner).is_some_and(|standing| standing.own.is_some())
+        })
+    }
+
+    /// Whether this is the only key asked for: who has to wait for a single lock does not hold it.
+    fn is_own(&self, key: &LockKey) -> bool {
+        *self.keys == *std::slice::from_ref(key)
+    }
+
+    /// Takes note of what has changed since the step before.
+    fn catch_up<T>(&mut self, queue: &Queue<T>) {
+        if !matches!(self.stage, Stage::Recheck(_) | Stage::Find(_) | Stage::Tell(_)) {
+            return;
+        }
+        let changes = queue.changes();
+        let Some(latest) = self.rechecked.and_then(|number| changes.since(number)) else {
+            return self.recheck(queue);
+        };
+        for changed in latest {
+            match changed {
+                Changed::Left(id) => self.doubts.extend(self.graph.known_wait(*id).map(Doubt::Waits)),
+                Changed::Lock(key) => {
+                    let Some(index) = self.graph.known_lock(key) else { continue };
+                    let lock = self.graph.locks.get_mut(index).filter(|lock| !lock.in_doubt);
+                    self.doubts.extend(lock.map(|lock| {
+                        lock.in_doubt = true;
+                        Doubt::Holders(index)
+                    }));
+                }
+            }
+        }
+        self.rechecked = Some(changes.next());
+    }
+
+    fn recheck<T>(&mut self, queue: &Queue<T>) {
+        self.rechecked = Some(queue.changes().next());
+        self.stage = Stage::Recheck(Recheck::new());
+    }
+
+    fn go_on<T>(&mut self, queue: &Queue<T>, locks: &mut impl Visible, budget: &mut Budget) -> Option<Progress> {
+        while !budget.is_spent() {
+            if let Some(progress) = self.step(queue, locks, budget) {
+                return Some(progress);
+            }
+        }
+        None
+    }
+
+    fn step<T>(&mut self, queue: &Queue<T>, locks: &mut impl Visible, budget: &mut Budget) -> Option<Progress> {
+        match &mut self.stage {
+            Stage::New => return Some(Progress::None),
+            Stage::Explore(explorer) => {
+                if explorer.step(&mut self.graph, queue, locks, &self.keys, budget) {
+                    self.stage = Stage::Begin(OwnerIx::new(0), WaitIx::new(0), LockIx::new(0));
+                }
+                return None;
+            }
+            Stage::Begin(owner, wait, lock) => {
+                budget.spend(1);
+                if *owner < self.graph.owners.end() {
+                    self.graph.begin_owner(*owner);
+                    *owner = next(*owner);
+                } else if *wait < self.graph.waits.end() {
+                    self.graph.begin_wait(*wait);
+                    *wait = next(*wait);
+                } else if *lock < self.graph.locks.end() {
+                    self.graph.begin_lock(*lock);
+                    *lock = next(*lock);
+                } else {
+                    self.stage = Stage::Reduce;
+                }
+                return None;
+            }
+            Stage::Reduce | Stage::Recheck(_) | Stage::Find(_) | Stage::Tell(_) => {}
+        }
+        if self.graph.reduce() {
+            budget.spend(1);
+            return None;
+        }
+        if let Some(doubt) = self.doubts.pop() {
+            self.doubts.extend(doubt.check(&mut self.graph, queue, locks, budget));
+            return None;
+        }
+        if !self.graph.is_blocked(candidate()) {
+            return Some(Progress::None);
+        }
+        self.tell(queue, budget)
+    }
+
+    /// The candidate is stuck, as far as is known: makes sure of that, and finds the cycle.
+    fn tell<T>(&mut self, queue: &Queue<T>, budget: &mut Budget) -> Option<Progress> {
+        let has_changed = std::mem::take(&mut self.graph.has_changed);
+        match &mut self.stage {
+            Stage::Find(_) | Stage::Tell(_) if has_changed => self.find(),
+            Stage::Recheck(recheck) => match recheck.next(&self.graph) {
+                Some(doubt) => self.doubts.push(doubt),
+                None => self.find(),
+            },
+            Stage::Find(finder) => match finder.step(&self.graph, budget) {
+                Found::Nothing => {}
+                Found::NoWay => return Some(Progress::None),
+                Found::Way(teller) => self.stage = Stage::Tell(teller),
+            },
+            Stage::Tell(teller) => {
+                budget.spend(1);
+                match teller.step(&self.graph) {
+                    Some(_) if self.in_one_step => {}
+                    Some(doubts) => self.doubts.extend(doubts),
+                    None => return self.answer(),
+                }
+            }
+            _ if self.in_one_step => self.find(),
+            _ => self.recheck(queue),
+        }
+        None
+    }
+
+    fn find(&mut self) {
+        self.stage = Stage::Find(Finder::new(&self.graph, candidate()));
+    }
+
+    fn answer(&mut self) -> Option<Progress> {
+        match std::mem::replace(&mut self.stage, Stage::New) {
+            Stage::Tell(teller) => Some(Progress::Cycle(teller.links())),
+            _ => None,
+        }
+    }
+}

@@ -72,7 +72,7 @@ pub fn serve<T>(
 ) {
     let mut agenda = Agenda::default();
     for (key, change) in changed {
-        queue.note(&key);
+        queue.note(&key, change);
         agenda.tasks.push(Task::Head(key.clone()));
         if change == Change::Foreign {
             agenda.tasks.push(Task::Holders(key));

@@ -57,7 +57,7 @@ fn judge(ctx: Ctx, attempt: Attempt, now: Now) {
                 return settle(ctx, attempt, &mut Seen(Sight::NotALock), now, None);
             };
             refresh(&mut lock, &key, now.millis());
-            let mut seen = Seen(Sight::Lock(lock.standing));
+            let mut seen = Seen(Sight::Lock(lock.standing()));
             settle(ctx, attempt, &mut seen, now, Some((owner.as_text(), &mut lock)));
         }),
         _ => settle(ctx, attempt, &mut locks, now, None),

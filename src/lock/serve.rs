@@ -203,7 +203,7 @@ impl Agenda {
                 Some(task) => task,
                 None => {
                     let (key, change) = self.changed.pop_last()?;
-                    queue.note(&key);
+                    queue.note(&key, change);
                     if change == Change::Foreign {
                         self.tasks.push(Task::Holders(key.clone()));
                     }

@@ -14,7 +14,7 @@ use crate::server::clock::{Now, Slice};
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef};
 use crate::stats::{count, time};
-use crate::{confirming, undo};
+use crate::{config, confirming, undo};
 
 /// While clients are paused, and while a slot is on its way elsewhere, the queue is looked at again after so many ms.
 pub const LOOK_AGAIN: Millis = 10;
@@ -223,9 +223,13 @@ fn grant(ctx: Ctx, waiter: &Waiter<Asker>, decisions: &[Decision], now: Now) {
         let names: Vec<Text> = waiter.keys.iter().map(|key| Text::new(&key.name)).collect();
         let names: Vec<TextRef> = names.iter().map(AsText::as_text).collect();
         if !may_acquire(ctx, client, &names, owner.as_text()) {
-            return Err(NOPERM);
+            return Err(NOPERM.into());
         }
-        let mut locks = look_all(ctx, &names, owner.as_text(), now).map_err(|NotALock| WRONGTYPE)?;
+        let mut locks = look_all(ctx, &names, owner.as_text(), now).map_err(|NotALock| WRONGTYPE.to_owned())?;
+        let granted = |(_, decision): &(&Lock, &Decision)| matches!(decision, Decision::Grant(..));
+        if let Some((full, _)) = locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
+            return Err(too_many_holders(full));
+        }
         let grantee = Grantee { owner: owner.as_text(), client, terms: &terms };
         let undo = undo::before_grant(&locks, decisions, owner.as_text());
         let token = holding::grant(&mut locks, decisions, grantee, now);
@@ -238,7 +242,7 @@ fn grant(ctx: Ctx, waiter: &Waiter<Asker>, decisions: &[Decision], now: Now) {
         Ok(granted) => granted,
         Err(error) => {
             // Those behind it may have their turn, for what it was granted was not taken.
-            return end_wait(ctx, waiter, Outcome::Refused(error.into()), now);
+            return end_wait(ctx, waiter, Outcome::Refused(error), now);
         }
     };
     count(|it| &mut it.granted_queued);
@@ -262,6 +266,12 @@ fn may_acquire(ctx: Ctx, client: u64, names: &[TextRef], owner: TextRef) -> bool
     command.extend(names);
     command.push(owner);
     user.may_run(&command)
+}
+
+/// The message for a request that would be one holder too many.
+pub fn too_many_holders(lock: &Lock) -> String {
+    let (name, most) = (config::show(lock.name().bytes()), config::MAX_HOLDERS.get());
+    format!("ERR too many holders of '{name}': holdfast.max-holders is {most}")
 }
 
 /// The message for a request that contradicts what its owner holds.

@@ -12,20 +12,26 @@ use crate::common::{Contents, array, ask, ask_int, ask_ok, ask_token, error, inf
 
 const SOON: Duration = Duration::from_secs(30);
 
-const DEFAULTS: [(&str, &str); 6] = [
+const DEFAULTS: [(&str, &str); 9] = [
     ("default-lease", "30000"),
     ("max-lease", "315360000000"),
     ("max-waiters", "0"),
+    ("max-holders", "2500"),
+    ("max-keys", "1000"),
+    ("max-session-waits", "100000"),
     ("publish-releases", "yes"),
     ("detect-deadlocks", "yes"),
     ("replicas-timeout", "1000"),
 ];
 
 /// Another value for each, and values that it can't have.
-const OTHERS: [(&str, &str, &[&str]); 6] = [
+const OTHERS: [(&str, &str, &[&str]); 9] = [
     ("default-lease", "5000", &["0", "-1", "abc", "", "9223372036854775808"]),
     ("max-lease", "60000", &["0", "-1", "abc", "", "9223372036854775808"]),
     ("max-waiters", "7", &["-1", "abc", "", "9223372036854775808"]),
+    ("max-holders", "8", &["0", "-1", "abc", "", "2147483648"]),
+    ("max-keys", "9", &["0", "-1", "abc", "", "1000001"]),
+    ("max-session-waits", "10", &["0", "-1", "abc", ""]),
     ("publish-releases", "no", &["maybe", "2", ""]),
     ("detect-deadlocks", "no", &["maybe", "2", ""]),
     ("replicas-timeout", "250", &["0", "-1", "abc", ""]),

@@ -12,7 +12,7 @@ use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, TextRef};
-use crate::serving::{WRONGTYPE, refusal};
+use crate::serving::{WRONGTYPE, refusal, too_many_holders};
 use crate::stats::count;
 use crate::undo;
 use crate::waiting::{self, Request, Wait};
@@ -107,6 +107,10 @@ impl<'a> Asking<'a> {
         }
         if decisions.contains(&Decision::Wait) {
             return self.queue(locks);
+        }
+        let granted = |(_, decision): &(&Lock, &Decision)| matches!(decision, Decision::Grant(..));
+        if let Some((full, _)) = locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
+            return Err(too_many_holders(full));
         }
         self.grant(locks, decisions)
     }

@@ -34,6 +34,9 @@ impl Ending {
     }
 }
 
+/// How many holders are taken out in one go because their lease ran out, so that nobody else waits for long.
+const SLICE: usize = 256;
+
 /// Whether anybody waits here for a lock that falls free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiters {
@@ -138,9 +141,9 @@ impl Lock<'_> {
         }
     }
 
-    /// Takes those out whose lease ran out; who they were.
+    /// Takes those out whose lease ran out, a slice of them at a time; who they were. Who is left does not count either.
     pub fn purge(&mut self, now: Millis) -> Vec<Owner> {
-        let expired = self.expired(now);
+        let expired = self.expired(now, SLICE);
         if !expired.is_empty() {
             self.delete_holders(&expired);
             self.finish();

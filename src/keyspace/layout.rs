@@ -2,12 +2,13 @@
 
 use super::rosters::{self, Roster};
 use super::words::{DETAILS, MARK, NO_END, words};
+use crate::config;
 use crate::lock::serve::NotALock;
 use crate::lock::{Deadline, Hold, Holders, Limit, LockKey, Millis, Owner, Standing, Token, fence};
 use crate::server::key::Kind;
 use crate::server::text::parse_number;
 use crate::server::{AsText, Ctx, Key, Text, TextRef, events};
-use std::collections::HashMap;
+use foldhash::HashMap;
 use std::ops::ControlFlow;
 
 /// A lock, read once, as one owner sees it.
@@ -165,14 +166,20 @@ impl<'a> Lock<'a> {
         holders.filter(|it| after.is_none_or(|after| it > after)).take(most).collect()
     }
 
-    /// Holders past their deadline, whose fields are still there.
-    pub fn expired(&self, now: Millis) -> Vec<Owner> {
+    /// Holders past their deadline, whose fields are still there: the first of them, at most so many.
+    pub fn expired(&self, now: Millis, most: usize) -> Vec<Owner> {
         match self.form {
             Form::Many if self.key.expiry() != Deadline::Never => {
-                self.roster(|roster| roster.holders.expired(now).cloned().collect()).unwrap_or_default()
+                self.roster(|roster| roster.holders.expired(now).take(most).cloned().collect()).unwrap_or_default()
             }
             _ => Vec::new(),
         }
+    }
+
+    /// Whether there are as many holders as the server keeps (`holdfast.max-holders`). Those count whose lease has just
+    /// run out, until they are taken out: they have to be read as well.
+    pub fn is_full(&self) -> bool {
+        self.form == Form::Many && self.roster(|roster| roster.holders.len() >= most_holders()) == Some(true)
     }
 
     pub(super) fn roster<R>(&self, work: impl FnOnce(&Roster) -> R) -> Option<R> {
@@ -180,9 +187,18 @@ impl<'a> Lock<'a> {
     }
 }
 
-/// A mutex has one field that is no owner, and others made by hand do no harm; but nobody is to make every look at a
-/// lock slow with a million of them.
+/// Fields that are no owners and that somebody else added do no harm, but their number is capped, so that a million of
+/// them can't slow every read.
 const MOST_MARKED: usize = 1000;
+
+fn most_holders() -> usize {
+    usize::try_from(config::MAX_HOLDERS.get()).unwrap_or(usize::MAX)
+}
+
+/// The fields of a lock with as many holders as may be: two for each, and those that are no owners.
+fn most_fields() -> usize {
+    most_holders().saturating_mul(2).saturating_add(MOST_MARKED)
+}
 
 /// What whoever reads a mutex of its own wants to know of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,7 +244,10 @@ fn read(
     events::watch_keys(ctx);
     let up_to_date = |it: &Roster| it.fields == fields && it.fence == fence && it.holders.limit() == limit;
     if !rosters::with(|rosters| rosters.get(db, name).is_some_and(up_to_date)) {
-        let roster = Roster { holders: read_holders(key, limit, now)?, fence, fields };
+        if fields > most_fields() {
+            return Err(NotALock);
+        }
+        let roster = Roster { holders: read_holders(key, fields, limit, now)?, fence, fields };
         rosters::with(|rosters| rosters.keep(LockKey::new(db, name), roster));
     }
     let expiry = key.expiry();
@@ -269,33 +288,67 @@ fn read_mutex(key: &Key, fence: Option<Token>, owner: TextRef) -> Result<(Standi
     Ok((standing, if standing.holders == 0 { Form::Remains } else { Form::Mutex(fence) }))
 }
 
-/// Reads all holders of a lock with many.
-fn read_holders(key: &Key, limit: Limit, now: Millis) -> Result<Holders, NotALock> {
-    let mut counts: HashMap<Owner, u64> = HashMap::new();
-    let mut details: HashMap<Owner, (Deadline, Option<Token>)> = HashMap::new();
+/// Reads all holders of a lock with many: in one pass, for there may be thousands.
+fn read_holders(key: &Key, fields: usize, limit: Limit, now: Millis) -> Result<Holders, NotALock> {
+    let mut found: HashMap<Owner, Found> = HashMap::with_capacity_and_hasher(fields / 2, Default::default());
     let mut verdict = Ok(());
-    key.scan(&mut |field, value| {
-        let read = match field.strip_prefix(DETAILS) {
-            Some(owner) => parse_details(value).map(|it| details.insert(owner.into(), it)).map(drop),
-            None if field.first() == Some(&MARK) => Ok(()),
-            None => parse_holds(value).map(|holds| counts.insert(field.into(), holds)).map(drop),
-        };
-        match read {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(NotALock) => {
-                verdict = Err(NotALock);
-                ControlFlow::Break(())
-            }
+    key.scan(&mut |field, value| match found_in(field, value).map(|part| put_together(&mut found, part)) {
+        Ok(()) => ControlFlow::Continue(()),
+        Err(NotALock) => {
+            verdict = Err(NotALock);
+            ControlFlow::Break(())
         }
     });
     verdict?;
-    let mut holders = Holders::new(limit);
-    for (owner, holds) in counts {
-        let (deadline, token) = details.get(&owner).copied().unwrap_or((Deadline::Never, None));
-        super::observe(token, now);
-        holders.insert(owner, Hold { holds, token, deadline });
+    let holds = found.into_iter().filter_map(|(owner, found)| Some((owner, found.hold()?)));
+    let holders = Holders::collect(limit, holds);
+    for (_, hold) in holders.iter() {
+        super::observe(hold.token, now);
     }
     Ok(holders)
+}
+
+/// What the two fields of a holder say, of which either may come first, or never.
+#[derive(Default)]
+struct Found {
+    holds: Option<u64>,
+    details: Option<(Deadline, Token)>,
+}
+
+impl Found {
+    /// Without the field of an owner nobody holds.
+    fn hold(self) -> Option<Hold> {
+        let (deadline, token) =
+            self.details.map_or((Deadline::Never, None), |(deadline, token)| (deadline, Some(token)));
+        Some(Hold { holds: self.holds?, token, deadline })
+    }
+}
+
+/// What one field of the hash says.
+enum Part<'a> {
+    Holds(&'a [u8], u64),
+    Details(&'a [u8], (Deadline, Token)),
+    Other,
+}
+
+fn found_in<'a>(field: &'a [u8], value: &[u8]) -> Result<Part<'a>, NotALock> {
+    match field.strip_prefix(DETAILS) {
+        Some(owner) => parse_details(value).map(|details| Part::Details(owner, details)),
+        None if field.first() == Some(&MARK) => Ok(Part::Other),
+        None => parse_holds(value).map(|holds| Part::Holds(field, holds)),
+    }
+}
+
+fn put_together(found: &mut HashMap<Owner, Found>, part: Part) {
+    let (owner, part) = match part {
+        Part::Holds(owner, holds) => (owner, Found { holds: Some(holds), details: None }),
+        Part::Details(owner, details) => (owner, Found { holds: None, details: Some(details) }),
+        Part::Other => return,
+    };
+    match found.get_mut(owner) {
+        Some(found) => *found = Found { holds: part.holds.or(found.holds), details: part.details.or(found.details) },
+        None => drop(found.insert(owner.into(), part)),
+    }
 }
 
 fn parse_holds(value: &[u8]) -> Result<u64, NotALock> {
@@ -320,9 +373,9 @@ fn parse_deadline(value: &[u8]) -> Result<Deadline, NotALock> {
     }
 }
 
-fn parse_details(value: &[u8]) -> Result<(Deadline, Option<Token>), NotALock> {
+fn parse_details(value: &[u8]) -> Result<(Deadline, Token), NotALock> {
     let colon = value.iter().position(|&byte| byte == b':').ok_or(NotALock)?;
     let (deadline, token) = value.split_at(colon);
     let deadline = parse_deadline(deadline)?;
-    Ok((deadline, Some(parse_token(token.get(1..).unwrap_or_default())?)))
+    Ok((deadline, parse_token(token.get(1..).unwrap_or_default())?))
 }

@@ -21,6 +21,15 @@ impl Holders {
         Self { limit, by_owner: HashMap::default(), by_deadline: BTreeSet::new() }
     }
 
+    /// A lock that all these hold; each owner is named once. Faster than to insert one after the other.
+    pub fn collect(limit: Limit, holds: impl Iterator<Item = (Owner, Hold)>) -> Self {
+        let most = holds.size_hint().1.unwrap_or(0);
+        let mut by_owner = HashMap::with_capacity_and_hasher(most, Default::default());
+        by_owner.extend(holds);
+        let by_deadline = by_owner.iter().map(|(owner, hold)| (hold.deadline, owner.clone())).collect();
+        Self { limit, by_owner, by_deadline }
+    }
+
     /// The lock's limit.
     pub fn limit(&self) -> Limit {
         self.limit

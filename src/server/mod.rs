@@ -3,7 +3,6 @@
 //! All of it runs on the server's main thread: commands, timers and events come from its event loop one at a time.
 //! The facts about the module API that the SAFETY lines lean on are those of `redismodule.h` and of `module.c` of
 //! Redis 7.0 to 8 and Valkey 8 to 9.
-#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::arithmetic_side_effects)]
 
 /// A function of the module API that every supported server has ([`complete`] saw to it when the module was loaded).
 macro_rules! api {

@@ -112,9 +112,16 @@ impl Drop for Text {
 /// The number that bytes stand for, written as the server writes its own: decimal digits, no sign, no leading zeros, at
 /// most 19 of them.
 pub fn parse_number(bytes: &[u8]) -> Option<u64> {
-    let plain = !bytes.is_empty() && bytes.len() <= 19 && bytes.iter().all(u8::is_ascii_digit);
-    let plain = plain && (bytes.len() == 1 || bytes.first() != Some(&b'0'));
-    plain.then(|| {
-        bytes.iter().fold(0_u64, |sum, digit| sum.wrapping_mul(10).wrapping_add(u64::from(digit.wrapping_sub(b'0'))))
-    })
+    if bytes.is_empty() || bytes.len() > 19 || (bytes.len() > 1 && bytes.first() == Some(&b'0')) {
+        return None;
+    }
+    let mut number = 0_u64;
+    for byte in bytes {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            return None;
+        }
+        number = number.wrapping_mul(10).wrapping_add(u64::from(digit));
+    }
+    Some(number)
 }

@@ -18,6 +18,7 @@ mod environment;
 mod launch;
 pub mod lua;
 mod process;
+mod processor;
 mod random;
 mod raw;
 pub mod resp;
@@ -28,6 +29,7 @@ mod whole_slot;
 
 pub use cluster::Cluster;
 pub use environment::{in_containers, module_path, server_program, skip, workspace};
+pub use processor::ProcessorClock;
 pub use random::Random;
 pub use raw::Raw;
 pub use resp::encode;

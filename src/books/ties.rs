@@ -95,12 +95,16 @@ impl Tie {
 
     /// When something is to be done about it: it is renewed, or its lease is over.
     fn next_due(&self, now: Millis) -> Option<Millis> {
-        let over = match self.deadline {
+        let renewal = self.tying.watchdog.then(|| now.saturating_add(interval(self.lease)));
+        self.over().into_iter().chain(renewal).min()
+    }
+
+    /// The first moment in which its lease is over.
+    fn over(&self) -> Option<Millis> {
+        match self.deadline {
             Deadline::At(at) => Some(at.saturating_add(1)),
             Deadline::Never => None,
-        };
-        let renewal = self.tying.watchdog.then(|| now.saturating_add(interval(self.lease)));
-        over.into_iter().chain(renewal).min()
+        }
     }
 }
 
@@ -280,6 +284,15 @@ impl Ties {
         let left = deadline.remaining(now).map(|left| now.saturating_add(interval(left)));
         let renewal = if tie.tying.watchdog { tie.due.into_iter().chain(left).min() } else { None };
         let due = renewal.or_else(|| tie.next_due(now));
+        self.live.set_due(id, due);
+    }
+
+    /// A tied hold was found to have another deadline, which somebody else gave it: its end is not to be missed. That is
+    /// no reason to renew it earlier.
+    pub fn deadline_seen(&mut self, id: TieId, deadline: Deadline) {
+        let Some(tie) = self.live.by_id.get_mut(&id) else { return };
+        tie.deadline = deadline;
+        let due = tie.due.into_iter().chain(tie.over()).min();
         self.live.set_due(id, due);
     }
 

@@ -122,6 +122,14 @@ impl Attempt {
         self.id
     }
 
+    /// Its only key, if it has just one, and its owner.
+    pub fn only_key(&self) -> Option<(LockKey, Owner)> {
+        match &*self.keys {
+            [key] => Some((key.clone(), self.owner.clone())),
+            _ => None,
+        }
+    }
+
     /// Looks at the locks and decides: all of the keys or none.
     pub fn judge(&self, locks: &mut impl View, now: Millis) -> Judgement {
         if self.scope == Scope::CanBeHad {

@@ -234,14 +234,16 @@ impl Search {
         let owner = self.graph.owner(&self.owner);
         let candidate = self.graph.add_wait(None, owner, self.limit);
         self.stage = Stage::Explore(Explorer::new(&self.graph, candidate, queue.next_id()));
-        if self.queue_flows(queue, locks, budget) {
+        let own = self.keys.iter().filter(|key| self.is_own(key) && queue.waiting(key.db, &key.name) > 0).count();
+        let others = queue.contended().saturating_sub(own);
+        let waits_already = queue.waits(&self.owner);
+        if (others == 0 && !waits_already) || self.queue_flows(queue, locks, budget) {
             return Some(Progress::None);
         }
         // Whichever is shorter: the way forward from the request, or back from what its owner holds. So the first goes
         // as far as the second would cost.
-        let own = self.keys.iter().filter(|key| self.is_own(key) && queue.waiting(key.db, &key.name) > 0).count();
-        let back = queue.contended().saturating_sub(own).saturating_mul(LOOK);
-        if !queue.waits(&self.owner) && back <= budget.left / 2 {
+        let back = others.saturating_mul(LOOK);
+        if !waits_already && back <= budget.left / 2 {
             if back > 0 {
                 let mut forward = Budget::new(back);
                 let progress = self.go_on(queue, locks, &mut forward);

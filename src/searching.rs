@@ -4,7 +4,7 @@ use crate::answering::end_wait;
 use crate::books::{self, Outcome};
 use crate::config;
 use crate::keyspace::Lock;
-use crate::lock::cycle::{Because, Candidate, Link, Progress, Search, Visible};
+use crate::lock::cycle::{Because, Candidate, Link, Progress, Search, Visible, is_possible};
 use crate::lock::serve::{Sight, View};
 use crate::lock::{Deadline, LockKey, Owner, Standing, WaiterId};
 use crate::server::acl::User;
@@ -31,7 +31,7 @@ const PIECE: usize = 2_000;
 ///
 /// The reply that tells of the cycle.
 pub fn begin(ctx: Ctx, client: u64, candidate: Candidate, now: Now) -> Result<Option<Search>, String> {
-    if !config::DETECT_DEADLOCKS.is_on() || books::with(|books| books.queue.is_empty()) {
+    if !config::DETECT_DEADLOCKS.is_on() || !books::with(|books| is_possible(&books.queue, candidate)) {
         return Ok(None);
     }
     let mut search = Search::new(candidate);

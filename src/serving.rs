@@ -134,7 +134,7 @@ impl Keyspace<'_> {
 
 impl View for Keyspace<'_> {
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
-        self.look_and(key, owner, |lock| lock.map_or(Sight::NotALock, |lock| Sight::Lock(lock.standing)))
+        self.look_and(key, owner, |lock| lock.map_or(Sight::NotALock, |lock| Sight::Lock(lock.standing())))
     }
 
     fn holders(&mut self, key: &LockKey) -> Vec<Owner> {
@@ -165,7 +165,7 @@ impl View for Served<'_> {
         self.0.look_and(key, owner, |lock| {
             let Some(lock) = lock else { return Sight::NotALock };
             refresh(lock, key, now);
-            Sight::Lock(lock.standing)
+            Sight::Lock(lock.standing())
         })
     }
 
@@ -180,7 +180,7 @@ fn refresh(lock: &mut Lock, key: &LockKey, now: Millis) {
         // The look may be for one who waits for several locks; others wait for this one alone.
         books::with(|books| books.agenda.note(key.clone(), Change::Freed));
     }
-    if lock.standing.holders > 0 {
+    if lock.count() > 0 {
         schedule(lock, key, now); // Else it is about to be granted.
     }
 }

@@ -162,7 +162,7 @@ fn purge(ctx: Ctx, key: &LockKey, now: Now) {
     let is_done = ctx.in_db(key.db, |ctx| {
         let name = Text::new(&key.name);
         let Ok(mut lock) = Lock::look_around(ctx, name.as_text(), now.millis()) else { return true };
-        !holding::purge(&mut lock, now.millis()) || lock.standing.holders == 0
+        !holding::purge(&mut lock, now.millis()) || lock.count() == 0
     });
     books::with(|books| books.agenda.note(key.clone(), Change::Freed));
     // Nothing of it is due any more: its leases don't end (`PERSIST`), or it is no lock.

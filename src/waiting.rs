@@ -85,17 +85,17 @@ impl Request {
     }
 }
 
-/// Lets a request wait at the end of the queue.
+/// Lets a request wait at the end of the queue for the locks of these names. Those that were read are scheduled to be
+/// looked at again; whoever waits ahead has seen to that for the others.
 pub fn wait(
     ctx: Ctx,
     request: Request,
-    locks: &[Lock],
+    (names, locks): (&[TextRef], &[Lock]),
     terms: &Terms,
     wait: Wait,
     now: Now,
 ) -> Result<(WaiterId, Replied), String> {
-    let names: Vec<TextRef> = locks.iter().map(Lock::name).collect();
-    let Some((ticket, replied)) = request.owe(ctx, &names) else {
+    let Some((ticket, replied)) = request.owe(ctx, names) else {
         return Err("ERR this client can't be blocked".into());
     };
     let until = wait.until(now);
@@ -210,7 +210,7 @@ pub fn cancel(ctx: Ctx, session: u64, owner: TextRef, key: LockKey, now: Now) ->
         any |= ctx.in_db(key.db, |ctx| {
             let key_name = Text::new(&key.name);
             let Ok(mut lock) = Lock::look(ctx, key_name.as_text(), owner, now.millis()) else { return false };
-            if lock.standing.own.is_none() {
+            if lock.own().is_none() {
                 return false;
             }
             holding::end(&mut lock, owner);

@@ -119,7 +119,7 @@ pub fn untie_retired(ctx: Ctx, slice: Slice) {
 }
 
 fn held(lock: &Lock, tie: &Tie) -> Option<Hold> {
-    lock.standing.own.filter(|own| own.token == Some(tie.token))
+    lock.own().filter(|own| own.token == Some(tie.token))
 }
 
 /// Reads the lock of a tie as its owner sees it; `None` if it is no lock.

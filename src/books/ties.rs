@@ -296,11 +296,6 @@ impl Ties {
         self.live.set_due(id, due);
     }
 
-    /// The tie of this hold, by name.
-    pub fn find(&self, db: i32, name: &[u8], owner: &[u8]) -> Option<TieId> {
-        if self.live.by_id.is_empty() { None } else { self.id(db, name, owner) }
-    }
-
     /// A tie that is due. A watched one is due again a third of its lease later, whatever comes of it now.
     pub fn take_due(&mut self, now: Millis) -> Option<TieId> {
         let (_, id) = *self.live.due.first().filter(|(due, _)| *due <= now)?;

@@ -50,7 +50,7 @@ fn info(call: Call) -> Result<Replied, String> {
     let _ = ctx.reply_bytes(b"limit");
     let _ = match holders.len() {
         0 => ctx.reply_null(),
-        _ => ctx.reply_integer(u64::from(lock.standing.limit.number())),
+        _ => ctx.reply_integer(u64::from(lock.limit().number())),
     };
     let _ = ctx.reply_bytes(b"fence");
     let _ = ctx.reply_token(lock.fence());

@@ -4,6 +4,7 @@ use super::ctx::Ctx;
 use super::text::{Text, TextRef};
 use crate::lock::Deadline;
 use redis_module::raw::{self, RedisModuleKey, RedisModuleString};
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
 use std::ops::ControlFlow;
@@ -35,6 +36,8 @@ pub type EachField<'f> = &'f mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 #[derive(Debug)]
 pub struct Key<'a> {
     raw: *mut RedisModuleKey,
+    /// Once it is known. Nobody but this handle changes it while it is open: all runs in one step.
+    expiry: Cell<Option<Deadline>>,
     lives: PhantomData<&'a ()>,
 }
 
@@ -44,7 +47,7 @@ impl<'a> Key<'a> {
         let mode = c_int::try_from(raw::REDISMODULE_READ | raw::REDISMODULE_WRITE).unwrap_or(0);
         // SAFETY: context and name live for 'a, and the handle is closed before: it does not outlive 'a.
         let raw = unsafe { api!(RedisModule_OpenKey)(ctx.raw(), name.raw(), mode) };
-        Self { raw: raw.cast(), lives: PhantomData }
+        Self { raw: raw.cast(), expiry: Cell::new(None), lives: PhantomData }
     }
 
     /// What it holds.
@@ -109,16 +112,22 @@ impl<'a> Key<'a> {
             // SAFETY: the handle is open for writing.
             unsafe { api!(RedisModule_DeleteKey)(self.raw) };
         }
+        self.expiry.set(None);
     }
 
-    /// When the key expires; a missing one never does.
+    /// When the key expires, a missing one never: a look-up for the first who asks.
     pub fn expiry(&self) -> Deadline {
+        if let Some(known) = self.expiry.get() {
+            return known;
+        }
         if self.kind() == Kind::Missing {
             return Deadline::Never; // Redis 8.6 would crash.
         }
         // SAFETY: the handle is open, and there is a value.
         let at = unsafe { api!(RedisModule_GetAbsExpire)(self.raw) };
-        u64::try_from(at).map_or(Deadline::Never, Deadline::At)
+        let expiry = u64::try_from(at).map_or(Deadline::Never, Deadline::At);
+        self.expiry.set(Some(expiry));
+        expiry
     }
 
     /// Whether a field of the hash, which exists, has an expiry of its own; `None` where the server can't tell.
@@ -137,6 +146,7 @@ impl<'a> Key<'a> {
         if self.kind() != Kind::Missing {
             // SAFETY: the handle is open for writing, and there is a value.
             unsafe { api!(RedisModule_SetAbsExpire)(self.raw, at) };
+            self.expiry.set(Some(deadline));
         }
     }
 

@@ -64,7 +64,7 @@ pub fn complete() -> bool {
         RedisModule_ACLCheckCommandPermissions RedisModule_ACLCheckKeyPermissions
         RedisModule_AvoidReplicaTraffic RedisModule_BlockClientOnKeys RedisModule_Call
         RedisModule_CallReplyArrayElement RedisModule_CallReplyLength RedisModule_CloseKey
-        RedisModule_CreateCommand RedisModule_CreateString RedisModule_CreateStringFromCallReply
+        RedisModule_CreateCommand RedisModule_CreateString RedisModule_CreateStringFromCallReply RedisModule_CreateStringFromLongLong
         RedisModule_CreateTimer RedisModule_DeleteKey RedisModule_EventLoopAddOneShot
         RedisModule_FreeCallReply RedisModule_FreeModuleUser RedisModule_FreeServerInfo RedisModule_FreeString RedisModule_GetAbsExpire
         RedisModule_GetBlockedClientPrivateData RedisModule_GetClientId RedisModule_GetClientInfoById RedisModule_GetClientUserNameById

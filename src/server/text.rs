@@ -66,6 +66,17 @@ impl Text {
         }
     }
 
+    /// A number in decimal. (None is beyond 63 bits: they are times, tokens, counts.)
+    pub fn number(value: u64) -> Self {
+        let value = i64::try_from(value).unwrap_or(i64::MAX);
+        // SAFETY: without a context the string is ours alone to free.
+        let raw = unsafe { api!(RedisModule_CreateStringFromLongLong)(std::ptr::null_mut(), value) };
+        match NonNull::new(raw) {
+            Some(raw) => Self { raw },
+            None => std::process::abort(), // As in `new`.
+        }
+    }
+
     /// A new string made of `parts`, put together without an allocation of its own if it is short.
     pub fn concat(parts: &[&[u8]]) -> Self {
         let mut buffer = [0_u8; 128];

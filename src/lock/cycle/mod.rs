@@ -34,7 +34,6 @@
 //! * What is new since the search began is not needed: whoever closes a cycle by waiting looks for it, and its search
 //!   knows all who came before. A deadlock that stands stays in the graph, as nothing about it changes.
 
-
 mod arena;
 mod explore;
 mod find;
@@ -116,6 +115,21 @@ pub enum Progress {
     Cycle(Vec<Link>),
     /// The budget is used up: to be advanced again.
     More,
+}
+
+/// Whether there is anything to search at all: if nobody waits but for the one key that the candidate wants, nobody
+/// waits for what its owner holds, since who has to wait for a single lock does not hold it.
+pub fn is_possible<T>(queue: &Queue<T>, candidate: Candidate) -> bool {
+    others(queue, candidate.keys) > 0 || queue.waits(candidate.owner)
+}
+
+/// How many keys are waited for besides the only one of `keys`.
+fn others<T>(queue: &Queue<T>, keys: &[LockKey]) -> usize {
+    let own = match keys {
+        [key] => usize::from(queue.waiting(key.db, &key.name) > 0),
+        _ => 0,
+    };
+    queue.contended().saturating_sub(own)
 }
 
 /// A search for the cycle that one request closes by waiting.
@@ -234,16 +248,13 @@ impl Search {
         let owner = self.graph.owner(&self.owner);
         let candidate = self.graph.add_wait(None, owner, self.limit);
         self.stage = Stage::Explore(Explorer::new(&self.graph, candidate, queue.next_id()));
-        let own = self.keys.iter().filter(|key| self.is_own(key) && queue.waiting(key.db, &key.name) > 0).count();
-        let others = queue.contended().saturating_sub(own);
-        let waits_already = queue.waits(&self.owner);
-        if (others == 0 && !waits_already) || self.queue_flows(queue, locks, budget) {
+        if self.queue_flows(queue, locks, budget) {
             return Some(Progress::None);
         }
         // Whichever is shorter: the way forward from the request, or back from what its owner holds. So the first goes
         // as far as the second would cost.
-        let back = others.saturating_mul(LOOK);
-        if !waits_already && back <= budget.left / 2 {
+        let back = others(queue, &self.keys).saturating_mul(LOOK);
+        if !queue.waits(&self.owner) && back <= budget.left / 2 {
             if back > 0 {
                 let mut forward = Budget::new(back);
                 let progress = self.go_on(queue, locks, &mut forward);

@@ -6,8 +6,8 @@ use super::table::{Stored, Table};
 use super::{ELSEWHERE, Locks, key, keys, number_of, number_of_key, owner, serve};
 use crate::lock::serve::{Change, Sight, View, WaitEnd};
 use crate::lock::{
-    Ahead, Deadline, Decision, Hold, Holders, Limit, LockKey, Millis, Owner, Queue, Raise, Request, Standing, Waiter,
-    WaiterId, decide,
+    Ahead, Deadline, Decision, Hold, Holders, Limit, LockKey, Millis, Owner, Queue, Raise, Request, Waiter, WaiterId,
+    decide,
 };
 
 /// The locks, twice: as the core keeps them, and plainly.

@@ -52,12 +52,17 @@ _GRACE = 1.0
 _REASON = 0.5
 
 
+# How many requests of a client are under way to a server at once: a thousand tasks need no thousand connections.
+UNDER_WAY = 32
+
+
 class Node(NamedTuple):
-    """Where a request goes: a server, its session, and whether to say ASKING first."""
+    """Where a request goes: a server and its session, by way of a gate, and whether to say ASKING first."""
 
     server: Any
     session: SessionState
-    asking: bool = False
+    gate: Any
+    asking: bool
 
 
 class Home(Protocol):
@@ -102,7 +107,7 @@ def ask(home: Home, terms: Terms, request: Callable[[SessionState], Request]) ->
     last: Exception = ConnectionError("nothing was sent")
     for pause in itertools.islice(_pauses(0.002), _REDIRECTIONS):
         try:
-            node: Node = yield home.find(terms.keys[0], redirection)
+            node = yield from _find(home, terms.keys[0], redirection)
             redirection = None
             value, sent = yield home.send(node, request(node.session))
             return Reply(value, node.session, repeated or sent > 1)
@@ -124,6 +129,15 @@ def ask(home: Home, terms: Terms, request: Callable[[SessionState], Request]) ->
                 raise
             yield home.pause(pause)
     raise last
+
+
+def _find(home: Home, key: bytes, redirection: AskError | None) -> Flow[Node]:
+    try:
+        node: Node = yield home.find(key, redirection)
+    except ConnectionError:
+        # A session whose opening was cut off says nothing about the next one.
+        node = yield home.find(key, redirection)
+    return node
 
 
 def acquire(home: Home, hold: Hold, wait: float) -> Flow[bool]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
+import functools
 import logging
 import os
 import socket
@@ -116,6 +118,9 @@ class Home:
         self._anchor = weakref.ref(anchor)
         self._sessions: dict[str, Session] = {}
         self._doors: dict[str, _Door] = {}
+        self._gates: dict[str, threading.Semaphore] = collections.defaultdict(
+            functools.partial(threading.Semaphore, flows.UNDER_WAY)
+        )
         self._background: set[threading.Thread] = set()
 
     def find(self, key: bytes, redirection: AskError | None) -> Node:
@@ -123,9 +128,13 @@ class Home:
         session = self._sessions.get(name)
         if session is None or session.ended:
             session = self._open(name, pool)
-        return Node(pool, session, redirection is not None)
+        return Node(pool, session, self._gates[name], redirection is not None)
 
     def send(self, node: Node, request: Request) -> tuple[Any, int]:
+        with node.gate:
+            return self._send(node, request)
+
+    def _send(self, node: Node, request: Request) -> tuple[Any, int]:
         connection = node.server.get_connection(*POOL_ARGUMENTS)
         sent = 0
 

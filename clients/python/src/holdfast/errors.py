@@ -27,7 +27,7 @@ class _Named(LockError):
     """Knows which lock it is about, as redis-py's LockError does from version 5.1 on."""
 
     def __init__(self, message: str, lock_name: Any = None) -> None:
-        Exception.__init__(self, message)
+        super().__init__(message)
         self.message = message
         self.lock_name = lock_name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import os
 import time
@@ -46,6 +47,38 @@ async def run(flow: Flow[T]) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+class Gate:
+    """Lets so many in at once. Before Python 3.11, asyncio.Semaphore can lose a place to a task that is cancelled."""
+
+    def __init__(self) -> None:
+        self._free = flows.UNDER_WAY
+        self._queue: collections.deque[asyncio.Future[None]] = collections.deque()
+
+    async def enter(self) -> None:
+        """Returns when it is our turn."""
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(turn)
+        try:
+            await turn
+        except BaseException:
+            # Cancelled when it was our turn already: the next one has it.
+            if turn.done() and not turn.cancelled():
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Lets the next one in."""
+        while self._queue:
+            turn = self._queue.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
 
 
 class Session(SessionState):
@@ -118,6 +151,7 @@ class Home:
         self.closed = False
         self._anchor = weakref.ref(anchor)
         self._sessions: dict[str, Session] = {}
+        self._gates: dict[str, Gate] = collections.defaultdict(Gate)
         self._opening: dict[str, asyncio.Task[Session]] = {}
         self._background: dict[asyncio.Task[None], Hold | None] = {}
 
@@ -126,9 +160,16 @@ class Home:
         session = self._sessions.get("")
         if session is None or session.ended:
             return self._with_session("", server, asking=False)
-        return Node(server, session)
+        return Node(server, session, self._gates[""], asking=False)
 
     async def send(self, node: Node, request: Request) -> tuple[Any, int]:
+        await node.gate.enter()
+        try:
+            return await self._send(node, request)
+        finally:
+            node.gate.leave()
+
+    async def _send(self, node: Node, request: Request) -> tuple[Any, int]:
         connection = await self._take(node.server)
         sent = 0
 
@@ -226,7 +267,7 @@ class Home:
                 task.add_done_callback(lambda _: self._opening.pop(name))
             # Others may need it who are not cancelled.
             session = await asyncio.shield(task)
-        return Node(server, session, asking)
+        return Node(server, session, self._gates[name], asking)
 
     async def _open(self, name: str, server: Any) -> Session:
         session = Session(server, cluster=isinstance(self, ClusterHome))

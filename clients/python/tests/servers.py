@@ -50,11 +50,11 @@ class Server:
         self.module = module
         self.sentinel = sentinel
         self.process = None
-        for attempt in range(20):
+        for _ in range(20):
             self.port = free_port()
             if self._start():
                 return
-        raise AssertionError(f"no port to be had in {attempt + 1} attempts; the log's end:\n{self.log()[-2000:]}")
+        raise AssertionError(f"no port to be had in 20 attempts; the log's end:\n{self.log()[-2000:]}")
 
     def _start(self):
         command = [PROGRAM]

@@ -142,7 +142,7 @@ class Cluster:
             return replica.client().execute_command("CLUSTER", "REPLICATE", self.id(master))
 
     def _wait_until_all(self, holds, what):
-        until(lambda: all(holds(node.client().execute_command("CLUSTER", "INFO")) for node in self.nodes), what, 60)
+        until(lambda: all(holds(node.client().execute_command("CLUSTER INFO")) for node in self.nodes), what, 60)
 
     @staticmethod
     def id(node):

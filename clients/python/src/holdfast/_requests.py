@@ -11,6 +11,8 @@ from .errors import Cancelled, Deadlock, LockError, NoReplicas, WrongType
 Arg = Union[str, bytes, int]
 Request = tuple[Arg, ...]
 
+# The longest wait that the server takes, in seconds: ten years.
+_LONGEST = 315_360_000
 WAITING = b"WAITING"
 FOREVER = float("inf")
 
@@ -82,7 +84,7 @@ def acquire(terms: Terms, owner: bytes, wait: float, session: bytes) -> Request:
     request = (*terms.head("ACQUIRE", owner), *terms.options, "SESSION", session)
     if wait <= 0:
         return request
-    return (*request, "WAIT", 0 if wait == FOREVER else max(1, int(wait * 1000)))
+    return (*request, "WAIT", 0 if wait == FOREVER else max(1, int(min(wait, _LONGEST) * 1000)))
 
 
 def release(terms: Terms, owner: bytes, token: int) -> Request:

@@ -40,7 +40,7 @@ def test_locks_on_every_master(kind, client, cluster, name):
 
 
 def test_several_of_one_slot(kind, client, cluster, name):
-    with kind.LockAll(client, ["{%s}:a" % name, "{%s}:b" % name]) as lock:
+    with kind.LockAll(client, [f"{{{name}}}:a", f"{{{name}}}:b"]) as lock:
         assert lock.owned()
     with pytest.raises(redis.RedisError):
         kind.LockAll(client, names_of_each_master(cluster, name)).acquire()

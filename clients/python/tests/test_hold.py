@@ -228,7 +228,13 @@ def test_what_acquire_says(settings):
     terms = Terms("a", (b"a",), **dict(settings))
     assert requests.acquire(terms, OWNER, 0, b"s") == ACQUIRE[settings]
     # A time that is over is none: WAIT 0 means for ever.
-    for wait, words in ((-1, ()), (0.0004, ("WAIT", 1)), (2.5, ("WAIT", 2500)), (9e9, ("WAIT", 315360000000)), (FOREVER, ("WAIT", 0))):
+    for wait, words in (
+        (-1, ()),
+        (0.0004, ("WAIT", 1)),
+        (2.5, ("WAIT", 2500)),
+        (9e9, ("WAIT", 315_360_000_000)),
+        (FOREVER, ("WAIT", 0)),
+    ):
         assert requests.acquire(terms, OWNER, wait, b"s") == (*ACQUIRE[settings], *words)
 
 

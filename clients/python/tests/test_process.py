@@ -9,11 +9,11 @@ import threading
 import time
 
 import pytest
-from test_reconnect import holder, sessions
 
 import holdfast
 from servers import until
 from test_lock import in_thread, waiters
+from test_reconnect import holder, sessions
 
 
 def program(server, source, **kwargs):

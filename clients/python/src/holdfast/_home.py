@@ -299,7 +299,8 @@ def home_of(client: Any) -> Home:
             if home is None or home.closed:
                 home = (ClusterHome if cluster else Home)(anchor)
                 _homes[anchor] = home
-                weakref.finalize(anchor, home.close).atexit = False
+                end: Any = weakref.finalize(anchor, home.close)
+                end.atexit = False
     return home
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 import redis.asyncio
-import upstream
 
 import holdfast.asyncio
+import upstream
 
 tests = upstream.load("tests/test_asyncio/test_lock.py")
 

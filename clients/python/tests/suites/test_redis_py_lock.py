@@ -2,9 +2,9 @@
 
 import pytest
 import redis
-import upstream
 
 import holdfast
+import upstream
 
 tests = upstream.load("tests/test_lock.py", _get_client=lambda _, request, **settings: _client(**settings))
 

@@ -354,7 +354,8 @@ def home_of(client: Any) -> Home:
     if home is None or home.closed or home.loop is not asyncio.get_running_loop():
         home = (ClusterHome if cluster else Home)(anchor)
         _homes[anchor] = home
-        weakref.finalize(anchor, home.close).atexit = False
+        end: Any = weakref.finalize(anchor, home.close)
+        end.atexit = False
     return home
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from ..errors import LockLost
+from ..errors import LockError, LockLost
 
 L = TypeVar("L", bound=Any)
 
@@ -28,8 +29,11 @@ class WhileHeld(Generic[L]):
         if self._lock.fence is None:
             await self._lock.__aenter__()
             self._taken = True
-        self._task = asyncio.current_task()
         self._lock.call_when_lost(self._stop)
+        if self._lost is not None:
+            await self._drop()
+            raise self._lost
+        self._task = asyncio.current_task()
         return self._lock
 
     async def __aexit__(
@@ -39,13 +43,18 @@ class WhileHeld(Generic[L]):
         traceback: TracebackType | None,
     ) -> None:
         task, self._task = self._task, None
-        outside = self._cancelled and _cancelled_by_others(task)
-        try:
-            if self._taken:
-                await self._lock.__aexit__(kind, body, traceback)
-        finally:
-            if self._lost is not None and not outside and (body is None or isinstance(body, asyncio.CancelledError)):
-                raise self._lost from body
+        ours = self._cancelled and not _cancelled_by_others(task)
+        if self._lost is not None and (body is None or (ours and isinstance(body, asyncio.CancelledError))):
+            await self._drop()
+            raise self._lost from body
+        if self._taken:
+            await self._lock.__aexit__(kind, body, traceback)
+
+    async def _drop(self) -> None:
+        """Forgets what is lost."""
+        if self._taken:
+            with contextlib.suppress(LockError):
+                await self._lock.release()
 
     def _stop(self, lost: LockLost) -> None:
         self._lost = lost

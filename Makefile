@@ -24,7 +24,9 @@ test-versions: install ## The same tests on five versions of Redis and Valkey (S
 test-containers: install ## The same tests against servers in containers (ARGS=name)
 	@scripts/test-containers $(ARGS)
 
-lint: install ## Formatting, clippy, documentation: no warning passes
+lint: install ## Formatting, clippy, documentation, cycles among modules: no warning passes
+	scripts/cycles-test
+	scripts/cycles
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --features support/containers --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet

@@ -4,6 +4,8 @@
 //! in [`lock`], how it lies in the keyspace in [`keyspace`], and everything unsafe in [`server`].
 #![deny(unsafe_code)]
 
+pub mod answering;
+pub mod books;
 pub mod commands;
 pub mod config;
 pub mod confirming;
@@ -13,10 +15,12 @@ pub mod keyspace;
 pub mod lock;
 #[allow(unsafe_code)]
 pub mod server;
+pub mod serving;
 pub mod stats;
-pub mod ties;
+pub mod turns;
 pub mod undo;
 pub mod waiting;
+pub mod watchdog;
 
 #[cfg(not(test))]
 use redis_module::alloc::RedisAlloc as Allocator;
@@ -24,8 +28,8 @@ use redis_module::{Context, RedisString, Status, redis_module};
 #[cfg(test)]
 use std::alloc::System as Allocator;
 
-use server::commands::{add_category, register};
-use server::upcalls::Upcalls;
+use server::callbacks::Callbacks;
+use server::commands::{add_category, have_categories};
 use server::{Ctx, TextRef};
 
 /// The module's name: in `MODULE LIST`, of the section of `INFO`, before its settings.
@@ -34,47 +38,19 @@ pub const NAME: &str = "holdfast";
 /// The ACL category of all its commands, where the server can make one.
 const CATEGORY: &str = "lock";
 
-/// Makes the commands known to the server.
-fn register_commands(ctx: Ctx) -> bool {
-    // LOCK.ACQUIRE key owner [LEASE ms] [WAIT ms] [LIMIT n | SHARED] [HOLDS n] [WATCHDOG] [EPHEMERAL] [REPLICAS n]
-    register::<commands::Acquire>(ctx, CATEGORY)
-        // LOCK.RELEASE key owner [TOKEN t] [HOLDS n | ALL] [LEASE ms]
-        && register::<commands::Release>(ctx, CATEGORY)
-        // LOCK.RENEW key owner [LEASE ms] [TOKEN t] [WATCHDOG] [EPHEMERAL] [REPLICAS n]
-        && register::<commands::Renew>(ctx, CATEGORY)
-        // LOCK.FORCE key
-        && register::<commands::Force>(ctx, CATEGORY)
-        // LOCK.MACQUIRE numkeys key [key …] owner [LEASE ms] [WAIT ms] [HOLDS n] [WATCHDOG] [EPHEMERAL] [REPLICAS n]
-        && register::<commands::Macquire>(ctx, CATEGORY)
-        // LOCK.MRELEASE numkeys key [key …] owner [TOKEN t] [ALL]
-        && register::<commands::Mrelease>(ctx, CATEGORY)
-        // LOCK.MRENEW numkeys key [key …] owner [LEASE ms] [TOKEN t] [WATCHDOG] [EPHEMERAL] [REPLICAS n]
-        && register::<commands::Mrenew>(ctx, CATEGORY)
-        // LOCK.INFO key
-        && register::<commands::Info>(ctx, CATEGORY)
-        // LOCK.WAITERS key [COUNT n]
-        && register::<commands::Waiters>(ctx, CATEGORY)
-        // LOCK.TOP [COUNT n]
-        && register::<commands::Top>(ctx, CATEGORY)
-        // LOCK.OWNER
-        && register::<commands::Owner>(ctx, CATEGORY)
-        // LOCK.HELP
-        && register::<commands::Help>(ctx, CATEGORY)
-}
-
 /// Starts the module. What is wrong goes to the server's log.
 fn start(ctx: Ctx, args: &[TextRef]) -> bool {
-    server::upcalls::set(Upcalls {
-        answer: waiting::answer,
-        gone: waiting::gone,
-        tick: waiting::tick,
-        ask: waiting::ask,
-        key_touched: waiting::key_touched,
-        after_touch: waiting::after_touch,
-        event: waiting::event,
+    server::callbacks::set(Callbacks {
+        answer: answering::answer,
+        gone: answering::gone,
+        tick: turns::tick,
+        ask: turns::ask,
+        key_touched: turns::key_touched,
+        after_touch: turns::after_touch,
+        event: turns::event,
     });
     add_category(ctx, CATEGORY);
-    if !register_commands(ctx) {
+    if !commands::ALL.iter().all(|command| (command.register)(ctx, CATEGORY)) {
         ctx.warn("holdfast: the server refused a command of the module");
         return false;
     }
@@ -86,12 +62,13 @@ fn start(ctx: Ctx, args: &[TextRef]) -> bool {
     server::events::subscribe(ctx);
     keyspace::listeners::start(ctx, NAME.as_bytes());
     warn_of_eviction(ctx);
+    warn_of_missing_categories(ctx);
     true
 }
 
 /// Stops the module: the server refuses to unload it while anybody waits or a hold is watched.
 fn stop(ctx: Ctx) {
-    waiting::stop(ctx);
+    turns::stop(ctx);
 }
 
 /// An evicted lock is a lock held twice.
@@ -102,6 +79,16 @@ fn warn_of_eviction(ctx: Ctx) {
             "holdfast: maxmemory-policy is {policy}: the server may evict locks when memory is short, and an evicted \
              lock is a lock held twice. Set maxmemory-policy noeviction."
         ));
+    }
+}
+
+/// Rights that go by category say nothing about these commands on Redis 7.0, where they would let anybody break locks.
+fn warn_of_missing_categories(ctx: Ctx) {
+    if !have_categories() {
+        ctx.warn(
+            "holdfast: this server puts commands of modules into no ACL category: +@all -@dangerous allows LOCK.FORCE, \
+             +@all -@write allows LOCK.ACQUIRE. Give rights that name commands: +lock.acquire, -lock.force.",
+        );
     }
 }
 

@@ -341,8 +341,8 @@ fn too_few_or_too_many_words() {
             "LOCK.MRELEASE 1 held",
             "LOCK.MRENEW 1 held",
             "LOCK.INFO",
-            "LOCK.INFO held shared",
             "LOCK.WAITERS",
+            "LOCK.CANCEL held",
             "LOCK.OWNER me",
             "LOCK.HELP me",
         ] {

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use support::lua;
+use support::resp::{Request, Value};
 
 use crate::client::Client;
-use crate::resp::{Reply, Request};
 
 /// One owner's lock.
 #[derive(Clone, Debug)]
@@ -62,17 +62,17 @@ pub trait Contender: Send {
     /// Gives it back.
     fn release(&self, lock: &Lock) -> Request;
     /// Reads the reply to [`acquire`](Self::acquire) or [`wait`](Self::wait); as `SET NX` replies, if not said otherwise.
-    fn answer(&self, reply: &Reply) -> Result<Answer> {
+    fn answer(&self, reply: &Value) -> Result<Answer> {
         match reply {
-            Reply::Status(_) => Ok(Answer::Granted),
-            Reply::Null => Ok(Answer::Busy(None)),
+            Value::Okay => Ok(Answer::Granted),
+            Value::Nil => Ok(Answer::Busy(None)),
             other => unexpected(self.name(), "SET", other),
         }
     }
     /// Fails unless the reply says that the lock was ours and is given back: 1, if not said otherwise.
-    fn check_released(&self, reply: &Reply) -> Result<()> {
+    fn check_released(&self, reply: &Value) -> Result<()> {
         match reply {
-            Reply::Int(1) => Ok(()),
+            Value::Int(1) => Ok(()),
             other => unexpected(self.name(), "release", other),
         }
     }
@@ -90,7 +90,7 @@ pub trait Contender: Send {
     }
 }
 
-fn unexpected<T>(name: &str, request: &str, reply: &Reply) -> Result<T> {
+fn unexpected<T>(name: &str, request: &str, reply: &Value) -> Result<T> {
     bail!("{name}: unexpected reply to {request}: {reply:?}")
 }
 
@@ -148,17 +148,17 @@ impl Contender for Holdfast {
         Request::new(&["LOCK.RELEASE", &lock.key, &lock.owner])
     }
 
-    fn answer(&self, reply: &Reply) -> Result<Answer> {
+    fn answer(&self, reply: &Value) -> Result<Answer> {
         match reply {
-            Reply::Int(token) if *token > 0 => Ok(Answer::Granted),
-            Reply::Null => Ok(Answer::Busy(None)),
+            Value::Int(token) if *token > 0 => Ok(Answer::Granted),
+            Value::Nil => Ok(Answer::Busy(None)),
             other => unexpected(self.name(), "LOCK.ACQUIRE", other),
         }
     }
 
-    fn check_released(&self, reply: &Reply) -> Result<()> {
+    fn check_released(&self, reply: &Value) -> Result<()> {
         match reply {
-            Reply::Int(0) => Ok(()),
+            Value::Int(0) => Ok(()),
             other => unexpected(self.name(), "LOCK.RELEASE", other),
         }
     }
@@ -229,10 +229,10 @@ impl Contender for Redisson {
         Request::new(&["EVALSHA", &self.release, "2", &lock.key, &channel, &lock.lease_ms(), &lock.owner])
     }
 
-    fn answer(&self, reply: &Reply) -> Result<Answer> {
+    fn answer(&self, reply: &Value) -> Result<Answer> {
         match reply {
-            Reply::Null => Ok(Answer::Granted),
-            Reply::Int(left) => Ok(Answer::Busy(u64::try_from(*left).ok().map(Duration::from_millis))),
+            Value::Nil => Ok(Answer::Granted),
+            Value::Int(left) => Ok(Answer::Busy(u64::try_from(*left).ok().map(Duration::from_millis))),
             other => unexpected(self.name(), "its acquire script", other),
         }
     }
@@ -368,7 +368,14 @@ impl Contender for Ping {
         self.acquire(lock)
     }
 
-    fn check_released(&self, reply: &Reply) -> Result<()> {
+    fn answer(&self, reply: &Value) -> Result<Answer> {
+        match reply {
+            Value::SimpleString(_) => Ok(Answer::Granted),
+            other => unexpected(self.name(), "PING", other),
+        }
+    }
+
+    fn check_released(&self, reply: &Value) -> Result<()> {
         self.answer(reply).map(|_| ())
     }
 
@@ -397,10 +404,10 @@ impl Contender for List {
         Request::new(&["LPUSH", &lock.key, &lock.owner])
     }
 
-    fn answer(&self, reply: &Reply) -> Result<Answer> {
+    fn answer(&self, reply: &Value) -> Result<Answer> {
         match reply {
-            Reply::Bulk(_) | Reply::Array(_) => Ok(Answer::Granted),
-            Reply::Null => Ok(Answer::Busy(None)),
+            Value::BulkString(_) | Value::Array(_) => Ok(Answer::Granted),
+            Value::Nil => Ok(Answer::Busy(None)),
             other => unexpected(self.name(), "BLPOP", other),
         }
     }

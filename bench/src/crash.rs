@@ -8,13 +8,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::json;
+use support::resp::{self, Request};
 
 use crate::client::Client;
 use crate::contenders::{Contender, Holdfast, Lock};
 use crate::crowd::{Crowd, Happened};
 use crate::plot::Plot;
 use crate::report::{Findings, Table};
-use crate::resp::{Reply, Request};
 use crate::server::{Program, Running, With};
 use crate::settings::{Scale, Settings};
 use crate::stats::Percentiles;
@@ -93,7 +93,7 @@ impl Deaths {
         if let Some(early) = waiter.next(Instant::now() + Duration::from_millis(50))? {
             bail!("{early:?} while the holder lived")
         }
-        let deadline = server.control.call(&["PEXPIRETIME", "crash"])?.int()?;
+        let deadline = resp::int(&server.control.call(&["PEXPIRETIME", "crash"])?)?;
         let death = Instant::now();
         holder.kill()?;
         let Some(Happened::Granted(_, at)) = waiter.next(death + Duration::from_secs(10))? else {
@@ -159,9 +159,9 @@ pub fn hold_until_killed(mut arguments: impl Iterator<Item = String>) -> Result<
     let request = arguments.next().context("a request")?;
     let mut client = Client::connect(port)?;
     client.send(request.as_bytes())?;
-    match client.read()? {
-        Reply::Error(error) => bail!(error),
-        _ => println!("held"),
+    match resp::error(&client.read()?) {
+        Some(error) => bail!(error),
+        None => println!("held"),
     }
     // Longer than any lease here; the parent that should have killed it may be gone.
     thread::sleep(Duration::from_secs(60));

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use mio::{Events, Interest, Poll, Token, net::TcpStream};
 use support::Random;
+use support::resp::{self, Replies, Request, Value};
 
 use crate::contenders::{Answer, Contender, Lock, Redisson, Waiting};
-use crate::resp::{Replies, Reply, Request};
 
 /// Redisson clients that wait are threads of at most so many processes; up to that number each is a process of its own.
 const PROCESSES: usize = 100;
@@ -237,7 +237,7 @@ impl Crowd {
         }
     }
 
-    fn replied(&mut self, client: usize, reply: &Reply, at: Instant) -> Result<()> {
+    fn replied(&mut self, client: usize, reply: &Value, at: Instant) -> Result<()> {
         match self.members[client].state {
             State::Asking => match self.contender.answer(reply)? {
                 Answer::Granted => self.granted(client, at),
@@ -358,13 +358,13 @@ impl Crowd {
     }
 
     /// Something came on the connection on which a process is subscribed.
-    fn pushed(&mut self, process: usize, reply: Reply) -> Result<()> {
-        let Reply::Array(parts) = &reply else { bail!("not a message: {reply:?}") };
+    fn pushed(&mut self, process: usize, reply: Value) -> Result<()> {
+        let Value::Array(parts) = &reply else { bail!("not a message: {reply:?}") };
         let [kind, channel, _] = parts.as_slice() else { bail!("not a message: {reply:?}") };
-        let Some(subscription) = self.subscriptions.get_mut(&(process, channel.text()?)) else {
+        let Some(subscription) = self.subscriptions.get_mut(&(process, resp::text(channel)?)) else {
             bail!("a message on a channel that nobody asked for: {reply:?}")
         };
-        match kind.text()?.as_str() {
+        match resp::text(kind)?.as_str() {
             "subscribe" => {
                 subscription.confirmed = subscription.listeners > 0;
                 for client in std::mem::take(&mut subscription.awaiting_confirmation) {

@@ -9,10 +9,11 @@ use serde_json::json;
 
 use crate::contenders::{Contender, List, Lock};
 use crate::crowd::{Crowd, Happened};
+use crate::figures::{micros, ratio, whole};
 use crate::plot::Plot;
 use crate::redis_py::{REDIS_PY, RedisPy};
 use crate::relay::{Next, Relay};
-use crate::report::{Findings, Goal, Table, micros, ratio, whole};
+use crate::report::{Findings, Goal, Table};
 use crate::server::{Program, Running, With};
 use crate::settings::{Scale, Settings};
 use crate::stats::{Percentiles, Spread, inversions, jain};

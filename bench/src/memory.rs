@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::json;
+use support::resp;
 
 use crate::contenders::{Answer, Contender, Holdfast, List, Lock};
 use crate::crowd::{Crowd, Happened};
-use crate::report::{Findings, Table, whole};
-use crate::resp::Reply;
+use crate::figures::whole;
+use crate::report::{Findings, Table};
 use crate::server::{Program, Running, With};
 use crate::settings::{Scale, Settings};
 
@@ -82,7 +83,7 @@ fn waiting(server: &mut Running, contender: Box<dyn Contender>, scale: &Scale) -
     let first = Lock::new("hot", count, LEASE);
     // Held by a client that is not among the waiters; the list is empty as it is.
     if contender.seed(&first).is_none()
-        && let Reply::Error(error) = server.control.ask(&contender.acquire(&first))?
+        && let Some(error) = resp::error(&server.control.ask(&contender.acquire(&first))?)
     {
         anyhow::bail!(error);
     }

@@ -10,15 +10,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::json;
+use support::resp::{self, Request};
 
 use crate::client::Client;
 use crate::contenders::{Answer, Contender, Holdfast, Lock, Redisson, SetNx};
 use crate::crowd::{Crowd, Happened};
+use crate::figures::{micros, ratio, whole};
 use crate::machine;
 use crate::plot::Plot;
 use crate::relay::{Next, Relay};
-use crate::report::{Findings, Goal, Table, micros, ratio, whole};
-use crate::resp::{Reply, Request};
+use crate::report::{Findings, Goal, Table};
 use crate::server::{Program, Running, With};
 use crate::settings::{Scale, Settings};
 use crate::stats::{Percentiles, Spread};
@@ -226,7 +227,7 @@ fn neighbour(port: u16, window: Duration) -> Result<(Vec<f64>, Vec<f64>)> {
     let (mut gets, mut sets) = (Vec::new(), Vec::new());
     let time = |client: &mut Client, request: &Request| -> Result<f64> {
         let start = Instant::now();
-        if let Reply::Error(error) = client.ask(request)? {
+        if let Some(error) = resp::error(&client.ask(request)?) {
             bail!(error);
         }
         Ok(start.elapsed().as_secs_f64() * 1e6)
@@ -323,7 +324,7 @@ fn watched_by_the_server(stage: &Stage, scale: &Scale) -> Result<()> {
         thread::sleep(Duration::from_millis(1));
     }
     // None may have been lost on the way.
-    let held = client.call(&["DBSIZE"])?.int()?;
+    let held = resp::int(&client.call(&["DBSIZE"])?)?;
     if (held as usize) < locks.len() {
         bail!("of {} watched locks {held} keys are left", locks.len());
     }
@@ -344,7 +345,7 @@ fn watched_by_the_client(stage: &Stage, scale: &Scale, redisson: &Redisson) -> R
         }
         due += scale.watched_lease / 3;
         for some in locks.chunks(100) {
-            if client.ask(&redisson.renew_many(some)?)?.int()? as usize != some.len() {
+            if resp::int(&client.ask(&redisson.renew_many(some)?)?)? as usize != some.len() {
                 bail!("a watched lock was lost");
             }
             stage.step(some.len());

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::json;
+use support::resp::Request;
 
 use crate::client::Client;
 use crate::contenders::{Contender, Holdfast, Lock, Ping, SetDel, SetNxDel};
+use crate::figures::{micros, ratio, whole};
 use crate::plot::Plot;
 use crate::redis_py::{REDIS_PY, RedisPy};
-use crate::report::{Findings, Goal, Table, micros, ratio, whole};
-use crate::resp::Request;
+use crate::report::{Findings, Goal, Table};
 use crate::server::{Program, Running, With};
 use crate::settings::{Scale, Settings};
 use crate::stats::{Percentiles, Spread};

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use crate::figures::whole;
+
 const WIDTH: f64 = 760.0;
 const COLOURS: [&str; 8] = ["#1f6feb", "#d1495b", "#edae49", "#2a9d8f", "#7b5ea7", "#8d6e63", "#607d8b", "#9e9e9e"];
 
@@ -151,7 +153,7 @@ fn text(x: f64, y: f64, anchor: &str, more: &str, content: &str) -> String {
 
 fn figure(value: f64) -> String {
     match value {
-        v if v >= 100.0 => crate::report::whole(v),
+        v if v >= 100.0 => whole(v),
         v if v >= 1.0 && v.fract() == 0.0 => format!("{v:.0}"),
         v if v >= 10.0 => format!("{v:.1}"),
         v if v >= 0.1 => format!("{v:.2}"),

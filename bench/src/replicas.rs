@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use serde_json::json;
+use support::resp::{self, Request};
 
 use crate::client::Client;
 use crate::contenders::{Answer, Contender, Holdfast, Lock, Redisson};
-use crate::report::{Findings, Table, micros, ratio};
-use crate::resp::Request;
+use crate::figures::{micros, ratio};
+use crate::report::{Findings, Table};
 use crate::server::{Program, Running, With};
 use crate::settings::{Scale, Settings};
 use crate::stats::{Percentiles, Spread};
@@ -154,7 +155,7 @@ impl Participant {
         if self.way != Way::WaitAfterwards {
             self.read_grant(client)?;
         }
-        if self.way != Way::Replicas && client.read()?.int()? < 1 {
+        if self.way != Way::Replicas && resp::int(&client.read()?)? < 1 {
             bail!("no replica confirmed");
         }
         Ok(())

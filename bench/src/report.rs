@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::figures::ratio;
 use crate::machine::{self, Machine};
 use crate::plot::Plot;
 use crate::stats::Spread;
@@ -136,35 +137,6 @@ pub fn goals(goals: &[Goal]) -> Table {
     table
 }
 
-/// A ratio with its spread.
-pub fn ratio(spread: &Spread) -> String {
-    format!("{:.2} ({:.2}..{:.2})", spread.median, spread.min, spread.max)
-}
-
-/// A time in microseconds with three digits that count.
-pub fn micros(micros: f64) -> String {
-    match micros {
-        m if m >= 10_000.0 => format!("{:.1} ms", m / 1_000.0),
-        m if m >= 1_000.0 => format!("{:.2} ms", m / 1_000.0),
-        m if m >= 100.0 => format!("{m:.0} µs"),
-        m if m >= 10.0 => format!("{m:.1} µs"),
-        m => format!("{m:.2} µs"),
-    }
-}
-
-/// A whole number with its thousands set apart.
-pub fn whole(number: f64) -> String {
-    let digits = format!("{number:.0}");
-    let mut text = String::new();
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) && !text.ends_with('-') {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,10 +146,5 @@ mod tests {
         let mut table = Table::new("T", "", &["who", "µs"]);
         table.row(vec!["a".into(), "1.5".into()]);
         assert_eq!(table.markdown(), "### T\n\n| who |  µs |\n| --- | --: |\n| a   | 1.5 |\n");
-    }
-
-    #[test]
-    fn thousands_are_set_apart() {
-        assert_eq!((whole(1_234_567.0).as_str(), whole(999.0).as_str()), ("1,234,567", "999"));
     }
 }

@@ -4,6 +4,7 @@
 mod clients;
 mod clock_steps;
 mod faults;
+mod lines;
 mod memory;
 mod witness;
 

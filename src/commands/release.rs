@@ -2,18 +2,17 @@
 
 use super::args::{self, Options, Word};
 use crate::holding;
-use crate::keyspace::effects::Ending;
 use crate::keyspace::{Detail, Lock};
 use crate::lock::{Deadline, Hold};
 use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, TextRef};
+use crate::serving::{WRONGTYPE, deadline_moved, serve_lock};
 use crate::stats::count;
-use crate::waiting::{self, WRONGTYPE};
 use std::ffi::{CStr, c_int};
 
-/// `LOCK.RELEASE key owner [TOKEN t] [HOLDS n | ALL] [LEASE ms]`
+/// `LOCK.RELEASE`
 #[derive(Debug)]
 pub struct Release;
 
@@ -29,21 +28,21 @@ impl Command for Release {
         args: &[
             Arg::key(),
             Arg::text(c"owner"),
-            Arg::option(c"TOKEN", c"token"),
-            Arg::one_of(c"holds", &[Arg::choice(c"HOLDS", c"holds-left"), Arg::word(c"all", c"ALL")]),
-            Arg::option(c"LEASE", c"lease-ms"),
+            Word::Token.option(),
+            Arg::one_of(c"holds", &[Word::HoldsLeft.arg(), Word::All.arg()]),
+            Word::Lease.option(),
         ],
     };
 
     fn run(call: Call) -> Replied {
-        release(call).unwrap_or_else(|error| call.ctx.reply_error(&error))
+        call.ctx.reply_outcome(release(call))
     }
 }
 
 fn release(call: Call) -> Result<Replied, String> {
     let name = args::key(call, 1)?;
-    let owner = args::owner(call, 2)?;
-    let options = args::options(call, 3, &[Word::Token, Word::HoldsLeft, Word::All, Word::Lease])?;
+    let options = args::options(call, 3, Release::DOCS.args)?;
+    let owner = args::owner(call, 2, &options)?;
 
     let now = Now::read();
     let ctx = call.ctx;
@@ -52,7 +51,7 @@ fn release(call: Call) -> Result<Replied, String> {
     let left = give_back(&mut lock, owner.as_text(), &options, now);
     drop(lock);
     if left == Some(0) {
-        waiting::serve_lock(ctx, name, now);
+        serve_lock(ctx, name, now);
     }
     Ok(match left {
         Some(left) => ctx.reply_integer(left),
@@ -66,13 +65,13 @@ pub(super) fn give_back(lock: &mut Lock, owner: TextRef, options: &Options, now:
     count(|it| &mut it.releases);
     let holds = options.holds.unwrap_or_else(|| own.holds.saturating_sub(1)).min(own.holds);
     if holds == 0 {
-        holding::end(lock, owner, Ending::Released);
+        holding::end(lock, owner);
         return Some(0);
     }
     let deadline = options.lease.map_or(own.deadline, |lease| Deadline::after(now.millis(), lease));
-    lock.update(owner, &own, &Hold { holds, deadline, ..own });
+    holding::change(lock, owner, &own, &Hold { holds, deadline, ..own }, now);
     if options.lease.is_some() {
-        waiting::deadline_moved(lock, owner, deadline, now);
+        deadline_moved(lock, now);
     }
     Some(holds)
 }

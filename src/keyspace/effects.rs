@@ -5,10 +5,10 @@
 
 use super::layout::{Form, Lock};
 use super::rosters::{self, Roster};
-use super::words::{details_field, number, words};
-use super::{listeners, rosters::Rosters};
+use super::words::{NO_END, details_field, number, words};
+use super::{credible, field_expiry, listeners};
 use crate::config;
-use crate::lock::{Deadline, Hold, Holders, Limit, LockKey, Millis, Owner};
+use crate::lock::{Deadline, Hold, Holders, Limit, LockKey, Millis, Owner, Token};
 use crate::server::ctx::Class;
 use crate::server::{AsText, Ctx, MainThread, Text, TextRef, events};
 use std::ffi::CStr;
@@ -43,6 +43,15 @@ pub enum Waiters {
     None,
 }
 
+/// Which fields of a hold are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fields {
+    /// Those whose value is another.
+    Changed,
+    /// All that the hold stands on: one of them may have an expiry of its own.
+    All,
+}
+
 static NOTIFYING: MainThread<bool> = MainThread::new();
 
 /// Whether a notification that arrives is the module's own, about what it wrote itself.
@@ -69,7 +78,8 @@ impl Lock<'_> {
             self.write_mutex(owner, hold);
             self.form = Form::Mutex(hold.token);
         } else {
-            self.write_many(owner, hold, limit);
+            let fields = if self.form == Form::Many { self.fields_to_write() } else { Fields::Changed };
+            self.write_many(owner, hold, limit, fields);
             self.form = Form::Many;
         }
         self.finish();
@@ -78,13 +88,16 @@ impl Lock<'_> {
 
     /// Changes what `owner`, who holds, has.
     pub fn update(&mut self, owner: TextRef, old: &Hold, new: &Hold) {
-        if old == new {
+        // Whoever gives a part back is promised nothing new.
+        let promises = new.holds >= old.holds || new.deadline != old.deadline;
+        let fields = if promises { self.fields_to_write() } else { Fields::Changed };
+        if old == new && fields == Fields::Changed {
             return;
         }
         match self.form {
-            Form::Many => self.write_many(owner, new, self.standing.limit),
+            Form::Many => self.write_many(owner, new, self.standing.limit, fields),
             _ => {
-                if new.token != old.token {
+                if new.token != old.token || fields == Fields::All {
                     self.set_with_token(owner, new);
                 } else if new.holds != old.holds {
                     let holds = number(new.holds);
@@ -165,10 +178,14 @@ impl Lock<'_> {
         }
     }
 
-    fn write_many(&mut self, owner: TextRef, hold: &Hold, limit: Limit) {
+    /// What must be written so that a promised deadline stands.
+    fn fields_to_write(&self) -> Fields {
+        if field_expiry::may_have(&self.key) { Fields::All } else { Fields::Changed }
+    }
+
+    fn write_many(&mut self, owner: TextRef, hold: &Hold, limit: Limit, fields: Fields) {
         let name = self.name.bytes();
-        let hold = &Hold { deadline: self.storable(hold.deadline), ..*hold };
-        let newest = hold.token.max(self.roster(|roster| roster.fence).flatten());
+        let newest = self.newest_token(hold);
         let holds = number(hold.holds);
         let mut pairs = vec![(owner, holds.as_text())];
         let (fence, limit_text, field, details);
@@ -176,11 +193,15 @@ impl Lock<'_> {
             fence = number(token);
             pairs.push((words().fence.as_text(), fence.as_text()));
         }
-        if self.roster(|roster| roster.holders.limit()) != Some(limit) {
+        if fields == Fields::All || self.roster(|roster| roster.holders.limit()) != Some(limit) {
             limit_text = number(u64::from(limit.number()));
             pairs.push((words().limit.as_text(), limit_text.as_text()));
         }
-        if let (Some(token), Deadline::At(at)) = (hold.token, hold.deadline) {
+        if let Some(token) = hold.token {
+            let at = match hold.deadline {
+                Deadline::At(at) => at,
+                Deadline::Never => NO_END,
+            };
             (field, details) = (details_field(owner.bytes()), Text::new(format!("{at}:{token}").as_bytes()));
             pairs.push((field.as_text(), details.as_text()));
         }
@@ -196,19 +217,17 @@ impl Lock<'_> {
             rosters.change(self.db, name, |roster| {
                 roster.holders.insert(owner.bytes().into(), *hold);
                 roster.holders.tighten(limit);
-                roster.fence = newest;
+                roster.fence = newest.or(roster.fence);
                 roster.fields = fields;
             });
         });
         self.expire_with_last(was_missing);
     }
 
-    /// A deadline as it can stand beside an owner: without expiry of the key nobody's lease ends, so any will do.
-    fn storable(&self, deadline: Deadline) -> Deadline {
-        match deadline {
-            Deadline::At(_) => deadline,
-            Deadline::Never => Deadline::At(self.now),
-        }
+    /// The newest token once `hold` is written. One that no server can have given is not carried on.
+    fn newest_token(&self, hold: &Hold) -> Option<Token> {
+        let before = self.roster(|roster| roster.fence).flatten();
+        credible(hold.token, self.now).max(credible(before, self.now))
     }
 
     fn delete_holders(&mut self, owners: &[Owner]) {
@@ -239,12 +258,12 @@ impl Lock<'_> {
         self.expire_with_last(false);
     }
 
-    /// Lets the key expire with the last of its holders. A key that never expires stays so, unless it is new.
+    /// Lets the key expire with the last of its holders. A key that never expires stays so, unless it is new; and while
+    /// somebody holds who has no end of its own, it never expires earlier than it would.
     fn expire_with_last(&self, new: bool) {
-        let last = rosters::with(|rosters: &mut Rosters| {
-            rosters.get(self.db, self.name.bytes()).and_then(|roster| roster.holders.last_deadline())
-        });
-        let expiry = self.key.expiry();
+        let (expiry, last) = (self.key.expiry(), self.roster(|roster| roster.holders.last_end()).flatten());
+        let endless = self.roster(|roster| roster.holders.last_deadline()).flatten() == Some(Deadline::Never);
+        let last = if endless && !new { last.map(|last| last.max(expiry)) } else { last };
         if let Some(last) = last
             && (new || expiry != Deadline::Never)
             && expiry != last

@@ -1,7 +1,7 @@
 //! The fields of the hash and the lock they mean.
 
 use super::rosters::{self, Roster};
-use super::words::{DETAILS, MARK, words};
+use super::words::{DETAILS, MARK, NO_END, words};
 use crate::lock::serve::NotALock;
 use crate::lock::{Deadline, Hold, Holders, Limit, LockKey, Millis, Owner, Standing, Token, fence};
 use crate::server::key::Kind;
@@ -67,7 +67,7 @@ impl<'a> Lock<'a> {
                     holds => {
                         let fence = key.get(words().fence.as_text());
                         let fence = fence.map(|fence| parse_token(fence.bytes())).transpose()?;
-                        super::observe(fence);
+                        super::observe(fence, now);
                         match (holds, fence) {
                             (Some(holds), Some(_)) if fields == 2 => own_mutex(&holds, fence, deadline(&key))?,
                             _ => read(&key, fields, fence, (ctx, name), owner, now)?,
@@ -219,7 +219,7 @@ fn read(
     events::watch_keys(ctx);
     let up_to_date = |it: &Roster| it.fields == fields && it.fence == fence && it.holders.limit() == limit;
     if !rosters::with(|rosters| rosters.get(db, name).is_some_and(up_to_date)) {
-        let roster = Roster { holders: read_holders(key, limit)?, fence, fields };
+        let roster = Roster { holders: read_holders(key, limit, now)?, fence, fields };
         rosters::with(|rosters| rosters.keep(LockKey::new(db, name), roster));
     }
     let expiry = key.expiry();
@@ -227,7 +227,8 @@ fn read(
     let standing =
         rosters::with(|rosters| rosters.get(db, name).map(|roster| roster.holders.standing(owner.bytes(), seen_from)));
     let mut standing = standing.ok_or(NotALock)?;
-    standing.own = standing.own.map(|own| effective(own, expiry));
+    // Without expiry of the key this deadline does not count at present, but it will once the key gets one again.
+    standing.own = standing.own.map(|own| Hold { deadline: own.deadline.min(expiry), ..own });
     let form = if standing.holders == 0 { Form::Remains } else { Form::Many };
     Ok((standing, form))
 }
@@ -260,7 +261,7 @@ fn read_mutex(key: &Key, fence: Option<Token>, owner: TextRef) -> Result<(Standi
 }
 
 /// Reads all holders of a lock with many.
-fn read_holders(key: &Key, limit: Limit) -> Result<Holders, NotALock> {
+fn read_holders(key: &Key, limit: Limit, now: Millis) -> Result<Holders, NotALock> {
     let mut counts: HashMap<Owner, u64> = HashMap::new();
     let mut details: HashMap<Owner, (Deadline, Option<Token>)> = HashMap::new();
     let mut verdict = Ok(());
@@ -279,11 +280,10 @@ fn read_holders(key: &Key, limit: Limit) -> Result<Holders, NotALock> {
         }
     });
     verdict?;
-    let expiry = key.expiry();
     let mut holders = Holders::new(limit);
     for (owner, holds) in counts {
-        let (deadline, token) = details.get(&owner).copied().unwrap_or((expiry, None));
-        super::observe(token);
+        let (deadline, token) = details.get(&owner).copied().unwrap_or((Deadline::Never, None));
+        super::observe(token, now);
         holders.insert(owner, Hold { holds, token, deadline });
     }
     Ok(holders)
@@ -302,9 +302,18 @@ fn parse_limit(value: &Text) -> Result<Limit, NotALock> {
     number.filter(|&number| i32::try_from(number).is_ok()).map(Limit::from_number).ok_or(NotALock)
 }
 
+/// Beyond 63 bits is no time to a server: a replica and an append-only file would refuse it as an expiry.
+fn parse_deadline(value: &[u8]) -> Result<Deadline, NotALock> {
+    match parse_number(value).ok_or(NotALock)? {
+        NO_END => Ok(Deadline::Never),
+        at if at < NO_END => Ok(Deadline::At(at)),
+        _ => Err(NotALock),
+    }
+}
+
 fn parse_details(value: &[u8]) -> Result<(Deadline, Option<Token>), NotALock> {
     let colon = value.iter().position(|&byte| byte == b':').ok_or(NotALock)?;
     let (deadline, token) = value.split_at(colon);
-    let deadline = parse_number(deadline).ok_or(NotALock)?;
-    Ok((Deadline::At(deadline), Some(parse_token(token.get(1..).unwrap_or_default())?)))
+    let deadline = parse_deadline(deadline)?;
+    Ok((deadline, Some(parse_token(token.get(1..).unwrap_or_default())?)))
 }

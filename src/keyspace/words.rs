@@ -1,11 +1,15 @@
 //! The words of the layout, as strings of the server: made once, so that writing a lock allocates no more than it must.
 
+use crate::lock::Millis;
 use crate::server::{MainThread, Text};
 
 /// Begins the names of the fields that are no owners.
 pub const MARK: u8 = b'#';
 /// Begins the name of the field with a holder's deadline and token, where the limit is not 1.
 pub const DETAILS: &[u8] = b"#@";
+
+/// The deadline of a holder that has no end of its own: its hold lasts as long as the key. The last one that servers know.
+pub const NO_END: Millis = i64::MAX as Millis;
 
 /// The strings.
 #[derive(Debug)]
@@ -20,6 +24,10 @@ pub struct Words {
     pub one: Text,
     /// What is published when a lock falls free.
     pub zero: Text,
+    /// The command that asks for a lock.
+    pub acquire: Text,
+    /// The command that asks for several.
+    pub macquire: Text,
 }
 
 impl Default for Words {
@@ -30,6 +38,8 @@ impl Default for Words {
             nobody: Text::new(&[MARK]),
             one: Text::new(b"1"),
             zero: Text::new(b"0"),
+            acquire: Text::new(b"lock.acquire"),
+            macquire: Text::new(b"lock.macquire"),
         }
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! A request with a time limit counts as waiting: it would only find out later.
 
-use super::serve::{View, waiting_holders};
+use super::serve::{Sight, View};
 use super::{Limit, LockKey, Owner, Queue, WaiterId};
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
@@ -65,7 +65,7 @@ pub fn circle<T>(queue: &Queue<T>, locks: &mut impl View, candidate: Candidate) 
 fn is_waited_for<T>(queue: &Queue<T>, locks: &mut impl View, Candidate { owner, keys, .. }: Candidate) -> bool {
     // Who has to wait for a single lock does not hold it.
     let mut others = queue.contended_keys().filter(|key| keys != std::slice::from_ref(key));
-    queue.waits(owner) || others.any(|key| locks.look(&key, owner).is_ok_and(|it| it.own.is_some()))
+    queue.waits(owner) || others.any(|key| matches!(locks.look(&key, owner), Sight::Lock(it) if it.own.is_some()))
 }
 
 #[derive(Debug)]
@@ -332,4 +332,20 @@ fn unwind(start: usize, came_from: &HashMap<usize, (usize, Link)>) -> Vec<Link> 
     }
     links.reverse();
     links
+}
+
+/// Those who hold `key` and wait for anything, and `asking` if it holds it; and the lock's limit.
+fn waiting_holders<T>(queue: &Queue<T>, locks: &mut impl View, key: &LockKey, asking: &Owner) -> (Limit, Vec<Owner>) {
+    let Sight::Lock(standing) = locks.look(key, asking) else { return (Limit::Shared, Vec::new()) };
+    let holders = if standing.holders <= queue.owners().len() {
+        let mut holders = locks.holders(key);
+        holders.retain(|owner| queue.waits(owner) || owner == asking);
+        holders
+    } else {
+        let mut holders: Vec<Owner> = queue.owners().filter(|owner| *owner != asking).cloned().collect();
+        holders.retain(|owner| matches!(locks.look(key, owner), Sight::Lock(it) if it.own.is_some()));
+        holders.extend(standing.own.map(|_| asking.clone()));
+        holders
+    };
+    (standing.limit, holders)
 }

@@ -82,9 +82,20 @@ impl Holders {
         self.by_deadline.first().map(|(deadline, _)| *deadline)
     }
 
-    /// The latest deadline: the expiry of the key.
+    /// The latest deadline, [`Deadline::Never`] if there is a holder who has none.
     pub fn last_deadline(&self) -> Option<Deadline> {
         self.by_deadline.last().map(|(deadline, _)| *deadline)
+    }
+
+    /// The latest deadline of those who have one.
+    pub fn last_end(&self) -> Option<Deadline> {
+        match self.last_deadline()? {
+            Deadline::Never => {
+                let mut ends = self.by_deadline.range(..(Deadline::Never, Owner::from([])));
+                ends.next_back().map(|(deadline, _)| *deadline)
+            }
+            end => Some(end),
+        }
     }
 
     /// All holders, in no order.

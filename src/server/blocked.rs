@@ -4,9 +4,9 @@
 //! [`Blocked::answer`] writes the reply at once, not in a later turn of the event loop. A lock is a hash, and the
 //! server never finds a hash "ready", so nobody but this module wakes them.
 
+use super::callbacks::{self, Ticket};
 use super::reply::Replied;
 use super::text::TextRef;
-use super::upcalls::{self, Ticket};
 use super::{Ctx, reply};
 use redis_module::raw::{self, RedisModuleBlockedClient, RedisModuleCtx, RedisModuleString};
 use std::ffi::c_int;
@@ -20,7 +20,7 @@ pub struct Blocked {
 
 /// Blocks the calling client on `keys`, for as long as it takes. The caller saw to it that the client may block.
 ///
-/// Whatever ends the wait, exactly one of [`upcalls::Upcalls::answer`] and [`upcalls::Upcalls::gone`] is called for
+/// Whatever ends the wait, exactly one of [`callbacks::Callbacks::answer`] and [`callbacks::Callbacks::gone`] is called for
 /// the ticket.
 pub fn block<'k>(ctx: Ctx, keys: impl Iterator<Item = TextRef<'k>>, ticket: Ticket) -> Option<(Blocked, Replied)> {
     let mut keys: Vec<*mut RedisModuleString> = keys.map(|key| key.raw()).collect();
@@ -48,7 +48,7 @@ pub fn block<'k>(ctx: Ctx, keys: impl Iterator<Item = TextRef<'k>>, ticket: Tick
 }
 
 impl Blocked {
-    /// Ends the wait: calls [`upcalls::Upcalls::answer`] before it returns.
+    /// Ends the wait: calls [`callbacks::Callbacks::answer`] before it returns.
     pub fn answer(self) {
         // SAFETY: the handle is valid until it was answered, which consumes it, or until `gone` was called, upon
         // which its owner forgets it.
@@ -62,19 +62,19 @@ unsafe extern "C" fn on_ready(_: *mut RedisModuleCtx, _: *mut *mut RedisModuleSt
 }
 
 unsafe extern "C" fn on_answer(ctx: *mut RedisModuleCtx, _: *mut *mut RedisModuleString, _: c_int) -> c_int {
-    if let Some(upcalls) = upcalls::get() {
+    if let Some(callbacks) = callbacks::get() {
         // SAFETY: the server calls with a context that lives for this call.
         let ctx = unsafe { Ctx::from_raw(ctx) };
-        (upcalls.answer)(ctx, ticket(ctx));
+        (callbacks.answer)(ctx, ticket(ctx));
     }
     reply::OK
 }
 
 unsafe extern "C" fn on_gone(ctx: *mut RedisModuleCtx, _: *mut RedisModuleBlockedClient) {
-    if let Some(upcalls) = upcalls::get() {
+    if let Some(callbacks) = callbacks::get() {
         // SAFETY: as in `on_answer`.
         let ctx = unsafe { Ctx::from_raw(ctx) };
-        (upcalls.gone)(ctx, ticket(ctx));
+        (callbacks.gone)(ctx, ticket(ctx));
     }
 }
 

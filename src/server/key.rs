@@ -113,6 +113,13 @@ impl<'a> Key<'a> {
         u64::try_from(at).map_or(Deadline::Never, Deadline::At)
     }
 
+    /// Whether a field of the hash, which exists, has an expiry of its own; `None` where the server can't tell.
+    pub fn has_expiring_field(&self) -> Option<bool> {
+        let first = newer_api!(RedisModule_HashFieldMinExpire)?;
+        // SAFETY: the handle is open and a hash.
+        Some(unsafe { first(self.raw) } != i64::from(raw::REDISMODULE_NO_EXPIRE))
+    }
+
     /// Lets the key, which exists, expire at a moment, or never.
     pub fn set_expiry(&self, deadline: Deadline) {
         let at = match deadline {

@@ -28,7 +28,9 @@ macro_rules! newer_api {
     }};
 }
 
+pub mod acl;
 pub mod blocked;
+pub mod callbacks;
 pub mod clock;
 pub mod commands;
 pub mod config;
@@ -41,7 +43,6 @@ pub mod replicas;
 pub mod reply;
 pub mod text;
 pub mod timer;
-pub mod upcalls;
 
 pub use commands::Call;
 pub use ctx::{Ctx, Role};
@@ -60,13 +61,14 @@ pub fn complete() -> bool {
         };
     }
     all!(
+        RedisModule_ACLCheckCommandPermissions RedisModule_ACLCheckKeyPermissions
         RedisModule_AvoidReplicaTraffic RedisModule_BlockClientOnKeys RedisModule_Call
         RedisModule_CallReplyArrayElement RedisModule_CallReplyLength RedisModule_CloseKey
         RedisModule_CreateCommand RedisModule_CreateString RedisModule_CreateStringFromCallReply
         RedisModule_CreateTimer RedisModule_DeleteKey RedisModule_EventLoopAddOneShot
-        RedisModule_FreeCallReply RedisModule_FreeServerInfo RedisModule_FreeString RedisModule_GetAbsExpire
-        RedisModule_GetBlockedClientPrivateData RedisModule_GetClientId RedisModule_GetClientInfoById
-        RedisModule_GetCommand RedisModule_GetContextFlags RedisModule_GetNotifyKeyspaceEvents
+        RedisModule_FreeCallReply RedisModule_FreeModuleUser RedisModule_FreeServerInfo RedisModule_FreeString RedisModule_GetAbsExpire
+        RedisModule_GetBlockedClientPrivateData RedisModule_GetClientId RedisModule_GetClientInfoById RedisModule_GetClientUserNameById
+        RedisModule_GetCommand RedisModule_GetContextFlags RedisModule_GetCurrentUserName RedisModule_GetModuleUserFromUserName RedisModule_GetNotifyKeyspaceEvents
         RedisModule_GetSelectedDb RedisModule_GetServerInfo RedisModule_HashGet RedisModule_HashSet
         RedisModule_InfoAddFieldULongLong RedisModule_InfoAddSection RedisModule_IsKeysPositionRequest
         RedisModule_KeyAtPos RedisModule_KeyType RedisModule_LoadConfigs RedisModule_Log

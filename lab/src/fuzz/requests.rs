@@ -4,7 +4,10 @@ use std::collections::VecDeque;
 
 use fastrand::Rng;
 
-use super::wire::{Shape, Words};
+use support::encode;
+
+/// A request: the command's name and its arguments.
+pub type Words = Vec<Vec<u8>>;
 
 /// Databases that the requests go to.
 pub const DATABASES: u32 = 2;
@@ -122,8 +125,7 @@ impl Requests {
 
     /// Bytes that need not be a request at all.
     pub fn garbage(&mut self) -> Vec<u8> {
-        let mut output = Vec::new();
-        super::wire::encode(&self.single(Place::NoBlocking), &mut output);
+        let mut output = encode([self.single(Place::NoBlocking)]);
         match self.rng.u32(..4) {
             0 => bytes(&mut self.rng, 1, 200),
             1 => {
@@ -476,24 +478,6 @@ impl Requests {
     }
 }
 
-/// Why `shape` is no reply that the protocol has for the command `name`; none where it is, or where the command is not ours.
-pub fn not_in_protocol(name: &[u8], shape: Shape) -> Option<String> {
-    use Shape::{Collection, Error, Integer, Null, Text};
-    let allowed = match name {
-        b"LOCK.ACQUIRE" | b"LOCK.MACQUIRE" | b"LOCK.RENEW" => {
-            matches!(shape, Null) || matches!(shape, Integer(token) if token > 0)
-        }
-        b"LOCK.RELEASE" => matches!(shape, Null) || matches!(shape, Integer(left) if left >= 0),
-        b"LOCK.FORCE" => matches!(shape, Integer(lost) if lost >= 0),
-        // While MRENEW waits for replicas, CLIENT UNBLOCK makes it null.
-        b"LOCK.INFO" | b"LOCK.MRENEW" => matches!(shape, Null | Collection),
-        b"LOCK.MRELEASE" | b"LOCK.WAITERS" | b"LOCK.TOP" | b"LOCK.HELP" => shape == Collection,
-        b"LOCK.OWNER" => shape == Text,
-        _ => true,
-    };
-    (!allowed && shape != Error).then(|| format!("{} replied {shape:?}", String::from_utf8_lossy(name)))
-}
-
 fn words(words: &[&str]) -> Words {
     words.iter().map(|word| word.as_bytes().to_vec()).collect()
 }
@@ -513,13 +497,5 @@ mod tests {
         for _ in 0..1000 {
             assert_eq!(one.next(), two.next());
         }
-    }
-
-    #[test]
-    fn replies_outside_the_protocol_are_named() {
-        assert!(not_in_protocol(b"LOCK.ACQUIRE", Shape::Integer(0)).is_some());
-        assert!(not_in_protocol(b"LOCK.RELEASE", Shape::Text).is_some());
-        assert!(not_in_protocol(b"LOCK.RELEASE", Shape::Integer(0)).is_none());
-        assert!(not_in_protocol(b"LOCK.ACQUIRE", Shape::Error).is_none());
     }
 }

@@ -7,6 +7,8 @@ use support::{Raw, Server};
 
 use crate::report::Row;
 
+use super::lines::{command, send};
+
 const ROUNDS: u64 = 4;
 /// What is due at once comes within this on a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(5);
@@ -87,20 +89,13 @@ impl Bench<'_> {
 
     fn ask<T: redis::FromRedisValue>(&mut self, line: &str) -> RedisResult<T> {
         self.requests += 1;
-        let mut words = line.split(' ');
-        let mut command = redis::cmd(words.next().unwrap_or_default());
-        words.for_each(|word| {
-            command.arg(word);
-        });
-        command.query(&mut self.connection)
+        command(line).query(&mut self.connection)
     }
 
     fn waits(&mut self, line: &str) -> RedisResult<Raw> {
         self.requests += 1;
-        let mut waiter = self.server.raw();
-        let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
-        waiter.send(&words)?;
-        let key = words.get(1).copied().unwrap_or_default();
+        let waiter = send(self.server, line)?;
+        let key = line.split(' ').nth(1).unwrap_or_default();
         support::until(AT_ONCE, "the waiter is in the queue", || {
             let waiters: RedisResult<Vec<Value>> = redis::cmd("LOCK.WAITERS").arg(key).query(&mut self.connection);
             waiters.is_ok_and(|waiters| !waiters.is_empty())

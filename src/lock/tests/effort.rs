@@ -1,8 +1,8 @@
 //! How much is looked at.
 
 use super::table::Table;
-use super::{key, keys, owner, request};
-use crate::lock::serve::{Change, Locks, NotALock, View, WaitEnd, serve};
+use super::{Locks, key, keys, owner, request, serve};
+use crate::lock::serve::{Change, Sight, View, WaitEnd};
 use crate::lock::{Ahead, LockKey, Millis, Owner, Queue, Standing, Waiter, decide};
 
 /// Locks that count how often they are looked at.
@@ -14,7 +14,7 @@ struct Counting {
 }
 
 impl View for Counting {
-    fn look(&mut self, key: &LockKey, owner: &Owner) -> Result<Standing, NotALock> {
+    fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
         self.looks += 1;
         self.table.look(key, owner)
     }
@@ -24,7 +24,7 @@ impl View for Counting {
     }
 }
 
-impl Locks<()> for Counting {
+impl Locks for Counting {
     fn settle(&mut self, waiter: Waiter<()>, end: WaitEnd) {
         self.granted.push(waiter.owner.clone());
         self.table.settle(waiter, end);
@@ -53,10 +53,10 @@ fn a_thousand_locks_given_back_together_are_looked_at_a_few_times_each() {
     let freed = |from: usize| numbers.iter().skip(from).map(|&number| (key(number), Change::Freed));
     serve(&mut queue, &mut locks, freed(1), NOW);
     assert!(locks.granted.is_empty());
-    assert_eq!(locks.looks, all.len());
+    assert!(locks.looks <= all.len(), "{}", locks.looks);
     locks.looks = 0;
     locks.table.release(&key(0), &owner(0));
     serve(&mut queue, &mut locks, freed(0), NOW);
     assert_eq!(locks.granted, [owner(1)]);
-    assert_eq!(locks.looks, 2 * all.len());
+    assert!(locks.looks <= all.len() + 1, "{}", locks.looks);
 }

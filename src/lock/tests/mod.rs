@@ -13,7 +13,8 @@ mod plain;
 mod table;
 mod watched;
 
-use super::{Limit, LockKey, Owner, Request};
+use super::serve::{Agenda, Change, Job, View, WaitEnd};
+use super::{Limit, LockKey, Millis, Owner, Queue, Request, Waiter};
 use proptest::test_runner::{Config, TestRunner};
 
 /// An owner by its number.
@@ -54,4 +55,36 @@ fn cases(cases: u32) -> Config {
 fn repeatable(cases: u32) -> TestRunner {
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };
     TestRunner::new_with_rng(config, proptest::test_runner::TestRng::deterministic_rng(Default::default()))
+}
+
+/// The locks that are waited for.
+trait Locks: View {
+    /// Carries out the end of a wait: what was granted is written.
+    fn settle(&mut self, waiter: Waiter<()>, end: WaitEnd);
+}
+
+/// Serves all who can be served after the `changed` locks have changed.
+fn serve(
+    queue: &mut Queue<()>,
+    locks: &mut impl Locks,
+    changed: impl IntoIterator<Item = (LockKey, Change)>,
+    now: Millis,
+) {
+    let mut agenda = Agenda::default();
+    changed.into_iter().for_each(|(key, change)| agenda.note(key, change));
+    while let Some(job) = agenda.next(queue) {
+        match job {
+            Job::FindHolders(key) => {
+                let holders = locks.holders(&key);
+                agenda.held_by(queue, &key, holders);
+            }
+            Job::Judge(attempt) => {
+                let judgement = attempt.judge(locks, now);
+                if let Some((waiter, end)) = agenda.judged(queue, attempt, judgement) {
+                    locks.settle(waiter, end);
+                }
+            }
+        }
+    }
+    assert!(agenda.is_empty());
 }

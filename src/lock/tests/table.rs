@@ -1,6 +1,7 @@
 //! Locks in memory: what the keyspace is to the server.
 
-use crate::lock::serve::{Locks, NotALock, View, WaitEnd};
+use super::Locks;
+use crate::lock::serve::{Sight, View, WaitEnd};
 use crate::lock::{Decision, Fence, Hold, Holders, LockKey, Millis, Owner, Standing, Waiter};
 use std::collections::HashMap;
 
@@ -38,7 +39,7 @@ impl Table {
     fn write_one(&mut self, key: &LockKey, owner: &Owner, decision: Decision, token: u64) {
         match decision {
             Decision::Grant(hold, limit) => {
-                let free = self.look(key, owner).is_ok_and(|standing| standing.holders == 0);
+                let free = matches!(self.look(key, owner), Sight::Lock(standing) if standing.holders == 0);
                 if free {
                     self.stored.insert(key.clone(), Stored::Lock(Holders::new(limit)));
                 }
@@ -78,11 +79,11 @@ impl Table {
 }
 
 impl View for Table {
-    fn look(&mut self, key: &LockKey, owner: &Owner) -> Result<Standing, NotALock> {
+    fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
         match self.stored.get(key) {
-            None => Ok(Standing::FREE),
-            Some(Stored::Lock(holders)) => Ok(holders.standing(owner, self.now)),
-            Some(Stored::SomethingElse) => Err(NotALock),
+            None => Sight::Lock(Standing::FREE),
+            Some(Stored::Lock(holders)) => Sight::Lock(holders.standing(owner, self.now)),
+            Some(Stored::SomethingElse) => Sight::NotALock,
         }
     }
 
@@ -93,7 +94,7 @@ impl View for Table {
     }
 }
 
-impl Locks<()> for Table {
+impl Locks for Table {
     fn settle(&mut self, waiter: Waiter<()>, end: WaitEnd) {
         if let WaitEnd::Granted(decisions) = end {
             self.write(&waiter.keys, &waiter.owner, &decisions);

@@ -13,7 +13,7 @@ use testcontainers::core::Mount;
 use testcontainers::runners::SyncRunner;
 use testcontainers::{GenericImage, ImageExt};
 
-use crate::server::{Launch, Running};
+use crate::launch::{Launch, Running};
 
 type Started = testcontainers::Container<GenericImage>;
 

@@ -11,7 +11,7 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::{fs, thread};
 
-use crate::server::{Launch, Running};
+use crate::launch::{Launch, Running};
 
 /// A cluster node's bus listens this far above its port.
 const BUS_OFFSET: u16 = 10_000;

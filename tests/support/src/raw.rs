@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::frame;
+use crate::resp::{Replies, encode};
 
 /// How long [`Raw::read`] waits: long enough for every wait in a test, short enough to fail one that hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -16,7 +16,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Raw {
     stream: TcpStream,
-    arrived: Vec<u8>,
+    replies: Replies,
+    /// How long reads of the stream wait, as it was last set.
+    read_timeout: Option<Duration>,
 }
 
 impl Raw {
@@ -25,7 +27,7 @@ impl Raw {
         let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        Ok(Self { stream, arrived: Vec::new() })
+        Ok(Self { stream, replies: Replies::default(), read_timeout: None })
     }
 
     /// Sends one command and does not wait for its reply.
@@ -49,15 +51,16 @@ impl Raw {
 
     /// The next reply if it comes within `patience`, else none; the reply can still be read later.
     pub fn read_timeout(&mut self, patience: Duration) -> io::Result<Option<Value>> {
-        let end = Instant::now() + patience;
+        let begin = Instant::now();
+        let mut left = patience;
         loop {
-            if let Some(value) = self.take()? {
+            if let Some(value) = self.replies.next()? {
                 return Ok(Some(value));
             }
-            let left = end.saturating_duration_since(Instant::now());
             if !self.receive(left)? {
                 return Ok(None);
             }
+            left = patience.saturating_sub(begin.elapsed());
         }
     }
 
@@ -92,8 +95,8 @@ impl Raw {
     pub fn call_for_bytes(&mut self, command: &[&[u8]]) -> Vec<u8> {
         self.send(command).expect("command sent");
         loop {
-            if let Some(length) = frame::length(&self.arrived) {
-                return self.arrived.drain(..length).collect();
+            if let Some(bytes) = self.replies.next_bytes().expect("a reply") {
+                return bytes;
             }
             assert!(self.receive(PATIENCE).expect("reply read"), "no reply within a minute");
         }
@@ -106,11 +109,10 @@ impl Raw {
     /// If the server has closed the connection: nothing is pending on it any more.
     #[track_caller]
     pub fn pending(&mut self) -> bool {
-        let whole = |this: &Self| frame::length(&this.arrived).is_some();
-        if !whole(self) {
+        if !self.replies.has_next() {
             self.receive(Duration::ZERO).expect("connection open");
         }
-        !whole(self)
+        !self.replies.has_next()
     }
 
     /// Whether the server has ended the connection (replies that came before are still there). Never waits.
@@ -166,21 +168,13 @@ impl Raw {
         assert_eq!(result, 0, "SO_LINGER: {}", io::Error::last_os_error());
     }
 
-    /// The first whole reply of what has arrived.
-    fn take(&mut self) -> io::Result<Option<Value>> {
-        let Some(length) = frame::length(&self.arrived) else {
-            return Ok(None);
-        };
-        let reply: Vec<u8> = self.arrived.drain(..length).collect();
-        redis::parse_redis_value(&reply).map(Some).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
-    }
-
     /// Reads once, waiting for at most `patience`; false if nothing came.
     fn receive(&mut self, patience: Duration) -> io::Result<bool> {
         if patience.is_zero() {
             self.stream.set_nonblocking(true)?;
-        } else {
+        } else if self.read_timeout != Some(patience) {
             self.stream.set_read_timeout(Some(patience))?;
+            self.read_timeout = Some(patience);
         }
         let mut buffer = [0; 16 * 1024];
         let result = self.stream.read(&mut buffer);
@@ -190,7 +184,7 @@ impl Raw {
         match result {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             Ok(length) => {
-                self.arrived.extend_from_slice(&buffer[..length]);
+                self.replies.feed(&buffer[..length]);
                 Ok(true)
             }
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Ok(false),
@@ -198,19 +192,4 @@ impl Raw {
             Err(error) => Err(error),
         }
     }
-}
-
-/// Commands as they are on the wire.
-pub fn encode<C: AsRef<[A]>, A: AsRef<[u8]>>(commands: impl IntoIterator<Item = C>) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for command in commands {
-        let command = command.as_ref();
-        bytes.extend_from_slice(format!("*{}\r\n", command.len()).as_bytes());
-        for argument in command.iter().map(AsRef::as_ref) {
-            bytes.extend_from_slice(format!("${}\r\n", argument.len()).as_bytes());
-            bytes.extend_from_slice(argument);
-            bytes.extend_from_slice(b"\r\n");
-        }
-    }
-    bytes
 }

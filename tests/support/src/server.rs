@@ -11,6 +11,7 @@ use redis::{Client, Connection, ConnectionAddr, IntoConnectionInfo, ProtocolVers
 
 use crate::dir::Dir;
 use crate::environment::{in_containers, module_path, server_program};
+use crate::launch::{Launch, Module, Running};
 use crate::process::Process;
 use crate::raw::Raw;
 use crate::until::{eventually, until};
@@ -24,32 +25,6 @@ const SOON: Duration = Duration::from_secs(30);
 const PORTS: usize = 20;
 /// When a server is asked although its log does not say that it is ready (its log level may be too high).
 const QUIET: Duration = Duration::from_secs(2);
-
-/// How a server is to be started.
-pub(crate) struct Launch {
-    pub(crate) program: PathBuf,
-    pub(crate) config_file: Option<PathBuf>,
-    pub(crate) settings: Vec<(String, String)>,
-    pub(crate) module: Option<Module>,
-    pub(crate) dir: PathBuf,
-}
-
-/// The module and its arguments, as `--loadmodule` takes them.
-pub(crate) struct Module {
-    pub(crate) path: PathBuf,
-    pub(crate) arguments: Vec<String>,
-}
-
-/// A started server, wherever it runs.
-pub(crate) trait Running: Send + Sync {
-    fn addr(&self) -> SocketAddr;
-    fn pid(&self) -> u32;
-    /// Does nothing to a server that has ended.
-    fn signal(&self, signal: i32);
-    fn ended(&self) -> bool;
-    fn start_again(&self);
-    fn log(&self) -> String;
-}
 
 /// What a server is started with. Made by [`Server::builder`].
 pub struct Builder {

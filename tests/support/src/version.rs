@@ -31,6 +31,8 @@ pub enum Feature {
     ModuleCommand,
     /// `DEBUG`.
     Debug,
+    /// Commands of modules are in ACL categories: Redis 7.2 and later, every Valkey from 8.0.
+    CommandCategories,
     /// Modules can make ACL categories of their own: Redis 7.4 and later, every Valkey from 8.0.
     AclCategories,
     /// Expiry of single hash fields: Redis 7.4 and later, Valkey 9.0 and later.
@@ -61,6 +63,7 @@ impl Version {
     pub(crate) fn has(&self, feature: Feature) -> bool {
         match feature {
             Feature::ModuleCommand | Feature::Debug | Feature::HostFiles => true,
+            Feature::CommandCategories => self.at_least(Family::Redis, 7, 2) || self.at_least(Family::Valkey, 8, 0),
             Feature::AclCategories => self.at_least(Family::Redis, 7, 4) || self.at_least(Family::Valkey, 8, 0),
             Feature::HashFieldExpiry => self.at_least(Family::Redis, 7, 4) || self.at_least(Family::Valkey, 9, 0),
         }

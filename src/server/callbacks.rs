@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 /// The module's side of the server's callbacks.
 #[derive(Debug)]
-pub struct Upcalls {
+pub struct Callbacks {
     /// A blocked client is to be answered, in this context: its wait has ended, or `CLIENT UNBLOCK` ended it.
     pub answer: fn(Ctx, Ticket),
     /// A blocked client is gone: disconnected, unblocked with an error, redirected. Nothing may be written here.
@@ -62,14 +62,14 @@ pub enum Event {
     Cron,
 }
 
-static UPCALLS: OnceLock<Upcalls> = OnceLock::new();
+static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();
 
 /// Sets the module's side; the first call counts.
-pub fn set(upcalls: Upcalls) {
-    let _ = UPCALLS.set(upcalls);
+pub fn set(callbacks: Callbacks) {
+    let _ = CALLBACKS.set(callbacks);
 }
 
 /// The module's side, once it is set.
-pub(super) fn get() -> Option<&'static Upcalls> {
-    UPCALLS.get()
+pub(super) fn get() -> Option<&'static Callbacks> {
+    CALLBACKS.get()
 }

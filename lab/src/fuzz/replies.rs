@@ -1,0 +1,56 @@
+//! What a server may reply.
+
+use support::resp::{Value, errors};
+
+/// That the protocol has this reply for the command `name`, if that is one of ours.
+pub fn not_in_protocol(name: &[u8], reply: &Value) -> Result<(), String> {
+    use Value::{Array, BulkString, Int, Map, Nil, ServerError};
+    let allowed = match name {
+        b"LOCK.ACQUIRE" | b"LOCK.MACQUIRE" | b"LOCK.RENEW" => matches!(reply, Nil) || matches!(reply, Int(1..)),
+        b"LOCK.RELEASE" => matches!(reply, Nil | Int(0..)),
+        b"LOCK.FORCE" => matches!(reply, Int(0..)),
+        b"LOCK.INFO" => matches!(reply, Nil | Array(_) | Map(_)),
+        // While it waits for replicas, CLIENT UNBLOCK makes it null.
+        b"LOCK.MRENEW" => matches!(reply, Nil | Array(_)),
+        b"LOCK.MRELEASE" | b"LOCK.WAITERS" | b"LOCK.TOP" | b"LOCK.HELP" => matches!(reply, Array(_)),
+        b"LOCK.OWNER" => matches!(reply, BulkString(_)),
+        _ => true,
+    };
+    if allowed || matches!(reply, ServerError(_)) {
+        return Ok(());
+    }
+    Err(format!("{} replied {reply:?}", String::from_utf8_lossy(name)))
+}
+
+/// That every error begins with a code that clients know.
+pub fn unknown_error(reply: &Value) -> Result<(), String> {
+    const CODES: [&str; 9] =
+        ["ERR", "WRONGTYPE", "DEADLOCK", "NOREPLICAS", "UNBLOCKED", "EXECABORT", "NOPROTO", "OOM", "NOSCRIPT"];
+    let known = |error: &String| CODES.contains(&error.split(' ').next().unwrap_or_default());
+    match errors(reply).into_iter().find(|error| !known(error)) {
+        Some(error) => Err(format!("unknown error {error:?}")),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replies_outside_the_protocol_are_named() {
+        assert!(not_in_protocol(b"LOCK.ACQUIRE", &Value::Int(0)).is_err());
+        assert!(not_in_protocol(b"LOCK.RELEASE", &Value::Okay).is_err());
+        assert!(not_in_protocol(b"LOCK.TOP", &Value::Nil).is_err());
+        assert!(not_in_protocol(b"LOCK.RELEASE", &Value::Int(0)).is_ok());
+        let error = redis::parse_redis_value(b"-ERR no\r\n").unwrap();
+        assert!(not_in_protocol(b"LOCK.ACQUIRE", &error).is_ok());
+    }
+
+    #[test]
+    fn errors_with_codes_that_no_client_knows_are_named() {
+        let nested = |error: &[u8]| Value::Array(vec![redis::parse_redis_value(error).unwrap()]);
+        assert!(unknown_error(&nested(b"-HOLDFAST is odd\r\n")).unwrap_err().contains("HOLDFAST is odd"));
+        assert!(unknown_error(&nested(b"-DEADLOCK a\r\n")).is_ok());
+    }
+}

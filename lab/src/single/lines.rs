@@ -1,0 +1,24 @@
+//! Commands as lines: words between single spaces.
+
+use std::io;
+
+use redis::Cmd;
+use support::resp::Request;
+use support::{Raw, Server};
+
+/// The line as a command of the client.
+pub fn command(line: &str) -> Cmd {
+    let mut words = line.split(' ');
+    let mut command = redis::cmd(words.next().unwrap_or_default());
+    words.for_each(|word| {
+        command.arg(word);
+    });
+    command
+}
+
+/// Sends the line over a connection of its own, and does not wait for the reply.
+pub fn send(server: &Server, line: &str) -> io::Result<Raw> {
+    let mut raw = server.raw();
+    raw.send_bytes(Request::typed(line).bytes())?;
+    Ok(raw)
+}

@@ -1,0 +1,30 @@
+//! How a server is to be started, and what can be done to it wherever it runs.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// How a server is to be started.
+pub(crate) struct Launch {
+    pub(crate) program: PathBuf,
+    pub(crate) config_file: Option<PathBuf>,
+    pub(crate) settings: Vec<(String, String)>,
+    pub(crate) module: Option<Module>,
+    pub(crate) dir: PathBuf,
+}
+
+/// The module and its arguments, as `--loadmodule` takes them.
+pub(crate) struct Module {
+    pub(crate) path: PathBuf,
+    pub(crate) arguments: Vec<String>,
+}
+
+/// A started server, wherever it runs.
+pub(crate) trait Running: Send + Sync {
+    fn addr(&self) -> SocketAddr;
+    fn pid(&self) -> u32;
+    /// Does nothing to a server that has ended.
+    fn signal(&self, signal: i32);
+    fn ended(&self) -> bool;
+    fn start_again(&self);
+    fn log(&self) -> String;
+}

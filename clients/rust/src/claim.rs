@@ -188,9 +188,9 @@ impl Claim {
         }
     }
 
-    /// Until when the lease can't have run out.
-    pub(crate) fn sure_until(&self) -> Option<Instant> {
-        self.inner().sure_until()
+    /// When it counts as lost, unless something is heard before.
+    pub(crate) fn lost_at(&self) -> Option<Instant> {
+        self.inner().lost_at()
     }
 
     /// Waits until something changes, or until then.
@@ -238,13 +238,18 @@ impl Inner {
         }
     }
 
-    fn sure_until(&self) -> Option<Instant> {
-        let promised = self.state.session().and_then(|session| self.promised_by(session));
-        self.state.sure_until().max(promised)
+    /// Its lease could have run out then, as far as this process knows; and a session that keeps it alive would have to
+    /// have shown that it is there.
+    fn lost_at(&self) -> Option<Instant> {
+        let sure_until = self.state.sure_until();
+        match (self.state.session(), self.terms.lease) {
+            (Some(session), Lease::Watched(_)) => sure_until.max(self.promised_by(session)).max(Some(session.due())),
+            _ => sure_until,
+        }
     }
 
     fn lapsed(&self, now: Instant) -> bool {
-        matches!(self.state.stage(), Stage::Held) && self.sure_until().is_some_and(|end| end <= now)
+        matches!(self.state.stage(), Stage::Held) && self.lost_at().is_some_and(|end| end <= now)
     }
 }
 

@@ -71,7 +71,7 @@ impl Guard {
                 return why;
             }
             let lost = || matches!(self.claim.stage(), Stage::Lost(_));
-            self.claim.change(self.claim.sure_until(), lost).await;
+            self.claim.change(self.claim.lost_at(), lost).await;
         }
     }
 
@@ -183,7 +183,7 @@ impl Guard {
                 Some(Renewal::Out) => {}
                 Some(Renewal::Confirmed) | None => return Ok(()),
             }
-            claim.change(claim.sure_until(), || !matches!(claim.renewal(), Some(Renewal::Out))).await;
+            claim.change(claim.lost_at(), || !matches!(claim.renewal(), Some(Renewal::Out))).await;
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
@@ -27,7 +27,7 @@ const LONGEST_LEASE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// An event is told at once; this often it is told that there is none, as a sign of life. So whoever holds knows how
 /// long the hold is sure to last if the connection ends, even if this process slept meanwhile.
 const SIGNS_OF_LIFE_A_LEASE: u32 = 8;
-const QUICKEST_SIGN_OF_LIFE: Duration = Duration::from_millis(100);
+const QUICKEST_SIGN_OF_LIFE: Duration = Duration::from_millis(10);
 const SLOWEST_SIGN_OF_LIFE: Duration = Duration::from_secs(10);
 /// A sign of life that is so late will not come. Not sooner: a server that stands still for a while is no dead one, and
 /// who gives the session up gives up the places in all queues.
@@ -41,8 +41,16 @@ pub(crate) struct Session {
     default_lease: Duration,
     /// The shortest lease that it keeps alive.
     shortest_lease: Mutex<Duration>,
+    life: Mutex<Life>,
+}
+
+/// What is known of a session's life.
+#[derive(Debug)]
+struct Life {
     /// When the newest `LOCK.NEXT` was sent that was answered: then the session was alive.
-    alive: Mutex<Instant>,
+    alive: Instant,
+    /// When the next sign of life is overdue.
+    due: Instant,
 }
 
 /// A session, equal to itself only.
@@ -63,8 +71,14 @@ impl Session {
         &self.requests
     }
 
+    /// When it was alive for certain.
     pub(crate) fn alive(&self) -> Instant {
-        *self.alive.lock().unwrap_or_else(PoisonError::into_inner)
+        self.life().alive
+    }
+
+    /// From then on it is in doubt, unless there is another sign of life before.
+    pub(crate) fn due(&self) -> Instant {
+        self.life().due
     }
 
     /// How long a lease is.
@@ -87,8 +101,18 @@ impl Session {
         (shortest / SIGNS_OF_LIFE_A_LEASE).clamp(QUICKEST_SIGN_OF_LIFE, SLOWEST_SIGN_OF_LIFE)
     }
 
-    fn is_alive_at(&self, sent: Instant) {
-        *self.alive.lock().unwrap_or_else(PoisonError::into_inner) = sent;
+    /// Asked for events now, to be answered within `wait`.
+    fn asked(&self, sent: Instant, wait: Duration) {
+        self.life().due = sent + wait * 2;
+    }
+
+    /// What was asked then was answered.
+    fn answered(&self, sent: Instant) {
+        self.life().alive = sent;
+    }
+
+    fn life(&self) -> MutexGuard<'_, Life> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -146,6 +170,13 @@ pub(crate) struct Task {
     pub(crate) orders: UnboundedReceiver<Order>,
 }
 
+/// The runtime may end before those who need a session: then the next one of them finds none.
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.link.send_replace(Link::Down);
+    }
+}
+
 /// Why a session is not read from any more.
 enum End {
     /// Its connection is gone, or of no use.
@@ -190,6 +221,7 @@ impl Task {
     }
 
     async fn open(&self) -> Result<(SessionRef, MultiplexedConnection), Failure> {
+        let opened = Instant::now();
         let client = self.place.client().await?;
         let server = client.get_connection_info().addr().to_string();
         let fail = |error| Failure { server: server.clone(), error };
@@ -200,7 +232,7 @@ impl Task {
             requests,
             default_lease: lease,
             shortest_lease: Mutex::new(lease),
-            alive: Mutex::new(Instant::now()),
+            life: Mutex::new(Life { alive: opened, due: opened + LATE }),
         };
         Ok((SessionRef(Arc::new(session)), connection))
     }
@@ -208,7 +240,7 @@ impl Task {
     /// Hears what there is to hear until the connection ends.
     async fn serve(&mut self, session: &SessionRef, connection: MultiplexedConnection) -> End {
         // An answer that nobody reads is lost: the question stays when an order comes in between.
-        let mut answer = Box::pin(ask(connection.clone(), session.sign_of_life()));
+        let mut answer = Box::pin(ask(session.clone(), connection.clone()));
         loop {
             let (sent, events) = tokio::select! {
                 (sent, events) = &mut answer => (sent, events),
@@ -224,11 +256,11 @@ impl Task {
                 },
             };
             let Ok(events) = events else { return End::Ended };
-            session.is_alive_at(sent);
+            session.answered(sent);
             if let Some(shared) = self.shared.upgrade() {
                 shared.told(session, events);
             }
-            answer = Box::pin(ask(connection.clone(), session.sign_of_life()));
+            answer = Box::pin(ask(session.clone(), connection.clone()));
         }
     }
 
@@ -242,9 +274,10 @@ impl Task {
     }
 }
 
-/// The next events, once there are any or `wait` is over, and when that was asked.
-async fn ask(mut connection: MultiplexedConnection, wait: Duration) -> (Instant, RedisResult<Vec<wire::Event>>) {
-    let sent = Instant::now();
+/// The next events, or none as a sign of life, and when that was asked.
+async fn ask(session: SessionRef, mut connection: MultiplexedConnection) -> (Instant, RedisResult<Vec<wire::Event>>) {
+    let (sent, wait) = (Instant::now(), session.sign_of_life());
+    session.asked(sent, wait);
     let next = wire::next(wait);
     let reply = tokio::time::timeout(wait + LATE, next.query_async::<Value>(&mut connection)).await;
     let events = match reply {

@@ -1,0 +1,8 @@
+//! `holdfast` as its users have it: processes, signals, terminals.
+
+mod addresses;
+mod common;
+mod looks;
+mod run;
+mod terminal;
+mod top;

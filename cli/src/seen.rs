@@ -87,6 +87,9 @@ impl Server {
 
     /// Those with these keys that are locks.
     pub async fn locks(&mut self, keys: &[Vec<u8>]) -> RedisResult<Vec<Lock>> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
         let mut all = holdfast_client::redis::pipe();
         all.ignore_errors();
         for key in keys {

@@ -3,6 +3,7 @@
 mod addresses;
 mod common;
 mod looks;
+mod readme;
 mod run;
 mod terminal;
 mod top;

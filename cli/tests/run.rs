@@ -110,9 +110,10 @@ fn signals_reach_the_whole_group() {
         ("USR1", libc::SIGUSR1),
         ("USR2", libc::SIGUSR2),
     ] {
-        // A command and a child of it, in one group.
-        let script =
-            format!("trap 'wait; exit 3' {name}; (trap 'exit 0' {name}; echo $$; while :; do sleep 0.01; done) & wait");
+        // A command and a child of it, in one group: the command's own trap runs when the child has ended.
+        let script = format!(
+            "trap 'exit 3' {name}; sh -c \"trap 'exit 0' {name}; echo begun; while :; do sleep 0.01; done\"; sleep 1000"
+        );
         let mut run = Running::start(holdfast(&server).args(["run", "a", "--", "sh", "-c", &script]));
         run.line();
         run.signal(signal);

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::num::NonZero;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -22,12 +23,12 @@ pub struct Terminal {
 impl Terminal {
     /// Starts the program.
     pub fn start(command: &mut Command) -> Self {
-        const SIZE: libc::winsize = libc::winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
+        let (rows, columns) = (NonZero::new(30).expect("more than 0"), NonZero::new(100).expect("more than 0"));
+        let mut size = libc::winsize { ws_row: rows.get(), ws_col: columns.get(), ws_xpixel: 0, ws_ypixel: 0 };
         let (mut here, mut there) = (0, 0);
         // SAFETY: places for two descriptors, and a size that outlives the call.
-        let made = unsafe {
-            libc::openpty(&mut here, &mut there, std::ptr::null_mut(), std::ptr::null(), (&raw const SIZE).cast_mut())
-        };
+        let made =
+            unsafe { libc::openpty(&mut here, &mut there, std::ptr::null_mut(), std::ptr::null(), &raw mut size) };
         assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
         // SAFETY: the descriptors are new and nobody else's.
         let (here, there) = unsafe { (File::from_raw_fd(here), OwnedFd::from_raw_fd(there)) };
@@ -45,7 +46,7 @@ impl Terminal {
         // The command keeps its own ends open, and the terminal with them.
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         drop(there);
-        let screen = Arc::new(Mutex::new(vt100::Parser::new(SIZE.ws_row, SIZE.ws_col, 0)));
+        let screen = Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 0)));
         let (mut output, shown) = (here.try_clone().expect("a descriptor can be doubled"), screen.clone());
         thread::spawn(move || {
             let mut buffer = [0; 4096];
@@ -66,7 +67,7 @@ impl Terminal {
         let parser = self.screen.lock().expect("nobody panics with it");
         let screen = parser.screen();
         let (rows, columns) = screen.size();
-        let cells = (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column)));
+        let cells = (0..rows.get()).flat_map(|row| (0..columns.get()).map(move |column| (row, column)));
         let cells = cells.filter_map(|(row, column)| screen.cell(row, column)).filter(|cell| cell.inverse());
         cells.map(|cell| if cell.has_contents() { cell.contents().to_owned() } else { " ".to_owned() }).collect()
     }

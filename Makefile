@@ -27,6 +27,7 @@ test-containers: install ## The same tests against servers in containers (ARGS=n
 lint: install ## Formatting, clippy, documentation, cycles among modules: no warning passes
 	scripts/cycles-test
 	scripts/cycles
+	scripts/modules --check
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --features support/containers --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet

@@ -4,7 +4,7 @@ use crate::answering::end_wait;
 use crate::books::{self, Outcome};
 use crate::config;
 use crate::keyspace::Lock;
-use crate::lock::cycle::{Because, Candidate, Link, Progress, Search, Visible};
+use crate::lock::cycle::{Because, Candidate, Link, Progress, Search, Visible, is_possible};
 use crate::lock::serve::{Sight, View};
 use crate::lock::{Deadline, LockKey, Owner, Standing, WaiterId};
 use crate::server::acl::User;
@@ -13,6 +13,7 @@ use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text};
 use crate::serving::Keyspace;
 use crate::stats::count;
+use std::cell::OnceCell;
 
 /// How much of a search a command does itself, in units of about 100 ns.
 const AT_ONCE: usize = 5_000;
@@ -30,7 +31,7 @@ const PIECE: usize = 2_000;
 ///
 /// The reply that tells of the cycle.
 pub fn begin(ctx: Ctx, client: u64, candidate: Candidate, now: Now) -> Result<Option<Search>, String> {
-    if !config::DETECT_DEADLOCKS.is_on() || books::with(|books| books.queue.is_empty()) {
+    if !config::DETECT_DEADLOCKS.is_on() || !books::with(|books| is_possible(&books.queue, candidate)) {
         return Ok(None);
     }
     let mut search = Search::new(candidate);
@@ -70,19 +71,22 @@ pub fn advance(ctx: Ctx, now: Now, slice: Slice) {
 }
 
 fn advance_one(ctx: Ctx, search: &mut Search, client: u64, budget: usize, now: Now) -> Progress {
-    let mut locks = Readable { locks: Keyspace { ctx, now }, user: User::of_client(ctx, client) };
+    let mut locks = Readable { locks: Keyspace { ctx, now }, client, user: OnceCell::new() };
     books::with(|books| search.advance(&books.queue, &mut locks, budget))
 }
 
 /// The locks that a user may read.
 struct Readable<'a> {
     locks: Keyspace<'a>,
-    user: Option<User>,
+    client: u64,
+    /// Looked up when the first key is come upon: most searches come upon none.
+    user: OnceCell<Option<User>>,
 }
 
 impl Visible for Readable<'_> {
     fn may_read(&mut self, key: &LockKey) -> bool {
-        self.user.as_ref().is_none_or(|user| user.may_read(&Text::new(&key.name)))
+        let user = self.user.get_or_init(|| User::of_client(self.locks.ctx, self.client));
+        user.as_ref().is_none_or(|user| user.may_read(&Text::new(&key.name)))
     }
 
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Option<Standing> {

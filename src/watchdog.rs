@@ -67,7 +67,7 @@ pub fn verify(ctx: Ctx, id: TieId, why: Why, now: Now) {
     let elsewhere = !serves(ctx, &tie.key());
     let own = if elsewhere { None } else { with_lock(ctx, &tie, now, |lock, _| held(lock, &tie)).flatten() };
     if let Some(own) = own {
-        books::with(|books| books.ties.deadline_moved(id, own.deadline, now.millis()));
+        books::with(|books| books.ties.deadline_seen(id, own.deadline));
         return holding::wake_for_ties(ctx);
     }
     books::with(|books| {

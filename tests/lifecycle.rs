@@ -142,6 +142,9 @@ fn wrong_arguments_of_the_module_are_told_and_not_loaded() {
         (&["default-lease", "0"], "default-lease"),
         (&["default-lease", "abc"], "abc"),
         (&["max-lease", "9223372036854775808"], "9223372036854775808"),
+        (&["max-holders", "0"], "max-holders"),
+        (&["max-keys", "1000001"], "1000001"),
+        (&["max-session-waits", "0"], "max-session-waits"),
         (&["publish-releases", "maybe"], "maybe"),
         (&["max-waiters", "5", "nothing", "6"], "nothing"),
     ] {
@@ -283,7 +286,7 @@ fn pairs(numbers: Range<u32>) -> Vec<String> {
 }
 
 /// None of them is right; `held` is a lock of `me`, `text` is a string.
-const BAD: [&str; 14] = [
+const BAD: [&str; 18] = [
     "LOCK.ACQUIRE",
     "LOCK.ACQUIRE free #me",
     "LOCK.ACQUIRE free me LEASE 0",
@@ -297,6 +300,10 @@ const BAD: [&str; 14] = [
     "LOCK.RENEW text me",
     "LOCK.MACQUIRE 2 free free me",
     "LOCK.MACQUIRE 3 free held text me",
+    "LOCK.RENEW held me FENCE 9007199254740991",
+    "LOCK.ACQUIRE held me WAIT 0 SESSION nobody",
+    "LOCK.CANCEL held me SESSION",
+    "LOCK.NEXT COUNT 0",
     "LOCK.NOTHING held me",
 ];
 

@@ -76,13 +76,19 @@ fn assert_roster(client: &mut Raw, key: &str) {
             Some((owner, (deadline.parse().expect("digits"), token.parse().expect("digits"))))
         })
         .collect();
-    let now = unix_millis();
+    let before = unix_millis();
     let said = holders(client, key);
+    let after = unix_millis();
     assert_eq!(said.keys().collect::<Vec<_>>(), written.keys().collect::<Vec<_>>(), "who holds {key}");
     for (owner, (deadline, token)) in written {
         assert_eq!(said[&owner].field("token").int(), token, "{owner}");
-        let off = now + said[&owner].field("ttl").int() - deadline;
-        assert!(off.abs() < 300, "{owner}'s deadline is said to be {off} ms later than it stands in the key");
+        // At some moment between the two, and in whole milliseconds.
+        let ttl = said[&owner].field("ttl").int();
+        let said = before + ttl - 1..=after + ttl + 1;
+        assert!(
+            said.contains(&deadline),
+            "{owner}'s deadline is {deadline} in the key, and said to be within {said:?}"
+        );
     }
 }
 
@@ -168,7 +174,7 @@ fn ties_end_and_stay_ended() {
 /// Until the slot changes hands, the source renews and grants, and all of that arrives.
 #[test]
 fn what_happens_under_way_arrives() {
-    const LEASE: i64 = 1500;
+    const LEASE: i64 = 3000;
     let Some(scene) = Scene::set() else { return };
     let mut client = scene.source().raw();
     client.take(&format!("LOCK.ACQUIRE key holder LEASE {LEASE} WATCHDOG"));
@@ -212,7 +218,7 @@ fn what_happens_under_way_arrives() {
 
 #[test]
 fn a_move_that_is_cancelled() {
-    const LEASE: i64 = 1500;
+    const LEASE: i64 = 3000;
     let Some(mut scene) = Scene::set() else { return };
     let mut client = scene.source().raw();
     client.take(&format!("LOCK.ACQUIRE key holder LEASE {LEASE} WATCHDOG"));
@@ -248,25 +254,22 @@ fn a_move_that_is_cancelled() {
 /// key's.
 #[test]
 fn back_again_with_other_deadlines() {
-    const LEASE: i64 = 3000;
     let Some(mut scene) = Scene::set() else { return };
     let mut client = scene.source().raw();
     for owner in ["a", "b"] {
-        client.take(&format!("LOCK.ACQUIRE {{key}}few {owner} LIMIT 2 LEASE {LEASE}"));
+        client.take(&format!("LOCK.ACQUIRE {{key}}few {owner} LIMIT 2 LEASE 60000"));
     }
-    let old = unix_millis() + LEASE;
+    assert_roster(&mut client, "{key}few");
     scene.moves();
-    for owner in ["a", "b"] {
-        scene.source().raw().take(&format!("LOCK.RENEW {{key}}few {owner} LEASE 60000"));
+    for (owner, lease) in [("a", 300_000), ("b", 600_000)] {
+        scene.source().raw().take(&format!("LOCK.RENEW {{key}}few {owner} LEASE {lease}"));
     }
     scene.moves();
     assert_roster(&mut client, "{key}few");
     let mut third = Waiter::sending(scene.source(), "LOCK.ACQUIRE {key}few c LIMIT 2 WAIT 0");
-    until(SOON, "the old deadlines have passed", || unix_millis() > old + 100);
-    assert_roster(&mut client, "{key}few");
-    assert!(third.waits());
     client.order("LOCK.RELEASE {key}few a");
     third.token();
+    assert_roster(&mut client, "{key}few");
 }
 
 /// Whoever waits at a node that gives the slot away and gets it back at once may still wait there when the keys come, a part
@@ -355,14 +358,14 @@ fn back_and_forth_under_load() {
                 let mut nodes = addresses.map(|address| Raw::connect(address).expect("connected"));
                 let mut place = 0;
                 while !over.load(Ordering::SeqCst) {
-                    match nodes[place].say(&format!("LOCK.ACQUIRE key client-{number} LEASE 3000 WAIT 3000 HOLDS 1")) {
+                    match nodes[place].say(&format!("LOCK.ACQUIRE key client-{number} LEASE 10000 WAIT 3000 HOLDS 1")) {
                         Value::Int(token) => {
-                            let asked = Instant::now();
+                            let told = Instant::now();
                             assert!(!held.swap(true, Ordering::SeqCst), "two hold the lock");
                             assert!(newest.fetch_max(token, Ordering::SeqCst) < token, "tokens go back");
                             grants.fetch_add(1, Ordering::SeqCst);
                             held.store(false, Ordering::SeqCst);
-                            assert!(asked.elapsed() < Duration::from_secs(2), "the machine is too slow for this lease");
+                            assert!(told.elapsed() < Duration::from_secs(8), "the machine is too slow for this lease");
                             if matches!(
                                 nodes[place].say(&format!("LOCK.RELEASE key client-{number} ALL")),
                                 Value::ServerError(_)

@@ -1,5 +1,6 @@
 //! What has changed lately: for whoever looks at the queue and the locks in several steps.
 
+use super::serve::Change;
 use super::{LockKey, WaiterId};
 use std::collections::VecDeque;
 
@@ -11,8 +12,8 @@ const REMEMBERED: usize = 4096;
 pub enum Changed {
     /// A waiter has left the queue.
     Left(WaiterId),
-    /// Somebody may have lost a hold of this lock.
-    Lock(LockKey),
+    /// A lock has changed: holds may be lost, and at a foreign hand there may be new ones.
+    Lock(LockKey, Change),
 }
 
 /// The latest changes, numbered from the first there ever was.

@@ -1,6 +1,7 @@
 //! Who waits: strictly in order of arrival, over one key or several.
 
 use super::changes::{Changed, Changes};
+use super::serve::Change;
 use super::{KeyMap, LockKey, Millis, Owner, Request};
 use foldhash::HashMap;
 use std::cmp::Reverse;
@@ -140,9 +141,10 @@ impl<T> Queue<T> {
         self.waiters.get_mut(&id)
     }
 
-    /// Notes that somebody may have lost a hold of this lock. Searches for cycles that take several steps rely on it.
-    pub fn note(&mut self, key: &LockKey) {
-        self.changes.push(Changed::Lock(key.clone()));
+    /// Notes that a lock has changed: somebody may have lost a hold of it or, at a foreign hand, come to one. Searches
+    /// for cycles that take several steps rely on it.
+    pub fn note(&mut self, key: &LockKey, change: Change) {
+        self.changes.push(Changed::Lock(key.clone(), change));
     }
 
     /// What has changed lately.

@@ -122,6 +122,14 @@ impl Attempt {
         self.id
     }
 
+    /// Its only key, if it has just one, and its owner.
+    pub fn only_key(&self) -> Option<(LockKey, Owner)> {
+        match &*self.keys {
+            [key] => Some((key.clone(), self.owner.clone())),
+            _ => None,
+        }
+    }
+
     /// Looks at the locks and decides: all of the keys or none.
     pub fn judge(&self, locks: &mut impl View, now: Millis) -> Judgement {
         if self.scope == Scope::CanBeHad {
@@ -195,7 +203,7 @@ impl Agenda {
                 Some(task) => task,
                 None => {
                     let (key, change) = self.changed.pop_last()?;
-                    queue.note(&key);
+                    queue.note(&key, change);
                     if change == Change::Foreign {
                         self.tasks.push(Task::Holders(key.clone()));
                     }

@@ -6,20 +6,22 @@
 
 use super::arena::{Index, next};
 use super::graph::{Graph, LockIx, OwnerIx, PlaceIx, WaitIx};
-use super::{Budget, LOOK, PAGE, PLACE, Visible};
-use crate::lock::{Deadline, LockKey, Owner, Queue, WaiterId};
+use super::{Budget, LOOK, PAGE, PLACE, Present, Visible};
+use crate::lock::{Deadline, LockKey, Owner, WaiterId};
 use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
 
 /// How far it has come.
 #[derive(Debug)]
 pub struct Explorer {
     /// The request for which all this is done.
-    pub candidate: WaitIx,
+    candidate: WaitIx,
+    /// The database it is in: what is elsewhere does not matter.
+    db: i32,
     /// Whether it stands in the queue itself.
-    pub has_joined: bool,
+    has_joined: bool,
     /// Requests that came later don't matter: if one of them closes a cycle, its own search finds that. So there is an
     /// end to what can be met.
-    pub newest: WaiterId,
+    newest: WaiterId,
     next_owner: OwnerIx,
     next_lock: LockIx,
     current: Current,
@@ -41,19 +43,22 @@ enum Current {
     Keys(OwnerIx, WaiterId, usize),
     /// A lock's queue, from this request on.
     Queue(LockIx, WaiterId, Ends),
-    /// A lock.
+    /// A lock, and its first holders.
     Lock(LockIx, Ends),
-    /// Its holders.
-    Holders(LockIx, Holders, Ends),
+    /// Its further holders.
+    Holders(Holders),
 }
 
-/// A lock's holders, and how they are found.
+/// A lock's holders, while they are being found.
 #[derive(Debug)]
 struct Holders {
+    lock: LockIx,
+    ends: Ends,
     found: HashSet<OwnerIx>,
     way: Way,
 }
 
+/// How they are found.
 #[derive(Debug)]
 enum Way {
     /// All who hold it are listed, from here on, and those who wait are picked out.
@@ -63,58 +68,65 @@ enum Way {
 }
 
 impl Explorer {
-    /// Begins with the keys of a request.
-    pub fn new(graph: &Graph, candidate: WaitIx, newest: WaiterId) -> Self {
+    /// Begins with the keys of a request, all in this database.
+    pub fn new(candidate: WaitIx, db: i32, newest: WaiterId) -> Self {
         Self {
             candidate,
+            db,
             has_joined: false,
             newest,
             next_owner: OwnerIx::new(0),
-            next_lock: graph.locks.end(),
+            next_lock: LockIx::new(0),
             current: Current::Wanted(0),
         }
     }
 
-    /// Goes on until all is read, or the budget is used up; whether all is read.
-    pub fn step<T>(
-        &mut self,
-        graph: &mut Graph,
-        queue: &Queue<T>,
-        locks: &mut impl Visible,
-        wanted: &[LockKey],
-        budget: &mut Budget,
-    ) -> bool {
-        let db = wanted.first().map_or(0, |key| key.db);
+    /// The candidate stands in the queue from now on.
+    pub fn joined(&mut self, id: WaiterId) {
+        self.has_joined = true;
+        self.newest = id;
+    }
+
+    /// Reads a part; whether all is read.
+    pub fn step<T, V: Visible>(&mut self, graph: &mut Graph, wanted: &[LockKey], now: &mut Present<T, V>) -> bool {
         self.current = match std::mem::replace(&mut self.current, Current::Nothing) {
-            Current::Nothing => match self.choose(graph, locks, budget) {
+            Current::Nothing => match self.choose(graph, now) {
                 Some(current) => current,
                 None => return true,
             },
-            Current::Wanted(from) => read_keys(graph, wanted, from, budget).map_or(Current::Nothing, Current::Wanted),
-            Current::Requests(owner, from) => self.read_requests(graph, queue, (owner, db), from, budget),
-            Current::Keys(owner, id, from) => {
-                let keys = queue.get(id).map_or(&[][..], |waiter| &waiter.keys);
-                let after = Current::Requests(owner, WaiterId(id.0.saturating_add(1)));
-                read_keys(graph, keys, from, budget).map_or(after, |from| Current::Keys(owner, id, from))
+            Current::Wanted(from) => {
+                read_keys(graph, wanted, from, now.budget).map_or(Current::Nothing, Current::Wanted)
             }
-            Current::Queue(lock, from, ends) => self.read_queue(graph, queue, (lock, from, ends), wanted, budget),
-            Current::Lock(lock, ends) => self.read_lock(graph, queue, locks, (lock, ends), budget),
-            Current::Holders(lock, mut holders, ends) => {
-                let there = There { lock, ends: &ends, db };
-                let done = match &mut holders.way {
-                    Way::List(after) => self.list(graph, queue, locks, (&there, &mut holders.found), after, budget),
-                    Way::Ask(from, asked) => {
-                        self.ask(graph, queue, locks, (&there, &mut holders.found), (from, asked), budget)
+            Current::Requests(owner, from) => self.read_requests(graph, owner, from, now),
+            Current::Keys(owner, id, from) => {
+                let keys = now.queue.get(id).map_or(&[][..], |waiter| &waiter.keys);
+                let after = Current::Requests(owner, WaiterId(id.0.saturating_add(1)));
+                read_keys(graph, keys, from, now.budget).map_or(after, |from| Current::Keys(owner, id, from))
+            }
+            Current::Queue(lock, from, mut ends) => match self.read_queue(graph, (lock, &mut ends), from, now) {
+                Some(from) => Current::Queue(lock, from, ends),
+                None => {
+                    // The candidate's keys were the first to be met.
+                    if !self.has_joined && lock.position() < wanted.len() {
+                        stand(graph, lock, self.candidate, &mut ends);
                     }
-                };
-                if done { Current::Nothing } else { Current::Holders(lock, holders, ends) }
+                    Current::Lock(lock, ends)
+                }
+            },
+            Current::Lock(lock, ends) => self
+                .read_lock(graph, lock, ends, now)
+                .map_or(Current::Nothing, |holders| self.find(graph, holders, now)),
+            Current::Holders(mut holders) => {
+                // Those who came since it was looked at may have made the limit stricter.
+                holders.look_again(graph, self.candidate, now);
+                self.find(graph, holders, now)
             }
         };
         false
     }
 
-    fn choose(&mut self, graph: &Graph, locks: &mut impl Visible, budget: &mut Budget) -> Option<Current> {
-        budget.spend(1);
+    fn choose<T, V: Visible>(&mut self, graph: &Graph, now: &mut Present<T, V>) -> Option<Current> {
+        now.budget.spend(1);
         if self.next_owner < graph.owners.end() {
             let owner = self.next_owner;
             self.next_owner = next(owner);
@@ -123,27 +135,26 @@ impl Explorer {
         let index = self.next_lock;
         let lock = graph.locks.get(index)?;
         self.next_lock = next(index);
-        budget.spend(LOOK);
-        let may_read = locks.may_read(&lock.key);
+        now.budget.spend(LOOK);
+        let may_read = now.locks.may_read(&lock.key);
         Some(if may_read { Current::Queue(index, WaiterId(0), Ends::new()) } else { Current::Nothing })
     }
 
-    fn read_requests<T>(
+    fn read_requests<T, V>(
         &self,
         graph: &mut Graph,
-        queue: &Queue<T>,
-        (owner, db): (OwnerIx, i32),
+        owner: OwnerIx,
         from: WaiterId,
-        budget: &mut Budget,
+        now: &mut Present<T, V>,
     ) -> Current {
         let Some(name) = graph.owners.get(owner).map(|party| party.name.clone()) else { return Current::Nothing };
-        for waiter in queue.of_owner_from(&name, from) {
-            if budget.is_spent() {
+        for waiter in now.queue.of_owner_from(&name, from) {
+            if now.budget.is_spent() {
                 return Current::Requests(owner, waiter.id);
             }
-            budget.spend(1);
+            now.budget.spend(1);
             match &*waiter.keys {
-                [first, ..] if first.db != db || waiter.id > self.newest => {}
+                [first, ..] if first.db != self.db || waiter.id > self.newest => {}
                 [key] => drop(graph.lock(key)),
                 _ => return Current::Keys(owner, waiter.id, 0),
             }
@@ -151,112 +162,86 @@ impl Explorer {
         Current::Nothing
     }
 
-    fn read_queue<T>(
+    /// Reads a lock's queue; where to go on, if the budget is used up before its end.
+    fn read_queue<T, V>(
         &self,
         graph: &mut Graph,
-        queue: &Queue<T>,
-        (lock, from, mut ends): (LockIx, WaiterId, Ends),
-        wanted: &[LockKey],
-        budget: &mut Budget,
-    ) -> Current {
-        let Some(key) = graph.locks.get_mut(lock).map(|row| row.key.clone()) else { return Current::Nothing };
+        (lock, ends): (LockIx, &mut Ends),
+        from: WaiterId,
+        now: &mut Present<T, V>,
+    ) -> Option<WaiterId> {
+        let key = graph.locks.get(lock)?.key.clone();
         if from == WaiterId(0) {
             graph.begin_queue(lock);
         }
-        for waiter in queue.lane_from(&key, from) {
-            if budget.is_spent() {
-                return Current::Queue(lock, waiter.id, ends);
+        for waiter in now.queue.lane_from(&key, from) {
+            if now.budget.is_spent() {
+                return Some(waiter.id);
             }
-            budget.spend(PLACE);
+            now.budget.spend(PLACE);
             if waiter.id <= self.newest {
                 let wait = graph.wait(waiter.id, &waiter.owner, waiter.request.limit);
-                stand(graph, lock, wait, &mut ends);
+                stand(graph, lock, wait, ends);
             }
         }
-        // The candidate's keys were the first to be met.
-        if !self.has_joined && lock.position() < wanted.len() {
-            stand(graph, lock, self.candidate, &mut ends);
-        }
-        Current::Lock(lock, ends)
+        None
     }
 
-    fn read_lock<T>(
+    /// Looks at a lock; how its holders are to be found, if there are any others than the candidate's owner.
+    fn read_lock<T, V: Visible>(
         &self,
         graph: &mut Graph,
-        queue: &Queue<T>,
-        locks: &mut impl Visible,
-        (lock, ends): (LockIx, Ends),
-        budget: &mut Budget,
-    ) -> Current {
-        let me = graph.waits.get(self.candidate).map(|wait| wait.owner);
-        let name = me.and_then(|me| graph.owners.get(me)).map(|party| party.name.clone());
-        let key = graph.locks.get(lock).map(|row| row.key.clone());
-        let (Some(me), Some(name), Some(key)) = (me, name, key) else { return Current::Nothing };
-        budget.spend(LOOK);
-        let Some(standing) = locks.look(&key, &name) else { return Current::Nothing };
+        lock: LockIx,
+        ends: Ends,
+        now: &mut Present<T, V>,
+    ) -> Option<Holders> {
+        let me = graph.waits.get(self.candidate)?.owner;
+        let standing = now.look(graph, lock, me)?;
         graph.set_limit(lock, standing.limit);
-        let mut found = HashSet::new();
+        // It costs the smaller of the number of holders and that of owners who wait.
+        let ask_all = now.queue.owners().len().saturating_mul(LOOK).saturating_add(now.queue.len());
+        let is_short = standing.holders <= ask_all.max(PAGE);
+        let way = if is_short { Way::List(None) } else { Way::Ask(WaiterId(0), HashSet::new()) };
+        let mut holders = Holders { lock, ends, found: HashSet::new(), way };
         if standing.own.is_some() {
-            found.insert(me);
-            graph.add_hold(lock, me, ends.get(&me).map(|(first, _)| *first));
+            holders.holds(graph, me);
         }
-        if standing.holders <= found.len() {
-            return Current::Nothing;
-        }
-        let ask_all = queue.owners().len().saturating_mul(LOOK).saturating_add(queue.len());
-        let way = if standing.holders <= ask_all.max(PAGE) {
-            Way::List(None)
-        } else {
-            Way::Ask(WaiterId(0), HashSet::from_iter([name]))
-        };
-        Current::Holders(lock, Holders { found, way }, ends)
+        (standing.holders > holders.found.len()).then_some(holders)
     }
 
-    /// Lists some of a lock's holders; whether these were the last.
-    fn list<T>(
-        &self,
-        graph: &mut Graph,
-        queue: &Queue<T>,
-        locks: &mut impl Visible,
-        (there, found): (&There, &mut HashSet<OwnerIx>),
-        after: &mut Option<(Deadline, Owner)>,
-        budget: &mut Budget,
-    ) -> bool {
-        let Some(key) = graph.locks.get(there.lock).map(|row| row.key.clone()) else { return true };
-        let page = locks.holders(&key, after.as_ref(), PAGE);
-        budget.spend(LOOK.saturating_add(page.len()));
-        for (_, owner) in &page {
-            if queue.waits(owner) {
-                there.holds(graph, owner, found);
-            }
-        }
-        let is_last = page.len() < PAGE;
-        *after = page.into_iter().next_back();
-        is_last
+    fn find<T, V: Visible>(&self, graph: &mut Graph, mut holders: Holders, now: &mut Present<T, V>) -> Current {
+        let key = graph.locks.get(holders.lock).map(|lock| lock.key.clone());
+        let done = match (key, std::mem::replace(&mut holders.way, Way::List(None))) {
+            (None, _) => true,
+            (Some(key), Way::List(after)) => holders.list(graph, &key, after, now),
+            (Some(key), Way::Ask(from, asked)) => self.ask(graph, &mut holders, &key, (from, asked), now),
+        };
+        if done { Current::Nothing } else { Current::Holders(holders) }
     }
 
     /// Asks some of those who wait whether they hold a lock; whether these were the last.
-    fn ask<T>(
+    fn ask<T, V: Visible>(
         &self,
         graph: &mut Graph,
-        queue: &Queue<T>,
-        locks: &mut impl Visible,
-        (there, found): (&There, &mut HashSet<OwnerIx>),
-        (from, asked): (&mut WaiterId, &mut HashSet<Owner>),
-        budget: &mut Budget,
+        holders: &mut Holders,
+        key: &LockKey,
+        (from, mut asked): (WaiterId, HashSet<Owner>),
+        now: &mut Present<T, V>,
     ) -> bool {
-        let Some(key) = graph.locks.get(there.lock).map(|row| row.key.clone()) else { return true };
-        for waiter in queue.from(*from) {
-            if budget.is_spent() {
-                *from = waiter.id;
+        for waiter in now.queue.from(from) {
+            if now.budget.is_spent() {
+                holders.way = Way::Ask(waiter.id, asked);
                 return false;
             }
-            budget.spend(1);
-            let is_here = waiter.keys.first().is_some_and(|key| key.db == there.db);
-            if is_here && waiter.id <= self.newest && asked.insert(waiter.owner.clone()) {
-                budget.spend(LOOK);
-                if locks.look(&key, &waiter.owner).is_some_and(|standing| standing.own.is_some()) {
-                    there.holds(graph, &waiter.owner, found);
+            now.budget.spend(1);
+            let is_here = waiter.keys.first().is_some_and(|key| key.db == self.db) && waiter.id <= self.newest;
+            if is_here && asked.insert(waiter.owner.clone()) {
+                now.budget.spend(LOOK);
+                let standing = now.locks.look(key, &waiter.owner);
+                if let Some(standing) = standing.filter(|standing| standing.own.is_some()) {
+                    graph.set_limit(holders.lock, standing.limit);
+                    let owner = graph.owner(&waiter.owner);
+                    holders.holds(graph, owner);
                 }
             }
         }
@@ -264,17 +249,37 @@ impl Explorer {
     }
 }
 
-/// The lock whose holders are being found.
-struct There<'a> {
-    lock: LockIx,
-    ends: &'a Ends,
-    db: i32,
-}
+impl Holders {
+    fn look_again<T, V: Visible>(&mut self, graph: &mut Graph, candidate: WaitIx, now: &mut Present<T, V>) {
+        let me = graph.waits.get(candidate).map(|wait| wait.owner);
+        if let Some(standing) = me.and_then(|me| now.look(graph, self.lock, me)) {
+            graph.set_limit(self.lock, standing.limit);
+        }
+    }
 
-impl There<'_> {
-    fn holds(&self, graph: &mut Graph, owner: &Owner, found: &mut HashSet<OwnerIx>) {
-        let owner = graph.owner(owner);
-        if found.insert(owner) {
+    /// Lists some of a lock's holders; whether these were the last.
+    fn list<T, V: Visible>(
+        &mut self,
+        graph: &mut Graph,
+        key: &LockKey,
+        after: Option<(Deadline, Owner)>,
+        now: &mut Present<T, V>,
+    ) -> bool {
+        let page = now.locks.holders(key, after.as_ref(), PAGE);
+        now.budget.spend(LOOK.saturating_add(page.len()));
+        for (_, owner) in &page {
+            if now.queue.waits(owner) {
+                let owner = graph.owner(owner);
+                self.holds(graph, owner);
+            }
+        }
+        let is_last = page.len() < PAGE;
+        self.way = Way::List(page.into_iter().next_back());
+        is_last
+    }
+
+    fn holds(&mut self, graph: &mut Graph, owner: OwnerIx) {
+        if self.found.insert(owner) {
             graph.add_hold(self.lock, owner, self.ends.get(&owner).map(|(first, _)| *first));
         }
     }

@@ -3,7 +3,7 @@
 use super::arena::next;
 use super::graph::{Graph, HoldIx, LockIx, OwnerIx, PlaceIx, WaitIx};
 use super::recheck::Doubt;
-use super::{Because, Budget, Link};
+use super::{Because, Link};
 use foldhash::{HashMap, HashMapExt};
 use std::collections::VecDeque;
 
@@ -72,8 +72,7 @@ impl Finder {
     }
 
     /// Takes one step.
-    pub fn step(&mut self, graph: &Graph, budget: &mut Budget) -> Found {
-        budget.spend(1);
+    pub fn step(&mut self, graph: &Graph) -> Found {
         let Some(step) = self.steps.pop() else {
             let Some(owner) = self.reached.pop_front() else { return Found::NoWay };
             let first = graph.owners.get(owner).and_then(|party| party.first_wait);

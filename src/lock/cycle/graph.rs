@@ -63,9 +63,8 @@ pub struct Place {
     pub has_room: bool,
     /// Of the first place of an owner: it holds the lock.
     pub owner_holds: bool,
-    /// Of the first place of an owner: it holds the lock, or will by one of these requests, and keeps it. Further
-    /// requests of it need no room.
-    pub owner_has_it: bool,
+    /// Of the first place of an owner: where it gets the lock and keeps it, if it does not hold it.
+    pub owner_keeps: Option<PlaceIx>,
     /// Its owner gets the lock by it and keeps it, because it is stuck elsewhere.
     pub keeps: bool,
     /// The request no longer stands here.
@@ -101,8 +100,10 @@ pub struct Lock {
     pub stuck_ahead: usize,
     /// … and how many of them name which limit.
     pub limits_ahead: BTreeMap<Limit, usize>,
-    /// A check of its holders is pending.
+    /// A check of its holders is pending …
     pub in_doubt: bool,
+    /// … and one for holders that came past the queue.
+    pub is_foreign: bool,
 }
 
 impl Lock {
@@ -177,6 +178,7 @@ impl Graph {
             stuck_ahead: 0,
             limits_ahead: BTreeMap::new(),
             in_doubt: false,
+            is_foreign: false,
         });
         self.by_key.insert(key.clone(), index);
         index
@@ -247,7 +249,7 @@ impl Graph {
             next_of_wait,
             has_room: false,
             owner_holds: false,
-            owner_has_it: false,
+            owner_keeps: None,
             keeps: false,
             is_gone: false,
         });
@@ -270,7 +272,10 @@ impl Graph {
         self.holds.push(Hold { owner, lock, next_of_owner, next_of_lock, counts: true });
         let first = waits_there.and_then(|place| self.places.get(place)).map(|place| place.first_of_owner);
         if let Some(place) = first.and_then(|first| self.places.get_mut(first)) {
-            (place.owner_holds, place.owner_has_it) = (true, true);
+            place.owner_holds = true;
+            if let Some(keeps) = place.owner_keeps {
+                self.keep_no_longer(keeps);
+            }
         }
         self.tasks.extend(first.map(Task::Reenter));
     }
@@ -290,7 +295,7 @@ impl Graph {
 
     /// Whether a request is for a lock that its owner has already, or will have by another request.
     pub fn reenters(&self, place: PlaceIx) -> bool {
-        self.first_of_owner(place).is_some_and(|first| first.owner_has_it)
+        self.first_of_owner(place).is_some_and(|first| first.owner_holds || first.owner_keeps.is_some())
     }
 
     /// Whether a request can't be granted.
@@ -382,7 +387,7 @@ impl Graph {
         let (wait, lock, first) = (row.wait, row.lock, row.first_of_owner);
         self.tasks.extend(row.next_of_owner.map(Task::Reenter));
         if let Some(first) = self.places.get_mut(first) {
-            first.owner_has_it = true;
+            first.owner_keeps = Some(place);
         }
         if let (Some(lock), Some(wait)) = (self.locks.get_mut(lock), self.waits.get(wait)) {
             lock.stuck_ahead = lock.stuck_ahead.saturating_add(1);
@@ -430,8 +435,12 @@ impl Graph {
     pub fn keep_no_longer(&mut self, place: PlaceIx) {
         let Some(place) = self.places.get_mut(place).filter(|place| place.keeps) else { return };
         place.keeps = false;
-        let Some(wait) = self.waits.get(place.wait) else { return };
-        if let Some(lock) = self.locks.get_mut(place.lock)
+        let (wait, lock, first) = (place.wait, place.lock, place.first_of_owner);
+        if let Some(first) = self.places.get_mut(first) {
+            first.owner_keeps = None;
+        }
+        let Some(wait) = self.waits.get(wait) else { return };
+        if let Some(lock) = self.locks.get_mut(lock)
             && let Some(many) = lock.limits_ahead.get_mut(&wait.limit)
         {
             lock.stuck_ahead = lock.stuck_ahead.saturating_sub(1);
@@ -440,7 +449,7 @@ impl Graph {
                 lock.limits_ahead.remove(&wait.limit);
             }
         }
-        self.tasks.push(Task::Head(place.lock));
+        self.tasks.push(Task::Head(lock));
     }
 
     /// The limit of a lock, as it is now.

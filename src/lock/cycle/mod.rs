@@ -42,6 +42,7 @@ mod recheck;
 
 use super::{Deadline, Limit, LockKey, Owner, Queue, Standing, WaiterId};
 use crate::lock::changes::Changed;
+use crate::lock::serve::Change;
 use arena::{Index, next};
 use explore::Explorer;
 use find::{Finder, Found, Teller};
@@ -117,6 +118,21 @@ pub enum Progress {
     More,
 }
 
+/// Whether there is anything to search at all: if nobody waits but for the one key that the candidate wants, nobody
+/// waits for what its owner holds, since who has to wait for a single lock does not hold it.
+pub fn is_possible<T>(queue: &Queue<T>, candidate: Candidate) -> bool {
+    others(queue, candidate.keys) > 0 || queue.waits(candidate.owner)
+}
+
+/// How many keys are waited for besides the only one of `keys`.
+fn others<T>(queue: &Queue<T>, keys: &[LockKey]) -> usize {
+    let own = match keys {
+        [key] => usize::from(queue.waiting(key.db, &key.name) > 0),
+        _ => 0,
+    };
+    queue.contended().saturating_sub(own)
+}
+
 /// A search for the cycle that one request closes by waiting.
 ///
 /// It is advanced for the first time before the request joins the queue. If that brings no answer, the request waits,
@@ -130,11 +146,16 @@ pub struct Search {
     id: Option<WaiterId>,
     stage: Stage,
     graph: Graph,
+    /// What is to be looked at again.
     doubts: Vec<Doubt>,
-    /// All that is known was read in this step.
+    /// Whether all that is known was read in this step.
     in_one_step: bool,
-    /// The changes from this one on may concern what was rechecked.
-    rechecked: Option<u64>,
+    /// Whether it was looked at again since.
+    is_rechecked: bool,
+    /// The change that comes next, of those that are remembered …
+    seen: u64,
+    /// … and whether some were no longer.
+    missed_changes: bool,
     spent: u64,
 }
 
@@ -173,6 +194,20 @@ impl Budget {
     }
 }
 
+/// What is there in one step.
+struct Present<'a, T, V> {
+    queue: &'a Queue<T>,
+    locks: &'a mut V,
+    budget: &'a mut Budget,
+}
+
+impl<T, V: Visible> Present<'_, T, V> {
+    fn look(&mut self, graph: &Graph, lock: LockIx, owner: OwnerIx) -> Option<Standing> {
+        self.budget.spend(LOOK);
+        self.locks.look(&graph.locks.get(lock)?.key, &graph.owners.get(owner)?.name)
+    }
+}
+
 /// The candidate's request is the first that the graph knows of.
 fn candidate() -> WaitIx {
     WaitIx::new(0)
@@ -190,7 +225,9 @@ impl Search {
             graph: Graph::default(),
             doubts: Vec::new(),
             in_one_step: true,
-            rechecked: None,
+            is_rechecked: false,
+            seen: 0,
+            missed_changes: false,
             spent: 0,
         }
     }
@@ -200,8 +237,7 @@ impl Search {
         self.id = Some(id);
         self.graph.number(candidate(), id);
         if let Stage::Explore(explorer) = &mut self.stage {
-            explorer.has_joined = true;
-            explorer.newest = id;
+            explorer.joined(id);
         }
     }
 
@@ -214,73 +250,77 @@ impl Search {
     pub fn advance<T>(&mut self, queue: &Queue<T>, locks: &mut impl Visible, budget: usize) -> Progress {
         let mut budget = Budget::new(budget);
         let has_left = self.id.is_some_and(|id| queue.get(id).is_none());
-        let progress = if has_left { Some(Progress::None) } else { self.run(queue, locks, &mut budget) };
+        let mut now = Present { queue, locks, budget: &mut budget };
+        let progress = if has_left {
+            Some(Progress::None)
+        } else if matches!(self.stage, Stage::New) {
+            self.begin(&mut now)
+        } else {
+            self.in_one_step = false;
+            self.catch_up(queue);
+            self.go_on(&mut now)
+        };
         self.spent = self.spent.saturating_add(budget.spent as u64);
-        self.in_one_step = false;
         progress.unwrap_or(Progress::More)
     }
 
-    fn run<T>(&mut self, queue: &Queue<T>, locks: &mut impl Visible, budget: &mut Budget) -> Option<Progress> {
-        if matches!(self.stage, Stage::New) {
-            return self.begin(queue, locks, budget);
-        }
-        self.catch_up(queue);
-        self.go_on(queue, locks, budget)
-    }
-
     /// The first step. Most requests close no cycle for one of two simple reasons.
-    fn begin<T>(&mut self, queue: &Queue<T>, locks: &mut impl Visible, budget: &mut Budget) -> Option<Progress> {
+    fn begin<T, V: Visible>(&mut self, now: &mut Present<T, V>) -> Option<Progress> {
         let owner = self.graph.owner(&self.owner);
         let candidate = self.graph.add_wait(None, owner, self.limit);
-        self.stage = Stage::Explore(Explorer::new(&self.graph, candidate, queue.next_id()));
-        if self.queue_flows(queue, locks, budget) {
+        let db = self.keys.first().map_or(0, |key| key.db);
+        self.seen = now.queue.changes().next();
+        self.stage = Stage::Explore(Explorer::new(candidate, db, now.queue.next_id()));
+        if self.queue_flows(now) {
             return Some(Progress::None);
         }
         // Whichever is shorter: the way forward from the request, or back from what its owner holds. So the first goes
         // as far as the second would cost.
-        let own = self.keys.iter().filter(|key| self.is_own(key) && queue.waiting(key.db, &key.name) > 0).count();
-        let back = queue.contended().saturating_sub(own).saturating_mul(LOOK);
-        if !queue.waits(&self.owner) && back <= budget.left / 2 {
+        let back = others(now.queue, &self.keys).saturating_mul(LOOK);
+        if !now.queue.waits(&self.owner) && back <= now.budget.left / 2 {
             if back > 0 {
                 let mut forward = Budget::new(back);
-                let progress = self.go_on(queue, locks, &mut forward);
-                budget.spend(forward.spent);
+                let progress = self.go_on(&mut Present { budget: &mut forward, queue: now.queue, locks: now.locks });
+                now.budget.spend(forward.spent);
                 if progress.is_some() {
                     return progress;
                 }
             }
-            if !self.is_waited_for(queue, locks, budget) {
+            if !self.is_waited_for(db, now) {
                 return Some(Progress::None);
             }
         }
-        self.go_on(queue, locks, budget)
+        self.go_on(now)
     }
 
     /// Whether those who hold the lock are free, and those ahead wait for nothing else.
-    fn queue_flows<T>(&self, queue: &Queue<T>, locks: &mut impl Visible, budget: &mut Budget) -> bool {
-        let ([key], true) = (&*self.keys, queue.is_simple()) else { return false };
-        budget.spend(LOOK);
-        if !locks.may_read(key) {
+    fn queue_flows<T, V: Visible>(&self, now: &mut Present<T, V>) -> bool {
+        let ([key], true) = (&*self.keys, now.queue.is_simple()) else { return false };
+        now.budget.spend(LOOK);
+        if !now.locks.may_read(key) {
             return true;
         }
-        let Some(standing) = locks.look(key, &self.owner) else { return true };
-        if standing.own.is_some() || standing.holders > PAGE {
-            return false;
-        }
+        let Some(standing) = now.locks.look(key, &self.owner) else { return true };
         if standing.holders == 0 {
             return true;
         }
-        let holders = locks.holders(key, None, PAGE);
-        budget.spend(LOOK.saturating_add(holders.len()));
-        !holders.iter().any(|(_, owner)| queue.waits(owner))
+        if standing.own.is_some() || standing.holders > PAGE {
+            return false;
+        }
+        let holders = now.locks.holders(key, None, PAGE);
+        now.budget.spend(LOOK.saturating_add(holders.len()));
+        !holders.iter().any(|(_, owner)| now.queue.waits(owner))
     }
 
     /// Whether somebody waits for what the candidate's owner holds. It waits for nothing else itself.
-    fn is_waited_for<T>(&self, queue: &Queue<T>, locks: &mut impl Visible, budget: &mut Budget) -> bool {
-        let db = self.keys.first().map_or(0, |key| key.db);
-        queue.contended_keys().filter(|key| key.db == db && !self.is_own(key)).any(|key| {
-            budget.spend(LOOK);
-            locks.may_read(&key) && locks.look(&key, &self.owner).is_some_and(|standing| standing.own.is_some())
+    fn is_waited_for<T, V: Visible>(&self, db: i32, now: &mut Present<T, V>) -> bool {
+        now.queue.contended_keys().any(|key| {
+            now.budget.spend(1);
+            if key.db != db || self.is_own(&key) {
+                return false;
+            }
+            now.budget.spend(LOOK);
+            now.locks.may_read(&key) && now.locks.look(&key, &self.owner).is_some_and(|it| it.own.is_some())
         })
     }
 
@@ -291,54 +331,59 @@ impl Search {
 
     /// Takes note of what has changed since the step before.
     fn catch_up<T>(&mut self, queue: &Queue<T>) {
-        if !matches!(self.stage, Stage::Recheck(_) | Stage::Find(_) | Stage::Tell(_)) {
-            return;
-        }
         let changes = queue.changes();
-        let Some(latest) = self.rechecked.and_then(|number| changes.since(number)) else {
-            return self.recheck(queue);
-        };
-        for changed in latest {
-            match changed {
-                Changed::Left(id) => self.doubts.extend(self.graph.known_wait(*id).map(Doubt::Waits)),
-                Changed::Lock(key) => {
-                    let Some(index) = self.graph.known_lock(key) else { continue };
-                    let lock = self.graph.locks.get_mut(index).filter(|lock| !lock.in_doubt);
-                    self.doubts.extend(lock.map(|lock| {
-                        lock.in_doubt = true;
-                        Doubt::Holders(index)
-                    }));
+        let since = std::mem::replace(&mut self.seen, changes.next());
+        match changes.since(since) {
+            Some(latest) => latest.for_each(|changed| self.doubt(changed)),
+            None => self.missed_changes = true,
+        }
+        let relies_on_reading = matches!(self.stage, Stage::Recheck(_) | Stage::Find(_) | Stage::Tell(_));
+        if relies_on_reading && (self.missed_changes || !self.is_rechecked) {
+            self.recheck();
+        }
+    }
+
+    fn doubt(&mut self, changed: &Changed) {
+        match changed {
+            Changed::Left(id) => self.doubts.extend(self.graph.known_wait(*id).map(Doubt::Waits)),
+            Changed::Lock(key, change) => {
+                let Some(index) = self.graph.known_lock(key) else { return };
+                let Some(lock) = self.graph.locks.get_mut(index) else { return };
+                if !std::mem::replace(&mut lock.in_doubt, true) {
+                    self.doubts.push(Doubt::Holders(index));
+                }
+                if *change == Change::Foreign && !std::mem::replace(&mut lock.is_foreign, true) {
+                    self.doubts.push(Doubt::HeldByNoWaiter(index));
                 }
             }
         }
-        self.rechecked = Some(changes.next());
     }
 
-    fn recheck<T>(&mut self, queue: &Queue<T>) {
-        self.rechecked = Some(queue.changes().next());
-        self.stage = Stage::Recheck(Recheck::new());
+    fn recheck(&mut self) {
+        self.is_rechecked = true;
+        self.stage = Stage::Recheck(Recheck::new(std::mem::take(&mut self.missed_changes)));
     }
 
-    fn go_on<T>(&mut self, queue: &Queue<T>, locks: &mut impl Visible, budget: &mut Budget) -> Option<Progress> {
-        while !budget.is_spent() {
-            if let Some(progress) = self.step(queue, locks, budget) {
+    fn go_on<T, V: Visible>(&mut self, now: &mut Present<T, V>) -> Option<Progress> {
+        while !now.budget.is_spent() {
+            if let Some(progress) = self.step(now) {
                 return Some(progress);
             }
         }
         None
     }
 
-    fn step<T>(&mut self, queue: &Queue<T>, locks: &mut impl Visible, budget: &mut Budget) -> Option<Progress> {
+    fn step<T, V: Visible>(&mut self, now: &mut Present<T, V>) -> Option<Progress> {
         match &mut self.stage {
             Stage::New => return Some(Progress::None),
             Stage::Explore(explorer) => {
-                if explorer.step(&mut self.graph, queue, locks, &self.keys, budget) {
+                if explorer.step(&mut self.graph, &self.keys, now) {
                     self.stage = Stage::Begin(OwnerIx::new(0), WaitIx::new(0), LockIx::new(0));
                 }
                 return None;
             }
             Stage::Begin(owner, wait, lock) => {
-                budget.spend(1);
+                now.budget.spend(1);
                 if *owner < self.graph.owners.end() {
                     self.graph.begin_owner(*owner);
                     *owner = next(*owner);
@@ -356,21 +401,22 @@ impl Search {
             Stage::Reduce | Stage::Recheck(_) | Stage::Find(_) | Stage::Tell(_) => {}
         }
         if self.graph.reduce() {
-            budget.spend(1);
+            now.budget.spend(1);
             return None;
         }
         if let Some(doubt) = self.doubts.pop() {
-            self.doubts.extend(doubt.check(&mut self.graph, queue, locks, budget));
+            self.doubts.extend(doubt.check(&mut self.graph, now));
             return None;
         }
         if !self.graph.is_blocked(candidate()) {
             return Some(Progress::None);
         }
-        self.tell(queue, budget)
+        self.tell(now.budget)
     }
 
     /// The candidate is stuck, as far as is known: makes sure of that, and finds the cycle.
-    fn tell<T>(&mut self, queue: &Queue<T>, budget: &mut Budget) -> Option<Progress> {
+    fn tell(&mut self, budget: &mut Budget) -> Option<Progress> {
+        budget.spend(1);
         let has_changed = std::mem::take(&mut self.graph.has_changed);
         match &mut self.stage {
             Stage::Find(_) | Stage::Tell(_) if has_changed => self.find(),
@@ -378,21 +424,18 @@ impl Search {
                 Some(doubt) => self.doubts.push(doubt),
                 None => self.find(),
             },
-            Stage::Find(finder) => match finder.step(&self.graph, budget) {
+            Stage::Find(finder) => match finder.step(&self.graph) {
                 Found::Nothing => {}
                 Found::NoWay => return Some(Progress::None),
                 Found::Way(teller) => self.stage = Stage::Tell(teller),
             },
-            Stage::Tell(teller) => {
-                budget.spend(1);
-                match teller.step(&self.graph) {
-                    Some(_) if self.in_one_step => {}
-                    Some(doubts) => self.doubts.extend(doubts),
-                    None => return self.answer(),
-                }
-            }
+            Stage::Tell(teller) => match teller.step(&self.graph) {
+                Some(_) if self.in_one_step => {}
+                Some(doubts) => self.doubts.extend(doubts),
+                None => return self.answer(),
+            },
             _ if self.in_one_step => self.find(),
-            _ => self.recheck(queue),
+            _ => self.recheck(),
         }
         None
     }
@@ -402,7 +445,7 @@ impl Search {
     }
 
     fn answer(&mut self) -> Option<Progress> {
-        match std::mem::replace(&mut self.stage, Stage::New) {
+        match std::mem::replace(&mut self.stage, Stage::Reduce) {
             Stage::Tell(teller) => Some(Progress::Cycle(teller.links())),
             _ => None,
         }

@@ -10,11 +10,11 @@ use proptest::test_runner::TestCaseError;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-const OWNERS: u32 = 6;
-const KEYS: u32 = 4;
+pub const OWNERS: u32 = 6;
+pub const KEYS: u32 = 4;
 
 /// A request of this owner, for these keys, under this limit.
-fn ask(owner: u32, keys: &[u32], limit: u32) -> PlainWaiter {
+pub fn ask(owner: u32, keys: &[u32], limit: u32) -> PlainWaiter {
     PlainWaiter { id: u64::MAX, owner, keys: keys.to_vec(), limit, to: None, lease: 1 << 40 }
 }
 
@@ -24,7 +24,7 @@ pub fn closes_a_cycle(world: &mut World, waiter: &PlainWaiter) -> bool {
 }
 
 /// The cycle that `waiter` would close: who waits, for what, because of whom.
-fn found(world: &mut World, waiter: &PlainWaiter) -> Option<Vec<Link>> {
+pub fn found(world: &mut World, waiter: &PlainWaiter) -> Option<Vec<Link>> {
     let (owner, keys) = (owner(waiter.owner), super::keys(&waiter.keys));
     let candidate = Candidate { owner: &owner, keys: &keys, limit: Limit::from_number(waiter.limit) };
     match Search::new(candidate).advance(&world.queue, &mut world.locks.table, usize::MAX) {
@@ -34,7 +34,7 @@ fn found(world: &mut World, waiter: &PlainWaiter) -> Option<Vec<Link>> {
     }
 }
 
-fn with(plain: &Plain, waiter: &PlainWaiter) -> Plain {
+pub fn with(plain: &Plain, waiter: &PlainWaiter) -> Plain {
     let mut plain = plain.clone();
     plain.waiters.push(waiter.clone());
     plain
@@ -42,14 +42,18 @@ fn with(plain: &Plain, waiter: &PlainWaiter) -> Plain {
 
 /// Whether `waiter` would wait for ever in a cycle: it is stuck, and so is everybody on some way from it back to it.
 fn plainly_in_a_cycle(plain: &Plain, waiter: &PlainWaiter, seed: u64) -> bool {
-    let all = with(plain, waiter);
+    plainly_waits_in_a_cycle(&with(plain, waiter), waiter, seed)
+}
+
+/// The same of one that waits already.
+pub fn plainly_waits_in_a_cycle(all: &Plain, waiter: &PlainWaiter, seed: u64) -> bool {
     let mut order = Order(seed);
     let end = all.stuck(|of| order.choose(of));
     let is_stuck = |owner: u32| end.waiters.iter().any(|it| it.owner == owner);
     let mut seen = BTreeSet::new();
     let mut todo: Vec<u64> = end.place(waiter.id).map(|_| waiter.id).into_iter().collect();
     while let Some(id) = todo.pop() {
-        for next in waits_for(&all, id).into_iter().filter(|&next| is_stuck(next)) {
+        for next in waits_for(all, id).into_iter().filter(|&next| is_stuck(next)) {
             if next == waiter.owner {
                 return true;
             }
@@ -86,8 +90,12 @@ fn waits_for(plain: &Plain, id: u64) -> Vec<u32> {
 
 /// Each link is true, each leads to the next, the last to the first, and nobody is in it twice.
 fn check_links(plain: &Plain, waiter: &PlainWaiter, links: &[Link]) -> Result<(), TestCaseError> {
-    let all = with(plain, waiter);
-    prop_assert_eq!(links.first().map(|link| number_of(&link.owner)), Some(waiter.owner));
+    check_links_of(&with(plain, waiter), waiter.owner, links)
+}
+
+/// The same of one that waits already.
+pub fn check_links_of(all: &Plain, owner: u32, links: &[Link]) -> Result<(), TestCaseError> {
+    prop_assert_eq!(links.first().map(|link| number_of(&link.owner)), Some(owner));
     let owners: BTreeSet<u32> = links.iter().map(|link| number_of(&link.owner)).collect();
     prop_assert_eq!(owners.len(), links.len());
     for (link, next) in links.iter().zip(links.iter().cycle().skip(1)) {
@@ -106,7 +114,7 @@ fn check_links(plain: &Plain, waiter: &PlainWaiter, links: &[Link]) -> Result<()
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+pub enum Step {
     Ask(PlainWaiter),
     /// An owner that waits for nothing gives everything back.
     Finish(u32),
@@ -116,7 +124,7 @@ enum Step {
 
 /// Which limits meet on one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Limits {
+pub enum Limits {
     /// Each key has one.
     OfTheKey,
     /// Each owner reads a key, or writes it.
@@ -125,12 +133,12 @@ enum Limits {
     Mixed,
 }
 
-fn limits() -> impl Strategy<Value = Limits> {
+pub fn limits() -> impl Strategy<Value = Limits> {
     prop_oneof![Just(Limits::OfTheKey), Just(Limits::ReadersAndWriters)]
 }
 
 /// Requests under limits that fit: several keys are mutexes, as `MACQUIRE` has them.
-fn asking(limits: Limits, shape: u64) -> impl Strategy<Value = PlainWaiter> {
+pub fn asking(limits: Limits, shape: u64) -> impl Strategy<Value = PlainWaiter> {
     let numbers: Vec<u32> = (0..KEYS).collect();
     let keys = prop_oneof![
         4 => (0..KEYS).prop_map(|key| vec![key]),
@@ -151,7 +159,7 @@ fn asking(limits: Limits, shape: u64) -> impl Strategy<Value = PlainWaiter> {
     })
 }
 
-fn steps(limits: Limits, shape: u64) -> impl Strategy<Value = Vec<Step>> {
+pub fn steps(limits: Limits, shape: u64) -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         14 => asking(limits, shape).prop_map(Step::Ask),
         1 => (0..OWNERS).prop_map(Step::Finish),
@@ -166,12 +174,12 @@ fn graph(limits: impl Strategy<Value = Limits>) -> impl Strategy<Value = (Vec<St
 
 /// Whether requests that close a cycle are refused, as they are by default.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Detection {
+pub enum Detection {
     On,
     Off,
 }
 
-fn take(world: &mut World, step: Step, detection: Detection) {
+pub fn take(world: &mut World, step: Step, detection: Detection) {
     match step {
         Step::Ask(waiter) => {
             let waits = world.locks.plain.ending_at_once(&waiter).is_none();
@@ -199,7 +207,7 @@ fn take(world: &mut World, step: Step, detection: Detection) {
     }
 }
 
-fn built(steps: Vec<Step>, detection: Detection) -> World {
+pub fn built(steps: Vec<Step>, detection: Detection) -> World {
     let mut world = World::default();
     for step in steps {
         take(&mut world, step, detection);

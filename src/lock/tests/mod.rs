@@ -10,6 +10,7 @@ mod exhaustive;
 mod histories;
 mod holding;
 mod plain;
+mod sliced;
 mod table;
 mod watched;
 

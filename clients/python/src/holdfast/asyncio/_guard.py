@@ -1,0 +1,68 @@
+"""Stops a block of code when its lock is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from ..errors import LockError, LockLost
+
+L = TypeVar("L", bound=Any)
+
+
+class WhileHeld(Generic[L]):
+    """A block that runs while a lock is held, and is cancelled when it is lost; then it raises LockLost.
+
+    It takes the lock and gives it back, unless the lock object holds it already.
+    """
+
+    def __init__(self, lock: L) -> None:
+        self._lock = lock
+        self._taken = False
+        self._task: asyncio.Task[Any] | None = None
+        self._lost: LockLost | None = None
+        self._cancelled = False
+
+    async def __aenter__(self) -> L:
+        if self._lock.fence is None:
+            await self._lock.__aenter__()
+            self._taken = True
+        self._lock.call_when_lost(self._stop)
+        if self._lost is not None:
+            await self._drop()
+            raise self._lost
+        self._task = asyncio.current_task()
+        return self._lock
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        body: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        task, self._task = self._task, None
+        ours = self._cancelled and not _cancelled_by_others(task)
+        if self._lost is not None and (body is None or (ours and isinstance(body, asyncio.CancelledError))):
+            await self._drop()
+            raise self._lost from body
+        if self._taken:
+            await self._lock.__aexit__(kind, body, traceback)
+
+    async def _drop(self) -> None:
+        """Forgets what is lost."""
+        if self._taken:
+            with contextlib.suppress(LockError):
+                await self._lock.release()
+
+    def _stop(self, lost: LockLost) -> None:
+        self._lost = lost
+        if self._task is not None:
+            self._cancelled = self._task.cancel()
+
+
+def _cancelled_by_others(task: asyncio.Task[Any] | None) -> bool:
+    """Takes our own cancellation back, and says whether there is another one. Before Python 3.11 nobody can tell."""
+    uncancel = getattr(task, "uncancel", None)
+    return bool(uncancel and uncancel() > 0)

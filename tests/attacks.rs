@@ -2,6 +2,7 @@
 
 mod bounds;
 mod crowds;
+mod field_expiry;
 mod purged;
 mod secrets;
 mod taken_rights;

@@ -3,6 +3,7 @@
 mod bounds;
 mod crowds;
 mod field_expiry;
+mod first_replica;
 mod purged;
 mod secrets;
 mod taken_rights;

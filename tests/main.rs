@@ -1,5 +1,6 @@
 //! The module against real servers: a file a concern.
 
+mod attacks;
 mod bad_input;
 mod commands;
 mod common;

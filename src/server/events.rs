@@ -88,9 +88,12 @@ unsafe extern "C" fn on_touch(
     key: *mut RedisModuleString,
 ) -> c_int {
     // SAFETY: the server names the event by a C string that lives for this call.
-    let field_expired = !event.is_null() && unsafe { CStr::from_ptr(event) } == c"hexpired";
-    let expired = field_expired || class & raw::REDISMODULE_NOTIFY_EXPIRED != 0;
-    let touch = if expired { Touch::Expired } else { Touch::Changed };
+    let fields_expired = !event.is_null() && unsafe { CStr::from_ptr(event) } == c"hexpired";
+    let touch = match class & raw::REDISMODULE_NOTIFY_EXPIRED {
+        _ if fields_expired => Touch::FieldsExpired,
+        0 => Touch::Changed,
+        _ => Touch::Expired,
+    };
     // SAFETY: context and key live for this call.
     if let (Some(callbacks), Some(key)) = (callbacks::get(), unsafe { TextRef::from_raw(key) }) {
         // SAFETY: as above.

@@ -10,6 +10,7 @@
 //! ```
 #![deny(missing_docs)]
 
+mod bystander;
 mod cluster;
 #[cfg(feature = "containers")]
 mod container;
@@ -26,6 +27,7 @@ mod server;
 mod until;
 mod version;
 
+pub use bystander::{Bystander, Waited};
 pub use cluster::Cluster;
 pub use environment::{in_containers, module_path, server_program, skip, workspace};
 pub use processor::ProcessorClock;

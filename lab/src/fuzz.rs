@@ -120,7 +120,7 @@ fn once(program: &Path, seed: u64, requests: u64) -> Outcome {
     let servers: Vec<(&Server, usize)> =
         [&master].into_iter().chain(&replicas).map(|server| (server, server.log().len())).collect();
     rights::make_users(&mut master.connect());
-    watch::note_slow_commands(&mut master.connect());
+    watch::note_slow_steps(&mut master.connect());
     let mut tokens = Tokens::default();
     let mut base = None;
     for round in 0..ROUNDS {
@@ -241,8 +241,13 @@ fn storm(master: &Server, seed: u64, requests: u64) -> Outcome {
 /// is no more than `base` and what is allowed besides, or until it is clear that it stays above.
 fn memory_when_empty(master: &Server, base: i64) -> i64 {
     let mut connection = master.connect();
-    for command in [&["FLUSHALL"][..], &["SCRIPT", "FLUSH", "SYNC"], &["CONFIG", "RESETSTAT"], &["ACL", "LOG", "RESET"]]
-    {
+    for command in [
+        &["FLUSHALL"][..],
+        &["SCRIPT", "FLUSH", "SYNC"],
+        &["CONFIG", "RESETSTAT"],
+        &["ACL", "LOG", "RESET"],
+        &["SLOWLOG", "RESET"],
+    ] {
         let mut request = redis::cmd(command[0]);
         request.arg(&command[1..]);
         request.exec(&mut connection).expect("the server empties itself");

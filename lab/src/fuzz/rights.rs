@@ -39,7 +39,7 @@ pub fn change(rng: &mut Rng) -> Words {
     if rng.u32(..30) == 0 {
         return ["ACL", "DELUSER", user].map(|word| word.as_bytes().to_vec()).to_vec();
     }
-    let count = rng.usize(..3);
+    let count = rng.usize(1..4);
     let patterns = rng.choose_multiple(PATTERNS, count);
     let commands = COMMANDS[rng.usize(..COMMANDS.len())];
     rule(user, &patterns, commands)

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redis::{Connection, Value};
-use support::{ProcessorClock, Raw};
+use support::{Bystander, Waited};
 
 /// How long a step may take, if `LAB_STEP_MS` does not say otherwise.
 const BOUND: Duration = Duration::from_millis(5);
@@ -34,18 +34,14 @@ impl Watch {
 
     /// Pings until it is told to stop, or until the server is gone, which others tell.
     ///
-    /// What counts is the processor time that the server has used from request to reply: a machine that stops everybody
-    /// makes a ping late, but lets this clock stand. The senders send a few requests at a time, so that what a ping waits
-    /// for is one long step or a few short ones.
+    /// What counts is the server's own time: a machine that stops everybody makes a ping late, but not long. The senders send
+    /// a few requests at a time, so that what a ping waits for is one long step or a few short ones.
     pub fn over(address: SocketAddr, server: u32, stop: &AtomicBool) -> Watch {
         let mut watch = Watch::default();
-        let (Ok(mut raw), Ok(clock)) = (Raw::connect(address), ProcessorClock::of(server)) else { return watch };
+        let Ok(mut bystander) = Bystander::connect(address, server) else { return watch };
         let bound = bound();
         while !stop.load(Ordering::Relaxed) {
-            let before = clock.now();
-            let answered = raw.send(&[b"PING"]).and_then(|()| raw.read()).is_ok();
-            let (true, Some(before), Some(after)) = (answered, before, clock.now()) else { return watch };
-            let step = after.saturating_sub(before);
+            let Ok(Waited { server: step, .. }) = bystander.ping() else { break };
             watch.pings += 1;
             watch.longest = watch.longest.max(step);
             watch.beyond += usize::from(step > bound);
@@ -57,12 +53,13 @@ impl Watch {
     pub fn verdict(&self, connection: &mut Connection) -> Option<String> {
         (self.beyond > STOLEN).then(|| {
             format!(
-                "{} of {} pings waited for more than {:?} of the server's own time, one for {:?}; its slow log says: {}",
+                "{} of {} pings waited for more than {:?} of the server's own time, one for {:?}; its slow log says: {}; its latency monitor: {}",
                 self.beyond,
                 self.pings,
                 bound(),
                 self.longest,
-                slowest(connection)
+                slowest(connection),
+                events(connection)
             )
         })
     }
@@ -73,10 +70,12 @@ fn bound() -> Duration {
     set.map_or(BOUND, Duration::from_millis)
 }
 
-/// Has the server note which commands are slow.
-pub fn note_slow_commands(connection: &mut Connection) {
-    let bound = bound().as_micros().to_string();
-    for (name, value) in [("slowlog-log-slower-than", bound.as_str()), ("slowlog-max-len", "100")] {
+/// Has the server note which commands and which other events are slow.
+pub fn note_slow_steps(connection: &mut Connection) {
+    let (micros, millis) = (bound().as_micros().to_string(), bound().as_millis().max(1).to_string());
+    let settings =
+        [("slowlog-log-slower-than", &micros[..]), ("slowlog-max-len", "100"), ("latency-monitor-threshold", &millis)];
+    for (name, value) in settings {
         redis::cmd("CONFIG").arg("SET").arg(name).arg(value).exec(connection).expect("CONFIG SET");
     }
 }
@@ -88,6 +87,14 @@ fn slowest(connection: &mut Connection) -> String {
     slow.sort_unstable();
     slow.dedup_by(|a, b| a.1 == b.1);
     let told: Vec<String> = slow.iter().rev().take(5).map(|(time, name)| format!("{name} {time} µs")).collect();
+    if told.is_empty() { "nothing".into() } else { told.join(", ") }
+}
+
+/// What else took long, and how long at most.
+fn events(connection: &mut Connection) -> String {
+    let events: Vec<(String, i64, i64, i64)> =
+        redis::cmd("LATENCY").arg("LATEST").query(connection).unwrap_or_default();
+    let told: Vec<String> = events.iter().map(|(name, _, _, most)| format!("{name} {most} ms")).collect();
     if told.is_empty() { "nothing".into() } else { told.join(", ") }
 }
 
@@ -106,7 +113,7 @@ mod tests {
     /// What a watch sees while `work` is done to a plain server.
     fn watched(work: impl FnOnce(&Server)) -> (Watch, Server) {
         let server = Server::builder().without_module().start();
-        note_slow_commands(&mut server.connect());
+        note_slow_steps(&mut server.connect());
         let stop = AtomicBool::new(false);
         let watch = thread::scope(|scope| {
             let watch = scope.spawn(|| Watch::over(server.addr(), server.pid(), &stop));
@@ -121,7 +128,8 @@ mod tests {
     fn planted_steps_are_found() {
         const BUSY: &str = "local sum = 0 for i = 1, 5000000 do sum = sum + i % 7 end return sum";
         let (watch, server) = watched(|server| {
-            for _ in 0..=STOLEN {
+            // Many: a ping need not lie there when each of them begins.
+            for _ in 0..10 * STOLEN {
                 redis::cmd("EVAL").arg(BUSY).arg(0).exec(&mut server.connect()).unwrap();
             }
         });

@@ -135,6 +135,16 @@ fn crowds() -> Vec<State> {
             }),
         )
         .beside("the same: a script pushes to all", pops_apart(push_apart)),
+        state(
+            "all of these wait for one owner: a script releases all",
+            Scene {
+                build: waiters_of_one_owner,
+                step: |stage| {
+                    stage.script(RELEASE_EACH, "hot:", stage.size.crowd)?;
+                    stage.all_are_told()
+                },
+            },
+        ),
         state("a crowd's waits end together", Scene { build: short_waits, step: waits_end })
             .beside("a crowd's BLPOPs end together", Scene { build: short_pops, step: waits_end }),
         state("a crowd's connections end together", Scene { build: crowd_of_a_user, step: user_goes })
@@ -251,7 +261,7 @@ fn keys_waited_for(stage: &mut Stage) -> Result<()> {
     let keys = keys(stage, stage.size.crowd)?;
     stage.order(&format!("LOCK.MACQUIRE {keys} x LEASE {LEASE}"))?;
     let names: Vec<&str> = keys.split(' ').skip(1).collect();
-    stage.gather(names.iter().map(|key| format!("LOCK.ACQUIRE {key} v WAIT 0")))
+    stage.gather(names.iter().map(|key| format!("LOCK.ACQUIRE {key} v:{key} WAIT 0")))
 }
 
 fn release_keys(stage: &mut Stage) -> Result<String> {
@@ -299,9 +309,17 @@ fn readers(stage: &mut Stage) -> Result<()> {
 }
 
 fn waiters_apart(stage: &mut Stage) -> Result<()> {
+    waiters_under(stage, |key| format!("v:{key}"))
+}
+
+fn waiters_of_one_owner(stage: &mut Stage) -> Result<()> {
+    waiters_under(stage, |_| "v".to_owned())
+}
+
+fn waiters_under(stage: &mut Stage, owner: fn(usize) -> String) -> Result<()> {
     let count = stage.size.crowd;
     stage.order_all((0..count).map(|key| format!("LOCK.ACQUIRE hot:{key} holder LEASE {LEASE}")))?;
-    stage.gather((0..count).map(|key| format!("LOCK.ACQUIRE hot:{key} v WAIT 0")))
+    stage.gather((0..count).map(|key| format!("LOCK.ACQUIRE hot:{key} {} WAIT 0", owner(key))))
 }
 
 fn short_waits(stage: &mut Stage) -> Result<()> {
@@ -427,7 +445,7 @@ fn ephemeral(stage: &mut Stage) -> Result<()> {
 fn ephemeral_waited_for(stage: &mut Stage) -> Result<()> {
     ephemeral(stage)?;
     let count = stage.size.crowd.min(stage.size.many);
-    stage.gather((0..count).map(|key| format!("LOCK.ACQUIRE e:{key} v WAIT 0")))
+    stage.gather((0..count).map(|key| format!("LOCK.ACQUIRE e:{key} v:{key} WAIT 0")))
 }
 
 fn subscribed(stage: &mut Stage) -> Result<()> {

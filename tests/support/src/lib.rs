@@ -10,6 +10,7 @@
 //! ```
 #![deny(missing_docs)]
 
+mod bystander;
 mod cluster;
 #[cfg(feature = "containers")]
 mod container;
@@ -29,6 +30,7 @@ mod until;
 mod version;
 mod whole_slot;
 
+pub use bystander::{Bystander, Waited};
 pub use cluster::Cluster;
 pub use environment::{in_containers, module_path, server_program, skip, workspace};
 pub use processor::ProcessorClock;

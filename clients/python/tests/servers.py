@@ -29,6 +29,26 @@ def until(condition, what="the condition", seconds=20.0):
         time.sleep(0.005)
 
 
+def pairs(reply):
+    """A map, which RESP2 has as a flat array."""
+    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2]))
+
+
+def waiters(admin, key):
+    """How many wait for a lock."""
+    info = admin.execute_command("LOCK.INFO", key)
+    return pairs(info)[b"waiters"] if info else 0
+
+
+def holder(admin, key):
+    """The one holder of a lock."""
+    info = admin.execute_command("LOCK.INFO", key)
+    if not info:
+        return None
+    [one] = pairs(info)[b"holders"]
+    return pairs(one)
+
+
 def free_port():
     """A port that nobody has right now, and whose cluster bus, 10,000 above, nobody has either."""
     while True:

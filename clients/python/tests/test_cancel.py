@@ -297,8 +297,8 @@ async def test_while_held_is_cancelled_from_outside(client, other, name):
 async def test_the_error_of_a_block_goes_before_its_loss(client, other, name):
     with pytest.raises(ZeroDivisionError):
         async with holdfast.asyncio.Lock(client, name).while_held():
-            await other.execute_command("LOCK.FORCE", name)
             try:
+                await other.execute_command("LOCK.FORCE", name)
                 await asyncio.sleep(10)
             except asyncio.CancelledError:
                 raise ZeroDivisionError from None

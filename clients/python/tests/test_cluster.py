@@ -6,8 +6,8 @@ import pytest
 import redis
 
 import holdfast
-from servers import Cluster, until
-from test_lock import in_thread, waiters
+from servers import Cluster, holder, until, waiters
+from test_lock import in_thread
 
 
 @pytest.fixture
@@ -87,8 +87,7 @@ def test_a_slot_moves(kind, own_cluster, name):
 
     # The wait goes on at the other node, and the hold is watched there.
     until(lambda: waiters(target.client(), name) == 1, "it waits at the other node")
-    watched = lambda: target.client().execute_command("LOCK.INFO", name)[b"holders"][0][b"watchdog"]  # noqa: E731
-    until(watched, "it is watched there")
+    until(lambda: holder(target.client(), name)[b"watchdog"], "it is watched there")
     assert held.owned()
     held.check()
     held.release()

@@ -7,14 +7,7 @@ import pytest
 import redis
 
 import holdfast
-from servers import until
-
-
-def waiters(admin, key):
-    info = admin.execute_command("LOCK.INFO", key)
-    if isinstance(info, list):
-        info = dict(zip(info[::2], info[1::2]))
-    return info[b"waiters"] if info else 0
+from servers import until, waiters
 
 
 def in_thread(function):

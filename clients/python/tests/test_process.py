@@ -11,9 +11,9 @@ import time
 import pytest
 
 import holdfast
-from servers import until
-from test_lock import in_thread, waiters
-from test_reconnect import holder, sessions
+from servers import holder, until, waiters
+from test_lock import in_thread
+from test_reconnect import sessions
 
 
 def program(server, source, **kwargs):

@@ -7,8 +7,8 @@ import redis
 from redis.backoff import NoBackoff
 
 import holdfast
-from servers import until
-from test_lock import in_thread, waiters
+from servers import until, waiters
+from test_lock import in_thread
 
 
 def retrying(kind, proxy, times):

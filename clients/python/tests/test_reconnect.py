@@ -6,8 +6,8 @@ import pytest
 
 import holdfast
 from proxy import Proxy
-from servers import until
-from test_lock import in_thread, waiters
+from servers import holder, until, waiters
+from test_lock import in_thread
 
 
 @pytest.fixture
@@ -37,17 +37,6 @@ def sessions(admin):
 def kill_session(admin):
     [session] = until(lambda: sessions(admin), "there is a session")
     admin.client_kill_filter(_id=session)
-
-
-def holder(admin, name):
-    """The connection that the hold is tied to."""
-    info = admin.execute_command("LOCK.INFO", name)
-    if isinstance(info, list):
-        info = dict(zip(info[::2], info[1::2]))
-    [one] = info[b"holders"]
-    if isinstance(one, list):
-        one = dict(zip(one[::2], one[1::2]))
-    return one
 
 
 def test_a_watched_lock_is_taken_along(kind, client, admin, name):

@@ -246,8 +246,11 @@ class Home:
             # Of a connection that another thread ends, redis-py may say anything.
             logger.debug("session %r ended: %s", session.id, error)
         session.close()
+        if self.closed:
+            # Nobody is there any more to be told; who still waits at the end of the program ends with it.
+            return
         holds = self.book.session_ended(session)
-        if holds and not self.closed:
+        if holds:
             try:
                 run(flows.carry(self, holds))
             except ReferenceError:

@@ -46,7 +46,7 @@ async def r(create_redis):
 
 class TestLock(tests.TestLock):
     def get_lock(self, redis, *args, **kwargs):
-        return redis.lock(*args, lock_class=AdaptedLock, **kwargs)
+        return AdaptedLock(redis, *args, **kwargs)
 
     test_lock = upstream.left_out(upstream.NO_EXPIRY)
     test_lock_token = upstream.left_out(upstream.NO_EXPIRY)

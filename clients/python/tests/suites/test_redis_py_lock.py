@@ -48,7 +48,7 @@ def r():
 
 class TestLock(tests.TestLock):
     def get_lock(self, redis, *args, **kwargs):
-        return redis.lock(*args, lock_class=AdaptedLock, **kwargs)
+        return AdaptedLock(redis, *args, **kwargs)
 
     test_lock = upstream.left_out(upstream.NO_EXPIRY)
     test_lock_token = upstream.left_out(upstream.NO_EXPIRY)

@@ -24,6 +24,7 @@ class WhileHeld(Generic[L]):
         self._task: asyncio.Task[Any] | None = None
         self._lost: LockLost | None = None
         self._cancelled = False
+        self._cancelled_before = 0
 
     async def __aenter__(self) -> L:
         if self._lock.fence is None:
@@ -34,6 +35,7 @@ class WhileHeld(Generic[L]):
             await self._drop()
             raise self._lost
         self._task = asyncio.current_task()
+        self._cancelled_before = _count(self._task, "cancelling")
         return self._lock
 
     async def __aexit__(
@@ -43,7 +45,8 @@ class WhileHeld(Generic[L]):
         traceback: TracebackType | None,
     ) -> None:
         task, self._task = self._task, None
-        ours = self._cancelled and not _cancelled_by_others(task)
+        # Our own cancellation is taken back; is there another one?
+        ours = self._cancelled and _count(task, "uncancel") <= self._cancelled_before
         if self._lost is not None and (body is None or (ours and isinstance(body, asyncio.CancelledError))):
             await self._drop()
             raise self._lost from body
@@ -62,7 +65,6 @@ class WhileHeld(Generic[L]):
             self._cancelled = self._task.cancel()
 
 
-def _cancelled_by_others(task: asyncio.Task[Any] | None) -> bool:
-    """Takes our own cancellation back, and says whether there is another one. Before Python 3.11 nobody can tell."""
-    uncancel = getattr(task, "uncancel", None)
-    return bool(uncancel and uncancel() > 0)
+def _count(task: asyncio.Task[Any] | None, method: str) -> int:
+    """How many cancellations a task has been asked for. Before Python 3.11 nobody counts."""
+    return int(getattr(task, method, int)())

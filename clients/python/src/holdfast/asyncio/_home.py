@@ -288,8 +288,10 @@ class Home:
         except Exception as error:
             logger.debug("session %r ended: %s", session.id, error)
         await session.close()
+        if self.closed:
+            return
         holds = self.book.session_ended(session)
-        if holds and not self.closed:
+        if holds:
             self.start(None, flows.carry(self, holds))
 
     async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:

@@ -116,9 +116,10 @@ impl Explorer {
             Current::Lock(lock, ends) => self
                 .read_lock(graph, lock, ends, now)
                 .map_or(Current::Nothing, |holders| self.find(graph, holders, now)),
-            Current::Holders(mut holders) => {
-                // Those who came since it was looked at may have made the limit stricter.
-                holders.look_again(graph, self.candidate, now);
+            Current::Holders(holders) => {
+                if let Way::List(_) = holders.way {
+                    self.look_again(graph, holders.lock, now);
+                }
                 self.find(graph, holders, now)
             }
         };
@@ -209,6 +210,14 @@ impl Explorer {
         (standing.holders > holders.found.len()).then_some(holders)
     }
 
+    /// Those who came since it was looked at may have made the limit stricter.
+    fn look_again<T, V: Visible>(&self, graph: &mut Graph, lock: LockIx, now: &mut Present<T, V>) {
+        let me = graph.waits.get(self.candidate).map(|wait| wait.owner);
+        if let Some(standing) = me.and_then(|me| now.look(graph, lock, me)) {
+            graph.set_limit(lock, standing.limit);
+        }
+    }
+
     fn find<T, V: Visible>(&self, graph: &mut Graph, mut holders: Holders, now: &mut Present<T, V>) -> Current {
         let key = graph.locks.get(holders.lock).map(|lock| lock.key.clone());
         let done = match (key, std::mem::replace(&mut holders.way, Way::List(None))) {
@@ -250,13 +259,6 @@ impl Explorer {
 }
 
 impl Holders {
-    fn look_again<T, V: Visible>(&mut self, graph: &mut Graph, candidate: WaitIx, now: &mut Present<T, V>) {
-        let me = graph.waits.get(candidate).map(|wait| wait.owner);
-        if let Some(standing) = me.and_then(|me| now.look(graph, self.lock, me)) {
-            graph.set_limit(self.lock, standing.limit);
-        }
-    }
-
     /// Lists some of a lock's holders; whether these were the last.
     fn list<T, V: Visible>(
         &mut self,

@@ -226,7 +226,12 @@ fn run((steps, candidate, events, budget): Case, only_unrelated: bool, fault: Fa
         judge(&world.locks.plain, &waiter, links)?;
         return Ok(Outcome::Later(searching.advances));
     }
-    prop_assert!(!(is_deadlock && only_unrelated), "missed: {waiter:?} in {:?}", world.locks.plain);
+    // Also at the end, and without those who came later: a deadlock stays, but the candidate may leave the cycle and be
+    // stuck behind one of others, when somebody comes to hold what it waited for behind the candidate.
+    let mut end = world.locks.plain;
+    end.waiters.retain(|it| it.id <= waiter.id);
+    let stays = is_deadlock && plainly_waits_in_a_cycle(&end, &waiter, 3);
+    prop_assert!(!(stays && only_unrelated), "missed: {waiter:?} in {end:?}");
     Ok(Outcome::None)
 }
 

@@ -16,7 +16,7 @@ use crate::holding;
 use crate::keyspace::Lock;
 use crate::lock::serve::Change;
 use crate::lock::{LockKey, Millis, Owner, WaiterId};
-use crate::server::blocked::block;
+use crate::server::blocked::{block, block_for_events};
 use crate::server::clock::{Now, Slice};
 use crate::server::reply::Replied;
 use crate::server::timer::{self, Timer};
@@ -232,7 +232,7 @@ pub fn read_next(ctx: Ctx, session: u64, most: usize, wait: Wait, now: Now) -> R
     if wait == Wait::No || books::with(|books| books.sessions.unread(session) > 0) || !ctx.flags().may_block() {
         return Ok(answering::reply_events(ctx, session, most));
     }
-    let Some((block, replied)) = block(ctx, std::iter::empty(), ticket) else {
+    let Some((block, replied)) = block_for_events(ctx, ticket) else {
         return Err("ERR this client can't be blocked".into());
     };
     let until = wait.until(now);

@@ -26,6 +26,7 @@ mod replicas;
 mod replies;
 mod reset;
 mod rights;
+mod sessions;
 mod settings;
 mod several;
 mod several_stress;

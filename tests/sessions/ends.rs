@@ -20,14 +20,8 @@ enum Ending {
 }
 
 impl Ending {
-    const ALL: [Self; 6] = [
-        Self::Closed,
-        Self::Reset,
-        Self::Killed,
-        Self::Quit,
-        Self::KilledWhileItListens,
-        Self::ClosedWhileItListens,
-    ];
+    const ALL: [Self; 6] =
+        [Self::Closed, Self::Reset, Self::Killed, Self::Quit, Self::KilledWhileItListens, Self::ClosedWhileItListens];
 
     /// Whether it reads what is there, before it ends.
     fn listens(self) -> bool {

@@ -65,7 +65,8 @@ fn it_can_be_set_while_the_server_runs() {
 /// The figures of `INFO holdfast` that concern sessions: how many there are, wait, and have not been read.
 #[track_caller]
 fn figures(server: &Server) -> [i64; 3] {
-    ["sessions", "session_waits", "unread_events"].map(|name| info_number(server, "holdfast", &format!("holdfast_{name}")))
+    ["sessions", "session_waits", "unread_events"]
+        .map(|name| info_number(server, "holdfast", &format!("holdfast_{name}")))
 }
 
 #[test]

@@ -93,7 +93,8 @@ fn loses(before: &[&str], commands: &[&str], why: &str, then: Then) {
 
     let mut scene = Scene::set("EPHEMERAL");
     before.iter().for_each(|line| drop(scene.client.order(line)));
-    let calls: Vec<String> = commands.iter().map(|line| format!("redis.call('{}')", line.replace(' ', "','"))).collect();
+    let calls: Vec<String> =
+        commands.iter().map(|line| format!("redis.call('{}')", line.replace(' ', "','"))).collect();
     let script = calls.join(" ");
     let done = scene.client.call(&[b"EVAL", script.as_bytes(), b"0"]);
     assert!(!matches!(done, Value::ServerError(_)), "{done:?}");
@@ -322,7 +323,8 @@ fn eviction() {
 #[test]
 fn another_clients_script_that_releases_it() {
     let mut scene = Scene::set("WATCHDOG");
-    let script = "redis.call('hdel', KEYS[1], ARGV[1]) if redis.call('hlen', KEYS[1]) <= 1 then redis.call('del', KEYS[1]) end";
+    let script =
+        "redis.call('hdel', KEYS[1], ARGV[1]) if redis.call('hlen', KEYS[1]) <= 1 then redis.call('del', KEYS[1]) end";
     let done = scene.client.call(&[b"EVAL", script.as_bytes(), b"1", b"key", b"holder"]);
     assert!(!matches!(done, Value::ServerError(_)), "{done:?}");
     scene.is_lost("changed", Then::Served);

@@ -132,7 +132,10 @@ fn the_word_needs_an_id_and_stands_once() {
     let mut client = server.raw();
     let session = Session::open(&server);
     for line in COMMANDS {
-        assert!(client.say(&format!("{line} SESSION")).error().starts_with("ERR SESSION must be followed by"), "{line}");
+        assert!(
+            client.say(&format!("{line} SESSION")).error().starts_with("ERR SESSION must be followed by"),
+            "{line}"
+        );
         let twice = format!("{line} SESSION {id} SESSION {id}", id = session.id);
         assert_eq!(client.say(&twice).error(), "ERR SESSION is given twice", "{line}");
         let small = format!("{line} session {}", session.id);

@@ -92,8 +92,10 @@ fn a_thousand_unless_it_says_otherwise() {
     let server = Server::start();
     let mut session = Session::open(&server);
     let_come(&server, &session, 2500);
-    let counts: Vec<usize> =
-        ["", "", " COUNT 2147483647"].iter().map(|end| session.raw.say(&format!("LOCK.NEXT{end}")).items().len()).collect();
+    let counts: Vec<usize> = ["", "", " COUNT 2147483647"]
+        .iter()
+        .map(|end| session.raw.say(&format!("LOCK.NEXT{end}")).items().len())
+        .collect();
     assert_eq!(counts, [1000, 1000, 500]);
 }
 

@@ -250,7 +250,11 @@ fn next_interrupted_with_events_on_their_way() {
             }
             reply => events(&reply),
         };
-        if told.is_empty() { interrupted += 1 } else { heard += 1 }
+        if told.is_empty() {
+            interrupted += 1
+        } else {
+            heard += 1
+        }
         while told.len() < 2 {
             told.extend(session.next());
         }

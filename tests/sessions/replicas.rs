@@ -309,7 +309,10 @@ mod demotion {
         until_ended_on_replica(&server, &mut client);
         let used = crate::speak::processor_time(&server);
         assert!(!eventually(A_WHILE * 3, || client.say("EXISTS key") == Value::Int(0)), "a replica takes nothing back");
-        println!("processor time of a replica that has nothing to do: {:?}", crate::speak::processor_time(&server) - used);
+        println!(
+            "processor time of a replica that has nothing to do: {:?}",
+            crate::speak::processor_time(&server) - used
+        );
         for name in ["waiters", "session_waits", "unread_events", "tied_holds"] {
             assert_eq!(info_number(&server, "holdfast", &format!("holdfast_{name}")), 0, "{name}");
         }

@@ -214,8 +214,12 @@ fn errors_come_at_once() {
     client.take("LOCK.ACQUIRE other other");
     session.wait(&mut client, "LOCK.ACQUIRE other owner WAIT 0");
     let reply = session.ask(&mut client, "LOCK.ACQUIRE key other WAIT 0");
-    assert_eq!(reply.error(), "DEADLOCK owner 'owner' waits for 'other' held by 'other', \
-        owner 'other' waits for 'key' held by 'owner'".to_owned());
+    assert_eq!(
+        reply.error(),
+        "DEADLOCK owner 'owner' waits for 'other' held by 'other', \
+        owner 'other' waits for 'key' held by 'owner'"
+            .to_owned()
+    );
     session.hears_nothing(&mut client);
 }
 
@@ -265,7 +269,11 @@ mod repeated {
         session.wait(&mut client, "LOCK.ACQUIRE key longer WAIT 0");
         session.wait(&mut client, "LOCK.ACQUIRE key shorter WAIT 0");
         session.wait(&mut client, "LOCK.ACQUIRE key shorter WAIT 150");
-        assert_eq!(session.event(), Event::timeout(&["key"], "shorter"), "and not the one that would have been earlier");
+        assert_eq!(
+            session.event(),
+            Event::timeout(&["key"], "shorter"),
+            "and not the one that would have been earlier"
+        );
         client.order("LOCK.RELEASE key holder");
         session.event().token_of(&["key"], "longer");
     }

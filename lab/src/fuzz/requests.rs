@@ -8,9 +8,7 @@ use support::encode;
 
 use super::almost::{Scribe, field_time};
 use super::rights::{self, SECRET};
-
-/// A request: the command's name and its arguments.
-pub type Words = Vec<Vec<u8>>;
+use super::words::Words;
 
 /// Databases that the requests go to, with the same names of owners in all of them.
 pub const DATABASES: u32 = 4;

@@ -4,7 +4,7 @@ use fastrand::Rng;
 use redis::Connection;
 use support::resp::{self, Value};
 
-use super::requests::Words;
+use super::words::Words;
 
 /// Keys with this in their names are never shown to any of these users.
 pub const SECRET: &str = "secret:";

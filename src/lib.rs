@@ -78,7 +78,7 @@ fn start(ctx: Ctx, args: &[TextRef]) -> bool {
     true
 }
 
-/// Stops the module: the server refuses to unload it while anybody waits or a hold is watched.
+/// Stops the module, which refuses to be unloaded while anybody waits or has not been told, or a hold is tied.
 fn stop(ctx: Ctx) {
     turns::stop(ctx);
 }
@@ -109,7 +109,7 @@ fn load(context: &Context, args: &[RedisString]) -> Status {
 }
 
 fn unload(context: &Context) -> Status {
-    server::unload(context, stop)
+    server::unload(context, || books::with(|books| books.are_in_use()), stop)
 }
 
 /// What the server looks for in the library.

@@ -11,6 +11,7 @@ use crate::lock::serve::{Attempt, Change, Job, NotALock, Sight, View, WaitEnd};
 use crate::lock::{Deadline, Decision, Limit, LockKey, Millis, Owner, Waiter, WaiterId};
 use crate::server::acl::User;
 use crate::server::clock::{Now, Slice};
+use crate::server::cluster::{self, Place};
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef};
 use crate::stats::{count, time};
@@ -60,7 +61,28 @@ fn judge(ctx: Ctx, attempt: Attempt, now: Now) {
             let mut seen = Seen(Sight::Lock(lock.standing()));
             settle(ctx, attempt, &mut seen, now, Some((owner.as_text(), &mut lock)));
         }),
-        _ => settle(ctx, attempt, &mut locks, now, None),
+        _ => match place_elsewhere(ctx, attempt.id()) {
+            Some(place) => send_away(ctx, attempt.id(), &place, now),
+            None => settle(ctx, attempt, &mut locks, now, None),
+        },
+    }
+}
+
+/// Where a session's request has to go: the slot of what it waits for is served there now. (A client that is blocked is
+/// redirected by the server itself; and while the slot is on its way, nobody knows where the lock is.)
+fn place_elsewhere(ctx: Ctx, id: WaiterId) -> Option<Place> {
+    let of_session = |waiter: &&Waiter<Asker>| waiter.ask.on_behalf == OnBehalf::Session;
+    let key = books::with(|books| books.queue.get(id).filter(of_session)?.keys.first().cloned())?;
+    if serves(ctx, &key) {
+        return None;
+    }
+    cluster::elsewhere(ctx, &Text::new(&key.name))
+}
+
+fn send_away(ctx: Ctx, id: WaiterId, place: &Place, now: Now) {
+    if let Some(waiter) = books::with(|books| books.queue.leave(id)) {
+        let moved = format!("MOVED {} {}", place.slot, place.address);
+        end_wait(ctx, &waiter, Outcome::Refused(moved), now);
     }
 }
 
@@ -282,8 +304,9 @@ fn grant(
     if let Some((full, _)) = locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
         return Err(too_many_holders(full));
     }
-    let undo = undo::before_grant(locks, decisions, owner);
-    let token = holding::grant(locks, decisions, Grantee { owner, client, terms: &terms }, now);
+    let grantee = Grantee { owner, client, terms: &terms };
+    let undo = undo::before_grant(locks, decisions, grantee);
+    let token = holding::grant(locks, decisions, grantee, now);
     for (lock, key) in locks.iter().zip(waiter.keys.iter()) {
         schedule(lock, key, now.millis());
     }

@@ -87,7 +87,10 @@ pub fn tick(ctx: Ctx) {
     waiting::time_out(ctx, now, slice);
     watchdog::untie_retired(ctx, slice);
     waiting::refuse_undecided(ctx, now, slice);
-    if may_write(ctx) {
+    if ctx.flags().role() == Role::Replica {
+        waiting::forget_ended(slice);
+        books::with(books::Books::forget_changes);
+    } else if may_write(ctx) {
         work(ctx, now, slice);
     }
     if !events::turn_end_precedes_unblock() {
@@ -107,7 +110,7 @@ fn work(ctx: Ctx, now: Now, slice: Slice) {
     // replicas have: all of that falls free.
     roll_back_undelivered(ctx, now, slice);
     watchdog::release_ended(ctx, now, slice);
-    waiting::leave_ended(slice);
+    waiting::leave_ended(ctx, now, slice);
     confirming::settle(ctx, now, slice);
     // Leases that are over.
     note_due_looks(now, slice);
@@ -274,7 +277,9 @@ fn set_timer(ctx: Ctx, now: Now) {
     let overdue = rosters::with(|rosters| rosters.first_due()).filter(|at| *at < now.millis());
     let work = work.into_iter().chain(overdue).min();
     // While nothing may be written, a wait may end for want of time all the same.
-    let earliest = if may_write(ctx) { timer::THIS_TURN } else { now.millis().saturating_add(LOOK_AGAIN) };
+    let may_go_on =
+        may_write(ctx) || ctx.flags().role() == Role::Replica && books::with(|books| books.has_news_to_tell());
+    let earliest = if may_go_on { timer::THIS_TURN } else { now.millis().saturating_add(LOOK_AGAIN) };
     match work.map(|work| work.max(earliest)).into_iter().chain(timeout).min() {
         Some(next) if next <= now.millis() => timer::wake(ctx, Timer::Work, timer::THIS_TURN),
         Some(next) => timer::wake(ctx, Timer::Work, next),
@@ -288,7 +293,7 @@ pub fn event(ctx: Ctx, event: Event) {
         Event::ClientGone(client) => answering::client_gone(ctx, client),
         Event::TurnEnds => turn_ends(ctx),
         Event::RepliesSent => books::with(|books| {
-            books.owed.sent();
+            books.sent();
             books.looks.next_turn();
         }),
         Event::Flushed(db) => replaced(ctx, db),

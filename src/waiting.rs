@@ -7,9 +7,9 @@
 
 use crate::answering;
 use crate::books::confirmations::What;
-use crate::books::owed::{About, OnBehalf, Ticket};
-use crate::books::sessions::Claimed;
-use crate::books::{self, Answer, Asker, Outcome, Recipient, State, Terms, Undo};
+use crate::books::owed::{About, OnBehalf, Purpose, Ticket};
+use crate::books::sessions::{Cancelled, Claimed, Remains};
+use crate::books::{self, Answer, Asker, Books, Outcome, Recipient, State, Terms, Undo};
 use crate::config;
 use crate::confirming;
 use crate::holding;
@@ -22,7 +22,9 @@ use crate::server::reply::Replied;
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef, events};
 use crate::serving::{schedule_earlier, serve};
+use crate::stats::add;
 use crate::undo::roll_back;
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// How long a request may wait.
@@ -53,6 +55,8 @@ pub struct Request {
     pub client: u64,
     /// Whether that is a session.
     pub on_behalf: OnBehalf,
+    /// Whether it is for locks, or for a longer lease.
+    pub purpose: Purpose,
     /// For what.
     pub keys: Rc<[LockKey]>,
     /// For whom.
@@ -61,7 +65,7 @@ pub struct Request {
 
 impl Request {
     fn about(&self) -> About {
-        About { keys: self.keys.clone(), owner: self.owner.clone() }
+        About { keys: self.keys.clone(), owner: self.owner.clone(), purpose: self.purpose }
     }
 
     /// Blocks the client, or tells the session that the answer comes later; notes who is owed it.
@@ -99,7 +103,7 @@ pub fn wait(
         return Err("ERR this client can't be blocked".into());
     };
     let until = wait.until(now);
-    let Request { client, on_behalf, keys, owner } = request;
+    let Request { client, on_behalf, keys, owner, .. } = request;
     let ask = Asker { ticket, client, on_behalf, terms: *terms, arrived: now };
     let id = books::with(|books| {
         let id = books.queue.join(owner, keys.clone(), terms.request, now.millis(), until, ask);
@@ -182,44 +186,65 @@ pub fn repeated(ctx: Ctx, request: &Request, terms: &Terms, wait: Wait, now: Now
 /// back.
 pub fn cancel(ctx: Ctx, session: u64, owner: TextRef, key: LockKey, now: Now) -> bool {
     let name: Owner = owner.bytes().into();
-    let (ticket, undo, keys) = books::with(|books| {
-        let (ticket, undo, keys) = books.sessions.cancel(session, &name, &key);
-        let pending = ticket.and_then(|ticket| books.owed.take(ticket));
-        let Some(pending) = pending else { return (None, undo, keys) };
-        let mut keys = keys;
-        if let Recipient::Session { about, .. } = &pending.to {
-            books.sessions.waits_no_more(session, about);
-            keys = about.keys.clone();
+    let (undos, keys, waited) = books::with(|books| {
+        let Cancelled { tickets, granted_together } = books.sessions.cancel(session, &name, &key);
+        let mut keys: BTreeSet<LockKey> = granted_together.iter().flat_map(|keys| keys.iter().cloned()).collect();
+        keys.insert(key);
+        let mut undos = Vec::new();
+        for ticket in &tickets {
+            let (about, undo) = abandon(books, *ticket);
+            keys.extend(about.iter().flat_map(|about| about.keys.iter().cloned()));
+            undos.extend(undo);
         }
-        match pending.state {
-            State::Waiting(id) => {
-                if let Some(waiter) = books.queue.leave(id) {
-                    books.gave_up(&waiter);
-                }
-                (ticket, undo, keys)
-            }
-            State::Confirming(id) => (ticket, books.confirmations.abandon(id), keys),
-            _ => (ticket, undo, keys),
+        for key in &keys {
+            undos.extend(books.sessions.forget_events(session, &name, key));
         }
+        keys.extend(undos.iter().flat_map(Undo::keys));
+        (undos, keys, !tickets.is_empty())
     });
-    let mut any = ticket.is_some() || undo.is_some();
-    if let Some(undo) = undo {
-        roll_back(ctx, &undo, now);
-    }
-    for key in keys.iter() {
-        any |= ctx.in_db(key.db, |ctx| {
-            let key_name = Text::new(&key.name);
-            let Ok(mut lock) = Lock::look(ctx, key_name.as_text(), owner, now.millis()) else { return false };
-            if lock.own().is_none() {
-                return false;
-            }
-            holding::end(&mut lock, owner);
-            books::with(|books| books.agenda.note(key.clone(), Change::Freed));
-            true
-        });
+    let mut any = waited || !undos.is_empty();
+    undos.iter().for_each(|undo| roll_back(ctx, undo, now));
+    for key in &keys {
+        any |= ctx.in_db(key.db, |ctx| give_back(ctx, session, owner, key, now));
     }
     serve(ctx, now, Slice::of_command());
     any
+}
+
+/// Takes a session's request out of everything; what it was about, and what is to be taken back.
+fn abandon(books: &mut Books, ticket: Ticket) -> (Option<About>, Option<Undo>) {
+    let Some(pending) = books.owed.take(ticket) else { return (None, None) };
+    let about = match pending.to {
+        Recipient::Session { client, about } => {
+            books.sessions.waits_no_more(client, &about, ticket);
+            Some(about)
+        }
+        Recipient::Blocked { .. } => None,
+    };
+    let undo = match pending.state {
+        State::Waiting(id) => {
+            if let Some(waiter) = books.queue.leave(id) {
+                books.gave_up(&waiter);
+            }
+            None
+        }
+        State::Confirming(id) => books.confirmations.abandon(id),
+        _ => None,
+    };
+    (about, undo)
+}
+
+/// Releases what an owner holds, unless that is tied to another connection than this session; whether it did.
+fn give_back(ctx: Ctx, session: u64, owner: TextRef, key: &LockKey, now: Now) -> bool {
+    let name = Text::new(&key.name);
+    let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner, now.millis()) else { return false };
+    let tied_to = books::with(|books| books.ties.client_of(key.db, &key.name, owner.bytes()));
+    if lock.own().is_none() || tied_to.is_some_and(|client| client != session) {
+        return false;
+    }
+    holding::end(&mut lock, owner);
+    books::with(|books| books.agenda.note(key.clone(), Change::Freed));
+    true
 }
 
 /// Lets a session wait for its next events.
@@ -298,31 +323,25 @@ pub fn time_out(ctx: Ctx, now: Now, slice: Slice) {
 }
 
 /// Takes out what sessions that have ended leave: requests that wait, grants that they did not hear of.
-pub fn leave_ended(slice: Slice) {
+pub fn leave_ended(ctx: Ctx, now: Now, slice: Slice) {
     while !slice.is_over() {
-        let any = books::with(|books| {
-            let remains = books.sessions.next_remains()?;
-            match remains {
-                books::sessions::Remains::Grant(undo) => books.owed.undelivered.push_back(undo),
-                books::sessions::Remains::Wait(ticket) => match books.owed.take(ticket).map(|it| it.state) {
-                    Some(State::Waiting(id)) => {
-                        if let Some(waiter) = books.queue.leave(id) {
-                            books.gave_up(&waiter);
-                        }
-                    }
-                    Some(State::Confirming(id)) => {
-                        let undo = books.confirmations.abandon(id);
-                        books.owed.undelivered.extend(undo);
-                    }
-                    _ => {}
-                },
-            }
-            Some(())
-        });
-        if any.is_none() {
-            break;
-        }
+        let Some(undos) = books::with(next_of_ended) else { break };
+        add(|it| &mut it.grants_undelivered, undos.len() as u64);
+        undos.iter().for_each(|undo| roll_back(ctx, undo, now));
     }
+}
+
+/// The same on a replica, which takes nothing back.
+pub fn forget_ended(slice: Slice) {
+    while !slice.is_over() && books::with(next_of_ended).is_some() {}
+}
+
+/// Takes out one thing that a session which ended has left; what is to be taken back.
+fn next_of_ended(books: &mut Books) -> Option<Vec<Undo>> {
+    Some(match books.sessions.next_remains()? {
+        Remains::Grant(undo) => vec![undo],
+        Remains::Waits(tickets) => tickets.into_iter().filter_map(|ticket| abandon(books, ticket).1).collect(),
+    })
 }
 
 /// Refuses what sessions wait for, because this server is a replica now. (Clients that are blocked are told by the

@@ -34,8 +34,10 @@ fn renew(ctx: Ctx, id: TieId, tie: &Tie, now: Now) {
     let renewed = with_lock(ctx, tie, now, |lock, owner| {
         let own = held(lock, tie)?;
         let deadline = own.deadline.max(Deadline::after(now.millis(), tie.lease));
-        let undo = (tie.replicas > 0)
-            .then(|| undo::before_renewal(std::slice::from_ref(lock), owner, deadline).under(tie.token));
+        let undo = (tie.replicas > 0).then(|| {
+            let undo = undo::before_renewal(std::slice::from_ref(lock), (owner, tie.client), deadline);
+            undo.under(tie.token).without_promise()
+        });
         lock.update(owner, &own, &Hold { deadline, ..own });
         books::with(|books| books.ties.deadline_moved(id, deadline, now.millis()));
         Some(undo)
@@ -113,7 +115,7 @@ pub fn untie_retired(ctx: Ctx, slice: Slice) {
     if any {
         timer::wake_for_replies(ctx);
     }
-    if books::with(|books| books.ties.has_work()) {
+    if books::with(|books| books.ties.has_retired()) {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
 }

@@ -2,10 +2,11 @@
 
 use super::owed::Ticket;
 use super::{Answer, TieId, Undo};
-use crate::lock::Millis;
+use crate::lock::{Millis, Owner};
 use crate::server::clock::Now;
 use crate::server::replicas::{Offset, Progress};
-use std::collections::BTreeMap;
+use foldhash::HashMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// For so many ms after replicas were asked, every turn of the event loop is looked at for their answers, which takes
 /// some ten microseconds. Who has not answered by then is waited for by the millisecond.
@@ -61,6 +62,8 @@ pub enum Settled {
 pub struct Confirmations {
     next_id: u64,
     by_id: BTreeMap<u64, Confirmation>,
+    /// Those of each owner.
+    by_owner: HashMap<Owner, BTreeSet<u64>>,
     asked_at: Millis,
     /// Asked in this turn of the event loop: the question has not even been sent.
     asked_just_now: bool,
@@ -71,13 +74,31 @@ impl Confirmations {
     pub fn begin(&mut self, confirmation: Confirmation) -> ConfirmationId {
         let id = self.next_id;
         self.next_id = id.wrapping_add(1);
+        self.by_owner.entry(confirmation.undo.owner.clone()).or_default().insert(id);
         self.by_id.insert(id, confirmation);
         ConfirmationId(id)
     }
 
     /// Gives one up because nobody wants it any more; what has to be undone.
     pub fn abandon(&mut self, id: ConfirmationId) -> Option<Undo> {
-        self.by_id.remove(&id.0).map(|it| it.undo)
+        self.remove(id).map(|it| it.undo)
+    }
+
+    fn remove(&mut self, id: ConfirmationId) -> Option<Confirmation> {
+        let it = self.by_id.remove(&id.0)?;
+        if let Some(of_owner) = self.by_owner.get_mut(&it.undo.owner) {
+            of_owner.remove(&id.0);
+            if of_owner.is_empty() {
+                self.by_owner.remove(&it.undo.owner);
+            }
+        }
+        Some(it)
+    }
+
+    /// Lets all of them be somebody else's business; the next ones have other names.
+    pub fn retire(&mut self) -> Self {
+        let next_id = self.next_id;
+        std::mem::replace(self, Self { next_id, ..Self::default() })
     }
 
     /// How many are pending.
@@ -118,7 +139,7 @@ impl Confirmations {
 
     /// Takes one out that [`Confirmations::settled`] named.
     pub fn take(&mut self, id: ConfirmationId, progress: &Progress) -> Option<Settled> {
-        let it = self.by_id.remove(&id.0)?;
+        let it = self.remove(id)?;
         if it.is_confirmed(progress) {
             return Some(Settled::Confirmed(it));
         }
@@ -128,11 +149,16 @@ impl Confirmations {
 
     /// Takes out any one: this server decides nothing any more.
     pub fn take_any(&mut self) -> Option<Confirmation> {
-        self.by_id.pop_first().map(|(_, it)| it)
+        let id = *self.by_id.first_key_value()?.0;
+        self.remove(ConfirmationId(id))
     }
 
-    /// Something was taken back: what is pending and was built on it goes back to what was before it from now on.
-    pub fn rebase(&mut self, undo: &Undo) {
-        self.by_id.values_mut().for_each(|later| later.undo.rebase(undo));
+    /// Lends the ways back from what an owner waits to have confirmed.
+    pub fn of_owner(&mut self, owner: &[u8], mut work: impl FnMut(&mut Undo)) {
+        for id in self.by_owner.get(owner).into_iter().flatten() {
+            if let Some(it) = self.by_id.get_mut(id) {
+                work(&mut it.undo);
+            }
+        }
     }
 }

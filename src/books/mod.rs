@@ -53,6 +53,7 @@ pub struct Books {
     pub sweep: Sweep,
     /// What this server decided nothing about before its role changed.
     pub undecided: Undecided,
+    undos: u64,
 }
 
 /// What of a lock has expired.
@@ -103,7 +104,7 @@ impl Books {
     pub fn end(&mut self, ticket: owed::Ticket, outcome: Outcome, now: Now) -> Delivery {
         let outcome = match self.owed.end(ticket, outcome, now) {
             owed::Ended::Reply => return Delivery::Due,
-            owed::Ended::Event(session, about, outcome) => match self.sessions.tell(session, about, outcome) {
+            owed::Ended::Event(session, about, outcome) => match self.sessions.tell(session, ticket, about, outcome) {
                 Ok(()) => {
                     self.call_reader(session);
                     return Delivery::Due;
@@ -128,6 +129,59 @@ impl Books {
     pub fn untied(&mut self, tie: &Tie, why: Why) {
         self.sessions.untied(tie, why);
         self.call_reader(tie.client);
+    }
+
+    /// Lends the ways back from whatever an owner was given of a lock and has not been told yet.
+    fn outstanding(&mut self, hold: (i32, &[u8], &[u8]), mut work: impl FnMut(&mut Undo)) {
+        let (db, name, owner) = hold;
+        let mut of_hold = |undo: &mut Undo| {
+            if undo.db() == db && *undo.owner == *owner {
+                work(undo);
+            }
+        };
+        self.sessions.unread_grants(name, owner, &mut of_hold);
+        self.owed.undos(&mut of_hold);
+        self.confirmations.of_owner(owner, &mut of_hold);
+    }
+
+    /// An owner is being told that it holds a lock: so many holds at least. They stay, whatever is taken back.
+    pub fn acknowledge(&mut self, hold: (i32, &[u8], &[u8]), holds: u64) {
+        self.outstanding(hold, |undo| undo.acknowledge(hold.1, holds));
+    }
+
+    /// So many holds of a lock are promised to its owner by what came after `serial`.
+    pub fn promised(&mut self, hold: (i32, &[u8], &[u8]), serial: u64) -> u64 {
+        let mut most = 0;
+        self.outstanding(hold, |undo| {
+            if undo.serial > serial {
+                most = most.max(undo.promised(hold.1));
+            }
+        });
+        most
+    }
+
+    /// So many holds of a step of what was given under `serial` were taken back: what came after it is to know.
+    pub fn rebase(&mut self, hold: (i32, &[u8], &[u8]), serial: u64, gone: &Step, taken: u64) {
+        self.outstanding(hold, |undo| {
+            if undo.serial > serial {
+                undo.rebase(gone, taken);
+            }
+        });
+    }
+
+    /// What was written in the turn of the event loop before is on the network.
+    pub fn sent(&mut self) {
+        for undo in self.owed.sent() {
+            for step in &undo.steps {
+                self.acknowledge((undo.db(), &step.name, &undo.owner), step.promised_before());
+            }
+        }
+    }
+
+    /// Names the way back from a grant or renewal; later ones are greater.
+    pub fn next_undo(&mut self) -> u64 {
+        self.undos = self.undos.wrapping_add(1);
+        self.undos
     }
 
     /// Lets the reader of a mailbox have what has come.
@@ -169,19 +223,36 @@ impl Books {
             && self.expired.is_empty()
             && self.searches.is_empty()
             && self.sweep.is_over()
-            && !self.ties.has_work()
-            && !self.sessions.has_departed())
+            && !self.ties.has_work())
+            || self.has_news_to_tell()
+    }
+
+    /// Whether there is something to do at once that writes nothing.
+    pub fn has_news_to_tell(&self) -> bool {
+        let undecided = self.undecided.waiters.is_some() || !self.undecided.confirmations.is_empty();
+        undecided || self.ties.has_retired() || self.sessions.has_departed()
+    }
+
+    /// What a replica has to do of what only a master does: nothing.
+    pub fn forget_changes(&mut self) {
+        self.owed.undelivered.clear();
+        self.expired.clear();
+        self.agenda = Agenda::default();
+    }
+
+    /// Whether anything would be lost with the module: somebody waits or has not been told, or a hold is tied.
+    pub fn are_in_use(&self) -> bool {
+        let (_, _, unread) = self.sessions.sizes();
+        !(self.queue.is_empty() && self.confirmations.is_empty() && self.ties.is_empty()) || unread > 0
     }
 
     /// This server decides nothing any more, or began to: what was to be done is another's business.
     pub fn forget_work(&mut self) {
-        self.owed.undelivered.clear();
-        self.expired.clear();
-        self.agenda = Agenda::default();
+        self.forget_changes();
         self.looks = Looks::default();
         self.sweep = Sweep::default();
         let waiters = (!self.queue.is_empty()).then(|| (WaiterId(0), self.queue.next_id()));
-        self.undecided = Undecided { waiters, confirmations: std::mem::take(&mut self.confirmations) };
+        self.undecided = Undecided { waiters, confirmations: self.confirmations.retire() };
         self.ties.retire_all();
     }
 }

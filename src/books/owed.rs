@@ -70,6 +70,17 @@ pub struct About {
     pub keys: Rc<[LockKey]>,
     /// Its owner.
     pub owner: Owner,
+    /// What it asks for.
+    pub purpose: Purpose,
+}
+
+/// What a session's request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A lock, or several: while it waits, the same request again is the same request.
+    Acquire,
+    /// A longer lease for what is held.
+    Renew,
 }
 
 /// How a request ends that was not answered at once.
@@ -232,9 +243,22 @@ impl<B> Owed<B> {
         self.sending.push((client, undo));
     }
 
-    /// What was written has been handed to the network.
-    pub fn sent(&mut self) {
-        self.sending.clear();
+    /// What was written has been handed to the network. Those of it that re-entered what may yet be taken back.
+    pub fn sent(&mut self) -> Vec<Undo> {
+        self.sending.drain(..).map(|(_, undo)| undo).filter(Undo::is_re_entry).collect()
+    }
+
+    /// Lends the ways back from all grants that are being told, or could not be.
+    pub fn undos(&mut self, mut work: impl FnMut(&mut Undo)) {
+        self.undelivered.iter_mut().for_each(&mut work);
+        self.sending.iter_mut().for_each(|(_, undo)| work(undo));
+        for ticket in &self.ending {
+            if let Some(Pending { state: State::Ending(Outcome::Granted(_, undo), _), .. }) =
+                self.pending.get_mut(ticket)
+            {
+                work(undo);
+            }
+        }
     }
 
     /// A connection has ended: what was written for it never arrived. How many grants that were.

@@ -4,11 +4,13 @@
 //! A connection is a session from the moment on in which it is named as one or reads its mailbox; before that, nothing
 //! is kept for it.
 
-use super::owed::{About, Ticket};
+use super::owed::{About, Purpose, Ticket};
 use super::{Answer, Outcome, Tie, Undo};
 use crate::lock::{LockKey, Owner, Token};
 use foldhash::HashMap;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::btree_map::Entry;
+use std::collections::hash_map::IntoValues;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 /// So many cancelled owners are remembered for each session, and so many grants of several keys.
@@ -76,20 +78,51 @@ type Claim = (Owner, LockKey);
 
 #[derive(Debug, Default)]
 struct Session {
-    /// What waits on its behalf.
+    /// The locks that are waited for on its behalf.
     waits: HashMap<Claim, Ticket>,
+    /// The renewals that are being confirmed.
+    renewals: BTreeMap<Claim, BTreeSet<Ticket>>,
     /// How many requests those are: one may name several keys.
     requests: usize,
     /// Events that it has not read, in order.
     mail: BTreeMap<u64, Letter>,
-    /// Where in the mail the grants are that it has not read.
-    unread_grants: HashMap<Claim, u64>,
     next_letter: u64,
     /// The client, blocked, that waits for the next event.
     reader: Option<Ticket>,
     cancelled: Newest<Claim, ()>,
     /// The other keys of what was granted together.
     granted_together: Newest<Claim, Rc<[LockKey]>>,
+}
+
+/// Where the events are that have not been read: of an owner and the name of a lock, by session and place in its mail.
+///
+/// One index for all sessions, for an owner may hear over one connection of what another one has not read.
+#[derive(Debug, Default)]
+struct Unread(HashMap<(Owner, Rc<[u8]>), BTreeSet<(u64, u64)>>);
+
+impl Unread {
+    fn add(&mut self, event: &Event, client: u64, at: u64) {
+        for key in event.keys.iter() {
+            self.0.entry((event.owner.clone(), key.name.clone())).or_default().insert((client, at));
+        }
+    }
+
+    fn remove(&mut self, event: &Event, client: u64, at: u64) {
+        for key in event.keys.iter() {
+            let name = (event.owner.clone(), key.name.clone());
+            if let Some(places) = self.0.get_mut(&name) {
+                places.remove(&(client, at));
+                if places.is_empty() {
+                    self.0.remove(&name);
+                }
+            }
+        }
+    }
+
+    fn of(&self, owner: &[u8], name: &[u8]) -> impl Iterator<Item = (u64, u64)> {
+        let places = if self.0.is_empty() { None } else { self.0.get(&(Rc::from(owner), Rc::from(name))) };
+        places.into_iter().flatten().copied()
+    }
 }
 
 /// A map that keeps what was put into it last.
@@ -108,7 +141,7 @@ impl<K, V> Default for Newest<K, V> {
 impl<K: Clone + Eq + std::hash::Hash, V> Newest<K, V> {
     fn insert(&mut self, key: K, value: V) {
         if self.map.insert(key.clone(), value).is_some() {
-            return;
+            self.order.retain(|it| *it != key); // Some microseconds, and rare.
         }
         self.order.push_back(key);
         if self.order.len() > REMEMBERED
@@ -124,16 +157,18 @@ impl<K: Clone + Eq + std::hash::Hash, V> Newest<K, V> {
 pub struct Sessions {
     by_client: HashMap<u64, Session>,
     departed: VecDeque<Departed>,
+    unread: Unread,
     waits: usize,
-    unread: usize,
+    letters: usize,
 }
 
 /// What a session that has ended leaves: gone through piece by piece, for there may be a hundred thousand.
 #[derive(Debug)]
 struct Departed {
-    mail: std::collections::btree_map::IntoValues<u64, Letter>,
-    waits: std::collections::hash_map::IntoValues<Claim, Ticket>,
-    grants: std::collections::hash_map::IntoValues<Claim, u64>,
+    client: u64,
+    mail: BTreeMap<u64, Letter>,
+    waits: IntoValues<Claim, Ticket>,
+    renewals: std::collections::btree_map::IntoValues<Claim, BTreeSet<Ticket>>,
 }
 
 /// What a session has of an owner's request for a key.
@@ -147,11 +182,20 @@ pub enum Claimed {
     Cancelled,
 }
 
+/// What there is of an owner's requests that are given up.
+#[derive(Debug, Default)]
+pub struct Cancelled {
+    /// Those that wait, or are being confirmed.
+    pub tickets: Vec<Ticket>,
+    /// All keys that were granted together with the one that was named.
+    pub granted_together: Option<Rc<[LockKey]>>,
+}
+
 /// What a session that ended leaves to be done.
 #[derive(Debug)]
 pub enum Remains {
-    /// This request waits no more.
-    Wait(Ticket),
+    /// These requests wait no more.
+    Waits(BTreeSet<Ticket>),
     /// This grant was never heard of.
     Grant(Undo),
 }
@@ -174,7 +218,7 @@ impl Sessions {
 
     /// How many sessions there are, how many requests wait on their behalf, and how many events are unread.
     pub fn sizes(&self) -> (usize, usize, usize) {
-        (self.by_client.len(), self.waits, self.unread)
+        (self.by_client.len(), self.waits, self.letters)
     }
 
     /// What a session has of an owner's request for any of `keys`: of the first for which it has something.
@@ -195,23 +239,35 @@ impl Sessions {
     pub fn waits(&mut self, client: u64, about: &About, ticket: Ticket) {
         let Some(session) = self.by_client.get_mut(&client) else { return };
         for key in about.keys.iter() {
-            session.waits.insert((about.owner.clone(), key.clone()), ticket);
+            let claim = (about.owner.clone(), key.clone());
+            match about.purpose {
+                Purpose::Acquire => drop(session.waits.insert(claim, ticket)),
+                Purpose::Renew => drop(session.renewals.entry(claim).or_default().insert(ticket)),
+            }
         }
         session.requests = session.requests.saturating_add(1);
         self.waits = self.waits.saturating_add(1);
     }
 
     /// A request waits no more on behalf of a session.
-    pub fn waits_no_more(&mut self, client: u64, about: &About) {
+    pub fn waits_no_more(&mut self, client: u64, about: &About, ticket: Ticket) {
         let Some(session) = self.by_client.get_mut(&client) else { return };
-        let mut any = false;
         for key in about.keys.iter() {
-            any |= session.waits.remove(&(about.owner.clone(), key.clone())).is_some();
+            let claim = (about.owner.clone(), key.clone());
+            match about.purpose {
+                Purpose::Acquire => drop(session.waits.remove(&claim)),
+                Purpose::Renew => {
+                    if let Entry::Occupied(mut tickets) = session.renewals.entry(claim) {
+                        tickets.get_mut().remove(&ticket);
+                        if tickets.get().is_empty() {
+                            tickets.remove();
+                        }
+                    }
+                }
+            }
         }
-        if any {
-            session.requests = session.requests.saturating_sub(1);
-            self.waits = self.waits.saturating_sub(1);
-        }
+        session.requests = session.requests.saturating_sub(1);
+        self.waits = self.waits.saturating_sub(1);
     }
 
     /// Tells a session how a request of it ended.
@@ -219,12 +275,12 @@ impl Sessions {
     /// # Errors
     ///
     /// The outcome, if there is no such session any more.
-    pub fn tell(&mut self, client: u64, about: About, outcome: Outcome) -> Result<(), Outcome> {
-        self.waits_no_more(client, &about);
+    pub fn tell(&mut self, client: u64, ticket: Ticket, about: About, outcome: Outcome) -> Result<(), Outcome> {
+        self.waits_no_more(client, &about, ticket);
         if !self.is_open(client) {
             return Err(outcome);
         }
-        let About { keys, owner } = about;
+        let About { keys, owner, .. } = about;
         match outcome {
             Outcome::Granted(Answer::Token(token), undo) => {
                 self.granted(client, &owner, &keys);
@@ -268,13 +324,31 @@ impl Sessions {
         let Some(session) = self.by_client.get_mut(&client) else { return };
         let at = session.next_letter;
         session.next_letter = at.wrapping_add(1);
-        if undo.is_some() {
-            for key in event.keys.iter() {
-                session.unread_grants.insert((event.owner.clone(), key.clone()), at);
+        self.unread.add(&event, client, at);
+        session.mail.insert(at, (event, undo));
+        self.letters = self.letters.saturating_add(1);
+    }
+
+    /// Takes an event out that has not been read.
+    fn take(&mut self, client: u64, at: u64) -> Option<Letter> {
+        let letter = self.by_client.get_mut(&client)?.mail.remove(&at)?;
+        self.unread.remove(&letter.0, client, at);
+        self.letters = self.letters.saturating_sub(1);
+        Some(letter)
+    }
+
+    /// Lends the ways back from what an owner was given of a lock of this name and has not read, on behalf of whatever
+    /// session.
+    pub fn unread_grants(&mut self, name: &[u8], owner: &[u8], mut work: impl FnMut(&mut Undo)) {
+        for (client, at) in self.unread.of(owner, name) {
+            let mail = match self.by_client.get_mut(&client) {
+                Some(session) => Some(&mut session.mail),
+                None => self.departed.iter_mut().find(|it| it.client == client).map(|it| &mut it.mail),
+            };
+            if let Some((_, Some(undo))) = mail.and_then(|mail| mail.get_mut(&at)) {
+                work(undo);
             }
         }
-        session.mail.insert(at, (event, undo));
-        self.unread = self.unread.saturating_add(1);
     }
 
     /// Notes which keys an owner was granted together on behalf of a session.
@@ -290,16 +364,8 @@ impl Sessions {
 
     /// The next event that a session has not read, and the way back from it until it is on the network.
     pub fn read(&mut self, client: u64) -> Option<Letter> {
-        let session = self.by_client.get_mut(&client)?;
-        let (at, letter) = session.mail.pop_first()?;
-        self.unread = self.unread.saturating_sub(1);
-        for key in letter.0.keys.iter().filter(|_| letter.1.is_some()) {
-            let claim = (letter.0.owner.clone(), key.clone());
-            if session.unread_grants.get(&claim) == Some(&at) {
-                session.unread_grants.remove(&claim);
-            }
-        }
-        Some(letter)
+        let (first, _) = self.by_client.get(&client)?.mail.first_key_value()?;
+        self.take(client, *first)
     }
 
     /// How many events a session has not read.
@@ -326,29 +392,29 @@ impl Sessions {
         if session.mail.is_empty() { None } else { session.reader.take() }
     }
 
-    /// Cancels an owner's requests for a key on behalf of a session, those too that are yet to come. What of it waits,
-    /// the way back from a grant that was not read, and all keys that were asked for together.
-    pub fn cancel(
-        &mut self,
-        client: u64,
-        owner: &Owner,
-        key: &LockKey,
-    ) -> (Option<Ticket>, Option<Undo>, Rc<[LockKey]>) {
-        let just_this = || Rc::from([key.clone()]);
-        let Some(session) = self.by_client.get_mut(&client) else { return (None, None, just_this()) };
+    /// Cancels an owner's requests for a key on behalf of a session, those too that are yet to come. What there is of
+    /// them.
+    pub fn cancel(&mut self, client: u64, owner: &Owner, key: &LockKey) -> Cancelled {
         let claim = (owner.clone(), key.clone());
-        let waits = session.waits.get(&claim).copied();
-        let letter = session.unread_grants.get(&claim).copied().and_then(|at| session.mail.remove(&at));
-        let together = session.granted_together.map.get(&claim).cloned();
-        session.cancelled.insert(claim, ());
-        let Some((event, undo)) = letter else {
-            return (waits, None, together.unwrap_or_else(just_this));
+        let Some(session) = self.by_client.get_mut(&client) else { return Cancelled::default() };
+        let renewals = session.renewals.get(&claim).into_iter().flatten();
+        let cancelled = Cancelled {
+            tickets: session.waits.get(&claim).into_iter().chain(renewals).copied().collect(),
+            granted_together: session.granted_together.map.get(&claim).cloned(),
         };
-        self.unread = self.unread.saturating_sub(1);
-        for key in event.keys.iter() {
-            session.unread_grants.remove(&(owner.clone(), key.clone()));
-        }
-        (waits, undo, event.keys)
+        session.cancelled.insert(claim, ());
+        cancelled
+    }
+
+    /// Takes out the events that a session has not read of what was asked for an owner and a key; the ways back from
+    /// those that are grants.
+    pub fn forget_events(&mut self, client: u64, owner: &Owner, key: &LockKey) -> Vec<Undo> {
+        let places: Vec<(u64, u64)> = self.unread.of(owner, &key.name).filter(|(of, _)| *of == client).collect();
+        let undos = places.into_iter().filter_map(|(_, at)| {
+            let (event, _) = self.by_client.get(&client)?.mail.get(&at)?;
+            if event.keys.contains(key) { self.take(client, at)?.1 } else { None }
+        });
+        undos.collect()
     }
 
     /// A connection has ended, and the session with it; whether it was one. What it leaves is to be taken out by
@@ -356,12 +422,10 @@ impl Sessions {
     pub fn client_gone(&mut self, client: u64) -> bool {
         let Some(session) = self.by_client.remove(&client) else { return false };
         self.waits = self.waits.saturating_sub(session.requests);
-        self.unread = self.unread.saturating_sub(session.mail.len());
-        self.departed.push_back(Departed {
-            mail: session.mail.into_values(),
-            waits: session.waits.into_values(),
-            grants: session.unread_grants.into_values(),
-        });
+        self.letters = self.letters.saturating_sub(session.mail.len());
+        let Session { mail, waits, renewals, .. } = session;
+        let (waits, renewals) = (waits.into_values(), renewals.into_values());
+        self.departed.push_back(Departed { client, mail, waits, renewals });
         true
     }
 
@@ -374,14 +438,16 @@ impl Sessions {
     pub fn next_remains(&mut self) -> Option<Remains> {
         loop {
             let departed = self.departed.front_mut()?;
-            departed.grants.next();
-            if let Some((_, undo)) = departed.mail.next() {
+            if let Some((at, (event, undo))) = departed.mail.pop_first() {
+                self.unread.remove(&event, departed.client, at);
                 if let Some(undo) = undo {
                     return Some(Remains::Grant(undo));
                 }
             } else if let Some(ticket) = departed.waits.next() {
-                return Some(Remains::Wait(ticket));
-            } else if departed.grants.next().is_none() {
+                return Some(Remains::Waits([ticket].into()));
+            } else if let Some(tickets) = departed.renewals.next() {
+                return Some(Remains::Waits(tickets));
+            } else {
                 self.departed.pop_front();
             }
         }

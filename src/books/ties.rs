@@ -54,8 +54,9 @@ pub struct Tie {
     due: Option<Millis>,
 }
 
-/// The number of a database, shared by all ties of it: `SWAPDB` changes it for all of them at once.
-type Home = Rc<Cell<i32>>;
+/// The number of a database, shared by all that is tied or may be taken back in it: `SWAPDB` changes it for all of them
+/// at once.
+pub type Home = Rc<Cell<i32>>;
 
 /// Whether replicas are being asked about a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,7 +187,7 @@ impl Ties {
             tying.watchdog |= before.tying.watchdog;
             tying.ephemeral |= before.tying.ephemeral;
         }
-        let home = self.homes.entry(new.key.db).or_insert_with(|| Rc::new(Cell::new(new.key.db))).clone();
+        let home = self.home(new.key.db);
         let tie = Tie {
             client: new.client,
             tying,
@@ -202,6 +203,11 @@ impl Ties {
         };
         self.add(tie, now);
         before.filter(|it| !same_hold(it))
+    }
+
+    /// The database of this number, for what is to follow it when it changes places with another.
+    pub fn home(&mut self, db: i32) -> Home {
+        self.homes.entry(db).or_insert_with(|| Rc::new(Cell::new(db))).clone()
     }
 
     /// Puts back a tie from before something that is being undone.
@@ -238,6 +244,11 @@ impl Ties {
     /// Whether any hold of a lock is tied.
     pub fn is_tied(&self, db: i32, name: &[u8]) -> bool {
         self.live.by_hold.get(db, name).is_some()
+    }
+
+    /// The connection that a hold of `owner` is tied to, whatever its token.
+    pub fn client_of(&self, db: i32, name: &[u8], owner: &[u8]) -> Option<u64> {
+        Some(self.get(self.id(db, name, owner)?)?.client)
     }
 
     /// Forgets the tie of a hold; gives it back if there was one.
@@ -320,6 +331,11 @@ impl Ties {
     /// Whether there is something to do at once.
     pub fn has_work(&self) -> bool {
         !(self.ended.is_empty() && self.retired.is_empty() && self.doubtful.is_empty())
+    }
+
+    /// Whether there are ties that ended with this server's role.
+    pub fn has_retired(&self) -> bool {
+        !self.retired.is_empty()
     }
 
     /// How many holds are tied.

@@ -1,16 +1,21 @@
 //! What is to be undone if a grant or a renewal does not come about after all.
 
 use super::Tie;
+use super::ties::Home;
 use crate::lock::{Deadline, Hold, LockKey, Millis, Owner, Token};
 use std::rc::Rc;
 
 /// The way back from a grant or a renewal: what it changed, lock by lock.
 #[derive(Clone, Debug)]
 pub struct Undo {
-    /// Of the locks, when it was made.
-    pub db: i32,
+    /// Later ones are greater.
+    pub serial: u64,
+    /// The database of the locks: it follows them when databases change places.
+    pub home: Home,
     /// Whose hold it is.
     pub owner: Owner,
+    /// The connection on whose behalf it was granted or renewed: what tied it may go with it.
+    pub client: u64,
     /// One for each lock.
     pub steps: Vec<Step>,
 }
@@ -26,6 +31,29 @@ pub struct Step {
     pub tie_before: Option<Tie>,
     /// What the owner has now.
     pub given: Hold,
+    /// So many holds its answer promises, whatever else is taken back.
+    pub promised: u64,
+    /// So many of the holds the owner was told of in another way: they stay.
+    pub told: u64,
+}
+
+impl Step {
+    /// So many of the holds from before its answer promises as well: of its own it speaks anyway.
+    pub fn promised_before(&self) -> u64 {
+        promised_before(self.promised, self.before.map_or(0, |before| before.holds), self.given.holds)
+    }
+
+    /// How many holds are to be taken back.
+    pub fn added(&self) -> u64 {
+        self.given.holds.saturating_sub(self.before.map_or(0, |before| before.holds).max(self.told))
+    }
+}
+
+/// So many of `before` holds the answer to a request speaks of that promises so many and made them `given`.
+///
+/// Examples: one more hold than there were says nothing of those; `HOLDS 1` where there was 1 promises that one.
+pub fn promised_before(promised: u64, before: u64, given: u64) -> u64 {
+    promised.saturating_sub(given.saturating_sub(before))
 }
 
 impl Undo {
@@ -46,25 +74,38 @@ impl Undo {
         self
     }
 
-    /// `earlier`, on which this was built, has been taken back.
+    /// `gone`, on which this may have been built, has been taken back: `taken` of its holds. If that is less than it had
+    /// added, then because this one promises them, which takes them back instead if it has to.
     ///
-    /// An example: a hold of 1 until 100; a re-entry (`earlier`: 2 until 200) and another one (`self`: 3 until 300),
-    /// neither of them confirmed. When `earlier` is taken back the hold is 2 until 300, and taking `self` back must
+    /// An example: a hold of 1 until 100; a re-entry (`gone`: 2 until 200) and another one (`self`: 3 until 300),
+    /// neither of them confirmed. When `gone` is taken back the hold is 2 until 300, and taking `self` back must
     /// then lead to 1 until 100: so `before` becomes 1 until 100 and `given` 2 until 300.
-    pub fn rebase(&mut self, earlier: &Self) {
-        if (self.db, &self.owner) != (earlier.db, &earlier.owner) {
-            return;
+    pub fn rebase(&mut self, gone: &Step, taken: u64) {
+        let Some(step) = self.steps.iter_mut().find(|step| step.name == gone.name) else { return };
+        let Some(before) = &mut step.before else { return };
+        if let Some(first) = gone.before
+            && before.deadline == gone.given.deadline
+        {
+            before.deadline = first.deadline;
         }
-        for step in &mut self.steps {
-            let Some(gone) = earlier.steps.iter().find(|gone| gone.name == step.name) else { continue };
-            let (Some(before), Some(first)) = (&mut step.before, &gone.before) else { continue };
-            if before.deadline == gone.given.deadline {
-                before.deadline = first.deadline;
-            }
-            let added = gone.given.holds.saturating_sub(first.holds);
-            before.holds = before.holds.saturating_sub(added);
-            step.given.holds = step.given.holds.saturating_sub(added);
-        }
+        before.holds = before.holds.saturating_sub(gone.added());
+        step.given.holds = step.given.holds.saturating_sub(taken);
+    }
+
+    /// It is answered to nobody.
+    pub fn without_promise(mut self) -> Self {
+        self.steps.iter_mut().for_each(|step| step.promised = 0);
+        self
+    }
+
+    /// So many holds of the lock `name` its answer promises.
+    pub fn promised(&self, name: &[u8]) -> u64 {
+        self.steps.iter().find(|step| *step.name == *name).map_or(0, |step| step.promised)
+    }
+
+    /// Whether it may have been built on another one.
+    pub fn is_re_entry(&self) -> bool {
+        self.steps.iter().any(|step| step.before.is_some())
     }
 
     /// The earliest deadline from before, if there was one: the one that replicas know for certain.
@@ -73,8 +114,24 @@ impl Undo {
         before.filter_map(|deadline| if let Deadline::At(at) = deadline { Some(at) } else { None }).min()
     }
 
+    /// The database of the locks.
+    pub fn db(&self) -> i32 {
+        self.home.get()
+    }
+
     /// The locks.
     pub fn keys(&self) -> impl Iterator<Item = LockKey> {
-        self.steps.iter().map(|step| LockKey { db: self.db, name: step.name.clone() })
+        let db = self.db();
+        self.steps.iter().map(move |step| LockKey { db, name: step.name.clone() })
+    }
+
+    /// The owner has been told in another way that it holds a lock: so many holds stay, or as many as there were.
+    ///
+    /// An example: a request is granted, its connection breaks before the answer is read, and the same request comes
+    /// over another connection, is found to be a re-entry and answered. Then the first one takes nothing back.
+    pub fn acknowledge(&mut self, name: &[u8], holds: u64) {
+        for step in self.steps.iter_mut().filter(|step| *step.name == *name) {
+            step.told = step.told.max(holds).min(step.given.holds);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! `LOCK.ACQUIRE` and the way of a request that may wait, which `LOCK.MACQUIRE` shares.
 
 use super::args::{self, Options, Word};
-use crate::books::owed::OnBehalf;
+use crate::books::owed::{OnBehalf, Purpose};
 use crate::books::{self, Answer, Terms};
 use crate::holding::{self, Grantee};
 use crate::keyspace::Lock;
@@ -122,8 +122,14 @@ impl<'a> Asking<'a> {
     fn grant(&self, locks: &mut [Lock], decisions: &[Decision]) -> Result<Replied, String> {
         let Self { ctx, now, .. } = *self;
         let replicas = self.terms.replicas;
-        let undo = (replicas > 0).then(|| undo::before_grant(locks, decisions, self.owner));
         let grantee = Grantee { owner: self.owner, client: self.client, terms: &self.terms };
+        let undo = (replicas > 0).then(|| undo::before_grant(locks, decisions, grantee));
+        if undo.is_none() {
+            locks
+                .iter()
+                .zip(decisions)
+                .for_each(|(lock, decision)| undo::acknowledge_re_entry(lock, decision, grantee));
+        }
         let token = holding::grant(locks, decisions, grantee, now);
         count(|it| &mut it.granted_at_once);
         if undo.is_none() && (self.on_behalf == OnBehalf::Itself || locks.len() == 1) {
@@ -163,6 +169,7 @@ impl<'a> Asking<'a> {
     fn request(&self, names: &[TextRef]) -> Request {
         let db = self.ctx.db();
         let keys: Rc<[LockKey]> = names.iter().map(|name| LockKey::new(db, name.bytes())).collect();
-        Request { client: self.client, on_behalf: self.on_behalf, keys, owner: self.owner.bytes().into() }
+        let (client, on_behalf, owner) = (self.client, self.on_behalf, self.owner.bytes().into());
+        Request { client, on_behalf, purpose: Purpose::Acquire, keys, owner }
     }
 }

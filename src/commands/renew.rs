@@ -2,6 +2,7 @@
 
 use super::args::{self, Options, Word};
 use crate::answering;
+use crate::books::owed::Purpose;
 use crate::books::{Answer, Terms, Undo};
 use crate::holding::{self, Grantee, look_all};
 use crate::keyspace::{self, Lock};
@@ -81,9 +82,15 @@ pub(super) fn renew_all(
         })
     });
     let Some(answer) = answer(tokens) else { return Ok(ctx.reply_null()) };
-    let Some(undo) = undo else { return Ok(answering::reply(ctx, &answer)) };
+    let Some(undo) = undo else {
+        for lock in &locks {
+            let holds = lock.own().map_or(0, |own| own.holds);
+            undo::acknowledge(lock, owner, holds);
+        }
+        return Ok(answering::reply(ctx, &answer));
+    };
     let keys = names.iter().map(|name| LockKey::new(ctx.db(), name.bytes())).collect();
-    let request = Request { client, on_behalf, keys, owner: owner.bytes().into() };
+    let request = Request { client, on_behalf, purpose: Purpose::Renew, keys, owner: owner.bytes().into() };
     waiting::confirm(ctx, &request, names, answer, undo, options.replicas, now)
 }
 
@@ -115,5 +122,5 @@ fn deadline(terms: &Terms, now: Now) -> Deadline {
 /// The way back from a renewal of `locks` that is about to be made, if it needs replicas.
 fn way_back(locks: &[Lock], grantee: Grantee, now: Now) -> Option<Undo> {
     let needed = grantee.terms.replicas > 0;
-    needed.then(|| undo::before_renewal(locks, grantee.owner, deadline(grantee.terms, now)))
+    needed.then(|| undo::before_renewal(locks, (grantee.owner, grantee.client), deadline(grantee.terms, now)))
 }

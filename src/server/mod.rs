@@ -31,6 +31,7 @@ pub mod acl;
 pub mod blocked;
 pub mod callbacks;
 pub mod clock;
+pub mod cluster;
 pub mod commands;
 pub mod config;
 pub mod ctx;
@@ -63,7 +64,8 @@ pub fn complete() -> bool {
     all!(
         RedisModule_ACLCheckCommandPermissions RedisModule_ACLCheckKeyPermissions
         RedisModule_AvoidReplicaTraffic RedisModule_BlockClientOnKeys RedisModule_Call
-        RedisModule_CallReplyArrayElement RedisModule_CallReplyInteger RedisModule_CallReplyLength RedisModule_CloseKey
+        RedisModule_CallReplyArrayElement RedisModule_CallReplyInteger RedisModule_CallReplyLength
+        RedisModule_CallReplyStringPtr RedisModule_CallReplyType RedisModule_CloseKey
         RedisModule_CreateCommand RedisModule_CreateString RedisModule_CreateStringFromCallReply RedisModule_CreateStringFromLongLong
         RedisModule_CreateTimer RedisModule_DeleteKey RedisModule_EventLoopAddOneShot
         RedisModule_FreeCallReply RedisModule_FreeModuleUser RedisModule_FreeServerInfo RedisModule_FreeString RedisModule_GetAbsExpire
@@ -103,10 +105,10 @@ pub fn load(context: &Context, args: &[RedisString], start: fn(Ctx, &[TextRef]) 
     if start(ctx, &args) { Status::Ok } else { Status::Err }
 }
 
-/// Stops the module from what the server hands over when it unloads it; refuses in the rare moment in which the server
-/// is about to call it.
-pub fn unload(context: &Context, stop: fn(Ctx)) -> Status {
-    if events::is_called_back() {
+/// Stops the module from what the server hands over when it unloads it; refuses while it is needed, and in the rare
+/// moment in which the server is about to call it.
+pub fn unload(context: &Context, is_needed: fn() -> bool, stop: fn(Ctx)) -> Status {
+    if is_needed() || events::is_called_back() {
         return Status::Err;
     }
     // SAFETY: the context lives for the call.

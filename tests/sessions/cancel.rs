@@ -117,12 +117,11 @@ fn one_that_was_granted_and_told() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    let mut next = Waiter::sending(&server, "PING");
     client.take("LOCK.ACQUIRE key holder");
     session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0 WATCHDOG");
     client.order("LOCK.RELEASE key holder");
     session.event().token_of(&["key"], "owner");
-    next = Waiter::on(next.raw, &server, "LOCK.ACQUIRE key next WAIT 0");
+    let mut next = Waiter::start(&server, "key", "next");
     assert_eq!(session.cancel(&mut client, "key", "owner"), 1);
     next.token();
     is_given_up(&server, &mut session, "key", "owner");

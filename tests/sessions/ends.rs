@@ -198,10 +198,10 @@ fn many_waits_and_holds_end_together() {
     let session = Session::open(&server);
     let each = |line: &str| (0..MANY).map(|number| line.replace('?', &number.to_string())).collect::<Vec<_>>();
     client.say_all(&each("LOCK.ACQUIRE wanted-? holder LEASE 600000"));
-    client.say_all(&each(&session.naming("LOCK.ACQUIRE wanted-? owner WAIT 0")));
-    client.say_all(&each(&session.naming("LOCK.ACQUIRE held-? owner EPHEMERAL LEASE 600000")));
+    client.say_all(&each(&session.naming("LOCK.ACQUIRE wanted-? owner-? WAIT 0")));
+    client.say_all(&each(&session.naming("LOCK.ACQUIRE held-? owner-? EPHEMERAL LEASE 600000")));
     client.say_all(&each("LOCK.ACQUIRE unread-? holder LEASE 600000"));
-    client.say_all(&each(&session.naming("LOCK.ACQUIRE unread-? owner WAIT 0 LEASE 600000")));
+    client.say_all(&each(&session.naming("LOCK.ACQUIRE unread-? owner-? WAIT 0 LEASE 600000")));
     client.say_all(&each("LOCK.RELEASE unread-? holder"));
     assert_eq!(client.say("DBSIZE"), Value::Int(3 * MANY as i64));
     session.raw.reset();

@@ -4,7 +4,7 @@ use support::{Raw, Server};
 
 use super::session::Session;
 use crate::common::{Protocol, words};
-use crate::waiter::{Speak, Tell};
+use crate::waiter::Tell;
 
 /// The bytes of an event, where `_` stands for null.
 fn bytes_of(protocol: Protocol, elements: &[&str]) -> Vec<u8> {

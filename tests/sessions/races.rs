@@ -5,7 +5,6 @@ use support::{Raw, Server, until};
 
 use super::session::{Event, Session, events};
 use crate::common::{error, info_number};
-use crate::speak::Reply;
 use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, figure};
 
 const ROUNDS: usize = 200;

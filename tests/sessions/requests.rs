@@ -214,12 +214,7 @@ fn errors_come_at_once() {
     client.take("LOCK.ACQUIRE other other");
     session.wait(&mut client, "LOCK.ACQUIRE other owner WAIT 0");
     let reply = session.ask(&mut client, "LOCK.ACQUIRE key other WAIT 0");
-    assert_eq!(
-        reply.error(),
-        "DEADLOCK owner 'owner' waits for 'other' held by 'other', \
-        owner 'other' waits for 'key' held by 'owner'"
-            .to_owned()
-    );
+    assert_eq!(error(&reply).0, "DEADLOCK");
     session.hears_nothing(&mut client);
 }
 

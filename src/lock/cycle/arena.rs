@@ -1,5 +1,10 @@
 //! Tables whose rows name each other by number. A number of one table can't be used for another.
+//!
+//! Everything here grows in small parts, so that no step of a search has to wait for it.
 
+use foldhash::HashMap;
+use foldhash::fast::RandomState;
+use std::hash::{BuildHasher, Hash};
 use std::marker::PhantomData;
 
 /// The number of a row in some table.
@@ -36,16 +41,20 @@ pub fn next<I: Index>(index: I) -> I {
     I::new(index.position().saturating_add(1))
 }
 
+/// How many rows lie together. A table never moves the rows it has: with a hundred thousand, that would take its time.
+const TOGETHER: usize = 1024;
+
 /// A table that only grows.
 #[derive(Debug)]
 pub struct Arena<I, T> {
-    rows: Vec<T>,
+    rows: Vec<Vec<T>>,
+    len: usize,
     index: PhantomData<I>,
 }
 
 impl<I, T> Default for Arena<I, T> {
     fn default() -> Self {
-        Self { rows: Vec::new(), index: PhantomData }
+        Self { rows: Vec::new(), len: 0, index: PhantomData }
     }
 }
 
@@ -53,22 +62,102 @@ impl<I: Index, T> Arena<I, T> {
     /// Adds a row; its number.
     pub fn push(&mut self, row: T) -> I {
         let index = self.end();
-        self.rows.push(row);
+        match self.rows.last_mut() {
+            Some(last) if last.len() < TOGETHER => last.push(row),
+            _ => self.rows.push(vec![row]),
+        }
+        self.len = self.len.saturating_add(1);
         index
     }
 
     /// The number that the next row will have.
     pub fn end(&self) -> I {
-        I::new(self.rows.len())
+        I::new(self.len)
     }
 
     /// A row.
     pub fn get(&self, index: I) -> Option<&T> {
-        self.rows.get(index.position())
+        self.rows.get(index.position() / TOGETHER)?.get(index.position() % TOGETHER)
     }
 
     /// A row, to be changed.
     pub fn get_mut(&mut self, index: I) -> Option<&mut T> {
-        self.rows.get_mut(index.position())
+        self.rows.get_mut(index.position() / TOGETHER)?.get_mut(index.position() % TOGETHER)
+    }
+}
+
+/// How many notes lie together: few, as most searches make few.
+const NOTES: usize = 64;
+
+/// Notes on some of the rows of a table.
+#[derive(Debug)]
+pub struct Notes<I, T> {
+    notes: Vec<Vec<Option<T>>>,
+    index: PhantomData<I>,
+}
+
+impl<I, T> Default for Notes<I, T> {
+    fn default() -> Self {
+        Self { notes: Vec::new(), index: PhantomData }
+    }
+}
+
+impl<I: Index, T: Copy> Notes<I, T> {
+    /// The note on a row.
+    pub fn get(&self, index: I) -> Option<T> {
+        *self.notes.get(index.position() / NOTES)?.get(index.position() % NOTES)?
+    }
+
+    /// Makes a note on a row.
+    pub fn insert(&mut self, index: I, note: T) {
+        let part = index.position() / NOTES;
+        if self.notes.len() <= part {
+            self.notes.resize_with(part.saturating_add(1), Vec::new);
+        }
+        let Some(part) = self.notes.get_mut(part) else { return };
+        if part.is_empty() {
+            part.resize(NOTES, None);
+        }
+        if let Some(row) = part.get_mut(index.position() % NOTES) {
+            *row = Some(note);
+        }
+    }
+}
+
+/// How many parts a map by name has.
+const PARTS: usize = 64;
+
+/// A map by name, in parts that grow one by one: each moves what it has when it grows.
+#[derive(Debug)]
+pub struct Names<K, V> {
+    parts: Vec<HashMap<K, V>>,
+    hasher: RandomState,
+}
+
+impl<K, V> Default for Names<K, V> {
+    fn default() -> Self {
+        Self { parts: Vec::new(), hasher: RandomState::default() }
+    }
+}
+
+impl<K: Hash + Eq, V: Copy> Names<K, V> {
+    fn part(&self, name: &K) -> usize {
+        usize::try_from(self.hasher.hash_one(name)).unwrap_or(usize::MAX) % PARTS
+    }
+
+    /// What is known by a name.
+    pub fn get(&self, name: &K) -> Option<V> {
+        self.parts.get(self.part(name))?.get(name).copied()
+    }
+
+    /// Makes a name known.
+    pub fn insert(&mut self, name: K, value: V) {
+        if self.parts.is_empty() {
+            self.parts.resize_with(PARTS, HashMap::default);
+        }
+        let part = self.part(&name);
+        if let Some(part) = self.parts.get_mut(part) {
+            part.insert(name, value);
+        }
     }
 }

@@ -5,10 +5,10 @@
 //! not at all.
 
 use super::arena::{Index, next};
-use super::graph::{Graph, LockIx, OwnerIx, PlaceIx, WaitIx};
+use super::graph::{Graph, LockIx, OwnerIx, WaitIx};
 use super::{Budget, LOOK, PAGE, PLACE, Present, Visible};
 use crate::lock::{Deadline, LockKey, Owner, WaiterId};
-use foldhash::{HashMap, HashMapExt, HashSet, HashSetExt};
+use std::collections::BTreeSet;
 
 /// How far it has come.
 #[derive(Debug)]
@@ -27,9 +27,6 @@ pub struct Explorer {
     current: Current,
 }
 
-/// The first and the last place of each owner in one queue.
-type Ends = HashMap<OwnerIx, (PlaceIx, PlaceIx)>;
-
 /// What is being read.
 #[derive(Debug)]
 enum Current {
@@ -42,9 +39,9 @@ enum Current {
     /// The keys of one of them, from this one on.
     Keys(OwnerIx, WaiterId, usize),
     /// A lock's queue, from this request on.
-    Queue(LockIx, WaiterId, Ends),
+    Queue(LockIx, WaiterId),
     /// A lock, and its first holders.
-    Lock(LockIx, Ends),
+    Lock(LockIx),
     /// Its further holders.
     Holders(Holders),
 }
@@ -53,8 +50,6 @@ enum Current {
 #[derive(Debug)]
 struct Holders {
     lock: LockIx,
-    ends: Ends,
-    found: HashSet<OwnerIx>,
     way: Way,
 }
 
@@ -64,7 +59,7 @@ enum Way {
     /// All who hold it are listed, from here on, and those who wait are picked out.
     List(Option<(Deadline, Owner)>),
     /// All who wait are asked whether they hold it, from this request on; these have been asked.
-    Ask(WaiterId, HashSet<Owner>),
+    Ask(WaiterId, BTreeSet<Owner>),
 }
 
 impl Explorer {
@@ -103,19 +98,19 @@ impl Explorer {
                 let after = Current::Requests(owner, WaiterId(id.0.saturating_add(1)));
                 read_keys(graph, keys, from, now.budget).map_or(after, |from| Current::Keys(owner, id, from))
             }
-            Current::Queue(lock, from, mut ends) => match self.read_queue(graph, (lock, &mut ends), from, now) {
-                Some(from) => Current::Queue(lock, from, ends),
+            Current::Queue(lock, from) => match self.read_queue(graph, lock, from, now) {
+                Some(from) => Current::Queue(lock, from),
                 None => {
                     // The candidate's keys were the first to be met.
                     if !self.has_joined && lock.position() < wanted.len() {
-                        stand(graph, lock, self.candidate, &mut ends);
+                        graph.add_place(lock, self.candidate);
                     }
-                    Current::Lock(lock, ends)
+                    Current::Lock(lock)
                 }
             },
-            Current::Lock(lock, ends) => self
-                .read_lock(graph, lock, ends, now)
-                .map_or(Current::Nothing, |holders| self.find(graph, holders, now)),
+            Current::Lock(lock) => {
+                self.read_lock(graph, lock, now).map_or(Current::Nothing, |holders| self.find(graph, holders, now))
+            }
             Current::Holders(holders) => {
                 if let Way::List(_) = holders.way {
                     self.look_again(graph, holders.lock, now);
@@ -138,7 +133,7 @@ impl Explorer {
         self.next_lock = next(index);
         now.budget.spend(LOOK);
         let may_read = now.locks.may_read(&lock.key);
-        Some(if may_read { Current::Queue(index, WaiterId(0), Ends::new()) } else { Current::Nothing })
+        Some(if may_read { Current::Queue(index, WaiterId(0)) } else { Current::Nothing })
     }
 
     fn read_requests<T, V>(
@@ -167,7 +162,7 @@ impl Explorer {
     fn read_queue<T, V>(
         &self,
         graph: &mut Graph,
-        (lock, ends): (LockIx, &mut Ends),
+        lock: LockIx,
         from: WaiterId,
         now: &mut Present<T, V>,
     ) -> Option<WaiterId> {
@@ -182,32 +177,26 @@ impl Explorer {
             now.budget.spend(PLACE);
             if waiter.id <= self.newest {
                 let wait = graph.wait(waiter.id, &waiter.owner, waiter.request.limit);
-                stand(graph, lock, wait, ends);
+                graph.add_place(lock, wait);
             }
         }
         None
     }
 
     /// Looks at a lock; how its holders are to be found, if there are any others than the candidate's owner.
-    fn read_lock<T, V: Visible>(
-        &self,
-        graph: &mut Graph,
-        lock: LockIx,
-        ends: Ends,
-        now: &mut Present<T, V>,
-    ) -> Option<Holders> {
+    fn read_lock<T, V: Visible>(&self, graph: &mut Graph, lock: LockIx, now: &mut Present<T, V>) -> Option<Holders> {
         let me = graph.waits.get(self.candidate)?.owner;
         let standing = now.look(graph, lock, me)?;
         graph.set_limit(lock, standing.limit);
         // It costs the smaller of the number of holders and that of owners who wait.
         let ask_all = now.queue.owners().len().saturating_mul(LOOK).saturating_add(now.queue.len());
         let is_short = standing.holders <= ask_all.max(PAGE);
-        let way = if is_short { Way::List(None) } else { Way::Ask(WaiterId(0), HashSet::new()) };
-        let mut holders = Holders { lock, ends, found: HashSet::new(), way };
+        let way = if is_short { Way::List(None) } else { Way::Ask(WaiterId(0), BTreeSet::new()) };
         if standing.own.is_some() {
-            holders.holds(graph, me);
+            graph.add_holder(lock, me);
         }
-        (standing.holders > holders.found.len()).then_some(holders)
+        let others = standing.holders.saturating_sub(usize::from(standing.own.is_some()));
+        (others > 0).then_some(Holders { lock, way })
     }
 
     /// Those who came since it was looked at may have made the limit stricter.
@@ -234,7 +223,7 @@ impl Explorer {
         graph: &mut Graph,
         holders: &mut Holders,
         key: &LockKey,
-        (from, mut asked): (WaiterId, HashSet<Owner>),
+        (from, mut asked): (WaiterId, BTreeSet<Owner>),
         now: &mut Present<T, V>,
     ) -> bool {
         for waiter in now.queue.from(from) {
@@ -250,7 +239,7 @@ impl Explorer {
                 if let Some(standing) = standing.filter(|standing| standing.own.is_some()) {
                     graph.set_limit(holders.lock, standing.limit);
                     let owner = graph.owner(&waiter.owner);
-                    holders.holds(graph, owner);
+                    graph.add_holder(holders.lock, owner);
                 }
             }
         }
@@ -272,18 +261,12 @@ impl Holders {
         for (_, owner) in &page {
             if now.queue.waits(owner) {
                 let owner = graph.owner(owner);
-                self.holds(graph, owner);
+                graph.add_holder(self.lock, owner);
             }
         }
         let is_last = page.len() < PAGE;
         self.way = Way::List(page.into_iter().next_back());
         is_last
-    }
-
-    fn holds(&mut self, graph: &mut Graph, owner: OwnerIx) {
-        if self.found.insert(owner) {
-            graph.add_hold(self.lock, owner, self.ends.get(&owner).map(|(first, _)| *first));
-        }
     }
 }
 
@@ -297,11 +280,4 @@ fn read_keys(graph: &mut Graph, keys: &[LockKey], from: usize, budget: &mut Budg
         graph.lock(key);
     }
     None
-}
-
-fn stand(graph: &mut Graph, lock: LockIx, wait: WaitIx, ends: &mut Ends) {
-    let Some(owner) = graph.waits.get(wait).map(|wait| wait.owner) else { return };
-    let before = ends.get(&owner).copied();
-    let place = graph.add_place(lock, wait, before);
-    ends.insert(owner, (before.map_or(place, |(first, _)| first), place));
 }

@@ -1,10 +1,9 @@
 //! The way from a request that is stuck, through those who are in its way, back to its owner.
 
-use super::arena::next;
+use super::arena::{Notes, next};
 use super::graph::{Graph, HoldIx, LockIx, OwnerIx, PlaceIx, WaitIx};
 use super::recheck::Doubt;
 use super::{Because, Link};
-use foldhash::{HashMap, HashMapExt};
 use std::collections::VecDeque;
 
 /// Why an owner was reached: whoever stands in this place waits for it.
@@ -24,12 +23,12 @@ enum By {
 #[derive(Debug)]
 pub struct Finder {
     candidate: WaitIx,
-    came_by: HashMap<OwnerIx, Via>,
+    came_by: Notes<OwnerIx, Via>,
     reached: VecDeque<OwnerIx>,
     /// How far the queue of a lock has been walked.
-    walked: HashMap<LockIx, PlaceIx>,
-    /// From which hold on the holders of a lock are left to be walked.
-    holders: HashMap<LockIx, Option<HoldIx>>,
+    walked: Notes<LockIx, PlaceIx>,
+    /// Whether the holders of a lock have been walked.
+    asked: Notes<LockIx, ()>,
     steps: Vec<Step>,
 }
 
@@ -63,10 +62,10 @@ impl Finder {
         let first = graph.waits.get(candidate).and_then(|wait| wait.first_place);
         Self {
             candidate,
-            came_by: HashMap::new(),
+            came_by: Notes::default(),
             reached: VecDeque::new(),
-            walked: HashMap::new(),
-            holders: HashMap::new(),
+            walked: Notes::default(),
+            asked: Notes::default(),
             steps: first.map(Step::Place).into_iter().collect(),
         }
     }
@@ -122,16 +121,17 @@ impl Finder {
         }
         // What the candidate has walked is walked once more: its owner may wait there too, ahead of others.
         let is_candidate = row.wait == self.candidate;
-        let walked = self.walked.entry(row.lock).or_insert(lock.begin);
-        self.steps.push(Step::Ahead(place, *walked));
+        let walked = self.walked.get(row.lock).unwrap_or(lock.begin);
+        self.steps.push(Step::Ahead(place, walked));
         if !is_candidate {
-            *walked = place.max(*walked);
+            self.walked.insert(row.lock, place.max(walked));
         }
         if !row.has_room && lock.is_crowded(wait.limit) {
-            let holders = self.holders.entry(row.lock).or_insert(lock.first_hold);
-            self.steps.extend(holders.map(|hold| Step::Holder(place, hold)));
+            if self.asked.get(row.lock).is_none() {
+                self.steps.extend(lock.first_hold.map(|hold| Step::Holder(place, hold)));
+            }
             if !is_candidate {
-                *holders = None;
+                self.asked.insert(row.lock, ());
             }
         }
     }
@@ -147,10 +147,10 @@ impl Finder {
             let came_by = std::mem::take(&mut self.came_by);
             return Some(Teller { start, came_by, next: Some(via), links: Vec::new() });
         }
-        self.came_by.entry(owner).or_insert_with(|| {
+        if self.came_by.get(owner).is_none() {
+            self.came_by.insert(owner, via);
             self.reached.push_back(owner);
-            via
-        });
+        }
         None
     }
 }
@@ -163,7 +163,7 @@ fn owner_in(graph: &Graph, place: PlaceIx) -> Option<OwnerIx> {
 #[derive(Debug)]
 pub struct Teller {
     start: OwnerIx,
-    came_by: HashMap<OwnerIx, Via>,
+    came_by: Notes<OwnerIx, Via>,
     next: Option<Via>,
     links: Vec<Link>,
 }
@@ -180,7 +180,7 @@ impl Teller {
         };
         let (name, key) = (graph.owners.get(owner)?.name.clone(), graph.locks.get(row.lock)?.key.clone());
         self.links.push(Link { owner: name, key, because });
-        self.next = self.came_by.get(&owner).copied().filter(|_| owner != self.start);
+        self.next = self.came_by.get(owner).filter(|_| owner != self.start);
         let other = match by {
             By::Hold(hold) => Doubt::Holds(hold),
             By::Ahead(place) => Doubt::Waits(graph.places.get(place)?.wait),

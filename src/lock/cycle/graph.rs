@@ -1,8 +1,7 @@
 //! Who waits for what, who holds what, and who of them can go on.
 
-use super::arena::{Arena, index, next};
+use super::arena::{Arena, Names, index, next};
 use crate::lock::{Limit, LockKey, Owner, WaiterId};
-use foldhash::HashMap;
 use std::collections::BTreeMap;
 
 index!(
@@ -34,6 +33,10 @@ pub struct Party {
     pub first_hold: Option<HoldIx>,
     /// How many of its requests can't be granted yet; more than 0: it is stuck.
     pub lacking: usize,
+    /// Its first and last place in the queue that it was met in last.
+    places: Option<(LockIx, PlaceIx, PlaceIx)>,
+    /// The lock that it was found to hold last.
+    holds: Option<LockIx>,
 }
 
 /// A request.
@@ -141,9 +144,9 @@ pub struct Graph {
     pub locks: Arena<LockIx, Lock>,
     pub places: Arena<PlaceIx, Place>,
     pub holds: Arena<HoldIx, Hold>,
-    by_name: HashMap<Owner, OwnerIx>,
-    by_id: HashMap<WaiterId, WaitIx>,
-    by_key: HashMap<LockKey, LockIx>,
+    by_name: Names<Owner, OwnerIx>,
+    by_id: BTreeMap<WaiterId, WaitIx>,
+    by_key: Names<LockKey, LockIx>,
     tasks: Vec<Task>,
     /// Something turned out not to be so any more since this was last taken.
     pub has_changed: bool,
@@ -154,9 +157,16 @@ impl Graph {
     /// The owner of this name.
     pub fn owner(&mut self, name: &Owner) -> OwnerIx {
         if let Some(known) = self.by_name.get(name) {
-            return *known;
+            return known;
         }
-        let index = self.owners.push(Party { name: name.clone(), first_wait: None, first_hold: None, lacking: 0 });
+        let index = self.owners.push(Party {
+            name: name.clone(),
+            first_wait: None,
+            first_hold: None,
+            lacking: 0,
+            places: None,
+            holds: None,
+        });
         self.by_name.insert(name.clone(), index);
         index
     }
@@ -164,7 +174,7 @@ impl Graph {
     /// The lock of this name, to be explored if it is new.
     pub fn lock(&mut self, key: &LockKey) -> LockIx {
         if let Some(known) = self.by_key.get(key) {
-            return *known;
+            return known;
         }
         let none = self.places.end();
         let index = self.locks.push(Lock {
@@ -186,7 +196,7 @@ impl Graph {
 
     /// The lock of this name, if it is known.
     pub fn known_lock(&self, key: &LockKey) -> Option<LockIx> {
-        self.by_key.get(key).copied()
+        self.by_key.get(key)
     }
 
     /// The request of this number, if it is known.
@@ -232,15 +242,16 @@ impl Graph {
         }
     }
 
-    /// Puts a request at the end of the queue of a lock, the one that is being read. `before`: the first and the last
-    /// place of its owner there.
-    pub fn add_place(&mut self, lock: LockIx, wait: WaitIx, before: Option<(PlaceIx, PlaceIx)>) -> PlaceIx {
+    /// Puts a request at the end of the queue of a lock, the one that is being read.
+    pub fn add_place(&mut self, lock: LockIx, wait: WaitIx) {
         let index = self.places.end();
-        let next_of_wait = self.waits.get_mut(wait).and_then(|row| {
-            row.lacking = row.lacking.saturating_add(1);
-            row.first_place.replace(index)
-        });
-        let first_of_owner = before.map_or(index, |(first, _)| first);
+        let Some(row) = self.waits.get_mut(wait) else { return };
+        row.lacking = row.lacking.saturating_add(1);
+        let next_of_wait = row.first_place.replace(index);
+        let Some(party) = self.owners.get_mut(row.owner) else { return };
+        let before = party.places.filter(|(of, ..)| *of == lock);
+        let first_of_owner = before.map_or(index, |(_, first, _)| first);
+        party.places = Some((lock, first_of_owner, index));
         self.places.push(Place {
             wait,
             lock,
@@ -253,13 +264,20 @@ impl Graph {
             keeps: false,
             is_gone: false,
         });
-        if let Some(last) = before.and_then(|(_, last)| self.places.get_mut(last)) {
+        if let Some(last) = before.and_then(|(.., last)| self.places.get_mut(last)) {
             last.next_of_owner = Some(index);
         }
         if let Some(lock) = self.locks.get_mut(lock) {
             lock.end = next(index);
         }
-        index
+    }
+
+    /// A holder of the lock that is being read.
+    pub fn add_holder(&mut self, lock: LockIx, owner: OwnerIx) {
+        let Some(party) = self.owners.get_mut(owner).filter(|party| party.holds != Some(lock)) else { return };
+        party.holds = Some(lock);
+        let first = party.places.filter(|(of, ..)| *of == lock).map(|(_, first, _)| first);
+        self.add_hold(lock, owner, first);
     }
 
     /// A hold more; `waits_there`: some place of its owner in the lock's queue.

@@ -53,7 +53,7 @@ use recheck::{Doubt, Recheck};
 pub const LOOK: usize = 50;
 
 /// What it costs to read one place in a queue.
-const PLACE: usize = 3;
+const PLACE: usize = 10;
 
 /// How many holders of a lock are asked for at once.
 pub const PAGE: usize = 100;

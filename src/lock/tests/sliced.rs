@@ -236,8 +236,7 @@ fn run((steps, candidate, events, budget): Case, only_unrelated: bool, fault: Fa
 }
 
 /// Runs such cases; how many cycles were found at once, how many later, how many times there was none.
-#[expect(clippy::result_large_err, reason = "it carries the case that failed, to be shown")]
-fn count(mut runner: TestRunner, only_unrelated: bool, fault: Fault) -> Result<[usize; 3], TestError<Case>> {
+fn count(mut runner: TestRunner, only_unrelated: bool, fault: Fault) -> Result<[usize; 3], Box<TestError<Case>>> {
     let counts = std::cell::Cell::new([0; 3]);
     runner.run(&case(), |case| {
         let [at_once, later, none] = counts.get();

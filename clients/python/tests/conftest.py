@@ -1,3 +1,4 @@
+import asyncio
 import itertools
 
 import pytest
@@ -69,3 +70,15 @@ def proxy(server):
     proxy = Proxy(server.port)
     yield proxy
     proxy.close()
+
+
+@pytest.fixture
+async def end_tasks():
+    """Ends what runs in the test's loop, as asyncio.run does."""
+    yield
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    # Transports close one turn later.
+    await asyncio.sleep(0)

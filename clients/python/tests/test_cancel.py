@@ -11,6 +11,8 @@ import holdfast
 import holdfast.asyncio
 from servers import HOST
 
+pytestmark = pytest.mark.usefixtures("end_tasks")
+
 
 @pytest.fixture
 async def client(server):

@@ -212,44 +212,41 @@ def test_the_servers_default_lease(reply):
 
 
 ACQUIRE = {
-    (): ("LOCK.ACQUIRE", b"a", OWNER, "HOLDS", 1, "WATCHDOG", "SESSION", b"s"),
-    (("lease", 5),): ("LOCK.ACQUIRE", b"a", OWNER, "HOLDS", 1, "LEASE", 5, "SESSION", b"s"),
-    (("limit", 3), ("ephemeral", True)): (
-        *("LOCK.ACQUIRE", b"a", OWNER, "LIMIT", 3, "HOLDS", 1, "WATCHDOG", "EPHEMERAL", "SESSION", b"s"),
-    ),
-    (("limit", 0), ("replicas", 2)): (
-        *("LOCK.ACQUIRE", b"a", OWNER, "SHARED", "HOLDS", 1, "WATCHDOG", "REPLICAS", 2, "SESSION", b"s"),
-    ),
+    (): b"LOCK.ACQUIRE a me HOLDS 1 WATCHDOG SESSION s",
+    (("lease", 5),): b"LOCK.ACQUIRE a me HOLDS 1 LEASE 5 SESSION s",
+    (("limit", 3), ("ephemeral", True)): b"LOCK.ACQUIRE a me LIMIT 3 HOLDS 1 WATCHDOG EPHEMERAL SESSION s",
+    (("limit", 0), ("replicas", 2)): b"LOCK.ACQUIRE a me SHARED HOLDS 1 WATCHDOG REPLICAS 2 SESSION s",
 }
 
 
 @pytest.mark.parametrize("settings", ACQUIRE)
 def test_what_acquire_says(settings):
     terms = Terms("a", (b"a",), **dict(settings))
-    assert requests.acquire(terms, OWNER, 0, b"s") == ACQUIRE[settings]
+    assert b" ".join(requests.acquire(terms, OWNER, 0, b"s")) == ACQUIRE[settings]
     # A time that is over is none: WAIT 0 means for ever.
     for wait, words in (
-        (-1, ()),
-        (0.0004, ("WAIT", 1)),
-        (2.5, ("WAIT", 2500)),
-        (9e9, ("WAIT", 315_360_000_000)),
-        (FOREVER, ("WAIT", 0)),
+        (-1, b""),
+        (0.0004, b" WAIT 1"),
+        (2.5, b" WAIT 2500"),
+        (9e9, b" WAIT 315360000000"),
+        (FOREVER, b" WAIT 0"),
     ):
-        assert requests.acquire(terms, OWNER, wait, b"s") == (*ACQUIRE[settings], *words)
+        assert b" ".join(requests.acquire(terms, OWNER, wait, b"s")) == ACQUIRE[settings] + words
 
 
 def test_what_the_others_say():
     one, two = Terms("a", (b"a",)), Terms(("a", "b"), (b"a", b"b"), several=True)
-    assert requests.release(one, OWNER, 7) == ("LOCK.RELEASE", b"a", OWNER, "TOKEN", 7, "ALL")
-    assert requests.release(two, OWNER, 7) == ("LOCK.MRELEASE", 2, b"a", b"b", OWNER, "TOKEN", 7, "ALL")
-    assert requests.renew(one, OWNER, 7, None, b"s") == (
-        *("LOCK.RENEW", b"a", OWNER, "TOKEN", 7, "WATCHDOG", "SESSION", b"s"),
-    )
-    assert requests.renew(two, OWNER, 7, 9, b"s") == (
-        *("LOCK.MRENEW", 2, b"a", b"b", OWNER, "TOKEN", 7, "LEASE", 9, "SESSION", b"s"),
-    )
-    assert requests.cancel(two, OWNER, b"s") == ("LOCK.CANCEL", b"a", OWNER, "SESSION", b"s")
-    assert requests.next_events(0.25) == ("LOCK.NEXT", "WAIT", 250)
+    for request, words in (
+        (requests.acquire(two, OWNER, 0, b"s"), b"LOCK.MACQUIRE 2 a b me HOLDS 1 WATCHDOG SESSION s"),
+        (requests.release(one, OWNER, 7), b"LOCK.RELEASE a me TOKEN 7 ALL"),
+        (requests.release(two, OWNER, 7), b"LOCK.MRELEASE 2 a b me TOKEN 7 ALL"),
+        (requests.abandon(one, OWNER), b"LOCK.RELEASE a me ALL"),
+        (requests.renew(one, OWNER, 7, None, b"s"), b"LOCK.RENEW a me TOKEN 7 WATCHDOG SESSION s"),
+        (requests.renew(two, OWNER, 7, 9, b"s"), b"LOCK.MRENEW 2 a b me TOKEN 7 LEASE 9 SESSION s"),
+        (requests.cancel(two, OWNER, b"s"), b"LOCK.CANCEL a me SESSION s"),
+        (requests.next_events(0.25), b"LOCK.NEXT WAIT 250"),
+    ):
+        assert b" ".join(request) == words
 
 
 @pytest.mark.parametrize(("reply", "held_"), [(0, True), (None, False), ([0, 0], True), ([0, None], False)])

@@ -386,8 +386,9 @@ def test_made_by_the_client(kind, client, name):
     assert made.timeout == 5
 
 
-def test_locks_of_clients_that_share_a_pool_share_a_session(kind, server, admin, name):
-    client = kind.client(server.port)
+def test_locks_of_clients_that_share_a_pool_share_a_session(kind, own_server, name):
+    client = kind.client(own_server.port)
+    admin = own_server.client()
     kind.Lock(client, name).acquire()
     before = len(admin.client_list())
     for number in range(5):

@@ -152,7 +152,7 @@ def test_asyncio_and_fork(own_server, admin, name):
             await getattr(client, "aclose", client.close)()
             print("done")
 
-        asyncio.run(main())
+        asyncio.run(main(), debug=False)
         """,
     )
     assert ends(process) == "done\n"

@@ -312,7 +312,7 @@ def owners(home: Home, terms: Terms) -> Flow[list[list[bytes]]]:
 
 
 def _owners(home: Home, terms: Terms) -> Flow[list[bytes]]:
-    reply: Reply = yield from ask(home, terms, lambda _: ("LOCK.INFO", terms.keys[0]))
+    reply: Reply = yield from ask(home, terms, lambda _: (b"LOCK.INFO", terms.keys[0]))
     return requests.owners(reply.value)
 
 

@@ -8,6 +8,8 @@ import upstream
 
 tests = upstream.load("tests/test_asyncio/test_lock.py")
 
+pytestmark = pytest.mark.usefixtures("end_tasks")
+
 
 class AdaptedLock(upstream.Token, holdfast.asyncio.Lock):
     pass

@@ -273,7 +273,10 @@ class Home:
         session = Session(server, cluster=isinstance(self, ClusterHome))
         await session.open()
         self._sessions[name] = session
-        session.reader = self.loop.create_task(self._read(session))
+        reader: Any = self.loop.create_task(self._read(session))
+        # A loop that is closed without ending its tasks has nothing to lose here, and is not to be told that it has.
+        reader._log_destroy_pending = False
+        session.reader = reader
         return session
 
     async def _read(self, session: Session) -> None:

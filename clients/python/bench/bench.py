@@ -1,0 +1,277 @@
+"""Compares the locks with what people use today, on one server in one run, and prints tables.
+
+usage: bench.py [--quick]
+
+HOLDFAST_MODULE: the module. HOLDFAST_SERVER: the server's program (redis-server).
+"""
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+
+import redis
+import redis.asyncio
+import redis_lock
+
+import holdfast
+import holdfast.asyncio
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from servers import HOST, Server
+
+LEASE = 60
+LOCKS = 10
+HOLD = 0.001
+
+
+class Threads:
+    """Ways to lock with threads."""
+
+    @staticmethod
+    def client(port, connections):
+        return redis.Redis(host=HOST, port=port, max_connections=connections)
+
+    ways = {  # noqa: RUF012
+        "holdfast": lambda client, name: holdfast.Lock(client, name, timeout=LEASE),
+        "holdfast, watched": lambda client, name: holdfast.Lock(client, name),
+        "redis-py": lambda client, name: client.lock(name, timeout=LEASE),
+        "python-redis-lock": lambda client, name: redis_lock.Lock(client, name, expire=LEASE),
+    }
+
+
+class Tasks:
+    """Ways to lock with asyncio."""
+
+    @staticmethod
+    def client(port, connections):
+        return redis.asyncio.Redis(host=HOST, port=port, max_connections=connections)
+
+    ways = {  # noqa: RUF012
+        "holdfast": lambda client, name: holdfast.asyncio.Lock(client, name, timeout=LEASE),
+        "holdfast, watched": lambda client, name: holdfast.asyncio.Lock(client, name),
+        "redis-py": lambda client, name: client.lock(name, timeout=LEASE),
+    }
+
+
+def table(title, heads, rows):
+    print(f"\n## {title}\n")
+    print("| " + " | ".join(heads) + " |")
+    print("|---|" + "--:|" * (len(heads) - 1))
+    for row in rows:
+        print("| " + " | ".join(row) + " |", flush=True)
+
+
+# One lock, nobody else: a round of each way in turn, so that whatever else the machine does hits all of them.
+
+
+def uncontended(port, rounds, pairs):
+    locks = {name: make(Threads.client(port, 100), f"pair:{name}") for name, make in Threads.ways.items()}
+    times = collections.defaultdict(list)
+    for _ in range(rounds):
+        for name, lock in locks.items():
+            begin = time.perf_counter()
+            for _ in range(pairs):
+                lock.acquire()
+                lock.release()
+            times[name].append((time.perf_counter() - begin) / pairs * 1e6)
+    return times
+
+
+async def uncontended_tasks(port, rounds, pairs):
+    clients = {name: Tasks.client(port, 100) for name in Tasks.ways}
+    locks = {name: make(clients[name], f"pair:{name}") for name, make in Tasks.ways.items()}
+    times = collections.defaultdict(list)
+    for _ in range(rounds):
+        for name, lock in locks.items():
+            begin = time.perf_counter()
+            for _ in range(pairs):
+                await lock.acquire()
+                await lock.release()
+            times[name].append((time.perf_counter() - begin) / pairs * 1e6)
+    for client in clients.values():
+        await client.aclose()
+    return times
+
+
+def pairs_table(title, times):
+    base = statistics.median(times["redis-py"])
+    rows = [
+        (name, f"{statistics.median(all_):.0f} µs", f"{statistics.median(all_) / base:.2f}")
+        for name, all_ in times.items()
+    ]
+    table(title, ("", "median", "of redis-py's"), rows)
+
+
+# Many on ten locks, until each had its turns.
+
+
+class Crowd:
+    """What a crowd saw."""
+
+    def __init__(self, members, turns, limit):
+        self.waits = []
+        self.ends = [None] * members
+        self.turns = turns
+        self.done = 0
+        self.end = time.monotonic() + limit
+
+    @property
+    def over(self):
+        return time.monotonic() > self.end
+
+
+class Watch:
+    """What the server says of a run: CPU, commands, and the most connections at once."""
+
+    def __init__(self, port):
+        self.client = redis.Redis(host=HOST, port=port)
+        self.most = 0
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self):
+        self.looks = 0
+        self.before = self._counters()
+        self.begin = time.monotonic()
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.seconds = time.monotonic() - self.begin
+        self.stopped.set()
+        self.thread.join()
+        after = self._counters()
+        self.cpu = after[0] - self.before[0]
+        # Its own questions do not count.
+        self.commands = after[1] - self.before[1] - self.looks - 2
+        self.client.close()
+
+    def _look(self):
+        while not self.stopped.wait(0.1):
+            self.most = max(self.most, self.client.info("clients")["connected_clients"] - 1)
+            self.looks += 1
+
+    def _counters(self):
+        info = {**self.client.info("cpu"), **self.client.info("stats")}
+        cpu = float(info["used_cpu_sys_main_thread"]) + float(info["used_cpu_user_main_thread"])
+        return cpu, info["total_commands_processed"]
+
+
+def crowd_of_threads(way, port, members, turns, limit):
+    client = Threads.client(port, members + 10)
+    crowd = Crowd(members, turns, limit)
+    begin = time.monotonic()
+
+    def work(number):
+        lock = Threads.ways[way](client, f"{way}:{number % LOCKS}")
+        for _ in range(turns):
+            asked = time.monotonic()
+            if not lock.acquire():
+                return
+            crowd.waits.append(time.monotonic() - asked)
+            time.sleep(HOLD)
+            lock.release()
+            crowd.done += 1
+            if crowd.over:
+                return
+        crowd.ends[number] = time.monotonic() - begin
+
+    with Watch(port) as watch:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(members)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    client.close()
+    return crowd, watch
+
+
+def crowd_of_tasks(way, port, members, turns, limit):
+    crowd = Crowd(members, turns, limit)
+
+    async def work(client, begin, number):
+        lock = Tasks.ways[way](client, f"{way}:{number % LOCKS}")
+        for _ in range(turns):
+            asked = time.monotonic()
+            await lock.acquire()
+            crowd.waits.append(time.monotonic() - asked)
+            await asyncio.sleep(HOLD)
+            await lock.release()
+            crowd.done += 1
+        crowd.ends[number] = time.monotonic() - begin
+
+    async def main():
+        client = Tasks.client(port, members + 10)
+        begin = time.monotonic()
+        tasks = [asyncio.create_task(work(client, begin, number)) for number in range(members)]
+        done, pending = await asyncio.wait(tasks, timeout=limit)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        for task in done:
+            task.result()
+        await client.aclose()
+
+    with Watch(port) as watch:
+        asyncio.run(main())
+    return crowd, watch
+
+
+def jain(values):
+    """1 if all are equal, 1/n if one has it all."""
+    return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
+
+
+def crowd_row(name, crowd, watch, members, turns):
+    finished = all(end is not None for end in crowd.ends)
+    shares = [1 / end if end else 0 for end in crowd.ends]
+    return (
+        name,
+        f"{watch.seconds:.1f} s" if finished else f"not in {watch.seconds:.0f} s ({crowd.done / members / turns:.0%})",
+        f"{max(crowd.waits) * 1e3:,.0f} ms",
+        f"{jain(shares):.3f}" if any(shares) else "-",
+        f"{watch.cpu:.2f} s",
+        f"{watch.commands:,}",
+        f"{watch.most}",
+    )
+
+
+def main():
+    arguments = argparse.ArgumentParser(description="Compares the locks of holdfast with others.")
+    arguments.add_argument("--quick", action="store_true", help="shows that it runs, judges nothing")
+    quick = arguments.parse_args().quick
+    rounds, pairs = (5, 100) if quick else (40, 500)
+    threads, tasks, turns, limit = (20, 100, 3, 10) if quick else (100, 1000, 10, 120)
+
+    server = Server()
+    try:
+        load = Path("/proc/loadavg").read_text().split()[0]
+        print(f"redis-py {redis.__version__}, Python {sys.version.split()[0]}, load {load}")
+        pairs_table("Threads: acquire and release, uncontended", uncontended(server.port, rounds, pairs))
+        pairs_table(
+            "asyncio: acquire and release, uncontended", asyncio.run(uncontended_tasks(server.port, rounds, pairs))
+        )
+        heads = ("", "all had their turns", "worst wait", "Jain's index", "server CPU", "commands", "connections")
+        for kind, crowd_of, members in ((Threads, crowd_of_threads, threads), (Tasks, crowd_of_tasks, tasks)):
+            rows = []
+            for way in kind.ways:
+                crowd, watch = crowd_of(way, server.port, members, turns, limit)
+                rows.append(crowd_row(way, crowd, watch, members, turns))
+            table(
+                f"{members} {kind.__name__.lower()} on {LOCKS} locks, {turns} turns each of {HOLD * 1e3:.0f} ms",
+                heads,
+                rows,
+            )
+    finally:
+        with contextlib.suppress(Exception):
+            server.close()
+
+
+main()

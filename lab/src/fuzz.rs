@@ -12,6 +12,7 @@ mod rights;
 mod sender;
 mod tokens;
 mod watch;
+mod words;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

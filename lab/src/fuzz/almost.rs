@@ -2,7 +2,7 @@
 
 use fastrand::Rng;
 
-use super::requests::Words;
+use super::words::Words;
 
 /// What stands where a number of holds should; the first ones are right.
 const COUNTS: [&[u8]; 9] = [b"1", b"2", b"3", b"0", b"-1", b"01", b"1.0", b"9223372036854775808", b""];

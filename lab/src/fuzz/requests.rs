@@ -8,7 +8,7 @@ use support::encode;
 
 use super::almost::{Scribe, field_time};
 use super::rights::{self, SECRET};
-use super::words::Words;
+use super::words::{Words, words};
 
 /// Databases that the requests go to, with the same names of owners in all of them.
 pub const DATABASES: u32 = 4;
@@ -528,10 +528,6 @@ pub fn local_key(database: u32, name: &str) -> Vec<u8> {
 
 fn is_local(key: &[u8]) -> bool {
     key.starts_with(b"at:")
-}
-
-fn words(words: &[&str]) -> Words {
-    words.iter().map(|word| word.as_bytes().to_vec()).collect()
 }
 
 fn bytes(rng: &mut Rng, least: usize, most: usize) -> Vec<u8> {

@@ -4,7 +4,7 @@ use fastrand::Rng;
 use redis::Connection;
 use support::resp::{self, Value};
 
-use super::words::Words;
+use super::words::{Words, words};
 
 /// Keys with this in their names are never shown to any of these users.
 pub const SECRET: &str = "secret:";
@@ -37,7 +37,7 @@ pub fn user_of(sender: u64) -> Option<&'static str> {
 pub fn change(rng: &mut Rng) -> Words {
     let user = USERS[rng.usize(..USERS.len())];
     if rng.u32(..30) == 0 {
-        return ["ACL", "DELUSER", user].map(|word| word.as_bytes().to_vec()).to_vec();
+        return words(&["ACL", "DELUSER", user]);
     }
     let count = rng.usize(1..4);
     let patterns = rng.choose_multiple(PATTERNS, count);
@@ -48,7 +48,7 @@ pub fn change(rng: &mut Rng) -> Words {
 fn rule(user: &str, patterns: &[&str], commands: &str) -> Words {
     let password = format!(">{user}");
     let head = ["ACL", "SETUSER", user, "reset", "on", &password, "&*", "+@all", "-acl", commands];
-    head.into_iter().chain(patterns.iter().copied()).map(|word| word.as_bytes().to_vec()).collect()
+    words(&[&head, patterns].concat())
 }
 
 /// Whether a reply shows one of these users a key that it may not read. `asked` is what the reply answers, and what it may
@@ -76,18 +76,18 @@ fn is_secret(bytes: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    fn words(line: &str) -> Words {
-        line.split(' ').map(|word| word.as_bytes().to_vec()).collect()
+    fn line(line: &str) -> Words {
+        words(&line.split(' ').collect::<Vec<_>>())
     }
 
     #[test]
     fn a_secret_is_noticed_unless_it_was_in_the_request() {
         let list = |name: &str| Value::Array(vec![Value::Nil, Value::BulkString(name.into())]);
         let error = redis::parse_redis_value(b"-ERR unknown option 'secret:1'\r\n").unwrap();
-        assert!(tells_a_secret(&[words("LOCK.TOP")], &list("secret:1")));
-        assert!(tells_a_secret(&[words("LOCK.TOP")], &error));
-        assert!(!tells_a_secret(&[words("LOCK.TOP secret:1")], &error));
-        assert!(!tells_a_secret(&[words("LOCK.TOP")], &list("lock:1")));
+        assert!(tells_a_secret(&[line("LOCK.TOP")], &list("secret:1")));
+        assert!(tells_a_secret(&[line("LOCK.TOP")], &error));
+        assert!(!tells_a_secret(&[line("LOCK.TOP secret:1")], &error));
+        assert!(!tells_a_secret(&[line("LOCK.TOP")], &list("lock:1")));
     }
 
     #[test]

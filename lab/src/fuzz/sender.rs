@@ -13,8 +13,9 @@ use support::resp::{self, Request, Value, encode, errors};
 
 use super::outcome::Outcome;
 use super::replies::{not_in_protocol, other_database, unknown_error};
-use super::requests::{Requests, Words};
+use super::requests::Requests;
 use super::rights::{tells_a_secret, user_of};
+use super::words::Words;
 
 /// Requests sent in one go.
 const BATCH: u64 = 100;

@@ -1,4 +1,9 @@
-//! A request as it is sent.
+//! A request as its words.
 
-/// A request: the command's name and its arguments.
+/// The command's name and its arguments.
 pub type Words = Vec<Vec<u8>>;
+
+/// A request of plain text.
+pub fn words(words: &[&str]) -> Words {
+    words.iter().map(|word| word.as_bytes().to_vec()).collect()
+}

@@ -115,6 +115,26 @@ impl Raw {
         !self.replies.has_next()
     }
 
+    /// Waits until something has come, a whole reply or not, for at most `patience`, which may be a few microseconds.
+    pub fn arrives_within(&mut self, patience: Duration) -> io::Result<bool> {
+        if self.replies.has_next() {
+            return Ok(true);
+        }
+        let mut poll = libc::pollfd { fd: self.stream.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let time = libc::timespec {
+            tv_sec: patience.as_secs() as libc::time_t,
+            tv_nsec: patience.subsec_nanos() as libc::c_long,
+        };
+        // SAFETY: one descriptor, which is open for as long as `self`, and a time; both outlive the call. No signal mask.
+        match unsafe { libc::ppoll(&raw mut poll, 1, &raw const time, std::ptr::null()) } {
+            -1 => Err(io::Error::last_os_error()).or_else(|error| match error.kind() {
+                ErrorKind::Interrupted => Ok(false),
+                _ => Err(error),
+            }),
+            ready => Ok(ready > 0),
+        }
+    }
+
     /// Whether the server has ended the connection (replies that came before are still there). Never waits.
     pub fn closed(&mut self) -> bool {
         loop {

@@ -1,4 +1,9 @@
-//! Distributed locks with [Holdfast](https://github.com/holdfast): see the README.
+//! Distributed locks with Holdfast, a module for Redis and Valkey: [`Locks`] names a [`Lock`], which is asked for, and
+//! granted as a [`Guard`]. The README has an example for each piece, and what happens when.
+//!
+//! Inside: `state` is one acquisition as a pure machine, `claim` is that with whoever waits for it, `session` the task
+//! that hears what a server tells, `shared` what brings them together and takes claims to other sessions; `wire` is the
+//! protocol, `servers` who serves which key.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

@@ -4,7 +4,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::sentinel::SentinelClient;
@@ -64,7 +64,7 @@ impl Locks {
     pub fn cluster<N: IntoConnectionInfo>(nodes: impl IntoIterator<Item = N>) -> Result<Self, Error> {
         let nodes = nodes.into_iter().map(IntoConnectionInfo::into_connection_info).collect::<Result<Vec<_>, _>>();
         let nodes = nodes.map_err(|error| Error::Invalid { message: error.to_string() })?;
-        Ok(Self::of(Servers::Cluster(Cluster::new(nodes, config()))))
+        Ok(Self::of(Servers::Cluster(Box::new(Cluster::new(nodes, config())))))
     }
 
     /// Locks at an address: `redis://`, `rediss://` (feature `tls`), `unix://` as the `redis` crate has them, and
@@ -275,10 +275,6 @@ fn config() -> AsyncConnectionConfig {
 
 /// 128 bits that nobody else has: the standard library's seeds are the system's random numbers.
 fn fresh_prefix() -> String {
-    let half = || {
-        let mut hasher = RandomState::new().build_hasher();
-        hasher.write_u128(Instant::now().elapsed().as_nanos());
-        hasher.finish()
-    };
+    let half = || RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}:", half(), half())
 }

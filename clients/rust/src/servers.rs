@@ -44,7 +44,7 @@ pub(crate) fn without_delay(client: &Client) -> Client {
 /// Who grants locks.
 pub(crate) enum Servers {
     One(Arc<Node>),
-    Cluster(Cluster),
+    Cluster(Box<Cluster>),
 }
 
 impl Servers {

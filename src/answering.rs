@@ -58,7 +58,10 @@ pub fn answer(ctx: Ctx, ticket: Ticket) {
         let Replied { .. } = ctx.reply_null();
         return;
     };
-    let Recipient::Blocked { client, .. } = pending.to else { return };
+    let Recipient::Blocked { client, block } = pending.to else { return };
+    if let Some(block) = block {
+        block.has_ended();
+    }
     let Replied { .. } = match pending.state {
         State::Ending(Outcome::Granted(answer, undo), freed) => {
             books::with(|books| books.owed.sending(client, undo));
@@ -84,8 +87,11 @@ pub fn answer(ctx: Ctx, ticket: Ticket) {
 /// A client that was blocked is gone. Writes nothing: it may be in the middle of another command.
 pub fn gone(ctx: Ctx, ticket: Ticket) {
     if let Some(pending) = books::with(|books| books.owed.take(ticket))
-        && let Recipient::Blocked { client, .. } = pending.to
+        && let Recipient::Blocked { client, block } = pending.to
     {
+        if let Some(block) = block {
+            block.has_ended();
+        }
         forget(ctx, ticket, client, pending.state);
     }
 }

@@ -15,6 +15,8 @@ pub static DEFAULT_LEASE: Number = number(c"default-lease", 30_000, 1, TEN_YEARS
 pub static MAX_LEASE: Number = number(c"max-lease", TEN_YEARS, 1, TEN_YEARS);
 /// How many may wait for one lock; 0: any number.
 pub static MAX_WAITERS: Number = number(c"max-waiters", 0, 0, i64::MAX);
+/// How many may hold one lock, so that reading it anew, or ending all its holds, never keeps others waiting for long.
+pub static MAX_HOLDERS: Number = number(c"max-holders", 2500, 1, i32::MAX as i64);
 /// How many keys a request may name.
 pub static MAX_KEYS: Number = number(c"max-keys", 1000, 1, 1_000_000);
 /// How many requests may wait on behalf of one session, events that it has not read included.
@@ -29,8 +31,8 @@ pub static DETECT_DEADLOCKS: Switch = switch(c"detect-deadlocks");
 /// The longest wait that a request may name, in ms.
 pub const LONGEST_WAIT: Millis = TEN_YEARS as Millis;
 
-const NUMBERS: [&Number; 6] =
-    [&DEFAULT_LEASE, &MAX_LEASE, &MAX_WAITERS, &MAX_KEYS, &MAX_SESSION_WAITS, &REPLICAS_TIMEOUT];
+const NUMBERS: [&Number; 7] =
+    [&DEFAULT_LEASE, &MAX_LEASE, &MAX_WAITERS, &MAX_HOLDERS, &MAX_KEYS, &MAX_SESSION_WAITS, &REPLICAS_TIMEOUT];
 const SWITCHES: [&Switch; 2] = [&PUBLISH_RELEASES, &DETECT_DEADLOCKS];
 
 const fn number(name: &'static CStr, default: i64, min: i64, max: i64) -> Number {

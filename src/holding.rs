@@ -29,7 +29,7 @@ pub struct Grantee<'a> {
 pub fn grant(locks: &mut [Lock], decisions: &[Decision], grantee: Grantee, now: Now) -> Token {
     let token = common_token(decisions, now).unwrap_or_else(|| keyspace::next_token(now));
     for (lock, decision) in locks.iter_mut().zip(decisions) {
-        match (decision, lock.standing.own) {
+        match (decision, lock.own()) {
             (Decision::Grant(hold, limit), _) => {
                 lock.grant(grantee.owner, &Hold { token: Some(token), ..*hold }, *limit);
                 // A tie that is left belongs to a hold that ended behind the module's back.
@@ -131,7 +131,7 @@ pub fn purge(lock: &mut Lock, now: Millis) -> bool {
 
 /// Breaks a lock: ends all its holds; how many there were. Those who wait are still to be served.
 pub fn end_all(lock: &mut Lock) -> usize {
-    let holders = lock.standing.holders;
+    let holders = lock.count();
     if holders > 0 {
         lock.clear(Ending::Forced, waiters(lock));
         let ties = with_ties(|books| books.ties.untie_all(lock.db(), lock.name().bytes()));

@@ -3,6 +3,17 @@
 //! The whole module on one screen. The contract with clients is in the README and in `docs/`; what a lock *is* stands
 //! in [`lock`], how it lies in the keyspace in [`keyspace`], and everything unsafe in [`server`].
 #![deny(unsafe_code)]
+// A panic takes the server down.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::panic
+    )
+)]
 
 pub mod answering;
 pub mod books;
@@ -13,6 +24,7 @@ pub mod holding;
 pub mod info;
 pub mod keyspace;
 pub mod lock;
+pub mod searching;
 #[allow(unsafe_code)]
 pub mod server;
 pub mod serving;
@@ -24,7 +36,7 @@ pub mod watchdog;
 
 #[cfg(not(test))]
 use redis_module::alloc::RedisAlloc as Allocator;
-use redis_module::{Context, RedisString, Status, redis_module};
+use redis_module::{Context, RedisString, Status};
 #[cfg(test)]
 use std::alloc::System as Allocator;
 
@@ -100,11 +112,18 @@ fn unload(context: &Context) -> Status {
     server::unload(context, stop)
 }
 
-redis_module! {
-    name: NAME,
-    version: 100, // 0.1.0
-    allocator: (Allocator, Allocator),
-    data_types: [],
-    init: load,
-    deinit: unload,
+/// What the server looks for in the library.
+mod entry {
+    #![allow(missing_docs)]
+    use super::{Allocator, NAME, load, unload};
+    use redis_module::redis_module;
+
+    redis_module! {
+        name: NAME,
+        version: 100, // 0.1.0
+        allocator: (Allocator, Allocator),
+        data_types: [],
+        init: load,
+        deinit: unload,
+    }
 }

@@ -6,15 +6,15 @@ use crate::books::owed::OnBehalf;
 use crate::books::{self, Answer, Asker, Outcome, State};
 use crate::holding::{self, Grantee, look_all};
 use crate::keyspace::words::words;
-use crate::keyspace::{Lock, listeners};
-use crate::lock::serve::{Change, Job, NotALock, Sight, View, WaitEnd};
+use crate::keyspace::{Lock, listeners, rosters};
+use crate::lock::serve::{Attempt, Change, Job, NotALock, Sight, View, WaitEnd};
 use crate::lock::{Deadline, Decision, Limit, LockKey, Millis, Owner, Waiter, WaiterId};
 use crate::server::acl::User;
 use crate::server::clock::{Now, Slice};
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef};
 use crate::stats::{count, time};
-use crate::{confirming, undo};
+use crate::{config, confirming, undo};
 
 /// While clients are paused, and while a slot is on its way elsewhere, the queue is looked at again after so many ms.
 pub const LOOK_AGAIN: Millis = 10;
@@ -28,26 +28,14 @@ const NOPERM: &str = "NOPERM the user of this connection has no permissions any 
 /// Serves whoever can be served now that locks have changed, until the slice is over. The only way out of the queue to
 /// a grant.
 pub fn serve(ctx: Ctx, now: Now, slice: Slice) {
-    while let Some(job) = books::with(|books| books.agenda.next(&books.queue)) {
+    while let Some(job) = books::with(|books| books.agenda.next(&mut books.queue)) {
         match job {
             Job::FindHolders(key) => {
                 let holders = Keyspace { ctx, now }.holders(&key);
                 books::with(|books| books.agenda.held_by(&books.queue, &key, holders));
             }
             Job::Judge(attempt) if is_forsaken(attempt.id()) => leave(attempt.id()),
-            Job::Judge(attempt) => {
-                let judgement = attempt.judge(&mut Served(Keyspace { ctx, now }), now.millis());
-                let ended = books::with(|books| {
-                    let ended = books.agenda.judged(&mut books.queue, attempt, judgement);
-                    if let Some((waiter, _)) = &ended {
-                        books.left(waiter);
-                    }
-                    ended
-                });
-                if let Some((waiter, wait_end)) = ended {
-                    settle(ctx, &waiter, wait_end, now);
-                }
-            }
+            Job::Judge(attempt) => judge(ctx, attempt, now),
         }
         if slice.is_over() {
             break;
@@ -55,6 +43,37 @@ pub fn serve(ctx: Ctx, now: Now, slice: Slice) {
     }
     if books::with(|books| !books.agenda.is_empty()) {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+    }
+}
+
+/// Looks whether a request still has to wait, and ends its wait if not.
+fn judge(ctx: Ctx, attempt: Attempt, now: Now) {
+    let mut locks = Served(Keyspace { ctx, now });
+    match attempt.only_key() {
+        // Read once: what is decided by is what is written.
+        Some((key, owner)) if serves(ctx, &key) => ctx.in_db(key.db, |ctx| {
+            let (name, owner) = (Text::new(&key.name), Text::new(&owner));
+            let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner.as_text(), now.millis()) else {
+                return settle(ctx, attempt, &mut Seen(Sight::NotALock), now, None);
+            };
+            refresh(&mut lock, &key, now.millis());
+            let mut seen = Seen(Sight::Lock(lock.standing()));
+            settle(ctx, attempt, &mut seen, now, Some((owner.as_text(), &mut lock)));
+        }),
+        _ => settle(ctx, attempt, &mut locks, now, None),
+    }
+}
+
+/// A single lock that has been looked at.
+struct Seen(Sight);
+
+impl View for Seen {
+    fn look(&mut self, _: &LockKey, _: &Owner) -> Sight {
+        self.0
+    }
+
+    fn holders(&mut self, _: &LockKey) -> Vec<Owner> {
+        Vec::new()
     }
 }
 
@@ -89,6 +108,11 @@ fn leave(id: WaiterId) {
     });
 }
 
+/// Whether this node of a cluster answers for a key; outside of clusters, always.
+pub fn serves(ctx: Ctx, key: &LockKey) -> bool {
+    !listeners::in_cluster() || ctx.in_db(key.db, |ctx| ctx.serves(&Text::new(&key.name)))
+}
+
 /// The locks in the keyspace, to be read. Touches no book.
 #[derive(Clone, Copy, Debug)]
 pub struct Keyspace<'a> {
@@ -99,18 +123,18 @@ pub struct Keyspace<'a> {
 }
 
 impl Keyspace<'_> {
-    fn look_and<R>(&self, key: &LockKey, owner: &Owner, work: impl FnOnce(Ctx, &Text, Option<&mut Lock>) -> R) -> R {
+    fn look_and<R>(&self, key: &LockKey, owner: &Owner, work: impl FnOnce(Option<&mut Lock>) -> R) -> R {
         self.ctx.in_db(key.db, |ctx| {
             let (name, owner) = (Text::new(&key.name), Text::new(owner));
             let lock = Lock::look(ctx, name.as_text(), owner.as_text(), self.now.millis());
-            work(ctx, &name, lock.ok().as_mut())
+            work(lock.ok().as_mut())
         })
     }
 }
 
 impl View for Keyspace<'_> {
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
-        self.look_and(key, owner, |_, _, lock| lock.map_or(Sight::NotALock, |lock| Sight::Lock(lock.standing)))
+        self.look_and(key, owner, |lock| lock.map_or(Sight::NotALock, |lock| Sight::Lock(lock.standing())))
     }
 
     fn holders(&mut self, key: &LockKey) -> Vec<Owner> {
@@ -129,17 +153,19 @@ struct Served<'a>(Keyspace<'a>);
 
 impl View for Served<'_> {
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
-        let now = self.0.now.millis();
-        self.0.look_and(key, owner, |ctx, name, lock| {
+        let (ctx, now) = (self.0.ctx, self.0.now.millis());
+        if !serves(ctx, key) {
+            // The slot is elsewhere or on its way: whoever comes is redirected, and who waits will be. A copy of the key
+            // may still lie here, or already; what it says does not count.
+            rosters::with(|rosters| rosters.forget(key.db, &key.name));
+            books::with(|books| books.looks.schedule(key, Some(now.saturating_add(LOOK_AGAIN))));
+            wake_for_looks(ctx);
+            return Sight::Elsewhere;
+        }
+        self.0.look_and(key, owner, |lock| {
             let Some(lock) = lock else { return Sight::NotALock };
-            if listeners::in_cluster() && lock.standing.holders == 0 && !ctx.serves(name) {
-                // The slot is elsewhere or on its way there: whoever comes is redirected, and who waits will be.
-                books::with(|books| books.looks.schedule(key, Some(now.saturating_add(LOOK_AGAIN))));
-                wake_for_looks(ctx);
-                return Sight::Elsewhere;
-            }
             refresh(lock, key, now);
-            Sight::Lock(lock.standing)
+            Sight::Lock(lock.standing())
         })
     }
 
@@ -154,7 +180,7 @@ fn refresh(lock: &mut Lock, key: &LockKey, now: Millis) {
         // The look may be for one who waits for several locks; others wait for this one alone.
         books::with(|books| books.agenda.note(key.clone(), Change::Freed));
     }
-    if lock.standing.holders > 0 {
+    if lock.count() > 0 {
         schedule(lock, key, now); // Else it is about to be granted.
     }
 }
@@ -198,63 +224,99 @@ pub fn deadline_moved(lock: &Lock, now: Now) {
     }
 }
 
-/// Carries out the end of a wait.
-fn settle(ctx: Ctx, waiter: &Waiter<Asker>, wait_end: WaitEnd, now: Now) {
+/// Decides about a request and carries out the end of its wait, if it ends. `lock` is its only lock, if it was read
+/// already, as its owner sees it.
+fn settle(ctx: Ctx, attempt: Attempt, locks: &mut impl View, now: Now, lock: Option<(TextRef, &mut Lock)>) {
+    let judgement = attempt.judge(locks, now.millis());
+    let ended = books::with(|books| {
+        let ended = books.agenda.judged(&mut books.queue, attempt, judgement);
+        if let Some((waiter, _)) = &ended {
+            books.left(waiter);
+        }
+        ended
+    });
+    let Some((waiter, wait_end)) = ended else { return };
     let refused = match wait_end {
-        WaitEnd::Granted(decisions) => return grant(ctx, waiter, &decisions, now),
         WaitEnd::NotALock => WRONGTYPE.into(),
         WaitEnd::Refused(decision) => refusal(decision),
+        WaitEnd::Granted(decisions) => {
+            let granted = match lock {
+                Some((owner, lock)) => grant(ctx, &waiter, &decisions, owner, std::slice::from_mut(lock), now),
+                None => grant_several(ctx, &waiter, &decisions, now),
+            };
+            match granted {
+                Ok(()) => return,
+                // Those behind it may have their turn, for what it was granted was not taken.
+                Err(error) => return end_wait(ctx, &waiter, Outcome::Refused(error), now),
+            }
+        }
     };
     end(ctx, waiter.ask.ticket, Outcome::Refused(refused), now);
 }
 
-fn grant(ctx: Ctx, waiter: &Waiter<Asker>, decisions: &[Decision], now: Now) {
-    let Asker { ticket, client, terms, arrived, .. } = waiter.ask;
+fn grant_several(ctx: Ctx, waiter: &Waiter<Asker>, decisions: &[Decision], now: Now) -> Result<(), String> {
     let db = waiter.keys.first().map_or(0, |key| key.db);
-    let granted = ctx.in_db(db, |ctx| {
+    ctx.in_db(db, |ctx| {
         let owner = Text::new(&waiter.owner);
         let names: Vec<Text> = waiter.keys.iter().map(|key| Text::new(&key.name)).collect();
         let names: Vec<TextRef> = names.iter().map(AsText::as_text).collect();
-        if !may_acquire(ctx, client, &names, owner.as_text()) {
-            return Err(NOPERM);
-        }
-        let mut locks = look_all(ctx, &names, owner.as_text(), now).map_err(|NotALock| WRONGTYPE)?;
-        let grantee = Grantee { owner: owner.as_text(), client, terms: &terms };
-        let undo = undo::before_grant(&locks, decisions, owner.as_text());
-        let token = holding::grant(&mut locks, decisions, grantee, now);
-        for (lock, key) in locks.iter().zip(waiter.keys.iter()) {
-            schedule(lock, key, now.millis());
-        }
-        Ok((token, undo.under(token)))
-    });
-    let (token, undo) = match granted {
-        Ok(granted) => granted,
-        Err(error) => {
-            // Those behind it may have their turn, for what it was granted was not taken.
-            return end_wait(ctx, waiter, Outcome::Refused(error.into()), now);
-        }
-    };
+        let mut locks = look_all(ctx, &names, owner.as_text(), now).map_err(|NotALock| WRONGTYPE.to_owned())?;
+        grant(ctx, waiter, decisions, owner.as_text(), &mut locks, now)
+    })
+}
+
+/// Grants what was decided to one who waited, and lets it be told.
+fn grant(
+    ctx: Ctx,
+    waiter: &Waiter<Asker>,
+    decisions: &[Decision],
+    owner: TextRef,
+    locks: &mut [Lock],
+    now: Now,
+) -> Result<(), String> {
+    let Asker { ticket, client, terms, arrived, .. } = waiter.ask;
+    if !may_acquire(ctx, client, locks, owner) {
+        return Err(NOPERM.into());
+    }
+    let granted = |(_, decision): &(&Lock, &Decision)| matches!(decision, Decision::Grant(..));
+    if let Some((full, _)) = locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
+        return Err(too_many_holders(full));
+    }
+    let undo = undo::before_grant(locks, decisions, owner);
+    let token = holding::grant(locks, decisions, Grantee { owner, client, terms: &terms }, now);
+    for (lock, key) in locks.iter().zip(waiter.keys.iter()) {
+        schedule(lock, key, now.millis());
+    }
+    let undo = undo.under(token);
     count(|it| &mut it.granted_queued);
     time(|stats| &mut stats.waits, now.micros.saturating_sub(arrived.micros));
     if terms.replicas == 0 {
-        return end(ctx, ticket, Outcome::Granted(Answer::Token(token), undo), now);
+        end(ctx, ticket, Outcome::Granted(Answer::Token(token), undo), now);
+        return Ok(());
     }
     let what = What::Reply(ticket, Answer::Token(token));
     let id = confirming::begin(ctx, what, undo, terms.replicas, Millis::MAX, now);
     books::with(|books| books.owed.set(ticket, State::Confirming(id)));
+    Ok(())
 }
 
 /// Whether a connection's user may still do what the connection has asked for: rights may have changed since.
-fn may_acquire(ctx: Ctx, client: u64, names: &[TextRef], owner: TextRef) -> bool {
+fn may_acquire(ctx: Ctx, client: u64, locks: &[Lock], owner: TextRef) -> bool {
     let Some(user) = User::of_client(ctx, client) else { return true };
-    if let [name] = names {
-        return user.may_run(&[words().acquire.as_text(), *name, owner]);
+    if let [lock] = locks {
+        return user.may_run(&[words().acquire.as_text(), lock.name(), owner]);
     }
-    let count = Text::new(names.len().to_string().as_bytes());
+    let count = Text::new(locks.len().to_string().as_bytes());
     let mut command = vec![words().macquire.as_text(), count.as_text()];
-    command.extend(names);
+    command.extend(locks.iter().map(Lock::name));
     command.push(owner);
     user.may_run(&command)
+}
+
+/// The message for a request that would be one holder too many.
+pub fn too_many_holders(lock: &Lock) -> String {
+    let (name, most) = (config::show(lock.name().bytes()), config::MAX_HOLDERS.get());
+    format!("ERR too many holders of '{name}': holdfast.max-holders is {most}")
 }
 
 /// The message for a request that contradicts what its owner holds.

@@ -14,7 +14,7 @@
 //! So before 7.2 ([`events::turn_end_precedes_unblock`]) those who wait are told how it ended in `TurnEnds`, and later
 //! in [`tick`]: each time where nothing of the server's own can come in between.
 
-use crate::books::{self, Why};
+use crate::books::{self, Expiry, Why};
 use crate::keyspace::{Lock, effects, listeners, rosters};
 use crate::lock::LockKey;
 use crate::lock::serve::Change;
@@ -24,11 +24,11 @@ use crate::server::ctx::{Role, is_paused};
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, MainThread, Text, events};
 use crate::serving::{LOOK_AGAIN, serve};
-use crate::stats::count;
-use crate::{answering, confirming, holding, stats, undo, waiting, watchdog};
+use crate::stats::add;
+use crate::{answering, confirming, holding, searching, stats, undo, waiting, watchdog};
 
 /// Keys that were touched while the books were lent.
-static TOUCHED_MEANWHILE: MainThread<Vec<(LockKey, Touch)>> = MainThread::new();
+static TOUCHED_MEANWHILE: MainThread<Vec<(LockKey, Touch, usize)>> = MainThread::new();
 
 /// A key was touched by some other command, or expired. Writes nothing.
 pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
@@ -36,12 +36,14 @@ pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
         return;
     }
     let db = ctx.db();
-    let was_known = rosters::forget_if_known(db, name);
+    let known = rosters::forget_if_known(db, name);
+    // Without a roster there is one holder at most.
+    let holders = known.unwrap_or(1);
     let noted = books::try_with(|books| {
         let is_tied = books.ties.is_tied(db, name);
-        let concerns_us = was_known || is_tied || books.is_contended(db, name);
+        let concerns_us = known.is_some() || is_tied || books.is_contended(db, name);
         if concerns_us && ctx.flags().role() == Role::Master {
-            note_touch(books, LockKey::new(db, name), touch);
+            note_touch(books, LockKey::new(db, name), touch, holders);
             return true;
         }
         false
@@ -50,20 +52,23 @@ pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
         Some(true) => {}
         Some(false) => return,
         // A key that was being read turned out to have expired.
-        None => TOUCHED_MEANWHILE.with(|touched| touched.push((LockKey::new(db, name), touch))),
+        None => TOUCHED_MEANWHILE.with(|touched| touched.push((LockKey::new(db, name), touch, holders))),
     }
     // Nobody asked for an expiry, so there is no step to follow it up in; and it may be a late one.
-    if noted.is_none() || touch == Touch::Expired || !events::request_after_touch(ctx) {
+    if noted.is_none() || touch != Touch::Changed || !events::request_after_touch(ctx) {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
 }
 
-fn note_touch(books: &mut books::Books, key: LockKey, touch: Touch) {
-    let why = if touch == Touch::Expired { Why::Expired } else { Why::Changed };
+fn note_touch(books: &mut books::Books, key: LockKey, touch: Touch, holders: usize) {
+    let expiry = match touch {
+        Touch::Expired => Some(Expiry::Key),
+        Touch::FieldsExpired => Some(Expiry::Fields { holders }),
+        Touch::Changed => None,
+    };
+    let why = if expiry.is_some() { Why::Expired } else { Why::Changed };
     books.ties.doubt(key.db, &key.name, why);
-    if touch == Touch::Expired {
-        books.expired.push_back(key.clone());
-    }
+    books.expired.extend(expiry.map(|expiry| (key.clone(), expiry)));
     books.agenda.note(key, Change::Foreign);
 }
 
@@ -110,20 +115,40 @@ fn work(ctx: Ctx, now: Now, slice: Slice) {
     // What others did to the keys; and who is next.
     sweep(slice);
     follow_up(ctx, now, slice);
+    // And whether those who still wait ever can be.
+    searching::advance(ctx, now, slice);
 }
 
 /// Does what follows from changes that others made, and serves those who wait.
 fn follow_up(ctx: Ctx, now: Now, slice: Slice) {
-    for (key, touch) in TOUCHED_MEANWHILE.with(std::mem::take) {
-        books::with(|books| note_touch(books, key, touch));
+    for (key, touch, holders) in TOUCHED_MEANWHILE.with(std::mem::take) {
+        books::with(|books| note_touch(books, key, touch, holders));
     }
     while !slice.is_over() {
-        let Some(key) = books::with(|books| books.expired.pop_front()) else { break };
-        count(|it| &mut it.expired);
-        ctx.in_db(key.db, |ctx| Lock::tell_expired(ctx, &Text::new(&key.name)));
+        let Some((key, expiry)) = books::with(|books| books.expired.pop_front()) else { break };
+        tell_expired(ctx, &key, expiry, now);
     }
     watchdog::verify_doubtful(ctx, now, slice);
     serve(ctx, now, slice);
+}
+
+/// Tells of holds that have ended with a key, or with fields of it.
+fn tell_expired(ctx: Ctx, key: &LockKey, expiry: Expiry, now: Now) {
+    ctx.in_db(key.db, |ctx| {
+        let name = Text::new(&key.name);
+        let ended = match expiry {
+            Expiry::Key => 1,
+            Expiry::Fields { holders } => holders.saturating_sub(holders_left(ctx, key, &name, now).unwrap_or(holders)),
+        };
+        add(|it| &mut it.expired, ended as u64);
+        (0..ended).for_each(|_| Lock::tell_expired(ctx, &name));
+    });
+}
+
+/// How many hold a lock, those included whose lease is over and who are still to be taken out; `None`: it is no lock.
+fn holders_left(ctx: Ctx, key: &LockKey, name: &Text, now: Now) -> Option<usize> {
+    let lock = Lock::look_around(ctx, name.as_text(), now.millis()).ok()?;
+    rosters::with(|rosters| rosters.holders(key.db, &key.name)).or(Some(lock.count()))
 }
 
 fn roll_back_undelivered(ctx: Ctx, now: Now, slice: Slice) {
@@ -160,7 +185,7 @@ fn purge(ctx: Ctx, key: &LockKey, now: Now) {
     let is_done = ctx.in_db(key.db, |ctx| {
         let name = Text::new(&key.name);
         let Ok(mut lock) = Lock::look_around(ctx, name.as_text(), now.millis()) else { return true };
-        !holding::purge(&mut lock, now.millis()) || lock.standing.holders == 0
+        !holding::purge(&mut lock, now.millis()) || lock.count() == 0
     });
     books::with(|books| books.agenda.note(key.clone(), Change::Freed));
     // Nothing of it is due any more: its leases don't end (`PERSIST`), or it is no lock.
@@ -277,6 +302,7 @@ pub fn event(ctx: Ctx, event: Event) {
             listeners::doubt();
             replaced(ctx, None);
         }
+        Event::SlotsMoved => replaced(ctx, None),
         Event::ListenersMayHaveChanged => listeners::doubt(),
         Event::ModuleLoaded => listeners::module_loaded(),
         Event::ModuleUnloaded => listeners::module_unloaded(),

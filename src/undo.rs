@@ -20,12 +20,12 @@ pub fn before_grant(locks: &[Lock], decisions: &[Decision], owner: TextRef) -> U
 
 /// The way back from a renewal that is about to set this deadline for those of `locks` that are held.
 pub fn before_renewal(locks: &[Lock], owner: TextRef, deadline: Deadline) -> Undo {
-    before(locks, locks.iter().map(|lock| lock.standing.own.map(|own| Hold { deadline, ..own })), owner)
+    before(locks, locks.iter().map(|lock| lock.own().map(|own| Hold { deadline, ..own })), owner)
 }
 
 fn before(locks: &[Lock], given: impl Iterator<Item = Option<Hold>>, owner: TextRef) -> Undo {
     let steps = locks.iter().zip(given).filter_map(|(lock, given)| {
-        let (name, before) = (lock.name().bytes(), lock.standing.own);
+        let (name, before) = (lock.name().bytes(), lock.own());
         let token = before.and_then(|before| before.token);
         let tie_before = books::with(|books| books.ties.of(lock.db(), name, owner.bytes(), token).cloned());
         Some(Step { name: name.into(), before, tie_before, given: given? })
@@ -54,7 +54,7 @@ fn roll_back_step(ctx: Ctx, step: &Step, owner: TextRef, now: Now) {
     let Step { name, before, given, tie_before } = step;
     let name = Text::new(name);
     let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner, now.millis()) else { return };
-    let Some(own) = lock.standing.own.filter(|own| own.token == given.token) else { return };
+    let Some(own) = lock.own().filter(|own| own.token == given.token) else { return };
     let added = given.holds.saturating_sub(before.map_or(0, |before| before.holds));
     let holds = own.holds.saturating_sub(added);
     if holds == 0 {

@@ -16,7 +16,7 @@ use crate::holding;
 use crate::keyspace::Lock;
 use crate::lock::serve::Change;
 use crate::lock::{LockKey, Millis, Owner, WaiterId};
-use crate::server::blocked::block;
+use crate::server::blocked::{block, block_for_events};
 use crate::server::clock::{Now, Slice};
 use crate::server::reply::Replied;
 use crate::server::timer::{self, Timer};
@@ -85,26 +85,27 @@ impl Request {
     }
 }
 
-/// Lets a request wait at the end of the queue.
+/// Lets a request wait at the end of the queue for the locks of these names. Those that were read are scheduled to be
+/// looked at again; whoever waits ahead has seen to that for the others.
 pub fn wait(
     ctx: Ctx,
     request: Request,
-    locks: &[Lock],
+    (names, locks): (&[TextRef], &[Lock]),
     terms: &Terms,
     wait: Wait,
     now: Now,
-) -> Result<Replied, String> {
-    let names: Vec<TextRef> = locks.iter().map(Lock::name).collect();
-    let Some((ticket, replied)) = request.owe(ctx, &names) else {
+) -> Result<(WaiterId, Replied), String> {
+    let Some((ticket, replied)) = request.owe(ctx, names) else {
         return Err("ERR this client can't be blocked".into());
     };
     let until = wait.until(now);
     let Request { client, on_behalf, keys, owner } = request;
     let ask = Asker { ticket, client, on_behalf, terms: *terms, arrived: now };
-    books::with(|books| {
+    let id = books::with(|books| {
         let id = books.queue.join(owner, keys.clone(), terms.request, now.millis(), until, ask);
         books.owed.set(ticket, State::Waiting(id));
         books.owed.timeouts.extend(until.map(|until| (until, ticket)));
+        id
     });
     for (lock, key) in locks.iter().zip(keys.iter()) {
         schedule_earlier(lock, key, now.millis());
@@ -112,7 +113,7 @@ pub fn wait(
     if let Some(until) = until {
         timer::wake(ctx, Timer::Work, until);
     }
-    Ok(replied)
+    Ok((id, replied))
 }
 
 /// Lets the answer to a grant or renewal wait for its replicas.
@@ -209,7 +210,7 @@ pub fn cancel(ctx: Ctx, session: u64, owner: TextRef, key: LockKey, now: Now) ->
         any |= ctx.in_db(key.db, |ctx| {
             let key_name = Text::new(&key.name);
             let Ok(mut lock) = Lock::look(ctx, key_name.as_text(), owner, now.millis()) else { return false };
-            if lock.standing.own.is_none() {
+            if lock.own().is_none() {
                 return false;
             }
             holding::end(&mut lock, owner);
@@ -231,7 +232,7 @@ pub fn read_next(ctx: Ctx, session: u64, most: usize, wait: Wait, now: Now) -> R
     if wait == Wait::No || books::with(|books| books.sessions.unread(session) > 0) || !ctx.flags().may_block() {
         return Ok(answering::reply_events(ctx, session, most));
     }
-    let Some((block, replied)) = block(ctx, std::iter::empty(), ticket) else {
+    let Some((block, replied)) = block_for_events(ctx, ticket) else {
         return Err("ERR this client can't be blocked".into());
     };
     let until = wait.until(now);

@@ -3,12 +3,13 @@
 use crate::books::confirmations::What;
 use crate::books::ties::Renewal;
 use crate::books::{self, Tie, TieId, Why};
-use crate::keyspace::{Lock, listeners};
+use crate::keyspace::Lock;
 use crate::lock::serve::Change;
 use crate::lock::{Deadline, Hold, Millis};
 use crate::server::clock::{Now, Slice};
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef};
+use crate::serving::serves;
 use crate::stats::count;
 use crate::{confirming, holding, undo};
 
@@ -63,12 +64,12 @@ pub fn verify_doubtful(ctx: Ctx, now: Now, slice: Slice) {
 /// Looks whether a tied hold is still there; if not, it is lost: for this reason, unless its lease is over.
 pub fn verify(ctx: Ctx, id: TieId, why: Why, now: Now) {
     let Some(tie) = books::with(|books| books.ties.get(id).cloned()) else { return };
-    let own = with_lock(ctx, &tie, now, |lock, _| held(lock, &tie)).flatten();
+    let elsewhere = !serves(ctx, &tie.key());
+    let own = if elsewhere { None } else { with_lock(ctx, &tie, now, |lock, _| held(lock, &tie)).flatten() };
     if let Some(own) = own {
-        books::with(|books| books.ties.deadline_moved(id, own.deadline, now.millis()));
+        books::with(|books| books.ties.deadline_seen(id, own.deadline));
         return holding::wake_for_ties(ctx);
     }
-    let elsewhere = listeners::in_cluster() && !ctx.in_db(tie.key().db, |ctx| ctx.serves(&Text::new(&tie.name)));
     books::with(|books| {
         books.ties.remove(id);
         match tie.deadline {
@@ -118,7 +119,7 @@ pub fn untie_retired(ctx: Ctx, slice: Slice) {
 }
 
 fn held(lock: &Lock, tie: &Tie) -> Option<Hold> {
-    lock.standing.own.filter(|own| own.token == Some(tie.token))
+    lock.own().filter(|own| own.token == Some(tie.token))
 }
 
 /// Reads the lock of a tie as its owner sees it; `None` if it is no lock.

@@ -1,5 +1,6 @@
 //! The module against real servers: a file a concern.
 
+mod attacks;
 mod bad_input;
 mod commands;
 mod common;
@@ -25,9 +26,11 @@ mod replicas;
 mod replies;
 mod reset;
 mod rights;
+mod sessions;
 mod settings;
 mod several;
 mod several_stress;
+mod slot_migration;
 mod smoke;
 mod speak;
 mod stream;

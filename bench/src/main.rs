@@ -18,6 +18,7 @@ mod report;
 mod server;
 mod settings;
 mod stats;
+mod worst;
 
 use anyhow::{Context, Result, bail};
 
@@ -28,13 +29,14 @@ use settings::{Settings, USAGE};
 
 type Section = fn(&Settings, &[Program]) -> Result<Findings>;
 
-const SECTIONS: [(&str, Section); 6] = [
+const SECTIONS: [(&str, Section); 7] = [
     ("pair", pair::run),
     ("handoff", handoff::run),
     ("crash", crash::run),
     ("memory", memory::run),
     ("neighbours", neighbours::run),
     ("replicas", replicas::run),
+    ("worst", worst::run),
 ];
 
 fn main() -> Result<()> {

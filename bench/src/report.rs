@@ -130,7 +130,7 @@ fn write(out: &Path, name: &str, text: &str) -> Result<()> {
 pub fn goals(goals: &[Goal]) -> Table {
     let mut table = Table::new(
         "Goals",
-        "Ratios: median of the rounds (lowest..highest round).",
+        "Median of the rounds (lowest..highest round); ratios, if nothing else is said.",
         &["what", "at most", "measured", ""],
     );
     goals.iter().for_each(|goal| table.row(goal.row()));

@@ -13,7 +13,7 @@ usage: bench [--quick] [--out DIR] [--server PROGRAM]... [--redis-py PYTHON] [--
   --server PROGRAM   a server to measure on (default: redis-server)
   --redis-py PYTHON  a Python that has redis-py, to measure its Lock too
   --who NAME         only this one, in the sections pair and handoff: for a profile
-  SECTION            pair, handoff, crash, memory, neighbours, replicas (default: all)";
+  SECTION            pair, handoff, crash, memory, neighbours, replicas, worst (default: all)";
 
 /// What one run measures.
 #[derive(Clone, Debug)]
@@ -112,6 +112,8 @@ pub struct Scale {
     pub replica_rounds: usize,
     /// Grants in each of them.
     pub replica_grants: usize,
+    /// Rounds of each of the worst steps.
+    pub worst_rounds: usize,
 }
 
 impl Scale {
@@ -135,6 +137,7 @@ impl Scale {
             watched_lease: Duration::from_secs(30),
             replica_rounds: 10,
             replica_grants: 1_000,
+            worst_rounds: 3,
         }
     }
 
@@ -158,6 +161,7 @@ impl Scale {
             watched_lease: Duration::from_millis(1_500),
             replica_rounds: 2,
             replica_grants: 100,
+            worst_rounds: 1,
         }
     }
 }

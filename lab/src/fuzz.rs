@@ -2,14 +2,22 @@
 //!
 //! Nothing may crash, no log may hold an error, memory must come back, and the replicas must have what the master has.
 
+mod almost;
+mod burden;
 pub mod copies;
 mod outcome;
 mod replies;
 mod requests;
+mod rights;
 mod sender;
+mod tokens;
+mod watch;
+mod words;
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,9 +29,13 @@ use crate::report::Row;
 use copies::{check_copies, quiet_log};
 use outcome::Outcome;
 use sender::Sender;
+use tokens::Tokens;
+use watch::Watch;
 
-/// Requests of the short form.
-const SHORT: u64 = 1_000_000;
+/// Requests of a run.
+const REQUESTS: u64 = 1_000_000;
+/// Runs of the long form.
+const RUNS: u64 = 10;
 /// Connections that send at the same time.
 const CONNECTIONS: u64 = 6;
 /// After each round all connections end, and copies and logs are looked at.
@@ -35,14 +47,25 @@ const GROWTH: i64 = 256 * 1024;
 /// Violations of a round that are told in full.
 const TOLD: usize = 8;
 
-/// Runs the scenario: a million requests in the short form, as many times a million as fit in the budget otherwise.
+/// Runs the scenario: a million requests in the short form, ten million otherwise, and more if there is time.
 pub fn run(options: &Options) -> Vec<Row> {
+    let programs = programs();
     let start = Instant::now();
     let mut total = Row { scenario: "robustness: random requests".into(), ..Row::default() };
-    let mut seed = options.seed;
-    loop {
+    let mut longest = Duration::ZERO;
+    // Each run has one of the servers; the short form shares its requests out among them.
+    let (runs, requests) = match options.short {
+        true => (programs.len() as u64, requests_wanted() / programs.len() as u64),
+        false => (RUNS, requests_wanted()),
+    };
+    for run in 0.. {
         let before = Instant::now();
-        let outcome = once(seed, requests_wanted());
+        if run >= runs && (options.short || start.elapsed() + longest > options.budget) {
+            break;
+        }
+        let seed = options.seed + run;
+        let outcome = once(&programs[run as usize % programs.len()], seed, requests);
+        longest = longest.max(before.elapsed());
         total.runs += 1;
         total.requests += outcome.requests;
         total.faults += outcome.dropped;
@@ -52,33 +75,41 @@ pub fn run(options: &Options) -> Vec<Row> {
         }
         let reached: Vec<String> = outcome.reached.iter().map(|(what, times)| format!("{times} {what}")).collect();
         total.note = format!(
-            "{} garbage strings; {}; copies compared {} times; memory grew by {} B",
+            "the last run: {} garbage strings; {}; copies compared {} times; memory grew by {} B; {} pings, of \
+             which one waited for {:.1?} of the server's own time",
             outcome.garbage,
             reached.join(", "),
             outcome.compared,
-            outcome.growth
+            outcome.growth,
+            outcome.watch.pings,
+            outcome.watch.longest,
         );
-        seed += 1;
-        if options.short || start.elapsed() + before.elapsed() > options.budget {
-            return vec![total];
-        }
     }
+    vec![total]
+}
+
+/// The servers that the requests are sent to: the usual one, and one whose hash fields can expire, if it is here.
+fn programs() -> Vec<PathBuf> {
+    let newer = support::workspace().join(".servers/valkey-9.1/valkey-server");
+    let newer = Some(newer).filter(|program| program.exists());
+    std::iter::once(support::server_program()).chain(newer).collect()
 }
 
 /// `LAB_FUZZ_REQUESTS`, for runs under tools that make the server many times slower.
 fn requests_wanted() -> u64 {
-    std::env::var("LAB_FUZZ_REQUESTS").ok().and_then(|text| text.parse().ok()).unwrap_or(SHORT)
+    std::env::var("LAB_FUZZ_REQUESTS").ok().and_then(|text| text.parse().ok()).unwrap_or(REQUESTS)
 }
 
-fn once(seed: u64, requests: u64) -> Outcome {
+fn once(program: &Path, seed: u64, requests: u64) -> Outcome {
     let mut outcome = Outcome::default();
-    let master = Server::builder()
-        .arg("databases", &requests::DATABASES.to_string())
+    let databases = requests::DATABASES.to_string();
+    let server = || Server::builder().program(program).arg("databases", &databases);
+    let master = server()
         .arg("repl-diskless-sync-delay", "0")
         .arg("notify-keyspace-events", "KEAd")
         .arg("crash-memcheck-enabled", "no")
         .start();
-    let replicas = [Server::start(), Server::builder().without_module().start()];
+    let replicas = [server().start(), server().without_module().start()];
     for replica in &replicas {
         replica.replica_of(&master);
     }
@@ -89,9 +120,17 @@ fn once(seed: u64, requests: u64) -> Outcome {
     // Servers warn about this and that while they start and make the first copies.
     let servers: Vec<(&Server, usize)> =
         [&master].into_iter().chain(&replicas).map(|server| (server, server.log().len())).collect();
+    rights::make_users(&mut master.connect());
+    watch::note_slow_steps(&mut master.connect());
+    let mut tokens = Tokens::default();
     let mut base = None;
     for round in 0..ROUNDS {
         outcome.add(storm(&master, seed.wrapping_mul(1000) + round, requests / ROUNDS));
+        if outcome.violations.is_empty()
+            && let Err(why) = tokens.probe(&mut master.connect())
+        {
+            outcome.violations.push(format!("round {round}: {why}"));
+        }
         let quiet = || servers.iter().try_for_each(|(server, seen)| quiet_log(server, *seen));
         let checked = quiet()
             .and_then(|()| everybody_gone(&master))
@@ -108,12 +147,16 @@ fn once(seed: u64, requests: u64) -> Outcome {
             base = Some(memory_when_empty(&master, i64::MIN));
         }
     }
+    if let Some(verdict) = master.client().get_connection().ok().and_then(|mut it| outcome.watch.verdict(&mut it)) {
+        outcome.violations.push(verdict);
+    }
     if !outcome.violations.is_empty() {
         // The server may be gone.
         return outcome;
     }
     outcome.reached = reached(&master);
-    if requests >= SHORT / 10
+    outcome.reached.push(("forbidden", outcome.forbidden as i64));
+    if requests >= REQUESTS / 10
         && let Some((what, _)) = outcome.reached.iter().find(|(_, times)| *times == 0)
     {
         outcome.violations.push(format!("among the requests none led to {what}: they test too little"));
@@ -168,7 +211,11 @@ fn storm(master: &Server, seed: u64, requests: u64) -> Outcome {
     let address = master.addr();
     let clients = Mutex::new(BTreeMap::new());
     let mut outcome = Outcome::default();
+    let stop = AtomicBool::new(false);
     thread::scope(|scope| {
+        let watch = scope.spawn(|| Watch::over(address, master.pid(), &stop));
+        // That its connections end early is nothing that is promised.
+        let burden = scope.spawn(|| burden::bear(address, seed, &stop));
         let senders: Vec<_> = (0..CONNECTIONS)
             .map(|number| {
                 let clients = &clients;
@@ -184,6 +231,9 @@ fn storm(master: &Server, seed: u64, requests: u64) -> Outcome {
                 Err(_) => outcome.violations.push("a sender panicked".into()),
             }
         }
+        stop.store(true, Ordering::Relaxed);
+        let _ = burden.join();
+        outcome.watch.add(watch.join().unwrap_or_default());
     });
     outcome
 }
@@ -192,7 +242,13 @@ fn storm(master: &Server, seed: u64, requests: u64) -> Outcome {
 /// is no more than `base` and what is allowed besides, or until it is clear that it stays above.
 fn memory_when_empty(master: &Server, base: i64) -> i64 {
     let mut connection = master.connect();
-    for command in [&["FLUSHALL"][..], &["SCRIPT", "FLUSH", "SYNC"], &["CONFIG", "RESETSTAT"]] {
+    for command in [
+        &["FLUSHALL"][..],
+        &["SCRIPT", "FLUSH", "SYNC"],
+        &["CONFIG", "RESETSTAT"],
+        &["ACL", "LOG", "RESET"],
+        &["SLOWLOG", "RESET"],
+    ] {
         let mut request = redis::cmd(command[0]);
         request.arg(&command[1..]);
         request.exec(&mut connection).expect("the server empties itself");

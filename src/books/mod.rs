@@ -20,6 +20,7 @@ pub use sweep::Sweep;
 pub use ties::{Tie, TieId, Ties, Tying};
 pub use undo::{Step, Undo};
 
+use crate::lock::cycle::Search;
 use crate::lock::serve::{Agenda, Change};
 use crate::lock::{LockKey, Queue, Waiter, WaiterId};
 use crate::server::MainThread;
@@ -44,12 +45,26 @@ pub struct Books {
     pub ties: Ties,
     /// What replicas have yet to confirm.
     pub confirmations: Confirmations,
-    /// Locks whose key has expired, which is to be told.
-    pub expired: VecDeque<LockKey>,
+    /// Locks of which something has expired, which is to be told if it ended a hold.
+    pub expired: VecDeque<(LockKey, Expiry)>,
+    /// Searches for cycles of waits that are not done, and whose request each is about.
+    pub searches: VecDeque<(WaiterId, Search)>,
     /// Everything that a replaced data set leaves to be looked at anew.
     pub sweep: Sweep,
     /// What this server decided nothing about before its role changed.
     pub undecided: Undecided,
+}
+
+/// What of a lock has expired.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expiry {
+    /// The key.
+    Key,
+    /// Some of its fields.
+    Fields {
+        /// How many held the lock until then.
+        holders: usize,
+    },
 }
 
 /// What is to be refused because this server decides nothing any more.
@@ -152,6 +167,7 @@ impl Books {
         !(self.owed.undelivered.is_empty()
             && self.agenda.is_empty()
             && self.expired.is_empty()
+            && self.searches.is_empty()
             && self.sweep.is_over()
             && !self.ties.has_work()
             && !self.sessions.has_departed())

@@ -4,7 +4,7 @@ use super::{ConfirmationId, Tying, Undo};
 use crate::lock::{LockKey, Millis, Owner, Request, Token, WaiterId};
 use crate::server::clock::Now;
 use foldhash::HashMap;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
 pub use crate::server::callbacks::Ticket;
@@ -140,7 +140,7 @@ pub struct Owed<B> {
     /// Blocked clients that are to be answered, in order.
     ending: VecDeque<Ticket>,
     /// Grants whose reply is written but not yet on the network, by connection.
-    sending: BTreeMap<u64, Vec<Undo>>,
+    sending: Vec<(u64, Undo)>,
     /// Grants that nobody will hear of.
     pub undelivered: VecDeque<Undo>,
     /// When waits are over.
@@ -153,7 +153,7 @@ impl<B> Default for Owed<B> {
             tickets: 0,
             pending: HashMap::default(),
             ending: VecDeque::new(),
-            sending: BTreeMap::new(),
+            sending: Vec::new(),
             undelivered: VecDeque::new(),
             timeouts: BTreeSet::new(),
         }
@@ -229,21 +229,18 @@ impl<B> Owed<B> {
 
     /// A grant's reply has been written; it is on the network when the event loop has gone round.
     pub fn sending(&mut self, client: u64, undo: Undo) {
-        self.sending.entry(client).or_default().push(undo);
+        self.sending.push((client, undo));
     }
 
     /// What was written has been handed to the network.
     pub fn sent(&mut self) {
-        if !self.sending.is_empty() {
-            self.sending.clear();
-        }
+        self.sending.clear();
     }
 
     /// A connection has ended: what was written for it never arrived. How many grants that were.
     pub fn undeliver(&mut self, client: u64) -> usize {
-        let Some(undos) = self.sending.remove(&client) else { return 0 };
-        let many = undos.len();
-        self.undelivered.extend(undos);
-        many
+        let before = self.undelivered.len();
+        self.undelivered.extend(self.sending.extract_if(.., |(to, _)| *to == client).map(|(_, undo)| undo));
+        self.undelivered.len().saturating_sub(before)
     }
 }

@@ -95,12 +95,16 @@ impl Tie {
 
     /// When something is to be done about it: it is renewed, or its lease is over.
     fn next_due(&self, now: Millis) -> Option<Millis> {
-        let over = match self.deadline {
+        let renewal = self.tying.watchdog.then(|| now.saturating_add(interval(self.lease)));
+        self.over().into_iter().chain(renewal).min()
+    }
+
+    /// The first moment in which its lease is over.
+    fn over(&self) -> Option<Millis> {
+        match self.deadline {
             Deadline::At(at) => Some(at.saturating_add(1)),
             Deadline::Never => None,
-        };
-        let renewal = self.tying.watchdog.then(|| now.saturating_add(interval(self.lease)));
-        over.into_iter().chain(renewal).min()
+        }
     }
 }
 
@@ -283,9 +287,13 @@ impl Ties {
         self.live.set_due(id, due);
     }
 
-    /// The tie of this hold, by name.
-    pub fn find(&self, db: i32, name: &[u8], owner: &[u8]) -> Option<TieId> {
-        if self.live.by_id.is_empty() { None } else { self.id(db, name, owner) }
+    /// A tied hold was found to have another deadline, which somebody else gave it: its end is not to be missed. That is
+    /// no reason to renew it earlier.
+    pub fn deadline_seen(&mut self, id: TieId, deadline: Deadline) {
+        let Some(tie) = self.live.by_id.get_mut(&id) else { return };
+        tie.deadline = deadline;
+        let due = tie.due.into_iter().chain(tie.over()).min();
+        self.live.set_due(id, due);
     }
 
     /// A tie that is due. A watched one is due again a third of its lease later, whatever comes of it now.

@@ -3,16 +3,16 @@
 use super::args::{self, Options, Word};
 use crate::books::owed::OnBehalf;
 use crate::books::{self, Answer, Terms};
-use crate::config;
 use crate::holding::{self, Grantee};
-use crate::keyspace::{Detail, Lock};
-use crate::lock::deadlock::{self, Because, Candidate, Link};
+use crate::keyspace::Lock;
+use crate::lock::cycle::Candidate;
 use crate::lock::{Ahead, Decision, LockKey, decide};
+use crate::searching;
 use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, TextRef};
-use crate::serving::{Keyspace, WRONGTYPE, refusal};
+use crate::serving::{WRONGTYPE, refusal, too_many_holders};
 use crate::stats::count;
 use crate::undo;
 use crate::waiting::{self, Request, Wait};
@@ -59,11 +59,14 @@ fn acquire(call: Call) -> Result<Replied, String> {
     if let Some(replied) = asking.repeated(&[name])? {
         return Ok(replied);
     }
-    let ahead = ahead(call.ctx, name);
-    let detail = if ahead == Ahead::Somebody { Detail::Own } else { Detail::All };
-    let now = asking.now.millis();
-    let mut lock = Lock::look_for(call.ctx, name, owner.as_text(), now, detail).map_err(|_| WRONGTYPE)?;
-    let decision = decide(&lock.standing, &asking.terms.request, ahead, now);
+    let (ahead, now) = (ahead(call.ctx, name), asking.now.millis());
+    let lock = match ahead {
+        Ahead::Nobody => Some(Lock::look(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?),
+        // Whoever holds nothing here queues behind the others, whatever else stands in the key.
+        Ahead::Somebody => Lock::look_if_held(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?,
+    };
+    let Some(mut lock) = lock else { return asking.queue(&[name], &[]) };
+    let decision = decide(&lock.standing(), &asking.terms.request, ahead, now);
     asking.carry_out(std::slice::from_mut(&mut lock), &[decision])
 }
 
@@ -106,7 +109,12 @@ impl<'a> Asking<'a> {
             return Err(refusal(*decision));
         }
         if decisions.contains(&Decision::Wait) {
-            return self.queue(locks);
+            let names: Vec<TextRef> = locks.iter().map(Lock::name).collect();
+            return self.queue(&names, locks);
+        }
+        let granted = |(_, decision): &(&Lock, &Decision)| matches!(decision, Decision::Grant(..));
+        if let Some((full, _)) = locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
+            return Err(too_many_holders(full));
         }
         self.grant(locks, decisions)
     }
@@ -134,22 +142,22 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// Lets the request wait, if it may and there is room and that closes no cycle of waits.
-    fn queue(&self, locks: &[Lock]) -> Result<Replied, String> {
+    /// Lets the request wait for the locks of these names, if it may, there is room, and that closes no cycle of waits.
+    /// Those that were read (`locks`) are looked at again when a lease of theirs ends.
+    fn queue(&self, names: &[TextRef], locks: &[Lock]) -> Result<Replied, String> {
         let Self { ctx, now, wait, .. } = *self;
         let blocks = self.on_behalf == OnBehalf::Itself;
         if wait == Wait::No || (blocks && !ctx.flags().may_block()) {
             count(|it| &mut it.refusals);
             return Ok(ctx.reply_null());
         }
-        let names: Vec<TextRef> = locks.iter().map(Lock::name).collect();
-        let request = self.request(&names);
+        let request = self.request(names);
         waiting::has_room(&request)?;
-        if config::DETECT_DEADLOCKS.is_on() && !books::with(|books| books.queue.is_empty()) {
-            let candidate = Candidate { owner: &request.owner, keys: &request.keys, limit: self.terms.request.limit };
-            find_deadlock(ctx, candidate, now)?;
-        }
-        waiting::wait(ctx, request, locks, &self.terms, wait, now)
+        let candidate = Candidate { owner: &request.owner, keys: &request.keys, limit: self.terms.request.limit };
+        let search = searching::begin(ctx, self.client, candidate, now)?;
+        let (id, replied) = waiting::wait(ctx, request, (names, locks), &self.terms, wait, now)?;
+        searching::go_on(ctx, id, search);
+        Ok(replied)
     }
 
     fn request(&self, names: &[TextRef]) -> Request {
@@ -157,28 +165,4 @@ impl<'a> Asking<'a> {
         let keys: Rc<[LockKey]> = names.iter().map(|name| LockKey::new(db, name.bytes())).collect();
         Request { client: self.client, on_behalf: self.on_behalf, keys, owner: self.owner.bytes().into() }
     }
-}
-
-fn find_deadlock(ctx: Ctx, candidate: Candidate, now: Now) -> Result<(), String> {
-    let circle = books::with(|books| deadlock::circle(&books.queue, &mut Keyspace { ctx, now }, candidate));
-    match circle {
-        Some(circle) => {
-            count(|it| &mut it.deadlocks);
-            Err(describe(&circle))
-        }
-        None => Ok(()),
-    }
-}
-
-fn describe(circle: &[Link]) -> String {
-    let next = circle.iter().cycle().skip(1);
-    let waits = circle.iter().zip(next).map(|(link, next)| {
-        let why = match link.because {
-            Because::Holds => "held by",
-            Because::Ahead => "waited for ahead of it by",
-        };
-        let (owner, key, next) = (config::show(&link.owner), config::show(&link.key.name), config::show(&next.owner));
-        format!("owner '{owner}' waits for '{key}' {why} '{next}'")
-    });
-    format!("DEADLOCK {}", waits.collect::<Vec<_>>().join(", "))
 }

@@ -1,7 +1,7 @@
 //! `LOCK.INFO`
 
 use super::args::{self, Word};
-use super::waiters::SHOWN;
+use super::waiters::{MOST, SHOWN};
 use crate::books::{self, Tie};
 use crate::keyspace::{Lock, rosters};
 use crate::lock::{Deadline, Hold, Millis};
@@ -50,7 +50,7 @@ fn info(call: Call) -> Result<Replied, String> {
     let _ = ctx.reply_bytes(b"limit");
     let _ = match holders.len() {
         0 => ctx.reply_null(),
-        _ => ctx.reply_integer(u64::from(lock.standing.limit.number())),
+        _ => ctx.reply_integer(u64::from(lock.limit().number())),
     };
     let _ = ctx.reply_bytes(b"fence");
     let _ = ctx.reply_token(lock.fence());
@@ -60,7 +60,7 @@ fn info(call: Call) -> Result<Replied, String> {
         _ => reply_ttl(ctx, lock.expiry(), now),
     };
     let _ = ctx.reply_bytes(b"holders");
-    let shown = holders.len().min(options.count.unwrap_or(SHOWN)).min(SHOWN);
+    let shown = holders.len().min(options.count.unwrap_or(SHOWN)).min(MOST);
     let _ = ctx.reply_array(shown);
     for (owner, hold) in holders.iter().take(shown) {
         let tie = books::with(|books| books.ties.of(lock.db(), name.bytes(), owner, hold.token).cloned());

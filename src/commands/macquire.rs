@@ -57,7 +57,7 @@ fn macquire(call: Call) -> Result<Replied, String> {
     let mut locks = look_all(call.ctx, &names, owner.as_text(), now).map_err(|_| WRONGTYPE)?;
     let decisions: Vec<_> = locks
         .iter()
-        .map(|lock| decide(&lock.standing, &asking.terms.request, ahead(call.ctx, lock.name()), now.millis()))
+        .map(|lock| decide(&lock.standing(), &asking.terms.request, ahead(call.ctx, lock.name()), now.millis()))
         .collect();
     asking.carry_out(&mut locks, &decisions)
 }

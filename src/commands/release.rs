@@ -2,7 +2,7 @@
 
 use super::args::{self, Options, Word};
 use crate::holding;
-use crate::keyspace::{Detail, Lock};
+use crate::keyspace::Lock;
 use crate::lock::{Deadline, Hold};
 use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
@@ -46,8 +46,7 @@ fn release(call: Call) -> Result<Replied, String> {
 
     let now = Now::read();
     let ctx = call.ctx;
-    let detail = if options.lease.is_none() { Detail::Holds } else { Detail::All };
-    let mut lock = Lock::look_for(ctx, name, owner.as_text(), now.millis(), detail).map_err(|_| WRONGTYPE)?;
+    let mut lock = Lock::look(ctx, name, owner.as_text(), now.millis()).map_err(|_| WRONGTYPE)?;
     let left = give_back(&mut lock, owner.as_text(), &options, now);
     drop(lock);
     if left == Some(0) {
@@ -61,17 +60,20 @@ fn release(call: Call) -> Result<Replied, String> {
 
 /// Gives back what the options say; the holds that are left, `None` if the owner holds nothing (under that token).
 pub(super) fn give_back(lock: &mut Lock, owner: TextRef, options: &Options, now: Now) -> Option<u64> {
-    let own = lock.standing.own.filter(|own| options.token.is_none() || own.token == options.token)?;
+    let held = lock.held().filter(|held| options.token.is_none() || held.token == options.token)?;
     count(|it| &mut it.releases);
-    let holds = options.holds.unwrap_or_else(|| own.holds.saturating_sub(1)).min(own.holds);
+    let holds = options.holds.unwrap_or_else(|| held.holds.saturating_sub(1)).min(held.holds);
     if holds == 0 {
         holding::end(lock, owner);
         return Some(0);
     }
-    let deadline = options.lease.map_or(own.deadline, |lease| Deadline::after(now.millis(), lease));
-    holding::change(lock, owner, &own, &Hold { holds, deadline, ..own }, now);
-    if options.lease.is_some() {
-        deadline_moved(lock, now);
+    match options.lease {
+        None => lock.lower(owner, holds),
+        Some(lease) => {
+            let (own, deadline) = (lock.own()?, Deadline::after(now.millis(), lease));
+            holding::change(lock, owner, &own, &Hold { holds, deadline, ..own }, now);
+            deadline_moved(lock, now);
+        }
     }
     Some(holds)
 }

@@ -91,7 +91,7 @@ pub(super) fn renew_all(
 ///
 /// A hold that another client made gets its token here, and one whose token is to be greater gets that.
 fn prolong(lock: &mut Lock, grantee: Grantee, options: &Options, now: Now) -> Option<Token> {
-    let held = lock.standing.own.filter(|own| options.token.is_none() || own.token == options.token);
+    let held = lock.own().filter(|own| options.token.is_none() || own.token == options.token);
     let Some(own) = held else {
         count(|it| &mut it.renewals_lost);
         return None;

@@ -9,8 +9,11 @@ use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use std::ffi::{CStr, c_int};
 
-/// How many are shown unless `COUNT` says otherwise, and the most that may be.
+/// How many are shown unless `COUNT` says otherwise.
 pub(super) const SHOWN: usize = 1000;
+
+/// The most that are shown: that many take some 3 ms.
+pub(super) const MOST: usize = 10_000;
 
 /// `LOCK.WAITERS`
 #[derive(Debug)]
@@ -47,7 +50,7 @@ fn waiters(call: Call) -> Result<Replied, String> {
     let options = args::options(call, 2, Waiters::DOCS.args)?;
     let (ctx, now) = (call.ctx, Now::read().millis());
     let rows: Vec<Row> = books::with(|books| {
-        let lane = books.queue.lane(ctx.db(), name.bytes()).take(options.count.unwrap_or(SHOWN).min(SHOWN));
+        let lane = books.queue.lane(ctx.db(), name.bytes()).take(options.count.unwrap_or(SHOWN).min(MOST));
         lane.map(|waiter| Row {
             owner: waiter.owner.clone(),
             client: waiter.ask.client,

@@ -5,7 +5,7 @@
 //! expiry, on replicas and in the append-only file as well.
 
 use crate::server::commands::exists;
-use crate::server::{Ctx, Key, MainThread};
+use crate::server::{Ctx, MainThread};
 
 static POSSIBLE: MainThread<bool> = MainThread::new();
 
@@ -15,7 +15,7 @@ pub fn start(ctx: Ctx) {
     POSSIBLE.with(|it| *it = possible);
 }
 
-/// Whether a field of the hash may have an expiry. Valkey 9 and Redis 7.4 don't tell: there, any may.
-pub fn may_have(key: &Key) -> bool {
-    POSSIBLE.with(|possible| *possible) && key.has_expiring_field().unwrap_or(true)
+/// Whether the server knows such fields.
+pub fn is_possible() -> bool {
+    POSSIBLE.with(|possible| *possible)
 }

@@ -7,7 +7,7 @@ pub mod listeners;
 pub mod rosters;
 pub mod words;
 
-pub use layout::{Detail, Form, Lock};
+pub use layout::{Held, Lock};
 
 use crate::lock::{Fence, Millis, Token, fence};
 use crate::server::{MainThread, clock::Now};

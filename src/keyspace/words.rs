@@ -51,22 +51,6 @@ pub fn words() -> &'static Words {
     WORDS.with(|words| *words.get_or_insert_with(|| Box::leak(Box::default())))
 }
 
-/// A number in decimal, as a string of the server.
-pub fn number(value: u64) -> Text {
-    let mut digits = [0_u8; 20];
-    let mut rest = value;
-    let mut len = 0;
-    for digit in digits.iter_mut().rev() {
-        *digit = b'0' + u8::try_from(rest % 10).unwrap_or(0);
-        rest /= 10;
-        len += 1;
-        if rest == 0 {
-            break;
-        }
-    }
-    Text::new(digits.get(20 - len..).unwrap_or_default())
-}
-
 /// The field with a holder's details.
 pub fn details_field(owner: &[u8]) -> Text {
     Text::concat(&[DETAILS, owner])

@@ -1,5 +1,7 @@
 //! Who waits: strictly in order of arrival, over one key or several.
 
+use super::changes::{Changed, Changes};
+use super::serve::Change;
 use super::{KeyMap, LockKey, Millis, Owner, Request};
 use foldhash::HashMap;
 use std::cmp::Reverse;
@@ -46,6 +48,7 @@ pub struct Queue<T> {
     crowds: BTreeSet<(i32, Reverse<usize>, Rc<[u8]>)>,
     /// How many wait for several keys.
     several: usize,
+    changes: Changes,
 }
 
 impl<T> Default for Queue<T> {
@@ -57,6 +60,7 @@ impl<T> Default for Queue<T> {
             by_owner: HashMap::default(),
             crowds: BTreeSet::new(),
             several: 0,
+            changes: Changes::default(),
         }
     }
 }
@@ -97,6 +101,7 @@ impl<T> Queue<T> {
     /// Takes a waiter out, whatever its place; `None` if it is gone already.
     pub fn leave(&mut self, id: WaiterId) -> Option<Waiter<T>> {
         let waiter = self.waiters.remove(&id)?;
+        self.changes.push(Changed::Left(id));
         for key in waiter.keys.iter() {
             let Some(lane) = self.lanes.get_mut(key.db, &key.name) else { continue };
             lane.remove(&id);
@@ -117,6 +122,7 @@ impl<T> Queue<T> {
                 self.by_owner.remove(&waiter.owner);
             }
         }
+        self.changes.push(Changed::Left(id));
         Some(waiter)
     }
 
@@ -133,6 +139,17 @@ impl<T> Queue<T> {
     /// Changes what a waiter asks for; its place stays.
     pub fn get_mut(&mut self, id: WaiterId) -> Option<&mut Waiter<T>> {
         self.waiters.get_mut(&id)
+    }
+
+    /// Notes that a lock has changed: somebody may have lost a hold of it or, at a foreign hand, come to one. Searches
+    /// for cycles that take several steps rely on it.
+    pub fn note(&mut self, key: &LockKey, change: Change) {
+        self.changes.push(Changed::Lock(key.clone(), change));
+    }
+
+    /// What has changed lately.
+    pub(super) fn changes(&self) -> &Changes {
+        &self.changes
     }
 
     /// A waiter.
@@ -153,6 +170,22 @@ impl<T> Queue<T> {
     /// Those who wait for a key, in order.
     pub fn lane(&self, db: i32, name: &[u8]) -> impl Iterator<Item = &Waiter<T>> {
         self.lanes.get(db, name).into_iter().flatten().filter_map(|id| self.waiters.get(id))
+    }
+
+    /// As [`Queue::lane`], from one place in the order of arrival on.
+    pub(super) fn lane_from(&self, key: &LockKey, from: WaiterId) -> impl Iterator<Item = &Waiter<T>> {
+        let lane = self.lanes.get(key.db, &key.name).into_iter().flat_map(move |lane| lane.range(from..));
+        lane.filter_map(|id| self.waiters.get(id))
+    }
+
+    /// As [`Queue::of_owner`], from one place in the order of arrival on.
+    pub(super) fn of_owner_from(&self, owner: &[u8], from: WaiterId) -> impl Iterator<Item = &Waiter<T>> {
+        let own = self
+            .by_owner
+            .get(owner)
+            .into_iter()
+            .flat_map(move |own| own.iter().skip(own.partition_point(|id| *id < from)));
+        own.filter_map(|id| self.waiters.get(id))
     }
 
     /// What an owner waits for, in order of arrival.
@@ -195,7 +228,7 @@ impl<T> Queue<T> {
     }
 
     /// Whether each waiter waits for one key, and each owner once: then a wait for one key depends on another key
-    /// through the holders only. See [`super::deadlock`].
+    /// through the holders only. See [`super::cycle`].
     pub fn is_simple(&self) -> bool {
         self.several == 0 && self.by_owner.len() == self.waiters.len()
     }

@@ -122,6 +122,14 @@ impl Attempt {
         self.id
     }
 
+    /// Its only key, if it has just one, and its owner.
+    pub fn only_key(&self) -> Option<(LockKey, Owner)> {
+        match &*self.keys {
+            [key] => Some((key.clone(), self.owner.clone())),
+            _ => None,
+        }
+    }
+
     /// Looks at the locks and decides: all of the keys or none.
     pub fn judge(&self, locks: &mut impl View, now: Millis) -> Judgement {
         if self.scope == Scope::CanBeHad {
@@ -189,12 +197,13 @@ impl Agenda {
     }
 
     /// What is to be done next; `None`: nothing is left.
-    pub fn next<T>(&mut self, queue: &Queue<T>) -> Option<Job> {
+    pub fn next<T>(&mut self, queue: &mut Queue<T>) -> Option<Job> {
         loop {
             let task = match self.tasks.pop() {
                 Some(task) => task,
                 None => {
-                    let (key, change) = self.changed.pop_first()?;
+                    let (key, change) = self.changed.pop_last()?;
+                    queue.note(&key, change);
                     if change == Change::Foreign {
                         self.tasks.push(Task::Holders(key.clone()));
                     }

@@ -29,8 +29,10 @@ pub struct Ticket(pub u64);
 /// How a key was touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touch {
-    /// Its expiry removed it, or a field of it. Nothing may be done in the step of that.
+    /// Its expiry removed it. Nothing may be done in the step of that.
     Expired,
+    /// The expiry of fields of its own removed these, and the key with the last of them. Nor may it be in this step.
+    FieldsExpired,
     /// It was changed in any other way.
     Changed,
 }
@@ -48,6 +50,9 @@ pub enum Event {
     RoleChanged,
     /// The server's data were replaced, or are about to be.
     DataReplaced,
+    /// Slots of a cluster came or went with all that lies in them, or an import was given up and what had come of it is
+    /// dropped. Nothing may be written here.
+    SlotsMoved,
     /// Somebody may have begun to listen to what is written: a fork for a snapshot, a changed setting.
     ListenersMayHaveChanged,
     /// Another module came.

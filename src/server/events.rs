@@ -2,7 +2,7 @@
 
 use super::callbacks::{self, Event, Touch};
 use super::text::TextRef;
-use super::{Ctx, MainThread};
+use super::{Ctx, MainThread, slots};
 use redis_module::raw::{self, RedisModuleCtx, RedisModuleEvent, RedisModuleString};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -26,6 +26,7 @@ pub fn subscribe(ctx: Ctx) {
             api!(RedisModule_SubscribeToServerEvent)(ctx.raw(), RedisModuleEvent { id, dataver: 1 }, Some(on_event));
         }
     }
+    slots::subscribe(ctx);
 }
 
 static WATCHING: MainThread<bool> = MainThread::new();
@@ -87,9 +88,12 @@ unsafe extern "C" fn on_touch(
     key: *mut RedisModuleString,
 ) -> c_int {
     // SAFETY: the server names the event by a C string that lives for this call.
-    let field_expired = !event.is_null() && unsafe { CStr::from_ptr(event) } == c"hexpired";
-    let expired = field_expired || class & raw::REDISMODULE_NOTIFY_EXPIRED != 0;
-    let touch = if expired { Touch::Expired } else { Touch::Changed };
+    let fields_expired = !event.is_null() && unsafe { CStr::from_ptr(event) } == c"hexpired";
+    let touch = match class & raw::REDISMODULE_NOTIFY_EXPIRED {
+        _ if fields_expired => Touch::FieldsExpired,
+        0 => Touch::Changed,
+        _ => Touch::Expired,
+    };
     // SAFETY: context and key live for this call.
     if let (Some(callbacks), Some(key)) = (callbacks::get(), unsafe { TextRef::from_raw(key) }) {
         // SAFETY: as above.

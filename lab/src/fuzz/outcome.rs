@@ -1,5 +1,7 @@
 //! What a run has done and seen.
 
+use super::watch::Watch;
+
 /// What was done and seen.
 #[derive(Default)]
 pub struct Outcome {
@@ -9,6 +11,10 @@ pub struct Outcome {
     pub garbage: u64,
     /// Connections that ended on purpose or were killed.
     pub dropped: u64,
+    /// Requests that their user had no right to.
+    pub forbidden: u64,
+    /// What somebody else on the server saw.
+    pub watch: Watch,
     /// How often replicas were compared with their master.
     pub compared: u64,
     /// By how many bytes the server's memory grew.
@@ -25,6 +31,8 @@ impl Outcome {
         self.requests += other.requests;
         self.garbage += other.garbage;
         self.dropped += other.dropped;
+        self.forbidden += other.forbidden;
+        self.watch.add(other.watch);
         self.compared += other.compared;
         self.violations.extend(other.violations);
     }

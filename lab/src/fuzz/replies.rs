@@ -2,6 +2,8 @@
 
 use support::resp::{Value, errors};
 
+use super::requests::{DATABASES, local_key};
+
 /// That the protocol has this reply for the command `name`, if that is one of ours.
 pub fn not_in_protocol(name: &[u8], reply: &Value) -> Result<(), String> {
     use Value::{Array, BulkString, Int, Map, Nil, ServerError};
@@ -24,11 +26,33 @@ pub fn not_in_protocol(name: &[u8], reply: &Value) -> Result<(), String> {
 
 /// That every error begins with a code that clients know.
 pub fn unknown_error(reply: &Value) -> Result<(), String> {
-    const CODES: [&str; 9] =
-        ["ERR", "WRONGTYPE", "DEADLOCK", "NOREPLICAS", "UNBLOCKED", "EXECABORT", "NOPROTO", "OOM", "NOSCRIPT"];
+    const CODES: [&str; 10] = [
+        "ERR",
+        "WRONGTYPE",
+        "DEADLOCK",
+        "NOREPLICAS",
+        "UNBLOCKED",
+        "EXECABORT",
+        "NOPROTO",
+        "OOM",
+        "NOSCRIPT",
+        "NOPERM",
+    ];
     let known = |error: &String| CODES.contains(&error.split(' ').next().unwrap_or_default());
     match errors(reply).into_iter().find(|error| !known(error)) {
         Some(error) => Err(format!("unknown error {error:?}")),
+        None => Ok(()),
+    }
+}
+
+/// That no key of another database is told of: one whose name says which database it is in.
+pub fn other_database(database: u32, reply: &Value) -> Result<(), String> {
+    let told = |error: &String| {
+        (0..DATABASES)
+            .find(|other| *other != database && error.contains(&String::from_utf8_lossy(&local_key(*other, ""))[..]))
+    };
+    match errors(reply).into_iter().find(|error| told(error).is_some()) {
+        Some(error) => Err(format!("in database {database}: {error:?}")),
         None => Ok(()),
     }
 }
@@ -52,5 +76,12 @@ mod tests {
         let nested = |error: &[u8]| Value::Array(vec![redis::parse_redis_value(error).unwrap()]);
         assert!(unknown_error(&nested(b"-HOLDFAST is odd\r\n")).unwrap_err().contains("HOLDFAST is odd"));
         assert!(unknown_error(&nested(b"-DEADLOCK a\r\n")).is_ok());
+    }
+
+    #[test]
+    fn keys_of_other_databases_are_named() {
+        let error = redis::parse_redis_value(b"-DEADLOCK a waits for at:2:0\r\n").unwrap();
+        assert!(other_database(3, &error).is_err());
+        assert!(other_database(2, &error).is_ok());
     }
 }

@@ -6,14 +6,21 @@ use fastrand::Rng;
 
 use support::encode;
 
-/// A request: the command's name and its arguments.
-pub type Words = Vec<Vec<u8>>;
+use super::almost::{Scribe, field_time};
+use super::rights::{self, SECRET};
+use super::words::Words;
 
-/// Databases that the requests go to.
-pub const DATABASES: u32 = 2;
+/// Databases that the requests go to, with the same names of owners in all of them.
+pub const DATABASES: u32 = 4;
+
+/// Databases from this one on have keys of their own besides, which say where they are, and are not swapped.
+const LOCAL: u32 = 2;
 
 /// The longest wait that a request asks for where the rest of its batch waits behind it, in milliseconds.
 const SHORT_WAIT: u64 = 4;
+
+/// A token as good as any, until the server has given one.
+const TOKEN: i64 = 1_764_000_000_000_000;
 
 /// How many granted tokens are remembered, to be named again.
 const TOKENS: usize = 32;
@@ -36,6 +43,8 @@ pub struct Requests {
     owners: Vec<Vec<u8>>,
     tokens: VecDeque<i64>,
     clients: Vec<i64>,
+    /// Where the connection is that the requests go to.
+    database: u32,
 }
 
 const LOCK_COMMANDS: [&str; 11] = [
@@ -89,11 +98,18 @@ impl Requests {
         let mut rng = Rng::with_seed(seed);
         let mut keys: Vec<Vec<u8>> = (0..12).map(|n| format!("lock:{n}").into_bytes()).collect();
         keys.extend([b"{tag}a".to_vec(), b"nul\0\r\n%s".to_vec(), vec![0xff, 0xfe]]);
+        keys.extend((0..3).map(|n| format!("{SECRET}{n}").into_bytes()));
         let mut owners: Vec<Vec<u8>> = (0..6).map(|n| format!("owner-{n}").into_bytes()).collect();
         owners.extend([b"*".to_vec(), b"{o}\0%n\r\n".to_vec(), vec![0xf0, 0x28]]);
         owners.push(bytes(&mut rng, 512, 512).into_iter().map(|b| b | 1).collect());
         owners.iter_mut().filter(|owner| owner.first() == Some(&b'#')).for_each(|owner| owner[0] = b'x');
-        Requests { rng, keys, owners, tokens: VecDeque::new(), clients: Vec::new() }
+        Requests { rng, keys, owners, tokens: VecDeque::new(), clients: Vec::new(), database: 0 }
+    }
+
+    /// A new connection is in this database.
+    pub fn starts_in(&mut self) -> u32 {
+        self.database = self.rng.u32(..DATABASES);
+        self.database
     }
 
     /// A token that the server gave, to be named in later requests.
@@ -114,6 +130,7 @@ impl Requests {
         match self.rng.u32(..100) {
             0..5 => self.transaction(),
             5..11 => vec![self.script()],
+            11..15 => self.almost_lock(),
             _ => vec![self.single(Place::Batch)],
         }
     }
@@ -165,6 +182,20 @@ impl Requests {
         let end = if self.rng.u32(..8) == 0 { "DISCARD" } else { "EXEC" };
         requests.push(words(&[end]));
         requests
+    }
+
+    /// A hash that is nearly a lock, made in one step.
+    fn almost_lock(&mut self) -> Vec<Words> {
+        let key = self.key();
+        let mut requests = vec![words(&["MULTI"])];
+        requests.extend(self.scribe().lock(&key));
+        requests.push(words(&["EXEC"]));
+        requests
+    }
+
+    fn scribe(&mut self) -> Scribe<'_> {
+        let token = self.tokens.back().copied().unwrap_or(TOKEN);
+        Scribe { rng: &mut self.rng, owners: &self.owners, token }
     }
 
     fn script(&mut self) -> Words {
@@ -326,7 +357,13 @@ impl Requests {
         };
         match self.rng.u32(..1000) {
             0..100 => with("DEL", vec![]),
-            100..300 => with("HGETALL", vec![]),
+            100..180 => with("HGETALL", vec![]),
+            180..220 => self.scribe().hash(&key),
+            220..280 => {
+                let field = self.scribe().field();
+                field_time(&mut self.rng, &key, &field)
+            }
+            280..300 => rights::change(&mut self.rng),
             300..360 => with("PEXPIRE", vec![milliseconds]),
             360..400 => with("PERSIST", vec![]),
             400..460 => with("HSET", vec![owner, self.number()]),
@@ -343,7 +380,7 @@ impl Requests {
             620..630 => with("RPUSH", vec![b"a list".to_vec()]),
             630..680 => with("RENAME", vec![self.key()]),
             680..720 => with("COPY", vec![self.key(), b"REPLACE".to_vec()]),
-            720..740 => with("MOVE", vec![self.number_below(DATABASES)]),
+            720..740 if !is_local(&key) => with("MOVE", vec![self.number_below(DATABASES)]),
             740..770 => with("UNLINK", vec![self.key()]),
             770..790 => with("PTTL", vec![]),
             790..795 => words(&["SWAPDB", "0", "1"]),
@@ -356,7 +393,10 @@ impl Requests {
             880..890 => with("DUMP", vec![]),
             // A script or a transaction that ends its own connection's protocol or database is Redis' matter, not ours.
             _ if place != Place::Batch => with("EXISTS", vec![]),
-            890..930 => vec![b"SELECT".to_vec(), self.number_below(DATABASES)],
+            890..930 => {
+                self.database = self.rng.u32(..DATABASES);
+                words(&["SELECT", &self.database.to_string()])
+            }
             930..950 => words(&["HELLO", ["2", "3"][self.rng.usize(..2)]]),
             950..985 => self.unblock(),
             985..990 => self.kill(),
@@ -398,6 +438,9 @@ impl Requests {
 
     /// A few keys get most of the requests, so that these meet.
     fn key(&mut self) -> Vec<u8> {
+        if self.database >= LOCAL && self.rng.u32(..4) == 0 {
+            return local_key(self.database, ["0", "1", "2"][self.rng.usize(..3)]);
+        }
         let below = if self.rng.bool() { 4 } else { self.keys.len() };
         self.keys[self.rng.usize(..below)].clone()
     }
@@ -476,6 +519,15 @@ impl Requests {
             _ => ODD_NUMBERS[self.rng.usize(..ODD_NUMBERS.len())].as_bytes().to_vec(),
         }
     }
+}
+
+/// A key whose name says in which database it is.
+pub fn local_key(database: u32, name: &str) -> Vec<u8> {
+    format!("at:{database}:{name}").into_bytes()
+}
+
+fn is_local(key: &[u8]) -> bool {
+    key.starts_with(b"at:")
 }
 
 fn words(words: &[&str]) -> Words {

@@ -9,14 +9,19 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use support::Raw;
-use support::resp::{self, Value, encode};
+use support::resp::{self, Request, Value, encode, errors};
 
 use super::outcome::Outcome;
-use super::replies::{not_in_protocol, unknown_error};
+use super::replies::{not_in_protocol, other_database, unknown_error};
 use super::requests::{Requests, Words};
+use super::rights::{tells_a_secret, user_of};
 
 /// Requests sent in one go.
 const BATCH: u64 = 100;
+/// Of these, so many are under way at the same time: a long step of the server is then one request, and not many short ones.
+const AT_ONCE: usize = 10;
+/// So often in a row a connection may be ended by others before it has begun.
+const FAILURES: u32 = 20;
 /// Garbage strings that a connection sends before it goes.
 const GARBAGE: u64 = 20;
 /// How long a reply may take, a thousand times what the longest wait in a batch is.
@@ -34,6 +39,10 @@ pub struct Sender<'a> {
     rng: Rng,
     outcome: Outcome,
     seed: u64,
+    /// The connection's user may not do everything.
+    restricted: bool,
+    /// The database that the connection is in.
+    database: u32,
 }
 
 /// Why a batch ended early.
@@ -54,22 +63,30 @@ impl<'a> Sender<'a> {
             rng: Rng::with_seed(!seed),
             outcome: Outcome::default(),
             seed,
+            restricted: false,
+            database: 0,
         }
     }
 
     pub fn send(mut self, wanted: u64) -> Outcome {
         let mut open = None;
+        let mut failures = 0;
         while self.outcome.requests < wanted && self.outcome.violations.is_empty() {
             let raw = match open.take() {
                 Some(raw) => raw,
                 None => match self.connect() {
                     Ok(raw) => raw,
                     Err(error) => {
-                        self.outcome.violations.push(format!("can't connect: {error}"));
-                        break;
+                        failures += 1;
+                        if failures > FAILURES {
+                            self.outcome.violations.push(format!("can't connect: {error}"));
+                            break;
+                        }
+                        continue;
                     }
                 },
             };
+            failures = 0;
             open = self.batch(raw);
         }
         self.outcome
@@ -77,8 +94,14 @@ impl<'a> Sender<'a> {
 
     fn connect(&mut self) -> io::Result<Raw> {
         let mut raw = Raw::connect(self.address)?;
-        raw.send(&[b"CLIENT", b"ID"])?;
-        let id = resp::int(&raw.read()?)?;
+        self.restricted = match user_of(self.number) {
+            // Others may just have taken the user away.
+            Some(user) => answer(&mut raw, &["AUTH", user, user])? == Value::Okay,
+            None => false,
+        };
+        let id = resp::int(&answer(&mut raw, &["CLIENT", "ID"])?)?;
+        self.database = self.requests.starts_in();
+        answer(&mut raw, &["SELECT", &self.database.to_string()])?;
         let mut clients = self.clients.lock().map_err(|_| io::Error::other("a sender panicked"))?;
         clients.insert(self.number, id);
         self.requests.learn_clients(clients.values().copied().collect());
@@ -112,27 +135,47 @@ impl<'a> Sender<'a> {
     }
 
     fn exchange(&mut self, raw: &mut Raw, sent: &[Words]) -> Result<(), End> {
-        raw.send_bytes(&encode(sent)).map_err(|error| ended(&error, sent.first()))?;
-        let mut in_transaction = false;
-        for words in sent {
-            let reply = reply(raw).map_err(|error| ended(&error, Some(words)))?;
-            let name = words.first().map(Vec::as_slice).unwrap_or_default();
-            match name {
-                b"MULTI" => in_transaction = true,
-                b"EXEC" | b"DISCARD" => in_transaction = false,
-                _ if in_transaction => {}
-                _ => self.look_at(name, &reply).map_err(End::Broken)?,
+        // Where the transaction begins that the request is in.
+        let mut multi = None;
+        for part in 0..sent.len().div_ceil(AT_ONCE) {
+            let part = part * AT_ONCE..((part + 1) * AT_ONCE).min(sent.len());
+            raw.send_bytes(&encode(&sent[part.clone()])).map_err(|error| ended(&error, sent.get(part.start)))?;
+            for index in part {
+                let words = &sent[index];
+                let reply = reply(raw).map_err(|error| ended(&error, Some(words)))?;
+                let name = words.first().map(Vec::as_slice).unwrap_or_default();
+                let mut asked = index..index + 1;
+                match name {
+                    b"MULTI" => multi = Some(index),
+                    b"EXEC" | b"DISCARD" => asked.start = multi.take().unwrap_or(index),
+                    _ if multi.is_some() => {}
+                    _ => self.look_at(words, &reply).map_err(End::Broken)?,
+                }
+                self.look_at_errors(&sent[asked], &reply).map_err(End::Broken)?;
             }
-            unknown_error(&reply).map_err(End::Broken)?;
         }
         Ok(())
     }
 
-    fn look_at(&mut self, name: &[u8], reply: &Value) -> Result<(), String> {
-        if let (b"LOCK.ACQUIRE" | b"LOCK.MACQUIRE", Value::Int(token)) = (name, reply) {
-            self.requests.learn_token(*token);
+    fn look_at(&mut self, words: &Words, reply: &Value) -> Result<(), String> {
+        let name = words.first().map(Vec::as_slice).unwrap_or_default();
+        match (name, reply) {
+            (b"LOCK.ACQUIRE" | b"LOCK.MACQUIRE", Value::Int(token)) => self.requests.learn_token(*token),
+            (b"SELECT", Value::Okay) => self.database = number(words.get(1)),
+            _ => {}
         }
         not_in_protocol(name, reply)
+    }
+
+    /// Looks at what every reply is checked for; `asked` is what it answers.
+    fn look_at_errors(&mut self, asked: &[Words], reply: &Value) -> Result<(), String> {
+        unknown_error(reply)?;
+        other_database(self.database, reply)?;
+        self.outcome.forbidden += errors(reply).iter().filter(|error| error.starts_with("NOPERM")).count() as u64;
+        if self.restricted && tells_a_secret(asked, reply) {
+            return Err(format!("{} told of a key that its user may not read: {reply:?}", shown(asked.last())));
+        }
+        Ok(())
     }
 
     /// Waits for a lock without an end, and goes away in the middle of it.
@@ -175,13 +218,24 @@ fn reply(raw: &mut Raw) -> io::Result<Value> {
     }
 }
 
+fn answer(raw: &mut Raw, words: &[&str]) -> io::Result<Value> {
+    raw.send_bytes(Request::new(words).bytes())?;
+    reply(raw)
+}
+
+fn number(word: Option<&Vec<u8>>) -> u32 {
+    word.and_then(|word| std::str::from_utf8(word).ok()?.parse().ok()).unwrap_or_default()
+}
+
+fn shown(request: Option<&Words>) -> String {
+    format!("{:?}", request.map(|words| words.iter().map(|word| String::from_utf8_lossy(word)).collect::<Vec<_>>()))
+}
+
 fn ended(error: &io::Error, at: Option<&Words>) -> End {
-    let request =
-        || format!("{:?}", at.map(|words| words.iter().map(|word| String::from_utf8_lossy(word)).collect::<Vec<_>>()));
     if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) {
-        End::Broken(format!("no reply to {}", request()))
+        End::Broken(format!("no reply to {}", shown(at)))
     } else if error.kind() == ErrorKind::InvalidData {
-        End::Broken(format!("{error}, in reply to {}", request()))
+        End::Broken(format!("{error}, in reply to {}", shown(at)))
     } else {
         End::Dropped
     }

@@ -4,12 +4,13 @@
 //! possible and without any of the core's own code.
 
 mod broken;
-mod circles;
+mod cycles;
 mod effort;
 mod exhaustive;
 mod histories;
 mod holding;
 mod plain;
+mod sliced;
 mod table;
 mod watched;
 
@@ -26,14 +27,17 @@ fn number_of(owner: &Owner) -> u32 {
     owner.as_ref().try_into().map_or(u32::MAX, u32::from_be_bytes)
 }
 
-/// A key by its number; they lie in two databases, under the same names.
+/// Keys from this number on lie in a second database, under the same names as those from 0 on in the first.
+const ELSEWHERE: u32 = 1 << 24;
+
+/// A key by its number.
 fn key(number: u32) -> LockKey {
-    LockKey::new(i32::from(!number.is_multiple_of(2)), &(number / 2).to_be_bytes())
+    LockKey::new(i32::from(number >= ELSEWHERE), &(number % ELSEWHERE).to_be_bytes())
 }
 
 fn number_of_key(key: &LockKey) -> u32 {
-    let half: u32 = key.name.as_ref().try_into().map_or(u32::MAX / 2, u32::from_be_bytes);
-    half * 2 + u32::from(key.db != 0)
+    let name: u32 = key.name.as_ref().try_into().map_or(ELSEWHERE - 1, u32::from_be_bytes);
+    name + if key.db == 0 { 0 } else { ELSEWHERE }
 }
 
 fn keys(numbers: &[u32]) -> Box<[LockKey]> {

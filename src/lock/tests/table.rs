@@ -1,9 +1,10 @@
 //! Locks in memory: what the keyspace is to the server.
 
 use super::Locks;
+use crate::lock::cycle::Visible;
 use crate::lock::serve::{Sight, View, WaitEnd};
-use crate::lock::{Decision, Fence, Hold, Holders, LockKey, Millis, Owner, Standing, Waiter};
-use std::collections::HashMap;
+use crate::lock::{Deadline, Decision, Fence, Hold, Holders, LockKey, Millis, Owner, Standing, Waiter};
+use std::collections::{BTreeSet, HashMap};
 
 /// What is stored under a key.
 #[derive(Clone, Debug)]
@@ -18,6 +19,8 @@ pub struct Table {
     pub stored: HashMap<LockKey, Stored>,
     pub fence: Fence,
     pub now: Millis,
+    /// Keys that whoever searches for cycles may not read.
+    pub hidden: BTreeSet<LockKey>,
 }
 
 impl Table {
@@ -39,7 +42,7 @@ impl Table {
     fn write_one(&mut self, key: &LockKey, owner: &Owner, decision: Decision, token: u64) {
         match decision {
             Decision::Grant(hold, limit) => {
-                let free = matches!(self.look(key, owner), Sight::Lock(standing) if standing.holders == 0);
+                let free = matches!(View::look(self, key, owner), Sight::Lock(standing) if standing.holders == 0);
                 if free {
                     self.stored.insert(key.clone(), Stored::Lock(Holders::new(limit)));
                 }
@@ -91,6 +94,24 @@ impl View for Table {
         let Some(holders) = self.holders_of(key) else { return Vec::new() };
         let counts = holders.iter().filter(|(_, hold)| !hold.deadline.has_passed(self.now));
         counts.map(|(owner, _)| owner.clone()).collect()
+    }
+}
+
+impl Visible for Table {
+    fn may_read(&mut self, key: &LockKey) -> bool {
+        !self.hidden.contains(key)
+    }
+
+    fn look(&mut self, key: &LockKey, owner: &Owner) -> Option<Standing> {
+        match View::look(self, key, owner) {
+            Sight::Lock(standing) => Some(standing),
+            _ => None,
+        }
+    }
+
+    fn holders(&mut self, key: &LockKey, after: Option<&(Deadline, Owner)>, most: usize) -> Vec<(Deadline, Owner)> {
+        let Some(holders) = self.holders_of(key) else { return Vec::new() };
+        holders.page(after, self.now, most)
     }
 }
 

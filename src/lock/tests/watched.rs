@@ -3,11 +3,11 @@
 use super::broken::{Fault, broken_serve};
 use super::plain::{Ending, Plain, PlainHold, PlainLock, PlainWaiter};
 use super::table::{Stored, Table};
-use super::{Locks, key, keys, number_of, number_of_key, owner, serve};
+use super::{ELSEWHERE, Locks, key, keys, number_of, number_of_key, owner, serve};
 use crate::lock::serve::{Change, Sight, View, WaitEnd};
 use crate::lock::{
-    Ahead, Deadline, Decision, Hold, Holders, Limit, LockKey, Millis, Owner, Queue, Raise, Request, Standing, Waiter,
-    WaiterId, decide,
+    Ahead, Deadline, Decision, Hold, Holders, Limit, LockKey, Millis, Owner, Queue, Raise, Request, Waiter, WaiterId,
+    decide,
 };
 
 /// The locks, twice: as the core keeps them, and plainly.
@@ -215,7 +215,7 @@ impl World {
         let right: Vec<u64> = plain.waiters.iter().map(|waiter| waiter.id).collect();
         let mut contended = 0;
         let mut same = order == right && self.queue.len() == right.len() && self.queue.is_empty() == right.is_empty();
-        for number in 0..4 {
+        for number in (0..4).chain(ELSEWHERE..ELSEWHERE + 2) {
             let (key, right) = (key(number), plain.lane(number));
             let lane: Vec<u64> = self.queue.lane(key.db, &key.name).map(|waiter| waiter.id.0).collect();
             same &= lane == right && self.queue.waiting(key.db, &key.name) == right.len();

@@ -10,6 +10,7 @@
 //! ```
 #![deny(missing_docs)]
 
+mod bystander;
 mod cluster;
 #[cfg(feature = "containers")]
 mod container;
@@ -18,6 +19,7 @@ mod environment;
 mod launch;
 pub mod lua;
 mod process;
+mod processor;
 mod proxy;
 mod random;
 mod raw;
@@ -26,9 +28,12 @@ mod sentinel;
 mod server;
 mod until;
 mod version;
+mod whole_slot;
 
+pub use bystander::{Bystander, Waited};
 pub use cluster::Cluster;
 pub use environment::{in_containers, module_path, server_program, skip, workspace};
+pub use processor::ProcessorClock;
 pub use proxy::{Fate, Proxy, Toward};
 pub use random::Random;
 pub use raw::Raw;
@@ -37,3 +42,4 @@ pub use sentinel::Trio;
 pub use server::{Builder, Server};
 pub use until::{eventually, until};
 pub use version::{Family, Feature, Version};
+pub use whole_slot::WholeSlotMove;

@@ -1,51 +1,59 @@
-//! The search for circles, against a plain search that lets everybody finish who can.
+//! The search for cycles, against a plain search that lets everybody finish who can.
 
 use super::plain::{Plain, PlainWaiter};
 use super::watched::World;
 use super::{cases, key, number_of, number_of_key, owner};
 use crate::lock::Limit;
-use crate::lock::deadlock::{Because, Candidate, Link, circle};
+use crate::lock::cycle::{Because, Candidate, Link, Progress, Search};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-const OWNERS: u32 = 6;
-const KEYS: u32 = 4;
+pub const OWNERS: u32 = 6;
+pub const KEYS: u32 = 4;
 
 /// A request of this owner, for these keys, under this limit.
-fn ask(owner: u32, keys: &[u32], limit: u32) -> PlainWaiter {
+pub fn ask(owner: u32, keys: &[u32], limit: u32) -> PlainWaiter {
     PlainWaiter { id: u64::MAX, owner, keys: keys.to_vec(), limit, to: None, lease: 1 << 40 }
 }
 
-/// Whether `waiter` would close a circle if it waited.
-pub fn closes_a_circle(world: &mut World, waiter: &PlainWaiter) -> bool {
+/// Whether `waiter` would close a cycle if it waited.
+pub fn closes_a_cycle(world: &mut World, waiter: &PlainWaiter) -> bool {
     found(world, waiter).is_some()
 }
 
-/// The circle that `waiter` would close: who waits, for what, because of whom.
-fn found(world: &mut World, waiter: &PlainWaiter) -> Option<Vec<Link>> {
+/// The cycle that `waiter` would close: who waits, for what, because of whom.
+pub fn found(world: &mut World, waiter: &PlainWaiter) -> Option<Vec<Link>> {
     let (owner, keys) = (owner(waiter.owner), super::keys(&waiter.keys));
     let candidate = Candidate { owner: &owner, keys: &keys, limit: Limit::from_number(waiter.limit) };
-    circle(&world.queue, &mut world.locks, candidate)
+    match Search::new(candidate).advance(&world.queue, &mut world.locks.table, usize::MAX) {
+        Progress::Cycle(links) => Some(links),
+        Progress::None => None,
+        Progress::More => panic!("the budget has no end"),
+    }
 }
 
-fn with(plain: &Plain, waiter: &PlainWaiter) -> Plain {
+pub fn with(plain: &Plain, waiter: &PlainWaiter) -> Plain {
     let mut plain = plain.clone();
     plain.waiters.push(waiter.clone());
     plain
 }
 
-/// Whether `waiter` would wait for ever in a circle: it is stuck, and so is everybody on some way from it back to it.
-fn plainly_in_a_circle(plain: &Plain, waiter: &PlainWaiter, seed: u64) -> bool {
-    let all = with(plain, waiter);
+/// Whether `waiter` would wait for ever in a cycle: it is stuck, and so is everybody on some way from it back to it.
+fn plainly_in_a_cycle(plain: &Plain, waiter: &PlainWaiter, seed: u64) -> bool {
+    plainly_waits_in_a_cycle(&with(plain, waiter), waiter, seed)
+}
+
+/// The same of one that waits already.
+pub fn plainly_waits_in_a_cycle(all: &Plain, waiter: &PlainWaiter, seed: u64) -> bool {
     let mut order = Order(seed);
     let end = all.stuck(|of| order.choose(of));
     let is_stuck = |owner: u32| end.waiters.iter().any(|it| it.owner == owner);
     let mut seen = BTreeSet::new();
     let mut todo: Vec<u64> = end.place(waiter.id).map(|_| waiter.id).into_iter().collect();
     while let Some(id) = todo.pop() {
-        for next in waits_for(&all, id).into_iter().filter(|&next| is_stuck(next)) {
+        for next in waits_for(all, id).into_iter().filter(|&next| is_stuck(next)) {
             if next == waiter.owner {
                 return true;
             }
@@ -82,8 +90,12 @@ fn waits_for(plain: &Plain, id: u64) -> Vec<u32> {
 
 /// Each link is true, each leads to the next, the last to the first, and nobody is in it twice.
 fn check_links(plain: &Plain, waiter: &PlainWaiter, links: &[Link]) -> Result<(), TestCaseError> {
-    let all = with(plain, waiter);
-    prop_assert_eq!(links.first().map(|link| number_of(&link.owner)), Some(waiter.owner));
+    check_links_of(&with(plain, waiter), waiter.owner, links)
+}
+
+/// The same of one that waits already.
+pub fn check_links_of(all: &Plain, owner: u32, links: &[Link]) -> Result<(), TestCaseError> {
+    prop_assert_eq!(links.first().map(|link| number_of(&link.owner)), Some(owner));
     let owners: BTreeSet<u32> = links.iter().map(|link| number_of(&link.owner)).collect();
     prop_assert_eq!(owners.len(), links.len());
     for (link, next) in links.iter().zip(links.iter().cycle().skip(1)) {
@@ -102,7 +114,7 @@ fn check_links(plain: &Plain, waiter: &PlainWaiter, links: &[Link]) -> Result<()
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+pub enum Step {
     Ask(PlainWaiter),
     /// An owner that waits for nothing gives everything back.
     Finish(u32),
@@ -112,7 +124,7 @@ enum Step {
 
 /// Which limits meet on one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Limits {
+pub enum Limits {
     /// Each key has one.
     OfTheKey,
     /// Each owner reads a key, or writes it.
@@ -121,12 +133,12 @@ enum Limits {
     Mixed,
 }
 
-fn limits() -> impl Strategy<Value = Limits> {
+pub fn limits() -> impl Strategy<Value = Limits> {
     prop_oneof![Just(Limits::OfTheKey), Just(Limits::ReadersAndWriters)]
 }
 
 /// Requests under limits that fit: several keys are mutexes, as `MACQUIRE` has them.
-fn asking(limits: Limits, shape: u64) -> impl Strategy<Value = PlainWaiter> {
+pub fn asking(limits: Limits, shape: u64) -> impl Strategy<Value = PlainWaiter> {
     let numbers: Vec<u32> = (0..KEYS).collect();
     let keys = prop_oneof![
         4 => (0..KEYS).prop_map(|key| vec![key]),
@@ -147,7 +159,7 @@ fn asking(limits: Limits, shape: u64) -> impl Strategy<Value = PlainWaiter> {
     })
 }
 
-fn steps(limits: Limits, shape: u64) -> impl Strategy<Value = Vec<Step>> {
+pub fn steps(limits: Limits, shape: u64) -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         14 => asking(limits, shape).prop_map(Step::Ask),
         1 => (0..OWNERS).prop_map(Step::Finish),
@@ -160,14 +172,14 @@ fn graph(limits: impl Strategy<Value = Limits>) -> impl Strategy<Value = (Vec<St
     (limits, any::<u64>()).prop_flat_map(|(limits, shape)| (steps(limits, shape), asking(limits, shape)))
 }
 
-/// Whether requests that close a circle are refused, as they are by default.
+/// Whether requests that close a cycle are refused, as they are by default.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Detection {
+pub enum Detection {
     On,
     Off,
 }
 
-fn take(world: &mut World, step: Step, detection: Detection) {
+pub fn take(world: &mut World, step: Step, detection: Detection) {
     match step {
         Step::Ask(waiter) => {
             let waits = world.locks.plain.ending_at_once(&waiter).is_none();
@@ -195,7 +207,7 @@ fn take(world: &mut World, step: Step, detection: Detection) {
     }
 }
 
-fn built(steps: Vec<Step>, detection: Detection) -> World {
+pub fn built(steps: Vec<Step>, detection: Detection) -> World {
     let mut world = World::default();
     for step in steps {
         take(&mut world, step, detection);
@@ -214,15 +226,15 @@ fn the_answer_is_that_of_a_plain_search() {
             return Ok(());
         }
         let links = found(&mut world, &candidate);
-        let right = plainly_in_a_circle(&world.locks.plain, &candidate, 1);
+        let right = plainly_in_a_cycle(&world.locks.plain, &candidate, 1);
         let mut counts = counts.borrow_mut();
         *(if right { &mut *counts.0 } else { &mut *counts.1 }) += 1;
         prop_assert_eq!(links.is_some(), right, "{:?} in {:?}", links, world.locks.plain);
         links.map_or(Ok(()), |links| check_links(&world.locks.plain, &candidate, &links))
     });
     result.unwrap_or_else(|wrong| panic!("{wrong}"));
-    println!("{yes} circles, {no} times none");
-    assert!(yes > 500 && no > 500, "{yes} circles, {no} times none");
+    println!("{yes} cycles, {no} times none");
+    assert!(yes > 500 && no > 500, "{yes} cycles, {no} times none");
 }
 
 #[test]
@@ -235,7 +247,7 @@ fn with_limits_that_meet_anyhow_there_is_no_false_alarm() {
         }
         let Some(links) = found(&mut world, &candidate) else { return Ok(()) };
         for seed in 0..10 {
-            prop_assert!(plainly_in_a_circle(&world.locks.plain, &candidate, seed), "{:?} {:?}", links, world.locks);
+            prop_assert!(plainly_in_a_cycle(&world.locks.plain, &candidate, seed), "{:?} {:?}", links, world.locks);
         }
         check_links(&world.locks.plain, &candidate, &links)
     });
@@ -262,8 +274,8 @@ fn after(asks: &[(u32, &[u32], u32)]) -> World {
     built(asks.iter().map(|&(owner, keys, limit)| Step::Ask(ask(owner, keys, limit))).collect(), Detection::Off)
 }
 
-/// Who is in the circle that a request would close, and for which key each of them waits.
-fn circle_of(world: &mut World, owner: u32, keys: &[u32], limit: u32) -> Option<Vec<(u32, u32, Because)>> {
+/// Who is in the cycle that a request would close, and for which key each of them waits.
+fn cycle_of(world: &mut World, owner: u32, keys: &[u32], limit: u32) -> Option<Vec<(u32, u32, Because)>> {
     let candidate = ask(owner, keys, limit);
     assert_eq!(world.locks.plain.ending_at_once(&candidate), None, "it has to wait");
     let links = found(world, &candidate)?;
@@ -272,81 +284,81 @@ fn circle_of(world: &mut World, owner: u32, keys: &[u32], limit: u32) -> Option<
 }
 
 #[test]
-fn circles_of_2_3_and_20() {
+fn cycles_of_2_3_and_20() {
     for length in [2, 3, 20] {
         let mut world = World::default();
         for number in 0..length {
             world.arrive(ask(number, &[number], 1), None);
         }
         for number in 1..length {
-            assert_eq!(circle_of(&mut world, number, &[(number + 1) % length], 1), None);
+            assert_eq!(cycle_of(&mut world, number, &[(number + 1) % length], 1), None);
             world.arrive(ask(number, &[(number + 1) % length], 1), None);
         }
         let right = (0..length).map(|number| (number, (number + 1) % length, Because::Holds)).collect();
-        assert_eq!(circle_of(&mut world, 0, &[1], 1), Some(right));
+        assert_eq!(cycle_of(&mut world, 0, &[1], 1), Some(right));
     }
 }
 
 #[test]
-fn a_circle_through_a_queue() {
+fn a_cycle_through_a_queue() {
     // 0 holds a. 1 waits for b, behind it would stand 0; 1 waits for a in another connection.
     let mut world = after(&[(2, &[1], 1), (0, &[0], 1), (1, &[1], 1), (1, &[0], 1)]);
-    assert_eq!(circle_of(&mut world, 0, &[1], 1), Some(vec![(0, 1, Because::Ahead), (1, 0, Because::Holds)]));
+    assert_eq!(cycle_of(&mut world, 0, &[1], 1), Some(vec![(0, 1, Because::Ahead), (1, 0, Because::Holds)]));
 }
 
 #[test]
-fn a_place_in_a_semaphore_that_will_be_free_breaks_the_circle() {
+fn a_place_in_a_semaphore_that_will_be_free_breaks_the_cycle() {
     let held = [(0, &[0][..], 2), (1, &[0], 2), (2, &[1], 1)];
     let mut one_free = after(&[held[0], held[1], held[2], (0, &[1], 1)]);
-    assert_eq!(circle_of(&mut one_free, 2, &[0], 2), None, "1 will finish");
+    assert_eq!(cycle_of(&mut one_free, 2, &[0], 2), None, "1 will finish");
     let mut all_stuck = after(&[held[0], held[1], held[2], (0, &[1], 1), (1, &[1], 1)]);
-    let circle = circle_of(&mut all_stuck, 2, &[0], 2).expect("a circle");
+    let cycle = cycle_of(&mut all_stuck, 2, &[0], 2).expect("a cycle");
     let through = |holder| vec![(2, 0, Because::Holds), (holder, 1, Because::Holds)];
-    assert!(circle == through(0) || circle == through(1), "{circle:?}");
+    assert!(cycle == through(0) || cycle == through(1), "{cycle:?}");
 }
 
 #[test]
 fn a_writer_behind_readers_waits_for_each_of_them() {
     let mut world = after(&[(0, &[0], 0), (1, &[0], 0), (2, &[1], 1), (1, &[1], 1)]);
-    assert_eq!(circle_of(&mut world, 2, &[0], 1), Some(vec![(2, 0, Because::Holds), (1, 1, Because::Holds)]));
-    assert_eq!(circle_of(&mut after(&[(0, &[0], 0), (1, &[0], 0), (2, &[1], 1)]), 2, &[0], 1), None);
+    assert_eq!(cycle_of(&mut world, 2, &[0], 1), Some(vec![(2, 0, Because::Holds), (1, 1, Because::Holds)]));
+    assert_eq!(cycle_of(&mut after(&[(0, &[0], 0), (1, &[0], 0), (2, &[1], 1)]), 2, &[0], 1), None);
 }
 
 #[test]
 fn a_reader_behind_a_writer_waits_for_it() {
     let mut world = after(&[(0, &[0], 0), (2, &[1], 1), (1, &[0], 1), (1, &[1], 1)]);
-    assert_eq!(circle_of(&mut world, 2, &[0], 0), Some(vec![(2, 0, Because::Ahead), (1, 1, Because::Holds)]));
+    assert_eq!(cycle_of(&mut world, 2, &[0], 0), Some(vec![(2, 0, Because::Ahead), (1, 1, Because::Holds)]));
 }
 
 #[test]
 fn requests_for_several_keys() {
     let mut world = after(&[(0, &[0], 1), (1, &[1], 1), (0, &[2, 1], 1)]);
-    assert_eq!(circle_of(&mut world, 1, &[3, 0], 1), Some(vec![(1, 0, Because::Holds), (0, 1, Because::Holds)]));
-    assert_eq!(circle_of(&mut world, 1, &[3, 2], 1), Some(vec![(1, 2, Because::Ahead), (0, 1, Because::Holds)]));
+    assert_eq!(cycle_of(&mut world, 1, &[3, 0], 1), Some(vec![(1, 0, Because::Holds), (0, 1, Because::Holds)]));
+    assert_eq!(cycle_of(&mut world, 1, &[3, 2], 1), Some(vec![(1, 2, Because::Ahead), (0, 1, Because::Holds)]));
     let mut in_order = after(&[(0, &[0, 1], 1), (1, &[1, 0], 1)]);
-    assert_eq!(circle_of(&mut in_order, 2, &[0, 1], 1), None);
+    assert_eq!(cycle_of(&mut in_order, 2, &[0, 1], 1), None);
 }
 
 #[test]
-fn a_circle_of_others_is_not_reported() {
+fn a_cycle_of_others_is_not_reported() {
     let mut world = after(&[(0, &[0], 1), (1, &[1], 1), (0, &[1], 1), (1, &[0], 1), (2, &[2], 1)]);
     assert!(!world.locks.plain.stuck(|_| 0).waiters.is_empty());
-    assert_eq!(circle_of(&mut world, 2, &[0], 1), None);
-    assert_eq!(circle_of(&mut world, 2, &[3, 1], 1), None);
+    assert_eq!(cycle_of(&mut world, 2, &[0], 1), None);
+    assert_eq!(cycle_of(&mut world, 2, &[3, 1], 1), None);
 }
 
 #[test]
 fn an_owner_who_waits_twice_enters_again_once_it_holds() {
     // 0 gets the key before 1 does, and with it its second request: nobody is stuck.
     let mut world = after(&[(9, &[0], 1), (0, &[0], 1), (1, &[0], 1), (7, &[2], 1), (8, &[2, 3], 1)]);
-    assert_eq!(circle_of(&mut world, 0, &[0], 1), None);
+    assert_eq!(cycle_of(&mut world, 0, &[0], 1), None);
 }
 
 #[test]
 fn an_owner_who_waits_twice_may_block_itself() {
     // 0 will hold key 0 before 1 does, and keep it while it waits for key 1, which 1 holds.
     let mut world = after(&[(9, &[0], 1), (1, &[1], 1), (0, &[0], 1), (1, &[0], 1)]);
-    assert!(circle_of(&mut world, 0, &[0, 1], 1).is_some());
+    assert!(cycle_of(&mut world, 0, &[0, 1], 1).is_some());
 }
 
 /// A label, a number of waiters, what happened before, and the request that is measured.
@@ -413,8 +425,16 @@ fn what_a_search_costs() {
             let (owner, keys) = (owner(who), [key(wanted)]);
             let candidate = Candidate { owner: &owner, keys: &keys, limit: Limit::MUTEX };
             let begin = Instant::now();
-            let links = circle(&queue, &mut table, candidate).map(|links| links.len());
-            println!("{many} waiters, {label}: {:?}, circle of {links:?}", begin.elapsed());
+            let mut search = Search::new(candidate);
+            let links = match search.advance(&queue, &mut table, usize::MAX) {
+                Progress::Cycle(links) => links.len(),
+                _ => 0,
+            };
+            let took = begin.elapsed();
+            println!("{many} waiters, {label}: {took:?}, {} units, cycle of {links}", search.spent());
+            let begin = Instant::now();
+            drop(search);
+            println!("    to forget it: {:?}", begin.elapsed());
         }
     }
 }

@@ -1,0 +1,141 @@
+//! 7. The longest step: how long somebody else's `PING` takes while the module does the most that can be asked of it.
+//!
+//! Each state is built on a server of its own, of what 10,000 connections can build.
+
+mod pinger;
+mod stage;
+mod states;
+
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::figures::micros;
+use crate::report::{Findings, Goal, Table};
+use crate::server::{Program, Running, With};
+use crate::settings::{Scale, Settings};
+use crate::stats::Spread;
+use pinger::{Longest, Pinger};
+use stage::{Size, Stage};
+use states::{IDLE, Scene};
+
+/// No step may take longer, in milliseconds.
+const BOUND: f64 = 5.0;
+
+/// What a state cost, in microseconds, and what the step was answered in the last round.
+#[derive(Clone, Serialize)]
+struct Cost {
+    /// The longest `PING` of each round.
+    ping_us: Spread,
+    /// The most processor time that the server used during one `PING` of each round.
+    server_us: Spread,
+    reply: String,
+}
+
+/// A line of the result.
+#[derive(Serialize)]
+struct Row {
+    server: String,
+    state: String,
+    module: Cost,
+    plain: Option<(String, Cost)>,
+}
+
+/// Measures on each server.
+pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
+    let mut rows = Vec::new();
+    for program in programs {
+        rows.extend(measure(&settings.scale, program).with_context(|| program.label.clone())?);
+    }
+    let by_server = || rows.chunk_by(|a: &Row, b: &Row| a.server == b.server);
+    Ok(Findings {
+        section: "worst",
+        tables: by_server().map(|rows| table(&settings.scale, rows)).collect(),
+        goals: by_server().filter_map(goal).collect(),
+        plots: vec![],
+        data: json!({ "rounds": settings.scale.worst_rounds, "rows": rows }),
+    })
+}
+
+fn measure(scale: &Scale, program: &Program) -> Result<Vec<Row>> {
+    let with = |with: With, scene: Scene| cost(scale, program, with, scene);
+    let idle = (with(With::Module, IDLE)?, with(With::Nothing, IDLE)?);
+    let mut rows = vec![row(program, "nothing", idle.0, Some(("nothing", idle.1)))];
+    for state in states::all() {
+        // It takes minutes, and the states differ much in how long.
+        eprintln!("  {}: {}", program.label, state.name);
+        let module = with(With::Module, state.module).context(state.name)?;
+        let plain = match state.plain {
+            Some((name, scene)) => Some((name, with(With::Nothing, scene).context(name)?)),
+            None => None,
+        };
+        rows.push(row(program, state.name, module, plain));
+    }
+    Ok(rows)
+}
+
+fn row(program: &Program, state: &str, module: Cost, plain: Option<(&str, Cost)>) -> Row {
+    let plain = plain.map(|(name, cost)| (name.to_owned(), cost));
+    Row { server: program.label.clone(), state: state.to_owned(), module, plain }
+}
+
+fn cost(scale: &Scale, program: &Program, with: With, scene: Scene) -> Result<Cost> {
+    let size = if scale.judged { Size::FULL } else { Size::QUICK };
+    let mut longest = Vec::new();
+    let mut reply = String::new();
+    for _ in 0..scale.worst_rounds {
+        let mut stage = Stage::new(Running::start(program, with)?, size);
+        let (one, told) = round(&mut stage, scene)?;
+        longest.push(one);
+        reply = told;
+    }
+    let spread = |of: fn(&Longest) -> f64| Spread::of(&longest.iter().map(of).collect::<Vec<_>>());
+    Ok(Cost { ping_us: spread(|one| one.took), server_us: spread(|one| one.server), reply })
+}
+
+fn round(stage: &mut Stage, scene: Scene) -> Result<(Longest, String)> {
+    (scene.build)(stage)?;
+    let pinger = Pinger::start(stage.server.port(), stage.server.server.pid())?;
+    let begin = Instant::now();
+    let reply = (scene.step)(stage)?;
+    stage.aftermath();
+    Ok((pinger.longest(begin, Instant::now())?, reply))
+}
+
+/// The longest step of all, by the server's own time.
+fn goal(rows: &[Row]) -> Option<Goal> {
+    let worst = rows.iter().max_by(|a, b| a.module.server_us.median.total_cmp(&b.module.server_us.median))?;
+    let Spread { median, min, max } = worst.module.server_us;
+    let milliseconds = Spread { median: median / 1e3, min: min / 1e3, max: max / 1e3 };
+    let what = format!("longest step, ms of the server's time: {} ({})", worst.state, worst.server);
+    Some(Goal::at_most(what, BOUND, milliseconds))
+}
+
+fn table(scale: &Scale, rows: &[Row]) -> Table {
+    let title = rows.first().map_or_else(String::new, |row| format!("Worst step: {}", row.server));
+    let size = if scale.judged { Size::FULL } else { Size::QUICK };
+    let note = format!(
+        "The longest PING of a second client during the step, and the most processor time that the server used while one \
+         PING waited: medians of the rounds' maxima ({}). A crowd is {} connections, many keys {}, many holders or locks {}, \
+         or fewer where the server has a limit.",
+        scale.worst_rounds, size.crowd, size.keys, size.many
+    );
+    let columns =
+        ["state, and what is done then", "PING", "server's time", "without the module", "PING", "server's time"];
+    let mut table = Table::new(title, note, &columns);
+    for row in rows {
+        let none = || "-".to_owned();
+        let plain = row.plain.as_ref();
+        table.row(vec![
+            row.state.clone(),
+            micros(row.module.ping_us.median),
+            micros(row.module.server_us.median),
+            plain.map_or_else(none, |(name, _)| name.clone()),
+            plain.map_or_else(none, |(_, cost)| micros(cost.ping_us.median)),
+            plain.map_or_else(none, |(_, cost)| micros(cost.server_us.median)),
+        ]);
+    }
+    table
+}

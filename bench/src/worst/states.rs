@@ -1,0 +1,475 @@
+//! The states that are built, and the step that is taken in each.
+//!
+//! What goes by the same name in a module and in a plain server is the same amount of clients, keys or elements.
+
+use std::iter;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use support::resp;
+
+use super::stage::Stage;
+
+/// Longer than a state is looked at, in milliseconds.
+const LEASE: u32 = 600_000;
+/// For what ends in slices, turn by turn.
+const LONG_AFTERMATH: Duration = Duration::from_secs(1);
+
+/// A state and a step, on one kind of server.
+#[derive(Clone, Copy)]
+pub struct Scene {
+    /// Makes the state.
+    pub build: fn(&mut Stage) -> Result<()>,
+    /// Takes the step and waits until it is over; what was replied.
+    pub step: fn(&mut Stage) -> Result<String>,
+}
+
+/// A line of the table.
+pub struct State {
+    /// What was built, and what is done then.
+    pub name: &'static str,
+    /// With the module.
+    pub module: Scene,
+    /// On a plain server, where it has something of the kind, and what that is.
+    pub plain: Option<(&'static str, Scene)>,
+}
+
+/// Nothing is built and nothing is done.
+pub const IDLE: Scene = Scene { build: |_| Ok(()), step: |stage| Ok(stage.lasts(LONG_AFTERMATH)) };
+
+/// All of them.
+pub fn all() -> Vec<State> {
+    [several_keys(), searches(), crowds(), ends(), looks()].into_iter().flatten().collect()
+}
+
+fn state(name: &'static str, module: Scene) -> State {
+    State { name, module, plain: None }
+}
+
+impl State {
+    fn beside(self, name: &'static str, plain: Scene) -> Self {
+        Self { plain: Some((name, plain)), ..self }
+    }
+}
+
+/// A request for many keys waits, because of one of them, or many such requests do.
+fn several_keys() -> Vec<State> {
+    let one = |step| Scene { build: one_request, step };
+    let apart = |step| Scene { build: requests_apart, step };
+    let alike = |step| Scene { build: requests_alike, step };
+    let lists = |step| Scene { build: one_pop, step };
+    vec![
+        state(
+            "MACQUIRE of many keys waits: ACQUIRE of one of them",
+            one(|stage| stage.step("LOCK.ACQUIRE hot v WAIT 1")),
+        )
+        .beside("BLPOP of as many waits: BLPOP of one", lists(|stage| stage.step("BLPOP hot 0.001"))),
+        state("the same: RELEASE of one of them", one(|stage| stage.step("LOCK.RELEASE hot holder")))
+            .beside("the same: RPUSH to one of them", lists(|stage| stage.step("RPUSH hot v"))),
+        state("the same: FORCE of one of them", one(|stage| stage.step("LOCK.FORCE app:1"))),
+        state("the same: somebody's HSET on one of them", one(|stage| stage.step("HSET app:1 stranger 1")))
+            .beside("BLPOP of as many waits: HSET on one of them", lists(|stage| stage.step("HSET app:1 stranger 1"))),
+        state("the same: LOCK.TOP", one(|stage| stage.step("LOCK.TOP"))),
+        state(
+            "MACQUIREs of 1,000 keys wait for one: ACQUIRE of it",
+            apart(|stage| stage.step("LOCK.ACQUIRE hot v WAIT 1")),
+        ),
+        state("the same: RELEASE of it", apart(|stage| stage.step("LOCK.RELEASE hot holder"))),
+        state(
+            "MACQUIREs of the same 1,000 keys: ACQUIRE of one",
+            alike(|stage| stage.step("LOCK.ACQUIRE hot v WAIT 1")),
+        ),
+        state("the same: RELEASE of one", alike(|stage| stage.step("LOCK.RELEASE hot holder"))),
+        state("MACQUIRE of many keys, all free", Scene { build: |_| Ok(()), step: take_free_keys })
+            .beside("MSET of as many", Scene { build: |_| Ok(()), step: set_keys }),
+        state("MRELEASE of many keys, each waited for", Scene { build: keys_waited_for, step: release_keys })
+            .beside("a script that pushes to as many lists with BLPOP", Scene { build: pops_apart, step: push_apart }),
+    ]
+}
+
+/// The search for cycles has a long way to go.
+fn searches() -> Vec<State> {
+    let chain = |step| Scene { build: chain, step };
+    vec![
+        state(
+            "holders of two locks wait, each for its own: ACQUIRE of one of the two",
+            Scene { build: wide, step: |stage| stage.step("LOCK.ACQUIRE T c WAIT 1") },
+        ),
+        state("a chain of waiting holders: ACQUIRE at its end", chain(|stage| stage.step("LOCK.ACQUIRE c:0 v WAIT 1"))),
+        state(
+            "the same: ACQUIRE that closes it",
+            chain(|stage| stage.step(&format!("LOCK.ACQUIRE c:0 o:{} WAIT 1", stage.size.crowd))),
+        ),
+    ]
+}
+
+/// Many wait, and all are told at once.
+fn crowds() -> Vec<State> {
+    let readers = |step| Scene { build: readers, step };
+    let apart = |step| Scene { build: waiters_apart, step };
+    let pops = |step| Scene { build: pops, step };
+    let pops_apart = |step| Scene { build: pops_apart, step };
+    vec![
+        state("a crowd of readers waits: RELEASE", readers(|stage| after(stage, "LOCK.RELEASE hot holder"))).beside(
+            "a crowd in BLPOP: a script pushes for all",
+            pops(|stage| {
+                stage.script(PUSH, "hot", stage.size.crowd)?;
+                stage.all_are_told()
+            }),
+        ),
+        state("the same: DEL", readers(|stage| after(stage, "DEL hot"))),
+        state(
+            "the same: the lease ends",
+            readers(|stage| {
+                stage.order("PEXPIRE hot 100")?;
+                stage.all_are_told()
+            }),
+        ),
+        state("locks with a waiter each: FLUSHALL", apart(|stage| after(stage, "FLUSHALL")))
+            .beside("lists with a BLPOP each: FLUSHALL", pops_apart(|stage| stage.step("FLUSHALL"))),
+        state(
+            "the same: a script releases all",
+            apart(|stage| {
+                stage.script(RELEASE_EACH, "hot:", stage.size.crowd)?;
+                stage.all_are_told()
+            }),
+        )
+        .beside("the same: a script pushes to all", pops_apart(push_apart)),
+        state(
+            "all of these wait for one owner: a script releases all",
+            Scene {
+                build: waiters_of_one_owner,
+                step: |stage| {
+                    stage.script(RELEASE_EACH, "hot:", stage.size.crowd)?;
+                    stage.all_are_told()
+                },
+            },
+        ),
+        state("a crowd's waits end together", Scene { build: short_waits, step: waits_end })
+            .beside("a crowd's BLPOPs end together", Scene { build: short_pops, step: waits_end }),
+        state("a crowd's connections end together", Scene { build: crowd_of_a_user, step: user_goes })
+            .beside("a crowd's in BLPOP do", Scene { build: pops_of_a_user, step: user_goes }),
+        state("a crowd waits: the server becomes a replica", readers(|stage| after(stage, "REPLICAOF 127.0.0.1 1")))
+            .beside("the same with BLPOP", pops(|stage| after(stage, "REPLICAOF 127.0.0.1 1"))),
+    ]
+}
+
+/// Many holds end, or are renewed, at once.
+fn ends() -> Vec<State> {
+    vec![
+        state("one lock's many holders expire together", Scene { build: holders_that_expire, step: expire }),
+        state("many locks expire together", Scene { build: locks_that_expire, step: expire })
+            .beside("as many keys do", Scene { build: keys_that_expire, step: expire }),
+        state(
+            "holders past their deadline on keys without one: a look at each",
+            Scene { build: persisted, step: look_at_each },
+        ),
+        state("many locks are watched", Scene { build: |stage| watched(stage, stage.size.many, 3_000), step: renewed }),
+        state(
+            "2,500 locks with LEASE 30 are watched",
+            Scene { build: |stage| watched(stage, 2_500.min(stage.size.many), 30), step: renewed },
+        ),
+        state("a connection with many EPHEMERAL holds ends", Scene { build: ephemeral, step: connection_ends })
+            .beside("one with as many subscriptions does", Scene { build: subscribed, step: connection_ends }),
+        state("the same, many of them waited for", Scene { build: ephemeral_waited_for, step: connection_ends }),
+    ]
+}
+
+/// Somebody asks who holds and who waits.
+fn looks() -> Vec<State> {
+    let holders = |step| Scene { build: |stage| shared(stage, "big", LEASE), step };
+    let fields = |step| Scene { build: fields, step };
+    let readers = |step| Scene { build: readers, step };
+    let apart = |step| Scene { build: waiters_apart, step };
+    vec![
+        state("a lock with many holders: LOCK.INFO", holders(|stage| stage.step("LOCK.INFO big")))
+            .beside("a hash with as many fields: HGETALL", fields(|stage| stage.step("HGETALL big"))),
+        state("the same: ACQUIRE after somebody's HSET", holders(|stage| touch(stage, "LOCK.ACQUIRE big v SHARED")))
+            .beside("the same: HGETALL after HSET", fields(|stage| touch(stage, "HGETALL big"))),
+        state(
+            "the same: a holder's RELEASE after somebody's HSET",
+            holders(|stage| touch(stage, "LOCK.RELEASE big h2")),
+        ),
+        state(
+            "three such locks, waited for: LOCK.TOP",
+            Scene { build: three_with_holders, step: |stage| stage.step("LOCK.TOP") },
+        ),
+        state("a crowd waits for one lock: LOCK.WAITERS", readers(|stage| stage.step("LOCK.WAITERS hot")))
+            .beside("a crowd in BLPOP: CLIENT LIST", Scene { build: pops, step: |stage| stage.step("CLIENT LIST") }),
+        state("the same: LOCK.WAITERS COUNT 1000000", readers(|stage| stage.step("LOCK.WAITERS hot COUNT 1000000"))),
+        state("locks with a waiter each: LOCK.TOP COUNT 1000000", apart(|stage| stage.step("LOCK.TOP COUNT 1000000"))),
+    ]
+}
+
+const PUSH: &str = "for i = 1, tonumber(ARGV[1]) do redis.call('rpush', KEYS[1], i) end";
+const PUSH_EACH: &str = "for i = 0, ARGV[1] - 1 do redis.call('rpush', KEYS[1] .. i, i) end";
+const RELEASE_EACH: &str = "for i = 0, ARGV[1] - 1 do redis.call('lock.release', KEYS[1] .. i, 'holder') end";
+const SET_FIELDS: &str =
+    "for i = 1, tonumber(ARGV[1]) do redis.call('hset', KEYS[1], 'h' .. i, 1, '#@h' .. i, '1764000000000:1') end";
+
+/// The step, and then what all of the crowd are told.
+fn after(stage: &mut Stage, step: &str) -> Result<String> {
+    stage.step(step)?;
+    stage.all_are_told()
+}
+
+/// Names of as many keys as one request may have, the last of them `hot`.
+fn keys(stage: &mut Stage, usual: usize) -> Result<String> {
+    let count = stage.limit("holdfast.max-keys", usual)?;
+    Ok(format!("{count} {} hot", numbered("app", count - 1)))
+}
+
+fn numbered(name: &str, count: usize) -> String {
+    (0..count).map(|number| format!("{name}:{number}")).collect::<Vec<_>>().join(" ")
+}
+
+fn one_request(stage: &mut Stage) -> Result<()> {
+    stage.order(&format!("LOCK.ACQUIRE hot holder LEASE {LEASE}"))?;
+    let keys = keys(stage, stage.size.keys)?;
+    stage.gather(iter::once(format!("LOCK.MACQUIRE {keys} x WAIT 0")))
+}
+
+fn one_pop(stage: &mut Stage) -> Result<()> {
+    stage.gather(iter::once(format!("BLPOP {} hot 0", numbered("app", stage.size.keys - 1))))
+}
+
+/// Each has keys of its own, but for one.
+fn requests_apart(stage: &mut Stage) -> Result<()> {
+    stage.order(&format!("LOCK.ACQUIRE hot holder LEASE {LEASE}"))?;
+    stage.gather((0..stage.size.requests).map(|request| {
+        format!("LOCK.MACQUIRE 1000 {} hot x:{request} WAIT 0", numbered(&format!("app:{request}"), 999))
+    }))
+}
+
+fn requests_alike(stage: &mut Stage) -> Result<()> {
+    stage.order(&format!("LOCK.ACQUIRE hot holder LEASE {LEASE}"))?;
+    let keys = numbered("app", 999);
+    stage.gather((0..stage.size.requests).map(|request| format!("LOCK.MACQUIRE 1000 {keys} hot x:{request} WAIT 0")))
+}
+
+fn take_free_keys(stage: &mut Stage) -> Result<String> {
+    let keys = keys(stage, stage.size.keys)?;
+    stage.step(&format!("LOCK.MACQUIRE {keys} x"))
+}
+
+fn set_keys(stage: &mut Stage) -> Result<String> {
+    let pairs: Vec<String> = (0..stage.size.keys).map(|key| format!("app:{key} 1")).collect();
+    stage.step(&format!("MSET {}", pairs.join(" ")))
+}
+
+fn keys_waited_for(stage: &mut Stage) -> Result<()> {
+    let keys = keys(stage, stage.size.crowd)?;
+    stage.order(&format!("LOCK.MACQUIRE {keys} x LEASE {LEASE}"))?;
+    let names: Vec<&str> = keys.split(' ').skip(1).collect();
+    stage.gather(names.iter().map(|key| format!("LOCK.ACQUIRE {key} v:{key} WAIT 0")))
+}
+
+fn release_keys(stage: &mut Stage) -> Result<String> {
+    let keys = keys(stage, stage.size.crowd)?;
+    after(stage, &format!("LOCK.MRELEASE {keys} x"))
+}
+
+fn pops(stage: &mut Stage) -> Result<()> {
+    stage.gather((0..stage.size.crowd).map(|_| "BLPOP hot 0".to_owned()))
+}
+
+fn pops_apart(stage: &mut Stage) -> Result<()> {
+    stage.gather((0..stage.size.crowd).map(|client| format!("BLPOP hot:{client} 0")))
+}
+
+fn push_apart(stage: &mut Stage) -> Result<String> {
+    stage.script(PUSH_EACH, "hot:", stage.size.crowd)?;
+    stage.all_are_told()
+}
+
+/// Everybody holds `T` and `S`, and waits for a lock of its own; one waits for such a lock and for `S`.
+fn wide(stage: &mut Stage) -> Result<()> {
+    let count = stage.size.crowd - 1;
+    stage.order_all((0..count).flat_map(|owner| {
+        [
+            format!("LOCK.ACQUIRE T o:{owner} SHARED LEASE {LEASE}"),
+            format!("LOCK.ACQUIRE S o:{owner} SHARED LEASE {LEASE}"),
+            format!("LOCK.ACQUIRE k:{owner} h LEASE {LEASE}"),
+        ]
+    }))?;
+    let waiting = (0..count).map(|owner| format!("LOCK.ACQUIRE k:{owner} o:{owner} WAIT 0"));
+    stage.gather(waiting.chain(iter::once("LOCK.MACQUIRE 2 k:0 S z WAIT 0".into())))
+}
+
+/// Everybody holds a lock and waits for the next one's.
+fn chain(stage: &mut Stage) -> Result<()> {
+    let count = stage.size.crowd;
+    stage.order_all((0..=count).map(|owner| format!("LOCK.ACQUIRE c:{owner} o:{owner} LEASE {LEASE}")))?;
+    stage.gather((0..count).map(|owner| format!("LOCK.ACQUIRE c:{} o:{owner} WAIT 0", owner + 1)))
+}
+
+fn readers(stage: &mut Stage) -> Result<()> {
+    stage.order(&format!("LOCK.ACQUIRE hot holder LEASE {LEASE}"))?;
+    stage.gather((0..stage.size.crowd).map(|owner| format!("LOCK.ACQUIRE hot o:{owner} SHARED WAIT 0")))
+}
+
+fn waiters_apart(stage: &mut Stage) -> Result<()> {
+    waiters_under(stage, |key| format!("v:{key}"))
+}
+
+fn waiters_of_one_owner(stage: &mut Stage) -> Result<()> {
+    waiters_under(stage, |_| "v".to_owned())
+}
+
+fn waiters_under(stage: &mut Stage, owner: fn(usize) -> String) -> Result<()> {
+    let count = stage.size.crowd;
+    stage.order_all((0..count).map(|key| format!("LOCK.ACQUIRE hot:{key} holder LEASE {LEASE}")))?;
+    stage.gather((0..count).map(|key| format!("LOCK.ACQUIRE hot:{key} {} WAIT 0", owner(key))))
+}
+
+fn short_waits(stage: &mut Stage) -> Result<()> {
+    stage.order(&format!("LOCK.ACQUIRE hot holder LEASE {LEASE}"))?;
+    let end = Instant::now() + stage.size.build;
+    stage.is_due(end);
+    stage.gather((0..stage.size.crowd).map(|owner| {
+        let wait = end.saturating_duration_since(Instant::now()).as_millis().max(1);
+        format!("LOCK.ACQUIRE hot o:{owner} WAIT {wait}")
+    }))
+}
+
+fn short_pops(stage: &mut Stage) -> Result<()> {
+    let end = Instant::now() + stage.size.build;
+    stage.is_due(end);
+    stage.gather((0..stage.size.crowd).map(|_| {
+        let wait = end.saturating_duration_since(Instant::now()).as_secs_f64().max(0.001);
+        format!("BLPOP hot {wait:.3}")
+    }))
+}
+
+fn waits_end(stage: &mut Stage) -> Result<String> {
+    stage.runs_out()?;
+    stage.all_are_told()
+}
+
+fn crowd_of_a_user(stage: &mut Stage) -> Result<()> {
+    stage.order(&format!("LOCK.ACQUIRE hot holder LEASE {LEASE}"))?;
+    stage.order("ACL SETUSER crowd on >crowd ~* &* +@all")?;
+    stage.gather((0..stage.size.crowd).map(|owner| format!("AUTH crowd crowd\nLOCK.ACQUIRE hot o:{owner} WAIT 0")))
+}
+
+fn pops_of_a_user(stage: &mut Stage) -> Result<()> {
+    stage.order("ACL SETUSER crowd on >crowd ~* &* +@all")?;
+    stage.gather((0..stage.size.crowd).map(|_| "AUTH crowd crowd\nBLPOP hot 0".to_owned()))
+}
+
+fn user_goes(stage: &mut Stage) -> Result<String> {
+    let reply = stage.step("ACL DELUSER crowd")?;
+    stage.lasts(LONG_AFTERMATH);
+    Ok(reply)
+}
+
+/// As many holders as a lock may have, all with the same deadline.
+fn shared(stage: &mut Stage, key: &str, lease: u32) -> Result<()> {
+    let count = stage.limit("holdfast.max-holders", stage.size.many)?;
+    let script = format!(
+        "for i = 1, tonumber(ARGV[1]) do redis.call('lock.acquire', KEYS[1], 'h' .. i, 'SHARED', 'LEASE', {lease}) end"
+    );
+    stage.script(&script, key, count)?;
+    Ok(())
+}
+
+fn holders_that_expire(stage: &mut Stage) -> Result<()> {
+    let build = stage.size.build;
+    stage.is_due(Instant::now() + build);
+    shared(stage, "big", u32::try_from(build.as_millis())?)
+}
+
+fn locks_that_expire(stage: &mut Stage) -> Result<()> {
+    let count = stage.size.many;
+    stage.order_all((0..count).map(|key| format!("LOCK.ACQUIRE l:{key} holder LEASE {LEASE}")))?;
+    expires_together(stage, "l", count)
+}
+
+fn keys_that_expire(stage: &mut Stage) -> Result<()> {
+    let count = stage.size.many;
+    stage.order_all((0..count).map(|key| format!("SET k:{key} 1")))?;
+    expires_together(stage, "k", count)
+}
+
+fn expires_together(stage: &mut Stage, name: &str, count: usize) -> Result<()> {
+    let build = stage.size.build;
+    stage.is_due(Instant::now() + build);
+    let end = now_in_milliseconds(stage)? + build.as_millis() as i64;
+    stage.order_all((0..count).map(|key| format!("PEXPIREAT {name}:{key} {end}")))
+}
+
+fn now_in_milliseconds(stage: &mut Stage) -> Result<i64> {
+    match stage.order("TIME")? {
+        resp::Value::Array(parts) if parts.len() == 2 => {
+            let (seconds, micros): (i64, i64) = (resp::text(&parts[0])?.parse()?, resp::text(&parts[1])?.parse()?);
+            Ok(seconds * 1_000 + micros / 1_000)
+        }
+        other => bail!("TIME replied {other:?}"),
+    }
+}
+
+fn expire(stage: &mut Stage) -> Result<String> {
+    stage.runs_out()?;
+    Ok(stage.lasts(LONG_AFTERMATH))
+}
+
+/// Holders of locks without a limit, whose deadlines have passed although their keys have none.
+fn persisted(stage: &mut Stage) -> Result<()> {
+    stage.order_all(
+        (0..stage.size.many / 10)
+            .flat_map(|key| [format!("LOCK.ACQUIRE p:{key} holder SHARED LEASE 50"), format!("PERSIST p:{key}")]),
+    )?;
+    stage.lasts(Duration::from_millis(60));
+    Ok(())
+}
+
+fn look_at_each(stage: &mut Stage) -> Result<String> {
+    stage.order_all((0..stage.size.many / 10).map(|key| format!("LOCK.INFO p:{key}")))?;
+    Ok(stage.lasts(LONG_AFTERMATH))
+}
+
+fn watched(stage: &mut Stage, count: usize, lease: u32) -> Result<()> {
+    stage.join((0..count).map(|key| format!("LOCK.ACQUIRE w:{key} holder WATCHDOG LEASE {lease}")))
+}
+
+/// Long enough for each of them to be renewed. How many are left.
+fn renewed(stage: &mut Stage) -> Result<String> {
+    stage.lasts(2 * LONG_AFTERMATH);
+    Ok(format!("{} are held", stage.step("DBSIZE")?))
+}
+
+fn ephemeral(stage: &mut Stage) -> Result<()> {
+    stage.join((0..stage.size.many).map(|key| format!("LOCK.ACQUIRE e:{key} holder EPHEMERAL LEASE {LEASE}")))
+}
+
+fn ephemeral_waited_for(stage: &mut Stage) -> Result<()> {
+    ephemeral(stage)?;
+    let count = stage.size.crowd.min(stage.size.many);
+    stage.gather((0..count).map(|key| format!("LOCK.ACQUIRE e:{key} v:{key} WAIT 0")))
+}
+
+fn subscribed(stage: &mut Stage) -> Result<()> {
+    stage.join((0..stage.size.many).map(|channel| format!("SUBSCRIBE c:{channel}")))
+}
+
+fn connection_ends(stage: &mut Stage) -> Result<String> {
+    stage.guests_leave();
+    stage.all_are_told()?;
+    Ok(stage.lasts(LONG_AFTERMATH))
+}
+
+fn fields(stage: &mut Stage) -> Result<()> {
+    stage.script(SET_FIELDS, "big", stage.size.many)?;
+    Ok(())
+}
+
+fn three_with_holders(stage: &mut Stage) -> Result<()> {
+    (0..3).try_for_each(|lock| shared(stage, &format!("big:{lock}"), LEASE))?;
+    stage.gather((0..3).map(|lock| format!("LOCK.ACQUIRE big:{lock} v WAIT 0")))
+}
+
+/// Somebody raises a holder's count by hand; then the module has to look.
+fn touch(stage: &mut Stage, look: &str) -> Result<String> {
+    stage.order("HSET big h1 2")?;
+    stage.step(look)
+}

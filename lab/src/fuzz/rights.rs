@@ -1,0 +1,102 @@
+//! Users whose rights change while they send.
+
+use fastrand::Rng;
+use redis::Connection;
+use support::resp::{self, Value};
+
+use super::words::Words;
+
+/// Keys with this in their names are never shown to any of these users.
+pub const SECRET: &str = "secret:";
+
+/// The users; each has its name as its password.
+const USERS: [&str; 2] = ["red", "green"];
+
+/// What they may touch at one time or another.
+const PATTERNS: [&str; 9] =
+    ["~lock:*", "~lock:1*", "%R~lock:*", "%W~lock:*", "~[^s]*", "~?ock:[0-4]", "~at:*", "~*tag*", "%R~[^s]*"];
+
+/// What they may not do at one time or another.
+const COMMANDS: [&str; 5] = ["+@all", "-lock.force", "-lock.release", "-lock.macquire", "-lock.top"];
+
+/// Makes the users.
+pub fn make_users(connection: &mut Connection) {
+    for user in USERS {
+        let rule = rule(user, &["~[^s]*"], "+@all");
+        redis::cmd("ACL").arg(&rule[1..]).exec(connection).expect("the server makes a user");
+    }
+}
+
+/// Who a sender is: every other one has all rights.
+pub fn user_of(sender: u64) -> Option<&'static str> {
+    let (user, restricted) = (sender as usize / 2 % USERS.len(), sender % 2 == 1);
+    restricted.then_some(USERS[user])
+}
+
+/// Gives a user other rights than it has, or takes the user away. Its connections and its waits go on, but for that.
+pub fn change(rng: &mut Rng) -> Words {
+    let user = USERS[rng.usize(..USERS.len())];
+    if rng.u32(..30) == 0 {
+        return ["ACL", "DELUSER", user].map(|word| word.as_bytes().to_vec()).to_vec();
+    }
+    let count = rng.usize(1..4);
+    let patterns = rng.choose_multiple(PATTERNS, count);
+    let commands = COMMANDS[rng.usize(..COMMANDS.len())];
+    rule(user, &patterns, commands)
+}
+
+fn rule(user: &str, patterns: &[&str], commands: &str) -> Words {
+    let password = format!(">{user}");
+    let head = ["ACL", "SETUSER", user, "reset", "on", &password, "&*", "+@all", "-acl", commands];
+    head.into_iter().chain(patterns.iter().copied()).map(|word| word.as_bytes().to_vec()).collect()
+}
+
+/// Whether a reply shows one of these users a key that it may not read. `asked` is what the reply answers, and what it may
+/// therefore repeat.
+pub fn tells_a_secret(asked: &[Words], reply: &Value) -> bool {
+    names_secret(reply) && !asked.iter().flatten().any(|word| is_secret(word))
+}
+
+fn names_secret(reply: &Value) -> bool {
+    match reply {
+        Value::BulkString(bytes) => is_secret(bytes),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => is_secret(text.as_bytes()),
+        Value::ServerError(_) => resp::error(reply).is_some_and(|text| is_secret(text.as_bytes())),
+        Value::Array(elements) | Value::Set(elements) => elements.iter().any(names_secret),
+        Value::Map(pairs) => pairs.iter().any(|(key, value)| names_secret(key) || names_secret(value)),
+        _ => false,
+    }
+}
+
+fn is_secret(bytes: &[u8]) -> bool {
+    bytes.windows(SECRET.len()).any(|part| part == SECRET.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(line: &str) -> Words {
+        line.split(' ').map(|word| word.as_bytes().to_vec()).collect()
+    }
+
+    #[test]
+    fn a_secret_is_noticed_unless_it_was_in_the_request() {
+        let list = |name: &str| Value::Array(vec![Value::Nil, Value::BulkString(name.into())]);
+        let error = redis::parse_redis_value(b"-ERR unknown option 'secret:1'\r\n").unwrap();
+        assert!(tells_a_secret(&[words("LOCK.TOP")], &list("secret:1")));
+        assert!(tells_a_secret(&[words("LOCK.TOP")], &error));
+        assert!(!tells_a_secret(&[words("LOCK.TOP secret:1")], &error));
+        assert!(!tells_a_secret(&[words("LOCK.TOP")], &list("lock:1")));
+    }
+
+    #[test]
+    fn no_user_ever_has_the_secret() {
+        let mut rng = Rng::with_seed(1);
+        for _ in 0..1_000 {
+            let rule = change(&mut rng);
+            let patterns = rule.iter().filter(|word| word.starts_with(b"~") || word.starts_with(b"%"));
+            assert!(patterns.into_iter().all(|pattern| PATTERNS.iter().any(|known| known.as_bytes() == pattern)));
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Tokens only grow, and stay near the clock, whatever was written into locks by hand.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use redis::Connection;
+
+/// How far ahead of the clock a token may be, in microseconds: what is written an hour ahead is still observed.
+const AHEAD: i64 = 3_600_000_000 + SLACK;
+/// Tokens that were given since, one after the other, and what clocks differ by.
+const SLACK: i64 = 60_000_000;
+
+/// The newest token of a lock that nobody else can have touched.
+#[derive(Default)]
+pub struct Tokens {
+    newest: i64,
+}
+
+impl Tokens {
+    /// Takes such a lock, and says what is wrong with its token.
+    pub fn probe(&mut self, connection: &mut Connection) -> Result<(), String> {
+        let key = format!("probe:{}", self.newest);
+        let mut request = redis::cmd("LOCK.ACQUIRE");
+        let token = request.arg(key).arg("prober").arg("LEASE").arg(1).query(connection);
+        let token: i64 = token.map_err(|error| format!("a free lock can't be had: {error}"))?;
+        self.judge(token, now())
+    }
+
+    fn judge(&mut self, token: i64, now: i64) -> Result<(), String> {
+        let before = std::mem::replace(&mut self.newest, token);
+        if token <= before {
+            return Err(format!("token {token} was given after {before}"));
+        }
+        if token > now + AHEAD {
+            return Err(format!("token {token} is {} minutes ahead of the clock", (token - now) / 60_000_000));
+        }
+        Ok(())
+    }
+}
+
+fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_that_go_back_or_far_ahead_are_found() {
+        let mut tokens = Tokens::default();
+        let now = 1_764_000_000_000_000;
+        assert!(tokens.judge(now, now).is_ok());
+        assert!(tokens.judge(now + 3_600_000_000, now).is_ok());
+        assert!(tokens.judge(now + 3_600_000_000, now).is_err());
+        assert!(tokens.judge(now + 2 * AHEAD, now).is_err());
+    }
+}

@@ -1,0 +1,4 @@
+//! A request as it is sent.
+
+/// A request: the command's name and its arguments.
+pub type Words = Vec<Vec<u8>>;

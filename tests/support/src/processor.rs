@@ -1,0 +1,74 @@
+//! The processor time of another process.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::time::Duration;
+
+/// A clock that runs while a process does, on whichever core, and stands while the process waits for one. So it tells what
+/// a server has done from what the machine has let it wait.
+#[derive(Clone, Copy, Debug)]
+pub struct ProcessorClock(libc::clockid_t);
+
+impl ProcessorClock {
+    /// The clock of the process `pid`, all of its threads together.
+    ///
+    /// # Errors
+    ///
+    /// If there is no such process.
+    pub fn of(pid: u32) -> io::Result<Self> {
+        let mut clock = MaybeUninit::uninit();
+        // SAFETY: the call writes a clock id to where it is told, which has room for one.
+        match unsafe { libc::clock_getcpuclockid(pid as libc::pid_t, clock.as_mut_ptr()) } {
+            // SAFETY: the call succeeded, so it has written the id.
+            0 => Ok(Self(unsafe { clock.assume_init() })),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+
+    /// What the process has used so far; none once it is gone.
+    pub fn now(self) -> Option<Duration> {
+        let mut time = MaybeUninit::<libc::timespec>::uninit();
+        // SAFETY: the call writes a time to where it is told, which has room for one.
+        match unsafe { libc::clock_gettime(self.0, time.as_mut_ptr()) } {
+            0 => {
+                // SAFETY: the call succeeded, so it has written the time.
+                let time = unsafe { time.assume_init() };
+                Some(Duration::new(u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_nsec).ok()?))
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Command, Stdio};
+    use std::thread;
+    use std::time::Instant;
+
+    fn used(clock: ProcessorClock, while_passes: Duration) -> Duration {
+        let before = clock.now().unwrap();
+        thread::sleep(while_passes);
+        clock.now().unwrap() - before
+    }
+
+    #[test]
+    fn it_runs_with_the_process_and_stands_with_it() {
+        let mut busy = Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn().unwrap();
+        let mut idle = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap();
+        let clock = ProcessorClock::of(busy.id()).unwrap();
+        let begin = Instant::now();
+        while clock.now().unwrap() < Duration::from_millis(50) {
+            assert!(begin.elapsed() < Duration::from_secs(30), "it does not run");
+            thread::sleep(Duration::from_millis(1));
+        }
+        let resting = used(ProcessorClock::of(idle.id()).unwrap(), Duration::from_millis(100));
+        assert!(resting < Duration::from_millis(50), "{resting:?}");
+        for process in [&mut busy, &mut idle] {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+        assert_eq!(clock.now(), None);
+    }
+}

@@ -1,9 +1,10 @@
 //! Distributed locks with Holdfast, a module for Redis and Valkey: [`Locks`] names a [`Lock`], which is asked for, and
 //! granted as a [`Guard`]. The README has an example for each piece, and what happens when.
 //!
-//! Inside: `state` is one acquisition as a pure machine, `claim` is that with whoever waits for it, `session` the task
-//! that hears what a server tells, `shared` what brings them together and takes claims to other sessions; `wire` is the
-//! protocol, `servers` who serves which key.
+//! Inside, every arrow points down: `locks`, `guard` (what a program sees) -> `shared` (claims and servers together, and
+//! claims that are taken to other sessions) -> `servers` (who serves which key) -> `node`, `reader` (one server, and the
+//! task that hears what it tells) -> `claim` (one acquisition and whoever waits for it) -> `session` -> `requests`,
+//! `state` (an acquisition as a pure machine), `wire` (the protocol).
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -13,6 +14,8 @@ mod guard;
 mod locks;
 mod names;
 mod node;
+mod place;
+mod reader;
 mod requests;
 mod servers;
 mod session;

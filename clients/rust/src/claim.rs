@@ -20,8 +20,6 @@ const LEFT_WHILE_WATCHED: f64 = 0.5;
 pub(crate) struct Claim {
     pub(crate) keys: Keys,
     pub(crate) owner: Owner,
-    /// The order in which they were made: whoever waits is taken to another session in it.
-    pub(crate) number: u64,
     pub(crate) deadline: Deadline,
     inner: Mutex<Inner>,
     changed: Notify,
@@ -34,9 +32,9 @@ struct Inner {
 }
 
 impl Claim {
-    pub(crate) fn new(keys: Keys, owner: Owner, number: u64, terms: Terms, deadline: Deadline) -> Self {
+    pub(crate) fn new(keys: Keys, owner: Owner, terms: Terms, deadline: Deadline) -> Self {
         let state = State::new(terms.ending);
-        Self { keys, owner, number, deadline, inner: Mutex::new(Inner { terms, state }), changed: Notify::new() }
+        Self { keys, owner, deadline, inner: Mutex::new(Inner { terms, state }), changed: Notify::new() }
     }
 
     /// Its terms as they are now: a renewal can change the lease.
@@ -186,6 +184,11 @@ impl Claim {
             Stage::Lost(why) => Some(*why),
             _ => None,
         }
+    }
+
+    /// The error that says so.
+    pub(crate) fn loss(&self, why: Why) -> Error {
+        Error::Lost { keys: self.keys.clone(), owner: self.owner.clone(), why }
     }
 
     /// When it counts as lost, unless something is heard before.

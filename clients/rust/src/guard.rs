@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use crate::claim::Claim;
 use crate::error::{Error, Why, refused, refused_in_words};
-use crate::locks::lost;
 use crate::names::{Keys, Owner};
 use crate::shared::{Said, Shared, Unsaid};
 use crate::state::{Renewal, Stage};
@@ -59,7 +58,7 @@ impl Guard {
     /// [`Error::Lost`].
     pub fn check(&self) -> Result<(), Error> {
         match self.claim.why_lost(Instant::now()) {
-            Some(why) => Err(lost(&self.claim, why)),
+            Some(why) => Err(self.claim.loss(why)),
             None => Ok(()),
         }
     }
@@ -84,7 +83,7 @@ impl Guard {
         tokio::select! {
             // One that is lost already does not begin.
             biased;
-            why = self.lost() => Err(lost(&self.claim, why)),
+            why = self.lost() => Err(self.claim.loss(why)),
             output = future => Ok(output),
         }
     }
@@ -164,7 +163,7 @@ impl Guard {
         let end = Instant::now() + TOLD_WITHIN;
         loop {
             if let Some(why) = claim.why_lost(Instant::now()) {
-                return lost(claim, why);
+                return claim.loss(why);
             }
             if end <= Instant::now() {
                 return Error::NotHeld { keys: claim.keys.clone(), owner: claim.owner.clone() };

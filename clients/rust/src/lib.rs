@@ -1,4 +1,10 @@
-//! Distributed locks with [Holdfast](https://github.com/holdfast): see the README.
+//! Distributed locks with Holdfast, a module for Redis and Valkey: [`Locks`] names a [`Lock`], which is asked for, and
+//! granted as a [`Guard`]. The README has an example for each piece, and what happens when.
+//!
+//! Inside, every arrow points down: `locks`, `guard` (what a program sees) -> `shared` (claims and servers together, and
+//! claims that are taken to other sessions) -> `servers` (who serves which key) -> `node`, `reader` (one server, and the
+//! task that hears what it tells) -> `claim` (one acquisition and whoever waits for it) -> `session` -> `requests`,
+//! `state` (an acquisition as a pure machine), `wire` (the protocol).
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -8,6 +14,8 @@ mod guard;
 mod locks;
 mod names;
 mod node;
+mod place;
+mod reader;
 mod requests;
 mod servers;
 mod session;

@@ -3,20 +3,20 @@
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::num::NonZeroU32;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::sentinel::SentinelClient;
 use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo};
 
-use crate::claim::Claim;
-use crate::error::{Error, Why, refused};
+use crate::error::{Error, refused};
 use crate::guard::Guard;
 use crate::names::Keys;
 use crate::node::Node;
-use crate::servers::{Cluster, Place, Servers, without_delay};
-use crate::session::Failure;
+use crate::place::{Failure, Place, without_delay};
+use crate::reader::Listener;
+use crate::servers::{Cluster, Servers};
 use crate::shared::{Shared, Unsaid};
 use crate::state::Stage;
 use crate::terms::{Ending, Lease, Limit, Terms, Wait};
@@ -47,12 +47,12 @@ impl Locks {
 
     /// The same, with connection settings of one's own. A response timeout is for requests: waiting for a lock takes none.
     pub fn with_config(client: Client, config: AsyncConnectionConfig) -> Self {
-        Self::of(Servers::One(Arc::new(Node::new(Place::Fixed(without_delay(&client)), config))))
+        Self::of(|listener| Servers::One(Arc::new(Node::new(Place::Fixed(without_delay(&client)), config, listener))))
     }
 
     /// Locks on the master that Sentinel names. After a failover, waits and holds go on at the new one.
     pub fn sentinel(client: SentinelClient) -> Self {
-        Self::of(Servers::One(Arc::new(Node::new(Place::Sentinel(client.into()), config()))))
+        Self::of(|listener| Servers::One(Arc::new(Node::new(Place::Sentinel(client.into()), config(), listener))))
     }
 
     /// Locks on a cluster, of which one node at least is named, as for `redis::cluster::ClusterClient`. All nodes have
@@ -64,7 +64,7 @@ impl Locks {
     pub fn cluster<N: IntoConnectionInfo>(nodes: impl IntoIterator<Item = N>) -> Result<Self, Error> {
         let nodes = nodes.into_iter().map(IntoConnectionInfo::into_connection_info).collect::<Result<Vec<_>, _>>();
         let nodes = nodes.map_err(|error| Error::Invalid { message: error.to_string() })?;
-        Ok(Self::of(Servers::Cluster(Cluster::new(nodes, config()))))
+        Ok(Self::of(|listener| Servers::Cluster(Box::new(Cluster::new(nodes, config(), listener)))))
     }
 
     /// Locks at an address: `redis://`, `rediss://` (feature `tls`), `unix://` as the `redis` crate has them, and
@@ -137,7 +137,7 @@ impl Locks {
     }
 
     async fn connection_to(&self, node: &Node, keys: &Keys) -> Result<(String, MultiplexedConnection), Error> {
-        let session = node.session(&self.shared).await.map_err(|failure| connection(failure, keys))?;
+        let session = node.session().await.map_err(|failure| connection(failure, keys))?;
         let server = session.server().to_owned();
         match session.requests().connection().await {
             Ok((open, _)) => Ok((server, open)),
@@ -145,8 +145,8 @@ impl Locks {
         }
     }
 
-    fn of(servers: Servers) -> Self {
-        Self { shared: Arc::new(Shared::new(servers)), prefix: fresh_prefix().into() }
+    fn of(servers: impl FnOnce(Weak<dyn Listener>) -> Servers) -> Self {
+        Self { shared: Shared::new(servers), prefix: fresh_prefix().into() }
     }
 }
 
@@ -237,7 +237,7 @@ impl Lock {
         match self.shared.settled(claim).await? {
             Stage::Held => Ok(Some(attempt)),
             Stage::Refused(error) => Err(error),
-            Stage::Lost(why) => Err(lost(claim, why)),
+            Stage::Lost(why) => Err(claim.loss(why)),
             Stage::Asking | Stage::Waiting | Stage::NotGranted | Stage::GivenUp => Ok(None),
         }
     }
@@ -259,10 +259,6 @@ impl Lock {
     }
 }
 
-pub(crate) fn lost(claim: &Claim, why: Why) -> Error {
-    Error::Lost { keys: claim.keys.clone(), owner: claim.owner.clone(), why }
-}
-
 fn connection(failure: Failure, keys: &Keys) -> Error {
     refused(&failure.server, keys, failure.error)
 }
@@ -275,10 +271,6 @@ fn config() -> AsyncConnectionConfig {
 
 /// 128 bits that nobody else has: the standard library's seeds are the system's random numbers.
 fn fresh_prefix() -> String {
-    let half = || {
-        let mut hasher = RandomState::new().build_hasher();
-        hasher.write_u128(Instant::now().elapsed().as_nanos());
-        hasher.finish()
-    };
+    let half = || RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}:", half(), half())
 }

@@ -1,35 +1,37 @@
 //! One server: its session, and the task that keeps it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use redis::AsyncConnectionConfig;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 
-use crate::servers::Place;
-use crate::session::{Failure, Link, Order, SessionRef, Task};
-use crate::shared::{Returned, Shared};
+use crate::place::{Failure, Place};
+use crate::reader::{Link, Listener, Order, Task};
+use crate::session::SessionRef;
 
 pub(crate) struct Node {
     place: Arc<Place>,
     config: AsyncConnectionConfig,
+    listener: Weak<dyn Listener>,
     link: Arc<watch::Sender<Link>>,
     orders: Mutex<Option<UnboundedSender<Order>>>,
 }
 
 impl Node {
-    pub(crate) fn new(place: Place, config: AsyncConnectionConfig) -> Self {
+    pub(crate) fn new(place: Place, config: AsyncConnectionConfig, listener: Weak<dyn Listener>) -> Self {
         Self {
             place: Arc::new(place),
             config,
+            listener,
             link: Arc::new(watch::Sender::new(Link::Down)),
             orders: Mutex::new(None),
         }
     }
 
     /// The session, opened if there is none; fails if one attempt does.
-    pub(crate) async fn session(&self, shared: &Arc<Shared>) -> Result<SessionRef, Failure> {
+    pub(crate) async fn session(&self) -> Result<SessionRef, Failure> {
         if let Link::Up(session) = &*self.link.borrow() {
             return Ok(session.clone());
         }
@@ -37,7 +39,7 @@ impl Node {
         if let Link::Up(session) = &*changes.borrow_and_update() {
             return Ok(session.clone());
         }
-        self.order(shared, Order::Open);
+        self.order(Order::Open);
         loop {
             // The sender is this node's, which lives.
             let _ = changes.changed().await;
@@ -55,20 +57,20 @@ impl Node {
     }
 
     /// This session is of no use any more. Returns when it is not the node's any more.
-    pub(crate) async fn leave(&self, shared: &Arc<Shared>, session: &SessionRef) {
+    pub(crate) async fn leave(&self, session: &SessionRef) {
         let mut changes = self.link.subscribe();
-        self.order(shared, Order::Leave(session.clone()));
+        self.order(Order::Leave(session.clone()));
         while self.has(session) {
             let _ = changes.changed().await;
         }
     }
 
-    /// Has this given back, by whatever session the node has.
-    pub(crate) fn give_back(&self, shared: &Arc<Shared>, returned: Returned) {
-        self.order(shared, Order::GiveBack(returned));
+    /// Does this, where there is a runtime: never waits, and needs none around it.
+    pub(crate) fn spawn(&self, errand: impl Future<Output = ()> + Send + 'static) {
+        self.order(Order::Do(Box::pin(errand)));
     }
 
-    fn order(&self, shared: &Arc<Shared>, order: Order) {
+    fn order(&self, order: Order) {
         let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         let order = match orders.as_ref() {
             Some(sender) => match sender.send(order) {
@@ -85,7 +87,7 @@ impl Node {
             place: self.place.clone(),
             config: self.config.clone(),
             link: self.link.clone(),
-            shared: Arc::downgrade(shared),
+            listener: self.listener.clone(),
             orders: receiver,
         };
         runtime.spawn(task.run());

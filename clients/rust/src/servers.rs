@@ -1,50 +1,21 @@
 //! Which server is asked for a key: the one, Sentinel's master, or the cluster's node that serves the slot.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use redis::sentinel::SentinelClient;
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult, Value, cmd,
 };
 
 use crate::node::Node;
-use crate::session::Failure;
+use crate::place::{Failure, Place, without_delay};
+use crate::reader::Listener;
 use crate::slot::{SLOTS, slot};
-
-/// How one server is found.
-pub(crate) enum Place {
-    Fixed(Client),
-    /// Whoever is master when asked.
-    Sentinel(tokio::sync::Mutex<SentinelClient>),
-}
-
-impl Place {
-    /// A client of the server, as it is found now.
-    pub(crate) async fn client(&self) -> Result<Client, Failure> {
-        match self {
-            Self::Fixed(client) => Ok(client.clone()),
-            Self::Sentinel(sentinel) => {
-                let client = sentinel.lock().await.async_get_client().await;
-                let client = client.map_err(|error| Failure { server: "sentinel".to_owned(), error })?;
-                Ok(without_delay(&client))
-            }
-        }
-    }
-}
-
-/// A small request that follows another goes out at once.
-pub(crate) fn without_delay(client: &Client) -> Client {
-    let info = client.get_connection_info().clone();
-    let settings = info.tcp_settings().clone().set_nodelay(true);
-    // It was a client's already.
-    Client::open(info.set_tcp_settings(settings)).unwrap_or_else(|_| client.clone())
-}
 
 /// Who grants locks.
 pub(crate) enum Servers {
     One(Arc<Node>),
-    Cluster(Cluster),
+    Cluster(Box<Cluster>),
 }
 
 impl Servers {
@@ -109,6 +80,7 @@ type Address = (String, u16);
 pub(crate) struct Cluster {
     seeds: Vec<ConnectionInfo>,
     config: AsyncConnectionConfig,
+    listener: Weak<dyn Listener>,
     map: Mutex<Map>,
     /// Whoever asks for the map; the others wait.
     asking: tokio::sync::Mutex<()>,
@@ -122,8 +94,8 @@ struct Map {
 }
 
 impl Cluster {
-    pub(crate) fn new(seeds: Vec<ConnectionInfo>, config: AsyncConnectionConfig) -> Self {
-        Self { seeds, config, map: Mutex::default(), asking: tokio::sync::Mutex::default() }
+    pub(crate) fn new(seeds: Vec<ConnectionInfo>, config: AsyncConnectionConfig, listener: Weak<dyn Listener>) -> Self {
+        Self { seeds, config, listener, map: Mutex::default(), asking: tokio::sync::Mutex::default() }
     }
 
     async fn node_for(&self, slot: u16) -> Result<Arc<Node>, Failure> {
@@ -180,7 +152,8 @@ impl Cluster {
             return Some(node.clone());
         }
         let client = Client::open(self.info(address)?).ok()?;
-        let node = Arc::new(Node::new(Place::Fixed(without_delay(&client)), self.config.clone()));
+        let node =
+            Arc::new(Node::new(Place::Fixed(without_delay(&client)), self.config.clone(), self.listener.clone()));
         map.nodes.insert(address.clone(), node.clone());
         Some(node)
     }

@@ -1,22 +1,15 @@
-//! A session: the connection that stands for this process at one server, and the task that reads from it.
-//!
-//! The task opens the connection when somebody needs it, asks `LOCK.NEXT` on it in a loop, and says what it hears to
-//! whoever waits for it. When the connection ends, so does the session; the next one is opened when somebody needs it,
-//! and whatever waits or is held needs it.
+//! A session: the connection that stands for this process at one server, and what is known of its life.
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Cmd, RedisError, RedisResult, Value, cmd};
-use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::sync::watch;
+use redis::{AsyncConnectionConfig, Client, Cmd, RedisResult, Value, cmd};
 
+use crate::place::{Failure, Place};
 use crate::requests::Requests;
-use crate::servers::Place;
-use crate::shared::{Returned, Shared};
 use crate::terms::Lease;
 use crate::wire;
 
@@ -56,6 +49,29 @@ struct Life {
 /// A session, equal to itself only.
 #[derive(Clone)]
 pub(crate) struct SessionRef(Arc<Session>);
+
+/// A session that was opened, with its own connection, to be read from.
+pub(crate) struct Opened {
+    pub(crate) session: SessionRef,
+    pub(crate) connection: MultiplexedConnection,
+}
+
+/// Opens one.
+pub(crate) async fn open(place: &Place, config: &AsyncConnectionConfig) -> Result<Opened, Failure> {
+    let opened = Instant::now();
+    let client = place.client().await?;
+    let server = client.get_connection_info().addr().to_string();
+    let fail = |error| Failure { server: server.clone(), error };
+    let (connection, id, lease) = open_connection(&client, config).await.map_err(fail)?;
+    let session = Session {
+        id,
+        requests: Requests::new(client, server.clone(), config.clone()),
+        default_lease: lease,
+        shortest_lease: Mutex::new(lease),
+        life: Mutex::new(Life { alive: opened, due: opened + LATE }),
+    };
+    Ok(Opened { session: SessionRef(Arc::new(session)), connection })
+}
 
 impl Session {
     pub(crate) fn id(&self) -> &str {
@@ -136,157 +152,28 @@ impl fmt::Debug for SessionRef {
     }
 }
 
-/// What the task is asked to do.
-pub(crate) enum Order {
-    /// Somebody needs a session.
-    Open,
-    /// This one is of no use any more: its server does not know it, or has become a replica.
-    Leave(SessionRef),
-    /// Nobody wants this any more.
-    GiveBack(Returned),
-}
-
-/// Whether there is a session.
-#[derive(Clone, Debug)]
-pub(crate) enum Link {
-    Down,
-    Up(SessionRef),
-    /// The last attempt to open one failed.
-    Failed(Failure),
-}
-
-/// Why a server can't be used.
-#[derive(Clone, Debug)]
-pub(crate) struct Failure {
-    pub(crate) server: String,
-    pub(crate) error: RedisError,
-}
-
-pub(crate) struct Task {
-    pub(crate) place: Arc<Place>,
-    pub(crate) config: AsyncConnectionConfig,
-    pub(crate) link: Arc<watch::Sender<Link>>,
-    pub(crate) shared: Weak<Shared>,
-    pub(crate) orders: UnboundedReceiver<Order>,
-}
-
-/// The runtime may end before those who need a session: then the next one of them finds none.
-impl Drop for Task {
-    fn drop(&mut self) {
-        self.link.send_replace(Link::Down);
-    }
-}
-
-/// Why a session is not read from any more.
-enum End {
-    /// Its connection is gone, or of no use.
-    Ended,
-    /// Nobody is left who could need it.
-    Closed,
-}
-
-impl Task {
-    /// Runs until everybody who could need a session is gone.
-    pub(crate) async fn run(mut self) {
-        while let Some(order) = self.orders.recv().await {
-            match order {
-                Order::Open => {}
-                // That one has ended already.
-                Order::Leave(_) => continue,
-                Order::GiveBack(returned) => {
-                    tokio::spawn(returned.give_back());
-                    continue;
-                }
-            }
-            let (session, connection) = match self.open().await {
-                Ok(opened) => opened,
-                Err(failure) => {
-                    self.answer_the_others();
-                    self.link.send_replace(Link::Failed(failure));
-                    continue;
-                }
+impl Opened {
+    /// The next events, or none as a sign of life. What it returns is to be waited for to its end: an answer that nobody
+    /// reads is lost.
+    pub(crate) fn next(&self) -> impl Future<Output = RedisResult<Vec<wire::Event>>> + Send + use<> {
+        let (session, mut connection) = (self.session.clone(), self.connection.clone());
+        async move {
+            let (sent, wait) = (Instant::now(), session.sign_of_life());
+            session.asked(sent, wait);
+            let next = wire::next(wait);
+            let reply = tokio::time::timeout(wait + LATE, next.query_async::<Value>(&mut connection)).await;
+            let events = match reply {
+                // As if nothing had happened: somebody woke it.
+                Ok(Err(error)) if error.code() == Some("UNBLOCKED") => Ok(Vec::new()),
+                Ok(reply) => reply.and_then(wire::events),
+                Err(_late) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
             };
-            self.link.send_replace(Link::Up(session.clone()));
-            let end = self.serve(&session, connection).await;
-            self.link.send_replace(Link::Down);
-            match end {
-                End::Closed => return,
-                End::Ended => {
-                    if let Some(shared) = self.shared.upgrade() {
-                        shared.session_ended(&session);
-                    }
-                }
+            if events.is_ok() {
+                session.answered(sent);
             }
+            events
         }
     }
-
-    async fn open(&self) -> Result<(SessionRef, MultiplexedConnection), Failure> {
-        let opened = Instant::now();
-        let client = self.place.client().await?;
-        let server = client.get_connection_info().addr().to_string();
-        let fail = |error| Failure { server: server.clone(), error };
-        let (connection, id, lease) = open_connection(&client, &self.config).await.map_err(fail)?;
-        let requests = Requests::new(client, server.clone(), self.config.clone());
-        let session = Session {
-            id,
-            requests,
-            default_lease: lease,
-            shortest_lease: Mutex::new(lease),
-            life: Mutex::new(Life { alive: opened, due: opened + LATE }),
-        };
-        Ok((SessionRef(Arc::new(session)), connection))
-    }
-
-    /// Hears what there is to hear until the connection ends.
-    async fn serve(&mut self, session: &SessionRef, connection: MultiplexedConnection) -> End {
-        // An answer that nobody reads is lost: the question stays when an order comes in between.
-        let mut answer = Box::pin(ask(session.clone(), connection.clone()));
-        loop {
-            let (sent, events) = tokio::select! {
-                (sent, events) = &mut answer => (sent, events),
-                order = self.orders.recv() => match order {
-                    None => return End::Closed,
-                    Some(Order::Open) => continue,
-                    Some(Order::Leave(left)) if left == *session => return End::Ended,
-                    Some(Order::Leave(_)) => continue,
-                    Some(Order::GiveBack(returned)) => {
-                        tokio::spawn(returned.give_back());
-                        continue;
-                    }
-                },
-            };
-            let Ok(events) = events else { return End::Ended };
-            session.answered(sent);
-            if let Some(shared) = self.shared.upgrade() {
-                shared.told(session, events);
-            }
-            answer = Box::pin(ask(session.clone(), connection.clone()));
-        }
-    }
-
-    /// Those who asked while an attempt was under way: it was theirs too.
-    fn answer_the_others(&mut self) {
-        while let Ok(order) = self.orders.try_recv() {
-            if let Order::GiveBack(returned) = order {
-                tokio::spawn(returned.give_back());
-            }
-        }
-    }
-}
-
-/// The next events, or none as a sign of life, and when that was asked.
-async fn ask(session: SessionRef, mut connection: MultiplexedConnection) -> (Instant, RedisResult<Vec<wire::Event>>) {
-    let (sent, wait) = (Instant::now(), session.sign_of_life());
-    session.asked(sent, wait);
-    let next = wire::next(wait);
-    let reply = tokio::time::timeout(wait + LATE, next.query_async::<Value>(&mut connection)).await;
-    let events = match reply {
-        // As if nothing had happened: somebody woke it.
-        Ok(Err(error)) if error.code() == Some("UNBLOCKED") => Ok(Vec::new()),
-        Ok(reply) => reply.and_then(wire::events),
-        Err(_late) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
-    };
-    (sent, events)
 }
 
 /// The session's own connection, its id, and the server's default lease.

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use redis::{Cmd, RedisError, Value};
@@ -12,9 +12,11 @@ use tokio::sync::watch;
 use crate::claim::Claim;
 use crate::error::{Error, Why, refused};
 use crate::names::{Keys, Owner};
+use crate::place::Failure;
+use crate::reader::Listener;
 use crate::requests::Redirect;
 use crate::servers::Servers;
-use crate::session::{DEFAULT_LEASE, Failure, SessionRef};
+use crate::session::{DEFAULT_LEASE, SessionRef};
 use crate::state::{Errand, Stage};
 use crate::terms::{Deadline, Lease, Terms, Wait};
 use crate::wire::{self, Event, Reply};
@@ -55,15 +57,21 @@ impl From<Failure> for Unsaid {
 }
 
 impl Shared {
-    pub(crate) fn new(servers: Servers) -> Self {
-        Self { servers, made: AtomicU64::new(0), claims: Mutex::default(), giving_back: watch::Sender::new(0) }
+    /// `servers` is told who listens to them.
+    pub(crate) fn new(servers: impl FnOnce(Weak<dyn Listener>) -> Servers) -> Arc<Self> {
+        Arc::new_cyclic(|listener: &Weak<Self>| Self {
+            servers: servers(listener.clone()),
+            made: AtomicU64::new(0),
+            claims: Mutex::default(),
+            giving_back: watch::Sender::new(0),
+        })
     }
 
     /// A new acquisition, with an owner of its own. From here on what is told of it is heard.
     pub(crate) fn claim(&self, prefix: &str, keys: Keys, terms: Terms, wait: Wait) -> Arc<Claim> {
         let number = self.made.fetch_add(1, Ordering::Relaxed);
         let owner = Owner::from(format!("{prefix}{number}").into_bytes());
-        let claim = Arc::new(Claim::new(keys, owner, number, terms, wait.deadline(Instant::now())));
+        let claim = Arc::new(Claim::new(keys, owner, terms, wait.deadline(Instant::now())));
         self.claims().insert(claim.owner.clone(), claim.clone());
         claim
     }
@@ -131,7 +139,7 @@ impl Shared {
                 Some(other) => other,
                 None => (self.servers.node_for(keys.first()).await?, Redirect::No),
             };
-            let session = match node.session(self).await {
+            let session = match node.session().await {
                 Ok(session) => session,
                 Err(failure) => {
                     self.servers.doubt();
@@ -171,38 +179,11 @@ impl Shared {
                     }
                 }
                 _ => {
-                    node.leave(self, &session).await;
+                    node.leave(&session).await;
                     attempts.again().await;
                 }
             }
         }
-    }
-
-    /// What a session was told.
-    pub(crate) fn told(self: &Arc<Self>, session: &SessionRef, events: Vec<Event>) {
-        let mut adrift = Vec::new();
-        for Event { owner, news } in events {
-            let Some(claim) = self.claims().get(&owner).cloned() else { continue };
-            claim.told(session, news);
-            if claim.begin_carrying() {
-                adrift.push(claim);
-            }
-        }
-        self.carry_all(adrift);
-    }
-
-    /// A session's connection has ended: what waits or is held there is taken to another one.
-    pub(crate) fn session_ended(self: &Arc<Self>, session: &SessionRef) {
-        self.servers.doubt();
-        let claims: Vec<_> = self.claims().values().cloned().collect();
-        let mut adrift = Vec::new();
-        for claim in claims {
-            claim.session_ended(session);
-            if claim.begin_carrying() {
-                adrift.push(claim);
-            }
-        }
-        self.carry_all(adrift);
     }
 
     fn carry_if_adrift(self: &Arc<Self>, claim: &Arc<Claim>) {
@@ -211,9 +192,7 @@ impl Shared {
         }
     }
 
-    /// Takes several to other sessions, those first that asked first: they stand in line again.
-    fn carry_all(self: &Arc<Self>, mut claims: Vec<Arc<Claim>>) {
-        claims.sort_by_key(|claim| claim.number);
+    fn carry_all(self: &Arc<Self>, claims: Vec<Arc<Claim>>) {
         for claim in claims {
             tokio::spawn(self.clone().carry(claim));
         }
@@ -262,7 +241,8 @@ impl Shared {
         self.forget(&claim);
         // Any node's task will do. If there is none, nothing was sent.
         if let Some(node) = self.servers.known().first() {
-            node.give_back(self, Returned { claim, count: Count::of(self.clone()) });
+            let count = Count::of(self.clone());
+            node.spawn(async move { count.0.clone().give_back(claim).await });
         }
     }
 
@@ -327,6 +307,33 @@ impl Shared {
     }
 }
 
+impl Listener for Shared {
+    fn told(self: Arc<Self>, session: &SessionRef, events: Vec<Event>) {
+        let mut adrift = Vec::new();
+        for Event { owner, news } in events {
+            let Some(claim) = self.claims().get(&owner).cloned() else { continue };
+            claim.told(session, news);
+            if claim.begin_carrying() {
+                adrift.push(claim);
+            }
+        }
+        self.carry_all(adrift);
+    }
+
+    fn session_ended(self: Arc<Self>, session: &SessionRef) {
+        self.servers.doubt();
+        let claims: Vec<_> = self.claims().values().cloned().collect();
+        let mut adrift = Vec::new();
+        for claim in claims {
+            claim.session_ended(session);
+            if claim.begin_carrying() {
+                adrift.push(claim);
+            }
+        }
+        self.carry_all(adrift);
+    }
+}
+
 /// Attempts to reach a server that does not answer, further and further apart.
 struct Attempts {
     pause: Duration,
@@ -348,20 +355,6 @@ impl Attempts {
         tokio::time::sleep(self.pause).await;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         self.end.is_none_or(|end| Instant::now() < end)
-    }
-}
-
-/// Something that nobody wants any more.
-pub(crate) struct Returned {
-    claim: Arc<Claim>,
-    count: Count,
-}
-
-impl Returned {
-    /// Gives it back.
-    pub(crate) async fn give_back(self) {
-        let Self { claim, count } = self;
-        count.0.clone().give_back(claim).await;
     }
 }
 

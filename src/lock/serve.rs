@@ -132,6 +132,18 @@ impl Attempt {
 
     /// Looks at the locks and decides: all of the keys or none.
     pub fn judge(&self, locks: &mut impl View, now: Millis) -> Judgement {
+        match self.look(locks, now) {
+            // Several keys may forbid it by now: the first of them says why.
+            Judgement::Ends(end) if self.keys.len() > 1 && !matches!(end, WaitEnd::Granted(_)) => {
+                let keys = self.keys.iter().enumerate();
+                let first = keys.map(|(place, key)| self.decide(locks, place, key, now)).find_map(Result::err);
+                Judgement::Ends(first.unwrap_or(end))
+            }
+            judgement => judgement,
+        }
+    }
+
+    fn look(&self, locks: &mut impl View, now: Millis) -> Judgement {
         if self.scope == Scope::CanBeHad {
             return self.waits(locks, now, 0);
         }

@@ -32,6 +32,8 @@ COPY src src
 COPY tests tests
 COPY bench bench
 COPY lab lab
+COPY clients/rust clients/rust
+COPY cli cli
 RUN cargo build --release --locked --lib
 
 FROM server

@@ -18,7 +18,7 @@ build: install ## Builds the module: target/release/libholdfast.so
 test: install ## Runs every test against this machine's Redis (ARGS=name: those whose name contains it)
 	@scripts/test $(ARGS)
 
-test-versions: install ## The same tests on five versions of Redis and Valkey (SERVERS="redis-8.0 …", ARGS=name)
+test-versions: install ## The same tests on each server of scripts/servers (SERVERS="redis-8.0 …", ARGS=name)
 	@scripts/test-versions $(ARGS)
 
 test-containers: install ## The same tests against servers in containers (ARGS=name)
@@ -27,6 +27,7 @@ test-containers: install ## The same tests against servers in containers (ARGS=n
 lint: install ## Formatting, clippy, documentation, cycles among modules: no warning passes
 	scripts/cycles-test
 	scripts/cycles
+	scripts/modules --check
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --features support/containers --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet

@@ -1,8 +1,8 @@
 //! What `INFO holdfast` tells.
 
+use crate::books;
 use crate::server::info::Section;
 use crate::stats::{self, Times};
-use crate::{confirming, ties, waiting};
 use std::ffi::{CStr, CString};
 
 /// Fills the section.
@@ -31,11 +31,21 @@ pub fn fill(section: Section) {
             section.number(name, value);
         }
     });
-    let (waiters, contended) = waiting::sizes();
-    section.number(c"waiters", waiters);
-    section.number(c"contended_locks", contended);
-    section.number(c"tied_holds", ties::tied());
-    section.number(c"confirming", confirming::count());
+    let now: [(&CStr, usize); 7] = books::with(|books| {
+        let (sessions, session_waits, unread_events) = books.sessions.sizes();
+        [
+            (c"waiters", books.queue.len()),
+            (c"contended_locks", books.queue.contended()),
+            (c"tied_holds", books.ties.len()),
+            (c"confirming", books.confirmations.len()),
+            (c"sessions", sessions),
+            (c"session_waits", session_waits),
+            (c"unread_events", unread_events),
+        ]
+    });
+    for (name, value) in now {
+        section.number(name, value as u64);
+    }
     stats::with(|stats| {
         tell(section, "wait", &stats.waits);
         tell(section, "handoff", &stats.hand_offs);

@@ -3,7 +3,20 @@
 //! The whole module on one screen. The contract with clients is in the README and in `docs/`; what a lock *is* stands
 //! in [`lock`], how it lies in the keyspace in [`keyspace`], and everything unsafe in [`server`].
 #![deny(unsafe_code)]
+// A panic takes the server down.
+#![cfg_attr(
+    not(test),
+    deny(
+        clippy::unwrap_used,
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        clippy::arithmetic_side_effects,
+        clippy::panic
+    )
+)]
 
+pub mod answering;
+pub mod books;
 pub mod commands;
 pub mod config;
 pub mod confirming;
@@ -11,21 +24,24 @@ pub mod holding;
 pub mod info;
 pub mod keyspace;
 pub mod lock;
+pub mod searching;
 #[allow(unsafe_code)]
 pub mod server;
+pub mod serving;
 pub mod stats;
-pub mod ties;
+pub mod turns;
 pub mod undo;
 pub mod waiting;
+pub mod watchdog;
 
 #[cfg(not(test))]
 use redis_module::alloc::RedisAlloc as Allocator;
-use redis_module::{Context, RedisString, Status, redis_module};
+use redis_module::{Context, RedisString, Status};
 #[cfg(test)]
 use std::alloc::System as Allocator;
 
-use server::commands::{add_category, register};
-use server::upcalls::Upcalls;
+use server::callbacks::Callbacks;
+use server::commands::{add_category, have_categories};
 use server::{Ctx, TextRef};
 
 /// The module's name: in `MODULE LIST`, of the section of `INFO`, before its settings.
@@ -34,47 +50,19 @@ pub const NAME: &str = "holdfast";
 /// The ACL category of all its commands, where the server can make one.
 const CATEGORY: &str = "lock";
 
-/// Makes the commands known to the server.
-fn register_commands(ctx: Ctx) -> bool {
-    // LOCK.ACQUIRE key owner [LEASE ms] [WAIT ms] [LIMIT n | SHARED] [HOLDS n] [WATCHDOG] [EPHEMERAL] [REPLICAS n]
-    register::<commands::Acquire>(ctx, CATEGORY)
-        // LOCK.RELEASE key owner [TOKEN t] [HOLDS n | ALL] [LEASE ms]
-        && register::<commands::Release>(ctx, CATEGORY)
-        // LOCK.RENEW key owner [LEASE ms] [TOKEN t] [WATCHDOG] [EPHEMERAL] [REPLICAS n]
-        && register::<commands::Renew>(ctx, CATEGORY)
-        // LOCK.FORCE key
-        && register::<commands::Force>(ctx, CATEGORY)
-        // LOCK.MACQUIRE numkeys key [key …] owner [LEASE ms] [WAIT ms] [HOLDS n] [WATCHDOG] [EPHEMERAL] [REPLICAS n]
-        && register::<commands::Macquire>(ctx, CATEGORY)
-        // LOCK.MRELEASE numkeys key [key …] owner [TOKEN t] [ALL]
-        && register::<commands::Mrelease>(ctx, CATEGORY)
-        // LOCK.MRENEW numkeys key [key …] owner [LEASE ms] [TOKEN t] [WATCHDOG] [EPHEMERAL] [REPLICAS n]
-        && register::<commands::Mrenew>(ctx, CATEGORY)
-        // LOCK.INFO key
-        && register::<commands::Info>(ctx, CATEGORY)
-        // LOCK.WAITERS key [COUNT n]
-        && register::<commands::Waiters>(ctx, CATEGORY)
-        // LOCK.TOP [COUNT n]
-        && register::<commands::Top>(ctx, CATEGORY)
-        // LOCK.OWNER
-        && register::<commands::Owner>(ctx, CATEGORY)
-        // LOCK.HELP
-        && register::<commands::Help>(ctx, CATEGORY)
-}
-
 /// Starts the module. What is wrong goes to the server's log.
 fn start(ctx: Ctx, args: &[TextRef]) -> bool {
-    server::upcalls::set(Upcalls {
-        answer: waiting::answer,
-        gone: waiting::gone,
-        tick: waiting::tick,
-        ask: waiting::ask,
-        key_touched: waiting::key_touched,
-        after_touch: waiting::after_touch,
-        event: waiting::event,
+    server::callbacks::set(Callbacks {
+        answer: answering::answer,
+        gone: answering::gone,
+        tick: turns::tick,
+        ask: turns::ask,
+        key_touched: turns::key_touched,
+        after_touch: turns::after_touch,
+        event: turns::event,
     });
     add_category(ctx, CATEGORY);
-    if !register_commands(ctx) {
+    if !commands::ALL.iter().all(|command| (command.register)(ctx, CATEGORY)) {
         ctx.warn("holdfast: the server refused a command of the module");
         return false;
     }
@@ -86,12 +74,13 @@ fn start(ctx: Ctx, args: &[TextRef]) -> bool {
     server::events::subscribe(ctx);
     keyspace::listeners::start(ctx, NAME.as_bytes());
     warn_of_eviction(ctx);
+    warn_of_missing_categories(ctx);
     true
 }
 
 /// Stops the module: the server refuses to unload it while anybody waits or a hold is watched.
 fn stop(ctx: Ctx) {
-    waiting::stop(ctx);
+    turns::stop(ctx);
 }
 
 /// An evicted lock is a lock held twice.
@@ -105,6 +94,16 @@ fn warn_of_eviction(ctx: Ctx) {
     }
 }
 
+/// Rights that go by category say nothing about these commands on Redis 7.0, where they would let anybody break locks.
+fn warn_of_missing_categories(ctx: Ctx) {
+    if !have_categories() {
+        ctx.warn(
+            "holdfast: this server puts commands of modules into no ACL category: +@all -@dangerous allows LOCK.FORCE, \
+             +@all -@write allows LOCK.ACQUIRE. Give rights that name commands: +lock.acquire, -lock.force.",
+        );
+    }
+}
+
 fn load(context: &Context, args: &[RedisString]) -> Status {
     server::load(context, args, start)
 }
@@ -113,11 +112,18 @@ fn unload(context: &Context) -> Status {
     server::unload(context, stop)
 }
 
-redis_module! {
-    name: NAME,
-    version: 100, // 0.1.0
-    allocator: (Allocator, Allocator),
-    data_types: [],
-    init: load,
-    deinit: unload,
+/// What the server looks for in the library.
+mod entry {
+    #![allow(missing_docs)]
+    use super::{Allocator, NAME, load, unload};
+    use redis_module::redis_module;
+
+    redis_module! {
+        name: NAME,
+        version: 100, // 0.1.0
+        allocator: (Allocator, Allocator),
+        data_types: [],
+        init: load,
+        deinit: unload,
+    }
 }

@@ -6,6 +6,7 @@ use support::{Raw, Server};
 use crate::common::{
     Contents, Protocol, array, ask, ask_int, ask_ok, ask_token, bytes, error, info_number, text, words,
 };
+use crate::speak::until_gone;
 
 const MAX_LEASE: i64 = 315_360_000_000;
 
@@ -25,9 +26,10 @@ const HOLDS_LEFT: Number = Number { least: 0, ..HOLDS };
 const TOKEN: Number = Number { word: "TOKEN", least: 1, most: (1 << 53) - 1 };
 const COUNT: Number = Number { word: "COUNT", least: 1, most: i64::MAX };
 const REPLICAS: Number = Number { word: "REPLICAS", least: 0, most: i64::MAX };
+const FENCE: Number = Number { word: "FENCE", ..TOKEN };
 
 /// Requests that are right as they stand (but for the reply that they get), and the numbers that may follow.
-const REQUESTS: [(&str, &[Number]); 15] = [
+const REQUESTS: [(&str, &[Number]); 18] = [
     ("LOCK.ACQUIRE held me", &[LEASE, WAIT, LIMIT, HOLDS, REPLICAS]),
     ("LOCK.ACQUIRE held you", &[LEASE, WAIT, LIMIT, HOLDS, REPLICAS]),
     ("LOCK.ACQUIRE shared me SHARED", &[LEASE, WAIT, HOLDS, REPLICAS]),
@@ -35,14 +37,28 @@ const REQUESTS: [(&str, &[Number]); 15] = [
     ("LOCK.RELEASE held me", &[TOKEN, HOLDS_LEFT, LEASE]),
     ("LOCK.RELEASE shared me", &[TOKEN, HOLDS_LEFT, LEASE]),
     ("LOCK.RELEASE free me", &[TOKEN, HOLDS_LEFT, LEASE]),
-    ("LOCK.RENEW held me", &[LEASE, TOKEN, REPLICAS]),
-    ("LOCK.RENEW shared me", &[LEASE, TOKEN, REPLICAS]),
-    ("LOCK.RENEW free me", &[LEASE, TOKEN, REPLICAS]),
+    ("LOCK.RENEW held me", &[LEASE, TOKEN, REPLICAS, FENCE]),
+    ("LOCK.RENEW shared me", &[LEASE, TOKEN, REPLICAS, FENCE]),
+    ("LOCK.RENEW free me", &[LEASE, TOKEN, REPLICAS, FENCE]),
     ("LOCK.MACQUIRE 2 held free me", &[LEASE, WAIT, HOLDS, REPLICAS]),
     ("LOCK.MRELEASE 2 held free me", &[TOKEN]),
     ("LOCK.MRENEW 2 held free me", &[LEASE, TOKEN, REPLICAS]),
+    ("LOCK.NEXT", &[WAIT, COUNT]),
+    ("LOCK.CANCEL held me", &[]),
+    ("LOCK.INFO held", &[COUNT]),
     ("LOCK.WAITERS held", &[COUNT]),
     ("LOCK.TOP", &[COUNT]),
+];
+
+/// Requests on behalf of a session, right as they stand if what follows is one.
+const OF_SESSIONS: [&str; 7] = [
+    "LOCK.ACQUIRE held me SESSION",
+    "LOCK.ACQUIRE free you WAIT 0 SESSION",
+    "LOCK.RENEW held me SESSION",
+    "LOCK.MACQUIRE 2 held free me SESSION",
+    "LOCK.MACQUIRE 1 free * SESSION",
+    "LOCK.MRENEW 2 held free me SESSION",
+    "LOCK.CANCEL held me SESSION",
 ];
 
 /// What is no integer of 64 bits in plain decimal digits.
@@ -98,11 +114,17 @@ impl Victim {
     /// Is refused with a message that contains all of `mentions`, on one line, and nothing has changed.
     #[track_caller]
     fn refuses(&mut self, command: &[&[u8]], mentions: &[&str]) {
+        self.refuses_as("ERR", command, mentions);
+    }
+
+    /// The same, with another code.
+    #[track_caller]
+    fn refuses_as(&mut self, expected: &str, command: &[&[u8]], mentions: &[&str]) {
         let shown: Vec<String> = command.iter().map(|word| word.escape_ascii().to_string()).collect();
         let reply = self.raw.call(command);
         assert!(matches!(reply, Value::ServerError(_)), "{shown:?}: {reply:?}");
         let (code, message) = error(&reply);
-        assert_eq!(code, "ERR", "{shown:?}: {message}");
+        assert_eq!(code, expected, "{shown:?}: {message}");
         for mention in mentions {
             assert!(message.contains(mention), "{shown:?}: no {mention} in {message:?}");
         }
@@ -115,6 +137,15 @@ impl Victim {
     #[track_caller]
     fn refuses_line(&mut self, line: &str, mentions: &[&str]) {
         self.refuses(&words(line), mentions);
+    }
+
+    /// The id of a connection that has ended.
+    fn ended_session(&self) -> String {
+        let mut other = self.server.raw();
+        let (id, client) = (text(&ask(&mut other, "LOCK.OWNER")), other.client_id());
+        other.close();
+        until_gone(&mut self.server.raw(), client);
+        id
     }
 
     /// After all: no key was touched, not even to the same value.
@@ -197,6 +228,9 @@ fn a_message_names_what_is_allowed() {
         ("LOCK.RELEASE held me HOLDS -1", ["0", "2147483647"]),
         ("LOCK.RELEASE held me TOKEN 0", ["1", "9007199254740991"]),
         ("LOCK.RENEW held me LEASE -5", ["1", "315360000000"]),
+        ("LOCK.RENEW held me FENCE 9007199254740992", ["1", "9007199254740991"]),
+        ("LOCK.RENEW held me FENCE 9007199254740991", ["FENCE", "an hour ahead"]),
+        ("LOCK.NEXT COUNT 0", ["1", "2147483647"]),
     ] {
         victim.refuses_line(line, &allowed);
     }
@@ -260,13 +294,19 @@ fn another_limit_than_the_locks() {
 fn a_word_that_is_unknown_there() {
     each(|victim| {
         for (request, words) in [
-            ("LOCK.ACQUIRE held me", &["FOO", "ALL", "TOKEN", "COUNT", "LEASES", "LEAS", "5"][..]),
+            ("LOCK.ACQUIRE held me", &["FOO", "ALL", "TOKEN", "COUNT", "FENCE", "LEASES", "LEAS", "SESSIONS", "5"][..]),
             ("LOCK.ACQUIRE free me LEASE 5", &["FOO", "ALL", "TOKEN", "7"]),
-            ("LOCK.RELEASE held me", &["FOO", "WAIT", "LIMIT", "SHARED", "WATCHDOG", "EPHEMERAL", "REPLICAS", "0"]),
+            (
+                "LOCK.RELEASE held me",
+                &["FOO", "WAIT", "LIMIT", "SHARED", "WATCHDOG", "EPHEMERAL", "REPLICAS", "SESSION", "0"],
+            ),
             ("LOCK.RENEW held me", &["FOO", "WAIT", "LIMIT", "SHARED", "HOLDS", "ALL"]),
             ("LOCK.MACQUIRE 1 free me", &["FOO", "LIMIT", "SHARED", "ALL", "TOKEN"]),
-            ("LOCK.MRELEASE 1 held me", &["FOO", "HOLDS", "LEASE", "WATCHDOG"]),
-            ("LOCK.MRENEW 1 held me", &["FOO", "WAIT", "HOLDS", "SHARED", "ALL"]),
+            ("LOCK.MRELEASE 1 held me", &["FOO", "HOLDS", "LEASE", "WATCHDOG", "SESSION"]),
+            ("LOCK.MRENEW 1 held me", &["FOO", "WAIT", "HOLDS", "SHARED", "ALL", "FENCE"]),
+            ("LOCK.NEXT", &["FOO", "SESSION", "LEASE", "TOKEN"]),
+            ("LOCK.CANCEL held me", &["FOO", "WAIT", "TOKEN", "ALL", "COUNT"]),
+            ("LOCK.INFO held", &["FOO", "LIMIT", "SESSION"]),
             ("LOCK.WAITERS held", &["FOO", "LIMIT"]),
             ("LOCK.TOP", &["FOO", "LIMIT"]),
         ] {
@@ -274,6 +314,30 @@ fn a_word_that_is_unknown_there() {
                 victim.refuses_line(&format!("{request} {word}"), &[word]);
                 victim.refuses_line(&format!("{request} {word} 5"), &[word]);
             }
+        }
+    });
+}
+
+#[test]
+fn a_session_that_is_none() {
+    let long = [b'x'; 100_000];
+    let bytes: [&[u8]; 6] = [b"", b"\0", b"\xff\xfe", b"%s%n", b"a\r\n+OK\r\n", &long];
+    each(|victim| {
+        let own = text(&ask(&mut victim.raw, "LOCK.OWNER"));
+        let (run, client) = own.split_once(':').expect("run and client");
+        let other_run = format!("00000000-0000-4000-8000-000000000000:{client}");
+        let mut bad = vec![run.to_owned(), format!("{run}:"), client.to_owned(), format!("{own} "), format!("+{own}")];
+        bad.extend([format!("{run}:0"), format!("{run}:-1"), format!("{run}:18446744073709551616"), other_run]);
+        bad.extend([own.to_uppercase(), "*".into(), "me".into(), victim.ended_session()]);
+        for request in OF_SESSIONS {
+            for bad in bad.iter().map(String::as_bytes).chain(bytes) {
+                let mut command = words(request);
+                command.push(bad);
+                victim.refuses_as("NOSESSION", &command, &["no connection of this server"]);
+            }
+            victim.refuses_line(request, &["SESSION"]);
+            victim.refuses_line(&format!("{request} {own} SESSION {own}"), &["SESSION", "twice"]);
+            victim.refuses_line(&format!("{request} {own} session {own}"), &["SESSION", "twice"]);
         }
     });
 }
@@ -312,6 +376,7 @@ fn an_owner_that_is_none() {
                 "LOCK.MACQUIRE 1 free",
                 "LOCK.MRELEASE 1 held",
                 "LOCK.MRENEW 1 held",
+                "LOCK.CANCEL held",
             ] {
                 let mut command = words(before);
                 command.push(owner);
@@ -341,8 +406,9 @@ fn too_few_or_too_many_words() {
             "LOCK.MRELEASE 1 held",
             "LOCK.MRENEW 1 held",
             "LOCK.INFO",
-            "LOCK.INFO held shared",
             "LOCK.WAITERS",
+            "LOCK.CANCEL",
+            "LOCK.CANCEL held",
             "LOCK.OWNER me",
             "LOCK.HELP me",
         ] {
@@ -366,6 +432,8 @@ fn a_number_of_keys_that_is_none() {
             }
             victim.refuses_line(&format!("{name} 2 held held me"), &[]);
             victim.refuses_line(&format!("{name} 3 free held free me"), &[]);
+            let many: Vec<String> = (0..1001).map(|number| format!("key-{number}")).collect();
+            victim.refuses_line(&format!("{name} 1001 {} me", many.join(" ")), &["1000", "holdfast.max-keys", "1001"]);
         }
     });
 }

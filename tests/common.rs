@@ -1,10 +1,12 @@
 //! What several of the files here use.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
+use std::{env, fs};
 
 use redis::Value;
-use support::{Raw, Server};
+use support::{Raw, Server, module_path};
 
 pub type Bytes = Vec<u8>;
 
@@ -23,6 +25,34 @@ pub const NAMES: [&[u8]; 12] = [
     b"\"quo'ted\\",
     b"0:@?*[a]",
 ];
+
+/// A server that is started from a configuration file, and the file, which goes with it.
+pub struct FromFile {
+    pub server: Server,
+    pub file: PathBuf,
+}
+
+impl FromFile {
+    /// Starts from these lines; in them, `MODULE` stands for the module's path.
+    #[track_caller]
+    pub fn start(purpose: &str, lines: &[&str]) -> Self {
+        let dir = env::temp_dir().join(format!("holdfast-{purpose}-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("a directory");
+        let file = dir.join("redis.conf");
+        let lines = lines.join("\n").replace("MODULE", module_path().to_str().expect("UTF-8"));
+        fs::write(&file, lines + "\n").expect("a file");
+        let server = Server::builder().without_module().config_file(&file).dir(dir).start();
+        Self { server, file }
+    }
+}
+
+impl Drop for FromFile {
+    fn drop(&mut self) {
+        if let Some(dir) = self.file.parent() {
+            let _ = fs::remove_dir_all(dir);
+        }
+    }
+}
 
 /// A protocol of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -182,19 +182,43 @@ fn no_circle_where_the_queue_moves_on() {
 }
 
 #[test]
-fn circles_over_databases_and_several_locks() {
+fn a_cycle_through_several_locks() {
     let server = Server::start();
     let [mut one, mut two] = connections(&server);
-    two.say("SELECT 5");
     one.say("LOCK.MACQUIRE 2 a b one").token();
-    two.say("LOCK.MACQUIRE 2 a b two").token();
-    one.say("SELECT 5");
-    waits(&mut one, "LOCK.MACQUIRE 2 c b one WAIT 0");
-    two.say("SELECT 0");
-    refused(&mut two, "LOCK.MACQUIRE 2 c a two WAIT 0");
-    // The same names in a database where nobody holds them are no circle.
-    two.say("SELECT 1");
-    two.say("LOCK.MACQUIRE 2 a b two WAIT 0").token();
+    two.say("LOCK.MACQUIRE 2 c d two").token();
+    waits(&mut one, "LOCK.MACQUIRE 2 e c one WAIT 0");
+    refused(&mut two, "LOCK.MACQUIRE 2 f b two WAIT 0");
+}
+
+/// Owners of the same name in two databases may be two programs that know nothing of each other.
+#[test]
+fn owners_of_one_name_in_two_databases_close_no_cycle() {
+    let server = Server::start();
+    let [mut one, mut two, mut there] = connections(&server);
+    one.say("LOCK.ACQUIRE a1 worker-1").token();
+    waits(&mut two, "LOCK.ACQUIRE a1 worker-2 WAIT 0");
+    there.say("SELECT 5");
+    there.say("LOCK.ACQUIRE b1 worker-2").token();
+    assert!(there.say("LOCK.ACQUIRE b1 worker-1 WAIT 20").is_null(), "it waits, and its time is over");
+}
+
+/// The search follows no key that the asker may not read, and shows none: neither to tell what is there, nor to have
+/// somebody refused who has nothing to do with it.
+#[test]
+fn a_cycle_through_a_key_that_may_not_be_read_is_not_found() {
+    let server = Server::start();
+    let [mut one, mut two] = connections(&server);
+    one.say("ACL SETUSER app on >secret ~app:* &* +@all");
+    one.say("LOCK.ACQUIRE secret:x one").token();
+    let mut app = server.raw();
+    app.say("AUTH app secret");
+    app.say("LOCK.ACQUIRE app:z victim").token();
+    // "victim" waits for "secret:x", as far as anybody can tell who may look there.
+    waits(&mut two, "LOCK.ACQUIRE secret:x victim WAIT 0");
+    assert!(app.say("LOCK.ACQUIRE app:z one WAIT 20").is_null(), "it waits, and its time is over");
+    // Who may read both is told.
+    refused(&mut one, "LOCK.ACQUIRE app:z one WAIT 0");
 }
 
 #[test]

@@ -12,20 +12,26 @@ use crate::common::{Contents, array, ask, ask_int, ask_ok, ask_token, error, inf
 
 const SOON: Duration = Duration::from_secs(30);
 
-const DEFAULTS: [(&str, &str); 6] = [
+const DEFAULTS: [(&str, &str); 9] = [
     ("default-lease", "30000"),
     ("max-lease", "315360000000"),
     ("max-waiters", "0"),
+    ("max-holders", "2500"),
+    ("max-keys", "1000"),
+    ("max-session-waits", "100000"),
     ("publish-releases", "yes"),
     ("detect-deadlocks", "yes"),
     ("replicas-timeout", "1000"),
 ];
 
 /// Another value for each, and values that it can't have.
-const OTHERS: [(&str, &str, &[&str]); 6] = [
+const OTHERS: [(&str, &str, &[&str]); 9] = [
     ("default-lease", "5000", &["0", "-1", "abc", "", "9223372036854775808"]),
     ("max-lease", "60000", &["0", "-1", "abc", "", "9223372036854775808"]),
     ("max-waiters", "7", &["-1", "abc", "", "9223372036854775808"]),
+    ("max-holders", "8", &["0", "-1", "abc", "", "2147483648"]),
+    ("max-keys", "9", &["0", "-1", "abc", "", "1000001"]),
+    ("max-session-waits", "10", &["0", "-1", "abc", ""]),
     ("publish-releases", "no", &["maybe", "2", ""]),
     ("detect-deadlocks", "no", &["maybe", "2", ""]),
     ("replicas-timeout", "250", &["0", "-1", "abc", ""]),
@@ -136,6 +142,9 @@ fn wrong_arguments_of_the_module_are_told_and_not_loaded() {
         (&["default-lease", "0"], "default-lease"),
         (&["default-lease", "abc"], "abc"),
         (&["max-lease", "9223372036854775808"], "9223372036854775808"),
+        (&["max-holders", "0"], "max-holders"),
+        (&["max-keys", "1000001"], "1000001"),
+        (&["max-session-waits", "0"], "max-session-waits"),
         (&["publish-releases", "maybe"], "maybe"),
         (&["max-waiters", "5", "nothing", "6"], "nothing"),
     ] {
@@ -277,7 +286,7 @@ fn pairs(numbers: Range<u32>) -> Vec<String> {
 }
 
 /// None of them is right; `held` is a lock of `me`, `text` is a string.
-const BAD: [&str; 14] = [
+const BAD: [&str; 18] = [
     "LOCK.ACQUIRE",
     "LOCK.ACQUIRE free #me",
     "LOCK.ACQUIRE free me LEASE 0",
@@ -291,6 +300,10 @@ const BAD: [&str; 14] = [
     "LOCK.RENEW text me",
     "LOCK.MACQUIRE 2 free free me",
     "LOCK.MACQUIRE 3 free held text me",
+    "LOCK.RENEW held me FENCE 9007199254740991",
+    "LOCK.ACQUIRE held me WAIT 0 SESSION nobody",
+    "LOCK.CANCEL held me SESSION",
+    "LOCK.NEXT COUNT 0",
     "LOCK.NOTHING held me",
 ];
 

@@ -1,11 +1,13 @@
 //! The module against real servers: a file a concern.
 
+mod attacks;
 mod bad_input;
 mod commands;
 mod common;
 mod data_files;
 mod deadlock;
 mod followers;
+mod hand_written;
 mod info;
 mod killed_client;
 mod lifecycle;
@@ -23,8 +25,12 @@ mod redisson;
 mod replicas;
 mod replies;
 mod reset;
+mod rights;
+mod sessions;
+mod settings;
 mod several;
 mod several_stress;
+mod slot_migration;
 mod smoke;
 mod speak;
 mod stream;

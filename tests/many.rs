@@ -19,8 +19,9 @@ const HAND_OFFS: usize = 2000;
 /// So many hand-offs are measured at a stretch; those who had the lock queue again in between.
 const STRETCH: usize = 50;
 
-/// Lets this process, and the servers that it starts, have as many files open as it may. False if that is too few.
-fn may_open_many_files() -> bool {
+/// Lets this process, and the servers that it starts, have as many files open as it may. False if that is too few for so
+/// many connections.
+pub(crate) fn may_open_files(connections: usize) -> bool {
     let mut limit = MaybeUninit::<libc::rlimit>::uninit();
     // SAFETY: the structure is there to be filled, and is read only if it has been.
     let mut limit = unsafe {
@@ -33,7 +34,7 @@ fn may_open_many_files() -> bool {
     // SAFETY: the structure outlives the call.
     let result = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
     assert_eq!(result, 0, "setrlimit: {}", io::Error::last_os_error());
-    if limit.rlim_max < MANY as u64 + OTHERS {
+    if limit.rlim_max < connections as u64 + OTHERS {
         skip(&format!("only {} files may be open at once", limit.rlim_max));
         return false;
     }
@@ -55,7 +56,7 @@ pub(crate) struct Crowd {
 impl Crowd {
     pub(crate) fn gather() -> Option<Self> {
         let place = PLACE.lock().unwrap_or_else(PoisonError::into_inner);
-        if !may_open_many_files() {
+        if !may_open_files(MANY) {
             return None;
         }
         let server = Server::builder()

@@ -1,4 +1,5 @@
-//! Ten thousand holders of one lock: what a request costs the server is printed.
+//! Many holders of one lock: how many there may be, and what a request costs the server with ten thousand, which is
+//! printed.
 
 use std::thread;
 use std::time::Duration;
@@ -6,7 +7,8 @@ use std::time::Duration;
 use redis::Value;
 use support::{Raw, Server, until};
 
-use crate::speak::{Reply, SOON, Speak, arrives, processor_time};
+use crate::common::Contents;
+use crate::speak::{Reply, SOON, Speak, arrives, holders, now, processor_time};
 
 const HOLDERS: usize = 10_000;
 const REQUESTS: usize = 1_000;
@@ -15,7 +17,8 @@ const LIMIT: usize = HOLDERS + REQUESTS;
 
 #[test]
 fn ten_thousand_holders_of_one_lock() {
-    let mut server = Server::builder().arg("appendonly", "yes").start();
+    let most = (LIMIT + 1).to_string();
+    let mut server = Server::builder().arg("appendonly", "yes").arg("holdfast.max-holders", &most).start();
     let mut connection = server.raw();
     fill(&mut connection);
     println!("with {HOLDERS} holders on one key:");
@@ -71,10 +74,14 @@ fn time_of(connection: &mut Raw, command: &str, lines: &[String]) -> String {
     for (line, reply) in lines.iter().zip(connection.say_all(lines)) {
         assert!(!matches!(reply, Value::ServerError(_)), "{line}: {reply:?}");
     }
+    usec_per_call(connection, command, lines.len())
+}
+
+fn usec_per_call(connection: &mut Raw, command: &str, calls: usize) -> String {
     let stats = connection.say("INFO commandstats").text();
     let name = format!("cmdstat_{command}:");
     let line = stats.lines().find(|line| line.to_ascii_lowercase().starts_with(&name)).expect("it was counted");
-    assert!(line.contains(&format!("calls={},", lines.len())), "{line}");
+    assert!(line.contains(&format!("calls={calls},")), "{line}");
     line.split("usec_per_call=").nth(1).and_then(|rest| rest.split(',').next()).expect("a time").to_owned()
 }
 
@@ -118,4 +125,130 @@ fn time_in(server: &Server, work: impl FnOnce()) -> Duration {
     let before = processor_time(server);
     work();
     processor_time(server).saturating_sub(before)
+}
+
+/// A server that keeps five holders of a lock.
+fn of_five() -> Server {
+    Server::builder().arg("holdfast.max-holders", "5").start()
+}
+
+#[track_caller]
+fn is_one_too_many(reply: &Value) {
+    let error = reply.error();
+    assert!(error.starts_with("ERR ") && error.contains("holdfast.max-holders is 5"), "{error}");
+}
+
+#[test]
+fn no_more_hold_a_lock_than_the_server_keeps() {
+    let server = of_five();
+    let mut connection = server.raw();
+    for limit in ["SHARED", "LIMIT 9"] {
+        for index in 0..5 {
+            connection.say(&format!("LOCK.ACQUIRE key owner:{index} {limit}")).token();
+        }
+        let before = Contents::read(&mut connection);
+        for rest in ["", "WAIT 1000", "HOLDS 2 LEASE 5", "WATCHDOG EPHEMERAL"] {
+            is_one_too_many(&connection.say(&format!("LOCK.ACQUIRE key late {limit} {rest}")));
+        }
+        assert_eq!(Contents::read(&mut connection), before);
+        assert!(connection.say("LOCK.ACQUIRE key late LIMIT 5").is_null(), "its own limit goes first");
+        connection.say(&format!("LOCK.ACQUIRE key owner:0 {limit}")).token();
+        connection.say("LOCK.RENEW key owner:1").token();
+        assert_eq!(connection.say("LOCK.RELEASE key owner:2"), Value::Int(0));
+        connection.say(&format!("LOCK.ACQUIRE key late {limit}")).token();
+        is_one_too_many(&connection.say(&format!("LOCK.ACQUIRE key owner:2 {limit}")));
+        assert_eq!(connection.say("LOCK.FORCE key"), Value::Int(5));
+    }
+}
+
+#[test]
+fn a_raised_limit_counts_at_once_and_a_lowered_one_ends_no_hold() {
+    let server = of_five();
+    let mut connection = server.raw();
+    for index in 0..5 {
+        connection.say(&format!("LOCK.ACQUIRE key owner:{index} SHARED")).token();
+    }
+    connection.say("CONFIG SET holdfast.max-holders 7");
+    connection.say("LOCK.ACQUIRE key owner:5 SHARED").token();
+    connection.say("CONFIG SET holdfast.max-holders 2");
+    assert!(connection.say("LOCK.ACQUIRE key late SHARED").error().contains("holdfast.max-holders is 2"));
+    assert_eq!(holders(&mut connection, "key").len(), 6);
+    for index in 0..5 {
+        connection.say(&format!("LOCK.RENEW key owner:{index}")).token();
+        assert_eq!(connection.say(&format!("LOCK.RELEASE key owner:{index}")), Value::Int(0));
+    }
+    connection.say("LOCK.ACQUIRE key late SHARED").token();
+}
+
+#[test]
+fn who_waits_and_finds_no_place_is_told() {
+    let server = of_five();
+    let mut connection = server.raw();
+    connection.say("LOCK.ACQUIRE key writer").token();
+    let mut readers: Vec<Raw> = (0..8).map(|_| server.raw()).collect();
+    for (index, reader) in readers.iter_mut().enumerate() {
+        assert_eq!(reader.begin(&format!("LOCK.ACQUIRE key reader:{index} SHARED WAIT 0")), None);
+    }
+    assert_eq!(connection.say("LOCK.RELEASE key writer"), Value::Int(0));
+    for (index, reader) in readers.iter_mut().enumerate() {
+        match arrives(reader) {
+            reply if index < 5 => drop(reply.token()),
+            reply => is_one_too_many(&reply),
+        }
+    }
+    assert_eq!(holders(&mut connection, "key").len(), 5);
+}
+
+/// A lock with so many holders, made past the module.
+fn crowd(connection: &mut Raw, holders: usize) {
+    let end = now() + 600_000;
+    connection.say("DEL key");
+    for first in (0..holders).step_by(1000) {
+        let fields: Vec<String> = (first..holders.min(first + 1000))
+            .map(|index| {
+                format!("holder:{index} 1 #@holder:{index} {}:{}", end + (index * 7919 % holders) as i64, index + 1)
+            })
+            .collect();
+        connection.say(&format!("HSET key #limit 0 {}", fields.join(" ")));
+    }
+    connection.say("PEXPIRE key 700000");
+}
+
+#[test]
+fn more_holders_than_the_server_keeps_are_no_lock() {
+    let server = of_five();
+    let mut connection = server.raw();
+    crowd(&mut connection, 600);
+    let before = Contents::read(&mut connection);
+    for line in ["LOCK.INFO key", "LOCK.ACQUIRE key me SHARED", "LOCK.RELEASE key holder:1", "LOCK.FORCE key"] {
+        let error = connection.say(line).error();
+        assert!(error.starts_with("WRONGTYPE"), "{line}: {error}");
+    }
+    assert_eq!(Contents::read(&mut connection), before);
+    connection.say("CONFIG SET holdfast.max-holders 2000");
+    assert_eq!(holders(&mut connection, "key").len(), 600);
+    assert_eq!(connection.say("LOCK.RELEASE key holder:1"), Value::Int(0));
+}
+
+/// What the server keeps by default is read, and ended, in a step that nobody notices, whoever made it.
+#[test]
+fn a_crowd_of_any_size_stops_no_server() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    let most = connection.say("CONFIG GET holdfast.max-holders").items()[1].text().parse().expect("a number");
+    for size in [most, 100_000] {
+        for line in ["LOCK.RENEW key nobody", "LOCK.INFO key", "LOCK.FORCE key"] {
+            // The best of some: the machine has other things to do.
+            let times = (0..5).map(|_| {
+                crowd(&mut connection, size);
+                connection.say("CONFIG RESETSTAT");
+                connection.say(line);
+                let name = line.split(' ').next().expect("a command").to_ascii_lowercase();
+                usec_per_call(&mut connection, &name, 1).parse::<f64>().expect("a number")
+            });
+            let best = times.fold(f64::MAX, f64::min);
+            println!("{line}, first look at {size} holders: {best} µs");
+            assert!(best < 10_000.0, "{line} with {size} holders takes {best} µs");
+        }
+    }
 }

@@ -208,7 +208,7 @@ impl Terminal {
 
     fn run(&mut self, step: &Step, seen: &mut Seen, server: &Server) {
         if let Some(typed) = step.typed {
-            // A release or renewal by token names the one that was given here.
+            // What was given here, a token or a session, is what a later request names.
             writeln!(self.input, "{}", seen.translate(typed)).unwrap();
             if step.printed.is_empty() {
                 until(SOON, "the request waits on the server", || {
@@ -239,14 +239,17 @@ impl Terminal {
     }
 }
 
-/// The tokens of the README and those that were given for them, which must be in the same order.
+/// The tokens of the README and those that were given for them, which must be in the same order; and its sessions and
+/// theirs, in any order.
 #[derive(Default)]
 struct Seen {
     tokens: BTreeMap<u64, u64>,
+    sessions: BTreeMap<String, String>,
 }
 
 impl Seen {
-    /// Whether `printed` is what `expected` stands for: every word the same, but a token for a token and a time for a time.
+    /// Whether `printed` is what `expected` stands for: every word the same, but a token for a token, a session for a
+    /// session and a time for a time.
     fn fits(&mut self, expected: &str, printed: &str) -> bool {
         let (expected, printed) = (words(expected), words(printed));
         expected.len() == printed.len()
@@ -256,6 +259,9 @@ impl Seen {
     fn word_fits(&mut self, expected: &str, printed: &str) -> bool {
         if expected == printed && !is_token(expected) {
             return true;
+        }
+        if is_session(expected) {
+            return is_session(printed) && self.session_fits(bare(expected), bare(printed));
         }
         let (Some(shown), Some(given)) = (number(expected), number(printed)) else {
             return false;
@@ -268,21 +274,57 @@ impl Seen {
         known == given && self.tokens.values().is_sorted_by(|earlier, later| earlier < later)
     }
 
+    /// Each session of the README stands for one connection, and each connection for one session.
+    fn session_fits(&mut self, shown: &str, given: &str) -> bool {
+        let taken = self.sessions.iter().any(|(other, it)| other != shown && it == given);
+        !taken && self.sessions.entry(shown.to_owned()).or_insert_with(|| given.to_owned()) == given
+    }
+
     fn translate(&self, typed: &str) -> String {
-        let word = |word: &str| number(word).and_then(|shown| self.tokens.get(&shown)).map(u64::to_string);
+        let token = |word: &str| number(word).and_then(|shown| self.tokens.get(&shown)).map(u64::to_string);
+        let word = |word: &str| token(word).or_else(|| self.sessions.get(word).cloned());
         let words = typed.split(' ').map(|it| word(it).unwrap_or_else(|| it.to_owned()));
         words.collect::<Vec<_>>().join(" ")
     }
+}
+
+#[test]
+fn a_session_stands_for_one_connection() {
+    const SHOWN: &str = "3f0c9a52-7d1e-4b86-a2f4-5e9d81c07b63:8";
+    let of = |client: u32| format!("\"00000000-0000-4000-8000-000000000000:{client}\"");
+    let mut seen = Seen::default();
+    assert!(seen.fits(&format!("\"{SHOWN}\""), &of(5)));
+    assert!(seen.fits(&format!("\"{SHOWN}\""), &of(5)), "it is told again");
+    assert!(!seen.fits(&format!("\"{SHOWN}\""), &of(6)), "another connection");
+    assert!(!seen.fits(&format!("\"{SHOWN}0\""), &of(5)), "another session");
+    assert!(!seen.fits(&format!("\"{SHOWN}1\""), "\"no session\""));
+    assert_eq!(
+        seen.translate(&format!("LOCK.CANCEL key me SESSION {SHOWN}")),
+        format!("LOCK.CANCEL key me SESSION {}", bare(&of(5))),
+    );
 }
 
 fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
 }
 
+fn bare(word: &str) -> &str {
+    word.trim_matches('"')
+}
+
 fn number(word: &str) -> Option<u64> {
-    word.trim_matches('"').parse().ok()
+    bare(word).parse().ok()
 }
 
 fn is_token(word: &str) -> bool {
-    word.trim_matches('"').len() == 16 && number(word).is_some()
+    bare(word).len() == 16 && number(word).is_some()
+}
+
+/// What `LOCK.OWNER` says: a UUID, a colon, a number.
+fn is_session(word: &str) -> bool {
+    bare(word).split_once(':').is_some_and(|(run, client)| {
+        let parts: Vec<usize> = run.split('-').map(str::len).collect();
+        let is_hex = run.bytes().all(|byte| byte == b'-' || byte.is_ascii_hexdigit());
+        parts == [8, 4, 4, 4, 12] && is_hex && client.parse::<u64>().is_ok()
+    })
 }

@@ -3,7 +3,7 @@
 mod confirmed;
 mod crowd;
 mod departure;
-mod group;
+pub(crate) mod group;
 mod outage;
 mod refused;
 mod role;

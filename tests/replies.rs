@@ -626,6 +626,7 @@ impl Info {
             holders: array(&take("holders")).iter().map(Holder::of).collect(),
             waiters: int(&take("waiters")),
         };
+        assert_eq!(int(&take("holder_count")), i64::try_from(info.holders.len()).unwrap());
         assert!(fields.is_empty(), "{fields:?}");
         info
     }

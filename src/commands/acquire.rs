@@ -1,26 +1,27 @@
 //! `LOCK.ACQUIRE` and the way of a request that may wait, which `LOCK.MACQUIRE` shares.
 
-use super::args::{self, Options, Wait, Word};
-use crate::config;
-use crate::holding::{self, Grantee, Terms};
-use crate::keyspace::{Detail, Lock};
-use crate::lock::deadlock::{self, Because, Candidate, Link};
-use crate::lock::{Ahead, Decision, Limit, LockKey, Millis, Owner, Raise, Request, decide};
+use super::args::{self, Options, Word};
+use crate::books::owed::OnBehalf;
+use crate::books::{self, Answer, Terms};
+use crate::holding::{self, Grantee};
+use crate::keyspace::Lock;
+use crate::lock::cycle::Candidate;
+use crate::lock::{Ahead, Decision, LockKey, decide};
+use crate::searching;
 use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, TextRef};
+use crate::serving::{WRONGTYPE, refusal, too_many_holders};
 use crate::stats::count;
-use crate::undo::Undo;
-use crate::waiting::{self, Answer, Keyspace, Unconfirmed, WRONGTYPE, Wish};
+use crate::undo;
+use crate::waiting::{self, Request, Wait};
 use std::ffi::{CStr, c_int};
+use std::rc::Rc;
 
-/// `LOCK.ACQUIRE key owner [LEASE ms] [WAIT ms] [LIMIT n | SHARED] [HOLDS n] [WATCHDOG] [EPHEMERAL] [REPLICAS n]`
+/// `LOCK.ACQUIRE`
 #[derive(Debug)]
 pub struct Acquire;
-
-const OPTIONS: [Word; 8] =
-    [Word::Lease, Word::Wait, Word::Limit, Word::Shared, Word::Holds, Word::Watchdog, Word::Ephemeral, Word::Replicas];
 
 impl Command for Acquire {
     const NAME: &'static CStr = c"lock.acquire";
@@ -34,139 +35,134 @@ impl Command for Acquire {
         args: &[
             Arg::key(),
             Arg::text(c"owner"),
-            Arg::option(c"LEASE", c"lease-ms"),
-            Arg::option(c"WAIT", c"wait-ms"),
-            Arg::one_of(c"limit", &[Arg::choice(c"LIMIT", c"holders"), Arg::word(c"shared", c"SHARED")]),
-            Arg::option(c"HOLDS", c"holds"),
-            Arg::flag(c"watchdog", c"WATCHDOG"),
-            Arg::flag(c"ephemeral", c"EPHEMERAL"),
-            Arg::option(c"REPLICAS", c"replicas"),
+            Word::Lease.option(),
+            Word::Wait.option(),
+            Arg::one_of(c"limit", &[Word::Limit.arg(), Word::Shared.arg()]),
+            Word::Holds.option(),
+            Word::Watchdog.option(),
+            Word::Ephemeral.option(),
+            Word::Replicas.option(),
+            Word::Session.option(),
         ],
     };
 
     fn run(call: Call) -> Replied {
-        acquire(call).unwrap_or_else(|error| call.ctx.reply_error(&error))
+        call.ctx.reply_outcome(acquire(call))
     }
 }
 
 fn acquire(call: Call) -> Result<Replied, String> {
     let name = args::key(call, 1)?;
-    let owner = args::owner(call, 2)?;
-    let options = args::options(call, 3, &OPTIONS)?;
-    args::fit_for(call, &options)?;
-    let terms = terms(&options);
-
-    let now = Now::read();
-    let ctx = call.ctx;
-    let owner = owner.as_text();
-    let ahead = ahead(ctx, name);
-    let detail = if ahead == Ahead::Somebody { Detail::Own } else { Detail::All };
-    let mut lock = Lock::look_for(ctx, name, owner, now.millis(), detail).map_err(|_| WRONGTYPE)?;
-    let decision = decide(&lock.standing, &terms.request, ahead, now.millis());
-    let grantee = Grantee { owner, client: ctx.client_id(), terms: &terms };
-    settle(ctx, std::slice::from_mut(&mut lock), &[decision], grantee, options.wait(), now)
-}
-
-/// What the options ask for.
-pub(super) fn terms(options: &Options) -> Terms {
-    Terms {
-        request: Request {
-            limit: options.limit.unwrap_or(Limit::MUTEX),
-            raise: options.holds.map_or(Raise::ByOne, Raise::To),
-            lease: options.lease_or_default(),
-        },
-        tying: options.tying,
-        replicas: options.replicas,
+    let options = args::options(call, 3, Acquire::DOCS.args)?;
+    let owner = args::owner(call, 2, &options)?;
+    let asking = Asking::new(call, owner.as_text(), &options)?;
+    if let Some(replied) = asking.repeated(&[name])? {
+        return Ok(replied);
     }
+    let (ahead, now) = (ahead(call.ctx, name), asking.now.millis());
+    let lock = match ahead {
+        Ahead::Nobody => Some(Lock::look(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?),
+        // Whoever holds nothing here queues behind the others, whatever else stands in the key.
+        Ahead::Somebody => Lock::look_if_held(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?,
+    };
+    let Some(mut lock) = lock else { return asking.queue(&[name], &[]) };
+    let decision = decide(&lock.standing(), &asking.terms.request, ahead, now);
+    asking.carry_out(std::slice::from_mut(&mut lock), &[decision])
 }
 
 /// Whether a newcomer has to queue behind others.
 pub(super) fn ahead(ctx: Ctx, name: TextRef) -> Ahead {
-    if waiting::is_contended(ctx.db(), name.bytes()) { Ahead::Somebody } else { Ahead::Nobody }
+    let contended = books::with(|books| books.is_contended(ctx.db(), name.bytes()));
+    if contended { Ahead::Somebody } else { Ahead::Nobody }
 }
 
-/// Carries out what was decided of each of the locks: grants all, waits, or refuses.
-pub(super) fn settle(
-    ctx: Ctx,
-    locks: &mut [Lock],
-    decisions: &[Decision],
-    grantee: Grantee,
+/// A request for one lock or several, on its way.
+pub(super) struct Asking<'a> {
+    ctx: Ctx<'a>,
+    owner: TextRef<'a>,
+    client: u64,
+    on_behalf: OnBehalf,
     wait: Wait,
-    now: Now,
-) -> Result<Replied, String> {
-    for decision in decisions {
-        if let Decision::OtherLimit(_) | Decision::TooManyHolds = decision {
-            return Err(waiting::refusal(*decision));
+    pub(super) terms: Terms,
+    pub(super) now: Now,
+}
+
+impl<'a> Asking<'a> {
+    pub(super) fn new(call: Call<'a>, owner: TextRef<'a>, options: &Options) -> Result<Self, String> {
+        let (client, on_behalf) = args::asker(call, options)?;
+        let (terms, wait) = (options.terms(), options.wait());
+        Ok(Self { ctx: call.ctx, owner, client, on_behalf, wait, terms, now: Now::read() })
+    }
+
+    /// The answer to a session's request that was cancelled, or waits already.
+    pub(super) fn repeated(&self, names: &[TextRef]) -> Result<Option<Replied>, String> {
+        match self.on_behalf {
+            OnBehalf::Itself => Ok(None),
+            OnBehalf::Session => waiting::repeated(self.ctx, &self.request(names), &self.terms, self.wait, self.now),
         }
     }
-    if decisions.contains(&Decision::Wait) {
-        return match wait {
-            Wait::No => Ok(refuse(ctx)),
-            Wait::For(ms) => queue(ctx, locks, grantee, Some(ms), now),
-            Wait::Forever => queue(ctx, locks, grantee, None, now),
-        };
-    }
-    let replicas = grantee.terms.replicas;
-    let undo = (replicas > 0).then(|| Undo::before_grant(locks, decisions, grantee.owner));
-    let token = holding::grant(locks, decisions, grantee, now);
-    count(|it| &mut it.granted_at_once);
-    let Some(undo) = undo else { return Ok(ctx.reply_integer(token)) };
-    let names: Vec<TextRef> = locks.iter().map(Lock::name).collect();
-    let reply = Unconfirmed { client: grantee.client, answer: Answer::Token(token), undo: undo.under(token), replicas };
-    Ok(waiting::confirm(ctx, &names, reply, now))
-}
 
-fn refuse(ctx: Ctx) -> Replied {
-    count(|it| &mut it.refusals);
-    ctx.reply_null()
-}
-
-fn queue(ctx: Ctx, locks: &[Lock], grantee: Grantee, wait: Option<Millis>, now: Now) -> Result<Replied, String> {
-    if !ctx.flags().may_block() {
-        return Ok(refuse(ctx));
-    }
-    let keys: Box<[LockKey]> = locks.iter().map(|lock| LockKey::new(lock.db(), lock.name().bytes())).collect();
-    let owner: Owner = grantee.owner.bytes().into();
-    has_room(&keys)?;
-    if config::DETECT_DEADLOCKS.is_on() && !waiting::is_idle() {
-        let candidate = Candidate { owner: &owner, keys: &keys, limit: grantee.terms.request.limit };
-        find_deadlock(ctx, candidate, now)?;
-    }
-    let Grantee { client, terms, .. } = grantee;
-    Ok(waiting::wait(ctx, Wish { locks, keys, owner, client, terms, wait }, now))
-}
-
-fn has_room(keys: &[LockKey]) -> Result<(), String> {
-    let most = config::MAX_WAITERS.get();
-    let full = |key: &LockKey| waiting::with_queue(|queue| queue.waiting(key.db, &key.name)) as u64 >= most;
-    match keys.iter().find(|key| most > 0 && full(key)) {
-        Some(key) => {
-            Err(format!("ERR too many waiters for '{}': holdfast.max-waiters is {most}", args::show(&key.name)))
+    /// Carries out what was decided of each of the locks: grants all, waits, or refuses.
+    pub(super) fn carry_out(&self, locks: &mut [Lock], decisions: &[Decision]) -> Result<Replied, String> {
+        let contradicts = |it: &&Decision| matches!(it, Decision::OtherLimit(_) | Decision::TooManyHolds);
+        if let Some(decision) = decisions.iter().find(contradicts) {
+            return Err(refusal(*decision));
         }
-        None => Ok(()),
-    }
-}
-
-fn find_deadlock(ctx: Ctx, candidate: Candidate, now: Now) -> Result<(), String> {
-    let circle = waiting::with_queue(|queue| deadlock::circle(queue, &mut Keyspace { ctx, now }, candidate));
-    match circle {
-        Some(circle) => {
-            count(|it| &mut it.deadlocks);
-            Err(describe(&circle))
+        if decisions.contains(&Decision::Wait) {
+            let names: Vec<TextRef> = locks.iter().map(Lock::name).collect();
+            return self.queue(&names, locks);
         }
-        None => Ok(()),
+        let granted = |(_, decision): &(&Lock, &Decision)| matches!(decision, Decision::Grant(..));
+        if let Some((full, _)) = locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
+            return Err(too_many_holders(full));
+        }
+        self.grant(locks, decisions)
     }
-}
 
-fn describe(circle: &[Link]) -> String {
-    let next = circle.iter().cycle().skip(1);
-    let waits = circle.iter().zip(next).map(|(link, next)| {
-        let why = match link.because {
-            Because::Holds => "held by",
-            Because::Ahead => "waited for ahead of it by",
-        };
-        let (owner, key, next) = (config::show(&link.owner), config::show(&link.key.name), config::show(&next.owner));
-        format!("owner '{owner}' waits for '{key}' {why} '{next}'")
-    });
-    format!("DEADLOCK {}", waits.collect::<Vec<_>>().join(", "))
+    fn grant(&self, locks: &mut [Lock], decisions: &[Decision]) -> Result<Replied, String> {
+        let Self { ctx, now, .. } = *self;
+        let replicas = self.terms.replicas;
+        let undo = (replicas > 0).then(|| undo::before_grant(locks, decisions, self.owner));
+        let grantee = Grantee { owner: self.owner, client: self.client, terms: &self.terms };
+        let token = holding::grant(locks, decisions, grantee, now);
+        count(|it| &mut it.granted_at_once);
+        if undo.is_none() && (self.on_behalf == OnBehalf::Itself || locks.len() == 1) {
+            return Ok(ctx.reply_integer(token));
+        }
+        let names: Vec<TextRef> = locks.iter().map(Lock::name).collect();
+        let request = self.request(&names);
+        match undo {
+            None => {
+                books::with(|books| books.sessions.granted(self.client, &request.owner, &request.keys));
+                Ok(ctx.reply_integer(token))
+            }
+            Some(undo) => {
+                waiting::confirm(ctx, &request, &names, Answer::Token(token), undo.under(token), replicas, now)
+            }
+        }
+    }
+
+    /// Lets the request wait for the locks of these names, if it may, there is room, and that closes no cycle of waits.
+    /// Those that were read (`locks`) are looked at again when a lease of theirs ends.
+    fn queue(&self, names: &[TextRef], locks: &[Lock]) -> Result<Replied, String> {
+        let Self { ctx, now, wait, .. } = *self;
+        let blocks = self.on_behalf == OnBehalf::Itself;
+        if wait == Wait::No || (blocks && !ctx.flags().may_block()) {
+            count(|it| &mut it.refusals);
+            return Ok(ctx.reply_null());
+        }
+        let request = self.request(names);
+        waiting::has_room(&request)?;
+        let candidate = Candidate { owner: &request.owner, keys: &request.keys, limit: self.terms.request.limit };
+        let search = searching::begin(ctx, self.client, candidate, now)?;
+        let (id, replied) = waiting::wait(ctx, request, (names, locks), &self.terms, wait, now)?;
+        searching::go_on(ctx, id, search);
+        Ok(replied)
+    }
+
+    fn request(&self, names: &[TextRef]) -> Request {
+        let db = self.ctx.db();
+        let keys: Rc<[LockKey]> = names.iter().map(|name| LockKey::new(db, name.bytes())).collect();
+        Request { client: self.client, on_behalf: self.on_behalf, keys, owner: self.owner.bytes().into() }
+    }
 }

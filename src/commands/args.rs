@@ -1,18 +1,20 @@
 //! Arguments: read once, checked whole, before anything is looked at.
 
 use super::owner;
-use crate::config;
+use crate::books::owed::OnBehalf;
+use crate::books::{self, Terms, Tying};
+use crate::config::{self, show_start as show};
 use crate::lock::rule::MAX_HOLDS;
-use crate::lock::{Limit, Millis, Token, fence};
+use crate::lock::{Limit, Millis, Raise, Request, Token, fence};
+use crate::server::commands::Arg;
 use crate::server::text::parse_number;
-use crate::server::{AsText, Call, Text, TextRef};
-use crate::ties::Tying;
+use crate::server::{AsText, Call, Text, TextRef, acl, ctx};
+use crate::waiting::Wait;
 use std::collections::BTreeSet;
+use std::ffi::CStr;
 
 /// The longest owner, in bytes.
 const MAX_OWNER: usize = 512;
-/// How much of a wrong argument an error shows, in bytes.
-const SHOWN: usize = 64;
 
 /// The words that options begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,28 +41,62 @@ pub enum Word {
     Ephemeral,
     /// `REPLICAS n`
     Replicas,
+    /// `FENCE t`
+    Fence,
+    /// `SESSION id`
+    Session,
     /// `COUNT n`
     Count,
 }
 
 impl Word {
-    fn name(self) -> &'static str {
+    const ALL: [Self; 14] = [
+        Self::Lease,
+        Self::Wait,
+        Self::Limit,
+        Self::Shared,
+        Self::Holds,
+        Self::HoldsLeft,
+        Self::All,
+        Self::Token,
+        Self::Watchdog,
+        Self::Ephemeral,
+        Self::Replicas,
+        Self::Fence,
+        Self::Session,
+        Self::Count,
+    ];
+
+    /// The argument of a command that it makes.
+    pub const fn arg(self) -> Arg {
         match self {
-            Self::Lease => "LEASE",
-            Self::Wait => "WAIT",
-            Self::Limit => "LIMIT",
-            Self::Shared => "SHARED",
-            Self::Holds | Self::HoldsLeft => "HOLDS",
-            Self::All => "ALL",
-            Self::Token => "TOKEN",
-            Self::Watchdog => "WATCHDOG",
-            Self::Ephemeral => "EPHEMERAL",
-            Self::Replicas => "REPLICAS",
-            Self::Count => "COUNT",
+            Self::Lease => Arg::number(c"LEASE", c"lease-ms", "ms"),
+            Self::Wait => Arg::number(c"WAIT", c"wait-ms", "ms"),
+            Self::Limit => Arg::number(c"LIMIT", c"holders", "n"),
+            Self::Shared => Arg::word(c"shared", c"SHARED"),
+            Self::Holds => Arg::number(c"HOLDS", c"holds", "n"),
+            Self::HoldsLeft => Arg::number(c"HOLDS", c"holds-left", "n"),
+            Self::All => Arg::word(c"all", c"ALL"),
+            Self::Token => Arg::number(c"TOKEN", c"token", "t"),
+            Self::Watchdog => Arg::word(c"watchdog", c"WATCHDOG"),
+            Self::Ephemeral => Arg::word(c"ephemeral", c"EPHEMERAL"),
+            Self::Replicas => Arg::number(c"REPLICAS", c"replicas", "n"),
+            Self::Fence => Arg::number(c"FENCE", c"fence", "t"),
+            Self::Session => Arg::bytes(c"SESSION", c"session", "id"),
+            Self::Count => Arg::number(c"COUNT", c"count", "n"),
         }
     }
 
-    /// What may follow; `None` for a word that stands alone.
+    /// The same as an option: it may be missing.
+    pub const fn option(self) -> Arg {
+        self.arg().optional()
+    }
+
+    fn name(self) -> &'static str {
+        self.arg().token().and_then(|token| token.to_str().ok()).unwrap_or_default()
+    }
+
+    /// What may follow; `None` for a word that stands alone, or before something that is no number.
     fn range(self) -> Option<Range> {
         const MAX_I32: u64 = i32::MAX as u64;
         Some(match self {
@@ -69,8 +105,8 @@ impl Word {
             Self::Limit | Self::Replicas | Self::Count => (1, MAX_I32, ""),
             Self::Holds => (1, MAX_HOLDS, ""),
             Self::HoldsLeft => (0, MAX_HOLDS, ""),
-            Self::Token => (1, fence::MAX_TOKEN, ""),
-            Self::Shared | Self::All | Self::Watchdog | Self::Ephemeral => return None,
+            Self::Token | Self::Fence => (1, fence::MAX_TOKEN, ""),
+            Self::Shared | Self::All | Self::Watchdog | Self::Ephemeral | Self::Session => return None,
         })
     }
 }
@@ -78,20 +114,9 @@ impl Word {
 /// The smallest and the largest value, and the unit.
 type Range = (u64, u64, &'static str);
 
-/// How long a request may wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wait {
-    /// Not at all.
-    No,
-    /// So many milliseconds.
-    For(Millis),
-    /// As long as it takes.
-    Forever,
-}
-
 /// The options of a command, as far as they were given.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Options {
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options<'a> {
     /// `LEASE`, in ms.
     pub lease: Option<Millis>,
     /// `LIMIT` or `SHARED`.
@@ -104,12 +129,16 @@ pub struct Options {
     pub tying: Tying,
     /// `REPLICAS`, 0 if it was not given.
     pub replicas: u32,
+    /// `FENCE`.
+    pub fence: Option<Token>,
+    /// `SESSION`.
+    pub session: Option<TextRef<'a>>,
     /// `COUNT`.
     pub count: Option<usize>,
     wait: Option<u64>,
 }
 
-impl Options {
+impl Options<'_> {
     /// How long the request may wait.
     pub fn wait(&self) -> Wait {
         match self.wait {
@@ -119,25 +148,37 @@ impl Options {
         }
     }
 
+    /// What a request asks for: `limit` where it names none.
+    pub fn terms(&self) -> Terms {
+        Terms {
+            request: Request {
+                limit: self.limit.unwrap_or(Limit::MUTEX),
+                raise: self.holds.map_or(Raise::ByOne, Raise::To),
+                lease: self.lease_or_default(),
+            },
+            tying: self.tying,
+            replicas: self.replicas,
+        }
+    }
+
     /// The lease asked for, or the default.
     pub fn lease_or_default(&self) -> Millis {
         self.lease.unwrap_or_else(config::default_lease)
     }
 }
 
-/// Reads the options from position `from` on; only those `allowed` are known.
+/// Reads the options from position `from` on: those of a command's grammar.
 ///
 /// # Errors
 ///
 /// The reply that tells what is wrong and what is allowed.
-pub fn options(call: Call, from: usize, allowed: &[Word]) -> Result<Options, String> {
+pub fn options<'a>(call: Call<'a>, from: usize, grammar: &[Arg]) -> Result<Options<'a>, String> {
     let mut options = Options::default();
     let mut given: u16 = 0;
     let mut at = from;
     while let Some(text) = call.get(at) {
         let bytes = text.bytes();
-        let word = allowed.iter().copied().find(|word| bytes.eq_ignore_ascii_case(word.name().as_bytes()));
-        let word = word.ok_or_else(|| unknown(bytes, allowed))?;
+        let word = word_of(bytes, grammar).ok_or_else(|| unknown(bytes, grammar))?;
         let bit = 1_u16 << (word as u16);
         if given & bit != 0 {
             return Err(format!("ERR {} is given twice", word.name()));
@@ -152,12 +193,27 @@ pub fn options(call: Call, from: usize, allowed: &[Word]) -> Result<Options, Str
                 value
             }
         };
+        if word == Word::Session {
+            options.session = Some(call.get(at).ok_or("ERR SESSION must be followed by what LOCK.OWNER says there")?);
+            at = at.saturating_add(1);
+        }
         options.take(word, value)?;
     }
     Ok(options)
 }
 
-impl Options {
+/// The options of a grammar, alternatives one by one.
+fn words(grammar: &[Arg]) -> impl Iterator<Item = &Arg> {
+    grammar.iter().flat_map(|arg| std::iter::once(arg).chain(arg.choices())).filter(|arg| arg.token().is_some())
+}
+
+/// The option that begins with these bytes.
+fn word_of(bytes: &[u8], grammar: &[Arg]) -> Option<Word> {
+    let arg = words(grammar).find(|arg| arg.token().is_some_and(|it| it.to_bytes().eq_ignore_ascii_case(bytes)))?;
+    Word::ALL.into_iter().find(|word| word.arg().is(arg))
+}
+
+impl Options<'_> {
     fn take(&mut self, word: Word, value: u64) -> Result<(), String> {
         match word {
             Word::Lease => self.lease = Some(value),
@@ -177,13 +233,15 @@ impl Options {
             Word::Ephemeral => self.tying.ephemeral = true,
             Word::Replicas => self.replicas = u32::try_from(value).unwrap_or(u32::MAX),
             Word::Count => self.count = Some(usize::try_from(value).unwrap_or(usize::MAX)),
+            Word::Fence => self.fence = Some(value),
+            Word::Session => {}
         }
         Ok(())
     }
 }
 
-fn unknown(bytes: &[u8], allowed: &[Word]) -> String {
-    let names: Vec<&str> = allowed.iter().map(|word| word.name()).collect();
+fn unknown(bytes: &[u8], grammar: &[Arg]) -> String {
+    let names: Vec<_> = words(grammar).filter_map(|arg| arg.token()).map(CStr::to_string_lossy).collect();
     match names.as_slice() {
         [] => format!("ERR unknown argument '{}': there are no further ones", show(bytes)),
         names => format!("ERR unknown argument '{}', allowed are {}", show(bytes), names.join(", ")),
@@ -196,14 +254,6 @@ fn number(name: &str, (min, max, unit): Range, text: Option<TextRef>) -> Result<
     };
     let value = parse_number(text.bytes()).filter(|value| (min..=max).contains(value));
     value.ok_or_else(|| format!("ERR {name} must be between {min} and {max}{unit}, got {}", show(text.bytes())))
-}
-
-/// The part of an argument that an error shows, escaped for printing.
-pub fn show(bytes: &[u8]) -> String {
-    match bytes.get(..SHOWN) {
-        Some(start) if bytes.len() > SHOWN => format!("{}...", config::show(start)),
-        _ => config::show(bytes),
-    }
 }
 
 /// An owner: as it was given, or the connection's identity.
@@ -224,21 +274,70 @@ impl AsText for OwnerArg<'_> {
     }
 }
 
-/// Reads the owner at a position.
+/// Reads the owner at a position. `*` stands for whoever the request is made on behalf of.
 ///
 /// # Errors
 ///
 /// The reply that tells what is wrong and what is allowed.
-pub fn owner(call: Call<'_>, at: usize) -> Result<OwnerArg<'_>, String> {
+pub fn owner<'a>(call: Call<'a>, at: usize, options: &Options<'a>) -> Result<OwnerArg<'a>, String> {
     let Some(text) = call.get(at) else { return Err("ERR owner is missing".into()) };
-    match text.bytes() {
-        b"*" => owner::identity(call.ctx).map(OwnerArg::Connection),
-        bytes if bytes.is_empty() || bytes.len() > MAX_OWNER => {
+    match (text.bytes(), options.session) {
+        (b"*", Some(session)) => Ok(OwnerArg::Given(session)),
+        (b"*", None) => owner::identity(call.ctx).map(OwnerArg::Connection),
+        (bytes, _) if bytes.is_empty() || bytes.len() > MAX_OWNER => {
             Err(format!("ERR owner must be 1 to {MAX_OWNER} bytes long, got {} bytes: '{}'", bytes.len(), show(bytes)))
         }
-        [b'#', ..] => Err(format!("ERR owner must not begin with '#', got '{}'", show(text.bytes()))),
+        ([b'#', ..], _) => Err(format!("ERR owner must not begin with '#', got '{}'", show(text.bytes()))),
         _ => Ok(OwnerArg::Given(text)),
     }
+}
+
+/// On whose behalf a request is made: the connection, and whether that is a session.
+///
+/// # Errors
+///
+/// The reply that tells that there is no such session, or that it is another user's; or that a tie needs a connection.
+pub fn asker(call: Call, options: &Options) -> Result<(u64, OnBehalf), String> {
+    let ctx = call.ctx;
+    if let Some(session) = options.session {
+        return session_of(call, session).map(|client| (client, OnBehalf::Session));
+    }
+    if options.tying != Tying::NONE && !owner::is_connection(ctx) {
+        return Err("ERR WATCHDOG and EPHEMERAL tie a hold to a connection, and a script has none of its own".into());
+    }
+    if options.replicas > 0 && !ctx.flags().may_block() {
+        return Err("ERR REPLICAS is not allowed where a command may not block: in MULTI, in a script".into());
+    }
+    Ok((ctx.client_id(), OnBehalf::Itself))
+}
+
+/// The session that a command concerns: the one that it names, or its own connection.
+///
+/// # Errors
+///
+/// The reply that tells that there is no such session, or that it is another user's.
+pub fn session(call: Call, options: &Options) -> Result<u64, String> {
+    match options.session {
+        Some(session) => session_of(call, session),
+        None if owner::is_connection(call.ctx) => {
+            let client = call.ctx.client_id();
+            books::with(|books| books.sessions.open(client));
+            Ok(client)
+        }
+        None => Err("ERR SESSION is missing: a script has no connection of its own".into()),
+    }
+}
+
+/// The connection of a session.
+fn session_of(call: Call, session: TextRef) -> Result<u64, String> {
+    let client = owner::client_of(session.bytes()).filter(|client| ctx::is_connected(*client));
+    let client =
+        client.ok_or_else(|| format!("NOSESSION '{}' is no connection of this server", show(session.bytes())))?;
+    if !acl::is_user_of(call.ctx, client) {
+        return Err("NOPERM this session belongs to another user".into());
+    }
+    books::with(|books| books.sessions.open(client));
+    Ok(client)
 }
 
 /// Reads the key at a position.
@@ -257,6 +356,7 @@ pub fn key(call: Call<'_>, at: usize) -> Result<TextRef<'_>, String> {
 /// The reply that tells what is wrong and what is allowed.
 pub fn keys(call: Call<'_>) -> Result<(Vec<TextRef<'_>>, usize), String> {
     let most = call.count().saturating_sub(3);
+    let limit = usize::try_from(config::MAX_KEYS.get()).unwrap_or(usize::MAX);
     let text = call.get(1).map(|text| text.bytes()).unwrap_or_default();
     let count =
         parse_number(text).and_then(|count| usize::try_from(count).ok()).filter(|count| (1..=most).contains(count));
@@ -266,6 +366,9 @@ pub fn keys(call: Call<'_>) -> Result<(Vec<TextRef<'_>>, usize), String> {
             show(text)
         )
     })?;
+    if count > limit {
+        return Err(format!("ERR numkeys must be at most {limit} (holdfast.max-keys), got {count}"));
+    }
     let end = count.saturating_add(2);
     let keys: Vec<TextRef> = (2..end).filter_map(|at| call.get(at)).collect();
     let mut seen = BTreeSet::new();
@@ -273,20 +376,4 @@ pub fn keys(call: Call<'_>) -> Result<(Vec<TextRef<'_>>, usize), String> {
         Some(twice) => Err(format!("ERR key '{}' is named twice", show(twice.bytes()))),
         None => Ok((keys, end)),
     }
-}
-
-/// Refuses what a request can't ask for where it runs: a tie without a connection, a reply later on where a command
-/// must not block.
-///
-/// # Errors
-///
-/// The reply that tells what is wrong.
-pub fn fit_for(call: Call, options: &Options) -> Result<(), String> {
-    if options.tying != Tying::NONE && !owner::is_connection(call.ctx) {
-        return Err("ERR WATCHDOG and EPHEMERAL tie a hold to a connection, and a script has none of its own".into());
-    }
-    if options.replicas > 0 && !call.ctx.flags().may_block() {
-        return Err("ERR REPLICAS is not allowed where a command may not block: in MULTI, in a script".into());
-    }
-    Ok(())
 }

@@ -7,17 +7,16 @@ use crate::server::Call;
 use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
+use crate::serving::{WRONGTYPE, serve_lock};
 use crate::stats::add;
-use crate::waiting::{self, WRONGTYPE};
 use std::ffi::{CStr, c_int};
 
-/// `LOCK.FORCE key`
+/// `LOCK.FORCE`
 #[derive(Debug)]
 pub struct Force;
 
 impl Command for Force {
     const NAME: &'static CStr = c"lock.force";
-    // `admin` puts it into @admin and @dangerous on every server.
     const FLAGS: &'static CStr = c"write admin";
     const CATEGORIES: &'static str = "write admin dangerous slow";
     const KEYS: Keys = Keys::First(Access::Delete);
@@ -29,7 +28,7 @@ impl Command for Force {
     };
 
     fn run(call: Call) -> Replied {
-        force(call).unwrap_or_else(|error| call.ctx.reply_error(&error))
+        call.ctx.reply_outcome(force(call))
     }
 }
 
@@ -40,6 +39,6 @@ fn force(call: Call) -> Result<Replied, String> {
     let lost = holding::end_all(&mut lock) as u64;
     drop(lock);
     add(|it| &mut it.forced, lost);
-    waiting::serve_lock(call.ctx, name, now);
+    serve_lock(call.ctx, name, now);
     Ok(call.ctx.reply_integer(lost))
 }

@@ -1,6 +1,8 @@
 //! `LOCK.INFO`
 
-use super::args;
+use super::args::{self, Word};
+use super::waiters::{MOST, SHOWN};
+use crate::books::{self, Tie};
 use crate::keyspace::{Lock, rosters};
 use crate::lock::{Deadline, Hold, Millis};
 use crate::server::clock::Now;
@@ -8,11 +10,10 @@ use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::ctx::Role;
 use crate::server::reply::Replied;
 use crate::server::{Call, Ctx};
-use crate::ties::{self, Tie};
-use crate::waiting::{self, WRONGTYPE};
+use crate::serving::WRONGTYPE;
 use std::ffi::{CStr, c_int};
 
-/// `LOCK.INFO key`
+/// `LOCK.INFO`
 #[derive(Debug)]
 pub struct Info;
 
@@ -21,34 +22,35 @@ impl Command for Info {
     const FLAGS: &'static CStr = c"readonly";
     const CATEGORIES: &'static str = "read slow";
     const KEYS: Keys = Keys::First(Access::Read);
-    const ARITY: c_int = 2;
+    const ARITY: c_int = -2;
     const DOCS: Docs = Docs {
         summary: c"Returns who holds a lock, for how long, and how many wait; null if it is free and nobody waits.",
         complexity: c"O(N) with N holders of the lock.",
-        args: &[Arg::key()],
+        args: &[Arg::key(), Word::Count.option()],
     };
 
     fn run(call: Call) -> Replied {
-        info(call).unwrap_or_else(|error| call.ctx.reply_error(&error))
+        call.ctx.reply_outcome(info(call))
     }
 }
 
 fn info(call: Call) -> Result<Replied, String> {
     let name = args::key(call, 1)?;
+    let options = args::options(call, 2, Info::DOCS.args)?;
     let ctx = call.ctx;
     let now = Now::read().millis();
     do_not_trust_copies(ctx);
     let lock = Lock::look_around(ctx, name, now).map_err(|_| WRONGTYPE)?;
-    let waiters = waiting::with_queue(|queue| queue.waiting(lock.db(), name.bytes()));
+    let waiters = books::with(|books| books.queue.waiting(lock.db(), name.bytes()));
     let holders = lock.holders(now);
     if holders.is_empty() && waiters == 0 {
         return Ok(ctx.reply_null());
     }
-    let _ = ctx.reply_map(5);
+    let _ = ctx.reply_map(6);
     let _ = ctx.reply_bytes(b"limit");
     let _ = match holders.len() {
         0 => ctx.reply_null(),
-        _ => ctx.reply_integer(u64::from(lock.standing.limit.number())),
+        _ => ctx.reply_integer(u64::from(lock.limit().number())),
     };
     let _ = ctx.reply_bytes(b"fence");
     let _ = ctx.reply_token(lock.fence());
@@ -58,13 +60,16 @@ fn info(call: Call) -> Result<Replied, String> {
         _ => reply_ttl(ctx, lock.expiry(), now),
     };
     let _ = ctx.reply_bytes(b"holders");
-    let _ = ctx.reply_array(holders.len());
-    for (owner, hold) in &holders {
-        let tie = ties::of(lock.db(), name.bytes(), owner, hold.token);
+    let shown = holders.len().min(options.count.unwrap_or(SHOWN)).min(MOST);
+    let _ = ctx.reply_array(shown);
+    for (owner, hold) in holders.iter().take(shown) {
+        let tie = books::with(|books| books.ties.of(lock.db(), name.bytes(), owner, hold.token).cloned());
         reply_holder(ctx, owner, hold, tie.as_ref(), now);
     }
     let _ = ctx.reply_bytes(b"waiters");
-    Ok(ctx.reply_integer(waiters as u64))
+    let _ = ctx.reply_integer(waiters as u64);
+    let _ = ctx.reply_bytes(b"holder_count");
+    Ok(ctx.reply_integer(holders.len() as u64))
 }
 
 /// On a replica, changes arrive without the module's doing; there, locks are read anew each time.

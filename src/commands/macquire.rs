@@ -1,24 +1,21 @@
 //! `LOCK.MACQUIRE`
 
-use super::acquire::{ahead, settle, terms};
+use super::acquire::{Asking, ahead};
 use super::args::{self, Word};
-use crate::holding::{Grantee, look_all};
+use crate::holding::look_all;
 use crate::lock::decide;
-use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call};
-use crate::waiting::WRONGTYPE;
+use crate::serving::WRONGTYPE;
 use std::ffi::{CStr, c_int};
 
-/// `LOCK.MACQUIRE numkeys key [key …] owner [LEASE ms] [WAIT ms] [HOLDS n] [WATCHDOG] [EPHEMERAL] [REPLICAS n]`
+/// `LOCK.MACQUIRE`
 ///
 /// All of the locks or none. Whoever waits holds none of them, but keeps its place in the queue of each: those behind
 /// it wait until it has been served or has left, even for a lock that is free meanwhile.
 #[derive(Debug)]
 pub struct Macquire;
-
-const OPTIONS: [Word; 6] = [Word::Lease, Word::Wait, Word::Holds, Word::Watchdog, Word::Ephemeral, Word::Replicas];
 
 impl Command for Macquire {
     const NAME: &'static CStr = c"lock.macquire";
@@ -33,35 +30,34 @@ impl Command for Macquire {
             Arg::integer(c"numkeys"),
             Arg::keys(),
             Arg::text(c"owner"),
-            Arg::option(c"LEASE", c"lease-ms"),
-            Arg::option(c"WAIT", c"wait-ms"),
-            Arg::option(c"HOLDS", c"holds"),
-            Arg::flag(c"watchdog", c"WATCHDOG"),
-            Arg::flag(c"ephemeral", c"EPHEMERAL"),
-            Arg::option(c"REPLICAS", c"replicas"),
+            Word::Lease.option(),
+            Word::Wait.option(),
+            Word::Holds.option(),
+            Word::Watchdog.option(),
+            Word::Ephemeral.option(),
+            Word::Replicas.option(),
+            Word::Session.option(),
         ],
     };
 
     fn run(call: Call) -> Replied {
-        macquire(call).unwrap_or_else(|error| call.ctx.reply_error(&error))
+        call.ctx.reply_outcome(macquire(call))
     }
 }
 
 fn macquire(call: Call) -> Result<Replied, String> {
     let (names, next) = args::keys(call)?;
-    let owner = args::owner(call, next)?;
-    let options = args::options(call, next.saturating_add(1), &OPTIONS)?;
-    args::fit_for(call, &options)?;
-    let terms = terms(&options);
-
-    let now = Now::read();
-    let ctx = call.ctx;
-    let owner = owner.as_text();
-    let mut locks = look_all(ctx, &names, owner, now).map_err(|_| WRONGTYPE)?;
+    let options = args::options(call, next.saturating_add(1), Macquire::DOCS.args)?;
+    let owner = args::owner(call, next, &options)?;
+    let asking = Asking::new(call, owner.as_text(), &options)?;
+    if let Some(replied) = asking.repeated(&names)? {
+        return Ok(replied);
+    }
+    let now = asking.now;
+    let mut locks = look_all(call.ctx, &names, owner.as_text(), now).map_err(|_| WRONGTYPE)?;
     let decisions: Vec<_> = locks
         .iter()
-        .map(|lock| decide(&lock.standing, &terms.request, ahead(ctx, lock.name()), now.millis()))
+        .map(|lock| decide(&lock.standing(), &asking.terms.request, ahead(call.ctx, lock.name()), now.millis()))
         .collect();
-    let grantee = Grantee { owner, client: ctx.client_id(), terms: &terms };
-    settle(ctx, &mut locks, &decisions, grantee, options.wait(), now)
+    asking.carry_out(&mut locks, &decisions)
 }

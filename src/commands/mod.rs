@@ -1,29 +1,37 @@
 //! The commands, a file each: arguments, decision, effect, reply, in that order.
-#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::arithmetic_side_effects)]
 
 mod acquire;
 mod args;
+mod cancel;
 mod force;
 mod help;
 mod info;
 mod macquire;
 mod mrelease;
 mod mrenew;
+mod next;
 mod owner;
 mod release;
 mod renew;
 mod top;
 mod waiters;
 
-pub use acquire::Acquire;
-pub use force::Force;
-pub use help::Help;
-pub use info::Info;
-pub use macquire::Macquire;
-pub use mrelease::Mrelease;
-pub use mrenew::Mrenew;
-pub use owner::Owner;
-pub use release::Release;
-pub use renew::Renew;
-pub use top::Top;
-pub use waiters::Waiters;
+use crate::server::commands::Entry;
+
+/// All commands, in the order in which `LOCK.HELP` shows them.
+pub const ALL: [Entry; 14] = [
+    Entry::of::<acquire::Acquire>(),
+    Entry::of::<release::Release>(),
+    Entry::of::<renew::Renew>(),
+    Entry::of::<force::Force>(),
+    Entry::of::<macquire::Macquire>(),
+    Entry::of::<mrelease::Mrelease>(),
+    Entry::of::<mrenew::Mrenew>(),
+    Entry::of::<next::Next>(),
+    Entry::of::<cancel::Cancel>(),
+    Entry::of::<info::Info>(),
+    Entry::of::<waiters::Waiters>(),
+    Entry::of::<top::Top>(),
+    Entry::of::<owner::Owner>(),
+    Entry::of::<help::Help>(),
+];

@@ -2,9 +2,11 @@
 
 use crate::server::commands::{Command, Docs, Keys};
 use crate::server::reply::Replied;
+use crate::server::text::parse_number;
 use crate::server::{Call, Ctx, Text, ctx};
 use lazy_static::lazy_static;
 use std::ffi::{CStr, c_int};
+use uuid::fmt::Hyphenated;
 use uuid::{Builder, Uuid};
 
 lazy_static! {
@@ -31,6 +33,13 @@ pub fn identity(ctx: Ctx) -> Result<Text, String> {
     Ok(Text::new(format!("{}:{}", RUN.as_hyphenated(), ctx.client_id()).as_bytes()))
 }
 
+/// The connection of which [`identity`] is the identity; `None` if that is none of this run of the server.
+pub fn client_of(identity: &[u8]) -> Option<u64> {
+    let (run, id) = identity.split_at_checked(Hyphenated::LENGTH)?;
+    let is_ours = run == RUN.as_hyphenated().encode_lower(&mut Uuid::encode_buffer()).as_bytes();
+    is_ours.then_some(id)?.strip_prefix(b":").and_then(parse_number)
+}
+
 /// Whether the command comes from a connection, not from a script or another module.
 pub fn is_connection(ctx: Ctx) -> bool {
     // A script's client has no connection, but on some servers the id of one.
@@ -54,9 +63,7 @@ impl Command for Owner {
     };
 
     fn run(call: Call) -> Replied {
-        match identity(call.ctx) {
-            Ok(identity) => call.ctx.reply_bytes(identity.bytes()),
-            Err(error) => call.ctx.reply_error(&error),
-        }
+        let identity = identity(call.ctx);
+        call.ctx.reply_outcome(identity.map(|identity| call.ctx.reply_bytes(identity.bytes())))
     }
 }

@@ -2,18 +2,17 @@
 
 use super::args::{self, Options, Word};
 use crate::holding;
-use crate::keyspace::effects::Ending;
-use crate::keyspace::{Detail, Lock};
+use crate::keyspace::Lock;
 use crate::lock::{Deadline, Hold};
 use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, TextRef};
+use crate::serving::{WRONGTYPE, deadline_moved, serve_lock};
 use crate::stats::count;
-use crate::waiting::{self, WRONGTYPE};
 use std::ffi::{CStr, c_int};
 
-/// `LOCK.RELEASE key owner [TOKEN t] [HOLDS n | ALL] [LEASE ms]`
+/// `LOCK.RELEASE`
 #[derive(Debug)]
 pub struct Release;
 
@@ -29,30 +28,29 @@ impl Command for Release {
         args: &[
             Arg::key(),
             Arg::text(c"owner"),
-            Arg::option(c"TOKEN", c"token"),
-            Arg::one_of(c"holds", &[Arg::choice(c"HOLDS", c"holds-left"), Arg::word(c"all", c"ALL")]),
-            Arg::option(c"LEASE", c"lease-ms"),
+            Word::Token.option(),
+            Arg::one_of(c"holds", &[Word::HoldsLeft.arg(), Word::All.arg()]),
+            Word::Lease.option(),
         ],
     };
 
     fn run(call: Call) -> Replied {
-        release(call).unwrap_or_else(|error| call.ctx.reply_error(&error))
+        call.ctx.reply_outcome(release(call))
     }
 }
 
 fn release(call: Call) -> Result<Replied, String> {
     let name = args::key(call, 1)?;
-    let owner = args::owner(call, 2)?;
-    let options = args::options(call, 3, &[Word::Token, Word::HoldsLeft, Word::All, Word::Lease])?;
+    let options = args::options(call, 3, Release::DOCS.args)?;
+    let owner = args::owner(call, 2, &options)?;
 
     let now = Now::read();
     let ctx = call.ctx;
-    let detail = if options.lease.is_none() { Detail::Holds } else { Detail::All };
-    let mut lock = Lock::look_for(ctx, name, owner.as_text(), now.millis(), detail).map_err(|_| WRONGTYPE)?;
+    let mut lock = Lock::look(ctx, name, owner.as_text(), now.millis()).map_err(|_| WRONGTYPE)?;
     let left = give_back(&mut lock, owner.as_text(), &options, now);
     drop(lock);
     if left == Some(0) {
-        waiting::serve_lock(ctx, name, now);
+        serve_lock(ctx, name, now);
     }
     Ok(match left {
         Some(left) => ctx.reply_integer(left),
@@ -62,17 +60,20 @@ fn release(call: Call) -> Result<Replied, String> {
 
 /// Gives back what the options say; the holds that are left, `None` if the owner holds nothing (under that token).
 pub(super) fn give_back(lock: &mut Lock, owner: TextRef, options: &Options, now: Now) -> Option<u64> {
-    let own = lock.standing.own.filter(|own| options.token.is_none() || own.token == options.token)?;
+    let held = lock.held().filter(|held| options.token.is_none() || held.token == options.token)?;
     count(|it| &mut it.releases);
-    let holds = options.holds.unwrap_or_else(|| own.holds.saturating_sub(1)).min(own.holds);
+    let holds = options.holds.unwrap_or_else(|| held.holds.saturating_sub(1)).min(held.holds);
     if holds == 0 {
-        holding::end(lock, owner, Ending::Released);
+        holding::end(lock, owner);
         return Some(0);
     }
-    let deadline = options.lease.map_or(own.deadline, |lease| Deadline::after(now.millis(), lease));
-    lock.update(owner, &own, &Hold { holds, deadline, ..own });
-    if options.lease.is_some() {
-        waiting::deadline_moved(lock, owner, deadline, now);
+    match options.lease {
+        None => lock.lower(owner, holds),
+        Some(lease) => {
+            let (own, deadline) = (lock.own()?, Deadline::after(now.millis(), lease));
+            holding::change(lock, owner, &own, &Hold { holds, deadline, ..own }, now);
+            deadline_moved(lock, now);
+        }
     }
     Some(holds)
 }

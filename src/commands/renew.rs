@@ -1,24 +1,24 @@
 //! `LOCK.RENEW` and the renewal of locks, which `LOCK.MRENEW` shares.
 
 use super::args::{self, Options, Word};
-use crate::holding::{Grantee, Terms};
+use crate::answering;
+use crate::books::{Answer, Terms, Undo};
+use crate::holding::{self, Grantee, look_all};
 use crate::keyspace::{self, Lock};
-use crate::lock::{Deadline, Hold, Limit, Raise, Request, Token};
+use crate::lock::{Deadline, Hold, LockKey, Token};
 use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
-use crate::server::{AsText, Call};
+use crate::server::{AsText, Call, TextRef};
+use crate::serving::{WRONGTYPE, deadline_moved};
 use crate::stats::count;
-use crate::ties::{self, Tying};
-use crate::undo::Undo;
-use crate::waiting::{self, Answer, Unconfirmed, WRONGTYPE};
+use crate::undo;
+use crate::waiting::{self, Request};
 use std::ffi::{CStr, c_int};
 
-/// `LOCK.RENEW key owner [LEASE ms] [TOKEN t] [WATCHDOG] [EPHEMERAL] [REPLICAS n]`
+/// `LOCK.RENEW`
 #[derive(Debug)]
 pub struct Renew;
-
-pub(super) const OPTIONS: [Word; 5] = [Word::Lease, Word::Token, Word::Watchdog, Word::Ephemeral, Word::Replicas];
 
 impl Command for Renew {
     const NAME: &'static CStr = c"lock.renew";
@@ -32,60 +32,79 @@ impl Command for Renew {
         args: &[
             Arg::key(),
             Arg::text(c"owner"),
-            Arg::option(c"LEASE", c"lease-ms"),
-            Arg::option(c"TOKEN", c"token"),
-            Arg::flag(c"watchdog", c"WATCHDOG"),
-            Arg::flag(c"ephemeral", c"EPHEMERAL"),
-            Arg::option(c"REPLICAS", c"replicas"),
+            Word::Lease.option(),
+            Word::Token.option(),
+            Word::Watchdog.option(),
+            Word::Ephemeral.option(),
+            Word::Replicas.option(),
+            Word::Fence.option(),
+            Word::Session.option(),
         ],
     };
 
     fn run(call: Call) -> Replied {
-        renew(call).unwrap_or_else(|error| call.ctx.reply_error(&error))
+        call.ctx.reply_outcome(renew(call))
     }
 }
 
 fn renew(call: Call) -> Result<Replied, String> {
     let name = args::key(call, 1)?;
-    let owner = args::owner(call, 2)?;
-    let options = args::options(call, 3, &OPTIONS)?;
-    args::fit_for(call, &options)?;
-
-    let now = Now::read();
-    let ctx = call.ctx;
-    let mut lock = Lock::look(ctx, name, owner.as_text(), now.millis()).map_err(|_| WRONGTYPE)?;
-    let terms = terms(&options);
-    let grantee = Grantee { owner: owner.as_text(), client: ctx.client_id(), terms: &terms };
-    let undo = way_back(std::slice::from_ref(&lock), grantee, now);
-    let token = prolong(&mut lock, grantee, &options, now);
-    let (Some(token), Some(undo)) = (token, undo) else { return Ok(ctx.reply_token(token)) };
-    let (client, answer, replicas) = (grantee.client, Answer::Token(token), options.replicas);
-    Ok(waiting::confirm(ctx, &[name], Unconfirmed { client, answer, undo: undo.under(token), replicas }, now))
+    let options = args::options(call, 3, Renew::DOCS.args)?;
+    let owner = args::owner(call, 2, &options)?;
+    renew_all(call, &[name], owner.as_text(), &options, |tokens| match tokens.first() {
+        Some(Some(token)) => Some(Answer::Token(*token)),
+        _ => None,
+    })
 }
 
-/// What a renewal asks for, in the words of a grant.
-pub(super) fn terms(options: &Options) -> Terms {
-    let request = Request { limit: Limit::MUTEX, raise: Raise::ByOne, lease: options.lease_or_default() };
-    Terms { request, tying: options.tying, replicas: options.replicas }
+/// Renews what the owner holds of several locks. `answer` is the reply; `None`: null.
+pub(super) fn renew_all(
+    call: Call,
+    names: &[TextRef],
+    owner: TextRef,
+    options: &Options,
+    answer: impl FnOnce(Vec<Option<Token>>) -> Option<Answer>,
+) -> Result<Replied, String> {
+    let (client, on_behalf) = args::asker(call, options)?;
+    let (ctx, now, terms) = (call.ctx, Now::read(), options.terms());
+    if let Some(fence) = options.fence {
+        keyspace::check_fence(fence, now)?;
+    }
+    let mut locks = look_all(ctx, names, owner, now).map_err(|_| WRONGTYPE)?;
+    let grantee = Grantee { owner, client, terms: &terms };
+    let undo = way_back(&locks, grantee, now);
+    let tokens: Vec<Option<Token>> = locks.iter_mut().map(|lock| prolong(lock, grantee, options, now)).collect();
+    let undo = undo.filter(|_| tokens.iter().any(Option::is_some)).map(|undo| {
+        undo.under_each(|name| {
+            let mut of_name = locks.iter().zip(&tokens).filter(|(lock, _)| lock.name().bytes() == name);
+            of_name.next().and_then(|(_, token)| *token)
+        })
+    });
+    let Some(answer) = answer(tokens) else { return Ok(ctx.reply_null()) };
+    let Some(undo) = undo else { return Ok(answering::reply(ctx, &answer)) };
+    let keys = names.iter().map(|name| LockKey::new(ctx.db(), name.bytes())).collect();
+    let request = Request { client, on_behalf, keys, owner: owner.bytes().into() };
+    waiting::confirm(ctx, &request, names, answer, undo, options.replicas, now)
 }
 
 /// Renews a lock that the owner holds (under the token asked for); its token, `None` if it is not held.
 ///
-/// A hold that another client made gets its token here.
-pub(super) fn prolong(lock: &mut Lock, grantee: Grantee, options: &Options, now: Now) -> Option<Token> {
-    let held = lock.standing.own.filter(|own| options.token.is_none() || own.token == options.token);
+/// A hold that another client made gets its token here, and one whose token is to be greater gets that.
+fn prolong(lock: &mut Lock, grantee: Grantee, options: &Options, now: Now) -> Option<Token> {
+    let held = lock.own().filter(|own| options.token.is_none() || own.token == options.token);
     let Some(own) = held else {
         count(|it| &mut it.renewals_lost);
         return None;
     };
     count(|it| &mut it.renewals);
-    let token = own.token.unwrap_or_else(|| keyspace::next_token(now));
-    let deadline = deadline(grantee.terms, now);
-    lock.update(grantee.owner, &own, &Hold { token: Some(token), deadline, ..own });
-    waiting::deadline_moved(lock, grantee.owner, deadline, now);
-    if options.tying != Tying::NONE {
-        ties::tie(lock, token, grantee, now);
+    let token = own.token.unwrap_or_else(|| keyspace::next_token(now)).max(options.fence.unwrap_or(0));
+    if options.fence.is_some() {
+        keyspace::raise_fence(token, now);
     }
+    let deadline = deadline(grantee.terms, now);
+    holding::change(lock, grantee.owner, &own, &Hold { token: Some(token), deadline, ..own }, now);
+    deadline_moved(lock, now);
+    holding::bind(lock, deadline, token, grantee, now);
     Some(token)
 }
 
@@ -94,7 +113,7 @@ fn deadline(terms: &Terms, now: Now) -> Deadline {
 }
 
 /// The way back from a renewal of `locks` that is about to be made, if it needs replicas.
-pub(super) fn way_back(locks: &[Lock], grantee: Grantee, now: Now) -> Option<Undo> {
+fn way_back(locks: &[Lock], grantee: Grantee, now: Now) -> Option<Undo> {
     let needed = grantee.terms.replicas > 0;
-    needed.then(|| Undo::before_renewal(locks, grantee.owner, deadline(grantee.terms, now)))
+    needed.then(|| undo::before_renewal(locks, grantee.owner, deadline(grantee.terms, now)))
 }

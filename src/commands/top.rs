@@ -2,79 +2,134 @@
 
 use super::args::{self, Word};
 use super::info::reply_ttl;
+use crate::books;
 use crate::keyspace::Lock;
-use crate::lock::{LockKey, Millis};
-use crate::server::clock::Now;
-use crate::server::commands::{Arg, Command, Docs, Keys};
+use crate::lock::{Deadline, LockKey, Millis, Owner, WaiterId};
+use crate::server::acl::User;
+use crate::server::clock::{Now, Slice};
+use crate::server::commands::{Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, Text};
-use crate::waiting;
 use std::cmp::Reverse;
 use std::ffi::{CStr, c_int};
 
 /// How many locks are shown unless `COUNT` says otherwise.
 const SHOWN: usize = 10;
 
-/// `LOCK.TOP [COUNT n]`
+/// The most that are shown: more could not be looked at in one step.
+const MOST: usize = 1000;
+
+/// How many holders of each are shown.
+const HOLDERS: usize = 10;
+
+/// How many locks, and how many who wait, are gone through in search of those that the user may see.
+const LOOKED_AT: usize = 5000;
+
+/// `LOCK.TOP`
 #[derive(Debug)]
 pub struct Top;
 
 impl Command for Top {
     const NAME: &'static CStr = c"lock.top";
-    const FLAGS: &'static CStr = c"readonly";
+    const FLAGS: &'static CStr = c"readonly deny-script";
     const CATEGORIES: &'static str = "read slow";
     const KEYS: Keys = Keys::None;
     const ARITY: c_int = -1;
     const DOCS: Docs = Docs {
-        summary: c"Returns the locks of this database that most clients wait for.",
-        complexity: c"O(N log N) with N locks that are waited for.",
-        args: &[Arg::option(c"COUNT", c"count")],
+        summary:
+            c"Returns the locks of this database that most clients wait for, as far as the user may read their keys.",
+        complexity: c"O(N log N) with N locks returned.",
+        args: &[Word::Count.option()],
     };
 
     fn run(call: Call) -> Replied {
-        top(call).unwrap_or_else(|error| call.ctx.reply_error(&error))
+        call.ctx.reply_outcome(top(call))
     }
 }
 
+/// A lock that is waited for.
+struct Row {
+    key: LockKey,
+    waiters: usize,
+    /// Since when the first one waits.
+    since: Millis,
+}
+
+/// Who holds a lock, as far as that is shown, and when its key expires.
+struct Held {
+    owners: Vec<Owner>,
+    count: usize,
+    expiry: Deadline,
+}
+
 fn top(call: Call) -> Result<Replied, String> {
-    let options = args::options(call, 1, &[Word::Count])?;
+    let options = args::options(call, 1, Top::DOCS.args)?;
     let (ctx, now) = (call.ctx, Now::read().millis());
-    let mut rows: Vec<(LockKey, usize, Millis)> = waiting::with_queue(|queue| {
-        let contended = queue.contended_in(ctx.db());
-        let with_oldest = contended.map(|(key, waiters)| {
-            let first = queue.lane(key.db, &key.name).next().map_or(now, |waiter| waiter.since);
-            (key, waiters, first)
-        });
-        with_oldest.collect()
-    });
-    rows.sort_by_key(|(_, waiters, first)| (Reverse(*waiters), *first));
-    rows.truncate(options.count.unwrap_or(SHOWN));
+    let user = User::of_client(ctx, ctx.client_id());
+    let may_read = |key: &LockKey| user.as_ref().is_none_or(|user| user.may_read(&Text::new(&key.name)));
+    let rows = rows(ctx.db(), options.count.unwrap_or(SHOWN).min(MOST), may_read);
+    let slice = Slice::of_command();
+    // Reading a lock with many holders takes its time: of those behind it, no holders are shown.
+    let held: Vec<_> = rows.iter().map(|row| if slice.is_over() { None } else { held(ctx, &row.key, now) }).collect();
     let replied = ctx.reply_array(rows.len());
-    for (key, waiters, first) in &rows {
-        reply_row(ctx, key, *waiters, now.saturating_sub(*first), now);
+    for (row, held) in rows.iter().zip(&held) {
+        reply_row(ctx, row, held.as_ref(), now);
     }
     Ok(replied)
 }
 
-fn reply_row(ctx: Ctx, key: &LockKey, waiters: usize, oldest: Millis, now: Millis) {
+/// The locks that most wait for, the longest wait first among equals.
+fn rows(db: i32, most: usize, may_read: impl Fn(&LockKey) -> bool) -> Vec<Row> {
+    let crowds: Vec<(LockKey, usize)> = books::with(|books| books.queue.crowds_in(db).take(LOOKED_AT).collect());
+    let mut rows: Vec<(LockKey, usize)> = crowds.into_iter().filter(|(key, _)| may_read(key)).take(most).collect();
+    if rows.len() < most {
+        // Those that one waits for, in the order of their arrival.
+        let singles: Vec<LockKey> = books::with(|books| {
+            let keys = books.queue.from(WaiterId(0)).take(LOOKED_AT).flat_map(|waiter| waiter.keys.iter().cloned());
+            let keys = keys.take(LOOKED_AT).filter(|key| key.db == db);
+            keys.filter(|key| books.queue.waiting(key.db, &key.name) == 1).collect()
+        });
+        let room = most.saturating_sub(rows.len());
+        rows.extend(singles.into_iter().filter(may_read).take(room).map(|key| (key, 1)));
+    }
+    let mut rows: Vec<Row> = books::with(|books| {
+        let since = |key: &LockKey| books.queue.lane(key.db, &key.name).next().map_or(0, |waiter| waiter.since);
+        rows.into_iter().map(|(key, waiters)| Row { since: since(&key), key, waiters }).collect()
+    });
+    rows.sort_by_key(|row| (Reverse(row.waiters), row.since));
+    rows
+}
+
+fn held(ctx: Ctx, key: &LockKey, now: Millis) -> Option<Held> {
     let name = Text::new(&key.name);
-    let lock = Lock::look_around(ctx, name.as_text(), now).ok();
-    let holders = lock.as_ref().map(|lock| lock.holders(now)).unwrap_or_default();
-    let _ = ctx.reply_map(5);
+    let lock = Lock::look_around(ctx, name.as_text(), now).ok()?;
+    let holders = lock.holders(now);
+    let owners = holders.iter().take(HOLDERS).map(|(owner, _)| owner.clone()).collect();
+    Some(Held { owners, count: holders.len(), expiry: lock.expiry() })
+}
+
+fn reply_row(ctx: Ctx, row: &Row, held: Option<&Held>, now: Millis) {
+    let _ = ctx.reply_map(6);
     let _ = ctx.reply_bytes(b"key");
-    let _ = ctx.reply_bytes(&key.name);
+    let _ = ctx.reply_bytes(&row.key.name);
     let _ = ctx.reply_bytes(b"waiters");
-    let _ = ctx.reply_integer(waiters as u64);
+    let _ = ctx.reply_integer(row.waiters as u64);
     let _ = ctx.reply_bytes(b"oldest");
-    let _ = ctx.reply_integer(oldest);
+    let _ = ctx.reply_integer(now.saturating_sub(row.since));
+    let owners = held.map(|held| held.owners.as_slice()).unwrap_or_default();
     let _ = ctx.reply_bytes(b"holders");
-    let _ = ctx.reply_array(holders.len());
-    for (owner, _) in &holders {
+    let _ = ctx.reply_array(owners.len());
+    for owner in owners {
         let _ = ctx.reply_bytes(owner);
     }
     let _ = ctx.reply_bytes(b"ttl");
-    let _ = match lock {
-        Some(lock) if !holders.is_empty() => reply_ttl(ctx, lock.expiry(), now),
-        _ => ctx.reply_null(),
+    let _ = match held.filter(|held| held.count > 0) {
+        Some(held) => reply_ttl(ctx, held.expiry, now),
+        None => ctx.reply_null(),
+    };
+    let _ = ctx.reply_bytes(b"holder_count");
+    let _ = match held {
+        Some(held) => ctx.reply_integer(held.count as u64),
+        None => ctx.reply_null(),
     };
 }

@@ -1,15 +1,21 @@
 //! `LOCK.WAITERS`
 
 use super::args::{self, Word};
+use crate::books;
 use crate::lock::{Limit, Millis, Owner};
 use crate::server::Call;
 use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
-use crate::waiting;
 use std::ffi::{CStr, c_int};
 
-/// `LOCK.WAITERS key [COUNT n]`
+/// How many are shown unless `COUNT` says otherwise.
+pub(super) const SHOWN: usize = 1000;
+
+/// The most that are shown: that many take some 3 ms.
+pub(super) const MOST: usize = 10_000;
+
+/// `LOCK.WAITERS`
 #[derive(Debug)]
 pub struct Waiters;
 
@@ -20,13 +26,13 @@ impl Command for Waiters {
     const KEYS: Keys = Keys::First(Access::Read);
     const ARITY: c_int = -2;
     const DOCS: Docs = Docs {
-        summary: c"Returns who waits for a lock, in order.",
+        summary: c"Returns who waits for a lock, in order: the first 1,000, or as many of them as COUNT says.",
         complexity: c"O(N) with N waiters returned.",
-        args: &[Arg::key(), Arg::option(c"COUNT", c"count")],
+        args: &[Arg::key(), Word::Count.option()],
     };
 
     fn run(call: Call) -> Replied {
-        waiters(call).unwrap_or_else(|error| call.ctx.reply_error(&error))
+        call.ctx.reply_outcome(waiters(call))
     }
 }
 
@@ -41,13 +47,13 @@ struct Row {
 
 fn waiters(call: Call) -> Result<Replied, String> {
     let name = args::key(call, 1)?;
-    let options = args::options(call, 2, &[Word::Count])?;
+    let options = args::options(call, 2, Waiters::DOCS.args)?;
     let (ctx, now) = (call.ctx, Now::read().millis());
-    let rows: Vec<Row> = waiting::with_queue(|queue| {
-        let lane = queue.lane(ctx.db(), name.bytes()).take(options.count.unwrap_or(usize::MAX));
+    let rows: Vec<Row> = books::with(|books| {
+        let lane = books.queue.lane(ctx.db(), name.bytes()).take(options.count.unwrap_or(SHOWN).min(MOST));
         lane.map(|waiter| Row {
             owner: waiter.owner.clone(),
-            client: waiting::client_of(waiter),
+            client: waiter.ask.client,
             since: waiter.since,
             until: waiter.until,
             limit: waiter.request.limit,

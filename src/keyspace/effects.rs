@@ -3,12 +3,12 @@
 //! What is replicated are effects, as standard commands with absolute times; a replica and an append-only file need
 //! neither this module nor a clock to apply them.
 
-use super::layout::{Form, Lock};
+use super::layout::{Form, Found, Lock, Own};
 use super::rosters::{self, Roster};
-use super::words::{details_field, number, words};
-use super::{listeners, rosters::Rosters};
+use super::words::{NO_END, details_field, words};
+use super::{credible, field_expiry, listeners};
 use crate::config;
-use crate::lock::{Deadline, Hold, Holders, Limit, LockKey, Millis, Owner};
+use crate::lock::{Deadline, Hold, Holders, Limit, LockKey, Millis, Owner, Token};
 use crate::server::ctx::Class;
 use crate::server::{AsText, Ctx, MainThread, Text, TextRef, events};
 use std::ffi::CStr;
@@ -34,6 +34,9 @@ impl Ending {
     }
 }
 
+/// How many holders are taken out in one go because their lease ran out, so that nobody else waits for long.
+const SLICE: usize = 256;
+
 /// Whether anybody waits here for a lock that falls free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiters {
@@ -41,6 +44,15 @@ pub enum Waiters {
     Some,
     /// Nobody does: clients that wait in the way of Redisson are told.
     None,
+}
+
+/// Which fields of a hold are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fields {
+    /// Those whose value is another.
+    Changed,
+    /// All that the hold stands on: one of them may have an expiry of its own.
+    All,
 }
 
 static NOTIFYING: MainThread<bool> = MainThread::new();
@@ -61,51 +73,80 @@ fn notify(ctx: Ctx, class: Class, event: &CStr, name: &dyn AsText) {
 impl Lock<'_> {
     /// Makes `owner` a holder: the first, or one more.
     pub fn grant(&mut self, owner: TextRef, hold: &Hold, limit: Limit) {
-        if self.form == Form::Remains {
+        if self.found.form == Form::Remains {
             self.delete_key();
-            self.form = Form::Missing;
+            self.now_free();
         }
-        if limit == Limit::MUTEX && self.form == Form::Missing {
+        if limit == Limit::MUTEX && self.found.form == Form::Missing {
             self.write_mutex(owner, hold);
-            self.form = Form::Mutex(hold.token);
+            self.found.form = Form::Mutex(hold.token);
         } else {
-            self.write_many(owner, hold, limit);
-            self.form = Form::Many;
+            let fields = if self.found.form == Form::Many { self.fields_to_write(owner) } else { Fields::Changed };
+            self.write_many(owner, hold, limit, fields);
+            self.found.form = Form::Many;
         }
+        let holders = self.found.holders.saturating_add(usize::from(self.found.own.is_none()));
+        let form = self.found.form;
+        self.found = Found { form, own: Some(Own::new(hold, form)), holders, limit };
         self.finish();
         self.notify(Class::Module, c"lock.acquired");
     }
 
     /// Changes what `owner`, who holds, has.
     pub fn update(&mut self, owner: TextRef, old: &Hold, new: &Hold) {
-        if old == new {
+        // Whoever gives a part back is promised nothing new.
+        let promises = new.holds >= old.holds || new.deadline != old.deadline;
+        let fields = if promises { self.fields_to_write(owner) } else { Fields::Changed };
+        if old == new && fields == Fields::Changed {
             return;
         }
-        match self.form {
-            Form::Many => self.write_many(owner, new, self.standing.limit),
+        match self.found.form {
+            Form::Many => self.write_many(owner, new, self.found.limit, fields),
             _ => {
-                if new.token != old.token {
+                if new.token != old.token || fields == Fields::All {
                     self.set_with_token(owner, new);
                 } else if new.holds != old.holds {
-                    let holds = number(new.holds);
+                    let holds = Text::number(new.holds);
                     self.set(&[(owner, holds.as_text())]);
                 }
                 if new.deadline != old.deadline {
                     self.expire(new.deadline);
                 }
-                self.form = Form::Mutex(new.token);
+                self.found.form = Form::Mutex(new.token);
             }
+        }
+        self.found.own = Some(Own::new(new, self.found.form));
+        self.finish();
+    }
+
+    /// Lowers the hold count of `owner`, who holds; token and deadline stay.
+    pub fn lower(&mut self, owner: TextRef, holds: u64) {
+        match self.found.form {
+            Form::Many => {
+                let Some(own) = self.own() else { return };
+                self.write_many(owner, &Hold { holds, ..own }, self.found.limit, Fields::Changed);
+            }
+            _ => {
+                let count = Text::number(holds);
+                self.set(&[(owner, count.as_text())]);
+            }
+        }
+        if let Some(own) = &mut self.found.own {
+            own.held.holds = holds;
         }
         self.finish();
     }
 
     /// Takes `owner`, who holds, out. Returns whether the lock is free now.
     pub fn remove(&mut self, owner: TextRef, ending: Ending, waiters: Waiters) -> bool {
-        let free = self.standing.holders <= 1;
+        let free = self.found.holders <= 1;
         if free {
             self.delete_key();
+            self.now_free();
         } else {
             self.delete_holders(&[owner.bytes().into()]);
+            self.found.own = None;
+            self.found.holders = self.found.holders.saturating_sub(1);
         }
         self.finish();
         self.notify(Class::Module, ending.event());
@@ -118,6 +159,7 @@ impl Lock<'_> {
     /// Takes everybody out.
     pub fn clear(&mut self, ending: Ending, waiters: Waiters) {
         self.delete_key();
+        self.now_free();
         self.finish();
         self.notify(Class::Module, ending.event());
         if waiters == Waiters::None {
@@ -125,9 +167,13 @@ impl Lock<'_> {
         }
     }
 
-    /// Takes those out whose lease ran out; who they were.
+    fn now_free(&mut self) {
+        self.found = Found::MISSING;
+    }
+
+    /// Takes those out whose lease ran out, a slice of them at a time; who they were. Who is left does not count either.
     pub fn purge(&mut self, now: Millis) -> Vec<Owner> {
-        let expired = self.expired(now);
+        let expired = self.expired(now, SLICE);
         if !expired.is_empty() {
             self.delete_holders(&expired);
             self.finish();
@@ -153,38 +199,53 @@ impl Lock<'_> {
         let holds = if hold.holds == 1 {
             words().one.as_text()
         } else {
-            other = number(hold.holds);
+            other = Text::number(hold.holds);
             other.as_text()
         };
         match hold.token {
             Some(token) => {
-                let token = number(token);
+                let token = Text::number(token);
                 self.set(&[(owner, holds), (words().fence.as_text(), token.as_text())]);
             }
             None => self.set(&[(owner, holds)]),
         }
     }
 
-    fn write_many(&mut self, owner: TextRef, hold: &Hold, limit: Limit) {
+    /// What must be written so that a promised deadline stands.
+    fn fields_to_write(&mut self, owner: TextRef) -> Fields {
+        if !field_expiry::is_possible() {
+            return Fields::Changed;
+        }
+        let (details, fence, limit) = (details_field(owner.bytes()), words().fence.as_text(), words().limit.as_text());
+        let all = [owner, fence, limit, details.as_text()];
+        let of_mutex = all.get(..2).unwrap_or_default();
+        let fields = if self.found.form == Form::Many { &all } else { of_mutex };
+        if self.key.has_expiring_field(self.ctx, self.name, fields) { Fields::All } else { Fields::Changed }
+    }
+
+    fn write_many(&mut self, owner: TextRef, hold: &Hold, limit: Limit, fields: Fields) {
         let name = self.name.bytes();
-        let hold = &Hold { deadline: self.storable(hold.deadline), ..*hold };
-        let newest = hold.token.max(self.roster(|roster| roster.fence).flatten());
-        let holds = number(hold.holds);
+        let newest = self.newest_token(hold);
+        let holds = Text::number(hold.holds);
         let mut pairs = vec![(owner, holds.as_text())];
         let (fence, limit_text, field, details);
         if let Some(token) = newest {
-            fence = number(token);
+            fence = Text::number(token);
             pairs.push((words().fence.as_text(), fence.as_text()));
         }
-        if self.roster(|roster| roster.holders.limit()) != Some(limit) {
-            limit_text = number(u64::from(limit.number()));
+        if fields == Fields::All || self.roster(|roster| roster.holders.limit()) != Some(limit) {
+            limit_text = Text::number(u64::from(limit.number()));
             pairs.push((words().limit.as_text(), limit_text.as_text()));
         }
-        if let (Some(token), Deadline::At(at)) = (hold.token, hold.deadline) {
+        if let Some(token) = hold.token {
+            let at = match hold.deadline {
+                Deadline::At(at) => at,
+                Deadline::Never => NO_END,
+            };
             (field, details) = (details_field(owner.bytes()), Text::new(format!("{at}:{token}").as_bytes()));
             pairs.push((field.as_text(), details.as_text()));
         }
-        let was_missing = self.form == Form::Missing;
+        let was_missing = self.found.form == Form::Missing;
         events::watch_keys(self.ctx);
         self.set(&pairs);
         let fields = self.key.fields();
@@ -196,19 +257,17 @@ impl Lock<'_> {
             rosters.change(self.db, name, |roster| {
                 roster.holders.insert(owner.bytes().into(), *hold);
                 roster.holders.tighten(limit);
-                roster.fence = newest;
+                roster.fence = newest.or(roster.fence);
                 roster.fields = fields;
             });
         });
         self.expire_with_last(was_missing);
     }
 
-    /// A deadline as it can stand beside an owner: without expiry of the key nobody's lease ends, so any will do.
-    fn storable(&self, deadline: Deadline) -> Deadline {
-        match deadline {
-            Deadline::At(_) => deadline,
-            Deadline::Never => Deadline::At(self.now),
-        }
+    /// The newest token once `hold` is written. One that no server can have given is not carried on.
+    fn newest_token(&self, hold: &Hold) -> Option<Token> {
+        let before = self.roster(|roster| roster.fence).flatten();
+        credible(hold.token, self.now).max(credible(before, self.now))
     }
 
     fn delete_holders(&mut self, owners: &[Owner]) {
@@ -239,12 +298,12 @@ impl Lock<'_> {
         self.expire_with_last(false);
     }
 
-    /// Lets the key expire with the last of its holders. A key that never expires stays so, unless it is new.
+    /// Lets the key expire with the last of its holders. A key that never expires stays so, unless it is new; and while
+    /// somebody holds who has no end of its own, it never expires earlier than it would.
     fn expire_with_last(&self, new: bool) {
-        let last = rosters::with(|rosters: &mut Rosters| {
-            rosters.get(self.db, self.name.bytes()).and_then(|roster| roster.holders.last_deadline())
-        });
-        let expiry = self.key.expiry();
+        let (expiry, last) = (self.key.expiry(), self.roster(|roster| roster.holders.last_end()).flatten());
+        let endless = self.roster(|roster| roster.holders.last_deadline()).flatten() == Some(Deadline::Never);
+        let last = if endless && !new { last.map(|last| last.max(expiry)) } else { last };
         if let Some(last) = last
             && (new || expiry != Deadline::Never)
             && expiry != last
@@ -268,7 +327,7 @@ impl Lock<'_> {
         match deadline {
             Deadline::At(at) => {
                 if listeners::must_replicate() {
-                    let at = number(at);
+                    let at = Text::number(at);
                     self.ctx.replicate(c"PEXPIREAT", &[&self.name, &at]);
                 }
                 self.notify(Class::Generic, c"expire");

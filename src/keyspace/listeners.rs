@@ -8,6 +8,7 @@
 //! the next command runs, and from that moment everything is handed over again, until the cron has found the server
 //! alone once more. In a cluster, slots can be exported in other ways: there everything is always handed over.
 
+use super::field_expiry;
 use crate::server::ctx::{Class, Role};
 use crate::server::{Ctx, MainThread, config};
 
@@ -66,6 +67,7 @@ pub fn start(ctx: Ctx, own_name: &[u8]) {
     IN_CLUSTER.with(|in_cluster| *in_cluster = ctx.flags().cluster());
     let count = config::other_modules(ctx, own_name);
     OTHER_MODULES.with(|others| *others = count);
+    field_expiry::start(ctx);
 }
 
 /// Another module came.

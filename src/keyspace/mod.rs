@@ -1,14 +1,15 @@
 //! A lock as it lies in the keyspace.
 
 pub mod effects;
+mod field_expiry;
 pub mod layout;
 pub mod listeners;
 pub mod rosters;
 pub mod words;
 
-pub use layout::{Detail, Form, Lock};
+pub use layout::{Held, Lock};
 
-use crate::lock::{Fence, Token};
+use crate::lock::{Fence, Millis, Token, fence};
 use crate::server::{MainThread, clock::Now};
 
 static FENCE: MainThread<Fence> = MainThread::new();
@@ -18,9 +19,38 @@ pub fn next_token(now: Now) -> Token {
     FENCE.with(|fence| fence.next(now.micros))
 }
 
+/// The token that a hold keeps when its owner enters it again; `None` if it is to get a new one. Somebody who may write
+/// the key may have written any token into it: a client never gets one that no server can have given.
+pub fn kept_token(token: Option<Token>, now: Now) -> Option<Token> {
+    credible(token, now.millis())
+}
+
+/// `token` if a server can have given it; see [`Fence::is_credible`].
+fn credible(token: Option<Token>, now: Millis) -> Option<Token> {
+    token.filter(|token| FENCE.with(|fence| fence.is_credible(*token, now)))
+}
+
 /// Tells of a token that stands in the keyspace.
-fn observe(token: Option<Token>) {
+fn observe(token: Option<Token>, now: Millis) {
     if let Some(token) = token {
-        FENCE.with(|fence| fence.observe(token));
+        FENCE.with(|fence| fence.observe(token, now));
     }
+}
+
+/// Whether a hold's token may be raised to `fence`: by no more than what passes for a token that a server gave.
+///
+/// # Errors
+///
+/// The reply that tells what is allowed.
+pub fn check_fence(token: Token, now: Now) -> Result<(), String> {
+    let most = now.millis().saturating_add(fence::FARTHEST_AHEAD).saturating_mul(1000);
+    if token > most {
+        return Err(format!("ERR FENCE must be at most {most}, an hour ahead of this server's clock, got {token}"));
+    }
+    Ok(())
+}
+
+/// From now on, tokens are greater than this one.
+pub fn raise_fence(token: Token, now: Now) {
+    observe(Some(token), now.millis());
 }

@@ -32,20 +32,25 @@ pub fn with<R>(work: impl FnOnce(&mut Rosters) -> R) -> R {
     ROSTERS.with(work)
 }
 
-/// Forgets the roster of a key, if there is one. For callbacks: when in doubt, there is.
-pub fn forget_if_known(db: i32, name: &[u8]) -> bool {
+/// Forgets the roster of a key, if there is one: how many holders stood in it. For callbacks: when in doubt, one.
+pub fn forget_if_known(db: i32, name: &[u8]) -> Option<usize> {
     let forget = |rosters: &mut Rosters| {
-        let known = rosters.get(db, name).is_some();
+        let holders = rosters.holders(db, name);
         rosters.forget(db, name);
-        known
+        holders
     };
-    ROSTERS.try_with(forget).unwrap_or(true)
+    ROSTERS.try_with(forget).unwrap_or(Some(1))
 }
 
 impl Rosters {
     /// The roster of a key, if there is one.
     pub fn get(&self, db: i32, name: &[u8]) -> Option<&Roster> {
         self.by_key.get(db, name)
+    }
+
+    /// How many holders stand in the roster of a key, if there is one.
+    pub fn holders(&self, db: i32, name: &[u8]) -> Option<usize> {
+        self.get(db, name).map(|roster| roster.holders.len())
     }
 
     /// Keeps a roster.

@@ -1,11 +1,15 @@
 //! The words of the layout, as strings of the server: made once, so that writing a lock allocates no more than it must.
 
+use crate::lock::Millis;
 use crate::server::{MainThread, Text};
 
 /// Begins the names of the fields that are no owners.
 pub const MARK: u8 = b'#';
 /// Begins the name of the field with a holder's deadline and token, where the limit is not 1.
 pub const DETAILS: &[u8] = b"#@";
+
+/// The deadline of a holder that has no end of its own: its hold lasts as long as the key. The last one that servers know.
+pub const NO_END: Millis = i64::MAX as Millis;
 
 /// The strings.
 #[derive(Debug)]
@@ -20,6 +24,10 @@ pub struct Words {
     pub one: Text,
     /// What is published when a lock falls free.
     pub zero: Text,
+    /// The command that asks for a lock.
+    pub acquire: Text,
+    /// The command that asks for several.
+    pub macquire: Text,
 }
 
 impl Default for Words {
@@ -30,6 +38,8 @@ impl Default for Words {
             nobody: Text::new(&[MARK]),
             one: Text::new(b"1"),
             zero: Text::new(b"0"),
+            acquire: Text::new(b"lock.acquire"),
+            macquire: Text::new(b"lock.macquire"),
         }
     }
 }
@@ -39,22 +49,6 @@ static WORDS: MainThread<Option<&'static Words>> = MainThread::new();
 /// The strings, for as long as the module is loaded.
 pub fn words() -> &'static Words {
     WORDS.with(|words| *words.get_or_insert_with(|| Box::leak(Box::default())))
-}
-
-/// A number in decimal, as a string of the server.
-pub fn number(value: u64) -> Text {
-    let mut digits = [0_u8; 20];
-    let mut rest = value;
-    let mut len = 0;
-    for digit in digits.iter_mut().rev() {
-        *digit = b'0' + u8::try_from(rest % 10).unwrap_or(0);
-        rest /= 10;
-        len += 1;
-        if rest == 0 {
-            break;
-        }
-    }
-    Text::new(digits.get(20 - len..).unwrap_or_default())
 }
 
 /// The field with a holder's details.

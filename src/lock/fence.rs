@@ -3,15 +3,20 @@
 //! The idea is Kleppmann's ("How to do distributed locking", 2016); that the clock can stand in for a stored counter
 //! is that of hybrid logical clocks (Kulkarni et al., 2014).
 
+use super::Millis;
+
 /// A fencing token; above 0 and below 2^53.
 pub type Token = u64;
 
 /// The largest token that a JavaScript client reads exactly.
 pub const MAX_TOKEN: Token = (1 << 53) - 1;
 
-/// Tokens found in the keyspace count only up to here (the year 2112, as microseconds), so that no hash made by hand
-/// can use up the numbers above it.
-const MAX_OBSERVED: Token = 1 << 52;
+/// How far a token may lie ahead of the clock, in ms, and still pass for one that a server gave.
+///
+/// Servers that take over from one another have clocks that agree better than that. Anybody who may write a key can
+/// write a token there, and must not be able to use up the numbers ahead: after a restart, when only the clock is left
+/// to go by, tokens would go back.
+pub const FARTHEST_AHEAD: Millis = 60 * 60 * 1000;
 
 /// Gives out tokens: `max(previous + 1, unix time in microseconds)`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -27,10 +32,15 @@ impl Fence {
     }
 
     /// Tells of a token that was found in the keyspace: one of an earlier run, or of a master before this one, whose
-    /// clock may have been ahead.
-    pub fn observe(&mut self, token: Token) {
-        if token < MAX_OBSERVED {
+    /// clock may have been ahead. One that can't be either changes nothing.
+    pub fn observe(&mut self, token: Token, now: Millis) {
+        if self.is_credible(token, now) {
             self.last = self.last.max(token);
         }
+    }
+
+    /// Whether a server may have given this token: this one in this run, or another that has about the same time.
+    pub fn is_credible(&self, token: Token, now: Millis) -> bool {
+        token <= self.last || token <= now.saturating_add(FARTHEST_AHEAD).saturating_mul(1000)
     }
 }

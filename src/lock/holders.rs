@@ -3,6 +3,7 @@
 use super::{Deadline, Hold, Limit, Millis, Owner, Standing};
 use foldhash::HashMap;
 use std::collections::BTreeSet;
+use std::ops::Bound;
 
 /// The holders of one lock, found by owner and by deadline.
 ///
@@ -18,6 +19,15 @@ impl Holders {
     /// A lock that nobody holds.
     pub fn new(limit: Limit) -> Self {
         Self { limit, by_owner: HashMap::default(), by_deadline: BTreeSet::new() }
+    }
+
+    /// A lock that all these hold; each owner is named once. Faster than to insert one after the other.
+    pub fn collect(limit: Limit, holds: impl Iterator<Item = (Owner, Hold)>) -> Self {
+        let most = holds.size_hint().1.unwrap_or(0);
+        let mut by_owner = HashMap::with_capacity_and_hasher(most, Default::default());
+        by_owner.extend(holds);
+        let by_deadline = by_owner.iter().map(|(owner, hold)| (hold.deadline, owner.clone())).collect();
+        Self { limit, by_owner, by_deadline }
     }
 
     /// The lock's limit.
@@ -82,9 +92,27 @@ impl Holders {
         self.by_deadline.first().map(|(deadline, _)| *deadline)
     }
 
-    /// The latest deadline: the expiry of the key.
+    /// The latest deadline, [`Deadline::Never`] if there is a holder who has none.
     pub fn last_deadline(&self) -> Option<Deadline> {
         self.by_deadline.last().map(|(deadline, _)| *deadline)
+    }
+
+    /// The latest deadline of those who have one.
+    pub fn last_end(&self) -> Option<Deadline> {
+        match self.last_deadline()? {
+            Deadline::Never => {
+                let mut ends = self.by_deadline.range(..(Deadline::Never, Owner::from([])));
+                ends.next_back().map(|(deadline, _)| *deadline)
+            }
+            end => Some(end),
+        }
+    }
+
+    /// Up to `most` of those who count at `now`, by deadline and name: those after the given one.
+    pub fn page(&self, after: Option<&(Deadline, Owner)>, now: Millis, most: usize) -> Vec<(Deadline, Owner)> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let page = self.by_deadline.range((from, Bound::Unbounded));
+        page.skip_while(|(deadline, _)| deadline.has_passed(now)).take(most).cloned().collect()
     }
 
     /// All holders, in no order.

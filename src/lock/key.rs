@@ -91,9 +91,10 @@ impl<V> KeyMap<V> {
         old
     }
 
-    /// The keys of one database.
-    pub fn in_db(&self, db: i32) -> impl Iterator<Item = (&Rc<[u8]>, &V)> {
-        self.dbs.get(&db).into_iter().flatten()
+    /// Lets two databases change places.
+    pub fn swap(&mut self, one: i32, other: i32) {
+        let (first, second) = (self.dbs.remove(&one), self.dbs.remove(&other));
+        self.dbs.extend(first.map(|it| (other, it)).into_iter().chain(second.map(|it| (one, it))));
     }
 
     /// All keys.

@@ -3,7 +3,8 @@
 //! Times are Unix time in milliseconds unless a name says otherwise; whoever calls brings the present along.
 #![forbid(unsafe_code)]
 
-pub mod deadlock;
+pub mod changes;
+pub mod cycle;
 pub mod fence;
 pub mod holders;
 pub mod key;

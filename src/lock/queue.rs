@@ -1,8 +1,12 @@
 //! Who waits: strictly in order of arrival, over one key or several.
 
+use super::changes::{Changed, Changes};
+use super::serve::Change;
 use super::{KeyMap, LockKey, Millis, Owner, Request};
 use foldhash::HashMap;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 /// A place in the order of arrival; earlier arrivals are smaller. Never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -16,13 +20,16 @@ pub struct Waiter<T> {
     /// For whom.
     pub owner: Owner,
     /// For what: one key, or several that it gets all at once. None twice.
-    pub keys: Box<[LockKey]>,
+    pub keys: Rc<[LockKey]>,
     /// What it asks for, of each key.
     pub request: Request,
     /// When it came.
     pub since: Millis,
     /// When it gives up; `None`: never.
     pub until: Option<Millis>,
+    /// Of several keys, one that it was last found to have to wait for: until something changes there, the others
+    /// need no look.
+    pub(super) blocked_on: Option<usize>,
     /// What the caller needs to answer it.
     pub ask: T,
 }
@@ -35,9 +42,13 @@ pub struct Queue<T> {
     arrivals: u64,
     waiters: BTreeMap<WaiterId, Waiter<T>>,
     lanes: KeyMap<BTreeSet<WaiterId>>,
-    by_owner: HashMap<Owner, BTreeSet<WaiterId>>,
+    /// Those of each owner, in order of arrival.
+    by_owner: HashMap<Owner, Vec<WaiterId>>,
+    /// The keys that several wait for, the most first, by database.
+    crowds: BTreeSet<(i32, Reverse<usize>, Rc<[u8]>)>,
     /// How many wait for several keys.
     several: usize,
+    changes: Changes,
 }
 
 impl<T> Default for Queue<T> {
@@ -47,7 +58,9 @@ impl<T> Default for Queue<T> {
             waiters: BTreeMap::new(),
             lanes: KeyMap::default(),
             by_owner: HashMap::default(),
+            crowds: BTreeSet::new(),
             several: 0,
+            changes: Changes::default(),
         }
     }
 }
@@ -62,46 +75,81 @@ impl<T> Queue<T> {
     pub fn join(
         &mut self,
         owner: Owner,
-        keys: Box<[LockKey]>,
+        keys: impl Into<Rc<[LockKey]>>,
         request: Request,
         since: Millis,
         until: Option<Millis>,
         ask: T,
     ) -> WaiterId {
         let id = self.next_id();
+        let keys = keys.into();
         self.arrivals = self.arrivals.wrapping_add(1);
-        for key in &keys {
-            self.lanes.get_or_default(key).insert(id);
+        for key in keys.iter() {
+            let lane = self.lanes.get_or_default(key);
+            let before = lane.len();
+            lane.insert(id);
+            self.resized(key, before, before.saturating_add(1));
         }
-        self.by_owner.entry(owner.clone()).or_default().insert(id);
+        self.by_owner.entry(owner.clone()).or_default().push(id);
         if keys.len() > 1 {
             self.several = self.several.saturating_add(1);
         }
-        self.waiters.insert(id, Waiter { id, owner, keys, request, since, until, ask });
+        self.waiters.insert(id, Waiter { id, owner, keys, request, since, until, blocked_on: None, ask });
         id
     }
 
     /// Takes a waiter out, whatever its place; `None` if it is gone already.
     pub fn leave(&mut self, id: WaiterId) -> Option<Waiter<T>> {
         let waiter = self.waiters.remove(&id)?;
-        for key in &waiter.keys {
-            if let Some(lane) = self.lanes.get_mut(key.db, &key.name) {
-                lane.remove(&id);
-                if lane.is_empty() {
-                    self.lanes.remove(key.db, &key.name);
-                }
+        self.changes.push(Changed::Left(id));
+        for key in waiter.keys.iter() {
+            let Some(lane) = self.lanes.get_mut(key.db, &key.name) else { continue };
+            lane.remove(&id);
+            let left = lane.len();
+            if left == 0 {
+                self.lanes.remove(key.db, &key.name);
             }
+            self.resized(key, left.saturating_add(1), left);
         }
         if waiter.keys.len() > 1 {
             self.several = self.several.saturating_sub(1);
         }
         if let Some(of_owner) = self.by_owner.get_mut(&waiter.owner) {
-            of_owner.remove(&id);
+            if let Ok(at) = of_owner.binary_search(&id) {
+                of_owner.remove(at);
+            }
             if of_owner.is_empty() {
                 self.by_owner.remove(&waiter.owner);
             }
         }
+        self.changes.push(Changed::Left(id));
         Some(waiter)
+    }
+
+    /// Keeps [`Queue::crowds`] true.
+    fn resized(&mut self, key: &LockKey, before: usize, after: usize) {
+        if before > 1 {
+            self.crowds.remove(&(key.db, Reverse(before), key.name.clone()));
+        }
+        if after > 1 {
+            self.crowds.insert((key.db, Reverse(after), key.name.clone()));
+        }
+    }
+
+    /// Changes what a waiter asks for; its place stays.
+    pub fn get_mut(&mut self, id: WaiterId) -> Option<&mut Waiter<T>> {
+        self.waiters.get_mut(&id)
+    }
+
+    /// Notes that a lock has changed: somebody may have lost a hold of it or, at a foreign hand, come to one. Searches
+    /// for cycles that take several steps rely on it.
+    pub fn note(&mut self, key: &LockKey, change: Change) {
+        self.changes.push(Changed::Lock(key.clone(), change));
+    }
+
+    /// What has changed lately.
+    pub(super) fn changes(&self) -> &Changes {
+        &self.changes
     }
 
     /// A waiter.
@@ -124,9 +172,49 @@ impl<T> Queue<T> {
         self.lanes.get(db, name).into_iter().flatten().filter_map(|id| self.waiters.get(id))
     }
 
+    /// As [`Queue::lane`], from one place in the order of arrival on.
+    pub(super) fn lane_from(&self, key: &LockKey, from: WaiterId) -> impl Iterator<Item = &Waiter<T>> {
+        let lane = self.lanes.get(key.db, &key.name).into_iter().flat_map(move |lane| lane.range(from..));
+        lane.filter_map(|id| self.waiters.get(id))
+    }
+
+    /// As [`Queue::of_owner`], from one place in the order of arrival on.
+    pub(super) fn of_owner_from(&self, owner: &[u8], from: WaiterId) -> impl Iterator<Item = &Waiter<T>> {
+        let own = self
+            .by_owner
+            .get(owner)
+            .into_iter()
+            .flat_map(move |own| own.iter().skip(own.partition_point(|id| *id < from)));
+        own.filter_map(|id| self.waiters.get(id))
+    }
+
     /// What an owner waits for, in order of arrival.
     pub fn of_owner(&self, owner: &[u8]) -> impl Iterator<Item = &Waiter<T>> {
         self.by_owner.get(owner).into_iter().flatten().filter_map(|id| self.waiters.get(id))
+    }
+
+    /// Those of an owner's requests from `from` on that wait for a key, of the next `most` that may; and where to go on,
+    /// if there are more. Goes through the owner's requests or through the key's queue, whichever is shorter.
+    pub(super) fn of_owner_at(
+        &self,
+        owner: &Owner,
+        key: &LockKey,
+        from: WaiterId,
+        most: usize,
+    ) -> (Vec<WaiterId>, Option<WaiterId>) {
+        let (Some(own), Some(lane)) = (self.by_owner.get(owner), self.lanes.get(key.db, &key.name)) else {
+            return (Vec::new(), None);
+        };
+        let own_from = own.partition_point(|id| *id < from);
+        let mut ids: Box<dyn Iterator<Item = WaiterId>> = if own.len() <= lane.len() {
+            Box::new(own.iter().skip(own_from).copied())
+        } else {
+            Box::new(lane.range(from..).copied())
+        };
+        let in_both =
+            |id: &WaiterId| self.waiters.get(id).is_some_and(|waiter| waiter.owner == *owner) && lane.contains(id);
+        let found = ids.by_ref().take(most).filter(in_both).collect();
+        (found, ids.next())
     }
 
     /// Whether an owner waits for anything.
@@ -140,7 +228,7 @@ impl<T> Queue<T> {
     }
 
     /// Whether each waiter waits for one key, and each owner once: then a wait for one key depends on another key
-    /// through the holders only. See [`super::deadlock`].
+    /// through the holders only. See [`super::cycle`].
     pub fn is_simple(&self) -> bool {
         self.several == 0 && self.by_owner.len() == self.waiters.len()
     }
@@ -160,9 +248,16 @@ impl<T> Queue<T> {
         self.lanes.len()
     }
 
-    /// The keys of one database that are waited for, and by how many.
-    pub fn contended_in(&self, db: i32) -> impl Iterator<Item = (LockKey, usize)> {
-        self.lanes.in_db(db).map(move |(name, lane)| (LockKey { db, name: name.clone() }, lane.len()))
+    /// The keys of one database that several wait for, and how many; the most first.
+    pub fn crowds_in(&self, db: i32) -> impl Iterator<Item = (LockKey, usize)> {
+        let first = (db, Reverse(usize::MAX), Rc::from([]));
+        let in_db = self.crowds.range(first..).take_while(move |(of, ..)| *of == db);
+        in_db.map(move |(_, Reverse(waiters), name)| (LockKey { db, name: name.clone() }, *waiters))
+    }
+
+    /// All who wait, from one place in the order of arrival on.
+    pub fn from(&self, id: WaiterId) -> impl Iterator<Item = &Waiter<T>> {
+        self.waiters.range(id..).map(|(_, waiter)| waiter)
     }
 
     /// All keys that are waited for.

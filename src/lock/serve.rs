@@ -1,25 +1,38 @@
 //! Who is served next, whatever it was that changed a lock.
+//!
+//! The [`Agenda`] names one [`Job`] at a time and is told what came of it, so that whoever carries the jobs out may
+//! stop between any two of them, let others in, and go on later. Nobody overtakes meanwhile: a newcomer queues behind
+//! whoever waits, served or about to be.
 
-use super::{Ahead, Decision, Limit, LockKey, Millis, Owner, Queue, Standing, Waiter, WaiterId, decide};
-use std::collections::BTreeSet;
+use super::{Ahead, Decision, Limit, LockKey, Millis, Owner, Queue, Request, Standing, Waiter, WaiterId, decide};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// How many requests of one owner are gone through in one job.
+const OF_OWNER: usize = 1000;
 
 /// The key holds something that is no lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotALock;
 
+/// A lock as it can be seen from here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// The lock as the owner who asks sees it.
+    Lock(Standing),
+    /// The key holds something that is no lock.
+    NotALock,
+    /// Another server decides about this key, or is about to: here, nobody is granted anything.
+    Elsewhere,
+}
+
 /// The locks, to be read: the keyspace, or a model of it.
 pub trait View {
     /// The lock as `owner` sees it.
-    fn look(&mut self, key: &LockKey, owner: &Owner) -> Result<Standing, NotALock>;
+    fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight;
 
     /// Those who hold it.
     fn holders(&mut self, key: &LockKey) -> Vec<Owner>;
-}
-
-/// The locks that are waited for.
-pub trait Locks<T>: View {
-    /// Carries out the end of a wait. A grant is written before this returns: the next decision reads it.
-    fn settle(&mut self, waiter: Waiter<T>, end: WaitEnd);
 }
 
 /// How a wait ends in the queue itself.
@@ -34,7 +47,7 @@ pub enum WaitEnd {
 }
 
 /// Who changed a lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Change {
     /// A place may have become free, or the queue's head has left.
     Freed,
@@ -43,130 +56,251 @@ pub enum Change {
 }
 
 /// What is left to be looked at.
+#[derive(Clone, Debug)]
 enum Task {
     /// The head of a key's queue.
-    Head(LockKey),
+    Head(LockKey, Change),
     /// Whoever holds the key and waits for it.
     Holders(LockKey),
-    /// What this owner, who holds the key now, waits for there.
-    Owner(LockKey, Owner),
+    /// What this owner, who holds the key now, waits for there; from this place in the queue on.
+    Owner(LockKey, Owner, WaiterId),
+    /// One request that waits for the key.
+    Waiter(LockKey, WaiterId, Change),
 }
 
-/// What is left to be done, and what need not be done again.
-#[derive(Default)]
-struct Agenda {
+/// What is to be done next.
+#[derive(Debug)]
+pub enum Job {
+    /// To judge a request that waits: [`Attempt::judge`], then [`Agenda::judged`].
+    Judge(Attempt),
+    /// To find out who holds a lock; then [`Agenda::held_by`].
+    FindHolders(LockKey),
+}
+
+/// A request that waits, and may not have to any longer.
+#[derive(Debug)]
+pub struct Attempt {
+    id: WaiterId,
+    owner: Owner,
+    keys: Rc<[LockKey]>,
+    request: Request,
+    /// Whether it is the first in the queue of each of its keys.
+    is_head: Heads,
+    scope: Scope,
+    /// The place of a key that somebody else wrote: it may be one that can never be had.
+    foreign: Option<usize>,
+}
+
+#[derive(Debug)]
+enum Heads {
+    OfOne(bool),
+    OfSeveral(Box<[bool]>),
+}
+
+/// How much of a request wants looking at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    /// All its keys.
+    Whole,
+    /// Of several, only the one that somebody else wrote, and whether it can be had at all: the request has to wait for
+    /// another one anyway.
+    CanBeHad,
+}
+
+/// What came of looking at a request.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Judgement {
+    /// Its wait ends.
+    Ends(WaitEnd),
+    /// It waits on, for one of its keys at least: the one at this place.
+    Waits(usize),
+}
+
+impl Attempt {
+    /// Whose request it is.
+    pub fn id(&self) -> WaiterId {
+        self.id
+    }
+
+    /// Its only key, if it has just one, and its owner.
+    pub fn only_key(&self) -> Option<(LockKey, Owner)> {
+        match &*self.keys {
+            [key] => Some((key.clone(), self.owner.clone())),
+            _ => None,
+        }
+    }
+
+    /// Looks at the locks and decides: all of the keys or none.
+    pub fn judge(&self, locks: &mut impl View, now: Millis) -> Judgement {
+        if self.scope == Scope::CanBeHad {
+            return self.waits(locks, now, 0);
+        }
+        let mut decisions = Vec::with_capacity(self.keys.len());
+        for (place, key) in self.keys.iter().enumerate() {
+            match self.decide(locks, place, key, now) {
+                Err(end) => return Judgement::Ends(end),
+                Ok(Decision::Wait) => return self.waits(locks, now, place),
+                Ok(granted) => decisions.push(granted),
+            }
+        }
+        Judgement::Ends(WaitEnd::Granted(decisions))
+    }
+
+    /// The request has to wait for the key at `place`, unless the one that somebody else wrote can never be had.
+    fn waits(&self, locks: &mut impl View, now: Millis, place: usize) -> Judgement {
+        let foreign = self.foreign.filter(|foreign| *foreign > place || self.scope == Scope::CanBeHad);
+        let key = foreign.and_then(|foreign| Some((foreign, self.keys.get(foreign)?)));
+        let end = key.and_then(|(foreign, key)| self.decide(locks, foreign, key, now).err());
+        end.map_or(Judgement::Waits(place), Judgement::Ends)
+    }
+
+    fn decide(&self, locks: &mut impl View, place: usize, key: &LockKey, now: Millis) -> Result<Decision, WaitEnd> {
+        let standing = match locks.look(key, &self.owner) {
+            Sight::Lock(standing) => standing,
+            Sight::NotALock => return Err(WaitEnd::NotALock),
+            Sight::Elsewhere => return Ok(Decision::Wait),
+        };
+        match decide(&standing, &self.request, self.ahead(place), now) {
+            refused @ (Decision::OtherLimit(_) | Decision::TooManyHolds) => Err(WaitEnd::Refused(refused)),
+            decision => Ok(decision),
+        }
+    }
+
+    fn ahead(&self, place: usize) -> Ahead {
+        let is_head = match &self.is_head {
+            Heads::OfOne(is_head) => *is_head,
+            Heads::OfSeveral(heads) => heads.get(place).copied().unwrap_or(false),
+        };
+        if is_head { Ahead::Nobody } else { Ahead::Somebody }
+    }
+}
+
+/// What is to be looked at because locks have changed.
+///
+/// Tasks are kept in a list rather than on the stack: ten thousand connections may wait for one owner.
+#[derive(Debug, Default)]
+pub struct Agenda {
+    changed: BTreeMap<LockKey, Change>,
     tasks: Vec<Task>,
-    /// Those who wait for several locks and were found to wait on, since a wait last ended: whoever heads a thousand
-    /// queues is looked at once.
-    waiting_on: BTreeSet<WaiterId>,
 }
 
-/// Serves all who can be served after the `changed` locks have changed.
-///
-/// Tasks are kept in a list of their own rather than on the stack: ten thousand connections may wait for one owner.
-pub fn serve<T>(
-    queue: &mut Queue<T>,
-    locks: &mut impl Locks<T>,
-    changed: impl IntoIterator<Item = (LockKey, Change)>,
-    now: Millis,
-) {
-    let mut agenda = Agenda::default();
-    for (key, change) in changed {
-        agenda.tasks.push(Task::Head(key.clone()));
-        if change == Change::Foreign {
-            agenda.tasks.push(Task::Holders(key));
+impl Agenda {
+    /// Notes that a lock has changed.
+    pub fn note(&mut self, key: LockKey, change: Change) {
+        let noted = self.changed.entry(key).or_insert(change);
+        *noted = change.max(*noted);
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.changed.is_empty() && self.tasks.is_empty()
+    }
+
+    /// What is to be done next; `None`: nothing is left.
+    pub fn next<T>(&mut self, queue: &mut Queue<T>) -> Option<Job> {
+        loop {
+            let task = match self.tasks.pop() {
+                Some(task) => task,
+                None => {
+                    let (key, change) = self.changed.pop_last()?;
+                    queue.note(&key, change);
+                    if change == Change::Foreign {
+                        self.tasks.push(Task::Holders(key.clone()));
+                    }
+                    Task::Head(key, change)
+                }
+            };
+            match task {
+                Task::Head(key, change) => {
+                    let attempt = queue.head(key.db, &key.name).and_then(|head| attempt(queue, &key, head, change));
+                    if let Some(attempt) = attempt {
+                        return Some(Job::Judge(attempt));
+                    }
+                }
+                Task::Waiter(key, id, change) => {
+                    if let Some(attempt) = attempt(queue, &key, id, change) {
+                        return Some(Job::Judge(attempt));
+                    }
+                }
+                Task::Holders(key) => {
+                    if queue.head(key.db, &key.name).is_some() {
+                        return Some(Job::FindHolders(key));
+                    }
+                }
+                Task::Owner(key, owner, from) => {
+                    let (found, next) = queue.of_owner_at(&owner, &key, from, OF_OWNER);
+                    self.tasks.extend(next.map(|next| Task::Owner(key.clone(), owner.clone(), next)));
+                    let found = found.into_iter().rev();
+                    self.tasks.extend(found.map(|id| Task::Waiter(key.clone(), id, Change::Foreign)));
+                }
+            }
         }
     }
-    while let Some(task) = agenda.tasks.pop() {
-        match task {
-            Task::Head(key) => {
-                if let Some(head) = queue.head(key.db, &key.name) {
-                    attempt(queue, locks, head, now, &mut agenda);
+
+    /// Tells who holds a lock; those of them who wait for it may re-enter, or never get it.
+    pub fn held_by<T>(&mut self, queue: &Queue<T>, key: &LockKey, holders: Vec<Owner>) {
+        let waiting = holders.into_iter().filter(|owner| queue.waits(owner));
+        self.tasks.extend(waiting.map(|owner| Task::Owner(key.clone(), owner, WaiterId(0))));
+    }
+
+    /// Tells what came of an attempt. Gives back the waiter if its wait has ended: it has left the queue.
+    pub fn judged<T>(
+        &mut self,
+        queue: &mut Queue<T>,
+        attempt: Attempt,
+        judgement: Judgement,
+    ) -> Option<(Waiter<T>, WaitEnd)> {
+        let end = match judgement {
+            Judgement::Ends(end) => end,
+            Judgement::Waits(place) => {
+                if attempt.scope == Scope::Whole
+                    && let Some(waiter) = queue.get_mut(attempt.id)
+                {
+                    waiter.blocked_on = Some(place);
                 }
+                return None;
             }
-            Task::Holders(key) => {
-                if let Some(head) = queue.head(key.db, &key.name).and_then(|head| queue.get(head)) {
-                    let (_, holders) = waiting_holders(queue, locks, &key, &head.owner);
-                    agenda.tasks.extend(holders.into_iter().map(|owner| Task::Owner(key.clone(), owner)));
-                }
-            }
-            Task::Owner(key, owner) => {
-                let waits_here = |waiter: &&Waiter<T>| waiter.keys.contains(&key);
-                let ids: Vec<WaiterId> = queue.of_owner(&owner).filter(waits_here).map(|waiter| waiter.id).collect();
-                for id in ids {
-                    attempt(queue, locks, id, now, &mut agenda);
-                }
+        };
+        let waiter = queue.leave(attempt.id)?;
+        for (place, key) in waiter.keys.iter().enumerate() {
+            // A mutex that was just granted has no room for whoever is next.
+            let is_full = matches!(&end, WaitEnd::Granted(decisions)
+                if matches!(decisions.get(place), Some(Decision::Grant(_, Limit::MUTEX))));
+            if !is_full {
+                let change = if end == WaitEnd::NotALock { Change::Foreign } else { Change::Freed };
+                self.tasks.push(Task::Head(key.clone(), change));
             }
         }
+        // A new hold lets the owner's other requests re-enter; a re-entry changes nothing for them.
+        if let WaitEnd::Granted(decisions) = &end
+            && queue.waits(&waiter.owner)
+        {
+            let granted = waiter.keys.iter().zip(decisions).filter(|(_, it)| matches!(it, Decision::Grant(..)));
+            let owner = |key: &LockKey| Task::Owner(key.clone(), waiter.owner.clone(), WaiterId(0));
+            self.tasks.extend(granted.map(|(key, _)| owner(key)));
+        }
+        Some((waiter, end))
     }
 }
 
-/// Those who hold `key` and wait for anything, and `asking` if it holds it; and the lock's limit.
-///
-/// Costs the smaller of the number of holders and that of owners who wait.
-pub(super) fn waiting_holders<T>(
-    queue: &Queue<T>,
-    locks: &mut impl View,
-    key: &LockKey,
-    asking: &Owner,
-) -> (Limit, Vec<Owner>) {
-    let Ok(standing) = locks.look(key, asking) else { return (Limit::Shared, Vec::new()) };
-    let holders = if standing.holders <= queue.owners().len() {
-        let mut holders = locks.holders(key);
-        holders.retain(|owner| queue.waits(owner) || owner == asking);
-        holders
-    } else {
-        let mut holders: Vec<Owner> = queue.owners().filter(|owner| *owner != asking).cloned().collect();
-        holders.retain(|owner| locks.look(key, owner).is_ok_and(|it| it.own.is_some()));
-        holders.extend(standing.own.map(|_| asking.clone()));
-        holders
+/// What there is to look at in a request because `key` has changed; `None` if that can't make a difference to it.
+fn attempt<T>(queue: &Queue<T>, key: &LockKey, id: WaiterId, change: Change) -> Option<Attempt> {
+    let waiter = queue.get(id)?;
+    let is_head = |key: &LockKey| queue.head(key.db, &key.name) == Some(id);
+    let foreign = match &*waiter.keys {
+        [_] => None,
+        keys if change == Change::Foreign => keys.iter().position(|it| it == key),
+        _ => None,
     };
-    (standing.limit, holders)
-}
-
-/// Serves one waiter if it can be served, and notes what is to be looked at because of that.
-fn attempt<T>(queue: &mut Queue<T>, locks: &mut impl Locks<T>, id: WaiterId, now: Millis, agenda: &mut Agenda) {
-    let Some(waiter) = queue.get(id).filter(|_| !agenda.waiting_on.contains(&id)) else { return };
-    let Some(end) = end_of(queue, locks, waiter, now) else {
-        if waiter.keys.len() > 1 {
-            agenda.waiting_on.insert(id);
+    let (is_head, scope) = match (&*waiter.keys, waiter.blocked_on) {
+        ([only], _) => (Heads::OfOne(is_head(only)), Scope::Whole),
+        (keys, Some(blocked_on)) if keys.get(blocked_on) != Some(key) => {
+            // What it was found to wait for is as it was.
+            foreign?;
+            (Heads::OfOne(false), Scope::CanBeHad)
         }
-        return;
+        (keys, _) => (Heads::OfSeveral(keys.iter().map(is_head).collect()), Scope::Whole),
     };
-    let Some(waiter) = queue.leave(id) else { return };
-    agenda.waiting_on.clear();
-    for (place, key) in waiter.keys.iter().enumerate() {
-        // A mutex that was just granted has no room for whoever is next.
-        let is_full = matches!(&end, WaitEnd::Granted(decisions)
-            if matches!(decisions.get(place), Some(Decision::Grant(_, Limit::MUTEX))));
-        if !is_full {
-            agenda.tasks.push(Task::Head(key.clone()));
-        }
-    }
-    // A new hold lets the owner's other requests re-enter; a re-entry changes nothing for them.
-    if let WaitEnd::Granted(decisions) = &end
-        && queue.waits(&waiter.owner)
-    {
-        let granted = waiter.keys.iter().zip(decisions).filter(|(_, it)| matches!(it, Decision::Grant(..)));
-        agenda.tasks.extend(granted.map(|(key, _)| Task::Owner(key.clone(), waiter.owner.clone())));
-    }
-    locks.settle(waiter, end);
-}
-
-/// How the wait of `waiter` ends now, `None` if it goes on: all its keys or none. A key that can never be had ends it
-/// even if it has to wait for another one.
-fn end_of<T>(queue: &Queue<T>, locks: &mut impl Locks<T>, waiter: &Waiter<T>, now: Millis) -> Option<WaitEnd> {
-    let mut decisions = Vec::new();
-    let mut waits = false;
-    for key in &waiter.keys {
-        let Ok(standing) = locks.look(key, &waiter.owner) else { return Some(WaitEnd::NotALock) };
-        let first = queue.head(key.db, &key.name) == Some(waiter.id);
-        let ahead = if first { Ahead::Nobody } else { Ahead::Somebody };
-        match decide(&standing, &waiter.request, ahead, now) {
-            Decision::Wait => waits = true,
-            refused @ (Decision::OtherLimit(_) | Decision::TooManyHolds) => return Some(WaitEnd::Refused(refused)),
-            granted => decisions.push(granted),
-        }
-    }
-    (!waits).then_some(WaitEnd::Granted(decisions))
+    let (owner, keys) = (waiter.owner.clone(), waiter.keys.clone());
+    Some(Attempt { id, owner, keys, request: waiter.request, is_head, scope, foreign })
 }

@@ -2,30 +2,63 @@
 //!
 //! They are blocked *on keys*, as `BLPOP` blocks: so the server itself redirects them when the slot moves, and
 //! [`Blocked::answer`] writes the reply at once, not in a later turn of the event loop. A lock is a hash, and the
-//! server never finds a hash "ready", so nobody but this module wakes them.
+//! server never finds a hash "ready", so nobody but this module wakes them. Who waits for events of its own waits for
+//! no key: [`block_for_events`].
 
+use super::callbacks::{self, Ticket};
 use super::reply::Replied;
 use super::text::TextRef;
-use super::upcalls::{self, Ticket};
 use super::{Ctx, reply};
 use redis_module::raw::{self, RedisModuleBlockedClient, RedisModuleCtx, RedisModuleString};
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::ptr::{NonNull, null_mut, without_provenance_mut};
 
 /// A client that this module blocked.
 #[derive(Debug)]
 pub struct Blocked {
     raw: NonNull<RedisModuleBlockedClient>,
+    /// What it waits for.
+    on: On,
+}
+
+#[derive(Debug)]
+enum On {
+    Keys,
+    /// Nothing that the server knows of: then the server waits for the module to end every block, those too that it
+    /// ended itself, and takes the ticket along only when it does.
+    Nothing(Ticket),
 }
 
 /// Blocks the calling client on `keys`, for as long as it takes. The caller saw to it that the client may block.
 ///
-/// Whatever ends the wait, exactly one of [`upcalls::Upcalls::answer`] and [`upcalls::Upcalls::gone`] is called for
+/// Whatever ends the wait, exactly one of [`callbacks::Callbacks::answer`] and [`callbacks::Callbacks::gone`] is called for
 /// the ticket.
 pub fn block<'k>(ctx: Ctx, keys: impl Iterator<Item = TextRef<'k>>, ticket: Ticket) -> Option<(Blocked, Replied)> {
     let mut keys: Vec<*mut RedisModuleString> = keys.map(|key| key.raw()).collect();
     let count = c_int::try_from(keys.len()).ok()?;
-    let ticket = without_provenance_mut(usize::try_from(ticket.0).ok()?);
+    // SAFETY: so many keys live for the call.
+    unsafe { block_on(ctx, on_ready, (keys.as_mut_ptr(), count), On::Keys, ticket) }
+}
+
+/// The same for a client that waits for no key: the server never redirects it.
+///
+/// To block it on no key at all would let [`Blocked::answer`] answer at once, but Redis 7.0 stops at that with a failed
+/// assertion. There, it answers when the server goes on to deal with blocked clients, right after the end of the turn.
+pub fn block_for_events(ctx: Ctx, ticket: Ticket) -> Option<(Blocked, Replied)> {
+    // SAFETY: there are no keys.
+    unsafe { block_on(ctx, on_answer, (null_mut(), 0), On::Nothing(ticket), ticket) }
+}
+
+/// # Safety
+///
+/// `keys` points to so many strings that live for the call.
+unsafe fn block_on(
+    ctx: Ctx,
+    on_ready: unsafe extern "C" fn(*mut RedisModuleCtx, *mut *mut RedisModuleString, c_int) -> c_int,
+    (keys, count): (*mut *mut RedisModuleString, c_int),
+    on: On,
+    ticket: Ticket,
+) -> Option<(Blocked, Replied)> {
     // SAFETY: the context is that of a command of a client that may block; the server takes its own references to
     // the keys; the callbacks have the signatures it expects; the private data is a number and never dereferenced.
     let raw = unsafe {
@@ -35,24 +68,44 @@ pub fn block<'k>(ctx: Ctx, keys: impl Iterator<Item = TextRef<'k>>, ticket: Tick
             Some(on_answer),
             None,
             0,
-            keys.as_mut_ptr(),
+            keys,
             count,
-            ticket,
+            as_data(ticket)?,
         )
     };
     let raw = NonNull::new(raw)?;
     // SAFETY: the handle is new, and the callback lives as long as the module; the server refuses to unload a module
     // that has blocked clients.
     unsafe { api!(RedisModule_SetDisconnectCallback)(raw.as_ptr(), Some(on_gone)) };
-    Some((Blocked { raw }, Replied::later()))
+    Some((Blocked { raw, on }, Replied::later()))
+}
+
+fn as_data(ticket: Ticket) -> Option<*mut c_void> {
+    usize::try_from(ticket.0).ok().map(without_provenance_mut)
 }
 
 impl Blocked {
-    /// Ends the wait: calls [`upcalls::Upcalls::answer`] before it returns.
+    /// Ends the wait: calls [`callbacks::Callbacks::answer`], before it returns or, for who waits for no key, before the
+    /// server does anything else for this client.
     pub fn answer(self) {
-        // SAFETY: the handle is valid until it was answered, which consumes it, or until `gone` was called, upon
-        // which its owner forgets it.
-        unsafe { api!(RedisModule_UnblockClient)(self.raw.as_ptr(), null_mut()) };
+        self.unblock();
+    }
+
+    /// The wait has ended without the module's doing: lets the server forget it.
+    pub fn has_ended(self) {
+        if let On::Nothing(_) = self.on {
+            self.unblock();
+        }
+    }
+
+    fn unblock(self) {
+        let data = match self.on {
+            On::Keys => null_mut(),
+            On::Nothing(ticket) => as_data(ticket).unwrap_or_default(),
+        };
+        // SAFETY: the handle is valid until this call, which consumes it; but for a client that was blocked on keys
+        // only until `answer` or `gone` was called, upon which its owner forgets it.
+        unsafe { api!(RedisModule_UnblockClient)(self.raw.as_ptr(), data) };
     }
 }
 
@@ -62,19 +115,19 @@ unsafe extern "C" fn on_ready(_: *mut RedisModuleCtx, _: *mut *mut RedisModuleSt
 }
 
 unsafe extern "C" fn on_answer(ctx: *mut RedisModuleCtx, _: *mut *mut RedisModuleString, _: c_int) -> c_int {
-    if let Some(upcalls) = upcalls::get() {
+    if let Some(callbacks) = callbacks::get() {
         // SAFETY: the server calls with a context that lives for this call.
         let ctx = unsafe { Ctx::from_raw(ctx) };
-        (upcalls.answer)(ctx, ticket(ctx));
+        (callbacks.answer)(ctx, ticket(ctx));
     }
     reply::OK
 }
 
 unsafe extern "C" fn on_gone(ctx: *mut RedisModuleCtx, _: *mut RedisModuleBlockedClient) {
-    if let Some(upcalls) = upcalls::get() {
+    if let Some(callbacks) = callbacks::get() {
         // SAFETY: as in `on_answer`.
         let ctx = unsafe { Ctx::from_raw(ctx) };
-        (upcalls.gone)(ctx, ticket(ctx));
+        (callbacks.gone)(ctx, ticket(ctx));
     }
 }
 

@@ -1,7 +1,7 @@
 //! The present.
 
 use crate::lock::Millis;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A moment, in Unix microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,5 +20,30 @@ impl Now {
     /// Milliseconds since 1970.
     pub fn millis(self) -> Millis {
         self.micros / 1000
+    }
+}
+
+/// A slice of time: whoever works through a crowd stops when it is over, lets others in, and goes on afterwards.
+#[derive(Clone, Copy, Debug)]
+pub struct Slice {
+    began: Instant,
+    length: Duration,
+}
+
+impl Slice {
+    /// What one turn of the event loop spends on crowds. With the longest single piece of work (a grant of as many
+    /// keys as a request may name) it stays below the 5 ms that nobody is to wait for.
+    pub fn of_turn() -> Self {
+        Self { began: Instant::now(), length: Duration::from_millis(1) }
+    }
+
+    /// What one command spends on serving others before its own client is answered.
+    pub fn of_command() -> Self {
+        Self { began: Instant::now(), length: Duration::from_micros(500) }
+    }
+
+    /// Whether it is over. Costs some 30 ns.
+    pub fn is_over(&self) -> bool {
+        self.began.elapsed() >= self.length
     }
 }

@@ -56,13 +56,13 @@ pub trait Command {
     const NAME: &'static CStr;
     /// The server's flags, as for `RedisModule_CreateCommand`.
     const FLAGS: &'static CStr;
-    /// ACL categories besides the module's own. (Redis 7.0 goes by the flags.)
+    /// ACL categories besides the module's own. (Redis 7.0 puts it into none: see [`have_categories`].)
     const CATEGORIES: &'static str;
     /// Where its keys are.
     const KEYS: Keys;
     /// How many arguments, the name included; negative: at least so many.
     const ARITY: c_int;
-    /// What `COMMAND DOCS` says.
+    /// Its grammar, and what `COMMAND DOCS` and `LOCK.HELP` say of it.
     const DOCS: Docs;
 
     /// Runs it.
@@ -105,7 +105,8 @@ impl Access {
     }
 }
 
-/// What `COMMAND DOCS` says of a command.
+/// A command's grammar and what is said of it: what the parser accepts, what `COMMAND DOCS` and `LOCK.HELP` print and
+/// what error messages name all comes from here.
 #[derive(Clone, Copy, Debug)]
 pub struct Docs {
     /// One line.
@@ -123,6 +124,8 @@ pub struct Arg {
     token: Option<&'static CStr>,
     kind: Kind,
     count: Count,
+    /// How a line of syntax calls its value.
+    shown: &'static str,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -143,7 +146,7 @@ enum Count {
 
 impl Arg {
     const fn new(name: &'static CStr, kind: Kind) -> Self {
-        Self { name, token: None, kind, count: Count::One }
+        Self { name, token: None, kind, count: Count::One, shown: "" }
     }
 
     /// A key.
@@ -166,19 +169,54 @@ impl Arg {
         Self::new(name, Kind::Integer)
     }
 
-    /// A number behind a word, both of which may be missing.
-    pub const fn option(token: &'static CStr, name: &'static CStr) -> Self {
-        Self { token: Some(token), count: Count::AtMostOne, ..Self::integer(name) }
+    /// A number behind a word; a line of syntax calls it `shown`.
+    pub const fn number(token: &'static CStr, name: &'static CStr, shown: &'static str) -> Self {
+        Self { token: Some(token), shown, ..Self::integer(name) }
     }
 
-    /// A number behind a word.
-    pub const fn choice(token: &'static CStr, name: &'static CStr) -> Self {
-        Self { token: Some(token), ..Self::integer(name) }
+    /// Bytes behind a word; a line of syntax calls them `shown`.
+    pub const fn bytes(token: &'static CStr, name: &'static CStr, shown: &'static str) -> Self {
+        Self { token: Some(token), shown, ..Self::text(name) }
     }
 
-    /// A word that may be missing.
-    pub const fn flag(name: &'static CStr, token: &'static CStr) -> Self {
-        Self { token: Some(token), count: Count::AtMostOne, ..Self::new(name, Kind::Token) }
+    /// The same, but it may be missing.
+    pub const fn optional(self) -> Self {
+        Self { count: Count::AtMostOne, ..self }
+    }
+
+    /// Whether it is the same option as another: of the same word and name.
+    pub fn is(&self, other: &Self) -> bool {
+        self.token == other.token && self.name == other.name
+    }
+
+    /// The word that it begins with, if there is one.
+    pub fn token(&self) -> Option<&'static CStr> {
+        self.token
+    }
+
+    /// What there is to choose from, if it is a choice.
+    pub fn choices(&self) -> &'static [Self] {
+        match self.kind {
+            Kind::OneOf(choices) => choices,
+            _ => &[],
+        }
+    }
+
+    /// As a line of syntax says it.
+    pub fn syntax(&self) -> String {
+        let name = self.name.to_string_lossy();
+        let token = self.token.map(CStr::to_string_lossy);
+        let plain = match (self.kind, token) {
+            (Kind::OneOf(choices), _) => choices.iter().map(Self::syntax).collect::<Vec<_>>().join(" | "),
+            (Kind::Token, Some(token)) => token.into_owned(),
+            (_, Some(token)) => format!("{token} {}", self.shown),
+            (_, None) => name.clone().into_owned(),
+        };
+        match self.count {
+            Count::One => plain,
+            Count::AtMostOne => format!("[{plain}]"),
+            Count::Several => format!("{plain} [{plain} ...]"),
+        }
     }
 
     /// A word.
@@ -189,6 +227,30 @@ impl Arg {
     /// One of several, or none.
     pub const fn one_of(name: &'static CStr, choices: &'static [Arg]) -> Self {
         Self { count: Count::AtMostOne, ..Self::new(name, Kind::OneOf(choices)) }
+    }
+}
+
+/// A command in a list of commands of any type.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// Its name, in lower case.
+    pub name: &'static CStr,
+    /// Its grammar, and what is said of it.
+    pub docs: Docs,
+    /// Makes it known to the server; see [`register`].
+    pub register: fn(Ctx, &str) -> bool,
+}
+
+impl Entry {
+    /// The entry of a command.
+    pub const fn of<C: Command>() -> Self {
+        Self { name: C::NAME, docs: C::DOCS, register: register::<C> }
+    }
+
+    /// Its line of syntax.
+    pub fn syntax(&self) -> String {
+        let name = self.name.to_string_lossy().to_uppercase();
+        self.docs.args.iter().fold(name, |line, arg| format!("{line} {}", arg.syntax()))
     }
 }
 
@@ -223,11 +285,33 @@ pub fn register<C: Command>(ctx: Ctx, own_category: &str) -> bool {
     }
 }
 
+/// Whether this server puts commands of modules into ACL categories (Redis 7.2 and later, every Valkey).
+pub fn have_categories() -> bool {
+    newer_api!(RedisModule_SetCommandACLCategories).is_some()
+}
+
 /// Adds an ACL category, where the server can.
 pub fn add_category(ctx: Ctx, name: &str) {
     if let (Some(add), Ok(name)) = (newer_api!(RedisModule_AddACLCategory), CString::new(name)) {
         // SAFETY: the context is that of loading.
         unsafe { add(ctx.raw(), name.as_ptr()) };
+    }
+}
+
+/// Whether the server knows a command.
+pub fn exists(ctx: Ctx, name: &CStr) -> bool {
+    let call = api!(RedisModule_Call);
+    // SAFETY: the format takes two C strings and gets two; the replies are read while the outer one lives, which is
+    // freed once.
+    unsafe {
+        let reply = call(ctx.raw(), c"COMMAND".as_ptr(), c"cc".as_ptr(), c"INFO".as_ptr(), name.as_ptr());
+        if reply.is_null() {
+            return true; // Unknown: as if it did.
+        }
+        let entry = api!(RedisModule_CallReplyArrayElement)(reply, 0);
+        let known = api!(RedisModule_CallReplyLength)(entry) > 0;
+        api!(RedisModule_FreeCallReply)(reply);
+        known
     }
 }
 

@@ -33,14 +33,15 @@ pub struct Switch {
 }
 
 impl Number {
-    /// Makes the setting known to the server (`CONFIG`, `redis.conf`, `MODULE LOADEX`).
+    /// Makes the setting known to the server (`CONFIG`, `redis.conf`, `MODULE LOADEX`), with its present value as the
+    /// default.
     pub fn register(&'static self, ctx: Ctx) -> bool {
         // SAFETY: name and value live for ever; the callbacks read the value through the pointer given here.
         let status = unsafe {
             api!(RedisModule_RegisterNumericConfig)(
                 ctx.raw(),
                 self.name.as_ptr(),
-                self.default,
+                self.value.load(Relaxed),
                 raw::REDISMODULE_CONFIG_DEFAULT,
                 self.min,
                 self.max,
@@ -55,14 +56,14 @@ impl Number {
 }
 
 impl Switch {
-    /// Makes the setting known to the server.
+    /// Makes the setting known to the server, with its present value as the default.
     pub fn register(&'static self, ctx: Ctx) -> bool {
         // SAFETY: as for `Number::register`.
         let status = unsafe {
             api!(RedisModule_RegisterBoolConfig)(
                 ctx.raw(),
                 self.name.as_ptr(),
-                c_int::from(self.default),
+                c_int::from(self.value.load(Relaxed)),
                 raw::REDISMODULE_CONFIG_DEFAULT,
                 Some(get_switch),
                 Some(set_switch),

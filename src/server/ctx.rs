@@ -162,9 +162,12 @@ impl<'a> Ctx<'a> {
         unsafe { publish(self.raw, channel.as_text().raw(), message.as_text().raw()) };
     }
 
-    /// Whether this node of a cluster answers for a key that does not exist: not if its slot is elsewhere, or on its
-    /// way there.
+    /// Whether this node of a cluster answers for a key: not if its slot is elsewhere, nor for a key that does not exist
+    /// while its slot is on its way there.
     pub fn serves(self, key: &Text) -> bool {
+        if !can_access(key) {
+            return false;
+        }
         let call = api!(RedisModule_Call);
         // SAFETY: the format takes one string and gets one. The server checks the slot as for a client's command, and
         // returns null if it is not to be served here; a reply is ours to free.
@@ -191,6 +194,20 @@ impl<'a> Ctx<'a> {
         unsafe { api!(RedisModule_FreeServerInfo)(self.raw, info.0) };
         result
     }
+}
+
+/// Whether the slot of a key is open to modules: not while it comes or goes in one piece. `true` where the server has no
+/// such moves (before Redis 8.4), or closes no slot to modules (Valkey).
+fn can_access(key: &Text) -> bool {
+    let (Some(slot_of), Some(can_access)) =
+        (newer_api!(RedisModule_ClusterKeySlot), newer_api!(RedisModule_ClusterCanAccessKeysInSlot))
+    else {
+        return true;
+    };
+    // SAFETY: the string lives for the call.
+    let slot = unsafe { slot_of(key.as_text().raw()) };
+    // SAFETY: takes a number.
+    c_int::try_from(slot).is_ok_and(|slot| unsafe { can_access(slot) } != 0)
 }
 
 /// A section of `INFO`, read once.

@@ -1,8 +1,8 @@
 //! What the server tells the module of.
 
+use super::callbacks::{self, Event, Touch};
 use super::text::TextRef;
-use super::upcalls::{self, Event, Touch};
-use super::{Ctx, MainThread};
+use super::{Ctx, MainThread, slots};
 use redis_module::raw::{self, RedisModuleCtx, RedisModuleEvent, RedisModuleString};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -26,6 +26,7 @@ pub fn subscribe(ctx: Ctx) {
             api!(RedisModule_SubscribeToServerEvent)(ctx.raw(), RedisModuleEvent { id, dataver: 1 }, Some(on_event));
         }
     }
+    slots::subscribe(ctx);
 }
 
 static WATCHING: MainThread<bool> = MainThread::new();
@@ -60,23 +61,23 @@ pub(super) fn forget() {
 /// Whether what is done at the end of a turn of the event loop ([`Event::TurnEnds`]) comes before the server ends the
 /// blocks of clients that were answered. It does before Redis 7.2; there, the event loop has also decided already how
 /// long to sleep, so that a timer set then would be late. Later servers are the other way round in both.
-pub fn turn_end_is_last() -> bool {
+pub fn turn_end_precedes_unblock() -> bool {
     newer_api!(RedisModule_AddPostNotificationJob).is_none()
 }
 
-/// Lets [`upcalls::Upcalls::after_touch`] be called in the same step as the command that touched a key, after it.
+/// Lets [`callbacks::Callbacks::after_touch`] be called in the same step as the command that touched a key, after it.
 /// `false` where the server can't (before Redis 7.2): there, what is written inside the notification would be
 /// replicated *before* the command.
-pub fn after_touch(ctx: Ctx) -> bool {
+pub fn request_after_touch(ctx: Ctx) -> bool {
     let Some(add_job) = newer_api!(RedisModule_AddPostNotificationJob) else { return false };
     // SAFETY: this is the context of a notification; the callback takes no data.
     unsafe { add_job(ctx.raw(), Some(on_after_touch), null_mut(), None) == raw::REDISMODULE_OK as c_int }
 }
 
 unsafe extern "C" fn on_after_touch(ctx: *mut RedisModuleCtx, _: *mut c_void) {
-    if let Some(upcalls) = upcalls::get() {
+    if let Some(callbacks) = callbacks::get() {
         // SAFETY: the server calls with a context that lives for this call.
-        (upcalls.after_touch)(unsafe { Ctx::from_raw(ctx) });
+        (callbacks.after_touch)(unsafe { Ctx::from_raw(ctx) });
     }
 }
 
@@ -87,13 +88,16 @@ unsafe extern "C" fn on_touch(
     key: *mut RedisModuleString,
 ) -> c_int {
     // SAFETY: the server names the event by a C string that lives for this call.
-    let field_expired = !event.is_null() && unsafe { CStr::from_ptr(event) } == c"hexpired";
-    let expired = field_expired || class & raw::REDISMODULE_NOTIFY_EXPIRED != 0;
-    let touch = if expired { Touch::Expired } else { Touch::Changed };
+    let fields_expired = !event.is_null() && unsafe { CStr::from_ptr(event) } == c"hexpired";
+    let touch = match class & raw::REDISMODULE_NOTIFY_EXPIRED {
+        _ if fields_expired => Touch::FieldsExpired,
+        0 => Touch::Changed,
+        _ => Touch::Expired,
+    };
     // SAFETY: context and key live for this call.
-    if let (Some(upcalls), Some(key)) = (upcalls::get(), unsafe { TextRef::from_raw(key) }) {
+    if let (Some(callbacks), Some(key)) = (callbacks::get(), unsafe { TextRef::from_raw(key) }) {
         // SAFETY: as above.
-        (upcalls.key_touched)(unsafe { Ctx::from_raw(ctx) }, touch, key.bytes());
+        (callbacks.key_touched)(unsafe { Ctx::from_raw(ctx) }, touch, key.bytes());
     }
     raw::REDISMODULE_OK as c_int
 }
@@ -107,7 +111,7 @@ static GOING_ROUND: MainThread<bool> = MainThread::new();
 /// sent meanwhile), and sleeps: what those commands set in motion would have to wait.
 pub fn go_round_again() {
     let is_over = TURN_IS_OVER.with(|over| *over);
-    if turn_end_is_last() && is_over && !GOING_ROUND.with(|going| std::mem::replace(going, true)) {
+    if turn_end_precedes_unblock() && is_over && !GOING_ROUND.with(|going| std::mem::replace(going, true)) {
         // SAFETY: the callback lives as long as the module, which refuses to be unloaded while this is pending.
         unsafe { api!(RedisModule_EventLoopAddOneShot)(Some(on_next_turn), null_mut()) };
     }
@@ -128,9 +132,9 @@ unsafe extern "C" fn on_event(ctx: *mut RedisModuleCtx, event: RedisModuleEvent,
         TURN_IS_OVER.with(|is_over| *is_over = over);
     }
     // SAFETY: `data` is what the server documents for this event.
-    if let (Some(upcalls), Some(event)) = (upcalls::get(), unsafe { translate(event.id, subevent, data) }) {
+    if let (Some(callbacks), Some(event)) = (callbacks::get(), unsafe { translate(event.id, subevent, data) }) {
         // SAFETY: the server calls with a context that lives for this call.
-        (upcalls.event)(unsafe { Ctx::from_raw(ctx) }, event);
+        (callbacks.event)(unsafe { Ctx::from_raw(ctx) }, event);
     }
 }
 

@@ -4,7 +4,8 @@ use super::ctx::Ctx;
 use super::text::{Text, TextRef};
 use crate::lock::Deadline;
 use redis_module::raw::{self, RedisModuleKey, RedisModuleString};
-use std::ffi::{c_int, c_void};
+use std::cell::Cell;
+use std::ffi::{c_int, c_longlong, c_void};
 use std::marker::PhantomData;
 use std::ops::ControlFlow;
 use std::ptr::null_mut;
@@ -29,9 +30,14 @@ pub type EachField<'f> = &'f mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 /// An open key. Reading a key that has expired removes it first, as every command does.
 ///
 /// Whoever changes it calls [`Ctx::signal_modified`]: opening alone tells nobody.
+///
+/// Since Redis 8.4 the server opens no key in a slot that comes or goes in one piece. Such a key is missing here, and
+/// what is written to it goes nowhere: who would write asks [`Ctx::serves`] first.
 #[derive(Debug)]
 pub struct Key<'a> {
     raw: *mut RedisModuleKey,
+    /// Once it is known. Nobody but this handle changes it while it is open: all runs in one step.
+    expiry: Cell<Option<Deadline>>,
     lives: PhantomData<&'a ()>,
 }
 
@@ -41,7 +47,7 @@ impl<'a> Key<'a> {
         let mode = c_int::try_from(raw::REDISMODULE_READ | raw::REDISMODULE_WRITE).unwrap_or(0);
         // SAFETY: context and name live for 'a, and the handle is closed before: it does not outlive 'a.
         let raw = unsafe { api!(RedisModule_OpenKey)(ctx.raw(), name.raw(), mode) };
-        Self { raw: raw.cast(), lives: PhantomData }
+        Self { raw: raw.cast(), expiry: Cell::new(None), lives: PhantomData }
     }
 
     /// What it holds.
@@ -57,7 +63,7 @@ impl<'a> Key<'a> {
 
     /// How many fields the hash has.
     pub fn fields(&self) -> usize {
-        // SAFETY: the handle is open.
+        // SAFETY: the handle is open; null has none to this function.
         unsafe { api!(RedisModule_ValueLength)(self.raw) }
     }
 
@@ -77,8 +83,8 @@ impl<'a> Key<'a> {
     pub fn set(&self, pairs: &[(TextRef, TextRef)]) {
         let end: *mut RedisModuleString = null_mut();
         let hash_set = api!(RedisModule_HashSet);
-        // SAFETY: the handle is open for writing and a hash or missing; pairs of strings end with null. The server
-        // copies both.
+        // SAFETY: the handle is open for writing and a hash or missing, or null, which this function refuses; pairs of
+        // strings end with null. The server copies both.
         match pairs {
             [(f1, v1), (f2, v2)] => unsafe {
                 hash_set(self.raw, 0, f1.raw(), v1.raw(), f2.raw(), v2.raw(), end);
@@ -102,15 +108,49 @@ impl<'a> Key<'a> {
 
     /// Deletes the key.
     pub fn delete(&self) {
-        // SAFETY: the handle is open for writing.
-        unsafe { api!(RedisModule_DeleteKey)(self.raw) };
+        if !self.raw.is_null() {
+            // SAFETY: the handle is open for writing.
+            unsafe { api!(RedisModule_DeleteKey)(self.raw) };
+        }
+        self.expiry.set(None);
     }
 
-    /// When the key expires.
+    /// When the key expires, a missing one never: a look-up for the first who asks.
     pub fn expiry(&self) -> Deadline {
-        // SAFETY: the handle is open.
+        if let Some(known) = self.expiry.get() {
+            return known;
+        }
+        if self.kind() == Kind::Missing {
+            return Deadline::Never; // Redis 8.6 would crash.
+        }
+        // SAFETY: the handle is open, and there is a value.
         let at = unsafe { api!(RedisModule_GetAbsExpire)(self.raw) };
-        u64::try_from(at).map_or(Deadline::Never, Deadline::At)
+        let expiry = u64::try_from(at).map_or(Deadline::Never, Deadline::At);
+        self.expiry.set(Some(expiry));
+        expiry
+    }
+
+    /// Whether one of these fields of the hash `name`, which this is, has an expiry of its own. (Redis 8 tells of all
+    /// fields at once; then it may be another one.)
+    pub fn has_expiring_field(&mut self, ctx: Ctx<'a>, name: TextRef<'a>, fields: &[TextRef]) -> bool {
+        if let Some(first) = newer_api!(RedisModule_HashFieldMinExpire) {
+            // SAFETY: the handle is open and a hash.
+            return unsafe { first(self.raw) } != i64::from(raw::REDISMODULE_NO_EXPIRE);
+        }
+        // A command that runs could find that the key has expired, and free what an open handle points to.
+        self.close();
+        let (expires, expiry) = (expires(ctx, name, fields), self.expiry.get());
+        *self = Self::open(ctx, name);
+        if self.kind() == Kind::Hash {
+            self.expiry.set(expiry);
+        }
+        expires
+    }
+
+    fn close(&mut self) {
+        // SAFETY: opened in `open`; null from now on, so closed once. Null is allowed.
+        unsafe { api!(RedisModule_CloseKey)(self.raw) };
+        self.raw = null_mut();
     }
 
     /// Lets the key, which exists, expire at a moment, or never.
@@ -119,8 +159,11 @@ impl<'a> Key<'a> {
             Deadline::At(at) => i64::try_from(at).unwrap_or(i64::MAX),
             Deadline::Never => i64::from(raw::REDISMODULE_NO_EXPIRE),
         };
-        // SAFETY: the handle is open for writing.
-        unsafe { api!(RedisModule_SetAbsExpire)(self.raw, at) };
+        if self.kind() != Kind::Missing {
+            // SAFETY: the handle is open for writing, and there is a value.
+            unsafe { api!(RedisModule_SetAbsExpire)(self.raw, at) };
+            self.expiry.set(Some(deadline));
+        }
     }
 
     /// Calls `each` with every field and value until it breaks off or all were seen. A field may be seen twice.
@@ -160,7 +203,27 @@ impl<'a> Key<'a> {
 
 impl Drop for Key<'_> {
     fn drop(&mut self) {
-        // SAFETY: opened in `open`, closed once. Null is allowed.
-        unsafe { api!(RedisModule_CloseKey)(self.raw) };
+        self.close();
+    }
+}
+
+/// Asks the server whether one of these fields has an expiry of its own; if it does not say, yes.
+fn expires(ctx: Ctx, name: TextRef, fields: &[TextRef]) -> bool {
+    let mut argv: Vec<_> = fields.iter().map(|field| field.raw()).collect();
+    let (call, element) = (api!(RedisModule_Call), api!(RedisModule_CallReplyArrayElement));
+    // SAFETY: the format takes a string, a C string, a number, and an array of strings with its length, and gets these;
+    // the reply's elements are read while it lives, and it is freed once.
+    unsafe {
+        let (count, format) = (argv.len(), c"sclv".as_ptr());
+        let words = (c"FIELDS".as_ptr(), c_longlong::try_from(count).unwrap_or(0));
+        let reply = call(ctx.raw(), c"HPTTL".as_ptr(), format, name.raw(), words.0, words.1, argv.as_mut_ptr(), count);
+        if reply.is_null() {
+            return true;
+        }
+        let told = api!(RedisModule_CallReplyLength)(reply) == count;
+        let mut left = (0..count).map(|index| api!(RedisModule_CallReplyInteger)(element(reply, index)));
+        let expires = !told || left.any(|left| left >= 0);
+        api!(RedisModule_FreeCallReply)(reply);
+        expires
     }
 }

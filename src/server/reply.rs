@@ -77,6 +77,16 @@ impl Ctx<'_> {
         Replied(())
     }
 
+    /// A line of text that is put together at run time; without NUL bytes.
+    pub fn reply_text_line(self, line: &str) -> Replied {
+        self.reply_line(&CString::new(line).unwrap_or_default())
+    }
+
+    /// The outcome of a command: its reply, or the error that it ended with.
+    pub fn reply_outcome(self, outcome: Result<Replied, String>) -> Replied {
+        outcome.unwrap_or_else(|error| self.reply_error(&error))
+    }
+
     /// An error; `message` begins with its code and holds no line break.
     pub fn reply_error(self, message: &str) -> Replied {
         let message: Vec<u8> = message.bytes().map(|byte| if byte < b' ' { b' ' } else { byte }).collect();

@@ -66,6 +66,17 @@ impl Text {
         }
     }
 
+    /// A number in decimal. (None is beyond 63 bits: they are times, tokens, counts.)
+    pub fn number(value: u64) -> Self {
+        let value = i64::try_from(value).unwrap_or(i64::MAX);
+        // SAFETY: without a context the string is ours alone to free.
+        let raw = unsafe { api!(RedisModule_CreateStringFromLongLong)(std::ptr::null_mut(), value) };
+        match NonNull::new(raw) {
+            Some(raw) => Self { raw },
+            None => std::process::abort(), // As in `new`.
+        }
+    }
+
     /// A new string made of `parts`, put together without an allocation of its own if it is short.
     pub fn concat(parts: &[&[u8]]) -> Self {
         let mut buffer = [0_u8; 128];
@@ -112,9 +123,16 @@ impl Drop for Text {
 /// The number that bytes stand for, written as the server writes its own: decimal digits, no sign, no leading zeros, at
 /// most 19 of them.
 pub fn parse_number(bytes: &[u8]) -> Option<u64> {
-    let plain = !bytes.is_empty() && bytes.len() <= 19 && bytes.iter().all(u8::is_ascii_digit);
-    let plain = plain && (bytes.len() == 1 || bytes.first() != Some(&b'0'));
-    plain.then(|| {
-        bytes.iter().fold(0_u64, |sum, digit| sum.wrapping_mul(10).wrapping_add(u64::from(digit.wrapping_sub(b'0'))))
-    })
+    if bytes.is_empty() || bytes.len() > 19 || (bytes.len() > 1 && bytes.first() == Some(&b'0')) {
+        return None;
+    }
+    let mut number = 0_u64;
+    for byte in bytes {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            return None;
+        }
+        number = number.wrapping_mul(10).wrapping_add(u64::from(digit));
+    }
+    Some(number)
 }

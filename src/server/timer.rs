@@ -1,6 +1,6 @@
 //! The module's timers: one for its work, and one for what has to be alone in its step.
 
-use super::upcalls;
+use super::callbacks;
 use super::{Ctx, MainThread, clock::Now, events};
 use crate::lock::Millis;
 use redis_module::raw::{RedisModuleCtx, RedisModuleTimerID};
@@ -9,14 +9,14 @@ use std::ptr::null_mut;
 
 /// In this turn of the event loop: as soon as it has dealt with what it is at, and before it sends replies or reads
 /// further requests. (From inside a timer: in a millisecond.)
-pub const NOW: Millis = 0;
+pub const THIS_TURN: Millis = 0;
 
 /// What a timer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timer {
-    /// Calls [`upcalls::Upcalls::tick`].
+    /// Calls [`callbacks::Callbacks::tick`].
     Work,
-    /// Calls [`upcalls::Upcalls::ask`].
+    /// Calls [`callbacks::Callbacks::ask`].
     Ask,
 }
 
@@ -61,9 +61,18 @@ pub fn wake(ctx: Ctx, timer: Timer, at: Millis) {
     events::go_round_again();
 }
 
+/// Lets those be answered at the end of this turn of the event loop who are owed an answer that is there.
+pub fn wake_for_replies(ctx: Ctx) {
+    if events::turn_end_precedes_unblock() {
+        events::go_round_again();
+    } else {
+        wake(ctx, Timer::Work, THIS_TURN);
+    }
+}
+
 /// Whether a timer will fire in this turn of the event loop.
 pub fn is_due(timer: Timer) -> bool {
-    TIMERS.with(|timers| timers.slot(timer).is_some_and(|(_, due)| due == NOW))
+    TIMERS.with(|timers| timers.slot(timer).is_some_and(|(_, due)| due == THIS_TURN))
 }
 
 /// Stops a timer.
@@ -89,10 +98,10 @@ fn fire(ctx: Ctx, timer: Timer) {
         *timers.slot(timer) = None;
         timers.firing = true;
     });
-    if let Some(upcalls) = upcalls::get() {
+    if let Some(callbacks) = callbacks::get() {
         match timer {
-            Timer::Work => (upcalls.tick)(ctx),
-            Timer::Ask => (upcalls.ask)(ctx),
+            Timer::Work => (callbacks.tick)(ctx),
+            Timer::Ask => (callbacks.ask)(ctx),
         }
     }
     TIMERS.with(|timers| timers.firing = false);

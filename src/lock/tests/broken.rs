@@ -1,6 +1,7 @@
 //! Ways of serving a queue that are wrong: what checks the core has to catch them.
 
-use crate::lock::serve::{Change, Locks, WaitEnd};
+use super::Locks;
+use crate::lock::serve::{Change, Sight, WaitEnd};
 use crate::lock::{Ahead, Decision, LockKey, Millis, Queue, Standing, WaiterId, decide};
 
 /// What is broken.
@@ -47,7 +48,7 @@ impl Fault {
 pub fn broken_serve(
     fault: Fault,
     queue: &mut Queue<()>,
-    locks: &mut impl Locks<()>,
+    locks: &mut impl Locks,
     changed: impl Iterator<Item = (LockKey, Change)>,
     now: Millis,
 ) {
@@ -72,12 +73,12 @@ pub fn broken_serve(
     }
 }
 
-fn end_of(fault: Fault, queue: &Queue<()>, locks: &mut impl Locks<()>, id: WaiterId, now: Millis) -> Option<WaitEnd> {
+fn end_of(fault: Fault, queue: &Queue<()>, locks: &mut impl Locks, id: WaiterId, now: Millis) -> Option<WaitEnd> {
     let waiter = queue.get(id)?;
     let mut decisions = Vec::new();
     let mut waits = false;
-    for key in &waiter.keys {
-        let Ok(mut standing) = locks.look(key, &waiter.owner) else { return Some(WaitEnd::NotALock) };
+    for key in waiter.keys.iter() {
+        let Sight::Lock(mut standing) = locks.look(key, &waiter.owner) else { return Some(WaitEnd::NotALock) };
         if fault == Fault::IgnoresTheLimit && standing.own.is_none() {
             standing = Standing::FREE;
         }

@@ -5,7 +5,7 @@
 //! that differ in who is who are one as well.
 
 use super::broken::Fault;
-use super::circles::closes_a_circle;
+use super::cycles::closes_a_cycle;
 use super::plain::{Plain, PlainWaiter};
 use super::watched::World;
 use super::{key, owner};
@@ -24,7 +24,7 @@ struct Clients {
     detection: Detection,
 }
 
-/// Whether requests that close a circle are refused.
+/// Whether requests that close a cycle are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Detection {
     On,
@@ -112,7 +112,7 @@ impl Clients {
             Action::Ask { client, keys, limit } => {
                 let waiter = PlainWaiter { id: u64::MAX, owner: client, keys, limit, to: Some(1), lease: 1 };
                 let waits = state.plain.ending_at_once(&waiter).is_none();
-                if !(waits && self.detection == Detection::On && closes_a_circle(world, &waiter)) {
+                if !(waits && self.detection == Detection::On && closes_a_cycle(world, &waiter)) {
                     world.arrive(waiter, None);
                 }
             }
@@ -233,7 +233,7 @@ fn three_clients_and_two_locks() {
 }
 
 #[test]
-fn without_the_search_for_circles_they_block_each_other() {
+fn without_the_search_for_cycles_they_block_each_other() {
     let failed = explore(Clients { limits: &[1], fault: None, detection: Detection::Off });
     println!("  {failed:?}");
     assert!(failed.iter().any(|(name, _)| *name == "nobody is stuck"), "{failed:?}");

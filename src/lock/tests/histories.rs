@@ -4,7 +4,7 @@
 use super::broken::Fault;
 use super::plain::{Ending, PlainHold, PlainLock, PlainWaiter};
 use super::watched::World;
-use super::{cases, key, owner, repeatable};
+use super::{ELSEWHERE, cases, key, owner, repeatable};
 use crate::lock::Millis;
 use crate::lock::serve::Change;
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ use proptest::test_runner::TestCaseError;
 use std::collections::BTreeMap;
 
 const OWNERS: u32 = 5;
-const KEYS: u32 = 3;
+const KEYS: [u32; 3] = [0, 1, ELSEWHERE];
 
 /// Something happens.
 #[derive(Clone, Debug)]
@@ -45,9 +45,8 @@ fn limit() -> impl Strategy<Value = u32> {
 }
 
 fn arrival() -> impl Strategy<Value = Step> {
-    let one = (0..KEYS, limit()).prop_map(|(key, limit)| (vec![key], limit));
-    let numbers: Vec<u32> = (0..KEYS).collect();
-    let several = prop::sample::subsequence(numbers, 2..=KEYS as usize).prop_shuffle();
+    let one = (prop::sample::select(&KEYS[..]), limit()).prop_map(|(key, limit)| (vec![key], limit));
+    let several = prop::sample::subsequence(KEYS.to_vec(), 2..=KEYS.len()).prop_shuffle();
     let what = prop_oneof![3 => one, 2 => several.prop_map(|keys| (keys, 1))];
     let to = prop_oneof![2 => Just(None), 1 => (1_u64..4).prop_map(Some)];
     let patience = prop_oneof![1 => Just(None), 1 => (1_u64..60).prop_map(Some)];
@@ -59,15 +58,15 @@ fn arrival() -> impl Strategy<Value = Step> {
 fn step() -> impl Strategy<Value = Step> {
     let purge = prop_oneof![Just(Purge::Now), Just(Purge::Later)];
     let lease = prop_oneof![1 => Just(None), 3 => (1_u64..60).prop_map(Some)];
-    let grab = (0..KEYS, 0..OWNERS, limit(), lease);
+    let grab = (prop::sample::select(&KEYS[..]), 0..OWNERS, limit(), lease);
     prop_oneof![
         24 => arrival(),
         4 => (0..8_usize).prop_map(Step::Leave),
         8 => (0..25_u64, purge).prop_map(|(time, purge)| Step::Pass(time, purge)),
-        12 => (0..KEYS, 0..OWNERS).prop_map(|(key, owner)| Step::Release { key, owner }),
-        2 => (0..KEYS).prop_map(Step::Delete),
+        12 => (prop::sample::select(&KEYS[..]), 0..OWNERS).prop_map(|(key, owner)| Step::Release { key, owner }),
+        2 => prop::sample::select(&KEYS[..]).prop_map(Step::Delete),
         2 => grab.prop_map(|(key, owner, limit, lease)| Step::Grab { key, owner, limit, lease }),
-        1 => (0..KEYS).prop_map(Step::Overwrite),
+        1 => prop::sample::select(&KEYS[..]).prop_map(Step::Overwrite),
     ]
 }
 

@@ -4,16 +4,18 @@
 //! possible and without any of the core's own code.
 
 mod broken;
-mod circles;
+mod cycles;
 mod effort;
 mod exhaustive;
 mod histories;
 mod holding;
 mod plain;
+mod sliced;
 mod table;
 mod watched;
 
-use super::{Limit, LockKey, Owner, Request};
+use super::serve::{Agenda, Change, Job, View, WaitEnd};
+use super::{Limit, LockKey, Millis, Owner, Queue, Request, Waiter};
 use proptest::test_runner::{Config, TestRunner};
 
 /// An owner by its number.
@@ -25,14 +27,17 @@ fn number_of(owner: &Owner) -> u32 {
     owner.as_ref().try_into().map_or(u32::MAX, u32::from_be_bytes)
 }
 
-/// A key by its number; they lie in two databases, under the same names.
+/// Keys from this number on lie in a second database, under the same names as those from 0 on in the first.
+const ELSEWHERE: u32 = 1 << 24;
+
+/// A key by its number.
 fn key(number: u32) -> LockKey {
-    LockKey::new(i32::from(!number.is_multiple_of(2)), &(number / 2).to_be_bytes())
+    LockKey::new(i32::from(number >= ELSEWHERE), &(number % ELSEWHERE).to_be_bytes())
 }
 
 fn number_of_key(key: &LockKey) -> u32 {
-    let half: u32 = key.name.as_ref().try_into().map_or(u32::MAX / 2, u32::from_be_bytes);
-    half * 2 + u32::from(key.db != 0)
+    let name: u32 = key.name.as_ref().try_into().map_or(ELSEWHERE - 1, u32::from_be_bytes);
+    name + if key.db == 0 { 0 } else { ELSEWHERE }
 }
 
 fn keys(numbers: &[u32]) -> Box<[LockKey]> {
@@ -54,4 +59,36 @@ fn cases(cases: u32) -> Config {
 fn repeatable(cases: u32) -> TestRunner {
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };
     TestRunner::new_with_rng(config, proptest::test_runner::TestRng::deterministic_rng(Default::default()))
+}
+
+/// The locks that are waited for.
+trait Locks: View {
+    /// Carries out the end of a wait: what was granted is written.
+    fn settle(&mut self, waiter: Waiter<()>, end: WaitEnd);
+}
+
+/// Serves all who can be served after the `changed` locks have changed.
+fn serve(
+    queue: &mut Queue<()>,
+    locks: &mut impl Locks,
+    changed: impl IntoIterator<Item = (LockKey, Change)>,
+    now: Millis,
+) {
+    let mut agenda = Agenda::default();
+    changed.into_iter().for_each(|(key, change)| agenda.note(key, change));
+    while let Some(job) = agenda.next(queue) {
+        match job {
+            Job::FindHolders(key) => {
+                let holders = locks.holders(&key);
+                agenda.held_by(queue, &key, holders);
+            }
+            Job::Judge(attempt) => {
+                let judgement = attempt.judge(locks, now);
+                if let Some((waiter, end)) = agenda.judged(queue, attempt, judgement) {
+                    locks.settle(waiter, end);
+                }
+            }
+        }
+    }
+    assert!(agenda.is_empty());
 }

@@ -1,8 +1,10 @@
 //! Locks in memory: what the keyspace is to the server.
 
-use crate::lock::serve::{Locks, NotALock, View, WaitEnd};
-use crate::lock::{Decision, Fence, Hold, Holders, LockKey, Millis, Owner, Standing, Waiter};
-use std::collections::HashMap;
+use super::Locks;
+use crate::lock::cycle::Visible;
+use crate::lock::serve::{Sight, View, WaitEnd};
+use crate::lock::{Deadline, Decision, Fence, Hold, Holders, LockKey, Millis, Owner, Standing, Waiter};
+use std::collections::{BTreeSet, HashMap};
 
 /// What is stored under a key.
 #[derive(Clone, Debug)]
@@ -17,6 +19,8 @@ pub struct Table {
     pub stored: HashMap<LockKey, Stored>,
     pub fence: Fence,
     pub now: Millis,
+    /// Keys that whoever searches for cycles may not read.
+    pub hidden: BTreeSet<LockKey>,
 }
 
 impl Table {
@@ -38,7 +42,7 @@ impl Table {
     fn write_one(&mut self, key: &LockKey, owner: &Owner, decision: Decision, token: u64) {
         match decision {
             Decision::Grant(hold, limit) => {
-                let free = self.look(key, owner).is_ok_and(|standing| standing.holders == 0);
+                let free = matches!(View::look(self, key, owner), Sight::Lock(standing) if standing.holders == 0);
                 if free {
                     self.stored.insert(key.clone(), Stored::Lock(Holders::new(limit)));
                 }
@@ -78,11 +82,11 @@ impl Table {
 }
 
 impl View for Table {
-    fn look(&mut self, key: &LockKey, owner: &Owner) -> Result<Standing, NotALock> {
+    fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
         match self.stored.get(key) {
-            None => Ok(Standing::FREE),
-            Some(Stored::Lock(holders)) => Ok(holders.standing(owner, self.now)),
-            Some(Stored::SomethingElse) => Err(NotALock),
+            None => Sight::Lock(Standing::FREE),
+            Some(Stored::Lock(holders)) => Sight::Lock(holders.standing(owner, self.now)),
+            Some(Stored::SomethingElse) => Sight::NotALock,
         }
     }
 
@@ -93,7 +97,25 @@ impl View for Table {
     }
 }
 
-impl Locks<()> for Table {
+impl Visible for Table {
+    fn may_read(&mut self, key: &LockKey) -> bool {
+        !self.hidden.contains(key)
+    }
+
+    fn look(&mut self, key: &LockKey, owner: &Owner) -> Option<Standing> {
+        match View::look(self, key, owner) {
+            Sight::Lock(standing) => Some(standing),
+            _ => None,
+        }
+    }
+
+    fn holders(&mut self, key: &LockKey, after: Option<&(Deadline, Owner)>, most: usize) -> Vec<(Deadline, Owner)> {
+        let Some(holders) = self.holders_of(key) else { return Vec::new() };
+        holders.page(after, self.now, most)
+    }
+}
+
+impl Locks for Table {
     fn settle(&mut self, waiter: Waiter<()>, end: WaitEnd) {
         if let WaitEnd::Granted(decisions) = end {
             self.write(&waiter.keys, &waiter.owner, &decisions);

@@ -3,11 +3,11 @@
 use super::broken::{Fault, broken_serve};
 use super::plain::{Ending, Plain, PlainHold, PlainLock, PlainWaiter};
 use super::table::{Stored, Table};
-use super::{key, keys, number_of, number_of_key, owner};
-use crate::lock::serve::{Change, Locks, NotALock, View, WaitEnd, serve};
+use super::{ELSEWHERE, Locks, key, keys, number_of, number_of_key, owner, serve};
+use crate::lock::serve::{Change, Sight, View, WaitEnd};
 use crate::lock::{
-    Ahead, Deadline, Decision, Hold, Holders, Limit, LockKey, Millis, Owner, Queue, Raise, Request, Standing, Waiter,
-    WaiterId, decide,
+    Ahead, Deadline, Decision, Hold, Holders, Limit, LockKey, Millis, Owner, Queue, Raise, Request, Waiter, WaiterId,
+    decide,
 };
 
 /// The locks, twice: as the core keeps them, and plainly.
@@ -30,9 +30,9 @@ impl Locked {
         }
     }
 
-    fn compare(&mut self, key: &LockKey, asked: &Owner, seen: Result<Standing, NotALock>) {
+    fn compare(&mut self, key: &LockKey, asked: &Owner, seen: Sight) {
         let lock = self.plain.lock(number_of_key(key));
-        let Ok(seen) = seen else {
+        let Sight::Lock(seen) = seen else {
             let right = lock.not_a_lock;
             self.check(right, || "a lock is taken for something else".into());
             return;
@@ -54,7 +54,7 @@ fn deadline(hold: &PlainHold) -> Deadline {
 }
 
 impl View for Locked {
-    fn look(&mut self, key: &LockKey, owner: &Owner) -> Result<Standing, NotALock> {
+    fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
         let seen = self.table.look(key, owner);
         self.compare(key, owner, seen);
         seen
@@ -65,7 +65,7 @@ impl View for Locked {
     }
 }
 
-impl Locks<()> for Locked {
+impl Locks for Locked {
     fn settle(&mut self, waiter: Waiter<()>, end: WaitEnd) {
         let Some(place) = self.plain.place(waiter.id.0) else {
             return self.blame(|| format!("{:?} does not wait and is served", waiter.id));
@@ -146,7 +146,7 @@ impl World {
         let owner = owner(waiter.owner);
         let mut waits = false;
         for key in &keys {
-            let Ok(standing) = self.locks.look(key, &owner) else { return Some(Ending::NotALock) };
+            let Sight::Lock(standing) = self.locks.look(key, &owner) else { return Some(Ending::NotALock) };
             let barge = self.fault == Some(Fault::LetsNewcomersPass);
             let ahead =
                 if self.queue.head(key.db, &key.name).is_none() || barge { Ahead::Nobody } else { Ahead::Somebody };
@@ -215,13 +215,14 @@ impl World {
         let right: Vec<u64> = plain.waiters.iter().map(|waiter| waiter.id).collect();
         let mut contended = 0;
         let mut same = order == right && self.queue.len() == right.len() && self.queue.is_empty() == right.is_empty();
-        for number in 0..4 {
+        for number in (0..4).chain(ELSEWHERE..ELSEWHERE + 2) {
             let (key, right) = (key(number), plain.lane(number));
             let lane: Vec<u64> = self.queue.lane(key.db, &key.name).map(|waiter| waiter.id.0).collect();
             same &= lane == right && self.queue.waiting(key.db, &key.name) == right.len();
             same &= self.queue.head(key.db, &key.name).map(|id| id.0) == right.first().copied();
             contended += usize::from(!right.is_empty());
-            same &= self.queue.contended_in(key.db).any(|(it, n)| it == key && n == right.len()) != right.is_empty();
+            let is_crowd = self.queue.crowds_in(key.db).any(|(it, n)| it == key && n == right.len());
+            same &= is_crowd == (right.len() > 1);
         }
         same &= self.queue.contended() == contended && self.queue.contended_keys().count() == contended;
         for number in 0..6 {

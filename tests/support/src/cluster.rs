@@ -59,8 +59,13 @@ impl Cluster {
     /// The index of the node that says that it owns a slot.
     #[track_caller]
     pub fn owner_of(&self, slot: u16) -> usize {
-        let owns = |node: &Server| own_slots(&mut node.connect()).iter().any(|range| range.contains(&slot));
-        self.nodes.iter().position(owns).expect("every slot has an owner")
+        (0..self.nodes.len()).find(|index| self.owns(*index, slot)).expect("every slot has an owner")
+    }
+
+    /// Whether a node says that it owns a slot.
+    #[track_caller]
+    pub(crate) fn owns(&self, index: usize, slot: u16) -> bool {
+        own_slots(&mut self.nodes[index].connect()).iter().any(|range| range.contains(&slot))
     }
 
     /// Moves a slot with all its keys, as a cluster manager does, and waits until every node knows.
@@ -166,7 +171,7 @@ impl Cluster {
         }
     }
 
-    fn id(&self, index: usize) -> String {
+    pub(crate) fn id(&self, index: usize) -> String {
         redis::cmd("CLUSTER").arg("MYID").query(&mut self.nodes[index].connect()).expect("CLUSTER MYID")
     }
 

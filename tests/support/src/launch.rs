@@ -8,6 +8,8 @@ pub(crate) struct Launch {
     pub(crate) program: PathBuf,
     pub(crate) config_file: Option<PathBuf>,
     pub(crate) settings: Vec<(String, String)>,
+    /// Whether it is a sentinel.
+    pub(crate) sentinel: bool,
     pub(crate) module: Option<Module>,
     pub(crate) dir: PathBuf,
 }

@@ -92,6 +92,9 @@ fn has_ended(child: &mut Child) -> bool {
 
 fn arguments(launch: &Launch, port: u16) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = launch.config_file.iter().map(|path| path.into()).collect();
+    if launch.sentinel {
+        arguments.push("--sentinel".into());
+    }
     let mut add = |name: &str, value: &str| arguments.extend([format!("--{name}").into(), value.into()]);
     add("bind", "127.0.0.1");
     add("port", &port.to_string());

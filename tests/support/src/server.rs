@@ -31,6 +31,7 @@ pub struct Builder {
     program: PathBuf,
     config_file: Option<PathBuf>,
     settings: Vec<(String, String)>,
+    sentinel: bool,
     module: Option<Module>,
     dir: Option<PathBuf>,
 }
@@ -47,6 +48,12 @@ impl Builder {
     pub fn config_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.config_file = Some(path.into());
         self
+    }
+
+    /// Starts a sentinel, with this file.
+    pub fn sentinel(mut self, path: impl Into<PathBuf>) -> Self {
+        self.sentinel = true;
+        self.without_module().config_file(path)
     }
 
     /// Starts a plain server.
@@ -94,6 +101,7 @@ impl Builder {
             program: self.program,
             settings: defaults(self.config_file.as_deref()).chain(self.settings).collect(),
             config_file: self.config_file,
+            sentinel: self.sentinel,
             module: self.module,
             dir: dir.path().to_owned(),
         };
@@ -158,6 +166,7 @@ impl Server {
         Builder {
             program: server_program(),
             config_file: None,
+            sentinel: false,
             settings: Vec::new(),
             module: Some(Module { path: module_path(), arguments: Vec::new() }),
             dir: None,

@@ -31,10 +31,14 @@ pub enum Feature {
     ModuleCommand,
     /// `DEBUG`.
     Debug,
+    /// Commands of modules are in ACL categories: Redis 7.2 and later, every Valkey from 8.0.
+    CommandCategories,
     /// Modules can make ACL categories of their own: Redis 7.4 and later, every Valkey from 8.0.
     AclCategories,
     /// Expiry of single hash fields: Redis 7.4 and later, Valkey 9.0 and later.
     HashFieldExpiry,
+    /// Slots that move in one piece: Redis 8.4 and later, Valkey 9.0 and later.
+    WholeSlots,
     /// Files of this machine, and servers other than the image's: not in a container.
     HostFiles,
 }
@@ -61,7 +65,9 @@ impl Version {
     pub(crate) fn has(&self, feature: Feature) -> bool {
         match feature {
             Feature::ModuleCommand | Feature::Debug | Feature::HostFiles => true,
+            Feature::CommandCategories => self.at_least(Family::Redis, 7, 2) || self.at_least(Family::Valkey, 8, 0),
             Feature::AclCategories => self.at_least(Family::Redis, 7, 4) || self.at_least(Family::Valkey, 8, 0),
+            Feature::WholeSlots => self.at_least(Family::Redis, 8, 4) || self.at_least(Family::Valkey, 9, 0),
             Feature::HashFieldExpiry => self.at_least(Family::Redis, 7, 4) || self.at_least(Family::Valkey, 9, 0),
         }
     }

@@ -1,0 +1,40 @@
+//! `holdfast force`: breaks a lock.
+
+use std::io::{IsTerminal, Write, stderr, stdin};
+
+use holdfast_client::Locks;
+use holdfast_client::redis::cmd;
+
+use crate::failure::Failure;
+use crate::seen::{failed, server_of};
+use crate::show;
+
+/// Breaks a lock; 1 if it was free, or whoever was asked said no.
+pub async fn force(locks: &Locks, key: &str, yes: bool) -> Result<u8, Failure> {
+    let mut server = server_of(locks, key).await?;
+    let name = key.as_bytes();
+    let lock = server.lock(name).await.map_err(|error| failed(&server, name, &error))?;
+    let Some(lock) = lock.filter(|lock| !lock.holders.is_empty()) else {
+        eprintln!("holdfast: {}: {key:?} is free", server.name);
+        return Ok(1);
+    };
+    if !yes {
+        if !stdin().is_terminal() {
+            return Err(Failure::usage("nobody is there to be asked: say --yes"));
+        }
+        eprint!("{}\nBreak this lock? Whoever holds it may be writing. [y/N] ", show::text(&lock, &[]));
+        let _ = stderr().flush();
+        let mut answer = String::new();
+        stdin().read_line(&mut answer).map_err(|error| Failure::here(&error))?;
+        if !["y", "yes"].contains(&answer.trim().to_lowercase().as_str()) {
+            return Ok(1);
+        }
+    }
+    let broken: i64 = cmd("LOCK.FORCE")
+        .arg(key)
+        .query_async(&mut server.connection)
+        .await
+        .map_err(|error| failed(&server, name, &error))?;
+    println!("{broken}");
+    Ok(if broken > 0 { 0 } else { 1 })
+}

@@ -1,0 +1,85 @@
+//! `holdfast`: runs a command under a lock, shows who holds and who waits, serves metrics. See the README.
+#![warn(missing_docs)]
+
+mod args;
+mod child;
+mod failure;
+mod force;
+mod list;
+mod metrics;
+mod report;
+mod run;
+mod seen;
+mod show;
+mod times;
+mod top;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use holdfast_client::Locks;
+
+use crate::args::{Args, Task};
+use crate::failure::Failure;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match args.task {
+        Task::Completions { shell } => {
+            clap_complete::generate(shell, &mut Args::command(), "holdfast", &mut std::io::stdout());
+            return ExitCode::SUCCESS;
+        }
+        Task::Man => return man_page(),
+        _ => {}
+    }
+    // Fails only if there is one already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    // One thread: a child that is to die with this process dies with the thread that started it.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let outcome = match runtime {
+        Ok(runtime) => runtime.block_on(perform(&args)),
+        Err(error) => Err(Failure::here(&error)),
+    };
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            eprintln!("holdfast: {failure}");
+            ExitCode::from(failure.code())
+        }
+    }
+}
+
+async fn perform(args: &Args) -> Result<u8, Failure> {
+    let locks = Locks::open(&args.url)?;
+    match &args.task {
+        Task::Run(task) => run::run(locks, task).await,
+        Task::Show { key, json } => show::show(&locks, key, *json).await,
+        Task::Ls { pattern, json } => list::list(&locks, pattern, *json).await,
+        Task::Force { key, yes } => force::force(&locks, key, *yes).await,
+        Task::Metrics(task) => metrics::serve(&locks, task).await,
+        Task::Top(task) => top::top(&locks, task).await,
+        // Done without a server.
+        Task::Completions { .. } | Task::Man => Ok(0),
+    }
+}
+
+fn man_page() -> ExitCode {
+    let mut page = Vec::new();
+    let written = pages(&mut page).and_then(|()| std::io::stdout().write_all(&page));
+    if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// The page of the program, and what each subcommand takes.
+fn pages(out: &mut Vec<u8>) -> std::io::Result<()> {
+    let mut command = Args::command();
+    command.build();
+    clap_mangen::Man::new(command.clone()).render(out)?;
+    for subcommand in command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
+        let page = clap_mangen::Man::new(subcommand.clone());
+        page.render_synopsis_section(out)?;
+        page.render_description_section(out)?;
+        page.render_options_section(out)?;
+    }
+    Ok(())
+}

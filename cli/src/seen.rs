@@ -1,0 +1,329 @@
+//! What a server says of its locks.
+
+use holdfast_client::redis::aio::MultiplexedConnection;
+use holdfast_client::redis::{RedisError, RedisResult, Value, cmd};
+use serde_json::{Map, json};
+
+/// One server, to be looked at.
+pub struct Server {
+    /// Its address.
+    pub name: String,
+    /// A connection to it.
+    pub connection: MultiplexedConnection,
+}
+
+/// A lock that is held or waited for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lock {
+    /// The server's address.
+    pub server: String,
+    /// Its key.
+    pub key: Vec<u8>,
+    /// How many may hold at once; 0: any number.
+    pub limit: i64,
+    /// Until the last deadline, in ms; -1: none.
+    pub ttl: i64,
+    /// Who holds it.
+    pub holders: Vec<Holder>,
+    /// How many wait.
+    pub waiters: i64,
+}
+
+/// Who holds a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// In whose name.
+    pub owner: Vec<u8>,
+    /// The fencing token, if it is known.
+    pub token: Option<i64>,
+    /// How often it is held.
+    pub holds: i64,
+    /// Until its deadline, in ms; -1: none.
+    pub ttl: i64,
+    /// The connection that it is tied to.
+    pub client: Option<i64>,
+    /// Whether the server renews it.
+    pub watchdog: bool,
+    /// Whether it ends with its connection.
+    pub ephemeral: bool,
+}
+
+/// Who waits for a lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Waiter {
+    /// In whose name.
+    pub owner: Vec<u8>,
+    /// Which connection.
+    pub client: Option<i64>,
+    /// For how long already, in ms.
+    pub waited: i64,
+    /// For how long it will yet, in ms; -1: for as long as it takes.
+    pub remaining: i64,
+}
+
+/// One of the locks that most clients wait for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Queue {
+    /// The server's address.
+    pub server: String,
+    /// The lock's key.
+    pub key: Vec<u8>,
+    /// How many wait.
+    pub waiters: i64,
+    /// How long the first one has waited, in ms.
+    pub oldest: i64,
+    /// Who holds it.
+    pub holders: Vec<Vec<u8>>,
+    /// Until the last deadline, in ms.
+    pub ttl: i64,
+}
+
+impl Server {
+    /// The lock with this key; none if it is neither held nor waited for.
+    pub async fn lock(&mut self, key: &[u8]) -> RedisResult<Option<Lock>> {
+        let reply: Value = cmd("LOCK.INFO").arg(key).query_async(&mut self.connection).await?;
+        Ok(self.read_lock(key, &reply))
+    }
+
+    /// Those with these keys that are locks.
+    pub async fn locks(&mut self, keys: &[Vec<u8>]) -> RedisResult<Vec<Lock>> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut all = holdfast_client::redis::pipe();
+        all.ignore_errors();
+        for key in keys {
+            all.cmd("LOCK.INFO").arg(key);
+        }
+        let replies: Vec<RedisResult<Value>> = all.query_async(&mut self.connection).await?;
+        let mut locks = Vec::new();
+        for (key, reply) in keys.iter().zip(replies) {
+            match reply {
+                Ok(reply) => locks.extend(self.read_lock(key, &reply)),
+                // A hash that is no lock.
+                Err(error) if error.code() == Some("WRONGTYPE") => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(locks)
+    }
+
+    /// Who waits for a lock, in order.
+    pub async fn waiters(&mut self, key: &[u8], count: usize) -> RedisResult<Vec<Waiter>> {
+        let mut waiters = cmd("LOCK.WAITERS");
+        let reply: Vec<Value> = waiters.arg(key).arg("COUNT").arg(count).query_async(&mut self.connection).await?;
+        Ok(reply.iter().map(|waiter| read_waiter(&Fields::of(waiter))).collect())
+    }
+
+    /// The locks that most clients wait for.
+    pub async fn top(&mut self, count: usize) -> RedisResult<Vec<Queue>> {
+        let reply: Vec<Value> = cmd("LOCK.TOP").arg("COUNT").arg(count).query_async(&mut self.connection).await?;
+        let read = |value: &Value| {
+            let fields = Fields::of(value);
+            Queue {
+                server: self.name.clone(),
+                key: fields.bytes("key"),
+                waiters: fields.number("waiters").unwrap_or(0),
+                oldest: fields.number("oldest").unwrap_or(0),
+                holders: fields.list("holders").iter().map(bytes).collect(),
+                ttl: fields.number("ttl").unwrap_or(-1),
+            }
+        };
+        Ok(reply.iter().map(read).collect())
+    }
+
+    /// The fields of a section of `INFO`.
+    pub async fn info(&mut self, section: &str) -> RedisResult<Vec<(String, String)>> {
+        let text: String = cmd("INFO").arg(section).query_async(&mut self.connection).await?;
+        let fields = text.lines().filter_map(|line| line.trim_end().split_once(':'));
+        Ok(fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+    }
+
+    /// One slice of the hashes whose keys match, and where the next begins; 0: it was the last.
+    pub async fn scan(&mut self, cursor: u64, pattern: &str) -> RedisResult<(u64, Vec<Vec<u8>>)> {
+        let mut scan = cmd("SCAN");
+        scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000).arg("TYPE").arg("hash");
+        scan.query_async(&mut self.connection).await
+    }
+
+    /// How many keys the database has.
+    pub async fn size(&mut self) -> RedisResult<u64> {
+        cmd("DBSIZE").query_async(&mut self.connection).await
+    }
+
+    fn read_lock(&self, key: &[u8], reply: &Value) -> Option<Lock> {
+        if *reply == Value::Nil {
+            return None;
+        }
+        let fields = Fields::of(reply);
+        Some(Lock {
+            server: self.name.clone(),
+            key: key.to_vec(),
+            limit: fields.number("limit").unwrap_or(1),
+            ttl: fields.number("ttl").unwrap_or(-1),
+            holders: fields.list("holders").iter().map(|holder| read_holder(&Fields::of(holder))).collect(),
+            waiters: fields.number("waiters").unwrap_or(0),
+        })
+    }
+}
+
+fn read_holder(fields: &Fields) -> Holder {
+    Holder {
+        owner: fields.bytes("owner"),
+        token: fields.number("token"),
+        holds: fields.number("holds").unwrap_or(1),
+        ttl: fields.number("ttl").unwrap_or(-1),
+        client: fields.number("client"),
+        watchdog: fields.is("watchdog"),
+        ephemeral: fields.is("ephemeral"),
+    }
+}
+
+fn read_waiter(fields: &Fields) -> Waiter {
+    Waiter {
+        owner: fields.bytes("owner"),
+        client: fields.number("client"),
+        waited: fields.number("waited").unwrap_or(0),
+        remaining: fields.number("remaining").unwrap_or(-1),
+    }
+}
+
+/// A map, as either protocol has it.
+struct Fields<'v>(Vec<(&'v Value, &'v Value)>);
+
+impl<'v> Fields<'v> {
+    fn of(value: &'v Value) -> Self {
+        match value {
+            Value::Map(pairs) => Self(pairs.iter().map(|(name, value)| (name, value)).collect()),
+            Value::Array(flat) => {
+                let (names, values) = (flat.iter().step_by(2), flat.iter().skip(1).step_by(2));
+                Self(names.zip(values).collect())
+            }
+            _ => Self(Vec::new()),
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<&'v Value> {
+        self.0.iter().find(|(key, _)| bytes(key) == name.as_bytes()).map(|(_, value)| *value)
+    }
+
+    fn number(&self, name: &str) -> Option<i64> {
+        match self.get(name)? {
+            Value::Int(number) => Some(*number),
+            _ => None,
+        }
+    }
+
+    fn is(&self, name: &str) -> bool {
+        matches!(self.get(name), Some(Value::Boolean(true) | Value::Int(1)))
+    }
+
+    fn bytes(&self, name: &str) -> Vec<u8> {
+        self.get(name).map(bytes).unwrap_or_default()
+    }
+
+    fn list(&self, name: &str) -> &'v [Value] {
+        match self.get(name) {
+            Some(Value::Array(list)) => list,
+            _ => &[],
+        }
+    }
+}
+
+fn bytes(value: &Value) -> Vec<u8> {
+    match value {
+        Value::BulkString(bytes) => bytes.clone(),
+        Value::SimpleString(text) => text.clone().into_bytes(),
+        _ => Vec::new(),
+    }
+}
+
+/// Bytes as they can be printed.
+pub fn shown(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
+        _ => bytes.escape_ascii().to_string(),
+    }
+}
+
+impl Lock {
+    /// As JSON.
+    pub fn json(&self) -> Map<String, serde_json::Value> {
+        let holders: Vec<_> = self.holders.iter().map(Holder::json).collect();
+        let object = json!({
+            "server": self.server,
+            "key": shown(&self.key),
+            "limit": self.limit,
+            "ttl_ms": self.ttl,
+            "holders": holders,
+            "waiters": self.waiters,
+        });
+        object.as_object().cloned().unwrap_or_default()
+    }
+
+    /// What kind of lock it is.
+    pub fn kind(&self) -> String {
+        match self.limit {
+            0 => "shared".to_owned(),
+            1 => "mutex".to_owned(),
+            limit => format!("limit {limit}"),
+        }
+    }
+}
+
+impl Holder {
+    fn json(&self) -> serde_json::Value {
+        json!({
+            "owner": shown(&self.owner),
+            "token": self.token,
+            "holds": self.holds,
+            "ttl_ms": self.ttl,
+            "client": self.client,
+            "watchdog": self.watchdog,
+            "ephemeral": self.ephemeral,
+        })
+    }
+}
+
+impl Waiter {
+    /// As JSON.
+    pub fn json(&self) -> serde_json::Value {
+        json!({
+            "owner": shown(&self.owner),
+            "client": self.client,
+            "waited_ms": self.waited,
+            "remaining_ms": self.remaining,
+        })
+    }
+}
+
+impl Queue {
+    /// As JSON.
+    pub fn json(&self) -> serde_json::Value {
+        json!({
+            "server": self.server,
+            "key": shown(&self.key),
+            "waiters": self.waiters,
+            "oldest_ms": self.oldest,
+            "holders": self.holders.iter().map(|owner| shown(owner)).collect::<Vec<_>>(),
+            "ttl_ms": self.ttl,
+        })
+    }
+}
+
+/// The server that serves a key.
+pub async fn server_of(locks: &holdfast_client::Locks, key: &str) -> Result<Server, holdfast_client::Error> {
+    let (name, connection) = locks.server_of(key).await?;
+    Ok(Server { name, connection })
+}
+
+/// All servers.
+pub async fn servers(locks: &holdfast_client::Locks) -> Result<Vec<Server>, holdfast_client::Error> {
+    let servers = locks.servers().await?;
+    Ok(servers.into_iter().map(|(name, connection)| Server { name, connection }).collect())
+}
+
+/// An error of a server that was asked about a key.
+pub fn failed(server: &Server, key: &[u8], error: &RedisError) -> crate::failure::Failure {
+    crate::failure::Failure::server(&server.name, &format!("{:?}", shown(key)), error)
+}

@@ -1,0 +1,62 @@
+//! `holdfast show`: who holds a lock and who waits for it.
+
+use holdfast_client::Locks;
+use serde_json::json;
+
+use crate::failure::Failure;
+use crate::report::table;
+use crate::seen::{Holder, Lock, Waiter, failed, server_of, shown};
+use crate::times;
+
+/// So many waiters are shown.
+const SHOWN: usize = 100;
+
+/// Shows one lock; 1 if it is free.
+pub async fn show(locks: &Locks, key: &str, json: bool) -> Result<u8, Failure> {
+    let mut server = server_of(locks, key).await?;
+    let name = key.as_bytes();
+    let lock = server.lock(name).await.map_err(|error| failed(&server, name, &error))?;
+    let waiters = server.waiters(name, SHOWN).await.map_err(|error| failed(&server, name, &error))?;
+    match (&lock, json) {
+        (None, true) => println!("{}", json!({ "server": server.name, "key": key, "holders": [], "queue": [] })),
+        (None, false) => println!("{key} is free ({})", server.name),
+        (Some(lock), true) => {
+            let mut object = lock.json();
+            object.insert("queue".to_owned(), waiters.iter().map(Waiter::json).collect());
+            println!("{}", serde_json::Value::from(object));
+        }
+        (Some(lock), false) => print!("{}", text(lock, &waiters)),
+    }
+    Ok(if lock.is_some() { 0 } else { 1 })
+}
+
+/// A lock as text.
+pub fn text(lock: &Lock, waiters: &[Waiter]) -> String {
+    let mut text = format!("{}  {}  {}\n\n", shown(&lock.key), lock.kind(), lock.server);
+    let titles = ["HOLDER", "TOKEN", "HOLDS", "LEASE", "TIED TO"];
+    text += &table(&titles, &lock.holders.iter().map(holder).collect::<Vec<_>>());
+    let titles = ["WAITER", "WAITED", "REMAINING", "CLIENT"];
+    if !waiters.is_empty() {
+        text += "\n";
+        text += &table(&titles, &waiters.iter().map(waiter).collect::<Vec<_>>());
+    }
+    let more = lock.waiters - waiters.len() as i64;
+    if more > 0 {
+        text += &format!("… and {more} more\n");
+    }
+    text
+}
+
+fn holder(holder: &Holder) -> Vec<String> {
+    let ties = [(holder.watchdog, "watchdog"), (holder.ephemeral, "ephemeral")];
+    let ties: Vec<_> = ties.iter().filter(|(tied, _)| *tied).map(|(_, name)| *name).collect();
+    let tied = holder.client.map_or_else(String::new, |client| format!("client {client} ({})", ties.join(", ")));
+    let token = holder.token.map_or_else(|| "-".to_owned(), |token| token.to_string());
+    vec![shown(&holder.owner), token, holder.holds.to_string(), times::show(holder.ttl), tied]
+}
+
+fn waiter(waiter: &Waiter) -> Vec<String> {
+    let remaining = if waiter.remaining < 0 { "for ever".to_owned() } else { times::show(waiter.remaining) };
+    let client = waiter.client.map_or_else(|| "-".to_owned(), |client| client.to_string());
+    vec![shown(&waiter.owner), times::show(waiter.waited), remaining, client]
+}

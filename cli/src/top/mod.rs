@@ -1,0 +1,135 @@
+//! `holdfast top`: the locks that most clients wait for, live.
+
+mod state;
+mod view;
+
+use std::io::{IsTerminal, stdout};
+use std::time::Instant;
+
+use holdfast_client::Locks;
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use self::state::{Look, State};
+use crate::args::Top;
+use crate::failure::Failure;
+use crate::seen::{Queue, Server, failed, server_of, servers, shown};
+
+/// So many waiters of one lock are shown.
+const SHOWN: usize = 200;
+
+/// Shows them once, or until it is ended.
+pub async fn top(locks: &Locks, task: &Top) -> Result<u8, Failure> {
+    if task.once {
+        let (queues, _) = look(locks, task.count).await?;
+        if task.json {
+            println!("{}", serde_json::Value::from(queues.iter().map(Queue::json).collect::<Vec<_>>()));
+        } else {
+            print!("{}", view::text(&queues));
+        }
+        return Ok(0);
+    }
+    if !stdout().is_terminal() {
+        return Err(Failure::usage("this is no terminal: say --once"));
+    }
+    // What can't be reached is said before the screen is taken.
+    look(locks, task.count).await?;
+    // It is given back also by a panic.
+    let mut terminal = ratatui::init();
+    let outcome = run(&mut terminal, locks, task).await;
+    ratatui::restore();
+    outcome
+}
+
+async fn run(terminal: &mut DefaultTerminal, locks: &Locks, task: &Top) -> Result<u8, Failure> {
+    let mut keys = keys();
+    let mut state = State::default();
+    let mut ticks = tokio::time::interval(task.interval);
+    loop {
+        terminal.draw(|frame| view::draw(frame, &state)).map_err(|error| Failure::here(&error))?;
+        tokio::select! {
+            _ = ticks.tick() => renew(locks, task, &mut state).await,
+            event = keys.recv() => match event {
+                None => return Ok(0),
+                Some(Event::Key(key)) if key.kind == KeyEventKind::Press => {
+                    if !pressed(&mut state, key) {
+                        return Ok(0);
+                    }
+                    if state.wants_look() {
+                        renew(locks, task, &mut state).await;
+                    }
+                }
+                // Another size: it is drawn anew.
+                Some(_) => {}
+            },
+        }
+    }
+}
+
+/// What a key does; false: it ends.
+fn pressed(state: &mut State, key: KeyEvent) -> bool {
+    match key.code {
+        KeyCode::Char('q') => return false,
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
+        KeyCode::Down | KeyCode::Char('j') => state.down(),
+        KeyCode::Up | KeyCode::Char('k') => state.up(),
+        KeyCode::Char('s') => state.sort_otherwise(),
+        KeyCode::Enter => state.enter(),
+        KeyCode::Esc | KeyCode::Backspace => state.leave(),
+        _ => {}
+    }
+    true
+}
+
+/// Keys, read by a thread of their own: reading them waits.
+fn keys() -> UnboundedReceiver<Event> {
+    let (sender, receiver) = unbounded_channel();
+    std::thread::spawn(move || {
+        while let Ok(event) = event::read() {
+            if sender.send(event).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+async fn renew(locks: &Locks, task: &Top, state: &mut State) {
+    match look(locks, task.count).await {
+        Ok((queues, grants)) => state.seen(queues, grants, Instant::now()),
+        Err(failure) => state.failed(failure.to_string()),
+    }
+    if let Some(key) = state.inside() {
+        let key = String::from_utf8_lossy(key).into_owned();
+        match look_into(locks, &key).await {
+            Ok(look) => state.looked(look),
+            Err(failure) => state.failed(failure.to_string()),
+        }
+    }
+}
+
+/// The longest queues of all servers, and how many grants there were out of queues.
+async fn look(locks: &Locks, count: usize) -> Result<(Vec<Queue>, u64), Failure> {
+    let (mut queues, mut grants) = (Vec::new(), 0);
+    for mut server in servers(locks).await? {
+        queues.extend(server.top(count).await.map_err(|error| failed(&server, b"", &error))?);
+        grants += granted(&mut server).await?;
+    }
+    queues.sort_by_key(|queue| std::cmp::Reverse(queue.waiters));
+    Ok((queues, grants))
+}
+
+async fn granted(server: &mut Server) -> Result<u64, Failure> {
+    let info = server.info("holdfast").await.map_err(|error| failed(server, b"", &error))?;
+    let field = info.iter().find(|(name, _)| name == "holdfast_grants_queued");
+    Ok(field.and_then(|(_, value)| value.parse().ok()).unwrap_or(0))
+}
+
+async fn look_into(locks: &Locks, key: &str) -> Result<Look, Failure> {
+    let mut server = server_of(locks, key).await?;
+    let name = key.as_bytes();
+    let lock = server.lock(name).await.map_err(|error| failed(&server, name, &error))?;
+    let waiters = server.waiters(name, SHOWN).await.map_err(|error| failed(&server, name, &error))?;
+    Ok(Look { key: shown(name), lock, waiters })
+}

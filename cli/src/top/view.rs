@@ -1,0 +1,79 @@
+//! How `top` looks.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Text};
+use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
+
+use super::state::{Look, Sort, State};
+use crate::report::table;
+use crate::seen::{Queue, shown};
+use crate::show;
+use crate::times;
+
+const TITLES: [&str; 5] = ["KEY", "WAITERS", "OLDEST", "LEASE", "HOLDER"];
+
+/// The table as text.
+pub fn text(queues: &[Queue]) -> String {
+    table(&TITLES, &queues.iter().map(|queue| cells(queue).to_vec()).collect::<Vec<_>>())
+}
+
+/// The screen.
+pub fn draw(frame: &mut Frame, state: &State) {
+    let areas = Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)]);
+    let [head, body, foot] = areas.areas(frame.area());
+    frame.render_widget(Paragraph::new(summary(state)).style(Modifier::BOLD), head);
+    match state.look() {
+        Some(look) => frame.render_widget(Paragraph::new(Text::from(inside(look))), body),
+        None => {
+            let mut chosen = TableState::default().with_selected(state.row());
+            frame.render_stateful_widget(queues(state), body, &mut chosen);
+        }
+    }
+    frame.render_widget(last_line(state), foot);
+}
+
+fn summary(state: &State) -> String {
+    let waiters: i64 = state.queues().iter().map(|queue| queue.waiters).sum();
+    let rate = state.rate().map_or_else(|| "-".to_owned(), |rate| format!("{rate:.0}"));
+    format!("{} contended locks, {waiters} waiters, {rate} hand-offs/s", state.queues().len())
+}
+
+fn queues(state: &State) -> Table<'_> {
+    let title = |name: &str| {
+        let sorted =
+            matches!((state.sort(), name), (Sort::Waiters, "WAITERS") | (Sort::Oldest, "OLDEST") | (Sort::Key, "KEY"));
+        Cell::from(if sorted { format!("{name} ▾") } else { name.to_owned() })
+    };
+    let widths =
+        [Constraint::Fill(2), Constraint::Length(9), Constraint::Length(8), Constraint::Length(8), Constraint::Fill(3)];
+    Table::new(state.queues().iter().map(|queue| Row::new(cells(queue))), widths)
+        .header(Row::new(TITLES.map(title)).style(Color::Cyan))
+        .row_highlight_style(Modifier::REVERSED)
+}
+
+fn cells(queue: &Queue) -> [String; 5] {
+    let holders = match queue.holders.as_slice() {
+        [] => "-".to_owned(),
+        [one] => shown(one),
+        [first, others @ ..] => format!("{} and {} more", shown(first), others.len()),
+    };
+    [shown(&queue.key), queue.waiters.to_string(), times::show(queue.oldest), times::show(queue.ttl), holders]
+}
+
+fn inside(look: &Look) -> String {
+    match &look.lock {
+        Some(lock) => show::text(lock, &look.waiters),
+        None => format!("{} is free", look.key),
+    }
+}
+
+fn last_line(state: &State) -> Line<'_> {
+    let red = Style::from(Color::Red);
+    match (state.failure(), state.inside()) {
+        (Some(failure), _) => Line::styled(failure.lines().next().unwrap_or_default(), red),
+        (None, Some(_)) => Line::from("Esc back  q quit"),
+        (None, None) => Line::from("↑↓ choose  Enter look into  s sort  q quit"),
+    }
+}

@@ -1,0 +1,107 @@
+//! Where servers are, and what is said if they are not there.
+
+use std::path::Path;
+use std::process::Command;
+
+use support::{Cluster, Server, Trio, skip, until};
+
+use crate::common::{SOON, done, holdfast, holdfast_at, say, waiters};
+
+#[test]
+fn a_cluster_a_sentinel_and_a_socket_are_addresses() {
+    let cluster = Cluster::start(3);
+    let url = format!("redis+cluster://{},{}", cluster.node(0).addr(), cluster.node(1).addr());
+    for key in ["a", "b", "c", "d"] {
+        assert_eq!(done(holdfast_at(&url).args(["run", key, "--", "echo", "ran"])).out, "ran\n");
+        let held = done(holdfast_at(&url).args(["run", key, "--", env!("CARGO_BIN_EXE_holdfast"), "ls", "--json"]));
+        assert_eq!(held.out.lines().count(), 1, "{held:?}");
+    }
+    let slots = done(holdfast_at(&url).args(["run", "a", "b", "--", "true"]));
+    assert_eq!(slots.code, Some(69));
+    assert!(slots.err.contains("CROSSSLOT") && slots.err.contains("{name}a"), "{}", slots.err);
+
+    let trio = Trio::start();
+    let url = format!("redis+sentinel://{}/{}", trio.sentinel().addr(), trio.name());
+    assert_eq!(done(holdfast_at(&url).args(["run", "a", "--", "echo", "ran"])).out, "ran\n");
+    let wrong = format!("redis+sentinel://{}/nobody", trio.sentinel().addr());
+    assert_eq!(done(holdfast_at(&wrong).args(["run", "a", "--", "true"])).code, Some(69));
+
+    let server = Server::start();
+    let socket = server.dir().join("socket");
+    drop(server);
+    let server = Server::builder().arg("unixsocket", &socket.display().to_string());
+    std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
+    let _server = server.start();
+    let url = format!("unix://{}", socket.display());
+    assert_eq!(done(holdfast_at(&url).args(["run", "a", "--", "echo", "ran"])).out, "ran\n");
+    std::fs::remove_dir_all(socket.parent().unwrap()).unwrap();
+}
+
+#[test]
+fn the_option_goes_before_the_environment() {
+    let server = Server::start();
+    let url = format!("redis://{}", server.addr());
+    let done = done(holdfast_at("redis://127.0.0.1:1").args(["--url", &url, "run", "a", "--", "echo", "ran"]));
+    assert_eq!(done.out, "ran\n");
+}
+
+#[test]
+fn what_is_wrong_is_said_with_server_key_and_what_to_do() {
+    let mut server = Server::start();
+    let () = say(&server, "SET text value");
+    let says = |command: &mut Command, code: i32, words: &[&str]| {
+        let done = done(command);
+        assert_eq!(done.code, Some(code), "{done:?}");
+        for word in words {
+            assert!(done.err.contains(word), "{word}: {}", done.err);
+        }
+        assert!(done.err.lines().count() <= 2, "{}", done.err);
+    };
+    let address = server.addr().to_string();
+    says(holdfast(&server).args(["run", "text", "--", "true"]), 69, &["\"text\"", "WRONGTYPE", "another key"]);
+    says(holdfast(&server).args(["show", "text"]), 69, &[&address, "text", "WRONGTYPE"]);
+    let () = say(&server, "CONFIG SET requirepass secret");
+    says(holdfast(&server).args(["run", "a", "--", "true"]), 69, &[&address, "NOAUTH", "--url"]);
+    server.kill9();
+    says(holdfast(&server).args(["run", "a", "--", "true"]), 69, &[&address, "\"a\"", "that the server runs"]);
+    says(holdfast_at("http://x").args(["show", "a"]), 64, &["http://x", "redis+sentinel://"]);
+    let plain = Server::builder().without_module().start();
+    says(holdfast(&plain).args(["run", "a", "--", "true"]), 69, &["unknown command", "loadmodule"]);
+}
+
+#[test]
+fn tls_is_an_address_too() {
+    let keys = Server::start();
+    let dir = keys.dir();
+    if !certificates(dir) {
+        return skip("openssl is not here to make certificates");
+    }
+    let file = |name: &str| dir.join(name).display().to_string();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let server = Server::builder()
+        .arg("tls-port", &port.to_string())
+        .arg("tls-cert-file", &file("server.pem"))
+        .arg("tls-key-file", &file("server.key"))
+        .arg("tls-ca-cert-file", &file("ca.pem"))
+        .arg("tls-auth-clients", "no");
+    let Ok(server) = server.try_start() else { return skip("this server speaks no TLS") };
+    let url = format!("rediss://127.0.0.1:{port}");
+    let trusted = done(holdfast_at(&url).env("SSL_CERT_FILE", file("ca.pem")).args(["run", "a", "--", "echo", "ran"]));
+    assert_eq!((trusted.code, trusted.out.as_str()), (Some(0), "ran\n"), "{}", trusted.err);
+    let stranger =
+        done(holdfast_at(&url).env("SSL_CERT_FILE", file("other.pem")).args(["run", "a", "--", "echo", "ran"]));
+    assert_eq!(stranger.code, Some(69), "{}", stranger.err);
+    until(SOON, "nobody waits", || waiters(&server, "a") == 0);
+}
+
+/// A certificate of an authority for 127.0.0.1, and another authority.
+fn certificates(dir: &Path) -> bool {
+    let script = "set -e
+        authority() { openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=$1 -keyout $1.key -out $1.pem; }
+        authority ca; authority other
+        openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=server -keyout server.key -out server.csr
+        printf 'subjectAltName=IP:127.0.0.1\\nbasicConstraints=CA:FALSE\\n' > server.ext
+        openssl x509 -req -in server.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile server.ext -out server.pem";
+    let made = Command::new("bash").args(["-c", script]).current_dir(dir).output();
+    made.is_ok_and(|made| made.status.success())
+}

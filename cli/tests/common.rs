@@ -1,0 +1,145 @@
+//! What the tests share.
+
+use std::io::Read;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use support::{Server, eventually, until};
+
+/// Until everything must have happened that does not take a time of its own.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// The program, for this server.
+pub fn holdfast(server: &Server) -> Command {
+    holdfast_at(&format!("redis://{}", server.addr()))
+}
+
+/// The program, for this address.
+pub fn holdfast_at(url: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast"));
+    command.env("REDIS_URL", url).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs it to its end.
+#[track_caller]
+pub fn done(command: &mut Command) -> Done {
+    Running::start(command).done()
+}
+
+/// What a process left behind.
+#[derive(Debug)]
+pub struct Done {
+    /// The exit code.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub out: String,
+    /// Standard error.
+    pub err: String,
+}
+
+impl From<Output> for Done {
+    fn from(output: Output) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Self { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+    }
+}
+
+/// A process that runs. Killed when dropped.
+pub struct Running {
+    child: Child,
+}
+
+impl Running {
+    /// Starts it.
+    #[track_caller]
+    pub fn start(command: &mut Command) -> Self {
+        Self { child: command.spawn().expect("it starts") }
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: plain call; the child has not been waited for.
+        unsafe { libc::kill(self.child.id() as libc::pid_t, signal) };
+    }
+
+    /// Reads a line of its standard output.
+    #[track_caller]
+    pub fn line(&mut self) -> String {
+        line(self.child.stdout.as_mut().expect("it is a pipe"))
+    }
+
+    /// Reads a line of its standard error.
+    #[track_caller]
+    pub fn error_line(&mut self) -> String {
+        line(self.child.stderr.as_mut().expect("it is a pipe"))
+    }
+
+    /// Waits for its end.
+    #[track_caller]
+    pub fn done(mut self) -> Done {
+        let begin = Instant::now();
+        until(SOON, "the process ends", || self.child.try_wait().expect("a child can be waited for").is_some());
+        let status = self.child.wait().expect("it has ended");
+        let read = |pipe: Option<&mut dyn Read>| {
+            let mut bytes = Vec::new();
+            if let Some(pipe) = pipe {
+                pipe.read_to_end(&mut bytes).expect("a pipe can be read");
+            }
+            bytes
+        };
+        let stdout = read(self.child.stdout.as_mut().map(|pipe| pipe as &mut dyn Read));
+        let stderr = read(self.child.stderr.as_mut().map(|pipe| pipe as &mut dyn Read));
+        assert!(begin.elapsed() < SOON * 2);
+        Done::from(Output { status, stdout, stderr })
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// One line, byte by byte: what follows is left to be read.
+fn line(pipe: &mut impl Read) -> String {
+    let mut line = Vec::new();
+    let mut byte = [0];
+    while pipe.read(&mut byte).expect("a pipe can be read") == 1 && byte != *b"\n" {
+        line.extend(byte);
+    }
+    String::from_utf8(line).expect("text")
+}
+
+/// One command, typed with spaces between its words.
+#[track_caller]
+pub fn say<T: redis::FromRedisValue>(server: &Server, line: &str) -> T {
+    let mut words = line.split(' ');
+    let mut cmd = redis::cmd(words.next().expect("a command"));
+    cmd.arg(words.collect::<Vec<_>>());
+    cmd.query(&mut server.connect()).unwrap_or_else(|error| panic!("{line}: {error}"))
+}
+
+/// Whether nobody holds the lock and nobody waits for it.
+pub fn is_free(server: &Server, key: &str) -> bool {
+    say::<redis::Value>(server, &format!("LOCK.INFO {key}")) == redis::Value::Nil
+}
+
+/// How many wait.
+pub fn waiters(server: &Server, key: &str) -> usize {
+    say::<Vec<redis::Value>>(server, &format!("LOCK.WAITERS {key}")).len()
+}
+
+/// Whether there is a process with this id.
+pub fn lives(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // One that nobody has waited for yet has ended.
+    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(" Z"))
+}
+
+/// Waits until the process is gone.
+#[track_caller]
+pub fn until_gone(pid: i32) {
+    assert!(eventually(SOON, || !lives(pid)), "process {pid} lives on");
+}

@@ -1,0 +1,223 @@
+//! `holdfast run`.
+
+use std::io::Write;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use support::{Proxy, Server, until};
+
+use crate::common::{Running, SOON, done, holdfast, holdfast_at, is_free, lives, say, until_gone, waiters};
+
+#[test]
+fn the_exit_code_is_the_commands() {
+    let server = Server::start();
+    for (command, code) in [
+        (&["true"][..], 0),
+        (&["sh", "-c", "exit 7"], 7),
+        (&["sh", "-c", "kill -9 $$"], 128 + 9),
+        (&["sh", "-c", "kill -TERM $$"], 128 + 15),
+        (&["/no/such/program"], 127),
+        (&["/etc/passwd"], 126),
+    ] {
+        let done = done(holdfast(&server).args(["run", "a", "--"]).args(command));
+        assert_eq!(done.code, Some(code), "{command:?}: {}", done.err);
+        assert!(is_free(&server, "a"), "{command:?}");
+        let told = !done.err.is_empty();
+        assert_eq!(told, code == 126 || code == 127, "{command:?}: {}", done.err);
+    }
+}
+
+#[test]
+fn the_command_has_the_lock_and_knows_it() {
+    let server = Server::start();
+    let done = done(holdfast(&server).args(["run", "a", "--", "sh", "-c"]).arg(format!(
+        "echo $HOLDFAST_KEY; echo $HOLDFAST_TOKEN; echo $HOLDFAST_OWNER; redis-cli -p {} HKEYS a",
+        server.port()
+    )));
+    let lines: Vec<_> = done.out.lines().collect();
+    assert_eq!(lines.first(), Some(&"a"), "{done:?}");
+    assert!(lines[1].parse::<u64>().unwrap() > 0);
+    assert!(lines[2].contains('@'));
+    assert!(lines[3..].contains(&lines[2]), "it holds: {lines:?}");
+    assert_eq!(done.err, "");
+}
+
+#[test]
+fn arguments_and_input_go_through_as_they_are() {
+    let server = Server::start();
+    let done = done(holdfast(&server).args(["run", "a", "--", "printf", "%s|", "$HOME", "a b", "--wait", ""]));
+    assert_eq!(done.out, "$HOME|a b|--wait||");
+    let mut child = holdfast(&server).args(["run", "a", "--", "cat"]).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"through").unwrap();
+    assert_eq!(child.wait_with_output().unwrap().stdout, b"through");
+}
+
+#[test]
+fn who_is_not_granted_it_does_not_run() {
+    let server = Server::start();
+    let _: i64 = say(&server, "LOCK.ACQUIRE a other");
+    for (arguments, code) in
+        [(&["--no-wait"][..], 1), (&["-n", "-E", "42"], 42), (&["--wait", "50ms", "-E", "0"], 0), (&["-w", "0"], 1)]
+    {
+        let done = done(holdfast(&server).arg("run").args(arguments).args(["a", "--", "echo", "ran"]));
+        assert_eq!((done.code, done.out.as_str()), (Some(code), ""), "{arguments:?}");
+        assert!(done.err.contains("\"a\": not granted"), "{}", done.err);
+    }
+    assert_eq!(waiters(&server, "a"), 0);
+}
+
+#[test]
+fn it_waits_its_turn_for_as_long_as_it_takes() {
+    let server = Server::start();
+    let _: i64 = say(&server, "LOCK.ACQUIRE a other");
+    let waiting: Vec<_> = (0..3)
+        .map(|number| {
+            let run = Running::start(holdfast(&server).args(["run", "a", "--", "echo"]).arg(number.to_string()));
+            until(SOON, "it waits", || waiters(&server, "a") == number + 1);
+            run
+        })
+        .collect();
+    let _: i64 = say(&server, "LOCK.RELEASE a other");
+    for (number, run) in waiting.into_iter().enumerate() {
+        let done = run.done();
+        assert_eq!((done.code, done.out), (Some(0), format!("{number}\n")), "{}", done.err);
+    }
+    assert!(is_free(&server, "a"));
+}
+
+#[test]
+fn a_signal_ends_a_wait_and_leaves_nothing_behind() {
+    let server = Server::start();
+    let _: i64 = say(&server, "LOCK.ACQUIRE a other");
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        let run = Running::start(holdfast(&server).args(["run", "a", "--", "echo", "ran"]));
+        until(SOON, "it waits", || waiters(&server, "a") == 1);
+        run.signal(signal);
+        let done = run.done();
+        assert_eq!((done.code, done.out.as_str()), (Some(128 + signal), ""));
+        until(SOON, "nobody waits", || waiters(&server, "a") == 0);
+    }
+}
+
+#[test]
+fn signals_reach_the_whole_group() {
+    let server = Server::start();
+    for (name, signal) in [
+        ("INT", libc::SIGINT),
+        ("TERM", libc::SIGTERM),
+        ("HUP", libc::SIGHUP),
+        ("QUIT", libc::SIGQUIT),
+        ("USR1", libc::SIGUSR1),
+        ("USR2", libc::SIGUSR2),
+    ] {
+        // A command and a child of it, in one group: the command's own trap runs when the child has ended.
+        let script = format!(
+            "trap 'exit 3' {name}; sh -c \"trap 'exit 0' {name}; echo begun; while :; do sleep 0.01; done\"; sleep 1000"
+        );
+        let mut run = Running::start(holdfast(&server).args(["run", "a", "--", "sh", "-c", &script]));
+        run.line();
+        run.signal(signal);
+        let done = run.done();
+        assert_eq!(done.code, Some(3), "{name}: {}", done.err);
+        assert!(is_free(&server, "a"));
+    }
+}
+
+#[test]
+fn a_lost_lock_stops_the_command() {
+    let server = Server::start();
+    let script = "trap 'echo asked; exit 0' TERM; echo begun; while :; do sleep 0.01; done";
+    let mut run = Running::start(holdfast(&server).args(["run", "a", "--", "sh", "-c", script]));
+    assert_eq!(run.line(), "begun");
+    let _: i64 = say(&server, "LOCK.FORCE a");
+    let done = run.done();
+    assert_eq!((done.code, done.out.as_str()), (Some(75), "asked\n"));
+    assert!(done.err.contains("\"a\": lost: forced"), "{}", done.err);
+}
+
+#[test]
+fn a_command_that_does_not_listen_is_killed_after_a_grace() {
+    let server = Server::start();
+    let script = "trap '' TERM; (trap '' TERM; sleep 1000) & echo $$ $!; wait; wait; sleep 1000";
+    let mut run = Running::start(holdfast(&server).args(["run", "--grace", "200ms", "a", "--", "sh", "-c", script]));
+    let pids: Vec<i32> = run.line().split(' ').map(|pid| pid.parse().unwrap()).collect();
+    let begin = Instant::now();
+    let _: i64 = say(&server, "LOCK.FORCE a");
+    let done = run.done();
+    assert_eq!(done.code, Some(75));
+    assert!(begin.elapsed() >= Duration::from_millis(200));
+    pids.into_iter().for_each(until_gone);
+}
+
+#[test]
+fn a_broken_connection_is_a_lost_lock() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let script = "echo begun; while :; do sleep 0.01; done";
+    let url = format!("redis://{}", proxy.addr());
+    let mut run = Running::start(holdfast_at(&url).args(["run", "a", "--", "sh", "-c", script]));
+    assert_eq!(run.line(), "begun");
+    proxy.cut();
+    let done = run.done();
+    assert_eq!(done.code, Some(75));
+    assert!(done.err.contains("lost: disconnected"), "{}", done.err);
+    assert!(is_free(&server, "a"));
+}
+
+#[test]
+fn a_lock_lost_before_the_end_is_told_at_the_end() {
+    let server = Server::start();
+    let script = format!("redis-cli -p {} LOCK.FORCE a >/dev/null", server.port());
+    let done = done(holdfast(&server).args(["run", "--grace", "10s", "a", "--", "sh", "-c", &script]));
+    assert_eq!(done.code, Some(75));
+    assert!(done.err.contains("forced"), "{}", done.err);
+}
+
+#[test]
+fn killed_it_takes_the_command_along_and_frees_the_lock() {
+    let server = Server::start();
+    let mut run = Running::start(holdfast(&server).args(["run", "a", "--", "sh", "-c", "echo $$; exec sleep 1000"]));
+    let pid: i32 = run.line().parse().unwrap();
+    assert!(lives(pid) && !is_free(&server, "a"));
+    run.signal(libc::SIGKILL);
+    until_gone(pid);
+    until(SOON, "the lock is free, long before its lease is over", || is_free(&server, "a"));
+}
+
+#[test]
+fn several_keys_are_taken_all_or_none() {
+    let server = Server::start();
+    let _: i64 = say(&server, "LOCK.ACQUIRE b other");
+    let refused = done(holdfast(&server).args(["run", "-n", "a", "b", "--", "true"]));
+    assert_eq!(refused.code, Some(1));
+    let _: i64 = say(&server, "LOCK.RELEASE b other");
+    let script = format!("echo $HOLDFAST_KEY; redis-cli -p {} EXISTS a b", server.port());
+    let ran = done(holdfast(&server).args(["run", "-n", "a", "b", "--", "sh", "-c", &script]));
+    assert_eq!(ran.out, "a b\n2\n");
+}
+
+#[test]
+fn locks_are_shared_counted_and_confirmed() {
+    let server = Server::start();
+    let inner = |option: &[&str]| {
+        let mut command = holdfast(&server);
+        command.args(["run"]).args(option).args(["a", "--", env!("CARGO_BIN_EXE_holdfast"), "run", "-n"]).args(option);
+        command.args(["a", "--", "echo", "both"]);
+        done(&mut command)
+    };
+    assert_eq!(inner(&["--shared"]).out, "both\n");
+    assert_eq!(inner(&["--limit", "2"]).out, "both\n");
+    assert_eq!(inner(&["--limit", "1"]).code, Some(1));
+    let alone = done(holdfast(&server).args(["run", "--replicas", "1", "a", "--", "echo", "ran"]));
+    assert_eq!((alone.code, alone.out.as_str()), (Some(75), ""));
+    assert!(alone.err.contains("ask for fewer replicas"), "{}", alone.err);
+}
+
+#[test]
+fn the_lease_is_what_outlives_the_server_being_cut_off() {
+    let server = Server::start();
+    let script = format!("redis-cli -p {} PTTL a", server.port());
+    let done = done(holdfast(&server).args(["run", "--lease", "100s", "a", "--", "sh", "-c", &script]));
+    let ttl: i64 = done.out.trim().parse().unwrap();
+    assert!((90_000..=100_000).contains(&ttl), "{ttl}");
+}

@@ -1,0 +1,158 @@
+//! A program at a terminal: a pseudo-terminal, and a screen that reads what it is sent.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::num::NonZero;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use support::{Server, eventually, until};
+
+use crate::common::{SOON, holdfast, is_free, say};
+
+/// A program at a terminal of 100 columns and 30 rows.
+pub struct Terminal {
+    child: Child,
+    keyboard: File,
+    screen: Arc<Mutex<vt100::Parser>>,
+}
+
+impl Terminal {
+    /// Starts the program.
+    pub fn start(command: &mut Command) -> Self {
+        let (rows, columns) = (NonZero::new(30).expect("more than 0"), NonZero::new(100).expect("more than 0"));
+        let mut size = libc::winsize { ws_row: rows.get(), ws_col: columns.get(), ws_xpixel: 0, ws_ypixel: 0 };
+        let (mut here, mut there) = (0, 0);
+        // SAFETY: places for two descriptors, and a size that outlives the call.
+        let made =
+            unsafe { libc::openpty(&mut here, &mut there, std::ptr::null_mut(), std::ptr::null(), &raw mut size) };
+        assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
+        // SAFETY: the descriptors are new and nobody else's.
+        let (here, there) = unsafe { (File::from_raw_fd(here), OwnedFd::from_raw_fd(there)) };
+        let end = || Stdio::from(there.try_clone().expect("a descriptor can be doubled"));
+        command.stdin(end()).stdout(end()).stderr(end()).env("TERM", "xterm-256color");
+        // SAFETY: two async-signal-safe calls: a session of its own, with this terminal.
+        unsafe {
+            command.pre_exec(|| {
+                libc::setsid();
+                libc::ioctl(0, libc::TIOCSCTTY, 0);
+                Ok(())
+            })
+        };
+        let child = command.spawn().expect("it starts");
+        // The command keeps its own ends open, and the terminal with them.
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        drop(there);
+        let screen = Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 0)));
+        let (mut output, shown) = (here.try_clone().expect("a descriptor can be doubled"), screen.clone());
+        thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(length @ 1..) = output.read(&mut buffer) {
+                shown.lock().expect("nobody panics with it").process(&buffer[..length]);
+            }
+        });
+        Self { child, keyboard: here, screen }
+    }
+
+    /// What stands on the screen.
+    pub fn text(&self) -> String {
+        self.screen.lock().expect("nobody panics with it").screen().contents()
+    }
+
+    /// The text of the rows that are shown inverted.
+    pub fn inverted(&self) -> String {
+        let parser = self.screen.lock().expect("nobody panics with it");
+        let screen = parser.screen();
+        let (rows, columns) = screen.size();
+        let cells = (0..rows.get()).flat_map(|row| (0..columns.get()).map(move |column| (row, column)));
+        let cells = cells.filter_map(|(row, column)| screen.cell(row, column)).filter(|cell| cell.inverse());
+        cells.map(|cell| if cell.has_contents() { cell.contents().to_owned() } else { " ".to_owned() }).collect()
+    }
+
+    /// Types.
+    pub fn keys(&mut self, keys: &str) {
+        self.keyboard.write_all(keys.as_bytes()).expect("the terminal takes keys");
+    }
+
+    /// Waits until this stands on the screen.
+    #[track_caller]
+    pub fn shows(&self, text: &str) {
+        assert!(eventually(SOON, || self.text().contains(text)), "{text:?} is not shown:\n{}", self.text());
+    }
+
+    /// Waits for its end; the exit code.
+    #[track_caller]
+    pub fn done(mut self) -> Option<i32> {
+        until(SOON, "it ends", || self.child.try_wait().expect("a child can be waited for").is_some());
+        self.child.wait().expect("it has ended").code()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn the_command_has_the_terminal() {
+    let server = Server::start();
+    let script =
+        "echo ready; read line; echo got $line; trap 'echo interrupted; exit 3' INT; while :; do sleep 0.01; done";
+    let mut terminal = Terminal::start(holdfast(&server).args(["run", "a", "--", "sh", "-c", script]));
+    terminal.shows("ready");
+    terminal.keys("words\n");
+    terminal.shows("got words");
+    terminal.keys("\x03");
+    terminal.shows("interrupted");
+    assert_eq!(terminal.done(), Some(3));
+    assert!(is_free(&server, "a"));
+}
+
+#[test]
+fn it_stops_and_goes_on_as_a_shell_wants() {
+    let server = Server::start();
+    // A shell with job control, that runs it, is told that it stopped, and lets it go on.
+    let program = env!("CARGO_BIN_EXE_holdfast");
+    let script = format!(
+        "set -m; {program} run a -- sh -c 'echo begun; read line; echo got $line'; echo stopped; fg; echo ended $?"
+    );
+    let mut shell = Command::new("bash");
+    shell.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", server.addr()));
+    let mut terminal = Terminal::start(&mut shell);
+    terminal.shows("begun");
+    terminal.keys("\x1a");
+    terminal.shows("stopped");
+    terminal.keys("words\n");
+    terminal.shows("got words");
+    terminal.shows("ended 0");
+    assert_eq!(terminal.done(), Some(0));
+}
+
+#[test]
+fn whoever_sits_there_is_told_that_it_waits() {
+    let server = Server::start();
+    let _: i64 = say(&server, "LOCK.ACQUIRE a other");
+    let mut terminal = Terminal::start(holdfast(&server).args(["run", "a", "--", "echo", "ran"]));
+    terminal.shows("waiting for \"a\"");
+    terminal.keys("\x03");
+    assert_eq!(terminal.done(), Some(130));
+}
+
+#[test]
+fn whoever_sits_there_is_asked_before_a_lock_is_broken() {
+    let server = Server::start();
+    let _: i64 = say(&server, "LOCK.ACQUIRE a alice");
+    for (answer, code) in [("n\n", 1), ("y\n", 0)] {
+        let mut terminal = Terminal::start(holdfast(&server).args(["force", "a"]));
+        terminal.shows("alice");
+        terminal.shows("Break this lock?");
+        terminal.keys(answer);
+        assert_eq!(terminal.done(), Some(code));
+        assert_eq!(is_free(&server, "a"), code == 0);
+    }
+}

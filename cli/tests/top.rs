@@ -1,0 +1,65 @@
+//! `holdfast top` at a terminal.
+
+use support::{Server, eventually, until};
+
+use crate::common::{SOON, holdfast, say, waiters};
+use crate::terminal::Terminal;
+
+#[test]
+fn it_shows_contended_locks_and_looks_into_them() {
+    let server = Server::start();
+    let mut waiting = Vec::new();
+    for (key, count) in [("busy", 3), ("calm", 1), ("also", 2)] {
+        let _: i64 = say(&server, &format!("LOCK.ACQUIRE {key} holder-of-{key} LEASE 600000"));
+        for number in 0..count {
+            let mut raw = server.raw();
+            let owner = format!("waiter-{number}-of-{key}");
+            raw.send(&[b"LOCK.ACQUIRE", key.as_bytes(), owner.as_bytes(), b"WAIT", b"0"]).unwrap();
+            waiting.push(raw);
+        }
+        until(SOON, "they wait", || waiters(&server, key) == count);
+    }
+    let mut terminal = Terminal::start(holdfast(&server).args(["top", "--interval", "100ms"]));
+    terminal.shows("3 contended locks, 6 waiters");
+    let order = |terminal: &Terminal| {
+        let text = terminal.text();
+        let mut keys: Vec<_> =
+            ["busy ", "calm ", "also "].into_iter().filter_map(|key| Some((text.find(key)?, key))).collect();
+        keys.sort();
+        keys.into_iter().map(|(_, key)| key.trim()).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(order(&terminal), "busy also calm");
+    assert!(terminal.text().contains("holder-of-busy"));
+    assert!(terminal.inverted().contains("busy"), "{}", terminal.inverted());
+    terminal.keys("j");
+    assert!(eventually(SOON, || terminal.inverted().contains("also")), "{}", terminal.inverted());
+    terminal.keys("\r");
+    terminal.shows("waiter-1-of-also");
+    terminal.shows("Esc back");
+    assert!(!terminal.text().contains("busy"));
+    terminal.keys("\x1b");
+    terminal.shows("busy");
+    terminal.keys("s");
+    terminal.shows("OLDEST ▾");
+    terminal.keys("s");
+    assert!(eventually(SOON, || order(&terminal) == "also busy calm"), "{}", terminal.text());
+    // Live: a lock that is given back is gone from the table, and was handed over.
+    let _: i64 = say(&server, "LOCK.RELEASE calm holder-of-calm");
+    terminal.shows("2 contended locks, 5 waiters");
+    assert!(!terminal.text().contains("calm "));
+    terminal.keys("q");
+    assert_eq!(terminal.done(), Some(0));
+}
+
+#[test]
+fn it_says_that_the_server_is_gone_and_goes_on_when_it_is_back() {
+    let mut server = Server::start();
+    let mut terminal = Terminal::start(holdfast(&server).args(["top", "--interval", "100ms"]));
+    terminal.shows("0 contended locks");
+    server.kill9();
+    terminal.shows(&server.addr().to_string());
+    server.restart();
+    assert!(eventually(SOON, || !terminal.text().contains(&server.addr().to_string())), "{}", terminal.text());
+    terminal.keys("\x03");
+    assert_eq!(terminal.done(), Some(0));
+}

@@ -1,0 +1,83 @@
+"""Who waits and who holds: where an event finds the acquisition it is about. No I/O."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from typing import Any
+
+from ._hold import Hold, State
+from ._requests import Event
+from ._session import SessionState
+
+
+class Book:
+    """The acquisitions of one client, from before their first request until nothing more is to be heard of them."""
+
+    def __init__(self) -> None:
+        self._holds: dict[tuple[bytes, bytes], Hold] = {}
+
+    def enter(self, hold: Hold) -> None:
+        """From now on it hears its events."""
+        for key in hold.terms.keys:
+            self._holds[key, hold.owner] = hold
+
+    def leave(self, hold: Hold) -> None:
+        """Nothing more is to be told to it."""
+        for key in hold.terms.keys:
+            if self._holds.get((key, hold.owner)) is hold:
+                del self._holds[key, hold.owner]
+
+    def tell(self, session: SessionState, reply: list[Any]) -> list[Hold]:
+        """Hands out the events of a session. Those that are to be renewed elsewhere come back."""
+        moved = []
+        for event in map(Event.parse, reply):
+            hold = self._holds.get((event.keys[0], event.owner))
+            if hold is None or hold.session is not session:
+                continue
+            if event.kind != b"untied":
+                hold.hear(event)
+            elif hold.doubt():
+                moved.append(hold)
+        return moved
+
+    def session_ended(self, session: SessionState) -> list[Hold]:
+        """A session is gone. Those that are to be renewed with another one come back."""
+        session.ended = True
+        holds = dict.fromkeys(hold for hold in list(self._holds.values()) if hold.session is session)
+        return [hold for hold in holds if hold.session_ended()]
+
+    def forget(self) -> None:
+        """This is the child of a fork: nothing here is its own."""
+        for hold in self._holds.values():
+            hold.over()
+        self._holds.clear()
+
+    @property
+    def waiting(self) -> int:
+        """How many have no answer yet."""
+        return sum(hold.state is State.ASKED for hold in list(self._holds.values()))
+
+
+def _owners() -> itertools.count[int]:
+    return itertools.count(1)
+
+
+class Owners:
+    """Owners that nobody else uses, one for each acquisition. Whoever reads one knows which process it is."""
+
+    def __init__(self) -> None:
+        self._numbers = _owners()
+        self._prefix = b""
+        self.start()
+
+    def start(self) -> None:
+        """Begins anew, in the child of a fork too."""
+        host = socket.gethostname().encode(errors="replace")[:255]
+        self._prefix = b"%s:%d:%s:" % (host, os.getpid(), os.urandom(6).hex().encode())
+        self._numbers = itertools.count(1)
+
+    def next(self) -> bytes:
+        """The next one."""
+        return b"%s%d" % (self._prefix, next(self._numbers))

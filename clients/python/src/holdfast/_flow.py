@@ -1,0 +1,324 @@
+"""What is asked, and in which order: written once for threads and for asyncio.
+
+A flow is a generator. It yields what its `Home` returns for each step that may take time: a value when the home is
+blocking, an awaitable when it is not, and the runner hands the value (or throws the error) back in. Nothing in here
+knows which of the two it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Generator, Iterator
+from typing import Any, Callable, NamedTuple, Protocol, TypeVar
+
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    ConnectionError,
+    MovedError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+    TryAgainError,
+)
+
+from . import _requests as requests
+from ._book import Book
+from ._hold import Answer, Hold
+from ._requests import WAITING, Request, Terms, code, lock_error
+from ._session import SessionState
+from .errors import LockError, WrongType
+
+T = TypeVar("T")
+Flow = Generator[Any, Any, T]
+
+# What may be better a moment later, when the server is back or the cluster has found its new shape.
+TEMPORARY = (
+    ConnectionError,
+    TimeoutError,
+    ClusterDownError,
+    TryAgainError,
+    ReadOnlyError,
+    RedisClusterException,
+)
+# How often a request is sent on before its error is the caller's: over the pauses, some four seconds.
+_REDIRECTIONS = 12
+# The server ends a wait by its own clock. A client that hears nothing for this long after that gives up.
+_GRACE = 1.0
+# How long it may take until the reason of a loss is heard: it is told in another connection than the reply.
+_REASON = 0.5
+
+
+# How many requests of a client are under way to a server at once: a thousand tasks need no thousand connections.
+UNDER_WAY = 32
+
+
+class Node(NamedTuple):
+    """Where a request goes: a server and its session, by way of a gate, and whether to say ASKING first."""
+
+    server: Any
+    session: SessionState
+    gate: Any
+    asking: bool
+
+
+class Home(Protocol):
+    """The I/O of one client. What may take time returns a step, to be yielded."""
+
+    book: Book
+
+    def find(self, key: bytes, redirection: AskError | None) -> Any:
+        """Step: the Node that serves a key, with an open session."""
+
+    def send(self, node: Node, request: Request) -> Any:
+        """Step: the reply, and how often the request was sent."""
+
+    def learn(self, error: Exception) -> Any:
+        """Step: looks again who serves what. True: another try may go elsewhere."""
+
+    def outcome(self, hold: Hold, seconds: float) -> Any:
+        """Step: returns when the hold has an answer, or the time is over."""
+
+    def pause(self, seconds: float) -> Any:
+        """Step."""
+
+    def end(self, session: SessionState) -> None:
+        """A session is of no use any more."""
+
+    def start(self, hold: Hold | None, flow: Flow[None]) -> None:
+        """Runs a flow in the background, for a hold that was given up or for many."""
+
+
+class Reply(NamedTuple):
+    """What came back, and whether the request may have been heard more than once."""
+
+    value: Any
+    session: SessionState
+    repeated: bool
+
+
+def ask(home: Home, terms: Terms, request: Callable[[SessionState], Request]) -> Flow[Reply]:
+    """Sends a request to where its keys are served, on behalf of the session there."""
+    redirection: AskError | None = None
+    repeated = False
+    last: Exception = ConnectionError("nothing was sent")
+    for pause in itertools.islice(_pauses(0.002), _REDIRECTIONS):
+        try:
+            node = yield from _find(home, terms.keys[0], redirection)
+            redirection = None
+            value, sent = yield home.send(node, request(node.session))
+            return Reply(value, node.session, repeated or sent > 1)
+        except MovedError as error:
+            last = error
+            yield home.learn(error)
+        except AskError as error:
+            last = redirection = error
+        except ResponseError as error:
+            last = error
+            if code(error) == "NOSESSION":
+                home.end(node.session)
+            elif not isinstance(error, (ClusterDownError, TryAgainError)):
+                raise lock_error(str(error), terms.name) or error from None
+            yield home.pause(pause)
+        except (ConnectionError, TimeoutError) as error:
+            last, repeated = error, True
+            if not (yield home.learn(error)):
+                raise
+            yield home.pause(pause)
+    raise last
+
+
+def _find(home: Home, key: bytes, redirection: AskError | None) -> Flow[Node]:
+    try:
+        node: Node = yield home.find(key, redirection)
+    except ConnectionError:
+        # A session whose opening was cut off says nothing about the next one.
+        node = yield home.find(key, redirection)
+    return node
+
+
+def acquire(home: Home, hold: Hold, wait: float) -> Flow[bool]:
+    """Takes the lock, waiting for at most `wait` seconds."""
+    until = time.monotonic() + wait
+    home.book.enter(hold)
+    pauses = _pauses()
+    placed = False
+    try:
+        while True:
+            left = until - time.monotonic() if placed else wait
+            try:
+                yield from _request(home, hold, max(left, 0))
+            except TEMPORARY:
+                # The place is lost with the session. It is worth another one for as long as there is time.
+                if not placed or left <= 0:
+                    raise
+                yield home.pause(min(next(pauses), left))
+                continue
+            placed = True
+            if hold.answer is None:
+                yield home.outcome(hold, max(left, 0) + _GRACE)
+            if hold.answer is Answer.GRANTED:
+                return True
+            if hold.answer is Answer.REFUSED:
+                hold.over()
+                home.book.leave(hold)
+                return False
+            if hold.answer is None:
+                give_up(home, hold)
+                return False
+            if isinstance(hold.answer, LockError):
+                raise hold.answer
+    except LockError:
+        # An answer: there is nothing to take back.
+        hold.over()
+        home.book.leave(hold)
+        raise
+    except BaseException:
+        give_up(home, hold)
+        raise
+
+
+def _request(home: Home, hold: Hold, wait: float) -> Flow[None]:
+    """One request for the lock; the answer is the hold's, if there is one yet."""
+
+    def request(session: SessionState) -> Request:
+        hold.ask(session)
+        return requests.acquire(hold.terms, hold.owner, wait, session.id)
+
+    reply: Reply = yield from ask(home, hold.terms, request)
+    if reply.value is None:
+        hold.ended(Answer.REFUSED)
+    elif reply.value != WAITING:
+        hold.granted(reply.value, hold.asked, hold.terms.lease)
+    elif reply.session.ended:
+        hold.ended(Answer.AGAIN)
+
+
+def give_up(home: Home, hold: Hold) -> None:
+    """Takes back what may have been asked for or granted, in the background."""
+    hold.over()
+    if hold.session is None:
+        # Nothing was ever sent.
+        home.book.leave(hold)
+    else:
+        home.start(hold, _cancel(home, hold, hold.session))
+
+
+def _cancel(home: Home, hold: Hold, session: SessionState) -> Flow[None]:
+    """Says LOCK.CANCEL until it is answered or the session is gone."""
+    pauses = _pauses()
+    try:
+        while not session.ended:
+            try:
+                yield from _cancel_once(home, hold, session)
+                return
+            except TEMPORARY:
+                yield home.pause(next(pauses))
+    finally:
+        home.book.leave(hold)
+
+
+def _cancel_once(home: Home, hold: Hold, session: SessionState) -> Flow[None]:
+    node: Node = yield home.find(hold.terms.keys[0], None)
+    try:
+        yield home.send(node, requests.cancel(hold.terms, hold.owner, session.id))
+    except ResponseError as error:
+        if code(error) != "NOSESSION" and not isinstance(error, AskError):
+            raise
+        # With its session went the wait, and every request that may still be on its way; what was granted did not.
+        yield from ask(home, hold.terms, lambda _: requests.abandon(hold.terms, hold.owner))
+
+
+def release(home: Home, hold: Hold) -> Flow[None]:
+    """Gives the hold back. Raises LockLost if it was lost before."""
+    hold.over()
+    token = hold.token or 0
+    try:
+        reply: Reply = yield from ask(home, hold.terms, lambda _: requests.release(hold.terms, hold.owner, token))
+        gone = not requests.held(reply.value)
+        if gone and not reply.repeated and not hold.unheard and hold.error is None and hold.terms.tied:
+            hold.answer = None
+            yield home.outcome(hold, _REASON)
+    except WrongType as error:
+        home.book.leave(hold)
+        raise hold.lose("changed") from error
+    except BaseException:
+        hold.unheard = True
+        give_up(home, hold)
+        raise
+    home.book.leave(hold)
+    if hold.error is not None:
+        raise hold.error
+    # One that may have been sent twice does not find what the first one gave back.
+    if gone and not reply.repeated and not hold.unheard:
+        raise hold.lose("expired" if hold.left() <= 0 else "unknown")
+
+
+def renew(home: Home, hold: Hold, lease: int | None) -> Flow[None]:
+    """Begins the lease anew, and ties the hold to the session of today. Raises LockLost if it is not there any more."""
+    token = hold.token or 0
+
+    def request(session: SessionState) -> Request:
+        hold.ask(session)
+        return requests.renew(hold.terms, hold.owner, token, lease, session.id)
+
+    hold.answer = Answer.AGAIN
+    while hold.answer is Answer.AGAIN:
+        try:
+            reply: Reply = yield from ask(home, hold.terms, request)
+        except WrongType as error:
+            raise hold.lose("changed") from error
+        if reply.value == WAITING:
+            yield home.outcome(hold, hold.left())
+        elif requests.held(reply.value):
+            hold.granted(token, hold.asked, lease)
+        elif hold.held:
+            hold.lose("expired" if hold.left() <= 0 else "disconnected" if hold.in_doubt else "unknown")
+    if isinstance(hold.answer, LockError):
+        raise hold.answer
+    if hold.error is not None:
+        raise hold.error
+
+
+def carry(home: Home, holds: list[Hold]) -> Flow[None]:
+    """Takes holds along to another session, each until it has an answer or could be lost by now."""
+    for pause in _pauses():
+        for hold in holds:
+            try:
+                yield from renew(home, hold, hold.terms.lease)
+            except TEMPORARY:
+                # The others go first the next time.
+                holds.append(holds.pop(holds.index(hold)))
+                break
+            except RedisError:
+                continue
+        for hold in holds:
+            hold.lapse()
+        holds = [hold for hold in holds if hold.in_doubt]
+        if not holds:
+            return
+        yield home.pause(pause)
+
+
+def owners(home: Home, terms: Terms) -> Flow[list[list[bytes]]]:
+    """Who holds, for each key."""
+    found = []
+    for key in terms.keys:
+        found.append((yield from _owners(home, Terms(terms.name, (key,)))))
+    return found
+
+
+def _owners(home: Home, terms: Terms) -> Flow[list[bytes]]:
+    reply: Reply = yield from ask(home, terms, lambda _: ("LOCK.INFO", terms.keys[0]))
+    return requests.owners(reply.value)
+
+
+def _pauses(first: float = 0.02) -> Iterator[float]:
+    """How long to wait before each further try: up to a second."""
+    pause = first
+    while True:
+        yield pause
+        pause = min(pause * 2, 1.0)

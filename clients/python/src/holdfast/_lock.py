@@ -1,0 +1,233 @@
+"""What a lock object is set to, and what it holds: the same for threads and for asyncio. No I/O."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any, Callable, Union
+
+from ._book import Owners
+from ._hold import Hold, State
+from ._requests import FOREVER, Terms
+from .errors import LockError, LockLost, NotGranted, NotHeld
+
+logger = logging.getLogger("holdfast")
+
+Name = Union[str, bytes, memoryview]
+Number = Union[int, float]
+OnLost = Callable[[LockLost], object]
+
+OWNERS = Owners()
+
+
+class LockBase:
+    """Settings and holds of a lock object."""
+
+    _several = False
+
+    def __init__(
+        self,
+        client: Any,
+        name: Any,
+        timeout: Number | None = None,
+        sleep: Number = 0.1,
+        blocking: bool = True,
+        blocking_timeout: Number | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+        *,
+        limit: int = 1,
+        replicas: int = 0,
+        ephemeral: bool = False,
+        on_lost: OnLost | None = None,
+    ) -> None:
+        """A lock named `name`; nothing is sent before it is acquired.
+
+        timeout: seconds after which it is free again, whatever happens. None: watched, that is held for as long as this
+            process lives and its connection to the server stands.
+        sleep: accepted for redis-py's sake. Nothing here polls.
+        blocking, blocking_timeout: what `acquire` does if it is not told otherwise: whether it waits, and for how many
+            seconds (None: as long as it takes).
+        thread_local: whether what one thread has acquired with this object is hidden from other threads.
+        raise_on_release_error: whether leaving a `with` block raises if the lock was lost meanwhile.
+        limit: how many may hold it at once. 0: any number of those who say so; see RWLock.
+        replicas: how many replicas must have the grant before it counts.
+        ephemeral: given back at once when the connection to the server ends, rather than when the lease runs out.
+        on_lost: called with a LockLost as soon as the lock is known to be lost.
+        """
+        self.redis = client
+        self.name = name
+        self.timeout = timeout
+        self.sleep = sleep
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.thread_local = bool(thread_local)
+        self.raise_on_release_error = raise_on_release_error
+        self.limit = _at_least("limit", limit, 0)
+        self.replicas = _at_least("replicas", replicas, 0)
+        self.ephemeral = ephemeral
+        self.on_lost = on_lost
+        self._local: Any = threading.local() if self.thread_local else SimpleNamespace(holds=[])
+        encode = client.get_encoder().encode
+        names = list(name) if self._several else [name]
+        self._terms = Terms(
+            name,
+            tuple(bytes(encode(one)) for one in names),
+            several=self._several,
+            lease=milliseconds("timeout", timeout) if timeout else None,
+            limit=limit,
+            replicas=replicas,
+            ephemeral=ephemeral,
+        )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.{type(self).__qualname__} {self.name!r}>"
+
+    @property
+    def fence(self) -> int | None:
+        """The fencing token of this hold: greater than that of every earlier one. None: not held."""
+        holds = self._holds()
+        return holds[-1].token if holds else None
+
+    def check(self) -> None:
+        """Raises LockLost if the lock is lost, or could be by now; NotHeld if it was not acquired. Sends nothing."""
+        self._current("check").check()
+
+    def _holds(self) -> list[Hold]:
+        """What this object holds, for this thread if that matters; the newest last."""
+        holds = self._all_holds()
+        # What the parent of a fork held is the parent's; what failed to be given back may be given back again.
+        while holds and holds[-1].state is State.OVER and not holds[-1].unheard:
+            holds.pop()
+        return holds
+
+    def _all_holds(self) -> list[Hold]:
+        try:
+            holds: list[Hold] = self._local.holds
+        except AttributeError:
+            holds = self._local.holds = []
+        return holds
+
+    def _current(self, verb: str) -> Hold:
+        holds = self._holds()
+        if not holds:
+            raise NotHeld(f"cannot {verb} lock {self.name!r}: it is not held here", self.name)
+        return holds[-1]
+
+    def _new_hold(self, token: str | bytes | None) -> Hold:
+        return Hold(self._terms, OWNERS.next() if token is None else self.redis.get_encoder().encode(token))
+
+    def _taken(self, hold: Hold, alarm: Callable[[Hold], Callable[[float], object]]) -> None:
+        holds = self._holds()
+        holds[:] = [other for other in holds if other.state is not State.LOST]
+        holds.append(hold)
+        if self.on_lost is not None:
+            hold.when_lost(self.on_lost, alarm(hold))
+
+    def _dropped(self, hold: Hold) -> None:
+        holds = self._holds()
+        if hold in holds:
+            holds.remove(hold)
+
+    def _wait(self, blocking: bool | None, blocking_timeout: Number | None) -> float:
+        """For how many seconds to wait."""
+        if not (self.blocking if blocking is None else blocking):
+            return 0
+        timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        return FOREVER if timeout is None else max(timeout, 0)
+
+    def _not_granted(self) -> NotGranted:
+        wait = self._wait(None, None)
+        when = "at once" if wait == 0 else f"within {wait} s"
+        return NotGranted(f"lock {self.name!r} was not granted {when}", self.name)
+
+    def _lease(self, hold: Hold, additional_time: Number, replace_ttl: bool) -> int:
+        """The lease that `extend` asks for."""
+        left = 0 if replace_ttl else max(0, int(hold.left() * 1000))
+        return left + milliseconds("additional_time", additional_time)
+
+    def _with_timeout(self, verb: str) -> tuple[Hold, Number]:
+        hold = self._current(verb)
+        if self.timeout is None:
+            raise LockError(f"cannot {verb} lock {self.name!r}: it has no timeout, and is renewed by the server")
+        return hold, self.timeout
+
+    def _release_failed(self, body: BaseException | None, error: Exception) -> bool:
+        """Whether an error of the release on leaving a block is told by a warning: the error of the body goes first."""
+        quiet = body is not None or (isinstance(error, LockError) and not self.raise_on_release_error)
+        if quiet:
+            logger.warning("on leaving its block, lock %r could not be given back: %s", self.name, error)
+        return quiet
+
+
+class Reentrant(LockBase):
+    """Counts how often the holder has taken a lock again."""
+
+    def _entered(self) -> bool:
+        """Whether it is held, and now once more."""
+        holds = self._holds()
+        if not holds:
+            return False
+        holds[-1].check()
+        holds[-1].entries += 1
+        return True
+
+    def _left(self) -> bool:
+        """Whether it is to be given back, and was not only taken again."""
+        holds = self._holds()
+        if not holds or holds[-1].entries == 0:
+            return True
+        holds[-1].entries -= 1
+        return False
+
+
+def template(function: Callable[..., Any], name: str) -> Callable[..., str]:
+    """Makes a lock's name of the arguments that a function is called with."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def named(*args: Any, **kwargs: Any) -> str:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return name.format(**_flat(bound.arguments, signature))
+
+    return named
+
+
+def _flat(arguments: Mapping[str, Any], signature: inspect.Signature) -> dict[str, Any]:
+    """The arguments by name, those of **kwargs among them."""
+    named: dict[str, Any] = {}
+    for key, value in arguments.items():
+        if signature.parameters[key].kind is inspect.Parameter.VAR_KEYWORD:
+            named.update(value)
+        else:
+            named[key] = value
+    return named
+
+
+def distinct(names: Iterable[Name]) -> tuple[Name, ...]:
+    """The names of several locks."""
+    if isinstance(names, (str, bytes, memoryview)):
+        raise TypeError(f"names must be several names, got the one name {names!r}")
+    found = tuple(names)
+    if not found:
+        raise ValueError("names must hold at least one name, got none")
+    return found
+
+
+def milliseconds(what: str, seconds: Number) -> int:
+    """A time as the server takes it."""
+    milliseconds = int(seconds * 1000)
+    if milliseconds < 1:
+        raise ValueError(f"{what} must be at least 0.001 seconds, got {seconds!r}")
+    return milliseconds
+
+
+def _at_least(what: str, value: int, least: int) -> int:
+    if value < least:
+        raise ValueError(f"{what} must be at least {least}, got {value!r}")
+    return value

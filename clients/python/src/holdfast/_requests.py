@@ -1,0 +1,154 @@
+"""What is sent and what comes back, as values. No I/O."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Union
+
+from redis.exceptions import ResponseError
+
+from .errors import Cancelled, Deadlock, LockError, NoReplicas, WrongType
+
+Arg = Union[str, bytes, int]
+Request = tuple[Arg, ...]
+
+# The longest wait that the server takes, in seconds: ten years.
+_LONGEST = 315_360_000
+WAITING = b"WAITING"
+FOREVER = float("inf")
+
+_ERRORS: dict[str, Callable[[str, Any], LockError]] = {
+    "CANCELLED": Cancelled,
+    "DEADLOCK": Deadlock,
+    "NOREPLICAS": NoReplicas,
+    "WRONGTYPE": WrongType,
+}
+
+
+class Terms:
+    """What an acquisition asks for. The same for every acquisition of one lock object."""
+
+    __slots__ = ("ephemeral", "keys", "lease", "name", "options", "replicas", "several")
+
+    def __init__(
+        self,
+        name: Any,
+        keys: tuple[bytes, ...],
+        *,
+        several: bool = False,
+        lease: int | None = None,
+        limit: int = 1,
+        replicas: int = 0,
+        ephemeral: bool = False,
+    ) -> None:
+        self.name = name
+        self.keys = keys
+        self.several = several
+        self.lease = lease
+        self.replicas = replicas
+        self.ephemeral = ephemeral
+        self.options: Request = (*self._limit(limit), "HOLDS", 1, *self.terms(lease))
+
+    @property
+    def watched(self) -> bool:
+        """Whether the server renews the lease for as long as this process is there."""
+        return self.lease is None
+
+    @property
+    def tied(self) -> bool:
+        """Whether the hold hangs on the session, so that the server tells its loss."""
+        return self.watched or self.ephemeral
+
+    def terms(self, lease: int | None) -> Request:
+        """How long a hold is to last, and what it hangs on. No lease: the server's own, renewed by the server."""
+        return (
+            *(("WATCHDOG",) if lease is None else ("LEASE", lease)),
+            *(("EPHEMERAL",) if self.ephemeral else ()),
+            *(("REPLICAS", self.replicas) if self.replicas else ()),
+        )
+
+    def head(self, verb: str, owner: bytes) -> Request:
+        """The command, its keys and the owner."""
+        if self.several:
+            return (f"LOCK.M{verb}", len(self.keys), *self.keys, owner)
+        return (f"LOCK.{verb}", self.keys[0], owner)
+
+    @staticmethod
+    def _limit(limit: int) -> Request:
+        if limit == 1:
+            return ()
+        return ("LIMIT", limit) if limit else ("SHARED",)
+
+
+def acquire(terms: Terms, owner: bytes, wait: float, session: bytes) -> Request:
+    """Takes the lock. HOLDS 1 makes a repetition harmless. A wait that is over is sent as none: WAIT 0 is for ever."""
+    request = (*terms.head("ACQUIRE", owner), *terms.options, "SESSION", session)
+    if wait <= 0:
+        return request
+    return (*request, "WAIT", 0 if wait == FOREVER else max(1, int(min(wait, _LONGEST) * 1000)))
+
+
+def release(terms: Terms, owner: bytes, token: int) -> Request:
+    """Gives back this very hold, and no later one of the same owner."""
+    return (*terms.head("RELEASE", owner), "TOKEN", token, "ALL")
+
+
+def abandon(terms: Terms, owner: bytes) -> Request:
+    """Gives back whatever this owner holds."""
+    return (*terms.head("RELEASE", owner), "ALL")
+
+
+def renew(terms: Terms, owner: bytes, token: int, lease: int | None, session: bytes) -> Request:
+    """Begins the lease anew and ties the hold to this session."""
+    return (*terms.head("RENEW", owner), "TOKEN", token, *terms.terms(lease), "SESSION", session)
+
+
+def cancel(terms: Terms, owner: bytes, session: bytes) -> Request:
+    """From the reply on, this owner neither waits nor holds nor will be granted on behalf of this session."""
+    return ("LOCK.CANCEL", terms.keys[0], owner, "SESSION", session)
+
+
+def next_events(wait: float) -> Request:
+    """The events of this connection's session, once there are any."""
+    return ("LOCK.NEXT", "WAIT", max(1, int(wait * 1000)))
+
+
+def held(reply: Any) -> bool:
+    """Whether a RELEASE or RENEW found the hold: of several keys, each of them."""
+    return all(one is not None for one in reply) if isinstance(reply, list) else reply is not None
+
+
+def owners(info: Any) -> list[bytes]:
+    """Who holds a lock, from the reply to LOCK.INFO: a map, or with RESP2 a flat array."""
+    if info is None:
+        return []
+    return [_map(holder)[b"owner"] for holder in _map(info)[b"holders"]]
+
+
+def _map(reply: Any) -> dict[bytes, Any]:
+    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2]))
+
+
+class Event(NamedTuple):
+    """One element of the reply to LOCK.NEXT."""
+
+    kind: bytes
+    keys: tuple[bytes, ...]
+    owner: bytes
+    token: int | None
+    detail: str | None
+
+    @classmethod
+    def parse(cls, reply: list[Any]) -> Event:
+        kind, _db, keys, owner, token, detail = reply
+        return cls(kind, tuple(keys), owner, token, None if detail is None else detail.decode(errors="replace"))
+
+
+def code(error: ResponseError | str) -> str:
+    """The first word of an error of the server."""
+    return str(error).partition(" ")[0]
+
+
+def lock_error(words: str, name: Any) -> LockError | None:
+    """The type of an error that is about locks; none if it is not."""
+    kind = _ERRORS.get(code(words))
+    return kind(f"lock {name!r}: {words}", name) if kind else None

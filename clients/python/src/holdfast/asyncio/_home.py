@@ -1,0 +1,389 @@
+"""The I/O of an asyncio client: its sessions, each with a task that reads it, and the requests over its pool."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import os
+import time
+import weakref
+from collections.abc import Coroutine
+from typing import Any, Callable, TypeVar
+
+from redis.asyncio import RedisCluster
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AskError, ConnectionError, MovedError, RedisError, ResponseError
+
+from .. import _flow as flows
+from .. import _requests as requests
+from .._book import Book
+from .._flow import Flow, Node
+from .._hold import Hold
+from .._redis import POOL_ARGUMENTS, let_go, session_settings
+from .._requests import FOREVER, Request
+from .._session import SessionState
+
+logger = logging.getLogger("holdfast")
+
+T = TypeVar("T")
+
+# How long a cancelled acquire waits for what it takes back. After that it goes on in the background.
+_CANCEL_WAIT = 0.1
+
+
+async def run(flow: Flow[T]) -> T:
+    """Runs a flow whose steps are awaitables, or values that were there at once."""
+    try:
+        step = next(flow)
+        while True:
+            try:
+                value = await step if hasattr(step, "__await__") else step
+            except BaseException as error:
+                step = flow.throw(error)
+            else:
+                step = flow.send(value)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+class Gate:
+    """Lets so many in at once. Before Python 3.11, asyncio.Semaphore can lose a place to a task that is cancelled."""
+
+    def __init__(self) -> None:
+        self._free = flows.UNDER_WAY
+        self._queue: collections.deque[asyncio.Future[None]] = collections.deque()
+
+    async def enter(self) -> None:
+        """Returns when it is our turn."""
+        if self._free:
+            self._free -= 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(turn)
+        try:
+            await turn
+        except BaseException:
+            # Cancelled when it was our turn already: the next one has it.
+            if turn.done() and not turn.cancelled():
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Lets the next one in."""
+        while self._queue:
+            turn = self._queue.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
+class Session(SessionState):
+    """A connection of its own, made from the settings of a pool."""
+
+    def __init__(self, server: Any, *, cluster: bool) -> None:
+        super().__init__()
+        settings = session_settings(server.connection_kwargs, Retry(NoBackoff(), 0), cluster=cluster)
+        self._connection = server.connection_class(**settings)
+        self.reader: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Connects, and asks who it is."""
+        self.seen = time.monotonic()
+        try:
+            await self._connection.connect()
+            self.id = await self._ask("LOCK.OWNER")
+            await self._read_lease()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _read_lease(self) -> None:
+        try:
+            self.read_lease(await self._ask("CONFIG", "GET", "holdfast.default-lease"))
+        except ResponseError:
+            logger.debug("CONFIG GET is not allowed here; the default lease counts as %s s", self.lease)
+
+    async def _ask(self, *request: Any) -> Any:
+        await self._connection.send_command(*request)
+        return await self._connection.read_response(disable_decoding=True)
+
+    async def next_events(self) -> Any:
+        """Returns when there are events, or after a beat."""
+        asked = time.monotonic()
+        await self._connection.send_command(*requests.next_events(self.beat))
+        try:
+            reply = await self._connection.read_response(disable_decoding=True, timeout=self.patience)
+        except ResponseError as error:
+            # By CLIENT UNBLOCK.
+            if requests.code(error) != "UNBLOCKED":
+                raise
+            reply = None
+        # No events, or no reply: redis-py says None for both.
+        if reply is None and time.monotonic() - asked >= self.patience:
+            raise ConnectionError("the server is silent")
+        self.seen = asked
+        return reply or []
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        try:
+            await self._connection.disconnect(nowait=True)
+        except Exception:
+            logger.debug("a session's connection did not close", exc_info=True)
+
+    def let_go(self) -> None:
+        """Leaves the connection to the parent of a fork."""
+        writer = self._connection._writer  # redis-py has no other way to its socket.
+        if writer is not None and writer.get_extra_info("socket").fileno() >= 0:
+            let_go(writer.get_extra_info("socket").fileno())
+
+
+class Home:
+    """Sessions, waits and holds of one connection pool in one event loop. Keeps no reference to the pool."""
+
+    def __init__(self, anchor: Any) -> None:
+        self.book = Book()
+        self.loop = asyncio.get_running_loop()
+        self.closed = False
+        self._anchor = weakref.ref(anchor)
+        self._sessions: dict[str, Session] = {}
+        self._gates: dict[str, Gate] = collections.defaultdict(Gate)
+        self._opening: dict[str, asyncio.Task[Session]] = {}
+        self._background: dict[asyncio.Task[None], Hold | None] = {}
+
+    def find(self, key: bytes, redirection: AskError | None) -> Any:
+        server = self._client()
+        session = self._sessions.get("")
+        if session is None or session.ended:
+            return self._with_session("", server, asking=False)
+        return Node(server, session, self._gates[""], asking=False)
+
+    async def send(self, node: Node, request: Request) -> tuple[Any, int]:
+        await node.gate.enter()
+        try:
+            return await self._send(node, request)
+        finally:
+            node.gate.leave()
+
+    async def _send(self, node: Node, request: Request) -> tuple[Any, int]:
+        connection = await self._take(node.server)
+        sent = 0
+
+        async def once() -> Any:
+            nonlocal sent
+            sent += 1
+            if node.asking:
+                await connection.send_command("ASKING")
+                await connection.read_response()
+            await connection.send_command(*request)
+            return await connection.read_response(disable_decoding=True)
+
+        async def again(_: Any) -> None:
+            await connection.disconnect()
+
+        try:
+            return await connection.retry.call_with_retry(once, again), sent
+        except ResponseError:
+            raise
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        finally:
+            await self._give_back(node.server, connection)
+
+    async def learn(self, error: Exception) -> bool:
+        return False
+
+    async def outcome(self, hold: Hold, seconds: float) -> None:
+        future: asyncio.Future[None] = self.loop.create_future()
+
+        def wake() -> None:
+            if not future.done():
+                future.set_result(None)
+
+        if not hold.wait(wake):
+            return
+        timer = None if seconds == FOREVER else self.loop.call_later(max(0, seconds), wake)
+        try:
+            await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def end(self, session: SessionState) -> None:
+        session.ended = True
+        if isinstance(session, Session) and session.reader is not None:
+            session.reader.cancel()
+
+    def start(self, hold: Hold | None, flow: Flow[None]) -> None:
+        """Runs a flow in a task."""
+        if self.loop.is_closed():
+            flow.close()
+            return
+        task = self.loop.create_task(self._quietly(run(flow)))
+        self._background[task] = hold
+        task.add_done_callback(lambda done: self._background.pop(done, None))
+
+    async def settled(self, hold: Hold) -> None:
+        """Returns when what was given up has been taken back, or takes long."""
+        tasks = [task for task, given_up in self._background.items() if given_up is hold]
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CANCEL_WAIT)
+
+    def close(self) -> None:
+        """Ends every session: the client is gone."""
+        self.closed = True
+        if not self.loop.is_closed():
+            for session in self._sessions.values():
+                self.loop.call_soon_threadsafe(self.end, session)
+
+    def forget(self) -> None:
+        """This is the child of a fork: everything belongs to the parent."""
+        self.closed = True
+        self.book.forget()
+        for session in self._sessions.values():
+            session.ended = True
+            session.let_go()
+
+    def _client(self) -> Any:
+        anchor = self._anchor()
+        if anchor is None or self.closed:
+            raise ReferenceError("the client of this lock is gone")
+        return anchor
+
+    async def _with_session(self, name: str, server: Any, *, asking: bool) -> Node:
+        session = self._sessions.get(name)
+        if session is None or session.ended:
+            task = self._opening.get(name)
+            if task is None:
+                task = self._opening[name] = self.loop.create_task(self._open(name, server))
+                task.add_done_callback(lambda _: self._opening.pop(name))
+            # Others may need it who are not cancelled.
+            session = await asyncio.shield(task)
+        return Node(server, session, self._gates[name], asking)
+
+    async def _open(self, name: str, server: Any) -> Session:
+        session = Session(server, cluster=isinstance(self, ClusterHome))
+        await session.open()
+        self._sessions[name] = session
+        session.reader = self.loop.create_task(self._read(session))
+        return session
+
+    async def _read(self, session: Session) -> None:
+        try:
+            while not session.ended:
+                moved = self.book.tell(session, await session.next_events())
+                if moved:
+                    self.start(None, flows.carry(self, moved))
+        except asyncio.CancelledError:
+            # By us, or because the loop ends.
+            logger.debug("session %r is not read any more", session.id)
+        except Exception as error:
+            logger.debug("session %r ended: %s", session.id, error)
+        await session.close()
+        if self.closed:
+            return
+        holds = self.book.session_ended(session)
+        if holds:
+            self.start(None, flows.carry(self, holds))
+
+    async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except (RedisError, ReferenceError) as error:
+            logger.warning("what was given up may live on until its lease runs out: %s", error)
+
+    async def _take(self, server: Any) -> Any:
+        return await server.get_connection(*POOL_ARGUMENTS)
+
+    async def _give_back(self, server: Any, connection: Any) -> None:
+        await server.release(connection)
+
+
+class ClusterHome(Home):
+    """Sessions, waits and holds of a cluster's client."""
+
+    async def find(self, key: bytes, redirection: AskError | None) -> Node:
+        cluster = self._client()
+        await cluster.initialize()
+        node = None
+        if redirection is not None:
+            node = cluster.get_node(host=redirection.host, port=redirection.port)
+        if node is None:
+            node = cluster.get_node_from_key(key)
+        return await self._with_session(node.name, node, asking=redirection is not None)
+
+    async def learn(self, error: Exception) -> bool:
+        manager = self._client().nodes_manager
+        if isinstance(error, MovedError) and hasattr(manager, "move_slot"):
+            await manager.move_slot(error)
+        else:
+            await manager.initialize()
+        return True
+
+    async def _take(self, server: Any) -> Any:
+        connection = server.acquire_connection()
+        try:
+            await connection.connect()
+        except BaseException:
+            await self._give_back(server, connection)
+            raise
+        return connection
+
+    async def _give_back(self, server: Any, connection: Any) -> None:
+        if hasattr(server, "release"):
+            server.release(connection)
+        else:
+            # redis-py before 5.3 gives them back in no other way.
+            server._free.append(connection)
+
+
+_homes: weakref.WeakKeyDictionary[Any, Home] = weakref.WeakKeyDictionary()
+
+
+def home_of(client: Any) -> Home:
+    """The home of a client in this event loop; of those who share a pool, the same."""
+    cluster = isinstance(client, RedisCluster)
+    anchor = client if cluster else client.connection_pool
+    home = _homes.get(anchor)
+    if home is None or home.closed or home.loop is not asyncio.get_running_loop():
+        home = (ClusterHome if cluster else Home)(anchor)
+        _homes[anchor] = home
+        end: Any = weakref.finalize(anchor, home.close)
+        end.atexit = False
+    return home
+
+
+def alarm(hold: Hold) -> Callable[[float], object]:
+    """Sees to it that a hold lapses in time, by a timer of the loop."""
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
+
+    def at(deadline: float) -> None:
+        nonlocal timer
+        if timer is not None:
+            timer.cancel()
+            timer = None
+        if deadline != FOREVER:
+            timer = loop.call_later(max(0, deadline - time.monotonic()), hold.lapse)
+
+    return at
+
+
+def _after_fork() -> None:
+    """In the child: starts afresh."""
+    homes = list(_homes.values())
+    _homes.clear()
+    for home in homes:
+        home.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

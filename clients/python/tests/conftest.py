@@ -1,0 +1,71 @@
+import itertools
+
+import pytest
+
+from kinds import Tasks, Threads
+from proxy import Proxy
+from servers import Cluster, Sentinels, Server
+
+_names = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def server():
+    """A server that tests share: each takes names of its own."""
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def own_server():
+    """A server that the test may do anything to."""
+    server = Server(("holdfast.default-lease", "3000"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    cluster = Cluster()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def sentinels():
+    sentinels = Sentinels()
+    yield sentinels
+    sentinels.close()
+
+
+@pytest.fixture
+def name():
+    return f"lock:{next(_names)}"
+
+
+@pytest.fixture(params=[Threads, Tasks], ids=["threads", "asyncio"])
+def kind(request):
+    kind = request.param()
+    yield kind
+    kind.close()
+
+
+@pytest.fixture
+def admin(server):
+    """A client that looks at the server from outside."""
+    client = server.client()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def client(kind, server):
+    return kind.client(server.port)
+
+
+@pytest.fixture
+def proxy(server):
+    proxy = Proxy(server.port)
+    yield proxy
+    proxy.close()

@@ -1,0 +1,62 @@
+"""redis-py's tests/test_lock.py on holdfast.Lock."""
+
+import pytest
+import redis
+
+import holdfast
+import upstream
+
+tests = upstream.load("tests/test_lock.py", _get_client=lambda _, request, **settings: _client(**settings))
+
+_server = None
+
+
+class AdaptedLock(upstream.Token, holdfast.Lock):
+    pass
+
+
+class Redis(redis.Redis):
+    """Reads our layout where redis-py's tests read theirs."""
+
+    def get(self, name):
+        try:
+            return super().get(name)
+        except redis.ResponseError as error:
+            if not upstream.is_hash(error):
+                raise
+            return upstream.owner(self.hkeys(name))
+
+
+def _client(**settings):
+    client = Redis(port=_server.port, **settings)
+    client.flushall()
+    return client
+
+
+@pytest.fixture(autouse=True)
+def _start(own_server):
+    global _server
+    _server = own_server
+
+
+@pytest.fixture
+def r():
+    client = _client()
+    yield client
+    client.close()
+
+
+class TestLock(tests.TestLock):
+    def get_lock(self, redis, *args, **kwargs):
+        return AdaptedLock(redis, *args, **kwargs)
+
+    test_lock = upstream.left_out(upstream.NO_EXPIRY)
+    test_lock_token = upstream.left_out(upstream.NO_EXPIRY)
+    test_lock_token_thread_local_false = upstream.left_out(upstream.NO_EXPIRY)
+    test_blocking_timeout = upstream.left_out(upstream.POLLS)
+    test_context_manager_blocking_timeout = upstream.left_out(upstream.POLLS)
+    test_high_sleep_small_blocking_timeout = upstream.left_out(upstream.POLLS)
+
+
+class TestLockClassSelection(tests.TestLockClassSelection):
+    pass

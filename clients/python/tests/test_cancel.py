@@ -1,0 +1,328 @@
+"""asyncio: a call may be cancelled anywhere, and nothing stays behind."""
+
+import asyncio
+import gc
+import types
+
+import pytest
+import redis.asyncio
+
+import holdfast
+import holdfast.asyncio
+from servers import HOST
+
+
+@pytest.fixture
+async def client(server):
+    client = redis.asyncio.Redis(host=HOST, port=server.port)
+    yield client
+    await getattr(client, "aclose", client.close)()
+
+
+@pytest.fixture
+async def other(server):
+    client = redis.asyncio.Redis(host=HOST, port=server.port)
+    yield client
+    await getattr(client, "aclose", client.close)()
+
+
+@types.coroutine
+def cancelled_at(awaitable, step):
+    """Awaits, and cancels its own task in the moment of the given suspension. Counts those there were."""
+    inner = awaitable.__await__()
+    steps = 0
+    try:
+        yielded = inner.send(None)
+        while True:
+            steps += 1
+            if steps == step:
+                asyncio.current_task().cancel()
+            try:
+                value = yield yielded
+            except BaseException as error:
+                yielded = inner.throw(error)
+            else:
+                yielded = inner.send(value)
+    except StopIteration as end:
+        return end.value, steps
+
+
+async def at_every_await(make, settle, most=200):
+    """Runs what `make` makes again and again, cancelled at its first suspension, its second, and so on."""
+    for step in range(1, most):
+
+        async def run(step=step):
+            return await cancelled_at(make(), step)
+
+        task = asyncio.create_task(run())
+        done, _ = await asyncio.wait({task}, timeout=10)
+        assert done, f"cancelled at step {step}, it goes on"
+        if task.cancelled():
+            await settle(step, None)
+            continue
+        result, steps = task.result()
+        await settle(step, result)
+        if steps < step:
+            assert step > 1, "there was nothing to cancel"
+            return step
+    raise AssertionError(f"more than {most} steps")
+
+
+async def until(condition, what):
+    async with _limit(10, what):
+        while not await condition():
+            await asyncio.sleep(0.002)
+
+
+class _limit:
+    def __init__(self, seconds, what):
+        self.seconds, self.what = seconds, what
+
+    async def __aenter__(self):
+        self.timer = asyncio.get_running_loop().call_later(self.seconds, asyncio.current_task().cancel)
+
+    async def __aexit__(self, kind, error, traceback):
+        self.timer.cancel()
+        assert kind is not asyncio.CancelledError, f"not within {self.seconds} s: {self.what}"
+
+
+def nothing(other, name):
+    """Whether nobody holds it and nobody waits."""
+
+    async def condition():
+        return await other.execute_command("LOCK.INFO", name) is None
+
+    return condition
+
+
+async def test_an_uncontended_acquire_at_every_await(client, other, name):
+    locks = []
+
+    def make():
+        # A client whose pool is empty has the longest way.
+        locks.append(holdfast.asyncio.Lock(client, name))
+        return locks[-1].acquire()
+
+    async def settle(step, result):
+        if result:
+            await locks[-1].release()
+        await until(nothing(other, name), f"cancelled at step {step}, nothing is left")
+        await client.connection_pool.disconnect()
+
+    await at_every_await(make, settle)
+
+
+async def test_the_first_acquire_of_a_client_at_every_await(server, other, name):
+    clients = []
+
+    def make():
+        clients.append(redis.asyncio.Redis(host=HOST, port=server.port))
+        return holdfast.asyncio.Lock(clients[-1], name, ephemeral=True).acquire()
+
+    async def settle(step, result):
+        if not result:
+            await until(nothing(other, name), f"cancelled at step {step}, nothing is left")
+        client = clients.pop()
+        await getattr(client, "aclose", client.close)()
+        del client
+        # Errors and their frames know each other.
+        gc.collect()
+        await until(nothing(other, name), "the lock goes with its client")
+
+    await at_every_await(make, settle)
+
+
+async def test_a_contended_acquire_at_every_await(client, other, name):
+    holder = holdfast.asyncio.Lock(other, name)
+    locks = []
+
+    def make():
+        locks.append(holdfast.asyncio.Lock(client, name))
+        return locks[-1].acquire(blocking_timeout=0.1)
+
+    async def settle(step, result):
+        async def alone():
+            info = await other.execute_command("LOCK.WAITERS", name)
+            return not info
+
+        await until(alone, f"cancelled at step {step}, nobody waits")
+        assert await holder.owned()
+
+    await holder.acquire()
+    await at_every_await(make, settle)
+    await holder.release()
+    await until(nothing(other, name), "nothing is left")
+
+
+@pytest.mark.parametrize("turn", range(3))
+async def test_cancelled_in_the_instant_of_the_grant(client, other, name, turn):
+    """100 rounds each of: before, together with, and after the release that grants it."""
+    granted = 0
+    for round_ in range(100):
+        holder = holdfast.asyncio.Lock(other, name)
+        await holder.acquire()
+        lock = holdfast.asyncio.Lock(client, name)
+        task = asyncio.create_task(lock.acquire())
+
+        async def waits():
+            return len(await other.execute_command("LOCK.WAITERS", name)) == 1
+
+        await until(waits, "it waits")
+        release = asyncio.create_task(holder.release())
+        # From one turn of the loop to the next, the grant comes nearer.
+        for _ in range(turn * 4 + round_ % 12):
+            await asyncio.sleep(0)
+        task.cancel()
+        await release
+        try:
+            assert await task
+        except asyncio.CancelledError:
+            assert lock.fence is None
+        else:
+            granted += 1
+            await lock.release()
+        await until(nothing(other, name), f"nothing is left in round {round_}")
+    assert granted < 100
+
+
+async def test_release_at_every_await(client, other, name):
+    locks = []
+
+    async def make_held():
+        lock = holdfast.asyncio.Lock(client, name)
+        await lock.acquire()
+        locks.append(lock)
+
+    await make_held()
+
+    async def settle(step, result):
+        # It may be released once more, whatever was heard of the first time.
+        lock = locks.pop()
+        if lock.fence is not None:
+            await lock.release()
+        await until(nothing(other, name), f"cancelled at step {step}, nothing is left")
+        await make_held()
+
+    await at_every_await(lambda: locks[-1].release(), settle)
+    await locks.pop().release()
+
+
+async def test_a_block_at_every_await(client, other, name):
+    async def block():
+        async with holdfast.asyncio.Lock(client, name):
+            await asyncio.sleep(0)
+
+    async def settle(step, result):
+        await until(nothing(other, name), f"cancelled at step {step}, nothing is left")
+
+    await at_every_await(lambda: _Await(block()), settle)
+
+
+class _Await:
+    def __init__(self, coroutine):
+        self.coroutine = coroutine
+
+    def __await__(self):
+        return self.coroutine.__await__()
+
+
+async def test_wait_for(client, other, name):
+    holder = holdfast.asyncio.Lock(other, name)
+    await holder.acquire()
+    for _ in range(20):
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(holdfast.asyncio.Lock(client, name).acquire(), 0.01)
+    assert await other.execute_command("LOCK.WAITERS", name) == []
+    await holder.release()
+
+
+async def test_others_go_on_when_the_one_who_opens_the_session_is_cancelled(server, name):
+    client = redis.asyncio.Redis(host=HOST, port=server.port)
+    tasks = [asyncio.create_task(holdfast.asyncio.Lock(client, f"{name}:{n}").acquire()) for n in range(5)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    assert await asyncio.gather(*tasks[1:]) == [True] * 4
+    await getattr(client, "aclose", client.close)()
+
+
+async def test_while_held_stops_the_block(client, other, name):
+    reached = False
+    with pytest.raises(holdfast.LockLost) as caught:
+        async with holdfast.asyncio.Lock(client, name).while_held() as lock:
+            assert await lock.owned()
+            await other.execute_command("LOCK.FORCE", name)
+            await asyncio.sleep(10)
+            reached = True
+    assert caught.value.reason == "forced"
+    assert not reached
+    # The task is not cancelled: it goes on after the block.
+    await asyncio.sleep(0)
+
+
+async def test_while_held_without_a_loss(client, other, name):
+    async with holdfast.asyncio.Lock(client, name).while_held():
+        assert not await holdfast.asyncio.Lock(other, name).acquire(blocking=False)
+    await until(nothing(other, name), "it was given back")
+
+
+async def test_while_held_of_what_is_held(client, other, name):
+    async with holdfast.asyncio.Lock(client, name) as lock:
+        async with lock.while_held():
+            pass
+        assert await lock.owned()
+        with pytest.raises(holdfast.LockLost):
+            async with lock.while_held():
+                await other.execute_command("LOCK.FORCE", name)
+                await asyncio.sleep(10)
+        lock.raise_on_release_error = False
+
+
+async def test_while_held_is_cancelled_from_outside(client, other, name):
+    async def work():
+        async with holdfast.asyncio.Lock(client, name).while_held():
+            await asyncio.sleep(10)
+
+    task = asyncio.create_task(work())
+
+    async def held():
+        return not await nothing(other, name)()
+
+    await until(held, "it works")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(nothing(other, name), "it was given back")
+
+
+async def test_the_error_of_a_block_goes_before_its_loss(client, other, name):
+    with pytest.raises(ZeroDivisionError):
+        async with holdfast.asyncio.Lock(client, name).while_held():
+            try:
+                await other.execute_command("LOCK.FORCE", name)
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                raise ZeroDivisionError from None
+
+
+async def test_a_locked_function_is_stopped(client, other, name):
+    @holdfast.asyncio.locked(client, name + ":{number}")
+    async def work(number):
+        await other.execute_command("LOCK.FORCE", f"{name}:{number}")
+        await asyncio.sleep(10)
+
+    with pytest.raises(holdfast.LockLost):
+        await work(7)
+
+
+async def test_re_entrant_for_a_task(client, other, name):
+    lock = holdfast.asyncio.RLock(client, name)
+
+    async def another():
+        return await lock.acquire(blocking=False)
+
+    async with lock, lock:
+        assert await asyncio.create_task(another()) is False
+        await lock.acquire()
+        await lock.release()
+        assert await lock.owned()
+    await until(nothing(other, name), "it was given back")

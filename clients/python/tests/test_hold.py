@@ -1,0 +1,285 @@
+"""The states of a hold, without a server."""
+
+import itertools
+import time
+
+import pytest
+
+from holdfast import LockLost, NoReplicas, WrongType
+from holdfast import _requests as requests
+from holdfast._book import Book, Owners
+from holdfast._hold import Answer, Hold, State
+from holdfast._requests import FOREVER, Event, Terms
+from holdfast._session import SessionState
+
+OWNER = b"me"
+
+
+def make(**settings):
+    book, session = Book(), SessionState()
+    session.id = b"run:1"
+    session.seen = time.monotonic()
+    hold = Hold(Terms("a", (b"a",), **settings), OWNER)
+    book.enter(hold)
+    hold.ask(session)
+    return book, session, hold
+
+
+def event(kind, token=None, detail=None, keys=(b"a",), owner=OWNER):
+    return [kind.encode(), 0, list(keys), owner, token, detail]
+
+
+def held(**settings):
+    book, session, hold = make(**settings)
+    hold.granted(7, hold.asked, hold.terms.lease)
+    return book, session, hold
+
+
+def listen(hold):
+    told, alarms = [], []
+    hold.when_lost(told.append, alarms.append)
+    return told, alarms
+
+
+def test_granted_by_the_reply():
+    _, _, hold = held()
+    assert (hold.state, hold.answer, hold.token) == (State.HELD, Answer.GRANTED, 7)
+
+
+def test_granted_by_an_event_that_overtakes_the_reply():
+    book, session, hold = make()
+    book.tell(session, [event("granted", 7)])
+    assert not hold.wait(pytest.fail)
+    assert (hold.state, hold.token) == (State.HELD, 7)
+
+
+def test_an_event_wakes_who_waits_once():
+    book, session, hold = make()
+    woken = []
+    assert hold.wait(lambda: woken.append(1))
+    book.tell(session, [event("timeout"), event("timeout")])
+    assert (woken, hold.answer) == ([1], Answer.REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("detail", "answer"),
+    [
+        (b"NOREPLICAS x", NoReplicas),
+        (b"WRONGTYPE x", WrongType),
+        (b"MOVED", Answer.AGAIN),
+        (b"UNBLOCKED x", Answer.AGAIN),
+    ],
+)
+def test_refused(detail, answer):
+    book, session, hold = make()
+    book.tell(session, [event("refused", detail=detail)])
+    assert hold.answer is answer or isinstance(hold.answer, answer)
+
+
+def test_lost_before_the_reply_was_read():
+    book, session, hold = make()
+    book.tell(session, [event("lost", 7, b"forced")])
+    hold.granted(7, hold.asked, None)
+    with pytest.raises(LockLost, match="forced"):
+        hold.check()
+
+
+def test_lost_is_told_once():
+    book, session, hold = held()
+    told, _ = listen(hold)
+    book.tell(session, [event("lost", 7, b"forced"), event("lost", 7, b"expired")])
+    assert [lost.reason for lost in told] == ["forced"]
+    late, _ = listen(hold)
+    assert late == told
+
+
+def test_another_hold_of_the_same_name_is_not_lost():
+    book, session, hold = held()
+    book.tell(session, [event("lost", 6, b"expired"), event("lost", 7, b"expired", owner=b"other")])
+    hold.check()
+
+
+def test_events_of_another_session_do_not_count():
+    book, _, hold = held()
+    book.tell(SessionState(), [event("lost", 7, b"expired")])
+    hold.check()
+
+
+def test_one_of_several_keys_is_lost():
+    book, session = Book(), SessionState()
+    hold = Hold(Terms(("a", "b"), (b"a", b"b"), several=True), OWNER)
+    book.enter(hold)
+    hold.ask(session)
+    book.tell(session, [event("granted", 7, keys=(b"a", b"b"))])
+    book.tell(session, [event("lost", 7, b"forced", keys=(b"b",))])
+    assert hold.state is State.LOST
+
+
+def test_what_was_given_back_is_not_lost():
+    book, session, hold = held()
+    told, alarms = listen(hold)
+    hold.over()
+    book.tell(session, [event("lost", 7, b"forced")])
+    assert told == []
+    assert alarms[-1] == FOREVER
+
+
+def test_what_was_given_up_is_not_granted():
+    book, session, hold = make()
+    hold.over()
+    book.tell(session, [event("granted", 7)])
+    assert hold.state is State.OVER
+
+
+def test_a_session_that_ends():
+    book, session, hold = make()
+    assert book.session_ended(session) == []
+    assert hold.answer is Answer.AGAIN
+    book, session, hold = held(ephemeral=True)
+    assert book.session_ended(session) == []
+    assert hold.error.reason == "disconnected"
+    book, session, hold = held(lease=1000)
+    assert book.session_ended(session) == []
+    assert hold.state is State.HELD
+    book, session, hold = held()
+    assert book.session_ended(session) == [hold]
+    assert hold.state is State.IN_DOUBT
+    hold.check()
+
+
+def test_a_grant_on_behalf_of_a_session_that_has_ended_is_asked_for_again():
+    _, session, hold = make()
+    session.ended = True
+    hold.granted(7, hold.asked, None)
+    assert hold.answer is Answer.AGAIN
+    # One that hangs on nothing is held.
+    _, session, hold = make(lease=1000)
+    session.ended = True
+    hold.granted(7, hold.asked, 1000)
+    assert hold.answer is Answer.GRANTED
+
+
+def test_doubt_ends_with_the_lease_or_with_a_renewal():
+    book, session, hold = held()
+    session.lease = 0.02
+    hold.asked = session.seen = time.monotonic()
+    told, alarms = listen(hold)
+    book.session_ended(session)
+    assert alarms[-1] == pytest.approx(time.monotonic() + 0.02, abs=0.02)
+    other = SessionState()
+    hold.ask(other)
+    hold.granted(7, hold.asked, None)
+    assert alarms[-1] == FOREVER
+    other.lease = 0.01
+    other.seen = hold.asked = time.monotonic()
+    book.session_ended(other)
+    time.sleep(0.02)
+    hold.lapse()
+    assert [lost.reason for lost in told] == ["disconnected"]
+
+
+def test_untied_is_doubt():
+    book, session, hold = held()
+    assert book.tell(session, [event("untied", 7, b"moved")]) == [hold]
+    assert hold.state is State.IN_DOUBT
+
+
+def test_a_lease_runs_out_by_the_clock():
+    _, _, hold = held(lease=10)
+    told, alarms = listen(hold)
+    assert alarms == [pytest.approx(hold.asked + 0.01)]
+    hold.lapse()
+    assert told == []
+    time.sleep(0.011)
+    hold.lapse()
+    assert [lost.reason for lost in told] == ["expired"]
+
+
+def test_the_watched_lease_without_a_watchdog():
+    session = SessionState()
+    session.lease, session.seen = 30, 100.0
+    # Renewed no earlier than a third of a lease before it was seen.
+    assert session.watched_until(0) == 120
+    assert session.watched_until(99) == 129
+    assert session.seen + session.beat + session.patience < session.watched_until(0)
+
+
+@pytest.mark.parametrize("reply", [{b"holdfast.default-lease": b"5000"}, [b"holdfast.default-lease", b"5000"], {}, []])
+def test_the_servers_default_lease(reply):
+    session = SessionState()
+    session.read_lease(reply)
+    assert session.lease == (5 if reply else 30)
+
+
+ACQUIRE = {
+    (): ("LOCK.ACQUIRE", b"a", OWNER, "HOLDS", 1, "WATCHDOG", "SESSION", b"s"),
+    (("lease", 5),): ("LOCK.ACQUIRE", b"a", OWNER, "HOLDS", 1, "LEASE", 5, "SESSION", b"s"),
+    (("limit", 3), ("ephemeral", True)): (
+        *("LOCK.ACQUIRE", b"a", OWNER, "LIMIT", 3, "HOLDS", 1, "WATCHDOG", "EPHEMERAL", "SESSION", b"s"),
+    ),
+    (("limit", 0), ("replicas", 2)): (
+        *("LOCK.ACQUIRE", b"a", OWNER, "SHARED", "HOLDS", 1, "WATCHDOG", "REPLICAS", 2, "SESSION", b"s"),
+    ),
+}
+
+
+@pytest.mark.parametrize("settings", ACQUIRE)
+def test_what_acquire_says(settings):
+    terms = Terms("a", (b"a",), **dict(settings))
+    assert requests.acquire(terms, OWNER, 0, b"s") == ACQUIRE[settings]
+    # A time that is over is none: WAIT 0 means for ever.
+    for wait, words in (
+        (-1, ()),
+        (0.0004, ("WAIT", 1)),
+        (2.5, ("WAIT", 2500)),
+        (9e9, ("WAIT", 315_360_000_000)),
+        (FOREVER, ("WAIT", 0)),
+    ):
+        assert requests.acquire(terms, OWNER, wait, b"s") == (*ACQUIRE[settings], *words)
+
+
+def test_what_the_others_say():
+    one, two = Terms("a", (b"a",)), Terms(("a", "b"), (b"a", b"b"), several=True)
+    assert requests.release(one, OWNER, 7) == ("LOCK.RELEASE", b"a", OWNER, "TOKEN", 7, "ALL")
+    assert requests.release(two, OWNER, 7) == ("LOCK.MRELEASE", 2, b"a", b"b", OWNER, "TOKEN", 7, "ALL")
+    assert requests.renew(one, OWNER, 7, None, b"s") == (
+        *("LOCK.RENEW", b"a", OWNER, "TOKEN", 7, "WATCHDOG", "SESSION", b"s"),
+    )
+    assert requests.renew(two, OWNER, 7, 9, b"s") == (
+        *("LOCK.MRENEW", 2, b"a", b"b", OWNER, "TOKEN", 7, "LEASE", 9, "SESSION", b"s"),
+    )
+    assert requests.cancel(two, OWNER, b"s") == ("LOCK.CANCEL", b"a", OWNER, "SESSION", b"s")
+    assert requests.next_events(0.25) == ("LOCK.NEXT", "WAIT", 250)
+
+
+@pytest.mark.parametrize(("reply", "held_"), [(0, True), (None, False), ([0, 0], True), ([0, None], False)])
+def test_whether_a_reply_found_the_hold(reply, held_):
+    assert requests.held(reply) is held_
+
+
+def test_an_event_as_it_comes():
+    assert Event.parse(event("lost", 7, b"forced")) == (b"lost", (b"a",), OWNER, 7, "forced")
+    assert Event.parse(event("timeout")) == (b"timeout", (b"a",), OWNER, None, None)
+
+
+def test_owners_are_never_used_twice():
+    one, two = Owners(), Owners()
+    owners = {owners.next() for owners in (one, two) for _ in range(1000)}
+    assert len(owners) == 2000
+    assert all(len(owner) <= 512 and not owner.startswith(b"#") for owner in owners)
+
+
+def test_every_order_of_the_last_events_ends_well():
+    """Reply, loss, and the end of the session come in any order; it is lost, and told once, or asked for again."""
+    for order in itertools.permutations(["reply", "lost", "ended"]):
+        book, session, hold = make()
+        told, _ = listen(hold)
+        for step in order:
+            if step == "reply":
+                hold.granted(7, hold.asked, None)
+            elif step == "lost" and not session.ended:
+                book.tell(session, [event("lost", 7, b"forced")])
+            elif step == "ended":
+                book.session_ended(session)
+        assert len(told) <= 1
+        assert (hold.state is State.LOST) == bool(told) or hold.answer is Answer.AGAIN

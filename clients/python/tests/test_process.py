@@ -1,0 +1,370 @@
+"""The client in its process: fork, garbage collection, the end of the program, interrupts, gevent."""
+
+import gc
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+import holdfast
+from servers import holder, until, waiters
+from test_lock import in_thread
+from test_reconnect import sessions
+
+
+def program(server, source, **kwargs):
+    """Runs a program with `client`, in an interpreter of its own."""
+    head = f"""
+        import os, signal, sys, threading, time
+        import redis, redis.asyncio, holdfast, holdfast.asyncio
+        client = redis.Redis(host="127.0.0.1", port={server.port})
+    """
+    code = textwrap.dedent(head) + textwrap.dedent(source)
+    return subprocess.Popen(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **kwargs,
+    )
+
+
+def ends(process, seconds=20):
+    """Its output; it must end well, in time, and silently."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise AssertionError(f"it did not end in {seconds} s: {process.communicate()}") from None
+    assert process.returncode == 0, err
+    assert err == ""
+    return out
+
+
+@pytest.fixture
+def admin(own_server):
+    client = own_server.client()
+    yield client
+    client.close()
+
+
+def test_the_child_of_a_fork_starts_afresh(own_server, admin, name):
+    process = program(
+        own_server,
+        f"""
+        lock = holdfast.Lock(client, "{name}", on_lost=lambda lost: print("lost", lost, flush=True))
+        lock.acquire()
+        child = os.fork()
+        if child == 0:
+            assert not lock.owned()
+            try:
+                lock.release()
+            except holdfast.NotHeld:
+                print("not the child's", flush=True)
+            assert not holdfast.Lock(client, "{name}").acquire(blocking=False)
+            with holdfast.Lock(client, "{name}:child") as own:
+                assert own.owned()
+            # It outlives the parent, and does not keep the parent's connection open.
+            time.sleep(1)
+            os._exit(0)
+        # Longer than the lease: still watched.
+        time.sleep(0.2)
+        lock.check()
+        assert lock.owned()
+        print("held", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+    )
+    out, err = process.communicate(timeout=20)
+    assert (out, err) == ("not the child's\nheld\n", "")
+    # Nobody renews it any more.
+    until(lambda: not admin.exists(name), "the parent's lease ran out", 5)
+
+
+def test_an_ephemeral_lock_ends_with_the_parent_and_not_with_the_child(own_server, admin, name):
+    process = program(
+        own_server,
+        f"""
+        lock = holdfast.Lock(client, "{name}", ephemeral=True)
+        lock.acquire()
+        if os.fork() == 0:
+            os._exit(0)
+        os.wait()
+        lock.check()
+        assert lock.owned()
+        if os.fork() == 0:
+            # As gunicorn's workers: it lives on with all that it inherited.
+            os.close(1), os.close(2)
+            time.sleep(5)
+            os._exit(0)
+        print("ready", flush=True)
+        sys.stdin.read()
+        """,
+        stdin=subprocess.PIPE,
+    )
+    assert process.stdout.readline() == "ready\n"
+    assert admin.exists(name)
+    process.kill()
+    until(lambda: not admin.exists(name), "it ended with the parent", 3)
+    process.communicate()
+
+
+def test_multiprocessing(own_server, admin, name):
+    process = program(
+        own_server,
+        f"""
+        import multiprocessing
+
+        def work(number):
+            with holdfast.Lock(client, "{name}") as lock:
+                return lock.fence
+
+        with holdfast.Lock(client, "{name}:parent"):
+            with multiprocessing.get_context("fork").Pool(3) as pool:
+                fences = pool.map(work, range(12), chunksize=1)
+        assert len(set(fences)) == 12
+        print("done")
+        """,
+    )
+    assert ends(process) == "done\n"
+
+
+def test_asyncio_and_fork(own_server, admin, name):
+    process = program(
+        own_server,
+        f"""
+        import asyncio
+
+        async def main():
+            client = redis.asyncio.Redis(host="127.0.0.1", port={own_server.port})
+            lock = holdfast.asyncio.Lock(client, "{name}")
+            await lock.acquire()
+            if os.fork() == 0:
+                os._exit(lock.fence is not None)
+            assert os.wait()[1] == 0
+            await asyncio.sleep(3.5)
+            lock.check()
+            await lock.release()
+            await getattr(client, "aclose", client.close)()
+            print("done")
+
+        asyncio.run(main())
+        """,
+    )
+    assert ends(process) == "done\n"
+
+
+@pytest.mark.parametrize(
+    "ending",
+    ["", "sys.exit()", "waiting()", "raise_in_thread()", "holdfast.Lock(client, 'second').acquire()"],
+)
+def test_the_end_of_a_program(own_server, admin, name, ending):
+    process = program(
+        own_server,
+        f"""
+        lock = holdfast.Lock(client, "{name}", ephemeral=True)
+        lock.acquire()
+
+        def waiting():
+            threading.Thread(target=holdfast.Lock(client, "{name}").acquire, daemon=True).start()
+            time.sleep(0.1)
+
+        def raise_in_thread():
+            def run():
+                with holdfast.Lock(client, "other"):
+                    pass
+            thread = threading.Thread(target=run)
+            thread.start()
+
+        {ending}
+        """,
+    )
+    begin = time.monotonic()
+    assert ends(process) == ""
+    assert time.monotonic() - begin < 10
+    until(lambda: not admin.exists(name), "it ended with the program", 2)
+
+
+def test_the_end_of_a_program_with_a_server_that_is_silent(own_server, name):
+    process = program(
+        own_server,
+        f"""
+        lock = holdfast.Lock(client, "{name}")
+        lock.acquire()
+        print("ready", flush=True)
+        sys.stdin.readline()
+        """,
+        stdin=subprocess.PIPE,
+    )
+    assert process.stdout.readline() == "ready\n"
+    own_server.signal(signal.SIGSTOP)
+    try:
+        begin = time.monotonic()
+        process.communicate("\n", timeout=10)
+        assert time.monotonic() - begin < 5
+        assert process.returncode == 0
+    finally:
+        own_server.signal(signal.SIGCONT)
+
+
+def test_an_interrupt_leaves_nothing_behind(own_server, admin, name):
+    with holdfast.Lock(own_server.client(), name):
+        process = program(
+            own_server,
+            f"""
+            print("ready", flush=True)
+            try:
+                holdfast.Lock(client, "{name}").acquire()
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+            sys.stdin.readline()
+            """,
+            stdin=subprocess.PIPE,
+        )
+        assert process.stdout.readline() == "ready\n"
+        until(lambda: waiters(admin, name) == 1, "it waits")
+        process.send_signal(signal.SIGINT)
+        until(lambda: waiters(admin, name) == 0, "it waits no more")
+        assert process.stdout.readline() == "interrupted\n"
+        process.communicate("\n", timeout=10)
+        assert process.returncode == 0
+    assert not admin.exists(name)
+
+
+def test_the_session_ends_with_its_client(own_server, admin, name):
+    client = own_server.client()
+    lock = holdfast.Lock(client, name, ephemeral=True)
+    lock.acquire()
+    until(lambda: len(sessions(admin)) == 1, "there is a session")
+    threads = threading.active_count()
+    del lock, client
+    gc.collect()
+    until(lambda: not sessions(admin), "the session ended")
+    until(lambda: threading.active_count() < threads, "its thread ended")
+    until(lambda: not admin.exists(name), "what was ephemeral is free")
+
+
+def test_a_lock_object_may_go_and_the_lock_stays(own_server, admin, name):
+    client = own_server.client()
+    holdfast.Lock(client, name).acquire()
+    gc.collect()
+    assert holder(admin, name)[b"watchdog"]
+    time.sleep(3.5)
+    assert admin.exists(name)
+
+
+def test_one_thread_for_many_locks(own_server, admin, name):
+    client = own_server.client()
+    before = threading.active_count()
+    locks = [holdfast.Lock(client, f"{name}:{number}") for number in range(50)]
+    for lock in locks:
+        lock.acquire()
+    assert threading.active_count() == before + 1
+    for lock in locks:
+        lock.release()
+
+
+def test_re_entrant_for_a_thread(own_server, admin, name):
+    lock = holdfast.RLock(own_server.client(), name)
+    with lock, lock:
+        assert in_thread(lambda: lock.acquire(blocking=False))() is False
+        lock.acquire()
+        lock.release()
+        assert lock.owned()
+    assert not admin.exists(name)
+    with pytest.raises(holdfast.NotHeld):
+        lock.release()
+    with pytest.raises(holdfast.LockLost), lock:
+        admin.execute_command("LOCK.FORCE", name)
+        until(lambda: lock.lost.is_set(), "the loss is told")
+        lock.acquire()
+
+
+def test_what_a_thread_holds_is_its_own_unless_told_otherwise(own_server, name):
+    client = own_server.client()
+    lock = holdfast.Lock(client, name)
+    lock.acquire()
+    with pytest.raises(holdfast.NotHeld):
+        in_thread(lock.release)()
+    lock.release()
+    shared = holdfast.Lock(client, name, thread_local=False)
+    in_thread(shared.acquire)()
+    shared.release()
+
+
+def test_a_locked_function(own_server, admin, name):
+    client = own_server.client()
+
+    @holdfast.locked(client, name + ":{order_id}:{more[0]}", timeout=5)
+    def work(order_id, *, more=("x",), **rest):
+        """Works."""
+        return admin.exists(f"{name}:{order_id}:{more[0]}")
+
+    assert work(5) == 1
+    assert work(order_id=6, more="y") == 1
+    assert not admin.keys(f"{name}*")
+    assert work.__name__ == "work"
+    assert work.__doc__ == "Works."
+
+
+def test_closing_the_client_does_not_end_its_locks(own_server, admin, name):
+    client = own_server.client()
+    lock = holdfast.Lock(client, name)
+    lock.acquire()
+    client.close()
+    lock.check()
+    assert lock.owned()
+    lock.release()
+
+
+def test_gevent(own_server, admin, name):
+    pytest.importorskip("gevent")
+    process = program(
+        own_server,
+        f"""
+        import subprocess
+        code = '''
+        from gevent import monkey; monkey.patch_all()
+        import gevent, redis, holdfast, time
+        client = redis.Redis(host="127.0.0.1", port={own_server.port})
+        order, ticks = [], []
+
+        def work(number):
+            with holdfast.Lock(client, "{name}") as lock:
+                order.append(number)
+                gevent.sleep(0.01)
+                lock.check()
+
+        def tick():
+            while True:
+                ticks.append(1)
+                gevent.sleep(0.01)
+
+        holder = holdfast.Lock(client, "{name}")
+        holder.acquire()
+        ticker = gevent.spawn(tick)
+        greenlets = [gevent.spawn(work, number) for number in range(20)]
+        # Longer than the lease: a greenlet that computes starves no watchdog here.
+        until = time.monotonic() + 3.5
+        gevent.sleep(0.5)
+        while time.monotonic() < until:
+            pass
+        holder.check()
+        assert holder.owned()
+        before = len(ticks)
+        holder.release()
+        gevent.joinall(greenlets, timeout=20, raise_error=True)
+        assert sorted(order) == list(range(20))
+        assert len(ticks) > before, "the loop stood still"
+        print("done")
+        '''
+        import textwrap
+        print(subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=30))
+        """,
+    )
+    out = ends(process, 40)
+    assert "stdout='done\\n'" in out, out

@@ -1,0 +1,192 @@
+"""Lost replies and late requests: nothing is held twice, waited for twice, or left behind."""
+
+import time
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+
+import holdfast
+from servers import until, waiters
+from test_lock import in_thread
+
+
+def retrying(kind, proxy, times):
+    """A client that repeats what failed, behind one's back, so many times."""
+    if kind.name == "threads":
+        from redis.retry import Retry
+    else:
+        from redis.asyncio.retry import Retry
+    return kind.client(proxy.port, retry=Retry(NoBackoff(), times), socket_timeout=5)
+
+
+def once(verb, fate):
+    """A rule: this happens to the first request of its kind."""
+    seen = []
+
+    def rule(request):
+        if request[0].upper() == verb and not seen:
+            seen.append(request)
+            return fate
+        return None
+
+    rule.seen = seen
+    return rule
+
+
+def count(proxy, verb):
+    return sum(request[0].upper() == verb for request in proxy.requests)
+
+
+@pytest.mark.parametrize("fate", ["reply", "request"])
+def test_acquire_repeated_by_the_library(kind, proxy, admin, name, fate):
+    lock = kind.Lock(retrying(kind, proxy, 3), name)
+    proxy.rule = once(b"LOCK.ACQUIRE", fate)
+    assert lock.acquire()
+    assert count(proxy, b"LOCK.ACQUIRE") == 2
+    # Held once.
+    assert [value for field, value in admin.hgetall(name).items() if not field.startswith(b"#")] == [b"1"]
+    assert lock.fence == int(admin.hget(name, "#fence"))
+    lock.release()
+    assert not admin.exists(name)
+
+
+@pytest.mark.parametrize("fate", ["reply", "request"])
+def test_release_repeated_by_the_library(kind, proxy, admin, name, fate):
+    told = []
+    lock = kind.Lock(retrying(kind, proxy, 3), name, on_lost=told.append)
+    lock.acquire()
+    proxy.rule = once(b"LOCK.RELEASE", fate)
+    # It was not lost, although the second request did not find it.
+    lock.release()
+    assert count(proxy, b"LOCK.RELEASE") == 2
+    assert not admin.exists(name)
+    assert told == []
+
+
+@pytest.mark.parametrize("fate", ["reply", "request"])
+def test_a_wait_repeated_by_the_library_keeps_its_place(kind, proxy, server, admin, name, fate):
+    holder = holdfast.Lock(server.client(), name)
+    holder.acquire()
+    second = kind.Lock(retrying(kind, proxy, 3), name, thread_local=False)
+    proxy.rule = once(b"LOCK.ACQUIRE", fate)
+    join = in_thread(second.acquire)
+    until(lambda: count(proxy, b"LOCK.ACQUIRE") == 2, "it was sent twice")
+    until(lambda: waiters(admin, name) == 1, "it waits once")
+    third = holdfast.Lock(server.client(), name, thread_local=False)
+    join_third = in_thread(third.acquire)
+    until(lambda: waiters(admin, name) == 2, "another one waits behind it")
+    holder.release()
+    assert join()
+    assert not third.owned()
+    second.release()
+    assert join_third()
+    third.release()
+
+
+@pytest.mark.parametrize("fate", ["reply", "request", "late"])
+def test_acquire_that_fails_leaves_nothing_behind(kind, proxy, admin, name, fate):
+    lock = kind.Lock(retrying(kind, proxy, 0), name)
+    proxy.rule = once(b"LOCK.ACQUIRE", fate)
+    with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
+        lock.acquire()
+    until(lambda: count(proxy, b"LOCK.CANCEL") == 1, "it is taken back")
+    until(lambda: not admin.exists(name) and waiters(admin, name) == 0, "nothing is left")
+    # What arrives after all is refused.
+    assert all(reply.startswith(b"-CANCELLED") for reply in proxy.deliver())
+    assert not admin.exists(name)
+    with lock:
+        pass
+
+
+@pytest.mark.parametrize("fate", ["reply", "request", "late"])
+def test_a_wait_that_fails_leaves_nothing_behind(kind, proxy, server, admin, name, fate):
+    holder = holdfast.Lock(server.client(), name)
+    holder.acquire()
+    lock = kind.Lock(retrying(kind, proxy, 0), name)
+    proxy.rule = once(b"LOCK.ACQUIRE", fate)
+    with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
+        lock.acquire()
+    until(lambda: count(proxy, b"LOCK.CANCEL") == 1, "it is taken back")
+    assert all(reply.startswith(b"-CANCELLED") for reply in proxy.deliver())
+    until(lambda: waiters(admin, name) == 0, "nobody waits")
+    holder.release()
+    assert not admin.exists(name)
+
+
+@pytest.mark.parametrize("fate", ["reply", "request", "late"])
+def test_release_that_fails(kind, proxy, admin, name, fate):
+    told = []
+    lock = kind.Lock(retrying(kind, proxy, 0), name, on_lost=told.append)
+    lock.acquire()
+    proxy.rule = once(b"LOCK.RELEASE", fate)
+    with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
+        lock.release()
+    # It is given back in the background; and once more by whoever tries again, without complaint.
+    until(lambda: not admin.exists(name), "it was given back")
+    lock.release()
+    with pytest.raises(holdfast.NotHeld):
+        lock.release()
+    other = holdfast.Lock(redis.Redis(port=proxy.target), name)
+    with other:
+        # A late release does not touch what somebody else has by now.
+        proxy.deliver()
+        assert other.owned()
+    assert told == []
+
+
+def test_the_cancel_is_repeated_until_it_is_answered(kind, proxy, admin, name):
+    lock = kind.Lock(retrying(kind, proxy, 0), name)
+    cancels = []
+
+    def rule(request):
+        verb = request[0].upper()
+        if verb == b"LOCK.CANCEL":
+            cancels.append(request)
+            return "request" if len(cancels) < 4 else None
+        return "reply" if verb == b"LOCK.ACQUIRE" else None
+
+    proxy.rule = rule
+    with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
+        lock.acquire()
+    until(lambda: len(cancels) == 4, "it was said until it was heard")
+    until(lambda: not admin.exists(name), "nothing is left")
+
+
+@pytest.mark.parametrize("verb", [b"LOCK.ACQUIRE", b"LOCK.RELEASE", b"LOCK.RENEW", b"LOCK.NEXT", b"LOCK.OWNER"])
+def test_each_reply_lost_once_while_many_take_turns(kind, proxy, admin, name, verb):
+    client = retrying(kind, proxy, 3)
+    kind.Lock(client, f"{name}:first").acquire()
+    proxy.rule = once(verb, "reply")
+    inside = []
+    turns = []
+
+    def work(number):
+        lock = kind.Lock(client, name, timeout=30, thread_local=False, on_lost=lambda lost: turns.append(lost))
+        for _ in range(5):
+            with lock:
+                inside.append(number)
+                assert len(inside) == 1
+                lock.reacquire()
+                inside.pop()
+                turns.append(number)
+
+    if verb == b"LOCK.OWNER":
+        [session] = [one["id"] for one in admin.client_list() if one["cmd"] == "lock.next"][-1:]
+        admin.client_kill_filter(_id=session)
+    joins = [in_thread(lambda n=number: work(n)) for number in range(4)]
+    for join in joins:
+        join()
+    assert sorted(turns) == sorted(list(range(4)) * 5)
+    assert proxy.rule.seen or verb == b"LOCK.OWNER"
+    assert not admin.exists(name)
+
+
+def test_a_wait_ends_in_time_though_the_server_says_nothing(kind, proxy, server, name):
+    holdfast.Lock(server.client(), name, thread_local=False).acquire()
+    client = retrying(kind, proxy, 0)
+    kind.Lock(client, f"{name}:first").acquire()
+    proxy.rule = lambda request: "request" if request[0].upper() == b"LOCK.NEXT" else None
+    begin = time.monotonic()
+    assert kind.Lock(client, name).acquire(blocking_timeout=0.3) is False
+    assert time.monotonic() - begin < 5

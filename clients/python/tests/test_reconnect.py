@@ -1,0 +1,188 @@
+"""The session's connection ends: everything is taken along, or told to be lost."""
+
+import time
+
+import pytest
+
+import holdfast
+from proxy import Proxy
+from servers import holder, until, waiters
+from test_lock import in_thread
+
+
+@pytest.fixture
+def admin(own_server):
+    client = own_server.client()
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def proxy(own_server):
+    proxy = Proxy(own_server.port)
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture
+def client(kind, own_server):
+    return kind.client(own_server.port)
+
+
+def sessions(admin):
+    """The connections that read LOCK.NEXT."""
+    return [one["id"] for one in admin.client_list() if one["cmd"] == "lock.next"]
+
+
+def kill_session(admin):
+    [session] = until(lambda: sessions(admin), "there is a session")
+    admin.client_kill_filter(_id=session)
+
+
+def test_a_watched_lock_is_taken_along(kind, client, admin, name):
+    told = []
+    lock = kind.Lock(client, name, on_lost=told.append)
+    lock.acquire()
+    fence = lock.fence
+    kill_session(admin)
+    until(
+        lambda: holder(admin, name)[b"watchdog"] and str(holder(admin, name)[b"client"]) in sessions(admin), "tied anew"
+    )
+    # Longer than the lease: it is watched again.
+    time.sleep(3.5)
+    lock.check()
+    assert lock.fence == fence
+    lock.release()
+    assert told == []
+
+
+def test_several_are_taken_along(kind, client, admin, name):
+    lock = kind.LockAll(client, [f"{name}:a", f"{name}:b"])
+    lock.acquire()
+    kill_session(admin)
+    for one in lock.name:
+        until(lambda n=one: str(holder(admin, n)[b"client"]) in sessions(admin), "tied anew")
+    lock.release()
+
+
+def test_a_wait_is_taken_along(kind, client, admin, name):
+    first = kind.Lock(client, name)
+    first.acquire()
+    second = kind.Lock(client, name, thread_local=False)
+    join = in_thread(lambda: second.acquire(blocking_timeout=20))
+    until(lambda: waiters(admin, name) == 1, "it waits")
+    kill_session(admin)
+    until(lambda: waiters(admin, name) == 1, "it waits again")
+    first.release()
+    assert join() is True
+    second.release()
+
+
+def test_an_ephemeral_lock_is_lost(kind, client, admin, name):
+    lock = kind.Lock(client, name, ephemeral=True)
+    lock.acquire()
+    lost = lock.lost
+    kill_session(admin)
+    assert lost.wait(5)
+    with pytest.raises(holdfast.LockLost) as caught:
+        lock.release()
+    assert caught.value.reason == "disconnected"
+    assert not admin.exists(name)
+
+
+def test_a_lock_that_was_taken_away_meanwhile_is_lost(kind, proxy, admin, name):
+    lock = kind.Lock(kind.client(proxy.port), name)
+    lock.acquire()
+    lost = lock.lost
+    proxy.cut()
+    admin.execute_command("LOCK.FORCE", name)
+    assert not lost.is_set()
+    proxy.mend()
+    assert lost.wait(5)
+    with pytest.raises(holdfast.LockLost, match="disconnected"):
+        lock.check()
+
+
+def test_in_doubt_it_is_lost_once_its_lease_could_have_run_out(kind, proxy, admin, name):
+    told = []
+    lock = kind.Lock(kind.client(proxy.port), name, on_lost=lambda _: told.append(time.monotonic()))
+    begin = time.monotonic()
+    lock.acquire()
+    asked_before = time.monotonic()
+    proxy.cut()
+    lock.check()
+    until(lambda: told, "on_lost is called")
+    # A lease of three seconds, counted from before it was asked for; a moment more for a busy machine.
+    assert begin + 3 <= told[0] < asked_before + 3.1
+    with pytest.raises(holdfast.LockLost, match="disconnected"):
+        lock.check()
+
+
+def test_a_silent_server_is_gone(kind, own_server, name):
+    """The connection stands, and nobody answers: as when the cable is cut, or the server frozen."""
+    import signal
+
+    lock = kind.Lock(kind.client(own_server.port, socket_timeout=1), name)
+    lock.acquire()
+    lost = lock.lost
+    own_server.signal(signal.SIGSTOP)
+    try:
+        assert lost.wait(10)
+    finally:
+        own_server.signal(signal.SIGCONT)
+
+
+def test_a_lock_with_a_timeout_needs_no_session(kind, client, admin, name):
+    lock = kind.Lock(client, name, timeout=30)
+    lock.acquire()
+    kill_session(admin)
+    lock.check()
+    assert lock.owned()
+    lock.release()
+
+
+def test_the_server_restarts_empty(kind, own_server, name):
+    client = kind.client(own_server.port)
+    lock = kind.Lock(client, name)
+    lock.acquire()
+    lost = lock.lost
+    waiting = kind.Lock(client, name, thread_local=False)
+    admin = own_server.client()
+    join = in_thread(lambda: waiting.acquire(blocking_timeout=30))
+    until(lambda: waiters(admin, name) == 1, "it waits")
+    own_server.kill()
+    own_server.start()
+    # Who of the two is there first has it; a server without memory can't know better.
+    assert join() is True
+    assert lost.wait(10)
+    waiting.check()
+    waiting.release()
+
+
+def test_acquire_fails_while_the_server_is_gone_and_works_after_it(kind, own_server, name):
+    from redis.backoff import NoBackoff
+    from redis.exceptions import ConnectionError, TimeoutError
+
+    if kind.name == "threads":
+        from redis.retry import Retry
+    else:
+        from redis.asyncio.retry import Retry
+    client = kind.client(own_server.port, retry=Retry(NoBackoff(), 0))
+    lock = kind.Lock(client, name)
+    with lock:
+        pass
+    own_server.kill()
+    with pytest.raises((ConnectionError, TimeoutError)):
+        lock.acquire()
+    own_server.start()
+
+    def works():
+        # A pool of asyncio does not see at once that its connections are dead.
+        try:
+            return lock.acquire()
+        except ConnectionError:
+            return False
+
+    until(works, "it works again")
+    lock.check()
+    lock.release()

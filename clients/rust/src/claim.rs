@@ -1,0 +1,258 @@
+//! One acquisition: what is asked for, what it is at, and whoever waits for that to change.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+use crate::error::{Error, Why, refused_in_words};
+use crate::names::{Keys, Owner};
+use crate::session::SessionRef;
+use crate::state::{Errand, Renewal, Stage, State};
+use crate::terms::{Deadline, Lease, Terms};
+use crate::wire::{News, Reply};
+
+/// Of a watched lease so much is left at least while the session lives: the server renews it every third. What is
+/// missing to two thirds is for a server that stood still for a moment.
+const LEFT_WHILE_WATCHED: f64 = 0.5;
+
+#[derive(Debug)]
+pub(crate) struct Claim {
+    pub(crate) keys: Keys,
+    pub(crate) owner: Owner,
+    /// The order in which they were made: whoever waits is taken to another session in it.
+    pub(crate) number: u64,
+    pub(crate) deadline: Deadline,
+    inner: Mutex<Inner>,
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct Inner {
+    terms: Terms,
+    state: State<SessionRef>,
+}
+
+impl Claim {
+    pub(crate) fn new(keys: Keys, owner: Owner, number: u64, terms: Terms, deadline: Deadline) -> Self {
+        let state = State::new(terms.ending);
+        Self { keys, owner, number, deadline, inner: Mutex::new(Inner { terms, state }), changed: Notify::new() }
+    }
+
+    /// Its terms as they are now: a renewal can change the lease.
+    pub(crate) fn terms(&self) -> Terms {
+        self.inner().terms.clone()
+    }
+
+    /// The terms for a renewal that changes nothing: of a lease that nobody renews, what is left.
+    pub(crate) fn terms_to_go_on(&self, now: Instant) -> Terms {
+        let inner = self.inner();
+        let mut terms = inner.terms.clone();
+        if let (Lease::Fixed(_), Some(end)) = (terms.lease, inner.state.sure_until()) {
+            terms.lease = Lease::Fixed(end.saturating_duration_since(now));
+        }
+        terms
+    }
+
+    pub(crate) fn stage(&self) -> Stage {
+        self.inner().state.stage().clone()
+    }
+
+    pub(crate) fn token(&self) -> Option<u64> {
+        self.inner().state.token()
+    }
+
+    /// The session on whose behalf it waits or holds.
+    pub(crate) fn session(&self) -> Option<SessionRef> {
+        self.inner().state.session().cloned()
+    }
+
+    /// The sessions under which a request for it may not be over.
+    pub(crate) fn open(&self) -> Vec<SessionRef> {
+        self.inner().state.open().to_vec()
+    }
+
+    /// It is about to be asked for; false: nobody wants it any more.
+    pub(crate) fn ask(&self, session: &SessionRef) -> bool {
+        let mut inner = self.inner();
+        if let Lease::Watched(Some(lease)) = inner.terms.lease {
+            session.watches(lease);
+        }
+        inner.state.ask(session)
+    }
+
+    pub(crate) fn not_asked(&self, session: &SessionRef) {
+        self.inner().state.not_asked(session);
+    }
+
+    pub(crate) fn unheard(&self, session: &SessionRef) {
+        self.inner().state.unheard(session);
+    }
+
+    pub(crate) fn timed_out(&self) {
+        self.update(|inner| inner.state.timed_out());
+    }
+
+    /// The reply to a request that was sent at this time.
+    pub(crate) fn replied(&self, session: &SessionRef, reply: Reply, sent: Instant) {
+        self.update(|inner| {
+            let sure_until = sent + inner.lease(session);
+            inner.state.replied(session, reply, sure_until);
+        });
+    }
+
+    pub(crate) fn refused(&self, error: Error) {
+        self.update(|inner| inner.state.refused(error));
+    }
+
+    pub(crate) fn told(&self, session: &SessionRef, news: News) {
+        self.update(|inner| {
+            let sure_until = match (&news, inner.terms.lease) {
+                (News::Untied(_), Lease::Watched(_)) => session.alive() + left_while_watched(inner.lease(session)),
+                // Nobody renewed it: it runs on as it was.
+                (News::Untied(_), Lease::Fixed(_)) => inner.state.sure_until().unwrap_or_else(Instant::now),
+                _ => Instant::now() + inner.lease(session),
+            };
+            let refusal = |words| refused_in_words(session.server(), &self.keys, words);
+            inner.state.told(session, news, sure_until, refusal);
+        });
+    }
+
+    pub(crate) fn session_ended(&self, session: &SessionRef) {
+        self.update(|inner| {
+            let promised = inner.promised_by(session);
+            inner.state.session_ended(session, promised);
+        });
+    }
+
+    /// A renewal that was sent at this time with these terms succeeded.
+    pub(crate) fn renewed(&self, session: &SessionRef, sent: Instant, lease: Lease) {
+        self.update(|inner| inner.state.renewed(session, sent + session.lease(lease)));
+    }
+
+    /// The same with a lease of one's own.
+    pub(crate) fn leased_anew(&self, session: &SessionRef, sent: Instant, lease: Lease) {
+        self.update(|inner| {
+            inner.terms.lease = lease;
+            inner.state.renewed(session, sent);
+            inner.state.leased_anew(sent + session.lease(lease));
+        });
+    }
+
+    pub(crate) fn lost(&self, why: Why) {
+        self.update(|inner| inner.state.lost(why));
+    }
+
+    pub(crate) fn give_up(&self) {
+        self.update(|inner| inner.state.give_up());
+    }
+
+    pub(crate) fn renewal_out(&self) {
+        self.inner().state.renewal_out();
+    }
+
+    pub(crate) fn renewal(&self) -> Option<Renewal> {
+        self.inner().state.renewal().cloned()
+    }
+
+    pub(crate) fn begin_carrying(&self) -> bool {
+        self.inner().state.begin_carrying()
+    }
+
+    /// What has to be said to another session; none ends the carrying.
+    pub(crate) fn next_errand(&self, now: Instant) -> Option<Errand> {
+        let mut inner = self.inner();
+        if inner.lapsed(now) {
+            drop(inner);
+            self.lost(self.by_the_clock());
+            inner = self.inner();
+        }
+        inner.state.next_errand()
+    }
+
+    /// Whether it is between two sessions.
+    pub(crate) fn adrift(&self) -> bool {
+        let inner = self.inner();
+        inner.state.session().is_none() && matches!(inner.state.stage(), Stage::Waiting | Stage::Held)
+    }
+
+    /// Why it is held no more, if that is known or its lease could have run out by now.
+    pub(crate) fn why_lost(&self, now: Instant) -> Option<Why> {
+        let lapsed = self.inner().lapsed(now);
+        if lapsed {
+            self.lost(self.by_the_clock());
+        }
+        match self.inner().state.stage() {
+            Stage::Lost(why) => Some(*why),
+            _ => None,
+        }
+    }
+
+    /// When it counts as lost, unless something is heard before.
+    pub(crate) fn lost_at(&self) -> Option<Instant> {
+        self.inner().lost_at()
+    }
+
+    /// Waits until something changes, or until then.
+    pub(crate) async fn change(&self, until: Option<Instant>, happened: impl Fn() -> bool) {
+        let mut changed = std::pin::pin!(self.changed.notified());
+        // From here on a change is not missed; what was before is seen by `happened`.
+        changed.as_mut().enable();
+        if happened() {
+            return;
+        }
+        match until {
+            Some(end) => drop(tokio::time::timeout_at(end.into(), changed).await),
+            None => changed.await,
+        }
+    }
+
+    fn by_the_clock(&self) -> Why {
+        match self.inner().terms.lease {
+            Lease::Fixed(_) => Why::Expired,
+            Lease::Watched(_) => Why::Disconnected,
+        }
+    }
+
+    fn update(&self, change: impl FnOnce(&mut Inner)) {
+        change(&mut self.inner());
+        self.changed.notify_waiters();
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        // Whoever panicked with it changed it in one step, or not at all.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn lease(&self, session: &SessionRef) -> Duration {
+        session.lease(self.terms.lease)
+    }
+
+    /// What the session's life promises of the lease.
+    fn promised_by(&self, session: &SessionRef) -> Option<Instant> {
+        match self.terms.lease {
+            Lease::Watched(_) => Some(session.alive() + left_while_watched(self.lease(session))),
+            Lease::Fixed(_) => None,
+        }
+    }
+
+    /// Its lease could have run out then, as far as this process knows; and a session that keeps it alive would have to
+    /// have shown that it is there.
+    fn lost_at(&self) -> Option<Instant> {
+        let sure_until = self.state.sure_until();
+        match (self.state.session(), self.terms.lease) {
+            (Some(session), Lease::Watched(_)) => sure_until.max(self.promised_by(session)).max(Some(session.due())),
+            _ => sure_until,
+        }
+    }
+
+    fn lapsed(&self, now: Instant) -> bool {
+        matches!(self.state.stage(), Stage::Held) && self.lost_at().is_some_and(|end| end <= now)
+    }
+}
+
+fn left_while_watched(lease: Duration) -> Duration {
+    lease.mul_f64(LEFT_WHILE_WATCHED)
+}

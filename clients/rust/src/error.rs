@@ -1,0 +1,168 @@
+//! What can go wrong, as types that a caller can match.
+
+use std::fmt;
+
+use redis::RedisError;
+
+use crate::names::{Keys, Owner};
+
+/// Why a request failed, or a hold ended. Every message names the keys.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// Waiting would have closed a cycle of waits. The server's message names it.
+    Deadlock {
+        /// What was asked for.
+        keys: Keys,
+        /// The server's words.
+        message: String,
+    },
+    /// Fewer replicas than asked for confirmed in time; the grant was taken back.
+    NoReplicas {
+        /// What was asked for.
+        keys: Keys,
+        /// The server's words.
+        message: String,
+    },
+    /// The key holds something that is no lock.
+    WrongType {
+        /// What was asked for.
+        keys: Keys,
+        /// The server's words.
+        message: String,
+    },
+    /// The hold is not there, and the server did not say why.
+    NotHeld {
+        /// What was held.
+        keys: Keys,
+        /// Who held it.
+        owner: Owner,
+    },
+    /// The hold ended before it was given back.
+    Lost {
+        /// What was held.
+        keys: Keys,
+        /// Who held it.
+        owner: Owner,
+        /// What ended it.
+        why: Why,
+    },
+    /// Another error that the server answered.
+    Server {
+        /// The server's address.
+        server: String,
+        /// What was asked for.
+        keys: Keys,
+        /// The server's words.
+        message: String,
+    },
+    /// The server can't be reached, or did not answer: whether the request took effect is not known. What it may have
+    /// got is given back in the background.
+    Connection {
+        /// The server's address.
+        server: String,
+        /// What was asked for.
+        keys: Keys,
+        /// What the connection said.
+        source: RedisError,
+    },
+    /// What was asked for makes no sense. Nothing was sent.
+    Invalid {
+        /// What is wrong, and what is allowed.
+        message: String,
+    },
+}
+
+/// What ended a hold before it was given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Why {
+    /// Its lease ran out.
+    Expired,
+    /// Somebody broke the lock (`LOCK.FORCE`).
+    Forced,
+    /// Another command deleted or overwrote the key.
+    Changed,
+    /// The connection that it was tied to ended, and the hold with it; or nobody could say in time that it lives on.
+    Disconnected,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Expired => "expired",
+            Self::Forced => "forced",
+            Self::Changed => "changed",
+            Self::Disconnected => "disconnected",
+        })
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Deadlock { keys, message } => write!(out, "{keys}: waiting would never end: {message}"),
+            Self::NoReplicas { keys, message } => write!(out, "{keys}: not confirmed by replicas: {message}"),
+            Self::WrongType { keys, message } => write!(out, "{keys}: not a lock: {message}"),
+            Self::NotHeld { keys, owner } => write!(out, "{keys}: not held by {owner}"),
+            Self::Lost { keys, owner, why } => write!(out, "{keys}: lost by {owner}: {why}"),
+            Self::Server { server, keys, message } => write!(out, "{server}: {keys}: {message}"),
+            Self::Connection { server, keys, source } => write!(out, "{server}: {keys}: {source}"),
+            Self::Invalid { message } => out.write_str(message),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Connection { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+/// What kind of refusal an error of the `redis` crate is, from the words that the server sent.
+pub(crate) fn refused(server: &str, keys: &Keys, error: RedisError) -> Error {
+    let Some(code) = error.code() else {
+        return Error::Connection { server: server.to_owned(), keys: keys.clone(), source: error };
+    };
+    let message = match error.detail() {
+        Some(detail) => format!("{code} {detail}"),
+        None => code.to_owned(),
+    };
+    refused_in_words(server, keys, message)
+}
+
+/// The same for the words of an event.
+pub(crate) fn refused_in_words(server: &str, keys: &Keys, message: String) -> Error {
+    let keys = keys.clone();
+    match message.split(' ').next() {
+        Some("DEADLOCK") => Error::Deadlock { keys, message },
+        Some("NOREPLICAS") => Error::NoReplicas { keys, message },
+        Some("WRONGTYPE") => Error::WrongType { keys, message },
+        _ => Error::Server { server: server.to_owned(), keys, message },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_code_decides_the_type() {
+        let keys = Keys::from_iter(["a"]);
+        let refused = |words: &str| refused_in_words("here", &keys, words.to_owned());
+        assert!(matches!(refused("DEADLOCK a waits for b"), Error::Deadlock { .. }));
+        assert!(matches!(refused("NOREPLICAS 0 of 1"), Error::NoReplicas { .. }));
+        assert!(matches!(refused("WRONGTYPE no lock"), Error::WrongType { .. }));
+        assert_eq!(refused("ERR too many waits").to_string(), r#"here: "a": ERR too many waits"#);
+    }
+
+    #[test]
+    fn a_loss_names_key_owner_and_reason() {
+        let keys = Keys::from_iter(["a", "b\n"]);
+        let error = Error::Lost { keys, owner: Owner::from("me".as_bytes().to_vec()), why: Why::Forced };
+        assert_eq!(error.to_string(), r#""a", "b\n": lost by "me": forced"#);
+    }
+}

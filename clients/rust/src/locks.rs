@@ -1,0 +1,284 @@
+//! Where locks come from.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::aio::MultiplexedConnection;
+use redis::sentinel::SentinelClient;
+use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo};
+
+use crate::claim::Claim;
+use crate::error::{Error, Why, refused};
+use crate::guard::Guard;
+use crate::names::Keys;
+use crate::node::Node;
+use crate::servers::{Cluster, Place, Servers, without_delay};
+use crate::session::Failure;
+use crate::shared::{Shared, Unsaid};
+use crate::state::Stage;
+use crate::terms::{Ending, Lease, Limit, Terms, Wait};
+use crate::url::{self, Address};
+
+/// A request that is not answered within this has failed. Waiting for a lock takes no request.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+const CONNECTED_WITHIN: Duration = Duration::from_secs(2);
+/// The longest owner that the server takes, less what the client puts behind the name.
+const LONGEST_NAME: usize = 400;
+
+/// Locks on one server, one cluster, or whatever master Sentinel names. Cheap to clone; clones share their connections.
+///
+/// Nothing is connected before it is needed. Then there are two connections to each server that is used: one to hear on,
+/// one for requests, however many tasks wait. They end with the last clone and the last [`Guard`].
+#[derive(Clone)]
+pub struct Locks {
+    shared: Arc<Shared>,
+    /// What every owner begins with.
+    prefix: Arc<str>,
+}
+
+impl Locks {
+    /// Locks on one server.
+    pub fn new(client: Client) -> Self {
+        Self::with_config(client, config())
+    }
+
+    /// The same, with connection settings of one's own. A response timeout is for requests: waiting for a lock takes none.
+    pub fn with_config(client: Client, config: AsyncConnectionConfig) -> Self {
+        Self::of(Servers::One(Arc::new(Node::new(Place::Fixed(without_delay(&client)), config))))
+    }
+
+    /// Locks on the master that Sentinel names. After a failover, waits and holds go on at the new one.
+    pub fn sentinel(client: SentinelClient) -> Self {
+        Self::of(Servers::One(Arc::new(Node::new(Place::Sentinel(client.into()), config()))))
+    }
+
+    /// Locks on a cluster, of which one node at least is named, as for `redis::cluster::ClusterClient`. All nodes have
+    /// the login of the first.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if that is no address.
+    pub fn cluster<N: IntoConnectionInfo>(nodes: impl IntoIterator<Item = N>) -> Result<Self, Error> {
+        let nodes = nodes.into_iter().map(IntoConnectionInfo::into_connection_info).collect::<Result<Vec<_>, _>>();
+        let nodes = nodes.map_err(|error| Error::Invalid { message: error.to_string() })?;
+        Ok(Self::of(Servers::Cluster(Cluster::new(nodes, config()))))
+    }
+
+    /// Locks at an address: `redis://`, `rediss://` (feature `tls`), `unix://` as the `redis` crate has them, and
+    /// `redis+cluster://host:port,host:port` and `redis+sentinel://host:port,host:port/master`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if it is none of these.
+    pub fn open(url: &str) -> Result<Self, Error> {
+        match url::parse(url)? {
+            Address::One(client) => Ok(Self::new(client)),
+            Address::Sentinel(client) => Ok(Self::sentinel(client)),
+            Address::Cluster(nodes) => Self::cluster(nodes),
+        }
+    }
+
+    /// The same, with owners that begin with this name: so whoever looks at a lock sees who has it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if it is longer than 400 bytes or begins with `#`.
+    pub fn named(self, name: &str) -> Result<Self, Error> {
+        if name.len() > LONGEST_NAME || name.starts_with('#') {
+            let message = format!("a name has at most {LONGEST_NAME} bytes and does not begin with '#', got {name:?}");
+            return Err(Error::Invalid { message });
+        }
+        Ok(Self { prefix: format!("{name}:{}", self.prefix).into(), ..self })
+    }
+
+    /// A lock by its key: a mutex, unless [`Lock::shared`] or [`Lock::limit`] says otherwise.
+    pub fn lock(&self, key: impl AsRef<[u8]>) -> Lock {
+        self.lock_all([key])
+    }
+
+    /// Several mutexes at once, all or none. In a cluster the keys have one slot.
+    pub fn lock_all<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Lock {
+        let (shared, prefix) = (self.shared.clone(), self.prefix.clone());
+        Lock { shared, prefix, keys: keys.into_iter().collect(), terms: Terms::default(), wait: Wait::No }
+    }
+
+    /// Returns when all that was dropped has been given back, or can't be any more. To be called before the runtime ends,
+    /// where dropped guards are not to last until their lease is over.
+    pub async fn settle(&self) {
+        self.shared.all_given_back().await;
+    }
+
+    /// A connection to the server that serves this key, to look at its locks. The server's address comes with it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Connection`].
+    pub async fn server_of(&self, key: impl AsRef<[u8]>) -> Result<(String, MultiplexedConnection), Error> {
+        let keys = Keys::from_iter([key]);
+        let node = self.shared.servers.node_for(keys.first()).await.map_err(|failure| connection(failure, &keys))?;
+        self.connection_to(&node, &keys).await
+    }
+
+    /// Connections to all servers that grant locks, to look at them, with their addresses.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Connection`] if one can't be reached.
+    pub async fn servers(&self) -> Result<Vec<(String, MultiplexedConnection)>, Error> {
+        let keys = Keys::from_iter(<[&str; 0]>::default());
+        let mut connections = Vec::new();
+        for node in self.shared.servers.all().await.map_err(|failure| connection(failure, &keys))? {
+            connections.push(self.connection_to(&node, &keys).await?);
+        }
+        Ok(connections)
+    }
+
+    async fn connection_to(&self, node: &Node, keys: &Keys) -> Result<(String, MultiplexedConnection), Error> {
+        let session = node.session(&self.shared).await.map_err(|failure| connection(failure, keys))?;
+        let server = session.server().to_owned();
+        match session.requests().connection().await {
+            Ok((open, _)) => Ok((server, open)),
+            Err(error) => Err(connection(Failure { server, error }, keys)),
+        }
+    }
+
+    fn of(servers: Servers) -> Self {
+        Self { shared: Arc::new(Shared::new(servers)), prefix: fresh_prefix().into() }
+    }
+}
+
+/// One lock, or several at once, and how it is asked for. Each [`acquire`](Lock::acquire) is an acquisition of its own,
+/// with its own owner: a lock that a process holds is not free for another task of it.
+#[derive(Clone)]
+pub struct Lock {
+    shared: Arc<Shared>,
+    prefix: Arc<str>,
+    keys: Keys,
+    terms: Terms,
+    wait: Wait,
+}
+
+impl Lock {
+    /// Waits for at most this long, in the server's queue. Without it the answer comes at once.
+    pub fn wait(mut self, time: Duration) -> Self {
+        self.wait = if time.is_zero() { Wait::No } else { Wait::For(time) };
+        self
+    }
+
+    /// Waits for as long as it takes.
+    pub fn wait_forever(mut self) -> Self {
+        self.wait = Wait::Forever;
+        self
+    }
+
+    /// Holds for this long from the grant on, and nobody renews it. Without it the lock is held for as long as the process
+    /// lives, and for at most the server's default lease longer.
+    pub fn lease(mut self, time: Duration) -> Self {
+        self.terms.lease = Lease::Fixed(time);
+        self
+    }
+
+    /// Held for as long as the process lives, and for at most this much longer.
+    pub fn watched(mut self, lease: Duration) -> Self {
+        self.terms.lease = Lease::Watched(Some(lease));
+        self
+    }
+
+    /// Given back at once when the connection ends: the next one need not wait for a lease. In return a connection that
+    /// breaks is a lock that is lost.
+    pub fn ephemeral(mut self) -> Self {
+        self.terms.ending = Ending::Released;
+        self
+    }
+
+    /// Granted when so many replicas have it: then it outlives a failover to one of them.
+    pub fn replicas(mut self, count: u32) -> Self {
+        self.terms.replicas = NonZeroU32::new(count);
+        self
+    }
+
+    /// Shared with all others who ask so: a reader, where an ordinary request is the writer.
+    pub fn shared(mut self) -> Self {
+        self.terms.limit = Limit::Shared;
+        self
+    }
+
+    /// One of so many permits.
+    pub fn limit(mut self, permits: u32) -> Self {
+        self.terms.limit = Limit::Of(permits);
+        self
+    }
+
+    /// The keys.
+    pub fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    /// Asks for it: none if it was not granted at once, or in the time that [`wait`](Self::wait) allows. May be dropped
+    /// at any point: then it is given back, whatever came of it.
+    ///
+    /// # Errors
+    ///
+    /// What the server refused with, or [`Error::Connection`].
+    pub async fn acquire(&self) -> Result<Option<Guard>, Error> {
+        self.check()?;
+        let claim = self.shared.claim(&self.prefix, self.keys.clone(), self.terms.clone(), self.wait);
+        // From here on it is given back unless the caller has it.
+        let attempt = Guard::new(self.shared.clone(), claim);
+        let claim = attempt.claim();
+        match self.shared.ask(claim).await {
+            Ok(()) => {}
+            Err(Unsaid::Failed(failure)) => return Err(refused(&failure.server, &self.keys, failure.error)),
+            Err(Unsaid::Pointless) => {}
+        }
+        match self.shared.settled(claim).await? {
+            Stage::Held => Ok(Some(attempt)),
+            Stage::Refused(error) => Err(error),
+            Stage::Lost(why) => Err(lost(claim, why)),
+            Stage::Asking | Stage::Waiting | Stage::NotGranted | Stage::GivenUp => Ok(None),
+        }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let invalid = |message: &str| Err(Error::Invalid { message: format!("{}: {message}", self.keys) });
+        if self.keys.is_empty() {
+            return invalid("a lock needs one key at least");
+        }
+        if self.keys.len() > 1 && self.terms.limit != Limit::One {
+            return invalid("several keys are mutexes: they are neither shared nor have a limit");
+        }
+        match self.terms.lease {
+            Lease::Fixed(Duration::ZERO) | Lease::Watched(Some(Duration::ZERO)) => {
+                invalid("a lease is longer than nothing")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+pub(crate) fn lost(claim: &Claim, why: Why) -> Error {
+    Error::Lost { keys: claim.keys.clone(), owner: claim.owner.clone(), why }
+}
+
+fn connection(failure: Failure, keys: &Keys) -> Error {
+    refused(&failure.server, keys, failure.error)
+}
+
+fn config() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        .set_response_timeout(Some(ANSWERED_WITHIN))
+        .set_connection_timeout(Some(CONNECTED_WITHIN))
+}
+
+/// 128 bits that nobody else has: the standard library's seeds are the system's random numbers.
+fn fresh_prefix() -> String {
+    let half = || {
+        let mut hasher = RandomState::new().build_hasher();
+        hasher.write_u128(Instant::now().elapsed().as_nanos());
+        hasher.finish()
+    };
+    format!("{:016x}{:016x}:", half(), half())
+}

@@ -1,0 +1,70 @@
+//! Keys and owners: bytes, shown so that any of them can be printed.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// The keys that a request names, in its order. Any bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Keys(Arc<[Box<[u8]>]>);
+
+/// Who holds or waits: 1 to 512 bytes. The client makes a fresh one for each acquisition.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Owner(Arc<[u8]>);
+
+impl Keys {
+    /// The keys, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        self.0.iter().map(|key| &**key)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn first(&self) -> &[u8] {
+        self.0.first().map_or(&[], |key| key)
+    }
+}
+
+impl<K: AsRef<[u8]>> FromIterator<K> for Keys {
+    fn from_iter<I: IntoIterator<Item = K>>(keys: I) -> Self {
+        Self(keys.into_iter().map(|key| Box::from(key.as_ref())).collect())
+    }
+}
+
+impl Owner {
+    /// The bytes, as the server has them.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl From<Vec<u8>> for Owner {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(bytes.into())
+    }
+}
+
+/// In quotation marks, with what can't be printed as escapes.
+impl fmt::Display for Keys {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, key) in self.iter().enumerate() {
+            let separator = if index == 0 { "" } else { ", " };
+            write!(out, "{separator}\"{}\"", key.escape_ascii())?;
+        }
+        Ok(())
+    }
+}
+
+/// In quotation marks, with what can't be printed as escapes.
+impl fmt::Display for Owner {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "\"{}\"", self.0.escape_ascii())
+    }
+}

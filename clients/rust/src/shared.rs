@@ -1,0 +1,406 @@
+//! What all handles, guards and tasks of one client share: who waits or holds, and how something is said to the server
+//! that has the key.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use redis::{Cmd, RedisError, Value};
+use tokio::sync::watch;
+
+use crate::claim::Claim;
+use crate::error::{Error, Why, refused};
+use crate::names::{Keys, Owner};
+use crate::requests::Redirect;
+use crate::servers::Servers;
+use crate::session::{DEFAULT_LEASE, Failure, SessionRef};
+use crate::state::{Errand, Stage};
+use crate::terms::{Deadline, Lease, Terms, Wait};
+use crate::wire::{self, Event, Reply};
+
+/// So often a request follows when it is sent elsewhere.
+const HOPS: u32 = 8;
+/// Between attempts to reach a server that does not answer: from the first to the longest, twice as long each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// An end of a wait that the server has not told so long after it is an answer that got lost.
+const GRACE: Duration = Duration::from_secs(5);
+
+pub(crate) struct Shared {
+    pub(crate) servers: Servers,
+    made: AtomicU64,
+    claims: Mutex<HashMap<Owner, Arc<Claim>>>,
+    giving_back: watch::Sender<usize>,
+}
+
+/// A reply, from whom, and when it was asked for.
+pub(crate) struct Said {
+    pub(crate) session: SessionRef,
+    pub(crate) sent: Instant,
+    pub(crate) value: Value,
+}
+
+/// Why a request was not answered as it should.
+pub(crate) enum Unsaid {
+    /// Nobody wants the answer any more.
+    Pointless,
+    Failed(Failure),
+}
+
+impl From<Failure> for Unsaid {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(servers: Servers) -> Self {
+        Self { servers, made: AtomicU64::new(0), claims: Mutex::default(), giving_back: watch::Sender::new(0) }
+    }
+
+    /// A new acquisition, with an owner of its own. From here on what is told of it is heard.
+    pub(crate) fn claim(&self, prefix: &str, keys: Keys, terms: Terms, wait: Wait) -> Arc<Claim> {
+        let number = self.made.fetch_add(1, Ordering::Relaxed);
+        let owner = Owner::from(format!("{prefix}{number}").into_bytes());
+        let claim = Arc::new(Claim::new(keys, owner, number, terms, wait.deadline(Instant::now())));
+        self.claims().insert(claim.owner.clone(), claim.clone());
+        claim
+    }
+
+    /// What is told of it now is none of our business any more.
+    pub(crate) fn forget(&self, claim: &Claim) {
+        self.claims().remove(&claim.owner);
+    }
+
+    /// Asks for it. What comes of that is in the claim.
+    pub(crate) async fn ask(self: &Arc<Self>, claim: &Arc<Claim>) -> Result<(), Unsaid> {
+        let said = self.say(&claim.keys, Some(claim), |session| {
+            let wait = claim.deadline.left(Instant::now());
+            claim.ask(session).then(|| wire::acquire(&claim.keys, &claim.owner, &claim.terms(), wait, session.id()))
+        });
+        let Said { session, sent, value } = said.await?;
+        let reply = wire::reply(value).map_err(|error| {
+            claim.unheard(&session);
+            fail(&session, error)
+        })?;
+        claim.replied(&session, reply, sent);
+        self.carry_if_adrift(claim);
+        Ok(())
+    }
+
+    /// Waits until it is granted or not, at most for as long as was asked for.
+    pub(crate) async fn settled(&self, claim: &Claim) -> Result<Stage, Error> {
+        let settled = || !matches!(claim.stage(), Stage::Asking | Stage::Waiting);
+        let end = match claim.deadline {
+            Deadline::At(end) => Some(end),
+            Deadline::Past => Some(Instant::now()),
+            Deadline::Never => None,
+        };
+        while !settled() && end.is_none_or(|end| Instant::now() < end) {
+            claim.change(end, settled).await;
+        }
+        let patience = end.map(|end| end + GRACE);
+        while !settled() {
+            // No server has it in a queue, and the time is over.
+            if claim.adrift() {
+                return Ok(Stage::NotGranted);
+            }
+            if patience.is_some_and(|end| end <= Instant::now()) {
+                return Err(self.connection_error(claim, late()));
+            }
+            claim.change(patience, || settled() || claim.adrift()).await;
+        }
+        Ok(claim.stage())
+    }
+
+    /// Says something to whoever serves the key, on behalf of the session there, and follows where that sends it. `claim`
+    /// is told where it did not take effect. `build` may find that there is nothing to be said any more.
+    pub(crate) async fn say(
+        self: &Arc<Self>,
+        keys: &Keys,
+        claim: Option<&Claim>,
+        mut build: impl FnMut(&SessionRef) -> Option<Cmd>,
+    ) -> Result<Said, Unsaid> {
+        let mut redirected = None;
+        let mut attempts = Attempts::without_end();
+        let mut hops = 0;
+        loop {
+            hops += 1;
+            let (node, redirect) = match redirected.take() {
+                Some(other) => other,
+                None => (self.servers.node_for(keys.first()).await?, Redirect::No),
+            };
+            let session = match node.session(self).await {
+                Ok(session) => session,
+                Err(failure) => {
+                    self.servers.doubt();
+                    // Nothing was sent. Another node may serve the key by now.
+                    if hops == HOPS || !self.servers.several() {
+                        return Err(failure.into());
+                    }
+                    attempts.again().await;
+                    continue;
+                }
+            };
+            let cmd = build(&session).ok_or(Unsaid::Pointless)?;
+            let sent = Instant::now();
+            let error = match session.requests().send(&cmd, redirect).await {
+                Ok(value) => return Ok(Said { session, sent, value }),
+                Err(error) => error,
+            };
+            if hops == HOPS || !sent_away(&error) {
+                if error.is_unrecoverable_error() {
+                    self.servers.doubt();
+                }
+                if let Some(claim) = claim {
+                    claim.unheard(&session);
+                }
+                return Err(fail(&session, error).into());
+            }
+            if let Some(claim) = claim {
+                claim.not_asked(&session);
+            }
+            match error.code() {
+                Some(code @ ("MOVED" | "ASK")) => {
+                    let redirect = if code == "ASK" { Redirect::Asked } else { Redirect::No };
+                    match self.servers.redirected(&error, session.server()) {
+                        Some(node) => redirected = Some((node, redirect)),
+                        // A cluster, but not to this client.
+                        None => return Err(fail(&session, error).into()),
+                    }
+                }
+                _ => {
+                    node.leave(self, &session).await;
+                    attempts.again().await;
+                }
+            }
+        }
+    }
+
+    /// What a session was told.
+    pub(crate) fn told(self: &Arc<Self>, session: &SessionRef, events: Vec<Event>) {
+        let mut adrift = Vec::new();
+        for Event { owner, news } in events {
+            let Some(claim) = self.claims().get(&owner).cloned() else { continue };
+            claim.told(session, news);
+            if claim.begin_carrying() {
+                adrift.push(claim);
+            }
+        }
+        self.carry_all(adrift);
+    }
+
+    /// A session's connection has ended: what waits or is held there is taken to another one.
+    pub(crate) fn session_ended(self: &Arc<Self>, session: &SessionRef) {
+        self.servers.doubt();
+        let claims: Vec<_> = self.claims().values().cloned().collect();
+        let mut adrift = Vec::new();
+        for claim in claims {
+            claim.session_ended(session);
+            if claim.begin_carrying() {
+                adrift.push(claim);
+            }
+        }
+        self.carry_all(adrift);
+    }
+
+    fn carry_if_adrift(self: &Arc<Self>, claim: &Arc<Claim>) {
+        if claim.begin_carrying() {
+            tokio::spawn(self.clone().carry(claim.clone()));
+        }
+    }
+
+    /// Takes several to other sessions, those first that asked first: they stand in line again.
+    fn carry_all(self: &Arc<Self>, mut claims: Vec<Arc<Claim>>) {
+        claims.sort_by_key(|claim| claim.number);
+        for claim in claims {
+            tokio::spawn(self.clone().carry(claim));
+        }
+    }
+
+    /// Takes a wait or a hold that has no session to one, for as long as that makes sense.
+    async fn carry(self: Arc<Self>, claim: Arc<Claim>) {
+        let mut attempts = Attempts::without_end();
+        while let Some(errand) = claim.next_errand(Instant::now()) {
+            let outcome = match errand {
+                Errand::AskAgain if claim.deadline.left(Instant::now()) == Wait::No => {
+                    claim.timed_out();
+                    continue;
+                }
+                Errand::AskAgain => self.ask(&claim).await,
+                Errand::Renew(token) => self.take_along(&claim, token).await,
+            };
+            match outcome {
+                Ok(()) | Err(Unsaid::Pointless) => continue,
+                Err(Unsaid::Failed(failure)) if passes(&failure.error) => {}
+                Err(Unsaid::Failed(failure)) => {
+                    claim.refused(refused(&failure.server, &claim.keys, failure.error));
+                }
+            }
+            attempts.again().await;
+        }
+    }
+
+    /// Ties a hold to the session of whoever has its key now.
+    async fn take_along(self: &Arc<Self>, claim: &Arc<Claim>, token: u64) -> Result<(), Unsaid> {
+        let mut terms = claim.terms_to_go_on(Instant::now());
+        // Waiting for replicas is the caller's business; what they have confirmed, they have.
+        terms.replicas = None;
+        let renew = |session: &SessionRef| Some(wire::renew(&claim.keys, &claim.owner, token, &terms, session.id()));
+        let Said { session, sent, value } = self.say(&claim.keys, None, renew).await?;
+        match wire::renewed(value).map_err(|error| fail(&session, error))? {
+            Reply::NotGranted => claim.lost(Why::Disconnected),
+            Reply::Granted(_) | Reply::Waiting => claim.renewed(&session, sent, terms.lease),
+        }
+        Ok(())
+    }
+
+    /// Nobody wants this any more. Never waits, and needs no runtime around it.
+    pub(crate) fn give_back_soon(self: &Arc<Self>, claim: Arc<Claim>) {
+        claim.give_up();
+        self.forget(&claim);
+        // Any node's task will do. If there is none, nothing was sent.
+        if let Some(node) = self.servers.known().first() {
+            node.give_back(self, Returned { claim, count: Count::of(self.clone()) });
+        }
+    }
+
+    /// Sees to it that nothing of a claim is left at any server: no wait, no hold, and nothing of a request that is still
+    /// on its way.
+    async fn give_back(self: Arc<Self>, claim: Arc<Claim>) {
+        for session in claim.open() {
+            if self.cancelled(&claim, &session).await {
+                claim.not_asked(&session);
+            }
+        }
+        if claim.token().is_some() || !claim.open().is_empty() {
+            self.released(&claim).await;
+        }
+    }
+
+    /// Says to the server that nothing may come of what was asked under this session. False: the session is gone, and
+    /// what it got may be there still.
+    async fn cancelled(&self, claim: &Claim, session: &SessionRef) -> bool {
+        let cancel = wire::cancel(&claim.keys, &claim.owner, session.id());
+        let mut attempts = Attempts::for_this_long(session.lease(claim.terms().lease));
+        loop {
+            match session.requests().send(&cancel, Redirect::No).await {
+                Ok(_) => return true,
+                Err(error) if sent_away(&error) || !passes(&error) => return false,
+                Err(_) if attempts.again().await => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// Gives back what is held.
+    async fn released(self: &Arc<Self>, claim: &Claim) {
+        let release = wire::release(&claim.keys, &claim.owner, claim.token());
+        let lease = match claim.terms().lease {
+            Lease::Fixed(lease) | Lease::Watched(Some(lease)) => lease,
+            Lease::Watched(None) => DEFAULT_LEASE,
+        };
+        let mut attempts = Attempts::for_this_long(lease);
+        loop {
+            match self.say(&claim.keys, None, |_| Some(release.clone())).await {
+                Err(Unsaid::Failed(failure)) if passes(&failure.error) && attempts.again().await => {}
+                _ => return,
+            }
+        }
+    }
+
+    /// Returns when nothing is being given back.
+    pub(crate) async fn all_given_back(&self) {
+        // The sender is this one's own.
+        let _ = self.giving_back.subscribe().wait_for(|count| *count == 0).await;
+    }
+
+    fn connection_error(&self, claim: &Claim, source: RedisError) -> Error {
+        let server = claim.session().or_else(|| claim.open().into_iter().next());
+        let server = server.map_or_else(|| "no server".to_owned(), |session| session.server().to_owned());
+        Error::Connection { server, keys: claim.keys.clone(), source }
+    }
+
+    fn claims(&self) -> MutexGuard<'_, HashMap<Owner, Arc<Claim>>> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Attempts to reach a server that does not answer, further and further apart.
+struct Attempts {
+    pause: Duration,
+    end: Option<Instant>,
+}
+
+impl Attempts {
+    /// Until a lease that begins now is over: then there is nothing to give back.
+    fn for_this_long(lease: Duration) -> Self {
+        Self { pause: FIRST_PAUSE, end: Instant::now().checked_add(lease) }
+    }
+
+    fn without_end() -> Self {
+        Self { pause: FIRST_PAUSE, end: None }
+    }
+
+    /// Waits until it is time for another; false: the time is over.
+    async fn again(&mut self) -> bool {
+        tokio::time::sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        self.end.is_none_or(|end| Instant::now() < end)
+    }
+}
+
+/// Something that nobody wants any more.
+pub(crate) struct Returned {
+    claim: Arc<Claim>,
+    count: Count,
+}
+
+impl Returned {
+    /// Gives it back.
+    pub(crate) async fn give_back(self) {
+        let Self { claim, count } = self;
+        count.0.clone().give_back(claim).await;
+    }
+}
+
+/// One thing that is being given back.
+struct Count(Arc<Shared>);
+
+impl Count {
+    fn of(shared: Arc<Shared>) -> Self {
+        shared.giving_back.send_modify(|count| *count += 1);
+        Self(shared)
+    }
+}
+
+impl Drop for Count {
+    fn drop(&mut self) {
+        self.0.giving_back.send_modify(|count| *count -= 1);
+    }
+}
+
+fn fail(session: &SessionRef, error: RedisError) -> Failure {
+    Failure { server: session.server().to_owned(), error }
+}
+
+fn late() -> RedisError {
+    std::io::Error::from(std::io::ErrorKind::TimedOut).into()
+}
+
+/// Whether the server did not take the request because another one has to, or another session.
+fn sent_away(error: &RedisError) -> bool {
+    matches!(error.code(), Some("MOVED" | "ASK" | "NOSESSION" | "READONLY"))
+}
+
+/// Whether it may go better the next time.
+fn passes(error: &RedisError) -> bool {
+    match error.code() {
+        Some(code) => {
+            ["MOVED", "ASK", "NOSESSION", "READONLY", "LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY"]
+                .contains(&code)
+        }
+        None => true,
+    }
+}

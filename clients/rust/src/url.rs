@@ -1,0 +1,110 @@
+//! Addresses as text: the URLs of the `redis` crate, and two forms more, for a cluster and for Sentinel.
+
+use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
+use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult, TlsMode};
+
+use crate::error::Error;
+
+const FORMS: &str = "redis://[user:password@]host[:port][/database], rediss://…, unix:///path, \
+                     redis+cluster://[user:password@]host[:port][,host…], \
+                     redis+sentinel://[user:password@]host[:port][,host…]/master[/database]";
+
+/// What an address leads to.
+pub(crate) enum Address {
+    One(Client),
+    Sentinel(SentinelClient),
+    Cluster(Vec<ConnectionInfo>),
+}
+
+/// Reads an address.
+pub(crate) fn parse(url: &str) -> Result<Address, Error> {
+    let invalid =
+        |why: &str| Error::Invalid { message: format!("{:?}: {why}; allowed: {FORMS}", without_password(url)) };
+    let (scheme, rest) = url.split_once("://").ok_or_else(|| invalid("no URL"))?;
+    let parsed = match scheme.split_once('+') {
+        Some((scheme @ ("redis" | "rediss" | "valkey" | "valkeys"), "cluster")) => {
+            cluster(scheme, rest).map(Address::Cluster)
+        }
+        Some((scheme @ ("redis" | "rediss" | "valkey" | "valkeys"), "sentinel")) => {
+            let (hosts, path) = rest.split_once('/').ok_or_else(|| invalid("no name of a master"))?;
+            sentinel(scheme, hosts, path).map(Address::Sentinel)
+        }
+        _ => Client::open(url).map(Address::One),
+    };
+    parsed.map_err(|error| invalid(&error.to_string()))
+}
+
+/// The same without a password, to be shown.
+pub(crate) fn without_password(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    match rest.rsplit_once('@') {
+        Some((login, rest)) => match login.split_once(':') {
+            Some((user, _)) => format!("{scheme}://{user}:***@{rest}"),
+            None => url.to_owned(),
+        },
+        None => url.to_owned(),
+    }
+}
+
+fn cluster(scheme: &str, rest: &str) -> RedisResult<Vec<ConnectionInfo>> {
+    each_host(scheme, rest, "")
+}
+
+/// Sentinels are asked without a login, as they are mostly run; the login is the master's.
+fn sentinel(scheme: &str, hosts: &str, path: &str) -> RedisResult<SentinelClient> {
+    let (master, database) = path.split_once('/').unwrap_or((path, ""));
+    let nodes = each_host(scheme, hosts, &format!("/{database}"))?;
+    let addresses: Vec<ConnectionAddr> = nodes.iter().map(|node| node.addr().clone()).collect();
+    let login = nodes.first().map(|node| node.redis_settings().clone()).unwrap_or_default();
+    let mut builder = SentinelClientBuilder::new(addresses, master, SentinelServerType::Master)?
+        .set_client_to_redis_db(login.db())
+        .set_client_to_redis_protocol(login.protocol());
+    if let Some(user) = login.username() {
+        builder = builder.set_client_to_redis_username(user);
+    }
+    if let Some(password) = login.password() {
+        builder = builder.set_client_to_redis_password(password);
+    }
+    if scheme == "rediss" || scheme == "valkeys" {
+        builder = builder.set_client_to_redis_tls_mode(TlsMode::Secure);
+    }
+    builder.build()
+}
+
+/// One address for each host, all with the login that stands before the first and the path behind the last.
+fn each_host(scheme: &str, rest: &str, path: &str) -> RedisResult<Vec<ConnectionInfo>> {
+    let (login, hosts) = match rest.rsplit_once('@') {
+        Some((login, hosts)) => (format!("{login}@"), hosts),
+        None => (String::new(), rest),
+    };
+    let hosts = hosts.trim_end_matches('/').split(',');
+    hosts.map(|host| format!("{scheme}://{login}{host}{path}").into_connection_info()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cluster_is_a_list_of_hosts_with_one_login() {
+        let Ok(Address::Cluster(nodes)) = parse("redis+cluster://me:secret@a:7000,b:7001") else { panic!() };
+        let addresses: Vec<_> = nodes.iter().map(|node| node.addr().to_string()).collect();
+        assert_eq!(addresses, ["a:7000", "b:7001"]);
+        assert!(nodes.iter().all(|node| node.redis_settings().password() == Some("secret")));
+    }
+
+    #[test]
+    fn sentinel_needs_the_name_of_a_master() {
+        assert!(matches!(parse("redis+sentinel://a:26379,b:26380/mymaster/2"), Ok(Address::Sentinel(_))));
+        let Err(Error::Invalid { message }) = parse("redis+sentinel://me:secret@a:26379") else { panic!() };
+        assert!(message.contains("no name of a master") && !message.contains("secret"), "{message}");
+    }
+
+    #[test]
+    fn what_is_no_address_is_told_with_what_is_one() {
+        for url in ["localhost", "http://localhost", "redis+nonsense://a"] {
+            let Err(Error::Invalid { message }) = parse(url) else { panic!("{url}") };
+            assert!(message.contains(url) && message.contains("redis+sentinel://"), "{message}");
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! The commands as they are sent, and replies and events as they come.
+
+use std::time::Duration;
+
+use redis::{Cmd, RedisError, Value, cmd};
+
+use crate::error::Why;
+use crate::names::{Keys, Owner};
+use crate::terms::{Ending, Lease, Limit, Terms, Wait};
+
+/// What a request for a lock is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reply {
+    Granted(u64),
+    NotGranted,
+    Waiting,
+}
+
+/// What the server tells a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Event {
+    pub(crate) owner: Owner,
+    pub(crate) news: News,
+}
+
+/// What happened to a request or a hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    Granted(u64),
+    TimedOut,
+    /// With the server's words.
+    Refused(String),
+    Lost(Option<u64>, Why),
+    /// The hold may live on; this session's connection has no part in it any more.
+    Untied(Option<u64>),
+}
+
+/// `LOCK.ACQUIRE` or `LOCK.MACQUIRE`. `HOLDS 1` makes it harmless to say it twice.
+pub(crate) fn acquire(keys: &Keys, owner: &Owner, terms: &Terms, wait: Wait, session: &str) -> Cmd {
+    let mut cmd = named("LOCK.ACQUIRE", "LOCK.MACQUIRE", keys);
+    cmd.arg(owner.as_bytes());
+    match wait {
+        Wait::No => {}
+        Wait::For(time) => drop(cmd.arg("WAIT").arg(milliseconds(time))),
+        Wait::Forever => drop(cmd.arg("WAIT").arg(0)),
+    }
+    match terms.limit {
+        Limit::One => {}
+        Limit::Of(limit) => drop(cmd.arg("LIMIT").arg(limit)),
+        Limit::Shared => drop(cmd.arg("SHARED")),
+    }
+    cmd.arg("HOLDS").arg(1);
+    with_terms(cmd, terms, session)
+}
+
+/// `LOCK.RENEW` or `LOCK.MRENEW` of this one hold, tying it to the session.
+pub(crate) fn renew(keys: &Keys, owner: &Owner, token: u64, terms: &Terms, session: &str) -> Cmd {
+    let mut cmd = named("LOCK.RENEW", "LOCK.MRENEW", keys);
+    cmd.arg(owner.as_bytes()).arg("TOKEN").arg(token);
+    with_terms(cmd, terms, session)
+}
+
+/// `LOCK.RELEASE` or `LOCK.MRELEASE` of all of this one hold; of whatever the owner holds, if its token is not known.
+pub(crate) fn release(keys: &Keys, owner: &Owner, token: Option<u64>) -> Cmd {
+    let mut cmd = named("LOCK.RELEASE", "LOCK.MRELEASE", keys);
+    cmd.arg(owner.as_bytes());
+    if let Some(token) = token {
+        cmd.arg("TOKEN").arg(token);
+    }
+    cmd.arg("ALL");
+    cmd
+}
+
+/// `LOCK.CANCEL`; of several keys any one may be named.
+pub(crate) fn cancel(keys: &Keys, owner: &Owner, session: &str) -> Cmd {
+    let mut cancel = cmd("LOCK.CANCEL");
+    cancel.arg(keys.first()).arg(owner.as_bytes()).arg("SESSION").arg(session);
+    cancel
+}
+
+/// `LOCK.NEXT`, answered after `wait` at the latest.
+pub(crate) fn next(wait: Duration) -> Cmd {
+    let mut next = cmd("LOCK.NEXT");
+    next.arg("WAIT").arg(milliseconds(wait));
+    next
+}
+
+fn named(one: &str, several: &str, keys: &Keys) -> Cmd {
+    if keys.len() == 1 {
+        let mut cmd = cmd(one);
+        cmd.arg(keys.first());
+        return cmd;
+    }
+    let mut cmd = cmd(several);
+    cmd.arg(keys.len());
+    for key in keys.iter() {
+        cmd.arg(key);
+    }
+    cmd
+}
+
+fn with_terms(mut cmd: Cmd, terms: &Terms, session: &str) -> Cmd {
+    let (lease, watched) = match terms.lease {
+        Lease::Watched(lease) => (lease, true),
+        Lease::Fixed(lease) => (Some(lease), false),
+    };
+    if let Some(lease) = lease {
+        cmd.arg("LEASE").arg(milliseconds(lease));
+    }
+    if watched {
+        cmd.arg("WATCHDOG");
+    }
+    if terms.ending == Ending::Released {
+        cmd.arg("EPHEMERAL");
+    }
+    if let Some(replicas) = terms.replicas {
+        cmd.arg("REPLICAS").arg(replicas.get());
+    }
+    cmd.arg("SESSION").arg(session);
+    cmd
+}
+
+/// Whole milliseconds, rounded up: nothing becomes 0, which means something else.
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).max(1)
+}
+
+/// The reply of a request for a lock.
+pub(crate) fn reply(value: Value) -> Result<Reply, RedisError> {
+    match value {
+        Value::Int(token) => Ok(Reply::Granted(unsigned(token)?)),
+        Value::Nil => Ok(Reply::NotGranted),
+        Value::SimpleString(text) if text == "WAITING" => Ok(Reply::Waiting),
+        other => Err(nonsense(&other)),
+    }
+}
+
+/// The reply of a renewal: as the request's, and of several keys a list of them. What is gone of one is gone of all.
+pub(crate) fn renewed(value: Value) -> Result<Reply, RedisError> {
+    let Value::Array(each) = value else { return reply(value) };
+    let each = each.into_iter().map(reply).collect::<Result<Vec<_>, _>>()?;
+    Ok(each
+        .iter()
+        .copied()
+        .find(|reply| *reply == Reply::NotGranted)
+        .or(each.first().copied())
+        .unwrap_or(Reply::NotGranted))
+}
+
+/// Whether a release found the hold, all of it.
+pub(crate) fn released(value: Value) -> Result<bool, RedisError> {
+    match value {
+        Value::Int(_) => Ok(true),
+        Value::Nil => Ok(false),
+        Value::Array(each) => Ok(each.iter().all(|one| matches!(one, Value::Int(_)))),
+        other => Err(nonsense(&other)),
+    }
+}
+
+/// The events in the reply of `LOCK.NEXT`. A kind of event that this client does not know is left out.
+pub(crate) fn events(value: Value) -> Result<Vec<Event>, RedisError> {
+    match value {
+        Value::Nil => Ok(Vec::new()),
+        Value::Array(events) => events.into_iter().filter_map(|value| event(value).transpose()).collect(),
+        other => Err(nonsense(&other)),
+    }
+}
+
+fn event(value: Value) -> Result<Option<Event>, RedisError> {
+    let fields = match &value {
+        Value::Array(fields) => fields.as_slice(),
+        _ => return Err(nonsense(&value)),
+    };
+    let [kind, _database, _keys, owner, token, detail, ..] = fields else { return Err(nonsense(&value)) };
+    let kind = text(kind).ok_or_else(|| nonsense(&value))?;
+    let owner = bytes(owner).ok_or_else(|| nonsense(&value))?.to_vec().into();
+    let token = match token {
+        Value::Int(token) => Some(unsigned(*token)?),
+        _ => None,
+    };
+    let detail = text(detail);
+    let news = match (kind.as_str(), token) {
+        ("granted", Some(token)) => News::Granted(token),
+        ("timeout", _) => News::TimedOut,
+        ("refused", _) => News::Refused(detail.unwrap_or_default()),
+        ("lost", token) => News::Lost(token, why(detail.as_deref())),
+        ("untied", token) => News::Untied(token),
+        _ => return Ok(None),
+    };
+    Ok(Some(Event { owner, news }))
+}
+
+fn why(detail: Option<&str>) -> Why {
+    match detail {
+        Some("expired") => Why::Expired,
+        Some("forced") => Why::Forced,
+        Some("disconnected") => Why::Disconnected,
+        _ => Why::Changed,
+    }
+}
+
+/// The lease that `CONFIG GET holdfast.default-lease` tells.
+pub(crate) fn default_lease(value: &Value) -> Option<Duration> {
+    let fields = match value {
+        Value::Array(fields) => fields.iter().collect(),
+        Value::Map(pairs) => pairs.iter().flat_map(|(name, value)| [name, value]).collect::<Vec<_>>(),
+        _ => return None,
+    };
+    let [_, lease] = fields.as_slice() else { return None };
+    Some(Duration::from_millis(text(lease)?.parse().ok()?))
+}
+
+pub(crate) fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::SimpleString(text) => Some(text.clone()),
+        Value::VerbatimString { text, .. } => Some(text.clone()),
+        Value::ServerError(error) => Some(match error.details() {
+            Some(details) => format!("{} {details}", error.code()),
+            None => error.code().to_owned(),
+        }),
+        _ => bytes(value).map(|bytes| String::from_utf8_lossy(bytes).into_owned()),
+    }
+}
+
+fn bytes(value: &Value) -> Option<&[u8]> {
+    match value {
+        Value::BulkString(bytes) => Some(bytes),
+        Value::SimpleString(text) => Some(text.as_bytes()),
+        _ => None,
+    }
+}
+
+fn unsigned(token: i64) -> Result<u64, RedisError> {
+    u64::try_from(token).map_err(|_| nonsense(&Value::Int(token)))
+}
+
+/// The server answered what it never should: as good as no answer.
+fn nonsense(value: &Value) -> RedisError {
+    (redis::ErrorKind::UnexpectedReturnType, "an answer that makes no sense", format!("{value:?}")).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(cmd: &Cmd) -> String {
+        let words = cmd.args_iter().map(|arg| match arg {
+            redis::Arg::Simple(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+            other => panic!("{other:?}"),
+        });
+        words.collect::<Vec<_>>().join(" ")
+    }
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn requests_are_harmless_to_repeat_and_name_their_session() {
+        let (one, two) = (Keys::from_iter(["a"]), Keys::from_iter(["a", "b"]));
+        let owner = Owner::from(b"me".to_vec());
+        let plain = Terms::default();
+        let second = Wait::For(Duration::from_secs(1));
+        assert_eq!(
+            words(&acquire(&one, &owner, &plain, second, "s")),
+            "LOCK.ACQUIRE a me WAIT 1000 HOLDS 1 WATCHDOG SESSION s"
+        );
+        assert_eq!(
+            words(&acquire(&one, &owner, &plain, Wait::No, "s")),
+            "LOCK.ACQUIRE a me HOLDS 1 WATCHDOG SESSION s"
+        );
+        let terms = Terms {
+            lease: Lease::Fixed(Duration::from_micros(1)),
+            limit: Limit::Of(3),
+            ending: Ending::Released,
+            replicas: std::num::NonZeroU32::new(2),
+        };
+        assert_eq!(
+            words(&acquire(&one, &owner, &terms, Wait::Forever, "s")),
+            "LOCK.ACQUIRE a me WAIT 0 LIMIT 3 HOLDS 1 LEASE 1 EPHEMERAL REPLICAS 2 SESSION s"
+        );
+        assert_eq!(
+            words(&acquire(&two, &owner, &plain, Wait::Forever, "s")),
+            "LOCK.MACQUIRE 2 a b me WAIT 0 HOLDS 1 WATCHDOG SESSION s"
+        );
+        assert_eq!(words(&renew(&one, &owner, 7, &plain, "s")), "LOCK.RENEW a me TOKEN 7 WATCHDOG SESSION s");
+        assert_eq!(words(&release(&two, &owner, Some(7))), "LOCK.MRELEASE 2 a b me TOKEN 7 ALL");
+        assert_eq!(words(&cancel(&two, &owner, "s")), "LOCK.CANCEL a me SESSION s");
+        assert_eq!(words(&next(Duration::from_secs(5))), "LOCK.NEXT WAIT 5000");
+    }
+
+    #[test]
+    fn replies_are_what_they_are() {
+        assert_eq!(reply(Value::Int(7)).unwrap(), Reply::Granted(7));
+        assert_eq!(reply(Value::Nil).unwrap(), Reply::NotGranted);
+        assert_eq!(reply(Value::SimpleString("WAITING".into())).unwrap(), Reply::Waiting);
+        assert!(reply(Value::Int(-1)).is_err());
+        assert!(reply(Value::Okay).is_err());
+        let both = |first, second| renewed(Value::Array(vec![first, second])).unwrap();
+        assert_eq!(both(Value::Int(7), Value::Int(7)), Reply::Granted(7));
+        assert_eq!(both(Value::Int(7), Value::Nil), Reply::NotGranted);
+        assert!(!released(Value::Array(vec![Value::Int(0), Value::Nil])).unwrap());
+        assert!(released(Value::Array(vec![Value::Int(0), Value::Int(0)])).unwrap());
+        assert!(released(Value::Okay).is_err());
+    }
+
+    #[test]
+    fn events_are_read_by_their_six_fields() {
+        let event = |kind: &str, token, detail| {
+            Value::Array(vec![bulk(kind), Value::Int(0), Value::Array(vec![bulk("a")]), bulk("me"), token, detail])
+        };
+        let told = events(Value::Array(vec![
+            event("granted", Value::Int(7), Value::Nil),
+            event("timeout", Value::Nil, Value::Nil),
+            event("refused", Value::Nil, bulk("WRONGTYPE no")),
+            event("lost", Value::Int(7), bulk("forced")),
+            event("untied", Value::Int(7), bulk("moved")),
+            event("of a later version", Value::Nil, Value::Nil),
+        ]))
+        .unwrap();
+        let news: Vec<_> = told.iter().map(|event| &event.news).collect();
+        let expected = [
+            &News::Granted(7),
+            &News::TimedOut,
+            &News::Refused("WRONGTYPE no".into()),
+            &News::Lost(Some(7), Why::Forced),
+            &News::Untied(Some(7)),
+        ];
+        assert_eq!(news, expected);
+        assert!(told.iter().all(|event| event.owner.as_bytes() == b"me"));
+        assert_eq!(events(Value::Nil).unwrap(), []);
+        assert!(events(Value::Okay).is_err());
+        assert!(events(Value::Array(vec![Value::Array(vec![bulk("granted")])])).is_err());
+    }
+
+    #[test]
+    fn the_default_lease_is_read_from_either_protocol() {
+        let (name, lease) = (bulk("holdfast.default-lease"), bulk("20000"));
+        let expected = Some(Duration::from_secs(20));
+        assert_eq!(default_lease(&Value::Array(vec![name.clone(), lease.clone()])), expected);
+        assert_eq!(default_lease(&Value::Map(vec![(name, lease)])), expected);
+        assert_eq!(default_lease(&Value::Array(Vec::new())), None);
+    }
+}

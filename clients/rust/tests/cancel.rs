@@ -1,0 +1,199 @@
+//! Every future may be dropped at any point, and nothing is left behind.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use holdfast_client::{Error, Guard};
+use support::{Fate, Proxy, Random, Server, Toward};
+
+use crate::common::{is_free, locks, locks_over, soon, waiters};
+
+/// A future that is given up at the poll with this number, counted from 0; none if it was.
+struct GivenUpAt<F> {
+    future: Pin<Box<F>>,
+    polls: usize,
+}
+
+impl<F: Future> Future for GivenUpAt<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.polls == 0 {
+            return Poll::Ready(None);
+        }
+        self.polls -= 1;
+        self.future.as_mut().poll(context).map(Some)
+    }
+}
+
+fn given_up_at<F: Future>(polls: usize, future: F) -> GivenUpAt<F> {
+    GivenUpAt { future: Box::pin(future), polls }
+}
+
+#[tokio::test]
+async fn an_acquisition_may_be_dropped_at_every_poll() {
+    let server = Server::start();
+    let mut polls = 0;
+    loop {
+        // Its own client: the first poll connects.
+        let locks = locks(&server);
+        let lock = locks.lock("a").wait_forever();
+        let done = given_up_at(polls, lock.acquire()).await;
+        let granted = done.is_some();
+        drop(done);
+        locks.settle().await;
+        assert!(is_free(&server, "a"), "given up at poll {polls}");
+        if granted {
+            break;
+        }
+        polls += 1;
+    }
+    assert!(polls > 3, "it was given up in between: {polls}");
+}
+
+#[tokio::test]
+async fn a_wait_may_be_dropped_at_every_poll() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let held = locks.lock("a").acquire().await.unwrap().unwrap();
+    for polls in 0..6 {
+        let lock = locks.lock("a").wait_forever();
+        let waiting = tokio::time::timeout(Duration::from_millis(30), given_up_at(polls, lock.acquire())).await;
+        assert!(!matches!(waiting, Ok(Some(_))), "nobody else gets it");
+        locks.settle().await;
+        assert_eq!(waiters(&server, "a"), 0, "given up at poll {polls}");
+    }
+    held.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_release_and_a_renewal_may_be_dropped_at_every_poll() {
+    let server = Server::start();
+    let locks = locks(&server);
+    for renew in [false, true] {
+        let mut polls = 0;
+        loop {
+            let guard = locks.lock("a").acquire().await.unwrap().unwrap();
+            let done = if renew {
+                let done = given_up_at(polls, guard.renew(Duration::from_secs(60))).await;
+                drop(guard);
+                done
+            } else {
+                given_up_at(polls, guard.release()).await
+            };
+            locks.settle().await;
+            assert!(is_free(&server, "a"), "given up at poll {polls}");
+            match done {
+                Some(done) => break done.unwrap(),
+                None => polls += 1,
+            }
+        }
+        assert!(polls > 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_rounds_with_contention_leave_nothing_behind() {
+    const TASKS: usize = 20;
+    const ROUNDS: usize = 50;
+    let server = Server::start();
+    let locks = locks(&server);
+    let inside = Arc::new(AtomicUsize::new(0));
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|_| {
+            let (locks, inside, dropped) = (locks.clone(), inside.clone(), dropped.clone());
+            tokio::spawn(async move {
+                let mut random = Random::new();
+                for _ in 0..ROUNDS {
+                    let keys = if random.below(4) == 0 { vec!["a", "b"] } else { vec!["a"] };
+                    let lock = locks.lock_all(keys).wait_forever();
+                    match given_up_at(random.below(8) as usize, lock.acquire()).await {
+                        None => drop(dropped.fetch_add(1, Ordering::Relaxed)),
+                        Some(guard) => held(guard.unwrap().unwrap(), &inside, &mut random).await,
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    locks.settle().await;
+    assert!(is_free(&server, "a") && is_free(&server, "b"));
+    let dropped = dropped.load(Ordering::Relaxed);
+    assert!((TASKS * ROUNDS / 10..TASKS * ROUNDS * 9 / 10).contains(&dropped), "{dropped} were given up");
+}
+
+/// Holds it alone, and gives it back one way or another.
+async fn held(guard: Guard, inside: &AtomicUsize, random: &mut Random) {
+    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold at once");
+    tokio::task::yield_now().await;
+    inside.fetch_sub(1, Ordering::SeqCst);
+    if random.below(2) == 0 {
+        guard.release().await.unwrap();
+    }
+}
+
+fn names(message: &[u8], command: &str) -> bool {
+    message.windows(command.len()).any(|part| part == command.as_bytes())
+}
+
+#[tokio::test]
+async fn a_request_that_arrives_after_it_was_given_up_gets_nothing() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let locks = locks_over(&proxy);
+    locks.lock("first").acquire().await.unwrap().unwrap().release().await.unwrap();
+    let late = Arc::new(AtomicUsize::new(0));
+    proxy.rule({
+        let late = late.clone();
+        move |toward, message| match toward {
+            Toward::Server if names(message, "LOCK.ACQUIRE") => {
+                late.fetch_add(1, Ordering::SeqCst);
+                Fate::Hold
+            }
+            _ => Fate::Pass,
+        }
+    });
+    let lock = locks.lock("a");
+    {
+        let mut asking = Box::pin(lock.acquire());
+        tokio::select! {
+            _ = &mut asking => panic!("the request is held up"),
+            () = soon("the request is on its way", || late.load(Ordering::SeqCst) > 0) => {}
+        }
+    }
+    // The cancellation stands behind it on the same connection.
+    proxy.pass();
+    locks.settle().await;
+    assert!(is_free(&server, "a"));
+}
+
+#[tokio::test]
+async fn a_lost_reply_leaves_nothing_behind() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let locks = locks_over(&proxy);
+    locks.lock("first").acquire().await.unwrap().unwrap().release().await.unwrap();
+    let mut asked = false;
+    proxy.rule(move |toward, message| match toward {
+        Toward::Server => {
+            asked = asked || names(message, "LOCK.ACQUIRE");
+            Fate::Pass
+        }
+        // The grant itself.
+        Toward::Client if asked && message.starts_with(b":") => {
+            asked = false;
+            Fate::Cut
+        }
+        Toward::Client => Fate::Pass,
+    });
+    let error = locks.lock("a").acquire().await.unwrap_err();
+    assert!(matches!(error, Error::Connection { .. }), "{error}");
+    locks.settle().await;
+    assert!(is_free(&server, "a"));
+}

@@ -1,0 +1,79 @@
+//! A cluster: a session for each node that is used, and slots that move.
+
+use holdfast_client::{Error, Locks};
+use support::{Cluster, Server};
+
+use crate::common::{SOON, clients, holder, is_free, soon, waiters};
+
+fn locks(cluster: &Cluster) -> Locks {
+    Locks::open(&format!("redis+cluster://{}", cluster.node(0).addr())).unwrap()
+}
+
+fn owner<'a>(cluster: &'a Cluster, key: &str) -> &'a Server {
+    cluster.node(cluster.owner_of(cluster.slot_of(key.as_bytes())))
+}
+
+#[tokio::test]
+async fn every_key_is_locked_where_it_is_served() {
+    let cluster = Cluster::start(3);
+    let locks = locks(&cluster);
+    for number in 0..20 {
+        let key = format!("k{number}");
+        let guard = locks.lock(&key).acquire().await.unwrap().unwrap();
+        assert!(holder(owner(&cluster, &key), &key).is_some());
+        guard.release().await.unwrap();
+    }
+    let both = locks.lock_all(["{t}a", "{t}b"]).acquire().await.unwrap().unwrap();
+    both.release().await.unwrap();
+    let error = locks.lock_all(["a", "b"]).acquire().await.unwrap_err();
+    assert!(matches!(&error, Error::Server { message, .. } if message.starts_with("CROSSSLOT")), "{error}");
+    assert_eq!(locks.servers().await.unwrap().len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_and_a_hold_move_with_their_slot() {
+    let cluster = Cluster::start(2);
+    let locks = locks(&cluster);
+    let key = "a";
+    let slot = cluster.slot_of(key.as_bytes());
+    let from = cluster.owner_of(slot);
+    let to = 1 - from;
+    let guard = locks.lock(key).acquire().await.unwrap().unwrap();
+    let waiting = tokio::spawn({
+        let lock = locks.lock(key).wait_forever();
+        async move { lock.acquire().await }
+    });
+    soon("it waits", || waiters(cluster.node(from), key) == 1).await;
+    cluster.move_slot(slot, from, to);
+    soon("it waits there", || waiters(cluster.node(to), key) == 1).await;
+    guard.check().unwrap();
+    soon("the hold is tied there", || {
+        clients(cluster.node(to)).iter().any(|(_, command)| command.contains("lock.next"))
+    })
+    .await;
+    guard.release().await.unwrap();
+    let next = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();
+    next.release().await.unwrap();
+    assert!(is_free(cluster.node(to), key));
+}
+
+#[tokio::test]
+async fn who_asks_at_the_wrong_node_is_sent_on() {
+    let cluster = Cluster::start(2);
+    let locks = locks(&cluster);
+    let key = "a";
+    let slot = cluster.slot_of(key.as_bytes());
+    let from = cluster.owner_of(slot);
+    locks.lock(key).acquire().await.unwrap().unwrap().release().await.unwrap();
+    // Nothing is held or waits, so nobody tells the client.
+    cluster.move_slot(slot, from, 1 - from);
+    let guard = locks.lock(key).acquire().await.unwrap().unwrap();
+    assert!(holder(cluster.node(1 - from), key).is_some());
+    guard.release().await.unwrap();
+    // And while a slot is on its way, its new keys are asked for at its goal.
+    cluster.begin_move(slot, 1 - from, from);
+    let guard = locks.lock(key).acquire().await.unwrap().unwrap();
+    guard.release().await.unwrap();
+    cluster.finish_move(slot, 1 - from, from);
+    locks.lock(key).acquire().await.unwrap().unwrap().release().await.unwrap();
+}

@@ -1,0 +1,80 @@
+//! What the tests share.
+
+use std::time::{Duration, Instant};
+
+use holdfast_client::Locks;
+use holdfast_client::redis::{self, Client, FromRedisValue, RedisConnectionInfo};
+use support::{Proxy, Server};
+
+/// Until everything must have happened that does not take a time of its own.
+pub const SOON: Duration = Duration::from_secs(20);
+
+/// Locks on a server.
+pub fn locks(server: &Server) -> Locks {
+    Locks::new(server.client())
+}
+
+/// Locks on a server, with a proxy in between.
+pub fn locks_over(proxy: &Proxy) -> Locks {
+    Locks::open(&format!("redis://{}", proxy.addr())).expect("an address")
+}
+
+/// Waits until it is so, without holding up the runtime.
+#[track_caller]
+pub fn soon(what: &str, condition: impl FnMut() -> bool) -> impl Future<Output = ()> {
+    let caller = std::panic::Location::caller();
+    let mut condition = condition;
+    async move {
+        let end = Instant::now() + SOON;
+        while !condition() {
+            assert!(Instant::now() < end, "not within {SOON:?}: {what}, {caller}");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+/// One command, typed with spaces between its words.
+#[track_caller]
+pub fn say<T: FromRedisValue>(server: &Server, line: &str) -> T {
+    let mut words = line.split(' ');
+    let mut cmd = redis::cmd(words.next().expect("a command"));
+    cmd.arg(words.collect::<Vec<_>>());
+    cmd.query(&mut server.connect()).unwrap_or_else(|error| panic!("{line}: {error}"))
+}
+
+/// Who holds the mutex.
+pub fn holder(server: &Server, key: &str) -> Option<String> {
+    let fields: Vec<String> = say(server, &format!("HKEYS {key}"));
+    fields.into_iter().find(|field| !field.starts_with('#'))
+}
+
+/// How many wait for the key.
+pub fn waiters(server: &Server, key: &str) -> usize {
+    say::<Vec<redis::Value>>(server, &format!("LOCK.WAITERS {key} COUNT 100000")).len()
+}
+
+/// Whether nothing is left of anybody at the key: no hold and no wait.
+pub fn is_free(server: &Server, key: &str) -> bool {
+    say::<redis::Value>(server, &format!("LOCK.INFO {key}")) == redis::Value::Nil
+}
+
+/// The connections of clients that read events.
+pub fn sessions(server: &Server) -> Vec<i64> {
+    clients(server).into_iter().filter(|(_, command)| command.contains("lock.next")).map(|(id, _)| id).collect()
+}
+
+/// Every connection with its newest command.
+pub fn clients(server: &Server) -> Vec<(i64, String)> {
+    let list: String = say(server, "CLIENT LIST");
+    let field = |line: &str, name: &str| -> Option<String> {
+        line.split(' ').find_map(|field| field.strip_prefix(name)).map(str::to_owned)
+    };
+    list.lines().filter_map(|line| Some((field(line, "id=")?.parse().ok()?, field(line, "cmd=")?))).collect()
+}
+
+/// A client of a server as this user.
+pub fn client_as(server: &Server, user: &str, password: &str) -> Client {
+    let settings = RedisConnectionInfo::default().set_username(user).set_password(password);
+    let info = server.client().get_connection_info().clone().set_redis_settings(settings);
+    Client::open(info).expect("an address")
+}

@@ -1,0 +1,134 @@
+//! How long a hold lasts, and how it is given back.
+
+use std::time::{Duration, Instant};
+
+use holdfast_client::{Error, Why};
+use support::Server;
+
+use crate::common::{SOON, holder, is_free, locks, say, soon};
+
+fn ttl(server: &Server, key: &str) -> i64 {
+    say(server, &format!("PTTL {key}"))
+}
+
+/// Waits until so many leases are over.
+async fn leases_are_over(count: u32, lease: Duration) {
+    let begin = Instant::now();
+    soon("some leases are over", || begin.elapsed() > lease * count).await;
+}
+
+#[tokio::test]
+async fn a_hold_outlives_its_lease_while_the_process_lives() {
+    let lease = Duration::from_secs(1);
+    let server = Server::builder().module_args(&["default-lease", "1000"]).start();
+    let locks = locks(&server);
+    let default = locks.lock("a").acquire().await.unwrap().unwrap();
+    let own = locks.lock("b").watched(lease * 2).acquire().await.unwrap().unwrap();
+    leases_are_over(5, lease).await;
+    assert!(holder(&server, "a").is_some() && holder(&server, "b").is_some());
+    default.release().await.unwrap();
+    own.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lease_of_ones_own_is_not_renewed() {
+    let server = Server::start();
+    let guard = locks(&server).lock("a").lease(Duration::from_millis(200)).acquire().await.unwrap().unwrap();
+    let lost = tokio::time::timeout(SOON, guard.lost()).await.unwrap();
+    assert_eq!(lost, Why::Expired);
+    soon("it is free", || is_free(&server, "a")).await;
+    let error = guard.release().await.unwrap_err();
+    assert!(matches!(error, Error::Lost { why: Why::Expired, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_renewal_changes_the_lease() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let fixed = locks.lock("a").lease(Duration::from_secs(5)).acquire().await.unwrap().unwrap();
+    fixed.renew(Duration::from_secs(100)).await.unwrap();
+    assert!((90_000..=100_000).contains(&ttl(&server, "a")));
+    fixed.renew(Duration::from_millis(50)).await.unwrap();
+    assert_eq!(tokio::time::timeout(SOON, fixed.lost()).await.unwrap(), Why::Expired);
+    let error = fixed.renew(Duration::from_secs(100)).await.unwrap_err();
+    assert!(matches!(error, Error::Lost { .. }), "{error}");
+    let watched = locks.lock("b").acquire().await.unwrap().unwrap();
+    let lease = Duration::from_secs(1);
+    watched.renew(lease).await.unwrap();
+    leases_are_over(3, lease).await;
+    watched.check().unwrap();
+    assert!(holder(&server, "b").is_some());
+    watched.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_dropped_guard_is_given_back() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let keys: Vec<String> = (0..100).map(|number| format!("k{number}")).collect();
+    let mut guards = Vec::new();
+    for key in &keys {
+        guards.push(locks.lock(key).acquire().await.unwrap().unwrap());
+    }
+    drop(guards);
+    locks.settle().await;
+    assert!(keys.iter().all(|key| is_free(&server, key)));
+}
+
+#[test]
+fn a_guard_may_be_dropped_outside_a_runtime() {
+    let server = Server::start();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let locks = locks(&server);
+    let guard = runtime.block_on(locks.lock("a").acquire()).unwrap().unwrap();
+    std::thread::spawn(move || drop(guard)).join().unwrap();
+    support::until(SOON, "it is given back", || is_free(&server, "a"));
+}
+
+#[test]
+fn a_guard_may_outlive_its_runtime() {
+    let server = Server::start();
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let locks = locks(&server);
+    let first = runtime();
+    let guard = first.block_on(locks.lock("a").ephemeral().acquire()).unwrap().unwrap();
+    let begin = Instant::now();
+    drop(first);
+    assert!(begin.elapsed() < SOON, "the end of the runtime waits for nothing");
+    support::until(SOON, "it ended with its connection", || is_free(&server, "a"));
+    drop(guard);
+    // The same handle goes on in another runtime.
+    let guard = runtime().block_on(async { locks.lock("a").acquire().await.unwrap().unwrap() });
+    assert!(holder(&server, "a").is_some());
+    drop(guard);
+}
+
+#[tokio::test]
+async fn connections_end_with_the_last_handle() {
+    let server = Server::start();
+    let connected = || crate::common::clients(&server).len();
+    let before = connected();
+    let locks = locks(&server);
+    let guard = locks.lock("a").acquire().await.unwrap().unwrap();
+    assert_eq!(connected(), before + 2);
+    drop(locks);
+    guard.check().unwrap();
+    drop(guard);
+    soon("the connections are closed", || connected() == before).await;
+    assert!(is_free(&server, "a"));
+}
+
+#[tokio::test]
+async fn a_future_runs_while_the_lock_is_held() {
+    let server = Server::start();
+    let guard = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    assert_eq!(guard.while_held(async { 7 }).await.unwrap(), 7);
+    let stopped = guard.while_held(std::future::pending::<()>());
+    let (stopped, ()) = tokio::join!(stopped, async {
+        let broken: i64 = say(&server, "LOCK.FORCE a");
+        assert_eq!(broken, 1);
+    });
+    assert!(matches!(stopped, Err(Error::Lost { why: Why::Forced, .. })));
+    let never = guard.while_held(async { unreachable!("it is lost already") }).await;
+    assert!(never.is_err());
+}

@@ -1,0 +1,133 @@
+//! A hold that ends before it is given back.
+
+use std::time::Duration;
+
+use holdfast_client::{Error, Guard, Why};
+use support::{Proxy, Server};
+
+use crate::common::{SOON, holder, is_free, locks, locks_over, say, sessions, soon};
+
+async fn lost(guard: &Guard) -> Why {
+    tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told")
+}
+
+#[tokio::test]
+async fn a_broken_lock_is_told_to_its_holder() {
+    let server = Server::start();
+    let locks = locks(&server);
+    for (command, why) in [("LOCK.FORCE a", Why::Forced), ("DEL a", Why::Changed), ("SET a text", Why::Changed)] {
+        let guard = locks.lock("a").acquire().await.unwrap().unwrap();
+        let _: holdfast_client::redis::Value = say(&server, command);
+        assert_eq!(lost(&guard).await, why, "{command}");
+        let error = guard.check().unwrap_err();
+        assert!(matches!(error, Error::Lost { why: told, .. } if told == why), "{command}: {error}");
+        let error = guard.release().await.unwrap_err();
+        assert!(error.to_string().contains(&why.to_string()), "{command}: {error}");
+        let _: i64 = say(&server, "DEL a");
+    }
+}
+
+#[tokio::test]
+async fn a_release_says_why_also_if_it_comes_first() {
+    let server = Server::start();
+    let locks = locks(&server);
+    for _ in 0..50 {
+        let guard = locks.lock("a").acquire().await.unwrap().unwrap();
+        let _: i64 = say(&server, "LOCK.FORCE a");
+        // Whether the event or the reply is read first is left to chance.
+        let error = guard.release().await.unwrap_err();
+        assert!(matches!(error, Error::Lost { why: Why::Forced, .. }), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn of_several_keys_the_rest_is_given_back_when_one_is_lost() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let guard = locks.lock_all(["a", "b"]).acquire().await.unwrap().unwrap();
+    let _: i64 = say(&server, "LOCK.FORCE a");
+    assert_eq!(lost(&guard).await, Why::Forced);
+    assert!(holder(&server, "b").is_some());
+    guard.release().await.unwrap_err();
+    locks.settle().await;
+    assert!(is_free(&server, "b"));
+}
+
+#[tokio::test]
+async fn what_ends_with_the_connection_is_lost_with_it() {
+    let server = Server::start();
+    let guard = locks(&server).lock("a").ephemeral().acquire().await.unwrap().unwrap();
+    soon("the session reads", || sessions(&server).len() == 1).await;
+    for session in sessions(&server) {
+        let _: i64 = say(&server, &format!("CLIENT KILL ID {session}"));
+    }
+    assert_eq!(lost(&guard).await, Why::Disconnected);
+    assert!(is_free(&server, "a"));
+}
+
+#[tokio::test]
+async fn a_hold_is_taken_to_the_next_connection() {
+    let server = Server::start();
+    let guard = locks(&server).lock("a").watched(Duration::from_secs(2)).acquire().await.unwrap().unwrap();
+    for round in 0..5 {
+        soon("the session reads", || sessions(&server).len() == 1).await;
+        let session = sessions(&server)[0];
+        let _: i64 = say(&server, &format!("CLIENT KILL ID {session}"));
+        soon("it is another one's", || sessions(&server).first().is_some_and(|next| *next != session)).await;
+        soon("the hold is that one's", || tied_to(&server) == sessions(&server).first().copied()).await;
+        guard.check().unwrap_or_else(|error| panic!("round {round}: {error}"));
+    }
+    // The new one's watchdog renews it.
+    let begin = std::time::Instant::now();
+    soon("two leases are over", || begin.elapsed() > Duration::from_secs(4)).await;
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+}
+
+/// The connection that the holder of `a` is tied to.
+fn tied_to(server: &Server) -> Option<i64> {
+    let info: std::collections::HashMap<String, holdfast_client::redis::Value> =
+        holdfast_client::redis::cmd("LOCK.INFO").arg("a").query(&mut server.connect3()).unwrap();
+    let text = format!("{:?}", info.get("holders"));
+    let rest = text.split("\"client\"").nth(1).or_else(|| text.split("client").nth(1))?;
+    rest.split("int(").nth(1)?.split(')').next()?.parse().ok()
+}
+
+#[tokio::test]
+async fn a_server_that_lost_its_memory_is_a_lock_that_is_lost() {
+    let mut server = Server::start();
+    let guard = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    server.kill9();
+    server.restart();
+    assert_eq!(lost(&guard).await, Why::Disconnected);
+}
+
+#[tokio::test]
+async fn who_cannot_ask_counts_the_lease_by_its_own_clock() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let locks = locks_over(&proxy);
+    let begin = std::time::Instant::now();
+    let watched = locks.lock("a").watched(Duration::from_secs(1)).acquire().await.unwrap().unwrap();
+    let fixed = locks.lock("b").lease(Duration::from_secs(100)).acquire().await.unwrap().unwrap();
+    proxy.refuse();
+    assert_eq!(lost(&watched).await, Why::Disconnected);
+    // With room for a machine that is busy.
+    assert!(begin.elapsed() < Duration::from_secs(2), "when the lease can be over: {:?}", begin.elapsed());
+    fixed.check().unwrap();
+    let error = fixed.release().await.unwrap_err();
+    assert!(matches!(error, Error::Connection { .. }), "{error}");
+    proxy.accept();
+    soon("it is given back as soon as the server is there again", || is_free(&server, "b")).await;
+}
+
+#[tokio::test]
+async fn a_silent_connection_is_a_lock_in_doubt() {
+    let server = Server::start();
+    let guard = locks(&server).lock("a").watched(Duration::from_secs(1)).acquire().await.unwrap().unwrap();
+    server.stop();
+    assert_eq!(lost(&guard).await, Why::Disconnected);
+    server.cont();
+    guard.release().await.unwrap_err();
+    soon("it is given back", || is_free(&server, "a")).await;
+}

@@ -1,0 +1,135 @@
+//! What waits and what is held goes on when connections break.
+
+use std::time::Duration;
+
+use support::{Fate, Proxy, Server, Toward};
+
+use crate::common::{SOON, holder, is_free, locks, locks_over, soon, waiters};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waits_go_on_in_their_order_after_a_cut() {
+    const WAITERS: usize = 20;
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let other = locks(&server);
+    let held = other.lock("a").acquire().await.unwrap().unwrap();
+    let locks = locks_over(&proxy);
+    let (sender, mut order) = tokio::sync::mpsc::unbounded_channel();
+    let mut tasks = Vec::new();
+    for number in 0..WAITERS {
+        let (lock, sender) = (locks.lock("a").wait_forever(), sender.clone());
+        tasks.push(tokio::spawn(async move {
+            let guard = lock.acquire().await.unwrap().unwrap();
+            sender.send(number).unwrap();
+            guard.release().await.unwrap();
+        }));
+        soon("it waits", || waiters(&server, "a") == number + 1).await;
+    }
+    proxy.refuse();
+    soon("nobody waits any more", || waiters(&server, "a") == 0).await;
+    proxy.accept();
+    soon("all wait again", || waiters(&server, "a") == WAITERS).await;
+    held.release().await.unwrap();
+    let mut seen = Vec::new();
+    for _ in 0..WAITERS {
+        seen.push(order.recv().await.unwrap());
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    seen.sort();
+    assert_eq!(seen, (0..WAITERS).collect::<Vec<_>>());
+    assert!(is_free(&server, "a"));
+}
+
+#[tokio::test]
+async fn a_wait_whose_time_is_over_ends_also_without_a_server() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let held = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let locks = locks_over(&proxy);
+    let lock = locks.lock("a").wait(Duration::from_millis(500));
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    soon("it waits", || waiters(&server, "a") == 1).await;
+    proxy.refuse();
+    let outcome = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap();
+    assert!(outcome.unwrap().is_none());
+    held.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_grant_that_was_lost_on_the_way_is_found_again() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let held = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let locks = locks_over(&proxy);
+    let lock = locks.lock("a").wait_forever();
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    soon("it waits", || waiters(&server, "a") == 1).await;
+    let mut cut = false;
+    proxy.rule(move |toward, message| {
+        let grant = toward == Toward::Client && message.windows(7).any(|part| part == b"granted");
+        if grant && !cut {
+            cut = true;
+            return Fate::Cut;
+        }
+        Fate::Pass
+    });
+    let first = held.fence();
+    held.release().await.unwrap();
+    let guard = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();
+    assert!(guard.fence() > first);
+    assert_eq!(holder(&server, "a").unwrap().as_bytes(), guard.owner().as_bytes());
+    guard.release().await.unwrap();
+    assert!(is_free(&server, "a"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cuts_at_random_leave_no_two_holders_and_nothing_behind() {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    const TASKS: usize = 10;
+    const TURNS: usize = 20;
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let locks = locks_over(&proxy);
+    let inside = Arc::new(AtomicUsize::new(0));
+    let turns = Arc::new(AtomicUsize::new(0));
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|_| {
+            let (lock, inside, turns) = (locks.lock("a").wait_forever(), inside.clone(), turns.clone());
+            tokio::spawn(async move {
+                let mut mine = 0;
+                while mine < TURNS {
+                    // A request that was on its way when the connection broke failed; what it got is given back.
+                    let Ok(granted) = lock.acquire().await else { continue };
+                    let guard = granted.unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold at once");
+                    tokio::task::yield_now().await;
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    mine += 1;
+                    turns.fetch_add(1, Ordering::SeqCst);
+                    let _ = guard.release().await;
+                }
+            })
+        })
+        .collect();
+    let mut cuts = 0;
+    while !tasks.iter().all(tokio::task::JoinHandle::is_finished) {
+        let before = turns.load(Ordering::SeqCst);
+        soon("somebody had a turn", || {
+            turns.load(Ordering::SeqCst) > before || tasks.iter().all(tokio::task::JoinHandle::is_finished)
+        })
+        .await;
+        if cuts < 40 {
+            proxy.cut();
+            cuts += 1;
+        }
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert!(cuts > 10, "{cuts} cuts");
+    locks.settle().await;
+    assert!(is_free(&server, "a"));
+}

@@ -1,0 +1,148 @@
+//! The README's examples: each stands here as it stands there, and runs.
+
+use std::time::Duration;
+
+use holdfast_client::{Error, Locks, Why, redis};
+use support::{Server, workspace};
+
+use crate::common::say;
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+fn server() -> (Server, Locks, String) {
+    let server = Server::start();
+    let url = format!("redis://{}", server.addr());
+    let locks = Locks::open(&url).unwrap();
+    (server, locks, url)
+}
+
+#[rustfmt::skip]
+#[tokio::test]
+async fn the_first_ten_lines() -> Outcome {
+    let (_server, _, url) = server();
+    async fn print(fence: u64) -> Result<(), std::io::Error> {
+        assert!(fence > 0);
+        Ok(())
+    }
+let locks = Locks::new(redis::Client::open(url)?);
+let Some(guard) = locks.lock("printer").wait(Duration::from_secs(10)).acquire().await? else {
+    return Err("the printer is busy".into());
+};
+guard.while_held(print(guard.fence())).await??;
+guard.release().await?;
+    Ok(())
+}
+
+#[rustfmt::skip]
+#[tokio::test]
+async fn a_mutex() -> Outcome {
+    let (_server, locks, _) = server();
+let lock = locks.lock("a");
+let guard = lock.acquire().await?.expect("nobody has it");
+assert!(lock.acquire().await?.is_none());
+assert!(lock.clone().wait(Duration::from_millis(20)).acquire().await?.is_none());
+guard.release().await?;
+    Ok(())
+}
+
+#[rustfmt::skip]
+#[tokio::test]
+async fn a_guard() -> Outcome {
+    let (server, locks, _) = server();
+let guard = locks.lock("a").acquire().await?.expect("nobody has it");
+tokio::spawn(async move { drop(guard) }).await?;
+locks.settle().await;
+    assert!(crate::common::is_free(&server, "a"));
+    Ok(())
+}
+
+#[rustfmt::skip]
+#[tokio::test]
+async fn the_fence() -> Outcome {
+    let (_server, locks, _) = server();
+let first = locks.lock("a").acquire().await?.expect("nobody has it");
+let fence = first.fence();
+first.release().await?;
+let second = locks.lock("a").acquire().await?.expect("nobody has it");
+assert!(second.fence() > fence);
+    Ok(())
+}
+
+#[rustfmt::skip]
+#[tokio::test]
+async fn how_long_it_lasts() -> Outcome {
+    let (_server, locks, _) = server();
+let job = locks.lock("job").ephemeral().acquire().await?.expect("nobody has it");
+let short = locks.lock("short").lease(Duration::from_secs(5)).acquire().await?.expect("nobody has it");
+short.renew(Duration::from_secs(10)).await?;
+    job.check()?;
+    Ok(())
+}
+
+#[rustfmt::skip]
+#[tokio::test]
+async fn readers_and_permits() -> Outcome {
+    let (_server, locks, _) = server();
+let readers = [
+    locks.lock("report").shared().acquire().await?.expect("no writer"),
+    locks.lock("report").shared().acquire().await?.expect("no writer"),
+];
+assert!(locks.lock("report").acquire().await?.is_none());
+let permit = locks.lock("licences").limit(5).acquire().await?.expect("one of five");
+    permit.check()?;
+    drop(readers);
+    Ok(())
+}
+
+#[rustfmt::skip]
+#[tokio::test]
+async fn several_keys() -> Outcome {
+    let (_server, locks, _) = server();
+let both = locks.lock_all(["account:1", "account:2"]).acquire().await?.expect("nobody has them");
+both.release().await?;
+    Ok(())
+}
+
+#[rustfmt::skip]
+#[tokio::test]
+async fn replicas() {
+    let (_server, locks, _) = server();
+let guard = locks.lock("a").replicas(1).acquire().await;
+assert!(matches!(guard, Err(Error::NoReplicas { .. })), "this server has none");
+}
+
+#[rustfmt::skip]
+#[test]
+fn addresses() -> Outcome {
+Locks::open("redis+cluster://10.0.0.1:7000,10.0.0.2:7000")?;
+Locks::open("redis+sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster")?;
+Locks::open("unix:///run/redis.sock")?;
+    Ok(())
+}
+
+#[rustfmt::skip]
+#[tokio::test]
+async fn a_loss() -> Outcome {
+    let (server, locks, _) = server();
+    let break_it = async |key: &str| assert_eq!(say::<i64>(&server, &format!("LOCK.FORCE {key}")), 1);
+let guard = locks.lock("a").acquire().await?.expect("nobody has it");
+break_it("a").await;
+let stopped = guard.while_held(std::future::pending::<()>()).await;
+assert!(matches!(stopped, Err(Error::Lost { why: Why::Forced, .. })));
+assert_eq!(guard.lost().await, Why::Forced);
+assert!(guard.check().is_err());
+let error = guard.release().await.unwrap_err();
+assert!(error.to_string().contains("forced"));
+    Ok(())
+}
+
+#[test]
+fn every_example_stands_here() {
+    let readme = std::fs::read_to_string(workspace().join("clients/rust/README.md")).unwrap();
+    let here = include_str!("readme.rs");
+    let examples: Vec<_> = readme.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    assert_eq!(examples.len(), 10);
+    for example in examples {
+        assert!(here.contains(example), "not run:\n{example}");
+    }
+}

@@ -1,0 +1,217 @@
+//! What is asked for, and what comes of it.
+
+use std::time::{Duration, Instant};
+
+use holdfast_client::{Error, Locks};
+use support::Server;
+
+use crate::common::{SOON, client_as, holder, is_free, locks, say, soon, waiters};
+
+#[tokio::test]
+async fn a_lock_is_granted_and_given_back() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let guard = locks.lock("a").acquire().await.unwrap().unwrap();
+    assert_eq!(holder(&server, "a").as_deref().map(str::as_bytes), Some(guard.owner().as_bytes()));
+    let fence: u64 = say(&server, "HGET a #fence");
+    assert_eq!(guard.fence(), fence);
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+    assert!(is_free(&server, "a"));
+}
+
+#[tokio::test]
+async fn fences_grow() {
+    let server = Server::start();
+    let lock = locks(&server).lock("a");
+    let mut last = 0;
+    for _ in 0..10 {
+        let guard = lock.acquire().await.unwrap().unwrap();
+        assert!(guard.fence() > last);
+        last = guard.fence();
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn who_does_not_wait_is_told_at_once() {
+    let server = Server::start();
+    let lock = locks(&server).lock("a");
+    let guard = lock.acquire().await.unwrap().unwrap();
+    assert!(lock.acquire().await.unwrap().is_none());
+    assert!(lock.clone().wait(Duration::ZERO).acquire().await.unwrap().is_none());
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_wait_ends_with_the_grant_or_with_its_time() {
+    let server = Server::start();
+    let lock = locks(&server).lock("a");
+    let guard = lock.acquire().await.unwrap().unwrap();
+    let begin = Instant::now();
+    assert!(lock.clone().wait(Duration::from_millis(50)).acquire().await.unwrap().is_none());
+    assert!(begin.elapsed() >= Duration::from_millis(50));
+    assert_eq!(waiters(&server, "a"), 0);
+    let waiting = tokio::spawn({
+        let lock = lock.clone().wait(SOON);
+        async move { lock.acquire().await }
+    });
+    soon("it waits", || waiters(&server, "a") == 1).await;
+    let first = guard.fence();
+    guard.release().await.unwrap();
+    let next = waiting.await.unwrap().unwrap().unwrap();
+    assert!(next.fence() > first);
+    next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn readers_share_and_permits_are_counted() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let reader = locks.lock("a").shared();
+    let readers = [reader.acquire().await.unwrap().unwrap(), reader.acquire().await.unwrap().unwrap()];
+    assert!(locks.lock("a").acquire().await.unwrap().is_none());
+    for reader in readers {
+        reader.release().await.unwrap();
+    }
+    let permit = locks.lock("b").limit(2);
+    let permits = [permit.acquire().await.unwrap().unwrap(), permit.acquire().await.unwrap().unwrap()];
+    assert!(permit.acquire().await.unwrap().is_none());
+    for permit in permits {
+        permit.release().await.unwrap();
+    }
+    assert!(is_free(&server, "a") && is_free(&server, "b"));
+}
+
+#[tokio::test]
+async fn several_keys_are_taken_all_or_none() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let both = locks.lock_all(["a", "b"]);
+    let one = locks.lock("b").acquire().await.unwrap().unwrap();
+    assert!(both.acquire().await.unwrap().is_none());
+    assert!(is_free(&server, "a"));
+    let waiting = tokio::spawn({
+        let both = both.clone().wait_forever();
+        async move { both.acquire().await }
+    });
+    soon("both wait", || waiters(&server, "b") == 1).await;
+    one.release().await.unwrap();
+    let guard = waiting.await.unwrap().unwrap().unwrap();
+    assert_eq!(guard.keys().len(), 2);
+    assert_eq!(holder(&server, "a"), holder(&server, "b"));
+    guard.renew(Duration::from_secs(100)).await.unwrap();
+    guard.release().await.unwrap();
+    assert!(is_free(&server, "a") && is_free(&server, "b"));
+}
+
+#[tokio::test]
+async fn refusals_are_types() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let () = say(&server, "SET text value");
+    let error = locks.lock("text").acquire().await.unwrap_err();
+    assert!(matches!(error, Error::WrongType { .. }), "{error}");
+    let error = locks.lock("a").replicas(1).acquire().await.unwrap_err();
+    assert!(matches!(error, Error::NoReplicas { .. }), "{error}");
+    assert!(is_free(&server, "a"));
+    for (lock, word) in [
+        (locks.lock_all(["a", "b"]).shared(), "neither shared"),
+        (locks.lock_all(<[&str; 0]>::default()), "one key"),
+        (locks.lock("a").lease(Duration::ZERO), "longer than nothing"),
+    ] {
+        let error = lock.acquire().await.unwrap_err();
+        assert!(matches!(&error, Error::Invalid { message } if message.contains(word)), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_cycle_of_waits_is_refused() {
+    let server = Server::start();
+    let locks = locks(&server);
+    // Two owners that each hold one and want the other: by hand, for here every acquisition has an owner of its own.
+    let both = locks.lock_all(["a", "b"]);
+    let guard = both.acquire().await.unwrap().unwrap();
+    let owner = String::from_utf8(guard.owner().as_bytes().to_vec()).unwrap();
+    let _: i64 = say(&server, "LOCK.ACQUIRE c other");
+    let mut other = server.raw();
+    other.send(&[b"LOCK.ACQUIRE", b"a", b"other", b"WAIT", b"0"]).unwrap();
+    soon("the other one waits", || waiters(&server, "a") == 1).await;
+    let refused = redis_error(&server, &format!("LOCK.ACQUIRE c {owner} WAIT 1000"));
+    assert!(refused.starts_with("DEADLOCK"), "{refused}");
+}
+
+fn redis_error(server: &Server, line: &str) -> String {
+    let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
+    match server.raw().call(&words) {
+        holdfast_client::redis::Value::ServerError(error) => {
+            format!("{} {}", error.code(), error.details().unwrap_or_default())
+        }
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn replicas_confirm() {
+    let master = Server::start();
+    let replica = Server::start();
+    replica.replica_of(&master);
+    master.wait_replica_online();
+    let guard = locks(&master).lock("a").replicas(1).acquire().await.unwrap().unwrap();
+    master.wait_for_replica(&replica);
+    assert_eq!(holder(&replica, "a"), holder(&master, "a"));
+    guard.renew(Duration::from_secs(60)).await.unwrap();
+    replica.stop();
+    let error = guard.renew(Duration::from_secs(90)).await.unwrap_err();
+    assert!(matches!(error, Error::NoReplicas { .. }), "{error}");
+    replica.cont();
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn owners_tell_who_they_are() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let named = locks.clone().named("billing@host7").unwrap();
+    let guard = named.lock("a").acquire().await.unwrap().unwrap();
+    assert!(guard.owner().as_bytes().starts_with(b"billing@host7:"));
+    let other = locks.lock("b").acquire().await.unwrap().unwrap();
+    assert_ne!(guard.owner(), other.owner());
+    assert!(locks.clone().named("#no").is_err());
+    assert!(locks.named(&"x".repeat(401)).is_err());
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_told_by_its_address() {
+    let mut server = Server::start();
+    let locks = locks(&server);
+    let address = server.addr().to_string();
+    server.kill9();
+    let error = locks.lock("a").wait_forever().acquire().await.unwrap_err();
+    assert!(matches!(&error, Error::Connection { server, .. } if *server == address), "{error}");
+    assert!(error.to_string().contains("\"a\""), "{error}");
+    server.restart();
+    locks.lock("a").acquire().await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_without_the_module_says_so() {
+    let server = Server::builder().without_module().start();
+    let error = locks(&server).lock("a").acquire().await.unwrap_err();
+    assert!(matches!(&error, Error::Server { message, .. } if message.contains("unknown command")), "{error}");
+}
+
+#[tokio::test]
+async fn a_user_with_few_rights_can_lock() {
+    let server = Server::start();
+    let () = say(
+        &server,
+        "ACL SETUSER worker on >secret ~jobs:* -@all +lock.acquire +lock.release +lock.renew +lock.cancel +lock.owner +lock.next",
+    );
+    let locks = Locks::new(client_as(&server, "worker", "secret"));
+    let guard = locks.lock("jobs:1").acquire().await.unwrap().unwrap();
+    let error = locks.lock("other").acquire().await.unwrap_err();
+    assert!(matches!(&error, Error::Server { message, .. } if message.starts_with("NOPERM")), "{error}");
+    guard.release().await.unwrap();
+}

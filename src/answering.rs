@@ -1,0 +1,205 @@
+//! Answers that come later: how those who wait are told, and what follows if nobody is there any more.
+//!
+//! An answer to a blocked client is given at the end of a turn of the event loop ([`tell`]); one to a session goes into
+//! its mailbox, and its reader is answered in the same way. Between the moment in which something was granted and the
+//! one in which that is on the network, the grant can be taken back: it is kept with the answer, then with what is
+//! being sent.
+
+use crate::books::owed::{OnBehalf, Ticket};
+use crate::books::{self, Answer, Asker, Books, Event, Kind, Outcome, Recipient, State};
+use crate::lock::Waiter;
+use crate::server::Ctx;
+use crate::server::clock::{Now, Slice};
+use crate::server::reply::Replied;
+use crate::server::timer::{self, Timer};
+use crate::stats::{add, count, time};
+
+/// Events are read in one go until they name so many keys.
+const KEYS_AT_ONCE: usize = 2_000;
+
+/// Lets whoever is owed an answer be told how it ended. `now` is when that came about.
+pub fn end(ctx: Ctx, ticket: Ticket, outcome: Outcome, now: Now) {
+    match books::with(|books| books.end(ticket, outcome, now)) {
+        books::Delivery::Due => timer::wake_for_replies(ctx),
+        books::Delivery::Undelivered => {
+            count(|it| &mut it.grants_undelivered);
+            timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+        }
+    }
+}
+
+/// Ends a wait that came to nothing: the request leaves the queue.
+pub fn end_wait(ctx: Ctx, waiter: &Waiter<Asker>, outcome: Outcome, now: Now) {
+    books::with(|books| books.gave_up(waiter));
+    if let Outcome::TimedOut = outcome
+        && waiter.ask.on_behalf == OnBehalf::Session
+    {
+        count(|it| &mut it.timeouts);
+    }
+    end(ctx, waiter.ask.ticket, outcome, now);
+}
+
+/// Answers the clients whose answer is there.
+pub fn tell(ctx: Ctx, slice: Slice) {
+    while let Some(block) = books::with(|books| books.owed.next_ending()) {
+        block.answer();
+        if slice.is_over() {
+            break;
+        }
+    }
+    if books::with(|books| books.owed.is_ending()) {
+        timer::wake_for_replies(ctx);
+    }
+}
+
+/// Answers a client: called by the server, when this module ends the block or `CLIENT UNBLOCK` does.
+pub fn answer(ctx: Ctx, ticket: Ticket) {
+    let Some(pending) = books::with(|books| books.owed.take(ticket)) else {
+        let Replied { .. } = ctx.reply_null();
+        return;
+    };
+    let Recipient::Blocked { client, block } = pending.to else { return };
+    if let Some(block) = block {
+        block.has_ended();
+    }
+    let Replied { .. } = match pending.state {
+        State::Ending(Outcome::Granted(answer, undo), freed) => {
+            books::with(|books| books.owed.sending(client, undo));
+            time(|stats| &mut stats.hand_offs, Now::read().micros.saturating_sub(freed.micros));
+            reply(ctx, &answer)
+        }
+        State::Ending(Outcome::TimedOut, _) => {
+            count(|it| &mut it.timeouts);
+            ctx.reply_null()
+        }
+        State::Ending(Outcome::Refused(message), _) => ctx.reply_error(&message),
+        State::Reading { most, .. } => {
+            forget(ctx, ticket, client, pending.state);
+            reply_events(ctx, client, most)
+        }
+        unfinished => {
+            forget(ctx, ticket, client, unfinished);
+            ctx.reply_null()
+        }
+    };
+}
+
+/// A client that was blocked is gone. Writes nothing: it may be in the middle of another command.
+pub fn gone(ctx: Ctx, ticket: Ticket) {
+    if let Some(pending) = books::with(|books| books.owed.take(ticket))
+        && let Recipient::Blocked { client, block } = pending.to
+    {
+        if let Some(block) = block {
+            block.has_ended();
+        }
+        forget(ctx, ticket, client, pending.state);
+    }
+}
+
+/// Takes a client whose wait nobody ended out of everything.
+fn forget(ctx: Ctx, ticket: Ticket, client: u64, state: State) {
+    let undelivered = books::with(|books| match state {
+        State::Waiting(id) => {
+            if let Some(waiter) = books.queue.leave(id) {
+                books.gave_up(&waiter);
+            }
+            false
+        }
+        State::Confirming(id) => {
+            let undo = books.confirmations.abandon(id);
+            books.owed.undelivered.extend(undo);
+            true
+        }
+        State::Ending(Outcome::Granted(_, undo), _) => {
+            books.owed.undelivered.push_back(undo);
+            true
+        }
+        State::Ending(..) | State::Beginning => false,
+        State::Reading { until, .. } => {
+            books.sessions.set_reader(client, None);
+            if let Some(until) = until {
+                books.owed.timeouts.remove(&(until, ticket));
+            }
+            false
+        }
+    });
+    if undelivered {
+        count(|it| &mut it.grants_undelivered);
+    }
+    timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+}
+
+/// A connection has ended: what was on its way to it never arrives. Writes nothing.
+pub fn client_gone(ctx: Ctx, client: u64) {
+    let (undelivered, any) = books::with(|books| {
+        let undelivered = books.owed.undeliver(client);
+        let ties = books.ties.client_gone(client);
+        let session = books.sessions.client_gone(client);
+        (undelivered, undelivered > 0 || ties || session)
+    });
+    add(|it| &mut it.grants_undelivered, undelivered as u64);
+    if any {
+        timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+    }
+}
+
+/// Gives an answer.
+pub fn reply(ctx: Ctx, answer: &Answer) -> Replied {
+    match answer {
+        Answer::Token(token) => ctx.reply_integer(*token),
+        Answer::Tokens(tokens) => {
+            let array = ctx.reply_array(tokens.len());
+            tokens.iter().fold(array, |_, token| ctx.reply_token(*token))
+        }
+    }
+}
+
+/// Gives a session the next events that it has not read, at most `most`; null if there is none.
+pub fn reply_events(ctx: Ctx, session: u64, most: usize) -> Replied {
+    let events = books::with(|books| read_events(books, session, most));
+    if events.is_empty() {
+        return ctx.reply_null();
+    }
+    let array = ctx.reply_array(events.len());
+    events.iter().fold(array, |_, event| reply_event(ctx, event))
+}
+
+fn read_events(books: &mut Books, session: u64, most: usize) -> Vec<Event> {
+    let mut events = Vec::new();
+    let mut keys = 0_usize;
+    while events.len() < most
+        && (events.is_empty() || keys.saturating_add(books.sessions.next_size(session)) <= KEYS_AT_ONCE)
+    {
+        let Some((event, undo)) = books.sessions.read(session) else { break };
+        if let Some(undo) = undo {
+            books.owed.sending(session, undo);
+        }
+        keys = keys.saturating_add(event.keys.len());
+        events.push(event);
+    }
+    events
+}
+
+fn reply_event(ctx: Ctx, event: &Event) -> Replied {
+    let Event { kind, keys, owner } = event;
+    let _ = ctx.reply_array(6);
+    let (name, token, detail) = match kind {
+        Kind::Granted(token) => ("granted", Some(*token), None),
+        Kind::TimedOut => ("timeout", None, None),
+        Kind::Refused(error) => ("refused", None, Some(error.as_str())),
+        Kind::Lost(token, why) => ("lost", Some(*token), Some(why.name())),
+        Kind::Untied(token, why) => ("untied", Some(*token), Some(why.name())),
+    };
+    let _ = ctx.reply_bytes(name.as_bytes());
+    let _ = ctx.reply_signed(keys.first().map_or(0, |key| i64::from(key.db)));
+    let _ = ctx.reply_array(keys.len());
+    for key in keys.iter() {
+        let _ = ctx.reply_bytes(&key.name);
+    }
+    let _ = ctx.reply_bytes(owner);
+    let _ = ctx.reply_token(token);
+    match detail {
+        Some(detail) => ctx.reply_bytes(detail.as_bytes()),
+        None => ctx.reply_null(),
+    }
+}

@@ -1,0 +1,41 @@
+//! `LOCK.CANCEL`
+
+use super::args::{self, Word};
+use crate::lock::LockKey;
+use crate::server::clock::Now;
+use crate::server::commands::{Access, Arg, Command, Docs, Keys};
+use crate::server::reply::Replied;
+use crate::server::{AsText, Call};
+use crate::waiting;
+use std::ffi::{CStr, c_int};
+
+/// `LOCK.CANCEL`
+#[derive(Debug)]
+pub struct Cancel;
+
+impl Command for Cancel {
+    const NAME: &'static CStr = c"lock.cancel";
+    const FLAGS: &'static CStr = c"write";
+    const CATEGORIES: &'static str = "write slow";
+    const KEYS: Keys = Keys::First(Access::Delete);
+    const ARITY: c_int = -3;
+    const DOCS: Docs = Docs {
+        summary: c"Gives an acquisition up on behalf of a session, whatever became of it: 1 if there was something to take back.",
+        complexity: c"O(K log N) with K keys that were asked for together and N waiters.",
+        args: &[Arg::key(), Arg::text(c"owner"), Word::Session.option()],
+    };
+
+    fn run(call: Call) -> Replied {
+        call.ctx.reply_outcome(cancel(call))
+    }
+}
+
+fn cancel(call: Call) -> Result<Replied, String> {
+    let name = args::key(call, 1)?;
+    let options = args::options(call, 3, Cancel::DOCS.args)?;
+    let owner = args::owner(call, 2, &options)?;
+    let session = args::session(call, &options)?;
+    let key = LockKey::new(call.ctx.db(), name.bytes());
+    let any = waiting::cancel(call.ctx, session, owner.as_text(), key, Now::read());
+    Ok(call.ctx.reply_integer(u64::from(any)))
+}

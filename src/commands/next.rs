@@ -1,0 +1,45 @@
+//! `LOCK.NEXT`
+
+use super::args::{self, Word};
+use super::owner;
+use crate::server::Call;
+use crate::server::clock::Now;
+use crate::server::commands::{Command, Docs, Keys};
+use crate::server::reply::Replied;
+use crate::waiting;
+use std::ffi::{CStr, c_int};
+
+/// How many events are returned unless `COUNT` says otherwise.
+const SHOWN: usize = 1000;
+
+/// `LOCK.NEXT`
+#[derive(Debug)]
+pub struct Next;
+
+impl Command for Next {
+    const NAME: &'static CStr = c"lock.next";
+    const FLAGS: &'static CStr = c"blocking allow-loading allow-stale";
+    const CATEGORIES: &'static str = "slow blocking connection";
+    const KEYS: Keys = Keys::None;
+    const ARITY: c_int = -1;
+    const DOCS: Docs = Docs {
+        summary:
+            c"Returns the next events of the session that this connection is, or waits for one; null if there is none.",
+        complexity: c"O(N) with N events returned.",
+        args: &[Word::Wait.option(), Word::Count.option()],
+    };
+
+    fn run(call: Call) -> Replied {
+        call.ctx.reply_outcome(next(call))
+    }
+}
+
+fn next(call: Call) -> Result<Replied, String> {
+    let options = args::options(call, 1, Next::DOCS.args)?;
+    let ctx = call.ctx;
+    if !owner::is_connection(ctx) {
+        return Err("ERR LOCK.NEXT reads the events of a connection, and a script has none of its own".into());
+    }
+    let most = options.count.unwrap_or(SHOWN);
+    waiting::read_next(ctx, ctx.client_id(), most, options.wait(), Now::read())
+}

@@ -1,0 +1,346 @@
+//! The turns of the event loop: what is noted in one place of it is done in another. Whatever the server tells the
+//! module comes in here, and goes on to those who do the work; nobody but the module's table calls this.
+//!
+//! In which order the server calls, in one turn:
+//!
+//! | | Redis 7.0 | later servers |
+//! |---|---|---|
+//! | it has slept, and what was sent is sent | `RepliesSent` | the same |
+//! | commands run; keys are touched | [`key_touched`] | the same, and [`after_touch`] in the step of the command |
+//! | timers are due | [`tick`], [`ask`] | the same |
+//! | the turn ends | `TurnEnds`, which ends blocks; *then* commands behind them run | commands behind blocks run; *then* `TurnEnds` |
+//! | the cron, ten times a second | `Cron`, among the timers | the same |
+//!
+//! So before 7.2 ([`events::turn_end_precedes_unblock`]) those who wait are told how it ended in `TurnEnds`, and later
+//! in [`tick`]: each time where nothing of the server's own can come in between.
+
+use crate::books::{self, Expiry, Why};
+use crate::keyspace::{Lock, effects, listeners, rosters};
+use crate::lock::LockKey;
+use crate::lock::serve::Change;
+use crate::server::callbacks::{Event, Touch};
+use crate::server::clock::{Now, Slice};
+use crate::server::ctx::{Role, is_paused};
+use crate::server::timer::{self, Timer};
+use crate::server::{AsText, Ctx, MainThread, Text, events};
+use crate::serving::{LOOK_AGAIN, serve};
+use crate::stats::add;
+use crate::{answering, confirming, holding, searching, stats, undo, waiting, watchdog};
+
+/// Keys that were touched while the books were lent.
+static TOUCHED_MEANWHILE: MainThread<Vec<(LockKey, Touch, usize)>> = MainThread::new();
+
+/// A key was touched by some other command, or expired. Writes nothing.
+pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
+    if effects::is_own_notification() {
+        return;
+    }
+    let db = ctx.db();
+    let known = rosters::forget_if_known(db, name);
+    // Without a roster there is one holder at most.
+    let holders = known.unwrap_or(1);
+    let noted = books::try_with(|books| {
+        let is_tied = books.ties.is_tied(db, name);
+        let concerns_us = known.is_some() || is_tied || books.is_contended(db, name);
+        if concerns_us && ctx.flags().role() == Role::Master {
+            note_touch(books, LockKey::new(db, name), touch, holders);
+            return true;
+        }
+        false
+    });
+    match noted {
+        Some(true) => {}
+        Some(false) => return,
+        // A key that was being read turned out to have expired.
+        None => TOUCHED_MEANWHILE.with(|touched| touched.push((LockKey::new(db, name), touch, holders))),
+    }
+    // Nobody asked for an expiry, so there is no step to follow it up in; and it may be a late one.
+    if noted.is_none() || touch != Touch::Changed || !events::request_after_touch(ctx) {
+        timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+    }
+}
+
+fn note_touch(books: &mut books::Books, key: LockKey, touch: Touch, holders: usize) {
+    let expiry = match touch {
+        Touch::Expired => Some(Expiry::Key),
+        Touch::FieldsExpired => Some(Expiry::Fields { holders }),
+        Touch::Changed => None,
+    };
+    let why = if expiry.is_some() { Why::Expired } else { Why::Changed };
+    books.ties.doubt(key.db, &key.name, why);
+    books.expired.extend(expiry.map(|expiry| (key.clone(), expiry)));
+    books.agenda.note(key, Change::Foreign);
+}
+
+/// The command that touched keys has done its work: serves those who wait, in the same step.
+pub fn after_touch(ctx: Ctx) {
+    let now = Now::read();
+    if may_write(ctx) {
+        follow_up(ctx, now, Slice::of_command());
+    }
+    set_timer(ctx, now);
+}
+
+/// There is work whose time has come.
+pub fn tick(ctx: Ctx) {
+    let (now, slice) = (Now::read(), Slice::of_turn());
+    waiting::time_out(ctx, now, slice);
+    watchdog::untie_retired(ctx, slice);
+    waiting::refuse_undecided(ctx, now, slice);
+    if may_write(ctx) {
+        work(ctx, now, slice);
+    }
+    if !events::turn_end_precedes_unblock() {
+        answering::tell(ctx, slice);
+    }
+    set_timer(ctx, now);
+}
+
+/// The day's plan. First what keeps promises to those who hold, then what frees locks, then those who wait for them.
+fn work(ctx: Ctx, now: Now, slice: Slice) {
+    if books::with(|books| books.looks.put_off_if_stalled(now.millis())) {
+        return;
+    }
+    // Leases of the living, before anything looks whether they are over.
+    watchdog::renew_due(ctx, now, slice);
+    // Grants that nobody heard of, the holds and the waits of connections that are gone, and grants that too few
+    // replicas have: all of that falls free.
+    roll_back_undelivered(ctx, now, slice);
+    watchdog::release_ended(ctx, now, slice);
+    waiting::leave_ended(slice);
+    confirming::settle(ctx, now, slice);
+    // Leases that are over.
+    note_due_looks(now, slice);
+    purge_overdue(ctx, now, slice);
+    // What others did to the keys; and who is next.
+    sweep(slice);
+    follow_up(ctx, now, slice);
+    // And whether those who still wait ever can be.
+    searching::advance(ctx, now, slice);
+}
+
+/// Does what follows from changes that others made, and serves those who wait.
+fn follow_up(ctx: Ctx, now: Now, slice: Slice) {
+    for (key, touch, holders) in TOUCHED_MEANWHILE.with(std::mem::take) {
+        books::with(|books| note_touch(books, key, touch, holders));
+    }
+    while !slice.is_over() {
+        let Some((key, expiry)) = books::with(|books| books.expired.pop_front()) else { break };
+        tell_expired(ctx, &key, expiry, now);
+    }
+    watchdog::verify_doubtful(ctx, now, slice);
+    serve(ctx, now, slice);
+}
+
+/// Tells of holds that have ended with a key, or with fields of it.
+fn tell_expired(ctx: Ctx, key: &LockKey, expiry: Expiry, now: Now) {
+    ctx.in_db(key.db, |ctx| {
+        let name = Text::new(&key.name);
+        let ended = match expiry {
+            Expiry::Key => 1,
+            Expiry::Fields { holders } => holders.saturating_sub(holders_left(ctx, key, &name, now).unwrap_or(holders)),
+        };
+        add(|it| &mut it.expired, ended as u64);
+        (0..ended).for_each(|_| Lock::tell_expired(ctx, &name));
+    });
+}
+
+/// How many hold a lock, those included whose lease is over and who are still to be taken out; `None`: it is no lock.
+fn holders_left(ctx: Ctx, key: &LockKey, name: &Text, now: Now) -> Option<usize> {
+    let lock = Lock::look_around(ctx, name.as_text(), now.millis()).ok()?;
+    rosters::with(|rosters| rosters.holders(key.db, &key.name)).or(Some(lock.count()))
+}
+
+fn roll_back_undelivered(ctx: Ctx, now: Now, slice: Slice) {
+    while !slice.is_over() {
+        let Some(undo) = books::with(|books| books.owed.undelivered.pop_front()) else { break };
+        undo::roll_back(ctx, &undo, now);
+    }
+}
+
+/// Notes the locks that are to be looked at because a lease has run out.
+fn note_due_looks(now: Now, slice: Slice) {
+    while !slice.is_over() {
+        let any = books::with(|books| {
+            let due = books.looks.take_due(now.millis());
+            let any = due.is_some();
+            due.into_iter().for_each(|key| books.agenda.note(key, Change::Freed));
+            any
+        });
+        if !any {
+            break;
+        }
+    }
+}
+
+/// Takes out holders whose lease ran out although nobody waits for their lock.
+fn purge_overdue(ctx: Ctx, now: Now, slice: Slice) {
+    while !slice.is_over() {
+        let Some(key) = rosters::with(|rosters| rosters.overdue(now.millis(), 1)).into_iter().next() else { break };
+        purge(ctx, &key, now);
+    }
+}
+
+fn purge(ctx: Ctx, key: &LockKey, now: Now) {
+    let is_done = ctx.in_db(key.db, |ctx| {
+        let name = Text::new(&key.name);
+        let Ok(mut lock) = Lock::look_around(ctx, name.as_text(), now.millis()) else { return true };
+        !holding::purge(&mut lock, now.millis()) || lock.count() == 0
+    });
+    books::with(|books| books.agenda.note(key.clone(), Change::Freed));
+    // Nothing of it is due any more: its leases don't end (`PERSIST`), or it is no lock.
+    if is_done {
+        rosters::with(|rosters| rosters.forget(key.db, &key.name));
+    }
+}
+
+/// Goes on looking at everything anew after a data set was replaced.
+fn sweep(slice: Slice) {
+    while !slice.is_over() {
+        let over = books::with(|books| {
+            if let Some((from, end)) = books.sweep.waiters() {
+                let next = books.queue.from(from).next().filter(|waiter| waiter.id < end);
+                let (id, keys) = (next.map(|it| it.id), next.map(|it| it.keys.clone()));
+                for key in keys.iter().flat_map(|keys| keys.iter()).filter(|key| books.sweep.concerns(key.db)) {
+                    books.agenda.note(key.clone(), Change::Foreign);
+                }
+                books.sweep.passed_waiter(id);
+            }
+            if let Some((from, end)) = books.sweep.ties() {
+                let id = books.ties.from(from, end);
+                if let Some(key) = id.and_then(|id| books.ties.get(id)).map(books::Tie::key)
+                    && books.sweep.concerns(key.db)
+                {
+                    id.into_iter().for_each(|id| books.ties.doubt_one(id));
+                }
+                books.sweep.passed_tie(id);
+            }
+            books.sweep.is_over()
+        });
+        if over {
+            break;
+        }
+    }
+}
+
+/// Asks replicas to confirm what was written, alone in this step.
+pub fn ask(ctx: Ctx) {
+    if may_write(ctx) {
+        confirming::ask(ctx, Now::read());
+    } else {
+        confirming::ask_later(ctx, LOOK_AGAIN);
+    }
+}
+
+/// The event loop is about to send replies and to sleep. Writes nothing to the keyspace.
+///
+/// Telling here, rather than from the timer, costs the least, and nothing of the server's own comes between; but only
+/// where the server then ends the block before the next command can interfere.
+fn turn_ends(ctx: Ctx) {
+    let news = confirming::has_news(ctx);
+    if !events::turn_end_precedes_unblock() {
+        if news {
+            timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+        }
+    } else {
+        let slice = Slice::of_turn();
+        if news {
+            confirming::confirm_all(ctx, slice);
+        }
+        answering::tell(ctx, slice);
+    }
+    // What a slice left over goes on in the next turn, at once.
+    if books::with(|books| books.has_work()) && may_write(ctx) {
+        timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+    }
+}
+
+fn may_write(ctx: Ctx) -> bool {
+    let flags = ctx.flags();
+    flags.role() == Role::Master && !flags.loading() && !is_paused()
+}
+
+/// Sets the timer for whatever comes next.
+fn set_timer(ctx: Ctx, now: Now) {
+    if timer::is_due(Timer::Work) {
+        return; // It will set itself anew.
+    }
+    let (work, timeout) = books::with(|books| {
+        let confirming = (!books.confirmations.is_empty()).then(|| now.millis().saturating_add(1));
+        let at_once = books.has_work().then_some(timer::THIS_TURN);
+        let work = [at_once, books.looks.first(), books.ties.next_due(), confirming];
+        (work.into_iter().flatten().min(), books.owed.timeouts.first().map(|(at, _)| *at))
+    });
+    let overdue = rosters::with(|rosters| rosters.first_due()).filter(|at| *at < now.millis());
+    let work = work.into_iter().chain(overdue).min();
+    // While nothing may be written, a wait may end for want of time all the same.
+    let earliest = if may_write(ctx) { timer::THIS_TURN } else { now.millis().saturating_add(LOOK_AGAIN) };
+    match work.map(|work| work.max(earliest)).into_iter().chain(timeout).min() {
+        Some(next) if next <= now.millis() => timer::wake(ctx, Timer::Work, timer::THIS_TURN),
+        Some(next) => timer::wake(ctx, Timer::Work, next),
+        None => timer::stop(ctx, Timer::Work),
+    }
+}
+
+/// Something happened to the server.
+pub fn event(ctx: Ctx, event: Event) {
+    match event {
+        Event::ClientGone(client) => answering::client_gone(ctx, client),
+        Event::TurnEnds => turn_ends(ctx),
+        Event::RepliesSent => books::with(|books| {
+            books.owed.sent();
+            books.looks.next_turn();
+        }),
+        Event::Flushed(db) => replaced(ctx, db),
+        Event::Swapped(one, other) => {
+            books::with(|books| books.ties.swap(one, other));
+            replaced(ctx, Some(one));
+            replaced(ctx, Some(other));
+        }
+        Event::RoleChanged => role_changed(ctx),
+        Event::DataReplaced => {
+            listeners::doubt();
+            replaced(ctx, None);
+        }
+        Event::SlotsMoved => replaced(ctx, None),
+        Event::ListenersMayHaveChanged => listeners::doubt(),
+        Event::ModuleLoaded => listeners::module_loaded(),
+        Event::ModuleUnloaded => listeners::module_unloaded(),
+        Event::Cron => {
+            listeners::recheck(ctx);
+            set_timer(ctx, Now::read());
+        }
+    }
+}
+
+/// What a database, or all of them, held is gone or was replaced.
+fn replaced(ctx: Ctx, db: Option<i32>) {
+    rosters::with(rosters::Rosters::clear);
+    if ctx.flags().role() == Role::Replica {
+        return;
+    }
+    books::with(|books| {
+        let ends = (books.queue.next_id(), books.ties.next_id());
+        if !(books.queue.is_empty() && books.ties.is_empty()) {
+            books.sweep.begin(db, ends);
+        }
+    });
+    timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+}
+
+/// This server became a master or a replica: what was to be done is another's business, or begins anew.
+fn role_changed(ctx: Ctx) {
+    listeners::doubt();
+    books::with(books::Books::forget_work);
+    replaced(ctx, None);
+    timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+}
+
+/// Forgets everything; the module is about to be unloaded.
+pub fn stop(ctx: Ctx) {
+    timer::stop(ctx, Timer::Work);
+    timer::stop(ctx, Timer::Ask);
+    books::with(|books| *books = books::Books::default());
+    rosters::with(rosters::Rosters::clear);
+    stats::clear();
+}

@@ -1,0 +1,10 @@
+//! What whoever may use a server could do to the others on it: stop it, look where it may not, keep what it has lost.
+
+mod bounds;
+mod crowds;
+mod field_expiry;
+mod first_replica;
+mod purged;
+mod secrets;
+mod taken_rights;
+mod watchdogs;

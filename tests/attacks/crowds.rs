@@ -1,0 +1,171 @@
+//! Crowds whose turn comes all at once: each of them gets it, in the order of the queue.
+
+use std::collections::BTreeMap;
+
+use redis::Value;
+use support::{Raw, Server, until};
+
+use crate::many::may_open_files;
+use crate::speak::{Reply, SOON, Speak, arrives, owners, waiters};
+use crate::waiter::Tell;
+
+const READERS: usize = 2400;
+const KEYS: usize = 2000;
+
+#[test]
+fn thousands_of_readers_are_granted_together_and_the_writer_behind_them_last() {
+    if !may_open_files(READERS) {
+        return;
+    }
+    let server = Server::start();
+    let mut connection = server.raw();
+    connection.say("LOCK.ACQUIRE key holder LEASE 600000").token();
+    let mut readers: Vec<Raw> = (0..READERS).map(|_| server.raw()).collect();
+    for (index, reader) in readers.iter_mut().enumerate() {
+        reader.tell(&[&format!("LOCK.ACQUIRE key reader:{index} SHARED LEASE 600000 WAIT 0")]);
+    }
+    until(SOON, "all of them wait", || connection.say("LOCK.INFO key").field("waiters") == Value::Int(READERS as i64));
+    let order = waiters(&mut connection, "key");
+    let mut writer = server.raw();
+    assert_eq!(writer.begin("LOCK.ACQUIRE key writer LEASE 600000 WAIT 0"), None);
+
+    // The newcomer comes in the same packet: before anybody can have been told.
+    connection.tell(&["LOCK.RELEASE key holder", "LOCK.ACQUIRE key late SHARED"]);
+    assert_eq!(arrives(&mut connection), Value::Int(0));
+    assert!(arrives(&mut connection).is_null(), "it would overtake the writer");
+    let mut of_owner = BTreeMap::new();
+    for (index, reader) in readers.iter_mut().enumerate() {
+        of_owner.insert(format!("reader:{index}"), arrives(reader).token());
+    }
+    let tokens: Vec<i64> = order.iter().map(|owner| of_owner[owner]).collect();
+    assert!(tokens.is_sorted_by(|earlier, later| earlier < later), "in the order of the queue");
+    assert_eq!(connection.say("LOCK.INFO key").field("holder_count"), Value::Int(READERS as i64));
+    assert!(connection.say("LOCK.ACQUIRE key late SHARED").is_null());
+
+    let (last, others) = order.split_last().expect("there are some");
+    let lines: Vec<String> = others.iter().map(|owner| format!("LOCK.RELEASE key {owner}")).collect();
+    assert!(connection.say_all(&lines).iter().all(|reply| *reply == Value::Int(0)));
+    assert!(writer.pending(), "one reader is left");
+    assert_eq!(connection.say(&format!("LOCK.RELEASE key {last}")), Value::Int(0));
+    assert!(arrives(&mut writer).token() > tokens[READERS - 1]);
+    assert_eq!(owners(&mut connection, "key"), ["writer"]);
+}
+
+/// All events of a session until there are so many.
+fn events(session: &mut Raw, count: usize) -> Vec<Value> {
+    let mut all = Vec::new();
+    until(SOON, "all events are there", || {
+        let events = session.say("LOCK.NEXT");
+        all.extend(if events.is_null() { Vec::new() } else { events.items().to_vec() });
+        all.len() >= count
+    });
+    assert_eq!(all.len(), count);
+    all
+}
+
+#[test]
+fn flushall_ends_thousands_of_tied_holds_and_serves_as_many_queues() {
+    let server = Server::start();
+    let [mut viewer, mut sender, mut holder, mut waiter] = std::array::from_fn(|_| server.raw());
+    let (of_holder, of_waiter) = (holder.say("LOCK.OWNER").text(), waiter.say("LOCK.OWNER").text());
+    let lines = |form: &str, id: &str| -> Vec<String> {
+        (0..KEYS).map(|index| format!("{} SESSION {id}", form.replace('#', &index.to_string()))).collect()
+    };
+    for reply in sender.say_all(&lines("LOCK.ACQUIRE key:# holder LEASE 600000 WATCHDOG EPHEMERAL", &of_holder)) {
+        reply.token();
+    }
+    for reply in sender.say_all(&lines("LOCK.ACQUIRE key:# waiter:# LEASE 600000 EPHEMERAL WAIT 0", &of_waiter)) {
+        assert_eq!(reply, Value::SimpleString("WAITING".into()));
+    }
+    assert_eq!(viewer.say("FLUSHALL"), Value::Okay);
+
+    let granted = events(&mut waiter, KEYS);
+    assert!(granted.iter().all(|event| event.items()[0].text() == "granted"));
+    for lost in events(&mut holder, KEYS) {
+        assert_eq!((lost.items()[0].text(), lost.items()[5].text()), ("lost".to_owned(), "changed".to_owned()));
+    }
+    for (index, fields) in viewer.say_all(&lines_of("HKEYS key:#", KEYS)).iter().enumerate() {
+        let mut names: Vec<String> = fields.items().iter().map(Reply::text).collect();
+        names.sort();
+        assert_eq!(names, ["#fence".to_owned(), format!("waiter:{index}")]);
+    }
+    // Nothing of the holds that are gone is left: what is held now ends with the other session.
+    drop(holder);
+    assert_eq!(viewer.say("DBSIZE"), Value::Int(KEYS as i64));
+    waiter.close();
+    until(SOON, "all are freed", || viewer.say("DBSIZE") == Value::Int(0));
+}
+
+fn lines_of(form: &str, count: usize) -> Vec<String> {
+    (0..count).map(|index| form.replace('#', &index.to_string())).collect()
+}
+
+#[test]
+fn thousands_of_ephemeral_holds_end_with_their_connection() {
+    const HOLDS: usize = 5000;
+    let server = Server::start();
+    let (mut viewer, mut holder, mut waiter) = (server.raw(), server.raw(), server.raw());
+    for reply in holder.say_all(&lines_of("LOCK.ACQUIRE key:# me LEASE 600000 EPHEMERAL", HOLDS)) {
+        reply.token();
+    }
+    viewer.say("LOCK.ACQUIRE other me LEASE 600000").token();
+    let last = HOLDS - 1;
+    assert_eq!(waiter.begin(&format!("LOCK.MACQUIRE 2 key:0 key:{last} next LEASE 600000 WAIT 0")), None);
+    holder.reset();
+    arrives(&mut waiter).token();
+    until(SOON, "all are freed but what others have", || viewer.say("DBSIZE") == Value::Int(3));
+    assert_eq!(owners(&mut viewer, "other"), ["me"]);
+    assert_eq!(owners(&mut viewer, &format!("key:{last}")), ["next"]);
+}
+
+#[test]
+fn what_was_read_but_never_sent_is_taken_back_all_of_it() {
+    const WAITS: usize = 100;
+    let server = Server::start();
+    let [mut viewer, mut sender, mut session] = std::array::from_fn(|_| server.raw());
+    let id = session.say("LOCK.OWNER").text();
+    for reply in viewer.say_all(&lines_of("LOCK.ACQUIRE key:# holder LEASE 600000", WAITS)) {
+        reply.token();
+    }
+    let wait = format!("LOCK.ACQUIRE key:# one LEASE 600000 WAIT 0 SESSION {id}");
+    for reply in sender.say_all(&lines_of(&wait, WAITS)) {
+        assert_eq!(reply, Value::SimpleString("WAITING".into()));
+    }
+    for reply in viewer.say_all(&lines_of("LOCK.RELEASE key:# holder", WAITS)) {
+        assert_eq!(reply, Value::Int(0));
+    }
+    for index in 0..WAITS {
+        assert_eq!(owners(&mut viewer, &format!("key:{index}")), ["one"]);
+    }
+    // The server reads the request, and finds only when it replies that nobody is there any more.
+    server.stop();
+    session.post("LOCK.NEXT");
+    session.reset();
+    server.cont();
+    until(SOON, "all are taken back", || viewer.say("DBSIZE") == Value::Int(0));
+}
+
+/// One after the other in one packet, so that each but the first begins to wait when the one before is granted.
+#[test]
+fn waits_that_follow_one_another_on_a_connection_that_is_gone_hold_nothing() {
+    const WAITS: usize = 10;
+    let server = Server::start();
+    for _ in 0..10 {
+        let (mut viewer, mut client) = (server.raw(), server.raw());
+        for reply in viewer.say_all(&lines_of("LOCK.ACQUIRE key:# holder LEASE 600000", WAITS)) {
+            reply.token();
+        }
+        let waits = lines_of("LOCK.ACQUIRE key:# one LEASE 600000 WAIT 0", WAITS);
+        client.tell(&waits.iter().map(String::as_str).collect::<Vec<_>>());
+        until(SOON, "it waits", || waiters(&mut viewer, "key:0") == ["one"]);
+        server.stop();
+        let releases = lines_of("LOCK.RELEASE key:# holder", WAITS);
+        viewer.tell(&releases.iter().map(String::as_str).collect::<Vec<_>>());
+        client.reset();
+        server.cont();
+        for _ in 0..WAITS {
+            assert_eq!(arrives(&mut viewer), Value::Int(0));
+        }
+        until(SOON, "nothing is held", || viewer.say("DBSIZE") == Value::Int(0));
+    }
+}

@@ -1,0 +1,48 @@
+//! Watchdogs of many keys with short leases: each is renewed in time, however many are due at once.
+
+use std::time::Duration;
+
+use redis::Value;
+use support::{Server, until};
+
+use crate::common::info_number;
+use crate::speak::{Reply, SOON, Speak, setting};
+
+const KEYS: usize = 2500;
+
+/// As many holds as that are all still there when each has been renewed so many times.
+const RENEWALS: i64 = 12;
+
+/// The lease in ms; a busy machine needs more than an idle one.
+fn lease() -> u64 {
+    setting("HOLDFAST_SHORT_LEASE", 1500)
+}
+
+fn all_are_kept(hz: &str) {
+    let server = Server::builder().arg("hz", hz).arg("dynamic-hz", "no").start();
+    let (mut holder, mut viewer) = (server.raw(), server.raw());
+    let lease = lease();
+    let lines: Vec<String> =
+        (0..KEYS).map(|index| format!("LOCK.ACQUIRE key:{index} me LEASE {lease} WATCHDOG")).collect();
+    let tokens: Vec<i64> = holder.say_all(&lines).iter().map(Reply::token).collect();
+    let several = SOON + Duration::from_millis(lease * 10);
+    until(several, "each is renewed several times", || {
+        assert_eq!(viewer.say("DBSIZE"), Value::Int(KEYS as i64), "all are held");
+        assert_eq!(info_number(&server, "holdfast", "holdfast_renewals_lost"), 0);
+        info_number(&server, "holdfast", "holdfast_watchdog_renewals") >= RENEWALS * KEYS as i64
+    });
+    let fences: Vec<String> = (0..KEYS).map(|index| format!("HGET key:{index} #fence")).collect();
+    for (reply, token) in viewer.say_all(&fences).iter().zip(&tokens) {
+        assert_eq!(reply.text(), token.to_string(), "the hold of the beginning");
+    }
+}
+
+#[test]
+fn thousands_of_short_leases_are_renewed_in_time() {
+    all_are_kept("10");
+}
+
+#[test]
+fn thousands_of_short_leases_are_renewed_in_time_whatever_the_cron_does() {
+    all_are_kept("1");
+}

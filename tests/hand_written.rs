@@ -1,0 +1,520 @@
+//! Hashes that somebody wrote by hand: what a lock makes of tokens, deadlines and expiries that it never set.
+
+use redis::Value;
+use support::{Feature, Raw, Server, skip, until};
+
+use crate::common::{Contents, keys, unix_micros};
+use crate::speak::{Reply, SOON, Speak, deadline, fields, holders, now, owners};
+
+const HOUR: i64 = 60 * 60 * 1_000_000;
+/// Tokens that no server can have given: the last ones below 2^52 and 2^53, and one a little more than an hour ahead.
+fn tokens_from_nowhere() -> [i64; 3] {
+    [(1 << 52) - 1, (1 << 53) - 1, unix_micros() + HOUR + HOUR / 60]
+}
+
+/// Hashes with a token in each place where one can stand.
+fn forged(token: i64) -> [String; 3] {
+    let end = now() + 600_000;
+    [
+        format!("HSET app:x me 1 #fence {token}"),
+        format!("HSET app:x me 1 #fence {token} #limit 0 #@me {end}:{token}"),
+        format!("HSET app:x #fence {token}"),
+    ]
+}
+
+/// A new token that is the time, give or take what a busy machine takes.
+#[track_caller]
+fn is_of_the_clock(token: i64) {
+    let ahead = token - unix_micros();
+    assert!(ahead.abs() < HOUR / 60, "{token} lies {ahead} µs ahead of the clock");
+}
+
+/// Lets the module see the hash in every way there is.
+fn look_at(connection: &mut Raw, key: &str) {
+    for line in ["LOCK.INFO", "LOCK.WAITERS"] {
+        connection.say(&format!("{line} {key}"));
+    }
+    for line in ["LOCK.ACQUIRE # other", "LOCK.ACQUIRE # other SHARED", "LOCK.RENEW # other", "LOCK.RELEASE # other"] {
+        connection.say(&line.replace('#', key));
+    }
+}
+
+#[test]
+fn a_token_from_nowhere_moves_no_other_token() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    for token in tokens_from_nowhere() {
+        for forged in forged(token) {
+            connection.say(&forged);
+            look_at(&mut connection, "app:x");
+            is_of_the_clock(connection.say("LOCK.ACQUIRE elsewhere me").token());
+            assert_eq!(connection.say("LOCK.FORCE elsewhere"), Value::Int(1));
+            connection.say("DEL app:x");
+            is_of_the_clock(connection.say("LOCK.ACQUIRE app:x me").token());
+            connection.say("DEL app:x");
+        }
+    }
+}
+
+#[test]
+fn a_token_that_may_be_another_server_s_counts() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    let mut newest = 0;
+    for (index, forged) in forged(0).iter().enumerate() {
+        // Another server's clock may be ahead, by less than an hour.
+        let token = unix_micros() + HOUR / 2 + HOUR / 10 * index as i64;
+        connection.say(&forged.replace("#fence 0", &format!("#fence {token}")).replace(":0", &format!(":{token}")));
+        look_at(&mut connection, "app:x");
+        newest = connection.say("LOCK.ACQUIRE elsewhere me SHARED").token();
+        assert!(newest > token, "{newest} after {token}");
+        connection.say("FLUSHALL");
+    }
+    assert!(connection.say("LOCK.ACQUIRE elsewhere me").token() > newest);
+}
+
+#[test]
+fn a_hold_with_a_token_from_nowhere_is_a_hold_until_it_is_entered_again() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    for token in tokens_from_nowhere() {
+        for (forged, limit) in forged(token).iter().zip(["", "SHARED"]) {
+            connection.say(forged);
+            connection.say("PEXPIRE app:x 600000");
+            let info = connection.say("LOCK.INFO app:x");
+            assert_eq!(info.field("fence"), Value::Int(token), "as it stands");
+            assert_eq!(holders(&mut connection, "app:x")["me"].field("token"), Value::Int(token), "as it stands");
+            assert!(connection.say(&format!("LOCK.RELEASE app:x me TOKEN {}", token - 1)).is_null());
+            assert_eq!(connection.say(&format!("LOCK.RENEW app:x me TOKEN {token}")), Value::Int(token));
+            // Who enters gets a token that grows, and keeps that one.
+            let entered = connection.say(&format!("LOCK.ACQUIRE app:x me {limit}")).token();
+            is_of_the_clock(entered);
+            assert_eq!(connection.say(&format!("LOCK.ACQUIRE app:x me {limit}")), Value::Int(entered));
+            assert_eq!(connection.say("LOCK.INFO app:x").field("fence"), Value::Int(entered));
+            assert_eq!(holders(&mut connection, "app:x")["me"].field("token"), Value::Int(entered));
+            assert_eq!(connection.say(&format!("LOCK.RELEASE app:x me ALL TOKEN {entered}")), Value::Int(0));
+
+            connection.say(forged);
+            assert_eq!(connection.say(&format!("LOCK.RELEASE app:x me TOKEN {token}")), Value::Int(0));
+        }
+    }
+}
+
+#[test]
+fn the_next_grant_on_such_a_key_is_of_the_clock() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    for token in tokens_from_nowhere() {
+        let [mutex, many, remains] = forged(token);
+        connection.say(&many);
+        connection.say("PEXPIRE app:x 600000");
+        let second = connection.say("LOCK.ACQUIRE app:x you SHARED").token();
+        is_of_the_clock(second);
+        assert_eq!(connection.say("LOCK.INFO app:x").field("fence"), Value::Int(second), "the newest grant's");
+        assert_eq!(owners(&mut connection, "app:x"), ["me", "you"]);
+        connection.say("DEL app:x");
+
+        connection.say(&remains);
+        let first = connection.say("LOCK.ACQUIRE app:x you").token();
+        is_of_the_clock(first);
+        assert_eq!(connection.say("HGET app:x #fence").text(), first.to_string());
+        connection.say("DEL app:x");
+
+        connection.say(&mutex);
+        let several = connection.say("LOCK.MACQUIRE 2 app:x app:y me").token();
+        is_of_the_clock(several);
+        assert_eq!(connection.say("HGET app:x #fence").text(), several.to_string());
+        connection.say("FLUSHALL");
+    }
+}
+
+/// Forges every token there is and takes locks before, in between and afterwards; the last token that was given.
+fn attack(connection: &mut Raw) -> i64 {
+    let mut last = connection.say("LOCK.ACQUIRE given me").token();
+    for token in tokens_from_nowhere() {
+        for (index, forged) in forged(token).iter().enumerate() {
+            for (key, rest) in [("app:stays", ""), ("app:goes", "DEL app:goes")] {
+                connection.say(&forged.replace("app:x", &format!("{key}{index}")));
+                look_at(connection, &format!("{key}{index}"));
+                if !rest.is_empty() {
+                    connection.say(&format!("{rest}{index}"));
+                }
+                connection.say("LOCK.FORCE given");
+                let next = connection.say("LOCK.ACQUIRE given me").token();
+                assert!(next > last, "{next} after {last}");
+                last = next;
+            }
+        }
+    }
+    last
+}
+
+/// The tokens after a restart or failover go on above `last`, whatever stands in the keyspace.
+fn goes_on(connection: &mut Raw, last: i64) {
+    let new = connection.say("LOCK.ACQUIRE new me").token();
+    assert!(new > last, "{new} after {last}");
+    for index in 0..3 {
+        look_at(connection, &format!("app:stays{index}"));
+    }
+    let newer = connection.say("LOCK.ACQUIRE newer me").token();
+    assert!(newer > new, "{newer} after {new}");
+    is_of_the_clock(newer);
+}
+
+#[test]
+fn tokens_go_on_after_a_restart_from_the_append_only_file() {
+    let mut server = Server::builder().arg("appendonly", "yes").arg("appendfsync", "always").start();
+    let last = attack(&mut server.raw());
+    server.kill9();
+    server.restart();
+    goes_on(&mut server.raw(), last);
+}
+
+#[test]
+fn tokens_go_on_after_a_restart_from_an_rdb_file() {
+    let mut server = Server::start();
+    let last = attack(&mut server.raw());
+    assert_eq!(server.raw().say("SAVE"), Value::Okay);
+    server.kill9();
+    server.restart();
+    goes_on(&mut server.raw(), last);
+}
+
+#[test]
+fn tokens_go_on_after_a_failover() {
+    let [master, replica] = [Server::start(), Server::start()];
+    replica.replica_of(&master);
+    master.wait_replica_online();
+    let last = attack(&mut master.raw());
+    master.wait_for_replica(&replica);
+    let mut connection = replica.raw();
+    // The replica is looked at as well, while it decides nothing.
+    for index in 0..3 {
+        connection.say(&format!("LOCK.INFO app:stays{index}"));
+    }
+    drop(master);
+    replica.replica_of_no_one();
+    goes_on(&mut connection, last);
+}
+
+/// A deadline that no server takes as an expiry: beyond 63 bits.
+const BEYOND: [&str; 3] = ["9223372036854775808", "9999999999999999999", "18446744073709551616"];
+/// The last that servers know, and one that is no end at all: both are beyond every clock.
+const FARTHEST: [&str; 2] = ["9223372036854775806", "9223372036854775807"];
+
+/// A master and its replica that end rather than go on with different data, and a log from which the master restarts.
+fn strict() -> [Server; 2] {
+    let strict = || Server::builder().arg("propagation-error-behavior", "panic");
+    let [master, replica] =
+        [strict().arg("appendonly", "yes").arg("appendfsync", "always"), strict()].map(|it| it.start());
+    replica.replica_of(&master);
+    master.wait_replica_online();
+    [master, replica]
+}
+
+/// Master, replica and append-only file have the same locks, by contents and as the module sees them.
+#[track_caller]
+fn agree([master, replica]: &mut [Server; 2]) {
+    let before = shown(master);
+    master.wait_for_replica(replica);
+    assert_eq!(shown(replica), before, "the replica");
+    assert!(!replica.ended() && !replica.log().contains("CRITICAL"), "{}", replica.log());
+    master.kill9();
+    master.restart();
+    assert_eq!(shown(master), before, "the append-only file");
+}
+
+/// The contents, and who holds what: hold count and token.
+fn shown(server: &Server) -> (Contents, Vec<(String, i64, Value)>) {
+    let mut connection = server.raw();
+    let mut holds = Vec::new();
+    for key in keys(&mut connection) {
+        let key = String::from_utf8(key).expect("text");
+        let of_key = holders(&mut connection, &key).into_iter();
+        holds.extend(of_key.map(|(owner, it)| (format!("{key} {owner}"), it.field("holds").int(), it.field("token"))));
+    }
+    (Contents::read(&mut connection), holds)
+}
+
+#[test]
+fn a_hash_with_a_deadline_beyond_all_servers_is_no_lock() {
+    let mut servers = strict();
+    for end in BEYOND {
+        let mut connection = servers[0].raw();
+        connection.say(&format!("HSET g b 1 #limit 0 #@b {end}:5"));
+        connection.say("PEXPIRE g 100000");
+        let before = Contents::read(&mut connection);
+        for line in [
+            "LOCK.ACQUIRE g a SHARED LEASE 1000",
+            "LOCK.ACQUIRE g b SHARED LEASE 200000",
+            "LOCK.ACQUIRE g a LEASE 1000 WAIT 10",
+            "LOCK.MACQUIRE 1 g a",
+            "LOCK.RENEW g b LEASE 200000",
+            "LOCK.RELEASE g b",
+            "LOCK.RELEASE g b LEASE 200000",
+            "LOCK.FORCE g",
+            "LOCK.INFO g",
+        ] {
+            let error = connection.say(line).error();
+            assert!(error.starts_with("WRONGTYPE"), "{line}: {error}");
+        }
+        assert_eq!(Contents::read(&mut connection), before, "it stays as it is");
+        servers[0].wait_for_replica(&servers[1]);
+        assert_eq!(Contents::read(&mut servers[1].raw()), before);
+        connection.say("DEL g");
+    }
+    servers[0].raw().say("LOCK.ACQUIRE after a SHARED").token();
+    agree(&mut servers);
+}
+
+#[test]
+fn master_replica_and_log_agree_about_the_farthest_deadlines() {
+    let mut servers = strict();
+    let mut connection = servers[0].raw();
+    for end in FARTHEST {
+        for (index, line) in [
+            "LOCK.ACQUIRE # a SHARED LEASE 200000",
+            "LOCK.ACQUIRE # b SHARED LEASE 200000",
+            "LOCK.RENEW # b LEASE 200000",
+            "LOCK.RELEASE # b HOLDS 1",
+            "LOCK.RELEASE # c",
+            "PERSIST #",
+        ]
+        .iter()
+        .enumerate()
+        {
+            let key = format!("g{index}:{end}");
+            connection.say(&format!("HSET {key} b 2 c 1 #fence 5 #limit 0 #@b {end}:5"));
+            connection.say(&format!("PEXPIRE {key} 100000"));
+            let reply = connection.say(&line.replace('#', &key));
+            assert!(!matches!(reply, Value::ServerError(_) | Value::Nil), "{line}: {reply:?}");
+        }
+    }
+    agree(&mut servers);
+}
+
+#[test]
+fn who_has_no_deadline_lives_with_the_key() {
+    let mut servers = strict();
+    let mut connection = servers[0].raw();
+    connection.say("HSET g b 1 #limit 0");
+    connection.say("PEXPIRE g 100000");
+    let end = deadline(&mut connection, "g");
+    connection.say("LOCK.ACQUIRE g short SHARED LEASE 50000").token();
+    assert_eq!(deadline(&mut connection, "g"), end, "a shorter lease ends nobody's hold");
+    connection.say("LOCK.ACQUIRE g long SHARED LEASE 200000").token();
+    let end = deadline(&mut connection, "g");
+    connection.say("LOCK.RELEASE g long");
+    assert_eq!(deadline(&mut connection, "g"), end);
+    assert!(owners(&mut connection, "g").contains(&"b".to_owned()));
+    // Entered again it has a deadline of its own.
+    connection.say("LOCK.ACQUIRE g b SHARED LEASE 300000").token();
+    connection.say("LOCK.RELEASE g b HOLDS 1");
+    agree(&mut servers);
+}
+
+/// Milliseconds left of what each holder of `key` has, as `LOCK.INFO` shows them.
+fn left(connection: &mut Raw, key: &str) -> Vec<(String, i64)> {
+    holders(connection, key).into_iter().map(|(owner, it)| (owner, it.field("ttl").int())).collect()
+}
+
+#[track_caller]
+fn is_left(connection: &mut Raw, expected: &[(&str, i64)]) {
+    let left = left(connection, "key");
+    assert_eq!(left.len(), expected.len(), "{left:?}");
+    for ((owner, left), (expected, most)) in left.iter().zip(expected) {
+        let least = if *most < 0 { *most } else { most - 20_000 };
+        assert_eq!(owner, expected);
+        assert!((least..=*most).contains(left), "{owner} has {left} ms left, not {most}");
+    }
+}
+
+/// Two hold under `LIMIT 2`, `a` twice, then the key loses its expiry.
+fn persisted(connection: &mut Raw) {
+    connection.say("FLUSHALL");
+    connection.say("LOCK.ACQUIRE key a LIMIT 2 LEASE 60000 HOLDS 2").token();
+    connection.say("LOCK.ACQUIRE key b LIMIT 2 LEASE 60000").token();
+    assert_eq!(connection.say("PERSIST key"), Value::Int(1));
+}
+
+#[test]
+fn a_promised_deadline_outlives_persist() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    // What is done while the key never expires, and what is left of a's and of b's lease once it expires again.
+    for (line, a, b) in [
+        ("LOCK.ACQUIRE key a LIMIT 2 LEASE 60000", 60_000, 60_000),
+        ("LOCK.ACQUIRE key a LIMIT 2 LEASE 5", 60_000, 60_000),
+        ("LOCK.ACQUIRE key a LIMIT 2 LEASE 120000", 120_000, 60_000),
+        ("LOCK.ACQUIRE key a LIMIT 2 HOLDS 2", 60_000, 60_000),
+        ("LOCK.RELEASE key a", 60_000, 60_000),
+        ("LOCK.RELEASE key a LEASE 90000", 90_000, 60_000),
+        ("LOCK.RENEW key a LEASE 90000", 90_000, 60_000),
+        ("LOCK.INFO key", 60_000, 60_000),
+    ] {
+        persisted(&mut connection);
+        connection.say(line);
+        is_left(&mut connection, &[("a", -1), ("b", -1)]);
+        assert_eq!(connection.say("PEXPIRE key 200000"), Value::Int(1));
+        is_left(&mut connection, &[("a", a), ("b", b)]);
+        assert!(connection.say("LOCK.ACQUIRE key c LIMIT 2").is_null(), "{line}");
+        // What counts for this server counts for one that reads the key for the first time.
+        connection.say("COPY key other");
+        connection.say("RENAME other key");
+        is_left(&mut connection, &[("a", a), ("b", b)]);
+        // As somebody else writes it, the expiry of the key ends everybody's hold with it.
+        assert_eq!(connection.say("PEXPIRE key 30000"), Value::Int(1));
+        is_left(&mut connection, &[("a", 30_000), ("b", 30_000)]);
+    }
+}
+
+#[test]
+fn master_replica_and_log_agree_about_a_lock_without_expiry() {
+    let mut servers = strict();
+    let mut connection = servers[0].raw();
+    for (index, line) in [
+        "LOCK.ACQUIRE # a LIMIT 2 LEASE 60000",
+        "LOCK.RELEASE # a",
+        "LOCK.RENEW # a LEASE 90000",
+        "LOCK.RELEASE # b",
+        "PEXPIRE # 60000",
+    ]
+    .iter()
+    .enumerate()
+    {
+        for then in ["PTTL #", "PEXPIRE # 90000"] {
+            let key = format!("g{index}:{}", then.len());
+            connection.say(&format!("LOCK.ACQUIRE {key} a LIMIT 2 LEASE 60000 HOLDS 2")).token();
+            connection.say(&format!("LOCK.ACQUIRE {key} b LIMIT 2 LEASE 60000")).token();
+            connection.say(&format!("PERSIST {key}"));
+            let reply = connection.say(&line.replace('#', &key));
+            assert!(!matches!(reply, Value::ServerError(_) | Value::Nil), "{line}: {reply:?}");
+            connection.say(&then.replace('#', &key));
+        }
+    }
+    agree(&mut servers);
+}
+
+/// A server whose hashes have fields that expire, its replica, and a log; none where servers have no such fields.
+fn with_field_expiry() -> Option<[Server; 2]> {
+    if !Server::builder().without_module().start().can(Feature::HashFieldExpiry) {
+        skip("this server has no fields that expire");
+        return None;
+    }
+    Some(strict())
+}
+
+/// The fields that the hold of `me` stands on, each with an expiry of its own: in `ms`.
+fn let_fields_expire(connection: &mut Raw, key: &str, ms: i64) -> usize {
+    let fields = fields(connection, key.as_bytes());
+    for field in fields.keys().filter(|field| !field.ends_with(b"you")) {
+        let reply = connection.call(&[b"HPEXPIRE", key.as_bytes(), ms.to_string().as_bytes(), b"FIELDS", b"1", field]);
+        assert_eq!(reply.items(), [Value::Int(1)]);
+    }
+    fields.len()
+}
+
+/// How many fields of all locks have an expiry.
+fn expiring(connection: &mut Raw) -> usize {
+    let mut count = 0;
+    for key in keys(connection) {
+        for field in fields(connection, &key).keys() {
+            let reply = connection.call(&[b"HPTTL", &key, b"FIELDS", b"1", field]);
+            count += usize::from(reply.items() != [Value::Int(-1)]);
+        }
+    }
+    count
+}
+
+#[test]
+fn whoever_promises_a_deadline_takes_the_expiry_from_the_fields_it_stands_on() {
+    let Some(mut servers) = with_field_expiry() else { return };
+    let mut connection = servers[0].raw();
+    for (index, limit) in ["", "SHARED", "LIMIT 5"].into_iter().enumerate() {
+        for (number, line) in [
+            "LOCK.RENEW # me LEASE 90000",
+            "LOCK.RENEW # me LEASE 40000",
+            "LOCK.ACQUIRE # me LIMIT! LEASE 90000",
+            "LOCK.ACQUIRE # me LIMIT! LEASE 5",
+            "LOCK.ACQUIRE # me LIMIT! LEASE 5 HOLDS 2",
+            "LOCK.RELEASE # me LEASE 90000",
+            "LOCK.RELEASE # me LEASE 90000 HOLDS 2",
+            "LOCK.MRENEW 1 # me LEASE 90000",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let key = format!("g{index}:{number}");
+            connection.say(&format!("LOCK.ACQUIRE {key} me LEASE 60000 HOLDS 2 {limit}")).token();
+            assert!(let_fields_expire(&mut connection, &key, 50_000) >= 2);
+            let reply = connection.say(&line.replace('#', &key).replace("LIMIT!", limit));
+            assert!(!matches!(reply, Value::ServerError(_) | Value::Nil), "{line}: {reply:?}");
+            assert_eq!(expiring(&mut connection), 0, "{line} {limit}");
+        }
+    }
+    let mut several = "LOCK.MACQUIRE 2 m n me LEASE 5";
+    connection.say(several).token();
+    for _ in 0..2 {
+        let_fields_expire(&mut connection, "m", 50_000);
+        connection.say(several).token();
+        assert_eq!(expiring(&mut connection), 0, "{several}");
+        several = "LOCK.MACQUIRE 2 m n me LEASE 600000";
+    }
+    agree(&mut servers);
+    for server in &servers {
+        assert_eq!(expiring(&mut server.raw()), 0, "the expiry is gone wherever the lock is");
+    }
+}
+
+#[test]
+fn a_renewed_hold_outlives_the_expiry_of_its_fields() {
+    let Some(servers) = with_field_expiry() else { return };
+    let mut connection = servers[0].raw();
+    for (key, limit) in [("mutex", ""), ("many", "SHARED")] {
+        connection.say(&format!("LOCK.ACQUIRE {key} me LEASE 60000 {limit}")).token();
+        let_fields_expire(&mut connection, key, 300);
+        connection.say(&format!("LOCK.RENEW {key} me LEASE 70000")).token();
+        connection.say(&format!("LOCK.ACQUIRE {key}:watched me LEASE 200 WATCHDOG {limit}")).token();
+        let_fields_expire(&mut connection, &format!("{key}:watched"), 300);
+    }
+    // Gone after 300 ms, by the server's own clock: a field that nothing renewed.
+    connection.say("HSET other field value");
+    connection.say("HPEXPIRE other 1000 FIELDS 1 field");
+    until(SOON, "the fields' time is over", || connection.say("EXISTS other") == Value::Int(0));
+    for key in ["mutex", "many", "mutex:watched", "many:watched"] {
+        assert_eq!(owners(&mut connection, key), ["me"], "{key}");
+        assert!(connection.say(&format!("LOCK.ACQUIRE {key} you")).is_null(), "{key}");
+    }
+}
+
+#[test]
+fn who_joins_a_lock_whose_limit_expires_stays_in_it() {
+    let Some(servers) = with_field_expiry() else { return };
+    let mut connection = servers[0].raw();
+    connection.say("LOCK.ACQUIRE key me SHARED LEASE 60000").token();
+    let_fields_expire(&mut connection, "key", 300);
+    connection.say("LOCK.ACQUIRE key you SHARED LEASE 60000").token();
+    connection.say("HSET other field value");
+    connection.say("HPEXPIRE other 1000 FIELDS 1 field");
+    until(SOON, "the fields' time is over", || connection.say("EXISTS other") == Value::Int(0));
+    assert_eq!(owners(&mut connection, "key"), ["you"]);
+    assert_eq!(connection.say("LOCK.INFO key").field("limit"), Value::Int(0));
+    connection.say("LOCK.RENEW key you").token();
+    assert!(connection.say("LOCK.ACQUIRE key strict").is_null());
+}
+
+#[test]
+fn what_has_expired_already_is_not_renewed() {
+    let Some(servers) = with_field_expiry() else { return };
+    let mut connection = servers[0].raw();
+    for limit in ["", "SHARED"] {
+        connection.say("FLUSHALL");
+        connection.say(&format!("LOCK.ACQUIRE key me LEASE 60000 {limit}")).token();
+        connection.say(&format!("LOCK.ACQUIRE key you LEASE 60000 {limit}"));
+        connection.say("HPEXPIRE key 1 FIELDS 1 me");
+        until(SOON, "the field is gone", || connection.say("HGET key me").is_null());
+        for line in ["LOCK.RENEW key me", "LOCK.RENEW key me LEASE 1000", "LOCK.RELEASE key me"] {
+            assert!(connection.say(line).is_null(), "{line} {limit}");
+        }
+    }
+}

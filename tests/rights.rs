@@ -1,0 +1,110 @@
+//! Rights: which user may lock, look, and break locks. On Redis 7.0 commands of modules are in no category of rights,
+//! and only rights that name commands reach them.
+
+use std::fs;
+
+use redis::Value;
+use support::{Feature, Raw, Server, workspace};
+
+use crate::common::{FromFile, array, text};
+use crate::speak::{Reply, Speak};
+
+/// All but `LOCK.FORCE`, by name.
+const LOCKING: &str = "+lock.acquire +lock.release +lock.renew +lock.macquire +lock.mrelease +lock.mrenew";
+const LOOKING: &str = "+lock.info +lock.waiters +lock.top +lock.owner +lock.help";
+
+/// A connection of a user who has these rights over all keys.
+#[track_caller]
+fn user(server: &Server, rights: &str) -> Raw {
+    let mut connection = server.raw();
+    assert_eq!(connection.say(&format!("ACL SETUSER app reset on >secret ~* &* {rights}")), Value::Okay, "{rights}");
+    assert_eq!(connection.say("AUTH app secret"), Value::Okay);
+    connection
+}
+
+#[track_caller]
+fn is_denied(connection: &mut Raw, line: &str) {
+    let error = connection.say(line).error();
+    assert!(error.starts_with("NOPERM"), "{line}: {error}");
+}
+
+/// Whoever has these rights takes, keeps and gives back locks of every kind, and breaks none.
+fn locks_but_breaks_none(server: &Server, rights: &str) {
+    let mut connection = user(server, rights);
+    connection.say("LOCK.ACQUIRE key me").token();
+    connection.say("LOCK.RENEW key me").token();
+    is_denied(&mut connection, "LOCK.FORCE key");
+    assert_eq!(connection.say("LOCK.INFO key").field("holders").items().len(), 1, "{rights}");
+    assert_eq!(connection.say("LOCK.RELEASE key me"), Value::Int(0));
+    connection.say("LOCK.MACQUIRE 2 one two me WAIT 1").token();
+    assert_eq!(connection.say("LOCK.MRENEW 2 one two me").items().len(), 2);
+    assert_eq!(connection.say("LOCK.MRELEASE 2 one two me").items(), [Value::Int(0), Value::Int(0)]);
+    for line in ["LOCK.WAITERS key", "LOCK.TOP", "LOCK.OWNER", "LOCK.HELP"] {
+        assert!(!matches!(connection.say(line), Value::ServerError(_)), "{rights}: {line}");
+    }
+}
+
+#[test]
+fn rights_that_name_commands_do_on_every_server() {
+    let server = Server::start();
+    locks_but_breaks_none(&server, &format!("-@all {LOCKING} {LOOKING}"));
+    locks_but_breaks_none(&server, "+@all -@dangerous -lock.force");
+    is_denied(&mut user(&server, &format!("-@all {LOCKING}")), "GET key");
+
+    let mut looker = user(&server, &format!("-@all {LOOKING}"));
+    assert!(looker.say("LOCK.INFO key").is_null());
+    for line in ["LOCK.ACQUIRE key me", "LOCK.MRELEASE 1 key me", "LOCK.FORCE key"] {
+        is_denied(&mut looker, line);
+    }
+    let mut breaker = user(&server, "-@all +lock.force");
+    server.raw().say("LOCK.ACQUIRE key me").token();
+    is_denied(&mut breaker, "LOCK.RELEASE key me");
+    assert_eq!(breaker.say("LOCK.FORCE key"), Value::Int(1));
+}
+
+/// The user of `redis.conf.example`, with rights as they stand there.
+#[test]
+fn the_user_of_the_example_breaks_no_lock() {
+    let example = fs::read_to_string(workspace().join("redis.conf.example")).expect("the example");
+    let line = example.lines().find_map(|line| line.strip_prefix("# user app ")).expect("the example has a user");
+    let it = FromFile::start("user", &[&format!("user app {line}"), "loadmodule MODULE"]);
+    let mut connection = it.server.raw();
+    assert_eq!(connection.say("AUTH app secret"), Value::Okay);
+    connection.say("LOCK.ACQUIRE key me").token();
+    is_denied(&mut connection, "LOCK.FORCE key");
+    is_denied(&mut connection, "FLUSHALL");
+    assert_eq!(connection.say("LOCK.RELEASE key me"), Value::Int(0));
+}
+
+/// The categories of a command. (Valkey 8.0 leaves modules out of `ACL CAT`.)
+#[track_caller]
+fn categories(connection: &mut Raw, command: &str) -> Vec<String> {
+    let reply = connection.say(&format!("COMMAND INFO {command}"));
+    array(&array(&array(&reply)[0])[6]).iter().map(text).collect()
+}
+
+#[test]
+fn rights_by_category_do_where_the_server_has_them_and_elsewhere_the_log_says_so() {
+    let server = Server::start();
+    let warns = |line: &str| line.contains("holdfast") && line.contains("categor") && line.contains("-lock.force");
+    let warned = server.log().lines().any(warns);
+    if server.can(Feature::AclCategories) {
+        locks_but_breaks_none(&server, "+@lock -@dangerous");
+        is_denied(&mut user(&server, "+@lock -@dangerous"), "GET key");
+    }
+    if server.can(Feature::CommandCategories) {
+        locks_but_breaks_none(&server, "+@all -@dangerous");
+        is_denied(&mut user(&server, "+@all -@write"), "LOCK.ACQUIRE key me");
+        assert!(user(&server, "-@all +@read").say("LOCK.INFO key").is_null());
+        assert!(!warned, "nothing is missing");
+        return;
+    }
+    assert!(warned, "{}", server.log());
+    // What the log says, and the documents.
+    for command in ["LOCK.ACQUIRE", "LOCK.FORCE", "LOCK.INFO"] {
+        assert_eq!(categories(&mut server.raw(), command), Vec::<String>::new(), "{command}");
+    }
+    user(&server, "+@all -@write").say("LOCK.ACQUIRE key me").token();
+    is_denied(&mut user(&server, "-@all +@read +@write"), "LOCK.INFO key");
+    assert_eq!(user(&server, "+@all -@dangerous").say("LOCK.FORCE key"), Value::Int(1));
+}

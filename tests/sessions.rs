@@ -1,0 +1,18 @@
+//! Sessions: one connection that stands for a process.
+
+mod cancel;
+mod cluster;
+mod ends;
+mod events;
+mod limits;
+mod losses;
+mod naming;
+mod next;
+mod queue;
+mod races;
+mod reconnect;
+mod replicas;
+mod requests;
+mod server;
+mod session;
+mod ties;

@@ -1,0 +1,336 @@
+//! `LOCK.CANCEL`: from its reply on the owner neither waits for, nor holds, nor will be given the key.
+
+use redis::Value;
+use support::Server;
+
+use super::session::{Event, Session, waiting};
+use crate::common::{error, info_number};
+use crate::speak::{Reply, owners, waiters};
+use crate::waiter::{Speak, Tell, Waiter, assert_held};
+
+const CANCELLED: &str = "CANCELLED this owner was cancelled for this key and session";
+
+/// Nothing of the owner's is left, nothing of it comes, and what still comes of its requests is refused.
+#[track_caller]
+fn is_given_up(server: &Server, session: &mut Session, key: &str, owner: &str) {
+    let mut client = server.raw();
+    assert!(!waiters(&mut client, key).contains(&owner.to_owned()), "it does not wait");
+    assert!(!owners(&mut client, key).contains(&owner.to_owned()), "it does not hold");
+    let late = session.ask(&mut client, &format!("LOCK.ACQUIRE {key} {owner} WAIT 0"));
+    assert_eq!(late.error(), CANCELLED);
+    let late = session.ask(&mut client, &format!("LOCK.ACQUIRE {key} {owner}"));
+    assert_eq!(late.error(), CANCELLED);
+    let late = session.ask(&mut client, &format!("LOCK.MACQUIRE 2 not-cancelled {key} {owner} WAIT 0"));
+    assert_eq!(late.error(), CANCELLED);
+    assert_eq!(client.say("EXISTS not-cancelled"), Value::Int(0));
+    assert_eq!(session.cancel(&mut client, key, owner), 0, "there is nothing any more");
+    session.hears_nothing(&mut client);
+}
+
+#[test]
+fn one_that_was_never_asked_for() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    assert_eq!(session.cancel(&mut client, "key", "owner"), 0);
+    is_given_up(&server, &mut session, "key", "owner");
+}
+
+#[test]
+fn one_that_waits() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+    assert_eq!(session.cancel(&mut client, "key", "owner"), 1);
+    is_given_up(&server, &mut session, "key", "owner");
+    client.order("LOCK.RELEASE key holder");
+    assert_eq!(client.say("EXISTS key"), Value::Int(0));
+    assert_eq!(info_number(&server, "holdfast", "holdfast_session_waits"), 0);
+}
+
+#[test]
+fn one_that_waits_with_a_time() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 100");
+    session.wait(&mut client, "LOCK.ACQUIRE key later WAIT 150");
+    assert_eq!(session.cancel(&mut client, "key", "owner"), 1);
+    assert_eq!(session.event(), Event::timeout(&["key"], "later"), "no timeout of the other");
+}
+
+/// Those behind it have their turn.
+#[test]
+fn one_who_holds_up_others() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key reader SHARED");
+    session.wait(&mut client, "LOCK.ACQUIRE key writer WAIT 0");
+    session.wait(&mut client, "LOCK.ACQUIRE key second-reader SHARED WAIT 0");
+    let mut third = Waiter::sending(&server, "LOCK.ACQUIRE key third-reader SHARED WAIT 0");
+    assert_eq!(session.cancel(&mut client, "key", "writer"), 1);
+    assert!(session.event().token_of(&["key"], "second-reader") < third.token());
+}
+
+/// It leaves the queues of all its keys, whichever of them is named.
+#[test]
+fn one_that_waits_for_several_keys() {
+    let server = Server::start();
+    let mut client = server.raw();
+    for named in ["a", "b", "c"] {
+        let mut session = Session::open(&server);
+        client.take("LOCK.ACQUIRE b holder");
+        session.wait(&mut client, "LOCK.MACQUIRE 3 a b c owner WAIT 0");
+        session.wait(&mut client, "LOCK.ACQUIRE c behind WAIT 0");
+        assert_eq!(session.cancel(&mut client, named, "owner"), 1, "{named}");
+        session.event().token_of(&["c"], "behind");
+        for key in ["a", "b", "c"] {
+            assert_eq!(waiters(&mut client, key), [""; 0], "{key}");
+        }
+        is_given_up(&server, &mut session, named, "owner");
+        client.order("DEL a b c");
+    }
+}
+
+#[test]
+fn one_that_was_granted_and_not_told() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let mut next = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0 WATCHDOG EPHEMERAL");
+    next.wait(&mut client, "LOCK.ACQUIRE key next WAIT 0");
+    client.order("LOCK.RELEASE key holder");
+    assert_held(&mut client, "key", "owner");
+    assert_eq!(session.cancel(&mut client, "key", "owner"), 1);
+    next.event().token_of(&["key"], "next");
+    is_given_up(&server, &mut session, "key", "owner");
+}
+
+#[test]
+fn one_that_was_granted_and_told() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let mut next = Waiter::sending(&server, "PING");
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0 WATCHDOG");
+    client.order("LOCK.RELEASE key holder");
+    session.event().token_of(&["key"], "owner");
+    next = Waiter::on(next.raw, &server, "LOCK.ACQUIRE key next WAIT 0");
+    assert_eq!(session.cancel(&mut client, "key", "owner"), 1);
+    next.token();
+    is_given_up(&server, &mut session, "key", "owner");
+}
+
+#[test]
+fn one_that_was_granted_at_once() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let mut holds = 0;
+    for flags in ["", "WATCHDOG", "EPHEMERAL", "HOLDS 7"] {
+        holds += 1;
+        let owner = format!("owner-{holds}");
+        session.take(&mut client, &format!("LOCK.ACQUIRE key {owner} {flags}"));
+        session.take(&mut client, &format!("LOCK.ACQUIRE key {owner}"));
+        assert_eq!(session.cancel(&mut client, "key", &owner), 1);
+        assert_eq!(client.say("EXISTS key"), Value::Int(0));
+        is_given_up(&server, &mut session, "key", &owner);
+    }
+}
+
+/// Of several keys that were granted together all are given up, whichever is named.
+#[test]
+fn several_that_were_granted_together() {
+    let server = Server::start();
+    let mut client = server.raw();
+    for (named, how) in ["a", "b", "c"].iter().zip(["at once", "unread", "read"]) {
+        let mut session = Session::open(&server);
+        if how == "at once" {
+            session.take(&mut client, "LOCK.MACQUIRE 3 a b c owner");
+        } else {
+            client.take("LOCK.ACQUIRE b holder");
+            session.wait(&mut client, "LOCK.MACQUIRE 3 a b c owner WAIT 0");
+            client.order("LOCK.RELEASE b holder");
+        }
+        if how == "read" {
+            session.event().token_of(&["a", "b", "c"], "owner");
+        }
+        assert_eq!(client.say("EXISTS a b c"), Value::Int(3), "{how}");
+        assert_eq!(session.cancel(&mut client, named, "owner"), 1, "{how}");
+        assert_eq!(client.say("EXISTS a b c"), Value::Int(0), "{how}");
+        is_given_up(&server, &mut session, named, "owner");
+    }
+}
+
+#[test]
+fn one_that_timed_out() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 50");
+    assert_eq!(session.event(), Event::timeout(&["key"], "owner"));
+    assert_eq!(session.cancel(&mut client, "key", "owner"), 0);
+    is_given_up(&server, &mut session, "key", "owner");
+}
+
+/// An event of it that has not been read is an event of it.
+#[test]
+fn one_whose_timeout_was_not_read() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 50");
+    support::until(crate::waiter::SOON, "it times out", || waiters(&mut client, "key").is_empty());
+    assert_eq!(session.cancel(&mut client, "key", "owner"), 0);
+    is_given_up(&server, &mut session, "key", "owner");
+}
+
+#[test]
+fn one_whose_refusal_was_not_read() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+    client.order("SET key text");
+    support::until(crate::waiter::SOON, "it is refused", || waiters(&mut client, "key").is_empty());
+    client.order("DEL key");
+    assert_eq!(session.cancel(&mut client, "key", "owner"), 0);
+    is_given_up(&server, &mut session, "key", "owner");
+}
+
+/// A hold of it that was lost, which was not read.
+#[test]
+fn one_whose_loss_was_not_read() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
+    client.order("LOCK.FORCE key");
+    assert_eq!(session.cancel(&mut client, "key", "owner"), 0);
+    is_given_up(&server, &mut session, "key", "owner");
+}
+
+#[test]
+fn others_of_the_same_owner_and_key_stay() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let (mut one, mut other) = (Session::open(&server), Session::open(&server));
+    client.take("LOCK.ACQUIRE key holder");
+    one.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+    other.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+    let mut blocked = Waiter::start(&server, "key", "owner");
+    assert_eq!(one.cancel(&mut client, "key", "owner"), 1);
+    client.order("LOCK.RELEASE key holder");
+    let token = other.event().token_of(&["key"], "owner");
+    assert_eq!(blocked.token(), token);
+    one.hears_nothing(&mut client);
+}
+
+/// What the owner holds on behalf of another session, it does not hold on behalf of this one.
+#[test]
+fn a_hold_that_is_tied_to_another_session_stays() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let (one, mut other) = (Session::open(&server), Session::open(&server));
+    one.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
+    other.take(&mut client, "LOCK.RENEW key owner WATCHDOG");
+    assert_eq!(one.cancel(&mut client, "key", "owner"), 0);
+    assert_held(&mut client, "key", "owner");
+    assert_eq!(other.cancel(&mut client, "key", "owner"), 1);
+    other.hears_nothing(&mut client);
+}
+
+#[test]
+fn other_owners_keys_and_databases_are_not_used_up() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let (one, other) = (Session::open(&server), Session::open(&server));
+    one.cancel(&mut client, "key", "owner");
+    other.take(&mut client, "LOCK.ACQUIRE key owner");
+    client.order("DEL key");
+    one.take(&mut client, "LOCK.ACQUIRE key another");
+    one.take(&mut client, "LOCK.ACQUIRE other owner");
+    client.order("DEL key");
+    client.take("LOCK.ACQUIRE key owner");
+    client.order("SELECT 1");
+    one.take(&mut client, "LOCK.ACQUIRE key owner");
+}
+
+#[test]
+fn the_newest_thousand_are_remembered() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let session = Session::open(&server);
+    let cancel = |number: usize| session.naming(&format!("LOCK.CANCEL key owner-{number}"));
+    let lines: Vec<String> = (0..1001).map(cancel).collect();
+    assert!(client.say_all(&lines).iter().all(|reply| *reply == Value::Int(0)));
+    for number in [1, 500, 1000] {
+        let reply = session.ask(&mut client, &format!("LOCK.ACQUIRE key owner-{number}"));
+        assert_eq!(reply.error(), CANCELLED, "owner-{number}");
+    }
+    session.take(&mut client, "LOCK.ACQUIRE key owner-0");
+}
+
+/// Cancelled again, an owner is among the newest again.
+#[test]
+fn repeating_it_renews_the_memory() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let session = Session::open(&server);
+    let cancel = |number: usize| session.naming(&format!("LOCK.CANCEL key owner-{number}"));
+    client.say_all(&(0..1000).map(cancel).collect::<Vec<_>>());
+    client.say_all(&[cancel(0), cancel(1000)]);
+    let reply = session.ask(&mut client, "LOCK.ACQUIRE key owner-0");
+    assert_eq!(reply.error(), CANCELLED);
+    session.take(&mut client, "LOCK.ACQUIRE key owner-1");
+}
+
+#[test]
+fn without_the_word_it_is_the_callers_own() {
+    let server = Server::start();
+    let mut session = Session::open(&server);
+    server.raw().take("LOCK.ACQUIRE key holder");
+    let line = session.naming("LOCK.ACQUIRE key owner WAIT 0");
+    assert_eq!(session.raw.say(&line), waiting());
+    assert_eq!(session.raw.say("LOCK.CANCEL key owner"), Value::Int(1));
+    assert_eq!(session.raw.say(&line).error(), CANCELLED);
+    let script: [&[u8]; 3] = [b"EVAL", b"return redis.call('LOCK.CANCEL', 'key', 'owner')", b"0"];
+    assert!(error(&session.raw.call(&script)).1.contains("SESSION is missing"));
+}
+
+/// A hold that was only re-entered on behalf of the session is given up all the same.
+#[test]
+fn a_re_entry_out_of_the_queue() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+    session.wait(&mut client, "LOCK.ACQUIRE key next WAIT 0");
+    client.tell(&["LOCK.RELEASE key holder", "LOCK.ACQUIRE key owner"]);
+    assert_eq!(client.read().unwrap(), Value::Int(0));
+    client.read().unwrap().token();
+    assert_eq!(client.say("HGET key owner").text(), "2");
+    assert_eq!(session.cancel(&mut client, "key", "owner"), 1);
+    session.event().token_of(&["key"], "next");
+}
+
+#[test]
+fn what_is_no_lock() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let session = Session::open(&server);
+    client.order("SET key text");
+    assert_eq!(session.cancel(&mut client, "key", "owner"), 0);
+    assert_eq!(client.say("GET key").text(), "text");
+}

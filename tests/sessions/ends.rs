@@ -1,0 +1,214 @@
+//! A session ends with its connection, and with it what was asked on its behalf.
+
+use redis::Value;
+use support::{Raw, Server, until};
+
+use super::session::{Session, until_ended};
+use crate::common::{deadline, info_number};
+use crate::speak::{Reply, owners, waiters};
+use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held};
+
+/// How a connection ends.
+#[derive(Clone, Copy, Debug)]
+enum Ending {
+    Closed,
+    Reset,
+    Killed,
+    Quit,
+    KilledWhileItListens,
+    ClosedWhileItListens,
+}
+
+impl Ending {
+    const ALL: [Self; 6] =
+        [Self::Closed, Self::Reset, Self::Killed, Self::Quit, Self::KilledWhileItListens, Self::ClosedWhileItListens];
+
+    /// Whether it reads what is there, before it ends.
+    fn listens(self) -> bool {
+        matches!(self, Self::KilledWhileItListens | Self::ClosedWhileItListens)
+    }
+
+    #[track_caller]
+    fn end(self, mut session: Session, server: &Server, client: &mut Raw) {
+        if self.listens() {
+            session.listen(server);
+        }
+        match self {
+            Self::Closed | Self::ClosedWhileItListens => session.raw.close(),
+            Self::Reset => session.raw.reset(),
+            Self::Quit => session.raw.tell(&["QUIT"]),
+            Self::Killed | Self::KilledWhileItListens => {
+                client.order(&format!("CLIENT KILL ID {}", session.client));
+            }
+        }
+        until_ended(client, &session.id);
+    }
+}
+
+#[test]
+fn its_waits_leave_the_queue() {
+    let server = Server::start();
+    let mut client = server.raw();
+    for ending in Ending::ALL {
+        let (session, mut next) = (Session::open(&server), Session::open(&server));
+        client.take("LOCK.ACQUIRE key holder");
+        session.wait(&mut client, "LOCK.ACQUIRE key first WAIT 0");
+        session.wait(&mut client, "LOCK.MACQUIRE 2 key other second WAIT 0");
+        next.wait(&mut client, "LOCK.ACQUIRE other next WAIT 0");
+        ending.end(session, &server, &mut client);
+        next.event().token_of(&["other"], "next");
+        until(SOON, "the queue is empty", || waiters(&mut client, "key").is_empty());
+        client.order("LOCK.RELEASE key holder");
+        assert_eq!(client.say("EXISTS key"), Value::Int(0), "{ending:?}");
+        client.order("DEL other");
+    }
+    assert_eq!(info_number(&server, "holdfast", "holdfast_session_waits"), 0);
+}
+
+#[test]
+fn its_ephemeral_holds_are_released_and_its_watchdogs_stop() {
+    let server = Server::start();
+    let mut client = server.raw();
+    for ending in Ending::ALL {
+        let session = Session::open(&server);
+        session.take(&mut client, "LOCK.ACQUIRE ephemeral owner EPHEMERAL");
+        session.take(&mut client, "LOCK.ACQUIRE both owner EPHEMERAL WATCHDOG LEASE 900");
+        session.take(&mut client, "LOCK.ACQUIRE watched owner WATCHDOG LEASE 900");
+        session.take(&mut client, "LOCK.ACQUIRE neither owner LEASE 60000");
+        let mut next = Waiter::start(&server, "ephemeral", "next");
+        ending.end(session, &server, &mut client);
+        next.token();
+        until(SOON, "it is released", || client.say("EXISTS both") == Value::Int(0));
+        let end = deadline(&mut client, b"watched");
+        until(SOON, "its lease runs out", || {
+            let now = deadline(&mut client, b"watched");
+            assert!(now == end || now == -2, "{ending:?}: renewed");
+            now == -2
+        });
+        assert_held(&mut client, "neither", "owner");
+        client.order("DEL ephemeral neither");
+    }
+}
+
+#[test]
+fn a_grant_that_was_not_read_goes_to_the_next() {
+    let server = Server::start();
+    let mut client = server.raw();
+    for ending in Ending::ALL.into_iter().filter(|ending| !ending.listens()) {
+        let (session, mut next) = (Session::open(&server), Session::open(&server));
+        client.take("LOCK.ACQUIRE key holder");
+        session.wait(&mut client, "LOCK.ACQUIRE key first WAIT 0 LEASE 3600000");
+        session.wait(&mut client, "LOCK.ACQUIRE key second WAIT 0 LEASE 3600000");
+        next.wait(&mut client, "LOCK.ACQUIRE key next WAIT 0");
+        client.order("LOCK.RELEASE key holder");
+        assert_held(&mut client, "key", "first");
+        ending.end(session, &server, &mut client);
+        next.event().token_of(&["key"], "next");
+        client.order("DEL key");
+    }
+    let undelivered = info_number(&server, "holdfast", "holdfast_grants_undelivered");
+    assert_eq!(undelivered, 4, "each of them counts");
+}
+
+#[test]
+fn a_grant_of_several_keys_that_was_not_read_goes_to_the_next() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let session = Session::open(&server);
+    client.take("LOCK.ACQUIRE a holder");
+    session.wait(&mut client, "LOCK.MACQUIRE 2 a b owner WAIT 0");
+    client.order("LOCK.RELEASE a holder");
+    let (mut one, mut other) = (Waiter::start(&server, "a", "one"), Waiter::start(&server, "b", "other"));
+    session.raw.reset();
+    one.token();
+    other.token();
+}
+
+/// A re-entry that was not read: the count goes back to what it was.
+#[test]
+fn a_re_entry_that_was_not_read_is_taken_back() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+    let mut blocked = Waiter::start(&server, "key", "owner");
+    client.order("LOCK.RELEASE key holder");
+    blocked.token();
+    assert_eq!(client.say("HGET key owner").text(), "2");
+    session.raw.reset();
+    until(SOON, "one is taken back", || client.say("HGET key owner").text() == "1");
+}
+
+#[test]
+fn a_grant_that_was_read_stays() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+    client.order("LOCK.RELEASE key holder");
+    session.event().token_of(&["key"], "owner");
+    let id = session.id.clone();
+    session.raw.reset();
+    until_ended(&mut client, &id);
+    client.say("LOCK.INFO key");
+    assert_held(&mut client, "key", "owner");
+}
+
+#[test]
+fn the_connection_that_asked_may_go() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    let mut asking = server.raw();
+    session.wait(&mut asking, "LOCK.ACQUIRE key owner WAIT 0 WATCHDOG");
+    session.take(&mut asking, "LOCK.ACQUIRE other owner EPHEMERAL");
+    let id = asking.client_id();
+    asking.reset();
+    crate::speak::until_gone(&mut client, id);
+    client.order("LOCK.RELEASE key holder");
+    session.event().token_of(&["key"], "owner");
+    assert_held(&mut client, "other", "owner");
+}
+
+/// `RESET` ends nothing: the connection stands.
+#[test]
+fn reset_of_its_connection_is_not_its_end() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+    let token = session.take(&mut client, "LOCK.ACQUIRE other owner EPHEMERAL");
+    assert_eq!(session.raw.say("RESET"), Value::SimpleString("RESET".into()));
+    assert_eq!(session.raw.say("LOCK.OWNER").text(), session.id);
+    assert_eq!(session.take(&mut client, "LOCK.RENEW other owner"), token);
+    client.order("LOCK.RELEASE key holder");
+    session.event().token_of(&["key"], "owner");
+}
+
+/// Ten thousand waits and as many holds end with one connection, while the server answers.
+#[test]
+fn many_waits_and_holds_end_together() {
+    const MANY: usize = 10_000;
+    let server = Server::start();
+    let mut client = server.raw();
+    let session = Session::open(&server);
+    let each = |line: &str| (0..MANY).map(|number| line.replace('?', &number.to_string())).collect::<Vec<_>>();
+    client.say_all(&each("LOCK.ACQUIRE wanted-? holder LEASE 600000"));
+    client.say_all(&each(&session.naming("LOCK.ACQUIRE wanted-? owner WAIT 0")));
+    client.say_all(&each(&session.naming("LOCK.ACQUIRE held-? owner EPHEMERAL LEASE 600000")));
+    client.say_all(&each("LOCK.ACQUIRE unread-? holder LEASE 600000"));
+    client.say_all(&each(&session.naming("LOCK.ACQUIRE unread-? owner WAIT 0 LEASE 600000")));
+    client.say_all(&each("LOCK.RELEASE unread-? holder"));
+    assert_eq!(client.say("DBSIZE"), Value::Int(3 * MANY as i64));
+    session.raw.reset();
+    until(SOON, "what it held is free", || client.say("DBSIZE") == Value::Int(MANY as i64));
+    until(SOON, "nobody waits", || info_number(&server, "holdfast", "holdfast_waiters") == 0);
+    assert_eq!(owners(&mut client, "wanted-0"), ["holder"]);
+    for name in ["sessions", "session_waits", "unread_events", "tied_holds"] {
+        assert_eq!(info_number(&server, "holdfast", &format!("holdfast_{name}")), 0, "{name}");
+    }
+}

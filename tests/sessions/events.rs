@@ -1,0 +1,123 @@
+//! What an event looks like on the wire.
+
+use support::{Raw, Server};
+
+use super::session::Session;
+use crate::common::{Protocol, words};
+use crate::waiter::{Speak, Tell};
+
+/// The bytes of an event, where `_` stands for null.
+fn bytes_of(protocol: Protocol, elements: &[&str]) -> Vec<u8> {
+    let mut bytes = b"*1\r\n*6\r\n".to_vec();
+    for element in elements {
+        match element.as_bytes() {
+            b"_" => bytes.extend_from_slice(protocol.null()),
+            [b':', ..] => bytes.extend_from_slice(format!("{element}\r\n").as_bytes()),
+            [b'[', ..] => {
+                let keys: Vec<&str> = element.trim_matches(['[', ']']).split_whitespace().collect();
+                bytes.extend_from_slice(format!("*{}\r\n", keys.len()).as_bytes());
+                keys.iter().for_each(|key| bytes.extend_from_slice(format!("${}\r\n{key}\r\n", key.len()).as_bytes()));
+            }
+            text => bytes.extend_from_slice(format!("${}\r\n{element}\r\n", text.len()).as_bytes()),
+        }
+    }
+    bytes
+}
+
+/// Both protocols see these elements after `cause`, which may return a token for `?`.
+fn is_told(cause: impl Fn(&mut Raw, &Session) -> i64, elements: &[&str]) {
+    for protocol in Protocol::BOTH {
+        let server = Server::start();
+        let mut client = server.raw();
+        let mut session = Session::on(protocol.connect(&server));
+        let token = format!(":{}", cause(&mut client, &session));
+        let elements: Vec<&str> = elements.iter().map(|&it| if it == "?" { &token } else { it }).collect();
+        let told = session.raw.call_for_bytes(&words("LOCK.NEXT WAIT 20000"));
+        assert_eq!(told.escape_ascii().to_string(), bytes_of(protocol, &elements).escape_ascii().to_string());
+    }
+}
+
+fn token_of(client: &mut Raw, key: &str) -> i64 {
+    let token = client.order(&format!("HGET {key} #fence"));
+    crate::common::text(&token).parse().expect("a token")
+}
+
+#[test]
+fn granted() {
+    let cause = |client: &mut Raw, session: &Session| {
+        client.take("LOCK.ACQUIRE key holder");
+        session.wait(client, "LOCK.ACQUIRE key owner WAIT 0");
+        client.order("LOCK.RELEASE key holder");
+        token_of(client, "key")
+    };
+    is_told(cause, &["granted", ":0", "[key]", "owner", "?", "_"]);
+}
+
+#[test]
+fn granted_several_keys_in_another_database() {
+    let cause = |client: &mut Raw, session: &Session| {
+        client.order("SELECT 7");
+        client.take("LOCK.ACQUIRE key holder");
+        session.wait(client, "LOCK.MACQUIRE 2 other key owner WAIT 0");
+        client.order("LOCK.RELEASE key holder");
+        token_of(client, "key")
+    };
+    is_told(cause, &["granted", ":7", "[other key]", "owner", "?", "_"]);
+}
+
+#[test]
+fn timeout() {
+    let cause = |client: &mut Raw, session: &Session| {
+        client.take("LOCK.ACQUIRE key holder");
+        session.wait(client, "LOCK.ACQUIRE key owner WAIT 10");
+        0
+    };
+    is_told(cause, &["timeout", ":0", "[key]", "owner", "_", "_"]);
+}
+
+#[test]
+fn refused() {
+    let cause = |client: &mut Raw, session: &Session| {
+        client.take("LOCK.ACQUIRE key holder");
+        session.wait(client, "LOCK.MACQUIRE 2 key other owner WAIT 0");
+        client.order("SET key text");
+        0
+    };
+    let detail = "WRONGTYPE Operation against a key holding the wrong kind of value";
+    is_told(cause, &["refused", ":0", "[key other]", "owner", "_", detail]);
+}
+
+fn lost(how: &str, lease: i64, why: &str) {
+    let cause = |client: &mut Raw, session: &Session| {
+        let token = session.take(client, &format!("LOCK.MACQUIRE 2 key other owner EPHEMERAL LEASE {lease}"));
+        session.ask(client, "LOCK.RENEW other owner LEASE 100000");
+        client.order(how);
+        token
+    };
+    is_told(cause, &["lost", ":0", "[key]", "owner", "?", why]);
+}
+
+#[test]
+fn lost_expired() {
+    lost("PING", 30, "expired");
+}
+
+#[test]
+fn lost_forced() {
+    lost("LOCK.FORCE key", 100_000, "forced");
+}
+
+#[test]
+fn lost_changed() {
+    lost("DEL key", 100_000, "changed");
+}
+
+#[test]
+fn untied_replica() {
+    let cause = |client: &mut Raw, session: &Session| {
+        let token = session.take(client, "LOCK.ACQUIRE key owner WATCHDOG");
+        client.order("REPLICAOF 127.0.0.1 1");
+        token
+    };
+    is_told(cause, &["untied", ":0", "[key]", "owner", "?", "replica"]);
+}

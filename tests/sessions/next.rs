@@ -1,0 +1,328 @@
+//! `LOCK.NEXT`: the events of a session, oldest first, each told once.
+
+use std::time::Duration;
+
+use redis::Value;
+use support::{Server, eventually, until};
+
+use super::session::{A_WHILE, Event, Session, events};
+use crate::common::{Protocol, array, error, info_number, unix_micros};
+use crate::speak::{Reply, SOON};
+use crate::waiter::{Speak, Tell, Waiter, blocked_clients, is_blocked};
+
+/// Lets so many events come: the requests of as many owners for as many keys are granted, in this order.
+#[track_caller]
+fn let_come(server: &Server, session: &Session, count: usize) {
+    let mut client = server.raw();
+    let each = |line: &str| (0..count).map(|number| line.replace('?', &number.to_string())).collect::<Vec<_>>();
+    client.say_all(&each("LOCK.ACQUIRE key-? holder"));
+    client.say_all(&each(&session.naming("LOCK.ACQUIRE key-? owner-? WAIT 0")));
+    client.say_all(&each("LOCK.RELEASE key-? holder"));
+}
+
+#[track_caller]
+fn assert_granted(event: &Event, number: usize) {
+    event.token_of(&[&format!("key-{number}")], &format!("owner-{number}"));
+}
+
+#[test]
+fn null_at_once_without_wait() {
+    let server = Server::start();
+    for protocol in Protocol::BOTH {
+        let mut raw = protocol.connect(&server);
+        assert_eq!(raw.call_for_bytes(&[b"LOCK.NEXT"]), protocol.null());
+        assert_eq!(raw.call_for_bytes(&[b"LOCK.NEXT", b"COUNT", b"5"]), protocol.null());
+    }
+}
+
+#[test]
+fn null_after_its_wait() {
+    let server = Server::start();
+    for protocol in Protocol::BOTH {
+        let mut raw = protocol.connect(&server);
+        let begin = unix_micros();
+        assert_eq!(raw.call_for_bytes(&[b"LOCK.NEXT", b"WAIT", b"120"]), protocol.null());
+        assert!(unix_micros() - begin >= 119_000);
+        assert_eq!(raw.say("PING"), Value::SimpleString("PONG".into()));
+    }
+}
+
+#[test]
+fn wait_0_waits_until_something_comes() {
+    let server = Server::start();
+    let mut session = Session::open(&server);
+    session.listen(&server);
+    assert!(!eventually(A_WHILE, || !session.raw.pending()));
+    let_come(&server, &session, 1);
+    assert_granted(&session.heard()[0], 0);
+}
+
+#[test]
+fn what_is_there_comes_at_once_whatever_the_wait() {
+    let server = Server::start();
+    let mut session = Session::open(&server);
+    for line in ["LOCK.NEXT", "LOCK.NEXT WAIT 0", "LOCK.NEXT WAIT 100000"] {
+        let_come(&server, &session, 1);
+        let told = events(&session.raw.say(line));
+        assert_eq!(told.len(), 1, "{line}");
+        assert_granted(&told[0], 0);
+        server.raw().order("DEL key-0");
+    }
+}
+
+#[test]
+fn oldest_first_each_once_and_at_most_as_many_as_asked_for() {
+    let server = Server::start();
+    let mut session = Session::open(&server);
+    let_come(&server, &session, 10);
+    let mut all = Vec::new();
+    for (line, expected) in [("COUNT 1", 1), ("COUNT 4", 4), ("WAIT 0 COUNT 2", 2), ("COUNT 1000", 3)] {
+        let told = events(&session.raw.say(&format!("LOCK.NEXT {line}")));
+        assert_eq!(told.len(), expected, "{line}");
+        all.extend(told);
+    }
+    for (number, event) in all.iter().enumerate() {
+        assert_granted(event, number);
+    }
+    assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil);
+}
+
+#[test]
+fn a_thousand_unless_it_says_otherwise() {
+    let server = Server::start();
+    let mut session = Session::open(&server);
+    let_come(&server, &session, 2500);
+    let counts: Vec<usize> = ["", "", " COUNT 2147483647"]
+        .iter()
+        .map(|end| session.raw.say(&format!("LOCK.NEXT{end}")).items().len())
+        .collect();
+    assert_eq!(counts, [1000, 1000, 500]);
+}
+
+#[test]
+fn a_listener_gets_at_most_as_many_as_it_asked_for() {
+    let server = Server::start();
+    let mut session = Session::open(&server);
+    session.raw.tell(&["LOCK.NEXT WAIT 0 COUNT 2", "LOCK.NEXT WAIT 0 COUNT 2"]);
+    until(SOON, "it waits", || blocked_clients(&server) == 1);
+    let mut client = server.raw();
+    let_come_in_one_step(&mut client, &session, 3);
+    let (first, second) = (session.heard(), session.heard());
+    assert_eq!((first.len(), second.len()), (2, 1));
+}
+
+fn let_come_in_one_step(client: &mut support::Raw, session: &Session, count: usize) {
+    client.take("LOCK.ACQUIRE together writer");
+    for number in 0..count {
+        session.wait(client, &format!("LOCK.ACQUIRE together reader-{number} SHARED WAIT 0"));
+    }
+    client.order("LOCK.RELEASE together writer");
+}
+
+/// What happens in one step is told in one reply.
+#[test]
+fn a_listener_gets_all_that_came_together() {
+    let server = Server::start();
+    let mut session = Session::open(&server);
+    session.listen(&server);
+    let mut client = server.raw();
+    let_come_in_one_step(&mut client, &session, 100);
+    assert_eq!(session.heard().len(), 100);
+}
+
+#[test]
+fn arguments() {
+    let server = Server::start();
+    let mut raw = server.raw();
+    let wrong = [
+        ("WAIT", "WAIT must be followed by"),
+        ("WAIT x", "WAIT must be between"),
+        ("WAIT -1", "WAIT must be between"),
+        ("WAIT 315360000001", "WAIT must be between"),
+        ("COUNT 0", "COUNT must be between"),
+        ("COUNT", "COUNT must be followed by"),
+        ("COUNT 1 COUNT 1", "COUNT is given twice"),
+        ("LEASE 5", "unknown argument 'LEASE', allowed are WAIT, COUNT"),
+    ];
+    for (end, message) in wrong {
+        let reply = raw.say(&format!("LOCK.NEXT {end}"));
+        let (code, details) = error(&reply);
+        assert_eq!(code, "ERR", "{end}");
+        assert!(details.starts_with(message), "{end}: {details}");
+    }
+}
+
+#[test]
+fn in_a_transaction_it_does_not_wait() {
+    let server = Server::start();
+    let mut session = Session::open(&server);
+    let_come(&server, &session, 1);
+    session.raw.tell(&["MULTI", "LOCK.NEXT WAIT 0", "LOCK.NEXT WAIT 0", "EXEC"]);
+    for _ in 0..3 {
+        session.raw.read().unwrap();
+    }
+    let replies = session.raw.read().unwrap();
+    let [first, second] = array(&replies) else { panic!("{replies:?}") };
+    assert_granted(&events(first)[0], 0);
+    assert_eq!(*second, Value::Nil);
+}
+
+#[test]
+fn a_script_has_no_events() {
+    let server = Server::start();
+    let mut session = Session::open(&server);
+    let_come(&server, &session, 1);
+    let reply = session.raw.call(&[b"EVAL", b"return redis.call('LOCK.NEXT')", b"0"]);
+    assert!(error(&reply).1.contains("a script has none of its own"), "{reply:?}");
+    assert_granted(&session.event(), 0);
+}
+
+#[test]
+fn client_unblock_ends_it_with_null() {
+    let server = Server::start();
+    for protocol in Protocol::BOTH {
+        let mut session = Session::on(protocol.connect(&server));
+        let mut client = server.raw();
+        for how in ["", " TIMEOUT"] {
+            session.listen(&server);
+            assert_eq!(client.say(&format!("CLIENT UNBLOCK {}{how}", session.client)), Value::Int(1));
+            assert_eq!(session.raw.read().unwrap(), Value::Nil);
+        }
+        // It is a session still, with all that waits on its behalf.
+        let_come(&server, &session, 1);
+        assert_granted(&session.event(), 0);
+        client.order("DEL key-0");
+    }
+}
+
+#[test]
+fn client_unblock_error_ends_it_as_blpop() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let mut blpop = Waiter::sending(&server, "BLPOP list 0");
+    session.listen(&server);
+    for id in [session.client, blpop.id] {
+        assert_eq!(client.say(&format!("CLIENT UNBLOCK {id} ERROR")), Value::Int(1));
+    }
+    assert_eq!(error(&session.raw.read().unwrap()), error(&blpop.end()));
+    let_come(&server, &session, 1);
+    assert_granted(&session.event(), 0);
+}
+
+/// One who waits and is unblocked in the step that lets an event come: it is told now or by the next call, once.
+#[test]
+fn client_unblock_in_the_step_of_an_event() {
+    let server = Server::start();
+    let mut client = server.raw();
+    for how in ["", " ERROR"] {
+        let mut session = Session::open(&server);
+        client.take("LOCK.ACQUIRE key holder");
+        session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+        session.listen(&server);
+        client.tell(&["MULTI", "LOCK.RELEASE key holder", &format!("CLIENT UNBLOCK {}{how}", session.client), "EXEC"]);
+        for _ in 0..3 {
+            client.read().unwrap();
+        }
+        assert_eq!(array(&client.read().unwrap()), [Value::Int(0), Value::Int(1)]);
+        let mut told = match session.raw.read().unwrap() {
+            Value::Nil => Vec::new(),
+            Value::ServerError(error) => {
+                assert_eq!((error.code(), how), ("UNBLOCKED", " ERROR"));
+                Vec::new()
+            }
+            reply => events(&reply),
+        };
+        if told.is_empty() {
+            told = session.next();
+        }
+        assert_eq!(told.len(), 1);
+        told[0].token_of(&["key"], "owner");
+        session.hears_nothing(&mut client);
+        client.order("DEL key");
+    }
+}
+
+#[test]
+fn one_after_the_other_in_one_packet() {
+    let server = Server::start();
+    let mut session = Session::open(&server);
+    session.raw.tell(&["LOCK.NEXT WAIT 0", "LOCK.NEXT WAIT 0", "PING"]);
+    until(SOON, "it waits", || blocked_clients(&server) == 1);
+    let_come(&server, &session, 1);
+    assert_eq!(session.heard().len(), 1);
+    until(SOON, "it waits", || blocked_clients(&server) == 1);
+    server.raw().order("DEL key-0");
+    let_come(&server, &session, 1);
+    assert_eq!(session.heard().len(), 1);
+    assert_eq!(session.raw.read().unwrap(), Value::SimpleString("PONG".into()));
+}
+
+/// Other connections of the same user have events of their own.
+#[test]
+fn it_reads_its_own_connections_events() {
+    let server = Server::start();
+    let (mut one, mut other) = (Session::open(&server), Session::open(&server));
+    let_come(&server, &one, 1);
+    assert_eq!(other.raw.say("LOCK.NEXT"), Value::Nil);
+    assert_granted(&one.event(), 0);
+}
+
+#[test]
+fn it_needs_the_right_to_the_command_only() {
+    let server = Server::start();
+    let mut admin = server.raw();
+    admin.order("ACL SETUSER reader on nopass +lock.next resetkeys");
+    let mut reader = server.raw();
+    reader.order("AUTH reader x");
+    assert_eq!(reader.say("LOCK.NEXT"), Value::Nil);
+}
+
+#[test]
+fn shutdown_ends_it() {
+    let mut server = Server::start();
+    let mut session = Session::open(&server);
+    session.listen(&server);
+    server.shutdown();
+    match session.raw.read() {
+        Err(_) | Ok(Value::ServerError(_)) => {}
+        Ok(other) => panic!("{other:?}"),
+    }
+    server.restart();
+    assert_eq!(info_number(&server, "holdfast", "holdfast_sessions"), 0);
+}
+
+#[test]
+fn a_listener_that_is_killed_leaves_nothing() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    session.raw.tell(&["LOCK.NEXT WAIT 300"]);
+    until(SOON, "it waits", || is_blocked(&mut client, session.client));
+    client.order(&format!("CLIENT KILL ID {}", session.client));
+    until(SOON, "it is gone", || info_number(&server, "holdfast", "holdfast_sessions") == 0);
+    assert_eq!(blocked_clients(&server), 0);
+    assert!(!eventually(Duration::from_millis(400), || client.say("PING") != Value::SimpleString("PONG".into())));
+}
+
+/// Nothing is lost between two calls.
+#[test]
+fn what_comes_between_two_calls_is_kept() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    for round in 0..50 {
+        session.listen(&server);
+        session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
+        client.order("LOCK.FORCE key");
+        client.take("LOCK.ACQUIRE key holder");
+        session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+        client.order("LOCK.RELEASE key holder");
+        let mut told = session.heard();
+        while told.len() < 2 {
+            told.extend(session.next());
+        }
+        assert_eq!((told[0].kind.as_str(), told[1].kind.as_str()), ("lost", "granted"), "round {round}");
+        client.order("LOCK.RELEASE key owner");
+    }
+}

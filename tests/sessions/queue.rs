@@ -1,0 +1,188 @@
+//! One queue: whoever blocks and whoever asks on behalf of a session stand in it in the order in which they came.
+
+use redis::Value;
+use support::{Raw, Server};
+
+use super::session::{Event, Session};
+use crate::speak::{Reply, waiters};
+use crate::waiter::{Speak, Tell, Waiter, assert_held, until_nobody_waits};
+
+#[test]
+fn in_the_order_in_which_they_came() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let (mut one, mut other) = (Session::open(&server), Session::open(&server));
+    client.take("LOCK.ACQUIRE key holder");
+    let mut first = Waiter::start(&server, "key", "first");
+    one.wait(&mut client, "LOCK.ACQUIRE key second WAIT 0");
+    let mut third = Waiter::start(&server, "key", "third");
+    other.wait(&mut client, "LOCK.ACQUIRE key fourth WAIT 0");
+    one.wait(&mut client, "LOCK.ACQUIRE key fifth WAIT 0");
+    assert_eq!(waiters(&mut client, "key"), ["first", "second", "third", "fourth", "fifth"]);
+    client.order("LOCK.RELEASE key holder");
+    let mut tokens = vec![first.token()];
+    client.order("LOCK.RELEASE key first");
+    tokens.push(one.event().token_of(&["key"], "second"));
+    assert!(third.waits());
+    client.order("LOCK.RELEASE key second");
+    tokens.push(third.token());
+    assert_eq!(other.raw.say("LOCK.NEXT"), Value::Nil);
+    client.order("LOCK.RELEASE key third");
+    tokens.push(other.event().token_of(&["key"], "fourth"));
+    client.order("LOCK.RELEASE key fourth");
+    tokens.push(one.event().token_of(&["key"], "fifth"));
+    assert!(tokens.is_sorted_by(|one, next| one < next), "{tokens:?}");
+    until_nobody_waits(&server);
+}
+
+#[test]
+fn nobody_barges() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key reader SHARED");
+    session.wait(&mut client, "LOCK.ACQUIRE key writer WAIT 0");
+    assert_eq!(client.say("LOCK.ACQUIRE key newcomer SHARED"), Value::Nil);
+    let mut behind = Waiter::sending(&server, "LOCK.ACQUIRE key second-reader SHARED WAIT 0");
+    session.wait(&mut client, "LOCK.ACQUIRE key third-reader SHARED WAIT 0");
+    client.order("LOCK.RELEASE key reader");
+    session.event().token_of(&["key"], "writer");
+    assert!(behind.waits());
+    client.order("LOCK.RELEASE key writer");
+    assert!(behind.token() < session.event().token_of(&["key"], "third-reader"));
+}
+
+#[test]
+fn several_keys_between_others() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE a holder");
+    session.wait(&mut client, "LOCK.MACQUIRE 2 a b both WAIT 0");
+    let mut behind = Waiter::start(&server, "b", "behind");
+    client.order("LOCK.RELEASE a holder");
+    session.event().token_of(&["a", "b"], "both");
+    assert!(behind.waits());
+    client.order("LOCK.RELEASE b both");
+    behind.token();
+}
+
+#[test]
+fn waiters_shows_the_session() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner LIMIT 3 WAIT 50000");
+    let waiters = client.say("LOCK.WAITERS key");
+    let [waiter] = waiters.items() else { panic!("{waiters:?}") };
+    assert_eq!(waiter.field("owner").text(), "owner");
+    assert_eq!(waiter.field("client"), Value::Int(session.client));
+    assert_eq!(waiter.field("limit"), Value::Int(3));
+    assert!((0..=50_000).contains(&waiter.field("remaining").int()));
+    assert_eq!(client.say("LOCK.INFO key").field("waiters"), Value::Int(1));
+    assert_eq!(client.say("LOCK.TOP").items()[0].field("waiters"), Value::Int(1));
+}
+
+#[test]
+fn a_cycle_over_both_kinds_of_waiters_is_refused() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let session = Session::open(&server);
+    client.take("LOCK.ACQUIRE a one");
+    client.take("LOCK.ACQUIRE b two");
+    let _blocked = Waiter::start(&server, "b", "one");
+    let refused = session.ask(&mut client, "LOCK.ACQUIRE a two WAIT 0");
+    assert!(refused.error().starts_with("DEADLOCK owner 'two'"), "{refused:?}");
+    client.take("LOCK.ACQUIRE c three");
+    session.wait(&mut client, "LOCK.ACQUIRE c two WAIT 0");
+    let refused = client.say("LOCK.ACQUIRE b three WAIT 0");
+    assert!(refused.error().starts_with("DEADLOCK owner 'three'"), "{refused:?}");
+}
+
+/// A thousand requests of ten sessions on one lock, each released when it is heard of.
+#[test]
+fn a_thousand_are_served_in_order_and_once() {
+    const OWNERS: usize = 1000;
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut sessions: Vec<Session> = (0..10).map(|_| Session::open(&server)).collect();
+    client.take("LOCK.ACQUIRE key holder");
+    let lines: Vec<String> = (0..OWNERS)
+        .map(|number| sessions[number % 10].naming(&format!("LOCK.ACQUIRE key owner-{number} WAIT 0")))
+        .collect();
+    client.say_all(&lines);
+    client.order("LOCK.RELEASE key holder");
+    let mut last = 0;
+    for number in 0..OWNERS {
+        let owner = format!("owner-{number}");
+        let token = sessions[number % 10].event().token_of(&["key"], &owner);
+        assert!(token > last);
+        last = token;
+        client.order(&format!("LOCK.RELEASE key {owner}"));
+    }
+    assert_eq!(client.say("EXISTS key"), Value::Int(0));
+    for session in &mut sessions {
+        session.hears_nothing(&mut client);
+    }
+}
+
+/// The same owner waits in both ways, and is granted in both.
+#[test]
+fn one_owner_in_both_ways() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+    let mut blocked = Waiter::start(&server, "key", "owner");
+    client.order("LOCK.RELEASE key holder");
+    let token = session.event().token_of(&["key"], "owner");
+    assert_eq!(blocked.token(), token);
+    assert_eq!(client.say("HGET key owner").text(), "2");
+}
+
+/// Everybody's wait ends, each in its own way.
+#[test]
+fn all_who_stand_behind_a_key_that_is_no_lock_any_more() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key first WAIT 0");
+    let mut second = Waiter::start(&server, "key", "second");
+    session.wait(&mut client, "LOCK.ACQUIRE key third WAIT 0");
+    client.order("SET key text");
+    assert_eq!(second.error(), "WRONGTYPE");
+    let wrong = "WRONGTYPE Operation against a key holding the wrong kind of value";
+    let expected = ["first", "third"].map(|owner| Event::refused(&["key"], owner, wrong));
+    assert_eq!(session.events(2), expected);
+}
+
+fn pipelined(client: &mut Raw, lines: &[String]) -> Vec<Value> {
+    client.say_all(lines)
+}
+
+/// Held, waited for and released in one packet: in one turn of the event loop.
+#[test]
+fn all_in_one_packet() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let lines = [
+        "LOCK.ACQUIRE key holder".into(),
+        session.naming("LOCK.ACQUIRE key first WAIT 0"),
+        session.naming("LOCK.ACQUIRE key second WAIT 0"),
+        "LOCK.RELEASE key holder".into(),
+        "LOCK.RELEASE key first".into(),
+        "LOCK.RELEASE key second".into(),
+        session.naming("LOCK.ACQUIRE key third WAIT 0"),
+    ];
+    let replies = pipelined(&mut client, &lines);
+    assert_eq!(replies[3..6], [Value::Int(0), Value::Int(0), Value::Int(0)]);
+    let third = replies[6].token();
+    let events = session.events(2);
+    assert!(events[0].token_of(&["key"], "first") < events[1].token_of(&["key"], "second"));
+    assert!(events[1].token < Some(third));
+    assert_held(&mut client, "key", "third");
+}

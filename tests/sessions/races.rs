@@ -1,0 +1,266 @@
+//! Exactly once among the living: things that happen in the same instant, in both orders, many times.
+
+use redis::Value;
+use support::{Raw, Server, until};
+
+use super::session::{Event, Session, events};
+use crate::common::{error, info_number};
+use crate::speak::Reply;
+use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, figure};
+
+const ROUNDS: usize = 200;
+
+/// What the frozen server finds when it goes on, in this order, in one turn of its event loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum First {
+    Grant,
+    Other,
+}
+
+impl First {
+    fn of(round: usize) -> Self {
+        if round.is_multiple_of(2) { Self::Grant } else { Self::Other }
+    }
+}
+
+/// Nothing is left of a run: no wait, no event, no hold.
+#[track_caller]
+fn nothing_is_left(server: &Server, client: &mut Raw) {
+    until(SOON, "nothing is left", || {
+        ["waiters", "session_waits", "unread_events", "tied_holds"]
+            .iter()
+            .all(|name| info_number(server, "holdfast", &format!("holdfast_{name}")) == 0)
+    });
+    assert_eq!(client.say("DBSIZE"), Value::Int(0));
+}
+
+/// The session's connection is killed in the instant of the grant: whether it listens or not, the next one has the lock.
+/// Leases of an hour, so that what sticks is seen.
+#[test]
+fn session_killed_in_the_instant_of_the_grant() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut next = Session::open(&server);
+    for round in 0..ROUNDS {
+        let mut dying = Session::open(&server);
+        client.take("LOCK.ACQUIRE key holder LEASE 3600000");
+        let ties = ["", "WATCHDOG", "EPHEMERAL"][round % 3];
+        dying.wait(&mut client, &format!("LOCK.ACQUIRE key dying WAIT 0 LEASE 3600000 {ties}"));
+        next.wait(&mut client, &format!("LOCK.ACQUIRE key next-{round} WAIT 0 LEASE 3600000"));
+        if round / 2 % 2 == 0 {
+            dying.listen(&server);
+        }
+        let kill = format!("CLIENT KILL ID {}", dying.client);
+        let lines = match First::of(round) {
+            First::Grant => ["LOCK.RELEASE key holder", kill.as_str()],
+            First::Other => [kill.as_str(), "LOCK.RELEASE key holder"],
+        };
+        if round / 4 % 2 == 0 {
+            client.tell(&lines);
+            client.read().unwrap();
+            client.read().unwrap();
+        } else {
+            client.tell(&["MULTI", lines[0], lines[1], "EXEC"]);
+            (0..4).for_each(|_| drop(client.read().unwrap()));
+        }
+        let owner = format!("next-{round}");
+        next.event().token_of(&["key"], &owner);
+        assert_held(&mut client, "key", &owner);
+        client.order(&format!("LOCK.RELEASE key {owner}"));
+    }
+    nothing_is_left(&server, &mut client);
+}
+
+/// The same where the connection breaks by itself, in the turn of the event loop in which its event is written.
+#[test]
+fn session_broken_in_the_instant_of_the_grant() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut next = Session::open(&server);
+    let mut told = 0;
+    for round in 0..ROUNDS {
+        let mut dying = Session::open(&server);
+        client.take("LOCK.ACQUIRE key holder LEASE 3600000");
+        // One who may have heard of it before it went has it until its lease ends.
+        dying.wait(&mut client, "LOCK.ACQUIRE key dying WAIT 0 LEASE 100");
+        let owner = format!("next-{round}");
+        next.wait(&mut client, &format!("LOCK.ACQUIRE key {owner} WAIT 0 LEASE 3600000"));
+        dying.listen(&server);
+        let address = dying.raw.local_addr();
+        server.stop();
+        match First::of(round) {
+            First::Grant => {
+                client.tell(&["LOCK.RELEASE key holder"]);
+                dying.raw.reset();
+                until(SOON, "the server's side hears of the end", || server.has_lost(address));
+            }
+            First::Other => {
+                dying.raw.reset();
+                until(SOON, "the server's side hears of the end", || server.has_lost(address));
+                client.tell(&["LOCK.RELEASE key holder"]);
+            }
+        }
+        server.cont();
+        assert_eq!(client.read().unwrap(), Value::Int(0));
+        let before = info_number(&server, "holdfast", "holdfast_grants_undelivered");
+        next.event().token_of(&["key"], &owner);
+        told += before;
+        assert_held(&mut client, "key", &owner);
+        client.order(&format!("LOCK.RELEASE key {owner}"));
+    }
+    figure(format!("sessions broken in the instant of their grant: {ROUNDS} rounds ({told})"));
+    nothing_is_left(&server, &mut client);
+}
+
+/// The cancel comes in the instant of the grant, before it or after it: the owner has nothing, and the next one has the
+/// lock.
+#[test]
+fn cancel_in_the_instant_of_the_grant() {
+    let server = Server::start();
+    let (mut client, mut other) = (server.raw(), server.raw());
+    let (mut session, mut next) = (Session::open(&server), Session::open(&server));
+    for round in 0..ROUNDS {
+        client.take("LOCK.ACQUIRE key holder LEASE 3600000");
+        let owner = format!("owner-{round}");
+        session.wait(&mut client, &format!("LOCK.ACQUIRE key {owner} WAIT 0 LEASE 3600000 WATCHDOG"));
+        let mut behind = Waiter::on(other, &server, "LOCK.ACQUIRE key behind WAIT 0 LEASE 3600000");
+        next.wait(&mut client, &format!("LOCK.ACQUIRE key next-{round} WAIT 0 LEASE 3600000"));
+        if round / 2 % 2 == 0 {
+            session.listen(&server);
+        }
+        let cancel = session.naming(&format!("LOCK.CANCEL key {owner}"));
+        let mut another = server.raw();
+        match First::of(round) {
+            First::Grant if round / 4 % 2 == 0 => client.tell(&["LOCK.RELEASE key holder", &cancel]),
+            First::Other if round / 4 % 2 == 0 => client.tell(&[&cancel, "LOCK.RELEASE key holder"]),
+            // Over two connections, read in one turn or in two.
+            _ => {
+                client.tell(&["LOCK.RELEASE key holder"]);
+                another.tell(&[&cancel]);
+            }
+        }
+        let replies = if round / 4 % 2 == 0 {
+            [client.read().unwrap(), client.read().unwrap()]
+        } else {
+            [client.read().unwrap(), another.read().unwrap()]
+        };
+        assert!(replies.contains(&Value::Int(1)), "round {round}: {replies:?}");
+        behind.token();
+        client.order("LOCK.RELEASE key behind");
+        next.event().token_of(&["key"], &format!("next-{round}"));
+        client.order(&format!("LOCK.RELEASE key next-{round}"));
+        assert_eq!(client.say("EXISTS key"), Value::Int(0), "round {round}");
+        if round / 2 % 2 == 0 {
+            // Heard of before the cancel came, or never.
+            client.order(&format!("CLIENT UNBLOCK {}", session.client));
+            match session.raw.read().unwrap() {
+                Value::Nil => {}
+                told => {
+                    events(&told)[0].token_of(&["key"], &owner);
+                    // The unblocking was for a wait that was over.
+                }
+            }
+        }
+        session.hears_nothing(&mut client);
+        other = behind.raw;
+    }
+    nothing_is_left(&server, &mut client);
+}
+
+/// A request that arrives after its cancel, over another connection, or before it: never is anything left of it.
+#[test]
+fn a_request_that_arrives_after_its_cancel() {
+    let server = Server::start();
+    let (mut client, mut other) = (server.raw(), server.raw());
+    let mut session = Session::open(&server);
+    let (mut after, mut before) = (0, 0);
+    for round in 0..ROUNDS {
+        let free = round / 2 % 2 == 0;
+        if !free {
+            client.take("LOCK.ACQUIRE key holder");
+        }
+        let owner = format!("owner-{round}");
+        let request = session.naming(&format!("LOCK.ACQUIRE key {owner} WAIT 0 WATCHDOG LEASE 3600000"));
+        let cancel = session.naming(&format!("LOCK.CANCEL key {owner}"));
+        server.stop();
+        match First::of(round) {
+            First::Grant => {
+                other.tell(&[&request]);
+                client.tell(&[&cancel]);
+            }
+            First::Other => {
+                client.tell(&[&cancel]);
+                other.tell(&[&request]);
+            }
+        }
+        server.cont();
+        let (cancelled, asked) = (client.read().unwrap(), other.read().unwrap());
+        match (&cancelled, &asked) {
+            (Value::Int(0), Value::ServerError(_)) => {
+                assert_eq!(error(&asked).0, "CANCELLED");
+                after += 1;
+            }
+            (Value::Int(1), Value::Int(_) | Value::SimpleString(_)) => before += 1,
+            _ => panic!("round {round}: cancelled {cancelled:?}, asked {asked:?}"),
+        }
+        if !free {
+            client.order("LOCK.RELEASE key holder");
+        }
+        assert_eq!(client.say("EXISTS key"), Value::Int(0), "round {round}");
+        session.hears_nothing(&mut client);
+    }
+    assert!(after > 0 && before > 0, "{after} after, {before} before");
+    nothing_is_left(&server, &mut client);
+}
+
+/// `CLIENT UNBLOCK` while events are on their way: each is told once, in order.
+#[test]
+fn next_interrupted_with_events_on_their_way() {
+    let server = Server::start();
+    let (mut client, mut other) = (server.raw(), server.raw());
+    let mut session = Session::open(&server);
+    let (mut interrupted, mut heard) = (0, 0);
+    for round in 0..ROUNDS {
+        let mut expected = Vec::new();
+        for owner in ["one", "two"] {
+            let token = session.take(&mut client, &format!("LOCK.ACQUIRE {owner} {owner} WATCHDOG"));
+            expected.push(Event::lost(owner, owner, token, "forced"));
+        }
+        session.listen(&server);
+        let how = ["", " ERROR", " TIMEOUT"][round % 3];
+        let unblock = format!("CLIENT UNBLOCK {}{how}", session.client);
+        let (forces, replies) = (["LOCK.FORCE one", "LOCK.FORCE two"], 3);
+        if round / 4 % 2 == 0 {
+            match First::of(round) {
+                First::Grant => client.tell(&[forces[0], &unblock, forces[1]]),
+                First::Other => client.tell(&[&unblock, forces[0], forces[1]]),
+            }
+            (0..replies).for_each(|_| drop(client.read().unwrap()));
+        } else {
+            client.tell(&forces);
+            other.tell(&[&unblock]);
+            (0..2).for_each(|_| drop(client.read().unwrap()));
+            other.read().unwrap();
+        }
+        let mut told = match session.raw.read().unwrap() {
+            Value::Nil => Vec::new(),
+            Value::ServerError(error) => {
+                assert_eq!((error.code(), how), ("UNBLOCKED", " ERROR"));
+                Vec::new()
+            }
+            reply => events(&reply),
+        };
+        if told.is_empty() {
+            interrupted += 1
+        } else {
+            heard += 1
+        }
+        while told.len() < 2 {
+            told.extend(session.next());
+        }
+        assert_eq!(told, expected, "round {round}");
+        assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil, "round {round}");
+    }
+    figure(format!("next, interrupted: {interrupted} times before it had heard, {heard} times after"));
+    nothing_is_left(&server, &mut client);
+}

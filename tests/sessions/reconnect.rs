@@ -1,0 +1,182 @@
+//! A process whose connection broke names its new session for all that it has.
+
+use redis::Value;
+use support::{Server, until};
+
+use super::session::{Event, Session, until_ended};
+use crate::common::info_number;
+use crate::speak::{Reply, holders, waiters};
+use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held};
+
+#[test]
+fn its_holds_and_waits_go_along() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let old = Session::open(&server);
+    let token = old.take(&mut client, "LOCK.ACQUIRE held owner WATCHDOG LEASE 5000");
+    client.take("LOCK.ACQUIRE wanted holder");
+    old.wait(&mut client, "LOCK.ACQUIRE wanted waiter HOLDS 1 WAIT 0");
+    let id = old.id.clone();
+    old.raw.reset();
+    until_ended(&mut client, &id);
+
+    let mut new = Session::open(&server);
+    assert_eq!(new.take(&mut client, &format!("LOCK.RENEW held owner TOKEN {token} WATCHDOG LEASE 5000")), token);
+    new.wait(&mut client, "LOCK.ACQUIRE wanted waiter HOLDS 1 WAIT 0");
+    assert_eq!(holders(&mut client, "held")["owner"].field("client"), Value::Int(new.client));
+    client.order("LOCK.RELEASE wanted holder");
+    new.event().token_of(&["wanted"], "waiter");
+    client.order("LOCK.FORCE held");
+    assert_eq!(new.event(), Event::lost("held", "owner", token, "forced"));
+}
+
+/// The server has not heard yet that the old connection is gone. When it does, nothing of what the new one has goes.
+#[test]
+fn before_the_server_has_noticed() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let (old, mut new) = (Session::open(&server), Session::open(&server));
+    let token = old.take(&mut client, "LOCK.ACQUIRE held owner WATCHDOG EPHEMERAL");
+    client.take("LOCK.ACQUIRE wanted holder");
+    old.wait(&mut client, "LOCK.ACQUIRE wanted waiter HOLDS 1 WAIT 0");
+    new.take(&mut client, &format!("LOCK.RENEW held owner TOKEN {token} WATCHDOG"));
+    new.wait(&mut client, "LOCK.ACQUIRE wanted waiter HOLDS 1 WAIT 0");
+    let id = old.id.clone();
+    old.raw.reset();
+    until_ended(&mut client, &id);
+    until(SOON, "the old wait is gone", || waiters(&mut client, "wanted").len() == 1);
+    assert_held(&mut client, "held", "owner");
+    client.order("LOCK.RELEASE wanted holder");
+    new.event().token_of(&["wanted"], "waiter");
+    assert_held(&mut client, "wanted", "waiter");
+}
+
+/// A grant that the old session has not read, and that the new one hears of in another way: it stays when the old one
+/// ends, for its owner was told that it holds.
+fn a_grant_that_was_adopted(adopt: impl Fn(&Session, &mut support::Raw) -> i64, count: &str) {
+    let server = Server::start();
+    let mut client = server.raw();
+    let (old, mut new) = (Session::open(&server), Session::open(&server));
+    client.take("LOCK.ACQUIRE key holder");
+    old.wait(&mut client, "LOCK.ACQUIRE key owner HOLDS 1 WAIT 0 LEASE 3600000");
+    client.order("LOCK.RELEASE key holder");
+    let mut next = Waiter::start(&server, "key", "next");
+    let token = adopt(&new, &mut client);
+    let id = old.id.clone();
+    old.raw.reset();
+    until_ended(&mut client, &id);
+    until(SOON, "the old session's affairs are settled", || {
+        info_number(&server, "holdfast", "holdfast_unread_events") == 0
+    });
+    // What is to be taken back is by now: the next turn of the event loop.
+    client.order("PING");
+    client.order("PING");
+    assert_eq!(client.say("HGET key owner").text(), count, "it was told that it holds");
+    assert!(next.waits());
+    let holder = holders(&mut client, "key").remove("owner").expect("it holds");
+    assert_eq!(holder.field("client"), Value::Int(new.client), "and the tie is the new one's");
+    client.order("LOCK.FORCE key");
+    assert_eq!(new.event(), Event::lost("key", "owner", token, "forced"));
+    next.token();
+}
+
+#[test]
+fn a_grant_that_was_not_read_and_asked_for_again() {
+    a_grant_that_was_adopted(|new, client| new.take(client, "LOCK.ACQUIRE key owner HOLDS 1 WAIT 0 WATCHDOG"), "1");
+}
+
+#[test]
+fn a_grant_that_was_not_read_and_renewed() {
+    a_grant_that_was_adopted(|new, client| new.take(client, "LOCK.RENEW key owner WATCHDOG"), "1");
+}
+
+/// One more hold is one more: what nobody heard of is taken back, the other stays.
+#[test]
+fn a_grant_that_was_not_read_and_re_entered() {
+    a_grant_that_was_adopted(|new, client| new.take(client, "LOCK.ACQUIRE key owner WATCHDOG"), "1");
+}
+
+/// The same of several keys.
+#[test]
+fn a_grant_of_several_keys_that_was_not_read_and_asked_for_again() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let (old, new) = (Session::open(&server), Session::open(&server));
+    client.take("LOCK.ACQUIRE a holder");
+    old.wait(&mut client, "LOCK.MACQUIRE 2 a b owner HOLDS 1 WAIT 0 LEASE 3600000");
+    client.order("LOCK.RELEASE a holder");
+    new.take(&mut client, "LOCK.MACQUIRE 2 a b owner HOLDS 1 WAIT 0");
+    let id = old.id.clone();
+    old.raw.reset();
+    until_ended(&mut client, &id);
+    client.order("PING");
+    client.order("PING");
+    assert_held(&mut client, "a", "owner");
+    assert_held(&mut client, "b", "owner");
+}
+
+/// The old connection ends and the new request comes in the same turn of the event loop, in either order.
+#[test]
+fn in_the_turn_in_which_the_old_connection_ends() {
+    let server = Server::start();
+    let mut client = server.raw();
+    for round in 0..40 {
+        let (old, new) = (Session::open(&server), Session::open(&server));
+        client.take("LOCK.ACQUIRE key holder");
+        old.wait(&mut client, "LOCK.ACQUIRE key owner HOLDS 1 WAIT 0 LEASE 3600000");
+        client.order("LOCK.RELEASE key holder");
+        let line = new.naming("LOCK.ACQUIRE key owner HOLDS 1 WAIT 0 LEASE 3600000 EPHEMERAL");
+        let address = old.raw.local_addr();
+        server.stop();
+        if round % 2 == 0 {
+            client.tell(&[&line]);
+            old.raw.reset();
+        } else {
+            old.raw.reset();
+            until(SOON, "the server's side has heard", || server.has_lost(address));
+            client.tell(&[&line]);
+        }
+        server.cont();
+        let mut new = new;
+        let token = match client.read().unwrap() {
+            Value::SimpleString(_) => new.event().token_of(&["key"], "owner"),
+            reply => reply.token(),
+        };
+        client.order("PING");
+        client.order("PING");
+        assert_held(&mut client, "key", "owner");
+        assert_eq!(client.say("HGET key #fence").text(), token.to_string(), "round {round}");
+        client.order("LOCK.RELEASE key owner");
+    }
+}
+
+/// The same for a client that was blocked, and asks again over another connection.
+#[test]
+fn of_a_blocked_client_in_the_turn_in_which_it_ends() {
+    let server = Server::start();
+    let mut client = server.raw();
+    for round in 0..40 {
+        client.take("LOCK.ACQUIRE key holder");
+        let dying = Waiter::sending(&server, "LOCK.ACQUIRE key owner HOLDS 1 WAIT 0 LEASE 3600000");
+        let kill = format!("CLIENT KILL ID {}", dying.id);
+        let again = "LOCK.ACQUIRE key owner HOLDS 1 LEASE 3600000";
+        let lines = if round % 2 == 0 {
+            ["LOCK.RELEASE key holder", again, &kill]
+        } else {
+            ["LOCK.RELEASE key holder", &kill, again]
+        };
+        client.tell(&lines);
+        let replies: Vec<Value> = lines.iter().map(|_| client.read().unwrap()).collect();
+        let reply = if round % 2 == 0 { &replies[1] } else { &replies[2] };
+        client.order("PING");
+        client.order("PING");
+        match reply {
+            Value::Nil => assert_eq!(client.say("EXISTS key"), Value::Int(0)),
+            token => {
+                assert_held(&mut client, "key", "owner");
+                assert_eq!(client.say("HGET key #fence").text(), token.token().to_string(), "round {round}");
+                client.order("LOCK.RELEASE key owner");
+            }
+        }
+    }
+}

@@ -1,0 +1,402 @@
+//! `REPLICAS n` on behalf of a session: the answer comes as an event when they have it. And a server that becomes a
+//! replica itself.
+
+use redis::Value;
+use support::{Raw, Server, eventually, until};
+
+use super::session::{A_WHILE, Event, Session, events, until_ended, waiting};
+use crate::common::{deadline, error, info_number};
+use crate::replicas::group::{BRIEF, Group};
+use crate::speak::{Reply, holders, waiters};
+use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, until_nobody_waits};
+
+mod confirming {
+    use super::*;
+
+    const MISSED: &str = "NOREPLICAS 0 of 1 replicas confirmed within 250 ms";
+
+    #[test]
+    fn a_grant_at_once() {
+        let mut group = Group::of(1);
+        let mut session = Session::open(&group.master);
+        let line = "LOCK.ACQUIRE key owner REPLICAS 1 WATCHDOG";
+        session.wait(&mut group.control, line);
+        let token = session.event().token_of(&["key"], "owner");
+        assert_eq!(group.replicas[0].raw().say("HGET key #fence").text(), token.to_string());
+    }
+
+    #[test]
+    fn a_grant_out_of_the_queue() {
+        let mut group = Group::of(1);
+        let mut session = Session::open(&group.master);
+        group.control.take("LOCK.ACQUIRE key holder");
+        session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1 WAIT 0");
+        group.stop_replicas();
+        group.control.order("LOCK.RELEASE key holder");
+        assert_held(&mut group.control, "key", "owner");
+        assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil, "it is held, and not yet told");
+        group.cont_replicas();
+        session.event().token_of(&["key"], "owner");
+    }
+
+    #[test]
+    fn in_a_transaction() {
+        let mut group = Group::of(1);
+        let mut session = Session::open(&group.master);
+        group.control.order("MULTI");
+        let line = session.naming("LOCK.ACQUIRE key owner REPLICAS 1");
+        group.control.order(&line);
+        assert_eq!(group.control.order("EXEC").items(), [waiting()]);
+        session.event().token_of(&["key"], "owner");
+    }
+
+    #[test]
+    fn a_grant_that_is_not_confirmed_in_time() {
+        let mut group = Group::of(1);
+        group.wait_for_replicas(BRIEF);
+        let mut session = Session::open(&group.master);
+        group.stop_replicas();
+        session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1 WATCHDOG");
+        let mut next = group.waits("LOCK.ACQUIRE key next WAIT 0");
+        assert_eq!(session.event(), Event::refused(&["key"], "owner", MISSED));
+        next.token();
+        session.hears_nothing(&mut group.control);
+        assert_eq!(info_number(&group.master, "holdfast", "holdfast_session_waits"), 0);
+    }
+
+    #[test]
+    fn without_replicas() {
+        let server = Server::builder().module_args(&["replicas-timeout", "250"]).start();
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        session.wait(&mut client, "LOCK.MACQUIRE 2 a b owner REPLICAS 1");
+        assert_eq!(session.event(), Event::refused(&["a", "b"], "owner", MISSED));
+        assert_eq!(client.say("EXISTS a b"), Value::Int(0));
+    }
+
+    #[test]
+    fn a_renewal() {
+        let mut group = Group::of(1);
+        let mut session = Session::open(&group.master);
+        let token = session.take(&mut group.control, "LOCK.ACQUIRE key owner LEASE 50000");
+        session.wait(&mut group.control, "LOCK.RENEW key owner REPLICAS 1 LEASE 90000");
+        assert_eq!(session.event(), Event::granted(&["key"], "owner", token));
+        let nothing = session.ask(&mut group.control, "LOCK.RENEW none owner REPLICAS 1");
+        assert_eq!(nothing, Value::Nil, "what is not held needs no replica");
+    }
+
+    #[test]
+    fn a_renewal_that_is_not_confirmed_in_time() {
+        let mut group = Group::of(1);
+        group.wait_for_replicas(BRIEF);
+        let mut session = Session::open(&group.master);
+        session.take(&mut group.control, "LOCK.ACQUIRE key owner LEASE 50000");
+        let before = deadline(&mut group.control, b"key");
+        group.stop_replicas();
+        session.wait(&mut group.control, "LOCK.RENEW key owner REPLICAS 1 LEASE 90000");
+        assert_eq!(session.event(), Event::refused(&["key"], "owner", MISSED));
+        assert_eq!(deadline(&mut group.control, b"key"), before);
+    }
+
+    #[test]
+    fn a_renewal_of_several_keys() {
+        let mut group = Group::of(1);
+        let mut session = Session::open(&group.master);
+        let a = session.take(&mut group.control, "LOCK.ACQUIRE a owner");
+        let c = session.take(&mut group.control, "LOCK.ACQUIRE c owner");
+        session.wait(&mut group.control, "LOCK.MRENEW 3 a b c owner REPLICAS 1");
+        let events = session.events(3);
+        assert_eq!(events[0], Event::granted(&["a"], "owner", a));
+        assert!(events[1].error_of(&["b"], "owner").starts_with("NOTHELD "));
+        assert_eq!(events[2], Event::granted(&["c"], "owner", c));
+    }
+
+    /// Two renewals of one hold are two requests, each with its answer, and neither is a request for the lock.
+    #[test]
+    fn renewals_while_others_are_being_confirmed() {
+        let mut group = Group::of(1);
+        let mut session = Session::open(&group.master);
+        let token = session.take(&mut group.control, "LOCK.ACQUIRE key owner");
+        group.stop_replicas();
+        for lease in ["LEASE 50000", "LEASE 90000"] {
+            session.wait(&mut group.control, &format!("LOCK.RENEW key owner REPLICAS 1 {lease}"));
+        }
+        assert_eq!(session.take(&mut group.control, "LOCK.ACQUIRE key owner"), token, "a re-entry");
+        assert_eq!(group.control.say("HGET key owner").text(), "2");
+        group.cont_replicas();
+        let granted = Event::granted(&["key"], "owner", token);
+        assert_eq!(session.events(2), [granted.clone(), granted]);
+        assert_eq!(info_number(&group.master, "holdfast", "holdfast_session_waits"), 0);
+        session.hears_nothing(&mut group.control);
+    }
+
+    /// The same request again while replicas are waited for is answered the same, and granted once.
+    #[test]
+    fn a_repeated_request() {
+        let mut group = Group::of(1);
+        let mut session = Session::open(&group.master);
+        group.stop_replicas();
+        for _ in 0..2 {
+            session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1 WAIT 0");
+        }
+        group.cont_replicas();
+        session.event().token_of(&["key"], "owner");
+        assert_eq!(group.control.say("HGET key owner").text(), "1");
+        session.hears_nothing(&mut group.control);
+    }
+
+    #[test]
+    fn cancelled() {
+        let mut group = Group::of(1);
+        let mut session = Session::open(&group.master);
+        group.stop_replicas();
+        session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1 WATCHDOG");
+        session.wait(&mut group.control, "LOCK.MACQUIRE 2 a b owner REPLICAS 1");
+        let mut next = group.waits("LOCK.ACQUIRE key next WAIT 0");
+        assert_eq!(session.cancel(&mut group.control, "key", "owner"), 1);
+        assert_eq!(session.cancel(&mut group.control, "b", "owner"), 1);
+        next.token();
+        assert_eq!(group.control.say("EXISTS a b"), Value::Int(0));
+        assert_eq!(group.count("confirming"), 0);
+        group.cont_replicas();
+        assert_eq!(session.cancel(&mut group.control, "key", "owner"), 0);
+        session.hears_nothing(&mut group.control);
+    }
+
+    /// A renewal that is being confirmed is a part of what is given up.
+    #[test]
+    fn cancelled_while_a_renewal_is_confirmed() {
+        let mut group = Group::of(1);
+        let mut session = Session::open(&group.master);
+        session.take(&mut group.control, "LOCK.ACQUIRE key owner");
+        group.stop_replicas();
+        session.wait(&mut group.control, "LOCK.RENEW key owner REPLICAS 1");
+        assert_eq!(session.cancel(&mut group.control, "key", "owner"), 1);
+        assert_eq!(group.control.say("EXISTS key"), Value::Int(0));
+        group.cont_replicas();
+        session.hears_nothing(&mut group.control);
+    }
+
+    #[test]
+    fn its_session_ends() {
+        let mut group = Group::of(1);
+        let session = Session::open(&group.master);
+        group.stop_replicas();
+        session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1");
+        let mut next = group.waits("LOCK.ACQUIRE key next WAIT 0");
+        session.raw.reset();
+        next.token();
+        assert_eq!(group.count("confirming"), 0);
+    }
+
+    /// The answer to the first request was lost with its connection; the second is told, so the hold stays.
+    fn asked_again(first: impl Fn(&Group, &str)) {
+        let mut group = Group::of(1);
+        group.stop_replicas();
+        let mut session = Session::open(&group.master);
+        let line = "LOCK.ACQUIRE key owner HOLDS 1 REPLICAS 1 LEASE 3600000";
+        first(&group, &session.naming(line));
+        session.wait(&mut group.control, line);
+        assert_eq!(group.count("confirming"), 1);
+        group.cont_replicas();
+        session.event().token_of(&["key"], "owner");
+        assert_held(&mut group.control, "key", "owner");
+        assert_eq!(group.control.say("LOCK.ACQUIRE key other"), Value::Nil);
+    }
+
+    #[test]
+    fn asked_again_over_another_connection() {
+        asked_again(|group, line| {
+            let mut lost = group.master.raw();
+            assert_eq!(lost.say(line), waiting());
+            lost.reset();
+        });
+    }
+
+    /// As above, where the first request was not made on behalf of the session but blocked, and its client is gone while
+    /// the second one is being confirmed.
+    #[test]
+    fn asked_again_after_a_blocked_one() {
+        let mut group = Group::of(1);
+        group.stop_replicas();
+        let line = "LOCK.ACQUIRE key owner HOLDS 1 REPLICAS 1 LEASE 3600000";
+        let first = group.waits(line);
+        let mut second = group.waits(line);
+        assert_eq!(group.count("confirming"), 2);
+        first.raw.reset();
+        until(SOON, "the server has noticed", || group.count("confirming") == 1);
+        group.control.order("PING");
+        group.cont_replicas();
+        second.token();
+        assert_held(&mut group.control, "key", "owner");
+    }
+}
+
+mod demotion {
+    use super::*;
+
+    const UNBLOCKED: &str = "UNBLOCKED this server is a replica now and grants no locks";
+
+    fn demote(client: &mut Raw) {
+        // Nobody listens there: the link stays down, and the data as they are.
+        client.order("REPLICAOF 127.0.0.1 1");
+    }
+
+    #[test]
+    fn it_is_told_of_its_waits_and_holds() {
+        let server = Server::start();
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        let token = session.take(&mut client, "LOCK.ACQUIRE held owner WATCHDOG");
+        let other = session.take(&mut client, "LOCK.ACQUIRE other owner EPHEMERAL");
+        session.take(&mut client, "LOCK.ACQUIRE untied owner");
+        client.take("LOCK.ACQUIRE wanted holder");
+        session.wait(&mut client, "LOCK.ACQUIRE wanted waiter WAIT 0");
+        session.wait(&mut client, "LOCK.MACQUIRE 2 wanted more both WAIT 0");
+        demote(&mut client);
+        let mut events = session.events(4);
+        events.sort_by_key(|event| (event.kind.clone(), event.keys.clone()));
+        let expected = [
+            Event::refused(&["wanted"], "waiter", UNBLOCKED),
+            Event::refused(&["wanted", "more"], "both", UNBLOCKED),
+            Event::untied("held", "owner", token, "replica"),
+            Event::untied("other", "owner", other, "replica"),
+        ];
+        assert_eq!(events, expected);
+        assert_held(&mut client, "held", "owner");
+        assert_eq!(waiters(&mut client, "wanted"), [""; 0]);
+        assert_eq!(error(&session.ask(&mut client, "LOCK.ACQUIRE wanted waiter WAIT 0")).0, "READONLY");
+        assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil, "it goes on reading");
+        until_nobody_waits(&server);
+    }
+
+    /// A server that becomes a replica unblocks everybody with an error and ends their connections, whatever they are
+    /// blocked for; BLPOP's too. So a session that listens has to connect anew.
+    #[test]
+    fn a_listener_is_sent_away_as_blpops_are() {
+        let server = Server::start();
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        session.take(&mut client, "LOCK.ACQUIRE held owner EPHEMERAL");
+        session.listen(&server);
+        let mut blpop = Waiter::sending(&server, "BLPOP list 0");
+        demote(&mut client);
+        let told = session.raw.read().unwrap();
+        assert_eq!(error(&told), error(&blpop.end()));
+        assert_eq!(error(&told).0, "UNBLOCKED");
+        assert!(session.raw.read().is_err() && blpop.raw.read().is_err(), "and the connections end");
+        until_ended_on_replica(&server, &mut client);
+        assert_held(&mut client, "held", "owner");
+    }
+
+    #[track_caller]
+    fn until_ended_on_replica(server: &Server, _: &mut Raw) {
+        until(SOON, "the session has ended", || info_number(server, "holdfast", "holdfast_sessions") == 0);
+    }
+
+    /// Nothing is kept on a replica for sessions that end there.
+    #[test]
+    fn sessions_that_end_on_a_replica_leave_nothing() {
+        let server = Server::start();
+        let mut client = server.raw();
+        let session = Session::open(&server);
+        client.take("LOCK.ACQUIRE key holder LEASE 3600000");
+        session.wait(&mut client, "LOCK.ACQUIRE key unread WAIT 0 LEASE 3600000");
+        session.wait(&mut client, "LOCK.ACQUIRE key waits WAIT 0");
+        client.order("LOCK.RELEASE key holder");
+        demote(&mut client);
+        session.raw.reset();
+        until_ended_on_replica(&server, &mut client);
+        let used = crate::speak::processor_time(&server);
+        assert!(!eventually(A_WHILE * 3, || client.say("EXISTS key") == Value::Int(0)), "a replica takes nothing back");
+        println!(
+            "processor time of a replica that has nothing to do: {:?}",
+            crate::speak::processor_time(&server) - used
+        );
+        for name in ["waiters", "session_waits", "unread_events", "tied_holds"] {
+            assert_eq!(info_number(&server, "holdfast", &format!("holdfast_{name}")), 0, "{name}");
+        }
+        client.order("REPLICAOF NO ONE");
+        assert!(!eventually(A_WHILE, || client.say("EXISTS key") == Value::Int(0)));
+        assert_held(&mut client, "key", "unread");
+    }
+
+    #[test]
+    fn what_was_being_confirmed_is_refused() {
+        let server = Server::builder().module_args(&["replicas-timeout", "3600000"]).start();
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        session.wait(&mut client, "LOCK.ACQUIRE key owner REPLICAS 1");
+        demote(&mut client);
+        assert_eq!(session.event(), Event::refused(&["key"], "owner", UNBLOCKED));
+        assert_held(&mut client, "key", "owner");
+        assert_eq!(info_number(&server, "holdfast", "holdfast_confirming"), 0);
+    }
+
+    #[test]
+    fn there_and_back_again() {
+        let server = Server::start();
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        client.take("LOCK.ACQUIRE key holder LEASE 3600000");
+        for round in 0..3 {
+            session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+            demote(&mut client);
+            client.order("REPLICAOF NO ONE");
+            assert_eq!(session.event(), Event::refused(&["key"], "owner", UNBLOCKED), "round {round}");
+        }
+        session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+        client.order("LOCK.RELEASE key holder");
+        session.event().token_of(&["key"], "owner");
+    }
+
+    /// Granted and not read, and then a replica: it may be read, the hold is there until its lease ends.
+    #[test]
+    fn a_grant_that_was_not_read_can_be_read() {
+        let server = Server::start();
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        client.take("LOCK.ACQUIRE key holder");
+        session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0 WATCHDOG");
+        client.order("LOCK.RELEASE key holder");
+        demote(&mut client);
+        let told = session.events(2);
+        let token = told[0].token_of(&["key"], "owner");
+        assert_eq!(told[1], Event::untied("key", "owner", token, "replica"));
+        assert_eq!(holders(&mut client, "key")["owner"].field("client"), Value::Nil);
+    }
+
+    /// Twenty thousand waits are refused while the server answers.
+    #[test]
+    fn many_waits_are_refused_soon() {
+        const MANY: usize = 20_000;
+        let server = Server::start();
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        client.take("LOCK.ACQUIRE key holder");
+        let lines: Vec<String> =
+            (0..MANY).map(|number| session.naming(&format!("LOCK.ACQUIRE key owner-{number} WAIT 0"))).collect();
+        client.say_all(&lines);
+        demote(&mut client);
+        let events = session.events(MANY);
+        assert!(events.iter().all(|event| event.detail.as_deref() == Some(UNBLOCKED)));
+        assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil);
+    }
+
+    /// On a replica there is nothing to be told, and asking does no harm.
+    #[test]
+    fn a_connection_of_a_replica() {
+        let (master, replica) = (Server::start(), Server::start());
+        replica.replica_of(&master);
+        let mut session = Session::open(&replica);
+        assert_eq!(session.raw.say("LOCK.NEXT WAIT 20"), Value::Nil);
+        assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil);
+        let (id, mut client) = (session.id.clone(), replica.raw());
+        replica.replica_of_no_one();
+        session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
+        client.order("LOCK.FORCE key");
+        assert_eq!(events(&session.raw.say("LOCK.NEXT WAIT 20000"))[0].kind, "lost");
+        session.raw.close();
+        until_ended(&mut client, &id);
+    }
+}

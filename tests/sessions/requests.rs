@@ -1,0 +1,413 @@
+//! Requests on behalf of a session: what is replied, every option, the owner `*`.
+
+use std::time::Duration;
+
+use redis::Value;
+use support::{Server, until};
+
+use super::session::{Event, Session, waiting};
+use crate::common::{Protocol, deadline, error, fields, unix_micros, unix_millis};
+use crate::speak::{Reply, holders};
+use crate::waiter::{SOON, Speak, Tell, assert_held};
+
+#[test]
+fn waiting_is_a_simple_string() {
+    let server = Server::start();
+    server.raw().take("LOCK.ACQUIRE key holder");
+    for protocol in Protocol::BOTH {
+        let session = Session::open(&server);
+        let mut client = protocol.connect(&server);
+        let line = session.naming("LOCK.ACQUIRE key owner WAIT 0");
+        assert_eq!(client.call_for_bytes(&crate::common::words(&line)), b"+WAITING\r\n");
+    }
+}
+
+#[test]
+fn what_can_be_had_at_once_is_granted_at_once() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let token = session.take(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+    assert_eq!(session.take(&mut client, "LOCK.ACQUIRE key owner HOLDS 1"), token, "a re-entry");
+    assert_eq!(session.take(&mut client, "LOCK.RENEW key owner"), token);
+    let several = session.take(&mut client, "LOCK.MACQUIRE 2 a b owner WAIT 0");
+    let renewed = session.ask(&mut client, "LOCK.MRENEW 3 a b none owner");
+    assert_eq!(renewed, Value::Array(vec![Value::Int(several), Value::Int(several), Value::Nil]));
+    assert_eq!(session.ask(&mut client, "LOCK.RENEW none owner"), Value::Nil);
+    session.hears_nothing(&mut client);
+}
+
+#[test]
+fn without_wait_it_never_waits() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    assert_eq!(session.ask(&mut client, "LOCK.ACQUIRE key owner"), Value::Nil);
+    assert_eq!(session.ask(&mut client, "LOCK.MACQUIRE 2 key other owner"), Value::Nil);
+    client.order("LOCK.RELEASE key holder");
+    session.hears_nothing(&mut client);
+    assert_eq!(client.say("EXISTS key"), Value::Int(0));
+}
+
+#[test]
+fn wait_ends_after_its_time() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    let begin = unix_micros();
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 150");
+    assert_eq!(session.event(), Event::timeout(&["key"], "owner"));
+    assert!(unix_micros() - begin >= 149_000);
+    client.order("LOCK.RELEASE key holder");
+    session.hears_nothing(&mut client);
+    assert_eq!(client.say("EXISTS key"), Value::Int(0));
+}
+
+#[test]
+fn wait_0_waits_as_long_as_it_takes() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+    assert_eq!(client.say("LOCK.WAITERS key").items()[0].field("remaining"), Value::Int(-1));
+}
+
+#[test]
+fn the_lease_begins_with_the_grant() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder LEASE 300");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner LEASE 50000 WAIT 0");
+    let asked = unix_millis();
+    let token = session.event().token_of(&["key"], "owner");
+    let end = deadline(&mut client, b"key");
+    assert!(end - token / 1000 >= 49_999, "{} ms", end - token / 1000);
+    assert!(end - asked > 50_000, "not with the request");
+}
+
+#[test]
+fn limit_and_shared() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key writer");
+    for owner in ["first", "second"] {
+        session.wait(&mut client, &format!("LOCK.ACQUIRE key {owner} SHARED WAIT 0"));
+    }
+    session.wait(&mut client, "LOCK.ACQUIRE key one-of-two LIMIT 3 WAIT 0");
+    session.wait(&mut client, "LOCK.ACQUIRE key last LIMIT 3 WAIT 0");
+    client.order("LOCK.RELEASE key writer");
+    let events = session.events(3);
+    let tokens = [
+        events[0].token_of(&["key"], "first"),
+        events[1].token_of(&["key"], "second"),
+        events[2].token_of(&["key"], "one-of-two"),
+    ];
+    assert!(tokens.is_sorted_by(|one, next| one < next), "{tokens:?}");
+    client.order("LOCK.RELEASE key second");
+    session.event().token_of(&["key"], "last");
+}
+
+#[test]
+fn holds() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner HOLDS 3 WAIT 0");
+    client.order("LOCK.RELEASE key holder");
+    session.event().token_of(&["key"], "owner");
+    assert_eq!(client.say("HGET key owner").text(), "3");
+    session.take(&mut client, "LOCK.ACQUIRE key owner HOLDS 2");
+    assert_eq!(client.say("HGET key owner").text(), "3");
+    session.take(&mut client, "LOCK.ACQUIRE key owner");
+    assert_eq!(client.say("HGET key owner").text(), "4");
+}
+
+#[test]
+fn watchdog_and_ephemeral_tie_to_the_session() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    for (key, flags, watchdog, ephemeral) in
+        [("w", "WATCHDOG", true, false), ("e", "EPHEMERAL", false, true), ("b", "WATCHDOG EPHEMERAL", true, true)]
+    {
+        let at_once = session.take(&mut client, &format!("LOCK.ACQUIRE {key} owner {flags}"));
+        client.take(&format!("LOCK.ACQUIRE {key}:queued holder"));
+        session.wait(&mut client, &format!("LOCK.ACQUIRE {key}:queued owner WAIT 0 {flags}"));
+        client.order(&format!("LOCK.RELEASE {key}:queued holder"));
+        session.event().token_of(&[&format!("{key}:queued")], "owner");
+        client.take(&format!("LOCK.ACQUIRE {key}:renewed owner"));
+        session.take(&mut client, &format!("LOCK.RENEW {key}:renewed owner {flags}"));
+        session.take(&mut client, &format!("LOCK.MACQUIRE 2 {key}:1 {key}:2 owner {flags}"));
+        for key in ["", ":queued", ":renewed", ":1", ":2"].map(|end| format!("{key}{end}")) {
+            let holder = holders(&mut client, &key).remove("owner").expect("it holds");
+            assert_eq!(holder.field("client"), Value::Int(session.client), "{key}");
+            assert_eq!((holder.field("watchdog").truth(), holder.field("ephemeral").truth()), (watchdog, ephemeral));
+        }
+        assert!(at_once > 0);
+    }
+}
+
+#[test]
+fn a_request_without_flags_ties_nothing() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    session.take(&mut client, "LOCK.ACQUIRE key owner");
+    assert_eq!(holders(&mut client, "key")["owner"].field("client"), Value::Nil);
+    client.order("LOCK.FORCE key");
+    session.hears_nothing(&mut client);
+}
+
+#[test]
+fn the_owner_star_is_the_session() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let id = session.id.clone();
+    let token = session.take(&mut client, "LOCK.ACQUIRE key *");
+    assert_held(&mut client, "key", &id);
+    assert_eq!(session.take(&mut client, "LOCK.RENEW key *"), token);
+    let both = session.take(&mut client, "LOCK.MACQUIRE 2 a b *");
+    let renewed = session.ask(&mut client, "LOCK.MRENEW 2 a b *");
+    assert_eq!(renewed, Value::Array(vec![Value::Int(both), Value::Int(both)]));
+    client.take("LOCK.ACQUIRE other holder");
+    session.wait(&mut client, "LOCK.ACQUIRE other * WAIT 0");
+    client.order("LOCK.RELEASE other holder");
+    session.event().token_of(&["other"], &id);
+    assert_eq!(session.cancel(&mut client, "other", "*"), 1);
+    assert_eq!(client.say("EXISTS other"), Value::Int(0));
+    // On the session's own connection it is the same owner without the word.
+    assert_eq!(session.raw.say("LOCK.RENEW key *").token(), token);
+    assert_eq!(session.raw.say("LOCK.RELEASE key *"), Value::Int(0));
+}
+
+#[test]
+fn several_keys_at_once() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE b holder");
+    session.wait(&mut client, "LOCK.MACQUIRE 3 c a b owner WAIT 0 WATCHDOG");
+    assert_eq!(client.say("EXISTS a c"), Value::Int(0), "it holds none while it waits");
+    client.order("LOCK.RELEASE b holder");
+    let token = session.event().token_of(&["c", "a", "b"], "owner");
+    for key in ["a", "b", "c"] {
+        assert_eq!(client.say(&format!("HGET {key} #fence")).text(), token.to_string());
+    }
+}
+
+#[test]
+fn errors_come_at_once() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.order("SET text text");
+    assert_eq!(error(&session.ask(&mut client, "LOCK.ACQUIRE text owner WAIT 0")).0, "WRONGTYPE");
+    client.take("LOCK.ACQUIRE key owner");
+    assert_eq!(error(&session.ask(&mut client, "LOCK.ACQUIRE key owner SHARED WAIT 0")).0, "ERR");
+    client.take("LOCK.ACQUIRE other other");
+    session.wait(&mut client, "LOCK.ACQUIRE other owner WAIT 0");
+    let reply = session.ask(&mut client, "LOCK.ACQUIRE key other WAIT 0");
+    assert_eq!(
+        reply.error(),
+        "DEADLOCK owner 'owner' waits for 'other' held by 'other', \
+        owner 'other' waits for 'key' held by 'owner'"
+            .to_owned()
+    );
+    session.hears_nothing(&mut client);
+}
+
+mod repeated {
+    use super::*;
+
+    #[test]
+    fn it_keeps_its_place() {
+        let server = Server::start();
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        client.take("LOCK.ACQUIRE key holder");
+        for owner in ["first", "second"] {
+            session.wait(&mut client, &format!("LOCK.ACQUIRE key {owner} WAIT 0"));
+        }
+        session.wait(&mut client, "LOCK.ACQUIRE key first WAIT 0");
+        assert_eq!(crate::speak::waiters(&mut client, "key"), ["first", "second"]);
+        client.order("LOCK.RELEASE key holder");
+        session.event().token_of(&["key"], "first");
+        assert_eq!(client.say("HGET key first").text(), "1");
+        client.order("LOCK.RELEASE key first");
+        session.event().token_of(&["key"], "second");
+    }
+
+    #[test]
+    fn it_takes_the_new_lease_count_and_ties() {
+        let server = Server::start();
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        client.take("LOCK.ACQUIRE key holder");
+        session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0 LEASE 1000");
+        session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0 LEASE 500000 HOLDS 2 EPHEMERAL");
+        client.order("LOCK.RELEASE key holder");
+        let token = session.event().token_of(&["key"], "owner");
+        assert!(deadline(&mut client, b"key") - token / 1000 >= 499_999);
+        assert_eq!(client.say("HGET key owner").text(), "2");
+        assert!(holders(&mut client, "key")["owner"].field("ephemeral").truth());
+    }
+
+    #[test]
+    fn it_takes_the_new_wait() {
+        let server = Server::start();
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        client.take("LOCK.ACQUIRE key holder");
+        session.wait(&mut client, "LOCK.ACQUIRE key longer WAIT 100");
+        session.wait(&mut client, "LOCK.ACQUIRE key longer WAIT 0");
+        session.wait(&mut client, "LOCK.ACQUIRE key shorter WAIT 0");
+        session.wait(&mut client, "LOCK.ACQUIRE key shorter WAIT 150");
+        assert_eq!(
+            session.event(),
+            Event::timeout(&["key"], "shorter"),
+            "and not the one that would have been earlier"
+        );
+        client.order("LOCK.RELEASE key holder");
+        session.event().token_of(&["key"], "longer");
+    }
+
+    /// The new terms may be such that it can be had at once: then that is an event too.
+    #[test]
+    fn it_takes_the_new_limit() {
+        let server = Server::start();
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        client.take("LOCK.ACQUIRE key reader SHARED");
+        session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+        session.wait(&mut client, "LOCK.ACQUIRE key owner SHARED WAIT 0");
+        session.event().token_of(&["key"], "owner");
+    }
+
+    #[test]
+    fn of_several_keys() {
+        let server = Server::start();
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        client.take("LOCK.ACQUIRE b holder");
+        session.wait(&mut client, "LOCK.MACQUIRE 2 a b owner WAIT 0");
+        session.wait(&mut client, "LOCK.MACQUIRE 2 a b owner WAIT 0");
+        assert_eq!(crate::waiter::waiters(&mut client, "a"), 1);
+        client.order("LOCK.RELEASE b holder");
+        session.event().token_of(&["a", "b"], "owner");
+        session.hears_nothing(&mut client);
+    }
+
+    #[test]
+    fn with_other_keys_it_is_another_request() {
+        let server = Server::start();
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        client.take("LOCK.ACQUIRE b holder");
+        session.wait(&mut client, "LOCK.MACQUIRE 2 a b owner WAIT 0");
+        for line in ["LOCK.ACQUIRE a owner WAIT 0", "LOCK.MACQUIRE 2 b c owner WAIT 0"] {
+            assert_eq!(error(&session.ask(&mut client, line)).0, "ERR", "{line}");
+        }
+        client.order("LOCK.RELEASE b holder");
+        session.event().token_of(&["a", "b"], "owner");
+        assert_eq!(client.say("HGET a owner").text(), "1");
+    }
+
+    #[test]
+    fn of_another_session_it_is_another_request() {
+        let server = Server::start();
+        let mut client = server.raw();
+        let (mut one, mut other) = (Session::open(&server), Session::open(&server));
+        client.take("LOCK.ACQUIRE key holder");
+        one.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+        other.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+        assert_eq!(crate::waiter::waiters(&mut client, "key"), 2);
+        client.order("LOCK.RELEASE key holder");
+        let token = one.event().token_of(&["key"], "owner");
+        assert_eq!(other.event().token_of(&["key"], "owner"), token, "re-entered");
+    }
+
+    #[test]
+    fn of_another_database_it_is_another_request() {
+        let server = Server::start();
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        client.take("LOCK.ACQUIRE key holder");
+        session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+        client.order("SELECT 3");
+        client.take("LOCK.ACQUIRE key holder");
+        session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+        client.order("LOCK.RELEASE key holder");
+        let event = session.event();
+        assert_eq!(event.db, 3);
+        event.token_of(&["key"], "owner");
+        assert_eq!(session.cancel(&mut client, "key", "owner"), 1);
+        client.order("SELECT 0");
+        assert_eq!(crate::waiter::waiters(&mut client, "key"), 1, "that one waits on");
+    }
+
+    /// What the first one came to is told, and only once.
+    #[test]
+    fn after_the_grant_it_is_a_re_entry() {
+        let server = Server::start();
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        client.take("LOCK.ACQUIRE key holder");
+        session.wait(&mut client, "LOCK.ACQUIRE key owner HOLDS 1 WAIT 0");
+        client.order("LOCK.RELEASE key holder");
+        let token = session.take(&mut client, "LOCK.ACQUIRE key owner HOLDS 1 WAIT 0");
+        assert_eq!(session.event(), Event::granted(&["key"], "owner", token));
+        assert_eq!(client.say("HGET key owner").text(), "1");
+    }
+}
+
+/// A wait costs no blocked client.
+#[test]
+fn nobody_is_blocked() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    for number in 0..100 {
+        session.wait(&mut client, &format!("LOCK.ACQUIRE key owner-{number} WAIT 0"));
+    }
+    assert_eq!(crate::waiter::blocked_clients(&server), 0);
+    assert_eq!(crate::waiter::waiters(&mut client, "key"), 100);
+}
+
+#[test]
+fn any_bytes() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    for name in crate::common::NAMES {
+        client.call(&[b"LOCK.ACQUIRE", name, b"holder"]).token();
+        let ask: [&[u8]; 7] = [b"LOCK.ACQUIRE", name, name, b"WAIT", b"0", b"SESSION", session.id.as_bytes()];
+        assert_eq!(client.call(&ask), waiting());
+        client.call(&[b"LOCK.RELEASE", name, b"holder"]);
+        let reply = session.raw.say("LOCK.NEXT WAIT 20000");
+        let event = reply.items()[0].items();
+        assert_eq!((crate::common::bytes(&event[2].items()[0]), crate::common::bytes(&event[3])), (name, name));
+        assert_eq!(fields(&mut client, name)[name], b"1");
+    }
+}
+
+/// One whose lock expires while it waits, and nothing else happens on this server.
+#[test]
+fn a_lease_that_runs_out_is_noticed() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder LEASE 200");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+    session.listen(&server);
+    let token = session.heard()[0].token_of(&["key"], "owner");
+    until(SOON, "time has passed", || unix_micros() - token > Duration::from_millis(1).as_micros() as i64);
+    assert_held(&mut client, "key", "owner");
+}

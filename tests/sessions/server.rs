@@ -1,0 +1,188 @@
+//! What happens to the server: reloads, unloading, a lack of memory, pauses.
+
+use redis::Value;
+use support::{Feature, Server, eventually, skip, until};
+
+use super::session::{A_WHILE, Event, Session};
+use crate::common::error;
+use crate::speak::{Reply, holders, waiters};
+use crate::waiter::{SOON, Speak, Tell, assert_held};
+
+#[test]
+fn debug_reload_loses_nothing() {
+    let server = Server::start();
+    if !server.can(Feature::Debug) {
+        return skip("DEBUG is not available");
+    }
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let token = session.take(&mut client, "LOCK.ACQUIRE held owner WATCHDOG");
+    client.take("LOCK.ACQUIRE wanted holder LEASE 60000");
+    session.wait(&mut client, "LOCK.ACQUIRE wanted waiter WAIT 0");
+    client.order("DEBUG RELOAD");
+    session.hears_nothing(&mut client);
+    assert_eq!(waiters(&mut client, "wanted"), ["waiter"]);
+    assert_eq!(holders(&mut client, "held")["owner"].field("client"), Value::Int(session.client));
+    client.order("LOCK.RELEASE wanted holder");
+    session.event().token_of(&["wanted"], "waiter");
+    client.order("DEL held");
+    assert_eq!(session.event(), Event::lost("held", "owner", token, "changed"));
+}
+
+/// A snapshot from before the lock was taken takes its place.
+#[test]
+fn debug_reload_without_saving_loses_what_is_not_in_it() {
+    let server = Server::builder().arg("save", "").start();
+    if !server.can(Feature::Debug) {
+        return skip("DEBUG is not available");
+    }
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let old = session.take(&mut client, "LOCK.ACQUIRE old owner WATCHDOG LEASE 3600000");
+    client.order("SAVE");
+    let new = session.take(&mut client, "LOCK.ACQUIRE new owner WATCHDOG LEASE 3600000");
+    client.order("DEBUG RELOAD NOSAVE NOFLUSH MERGE");
+    session.hears_nothing(&mut client);
+    client.order("FLUSHALL");
+    let mut told = session.events(2);
+    told.sort_by_key(|event| event.token);
+    assert_eq!(told, [Event::lost("old", "owner", old, "changed"), Event::lost("new", "owner", new, "changed")]);
+}
+
+mod module_unload {
+    use super::*;
+
+    #[track_caller]
+    fn is_refused(client: &mut support::Raw) {
+        let reply = client.say("MODULE UNLOAD holdfast");
+        assert_eq!(error(&reply).0, "ERR", "{reply:?}");
+    }
+
+    /// Somebody waits on behalf of a session, for a lock that nothing will ever end: no timer, no blocked client.
+    #[test]
+    fn is_refused_while_a_session_waits() {
+        let server = Server::start();
+        if !server.can(Feature::ModuleCommand) {
+            return skip("MODULE UNLOAD is not available");
+        }
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        client.take("LOCK.ACQUIRE key holder");
+        client.order("PERSIST key");
+        session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+        assert!(!eventually(A_WHILE, || client.say("MODULE UNLOAD holdfast") == Value::Okay));
+        client.order("LOCK.RELEASE key holder");
+        is_refused(&mut client); // The grant is to be read.
+        session.event().token_of(&["key"], "owner");
+        until(SOON, "it can be unloaded", || client.say("MODULE UNLOAD holdfast") == Value::Okay);
+        assert_held(&mut client, "key", "owner");
+    }
+
+    #[test]
+    fn is_refused_while_a_session_listens() {
+        let server = Server::start();
+        if !server.can(Feature::ModuleCommand) {
+            return skip("MODULE UNLOAD is not available");
+        }
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        session.listen(&server);
+        is_refused(&mut client);
+        session.raw.close();
+        until(SOON, "it can be unloaded", || client.say("MODULE UNLOAD holdfast") == Value::Okay);
+    }
+
+    #[test]
+    fn is_refused_while_a_hold_is_tied() {
+        let server = Server::start();
+        if !server.can(Feature::ModuleCommand) {
+            return skip("MODULE UNLOAD is not available");
+        }
+        let mut client = server.raw();
+        let session = Session::open(&server);
+        session.take(&mut client, "LOCK.ACQUIRE key owner EPHEMERAL");
+        client.order("PERSIST key");
+        assert!(!eventually(A_WHILE, || client.say("MODULE UNLOAD holdfast") == Value::Okay));
+        client.order("LOCK.RELEASE key owner");
+        until(SOON, "it can be unloaded", || client.say("MODULE UNLOAD holdfast") == Value::Okay);
+    }
+
+    /// Sessions that have nothing do not stand in the way, and are gone when it comes back.
+    #[test]
+    fn and_back() {
+        let server = Server::start();
+        if !server.can(Feature::ModuleCommand) {
+            return skip("MODULE UNLOAD is not available");
+        }
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        session.take(&mut client, "LOCK.ACQUIRE key owner");
+        until(SOON, "it can be unloaded", || client.say("MODULE UNLOAD holdfast") == Value::Okay);
+        let path = support::module_path();
+        client.order(&format!("MODULE LOAD {}", path.display()));
+        assert_eq!(session.raw.say("LOCK.OWNER").text(), session.id, "its name stays");
+        session.wait_and_get(&mut client);
+    }
+
+    impl Session {
+        #[track_caller]
+        fn wait_and_get(&mut self, client: &mut support::Raw) {
+            self.wait(client, "LOCK.ACQUIRE key next WAIT 0");
+            client.order("LOCK.RELEASE key owner");
+            self.event().token_of(&["key"], "next");
+        }
+    }
+}
+
+/// The grant needs no memory that the server would refuse; a new request does.
+#[test]
+fn a_lack_of_memory_does_not_stop_the_hand_off() {
+    let server = Server::builder().arg("maxmemory-policy", "noeviction").start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+    session.wait(&mut client, "LOCK.ACQUIRE key given-up WAIT 0");
+    client.order("CONFIG SET maxmemory 1");
+    assert_eq!(error(&session.ask(&mut client, "LOCK.ACQUIRE another newcomer WAIT 0")).0, "OOM");
+    assert_eq!(session.cancel(&mut client, "key", "given-up"), 1, "to give up needs none");
+    client.order("LOCK.RELEASE key holder");
+    session.event().token_of(&["key"], "owner");
+}
+
+/// A wait that is over is told while nothing may be written; a grant comes when it may again.
+#[test]
+fn client_pause_write() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder LEASE 200");
+    session.wait(&mut client, "LOCK.ACQUIRE key short WAIT 150");
+    session.wait(&mut client, "LOCK.ACQUIRE key long WAIT 0");
+    client.order("CLIENT PAUSE 60000 WRITE");
+    assert_eq!(session.event(), Event::timeout(&["key"], "short"));
+    assert_eq!(session.raw.say("LOCK.NEXT WAIT 300"), Value::Nil);
+    client.order("CLIENT UNPAUSE");
+    session.event().token_of(&["key"], "long");
+}
+
+/// The server goes down and comes back: the session is gone, and with it its waits; holds are there until their lease
+/// ends.
+#[test]
+fn restart() {
+    let mut server = Server::builder().arg("appendonly", "yes").arg("appendfsync", "always").start();
+    let mut client = server.raw();
+    let session = Session::open(&server);
+    session.take(&mut client, "LOCK.ACQUIRE key owner EPHEMERAL LEASE 600000");
+    session.wait(&mut client, "LOCK.ACQUIRE key other WAIT 0");
+    server.kill9();
+    server.restart();
+    let mut client = server.raw();
+    assert_held(&mut client, "key", "owner");
+    assert_eq!(waiters(&mut client, "key"), [""; 0]);
+    assert_eq!(error(&session.ask(&mut client, "LOCK.RENEW key owner")).0, "NOSESSION");
+    let new = Session::open(&server);
+    new.take(&mut client, "LOCK.RENEW key owner EPHEMERAL");
+    new.raw.reset();
+    until(SOON, "it ends with the new session", || client.say("EXISTS key") == Value::Int(0));
+}

@@ -1,0 +1,204 @@
+//! Holds that are tied to a session: who ties them, what follows the tie, what is never told.
+
+use redis::Value;
+use support::{Server, until};
+
+use super::session::{Event, Session};
+use crate::common::deadline;
+use crate::speak::{Reply, holders};
+use crate::waiter::{SOON, Speak, Tell, assert_held};
+
+#[test]
+fn the_watchdog_renews_while_the_session_lives() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 300");
+    let mut seen = vec![deadline(&mut client, b"key")];
+    until(SOON, "it is renewed five times", || {
+        let now = deadline(&mut client, b"key");
+        assert!(now > 0, "it stands");
+        if seen.last() != Some(&now) {
+            seen.push(now);
+        }
+        seen.len() > 5
+    });
+    session.hears_nothing(&mut client);
+}
+
+/// Whatever the owner does with its hold itself, nothing of it is told.
+#[test]
+fn what_the_owner_does_itself_is_not_told() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let ways: [&[&str]; 8] = [
+        &["LOCK.RELEASE key owner"],
+        &["LOCK.RELEASE key owner ALL"],
+        &["LOCK.RELEASE key owner HOLDS 0"],
+        &["LOCK.ACQUIRE key owner", "LOCK.RELEASE key owner", "LOCK.RELEASE key owner"],
+        &["LOCK.MRELEASE 1 key owner"],
+        &["LOCK.RENEW key owner LEASE 100000", "LOCK.RELEASE key owner"],
+        &["LOCK.RENEW key owner FENCE 5", "LOCK.MRELEASE 2 none key owner ALL"],
+        &["MULTI", "LOCK.RELEASE key owner", "LOCK.ACQUIRE key owner", "LOCK.RELEASE key owner", "EXEC"],
+    ];
+    for way in ways {
+        session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG EPHEMERAL");
+        for line in way {
+            client.order(line);
+        }
+        assert_eq!(client.say("EXISTS key"), Value::Int(0), "{way:?}");
+        session.hears_nothing(&mut client);
+    }
+}
+
+/// What is not tied is not told.
+#[test]
+fn holds_without_ties_are_not_told() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    session.take(&mut client, "LOCK.ACQUIRE key owner");
+    client.order("LOCK.FORCE key");
+    session.take(&mut client, "LOCK.ACQUIRE key owner LEASE 20");
+    until(SOON, "it expires", || client.say("EXISTS key") == Value::Int(0));
+    session.hears_nothing(&mut client);
+}
+
+#[test]
+fn another_session_takes_the_tie_over() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let (mut one, mut other) = (Session::open(&server), Session::open(&server));
+    let token = one.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG EPHEMERAL");
+    other.take(&mut client, "LOCK.RENEW key owner WATCHDOG");
+    let holder = holders(&mut client, "key").remove("owner").expect("it holds");
+    assert_eq!(holder.field("client"), Value::Int(other.client));
+    assert!(holder.field("watchdog").truth() && !holder.field("ephemeral").truth());
+    client.order("LOCK.FORCE key");
+    assert_eq!(other.event(), Event::lost("key", "owner", token, "forced"));
+    one.hears_nothing(&mut client);
+}
+
+/// A connection that ties its own hold hears of it if it is a session, and not before it is one.
+#[test]
+fn a_connection_is_told_what_it_tied_to_itself() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    session.raw.take("LOCK.ACQUIRE early owner WATCHDOG");
+    client.order("LOCK.FORCE early");
+    assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil);
+    let token = session.raw.take("LOCK.ACQUIRE key owner WATCHDOG");
+    client.order("LOCK.FORCE key");
+    assert_eq!(session.event(), Event::lost("key", "owner", token, "forced"));
+}
+
+/// Another hold of the same name is another hold: its end is not told, nor is that of the first one twice.
+#[test]
+fn the_token_says_which_hold_was_lost() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let token = session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
+    client.tell(&["DEL key", "LOCK.ACQUIRE key owner", "DEL key"]);
+    client.read().unwrap();
+    assert!(client.read().unwrap().token() > token);
+    client.read().unwrap();
+    assert_eq!(session.event(), Event::lost("key", "owner", token, "changed"));
+    session.hears_nothing(&mut client);
+}
+
+#[test]
+fn in_the_step_that_takes_it_again() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    for loss in ["DEL key", "LOCK.FORCE key", "FLUSHALL", "SET key x PX 1"] {
+        let first = session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
+        let again = session.naming("LOCK.ACQUIRE key owner WATCHDOG");
+        client.tell(&["MULTI", loss, "DEL key", &again, "EXEC"]);
+        for _ in 0..4 {
+            client.read().unwrap();
+        }
+        let second = client.read().unwrap().items()[2].token();
+        let why = if loss.starts_with("LOCK") { "forced" } else { "changed" };
+        assert_eq!(session.event(), Event::lost("key", "owner", first, why), "{loss}");
+        assert_eq!(holders(&mut client, "key")["owner"].field("client"), Value::Int(session.client), "{loss}");
+        client.order("LOCK.FORCE key");
+        assert_eq!(session.event(), Event::lost("key", "owner", second, "forced"), "{loss}");
+    }
+    session.hears_nothing(&mut client);
+}
+
+/// A greater token by `FENCE` is the hold's token from then on.
+#[test]
+fn a_fence_changes_the_token_that_is_told() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let token = session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
+    let raised = token + 1_000_000;
+    assert_eq!(client.say(&format!("LOCK.RENEW key owner FENCE {raised}")), Value::Int(raised));
+    client.order("LOCK.FORCE key");
+    assert_eq!(session.event(), Event::lost("key", "owner", raised, "forced"));
+}
+
+/// A hold of several keys, one of which is taken again with others: all have a new token, and none was lost.
+#[test]
+fn a_new_token_for_what_is_held_loses_nothing() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let first = session.take(&mut client, "LOCK.ACQUIRE a owner WATCHDOG");
+    let both = session.take(&mut client, "LOCK.MACQUIRE 2 a b owner WATCHDOG");
+    assert!(both > first);
+    client.order("LOCK.FORCE a");
+    assert_eq!(session.event(), Event::lost("a", "owner", both, "forced"));
+    client.order("LOCK.FORCE b");
+    assert_eq!(session.event(), Event::lost("b", "owner", both, "forced"));
+}
+
+#[test]
+fn losses_are_told_in_order_with_grants() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let token = session.take(&mut client, "LOCK.ACQUIRE key first WATCHDOG");
+    session.wait(&mut client, "LOCK.ACQUIRE key second WAIT 0 WATCHDOG");
+    client.order("LOCK.FORCE key");
+    let events = session.events(2);
+    assert_eq!(events[0], Event::lost("key", "first", token, "forced"));
+    events[1].token_of(&["key"], "second");
+    assert_held(&mut client, "key", "second");
+}
+
+/// The connection that forces its own hold hears of it: it did not release it.
+#[test]
+fn one_who_forces_its_own_lock_lost_it() {
+    let server = Server::start();
+    let mut session = Session::open(&server);
+    let line = session.naming("LOCK.ACQUIRE key owner WATCHDOG");
+    let token = session.raw.take(&line);
+    session.raw.order("LOCK.FORCE key");
+    assert_eq!(session.event(), Event::lost("key", "owner", token, "forced"));
+}
+
+/// A hundred thousand would be too slow for a test; ten thousand fall free in one step, and each is told once.
+#[test]
+fn many_are_lost_at_once() {
+    const MANY: usize = 10_000;
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let lines: Vec<String> =
+        (0..MANY).map(|number| session.naming(&format!("LOCK.ACQUIRE key-{number} owner WATCHDOG"))).collect();
+    let tokens: Vec<i64> = client.say_all(&lines).iter().map(Reply::token).collect();
+    client.order("FLUSHALL");
+    let mut events = session.events(MANY);
+    events.sort_by_key(|event| event.token);
+    for (number, (event, token)) in events.iter().zip(tokens).enumerate() {
+        assert_eq!(*event, Event::lost(&format!("key-{number}"), "owner", token, "changed"));
+    }
+    session.hears_nothing(&mut client);
+}

@@ -1,0 +1,165 @@
+//! A slot that moves in one piece, by `CLUSTER MIGRATESLOTS` (Valkey 9) or `CLUSTER MIGRATION` (Redis 8.4).
+
+use std::fs;
+use std::time::Duration;
+
+use redis::{RedisResult, Value};
+
+use crate::cluster::Cluster;
+use crate::server::Server;
+use crate::until::until;
+use crate::version::Family;
+
+const SOON: Duration = Duration::from_secs(30);
+/// How long Redis takes over each key of a snapshot that is to be caught at it, in µs.
+const PER_KEY: u32 = 500_000;
+
+/// A move that has begun, and stands still until [`WholeSlotMove::let_go`] unless it was begun by
+/// [`Cluster::begin_whole_move`].
+pub struct WholeSlotMove<'a> {
+    cluster: &'a Cluster,
+    slot: u16,
+    from: usize,
+    to: usize,
+    /// The process that sends the snapshot, where that is what stands still.
+    stopped: Option<libc::pid_t>,
+}
+
+impl Cluster {
+    /// Lets a slot move in one piece, and waits until both ends say that it has.
+    #[track_caller]
+    pub fn move_whole_slot(&self, slot: u16, from: usize, to: usize) {
+        self.begin_whole_move(slot, from, to).arrives();
+    }
+
+    /// Lets a slot begin to move in one piece.
+    #[track_caller]
+    pub fn begin_whole_move(&self, slot: u16, from: usize, to: usize) -> WholeSlotMove<'_> {
+        match self.node(from).version().family {
+            Family::Valkey => {
+                order(self.node(from), &format!("CLUSTER MIGRATESLOTS SLOTSRANGE {slot} {slot} NODE {}", self.id(to)))
+            }
+            Family::Redis => order(self.node(to), &format!("CLUSTER MIGRATION IMPORT {slot} {slot}")),
+        };
+        WholeSlotMove { cluster: self, slot, from, to, stopped: None }
+    }
+
+    /// Lets a slot that has at least one key begin to move in one piece, and stops the move halfway: on Valkey when all
+    /// keys have arrived and only the hand-over is left, on Redis at the snapshot.
+    #[track_caller]
+    pub fn begin_whole_move_and_hold(&self, slot: u16, from: usize, to: usize) -> WholeSlotMove<'_> {
+        let source = self.node(from);
+        match source.version().family {
+            Family::Valkey => {
+                order(source, "DEBUG SLOTMIGRATION PREVENT-PAUSE 1");
+                let halfway = self.begin_whole_move(slot, from, to);
+                until(SOON, "all keys have arrived", || states(source, "GETSLOTMIGRATIONS")[0] == "waiting-to-pause");
+                halfway
+            }
+            Family::Redis => {
+                order(source, &format!("CONFIG SET rdb-key-save-delay {PER_KEY}"));
+                let mut halfway = self.begin_whole_move(slot, from, to);
+                until(SOON, "the snapshot is being taken", || {
+                    halfway.stopped = child_of(source.pid());
+                    halfway.stopped.is_some()
+                });
+                halfway.signal(libc::SIGSTOP);
+                halfway
+            }
+        }
+    }
+}
+
+impl WholeSlotMove<'_> {
+    /// Lets a move that was held go on.
+    #[track_caller]
+    pub fn let_go(&mut self) {
+        let source = self.cluster.node(self.from);
+        match source.version().family {
+            Family::Valkey => {
+                order(source, "DEBUG SLOTMIGRATION PREVENT-PAUSE 0");
+            }
+            Family::Redis => {
+                self.signal(libc::SIGCONT);
+                self.stopped = None;
+                order(source, "CONFIG SET rdb-key-save-delay 0");
+            }
+        }
+    }
+
+    /// Waits until both ends say that the slot has moved.
+    #[track_caller]
+    pub fn arrives(self) {
+        until(SOON, "both ends say that the slot has moved", || {
+            self.cluster.owns(self.to, self.slot) && !self.cluster.owns(self.from, self.slot) && self.is_over()
+        });
+    }
+
+    /// Gives the move up, and waits until neither end is at it any more.
+    #[track_caller]
+    pub fn cancel(mut self) {
+        match self.cluster.node(self.from).version().family {
+            Family::Valkey => order(self.cluster.node(self.from), "CLUSTER CANCELSLOTMIGRATIONS"),
+            Family::Redis => order(self.cluster.node(self.to), "CLUSTER MIGRATION CANCEL ALL"),
+        };
+        self.let_go();
+        self.is_given_up();
+    }
+
+    /// Waits until both ends have given the move up, by whatever cause.
+    #[track_caller]
+    pub fn is_given_up(self) {
+        until(SOON, "both ends have given the move up", || self.is_over() && self.cluster.owns(self.from, self.slot));
+    }
+
+    /// Whether neither end is at it any more.
+    fn is_over(&self) -> bool {
+        const ENDS: [&str; 6] = ["success", "failed", "cancelled", "completed", "canceled", "none"];
+        let ends = [self.cluster.node(self.from), self.cluster.node(self.to)];
+        ends.into_iter().all(|node| {
+            let question = match node.version().family {
+                Family::Valkey => "GETSLOTMIGRATIONS",
+                Family::Redis => "MIGRATION STATUS ALL",
+            };
+            states(node, question).iter().all(|state| ENDS.contains(&state.as_str()))
+        })
+    }
+
+    fn signal(&self, signal: i32) {
+        if let Some(pid) = self.stopped {
+            // SAFETY: a system call that takes numbers. The process is a child of a server of this test's own.
+            unsafe { libc::kill(pid, signal) };
+        }
+    }
+}
+
+impl Drop for WholeSlotMove<'_> {
+    fn drop(&mut self) {
+        self.signal(libc::SIGCONT); // Else it would outlive its server.
+    }
+}
+
+#[track_caller]
+fn order(node: &Server, line: &str) -> Value {
+    let mut words = line.split(' ');
+    let mut command = redis::cmd(words.next().expect("a command"));
+    let reply: RedisResult<Value> = command.arg(words.collect::<Vec<_>>()).query(&mut node.connect());
+    reply.unwrap_or_else(|error| panic!("{line}: {error}"))
+}
+
+/// The states of the moves that a node knows of, newest first.
+#[track_caller]
+fn states(node: &Server, question: &str) -> Vec<String> {
+    let moves: Vec<std::collections::HashMap<String, Value>> =
+        redis::from_redis_value(order(node, &format!("CLUSTER {question}"))).expect("a list of moves");
+    let state = |it: &std::collections::HashMap<String, Value>| match it.get("state") {
+        Some(Value::BulkString(state)) => String::from_utf8_lossy(state).into_owned(),
+        other => panic!("no state: {other:?}"),
+    };
+    moves.iter().map(state).collect()
+}
+
+/// A process that this one has forked.
+fn child_of(pid: u32) -> Option<libc::pid_t> {
+    fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?.split(' ').next()?.parse().ok()
+}

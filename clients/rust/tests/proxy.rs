@@ -2,9 +2,15 @@
 
 use std::time::Duration;
 
+use holdfast_client::Locks;
 use support::{Fate, Proxy, Server, Toward};
 
 use crate::common::{SOON, holder, is_free, locks, locks_over, soon, waiters};
+
+/// Returns when the client has read every reply to what it asked before: replies come in order.
+async fn has_heard(locks: &Locks) {
+    locks.lock("other").acquire().await.unwrap().unwrap().release().await.unwrap();
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waits_go_on_after_a_cut() {
@@ -20,6 +26,7 @@ async fn waits_go_on_after_a_cut() {
         })
         .collect();
     soon("all wait", || waiters(&server, "a") == WAITERS).await;
+    has_heard(&locks).await;
     proxy.refuse();
     soon("nobody waits any more", || waiters(&server, "a") == 0).await;
     proxy.accept();
@@ -40,6 +47,7 @@ async fn a_wait_whose_time_is_over_ends_also_without_a_server() {
     let lock = locks.lock("a").wait(Duration::from_millis(500));
     let waiting = tokio::spawn(async move { lock.acquire().await });
     soon("it waits", || waiters(&server, "a") == 1).await;
+    has_heard(&locks).await;
     proxy.refuse();
     let outcome = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap();
     assert!(outcome.unwrap().is_none());

@@ -12,6 +12,9 @@ pub mod sweep;
 pub mod ties;
 pub mod undo;
 
+#[cfg(test)]
+mod tests;
+
 pub use confirmations::{ConfirmationId, Confirmations};
 pub use looks::Looks;
 pub use owed::{Answer, Asker, Outcome, Owed, Recipient, State, Terms};

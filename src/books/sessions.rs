@@ -98,7 +98,10 @@ struct Session {
 ///
 /// One index for all sessions, for an owner may hear over one connection of what another one has not read.
 #[derive(Debug, Default)]
-struct Unread(HashMap<(Owner, Rc<[u8]>), BTreeSet<(u64, u64)>>);
+struct Unread(HashMap<(Owner, Rc<[u8]>), BTreeSet<Place>>);
+
+/// A session, and the place of an event in its mail.
+type Place = (u64, u64);
 
 impl Unread {
     fn add(&mut self, event: &Event, client: u64, at: u64) {
@@ -451,5 +454,39 @@ impl Sessions {
                 self.departed.pop_front();
             }
         }
+    }
+}
+
+#[cfg(test)]
+impl Sessions {
+    /// Whether each unread event is in the index under each of its keys, nothing else is, and the counters are right.
+    pub fn is_consistent(&self) -> bool {
+        let mail_of = |client: &u64| {
+            let departed = || self.departed.iter().find(|it| it.client == *client).map(|it| &it.mail);
+            self.by_client.get(client).map(|it| &it.mail).or_else(departed)
+        };
+        let live = self.by_client.iter().map(|(client, it)| (*client, &it.mail));
+        let all = live.chain(self.departed.iter().map(|it| (it.client, &it.mail)));
+        let each_is_found =
+            all.flat_map(|(client, mail)| mail.iter().map(move |it| (client, it))).all(|(client, it)| {
+                let (at, (event, _)) = it;
+                event.keys.iter().all(|key| self.unread.of(&event.owner, &key.name).any(|place| place == (client, *at)))
+            });
+        let nothing_else = self.unread.0.iter().all(|((owner, name), places)| {
+            let is_there = |(client, at): &(u64, u64)| {
+                let event = mail_of(client).and_then(|mail| mail.get(at));
+                event.is_some_and(|(event, _)| event.owner == *owner && event.keys.iter().any(|it| it.name == *name))
+            };
+            !places.is_empty() && places.iter().all(is_there)
+        });
+        let waits = self.by_client.values().map(|it| it.requests).sum::<usize>();
+        let letters = self.by_client.values().map(|it| it.mail.len()).sum::<usize>();
+        let tickets = |it: &Session| -> BTreeSet<Ticket> {
+            it.waits.values().copied().chain(it.renewals.values().flatten().copied()).collect()
+        };
+        each_is_found
+            && nothing_else
+            && (waits, letters) == (self.waits, self.letters)
+            && self.by_client.values().all(|it| tickets(it).len() == it.requests)
     }
 }

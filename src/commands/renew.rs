@@ -81,14 +81,13 @@ pub(super) fn renew_all(
             of_name.next().and_then(|(_, token)| *token)
         })
     });
-    let Some(answer) = answer(tokens) else { return Ok(ctx.reply_null()) };
-    let Some(undo) = undo else {
-        for lock in &locks {
-            let holds = lock.own().map_or(0, |own| own.holds);
-            undo::acknowledge(lock, owner, holds);
+    if undo.is_none() {
+        for (lock, _) in locks.iter().zip(&tokens).filter(|(_, token)| token.is_some()) {
+            undo::acknowledge(lock, owner, lock.own().map_or(0, |own| own.holds));
         }
-        return Ok(answering::reply(ctx, &answer));
-    };
+    }
+    let Some(answer) = answer(tokens) else { return Ok(ctx.reply_null()) };
+    let Some(undo) = undo else { return Ok(answering::reply(ctx, &answer)) };
     let keys = names.iter().map(|name| LockKey::new(ctx.db(), name.bytes())).collect();
     let request = Request { client, on_behalf, purpose: Purpose::Renew, keys, owner: owner.bytes().into() };
     waiting::confirm(ctx, &request, names, answer, undo, options.replicas, now)

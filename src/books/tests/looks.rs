@@ -1,0 +1,62 @@
+//! Looks: at most one for each lock, the earliest first.
+
+use super::key;
+use crate::books::Looks;
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+#[derive(Clone, Debug)]
+enum Act {
+    Schedule(u8, Option<u64>),
+    Earlier(u8, u64),
+    Take(u64),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        (0..4_u8, proptest::option::of(0..50_u64)).prop_map(|(key, at)| Act::Schedule(key, at)),
+        (0..4_u8, 0..50_u64).prop_map(|(key, at)| Act::Earlier(key, at)),
+        (0..50_u64).prop_map(Act::Take),
+    ]
+}
+
+proptest! {
+    #![proptest_config(super::config())]
+
+    #[test]
+    fn as_a_plain_table_would(acts in proptest::collection::vec(act(), 0..60)) {
+        let (mut looks, mut plain) = (Looks::default(), BTreeMap::new());
+        for act in acts {
+            match act {
+                Act::Schedule(number, at) => {
+                    looks.schedule(&key(number), at);
+                    plain.remove(&key(number));
+                    plain.extend(at.map(|at| (key(number), at)));
+                }
+                Act::Earlier(number, at) => {
+                    looks.schedule_earlier(&key(number), at);
+                    let before = plain.entry(key(number)).or_insert(at);
+                    *before = at.min(*before);
+                }
+                Act::Take(now) => {
+                    let due = plain.iter().map(|(key, at)| (*at, key.clone())).min().filter(|(at, _)| *at <= now);
+                    prop_assert_eq!(looks.take_due(now), due.as_ref().map(|(_, key)| key.clone()));
+                    due.iter().for_each(|(_, key)| { plain.remove(key); });
+                }
+            }
+            prop_assert_eq!(looks.first(), plain.values().min().copied());
+        }
+    }
+}
+
+/// A server that has stalled puts its work off once, until its event loop has gone round.
+#[test]
+fn a_stalled_server_waits_one_turn() {
+    let mut looks = Looks::default();
+    looks.schedule(&key(1), Some(100));
+    assert!(!looks.put_off_if_stalled(101));
+    assert!(looks.put_off_if_stalled(500));
+    assert!(looks.put_off_if_stalled(501), "in the same turn");
+    looks.next_turn();
+    assert!(!looks.put_off_if_stalled(502));
+}

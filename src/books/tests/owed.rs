@@ -1,0 +1,100 @@
+//! Answers that are owed: each is given once, or found to be undeliverable once.
+
+use super::{key, owner, undo};
+use crate::books::owed::{About, Ended, Owed, Purpose};
+use crate::books::{Answer, Outcome, Recipient, State};
+use crate::server::callbacks::Ticket;
+use crate::server::clock::Now;
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+const NOW: Now = Now { micros: 1 };
+
+#[derive(Clone, Debug)]
+enum Act {
+    OweBlocked,
+    OweSession,
+    End(u64),
+    NextEnding,
+    Gone(u64),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        2 => Just(Act::OweBlocked),
+        2 => Just(Act::OweSession),
+        3 => (1..20_u64).prop_map(Act::End),
+        2 => Just(Act::NextEnding),
+        1 => (1..20_u64).prop_map(Act::Gone),
+    ]
+}
+
+fn granted(serial: u64) -> Outcome {
+    Outcome::Granted(Answer::Token(serial), undo(serial, &owner(1), &[key(1)], (0, 1, 1)))
+}
+
+proptest! {
+    #![proptest_config(super::config())]
+
+    #[test]
+    fn each_ticket_is_answered_once(acts in proptest::collection::vec(act(), 0..80)) {
+        let mut owed: Owed<Ticket> = Owed::default();
+        let (mut blocked, mut sessions) = (BTreeSet::new(), BTreeSet::new());
+        let mut ending = BTreeSet::new();
+        for act in acts {
+            match act {
+                Act::OweBlocked => {
+                    let ticket = owed.ticket();
+                    owed.owe(ticket, Recipient::Blocked { client: 1, block: Some(ticket) }, State::Beginning);
+                    prop_assert!(blocked.insert(ticket), "a ticket is new");
+                }
+                Act::OweSession => {
+                    let ticket = owed.ticket();
+                    let about = About { keys: Rc::from([key(1)]), owner: owner(1), purpose: Purpose::Acquire };
+                    owed.owe(ticket, Recipient::Session { client: 1, about }, State::Beginning);
+                    prop_assert!(sessions.insert(ticket), "a ticket is new");
+                }
+                Act::End(number) => {
+                    let ticket = Ticket(number);
+                    let is_ending = ending.contains(&ticket);
+                    match owed.end(ticket, granted(number), NOW) {
+                        _ if is_ending => {}
+                        Ended::Reply => prop_assert!(blocked.contains(&ticket) && ending.insert(ticket)),
+                        Ended::Event(..) => prop_assert!(sessions.remove(&ticket)),
+                        Ended::Nobody(_) => prop_assert!(!blocked.contains(&ticket) && !sessions.contains(&ticket)),
+                    }
+                }
+                Act::NextEnding => {
+                    if let Some(ticket) = owed.next_ending() {
+                        prop_assert!(ending.remove(&ticket) && blocked.remove(&ticket), "answered once");
+                        prop_assert!(owed.take(ticket).is_some());
+                    } else {
+                        prop_assert!(ending.is_empty() && !owed.is_ending());
+                    }
+                }
+                Act::Gone(number) => {
+                    let ticket = Ticket(number);
+                    let known = blocked.remove(&ticket) | sessions.remove(&ticket);
+                    ending.remove(&ticket);
+                    prop_assert_eq!(owed.take(ticket).is_some(), known);
+                }
+            }
+        }
+    }
+}
+
+/// What is written is undeliverable as long as it is not on the network, and only then.
+#[test]
+fn what_was_sent_is_delivered() {
+    let mut owed: Owed<()> = Owed::default();
+    let grant = |serial, before| undo(serial, &owner(1), &[key(1)], (before, 1, 1));
+    owed.sending(7, grant(1, 0));
+    owed.sending(8, grant(2, 0));
+    owed.sending(7, grant(3, 1));
+    assert_eq!(owed.undeliver(8), 1);
+    assert_eq!(owed.undelivered.len(), 1);
+    let re_entries = owed.sent();
+    assert_eq!(re_entries.iter().map(|undo| undo.serial).collect::<Vec<_>>(), [3]);
+    assert_eq!(owed.undeliver(7), 0);
+}

@@ -127,7 +127,6 @@ losses! {
     flushall_async: [], ["FLUSHALL ASYNC"], "changed", Served;
     flushdb: [], ["FLUSHDB"], "changed", Served;
     store_over_it: [], ["SUNIONSTORE key nothing"], "changed", Served;
-    pexpire_in_the_past: [], ["PEXPIREAT key 1"], "changed", Served;
 }
 
 /// Its lease runs out: without a watchdog it is over at its deadline, and told within a millisecond or so.

@@ -253,9 +253,14 @@ fn turn_ends(ctx: Ctx) {
         answering::tell(ctx, slice);
     }
     // What a slice left over goes on in the next turn, at once.
-    if books::with(|books| books.has_work()) && may_write(ctx) {
+    if replies_are_due() || (books::with(|books| books.has_work()) && may_write(ctx)) {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
+}
+
+/// Whether [`tick`] has somebody to tell how a wait ended.
+fn replies_are_due() -> bool {
+    !events::turn_end_precedes_unblock() && books::with(|books| books.owed.is_ending())
 }
 
 fn may_write(ctx: Ctx) -> bool {
@@ -280,7 +285,8 @@ fn set_timer(ctx: Ctx, now: Now) {
     let may_go_on =
         may_write(ctx) || ctx.flags().role() == Role::Replica && books::with(|books| books.has_news_to_tell());
     let earliest = if may_go_on { timer::THIS_TURN } else { now.millis().saturating_add(LOOK_AGAIN) };
-    match work.map(|work| work.max(earliest)).into_iter().chain(timeout).min() {
+    let replies = replies_are_due().then_some(timer::THIS_TURN);
+    match work.map(|work| work.max(earliest)).into_iter().chain(timeout).chain(replies).min() {
         Some(next) if next <= now.millis() => timer::wake(ctx, Timer::Work, timer::THIS_TURN),
         Some(next) => timer::wake(ctx, Timer::Work, next),
         None => timer::stop(ctx, Timer::Work),

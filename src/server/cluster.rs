@@ -19,12 +19,11 @@ pub struct Place {
     pub address: String,
 }
 
-/// Slots that a node serves, the first and the last included.
-#[derive(Clone, Debug)]
+/// Slots that another node serves, the first and the last included.
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Range {
     first: i64,
     last: i64,
-    node: Vec<u8>,
     address: String,
 }
 
@@ -32,7 +31,6 @@ struct Range {
 struct Slots {
     read: Option<Millis>,
     ranges: Vec<Range>,
-    own: Vec<u8>,
 }
 
 static SLOTS: MainThread<Slots> = MainThread::new();
@@ -45,13 +43,14 @@ pub fn elsewhere(ctx: Ctx, key: &Text) -> Option<Place> {
     let is_known =
         SLOTS.with(|slots| slots.read.is_some_and(|read| (read..read.saturating_add(GOOD_FOR)).contains(&now)));
     if !is_known {
-        let ranges = ask(ctx, c"SLOTS", &[], ranges).unwrap_or_default();
-        let own = ask(ctx, c"MYID", &[], bytes).unwrap_or_default();
-        SLOTS.with(|slots| *slots = Slots { read: Some(now), ranges, own });
+        // Not `SLOTS`: Valkey 8.0 makes that reply for a connection, and stops where there is none.
+        let nodes = ask(ctx, c"NODES", &[], bytes).unwrap_or_default();
+        let ranges = ranges_of_others(&String::from_utf8_lossy(&nodes));
+        SLOTS.with(|slots| *slots = Slots { read: Some(now), ranges });
     }
     SLOTS.with(|slots| {
         let range = slots.ranges.iter().find(|range| (range.first..=range.last).contains(&slot))?;
-        (range.node != slots.own).then(|| Place { slot, address: range.address.clone() })
+        Some(Place { slot, address: range.address.clone() })
     })
 }
 
@@ -82,20 +81,6 @@ impl Reply {
         // SAFETY: the reply lives.
         isize::try_from(unsafe { api!(RedisModule_CallReplyType)(self.0) }).is_ok_and(|it| it == kind)
     }
-
-    fn len(self) -> usize {
-        // SAFETY: as above.
-        if self.is(raw::REDISMODULE_REPLY_ARRAY) { unsafe { api!(RedisModule_CallReplyLength)(self.0) } } else { 0 }
-    }
-
-    fn at(self, index: usize) -> Option<Self> {
-        if index >= self.len() {
-            return None;
-        }
-        // SAFETY: an array of more elements, which live as long as it does.
-        let element = unsafe { api!(RedisModule_CallReplyArrayElement)(self.0, index) };
-        (!element.is_null()).then_some(Self(element))
-    }
 }
 
 fn integer(reply: Reply) -> Option<i64> {
@@ -115,14 +100,36 @@ fn bytes(reply: Reply) -> Option<Vec<u8>> {
     }
 }
 
-/// The reply of `CLUSTER SLOTS`: for each range its first and last slot, and its nodes, the master first: host, port, id.
-fn ranges(reply: Reply) -> Option<Vec<Range>> {
-    let range = |entry: Reply| {
-        let (first, last) = (integer(entry.at(0)?)?, integer(entry.at(1)?)?);
-        let master = entry.at(2)?;
-        let host = master.at(0).and_then(bytes).unwrap_or_default();
-        let (port, node) = (integer(master.at(1)?)?, bytes(master.at(2)?)?);
-        Some(Range { first, last, node, address: format!("{}:{port}", String::from_utf8_lossy(&host)) })
+/// The slots that other nodes serve, as `CLUSTER NODES` has them: a line for each node, which is its id, its address
+/// (`host:port@busport`, and perhaps `,hostname`), its flags, five more fields, and its slots.
+fn ranges_of_others(nodes: &str) -> Vec<Range> {
+    let of_node = |line: &str| -> Vec<Range> {
+        let mut fields = line.split(' ');
+        let (address, flags) = (fields.nth(1).unwrap_or_default(), fields.next().unwrap_or_default());
+        if flags.split(',').any(|flag| flag == "myself") {
+            return Vec::new();
+        }
+        let address = address.split(['@', ',']).next().unwrap_or_default();
+        let range = |slots: &str| {
+            // Those in brackets are on their way.
+            let (first, last) = slots.split_once('-').unwrap_or((slots, slots));
+            Some(Range { first: first.parse().ok()?, last: last.parse().ok()?, address: address.into() })
+        };
+        fields.skip(5).filter_map(range).collect()
     };
-    Some((0..reply.len()).filter_map(|index| reply.at(index)).filter_map(range).collect())
+    nodes.lines().flat_map(of_node).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Range, ranges_of_others};
+
+    #[test]
+    fn slots_of_other_nodes_are_read() {
+        let nodes = "aa 127.0.0.1:7001@17001 myself,master - 0 0 1 connected 0-99 [5->-bb]\n\
+                     bb 127.0.0.1:7002@17002,host master - 0 1426238316232 2 connected 100-200 300 [7-<-aa]\n\
+                     cc 127.0.0.1:7003@17003 slave bb 0 1426238316232 3 connected\n";
+        let range = |first, last| Range { first, last, address: "127.0.0.1:7002".into() };
+        assert_eq!(ranges_of_others(nodes), [range(100, 200), range(300, 300)]);
+    }
 }

@@ -418,6 +418,78 @@ fn pair(budget: usize, noise: usize, undo: impl Fn(&mut World, usize)) -> Option
     panic!("no end");
 }
 
+/// A search by this candidate in steps of one unit until `until` of them are done; then `event`, and the rest at once.
+fn interrupted(steps: &[PlainWaiter], candidate: &PlainWaiter, until: usize, event: impl Fn(&mut World)) -> Progress {
+    let mut world = built(steps.iter().cloned().map(Step::Ask).collect(), Detection::Off);
+    let mut searching = Searching::new(candidate, Fault::Nothing);
+    let mut progress = searching.advance(&mut world, 1);
+    let id = world.queue.next_id().0;
+    world.arrive(candidate.clone(), None);
+    searching.joined(id);
+    for _ in 0..until {
+        if progress == Progress::More {
+            progress = searching.advance(&mut world, 1);
+        }
+    }
+    if progress != Progress::More {
+        return Progress::More;
+    }
+    event(&mut world);
+    searching.advance(&mut world, usize::MAX)
+}
+
+/// One of two places in a semaphore is held by somebody in the cycle, the other by somebody stuck elsewhere, whose
+/// lease runs out before anybody has noticed.
+#[test]
+fn a_lease_that_runs_out_unnoticed_is_found_out() {
+    let steps = [
+        ask(0, &[0], 2),
+        ask(1, &[0], 2),
+        ask(2, &[1], 1),
+        ask(3, &[2], 1),
+        ask(1, &[3], 1),
+        ask(0, &[1], 1),
+        ask(1, &[2], 1),
+        ask(3, &[3], 1),
+    ];
+    let candidate = ask(2, &[0], 2);
+    let mut told = 0;
+    for until in 0..2000 {
+        told += usize::from(matches!(interrupted(&steps, &candidate, until, |_| {}), Progress::Cycle(_)));
+        let lost = |world: &mut World| drop(world.locks.table.release(&key(0), &owner(1)));
+        let progress = interrupted(&steps, &candidate, until, lost);
+        assert!(!matches!(progress, Progress::Cycle(_)), "lost after {until} steps: {progress:?}");
+    }
+    assert!(told > 10, "{told}");
+}
+
+/// Another client lets somebody hold a key that it waits for together with a further one: now it waits for that alone.
+#[test]
+fn a_hold_that_came_past_the_queue_is_found_out() {
+    let steps = [
+        ask(0, &[0], 1),
+        ask(1, &[1], 1),
+        ask(3, &[2], 1),
+        ask(4, &[3], 1),
+        ask(3, &[3], 1),
+        ask(4, &[2], 1),
+        ask(0, &[1, 2], 1),
+    ];
+    let candidate = ask(1, &[0], 1);
+    let mut told = 0;
+    for until in 0..2000 {
+        let given = |world: &mut World| {
+            let holders = [0, 1].map(|owner| PlainHold { owner, holds: 1, until: None }).to_vec();
+            world.store(1, PlainLock { not_a_lock: false, holders, limit: 1 });
+            world.serve(vec![(1, Change::Foreign)]);
+        };
+        told += usize::from(matches!(interrupted(&steps, &candidate, until, |_| {}), Progress::Cycle(_)));
+        let progress = interrupted(&steps, &candidate, until, given);
+        assert!(!matches!(progress, Progress::Cycle(_)), "given after {until} steps: {progress:?}");
+    }
+    assert!(told > 10, "{told}");
+}
+
 #[test]
 fn more_changes_than_are_remembered_make_the_search_look_again() {
     assert!(pair(1, 0, |_, _| {}).is_some());

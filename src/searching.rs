@@ -55,12 +55,17 @@ pub fn go_on(ctx: Ctx, id: WaiterId, search: Option<Search>) {
 /// longer.
 pub fn advance(ctx: Ctx, now: Now, slice: Slice) {
     while !slice.is_over() {
-        let Some((id, mut search)) = books::with(|books| books.searches.pop_front()) else { break };
+        // What has changed and was not looked at yet, a search does not know of.
+        let next = books::with(|books| {
+            let is_settled = books.agenda.is_empty() && books.sweep.is_over();
+            if is_settled { books.searches.pop_front() } else { None }
+        });
+        let Some((id, mut search)) = next else { break };
         let client = books::with(|books| books.queue.get(id).map(|waiter| waiter.ask.client));
         let Some(client) = client else { continue };
         match advance_one(ctx, &mut search, client, PIECE, now) {
             Progress::None => {}
-            Progress::More => books::with(|books| books.searches.push_back((id, search))),
+            Progress::More => books::with(|books| books.searches.push_front((id, search))),
             Progress::Cycle(cycle) => {
                 if let Some(waiter) = books::with(|books| books.queue.leave(id)) {
                     end_wait(ctx, &waiter, Outcome::Refused(refuse(&cycle)), now);

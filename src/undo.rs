@@ -63,7 +63,7 @@ pub fn roll_back(ctx: Ctx, undo: &Undo, now: Now) {
             books::with(|books| books.rebase(hold, undo.serial, step, taken));
         }
     });
-    books::with(|books| undo.keys().for_each(|key| books.agenda.note(key, Change::Freed)));
+    books::with(|books| undo.keys().for_each(|key| books.agenda.note(key, Change::Foreign)));
 }
 
 /// An example: `given` is a re-entry that made 1 hold until 100 (`before`) into 2 until 200. If the key still says so,

@@ -72,7 +72,7 @@ impl Way {
 
 async fn through_sentinels(addresses: &[String]) -> Result<Session, RedisError> {
     let urls: Vec<String> = addresses.iter().map(|at| format!("redis://{at}")).collect();
-    let mut client = SentinelClient::build(urls, MASTER_NAME, None, SentinelServerType::Master)?;
+    let mut client = SentinelClient::build(urls, String::from(MASTER_NAME), None, SentinelServerType::Master)?;
     let config =
         AsyncConnectionConfig::new().set_connection_timeout(Some(TO_CONNECT)).set_response_timeout(Some(TO_ANSWER));
     let mut connection = client.get_async_connection_with_config(&config).await?;

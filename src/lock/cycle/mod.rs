@@ -58,9 +58,9 @@ const PLACE: usize = 10;
 /// How many holders of a lock are asked for at once.
 pub const PAGE: usize = 100;
 
-/// By how much a step may exceed its budget: by the last thing it looks at, a lock and its first holders at most.
+/// By how much a step may exceed its budget: by the last thing it looks at.
 #[cfg(test)]
-pub const OVERRUN: usize = 3 * LOOK + PAGE;
+pub const OVERRUN: usize = LOOK + PAGE;
 
 /// One wait of a cycle: this owner waits for this key, which the next owner of the cycle holds, or waits for ahead.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -83,43 +83,43 @@ pub fn after_touch(ctx: Ctx) {
 
 /// There is work whose time has come.
 pub fn tick(ctx: Ctx) {
-    let (now, slice) = (Now::read(), Slice::of_turn());
-    waiting::time_out(ctx, now, slice);
-    watchdog::untie_retired(ctx, slice);
-    waiting::refuse_undecided(ctx, now, slice);
+    let now = Now::read();
+    waiting::time_out(ctx, now, Slice::of_piece());
+    watchdog::untie_retired(ctx, Slice::of_piece());
+    waiting::refuse_undecided(ctx, now, Slice::of_piece());
     if ctx.flags().role() == Role::Replica {
-        waiting::forget_ended(slice);
+        waiting::forget_ended(Slice::of_piece());
         books::with(books::Books::forget_changes);
     } else if may_write(ctx) {
-        work(ctx, now, slice);
+        work(ctx, now);
     }
     if !events::turn_end_precedes_unblock() {
-        answering::tell(ctx, slice);
+        answering::tell(ctx, Slice::of_turn());
     }
     set_timer(ctx, now);
 }
 
 /// The day's plan. First what keeps promises to those who hold, then what frees locks, then those who wait for them.
-fn work(ctx: Ctx, now: Now, slice: Slice) {
+fn work(ctx: Ctx, now: Now) {
     if books::with(|books| books.looks.put_off_if_stalled(now.millis())) {
         return;
     }
     // Leases of the living, before anything looks whether they are over.
-    watchdog::renew_due(ctx, now, slice);
+    watchdog::renew_due(ctx, now, Slice::of_piece());
     // Grants that nobody heard of, the holds and the waits of connections that are gone, and grants that too few
     // replicas have: all of that falls free.
-    roll_back_undelivered(ctx, now, slice);
-    watchdog::release_ended(ctx, now, slice);
-    waiting::leave_ended(ctx, now, slice);
-    confirming::settle(ctx, now, slice);
+    roll_back_undelivered(ctx, now, Slice::of_piece());
+    watchdog::release_ended(ctx, now, Slice::of_piece());
+    waiting::leave_ended(ctx, now, Slice::of_piece());
+    confirming::settle(ctx, now, Slice::of_piece());
     // Leases that are over.
-    note_due_looks(now, slice);
-    purge_overdue(ctx, now, slice);
+    note_due_looks(now, Slice::of_piece());
+    purge_overdue(ctx, now, Slice::of_piece());
     // What others did to the keys; and who is next.
-    sweep(slice);
-    follow_up(ctx, now, slice);
+    sweep(Slice::of_piece());
+    follow_up(ctx, now, Slice::of_turn());
     // And whether those who still wait ever can be.
-    searching::advance(ctx, now, slice);
+    searching::advance(ctx, now, Slice::of_piece());
 }
 
 /// Does what follows from changes that others made, and serves those who wait.
@@ -131,7 +131,7 @@ fn follow_up(ctx: Ctx, now: Now, slice: Slice) {
         let Some((key, expiry)) = books::with(|books| books.expired.pop_front()) else { break };
         tell_expired(ctx, &key, expiry, now);
     }
-    watchdog::verify_doubtful(ctx, now, slice);
+    watchdog::verify_doubtful(ctx, now, Slice::of_piece());
     serve(ctx, now, slice);
 }
 

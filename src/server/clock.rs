@@ -37,6 +37,12 @@ impl Slice {
         Self { began: Instant::now(), length: Duration::from_millis(1) }
     }
 
+    /// What one turn spends on each kind of work besides: so that none of them, however much there is of it, keeps the
+    /// others from going on.
+    pub fn of_piece() -> Self {
+        Self { began: Instant::now(), length: Duration::from_micros(150) }
+    }
+
     /// What one command spends on serving others before its own client is answered.
     pub fn of_command() -> Self {
         Self { began: Instant::now(), length: Duration::from_micros(500) }

@@ -1,11 +1,12 @@
-//! Answers that come later: how those who wait are told, and what follows if nobody is there any more.
+//! Deferred answers: how waiters get their reply, and what happens if nobody is left to receive it.
 //!
-//! An answer to a blocked client is given at the end of a turn of the event loop ([`tell`]); one to a session goes into
-//! its mailbox, and its reader is answered in the same way. Between the moment in which something was granted and the
-//! one in which that is on the network, the grant can be taken back: it is kept with the answer, then with what is
-//! being sent.
+//! A blocked client is answered at the end of a turn of the event loop ([`tell`]). A session's answer goes into its
+//! mailbox, and a reader blocked on the mailbox is answered in the same way. From the moment of a grant until its
+//! answer has been handed to the network, the grant can be rolled back: the way back is kept with the answer, and
+//! then with the bytes in flight.
 
 use crate::books::owed::{OnBehalf, Ticket};
+use crate::books::sessions::Unheard;
 use crate::books::{self, Answer, Asker, Books, Event, Kind, Outcome, Recipient, State};
 use crate::lock::Waiter;
 use crate::server::Ctx;
@@ -14,10 +15,10 @@ use crate::server::reply::Replied;
 use crate::server::timer::{self, Timer};
 use crate::stats::{add, count, time};
 
-/// Events are read in one go until they name so many keys.
+/// One read returns events until they name this many keys.
 const KEYS_AT_ONCE: usize = 2_000;
 
-/// Lets whoever is owed an answer be told how it ended. `now` is when that came about.
+/// Records how a request ended, so that whoever is owed the answer gets it. `now` is when it ended.
 pub fn end(ctx: Ctx, ticket: Ticket, outcome: Outcome, now: Now) {
     match books::with(|books| books.end(ticket, outcome, now)) {
         books::Delivery::Due => timer::wake_for_replies(ctx),
@@ -28,7 +29,7 @@ pub fn end(ctx: Ctx, ticket: Ticket, outcome: Outcome, now: Now) {
     }
 }
 
-/// Ends a wait that came to nothing: the request leaves the queue.
+/// Ends a wait without a grant: the request leaves the queue.
 pub fn end_wait(ctx: Ctx, waiter: &Waiter<Asker>, outcome: Outcome, now: Now) {
     books::with(|books| books.gave_up(waiter));
     if let Outcome::TimedOut = outcome
@@ -39,10 +40,14 @@ pub fn end_wait(ctx: Ctx, waiter: &Waiter<Asker>, outcome: Outcome, now: Now) {
     end(ctx, waiter.ask.ticket, outcome, now);
 }
 
-/// Answers the clients whose answer is there.
+/// Answers the clients whose answers are ready.
 pub fn tell(ctx: Ctx, slice: Slice) {
-    while let Some(block) = books::with(|books| books.owed.next_ending()) {
-        block.answer();
+    while let Some((ticket, block)) = books::with(|books| books.owed.next_ending()) {
+        if block.may_be_redirected(ctx) {
+            books::with(|books| books.owed.put_off(ticket, block));
+        } else {
+            block.answer();
+        }
         if slice.is_over() {
             break;
         }
@@ -52,7 +57,15 @@ pub fn tell(ctx: Ctx, slice: Slice) {
     }
 }
 
-/// Answers a client: called by the server, when this module ends the block or `CLIENT UNBLOCK` does.
+/// Answers the clients that the server might have redirected and has not: its cron has just checked them.
+pub fn tell_put_off(slice: Slice) {
+    while !slice.is_over() {
+        let Some(block) = books::with(|books| books.owed.next_put_off()) else { break };
+        block.answer();
+    }
+}
+
+/// Answers one client. The server calls this when the module unblocks the client, or `CLIENT UNBLOCK` does.
 pub fn answer(ctx: Ctx, ticket: Ticket) {
     let Some(pending) = books::with(|books| books.owed.take(ticket)) else {
         let Replied { .. } = ctx.reply_null();
@@ -84,7 +97,7 @@ pub fn answer(ctx: Ctx, ticket: Ticket) {
     };
 }
 
-/// A client that was blocked is gone. Writes nothing: it may be in the middle of another command.
+/// A blocked client is gone. Writes nothing, because another command may be in progress.
 pub fn gone(ctx: Ctx, ticket: Ticket) {
     if let Some(pending) = books::with(|books| books.owed.take(ticket))
         && let Recipient::Blocked { client, block } = pending.to
@@ -96,7 +109,7 @@ pub fn gone(ctx: Ctx, ticket: Ticket) {
     }
 }
 
-/// Takes a client whose wait nobody ended out of everything.
+/// Removes a client whose wait nobody ended from every book.
 fn forget(ctx: Ctx, ticket: Ticket, client: u64, state: State) {
     let undelivered = books::with(|books| match state {
         State::Waiting(id) => {
@@ -129,7 +142,7 @@ fn forget(ctx: Ctx, ticket: Ticket, client: u64, state: State) {
     timer::wake(ctx, Timer::Work, timer::THIS_TURN);
 }
 
-/// A connection has ended: what was on its way to it never arrives. Writes nothing.
+/// A connection has ended, so replies in flight to it never arrive. Writes nothing.
 pub fn client_gone(ctx: Ctx, client: u64) {
     let (undelivered, any) = books::with(|books| {
         let undelivered = books.owed.undeliver(client);
@@ -143,7 +156,7 @@ pub fn client_gone(ctx: Ctx, client: u64) {
     }
 }
 
-/// Gives an answer.
+/// Writes an answer as a reply.
 pub fn reply(ctx: Ctx, answer: &Answer) -> Replied {
     match answer {
         Answer::Token(token) => ctx.reply_integer(*token),
@@ -154,7 +167,7 @@ pub fn reply(ctx: Ctx, answer: &Answer) -> Replied {
     }
 }
 
-/// Gives a session the next events that it has not read, at most `most`; null if there is none.
+/// Replies with a session's next unread events, at most `most` of them; with null if there are none.
 pub fn reply_events(ctx: Ctx, session: u64, most: usize) -> Replied {
     let events = books::with(|books| read_events(books, session, most));
     if events.is_empty() {
@@ -170,9 +183,10 @@ fn read_events(books: &mut Books, session: u64, most: usize) -> Vec<Event> {
     while events.len() < most
         && (events.is_empty() || keys.saturating_add(books.sessions.next_size(session)) <= KEYS_AT_ONCE)
     {
-        let Some((event, undo)) = books.sessions.read(session) else { break };
-        if let Some(undo) = undo {
+        let Some((event, unheard)) = books.sessions.read(session) else { break };
+        if let Some(Unheard { undo, since }) = unheard {
             books.owed.sending(session, undo);
+            time(|stats| &mut stats.hand_offs, Now::read().micros.saturating_sub(since.micros));
         }
         keys = keys.saturating_add(event.keys.len());
         events.push(event);

@@ -1,8 +1,7 @@
 //! Grants and renewals that count only once enough replicas have them.
 //!
-//! The replies wait in a book. One request for acknowledgement in a turn of the event loop serves all that were written
-//! before it; while anything is pending, the replicas' progress is read every millisecond. With nothing pending,
-//! nothing runs.
+//! The replies wait in a book. One request for acknowledgement per turn of the event loop covers everything written
+//! before it. While anything is pending, the replicas' progress is read every millisecond; otherwise nothing runs.
 
 use crate::answering::end;
 use crate::books::confirmations::{Confirmation, ConfirmationId, Settled, What};
@@ -17,14 +16,14 @@ use crate::server::timer::{self, Timer};
 use crate::stats::{count, time};
 use crate::undo::roll_back;
 
-/// After so many ms without enough confirmations, replicas are asked again: one may just have come back.
+/// After this many ms without enough confirmations, the replicas are asked again: one may just have reconnected.
 const ASK_AGAIN: Millis = 100;
 
-/// How many are settled in one go.
+/// How many are settled at a time.
 const AT_ONCE: usize = 64;
 
-/// Lets an answer, or a watchdog's next renewal, wait for `needed` replicas; for no longer than until `latest`, beside
-/// the time that the settings allow.
+/// Withholds an answer, or a watchdog's next renewal, until `needed` replicas have confirmed: at most until `latest`,
+/// and at most for the time that the settings allow.
 pub fn begin(ctx: Ctx, what: What, undo: Undo, needed: u32, latest: Millis, now: Now) -> ConfirmationId {
     let until = now.millis().saturating_add(config::REPLICAS_TIMEOUT.get()).min(latest);
     timer::wake(ctx, Timer::Ask, timer::THIS_TURN);
@@ -33,7 +32,7 @@ pub fn begin(ctx: Ctx, what: What, undo: Undo, needed: u32, latest: Millis, now:
     books::with(|books| books.confirmations.begin(confirmation))
 }
 
-/// Asks the replicas, and notes for what: must be alone in its step.
+/// Asks the replicas, and notes what for. Must be alone in its step.
 pub fn ask(ctx: Ctx, now: Now) {
     if books::with(|books| books.confirmations.is_empty()) {
         return;
@@ -45,7 +44,7 @@ pub fn ask(ctx: Ctx, now: Now) {
     ask_later(ctx, ASK_AGAIN);
 }
 
-/// Asks in so many ms, if there is still something to ask about by then.
+/// Asks after this many ms, if there is still something to ask about by then.
 pub fn ask_later(ctx: Ctx, after: Millis) {
     if books::with(|books| books.confirmations.is_empty()) {
         timer::stop(ctx, Timer::Ask);
@@ -54,7 +53,8 @@ pub fn ask_later(ctx: Ctx, after: Millis) {
     }
 }
 
-/// Looks, at the end of a turn of the event loop, whether what arrived in it settles something. Writes nothing.
+/// At the end of a turn of the event loop, checks whether anything that arrived in it settles a confirmation. Writes
+/// nothing.
 pub fn has_news(ctx: Ctx) -> bool {
     if !books::with(|books| books.confirmations.expects_news(Now::read().millis())) {
         return false;
@@ -63,17 +63,17 @@ pub fn has_news(ctx: Ctx) -> bool {
     books::with(|books| books.confirmations.any_confirmed(&progress))
 }
 
-/// Settles what is confirmed and what was not in time, which is taken back.
+/// Settles what was confirmed, and what was not confirmed in time, which is rolled back.
 pub fn settle(ctx: Ctx, now: Now, slice: Slice) {
     work_through(ctx, now.millis(), now, slice);
 }
 
-/// Settles what is confirmed. Writes nothing.
+/// Settles what was confirmed. Writes nothing.
 pub fn confirm_all(ctx: Ctx, slice: Slice) {
     work_through(ctx, 0, Now::read(), slice);
 }
 
-/// Settles what is confirmed, and what was to be confirmed by `due`.
+/// Settles what was confirmed, and what had to be confirmed by `due`.
 fn work_through(ctx: Ctx, due: Millis, now: Now, slice: Slice) {
     if books::with(|books| books.confirmations.is_empty()) {
         return;

@@ -2,29 +2,32 @@
 
 use crate::books::ties::NewTie;
 use crate::books::{self, Books, Terms, Tie, Tying, Why};
+use crate::config;
 use crate::keyspace::effects::{Ending, Waiters};
-use crate::keyspace::{self, Lock};
-use crate::lock::serve::NotALock;
+use crate::keyspace::{self, Allowance, Lock, NotRead};
 use crate::lock::{Deadline, Decision, Hold, LockKey, Millis, Token};
 use crate::server::clock::Now;
 use crate::server::timer::{self, Timer};
 use crate::server::{Ctx, TextRef, events};
-use crate::stats::add;
+use crate::stats::{add, count};
 
-/// Who gets it.
+/// The error for a key that does not hold a lock.
+pub const WRONGTYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+
+/// Who is granted it.
 #[derive(Clone, Copy, Debug)]
 pub struct Grantee<'a> {
     /// The owner.
     pub owner: TextRef<'a>,
-    /// The connection on whose behalf it is: the one that asks, or a session.
+    /// The connection on whose behalf it is: the caller's, or a session's.
     pub client: u64,
-    /// What is asked for.
+    /// What it asks for.
     pub terms: &'a Terms,
 }
 
 /// Carries out a grant of all `locks`, as decided. The only place that grants. Returns the token.
 ///
-/// A lock that is re-entered keeps its token. Of several locks, where one is new or they differ, all get the same new
+/// A re-entered lock keeps its token. If one of several locks is new, or their tokens differ, all get the same new
 /// one.
 pub fn grant(locks: &mut [Lock], decisions: &[Decision], grantee: Grantee, now: Now) -> Token {
     let token = common_token(decisions, now).unwrap_or_else(|| keyspace::next_token(now));
@@ -32,9 +35,11 @@ pub fn grant(locks: &mut [Lock], decisions: &[Decision], grantee: Grantee, now: 
         match (decision, lock.own()) {
             (Decision::Grant(hold, limit), _) => {
                 lock.grant(grantee.owner, &Hold { token: Some(token), ..*hold }, *limit);
-                // A tie that is left belongs to a hold that ended behind the module's back.
+                // A tie that is left here belongs to a hold that ended behind the module's back.
                 let left = with_ties(|books| books.ties.untie(lock.db(), lock.name().bytes(), grantee.owner.bytes()));
-                lost(lock.ctx(), left.flatten(), Why::Changed);
+                if let Some(left) = left.flatten() {
+                    lost(lock.ctx(), [left], Why::Changed);
+                }
                 bind(lock, hold.deadline, token, grantee, now);
             }
             (Decision::Reenter(hold), Some(own)) => {
@@ -47,7 +52,7 @@ pub fn grant(locks: &mut [Lock], decisions: &[Decision], grantee: Grantee, now: 
     token
 }
 
-/// The token that all have already, if all are re-entries.
+/// The token that all of them have already, if all are re-entries.
 fn common_token(decisions: &[Decision], now: Now) -> Option<Token> {
     let mut tokens = decisions.iter().map(|decision| match decision {
         Decision::Reenter(hold) => keyspace::kept_token(hold.token, now),
@@ -57,7 +62,7 @@ fn common_token(decisions: &[Decision], now: Now) -> Option<Token> {
     tokens.all(|token| token == Some(first)).then_some(first)
 }
 
-/// Changes a hold: its count, its token, its deadline. What ties it follows.
+/// Changes a hold: its count, its token, its deadline. Its ties follow.
 pub fn change(lock: &mut Lock, owner: TextRef, own: &Hold, new: &Hold, now: Now) {
     lock.update(owner, own, new);
     let Some(token) = new.token else { return };
@@ -69,7 +74,7 @@ pub fn change(lock: &mut Lock, owner: TextRef, own: &Hold, new: &Hold, now: Now)
     }
 }
 
-/// Ties a hold as its grantee asks, if it asks for that.
+/// Ties a hold as its grantee asks, if it does.
 pub fn bind(lock: &Lock, deadline: Deadline, token: Token, grantee: Grantee, now: Now) {
     let Terms { request, tying, replicas } = *grantee.terms;
     if tying == Tying::NONE {
@@ -91,23 +96,31 @@ pub fn bind(lock: &Lock, deadline: Deadline, token: Token, grantee: Grantee, now
     wake_for_ties(lock.ctx());
 }
 
-/// Lets the timer come in time for the ties.
+/// Makes sure that the timer fires in time for the ties.
 pub fn wake_for_ties(ctx: Ctx) {
     if let Some(due) = books::with(|books| books.ties.next_due()) {
         timer::wake(ctx, Timer::Work, due);
     }
 }
 
-/// Tells that holds that were tied are lost.
+/// Records the loss of tied holds.
 pub fn lost(ctx: Ctx, ties: impl IntoIterator<Item = Tie>, why: Why) {
     let mut ties = ties.into_iter().peekable();
     if ties.peek().is_some() {
-        books::with(|books| ties.for_each(|tie| books.lost(&tie, why)));
+        books::with(|books| ties.for_each(|tie| tell_lost(books, &tie, why)));
         timer::wake_for_replies(ctx);
     }
 }
 
-/// Ends the hold of `owner`, who has one and gives it back. Those who wait are still to be served.
+/// Reports that a tied hold is lost, and counts it if no other counter does.
+pub fn tell_lost(books: &mut Books, tie: &Tie, why: Why) {
+    books.lost(tie, why);
+    if why == Why::Changed {
+        count(|it| &mut it.changed);
+    }
+}
+
+/// Ends the hold of `owner`, who has one and gives it back. The caller serves the waiters.
 pub fn end(lock: &mut Lock, owner: TextRef) {
     let waiters = waiters(lock);
     let (db, name) = (lock.db(), lock.name().bytes());
@@ -116,10 +129,12 @@ pub fn end(lock: &mut Lock, owner: TextRef) {
         books.ties.untie(db, name, owner.bytes());
         if free { books.ties.untie_all(db, name) } else { Vec::new() }
     });
-    lost(lock.ctx(), others.unwrap_or_default(), Why::Changed);
+    if let Some(others) = others {
+        lost(lock.ctx(), others, Why::Changed);
+    }
 }
 
-/// Ends the holds of a lock whose lease has run out; whether there were any.
+/// Ends the holds of a lock whose lease has run out. Returns whether there were any.
 pub fn purge(lock: &mut Lock, now: Millis) -> bool {
     let expired = lock.purge(now);
     let (db, name) = (lock.db(), lock.name().bytes());
@@ -129,7 +144,7 @@ pub fn purge(lock: &mut Lock, now: Millis) -> bool {
     !expired.is_empty()
 }
 
-/// Breaks a lock: ends all its holds; how many there were. Those who wait are still to be served.
+/// Breaks a lock: ends all its holds. Returns how many there were. The caller serves the waiters.
 pub fn end_all(lock: &mut Lock) -> usize {
     let holders = lock.count();
     if holders > 0 {
@@ -140,7 +155,7 @@ pub fn end_all(lock: &mut Lock) -> usize {
     holders
 }
 
-/// Lends the books if any hold is tied at all.
+/// Lends the books, but only if any hold is tied.
 fn with_ties<R>(work: impl FnOnce(&mut Books) -> R) -> Option<R> {
     books::with(|books| (!books.ties.is_empty()).then(|| work(books)))
 }
@@ -154,7 +169,25 @@ fn waiters(lock: &Lock) -> Waiters {
 ///
 /// # Errors
 ///
-/// [`NotALock`] if one of the keys holds something else.
-pub fn look_all<'a>(ctx: Ctx<'a>, names: &[TextRef<'a>], owner: TextRef, now: Now) -> Result<Vec<Lock<'a>>, NotALock> {
-    names.iter().map(|&name| Lock::look(ctx, name, owner, now.millis())).collect()
+/// The reply that says that one of the keys does not hold a lock, or that there is too much to read.
+pub fn look_all<'a>(ctx: Ctx<'a>, names: &[TextRef<'a>], owner: TextRef, now: Now) -> Result<Vec<Lock<'a>>, String> {
+    let mut allowance = Allowance::default();
+    let look = |&name: &TextRef<'a>| {
+        let lock = Lock::look_within(ctx, name, owner, now.millis(), &mut allowance);
+        lock.map_err(|why| match why {
+            NotRead::NotALock => WRONGTYPE.into(),
+            NotRead::TooMuch => too_much(name.bytes()),
+        })
+    };
+    names.iter().map(look).collect()
+}
+
+/// The message for a request whose locks have too many holders to be read in one step. What was read is cached, so the
+/// same request gets further the next time.
+pub fn too_much(name: &[u8]) -> String {
+    let (name, most) = (config::show_start(name), config::MAX_HOLDERS.get());
+    format!(
+        "ERR too many holders to read in one request, those of '{name}' among them: the locks of a request that other \
+         clients have written may together have as many holders as one lock, and holdfast.max-holders is {most}"
+    )
 }

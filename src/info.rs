@@ -1,6 +1,7 @@
 //! What `INFO holdfast` tells.
 
 use crate::books;
+use crate::server::clock::Now;
 use crate::server::info::Section;
 use crate::stats::{self, Times};
 use std::ffi::{CStr, CString};
@@ -9,7 +10,7 @@ use std::ffi::{CStr, CString};
 pub fn fill(section: Section) {
     stats::with(|stats| {
         let it = &stats.counts;
-        let counts: [(&CStr, u64); 16] = [
+        let counts: [(&CStr, u64); 17] = [
             (c"grants_at_once", it.granted_at_once),
             (c"grants_queued", it.granted_queued),
             (c"refusals", it.refusals),
@@ -19,6 +20,7 @@ pub fn fill(section: Section) {
             (c"renewals_lost", it.renewals_lost),
             (c"expired", it.expired),
             (c"forced", it.forced),
+            (c"changed", it.changed),
             (c"released_by_disconnect", it.released_by_disconnect),
             (c"watchdog_renewals", it.watchdog_renewals),
             (c"deadlocks_refused", it.deadlocks),
@@ -31,6 +33,7 @@ pub fn fill(section: Section) {
             section.number(name, value);
         }
     });
+    let oldest = books::with(|books| books.queue.iter().next().map(|first| first.since));
     let now: [(&CStr, usize); 7] = books::with(|books| {
         let (sessions, session_waits, unread_events) = books.sessions.sizes();
         [
@@ -46,6 +49,7 @@ pub fn fill(section: Section) {
     for (name, value) in now {
         section.number(name, value as u64);
     }
+    section.number(c"oldest_wait_msec", oldest.map_or(0, |since| Now::read().millis().saturating_sub(since)));
     stats::with(|stats| {
         tell(section, "wait", &stats.waits);
         tell(section, "handoff", &stats.hand_offs);
@@ -53,16 +57,27 @@ pub fn fill(section: Section) {
     });
 }
 
-fn tell(section: Section, name: &str, times: &Times) {
-    let values = [
-        ("p50", times.quantile(0.5)),
-        ("p99", times.quantile(0.99)),
-        ("p999", times.quantile(0.999)),
-        ("max", times.max()),
-    ];
-    for (which, value) in values {
-        if let Ok(name) = CString::new(format!("{name}_usec_{which}")) {
+fn tell(section: Section, what: &str, times: &Times) {
+    let number = |which: &str, value| {
+        if let Ok(name) = CString::new(format!("{what}_usec_{which}")) {
             section.number(&name, value);
         }
+    };
+    number("p50", times.quantile(0.5));
+    number("p99", times.quantile(0.99));
+    number("p999", times.quantile(0.999));
+    number("max", times.max());
+    number("sum", times.sum());
+    number("count", times.count());
+    let buckets: Vec<String> = bounds().map(|bound| format!("{bound}={}", times.within(bound))).collect();
+    if let (Ok(name), Ok(buckets)) = (CString::new(format!("{what}_usec_buckets")), CString::new(buckets.join(","))) {
+        section.text(&name, &buckets);
     }
+}
+
+/// 1, 2 and 5 in every power of ten, from 10 µs to 1,000 s.
+fn bounds() -> impl Iterator<Item = u64> {
+    const LARGEST: u64 = 1_000_000_000;
+    let powers = (1..10).map(|power| 10_u64.saturating_pow(power));
+    powers.flat_map(|power| [1, 2, 5].map(|step: u64| power.saturating_mul(step))).filter(|bound| *bound <= LARGEST)
 }

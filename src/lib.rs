@@ -47,10 +47,13 @@ use server::{Ctx, TextRef};
 /// The module's name: in `MODULE LIST`, of the section of `INFO`, before its settings.
 pub const NAME: &str = "holdfast";
 
+/// The version as `MODULE LIST` shows it: 200 is 0.2.0.
+const VERSION: i32 = 200;
+
 /// The ACL category of all its commands, where the server can make one.
 const CATEGORY: &str = "lock";
 
-/// Starts the module. What is wrong goes to the server's log.
+/// Starts the module. Whatever goes wrong is written to the server's log.
 fn start(ctx: Ctx, args: &[TextRef]) -> bool {
     server::callbacks::set(Callbacks {
         answer: answering::answer,
@@ -78,7 +81,7 @@ fn start(ctx: Ctx, args: &[TextRef]) -> bool {
     true
 }
 
-/// Stops the module, which refuses to be unloaded while anybody waits or has not been told, or a hold is tied.
+/// Stops the module. It refuses to be unloaded while a client waits or is still owed an answer, or a hold is tied.
 fn stop(ctx: Ctx) {
     turns::stop(ctx);
 }
@@ -94,7 +97,8 @@ fn warn_of_eviction(ctx: Ctx) {
     }
 }
 
-/// Rights that go by category say nothing about these commands on Redis 7.0, where they would let anybody break locks.
+/// On Redis 7.0, rules that name categories do not cover these commands, so a user meant to be restricted could break
+/// locks.
 fn warn_of_missing_categories(ctx: Ctx) {
     if !have_categories() {
         ctx.warn(
@@ -112,18 +116,27 @@ fn unload(context: &Context) -> Status {
     server::unload(context, || books::with(|books| books.are_in_use()), stop)
 }
 
-/// What the server looks for in the library.
+/// The symbols that the server looks up in the library.
 mod entry {
     #![allow(missing_docs)]
-    use super::{Allocator, NAME, load, unload};
+    use super::{Allocator, NAME, VERSION, load, unload};
     use redis_module::redis_module;
 
     redis_module! {
         name: NAME,
-        version: 100, // 0.1.0
+        version: VERSION,
         allocator: (Allocator, Allocator),
         data_types: [],
         init: load,
         deinit: unload,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_version_shown_is_that_of_the_package() {
+        let parts = env!("CARGO_PKG_VERSION").split('.').map(|part| part.parse::<i32>().expect("a number"));
+        assert_eq!(parts.fold(0, |sum, part| sum * 100 + part), super::VERSION);
     }
 }

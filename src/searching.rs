@@ -1,9 +1,9 @@
-//! The search for cycles of waits: at once as far as that is quick, and in slices while the request waits.
+//! The search for cycles of waits: immediate as far as it is quick, and then in slices while the request waits.
 
 use crate::answering::end_wait;
 use crate::books::{self, Outcome};
-use crate::config;
-use crate::keyspace::Lock;
+use crate::config::{self, show_start as show};
+use crate::keyspace::{Lock, rosters};
 use crate::lock::cycle::{Because, Candidate, Link, Progress, Search, Visible, is_possible};
 use crate::lock::serve::{Sight, View};
 use crate::lock::{Deadline, LockKey, Owner, Standing, WaiterId};
@@ -15,21 +15,24 @@ use crate::serving::Keyspace;
 use crate::stats::count;
 use std::cell::OnceCell;
 
-/// How much of a search a command does itself, in units of about 100 ns.
+/// How much of a search the command itself does, in units of about 100 ns.
 const AT_ONCE: usize = 5_000;
 
-/// How many waits of a cycle an error names.
+/// How many waits of a cycle an error message names.
 const SHOWN: usize = 100;
 
-/// How much is done before the time is looked at again.
+/// What it costs to read a field of a lock with many holders, in the same units.
+const FIELD: usize = 4;
+
+/// How many units are spent between two looks at the clock.
 const PIECE: usize = 2_000;
 
-/// Searches for the cycle that a request of this connection would close if it waited. What is left of the search, if it
-/// takes longer.
+/// Searches for the cycle that a request of this connection would close by waiting. Returns the rest of the search if
+/// it takes longer than a command may.
 ///
 /// # Errors
 ///
-/// The reply that tells of the cycle.
+/// The reply that names the cycle.
 pub fn begin(ctx: Ctx, client: u64, candidate: Candidate, now: Now) -> Result<Option<Search>, String> {
     if !config::DETECT_DEADLOCKS.is_on() || !books::with(|books| is_possible(&books.queue, candidate)) {
         return Ok(None);
@@ -42,7 +45,7 @@ pub fn begin(ctx: Ctx, client: u64, candidate: Candidate, now: Now) -> Result<Op
     }
 }
 
-/// Goes on with a search while its request waits.
+/// Schedules the rest of a search, to be done while its request waits.
 pub fn go_on(ctx: Ctx, id: WaiterId, search: Option<Search>) {
     if let Some(mut search) = search {
         search.joined(id);
@@ -51,32 +54,34 @@ pub fn go_on(ctx: Ctx, id: WaiterId, search: Option<Search>) {
     }
 }
 
-/// Goes on with the searches that are not done, one after the other. Whoever turns out to have closed a cycle waits no
-/// longer.
-pub fn advance(ctx: Ctx, now: Now, slice: Slice) {
-    while !slice.is_over() {
-        // What has changed and was not looked at yet, a search does not know of.
-        let next = books::with(|books| {
-            let is_settled = books.agenda.is_empty() && books.sweep.is_over();
-            if is_settled { books.searches.pop_front() } else { None }
-        });
-        let Some((id, mut search)) = next else { break };
+/// Advances the unfinished searches, one after the other, as long as no change is waiting to be looked at. A request found
+/// to have closed a cycle is refused.
+pub fn advance(ctx: Ctx, now: Now, slice: Slice, is_settled: impl Fn() -> bool) {
+    while !slice.is_over() && is_settled() {
+        let Some((id, mut search)) = books::with(|books| books.next_search(now.millis())) else { break };
         let client = books::with(|books| books.queue.get(id).map(|waiter| waiter.ask.client));
-        let Some(client) = client else { continue };
-        match advance_one(ctx, &mut search, client, PIECE, now) {
-            Progress::None => {}
-            Progress::More => books::with(|books| books.searches.push_front((id, search))),
-            Progress::Cycle(cycle) => {
-                if let Some(waiter) = books::with(|books| books.queue.leave(id)) {
-                    end_wait(ctx, &waiter, Outcome::Refused(refuse(&cycle)), now);
-                }
-            }
+        let progress = client.map(|client| advance_one(ctx, &mut search, client, PIECE, now));
+        if progress == Some(Progress::More) {
+            books::with(|books| books.searches.push_front((id, search)));
+            continue;
+        }
+        books::with(|books| books.searched.push_back(search));
+        if let Some(Progress::Cycle(cycle)) = progress
+            && let Some(waiter) = books::with(|books| books.queue.leave(id))
+        {
+            end_wait(ctx, &waiter, Outcome::Refused(refuse(&cycle)), now);
         }
     }
 }
 
+/// Frees the memory of finished searches.
+pub fn free(slice: Slice) {
+    while !slice.is_over() && books::with(books::Books::free_searched) {}
+}
+
 fn advance_one(ctx: Ctx, search: &mut Search, client: u64, budget: usize, now: Now) -> Progress {
-    let mut locks = Readable { locks: Keyspace { ctx, now }, client, user: OnceCell::new() };
+    let fields_read = rosters::with(|rosters| rosters.fields_read());
+    let mut locks = Readable { locks: Keyspace { ctx, now }, client, user: OnceCell::new(), fields_read };
     books::with(|books| search.advance(&books.queue, &mut locks, budget))
 }
 
@@ -84,8 +89,10 @@ fn advance_one(ctx: Ctx, search: &mut Search, client: u64, budget: usize, now: N
 struct Readable<'a> {
     locks: Keyspace<'a>,
     client: u64,
-    /// Looked up when the first key is come upon: most searches come upon none.
+    /// Looked up at the first key met, since most searches meet none.
     user: OnceCell<Option<User>>,
+    /// How many fields of locks with many holders had been read at the last check.
+    fields_read: usize,
 }
 
 impl Visible for Readable<'_> {
@@ -97,7 +104,7 @@ impl Visible for Readable<'_> {
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Option<Standing> {
         match self.locks.look(key, owner) {
             Sight::Lock(standing) => Some(standing),
-            Sight::NotALock | Sight::Elsewhere => None,
+            Sight::NotALock | Sight::Elsewhere | Sight::TooMuch => None,
         }
     }
 
@@ -109,6 +116,12 @@ impl Visible for Readable<'_> {
             lock.map(|lock| lock.holders_after(after, now, most)).unwrap_or_default()
         })
     }
+
+    fn extra_cost(&mut self) -> usize {
+        let read = rosters::with(|rosters| rosters.fields_read());
+        let before = std::mem::replace(&mut self.fields_read, read);
+        read.wrapping_sub(before).saturating_mul(FIELD)
+    }
 }
 
 fn refuse(cycle: &[Link]) -> String {
@@ -119,7 +132,7 @@ fn refuse(cycle: &[Link]) -> String {
             Because::Holds => "held by",
             Because::Ahead => "waited for ahead of it by",
         };
-        let (owner, key, next) = (config::show(&link.owner), config::show(&link.key.name), config::show(&next.owner));
+        let (owner, key, next) = (show(&link.owner), show(&link.key.name), show(&next.owner));
         format!("owner '{owner}' waits for '{key}' {why} '{next}'")
     });
     let shown: Vec<String> = waits.take(SHOWN).collect();

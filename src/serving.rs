@@ -1,13 +1,13 @@
-//! Serving those who wait: the one way from the queue to a grant.
+//! Serving waiters: the one way from the queue to a grant.
 
 use crate::answering::{end, end_wait};
 use crate::books::confirmations::What;
 use crate::books::owed::OnBehalf;
 use crate::books::{self, Answer, Asker, Outcome, State};
-use crate::holding::{self, Grantee, look_all};
+use crate::holding::{self, Grantee, WRONGTYPE, look_all, too_much};
 use crate::keyspace::words::words;
-use crate::keyspace::{Lock, listeners, rosters};
-use crate::lock::serve::{Attempt, Change, Job, NotALock, Sight, View, WaitEnd};
+use crate::keyspace::{Allowance, Lock, NotRead, listeners, rosters};
+use crate::lock::serve::{Attempt, Change, Job, Sight, View, WaitEnd};
 use crate::lock::{Deadline, Decision, Limit, LockKey, Millis, Owner, Waiter, WaiterId};
 use crate::server::acl::User;
 use crate::server::clock::{Now, Slice};
@@ -17,17 +17,14 @@ use crate::server::{AsText, Ctx, Text, TextRef};
 use crate::stats::{count, time};
 use crate::{config, confirming, undo};
 
-/// While clients are paused, and while a slot is on its way elsewhere, the queue is looked at again after so many ms.
+/// How soon, in ms, the queue is looked at again while clients are paused or a slot is being migrated.
 pub const LOOK_AGAIN: Millis = 10;
 
-/// The error for a key that holds something else.
-pub const WRONGTYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+/// The error for a waiter that has lost the right to the lock.
+const NOPERM: &str = "NOPERM the user of this connection may no longer acquire this lock";
 
-/// The error for a waiter whose rights were taken away.
-const NOPERM: &str = "NOPERM the user of this connection has no permissions any more to acquire this lock";
-
-/// Serves whoever can be served now that locks have changed, until the slice is over. The only way out of the queue to
-/// a grant.
+/// Serves every waiter that can be served after locks have changed, until the slice is over. The only way out of the
+/// queue to a grant.
 pub fn serve(ctx: Ctx, now: Now, slice: Slice) {
     while let Some(job) = books::with(|books| books.agenda.next(&mut books.queue)) {
         match job {
@@ -47,11 +44,11 @@ pub fn serve(ctx: Ctx, now: Now, slice: Slice) {
     }
 }
 
-/// Looks whether a request still has to wait, and ends its wait if not.
+/// Decides whether a request still has to wait, and ends its wait if not.
 fn judge(ctx: Ctx, attempt: Attempt, now: Now) {
-    let mut locks = Served(Keyspace { ctx, now });
+    let mut locks = Served { keyspace: Keyspace { ctx, now }, allowance: Allowance::default() };
     match attempt.only_key() {
-        // Read once: what is decided by is what is written.
+        // Read once, so that the decision and the write are based on the same reading.
         Some((key, owner)) if serves(ctx, &key) => ctx.in_db(key.db, |ctx| {
             let (name, owner) = (Text::new(&key.name), Text::new(&owner));
             let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner.as_text(), now.millis()) else {
@@ -68,8 +65,8 @@ fn judge(ctx: Ctx, attempt: Attempt, now: Now) {
     }
 }
 
-/// Where a session's request has to go: the slot of what it waits for is served there now. (A client that is blocked is
-/// redirected by the server itself; and while the slot is on its way, nobody knows where the lock is.)
+/// Where a session's request must go, once the slot of its keys is served by another node. (The server itself
+/// redirects blocked clients. While the slot is being migrated, nobody knows where the lock is.)
 fn place_elsewhere(ctx: Ctx, id: WaiterId) -> Option<Place> {
     let of_session = |waiter: &&Waiter<Asker>| waiter.ask.on_behalf == OnBehalf::Session;
     let key = books::with(|books| books.queue.get(id).filter(of_session)?.keys.first().cloned())?;
@@ -86,7 +83,7 @@ fn send_away(ctx: Ctx, id: WaiterId, place: &Place, now: Now) {
     }
 }
 
-/// A single lock that has been looked at.
+/// A single lock that has been read already.
 struct Seen(Sight);
 
 impl View for Seen {
@@ -99,7 +96,7 @@ impl View for Seen {
     }
 }
 
-/// Serves those who wait for a lock that a command has changed. Costs next to nothing while nobody does.
+/// Serves the waiters of a lock that a command has changed. Costs next to nothing if there are none.
 pub fn serve_lock(ctx: Ctx, name: TextRef, now: Now) {
     let db = ctx.db();
     let contended = books::with(|books| {
@@ -114,7 +111,7 @@ pub fn serve_lock(ctx: Ctx, name: TextRef, now: Now) {
     }
 }
 
-/// Whether a request is made on behalf of a session that has ended: it has not left the queue yet.
+/// Whether a request belongs to a session that has ended but whose requests have not left the queue yet.
 fn is_forsaken(id: WaiterId) -> bool {
     books::with(|books| {
         let ask = books.queue.get(id).map(|waiter| waiter.ask);
@@ -130,33 +127,27 @@ fn leave(id: WaiterId) {
     });
 }
 
-/// Whether this node of a cluster answers for a key; outside of clusters, always.
+/// Whether this node of a cluster serves a key; always true outside clusters.
 pub fn serves(ctx: Ctx, key: &LockKey) -> bool {
     !listeners::in_cluster() || ctx.in_db(key.db, |ctx| ctx.serves(&Text::new(&key.name)))
 }
 
-/// The locks in the keyspace, to be read. Touches no book.
+/// A read-only view of the locks in the keyspace. Touches no book.
 #[derive(Clone, Copy, Debug)]
 pub struct Keyspace<'a> {
-    /// Where to read them.
+    /// The database and the access to the server.
     pub ctx: Ctx<'a>,
-    /// The present.
+    /// The time at which leases are judged.
     pub now: Now,
-}
-
-impl Keyspace<'_> {
-    fn look_and<R>(&self, key: &LockKey, owner: &Owner, work: impl FnOnce(Option<&mut Lock>) -> R) -> R {
-        self.ctx.in_db(key.db, |ctx| {
-            let (name, owner) = (Text::new(&key.name), Text::new(owner));
-            let lock = Lock::look(ctx, name.as_text(), owner.as_text(), self.now.millis());
-            work(lock.ok().as_mut())
-        })
-    }
 }
 
 impl View for Keyspace<'_> {
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
-        self.look_and(key, owner, |lock| lock.map_or(Sight::NotALock, |lock| Sight::Lock(lock.standing())))
+        self.ctx.in_db(key.db, |ctx| {
+            let (name, owner) = (Text::new(&key.name), Text::new(owner));
+            let lock = Lock::look(ctx, name.as_text(), owner.as_text(), self.now.millis());
+            lock.map_or(Sight::NotALock, |lock| Sight::Lock(lock.standing()))
+        })
     }
 
     fn holders(&mut self, key: &LockKey) -> Vec<Owner> {
@@ -169,37 +160,47 @@ impl View for Keyspace<'_> {
     }
 }
 
-/// The locks in the keyspace while those who wait for them are served: what is found to be over is taken out.
-#[derive(Clone, Copy, Debug)]
-struct Served<'a>(Keyspace<'a>);
+/// The view used while serving: leases found to have run out are removed on the way.
+#[derive(Debug)]
+struct Served<'a> {
+    keyspace: Keyspace<'a>,
+    /// How much may still be read for the request.
+    allowance: Allowance,
+}
 
 impl View for Served<'_> {
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
-        let (ctx, now) = (self.0.ctx, self.0.now.millis());
+        let (ctx, now) = (self.keyspace.ctx, self.keyspace.now.millis());
         if !serves(ctx, key) {
-            // The slot is elsewhere or on its way: whoever comes is redirected, and who waits will be. A copy of the key
-            // may still lie here, or already; what it says does not count.
+            // The slot is served elsewhere or being migrated, so clients are redirected, or soon will be. A copy of
+            // the key may still be here, or here already, but it does not count.
             rosters::with(|rosters| rosters.forget(key.db, &key.name));
             books::with(|books| books.looks.schedule(key, Some(now.saturating_add(LOOK_AGAIN))));
             wake_for_looks(ctx);
             return Sight::Elsewhere;
         }
-        self.0.look_and(key, owner, |lock| {
-            let Some(lock) = lock else { return Sight::NotALock };
-            refresh(lock, key, now);
-            Sight::Lock(lock.standing())
+        ctx.in_db(key.db, |ctx| {
+            let (name, owner) = (Text::new(&key.name), Text::new(owner));
+            match Lock::look_within(ctx, name.as_text(), owner.as_text(), now, &mut self.allowance) {
+                Ok(mut lock) => {
+                    refresh(&mut lock, key, now);
+                    Sight::Lock(lock.standing())
+                }
+                Err(NotRead::NotALock) => Sight::NotALock,
+                Err(NotRead::TooMuch) => Sight::TooMuch,
+            }
         })
     }
 
     fn holders(&mut self, key: &LockKey) -> Vec<Owner> {
-        self.0.holders(key)
+        self.keyspace.holders(key)
     }
 }
 
-/// Takes out those of a contended lock whose lease has run out, and notes when the next one's does.
+/// Removes the holders of a contended lock whose lease has run out, and schedules the look at the next one.
 fn refresh(lock: &mut Lock, key: &LockKey, now: Millis) {
     if holding::purge(lock, now) {
-        // The look may be for one who waits for several locks; others wait for this one alone.
+        // The reading may be for a request for several locks, while others wait for this one alone.
         books::with(|books| books.agenda.note(key.clone(), Change::Freed));
     }
     if lock.count() > 0 {
@@ -207,7 +208,7 @@ fn refresh(lock: &mut Lock, key: &LockKey, now: Millis) {
     }
 }
 
-/// When the lock is to be looked at although nobody touches it: when a lease runs out.
+/// When the lock must be looked at even if nobody touches it: when the next lease runs out.
 fn next_look(lock: &Lock, now: Millis) -> Option<Millis> {
     match lock.next_deadline(now) {
         Some(Deadline::At(at)) => Some(at.saturating_add(1).max(now)),
@@ -215,7 +216,7 @@ fn next_look(lock: &Lock, now: Millis) -> Option<Millis> {
     }
 }
 
-/// Notes the next look at a lock that is being served.
+/// Schedules the next look at a lock that is being served.
 fn schedule(lock: &Lock, key: &LockKey, now: Millis) {
     let next = next_look(lock, now);
     books::with(|books| {
@@ -225,7 +226,7 @@ fn schedule(lock: &Lock, key: &LockKey, now: Millis) {
     wake_for_looks(lock.ctx());
 }
 
-/// Notes the next look at a lock that somebody begins to wait for, or whose deadline has moved.
+/// Schedules the next look at a lock that somebody begins to wait for, or whose deadline has moved.
 pub fn schedule_earlier(lock: &Lock, key: &LockKey, now: Millis) {
     if let Some(next) = next_look(lock, now) {
         books::with(|books| books.looks.schedule_earlier(key, next));
@@ -246,8 +247,8 @@ pub fn deadline_moved(lock: &Lock, now: Now) {
     }
 }
 
-/// Decides about a request and carries out the end of its wait, if it ends. `lock` is its only lock, if it was read
-/// already, as its owner sees it.
+/// Decides about a request and, if that ends its wait, carries it out. `lock` is its only lock, as its owner sees it,
+/// if it has been read already.
 fn settle(ctx: Ctx, attempt: Attempt, locks: &mut impl View, now: Now, lock: Option<(TextRef, &mut Lock)>) {
     let judgement = attempt.judge(locks, now.millis());
     let ended = books::with(|books| {
@@ -260,6 +261,7 @@ fn settle(ctx: Ctx, attempt: Attempt, locks: &mut impl View, now: Now, lock: Opt
     let Some((waiter, wait_end)) = ended else { return };
     let refused = match wait_end {
         WaitEnd::NotALock => WRONGTYPE.into(),
+        WaitEnd::TooMuch(place) => too_much(waiter.keys.get(place).map_or(&[], |key| &key.name)),
         WaitEnd::Refused(decision) => refusal(decision),
         WaitEnd::Granted(decisions) => {
             let granted = match lock {
@@ -268,7 +270,7 @@ fn settle(ctx: Ctx, attempt: Attempt, locks: &mut impl View, now: Now, lock: Opt
             };
             match granted {
                 Ok(()) => return,
-                // Those behind it may have their turn, for what it was granted was not taken.
+                // The grant was not taken, so those behind it may have their turn.
                 Err(error) => return end_wait(ctx, &waiter, Outcome::Refused(error), now),
             }
         }
@@ -282,12 +284,12 @@ fn grant_several(ctx: Ctx, waiter: &Waiter<Asker>, decisions: &[Decision], now: 
         let owner = Text::new(&waiter.owner);
         let names: Vec<Text> = waiter.keys.iter().map(|key| Text::new(&key.name)).collect();
         let names: Vec<TextRef> = names.iter().map(AsText::as_text).collect();
-        let mut locks = look_all(ctx, &names, owner.as_text(), now).map_err(|NotALock| WRONGTYPE.to_owned())?;
+        let mut locks = look_all(ctx, &names, owner.as_text(), now)?;
         grant(ctx, waiter, decisions, owner.as_text(), &mut locks, now)
     })
 }
 
-/// Grants what was decided to one who waited, and lets it be told.
+/// Carries out the grant to a waiter and records its answer.
 fn grant(
     ctx: Ctx,
     waiter: &Waiter<Asker>,
@@ -323,7 +325,7 @@ fn grant(
     Ok(())
 }
 
-/// Whether a connection's user may still do what the connection has asked for: rights may have changed since.
+/// Whether a connection's user may still run the request: its rights may have changed since it was made.
 fn may_acquire(ctx: Ctx, client: u64, locks: &[Lock], owner: TextRef) -> bool {
     let Some(user) = User::of_client(ctx, client) else { return true };
     if let [lock] = locks {
@@ -336,13 +338,13 @@ fn may_acquire(ctx: Ctx, client: u64, locks: &[Lock], owner: TextRef) -> bool {
     user.may_run(&command)
 }
 
-/// The message for a request that would be one holder too many.
+/// The error for a request that would exceed the number of holders allowed.
 pub fn too_many_holders(lock: &Lock) -> String {
     let (name, most) = (config::show(lock.name().bytes()), config::MAX_HOLDERS.get());
     format!("ERR too many holders of '{name}': holdfast.max-holders is {most}")
 }
 
-/// The message for a request that contradicts what its owner holds.
+/// The error for a request that contradicts what its owner holds.
 pub fn refusal(decision: Decision) -> String {
     match decision {
         Decision::OtherLimit(Limit::Shared) => {

@@ -6,13 +6,13 @@ use hdrhistogram::Histogram;
 /// What is counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Grants that needed no waiting, re-entries included.
+    /// Grants without a wait, re-entries included.
     pub granted_at_once: u64,
     /// Grants out of the queue.
     pub granted_queued: u64,
-    /// Requests that were answered with null at once.
+    /// Requests answered with null at once.
     pub refusals: u64,
-    /// Waits whose time was over.
+    /// Waits that timed out.
     pub timeouts: u64,
     /// Releases by an owner, whole or in part.
     pub releases: u64,
@@ -20,49 +20,70 @@ pub struct Counts {
     pub renewals: u64,
     /// Renewals, a watchdog's included, that found the lock lost.
     pub renewals_lost: u64,
-    /// Leases that ran out under the module's eyes.
+    /// Leases that the module saw run out.
     pub expired: u64,
-    /// Holders who lost a lock that was broken.
+    /// Holders who lost a lock because it was broken.
     pub forced: u64,
+    /// Tied holds that another command ended.
+    pub changed: u64,
     /// Holds released because their connection ended.
     pub released_by_disconnect: u64,
     /// Renewals by a watchdog.
     pub watchdog_renewals: u64,
-    /// Requests refused because they would have closed a circle.
+    /// Requests refused because they would have closed a cycle.
     pub deadlocks: u64,
-    /// Grants that went back because nobody was there to take them.
+    /// Grants rolled back because nobody was there to take them.
     pub grants_undelivered: u64,
     /// Grants and renewals that enough replicas confirmed.
     pub confirmed: u64,
-    /// Grants and renewals taken back for want of replicas.
+    /// Grants and renewals rolled back for lack of confirmations.
     pub taken_back: u64,
     /// How often replicas were asked to confirm.
     pub confirmation_requests: u64,
 }
 
-/// How long something took, in microseconds. Costs no memory until something has.
+/// The distribution of durations, in microseconds. Takes no memory until there is one.
 #[derive(Debug, Default)]
-pub struct Times(Option<Histogram<u64>>);
+pub struct Times {
+    histogram: Option<Histogram<u64>>,
+    sum: u64,
+}
 
 impl Times {
-    /// Notes one.
+    /// Records one duration.
     pub fn record(&mut self, micros: u64) {
-        if self.0.is_none() {
-            self.0 = Histogram::new_with_max(24 * 60 * 60 * 1_000_000, 2).ok();
+        if self.histogram.is_none() {
+            self.histogram = Histogram::new_with_max(24 * 60 * 60 * 1_000_000, 2).ok();
         }
-        if let Some(histogram) = &mut self.0 {
+        if let Some(histogram) = &mut self.histogram {
             histogram.saturating_record(micros);
+            self.sum = self.sum.saturating_add(micros);
         }
     }
 
-    /// The value below which so large a part of them lies; 0 if there was none.
+    /// How many took at most this long, to the histogram's two digits.
+    pub fn within(&self, micros: u64) -> u64 {
+        self.histogram.as_ref().map_or(0, |histogram| histogram.count_between(0, micros))
+    }
+
+    /// The number of durations.
+    pub fn count(&self) -> u64 {
+        self.histogram.as_ref().map_or(0, Histogram::len)
+    }
+
+    /// The sum of the durations.
+    pub fn sum(&self) -> u64 {
+        self.sum
+    }
+
+    /// The value below which this fraction of the durations lies; 0 if there are none.
     pub fn quantile(&self, quantile: f64) -> u64 {
-        self.0.as_ref().map_or(0, |histogram| histogram.value_at_quantile(quantile))
+        self.histogram.as_ref().map_or(0, |histogram| histogram.value_at_quantile(quantile))
     }
 
     /// The longest.
     pub fn max(&self) -> u64 {
-        self.0.as_ref().map_or(0, Histogram::max)
+        self.histogram.as_ref().map_or(0, Histogram::max)
     }
 }
 
@@ -71,9 +92,9 @@ impl Times {
 pub struct Stats {
     /// Counts.
     pub counts: Counts,
-    /// From a request's arrival in the queue to its grant.
+    /// From a request's entry into the queue to its grant.
     pub waits: Times,
-    /// From a grant out of the queue to its reply.
+    /// From a grant out of the queue to its reply, or until the session has read it.
     pub hand_offs: Times,
     /// From a grant to the last confirmation it needed.
     pub confirmations: Times,
@@ -94,7 +115,7 @@ pub fn add(which: impl FnOnce(&mut Counts) -> &mut u64, many: u64) {
     });
 }
 
-/// Notes how long something took.
+/// Records a duration.
 pub fn time(which: impl FnOnce(&mut Stats) -> &mut Times, micros: u64) {
     STATS.with(|stats| which(stats).record(micros));
 }

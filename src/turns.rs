@@ -1,7 +1,8 @@
-//! The turns of the event loop: what is noted in one place of it is done in another. Whatever the server tells the
-//! module comes in here, and goes on to those who do the work; nobody but the module's table calls this.
+//! The turns of the event loop. Every call of the server into the module, other than a command, arrives here and is
+//! passed on to those who do the work; what one part of a turn notes, a later part does. Only the module's table of
+//! callbacks calls this.
 //!
-//! In which order the server calls, in one turn:
+//! The order of the server's calls within one turn:
 //!
 //! | | Redis 7.0 | later servers |
 //! |---|---|---|
@@ -11,8 +12,8 @@
 //! | the turn ends | `TurnEnds`, which ends blocks; *then* commands behind them run | commands behind blocks run; *then* `TurnEnds` |
 //! | the cron, ten times a second | `Cron`, among the timers | the same |
 //!
-//! So before 7.2 ([`events::turn_end_precedes_unblock`]) those who wait are told how it ended in `TurnEnds`, and later
-//! in [`tick`]: each time where nothing of the server's own can come in between.
+//! So waiters get their answers in `TurnEnds` before 7.2 ([`events::turn_end_precedes_unblock`]) and in [`tick`]
+//! since: in each case where nothing that the server itself does can come between.
 
 use crate::books::{self, Expiry, Why};
 use crate::keyspace::{Lock, effects, listeners, rosters};
@@ -30,14 +31,14 @@ use crate::{answering, confirming, holding, searching, stats, undo, waiting, wat
 /// Keys that were touched while the books were lent.
 static TOUCHED_MEANWHILE: MainThread<Vec<(LockKey, Touch, usize)>> = MainThread::new();
 
-/// A key was touched by some other command, or expired. Writes nothing.
+/// Another command touched a key, or it expired. Writes nothing.
 pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
     if effects::is_own_notification() {
         return;
     }
     let db = ctx.db();
     let known = rosters::forget_if_known(db, name);
-    // Without a roster there is one holder at most.
+    // A key without a roster has at most one holder.
     let holders = known.unwrap_or(1);
     let noted = books::try_with(|books| {
         let is_tied = books.ties.is_tied(db, name);
@@ -51,10 +52,10 @@ pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
     match noted {
         Some(true) => {}
         Some(false) => return,
-        // A key that was being read turned out to have expired.
+        // Reading a key can reveal that it has expired.
         None => TOUCHED_MEANWHILE.with(|touched| touched.push((LockKey::new(db, name), touch, holders))),
     }
-    // Nobody asked for an expiry, so there is no step to follow it up in; and it may be a late one.
+    // An expiry belongs to no command, so there is no step of a command to follow it up in; and it may come late.
     if noted.is_none() || touch != Touch::Changed || !events::request_after_touch(ctx) {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
@@ -72,7 +73,7 @@ fn note_touch(books: &mut books::Books, key: LockKey, touch: Touch, holders: usi
     books.agenda.note(key, Change::Foreign);
 }
 
-/// The command that touched keys has done its work: serves those who wait, in the same step.
+/// The command that touched keys has done its work: serves the waiters within the same step.
 pub fn after_touch(ctx: Ctx) {
     let now = Now::read();
     if may_write(ctx) {
@@ -81,12 +82,13 @@ pub fn after_touch(ctx: Ctx) {
     set_timer(ctx, now);
 }
 
-/// There is work whose time has come.
+/// The time has come for some of the work.
 pub fn tick(ctx: Ctx) {
     let now = Now::read();
     waiting::time_out(ctx, now, Slice::of_piece());
     watchdog::untie_retired(ctx, Slice::of_piece());
     waiting::refuse_undecided(ctx, now, Slice::of_piece());
+    searching::free(Slice::of_piece());
     if ctx.flags().role() == Role::Replica {
         waiting::forget_ended(Slice::of_piece());
         books::with(books::Books::forget_changes);
@@ -99,30 +101,30 @@ pub fn tick(ctx: Ctx) {
     set_timer(ctx, now);
 }
 
-/// The day's plan. First what keeps promises to those who hold, then what frees locks, then those who wait for them.
+/// The order of the work: first what keeps promises to holders, then what frees locks, then those who wait for them.
 fn work(ctx: Ctx, now: Now) {
     if books::with(|books| books.looks.put_off_if_stalled(now.millis())) {
         return;
     }
-    // Leases of the living, before anything looks whether they are over.
+    // Renewals come before anything that checks whether a lease has run out.
     watchdog::renew_due(ctx, now, Slice::of_piece());
-    // Grants that nobody heard of, the holds and the waits of connections that are gone, and grants that too few
-    // replicas have: all of that falls free.
+    // Everything that frees locks: grants that were never delivered, holds and waits of ended connections, and grants
+    // that too few replicas confirmed.
     roll_back_undelivered(ctx, now, Slice::of_piece());
     watchdog::release_ended(ctx, now, Slice::of_piece());
     waiting::leave_ended(ctx, now, Slice::of_piece());
     confirming::settle(ctx, now, Slice::of_piece());
-    // Leases that are over.
+    // Leases that have run out.
     note_due_looks(now, Slice::of_piece());
     purge_overdue(ctx, now, Slice::of_piece());
-    // What others did to the keys; and who is next.
+    // Changes that other clients made, and then serving.
     sweep(Slice::of_piece());
     follow_up(ctx, now, Slice::of_turn());
-    // And whether those who still wait ever can be.
-    searching::advance(ctx, now, Slice::of_piece());
+    // Last, whether those who still wait ever can be served.
+    searching::advance(ctx, now, Slice::of_piece(), || TOUCHED_MEANWHILE.with(|touched| touched.is_empty()));
 }
 
-/// Does what follows from changes that others made, and serves those who wait.
+/// Follows up changes that others made, and serves the waiters.
 fn follow_up(ctx: Ctx, now: Now, slice: Slice) {
     for (key, touch, holders) in TOUCHED_MEANWHILE.with(std::mem::take) {
         books::with(|books| note_touch(books, key, touch, holders));
@@ -135,7 +137,7 @@ fn follow_up(ctx: Ctx, now: Now, slice: Slice) {
     serve(ctx, now, slice);
 }
 
-/// Tells of holds that have ended with a key, or with fields of it.
+/// Reports holds that have ended with a key, or with fields of it.
 fn tell_expired(ctx: Ctx, key: &LockKey, expiry: Expiry, now: Now) {
     ctx.in_db(key.db, |ctx| {
         let name = Text::new(&key.name);
@@ -148,7 +150,8 @@ fn tell_expired(ctx: Ctx, key: &LockKey, expiry: Expiry, now: Now) {
     });
 }
 
-/// How many hold a lock, those included whose lease is over and who are still to be taken out; `None`: it is no lock.
+/// How many hold a lock, those included whose lease has run out and who have not been removed yet; `None` if it is no
+/// lock.
 fn holders_left(ctx: Ctx, key: &LockKey, name: &Text, now: Now) -> Option<usize> {
     let lock = Lock::look_around(ctx, name.as_text(), now.millis()).ok()?;
     rosters::with(|rosters| rosters.holders(key.db, &key.name)).or(Some(lock.count()))
@@ -161,7 +164,7 @@ fn roll_back_undelivered(ctx: Ctx, now: Now, slice: Slice) {
     }
 }
 
-/// Notes the locks that are to be looked at because a lease has run out.
+/// Notes the locks that are due for a look because a lease has run out.
 fn note_due_looks(now: Now, slice: Slice) {
     while !slice.is_over() {
         let any = books::with(|books| {
@@ -176,7 +179,7 @@ fn note_due_looks(now: Now, slice: Slice) {
     }
 }
 
-/// Takes out holders whose lease ran out although nobody waits for their lock.
+/// Removes holders whose lease has run out although nobody waits for their lock.
 fn purge_overdue(ctx: Ctx, now: Now, slice: Slice) {
     while !slice.is_over() {
         let Some(key) = rosters::with(|rosters| rosters.overdue(now.millis(), 1)).into_iter().next() else { break };
@@ -191,13 +194,13 @@ fn purge(ctx: Ctx, key: &LockKey, now: Now) {
         !holding::purge(&mut lock, now.millis()) || lock.count() == 0
     });
     books::with(|books| books.agenda.note(key.clone(), Change::Freed));
-    // Nothing of it is due any more: its leases don't end (`PERSIST`), or it is no lock.
+    // Nothing is due here any more: its leases do not end (`PERSIST`), or it is no lock.
     if is_done {
         rosters::with(|rosters| rosters.forget(key.db, &key.name));
     }
 }
 
-/// Goes on looking at everything anew after a data set was replaced.
+/// Continues looking at everything anew after a data set was replaced.
 fn sweep(slice: Slice) {
     while !slice.is_over() {
         let over = books::with(|books| {
@@ -226,7 +229,7 @@ fn sweep(slice: Slice) {
     }
 }
 
-/// Asks replicas to confirm what was written, alone in this step.
+/// Asks the replicas to confirm what was written, in a step of its own.
 pub fn ask(ctx: Ctx) {
     if may_write(ctx) {
         confirming::ask(ctx, Now::read());
@@ -237,8 +240,8 @@ pub fn ask(ctx: Ctx) {
 
 /// The event loop is about to send replies and to sleep. Writes nothing to the keyspace.
 ///
-/// Telling here, rather than from the timer, costs the least, and nothing of the server's own comes between; but only
-/// where the server then ends the block before the next command can interfere.
+/// Answering here rather than from the timer costs least, and nothing of the server's own comes between. It is
+/// possible only where the server then ends the block before the next command can interfere.
 fn turn_ends(ctx: Ctx) {
     let news = confirming::has_news(ctx);
     if !events::turn_end_precedes_unblock() {
@@ -252,13 +255,13 @@ fn turn_ends(ctx: Ctx) {
         }
         answering::tell(ctx, slice);
     }
-    // What a slice left over goes on in the next turn, at once.
+    // Whatever a slice left over continues in the next turn, at once.
     if replies_are_due() || (books::with(|books| books.has_work()) && may_write(ctx)) {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
 }
 
-/// Whether [`tick`] has somebody to tell how a wait ended.
+/// Whether [`tick`] has waiters to answer.
 fn replies_are_due() -> bool {
     !events::turn_end_precedes_unblock() && books::with(|books| books.owed.is_ending())
 }
@@ -281,7 +284,7 @@ fn set_timer(ctx: Ctx, now: Now) {
     });
     let overdue = rosters::with(|rosters| rosters.first_due()).filter(|at| *at < now.millis());
     let work = work.into_iter().chain(overdue).min();
-    // While nothing may be written, a wait may end for want of time all the same.
+    // Even while nothing may be written, a wait can time out.
     let may_go_on =
         may_write(ctx) || ctx.flags().role() == Role::Replica && books::with(|books| books.has_news_to_tell());
     let earliest = if may_go_on { timer::THIS_TURN } else { now.millis().saturating_add(LOOK_AGAIN) };
@@ -318,13 +321,14 @@ pub fn event(ctx: Ctx, event: Event) {
         Event::ModuleLoaded => listeners::module_loaded(),
         Event::ModuleUnloaded => listeners::module_unloaded(),
         Event::Cron => {
+            answering::tell_put_off(Slice::of_turn());
             listeners::recheck(ctx);
             set_timer(ctx, Now::read());
         }
     }
 }
 
-/// What a database, or all of them, held is gone or was replaced.
+/// The contents of one database, or of all, are gone or were replaced.
 fn replaced(ctx: Ctx, db: Option<i32>) {
     rosters::with(rosters::Rosters::clear);
     if ctx.flags().role() == Role::Replica {
@@ -339,7 +343,7 @@ fn replaced(ctx: Ctx, db: Option<i32>) {
     timer::wake(ctx, Timer::Work, timer::THIS_TURN);
 }
 
-/// This server became a master or a replica: what was to be done is another's business, or begins anew.
+/// This server became a master or a replica: pending work belongs to another server now, or begins anew.
 fn role_changed(ctx: Ctx) {
     listeners::doubt();
     books::with(books::Books::forget_work);

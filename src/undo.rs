@@ -1,16 +1,17 @@
-//! The way back from a grant or a renewal that does not come about after all: nobody was there to take it, or too few
+//! Rolling back a grant or a renewal that does not come about after all: nobody was there to take it, or too few
 //! replicas have it.
 
 use crate::books::undo::promised_before;
 use crate::books::{self, Step, Undo};
 use crate::holding::{self, Grantee};
-use crate::keyspace::Lock;
+use crate::keyspace::{Allowance, Lock, NotRead};
 use crate::lock::serve::Change;
 use crate::lock::{Deadline, Decision, Hold, Raise};
 use crate::server::clock::Now;
+use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef, ctx};
 
-/// The way back from what `decisions` are about to do to `locks`.
+/// How to roll back what `decisions` are about to do to `locks`.
 pub fn before_grant(locks: &[Lock], decisions: &[Decision], grantee: Grantee) -> Undo {
     let given = decisions.iter().map(|decision| match decision {
         Decision::Grant(hold, _) | Decision::Reenter(hold) => Some(*hold),
@@ -20,14 +21,14 @@ pub fn before_grant(locks: &[Lock], decisions: &[Decision], grantee: Grantee) ->
     before(locks, given.map(|given| given.map(|given| (given, promised))), (grantee.owner, grantee.client))
 }
 
-/// The way back from a renewal that is about to set this deadline for those of `locks` that are held by this owner, on
-/// behalf of this connection.
+/// How to roll back a renewal that is about to set this deadline on those of `locks` that this owner holds, on behalf
+/// of this connection.
 pub fn before_renewal(locks: &[Lock], of: (TextRef, u64), deadline: Deadline) -> Undo {
     let given = locks.iter().map(|lock| lock.own().map(|own| (Hold { deadline, ..own }, own.holds)));
     before(locks, given, of)
 }
 
-/// So many holds the answer to a request promises: of what was there, it does not speak.
+/// How many holds the answer to a request promises; it says nothing of those from before.
 fn promised(grantee: Grantee) -> u64 {
     match grantee.terms.request.raise {
         Raise::ByOne => 1,
@@ -35,7 +36,7 @@ fn promised(grantee: Grantee) -> u64 {
     }
 }
 
-/// `given`: what each of the locks' holds will be, and how many holds the answer promises.
+/// `given`: what each lock's hold will be, and how many holds the answer promises.
 fn before(locks: &[Lock], given: impl Iterator<Item = Option<(Hold, u64)>>, (owner, client): (TextRef, u64)) -> Undo {
     let owner = owner.bytes();
     let steps = locks.iter().zip(given).filter_map(|(lock, given)| {
@@ -51,50 +52,74 @@ fn before(locks: &[Lock], given: impl Iterator<Item = Option<(Hold, u64)>>, (own
     Undo { serial, home, owner: owner.into(), client, steps }
 }
 
-/// Takes back what was granted or renewed, exactly: the count goes down by what was added, the deadline to what it
-/// was. A hold that is no longer the one that was granted stays as it is, and so does what its owner was told in another
-/// way. Those who wait for the locks are still to be served.
+/// Rolls back exactly what was granted or renewed: the count goes down by what was added, the deadline back to what
+/// it was. A hold that is no longer the one that was granted stays as it is, and so does anything that its owner has
+/// since been told in another way. The caller serves those who wait for the locks.
 pub fn roll_back(ctx: Ctx, undo: &Undo, now: Now) {
     let owner = Text::new(&undo.owner);
-    ctx.in_db(undo.db(), |ctx| {
-        for step in &undo.steps {
-            let taken = roll_back_step(ctx, undo, step, owner.as_text(), now);
+    let mut allowance = Allowance::default();
+    let done = ctx.in_db(undo.db(), |ctx| {
+        let done = undo.steps.iter().take_while(|step| {
+            let Ok(taken) = roll_back_step(ctx, undo, step, owner.as_text(), now, &mut allowance) else { return false };
             let hold = (undo.db(), &*step.name, &*undo.owner);
             books::with(|books| books.rebase(hold, undo.serial, step, taken));
-        }
+            true
+        });
+        done.count()
     });
-    books::with(|books| undo.keys().for_each(|key| books.agenda.note(key, Change::Foreign)));
+    books::with(|books| undo.keys().take(done).for_each(|key| books.agenda.note(key, Change::Foreign)));
+    if let Some(left @ [_, ..]) = undo.steps.get(done..) {
+        // Other clients have changed the locks, and reading all of them would take too long: the rest follows later.
+        let undo = Undo { home: undo.home.clone(), owner: undo.owner.clone(), steps: left.to_vec(), ..*undo };
+        books::with(|books| books.owed.undelivered.push_back(undo));
+        timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+    }
 }
 
-/// An example: `given` is a re-entry that made 1 hold until 100 (`before`) into 2 until 200. If the key still says so,
-/// it is 1 until 100 again. If the owner has re-entered once more since, 3 until 300, it is 2 until 300: whoever was
-/// promised the longest lease keeps it. If the owner has released one, 1 until 200, nothing of this grant is left but
-/// the hold from before, and the whole hold ends.
+/// An example: `given` is a re-entry that made 1 hold until 100 (`before`) into 2 until 200. If the key still says
+/// so, it becomes 1 until 100 again. If the owner has since re-entered once more, 3 until 300, it becomes 2 until
+/// 300: whoever was promised the longest lease keeps it. If the owner has released one, 1 until 200, all that is left
+/// of this grant is the hold from before, and the whole hold ends.
 ///
-/// How many holds were taken back: less than were added, if what came later promises them.
-fn roll_back_step(ctx: Ctx, undo: &Undo, step: &Step, owner: TextRef, now: Now) -> u64 {
+/// Returns how many holds were taken back: fewer than were added if later answers promise them.
+///
+/// # Errors
+///
+/// If the locks before this one had too many holders for it to be read in the same step.
+fn roll_back_step(
+    ctx: Ctx,
+    undo: &Undo,
+    step: &Step,
+    owner: TextRef,
+    now: Now,
+    allowance: &mut Allowance,
+) -> Result<u64, NotRead> {
     let Step { name, before, given, tie_before, told, .. } = step;
     let hold = (undo.db(), &**name, owner.bytes());
     let name = Text::new(name);
-    let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner, now.millis()) else { return 0 };
-    let Some(own) = lock.own().filter(|own| own.token == given.token) else { return 0 };
+    let mut lock = match Lock::look_within(ctx, name.as_text(), owner, now.millis(), allowance) {
+        Err(NotRead::NotALock) => return Ok(0),
+        lock => lock?,
+    };
+    let Some(own) = lock.own().filter(|own| own.token == given.token) else { return Ok(0) };
     let promised = books::with(|books| books.promised(hold, undo.serial)).min(own.holds);
     let holds = own.holds.saturating_sub(step.added()).max(promised);
     let taken = own.holds.saturating_sub(holds);
     if holds == 0 {
         holding::end(&mut lock, owner);
-        return taken;
+        return Ok(taken);
     }
     if *told > 0 || taken < step.added() {
-        // Its owner knows this token, or is about to, and has this lease and what ties it.
+        // The owner knows this token, or is about to, and has this lease and these ties.
         lock.update(owner, &own, &Hold { holds, ..own });
-        return taken;
+        return Ok(taken);
     }
     let deadline = match before {
         Some(before) if (own.holds, own.deadline) == (given.holds, given.deadline) => before.deadline,
         _ => own.deadline,
     };
-    // The token was told to nobody. (One that another client's hold got here stays: it had none before.)
+    // Nobody was told the token. (A token that another client's hold got here stays, since that hold had none
+    // before.)
     let token = before.and_then(|before| before.token).or(own.token);
     lock.update(owner, &own, &Hold { holds, deadline, token });
     books::with(|books| {
@@ -107,11 +132,11 @@ fn roll_back_step(ctx: Ctx, undo: &Undo, step: &Step, owner: TextRef, now: Now) 
         }
     });
     holding::wake_for_ties(ctx);
-    taken
+    Ok(taken)
 }
 
-/// An owner is being told that it holds a lock: so many holds at least. Nothing that is taken back from now on takes them
-/// along.
+/// An owner is being told that it holds a lock, with at least this many holds. From now on no roll-back takes them
+/// away.
 pub fn acknowledge(lock: &Lock, owner: TextRef, holds: u64) {
     if holds == 0 {
         return;
@@ -119,7 +144,7 @@ pub fn acknowledge(lock: &Lock, owner: TextRef, holds: u64) {
     books::with(|books| books.acknowledge((lock.db(), lock.name().bytes(), owner.bytes()), holds));
 }
 
-/// The same where an owner is about to re-enter a lock, and to be told so.
+/// The same for an owner that is about to re-enter a lock and to be told so.
 pub fn acknowledge_re_entry(lock: &Lock, decision: &Decision, grantee: Grantee) {
     if let (Decision::Reenter(given), Some(before)) = (decision, lock.own()) {
         let holds = promised_before(promised(grantee), before.holds, given.holds);

@@ -1,9 +1,9 @@
-//! How a wait begins: of a client, which is blocked, or on behalf of a session, which is told by an event.
+//! How a wait begins: a client is blocked, or a session is promised an event.
 //!
-//! It ends in one of these ways, each of which leaves the queue and, if the request was in others' way, serves them:
-//! granted ([`crate::serving`]); its time over, or `CLIENT UNBLOCK`; the key no lock any more, or a contradiction; its
-//! rights taken away; a cycle of waits found; given up (`LOCK.CANCEL`); or its client gone: disconnected, killed,
-//! unblocked with an error, redirected to another node, told that this server is a replica now.
+//! It ends in one of these ways. Each leaves the queue and, if the request stood in others' way, serves them: granted
+//! ([`crate::serving`]); timed out, or `CLIENT UNBLOCK`; the key no longer a lock, or a contradiction; rights taken
+//! away; a cycle of waits found; given up (`LOCK.CANCEL`); or its client gone: disconnected, killed, unblocked with
+//! an error, redirected to another node, or told that this server is now a replica.
 
 use crate::answering;
 use crate::books::confirmations::What;
@@ -48,18 +48,18 @@ impl Wait {
     }
 }
 
-/// Who asks for an answer that may come later: on whose behalf, and about what.
+/// What a request that may be answered later needs to say: on whose behalf it is, and about what.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The connection on whose behalf it is.
     pub client: u64,
     /// Whether that is a session.
     pub on_behalf: OnBehalf,
-    /// Whether it is for locks, or for a longer lease.
+    /// Whether it is for locks or for a longer lease.
     pub purpose: Purpose,
-    /// For what.
+    /// The keys.
     pub keys: Rc<[LockKey]>,
-    /// For whom.
+    /// The owner.
     pub owner: Owner,
 }
 
@@ -68,7 +68,7 @@ impl Request {
         About { keys: self.keys.clone(), owner: self.owner.clone(), purpose: self.purpose }
     }
 
-    /// Blocks the client, or tells the session that the answer comes later; notes who is owed it.
+    /// Blocks the client, or tells the session that an event will follow, and records who is owed the answer.
     fn owe(&self, ctx: Ctx, names: &[TextRef]) -> Option<(Ticket, Replied)> {
         events::watch_keys(ctx);
         let ticket = books::with(|books| books.owed.ticket());
@@ -83,14 +83,14 @@ impl Request {
                 (Recipient::Session { client: self.client, about }, ctx.reply_line(c"WAITING"))
             }
         };
-        // What it waits for is noted by whoever calls.
+        // The caller notes what it waits for.
         books::with(|books| books.owed.owe(ticket, to, State::Beginning));
         Some((ticket, replied))
     }
 }
 
-/// Lets a request wait at the end of the queue for the locks of these names. Those that were read are scheduled to be
-/// looked at again; whoever waits ahead has seen to that for the others.
+/// Puts a request at the end of the queue for the locks of these names. The locks that were read are scheduled for
+/// another look; for the others, whoever waits ahead has done so.
 pub fn wait(
     ctx: Ctx,
     request: Request,
@@ -120,7 +120,7 @@ pub fn wait(
     Ok((id, replied))
 }
 
-/// Lets the answer to a grant or renewal wait for its replicas.
+/// Withholds the answer to a grant or renewal until its replicas have confirmed.
 pub fn confirm(
     ctx: Ctx,
     request: &Request,
@@ -139,16 +139,16 @@ pub fn confirm(
     Ok(replied)
 }
 
-/// What there is already of a session's request: `None`, or the answer.
+/// What is already known of a session's request: `None`, or the answer.
 ///
 /// # Errors
 ///
-/// That its owner was cancelled, or asks for other keys as well.
+/// If its owner was cancelled, or has asked for other keys as well.
 pub fn repeated(ctx: Ctx, request: &Request, terms: &Terms, wait: Wait, now: Now) -> Result<Option<Replied>, String> {
     let Request { client, keys, owner, .. } = request;
     let ticket = match books::with(|books| books.sessions.claimed(*client, owner, keys)) {
         Claimed::Nothing => return Ok(None),
-        Claimed::Cancelled => return Err("CANCELLED this owner was cancelled for this key and session".into()),
+        Claimed::Cancelled => return Err("CANCELLED LOCK.CANCEL was called for this key, owner and session".into()),
         Claimed::Waits(ticket) => ticket,
     };
     let waiting = books::with(|books| match books.owed.get(ticket) {
@@ -160,7 +160,8 @@ pub fn repeated(ctx: Ctx, request: &Request, terms: &Terms, wait: Wait, now: Now
         None => Ok(None),
     });
     let id = waiting.map_err(|()| {
-        "ERR this owner waits for one of these keys already, with other keys, on behalf of this session".to_string()
+        "ERR this owner already waits for one of these keys, together with other keys, on behalf of this session"
+            .to_string()
     })?;
     let Some(id) = id else { return Ok(Some(ctx.reply_line(c"WAITING"))) };
     let until = wait.until(now);
@@ -182,8 +183,8 @@ pub fn repeated(ctx: Ctx, request: &Request, terms: &Terms, wait: Wait, now: Now
     Ok(Some(ctx.reply_line(c"WAITING")))
 }
 
-/// Gives an owner's acquisition up on behalf of a session, whatever became of it; whether there was anything to take
-/// back.
+/// Gives up an owner's acquisition on behalf of a session, however far it got. Returns whether there was anything to
+/// take back.
 pub fn cancel(ctx: Ctx, session: u64, owner: TextRef, key: LockKey, now: Now) -> bool {
     let name: Owner = owner.bytes().into();
     let (undos, keys, waited) = books::with(|books| {
@@ -211,7 +212,7 @@ pub fn cancel(ctx: Ctx, session: u64, owner: TextRef, key: LockKey, now: Now) ->
     any
 }
 
-/// Takes a session's request out of everything; what it was about, and what is to be taken back.
+/// Removes a session's request from every book. Returns its keys, and what has to be rolled back.
 fn abandon(books: &mut Books, ticket: Ticket) -> (Option<About>, Option<Undo>) {
     let Some(pending) = books.owed.take(ticket) else { return (None, None) };
     let about = match pending.to {
@@ -234,7 +235,7 @@ fn abandon(books: &mut Books, ticket: Ticket) -> (Option<About>, Option<Undo>) {
     (about, undo)
 }
 
-/// Releases what an owner holds, unless that is tied to another connection than this session; whether it did.
+/// Releases what an owner holds, unless it is tied to a connection other than this session. Returns whether it did.
 fn give_back(ctx: Ctx, session: u64, owner: TextRef, key: &LockKey, now: Now) -> bool {
     let name = Text::new(&key.name);
     let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner, now.millis()) else { return false };
@@ -247,7 +248,7 @@ fn give_back(ctx: Ctx, session: u64, owner: TextRef, key: &LockKey, now: Now) ->
     true
 }
 
-/// Lets a session wait for its next events.
+/// Blocks a session until its next events.
 pub fn read_next(ctx: Ctx, session: u64, most: usize, wait: Wait, now: Now) -> Result<Replied, String> {
     events::watch_keys(ctx);
     let ticket = books::with(|books| {
@@ -273,11 +274,11 @@ pub fn read_next(ctx: Ctx, session: u64, most: usize, wait: Wait, now: Now) -> R
     Ok(replied)
 }
 
-/// Whether there is room for one more request: among those who wait for each of its keys, and those of its session.
+/// Whether there is room for one more request: in the queue of each of its keys, and among those of its session.
 ///
 /// # Errors
 ///
-/// Which setting forbids it.
+/// Names the setting that forbids it.
 pub fn has_room(request: &Request) -> Result<(), String> {
     let (most, of_session) = (config::MAX_WAITERS.get(), config::MAX_SESSION_WAITS.get());
     books::with(|books| {
@@ -295,7 +296,7 @@ pub fn has_room(request: &Request) -> Result<(), String> {
     })
 }
 
-/// Ends the waits whose time is over.
+/// Ends the waits that have timed out.
 pub fn time_out(ctx: Ctx, now: Now, slice: Slice) {
     while !slice.is_over() {
         let due = books::with(|books| {
@@ -322,7 +323,7 @@ pub fn time_out(ctx: Ctx, now: Now, slice: Slice) {
     }
 }
 
-/// Takes out what sessions that have ended leave: requests that wait, grants that they did not hear of.
+/// Removes what ended sessions leave behind: waiting requests, and grants that they never heard of.
 pub fn leave_ended(ctx: Ctx, now: Now, slice: Slice) {
     while !slice.is_over() {
         let Some(undos) = books::with(next_of_ended) else { break };
@@ -331,12 +332,12 @@ pub fn leave_ended(ctx: Ctx, now: Now, slice: Slice) {
     }
 }
 
-/// The same on a replica, which takes nothing back.
+/// The same on a replica, where nothing is rolled back.
 pub fn forget_ended(slice: Slice) {
     while !slice.is_over() && books::with(next_of_ended).is_some() {}
 }
 
-/// Takes out one thing that a session which ended has left; what is to be taken back.
+/// Removes one thing that an ended session has left behind. Returns what has to be rolled back.
 fn next_of_ended(books: &mut Books) -> Option<Vec<Undo>> {
     Some(match books.sessions.next_remains()? {
         Remains::Grant(undo) => vec![undo],
@@ -344,10 +345,10 @@ fn next_of_ended(books: &mut Books) -> Option<Vec<Undo>> {
     })
 }
 
-/// Refuses what sessions wait for, because this server is a replica now. (Clients that are blocked are told by the
-/// server itself.)
+/// Refuses everything that sessions wait for, because this server is now a replica. (The server itself answers
+/// blocked clients.)
 pub fn refuse_undecided(ctx: Ctx, now: Now, slice: Slice) {
-    const UNBLOCKED: &str = "UNBLOCKED this server is a replica now and grants no locks";
+    const UNBLOCKED: &str = "UNBLOCKED this server is now a replica and grants no locks";
     let refused = || Outcome::Refused(UNBLOCKED.into());
     while !slice.is_over() {
         let waiter = books::with(|books| {

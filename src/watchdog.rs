@@ -1,4 +1,4 @@
-//! What ties do: renewals, what ends with a connection, and telling sessions what they lost.
+//! What ties do: renewals, releases when a connection ends, and telling sessions what they have lost.
 
 use crate::books::confirmations::What;
 use crate::books::ties::Renewal;
@@ -13,7 +13,7 @@ use crate::serving::serves;
 use crate::stats::count;
 use crate::{confirming, holding, undo};
 
-/// Renews what is due, and takes note of leases that are over.
+/// Renews what is due, and notes leases that have run out.
 pub fn renew_due(ctx: Ctx, now: Now, slice: Slice) {
     while !slice.is_over() {
         let due = books::with(|books| {
@@ -49,13 +49,13 @@ fn renew(ctx: Ctx, id: TieId, tie: &Tie, now: Now) {
     count(|it| &mut it.watchdog_renewals);
     if let Some(undo) = undo {
         books::with(|books| books.ties.set_renewal(id, Renewal::Confirming));
-        // For no longer than the deadline that replicas know of.
+        // Never beyond the deadline that the replicas know.
         let latest = undo.earlier_deadline().unwrap_or(Millis::MAX);
         confirming::begin(ctx, What::Renewal(id), undo, tie.replicas, latest, now);
     }
 }
 
-/// Verifies the ties of which somebody else may have ended the hold.
+/// Verifies the ties whose hold somebody else may have ended.
 pub fn verify_doubtful(ctx: Ctx, now: Now, slice: Slice) {
     while !slice.is_over() {
         let Some((id, why)) = books::with(|books| books.ties.next_doubtful()) else { break };
@@ -63,7 +63,7 @@ pub fn verify_doubtful(ctx: Ctx, now: Now, slice: Slice) {
     }
 }
 
-/// Looks whether a tied hold is still there; if not, it is lost: for this reason, unless its lease is over.
+/// Checks that a tied hold is still there. If not, it is lost, for the given reason unless its lease has run out.
 pub fn verify(ctx: Ctx, id: TieId, why: Why, now: Now) {
     let Some(tie) = books::with(|books| books.ties.get(id).cloned()) else { return };
     let elsewhere = !serves(ctx, &tie.key());
@@ -76,8 +76,8 @@ pub fn verify(ctx: Ctx, id: TieId, why: Why, now: Now) {
         books.ties.remove(id);
         match tie.deadline {
             _ if elsewhere => books.untied(&tie, Why::Moved),
-            deadline if deadline.has_passed(now.millis()) => books.lost(&tie, Why::Expired),
-            _ => books.lost(&tie, why),
+            deadline if deadline.has_passed(now.millis()) => holding::tell_lost(books, &tie, Why::Expired),
+            _ => holding::tell_lost(books, &tie, why),
         }
     });
     timer::wake_for_replies(ctx);
@@ -104,7 +104,7 @@ pub fn release_ended(ctx: Ctx, now: Now, slice: Slice) {
     }
 }
 
-/// Tells sessions that this server, whose role has changed, watches their holds no more.
+/// Tells sessions that this server, whose role has changed, no longer watches their holds.
 pub fn untie_retired(ctx: Ctx, slice: Slice) {
     let mut any = false;
     while !slice.is_over() {

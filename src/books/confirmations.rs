@@ -1,4 +1,4 @@
-//! What replicas have yet to confirm.
+//! What the replicas have yet to confirm.
 
 use super::owed::Ticket;
 use super::{Answer, TieId, Undo};
@@ -8,8 +8,8 @@ use crate::server::replicas::{Offset, Progress};
 use foldhash::HashMap;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// For so many ms after replicas were asked, every turn of the event loop is looked at for their answers, which takes
-/// some ten microseconds. Who has not answered by then is waited for by the millisecond.
+/// For this many ms after the replicas were asked, the end of every turn of the event loop checks for their answers,
+/// which takes some ten microseconds. After that, they are checked once per millisecond.
 const PROMPT: Millis = 5;
 
 /// Names a confirmation.
@@ -21,11 +21,12 @@ pub struct ConfirmationId(u64);
 pub struct Confirmation {
     /// What depends on it.
     pub what: What,
-    /// The way back.
+    /// How to roll it back.
     pub undo: Undo,
     /// How many replicas it needs.
     pub needed: u32,
-    /// Up to where they must have the stream. Known once the step that wrote it has been replicated: in the next turn.
+    /// The replication offset that they must have reached. Known once the step that wrote it has been replicated: in
+    /// the next turn.
     pub target: Option<Offset>,
     /// When it began.
     pub began: Now,
@@ -38,7 +39,7 @@ pub struct Confirmation {
 pub enum What {
     /// This answer.
     Reply(Ticket, Answer),
-    /// A watchdog's next renewal of this tie.
+    /// The next renewal of this tie by the watchdog.
     Renewal(TieId),
 }
 
@@ -53,7 +54,7 @@ impl Confirmation {
 pub enum Settled {
     /// Enough replicas have it.
     Confirmed(Confirmation),
-    /// Its time is over, with so many replicas having it.
+    /// Its time is over; this many replicas have it.
     Missed(Confirmation, usize),
 }
 
@@ -62,15 +63,15 @@ pub enum Settled {
 pub struct Confirmations {
     next_id: u64,
     by_id: BTreeMap<u64, Confirmation>,
-    /// Those of each owner.
+    /// The pending ones of each owner.
     by_owner: HashMap<Owner, BTreeSet<u64>>,
     asked_at: Millis,
-    /// Asked in this turn of the event loop: the question has not even been sent.
+    /// Asked in this turn of the event loop, so the question has not even been sent.
     asked_just_now: bool,
 }
 
 impl Confirmations {
-    /// Notes one.
+    /// Adds one.
     pub fn begin(&mut self, confirmation: Confirmation) -> ConfirmationId {
         let id = self.next_id;
         self.next_id = id.wrapping_add(1);
@@ -79,7 +80,7 @@ impl Confirmations {
         ConfirmationId(id)
     }
 
-    /// Gives one up because nobody wants it any more; what has to be undone.
+    /// Gives one up that nobody wants any more. Returns what has to be rolled back.
     pub fn abandon(&mut self, id: ConfirmationId) -> Option<Undo> {
         self.remove(id).map(|it| it.undo)
     }
@@ -95,7 +96,7 @@ impl Confirmations {
         Some(it)
     }
 
-    /// Lets all of them be somebody else's business; the next ones have other names.
+    /// Drops all of them; later ones have other names.
     pub fn retire(&mut self) -> Self {
         let next_id = self.next_id;
         std::mem::replace(self, Self { next_id, ..Self::default() })
@@ -111,7 +112,7 @@ impl Confirmations {
         self.by_id.is_empty()
     }
 
-    /// Replicas are being asked for all that was written up to `written`.
+    /// The replicas are being asked about everything written up to `written`.
     pub fn asked(&mut self, written: Offset, now: Millis) {
         self.asked_at = now;
         self.asked_just_now = true;
@@ -120,7 +121,7 @@ impl Confirmations {
         }
     }
 
-    /// Whether to look for answers at the end of this turn of the event loop.
+    /// Whether to check for answers at the end of this turn of the event loop.
     pub fn expects_news(&mut self, now: Millis) -> bool {
         let asked_before = !std::mem::take(&mut self.asked_just_now);
         asked_before && !self.is_empty() && now <= self.asked_at.saturating_add(PROMPT)
@@ -131,13 +132,13 @@ impl Confirmations {
         self.by_id.values().any(|it| it.is_confirmed(progress))
     }
 
-    /// Those that are confirmed, and those whose time is over, in order: at most so many.
+    /// Those that are confirmed and those whose time is over, in order, at most this many.
     pub fn settled(&self, progress: &Progress, now: Millis, most: usize) -> Vec<ConfirmationId> {
         let settled = self.by_id.iter().filter(|(_, it)| it.is_confirmed(progress) || now >= it.until);
         settled.take(most).map(|(id, _)| ConfirmationId(*id)).collect()
     }
 
-    /// Takes one out that [`Confirmations::settled`] named.
+    /// Removes one that [`Confirmations::settled`] named.
     pub fn take(&mut self, id: ConfirmationId, progress: &Progress) -> Option<Settled> {
         let it = self.remove(id)?;
         if it.is_confirmed(progress) {
@@ -147,13 +148,13 @@ impl Confirmations {
         Some(Settled::Missed(it, having))
     }
 
-    /// Takes out any one: this server decides nothing any more.
+    /// Removes any one, because this server no longer decides anything.
     pub fn take_any(&mut self) -> Option<Confirmation> {
         let id = *self.by_id.first_key_value()?.0;
         self.remove(ConfirmationId(id))
     }
 
-    /// Lends the ways back from what an owner waits to have confirmed.
+    /// Lends the roll-backs of what an owner waits to have confirmed.
     pub fn of_owner(&mut self, owner: &[u8], mut work: impl FnMut(&mut Undo)) {
         for id in self.by_owner.get(owner).into_iter().flatten() {
             if let Some(it) = self.by_id.get_mut(id) {

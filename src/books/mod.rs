@@ -1,8 +1,9 @@
-//! What dies with its connection, as plain tables: who waits, who is owed an answer, which holds are tied to whom, what
-//! is being confirmed, and what the next turn of the event loop has to do about it.
+//! What dies with its connection, as plain tables: who waits, who is owed an answer, which holds are tied to whom,
+//! what is being confirmed, and what the next turn of the event loop has to do about all this.
 //!
-//! A book knows no server and calls nobody, so it can be tested alone. All of them lie in one place, [`with`], and are
-//! lent for as long as it takes to read or note something: never while the server is called, which may call back.
+//! A book knows no server and calls nobody, so it can be tested alone. All books are in one place, [`with`], which
+//! lends them for as long as it takes to read or note something: never while the server is called, which may call
+//! back.
 
 pub mod confirmations;
 pub mod looks;
@@ -25,7 +26,7 @@ pub use undo::{Step, Undo};
 
 use crate::lock::cycle::Search;
 use crate::lock::serve::{Agenda, Change};
-use crate::lock::{LockKey, Queue, Waiter, WaiterId};
+use crate::lock::{LockKey, Millis, Queue, Waiter, WaiterId};
 use crate::server::MainThread;
 use crate::server::blocked::Blocked;
 use crate::server::clock::Now;
@@ -36,9 +37,9 @@ use std::collections::VecDeque;
 pub struct Books {
     /// Who waits for which lock, in order.
     pub queue: Queue<Asker>,
-    /// Which locks are to be looked at because they have changed.
+    /// Which locks have changed and must be looked at.
     pub agenda: Agenda,
-    /// When locks are to be looked at although nobody touches them.
+    /// When to look at locks that nobody touches.
     pub looks: Looks,
     /// Who is owed an answer.
     pub owed: Owed<Blocked>,
@@ -46,20 +47,22 @@ pub struct Books {
     pub sessions: Sessions,
     /// Holds that are tied to connections.
     pub ties: Ties,
-    /// What replicas have yet to confirm.
+    /// What the replicas have yet to confirm.
     pub confirmations: Confirmations,
-    /// Locks of which something has expired, which is to be told if it ended a hold.
+    /// Locks of which something has expired. If that ended a hold, it is reported.
     pub expired: VecDeque<(LockKey, Expiry)>,
-    /// Searches for cycles of waits that are not done, and whose request each is about.
+    /// Unfinished searches for cycles of waits, and the request that each is for.
     pub searches: VecDeque<(WaiterId, Search)>,
-    /// Everything that a replaced data set leaves to be looked at anew.
+    /// Finished searches whose memory is still to be freed.
+    pub searched: VecDeque<Search>,
+    /// What must be looked at anew because a data set was replaced.
     pub sweep: Sweep,
-    /// What this server decided nothing about before its role changed.
+    /// What this server left undecided when its role changed.
     pub undecided: Undecided,
     undos: u64,
 }
 
-/// What of a lock has expired.
+/// The part of a lock that has expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expiry {
     /// The key.
@@ -71,10 +74,10 @@ pub enum Expiry {
     },
 }
 
-/// What is to be refused because this server decides nothing any more.
+/// What is to be refused because this server no longer decides anything.
 #[derive(Debug, Default)]
 pub struct Undecided {
-    /// Requests that wait: the next to look at, and where to end.
+    /// Waiting requests: the next one to look at, and where to stop.
     pub waiters: Option<(WaiterId, WaiterId)>,
     /// Grants that were to be confirmed.
     pub confirmations: Confirmations,
@@ -90,30 +93,32 @@ pub fn with<R>(work: impl FnOnce(&mut Books) -> R) -> R {
 /// What became of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// It will be told when this turn of the event loop ends.
+    /// It will be sent at the end of this turn of the event loop.
     Due,
-    /// Nobody is there to be told. What was granted is to be taken back.
+    /// Nobody is left to receive it. What was granted has to be rolled back.
     Undelivered,
 }
 
-/// As [`with`], for callbacks that may come while the books are lent: `None` then.
+/// Like [`with`], for callbacks that may arrive while the books are lent: `None` in that case.
 pub fn try_with<R>(work: impl FnOnce(&mut Books) -> R) -> Option<R> {
     BOOKS.try_with(work)
 }
 
 impl Books {
-    /// Tells whoever is owed the answer of `ticket` how it ended; `now` is when that came about. The one place that
-    /// asks who that is.
+    /// Records how the request of `ticket` ended, for whoever is owed its answer; `now` is when it ended. The one
+    /// place that asks who that is.
     pub fn end(&mut self, ticket: owed::Ticket, outcome: Outcome, now: Now) -> Delivery {
         let outcome = match self.owed.end(ticket, outcome, now) {
             owed::Ended::Reply => return Delivery::Due,
-            owed::Ended::Event(session, about, outcome) => match self.sessions.tell(session, ticket, about, outcome) {
-                Ok(()) => {
-                    self.call_reader(session);
-                    return Delivery::Due;
+            owed::Ended::Event(session, about, outcome) => {
+                match self.sessions.tell(session, ticket, about, outcome, now) {
+                    Ok(()) => {
+                        self.call_reader(session);
+                        return Delivery::Due;
+                    }
+                    Err(outcome) => outcome,
                 }
-                Err(outcome) => outcome,
-            },
+            }
             owed::Ended::Nobody(outcome) => outcome,
         };
         if let Outcome::Granted(_, undo) = outcome {
@@ -122,19 +127,19 @@ impl Books {
         Delivery::Undelivered
     }
 
-    /// A hold that was tied is lost: its session, if it has one, is told.
+    /// A tied hold is lost: notifies its session, if it has one.
     pub fn lost(&mut self, tie: &Tie, why: Why) {
         self.sessions.lost(tie, why);
         self.call_reader(tie.client);
     }
 
-    /// A hold that was tied is no longer this server's business: its session, if it has one, is told.
+    /// A tied hold is no longer watched by this server: notifies its session, if it has one.
     pub fn untied(&mut self, tie: &Tie, why: Why) {
         self.sessions.untied(tie, why);
         self.call_reader(tie.client);
     }
 
-    /// Lends the ways back from whatever an owner was given of a lock and has not been told yet.
+    /// Lends the roll-backs of everything that an owner was given of a lock without having been told yet.
     fn outstanding(&mut self, hold: (i32, &[u8], &[u8]), mut work: impl FnMut(&mut Undo)) {
         let (db, name, owner) = hold;
         let mut of_hold = |undo: &mut Undo| {
@@ -147,12 +152,12 @@ impl Books {
         self.confirmations.of_owner(owner, &mut of_hold);
     }
 
-    /// An owner is being told that it holds a lock: so many holds at least. They stay, whatever is taken back.
+    /// An owner is being told that it holds a lock, with at least this many holds. No roll-back takes them away.
     pub fn acknowledge(&mut self, hold: (i32, &[u8], &[u8]), holds: u64) {
         self.outstanding(hold, |undo| undo.acknowledge(hold.1, holds));
     }
 
-    /// So many holds of a lock are promised to its owner by what came after `serial`.
+    /// Answers that came after `serial` promise this many holds of a lock to its owner.
     pub fn promised(&mut self, hold: (i32, &[u8], &[u8]), serial: u64) -> u64 {
         let mut most = 0;
         self.outstanding(hold, |undo| {
@@ -163,7 +168,7 @@ impl Books {
         most
     }
 
-    /// So many holds of a step of what was given under `serial` were taken back: what came after it is to know.
+    /// This many holds of a step that was given under `serial` were rolled back: adjusts what came after it.
     pub fn rebase(&mut self, hold: (i32, &[u8], &[u8]), serial: u64, gone: &Step, taken: u64) {
         self.outstanding(hold, |undo| {
             if undo.serial > serial {
@@ -172,7 +177,7 @@ impl Books {
         });
     }
 
-    /// What was written in the turn of the event loop before is on the network.
+    /// What was written in the previous turn of the event loop has been handed to the network.
     pub fn sent(&mut self) {
         for undo in self.owed.sent() {
             for step in &undo.steps {
@@ -181,13 +186,13 @@ impl Books {
         }
     }
 
-    /// Names the way back from a grant or renewal; later ones are greater.
+    /// A name for the roll-back of a grant or renewal; later names are greater.
     pub fn next_undo(&mut self) -> u64 {
         self.undos = self.undos.wrapping_add(1);
         self.undos
     }
 
-    /// Lets the reader of a mailbox have what has come.
+    /// Lets the reader of a mailbox be answered with what has arrived.
     fn call_reader(&mut self, session: u64) {
         if let Some(reader) = self.sessions.take_reader(session) {
             self.owed.call(reader);
@@ -199,7 +204,7 @@ impl Books {
         self.queue.waiting(db, name) > 0
     }
 
-    /// A waiter has left the queue, however that came.
+    /// A waiter has left the queue, for whatever reason.
     pub fn left(&mut self, waiter: &Waiter<Asker>) {
         if let Some(until) = waiter.until {
             self.owed.timeouts.remove(&(until, waiter.ask.ticket));
@@ -219,41 +224,63 @@ impl Books {
         }
     }
 
-    /// Whether there is something to do at once.
+    /// Whether there is work to do at once.
     pub fn has_work(&self) -> bool {
         !(self.owed.undelivered.is_empty()
             && self.agenda.is_empty()
             && self.expired.is_empty()
             && self.searches.is_empty()
+            && self.searched.is_empty()
             && self.sweep.is_over()
             && !self.ties.has_work())
             || self.has_news_to_tell()
     }
 
-    /// Whether there is something to do at once that writes nothing.
+    /// Whether there is work to do at once that writes nothing.
     pub fn has_news_to_tell(&self) -> bool {
         let undecided = self.undecided.waiters.is_some() || !self.undecided.confirmations.is_empty();
         undecided || self.ties.has_retired() || self.sessions.has_departed()
     }
 
-    /// What a replica has to do of what only a master does: nothing.
+    /// Takes out the next search to advance. A search must not run ahead of changes that have not been looked at yet, nor
+    /// of leases that have run out.
+    pub fn next_search(&mut self, now: Millis) -> Option<(WaiterId, Search)> {
+        let has_passed = |at: Millis| at <= now;
+        let is_settled = self.agenda.is_empty()
+            && self.expired.is_empty()
+            && self.sweep.is_over()
+            && !self.looks.first().is_some_and(has_passed);
+        if is_settled { self.searches.pop_front() } else { None }
+    }
+
+    /// Frees a part of the memory of finished searches. Returns whether there was any.
+    pub fn free_searched(&mut self) -> bool {
+        let Some(search) = self.searched.front_mut() else { return false };
+        if !search.free_part() {
+            self.searched.pop_front();
+        }
+        true
+    }
+
+    /// Drops the work that only a master does, on a replica.
     pub fn forget_changes(&mut self) {
         self.owed.undelivered.clear();
         self.expired.clear();
         self.agenda = Agenda::default();
     }
 
-    /// Whether anything would be lost with the module: somebody waits or has not been told, or a hold is tied.
+    /// Whether anything would be lost with the module: somebody waits or is owed an answer, or a hold is tied.
     pub fn are_in_use(&self) -> bool {
         let (_, _, unread) = self.sessions.sizes();
         !(self.queue.is_empty() && self.confirmations.is_empty() && self.ties.is_empty()) || unread > 0
     }
 
-    /// This server decides nothing any more, or began to: what was to be done is another's business.
+    /// This server's role has changed, so pending work belongs to another server.
     pub fn forget_work(&mut self) {
         self.forget_changes();
         self.looks = Looks::default();
         self.sweep = Sweep::default();
+        self.searched.extend(self.searches.drain(..).map(|(_, search)| search));
         let waiters = (!self.queue.is_empty()).then(|| (WaiterId(0), self.queue.next_id()));
         self.undecided = Undecided { waiters, confirmations: self.confirmations.retire() };
         self.ties.retire_all();

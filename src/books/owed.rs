@@ -1,4 +1,4 @@
-//! Who is owed an answer, and how it gets it: a client that is blocked, by a reply; a session, by an event.
+//! Who is owed an answer, and how it is delivered: to a blocked client by a reply, to a session by an event.
 
 use super::{ConfirmationId, Tying, Undo};
 use crate::lock::{LockKey, Millis, Owner, Request, Token, WaiterId};
@@ -12,7 +12,7 @@ pub use crate::server::callbacks::Ticket;
 /// What a request asks for.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// Of the rule.
+    /// What the rule needs to know.
     pub request: Request,
     /// How the hold is tied to the connection.
     pub tying: Tying,
@@ -20,25 +20,25 @@ pub struct Terms {
     pub replicas: u32,
 }
 
-/// Who asks, and on what terms.
+/// Who asks, and under what terms.
 #[derive(Clone, Copy, Debug)]
 pub struct Asker {
-    /// Names what the asker is owed.
+    /// The name of the answer that it is owed.
     pub ticket: Ticket,
     /// The connection on whose behalf it asks: its own, or a session's.
     pub client: u64,
     /// Whether that is a session.
     pub on_behalf: OnBehalf,
-    /// On what terms.
+    /// Under what terms.
     pub terms: Terms,
-    /// When it came.
+    /// When the request arrived.
     pub arrived: Now,
 }
 
 /// On whose behalf a request is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnBehalf {
-    /// The connection that it came over.
+    /// The connection that it arrived on.
     Itself,
     /// A session.
     Session,
@@ -47,14 +47,14 @@ pub enum OnBehalf {
 /// Who is owed an answer.
 #[derive(Debug)]
 pub enum Recipient<B> {
-    /// A client that is blocked: by a reply.
+    /// A blocked client, which gets a reply.
     Blocked {
         /// Its connection.
         client: u64,
-        /// What ends the block; taken when that is done.
+        /// What ends the block; `None` once that is done.
         block: Option<B>,
     },
-    /// A session: by an event.
+    /// A session, which gets an event.
     Session {
         /// Its connection.
         client: u64,
@@ -77,16 +77,16 @@ pub struct About {
 /// What a session's request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// A lock, or several: while it waits, the same request again is the same request.
+    /// One or more locks. While it waits, a repetition counts as the same request.
     Acquire,
-    /// A longer lease for what is held.
+    /// A longer lease for locks that are held.
     Renew,
 }
 
-/// How a request ends that was not answered at once.
+/// How a request ended that was not answered at once.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Granted or renewed; and the way back if nobody is there to take it.
+    /// Granted or renewed, and how to roll that back if nobody is there to take it.
     Granted(Answer, Undo),
     /// Null.
     TimedOut,
@@ -97,26 +97,26 @@ pub enum Outcome {
 /// The reply to a grant or renewal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Of a lock, or of several that share a token.
+    /// For one lock, or several that share a token.
     Token(Token),
-    /// Of several, each with its own; null for those that were not held.
+    /// For several, each with its own token; null for those that were not held.
     Tokens(Vec<Option<Token>>),
 }
 
-/// How far it is with an answer.
+/// The state of an answer.
 #[derive(Debug)]
 pub enum State {
-    /// Neither of these yet.
+    /// Just created.
     Beginning,
-    /// The request stands in the queue.
+    /// The request is in the queue.
     Waiting(WaiterId),
-    /// Replicas have yet to confirm the grant.
+    /// The grant awaits confirmation by replicas.
     Confirming(ConfirmationId),
-    /// To be told at the end of this turn of the event loop; and when that came about.
+    /// To be delivered at the end of this turn of the event loop; and when the request ended.
     Ending(Outcome, Now),
-    /// A session waits for its next events: at most so many, and until then.
+    /// A session is blocked until its next events: how many it reads at most, and until when it waits.
     Reading {
-        /// How many events it reads at once.
+        /// The most events that it reads at once.
         most: usize,
         /// When it gives up.
         until: Option<Millis>,
@@ -128,16 +128,16 @@ pub enum State {
 pub struct Pending<B> {
     /// To whom.
     pub to: Recipient<B>,
-    /// How far it is.
+    /// Its state.
     pub state: State,
 }
 
-/// What came of an end.
+/// What recording an end led to.
 #[derive(Debug)]
 pub enum Ended {
-    /// A blocked client will be told.
+    /// A blocked client will be answered.
     Reply,
-    /// A session is to be told.
+    /// A session is to be notified.
     Event(u64, About, Outcome),
     /// Nobody is owed it any more.
     Nobody(Outcome),
@@ -148,13 +148,15 @@ pub enum Ended {
 pub struct Owed<B> {
     tickets: u64,
     pending: HashMap<Ticket, Pending<B>>,
-    /// Blocked clients that are to be answered, in order.
+    /// Blocked clients to be answered, in order.
     ending: VecDeque<Ticket>,
-    /// Grants whose reply is written but not yet on the network, by connection.
+    /// Those among them that the server may be about to redirect.
+    put_off: VecDeque<Ticket>,
+    /// Grants whose reply is written but not yet handed to the network, by connection.
     sending: Vec<(u64, Undo)>,
-    /// Grants that nobody will hear of.
+    /// Grants whose answer can't be delivered.
     pub undelivered: VecDeque<Undo>,
-    /// When waits are over.
+    /// When waits time out.
     pub timeouts: BTreeSet<(Millis, Ticket)>,
 }
 
@@ -164,6 +166,7 @@ impl<B> Default for Owed<B> {
             tickets: 0,
             pending: HashMap::default(),
             ending: VecDeque::new(),
+            put_off: VecDeque::new(),
             sending: Vec::new(),
             undelivered: VecDeque::new(),
             timeouts: BTreeSet::new(),
@@ -178,7 +181,7 @@ impl<B> Owed<B> {
         Ticket(self.tickets)
     }
 
-    /// Notes that an answer is owed.
+    /// Records that an answer is owed.
     pub fn owe(&mut self, ticket: Ticket, to: Recipient<B>, state: State) {
         self.pending.insert(ticket, Pending { to, state });
     }
@@ -188,19 +191,19 @@ impl<B> Owed<B> {
         self.pending.get(&ticket)
     }
 
-    /// Says how far it is with an answer.
+    /// Sets the state of an answer.
     pub fn set(&mut self, ticket: Ticket, state: State) {
         if let Some(pending) = self.pending.get_mut(&ticket) {
             pending.state = state;
         }
     }
 
-    /// Takes an answer out: it is being given, or nobody wants it any more.
+    /// Removes an answer: it is being delivered, or nobody wants it any more.
     pub fn take(&mut self, ticket: Ticket) -> Option<Pending<B>> {
         self.pending.remove(&ticket)
     }
 
-    /// Says how an answer came out.
+    /// Records the outcome of a request.
     pub fn end(&mut self, ticket: Ticket, outcome: Outcome, now: Now) -> Ended {
         match self.pending.get_mut(&ticket) {
             None => Ended::Nobody(outcome),
@@ -216,43 +219,68 @@ impl<B> Owed<B> {
         }
     }
 
-    /// Lets a blocked client be answered although its answer is not there yet: the reader of a mailbox.
+    /// Lets a blocked client be answered although its request has no outcome yet: the reader of a mailbox.
     pub fn call(&mut self, ticket: Ticket) {
         self.ending.push_back(ticket);
     }
 
-    /// The next blocked client that is to be answered now.
-    pub fn next_ending(&mut self) -> Option<B> {
+    /// The next blocked client to be answered now.
+    pub fn next_ending(&mut self) -> Option<(Ticket, B)> {
         while let Some(ticket) = self.ending.pop_front() {
-            if let Some(Pending { to: Recipient::Blocked { block, .. }, .. }) = self.pending.get_mut(&ticket)
-                && let Some(block) = block.take()
-            {
-                return Some(block);
+            if let Some(block) = self.take_block(ticket) {
+                return Some((ticket, block));
             }
         }
         None
     }
 
-    /// Whether some blocked client is to be answered.
+    /// Postpones an answer until [`Owed::next_put_off`] returns it, if the client is still there by then.
+    pub fn put_off(&mut self, ticket: Ticket, back: B) {
+        if let Some(Pending { to: Recipient::Blocked { block, .. }, .. }) = self.pending.get_mut(&ticket) {
+            *block = Some(back);
+            self.put_off.push_back(ticket);
+        }
+    }
+
+    /// The next client whose answer was postponed.
+    pub fn next_put_off(&mut self) -> Option<B> {
+        while let Some(ticket) = self.put_off.pop_front() {
+            let block = self.take_block(ticket);
+            if block.is_some() {
+                return block;
+            }
+        }
+        None
+    }
+
+    fn take_block(&mut self, ticket: Ticket) -> Option<B> {
+        match self.pending.get_mut(&ticket)? {
+            Pending { to: Recipient::Blocked { block, .. }, .. } => block.take(),
+            Pending { to: Recipient::Session { .. }, .. } => None,
+        }
+    }
+
+    /// Whether a blocked client is to be answered.
     pub fn is_ending(&self) -> bool {
         !self.ending.is_empty()
     }
 
-    /// A grant's reply has been written; it is on the network when the event loop has gone round.
+    /// The reply to a grant has been written. It is on the network once the event loop has made another turn.
     pub fn sending(&mut self, client: u64, undo: Undo) {
         self.sending.push((client, undo));
     }
 
-    /// What was written has been handed to the network. Those of it that re-entered what may yet be taken back.
+    /// What was written has been handed to the network. Returns the re-entries among it that build on something that
+    /// may still be rolled back.
     pub fn sent(&mut self) -> Vec<Undo> {
         self.sending.drain(..).map(|(_, undo)| undo).filter(Undo::is_re_entry).collect()
     }
 
-    /// Lends the ways back from all grants that are being told, or could not be.
+    /// Lends the roll-backs of all grants that are being delivered, or could not be.
     pub fn undos(&mut self, mut work: impl FnMut(&mut Undo)) {
         self.undelivered.iter_mut().for_each(&mut work);
         self.sending.iter_mut().for_each(|(_, undo)| work(undo));
-        for ticket in &self.ending {
+        for ticket in self.ending.iter().chain(&self.put_off) {
             if let Some(Pending { state: State::Ending(Outcome::Granted(_, undo), _), .. }) =
                 self.pending.get_mut(ticket)
             {
@@ -261,7 +289,7 @@ impl<B> Owed<B> {
         }
     }
 
-    /// A connection has ended: what was written for it never arrived. How many grants that were.
+    /// A connection has ended, so what was written for it never arrives. Returns how many grants that concerns.
     pub fn undeliver(&mut self, client: u64) -> usize {
         let before = self.undelivered.len();
         self.undelivered.extend(self.sending.extract_if(.., |(to, _)| *to == client).map(|(_, undo)| undo));

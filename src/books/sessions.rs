@@ -1,29 +1,30 @@
-//! Sessions: connections that stand for a process. What happens to the requests and the holds of a session is put into
-//! its mailbox, from which it reads.
+//! Sessions: connections that stand for a whole process. Everything that happens to the requests and holds of a
+//! session goes into its mailbox, which it reads.
 //!
-//! A connection is a session from the moment on in which it is named as one or reads its mailbox; before that, nothing
+//! A connection becomes a session when a request names it as one or when it reads its mailbox; before that, nothing
 //! is kept for it.
 
 use super::owed::{About, Purpose, Ticket};
 use super::{Answer, Outcome, Tie, Undo};
 use crate::lock::{LockKey, Owner, Token};
+use crate::server::clock::Now;
 use foldhash::HashMap;
 use std::collections::btree_map::Entry;
 use std::collections::hash_map::IntoValues;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-/// So many cancelled owners are remembered for each session, and so many grants of several keys.
+/// How many cancelled owners are remembered for each session, and how many grants of several keys.
 const REMEMBERED: usize = 1000;
 
-/// What a session is told.
+/// An event for a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// What happened.
     pub kind: Kind,
-    /// To a request or a hold of these keys.
+    /// The keys of the request or hold.
     pub keys: Rc<[LockKey]>,
-    /// Of this owner.
+    /// The owner.
     pub owner: Owner,
 }
 
@@ -32,13 +33,13 @@ pub struct Event {
 pub enum Kind {
     /// The wait ended with a grant, under this token.
     Granted(Token),
-    /// The wait was over.
+    /// The wait timed out.
     TimedOut,
     /// The wait ended with this error.
     Refused(String),
-    /// The hold under this token is no more.
+    /// The hold with this token is lost.
     Lost(Token, Why),
-    /// The hold under this token is no longer this server's business.
+    /// The hold with this token is no longer watched by this server.
     Untied(Token, Why),
 }
 
@@ -51,9 +52,9 @@ pub enum Why {
     Forced,
     /// Another command deleted or overwrote it.
     Changed,
-    /// Its key is served elsewhere now.
+    /// Its key is now served elsewhere.
     Moved,
-    /// This server is a replica now.
+    /// This server is now a replica.
     Replica,
 }
 
@@ -70,37 +71,46 @@ impl Why {
     }
 }
 
-/// An event, and the way back from what it tells if nobody hears of it.
-type Letter = (Event, Option<Undo>);
+/// An event, and, if it reports a grant, how to roll that back if nobody hears of it.
+type Letter = (Event, Option<Unheard>);
 
-/// One request's key: an owner asks for a key on behalf of a session at most once at a time.
+/// A grant that a session has not heard of.
+#[derive(Clone, Debug)]
+pub struct Unheard {
+    /// How to roll it back.
+    pub undo: Undo,
+    /// When it was granted.
+    pub since: Now,
+}
+
+/// Identifies a request: an owner asks for a key on behalf of a session at most once at a time.
 type Claim = (Owner, LockKey);
 
 #[derive(Debug, Default)]
 struct Session {
-    /// The locks that are waited for on its behalf.
+    /// The locks waited for on its behalf.
     waits: HashMap<Claim, Ticket>,
-    /// The renewals that are being confirmed.
+    /// The renewals being confirmed.
     renewals: BTreeMap<Claim, BTreeSet<Ticket>>,
-    /// How many requests those are: one may name several keys.
+    /// How many requests these are, since one may name several keys.
     requests: usize,
-    /// Events that it has not read, in order.
+    /// Unread events, in order.
     mail: BTreeMap<u64, Letter>,
     next_letter: u64,
-    /// The client, blocked, that waits for the next event.
+    /// The blocked client that waits for the next event.
     reader: Option<Ticket>,
     cancelled: Newest<Claim, ()>,
-    /// The other keys of what was granted together.
+    /// The other keys that were granted together with a key.
     granted_together: Newest<Claim, Rc<[LockKey]>>,
 }
 
-/// Where the events are that have not been read: of an owner and the name of a lock, by session and place in its mail.
+/// Where the unread events are: by owner and name of the lock, the session and the position in its mailbox.
 ///
-/// One index for all sessions, for an owner may hear over one connection of what another one has not read.
+/// One index for all sessions, since an owner may be told over one connection what it has not read on another.
 #[derive(Debug, Default)]
 struct Unread(HashMap<(Owner, Rc<[u8]>), BTreeSet<Place>>);
 
-/// A session, and the place of an event in its mail.
+/// A session, and the position of an event in its mailbox.
 type Place = (u64, u64);
 
 impl Unread {
@@ -128,7 +138,7 @@ impl Unread {
     }
 }
 
-/// A map that keeps what was put into it last.
+/// A map that keeps the newest entries.
 #[derive(Debug)]
 struct Newest<K, V> {
     map: HashMap<K, V>,
@@ -165,7 +175,8 @@ pub struct Sessions {
     letters: usize,
 }
 
-/// What a session that has ended leaves: gone through piece by piece, for there may be a hundred thousand.
+/// What a session that has ended leaves behind. It is worked off piece by piece, since there may be a hundred
+/// thousand.
 #[derive(Debug)]
 struct Departed {
     client: u64,
@@ -174,7 +185,7 @@ struct Departed {
     renewals: std::collections::btree_map::IntoValues<Claim, BTreeSet<Ticket>>,
 }
 
-/// What a session has of an owner's request for a key.
+/// What a session knows of an owner's request for a key.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Claimed {
     /// Nothing.
@@ -185,7 +196,7 @@ pub enum Claimed {
     Cancelled,
 }
 
-/// What there is of an owner's requests that are given up.
+/// What is left of an owner's requests that are given up.
 #[derive(Debug, Default)]
 pub struct Cancelled {
     /// Those that wait, or are being confirmed.
@@ -194,10 +205,10 @@ pub struct Cancelled {
     pub granted_together: Option<Rc<[LockKey]>>,
 }
 
-/// What a session that ended leaves to be done.
+/// What an ended session leaves to be done.
 #[derive(Debug)]
 pub enum Remains {
-    /// These requests wait no more.
+    /// These requests no longer wait.
     Waits(BTreeSet<Ticket>),
     /// This grant was never heard of.
     Grant(Undo),
@@ -214,7 +225,7 @@ impl Sessions {
         self.by_client.contains_key(&client)
     }
 
-    /// What waits for a session, and what it has not read.
+    /// The requests that wait for a session, and its unread events.
     pub fn load(&self, client: u64) -> usize {
         self.by_client.get(&client).map_or(0, |it| it.requests.saturating_add(it.mail.len()))
     }
@@ -224,7 +235,7 @@ impl Sessions {
         (self.by_client.len(), self.waits, self.letters)
     }
 
-    /// What a session has of an owner's request for any of `keys`: of the first for which it has something.
+    /// What a session knows of an owner's request for any of `keys`: of the first that it knows anything of.
     pub fn claimed(&self, client: u64, owner: &Owner, keys: &[LockKey]) -> Claimed {
         let Some(session) = self.by_client.get(&client) else { return Claimed::Nothing };
         if session.waits.is_empty() && session.cancelled.map.is_empty() {
@@ -238,7 +249,7 @@ impl Sessions {
         found.unwrap_or(Claimed::Nothing)
     }
 
-    /// Notes that a request waits on behalf of a session.
+    /// Records that a request waits on behalf of a session.
     pub fn waits(&mut self, client: u64, about: &About, ticket: Ticket) {
         let Some(session) = self.by_client.get_mut(&client) else { return };
         for key in about.keys.iter() {
@@ -252,7 +263,7 @@ impl Sessions {
         self.waits = self.waits.saturating_add(1);
     }
 
-    /// A request waits no more on behalf of a session.
+    /// A request no longer waits on behalf of a session.
     pub fn waits_no_more(&mut self, client: u64, about: &About, ticket: Ticket) {
         let Some(session) = self.by_client.get_mut(&client) else { return };
         for key in about.keys.iter() {
@@ -273,12 +284,19 @@ impl Sessions {
         self.waits = self.waits.saturating_sub(1);
     }
 
-    /// Tells a session how a request of it ended.
+    /// Notifies a session how one of its requests ended.
     ///
     /// # Errors
     ///
     /// The outcome, if there is no such session any more.
-    pub fn tell(&mut self, client: u64, ticket: Ticket, about: About, outcome: Outcome) -> Result<(), Outcome> {
+    pub fn tell(
+        &mut self,
+        client: u64,
+        ticket: Ticket,
+        about: About,
+        outcome: Outcome,
+        now: Now,
+    ) -> Result<(), Outcome> {
         self.waits_no_more(client, &about, ticket);
         if !self.is_open(client) {
             return Err(outcome);
@@ -287,17 +305,19 @@ impl Sessions {
         match outcome {
             Outcome::Granted(Answer::Token(token), undo) => {
                 self.granted(client, &owner, &keys);
-                self.put(client, Event { kind: Kind::Granted(token), keys, owner }, Some(undo));
+                self.put(client, Event { kind: Kind::Granted(token), keys, owner }, Some(Unheard { undo, since: now }));
             }
             Outcome::Granted(Answer::Tokens(tokens), undo) => {
-                let mut undo = Some(undo);
+                let mut unheard = Some(Unheard { undo, since: now });
                 for (key, token) in keys.iter().zip(tokens) {
-                    let kind =
-                        token.map_or_else(|| Kind::Refused("NOTHELD the owner does not hold it".into()), Kind::Granted);
+                    let kind = token.map_or_else(
+                        || Kind::Refused("NOTHELD the owner does not hold this lock".into()),
+                        Kind::Granted,
+                    );
                     let event = Event { kind, keys: Rc::from([key.clone()]), owner: owner.clone() };
-                    // What was renewed together goes back together, with the first event of it.
-                    let undo = if token.is_some() { undo.take() } else { None };
-                    self.put(client, event, undo);
+                    // What was renewed together is rolled back together, with the first of its events.
+                    let unheard = if token.is_some() { unheard.take() } else { None };
+                    self.put(client, event, unheard);
                 }
             }
             Outcome::TimedOut => self.put(client, Event { kind: Kind::TimedOut, keys, owner }, None),
@@ -306,12 +326,12 @@ impl Sessions {
         Ok(())
     }
 
-    /// Tells a session that a hold that was tied to it is lost.
+    /// Notifies a session that a hold tied to it is lost.
     pub fn lost(&mut self, tie: &Tie, why: Why) {
         self.ended(tie, Kind::Lost(tie.token, why));
     }
 
-    /// Tells a session that a hold that was tied to it is tied no more, though it may live on.
+    /// Notifies a session that a hold is no longer tied to it, though it may live on.
     pub fn untied(&mut self, tie: &Tie, why: Why) {
         self.ended(tie, Kind::Untied(tie.token, why));
     }
@@ -323,16 +343,16 @@ impl Sessions {
         }
     }
 
-    fn put(&mut self, client: u64, event: Event, undo: Option<Undo>) {
+    fn put(&mut self, client: u64, event: Event, unheard: Option<Unheard>) {
         let Some(session) = self.by_client.get_mut(&client) else { return };
         let at = session.next_letter;
         session.next_letter = at.wrapping_add(1);
         self.unread.add(&event, client, at);
-        session.mail.insert(at, (event, undo));
+        session.mail.insert(at, (event, unheard));
         self.letters = self.letters.saturating_add(1);
     }
 
-    /// Takes an event out that has not been read.
+    /// Removes an unread event.
     fn take(&mut self, client: u64, at: u64) -> Option<Letter> {
         let letter = self.by_client.get_mut(&client)?.mail.remove(&at)?;
         self.unread.remove(&letter.0, client, at);
@@ -340,7 +360,7 @@ impl Sessions {
         Some(letter)
     }
 
-    /// Lends the ways back from what an owner was given of a lock of this name and has not read, on behalf of whatever
+    /// Lends the roll-backs of what an owner was given of a lock of this name and has not read, on behalf of any
     /// session.
     pub fn unread_grants(&mut self, name: &[u8], owner: &[u8], mut work: impl FnMut(&mut Undo)) {
         for (client, at) in self.unread.of(owner, name) {
@@ -348,13 +368,13 @@ impl Sessions {
                 Some(session) => Some(&mut session.mail),
                 None => self.departed.iter_mut().find(|it| it.client == client).map(|it| &mut it.mail),
             };
-            if let Some((_, Some(undo))) = mail.and_then(|mail| mail.get_mut(&at)) {
-                work(undo);
+            if let Some((_, Some(unheard))) = mail.and_then(|mail| mail.get_mut(&at)) {
+                work(&mut unheard.undo);
             }
         }
     }
 
-    /// Notes which keys an owner was granted together on behalf of a session.
+    /// Records which keys an owner was granted together on behalf of a session.
     pub fn granted(&mut self, client: u64, owner: &Owner, keys: &Rc<[LockKey]>) {
         if keys.len() < 2 {
             return;
@@ -365,13 +385,13 @@ impl Sessions {
         }
     }
 
-    /// The next event that a session has not read, and the way back from it until it is on the network.
+    /// The next unread event of a session, and how to roll it back until it has been handed to the network.
     pub fn read(&mut self, client: u64) -> Option<Letter> {
         let (first, _) = self.by_client.get(&client)?.mail.first_key_value()?;
         self.take(client, *first)
     }
 
-    /// How many events a session has not read.
+    /// How many unread events a session has.
     pub fn unread(&self, client: u64) -> usize {
         self.by_client.get(&client).map_or(0, |it| it.mail.len())
     }
@@ -382,21 +402,21 @@ impl Sessions {
         next.map_or(0, |(_, (event, _))| event.keys.len())
     }
 
-    /// Notes who waits for the next event of a session; `None`: nobody.
+    /// Records who waits for the next event of a session; `None`: nobody.
     pub fn set_reader(&mut self, client: u64, reader: Option<Ticket>) {
         if let Some(session) = self.by_client.get_mut(&client) {
             session.reader = reader;
         }
     }
 
-    /// Takes out who waits for the next event of a session, if there is one to be read.
+    /// Removes and returns whoever waits for the next event of a session, if there is an event.
     pub fn take_reader(&mut self, client: u64) -> Option<Ticket> {
         let session = self.by_client.get_mut(&client)?;
         if session.mail.is_empty() { None } else { session.reader.take() }
     }
 
-    /// Cancels an owner's requests for a key on behalf of a session, those too that are yet to come. What there is of
-    /// them.
+    /// Cancels an owner's requests for a key on behalf of a session, including those yet to arrive. Returns what is
+    /// left of them.
     pub fn cancel(&mut self, client: u64, owner: &Owner, key: &LockKey) -> Cancelled {
         let claim = (owner.clone(), key.clone());
         let Some(session) = self.by_client.get_mut(&client) else { return Cancelled::default() };
@@ -409,19 +429,19 @@ impl Sessions {
         cancelled
     }
 
-    /// Takes out the events that a session has not read of what was asked for an owner and a key; the ways back from
-    /// those that are grants.
+    /// Removes a session's unread events about an owner's requests for a key. Returns the roll-backs of those that
+    /// are grants.
     pub fn forget_events(&mut self, client: u64, owner: &Owner, key: &LockKey) -> Vec<Undo> {
         let places: Vec<(u64, u64)> = self.unread.of(owner, &key.name).filter(|(of, _)| *of == client).collect();
         let undos = places.into_iter().filter_map(|(_, at)| {
             let (event, _) = self.by_client.get(&client)?.mail.get(&at)?;
-            if event.keys.contains(key) { self.take(client, at)?.1 } else { None }
+            if event.keys.contains(key) { self.take(client, at)?.1.map(|unheard| unheard.undo) } else { None }
         });
         undos.collect()
     }
 
-    /// A connection has ended, and the session with it; whether it was one. What it leaves is to be taken out by
-    /// [`Sessions::next_remains`].
+    /// A connection has ended, and its session, if it was one, with it. Returns whether it was. What it leaves behind
+    /// is removed by [`Sessions::next_remains`].
     pub fn client_gone(&mut self, client: u64) -> bool {
         let Some(session) = self.by_client.remove(&client) else { return false };
         self.waits = self.waits.saturating_sub(session.requests);
@@ -432,19 +452,19 @@ impl Sessions {
         true
     }
 
-    /// Whether sessions that ended have left something.
+    /// Whether ended sessions have left anything behind.
     pub fn has_departed(&self) -> bool {
         !self.departed.is_empty()
     }
 
-    /// The next thing that a session which ended has left.
+    /// The next thing that an ended session has left behind.
     pub fn next_remains(&mut self) -> Option<Remains> {
         loop {
             let departed = self.departed.front_mut()?;
-            if let Some((at, (event, undo))) = departed.mail.pop_first() {
+            if let Some((at, (event, unheard))) = departed.mail.pop_first() {
                 self.unread.remove(&event, departed.client, at);
-                if let Some(undo) = undo {
-                    return Some(Remains::Grant(undo));
+                if let Some(unheard) = unheard {
+                    return Some(Remains::Grant(unheard.undo));
                 }
             } else if let Some(ticket) = departed.waits.next() {
                 return Some(Remains::Waits([ticket].into()));
@@ -459,7 +479,7 @@ impl Sessions {
 
 #[cfg(test)]
 impl Sessions {
-    /// Whether each unread event is in the index under each of its keys, nothing else is, and the counters are right.
+    /// Whether each unread event is in the index under each of its keys, nothing else is, and the counters agree.
     pub fn is_consistent(&self) -> bool {
         let mail_of = |client: &u64| {
             let departed = || self.departed.iter().find(|it| it.client == *client).map(|it| &it.mail);

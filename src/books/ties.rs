@@ -1,8 +1,8 @@
 //! Holds tied to a connection: watched, so that the server renews their lease while the connection lives, or
 //! ephemeral, so that they end with it.
 //!
-//! A tie names the very hold by its token. So the watchdog never renews a hold that came after, and a connection that
-//! ends never takes one along.
+//! A tie names one particular hold by its token. So the watchdog never renews a later hold, and a connection that
+//! ends never takes one with it.
 
 use super::Why;
 use crate::lock::{Deadline, KeyMap, LockKey, Millis, Owner, Token};
@@ -25,7 +25,7 @@ impl Tying {
     pub const NONE: Self = Self { watchdog: false, ephemeral: false };
 }
 
-/// Names a tie; later ties are greater. Never used twice.
+/// The name of a tie; later ties have greater names, and none is used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TieId(pub u64);
 
@@ -38,7 +38,7 @@ pub struct Tie {
     pub tying: Tying,
     /// The lock's key: its name.
     pub name: Rc<[u8]>,
-    /// Whose hold it is.
+    /// The owner.
     pub owner: Owner,
     /// The hold's token.
     pub token: Token,
@@ -48,14 +48,14 @@ pub struct Tie {
     pub replicas: u32,
     /// The end of the hold's lease, as far as this module knows.
     pub deadline: Deadline,
-    /// Whether replicas are being asked about a renewal: the next one waits for that.
+    /// Whether replicas are being asked about a renewal, for which the next one waits.
     pub renewal: Renewal,
     home: Home,
     due: Option<Millis>,
 }
 
-/// The number of a database, shared by all that is tied or may be taken back in it: `SWAPDB` changes it for all of them
-/// at once.
+/// The number of a database, shared by everything that is tied or may be rolled back in it, so that `SWAPDB` changes
+/// it for all of them at once.
 pub type Home = Rc<Cell<i32>>;
 
 /// Whether replicas are being asked about a renewal.
@@ -76,7 +76,7 @@ pub struct NewTie {
     pub tying: Tying,
     /// The lock.
     pub key: LockKey,
-    /// Whose hold it is.
+    /// The owner.
     pub owner: Owner,
     /// The hold's token.
     pub token: Token,
@@ -94,13 +94,13 @@ impl Tie {
         LockKey { db: self.home.get(), name: self.name.clone() }
     }
 
-    /// When something is to be done about it: it is renewed, or its lease is over.
+    /// When it needs attention: to be renewed, or because its lease has run out.
     fn next_due(&self, now: Millis) -> Option<Millis> {
         let renewal = self.tying.watchdog.then(|| now.saturating_add(interval(self.lease)));
         self.over().into_iter().chain(renewal).min()
     }
 
-    /// The first moment in which its lease is over.
+    /// The first millisecond after its lease.
     fn over(&self) -> Option<Millis> {
         match self.deadline {
             Deadline::At(at) => Some(at.saturating_add(1)),
@@ -109,12 +109,12 @@ impl Tie {
     }
 }
 
-/// A lease is renewed every third of it.
+/// A lease is renewed after each third of it.
 fn interval(lease: Millis) -> Millis {
     (lease / 3).max(1)
 }
 
-/// Ties, found in four ways.
+/// Ties, with four indices.
 #[derive(Debug, Default)]
 struct Tables {
     by_id: BTreeMap<TieId, Tie>,
@@ -133,7 +133,7 @@ pub struct Ties {
     ended: VecDeque<BTreeSet<TieId>>,
     /// Ties from before this server's role changed.
     retired: VecDeque<Tables>,
-    /// Holds that somebody else may have ended.
+    /// Ties whose hold somebody else may have ended.
     doubtful: BTreeMap<TieId, Why>,
 }
 
@@ -177,8 +177,8 @@ impl Tables {
 }
 
 impl Ties {
-    /// Ties a hold to a connection, whatever it was tied to before. What tied the same hold to the same connection
-    /// stays as well. Gives back the tie of another hold of this owner, which must have ended unseen.
+    /// Ties a hold to a connection, whatever it was tied to before. If the same hold was tied to the same connection,
+    /// that tie's flags stay as well. Returns the tie of another hold of this owner, which must have ended unnoticed.
     pub fn tie(&mut self, new: NewTie, now: Millis) -> Option<Tie> {
         let before = self.untie(new.key.db, &new.key.name, &new.owner);
         let mut tying = new.tying;
@@ -205,12 +205,12 @@ impl Ties {
         before.filter(|it| !same_hold(it))
     }
 
-    /// The database of this number, for what is to follow it when it changes places with another.
+    /// The database of this number, for whatever must follow it when it is swapped with another.
     pub fn home(&mut self, db: i32) -> Home {
         self.homes.entry(db).or_insert_with(|| Rc::new(Cell::new(db))).clone()
     }
 
-    /// Puts back a tie from before something that is being undone.
+    /// Restores a tie from before something that is being rolled back.
     pub fn put_back(&mut self, tie: Tie, deadline: Deadline, now: Millis) {
         self.add(Tie { renewal: Renewal::Settled, deadline, ..tie }, now);
     }
@@ -251,24 +251,24 @@ impl Ties {
         Some(self.get(self.id(db, name, owner)?)?.client)
     }
 
-    /// Forgets the tie of a hold; gives it back if there was one.
+    /// Forgets the tie of a hold, and returns it if there was one.
     pub fn untie(&mut self, db: i32, name: &[u8], owner: &[u8]) -> Option<Tie> {
         self.live.remove(self.id(db, name, owner)?)
     }
 
-    /// Forgets the ties of all holds of a lock; gives them back.
+    /// Forgets the ties of all holds of a lock, and returns them.
     pub fn untie_all(&mut self, db: i32, name: &[u8]) -> Vec<Tie> {
         let ids: Vec<TieId> = self.live.by_hold.get(db, name).into_iter().flat_map(|it| it.values().copied()).collect();
         ids.into_iter().filter_map(|id| self.live.remove(id)).collect()
     }
 
-    /// Forgets a tie; gives it back.
+    /// Forgets a tie, and returns it.
     pub fn remove(&mut self, id: TieId) -> Option<Tie> {
         self.live.remove(id)
     }
 
-    /// The hold of `owner` was changed by this module: it has this token and deadline now. Gives back the tie, which is
-    /// forgotten, if it was another hold's.
+    /// This module changed the hold of `owner`: it has this token and deadline now. If the tie belonged to another
+    /// hold, forgets it and returns it.
     pub fn changed(
         &mut self,
         (db, name, owner): (i32, &[u8], &[u8]),
@@ -287,8 +287,7 @@ impl Ties {
         None
     }
 
-    /// The deadline of a tied hold has moved: its watchdog comes in time for the new one, if that is earlier than it
-    /// would have come.
+    /// The deadline of a tied hold has moved: its watchdog comes in time for the new one, if that is earlier.
     pub fn deadline_moved(&mut self, id: TieId, deadline: Deadline, now: Millis) {
         let Some(tie) = self.live.by_id.get_mut(&id) else { return };
         tie.deadline = deadline;
@@ -298,8 +297,8 @@ impl Ties {
         self.live.set_due(id, due);
     }
 
-    /// A tied hold was found to have another deadline, which somebody else gave it: its end is not to be missed. That is
-    /// no reason to renew it earlier.
+    /// Somebody else gave a tied hold another deadline. Its end must not be missed, but that is no reason to renew it
+    /// earlier.
     pub fn deadline_seen(&mut self, id: TieId, deadline: Deadline) {
         let Some(tie) = self.live.by_id.get_mut(&id) else { return };
         tie.deadline = deadline;
@@ -307,7 +306,7 @@ impl Ties {
         self.live.set_due(id, due);
     }
 
-    /// A tie that is due. A watched one is due again a third of its lease later, whatever comes of it now.
+    /// A tie that is due. A watched one is due again a third of its lease later, whatever happens now.
     pub fn take_due(&mut self, now: Millis) -> Option<TieId> {
         let (_, id) = *self.live.due.first().filter(|(due, _)| *due <= now)?;
         let watched = self.get(id).filter(|tie| tie.tying.watchdog);
@@ -316,19 +315,19 @@ impl Ties {
         Some(id)
     }
 
-    /// Says how far a renewal is.
+    /// Records the state of a renewal.
     pub fn set_renewal(&mut self, id: TieId, renewal: Renewal) {
         if let Some(tie) = self.live.by_id.get_mut(&id) {
             tie.renewal = renewal;
         }
     }
 
-    /// When something is due.
+    /// When the next tie is due.
     pub fn next_due(&self) -> Option<Millis> {
         self.live.due.first().map(|(due, _)| *due)
     }
 
-    /// Whether there is something to do at once.
+    /// Whether there is work to do at once.
     pub fn has_work(&self) -> bool {
         !(self.ended.is_empty() && self.retired.is_empty() && self.doubtful.is_empty())
     }
@@ -348,8 +347,8 @@ impl Ties {
         self.live.by_id.is_empty()
     }
 
-    /// A connection has ended, and its ties with it; whether it had any. They are taken out one at a time, by
-    /// [`Ties::next_ended`], and count no more from now on.
+    /// A connection has ended, and its ties with it. Returns whether it had any. They no longer count, and are
+    /// removed one at a time by [`Ties::next_ended`].
     pub fn client_gone(&mut self, client: u64) -> bool {
         let ended = self.live.by_client.remove(&client);
         let any = ended.is_some();
@@ -357,12 +356,12 @@ impl Ties {
         any
     }
 
-    /// Whether the connection of a tie is still there.
+    /// Whether the connection of a tie still exists.
     pub fn is_live(&self, tie: &Tie) -> bool {
         self.live.by_client.contains_key(&tie.client)
     }
 
-    /// Takes out the next tie of those whose connection has ended.
+    /// Removes the next tie of a connection that has ended.
     pub fn next_ended(&mut self) -> Option<Tie> {
         loop {
             let Some(id) = self.ended.front_mut()?.pop_first() else {
@@ -375,7 +374,7 @@ impl Ties {
         }
     }
 
-    /// Lets all ties end, because this server's role has changed. They are taken out by [`Ties::next_retired`].
+    /// Ends all ties because this server's role has changed. They are removed by [`Ties::next_retired`].
     pub fn retire_all(&mut self) {
         self.ended.clear();
         self.doubtful.clear();
@@ -385,7 +384,7 @@ impl Ties {
         }
     }
 
-    /// Takes out the next tie of those that ended with this server's role.
+    /// Removes the next tie that ended with this server's role.
     pub fn next_retired(&mut self) -> Option<Tie> {
         loop {
             let tables = self.retired.front_mut()?;
@@ -396,18 +395,18 @@ impl Ties {
         }
     }
 
-    /// Somebody else wrote a lock, or a part of it expired: the ties of its holds are to be verified.
+    /// Somebody else wrote a lock, or a part of it expired: the ties of its holds must be verified.
     pub fn doubt(&mut self, db: i32, name: &[u8], why: Why) {
         let ids = self.live.by_hold.get(db, name).into_iter().flat_map(|it| it.values());
         self.doubtful.extend(ids.map(|id| (*id, why)));
     }
 
-    /// Lets one tie be verified.
+    /// Marks one tie to be verified.
     pub fn doubt_one(&mut self, id: TieId) {
         self.doubtful.entry(id).or_insert(Why::Changed);
     }
 
-    /// The next tie that is to be verified, and why its hold was lost if it was.
+    /// The next tie to be verified, and why its hold was lost if it was.
     pub fn next_doubtful(&mut self) -> Option<(TieId, Why)> {
         self.doubtful.pop_first()
     }
@@ -420,7 +419,7 @@ impl Ties {
         self.live.by_id.range(id..end).next().map(|(id, _)| *id)
     }
 
-    /// Two databases changed places, and their locks with them.
+    /// Two databases were swapped, and their locks with them.
     pub fn swap(&mut self, one: i32, other: i32) {
         self.live.by_hold.swap(one, other);
         let (first, second) = (self.homes.remove(&one), self.homes.remove(&other));

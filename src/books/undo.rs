@@ -1,20 +1,20 @@
-//! What is to be undone if a grant or a renewal does not come about after all.
+//! What has to be rolled back if a grant or a renewal does not come about after all.
 
 use super::Tie;
 use super::ties::Home;
 use crate::lock::{Deadline, Hold, LockKey, Millis, Owner, Token};
 use std::rc::Rc;
 
-/// The way back from a grant or a renewal: what it changed, lock by lock.
+/// How to roll back a grant or a renewal: what it changed, lock by lock.
 #[derive(Clone, Debug)]
 pub struct Undo {
-    /// Later ones are greater.
+    /// Later ones have greater numbers.
     pub serial: u64,
-    /// The database of the locks: it follows them when databases change places.
+    /// The database of the locks, which it follows through `SWAPDB`.
     pub home: Home,
-    /// Whose hold it is.
+    /// The owner.
     pub owner: Owner,
-    /// The connection on whose behalf it was granted or renewed: what tied it may go with it.
+    /// The connection on whose behalf it was granted or renewed; its tie may go as well.
     pub client: u64,
     /// One for each lock.
     pub steps: Vec<Step>,
@@ -31,27 +31,28 @@ pub struct Step {
     pub tie_before: Option<Tie>,
     /// What the owner has now.
     pub given: Hold,
-    /// So many holds its answer promises, whatever else is taken back.
+    /// How many holds its answer promises, whatever else is rolled back.
     pub promised: u64,
-    /// So many of the holds the owner was told of in another way: they stay.
+    /// How many of the holds the owner was told of in another way; these stay.
     pub told: u64,
 }
 
 impl Step {
-    /// So many of the holds from before its answer promises as well: of its own it speaks anyway.
+    /// How many of the earlier holds its answer promises as well, beside its own.
     pub fn promised_before(&self) -> u64 {
         promised_before(self.promised, self.before.map_or(0, |before| before.holds), self.given.holds)
     }
 
-    /// How many holds are to be taken back.
+    /// How many holds have to be taken back.
     pub fn added(&self) -> u64 {
         self.given.holds.saturating_sub(self.before.map_or(0, |before| before.holds).max(self.told))
     }
 }
 
-/// So many of `before` holds the answer to a request speaks of that promises so many and made them `given`.
+/// How many of `before` earlier holds are covered by the answer to a request that promises this many and made them
+/// `given`.
 ///
-/// Examples: one more hold than there were says nothing of those; `HOLDS 1` where there was 1 promises that one.
+/// Examples: one more hold than there were promises none of those; `HOLDS 1` where there was 1 promises that one.
 pub fn promised_before(promised: u64, before: u64, given: u64) -> u64 {
     promised.saturating_sub(given.saturating_sub(before))
 }
@@ -74,11 +75,11 @@ impl Undo {
         self
     }
 
-    /// `gone`, on which this may have been built, has been taken back: `taken` of its holds. If that is less than it had
-    /// added, then because this one promises them, which takes them back instead if it has to.
+    /// `gone`, on which this may have been built, was rolled back: `taken` of its holds. If that is fewer than it had
+    /// added, then because this one promises them; so rolling back this one must take them away instead.
     ///
     /// An example: a hold of 1 until 100; a re-entry (`gone`: 2 until 200) and another one (`self`: 3 until 300),
-    /// neither of them confirmed. When `gone` is taken back the hold is 2 until 300, and taking `self` back must
+    /// neither of them confirmed. When `gone` is rolled back, the hold is 2 until 300, and rolling back `self` must
     /// then lead to 1 until 100: so `before` becomes 1 until 100 and `given` 2 until 300.
     pub fn rebase(&mut self, gone: &Step, taken: u64) {
         let Some(step) = self.steps.iter_mut().find(|step| step.name == gone.name) else { return };
@@ -98,7 +99,7 @@ impl Undo {
         self
     }
 
-    /// So many holds of the lock `name` its answer promises.
+    /// How many holds of the lock `name` its answer promises.
     pub fn promised(&self, name: &[u8]) -> u64 {
         self.steps.iter().find(|step| *step.name == *name).map_or(0, |step| step.promised)
     }
@@ -108,7 +109,7 @@ impl Undo {
         self.steps.iter().any(|step| step.before.is_some())
     }
 
-    /// The earliest deadline from before, if there was one: the one that replicas know for certain.
+    /// The earliest deadline from before, if there was one: the one that the replicas are sure to have.
     pub fn earlier_deadline(&self) -> Option<Millis> {
         let before = self.steps.iter().filter_map(|step| step.before.map(|before| before.deadline));
         before.filter_map(|deadline| if let Deadline::At(at) = deadline { Some(at) } else { None }).min()
@@ -125,10 +126,11 @@ impl Undo {
         self.steps.iter().map(move |step| LockKey { db, name: step.name.clone() })
     }
 
-    /// The owner has been told in another way that it holds a lock: so many holds stay, or as many as there were.
+    /// The owner has been told in another way that it holds a lock: this many holds stay, or as many as there were.
     ///
-    /// An example: a request is granted, its connection breaks before the answer is read, and the same request comes
-    /// over another connection, is found to be a re-entry and answered. Then the first one takes nothing back.
+    /// An example: a request is granted, its connection breaks before the answer is read, and the same request, sent
+    /// over another connection, is found to be a re-entry and answered. Then rolling back the first one takes nothing
+    /// away.
     pub fn acknowledge(&mut self, name: &[u8], holds: u64) {
         for step in self.steps.iter_mut().filter(|step| *step.name == *name) {
             step.told = step.told.max(holds).min(step.given.holds);

@@ -3,7 +3,7 @@
 use super::args::{self, Options, Word};
 use crate::books::owed::{OnBehalf, Purpose};
 use crate::books::{self, Answer, Terms};
-use crate::holding::{self, Grantee};
+use crate::holding::{self, Grantee, WRONGTYPE};
 use crate::keyspace::Lock;
 use crate::lock::cycle::Candidate;
 use crate::lock::{Ahead, Decision, LockKey, decide};
@@ -12,7 +12,7 @@ use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, TextRef};
-use crate::serving::{WRONGTYPE, refusal, too_many_holders};
+use crate::serving::{refusal, too_many_holders};
 use crate::stats::count;
 use crate::undo;
 use crate::waiting::{self, Request, Wait};
@@ -62,7 +62,7 @@ fn acquire(call: Call) -> Result<Replied, String> {
     let (ahead, now) = (ahead(call.ctx, name), asking.now.millis());
     let lock = match ahead {
         Ahead::Nobody => Some(Lock::look(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?),
-        // Whoever holds nothing here queues behind the others, whatever else stands in the key.
+        // An owner that holds nothing here queues behind the others, whatever else is in the key.
         Ahead::Somebody => Lock::look_if_held(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?,
     };
     let Some(mut lock) = lock else { return asking.queue(&[name], &[]) };
@@ -76,7 +76,7 @@ pub(super) fn ahead(ctx: Ctx, name: TextRef) -> Ahead {
     if contended { Ahead::Somebody } else { Ahead::Nobody }
 }
 
-/// A request for one lock or several, on its way.
+/// A request for one lock or several, in progress.
 pub(super) struct Asking<'a> {
     ctx: Ctx<'a>,
     owner: TextRef<'a>,
@@ -94,7 +94,7 @@ impl<'a> Asking<'a> {
         Ok(Self { ctx: call.ctx, owner, client, on_behalf, wait, terms, now: Now::read() })
     }
 
-    /// The answer to a session's request that was cancelled, or waits already.
+    /// The answer to a session's request that was cancelled, or is waiting already.
     pub(super) fn repeated(&self, names: &[TextRef]) -> Result<Option<Replied>, String> {
         match self.on_behalf {
             OnBehalf::Itself => Ok(None),
@@ -102,7 +102,7 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// Carries out what was decided of each of the locks: grants all, waits, or refuses.
+    /// Carries out what was decided about each of the locks: grants all of them, waits, or refuses.
     pub(super) fn carry_out(&self, locks: &mut [Lock], decisions: &[Decision]) -> Result<Replied, String> {
         let contradicts = |it: &&Decision| matches!(it, Decision::OtherLimit(_) | Decision::TooManyHolds);
         if let Some(decision) = decisions.iter().find(contradicts) {
@@ -148,8 +148,8 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// Lets the request wait for the locks of these names, if it may, there is room, and that closes no cycle of waits.
-    /// Those that were read (`locks`) are looked at again when a lease of theirs ends.
+    /// Lets the request wait for the locks of these names, if it may, if there is room, and if that closes no cycle
+    /// of waits. The locks that were read (`locks`) are looked at again when one of their leases ends.
     fn queue(&self, names: &[TextRef], locks: &[Lock]) -> Result<Replied, String> {
         let Self { ctx, now, wait, .. } = *self;
         let blocks = self.on_behalf == OnBehalf::Itself;

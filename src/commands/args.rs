@@ -1,9 +1,10 @@
-//! Arguments: read once, checked whole, before anything is looked at.
+//! Arguments: read once and checked completely before anything is looked up.
 
 use super::owner;
 use crate::books::owed::OnBehalf;
 use crate::books::{self, Terms, Tying};
 use crate::config::{self, show_start as show};
+use crate::keyspace::MAX_OWNER;
 use crate::lock::rule::MAX_HOLDS;
 use crate::lock::{Limit, Millis, Raise, Request, Token, fence};
 use crate::server::commands::Arg;
@@ -13,8 +14,9 @@ use crate::waiting::Wait;
 use std::collections::BTreeSet;
 use std::ffi::CStr;
 
-/// The longest owner, in bytes.
-const MAX_OWNER: usize = 512;
+/// The longest key of a lock, in bytes. A request may name a thousand keys, and each is copied and compared several
+/// times.
+const MAX_KEY: usize = 1024;
 
 /// The words that options begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +69,7 @@ impl Word {
         Self::Count,
     ];
 
-    /// The argument of a command that it makes.
+    /// The argument that it stands for in a command's grammar.
     pub const fn arg(self) -> Arg {
         match self {
             Self::Lease => Arg::number(c"LEASE", c"lease-ms", "ms"),
@@ -87,7 +89,7 @@ impl Word {
         }
     }
 
-    /// The same as an option: it may be missing.
+    /// The same as an optional argument.
     pub const fn option(self) -> Arg {
         self.arg().optional()
     }
@@ -96,7 +98,8 @@ impl Word {
         self.arg().token().and_then(|token| token.to_str().ok()).unwrap_or_default()
     }
 
-    /// What may follow; `None` for a word that stands alone, or before something that is no number.
+    /// The values allowed after it; `None` for a word that stands alone, or is followed by something other than a
+    /// number.
     fn range(self) -> Option<Range> {
         const MAX_I32: u64 = i32::MAX as u64;
         Some(match self {
@@ -114,7 +117,7 @@ impl Word {
 /// The smallest and the largest value, and the unit.
 type Range = (u64, u64, &'static str);
 
-/// The options of a command, as far as they were given.
+/// The options of a command that were given.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options<'a> {
     /// `LEASE`, in ms.
@@ -148,7 +151,7 @@ impl Options<'_> {
         }
     }
 
-    /// What a request asks for: `limit` where it names none.
+    /// What a request asks for, with `limit` as the limit if it names none.
     pub fn terms(&self) -> Terms {
         Terms {
             request: Request {
@@ -167,11 +170,11 @@ impl Options<'_> {
     }
 }
 
-/// Reads the options from position `from` on: those of a command's grammar.
+/// Reads the options from position `from` on, according to the command's grammar.
 ///
 /// # Errors
 ///
-/// The reply that tells what is wrong and what is allowed.
+/// The reply that says what is wrong and what is allowed.
 pub fn options<'a>(call: Call<'a>, from: usize, grammar: &[Arg]) -> Result<Options<'a>, String> {
     let mut options = Options::default();
     let mut given: u16 = 0;
@@ -188,13 +191,15 @@ pub fn options<'a>(call: Call<'a>, from: usize, grammar: &[Arg]) -> Result<Optio
         let value = match word.range() {
             None => 0,
             Some(range) => {
-                let value = number(word.name(), range, call.get(at))?;
+                let value = number(word, range, call.get(at))?;
                 at = at.saturating_add(1);
                 value
             }
         };
         if word == Word::Session {
-            options.session = Some(call.get(at).ok_or("ERR SESSION must be followed by what LOCK.OWNER says there")?);
+            options.session = Some(call.get(at).ok_or(
+                "ERR SESSION must be followed by a session id, as LOCK.OWNER returns it on the session's connection",
+            )?);
             at = at.saturating_add(1);
         }
         options.take(word, value)?;
@@ -207,9 +212,10 @@ fn words(grammar: &[Arg]) -> impl Iterator<Item = &Arg> {
     grammar.iter().flat_map(|arg| std::iter::once(arg).chain(arg.choices())).filter(|arg| arg.token().is_some())
 }
 
-/// The option that begins with these bytes.
+/// The option that begins with this word.
 fn word_of(bytes: &[u8], grammar: &[Arg]) -> Option<Word> {
-    let arg = words(grammar).find(|arg| arg.token().is_some_and(|it| it.to_bytes().eq_ignore_ascii_case(bytes)))?;
+    let is = |arg: &&Arg| arg.token().is_some_and(|it| it.to_bytes().eq_ignore_ascii_case(bytes));
+    let arg = grammar.iter().find_map(|arg| Some(arg).filter(is).or_else(|| arg.choices().iter().find(is)))?;
     Word::ALL.into_iter().find(|word| word.arg().is(arg))
 }
 
@@ -243,17 +249,18 @@ impl Options<'_> {
 fn unknown(bytes: &[u8], grammar: &[Arg]) -> String {
     let names: Vec<_> = words(grammar).filter_map(|arg| arg.token()).map(CStr::to_string_lossy).collect();
     match names.as_slice() {
-        [] => format!("ERR unknown argument '{}': there are no further ones", show(bytes)),
-        names => format!("ERR unknown argument '{}', allowed are {}", show(bytes), names.join(", ")),
+        [] => format!("ERR unknown argument '{}': no further arguments are allowed", show(bytes)),
+        names => format!("ERR unknown argument '{}': allowed here are {}", show(bytes), names.join(", ")),
     }
 }
 
-fn number(name: &str, (min, max, unit): Range, text: Option<TextRef>) -> Result<u64, String> {
+fn number(word: Word, (min, max, unit): Range, text: Option<TextRef>) -> Result<u64, String> {
     let Some(text) = text else {
-        return Err(format!("ERR {name} must be followed by an integer between {min} and {max}{unit}"));
+        return Err(format!("ERR {} must be followed by an integer between {min} and {max}{unit}", word.name()));
     };
-    let value = parse_number(text.bytes()).filter(|value| (min..=max).contains(value));
-    value.ok_or_else(|| format!("ERR {name} must be between {min} and {max}{unit}, got {}", show(text.bytes())))
+    let bytes = text.bytes();
+    let value = parse_number(bytes).filter(|value| (min..=max).contains(value));
+    value.ok_or_else(|| format!("ERR {} must be between {min} and {max}{unit}, got {}", word.name(), show(bytes)))
 }
 
 /// An owner: as it was given, or the connection's identity.
@@ -274,11 +281,11 @@ impl AsText for OwnerArg<'_> {
     }
 }
 
-/// Reads the owner at a position. `*` stands for whoever the request is made on behalf of.
+/// Reads the owner at a position. `*` stands for the connection or session on whose behalf the request is made.
 ///
 /// # Errors
 ///
-/// The reply that tells what is wrong and what is allowed.
+/// The reply that says what is wrong and what is allowed.
 pub fn owner<'a>(call: Call<'a>, at: usize, options: &Options<'a>) -> Result<OwnerArg<'a>, String> {
     let Some(text) = call.get(at) else { return Err("ERR owner is missing".into()) };
     match (text.bytes(), options.session) {
@@ -296,7 +303,7 @@ pub fn owner<'a>(call: Call<'a>, at: usize, options: &Options<'a>) -> Result<Own
 ///
 /// # Errors
 ///
-/// The reply that tells that there is no such session, or that it is another user's; or that a tie needs a connection.
+/// The reply that says that there is no such session, or that it is another user's; or that a tie needs a connection.
 pub fn asker(call: Call, options: &Options) -> Result<(u64, OnBehalf), String> {
     let ctx = call.ctx;
     if let Some(session) = options.session {
@@ -306,16 +313,16 @@ pub fn asker(call: Call, options: &Options) -> Result<(u64, OnBehalf), String> {
         return Err("ERR WATCHDOG and EPHEMERAL tie a hold to a connection, and a script has none of its own".into());
     }
     if options.replicas > 0 && !ctx.flags().may_block() {
-        return Err("ERR REPLICAS is not allowed where a command may not block: in MULTI, in a script".into());
+        return Err("ERR REPLICAS is not allowed where a command can't block, as in MULTI or in a script".into());
     }
     Ok((ctx.client_id(), OnBehalf::Itself))
 }
 
-/// The session that a command concerns: the one that it names, or its own connection.
+/// The session that a command concerns: the one that it names, or its own connection's.
 ///
 /// # Errors
 ///
-/// The reply that tells that there is no such session, or that it is another user's.
+/// The reply that says that there is no such session, or that it is another user's.
 pub fn session(call: Call, options: &Options) -> Result<u64, String> {
     match options.session {
         Some(session) => session_of(call, session),
@@ -332,7 +339,7 @@ pub fn session(call: Call, options: &Options) -> Result<u64, String> {
 fn session_of(call: Call, session: TextRef) -> Result<u64, String> {
     let client = owner::client_of(session.bytes()).filter(|client| ctx::is_connected(*client));
     let client =
-        client.ok_or_else(|| format!("NOSESSION '{}' is no connection of this server", show(session.bytes())))?;
+        client.ok_or_else(|| format!("NOSESSION '{}' is not a connection of this server", show(session.bytes())))?;
     if !acl::is_user_of(call.ctx, client) {
         return Err("NOPERM this session belongs to another user".into());
     }
@@ -344,16 +351,20 @@ fn session_of(call: Call, session: TextRef) -> Result<u64, String> {
 ///
 /// # Errors
 ///
-/// The reply that tells that it is missing.
+/// The reply that says that it is missing or too long.
 pub fn key(call: Call<'_>, at: usize) -> Result<TextRef<'_>, String> {
-    call.get(at).ok_or_else(|| "ERR key is missing".into())
+    let key = call.get(at).ok_or("ERR key is missing")?;
+    match key.bytes().len() {
+        ..=MAX_KEY => Ok(key),
+        len => Err(format!("ERR key must be at most {MAX_KEY} bytes long, got {len} bytes: '{}'", show(key.bytes()))),
+    }
 }
 
-/// Reads `numkeys key [key …]` from position 1 on; the keys, and the position behind them.
+/// Reads `numkeys key [key …]` from position 1 on. Returns the keys and the position after them.
 ///
 /// # Errors
 ///
-/// The reply that tells what is wrong and what is allowed.
+/// The reply that says what is wrong and what is allowed.
 pub fn keys(call: Call<'_>) -> Result<(Vec<TextRef<'_>>, usize), String> {
     let most = call.count().saturating_sub(3);
     let limit = usize::try_from(config::MAX_KEYS.get()).unwrap_or(usize::MAX);
@@ -370,7 +381,7 @@ pub fn keys(call: Call<'_>) -> Result<(Vec<TextRef<'_>>, usize), String> {
         return Err(format!("ERR numkeys must be at most {limit} (holdfast.max-keys), got {count}"));
     }
     let end = count.saturating_add(2);
-    let keys: Vec<TextRef> = (2..end).filter_map(|at| call.get(at)).collect();
+    let keys = (2..end).map(|at| key(call, at)).collect::<Result<Vec<TextRef>, String>>()?;
     let mut seen = BTreeSet::new();
     match keys.iter().find(|key| !seen.insert(key.bytes())) {
         Some(twice) => Err(format!("ERR key '{}' is named twice", show(twice.bytes()))),

@@ -15,12 +15,13 @@ pub struct Cancel;
 
 impl Command for Cancel {
     const NAME: &'static CStr = c"lock.cancel";
+    const SINCE: &'static CStr = c"0.2.0";
     const FLAGS: &'static CStr = c"write";
     const CATEGORIES: &'static str = "write slow";
     const KEYS: Keys = Keys::First(Access::Delete);
     const ARITY: c_int = -3;
     const DOCS: Docs = Docs {
-        summary: c"Gives an acquisition up on behalf of a session, whatever became of it: 1 if there was something to take back.",
+        summary: c"Gives up an acquisition on behalf of a session, however far it got: returns 1 if there was anything to take back.",
         complexity: c"O(K log N) with K keys that were asked for together and N waiters.",
         args: &[Arg::key(), Arg::text(c"owner"), Word::Session.option()],
     };

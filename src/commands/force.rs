@@ -1,13 +1,13 @@
 //! `LOCK.FORCE`
 
 use super::args;
-use crate::holding;
+use crate::holding::{self, WRONGTYPE};
 use crate::keyspace::Lock;
 use crate::server::Call;
 use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
-use crate::serving::{WRONGTYPE, serve_lock};
+use crate::serving::serve_lock;
 use crate::stats::add;
 use std::ffi::{CStr, c_int};
 

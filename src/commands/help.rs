@@ -12,9 +12,9 @@ pub struct Help;
 const FIRST: &str =
     "LOCK commands. All times are milliseconds; the owner * stands for this connection. The commands are:";
 const LAST: [&str; 3] = [
-    "A lock is an ordinary hash with an ordinary expiry: EXISTS, PTTL, HGETALL, DEL, SCAN do what they say.",
+    "A lock is an ordinary hash with an ordinary expiry: EXISTS, PTTL, HGETALL, DEL and SCAN work as usual.",
     "Settings: CONFIG GET holdfast.*",
-    "Figures: INFO holdfast",
+    "Statistics: INFO holdfast",
 ];
 
 impl Command for Help {
@@ -24,7 +24,7 @@ impl Command for Help {
     const KEYS: Keys = Keys::None;
     const ARITY: c_int = 1;
     const DOCS: Docs =
-        Docs { summary: c"Returns a line or two about each of the commands.", complexity: c"O(1)", args: &[] };
+        Docs { summary: c"Returns the syntax and a summary of each command.", complexity: c"O(1)", args: &[] };
 
     fn run(call: Call) -> Replied {
         let commands =

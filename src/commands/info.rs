@@ -3,6 +3,7 @@
 use super::args::{self, Word};
 use super::waiters::{MOST, SHOWN};
 use crate::books::{self, Tie};
+use crate::holding::WRONGTYPE;
 use crate::keyspace::{Lock, rosters};
 use crate::lock::{Deadline, Hold, Millis};
 use crate::server::clock::Now;
@@ -10,7 +11,6 @@ use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::ctx::Role;
 use crate::server::reply::Replied;
 use crate::server::{Call, Ctx};
-use crate::serving::WRONGTYPE;
 use std::ffi::{CStr, c_int};
 
 /// `LOCK.INFO`
@@ -24,7 +24,7 @@ impl Command for Info {
     const KEYS: Keys = Keys::First(Access::Read);
     const ARITY: c_int = -2;
     const DOCS: Docs = Docs {
-        summary: c"Returns who holds a lock, for how long, and how many wait; null if it is free and nobody waits.",
+        summary: c"Returns who holds a lock, for how long, and how many wait: null if it is free and nobody waits.",
         complexity: c"O(N) with N holders of the lock.",
         args: &[Arg::key(), Word::Count.option()],
     };
@@ -72,7 +72,7 @@ fn info(call: Call) -> Result<Replied, String> {
     Ok(ctx.reply_integer(holders.len() as u64))
 }
 
-/// On a replica, changes arrive without the module's doing; there, locks are read anew each time.
+/// On a replica, changes arrive without the module, so locks are read anew each time.
 pub(super) fn do_not_trust_copies(ctx: Ctx) {
     if ctx.flags().role() == Role::Replica {
         rosters::with(rosters::Rosters::clear);
@@ -98,7 +98,7 @@ fn reply_holder(ctx: Ctx, owner: &[u8], hold: &Hold, tie: Option<&Tie>, now: Mil
     let _ = ctx.reply_integer(u64::from(tying.ephemeral));
 }
 
-/// The milliseconds left; -1 without an end, as `PTTL`.
+/// The milliseconds left; -1 for no end, as in `PTTL`.
 pub(super) fn reply_ttl(ctx: Ctx, deadline: Deadline, now: Millis) -> Replied {
     match deadline.remaining(now) {
         Some(left) => ctx.reply_integer(left),

@@ -7,13 +7,12 @@ use crate::lock::decide;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call};
-use crate::serving::WRONGTYPE;
 use std::ffi::{CStr, c_int};
 
 /// `LOCK.MACQUIRE`
 ///
-/// All of the locks or none. Whoever waits holds none of them, but keeps its place in the queue of each: those behind
-/// it wait until it has been served or has left, even for a lock that is free meanwhile.
+/// All of the locks or none. A waiting request holds none of them, but keeps its place in the queue of each: those
+/// behind it wait until it has been served or has left, even for a lock that is free meanwhile.
 #[derive(Debug)]
 pub struct Macquire;
 
@@ -54,7 +53,7 @@ fn macquire(call: Call) -> Result<Replied, String> {
         return Ok(replied);
     }
     let now = asking.now;
-    let mut locks = look_all(call.ctx, &names, owner.as_text(), now).map_err(|_| WRONGTYPE)?;
+    let mut locks = look_all(call.ctx, &names, owner.as_text(), now)?;
     let decisions: Vec<_> = locks
         .iter()
         .map(|lock| decide(&lock.standing(), &asking.terms.request, ahead(call.ctx, lock.name()), now.millis()))

@@ -10,7 +10,7 @@ use crate::server::clock::{Now, Slice};
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call};
-use crate::serving::{WRONGTYPE, serve};
+use crate::serving::serve;
 use std::ffi::{CStr, c_int};
 
 /// `LOCK.MRELEASE`
@@ -25,7 +25,7 @@ impl Command for Mrelease {
     const ARITY: c_int = -4;
     const DOCS: Docs = Docs {
         summary:
-            c"Gives back one hold of each of several locks, or all of them: an array of what RELEASE would return.",
+            c"Gives back one hold of each of several locks, or all of them: returns an array of what RELEASE would return.",
         complexity: c"O(K log N) with K keys and N waiters.",
         args: &[Arg::integer(c"numkeys"), Arg::keys(), Arg::text(c"owner"), Word::Token.option(), Word::All.option()],
     };
@@ -42,7 +42,7 @@ fn mrelease(call: Call) -> Result<Replied, String> {
 
     let now = Now::read();
     let ctx = call.ctx;
-    let mut locks = look_all(ctx, &names, owner.as_text(), now).map_err(|_| WRONGTYPE)?;
+    let mut locks = look_all(ctx, &names, owner.as_text(), now)?;
     let left: Vec<_> = locks.iter_mut().map(|lock| give_back(lock, owner.as_text(), &options, now)).collect();
     let db = ctx.db();
     drop(locks);

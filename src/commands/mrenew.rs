@@ -19,7 +19,7 @@ impl Command for Mrenew {
     const KEYS: Keys = Keys::Counted(Access::Update);
     const ARITY: c_int = -4;
     const DOCS: Docs = Docs {
-        summary: c"Renews the leases of several locks: an array of what RENEW would return.",
+        summary: c"Renews the leases of several locks: returns an array of what RENEW would return.",
         complexity: c"O(K) with K keys.",
         args: &[
             Arg::integer(c"numkeys"),

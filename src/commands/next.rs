@@ -18,13 +18,13 @@ pub struct Next;
 
 impl Command for Next {
     const NAME: &'static CStr = c"lock.next";
+    const SINCE: &'static CStr = c"0.2.0";
     const FLAGS: &'static CStr = c"blocking allow-loading allow-stale";
     const CATEGORIES: &'static str = "slow blocking connection";
     const KEYS: Keys = Keys::None;
     const ARITY: c_int = -1;
     const DOCS: Docs = Docs {
-        summary:
-            c"Returns the next events of the session that this connection is, or waits for one; null if there is none.",
+        summary: c"Returns the next events of this connection's session, or waits for one: null if there is none.",
         complexity: c"O(N) with N events returned.",
         args: &[Word::Wait.option(), Word::Count.option()],
     };

@@ -10,8 +10,8 @@ use uuid::fmt::Hyphenated;
 use uuid::{Builder, Uuid};
 
 lazy_static! {
-    /// Names this run of the server: client ids begin anew with each. Made of the server's own name for it, so that
-    /// it stays when the module is unloaded and loaded again.
+    /// The name of this run of the server, since client ids begin anew with each. It is derived from the server's own
+    /// name for the run, so that it stays the same when the module is unloaded and loaded again.
     static ref RUN: Uuid = name_of(&ctx::run_id());
 }
 
@@ -25,7 +25,7 @@ fn name_of(run_id: &str) -> Uuid {
 ///
 /// # Errors
 ///
-/// The reply that tells that a script has no connection of its own.
+/// The reply that says that a script has no connection of its own.
 pub fn identity(ctx: Ctx) -> Result<Text, String> {
     if !is_connection(ctx) {
         return Err("ERR the owner * stands for a connection, and a script has none of its own".into());
@@ -33,16 +33,16 @@ pub fn identity(ctx: Ctx) -> Result<Text, String> {
     Ok(Text::new(format!("{}:{}", RUN.as_hyphenated(), ctx.client_id()).as_bytes()))
 }
 
-/// The connection of which [`identity`] is the identity; `None` if that is none of this run of the server.
+/// The connection that has this [`identity`]; `None` if it is not one of this run of the server.
 pub fn client_of(identity: &[u8]) -> Option<u64> {
     let (run, id) = identity.split_at_checked(Hyphenated::LENGTH)?;
     let is_ours = run == RUN.as_hyphenated().encode_lower(&mut Uuid::encode_buffer()).as_bytes();
     is_ours.then_some(id)?.strip_prefix(b":").and_then(parse_number)
 }
 
-/// Whether the command comes from a connection, not from a script or another module.
+/// Whether the command comes from a connection rather than from a script or another module.
 pub fn is_connection(ctx: Ctx) -> bool {
-    // A script's client has no connection, but on some servers the id of one.
+    // A script's client has no connection, but on some servers it has the id of one.
     !ctx.flags().in_script() && ctx::is_connected(ctx.client_id())
 }
 
@@ -57,7 +57,7 @@ impl Command for Owner {
     const KEYS: Keys = Keys::None;
     const ARITY: c_int = 1;
     const DOCS: Docs = Docs {
-        summary: c"Returns the identity of this connection, for which the owner * stands.",
+        summary: c"Returns the identity of this connection: the owner * stands for it, and SESSION takes it.",
         complexity: c"O(1)",
         args: &[],
     };

@@ -1,14 +1,14 @@
-//! `LOCK.RELEASE` and giving back a hold, which `LOCK.MRELEASE` shares.
+//! `LOCK.RELEASE`, and giving back a hold, which `LOCK.MRELEASE` shares.
 
 use super::args::{self, Options, Word};
-use crate::holding;
+use crate::holding::{self, WRONGTYPE};
 use crate::keyspace::Lock;
 use crate::lock::{Deadline, Hold};
 use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, TextRef};
-use crate::serving::{WRONGTYPE, deadline_moved, serve_lock};
+use crate::serving::{deadline_moved, serve_lock};
 use crate::stats::count;
 use std::ffi::{CStr, c_int};
 
@@ -58,7 +58,8 @@ fn release(call: Call) -> Result<Replied, String> {
     })
 }
 
-/// Gives back what the options say; the holds that are left, `None` if the owner holds nothing (under that token).
+/// Gives back what the options say. Returns the holds that are left; `None` if the owner holds nothing (under that
+/// token).
 pub(super) fn give_back(lock: &mut Lock, owner: TextRef, options: &Options, now: Now) -> Option<u64> {
     let held = lock.held().filter(|held| options.token.is_none() || held.token == options.token)?;
     count(|it| &mut it.releases);

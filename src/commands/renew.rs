@@ -1,4 +1,4 @@
-//! `LOCK.RENEW` and the renewal of locks, which `LOCK.MRENEW` shares.
+//! `LOCK.RENEW`, and the renewal of locks, which `LOCK.MRENEW` shares.
 
 use super::args::{self, Options, Word};
 use crate::answering;
@@ -11,7 +11,7 @@ use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, TextRef};
-use crate::serving::{WRONGTYPE, deadline_moved};
+use crate::serving::deadline_moved;
 use crate::stats::count;
 use crate::undo;
 use crate::waiting::{self, Request};
@@ -71,7 +71,7 @@ pub(super) fn renew_all(
     if let Some(fence) = options.fence {
         keyspace::check_fence(fence, now)?;
     }
-    let mut locks = look_all(ctx, names, owner, now).map_err(|_| WRONGTYPE)?;
+    let mut locks = look_all(ctx, names, owner, now)?;
     let grantee = Grantee { owner, client, terms: &terms };
     let undo = way_back(&locks, grantee, now);
     let tokens: Vec<Option<Token>> = locks.iter_mut().map(|lock| prolong(lock, grantee, options, now)).collect();
@@ -93,9 +93,9 @@ pub(super) fn renew_all(
     waiting::confirm(ctx, &request, names, answer, undo, options.replicas, now)
 }
 
-/// Renews a lock that the owner holds (under the token asked for); its token, `None` if it is not held.
+/// Renews a lock that the owner holds (under the token asked for). Returns its token; `None` if it is not held.
 ///
-/// A hold that another client made gets its token here, and one whose token is to be greater gets that.
+/// A hold that another client made gets its token here, and so does one whose token is to be raised.
 fn prolong(lock: &mut Lock, grantee: Grantee, options: &Options, now: Now) -> Option<Token> {
     let held = lock.own().filter(|own| options.token.is_none() || own.token == options.token);
     let Some(own) = held else {
@@ -118,7 +118,7 @@ fn deadline(terms: &Terms, now: Now) -> Deadline {
     Deadline::after(now.millis(), terms.request.lease)
 }
 
-/// The way back from a renewal of `locks` that is about to be made, if it needs replicas.
+/// How to roll back a renewal of `locks` that is about to be made, if it needs replicas.
 fn way_back(locks: &[Lock], grantee: Grantee, now: Now) -> Option<Undo> {
     let needed = grantee.terms.replicas > 0;
     needed.then(|| undo::before_renewal(locks, (grantee.owner, grantee.client), deadline(grantee.terms, now)))

@@ -16,13 +16,13 @@ use std::ffi::{CStr, c_int};
 /// How many locks are shown unless `COUNT` says otherwise.
 const SHOWN: usize = 10;
 
-/// The most that are shown: more could not be looked at in one step.
+/// The most that are shown: more can't be looked at in one step.
 const MOST: usize = 1000;
 
 /// How many holders of each are shown.
 const HOLDERS: usize = 10;
 
-/// How many locks, and how many who wait, are gone through in search of those that the user may see.
+/// How many locks, and how many waiters, are examined in search of those that the user may see.
 const LOOKED_AT: usize = 5000;
 
 /// `LOCK.TOP`
@@ -36,8 +36,7 @@ impl Command for Top {
     const KEYS: Keys = Keys::None;
     const ARITY: c_int = -1;
     const DOCS: Docs = Docs {
-        summary:
-            c"Returns the locks of this database that most clients wait for, as far as the user may read their keys.",
+        summary: c"Returns the locks of this database with the most waiters, among those whose keys the user may read.",
         complexity: c"O(N log N) with N locks returned.",
         args: &[Word::Count.option()],
     };
@@ -47,15 +46,15 @@ impl Command for Top {
     }
 }
 
-/// A lock that is waited for.
+/// A lock with waiters.
 struct Row {
     key: LockKey,
     waiters: usize,
-    /// Since when the first one waits.
+    /// Since when the first of them has waited.
     since: Millis,
 }
 
-/// Who holds a lock, as far as that is shown, and when its key expires.
+/// The holders of a lock, as far as they are shown, and when its key expires.
 struct Held {
     owners: Vec<Owner>,
     count: usize,
@@ -69,7 +68,7 @@ fn top(call: Call) -> Result<Replied, String> {
     let may_read = |key: &LockKey| user.as_ref().is_none_or(|user| user.may_read(&Text::new(&key.name)));
     let rows = rows(ctx.db(), options.count.unwrap_or(SHOWN).min(MOST), may_read);
     let slice = Slice::of_command();
-    // Reading a lock with many holders takes its time: of those behind it, no holders are shown.
+    // Reading a lock with many holders takes time, so the locks behind it are shown without holders.
     let held: Vec<_> = rows.iter().map(|row| if slice.is_over() { None } else { held(ctx, &row.key, now) }).collect();
     let replied = ctx.reply_array(rows.len());
     for (row, held) in rows.iter().zip(&held) {
@@ -78,12 +77,12 @@ fn top(call: Call) -> Result<Replied, String> {
     Ok(replied)
 }
 
-/// The locks that most wait for, the longest wait first among equals.
+/// The locks with most waiters; among equals, the one with the longest wait first.
 fn rows(db: i32, most: usize, may_read: impl Fn(&LockKey) -> bool) -> Vec<Row> {
     let crowds: Vec<(LockKey, usize)> = books::with(|books| books.queue.crowds_in(db).take(LOOKED_AT).collect());
     let mut rows: Vec<(LockKey, usize)> = crowds.into_iter().filter(|(key, _)| may_read(key)).take(most).collect();
     if rows.len() < most {
-        // Those that one waits for, in the order of their arrival.
+        // Locks with a single waiter, in order of arrival.
         let singles: Vec<LockKey> = books::with(|books| {
             let keys = books.queue.from(WaiterId(0)).take(LOOKED_AT).flat_map(|waiter| waiter.keys.iter().cloned());
             let keys = keys.take(LOOKED_AT).filter(|key| key.db == db);

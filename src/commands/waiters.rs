@@ -12,7 +12,7 @@ use std::ffi::{CStr, c_int};
 /// How many are shown unless `COUNT` says otherwise.
 pub(super) const SHOWN: usize = 1000;
 
-/// The most that are shown: that many take some 3 ms.
+/// The most that are shown; that many take some 3 ms.
 pub(super) const MOST: usize = 10_000;
 
 /// `LOCK.WAITERS`
@@ -26,7 +26,7 @@ impl Command for Waiters {
     const KEYS: Keys = Keys::First(Access::Read);
     const ARITY: c_int = -2;
     const DOCS: Docs = Docs {
-        summary: c"Returns who waits for a lock, in order: the first 1,000, or as many of them as COUNT says.",
+        summary: c"Returns who waits for a lock, in order: the first 1,000 unless COUNT says otherwise.",
         complexity: c"O(N) with N waiters returned.",
         args: &[Arg::key(), Word::Count.option()],
     };
@@ -36,7 +36,7 @@ impl Command for Waiters {
     }
 }
 
-/// One who waits.
+/// One waiter.
 struct Row {
     owner: Owner,
     client: u64,

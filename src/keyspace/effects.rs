@@ -1,13 +1,13 @@
 //! The one place that writes a lock, replicates what it wrote, notifies and publishes.
 //!
-//! What is replicated are effects, as standard commands with absolute times; a replica and an append-only file need
-//! neither this module nor a clock to apply them.
+//! It replicates effects, as standard commands with absolute times: neither a replica nor an append-only file needs
+//! this module or a clock to apply them.
 
 use super::layout::{Form, Found, Lock, Own};
 use super::rosters::{self, Roster};
 use super::words::{NO_END, details_field, words};
-use super::{credible, field_expiry, listeners};
-use crate::config;
+use super::{credible, field_expiry, listeners, restore};
+use crate::config::{self, Publish};
 use crate::lock::{Deadline, Hold, Holders, Limit, LockKey, Millis, Owner, Token};
 use crate::server::ctx::Class;
 use crate::server::{AsText, Ctx, MainThread, Text, TextRef, events};
@@ -34,30 +34,30 @@ impl Ending {
     }
 }
 
-/// How many holders are taken out in one go because their lease ran out, so that nobody else waits for long.
+/// How many holders are removed at a time because their lease ran out, so that nobody else waits for long.
 const SLICE: usize = 256;
 
-/// Whether anybody waits here for a lock that falls free.
+/// Whether anybody waits on this server for a lock that becomes free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiters {
-    /// Somebody does, and will be served.
+    /// Somebody does and will be served.
     Some,
-    /// Nobody does: clients that wait in the way of Redisson are told.
+    /// Nobody does: Redisson's waiting clients are notified.
     None,
 }
 
 /// Which fields of a hold are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fields {
-    /// Those whose value is another.
+    /// Those whose value changes.
     Changed,
-    /// All that the hold stands on: one of them may have an expiry of its own.
+    /// All that the hold depends on, since one of them may have an expiry of its own.
     All,
 }
 
 static NOTIFYING: MainThread<bool> = MainThread::new();
 
-/// Whether a notification that arrives is the module's own, about what it wrote itself.
+/// Whether a notification is about something that the module itself wrote.
 pub fn is_own_notification() -> bool {
     NOTIFYING.with(|notifying| *notifying)
 }
@@ -92,9 +92,9 @@ impl Lock<'_> {
         self.notify(Class::Module, c"lock.acquired");
     }
 
-    /// Changes what `owner`, who holds, has.
+    /// Changes the hold that `owner` has.
     pub fn update(&mut self, owner: TextRef, old: &Hold, new: &Hold) {
-        // Whoever gives a part back is promised nothing new.
+        // Giving back a part promises nothing new.
         let promises = new.holds >= old.holds || new.deadline != old.deadline;
         let fields = if promises { self.fields_to_write(owner) } else { Fields::Changed };
         if old == new && fields == Fields::Changed {
@@ -119,7 +119,7 @@ impl Lock<'_> {
         self.finish();
     }
 
-    /// Lowers the hold count of `owner`, who holds; token and deadline stay.
+    /// Lowers the hold count of a holder; token and deadline stay.
     pub fn lower(&mut self, owner: TextRef, holds: u64) {
         match self.found.form {
             Form::Many => {
@@ -137,7 +137,7 @@ impl Lock<'_> {
         self.finish();
     }
 
-    /// Takes `owner`, who holds, out. Returns whether the lock is free now.
+    /// Removes a holder. Returns whether the lock is free now.
     pub fn remove(&mut self, owner: TextRef, ending: Ending, waiters: Waiters) -> bool {
         let free = self.found.holders <= 1;
         if free {
@@ -156,7 +156,7 @@ impl Lock<'_> {
         free
     }
 
-    /// Takes everybody out.
+    /// Removes all holders.
     pub fn clear(&mut self, ending: Ending, waiters: Waiters) {
         self.delete_key();
         self.now_free();
@@ -171,7 +171,8 @@ impl Lock<'_> {
         self.found = Found::MISSING;
     }
 
-    /// Takes those out whose lease ran out, a slice of them at a time; who they were. Who is left does not count either.
+    /// Removes holders whose lease has run out, one slice at a time, and returns them. Those still there no longer
+    /// count either.
     pub fn purge(&mut self, now: Millis) -> Vec<Owner> {
         let expired = self.expired(now, SLICE);
         if !expired.is_empty() {
@@ -184,17 +185,35 @@ impl Lock<'_> {
         expired
     }
 
-    /// Tells that a lock's key has expired.
+    /// Sends the notification that a lock's key has expired.
     pub fn tell_expired(ctx: Ctx, name: &Text) {
         notify(ctx, Class::Module, Ending::Expired.event(), name);
     }
 
-    fn write_mutex(&mut self, owner: TextRef, hold: &Hold) {
-        self.set_with_token(owner, hold);
-        self.expire(hold.deadline);
+    fn write_mutex(&self, owner: TextRef, hold: &Hold) {
+        let followed = listeners::must_replicate();
+        let Some(dump) = followed.then(|| restore::dump_of_mutex(owner.bytes(), hold)).flatten() else {
+            self.set_with_token(owner, hold);
+            return self.expire(hold.deadline);
+        };
+        Self::with_fields(owner, hold, |pairs| self.key.set(pairs));
+        self.key.set_expiry(hold.deadline);
+        let at = match hold.deadline {
+            Deadline::At(at) => at,
+            Deadline::Never => 0,
+        };
+        let (at, dump, words) = (Text::number(at), Text::new(&dump), words());
+        self.ctx.replicate(c"RESTORE", &[&self.name, &at, &dump, &words.replace, &words.absolute]);
+        self.notify(Class::Hash, c"hset");
+        self.notify(Class::Generic, c"expire");
     }
 
     fn set_with_token(&self, owner: TextRef, hold: &Hold) {
+        Self::with_fields(owner, hold, |pairs| self.set(pairs));
+    }
+
+    /// Lends the fields of a mutex.
+    fn with_fields(owner: TextRef, hold: &Hold, work: impl FnOnce(&[(TextRef, TextRef)])) {
         let other;
         let holds = if hold.holds == 1 {
             words().one.as_text()
@@ -205,22 +224,36 @@ impl Lock<'_> {
         match hold.token {
             Some(token) => {
                 let token = Text::number(token);
-                self.set(&[(owner, holds), (words().fence.as_text(), token.as_text())]);
+                work(&[(owner, holds), (words().fence.as_text(), token.as_text())]);
             }
-            None => self.set(&[(owner, holds)]),
+            None => work(&[(owner, holds)]),
         }
     }
 
-    /// What must be written so that a promised deadline stands.
+    /// What must be written for a promised deadline to stand.
     fn fields_to_write(&mut self, owner: TextRef) -> Fields {
         if !field_expiry::is_possible() {
+            return Fields::Changed;
+        }
+        let (db, name) = (self.db, self.name.bytes());
+        // Of a mutex all fields are asked about at once.
+        let is_mutex = self.found.form != Form::Many;
+        if is_mutex && rosters::with(|rosters| rosters.is_without_field_expiry(db, name)) {
             return Fields::Changed;
         }
         let (details, fence, limit) = (details_field(owner.bytes()), words().fence.as_text(), words().limit.as_text());
         let all = [owner, fence, limit, details.as_text()];
         let of_mutex = all.get(..2).unwrap_or_default();
-        let fields = if self.found.form == Form::Many { &all } else { of_mutex };
-        if self.key.has_expiring_field(self.ctx, self.name, fields) { Fields::All } else { Fields::Changed }
+        let fields = if is_mutex { of_mutex } else { &all };
+        let expires = self.key.has_expiring_field(self.ctx, self.name, fields);
+        if expires {
+            return Fields::All;
+        }
+        if is_mutex && !field_expiry::is_cheap_to_ask() {
+            events::watch_keys(self.ctx);
+            rosters::with(|rosters| rosters.keep_without_field_expiry(LockKey::new(db, name)));
+        }
+        Fields::Changed
     }
 
     fn write_many(&mut self, owner: TextRef, hold: &Hold, limit: Limit, fields: Fields) {
@@ -264,7 +297,7 @@ impl Lock<'_> {
         self.expire_with_last(was_missing);
     }
 
-    /// The newest token once `hold` is written. One that no server can have given is not carried on.
+    /// The newest token once `hold` is written. A token that no server can have issued is not carried on.
     fn newest_token(&self, hold: &Hold) -> Option<Token> {
         let before = self.roster(|roster| roster.fence).flatten();
         credible(hold.token, self.now).max(credible(before, self.now))
@@ -298,8 +331,8 @@ impl Lock<'_> {
         self.expire_with_last(false);
     }
 
-    /// Lets the key expire with the last of its holders. A key that never expires stays so, unless it is new; and while
-    /// somebody holds who has no end of its own, it never expires earlier than it would.
+    /// Lets the key expire with the last of its holders. A key that never expires stays so, unless it is new; and
+    /// while a holder without a deadline of its own remains, the key never expires earlier than it would have.
     fn expire_with_last(&self, new: bool) {
         let (expiry, last) = (self.key.expiry(), self.roster(|roster| roster.holders.last_end()).flatten());
         let endless = self.roster(|roster| roster.holders.last_deadline()).flatten() == Some(Deadline::Never);
@@ -364,9 +397,10 @@ impl Lock<'_> {
         notify(self.ctx, class, event, &self.name);
     }
 
-    /// Tells those who wait in the way of Redisson.
+    /// Notifies Redisson's waiting clients.
     fn publish(&self) {
-        if !config::PUBLISH_RELEASES.is_on() {
+        let publish = config::publish_releases();
+        if publish == Publish::No {
             return;
         }
         let name = self.name.bytes();
@@ -374,9 +408,9 @@ impl Lock<'_> {
         let channel = Text::concat(&[b"redisson_lock__channel:", open, name, close]);
         let sharded = listeners::in_cluster();
         self.ctx.publish(&channel, &words().zero, sharded);
-        if listeners::must_replicate() {
-            let command = if sharded { c"SPUBLISH" } else { c"PUBLISH" };
-            self.ctx.replicate_only(command, &[&channel, &words().zero]);
+        // In a cluster it reaches replicas by the cluster's own bus.
+        if publish == Publish::Replicated && !sharded && listeners::must_replicate() {
+            self.ctx.replicate_only(c"PUBLISH", &[&channel, &words().zero]);
         }
     }
 }

@@ -1,21 +1,27 @@
 //! Fields with an expiry of their own (`HPEXPIRE`: Redis 7.4 and later, Valkey 9 and later).
 //!
-//! Such a field goes although the lock's deadline has not come: the owner's, and the hold is over; `#limit`, and the hash
-//! is no lock any more. Whoever promises a deadline must therefore write these fields anew, by which they lose their
-//! expiry, on replicas and in the append-only file as well.
+//! Such a field can vanish before the lock's deadline: if it is the owner's, the hold is over; if it is `#limit`, the
+//! hash is no lock any more. So whoever promises a deadline must write these fields anew, which removes their expiry
+//! on replicas and in the append-only file as well.
 
 use crate::server::commands::exists;
-use crate::server::{Ctx, MainThread};
+use crate::server::{Ctx, MainThread, key};
 
 static POSSIBLE: MainThread<bool> = MainThread::new();
 
-/// Learns, at load, whether the server knows such fields.
+/// Finds out, at load, whether the server has such fields.
 pub fn start(ctx: Ctx) {
     let possible = exists(ctx, c"HPEXPIRE");
     POSSIBLE.with(|it| *it = possible);
 }
 
-/// Whether the server knows such fields.
+/// Whether the server has such fields.
 pub fn is_possible() -> bool {
     POSSIBLE.with(|possible| *possible)
+}
+
+/// Whether the server tells of them without running a command. Where it does not (Valkey 9), asking costs as much as
+/// the rest of a renewal.
+pub fn is_cheap_to_ask() -> bool {
+    key::tells_of_field_expiry()
 }

@@ -11,6 +11,43 @@ use crate::server::{AsText, Ctx, Key, Text, TextRef, events};
 use foldhash::HashMap;
 use std::ops::ControlFlow;
 
+/// Why a lock could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotRead {
+    /// The key holds something that is not a lock.
+    NotALock,
+    /// The locks read before it for the same request already have too many holders.
+    TooMuch,
+}
+
+/// How much one request may still read of locks that must be read whole. It is as many fields as the largest lock may
+/// have, so that a step with a thousand such locks takes no longer than one with a single lock.
+#[derive(Debug, Default)]
+pub struct Allowance {
+    taken: usize,
+}
+
+impl Allowance {
+    /// Accounts for the fields of a lock. The first lock may always be read, and so may small ones.
+    fn take(&mut self, fields: usize) -> Result<(), NotRead> {
+        let taken = self.taken.saturating_add(fields);
+        if fields <= SMALL || self.taken == 0 || taken <= most_fields() {
+            self.taken = if fields <= SMALL { self.taken } else { taken };
+            return Ok(());
+        }
+        Err(NotRead::TooMuch)
+    }
+}
+
+/// This many fields cost next to nothing to read.
+const SMALL: usize = 8;
+
+impl From<NotALock> for NotRead {
+    fn from(_: NotALock) -> Self {
+        Self::NotALock
+    }
+}
+
 /// A lock, read once, as one owner sees it.
 #[derive(Debug)]
 pub struct Lock<'a> {
@@ -22,11 +59,11 @@ pub struct Lock<'a> {
     pub(super) found: Found,
 }
 
-/// What a read of the key found. Whoever writes the lock says here what has become of it.
+/// What a read of the key found. Code that writes the lock records here what it has become.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found {
     pub(super) form: Form,
-    /// What the owner has who asks.
+    /// What the asking owner has.
     pub(super) own: Option<Own>,
     pub(super) holders: usize,
     pub(super) limit: Limit,
@@ -44,22 +81,22 @@ pub(super) struct Own {
 }
 
 impl Own {
-    /// A hold of a lock of this form.
+    /// A hold in a lock of this form.
     pub(super) fn new(hold: &Hold, form: Form) -> Self {
         let held = Held { holds: hold.holds, token: hold.token };
         Self { held, end: if form == Form::Many { End::At(hold.deadline) } else { End::OfKey } }
     }
 }
 
-/// Where the deadline of a hold stands.
+/// Where the deadline of a hold is stored.
 #[derive(Clone, Copy, Debug)]
 enum End {
-    /// It is the key's expiry, which is a look-up of its own: only whoever wants to know it pays for that.
+    /// In the key's expiry. Reading it takes a look-up of its own, so only code that needs it pays for it.
     OfKey,
     At(Deadline),
 }
 
-/// What an owner has, but for the deadline.
+/// What an owner has, except the deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
     /// How many times it must be released.
@@ -68,12 +105,12 @@ pub struct Held {
     pub token: Option<Token>,
 }
 
-/// How a lock lies in the keyspace.
+/// How a lock is stored in the keyspace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// There is no such key.
     Missing,
-    /// Nobody holds; fields of holders who are gone may be left.
+    /// Nobody holds it; fields of former holders may be left.
     Remains,
     /// One holder; the deadline is the key's expiry. The newest token, if this module gave one.
     Mutex(Option<Token>),
@@ -84,16 +121,31 @@ pub enum Form {
 impl<'a> Lock<'a> {
     /// Reads the lock `name` of the selected database, as `owner` sees it: one look-up.
     pub fn look(ctx: Ctx<'a>, name: TextRef<'a>, owner: TextRef, now: Millis) -> Result<Self, NotALock> {
+        Self::look_within(ctx, name, owner, now, &mut Allowance::default()).map_err(|_| NotALock)
+    }
+
+    /// Like [`Lock::look`], for one of several locks.
+    pub fn look_within(
+        ctx: Ctx<'a>,
+        name: TextRef<'a>,
+        owner: TextRef,
+        now: Millis,
+        allowance: &mut Allowance,
+    ) -> Result<Self, NotRead> {
         let key = Key::open(ctx, name);
         let found = match key.kind() {
             Kind::Missing => Found::MISSING,
-            Kind::Hash => read(&key, own_field(&key, owner), (ctx, name), owner, now)?,
-            Kind::Other => return Err(NotALock),
+            Kind::Hash if is_owner(owner) => {
+                let (holds, fence) = key.get_both((owner, words().fence.as_text()));
+                read(&key, holds, fence, (ctx, name), owner, (now, allowance))?
+            }
+            Kind::Hash => read(&key, None, key.get(words().fence.as_text()), (ctx, name), owner, (now, allowance))?,
+            Kind::Other => return Err(NotRead::NotALock),
         };
         Ok(Self { ctx, db: ctx.db(), name, key, now, found })
     }
 
-    /// As [`Lock::look`] if `owner` has a hold. `None` if not: then no more of the key is read.
+    /// Like [`Lock::look`] if `owner` has a hold; `None` if not, without reading any more of the key.
     pub fn look_if_held(
         ctx: Ctx<'a>,
         name: TextRef<'a>,
@@ -103,15 +155,18 @@ impl<'a> Lock<'a> {
         let key = Key::open(ctx, name);
         let holds = match key.kind() {
             Kind::Missing => None,
-            Kind::Hash => own_field(&key, owner),
+            Kind::Hash if is_owner(owner) => key.get(owner),
+            Kind::Hash => None,
             Kind::Other => return Err(NotALock),
         };
         let Some(holds) = holds else { return Ok(None) };
-        let found = read(&key, Some(holds), (ctx, name), owner, now)?;
+        let fence = key.get(words().fence.as_text());
+        let read = read(&key, Some(holds), fence, (ctx, name), owner, (now, &mut Allowance::default()));
+        let found = read.map_err(|_| NotALock)?;
         Ok(Some(Self { ctx, db: ctx.db(), name, key, now, found }))
     }
 
-    /// Reads a lock for nobody in particular.
+    /// Reads a lock on behalf of no particular owner.
     pub fn look_around(ctx: Ctx<'a>, name: TextRef<'a>, now: Millis) -> Result<Self, NotALock> {
         Self::look(ctx, name, words().nobody.as_text(), now)
     }
@@ -136,7 +191,7 @@ impl<'a> Lock<'a> {
         Standing { own: self.own(), holders: self.found.holders, limit: self.found.limit }
     }
 
-    /// The hold of the owner who asks.
+    /// The hold of the asking owner.
     pub fn own(&self) -> Option<Hold> {
         self.found.own.map(|Own { held: Held { holds, token }, end }| {
             let deadline = match end {
@@ -147,7 +202,7 @@ impl<'a> Lock<'a> {
         })
     }
 
-    /// The hold of the owner who asks, for those who do not want to know its deadline.
+    /// The hold of the asking owner, without its deadline.
     pub fn held(&self) -> Option<Held> {
         self.found.own.map(|own| own.held)
     }
@@ -157,7 +212,7 @@ impl<'a> Lock<'a> {
         self.found.holders
     }
 
-    /// The limit; of no meaning while nobody holds.
+    /// The limit; meaningless while nobody holds.
     pub fn limit(&self) -> Limit {
         self.found.limit
     }
@@ -167,7 +222,7 @@ impl<'a> Lock<'a> {
         self.key.expiry()
     }
 
-    /// When, at the latest, a place becomes free of itself; `None` if nobody holds.
+    /// When a place becomes free by itself, at the latest; `None` if nobody holds.
     pub fn next_deadline(&self, now: Millis) -> Option<Deadline> {
         if matches!(self.found.form, Form::Missing | Form::Remains) {
             return None;
@@ -180,7 +235,7 @@ impl<'a> Lock<'a> {
         Some(next.map_or(expiry, |next| next.min(expiry)))
     }
 
-    /// The newest token, if this module gave one.
+    /// The newest token, if this module issued one.
     pub fn fence(&self) -> Option<Token> {
         match self.found.form {
             Form::Missing => None,
@@ -190,7 +245,7 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Those who hold it at `now`, those whose lease ends last first.
+    /// The holders at `now`, those with the latest deadline first.
     pub fn holders(&self, now: Millis) -> Vec<(Owner, Hold)> {
         let expiry = self.key.expiry();
         let mut holders = match self.found.form {
@@ -219,7 +274,7 @@ impl<'a> Lock<'a> {
         holders
     }
 
-    /// Up to `most` of those who hold it at `now`, by deadline and name: those after the given one.
+    /// Up to `most` of the holders at `now`, ordered by deadline and name, after the given one.
     pub fn holders_after(&self, after: Option<&(Deadline, Owner)>, now: Millis, most: usize) -> Vec<(Deadline, Owner)> {
         if self.found.form == Form::Many {
             let seen_from = seen_from(self.key.expiry(), now);
@@ -229,7 +284,7 @@ impl<'a> Lock<'a> {
         holders.filter(|it| after.is_none_or(|after| it > after)).take(most).collect()
     }
 
-    /// Holders past their deadline, whose fields are still there: the first of them, at most so many.
+    /// Holders past their deadline whose fields are still there: the first of them, at most this many.
     pub fn expired(&self, now: Millis, most: usize) -> Vec<Owner> {
         match self.found.form {
             Form::Many if self.key.expiry() != Deadline::Never => {
@@ -239,8 +294,8 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Whether there are as many holders as the server keeps (`holdfast.max-holders`). Those count whose lease has just
-    /// run out, until they are taken out: they have to be read as well.
+    /// Whether there are as many holders as the server keeps (`holdfast.max-holders`). Holders whose lease has just
+    /// run out count until they are removed, since they have to be read as well.
     pub fn is_full(&self) -> bool {
         self.found.form == Form::Many && self.roster(|roster| roster.holders.len() >= most_holders()) == Some(true)
     }
@@ -250,83 +305,92 @@ impl<'a> Lock<'a> {
     }
 }
 
-/// Fields that are no owners and that somebody else added do no harm, but their number is capped, so that a million of
-/// them can't slow every read.
+/// Fields that are not owners and that somebody else added do no harm, but their number is capped, so that a million
+/// of them can't slow every read.
 const MOST_MARKED: usize = 1000;
+
+/// How long such fields and their values may be in total, in bytes.
+const MOST_MARKED_BYTES: usize = 1 << 20;
+
+/// The longest owner, in bytes. A hash with a longer one is not a lock.
+pub const MAX_OWNER: usize = 512;
 
 fn most_holders() -> usize {
     usize::try_from(config::MAX_HOLDERS.get()).unwrap_or(usize::MAX)
 }
 
-/// The fields of a lock with as many holders as may be: two for each, and those that are no owners.
+/// The number of fields of a lock with as many holders as allowed: two for each, and those that are not owners.
 fn most_fields() -> usize {
     most_holders().saturating_mul(2).saturating_add(MOST_MARKED)
 }
 
-/// The hold count of `owner`, as it stands.
-fn own_field(key: &Key, owner: TextRef) -> Option<Text> {
-    let is_owner = owner.bytes().first() != Some(&MARK);
-    if is_owner { key.get(owner) } else { None }
+fn is_owner(field: TextRef) -> bool {
+    field.bytes().first() != Some(&MARK)
 }
 
-/// Reads a hash in which `holds` stands for the owner who asks.
+/// Reads a hash in which `holds` stands for the owner who asks, and `fence` for the newest token.
 fn read(
     key: &Key,
     holds: Option<Text>,
+    fence: Option<Text>,
     (ctx, name): (Ctx, TextRef),
     owner: TextRef,
-    now: Millis,
-) -> Result<Found, NotALock> {
+    (now, allowance): (Millis, &mut Allowance),
+) -> Result<Found, NotRead> {
     let fields = key.fields();
     if let (Some(holds), 1) = (&holds, fields) {
-        return own_mutex(holds, None);
+        return Ok(own_mutex(holds, None)?);
     }
-    let fence = key.get(words().fence.as_text());
     let fence = fence.map(|fence| parse_token(fence.bytes())).transpose()?;
     super::observe(fence, now);
     match (holds, fence) {
-        (Some(holds), Some(_)) if fields == 2 => own_mutex(&holds, fence),
-        _ => read_more(key, fields, fence, (ctx, name), owner, now),
+        (Some(holds), Some(_)) if fields == 2 => Ok(own_mutex(&holds, fence)?),
+        _ => read_more(key, fields, fence, (ctx, name), owner, (now, allowance)),
     }
 }
 
-/// A mutex of the one who asks.
+/// A mutex held by the asking owner.
 fn own_mutex(holds: &Text, token: Option<Token>) -> Result<Found, NotALock> {
     let held = Held { holds: parse_holds(holds.bytes())?, token };
     let own = Some(Own { held, end: End::OfKey });
     Ok(Found { form: Form::Mutex(token), own, holders: 1, limit: Limit::MUTEX })
 }
 
-/// The moment by which deadlines are judged that stand beside owners: without expiry of the key none has passed.
+/// The time by which the deadlines stored beside owners are judged: if the key has no expiry, none has passed.
 fn seen_from(expiry: Deadline, now: Millis) -> Millis {
     if expiry == Deadline::Never { 0 } else { now }
 }
 
-/// A hold of a lock with many holders, as it counts: without expiry of the key nobody's lease ends, and with the key
-/// everybody's does.
+/// The effective deadline of a hold in a lock with many holders: if the key has no expiry, nobody's lease ends, and
+/// when the key expires, everybody's does.
 fn effective(hold: Hold, expiry: Deadline) -> Hold {
     let deadline = if expiry == Deadline::Never { expiry } else { hold.deadline.min(expiry) };
     Hold { deadline, ..hold }
 }
 
-/// Reads a hash in which more stands than the asking owner's hold and the token.
+/// Reads a hash that has more fields than the asking owner's hold and the token.
 fn read_more(
     key: &Key,
     fields: usize,
     fence: Option<Token>,
     (ctx, name): (Ctx, TextRef),
     owner: TextRef,
-    now: Millis,
-) -> Result<Found, NotALock> {
-    let Some(limit) = key.get(words().limit.as_text()) else { return read_mutex(key, fence, owner) };
+    (now, allowance): (Millis, &mut Allowance),
+) -> Result<Found, NotRead> {
+    let Some(limit) = key.get(words().limit.as_text()) else {
+        allowance.take(fields.min(MOST_MARKED))?;
+        return Ok(read_mutex(key, fence, owner)?);
+    };
     let limit = parse_limit(&limit)?;
     let (db, name) = (ctx.db(), name.bytes());
     events::watch_keys(ctx);
     let up_to_date = |it: &Roster| it.fields == fields && it.fence == fence && it.holders.limit() == limit;
-    if !rosters::with(|rosters| rosters.get(db, name).is_some_and(up_to_date)) {
+    let is_known = rosters::with(|rosters| rosters.get(db, name).is_some_and(up_to_date));
+    if !is_known {
         if fields > most_fields() {
-            return Err(NotALock);
+            return Err(NotRead::NotALock);
         }
+        allowance.take(fields)?;
         let roster = Roster { holders: read_holders(key, fields, limit, now)?, fence, fields };
         rosters::with(|rosters| rosters.keep(LockKey::new(db, name), roster));
     }
@@ -334,10 +398,13 @@ fn read_more(
     let seen_from = seen_from(expiry, now);
     let standing =
         rosters::with(|rosters| rosters.get(db, name).map(|roster| roster.holders.standing(owner.bytes(), seen_from)));
-    let Standing { own, holders, limit } = standing.ok_or(NotALock)?;
-    // Without expiry of the key this deadline does not count at present, but it will once the key gets one again.
+    let Standing { own, holders, limit } = standing.ok_or(NotRead::NotALock)?;
+    // While the key has no expiry this deadline does not count, but it will once the key gets one again.
     let own = own.map(|own| Own::new(&Hold { deadline: own.deadline.min(expiry), ..own }, Form::Many));
     let form = if holders == 0 { Form::Remains } else { Form::Many };
+    if is_known && form == Form::Remains {
+        allowance.take(fields)?; // A grant deletes them all.
+    }
     Ok(Found { form, own, holders, limit })
 }
 
@@ -345,13 +412,13 @@ fn read_more(
 fn read_mutex(key: &Key, fence: Option<Token>, owner: TextRef) -> Result<Found, NotALock> {
     let mut found = Found { form: Form::Remains, limit: Limit::MUTEX, ..Found::MISSING };
     let mut verdict = Ok(());
-    let mut marked = 0_usize;
+    let mut marked = Marked::default();
     key.scan(&mut |field, value| {
-        let is_marked = field.first() == Some(&MARK);
-        marked = marked.saturating_add(usize::from(is_marked));
-        match parse_holds(value) {
-            _ if is_marked && marked <= MOST_MARKED => ControlFlow::Continue(()),
-            Ok(holds) if found.holders == 0 && !is_marked => {
+        if field.first() == Some(&MARK) && marked.may_be(field, value) {
+            return ControlFlow::Continue(());
+        }
+        match parse_holds(value).and_then(|holds| may_own(field).map(|()| holds)) {
+            Ok(holds) if found.holders == 0 => {
                 (found.holders, found.form) = (1, Form::Mutex(fence));
                 if field == owner.bytes() {
                     found.own = Some(Own { held: Held { holds, token: fence }, end: End::OfKey });
@@ -367,17 +434,40 @@ fn read_mutex(key: &Key, fence: Option<Token>, owner: TextRef) -> Result<Found, 
     verdict.map(|()| found)
 }
 
-/// Reads all holders of a lock with many: in one pass, for there may be thousands.
+/// The fields of a lock that are not owners.
+#[derive(Debug, Default)]
+struct Marked {
+    fields: usize,
+    bytes: usize,
+}
+
+impl Marked {
+    /// Counts one more. Returns whether there may be that many.
+    fn may_be(&mut self, field: &[u8], value: &[u8]) -> bool {
+        self.fields = self.fields.saturating_add(1);
+        self.bytes = self.bytes.saturating_add(field.len()).saturating_add(value.len());
+        self.fields <= MOST_MARKED && self.bytes <= MOST_MARKED_BYTES
+    }
+}
+
+fn may_own(field: &[u8]) -> Result<(), NotALock> {
+    if field.len() <= MAX_OWNER && field.first() != Some(&MARK) { Ok(()) } else { Err(NotALock) }
+}
+
+/// Reads all holders of a lock with many, in one pass, since there may be thousands.
 fn read_holders(key: &Key, fields: usize, limit: Limit, now: Millis) -> Result<Holders, NotALock> {
     let mut found: HashMap<Owner, Fields> = HashMap::with_capacity_and_hasher(fields / 2, Default::default());
     let mut verdict = Ok(());
-    key.scan(&mut |field, value| match found_in(field, value).map(|part| put_together(&mut found, part)) {
-        Ok(()) => ControlFlow::Continue(()),
-        Err(NotALock) => {
-            verdict = Err(NotALock);
-            ControlFlow::Break(())
-        }
-    });
+    let mut marked = Marked::default();
+    key.scan(
+        &mut |field, value| match found_in(field, value, &mut marked).map(|part| put_together(&mut found, part)) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(NotALock) => {
+                verdict = Err(NotALock);
+                ControlFlow::Break(())
+            }
+        },
+    );
     verdict?;
     let holds = found.into_iter().filter_map(|(owner, found)| Some((owner, found.hold()?)));
     let holders = Holders::collect(limit, holds);
@@ -387,7 +477,7 @@ fn read_holders(key: &Key, fields: usize, limit: Limit, now: Millis) -> Result<H
     Ok(holders)
 }
 
-/// What the two fields of a holder say, of which either may come first, or never.
+/// What the two fields of a holder say; either may come first, or not at all.
 #[derive(Default)]
 struct Fields {
     holds: Option<u64>,
@@ -395,7 +485,7 @@ struct Fields {
 }
 
 impl Fields {
-    /// Without the field of an owner nobody holds.
+    /// Without an owner's field there is no hold.
     fn hold(self) -> Option<Hold> {
         let (deadline, token) =
             self.details.map_or((Deadline::Never, None), |(deadline, token)| (deadline, Some(token)));
@@ -410,12 +500,16 @@ enum Part<'a> {
     Other,
 }
 
-fn found_in<'a>(field: &'a [u8], value: &[u8]) -> Result<Part<'a>, NotALock> {
-    match field.strip_prefix(DETAILS) {
-        Some(owner) => parse_details(value).map(|details| Part::Details(owner, details)),
-        None if field.first() == Some(&MARK) => Ok(Part::Other),
-        None => parse_holds(value).map(|holds| Part::Holds(field, holds)),
+fn found_in<'a>(field: &'a [u8], value: &[u8], marked: &mut Marked) -> Result<Part<'a>, NotALock> {
+    if let Some(owner) = field.strip_prefix(DETAILS) {
+        may_own(owner)?;
+        return parse_details(value).map(|details| Part::Details(owner, details));
     }
+    if field.first() == Some(&MARK) {
+        return if marked.may_be(field, value) { Ok(Part::Other) } else { Err(NotALock) };
+    }
+    may_own(field)?;
+    parse_holds(value).map(|holds| Part::Holds(field, holds))
 }
 
 fn put_together(found: &mut HashMap<Owner, Fields>, part: Part) {
@@ -443,7 +537,7 @@ fn parse_limit(value: &Text) -> Result<Limit, NotALock> {
     number.filter(|&number| i32::try_from(number).is_ok()).map(Limit::from_number).ok_or(NotALock)
 }
 
-/// Beyond 63 bits is no time to a server: a replica and an append-only file would refuse it as an expiry.
+/// More than 63 bits is no time to a server: a replica and an append-only file would refuse it as an expiry.
 fn parse_deadline(value: &[u8]) -> Result<Deadline, NotALock> {
     match parse_number(value).ok_or(NotALock)? {
         NO_END => Ok(Deadline::Never),

@@ -1,16 +1,16 @@
-//! The holders of locks with many, kept at hand so that a lock with ten thousand need not be read whole each time.
+//! The holders of locks with many, cached so that a lock with thousands need not be read whole each time.
 //!
-//! A roster is a copy of what stands in the key: it is made from it, compared with it at each use, and forgotten as
+//! A roster is a copy of what the key says: it is made from the key, compared with it at each use, and forgotten as
 //! soon as anybody else touches the key. Nothing is lost with it.
 
 use crate::lock::{Deadline, Holders, KeyMap, LockKey, Millis, Token};
 use crate::server::MainThread;
 use std::collections::BTreeSet;
 
-/// The holders of one lock, and by what the copy is known to be up to date.
+/// The holders of one lock, and how to tell that the copy is up to date.
 #[derive(Debug)]
 pub struct Roster {
-    /// Who holds.
+    /// The holders.
     pub holders: Holders,
     /// The newest token.
     pub fence: Option<Token>,
@@ -23,6 +23,10 @@ pub struct Roster {
 pub struct Rosters {
     by_key: KeyMap<Roster>,
     due: BTreeSet<(Millis, LockKey)>,
+    /// How many fields have been read to build rosters since the module was loaded.
+    fields_read: usize,
+    /// Locks that were found without a field that has an expiry of its own; touched by nobody else since.
+    without_field_expiry: KeyMap<()>,
 }
 
 static ROSTERS: MainThread<Rosters> = MainThread::new();
@@ -32,7 +36,8 @@ pub fn with<R>(work: impl FnOnce(&mut Rosters) -> R) -> R {
     ROSTERS.with(work)
 }
 
-/// Forgets the roster of a key, if there is one: how many holders stood in it. For callbacks: when in doubt, one.
+/// Forgets the roster of a key, if there is one, and returns how many holders it had. For callbacks, which assume one
+/// if unsure.
 pub fn forget_if_known(db: i32, name: &[u8]) -> Option<usize> {
     let forget = |rosters: &mut Rosters| {
         let holders = rosters.holders(db, name);
@@ -48,14 +53,15 @@ impl Rosters {
         self.by_key.get(db, name)
     }
 
-    /// How many holders stand in the roster of a key, if there is one.
+    /// How many holders the roster of a key has, if there is one.
     pub fn holders(&self, db: i32, name: &[u8]) -> Option<usize> {
         self.get(db, name).map(|roster| roster.holders.len())
     }
 
     /// Keeps a roster.
     pub fn keep(&mut self, key: LockKey, roster: Roster) {
-        self.forget(key.db, &key.name);
+        self.fields_read = self.fields_read.wrapping_add(roster.fields);
+        self.forget_roster(key.db, &key.name);
         self.due.extend(due(&roster).map(|at| (at, key.clone())));
         self.by_key.insert(key, roster);
     }
@@ -76,8 +82,25 @@ impl Rosters {
         Some(result)
     }
 
-    /// Forgets a roster.
+    /// Whether no field of this key has an expiry of its own, as far as is known.
+    pub fn is_without_field_expiry(&self, db: i32, name: &[u8]) -> bool {
+        self.without_field_expiry.get(db, name).is_some()
+    }
+
+    /// No field of this key has an expiry of its own. Whoever says so watches the keys.
+    pub fn keep_without_field_expiry(&mut self, key: LockKey) {
+        self.without_field_expiry.insert(key, ());
+    }
+
+    /// Forgets what is known of a key.
     pub fn forget(&mut self, db: i32, name: &[u8]) {
+        if !self.without_field_expiry.is_empty() {
+            self.without_field_expiry.remove(db, name);
+        }
+        self.forget_roster(db, name);
+    }
+
+    fn forget_roster(&mut self, db: i32, name: &[u8]) {
         if let Some(roster) = self.by_key.remove(db, name)
             && let Some(due) = due(&roster)
         {
@@ -87,12 +110,17 @@ impl Rosters {
 
     /// Forgets all.
     pub fn clear(&mut self) {
-        *self = Self::default();
+        *self = Self { fields_read: self.fields_read, ..Self::default() };
+    }
+
+    /// How many fields have been read to build rosters so far.
+    pub fn fields_read(&self) -> usize {
+        self.fields_read
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.by_key.is_empty()
+        self.by_key.is_empty() && self.without_field_expiry.is_empty()
     }
 
     /// The earliest deadline of all holders.
@@ -100,7 +128,7 @@ impl Rosters {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// The keys in which a holder's deadline has passed, at most so many.
+    /// The keys in which a holder's deadline has passed, at most this many.
     pub fn overdue(&self, now: Millis, most: usize) -> Vec<LockKey> {
         let due = self.due.iter().take_while(|(at, _)| *at < now).take(most);
         due.map(|(_, key)| key.clone()).collect()

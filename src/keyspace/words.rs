@@ -1,14 +1,16 @@
-//! The words of the layout, as strings of the server: made once, so that writing a lock allocates no more than it must.
+//! The words of the layout, as strings of the server: made once, so that writing a lock allocates no more than it
+//! must.
 
 use crate::lock::Millis;
-use crate::server::{MainThread, Text};
+use crate::server::{Constant, Text};
 
-/// Begins the names of the fields that are no owners.
+/// The first character of fields that are not owners.
 pub const MARK: u8 = b'#';
-/// Begins the name of the field with a holder's deadline and token, where the limit is not 1.
+/// The prefix of the field with a holder's deadline and token, where the limit is not 1.
 pub const DETAILS: &[u8] = b"#@";
 
-/// The deadline of a holder that has no end of its own: its hold lasts as long as the key. The last one that servers know.
+/// The deadline of a holder without one of its own, whose hold lasts as long as the key: the latest time that servers
+/// know.
 pub const NO_END: Millis = i64::MAX as Millis;
 
 /// The strings.
@@ -18,12 +20,16 @@ pub struct Words {
     pub fence: Text,
     /// Field: the limit.
     pub limit: Text,
-    /// No owner's name.
+    /// A name that no owner can have.
     pub nobody: Text,
     /// A hold count of one.
     pub one: Text,
-    /// What is published when a lock falls free.
+    /// What is published when a lock becomes free.
     pub zero: Text,
+    /// An option of `RESTORE`: whatever stands there goes.
+    pub replace: Text,
+    /// An option of `RESTORE`: its expiry is a moment.
+    pub absolute: Text,
     /// The command that asks for a lock.
     pub acquire: Text,
     /// The command that asks for several.
@@ -38,17 +44,19 @@ impl Default for Words {
             nobody: Text::new(&[MARK]),
             one: Text::new(b"1"),
             zero: Text::new(b"0"),
+            replace: Text::new(b"REPLACE"),
+            absolute: Text::new(b"ABSTTL"),
             acquire: Text::new(b"lock.acquire"),
             macquire: Text::new(b"lock.macquire"),
         }
     }
 }
 
-static WORDS: MainThread<Option<&'static Words>> = MainThread::new();
+static WORDS: Constant<Words> = Constant::new();
 
 /// The strings, for as long as the module is loaded.
 pub fn words() -> &'static Words {
-    WORDS.with(|words| *words.get_or_insert_with(|| Box::leak(Box::default())))
+    WORDS.get()
 }
 
 /// The field with a holder's details.

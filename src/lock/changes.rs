@@ -4,7 +4,7 @@ use super::serve::Change;
 use super::{LockKey, WaiterId};
 use std::collections::VecDeque;
 
-/// How many changes are remembered. Whoever looks at them less often has to look at everything anew.
+/// How many changes are remembered. A reader that comes less often has to look at everything anew.
 const REMEMBERED: usize = 4096;
 
 /// One change.
@@ -12,15 +12,15 @@ const REMEMBERED: usize = 4096;
 pub enum Changed {
     /// A waiter has left the queue.
     Left(WaiterId),
-    /// A lock has changed: holds may be lost, and at a foreign hand there may be new ones.
+    /// A lock has changed: holds may be lost and, if another client wrote it, there may be new ones.
     Lock(LockKey, Change),
 }
 
-/// The latest changes, numbered from the first there ever was.
+/// The latest changes, numbered from the very first.
 #[derive(Debug, Default)]
 pub struct Changes {
     latest: VecDeque<Changed>,
-    /// How many are no longer remembered.
+    /// How many have been forgotten.
     forgotten: u64,
 }
 

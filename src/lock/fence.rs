@@ -11,14 +11,14 @@ pub type Token = u64;
 /// The largest token that a JavaScript client reads exactly.
 pub const MAX_TOKEN: Token = (1 << 53) - 1;
 
-/// How far a token may lie ahead of the clock, in ms, and still pass for one that a server gave.
+/// How far ahead of the clock, in ms, a token may be and still pass for one that a server issued.
 ///
-/// Servers that take over from one another have clocks that agree better than that. Anybody who may write a key can
-/// write a token there, and must not be able to use up the numbers ahead: after a restart, when only the clock is left
-/// to go by, tokens would go back.
+/// The clocks of servers that take over from one another agree better than that. Anybody who may write a key can
+/// write a token there, and must not be able to use up the numbers ahead: after a restart, when only the clock is
+/// left to go by, tokens would go back.
 pub const FARTHEST_AHEAD: Millis = 60 * 60 * 1000;
 
-/// Gives out tokens: `max(previous + 1, unix time in microseconds)`.
+/// Issues tokens: `max(previous + 1, unix time in microseconds)`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Fence {
     last: Token,
@@ -31,15 +31,15 @@ impl Fence {
         self.last
     }
 
-    /// Tells of a token that was found in the keyspace: one of an earlier run, or of a master before this one, whose
-    /// clock may have been ahead. One that can't be either changes nothing.
+    /// Takes note of a token found in the keyspace: one of an earlier run, or of a previous master, whose clock may
+    /// have been ahead. A token that can be neither changes nothing.
     pub fn observe(&mut self, token: Token, now: Millis) {
         if self.is_credible(token, now) {
             self.last = self.last.max(token);
         }
     }
 
-    /// Whether a server may have given this token: this one in this run, or another that has about the same time.
+    /// Whether a server may have issued this token: this one during this run, or another whose clock agrees roughly.
     pub fn is_credible(&self, token: Token, now: Millis) -> bool {
         token <= self.last || token <= now.saturating_add(FARTHEST_AHEAD).saturating_mul(1000)
     }

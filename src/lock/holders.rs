@@ -1,13 +1,13 @@
-//! Who holds a lock of any limit: hold counts, tokens, deadlines.
+//! The holders of a lock of any limit: hold counts, tokens, deadlines.
 
 use super::{Deadline, Hold, Limit, Millis, Owner, Standing};
 use foldhash::HashMap;
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
-/// The holders of one lock, found by owner and by deadline.
+/// The holders of one lock, indexed by owner and by deadline.
 ///
-/// Holders past their deadline stay until [`Holders::remove`] takes them, but they no longer count.
+/// Holders past their deadline stay until [`Holders::remove`] removes them, but no longer count.
 #[derive(Clone, Debug)]
 pub struct Holders {
     limit: Limit,
@@ -21,7 +21,7 @@ impl Holders {
         Self { limit, by_owner: HashMap::default(), by_deadline: BTreeSet::new() }
     }
 
-    /// A lock that all these hold; each owner is named once. Faster than to insert one after the other.
+    /// A lock held by all of these; each owner is named once. Faster than inserting one after the other.
     pub fn collect(limit: Limit, holds: impl Iterator<Item = (Owner, Hold)>) -> Self {
         let most = holds.size_hint().1.unwrap_or(0);
         let mut by_owner = HashMap::with_capacity_and_hasher(most, Default::default());
@@ -35,7 +35,7 @@ impl Holders {
         self.limit
     }
 
-    /// Makes the lock stricter: the smallest limit named counts.
+    /// Makes the lock stricter: the smallest limit named applies.
     pub fn tighten(&mut self, limit: Limit) {
         self.limit = self.limit.min(limit);
     }
@@ -70,7 +70,7 @@ impl Holders {
         self.by_deadline.insert((hold.deadline, owner));
     }
 
-    /// Takes an owner out.
+    /// Removes an owner.
     pub fn remove(&mut self, owner: &[u8]) -> Option<Hold> {
         let (owner, hold) = self.by_owner.remove_entry(owner)?;
         self.by_deadline.remove(&(hold.deadline, owner));
@@ -92,7 +92,7 @@ impl Holders {
         self.by_deadline.first().map(|(deadline, _)| *deadline)
     }
 
-    /// The latest deadline, [`Deadline::Never`] if there is a holder who has none.
+    /// The latest deadline; [`Deadline::Never`] if some holder has none.
     pub fn last_deadline(&self) -> Option<Deadline> {
         self.by_deadline.last().map(|(deadline, _)| *deadline)
     }
@@ -108,7 +108,7 @@ impl Holders {
         }
     }
 
-    /// Up to `most` of those who count at `now`, by deadline and name: those after the given one.
+    /// Up to `most` of those who count at `now`, ordered by deadline and name, after the given one.
     pub fn page(&self, after: Option<&(Deadline, Owner)>, now: Millis, most: usize) -> Vec<(Deadline, Owner)> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let page = self.by_deadline.range((from, Bound::Unbounded));

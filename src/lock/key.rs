@@ -20,7 +20,7 @@ impl LockKey {
     }
 }
 
-/// A map by key that is asked with borrowed bytes, and that knows whole databases.
+/// A map by key that can be queried with borrowed bytes, and that handles whole databases.
 #[derive(Debug)]
 pub struct KeyMap<V> {
     /// There are few databases; comparing their numbers is cheaper than hashing them.
@@ -61,7 +61,7 @@ impl<V> KeyMap<V> {
         self.dbs.get_mut(&db)?.get_mut(name)
     }
 
-    /// What is kept for a key, made if there is nothing yet.
+    /// What is kept for a key, created if there is nothing yet.
     pub fn get_or_default(&mut self, key: &LockKey) -> &mut V
     where
         V: Default,
@@ -73,7 +73,7 @@ impl<V> KeyMap<V> {
         })
     }
 
-    /// Keeps `value` for a key; gives back what was there.
+    /// Keeps `value` for a key, and returns what was there.
     pub fn insert(&mut self, key: LockKey, value: V) -> Option<V> {
         let old = self.dbs.entry(key.db).or_default().insert(key.name, value);
         if old.is_none() {
@@ -82,7 +82,7 @@ impl<V> KeyMap<V> {
         old
     }
 
-    /// Forgets a key; gives back what was there.
+    /// Forgets a key, and returns what was there.
     pub fn remove(&mut self, db: i32, name: &[u8]) -> Option<V> {
         let old = self.dbs.get_mut(&db)?.remove(name);
         if old.is_some() {
@@ -91,7 +91,7 @@ impl<V> KeyMap<V> {
         old
     }
 
-    /// Lets two databases change places.
+    /// Swaps two databases.
     pub fn swap(&mut self, one: i32, other: i32) {
         let (first, second) = (self.dbs.remove(&one), self.dbs.remove(&other));
         self.dbs.extend(first.map(|it| (other, it)).into_iter().chain(second.map(|it| (one, it))));

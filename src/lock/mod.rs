@@ -1,6 +1,6 @@
 //! What a lock is. Pure Rust: no server, no clock, nothing unsafe.
 //!
-//! Times are Unix time in milliseconds unless a name says otherwise; whoever calls brings the present along.
+//! Times are Unix time in milliseconds unless a name says otherwise; the caller passes the current time.
 #![forbid(unsafe_code)]
 
 pub mod changes;
@@ -27,7 +27,7 @@ use std::rc::Rc;
 /// A point in Unix time or a length of time, in milliseconds.
 pub type Millis = u64;
 
-/// Who holds or waits: any bytes the client chose.
+/// Whoever holds or waits: any bytes that the client chose.
 pub type Owner = Rc<[u8]>;
 
 /// The end of a lease.
@@ -45,12 +45,12 @@ impl Deadline {
         Self::At(now.saturating_add(lease))
     }
 
-    /// Whether the lease is over: as a key's expiry, it still counts in the millisecond of the deadline itself.
+    /// Whether the lease is over. As with a key's expiry, it still counts in the millisecond of the deadline itself.
     pub fn has_passed(self, now: Millis) -> bool {
         matches!(self, Self::At(at) if now > at)
     }
 
-    /// Milliseconds left, `None` without an end.
+    /// Milliseconds left; `None` if it never ends.
     pub fn remaining(self, now: Millis) -> Option<Millis> {
         match self {
             Self::At(at) => Some(at.saturating_sub(now)),
@@ -59,10 +59,10 @@ impl Deadline {
     }
 }
 
-/// How many may hold at once. The order is that of strictness: a mutex is the smallest.
+/// How many may hold at once, ordered by strictness: a mutex is the smallest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Limit {
-    /// At most so many holders.
+    /// At most this many holders.
     AtMost(NonZeroU32),
     /// Any number.
     Shared,
@@ -80,7 +80,7 @@ impl Limit {
         }
     }
 
-    /// As it stands in the keyspace and in replies: `n`, or 0 for no limit.
+    /// As stored in the keyspace and shown in replies: `n`, or 0 for no limit.
     pub fn number(self) -> u32 {
         match self {
             Self::AtMost(most) => most.get(),

@@ -1,4 +1,4 @@
-//! Who waits: strictly in order of arrival, over one key or several.
+//! The queue: strictly in order of arrival, over one key or several.
 
 use super::changes::{Changed, Changes};
 use super::serve::Change;
@@ -8,45 +8,45 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// A place in the order of arrival; earlier arrivals are smaller. Never used twice.
+/// A position in the order of arrival; earlier arrivals are smaller, and none is used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WaiterId(pub u64);
 
-/// One request that waits.
+/// A waiting request.
 #[derive(Clone, Debug)]
 pub struct Waiter<T> {
-    /// Its place.
+    /// Its position.
     pub id: WaiterId,
-    /// For whom.
+    /// The owner.
     pub owner: Owner,
-    /// For what: one key, or several that it gets all at once. None twice.
+    /// What it waits for: one key, or several that it gets all at once; none is named twice.
     pub keys: Rc<[LockKey]>,
-    /// What it asks for, of each key.
+    /// What it asks for, for each key.
     pub request: Request,
-    /// When it came.
+    /// When it arrived.
     pub since: Millis,
-    /// When it gives up; `None`: never.
+    /// When it times out; `None`: never.
     pub until: Option<Millis>,
-    /// Of several keys, one that it was last found to have to wait for: until something changes there, the others
-    /// need no look.
+    /// Of several keys, one at which it was last found to have to wait: until something changes there, the others
+    /// need not be looked at.
     pub(super) blocked_on: Option<usize>,
     /// What the caller needs to answer it.
     pub ask: T,
 }
 
-/// All queues. A waiter stands in the queue of each of its keys, in every one at the place of its arrival.
+/// All queues. A request is in the queue of each of its keys, in each at the position of its arrival.
 ///
-/// Joining, leaving and asking for the head are logarithmic in the number of waiters.
+/// Joining, leaving and finding the head are logarithmic in the number of waiters.
 #[derive(Debug)]
 pub struct Queue<T> {
     arrivals: u64,
     waiters: BTreeMap<WaiterId, Waiter<T>>,
     lanes: KeyMap<BTreeSet<WaiterId>>,
-    /// Those of each owner, in order of arrival.
+    /// The requests of each owner, in order of arrival.
     by_owner: HashMap<Owner, Vec<WaiterId>>,
-    /// The keys that several wait for, the most first, by database.
+    /// The keys with several waiters, those with most first, by database.
     crowds: BTreeSet<(i32, Reverse<usize>, Rc<[u8]>)>,
-    /// How many wait for several keys.
+    /// How many requests wait for several keys.
     several: usize,
     changes: Changes,
 }
@@ -66,12 +66,12 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// The place that the next to [`Queue::join`] gets.
+    /// The position that the next request to [`Queue::join`] gets.
     pub fn next_id(&self) -> WaiterId {
         WaiterId(self.arrivals)
     }
 
-    /// Lets a request wait, behind all who came before it.
+    /// Adds a request behind all that arrived before it.
     pub fn join(
         &mut self,
         owner: Owner,
@@ -98,7 +98,7 @@ impl<T> Queue<T> {
         id
     }
 
-    /// Takes a waiter out, whatever its place; `None` if it is gone already.
+    /// Removes a request, whatever its position; `None` if it is gone already.
     pub fn leave(&mut self, id: WaiterId) -> Option<Waiter<T>> {
         let waiter = self.waiters.remove(&id)?;
         self.changes.push(Changed::Left(id));
@@ -126,7 +126,7 @@ impl<T> Queue<T> {
         Some(waiter)
     }
 
-    /// Keeps [`Queue::crowds`] true.
+    /// Keeps [`Queue::crowds`] up to date.
     fn resized(&mut self, key: &LockKey, before: usize, after: usize) {
         if before > 1 {
             self.crowds.remove(&(key.db, Reverse(before), key.name.clone()));
@@ -136,13 +136,13 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Changes what a waiter asks for; its place stays.
+    /// Changes what a request asks for; its position stays.
     pub fn get_mut(&mut self, id: WaiterId) -> Option<&mut Waiter<T>> {
         self.waiters.get_mut(&id)
     }
 
-    /// Notes that a lock has changed: somebody may have lost a hold of it or, at a foreign hand, come to one. Searches
-    /// for cycles that take several steps rely on it.
+    /// Records that a lock has changed: somebody may have lost a hold of it or, if another client wrote it, gained
+    /// one. Searches for cycles that take several steps rely on this.
     pub fn note(&mut self, key: &LockKey, change: Change) {
         self.changes.push(Changed::Lock(key.clone(), change));
     }
@@ -152,7 +152,7 @@ impl<T> Queue<T> {
         &self.changes
     }
 
-    /// A waiter.
+    /// A waiting request.
     pub fn get(&self, id: WaiterId) -> Option<&Waiter<T>> {
         self.waiters.get(&id)
     }
@@ -167,18 +167,18 @@ impl<T> Queue<T> {
         self.lanes.get(db, name).map_or(0, BTreeSet::len)
     }
 
-    /// Those who wait for a key, in order.
+    /// The requests that wait for a key, in order.
     pub fn lane(&self, db: i32, name: &[u8]) -> impl Iterator<Item = &Waiter<T>> {
         self.lanes.get(db, name).into_iter().flatten().filter_map(|id| self.waiters.get(id))
     }
 
-    /// As [`Queue::lane`], from one place in the order of arrival on.
+    /// Like [`Queue::lane`], beginning at one position in the order of arrival.
     pub(super) fn lane_from(&self, key: &LockKey, from: WaiterId) -> impl Iterator<Item = &Waiter<T>> {
         let lane = self.lanes.get(key.db, &key.name).into_iter().flat_map(move |lane| lane.range(from..));
         lane.filter_map(|id| self.waiters.get(id))
     }
 
-    /// As [`Queue::of_owner`], from one place in the order of arrival on.
+    /// Like [`Queue::of_owner`], beginning at one position in the order of arrival.
     pub(super) fn of_owner_from(&self, owner: &[u8], from: WaiterId) -> impl Iterator<Item = &Waiter<T>> {
         let own = self
             .by_owner
@@ -193,8 +193,9 @@ impl<T> Queue<T> {
         self.by_owner.get(owner).into_iter().flatten().filter_map(|id| self.waiters.get(id))
     }
 
-    /// Those of an owner's requests from `from` on that wait for a key, of the next `most` that may; and where to go on,
-    /// if there are more. Goes through the owner's requests or through the key's queue, whichever is shorter.
+    /// Those among an owner's requests from `from` on that wait for a key, out of the next `most` candidates; and
+    /// where to continue if there are more. Goes through the owner's requests or through the key's queue, whichever
+    /// is shorter.
     pub(super) fn of_owner_at(
         &self,
         owner: &Owner,
@@ -222,13 +223,13 @@ impl<T> Queue<T> {
         self.by_owner.contains_key(owner)
     }
 
-    /// All who wait for anything, in no order.
+    /// All waiting requests, in no order.
     pub fn owners(&self) -> impl ExactSizeIterator<Item = &Owner> {
         self.by_owner.keys()
     }
 
-    /// Whether each waiter waits for one key, and each owner once: then a wait for one key depends on another key
-    /// through the holders only. See [`super::cycle`].
+    /// Whether each request waits for one key, and each owner waits once: then a wait for one key depends on other
+    /// keys only through the holders. See [`super::cycle`].
     pub fn is_simple(&self) -> bool {
         self.several == 0 && self.by_owner.len() == self.waiters.len()
     }
@@ -248,14 +249,14 @@ impl<T> Queue<T> {
         self.lanes.len()
     }
 
-    /// The keys of one database that several wait for, and how many; the most first.
+    /// The keys of one database with several waiters, and how many there are; those with most first.
     pub fn crowds_in(&self, db: i32) -> impl Iterator<Item = (LockKey, usize)> {
         let first = (db, Reverse(usize::MAX), Rc::from([]));
         let in_db = self.crowds.range(first..).take_while(move |(of, ..)| *of == db);
         in_db.map(move |(_, Reverse(waiters), name)| (LockKey { db, name: name.clone() }, *waiters))
     }
 
-    /// All who wait, from one place in the order of arrival on.
+    /// All waiting requests, beginning at one position in the order of arrival.
     pub fn from(&self, id: WaiterId) -> impl Iterator<Item = &Waiter<T>> {
         self.waiters.range(id..).map(|(_, waiter)| waiter)
     }
@@ -265,7 +266,7 @@ impl<T> Queue<T> {
         self.lanes.keys()
     }
 
-    /// All who wait, in order of arrival.
+    /// All waiting requests, in order of arrival.
     pub fn iter(&self) -> impl Iterator<Item = &Waiter<T>> {
         self.waiters.values()
     }

@@ -1,8 +1,8 @@
-//! The one admission rule. A mutex, a read-write lock and a semaphore differ in a number only.
+//! The one admission rule. A mutex, a read-write lock and a semaphore differ only in a number.
 
 use super::{Deadline, Limit, Millis, Token};
 
-/// The largest hold count that is given out. Another client's may be larger (Redisson's `HINCRBY` knows 64 bits).
+/// The largest hold count that is granted. Another client's may be larger (Redisson's `HINCRBY` uses 64 bits).
 pub const MAX_HOLDS: u64 = i32::MAX as u64;
 
 /// What one owner has.
@@ -16,14 +16,14 @@ pub struct Hold {
     pub deadline: Deadline,
 }
 
-/// All that the rule needs to know of a lock, seen by one owner at one moment.
+/// Everything that the rule needs to know of a lock, as one owner sees it at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// The hold of the owner who asks.
+    /// The hold of the asking owner.
     pub own: Option<Hold>,
-    /// How many hold, the owner who asks among them; those past their deadline do not count.
+    /// How many hold, the asking owner included; those past their deadline do not count.
     pub holders: usize,
-    /// The smallest limit that any holder named since the lock was last free; of no meaning while nobody holds.
+    /// The smallest limit that any holder named since the lock was last free; meaningless while nobody holds.
     pub limit: Limit,
 }
 
@@ -32,23 +32,23 @@ impl Standing {
     pub const FREE: Self = Self { own: None, holders: 0, limit: Limit::Shared };
 }
 
-/// How a request changes the hold count of one who holds already.
+/// How a request changes the hold count of an owner who already holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Raise {
     /// One hold more.
     ByOne,
-    /// To so many, unless there are as many already: may be repeated without harm.
+    /// Sets it to this number, unless it is already higher: harmless to repeat.
     To(u64),
 }
 
 /// What an owner asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// How many may hold at once, with this owner.
+    /// How many may hold at once, this owner included.
     pub limit: Limit,
-    /// What becomes of the hold count.
+    /// What happens to the hold count.
     pub raise: Raise,
-    /// Length of the lease in ms, from the grant on.
+    /// Length of the lease in ms, beginning at the grant.
     pub lease: Millis,
 }
 
@@ -64,15 +64,15 @@ pub enum Ahead {
 /// The answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// The owner holds already; this is what it has from now on. (A token that is `None` is to be made.)
+    /// The owner already holds; this is what it has from now on. (If the token is `None`, a new one is to be issued.)
     Reenter(Hold),
     /// A new holder, to be given a token; the lock's limit becomes the one named here.
     Grant(Hold, Limit),
     /// Not now.
     Wait,
-    /// The owner holds already, under this other limit.
+    /// The owner already holds, under this different limit.
     OtherLimit(Limit),
-    /// The owner holds already, and its count can't be raised further.
+    /// The owner already holds, and its count can't be raised further.
     TooManyHolds,
 }
 

@@ -1,32 +1,34 @@
-//! Who is served next, whatever it was that changed a lock.
+//! Which request is served next, whatever it was that changed a lock.
 //!
-//! The [`Agenda`] names one [`Job`] at a time and is told what came of it, so that whoever carries the jobs out may
-//! stop between any two of them, let others in, and go on later. Nobody overtakes meanwhile: a newcomer queues behind
-//! whoever waits, served or about to be.
+//! The [`Agenda`] hands out one [`Job`] at a time and is told its result, so whoever does the jobs may stop between
+//! any two of them, let others in, and continue later. Nobody overtakes meanwhile: a newcomer queues behind whoever
+//! waits, served or about to be.
 
 use super::{Ahead, Decision, Limit, LockKey, Millis, Owner, Queue, Request, Standing, Waiter, WaiterId, decide};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// How many requests of one owner are gone through in one job.
+/// How many requests of one owner are examined in one job.
 const OF_OWNER: usize = 1000;
 
-/// The key holds something that is no lock.
+/// The key holds something that is not a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotALock;
 
-/// A lock as it can be seen from here.
+/// What can be seen of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sight {
-    /// The lock as the owner who asks sees it.
+    /// The lock as the asking owner sees it.
     Lock(Standing),
-    /// The key holds something that is no lock.
+    /// The key holds something that is not a lock.
     NotALock,
-    /// Another server decides about this key, or is about to: here, nobody is granted anything.
+    /// Another server decides about this key, or soon will: nobody is granted anything here.
     Elsewhere,
+    /// It can't be read in this step: together with the request's other locks it has too many holders.
+    TooMuch,
 }
 
-/// The locks, to be read: the keyspace, or a model of it.
+/// A read-only view of the locks: the keyspace, or a model of it.
 pub trait View {
     /// The lock as `owner` sees it.
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight;
@@ -40,9 +42,11 @@ pub trait View {
 pub enum WaitEnd {
     /// Granted: a [`Decision::Grant`] or [`Decision::Reenter`] for each key, in the order of the waiter's keys.
     Granted(Vec<Decision>),
-    /// The key became something that is no lock.
+    /// The key became something that is not a lock.
     NotALock,
-    /// The owner came to hold the lock in another way, and the request contradicts that.
+    /// The locks can't be read in one step: the one at this place has too many holders.
+    TooMuch(usize),
+    /// The owner came to hold the lock in another way, which contradicts the request.
     Refused(Decision),
 }
 
@@ -51,33 +55,33 @@ pub enum WaitEnd {
 pub enum Change {
     /// A place may have become free, or the queue's head has left.
     Freed,
-    /// Someone wrote the key past this module: anyone may hold it now.
+    /// Somebody wrote the key without this module, so anyone may hold it now.
     Foreign,
 }
 
-/// What is left to be looked at.
+/// What is still to be examined.
 #[derive(Clone, Debug)]
 enum Task {
     /// The head of a key's queue.
     Head(LockKey, Change),
-    /// Whoever holds the key and waits for it.
+    /// Whoever holds the key and also waits for it.
     Holders(LockKey),
-    /// What this owner, who holds the key now, waits for there; from this place in the queue on.
+    /// What this owner, who now holds the key, waits for there, beginning at this position in the queue.
     Owner(LockKey, Owner, WaiterId),
     /// One request that waits for the key.
     Waiter(LockKey, WaiterId, Change),
 }
 
-/// What is to be done next.
+/// What has to be done next.
 #[derive(Debug)]
 pub enum Job {
-    /// To judge a request that waits: [`Attempt::judge`], then [`Agenda::judged`].
+    /// Judge a waiting request: [`Attempt::judge`], then [`Agenda::judged`].
     Judge(Attempt),
-    /// To find out who holds a lock; then [`Agenda::held_by`].
+    /// Find out who holds a lock, then call [`Agenda::held_by`].
     FindHolders(LockKey),
 }
 
-/// A request that waits, and may not have to any longer.
+/// A waiting request that may not have to wait any longer.
 #[derive(Debug)]
 pub struct Attempt {
     id: WaiterId,
@@ -87,7 +91,7 @@ pub struct Attempt {
     /// Whether it is the first in the queue of each of its keys.
     is_head: Heads,
     scope: Scope,
-    /// The place of a key that somebody else wrote: it may be one that can never be had.
+    /// The position of a key that somebody else wrote: it may never be available.
     foreign: Option<usize>,
 }
 
@@ -97,7 +101,7 @@ enum Heads {
     OfSeveral(Box<[bool]>),
 }
 
-/// How much of a request wants looking at.
+/// How much of a request must be examined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scope {
     /// All its keys.
@@ -171,6 +175,7 @@ impl Attempt {
             Sight::Lock(standing) => standing,
             Sight::NotALock => return Err(WaitEnd::NotALock),
             Sight::Elsewhere => return Ok(Decision::Wait),
+            Sight::TooMuch => return Err(WaitEnd::TooMuch(place)),
         };
         match decide(&standing, &self.request, self.ahead(place), now) {
             refused @ (Decision::OtherLimit(_) | Decision::TooManyHolds) => Err(WaitEnd::Refused(refused)),
@@ -187,9 +192,9 @@ impl Attempt {
     }
 }
 
-/// What is to be looked at because locks have changed.
+/// What must be examined because locks have changed.
 ///
-/// Tasks are kept in a list rather than on the stack: ten thousand connections may wait for one owner.
+/// Tasks are kept in a list rather than on the stack, since ten thousand connections may wait for one owner.
 #[derive(Debug, Default)]
 pub struct Agenda {
     changed: BTreeMap<LockKey, Change>,
@@ -197,7 +202,7 @@ pub struct Agenda {
 }
 
 impl Agenda {
-    /// Notes that a lock has changed.
+    /// Records that a lock has changed.
     pub fn note(&mut self, key: LockKey, change: Change) {
         let noted = self.changed.entry(key).or_insert(change);
         *noted = change.max(*noted);
@@ -208,7 +213,7 @@ impl Agenda {
         self.changed.is_empty() && self.tasks.is_empty()
     }
 
-    /// What is to be done next; `None`: nothing is left.
+    /// The next thing to do; `None`: nothing is left.
     pub fn next<T>(&mut self, queue: &mut Queue<T>) -> Option<Job> {
         loop {
             let task = match self.tasks.pop() {
@@ -249,13 +254,14 @@ impl Agenda {
         }
     }
 
-    /// Tells who holds a lock; those of them who wait for it may re-enter, or never get it.
+    /// Reports who holds a lock. Those of them who wait for it may re-enter it, or never get it.
     pub fn held_by<T>(&mut self, queue: &Queue<T>, key: &LockKey, holders: Vec<Owner>) {
         let waiting = holders.into_iter().filter(|owner| queue.waits(owner));
         self.tasks.extend(waiting.map(|owner| Task::Owner(key.clone(), owner, WaiterId(0))));
     }
 
-    /// Tells what came of an attempt. Gives back the waiter if its wait has ended: it has left the queue.
+    /// Reports the result of an attempt. Returns the request if its wait has ended, in which case it has left the
+    /// queue.
     pub fn judged<T>(
         &mut self,
         queue: &mut Queue<T>,
@@ -275,7 +281,7 @@ impl Agenda {
         };
         let waiter = queue.leave(attempt.id)?;
         for (place, key) in waiter.keys.iter().enumerate() {
-            // A mutex that was just granted has no room for whoever is next.
+            // A mutex that was just granted has no room for the next request.
             let is_full = matches!(&end, WaitEnd::Granted(decisions)
                 if matches!(decisions.get(place), Some(Decision::Grant(_, Limit::MUTEX))));
             if !is_full {
@@ -295,7 +301,7 @@ impl Agenda {
     }
 }
 
-/// What there is to look at in a request because `key` has changed; `None` if that can't make a difference to it.
+/// What must be examined in a request because `key` has changed; `None` if that can't make a difference to it.
 fn attempt<T>(queue: &Queue<T>, key: &LockKey, id: WaiterId, change: Change) -> Option<Attempt> {
     let waiter = queue.get(id)?;
     let is_head = |key: &LockKey| queue.head(key.db, &key.name) == Some(id);
@@ -307,7 +313,7 @@ fn attempt<T>(queue: &Queue<T>, key: &LockKey, id: WaiterId, change: Change) -> 
     let (is_head, scope) = match (&*waiter.keys, waiter.blocked_on) {
         ([only], _) => (Heads::OfOne(is_head(only)), Scope::Whole),
         (keys, Some(blocked_on)) if keys.get(blocked_on) != Some(key) => {
-            // What it was found to wait for is as it was.
+            // What it was found to wait for has not changed.
             foreign?;
             (Heads::OfOne(false), Scope::CanBeHad)
         }

@@ -2,8 +2,8 @@
 
 use super::Ctx;
 use super::text::{AsText, Text, TextRef};
+use libc::c_int;
 use redis_module::raw::{self, RedisModuleUser};
-use std::ffi::c_int;
 use std::ptr::NonNull;
 
 /// A user of the server, as it is now.
@@ -53,7 +53,7 @@ fn user_name(ctx: Ctx, client: u64) -> Option<Text> {
     unsafe { Text::from_raw(api!(RedisModule_GetClientUserNameById)(ctx.raw(), client)) }
 }
 
-/// The name of the user by whom the running command was sent.
+/// The name of the user who sent the running command.
 fn current_user_name(ctx: Ctx) -> Option<Text> {
     if !ctx.flags().in_script() {
         return user_name(ctx, ctx.client_id());

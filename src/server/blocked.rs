@@ -1,16 +1,16 @@
 //! Clients that wait for their reply.
 //!
-//! They are blocked *on keys*, as `BLPOP` blocks: so the server itself redirects them when the slot moves, and
-//! [`Blocked::answer`] writes the reply at once, not in a later turn of the event loop. A lock is a hash, and the
-//! server never finds a hash "ready", so nobody but this module wakes them. Who waits for events of its own waits for
-//! no key: [`block_for_events`].
+//! They are blocked *on keys*, as `BLPOP` blocks, so that the server itself redirects them when the slot moves, and
+//! so that [`Blocked::answer`] writes the reply at once rather than in a later turn of the event loop. A lock is a
+//! hash, and the server never considers a hash "ready", so nobody but this module wakes them. A client that waits for
+//! a session's events waits for no key: [`block_for_events`].
 
 use super::callbacks::{self, Ticket};
 use super::reply::Replied;
-use super::text::TextRef;
-use super::{Ctx, reply};
+use super::text::{Text, TextRef};
+use super::{Ctx, events, reply};
+use libc::{c_int, c_void};
 use redis_module::raw::{self, RedisModuleBlockedClient, RedisModuleCtx, RedisModuleString};
-use std::ffi::{c_int, c_void};
 use std::ptr::{NonNull, null_mut, without_provenance_mut};
 
 /// A client that this module blocked.
@@ -23,27 +23,31 @@ pub struct Blocked {
 
 #[derive(Debug)]
 enum On {
-    Keys,
-    /// Nothing that the server knows of: then the server waits for the module to end every block, those too that it
-    /// ended itself, and takes the ticket along only when it does.
+    /// Keys. In a cluster also the first of them; all are in the same slot.
+    Keys(Option<Text>),
+    /// Nothing that the server knows of. In that case the server waits for the module to end every block, even one
+    /// that the server ended itself, and forgets the ticket only then.
     Nothing(Ticket),
 }
 
-/// Blocks the calling client on `keys`, for as long as it takes. The caller saw to it that the client may block.
+/// Blocks the calling client on `keys` without a time limit. The caller has made sure that the client may block.
 ///
 /// Whatever ends the wait, exactly one of [`callbacks::Callbacks::answer`] and [`callbacks::Callbacks::gone`] is called for
 /// the ticket.
 pub fn block<'k>(ctx: Ctx, keys: impl Iterator<Item = TextRef<'k>>, ticket: Ticket) -> Option<(Blocked, Replied)> {
+    let mut keys = keys.peekable();
+    let first = keys.peek().filter(|_| ctx.flags().cluster()).map(|key| Text::new(key.bytes()));
     let mut keys: Vec<*mut RedisModuleString> = keys.map(|key| key.raw()).collect();
     let count = c_int::try_from(keys.len()).ok()?;
-    // SAFETY: so many keys live for the call.
-    unsafe { block_on(ctx, on_ready, (keys.as_mut_ptr(), count), On::Keys, ticket) }
+    // SAFETY: this many keys live for the call.
+    unsafe { block_on(ctx, on_ready, (keys.as_mut_ptr(), count), On::Keys(first), ticket) }
 }
 
-/// The same for a client that waits for no key: the server never redirects it.
+/// The same for a client that waits for no key, and that the server never redirects.
 ///
-/// To block it on no key at all would let [`Blocked::answer`] answer at once, but Redis 7.0 stops at that with a failed
-/// assertion. There, it answers when the server goes on to deal with blocked clients, right after the end of the turn.
+/// Blocking it on an empty list of keys would let [`Blocked::answer`] answer at once, but Redis 7.0 stops at that
+/// with a failed assertion. So it answers when the server next deals with blocked clients, right after the end of the
+/// turn.
 pub fn block_for_events(ctx: Ctx, ticket: Ticket) -> Option<(Blocked, Replied)> {
     // SAFETY: there are no keys.
     unsafe { block_on(ctx, on_answer, (null_mut(), 0), On::Nothing(ticket), ticket) }
@@ -51,7 +55,7 @@ pub fn block_for_events(ctx: Ctx, ticket: Ticket) -> Option<(Blocked, Replied)> 
 
 /// # Safety
 ///
-/// `keys` points to so many strings that live for the call.
+/// `keys` points to this many strings, which live for the call.
 unsafe fn block_on(
     ctx: Ctx,
     on_ready: unsafe extern "C" fn(*mut RedisModuleCtx, *mut *mut RedisModuleString, c_int) -> c_int,
@@ -85,13 +89,23 @@ fn as_data(ticket: Ticket) -> Option<*mut c_void> {
 }
 
 impl Blocked {
-    /// Ends the wait: calls [`callbacks::Callbacks::answer`], before it returns or, for who waits for no key, before the
-    /// server does anything else for this client.
+    /// Whether the server's cron may still redirect the client in this turn of the event loop, even though it was
+    /// answered: Redis 7.2 does, and the client gets two replies. Once the cron has run, it no longer can.
+    pub fn may_be_redirected(&self, ctx: Ctx) -> bool {
+        let key = match &self.on {
+            On::Keys(key) if !events::turn_end_precedes_unblock() => key.as_ref(),
+            _ => None,
+        };
+        key.is_some_and(|key| !ctx.serves(key))
+    }
+
+    /// Ends the wait: [`callbacks::Callbacks::answer`] is called before this returns or, if the client waits for no
+    /// key, before the server does anything else for it.
     pub fn answer(self) {
         self.unblock();
     }
 
-    /// The wait has ended without the module's doing: lets the server forget it.
+    /// The wait has ended without the module: lets the server forget it.
     pub fn has_ended(self) {
         if let On::Nothing(_) = self.on {
             self.unblock();
@@ -100,7 +114,7 @@ impl Blocked {
 
     fn unblock(self) {
         let data = match self.on {
-            On::Keys => null_mut(),
+            On::Keys(_) => null_mut(),
             On::Nothing(ticket) => as_data(ticket).unwrap_or_default(),
         };
         // SAFETY: the handle is valid until this call, which consumes it; but for a client that was blocked on keys
@@ -109,7 +123,8 @@ impl Blocked {
     }
 }
 
-/// The key became "ready": made into a list, say. The wait goes on; the key's change was noted elsewhere.
+/// The key became "ready" because, for example, it was made a list. The wait goes on; the change of the key is noted
+/// elsewhere.
 unsafe extern "C" fn on_ready(_: *mut RedisModuleCtx, _: *mut *mut RedisModuleString, _: c_int) -> c_int {
     raw::REDISMODULE_ERR as c_int
 }

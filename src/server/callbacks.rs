@@ -1,4 +1,4 @@
-//! What the server's callbacks call in the module: set once, when the module is loaded.
+//! What the server's callbacks call in the module. Set once, when the module is loaded.
 
 use super::Ctx;
 use std::sync::OnceLock;
@@ -10,28 +10,29 @@ pub struct Callbacks {
     pub answer: fn(Ctx, Ticket),
     /// A blocked client is gone: disconnected, unblocked with an error, redirected. Nothing may be written here.
     pub gone: fn(Ctx, Ticket),
-    /// There is work whose time has come.
+    /// The time has come for some of the work.
     pub tick: fn(Ctx),
-    /// Replicas are to be asked to confirm: alone in this step.
+    /// The replicas are to be asked for confirmation, in a step of its own.
     pub ask: fn(Ctx),
-    /// Some command touched a key.
+    /// Another command touched a key.
     pub key_touched: fn(Ctx, Touch, &[u8]),
-    /// What was put off in `key_touched` may be written now.
+    /// Whatever `key_touched` postponed may be written now.
     pub after_touch: fn(Ctx),
     /// Something happened to the server.
     pub event: fn(Ctx, Event),
 }
 
-/// Names a blocked client.
+/// The name of a blocked client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
 /// How a key was touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Touch {
-    /// Its expiry removed it. Nothing may be done in the step of that.
+    /// Its expiry removed it. Nothing may be written in the same step.
     Expired,
-    /// The expiry of fields of its own removed these, and the key with the last of them. Nor may it be in this step.
+    /// The expiry of fields of their own removed these, and the key with the last of them. Nothing may be written in
+    /// this step either.
     FieldsExpired,
     /// It was changed in any other way.
     Changed,
@@ -44,24 +45,24 @@ pub enum Event {
     ClientGone(u64),
     /// One database was emptied, or all of them.
     Flushed(Option<i32>),
-    /// Two databases changed places.
+    /// Two databases were swapped.
     Swapped(i32, i32),
     /// The server became a master or a replica.
     RoleChanged,
-    /// The server's data were replaced, or are about to be.
+    /// The server's data set was replaced, or is about to be.
     DataReplaced,
-    /// Slots of a cluster came or went with all that lies in them, or an import was given up and what had come of it is
+    /// Slots of a cluster arrived or left with everything in them, or an import was abandoned and what had arrived is
     /// dropped. Nothing may be written here.
     SlotsMoved,
-    /// Somebody may have begun to listen to what is written: a fork for a snapshot, a changed setting.
+    /// Somebody may have begun to follow the data: a fork for a snapshot, a changed setting.
     ListenersMayHaveChanged,
-    /// Another module came.
+    /// Another module was loaded.
     ModuleLoaded,
-    /// Another module went.
+    /// Another module was unloaded.
     ModuleUnloaded,
-    /// The event loop is about to hand what was replied to the network, and then to sleep.
+    /// The event loop is about to hand the replies to the network, and then to sleep.
     TurnEnds,
-    /// What was replied in the turn of the event loop before has been handed to the network.
+    /// The replies of the previous turn of the event loop have been handed to the network.
     RepliesSent,
     /// The server's own cron ran (by default ten times a second).
     Cron,

@@ -1,7 +1,7 @@
-//! The present.
+//! The time.
 
 use crate::lock::Millis;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// A moment, in Unix microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -11,10 +11,13 @@ pub struct Now {
 }
 
 impl Now {
-    /// Reads the system's clock, the one that key expiry goes by.
+    /// Reads the system's clock, the one by which keys expire.
     pub fn read() -> Self {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        Self { micros: u64::try_from(since.as_micros()).unwrap_or(u64::MAX) }
+        let mut at = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the structure is ours. (`SystemTime` reads the same clock, and then reckons for longer than that takes.)
+        unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut at) };
+        let (seconds, nanos) = (u64::try_from(at.tv_sec).unwrap_or(0), u64::try_from(at.tv_nsec).unwrap_or(0));
+        Self { micros: seconds.saturating_mul(1_000_000).saturating_add(nanos / 1000) }
     }
 
     /// Milliseconds since 1970.
@@ -23,7 +26,7 @@ impl Now {
     }
 }
 
-/// A slice of time: whoever works through a crowd stops when it is over, lets others in, and goes on afterwards.
+/// A slice of time: whoever works through a crowd stops when it is over, lets others in, and continues afterwards.
 #[derive(Clone, Copy, Debug)]
 pub struct Slice {
     began: Instant,
@@ -31,14 +34,14 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// What one turn of the event loop spends on crowds. With the longest single piece of work (a grant of as many
-    /// keys as a request may name) it stays below the 5 ms that nobody is to wait for.
+    /// What one turn of the event loop spends on crowds. Together with the longest single piece of work (a grant of
+    /// as many keys as a request may name) it stays below the 5 ms that nobody should have to wait.
     pub fn of_turn() -> Self {
         Self { began: Instant::now(), length: Duration::from_millis(1) }
     }
 
-    /// What one turn spends on each kind of work besides: so that none of them, however much there is of it, keeps the
-    /// others from going on.
+    /// What one turn spends on each other kind of work, so that none of them, however much there is of it, starves
+    /// the others.
     pub fn of_piece() -> Self {
         Self { began: Instant::now(), length: Duration::from_micros(150) }
     }

@@ -4,10 +4,12 @@ use super::clock::Now;
 use super::text::{AsText, Text};
 use super::{Ctx, MainThread};
 use crate::lock::Millis;
+use libc::c_char;
 use redis_module::raw::{self, RedisModuleCallReply};
-use std::ffi::{CStr, c_char};
+use std::ffi::CStr;
 
-/// What was read of the slots is good for so many ms: many may ask at once, and reading takes some ten microseconds.
+/// How long, in ms, what was read about the slots stays valid: many may ask at once, and reading takes some ten
+/// microseconds.
 const GOOD_FOR: Millis = 10;
 
 /// Where a slot is served.
@@ -19,7 +21,7 @@ pub struct Place {
     pub address: String,
 }
 
-/// Slots that another node serves, the first and the last included.
+/// A range of slots that another node serves, both ends included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Range {
     first: i64,
@@ -35,15 +37,15 @@ struct Slots {
 
 static SLOTS: MainThread<Slots> = MainThread::new();
 
-/// Where the slot of a key is served, if another node serves it; `None` if this one does, be it that the slot is on its
-/// way, or nobody.
+/// Where the slot of a key is served, if another node serves it; `None` if this one does, if the slot is being
+/// migrated, or if no node serves it.
 pub fn elsewhere(ctx: Ctx, key: &Text) -> Option<Place> {
     let slot = ask(ctx, c"KEYSLOT", &[key], integer)?;
     let now = Now::read().millis();
     let is_known =
         SLOTS.with(|slots| slots.read.is_some_and(|read| (read..read.saturating_add(GOOD_FOR)).contains(&now)));
     if !is_known {
-        // Not `SLOTS`: Valkey 8.0 makes that reply for a connection, and stops where there is none.
+        // Not `SLOTS`: Valkey 8.0 prepares that reply for a connection, and crashes where there is none.
         let nodes = ask(ctx, c"NODES", &[], bytes).unwrap_or_default();
         let ranges = ranges_of_others(&String::from_utf8_lossy(&nodes));
         SLOTS.with(|slots| *slots = Slots { read: Some(now), ranges });
@@ -100,7 +102,7 @@ fn bytes(reply: Reply) -> Option<Vec<u8>> {
     }
 }
 
-/// The slots that other nodes serve, as `CLUSTER NODES` has them: a line for each node, which is its id, its address
+/// The slots that other nodes serve, according to `CLUSTER NODES`: a line for each node, with its id, its address
 /// (`host:port@busport`, and perhaps `,hostname`), its flags, five more fields, and its slots.
 fn ranges_of_others(nodes: &str) -> Vec<Range> {
     let of_node = |line: &str| -> Vec<Range> {
@@ -111,7 +113,7 @@ fn ranges_of_others(nodes: &str) -> Vec<Range> {
         }
         let address = address.split(['@', ',']).next().unwrap_or_default();
         let range = |slots: &str| {
-            // Those in brackets are on their way.
+            // Slots in brackets are being migrated.
             let (first, last) = slots.split_once('-').unwrap_or((slots, slots));
             Some(Range { first: first.parse().ok()?, last: last.parse().ok()?, address: address.into() })
         };

@@ -1,19 +1,20 @@
-//! Commands as the server knows them: how they are entered, and what it tells clients about them.
+//! Commands as the server knows them: how they are called, and what it tells clients about them.
 
 use super::Ctx;
 use super::reply::{self, Replied};
 use super::text::{TextRef, parse_number};
+use libc::c_int;
 use redis_module::raw::{
     self, RedisModuleCommandArg, RedisModuleCommandInfo, RedisModuleCommandInfoVersion, RedisModuleCommandKeySpec,
     RedisModuleCtx, RedisModuleString,
 };
-use std::ffi::{CStr, CString, c_int};
+use std::ffi::{CStr, CString};
 use std::ptr::{null, null_mut};
 
 /// One call of a command.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
-    /// Where it runs.
+    /// The context it runs in.
     pub ctx: Ctx<'a>,
     argv: &'a [*mut RedisModuleString],
 }
@@ -32,8 +33,8 @@ impl<'a> Call<'a> {
 }
 
 impl Call<'_> {
-    /// Whether the server only asks where the keys of the call are. On Redis 7.0 a cluster finds those of a command
-    /// with a count of keys only thus (`getkeys-api`); newer servers go by the key specification.
+    /// Whether the server only asks where the keys of the call are. A cluster of Redis 7.0 finds the keys of a
+    /// command with a count of keys only in this way (`getkeys-api`); newer servers use the key specification.
     fn asks_for_keys(self) -> bool {
         // SAFETY: the context lives.
         unsafe { api!(RedisModule_IsKeysPositionRequest)(self.ctx.raw()) != 0 }
@@ -54,15 +55,17 @@ impl Call<'_> {
 pub trait Command {
     /// Its name, in lower case.
     const NAME: &'static CStr;
+    /// The first version of the module that has it.
+    const SINCE: &'static CStr = c"0.1.0";
     /// The server's flags, as for `RedisModule_CreateCommand`.
     const FLAGS: &'static CStr;
     /// ACL categories besides the module's own. (Redis 7.0 puts it into none: see [`have_categories`].)
     const CATEGORIES: &'static str;
     /// Where its keys are.
     const KEYS: Keys;
-    /// How many arguments, the name included; negative: at least so many.
+    /// How many arguments, the name included; negative: at least that many.
     const ARITY: c_int;
-    /// Its grammar, and what `COMMAND DOCS` and `LOCK.HELP` say of it.
+    /// Its grammar, and what `COMMAND DOCS` and `LOCK.HELP` say about it.
     const DOCS: Docs;
 
     /// Runs it.
@@ -80,12 +83,12 @@ pub enum Keys {
     Counted(Access),
 }
 
-/// What becomes of a command's keys.
+/// What happens to a command's keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// They are read.
     Read,
-    /// They are read, made or changed.
+    /// They are read, created or changed.
     Update,
     /// They are changed or deleted.
     Delete,
@@ -105,8 +108,8 @@ impl Access {
     }
 }
 
-/// A command's grammar and what is said of it: what the parser accepts, what `COMMAND DOCS` and `LOCK.HELP` print and
-/// what error messages name all comes from here.
+/// A command's grammar and documentation: what the parser accepts, what `COMMAND DOCS` and `LOCK.HELP` print and what
+/// error messages name all comes from here.
 #[derive(Clone, Copy, Debug)]
 pub struct Docs {
     /// One line.
@@ -124,7 +127,7 @@ pub struct Arg {
     token: Option<&'static CStr>,
     kind: Kind,
     count: Count,
-    /// How a line of syntax calls its value.
+    /// What a line of syntax calls its value.
     shown: &'static str,
 }
 
@@ -169,32 +172,32 @@ impl Arg {
         Self::new(name, Kind::Integer)
     }
 
-    /// A number behind a word; a line of syntax calls it `shown`.
+    /// A number after a word; a line of syntax calls it `shown`.
     pub const fn number(token: &'static CStr, name: &'static CStr, shown: &'static str) -> Self {
         Self { token: Some(token), shown, ..Self::integer(name) }
     }
 
-    /// Bytes behind a word; a line of syntax calls them `shown`.
+    /// Bytes after a word; a line of syntax calls them `shown`.
     pub const fn bytes(token: &'static CStr, name: &'static CStr, shown: &'static str) -> Self {
         Self { token: Some(token), shown, ..Self::text(name) }
     }
 
-    /// The same, but it may be missing.
+    /// The same, but optional.
     pub const fn optional(self) -> Self {
         Self { count: Count::AtMostOne, ..self }
     }
 
-    /// Whether it is the same option as another: of the same word and name.
+    /// Whether it is the same option as another: has the same word and name.
     pub fn is(&self, other: &Self) -> bool {
         self.token == other.token && self.name == other.name
     }
 
-    /// The word that it begins with, if there is one.
+    /// The word that it begins with, if any.
     pub fn token(&self) -> Option<&'static CStr> {
         self.token
     }
 
-    /// What there is to choose from, if it is a choice.
+    /// The alternatives, if it is a choice.
     pub fn choices(&self) -> &'static [Self] {
         match self.kind {
             Kind::OneOf(choices) => choices,
@@ -202,7 +205,7 @@ impl Arg {
         }
     }
 
-    /// As a line of syntax says it.
+    /// As a line of syntax shows it.
     pub fn syntax(&self) -> String {
         let name = self.name.to_string_lossy();
         let token = self.token.map(CStr::to_string_lossy);
@@ -224,7 +227,7 @@ impl Arg {
         Self { token: Some(token), ..Self::new(name, Kind::Token) }
     }
 
-    /// One of several, or none.
+    /// One of several, optional.
     pub const fn one_of(name: &'static CStr, choices: &'static [Arg]) -> Self {
         Self { count: Count::AtMostOne, ..Self::new(name, Kind::OneOf(choices)) }
     }
@@ -235,9 +238,9 @@ impl Arg {
 pub struct Entry {
     /// Its name, in lower case.
     pub name: &'static CStr,
-    /// Its grammar, and what is said of it.
+    /// Its grammar and documentation.
     pub docs: Docs,
-    /// Makes it known to the server; see [`register`].
+    /// Registers it with the server; see [`register`].
     pub register: fn(Ctx, &str) -> bool,
 }
 
@@ -254,7 +257,7 @@ impl Entry {
     }
 }
 
-/// Makes a command known to the server, in the ACL category `own_category` among others.
+/// Registers a command with the server, in the ACL category `own_category` among others.
 pub fn register<C: Command>(ctx: Ctx, own_category: &str) -> bool {
     let (first, last) = match C::KEYS {
         Keys::First(_) => (1, 1),
@@ -276,7 +279,7 @@ pub fn register<C: Command>(ctx: Ctx, own_category: &str) -> bool {
             return false;
         }
         if let Some(set) = newer_api!(RedisModule_SetCommandACLCategories) {
-            // Redis 7.2 knows categories, but can't make any.
+            // Redis 7.2 has categories, but modules can't add any.
             let own = if newer_api!(RedisModule_AddACLCategory).is_some() { own_category } else { "" };
             let categories = CString::new(format!("{own} {}", C::CATEGORIES).trim()).unwrap_or_default();
             set(command, categories.as_ptr());
@@ -350,7 +353,7 @@ unsafe fn document<C: Command>(command: *mut raw::RedisModuleCommand) -> bool {
         version: &raw const version,
         summary: C::DOCS.summary.as_ptr(),
         complexity: C::DOCS.complexity.as_ptr(),
-        since: c"0.1.0".as_ptr(),
+        since: C::SINCE.as_ptr(),
         history: null_mut(),
         tips: null(),
         arity: C::ARITY,
@@ -388,7 +391,7 @@ fn key_specs(keys: Keys) -> Vec<RedisModuleCommandKeySpec> {
     vec![spec, end]
 }
 
-/// The arguments as the server wants them, ended by a zeroed one; lists of choices are put into `kept`.
+/// The arguments in the server's form, ended by a zeroed one; lists of choices are put into `kept`.
 fn c_args(args: &[Arg], kept: &mut Vec<Vec<RedisModuleCommandArg>>) -> Vec<RedisModuleCommandArg> {
     // SAFETY: all zero is a valid argument, the one that ends the list: numbers and pointers only.
     let end: RedisModuleCommandArg = unsafe { std::mem::zeroed() };

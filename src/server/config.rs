@@ -2,9 +2,10 @@
 
 use super::Ctx;
 use super::text::Text;
+use libc::{c_char, c_int, c_longlong, c_void};
 use redis_module::raw::{self, RedisModuleString};
-use std::ffi::{CStr, c_char, c_int, c_longlong, c_void};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, Ordering::Relaxed};
 
 /// A setting that is a number.
 #[derive(Debug)]
@@ -13,7 +14,7 @@ pub struct Number {
     pub name: &'static CStr,
     /// Its value.
     pub value: AtomicI64,
-    /// What it is when nobody sets it.
+    /// Its default.
     pub default: i64,
     /// Smallest value.
     pub min: i64,
@@ -28,12 +29,25 @@ pub struct Switch {
     pub name: &'static CStr,
     /// Its value.
     pub value: AtomicBool,
-    /// What it is when nobody sets it.
+    /// Its default.
     pub default: bool,
 }
 
+/// A setting that is one of a few words.
+#[derive(Debug)]
+pub struct Choice {
+    /// Its name, without the module's.
+    pub name: &'static CStr,
+    /// Which of the words it is.
+    pub value: AtomicI32,
+    /// What it is when nobody sets it.
+    pub default: i32,
+    /// The words.
+    pub words: &'static [&'static CStr],
+}
+
 impl Number {
-    /// Makes the setting known to the server (`CONFIG`, `redis.conf`, `MODULE LOADEX`), with its present value as the
+    /// Registers the setting with the server (`CONFIG`, `redis.conf`, `MODULE LOADEX`), with its current value as the
     /// default.
     pub fn register(&'static self, ctx: Ctx) -> bool {
         // SAFETY: name and value live for ever; the callbacks read the value through the pointer given here.
@@ -56,7 +70,7 @@ impl Number {
 }
 
 impl Switch {
-    /// Makes the setting known to the server, with its present value as the default.
+    /// Registers the setting with the server, with its current value as the default.
     pub fn register(&'static self, ctx: Ctx) -> bool {
         // SAFETY: as for `Number::register`.
         let status = unsafe {
@@ -67,6 +81,32 @@ impl Switch {
                 raw::REDISMODULE_CONFIG_DEFAULT,
                 Some(get_switch),
                 Some(set_switch),
+                None,
+                (&raw const self.value).cast_mut().cast(),
+            )
+        };
+        status == raw::REDISMODULE_OK as c_int
+    }
+}
+
+impl Choice {
+    /// Makes the setting known to the server, with its present value as the default.
+    pub fn register(&'static self, ctx: Ctx) -> bool {
+        let mut words: Vec<*const c_char> = self.words.iter().map(|word| word.as_ptr()).collect();
+        let numbers: Vec<c_int> = (0..).take(words.len()).collect();
+        let count = c_int::try_from(words.len()).unwrap_or(0);
+        // SAFETY: as for `Number::register`; the server copies words and numbers, of which there are so many.
+        let status = unsafe {
+            api!(RedisModule_RegisterEnumConfig)(
+                ctx.raw(),
+                self.name.as_ptr(),
+                self.value.load(Relaxed),
+                raw::REDISMODULE_CONFIG_DEFAULT,
+                words.as_mut_ptr(),
+                numbers.as_ptr(),
+                count,
+                Some(get_choice),
+                Some(set_choice),
                 None,
                 (&raw const self.value).cast_mut().cast(),
             )
@@ -117,7 +157,25 @@ unsafe extern "C" fn set_switch(
     raw::REDISMODULE_OK as c_int
 }
 
-/// Whether other modules than this one are loaded.
+unsafe extern "C" fn get_choice(_: *const c_char, value: *mut c_void) -> c_int {
+    // SAFETY: `value` is the static given in `register`.
+    unsafe { value.cast::<AtomicI32>().as_ref() }.map_or(0, |value| value.load(Relaxed))
+}
+
+unsafe extern "C" fn set_choice(
+    _: *const c_char,
+    choice: c_int,
+    value: *mut c_void,
+    _: *mut *mut RedisModuleString,
+) -> c_int {
+    // SAFETY: as in `get_choice`.
+    if let Some(value) = unsafe { value.cast::<AtomicI32>().as_ref() } {
+        value.store(choice, Relaxed);
+    }
+    raw::REDISMODULE_OK as c_int
+}
+
+/// Whether modules other than this one are loaded.
 pub fn other_modules(ctx: Ctx, own_name: &[u8]) -> usize {
     let call = api!(RedisModule_Call);
     // SAFETY: the format takes one C string and gets one; the replies are read while the outer one lives, which is

@@ -1,18 +1,19 @@
 //! The context in which the server calls the module.
 
 use super::text::{AsText, Text};
+use libc::c_int;
 use redis_module::raw::{self, RedisModuleCtx};
-use std::ffi::{CStr, CString, c_int};
+use std::ffi::{CStr, CString};
 use std::marker::PhantomData;
 
-/// What the server hands to each callback; valid only while the callback runs.
+/// What the server passes to each callback; valid only while the callback runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Ctx<'a> {
     raw: *mut RedisModuleCtx,
     lives: PhantomData<&'a ()>,
 }
 
-/// What this server is to others.
+/// This server's role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// It decides.
@@ -21,7 +22,7 @@ pub enum Role {
     Replica,
 }
 
-/// Where a command runs, as far as that matters to it.
+/// Properties of the place where a command runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flags(c_int);
 
@@ -75,7 +76,7 @@ impl<'a> Ctx<'a> {
         self.raw
     }
 
-    /// Where this runs. Costs some tens of nanoseconds.
+    /// The properties of this context. Costs some tens of nanoseconds.
     pub fn flags(self) -> Flags {
         // SAFETY: the context lives.
         Flags(unsafe { api!(RedisModule_GetContextFlags)(self.raw) })
@@ -115,26 +116,36 @@ impl<'a> Ctx<'a> {
         unsafe { api!(RedisModule_Log)(self.raw, c"warning".as_ptr(), c"%s".as_ptr(), line.as_ptr()) }
     }
 
-    /// Replicates and logs a command, as one step with all others that this callback replicates.
+    /// Replicates and logs a command, in one step with everything else that this callback replicates.
     pub fn replicate(self, command: &CStr, args: &[&dyn AsText]) {
-        let mut argv: Vec<_> = args.iter().map(|arg| arg.as_text().raw()).collect();
-        // SAFETY: `v` takes an array of strings and its length; the server takes references of its own.
-        unsafe {
-            api!(RedisModule_Replicate)(self.raw, command.as_ptr(), c"v".as_ptr(), argv.as_mut_ptr(), argv.len());
-        }
+        let (replicate, ctx, command) = (api!(RedisModule_Replicate), self.raw, command.as_ptr());
+        let raw = |arg: &&dyn AsText| arg.as_text().raw();
+        // SAFETY: each `s` takes a string, and `v` an array of strings and its length; the server takes references of its
+        // own. It makes room for as many strings as the format has letters: an array costs a second allocation.
+        match args {
+            [one] => unsafe { replicate(ctx, command, c"s".as_ptr(), raw(one)) },
+            [one, two] => unsafe { replicate(ctx, command, c"ss".as_ptr(), raw(one), raw(two)) },
+            [one, two, three] => unsafe { replicate(ctx, command, c"sss".as_ptr(), raw(one), raw(two), raw(three)) },
+            [a, b, c, d, e] => unsafe {
+                replicate(ctx, command, c"sssss".as_ptr(), raw(a), raw(b), raw(c), raw(d), raw(e))
+            },
+            _ => {
+                let mut argv: Vec<_> = args.iter().map(raw).collect();
+                // SAFETY: as above.
+                unsafe { replicate(ctx, command, c"v".as_ptr(), argv.as_mut_ptr(), argv.len()) }
+            }
+        };
     }
 
-    /// Replicates a command, but keeps it from the append-only file: it says nothing about the data.
-    pub fn replicate_only(self, command: &CStr, args: &[&dyn AsText]) {
-        let mut argv: Vec<_> = args.iter().map(|arg| arg.as_text().raw()).collect();
+    /// Replicates a command, but keeps it out of the append-only file because it says nothing about the data.
+    pub fn replicate_only(self, command: &CStr, args: &[&dyn AsText; 2]) {
+        let [one, two] = args.map(|arg| arg.as_text().raw());
         // SAFETY: as in `replicate`; `A` takes no argument.
-        unsafe {
-            api!(RedisModule_Replicate)(self.raw, command.as_ptr(), c"vA".as_ptr(), argv.as_mut_ptr(), argv.len());
-        }
+        unsafe { api!(RedisModule_Replicate)(self.raw, command.as_ptr(), c"ssA".as_ptr(), one, two) };
     }
 
     /// Counts a change for the snapshot rules (`save`) where nothing needs to be sent: the caller knows that there is
-    /// neither a replica, nor a backlog, nor an append-only file, so that the server drops the command itself.
+    /// neither a replica, nor a backlog, nor an append-only file, so the server would drop the command anyway.
     pub fn count_change(self) {
         // SAFETY: the context lives and belongs to a command.
         unsafe { api!(RedisModule_ReplicateVerbatim)(self.raw) };
@@ -146,13 +157,14 @@ impl<'a> Ctx<'a> {
         unsafe { api!(RedisModule_NotifyKeyspaceEvent)(self.raw, class.bits(), event.as_ptr(), key.as_text().raw()) };
     }
 
-    /// Tells those who watch or cache a key that it has changed.
+    /// Informs clients that watch or cache a key that it has changed.
     pub fn signal_modified(self, key: &dyn AsText) {
         // SAFETY: context and key live for the call.
         unsafe { api!(RedisModule_SignalModifiedKey)(self.raw, key.as_text().raw()) };
     }
 
-    /// Publishes on a channel of this server and its cluster (`sharded`: of this shard only, where servers can).
+    /// Publishes on a channel of this server and its cluster (`sharded`: of this shard only, where servers can do
+    /// that).
     pub fn publish(self, channel: &Text, message: &Text, sharded: bool) {
         let publish = match newer_api!(RedisModule_PublishMessageShard) {
             Some(shard) if sharded => shard,
@@ -162,8 +174,8 @@ impl<'a> Ctx<'a> {
         unsafe { publish(self.raw, channel.as_text().raw(), message.as_text().raw()) };
     }
 
-    /// Whether this node of a cluster answers for a key: not if its slot is elsewhere, nor for a key that does not exist
-    /// while its slot is on its way there.
+    /// Whether this node of a cluster serves a key: not if its slot is elsewhere, nor if the key does not exist while
+    /// its slot is being migrated.
     pub fn serves(self, key: &Text) -> bool {
         if !can_access(key) {
             return false;
@@ -196,7 +208,7 @@ impl<'a> Ctx<'a> {
     }
 }
 
-/// Whether the slot of a key is open to modules: not while it comes or goes in one piece. `true` where the server has no
+/// Whether the slot of a key is open to modules: not while it is moved in one piece. `true` where the server has no
 /// such moves (before Redis 8.4), or closes no slot to modules (Valkey).
 fn can_access(key: &Text) -> bool {
     let (Some(slot_of), Some(can_access)) =
@@ -225,7 +237,7 @@ impl ServerInfo {
     }
 }
 
-/// The classes of keyspace notifications that are sent.
+/// The classes of keyspace notifications that the module sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// `g`: `del`, `expire`.
@@ -246,14 +258,14 @@ impl Class {
         c_int::try_from(bits).unwrap_or(0)
     }
 
-    /// Whether the server passes this class on to clients at present.
+    /// Whether the server currently passes this class on to clients.
     pub fn is_enabled(self) -> bool {
         // SAFETY: takes nothing, reads a setting.
         unsafe { api!(RedisModule_GetNotifyKeyspaceEvents)() & self.bits() != 0 }
     }
 }
 
-/// What the server calls this run of itself: 40 random hexadecimal digits.
+/// The name of this run of the server: 40 random hexadecimal digits.
 pub fn run_id() -> String {
     // SAFETY: without a context, the server leaves freeing to the caller, here below, after the last use.
     let info = ServerInfo(unsafe { api!(RedisModule_GetServerInfo)(std::ptr::null_mut(), c"server".as_ptr()) });
@@ -263,13 +275,13 @@ pub fn run_id() -> String {
     id
 }
 
-/// Whether the data set is to stand still: clients are paused, or a failover is under way.
+/// Whether the data set must stand still: clients are paused, or a failover is under way.
 pub fn is_paused() -> bool {
     // SAFETY: takes nothing, reads a state.
     unsafe { api!(RedisModule_AvoidReplicaTraffic)() != 0 }
 }
 
-/// Whether `id` is a connection that lives: those of scripts and of other modules are not.
+/// Whether `id` is a living connection: those of scripts and of other modules are not.
 pub fn is_connected(id: u64) -> bool {
     // SAFETY: with a null pointer the server only looks whether there is such a client.
     unsafe { api!(RedisModule_GetClientInfoById)(std::ptr::null_mut(), id) == raw::REDISMODULE_OK as c_int }

@@ -1,13 +1,14 @@
-//! What the server tells the module of.
+//! What the server reports to the module.
 
 use super::callbacks::{self, Event, Touch};
 use super::text::TextRef;
 use super::{Ctx, MainThread, slots};
+use libc::{c_char, c_int, c_void};
 use redis_module::raw::{self, RedisModuleCtx, RedisModuleEvent, RedisModuleString};
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::CStr;
 use std::ptr::null_mut;
 
-/// Subscribes to the server's events. (Touched keys are another matter: [`watch_keys`].)
+/// Subscribes to the server's events. (Touched keys are subscribed to separately: [`watch_keys`].)
 pub fn subscribe(ctx: Ctx) {
     const EVENTS: [u64; 9] = [
         raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
@@ -31,7 +32,7 @@ pub fn subscribe(ctx: Ctx) {
 
 static WATCHING: MainThread<bool> = MainThread::new();
 
-/// From now on, tells of each touched key and of each turn of the event loop. Until somebody waits there is nothing to
+/// From now on, reports each touched key and each turn of the event loop. Until somebody waits there is nothing to
 /// know, so a server where nobody ever did does not pay for it.
 pub fn watch_keys(ctx: Ctx) {
     const CLASSES: c_int = raw::REDISMODULE_NOTIFY_GENERIC
@@ -58,15 +59,15 @@ pub(super) fn forget() {
     WATCHING.with(|watching| *watching = false);
 }
 
-/// Whether what is done at the end of a turn of the event loop ([`Event::TurnEnds`]) comes before the server ends the
-/// blocks of clients that were answered. It does before Redis 7.2; there, the event loop has also decided already how
-/// long to sleep, so that a timer set then would be late. Later servers are the other way round in both.
+/// Whether the end of a turn of the event loop ([`Event::TurnEnds`]) comes before the server ends the blocks of
+/// clients that were answered. It does before Redis 7.2, where the event loop has also decided already how long to
+/// sleep, so that a timer set then would fire late. Later servers do both the other way round.
 pub fn turn_end_precedes_unblock() -> bool {
     newer_api!(RedisModule_AddPostNotificationJob).is_none()
 }
 
-/// Lets [`callbacks::Callbacks::after_touch`] be called in the same step as the command that touched a key, after it.
-/// `false` where the server can't (before Redis 7.2): there, what is written inside the notification would be
+/// Requests a call of [`callbacks::Callbacks::after_touch`] after the command that touched a key, in the same step.
+/// `false` where the server can't do that (before Redis 7.2): there, what is written inside the notification would be
 /// replicated *before* the command.
 pub fn request_after_touch(ctx: Ctx) -> bool {
     let Some(add_job) = newer_api!(RedisModule_AddPostNotificationJob) else { return false };
@@ -105,10 +106,10 @@ unsafe extern "C" fn on_touch(
 static TURN_IS_OVER: MainThread<bool> = MainThread::new();
 static GOING_ROUND: MainThread<bool> = MainThread::new();
 
-/// Lets the event loop go round once more before it sleeps, if it is on its way to.
+/// Lets the event loop make another turn before it sleeps, if it is about to.
 ///
-/// Before Redis 7.2 it decides how long to sleep, then deals with clients that were blocked (and whatever commands they
-/// sent meanwhile), and sleeps: what those commands set in motion would have to wait.
+/// Before Redis 7.2 it decides how long to sleep, then deals with clients that were blocked (and with any commands
+/// they sent meanwhile), and sleeps: whatever those commands set in motion would have to wait.
 pub fn go_round_again() {
     let is_over = TURN_IS_OVER.with(|over| *over);
     if turn_end_precedes_unblock() && is_over && !GOING_ROUND.with(|going| std::mem::replace(going, true)) {

@@ -1,7 +1,8 @@
 //! The module's section of `INFO`.
 
+use libc::c_int;
 use redis_module::raw::{self, RedisModuleInfoCtx};
-use std::ffi::{CStr, c_int};
+use std::ffi::CStr;
 use std::sync::OnceLock;
 
 /// The section, to be filled.
@@ -16,11 +17,17 @@ impl Section {
         // SAFETY: the context lives for the callback in which the section is filled.
         unsafe { api!(RedisModule_InfoAddFieldULongLong)(self.raw, name.as_ptr(), value) };
     }
+
+    /// Adds a line whose value is a text.
+    pub fn text(self, name: &CStr, value: &CStr) {
+        // SAFETY: the context lives for the callback in which the section is filled; the server copies the text.
+        unsafe { api!(RedisModule_InfoAddFieldCString)(self.raw, name.as_ptr(), value.as_ptr()) };
+    }
 }
 
 static FILL: OnceLock<fn(Section)> = OnceLock::new();
 
-/// Lets `fill` write the section whenever somebody asks for it.
+/// Calls `fill` to write the section whenever somebody asks for it.
 pub fn register(ctx: super::Ctx, fill: fn(Section)) {
     let _ = FILL.set(fill);
     // SAFETY: the callback has the signature that the server expects.

@@ -3,9 +3,9 @@
 use super::ctx::Ctx;
 use super::text::{Text, TextRef};
 use crate::lock::Deadline;
+use libc::{c_int, c_longlong, c_void};
 use redis_module::raw::{self, RedisModuleKey, RedisModuleString};
 use std::cell::Cell;
-use std::ffi::{c_int, c_longlong, c_void};
 use std::marker::PhantomData;
 use std::ops::ControlFlow;
 use std::ptr::null_mut;
@@ -24,19 +24,20 @@ pub enum Kind {
 const KEYTYPE_EMPTY: c_int = raw::REDISMODULE_KEYTYPE_EMPTY as c_int;
 const KEYTYPE_HASH: c_int = raw::REDISMODULE_KEYTYPE_HASH as c_int;
 
-/// What is done with each field and value of a hash.
+/// The callback for each field and value of a hash.
 pub type EachField<'f> = &'f mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 
 /// An open key. Reading a key that has expired removes it first, as every command does.
 ///
-/// Whoever changes it calls [`Ctx::signal_modified`]: opening alone tells nobody.
+/// Code that changes it calls [`Ctx::signal_modified`]: opening alone informs nobody.
 ///
-/// Since Redis 8.4 the server opens no key in a slot that comes or goes in one piece. Such a key is missing here, and
-/// what is written to it goes nowhere: who would write asks [`Ctx::serves`] first.
+/// Since Redis 8.4 the server opens no key in a slot that is moved in one piece. Such a key seems to be missing, and
+/// what is written to it goes nowhere: code that would write asks [`Ctx::serves`] first.
 #[derive(Debug)]
 pub struct Key<'a> {
     raw: *mut RedisModuleKey,
-    /// Once it is known. Nobody but this handle changes it while it is open: all runs in one step.
+    /// `None` until it is known. Nobody but this handle changes it while it is open, since all of this runs in one
+    /// step.
     expiry: Cell<Option<Deadline>>,
     lives: PhantomData<&'a ()>,
 }
@@ -79,7 +80,20 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// Sets fields; makes the hash if the key is missing.
+    /// The values of two fields, in one call.
+    pub fn get_both(&self, (one, other): (TextRef, TextRef)) -> (Option<Text>, Option<Text>) {
+        let mut values: [*mut RedisModuleString; 2] = [null_mut(); 2];
+        let [first, second] = &mut values;
+        let (first, second): (*mut _, *mut _) = (first, second);
+        let end: *mut RedisModuleString = null_mut();
+        // SAFETY: as in `get`.
+        unsafe {
+            api!(RedisModule_HashGet)(self.raw, 0, one.raw(), first, other.raw(), second, end);
+            (Text::from_raw(*first), Text::from_raw(*second))
+        }
+    }
+
+    /// Sets fields, and creates the hash if the key is missing.
     pub fn set(&self, pairs: &[(TextRef, TextRef)]) {
         let end: *mut RedisModuleString = null_mut();
         let hash_set = api!(RedisModule_HashSet);
@@ -115,7 +129,7 @@ impl<'a> Key<'a> {
         self.expiry.set(None);
     }
 
-    /// When the key expires, a missing one never: a look-up for the first who asks.
+    /// When the key expires; never, if it is missing. The first call takes a look-up.
     pub fn expiry(&self) -> Deadline {
         if let Some(known) = self.expiry.get() {
             return known;
@@ -130,8 +144,8 @@ impl<'a> Key<'a> {
         expiry
     }
 
-    /// Whether one of these fields of the hash `name`, which this is, has an expiry of its own. (Redis 8 tells of all
-    /// fields at once; then it may be another one.)
+    /// Whether one of these fields of the hash `name`, which this is, has an expiry of its own. (Redis 8 reports all
+    /// fields at once, so it may be another one.)
     pub fn has_expiring_field(&mut self, ctx: Ctx<'a>, name: TextRef<'a>, fields: &[TextRef]) -> bool {
         if let Some(first) = newer_api!(RedisModule_HashFieldMinExpire) {
             // SAFETY: the handle is open and a hash.
@@ -153,7 +167,7 @@ impl<'a> Key<'a> {
         self.raw = null_mut();
     }
 
-    /// Lets the key, which exists, expire at a moment, or never.
+    /// Sets or removes the expiry of the key, which exists.
     pub fn set_expiry(&self, deadline: Deadline) {
         let at = match deadline {
             Deadline::At(at) => i64::try_from(at).unwrap_or(i64::MAX),
@@ -207,7 +221,12 @@ impl Drop for Key<'_> {
     }
 }
 
-/// Asks the server whether one of these fields has an expiry of its own; if it does not say, yes.
+/// Whether the server tells of fields with an expiry of their own without running a command.
+pub fn tells_of_field_expiry() -> bool {
+    newer_api!(RedisModule_HashFieldMinExpire).is_some()
+}
+
+/// Asks the server whether one of these fields has an expiry of its own; without an answer, assumes so.
 fn expires(ctx: Ctx, name: TextRef, fields: &[TextRef]) -> bool {
     let mut argv: Vec<_> = fields.iter().map(|field| field.raw()).collect();
     let (call, element) = (api!(RedisModule_Call), api!(RedisModule_CallReplyArrayElement));

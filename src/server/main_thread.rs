@@ -35,3 +35,30 @@ impl<T: Default> Default for MainThread<T> {
         Self::new()
     }
 }
+
+/// A value that is made at the first use and never changes: as [`MainThread`], but without the book-keeping of who has
+/// it.
+#[derive(Debug)]
+pub struct Constant<T>(OnceCell<T>);
+
+// SAFETY: only the server's main thread reaches it, as for `MainThread`: the cell is never filled by two threads at once,
+// and what it gives out is never changed afterwards.
+unsafe impl<T> Sync for Constant<T> {}
+
+impl<T: Default> Constant<T> {
+    /// The default value, made at the first use.
+    pub const fn new() -> Self {
+        Self(OnceCell::new())
+    }
+
+    /// The value.
+    pub fn get(&self) -> &T {
+        self.0.get_or_init(T::default)
+    }
+}
+
+impl<T: Default> Default for Constant<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}

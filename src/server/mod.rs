@@ -4,7 +4,8 @@
 //! The facts about the module API that the SAFETY lines lean on are those of `redismodule.h` and of `module.c` of
 //! Redis 7.0 to 8 and Valkey 8 to 9.
 
-/// A function of the module API that every supported server has ([`complete`] saw to it when the module was loaded).
+/// A function of the module API that every supported server has ([`complete`] made sure of it when the module was
+/// loaded).
 macro_rules! api {
     ($name:ident) => {{
         #[allow(unused_unsafe)]
@@ -17,7 +18,7 @@ macro_rules! api {
     }};
 }
 
-/// A function that newer servers have.
+/// A function that only newer servers have.
 macro_rules! newer_api {
     ($name:ident) => {{
         #[allow(unused_unsafe)]
@@ -48,12 +49,12 @@ pub mod timer;
 pub use commands::Call;
 pub use ctx::{Ctx, Role};
 pub use key::Key;
-pub use main_thread::MainThread;
+pub use main_thread::{Constant, MainThread};
 pub use text::{AsText, Text, TextRef};
 
 use redis_module::{Context, RedisString, Status, raw};
 
-/// Whether the server has every function of the module API that `api!` takes for granted: those of Redis 7.0.
+/// Whether the server has every function of the module API that `api!` assumes: those of Redis 7.0.
 pub fn complete() -> bool {
     macro_rules! all {
         ($($name:ident)*) => {
@@ -75,7 +76,7 @@ pub fn complete() -> bool {
         RedisModule_InfoAddFieldULongLong RedisModule_InfoAddSection RedisModule_IsKeysPositionRequest
         RedisModule_KeyAtPos RedisModule_KeyType RedisModule_LoadConfigs RedisModule_Log
         RedisModule_NotifyKeyspaceEvent RedisModule_OpenKey RedisModule_PublishMessage
-        RedisModule_RegisterBoolConfig RedisModule_RegisterInfoFunc RedisModule_RegisterNumericConfig
+        RedisModule_RegisterBoolConfig RedisModule_RegisterEnumConfig RedisModule_RegisterInfoFunc RedisModule_RegisterNumericConfig
         RedisModule_Replicate RedisModule_ReplicateVerbatim RedisModule_ReplyWithArray
         RedisModule_ReplyWithError RedisModule_ReplyWithLongLong RedisModule_ReplyWithMap
         RedisModule_ReplyWithNull RedisModule_ReplyWithSimpleString RedisModule_ReplyWithStringBuffer
@@ -87,7 +88,7 @@ pub fn complete() -> bool {
     )
 }
 
-/// Starts the module from what the server hands over at load: its context and the module's arguments.
+/// Starts the module from what the server passes at load: its context and the module's arguments.
 pub fn load(context: &Context, args: &[RedisString], start: fn(Ctx, &[TextRef]) -> bool) -> Status {
     if !complete() {
         context.log_warning("holdfast: this server lacks functions that came with Redis 7.0");
@@ -96,17 +97,17 @@ pub fn load(context: &Context, args: &[RedisString], start: fn(Ctx, &[TextRef]) 
     // SAFETY: context and arguments live for the call; the server frees neither before it returns.
     let (ctx, args): (Ctx, Vec<TextRef>) =
         unsafe { (Ctx::from_raw(context.ctx), args.iter().filter_map(|arg| TextRef::from_raw(arg.inner)).collect()) };
-    // SAFETY: the context is that of loading. Opening a key does not mean changing it: the module tells by itself. And
-    // it goes along when slots move.
+    // SAFETY: the context is that of loading. The options say that opening a key does not mean changing it (the
+    // module signals changes itself), and that the module supports slot migration.
     unsafe {
         let options = raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED | slots::module_option(ctx);
-        api!(RedisModule_SetModuleOptions)(ctx.raw(), std::ffi::c_int::try_from(options).unwrap_or(0));
+        api!(RedisModule_SetModuleOptions)(ctx.raw(), libc::c_int::try_from(options).unwrap_or(0));
     }
     if start(ctx, &args) { Status::Ok } else { Status::Err }
 }
 
-/// Stops the module from what the server hands over when it unloads it; refuses while it is needed, and in the rare
-/// moment in which the server is about to call it.
+/// Stops the module from what the server passes when it unloads it. Refuses while the module is needed, and in the
+/// rare moment when the server is about to call it.
 pub fn unload(context: &Context, is_needed: fn() -> bool, stop: fn(Ctx)) -> Status {
     if is_needed() || events::is_called_back() {
         return Status::Err;

@@ -1,4 +1,4 @@
-//! What replicas have, and asking them for it.
+//! What the replicas have, and asking them to confirm it.
 
 use super::Ctx;
 use super::text::{AsText, Text};
@@ -7,7 +7,7 @@ use std::ffi::{CStr, CString};
 /// An offset in the replication stream, in bytes.
 pub type Offset = u64;
 
-/// How far the stream is, and how far each replica that is online has confirmed it.
+/// The end of the stream, and how much of it each online replica has confirmed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// What this server has written.

@@ -2,11 +2,12 @@
 
 use super::ctx::Ctx;
 use crate::lock::Token;
-use std::ffi::{CStr, CString, c_int, c_long};
+use libc::{c_int, c_long};
+use std::ffi::{CStr, CString};
 
 pub(super) const OK: c_int = redis_module::raw::REDISMODULE_OK as c_int;
 
-/// That a reply was given: every way through a command ends with one.
+/// Proof that a reply was given: every path through a command ends with one.
 #[derive(Debug)]
 #[must_use]
 pub struct Replied(());
@@ -56,28 +57,28 @@ impl Ctx<'_> {
         Replied(())
     }
 
-    /// Begins an array of so many elements, which follow.
+    /// Begins an array of this many elements, which follow.
     pub fn reply_array(self, len: usize) -> Replied {
         // SAFETY: see `reply_integer`.
         unsafe { api!(RedisModule_ReplyWithArray)(self.raw(), c_long::try_from(len).unwrap_or(c_long::MAX)) };
         Replied(())
     }
 
-    /// Begins a map of so many pairs, which follow (in RESP2: a flat array).
+    /// Begins a map of this many pairs, which follow (in RESP2, a flat array).
     pub fn reply_map(self, len: usize) -> Replied {
         // SAFETY: see `reply_integer`.
         unsafe { api!(RedisModule_ReplyWithMap)(self.raw(), c_long::try_from(len).unwrap_or(c_long::MAX)) };
         Replied(())
     }
 
-    /// A text line, as the lines of `HELP` are.
+    /// A simple string, as in the lines of `HELP`.
     pub fn reply_line(self, line: &CStr) -> Replied {
         // SAFETY: see `reply_integer`.
         unsafe { api!(RedisModule_ReplyWithSimpleString)(self.raw(), line.as_ptr()) };
         Replied(())
     }
 
-    /// A line of text that is put together at run time; without NUL bytes.
+    /// A simple string composed at run time, without NUL bytes.
     pub fn reply_text_line(self, line: &str) -> Replied {
         self.reply_line(&CString::new(line).unwrap_or_default())
     }
@@ -87,7 +88,7 @@ impl Ctx<'_> {
         outcome.unwrap_or_else(|error| self.reply_error(&error))
     }
 
-    /// An error; `message` begins with its code and holds no line break.
+    /// An error; `message` begins with its code and contains no line break.
     pub fn reply_error(self, message: &str) -> Replied {
         let message: Vec<u8> = message.bytes().map(|byte| if byte < b' ' { b' ' } else { byte }).collect();
         let message = CString::new(message).unwrap_or_default();

@@ -1,16 +1,17 @@
-//! Slots of a cluster that move in one piece: `CLUSTER MIGRATESLOTS` of Valkey 9, `CLUSTER MIGRATION` of Redis 8.4.
+//! Slots of a cluster that are moved in one piece: `CLUSTER MIGRATESLOTS` of Valkey 9, `CLUSTER MIGRATION` of Redis
+//! 8.4.
 //!
-//! The source sends a snapshot of the slots and then every write as it is replicated, so what the module writes arrives.
-//! While that goes on the target keeps the keys from everybody. Then the slots change hands at once, and what lies where
-//! it does not belong any more is dropped: on Redis without a word about single keys, so the module asks to be told
-//! about the slots.
+//! The source sends a snapshot of the slots and then every write as it is replicated, so what the module writes
+//! arrives. Meanwhile the target hides these keys from everybody. Then the slots change hands at once, and what is no
+//! longer in its place is dropped: on Redis without any notification about single keys, so the module subscribes to
+//! events about the slots.
 
 use super::Ctx;
 use super::callbacks::{self, Event};
+use libc::{c_int, c_void};
 use redis_module::raw::{self, RedisModuleCtx, RedisModuleEvent};
-use std::ffi::{c_int, c_void};
 
-/// Valkey's names for what the `redis-module` crate does not know (`valkeymodule.h` of Valkey 9).
+/// Valkey's names for what the `redis-module` crate lacks (`valkeymodule.h` of Valkey 9).
 mod valkey {
     pub const OPTIONS_HANDLE_ATOMIC_SLOT_MIGRATION: u32 = 1 << 5;
     pub const EVENT_ATOMIC_SLOT_MIGRATION: u64 = 19;
@@ -35,7 +36,7 @@ pub(super) fn module_option(ctx: Ctx) -> u32 {
     if knows && is_valkey(ctx) { option } else { 0 }
 }
 
-/// Subscribes to what this server tells of such moves. A server that does not know them refuses, which is fine.
+/// Subscribes to this server's events about such moves. A server that does not have them refuses, which does no harm.
 pub(super) fn subscribe(ctx: Ctx) {
     type OnEvent = unsafe extern "C" fn(*mut RedisModuleCtx, RedisModuleEvent, u64, *mut c_void);
     let subscribe_to = |id: u64, callback: OnEvent| {
@@ -69,7 +70,7 @@ unsafe extern "C" fn on_redis(ctx: *mut RedisModuleCtx, _: RedisModuleEvent, sub
     }
 }
 
-/// The keys that were left behind are dropped, now or from now on.
+/// The keys left behind are being dropped, now or from now on.
 unsafe extern "C" fn on_redis_trim(ctx: *mut RedisModuleCtx, _: RedisModuleEvent, _: u64, _: *mut c_void) {
     // SAFETY: as in `on_valkey`.
     tell(unsafe { Ctx::from_raw(ctx) });

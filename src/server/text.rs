@@ -4,7 +4,7 @@ use redis_module::raw::RedisModuleString;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// Something the server can take as a string without a copy.
+/// Something that the server can take as a string without a copy.
 pub trait AsText {
     /// The server's string.
     fn as_text(&self) -> TextRef<'_>;
@@ -66,7 +66,7 @@ impl Text {
         }
     }
 
-    /// A number in decimal. (None is beyond 63 bits: they are times, tokens, counts.)
+    /// A number in decimal. (None exceeds 63 bits: they are times, tokens, counts.)
     pub fn number(value: u64) -> Self {
         let value = i64::try_from(value).unwrap_or(i64::MAX);
         // SAFETY: without a context the string is ours alone to free.
@@ -77,7 +77,7 @@ impl Text {
         }
     }
 
-    /// A new string made of `parts`, put together without an allocation of its own if it is short.
+    /// A new string made of `parts`; if it is short, composing it takes no allocation.
     pub fn concat(parts: &[&[u8]]) -> Self {
         let mut buffer = [0_u8; 128];
         let mut rest = buffer.as_mut_slice();
@@ -92,7 +92,7 @@ impl Text {
         Self::new(buffer.get(..len).unwrap_or_default())
     }
 
-    /// Takes over a string that the server made for us; `None` for null.
+    /// Takes over a string that the server made for the module; `None` for null.
     ///
     /// # Safety
     ///
@@ -120,8 +120,8 @@ impl Drop for Text {
     }
 }
 
-/// The number that bytes stand for, written as the server writes its own: decimal digits, no sign, no leading zeros, at
-/// most 19 of them.
+/// The number that bytes stand for, in the server's own notation: decimal digits, no sign, no leading zeros, at most
+/// 19 of them.
 pub fn parse_number(bytes: &[u8]) -> Option<u64> {
     if bytes.is_empty() || bytes.len() > 19 || (bytes.len() > 1 && bytes.first() == Some(&b'0')) {
         return None;

@@ -1,14 +1,14 @@
-//! The module's timers: one for its work, and one for what has to be alone in its step.
+//! The module's timers: one for its work, and one for what must be alone in its step.
 
 use super::callbacks;
 use super::{Ctx, MainThread, clock::Now, events};
 use crate::lock::Millis;
+use libc::c_void;
 use redis_module::raw::{RedisModuleCtx, RedisModuleTimerID};
-use std::ffi::c_void;
 use std::ptr::null_mut;
 
-/// In this turn of the event loop: as soon as it has dealt with what it is at, and before it sends replies or reads
-/// further requests. (From inside a timer: in a millisecond.)
+/// In this turn of the event loop: as soon as the current work is done, before replies are sent or further requests
+/// are read. (From inside a timer: in a millisecond.)
 pub const THIS_TURN: Millis = 0;
 
 /// What a timer is for.
@@ -24,7 +24,7 @@ pub enum Timer {
 struct Timers {
     work: Option<(RedisModuleTimerID, Millis)>,
     ask: Option<(RedisModuleTimerID, Millis)>,
-    /// The server is calling one of them: what is set now fires in a millisecond at the earliest.
+    /// The server is calling one of them: a timer set now fires in a millisecond at the earliest.
     firing: bool,
 }
 
@@ -39,7 +39,7 @@ impl Timers {
 
 static TIMERS: MainThread<Timers> = MainThread::new();
 
-/// Lets a timer fire at `at`, a little later as the server's timers go, or earlier.
+/// Lets a timer fire at `at` (the server's timers may be a little late), unless it fires earlier anyway.
 pub fn wake(ctx: Ctx, timer: Timer, at: Millis) {
     let (pending, firing) = TIMERS.with(|timers| (*timers.slot(timer), timers.firing));
     let now = Now::read().millis();
@@ -55,13 +55,14 @@ pub fn wake(ctx: Ctx, timer: Timer, at: Millis) {
         Timer::Ask => on_ask,
     };
     let period = i64::try_from(at.saturating_sub(now)).unwrap_or(i64::MAX / 2000);
-    // SAFETY: the context lives; the callback lives as long as the module, which stops the timer before it goes.
+    // SAFETY: the context lives; the callback lives as long as the module, which stops the timer before it is
+    // unloaded.
     let id = unsafe { api!(RedisModule_CreateTimer)(ctx.raw(), period, Some(callback), null_mut()) };
     TIMERS.with(|timers| *timers.slot(timer) = Some((id, at)));
     events::go_round_again();
 }
 
-/// Lets those be answered at the end of this turn of the event loop who are owed an answer that is there.
+/// Makes sure that answers that are ready are sent at the end of this turn of the event loop.
 pub fn wake_for_replies(ctx: Ctx) {
     if events::turn_end_precedes_unblock() {
         events::go_round_again();

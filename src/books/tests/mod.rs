@@ -2,6 +2,7 @@
 
 mod looks;
 mod owed;
+mod searches;
 mod sessions;
 mod sweep;
 mod ties;

@@ -66,7 +66,7 @@ proptest! {
                     }
                 }
                 Act::NextEnding => {
-                    if let Some(ticket) = owed.next_ending() {
+                    if let Some((_, ticket)) = owed.next_ending() {
                         prop_assert!(ending.remove(&ticket) && blocked.remove(&ticket), "answered once");
                         prop_assert!(owed.take(ticket).is_some());
                     } else {

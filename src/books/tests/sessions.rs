@@ -6,6 +6,7 @@ use crate::books::sessions::{Claimed, Remains};
 use crate::books::{Answer, Kind, Outcome, Sessions};
 use crate::lock::LockKey;
 use crate::server::callbacks::Ticket;
+use crate::server::clock::Now;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -73,7 +74,7 @@ fn tell(sessions: &mut Sessions, plain: &mut Plain, nth: usize, end: End) {
         End::TimedOut => Outcome::TimedOut,
         End::Refused => Outcome::Refused("ERR".into()),
     };
-    assert!(sessions.tell(client, ticket, about.clone(), outcome).is_ok());
+    assert!(sessions.tell(client, ticket, about.clone(), outcome, Now { micros: ticket.0 }).is_ok());
     plain.mail.get_mut(&client).expect("open").push(about);
 }
 
@@ -117,8 +118,8 @@ fn carry_out(sessions: &mut Sessions, plain: &mut Plain, act: Act) {
         Act::Ends { nth, end } => tell(sessions, plain, nth, end),
         Act::Read(client) => {
             let expected = plain.mail.get_mut(&client).filter(|mail| !mail.is_empty()).map(|mail| mail.remove(0));
-            let read = sessions.read(client).map(|(event, undo)| {
-                assert_eq!(matches!(event.kind, Kind::Granted(_)), undo.is_some());
+            let read = sessions.read(client).map(|(event, unheard)| {
+                assert_eq!(matches!(event.kind, Kind::Granted(_)), unheard.is_some());
                 (event.keys, event.owner)
             });
             assert_eq!(read, expected.map(|about| (about.keys, about.owner)));

@@ -1,6 +1,6 @@
 //! Tables whose rows name each other by number. A number of one table can't be used for another.
 //!
-//! Everything here grows in small parts, so that no step of a search has to wait for it.
+//! Everything here grows in small parts, so that no step of a search is held up by it.
 
 use foldhash::HashMap;
 use foldhash::fast::RandomState;
@@ -16,7 +16,7 @@ pub trait Index: Copy {
     fn position(self) -> usize;
 }
 
-/// A row number with a type of its own. Four bytes: there are many, and never as many as four bytes can count.
+/// A row number with a type of its own. Four bytes suffice, and there are many of them.
 macro_rules! index {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -41,7 +41,8 @@ pub fn next<I: Index>(index: I) -> I {
     I::new(index.position().saturating_add(1))
 }
 
-/// How many rows lie together. A table never moves the rows it has: with a hundred thousand, that would take its time.
+/// How many rows are stored together. A table never moves its rows: with a hundred thousand, that would take too
+/// long.
 const TOGETHER: usize = 1024;
 
 /// A table that only grows.
@@ -68,6 +69,11 @@ impl<I: Index, T> Arena<I, T> {
         }
         self.len = self.len.saturating_add(1);
         index
+    }
+
+    /// Drops the last rows and frees their memory. Returns whether there were any.
+    pub fn free_part(&mut self) -> bool {
+        self.rows.pop().is_some()
     }
 
     /// The number that the next row will have.
@@ -141,6 +147,11 @@ impl<K, V> Default for Names<K, V> {
 }
 
 impl<K: Hash + Eq, V: Copy> Names<K, V> {
+    /// Drops some of the names and frees their memory. Returns whether there were any.
+    pub fn free_part(&mut self) -> bool {
+        self.parts.pop().is_some()
+    }
+
     fn part(&self, name: &K) -> usize {
         usize::try_from(self.hasher.hash_one(name)).unwrap_or(usize::MAX) % PARTS
     }

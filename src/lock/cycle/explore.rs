@@ -1,8 +1,8 @@
 //! Collecting everything that a request depends on.
 //!
-//! Each owner that is met is asked what it waits for, each lock who waits for it and who holds it; both are met once.
-//! The queue of a lock is read before its holders: whoever is granted the lock in between is found twice rather than
-//! not at all.
+//! Each owner that is met is asked what it waits for; each lock, who waits for it and who holds it. Both are met
+//! once. The queue of a lock is read before its holders, so that whoever is granted the lock in between is found
+//! twice rather than not at all.
 
 use super::arena::{Index, next};
 use super::graph::{Graph, LockIx, OwnerIx, WaitIx};
@@ -10,17 +10,17 @@ use super::{Budget, LOOK, PAGE, PLACE, Present, Visible};
 use crate::lock::{Deadline, LockKey, Owner, WaiterId};
 use std::collections::BTreeSet;
 
-/// How far it has come.
+/// The progress of the exploration.
 #[derive(Debug)]
 pub struct Explorer {
-    /// The request for which all this is done.
+    /// The request that the search is for.
     candidate: WaitIx,
     /// The database it is in: what is elsewhere does not matter.
     db: i32,
     /// Whether it stands in the queue itself.
     has_joined: bool,
-    /// Requests that came later don't matter: if one of them closes a cycle, its own search finds that. So there is an
-    /// end to what can be met.
+    /// Requests that came later do not matter: if one of them closes a cycle, its own search finds it. So what can be
+    /// met is finite.
     newest: WaiterId,
     next_owner: OwnerIx,
     next_lock: LockIx,

@@ -58,9 +58,9 @@ const PLACE: usize = 10;
 /// How many holders of a lock are asked for at once.
 pub const PAGE: usize = 100;
 
-/// By how much a step may exceed its budget: by the last thing it looks at.
+/// By how much a step may exceed its budget: by the last thing it looks at, a lock and its first holders at most.
 #[cfg(test)]
-pub const OVERRUN: usize = LOOK + PAGE;
+pub const OVERRUN: usize = 3 * LOOK + PAGE;
 
 /// One wait of a cycle: this owner waits for this key, which the next owner of the cycle holds, or waits for ahead.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,6 +105,12 @@ pub trait Visible {
     /// Up to `most` of those who hold it, by the end of their leases and by name: those after the given one. A lease
     /// that gets longer meanwhile makes its owner come twice, which does no harm.
     fn holders(&mut self, key: &LockKey, after: Option<&(Deadline, Owner)>, most: usize) -> Vec<(Deadline, Owner)>;
+
+    /// What the looks since the last call have cost beyond [`LOOK`] each, in units of about 100 ns: some locks must be
+    /// read whole.
+    fn extra_cost(&mut self) -> usize {
+        0
+    }
 }
 
 /// What is known after a step.
@@ -133,7 +139,7 @@ fn others<T>(queue: &Queue<T>, keys: &[LockKey]) -> usize {
     queue.contended().saturating_sub(own)
 }
 
-/// A search for the cycle that one request closes by waiting.
+/// A search for the cycle that one request would close by waiting.
 ///
 /// It is advanced for the first time before the request joins the queue. If that brings no answer, the request waits,
 /// the search is told of its place ([`Search::joined`], before anything else happens), and is advanced again later.
@@ -202,6 +208,11 @@ struct Present<'a, T, V> {
 }
 
 impl<T, V: Visible> Present<'_, T, V> {
+    fn spend_extra(&mut self) {
+        let extra = self.locks.extra_cost();
+        self.budget.spend(extra);
+    }
+
     fn look(&mut self, graph: &Graph, lock: LockIx, owner: OwnerIx) -> Option<Standing> {
         self.budget.spend(LOOK);
         self.locks.look(&graph.locks.get(lock)?.key, &graph.owners.get(owner)?.name)
@@ -239,6 +250,17 @@ impl Search {
         if let Stage::Explore(explorer) = &mut self.stage {
             explorer.joined(id);
         }
+    }
+
+    /// Whether the recheck of everything has begun.
+    #[cfg(test)]
+    pub fn is_rechecked(&self) -> bool {
+        self.is_rechecked
+    }
+
+    /// Frees a part of its memory, once it has finished. Returns whether there was any.
+    pub fn free_part(&mut self) -> bool {
+        self.graph.free_part()
     }
 
     /// How much it has cost so far, in units.
@@ -312,7 +334,8 @@ impl Search {
         !holders.iter().any(|(_, owner)| now.queue.waits(owner))
     }
 
-    /// Whether somebody waits for what the candidate's owner holds. It waits for nothing else itself.
+    /// Whether somebody waits for what the candidate's owner holds, as far as the budget goes to find out: then somebody
+    /// may. It waits for nothing else itself.
     fn is_waited_for<T, V: Visible>(&self, db: i32, now: &mut Present<T, V>) -> bool {
         now.queue.contended_keys().any(|key| {
             now.budget.spend(1);
@@ -320,7 +343,10 @@ impl Search {
                 return false;
             }
             now.budget.spend(LOOK);
-            now.locks.may_read(&key) && now.locks.look(&key, &self.owner).is_some_and(|it| it.own.is_some())
+            let holds =
+                now.locks.may_read(&key) && now.locks.look(&key, &self.owner).is_some_and(|it| it.own.is_some());
+            now.spend_extra();
+            holds || now.budget.is_spent()
         })
     }
 
@@ -366,8 +392,10 @@ impl Search {
 
     fn go_on<T, V: Visible>(&mut self, now: &mut Present<T, V>) -> Option<Progress> {
         while !now.budget.is_spent() {
-            if let Some(progress) = self.step(now) {
-                return Some(progress);
+            let progress = self.step(now);
+            now.spend_extra();
+            if progress.is_some() {
+                return progress;
             }
         }
         None

@@ -1,4 +1,4 @@
-//! Whether what was read in earlier steps is still so.
+//! Whether what was read in earlier steps is still true.
 //!
 //! Whatever is no longer so is taken out of the graph, which is then reduced further. A deadlock that was there when
 //! the search began and is there now loses nothing by that: its requests wait, its holds are held. A request that was

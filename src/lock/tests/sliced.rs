@@ -418,6 +418,102 @@ fn pair(budget: usize, noise: usize, undo: impl Fn(&mut World, usize)) -> Option
     panic!("no end");
 }
 
+/// A search by this candidate in steps of one unit until `until` of them are done; then `event`, and the rest at once.
+/// Whether it had begun to look at everything again when that happened, and what came of it; `None`: it was over before.
+fn interrupted(
+    steps: &[PlainWaiter],
+    candidate: &PlainWaiter,
+    until: usize,
+    event: impl Fn(&mut World),
+) -> Option<(bool, Progress)> {
+    let mut world = built(steps.iter().cloned().map(Step::Ask).collect(), Detection::Off);
+    let mut searching = Searching::new(candidate, Fault::Nothing);
+    let mut progress = searching.advance(&mut world, 1);
+    let id = world.queue.next_id().0;
+    world.arrive(candidate.clone(), None);
+    searching.joined(id);
+    for _ in 0..until {
+        if progress != Progress::More {
+            return None;
+        }
+        progress = searching.advance(&mut world, 1);
+    }
+    let is_rechecked = searching.search.is_rechecked();
+    event(&mut world);
+    (progress == Progress::More).then(|| (is_rechecked, searching.advance(&mut world, usize::MAX)))
+}
+
+/// For each moment of a search that finds a cycle: what comes of it if `event` happens then.
+fn at_each_moment(steps: &[PlainWaiter], candidate: &PlainWaiter, event: impl Fn(&mut World)) -> Vec<(bool, Progress)> {
+    let moments = |event: &dyn Fn(&mut World)| -> Vec<(bool, Progress)> {
+        (0..).map_while(|until| interrupted(steps, candidate, until, event)).collect()
+    };
+    let alone = moments(&|_| {});
+    assert!(alone.len() > 10 && alone.iter().all(|(_, progress)| matches!(progress, Progress::Cycle(_))), "{alone:?}");
+    moments(&event)
+}
+
+/// One of two places in a semaphore is held by somebody in the cycle, the other by somebody stuck elsewhere, whose
+/// lease runs out unnoticed. Nothing but looking at everything again finds that out. (After that, a search is told:
+/// [`Queue::note`] comes for each lease that runs out before a search goes on.)
+#[test]
+fn a_lease_that_runs_out_unnoticed_is_found_out() {
+    let steps = [
+        ask(0, &[0], 2),
+        ask(1, &[0], 2),
+        ask(2, &[1], 1),
+        ask(3, &[2], 1),
+        ask(1, &[3], 1),
+        ask(0, &[1], 1),
+        ask(1, &[2], 1),
+        ask(3, &[3], 1),
+    ];
+    let candidate = ask(2, &[0], 2);
+    let lost = |world: &mut World| assert!(world.locks.table.release(&key(0), &owner(1)).is_some());
+    let unnoticed = at_each_moment(&steps, &candidate, lost);
+    let before = unnoticed.iter().take_while(|(is_rechecked, _)| !is_rechecked);
+    assert!(before.clone().count() > 10);
+    assert!(before.clone().all(|(_, progress)| !matches!(progress, Progress::Cycle(_))), "{unnoticed:?}");
+    let noted = at_each_moment(&steps, &candidate, |world| {
+        lost(world);
+        world.queue.note(&key(0), Change::Freed);
+    });
+    assert!(noted.iter().all(|(_, progress)| !matches!(progress, Progress::Cycle(_))), "{noted:?}");
+}
+
+/// Another client lets somebody hold a key that it waits for together with a further one: now it waits for that alone.
+#[test]
+fn a_hold_that_came_past_the_queue_is_found_out() {
+    let steps = [
+        ask(0, &[0], 1),
+        ask(1, &[1], 1),
+        ask(3, &[2], 1),
+        ask(4, &[3], 1),
+        ask(3, &[3], 1),
+        ask(4, &[2], 1),
+        ask(0, &[1, 2], 1),
+    ];
+    let given = at_each_moment(&steps, &ask(1, &[0], 1), |world| {
+        let holders = [0, 1].map(|owner| PlainHold { owner, holds: 1, until: None }).to_vec();
+        world.store(1, PlainLock { not_a_lock: false, holders, limit: 1 });
+        world.serve(vec![(1, Change::Foreign)]);
+    });
+    assert!(given.iter().all(|(_, progress)| !matches!(progress, Progress::Cycle(_))), "{given:?}");
+}
+
+/// A mutex becomes a lock without a limit, and its holder stays: there is room for the candidate, which waits for
+/// something else.
+#[test]
+fn a_limit_that_is_raised_is_found_out() {
+    let steps = [ask(0, &[0], 1), ask(1, &[1], 1), ask(2, &[2], 1), ask(0, &[1], 1)];
+    let raised = at_each_moment(&steps, &ask(1, &[0, 2], 0), |world| {
+        let holders = vec![PlainHold { owner: 0, holds: 1, until: None }];
+        world.store(0, PlainLock { not_a_lock: false, holders, limit: 0 });
+        world.serve(vec![(0, Change::Foreign)]);
+    });
+    assert!(raised.iter().all(|(_, progress)| !matches!(progress, Progress::Cycle(_))), "{raised:?}");
+}
+
 #[test]
 fn more_changes_than_are_remembered_make_the_search_look_again() {
     assert!(pair(1, 0, |_, _| {}).is_some());

@@ -73,7 +73,7 @@ impl Locks for Locked {
         let right = self.plain.ending(place);
         let ending = match &end {
             WaitEnd::Granted(_) => Ending::Granted,
-            WaitEnd::NotALock => Ending::NotALock,
+            WaitEnd::NotALock | WaitEnd::TooMuch(_) => Ending::NotALock,
             WaitEnd::Refused(_) => Ending::OtherLimit,
         };
         self.check(right == Some(ending), || format!("{:?} gets {end:?}, and {right:?} is right", waiter.id));

@@ -230,3 +230,17 @@ pub fn unix_micros() -> i64 {
 pub fn unix_millis() -> i64 {
     unix_micros() / 1000
 }
+
+/// A command that was replicated or logged, as the plain commands that it stands for: a new mutex comes as `RESTORE`.
+/// `plain` knows no module, and tells what is in it.
+pub fn spelled_out(plain: &mut Raw, command: Vec<Bytes>) -> Vec<Vec<Bytes>> {
+    let [name, key, at, dump, options @ ..] = &command[..] else { return vec![command] };
+    if name != b"RESTORE" {
+        return vec![command];
+    }
+    assert_eq!(options, [b"REPLACE".to_vec(), b"ABSTTL".to_vec()]);
+    assert_eq!(plain.call(&[b"RESTORE", b"it", b"0", dump, b"REPLACE"]), Value::Okay);
+    let mut set = vec![b"HSET".to_vec(), key.clone()];
+    set.extend(array(&plain.call(&[b"HGETALL", b"it"])).iter().map(|part| bytes(part).to_vec()));
+    vec![set, vec![b"PEXPIREAT".to_vec(), key.clone(), at.clone()]]
+}

@@ -487,6 +487,41 @@ fn a_renewed_hold_outlives_the_expiry_of_its_fields() {
     }
 }
 
+/// That a mutex's fields have no expiry is found out once, and again when anybody else has touched it.
+#[test]
+fn fields_that_get_an_expiry_after_a_renewal_lose_it_at_the_next() {
+    let Some(servers) = with_field_expiry() else { return };
+    let mut connection = servers[0].raw();
+    let expire = "HPEXPIRE key 60000 FIELDS 1 me";
+    let of_another = "HPEXPIRE other 60000 FIELDS 1 me";
+    let ways: [&[&str]; 8] = [
+        &[expire],
+        &["MULTI", expire, "EXEC"],
+        &["EVAL redis.call('HPEXPIRE','key',60000,'FIELDS',1,'me') 0"],
+        &["COPY key other", of_another, "RENAME other key"],
+        &["COPY key other", of_another, "DEL key", "COPY other key"],
+        &["COPY key key DB 1", "SELECT 1", expire, "SELECT 0", "SWAPDB 0 1"],
+        &["COPY key key DB 1", "SELECT 1", expire, "SELECT 0", "DEL key", "SELECT 1", "MOVE key 0", "SELECT 0"],
+        &[expire, "LOCK.ACQUIRE key me", expire, "LOCK.RELEASE key me", expire],
+    ];
+    for way in ways {
+        connection.say("LOCK.ACQUIRE key me LEASE 60000").token();
+        for _ in 0..2 {
+            connection.say("LOCK.RENEW key me LEASE 70000").token();
+        }
+        for line in way {
+            let reply = connection.say(line);
+            assert!(!matches!(reply, Value::ServerError(_)), "{line}: {reply:?}");
+        }
+        let left = connection.say("HPTTL key FIELDS 1 me");
+        assert!(matches!(left.items(), [Value::Int(1..)]), "{way:?}: {left:?}");
+        connection.say("LOCK.RENEW key me LEASE 80000").token();
+        let left = connection.say("HPTTL key FIELDS 2 me #fence");
+        assert_eq!(left.items(), [Value::Int(-1), Value::Int(-1)], "{way:?}");
+        connection.say("FLUSHALL");
+    }
+}
+
 #[test]
 fn who_joins_a_lock_whose_limit_expires_stays_in_it() {
     let Some(servers) = with_field_expiry() else { return };

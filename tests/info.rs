@@ -17,14 +17,15 @@ type Section = BTreeMap<String, i64>;
 fn section(raw: &mut Raw) -> Section {
     let lines = text(&ask(raw, "INFO holdfast"));
     let fields = lines.lines().filter_map(|line| line.strip_prefix("holdfast_")?.split_once(':'));
-    fields.map(|(name, value)| (name.to_owned(), value.trim().parse().expect("a number"))).collect()
+    let numbers = fields.filter(|(name, _)| !name.ends_with("_buckets"));
+    numbers.map(|(name, value)| (name.to_owned(), value.trim().parse().expect("a number"))).collect()
 }
 
 /// The fields that differ, and by how much.
 fn moved(before: &Section, after: &Section) -> BTreeMap<String, i64> {
     assert_eq!(before.keys().collect::<Vec<_>>(), after.keys().collect::<Vec<_>>());
     let changes = after.iter().map(|(name, value)| (name.clone(), value - before[name]));
-    changes.filter(|(name, change)| *change != 0 && !name.contains("_usec_")).collect()
+    changes.filter(|(name, change)| *change != 0 && !name.contains("_usec_") && !name.ends_with("_msec")).collect()
 }
 
 /// Requests, and what they add to which counter.
@@ -132,8 +133,83 @@ fn waits_and_hand_offs_are_timed() {
             ["p50", "p99", "p999", "max"].map(|quantile| after[&format!("{name}_usec_{quantile}")]);
         assert!(p50 <= p99 && p99 <= p999 && p999 <= max && max > 0, "{name}: {p50} {p99} {p999} {max}");
     }
+    for name in ["wait", "handoff"] {
+        assert_eq!(after[&format!("{name}_usec_count")], 1);
+        assert!(after[&format!("{name}_usec_sum")] > 0);
+        let buckets = buckets(&mut raw, name);
+        assert!(buckets.is_sorted() && buckets.first() == Some(&(10, 0)), "{buckets:?}");
+        assert_eq!(buckets.last(), Some(&(1_000_000_000, 1)));
+    }
+    let within = |limit| buckets(&mut raw, "wait").into_iter().find(|(bound, _)| *bound == limit).expect("a bound").1;
+    let [short, long] = [10_000, 100_000_000].map(within);
+    assert_eq!((short, long), (0, 1));
     // To two digits, as the histogram keeps them.
     assert!(after["wait_usec_p50"] >= 19_000, "{after:?}");
+}
+
+/// How many took at most so long, by that time.
+fn buckets(raw: &mut Raw, name: &str) -> Vec<(i64, i64)> {
+    let info = text(&ask(raw, "INFO holdfast"));
+    let prefix = format!("holdfast_{name}_usec_buckets:");
+    let line = info.lines().find_map(|line| line.strip_prefix(&prefix)).expect("the field is there");
+    let number = |text: &str| text.parse().expect("a number");
+    line.trim().split(',').filter_map(|it| it.split_once('=')).map(|(at, count)| (number(at), number(count))).collect()
+}
+
+/// From the grant until the session has read of it.
+#[test]
+fn a_hand_off_to_a_session_is_timed() {
+    let server = Server::start();
+    let [mut raw, mut session] = [server.raw(), server.raw()];
+    let id = text(&ask(&mut session, "LOCK.OWNER"));
+    ask_token(&mut raw, "LOCK.ACQUIRE k me");
+    assert_eq!(
+        ask(&mut raw, &format!("LOCK.ACQUIRE k you WAIT 0 SESSION {id}")),
+        Value::SimpleString("WAITING".into())
+    );
+    assert_eq!(ask_int(&mut raw, "LOCK.RELEASE k me"), 0);
+    assert_eq!(section(&mut raw)["handoff_usec_count"], 0, "nobody has heard of it");
+    let begin = std::time::Instant::now();
+    until(SOON, "the session is late by 20 ms", || begin.elapsed().as_millis() >= 20);
+    assert!(matches!(ask(&mut session, "LOCK.NEXT"), Value::Array(_)));
+    let after = section(&mut raw);
+    assert_eq!((after["handoff_usec_count"], after["wait_usec_count"]), (1, 1));
+    assert!(after["handoff_usec_max"] >= 19_000, "{after:?}");
+}
+
+#[test]
+fn the_longest_wait_is_that_of_whoever_came_first() {
+    let server = Server::start();
+    let mut raw = server.raw();
+    assert_eq!(section(&mut raw)["oldest_wait_msec"], 0);
+    ask_token(&mut raw, "LOCK.ACQUIRE a me");
+    ask_token(&mut raw, "LOCK.ACQUIRE b me");
+    let mut first = waiter(&server, "a");
+    until(SOON, "it has waited for 50 ms", || section(&mut raw)["oldest_wait_msec"] >= 50);
+    let _second = waiter(&server, "b");
+    until(SOON, "two wait", || section(&mut raw)["waiters"] == 2);
+    assert!(section(&mut raw)["oldest_wait_msec"] >= 50);
+    ask_int(&mut raw, "LOCK.RELEASE a me");
+    assert!(matches!(first.read(), Ok(Value::Int(1..))));
+    assert_eq!(section(&mut raw)["waiters"], 1);
+    assert_eq!(ask_int(&mut raw, "LOCK.FORCE b"), 1);
+    until(SOON, "nobody waits", || section(&mut raw)["oldest_wait_msec"] == 0);
+}
+
+#[test]
+fn tied_holds_that_another_command_ends_are_counted() {
+    let server = Server::start();
+    let mut raw = server.raw();
+    for (number, command) in ["DEL k", "SET k v", "HDEL k me"].into_iter().enumerate() {
+        ask(&mut raw, "DEL k");
+        ask_token(&mut raw, "LOCK.ACQUIRE k me WATCHDOG");
+        ask(&mut raw, command);
+        until(SOON, command, || section(&mut raw)["changed"] == number as i64 + 1);
+    }
+    ask(&mut raw, "DEL k");
+    ask_token(&mut raw, "LOCK.ACQUIRE k me WATCHDOG");
+    assert_eq!(ask_int(&mut raw, "LOCK.RELEASE k me"), 0);
+    assert_eq!(section(&mut raw)["changed"], 3);
 }
 
 #[test]

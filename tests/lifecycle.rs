@@ -32,7 +32,7 @@ const OTHERS: [(&str, &str, &[&str]); 9] = [
     ("max-holders", "8", &["0", "-1", "abc", "", "2147483648"]),
     ("max-keys", "9", &["0", "-1", "abc", "", "1000001"]),
     ("max-session-waits", "10", &["0", "-1", "abc", ""]),
-    ("publish-releases", "no", &["maybe", "2", ""]),
+    ("publish-releases", "replicated", &["maybe", "2", ""]),
     ("detect-deadlocks", "no", &["maybe", "2", ""]),
     ("replicas-timeout", "250", &["0", "-1", "abc", ""]),
 ];

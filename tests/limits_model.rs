@@ -1,12 +1,13 @@
 //! Random requests under limits 1, 2, 3 and none, with leases that end and connections that break: a server and a plain
-//! model of it never differ.
+//! model of it never differ. Half of the owners block, half of them ask by way of sessions, in the same queues.
 
 use support::{Random, Server};
 
 use crate::random_run::{Mix, Run};
 use crate::speak::setting;
 
-const MIX: Mix = Mix { owners: 12, keys: 6, release: 45, rare: 4, crash: 2, unblock: 15, several: 12, wait: 60 };
+const MIX: Mix =
+    Mix { owners: 12, keys: 6, release: 45, rare: 4, crash: 2, unblock: 15, several: 12, wait: 60, sessions: 3 };
 
 #[test]
 fn a_server_and_the_model_never_differ() {
@@ -22,7 +23,11 @@ fn a_server_and_the_model_never_differ() {
     run.compare_all();
     println!("{steps} steps: {:?}", run.seen);
     let all = ["granted", "refused", "waits", "served", "released", "expired", "crash", "deadlock", "other limit"];
-    for what in all {
+    let of_sessions = ["served by an event", "session crash", "asked again", "cancelled"];
+    for what in all.into_iter().chain(of_sessions) {
         assert!(run.seen.count(what) > steps / 1000, "the run had too few of: {what}");
+    }
+    for what in ["told of its loss", "told of its timeout"] {
+        assert!(run.seen.count(what) > steps / 20_000, "the run had too few of: {what}");
     }
 }

@@ -58,9 +58,9 @@ pub enum Answer {
     Refused,
     /// Waiting.
     Waits,
-    /// Waiting would close a circle.
+    /// Waiting would close a cycle.
     Deadlock,
-    /// Waiting behind a circle that stands already, or closing another: [`Model::wait`] if it waits.
+    /// Waiting behind a cycle that stands already, or closing another: [`Model::wait`] if it waits.
     ///
     /// One can arise without a request, when the lease of an owner ends who waits for that very key and others.
     BehindCircle,
@@ -183,6 +183,11 @@ impl Model {
     /// Who waits for a key, in order.
     pub fn waiters(&self, key: usize) -> Vec<usize> {
         self.queue.iter().filter(|request| request.keys.contains(&key)).map(|request| request.owner).collect()
+    }
+
+    /// Whether some wait for one another for ever.
+    pub fn has_circle(&self) -> bool {
+        !self.stuck(None).is_empty()
     }
 
     fn hold(&self, owner: usize, key: usize) -> Option<&Hold> {

@@ -7,8 +7,8 @@ use redis::Value;
 use support::{Cluster, Raw, Server, lua, until};
 
 use crate::common::{
-    Bytes, Contents, NAMES, array, ask, ask_int, ask_ok, ask_token, bytes, deadline, fields, text, token, unix_millis,
-    words,
+    Bytes, Contents, NAMES, array, ask, ask_int, ask_ok, ask_token, bytes, deadline, fields, spelled_out, text, token,
+    unix_millis, words,
 };
 
 const SOON: Duration = Duration::from_secs(30);
@@ -221,18 +221,27 @@ fn in_a_cluster_the_announcement_is_for_the_shard() {
 }
 
 #[test]
-fn subscribers_of_a_replica_hear_the_announcement() {
+fn subscribers_of_a_replica_hear_the_announcement_if_it_is_replicated() {
     let master = Server::start();
     let replica = Server::builder().without_module().start();
     replica.replica_of(&master);
     master.wait_replica_online();
     let mut raw = master.raw();
     let mut listener = Listener::new(&replica, "redisson_lock__channel:*");
+    // By default it is for those who listen here.
+    token(&raw.call(&[b"LOCK.ACQUIRE", b"unheard", b"me"]));
+    raw.call(&[b"LOCK.RELEASE", b"unheard", b"me"]);
+    assert_eq!(listener.heard(&mut raw), []);
+    ask_ok(&mut raw, "CONFIG SET holdfast.publish-releases replicated");
     for key in NAMES {
         token(&raw.call(&[b"LOCK.ACQUIRE", key, b"me"]));
         raw.call(&[b"LOCK.RELEASE", key, b"me"]);
         assert_eq!(listener.heard(&mut raw), [(lua::channel(key), b"0".to_vec())]);
     }
+    let mut here = Listener::new(&master, "redisson_lock__channel:*");
+    token(&raw.call(&[b"LOCK.ACQUIRE", b"k", b"me"]));
+    raw.call(&[b"LOCK.RELEASE", b"k", b"me"]);
+    assert_eq!(here.heard(&mut raw), [(lua::channel(b"k"), b"0".to_vec())]);
 }
 
 /// A command as it was logged.
@@ -241,18 +250,26 @@ type Logged = Vec<Bytes>;
 /// The append-only file, read on.
 struct Log<'a> {
     server: &'a Server,
+    plain: Server,
     seen: usize,
 }
 
 impl<'a> Log<'a> {
     fn new(server: &'a Server) -> Self {
-        let mut log = Self { server, seen: 0 };
+        let mut log = Self { server, plain: Server::builder().without_module().start(), seen: 0 };
         log.steps();
         log
     }
 
-    /// What was logged since the last time: steps of commands that take effect together.
+    /// What was logged since the last time: steps of commands that take effect together, spelled out.
     fn steps(&mut self) -> Vec<Vec<Logged>> {
+        let (mut plain, steps) = (self.plain.raw(), self.raw_steps());
+        let spell_out = |step: Vec<Logged>| step.into_iter().flat_map(|it| spelled_out(&mut plain, it)).collect();
+        steps.into_iter().map(spell_out).collect()
+    }
+
+    /// The same as it was logged.
+    fn raw_steps(&mut self) -> Vec<Vec<Logged>> {
         let all = logged(self.server);
         let new = &all[self.seen..];
         self.seen = all.len();
@@ -343,6 +360,30 @@ fn the_log_has_effects_as_standard_commands_with_absolute_times() {
         step(&[b"me"], "LOCK.ACQUIRE");
         let (_, _, steps) = step(&[], "LOCK.FORCE");
         assert_eq!(steps, [[del()]]);
+    }
+}
+
+/// A pair is two commands in the file, neither of them in a transaction: whatever the lengths in a dump, which are written
+/// in another way from some size on.
+#[test]
+fn a_pair_is_logged_as_two_commands() {
+    let server = Server::builder().arg("appendonly", "yes").arg("appendfsync", "always").start();
+    let plain = Server::builder().without_module().start();
+    let (mut raw, mut plain) = (server.raw(), plain.raw());
+    for owner in [1, 62, 63, 64, 125, 126, 127, 128, 512].map(|len| vec![b'o'; len]) {
+        for holds in [&b"1"[..], b"127", b"128", b"2147483647"] {
+            let before = logged(&server).len();
+            let fence = token(&raw.call(&[b"LOCK.ACQUIRE", b"k", &owner, b"HOLDS", holds])).to_string().into_bytes();
+            let deadline = deadline(&mut raw, b"k").to_string().into_bytes();
+            assert_eq!(raw.call(&[b"LOCK.RELEASE", b"k", &owner, b"ALL"]), Value::Int(0));
+            let mut commands = logged(&server).split_off(before);
+            commands.retain(|command| command[0] != b"SELECT");
+            assert_eq!(commands.len(), 2, "{commands:?}");
+            assert_eq!(commands[1], [b"DEL", &b"k"[..]]);
+            let spelled_out = spelled_out(&mut plain, commands.remove(0));
+            assert_eq!(spelled_out[0], [b"HSET", &b"k"[..], &owner, holds, b"#fence", &fence]);
+            assert_eq!(spelled_out[1], [b"PEXPIREAT", &b"k"[..], &deadline]);
+        }
     }
 }
 

@@ -1,6 +1,9 @@
 //! Random requests on a real server, each answer and the state after it compared with the [model](crate::model).
 //!
-//! An owner is a connection. All leases are long, but for those that are made to end, and their end is awaited.
+//! An owner is a connection of its own that blocks, or one of those for whom a session asks and hears. All leases are long,
+//! but for those that are made to end, and their end is awaited.
+
+mod mailbox;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,6 +12,7 @@ use support::{Random, Raw, Server};
 
 use crate::model::{Answer, Model, Request, SHARED, Token};
 use crate::speak::{Reply, SOON, Speak, arrives};
+use mailbox::Mailbox;
 
 const LEASE: &str = "LEASE 3600000";
 
@@ -31,6 +35,8 @@ pub struct Mix {
     pub several: u64,
     /// Requests that may wait, among all requests.
     pub wait: u64,
+    /// Sessions: every second owner is of one of them, and does not block. None: all block.
+    pub sessions: usize,
 }
 
 /// What happened, to show that a run was worth something.
@@ -58,6 +64,11 @@ pub struct Run {
     random: Random,
     model: Model,
     clients: Vec<Raw>,
+    mailboxes: Vec<Mailbox>,
+    /// What the owners are called: one that was cancelled is used up, and goes on under another name.
+    names: Vec<String>,
+    /// The last request of each owner, to be sent again.
+    lines: Vec<String>,
     ids: Vec<i64>,
     control: Raw,
     newest: i64,
@@ -93,6 +104,9 @@ impl Run {
             random,
             model: Model::default(),
             clients: Vec::new(),
+            mailboxes: Vec::new(),
+            names: (0..mix.owners).map(|owner| format!("o{owner}")).collect(),
+            lines: vec![String::new(); mix.owners],
             ids: Vec::new(),
             control,
             newest: 0,
@@ -107,7 +121,10 @@ impl Run {
         let mut owner = self.random.index(self.mix.owners);
         while self.model.waits(owner) {
             if self.random.chance(self.mix.unblock) {
-                return self.unblock(owner);
+                return match self.session_of(owner) {
+                    None => self.unblock(owner),
+                    Some(session) => self.cancel_or_ask_again(owner, session),
+                };
             }
             if self.random.chance(self.mix.crash) {
                 return self.crash(owner);
@@ -149,21 +166,37 @@ impl Run {
         for request in &self.model.queue {
             assert!(self.clients[request.owner].pending(), "owner {} waits in {:#?}", request.owner, self.model);
         }
+        self.mailboxes.iter_mut().for_each(Mailbox::assert_empty);
     }
 
     fn connect(&mut self) {
         self.clients = (0..self.mix.owners).map(|_| self.server.raw()).collect();
         self.ids = self.clients.iter_mut().map(Raw::client_id).collect();
+        self.mailboxes = (0..self.mix.sessions).map(|_| Mailbox::new(&self.server)).collect();
+    }
+
+    /// The session that asks for an owner, if one does.
+    fn session_of(&self, owner: usize) -> Option<usize> {
+        (self.mix.sessions > 0 && owner % 2 == 1).then(|| owner / 2 % self.mix.sessions)
+    }
+
+    /// The reply to a request, none if it waits: a blocked client without a reply, or a session that will be told.
+    fn begin(&mut self, owner: usize, line: &str) -> Option<Value> {
+        self.lines[owner] = line.to_owned();
+        match self.session_of(owner) {
+            None => self.clients[owner].begin(line),
+            Some(_) => Some(self.clients[owner].say(line)).filter(|reply| !is_waiting(reply)),
+        }
     }
 
     fn acquire(&mut self, owner: usize) {
         let request = self.any_request(owner);
         let may_wait = self.random.chance(self.mix.wait);
-        let mut line = line_of(&request);
+        let mut line = self.line_of(&request);
         if may_wait {
             line += " WAIT 3600000";
         }
-        let reply = self.clients[owner].begin(&line);
+        let reply = self.begin(owner, &line);
         self.tell(format!("{line}: {reply:?}"));
         let expected = self.model.ask(&request, may_wait);
         match (expected, &reply) {
@@ -171,7 +204,7 @@ impl Run {
             (Answer::Refused, Some(Value::Nil)) => self.seen.note("refused"),
             (Answer::BehindCircle, None) => {
                 self.model.wait(&request);
-                self.seen.note("behind a circle");
+                self.seen.note("behind a cycle");
             }
             (Answer::Deadlock | Answer::BehindCircle, Some(Value::ServerError(error)))
                 if error.code() == "DEADLOCK" =>
@@ -188,6 +221,33 @@ impl Run {
             _ => panic!("{line}: expected {expected:?}, got {reply:?} in {:#?}", self.model),
         }
         self.settle(&request.keys);
+    }
+
+    fn line_of(&self, request: &Request) -> String {
+        let owner = &self.names[request.owner];
+        let mut line = match request.keys[..] {
+            [key] => format!("LOCK.ACQUIRE k{key} {owner} {LEASE}"),
+            _ => {
+                let keys: Vec<String> = request.keys.iter().map(|key| format!("k{key}")).collect();
+                format!("LOCK.MACQUIRE {} {} {owner} {LEASE}", keys.len(), keys.join(" "))
+            }
+        };
+        match (request.keys.len(), request.limit) {
+            (1, SHARED) => line += " SHARED",
+            (1, 1) => {}
+            (1, limit) => line += &format!(" LIMIT {limit}"),
+            _ => {}
+        }
+        if let Some(holds) = request.holds {
+            line += &format!(" HOLDS {holds}");
+        }
+        if request.ephemeral {
+            line += " EPHEMERAL";
+        }
+        if let Some(session) = self.session_of(request.owner) {
+            line += &format!(" SESSION {}", self.mailboxes[session].id);
+        }
+        line
     }
 
     fn any_request(&mut self, owner: usize) -> Request {
@@ -209,7 +269,7 @@ impl Run {
     }
 
     fn release(&mut self, owner: usize, key: usize) {
-        let mut line = format!("LOCK.RELEASE k{key} o{owner}");
+        let mut line = format!("LOCK.RELEASE k{key} {}", self.names[owner]);
         let mut left = None;
         match self.random.index(5) {
             0 => {
@@ -235,21 +295,27 @@ impl Run {
     fn do_something_rare(&mut self, owner: usize) {
         let key = self.random.index(self.mix.keys);
         let token = self.model.locks.get(&key).and_then(|lock| lock.holders.get(&owner)).map(|hold| hold.token);
+        let name = self.names[owner].clone();
         match self.random.index(10) {
             0..3 => {
-                let reply = self.clients[owner].say(&format!("LOCK.RENEW k{key} o{owner} {LEASE}"));
+                let reply = self.clients[owner].say(&format!("LOCK.RENEW k{key} {name} {LEASE}"));
                 assert_eq!(reply, token.map_or(Value::Nil, Value::Int), "renewal in {:#?}", self.model);
-                self.tell(format!("renewal of k{key} by o{owner}"));
+                self.tell(format!("renewal of k{key} by {name}"));
                 self.seen.note("renewal");
             }
             3..6 => {
                 let wrong = token.map_or(1, |token| token - 1);
-                let reply = self.clients[owner].say(&format!("LOCK.RELEASE k{key} o{owner} TOKEN {wrong}"));
+                let reply = self.clients[owner].say(&format!("LOCK.RELEASE k{key} {name} TOKEN {wrong}"));
                 assert!(reply.is_null(), "release under another token: {reply:?} in {:#?}", self.model);
                 self.seen.note("not held");
             }
             6 => {
                 let reply = self.clients[owner].say(&format!("LOCK.FORCE k{key}"));
+                let losers =
+                    self.model.locks.get(&key).map_or(Vec::new(), |lock| lock.holders.keys().copied().collect());
+                for loser in losers {
+                    self.is_told_of_its_loss(key, loser, "forced");
+                }
                 assert_eq!(reply, Value::Int(self.model.force(key) as i64));
                 self.tell(format!("k{key} forced"));
                 self.seen.note("forced");
@@ -264,8 +330,16 @@ impl Run {
     fn time_out(&mut self, owner: usize) {
         let request = self.any_request(owner);
         if self.model.clone().ask(&request, true) == Answer::Waits {
-            let reply = self.clients[owner].say(&format!("{} WAIT 1", line_of(&request)));
-            assert!(reply.is_null(), "{reply:?}");
+            let line = self.line_of(&request) + " WAIT 1";
+            let reply = self.clients[owner].say(&line);
+            match self.session_of(owner) {
+                None => assert!(reply.is_null(), "{reply:?}"),
+                Some(session) => {
+                    assert!(is_waiting(&reply), "{reply:?}");
+                    self.mailboxes[session].timeout(&request.keys, &self.names[owner]);
+                    self.seen.note("told of its timeout");
+                }
+            }
             self.seen.note("timed out");
         }
     }
@@ -275,21 +349,51 @@ impl Run {
         let Some(lock) = self.model.locks.get(&key) else { return };
         let holders: Vec<usize> = lock.holders.keys().copied().collect();
         let holder = *self.random.pick(&holders);
-        let reply = self.control.say(&format!("LOCK.RENEW k{key} o{holder} LEASE 1"));
+        let reply = self.control.say(&format!("LOCK.RENEW k{key} {} LEASE 1", self.names[holder]));
         reply.token();
-        self.tell(format!("the lease of o{holder} on k{key} ends"));
+        self.tell(format!("the lease of {} on k{key} ends", self.names[holder]));
+        self.is_told_of_its_loss(key, holder, "expired");
         self.model.end(holder, key);
         self.settle_later();
         self.seen.note("expired");
     }
 
+    /// Awaits the event if the hold is tied to a session: each such loss is told once.
+    fn is_told_of_its_loss(&mut self, key: usize, owner: usize, why: &str) {
+        let hold = &self.model.locks[&key].holders[&owner];
+        if let (Some(session), true) = (self.session_of(owner), hold.ephemeral) {
+            self.mailboxes[session].lost(key, &self.names[owner], hold.token, why);
+            self.seen.note("told of its loss");
+        }
+    }
+
     fn crash(&mut self, owner: usize) {
+        match self.session_of(owner) {
+            None => self.crash_connection(owner),
+            Some(session) => self.crash_session(session),
+        }
+        self.settle_later();
+    }
+
+    /// Everybody for whom it asked is gone.
+    fn crash_session(&mut self, session: usize) {
+        let fresh = Mailbox::new(&self.server);
+        std::mem::replace(&mut self.mailboxes[session], fresh).reset();
+        self.tell(format!("session {session} breaks its connection"));
+        for owner in 0..self.mix.owners {
+            if self.session_of(owner) == Some(session) {
+                self.model.crash(owner);
+            }
+        }
+        self.seen.note("session crash");
+    }
+
+    fn crash_connection(&mut self, owner: usize) {
         let fresh = self.server.raw();
         std::mem::replace(&mut self.clients[owner], fresh).reset();
         self.ids[owner] = self.clients[owner].client_id();
         self.tell(format!("o{owner} breaks its connection"));
         self.model.crash(owner);
-        self.settle_later();
         self.seen.note("crash");
     }
 
@@ -302,6 +406,37 @@ impl Run {
         self.model.leave(owner);
         self.seen.note("unblocked");
         self.settle(&keys.unwrap_or_default());
+    }
+
+    /// Who waits by way of a session gives up, or asks once more and keeps its place.
+    fn cancel_or_ask_again(&mut self, owner: usize, session: usize) {
+        // An owner that holds something goes on under its name.
+        if self.model.held_by(owner).is_empty() && self.random.chance(50) {
+            return self.cancel(owner, session);
+        }
+        if !self.model.has_circle() {
+            let line = self.lines[owner].clone();
+            let reply = self.clients[owner].say(&line);
+            self.tell(format!("once more {line}: {reply:?}"));
+            assert!(is_waiting(&reply), "{reply:?} in {:#?}", self.model);
+            self.seen.note("asked again");
+        }
+    }
+
+    fn cancel(&mut self, owner: usize, session: usize) {
+        let request = self.model.queue.iter().find(|request| request.owner == owner);
+        let keys = request.map(|request| request.keys.clone()).unwrap_or_default();
+        let key = *self.random.pick(&keys);
+        let line = format!("LOCK.CANCEL k{key} {} SESSION {}", self.names[owner], self.mailboxes[session].id);
+        assert_eq!(self.clients[owner].say(&line), Value::Int(1), "{line} in {:#?}", self.model);
+        let late = self.lines[owner].clone();
+        let refused = self.clients[owner].say(&late);
+        assert!(matches!(&refused, Value::ServerError(why) if why.code() == "CANCELLED"), "{late}: {refused:?}");
+        self.names[owner] += "'";
+        self.tell(line);
+        self.model.leave(owner);
+        self.seen.note("cancelled");
+        self.settle(&keys);
     }
 
     /// Whoever is served by what just happened gets the reply; then some of the state is compared.
@@ -335,9 +470,7 @@ impl Run {
         let mut last: BTreeMap<usize, i64> = BTreeMap::new();
         let before = self.newest;
         for (request, token) in self.model.serve() {
-            let got = arrives(&mut self.clients[request.owner]);
-            assert!(matches!(got, Value::Int(_)), "{request:?}: {got:?}");
-            let got = got.token();
+            let got = self.told_of_its_grant(&request);
             match token {
                 Token::Same(token) => assert_eq!(got, token, "{request:?}"),
                 Token::New => assert!(got > before, "{request:?}: {got} is not greater than {before}"),
@@ -351,6 +484,17 @@ impl Run {
             self.tell(format!("served: {request:?}"));
             self.seen.note("served");
         }
+    }
+
+    /// Awaits the token of one that waited.
+    fn told_of_its_grant(&mut self, request: &Request) -> i64 {
+        if let Some(session) = self.session_of(request.owner) {
+            self.seen.note("served by an event");
+            return self.mailboxes[session].granted(&request.keys, &self.names[request.owner]);
+        }
+        let got = arrives(&mut self.clients[request.owner]);
+        assert!(matches!(got, Value::Int(_)), "{request:?}: {got:?}");
+        got.token()
     }
 
     #[track_caller]
@@ -389,7 +533,7 @@ impl Run {
         let limit = if lock.limit == SHARED { 0 } else { lock.limit as i64 };
         let holders = lock.holders.iter();
         let holders =
-            holders.map(|(owner, hold)| (format!("o{owner}"), (hold.holds as i64, hold.token, hold.ephemeral)));
+            holders.map(|(owner, hold)| (self.names[*owner].clone(), (hold.holds as i64, hold.token, hold.ephemeral)));
         Some(Picture { limit, holders: holders.collect(), waiters })
     }
 }
@@ -402,26 +546,6 @@ struct Picture {
     waiters: i64,
 }
 
-fn line_of(request: &Request) -> String {
-    let owner = request.owner;
-    let mut line = match request.keys[..] {
-        [key] => format!("LOCK.ACQUIRE k{key} o{owner} {LEASE}"),
-        _ => {
-            let keys: Vec<String> = request.keys.iter().map(|key| format!("k{key}")).collect();
-            format!("LOCK.MACQUIRE {} {} o{owner} {LEASE}", keys.len(), keys.join(" "))
-        }
-    };
-    match (request.keys.len(), request.limit) {
-        (1, SHARED) => line += " SHARED",
-        (1, 1) => {}
-        (1, limit) => line += &format!(" LIMIT {limit}"),
-        _ => {}
-    }
-    if let Some(holds) = request.holds {
-        line += &format!(" HOLDS {holds}");
-    }
-    if request.ephemeral {
-        line += " EPHEMERAL";
-    }
-    line
+fn is_waiting(reply: &Value) -> bool {
+    *reply == Value::SimpleString("WAITING".into())
 }

@@ -1,35 +1,22 @@
 //! What README.md and redis.conf.example show is what happens.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::thread;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use support::{Server, module_path, until, workspace};
+use support::{Server, module_path, workspace};
 
-const PROMPT: &str = "127.0.0.1:6379> ";
-const SOON: Duration = Duration::from_secs(10);
+use crate::console;
 
 #[test]
 fn the_readme_session_runs_as_it_stands() {
-    let server = Server::start();
-    let readme = document("README.md");
-    let blocks = blocks(&readme);
-    assert!(blocks.len() > 5, "the session was found: {blocks:?}");
-    let mut terminals: BTreeMap<&str, Terminal> = BTreeMap::new();
-    let mut seen = Seen::default();
-    for block in &blocks {
-        let terminal = terminals.entry(block.terminal).or_insert_with(|| Terminal::open(&server));
-        for step in &block.steps {
-            terminal.run(step, &mut seen, &server);
-        }
-    }
-    for (_, terminal) in terminals {
-        terminal.close();
-    }
+    console::run(&document("README.md"), &[&Server::start()]);
+}
+
+#[test]
+fn the_tour_runs_as_it_stands() {
+    console::run(&document("docs/tour.md"), &[&Server::start()]);
 }
 
 #[test]
@@ -101,7 +88,39 @@ fn the_reference_has_every_field_of_info() {
     assert_eq!(shown.collect::<BTreeSet<_>>(), fields.collect::<BTreeSet<_>>());
 }
 
-fn document(path: &str) -> String {
+#[test]
+fn the_documents_point_at_what_is_there() {
+    let listed =
+        Command::new("git").args(["ls-files", "-co", "--exclude-standard", "*.md"]).current_dir(workspace()).output();
+    let listed = String::from_utf8(listed.expect("git lists the documents").stdout).expect("UTF-8");
+    let mut links = 0;
+    for file in listed.lines().filter(|file| !file.starts_with("bench/results/")) {
+        let text = document(file);
+        let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
+        for target in targets.filter(|target| !target.contains("://") && !target.contains(' ')) {
+            let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let folder = Path::new(file).parent().expect("a folder");
+            let path = if path.is_empty() { PathBuf::from(file) } else { folder.join(path) };
+            assert!(workspace().join(&path).exists(), "{file} points at {target}");
+            if !anchor.is_empty() {
+                let there = document(path.to_str().expect("UTF-8"));
+                assert!(there.lines().filter_map(heading).any(|it| it == anchor), "{file} points at {target}");
+            }
+            links += 1;
+        }
+    }
+    assert!(links > 50, "{links}");
+}
+
+/// What a line is called in links, if it is a heading.
+fn heading(line: &str) -> Option<String> {
+    let text = line.strip_prefix('#')?.trim_start_matches('#').strip_prefix(' ')?;
+    let kept = text.to_lowercase().replace(' ', "-");
+    Some(kept.chars().filter(|it| it.is_alphanumeric() || ['-', '_'].contains(it)).collect())
+}
+
+/// The text of a document.
+pub fn document(path: &str) -> String {
     fs::read_to_string(workspace().join(path)).unwrap()
 }
 
@@ -142,189 +161,4 @@ fn plain(value: &str) -> String {
         Some(number) => (number << 20).to_string(),
         None => value.to_owned(),
     }
-}
-
-/// What is typed in one terminal without leaving it.
-#[derive(Debug)]
-struct Block<'a> {
-    terminal: &'a str,
-    steps: Vec<Step<'a>>,
-}
-
-/// A line that is typed, if any, and what is printed then.
-#[derive(Debug)]
-struct Step<'a> {
-    typed: Option<&'a str>,
-    printed: Vec<&'a str>,
-}
-
-fn blocks(readme: &str) -> Vec<Block<'_>> {
-    let fenced = readme.split("```").skip(1).step_by(2);
-    fenced.filter_map(|text| block(text.strip_prefix("console ")?)).collect()
-}
-
-fn block(text: &str) -> Option<Block<'_>> {
-    let (terminal, lines) = text.split_once('\n')?;
-    let mut steps: Vec<Step> = Vec::new();
-    for line in lines.lines() {
-        match (line.strip_prefix(PROMPT), steps.last_mut()) {
-            (Some(typed), _) => steps.push(Step { typed: Some(typed), printed: Vec::new() }),
-            // Only a reply that takes long: what redis-cli measured is not repeatable.
-            (None, _) if is_elapsed(line) => {}
-            (None, Some(step)) => step.printed.push(line),
-            (None, None) => steps.push(Step { typed: None, printed: vec![line] }),
-        }
-    }
-    Some(Block { terminal, steps })
-}
-
-/// `(4.32s)`, as redis-cli prints after half a second.
-fn is_elapsed(line: &str) -> bool {
-    let number = line.strip_prefix('(').and_then(|line| line.strip_suffix("s)"));
-    number.is_some_and(|number| number.parse::<f64>().is_ok())
-}
-
-/// A `redis-cli`, typed into through a pipe.
-struct Terminal {
-    child: Child,
-    input: ChildStdin,
-    lines: Receiver<String>,
-}
-
-impl Terminal {
-    fn open(server: &Server) -> Self {
-        let mut child = Command::new("redis-cli")
-            .args(["--no-raw", "-h", &server.addr().ip().to_string(), "-p", &server.port().to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("redis-cli can be run");
-        let input = child.stdin.take().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let (sender, lines) = mpsc::channel();
-        thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        Self { child, input, lines }
-    }
-
-    fn run(&mut self, step: &Step, seen: &mut Seen, server: &Server) {
-        if let Some(typed) = step.typed {
-            // What was given here, a token or a session, is what a later request names.
-            writeln!(self.input, "{}", seen.translate(typed)).unwrap();
-            if step.printed.is_empty() {
-                until(SOON, "the request waits on the server", || {
-                    server.info("clients", "blocked_clients").as_deref() == Some("1")
-                });
-            }
-        }
-        for expected in &step.printed {
-            let printed = self.next_line();
-            assert!(seen.fits(expected, &printed), "{:?}: {printed:?} instead of {expected:?}", step.typed);
-        }
-    }
-
-    fn next_line(&self) -> String {
-        loop {
-            let line = self.lines.recv_timeout(SOON).expect("redis-cli prints as much as the README shows");
-            if !is_elapsed(&line) {
-                return line;
-            }
-        }
-    }
-
-    fn close(mut self) {
-        drop(self.input);
-        self.child.wait().unwrap();
-        let rest: VecDeque<String> = self.lines.iter().filter(|line| !is_elapsed(line)).collect();
-        assert!(rest.is_empty(), "redis-cli prints no more than the README shows: {rest:?}");
-    }
-}
-
-/// The tokens of the README and those that were given for them, which must be in the same order; and its sessions and
-/// theirs, in any order.
-#[derive(Default)]
-struct Seen {
-    tokens: BTreeMap<u64, u64>,
-    sessions: BTreeMap<String, String>,
-}
-
-impl Seen {
-    /// Whether `printed` is what `expected` stands for: every word the same, but a token for a token, a session for a
-    /// session and a time for a time.
-    fn fits(&mut self, expected: &str, printed: &str) -> bool {
-        let (expected, printed) = (words(expected), words(printed));
-        expected.len() == printed.len()
-            && expected.iter().zip(&printed).all(|(expected, printed)| self.word_fits(expected, printed))
-    }
-
-    fn word_fits(&mut self, expected: &str, printed: &str) -> bool {
-        if expected == printed && !is_token(expected) {
-            return true;
-        }
-        if is_session(expected) {
-            return is_session(printed) && self.session_fits(bare(expected), bare(printed));
-        }
-        let (Some(shown), Some(given)) = (number(expected), number(printed)) else {
-            return false;
-        };
-        if is_token(expected) { is_token(printed) && self.token_fits(shown, given) } else { shown >= 1000 }
-    }
-
-    fn token_fits(&mut self, shown: u64, given: u64) -> bool {
-        let known = *self.tokens.entry(shown).or_insert(given);
-        known == given && self.tokens.values().is_sorted_by(|earlier, later| earlier < later)
-    }
-
-    /// Each session of the README stands for one connection, and each connection for one session.
-    fn session_fits(&mut self, shown: &str, given: &str) -> bool {
-        let taken = self.sessions.iter().any(|(other, it)| other != shown && it == given);
-        !taken && self.sessions.entry(shown.to_owned()).or_insert_with(|| given.to_owned()) == given
-    }
-
-    fn translate(&self, typed: &str) -> String {
-        let token = |word: &str| number(word).and_then(|shown| self.tokens.get(&shown)).map(u64::to_string);
-        let word = |word: &str| token(word).or_else(|| self.sessions.get(word).cloned());
-        let words = typed.split(' ').map(|it| word(it).unwrap_or_else(|| it.to_owned()));
-        words.collect::<Vec<_>>().join(" ")
-    }
-}
-
-#[test]
-fn a_session_stands_for_one_connection() {
-    const SHOWN: &str = "3f0c9a52-7d1e-4b86-a2f4-5e9d81c07b63:8";
-    let of = |client: u32| format!("\"00000000-0000-4000-8000-000000000000:{client}\"");
-    let mut seen = Seen::default();
-    assert!(seen.fits(&format!("\"{SHOWN}\""), &of(5)));
-    assert!(seen.fits(&format!("\"{SHOWN}\""), &of(5)), "it is told again");
-    assert!(!seen.fits(&format!("\"{SHOWN}\""), &of(6)), "another connection");
-    assert!(!seen.fits(&format!("\"{SHOWN}0\""), &of(5)), "another session");
-    assert!(!seen.fits(&format!("\"{SHOWN}1\""), "\"no session\""));
-    assert_eq!(
-        seen.translate(&format!("LOCK.CANCEL key me SESSION {SHOWN}")),
-        format!("LOCK.CANCEL key me SESSION {}", bare(&of(5))),
-    );
-}
-
-fn words(line: &str) -> Vec<&str> {
-    line.split_whitespace().collect()
-}
-
-fn bare(word: &str) -> &str {
-    word.trim_matches('"')
-}
-
-fn number(word: &str) -> Option<u64> {
-    bare(word).parse().ok()
-}
-
-fn is_token(word: &str) -> bool {
-    bare(word).len() == 16 && number(word).is_some()
-}
-
-/// What `LOCK.OWNER` says: a UUID, a colon, a number.
-fn is_session(word: &str) -> bool {
-    bare(word).split_once(':').is_some_and(|(run, client)| {
-        let parts: Vec<usize> = run.split('-').map(str::len).collect();
-        let is_hex = run.bytes().all(|byte| byte == b'-' || byte.is_ascii_hexdigit());
-        parts == [8, 4, 4, 4, 12] && is_hex && client.parse::<u64>().is_ok()
-    })
 }

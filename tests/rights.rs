@@ -108,3 +108,70 @@ fn rights_by_category_do_where_the_server_has_them_and_elsewhere_the_log_says_so
     is_denied(&mut user(&server, "-@all +@read +@write"), "LOCK.INFO key");
     assert_eq!(user(&server, "+@all -@dangerous").say("LOCK.FORCE key"), Value::Int(1));
 }
+
+const LOCKS: [&str; 12] = [
+    "LOCK.ACQUIRE app:lock me",
+    "LOCK.RENEW app:lock me",
+    "LOCK.RELEASE app:lock me",
+    "LOCK.MACQUIRE 1 app:lock me",
+    "LOCK.MRENEW 1 app:lock me",
+    "LOCK.MRELEASE 1 app:lock me",
+    "LOCK.NEXT",
+    "LOCK.CANCEL app:lock nobody",
+    "LOCK.INFO app:lock",
+    "LOCK.WAITERS app:lock",
+    "LOCK.TOP",
+    "LOCK.OWNER",
+];
+const BREAKS: &str = "LOCK.FORCE app:lock";
+
+/// What the users in docs/operations.md may do, by their names, and what they may not.
+fn allowed_and_denied(user: &str) -> (Vec<&'static str>, Vec<&'static str>) {
+    match user {
+        "app" => {
+            ([&LOCKS[..], &["SET app:value 1", "GET app:value"]].concat(), vec![BREAKS, "FLUSHALL", "LOCK.INFO other"])
+        }
+        "locker" => (LOCKS.to_vec(), vec![BREAKS, "GET app:value", "LOCK.ACQUIRE other me"]),
+        "looker" => {
+            let looks = [&LOCKS[8..], &["LOCK.HELP", "INFO holdfast"]].concat();
+            (looks, vec![LOCKS[0], LOCKS[2], BREAKS, "GET app:value", "LOCK.INFO other"])
+        }
+        "breaker" => (vec![BREAKS, LOCKS[8]], vec![LOCKS[0], LOCKS[2], "LOCK.FORCE other"]),
+        other => panic!("what may {other} do?"),
+    }
+}
+
+/// Whether the user that a line of an ACL file makes may do what it is meant to do, and nothing else.
+fn is_as_meant(server: &Server, line: &str) -> bool {
+    let mut words = line.split_whitespace().skip(1);
+    let user = words.next().expect("a name");
+    let rights = words.collect::<Vec<_>>().join(" ");
+    let mut connection = server.raw();
+    if connection.say(&format!("ACL SETUSER {user} reset {rights}")) != Value::Okay {
+        return false;
+    }
+    assert_eq!(connection.say(&format!("AUTH {user} secret")), Value::Okay);
+    let (allowed, denied) = allowed_and_denied(user);
+    let mut refused =
+        |line: &&str| matches!(connection.say(line), Value::ServerError(error) if error.code() == "NOPERM");
+    !allowed.iter().any(&mut refused) && denied.iter().all(&mut refused)
+}
+
+#[test]
+fn the_rights_in_the_documents_do_what_stands_there_where_it_stands() {
+    let server = Server::start();
+    let version = server.version().to_string().to_lowercase().replace(' ', "-");
+    let mut lines = 0;
+    for file in ["docs/operations.md", "SECURITY.md"] {
+        let text = fs::read_to_string(workspace().join(file)).expect("the document");
+        for block in text.split("```acl ").skip(1) {
+            let (servers, rest) = block.split_once('\n').expect("lines");
+            let here = servers.split(' ').any(|it| it == "every-server" || version.starts_with(it));
+            for line in rest.split("```").next().expect("an end").lines() {
+                assert_eq!(is_as_meant(&server, line), here, "{file}, {version}: {line}");
+                lines += 1;
+            }
+        }
+    }
+    assert!(lines >= 6, "{lines}");
+}

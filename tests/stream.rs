@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::{Parser, Value};
 use support::{Family, Raw, Server};
 
-use crate::common::{Bytes, array, bytes};
+use crate::common::{Bytes, array, bytes, spelled_out};
 use crate::waiter::{Tell, Waiter};
 
 /// The stream of one server, from the moment on at which it was opened.
@@ -40,8 +40,10 @@ impl Stream {
         Self { from, parser: Parser::new() }
     }
 
-    /// All that the server has written by now.
+    /// All that the server has written by now, spelled out.
     fn steps(&mut self, client: &mut Raw) -> Vec<Step> {
+        let plain = Server::builder().without_module().start();
+        let mut plain = plain.raw();
         client.order("SET the-end of-this-test");
         let mut steps = Vec::new();
         loop {
@@ -58,6 +60,7 @@ impl Stream {
             if step.iter().any(|command| command.contains(&b"the-end".to_vec())) {
                 return steps;
             }
+            step = step.into_iter().flat_map(|command| spelled_out(&mut plain, command)).collect();
             step.retain(|command| {
                 !["PING", "SELECT"].iter().any(|name| command[0].eq_ignore_ascii_case(name.as_bytes()))
             });

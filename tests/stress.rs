@@ -242,7 +242,7 @@ impl<'a> Worker<'a> {
                 self.tally.in_vain += 1;
                 Some(())
             }
-            // A circle closes when it waits while a lock that it left to its lease is waited for.
+            // A cycle closes when it waits while a lock that it left to its lease is waited for.
             Value::ServerError(error) if ["UNBLOCKED", "DEADLOCK"].contains(&error.code()) => {
                 self.tally.in_vain += 1;
                 Some(())

@@ -197,7 +197,7 @@ fn the_append_only_file_knows_no_questions() {
     let files: Vec<u8> =
         files.flat_map(|file| std::fs::read(file.expect("a file").path()).expect("can be read")).collect();
     let files = String::from_utf8_lossy(&files).to_ascii_uppercase();
-    assert!(files.contains("PEXPIREAT") && !files.contains("GETACK"), "{files}");
+    assert!(files.contains("RESTORE") && !files.contains("GETACK"), "{files}");
     master.kill9();
     master.restart();
     assert_eq!(state(&mut master.raw(), &["key"]), before);

@@ -8,7 +8,7 @@ use crate::common::{error, info_number};
 use crate::speak::{Reply, owners, waiters};
 use crate::waiter::{Speak, Tell, Waiter, assert_held};
 
-const CANCELLED: &str = "CANCELLED this owner was cancelled for this key and session";
+const CANCELLED: &str = "CANCELLED LOCK.CANCEL was called for this key, owner and session";
 
 /// Nothing of the owner's is left, nothing of it comes, and what still comes of its requests is refused.
 #[track_caller]

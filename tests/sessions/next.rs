@@ -126,8 +126,9 @@ fn a_listener_gets_all_that_came_together() {
     let mut session = Session::open(&server);
     session.listen(&server);
     let mut client = server.raw();
-    let_come_in_one_step(&mut client, &session, 100);
-    assert_eq!(session.heard().len(), 100);
+    // Few enough for one slice of time, also on a machine that is busy otherwise.
+    let_come_in_one_step(&mut client, &session, 10);
+    assert_eq!(session.heard().len(), 10);
 }
 
 #[test]
@@ -142,7 +143,7 @@ fn arguments() {
         ("COUNT 0", "COUNT must be between"),
         ("COUNT", "COUNT must be followed by"),
         ("COUNT 1 COUNT 1", "COUNT is given twice"),
-        ("LEASE 5", "unknown argument 'LEASE', allowed are WAIT, COUNT"),
+        ("LEASE 5", "unknown argument 'LEASE': allowed here are WAIT, COUNT"),
     ];
     for (end, message) in wrong {
         let reply = raw.say(&format!("LOCK.NEXT {end}"));

@@ -235,7 +235,7 @@ mod confirming {
 mod demotion {
     use super::*;
 
-    const UNBLOCKED: &str = "UNBLOCKED this server is a replica now and grants no locks";
+    const UNBLOCKED: &str = "UNBLOCKED this server is now a replica and grants no locks";
 
     fn demote(client: &mut Raw) {
         // Nobody listens there: the link stays down, and the data as they are.

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Mutex;
 
-use testcontainers::core::Mount;
+use testcontainers::core::{Healthcheck, Mount};
 use testcontainers::runners::SyncRunner;
 use testcontainers::{GenericImage, ImageExt};
 
@@ -82,6 +82,8 @@ fn run(launch: &Launch) -> Started {
         .with_cmd(arguments(launch))
         .with_mount(Mount::bind_mount(launch.dir.display().to_string(), DIR))
         .with_label("holdfast.test", std::process::id().to_string())
+        // The image's own would be one more client of the server, every few seconds.
+        .with_health_check(Healthcheck::none())
         // The files are this user's, who removes them.
         .with_user(user())
         .with_host_config_modifier(|host| {

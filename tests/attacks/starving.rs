@@ -1,0 +1,49 @@
+//! Work that never ends: whatever there is of one kind, the others go on.
+
+use redis::Value;
+use support::{Raw, Server, until};
+
+use crate::speak::{Reply, SOON, Speak, arrives, owners};
+
+/// As many holders as a lock may have, but for one.
+const HOLDERS: usize = 2499;
+
+/// A server on which so many renewals are due every millisecond that it is never through with them. Whoever holds a key
+/// without an expiry loses nothing by that.
+fn always_renewing() -> (Server, Raw) {
+    let server = Server::start();
+    let mut holder = server.raw();
+    holder.say("LOCK.ACQUIRE crowd first SHARED LEASE 600000").token();
+    assert_eq!(holder.say("PERSIST crowd"), Value::Int(1));
+    let lines: Vec<String> =
+        (0..HOLDERS).map(|holder| format!("LOCK.ACQUIRE crowd holder:{holder} SHARED LEASE 1 WATCHDOG")).collect();
+    for reply in holder.say_all(&lines) {
+        reply.token();
+    }
+    assert_eq!(holder.say("LOCK.INFO crowd").field("holder_count"), Value::Int(HOLDERS as i64 + 1));
+    (server, holder)
+}
+
+#[test]
+fn renewals_without_end_hold_up_no_confirmation() {
+    let (server, _holder) = always_renewing();
+    let mut client = server.raw();
+    client.say("CONFIG SET holdfast.replicas-timeout 50");
+    client.post("LOCK.ACQUIRE key me LEASE 600000 REPLICAS 1");
+    assert!(arrives(&mut client).error().starts_with("NOREPLICAS"));
+    until(SOON, "the grant is taken back", || client.say("EXISTS key") == Value::Int(0));
+}
+
+#[test]
+fn renewals_without_end_hold_up_nobody_who_waits() {
+    let (server, _holder) = always_renewing();
+    let (mut gone, mut client, mut third) = (server.raw(), server.raw(), server.raw());
+    gone.say("LOCK.ACQUIRE key gone LEASE 600000 EPHEMERAL").token();
+    third.say("LOCK.ACQUIRE other third LEASE 300").token();
+    assert_eq!(client.begin("LOCK.MACQUIRE 2 key other client LEASE 600000 WAIT 0"), None);
+    gone.reset();
+    arrives(&mut client).token();
+    assert_eq!(owners(&mut third, "other"), ["client"]);
+    third.post("LOCK.ACQUIRE other third WAIT 50");
+    assert!(arrives(&mut third).is_null());
+}

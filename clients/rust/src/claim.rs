@@ -3,8 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::Notify;
-
+use crate::changes::Changes;
 use crate::error::{Error, Why, refused_in_words};
 use crate::names::{Keys, Owner};
 use crate::session::SessionRef;
@@ -22,7 +21,7 @@ pub(crate) struct Claim {
     pub(crate) owner: Owner,
     pub(crate) deadline: Deadline,
     inner: Mutex<Inner>,
-    changed: Notify,
+    changes: Changes,
 }
 
 #[derive(Debug)]
@@ -32,9 +31,10 @@ struct Inner {
 }
 
 impl Claim {
-    pub(crate) fn new(keys: Keys, owner: Owner, terms: Terms, deadline: Deadline) -> Self {
+    /// What becomes of it is told to `changes`.
+    pub(crate) fn new(keys: Keys, owner: Owner, terms: Terms, deadline: Deadline, changes: Changes) -> Self {
         let state = State::new(terms.ending);
-        Self { keys, owner, deadline, inner: Mutex::new(Inner { terms, state }), changed: Notify::new() }
+        Self { keys, owner, deadline, inner: Mutex::new(Inner { terms, state }), changes }
     }
 
     /// Its terms as they are now: a renewal can change the lease.
@@ -58,6 +58,21 @@ impl Claim {
 
     pub(crate) fn token(&self) -> Option<u64> {
         self.inner().state.token()
+    }
+
+    /// The token, if the server can have no other.
+    pub(crate) fn certain_token(&self) -> Option<u64> {
+        self.inner().state.certain_token()
+    }
+
+    /// A renewal that raises the token to this one is about to be sent.
+    pub(crate) fn raising(&self, fence: u64) {
+        self.inner().state.raising(fence);
+    }
+
+    /// The server has raised it.
+    pub(crate) fn raised(&self, token: u64) {
+        self.update(|inner| inner.state.raised(token));
     }
 
     /// The session on whose behalf it waits or holds.
@@ -191,6 +206,13 @@ impl Claim {
         Error::Lost { keys: self.keys.clone(), owner: self.owner.clone(), why }
     }
 
+    /// Until when the lease can't have run out, whatever happens to the session meanwhile.
+    pub(crate) fn sure_until(&self) -> Option<Instant> {
+        let inner = self.inner();
+        let promised = inner.state.session().and_then(|session| inner.promised_by(session));
+        inner.state.sure_until().max(promised)
+    }
+
     /// When it counts as lost, unless something is heard before.
     pub(crate) fn lost_at(&self) -> Option<Instant> {
         self.inner().lost_at()
@@ -198,16 +220,7 @@ impl Claim {
 
     /// Waits until something changes, or until then.
     pub(crate) async fn change(&self, until: Option<Instant>, happened: impl Fn() -> bool) {
-        let mut changed = std::pin::pin!(self.changed.notified());
-        // From here on a change is not missed; what was before is seen by `happened`.
-        changed.as_mut().enable();
-        if happened() {
-            return;
-        }
-        match until {
-            Some(end) => drop(tokio::time::timeout_at(end.into(), changed).await),
-            None => changed.await,
-        }
+        self.changes.wait(until, happened).await;
     }
 
     fn by_the_clock(&self) -> Why {
@@ -219,7 +232,7 @@ impl Claim {
 
     fn update(&self, change: impl FnOnce(&mut Inner)) {
         change(&mut self.inner());
-        self.changed.notify_waiters();
+        self.changes.tell();
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {

@@ -66,6 +66,17 @@ pub enum Error {
         /// What the connection said.
         source: RedisError,
     },
+    /// So many of the servers of a RedLock can't be reached or do not answer that the others are no majority.
+    NoMajority {
+        /// What was asked for.
+        keys: Keys,
+        /// How many servers answer.
+        answer: usize,
+        /// How many are a majority.
+        majority: usize,
+        /// What one of the others said.
+        source: Box<Error>,
+    },
     /// What was asked for makes no sense. Nothing was sent.
     Invalid {
         /// What is wrong, and what is allowed.
@@ -108,6 +119,9 @@ impl fmt::Display for Error {
             Self::Lost { keys, owner, why } => write!(out, "{keys}: lost by {owner}: {why}"),
             Self::Server { server, keys, message } => write!(out, "{server}: {keys}: {message}"),
             Self::Connection { server, keys, source } => write!(out, "{server}: {keys}: {source}"),
+            Self::NoMajority { keys, answer, majority, source } => {
+                write!(out, "{keys}: {majority} servers are a majority, and {answer} can be reached: {source}")
+            }
             Self::Invalid { message } => out.write_str(message),
         }
     }
@@ -117,6 +131,7 @@ impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Connection { source, .. } => Some(source),
+            Self::NoMajority { source, .. } => Some(source),
             _ => None,
         }
     }

@@ -113,7 +113,7 @@ impl Guard {
             if let Lease::Watched(_) = terms.lease {
                 session.watches(lease);
             }
-            Some(wire::renew(&claim.keys, &claim.owner, token, &terms, session.id()))
+            Some(wire::renew(&claim.keys, &claim.owner, Some(token), &terms, session.id()))
         });
         let Said { session, sent, value } = match said.await {
             Ok(said) => said,

@@ -4,22 +4,24 @@ use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
 use redis::sentinel::SentinelClient;
-use redis::{AsyncConnectionConfig, Client, IntoConnectionInfo};
+use redis::{AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo};
 
+use crate::changes::Changes;
 use crate::error::{Error, refused};
 use crate::guard::Guard;
-use crate::names::Keys;
+use crate::names::{Keys, Owner};
 use crate::node::Node;
+use crate::order::{Name, Position};
 use crate::place::{Failure, Place, without_delay};
 use crate::reader::Listener;
 use crate::servers::{Cluster, Servers};
 use crate::shared::{Shared, Unsaid};
 use crate::state::Stage;
-use crate::terms::{Ending, Lease, Limit, Terms, Wait};
+use crate::terms::{Deadline, Ending, Lease, Limit, Terms, Wait};
 use crate::url::{self, Address};
 
 /// A request that is not answered within this has failed. Waiting for a lock takes no request.
@@ -47,12 +49,14 @@ impl Locks {
 
     /// The same, with connection settings of one's own. A response timeout is for requests: waiting for a lock takes none.
     pub fn with_config(client: Client, config: AsyncConnectionConfig) -> Self {
-        Self::of(|listener| Servers::One(Arc::new(Node::new(Place::Fixed(without_delay(&client)), config, listener))))
+        Self::of(Name::of(client.get_connection_info()), |listener| {
+            Servers::One(Arc::new(Node::new(Place::Fixed(without_delay(&client)), config, listener)))
+        })
     }
 
     /// Locks on the master that Sentinel names. After a failover, waits and holds go on at the new one.
     pub fn sentinel(client: SentinelClient) -> Self {
-        Self::of(|listener| Servers::One(Arc::new(Node::new(Place::Sentinel(client.into()), config(), listener))))
+        Self::at_sentinel(Name::Unknown, client)
     }
 
     /// Locks on a cluster, of which one node at least is named, as for `redis::cluster::ClusterClient`. All nodes have
@@ -64,7 +68,8 @@ impl Locks {
     pub fn cluster<N: IntoConnectionInfo>(nodes: impl IntoIterator<Item = N>) -> Result<Self, Error> {
         let nodes = nodes.into_iter().map(IntoConnectionInfo::into_connection_info).collect::<Result<Vec<_>, _>>();
         let nodes = nodes.map_err(|error| Error::Invalid { message: error.to_string() })?;
-        Ok(Self::of(|listener| Servers::Cluster(Box::new(Cluster::new(nodes, config(), listener)))))
+        let name = Name::of_cluster(nodes.iter().map(ConnectionInfo::addr));
+        Ok(Self::of(name, |listener| Servers::Cluster(Box::new(Cluster::new(nodes, config(), listener)))))
     }
 
     /// Locks at an address: `redis://`, `rediss://` (feature `tls`), `unix://` as the `redis` crate has them, and
@@ -76,7 +81,7 @@ impl Locks {
     pub fn open(url: &str) -> Result<Self, Error> {
         match url::parse(url)? {
             Address::One(client) => Ok(Self::new(client)),
-            Address::Sentinel(client) => Ok(Self::sentinel(client)),
+            Address::Sentinel { client, master, database } => Ok(Self::at_sentinel(Name::at(master, database), client)),
             Address::Cluster(nodes) => Self::cluster(nodes),
         }
     }
@@ -145,8 +150,21 @@ impl Locks {
         }
     }
 
-    fn of(servers: impl FnOnce(Weak<dyn Listener>) -> Servers) -> Self {
-        Self { shared: Shared::new(servers), prefix: fresh_prefix().into() }
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// An owner that nobody else has.
+    pub(crate) fn owner(&self) -> Owner {
+        self.shared.owner(&self.prefix)
+    }
+
+    fn at_sentinel(name: Name, client: SentinelClient) -> Self {
+        Self::of(name, |listener| Servers::One(Arc::new(Node::new(Place::Sentinel(client.into()), config(), listener))))
+    }
+
+    fn of(name: Name, servers: impl FnOnce(Weak<dyn Listener>) -> Servers) -> Self {
+        Self { shared: Shared::new(name, servers), prefix: fresh_prefix().into() }
     }
 }
 
@@ -224,8 +242,14 @@ impl Lock {
     ///
     /// What the server refused with, or [`Error::Connection`].
     pub async fn acquire(&self) -> Result<Option<Guard>, Error> {
+        self.acquire_by(self.wait.deadline(Instant::now()), Changes::default()).await
+    }
+
+    /// The same until then, whatever [`wait`](Self::wait) says. What becomes of it is told to `changes`.
+    pub(crate) async fn acquire_by(&self, deadline: Deadline, changes: Changes) -> Result<Option<Guard>, Error> {
         self.check()?;
-        let claim = self.shared.claim(&self.prefix, self.keys.clone(), self.terms.clone(), self.wait);
+        let owner = self.shared.owner(&self.prefix);
+        let claim = self.shared.claim(owner, self.keys.clone(), self.terms.clone(), deadline, changes);
         // From here on it is given back unless the caller has it.
         let attempt = Guard::new(self.shared.clone(), claim);
         let claim = attempt.claim();
@@ -242,7 +266,27 @@ impl Lock {
         }
     }
 
-    fn check(&self) -> Result<(), Error> {
+    pub(crate) fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    pub(crate) fn waits(&self) -> bool {
+        self.wait != Wait::No
+    }
+
+    /// Each of its keys alone, with its place in the order of servers.
+    pub(crate) fn each_key(&self) -> impl Iterator<Item = Result<(Position, Self), Error>> {
+        let alone = |key| Self { keys: Keys::from_iter([key]), ..self.clone() };
+        self.keys.iter().map(move |key| Ok((self.shared.name.position(key)?, alone(key))))
+    }
+
+    /// The same with the keys of another one.
+    pub(crate) fn and(self, other: &Self) -> Self {
+        let keys = self.keys.iter().chain(other.keys.iter()).collect();
+        Self { keys, ..self }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
         let invalid = |message: &str| Err(Error::Invalid { message: format!("{}: {message}", self.keys) });
         if self.keys.is_empty() {
             return invalid("a lock needs one key at least");

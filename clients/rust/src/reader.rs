@@ -17,6 +17,9 @@ use crate::wire::Event;
 
 /// Who is told what a session hears.
 pub(crate) trait Listener: Send + Sync {
+    /// A session was opened, and is about to be read from.
+    fn session_begins(self: Arc<Self>, session: &SessionRef);
+
     /// The server says so.
     fn told(self: Arc<Self>, session: &SessionRef, events: Vec<Event>);
 
@@ -88,6 +91,9 @@ impl Task {
                     continue;
                 }
             };
+            if let Some(listener) = self.listener.upgrade() {
+                listener.session_begins(&opened.session);
+            }
             self.link.send_replace(Link::Up(opened.session.clone()));
             let end = self.serve(&opened).await;
             self.link.send_replace(Link::Down);

@@ -2,14 +2,16 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, RedisResult, Value, cmd};
+use tokio::sync::Notify;
 
 use crate::place::{Failure, Place};
-use crate::requests::Requests;
+use crate::requests::{Redirect, Requests};
 use crate::terms::Lease;
 use crate::wire;
 
@@ -34,6 +36,7 @@ pub(crate) struct Session {
     default_lease: Duration,
     /// The shortest lease that it keeps alive.
     shortest_lease: Mutex<Duration>,
+    shorter: Notify,
     life: Mutex<Life>,
 }
 
@@ -68,6 +71,7 @@ pub(crate) async fn open(place: &Place, config: &AsyncConnectionConfig) -> Resul
         requests: Requests::new(client, server.clone(), config.clone()),
         default_lease: lease,
         shortest_lease: Mutex::new(lease),
+        shorter: Notify::new(),
         life: Mutex::new(Life { alive: opened, due: opened + LATE }),
     };
     Ok(Opened { session: SessionRef(Arc::new(session)), connection })
@@ -109,7 +113,16 @@ impl Session {
     /// A hold with this lease is to be kept alive.
     pub(crate) fn watches(&self, lease: Duration) {
         let mut shortest = self.shortest_lease.lock().unwrap_or_else(PoisonError::into_inner);
-        *shortest = lease.min(*shortest);
+        if lease < *shortest {
+            *shortest = lease;
+            self.shorter.notify_one();
+        }
+    }
+
+    /// If it dies, that is to be seen within this time.
+    pub(crate) fn missed_within(&self, time: Duration) {
+        // It is overdue after twice the time between two signs.
+        self.watches(time.saturating_mul(SIGNS_OF_LIFE_A_LEASE) / 2);
     }
 
     fn sign_of_life(&self) -> Duration {
@@ -120,6 +133,32 @@ impl Session {
     /// Asked for events now, to be answered within `wait`.
     fn asked(&self, sent: Instant, wait: Duration) {
         self.life().due = sent + wait * 2;
+    }
+
+    /// A question that was asked then may wait too long for a lease that came since: the server is told to answer it at
+    /// once. Returns when that is done, or can't be.
+    async fn hurry(&self, sent: Instant, wait: Duration) {
+        while wait <= self.sign_of_life() {
+            self.shorter.notified().await;
+        }
+        let sooner = self.sign_of_life();
+        self.expect(Instant::now() + sooner * 2);
+        let unblock = wire::unblock(&self.id);
+        loop {
+            match self.requests.send(&unblock, Redirect::No).await {
+                // The question is on its way still.
+                Ok(Value::Int(0)) => tokio::time::sleep(sooner).await,
+                Ok(_) => return,
+                // This user may not, so the sign of life comes when it comes.
+                Err(_) => return self.asked(sent, wait),
+            }
+        }
+    }
+
+    /// The next sign of life is overdue then, if not before.
+    fn expect(&self, due: Instant) {
+        let mut life = self.life();
+        life.due = life.due.min(due);
     }
 
     /// What was asked then was answered.
@@ -161,7 +200,11 @@ impl Opened {
             let (sent, wait) = (Instant::now(), session.sign_of_life());
             session.asked(sent, wait);
             let next = wire::next(wait);
-            let reply = tokio::time::timeout(wait + LATE, next.query_async::<Value>(&mut connection)).await;
+            let mut answer = pin!(tokio::time::timeout(wait + LATE, next.query_async::<Value>(&mut connection)));
+            let reply = tokio::select! {
+                reply = &mut answer => reply,
+                () = session.hurry(sent, wait) => answer.await,
+            };
             let events = match reply {
                 // As if nothing had happened: somebody woke it.
                 Ok(Err(error)) if error.code() == Some("UNBLOCKED") => Ok(Vec::new()),

@@ -6,12 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use redis::{Cmd, RedisError, Value};
+use redis::{Cmd, RedisError, Value, cmd};
 use tokio::sync::watch;
 
+use crate::changes::Changes;
 use crate::claim::Claim;
 use crate::error::{Error, Why, refused};
+use crate::health::Health;
 use crate::names::{Keys, Owner};
+use crate::order::Name;
 use crate::place::Failure;
 use crate::reader::Listener;
 use crate::requests::Redirect;
@@ -30,7 +33,11 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_secs(5);
 
 pub(crate) struct Shared {
+    pub(crate) name: Name,
     pub(crate) servers: Servers,
+    pub(crate) health: Arc<Health>,
+    /// How soon it is to be seen that a session died, where somebody wants to know it.
+    missed_within: Mutex<Option<Duration>>,
     made: AtomicU64,
     claims: Mutex<HashMap<Owner, Arc<Claim>>>,
     giving_back: watch::Sender<usize>,
@@ -58,20 +65,34 @@ impl From<Failure> for Unsaid {
 
 impl Shared {
     /// `servers` is told who listens to them.
-    pub(crate) fn new(servers: impl FnOnce(Weak<dyn Listener>) -> Servers) -> Arc<Self> {
+    pub(crate) fn new(name: Name, servers: impl FnOnce(Weak<dyn Listener>) -> Servers) -> Arc<Self> {
         Arc::new_cyclic(|listener: &Weak<Self>| Self {
+            name,
             servers: servers(listener.clone()),
+            health: Health::new(),
+            missed_within: Mutex::default(),
             made: AtomicU64::new(0),
             claims: Mutex::default(),
             giving_back: watch::Sender::new(0),
         })
     }
 
-    /// A new acquisition, with an owner of its own. From here on what is told of it is heard.
-    pub(crate) fn claim(&self, prefix: &str, keys: Keys, terms: Terms, wait: Wait) -> Arc<Claim> {
+    /// An owner that nobody else has.
+    pub(crate) fn owner(&self, prefix: &str) -> Owner {
         let number = self.made.fetch_add(1, Ordering::Relaxed);
-        let owner = Owner::from(format!("{prefix}{number}").into_bytes());
-        let claim = Arc::new(Claim::new(keys, owner, terms, wait.deadline(Instant::now())));
+        Owner::from(format!("{prefix}{number}").into_bytes())
+    }
+
+    /// A new acquisition, by an owner of its own. From here on what is told of it is heard.
+    pub(crate) fn claim(
+        &self,
+        owner: Owner,
+        keys: Keys,
+        terms: Terms,
+        deadline: Deadline,
+        changes: Changes,
+    ) -> Arc<Claim> {
+        let claim = Arc::new(Claim::new(keys, owner, terms, deadline, changes));
         self.claims().insert(claim.owner.clone(), claim.clone());
         claim
     }
@@ -85,6 +106,7 @@ impl Shared {
     pub(crate) async fn ask(self: &Arc<Self>, claim: &Arc<Claim>) -> Result<(), Unsaid> {
         let said = self.say(&claim.keys, Some(claim), |session| {
             let wait = claim.deadline.left(Instant::now());
+            self.mind(session);
             claim.ask(session).then(|| wire::acquire(&claim.keys, &claim.owner, &claim.terms(), wait, session.id()))
         });
         let Said { session, sent, value } = said.await?;
@@ -186,6 +208,41 @@ impl Shared {
         }
     }
 
+    /// A session of this client that dies is to be seen within this time.
+    pub(crate) fn missed_within(&self, time: Duration) {
+        let mut within = self.missed_within.lock().unwrap_or_else(PoisonError::into_inner);
+        *within = Some(within.map_or(time, |before| before.min(time)));
+    }
+
+    fn mind(&self, session: &SessionRef) {
+        if let Some(time) = *self.missed_within.lock().unwrap_or_else(PoisonError::into_inner) {
+            session.missed_within(time);
+        }
+    }
+
+    /// Whether the server of this key answers within this time.
+    pub(crate) async fn answers(self: &Arc<Self>, keys: &Keys, within: Duration) -> bool {
+        let said = self.say(keys, None, |_| Some(cmd("LOCK.OWNER")));
+        matches!(tokio::time::timeout(within, said).await, Ok(Ok(_)))
+    }
+
+    /// The server of this key did not answer. It is asked again in the background until it does.
+    pub(crate) fn suspect(self: &Arc<Self>, keys: &Keys, why: Error, answers_within: Duration) {
+        let Some(watch) = self.health.suspect(why) else { return };
+        let (client, keys) = (Arc::downgrade(self), keys.clone());
+        tokio::spawn(async move {
+            let mut attempts = Attempts::without_end();
+            loop {
+                attempts.again().await;
+                let Some(client) = client.upgrade() else { break };
+                if client.answers(&keys, answers_within).await {
+                    break;
+                }
+            }
+            drop(watch);
+        });
+    }
+
     fn carry_if_adrift(self: &Arc<Self>, claim: &Arc<Claim>) {
         if claim.begin_carrying() {
             tokio::spawn(self.clone().carry(claim.clone()));
@@ -222,7 +279,7 @@ impl Shared {
     }
 
     /// Ties a hold to the session of whoever has its key now.
-    async fn take_along(self: &Arc<Self>, claim: &Arc<Claim>, token: u64) -> Result<(), Unsaid> {
+    async fn take_along(self: &Arc<Self>, claim: &Arc<Claim>, token: Option<u64>) -> Result<(), Unsaid> {
         let mut terms = claim.terms_to_go_on(Instant::now());
         // Waiting for replicas is the caller's business; what they have confirmed, they have.
         terms.replicas = None;
@@ -276,7 +333,7 @@ impl Shared {
 
     /// Gives back what is held.
     async fn released(self: &Arc<Self>, claim: &Claim) {
-        let release = wire::release(&claim.keys, &claim.owner, claim.token());
+        let release = wire::release(&claim.keys, &claim.owner, claim.certain_token());
         let lease = match claim.terms().lease {
             Lease::Fixed(lease) | Lease::Watched(Some(lease)) => lease,
             Lease::Watched(None) => DEFAULT_LEASE,
@@ -308,6 +365,10 @@ impl Shared {
 }
 
 impl Listener for Shared {
+    fn session_begins(self: Arc<Self>, session: &SessionRef) {
+        self.mind(session);
+    }
+
     fn told(self: Arc<Self>, session: &SessionRef, events: Vec<Event>) {
         let mut adrift = Vec::new();
         for Event { owner, news } in events {
@@ -378,7 +439,8 @@ fn fail(session: &SessionRef, error: RedisError) -> Failure {
     Failure { server: session.server().to_owned(), error }
 }
 
-fn late() -> RedisError {
+/// There was no answer in time.
+pub(crate) fn late() -> RedisError {
     std::io::Error::from(std::io::ErrorKind::TimedOut).into()
 }
 

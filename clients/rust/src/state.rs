@@ -15,6 +15,8 @@ use crate::wire::{News, Reply};
 pub(crate) struct State<S> {
     stage: Stage,
     token: Option<u64>,
+    /// A renewal may have raised it to this.
+    raising: Option<u64>,
     ending: Ending,
     /// The session on whose behalf it waits or holds; none once that has ended or the server let it go.
     session: Option<S>,
@@ -58,7 +60,8 @@ pub(crate) enum Renewal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Errand {
     AskAgain,
-    Renew(u64),
+    /// Under this token; under whatever it has, if that is not certain.
+    Renew(Option<u64>),
 }
 
 impl<S: Clone + PartialEq> State<S> {
@@ -66,6 +69,7 @@ impl<S: Clone + PartialEq> State<S> {
         Self {
             stage: Stage::Asking,
             token: None,
+            raising: None,
             ending,
             session: None,
             open: Vec::new(),
@@ -81,6 +85,22 @@ impl<S: Clone + PartialEq> State<S> {
 
     pub(crate) fn token(&self) -> Option<u64> {
         self.token
+    }
+
+    /// The token, if the server can have no other. An owner holds once, so it can be named without.
+    pub(crate) fn certain_token(&self) -> Option<u64> {
+        self.token.filter(|_| self.raising.is_none())
+    }
+
+    /// A renewal that raises the token to this one is about to be sent.
+    pub(crate) fn raising(&mut self, fence: u64) {
+        self.raising = Some(fence).filter(|fence| self.token != Some(*fence));
+    }
+
+    /// It has raised it.
+    pub(crate) fn raised(&mut self, token: u64) {
+        self.token = Some(token);
+        self.raising = None;
     }
 
     pub(crate) fn session(&self) -> Option<&S> {
@@ -171,7 +191,8 @@ impl<S: Clone + PartialEq> State<S> {
             (News::Refused(words), Stage::Asking | Stage::Waiting) => self.stage = Stage::Refused(refusal(words)),
             (News::Refused(words), Stage::Held) => self.renewal_ends(Renewal::Refused(words)),
             // An owner holds under one token. That of another hold says nothing of this one.
-            (News::Lost(Some(token), _), _) if self.token.is_some_and(|own| own != token) => {}
+            (News::Lost(Some(token), _), _)
+                if self.token.is_some_and(|own| own != token) && self.raising != Some(token) => {}
             (News::Lost(token, why), _) => {
                 self.token = self.token.or(token);
                 self.stage = Stage::Lost(why);
@@ -253,7 +274,7 @@ impl<S: Clone + PartialEq> State<S> {
     fn errand(&self) -> Option<Errand> {
         match (&self.stage, &self.session, self.token) {
             (Stage::Waiting, None, _) => Some(Errand::AskAgain),
-            (Stage::Held, None, Some(token)) => Some(Errand::Renew(token)),
+            (Stage::Held, None, Some(_)) => Some(Errand::Renew(self.certain_token())),
             _ => None,
         }
     }
@@ -354,7 +375,7 @@ mod tests {
         assert_eq!(state.next_errand(), None);
         state.session_ended(&2, None);
         assert!(state.begin_carrying());
-        assert_eq!(state.next_errand(), Some(Errand::Renew(TOKEN)));
+        assert_eq!(state.next_errand(), Some(Errand::Renew(Some(TOKEN))));
         state.renewed(&3, Instant::now());
         assert_eq!(state.next_errand(), None);
         assert_eq!(state.session(), Some(&3));
@@ -362,7 +383,9 @@ mod tests {
 
     #[test]
     fn a_reply_of_a_session_that_ended_meanwhile_is_taken_along() {
-        for (answer, errand) in [(Reply::Waiting, Errand::AskAgain), (Reply::Granted(TOKEN), Errand::Renew(TOKEN))] {
+        for (answer, errand) in
+            [(Reply::Waiting, Errand::AskAgain), (Reply::Granted(TOKEN), Errand::Renew(Some(TOKEN)))]
+        {
             let mut state = new();
             state.ask(&1);
             state.session_ended(&1, None);
@@ -431,6 +454,29 @@ mod tests {
         state.ask(&1);
         reply(&mut state, 1, Reply::Granted(TOKEN));
         tell(&mut state, News::Lost(Some(TOKEN - 1), Why::Forced));
+        assert!(matches!(state.stage(), Stage::Held), "{state:?}");
+    }
+
+    #[test]
+    fn while_its_token_is_raised_it_may_be_lost_under_either() {
+        for lost in [TOKEN, TOKEN + 5] {
+            let mut state = new();
+            state.ask(&1);
+            reply(&mut state, 1, Reply::Granted(TOKEN));
+            state.raising(TOKEN + 5);
+            assert_eq!(state.certain_token(), None);
+            tell(&mut state, News::Lost(Some(TOKEN + 1), Why::Forced));
+            assert!(matches!(state.stage(), Stage::Held), "{state:?}");
+            tell(&mut state, News::Lost(Some(lost), Why::Forced));
+            assert!(matches!(state.stage(), Stage::Lost(Why::Forced)), "{state:?}");
+        }
+        let mut state = new();
+        state.ask(&1);
+        reply(&mut state, 1, Reply::Granted(TOKEN));
+        state.raising(TOKEN + 5);
+        state.raised(TOKEN + 5);
+        assert_eq!((state.token(), state.certain_token()), (Some(TOKEN + 5), Some(TOKEN + 5)));
+        tell(&mut state, News::Lost(Some(TOKEN), Why::Forced));
         assert!(matches!(state.stage(), Stage::Held), "{state:?}");
     }
 
@@ -507,7 +553,7 @@ mod tests {
             state.session_ended(&1, None);
             match state.stage().clone() {
                 Stage::Waiting => prop_assert_eq!(state.next_errand(), Some(Errand::AskAgain)),
-                Stage::Held => prop_assert_eq!(state.next_errand(), Some(Errand::Renew(TOKEN))),
+                Stage::Held => prop_assert_eq!(state.next_errand(), Some(Errand::Renew(Some(TOKEN)))),
                 // Its own request is still out, and tells.
                 Stage::Asking => prop_assert_eq!(at, 0),
                 _ => prop_assert_eq!(state.next_errand(), None),

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 /// The terms of a hold.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
     pub(crate) lease: Lease,
     pub(crate) limit: Limit,
@@ -67,6 +67,15 @@ pub(crate) enum Deadline {
 }
 
 impl Deadline {
+    /// This one, or then if that is earlier.
+    pub(crate) fn before(self, end: Instant) -> Self {
+        match self {
+            Self::Past => Self::Past,
+            Self::At(own) => Self::At(own.min(end)),
+            Self::Never => Self::At(end),
+        }
+    }
+
     /// What is left of the wait.
     pub(crate) fn left(self, now: Instant) -> Wait {
         match self {
@@ -100,5 +109,9 @@ mod tests {
         assert_eq!(Wait::No.deadline(now).left(now), Wait::No);
         assert_eq!(Wait::Forever.deadline(now).left(now + Duration::from_secs(1)), Wait::Forever);
         assert_eq!(Wait::For(Duration::MAX).deadline(now), Deadline::Never);
+        assert_eq!(Deadline::Never.before(now), Deadline::At(now));
+        assert_eq!(deadline.before(now), Deadline::At(now));
+        assert_eq!(deadline.before(now + Duration::from_secs(2)), deadline);
+        assert_eq!(Deadline::Past.before(now), Deadline::Past);
     }
 }

@@ -12,7 +12,7 @@ const FORMS: &str = "redis://[user:password@]host[:port][/database], rediss://â€
 /// What an address leads to.
 pub(crate) enum Address {
     One(Client),
-    Sentinel(SentinelClient),
+    Sentinel { client: SentinelClient, master: String, database: i64 },
     Cluster(Vec<ConnectionInfo>),
 }
 
@@ -27,7 +27,7 @@ pub(crate) fn parse(url: &str) -> Result<Address, Error> {
         }
         Some((scheme @ ("redis" | "rediss" | "valkey" | "valkeys"), "sentinel")) => {
             let (hosts, path) = rest.split_once('/').ok_or_else(|| invalid("no name of a master"))?;
-            sentinel(scheme, hosts, path).map(Address::Sentinel)
+            sentinel(scheme, hosts, path)
         }
         _ => Client::open(url).map(Address::One),
     };
@@ -51,7 +51,7 @@ fn cluster(scheme: &str, rest: &str) -> RedisResult<Vec<ConnectionInfo>> {
 }
 
 /// Sentinels are asked without a login, as they are mostly run; the login is the master's.
-fn sentinel(scheme: &str, hosts: &str, path: &str) -> RedisResult<SentinelClient> {
+fn sentinel(scheme: &str, hosts: &str, path: &str) -> RedisResult<Address> {
     let (master, database) = path.split_once('/').unwrap_or((path, ""));
     let nodes = each_host(scheme, hosts, &format!("/{database}"))?;
     let addresses: Vec<ConnectionAddr> = nodes.iter().map(|node| node.addr().clone()).collect();
@@ -68,7 +68,7 @@ fn sentinel(scheme: &str, hosts: &str, path: &str) -> RedisResult<SentinelClient
     if scheme == "rediss" || scheme == "valkeys" {
         builder = builder.set_client_to_redis_tls_mode(TlsMode::Secure);
     }
-    builder.build()
+    Ok(Address::Sentinel { client: builder.build()?, master: master.to_owned(), database: login.db() })
 }
 
 /// One address for each host, all with the login that stands before the first and the path behind the last.
@@ -95,7 +95,10 @@ mod tests {
 
     #[test]
     fn sentinel_needs_the_name_of_a_master() {
-        assert!(matches!(parse("redis+sentinel://a:26379,b:26380/mymaster/2"), Ok(Address::Sentinel(_))));
+        assert!(matches!(
+            parse("redis+sentinel://a:26379,b:26380/mymaster/2"),
+            Ok(Address::Sentinel { database: 2, .. })
+        ));
         let Err(Error::Invalid { message }) = parse("redis+sentinel://me:secret@a:26379") else { panic!() };
         assert!(message.contains("no name of a master") && !message.contains("secret"), "{message}");
     }

@@ -53,11 +53,22 @@ pub(crate) fn acquire(keys: &Keys, owner: &Owner, terms: &Terms, wait: Wait, ses
     with_terms(cmd, terms, session)
 }
 
-/// `LOCK.RENEW` or `LOCK.MRENEW` of this one hold, tying it to the session.
-pub(crate) fn renew(keys: &Keys, owner: &Owner, token: u64, terms: &Terms, session: &str) -> Cmd {
+/// `LOCK.RENEW` or `LOCK.MRENEW` of this one hold, tying it to the session; of whatever the owner holds, if its token is
+/// not known.
+pub(crate) fn renew(keys: &Keys, owner: &Owner, token: Option<u64>, terms: &Terms, session: &str) -> Cmd {
     let mut cmd = named("LOCK.RENEW", "LOCK.MRENEW", keys);
-    cmd.arg(owner.as_bytes()).arg("TOKEN").arg(token);
+    cmd.arg(owner.as_bytes());
+    if let Some(token) = token {
+        cmd.arg("TOKEN").arg(token);
+    }
     with_terms(cmd, terms, session)
+}
+
+/// `LOCK.RENEW` of one key, which raises the token to at least `fence`, and all that the server gives later above it.
+pub(crate) fn raise(keys: &Keys, owner: &Owner, fence: u64, terms: &Terms, session: &str) -> Cmd {
+    let mut cmd = renew(keys, owner, None, terms, session);
+    cmd.arg("FENCE").arg(fence);
+    cmd
 }
 
 /// `LOCK.RELEASE` or `LOCK.MRELEASE` of all of this one hold; of whatever the owner holds, if its token is not known.
@@ -83,6 +94,14 @@ pub(crate) fn next(wait: Duration) -> Cmd {
     let mut next = cmd("LOCK.NEXT");
     next.arg("WAIT").arg(milliseconds(wait));
     next
+}
+
+/// Ends the wait of a session's `LOCK.NEXT`, as if its time were over.
+pub(crate) fn unblock(session: &str) -> Cmd {
+    let mut unblock = cmd("CLIENT");
+    // The id of its connection is the part after the server's own.
+    unblock.arg("UNBLOCK").arg(session.rsplit(':').next());
+    unblock
 }
 
 fn named(one: &str, several: &str, keys: &Keys) -> Cmd {
@@ -283,7 +302,8 @@ mod tests {
             words(&acquire(&two, &owner, &plain, Wait::Forever, "s")),
             "LOCK.MACQUIRE 2 a b me WAIT 0 HOLDS 1 WATCHDOG SESSION s"
         );
-        assert_eq!(words(&renew(&one, &owner, 7, &plain, "s")), "LOCK.RENEW a me TOKEN 7 WATCHDOG SESSION s");
+        assert_eq!(words(&renew(&one, &owner, Some(7), &plain, "s")), "LOCK.RENEW a me TOKEN 7 WATCHDOG SESSION s");
+        assert_eq!(words(&raise(&one, &owner, 9, &plain, "s")), "LOCK.RENEW a me WATCHDOG SESSION s FENCE 9");
         assert_eq!(words(&release(&two, &owner, Some(7))), "LOCK.MRELEASE 2 a b me TOKEN 7 ALL");
         assert_eq!(words(&cancel(&two, &owner, "s")), "LOCK.CANCEL a me SESSION s");
         assert_eq!(words(&next(Duration::from_secs(5))), "LOCK.NEXT WAIT 5000");

@@ -1,37 +1,13 @@
 //! Every future may be dropped at any point, and nothing is left behind.
 
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use holdfast_client::{Error, Guard};
 use support::{Fate, Proxy, Random, Server, Toward};
 
-use crate::common::{is_free, locks, locks_over, soon, waiters};
-
-/// A future that is given up at the poll with this number, counted from 0; none if it was.
-struct GivenUpAt<F> {
-    future: Pin<Box<F>>,
-    polls: usize,
-}
-
-impl<F: Future> Future for GivenUpAt<F> {
-    type Output = Option<F::Output>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.polls == 0 {
-            return Poll::Ready(None);
-        }
-        self.polls -= 1;
-        self.future.as_mut().poll(context).map(Some)
-    }
-}
-
-fn given_up_at<F: Future>(polls: usize, future: F) -> GivenUpAt<F> {
-    GivenUpAt { future: Box::pin(future), polls }
-}
+use crate::common::{given_up_at, is_free, locks, locks_over, soon, waiters};
 
 #[tokio::test]
 async fn an_acquisition_may_be_dropped_at_every_poll() {

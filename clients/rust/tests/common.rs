@@ -1,5 +1,7 @@
 //! What the tests share.
 
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use holdfast_client::Locks;
@@ -77,4 +79,27 @@ pub fn client_as(server: &Server, user: &str, password: &str) -> Client {
     let settings = RedisConnectionInfo::default().set_username(user).set_password(password);
     let info = server.client().get_connection_info().clone().set_redis_settings(settings);
     Client::open(info).expect("an address")
+}
+
+/// A future that is given up at the poll with this number, counted from 0; none if it was.
+pub struct GivenUpAt<F> {
+    future: Pin<Box<F>>,
+    polls: usize,
+}
+
+impl<F: Future> Future for GivenUpAt<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.polls == 0 {
+            return Poll::Ready(None);
+        }
+        self.polls -= 1;
+        self.future.as_mut().poll(context).map(Some)
+    }
+}
+
+/// The future, given up at that poll.
+pub fn given_up_at<F: Future>(polls: usize, future: F) -> GivenUpAt<F> {
+    GivenUpAt { future: Box::pin(future), polls }
 }

@@ -1,11 +1,11 @@
 //! A hold that ends before it is given back.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use holdfast_client::{Error, Guard, Why};
-use support::{Proxy, Server};
+use holdfast_client::{Error, Guard, Locks, Why};
+use support::{Fate, Proxy, Server};
 
-use crate::common::{SOON, holder, is_free, locks, locks_over, say, sessions, soon};
+use crate::common::{SOON, client_as, holder, is_free, locks, locks_over, say, sessions, soon};
 
 async fn lost(guard: &Guard) -> Why {
     tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told")
@@ -78,7 +78,7 @@ async fn a_hold_is_taken_to_the_next_connection() {
         guard.check().unwrap_or_else(|error| panic!("round {round}: {error}"));
     }
     // The new one's watchdog renews it.
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     soon("two leases are over", || begin.elapsed() > Duration::from_secs(4)).await;
     guard.check().unwrap();
     guard.release().await.unwrap();
@@ -107,7 +107,7 @@ async fn who_cannot_ask_counts_the_lease_by_its_own_clock() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     let watched = locks.lock("a").watched(Duration::from_secs(1)).acquire().await.unwrap().unwrap();
     let fixed = locks.lock("b").lease(Duration::from_secs(100)).acquire().await.unwrap().unwrap();
     proxy.refuse();
@@ -130,4 +130,52 @@ async fn a_silent_connection_is_a_lock_in_doubt() {
     server.cont();
     guard.release().await.unwrap_err();
     soon("it is given back", || is_free(&server, "a")).await;
+}
+
+#[tokio::test]
+async fn a_short_lease_is_minded_by_a_session_that_was_opened_for_long_ones() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let locks = locks_over(&proxy);
+    let long = locks.lock("a").acquire().await.unwrap().unwrap();
+    soon("the session reads", || sessions(&server).len() == 1).await;
+    let begin = Instant::now();
+    let short = locks.lock("b").watched(Duration::from_secs(1)).acquire().await.unwrap().unwrap();
+    // Three of its leases: signs of life come soon enough that it is not given up.
+    soon("three leases are over", || begin.elapsed() > Duration::from_secs(3)).await;
+    short.check().unwrap();
+    short.release().await.unwrap();
+    long.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_short_lease_is_lost_in_time_on_a_session_that_was_opened_for_long_ones() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let locks = locks_over(&proxy);
+    let long = locks.lock("a").acquire().await.unwrap().unwrap();
+    soon("the session reads", || sessions(&server).len() == 1).await;
+    let begin = Instant::now();
+    let short = locks.lock("b").watched(Duration::from_secs(1)).acquire().await.unwrap().unwrap();
+    // Before the session's question, that was to wait for seconds, is answered in any case.
+    proxy.rule(|_, _| Fate::Hold);
+    assert_eq!(lost(&short).await, Why::Disconnected);
+    // With room for a machine that is busy.
+    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    long.check().unwrap();
+}
+
+#[tokio::test]
+async fn a_user_who_may_not_hurry_a_session_hears_later() {
+    let server = Server::start();
+    let _: String = say(&server, "ACL SETUSER worker on >secret ~* +@all -client|unblock");
+    let locks = Locks::new(client_as(&server, "worker", "secret"));
+    let long = locks.lock("a").acquire().await.unwrap().unwrap();
+    soon("the session reads", || sessions(&server).len() == 1).await;
+    let begin = Instant::now();
+    let short = locks.lock("b").watched(Duration::from_secs(1)).acquire().await.unwrap().unwrap();
+    soon("two leases are over", || begin.elapsed() > Duration::from_secs(2)).await;
+    short.check().unwrap();
+    short.release().await.unwrap();
+    long.release().await.unwrap();
 }

@@ -1,8 +1,8 @@
-//! The README's examples: each stands here as it stands there, and runs.
+//! The examples of the client's README and of the project's: each stands here as it stands there, and runs.
 
 use std::time::Duration;
 
-use holdfast_client::{Error, Locks, Why, redis};
+use holdfast_client::{Error, Locks, MultiLock, RedLock, Why, redis};
 use support::{Server, workspace};
 
 use crate::common::say;
@@ -122,6 +122,37 @@ Locks::open("unix:///run/redis.sock")?;
 
 #[rustfmt::skip]
 #[tokio::test]
+async fn several_servers() -> Outcome {
+    let ((_one, paris, _), (_other, berlin, _)) = (server(), server());
+let transfer = MultiLock::new([paris.lock("account:1"), berlin.lock("account:2"), paris.lock("account:3")]);
+let all = transfer.wait(Duration::from_secs(10)).acquire().await?.expect("granted in time");
+for part in all.parts() {
+    println!("{} under {}", part.keys(), part.fence());
+}
+all.release().await?;
+    Ok(())
+}
+
+#[rustfmt::skip]
+#[tokio::test]
+async fn a_majority() -> Outcome {
+    let several = [server(), server(), server()];
+    let urls: Vec<_> = several.iter().map(|(_, _, url)| url.clone()).collect();
+    async fn print(fence: u64) -> Result<(), std::io::Error> {
+        assert!(fence > 0);
+        Ok(())
+    }
+let servers = urls.iter().map(|url| Locks::open(url)).collect::<Result<Vec<_>, _>>()?;
+let printer = RedLock::new(servers, "printer").wait(Duration::from_secs(10));
+let guard = printer.acquire().await?.expect("granted in time");
+guard.while_held(print(guard.fence())).await??;
+assert!(guard.valid_until().is_some());
+guard.release().await?;
+    Ok(())
+}
+
+#[rustfmt::skip]
+#[tokio::test]
 async fn a_loss() -> Outcome {
     let (server, locks, _) = server();
     let break_it = async |key: &str| assert_eq!(say::<i64>(&server, &format!("LOCK.FORCE {key}")), 1);
@@ -138,11 +169,13 @@ assert!(error.to_string().contains("forced"));
 
 #[test]
 fn every_example_stands_here() {
-    let readme = std::fs::read_to_string(workspace().join("clients/rust/README.md")).unwrap();
     let here = include_str!("readme.rs");
-    let examples: Vec<_> = readme.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-    assert_eq!(examples.len(), 10);
-    for example in examples {
-        assert!(here.contains(example), "not run:\n{example}");
+    for (readme, number) in [("clients/rust/README.md", 12), ("README.md", 1)] {
+        let readme = std::fs::read_to_string(workspace().join(readme)).unwrap();
+        let examples: Vec<_> = readme.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+        assert_eq!(examples.len(), number);
+        for example in examples {
+            assert!(here.contains(example), "not run:\n{example}");
+        }
     }
 }

@@ -129,26 +129,21 @@ async fn refusals_are_types() {
 async fn a_cycle_of_waits_is_refused() {
     let server = Server::start();
     let locks = locks(&server);
-    // Two owners that each hold one and want the other: by hand, for here every acquisition has an owner of its own.
-    let both = locks.lock_all(["a", "b"]);
-    let guard = both.acquire().await.unwrap().unwrap();
-    let owner = String::from_utf8(guard.owner().as_bytes().to_vec()).unwrap();
-    let _: i64 = say(&server, "LOCK.ACQUIRE c other");
+    // Every acquisition has an owner of its own, so none waits while it holds. The owners are numbered: by hand, the
+    // next one is given a lock before it asks.
+    let guard = locks.lock("first").acquire().await.unwrap().unwrap();
+    let (prefix, number) = std::str::from_utf8(guard.owner().as_bytes()).unwrap().rsplit_once(':').unwrap();
+    let next = format!("{prefix}:{}", number.parse::<u64>().unwrap() + 1);
+    let _: i64 = say(&server, &format!("LOCK.ACQUIRE a {next}"));
+    let _: i64 = say(&server, "LOCK.ACQUIRE b other");
     let mut other = server.raw();
     other.send(&[b"LOCK.ACQUIRE", b"a", b"other", b"WAIT", b"0"]).unwrap();
     soon("the other one waits", || waiters(&server, "a") == 1).await;
-    let refused = redis_error(&server, &format!("LOCK.ACQUIRE c {owner} WAIT 1000"));
-    assert!(refused.starts_with("DEADLOCK"), "{refused}");
-}
-
-fn redis_error(server: &Server, line: &str) -> String {
-    let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
-    match server.raw().call(&words) {
-        holdfast_client::redis::Value::ServerError(error) => {
-            format!("{} {}", error.code(), error.details().unwrap_or_default())
-        }
-        other => panic!("{line}: {other:?}"),
-    }
+    let error = locks.lock("b").wait_forever().acquire().await.unwrap_err();
+    let Error::Deadlock { keys, message } = &error else { panic!("{error}") };
+    assert!(keys.iter().eq([b"b"]), "{keys}");
+    assert!(message.starts_with("DEADLOCK") && message.contains("other"), "{message}");
+    assert_eq!(waiters(&server, "b"), 0);
 }
 
 #[tokio::test]

@@ -1,0 +1,274 @@
+//! Locks at several servers, slots or databases at once: all or none.
+
+use std::time::{Duration, Instant};
+
+use crate::changes::Changes;
+use crate::error::{Error, Why};
+use crate::guard::Guard;
+use crate::locks::Lock;
+use crate::order::Position;
+use crate::terms::{Lease, Limit, Wait};
+
+/// Mutexes at different servers, slots or databases, all or none. Those of one server and slot are taken in one step; one
+/// group after the other, in an order that all clients share, whatever order they were named in: so nobody waits in a
+/// circle.
+///
+/// Each lock's terms are those of its hold. How long is waited is said here.
+#[derive(Clone)]
+pub struct MultiLock {
+    locks: Vec<Lock>,
+    wait: Wait,
+}
+
+impl MultiLock {
+    /// All of these.
+    pub fn new(locks: impl IntoIterator<Item = Lock>) -> Self {
+        Self { locks: locks.into_iter().collect(), wait: Wait::No }
+    }
+
+    /// Waits for at most this long in all, in the servers' queues. Without it the answer comes at once.
+    pub fn wait(mut self, time: Duration) -> Self {
+        self.wait = if time.is_zero() { Wait::No } else { Wait::For(time) };
+        self
+    }
+
+    /// Waits for as long as it takes.
+    pub fn wait_forever(mut self) -> Self {
+        self.wait = Wait::Forever;
+        self
+    }
+
+    /// Asks for all of them: none if one was not granted in the time that [`wait`](Self::wait) allows. May be dropped at
+    /// any point: then they are given back, whatever came of it.
+    ///
+    /// # Errors
+    ///
+    /// What a server refused with, [`Error::Connection`], or [`Error::Lost`] if one was lost while it waited for another.
+    pub async fn acquire(&self) -> Result<Option<MultiGuard>, Error> {
+        let groups = groups(&self.locks)?;
+        let deadline = self.wait.deadline(Instant::now());
+        let mut held = MultiGuard { parts: Vec::new(), changes: Changes::default() };
+        for (_, group) in &groups {
+            let asking = group.acquire_by(deadline, held.changes.clone());
+            let Some(guard) = held.while_held(asking).await?? else { return Ok(None) };
+            held.parts.push(guard);
+        }
+        held.begin_leases().await?;
+        Ok(Some(held))
+    }
+}
+
+/// What is asked for in one step each, in order.
+fn groups(locks: &[Lock]) -> Result<Vec<(Position, Lock)>, Error> {
+    let mut keys = Vec::new();
+    for lock in locks {
+        mind(lock)?;
+        keys.extend(lock.each_key().collect::<Result<Vec<_>, _>>()?);
+    }
+    if keys.is_empty() {
+        return Err(Error::Invalid { message: "a lock over several servers needs one key at least".to_owned() });
+    }
+    // Those of one place stay in the order in which they were named.
+    keys.sort_by(|(one, _), (other, _)| one.cmp(other));
+    let mut groups: Vec<(Position, Lock)> = Vec::new();
+    for (position, lock) in keys {
+        match groups.last_mut() {
+            Some((place, group)) if *place == position => *group = joined(group, &lock)?,
+            _ => groups.push((position, lock)),
+        }
+    }
+    Ok(groups)
+}
+
+fn mind(lock: &Lock) -> Result<(), Error> {
+    let invalid = |message: &str| Err(Error::Invalid { message: format!("{}: {message}", lock.keys()) });
+    lock.check()?;
+    if lock.terms().limit != Limit::One {
+        return invalid("what is locked together with others is a mutex: neither shared nor with a limit");
+    }
+    if lock.waits() {
+        return invalid("how long it is waited for is said to the MultiLock, for all of them");
+    }
+    Ok(())
+}
+
+fn joined(group: &Lock, lock: &Lock) -> Result<Lock, Error> {
+    let invalid = |message: &str| Err(Error::Invalid { message: format!("{}: {message}", lock.keys()) });
+    if group.keys().iter().any(|key| lock.keys().iter().any(|other| key == other)) {
+        return invalid("named twice");
+    }
+    if group.terms() != lock.terms() {
+        return invalid("locks of one server and slot are taken in one step, so their terms have to be the same");
+    }
+    Ok(group.clone().and(lock))
+}
+
+/// Locks at several servers that are all held, until this is dropped or one of them is lost.
+///
+/// Dropping it gives them back in the background, without waiting, the last first.
+#[must_use = "locks are given back when their guard is dropped"]
+#[derive(Debug)]
+pub struct MultiGuard {
+    parts: Vec<Guard>,
+    changes: Changes,
+}
+
+impl MultiGuard {
+    /// What is held at each server and slot, in their order. Each has a fence of its own, which counts for what that
+    /// server's locks protect: the tokens of two servers can't be compared.
+    pub fn parts(&self) -> &[Guard] {
+        &self.parts
+    }
+
+    /// Whether all are held still, as far as this process can know without asking: false is certain.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`], which names the first that is not.
+    pub fn check(&self) -> Result<(), Error> {
+        self.parts.iter().try_for_each(Guard::check)
+    }
+
+    /// Waits until one of them is lost.
+    pub async fn lost(&self) -> Why {
+        loop {
+            if let Some(why) = self.why_lost() {
+                return why;
+            }
+            let next = self.parts.iter().filter_map(|part| part.claim().lost_at()).min();
+            self.changes.wait(next, || self.why_lost().is_some()).await;
+        }
+    }
+
+    /// Runs this for as long as all are held: it is dropped at its next pause when one is lost.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`], and then the future did not run to its end.
+    pub async fn while_held<F: Future>(&self, future: F) -> Result<F::Output, Error> {
+        tokio::select! {
+            // One that is lost already does not begin.
+            biased;
+            error = self.loss() => Err(error),
+            output = future => Ok(output),
+        }
+    }
+
+    /// Begins all leases anew, with this length.
+    ///
+    /// # Errors
+    ///
+    /// As for one: those before it have the new lease then, the others the old one.
+    pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
+        for part in &self.parts {
+            part.renew(lease).await?;
+        }
+        Ok(())
+    }
+
+    /// Gives all back, the last first.
+    ///
+    /// # Errors
+    ///
+    /// The first that there was, as for one. The others are given back all the same.
+    pub async fn release(mut self) -> Result<(), Error> {
+        let mut outcome = self.check();
+        while let Some(part) = self.parts.pop() {
+            outcome = outcome.and(part.release().await);
+        }
+        outcome
+    }
+
+    /// Leases that nobody renews began while the later ones were waited for.
+    async fn begin_leases(&self) -> Result<(), Error> {
+        let Some((_last, before)) = self.parts.split_last() else { return Ok(()) };
+        for part in before {
+            if let Lease::Fixed(lease) = part.claim().terms().lease {
+                part.renew(lease).await?;
+            }
+        }
+        self.check()
+    }
+
+    fn why_lost(&self) -> Option<Why> {
+        let now = Instant::now();
+        self.parts.iter().find_map(|part| part.claim().why_lost(now))
+    }
+
+    async fn loss(&self) -> Error {
+        loop {
+            self.lost().await;
+            if let Err(error) = self.check() {
+                return error;
+            }
+        }
+    }
+}
+
+impl Drop for MultiGuard {
+    fn drop(&mut self) {
+        while self.parts.pop().is_some() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::locks::Locks;
+    use proptest::prelude::*;
+
+    /// Where locks can be: two servers, one with two databases, and a cluster.
+    const PLACES: [&str; 4] =
+        ["redis://10.0.0.2:6379", "redis://10.0.0.2:6379/3", "redis://10.0.0.10:6379", "redis+cluster://b:1,a:1"];
+
+    fn locks(names: &[(usize, u8)]) -> Vec<Lock> {
+        let lock = |(place, key): &(usize, u8)| Locks::open(PLACES[*place]).unwrap().lock(format!("k{key}"));
+        names.iter().map(lock).collect()
+    }
+
+    fn positions(names: &[(usize, u8)]) -> Vec<(Position, usize)> {
+        groups(&locks(names)).unwrap().into_iter().map(|(place, group)| (place, group.keys().len())).collect()
+    }
+
+    /// Places and keys.
+    type Names = Vec<(usize, u8)>;
+
+    /// The same in two orders.
+    fn several() -> impl Strategy<Value = (Names, Names)> {
+        prop::collection::btree_set((0..PLACES.len(), 0u8..4), 1..10).prop_flat_map(|names| {
+            let names: Vec<_> = names.into_iter().collect();
+            (Just(names.clone()).prop_shuffle(), Just(names).prop_shuffle())
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Whatever order they were named in, the groups and their order are the same; each place comes once.
+        #[test]
+        fn the_order_does_not_depend_on_how_they_were_named((one, other) in several()) {
+            let positions = positions(&one);
+            prop_assert!(positions.windows(2).all(|pair| pair[0].0 < pair[1].0));
+            prop_assert_eq!(positions.iter().map(|(_, keys)| keys).sum::<usize>(), one.len());
+            prop_assert_eq!(positions, self::positions(&other));
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let locks = Locks::open(PLACES[0]).unwrap();
+        let refused = |several: &[Lock]| match groups(several) {
+            Err(Error::Invalid { message }) => message,
+            other => panic!("{:?}", other.map(|groups| groups.len())),
+        };
+        assert!(refused(&[]).contains("one key at least"));
+        assert!(refused(&[locks.lock("a"), locks.lock("a")]).contains("named twice"));
+        assert!(refused(&[locks.lock("a").shared()]).contains("a mutex"));
+        assert!(refused(&[locks.lock("a").wait_forever()]).contains("MultiLock"));
+        let second = Duration::from_secs(1);
+        assert!(refused(&[locks.lock("a"), locks.lock("b").lease(second)]).contains("terms"));
+        assert!(refused(&[locks.lock("a").lease(Duration::ZERO)]).contains("longer than nothing"));
+        let other_database = Locks::open(PLACES[1]).unwrap();
+        assert_eq!(groups(&[locks.lock("a"), other_database.lock("a").lease(second)]).unwrap().len(), 2);
+    }
+}

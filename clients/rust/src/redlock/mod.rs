@@ -1,0 +1,228 @@
+//! RedLock: a lock on a majority of independent servers. `docs/redlock.md` says why it holds, step by step.
+//!
+//! Inside, every arrow points down: this file (rounds until one succeeds) and `guard` (what is held) -> `ballot` (one
+//! acquisition at all servers) -> `vote` (one acquisition at one server).
+
+mod ballot;
+mod guard;
+mod vote;
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+
+use crate::error::Error;
+use crate::locks::Locks;
+use crate::names::Keys;
+use crate::terms::{Deadline, Lease, Terms, Wait};
+use ballot::Ballot;
+pub use guard::RedGuard;
+use vote::drift;
+
+/// How long a server may take to answer, unless the program says otherwise.
+const SERVER_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A mutex on a majority of independent servers: it outlives the loss of a minority of them.
+///
+/// Who waits stands in line at the first server of an order that all clients share, and asks the others when it has that
+/// one. A server that does not answer costs one short time-out; then it is asked in the background until it does.
+#[derive(Clone)]
+pub struct RedLock {
+    /// In the order that all clients share, once that is asked for.
+    servers: Vec<Locks>,
+    keys: Keys,
+    terms: Terms,
+    wait: Wait,
+    server_timeout: Duration,
+}
+
+/// How a round ended.
+enum Round {
+    Held(RedGuard),
+    /// The time was over.
+    NotGranted,
+    /// Others have it between them. This server let it wait in vain.
+    Split(usize),
+    /// So few servers answer that they are no majority.
+    NoMajority(Error),
+}
+
+impl RedLock {
+    /// A lock by its key, on these servers, each by `Locks` of its own.
+    pub fn new(servers: impl IntoIterator<Item = Locks>, key: impl AsRef<[u8]>) -> Self {
+        Self {
+            servers: servers.into_iter().collect(),
+            keys: Keys::from_iter([key]),
+            terms: Terms::default(),
+            wait: Wait::No,
+            server_timeout: SERVER_TIMEOUT,
+        }
+    }
+
+    /// Waits for at most this long. Without it the answer comes as soon as the servers have answered.
+    pub fn wait(mut self, time: Duration) -> Self {
+        self.wait = if time.is_zero() { Wait::No } else { Wait::For(time) };
+        self
+    }
+
+    /// Waits for as long as it takes.
+    pub fn wait_forever(mut self) -> Self {
+        self.wait = Wait::Forever;
+        self
+    }
+
+    /// Holds for this long from the grant on, and nobody renews it. Without it the lock is held for as long as the process
+    /// lives, and for at most the servers' default lease longer.
+    pub fn lease(mut self, time: Duration) -> Self {
+        self.terms.lease = Lease::Fixed(time);
+        self
+    }
+
+    /// Held for as long as the process lives, and for at most this much longer.
+    pub fn watched(mut self, lease: Duration) -> Self {
+        self.terms.lease = Lease::Watched(Some(lease));
+        self
+    }
+
+    /// How long a server may take to answer (500 ms). All clients that contend have the same.
+    pub fn server_timeout(mut self, time: Duration) -> Self {
+        self.server_timeout = time;
+        self
+    }
+
+    /// Asks for it: none if it was not granted in the time that [`wait`](Self::wait) allows. May be dropped at any point:
+    /// then it is given back everywhere, whatever came of it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoMajority`] if so few servers answer that they are no majority, or what they refused with.
+    pub async fn acquire(&self) -> Result<Option<RedGuard>, Error> {
+        let servers = self.in_order()?;
+        let deadline = self.wait.deadline(Instant::now());
+        let mut first = 0;
+        loop {
+            match self.round(&servers, deadline, first).await? {
+                Round::Held(guard) => return Ok(Some(guard)),
+                Round::NotGranted => return Ok(None),
+                Round::Split(next) => {
+                    first = next;
+                    if !pause(a_part_of(self.server_timeout), deadline).await {
+                        return Ok(None);
+                    }
+                }
+                Round::NoMajority(error) => {
+                    first = 0;
+                    if !one_more(&servers, deadline).await {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks all servers once, beginning with that one.
+    async fn round(&self, servers: &[Locks], deadline: Deadline, first: usize) -> Result<Round, Error> {
+        let mut ballot = Ballot::new(servers, self.keys.clone(), self.terms.clone(), self.server_timeout);
+        // The queue. Whoever does not answer is left.
+        for server in std::iter::once(first).chain((0..servers.len()).filter(|server| *server != first)) {
+            if ballot.no_majority_left() {
+                break;
+            }
+            if !ballot.ask(server, deadline) {
+                continue;
+            }
+            ballot.settled(server).await;
+            if let Some(error @ Error::Deadlock { .. }) = ballot.error(server) {
+                return Err(error);
+            }
+            if ballot.granted() > 0 {
+                break;
+            }
+            if ballot.not_granted(server) {
+                return Ok(Round::NotGranted);
+            }
+        }
+        if !ballot.no_majority_left() {
+            let end = Instant::now() + self.server_timeout;
+            ballot.ask_others(deadline.before(end));
+            // With a moment for the answers.
+            ballot.majority_granted(end + self.server_timeout / 4).await;
+            // It has to be known as that before anything is done under it.
+            if ballot.make_fence_known() && ballot.majority_confirmed().await {
+                return Ok(Round::Held(RedGuard::new(ballot)));
+            }
+        }
+        if ballot.no_majority_left()
+            && let Some(error) = ballot.no_majority()?
+        {
+            return Ok(Round::NoMajority(error));
+        }
+        match deadline.left(Instant::now()) {
+            Wait::No => Ok(Round::NotGranted),
+            Wait::For(_) | Wait::Forever => Ok(Round::Split(ballot.first_in_vain().unwrap_or(0))),
+        }
+    }
+
+    /// The servers in the order that all clients share.
+    fn in_order(&self) -> Result<Vec<Locks>, Error> {
+        let invalid = |message: &str| Err(Error::Invalid { message: format!("{}: {message}", self.keys) });
+        if self.servers.is_empty() {
+            return invalid("a RedLock needs one server at least");
+        }
+        if self.server_timeout.is_zero() {
+            return invalid("a server_timeout is longer than nothing");
+        }
+        if let Lease::Fixed(lease) | Lease::Watched(Some(lease)) = self.terms.lease
+            && lease <= drift(lease)
+        {
+            return invalid("a lease is longer than what clocks may differ by meanwhile: lease × 0.01 + 2 ms");
+        }
+        let place = |locks: &Locks| Ok((locks.shared().name.position(self.keys.first())?, locks.clone()));
+        let mut servers = self.servers.iter().map(place).collect::<Result<Vec<_>, Error>>()?;
+        servers.sort_by(|(one, _), (other, _)| one.cmp(other));
+        if servers.windows(2).any(|pair| matches!(pair, [(one, _), (other, _)] if one.server == other.server)) {
+            return invalid("the servers of a RedLock are independent: none is named twice");
+        }
+        Ok(servers.into_iter().map(|(_, locks)| locks).collect())
+    }
+}
+
+/// Returns when one of the servers that did not answer does; false: the time is over before.
+async fn one_more(servers: &[Locks], deadline: Deadline) -> bool {
+    let mut any = JoinSet::new();
+    for locks in servers {
+        let health = &locks.shared().health;
+        if health.suspected().is_some() {
+            any.spawn(health.well());
+        }
+    }
+    match deadline {
+        Deadline::Past => false,
+        Deadline::Never => any.join_next().await.is_some(),
+        Deadline::At(end) => {
+            let well = tokio::time::timeout_at(end.into(), any.join_next()).await;
+            matches!(well, Ok(Some(_)))
+        }
+    }
+}
+
+/// Waits for so long; false: the time is over before.
+async fn pause(time: Duration, deadline: Deadline) -> bool {
+    let end = Instant::now() + time;
+    match deadline.before(end) {
+        Deadline::At(earlier) if earlier < end => false,
+        Deadline::Past => false,
+        _ => {
+            tokio::time::sleep_until(end.into()).await;
+            true
+        }
+    }
+}
+
+/// So that two who got in each other's way don't do so again.
+fn a_part_of(time: Duration) -> Duration {
+    // The standard library's seeds are the system's random numbers.
+    let random = RandomState::new().build_hasher().finish();
+    time.mul_f64(random as f64 / u64::MAX as f64)
+}

@@ -1,0 +1,236 @@
+//! MultiLock: locks at several servers, all or none.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use holdfast_client::{Error, Lock, Locks, MultiLock, Why};
+use support::{Cluster, Proxy, Random, Server};
+use tokio::task::JoinSet;
+
+use crate::common::{SOON, given_up_at, holder, is_free, locks, locks_over, say, soon, waiters};
+
+fn servers() -> [Server; 3] {
+    [Server::start(), Server::start(), Server::start()]
+}
+
+/// The same key at each of these.
+fn everywhere(locks: &[Locks]) -> Vec<Lock> {
+    locks.iter().map(|locks| locks.lock("a")).collect()
+}
+
+fn all_free(servers: &[Server]) -> bool {
+    servers.iter().all(|server| is_free(server, "a"))
+}
+
+#[tokio::test]
+async fn all_are_held_or_none() {
+    let servers = servers();
+    let clients: Vec<_> = servers.iter().map(locks).collect();
+    let all = MultiLock::new(everywhere(&clients));
+    let guard = all.acquire().await.unwrap().unwrap();
+    assert_eq!(guard.parts().len(), 3);
+    assert!(servers.iter().all(|server| holder(server, "a").is_some()));
+    guard.check().unwrap();
+    assert!(all.acquire().await.unwrap().is_none());
+    guard.release().await.unwrap();
+    assert!(all_free(&servers));
+    // Whichever is missing, none of the others is kept.
+    for client in &clients {
+        let other = client.lock("a").acquire().await.unwrap().unwrap();
+        assert!(all.clone().wait(Duration::from_millis(30)).acquire().await.unwrap().is_none());
+        for client in &clients {
+            client.settle().await;
+        }
+        assert_eq!(servers.iter().filter(|server| holder(server, "a").is_some()).count(), 1);
+        other.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn keys_of_one_server_are_taken_in_one_step_and_databases_apart() {
+    let server = Server::start();
+    let zero = locks(&server);
+    let one = Locks::open(&format!("redis://{}/1", server.addr())).unwrap();
+    let several = MultiLock::new([one.lock("a"), zero.lock("b"), zero.lock("a"), zero.lock_all(["c", "d"])]);
+    let guard = several.acquire().await.unwrap().unwrap();
+    let parts: Vec<_> = guard.parts().iter().map(|part| part.keys().to_string()).collect();
+    assert_eq!(parts, [r#""b", "a", "c", "d""#, r#""a""#]);
+    let other = locks(&server).lock("a").acquire().await.unwrap();
+    assert!(other.is_none());
+    guard.release().await.unwrap();
+    let error = MultiLock::new([zero.lock("a"), locks(&server).lock("a")]).acquire().await.unwrap_err();
+    assert!(matches!(&error, Error::Invalid { message } if message.contains("named twice")), "{error}");
+}
+
+#[tokio::test]
+async fn in_a_cluster_keys_need_not_share_a_slot() {
+    let cluster = Cluster::start(3);
+    let locks = Locks::open(&format!("redis+cluster://{}", cluster.node(0).addr())).unwrap();
+    let keys = ["a", "b", "c", "{a}2"];
+    let guard = MultiLock::new(keys.map(|key| locks.lock(key))).acquire().await.unwrap().unwrap();
+    assert_eq!(guard.parts().len(), 3);
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn one_that_is_lost_is_the_loss_of_all() {
+    let servers = servers();
+    let clients: Vec<_> = servers.iter().map(locks).collect();
+    let all = MultiLock::new(everywhere(&clients));
+    for server in &servers {
+        let guard = all.acquire().await.unwrap().unwrap();
+        let _: i64 = say(server, "LOCK.FORCE a");
+        let stopped = tokio::time::timeout(SOON, guard.while_held(std::future::pending::<()>())).await.unwrap();
+        assert!(matches!(stopped, Err(Error::Lost { why: Why::Forced, .. })));
+        assert!(guard.check().is_err());
+        guard.release().await.unwrap_err();
+        soon("the others are given back", || all_free(&servers)).await;
+    }
+}
+
+#[tokio::test]
+async fn one_that_is_lost_while_it_waits_for_another_ends_the_wait() {
+    let servers = servers();
+    let clients: Vec<_> = servers.iter().map(locks).collect();
+    let guards = each_held(&clients).await;
+    let all = MultiLock::new(everywhere(&clients)).wait_forever();
+    let waiting = tokio::spawn(async move { all.acquire().await });
+    // It stands in one queue at a time, and polls nowhere.
+    soon("it waits at one", || servers.iter().map(|server| waiters(server, "a")).sum::<usize>() == 1).await;
+    let first = servers.iter().position(|server| waiters(server, "a") == 1).unwrap();
+    let mut guards: Vec<_> = guards.into_iter().map(Some).collect();
+    guards[first].take().unwrap().release().await.unwrap();
+    soon("it holds that one", || holder(&servers[first], "a").is_some()).await;
+    soon("it waits at the next", || servers.iter().map(|server| waiters(server, "a")).sum::<usize>() == 1).await;
+    let _: i64 = say(&servers[first], "LOCK.FORCE a");
+    let error = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap_err();
+    assert!(matches!(error, Error::Lost { why: Why::Forced, .. }), "{error}");
+    drop(guards);
+    soon("nothing is left", || all_free(&servers)).await;
+}
+
+async fn each_held(clients: &[Locks]) -> Vec<holdfast_client::Guard> {
+    let mut guards = Vec::new();
+    for client in clients {
+        guards.push(client.lock("a").acquire().await.unwrap().unwrap());
+    }
+    guards
+}
+
+#[tokio::test]
+async fn leases_that_nobody_renews_begin_when_all_are_held() {
+    const LEASE: Duration = Duration::from_secs(100);
+    let servers = servers();
+    let clients: Vec<_> = servers.iter().map(locks).collect();
+    let mut guards: Vec<_> = each_held(&clients).await.into_iter().map(Some).collect();
+    let all = MultiLock::new(clients.iter().map(|client| client.lock("a").lease(LEASE))).wait_forever();
+    let waiting = tokio::spawn(async move { all.acquire().await });
+    let mut first = None;
+    for _ in &servers {
+        let at = || servers.iter().position(|server| waiters(server, "a") == 1);
+        soon("it waits", || at().is_some()).await;
+        let at = at().unwrap();
+        guards[at].take().unwrap().release().await.unwrap();
+        if first.is_none() {
+            first = Some(at);
+            // As if it had waited for long.
+            soon("it is held", || holder(&servers[at], "a").is_some()).await;
+            let _: i64 = say(&servers[at], "PEXPIRE a 50000");
+        }
+    }
+    let guard = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();
+    let left: u64 = say(&servers[first.unwrap()], "PTTL a");
+    assert!(left > 80_000, "{left}");
+    guard.renew(LEASE * 2).await.unwrap();
+    assert!(servers.iter().all(|server| say::<u64>(server, "PTTL a") > 180_000));
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_acquisition_may_be_dropped_at_every_poll() {
+    let servers = servers();
+    let mut polls = 0;
+    loop {
+        let clients: Vec<_> = servers.iter().map(locks).collect();
+        let all = MultiLock::new(everywhere(&clients)).wait_forever();
+        let done = given_up_at(polls, all.acquire()).await;
+        let granted = done.is_some();
+        drop(done);
+        for client in &clients {
+            client.settle().await;
+        }
+        assert!(all_free(&servers), "given up at poll {polls}");
+        if granted {
+            break;
+        }
+        polls += 1;
+    }
+    assert!(polls > 6, "it was given up in between: {polls}");
+}
+
+/// What one of many does: some of the keys, in any order, with or without patience; it may give up, and its connections
+/// may be cut. Whoever holds, holds alone. If ever nobody moved, this would not end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whatever_is_named_in_whatever_order_somebody_always_moves() {
+    const TASKS: usize = 12;
+    const TURNS: usize = 12;
+    const KEYS: [&str; 2] = ["a", "b"];
+    let servers = servers();
+    let proxies: Vec<_> = servers.iter().map(|server| Proxy::to(server.addr())).collect();
+    let clients: Arc<Vec<_>> = Arc::new(proxies.iter().map(locks_over).collect());
+    let inside: Arc<Vec<AtomicUsize>> =
+        Arc::new((0..servers.len() * KEYS.len()).map(|_| AtomicUsize::new(0)).collect());
+    let turns = Arc::new(AtomicUsize::new(0));
+    let mut tasks = JoinSet::new();
+    for _ in 0..TASKS {
+        let (clients, inside, turns) = (clients.clone(), inside.clone(), turns.clone());
+        tasks.spawn(async move {
+            let all: Vec<usize> = (0..inside.len()).collect();
+            let mut random = Random::new();
+            let mut mine = 0;
+            while mine < TURNS {
+                let count = 1 + random.index(4);
+                let places = random.some(&all, count);
+                let lock = |place: &usize| clients[place / KEYS.len()].lock(KEYS[place % KEYS.len()]);
+                let all = MultiLock::new(places.iter().map(lock).collect::<Vec<_>>());
+                let all = if random.chance(33) { all.wait(Duration::from_millis(5)) } else { all.wait_forever() };
+                let polls = if random.chance(33) { random.index(12) } else { usize::MAX };
+                // A connection that was cut is an error, or a lock that is lost.
+                let Some(Ok(Some(guard))) = given_up_at(polls, all.acquire()).await else { continue };
+                for place in &places {
+                    assert_eq!(inside[*place].fetch_add(1, Ordering::SeqCst), 0, "two hold {place} at once");
+                }
+                tokio::task::yield_now().await;
+                for place in &places {
+                    inside[*place].fetch_sub(1, Ordering::SeqCst);
+                }
+                mine += 1;
+                turns.fetch_add(1, Ordering::SeqCst);
+                if random.chance(50) {
+                    let _ = guard.release().await;
+                }
+            }
+        });
+    }
+    let mut random = Random::new();
+    let mut cuts = 0;
+    while turns.load(Ordering::SeqCst) < TASKS * TURNS {
+        let before = turns.load(Ordering::SeqCst);
+        let moved = || turns.load(Ordering::SeqCst) > before || tasks.is_empty();
+        soon("somebody had a turn", moved).await;
+        if cuts < 15 {
+            proxies[random.index(3)].cut();
+            cuts += 1;
+        }
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    for client in clients.iter() {
+        client.settle().await;
+    }
+    for server in &servers {
+        assert!(KEYS.iter().all(|key| is_free(server, key)));
+    }
+}

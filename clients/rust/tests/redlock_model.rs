@@ -1,0 +1,643 @@
+//! RedLock's protocol, as `docs/redlock.md` has it, every way it can go: clients that ask, tell the fence, hold and give
+//! back; messages that are late or never arrive; leases that end as soon as a clock allows; servers whose clocks differ,
+//! and that restart.
+//!
+//! Time goes by in steps. A message that is lost is one that is never delivered. In which order a client asks the servers,
+//! and how long it waits there, is left open: what decides is the majority. A client stands for one acquisition.
+
+use std::time::Instant;
+
+use stateright::{Checker, Expectation, HasDiscoveries, Model, Property};
+
+/// Tokens that a server can give in a step of time, without its tokens' running ahead of its clock.
+const TOKENS: u8 = 8;
+
+/// What is planted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// The majority's greatest token is not made known to the majority.
+    FenceIsNotTold,
+    /// Whoever has a majority holds, however late it hears of that.
+    ValidityIsNotChecked,
+    /// A request that is given up before its answer was read is released, not cancelled.
+    ReleasedBeforeRead,
+    /// A server that granted after the fence was chosen counts for the beginning of the hold.
+    LateGrantsCount,
+    /// Half of the servers, rounded down, are enough.
+    MinorityCounts,
+}
+
+/// What servers do that the protocol can't make good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Servers {
+    /// They live on.
+    Live,
+    /// One restarts with what it granted. It is away for longer than clocks differ.
+    Restart,
+    /// It is back before that.
+    RestartQuickly,
+    /// One restarts without what it granted.
+    Forget,
+    /// It is kept out until every lease is over.
+    ForgetAndStayAway,
+    /// A lease ends earlier, by the client's clock, than the drift allows.
+    DriftApart,
+}
+
+/// Whether the answers to grants are read, sooner or later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answers {
+    AllRead,
+    SomeLost,
+}
+
+#[derive(Clone, Debug)]
+struct Protocol {
+    clients: usize,
+    /// By how many steps each server's clock is ahead.
+    ahead: &'static [u8],
+    /// For how many steps of time a client counts on a lease, by its own clock: the lease less the drift.
+    valid: u8,
+    time: u8,
+    servers: Servers,
+    answers: Answers,
+    fault: Option<Fault>,
+    /// What has happened before it is looked at every way: some counterexamples are long.
+    begin: &'static [Action],
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct State {
+    now: u8,
+    servers: Vec<Server>,
+    clients: Vec<Client>,
+    /// The fence of whoever began to hold last.
+    fence: u8,
+    restarts_left: u8,
+    wrong: Option<Wrong>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Server {
+    holder: Option<u8>,
+    /// When the lease began.
+    since: u8,
+    /// The last token.
+    token: u8,
+    back_at: u8,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Client {
+    phase: Phase,
+    fence: u8,
+    /// When the requests were sent that its validity counts from, and the end of that.
+    asked: u8,
+    until: u8,
+    /// What it has to do with each server.
+    talks: Vec<Talk>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Phase {
+    Idle,
+    Asking,
+    Fencing,
+    Holding,
+    /// It has given everything back, or given up.
+    Done,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Talk {
+    ask: Message,
+    /// What the client has heard.
+    token: Option<u8>,
+    fence: Message,
+    sent: u8,
+    /// The fence was confirmed, and the answer is on its way.
+    confirming: bool,
+    confirmed: bool,
+    cancel: Message,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Message {
+    #[default]
+    Unsent,
+    Flying,
+    Arrived,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Wrong {
+    FenceWentBack,
+    HeldAfterGivenBack,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Action {
+    Tick,
+    Ask(usize),
+    /// A request arrives, and the answer is read or lost.
+    Grant {
+        client: usize,
+        server: usize,
+        read: bool,
+    },
+    TellFence(usize),
+    Confirm {
+        client: usize,
+        server: usize,
+    },
+    Read {
+        client: usize,
+        server: usize,
+    },
+    GiveBack(usize),
+    Cancel {
+        client: usize,
+        server: usize,
+    },
+    Expire(usize),
+    Restart(usize),
+}
+
+impl Protocol {
+    fn majority(&self) -> usize {
+        match self.fault {
+            Some(Fault::MinorityCounts) => self.ahead.len() / 2,
+            _ => self.ahead.len() / 2 + 1,
+        }
+    }
+
+    /// For how many steps a server keeps what it granted, at least.
+    fn kept(&self) -> u8 {
+        if self.servers == Servers::DriftApart { self.valid - 1 } else { self.valid }
+    }
+
+    fn next_token(&self, state: &State, server: usize) -> u8 {
+        (state.servers[server].token + 1).max((state.now + self.ahead[server]) * TOKENS)
+    }
+
+    /// For how long a server that restarts is away.
+    fn away(&self) -> u8 {
+        let clocks = self.ahead.iter().max().map_or(0, |most| most + 1);
+        match self.servers {
+            Servers::Restart => clocks,
+            Servers::ForgetAndStayAway => clocks.max(self.valid),
+            Servers::Live | Servers::RestartQuickly | Servers::Forget | Servers::DriftApart => 0,
+        }
+    }
+
+    fn act(&self, state: &mut State, action: Action) {
+        let now = state.now;
+        match action {
+            Action::Tick => state.now += 1,
+            Action::Ask(client) => {
+                let client = &mut state.clients[client];
+                (client.phase, client.asked) = (Phase::Asking, now);
+                client.talks.iter_mut().for_each(|talk| talk.ask = Message::Flying);
+            }
+            Action::Grant { client, server, read } => {
+                let token = self.next_token(state, server);
+                state.servers[server] = Server { holder: Some(client as u8), since: now, token, back_at: 0 };
+                let Client { phase, talks, .. } = &mut state.clients[client];
+                let talk = &mut talks[server];
+                talk.ask = Message::Arrived;
+                if *phase != Phase::Done && read {
+                    talk.token = Some(token);
+                }
+                if talk.cancel == Message::Arrived {
+                    state.wrong = Some(Wrong::HeldAfterGivenBack);
+                }
+                // One that grants later joins.
+                let joins = matches!(phase, Phase::Fencing | Phase::Holding) && read;
+                if joins && self.fault != Some(Fault::FenceIsNotTold) {
+                    (talk.fence, talk.sent) = (Message::Flying, now);
+                }
+            }
+            Action::TellFence(client) => self.tell_fence(state, client),
+            Action::Confirm { client, server } => {
+                let fence = state.clients[client].fence;
+                let talk = &mut state.clients[client].talks[server];
+                talk.fence = Message::Arrived;
+                let at = &mut state.servers[server];
+                if at.holder == Some(client as u8) {
+                    at.since = now;
+                    at.token = at.token.max(fence);
+                    talk.confirming = true;
+                }
+            }
+            Action::Read { client, server } => {
+                let talk = &mut state.clients[client].talks[server];
+                (talk.confirming, talk.confirmed) = (false, true);
+                self.count(state, client);
+            }
+            Action::GiveBack(client) => {
+                let client = &mut state.clients[client];
+                client.phase = Phase::Done;
+                for talk in &mut client.talks {
+                    let nothing = talk.ask == Message::Unsent;
+                    talk.cancel = if nothing { Message::Arrived } else { Message::Flying };
+                }
+            }
+            Action::Cancel { client, server } => {
+                let talk = &mut state.clients[client].talks[server];
+                talk.cancel = Message::Arrived;
+                if self.fault != Some(Fault::ReleasedBeforeRead) {
+                    talk.ask = Message::Arrived;
+                }
+                if state.servers[server].holder == Some(client as u8) {
+                    state.servers[server].holder = None;
+                }
+            }
+            Action::Expire(server) => state.servers[server].holder = None,
+            Action::Restart(server) => {
+                state.restarts_left -= 1;
+                let at = &mut state.servers[server];
+                at.back_at = now + self.away();
+                if matches!(self.servers, Servers::Forget | Servers::ForgetAndStayAway) {
+                    at.holder = None;
+                }
+                // Only what is held tells of earlier tokens.
+                if at.holder.is_none() {
+                    at.token = 0;
+                }
+            }
+        }
+    }
+
+    fn tell_fence(&self, state: &mut State, number: usize) {
+        let now = state.now;
+        let client = &mut state.clients[number];
+        client.fence = client.talks.iter().filter_map(|talk| talk.token).max().unwrap_or_default();
+        client.phase = Phase::Fencing;
+        if self.fault == Some(Fault::FenceIsNotTold) {
+            if now < client.asked + self.valid {
+                let until = client.asked + self.valid;
+                self.begin(state, number, until);
+            }
+            return;
+        }
+        for talk in client.talks.iter_mut().filter(|talk| talk.token.is_some()) {
+            (talk.fence, talk.sent) = (Message::Flying, now);
+        }
+    }
+
+    /// A confirmation was read: whoever has a majority of them that is valid holds. For the beginning one does not count
+    /// that was granted after the fence was chosen.
+    fn count(&self, state: &mut State, number: usize) {
+        let client = &mut state.clients[number];
+        let (begins, fence) = (client.phase == Phase::Fencing, client.fence);
+        let late = |talk: &Talk| begins && self.fault != Some(Fault::LateGrantsCount) && talk.token > Some(fence);
+        let mut ends: Vec<u8> = client
+            .talks
+            .iter()
+            .filter(|talk| talk.confirmed && !late(talk))
+            .map(|talk| talk.sent + self.valid)
+            .collect();
+        ends.sort_unstable_by(|one, other| other.cmp(one));
+        let Some(end) = ends.get(self.majority() - 1).copied() else { return };
+        let end = if self.fault == Some(Fault::ValidityIsNotChecked) { state.now + self.valid } else { end };
+        match client.phase {
+            Phase::Fencing if state.now < end => self.begin(state, number, end),
+            Phase::Holding if state.now < client.until => client.until = client.until.max(end),
+            _ => {}
+        }
+    }
+
+    fn begin(&self, state: &mut State, number: usize, until: u8) {
+        let client = &mut state.clients[number];
+        (client.phase, client.until) = (Phase::Holding, until);
+        if client.fence <= state.fence {
+            state.wrong = Some(Wrong::FenceWentBack);
+        }
+        state.fence = state.fence.max(client.fence);
+    }
+
+    /// The same state, where what can't matter any more is left out, and clients and servers that are alike may change
+    /// places.
+    fn without_names(&self, mut state: State) -> State {
+        let State { clients, servers, now, .. } = &mut state;
+        for (number, client) in clients.iter_mut().enumerate() {
+            if client.phase != Phase::Done {
+                continue;
+            }
+            (client.asked, client.until) = (0, 0);
+            for (talk, server) in client.talks.iter_mut().zip(servers.iter()) {
+                let held = server.holder == Some(number as u8);
+                let fence = if held && talk.fence == Message::Flying { Message::Flying } else { Message::Arrived };
+                *talk = Talk { ask: talk.ask, fence, cancel: talk.cancel, ..Talk::default() };
+            }
+            if client.talks.iter().all(|talk| talk.fence != Message::Flying) {
+                client.fence = 0;
+            }
+        }
+        for server in servers.iter_mut() {
+            if server.back_at <= *now {
+                server.back_at = 0;
+            }
+            if server.holder.is_none() {
+                server.since = 0;
+            }
+        }
+        sort_clients(&mut state);
+        self.sort_servers(&mut state);
+        state
+    }
+
+    fn sort_servers(&self, state: &mut State) {
+        let key = |state: &State, server: usize| {
+            let talks: Vec<Talk> = state.clients.iter().map(|client| client.talks[server]).collect();
+            (self.ahead[server], state.servers[server], talks)
+        };
+        let mut order: Vec<usize> = (0..self.ahead.len()).collect();
+        order.sort_by_cached_key(|server| key(state, *server));
+        state.servers = order.iter().map(|server| state.servers[*server]).collect();
+        for client in &mut state.clients {
+            client.talks = order.iter().map(|server| client.talks[*server]).collect();
+        }
+    }
+}
+
+fn sort_clients(state: &mut State) {
+    let mut order: Vec<usize> = (0..state.clients.len()).collect();
+    order.sort_by(|one, other| state.clients[*one].cmp(&state.clients[*other]));
+    for server in &mut state.servers {
+        server.holder = server.holder.map(|holder| {
+            let place = order.iter().position(|client| *client == usize::from(holder));
+            place.unwrap_or_default() as u8
+        });
+    }
+    state.clients = order.iter().map(|client| state.clients[*client].clone()).collect();
+}
+
+impl Model for Protocol {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let talks = vec![Talk::default(); self.ahead.len()];
+        let client = Client { phase: Phase::Idle, fence: 0, asked: 0, until: 0, talks };
+        let state = State {
+            now: 0,
+            servers: vec![Server::default(); self.ahead.len()],
+            clients: vec![client; self.clients],
+            fence: 0,
+            restarts_left: u8::from(!matches!(self.servers, Servers::Live | Servers::DriftApart)),
+            wrong: None,
+        };
+        let next = |state: State, action: &Action| {
+            let mut possible = Vec::new();
+            self.actions(&state, &mut possible);
+            assert!(possible.contains(action), "{action:?} is none of {possible:?}");
+            self.next_state(&state, *action).expect("the step changes something")
+        };
+        vec![self.begin.iter().fold(state, next)]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        // Time begins with the first request.
+        let begun = state.clients.iter().any(|client| client.phase != Phase::Idle);
+        actions.extend((begun && state.now < self.time).then_some(Action::Tick));
+        for (server, at) in state.servers.iter().enumerate() {
+            let over = at.holder.is_some() && at.since + self.kept() <= state.now;
+            actions.extend(over.then_some(Action::Expire(server)));
+            actions.extend((state.restarts_left > 0).then_some(Action::Restart(server)));
+        }
+        let mut idle = false;
+        for (number, client) in state.clients.iter().enumerate() {
+            match client.phase {
+                // Those who have not begun are all alike.
+                Phase::Idle if !std::mem::replace(&mut idle, true) => actions.push(Action::Ask(number)),
+                Phase::Asking if client.talks.iter().filter(|it| it.token.is_some()).count() >= self.majority() => {
+                    actions.extend([Action::TellFence(number), Action::GiveBack(number)]);
+                }
+                Phase::Asking | Phase::Fencing | Phase::Holding => actions.push(Action::GiveBack(number)),
+                Phase::Idle | Phase::Done => {}
+            }
+            for (server, talk) in client.talks.iter().enumerate() {
+                let at = &state.servers[server];
+                actions.extend(talk.confirming.then_some(Action::Read { client: number, server }));
+                if state.now < at.back_at {
+                    continue;
+                }
+                if talk.ask == Message::Flying && at.holder.is_none() {
+                    actions.push(Action::Grant { client: number, server, read: true });
+                    if client.phase != Phase::Done && self.answers == Answers::SomeLost {
+                        actions.push(Action::Grant { client: number, server, read: false });
+                    }
+                }
+                if talk.fence == Message::Flying {
+                    actions.push(Action::Confirm { client: number, server });
+                }
+                if talk.cancel == Message::Flying {
+                    actions.push(Action::Cancel { client: number, server });
+                }
+            }
+        }
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        // What went wrong is found; what comes of it is not of interest.
+        if last.wrong.is_some() {
+            return None;
+        }
+        let mut state = last.clone();
+        self.act(&mut state, action);
+        let state = self.without_names(state);
+        (state != *last).then_some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(ONE_HOLDS, |_, state: &State| holding(state) <= 1),
+            Property::always(FENCES_GROW, |_, state: &State| state.wrong != Some(Wrong::FenceWentBack)),
+            Property::always(GIVEN_BACK, |_, state: &State| state.wrong != Some(Wrong::HeldAfterGivenBack)),
+            Property::sometimes("one holds after another gave back", |_, state: &State| {
+                holding(state) == 1 && state.clients.iter().any(|client| client.phase == Phase::Done)
+            }),
+            Property::sometimes("one holds after another's time was over", |_, state: &State| {
+                let over = |client: &Client| client.phase == Phase::Holding && client.until <= state.now;
+                holding(state) == 1 && state.clients.iter().any(over)
+            }),
+            Property::sometimes("somebody waits behind a holder", |_, state: &State| {
+                holding(state) == 1 && state.clients.iter().any(|client| client.phase == Phase::Asking)
+            }),
+        ]
+    }
+}
+
+/// How many hold, as they see it.
+fn holding(state: &State) -> usize {
+    state.clients.iter().filter(|client| client.phase == Phase::Holding && state.now < client.until).count()
+}
+
+const ONE_HOLDS: &str = "one holds at a time";
+const FENCES_GROW: &str = "fences grow";
+const GIVEN_BACK: &str = "what was given back is not held";
+
+/// Explores until something is wrong or nothing is left, or for so many steps; what is wrong, and how it comes to that.
+fn explore(protocol: Protocol, at_most: usize) -> Vec<(&'static str, Vec<Action>)> {
+    let (label, begin) = (format!("{protocol:?}"), Instant::now());
+    let mut checker = protocol.checker().threads(2).finish_when(HasDiscoveries::AnyFailures);
+    if at_most < EVERYTHING {
+        checker = checker.target_state_count(at_most);
+    }
+    let checker = checker.spawn_bfs().join();
+    println!(
+        "{label}: {} states, {} steps deep, in {:?}",
+        checker.unique_state_count(),
+        checker.max_depth() - 1,
+        begin.elapsed()
+    );
+    let always = |name: &&'static str| checker.model().property(name).expectation == Expectation::Always;
+    let failed = checker.discoveries().into_iter().filter(|(name, _)| always(name));
+    let failed: Vec<_> = failed.map(|(name, path)| (name, path.into_actions())).collect();
+    if failed.is_empty() && at_most == EVERYTHING {
+        checker.assert_properties();
+    }
+    failed
+}
+
+/// How it comes to that this property does not hold.
+fn counterexample(protocol: Protocol, broken: &'static str) -> Option<Vec<Action>> {
+    let (label, begin) = (format!("{protocol:?}"), Instant::now());
+    let found = HasDiscoveries::AllOf([broken].into());
+    let checker = protocol.checker().threads(2).finish_when(found).spawn_bfs().join();
+    let way = checker.discovery(broken).map(|path| path.into_actions());
+    println!("{label}: {} states in {:?}: {way:?}", checker.unique_state_count(), begin.elapsed());
+    way
+}
+
+/// A step of time is as long as a lease counts.
+const SMALL: Protocol = Protocol {
+    clients: 2,
+    ahead: &[0, 0, 1],
+    valid: 1,
+    time: 1,
+    servers: Servers::Live,
+    answers: Answers::SomeLost,
+    fault: None,
+    begin: &[],
+};
+/// Half of the way to somebody who hears of a majority too late.
+const HEARS_LATE: &[Action] = &[
+    Action::Ask(0),
+    Action::Grant { client: 1, server: 0, read: true },
+    Action::Grant { client: 1, server: 0, read: true },
+    Action::TellFence(1),
+    Action::Confirm { client: 1, server: 0 },
+    Action::Tick,
+    Action::Expire(1),
+    Action::Ask(0),
+];
+/// Half of the way to a fence that was chosen before another's hold, for a majority that came after it.
+const CHOSEN_EARLY: &[Action] = &[
+    Action::Ask(0),
+    Action::Grant { client: 1, server: 2, read: true },
+    Action::Tick,
+    Action::Expire(2),
+    Action::Ask(0),
+    Action::Grant { client: 0, server: 0, read: true },
+    Action::TellFence(0),
+    Action::Grant { client: 0, server: 0, read: true },
+    Action::Grant { client: 0, server: 2, read: true },
+    Action::TellFence(0),
+];
+/// One has chosen its fence, and another asks when time has gone by.
+const CHOSEN_AS_ANOTHER_ASKS: &[Action] = &[
+    Action::Ask(0),
+    Action::Tick,
+    Action::Ask(0),
+    Action::Grant { client: 0, server: 0, read: true },
+    Action::Grant { client: 0, server: 0, read: true },
+    Action::TellFence(0),
+    Action::Grant { client: 0, server: 2, read: true },
+];
+/// One holds, also at the server whose clock is ahead, and another's requests are on their way.
+const HELD_WHERE_CLOCKS_DIFFER: &[Action] = &[
+    Action::Ask(0),
+    Action::Tick,
+    Action::Ask(0),
+    Action::Grant { client: 0, server: 0, read: true },
+    Action::Grant { client: 1, server: 0, read: true },
+    Action::Grant { client: 1, server: 2, read: true },
+    Action::TellFence(1),
+    Action::Confirm { client: 1, server: 1 },
+    Action::Read { client: 1, server: 1 },
+    Action::Confirm { client: 1, server: 2 },
+    Action::Read { client: 1, server: 2 },
+];
+/// One of the majority has confirmed its fence, and another asks.
+const CONFIRMED_BY_ONE: &[Action] = &[
+    Action::Ask(0),
+    Action::Grant { client: 1, server: 0, read: true },
+    Action::Grant { client: 1, server: 0, read: true },
+    Action::TellFence(1),
+    Action::Confirm { client: 1, server: 0 },
+    Action::Ask(0),
+];
+/// A lease counts for two steps: things can happen early and late in it.
+const LARGE: Protocol = Protocol { valid: 2, time: 3, ..SMALL };
+/// Where everything can't be looked at: so many steps are taken, from the states first that need the fewest.
+const MANY: usize = 200_000;
+const EVERYTHING: usize = usize::MAX;
+
+#[test]
+fn two_clients_and_three_servers() {
+    assert_eq!(explore(SMALL, MANY), vec![]);
+    assert_eq!(explore(LARGE, MANY), vec![]);
+}
+
+#[test]
+fn whatever_comes_after_the_first_confirmation() {
+    assert_eq!(explore(Protocol { begin: CONFIRMED_BY_ONE, ..SMALL }, EVERYTHING), vec![]);
+}
+
+#[test]
+fn more_clients_and_more_servers() {
+    assert_eq!(explore(Protocol { clients: 3, ..SMALL }, MANY), vec![]);
+    assert_eq!(explore(Protocol { ahead: &[0, 0, 0, 1, 1], ..SMALL }, MANY), vec![]);
+}
+
+#[test]
+fn servers_that_restart_with_what_they_granted_or_after_every_lease() {
+    for servers in [Servers::Restart, Servers::ForgetAndStayAway] {
+        let protocol = Protocol { servers, time: 2, ..SMALL };
+        assert_eq!(explore(protocol.clone(), MANY), vec![]);
+        let (answers, begin) = (Answers::AllRead, HELD_WHERE_CLOCKS_DIFFER);
+        assert_eq!(explore(Protocol { answers, begin, ..protocol }, EVERYTHING), vec![]);
+    }
+}
+
+#[test]
+fn what_breaks_it() {
+    for (servers, broken, begin) in [
+        (Servers::Forget, ONE_HOLDS, CHOSEN_AS_ANOTHER_ASKS),
+        (Servers::RestartQuickly, FENCES_GROW, HELD_WHERE_CLOCKS_DIFFER),
+        (Servers::DriftApart, ONE_HOLDS, HELD_WHERE_CLOCKS_DIFFER),
+    ] {
+        let right = Protocol { answers: Answers::AllRead, begin, ..SMALL };
+        assert_eq!(explore(right.clone(), MANY), vec![], "{begin:?}");
+        assert!(counterexample(Protocol { servers, ..right }, broken).is_some(), "{servers:?}");
+    }
+}
+
+#[test]
+fn each_planted_fault_is_found() {
+    for (fault, broken, begin) in [
+        (Fault::FenceIsNotTold, FENCES_GROW, &[][..]),
+        (Fault::ValidityIsNotChecked, ONE_HOLDS, HEARS_LATE),
+        (Fault::ReleasedBeforeRead, GIVEN_BACK, &[]),
+        (Fault::LateGrantsCount, FENCES_GROW, CHOSEN_EARLY),
+        (Fault::MinorityCounts, ONE_HOLDS, &[]),
+    ] {
+        let right = Protocol { answers: Answers::AllRead, begin, ..SMALL };
+        if !begin.is_empty() {
+            assert_eq!(explore(right.clone(), MANY), vec![], "{begin:?}");
+        }
+        assert!(counterexample(Protocol { fault: Some(fault), ..right }, broken).is_some(), "{fault:?}");
+    }
+}

@@ -1,6 +1,6 @@
 """Compares the locks with what people use today, on one server in one run, and prints tables.
 
-usage: bench.py [--quick]
+usage: bench.py [--quick] [uncontended] [crowd] [redlock]
 
 HOLDFAST_MODULE: the module. HOLDFAST_SERVER: the server's program (redis-server).
 """
@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import collections
 import contextlib
+import logging
 import statistics
 import sys
 import threading
@@ -18,6 +19,7 @@ from pathlib import Path
 import redis
 import redis.asyncio
 import redis_lock
+from pottery import Redlock
 
 import holdfast
 import holdfast.asyncio
@@ -243,21 +245,162 @@ def crowd_row(name, crowd, watch, members, turns):
     )
 
 
+# Locks on a majority of independent servers.
+
+
+class Rounds:
+    """Counts the rounds of pottery's Redlock that ended without a majority, which it tells nobody."""
+
+    def __init__(self):
+        self.failed = 0
+
+    def lock(self, name, clients):
+        rounds = self
+
+        class Counting(Redlock):
+            def _acquire_masters(self, **kwargs):
+                granted = super()._acquire_masters(**kwargs)
+                rounds.failed += not granted
+                return granted
+
+            # The name by which it calls that.
+            _Redlock__acquire_masters = _acquire_masters
+
+        return Counting(key=name, masters=set(clients), auto_release_time=LEASE)
+
+
+class Ours(Rounds):
+    """The same of holdfast's."""
+
+    def lock(self, name, clients):
+        rounds = self
+
+        class Counting(holdfast.RedLock):
+            def _new_hold(self, token):
+                self.newest = super()._new_hold(token)
+                return self.newest
+
+            def acquire(self):
+                granted = super().acquire()
+                rounds.failed += self.newest.rounds - granted
+                return granted
+
+        return Counting(clients, name, timeout=LEASE)
+
+
+def redlock_pairs(clients, rounds, pairs):
+    """Acquire and release in turn, in microseconds."""
+    locks = {
+        "holdfast": holdfast.RedLock(clients, "pair:holdfast", timeout=LEASE),
+        "holdfast, watched": holdfast.RedLock(clients, "pair:watched"),
+        "pottery": Redlock(key="pair", masters=set(clients), auto_release_time=LEASE),
+    }
+    times = collections.defaultdict(list)
+    for _ in range(rounds):
+        for name, lock in locks.items():
+            begin = time.perf_counter()
+            for _ in range(pairs):
+                lock.acquire()
+                lock.release()
+            times[name].append((time.perf_counter() - begin) / pairs * 1e6)
+    return times
+
+
+def redlock_crowd(kind, ports, members, turns, limit):
+    """How long until all had their turns, each a client of its own; the worst wait; rounds in vain."""
+    rounds, waits, done = kind(), [], []
+    end = time.monotonic() + limit
+
+    def work():
+        clients = [redis.Redis(host=HOST, port=port) for port in ports]
+        lock = rounds.lock("crowd", clients)
+        for _ in range(turns):
+            asked = time.monotonic()
+            lock.acquire()
+            waits.append(time.monotonic() - asked)
+            time.sleep(HOLD)
+            lock.release()
+            done.append(time.monotonic())
+            if time.monotonic() > end:
+                return
+
+    begin = time.monotonic()
+    threads = [threading.Thread(target=work) for _ in range(members)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    share = len(done) / members / turns
+    seconds = max(done) - begin
+    return (
+        f"{seconds:.1f} s" if share == 1 else f"not in {seconds:.0f} s ({share:.0%})",
+        f"{max(waits) * 1e3:,.0f} ms",
+        f"{rounds.failed:,}",
+    )
+
+
+def redlock(quick):
+    # It logs each round in vain.
+    logging.getLogger("pottery").setLevel(logging.CRITICAL)
+    rounds, pairs = (3, 20) if quick else (20, 200)
+    members, turns, limit = (4, 3, 4) if quick else (10, 20, 120)
+    for count in (3, 5):
+        servers = [Server() for _ in range(count)]
+        try:
+            ports = [server.port for server in servers]
+            clients = [redis.Redis(host=HOST, port=port) for port in ports]
+            times = redlock_pairs(clients, rounds, pairs)
+            base = statistics.median(times["pottery"])
+            rows = [
+                (name, f"{statistics.median(all_):.0f} µs", f"{statistics.median(all_) / base:.2f}")
+                for name, all_ in times.items()
+            ]
+            table(f"RedLock over {count} servers, uncontended", ("", "acquire and release", "of pottery's"), rows)
+            crowds = [
+                (name, *redlock_crowd(kind, ports, members, turns, limit))
+                for name, kind in (("holdfast", Ours), ("pottery", Rounds))
+            ]
+            table(
+                f"RedLock over {count} servers: {members} clients, {turns} turns each of {HOLD * 1e3:.0f} ms",
+                ("", "all had their turns", "worst wait", "rounds in vain"),
+                crowds,
+            )
+        finally:
+            for server in servers:
+                server.close()
+
+
+SECTIONS = ("uncontended", "crowd", "redlock")
+
+
 def main():
     arguments = argparse.ArgumentParser(description="Compares the locks of holdfast with others.")
     arguments.add_argument("--quick", action="store_true", help="shows that it runs, judges nothing")
-    quick = arguments.parse_args().quick
+    arguments.add_argument("sections", nargs="*", metavar="SECTION", help=f"only these of {', '.join(SECTIONS)}")
+    given = arguments.parse_args()
+    quick, sections = given.quick, given.sections or SECTIONS
+    if unknown := set(sections) - set(SECTIONS):
+        arguments.error(f"unknown section {unknown.pop()}; there are {', '.join(SECTIONS)}")
+    load = Path("/proc/loadavg").read_text().split()[0]
+    print(f"redis-py {redis.__version__}, Python {sys.version.split()[0]}, load {load}")
+    if "uncontended" in sections or "crowd" in sections:
+        one_server(quick, sections)
+    if "redlock" in sections:
+        redlock(quick)
+
+
+def one_server(quick, sections):
     rounds, pairs = (5, 100) if quick else (40, 500)
     threads, tasks, turns, limit = (20, 100, 3, 10) if quick else (100, 1000, 10, 120)
-
     server = Server()
     try:
-        load = Path("/proc/loadavg").read_text().split()[0]
-        print(f"redis-py {redis.__version__}, Python {sys.version.split()[0]}, load {load}")
-        pairs_table("Threads: acquire and release, uncontended", uncontended(server.port, rounds, pairs))
-        pairs_table(
-            "asyncio: acquire and release, uncontended", asyncio.run(uncontended_tasks(server.port, rounds, pairs))
-        )
+        if "uncontended" in sections:
+            pairs_table("Threads: acquire and release, uncontended", uncontended(server.port, rounds, pairs))
+            pairs_table(
+                "asyncio: acquire and release, uncontended", asyncio.run(uncontended_tasks(server.port, rounds, pairs))
+            )
+        if "crowd" not in sections:
+            return
         heads = ("", "all had their turns", "worst wait", "Jain's index", "server CPU", "commands", "connections")
         for kind, crowd_of, members in ((Threads, crowd_of_threads, threads), (Tasks, crowd_of_tasks, tasks)):
             rows = []

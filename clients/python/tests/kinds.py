@@ -82,7 +82,7 @@ class Tasks:
         made = getattr(self.api, name)
 
         def make(*args, **kwargs):
-            return Blocking(self, made(*args, **kwargs))
+            return Blocking(self, made(*map(_inner, args), **kwargs))
 
         return make
 
@@ -106,6 +106,15 @@ class Tasks:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
+
+
+def _inner(argument):
+    """What is inside, also of each of several."""
+    if isinstance(argument, Blocking):
+        return argument._inner
+    if isinstance(argument, list):
+        return [_inner(one) for one in argument]
+    return argument
 
 
 class Blocking:

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import time
 
 from servers import HOST
 
@@ -22,6 +23,8 @@ class Proxy:
         self.late = []
         self.sockets = set()
         self.cut_off = False
+        # How many seconds each request is kept before it is passed on.
+        self.delay = 0
         self.listener = socket.create_server((HOST, 0))
         self.port = self.listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -82,6 +85,7 @@ class _Link:
             while True:
                 request = read(stream)
                 self.proxy.requests.append(request)
+                time.sleep(self.proxy.delay)
                 fate = self.proxy.rule(request)
                 if fate == "late":
                     self.proxy.late.append(request)

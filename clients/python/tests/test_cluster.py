@@ -1,12 +1,15 @@
 """A cluster: a session for each node that is used, and slots that move."""
 
+import asyncio
 import time
 
 import pytest
 import redis
+import redis.asyncio
 
 import holdfast
-from servers import Cluster, holder, until, waiters
+import holdfast.asyncio
+from servers import HOST, Cluster, holder, until, waiters
 from test_lock import in_thread
 
 
@@ -105,8 +108,9 @@ def test_a_master_dies(kind, name):
             pass
         lock = kind.Lock(client, name)
         lock.acquire()
-        master = cluster.masters[cluster.owner(name)]
-        until(lambda: master.client().wait(1, 1000) == 1, "the replica has it")
+        master, replica = cluster.masters[cluster.owner(name)], cluster.nodes[3 + cluster.owner(name)]
+        # WAIT on a connection that has written nothing says how many replicas there are, not what they have.
+        until(lambda: replica.client().dbsize() == 1, "the replica has it")
         master.kill()
         begin = time.monotonic()
 
@@ -124,6 +128,29 @@ def test_a_master_dies(kind, name):
         lock.release()
     finally:
         cluster.close()
+
+
+def test_requests_of_threads_while_the_client_reads_the_topology_anew(cluster, name):
+    client = cluster.client()
+    lock = holdfast.Lock(client, name, thread_local=False)
+    lock.acquire()
+    joins = [in_thread(lambda: [lock.owned() for _ in range(40)]) for _ in range(4)]
+    for _ in range(20):
+        client.nodes_manager.initialize()
+    assert [join() for join in joins] == [[True] * 40] * 4
+    lock.release()
+
+
+@pytest.mark.usefixtures("end_tasks")
+async def test_requests_under_way_while_the_client_reads_the_topology_anew(cluster, name):
+    """redis-py then closes connections on which somebody waits for a reply."""
+    client = redis.asyncio.RedisCluster(host=HOST, port=cluster.nodes[0].port)
+    lock = holdfast.asyncio.Lock(client, name)
+    await lock.acquire()
+    for _ in range(30):
+        assert await asyncio.gather(lock.owned(), client.nodes_manager.initialize(), lock.owned()) == [True, None, True]
+    await lock.release()
+    await getattr(client, "aclose", client.close)()
 
 
 def test_release_during_a_move(kind, own_cluster, name):

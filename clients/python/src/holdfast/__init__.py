@@ -3,7 +3,7 @@
 The same names with `await` are in `holdfast.asyncio`.
 """
 
-from ._locks import Lock, LockAll, RLock, RWLock, Semaphore, locked
+from ._locks import Lock, LockAll, MultiLock, RedLock, RLock, RWLock, Semaphore, locked
 from .errors import (
     Cancelled,
     Deadlock,
@@ -16,7 +16,7 @@ from .errors import (
     WrongType,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Cancelled",
@@ -26,11 +26,13 @@ __all__ = [
     "LockError",
     "LockLost",
     "LockNotOwnedError",
+    "MultiLock",
     "NoReplicas",
     "NotGranted",
     "NotHeld",
     "RLock",
     "RWLock",
+    "RedLock",
     "Semaphore",
     "WrongType",
     "locked",

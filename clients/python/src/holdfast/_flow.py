@@ -27,7 +27,7 @@ from redis.exceptions import (
 
 from . import _requests as requests
 from ._book import Book
-from ._hold import Answer, Hold
+from ._hold import Answer, Hold, Wake
 from ._requests import WAITING, Request, Terms, code, lock_error
 from ._session import SessionState
 from .errors import LockError, WrongType
@@ -65,10 +65,19 @@ class Node(NamedTuple):
     asking: bool
 
 
+class Waitable(Protocol):
+    """A hold that waits for its answer, or several."""
+
+    def wait(self, wake: Wake) -> bool:
+        """Will call `wake` when there is an answer. False: there is one already."""
+
+
 class Home(Protocol):
     """The I/O of one client. What may take time returns a step, to be yielded."""
 
     book: Book
+    # It did not answer in time, and is asked in the background until it does.
+    suspect: bool
 
     def find(self, key: bytes, redirection: AskError | None) -> Any:
         """Step: the Node that serves a key, with an open session."""
@@ -79,7 +88,19 @@ class Home(Protocol):
     def learn(self, error: Exception) -> Any:
         """Step: looks again who serves what. True: another try may go elsewhere."""
 
-    def outcome(self, hold: Hold, seconds: float) -> Any:
+    def post(self, key: bytes, request: Callable[[SessionState], Request]) -> Any:
+        """Step: sends a request and does not wait for the reply. What goes wrong is told by `collect`."""
+
+    def collect(self, posted: Any, seconds: float) -> Any:
+        """Step: the Reply to what was posted, for which it waits so long."""
+
+    def drop(self, posted: Any) -> None:
+        """Nobody will collect it."""
+
+    def disconnect(self) -> Any:
+        """Step: closes the connections over which nobody asks right now."""
+
+    def outcome(self, hold: Waitable, seconds: float) -> Any:
         """Step: returns when the hold has an answer, or the time is over."""
 
     def pause(self, seconds: float) -> Any:
@@ -90,6 +111,13 @@ class Home(Protocol):
 
     def start(self, hold: Hold | None, flow: Flow[None]) -> None:
         """Runs a flow in the background, for a hold that was given up or for many."""
+
+
+class Part(NamedTuple):
+    """A hold, and where it is."""
+
+    home: Home
+    hold: Hold
 
 
 class Reply(NamedTuple):
@@ -105,7 +133,7 @@ def ask(home: Home, terms: Terms, request: Callable[[SessionState], Request]) ->
     redirection: AskError | None = None
     repeated = False
     last: Exception = ConnectionError("nothing was sent")
-    for pause in itertools.islice(_pauses(0.002), _REDIRECTIONS):
+    for pause in itertools.islice(pauses(0.002), _REDIRECTIONS):
         try:
             node = yield from _find(home, terms.keys[0], redirection)
             redirection = None
@@ -144,7 +172,7 @@ def acquire(home: Home, hold: Hold, wait: float) -> Flow[bool]:
     """Takes the lock, waiting for at most `wait` seconds."""
     until = time.monotonic() + wait
     home.book.enter(hold)
-    pauses = _pauses()
+    waits = pauses()
     placed = False
     try:
         while True:
@@ -155,7 +183,7 @@ def acquire(home: Home, hold: Hold, wait: float) -> Flow[bool]:
                 # The place is lost with the session. It is worth another one for as long as there is time.
                 if not placed or left <= 0:
                     raise
-                yield home.pause(min(next(pauses), left))
+                yield home.pause(min(next(waits), left))
                 continue
             placed = True
             if hold.answer is None:
@@ -208,28 +236,33 @@ def give_up(home: Home, hold: Hold) -> None:
 
 
 def _cancel(home: Home, hold: Hold, session: SessionState) -> Flow[None]:
-    """Says LOCK.CANCEL until it is answered or the session is gone."""
-    pauses = _pauses()
+    """Says LOCK.CANCEL until it is answered, or what may have been granted has run out."""
+    lease = session.lease if hold.terms.lease is None else hold.terms.lease / 1000
+    until = time.monotonic() + lease
     try:
-        while not session.ended:
+        for pause in pauses():
             try:
                 yield from _cancel_once(home, hold, session)
                 return
             except TEMPORARY:
-                yield home.pause(next(pauses))
+                if time.monotonic() >= until:
+                    return
+            yield home.pause(pause)
     finally:
         home.book.leave(hold)
 
 
 def _cancel_once(home: Home, hold: Hold, session: SessionState) -> Flow[None]:
-    node: Node = yield home.find(hold.terms.keys[0], None)
-    try:
-        yield home.send(node, requests.cancel(hold.terms, hold.owner, session.id))
-    except ResponseError as error:
-        if code(error) != "NOSESSION" and not isinstance(error, AskError):
-            raise
-        # With its session went the wait, and every request that may still be on its way; what was granted did not.
-        yield from ask(home, hold.terms, lambda _: requests.abandon(hold.terms, hold.owner))
+    if not session.ended:
+        node: Node = yield home.find(hold.terms.keys[0], None)
+        try:
+            yield home.send(node, requests.cancel(hold.terms, hold.owner, session.id))
+            return
+        except ResponseError as error:
+            if code(error) != "NOSESSION" and not isinstance(error, AskError):
+                raise
+    # With its session went the wait, and every request that may still be on its way; what was granted did not.
+    yield from ask(home, hold.terms, lambda _: requests.abandon(hold.terms, hold.owner))
 
 
 def release(home: Home, hold: Hold) -> Flow[None]:
@@ -285,7 +318,7 @@ def renew(home: Home, hold: Hold, lease: int | None) -> Flow[None]:
 
 def carry(home: Home, holds: list[Hold]) -> Flow[None]:
     """Takes holds along to another session, each until it has an answer or could be lost by now."""
-    for pause in _pauses():
+    for pause in pauses():
         for hold in holds:
             try:
                 yield from renew(home, hold, hold.terms.lease)
@@ -316,7 +349,7 @@ def _owners(home: Home, terms: Terms) -> Flow[list[bytes]]:
     return requests.owners(reply.value)
 
 
-def _pauses(first: float = 0.02) -> Iterator[float]:
+def pauses(first: float = 0.02) -> Iterator[float]:
     """How long to wait before each further try: up to a second."""
     pause = first
     while True:

@@ -144,7 +144,8 @@ class Hold:
             self.ended(lock_error(event.detail or "", self.terms.name) or Answer.AGAIN)
         elif event.kind == b"lost" and self.state is State.ASKED:
             self._lost_first = event
-        elif event.kind == b"lost" and event.token in (None, self.token):
+        elif event.kind == b"lost" and (event.token is None or event.token >= (self.token or 0)):
+            # One of a lower token was an earlier hold; a greater one is ours, told before the reply that raised it.
             self.lose(event.detail or "unknown")
 
     def session_ended(self) -> bool:
@@ -213,6 +214,11 @@ class Hold:
             self.lose("disconnected" if self.terms.watched else "expired")
         else:
             self._set_alarm()
+
+    @property
+    def until(self) -> float:
+        """Until when it is held for certain, by the monotonic clock."""
+        return self._deadline
 
     def left(self) -> float:
         """How many seconds of its lease are left for certain."""

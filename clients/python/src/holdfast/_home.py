@@ -12,20 +12,20 @@ import socket
 import threading
 import time
 import weakref
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable, NamedTuple, TypeVar
 
 from redis import RedisCluster
 from redis.backoff import NoBackoff
-from redis.exceptions import AskError, ConnectionError, MovedError, RedisError, ResponseError
+from redis.exceptions import AskError, ConnectionError, MovedError, RedisError, ResponseError, TimeoutError
 from redis.retry import Retry
 
 from . import _flow as flows
 from . import _requests as requests
 from ._book import Book
-from ._flow import Flow, Node
+from ._flow import Flow, Node, Reply, Waitable
 from ._hold import Hold
 from ._lock import OWNERS
-from ._redis import POOL_ARGUMENTS, let_go, session_settings
+from ._redis import POOL_ARGUMENTS, broken, let_go, session_settings
 from ._requests import FOREVER, Request
 from ._session import SessionState
 
@@ -59,8 +59,8 @@ def gate() -> queue.SimpleQueue[None]:
 class Session(SessionState):
     """A connection of its own, made from the settings of a pool."""
 
-    def __init__(self, pool: Any, *, cluster: bool) -> None:
-        super().__init__()
+    def __init__(self, pool: Any, *, cluster: bool, limit: float | None) -> None:
+        super().__init__(limit)
         settings = session_settings(pool.connection_kwargs, Retry(NoBackoff(), 0), cluster=cluster)
         self._connection = pool.connection_class(**settings)
         self.seen = time.monotonic()
@@ -117,11 +117,54 @@ class Session(SessionState):
             let_go(self._socket.fileno())
 
 
+class Line:
+    """Connections of our own, made from the settings of a pool. No step of theirs takes longer than `limit` s."""
+
+    def __init__(self, pool: Any, limit: float) -> None:
+        self.connection_class = pool.connection_class
+        self.connection_kwargs = session_settings(pool.connection_kwargs, Retry(NoBackoff(), 0), limit=limit)
+        self._idle: collections.deque[Any] = collections.deque()
+
+    def get_connection(self, *_: str) -> Any:
+        """An idle one that the server has not closed, or a new one."""
+        while self._idle:
+            with contextlib.suppress(ConnectionError, IndexError):
+                connection = self._idle.pop()
+                if not connection.can_read(0):
+                    return connection
+                connection.disconnect()
+        connection = self.connection_class(**self.connection_kwargs)
+        connection.connect()
+        return connection
+
+    def release(self, connection: Any) -> None:
+        """Keeps it for the next one, if it is still open."""
+        if connection._sock is not None:
+            self._idle.append(connection)
+
+    def disconnect(self) -> None:
+        """Closes those that are idle."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().disconnect()
+
+
+class Posted(NamedTuple):
+    """A request whose reply is still to be read, or why it was not sent."""
+
+    node: Node | None
+    connection: Any
+    error: RedisError | None
+
+
 class Home:
     """Sessions, waits and holds of one connection pool. Keeps no reference to it, so that it can end with it."""
 
+    limit: float | None = None
+
     def __init__(self, anchor: Any) -> None:
         self.book = Book()
+        self.suspect = False
         self.closed = False
         self._anchor = weakref.ref(anchor)
         self._sessions: dict[str, Session] = {}
@@ -160,16 +203,72 @@ class Home:
             return connection.retry.call_with_retry(once, lambda _: connection.disconnect()), sent
         except ResponseError:
             raise
-        except BaseException:
+        except BaseException as error:
             connection.disconnect()
+            if (instead := broken(error)) is not None:
+                raise instead from error
             raise
         finally:
             node.server.release(connection)
 
+    def post(self, key: bytes, request: Callable[[SessionState], Request]) -> Posted:
+        try:
+            node = self.find(key, None)
+            words = request(node.session)
+            node.gate.get()
+            try:
+                connection = self._post(node, words)
+            except BaseException:
+                node.gate.put(None)
+                raise
+        except RedisError as error:
+            return Posted(None, None, error)
+        return Posted(node, connection, None)
+
+    def _post(self, node: Node, request: Request) -> Any:
+        connection = node.server.get_connection(*POOL_ARGUMENTS)
+        try:
+            connection.send_command(*request)
+        except BaseException:
+            connection.disconnect()
+            node.server.release(connection)
+            raise
+        return connection
+
+    def collect(self, posted: Posted, seconds: float) -> Reply:
+        if posted.node is None:
+            raise posted.error or ConnectionError("nothing was sent")
+        try:
+            if not posted.connection.can_read(seconds):
+                raise TimeoutError(f"no answer within {seconds:.3f} s")
+            value = posted.connection.read_response(disable_decoding=True)
+        except ResponseError:
+            self._put_back(posted)
+            raise
+        except BaseException:
+            self.drop(posted)
+            raise
+        self._put_back(posted)
+        return Reply(value, posted.node.session, False)
+
+    def drop(self, posted: Posted) -> None:
+        if posted.node is not None:
+            posted.connection.disconnect()
+            self._put_back(posted)
+
+    @staticmethod
+    def _put_back(posted: Posted) -> None:
+        if posted.node is not None:
+            posted.node.server.release(posted.connection)
+            posted.node.gate.put(None)
+
+    def disconnect(self) -> None:
+        self._client().disconnect(inuse_connections=False)
+
     def learn(self, error: Exception) -> bool:
         return False
 
-    def outcome(self, hold: Hold, seconds: float) -> None:
+    def outcome(self, hold: Waitable, seconds: float) -> None:
         event = threading.Event()
         if hold.wait(event.set):
             event.wait(None if seconds == FOREVER else min(seconds, threading.TIMEOUT_MAX))
@@ -188,13 +287,16 @@ class Home:
         def background() -> None:
             try:
                 run(flow)
-            except (RedisError, ReferenceError) as error:
+            except ReferenceError:
+                logger.debug("the client ended while something was done in the background")
+            except RedisError as error:
                 logger.warning("what was given up may live on until its lease runs out: %s", error)
             finally:
                 self._background.discard(threading.current_thread())
 
         thread = threading.Thread(target=background, name="holdfast", daemon=True)
-        self._background.add(thread)
+        if hold is not None:
+            self._background.add(thread)
         thread.start()
 
     def finish(self, until: float) -> None:
@@ -237,7 +339,7 @@ class Home:
             if door.failed is not None and door.failed_at > asked:
                 raise door.failed
             try:
-                session = Session(pool, cluster=isinstance(self, ClusterHome))
+                session = Session(pool, cluster=isinstance(self, ClusterHome), limit=self.limit)
             except RedisError as error:
                 door.failed, door.failed_at = error, time.monotonic()
                 raise
@@ -264,6 +366,26 @@ class Home:
                 run(flows.carry(self, holds))
             except ReferenceError:
                 logger.debug("the client ended while its locks were taken along")
+
+
+class BoundedHome(Home):
+    """Sessions, waits and holds at one server of several, which must not keep the others waiting."""
+
+    def __init__(self, anchor: Any, limit: float) -> None:
+        super().__init__(anchor)
+        self.limit = limit
+        self._line = Line(anchor, limit)
+
+    def disconnect(self) -> None:
+        self._line.disconnect()
+
+    def close(self) -> None:
+        super().close()
+        self.disconnect()
+
+    def _client(self) -> Any:
+        super()._client()
+        return self._line
 
 
 class ClusterHome(Home):
@@ -296,24 +418,30 @@ class _Door:
         self.failed_at = 0.0
 
 
-_homes: weakref.WeakKeyDictionary[Any, Home] = weakref.WeakKeyDictionary()
+# Of each client's pool, those by their limits.
+_homes: weakref.WeakKeyDictionary[Any, dict[float | None, Home]] = weakref.WeakKeyDictionary()
 _mutex = threading.Lock()
 
 
-def home_of(client: Any) -> Home:
-    """The home of a client; of those who share a pool, the same."""
+def home_of(client: Any, limit: float | None = None) -> Home:
+    """The home of a client; of those who share a pool, the same. With a limit, one of connections of its own."""
     cluster = isinstance(client, RedisCluster)
     anchor = client if cluster else client.connection_pool
-    home = _homes.get(anchor)
+    home = _homes.get(anchor, {}).get(limit)
     if home is None or home.closed:
         with _mutex:
-            home = _homes.get(anchor)
+            homes = _homes.setdefault(anchor, {})
+            home = homes.get(limit)
             if home is None or home.closed:
-                home = (ClusterHome if cluster else Home)(anchor)
-                _homes[anchor] = home
+                home = ClusterHome(anchor) if cluster else Home(anchor) if limit is None else BoundedHome(anchor, limit)
+                homes[limit] = home
                 end: Any = weakref.finalize(anchor, home.close)
                 end.atexit = False
     return home
+
+
+def _all_homes() -> list[Home]:
+    return [home for homes in list(_homes.values()) for home in list(homes.values())]
 
 
 def alarm(hold: Hold) -> Callable[[float], object]:
@@ -338,7 +466,7 @@ def alarm(hold: Hold) -> Callable[[float], object]:
 @atexit.register
 def _at_exit() -> None:
     until = time.monotonic() + _LAST_WORDS
-    for home in list(_homes.values()):
+    for home in _all_homes():
         home.finish(until)
         home.close()
 
@@ -347,7 +475,7 @@ def _after_fork() -> None:
     """In the child: starts afresh."""
     global _mutex
     _mutex = threading.Lock()
-    homes = list(_homes.values())
+    homes = _all_homes()
     _homes.clear()
     OWNERS.start()
     for home in homes:

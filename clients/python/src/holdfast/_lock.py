@@ -6,11 +6,13 @@ import functools
 import inspect
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Callable, Union
+from typing import Any, Callable, ClassVar, Generic, NamedTuple, TypeVar, Union
 
+from . import _flow as flows
 from ._book import Owners
+from ._flow import Flow, Home, Part
 from ._hold import Hold, State
 from ._requests import FOREVER, Terms
 from .errors import LockError, LockLost, NotGranted, NotHeld
@@ -20,13 +22,25 @@ logger = logging.getLogger("holdfast")
 Name = Union[str, bytes, memoryview]
 Number = Union[int, float]
 OnLost = Callable[[LockLost], object]
+L = TypeVar("L")
 
 OWNERS = Owners()
 
 
-class LockBase:
-    """Settings and holds of a lock object."""
+class IO(NamedTuple):
+    """What the two kinds of client do each in their own way."""
 
+    # The home of a client. Given a time in seconds: one of connections of its own, none of whose steps takes longer.
+    home_of: Callable[[Any, float | None], Home]
+    # Has a hold looked at again at a time of the monotonic clock, instead of any time it was told before.
+    alarm: Callable[[Hold], Callable[[float], object]]
+    event: Callable[[], Any]
+
+
+class LockBase:
+    """Settings and holds of a lock object, and what it does: the flows, which the two kinds of client run."""
+
+    _io: ClassVar[IO]
     _several = False
 
     def __init__(
@@ -63,15 +77,10 @@ class LockBase:
         self.name = name
         self.timeout = timeout
         self.sleep = sleep
-        self.blocking = blocking
-        self.blocking_timeout = blocking_timeout
-        self.thread_local = bool(thread_local)
-        self.raise_on_release_error = raise_on_release_error
         self.limit = _at_least("limit", limit, 0)
         self.replicas = _at_least("replicas", replicas, 0)
         self.ephemeral = ephemeral
-        self.on_lost = on_lost
-        self._local: Any = threading.local() if self.thread_local else SimpleNamespace(holds=[])
+        self._set(blocking, blocking_timeout, thread_local, raise_on_release_error, on_lost)
         encode = client.get_encoder().encode
         names = list(name) if self._several else [name]
         self._terms = Terms(
@@ -83,6 +92,22 @@ class LockBase:
             replicas=replicas,
             ephemeral=ephemeral,
         )
+
+    def _set(
+        self,
+        blocking: bool,
+        blocking_timeout: Number | None,
+        thread_local: bool,
+        raise_on_release_error: bool,
+        on_lost: OnLost | None,
+    ) -> None:
+        """What has to do with the caller, and not with the server."""
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.thread_local = bool(thread_local)
+        self.raise_on_release_error = raise_on_release_error
+        self.on_lost = on_lost
+        self._local: Any = threading.local() if self.thread_local else SimpleNamespace(holds=[])
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__qualname__} {self.name!r}>"
@@ -121,12 +146,71 @@ class LockBase:
     def _new_hold(self, token: str | bytes | None) -> Hold:
         return Hold(self._terms, OWNERS.next() if token is None else self.redis.get_encoder().encode(token))
 
-    def _taken(self, hold: Hold, alarm: Callable[[Hold], Callable[[float], object]]) -> None:
+    # The flows of one lock. What is of several servers has others: see _several.
+
+    def _parts(self, hold: Hold) -> Sequence[Part]:
+        return [Part(self._io.home_of(self.redis, None), hold)]
+
+    def _acquire(self, hold: Hold, wait: float) -> Flow[bool]:
+        [(home, _)] = self._parts(hold)
+        return (yield from flows.acquire(home, hold, wait))
+
+    def _release(self, hold: Hold) -> Flow[None]:
+        [(home, _)] = self._parts(hold)
+        yield from flows.release(home, hold)
+
+    def _renew(self, hold: Hold, lease: int) -> Flow[None]:
+        [(home, _)] = self._parts(hold)
+        yield from flows.renew(home, hold, lease)
+
+    def _owned(self, hold: Hold) -> Flow[bool]:
+        [(home, _)] = self._parts(hold)
+        found = yield from flows.owners(home, self._terms)
+        return all(hold.owner in owners for owners in found)
+
+    def _locked(self) -> Flow[bool]:
+        home = self._io.home_of(self.redis, None)
+        return any((yield from flows.owners(home, self._terms)))
+
+    # What every lock does with them.
+
+    def _acquiring(self, hold: Hold, wait: float) -> Flow[bool]:
+        if not (yield from self._acquire(hold, wait)):
+            return False
         holds = self._holds()
         holds[:] = [other for other in holds if other.state is not State.LOST]
         holds.append(hold)
         if self.on_lost is not None:
-            hold.when_lost(self.on_lost, alarm(hold))
+            hold.when_lost(self.on_lost, self._io.alarm(hold))
+        return True
+
+    def _releasing(self, hold: Hold) -> Flow[None]:
+        try:
+            yield from self._release(hold)
+        except LockError:
+            self._dropped(hold)
+            raise
+        self._dropped(hold)
+
+    def _extending(self, additional_time: Number, replace_ttl: bool) -> Flow[None]:
+        hold, _ = self._with_timeout("extend")
+        left = 0 if replace_ttl else max(0, int(hold.left() * 1000))
+        yield from self._renew(hold, left + milliseconds("additional_time", additional_time))
+
+    def _reacquiring(self) -> Flow[None]:
+        hold, timeout = self._with_timeout("reacquire")
+        yield from self._renew(hold, milliseconds("timeout", timeout))
+
+    def _owning(self) -> Flow[bool]:
+        holds = self._holds()
+        return bool(holds) and (yield from self._owned(holds[-1]))
+
+    def _lost(self) -> Any:
+        hold = self._current("watch")
+        if hold.event is None:
+            event = hold.event = self._io.event()
+            hold.when_lost(lambda _: event.set(), self._io.alarm(hold))
+        return hold.event
 
     def _dropped(self, hold: Hold) -> None:
         holds = self._holds()
@@ -144,11 +228,6 @@ class LockBase:
         wait = self._wait(None, None)
         when = "at once" if wait == 0 else f"within {wait} s"
         return NotGranted(f"lock {self.name!r} was not granted {when}", self.name)
-
-    def _lease(self, hold: Hold, additional_time: Number, replace_ttl: bool) -> int:
-        """The lease that `extend` asks for."""
-        left = 0 if replace_ttl else max(0, int(hold.left() * 1000))
-        return left + milliseconds("additional_time", additional_time)
 
     def _with_timeout(self, verb: str) -> tuple[Hold, Number]:
         hold = self._current(verb)
@@ -183,6 +262,40 @@ class Reentrant(LockBase):
             return True
         holds[-1].entries -= 1
         return False
+
+
+class SemaphoreBase(LockBase):
+    """What Semaphore is in both."""
+
+    def __init__(self, client: Any, name: Name, limit: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(client, name, *args, limit=limit, **kwargs)
+
+
+class LockAllBase(LockBase):
+    """What LockAll is in both."""
+
+    _several = True
+
+    def __init__(self, client: Any, names: Iterable[Name], *args: Any, **kwargs: Any) -> None:
+        super().__init__(client, distinct(names), *args, **kwargs)
+
+
+class RWLockBase(Generic[L]):
+    """What RWLock is in both."""
+
+    _lock: Callable[..., L]
+
+    def __init__(self, client: Any, name: Name, **settings: Any) -> None:
+        """`settings` are those of Lock."""
+        self._make: Callable[..., L] = functools.partial(self._lock, client, name, **settings)
+
+    def read(self) -> L:
+        """A lock to read under."""
+        return self._make(limit=0)
+
+    def write(self) -> L:
+        """A lock to write under."""
+        return self._make()
 
 
 def template(function: Callable[..., Any], name: str) -> Callable[..., str]:

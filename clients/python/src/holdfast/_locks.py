@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Callable, Literal, TypeVar, cast
 
 from redis.exceptions import RedisError
 
-from . import _flow as flows
-from ._home import Home, alarm, home_of, run
-from ._lock import LockBase, Name, Number, Reentrant, distinct, milliseconds, template
-from .errors import LockError
+from ._home import alarm, home_of, run
+from ._lock import IO, LockAllBase, LockBase, Name, Number, Reentrant, RWLockBase, SemaphoreBase, template
+from ._multilock import MultiLockBase
+from ._redlock import RedLockBase
 
 Self = TypeVar("Self", bound="Lock")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -21,6 +20,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 class Lock(LockBase):
     """A lock with redis-py's signature: `client.lock("name", lock_class=holdfast.Lock)`."""
+
+    _io = IO(home_of, alarm, threading.Event)
 
     def acquire(
         self,
@@ -33,51 +34,34 @@ class Lock(LockBase):
 
         `token` is an owner of one's own choice, which must be new for each acquisition. `sleep` has nothing to do.
         """
-        hold = self._new_hold(token)
-        if not run(flows.acquire(self._home, hold, self._wait(blocking, blocking_timeout))):
-            return False
-        self._taken(hold, alarm)
-        return True
+        return run(self._acquiring(self._new_hold(token), self._wait(blocking, blocking_timeout)))
 
     def release(self) -> None:
         """Gives the lock back. Raises LockLost if it was lost before, NotHeld if it was not acquired."""
-        hold = self._current("release")
-        try:
-            run(flows.release(self._home, hold))
-        except LockError:
-            self._dropped(hold)
-            raise
-        self._dropped(hold)
+        run(self._releasing(self._current("release")))
 
     def extend(self, additional_time: Number, replace_ttl: bool = False) -> Literal[True]:
         """Adds to the timeout, or sets it to `additional_time` from now. Raises LockLost if the lock is lost."""
-        hold, _ = self._with_timeout("extend")
-        run(flows.renew(self._home, hold, self._lease(hold, additional_time, replace_ttl)))
+        run(self._extending(additional_time, replace_ttl))
         return True
 
     def reacquire(self) -> Literal[True]:
         """Begins the timeout anew. Raises LockLost if the lock is lost."""
-        hold, timeout = self._with_timeout("reacquire")
-        run(flows.renew(self._home, hold, milliseconds("timeout", timeout)))
+        run(self._reacquiring())
         return True
 
     def locked(self) -> bool:
         """Whether anybody holds it, by the server's word."""
-        return any(run(flows.owners(self._home, self._terms)))
+        return run(self._locked())
 
     def owned(self) -> bool:
         """Whether this object holds it, by the server's word."""
-        holds = self._holds()
-        return bool(holds) and all(holds[-1].owner in found for found in run(flows.owners(self._home, self._terms)))
+        return run(self._owning())
 
     @property
     def lost(self) -> threading.Event:
         """Is set as soon as this hold is known to be lost."""
-        hold = self._current("watch")
-        if hold.event is None:
-            event = hold.event = threading.Event()
-            hold.when_lost(lambda _: event.set(), alarm(hold))
-        return cast(threading.Event, hold.event)
+        return cast(threading.Event, self._lost())
 
     def __enter__(self: Self) -> Self:
         if not self.acquire():
@@ -95,10 +79,6 @@ class Lock(LockBase):
         except RedisError as error:
             if not self._release_failed(body, error):
                 raise
-
-    @property
-    def _home(self) -> Home:
-        return home_of(self.redis)
 
 
 class RLock(Reentrant, Lock):
@@ -131,36 +111,26 @@ class RLock(Reentrant, Lock):
             super().release()
 
 
-class Semaphore(Lock):
+class Semaphore(SemaphoreBase, Lock):
     """A lock that `limit` owners may hold at once. Each acquire takes a permit, with a lease and a fence of its own."""
 
-    def __init__(self, client: Any, name: Name, limit: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__(client, name, *args, limit=limit, **kwargs)
 
-
-class LockAll(Lock):
+class LockAll(LockAllBase, Lock):
     """Several locks, taken at once: all or none, and none while it waits. In a cluster, of one slot."""
 
-    _several = True
 
-    def __init__(self, client: Any, names: Iterable[Name], *args: Any, **kwargs: Any) -> None:
-        super().__init__(client, distinct(names), *args, **kwargs)
-
-
-class RWLock:
+class RWLock(RWLockBase[Lock]):
     """A lock that any number of readers may hold at once, or one writer. Who came first goes first, of either kind."""
 
-    def __init__(self, client: Any, name: Name, **settings: Any) -> None:
-        """`settings` are those of Lock."""
-        self._make: Callable[..., Lock] = functools.partial(Lock, client, name, **settings)
+    _lock = Lock
 
-    def read(self) -> Lock:
-        """A lock to read under."""
-        return self._make(limit=0)
 
-    def write(self) -> Lock:
-        """A lock to write under."""
-        return self._make()
+class MultiLock(MultiLockBase, Lock):
+    """Locks on different servers, slots or databases, taken together: all or none."""
+
+
+class RedLock(RedLockBase, Lock):
+    """A lock on a majority of independent servers, which know nothing of each other."""
 
 
 def locked(client: Any, name: str, **settings: Any) -> Callable[[F], F]:

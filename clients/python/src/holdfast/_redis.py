@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from redis import ConnectionPool
+from redis.exceptions import ClusterDownError, ConnectionError, RedisClusterException, RedisError, TimeoutError
 
 # Until 5.2 a pool had to be told the command.
 _NAMED = inspect.signature(ConnectionPool.get_connection).parameters["command_name"].default is inspect.Parameter.empty
@@ -26,8 +27,10 @@ _OF_THE_POOL = (
 )
 
 
-def session_settings(settings: Mapping[str, Any], no_retry: Any, *, cluster: bool) -> dict[str, Any]:
-    """The settings of a session's connection, made of those of the application's connections.
+def session_settings(
+    settings: Mapping[str, Any], no_retry: Any, *, cluster: bool = False, limit: float | None = None
+) -> dict[str, Any]:
+    """The settings of a connection of our own, made of those of the application's connections.
 
     The library repeats nothing on it and does not connect again by itself: this is done here, in the open.
     """
@@ -38,9 +41,23 @@ def session_settings(settings: Mapping[str, Any], no_retry: Any, *, cluster: boo
     ours.update(
         retry=no_retry,
         health_check_interval=0,
-        socket_timeout=settings.get("socket_timeout") or _HANDSHAKE,
+        socket_timeout=limit or settings.get("socket_timeout") or _HANDSHAKE,
     )
+    if limit is not None:
+        ours["socket_connect_timeout"] = limit
     return ours
+
+
+def broken(error: BaseException) -> ConnectionError | None:
+    """The error of a request whose connection redis-py has closed under it, and which it tells in words of its own.
+
+    It does so when a cluster's client reads the topology anew. None: it is another error.
+    """
+    if isinstance(error, (ConnectionError, TimeoutError, ClusterDownError, RedisClusterException)):
+        return None
+    if isinstance(error, (AttributeError, RuntimeError, ValueError, RedisError)):
+        return ConnectionError(f"the connection was closed meanwhile: {error}")
+    return None
 
 
 def let_go(descriptor: int) -> None:

@@ -102,6 +102,11 @@ def renew(terms: Terms, owner: bytes, token: int, lease: int | None, session: by
     return (*terms.head(b"RENEW", owner), b"TOKEN", b"%d" % token, *terms.terms(lease), b"SESSION", session)
 
 
+def fence(terms: Terms, owner: bytes, token: int, lease: int | None, session: bytes, fence: int) -> Request:
+    """As renew, and raises the token to `fence`: every later one of that server is greater."""
+    return (*renew(terms, owner, token, lease, session), b"FENCE", b"%d" % fence)
+
+
 def cancel(terms: Terms, owner: bytes, session: bytes) -> Request:
     """From the reply on, this owner neither waits nor holds nor will be granted on behalf of this session."""
     return (b"LOCK.CANCEL", terms.keys[0], owner, b"SESSION", session)

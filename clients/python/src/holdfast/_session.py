@@ -11,8 +11,10 @@ _LEASE = 30.0
 class SessionState:
     """A session as the holds see it."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: float | None = None) -> None:
         self.id = b""
+        # In how many seconds its silence is to be noticed at the latest, where that is sooner than the lease needs it.
+        self._limit = limit
         # The lease of watched holds, in seconds: the server's default.
         self.lease = _LEASE
         # The server was there after this time.
@@ -28,7 +30,8 @@ class SessionState:
     @property
     def beat(self) -> float:
         """How long LOCK.NEXT waits while there is nothing to tell."""
-        return max(self.lease / 6, 0.1)
+        beat = self.lease / 6 if self._limit is None else min(self.lease / 6, self._limit / 2)
+        return max(beat, 0.1)
 
     @property
     def patience(self) -> float:

@@ -11,7 +11,7 @@ from ..errors import (
     NotHeld,
     WrongType,
 )
-from ._locks import Lock, LockAll, RLock, RWLock, Semaphore, locked
+from ._locks import Lock, LockAll, MultiLock, RedLock, RLock, RWLock, Semaphore, locked
 
 __all__ = [
     "Cancelled",
@@ -21,11 +21,13 @@ __all__ = [
     "LockError",
     "LockLost",
     "LockNotOwnedError",
+    "MultiLock",
     "NoReplicas",
     "NotGranted",
     "NotHeld",
     "RLock",
     "RWLock",
+    "RedLock",
     "Semaphore",
     "WrongType",
     "locked",

@@ -8,20 +8,20 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Coroutine
-from typing import Any, Callable, TypeVar
+from collections.abc import Iterable
+from typing import Any, Callable, NamedTuple, TypeVar, cast
 
 from redis.asyncio import RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AskError, ConnectionError, MovedError, RedisError, ResponseError
+from redis.exceptions import AskError, ConnectionError, MovedError, RedisError, ResponseError, TimeoutError
 
 from .. import _flow as flows
 from .. import _requests as requests
 from .._book import Book
-from .._flow import Flow, Node
+from .._flow import Flow, Node, Part, Reply, Waitable
 from .._hold import Hold
-from .._redis import POOL_ARGUMENTS, let_go, session_settings
+from .._redis import POOL_ARGUMENTS, broken, let_go, session_settings
 from .._requests import FOREVER, Request
 from .._session import SessionState
 
@@ -84,8 +84,8 @@ class Gate:
 class Session(SessionState):
     """A connection of its own, made from the settings of a pool."""
 
-    def __init__(self, server: Any, *, cluster: bool) -> None:
-        super().__init__()
+    def __init__(self, server: Any, *, cluster: bool, limit: float | None) -> None:
+        super().__init__(limit)
         settings = session_settings(server.connection_kwargs, Retry(NoBackoff(), 0), cluster=cluster)
         self._connection = server.connection_class(**settings)
         self.reader: asyncio.Task[None] | None = None
@@ -142,11 +142,20 @@ class Session(SessionState):
             let_go(writer.get_extra_info("socket").fileno())
 
 
+class Posted(NamedTuple):
+    """A request whose reply is still to be read."""
+
+    task: asyncio.Task[Reply]
+
+
 class Home:
     """Sessions, waits and holds of one connection pool in one event loop. Keeps no reference to the pool."""
 
+    limit: float | None = None
+
     def __init__(self, anchor: Any) -> None:
         self.book = Book()
+        self.suspect = False
         self.loop = asyncio.get_running_loop()
         self.closed = False
         self._anchor = weakref.ref(anchor)
@@ -189,16 +198,40 @@ class Home:
             return await connection.retry.call_with_retry(once, again), sent
         except ResponseError:
             raise
-        except BaseException:
+        except BaseException as error:
             await connection.disconnect(nowait=True)
+            if (instead := broken(error)) is not None:
+                raise instead from error
             raise
         finally:
             await self._give_back(node.server, connection)
 
+    def post(self, key: bytes, request: Callable[[SessionState], Request]) -> Posted:
+        return Posted(self.loop.create_task(self._ask(key, request)))
+
+    async def _ask(self, key: bytes, request: Callable[[SessionState], Request]) -> Reply:
+        found = self.find(key, None)
+        node = found if isinstance(found, Node) else await found
+        value, sent = await self.send(node, request(node.session))
+        return Reply(value, node.session, sent > 1)
+
+    async def collect(self, posted: Posted, seconds: float) -> Reply:
+        done, _ = await asyncio.wait({posted.task}, timeout=seconds)
+        if not done:
+            posted.task.cancel()
+            raise TimeoutError(f"no answer within {seconds:.3f} s")
+        return posted.task.result()
+
+    def drop(self, posted: Posted) -> None:
+        posted.task.cancel()
+
+    async def disconnect(self) -> None:
+        await self._client().disconnect(inuse_connections=False)
+
     async def learn(self, error: Exception) -> bool:
         return False
 
-    async def outcome(self, hold: Hold, seconds: float) -> None:
+    async def outcome(self, hold: Waitable, seconds: float) -> None:
         future: asyncio.Future[None] = self.loop.create_future()
 
         def wake() -> None:
@@ -227,15 +260,13 @@ class Home:
         if self.loop.is_closed():
             flow.close()
             return
-        task = self.loop.create_task(self._quietly(run(flow)))
+        task = self.loop.create_task(self._quietly(flow))
         self._background[task] = hold
         task.add_done_callback(lambda done: self._background.pop(done, None))
 
-    async def settled(self, hold: Hold) -> None:
-        """Returns when what was given up has been taken back, or takes long."""
-        tasks = [task for task, given_up in self._background.items() if given_up is hold]
-        if tasks:
-            await asyncio.wait(tasks, timeout=_CANCEL_WAIT)
+    def taking_back(self, hold: Hold) -> list[asyncio.Task[None]]:
+        """What takes it back in the background."""
+        return [task for task, given_up in self._background.items() if given_up is hold]
 
     def close(self) -> None:
         """Ends every session: the client is gone."""
@@ -264,13 +295,18 @@ class Home:
             task = self._opening.get(name)
             if task is None:
                 task = self._opening[name] = self.loop.create_task(self._open(name, server))
-                task.add_done_callback(lambda _: self._opening.pop(name))
+                task.add_done_callback(lambda done: self._opened(name, done))
             # Others may need it who are not cancelled.
             session = await asyncio.shield(task)
         return Node(server, session, self._gates[name], asking)
 
+    def _opened(self, name: str, task: asyncio.Task[Session]) -> None:
+        del self._opening[name]
+        if not task.cancelled() and task.exception() is not None:
+            logger.debug("a session did not open: %s", task.exception())
+
     async def _open(self, name: str, server: Any) -> Session:
-        session = Session(server, cluster=isinstance(self, ClusterHome))
+        session = Session(server, cluster=isinstance(self, ClusterHome), limit=self.limit)
         await session.open()
         self._sessions[name] = session
         reader: Any = self.loop.create_task(self._read(session))
@@ -297,10 +333,12 @@ class Home:
         if holds:
             self.start(None, flows.carry(self, holds))
 
-    async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _quietly(self, flow: Flow[None]) -> None:
         try:
-            await work
-        except (RedisError, ReferenceError) as error:
+            await run(flow)
+        except ReferenceError:
+            logger.debug("the client ended while something was done in the background")
+        except RedisError as error:
             logger.warning("what was given up may live on until its lease runs out: %s", error)
 
     async def _take(self, server: Any) -> Any:
@@ -308,6 +346,14 @@ class Home:
 
     async def _give_back(self, server: Any, connection: Any) -> None:
         await server.release(connection)
+
+
+class BoundedHome(Home):
+    """Sessions, waits and holds at one server of several, which must not keep the others waiting."""
+
+    def __init__(self, anchor: Any, limit: float) -> None:
+        super().__init__(anchor)
+        self.limit = limit
 
 
 class ClusterHome(Home):
@@ -348,20 +394,28 @@ class ClusterHome(Home):
             server._free.append(connection)
 
 
-_homes: weakref.WeakKeyDictionary[Any, Home] = weakref.WeakKeyDictionary()
+# Of each client's pool, those by their limits.
+_homes: weakref.WeakKeyDictionary[Any, dict[float | None, Home]] = weakref.WeakKeyDictionary()
 
 
-def home_of(client: Any) -> Home:
-    """The home of a client in this event loop; of those who share a pool, the same."""
+def home_of(client: Any, limit: float | None = None) -> Home:
+    """The home of a client in this event loop; of those who share a pool, the same. See that for threads."""
     cluster = isinstance(client, RedisCluster)
     anchor = client if cluster else client.connection_pool
-    home = _homes.get(anchor)
+    home = _homes.get(anchor, {}).get(limit)
     if home is None or home.closed or home.loop is not asyncio.get_running_loop():
-        home = (ClusterHome if cluster else Home)(anchor)
-        _homes[anchor] = home
+        home = ClusterHome(anchor) if cluster else Home(anchor) if limit is None else BoundedHome(anchor, limit)
+        _homes.setdefault(anchor, {})[limit] = home
         end: Any = weakref.finalize(anchor, home.close)
         end.atexit = False
     return home
+
+
+async def settled(parts: Iterable[Part]) -> None:
+    """Returns when what was given up has been taken back, or takes long."""
+    tasks = [task for home, hold in parts for task in cast(Home, home).taking_back(hold)]
+    if tasks:
+        await asyncio.wait(tasks, timeout=_CANCEL_WAIT)
 
 
 def alarm(hold: Hold) -> Callable[[float], object]:
@@ -382,7 +436,7 @@ def alarm(hold: Hold) -> Callable[[float], object]:
 
 def _after_fork() -> None:
     """In the child: starts afresh."""
-    homes = list(_homes.values())
+    homes = [home for homes in _homes.values() for home in homes.values()]
     _homes.clear()
     for home in homes:
         home.forget()

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import functools
 import weakref
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable
 from types import TracebackType
 from typing import Any, Callable, Literal, TypeVar, cast
 
 from redis.exceptions import RedisError
 
-from .. import _flow as flows
+from .._flow import Flow
 from .._hold import Hold
-from .._lock import LockBase, Name, Number, Reentrant, distinct, milliseconds, template
-from ..errors import LockError, LockLost
+from .._lock import IO, LockAllBase, LockBase, Name, Number, Reentrant, RWLockBase, SemaphoreBase, template
+from .._multilock import MultiLockBase
+from .._redlock import RedLockBase
+from ..errors import LockLost
 from ._guard import WhileHeld
-from ._home import alarm, home_of, run
+from ._home import alarm, home_of, run, settled
 
 Self = TypeVar("Self", bound="Lock")
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
+T = TypeVar("T")
 
 
 class Lock(LockBase):
@@ -27,6 +30,8 @@ class Lock(LockBase):
 
     What it holds belongs to the object, whichever task asks: take an object for each task.
     """
+
+    _io = IO(home_of, alarm, asyncio.Event)
 
     async def acquire(
         self,
@@ -40,64 +45,39 @@ class Lock(LockBase):
         When it is cancelled, nothing stays behind. `token` is an owner of one's own choice, which must be new for each
         acquisition. `sleep` has nothing to do.
         """
-        home, hold = home_of(self.redis), self._new_hold(token)
-        try:
-            granted = await run(flows.acquire(home, hold, self._wait(blocking, blocking_timeout)))
-        except asyncio.CancelledError:
-            await home.settled(hold)
-            raise
-        if granted:
-            self._taken(hold, alarm)
-        return granted
+        hold = self._new_hold(token)
+        return await self._cancellable(hold, self._acquiring(hold, self._wait(blocking, blocking_timeout)))
 
     async def release(self) -> None:
         """Gives the lock back. Raises LockLost if it was lost before, NotHeld if it was not acquired.
 
         When it is cancelled, the lock is given back in the background; calling it once more is harmless.
         """
-        home, hold = home_of(self.redis), self._current("release")
-        try:
-            await run(flows.release(home, hold))
-        except LockError:
-            self._dropped(hold)
-            raise
-        except asyncio.CancelledError:
-            await home.settled(hold)
-            raise
-        self._dropped(hold)
+        hold = self._current("release")
+        await self._cancellable(hold, self._releasing(hold))
 
     async def extend(self, additional_time: Number, replace_ttl: bool = False) -> Literal[True]:
         """Adds to the timeout, or sets it to `additional_time` from now. Raises LockLost if the lock is lost."""
-        hold, _ = self._with_timeout("extend")
-        await run(flows.renew(home_of(self.redis), hold, self._lease(hold, additional_time, replace_ttl)))
+        await run(self._extending(additional_time, replace_ttl))
         return True
 
     async def reacquire(self) -> Literal[True]:
         """Begins the timeout anew. Raises LockLost if the lock is lost."""
-        hold, timeout = self._with_timeout("reacquire")
-        await run(flows.renew(home_of(self.redis), hold, milliseconds("timeout", timeout)))
+        await run(self._reacquiring())
         return True
 
     async def locked(self) -> bool:
         """Whether anybody holds it, by the server's word."""
-        return any(await run(flows.owners(home_of(self.redis), self._terms)))
+        return await run(self._locked())
 
     async def owned(self) -> bool:
         """Whether this object holds it, by the server's word."""
-        holds = self._holds()
-        if not holds:
-            return False
-        found = await run(flows.owners(home_of(self.redis), self._terms))
-        return all(holds[-1].owner in owners for owners in found)
+        return await run(self._owning())
 
     @property
     def lost(self) -> asyncio.Event:
         """Is set as soon as this hold is known to be lost."""
-        hold = self._current("watch")
-        if hold.event is None:
-            event = hold.event = asyncio.Event()
-            hold.when_lost(lambda _: event.set(), alarm(hold))
-        return cast(asyncio.Event, hold.event)
+        return cast(asyncio.Event, self._lost())
 
     def while_held(self: Self) -> WhileHeld[Self]:
         """`async with lock.while_held():` cancels the block when the lock is lost, and raises LockLost."""
@@ -107,6 +87,14 @@ class Lock(LockBase):
         """Calls `listener` when this hold is lost, or at once if it is."""
         hold = self._current("watch")
         hold.when_lost(listener, alarm(hold))
+
+    async def _cancellable(self, hold: Hold, flow: Flow[T]) -> T:
+        """Runs a flow. When cancelled, what it gave up is taken back before the caller hears of it, or soon after."""
+        try:
+            return await run(flow)
+        except asyncio.CancelledError:
+            await settled(self._parts(hold))
+            raise
 
     async def __aenter__(self: Self) -> Self:
         if not await self.acquire():
@@ -157,36 +145,26 @@ class RLock(Reentrant, Lock):
         return self._tasks.setdefault(asyncio.current_task(), [])
 
 
-class Semaphore(Lock):
+class Semaphore(SemaphoreBase, Lock):
     """A lock that `limit` owners may hold at once. Each acquire takes a permit, with a lease and a fence of its own."""
 
-    def __init__(self, client: Any, name: Name, limit: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__(client, name, *args, limit=limit, **kwargs)
 
-
-class LockAll(Lock):
+class LockAll(LockAllBase, Lock):
     """Several locks, taken at once: all or none, and none while it waits. In a cluster, of one slot."""
 
-    _several = True
 
-    def __init__(self, client: Any, names: Iterable[Name], *args: Any, **kwargs: Any) -> None:
-        super().__init__(client, distinct(names), *args, **kwargs)
-
-
-class RWLock:
+class RWLock(RWLockBase[Lock]):
     """A lock that any number of readers may hold at once, or one writer. Who came first goes first, of either kind."""
 
-    def __init__(self, client: Any, name: Name, **settings: Any) -> None:
-        """`settings` are those of Lock."""
-        self._make: Callable[..., Lock] = functools.partial(Lock, client, name, **settings)
+    _lock = Lock
 
-    def read(self) -> Lock:
-        """A lock to read under."""
-        return self._make(limit=0)
 
-    def write(self) -> Lock:
-        """A lock to write under."""
-        return self._make()
+class MultiLock(MultiLockBase, Lock):
+    """Locks on different servers, slots or databases, taken together: all or none."""
+
+
+class RedLock(RedLockBase, Lock):
+    """A lock on a majority of independent servers, which know nothing of each other."""
 
 
 def locked(client: Any, name: str, **settings: Any) -> Callable[[F], F]:

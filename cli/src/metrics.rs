@@ -82,7 +82,7 @@ async fn page(locks: &Locks, queues: usize) -> String {
 }
 
 async fn ask(server: &mut Server, queues: usize) -> Option<Said> {
-    let info = server.info("holdfast").await;
+    let info = server.info(&["holdfast", "memory"]).await;
     let queues = server.top(queues).await;
     match (info, queues) {
         (Ok(info), Ok(queues)) => Some(Said { server: server.name.clone(), info, queues }),
@@ -96,102 +96,144 @@ async fn ask(server: &mut Server, queues: usize) -> Option<Said> {
 /// One metric with all its values: so its type and its meaning stand there once.
 struct Family {
     name: String,
-    kind: &'static str,
+    kind: Kind,
     help: String,
-    values: Vec<(String, f64)>,
+    values: Vec<Sample>,
+}
+
+/// What Prometheus calls the type of a metric.
+#[derive(Clone, Copy)]
+enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+        }
+    }
+}
+
+/// A line: what stands behind the metric's name, the labels, the value.
+struct Sample {
+    suffix: &'static str,
+    labels: String,
+    value: f64,
+}
+
+#[derive(Default)]
+struct Page(Vec<Family>);
+
+impl Page {
+    fn add(&mut self, name: &str, kind: Kind, help: &str, sample: Sample) {
+        match self.0.iter_mut().find(|family| family.name == name) {
+            Some(family) => family.values.push(sample),
+            None => self.0.push(Family { name: name.to_owned(), kind, help: help.to_owned(), values: vec![sample] }),
+        }
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, labels: String, value: f64) {
+        self.add(name, Kind::Gauge, help, Sample { suffix: "", labels, value });
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for Family { name, kind, help, values } in &self.0 {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {}", kind.name());
+            for Sample { suffix, labels, value } in values {
+                let _ = writeln!(text, "{name}{suffix}{{{labels}}} {value}");
+            }
+        }
+        text
+    }
 }
 
 fn text(up: &[(String, bool)], said: &[Said]) -> String {
-    let mut families: Vec<Family> = Vec::new();
-    let mut add = |name: String, kind, help: String, labels: String, value: f64| match families
-        .iter_mut()
-        .find(|family| family.name == name)
-    {
-        Some(family) => family.values.push((labels, value)),
-        None => families.push(Family { name, kind, help, values: vec![(labels, value)] }),
-    };
+    let mut page = Page::default();
     for (server, up) in up {
-        let help = "Whether the server answers.".to_owned();
-        add("holdfast_up".to_owned(), "gauge", help, label("server", server), f64::from(u8::from(*up)));
+        let answers = f64::from(u8::from(*up));
+        page.gauge("holdfast_up", "Whether the server answers.", label("server", server), answers);
     }
     for one in said {
         let server = label("server", &one.server);
         for (field, value) in &one.info {
-            let Ok(value) = value.parse::<f64>() else { continue };
-            let metric = metric(field);
-            let labels = match metric.quantile {
-                Some(quantile) => format!("{server},{}", label("quantile", quantile)),
-                None => server.clone(),
-            };
-            add(metric.name, metric.kind, metric.help, labels, value * metric.factor);
+            add_field(&mut page, &server, field, value);
         }
         for queue in &one.queues {
             let labels = format!("{server},{}", label("key", &shown(&queue.key)));
-            let help = "Requests that wait for one of the locks with the longest queues.".to_owned();
-            add("holdfast_queue_waiters".to_owned(), "gauge", help, labels.clone(), queue.waiters as f64);
-            let help = "How long the first in one of the longest queues has waited.".to_owned();
-            add("holdfast_queue_oldest_seconds".to_owned(), "gauge", help, labels, queue.oldest as f64 / 1000.0);
+            let help = "Requests that wait for one of the locks with the longest queues.";
+            page.gauge("holdfast_queue_waiters", help, labels.clone(), queue.waiters as f64);
+            let help = "How long the first in one of the longest queues has waited.";
+            page.gauge("holdfast_queue_oldest_seconds", help, labels, queue.oldest as f64 / 1000.0);
         }
     }
-    let mut text = String::new();
-    for Family { name, kind, help, values } in families {
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        for (labels, value) in values {
-            let _ = writeln!(text, "{name}{{{labels}}} {value}");
-        }
-    }
-    text
+    page.text()
 }
 
 fn label(name: &str, value: &str) -> String {
     format!("{name}=\"{}\"", value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
 }
 
-/// A field of `INFO holdfast` as a metric.
-struct Metric {
-    name: String,
-    kind: &'static str,
-    help: String,
-    quantile: Option<&'static str>,
-    factor: f64,
+/// What is there now. Every other number counts since the module was loaded, or is a time.
+const NOW: [&str; 7] =
+    ["waiters", "contended_locks", "tied_holds", "confirming", "sessions", "session_waits", "unread_events"];
+
+/// Adds what a field of `INFO` says. Times since the module was loaded come as a histogram, of which Prometheus
+/// makes the percentiles of any span: those that `INFO` has of the whole time are left out.
+fn add_field(page: &mut Page, server: &str, field: &str, value: &str) {
+    if field == "maxmemory_policy" {
+        let help = "What the server does when its memory is full, as a label.";
+        return page.gauge("holdfast_maxmemory_policy", help, format!("{server},{}", label("policy", value)), 1.0);
+    }
+    let Some(short) = field.strip_prefix("holdfast_") else { return };
+    if let Some((what, which)) = short.split_once("_usec_") {
+        return add_times(page, server, what, which, value);
+    }
+    let Ok(value) = value.parse::<f64>() else { return };
+    let words = short.replace('_', " ");
+    if let Some(name) = field.strip_suffix("_msec") {
+        let help = format!("{}, now.", words.trim_end_matches(" msec"));
+        page.gauge(&format!("{name}_seconds"), &help, server.to_owned(), value / 1e3);
+    } else if NOW.contains(&short) {
+        page.gauge(field, &format!("{words}, now."), server.to_owned(), value);
+    } else {
+        let help = format!("{words}, since the module was loaded.");
+        let sample = Sample { suffix: "", labels: server.to_owned(), value };
+        page.add(&format!("{field}_total"), Kind::Counter, &help, sample);
+    }
 }
 
-/// What is there now. Every other field counts since the module was loaded, or is a time.
-const NOW: [&str; 8] =
-    ["waiters", "contended_locks", "tied_holds", "confirming", "sessions", "session_waits", "unread_events", "keys"];
-const QUANTILES: [(&str, &str); 4] =
-    [("_usec_p50", "0.5"), ("_usec_p999", "0.999"), ("_usec_p99", "0.99"), ("_usec_max", "1")];
-
-fn metric(field: &str) -> Metric {
-    let words = field.trim_start_matches("holdfast_").replace('_', " ");
-    for (ending, quantile) in QUANTILES {
-        if let Some(name) = field.strip_suffix(ending) {
-            let help = format!(
-                "{} time, since the module was loaded; quantile 1 is the longest.",
-                words.split(' ').next().unwrap_or_default()
-            );
-            return Metric {
-                name: format!("{name}_seconds"),
-                kind: "gauge",
-                help,
-                quantile: Some(quantile),
-                factor: 1e-6,
-            };
+fn add_times(page: &mut Page, server: &str, what: &str, which: &str, value: &str) {
+    let mut sample = |suffix, labels, value| {
+        let help = format!("{what} times, since the module was loaded.");
+        page.add(&format!("holdfast_{what}_seconds"), Kind::Histogram, &help, Sample { suffix, labels, value });
+    };
+    let number = value.parse::<f64>().ok();
+    match (which, number) {
+        ("buckets", _) => {
+            let buckets = value.split(',').filter_map(|bucket| bucket.split_once('='));
+            for (bound, count) in buckets {
+                let (Ok(bound), Ok(count)) = (bound.parse::<f64>(), count.parse::<f64>()) else { continue };
+                sample("_bucket", format!("{server},{}", label("le", &(bound / 1e6).to_string())), count);
+            }
         }
+        ("sum", Some(micros)) => sample("_sum", server.to_owned(), micros / 1e6),
+        ("count", Some(count)) => {
+            sample("_bucket", format!("{server},{}", label("le", "+Inf")), count);
+            sample("_count", server.to_owned(), count);
+        }
+        ("max", Some(micros)) => {
+            let help = format!("The longest {what} time since the module was loaded.");
+            page.gauge(&format!("holdfast_{what}_max_seconds"), &help, server.to_owned(), micros / 1e6);
+        }
+        _ => {}
     }
-    let short = field.trim_start_matches("holdfast_");
-    if NOW.contains(&short) || short.contains("session") && short.ends_with('s') || short.contains("unread") {
-        return Metric {
-            name: field.to_owned(),
-            kind: "gauge",
-            help: format!("{words}, now."),
-            quantile: None,
-            factor: 1.0,
-        };
-    }
-    let help = format!("{words}, since the module was loaded.");
-    Metric { name: format!("{field}_total"), kind: "counter", help, quantile: None, factor: 1.0 }
 }
 
 #[cfg(test)]
@@ -202,18 +244,41 @@ mod tests {
     fn type_and_help_stand_there_once_for_all_servers() {
         let said = |server: &str| Said {
             server: server.to_owned(),
-            info: [("holdfast_waiters", "3"), ("holdfast_forced", "1"), ("holdfast_wait_usec_p99", "1500")]
-                .map(|(name, value)| (name.to_owned(), value.to_owned()))
-                .to_vec(),
+            info: [
+                ("holdfast_waiters", "3"),
+                ("holdfast_forced", "1"),
+                ("holdfast_oldest_wait_msec", "1500"),
+                ("holdfast_wait_usec_p99", "1500"),
+                ("holdfast_wait_usec_max", "1700"),
+                ("holdfast_wait_usec_sum", "2500000"),
+                ("holdfast_wait_usec_count", "7"),
+                ("holdfast_wait_usec_buckets", "10=0,20000=6"),
+                ("maxmemory_policy", "noeviction"),
+                ("used_memory", "1000"),
+            ]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .to_vec(),
             queues: Vec::new(),
         };
         let up = [("a".to_owned(), true), ("b".to_owned(), true), ("c".to_owned(), false)];
         let text = text(&up, &[said("a"), said("b")]);
         assert_eq!(text.matches("# TYPE holdfast_waiters gauge\n").count(), 1);
+        assert_eq!(text.matches("# TYPE holdfast_wait_seconds histogram\n").count(), 1);
         assert_eq!(text.matches("# HELP holdfast_forced_total ").count(), 1);
-        assert!(text.contains("holdfast_up{server=\"c\"} 0\n"));
-        assert!(text.contains("holdfast_waiters{server=\"b\"} 3\n"));
-        assert!(text.contains("holdfast_wait_seconds{server=\"a\",quantile=\"0.99\"} 0.0015\n"), "{text}");
+        for line in [
+            "holdfast_up{server=\"c\"} 0",
+            "holdfast_waiters{server=\"b\"} 3",
+            "holdfast_oldest_wait_seconds{server=\"a\"} 1.5",
+            "holdfast_wait_seconds_bucket{server=\"a\",le=\"0.02\"} 6",
+            "holdfast_wait_seconds_bucket{server=\"a\",le=\"+Inf\"} 7",
+            "holdfast_wait_seconds_sum{server=\"a\"} 2.5",
+            "holdfast_wait_seconds_count{server=\"b\"} 7",
+            "holdfast_wait_max_seconds{server=\"a\"} 0.0017",
+            "holdfast_maxmemory_policy{server=\"a\",policy=\"noeviction\"} 1",
+        ] {
+            assert!(text.contains(&format!("\n{line}\n")), "{line}:\n{text}");
+        }
+        assert!(!text.contains("used_memory") && !text.contains("p99"), "{text}");
     }
 
     #[test]

@@ -132,9 +132,9 @@ impl Server {
         Ok(reply.iter().map(read).collect())
     }
 
-    /// The fields of a section of `INFO`.
-    pub async fn info(&mut self, section: &str) -> RedisResult<Vec<(String, String)>> {
-        let text: String = cmd("INFO").arg(section).query_async(&mut self.connection).await?;
+    /// The fields of these sections of `INFO`.
+    pub async fn info(&mut self, sections: &[&str]) -> RedisResult<Vec<(String, String)>> {
+        let text: String = cmd("INFO").arg(sections).query_async(&mut self.connection).await?;
         let fields = text.lines().filter_map(|line| line.trim_end().split_once(':'));
         Ok(fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
     }

@@ -99,22 +99,25 @@ fn metrics_have_every_field_with_type_and_help() {
     let page = get(&address, "/metrics");
     assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{page}");
     let info: String = say(&server, "INFO holdfast");
-    let numbers =
-        info.lines().filter_map(|line| line.split_once(':')).filter(|(_, value)| value.parse::<f64>().is_ok());
-    for (field, _) in numbers {
-        let (name, labels) = match field.split_once("_usec_") {
-            Some((name, _)) => (format!("{name}_seconds"), ",quantile="),
-            None => (field.to_owned(), "}"),
+    for (field, _) in info.lines().filter_map(|line| line.split_once(':')) {
+        let (name, suffix) = match field.split_once("_usec_") {
+            Some((_, "p50" | "p99" | "p999")) => continue,
+            Some((name, "max")) => (format!("{name}_max_seconds"), ""),
+            Some((name, "sum")) => (format!("{name}_seconds"), "_sum"),
+            Some((name, "count")) => (format!("{name}_seconds"), "_count"),
+            Some((name, _)) => (format!("{name}_seconds"), "_bucket"),
+            None => (field.replace("_msec", "_seconds"), ""),
         };
         let shown =
-            [name.clone(), format!("{name}_total")].into_iter().find(|name| page.contains(&format!("\n{name}{{")));
+            [name.clone(), format!("{name}_total")].into_iter().find(|name| page.contains(&format!("# TYPE {name} ")));
         let name = shown.unwrap_or_else(|| panic!("{field} is not shown: {page}"));
         for kind in ["HELP", "TYPE"] {
             assert_eq!(page.matches(&format!("# {kind} {name} ")).count(), 1, "{kind} {name}");
         }
-        let value = format!("{name}{{server=\"{}\"{labels}", server.addr());
+        let value = format!("{name}{suffix}{{server=\"{}\"", server.addr());
         assert!(page.contains(&value), "{value}");
     }
+    assert!(page.contains("policy=\"noeviction\"} 1"), "{page}");
     assert!(page.contains("holdfast_queue_waiters{") && page.contains("key=\"a\"} 1"), "{page}");
     assert!(page.contains("holdfast_up{") && page.contains("} 1"));
     assert!(get(&address, "/other").starts_with("HTTP/1.1 404"));

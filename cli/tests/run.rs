@@ -2,9 +2,11 @@
 
 use std::io::Write;
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use support::{Proxy, Server, until};
+use support::{Fate, Proxy, Server, Toward, until};
 
 use crate::common::{Running, SOON, done, holdfast, holdfast_at, is_free, lives, say, until_gone, waiters};
 
@@ -161,6 +163,67 @@ fn a_broken_connection_is_a_lost_lock() {
     let done = run.done();
     assert_eq!(done.code, Some(75));
     assert!(done.err.contains("lost: disconnected"), "{}", done.err);
+    assert!(is_free(&server, "a"));
+}
+
+/// Deals so with the reply to the first request of this name; whether it has come.
+fn on_the_reply_to(proxy: &Proxy, command: &'static str, fate: Fate) -> Arc<AtomicBool> {
+    let come = Arc::new(AtomicBool::new(false));
+    let (seen, mut asked) = (come.clone(), false);
+    proxy.rule(move |toward, message| {
+        let names_it = message.windows(command.len()).any(|part| part == command.as_bytes());
+        asked |= toward == Toward::Server && names_it;
+        // All others that this program asks for are answered with something else than a number.
+        if !asked || toward == Toward::Server || !message.starts_with(b":") {
+            return Fate::Pass;
+        }
+        let first = !seen.swap(true, Ordering::SeqCst);
+        if first || fate == Fate::Hold { fate } else { Fate::Pass }
+    });
+    come
+}
+
+#[test]
+fn a_grant_that_is_late_begins_the_command_late() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let come = on_the_reply_to(&proxy, "LOCK.ACQUIRE", Fate::Hold);
+    let script = format!("redis-cli -p {} SET ran yes", server.port());
+    let url = format!("redis://{}", proxy.addr());
+    let run = Running::start(holdfast_at(&url).args(["run", "a", "--", "sh", "-c", &script]));
+    until(SOON, "the grant is on its way", || come.load(Ordering::SeqCst));
+    assert!(!is_free(&server, "a"));
+    assert_eq!(say::<i64>(&server, "EXISTS ran"), 0, "the program does not know that it has the lock");
+    proxy.pass();
+    let done = run.done();
+    assert_eq!(done.code, Some(0), "{}", done.err);
+    assert_eq!(say::<i64>(&server, "EXISTS ran"), 1);
+    assert!(is_free(&server, "a"));
+}
+
+#[test]
+fn a_grant_that_is_lost_on_the_way_runs_nothing_and_leaves_nothing_behind() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let come = on_the_reply_to(&proxy, "LOCK.ACQUIRE", Fate::Drop);
+    let url = format!("redis://{}", proxy.addr());
+    let done = done(holdfast_at(&url).args(["run", "a", "--", "echo", "ran"]));
+    assert!(come.load(Ordering::SeqCst), "the grant was lost");
+    assert_eq!((done.code, done.out.as_str()), (Some(69), ""), "{}", done.err);
+    assert!(done.err.contains(&proxy.addr().to_string()), "{}", done.err);
+    until(SOON, "the lock is free, long before its lease is over", || is_free(&server, "a"));
+}
+
+#[test]
+fn an_answer_to_the_release_that_is_lost_does_not_change_the_exit_code() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let come = on_the_reply_to(&proxy, "LOCK.RELEASE", Fate::Drop);
+    let url = format!("redis://{}", proxy.addr());
+    let done = done(holdfast_at(&url).args(["run", "a", "--", "sh", "-c", "exit 7"]));
+    assert!(come.load(Ordering::SeqCst), "the answer was lost");
+    assert_eq!(done.code, Some(7), "{}", done.err);
+    assert!(done.err.contains("the lock ends with this connection"), "{}", done.err);
     assert!(is_free(&server, "a"));
 }
 

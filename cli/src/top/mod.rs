@@ -121,7 +121,7 @@ async fn look(locks: &Locks, count: usize) -> Result<(Vec<Queue>, u64), Failure>
 }
 
 async fn granted(server: &mut Server) -> Result<u64, Failure> {
-    let info = server.info("holdfast").await.map_err(|error| failed(server, b"", &error))?;
+    let info = server.info(&["holdfast"]).await.map_err(|error| failed(server, b"", &error))?;
     let field = info.iter().find(|(name, _)| name == "holdfast_grants_queued");
     Ok(field.and_then(|(_, value)| value.parse().ok()).unwrap_or(0))
 }

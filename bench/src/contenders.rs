@@ -3,6 +3,7 @@
 //! A contender only makes requests and reads replies. Who sends them, when and over how many connections is the same code
 //! for all of them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -20,12 +21,20 @@ pub struct Lock {
     pub owner: String,
     /// How long it lasts without its owner.
     pub lease: Duration,
+    /// The session on whose behalf it is asked for, where the contender has one.
+    pub session: Option<Arc<str>>,
 }
 
 impl Lock {
     /// The lock `key` of client number `client`, under an owner of the length that Redisson's have.
     pub fn new(key: impl Into<String>, client: usize, lease: Duration) -> Self {
-        Self { key: key.into(), owner: format!("7b1f2f5e-3c55-4f0a-9d57-0d2c1a6be0f1:{client}"), lease }
+        let owner = format!("7b1f2f5e-3c55-4f0a-9d57-0d2c1a6be0f1:{client}");
+        Self { key: key.into(), owner, lease, session: None }
+    }
+
+    /// The number of the client that has an owner's name.
+    pub fn client_of(owner: &str) -> Option<usize> {
+        owner.rsplit_once(':')?.1.parse().ok()
     }
 
     fn lease_ms(&self) -> String {
@@ -51,6 +60,8 @@ pub enum Waiting {
     Polling(Duration),
     /// It listens to the lock's channel and asks again on each message, or when the holder's lease is over.
     Listening,
+    /// The server keeps the queue, and tells the client's session when the lock is there.
+    Told,
 }
 
 /// A way to lock.
@@ -87,6 +98,51 @@ pub trait Contender: Send {
     /// What has to be sent once before the first client can have the lock.
     fn seed(&self, _lock: &Lock) -> Option<Request> {
         None
+    }
+}
+
+/// The module, asked on behalf of a session: whoever waits hears of its grant by `LOCK.NEXT`, over another connection.
+pub struct Session;
+
+impl Session {
+    /// The name in tables.
+    pub const NAME: &'static str = "holdfast, sessions";
+    /// What a session sends again and again.
+    pub const NEXT: &'static str = "LOCK.NEXT WAIT 0";
+}
+
+impl Contender for Session {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn acquire(&self, lock: &Lock) -> Request {
+        Holdfast::PLAIN.acquire(lock)
+    }
+
+    fn wait(&self, lock: &Lock) -> Request {
+        let session = lock.session.as_deref().unwrap_or_default();
+        Holdfast::PLAIN.request(lock, &["WAIT", "0", "SESSION", session])
+    }
+
+    fn release(&self, lock: &Lock) -> Request {
+        Holdfast::PLAIN.release(lock)
+    }
+
+    fn answer(&self, reply: &Value) -> Result<Answer> {
+        match reply {
+            Value::SimpleString(waiting) if waiting == "WAITING" => Ok(Answer::Busy(None)),
+            Value::Int(_) => Holdfast::PLAIN.answer(reply),
+            other => unexpected(self.name(), "LOCK.ACQUIRE", other),
+        }
+    }
+
+    fn check_released(&self, reply: &Value) -> Result<()> {
+        Holdfast::PLAIN.check_released(reply)
+    }
+
+    fn waiting(&self) -> Waiting {
+        Waiting::Told
     }
 }
 
@@ -387,9 +443,14 @@ impl Contender for Ping {
 /// The floor of a hand-off: who pops the one element holds, and pushes it back for the next.
 pub struct List;
 
+impl List {
+    /// The name in tables.
+    pub const NAME: &'static str = "BLPOP+LPUSH";
+}
+
 impl Contender for List {
     fn name(&self) -> &'static str {
-        "BLPOP+LPUSH"
+        Self::NAME
     }
 
     fn acquire(&self, lock: &Lock) -> Request {

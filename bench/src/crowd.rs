@@ -1,13 +1,17 @@
 //! Many clients of one contender, each on a connection of its own, served by one thread.
 //!
+//! Clients with sessions (`LOCK.NEXT`) are tasks of processes: those of one process share a connection for their requests,
+//! which go out together once all that has arrived is dealt with, and one that tells them of their grants.
+//!
 //! A client is told to [`want`](Crowd::want) its lock and to [`release`](Crowd::release) it; what comes of it is told by
-//! [`next`](Crowd::next). Between the two the crowd waits as the contender does: by the server's queue, by polling, or by
-//! listening to the channel.
+//! [`next`](Crowd::next). Between the two the crowd waits as the contender does: by the server's queue, by polling, by
+//! listening to the channel, or by reading the events of a session.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -15,7 +19,8 @@ use mio::{Events, Interest, Poll, Token, net::TcpStream};
 use support::Random;
 use support::resp::{self, Replies, Request, Value};
 
-use crate::contenders::{Answer, Contender, Lock, Redisson, Waiting};
+use crate::alarm::Alarm;
+use crate::contenders::{Answer, Contender, Lock, Redisson, Session, Waiting};
 
 /// Redisson clients that wait are threads of at most so many processes; up to that number each is a process of its own.
 const PROCESSES: usize = 100;
@@ -86,6 +91,8 @@ struct Connection {
     stream: TcpStream,
     replies: Replies,
     unsent: Vec<u8>,
+    /// Whose requests have not been answered, in order; a process' own connection is nobody's.
+    asked: VecDeque<usize>,
 }
 
 /// Clients 0 to n-1 of one contender.
@@ -95,7 +102,12 @@ pub struct Crowd {
     events: Events,
     connections: Vec<Connection>,
     members: Vec<Member>,
+    /// Over so many connections go the requests of members; the processes' own connections follow.
+    requests: usize,
     processes: usize,
+    /// Connections whose requests go out together.
+    unflushed: Vec<usize>,
+    alarm: Alarm,
     subscriptions: HashMap<(usize, String), Subscription>,
     timers: BinaryHeap<Reverse<(Instant, usize, u64)>>,
     happened: VecDeque<Happened>,
@@ -105,16 +117,39 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// Connects one client for each lock.
+    /// Connects one client for each lock. Each is a process of its own, as far as that goes.
     pub fn connect(port: u16, contender: Box<dyn Contender>, locks: Vec<Lock>) -> Result<Self> {
         let processes = match contender.waiting() {
             Waiting::Listening => locks.len().min(PROCESSES),
-            Waiting::Queued | Waiting::Polling(_) => 0,
+            Waiting::Told | Waiting::Queued | Waiting::Polling(_) => locks.len(),
+        };
+        Self::of_processes(port, contender, locks, processes)
+    }
+
+    /// Connects one client for each lock; they are threads or tasks of so many processes, by turns.
+    pub fn of_processes(
+        port: u16,
+        contender: Box<dyn Contender>,
+        mut locks: Vec<Lock>,
+        processes: usize,
+    ) -> Result<Self> {
+        let (requests, processes) = match contender.waiting() {
+            Waiting::Listening => (locks.len(), processes),
+            Waiting::Told => (processes, processes),
+            Waiting::Queued | Waiting::Polling(_) => (locks.len(), 0),
         };
         let poll = Poll::new()?;
-        let connections = (0..locks.len() + processes)
-            .map(|index| Connection::open(port, &poll, index))
-            .collect::<Result<Vec<_>>>()?;
+        let alarm = Alarm::new(poll.registry(), Token(requests + processes))?;
+        let mut connections =
+            (0..requests).map(|index| Connection::open(port, &poll, index)).collect::<Result<Vec<_>>>()?;
+        for process in 0..processes {
+            let mut connection = Connection::open(port, &poll, requests + process)?;
+            if contender.waiting() == Waiting::Told {
+                let session: Arc<str> = connection.begin_session()?.into();
+                locks.iter_mut().skip(process).step_by(processes).for_each(|lock| lock.session = Some(session.clone()));
+            }
+            connections.push(connection);
+        }
         let member = |lock| Member { lock, state: State::Idle, refused: false, sleep: 0 };
         Ok(Self {
             contender,
@@ -122,7 +157,10 @@ impl Crowd {
             events: Events::with_capacity(1024),
             connections,
             members: locks.into_iter().map(member).collect(),
+            requests,
             processes,
+            unflushed: Vec::new(),
+            alarm,
             subscriptions: HashMap::new(),
             timers: BinaryHeap::new(),
             happened: VecDeque::new(),
@@ -146,18 +184,23 @@ impl Crowd {
     pub fn want(&mut self, client: usize) -> Result<()> {
         self.members[client].state = State::Asking;
         let request = self.contender.wait(&self.members[client].lock);
-        self.send(client, &request)?;
-        if self.contender.waiting() == Waiting::Queued {
+        self.ask(client, &request)?;
+        if matches!(self.contender.waiting(), Waiting::Queued | Waiting::Told) {
             self.happened.push_back(Happened::Waits(client));
         }
         Ok(())
+    }
+
+    /// The client, which has no lock and wants none, asks for the lock `key` from now on.
+    pub fn turn_to(&mut self, client: usize, key: &str) {
+        key.clone_into(&mut self.members[client].lock.key);
     }
 
     /// The client gives its lock back.
     pub fn release(&mut self, client: usize) -> Result<()> {
         self.members[client].state = State::Releasing;
         let request = self.contender.release(&self.members[client].lock);
-        self.send(client, &request)
+        self.ask(client, &request)
     }
 
     /// The next thing that happens, or `None` at the deadline.
@@ -170,8 +213,10 @@ impl Crowd {
             if now >= deadline {
                 return Ok(None);
             }
+            for connection in std::mem::take(&mut self.unflushed) {
+                self.connections[connection].flush()?;
+            }
             let until = self.timers.peek().map_or(deadline, |Reverse((at, ..))| deadline.min(*at));
-            // epoll counts in milliseconds; mio rounds up.
             self.wait_for_events(until.saturating_duration_since(now))?;
             self.ring_timers()?;
         }
@@ -179,7 +224,9 @@ impl Crowd {
 
     fn wait_for_events(&mut self, timeout: Duration) -> Result<()> {
         let mut events = std::mem::replace(&mut self.events, Events::with_capacity(0));
-        let polled = self.poll.poll(&mut events, Some(timeout));
+        // epoll itself counts in milliseconds.
+        self.alarm.set(timeout)?;
+        let polled = self.poll.poll(&mut events, None);
         if let Err(error) = polled
             && error.kind() != ErrorKind::Interrupted
         {
@@ -187,6 +234,10 @@ impl Crowd {
         }
         for event in &events {
             let connection = event.token().0;
+            if connection == self.connections.len() {
+                self.alarm.rang();
+                continue;
+            }
             if event.is_writable() {
                 self.connections[connection].flush()?;
             }
@@ -224,10 +275,13 @@ impl Crowd {
             self.traffic.bytes += length as u64;
             self.connections[connection].replies.feed(&self.chunk[..length]);
             while let Some(reply) = self.connections[connection].replies.next()? {
-                if connection < self.members.len() {
-                    self.replied(connection, &reply, at)?;
+                if connection < self.requests {
+                    let client = self.connections[connection].asked.pop_front();
+                    self.replied(client.context("a reply that nobody asked for")?, &reply, at)?;
+                } else if self.contender.waiting() == Waiting::Told {
+                    self.told(connection, &reply, at)?;
                 } else {
-                    self.pushed(connection - self.members.len(), reply)?;
+                    self.pushed(connection - self.requests, reply)?;
                 }
             }
             // A short read has emptied the socket; the next byte brings the next event.
@@ -238,6 +292,10 @@ impl Crowd {
     }
 
     fn replied(&mut self, client: usize, reply: &Value, at: Instant) -> Result<()> {
+        // The grant may have been told already, over the other connection.
+        if self.contender.waiting() == Waiting::Told && self.contender.answer(reply).is_ok_and(is_busy) {
+            return Ok(());
+        }
         match self.members[client].state {
             State::Asking => match self.contender.answer(reply)? {
                 Answer::Granted => self.granted(client, at),
@@ -267,7 +325,9 @@ impl Crowd {
             self.happened.push_back(Happened::Waits(client));
         }
         match self.contender.waiting() {
-            Waiting::Queued => bail!("{}: refused, and was to wait for ever", self.contender.name()),
+            Waiting::Queued | Waiting::Told => {
+                bail!("{}: refused, and was to wait for ever", self.contender.name())
+            }
             Waiting::Polling(pause) => {
                 // Our waiters come the moment that the lock changes hands. Left so, all would poll in step with it; a
                 // first pause of random length puts each where a waiter is that came at any moment.
@@ -300,7 +360,7 @@ impl Crowd {
     fn ask_again(&mut self, client: usize) -> Result<()> {
         self.members[client].state = State::Asking;
         let request = self.contender.acquire(&self.members[client].lock);
-        self.send(client, &request)
+        self.ask(client, &request)
     }
 
     fn process_of(&self, client: usize) -> usize {
@@ -354,7 +414,7 @@ impl Crowd {
     }
 
     fn send_of_process(&mut self, client: usize, command: &str, channel: &str) -> Result<()> {
-        self.send(self.members.len() + self.process_of(client), &Request::new(&[command, channel]))
+        self.send(self.requests + self.process_of(client), &Request::new(&[command, channel]))
     }
 
     /// Something came on the connection on which a process is subscribed.
@@ -382,11 +442,42 @@ impl Crowd {
         Ok(())
     }
 
+    /// Events of a session. It reads on at once.
+    fn told(&mut self, connection: usize, reply: &Value, at: Instant) -> Result<()> {
+        let Value::Array(events) = reply else { bail!("not a list of events: {reply:?}") };
+        for event in events {
+            let Value::Array(fields) = event else { bail!("not an event: {event:?}") };
+            let [kind, _, _, owner, ..] = fields.as_slice() else { bail!("not an event: {event:?}") };
+            let client = Lock::client_of(&resp::text(owner)?).context("an event of nobody")?;
+            if resp::text(kind)? != "granted" || self.members[client].state != State::Asking {
+                bail!("{event:?} for client {client}, which is {:?}", self.members[client].state);
+            }
+            self.granted(client, at)?;
+        }
+        self.send(connection, &Request::typed(Session::NEXT))
+    }
+
+    /// Sends a client's request.
+    fn ask(&mut self, client: usize, request: &Request) -> Result<()> {
+        let connection = client % self.requests;
+        self.connections[connection].asked.push_back(client);
+        self.send(connection, request)
+    }
+
     fn send(&mut self, connection: usize, request: &Request) -> Result<()> {
         self.traffic.requests += 1;
         self.traffic.bytes += request.bytes().len() as u64;
+        if connection < self.requests && self.requests < self.members.len() {
+            self.connections[connection].unsent.extend_from_slice(request.bytes());
+            self.unflushed.push(connection);
+            return Ok(());
+        }
         self.connections[connection].send(request.bytes())
     }
+}
+
+fn is_busy(answer: Answer) -> bool {
+    matches!(answer, Answer::Busy(_))
 }
 
 impl Connection {
@@ -397,7 +488,29 @@ impl Connection {
         stream.set_nonblocking(true)?;
         let mut stream = TcpStream::from_std(stream);
         poll.registry().register(&mut stream, Token(index), Interest::READABLE | Interest::WRITABLE)?;
-        Ok(Self { stream, replies: Replies::default(), unsent: Vec::new() })
+        Ok(Self { stream, replies: Replies::default(), unsent: Vec::new(), asked: VecDeque::new() })
+    }
+
+    /// Asks for the connection's name as a session, and reads its events from then on.
+    fn begin_session(&mut self) -> Result<String> {
+        self.send(Request::typed("LOCK.OWNER").bytes())?;
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let mut chunk = [0; 256];
+        let name = loop {
+            if let Some(reply) = self.replies.next()? {
+                break resp::text(&reply)?;
+            }
+            match self.stream.read(&mut chunk) {
+                Ok(0) => bail!("the server closed a session's connection"),
+                Ok(length) => self.replies.feed(&chunk[..length]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+                Err(error) => return Err(error).context("asking for a session's name"),
+            }
+        };
+        self.send(Request::typed(Session::NEXT).bytes())?;
+        Ok(name)
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<()> {

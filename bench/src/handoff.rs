@@ -22,18 +22,23 @@ const LEASE: Duration = Duration::from_secs(60);
 const WAITERS: [usize; 5] = [1, 10, 100, 1_000, 5_000];
 /// More threads than this tell more of Python than of the lock.
 const REDIS_PY_WAITERS: usize = 100;
-const FLOOR: &str = "BLPOP+LPUSH";
 
 /// What one contender did in one round.
 #[derive(Clone, Debug, Default)]
-struct Round {
-    per_second: f64,
-    times: Percentiles,
-    cpu_us: f64,
-    requests: f64,
-    bytes: f64,
-    overtaken: f64,
-    jain: f64,
+pub struct Round {
+    /// Hand-offs.
+    pub per_second: f64,
+    /// From the release to the next holder's reply.
+    pub times: Percentiles,
+    /// Microseconds of the server's main thread for a hand-off.
+    pub cpu_us: f64,
+    /// What the clients sent and received for each.
+    pub requests: f64,
+    pub bytes: f64,
+    /// How many of those who came earlier each grant passed over, on average.
+    pub overtaken: f64,
+    /// Jain's index over what each client got.
+    pub jain: f64,
 }
 
 /// A line of the result.
@@ -101,7 +106,7 @@ fn measure(settings: &Settings, program: &Program, server: &mut Running, waiters
             server.clear()?;
         }
     }
-    let floor = rounds.iter().find(|((_, name), _)| name == FLOOR).map(|(_, rounds)| rounds.clone());
+    let floor = rounds.iter().find(|((_, name), _)| name == List::NAME).map(|(_, rounds)| rounds.clone());
     Ok(rounds.into_iter().map(|((_, name), rounds)| row(program, waiters, name, &rounds, floor.as_deref())).collect())
 }
 
@@ -179,7 +184,8 @@ impl HotLock {
     }
 }
 
-fn round(server: &mut Running, contender: Box<dyn Contender>, waiters: usize, scale: &Scale) -> Result<Round> {
+/// Hands one lock round among one client more than `waiters`.
+pub fn round(server: &mut Running, contender: Box<dyn Contender>, waiters: usize, scale: &Scale) -> Result<Round> {
     let locks: Vec<_> = (0..=waiters).map(|client| Lock::new("hot", client, LEASE)).collect();
     if let Some(seed) = locks.first().and_then(|lock| contender.seed(lock)) {
         server.control.ask(&seed)?;
@@ -241,7 +247,7 @@ fn row(program: &Program, waiters: usize, name: String, rounds: &[Round], floor:
     let all = |rounds: &[Round], of: fn(&Round) -> f64| rounds.iter().map(of).collect::<Vec<_>>();
     let spread = |of: fn(&Round) -> f64| Spread::of(&all(rounds, of));
     let over_floor = |of: fn(&Round) -> f64| {
-        floor.filter(|_| name != FLOOR).map(|floor| Spread::of_ratios(&all(rounds, of), &all(floor, of)))
+        floor.filter(|_| name != List::NAME).map(|floor| Spread::of_ratios(&all(rounds, of), &all(floor, of)))
     };
     Row {
         server: program.label.clone(),
@@ -308,8 +314,12 @@ fn table(rows: &[Row]) -> Table {
 
 fn goals(rows: &[Row]) -> Vec<Goal> {
     let of = |row: &Row, what: &str, spread: &Option<Spread>| {
-        let what =
-            format!("{what} of a hand-off, {} waiters, holdfast / {FLOOR} ({})", whole(row.waiters as f64), row.server);
+        let what = format!(
+            "{what} of a hand-off, {} waiters, holdfast / {} ({})",
+            whole(row.waiters as f64),
+            List::NAME,
+            row.server
+        );
         spread.map(|spread| Goal::at_most(what, 1.1, spread))
     };
     let goals = |row: &Row| [of(row, "time", &row.p50_over_floor), of(row, "CPU", &row.cpu_over_floor)];

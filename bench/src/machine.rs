@@ -20,11 +20,11 @@ fn cores() -> &'static [usize] {
     })
 }
 
-fn pin(thread: libc::pid_t, core: usize) {
+fn pin(thread: libc::pid_t, cores: &[usize]) {
     // SAFETY: the set is a plain bit set for which all zeros is a value, and the kernel only reads it.
     unsafe {
         let mut set: libc::cpu_set_t = mem::zeroed();
-        libc::CPU_SET(core, &mut set);
+        cores.iter().for_each(|&core| libc::CPU_SET(core, &mut set));
         // It fails for a thread that has just ended, which then needs no core.
         libc::sched_setaffinity(thread, mem::size_of::<libc::cpu_set_t>(), &set);
     }
@@ -33,19 +33,25 @@ fn pin(thread: libc::pid_t, core: usize) {
 /// Keeps this thread, and those and the processes it will start, on the clients' core.
 pub fn pin_clients() {
     if let [_, clients, ..] = cores() {
-        pin(0, *clients);
+        pin(0, &[*clients]);
     }
 }
 
 /// Gives a server process the core that the clients do not use.
 pub fn pin_server(pid: u32) {
     let [servers, _, ..] = cores() else { return };
-    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return };
-    for entry in threads.flatten() {
-        if let Some(thread) = entry.file_name().to_str().and_then(|name| name.parse().ok()) {
-            pin(thread, *servers);
-        }
-    }
+    threads_of(pid).into_iter().for_each(|thread| pin(thread, &[*servers]));
+}
+
+/// Lets all threads of a server process but the main one use every core.
+pub fn free_helpers(pid: u32) {
+    let helpers = threads_of(pid).into_iter().filter(|thread| u32::try_from(*thread) != Ok(pid));
+    helpers.for_each(|thread| pin(thread, cores()));
+}
+
+fn threads_of(pid: u32) -> Vec<libc::pid_t> {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    threads.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
 /// Lets this thread run before the others of its core: so that a client's own load does not stand in the way of the client
@@ -77,6 +83,13 @@ pub fn allow_many_connections() {
             libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
         }
     }
+}
+
+/// How many bytes this process has allocated and not given back.
+pub fn allocated() -> usize {
+    // SAFETY: a plain call.
+    let info = unsafe { libc::mallinfo2() };
+    info.uordblks + info.hblkhd
 }
 
 /// What the figures were measured on.

@@ -1,6 +1,8 @@
 //! Holdfast beside what people use today, in one run, on the same servers, interleaved. See `bench/README.md`.
 
+mod alarm;
 mod client;
+mod clients;
 mod contenders;
 mod crash;
 mod crowd;
@@ -16,6 +18,8 @@ mod relay;
 mod replicas;
 mod report;
 mod server;
+mod service;
+mod sessions;
 mod settings;
 mod stats;
 mod worst;
@@ -29,14 +33,20 @@ use settings::{Settings, USAGE};
 
 type Section = fn(&Settings, &[Program]) -> Result<Findings>;
 
-const SECTIONS: [(&str, Section); 7] = [
+/// It takes as long as all others together: measured when it is named, and in the quick form.
+const WORST: &str = "worst";
+
+const SECTIONS: [(&str, Section); 10] = [
     ("pair", pair::run),
     ("handoff", handoff::run),
     ("crash", crash::run),
     ("memory", memory::run),
     ("neighbours", neighbours::run),
     ("replicas", replicas::run),
-    ("worst", worst::run),
+    ("sessions", sessions::run),
+    ("clients", clients::run),
+    ("service", service::run),
+    (WORST, worst::run),
 ];
 
 fn main() -> Result<()> {
@@ -68,6 +78,10 @@ fn chosen(settings: &Settings) -> Result<Vec<(&'static str, Section)>> {
     if let Some(unknown) = settings.sections.iter().find(|name| !SECTIONS.iter().any(|(known, _)| known == name)) {
         bail!("unknown section {unknown}\n{USAGE}");
     }
-    let wanted = |name: &str| settings.sections.is_empty() || settings.sections.iter().any(|wanted| wanted == name);
+    let by_itself = |name: &str| !settings.scale.judged || name != WORST;
+    let wanted = |name: &str| match settings.sections.as_slice() {
+        [] => by_itself(name),
+        sections => sections.iter().any(|wanted| wanted == name),
+    };
     Ok(SECTIONS.into_iter().filter(|(name, _)| wanted(name)).collect())
 }

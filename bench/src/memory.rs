@@ -15,7 +15,8 @@ use crate::report::{Findings, Table};
 use crate::server::{Program, Running, With};
 use crate::settings::{Scale, Settings};
 
-const LEASE: Duration = Duration::from_secs(600);
+/// Longer than anything is looked at.
+pub const LEASE: Duration = Duration::from_secs(600);
 
 /// A line of the result.
 #[derive(Serialize)]
@@ -61,7 +62,7 @@ fn measure(scale: &Scale, program: &Program) -> Result<Vec<Row>> {
 }
 
 /// A server of its own for every figure: what one leaves behind in the allocator is not the next one's.
-fn fresh(program: &Program) -> Result<Running> {
+pub fn fresh(program: &Program) -> Result<Running> {
     let mut server = Running::start(program, With::Module)?;
     server.lockers()?;
     Ok(server)
@@ -78,7 +79,8 @@ fn held(server: &mut Running, contender: &dyn Contender, scale: &Scale) -> Resul
     Ok((settled_memory(server, scale)? - before) / count as f64)
 }
 
-fn waiting(server: &mut Running, contender: Box<dyn Contender>, scale: &Scale) -> Result<f64> {
+/// Bytes of the server for a client that waits for a lock, beside its connection.
+pub fn waiting(server: &mut Running, contender: Box<dyn Contender>, scale: &Scale) -> Result<f64> {
     let count = scale.waiters;
     let first = Lock::new("hot", count, LEASE);
     // Held by a client that is not among the waiters; the list is empty as it is.
@@ -104,7 +106,7 @@ fn waiting(server: &mut Running, contender: Box<dyn Contender>, scale: &Scale) -
 }
 
 /// `used_memory` when it has stopped falling: the server gives the buffers of idle clients back bit by bit.
-fn settled_memory(server: &mut Running, scale: &Scale) -> Result<f64> {
+pub fn settled_memory(server: &mut Running, scale: &Scale) -> Result<f64> {
     let give_up = Instant::now() + 30 * scale.settling_step;
     let mut same = 0;
     let mut last: f64 = server.control.info("memory", "used_memory")?.parse()?;

@@ -39,6 +39,15 @@ pub enum With {
     Nothing,
 }
 
+/// How many threads read requests and write replies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Threads {
+    /// The main thread alone.
+    One,
+    /// A second one (`io-threads 2`), which may use the clients' core as well.
+    Two,
+}
+
 /// A running server and a connection to look at it.
 pub struct Running {
     /// The server.
@@ -51,6 +60,11 @@ pub struct Running {
 impl Running {
     /// Starts a server.
     pub fn start(program: &Program, with: With) -> Result<Self> {
+        Self::start_threaded(program, with, Threads::One)
+    }
+
+    /// Starts a server with so many threads for its clients.
+    pub fn start_threaded(program: &Program, with: With, threads: Threads) -> Result<Self> {
         // Measured is the daily work, not a rewrite of the AOF or a save that happens to begin.
         let mut builder = support::Server::builder()
             .program(&program.path)
@@ -63,8 +77,14 @@ impl Running {
         if with == With::Nothing {
             builder = builder.without_module();
         }
+        if threads == Threads::Two {
+            builder = builder.arg("io-threads", "2");
+        }
         let server = builder.try_start().map_err(anyhow::Error::msg)?;
         machine::pin_server(server.pid());
+        if threads == Threads::Two {
+            machine::free_helpers(server.pid());
+        }
         let control = Client::connect(server.port())?;
         Ok(Self { server, control, has_module: with != With::Nothing })
     }

@@ -7,13 +7,15 @@ use anyhow::{Context, Result, bail};
 
 /// What `bench` takes on its command line.
 pub const USAGE: &str = "\
-usage: bench [--quick] [--out DIR] [--server PROGRAM]... [--redis-py PYTHON] [--who NAME] [SECTION]...
+usage: bench [--quick] [--out DIR] [--server PROGRAM]... [--redis-py PYTHON] [--who NAME] [--million] [SECTION]...
   --quick            a minute of everything, judging no times; fails if something does not run
   --out DIR          where results go (default: bench/results, with --quick: target/bench-quick)
   --server PROGRAM   a server to measure on (default: redis-server)
   --redis-py PYTHON  a Python that has redis-py, to measure its Lock too
   --who NAME         only this one, in the sections pair and handoff: for a profile
-  SECTION            pair, handoff, crash, memory, neighbours, replicas, worst (default: all)";
+  --million          a million requests that wait, in place of 100,000, in the section sessions
+  SECTION            pair, handoff, crash, memory, neighbours, replicas, sessions, clients,
+                     service, worst (default: all but worst, with --quick: all)";
 
 /// What one run measures.
 #[derive(Clone, Debug)]
@@ -36,6 +38,7 @@ impl Settings {
     /// Reads the command line, without the program's name.
     pub fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self> {
         let mut quick = false;
+        let mut million = false;
         let mut out = None;
         let mut servers = Vec::new();
         let mut python = None;
@@ -45,6 +48,7 @@ impl Settings {
             let mut value = || arguments.next().map(PathBuf::from).with_context(|| format!("{argument} needs a value"));
             match argument.as_str() {
                 "--quick" => quick = true,
+                "--million" => million = true,
                 "--out" => out = Some(value()?),
                 "--server" => servers.push(value()?),
                 "--redis-py" => python = Some(value()?),
@@ -57,14 +61,11 @@ impl Settings {
             servers.push("redis-server".into());
         }
         let usual = if quick { "target/bench-quick" } else { "bench/results" };
-        Ok(Self {
-            scale: if quick { Scale::quick() } else { Scale::full() },
-            out: out.unwrap_or_else(|| support::workspace().join(usual)),
-            servers,
-            python,
-            who,
-            sections,
-        })
+        let mut scale = if quick { Scale::quick() } else { Scale::full() };
+        if million {
+            scale.session_waits = 1_000_000;
+        }
+        Ok(Self { scale, out: out.unwrap_or_else(|| support::workspace().join(usual)), servers, python, who, sections })
     }
 
     /// Whether to measure the one of this name.
@@ -112,6 +113,26 @@ pub struct Scale {
     pub replica_rounds: usize,
     /// Grants in each of them.
     pub replica_grants: usize,
+    /// Requests that wait on behalf of sessions.
+    pub session_waits: usize,
+    /// Rounds of the hand-offs that are told by events.
+    pub session_rounds: usize,
+    /// How long each contender hands off in a round.
+    pub session_window: Duration,
+    /// Rounds of the client for Rust beside raw commands.
+    pub client_rounds: usize,
+    /// Pairs that each makes in one round.
+    pub client_pairs: usize,
+    /// Rounds of many tasks of one process.
+    pub task_rounds: usize,
+    /// How many tasks those are.
+    pub tasks: usize,
+    /// So long all of them have at most to take a turn each.
+    pub task_limit: Duration,
+    /// Rounds of what a service sees.
+    pub service_rounds: usize,
+    /// How long each contender serves it in a round.
+    pub service_window: Duration,
     /// Rounds of each of the worst steps.
     pub worst_rounds: usize,
 }
@@ -137,6 +158,16 @@ impl Scale {
             watched_lease: Duration::from_secs(30),
             replica_rounds: 10,
             replica_grants: 1_000,
+            session_waits: 100_000,
+            session_rounds: 5,
+            session_window: Duration::from_millis(500),
+            client_rounds: 15,
+            client_pairs: 3_000,
+            task_rounds: 3,
+            tasks: 10_000,
+            task_limit: Duration::from_secs(10),
+            service_rounds: 3,
+            service_window: Duration::from_millis(800),
             worst_rounds: 3,
         }
     }
@@ -161,6 +192,16 @@ impl Scale {
             watched_lease: Duration::from_millis(1_500),
             replica_rounds: 2,
             replica_grants: 100,
+            session_waits: 5_000,
+            session_rounds: 1,
+            session_window: Duration::from_millis(100),
+            client_rounds: 1,
+            client_pairs: 200,
+            task_rounds: 1,
+            tasks: 500,
+            task_limit: Duration::from_secs(2),
+            service_rounds: 1,
+            service_window: Duration::from_millis(60),
             worst_rounds: 1,
         }
     }

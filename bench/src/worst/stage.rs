@@ -173,6 +173,25 @@ impl Stage {
         self.guests.drain(..).for_each(Raw::close);
     }
 
+    /// Connects a guest that is a session and waits for its events; its id.
+    pub fn session(&mut self) -> Result<String> {
+        let mut raw = Raw::connect(([127, 0, 0, 1], self.server.port()).into())?;
+        raw.send_bytes(Request::typed("LOCK.OWNER").bytes())?;
+        let id = resp::text(&raw.read()?)?;
+        raw.send_bytes(Request::typed("LOCK.NEXT WAIT 0").bytes())?;
+        self.guests.push(raw);
+        Ok(id)
+    }
+
+    /// Waits until so many keys are there.
+    pub fn has_keys(&mut self, count: usize) -> Result<()> {
+        let wanted = Value::Int(count.try_into()?);
+        if !eventually(PATIENCE, || self.order("DBSIZE").is_ok_and(|found| found == wanted)) {
+            bail!("there are not {count} keys, but {:?}", self.order("DBSIZE")?);
+        }
+        Ok(())
+    }
+
     /// Connects a guest, a client that waits for nothing, and has it send lines, each of which has to succeed.
     pub fn join(&mut self, lines: impl Iterator<Item = String>) -> Result<()> {
         let mut raw = Raw::connect(([127, 0, 0, 1], self.server.port()).into())?;

@@ -39,7 +39,7 @@ pub const IDLE: Scene = Scene { build: |_| Ok(()), step: |stage| Ok(stage.lasts(
 
 /// All of them.
 pub fn all() -> Vec<State> {
-    [several_keys(), searches(), crowds(), ends(), looks()].into_iter().flatten().collect()
+    [several_keys(), searches(), crowds(), sessions(), ends(), looks(), large()].into_iter().flatten().collect()
 }
 
 fn state(name: &'static str, module: Scene) -> State {
@@ -154,10 +154,28 @@ fn crowds() -> Vec<State> {
     ]
 }
 
+/// One connection waits for many locks, or holds them.
+fn sessions() -> Vec<State> {
+    let waits = |step| Scene { build: session_that_waits, step };
+    let holds = |step| Scene { build: session_that_holds, step };
+    let keys = |step| Scene { build: many_keys, step };
+    vec![
+        state("a session joins the queues of many locks", Scene { build: many_locks, step: join_all }),
+        state("it waits for all of them: its connection ends", waits(leave))
+            .beside("a connection with as many subscriptions ends", Scene { build: subscribed, step: connection_ends }),
+        state("the same: all fall free at once (FLUSHALL)", waits(flush_and_be_granted))
+            .beside("FLUSHALL of as many keys", keys(|stage| stage.step("FLUSHALL"))),
+        state("a session holds many locks: all are lost at once (FLUSHALL)", holds(flush_and_be_told)),
+        state("the same: all expire at once", Scene { build: session_whose_holds_expire, step: expire })
+            .beside("as many keys expire", Scene { build: keys_that_expire, step: expire }),
+    ]
+}
+
 /// Many holds end, or are renewed, at once.
 fn ends() -> Vec<State> {
     vec![
         state("one lock's many holders expire together", Scene { build: holders_that_expire, step: expire }),
+        state("the same, waited for", Scene { build: holders_that_expire_waited_for, step: expire }),
         state("many locks expire together", Scene { build: locks_that_expire, step: expire })
             .beside("as many keys do", Scene { build: keys_that_expire, step: expire }),
         state(
@@ -201,6 +219,43 @@ fn looks() -> Vec<State> {
     ]
 }
 
+/// Other clients have written locks, keys and fields as large as they like.
+fn large() -> Vec<State> {
+    let crowds = |step| Scene { build: written_crowds, step };
+    let long = |step| Scene { build: long_hash, step };
+    vec![
+        state(
+            "a hundred locks with many holders each, all written by others: MACQUIRE",
+            crowds(|stage| {
+                let keys = numbered("crowd", CROWDS);
+                stage.step(&format!("LOCK.MACQUIRE {CROWDS} {keys} v"))
+            }),
+        )
+        .beside(
+            "the same hashes: a script with HGETALL of each",
+            crowds(|stage| Ok(format!("{:?}", stage.script(READ_EACH, "crowd:", CROWDS)?))),
+        ),
+        state("the same, each waited for: LOCK.TOP COUNT 1000", Scene { build: waited_for_crowds, step: top_of_all }),
+        state(
+            "ACQUIRE of a key of 10 MB",
+            Scene { build: |_| Ok(()), step: |stage| long_key(stage, "LOCK.ACQUIRE # v") },
+        )
+        .beside("SET of one", Scene { build: |_| Ok(()), step: |stage| long_key(stage, "SET # v") }),
+        state("a lock with a foreign field of 10 MB: LOCK.INFO", long(|stage| stage.step("LOCK.INFO long")))
+            .beside("such a hash: HGETALL", long(|stage| stage.step("HGETALL long"))),
+    ]
+}
+
+/// How many locks with many holders others have written.
+const CROWDS: usize = 100;
+/// Holders of each: as many as a lock may have by default.
+const WRITTEN: usize = 2_500;
+/// The length of what is long.
+const LONG: usize = 10 << 20;
+
+const WRITE_CROWD: &str = "redis.call('hset', KEYS[1], '#limit', 100000) \
+     for i = 1, tonumber(ARGV[1]) do redis.call('hset', KEYS[1], 'h' .. i, 1, '#@h' .. i, '9223372036854775807:1') end";
+const READ_EACH: &str = "for i = 0, ARGV[1] - 1 do redis.call('hgetall', KEYS[1] .. i) end return ARGV[1]";
 const PUSH: &str = "for i = 1, tonumber(ARGV[1]) do redis.call('rpush', KEYS[1], i) end";
 const PUSH_EACH: &str = "for i = 0, ARGV[1] - 1 do redis.call('rpush', KEYS[1] .. i, i) end";
 const RELEASE_EACH: &str = "for i = 0, ARGV[1] - 1 do redis.call('lock.release', KEYS[1] .. i, 'holder') end";
@@ -379,6 +434,34 @@ fn holders_that_expire(stage: &mut Stage) -> Result<()> {
     shared(stage, "big", u32::try_from(build.as_millis())?)
 }
 
+fn holders_that_expire_waited_for(stage: &mut Stage) -> Result<()> {
+    holders_that_expire(stage)?;
+    stage.gather((0..10).map(|owner| format!("LOCK.ACQUIRE big v:{owner} WAIT 0")))
+}
+
+fn written_crowds(stage: &mut Stage) -> Result<()> {
+    let count = WRITTEN.min(stage.size.many);
+    (0..CROWDS).try_for_each(|crowd| stage.script(WRITE_CROWD, &format!("crowd:{crowd}"), count).map(drop))
+}
+
+fn waited_for_crowds(stage: &mut Stage) -> Result<()> {
+    written_crowds(stage)?;
+    stage.gather((0..CROWDS).map(|crowd| format!("LOCK.ACQUIRE crowd:{crowd} v WAIT 0")))?;
+    (0..CROWDS).try_for_each(|crowd| stage.order(&format!("HSET crowd:{crowd} h1 2")).map(drop))
+}
+
+fn top_of_all(stage: &mut Stage) -> Result<String> {
+    stage.step("LOCK.TOP COUNT 1000")
+}
+
+fn long_key(stage: &mut Stage, line: &str) -> Result<String> {
+    stage.step(&line.replace('#', &"k".repeat(LONG)))
+}
+
+fn long_hash(stage: &mut Stage) -> Result<()> {
+    stage.order(&format!("HSET long h 1 #mark {}", "x".repeat(LONG))).map(drop)
+}
+
 fn locks_that_expire(stage: &mut Stage) -> Result<()> {
     let count = stage.size.many;
     stage.order_all((0..count).map(|key| format!("LOCK.ACQUIRE l:{key} holder LEASE {LEASE}")))?;
@@ -456,6 +539,55 @@ fn connection_ends(stage: &mut Stage) -> Result<String> {
     stage.guests_leave();
     stage.all_are_told()?;
     Ok(stage.lasts(LONG_AFTERMATH))
+}
+
+fn many_keys(stage: &mut Stage) -> Result<()> {
+    let count = stage.size.many;
+    stage.order_all((0..count).map(|key| format!("SET k:{key} 1")))
+}
+
+fn many_locks(stage: &mut Stage) -> Result<()> {
+    let count = stage.size.many;
+    stage.order_all((0..count).map(|key| format!("LOCK.ACQUIRE s:{key} holder LEASE {LEASE}")))
+}
+
+fn join_all(stage: &mut Stage) -> Result<String> {
+    let (session, count) = (stage.session()?, stage.size.many);
+    stage.order_all((0..count).map(|key| format!("LOCK.ACQUIRE s:{key} v:{key} WAIT 0 SESSION {session}")))?;
+    Ok(String::new())
+}
+
+fn session_that_waits(stage: &mut Stage) -> Result<()> {
+    many_locks(stage)?;
+    join_all(stage).map(drop)
+}
+
+fn session_that_holds(stage: &mut Stage) -> Result<()> {
+    let (session, count) = (stage.session()?, stage.size.many);
+    stage.order_all((0..count).map(|key| format!("LOCK.ACQUIRE s:{key} h LEASE {LEASE} EPHEMERAL SESSION {session}")))
+}
+
+fn session_whose_holds_expire(stage: &mut Stage) -> Result<()> {
+    session_that_holds(stage)?;
+    let count = stage.size.many;
+    expires_together(stage, "s", count)
+}
+
+fn leave(stage: &mut Stage) -> Result<String> {
+    stage.guests_leave();
+    Ok(stage.lasts(LONG_AFTERMATH))
+}
+
+fn flush_and_be_granted(stage: &mut Stage) -> Result<String> {
+    let reply = stage.step("FLUSHALL")?;
+    stage.has_keys(stage.size.many)?;
+    Ok(reply)
+}
+
+fn flush_and_be_told(stage: &mut Stage) -> Result<String> {
+    let reply = stage.step("FLUSHALL")?;
+    stage.lasts(LONG_AFTERMATH);
+    Ok(reply)
 }
 
 fn fields(stage: &mut Stage) -> Result<()> {

@@ -1,0 +1,264 @@
+//! 10. As a service sees it: fifty clients that take a lock, work for a millisecond, and give it back.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use serde_json::json;
+use support::Random;
+
+use crate::contenders::{Contender, Holdfast, Lock, Redisson, Session, SetNx};
+use crate::crowd::{Crowd, Happened};
+use crate::figures::{micros, ratio, whole};
+use crate::report::{Findings, Table};
+use crate::server::{Program, Running, Threads, With};
+use crate::settings::{Scale, Settings};
+use crate::stats::{Percentiles, Spread, jain};
+
+const CLIENTS: usize = 50;
+const WORK: Duration = Duration::from_millis(1);
+/// Each client takes any of them in turn.
+const LOCKS: [usize; 3] = [1, 10, 1_000];
+const LEASE: Duration = Duration::from_secs(60);
+
+/// How the server was set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+struct Setup {
+    aof: bool,
+    io_threads: bool,
+}
+
+impl Setup {
+    /// Those that this server has.
+    fn of(program: &Program) -> impl Iterator<Item = Self> {
+        let threads = if program.label.starts_with("Valkey") { &[false, true][..] } else { &[false] };
+        threads.iter().flat_map(|&io_threads| [false, true].map(|aof| Self { aof, io_threads }))
+    }
+
+    fn name(self) -> &'static str {
+        match (self.io_threads, self.aof) {
+            (false, false) => "no persistence",
+            (false, true) => "AOF, synced every second",
+            (true, false) => "io-threads, no persistence",
+            (true, true) => "io-threads, AOF, synced every second",
+        }
+    }
+
+    fn start(self, program: &Program) -> Result<Running> {
+        let with = if self.aof { With::ModuleAndAof } else { With::Module };
+        Running::start_threaded(program, with, if self.io_threads { Threads::Two } else { Threads::One })
+    }
+}
+
+/// What one contender did in one round.
+struct Round {
+    pairs_per_second: f64,
+    times: Percentiles,
+    jain: f64,
+    cpu_us: f64,
+}
+
+/// A line of the result.
+#[derive(Serialize)]
+struct Row {
+    server: String,
+    setup: Setup,
+    locks: usize,
+    name: String,
+    pairs_per_second: Spread,
+    /// From the request for the lock to the reply or event that grants it.
+    p50_us: Spread,
+    p99_us: Spread,
+    p999_us: Spread,
+    /// Jain's index over how often each client had its turn.
+    jain: Spread,
+    /// Microseconds of the server's main thread for a pair.
+    cpu_us: Spread,
+    pairs_over_holdfast: Option<Spread>,
+    p99_over_holdfast: Option<Spread>,
+}
+
+/// Measures on each server in each setup.
+pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
+    let mut rows = Vec::new();
+    for program in programs {
+        for setup in Setup::of(program) {
+            let mut server = setup.start(program)?;
+            for locks in LOCKS {
+                let measured = measure(&settings.scale, program, setup, &mut server, locks);
+                rows.extend(measured.with_context(|| format!("{}, {}", program.label, setup.name()))?);
+            }
+        }
+    }
+    let alike = |a: &Row, b: &Row| a.server == b.server && a.setup == b.setup && a.locks == b.locks;
+    Ok(Findings {
+        section: "service",
+        tables: rows.chunk_by(alike).map(table).collect(),
+        goals: vec![],
+        plots: vec![],
+        data: json!({ "rounds": settings.scale.service_rounds, "rows": rows }),
+    })
+}
+
+fn measure(scale: &Scale, program: &Program, setup: Setup, server: &mut Running, locks: usize) -> Result<Vec<Row>> {
+    let mut rounds: Vec<(&str, Vec<Round>)> = Vec::new();
+    for number in 0..scale.service_rounds {
+        let mut contenders: Vec<Box<dyn Contender>> = vec![
+            Box::new(Holdfast::PLAIN),
+            Box::new(Session),
+            Box::new(Redisson::load(&mut server.control)?),
+            Box::new(SetNx::load(&mut server.control)?),
+        ];
+        if number == 0 {
+            rounds = contenders.iter().map(|contender| (contender.name(), Vec::new())).collect();
+        }
+        let first = number % contenders.len();
+        contenders.rotate_left(first);
+        for contender in contenders {
+            let name = contender.name();
+            let measured = round(scale, server, contender, locks).context(name)?;
+            if let Some((_, rounds)) = rounds.iter_mut().find(|(of, _)| *of == name) {
+                rounds.push(measured);
+            }
+            server.clear()?;
+        }
+    }
+    let holdfast = rounds.iter().find(|(name, _)| *name == Holdfast::PLAIN.name()).map(|(_, rounds)| rounds.as_slice());
+    Ok(rounds.iter().map(|(name, rounds)| row(program, setup, locks, name, rounds, holdfast.unwrap_or(&[]))).collect())
+}
+
+fn round(scale: &Scale, server: &mut Running, contender: Box<dyn Contender>, locks: usize) -> Result<Round> {
+    let own = (0..CLIENTS).map(|client| Lock::new("", client, LEASE)).collect();
+    let crowd = Crowd::connect(server.port(), contender, own)?;
+    let mut service = Service {
+        crowd,
+        locks,
+        random: Random::new(),
+        asked: vec![None; CLIENTS],
+        ends: BinaryHeap::new(),
+        times: Vec::new(),
+        turns: vec![0; CLIENTS],
+    };
+    for client in 0..CLIENTS {
+        service.ask(client)?;
+    }
+    service.go_on(Instant::now() + scale.service_window / 4)?;
+    service.times.clear();
+    service.turns.fill(0);
+    let (cpu, start) = (server.control.server_cpu()?, Instant::now());
+    service.go_on(start + scale.service_window)?;
+    let (seconds, now) = (start.elapsed().as_secs_f64(), Instant::now());
+    let cpu = server.control.server_cpu()? - cpu;
+    let pairs = service.turns.iter().sum::<u64>() as f64;
+    if pairs == 0.0 {
+        bail!("nobody had a turn in {seconds:.1} s");
+    }
+    // Whoever still waits has waited for so long at least.
+    service.times.extend(service.asked.iter().flatten().map(|asked| (now - *asked).as_secs_f64() * 1e6));
+    Ok(Round {
+        pairs_per_second: pairs / seconds,
+        jain: jain(&service.turns),
+        cpu_us: cpu * 1e6 / pairs,
+        times: Percentiles::of(&mut service.times),
+    })
+}
+
+struct Service {
+    crowd: Crowd,
+    locks: usize,
+    random: Random,
+    /// Since when a client waits.
+    asked: Vec<Option<Instant>>,
+    /// When holders have done their work.
+    ends: BinaryHeap<Reverse<(Instant, usize)>>,
+    times: Vec<f64>,
+    turns: Vec<u64>,
+}
+
+impl Service {
+    fn ask(&mut self, client: usize) -> Result<()> {
+        let lock = self.random.below(self.locks as u64);
+        self.crowd.turn_to(client, &format!("service:{lock}"));
+        self.asked[client] = Some(Instant::now());
+        self.crowd.want(client)
+    }
+
+    fn go_on(&mut self, until: Instant) -> Result<()> {
+        while Instant::now() < until {
+            let next = self.ends.peek().map_or(until, |Reverse((at, _))| until.min(*at));
+            match self.crowd.next(next)? {
+                Some(Happened::Granted(client, at)) => {
+                    let asked = self.asked[client].take().context("a grant that nobody asked for")?;
+                    self.times.push((at - asked).as_secs_f64() * 1e6);
+                    self.ends.push(Reverse((at + WORK, client)));
+                }
+                Some(Happened::Released(client)) => {
+                    self.turns[client] += 1;
+                    self.ask(client)?;
+                }
+                Some(Happened::Waits(_)) | None => {}
+            }
+            while let Some(Reverse((at, client))) = self.ends.peek().copied()
+                && at <= Instant::now()
+            {
+                self.ends.pop();
+                self.crowd.release(client)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn row(program: &Program, setup: Setup, locks: usize, name: &str, rounds: &[Round], holdfast: &[Round]) -> Row {
+    let all = |rounds: &[Round], of: fn(&Round) -> f64| rounds.iter().map(of).collect::<Vec<_>>();
+    let spread = |of: fn(&Round) -> f64| Spread::of(&all(rounds, of));
+    let over = |of: fn(&Round) -> f64| {
+        (name != Holdfast::PLAIN.name()).then(|| Spread::of_ratios(&all(rounds, of), &all(holdfast, of)))
+    };
+    Row {
+        server: program.label.clone(),
+        setup,
+        locks,
+        name: name.to_owned(),
+        pairs_per_second: spread(|r| r.pairs_per_second),
+        p50_us: spread(|r| r.times.p50),
+        p99_us: spread(|r| r.times.p99),
+        p999_us: spread(|r| r.times.p999),
+        jain: spread(|r| r.jain),
+        cpu_us: spread(|r| r.cpu_us),
+        pairs_over_holdfast: over(|r| r.pairs_per_second),
+        p99_over_holdfast: over(|r| r.times.p99),
+    }
+}
+
+fn table(rows: &[Row]) -> Table {
+    let title = rows.first().map_or_else(String::new, |row| {
+        let locks = if row.locks == 1 { "one lock".into() } else { format!("{} locks", whole(row.locks as f64)) };
+        format!("As a service sees it: {}, {}, {locks}", row.server, row.setup.name())
+    });
+    let note = format!(
+        "{CLIENTS} clients, one request at a time each: acquire any of the locks, {} ms of work, release. Times of the acquire; \
+         who waits at the end of a round counts with the time until then.",
+        WORK.as_millis()
+    );
+    let columns =
+        ["who", "pairs/s", "p50", "p99", "p99.9", "Jain", "server CPU", "pairs/s / holdfast", "p99 / holdfast"];
+    let mut table = Table::new(title, note, &columns);
+    for row in rows {
+        let over = |spread: &Option<Spread>| spread.as_ref().map_or_else(|| "1".to_owned(), ratio);
+        table.row(vec![
+            row.name.clone(),
+            whole(row.pairs_per_second.median),
+            micros(row.p50_us.median),
+            micros(row.p99_us.median),
+            micros(row.p999_us.median),
+            format!("{:.3}", row.jain.median),
+            micros(row.cpu_us.median),
+            over(&row.pairs_over_holdfast),
+            over(&row.p99_over_holdfast),
+        ]);
+    }
+    table
+}

@@ -1,6 +1,8 @@
 """A client of the lab in Python: locks, waits, renews and releases through redis-py, and writes down what it saw.
 
-usage: client.py sentinel|cluster HOST:PORT,... KEY-PREFIX nothing|wait|N THREADS SEED
+usage: client.py sentinel|cluster HOST:PORT,... KEY-PREFIX nothing|wait|N THREADS TIED SEED
+
+TIED threads more share a session, by way of Holdfast's own client.
 
 Works until its standard input is closed, then prints its record (the format is described in lab/src/record.rs).
 """
@@ -10,6 +12,7 @@ import sys
 import threading
 import time
 
+import holdfast
 import redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
@@ -21,6 +24,8 @@ PATIENCE = 2.0
 REPLICAS_TIMEOUT = 1_000_000
 WAIT_FOR_REPLICA = 50
 LONGEST_WAIT = 1500
+# What Holdfast's client allows for an answer, before it gives a connection up.
+TO_ANSWER = 5_000_000
 # Longer than any request may take, so that the client gives up by itself only where the server owes an answer.
 SOCKET_TIMEOUT = (LONGEST_WAIT + 1000) / 1000 + PATIENCE
 
@@ -67,6 +72,9 @@ class BySentinel:
     def forget(self):
         self.redis.connection_pool.disconnect()
 
+    def shared(self):
+        return self.redis
+
 
 class ByCluster:
     """A cluster; which node answers is the library's affair."""
@@ -85,6 +93,9 @@ class ByCluster:
                 startup_nodes=self.nodes, socket_timeout=SOCKET_TIMEOUT, socket_connect_timeout=1.0
             )
         return self.cluster.execute_command(*command), "-"
+
+    def shared(self):
+        return RedisCluster(startup_nodes=self.nodes, socket_timeout=SOCKET_TIMEOUT, socket_connect_timeout=1.0)
 
     def forget(self):
         if self.cluster is not None:
@@ -199,8 +210,79 @@ class Client:
         return None
 
 
+class Tied:
+    """A thread of a process with one session: it writes only while Holdfast's client says that it holds."""
+
+    def __init__(self, name, client, prefix, asks, long, rng, stop):
+        self.name = name
+        self.client = client
+        self.prefix = prefix
+        self.replicas = int(asks) if asks.isdigit() else 0
+        self.long = long
+        self.rng = rng
+        self.stop = stop
+        self.record = []
+        self.asked = 0
+
+    def note(self, *fields):
+        self.record.append("\t".join(str(field) for field in fields))
+
+    def run(self):
+        while not self.stop.is_set():
+            self.turn()
+
+    def turn(self):
+        self.asked += 1
+        if self.long:
+            key, limit = f"{self.prefix}long:{{{self.rng.randrange(6)}}}", 1
+        else:
+            name, count = self.rng.choice([("forced", 6), ("forced", 6), ("m", 4), ("rw", 2)])
+            key = f"{self.prefix}{name}:{{{self.rng.randrange(count)}}}"
+            limit = 0 if name == "rw" and self.rng.random() < 0.7 else 1
+        lock = holdfast.Lock(self.client, key, limit=limit, replicas=self.replicas, ephemeral=self.rng.random() < 0.2)
+        wait = self.rng.randrange(20, LONGEST_WAIT)
+        sent = now()
+        outcome = "failed"
+        try:
+            outcome = "granted" if lock.acquire(blocking_timeout=wait / 1000) else "refused"
+        except FAILED:
+            time.sleep(self.rng.uniform(0.005, 0.04))
+        finally:
+            self.note("Q", sent, wait * 1000 + TO_ANSWER, now(), outcome)
+        if outcome == "granted":
+            replied = now()
+            assurance = "replicas" if self.replicas else "plain"
+            limit = "shared" if limit == 0 else limit
+            # What is held beyond the reply is what the client says at each look.
+            self.note(
+                "G", self.asked, key, f"{self.name}-{self.asked}", limit, lock.fence, sent, sent, replied, 2000, "-", assurance
+            )
+            self.note("S", self.asked)
+            self.hold(lock, assurance)
+
+    def hold(self, lock, assurance):
+        until = now() + (self.rng.randrange(500_000, 4_500_000) if self.long else self.rng.randrange(2_000, 400_000))
+        seen = now()
+        while now() < until and not self.stop.is_set():
+            lock.lost.wait(self.rng.uniform(0.002, 0.04))
+            at = now()
+            try:
+                lock.check()
+            except holdfast.LockLost as lost:
+                self.note("T", self.asked, now(), lost.reason)
+                return
+            self.note("N", self.asked, at, seen, 2000, "-", assurance)
+            self.note("W", self.asked, at)
+            seen = at
+        self.note("E", self.asked, now())
+        try:
+            lock.release()
+        except FAILED:
+            pass
+
+
 def main():
-    kind, addresses, prefix, asks, threads, seed = sys.argv[1:]
+    kind, addresses, prefix, asks, threads, tied, seed = sys.argv[1:]
     addresses = [(host, int(port)) for host, port in (at.rsplit(":", 1) for at in addresses.split(","))]
     way = {"sentinel": BySentinel, "cluster": ByCluster}[kind]
     stop = threading.Event()
@@ -210,6 +292,11 @@ def main():
         clients.append(
             Client(f"py{seed}.{index}", way(list(addresses), rng), prefix, asks, index % 2 == 1, rng, stop)
         )
+    if int(tied):
+        shared = way(list(addresses), random.Random(seed)).shared()
+        for index in range(int(tied)):
+            rng = random.Random(f"tied {seed}-{index}")
+            clients.append(Tied(f"pytied{seed}.{index}", shared, prefix, asks, index % 2 == 1, rng, stop))
     workers = [threading.Thread(target=client.run, daemon=True) for client in clients]
     for worker in workers:
         worker.start()
@@ -221,7 +308,7 @@ def main():
     for number, client in enumerate(clients):
         for line in client.record:
             kind, *fields = line.split("\t")
-            if kind in "GNEW":
+            if kind in "GNEWST":
                 # One record for all threads: each has numbers of its own.
                 fields[0] = str(int(fields[0]) * 100 + number)
             print(kind, *fields, sep="\t")

@@ -11,12 +11,14 @@ pub enum Blow {
     Stop,
     /// Off the network, for peers and clients alike.
     Cut,
-    /// Cut off from its peers, but not from its clients: two masters for a while.
+    /// Cut off from its peers, but not from its clients: two masters for a while. What its peers send still reaches it.
     CutFromPeers,
+    /// The other direction: nothing of what its peers send reaches it, and what it sends reaches them.
+    Deaf,
 }
 
 /// All blows, in the order in which they are dealt.
-pub const BLOWS: [Blow; 4] = [Blow::CutFromPeers, Blow::Kill, Blow::Stop, Blow::Cut];
+pub const BLOWS: [Blow; 5] = [Blow::CutFromPeers, Blow::Kill, Blow::Stop, Blow::Deaf, Blow::Cut];
 
 impl Blow {
     /// Deals it to a server (`process`) of a node.
@@ -26,6 +28,7 @@ impl Blow {
             Blow::Stop => site.nodes[node].signal(process, "STOP"),
             Blow::Cut => site.nodes[node].cut(),
             Blow::CutFromPeers => site.cut_from_peers(node),
+            Blow::Deaf => site.deafen(node),
         }
     }
 
@@ -36,6 +39,7 @@ impl Blow {
             Blow::Stop => site.nodes[node].signal(process, "CONT"),
             Blow::Cut => site.nodes[node].join(),
             Blow::CutFromPeers => site.join_peers(node),
+            Blow::Deaf => site.hear(node),
         }
     }
 }

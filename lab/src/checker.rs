@@ -8,6 +8,8 @@ use std::fmt;
 
 use crate::history::{Assurance, Epoch, Fault, Grant, History, Hold, Limit, Micros, Outcome, Request, Span};
 
+mod losses;
+
 /// How much later than allowed an answer may come on a busy machine before it counts as lost.
 pub const PATIENCE: Micros = 2_000_000;
 
@@ -71,6 +73,37 @@ pub enum Violation {
         /// When it was sent.
         sent: Micros,
     },
+    /// A tied hold was broken or ran out, and its client, whose session lived, was not told in time.
+    LossNotTold {
+        /// The lock.
+        key: String,
+        /// Who held it.
+        owner: String,
+        /// When it was lost.
+        at: Micros,
+        /// When its client was told, if it was.
+        told: Option<Micros>,
+    },
+    /// A client was told that its lock had been broken, and nobody had broken it.
+    ToldOfNothing {
+        /// The lock.
+        key: String,
+        /// Who holds it.
+        owner: String,
+        /// When.
+        at: Micros,
+    },
+    /// A client wrote under a hold of which it had been told that it is lost.
+    WroteAfterTold {
+        /// The lock.
+        key: String,
+        /// Who wrote.
+        owner: String,
+        /// When it had been told.
+        told: Micros,
+        /// When it wrote.
+        at: Micros,
+    },
     /// A lock whose holder vanished could not be had again in time.
     NotHadAgain {
         /// The lock.
@@ -104,6 +137,18 @@ impl fmt::Display for Violation {
             Violation::NeverEnded { sent } => {
                 write!(f, "a request sent at {sent} µs never came to an end")
             }
+            Violation::LossNotTold { key, owner, at, told: Some(told) } => {
+                write!(f, "{owner} lost {key} at {at} µs, and was told as late as {told} µs")
+            }
+            Violation::LossNotTold { key, owner, at, told: None } => {
+                write!(f, "{owner} lost {key} at {at} µs, and was never told")
+            }
+            Violation::ToldOfNothing { key, owner, at } => {
+                write!(f, "{owner} was told at {at} µs that {key} had been broken, and nobody had")
+            }
+            Violation::WroteAfterTold { key, owner, told, at } => {
+                write!(f, "{owner} wrote under {key} at {at} µs, told at {told} µs that it was lost")
+            }
             Violation::NotHadAgain { key } => {
                 write!(f, "{key} could not be had again after healing")
             }
@@ -124,6 +169,12 @@ pub struct Verdict {
     pub writes_refused: u64,
     /// Writes that it took.
     pub writes_taken: u64,
+    /// Holds that were tied to a session.
+    pub tied: u64,
+    /// Losses of which their clients were told.
+    pub told: u64,
+    /// Of these, those of a lock that somebody had broken: the longest time from the break until its client knew.
+    pub told_within: Option<Micros>,
 }
 
 impl Verdict {
@@ -149,6 +200,7 @@ pub fn check(history: &History) -> Verdict {
     check_store(history, &mut verdict);
     check_waits(history, &mut verdict);
     check_probes(history, &mut verdict);
+    losses::check(history, &mut verdict);
     verdict
 }
 
@@ -422,6 +474,9 @@ fn check_probes(history: &History, verdict: &mut Verdict) {
     }
 }
 
+#[cfg(test)]
+#[path = "checker/losses_tests.rs"]
+mod losses_tests;
 #[cfg(test)]
 #[path = "checker_tests.rs"]
 mod tests;

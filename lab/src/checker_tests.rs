@@ -83,7 +83,7 @@ fn judge(plans: &[Plan]) -> Verdict {
     check(&history(plans))
 }
 
-fn kinds(verdict: &Verdict) -> Vec<&'static str> {
+pub(super) fn kinds(verdict: &Verdict) -> Vec<&'static str> {
     verdict
         .violations
         .iter()
@@ -96,6 +96,9 @@ fn kinds(verdict: &Verdict) -> Vec<&'static str> {
             Violation::LostWaiter { .. } => "lost",
             Violation::NeverEnded { .. } => "never",
             Violation::NotHadAgain { .. } => "again",
+            Violation::LossNotTold { .. } => "not told",
+            Violation::ToldOfNothing { .. } => "told of nothing",
+            Violation::WroteAfterTold { .. } => "wrote after",
         })
         .collect()
 }

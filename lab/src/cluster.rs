@@ -8,49 +8,89 @@ use fastrand::Rng;
 use crate::blow::BLOWS;
 use crate::checker::check;
 use crate::client::Asks;
-use crate::engine::Result;
+use crate::engine::{Equipment, Result};
 use crate::failover::{LONGEST_LEASE, ORPHAN_LEASE, abandon, have_again};
 use crate::load::{Crew, Load, keys_of};
 use crate::options::Options;
 use crate::report::Row;
-use crate::shards::Shards;
+use crate::shards::{Moves, Shards};
 use crate::tally::Tally;
 
 /// Blows under one load; each after some moves of slots.
 const BATCH: usize = 8;
 const MOVES_BEFORE_A_BLOW: usize = 3;
 
-/// Moves of slots alone, then moves and blows by turns.
+/// A cluster, and what is done to it.
+struct Plan {
+    name: &'static str,
+    equipment: Equipment,
+    moves: Moves,
+    /// Moves of slots alone, before moves and blows by turns.
+    moves_alone: bool,
+    blows: bool,
+}
+
+/// On the image's server slots move key by key, on Valkey 9.1 in one piece. The short form does half of it on each.
 pub fn run(options: &Options) -> Vec<Row> {
-    let title = "Cluster, slots moved and masters failed";
-    match run_batches(options) {
-        Ok((moved, failed)) => vec![moved.row("Cluster, slots moved"), failed.row(title)],
-        Err(why) => vec![Row::not_run(title, why)],
-    }
+    let plans = [
+        Plan {
+            name: "Cluster",
+            equipment: Equipment::default(),
+            moves: Moves::KeyByKey,
+            moves_alone: !options.short,
+            blows: true,
+        },
+        Plan {
+            name: "Cluster on Valkey 9.1, whole slots",
+            equipment: Equipment::valkey_9_1(),
+            moves: Moves::Whole,
+            moves_alone: true,
+            blows: !options.short,
+        },
+    ];
+    let options = Options { budget: options.budget / plans.len() as u32, ..options.clone() };
+    plans.iter().flat_map(|plan| plan.rows(&options)).collect()
 }
 
 fn crews() -> [Crew; 2] {
-    let crew = |prefix: &str, asks| Crew { prefix: prefix.to_owned(), asks, short: 4, long: 3, python: 2 };
+    let crew = |prefix: &str, asks| Crew { prefix: prefix.to_owned(), asks, short: 4, long: 3, python: 2, tied: 2 };
     [crew("plain:", Asks::Nothing), crew("safe:", Asks::Replicas(1))]
 }
 
-fn run_batches(options: &Options) -> Result<(Tally, Tally)> {
-    let begun = Instant::now();
-    let shards = Shards::start(options)?;
-    let mut rng = Rng::with_seed(options.seed);
-    let (mut moved, mut failed) = (Tally::default(), Tally::default());
-    loop {
-        let batch_begun = Instant::now();
-        let moves = Batch::moves(batch_begun + options.budget / 4);
-        let blows = Batch::blows(begun + options.budget);
-        if moves.run_into(&mut moved, &shards, &mut rng, options).is_break()
-            || blows.run_into(&mut failed, &shards, &mut rng, options).is_break()
-        {
-            return Ok((moved, failed));
+impl Plan {
+    fn rows(&self, options: &Options) -> Vec<Row> {
+        match self.run_batches(options) {
+            Ok((moved, failed)) => {
+                let moved = moved.row(&format!("{}, moved", self.name));
+                let failed = failed.row(&format!("{}, moved and masters failed", self.name));
+                [(self.moves_alone, moved), (self.blows, failed)]
+                    .into_iter()
+                    .filter_map(|(wanted, row)| wanted.then_some(row))
+                    .collect()
+            }
+            Err(why) => vec![Row::not_run(self.name, why)],
         }
-        eprintln!("cluster: {} moves, {} failovers, {}", moved.moves + failed.moves, failed.faults, failed.summary());
-        if begun.elapsed() + batch_begun.elapsed() / 2 > options.budget {
-            return Ok((moved, failed));
+    }
+
+    fn run_batches(&self, options: &Options) -> Result<(Tally, Tally)> {
+        let begun = Instant::now();
+        let shards = Shards::start(self.equipment.clone(), self.moves, options)?;
+        let mut rng = Rng::with_seed(options.seed);
+        let (mut moved, mut failed) = (Tally::default(), Tally::default());
+        loop {
+            let batch_begun = Instant::now();
+            let moves = Batch::moves(batch_begun + options.budget / 4);
+            let blows = Batch::blows(begun + options.budget);
+            if (self.moves_alone && moves.run_into(&mut moved, &shards, &mut rng, options).is_break())
+                || (self.blows && blows.run_into(&mut failed, &shards, &mut rng, options).is_break())
+            {
+                return Ok((moved, failed));
+            }
+            let name = self.name;
+            eprintln!("{name}: {} moves, {} failovers", moved.moves + failed.moves, failed.faults);
+            if begun.elapsed() + batch_begun.elapsed() / 2 > options.budget {
+                return Ok((moved, failed));
+            }
         }
     }
 }

@@ -6,15 +6,15 @@
 
 use std::fmt;
 use std::fs;
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{self, Command, Output};
+use std::process::{self, Child, Command, Output, Stdio};
 use std::time::Duration;
 
 use redis::Connection;
 
 use crate::clock::until;
-use crate::options::Options;
+use crate::options::{Options, workspace};
 
 /// What kept a scenario from being run.
 #[derive(Debug)]
@@ -43,6 +43,41 @@ pub type Result<T> = std::result::Result<T, Trouble>;
 
 /// Where the module lies inside a container.
 pub const MODULE: &str = "/holdfast/libholdfast.so";
+/// Where an older build of it lies, if one was asked for.
+pub const OLD_MODULE: &str = "/holdfast/old.so";
+/// Where another server than the image's lies.
+const SERVER: &str = "/holdfast/server";
+
+/// What the containers of a site have that the image has not.
+#[derive(Clone, Debug, Default)]
+pub struct Equipment {
+    /// Another server: a program that the image's C library can run.
+    pub server: Option<PathBuf>,
+    /// An older build of the module.
+    pub old_module: Option<PathBuf>,
+}
+
+impl Equipment {
+    /// The Valkey 9.1 that `scripts/servers` has unpacked.
+    pub fn valkey_9_1() -> Equipment {
+        let server = Some(workspace().join(".servers/valkey-9.1/bin/valkey-server"));
+        Equipment { server, ..Equipment::default() }
+    }
+
+    /// What is to be mounted, and where.
+    fn mounts(&self) -> Result<Vec<String>> {
+        let mount = |(file, place): (&PathBuf, &str)| {
+            let file = fs::canonicalize(file).map_err(|why| Trouble(format!("{}: {why}", file.display())))?;
+            Ok(format!("{}:{place}:ro", file.display()))
+        };
+        let server = self.server.iter().map(|file| (file, SERVER));
+        server.chain(self.old_module.iter().map(|file| (file, OLD_MODULE))).map(mount).collect()
+    }
+
+    fn program(&self) -> &'static str {
+        if self.server.is_some() { SERVER } else { "redis-server" }
+    }
+}
 
 /// The longest that a container lives, whatever happens to the lab: a backstop, not a plan.
 const LONGEST_LIFE: &str = "7200";
@@ -57,6 +92,7 @@ const LAST_LINES: usize = 12;
 pub struct Site {
     network: String,
     folder: PathBuf,
+    equipment: Equipment,
     /// The nodes, in the order of their addresses.
     pub nodes: Vec<Node>,
 }
@@ -70,16 +106,18 @@ pub struct Node {
     pub ip: String,
     init: String,
     folder: PathBuf,
+    program: &'static str,
 }
 
 impl Site {
     /// Makes a network and `size` containers on it, in which nothing runs yet.
-    pub fn new(purpose: &str, size: usize, options: &Options) -> Result<Site> {
+    pub fn new(purpose: &str, size: usize, equipment: Equipment, options: &Options) -> Result<Site> {
         let name = format!("holdfast-lab-{}-{purpose}", process::id());
         let subnet = make_network(&name)?;
         let mut site = Site {
             folder: std::env::temp_dir().join(format!("lab-{}-{purpose}", process::id())),
             network: name,
+            equipment,
             nodes: Vec::new(),
         };
         fs::create_dir_all(&site.folder)?;
@@ -97,15 +135,20 @@ impl Site {
         let name = format!("{}-{index}", self.network);
         let folder = self.folder.join(index.to_string());
         fs::create_dir_all(&folder)?;
-        docker(&[
+        let user = rustix::process::getuid().as_raw().to_string();
+        let (label, shared) = (label(), format!("{}:/lab", folder.display()));
+        let module = format!("{}:{MODULE}:ro", module.display());
+        let mut command = vec![
             "run",
             "--detach",
             "--rm",
             "--init",
+            // The image's own asks a server that the lab starts, stops and freezes as it likes.
+            "--no-healthcheck",
             "--name",
             &name,
             "--label",
-            &label(),
+            &label,
             "--network",
             &self.network,
             "--ip",
@@ -116,45 +159,55 @@ impl Site {
             "100",
             // So that both sides can read and remove what the other wrote into the shared folder.
             "--user",
-            &rustix::process::getuid().as_raw().to_string(),
+            &user,
             "--volume",
-            &format!("{}:{MODULE}:ro", module.display()),
+            &module,
             "--volume",
-            &format!("{}:/lab", folder.display()),
-            "--entrypoint",
-            "sleep",
-            image,
-            LONGEST_LIFE,
-        ])?;
+            &shared,
+        ];
+        let mounts = self.equipment.mounts()?;
+        command.extend(mounts.iter().flat_map(|mount| ["--volume", mount]));
+        command.extend(["--entrypoint", "sleep", image, LONGEST_LIFE]);
+        docker(&command)?;
         let init = docker(&["inspect", "--format", "{{.State.Pid}}", &name])?;
-        Ok(Node { name, network: self.network.clone(), ip: ip.to_owned(), init, folder })
+        let program = self.equipment.program();
+        Ok(Node { name, network: self.network.clone(), ip: ip.to_owned(), init, folder, program })
     }
 
-    /// Cuts one node off from all other nodes, but not from clients.
+    /// Lets nothing of what one node sends reach the others. Clients reach it.
     pub fn cut_from_peers(&self, cut: usize) -> Result<()> {
-        self.peers(cut, "add")
+        self.peers_of(cut).try_for_each(|peer| self.nodes[cut].black_hole("add", peer))
     }
 
     /// Ends [`Site::cut_from_peers`].
     pub fn join_peers(&self, cut: usize) -> Result<()> {
-        self.peers(cut, "del")
+        self.peers_of(cut).try_for_each(|peer| self.nodes[cut].black_hole("del", peer))
     }
 
-    fn peers(&self, cut: usize, verb: &str) -> Result<()> {
-        for (index, peer) in self.nodes.iter().enumerate() {
-            if index != cut {
-                let to = format!("{}/32", peer.ip);
-                self.nodes[cut].inside(&["--net"], &["ip", "route", verb, "blackhole", &to])?;
-            }
-        }
-        Ok(())
+    /// Lets nothing of what the others send reach one node. Clients reach it.
+    pub fn deafen(&self, deaf: usize) -> Result<()> {
+        self.peers_of(deaf).try_for_each(|peer| peer.black_hole("add", &self.nodes[deaf]))
+    }
+
+    /// Ends [`Site::deafen`].
+    pub fn hear(&self, deaf: usize) -> Result<()> {
+        self.peers_of(deaf).try_for_each(|peer| peer.black_hole("del", &self.nodes[deaf]))
+    }
+
+    fn peers_of(&self, node: usize) -> impl Iterator<Item = &Node> {
+        self.nodes.iter().enumerate().filter(move |(index, _)| *index != node).map(|(_, peer)| peer)
+    }
+
+    /// Makes the network of every node a bad one, until what this returns is dropped.
+    pub fn bad_network(&self, weather: Weather, seed: u64) -> Result<Vec<BadNetwork>> {
+        self.nodes.iter().zip(seed..).map(|(node, seed)| node.bad_network(weather, seed)).collect()
     }
 }
 
 impl Drop for Site {
     fn drop(&mut self) {
         for node in &self.nodes {
-            let _ = docker(&["rm", "--force", &node.name]);
+            let _ = docker(&["rm", "--force", "--volumes", &node.name]);
         }
         let _ = docker(&["network", "rm", &self.network]);
         if std::env::var_os("LAB_KEEP").is_none() {
@@ -172,7 +225,7 @@ impl Node {
         fs::write(self.folder.join(format!("{process}.conf")), common + configuration)?;
         let _ = fs::remove_file(self.folder.join(format!("{process}.pid")));
         let file = format!("/lab/{process}.conf");
-        let mut command = vec!["exec", &self.name, "redis-server", &file];
+        let mut command = vec!["exec", &self.name, self.program, &file];
         command.extend(flags);
         docker(&command)?;
         let pid_file = self.folder.join(format!("{process}.pid"));
@@ -197,6 +250,29 @@ impl Node {
     /// Ends [`Node::cut`], under the old address.
     pub fn join(&self) -> Result<()> {
         docker(&["network", "connect", "--ip", &self.ip, &self.network, &self.name]).map(drop)
+    }
+
+    fn black_hole(&self, verb: &str, to: &Node) -> Result<()> {
+        self.inside(&["--net"], &["ip", "route", verb, "blackhole", &format!("{}/32", to.ip)])
+    }
+
+    fn bad_network(&self, weather: Weather, seed: u64) -> Result<BadNetwork> {
+        let script = workspace().join("lab/net/bad_network.py");
+        let numbers = [weather.loss_percent, weather.delay_ms, weather.jitter_ms].map(|number| number.to_string());
+        let mut child = Command::new("nsenter")
+            .args(["--target", &self.init, "--net", "--", "python3"])
+            .arg(script)
+            .args(numbers)
+            .arg(seed.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let mut line = String::new();
+        if let Some(output) = child.stdout.take() {
+            BufReader::new(output).read_line(&mut line)?;
+        }
+        let network = BadNetwork { child };
+        if line.trim() == "ready" { Ok(network) } else { Err(Trouble("the network can't be made a bad one".into())) }
     }
 
     /// A connection for the lab itself, which gives up soon.
@@ -236,6 +312,30 @@ impl Node {
         let mut nsenter = Command::new("nsenter");
         nsenter.args(["--target", &self.init]).args(namespaces);
         run(nsenter.arg("--").args(command)).map(drop)
+    }
+}
+
+/// What a bad network does to each packet that leaves a node.
+#[derive(Clone, Copy, Debug)]
+pub struct Weather {
+    /// How many in a hundred are lost.
+    pub loss_percent: u32,
+    /// How late the others come.
+    pub delay_ms: u32,
+    /// By how much more or less than that, so that one overtakes the other.
+    pub jitter_ms: u32,
+}
+
+/// The network of a node is a bad one while this lives.
+pub struct BadNetwork {
+    child: Child,
+}
+
+impl Drop for BadNetwork {
+    fn drop(&mut self) {
+        // Closing its input tells it to put the network right.
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
     }
 }
 

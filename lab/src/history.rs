@@ -10,6 +10,9 @@ pub type Micros = u64;
 /// A server rounds its clock down to milliseconds, so a lease may end this much before the client expects it.
 pub const LEASE_MARGIN: Micros = 2_000;
 
+/// So long after it was sent a request without an answer may still be carried out.
+const UNANSWERED: Micros = 10_000_000;
+
 /// How sure a client could be, when it began to hold, that a failover would not lose the grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Assurance {
@@ -92,8 +95,55 @@ pub enum Event {
         /// When.
         at: Micros,
     },
+    /// Hold `hold` is tied to a session: its client will be told if it is lost.
+    Tied {
+        /// Which hold.
+        hold: u64,
+    },
+    /// The client was told that hold `hold` is lost.
+    Told {
+        /// Which hold.
+        hold: u64,
+        /// When it had been told.
+        at: Micros,
+        /// Why, as it was told.
+        why: Loss,
+    },
+    /// A lock was broken (`LOCK.FORCE`), whoever held it.
+    Broke(Break),
     /// A request and its end.
     Request(Request),
+}
+
+/// Why a hold was lost, as a session is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Its lease ran out.
+    Expired,
+    /// Somebody broke the lock.
+    Forced,
+    /// Another command changed the key, or the server has it no more.
+    Changed,
+    /// The session's connection ended, or nobody could say in time whether the hold lives on.
+    Disconnected,
+}
+
+/// A lock that somebody broke.
+#[derive(Clone, Debug)]
+pub struct Break {
+    /// The lock.
+    pub key: String,
+    /// When that was asked for.
+    pub sent: Micros,
+    /// When the server had done it; `None`: it did not say whether it has.
+    pub replied: Option<Micros>,
+}
+
+impl Break {
+    /// By then it was done, if it was.
+    pub fn done_by(&self) -> Micros {
+        self.replied.unwrap_or(self.sent + UNANSWERED)
+    }
 }
 
 /// A grant.
@@ -156,6 +206,12 @@ pub struct Hold {
     pub grant: Grant,
     /// When it counted as held.
     pub spans: Vec<Span>,
+    /// Whether it was tied to a session.
+    pub tied: bool,
+    /// When its client was told that it is lost, and why.
+    pub told: Option<(Micros, Loss)>,
+    /// When its client gave it back or gave it up.
+    pub ended: Option<Micros>,
 }
 
 impl Hold {
@@ -167,7 +223,7 @@ impl Hold {
             assurance: grant.assurance,
         };
         let spans = if span.from < span.until { vec![span] } else { vec![] };
-        Hold { grant, spans }
+        Hold { grant, spans, tied: false, told: None, ended: None }
     }
 
     fn renewed(&mut self, span: Span) {
@@ -186,6 +242,11 @@ impl Hold {
     }
 
     fn ended(&mut self, at: Micros) {
+        self.ended = Some(self.ended.map_or(at, |ended| ended.min(at)));
+        self.over_at(at);
+    }
+
+    fn over_at(&mut self, at: Micros) {
         for span in &mut self.spans {
             span.until = span.until.min(at);
         }
@@ -263,9 +324,22 @@ pub struct History {
     pub local_faults: Vec<LocalFault>,
     /// All attempts to have an abandoned lock again.
     pub probes: Vec<Probe>,
+    /// All locks that were broken.
+    pub breaks: Vec<Break>,
 }
 
 impl History {
+    /// A hold whose lock was broken is none from then on, whatever its client knows: to be called when all is added.
+    pub fn end_broken_holds(&mut self) {
+        for broken in &self.breaks {
+            for hold in self.holds.iter_mut().filter(|hold| hold.grant.key == broken.key) {
+                if hold.grant.began <= broken.done_by() {
+                    hold.over_at(broken.sent);
+                }
+            }
+        }
+    }
+
     /// All faults, whatever they concern.
     pub fn all_faults(&self) -> impl Iterator<Item = &Fault> {
         let local = self.local_faults.iter().map(|local| &local.fault);
@@ -312,6 +386,18 @@ impl History {
                     self.writes.push(Write { at, hold });
                 }
             }
+            Event::Tied { hold } => {
+                if let Some(&hold) = index.get(&hold) {
+                    self.holds[hold].tied = true;
+                }
+            }
+            Event::Told { hold, at, why } => {
+                if let Some(&hold) = index.get(&hold) {
+                    self.holds[hold].told = Some((at, why));
+                    self.holds[hold].over_at(at);
+                }
+            }
+            Event::Broke(broken) => self.breaks.push(broken),
             Event::Request(request) => self.requests.push(request),
         }
     }

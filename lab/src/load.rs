@@ -22,6 +22,7 @@ use crate::history::{Event, History, Outcome, Request};
 use crate::options::{Options, workspace};
 use crate::record::parse;
 use crate::session::Way;
+use crate::tied::{self, Task};
 use crate::trace::trace;
 
 /// Longer than any client may need to come to an end once it was told to.
@@ -40,6 +41,8 @@ pub struct Crew {
     pub long: usize,
     /// How many threads of Python work beside them, half of them for seconds.
     pub python: usize,
+    /// How many tasks of one process with a session, half of them for seconds; and as many threads of Python.
+    pub tied: usize,
 }
 
 /// Clients at work, until [`Load::finish`].
@@ -67,7 +70,10 @@ impl Load {
                 let pace = if index < crew.short { Pace::Short } else { Pace::Long };
                 load.start_client(crew, way, pace, seed + index as u64);
             }
-            if crew.python > 0 {
+            if crew.tied > 0 {
+                load.start_process(crew, way, seed + 50)?;
+            }
+            if crew.python + crew.tied > 0 {
                 let program = python(crew, way, seed, options)?;
                 load.programs.push(program);
             }
@@ -76,16 +82,25 @@ impl Load {
     }
 
     fn start_client(&mut self, crew: &Crew, way: &Way, pace: Pace, seed: u64) {
-        let character = Character {
-            name: format!("rs{seed}"),
-            prefix: crew.prefix.clone(),
-            way: way.clone(),
-            asks: crew.asks,
-            pace,
-            seed,
-        };
+        let character = character("rs", crew, way, pace, seed);
         let client = Client::new(character, self.wall, Arc::clone(&self.stop));
         self.tasks.push(self.runtime.spawn(client.run()));
+    }
+
+    /// Tasks that share a session, and one that breaks what they hold.
+    fn start_process(&mut self, crew: &Crew, way: &Way, seed: u64) -> Result<()> {
+        let _inside = self.runtime.enter();
+        let locks = tied::locks(way).map_err(|why| Trouble(why.to_string()))?;
+        for index in 0..crew.tied {
+            let pace = if index % 2 == 0 { Pace::Short } else { Pace::Long };
+            let character = character("tied", crew, way, pace, seed + index as u64);
+            let locks = locks.clone().named(&character.name).map_err(|why| Trouble(why.to_string()))?;
+            let task = Task::new(character, locks, self.wall, Arc::clone(&self.stop));
+            self.tasks.push(self.runtime.spawn(task.run()));
+        }
+        let breaker = character("breaker", crew, way, Pace::Short, seed + crew.tied as u64);
+        self.tasks.push(self.runtime.spawn(tied::break_locks(breaker, locks, Arc::clone(&self.stop))));
+        Ok(())
     }
 
     /// Tells all to stop, and collects what they wrote down. Who does not come back has a request that never ended.
@@ -114,8 +129,14 @@ impl Load {
             history.add(read_record(&text, self.wall)?);
         }
         self.runtime.shutdown_background();
+        history.end_broken_holds();
         Ok(history)
     }
+}
+
+fn character(name: &str, crew: &Crew, way: &Way, pace: Pace, seed: u64) -> Character {
+    let (prefix, way) = (crew.prefix.clone(), way.clone());
+    Character { name: format!("{name}{seed}"), prefix, way, asks: crew.asks, pace, seed }
 }
 
 /// The keys that were ever held.
@@ -142,20 +163,32 @@ fn python(crew: &Crew, way: &Way, seed: u64, options: &Options) -> Result<Child>
     command
         .arg(script)
         .args([kind, &addresses.join(","), &crew.prefix, &asks])
-        .args([crew.python.to_string(), seed.to_string()])
+        .args([crew.python, crew.tied].map(|threads| threads.to_string()))
+        .arg(seed.to_string())
+        .env("PYTHONPATH", workspace().join("clients/python/src"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped());
+    dies_with_the_lab(&mut command);
+    command.spawn().map_err(|why| Trouble(format!("{}: {why}", options.python.display())))
+}
+
+/// However the lab ends, this program does not outlive it.
+pub fn dies_with_the_lab(command: &mut Command) {
     // SAFETY: prctl is async-signal-safe, and nothing else runs between fork and exec.
     #[allow(unsafe_code)]
     unsafe {
         command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
     }
-    command.spawn().map_err(|why| Trouble(format!("{}: {why}", options.python.display())))
 }
 
-/// Closing its input tells the program to stop; its record is read aside, so that it is not held up by a full pipe.
+/// Closing its input tells the program to stop.
 fn stop_program(program: &mut Child) -> thread::JoinHandle<String> {
     drop(program.stdin.take());
+    read_output(program)
+}
+
+/// What a program prints is read aside, so that it is not held up by a full pipe.
+pub fn read_output(program: &mut Child) -> thread::JoinHandle<String> {
     let output = program.stdout.take();
     thread::spawn(move || {
         let mut text = String::new();

@@ -12,13 +12,18 @@ mod history;
 mod load;
 mod options;
 mod record;
+mod redlock;
 mod report;
+mod second;
 mod session;
 mod shards;
 mod single;
+mod soak;
 mod tally;
+mod tied;
 mod trace;
 mod trio;
+mod upgrade;
 
 use std::process::ExitCode;
 
@@ -29,16 +34,35 @@ use report::{Report, Row};
 struct Scenario {
     name: &'static str,
     share: u32,
+    /// Whether it is run where nothing is named.
+    usual: Usual,
     run: fn(&Options) -> Vec<Row>,
 }
 
+/// When a scenario is run that was not asked for by its name.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Usual {
+    /// In the short form, too.
+    Always,
+    /// In the long form.
+    Long,
+    /// Never.
+    Never,
+}
+
 const SCENARIOS: &[Scenario] = &[
-    Scenario { name: "failover", share: 3, run: failover::run },
-    Scenario { name: "replicas", share: 3, run: failover::run_replicas },
-    Scenario { name: "cluster", share: 2, run: cluster::run },
-    Scenario { name: "single", share: 2, run: single::run },
-    Scenario { name: "clock", share: 1, run: single::run_clock },
-    Scenario { name: "fuzz", share: 2, run: fuzz::run },
+    Scenario { name: "failover", share: 3, usual: Usual::Always, run: failover::run },
+    Scenario { name: "replicas", share: 3, usual: Usual::Always, run: failover::run_replicas },
+    Scenario { name: "cluster", share: 2, usual: Usual::Always, run: cluster::run },
+    Scenario { name: "single", share: 2, usual: Usual::Always, run: single::run },
+    Scenario { name: "clock", share: 1, usual: Usual::Always, run: single::run_clock },
+    Scenario { name: "fuzz", share: 2, usual: Usual::Always, run: fuzz::run },
+    Scenario { name: "network", share: 2, usual: Usual::Long, run: failover::run_network },
+    Scenario { name: "second", share: 1, usual: Usual::Long, run: second::run },
+    Scenario { name: "redlock", share: 2, usual: Usual::Long, run: redlock::run },
+    Scenario { name: "upgrade", share: 2, usual: Usual::Long, run: upgrade::run },
+    // By hand, and for an hour: LAB_MINUTES=60 scripts/lab soak.
+    Scenario { name: "soak", share: 0, usual: Usual::Never, run: soak::run },
 ];
 
 fn main() -> ExitCode {
@@ -58,17 +82,29 @@ fn main() -> ExitCode {
 fn run(invocation: &Invocation) -> Report {
     let chosen: Vec<_> = SCENARIOS
         .iter()
-        .filter(|scenario| invocation.wanted.is_empty() || invocation.wanted.iter().any(|w| w == scenario.name))
+        .filter(|scenario| match &invocation.wanted[..] {
+            [] => scenario.is_usual(&invocation.options),
+            wanted => wanted.iter().any(|name| name == scenario.name),
+        })
         .collect();
-    let shares: u32 = SCENARIOS.iter().map(|scenario| scenario.share).sum();
+    let usual = SCENARIOS.iter().filter(|scenario| scenario.is_usual(&invocation.options));
+    let shares: u32 = usual.map(|scenario| scenario.share).sum();
     let mut report = Report::default();
     for scenario in chosen {
         let mut options = invocation.options.clone();
-        options.budget = options.budget * scenario.share / shares.max(1);
+        if scenario.usual != Usual::Never {
+            options.budget = options.budget * scenario.share / shares.max(1);
+        }
         eprintln!("== {} (about {:?})", scenario.name, options.budget);
         report.extend((scenario.run)(&options));
     }
     report
+}
+
+impl Scenario {
+    fn is_usual(&self, options: &Options) -> bool {
+        self.usual == Usual::Always || (self.usual == Usual::Long && !options.short)
+    }
 }
 
 fn unknown(wanted: &[String]) -> Option<&String> {

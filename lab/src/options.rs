@@ -15,6 +15,8 @@ pub struct Options {
     pub seed: u64,
     /// The module under test.
     pub module: PathBuf,
+    /// An older build of it, for the rolling upgrade.
+    pub old_module: Option<PathBuf>,
     /// The image that containers are made of.
     pub image: String,
     /// A Python that has redis-py, for the clients in `lab/clients`.
@@ -31,10 +33,11 @@ pub struct Invocation {
 }
 
 const SHORT: Duration = Duration::from_secs(6 * 60);
-const LONG: Duration = Duration::from_secs(36 * 60);
+const LONG: Duration = Duration::from_secs(50 * 60);
 
 impl Invocation {
-    /// Reads `[--short] [SCENARIO…]` and the environment: `LAB_MINUTES`, `LAB_SEED`, `LAB_IMAGE`, `LAB_PYTHON`, `HOLDFAST_MODULE`.
+    /// Reads `[--short] [SCENARIO…]` and the environment: `LAB_MINUTES`, `LAB_SEED`, `LAB_IMAGE`, `LAB_PYTHON`, `HOLDFAST_MODULE`,
+    /// `HOLDFAST_OLD_MODULE`.
     pub fn read(arguments: impl Iterator<Item = String>) -> Result<Invocation, String> {
         let (flags, wanted): (Vec<_>, Vec<_>) = arguments.partition(|word| word.starts_with("--"));
         if let Some(unknown) = flags.iter().find(|flag| *flag != "--short") {
@@ -51,6 +54,7 @@ impl Invocation {
             budget,
             seed: number("LAB_SEED")?.unwrap_or(1),
             module: path("HOLDFAST_MODULE").unwrap_or_else(|| release_file("libholdfast.so")),
+            old_module: path("HOLDFAST_OLD_MODULE"),
             image: env::var("LAB_IMAGE").unwrap_or_else(|_| "holdfast-test:latest".into()),
             python: path("LAB_PYTHON").unwrap_or_else(|| "python3".into()),
         };

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::history::{Assurance, Epoch, Event, Grant, Limit, Micros, Outcome, Request};
+use crate::history::{Assurance, Epoch, Event, Grant, Limit, Loss, Micros, Outcome, Request};
 
 /// Reads a line of a record that a client in another language wrote: fields parted by tabs, `-` for what is unknown.
 ///
@@ -11,6 +11,8 @@ use crate::history::{Assurance, Epoch, Event, Grant, Limit, Micros, Outcome, Req
 /// N hold sent replied lease epoch assurance
 /// E hold at
 /// W hold at
+/// S hold
+/// T hold at expired|forced|changed|disconnected
 /// Q sent allowed ended outcome
 /// ```
 ///
@@ -22,6 +24,8 @@ pub fn parse(line: &str, token_time: impl Fn(u64) -> Micros) -> Result<Event, St
         ["N", hold, sent, replied, lease, epoch, assurance] => renewed([hold, sent, replied, lease], epoch, assurance),
         ["E", hold, at] => pair(hold, at).map(|(hold, at)| Event::Ended { hold, at }),
         ["W", hold, at] => pair(hold, at).map(|(hold, at)| Event::Write { hold, at }),
+        ["S", hold] => number(hold).map(|hold| Event::Tied { hold }),
+        ["T", hold, at, why] => told(hold, at, why),
         ["Q", sent, allowed, ended, outcome] => request(sent, allowed, ended, outcome),
         _ => None,
     };
@@ -61,6 +65,17 @@ fn renewed(numbers: [&str; 4], epoch: &str, assurance: &str) -> Option<Event> {
         epoch: known(epoch),
         assurance: assured(assurance)?,
     })
+}
+
+fn told(hold: &str, at: &str, why: &str) -> Option<Event> {
+    let why = match why {
+        "expired" => Loss::Expired,
+        "forced" => Loss::Forced,
+        "changed" | "unknown" => Loss::Changed,
+        "disconnected" => Loss::Disconnected,
+        _ => return None,
+    };
+    pair(hold, at).map(|(hold, at)| Event::Told { hold, at, why })
 }
 
 fn request(sent: &str, allowed: &str, ended: &str, outcome: &str) -> Option<Event> {

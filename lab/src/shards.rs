@@ -8,7 +8,7 @@ use redis::{Connection, cmd};
 
 use crate::blow::Blow;
 use crate::clock::{now, until};
-use crate::engine::{MODULE, Node, Result, Site, Trouble};
+use crate::engine::{Equipment, MODULE, Node, Result, Site, Trouble};
 use crate::history::{Fault, LocalFault, Micros};
 use crate::options::Options;
 use crate::session::{Way, field};
@@ -23,9 +23,19 @@ const NODE_TIMEOUT_MS: u32 = 1_500;
 /// The hash tags that the clients' keys have: see [`crate::client`].
 const TAGS: [&str; 6] = ["0", "1", "2", "3", "4", "5"];
 
+/// How slots move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moves {
+    /// Each key by itself, as every server can.
+    KeyByKey,
+    /// In one piece: `CLUSTER MIGRATESLOTS`.
+    Whole,
+}
+
 /// Six nodes at work.
 pub struct Shards {
     site: Site,
+    moves: Moves,
     ids: Vec<String>,
     slots: BTreeMap<&'static str, u16>,
 }
@@ -42,9 +52,9 @@ struct View {
 
 impl Shards {
     /// Starts six servers, joins them, and waits until all agree.
-    pub fn start(options: &Options) -> Result<Shards> {
-        let site = Site::new("shards", NODES, options)?;
-        let mut shards = Shards { site, ids: Vec::new(), slots: BTreeMap::new() };
+    pub fn start(equipment: Equipment, moves: Moves, options: &Options) -> Result<Shards> {
+        let site = Site::new("shards", NODES, equipment, options)?;
+        let mut shards = Shards { site, moves, ids: Vec::new(), slots: BTreeMap::new() };
         for node in 0..NODES {
             shards.start_server(node)?;
         }
@@ -60,7 +70,7 @@ impl Shards {
     fn start_server(&self, node: usize) -> Result<()> {
         let ip = &self.node(node).ip;
         let configuration = format!(
-            "port {PORT}\nsave \"\"\nappendonly no\nloadmodule {MODULE}\n\
+            "port {PORT}\nsave \"\"\nappendonly no\nloadmodule {MODULE}\nholdfast.default-lease 4000\n\
              repl-diskless-sync yes\nrepl-diskless-sync-delay 0\nrepl-ping-replica-period 1\n\
              cluster-enabled yes\ncluster-config-file nodes.conf\ncluster-announce-ip {ip}\n\
              cluster-node-timeout {NODE_TIMEOUT_MS}\ncluster-require-full-coverage no\n\
@@ -201,10 +211,35 @@ impl Shards {
         let Some(to) = others.get(choice % others.len().max(1)) else {
             return Err(Trouble("there is no other master".into()));
         };
-        let mut source = self.connect_to(&from)?;
-        let mut target = self.connect_to(to)?;
         trace(|| format!("slot of {tag}: {from} to {to} begins"));
-        set_slot(&mut target, slot, "IMPORTING", &from)?;
+        match self.moves {
+            Moves::KeyByKey => self.move_key_by_key(slot, (&from, to), pause)?,
+            Moves::Whole => self.move_whole(slot, (&from, to), pause)?,
+        }
+        trace(|| format!("slot of {tag}: moved"));
+        self.settle().map(drop)
+    }
+
+    fn move_whole(&self, slot: u16, (from, to): (&str, &str), pause: Duration) -> Result<()> {
+        sleep(pause);
+        let mut source = self.connect_to(from)?;
+        cmd("CLUSTER")
+            .arg("MIGRATESLOTS")
+            .arg("SLOTSRANGE")
+            .arg(&[slot, slot])
+            .arg("NODE")
+            .arg(to)
+            .exec(&mut source)?;
+        self.wait_for("a slot to arrive in one piece", || {
+            (0..NODES)
+                .all(|node| self.view(node).is_some_and(|view| view.owners.get(&slot).is_some_and(|owner| owner == to)))
+        })
+    }
+
+    fn move_key_by_key(&self, slot: u16, (from, to): (&str, &str), pause: Duration) -> Result<()> {
+        let mut source = self.connect_to(from)?;
+        let mut target = self.connect_to(to)?;
+        set_slot(&mut target, slot, "IMPORTING", from)?;
         set_slot(&mut source, slot, "MIGRATING", to)?;
         sleep(pause / 2);
         let ip = &self.node(self.index_of(to)?).ip;
@@ -213,9 +248,7 @@ impl Shards {
         // Once more: a lock that was held all the while was never missing here, and may have been taken again.
         move_keys(&mut source, slot, ip)?;
         set_slot(&mut target, slot, "NODE", to)?;
-        set_slot(&mut source, slot, "NODE", to)?;
-        trace(|| format!("slot of {tag}: moved"));
-        self.settle().map(drop)
+        set_slot(&mut source, slot, "NODE", to)
     }
 
     /// Waits until all nodes see the same and all is well, and hands back what they see.

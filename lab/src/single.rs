@@ -6,6 +6,7 @@ mod clock_steps;
 mod faults;
 mod lines;
 mod memory;
+mod stepped;
 mod witness;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,6 +23,7 @@ use crate::options::Options;
 use crate::report::Row;
 use clients::{CLIENTS, Record, Scene, work};
 use faults::Injector;
+pub use stepped::{SteppedClock, TempDir};
 use witness::Witness;
 
 /// The longest lease of the clients, and what a busy machine may add.

@@ -28,6 +28,9 @@ pub struct Tally {
     doubles: BTreeMap<Assurance, u64>,
     writes_refused: u64,
     writes_taken: u64,
+    tied: u64,
+    told: u64,
+    told_within: Option<Micros>,
     broken: bool,
 }
 
@@ -54,6 +57,9 @@ impl Tally {
         add(&mut self.doubles, &verdict.doubles);
         self.writes_refused += verdict.writes_refused;
         self.writes_taken += verdict.writes_taken;
+        self.tied += verdict.tied;
+        self.told += verdict.told;
+        self.told_within = self.told_within.max(verdict.told_within);
     }
 
     fn violation(&mut self, what: &str) {
@@ -108,6 +114,12 @@ impl Tally {
             self.writes_refused,
             self.writes_refused + self.writes_taken
         ));
+        if self.tied > 0 {
+            parts.push(format!("{} losses of {} tied holds told", self.told, self.tied));
+        }
+        if let Some(within) = self.told_within {
+            parts.push(format!("a break known within {} ms", within.div_ceil(1_000)));
+        }
         parts.push(format!("{} requests met an error", self.failed));
         if self.broken {
             parts.push("BROKE OFF".to_owned());

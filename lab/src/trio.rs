@@ -1,5 +1,6 @@
 //! One master, two replicas, three Sentinels: three containers, a server and a Sentinel in each.
 
+use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use redis::{Connection, cmd};
 
 use crate::blow::Blow;
 use crate::clock::{now, until};
-use crate::engine::{MODULE, Node, Result, Site, Trouble};
+use crate::engine::{BadNetwork, Equipment, MODULE, Node, OLD_MODULE, Result, Site, Trouble, Weather};
 use crate::history::{Fault, Micros};
 use crate::options::Options;
 use crate::session::{MASTER_NAME, Way, field};
@@ -16,7 +17,23 @@ const SERVER: &str = "server";
 const SENTINEL: &str = "sentinel";
 const SERVER_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
-const DOWN_AFTER_MS: u32 = 700;
+
+/// Sentinels that vote against each other try again after ten seconds only.
+const TO_FAIL_OVER: Duration = Duration::from_secs(60);
+
+/// How a trio is set up.
+pub struct Setting {
+    /// How long a server may be silent before a Sentinel takes it for down.
+    pub down_after_ms: u32,
+    /// The build of the module that all servers begin with, if it is not the one under test.
+    pub old_module: Option<PathBuf>,
+}
+
+impl Default for Setting {
+    fn default() -> Setting {
+        Setting { down_after_ms: 700, old_module: None }
+    }
+}
 
 /// Who makes the old master a replica when it is back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,10 +44,21 @@ pub enum Return {
     ByHand(u64),
 }
 
+/// Whether the last server that has all that was confirmed dies before another has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Third {
+    /// It lives, and can take over.
+    Lives,
+    /// It dies: who takes over has nothing.
+    Dies,
+}
+
 /// Three nodes at work.
 pub struct Trio {
     site: Site,
     master: usize,
+    down_after_ms: u32,
+    modules: [&'static str; 3],
 }
 
 /// One failover, as it went.
@@ -43,9 +71,11 @@ pub struct Failover {
 
 impl Trio {
     /// Starts three servers and their Sentinels, and waits until they know one another.
-    pub fn start(options: &Options) -> Result<Trio> {
-        let site = Site::new("trio", 3, options)?;
-        let mut trio = Trio { site, master: 0 };
+    pub fn start(setting: Setting, options: &Options) -> Result<Trio> {
+        let Setting { down_after_ms, old_module } = setting;
+        let modules = [if old_module.is_some() { OLD_MODULE } else { MODULE }; 3];
+        let site = Site::new("trio", 3, Equipment { old_module, ..Equipment::default() }, options)?;
+        let mut trio = Trio { site, master: 0, down_after_ms, modules };
         for node in 0..3 {
             trio.start_server(node)?;
         }
@@ -58,8 +88,9 @@ impl Trio {
 
     fn start_server(&self, node: usize) -> Result<()> {
         let mut configuration = format!(
-            "port {SERVER_PORT}\nsave \"\"\nappendonly no\nloadmodule {MODULE}\n\
-             repl-diskless-sync yes\nrepl-diskless-sync-delay 0\nrepl-ping-replica-period 1\n"
+            "port {SERVER_PORT}\nsave \"\"\nappendonly no\nloadmodule {}\nholdfast.default-lease 4000\n\
+             repl-diskless-sync yes\nrepl-diskless-sync-delay 0\nrepl-ping-replica-period 1\n",
+            self.modules[node]
         );
         if node != self.master {
             let master = &self.node(self.master).ip;
@@ -72,8 +103,9 @@ impl Trio {
         let master = &self.node(self.master).ip;
         let configuration = format!(
             "port {SENTINEL_PORT}\nsentinel monitor {MASTER_NAME} {master} {SERVER_PORT} 2\n\
-             sentinel down-after-milliseconds {MASTER_NAME} {DOWN_AFTER_MS}\n\
-             sentinel failover-timeout {MASTER_NAME} 5000\nsentinel parallel-syncs {MASTER_NAME} 2\n"
+             sentinel down-after-milliseconds {MASTER_NAME} {}\n\
+             sentinel failover-timeout {MASTER_NAME} 5000\nsentinel parallel-syncs {MASTER_NAME} 2\n",
+            self.down_after_ms
         );
         self.node(node).start(SENTINEL, &configuration, &["--sentinel"])
     }
@@ -122,6 +154,76 @@ impl Trio {
         Ok(Failover { fault, took })
     }
 
+    /// Makes the network of all three a bad one, until what this returns is dropped.
+    pub fn bad_network(&self, weather: Weather, seed: u64) -> Result<Vec<BadNetwork>> {
+        self.site.bad_network(weather, seed)
+    }
+
+    /// The master is killed, and the one that takes over as well, before the old master, which comes back empty, has got
+    /// anything of it. `third`: who has all of it is killed, too, before the old master is back. Says whether a grant
+    /// that all replicas had confirmed is still there.
+    pub fn fail_over_twice(&mut self, key: &str, third: Third) -> Result<bool> {
+        self.settle()?;
+        let first = self.master;
+        let mut connection = self.master()?;
+        let token: i64 = cmd("LOCK.ACQUIRE")
+            .arg(key)
+            .arg("witness")
+            .arg(&["LEASE", "300000", "REPLICAS", "2"])
+            .query(&mut connection)?;
+        self.node(first).signal(SERVER, "KILL")?;
+        let second = self.await_successor(first)?;
+        self.node(second).signal(SERVER, "KILL")?;
+        let last = 3 - first - second;
+        if third == Third::Dies {
+            self.node(last).signal(SERVER, "KILL")?;
+        }
+        self.master = second;
+        self.start_server(first)?;
+        // A Sentinel that led the first failover does not end it while the one that it promoted is down.
+        self.master = self.await_master(&[0, 1, 2], second)?;
+        let kept: Option<String> = cmd("HGET").arg(key).arg("#fence").query(&mut self.master()?)?;
+        for node in (0..3).filter(|&node| node != first && (node == second || third == Third::Dies)) {
+            self.start_server(node)?;
+        }
+        self.put_in_place()?;
+        self.settle()?;
+        Ok(kept == Some(token.to_string()))
+    }
+
+    /// Gives every server the module under test, the replicas first, then the master, once another one is. Between two
+    /// steps they work for so long, one with this build and one with that. Hands back when each step was.
+    pub fn upgrade(&mut self, mixed: Duration) -> Result<Vec<Fault>> {
+        self.settle()?;
+        let old = self.master;
+        let mut faults = Vec::new();
+        for node in (0..3).filter(|&node| node != old) {
+            faults.push(self.replace_module(node)?);
+            sleep(mixed);
+        }
+        let from = now();
+        cmd("SENTINEL").arg("FAILOVER").arg(MASTER_NAME).exec(&mut self.connect(old, SENTINEL_PORT)?)?;
+        self.master = self.await_successor(old)?;
+        self.settle()?;
+        faults.push(Fault { from, until: now() });
+        sleep(mixed);
+        faults.push(self.replace_module(old)?);
+        Ok(faults)
+    }
+
+    fn replace_module(&mut self, node: usize) -> Result<Fault> {
+        let from = now();
+        // It answers with nothing but the end of the connection.
+        let _ = cmd("SHUTDOWN").arg("NOSAVE").exec(&mut self.connect(node, SERVER_PORT)?);
+        self.modules[node] = MODULE;
+        if !until(Duration::from_secs(10), || self.connect(node, SERVER_PORT).is_err()) {
+            return Err(Trouble(self.tell("a server did not shut down")));
+        }
+        self.start_server(node)?;
+        self.settle()?;
+        Ok(Fault { from, until: now() })
+    }
+
     fn bring_back(&mut self, node: usize, blow: Blow, back: Return) -> Result<()> {
         blow.heal(&self.site, node, SERVER, || self.start_server(node))?;
         if let Return::ByHand(millis) = back {
@@ -158,13 +260,20 @@ impl Trio {
     }
 
     fn await_successor(&self, old: usize) -> Result<usize> {
-        let mut successor = None;
         let watchers: Vec<usize> = (0..3).filter(|node| *node != old).collect();
-        until(Duration::from_secs(30), || {
-            successor = self.agreed(&watchers).filter(|&node| node != old && self.is_master(node));
+        self.await_master(&watchers, old)
+    }
+
+    /// Waits until two of these Sentinels name the same other master, and it is one.
+    fn await_master(&self, sentinels: &[usize], old: usize) -> Result<usize> {
+        let mut successor = None;
+        until(TO_FAIL_OVER, || {
+            let named: Vec<usize> = sentinels.iter().filter_map(|&sentinel| self.master_by(sentinel)).collect();
+            let by_two = |node: &usize| named.iter().filter(|name| *name == node).count() >= 2;
+            successor = (0..3).find(|node| *node != old && by_two(node) && self.is_master(*node));
             successor.is_some()
         });
-        successor.ok_or_else(|| Trouble(self.tell("no other master within 30 s")))
+        successor.ok_or_else(|| Trouble(self.tell("no other master in time")))
     }
 
     /// Which node these Sentinels all say is the master.
@@ -191,7 +300,7 @@ impl Trio {
     /// Waits until every replica is in step with the master, and every Sentinel sees all.
     ///
     /// Two Sentinels sometimes start a failover each, so the successor of the first moment need not be the last.
-    fn settle(&mut self) -> Result<()> {
+    pub fn settle(&mut self) -> Result<()> {
         let settled = until(Duration::from_secs(45), || {
             self.master = self.agreed(&[0, 1, 2]).unwrap_or(self.master);
             self.is_settled()

@@ -409,7 +409,7 @@ impl Requests {
             0 => ("holdfast.default-lease", self.rng.u32(1..40_000).to_string()),
             1 => ("holdfast.replicas-timeout", self.rng.u32(1..20).to_string()),
             2 => ("holdfast.max-waiters", self.rng.u32(..4).to_string()),
-            3 => ("holdfast.publish-releases", self.yes_or_no()),
+            3 => ("holdfast.publish-releases", ["yes", "replicated", "no"][self.rng.usize(..3)].to_owned()),
             4 => ("holdfast.detect-deadlocks", self.yes_or_no()),
             5 => ("holdfast.max-lease", self.rng.u64(40_000..400_000_000_000).to_string()),
             _ => ("holdfast.default-lease", ODD_NUMBERS[self.rng.usize(..ODD_NUMBERS.len())].to_owned()),

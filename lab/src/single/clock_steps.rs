@@ -1,35 +1,17 @@
-//! The server's wall clock steps by a minute or a day, forth and back: what leases, waits and tokens do then.
-//!
-//! libfaketime gives the server its clock. It does not go together with Debian's redis-server, whose jemalloc asks for the
-//! time before libfaketime is ready; the Valkey of `scripts/servers` uses libc's malloc. That one loads modules with
-//! `RTLD_DEEPBIND`, past libfaketime to libc, so a few lines of C take that flag away: one clock for server and module.
+//! The server's wall clock steps by a minute or a day, forward and back: what leases, waits and tokens do then.
 
 use std::fmt::Debug;
-use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use redis::{Connection, RedisResult, Value};
 use support::{Raw, Server, eventually};
 
-use crate::options::workspace;
 use crate::report::Row;
 
 use super::lines::{command, send};
+use super::stepped::{SteppedClock, TempDir};
 
-const SERVER: &str = ".servers/valkey-9.1/valkey-server";
-/// Loaded before everything else.
-const SHALLOW_BINDING: &str = "\
-#define _GNU_SOURCE
-#include <dlfcn.h>
-void *dlopen(const char *file, int mode) {
-    void *(*next)(const char *, int) = (void *(*)(const char *, int))dlsym(RTLD_NEXT, \"dlopen\");
-    return next(file, mode & ~RTLD_DEEPBIND);
-}
-";
 const MINUTE: i64 = 60;
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
@@ -48,11 +30,7 @@ pub fn run() -> Vec<Row> {
 }
 
 fn step(name: &str, seconds: i64) -> Row {
-    let (program, library) = (workspace().join(SERVER), libfaketime());
-    let Some(library) = library.filter(|_| program.exists()) else {
-        return Row::not_run(name, "needs Debian's libfaketime and `scripts/servers valkey-9.1`");
-    };
-    let mut bench = match Bench::start(&program, &library) {
+    let mut bench = match Bench::start() {
         Ok(bench) => bench,
         Err(error) => return Row::not_run(name, error),
     };
@@ -76,27 +54,10 @@ fn step(name: &str, seconds: i64) -> Row {
     }
 }
 
-/// Where Debian's package has it, whatever the machine.
-fn libfaketime() -> Option<PathBuf> {
-    fs::read_dir("/usr/lib")
-        .ok()?
-        .flatten()
-        .map(|entry| entry.path().join("faketime/libfaketime.so.1"))
-        .find(|path| path.exists())
-}
-
-/// Compiled with the compiler that the build of the module needs, too.
-fn shallow_binding(dir: &Path) -> io::Result<PathBuf> {
-    let (source, library) = (dir.join("binding.c"), dir.join("binding.so"));
-    fs::write(&source, SHALLOW_BINDING)?;
-    let status = Command::new("gcc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status()?;
-    if status.success() { Ok(library) } else { Err(io::Error::other("gcc failed")) }
-}
-
 struct Bench {
     server: Server,
     connection: Connection,
-    clock: PathBuf,
+    clock: SteppedClock,
     requests: u64,
     steps: u64,
     wrong: Vec<String>,
@@ -119,24 +80,16 @@ struct Before {
     pops: Raw,
     /// Holds `watched`, with a watchdog.
     watches: Raw,
+    /// A session: `tied` is tied to it, and a request waits for `awaited` on its behalf.
+    session: Raw,
     begun: Instant,
 }
 
 impl Bench {
-    fn start(program: &Path, library: &Path) -> io::Result<Bench> {
+    fn start() -> io::Result<Bench> {
         let dir = TempDir::new()?;
-        let (clock, wrapper) = (dir.0.join("clock"), dir.0.join("server"));
-        let script = format!(
-            "#!/bin/sh\nexport LD_PRELOAD='{}:{}' FAKETIME_TIMESTAMP_FILE='{}' FAKETIME_NO_CACHE=1 FAKETIME_DONT_FAKE_MONOTONIC=1\nexec '{}' \"$@\"\n",
-            shallow_binding(&dir.0)?.display(),
-            library.display(),
-            clock.display(),
-            program.display()
-        );
-        fs::write(&clock, "+0\n")?;
-        fs::write(&wrapper, script)?;
-        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755))?;
-        let server = Server::builder().program(wrapper).start();
+        let (builder, clock) = SteppedClock::server(&dir.0, 0)?;
+        let server = builder.start();
         Ok(Bench {
             connection: server.connect(),
             server,
@@ -151,10 +104,7 @@ impl Bench {
 
     /// Away from the machine's clock by so many seconds, from now on. Comes back when the server has seen it.
     fn set_clock(&mut self, seconds: i64) -> io::Result<()> {
-        // Written aside and renamed, for the server reads it at any moment.
-        let aside = self.clock.with_extension("new");
-        fs::write(&aside, format!("{seconds:+}\n"))?;
-        fs::rename(&aside, &self.clock)?;
+        self.clock.set(seconds)?;
         self.steps += 1;
         let seen = eventually(AT_ONCE, || {
             let time: RedisResult<(i64, i64)> = redis::cmd("TIME").query(&mut self.connection);
@@ -180,6 +130,17 @@ impl Bench {
                 0
             }
         };
+        let mut session = self.send("LOCK.OWNER")?;
+        let id = match session.read()? {
+            Value::BulkString(id) => String::from_utf8_lossy(&id).into_owned(),
+            other => {
+                self.wrong.push(format!("the id of a session: {other:?}"));
+                String::new()
+            }
+        };
+        self.ask::<i64>(&format!("LOCK.ACQUIRE awaited a LEASE {TEN_SECONDS}"))?;
+        self.ask::<i64>(&format!("LOCK.ACQUIRE tied s LEASE {TEN_SECONDS} EPHEMERAL SESSION {id}"))?;
+        self.same(&format!("LOCK.ACQUIRE awaited s WAIT 0 SESSION {id}"), Value::SimpleString("WAITING".into()))?;
         let waits = self.send("LOCK.ACQUIRE short b WAIT 0")?;
         let waits_for_a_permit = self.send("LOCK.ACQUIRE permits c WAIT 0 LIMIT 2")?;
         let mut waits_a_second = self.send("PING")?;
@@ -191,13 +152,24 @@ impl Bench {
         support::until(AT_ONCE, "four clients wait", || {
             self.server.info("clients", "blocked_clients").as_deref() == Some("4")
         });
-        Ok(Before { token, waits, waits_for_a_permit, waits_a_second, waits_a_second_id, pops, watches, begun })
+        Ok(Before {
+            token,
+            waits,
+            waits_for_a_permit,
+            waits_a_second,
+            waits_a_second_id,
+            pops,
+            watches,
+            session,
+            begun,
+        })
     }
 
     /// The clock went forward: what ends before the new time has ended, everything else stays.
     fn after_forward(&mut self, mut before: Before, seconds: i64) -> RedisResult<()> {
         let token = self.granted(&mut before.waits, "the waiter of a lock whose lease the step ended");
         self.after(token, before.token);
+        self.told(&mut before.session, &[("granted", "awaited"), ("lost", "tied")])?;
         self.same("EXISTS control", Value::Int(0))?;
         self.same("LOCK.ACQUIRE long c", Value::Nil)?;
         self.same("LOCK.ACQUIRE forever c", Value::Nil)?;
@@ -237,6 +209,11 @@ impl Bench {
         self.same("LOCK.ACQUIRE short c", Value::Nil)?;
         self.same("LOCK.ACQUIRE forever c", Value::Nil)?;
         self.same("LOCK.ACQUIRE permits d LIMIT 2", Value::Nil)?;
+        before.session.send(&[b"LOCK.NEXT"])?;
+        let events = before.session.read()?;
+        self.equal("events of a session that lost nothing", events, Value::Nil);
+        self.same("LOCK.RELEASE awaited a", Value::Int(0))?;
+        self.told(&mut before.session, &[("granted", "awaited")])?;
         if before.waits.pending() && before.waits_for_a_permit.pending() {
             self.same("LOCK.RELEASE short a", Value::Int(0))?;
         } else {
@@ -350,6 +327,20 @@ impl Bench {
         }
     }
 
+    /// A session reads exactly these events, each a kind and a key, in any order.
+    fn told(&mut self, session: &mut Raw, expected: &[(&str, &str)]) -> RedisResult<()> {
+        let mut seen = Vec::new();
+        while seen.len() < expected.len() {
+            session.send(&[b"LOCK.NEXT", b"WAIT", AT_ONCE.as_millis().to_string().as_bytes()])?;
+            let Some(Value::Array(events)) = session.read_timeout(2 * AT_ONCE)? else { break };
+            seen.extend(events.iter().map(kind_and_key));
+        }
+        seen.sort();
+        let expected: Vec<_> = expected.iter().map(|(kind, key)| format!("{kind} {key}")).collect();
+        self.equal("the events of a session", seen, expected);
+        Ok(())
+    }
+
     /// Tokens grow, whatever the clock does.
     fn after(&mut self, token: Option<i64>, before: i64) {
         if token.is_none_or(|token| token <= before) {
@@ -368,20 +359,20 @@ impl Bench {
     }
 }
 
-struct TempDir(PathBuf);
-
-impl TempDir {
-    fn new() -> io::Result<TempDir> {
-        static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let path = std::env::temp_dir().join(format!("holdfast-clock-{}-{number}", std::process::id()));
-        fs::create_dir_all(&path)?;
-        Ok(TempDir(path))
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+/// `granted key` of an event of a session for one key.
+fn kind_and_key(event: &Value) -> String {
+    let text = |value: &Value| match value {
+        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        Value::SimpleString(text) => text.clone(),
+        other => format!("{other:?}"),
+    };
+    match event {
+        Value::Array(fields) => match fields.as_slice() {
+            [kind, _, Value::Array(keys), ..] => {
+                format!("{} {}", text(kind), keys.iter().map(text).collect::<Vec<_>>().join(" "))
+            }
+            other => format!("{other:?}"),
+        },
+        other => format!("{other:?}"),
     }
 }

@@ -1,0 +1,133 @@
+"""Holdfast's RedLock in Python, as contenders of the lab: half of the clients with threads, half with asyncio.
+
+usage: redlock_contender.py HOST:PORT,... KEY CLIENTS LEASE-MS SEED
+
+Works until its standard input is closed, then prints a line of JSON for each attempt: who, when it was asked for, granted and
+ended (microseconds of the monotonic clock), the fencing token, whether it was lost, and how many rounds were in vain.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import threading
+import time
+
+import redis
+import redis.asyncio
+
+import holdfast
+import holdfast.asyncio
+
+# How long each waits for a grant, in seconds.
+PATIENCE = 2.0
+
+
+def now():
+    return time.monotonic_ns() // 1000
+
+
+class Client:
+    """What it wrote down."""
+
+    def __init__(self, number, addresses, key, lease, seed, stop):
+        self.name = f"py{number}"
+        self.addresses = [at.rsplit(":", 1) for at in addresses]
+        self.key = key
+        self.lease = lease / 1000
+        self.rng = random.Random(f"{seed}-{number}")
+        self.stop = stop
+        self.turns = []
+        self.told = None
+
+    def lock(self, kind, servers):
+        self.told = None
+        return kind.RedLock(servers, self.key, timeout=self.lease, blocking_timeout=PATIENCE, on_lost=self.lost)
+
+    def lost(self, _):
+        self.told = now()
+
+    def failed(self, sent):
+        self.turns.append({"client": self.name, "sent": sent, "failed": 1})
+
+    def held(self, lock, sent, granted):
+        """Right before it is given back."""
+        hold = lock._holds()[-1]
+        ended = min(now(), int(hold.until * 1e6))
+        lost = self.told is not None
+        self.turns.append(
+            {
+                "client": self.name,
+                "sent": sent,
+                "granted": granted,
+                "ended": min(ended, self.told) if lost else ended,
+                "fence": hold.token,
+                "lost": lost,
+                "failed": hold.rounds - 1,
+            }
+        )
+
+    def time_to_hold(self):
+        """Mostly short; at times longer than the lease, so that it ends by itself."""
+        return self.rng.uniform(0.005, 0.05) if self.rng.random() < 0.98 else self.lease * 1.2
+
+    def run(self):
+        servers = [redis.Redis(host=host, port=int(port)) for host, port in self.addresses]
+        while not self.stop.is_set():
+            lock, sent = self.lock(holdfast, servers), now()
+            try:
+                if lock.acquire():
+                    granted = now()
+                    time.sleep(self.time_to_hold())
+                    self.held(lock, sent, granted)
+                    lock.release()
+                else:
+                    self.failed(sent)
+            except holdfast.LockLost:
+                pass
+            except (redis.RedisError, OSError):
+                self.failed(sent)
+            time.sleep(self.rng.uniform(0, 0.03))
+
+    async def run_in_loop(self):
+        servers = [redis.asyncio.Redis(host=host, port=int(port)) for host, port in self.addresses]
+        while not self.stop.is_set():
+            lock, sent = self.lock(holdfast.asyncio, servers), now()
+            try:
+                if await lock.acquire():
+                    granted = now()
+                    await asyncio.sleep(self.time_to_hold())
+                    self.held(lock, sent, granted)
+                    await lock.release()
+                else:
+                    self.failed(sent)
+            except holdfast.LockLost:
+                pass
+            except (redis.RedisError, OSError):
+                self.failed(sent)
+            await asyncio.sleep(self.rng.uniform(0, 0.03))
+
+
+async def all_of(clients):
+    await asyncio.gather(*(client.run_in_loop() for client in clients))
+
+
+def main():
+    addresses, key, count, lease, seed = sys.argv[1:]
+    stop = threading.Event()
+    clients = [Client(number, addresses.split(","), key, int(lease), seed, stop) for number in range(int(count))]
+    work = [threading.Thread(target=client.run) for client in clients[::2]]
+    work.append(threading.Thread(target=lambda: asyncio.run(all_of(clients[1::2]))))
+    for thread in work:
+        thread.start()
+    sys.stdin.read()
+    stop.set()
+    for thread in work:
+        thread.join()
+    for client in clients:
+        for turn in client.turns:
+            print(json.dumps(turn))
+    sys.stdout.flush()
+
+
+main()

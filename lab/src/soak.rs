@@ -1,0 +1,277 @@
+//! A thousand clients at work for as long as was asked for: what is watched is whether anything grows.
+//!
+//! Nothing is done to the server, so no hold may end but by its release: each lock has a ledger in this process, and a
+//! grant that finds it full, or that brings a token no greater than the last, is a broken promise.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use fastrand::Rng;
+use holdfast_client::Locks;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, RedisResult, cmd};
+use support::{Server, eventually};
+use tokio::runtime::Builder;
+use tokio::time::sleep;
+
+use crate::clock::micros;
+use crate::options::Options;
+use crate::report::Row;
+
+/// Clients that block, each on a connection of its own.
+const BLOCKED: usize = 500;
+/// Tasks that wait by way of a session, and how many sessions they share.
+const TASKS: usize = 500;
+const SESSIONS: usize = 10;
+const LOCKS: usize = 200;
+/// Every fifth lock is a semaphore of so many.
+const PERMITS: usize = 3;
+const WAIT: Duration = Duration::from_secs(60);
+const SAMPLES: u32 = 40;
+/// The second round may use more than the first by one part in so many: the sets of clients that wait differ a little.
+const MAY_GROW_BY: u64 = 20;
+/// And it may leave so much more: tables keep the size that they had at the worst moment, when a busy machine let many wait.
+const TABLES: u64 = 1 << 20;
+
+/// One row, for all of the time.
+pub fn run(options: &Options) -> Vec<Row> {
+    vec![soak(options).unwrap_or_else(|why| Row::not_run("soak", why))]
+}
+
+/// What is known of a lock from its grants and releases.
+struct Ledger {
+    holders: AtomicUsize,
+    last: AtomicU64,
+    limit: usize,
+}
+
+struct Scene {
+    ledgers: Vec<Ledger>,
+    over: AtomicBool,
+    grants: AtomicU64,
+    timeouts: AtomicU64,
+    errors: AtomicU64,
+    wrong: AtomicU64,
+    /// How far a token was ahead of the clock at most, in microseconds.
+    ahead: AtomicU64,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let ledger = |number| Ledger {
+            holders: AtomicUsize::new(0),
+            last: AtomicU64::new(0),
+            limit: if number % 5 == 0 { PERMITS } else { 1 },
+        };
+        Scene {
+            ledgers: (0..LOCKS).map(ledger).collect(),
+            over: AtomicBool::new(false),
+            grants: AtomicU64::new(0),
+            timeouts: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            wrong: AtomicU64::new(0),
+            ahead: AtomicU64::new(0),
+        }
+    }
+
+    fn goes_on(&self) -> bool {
+        !self.over.load(Ordering::Relaxed)
+    }
+
+    fn granted(&self, number: usize, token: u64) {
+        let ledger = &self.ledgers[number];
+        let beside = ledger.holders.fetch_add(1, Ordering::SeqCst);
+        let last = ledger.last.fetch_max(token, Ordering::SeqCst);
+        let grows = ledger.limit > 1 || last < token;
+        if beside >= ledger.limit || !grows {
+            self.wrong.fetch_add(1, Ordering::Relaxed);
+            eprintln!("soak: lock {number}: {beside} held it beside token {token}, the last was {last}");
+        }
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, micros);
+        self.ahead.fetch_max(token.saturating_sub(wall), Ordering::Relaxed);
+        self.grants.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// To be called before the release is sent.
+    fn gives_back(&self, number: usize) {
+        self.ledgers[number].holders.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn failed(&self, why: &impl std::fmt::Display) {
+        if self.errors.fetch_add(1, Ordering::Relaxed) < 5 {
+            eprintln!("soak: {why}");
+        }
+    }
+}
+
+async fn block(scene: Arc<Scene>, mut line: MultiplexedConnection, seed: u64) {
+    let mut rng = Rng::with_seed(seed);
+    let mut turn = 0;
+    while scene.goes_on() {
+        sleep(Duration::from_millis(rng.u64(50..500))).await;
+        let number = rng.usize(..LOCKS);
+        turn += 1;
+        let owner = format!("{seed}-{turn}");
+        let mut acquire = cmd("LOCK.ACQUIRE");
+        acquire.arg(key(number)).arg(&owner).arg("LIMIT").arg(scene.ledgers[number].limit);
+        acquire.arg("WAIT").arg(WAIT.as_millis() as u64);
+        match acquire.query_async::<Option<u64>>(&mut line).await {
+            Ok(Some(token)) => {
+                scene.granted(number, token);
+                sleep(Duration::from_millis(rng.u64(1..20))).await;
+                scene.gives_back(number);
+                let release: RedisResult<Option<u64>> =
+                    cmd("LOCK.RELEASE").arg(key(number)).arg(&owner).query_async(&mut line).await;
+                match release {
+                    Ok(Some(0)) => {}
+                    other => scene.failed(&format!("release: {other:?}")),
+                }
+            }
+            Ok(None) => drop(scene.timeouts.fetch_add(1, Ordering::Relaxed)),
+            Err(why) => scene.failed(&why),
+        }
+    }
+}
+
+async fn ask_by_session(scene: Arc<Scene>, locks: Locks, seed: u64) {
+    let mut rng = Rng::with_seed(seed);
+    while scene.goes_on() {
+        sleep(Duration::from_millis(rng.u64(50..500))).await;
+        let number = rng.usize(..LOCKS);
+        let limit = u32::try_from(scene.ledgers[number].limit).unwrap_or(1);
+        match locks.lock(key(number)).limit(limit).wait(WAIT).acquire().await {
+            Ok(Some(guard)) => {
+                scene.granted(number, guard.fence());
+                sleep(Duration::from_millis(rng.u64(1..20))).await;
+                scene.gives_back(number);
+                if let Err(why) = guard.release().await {
+                    scene.failed(&why);
+                }
+            }
+            Ok(None) => drop(scene.timeouts.fetch_add(1, Ordering::Relaxed)),
+            Err(why) => scene.failed(&why),
+        }
+    }
+}
+
+fn key(number: usize) -> String {
+    format!("soak:{number}")
+}
+
+/// What was seen of the memory in one round: while all work, and when all have gone.
+struct Round {
+    used: Vec<u64>,
+    left: u64,
+    wrong: Vec<String>,
+}
+
+/// Two rounds of the same: what the first leaves behind are tables that keep their size; the second must leave no more.
+fn soak(options: &Options) -> RedisResult<Row> {
+    let server = Server::start();
+    let before = memory(&server);
+    let scene = Arc::new(Scene::new());
+    let begun = Instant::now();
+    let rounds = [round(&server, &scene, options.budget / 2)?, round(&server, &scene, options.budget / 2)?];
+    Ok(judge(&scene, before, &rounds, begun.elapsed()))
+}
+
+fn round(server: &Server, scene: &Arc<Scene>, time: Duration) -> RedisResult<Round> {
+    scene.over.store(false, Ordering::Relaxed);
+    let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let begun = Instant::now();
+    let mut used = Vec::new();
+    let config = AsyncConnectionConfig::new().set_response_timeout(Some(WAIT * 2));
+    let mut clients = Vec::new();
+    for seed in 0..BLOCKED {
+        let line = runtime.block_on(server.client().get_multiplexed_async_connection_with_config(&config))?;
+        clients.push(runtime.spawn(block(Arc::clone(scene), line, seed as u64)));
+    }
+    let inside = runtime.enter();
+    let sessions: Vec<Locks> = (0..SESSIONS).map(|_| Locks::new(server.client())).collect();
+    for seed in BLOCKED..BLOCKED + TASKS {
+        let locks = sessions[seed % SESSIONS].clone();
+        clients.push(runtime.spawn(ask_by_session(Arc::clone(scene), locks, seed as u64)));
+    }
+    drop((inside, sessions));
+    for sample in 1..=SAMPLES {
+        thread::sleep((time * sample / SAMPLES).saturating_sub(begun.elapsed()));
+        used.push(memory(server));
+        let grants = scene.grants.load(Ordering::Relaxed);
+        eprintln!("soak: {:?}, {} kB, {grants} grants", begun.elapsed(), memory(server) / 1024);
+    }
+    scene.over.store(true, Ordering::Relaxed);
+    let all_ended = runtime.block_on(async {
+        let all = async {
+            for client in clients {
+                let _ = client.await;
+            }
+        };
+        tokio::time::timeout(WAIT * 2, all).await.is_ok()
+    });
+    runtime.shutdown_timeout(Duration::from_secs(5));
+    let mut wrong = vec![
+        (!all_ended, "not every client came to an end"),
+        (!nothing_left(server), "something was left when all had gone"),
+    ];
+    wrong.retain(|(is_wrong, _)| *is_wrong);
+    let wrong = wrong.into_iter().map(|(_, what)| what.to_owned()).collect();
+    Ok(Round { used, left: memory(server), wrong })
+}
+
+fn nothing_left(server: &Server) -> bool {
+    eventually(Duration::from_secs(10), || {
+        ["holdfast_waiters", "holdfast_tied_holds", "holdfast_sessions"]
+            .iter()
+            .all(|field| server.info("holdfast", field).is_none_or(|value| value == "0"))
+            && server.info("clients", "connected_clients").as_deref() == Some("1")
+            && redis::cmd("DBSIZE").query::<u64>(&mut server.connect()).is_ok_and(|keys| keys == 0)
+    })
+}
+
+fn judge(scene: &Scene, before: u64, rounds: &[Round; 2], took: Duration) -> Row {
+    let [first, second] = rounds;
+    let (early, late) = (median(&first.used), median(&second.used));
+    let mut wrong: Vec<String> = rounds.iter().flat_map(|round| round.wrong.iter().cloned()).collect();
+    let grown = [("while all work", early, late, 0), ("when all have gone", first.left, second.left, TABLES)];
+    for (what, one, other, tables) in grown {
+        if other > one + one / MAY_GROW_BY + tables {
+            wrong.push(format!("memory {what}: {one} bytes in the first round, {other} in the second"));
+        }
+    }
+    for what in &wrong {
+        eprintln!("soak: {what}");
+    }
+    let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let grants = load(&scene.grants);
+    Row {
+        scenario: format!("Soak, {} clients", BLOCKED + TASKS),
+        runs: 2,
+        faults: 0,
+        requests: 2 * grants + load(&scene.timeouts),
+        violations: wrong.len() as u64 + load(&scene.wrong) + load(&scene.errors),
+        note: format!(
+            "{} s, {grants} grants, {} timed out; memory {} kB before, {} and {} at work (median of each half), \
+             {} and {} when all had gone; tokens at most {} µs ahead of the clock",
+            took.as_secs(),
+            load(&scene.timeouts),
+            before / 1024,
+            early / 1024,
+            late / 1024,
+            first.left / 1024,
+            second.left / 1024,
+            load(&scene.ahead),
+        ),
+    }
+}
+
+fn memory(server: &Server) -> u64 {
+    server.info("memory", "used_memory").and_then(|bytes| bytes.parse().ok()).unwrap_or(0)
+}
+
+fn median(values: &[u64]) -> u64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable();
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0)
+}

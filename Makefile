@@ -1,7 +1,7 @@
 # What can be done here. `make` alone lists it.
 
 .DEFAULT_GOAL := help
-.PHONY: help run stop build test test-versions test-containers lint bench bench-quick lab image install
+.PHONY: help run stop build test test-versions test-pythons test-containers lint bench bench-quick lab image dist test-dist test-deploy install
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ test: install ## Runs every test against this machine's Redis (ARGS=name: those 
 
 test-versions: install ## The same tests on each server of scripts/servers (SERVERS="redis-8.0 …", ARGS=name)
 	@scripts/test-versions $(ARGS)
+
+test-pythons: install ## The Python client's tests with every Python that can be had here (ARGS=file)
+	@scripts/test-python --all $(ARGS)
 
 test-containers: install ## The same tests against servers in containers (ARGS=name)
 	@scripts/test-containers $(ARGS)
@@ -41,8 +44,17 @@ bench-quick: build ## The same in two minutes: shows that it runs, judges nothin
 lab: build ## Failover, partitions, kill -9, random requests: tries to break it (LAB_MINUTES=n)
 	@scripts/lab
 
-image: build ## Builds the container image holdfast-test:latest
+image: install ## Builds the container image holdfast-test:latest (SERVER=valkey: holdfast-test:valkey)
 	@scripts/image
+
+dist: install ## Makes the packages in target/dist: tarball, Debian package, wheel, crates, bill of materials, checksums
+	@scripts/dist
+
+test-dist: install ## Makes them twice, compares, installs and uses them (ARGS=--twice: compiles twice, too)
+	@scripts/test-dist $(ARGS)
+
+test-deploy: install ## Checks deploy/, and starts and uses its three shapes in containers (SERVER=valkey)
+	@scripts/test-deploy
 
 install: ## Installs what is missing for all of these (nothing, when all is there)
 	@scripts/install

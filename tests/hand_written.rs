@@ -474,12 +474,12 @@ fn a_renewed_hold_outlives_the_expiry_of_its_fields() {
         connection.say(&format!("LOCK.ACQUIRE {key} me LEASE 60000 {limit}")).token();
         let_fields_expire(&mut connection, key, 300);
         connection.say(&format!("LOCK.RENEW {key} me LEASE 70000")).token();
-        connection.say(&format!("LOCK.ACQUIRE {key}:watched me LEASE 200 WATCHDOG {limit}")).token();
-        let_fields_expire(&mut connection, &format!("{key}:watched"), 300);
+        connection.say(&format!("LOCK.ACQUIRE {key}:watched me LEASE 600 WATCHDOG {limit}")).token();
+        let_fields_expire(&mut connection, &format!("{key}:watched"), 900);
     }
-    // Gone after 300 ms, by the server's own clock: a field that nothing renewed.
+    // Gone later than those, by the server's own clock: a field that nothing renewed.
     connection.say("HSET other field value");
-    connection.say("HPEXPIRE other 1000 FIELDS 1 field");
+    connection.say("HPEXPIRE other 1500 FIELDS 1 field");
     until(SOON, "the fields' time is over", || connection.say("EXISTS other") == Value::Int(0));
     for key in ["mutex", "many", "mutex:watched", "many:watched"] {
         assert_eq!(owners(&mut connection, key), ["me"], "{key}");

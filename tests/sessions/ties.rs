@@ -13,7 +13,7 @@ fn the_watchdog_renews_while_the_session_lives() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 300");
+    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 900");
     let mut seen = vec![deadline(&mut client, b"key")];
     until(SOON, "it is renewed five times", || {
         let now = deadline(&mut client, b"key");

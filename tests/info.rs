@@ -100,11 +100,11 @@ fn leases_and_connections_that_end_are_counted() {
     let server = Server::start();
     let mut raw = server.raw();
     let before = section(&mut raw);
-    ask_token(&mut raw, "LOCK.ACQUIRE short me LEASE 10");
+    ask_token(&mut raw, "LOCK.ACQUIRE short me LEASE 500");
     let mut next = waiter(&server, "short");
     assert!(matches!(next.read(), Ok(Value::Int(1..))));
     until(SOON, "the end of the lease is counted", || section(&mut raw)["expired"] == before["expired"] + 1);
-    ask_token(&mut raw, "LOCK.ACQUIRE shared me SHARED LEASE 10");
+    ask_token(&mut raw, "LOCK.ACQUIRE shared me SHARED LEASE 500");
     ask_token(&mut raw, "LOCK.ACQUIRE shared you SHARED");
     until(SOON, "the lease has run out", || section(&mut raw)["expired"] == before["expired"] + 2);
     let mut gone = server.raw();

@@ -113,6 +113,81 @@ def test_an_ephemeral_lock_ends_with_the_parent_and_not_with_the_child(own_serve
     process.communicate()
 
 
+def test_a_fork_while_other_threads_use_locks(own_server, name):
+    """A mutex that one of them has in that moment is never given back in the child."""
+    process = program(
+        own_server,
+        f"""
+        def work(number):
+            # Two kinds of alarm: one that waits for a lease, and none.
+            lock = holdfast.Lock(client, f"{name}:{{number}}", timeout=30 if number % 2 else None)
+            while True:
+                with lock:
+                    lock.lost
+
+        for number in range(4):
+            threading.Thread(target=work, args=(number,), daemon=True).start()
+        time.sleep(0.2)
+        for _ in range(60):
+            child = os.fork()
+            if child == 0:
+                # A client of its own: redis-py's pool has such a mutex, too.
+                with holdfast.Lock(redis.Redis(host="127.0.0.1", port={own_server.port}), "{name}:child") as lock:
+                    lock.check()
+                os._exit(0)
+            until = time.monotonic() + 10
+            while os.waitpid(child, os.WNOHANG) == (0, 0):
+                if time.monotonic() > until:
+                    os.kill(child, signal.SIGKILL)
+                    print("a child hangs", flush=True)
+                    os._exit(1)
+                time.sleep(0.001)
+        print("done", flush=True)
+        os._exit(0)
+        """,
+    )
+    assert ends(process, 50) == "done\n"
+
+
+@pytest.mark.parametrize(
+    "several",
+    [
+        "holdfast.MultiLock([holdfast.Lock(client, '{}'), holdfast.Lock(redis.Redis(port=client.port, db=1), '{}')], {})",
+        "holdfast.RedLock([client], '{}', {})",
+    ],
+    ids=["MultiLock", "RedLock"],
+)
+@pytest.mark.parametrize("thread_local", [True, False])
+def test_what_is_held_at_several_servers_is_the_parents_too(own_server, admin, name, several, thread_local):
+    several = several.replace("port=client.port", f"port={own_server.port}")
+    several = several.format(*[name] * (several.count("{}") - 1), f"thread_local={thread_local}, on_lost=told.append")
+    process = program(
+        own_server,
+        f"""
+        told = []
+        lock = {several}
+        lock.acquire()
+        if os.fork() == 0:
+            assert lock.fence is None
+            assert not lock.owned()
+            for use in (lock.check, lock.release):
+                try:
+                    use()
+                except holdfast.LockLost as error:
+                    os._exit(1)
+                except holdfast.NotHeld:
+                    pass
+            os._exit(len(told))
+        assert os.wait()[1] == 0
+        lock.check()
+        assert lock.owned()
+        lock.release()
+        print("done")
+        """,
+    )
+    assert ends(process) == "done\n"
+
+
 def test_multiprocessing(own_server, admin, name):
     process = program(
         own_server,

@@ -49,9 +49,10 @@ class Book:
         return [hold for hold in holds if hold.session_ended()]
 
     def forget(self) -> None:
-        """This is the child of a fork: nothing here is its own."""
-        for hold in self._holds.values():
-            hold.over()
+        """This is the child of a fork: nothing here is its own.
+
+        Touches no hold: a thread that is not here may have had its mutex. Who looks for what it holds finds nothing.
+        """
         self._holds.clear()
 
     @property
@@ -69,15 +70,16 @@ class Owners:
 
     def __init__(self) -> None:
         self._numbers = _owners()
-        self._prefix = b""
+        # The same object for as long as this is the same process.
+        self.process = b""
         self.start()
 
     def start(self) -> None:
         """Begins anew, in the child of a fork too."""
         host = socket.gethostname().encode(errors="replace")[:255]
-        self._prefix = b"%s:%d:%s:" % (host, os.getpid(), os.urandom(6).hex().encode())
+        self.process = b"%s:%d:%s:" % (host, os.getpid(), os.urandom(6).hex().encode())
         self._numbers = itertools.count(1)
 
     def next(self) -> bytes:
         """The next one."""
-        return b"%s%d" % (self._prefix, next(self._numbers))
+        return b"%s%d" % (self.process, next(self._numbers))

@@ -107,7 +107,7 @@ class LockBase:
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
         self.on_lost = on_lost
-        self._local: Any = threading.local() if self.thread_local else SimpleNamespace(holds=[])
+        self._local: Any = threading.local() if self.thread_local else SimpleNamespace()
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.{type(self).__qualname__} {self.name!r}>"
@@ -125,16 +125,17 @@ class LockBase:
     def _holds(self) -> list[Hold]:
         """What this object holds, for this thread if that matters; the newest last."""
         holds = self._all_holds()
-        # What the parent of a fork held is the parent's; what failed to be given back may be given back again.
+        # What failed to be given back may be given back again.
         while holds and holds[-1].state is State.OVER and not holds[-1].unheard:
             holds.pop()
         return holds
 
     def _all_holds(self) -> list[Hold]:
-        try:
-            holds: list[Hold] = self._local.holds
-        except AttributeError:
-            holds = self._local.holds = []
+        local = self._local
+        # Nothing yet, or what the parent of a fork held: that is the parent's.
+        if getattr(local, "process", None) is not OWNERS.process:
+            local.process, local.holds = OWNERS.process, []
+        holds: list[Hold] = local.holds
         return holds
 
     def _current(self, verb: str) -> Hold:

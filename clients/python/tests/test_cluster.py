@@ -10,7 +10,7 @@ import redis.asyncio
 import holdfast
 import holdfast.asyncio
 from servers import HOST, Cluster, holder, until, waiters
-from test_lock import in_thread
+from test_lock import in_thread, takes_turns
 
 
 @pytest.fixture
@@ -40,6 +40,12 @@ def test_locks_on_every_master(kind, client, cluster, name):
         assert join()
         assert second.owned()
         second.release()
+
+
+def test_made_by_the_client_of_a_cluster(kind, client, name):
+    if not hasattr(client, "lock"):
+        pytest.skip("redis-py's asyncio client of a cluster has no lock()")
+    takes_turns(kind, client, name)
 
 
 def test_several_of_one_slot(kind, client, cluster, name):

@@ -7,6 +7,7 @@ import pytest
 import redis
 
 import holdfast
+from kinds import Blocking
 from servers import until, waiters
 
 
@@ -376,14 +377,32 @@ def test_another_database(kind, server, admin, name):
     assert lost.wait(5)
 
 
-def test_made_by_the_client(kind, client, name):
-    lock = kind.api.Lock
+def made_by_the_client(kind, client, name):
+    def make():
+        return client.lock(name, timeout=5, blocking_timeout=2, lock_class=kind.api.Lock)
+
     if kind.name == "threads":
-        made = client.lock(name, timeout=5, lock_class=lock)
-    else:
-        made = kind._in_loop(lambda: client.lock(name, timeout=5, lock_class=lock))
-    assert type(made) is lock
-    assert made.timeout == 5
+        lock = make()
+        assert type(lock) is holdfast.Lock
+        return lock
+    lock = kind._in_loop(make)
+    assert type(lock) is holdfast.asyncio.Lock
+    return Blocking(kind, lock)
+
+
+def takes_turns(kind, client, name):
+    with made_by_the_client(kind, client, name) as lock:
+        assert lock.fence
+        assert lock.timeout == 5
+        assert lock.blocking_timeout == 2
+        assert not kind.Lock(client, name).acquire(blocking=False)
+        with pytest.raises(redis.exceptions.LockError), kind.Lock(client, name, blocking=False):
+            pass
+    assert not lock.locked()
+
+
+def test_made_by_the_client(kind, client, name):
+    takes_turns(kind, client, name)
 
 
 def test_locks_of_clients_that_share_a_pool_share_a_session(kind, own_server, name):

@@ -152,15 +152,14 @@ def test_a_fork_while_other_threads_use_locks(own_server, name):
 @pytest.mark.parametrize(
     "several",
     [
-        "holdfast.MultiLock([holdfast.Lock(client, '{}'), holdfast.Lock(redis.Redis(port=client.port, db=1), '{}')], {})",
-        "holdfast.RedLock([client], '{}', {})",
+        "holdfast.MultiLock([holdfast.Lock(client, '{0}'), holdfast.Lock(client, '{0}:2')], {1})",
+        "holdfast.RedLock([client], '{0}', {1})",
     ],
     ids=["MultiLock", "RedLock"],
 )
 @pytest.mark.parametrize("thread_local", [True, False])
 def test_what_is_held_at_several_servers_is_the_parents_too(own_server, admin, name, several, thread_local):
-    several = several.replace("port=client.port", f"port={own_server.port}")
-    several = several.format(*[name] * (several.count("{}") - 1), f"thread_local={thread_local}, on_lost=told.append")
+    several = several.format(name, f"thread_local={thread_local}, on_lost=told.append")
     process = program(
         own_server,
         f"""

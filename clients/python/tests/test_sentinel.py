@@ -5,7 +5,7 @@ import redis
 
 import holdfast
 from servers import Sentinels, holder, until, waiters
-from test_lock import in_thread
+from test_lock import in_thread, takes_turns
 
 # redis-py's clients of the Sentinels are nobody's to close.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -35,6 +35,10 @@ def failover(sentinels):
 def watched(server, name):
     one = holder(server.client(), name)
     return one and one[b"watchdog"]
+
+
+def test_made_by_a_client_of_sentinel(kind, client, name):
+    takes_turns(kind, client, name)
 
 
 def test_a_failover(kind, client, sentinels, name):

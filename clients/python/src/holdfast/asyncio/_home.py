@@ -207,7 +207,10 @@ class Home:
             await self._give_back(node.server, connection)
 
     def post(self, key: bytes, request: Callable[[SessionState], Request]) -> Posted:
-        return Posted(self.loop.create_task(self._ask(key, request)))
+        task = self.loop.create_task(self._ask(key, request))
+        # An answer that nobody waits for any more may be an error; asyncio would complain that nobody looked at it.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return Posted(task)
 
     async def _ask(self, key: bytes, request: Callable[[SessionState], Request]) -> Reply:
         found = self.find(key, None)

@@ -7,8 +7,9 @@
 
 use crate::books::owed::{OnBehalf, Ticket};
 use crate::books::sessions::Unheard;
-use crate::books::{self, Answer, Asker, Books, Event, Kind, Outcome, Recipient, State};
-use crate::lock::Waiter;
+use crate::books::{self, Answer, Asker, Books, Event, IfNone, Kind, Outcome, Reading, Recipient, State};
+use crate::config;
+use crate::lock::{LockKey, Owner, Token, Waiter};
 use crate::server::Ctx;
 use crate::server::clock::{Now, Slice};
 use crate::server::reply::Replied;
@@ -86,9 +87,9 @@ pub fn answer(ctx: Ctx, ticket: Ticket) {
             ctx.reply_null()
         }
         State::Ending(Outcome::Refused(message), _) => ctx.reply_error(&message),
-        State::Reading { most, .. } => {
+        State::Reading(reading, _) => {
             forget(ctx, ticket, client, pending.state);
-            reply_events(ctx, client, most)
+            reply_events(ctx, client, reading)
         }
         unfinished => {
             forget(ctx, ticket, client, unfinished);
@@ -128,7 +129,7 @@ fn forget(ctx: Ctx, ticket: Ticket, client: u64, state: State) {
             true
         }
         State::Ending(..) | State::Beginning => false,
-        State::Reading { until, .. } => {
+        State::Reading(_, until) => {
             books.sessions.set_reader(client, None);
             if let Some(until) = until {
                 books.owed.timeouts.remove(&(until, ticket));
@@ -167,14 +168,32 @@ pub fn reply(ctx: Ctx, answer: &Answer) -> Replied {
     }
 }
 
-/// Replies with a session's next unread events, at most `most` of them; with null if there are none.
-pub fn reply_events(ctx: Ctx, session: u64, most: usize) -> Replied {
-    let events = books::with(|books| read_events(books, session, most));
-    if events.is_empty() {
-        return ctx.reply_null();
+/// Replies with a session's next unread events; if there are none, with null or a sign of life.
+pub fn reply_events(ctx: Ctx, session: u64, reading: Reading) -> Replied {
+    let events = books::with(|books| read_events(books, session, reading.most));
+    if !events.is_empty() {
+        let array = ctx.reply_array(events.len());
+        return events.iter().fold(array, |_, event| reply_event(ctx, event));
     }
-    let array = ctx.reply_array(events.len());
-    events.iter().fold(array, |_, event| reply_event(ctx, event))
+    match reading.if_none {
+        IfNone::Null => ctx.reply_null(),
+        IfNone::Alive => {
+            let _ = ctx.reply_array(1);
+            reply_alive(ctx, session)
+        }
+    }
+}
+
+/// Writes the event that is none: the session is alive, its next question will be answered within so many ms, and this
+/// is the default lease.
+fn reply_alive(ctx: Ctx, session: u64) -> Replied {
+    let lease = config::default_lease();
+    let pace = books::with(|books| {
+        let pace = books.pace(session, lease);
+        books.sessions.promise(session, pace);
+        pace
+    });
+    reply_fields(ctx, "alive", (&[], None, None), Some(&format!("{pace} {lease}")))
 }
 
 fn read_events(books: &mut Books, session: u64, most: usize) -> Vec<Event> {
@@ -196,7 +215,6 @@ fn read_events(books: &mut Books, session: u64, most: usize) -> Vec<Event> {
 
 fn reply_event(ctx: Ctx, event: &Event) -> Replied {
     let Event { kind, keys, owner } = event;
-    let _ = ctx.reply_array(6);
     let (name, token, detail) = match kind {
         Kind::Granted(token) => ("granted", Some(*token), None),
         Kind::TimedOut => ("timeout", None, None),
@@ -204,16 +222,24 @@ fn reply_event(ctx: Ctx, event: &Event) -> Replied {
         Kind::Lost(token, why) => ("lost", Some(*token), Some(why.name())),
         Kind::Untied(token, why) => ("untied", Some(*token), Some(why.name())),
     };
+    reply_fields(ctx, name, (keys, Some(owner), token), detail)
+}
+
+/// Writes an event.
+fn reply_fields(
+    ctx: Ctx,
+    name: &str,
+    (keys, owner, token): (&[LockKey], Option<&Owner>, Option<Token>),
+    detail: Option<&str>,
+) -> Replied {
+    let _ = ctx.reply_array(6);
     let _ = ctx.reply_bytes(name.as_bytes());
     let _ = ctx.reply_signed(keys.first().map_or(0, |key| i64::from(key.db)));
     let _ = ctx.reply_array(keys.len());
     for key in keys.iter() {
         let _ = ctx.reply_bytes(&key.name);
     }
-    let _ = ctx.reply_bytes(owner);
+    let _ = owner.map_or_else(|| ctx.reply_null(), |owner| ctx.reply_bytes(owner));
     let _ = ctx.reply_token(token);
-    match detail {
-        Some(detail) => ctx.reply_bytes(detail.as_bytes()),
-        None => ctx.reply_null(),
-    }
+    detail.map_or_else(|| ctx.reply_null(), |detail| ctx.reply_bytes(detail.as_bytes()))
 }

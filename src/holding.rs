@@ -1,7 +1,6 @@
 //! How holds begin and end: the one place that grants, and the one that takes away.
 
-use crate::books::ties::NewTie;
-use crate::books::{self, Books, Terms, Tie, Tying, Why};
+use crate::books::{self, Books, NewTie, Terms, Tie, Tying, Why};
 use crate::config;
 use crate::keyspace::effects::{Ending, Waiters};
 use crate::keyspace::{self, Allowance, Lock, NotRead};
@@ -91,15 +90,19 @@ pub fn bind(lock: &Lock, deadline: Deadline, token: Token, grantee: Grantee, now
         replicas,
         deadline,
     };
-    let other = books::with(|books| books.ties.tie(tie, now.millis()));
+    let other = books::with(|books| books.tie(tie, now.millis()));
     lost(lock.ctx(), other, Why::Changed);
     wake_for_ties(lock.ctx());
 }
 
-/// Makes sure that the timer fires in time for the ties.
+/// Makes sure that the timer fires in time for the ties, and for a session that hears of a shorter lease.
 pub fn wake_for_ties(ctx: Ctx) {
-    if let Some(due) = books::with(|books| books.ties.next_due()) {
+    let (due, is_ending) = books::with(|books| (books.ties.next_due(), books.owed.is_ending()));
+    if let Some(due) = due {
         timer::wake(ctx, Timer::Work, due);
+    }
+    if is_ending {
+        timer::wake_for_replies(ctx);
     }
 }
 

@@ -128,7 +128,7 @@ fn roll_back_step(
         }
         books.ties.untie(hold.0, hold.1, hold.2);
         if let Some(tie) = tie_before.as_ref().filter(|tie| ctx::is_connected(tie.client)) {
-            books.ties.put_back(tie.clone(), deadline, now.millis());
+            books.put_back(tie.clone(), deadline, now.millis());
         }
     });
     holding::wake_for_ties(ctx);

@@ -8,8 +8,8 @@
 use crate::answering;
 use crate::books::confirmations::What;
 use crate::books::owed::{About, OnBehalf, Purpose, Ticket};
-use crate::books::sessions::{Cancelled, Claimed, Remains};
-use crate::books::{self, Answer, Asker, Books, Outcome, Recipient, State, Terms, Undo};
+use crate::books::sessions::{Cancelled, Claimed, Reader, Remains};
+use crate::books::{self, Answer, Asker, Books, IfNone, Outcome, Reading, Recipient, State, Terms, Undo};
 use crate::config;
 use crate::confirming;
 use crate::holding;
@@ -44,6 +44,15 @@ impl Wait {
             Self::No => Some(now.millis()),
             Self::For(ms) => Some(now.millis().saturating_add(ms)),
             Self::Forever => None,
+        }
+    }
+
+    /// The same, but for `ms` at most.
+    fn at_most(self, most: Millis) -> Self {
+        match self {
+            Self::No => Self::No,
+            Self::For(ms) => Self::For(ms.min(most)),
+            Self::Forever => Self::For(most),
         }
     }
 }
@@ -248,25 +257,33 @@ fn give_back(ctx: Ctx, session: u64, owner: TextRef, key: &LockKey, now: Now) ->
     true
 }
 
-/// Blocks a session until its next events.
-pub fn read_next(ctx: Ctx, session: u64, most: usize, wait: Wait, now: Now) -> Result<Replied, String> {
+/// Blocks a session until its next events, or until it is to hear that it is alive.
+pub fn read_next(ctx: Ctx, session: u64, reading: Reading, wait: Wait, now: Now) -> Result<Replied, String> {
     events::watch_keys(ctx);
     let ticket = books::with(|books| {
         books.sessions.open(session);
         books.owed.ticket()
     });
     if wait == Wait::No || books::with(|books| books.sessions.unread(session) > 0) || !ctx.flags().may_block() {
-        return Ok(answering::reply_events(ctx, session, most));
+        return Ok(answering::reply_events(ctx, session, reading));
     }
     let Some((block, replied)) = block_for_events(ctx, ticket) else {
         return Err("ERR this client can't be blocked".into());
     };
-    let until = wait.until(now);
-    books::with(|books| {
+    let until = books::with(|books| {
+        let (until, alive_at) = match reading.if_none {
+            IfNone::Null => (wait.until(now), None),
+            IfNone::Alive => {
+                let pace = books.pace(session, config::default_lease());
+                let until = wait.at_most(books.sessions.promised(session, pace)).until(now);
+                (until, until)
+            }
+        };
         let to = Recipient::Blocked { client: session, block: Some(block) };
-        books.owed.owe(ticket, to, State::Reading { most, until });
-        books.sessions.set_reader(session, Some(ticket));
+        books.owed.owe(ticket, to, State::Reading(reading, until));
+        books.sessions.set_reader(session, Some(Reader { ticket, alive_at }));
         books.owed.timeouts.extend(until.map(|until| (until, ticket)));
+        until
     });
     if let Some(until) = until {
         timer::wake(ctx, Timer::Work, until);
@@ -308,7 +325,7 @@ pub fn time_out(ctx: Ctx, now: Now, slice: Slice) {
                     let id = *id;
                     books.queue.leave(id)
                 }
-                Some(State::Reading { .. }) => {
+                Some(State::Reading(..)) => {
                     books.owed.call(ticket);
                     None
                 }

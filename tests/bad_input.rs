@@ -29,7 +29,7 @@ const REPLICAS: Number = Number { word: "REPLICAS", least: 0, most: i64::MAX };
 const FENCE: Number = Number { word: "FENCE", ..TOKEN };
 
 /// Requests that are right as they stand (but for the reply that they get), and the numbers that may follow.
-const REQUESTS: [(&str, &[Number]); 18] = [
+const REQUESTS: [(&str, &[Number]); 19] = [
     ("LOCK.ACQUIRE held me", &[LEASE, WAIT, LIMIT, HOLDS, REPLICAS]),
     ("LOCK.ACQUIRE held you", &[LEASE, WAIT, LIMIT, HOLDS, REPLICAS]),
     ("LOCK.ACQUIRE shared me SHARED", &[LEASE, WAIT, HOLDS, REPLICAS]),
@@ -44,6 +44,7 @@ const REQUESTS: [(&str, &[Number]); 18] = [
     ("LOCK.MRELEASE 2 held free me", &[TOKEN]),
     ("LOCK.MRENEW 2 held free me", &[LEASE, TOKEN, REPLICAS]),
     ("LOCK.NEXT", &[WAIT, COUNT]),
+    ("LOCK.NEXT ALIVE", &[WAIT, COUNT]),
     ("LOCK.CANCEL held me", &[]),
     ("LOCK.INFO held", &[COUNT]),
     ("LOCK.WAITERS held", &[COUNT]),
@@ -294,7 +295,10 @@ fn another_limit_than_the_locks() {
 fn a_word_that_is_unknown_there() {
     each(|victim| {
         for (request, words) in [
-            ("LOCK.ACQUIRE held me", &["FOO", "ALL", "TOKEN", "COUNT", "FENCE", "LEASES", "LEAS", "SESSIONS", "5"][..]),
+            (
+                "LOCK.ACQUIRE held me",
+                &["FOO", "ALL", "TOKEN", "COUNT", "ALIVE", "FENCE", "LEASES", "LEAS", "SESSIONS", "5"][..],
+            ),
             ("LOCK.ACQUIRE free me LEASE 5", &["FOO", "ALL", "TOKEN", "7"]),
             (
                 "LOCK.RELEASE held me",

@@ -107,7 +107,7 @@ const EXPECTED: [Expected; 14] = [
         effect: Effect::Neither,
         example: "LOCK.NEXT WAIT 0",
         keys: &[],
-        words: &["WAIT", "COUNT"],
+        words: &["WAIT", "COUNT", "ALIVE"],
     },
     Expected {
         name: "LOCK.CANCEL",

@@ -1,5 +1,6 @@
 //! Sessions: one connection that stands for a process.
 
+mod alive;
 mod cancel;
 mod cluster;
 mod ends;

@@ -18,15 +18,15 @@ mod tests;
 
 pub use confirmations::{ConfirmationId, Confirmations};
 pub use looks::Looks;
-pub use owed::{Answer, Asker, Outcome, Owed, Recipient, State, Terms};
+pub use owed::{Answer, Asker, IfNone, Outcome, Owed, Reading, Recipient, State, Terms};
 pub use sessions::{Event, Kind, Sessions, Why};
 pub use sweep::Sweep;
-pub use ties::{Tie, TieId, Ties, Tying};
+pub use ties::{NewTie, Tie, TieId, Ties, Tying};
 pub use undo::{Step, Undo};
 
 use crate::lock::cycle::Search;
 use crate::lock::serve::{Agenda, Change};
-use crate::lock::{LockKey, Millis, Queue, Waiter, WaiterId};
+use crate::lock::{Deadline, LockKey, Millis, Queue, Waiter, WaiterId};
 use crate::server::MainThread;
 use crate::server::blocked::Blocked;
 use crate::server::clock::Now;
@@ -137,6 +137,37 @@ impl Books {
     pub fn untied(&mut self, tie: &Tie, why: Why) {
         self.sessions.untied(tie, why);
         self.call_reader(tie.client);
+    }
+
+    /// Ties a hold, as [`Ties::tie`] does.
+    pub fn tie(&mut self, new: NewTie, now: Millis) -> Option<Tie> {
+        let client = new.client;
+        let other = self.ties.tie(new, now);
+        self.hurry_reader(client, now);
+        other
+    }
+
+    /// Restores a tie, as [`Ties::put_back`] does.
+    pub fn put_back(&mut self, tie: Tie, deadline: Deadline, now: Millis) {
+        let client = tie.client;
+        self.ties.put_back(tie, deadline, now);
+        self.hurry_reader(client, now);
+    }
+
+    /// Lets a session that has been given a shorter lease to keep alive be answered, if it would hear too late that it
+    /// is alive.
+    fn hurry_reader(&mut self, session: u64, now: Millis) {
+        if self.sessions.expects_sign_of_life(session)
+            && let Some(lease) = self.ties.shortest_lease(session)
+            && let Some(reader) = self.sessions.take_late_reader(session, now.saturating_add(sessions::pace(lease)))
+        {
+            self.owed.call(reader);
+        }
+    }
+
+    /// How many ms apart the signs of life of a session are now. `default_lease` counts while it keeps no hold alive.
+    pub fn pace(&self, session: u64, default_lease: Millis) -> Millis {
+        sessions::pace(self.ties.shortest_lease(session).unwrap_or(default_lease))
     }
 
     /// Lends the roll-backs of everything that an owner was given of a lock without having been told yet.

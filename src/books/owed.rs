@@ -83,6 +83,25 @@ pub enum Purpose {
     Renew,
 }
 
+/// How a session reads its events.
+#[derive(Clone, Copy, Debug)]
+pub struct Reading {
+    /// How many at once, at most.
+    pub most: usize,
+    /// What it is told if there are none.
+    pub if_none: IfNone,
+}
+
+/// What a session is told that has no events to read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IfNone {
+    /// Null.
+    #[default]
+    Null,
+    /// That it is alive, often enough for the holds that it keeps alive.
+    Alive,
+}
+
 /// How a request ended that was not answered at once.
 #[derive(Debug)]
 pub enum Outcome {
@@ -114,13 +133,8 @@ pub enum State {
     Confirming(ConfirmationId),
     /// To be delivered at the end of this turn of the event loop; and when the request ended.
     Ending(Outcome, Now),
-    /// A session is blocked until its next events: how many it reads at most, and until when it waits.
-    Reading {
-        /// The most events that it reads at once.
-        most: usize,
-        /// When it gives up.
-        until: Option<Millis>,
-    },
+    /// A session is blocked until its next events, or until this time.
+    Reading(Reading, Option<Millis>),
 }
 
 /// An answer that is owed.

@@ -6,13 +6,20 @@
 
 use super::owed::{About, Purpose, Ticket};
 use super::{Answer, Outcome, Tie, Undo};
-use crate::lock::{LockKey, Owner, Token};
+use crate::lock::{LockKey, Millis, Owner, Token};
 use crate::server::clock::Now;
 use foldhash::HashMap;
 use std::collections::btree_map::Entry;
 use std::collections::hash_map::IntoValues;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
+
+/// So often during its shortest lease does a session hear that it is alive: if it does not, then enough of the lease is
+/// left to do something about it.
+const SIGNS_OF_LIFE_A_LEASE: Millis = 8;
+
+/// The fewest and the most ms between two signs of life.
+const PACES: (Millis, Millis) = (10, 10_000);
 
 /// How many cancelled owners are remembered for each session, and how many grants of several keys.
 const REMEMBERED: usize = 1000;
@@ -97,11 +104,27 @@ struct Session {
     /// Unread events, in order.
     mail: BTreeMap<u64, Letter>,
     next_letter: u64,
-    /// The blocked client that waits for the next event.
-    reader: Option<Ticket>,
+    reader: Option<Reader>,
+    /// Within how many ms the next question is answered, as the last sign of life said.
+    promised: Option<Millis>,
     cancelled: Newest<Claim, ()>,
     /// The other keys that were granted together with a key.
     granted_together: Newest<Claim, Rc<[LockKey]>>,
+}
+
+/// The blocked client that waits for a session's next event.
+#[derive(Clone, Copy, Debug)]
+pub struct Reader {
+    /// The name of the answer that it is owed.
+    pub ticket: Ticket,
+    /// When it is told that the session is alive, if it wants to know.
+    pub alive_at: Option<Millis>,
+}
+
+/// How many ms apart the signs of life of a session are whose shortest lease is this.
+pub fn pace(lease: Millis) -> Millis {
+    let (shortest, longest) = PACES;
+    (lease / SIGNS_OF_LIFE_A_LEASE).clamp(shortest, longest)
 }
 
 /// Where the unread events are: by owner and name of the lock, the session and the position in its mailbox.
@@ -403,7 +426,7 @@ impl Sessions {
     }
 
     /// Records who waits for the next event of a session; `None`: nobody.
-    pub fn set_reader(&mut self, client: u64, reader: Option<Ticket>) {
+    pub fn set_reader(&mut self, client: u64, reader: Option<Reader>) {
         if let Some(session) = self.by_client.get_mut(&client) {
             session.reader = reader;
         }
@@ -412,7 +435,33 @@ impl Sessions {
     /// Removes and returns whoever waits for the next event of a session, if there is an event.
     pub fn take_reader(&mut self, client: u64) -> Option<Ticket> {
         let session = self.by_client.get_mut(&client)?;
-        if session.mail.is_empty() { None } else { session.reader.take() }
+        if session.mail.is_empty() { None } else { session.reader.take().map(|reader| reader.ticket) }
+    }
+
+    /// Removes and returns whoever waits for the next event of a session, if that session would not be known to be
+    /// alive until after `latest`.
+    pub fn take_late_reader(&mut self, client: u64, latest: Millis) -> Option<Ticket> {
+        let session = self.by_client.get_mut(&client)?;
+        let is_late = |reader: &mut Reader| reader.alive_at.is_some_and(|at| at > latest);
+        session.reader.take_if(is_late).map(|reader| reader.ticket)
+    }
+
+    /// Whether somebody waits to be told that a session is alive.
+    pub fn expects_sign_of_life(&self, client: u64) -> bool {
+        self.by_client.get(&client).and_then(|it| it.reader).is_some_and(|reader| reader.alive_at.is_some())
+    }
+
+    /// A session is being told that its next question will be answered within `pace` ms.
+    pub fn promise(&mut self, client: u64, pace: Millis) {
+        if let Some(session) = self.by_client.get_mut(&client) {
+            session.promised = Some(pace);
+        }
+    }
+
+    /// Within how many ms a question is to be answered that should be within `pace` ms: what was promised counts.
+    pub fn promised(&self, client: u64, pace: Millis) -> Millis {
+        let promised = self.by_client.get(&client).and_then(|it| it.promised);
+        promised.map_or(pace, |promised| promised.min(pace))
     }
 
     /// Cancels an owner's requests for a key on behalf of a session, including those yet to arrive. Returns what is

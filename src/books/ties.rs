@@ -94,6 +94,11 @@ impl Tie {
         LockKey { db: self.home.get(), name: self.name.clone() }
     }
 
+    /// Its place among the ties of its connection.
+    fn rank(&self, id: TieId) -> Rank {
+        (if self.tying.watchdog { self.lease } else { Millis::MAX }, id)
+    }
+
     /// When it needs attention: to be renewed, or because its lease has run out.
     fn next_due(&self, now: Millis) -> Option<Millis> {
         let renewal = self.tying.watchdog.then(|| now.saturating_add(interval(self.lease)));
@@ -114,11 +119,14 @@ fn interval(lease: Millis) -> Millis {
     (lease / 3).max(1)
 }
 
+/// Orders the ties of a connection: watched ones by their leases, then those that are not watched.
+type Rank = (Millis, TieId);
+
 /// Ties, with four indices.
 #[derive(Debug, Default)]
 struct Tables {
     by_id: BTreeMap<TieId, Tie>,
-    by_client: HashMap<u64, BTreeSet<TieId>>,
+    by_client: HashMap<u64, BTreeSet<Rank>>,
     by_hold: KeyMap<HashMap<Owner, TieId>>,
     due: BTreeSet<(Millis, TieId)>,
 }
@@ -130,7 +138,7 @@ pub struct Ties {
     live: Tables,
     homes: BTreeMap<i32, Home>,
     /// Ties of connections that have ended.
-    ended: VecDeque<BTreeSet<TieId>>,
+    ended: VecDeque<BTreeSet<Rank>>,
     /// Ties from before this server's role changed.
     retired: VecDeque<Tables>,
     /// Ties whose hold somebody else may have ended.
@@ -139,7 +147,7 @@ pub struct Ties {
 
 impl Tables {
     fn add(&mut self, id: TieId, tie: Tie) {
-        self.by_client.entry(tie.client).or_default().insert(id);
+        self.by_client.entry(tie.client).or_default().insert(tie.rank(id));
         self.by_hold.get_or_default(&tie.key()).insert(tie.owner.clone(), id);
         self.due.extend(tie.due.map(|due| (due, id)));
         self.by_id.insert(id, tie);
@@ -151,7 +159,7 @@ impl Tables {
             self.due.remove(&(due, id));
         }
         if let Some(of_client) = self.by_client.get_mut(&tie.client) {
-            of_client.remove(&id);
+            of_client.remove(&tie.rank(id));
             if of_client.is_empty() {
                 self.by_client.remove(&tie.client);
             }
@@ -249,6 +257,12 @@ impl Ties {
     /// The connection that a hold of `owner` is tied to, whatever its token.
     pub fn client_of(&self, db: i32, name: &[u8], owner: &[u8]) -> Option<u64> {
         Some(self.get(self.id(db, name, owner)?)?.client)
+    }
+
+    /// The shortest lease that is renewed for a connection.
+    pub fn shortest_lease(&self, client: u64) -> Option<Millis> {
+        let (lease, id) = self.live.by_client.get(&client)?.first()?;
+        self.get(*id).filter(|tie| tie.tying.watchdog).map(|_| *lease)
     }
 
     /// Forgets the tie of a hold, and returns it if there was one.
@@ -364,7 +378,7 @@ impl Ties {
     /// Removes the next tie of a connection that has ended.
     pub fn next_ended(&mut self) -> Option<Tie> {
         loop {
-            let Some(id) = self.ended.front_mut()?.pop_first() else {
+            let Some((_, id)) = self.ended.front_mut()?.pop_first() else {
                 self.ended.pop_front();
                 continue;
             };
@@ -437,16 +451,23 @@ impl Ties {
     /// Whether every tie is in all its indices, and nothing else is in them.
     pub fn is_consistent(&self) -> bool {
         let it = &self.live;
-        let ended = |id: &TieId| self.ended.iter().any(|ids| ids.contains(id));
+        let ended = |rank: &Rank| self.ended.iter().any(|ranks| ranks.contains(rank));
         let each = it.by_id.iter().all(|(id, tie)| {
-            let of_client = it.by_client.get(&tie.client).is_some_and(|ids| ids.contains(id));
+            let rank = tie.rank(*id);
+            let of_client = it.by_client.get(&tie.client).is_some_and(|ranks| ranks.contains(&rank));
             let of_hold = it.by_hold.get(tie.home.get(), &tie.name).and_then(|it| it.get(&tie.owner)) == Some(id);
-            (of_client || ended(id)) && of_hold && tie.due.is_none_or(|due| it.due.contains(&(due, *id)))
+            (of_client || ended(&rank)) && of_hold && tie.due.is_none_or(|due| it.due.contains(&(due, *id)))
         });
         let holds: usize = it.by_hold.keys().map(|key| it.by_hold.get(key.db, &key.name).map_or(0, HashMap::len)).sum();
-        let clients = it.by_client.values().flatten().all(|id| it.by_id.contains_key(id));
+        let clients = it.by_client.values().flatten().all(|(_, id)| it.by_id.contains_key(id));
+        let shortest = |client| {
+            let ids = it.by_client.get(client).into_iter().flatten().filter_map(|(_, id)| it.by_id.get(id));
+            ids.filter(|tie| tie.tying.watchdog).map(|tie| tie.lease).min()
+        };
+        let leases = it.by_client.keys().all(|client| self.shortest_lease(*client) == shortest(client));
         let due = it.by_id.values().filter(|tie| tie.due.is_some()).count();
-        each && holds == it.by_id.len()
+        each && leases
+            && holds == it.by_id.len()
             && clients
             && due == it.due.len()
             && it.by_client.values().all(|it| !it.is_empty())

@@ -2,7 +2,7 @@
 
 use super::owner;
 use crate::books::owed::OnBehalf;
-use crate::books::{self, Terms, Tying};
+use crate::books::{self, IfNone, Terms, Tying};
 use crate::config::{self, show_start as show};
 use crate::keyspace::MAX_OWNER;
 use crate::lock::rule::MAX_HOLDS;
@@ -49,10 +49,12 @@ pub enum Word {
     Session,
     /// `COUNT n`
     Count,
+    /// `ALIVE`
+    Alive,
 }
 
 impl Word {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Lease,
         Self::Wait,
         Self::Limit,
@@ -67,6 +69,7 @@ impl Word {
         Self::Fence,
         Self::Session,
         Self::Count,
+        Self::Alive,
     ];
 
     /// The argument that it stands for in a command's grammar.
@@ -86,6 +89,7 @@ impl Word {
             Self::Fence => Arg::number(c"FENCE", c"fence", "t"),
             Self::Session => Arg::bytes(c"SESSION", c"session", "id"),
             Self::Count => Arg::number(c"COUNT", c"count", "n"),
+            Self::Alive => Arg::word(c"alive", c"ALIVE"),
         }
     }
 
@@ -109,7 +113,7 @@ impl Word {
             Self::Holds => (1, MAX_HOLDS, ""),
             Self::HoldsLeft => (0, MAX_HOLDS, ""),
             Self::Token | Self::Fence => (1, fence::MAX_TOKEN, ""),
-            Self::Shared | Self::All | Self::Watchdog | Self::Ephemeral | Self::Session => return None,
+            Self::Shared | Self::All | Self::Watchdog | Self::Ephemeral | Self::Session | Self::Alive => return None,
         })
     }
 }
@@ -138,6 +142,8 @@ pub struct Options<'a> {
     pub session: Option<TextRef<'a>>,
     /// `COUNT`.
     pub count: Option<usize>,
+    /// `ALIVE`.
+    pub if_none: IfNone,
     wait: Option<u64>,
 }
 
@@ -240,6 +246,7 @@ impl Options<'_> {
             Word::Replicas => self.replicas = u32::try_from(value).unwrap_or(u32::MAX),
             Word::Count => self.count = Some(usize::try_from(value).unwrap_or(usize::MAX)),
             Word::Fence => self.fence = Some(value),
+            Word::Alive => self.if_none = IfNone::Alive,
             Word::Session => {}
         }
         Ok(())

@@ -2,6 +2,7 @@
 
 use super::args::{self, Word};
 use super::owner;
+use crate::books::Reading;
 use crate::server::Call;
 use crate::server::clock::Now;
 use crate::server::commands::{Command, Docs, Keys};
@@ -24,9 +25,9 @@ impl Command for Next {
     const KEYS: Keys = Keys::None;
     const ARITY: c_int = -1;
     const DOCS: Docs = Docs {
-        summary: c"Returns the next events of this connection's session, or waits for one: null if there is none.",
+        summary: c"Returns the next events of this connection's session, or waits for one: null, or `alive`, if there is none.",
         complexity: c"O(N) with N events returned.",
-        args: &[Word::Wait.option(), Word::Count.option()],
+        args: &[Word::Wait.option(), Word::Count.option(), Word::Alive.option()],
     };
 
     fn run(call: Call) -> Replied {
@@ -40,6 +41,6 @@ fn next(call: Call) -> Result<Replied, String> {
     if !owner::is_connection(ctx) {
         return Err("ERR LOCK.NEXT reads the events of a connection, and a script has none of its own".into());
     }
-    let most = options.count.unwrap_or(SHOWN);
-    waiting::read_next(ctx, ctx.client_id(), most, options.wait(), Now::read())
+    let reading = Reading { most: options.count.unwrap_or(SHOWN), if_none: options.if_none };
+    waiting::read_next(ctx, ctx.client_id(), reading, options.wait(), Now::read())
 }

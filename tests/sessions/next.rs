@@ -143,7 +143,9 @@ fn arguments() {
         ("COUNT 0", "COUNT must be between"),
         ("COUNT", "COUNT must be followed by"),
         ("COUNT 1 COUNT 1", "COUNT is given twice"),
-        ("LEASE 5", "unknown argument 'LEASE': allowed here are WAIT, COUNT"),
+        ("LEASE 5", "unknown argument 'LEASE': allowed here are WAIT, COUNT, ALIVE"),
+        ("ALIVE ALIVE", "ALIVE is given twice"),
+        ("ALIVE 5", "unknown argument '5'"),
     ];
     for (end, message) in wrong {
         let reply = raw.say(&format!("LOCK.NEXT {end}"));

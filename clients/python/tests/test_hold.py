@@ -18,11 +18,15 @@ OWNER = b"me"
 def make(**settings):
     book, session = Book(), SessionState()
     session.id = b"run:1"
-    session.seen = time.monotonic()
+    session.answered(time.monotonic(), [alive(3750, 30000)])
     hold = Hold(Terms("a", (b"a",), **settings), OWNER)
     book.enter(hold)
     hold.ask(session)
     return book, session, hold
+
+
+def alive(pace, lease):
+    return [b"alive", 0, [], None, None, b"%d %d" % (pace, lease)]
 
 
 def event(kind, token=None, detail=None, keys=(b"a",), owner=OWNER):
@@ -167,11 +171,10 @@ def test_doubt_ends_with_the_lease_or_with_a_renewal():
     book.session_ended(session)
     assert alarms[-1] == pytest.approx(time.monotonic() + 0.02, abs=0.02)
     other = SessionState()
+    other.answered(time.monotonic(), [alive(10, 10)])
     hold.ask(other)
     hold.granted(7, hold.asked, None)
     assert alarms[-1] == FOREVER
-    other.lease = 0.01
-    other.seen = hold.asked = time.monotonic()
     book.session_ended(other)
     time.sleep(0.02)
     hold.lapse()
@@ -197,18 +200,40 @@ def test_a_lease_runs_out_by_the_clock():
 
 def test_the_watched_lease_without_a_watchdog():
     session = SessionState()
-    session.lease, session.seen = 30, 100.0
+    session.answered(100.0, [alive(3750, 30000)])
     # Renewed no earlier than a third of a lease before it was seen.
-    assert session.watched_until(0) == 120
-    assert session.watched_until(99) == 129
-    assert session.seen + session.beat + session.patience < session.watched_until(0)
+    assert session.watched_until(0, 30) == 120
+    assert session.watched_until(99, 30) == 129
+    # The next question is asked after a pace, and its answer missed after the patience.
+    assert session.seen + 3.75 + session.patience == session.watched_until(0, 30) - 30 / 6
+    # What it was when it was asked for counts, and what it became if that is shorter.
+    assert session.watched_until(99, 60) == 129
+    assert session.watched_until(99, 15) == 114
 
 
-@pytest.mark.parametrize("reply", [{b"holdfast.default-lease": b"5000"}, [b"holdfast.default-lease", b"5000"], {}, []])
-def test_the_servers_default_lease(reply):
+def test_a_sign_of_life_is_no_event():
     session = SessionState()
-    session.read_lease(reply)
-    assert session.lease == (5 if reply else 30)
+    told = event("timeout")
+    assert session.answered(1.0, [told]) == [told]
+    assert session.answered(2.0, [alive(1000, 8000)]) == []
+    assert (session.seen, session.lease, session.patience) == (2.0, 8, 3)
+    assert session.answered(3.0, []) == []
+    assert (session.seen, session.lease, session.patience) == (3.0, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("limit", "pace", "question", "patience"),
+    [
+        (None, 3750, b"LOCK.NEXT WAIT 0 ALIVE", 11.25),
+        (None, 10, b"LOCK.NEXT WAIT 0 ALIVE", 0.2),
+        (1, 3750, b"LOCK.NEXT WAIT 500 ALIVE", 1),
+        (1, 100, b"LOCK.NEXT WAIT 500 ALIVE", pytest.approx(0.3)),
+    ],
+)
+def test_how_long_a_server_may_be_silent(limit, pace, question, patience):
+    session = SessionState(limit)
+    session.answered(1.0, [alive(pace, 30000)])
+    assert (b" ".join(session.question()), session.patience) == (question, patience)
 
 
 ACQUIRE = {
@@ -244,7 +269,8 @@ def test_what_the_others_say():
         (requests.renew(one, OWNER, 7, None, b"s"), b"LOCK.RENEW a me TOKEN 7 WATCHDOG SESSION s"),
         (requests.renew(two, OWNER, 7, 9, b"s"), b"LOCK.MRENEW 2 a b me TOKEN 7 LEASE 9 SESSION s"),
         (requests.cancel(two, OWNER, b"s"), b"LOCK.CANCEL a me SESSION s"),
-        (requests.next_events(0.25), b"LOCK.NEXT WAIT 250"),
+        (requests.next_events(0.25), b"LOCK.NEXT WAIT 250 ALIVE"),
+        (requests.next_events(FOREVER), b"LOCK.NEXT WAIT 0 ALIVE"),
     ):
         assert b" ".join(request) == words
 

@@ -1,5 +1,6 @@
 """The session's connection ends: everything is taken along, or told to be lost."""
 
+import signal
 import time
 
 import pytest
@@ -120,14 +121,53 @@ def test_in_doubt_it_is_lost_once_its_lease_could_have_run_out(kind, proxy, admi
 
 def test_a_silent_server_is_gone(kind, own_server, name):
     """The connection stands, and nobody answers: as when the cable is cut, or the server frozen."""
-    import signal
-
     lock = kind.Lock(kind.client(own_server.port, socket_timeout=1), name)
     lock.acquire()
     lost = lock.lost
     own_server.signal(signal.SIGSTOP)
     try:
         assert lost.wait(10)
+    finally:
+        own_server.signal(signal.SIGCONT)
+
+
+# The user `locker` of docs/operations.md.
+LOCKER = """+lock.acquire +lock.release +lock.renew +lock.macquire +lock.mrelease +lock.mrenew +lock.next +lock.cancel
+            +lock.owner +lock.info +lock.waiters +lock.top +lock.help"""
+
+
+def test_a_user_who_may_only_lock(kind, own_server, admin, name):
+    admin.execute_command("ACL", "SETUSER", "locker", "on", ">secret", f"~{name}", "-@all", *LOCKER.split())
+    lock = kind.Lock(kind.client(own_server.port, username="locker", password="secret", socket_timeout=1), name)
+    lock.acquire()
+    kill_session(admin)
+    until(lambda: sessions(admin), "there is another session")
+    # Longer than the lease: it is watched again.
+    time.sleep(3.5)
+    lock.check()
+    lost = lock.lost
+    own_server.signal(signal.SIGSTOP)
+    try:
+        # It knows how long the lease is that it did not name.
+        assert lost.wait(10)
+    finally:
+        own_server.signal(signal.SIGCONT)
+
+
+def test_a_default_lease_that_changes_counts_for_what_comes_after(kind, own_server, admin, name):
+    client = kind.client(own_server.port, socket_timeout=1)
+    old = kind.Lock(client, f"{name}:old")
+    old.acquire()
+    admin.config_set("holdfast.default-lease", 300_000)
+    # Heard with the next sign of life.
+    time.sleep(2)
+    new = kind.Lock(client, f"{name}:new")
+    new.acquire()
+    lost = old.lost
+    own_server.signal(signal.SIGSTOP)
+    try:
+        assert lost.wait(10)
+        new.check()
     finally:
         own_server.signal(signal.SIGCONT)
 

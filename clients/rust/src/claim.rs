@@ -28,13 +28,15 @@ pub(crate) struct Claim {
 struct Inner {
     terms: Terms,
     state: State<SessionRef>,
+    /// How long the lease is that was asked for last: the server's default can change.
+    asked: Duration,
 }
 
 impl Claim {
     /// What becomes of it is told to `changes`.
     pub(crate) fn new(keys: Keys, owner: Owner, terms: Terms, deadline: Deadline, changes: Changes) -> Self {
         let state = State::new(terms.ending);
-        Self { keys, owner, deadline, inner: Mutex::new(Inner { terms, state }), changes }
+        Self { keys, owner, deadline, inner: Mutex::new(Inner { terms, state, asked: Duration::ZERO }), changes }
     }
 
     /// Its terms as they are now: a renewal can change the lease.
@@ -88,9 +90,7 @@ impl Claim {
     /// It is about to be asked for; false: nobody wants it any more.
     pub(crate) fn ask(&self, session: &SessionRef) -> bool {
         let mut inner = self.inner();
-        if let Lease::Watched(Some(lease)) = inner.terms.lease {
-            session.watches(lease);
-        }
+        inner.asked = session.lease(inner.terms.lease);
         inner.state.ask(session)
     }
 
@@ -140,7 +140,10 @@ impl Claim {
 
     /// A renewal that was sent at this time with these terms succeeded.
     pub(crate) fn renewed(&self, session: &SessionRef, sent: Instant, lease: Lease) {
-        self.update(|inner| inner.state.renewed(session, sent + session.lease(lease)));
+        self.update(|inner| {
+            inner.asked = session.lease(lease);
+            inner.state.renewed(session, sent + inner.asked);
+        });
     }
 
     /// The same with a lease of one's own.
@@ -148,7 +151,8 @@ impl Claim {
         self.update(|inner| {
             inner.terms.lease = lease;
             inner.state.renewed(session, sent);
-            inner.state.leased_anew(sent + session.lease(lease));
+            inner.asked = session.lease(lease);
+            inner.state.leased_anew(sent + inner.asked);
         });
     }
 
@@ -208,14 +212,12 @@ impl Claim {
 
     /// Until when the lease can't have run out, whatever happens to the session meanwhile.
     pub(crate) fn sure_until(&self) -> Option<Instant> {
-        let inner = self.inner();
-        let promised = inner.state.session().and_then(|session| inner.promised_by(session));
-        inner.state.sure_until().max(promised)
+        self.inner().sure_until()
     }
 
-    /// When it counts as lost, unless something is heard before.
-    pub(crate) fn lost_at(&self) -> Option<Instant> {
-        self.inner().lost_at()
+    /// How long the lease is that was asked for last.
+    pub(crate) fn asked(&self) -> Duration {
+        self.inner().asked
     }
 
     /// Waits until something changes, or until then.
@@ -242,8 +244,9 @@ impl Claim {
 }
 
 impl Inner {
+    /// How long its lease is for certain: if the server's default became shorter since, it may have been before.
     fn lease(&self, session: &SessionRef) -> Duration {
-        session.lease(self.terms.lease)
+        self.asked.min(session.lease(self.terms.lease))
     }
 
     /// What the session's life promises of the lease.
@@ -254,18 +257,14 @@ impl Inner {
         }
     }
 
-    /// Its lease could have run out then, as far as this process knows; and a session that keeps it alive would have to
-    /// have shown that it is there.
-    fn lost_at(&self) -> Option<Instant> {
-        let sure_until = self.state.sure_until();
-        match (self.state.session(), self.terms.lease) {
-            (Some(session), Lease::Watched(_)) => sure_until.max(self.promised_by(session)).max(Some(session.due())),
-            _ => sure_until,
-        }
+    /// Until when the lease can't have run out, as far as this process knows. Then it counts as lost.
+    fn sure_until(&self) -> Option<Instant> {
+        let promised = self.state.session().and_then(|session| self.promised_by(session));
+        self.state.sure_until().max(promised)
     }
 
     fn lapsed(&self, now: Instant) -> bool {
-        matches!(self.state.stage(), Stage::Held) && self.lost_at().is_some_and(|end| end <= now)
+        matches!(self.state.stage(), Stage::Held) && self.sure_until().is_some_and(|end| end <= now)
     }
 }
 

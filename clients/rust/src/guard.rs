@@ -70,7 +70,7 @@ impl Guard {
                 return why;
             }
             let lost = || matches!(self.claim.stage(), Stage::Lost(_));
-            self.claim.change(self.claim.lost_at(), lost).await;
+            self.claim.change(self.claim.sure_until(), lost).await;
         }
     }
 
@@ -109,9 +109,6 @@ impl Guard {
         let said = self.shared.say(&claim.keys, None, |session| {
             if terms.replicas.is_some() {
                 claim.renewal_out();
-            }
-            if let Lease::Watched(_) = terms.lease {
-                session.watches(lease);
             }
             Some(wire::renew(&claim.keys, &claim.owner, Some(token), &terms, session.id()))
         });
@@ -182,7 +179,7 @@ impl Guard {
                 Some(Renewal::Out) => {}
                 Some(Renewal::Confirmed) | None => return Ok(()),
             }
-            claim.change(claim.lost_at(), || !matches!(claim.renewal(), Some(Renewal::Out))).await;
+            claim.change(claim.sure_until(), || !matches!(claim.renewal(), Some(Renewal::Out))).await;
         }
     }
 }

@@ -135,7 +135,7 @@ impl MultiGuard {
             if let Some(why) = self.why_lost() {
                 return why;
             }
-            let next = self.parts.iter().filter_map(|part| part.claim().lost_at()).min();
+            let next = self.parts.iter().filter_map(|part| part.claim().sure_until()).min();
             self.changes.wait(next, || self.why_lost().is_some()).await;
         }
     }

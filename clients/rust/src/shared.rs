@@ -19,9 +19,9 @@ use crate::place::Failure;
 use crate::reader::Listener;
 use crate::requests::Redirect;
 use crate::servers::Servers;
-use crate::session::{DEFAULT_LEASE, SessionRef};
+use crate::session::SessionRef;
 use crate::state::{Errand, Stage};
-use crate::terms::{Deadline, Lease, Terms, Wait};
+use crate::terms::{Deadline, Terms, Wait};
 use crate::wire::{self, Event, Reply};
 
 /// So often a request follows when it is sent elsewhere.
@@ -316,8 +316,9 @@ impl Shared {
         }
     }
 
-    /// Says to the server that nothing may come of what was asked under this session. False: the session is gone, and
-    /// what it got may be there still.
+    /// Says to the server that nothing may come of what was asked under this session. False: the session is gone or the
+    /// key has moved away from its server, and what it got may be there still. It is released then where it is, and not
+    /// cancelled there: the server that has the key now knows of no request by this session.
     async fn cancelled(&self, claim: &Claim, session: &SessionRef) -> bool {
         let cancel = wire::cancel(&claim.keys, &claim.owner, session.id());
         let mut attempts = Attempts::for_this_long(session.lease(claim.terms().lease));
@@ -334,11 +335,7 @@ impl Shared {
     /// Gives back what is held.
     async fn released(self: &Arc<Self>, claim: &Claim) {
         let release = wire::release(&claim.keys, &claim.owner, claim.certain_token());
-        let lease = match claim.terms().lease {
-            Lease::Fixed(lease) | Lease::Watched(Some(lease)) => lease,
-            Lease::Watched(None) => DEFAULT_LEASE,
-        };
-        let mut attempts = Attempts::for_this_long(lease);
+        let mut attempts = Attempts::for_this_long(claim.asked());
         loop {
             match self.say(&claim.keys, None, |_| Some(release.clone())).await {
                 Err(Unsaid::Failed(failure)) if passes(&failure.error) && attempts.again().await => {}

@@ -16,6 +16,22 @@ pub(crate) enum Reply {
     Waiting,
 }
 
+/// The answer of `LOCK.NEXT`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) events: Vec<Event>,
+    pub(crate) alive: Option<Alive>,
+}
+
+/// A sign of life of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Alive {
+    /// Within this time the server answers the next question.
+    pub(crate) next_within: Duration,
+    /// The lease of a request that names none.
+    pub(crate) default_lease: Duration,
+}
+
 /// What the server tells a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Event {
@@ -89,19 +105,12 @@ pub(crate) fn cancel(keys: &Keys, owner: &Owner, session: &str) -> Cmd {
     cancel
 }
 
-/// `LOCK.NEXT`, answered after `wait` at the latest.
-pub(crate) fn next(wait: Duration) -> Cmd {
+/// `LOCK.NEXT`, answered when there is something to tell, or as often as the session's leases need a sign of life; and
+/// after `wait` at the latest.
+pub(crate) fn next(wait: Option<Duration>) -> Cmd {
     let mut next = cmd("LOCK.NEXT");
-    next.arg("WAIT").arg(milliseconds(wait));
+    next.arg("WAIT").arg(wait.map_or(0, milliseconds)).arg("ALIVE");
     next
-}
-
-/// Ends the wait of a session's `LOCK.NEXT`, as if its time were over.
-pub(crate) fn unblock(session: &str) -> Cmd {
-    let mut unblock = cmd("CLIENT");
-    // The id of its connection is the part after the server's own.
-    unblock.arg("UNBLOCK").arg(session.rsplit(':').next());
-    unblock
 }
 
 fn named(one: &str, several: &str, keys: &Keys) -> Cmd {
@@ -176,13 +185,32 @@ pub(crate) fn released(value: Value) -> Result<bool, RedisError> {
     }
 }
 
-/// The events in the reply of `LOCK.NEXT`. A kind of event that this client does not know is left out.
-pub(crate) fn events(value: Value) -> Result<Vec<Event>, RedisError> {
-    match value {
-        Value::Nil => Ok(Vec::new()),
-        Value::Array(events) => events.into_iter().filter_map(|value| event(value).transpose()).collect(),
-        other => Err(nonsense(&other)),
+/// The reply of `LOCK.NEXT`. A kind of event that this client does not know is left out.
+pub(crate) fn answer(value: Value) -> Result<Answer, RedisError> {
+    let Value::Array(events) = value else { return Err(nonsense(&value)) };
+    let mut answer = Answer::default();
+    for value in events {
+        match sign_of_life(&value) {
+            Some(alive) => answer.alive = Some(alive),
+            None => answer.events.extend(event(value)?),
+        }
     }
+    Ok(answer)
+}
+
+/// The reply of a `LOCK.NEXT` that nothing can have happened before.
+pub(crate) fn alive(value: Value) -> Result<Alive, RedisError> {
+    let nonsense = nonsense(&value);
+    answer(value)?.alive.ok_or(nonsense)
+}
+
+fn sign_of_life(event: &Value) -> Option<Alive> {
+    let Value::Array(fields) = event else { return None };
+    let [kind, _database, _keys, _owner, _token, detail, ..] = fields.as_slice() else { return None };
+    let detail = text(detail).filter(|_| bytes(kind) == Some(b"alive"))?;
+    let (pace, lease) = detail.split_once(' ')?;
+    let time = |text: &str| text.parse().ok().map(Duration::from_millis);
+    Some(Alive { next_within: time(pace)?, default_lease: time(lease)? })
 }
 
 fn event(value: Value) -> Result<Option<Event>, RedisError> {
@@ -216,17 +244,6 @@ fn why(detail: Option<&str>) -> Why {
         Some("disconnected") => Why::Disconnected,
         _ => Why::Changed,
     }
-}
-
-/// The lease that `CONFIG GET holdfast.default-lease` tells.
-pub(crate) fn default_lease(value: &Value) -> Option<Duration> {
-    let fields = match value {
-        Value::Array(fields) => fields.iter().collect(),
-        Value::Map(pairs) => pairs.iter().flat_map(|(name, value)| [name, value]).collect::<Vec<_>>(),
-        _ => return None,
-    };
-    let [_, lease] = fields.as_slice() else { return None };
-    Some(Duration::from_millis(text(lease)?.parse().ok()?))
 }
 
 pub(crate) fn text(value: &Value) -> Option<String> {
@@ -306,7 +323,8 @@ mod tests {
         assert_eq!(words(&raise(&one, &owner, 9, &plain, "s")), "LOCK.RENEW a me WATCHDOG SESSION s FENCE 9");
         assert_eq!(words(&release(&two, &owner, Some(7))), "LOCK.MRELEASE 2 a b me TOKEN 7 ALL");
         assert_eq!(words(&cancel(&two, &owner, "s")), "LOCK.CANCEL a me SESSION s");
-        assert_eq!(words(&next(Duration::from_secs(5))), "LOCK.NEXT WAIT 5000");
+        assert_eq!(words(&next(None)), "LOCK.NEXT WAIT 0 ALIVE");
+        assert_eq!(words(&next(Some(Duration::from_secs(5)))), "LOCK.NEXT WAIT 5000 ALIVE");
     }
 
     #[test]
@@ -329,7 +347,7 @@ mod tests {
         let event = |kind: &str, token, detail| {
             Value::Array(vec![bulk(kind), Value::Int(0), Value::Array(vec![bulk("a")]), bulk("me"), token, detail])
         };
-        let told = events(Value::Array(vec![
+        let told = answer(Value::Array(vec![
             event("granted", Value::Int(7), Value::Nil),
             event("timeout", Value::Nil, Value::Nil),
             event("refused", Value::Nil, bulk("WRONGTYPE no")),
@@ -338,6 +356,8 @@ mod tests {
             event("of a later version", Value::Nil, Value::Nil),
         ]))
         .unwrap();
+        assert_eq!(told.alive, None);
+        let told = told.events;
         let news: Vec<_> = told.iter().map(|event| &event.news).collect();
         let expected = [
             &News::Granted(7),
@@ -348,17 +368,23 @@ mod tests {
         ];
         assert_eq!(news, expected);
         assert!(told.iter().all(|event| event.owner.as_bytes() == b"me"));
-        assert_eq!(events(Value::Nil).unwrap(), []);
-        assert!(events(Value::Okay).is_err());
-        assert!(events(Value::Array(vec![Value::Array(vec![bulk("granted")])])).is_err());
+        assert!(answer(Value::Okay).is_err());
+        assert!(answer(Value::Array(vec![Value::Array(vec![bulk("granted")])])).is_err());
     }
 
     #[test]
-    fn the_default_lease_is_read_from_either_protocol() {
-        let (name, lease) = (bulk("holdfast.default-lease"), bulk("20000"));
-        let expected = Some(Duration::from_secs(20));
-        assert_eq!(default_lease(&Value::Array(vec![name.clone(), lease.clone()])), expected);
-        assert_eq!(default_lease(&Value::Map(vec![(name, lease)])), expected);
-        assert_eq!(default_lease(&Value::Array(Vec::new())), None);
+    fn a_sign_of_life_says_when_the_next_one_comes_and_the_default_lease() {
+        let told = |detail| {
+            let fields = [bulk("alive"), Value::Int(0), Value::Array(Vec::new()), Value::Nil, Value::Nil, detail];
+            Value::Array(vec![Value::Array(fields.to_vec())])
+        };
+        let expected = Alive { next_within: Duration::from_millis(3750), default_lease: Duration::from_secs(30) };
+        assert_eq!(alive(told(bulk("3750 30000"))).unwrap(), expected);
+        let answer = answer(told(bulk("3750 30000"))).unwrap();
+        assert_eq!((answer.events.len(), answer.alive), (0, Some(expected)));
+        for nonsense in [bulk("3750"), bulk(""), bulk("a b"), Value::Nil] {
+            assert!(alive(told(nonsense)).is_err());
+        }
+        assert!(alive(Value::Array(Vec::new())).is_err());
     }
 }

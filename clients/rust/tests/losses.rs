@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use holdfast_client::{Error, Guard, Locks, Why};
 use support::{Fate, Proxy, Server};
 
-use crate::common::{SOON, client_as, holder, is_free, locks, locks_over, say, sessions, soon};
+use crate::common::{SOON, holder, is_free, locks, locks_over, say, sessions, soon};
 
 async fn lost(guard: &Guard) -> Why {
     tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told")
@@ -166,16 +166,46 @@ async fn a_short_lease_is_lost_in_time_on_a_session_that_was_opened_for_long_one
 }
 
 #[tokio::test]
-async fn a_user_who_may_not_hurry_a_session_hears_later() {
+async fn a_user_who_may_only_lock_is_told_as_soon_as_any() {
     let server = Server::start();
-    let _: String = say(&server, "ACL SETUSER worker on >secret ~* +@all -client|unblock");
-    let locks = Locks::new(client_as(&server, "worker", "secret"));
-    let long = locks.lock("a").acquire().await.unwrap().unwrap();
+    // As docs/operations.md has it.
+    let rights = "+lock.acquire +lock.release +lock.renew +lock.macquire +lock.mrelease +lock.mrenew +lock.next \
+                  +lock.cancel +lock.owner +lock.info +lock.waiters +lock.top +lock.help";
+    let _: String = say(&server, &format!("ACL SETUSER locker on >secret ~app:* -@all {rights}"));
+    let proxy = Proxy::to(server.addr());
+    let locks = Locks::open(&format!("redis://locker:secret@{}", proxy.addr())).unwrap();
+    let long = locks.lock("app:a").acquire().await.unwrap().unwrap();
     soon("the session reads", || sessions(&server).len() == 1).await;
     let begin = Instant::now();
-    let short = locks.lock("b").watched(Duration::from_secs(1)).acquire().await.unwrap().unwrap();
+    let short = locks.lock("app:b").watched(Duration::from_secs(1)).acquire().await.unwrap().unwrap();
     soon("two leases are over", || begin.elapsed() > Duration::from_secs(2)).await;
     short.check().unwrap();
-    short.release().await.unwrap();
-    long.release().await.unwrap();
+    let begin = Instant::now();
+    proxy.rule(|_, _| Fate::Hold);
+    assert_eq!(lost(&short).await, Why::Disconnected);
+    // With room for a machine that is busy.
+    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    long.check().unwrap();
+}
+
+/// Holds that name no lease are counted by the server's default as it was when they began.
+#[tokio::test]
+async fn a_default_lease_that_changes_counts_for_what_comes_after() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let locks = locks_over(&proxy);
+    let set = |lease: u32| -> String { say(&server, &format!("CONFIG SET holdfast.default-lease {lease}")) };
+    set(2000);
+    let old = locks.lock("a").acquire().await.unwrap().unwrap();
+    set(200_000);
+    // Heard with the next sign of life.
+    let begin = Instant::now();
+    soon("a lease is over", || begin.elapsed() > Duration::from_secs(2)).await;
+    let new = locks.lock("b").acquire().await.unwrap().unwrap();
+    let begin = Instant::now();
+    proxy.rule(|_, _| Fate::Hold);
+    assert_eq!(lost(&old).await, Why::Disconnected);
+    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    soon("the old lease is over", || begin.elapsed() > Duration::from_secs(3)).await;
+    new.check().unwrap();
 }

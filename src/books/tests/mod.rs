@@ -1,5 +1,6 @@
 //! The books without a server.
 
+mod alive;
 mod looks;
 mod owed;
 mod searches;

@@ -1,14 +1,13 @@
 //! Ties: each is in all its indices, or in none.
 
 use super::{key, owner};
-use crate::books::ties::NewTie;
-use crate::books::{TieId, Ties, Tying, Why};
+use crate::books::{NewTie, TieId, Ties, Tying, Why};
 use crate::lock::{Deadline, LockKey};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
 enum Act {
-    Tie { client: u64, key: u8, owner: u8, token: u64, watchdog: bool },
+    Tie { client: u64, key: u8, owner: u8, token: u64, watchdog: bool, lease: u64 },
     Untie { key: u8, owner: u8 },
     UntieAll { key: u8 },
     Changed { key: u8, owner: u8, before: u64, token: u64 },
@@ -28,8 +27,9 @@ enum Act {
 fn act() -> impl Strategy<Value = Act> {
     let (clients, keys, owners, tokens, times) = (1..4_u64, 0..3_u8, 0..3_u8, 1..4_u64, 0..100_u64);
     prop_oneof![
-        6 => (clients.clone(), keys.clone(), owners.clone(), tokens.clone(), any::<bool>())
-            .prop_map(|(client, key, owner, token, watchdog)| Act::Tie { client, key, owner, token, watchdog }),
+        6 => (clients.clone(), keys.clone(), owners.clone(), tokens.clone(), any::<bool>(), 28..32_u64).prop_map(
+            |(client, key, owner, token, watchdog, lease)| Act::Tie { client, key, owner, token, watchdog, lease }
+        ),
         1 => (keys.clone(), owners.clone()).prop_map(|(key, owner)| Act::Untie { key, owner }),
         1 => keys.clone().prop_map(|key| Act::UntieAll { key }),
         1 => (keys.clone(), owners, tokens.clone(), tokens)
@@ -55,10 +55,10 @@ fn in_db(key: LockKey, number: u8) -> LockKey {
 fn carry_out(ties: &mut Ties, act: Act) {
     let place = |number: u8| in_db(key(number), number);
     match act {
-        Act::Tie { client, key, owner: who, token, watchdog } => {
+        Act::Tie { client, key, owner: who, token, watchdog, lease } => {
             let tying = Tying { watchdog, ephemeral: !watchdog };
             let (key, owner, deadline) = (place(key), owner(who), Deadline::At(50));
-            let new = NewTie { client, tying, key, owner, token, lease: 30, replicas: 0, deadline };
+            let new = NewTie { client, tying, key, owner, token, lease, replicas: 0, deadline };
             ties.tie(new, 10);
         }
         Act::Untie { key, owner: who } => drop(ties.untie(place(key).db, &place(key).name, &owner(who))),

@@ -237,7 +237,7 @@ def give_up(home: Home, hold: Hold) -> None:
 
 def _cancel(home: Home, hold: Hold, session: SessionState) -> Flow[None]:
     """Says LOCK.CANCEL until it is answered, or what may have been granted has run out."""
-    lease = session.lease if hold.terms.lease is None else hold.terms.lease / 1000
+    lease = hold.lease if hold.terms.lease is None else hold.terms.lease / 1000
     until = time.monotonic() + lease
     try:
         for pause in pauses():
@@ -261,7 +261,8 @@ def _cancel_once(home: Home, hold: Hold, session: SessionState) -> Flow[None]:
         except ResponseError as error:
             if code(error) != "NOSESSION" and not isinstance(error, AskError):
                 raise
-    # With its session went the wait, and every request that may still be on its way; what was granted did not.
+    # With its session went the wait, and every request that may still be on its way; what was granted did not. Where
+    # the key has moved to another server, that one has no request by this session: there is only a hold to release.
     yield from ask(home, hold.terms, lambda _: requests.abandon(hold.terms, hold.owner))
 
 

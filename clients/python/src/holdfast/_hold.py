@@ -57,6 +57,7 @@ class Hold:
         "entries",
         "error",
         "event",
+        "lease",
         "owner",
         "session",
         "state",
@@ -79,6 +80,8 @@ class Hold:
         self.event: Any = None
         # When the newest request that begins the lease was sent.
         self.asked = 0.0
+        # The server's default lease then, in seconds.
+        self.lease = 0.0
         # A release was sent whose answer nobody heard.
         self.unheard = False
         self._deadline = FOREVER
@@ -109,6 +112,7 @@ class Hold:
             self.session = session
             self.answer = None
             self.asked = time.monotonic()
+            self.lease = session.lease
 
     def granted(self, token: int, since: float, lease: int | None) -> None:
         """The server granted or renewed it, for `lease` milliseconds, and no earlier than `since`."""
@@ -165,7 +169,7 @@ class Hold:
                 return False
             self.state = State.IN_DOUBT
             if self.terms.watched:
-                self._deadline = self.session.watched_until(self.asked)
+                self._deadline = self.session.watched_until(self.asked, self.lease)
         self._set_alarm()
         return True
 

@@ -66,27 +66,21 @@ class Session(SessionState):
         self.seen = time.monotonic()
         try:
             self._connection.connect()
-            self.id = self._ask("LOCK.OWNER")
-            self._read_lease()
+            self.id = self._ask(b"LOCK.OWNER")
+            self.answered(self.seen, self._ask(*requests.ALIVE))
         except BaseException:
             self._connection.disconnect()
             raise
         self._socket: socket.socket = self._connection._sock  # redis-py has no other way to interrupt a reader.
 
-    def _read_lease(self) -> None:
-        try:
-            self.read_lease(self._ask("CONFIG", "GET", "holdfast.default-lease"))
-        except ResponseError:
-            logger.debug("CONFIG GET is not allowed here; the default lease counts as %s s", self.lease)
-
-    def _ask(self, *request: Any) -> Any:
+    def _ask(self, *request: bytes) -> Any:
         self._connection.send_command(*request)
         return self._connection.read_response(disable_decoding=True)
 
     def next_events(self) -> Any:
-        """Blocks until there are events, or for a beat."""
+        """Blocks until there are events, or a sign of life."""
         asked = time.monotonic()
-        self._connection.send_command(*requests.next_events(self.beat))
+        self._connection.send_command(*self.question())
         if not self._connection.can_read(self.patience):
             raise ConnectionError("the server is silent")
         try:
@@ -95,9 +89,8 @@ class Session(SessionState):
             # By CLIENT UNBLOCK.
             if requests.code(error) != "UNBLOCKED":
                 raise
-            reply = None
-        self.seen = asked
-        return reply or []
+            reply = []
+        return self.answered(asked, reply)
 
     def interrupt(self) -> None:
         """Ends the wait of the thread that reads."""

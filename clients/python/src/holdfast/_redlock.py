@@ -272,7 +272,7 @@ def _lease(hold: Hold) -> float:
     """In seconds: its own, or the server's default."""
     if hold.terms.lease is not None:
         return hold.terms.lease / 1000
-    return hold.session.lease if hold.session is not None else 0.0
+    return hold.lease
 
 
 # To give it back.

@@ -14,6 +14,8 @@ Request = tuple[bytes, ...]
 # The longest wait that the server takes, in seconds: ten years.
 _LONGEST = 315_360_000
 WAITING = b"WAITING"
+# A sign of life at once.
+ALIVE: Request = (b"LOCK.NEXT", b"ALIVE")
 FOREVER = float("inf")
 
 _ERRORS: dict[str, Callable[[str, Any], LockError]] = {
@@ -113,8 +115,8 @@ def cancel(terms: Terms, owner: bytes, session: bytes) -> Request:
 
 
 def next_events(wait: float) -> Request:
-    """The events of this connection's session, once there are any."""
-    return words("LOCK.NEXT", "WAIT", max(1, int(wait * 1000)))
+    """The events of this connection's session, once there are any; or a sign of life, after `wait` at the latest."""
+    return words("LOCK.NEXT", "WAIT", 0 if wait == FOREVER else max(1, int(wait * 1000)), "ALIVE")
 
 
 def held(reply: Any) -> bool:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-# The server's own default, for where CONFIG GET is forbidden.
-_LEASE = 30.0
+from . import _requests as requests
+from ._requests import FOREVER, Request
+
+# Silence for less than this, in seconds, says nothing.
+_MOMENT = 0.2
 
 
 class SessionState:
@@ -13,35 +16,43 @@ class SessionState:
 
     def __init__(self, limit: float | None = None) -> None:
         self.id = b""
-        # In how many seconds its silence is to be noticed at the latest, where that is sooner than the lease needs it.
+        # In how many seconds its silence is to be noticed at the latest, where that is sooner than the leases need it.
         self._limit = limit
-        # The lease of watched holds, in seconds: the server's default.
-        self.lease = _LEASE
+        # The lease of a request that names none, and in how many seconds the server answers a LOCK.NEXT at the latest,
+        # as it said last.
+        self.lease = 0.0
+        self._pace = 0.0
         # The server was there after this time.
         self.seen = 0.0
         self.ended = False
 
-    def read_lease(self, reply: Any) -> None:
-        """Takes the reply to CONFIG GET holdfast.default-lease: a map, or with RESP2 a flat array."""
-        values = list(reply.values()) if isinstance(reply, dict) else reply[1::2]
-        if values:
-            self.lease = int(values[0]) / 1000
-
-    @property
-    def beat(self) -> float:
-        """How long LOCK.NEXT waits while there is nothing to tell."""
-        beat = self.lease / 6 if self._limit is None else min(self.lease / 6, self._limit / 2)
-        return max(beat, 0.1)
+    def question(self) -> Request:
+        """Asks for the next events. The server says as often as the leases need it that there are none."""
+        return requests.next_events(FOREVER if self._limit is None else self._limit / 2)
 
     @property
     def patience(self) -> float:
         """A server that is silent for so long is gone. Then a sixth of the lease is left to find another one."""
-        return 2 * self.beat
+        return max(_MOMENT, min(3 * self._pace, FOREVER if self._limit is None else self._limit))
 
-    def watched_until(self, asked: float) -> float:
+    def answered(self, asked: float, reply: list[Any]) -> list[Any]:
+        """Takes the reply to what was asked at that time. The events in it."""
+        self.seen = asked
+        events = []
+        for event in reply:
+            if event[0] == b"alive":
+                pace, lease = event[5].split()
+                self._pace, self.lease = int(pace) / 1000, int(lease) / 1000
+            else:
+                events.append(event)
+        return events
+
+    def watched_until(self, asked: float, lease: float) -> float:
         """Until when a watched hold lives for certain if nobody renews it from now on.
 
         It was renewed no earlier than a third of the lease before the server was last seen; and if it is younger than
-        that, it has its first lease.
+        that, it has its first lease. That is the server's default, as it was when it was asked for; if it became
+        shorter since, it may have been before.
         """
-        return max(asked + self.lease, self.seen + self.lease * 2 / 3)
+        lease = min(lease, self.lease)
+        return max(asked + lease, self.seen + lease * 2 / 3)

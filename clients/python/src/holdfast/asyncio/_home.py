@@ -95,38 +95,31 @@ class Session(SessionState):
         self.seen = time.monotonic()
         try:
             await self._connection.connect()
-            self.id = await self._ask("LOCK.OWNER")
-            await self._read_lease()
+            self.id = await self._ask(b"LOCK.OWNER")
+            self.answered(self.seen, await self._ask(*requests.ALIVE))
         except BaseException:
             await self.close()
             raise
 
-    async def _read_lease(self) -> None:
-        try:
-            self.read_lease(await self._ask("CONFIG", "GET", "holdfast.default-lease"))
-        except ResponseError:
-            logger.debug("CONFIG GET is not allowed here; the default lease counts as %s s", self.lease)
-
-    async def _ask(self, *request: Any) -> Any:
+    async def _ask(self, *request: bytes) -> Any:
         await self._connection.send_command(*request)
         return await self._connection.read_response(disable_decoding=True)
 
     async def next_events(self) -> Any:
-        """Returns when there are events, or after a beat."""
+        """Returns when there are events, or a sign of life."""
         asked = time.monotonic()
-        await self._connection.send_command(*requests.next_events(self.beat))
+        await self._connection.send_command(*self.question())
         try:
             reply = await self._connection.read_response(disable_decoding=True, timeout=self.patience)
         except ResponseError as error:
             # By CLIENT UNBLOCK.
             if requests.code(error) != "UNBLOCKED":
                 raise
-            reply = None
-        # No events, or no reply: redis-py says None for both.
-        if reply is None and time.monotonic() - asked >= self.patience:
+            reply = []
+        # So redis-py says that there was none in time.
+        if reply is None:
             raise ConnectionError("the server is silent")
-        self.seen = asked
-        return reply or []
+        return self.answered(asked, reply)
 
     async def close(self) -> None:
         """Closes the connection."""

@@ -1,0 +1,53 @@
+//! When a session has to hear that it is alive.
+
+use super::{key, owner};
+use crate::books::sessions::{Reader, pace};
+use crate::books::{Books, NewTie, Tying};
+use crate::lock::{Deadline, Millis};
+use crate::server::callbacks::Ticket;
+
+const SESSION: u64 = 1;
+const NOW: Millis = 1000;
+
+fn tie(number: u8, lease: Millis, watchdog: bool) -> NewTie {
+    let tying = Tying { watchdog, ephemeral: !watchdog };
+    let (key, owner, deadline) = (key(number), owner(number), Deadline::At(NOW + lease));
+    NewTie { client: SESSION, tying, key, owner, token: 1, lease, replicas: 0, deadline }
+}
+
+/// Books of a session whose reader is to be told at this time that it is alive.
+fn books(alive_at: Option<Millis>) -> Books {
+    let mut books = Books::default();
+    books.sessions.open(SESSION);
+    books.sessions.set_reader(SESSION, Some(Reader { ticket: Ticket(7), alive_at }));
+    books
+}
+
+#[test]
+fn an_eighth_of_the_lease_within_bounds() {
+    assert_eq!([0, 1, 80, 88, 800, 80_000, Millis::MAX].map(pace), [10, 10, 10, 11, 100, 10_000, 10_000]);
+}
+
+#[test]
+fn a_reader_that_would_hear_too_late_is_answered() {
+    for (alive_at, answered) in [(Some(NOW + 101), true), (Some(NOW + 100), false), (None, false)] {
+        let mut books = books(alive_at);
+        books.tie(tie(1, 800, true), NOW);
+        assert_eq!(books.owed.is_ending(), answered, "{alive_at:?}");
+    }
+    let mut books = books(Some(NOW + 5000));
+    books.tie(tie(1, 800, false), NOW);
+    assert!(!books.owed.is_ending(), "nobody keeps it alive");
+}
+
+/// A roll-back may bring back a tie with a shorter lease.
+#[test]
+fn so_is_one_whose_session_gets_a_tie_back() {
+    let mut books = books(None);
+    books.tie(tie(1, 800, true), NOW);
+    let before = books.ties.untie(0, &key(1).name, &owner(1)).expect("tied");
+    books.sessions.set_reader(SESSION, Some(Reader { ticket: Ticket(7), alive_at: Some(NOW + 5000) }));
+    assert!(!books.owed.is_ending());
+    books.put_back(before, Deadline::At(NOW + 800), NOW);
+    assert!(books.owed.is_ending());
+}

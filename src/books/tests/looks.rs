@@ -60,3 +60,17 @@ fn a_stalled_server_waits_one_turn() {
     looks.next_turn();
     assert!(!looks.put_off_if_stalled(502));
 }
+
+/// Two milliseconds late is not late, and after ten it does not matter whether the event loop has gone round.
+#[test]
+fn what_is_put_off_is_done_in_time() {
+    let mut looks = Looks::default();
+    looks.schedule(&key(1), Some(100));
+    assert!(!looks.put_off_if_stalled(102));
+    assert!(looks.put_off_if_stalled(103));
+    looks.next_turn();
+    assert!(!looks.put_off_if_stalled(115), "ten milliseconds, and two");
+    assert!(looks.put_off_if_stalled(103));
+    looks.next_turn();
+    assert!(looks.put_off_if_stalled(116), "it stalled again");
+}

@@ -1,12 +1,14 @@
 //! The books without a server.
 
 mod alive;
+mod confirmations;
 mod looks;
 mod owed;
 mod searches;
 mod sessions;
 mod sweep;
 mod ties;
+mod together;
 mod undo;
 
 use super::ties::Home;

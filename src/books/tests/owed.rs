@@ -2,7 +2,7 @@
 
 use super::{key, owner, undo};
 use crate::books::owed::{About, Ended, Owed, Purpose};
-use crate::books::{Answer, Outcome, Recipient, State};
+use crate::books::{Answer, IfNone, Outcome, Reading, Recipient, State};
 use crate::server::callbacks::Ticket;
 use crate::server::clock::Now;
 use proptest::prelude::*;
@@ -97,4 +97,41 @@ fn what_was_sent_is_delivered() {
     let re_entries = owed.sent();
     assert_eq!(re_entries.iter().map(|undo| undo.serial).collect::<Vec<_>>(), [3]);
     assert_eq!(owed.undeliver(7), 0);
+}
+
+#[test]
+fn an_answer_that_is_put_off_is_given_if_the_client_is_still_there() {
+    let mut owed: Owed<Ticket> = Owed::default();
+    let [one, other] = [1, 2].map(|client| {
+        let ticket = owed.ticket();
+        owed.owe(ticket, Recipient::Blocked { client, block: Some(ticket) }, State::Beginning);
+        owed.end(ticket, granted(client), NOW);
+        let (ending, block) = owed.next_ending().expect("it ends");
+        owed.put_off(ending, block);
+        ticket
+    });
+    assert!(owed.next_ending().is_none());
+    let mut serials = Vec::new();
+    owed.undos(|undo| serials.push(undo.serial));
+    assert_eq!(serials, [1, 2]);
+    owed.take(one);
+    assert_eq!(owed.next_put_off(), Some(other));
+    assert_eq!(owed.next_put_off(), None);
+}
+
+/// A reader is called without an outcome, and a session is never answered like a client.
+#[test]
+fn whoever_is_called_is_answered() {
+    let mut owed: Owed<Ticket> = Owed::default();
+    let (reader, session) = (owed.ticket(), owed.ticket());
+    let about = About { keys: Rc::from([key(1)]), owner: owner(1), purpose: Purpose::Acquire };
+    owed.owe(reader, Recipient::Blocked { client: 1, block: Some(reader) }, State::Beginning);
+    owed.owe(session, Recipient::Session { client: 1, about }, State::Beginning);
+    owed.set(reader, State::Reading(Reading { most: 1, if_none: IfNone::Null }, Some(5)));
+    assert!(matches!(owed.get(reader).map(|it| &it.state), Some(State::Reading(Reading { most: 1, .. }, Some(5)))));
+    owed.call(session);
+    owed.call(reader);
+    assert!(owed.is_ending());
+    assert_eq!(owed.next_ending(), Some((reader, reader)));
+    assert!(owed.next_ending().is_none() && !owed.is_ending());
 }

@@ -1,7 +1,8 @@
 //! What is told or promised is not taken back.
 
-use super::{key, owner, undo};
+use super::{Step, key, owner, undo};
 use crate::books::undo::promised_before;
+use crate::lock::{Deadline, Hold};
 
 #[test]
 fn what_is_promised_of_the_holds_from_before() {
@@ -47,4 +48,47 @@ fn each_takes_back_its_own() {
     let mut second = undo(2, &owner(1), &[key(1)], (1, 2, 1));
     second.rebase(&first.steps[0], 1);
     assert_eq!((second.steps[0].added(), second.steps[0].given.holds), (1, 1));
+}
+
+#[test]
+fn under_which_token_it_came_about() {
+    let it = || undo(1, &owner(1), &[key(1), key(2)], (0, 1, 1));
+    assert_eq!(it().under(7).steps.iter().map(|step| step.given.token).collect::<Vec<_>>(), [Some(7), Some(7)]);
+    // Of several locks that are renewed, those that were held.
+    let some = it().under_each(|name| (*name == *key(2).name).then_some(9));
+    assert_eq!(some.steps.iter().map(|step| step.given.token).collect::<Vec<_>>(), [Some(9)]);
+    assert_eq!(some.keys().collect::<Vec<_>>(), [key(2)]);
+}
+
+#[test]
+fn what_it_promises_and_builds_on() {
+    let first = undo(1, &owner(1), &[key(1)], (0, 2, 2));
+    let again = undo(2, &owner(1), &[key(1)], (2, 3, 1));
+    assert_eq!((first.promised(&key(1).name), first.promised(&key(2).name)), (2, 0));
+    assert_eq!((first.is_re_entry(), again.is_re_entry()), (false, true));
+    assert_eq!((first.earlier_deadline(), again.earlier_deadline()), (None, Some(100)));
+    assert_eq!(again.without_promise().promised(&key(1).name), 0);
+}
+
+/// The example of `Undo::rebase`.
+#[test]
+fn a_deadline_goes_back_to_what_it_was_before_both() {
+    let [before, first, second] =
+        [(1, 100), (2, 200), (3, 300)].map(|(holds, at)| Hold { holds, deadline: Deadline::At(at), token: Some(1) });
+    let step = |before, given| Step {
+        before: Some(before),
+        given,
+        ..undo(1, &owner(1), &[key(1)], (1, 1, 1)).steps.remove(0)
+    };
+    let gone = step(before, first);
+    let mut later = undo(2, &owner(1), &[key(1)], (1, 1, 1));
+    later.steps = vec![step(first, second)];
+    later.rebase(&gone, 1);
+    assert_eq!(later.steps[0].before, Some(before));
+    assert_eq!(later.steps[0].given, Hold { holds: 2, ..second });
+    // Somebody else moved the deadline in between: that stays.
+    let mut later = undo(2, &owner(1), &[key(1)], (1, 1, 1));
+    later.steps = vec![step(Hold { deadline: Deadline::At(250), ..first }, second)];
+    later.rebase(&gone, 1);
+    assert_eq!(later.steps[0].before.map(|it| it.deadline), Some(Deadline::At(250)));
 }

@@ -182,7 +182,7 @@ pub struct Lock {
 impl Lock {
     /// Waits for at most this long, in the server's queue. Without it the answer comes at once.
     pub fn wait(mut self, time: Duration) -> Self {
-        self.wait = if time.is_zero() { Wait::No } else { Wait::For(time) };
+        self.wait = Wait::at_most(time);
         self
     }
 

@@ -28,7 +28,7 @@ impl MultiLock {
 
     /// Waits for at most this long in all, in the servers' queues. Without it the answer comes at once.
     pub fn wait(mut self, time: Duration) -> Self {
-        self.wait = if time.is_zero() { Wait::No } else { Wait::For(time) };
+        self.wait = Wait::at_most(time);
         self
     }
 

@@ -47,6 +47,11 @@ pub(crate) enum Wait {
 }
 
 impl Wait {
+    /// At most this long. No time is no wait at all.
+    pub(crate) fn at_most(time: Duration) -> Self {
+        if time.is_zero() { Self::No } else { Self::For(time) }
+    }
+
     /// When a wait that begins now is over.
     pub(crate) fn deadline(self, now: Instant) -> Deadline {
         match self {
@@ -80,10 +85,7 @@ impl Deadline {
     pub(crate) fn left(self, now: Instant) -> Wait {
         match self {
             Self::Past => Wait::No,
-            Self::At(end) => match end.saturating_duration_since(now) {
-                Duration::ZERO => Wait::No,
-                left => Wait::For(left),
-            },
+            Self::At(end) => Wait::at_most(end.saturating_duration_since(now)),
             Self::Never => Wait::Forever,
         }
     }

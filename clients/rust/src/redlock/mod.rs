@@ -62,7 +62,7 @@ impl RedLock {
 
     /// Waits for at most this long. Without it the answer comes as soon as the servers have answered.
     pub fn wait(mut self, time: Duration) -> Self {
-        self.wait = if time.is_zero() { Wait::No } else { Wait::For(time) };
+        self.wait = Wait::at_most(time);
         self
     }
 

@@ -17,6 +17,7 @@ mod limits_model;
 mod many;
 mod many_holders;
 mod model;
+mod moving_slot;
 mod notifications;
 mod operations;
 mod persistence;

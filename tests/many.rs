@@ -9,7 +9,7 @@ use redis::Value;
 use support::{Random, Raw, Server, skip, until};
 
 use crate::common::{array, info_number, map, text, token};
-use crate::waiter::{SOON, Speak, Tell, assert_held, blocked_clients, figure, until_nobody_waits, waiters};
+use crate::waiter::{SOON, Speak, Tell, assert_held, blocked_clients, count_waiters, figure, until_nobody_waits};
 
 const MANY: usize = 10_000;
 const FEW: usize = 100;
@@ -79,7 +79,7 @@ impl Crowd {
         for number in numbers {
             self.asks(number);
         }
-        until(SOON, "all of them wait", || waiters(&mut self.control, "key") == waiting as i64);
+        until(SOON, "all of them wait", || count_waiters(&mut self.control, "key") == waiting as i64);
     }
 
     /// The first `count` in the queue, as the numbers of their owners.
@@ -180,7 +180,7 @@ fn ten_thousand_leave_from_everywhere() {
     for raw in gone.iter().filter_map(|&number| members[number].take()) {
         if random.chance(50) { raw.reset() } else { raw.close() }
     }
-    until(SOON, "those who went have left the queue", || waiters(&mut crowd.control, "key") == left.len() as i64);
+    until(SOON, "those who went have left the queue", || count_waiters(&mut crowd.control, "key") == left.len() as i64);
     let used = crowd.cpu() - begin;
     figure(format_args!("server CPU for each of {} that leave: {:.1} µs", gone.len(), used / gone.len() as f64));
     assert_eq!(crowd.queue(MANY), left, "in their order");

@@ -7,7 +7,7 @@ use redis::Value;
 use support::{Raw, Server, eventually, until};
 
 use crate::common::{Bytes, array, bytes, deadline, error, info_number, int, map};
-use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, holders, until_nobody_waits, waiters};
+use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, count_waiters, holders_in_hash, until_nobody_waits};
 
 /// Long enough to see that nothing happens.
 const A_WHILE: Duration = Duration::from_millis(50);
@@ -131,7 +131,7 @@ fn newcomers_queue_behind_a_waiter_that_could_not_be_served_yet() {
     client.order("LOCK.RELEASE key writer");
     assert!(second.token() < third.token(), "both, in their order");
     assert!(last.waits());
-    let names: Vec<String> = holders(&mut client, "key").into_iter().map(|(name, _)| name).collect();
+    let names: Vec<String> = holders_in_hash(&mut client, "key").into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["second", "third"]);
 }
 
@@ -151,7 +151,7 @@ fn without_wait_nothing_waits() {
     let (server, mut client, _) = held();
     assert_eq!(client.say("LOCK.ACQUIRE key newcomer"), Value::Nil);
     assert_eq!(client.say("LOCK.ACQUIRE key newcomer LIMIT 2"), Value::Nil);
-    assert_eq!(waiters(&mut client, "key"), 0);
+    assert_eq!(count_waiters(&mut client, "key"), 0);
     until_nobody_waits(&server);
 }
 
@@ -172,7 +172,7 @@ fn nothing_waits_in_a_transaction() {
         client.read().unwrap();
     }
     assert_eq!(client.read().unwrap(), Value::Array(vec![Value::Nil, Value::Nil]));
-    assert_eq!(waiters(&mut client, "key"), 0);
+    assert_eq!(count_waiters(&mut client, "key"), 0);
     until_nobody_waits(&server);
 }
 
@@ -182,7 +182,7 @@ fn nothing_waits_in_a_script() {
     let script = b"return {redis.call('LOCK.ACQUIRE', KEYS[1], 'newcomer', 'WAIT', '0'), 'went on'}";
     let reply = client.call(&[b"EVAL", script, b"1", b"key"]);
     assert_eq!(reply, Value::Array(vec![Value::Nil, Value::BulkString(b"went on".into())]));
-    assert_eq!(waiters(&mut client, "key"), 0);
+    assert_eq!(count_waiters(&mut client, "key"), 0);
     until_nobody_waits(&server);
 }
 
@@ -231,7 +231,7 @@ mod same_owner {
         let mut waiter = Waiter::start(&server, "key", "waiter");
         assert_eq!(client.say("LOCK.ACQUIRE key holder WAIT 0"), Value::Int(token));
         assert_eq!(server.raw().say("LOCK.ACQUIRE key holder"), Value::Int(token), "from any connection");
-        assert_eq!(holders(&mut client, "key"), [("holder".to_owned(), "3".to_owned())]);
+        assert_eq!(holders_in_hash(&mut client, "key"), [("holder".to_owned(), "3".to_owned())]);
         assert!(waiter.waits());
     }
 
@@ -245,7 +245,7 @@ mod same_owner {
         client.order("LOCK.RELEASE key holder");
         let token = one.token();
         assert_eq!(two.token(), token, "one hold, one token");
-        assert_eq!(holders(&mut client, "key"), [("twice".to_owned(), "2".to_owned())]);
+        assert_eq!(holders_in_hash(&mut client, "key"), [("twice".to_owned(), "2".to_owned())]);
         assert!(between.waits());
         assert_eq!(client.say("LOCK.RELEASE key twice"), Value::Int(1));
         assert!(!eventually(A_WHILE, || !between.waits()));
@@ -273,7 +273,7 @@ mod same_owner {
         client.order("LOCK.RELEASE key holder");
         let token = waiters[0].token();
         assert!(waiters[1..].iter_mut().all(|waiter| waiter.token() == token));
-        assert_eq!(holders(&mut client, "key"), [("many".to_owned(), "100".to_owned())]);
+        assert_eq!(holders_in_hash(&mut client, "key"), [("many".to_owned(), "100".to_owned())]);
         client.order("LOCK.RELEASE key many ALL");
         last.token();
     }
@@ -288,7 +288,7 @@ mod same_owner {
             client.order(line);
         }
         waiter.token();
-        assert_eq!(holders(&mut client, "key"), [("waiter".to_owned(), "2".to_owned())]);
+        assert_eq!(holders_in_hash(&mut client, "key"), [("waiter".to_owned(), "2".to_owned())]);
         assert!(first.waits());
     }
 }
@@ -308,7 +308,7 @@ mod max_waiters {
         assert!(error(&refused).1.contains("too many waiters"), "{refused:?}");
         assert_eq!(client.say("LOCK.ACQUIRE key third"), Value::Nil, "who does not wait is not one too many");
         assert_eq!(client.say("LOCK.ACQUIRE key holder WAIT 0"), Value::Int(token), "nor is a re-entry");
-        assert_eq!(waiters(&mut client, "key"), 2);
+        assert_eq!(count_waiters(&mut client, "key"), 2);
         let mut elsewhere = Waiter::start(&server, "other", "third");
         client.order("LOCK.RELEASE key holder ALL");
         first.token();
@@ -360,7 +360,7 @@ mod sight {
             let mut raw = server.raw();
             let id = raw.client_id();
             raw.send(&[b"LOCK.ACQUIRE", b"key", odd, b"WAIT", b"0"]).unwrap();
-            until(SOON, "it waits", || waiters(&mut server.raw(), "key") == 1);
+            until(SOON, "it waits", || count_waiters(&mut server.raw(), "key") == 1);
             Waiter { raw, id }
         };
         let second = Waiter::sending(&server, "LOCK.ACQUIRE key second WAIT 50000 LIMIT 3");
@@ -383,7 +383,7 @@ mod sight {
             assert_eq!(two.iter().map(|waiter| number(waiter, "client")).collect::<Vec<_>>(), [first.id, second.id]);
             assert_eq!(maps(&client.say("LOCK.WAITERS key COUNT 100")).len(), 3);
             assert!(maps(&client.say("LOCK.WAITERS another")).is_empty());
-            assert_eq!(waiters(&mut client, "key"), 3);
+            assert_eq!(count_waiters(&mut client, "key"), 3);
         }
     }
 
@@ -394,7 +394,7 @@ mod sight {
         // The first waits for the second key, and so stands in the queue of the first, which nobody holds.
         client.take("LOCK.ACQUIRE held holder LEASE 60000");
         let mut waiter = Waiter::sending(&server, "LOCK.MACQUIRE 2 free held waiter WAIT 0");
-        assert_eq!(waiters(&mut client, "free"), 1);
+        assert_eq!(count_waiters(&mut client, "free"), 1);
         let info = map(&client.say("LOCK.INFO free"));
         assert!(array(&info[b"holders".as_slice()]).is_empty());
         client.order("LOCK.RELEASE held holder");

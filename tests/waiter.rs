@@ -115,13 +115,13 @@ pub(crate) fn blocked_clients(server: &Server) -> i64 {
 
 /// How many wait for `key`, as `LOCK.INFO` says.
 #[track_caller]
-pub(crate) fn waiters(client: &mut Raw, key: &str) -> i64 {
+pub(crate) fn count_waiters(client: &mut Raw, key: &str) -> i64 {
     int(&map(&client.say(&format!("LOCK.INFO {key}")))[b"waiters".as_slice()])
 }
 
 /// The names and hold counts of those who hold `key`, as the hash says.
 #[track_caller]
-pub(crate) fn holders(client: &mut Raw, key: &str) -> Vec<(String, String)> {
+pub(crate) fn holders_in_hash(client: &mut Raw, key: &str) -> Vec<(String, String)> {
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("a name in letters");
     let fields = fields(client, key.as_bytes()).into_iter().map(|(name, value)| (text(name), text(value)));
     fields.filter(|(name, _)| !name.starts_with('#')).collect()
@@ -130,7 +130,7 @@ pub(crate) fn holders(client: &mut Raw, key: &str) -> Vec<(String, String)> {
 /// Whether `owner` holds `key` once, and nobody else does.
 #[track_caller]
 pub(crate) fn assert_held(client: &mut Raw, key: &str, owner: &str) {
-    assert_eq!(holders(client, key), [(owner.to_owned(), "1".to_owned())]);
+    assert_eq!(holders_in_hash(client, key), [(owner.to_owned(), "1".to_owned())]);
 }
 
 /// Waits until nobody waits for anything on this server, by its own account and by the module's.

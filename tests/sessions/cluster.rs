@@ -1,56 +1,31 @@
 //! In a cluster: a slot that goes takes the waits and the holds of sessions along.
 
 use redis::Value;
-use support::{Cluster, Raw, Server, eventually, until};
+use support::{eventually, until};
 
 use super::session::{A_WHILE, Event, Session};
 use crate::common::error;
+use crate::moving_slot::MovingSlot;
 use crate::speak::{Reply, waiters};
 use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, until_nobody_waits};
 
-struct Scene {
-    cluster: Cluster,
-    slot: u16,
-    from: usize,
-    to: usize,
-    client: Raw,
-    session: Session,
-}
-
-impl Scene {
-    fn set() -> Self {
-        let cluster = Cluster::start(2);
-        let slot = cluster.slot_of(b"key");
-        let from = cluster.owner_of(slot);
-        let (client, session) = (cluster.node(from).raw(), Session::open(cluster.node(from)));
-        Self { cluster, slot, from, to: 1 - from, client, session }
-    }
-
-    fn source(&self) -> &Server {
-        self.cluster.node(self.from)
-    }
-
-    fn target(&self) -> &Server {
-        self.cluster.node(self.to)
-    }
-
-    /// What one who asks at the wrong node is told.
-    fn moved(&self) -> String {
-        format!("MOVED {} {}", self.slot, self.target().addr())
-    }
+fn start() -> (MovingSlot, Session) {
+    let scene = MovingSlot::start();
+    let session = Session::open(scene.source());
+    (scene, session)
 }
 
 #[test]
 fn its_waits_are_told_where_the_slot_is_now() {
-    let mut scene = Scene::set();
+    let (mut scene, mut session) = start();
     scene.client.take("LOCK.ACQUIRE key holder LEASE 60000");
-    scene.session.wait(&mut scene.client, "LOCK.ACQUIRE key first WAIT 0");
-    scene.session.wait(&mut scene.client, "LOCK.MACQUIRE 2 key {key}2 both WAIT 0");
-    scene.session.wait(&mut scene.client, "LOCK.ACQUIRE key last WAIT 0");
+    session.wait(&mut scene.client, "LOCK.ACQUIRE key first WAIT 0");
+    session.wait(&mut scene.client, "LOCK.MACQUIRE 2 key {key}2 both WAIT 0");
+    session.wait(&mut scene.client, "LOCK.ACQUIRE key last WAIT 0");
     scene.cluster.move_slot(scene.slot, scene.from, scene.to);
     let moved = scene.moved();
     assert_eq!(error(&scene.client.say("LOCK.ACQUIRE key first")), moved.split_once(' ').unwrap());
-    let mut told = scene.session.events(3);
+    let mut told = session.events(3);
     told.sort_by_key(|event| event.owner.clone());
     let expected = [
         Event::refused(&["key", "{key}2"], "both", &moved),
@@ -69,26 +44,26 @@ fn its_waits_are_told_where_the_slot_is_now() {
 
 #[test]
 fn in_a_queue_with_clients_that_are_blocked() {
-    let mut scene = Scene::set();
+    let (mut scene, mut session) = start();
     scene.client.take("LOCK.ACQUIRE key holder LEASE 60000");
     let mut first = Waiter::start(scene.source(), "key", "first");
-    scene.session.wait(&mut scene.client, "LOCK.ACQUIRE key second WAIT 0");
+    session.wait(&mut scene.client, "LOCK.ACQUIRE key second WAIT 0");
     let mut third = Waiter::start(scene.source(), "key", "third");
-    scene.session.wait(&mut scene.client, "LOCK.ACQUIRE key fourth WAIT 0");
+    session.wait(&mut scene.client, "LOCK.ACQUIRE key fourth WAIT 0");
     scene.cluster.move_slot(scene.slot, scene.from, scene.to);
     assert_eq!((first.error().as_str(), third.error().as_str()), ("MOVED", "MOVED"));
     let moved = scene.moved();
     let expected = ["second", "fourth"].map(|owner| Event::refused(&["key"], owner, &moved));
-    assert_eq!(scene.session.events(2), expected);
+    assert_eq!(session.events(2), expected);
     until_nobody_waits(scene.source());
 }
 
 #[test]
 fn its_holds_are_untied() {
-    let mut scene = Scene::set();
-    let token = scene.session.take(&mut scene.client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 60000");
+    let (mut scene, mut session) = start();
+    let token = session.take(&mut scene.client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 60000");
     scene.cluster.move_slot(scene.slot, scene.from, scene.to);
-    assert_eq!(scene.session.event(), Event::untied("key", "owner", token, "moved"));
+    assert_eq!(session.event(), Event::untied("key", "owner", token, "moved"));
     let mut client = scene.target().raw();
     assert_held(&mut client, "key", "owner");
     // It goes on where its key is now.
@@ -101,38 +76,38 @@ fn its_holds_are_untied() {
 /// While the slot is on its way the key may be at either node: nobody is served here, and nobody is sent away.
 #[test]
 fn while_it_is_on_its_way_they_wait() {
-    let mut scene = Scene::set();
+    let (mut scene, mut session) = start();
     scene.client.take("LOCK.ACQUIRE key holder LEASE 60000");
-    scene.session.wait(&mut scene.client, "LOCK.ACQUIRE key owner WAIT 0");
+    session.wait(&mut scene.client, "LOCK.ACQUIRE key owner WAIT 0");
     scene.cluster.begin_move(scene.slot, scene.from, scene.to);
     scene.cluster.migrate_keys(scene.slot, scene.from, scene.to);
-    scene.session.raw.tell(&["LOCK.NEXT WAIT 0"]);
-    assert!(!eventually(A_WHILE * 3, || !scene.session.raw.pending()), "neither served nor sent away");
+    session.raw.tell(&["LOCK.NEXT WAIT 0"]);
+    assert!(!eventually(A_WHILE * 3, || !session.raw.pending()), "neither served nor sent away");
     scene.cluster.finish_move(scene.slot, scene.from, scene.to);
     let moved = scene.moved();
-    assert_eq!(scene.session.heard(), [Event::refused(&["key"], "owner", &moved)]);
+    assert_eq!(session.heard(), [Event::refused(&["key"], "owner", &moved)]);
     assert_held(&mut scene.target().raw(), "key", "holder");
 }
 
 #[test]
 fn a_move_that_is_called_off() {
-    let mut scene = Scene::set();
+    let (mut scene, mut session) = start();
     scene.client.take("LOCK.ACQUIRE key holder LEASE 60000");
-    scene.session.wait(&mut scene.client, "LOCK.ACQUIRE key owner WAIT 0");
+    session.wait(&mut scene.client, "LOCK.ACQUIRE key owner WAIT 0");
     scene.cluster.begin_move(scene.slot, scene.from, scene.to);
     scene.client.order("LOCK.RELEASE key holder");
-    assert_eq!(scene.session.raw.say("LOCK.NEXT WAIT 100"), Value::Nil);
+    assert_eq!(session.raw.say("LOCK.NEXT WAIT 100"), Value::Nil);
     let line = format!("CLUSTER SETSLOT {} STABLE", scene.slot);
     for mut node in [scene.target().raw(), scene.source().raw()] {
         node.order(&line);
     }
-    scene.session.event().token_of(&["key"], "owner");
+    session.event().token_of(&["key"], "owner");
     assert_held(&mut scene.client, "key", "owner");
 }
 
 #[test]
 fn waits_and_holds_of_other_slots_stay() {
-    let mut scene = Scene::set();
+    let (mut scene, mut session) = start();
     let other = (0..)
         .map(|number| format!("other-{number}"))
         .find(|key| {
@@ -141,15 +116,15 @@ fn waits_and_holds_of_other_slots_stay() {
         })
         .expect("a node has many slots");
     scene.client.take("LOCK.ACQUIRE key holder LEASE 60000");
-    let held = scene.session.take(&mut scene.client, &format!("LOCK.ACQUIRE {other} owner WATCHDOG"));
-    scene.session.wait(&mut scene.client, &format!("LOCK.ACQUIRE {other} waits WAIT 0"));
-    scene.session.wait(&mut scene.client, "LOCK.ACQUIRE key moved WAIT 0");
+    let held = session.take(&mut scene.client, &format!("LOCK.ACQUIRE {other} owner WATCHDOG"));
+    session.wait(&mut scene.client, &format!("LOCK.ACQUIRE {other} waits WAIT 0"));
+    session.wait(&mut scene.client, "LOCK.ACQUIRE key moved WAIT 0");
     scene.cluster.move_slot(scene.slot, scene.from, scene.to);
     let moved = scene.moved();
-    assert_eq!(scene.session.event(), Event::refused(&["key"], "moved", &moved));
+    assert_eq!(session.event(), Event::refused(&["key"], "moved", &moved));
     assert_eq!(waiters(&mut scene.client, &other), ["waits"]);
     scene.client.order(&format!("LOCK.FORCE {other}"));
-    let told = scene.session.events(2);
+    let told = session.events(2);
     assert_eq!(told[0], Event::lost(&other, "owner", held, "forced"));
     told[1].token_of(&[&other], "waits");
 }
@@ -157,25 +132,25 @@ fn waits_and_holds_of_other_slots_stay() {
 /// A slot that nobody serves: nobody can be sent anywhere, so they wait for it to come back.
 #[test]
 fn a_slot_that_nobody_serves_for_a_while() {
-    let mut scene = Scene::set();
+    let (mut scene, mut session) = start();
     scene.client.take("LOCK.ACQUIRE key holder LEASE 300");
-    scene.session.wait(&mut scene.client, "LOCK.ACQUIRE key owner WAIT 0");
+    session.wait(&mut scene.client, "LOCK.ACQUIRE key owner WAIT 0");
     scene.client.order(&format!("CLUSTER DELSLOTS {}", scene.slot));
-    assert!(!eventually(A_WHILE * 3, || scene.session.raw.say("LOCK.NEXT") != Value::Nil));
+    assert!(!eventually(A_WHILE * 3, || session.raw.say("LOCK.NEXT") != Value::Nil));
     scene.client.order(&format!("CLUSTER ADDSLOTS {}", scene.slot));
     until(SOON, "the cluster is whole", || scene.client.say("CLUSTER INFO").text().contains("cluster_state:ok"));
-    scene.session.event().token_of(&["key"], "owner");
+    session.event().token_of(&["key"], "owner");
 }
 
 /// A grant that was not read goes with its key: it can be read still, and renewed where the key is now.
 #[test]
 fn a_grant_that_was_not_read_and_moved() {
-    let mut scene = Scene::set();
+    let (mut scene, mut session) = start();
     scene.client.take("LOCK.ACQUIRE key holder");
-    scene.session.wait(&mut scene.client, "LOCK.ACQUIRE key owner WAIT 0 LEASE 60000 WATCHDOG");
+    session.wait(&mut scene.client, "LOCK.ACQUIRE key owner WAIT 0 LEASE 60000 WATCHDOG");
     scene.client.order("LOCK.RELEASE key holder");
     scene.cluster.move_slot(scene.slot, scene.from, scene.to);
-    let told = scene.session.events(2);
+    let told = session.events(2);
     let token = told[0].token_of(&["key"], "owner");
     assert_eq!(told[1], Event::untied("key", "owner", token, "moved"));
     assert_eq!(scene.target().raw().say(&format!("LOCK.RENEW key owner TOKEN {token}")), Value::Int(token));

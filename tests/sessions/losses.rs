@@ -59,7 +59,7 @@ impl Scene {
                 assert!(told.starts_with("WRONGTYPE "), "{told}");
             }
             Then::Waits => {
-                assert_eq!(crate::waiter::waiters(&mut self.client, "key"), 1);
+                assert_eq!(crate::waiter::count_waiters(&mut self.client, "key"), 1);
                 assert_eq!(self.waiting.raw.say("LOCK.NEXT"), Value::Nil);
             }
         }
@@ -70,7 +70,7 @@ impl Scene {
     fn is_not_lost(&mut self) {
         self.holding.hears_nothing(&mut self.client);
         assert_eq!(self.waiting.raw.say("LOCK.NEXT"), Value::Nil);
-        assert_eq!(crate::waiter::waiters(&mut self.client, "key"), 1);
+        assert_eq!(crate::waiter::count_waiters(&mut self.client, "key"), 1);
     }
 }
 

@@ -228,14 +228,7 @@ fn client_unblock_in_the_step_of_an_event() {
             client.read().unwrap();
         }
         assert_eq!(array(&client.read().unwrap()), [Value::Int(0), Value::Int(1)]);
-        let mut told = match session.raw.read().unwrap() {
-            Value::Nil => Vec::new(),
-            Value::ServerError(error) => {
-                assert_eq!((error.code(), how), ("UNBLOCKED", " ERROR"));
-                Vec::new()
-            }
-            reply => events(&reply),
-        };
+        let mut told = session.interrupted(how);
         if told.is_empty() {
             told = session.next();
         }

@@ -241,14 +241,7 @@ fn next_interrupted_with_events_on_their_way() {
             (0..2).for_each(|_| drop(client.read().unwrap()));
             other.read().unwrap();
         }
-        let mut told = match session.raw.read().unwrap() {
-            Value::Nil => Vec::new(),
-            Value::ServerError(error) => {
-                assert_eq!((error.code(), how), ("UNBLOCKED", " ERROR"));
-                Vec::new()
-            }
-            reply => events(&reply),
-        };
+        let mut told = session.interrupted(how);
         if told.is_empty() {
             interrupted += 1
         } else {

@@ -293,7 +293,7 @@ mod repeated {
         client.take("LOCK.ACQUIRE b holder");
         session.wait(&mut client, "LOCK.MACQUIRE 2 a b owner WAIT 0");
         session.wait(&mut client, "LOCK.MACQUIRE 2 a b owner WAIT 0");
-        assert_eq!(crate::waiter::waiters(&mut client, "a"), 1);
+        assert_eq!(crate::waiter::count_waiters(&mut client, "a"), 1);
         client.order("LOCK.RELEASE b holder");
         session.event().token_of(&["a", "b"], "owner");
         session.hears_nothing(&mut client);
@@ -322,7 +322,7 @@ mod repeated {
         client.take("LOCK.ACQUIRE key holder");
         one.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
         other.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
-        assert_eq!(crate::waiter::waiters(&mut client, "key"), 2);
+        assert_eq!(crate::waiter::count_waiters(&mut client, "key"), 2);
         client.order("LOCK.RELEASE key holder");
         let token = one.event().token_of(&["key"], "owner");
         assert_eq!(other.event().token_of(&["key"], "owner"), token, "re-entered");
@@ -344,7 +344,7 @@ mod repeated {
         event.token_of(&["key"], "owner");
         assert_eq!(session.cancel(&mut client, "key", "owner"), 1);
         client.order("SELECT 0");
-        assert_eq!(crate::waiter::waiters(&mut client, "key"), 1, "that one waits on");
+        assert_eq!(crate::waiter::count_waiters(&mut client, "key"), 1, "that one waits on");
     }
 
     /// What the first one came to is told, and only once.
@@ -373,7 +373,7 @@ fn nobody_is_blocked() {
         session.wait(&mut client, &format!("LOCK.ACQUIRE key owner-{number} WAIT 0"));
     }
     assert_eq!(crate::waiter::blocked_clients(&server), 0);
-    assert_eq!(crate::waiter::waiters(&mut client, "key"), 100);
+    assert_eq!(crate::waiter::count_waiters(&mut client, "key"), 100);
 }
 
 #[test]

@@ -109,6 +109,19 @@ impl Session {
         until(SOON, "the session waits for events", || is_blocked(&mut observer, client));
     }
 
+    /// What one hears who listens until a `CLIENT UNBLOCK`, which has `how` behind its id: the events, if they came first.
+    #[track_caller]
+    pub(super) fn interrupted(&mut self, how: &str) -> Vec<Event> {
+        match self.raw.read().expect("a reply") {
+            Value::Nil => Vec::new(),
+            Value::ServerError(error) => {
+                assert_eq!((error.code(), how), ("UNBLOCKED", " ERROR"));
+                Vec::new()
+            }
+            reply => events(&reply),
+        }
+    }
+
     /// The events that come to one who listens.
     #[track_caller]
     pub(super) fn heard(&mut self) -> Vec<Event> {

@@ -7,7 +7,9 @@ use redis::Value;
 use support::{Raw, Server, eventually, until};
 
 use crate::common::{array, deadline, error, int, text};
-use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, blocked_clients, holders, until_nobody_waits, waiters};
+use crate::waiter::{
+    SOON, Speak, Tell, Waiter, assert_held, blocked_clients, count_waiters, holders_in_hash, until_nobody_waits,
+};
 
 /// How a waiter leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +73,7 @@ fn head_leaves(leaving: Leaving) {
     assert!(behind.waits() && last.waits());
     leaving.leave(head, &mut client);
     assert!(behind.token() < last.token());
-    let names: Vec<String> = holders(&mut client, "key").into_iter().map(|(name, _)| name).collect();
+    let names: Vec<String> = holders_in_hash(&mut client, "key").into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["reader", "second-reader", "third-reader"]);
     until_nobody_waits(&server);
 }
@@ -85,7 +87,7 @@ fn middle_leaves(leaving: Leaving) {
     let middle = Waiter::sending(&server, &format!("LOCK.ACQUIRE key middle {}", leaving.wait()));
     let mut last = Waiter::start(&server, "key", "last");
     leaving.leave(middle, &mut client);
-    until(SOON, "two are left", || waiters(&mut client, "key") == 2);
+    until(SOON, "two are left", || count_waiters(&mut client, "key") == 2);
     client.order("LOCK.RELEASE key holder");
     let token = first.token();
     assert!(last.waits());
@@ -299,7 +301,7 @@ fn a_re_entry_that_is_taken_back_shortens_no_other() {
     let granted = short.token();
     assert_eq!(middle.token(), granted);
     until(SOON, "the third hold is taken back", || {
-        holders(&mut client, "key") == [("owner".to_owned(), "2".to_owned())]
+        holders_in_hash(&mut client, "key") == [("owner".to_owned(), "2".to_owned())]
     });
     let left = deadline(&mut client, b"key") - granted / 1000;
     assert!(left >= 9_999, "one of them was promised 10 s, and the lease is {left} ms");

@@ -5,7 +5,7 @@ use support::{Raw, Server, lua};
 
 use super::way::{Way, in_every_way, run, run_bytes};
 use crate::common::int;
-use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, holders, is_blocked, until_nobody_waits};
+use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, holders_in_hash, is_blocked, until_nobody_waits};
 
 /// `holder` holds `key`, `first` and `second` wait for it.
 pub(super) struct Scene {
@@ -218,6 +218,6 @@ fn what_is_no_release_frees_nothing() {
         scene.client.order(line);
     }
     assert!(!support::eventually(std::time::Duration::from_millis(50), || !scene.first.waits()));
-    assert_eq!(holders(&mut scene.client, "key"), [("holder".into(), "1".into())]);
+    assert_eq!(holders_in_hash(&mut scene.client, "key"), [("holder".into(), "1".into())]);
     support::until(SOON, "both still wait", || scene.first.waits() && scene.second.waits());
 }

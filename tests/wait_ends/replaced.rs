@@ -5,7 +5,7 @@ use redis::Value;
 use super::freed::Scene;
 use super::way::{Way, in_every_way, run, run_bytes};
 use crate::common::{error, text};
-use crate::waiter::{Speak, Tell, Waiter, assert_held, until_nobody_waits, waiters};
+use crate::waiter::{Speak, Tell, Waiter, assert_held, count_waiters, until_nobody_waits};
 
 /// Whether all who wait are told that the key is no lock any more, and whether what is there stays as it is.
 fn is_no_lock(way: Way, before: &[&str], commands: &[&str]) {
@@ -107,6 +107,6 @@ fn those_behind_one_who_re_enters_keep_their_place() {
     let held = scene.first.token();
     assert_eq!(third.token(), held, "both connections of this owner");
     assert_eq!(text(&scene.client.say("HGET key first")), "3");
-    assert_eq!(waiters(&mut scene.client, "key"), 1);
+    assert_eq!(count_waiters(&mut scene.client, "key"), 1);
     assert!(scene.second.waits());
 }

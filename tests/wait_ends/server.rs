@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use redis::Value;
-use support::{Cluster, Feature, Raw, Server, eventually, skip, until};
+use support::{Feature, Raw, Server, eventually, skip, until};
 
 use crate::common::{array, error, info_number, text, unix_micros};
-use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, holders, until_nobody_waits, waiters};
+use crate::moving_slot::MovingSlot;
+use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, count_waiters, holders_in_hash, until_nobody_waits};
 
 /// Long enough to see that nothing happens.
 const A_WHILE: Duration = Duration::from_millis(300);
@@ -172,7 +173,7 @@ mod replicaof {
         assert!(!eventually(A_WHILE * 2, || offset(&server) != written), "a replica writes nothing of its own");
         drop(waiters);
         until_nobody_waits(&server);
-        assert_eq!(holders(&mut client, "key"), []);
+        assert_eq!(holders_in_hash(&mut client, "key"), []);
         assert_held(&mut client, "kept", "holder");
         for line in ["LOCK.ACQUIRE key newcomer WAIT 0", "LOCK.RELEASE kept holder", "LOCK.FORCE kept"] {
             assert_eq!(error(&client.say(line)).0, "READONLY", "{line}");
@@ -237,54 +238,29 @@ mod replicaof {
 mod cluster {
     use super::*;
 
-    struct Scene {
-        cluster: Cluster,
-        slot: u16,
-        from: usize,
-        to: usize,
-        client: Raw,
+    fn held() -> MovingSlot {
+        let mut scene = MovingSlot::start();
+        scene.client.take("LOCK.ACQUIRE key holder LEASE 60000");
+        scene
     }
 
-    impl Scene {
-        fn set() -> Self {
-            let cluster = Cluster::start(2);
-            let slot = cluster.slot_of(b"key");
-            let from = cluster.owner_of(slot);
-            let client = cluster.node(from).raw();
-            Self { cluster, slot, from, to: 1 - from, client }
-        }
-
-        fn held() -> Self {
-            let mut scene = Self::set();
-            scene.client.take("LOCK.ACQUIRE key holder LEASE 60000");
-            scene
-        }
-
-        fn source(&self) -> &Server {
-            self.cluster.node(self.from)
-        }
-
-        fn target(&self) -> &Server {
-            self.cluster.node(self.to)
-        }
-
-        /// The waiter is told where the slot is now.
-        #[track_caller]
-        fn is_moved(&self, waiter: &mut Waiter) {
-            let place = format!("{} {}", self.slot, self.target().addr());
-            assert_eq!(error(&waiter.end()), ("MOVED", place.as_str()));
-        }
+    /// The waiter is told where the slot is now.
+    #[track_caller]
+    fn is_moved(scene: &MovingSlot, waiter: &mut Waiter) {
+        let reply = waiter.end();
+        let (code, place) = error(&reply);
+        assert_eq!(format!("{code} {place}"), scene.moved());
     }
 
     /// Waiters are sent to the node that has the slot now, as BLPOP's are, and served there.
     #[test]
     fn slot_that_moves() {
-        let mut scene = Scene::held();
+        let mut scene = held();
         let mut first = Waiter::start(scene.source(), "key", "first");
         let mut second = Waiter::start(scene.source(), "key", "second");
         scene.cluster.move_slot(scene.slot, scene.from, scene.to);
-        scene.is_moved(&mut first);
-        scene.is_moved(&mut second);
+        is_moved(&scene, &mut first);
+        is_moved(&scene, &mut second);
         until_nobody_waits(scene.source());
         let mut client = scene.target().raw();
         assert_held(&mut client, "key", "holder");
@@ -301,7 +277,7 @@ mod cluster {
     /// The key has gone to the other node and lives there: nobody gets it here, although it is not here any more.
     #[test]
     fn nobody_is_served_while_the_key_is_on_its_way() {
-        let scene = Scene::held();
+        let scene = held();
         let mut waiter = Waiter::start(scene.source(), "key", "waiter");
         scene.cluster.begin_move(scene.slot, scene.from, scene.to);
         scene.cluster.migrate_keys(scene.slot, scene.from, scene.to);
@@ -318,7 +294,7 @@ mod cluster {
     /// forgotten, and no grant is lost.
     #[test]
     fn freed_before_the_key_moves() {
-        let mut scene = Scene::held();
+        let mut scene = held();
         let mut first = Waiter::start(scene.source(), "key", "first");
         let mut second = Waiter::start(scene.source(), "key", "second");
         scene.cluster.begin_move(scene.slot, scene.from, scene.to);
@@ -326,13 +302,13 @@ mod cluster {
         let granted = first.raw.read_timeout(A_WHILE).unwrap();
         scene.cluster.migrate_keys(scene.slot, scene.from, scene.to);
         scene.cluster.finish_move(scene.slot, scene.from, scene.to);
-        scene.is_moved(&mut second);
+        is_moved(&scene, &mut second);
         let mut client = scene.target().raw();
         match granted {
             Some(Value::Int(_)) => assert_held(&mut client, "key", "first"),
             Some(other) => panic!("{other:?}"),
             None => {
-                scene.is_moved(&mut first);
+                is_moved(&scene, &mut first);
                 assert_eq!(client.say("EXISTS key"), Value::Int(0));
             }
         }
@@ -343,7 +319,7 @@ mod cluster {
     /// module answers it. It gets one reply. (The server stands still until both are due, so that one turn does both.)
     #[test]
     fn wait_that_is_over_while_the_slot_goes() {
-        let mut scene = Scene::held();
+        let mut scene = held();
         for round in 0..10 {
             let mut waiter = Waiter::sending(scene.source(), "LOCK.ACQUIRE key waiter WAIT 150");
             let over = unix_micros() + 150_000;
@@ -364,7 +340,7 @@ mod cluster {
     /// A move that is called off: who could not be served while it went on is served then.
     #[test]
     fn move_that_is_called_off() {
-        let mut scene = Scene::held();
+        let mut scene = held();
         let mut first = Waiter::start(scene.source(), "key", "first");
         let mut second = Waiter::start(scene.source(), "key", "second");
         scene.cluster.begin_move(scene.slot, scene.from, scene.to);
@@ -383,7 +359,7 @@ mod cluster {
     /// A lock that expires while its slot moves is not given away twice.
     #[test]
     fn slot_that_moves_while_the_lock_expires() {
-        let mut scene = Scene::set();
+        let mut scene = MovingSlot::start();
         scene.client.take("LOCK.ACQUIRE key holder LEASE 400");
         let mut waiter = Waiter::start(scene.source(), "key", "waiter");
         scene.cluster.move_slot(scene.slot, scene.from, scene.to);
@@ -404,7 +380,7 @@ mod cluster {
 
     #[test]
     fn waiters_of_other_slots_stay() {
-        let mut scene = Scene::held();
+        let mut scene = held();
         let other = (0..)
             .map(|number| format!("other-{number}"))
             .find(|key| {
@@ -416,7 +392,7 @@ mod cluster {
         let mut moved = Waiter::start(scene.source(), "key", "waiter");
         let mut stays = Waiter::start(scene.source(), &other, "waiter");
         scene.cluster.move_slot(scene.slot, scene.from, scene.to);
-        scene.is_moved(&mut moved);
+        is_moved(&scene, &mut moved);
         assert!(stays.waits());
         scene.client.order(&format!("LOCK.RELEASE {other} holder"));
         stays.token();
@@ -455,7 +431,7 @@ fn shutdown_in_the_pipeline_that_grants() {
     drop(waiter);
     server.restart();
     // Nobody is left to pass it on to: what was granted is held until its lease ends, or was taken back.
-    let holders = holders(&mut server.raw(), "key");
+    let holders = holders_in_hash(&mut server.raw(), "key");
     assert!(holders.is_empty() || holders == [("waiter".into(), "1".into())], "{holders:?}");
 }
 
@@ -490,7 +466,7 @@ fn reloading_the_data_leaves_the_queue_alone() {
     client.order("DEBUG RELOAD");
     assert!(!eventually(A_WHILE, || !first.waits()), "holder holds it");
     assert_held(&mut client, "key", "holder");
-    assert_eq!(waiters(&mut client, "key"), 2);
+    assert_eq!(count_waiters(&mut client, "key"), 2);
     client.order("LOCK.RELEASE key holder");
     let token = first.token();
     assert!(second.waits());

@@ -1,0 +1,38 @@
+//! A cluster of two nodes, for a slot that moves from one to the other.
+
+use support::{Cluster, Raw, Server};
+
+/// The slot of `key` moves.
+pub struct MovingSlot {
+    pub cluster: Cluster,
+    pub slot: u16,
+    /// The node that has it.
+    pub from: usize,
+    /// The node that gets it.
+    pub to: usize,
+    /// A connection to the node that has it.
+    pub client: Raw,
+}
+
+impl MovingSlot {
+    pub fn start() -> Self {
+        let cluster = Cluster::start(2);
+        let slot = cluster.slot_of(b"key");
+        let from = cluster.owner_of(slot);
+        let client = cluster.node(from).raw();
+        Self { cluster, slot, from, to: 1 - from, client }
+    }
+
+    pub fn source(&self) -> &Server {
+        self.cluster.node(self.from)
+    }
+
+    pub fn target(&self) -> &Server {
+        self.cluster.node(self.to)
+    }
+
+    /// What one who asks at the wrong node is told.
+    pub fn moved(&self) -> String {
+        format!("MOVED {} {}", self.slot, self.target().addr())
+    }
+}

@@ -1,6 +1,6 @@
 //! Deferred answers: how waiters get their reply, and what happens if nobody is left to receive it.
 //!
-//! A blocked client is answered at the end of a turn of the event loop ([`tell`]). A session's answer goes into its
+//! A blocked client is answered at the end of a turn of the event loop ([`send_answers`]). A session's answer goes into its
 //! mailbox, and a reader blocked on the mailbox is answered in the same way. From the moment of a grant until its
 //! answer has been handed to the network, the grant can be rolled back: the way back is kept with the answer, and
 //! then with the bytes in flight.
@@ -20,7 +20,7 @@ use crate::stats::{add, count, time};
 const KEYS_AT_ONCE: usize = 2_000;
 
 /// Records how a request ended, so that whoever is owed the answer gets it. `now` is when it ended.
-pub fn end(ctx: Ctx, ticket: Ticket, outcome: Outcome, now: Now) {
+pub fn end_request(ctx: Ctx, ticket: Ticket, outcome: Outcome, now: Now) {
     match books::with(|books| books.end(ticket, outcome, now)) {
         books::Delivery::Due => timer::wake_for_replies(ctx),
         books::Delivery::Undelivered => {
@@ -38,11 +38,11 @@ pub fn end_wait(ctx: Ctx, waiter: &Waiter<Asker>, outcome: Outcome, now: Now) {
     {
         count(|it| &mut it.timeouts);
     }
-    end(ctx, waiter.ask.ticket, outcome, now);
+    end_request(ctx, waiter.ask.ticket, outcome, now);
 }
 
 /// Answers the clients whose answers are ready.
-pub fn tell(ctx: Ctx, slice: Slice) {
+pub fn send_answers(ctx: Ctx, slice: Slice) {
     while let Some((ticket, block)) = books::with(|books| books.owed.next_ending()) {
         if block.may_be_redirected(ctx) {
             books::with(|books| books.owed.put_off(ticket, block));
@@ -59,7 +59,7 @@ pub fn tell(ctx: Ctx, slice: Slice) {
 }
 
 /// Answers the clients that the server might have redirected and has not: its cron has just checked them.
-pub fn tell_put_off(slice: Slice) {
+pub fn send_put_off(slice: Slice) {
     while !slice.is_over() {
         let Some(block) = books::with(|books| books.owed.next_put_off()) else { break };
         block.answer();

@@ -3,7 +3,7 @@
 //! The replies wait in a book. One request for acknowledgement per turn of the event loop covers everything written
 //! before it. While anything is pending, the replicas' progress is read every millisecond; otherwise nothing runs.
 
-use crate::answering::end;
+use crate::answering::end_request;
 use crate::books::confirmations::{Confirmation, ConfirmationId, Settled, What};
 use crate::books::ties::Renewal;
 use crate::books::{self, Outcome, Undo};
@@ -99,7 +99,7 @@ fn confirmed(ctx: Ctx, it: Confirmation, now: Now) {
     count(|it| &mut it.confirmed);
     time(|stats| &mut stats.confirmations, now.micros.saturating_sub(it.began.micros));
     match it.what {
-        What::Reply(ticket, answer) => end(ctx, ticket, Outcome::Granted(answer, it.undo), now),
+        What::Reply(ticket, answer) => end_request(ctx, ticket, Outcome::Granted(answer, it.undo), now),
         What::Renewal(tie) => books::with(|books| books.ties.set_renewal(tie, Renewal::Settled)),
     }
 }
@@ -110,7 +110,7 @@ fn missed(ctx: Ctx, it: Confirmation, having: usize, now: Now) {
         What::Reply(ticket, _) => {
             let time = it.until.saturating_sub(it.began.millis());
             let message = format!("NOREPLICAS {having} of {} replicas confirmed within {time} ms", it.needed);
-            end(ctx, ticket, Outcome::Refused(message), now);
+            end_request(ctx, ticket, Outcome::Refused(message), now);
         }
         What::Renewal(tie) => books::with(|books| books.ties.set_renewal(tie, Renewal::Settled)),
     }

@@ -6,6 +6,7 @@ use crate::keyspace::effects::{Ending, Waiters};
 use crate::keyspace::{self, Allowance, Lock, NotRead};
 use crate::lock::{Deadline, Decision, Hold, LockKey, Millis, Token};
 use crate::server::clock::Now;
+use crate::server::text::show_start;
 use crate::server::timer::{self, Timer};
 use crate::server::{Ctx, TextRef, events};
 use crate::stats::{add, count};
@@ -124,7 +125,7 @@ pub fn tell_lost(books: &mut Books, tie: &Tie, why: Why) {
 }
 
 /// Ends the hold of `owner`, who has one and gives it back. The caller serves the waiters.
-pub fn end(lock: &mut Lock, owner: TextRef) {
+pub fn end_hold(lock: &mut Lock, owner: TextRef) {
     let waiters = waiters(lock);
     let (db, name) = (lock.db(), lock.name().bytes());
     let free = lock.remove(owner, Ending::Released, waiters);
@@ -188,7 +189,7 @@ pub fn look_all<'a>(ctx: Ctx<'a>, names: &[TextRef<'a>], owner: TextRef, now: No
 /// The message for a request whose locks have too many holders to be read in one step. What was read is cached, so the
 /// same request gets further the next time.
 pub fn too_much(name: &[u8]) -> String {
-    let (name, most) = (config::show_start(name), config::MAX_HOLDERS.get());
+    let (name, most) = (show_start(name), config::MAX_HOLDERS.get());
     format!(
         "ERR too many holders to read in one request, those of '{name}' among them: the locks of a request that other \
          clients have written may together have as many holders as one lock, and holdfast.max-holders is {most}"

@@ -63,6 +63,7 @@ fn start(ctx: Ctx, args: &[TextRef]) -> bool {
         key_touched: turns::key_touched,
         after_touch: turns::after_touch,
         event: turns::event,
+        info: info::fill,
     });
     add_category(ctx, CATEGORY);
     if !commands::ALL.iter().all(|command| (command.register)(ctx, CATEGORY)) {
@@ -73,7 +74,6 @@ fn start(ctx: Ctx, args: &[TextRef]) -> bool {
         ctx.warn(&format!("holdfast: {error}"));
         return false;
     }
-    server::info::register(ctx, info::fill);
     server::events::subscribe(ctx);
     keyspace::listeners::start(ctx, NAME.as_bytes());
     warn_of_eviction(ctx);

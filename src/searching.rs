@@ -2,13 +2,14 @@
 
 use crate::answering::end_wait;
 use crate::books::{self, Outcome};
-use crate::config::{self, show_start as show};
+use crate::config;
 use crate::keyspace::{Lock, rosters};
 use crate::lock::cycle::{Because, Candidate, Link, Progress, Search, Visible, is_possible};
 use crate::lock::serve::{Sight, View};
 use crate::lock::{Deadline, LockKey, Owner, Standing, WaiterId};
 use crate::server::acl::User;
 use crate::server::clock::{Now, Slice};
+use crate::server::text::show_start as show;
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text};
 use crate::serving::Keyspace;
@@ -34,7 +35,7 @@ const PIECE: usize = 2_000;
 ///
 /// The reply that names the cycle.
 pub fn begin(ctx: Ctx, client: u64, candidate: Candidate, now: Now) -> Result<Option<Search>, String> {
-    if !config::DETECT_DEADLOCKS.is_on() || !books::with(|books| is_possible(&books.queue, candidate)) {
+    if !config::detects_deadlocks() || !books::with(|books| is_possible(&books.queue, candidate)) {
         return Ok(None);
     }
     let mut search = Search::new(candidate);
@@ -112,7 +113,7 @@ impl Visible for Readable<'_> {
         let now = self.locks.now.millis();
         self.locks.ctx.in_db(key.db, |ctx| {
             let name = Text::new(&key.name);
-            let lock = Lock::look_around(ctx, name.as_text(), now);
+            let lock = Lock::look_as_nobody(ctx, name.as_text(), now);
             lock.map(|lock| lock.holders_after(after, now, most)).unwrap_or_default()
         })
     }

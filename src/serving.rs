@@ -1,6 +1,6 @@
 //! Serving waiters: the one way from the queue to a grant.
 
-use crate::answering::{end, end_wait};
+use crate::answering::{end_request, end_wait};
 use crate::books::confirmations::What;
 use crate::books::owed::OnBehalf;
 use crate::books::{self, Answer, Asker, Outcome, State};
@@ -12,6 +12,7 @@ use crate::lock::{Deadline, Decision, Limit, LockKey, Millis, Owner, Waiter, Wai
 use crate::server::acl::User;
 use crate::server::clock::{Now, Slice};
 use crate::server::cluster::{self, Place};
+use crate::server::text::show;
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef};
 use crate::stats::{count, time};
@@ -44,6 +45,21 @@ pub fn serve(ctx: Ctx, now: Now, slice: Slice) {
     }
 }
 
+/// Serves the waiters of a lock that a command has changed. Costs next to nothing if there are none.
+pub fn serve_lock(ctx: Ctx, name: TextRef, now: Now) {
+    let db = ctx.db();
+    let contended = books::with(|books| {
+        let contended = books.is_contended(db, name.bytes());
+        if contended {
+            books.agenda.note(LockKey::new(db, name.bytes()), Change::Freed);
+        }
+        contended
+    });
+    if contended {
+        serve(ctx, now, Slice::of_command());
+    }
+}
+
 /// Decides whether a request still has to wait, and ends its wait if not.
 fn judge(ctx: Ctx, attempt: Attempt, now: Now) {
     let mut locks = Served { keyspace: Keyspace { ctx, now }, allowance: Allowance::default() };
@@ -52,17 +68,124 @@ fn judge(ctx: Ctx, attempt: Attempt, now: Now) {
         Some((key, owner)) if serves(ctx, &key) => ctx.in_db(key.db, |ctx| {
             let (name, owner) = (Text::new(&key.name), Text::new(&owner));
             let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner.as_text(), now.millis()) else {
-                return settle(ctx, attempt, &mut Seen(Sight::NotALock), now, None);
+                return conclude(ctx, attempt, &mut Seen(Sight::NotALock), now, None);
             };
             refresh(&mut lock, &key, now.millis());
             let mut seen = Seen(Sight::Lock(lock.standing()));
-            settle(ctx, attempt, &mut seen, now, Some((owner.as_text(), &mut lock)));
+            conclude(ctx, attempt, &mut seen, now, Some((owner.as_text(), &mut lock)));
         }),
         _ => match place_elsewhere(ctx, attempt.id()) {
             Some(place) => send_away(ctx, attempt.id(), &place, now),
-            None => settle(ctx, attempt, &mut locks, now, None),
+            None => conclude(ctx, attempt, &mut locks, now, None),
         },
     }
+}
+
+/// Decides about a request and, if that ends its wait, carries it out. `lock` is its only lock, as its owner sees it,
+/// if it has been read already.
+fn conclude(ctx: Ctx, attempt: Attempt, locks: &mut impl View, now: Now, lock: Option<(TextRef, &mut Lock)>) {
+    let judgement = attempt.judge(locks, now.millis());
+    let ended = books::with(|books| {
+        let ended = books.agenda.judged(&mut books.queue, attempt, judgement);
+        if let Some((waiter, _)) = &ended {
+            books.left(waiter);
+        }
+        ended
+    });
+    let Some((waiter, wait_end)) = ended else { return };
+    let refused = match wait_end {
+        WaitEnd::NotALock => WRONGTYPE.into(),
+        WaitEnd::TooMuch(place) => too_much(waiter.keys.get(place).map_or(&[], |key| &key.name)),
+        WaitEnd::Refused(decision) => refusal(decision),
+        WaitEnd::Granted(decisions) => {
+            let granted = match lock {
+                Some((owner, lock)) => grant(ctx, &waiter, &decisions, owner, std::slice::from_mut(lock), now),
+                None => grant_several(ctx, &waiter, &decisions, now),
+            };
+            match granted {
+                Ok(()) => return,
+                // The grant was not taken, so those behind it may have their turn.
+                Err(error) => return end_wait(ctx, &waiter, Outcome::Refused(error), now),
+            }
+        }
+    };
+    end_request(ctx, waiter.ask.ticket, Outcome::Refused(refused), now);
+}
+
+fn grant_several(ctx: Ctx, waiter: &Waiter<Asker>, decisions: &[Decision], now: Now) -> Result<(), String> {
+    let db = waiter.keys.first().map_or(0, |key| key.db);
+    ctx.in_db(db, |ctx| {
+        let owner = Text::new(&waiter.owner);
+        let names: Vec<Text> = waiter.keys.iter().map(|key| Text::new(&key.name)).collect();
+        let names: Vec<TextRef> = names.iter().map(AsText::as_text).collect();
+        let mut locks = look_all(ctx, &names, owner.as_text(), now)?;
+        grant(ctx, waiter, decisions, owner.as_text(), &mut locks, now)
+    })
+}
+
+/// Carries out the grant to a waiter and records its answer.
+fn grant(
+    ctx: Ctx,
+    waiter: &Waiter<Asker>,
+    decisions: &[Decision],
+    owner: TextRef,
+    locks: &mut [Lock],
+    now: Now,
+) -> Result<(), String> {
+    let Asker { ticket, client, terms, arrived, .. } = waiter.ask;
+    if !may_acquire(ctx, client, locks, owner) {
+        return Err(NOPERM.into());
+    }
+    let granted = |(_, decision): &(&Lock, &Decision)| matches!(decision, Decision::Grant(..));
+    if let Some((full, _)) = locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
+        return Err(too_many_holders(full));
+    }
+    let grantee = Grantee { owner, client, terms: &terms };
+    let undo = undo::before_grant(locks, decisions, grantee);
+    let token = holding::grant(locks, decisions, grantee, now);
+    for (lock, key) in locks.iter().zip(waiter.keys.iter()) {
+        schedule(lock, key, now.millis());
+    }
+    let undo = undo.under(token);
+    count(|it| &mut it.granted_queued);
+    time(|stats| &mut stats.waits, now.micros.saturating_sub(arrived.micros));
+    if terms.replicas == 0 {
+        end_request(ctx, ticket, Outcome::Granted(Answer::Token(token), undo), now);
+        return Ok(());
+    }
+    let what = What::Reply(ticket, Answer::Token(token));
+    let id = confirming::begin(ctx, what, undo, terms.replicas, Millis::MAX, now);
+    books::with(|books| books.owed.set(ticket, State::Confirming(id)));
+    Ok(())
+}
+
+/// Whether a connection's user may still run the request: its rights may have changed since it was made.
+fn may_acquire(ctx: Ctx, client: u64, locks: &[Lock], owner: TextRef) -> bool {
+    let Some(user) = User::of_client(ctx, client) else { return true };
+    if let [lock] = locks {
+        return user.may_run(&[words().acquire.as_text(), lock.name(), owner]);
+    }
+    let count = Text::new(locks.len().to_string().as_bytes());
+    let mut command = vec![words().macquire.as_text(), count.as_text()];
+    command.extend(locks.iter().map(Lock::name));
+    command.push(owner);
+    user.may_run(&command)
+}
+
+/// Whether a request belongs to a session that has ended but whose requests have not left the queue yet.
+fn is_forsaken(id: WaiterId) -> bool {
+    books::with(|books| {
+        let ask = books.queue.get(id).map(|waiter| waiter.ask);
+        ask.is_some_and(|ask| ask.on_behalf == OnBehalf::Session && !books.sessions.is_open(ask.client))
+    })
+}
+
+fn leave(id: WaiterId) {
+    books::with(|books| {
+        if let Some(waiter) = books.queue.leave(id) {
+            books.gave_up(&waiter);
+        }
+    });
 }
 
 /// Where a session's request must go, once the slot of its keys is served by another node. (The server itself
@@ -81,50 +204,6 @@ fn send_away(ctx: Ctx, id: WaiterId, place: &Place, now: Now) {
         let moved = format!("MOVED {} {}", place.slot, place.address);
         end_wait(ctx, &waiter, Outcome::Refused(moved), now);
     }
-}
-
-/// A single lock that has been read already.
-struct Seen(Sight);
-
-impl View for Seen {
-    fn look(&mut self, _: &LockKey, _: &Owner) -> Sight {
-        self.0
-    }
-
-    fn holders(&mut self, _: &LockKey) -> Vec<Owner> {
-        Vec::new()
-    }
-}
-
-/// Serves the waiters of a lock that a command has changed. Costs next to nothing if there are none.
-pub fn serve_lock(ctx: Ctx, name: TextRef, now: Now) {
-    let db = ctx.db();
-    let contended = books::with(|books| {
-        let contended = books.is_contended(db, name.bytes());
-        if contended {
-            books.agenda.note(LockKey::new(db, name.bytes()), Change::Freed);
-        }
-        contended
-    });
-    if contended {
-        serve(ctx, now, Slice::of_command());
-    }
-}
-
-/// Whether a request belongs to a session that has ended but whose requests have not left the queue yet.
-fn is_forsaken(id: WaiterId) -> bool {
-    books::with(|books| {
-        let ask = books.queue.get(id).map(|waiter| waiter.ask);
-        ask.is_some_and(|ask| ask.on_behalf == OnBehalf::Session && !books.sessions.is_open(ask.client))
-    })
-}
-
-fn leave(id: WaiterId) {
-    books::with(|books| {
-        if let Some(waiter) = books.queue.leave(id) {
-            books.gave_up(&waiter);
-        }
-    });
 }
 
 /// Whether this node of a cluster serves a key; always true outside clusters.
@@ -154,7 +233,7 @@ impl View for Keyspace<'_> {
         let now = self.now.millis();
         self.ctx.in_db(key.db, |ctx| {
             let name = Text::new(&key.name);
-            let Ok(lock) = Lock::look_around(ctx, name.as_text(), now) else { return Vec::new() };
+            let Ok(lock) = Lock::look_as_nobody(ctx, name.as_text(), now) else { return Vec::new() };
             lock.holders(now).into_iter().map(|(owner, _)| owner).collect()
         })
     }
@@ -197,6 +276,19 @@ impl View for Served<'_> {
     }
 }
 
+/// A single lock that has been read already.
+struct Seen(Sight);
+
+impl View for Seen {
+    fn look(&mut self, _: &LockKey, _: &Owner) -> Sight {
+        self.0
+    }
+
+    fn holders(&mut self, _: &LockKey) -> Vec<Owner> {
+        Vec::new()
+    }
+}
+
 /// Removes the holders of a contended lock whose lease has run out, and schedules the look at the next one.
 fn refresh(lock: &mut Lock, key: &LockKey, now: Millis) {
     if holding::purge(lock, now) {
@@ -234,12 +326,6 @@ pub fn schedule_earlier(lock: &Lock, key: &LockKey, now: Millis) {
     }
 }
 
-fn wake_for_looks(ctx: Ctx) {
-    if let Some(at) = books::with(|books| books.looks.first()) {
-        timer::wake(ctx, Timer::Work, at);
-    }
-}
-
 /// A command of this module has moved the deadline of a hold.
 pub fn deadline_moved(lock: &Lock, now: Now) {
     if books::with(|books| books.is_contended(lock.db(), lock.name().bytes())) {
@@ -247,100 +333,15 @@ pub fn deadline_moved(lock: &Lock, now: Now) {
     }
 }
 
-/// Decides about a request and, if that ends its wait, carries it out. `lock` is its only lock, as its owner sees it,
-/// if it has been read already.
-fn settle(ctx: Ctx, attempt: Attempt, locks: &mut impl View, now: Now, lock: Option<(TextRef, &mut Lock)>) {
-    let judgement = attempt.judge(locks, now.millis());
-    let ended = books::with(|books| {
-        let ended = books.agenda.judged(&mut books.queue, attempt, judgement);
-        if let Some((waiter, _)) = &ended {
-            books.left(waiter);
-        }
-        ended
-    });
-    let Some((waiter, wait_end)) = ended else { return };
-    let refused = match wait_end {
-        WaitEnd::NotALock => WRONGTYPE.into(),
-        WaitEnd::TooMuch(place) => too_much(waiter.keys.get(place).map_or(&[], |key| &key.name)),
-        WaitEnd::Refused(decision) => refusal(decision),
-        WaitEnd::Granted(decisions) => {
-            let granted = match lock {
-                Some((owner, lock)) => grant(ctx, &waiter, &decisions, owner, std::slice::from_mut(lock), now),
-                None => grant_several(ctx, &waiter, &decisions, now),
-            };
-            match granted {
-                Ok(()) => return,
-                // The grant was not taken, so those behind it may have their turn.
-                Err(error) => return end_wait(ctx, &waiter, Outcome::Refused(error), now),
-            }
-        }
-    };
-    end(ctx, waiter.ask.ticket, Outcome::Refused(refused), now);
-}
-
-fn grant_several(ctx: Ctx, waiter: &Waiter<Asker>, decisions: &[Decision], now: Now) -> Result<(), String> {
-    let db = waiter.keys.first().map_or(0, |key| key.db);
-    ctx.in_db(db, |ctx| {
-        let owner = Text::new(&waiter.owner);
-        let names: Vec<Text> = waiter.keys.iter().map(|key| Text::new(&key.name)).collect();
-        let names: Vec<TextRef> = names.iter().map(AsText::as_text).collect();
-        let mut locks = look_all(ctx, &names, owner.as_text(), now)?;
-        grant(ctx, waiter, decisions, owner.as_text(), &mut locks, now)
-    })
-}
-
-/// Carries out the grant to a waiter and records its answer.
-fn grant(
-    ctx: Ctx,
-    waiter: &Waiter<Asker>,
-    decisions: &[Decision],
-    owner: TextRef,
-    locks: &mut [Lock],
-    now: Now,
-) -> Result<(), String> {
-    let Asker { ticket, client, terms, arrived, .. } = waiter.ask;
-    if !may_acquire(ctx, client, locks, owner) {
-        return Err(NOPERM.into());
+fn wake_for_looks(ctx: Ctx) {
+    if let Some(at) = books::with(|books| books.looks.first()) {
+        timer::wake(ctx, Timer::Work, at);
     }
-    let granted = |(_, decision): &(&Lock, &Decision)| matches!(decision, Decision::Grant(..));
-    if let Some((full, _)) = locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
-        return Err(too_many_holders(full));
-    }
-    let grantee = Grantee { owner, client, terms: &terms };
-    let undo = undo::before_grant(locks, decisions, grantee);
-    let token = holding::grant(locks, decisions, grantee, now);
-    for (lock, key) in locks.iter().zip(waiter.keys.iter()) {
-        schedule(lock, key, now.millis());
-    }
-    let undo = undo.under(token);
-    count(|it| &mut it.granted_queued);
-    time(|stats| &mut stats.waits, now.micros.saturating_sub(arrived.micros));
-    if terms.replicas == 0 {
-        end(ctx, ticket, Outcome::Granted(Answer::Token(token), undo), now);
-        return Ok(());
-    }
-    let what = What::Reply(ticket, Answer::Token(token));
-    let id = confirming::begin(ctx, what, undo, terms.replicas, Millis::MAX, now);
-    books::with(|books| books.owed.set(ticket, State::Confirming(id)));
-    Ok(())
-}
-
-/// Whether a connection's user may still run the request: its rights may have changed since it was made.
-fn may_acquire(ctx: Ctx, client: u64, locks: &[Lock], owner: TextRef) -> bool {
-    let Some(user) = User::of_client(ctx, client) else { return true };
-    if let [lock] = locks {
-        return user.may_run(&[words().acquire.as_text(), lock.name(), owner]);
-    }
-    let count = Text::new(locks.len().to_string().as_bytes());
-    let mut command = vec![words().macquire.as_text(), count.as_text()];
-    command.extend(locks.iter().map(Lock::name));
-    command.push(owner);
-    user.may_run(&command)
 }
 
 /// The error for a request that would exceed the number of holders allowed.
 pub fn too_many_holders(lock: &Lock) -> String {
-    let (name, most) = (config::show(lock.name().bytes()), config::MAX_HOLDERS.get());
+    let (name, most) = (show(lock.name().bytes()), config::MAX_HOLDERS.get());
     format!("ERR too many holders of '{name}': holdfast.max-holders is {most}")
 }
 

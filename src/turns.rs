@@ -96,7 +96,7 @@ pub fn tick(ctx: Ctx) {
         work(ctx, now);
     }
     if !events::turn_end_precedes_unblock() {
-        answering::tell(ctx, Slice::of_turn());
+        answering::send_answers(ctx, Slice::of_turn());
     }
     set_timer(ctx, now);
 }
@@ -131,14 +131,14 @@ fn follow_up(ctx: Ctx, now: Now, slice: Slice) {
     }
     while !slice.is_over() {
         let Some((key, expiry)) = books::with(|books| books.expired.pop_front()) else { break };
-        tell_expired(ctx, &key, expiry, now);
+        report_expired(ctx, &key, expiry, now);
     }
     watchdog::verify_doubtful(ctx, now, Slice::of_piece());
     serve(ctx, now, slice);
 }
 
 /// Reports holds that have ended with a key, or with fields of it.
-fn tell_expired(ctx: Ctx, key: &LockKey, expiry: Expiry, now: Now) {
+fn report_expired(ctx: Ctx, key: &LockKey, expiry: Expiry, now: Now) {
     ctx.in_db(key.db, |ctx| {
         let name = Text::new(&key.name);
         let ended = match expiry {
@@ -146,14 +146,14 @@ fn tell_expired(ctx: Ctx, key: &LockKey, expiry: Expiry, now: Now) {
             Expiry::Fields { holders } => holders.saturating_sub(holders_left(ctx, key, &name, now).unwrap_or(holders)),
         };
         add(|it| &mut it.expired, ended as u64);
-        (0..ended).for_each(|_| Lock::tell_expired(ctx, &name));
+        (0..ended).for_each(|_| Lock::notify_expired(ctx, &name));
     });
 }
 
 /// How many hold a lock, those included whose lease has run out and who have not been removed yet; `None` if it is no
 /// lock.
 fn holders_left(ctx: Ctx, key: &LockKey, name: &Text, now: Now) -> Option<usize> {
-    let lock = Lock::look_around(ctx, name.as_text(), now.millis()).ok()?;
+    let lock = Lock::look_as_nobody(ctx, name.as_text(), now.millis()).ok()?;
     rosters::with(|rosters| rosters.holders(key.db, &key.name)).or(Some(lock.count()))
 }
 
@@ -183,14 +183,14 @@ fn note_due_looks(now: Now, slice: Slice) {
 fn purge_overdue(ctx: Ctx, now: Now, slice: Slice) {
     while !slice.is_over() {
         let Some(key) = rosters::with(|rosters| rosters.overdue(now.millis(), 1)).into_iter().next() else { break };
-        purge(ctx, &key, now);
+        purge_key(ctx, &key, now);
     }
 }
 
-fn purge(ctx: Ctx, key: &LockKey, now: Now) {
+fn purge_key(ctx: Ctx, key: &LockKey, now: Now) {
     let is_done = ctx.in_db(key.db, |ctx| {
         let name = Text::new(&key.name);
-        let Ok(mut lock) = Lock::look_around(ctx, name.as_text(), now.millis()) else { return true };
+        let Ok(mut lock) = Lock::look_as_nobody(ctx, name.as_text(), now.millis()) else { return true };
         !holding::purge(&mut lock, now.millis()) || lock.count() == 0
     });
     books::with(|books| books.agenda.note(key.clone(), Change::Freed));
@@ -253,7 +253,7 @@ fn turn_ends(ctx: Ctx) {
         if news {
             confirming::confirm_all(ctx, slice);
         }
-        answering::tell(ctx, slice);
+        answering::send_answers(ctx, slice);
     }
     // Whatever a slice left over continues in the next turn, at once.
     if replies_are_due() || (books::with(|books| books.has_work()) && may_write(ctx)) {
@@ -313,15 +313,15 @@ pub fn event(ctx: Ctx, event: Event) {
         }
         Event::RoleChanged => role_changed(ctx),
         Event::DataReplaced => {
-            listeners::doubt();
+            listeners::assume_followers();
             replaced(ctx, None);
         }
         Event::SlotsMoved => replaced(ctx, None),
-        Event::ListenersMayHaveChanged => listeners::doubt(),
+        Event::ListenersMayHaveChanged => listeners::assume_followers(),
         Event::ModuleLoaded => listeners::module_loaded(),
         Event::ModuleUnloaded => listeners::module_unloaded(),
         Event::Cron => {
-            answering::tell_put_off(Slice::of_turn());
+            answering::send_put_off(Slice::of_turn());
             listeners::recheck(ctx);
             set_timer(ctx, Now::read());
         }
@@ -345,7 +345,7 @@ fn replaced(ctx: Ctx, db: Option<i32>) {
 
 /// This server became a master or a replica: pending work belongs to another server now, or begins anew.
 fn role_changed(ctx: Ctx) {
-    listeners::doubt();
+    listeners::assume_followers();
     books::with(books::Books::forget_work);
     replaced(ctx, None);
     timer::wake(ctx, Timer::Work, timer::THIS_TURN);

@@ -106,7 +106,7 @@ fn roll_back_step(
     let holds = own.holds.saturating_sub(step.added()).max(promised);
     let taken = own.holds.saturating_sub(holds);
     if holds == 0 {
-        holding::end(&mut lock, owner);
+        holding::end_hold(&mut lock, owner);
         return Ok(taken);
     }
     if *told > 0 || taken < step.added() {

@@ -19,6 +19,7 @@ use crate::lock::{LockKey, Millis, Owner, WaiterId};
 use crate::server::blocked::{block, block_for_events};
 use crate::server::clock::{Now, Slice};
 use crate::server::reply::Replied;
+use crate::server::text::show_start;
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef, events};
 use crate::serving::{schedule_earlier, serve};
@@ -252,7 +253,7 @@ fn give_back(ctx: Ctx, session: u64, owner: TextRef, key: &LockKey, now: Now) ->
     if lock.own().is_none() || tied_to.is_some_and(|client| client != session) {
         return false;
     }
-    holding::end(&mut lock, owner);
+    holding::end_hold(&mut lock, owner);
     books::with(|books| books.agenda.note(key.clone(), Change::Freed));
     true
 }
@@ -305,7 +306,7 @@ pub fn has_room(request: &Request) -> Result<(), String> {
         let full = |key: &LockKey| most > 0 && books.queue.waiting(key.db, &key.name) as u64 >= most;
         match request.keys.iter().find(|key| full(key)) {
             Some(key) => {
-                let name = config::show_start(&key.name);
+                let name = show_start(&key.name);
                 Err(format!("ERR too many waiters for '{name}': holdfast.max-waiters is {most}"))
             }
             None => Ok(()),
@@ -387,7 +388,7 @@ pub fn refuse_undecided(ctx: Ctx, now: Now, slice: Slice) {
             books.owed.get(ticket).is_some_and(|pending| matches!(pending.to, Recipient::Session { .. }))
         });
         if to_session {
-            answering::end(ctx, ticket, refused(), now);
+            answering::end_request(ctx, ticket, refused(), now);
         }
     }
 }

@@ -93,7 +93,7 @@ pub fn release_ended(ctx: Ctx, now: Now, slice: Slice) {
         let released = with_lock(ctx, &tie, now, |lock, owner| {
             let is_held = held(lock, &tie).is_some();
             if is_held {
-                holding::end(lock, owner);
+                holding::end_hold(lock, owner);
             }
             is_held
         });

@@ -46,28 +46,22 @@ impl Command for Acquire {
         ],
     };
 
-    fn run(call: Call) -> Replied {
-        call.ctx.reply_outcome(acquire(call))
+    fn run(call: Call) -> Result<Replied, String> {
+        let (name, owner, options) = args::of_one::<Self>(call)?;
+        let asking = Asking::new(call, owner.as_text(), &options)?;
+        if let Some(replied) = asking.repeated(&[name])? {
+            return Ok(replied);
+        }
+        let (ahead, now) = (ahead(call.ctx, name), asking.now.millis());
+        let lock = match ahead {
+            Ahead::Nobody => Some(Lock::look(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?),
+            // An owner that holds nothing here queues behind the others, whatever else is in the key.
+            Ahead::Somebody => Lock::look_if_held(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?,
+        };
+        let Some(mut lock) = lock else { return asking.queue(&[name], &[]) };
+        let decision = decide(&lock.standing(), &asking.terms.request, ahead, now);
+        asking.carry_out(std::slice::from_mut(&mut lock), &[decision])
     }
-}
-
-fn acquire(call: Call) -> Result<Replied, String> {
-    let name = args::key(call, 1)?;
-    let options = args::options(call, 3, Acquire::DOCS.args)?;
-    let owner = args::owner(call, 2, &options)?;
-    let asking = Asking::new(call, owner.as_text(), &options)?;
-    if let Some(replied) = asking.repeated(&[name])? {
-        return Ok(replied);
-    }
-    let (ahead, now) = (ahead(call.ctx, name), asking.now.millis());
-    let lock = match ahead {
-        Ahead::Nobody => Some(Lock::look(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?),
-        // An owner that holds nothing here queues behind the others, whatever else is in the key.
-        Ahead::Somebody => Lock::look_if_held(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?,
-    };
-    let Some(mut lock) = lock else { return asking.queue(&[name], &[]) };
-    let decision = decide(&lock.standing(), &asking.terms.request, ahead, now);
-    asking.carry_out(std::slice::from_mut(&mut lock), &[decision])
 }
 
 /// Whether a newcomer has to queue behind others.

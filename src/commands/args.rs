@@ -3,12 +3,12 @@
 use super::owner;
 use crate::books::owed::OnBehalf;
 use crate::books::{self, IfNone, Terms, Tying};
-use crate::config::{self, show_start as show};
+use crate::config;
 use crate::keyspace::MAX_OWNER;
 use crate::lock::rule::MAX_HOLDS;
 use crate::lock::{Limit, Millis, Raise, Request, Token, fence};
-use crate::server::commands::Arg;
-use crate::server::text::parse_number;
+use crate::server::commands::{Arg, Command};
+use crate::server::text::{parse_number, show_start as show};
 use crate::server::{AsText, Call, Text, TextRef, acl, ctx};
 use crate::waiting::Wait;
 use std::collections::BTreeSet;
@@ -293,7 +293,7 @@ impl AsText for OwnerArg<'_> {
 /// # Errors
 ///
 /// The reply that says what is wrong and what is allowed.
-pub fn owner<'a>(call: Call<'a>, at: usize, options: &Options<'a>) -> Result<OwnerArg<'a>, String> {
+fn owner<'a>(call: Call<'a>, at: usize, options: &Options<'a>) -> Result<OwnerArg<'a>, String> {
     let Some(text) = call.get(at) else { return Err("ERR owner is missing".into()) };
     match (text.bytes(), options.session) {
         (b"*", Some(session)) => Ok(OwnerArg::Given(session)),
@@ -354,6 +354,28 @@ fn session_of(call: Call, session: TextRef) -> Result<u64, String> {
     Ok(client)
 }
 
+/// The arguments of a command for one lock: `key owner`, and its options.
+///
+/// # Errors
+///
+/// The reply that says what is wrong and what is allowed.
+pub fn of_one<C: Command>(call: Call<'_>) -> Result<(TextRef<'_>, OwnerArg<'_>, Options<'_>), String> {
+    let name = key(call, 1)?;
+    let options = options(call, 3, C::DOCS.args)?;
+    Ok((name, owner(call, 2, &options)?, options))
+}
+
+/// The arguments of a command for several locks: `numkeys key [key …] owner`, and its options.
+///
+/// # Errors
+///
+/// The reply that says what is wrong and what is allowed.
+pub fn of_several<C: Command>(call: Call<'_>) -> Result<(Vec<TextRef<'_>>, OwnerArg<'_>, Options<'_>), String> {
+    let (names, at) = keys(call)?;
+    let options = options(call, at.saturating_add(1), C::DOCS.args)?;
+    Ok((names, owner(call, at, &options)?, options))
+}
+
 /// Reads the key at a position.
 ///
 /// # Errors
@@ -372,7 +394,7 @@ pub fn key(call: Call<'_>, at: usize) -> Result<TextRef<'_>, String> {
 /// # Errors
 ///
 /// The reply that says what is wrong and what is allowed.
-pub fn keys(call: Call<'_>) -> Result<(Vec<TextRef<'_>>, usize), String> {
+fn keys(call: Call<'_>) -> Result<(Vec<TextRef<'_>>, usize), String> {
     let most = call.count().saturating_sub(3);
     let limit = usize::try_from(config::MAX_KEYS.get()).unwrap_or(usize::MAX);
     let text = call.get(1).map(|text| text.bytes()).unwrap_or_default();

@@ -26,17 +26,11 @@ impl Command for Cancel {
         args: &[Arg::key(), Arg::text(c"owner"), Word::Session.option()],
     };
 
-    fn run(call: Call) -> Replied {
-        call.ctx.reply_outcome(cancel(call))
+    fn run(call: Call) -> Result<Replied, String> {
+        let (name, owner, options) = args::of_one::<Self>(call)?;
+        let session = args::session(call, &options)?;
+        let key = LockKey::new(call.ctx.db(), name.bytes());
+        let any = waiting::cancel(call.ctx, session, owner.as_text(), key, Now::read());
+        Ok(call.ctx.reply_integer(u64::from(any)))
     }
-}
-
-fn cancel(call: Call) -> Result<Replied, String> {
-    let name = args::key(call, 1)?;
-    let options = args::options(call, 3, Cancel::DOCS.args)?;
-    let owner = args::owner(call, 2, &options)?;
-    let session = args::session(call, &options)?;
-    let key = LockKey::new(call.ctx.db(), name.bytes());
-    let any = waiting::cancel(call.ctx, session, owner.as_text(), key, Now::read());
-    Ok(call.ctx.reply_integer(u64::from(any)))
 }

@@ -27,18 +27,14 @@ impl Command for Force {
         args: &[Arg::key()],
     };
 
-    fn run(call: Call) -> Replied {
-        call.ctx.reply_outcome(force(call))
+    fn run(call: Call) -> Result<Replied, String> {
+        let name = args::key(call, 1)?;
+        let now = Now::read();
+        let mut lock = Lock::look_as_nobody(call.ctx, name, now.millis()).map_err(|_| WRONGTYPE)?;
+        let lost = holding::end_all(&mut lock) as u64;
+        drop(lock);
+        add(|it| &mut it.forced, lost);
+        serve_lock(call.ctx, name, now);
+        Ok(call.ctx.reply_integer(lost))
     }
-}
-
-fn force(call: Call) -> Result<Replied, String> {
-    let name = args::key(call, 1)?;
-    let now = Now::read();
-    let mut lock = Lock::look_around(call.ctx, name, now.millis()).map_err(|_| WRONGTYPE)?;
-    let lost = holding::end_all(&mut lock) as u64;
-    drop(lock);
-    add(|it| &mut it.forced, lost);
-    serve_lock(call.ctx, name, now);
-    Ok(call.ctx.reply_integer(lost))
 }

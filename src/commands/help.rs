@@ -26,12 +26,12 @@ impl Command for Help {
     const DOCS: Docs =
         Docs { summary: c"Returns the syntax and a summary of each command.", complexity: c"O(1)", args: &[] };
 
-    fn run(call: Call) -> Replied {
+    fn run(call: Call) -> Result<Replied, String> {
         let commands =
             super::ALL.iter().flat_map(|it| [it.syntax(), format!("    {}", it.docs.summary.to_string_lossy())]);
         let last = LAST.into_iter().map(String::from);
         let lines: Vec<String> = std::iter::once(FIRST.into()).chain(commands).chain(last).collect();
         let array = call.ctx.reply_array(lines.len());
-        lines.iter().fold(array, |_, line| call.ctx.reply_text_line(line))
+        Ok(lines.iter().fold(array, |_, line| call.ctx.reply_text_line(line)))
     }
 }

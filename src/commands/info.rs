@@ -29,47 +29,43 @@ impl Command for Info {
         args: &[Arg::key(), Word::Count.option()],
     };
 
-    fn run(call: Call) -> Replied {
-        call.ctx.reply_outcome(info(call))
+    fn run(call: Call) -> Result<Replied, String> {
+        let name = args::key(call, 1)?;
+        let options = args::options(call, 2, Self::DOCS.args)?;
+        let ctx = call.ctx;
+        let now = Now::read().millis();
+        do_not_trust_copies(ctx);
+        let lock = Lock::look_as_nobody(ctx, name, now).map_err(|_| WRONGTYPE)?;
+        let waiters = books::with(|books| books.queue.waiting(lock.db(), name.bytes()));
+        let holders = lock.holders(now);
+        if holders.is_empty() && waiters == 0 {
+            return Ok(ctx.reply_null());
+        }
+        let _ = ctx.reply_map(6);
+        let _ = ctx.reply_bytes(b"limit");
+        let _ = match lock.limit() {
+            Some(limit) => ctx.reply_integer(u64::from(limit.number())),
+            None => ctx.reply_null(),
+        };
+        let _ = ctx.reply_bytes(b"fence");
+        let _ = ctx.reply_token(lock.fence());
+        let _ = ctx.reply_bytes(b"ttl");
+        let _ = match holders.len() {
+            0 => ctx.reply_null(),
+            _ => reply_ttl(ctx, lock.expiry(), now),
+        };
+        let _ = ctx.reply_bytes(b"holders");
+        let shown = holders.len().min(options.count.unwrap_or(SHOWN)).min(MOST);
+        let _ = ctx.reply_array(shown);
+        for (owner, hold) in holders.iter().take(shown) {
+            let tie = books::with(|books| books.ties.of(lock.db(), name.bytes(), owner, hold.token).cloned());
+            reply_holder(ctx, owner, hold, tie.as_ref(), now);
+        }
+        let _ = ctx.reply_bytes(b"waiters");
+        let _ = ctx.reply_integer(waiters as u64);
+        let _ = ctx.reply_bytes(b"holder_count");
+        Ok(ctx.reply_integer(holders.len() as u64))
     }
-}
-
-fn info(call: Call) -> Result<Replied, String> {
-    let name = args::key(call, 1)?;
-    let options = args::options(call, 2, Info::DOCS.args)?;
-    let ctx = call.ctx;
-    let now = Now::read().millis();
-    do_not_trust_copies(ctx);
-    let lock = Lock::look_around(ctx, name, now).map_err(|_| WRONGTYPE)?;
-    let waiters = books::with(|books| books.queue.waiting(lock.db(), name.bytes()));
-    let holders = lock.holders(now);
-    if holders.is_empty() && waiters == 0 {
-        return Ok(ctx.reply_null());
-    }
-    let _ = ctx.reply_map(6);
-    let _ = ctx.reply_bytes(b"limit");
-    let _ = match holders.len() {
-        0 => ctx.reply_null(),
-        _ => ctx.reply_integer(u64::from(lock.limit().number())),
-    };
-    let _ = ctx.reply_bytes(b"fence");
-    let _ = ctx.reply_token(lock.fence());
-    let _ = ctx.reply_bytes(b"ttl");
-    let _ = match holders.len() {
-        0 => ctx.reply_null(),
-        _ => reply_ttl(ctx, lock.expiry(), now),
-    };
-    let _ = ctx.reply_bytes(b"holders");
-    let shown = holders.len().min(options.count.unwrap_or(SHOWN)).min(MOST);
-    let _ = ctx.reply_array(shown);
-    for (owner, hold) in holders.iter().take(shown) {
-        let tie = books::with(|books| books.ties.of(lock.db(), name.bytes(), owner, hold.token).cloned());
-        reply_holder(ctx, owner, hold, tie.as_ref(), now);
-    }
-    let _ = ctx.reply_bytes(b"waiters");
-    let _ = ctx.reply_integer(waiters as u64);
-    let _ = ctx.reply_bytes(b"holder_count");
-    Ok(ctx.reply_integer(holders.len() as u64))
 }
 
 /// On a replica, changes arrive without the module, so locks are read anew each time.

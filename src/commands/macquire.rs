@@ -39,24 +39,18 @@ impl Command for Macquire {
         ],
     };
 
-    fn run(call: Call) -> Replied {
-        call.ctx.reply_outcome(macquire(call))
+    fn run(call: Call) -> Result<Replied, String> {
+        let (names, owner, options) = args::of_several::<Self>(call)?;
+        let asking = Asking::new(call, owner.as_text(), &options)?;
+        if let Some(replied) = asking.repeated(&names)? {
+            return Ok(replied);
+        }
+        let now = asking.now;
+        let mut locks = look_all(call.ctx, &names, owner.as_text(), now)?;
+        let decisions: Vec<_> = locks
+            .iter()
+            .map(|lock| decide(&lock.standing(), &asking.terms.request, ahead(call.ctx, lock.name()), now.millis()))
+            .collect();
+        asking.carry_out(&mut locks, &decisions)
     }
-}
-
-fn macquire(call: Call) -> Result<Replied, String> {
-    let (names, next) = args::keys(call)?;
-    let options = args::options(call, next.saturating_add(1), Macquire::DOCS.args)?;
-    let owner = args::owner(call, next, &options)?;
-    let asking = Asking::new(call, owner.as_text(), &options)?;
-    if let Some(replied) = asking.repeated(&names)? {
-        return Ok(replied);
-    }
-    let now = asking.now;
-    let mut locks = look_all(call.ctx, &names, owner.as_text(), now)?;
-    let decisions: Vec<_> = locks
-        .iter()
-        .map(|lock| decide(&lock.standing(), &asking.terms.request, ahead(call.ctx, lock.name()), now.millis()))
-        .collect();
-    asking.carry_out(&mut locks, &decisions)
 }

@@ -30,31 +30,27 @@ impl Command for Mrelease {
         args: &[Arg::integer(c"numkeys"), Arg::keys(), Arg::text(c"owner"), Word::Token.option(), Word::All.option()],
     };
 
-    fn run(call: Call) -> Replied {
-        call.ctx.reply_outcome(mrelease(call))
-    }
-}
+    fn run(call: Call) -> Result<Replied, String> {
+        let (names, owner, options) = args::of_several::<Self>(call)?;
 
-fn mrelease(call: Call) -> Result<Replied, String> {
-    let (names, next) = args::keys(call)?;
-    let options = args::options(call, next.saturating_add(1), Mrelease::DOCS.args)?;
-    let owner = args::owner(call, next, &options)?;
-
-    let now = Now::read();
-    let ctx = call.ctx;
-    let mut locks = look_all(ctx, &names, owner.as_text(), now)?;
-    let left: Vec<_> = locks.iter_mut().map(|lock| give_back(lock, owner.as_text(), &options, now)).collect();
-    let db = ctx.db();
-    drop(locks);
-    books::with(|books| {
-        for (name, _) in names.iter().zip(&left).filter(|(_, left)| **left == Some(0)) {
-            if books.is_contended(db, name.bytes()) {
-                books.agenda.note(LockKey::new(db, name.bytes()), Change::Freed);
+        let now = Now::read();
+        let ctx = call.ctx;
+        let mut locks = look_all(ctx, &names, owner.as_text(), now)?;
+        let left: Vec<_> = locks.iter_mut().map(|lock| give_back(lock, owner.as_text(), &options, now)).collect();
+        let db = ctx.db();
+        drop(locks);
+        books::with(|books| {
+            for (name, _) in names.iter().zip(&left).filter(|(_, left)| **left == Some(0)) {
+                if books.is_contended(db, name.bytes()) {
+                    books.agenda.note(LockKey::new(db, name.bytes()), Change::Freed);
+                }
             }
-        }
-    });
-    serve(ctx, now, Slice::of_command());
+        });
+        serve(ctx, now, Slice::of_command());
 
-    let array = ctx.reply_array(left.len());
-    Ok(left.into_iter().fold(array, |_, left| left.map_or_else(|| ctx.reply_null(), |left| ctx.reply_integer(left))))
+        let array = ctx.reply_array(left.len());
+        Ok(left
+            .into_iter()
+            .fold(array, |_, left| left.map_or_else(|| ctx.reply_null(), |left| ctx.reply_integer(left))))
+    }
 }

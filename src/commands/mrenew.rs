@@ -34,14 +34,8 @@ impl Command for Mrenew {
         ],
     };
 
-    fn run(call: Call) -> Replied {
-        call.ctx.reply_outcome(mrenew(call))
+    fn run(call: Call) -> Result<Replied, String> {
+        let (names, owner, options) = args::of_several::<Self>(call)?;
+        renew_all(call, &names, owner.as_text(), &options, |tokens| Some(Answer::Tokens(tokens)))
     }
-}
-
-fn mrenew(call: Call) -> Result<Replied, String> {
-    let (names, next) = args::keys(call)?;
-    let options = args::options(call, next.saturating_add(1), Mrenew::DOCS.args)?;
-    let owner = args::owner(call, next, &options)?;
-    renew_all(call, &names, owner.as_text(), &options, |tokens| Some(Answer::Tokens(tokens)))
 }

@@ -30,8 +30,8 @@ impl Command for Next {
         args: &[Word::Wait.option(), Word::Count.option(), Word::Alive.option()],
     };
 
-    fn run(call: Call) -> Replied {
-        call.ctx.reply_outcome(next(call))
+    fn run(call: Call) -> Result<Replied, String> {
+        next(call)
     }
 }
 

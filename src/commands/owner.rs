@@ -62,8 +62,7 @@ impl Command for Owner {
         args: &[],
     };
 
-    fn run(call: Call) -> Replied {
-        let identity = identity(call.ctx);
-        call.ctx.reply_outcome(identity.map(|identity| call.ctx.reply_bytes(identity.bytes())))
+    fn run(call: Call) -> Result<Replied, String> {
+        identity(call.ctx).map(|identity| call.ctx.reply_bytes(identity.bytes()))
     }
 }

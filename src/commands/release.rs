@@ -34,28 +34,22 @@ impl Command for Release {
         ],
     };
 
-    fn run(call: Call) -> Replied {
-        call.ctx.reply_outcome(release(call))
-    }
-}
+    fn run(call: Call) -> Result<Replied, String> {
+        let (name, owner, options) = args::of_one::<Self>(call)?;
 
-fn release(call: Call) -> Result<Replied, String> {
-    let name = args::key(call, 1)?;
-    let options = args::options(call, 3, Release::DOCS.args)?;
-    let owner = args::owner(call, 2, &options)?;
-
-    let now = Now::read();
-    let ctx = call.ctx;
-    let mut lock = Lock::look(ctx, name, owner.as_text(), now.millis()).map_err(|_| WRONGTYPE)?;
-    let left = give_back(&mut lock, owner.as_text(), &options, now);
-    drop(lock);
-    if left == Some(0) {
-        serve_lock(ctx, name, now);
+        let now = Now::read();
+        let ctx = call.ctx;
+        let mut lock = Lock::look(ctx, name, owner.as_text(), now.millis()).map_err(|_| WRONGTYPE)?;
+        let left = give_back(&mut lock, owner.as_text(), &options, now);
+        drop(lock);
+        if left == Some(0) {
+            serve_lock(ctx, name, now);
+        }
+        Ok(match left {
+            Some(left) => ctx.reply_integer(left),
+            None => ctx.reply_null(),
+        })
     }
-    Ok(match left {
-        Some(left) => ctx.reply_integer(left),
-        None => ctx.reply_null(),
-    })
 }
 
 /// Gives back what the options say. Returns the holds that are left; `None` if the owner holds nothing (under that
@@ -65,7 +59,7 @@ pub(super) fn give_back(lock: &mut Lock, owner: TextRef, options: &Options, now:
     count(|it| &mut it.releases);
     let holds = options.holds.unwrap_or_else(|| held.holds.saturating_sub(1)).min(held.holds);
     if holds == 0 {
-        holding::end(lock, owner);
+        holding::end_hold(lock, owner);
         return Some(0);
     }
     match options.lease {

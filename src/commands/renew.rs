@@ -43,19 +43,13 @@ impl Command for Renew {
         ],
     };
 
-    fn run(call: Call) -> Replied {
-        call.ctx.reply_outcome(renew(call))
+    fn run(call: Call) -> Result<Replied, String> {
+        let (name, owner, options) = args::of_one::<Self>(call)?;
+        renew_all(call, &[name], owner.as_text(), &options, |tokens| match tokens.first() {
+            Some(Some(token)) => Some(Answer::Token(*token)),
+            _ => None,
+        })
     }
-}
-
-fn renew(call: Call) -> Result<Replied, String> {
-    let name = args::key(call, 1)?;
-    let options = args::options(call, 3, Renew::DOCS.args)?;
-    let owner = args::owner(call, 2, &options)?;
-    renew_all(call, &[name], owner.as_text(), &options, |tokens| match tokens.first() {
-        Some(Some(token)) => Some(Answer::Token(*token)),
-        _ => None,
-    })
 }
 
 /// Renews what the owner holds of several locks. `answer` is the reply; `None`: null.

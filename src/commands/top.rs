@@ -41,8 +41,21 @@ impl Command for Top {
         args: &[Word::Count.option()],
     };
 
-    fn run(call: Call) -> Replied {
-        call.ctx.reply_outcome(top(call))
+    fn run(call: Call) -> Result<Replied, String> {
+        let options = args::options(call, 1, Self::DOCS.args)?;
+        let (ctx, now) = (call.ctx, Now::read().millis());
+        let user = User::of_client(ctx, ctx.client_id());
+        let may_read = |key: &LockKey| user.as_ref().is_none_or(|user| user.may_read(&Text::new(&key.name)));
+        let rows = rows(ctx.db(), options.count.unwrap_or(SHOWN).min(MOST), may_read);
+        let slice = Slice::of_command();
+        // Reading a lock with many holders takes time, so the locks behind it are shown without holders.
+        let held: Vec<_> =
+            rows.iter().map(|row| if slice.is_over() { None } else { held(ctx, &row.key, now) }).collect();
+        let replied = ctx.reply_array(rows.len());
+        for (row, held) in rows.iter().zip(&held) {
+            reply_row(ctx, row, held.as_ref(), now);
+        }
+        Ok(replied)
     }
 }
 
@@ -59,22 +72,6 @@ struct Held {
     owners: Vec<Owner>,
     count: usize,
     expiry: Deadline,
-}
-
-fn top(call: Call) -> Result<Replied, String> {
-    let options = args::options(call, 1, Top::DOCS.args)?;
-    let (ctx, now) = (call.ctx, Now::read().millis());
-    let user = User::of_client(ctx, ctx.client_id());
-    let may_read = |key: &LockKey| user.as_ref().is_none_or(|user| user.may_read(&Text::new(&key.name)));
-    let rows = rows(ctx.db(), options.count.unwrap_or(SHOWN).min(MOST), may_read);
-    let slice = Slice::of_command();
-    // Reading a lock with many holders takes time, so the locks behind it are shown without holders.
-    let held: Vec<_> = rows.iter().map(|row| if slice.is_over() { None } else { held(ctx, &row.key, now) }).collect();
-    let replied = ctx.reply_array(rows.len());
-    for (row, held) in rows.iter().zip(&held) {
-        reply_row(ctx, row, held.as_ref(), now);
-    }
-    Ok(replied)
 }
 
 /// The locks with most waiters; among equals, the one with the longest wait first.
@@ -101,7 +98,7 @@ fn rows(db: i32, most: usize, may_read: impl Fn(&LockKey) -> bool) -> Vec<Row> {
 
 fn held(ctx: Ctx, key: &LockKey, now: Millis) -> Option<Held> {
     let name = Text::new(&key.name);
-    let lock = Lock::look_around(ctx, name.as_text(), now).ok()?;
+    let lock = Lock::look_as_nobody(ctx, name.as_text(), now).ok()?;
     let holders = lock.holders(now);
     let owners = holders.iter().take(HOLDERS).map(|(owner, _)| owner.clone()).collect();
     Some(Held { owners, count: holders.len(), expiry: lock.expiry() })

@@ -31,8 +31,39 @@ impl Command for Waiters {
         args: &[Arg::key(), Word::Count.option()],
     };
 
-    fn run(call: Call) -> Replied {
-        call.ctx.reply_outcome(waiters(call))
+    fn run(call: Call) -> Result<Replied, String> {
+        let name = args::key(call, 1)?;
+        let options = args::options(call, 2, Self::DOCS.args)?;
+        let (ctx, now) = (call.ctx, Now::read().millis());
+        let rows: Vec<Row> = books::with(|books| {
+            let lane = books.queue.lane(ctx.db(), name.bytes()).take(options.count.unwrap_or(SHOWN).min(MOST));
+            lane.map(|waiter| Row {
+                owner: waiter.owner.clone(),
+                client: waiter.ask.client,
+                since: waiter.since,
+                until: waiter.until,
+                limit: waiter.request.limit,
+            })
+            .collect()
+        });
+        let replied = ctx.reply_array(rows.len());
+        for row in &rows {
+            let _ = ctx.reply_map(5);
+            let _ = ctx.reply_bytes(b"owner");
+            let _ = ctx.reply_bytes(&row.owner);
+            let _ = ctx.reply_bytes(b"client");
+            let _ = ctx.reply_integer(row.client);
+            let _ = ctx.reply_bytes(b"waited");
+            let _ = ctx.reply_integer(now.saturating_sub(row.since));
+            let _ = ctx.reply_bytes(b"remaining");
+            let _ = match row.until {
+                Some(until) => ctx.reply_integer(until.saturating_sub(now)),
+                None => ctx.reply_signed(-1),
+            };
+            let _ = ctx.reply_bytes(b"limit");
+            let _ = ctx.reply_integer(u64::from(row.limit.number()));
+        }
+        Ok(replied)
     }
 }
 
@@ -43,39 +74,4 @@ struct Row {
     since: Millis,
     until: Option<Millis>,
     limit: Limit,
-}
-
-fn waiters(call: Call) -> Result<Replied, String> {
-    let name = args::key(call, 1)?;
-    let options = args::options(call, 2, Waiters::DOCS.args)?;
-    let (ctx, now) = (call.ctx, Now::read().millis());
-    let rows: Vec<Row> = books::with(|books| {
-        let lane = books.queue.lane(ctx.db(), name.bytes()).take(options.count.unwrap_or(SHOWN).min(MOST));
-        lane.map(|waiter| Row {
-            owner: waiter.owner.clone(),
-            client: waiter.ask.client,
-            since: waiter.since,
-            until: waiter.until,
-            limit: waiter.request.limit,
-        })
-        .collect()
-    });
-    let replied = ctx.reply_array(rows.len());
-    for row in &rows {
-        let _ = ctx.reply_map(5);
-        let _ = ctx.reply_bytes(b"owner");
-        let _ = ctx.reply_bytes(&row.owner);
-        let _ = ctx.reply_bytes(b"client");
-        let _ = ctx.reply_integer(row.client);
-        let _ = ctx.reply_bytes(b"waited");
-        let _ = ctx.reply_integer(now.saturating_sub(row.since));
-        let _ = ctx.reply_bytes(b"remaining");
-        let _ = match row.until {
-            Some(until) => ctx.reply_integer(until.saturating_sub(now)),
-            None => ctx.reply_signed(-1),
-        };
-        let _ = ctx.reply_bytes(b"limit");
-        let _ = ctx.reply_integer(u64::from(row.limit.number()));
-    }
-    Ok(replied)
 }

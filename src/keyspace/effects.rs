@@ -3,14 +3,16 @@
 //! It replicates effects, as standard commands with absolute times: neither a replica nor an append-only file needs
 //! this module or a clock to apply them.
 
+use super::known::known;
 use super::layout::{Form, Found, Lock, Own};
 use super::rosters::{self, Roster};
+use super::tokens::credible;
 use super::words::{NO_END, details_field, words};
-use super::{credible, field_expiry, listeners, restore};
+use super::{field_expiry, listeners, restore};
 use crate::config::{self, Publish};
 use crate::lock::{Deadline, Hold, Holders, Limit, LockKey, Millis, Owner, Token};
 use crate::server::ctx::Class;
-use crate::server::{AsText, Ctx, MainThread, Text, TextRef, events};
+use crate::server::{AsText, Ctx, Text, TextRef, events};
 use std::ffi::CStr;
 
 /// Why a hold ends.
@@ -55,18 +57,16 @@ enum Fields {
     All,
 }
 
-static NOTIFYING: MainThread<bool> = MainThread::new();
-
 /// Whether a notification is about something that the module itself wrote.
 pub fn is_own_notification() -> bool {
-    NOTIFYING.with(|notifying| *notifying)
+    known(|it| it.is_notifying)
 }
 
 fn notify(ctx: Ctx, class: Class, event: &CStr, name: &dyn AsText) {
     if listeners::hears(class) {
-        NOTIFYING.with(|notifying| *notifying = true);
+        known(|it| it.is_notifying = true);
         ctx.notify(class, event, name);
-        NOTIFYING.with(|notifying| *notifying = false);
+        known(|it| it.is_notifying = false);
     }
 }
 
@@ -186,7 +186,7 @@ impl Lock<'_> {
     }
 
     /// Sends the notification that a lock's key has expired.
-    pub fn tell_expired(ctx: Ctx, name: &Text) {
+    pub fn notify_expired(ctx: Ctx, name: &Text) {
         notify(ctx, Class::Module, Ending::Expired.event(), name);
     }
 

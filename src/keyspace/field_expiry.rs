@@ -4,20 +4,17 @@
 //! hash is no lock any more. So whoever promises a deadline must write these fields anew, which removes their expiry
 //! on replicas and in the append-only file as well.
 
-use crate::server::commands::exists;
-use crate::server::{Ctx, MainThread, key};
+use super::known::known;
+use crate::server::{Ctx, commands, key};
 
-static POSSIBLE: MainThread<bool> = MainThread::new();
-
-/// Finds out, at load, whether the server has such fields.
-pub fn start(ctx: Ctx) {
-    let possible = exists(ctx, c"HPEXPIRE");
-    POSSIBLE.with(|it| *it = possible);
+/// Asks whether the server has such fields.
+pub fn exists(ctx: Ctx) -> bool {
+    commands::exists(ctx, c"HPEXPIRE")
 }
 
 /// Whether the server has such fields.
 pub fn is_possible() -> bool {
-    POSSIBLE.with(|possible| *possible)
+    known(|it| it.has_field_expiry)
 }
 
 /// Whether the server tells of them without running a command. Where it does not (Valkey 9), asking costs as much as

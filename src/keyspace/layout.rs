@@ -1,6 +1,7 @@
 //! The fields of the hash and the lock they mean.
 
 use super::rosters::{self, Roster};
+use super::tokens::observe;
 use super::words::{DETAILS, MARK, NO_END, words};
 use crate::config;
 use crate::lock::serve::NotALock;
@@ -167,7 +168,7 @@ impl<'a> Lock<'a> {
     }
 
     /// Reads a lock on behalf of no particular owner.
-    pub fn look_around(ctx: Ctx<'a>, name: TextRef<'a>, now: Millis) -> Result<Self, NotALock> {
+    pub fn look_as_nobody(ctx: Ctx<'a>, name: TextRef<'a>, now: Millis) -> Result<Self, NotALock> {
         Self::look(ctx, name, words().nobody.as_text(), now)
     }
 
@@ -212,9 +213,9 @@ impl<'a> Lock<'a> {
         self.found.holders
     }
 
-    /// The limit; meaningless while nobody holds.
-    pub fn limit(&self) -> Limit {
-        self.found.limit
+    /// The limit under which it is held; `None` while nobody holds.
+    pub fn limit(&self) -> Option<Limit> {
+        (self.found.holders > 0).then_some(self.found.limit)
     }
 
     /// When the key expires.
@@ -342,7 +343,7 @@ fn read(
         return Ok(own_mutex(holds, None)?);
     }
     let fence = fence.map(|fence| parse_token(fence.bytes())).transpose()?;
-    super::observe(fence, now);
+    observe(fence, now);
     match (holds, fence) {
         (Some(holds), Some(_)) if fields == 2 => Ok(own_mutex(&holds, fence)?),
         _ => read_more(key, fields, fence, (ctx, name), owner, (now, allowance)),
@@ -472,7 +473,7 @@ fn read_holders(key: &Key, fields: usize, limit: Limit, now: Millis) -> Result<H
     let holds = found.into_iter().filter_map(|(owner, found)| Some((owner, found.hold()?)));
     let holders = Holders::collect(limit, holds);
     for (_, hold) in holders.iter() {
-        super::observe(hold.token, now);
+        observe(hold.token, now);
     }
     Ok(holders)
 }

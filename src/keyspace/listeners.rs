@@ -9,38 +9,25 @@
 //! server alone once more. In a cluster, slots can be exported in other ways, so there everything is always handed
 //! over.
 
+use super::known::{Followers, Known, known};
 use super::{field_expiry, restore};
+use crate::server::Ctx;
 use crate::server::ctx::{Class, Role};
-use crate::server::{Ctx, MainThread, config};
-
-/// Who may follow the data.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Followers {
-    /// Somebody may.
-    #[default]
-    Possible,
-    /// Certainly nobody does.
-    None,
-}
-
-static FOLLOWERS: MainThread<Followers> = MainThread::new();
-static IN_CLUSTER: MainThread<bool> = MainThread::new();
-static OTHER_MODULES: MainThread<usize> = MainThread::new();
 
 /// Whether writes must be handed over for replication.
 pub fn must_replicate() -> bool {
-    FOLLOWERS.with(|followers| *followers == Followers::Possible)
+    known(|it| it.followers == Followers::Possible)
 }
 
 /// Whether a keyspace notification of this class has a listener: a client, according to the server's setting, or a
 /// module.
 pub fn hears(class: Class) -> bool {
-    class.is_enabled() || OTHER_MODULES.with(|others| *others > 0)
+    class.is_enabled() || known(|it| it.other_modules > 0)
 }
 
 /// Something happened after which somebody may follow the data.
-pub fn doubt() {
-    FOLLOWERS.with(|followers| *followers = Followers::Possible);
+pub fn assume_followers() {
+    known(|it| it.followers = Followers::Possible);
 }
 
 /// Checks whether anybody follows the data. Takes some ten microseconds while somebody may, and nothing otherwise.
@@ -54,31 +41,38 @@ pub fn recheck(ctx: Ctx) {
     }
     let [replicas, backlog] = ctx.server_info(c"replication", [c"connected_slaves", c"repl_backlog_active"]);
     if replicas == "0" && backlog == "0" {
-        FOLLOWERS.with(|followers| *followers = Followers::None);
+        known(|it| it.followers = Followers::None);
     }
 }
 
 /// Whether the server is part of a cluster.
 pub fn in_cluster() -> bool {
-    IN_CLUSTER.with(|in_cluster| *in_cluster)
+    known(|it| it.in_cluster)
 }
 
 /// Finds out, at load, what does not change or is reported later.
 pub fn start(ctx: Ctx, own_name: &[u8]) {
-    doubt();
-    IN_CLUSTER.with(|in_cluster| *in_cluster = ctx.flags().cluster());
-    let count = config::other_modules(ctx, own_name);
-    OTHER_MODULES.with(|others| *others = count);
-    field_expiry::start(ctx);
-    restore::start(ctx);
+    let (in_cluster, other_modules) = (ctx.flags().cluster(), ctx.other_modules(own_name));
+    let (has_field_expiry, has_restore) = (field_expiry::exists(ctx), restore::exists(ctx));
+    known(|it| {
+        // The last token may be there from before the module was unloaded.
+        *it = Known {
+            in_cluster,
+            other_modules,
+            has_field_expiry,
+            has_restore,
+            fence: it.fence.clone(),
+            ..Known::default()
+        };
+    });
 }
 
 /// Another module was loaded.
 pub fn module_loaded() {
-    OTHER_MODULES.with(|others| *others = others.saturating_add(1));
+    known(|it| it.other_modules = it.other_modules.saturating_add(1));
 }
 
 /// Another module was unloaded.
 pub fn module_unloaded() {
-    OTHER_MODULES.with(|others| *others = others.saturating_sub(1));
+    known(|it| it.other_modules = it.other_modules.saturating_sub(1));
 }

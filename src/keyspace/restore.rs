@@ -3,23 +3,19 @@
 //! `HSET` and `PEXPIREAT` make four commands, since two are wrapped in `MULTI` and `EXEC`, and handing a command over for
 //! replication costs the server more than carrying it out. A single command takes effect as a whole by itself.
 
+use super::known::known;
+use crate::lock::{Hold, Token};
+use crate::server::{Ctx, commands};
 use crc::{CRC_64_REDIS, Crc, Table};
 
-use crate::lock::{Hold, Token};
-use crate::server::commands::exists;
-use crate::server::{Ctx, MainThread};
-
-static RESTORABLE: MainThread<bool> = MainThread::new();
-
-/// Finds out, at load, whether the server has the command: it may have been renamed.
-pub fn start(ctx: Ctx) {
-    let possible = exists(ctx, c"RESTORE");
-    RESTORABLE.with(|it| *it = possible);
+/// Asks whether the server has the command: it may have been renamed.
+pub fn exists(ctx: Ctx) -> bool {
+    commands::exists(ctx, c"RESTORE")
 }
 
 /// The hash of a new lock with this holder, in the form that `RESTORE` takes; `None` where it can't be used.
 pub fn dump_of_mutex(owner: &[u8], hold: &Hold) -> Option<Vec<u8>> {
-    let usable = RESTORABLE.with(|restorable| *restorable) && owner.len() <= LONGEST;
+    let usable = known(|it| it.has_restore) && owner.len() <= LONGEST;
     usable.then(|| dump(owner, hold.holds, hold.token))
 }
 

@@ -28,9 +28,10 @@ pub enum Sight {
     TooMuch,
 }
 
-/// A read-only view of the locks: the keyspace, or a model of it.
+/// The locks: the keyspace, or a model of it.
 pub trait View {
-    /// The lock as `owner` sees it.
+    /// The lock as `owner` sees it. Whoever serves may remove what has run out on the way, which changes nothing of
+    /// what is seen.
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight;
 
     /// Those who hold it.

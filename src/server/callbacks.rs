@@ -1,6 +1,7 @@
 //! What the server's callbacks call in the module. Set once, when the module is loaded.
 
 use super::Ctx;
+use super::info::Section;
 use std::sync::OnceLock;
 
 /// The module's side of the server's callbacks.
@@ -20,6 +21,8 @@ pub struct Callbacks {
     pub after_touch: fn(Ctx),
     /// Something happened to the server.
     pub event: fn(Ctx, Event),
+    /// The module's section of `INFO` is to be filled.
+    pub info: fn(Section),
 }
 
 /// The name of a blocked client.

@@ -40,13 +40,13 @@ static SLOTS: MainThread<Slots> = MainThread::new();
 /// Where the slot of a key is served, if another node serves it; `None` if this one does, if the slot is being
 /// migrated, or if no node serves it.
 pub fn elsewhere(ctx: Ctx, key: &Text) -> Option<Place> {
-    let slot = ask(ctx, c"KEYSLOT", &[key], integer)?;
+    let slot = run(ctx, c"KEYSLOT", &[key], integer)?;
     let now = Now::read().millis();
     let is_known =
         SLOTS.with(|slots| slots.read.is_some_and(|read| (read..read.saturating_add(GOOD_FOR)).contains(&now)));
     if !is_known {
         // Not `SLOTS`: Valkey 8.0 prepares that reply for a connection, and crashes where there is none.
-        let nodes = ask(ctx, c"NODES", &[], bytes).unwrap_or_default();
+        let nodes = run(ctx, c"NODES", &[], bytes).unwrap_or_default();
         let ranges = ranges_of_others(&String::from_utf8_lossy(&nodes));
         SLOTS.with(|slots| *slots = Slots { read: Some(now), ranges });
     }
@@ -57,7 +57,7 @@ pub fn elsewhere(ctx: Ctx, key: &Text) -> Option<Place> {
 }
 
 /// Runs a subcommand of `CLUSTER` and reads its reply.
-fn ask<R>(ctx: Ctx, subcommand: &CStr, args: &[&Text], read: impl FnOnce(Reply) -> Option<R>) -> Option<R> {
+fn run<R>(ctx: Ctx, subcommand: &CStr, args: &[&Text], read: impl FnOnce(Reply) -> Option<R>) -> Option<R> {
     let mut args: Vec<_> = args.iter().map(|arg| arg.as_text().raw()).collect();
     // SAFETY: the format takes one C string and an array of strings with its length, and gets them. The reply, if there
     // is one, is ours to free, after it was read.

@@ -69,7 +69,11 @@ pub trait Command {
     const DOCS: Docs;
 
     /// Runs it.
-    fn run(call: Call) -> Replied;
+    ///
+    /// # Errors
+    ///
+    /// The error that the client gets.
+    fn run(call: Call) -> Result<Replied, String>;
 }
 
 /// Where a command's keys are.
@@ -332,7 +336,7 @@ unsafe extern "C" fn enter<C: Command>(
         call.tell_counted_keys();
         return reply::OK;
     }
-    let Replied { .. } = C::run(call);
+    let Replied { .. } = call.ctx.reply_outcome(C::run(call));
     reply::OK
 }
 

@@ -192,6 +192,28 @@ impl<'a> Ctx<'a> {
         }
     }
 
+    /// How many modules other than this one are loaded. Where the server does not say, as if there were one.
+    pub fn other_modules(self, own_name: &[u8]) -> usize {
+        let call = api!(RedisModule_Call);
+        // SAFETY: the format takes one C string and gets one; the replies are read while the outer one lives, which is
+        // freed once.
+        unsafe {
+            let reply = call(self.raw, c"MODULE".as_ptr(), c"c".as_ptr(), c"LIST".as_ptr());
+            if reply.is_null() {
+                return 1;
+            }
+            let mut others = 0_usize;
+            for index in 0..api!(RedisModule_CallReplyLength)(reply) {
+                let entry = api!(RedisModule_CallReplyArrayElement)(reply, index);
+                let name = api!(RedisModule_CallReplyArrayElement)(entry, 1);
+                let name = Text::from_raw(api!(RedisModule_CreateStringFromCallReply)(name));
+                others = others.saturating_add(usize::from(name.is_none_or(|name| name.bytes() != own_name)));
+            }
+            api!(RedisModule_FreeCallReply)(reply);
+            others
+        }
+    }
+
     /// Fields of a section of `INFO`, as text; empty where a field is missing.
     pub fn server_info<const N: usize>(self, section: &CStr, fields: [&CStr; N]) -> [String; N] {
         self.with_server_info(section, |info| fields.map(|field| info.field(field)))

@@ -1,14 +1,15 @@
 //! What the server reports to the module.
 
 use super::callbacks::{self, Event, Touch};
+use super::info::Section;
 use super::text::TextRef;
 use super::{Ctx, MainThread, slots};
 use libc::{c_char, c_int, c_void};
-use redis_module::raw::{self, RedisModuleCtx, RedisModuleEvent, RedisModuleString};
+use redis_module::raw::{self, RedisModuleCtx, RedisModuleEvent, RedisModuleInfoCtx, RedisModuleString};
 use std::ffi::CStr;
 use std::ptr::null_mut;
 
-/// Subscribes to the server's events. (Touched keys are subscribed to separately: [`watch_keys`].)
+/// Subscribes to the server's events, and to requests for `INFO`. (Touched keys are subscribed to separately: [`watch_keys`].)
 pub fn subscribe(ctx: Ctx) {
     const EVENTS: [u64; 9] = [
         raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
@@ -28,9 +29,32 @@ pub fn subscribe(ctx: Ctx) {
         }
     }
     slots::subscribe(ctx);
+    // SAFETY: as above.
+    unsafe { api!(RedisModule_RegisterInfoFunc)(ctx.raw(), Some(on_info)) };
 }
 
-static WATCHING: MainThread<bool> = MainThread::new();
+unsafe extern "C" fn on_info(ctx: *mut RedisModuleInfoCtx, for_crash_report: c_int) {
+    if for_crash_report != 0 {
+        return; // The crash may have come while the module was at work: its state is not to be touched.
+    }
+    // SAFETY: the context lives for this call.
+    if let (Some(callbacks), Some(section)) = (callbacks::get(), unsafe { Section::begin(ctx) }) {
+        (callbacks.info)(section);
+    }
+}
+
+/// What the server has been asked to report, and where it is in its event loop.
+#[derive(Debug, Default)]
+struct EventLoop {
+    /// Keys and turns are reported: [`watch_keys`].
+    is_watched: bool,
+    /// This turn is over: the loop is about to sleep.
+    turn_is_over: bool,
+    /// Another turn was asked for: [`go_round_again`].
+    goes_round_again: bool,
+}
+
+static EVENT_LOOP: MainThread<EventLoop> = MainThread::new();
 
 /// From now on, reports each touched key and each turn of the event loop. Until somebody waits there is nothing to
 /// know, so a server where nobody ever did does not pay for it.
@@ -44,7 +68,7 @@ pub fn watch_keys(ctx: Ctx) {
         | raw::REDISMODULE_NOTIFY_STREAM
         | raw::REDISMODULE_NOTIFY_EXPIRED
         | raw::REDISMODULE_NOTIFY_EVICTED;
-    if !WATCHING.with(|watching| std::mem::replace(watching, true)) {
+    if !EVENT_LOOP.with(|it| std::mem::replace(&mut it.is_watched, true)) {
         // SAFETY: as in `subscribe`.
         unsafe {
             api!(RedisModule_SubscribeToKeyspaceEvents)(ctx.raw(), CLASSES, Some(on_touch));
@@ -55,8 +79,8 @@ pub fn watch_keys(ctx: Ctx) {
 }
 
 /// The module is being unloaded, and its subscriptions end with it.
-pub(super) fn forget() {
-    WATCHING.with(|watching| *watching = false);
+pub(super) fn unloaded() {
+    EVENT_LOOP.with(|it| it.is_watched = false);
 }
 
 /// Whether the end of a turn of the event loop ([`Event::TurnEnds`]) comes before the server ends the blocks of
@@ -103,34 +127,31 @@ unsafe extern "C" fn on_touch(
     raw::REDISMODULE_OK as c_int
 }
 
-static TURN_IS_OVER: MainThread<bool> = MainThread::new();
-static GOING_ROUND: MainThread<bool> = MainThread::new();
-
 /// Lets the event loop make another turn before it sleeps, if it is about to.
 ///
 /// Before Redis 7.2 it decides how long to sleep, then deals with clients that were blocked (and with any commands
 /// they sent meanwhile), and sleeps: whatever those commands set in motion would have to wait.
 pub fn go_round_again() {
-    let is_over = TURN_IS_OVER.with(|over| *over);
-    if turn_end_precedes_unblock() && is_over && !GOING_ROUND.with(|going| std::mem::replace(going, true)) {
+    let is_first = |it: &mut EventLoop| it.turn_is_over && !std::mem::replace(&mut it.goes_round_again, true);
+    if turn_end_precedes_unblock() && EVENT_LOOP.with(is_first) {
         // SAFETY: the callback lives as long as the module, which refuses to be unloaded while this is pending.
         unsafe { api!(RedisModule_EventLoopAddOneShot)(Some(on_next_turn), null_mut()) };
     }
 }
 
 unsafe extern "C" fn on_next_turn(_: *mut c_void) {
-    GOING_ROUND.with(|going| *going = false);
+    EVENT_LOOP.with(|it| it.goes_round_again = false);
 }
 
 /// Whether the server will still call the module although nothing is subscribed any more.
 pub(super) fn is_called_back() -> bool {
-    GOING_ROUND.with(|going| *going)
+    EVENT_LOOP.with(|it| it.goes_round_again)
 }
 
 unsafe extern "C" fn on_event(ctx: *mut RedisModuleCtx, event: RedisModuleEvent, subevent: u64, data: *mut c_void) {
     if event.id == raw::REDISMODULE_EVENT_EVENTLOOP {
         let over = subevent != raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP;
-        TURN_IS_OVER.with(|is_over| *is_over = over);
+        EVENT_LOOP.with(|it| it.turn_is_over = over);
     }
     // SAFETY: `data` is what the server documents for this event.
     if let (Some(callbacks), Some(event)) = (callbacks::get(), unsafe { translate(event.id, subevent, data) }) {

@@ -3,7 +3,6 @@
 use libc::c_int;
 use redis_module::raw::{self, RedisModuleInfoCtx};
 use std::ffi::CStr;
-use std::sync::OnceLock;
 
 /// The section, to be filled.
 #[derive(Clone, Copy, Debug)]
@@ -25,22 +24,15 @@ impl Section {
     }
 }
 
-static FILL: OnceLock<fn(Section)> = OnceLock::new();
-
-/// Calls `fill` to write the section whenever somebody asks for it.
-pub fn register(ctx: super::Ctx, fill: fn(Section)) {
-    let _ = FILL.set(fill);
-    // SAFETY: the callback has the signature that the server expects.
-    unsafe { api!(RedisModule_RegisterInfoFunc)(ctx.raw(), Some(on_info)) };
-}
-
-unsafe extern "C" fn on_info(ctx: *mut RedisModuleInfoCtx, for_crash_report: c_int) {
-    if for_crash_report != 0 {
-        return; // The crash may have come while the module was at work: its state is not to be touched.
-    }
-    // SAFETY: the context lives for this call. Without a name the section is that of the module.
-    let open = unsafe { api!(RedisModule_InfoAddSection)(ctx, std::ptr::null()) } == raw::REDISMODULE_OK as c_int;
-    if let (true, Some(fill)) = (open, FILL.get()) {
-        fill(Section { raw: ctx });
+impl Section {
+    /// Begins the section, which has the module's name; `None` if nobody has asked for it.
+    ///
+    /// # Safety
+    ///
+    /// `ctx` is the context of a callback that fills the section, and the section is used only as long as that runs.
+    pub(super) unsafe fn begin(ctx: *mut RedisModuleInfoCtx) -> Option<Self> {
+        // SAFETY: the context lives, as the caller says.
+        let begun = unsafe { api!(RedisModule_InfoAddSection)(ctx, std::ptr::null()) };
+        (begun == raw::REDISMODULE_OK as c_int).then_some(Self { raw: ctx })
     }
 }

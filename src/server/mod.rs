@@ -76,7 +76,7 @@ pub fn complete() -> bool {
         RedisModule_InfoAddFieldULongLong RedisModule_InfoAddSection RedisModule_IsKeysPositionRequest
         RedisModule_KeyAtPos RedisModule_KeyType RedisModule_LoadConfigs RedisModule_Log
         RedisModule_NotifyKeyspaceEvent RedisModule_OpenKey RedisModule_PublishMessage
-        RedisModule_RegisterBoolConfig RedisModule_RegisterEnumConfig RedisModule_RegisterInfoFunc RedisModule_RegisterNumericConfig
+        RedisModule_RegisterEnumConfig RedisModule_RegisterInfoFunc RedisModule_RegisterNumericConfig
         RedisModule_Replicate RedisModule_ReplicateVerbatim RedisModule_ReplyWithArray
         RedisModule_ReplyWithError RedisModule_ReplyWithLongLong RedisModule_ReplyWithMap
         RedisModule_ReplyWithNull RedisModule_ReplyWithSimpleString RedisModule_ReplyWithStringBuffer
@@ -114,6 +114,6 @@ pub fn unload(context: &Context, is_needed: fn() -> bool, stop: fn(Ctx)) -> Stat
     }
     // SAFETY: the context lives for the call.
     stop(unsafe { Ctx::from_raw(context.ctx) });
-    events::forget();
+    events::unloaded();
     Status::Ok
 }

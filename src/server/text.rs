@@ -136,3 +136,19 @@ pub fn parse_number(bytes: &[u8]) -> Option<u64> {
     }
     Some(number)
 }
+
+/// Bytes made printable, escaped as `redis-cli` does it.
+pub fn show(bytes: &[u8]) -> String {
+    bytes.escape_ascii().to_string()
+}
+
+/// How many bytes of a client's input an error shows.
+const SHOWN: usize = 128;
+
+/// Like [`show`], but only the beginning.
+pub fn show_start(bytes: &[u8]) -> String {
+    match bytes.get(..SHOWN) {
+        Some(start) if bytes.len() > SHOWN => format!("{}...", show(start)),
+        _ => show(bytes),
+    }
+}

@@ -1,0 +1,46 @@
+//! Fencing tokens, as this server issues them and finds them in keys.
+
+use super::known::known;
+use crate::lock::{Millis, Token, fence};
+use crate::server::clock::Now;
+
+/// The next fencing token.
+pub fn next_token(now: Now) -> Token {
+    known(|it| it.fence.next(now.micros))
+}
+
+/// The token that a hold keeps when its owner re-enters it; `None` if it gets a new one. Anybody who may write the
+/// key may have written any token into it, and a client never gets one that no server can have issued.
+pub fn kept_token(token: Option<Token>, now: Now) -> Option<Token> {
+    credible(token, now.millis())
+}
+
+/// `token` if a server can have issued it; see [`fence::Fence::is_credible`].
+pub fn credible(token: Option<Token>, now: Millis) -> Option<Token> {
+    token.filter(|token| known(|it| it.fence.is_credible(*token, now)))
+}
+
+/// Takes note of a token found in the keyspace.
+pub fn observe(token: Option<Token>, now: Millis) {
+    if let Some(token) = token {
+        known(|it| it.fence.observe(token, now));
+    }
+}
+
+/// Whether a hold's token may be raised to `fence`: by no more than what can pass for a token that a server issued.
+///
+/// # Errors
+///
+/// The reply that says what is allowed.
+pub fn check_fence(token: Token, now: Now) -> Result<(), String> {
+    let most = now.millis().saturating_add(fence::FARTHEST_AHEAD).saturating_mul(1000);
+    if token > most {
+        return Err(format!("ERR FENCE must be at most {most}, an hour ahead of this server's clock, got {token}"));
+    }
+    Ok(())
+}
+
+/// From now on, tokens are greater than this one.
+pub fn raise_fence(token: Token, now: Now) {
+    observe(Some(token), now.millis());
+}

@@ -163,3 +163,16 @@ proptest! {
         prop_assert!(sessions.is_consistent());
     }
 }
+
+#[test]
+fn how_large_the_next_event_is() {
+    let mut sessions = Sessions::default();
+    sessions.open(1);
+    assert_eq!((sessions.next_size(1), sessions.unread(1), sessions.load(1)), (0, 0, 0));
+    let about = About { keys: Rc::from([key(1), key(2)]), owner: owner(1), purpose: Purpose::Acquire };
+    sessions.waits(1, &about, Ticket(1));
+    assert_eq!(sessions.load(1), 1);
+    assert!(sessions.tell(1, Ticket(1), about, Outcome::TimedOut, Now { micros: 0 }).is_ok());
+    assert_eq!((sessions.next_size(1), sessions.unread(1), sessions.load(1)), (2, 1, 1));
+    assert_eq!((sessions.next_size(2), sessions.unread(2), sessions.load(2)), (0, 0, 0));
+}

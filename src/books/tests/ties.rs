@@ -1,7 +1,8 @@
 //! Ties: each is in all its indices, or in none.
 
 use super::{key, owner};
-use crate::books::{NewTie, TieId, Ties, Tying, Why};
+use crate::books::ties::Renewal;
+use crate::books::{NewTie, Tie, TieId, Ties, Tying, Why};
 use crate::lock::{Deadline, LockKey};
 use proptest::prelude::*;
 
@@ -110,4 +111,115 @@ proptest! {
         while ties.next_doubtful().is_some() {}
         prop_assert!(ties.is_empty() && !ties.has_work() && ties.next_due().is_none());
     }
+}
+
+/// The tie of a hold of 30 ms until 50, made at 0.
+fn tied(ties: &mut Ties, client: u64, token: u64, tying: Tying) -> Option<Tie> {
+    let (key, owner, deadline) = (key(1), owner(1), Deadline::At(50));
+    ties.tie(NewTie { client, tying, key, owner, token, lease: 30, replicas: 0, deadline }, 0)
+}
+
+const WATCHED: Tying = Tying { watchdog: true, ephemeral: false };
+const EPHEMERAL: Tying = Tying { watchdog: false, ephemeral: true };
+
+/// The only tie of this kind, and its name.
+fn one(tying: Tying) -> (Ties, TieId) {
+    let mut ties = Ties::default();
+    assert!(tied(&mut ties, 1, 7, tying).is_none());
+    let id = ties.from(TieId(0), ties.next_id()).expect("it is there");
+    (ties, id)
+}
+
+#[test]
+fn a_watched_hold_is_renewed_after_each_third_of_its_lease() {
+    let (mut ties, id) = one(WATCHED);
+    assert_eq!((ties.len(), ties.is_empty(), ties.next_due()), (1, false, Some(10)));
+    assert_eq!(ties.take_due(9), None);
+    assert_eq!((ties.take_due(12), ties.next_due()), (Some(id), Some(22)));
+    // In time for a deadline that is earlier, and for one that is later: not later than it was.
+    ties.deadline_moved(id, Deadline::At(15), 12);
+    assert_eq!((ties.next_due(), ties.get(id).map(|it| it.deadline)), (Some(13), Some(Deadline::At(15))));
+    ties.deadline_moved(id, Deadline::At(900), 12);
+    assert_eq!(ties.next_due(), Some(13));
+    // Somebody else's deadline is no reason to renew it, but its end is seen.
+    let (mut ties, id) = one(WATCHED);
+    ties.deadline_seen(id, Deadline::At(900));
+    assert_eq!((ties.next_due(), ties.get(id).map(|it| it.deadline)), (Some(10), Some(Deadline::At(900))));
+    ties.deadline_seen(id, Deadline::At(5));
+    assert_eq!(ties.next_due(), Some(6));
+    ties.deadline_seen(id, Deadline::Never);
+    assert_eq!(ties.next_due(), Some(6));
+}
+
+#[test]
+fn the_end_of_any_other_is_seen() {
+    let (mut ties, id) = one(EPHEMERAL);
+    assert_eq!(ties.next_due(), Some(51));
+    ties.deadline_moved(id, Deadline::At(70), 12);
+    assert_eq!((ties.next_due(), ties.take_due(70)), (Some(71), None));
+    assert_eq!((ties.take_due(71), ties.next_due()), (Some(id), None));
+    ties.deadline_moved(id, Deadline::Never, 12);
+    assert_eq!(ties.next_due(), None);
+}
+
+#[test]
+fn a_hold_that_changes_keeps_its_tie_under_its_new_token() {
+    let hold = (0, &*key(1).name, &*owner(1));
+    let (mut ties, id) = one(WATCHED);
+    assert!(ties.changed(hold, Some(7), 8, Deadline::At(900), 1).is_none());
+    assert_eq!(ties.get(id).map(|it| (it.token, it.deadline)), Some((8, Deadline::At(900))));
+    assert!(ties.of(0, hold.1, hold.2, Some(8)).is_some() && ties.of(0, hold.1, hold.2, Some(7)).is_none());
+    // That was another hold.
+    assert_eq!(ties.changed(hold, Some(7), 9, Deadline::At(900), 1).map(|it| it.token), Some(8));
+    assert!(ties.get(id).is_none() && !ties.is_tied(0, hold.1) && ties.client_of(0, hold.1, hold.2).is_none());
+}
+
+/// The same hold of the same connection: watched or ephemeral once is so from then on. Otherwise it is tied anew.
+#[test]
+fn what_a_hold_was_tied_by_before() {
+    let tying = |ties: &Ties| ties.of(0, &key(1).name, &owner(1), Some(7)).map(|it| (it.client, it.tying));
+    let both = Tying { watchdog: true, ephemeral: true };
+    for (first, second) in [(WATCHED, EPHEMERAL), (EPHEMERAL, WATCHED)] {
+        let (mut ties, _) = one(first);
+        assert!(tied(&mut ties, 1, 7, second).is_none());
+        assert_eq!((tying(&ties), ties.len()), (Some((1, both)), 1));
+        let (mut ties, _) = one(first);
+        assert!(tied(&mut ties, 2, 7, second).is_none());
+        assert_eq!((tying(&ties), ties.client_of(0, &key(1).name, &owner(1))), (Some((2, second)), Some(2)));
+        let (mut ties, _) = one(first);
+        assert_eq!(tied(&mut ties, 1, 8, second).map(|it| it.token), Some(7), "another hold");
+        assert_eq!((tying(&ties), ties.len()), (None, 1));
+    }
+}
+
+#[test]
+fn a_tie_lives_as_long_as_its_connection() {
+    let (mut ties, id) = one(WATCHED);
+    let tie = ties.get(id).expect("it is there").clone();
+    assert!(ties.is_live(&tie));
+    assert!(!ties.client_gone(2) && ties.is_live(&tie));
+    assert!(ties.client_gone(1) && !ties.is_live(&tie));
+    assert!(!ties.client_gone(1));
+    let (mut ties, id) = one(WATCHED);
+    ties.set_renewal(id, Renewal::Confirming);
+    assert_eq!(ties.get(id).map(|it| it.renewal), Some(Renewal::Confirming));
+    let tie = ties.remove(id).expect("it is there");
+    // What is restored is not being confirmed.
+    ties.put_back(Tie { renewal: Renewal::Confirming, ..tie }, Deadline::At(80), 5);
+    let back = ties.of(0, &key(1).name, &owner(1), Some(7)).expect("it is back");
+    assert_eq!((back.renewal, back.deadline, ties.next_due()), (Renewal::Settled, Deadline::At(80), Some(15)));
+}
+
+#[test]
+fn those_in_doubt_come_once_with_the_latest_reason() {
+    let (mut ties, id) = one(WATCHED);
+    assert!(!ties.has_work());
+    ties.doubt_one(id);
+    ties.doubt(0, &key(1).name, Why::Expired);
+    ties.doubt_one(id);
+    ties.doubt(0, &key(2).name, Why::Forced);
+    assert!(ties.has_work());
+    assert_eq!((ties.next_doubtful(), ties.next_doubtful()), (Some((id, Why::Expired)), None));
+    assert!(!ties.has_work());
+    assert_eq!((ties.from(id, id), ties.from(TieId(id.0 + 1), TieId(id.0 + 2))), (None, None));
 }

@@ -205,7 +205,7 @@ fn a_tie_lives_as_long_as_its_connection() {
     assert_eq!(ties.get(id).map(|it| it.renewal), Some(Renewal::Confirming));
     let tie = ties.remove(id).expect("it is there");
     // What is restored is not being confirmed.
-    ties.put_back(Tie { renewal: Renewal::Confirming, ..tie }, Deadline::At(80), 5);
+    ties.put_back(tie, Deadline::At(80), 5);
     let back = ties.of(0, &key(1).name, &owner(1), Some(7)).expect("it is back");
     assert_eq!((back.renewal, back.deadline, ties.next_due()), (Renewal::Settled, Deadline::At(80), Some(15)));
 }

@@ -165,6 +165,8 @@ pub struct Verdict {
     pub grants: BTreeMap<Assurance, u64>,
     /// Double holds over a failover, by how sure the hold was that the failover lost.
     pub doubles: BTreeMap<Assurance, u64>,
+    /// When each of these began.
+    pub doubled_at: Vec<Micros>,
     /// Late writes that the fenced store refused.
     pub writes_refused: u64,
     /// Writes that it took.
@@ -303,6 +305,7 @@ impl<'a> Sweep<'a, '_> {
             if self.told.insert(pair(other.hold, new.hold)) {
                 let lost = self.older(*other, new);
                 *self.verdict.doubles.entry(lost.span.assurance).or_default() += 1;
+                self.verdict.doubled_at.push(new.span.from);
                 if lost.span.assurance == Assurance::Replicas {
                     self.verdict
                         .violations

@@ -192,6 +192,7 @@ fn two_servers_holding_at_once_is_a_double_hold_of_the_lost_grants_assurance() {
         assert_eq!(kinds(&verdict), [""; 0]);
         assert_eq!(verdict.doubles(assurance), 1, "{verdict:?}");
         assert_eq!(verdict.doubles.values().sum::<u64>(), 1);
+        assert_eq!(verdict.doubled_at.len(), 1);
     }
 }
 

@@ -18,6 +18,8 @@ const SENTINEL: &str = "sentinel";
 const SERVER_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
+/// By when replicas tell how far they are: once a second.
+const SOON: Duration = Duration::from_secs(5);
 /// Sentinels that vote against each other try again after ten seconds only.
 const TO_FAIL_OVER: Duration = Duration::from_secs(60);
 
@@ -51,6 +53,15 @@ pub enum Third {
     Lives,
     /// It dies: who takes over has nothing.
     Dies,
+}
+
+/// How an upgrade makes another server the master.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HandOver {
+    /// `SENTINEL FAILOVER` alone. The Sentinels leave the old master a master for some ten seconds.
+    Sentinels,
+    /// The same, while writes are paused at the old master until it is a replica.
+    Paused,
 }
 
 /// Three nodes at work.
@@ -186,14 +197,29 @@ impl Trio {
         for node in (0..3).filter(|&node| node != first && (node == second || third == Third::Dies)) {
             self.start_server(node)?;
         }
-        self.put_in_place()?;
-        self.settle()?;
+        self.begin_anew()?;
         Ok(kept == Some(token.to_string()))
     }
 
+    /// New Sentinels, and the present master as theirs. After two failovers at once, the old ones may hold on to servers that the
+    /// others have given up, under the same epoch, and then nobody convinces them: an operator has to.
+    fn begin_anew(&mut self) -> Result<()> {
+        for node in 0..3 {
+            self.node(node).signal(SENTINEL, "KILL")?;
+        }
+        // One of them may have begun to make it a replica.
+        cmd("REPLICAOF").arg(&["NO", "ONE"]).exec(&mut self.master()?)?;
+        self.put_in_place()?;
+        for node in 0..3 {
+            self.start_sentinel(node)?;
+        }
+        self.settle()
+    }
+
     /// Gives every server the module under test, the replicas first, then the master, once another one is. Between two
-    /// steps they work for so long, one with this build and one with that. Hands back when each step was.
-    pub fn upgrade(&mut self, mixed: Duration) -> Result<Vec<Fault>> {
+    /// steps they work for so long, one with this build and one with that. Hands back when each step was; the third is the
+    /// one at which another server became the master.
+    pub fn upgrade(&mut self, mixed: Duration, hand_over: HandOver) -> Result<Vec<Fault>> {
         self.settle()?;
         let old = self.master;
         let mut faults = Vec::new();
@@ -202,13 +228,42 @@ impl Trio {
             sleep(mixed);
         }
         let from = now();
-        cmd("SENTINEL").arg("FAILOVER").arg(MASTER_NAME).exec(&mut self.connect(old, SENTINEL_PORT)?)?;
-        self.master = self.await_successor(old)?;
+        match hand_over {
+            HandOver::Sentinels => self.hand_over(old)?,
+            HandOver::Paused => self.hand_over_paused(old)?,
+        }
         self.settle()?;
         faults.push(Fault { from, until: now() });
         sleep(mixed);
         faults.push(self.replace_module(old)?);
         Ok(faults)
+    }
+
+    fn hand_over(&mut self, old: usize) -> Result<()> {
+        cmd("SENTINEL").arg("FAILOVER").arg(MASTER_NAME).exec(&mut self.connect(old, SENTINEL_PORT)?)?;
+        self.master = self.await_successor(old)?;
+        Ok(())
+    }
+
+    /// As docs/operations.md says.
+    fn hand_over_paused(&mut self, old: usize) -> Result<()> {
+        let mut connection = self.connect(old, SERVER_PORT)?;
+        cmd("CLIENT").arg(&["PAUSE", "60000", "WRITE"]).exec(&mut connection)?;
+        let written = self.offsets(old, "master_repl_offset:")?;
+        if !until(SOON, || self.offsets(old, ",offset=").is_ok_and(|have| have.iter().min() >= written.first())) {
+            return Err(Trouble(self.tell("the replicas don't catch up")));
+        }
+        self.hand_over(old)?;
+        self.demote(old)?;
+        cmd("CLIENT").arg("UNPAUSE").exec(&mut self.connect(old, SERVER_PORT)?)?;
+        Ok(())
+    }
+
+    /// The numbers that stand behind this in what a server says of replication.
+    fn offsets(&self, node: usize, label: &str) -> Result<Vec<u64>> {
+        let info = self.info(node, "replication")?;
+        let number = |text: &str| text.split([',', '\r']).next().and_then(|digits| digits.parse().ok());
+        Ok(info.split(label).skip(1).filter_map(number).collect())
     }
 
     fn replace_module(&mut self, node: usize) -> Result<Fault> {

@@ -68,12 +68,15 @@ pub enum Task {
 
 /// How a command is run.
 #[derive(clap::Args, Debug)]
-#[command(after_help = "\
+#[command(
+    override_usage = "holdfast run [OPTIONS] <KEY>... -- <COMMAND>...",
+    after_help = "\
 The exit code is the command's; 128 + N if signal N ended it; 126 or 127 if it can't be run; -E's if the lock was not \
 granted; 69 if the server can't be used; 75 if the lock was lost while the command ran.
 
 The command has HOLDFAST_KEY, HOLDFAST_TOKEN and HOLDFAST_OWNER in its environment. Several keys stand there with a \
-space in between.")]
+space in between."
+)]
 pub struct Run {
     /// Waits for at most this long (500ms, 10s, 5m, 2h; a number: seconds) instead of for as long as it takes
     #[arg(long, short, value_name = "TIME", value_parser = times::parse)]

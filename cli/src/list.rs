@@ -23,6 +23,8 @@ pub async fn list(locks: &Locks, pattern: &str, json: bool) -> Result<u8, Failur
             progress(&format!("{}: {} of {total} keys, {} locks", server.name, looked.min(total), found.len()));
             for lock in slice {
                 if json {
+                    // Where both go to one terminal, it would stand behind the progress.
+                    progress("");
                     println!("{}", serde_json::Value::from(lock.json()));
                 } else {
                     found.push(lock);

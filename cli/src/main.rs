@@ -70,16 +70,35 @@ fn man_page() -> ExitCode {
     if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// The page of the program, and what each subcommand takes.
+/// One page for the program and all its subcommands.
 fn pages(out: &mut Vec<u8>) -> std::io::Result<()> {
     let mut command = Args::command();
     command.build();
-    clap_mangen::Man::new(command.clone()).render(out)?;
+    let page = clap_mangen::Man::new(command.clone());
+    page.render_title(out)?;
+    page.render_name_section(out)?;
+    page.render_synopsis_section(out)?;
+    page.render_options_section(out)?;
     for subcommand in command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
+        writeln!(out, ".SH HOLDFAST {}", subcommand.get_name().to_uppercase())?;
         let page = clap_mangen::Man::new(subcommand.clone());
         page.render_synopsis_section(out)?;
         page.render_description_section(out)?;
         page.render_options_section(out)?;
+        if subcommand.get_after_help().is_some() {
+            page.render_extra_section(out)?;
+        }
     }
-    Ok(())
+    out.write_all(ENVIRONMENT)?;
+    page.render_version_section(out)
 }
+
+/// The variables that are read; those that `run` sets stand with it.
+const ENVIRONMENT: &[u8] = b".SH ENVIRONMENT
+.TP
+REDIS_URL
+The server, where \\-\\-url does not name it.
+.TP
+SSL_CERT_FILE
+The certificates of the authorities that are trusted for rediss://, in place of the system's.
+";

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::args::Metrics;
 use crate::failure::Failure;
-use crate::seen::{Queue, Server, servers, shown};
+use crate::seen::{Queue, Server, each_server, shown};
 
 /// A client that does not ask, or does not read, within this is not served.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -63,18 +63,19 @@ struct Said {
 async fn page(locks: &Locks, queues: usize) -> String {
     let mut said = Vec::new();
     let mut up = Vec::new();
-    match servers(locks).await {
-        Ok(servers) => {
-            for mut server in servers {
+    let servers = each_server(locks).await.unwrap_or_else(|error| vec![Err(error)]);
+    for server in servers {
+        match server {
+            Ok(mut server) => {
                 let answered = ask(&mut server, queues).await;
                 up.push((server.name, answered.is_some()));
                 said.extend(answered);
             }
-        }
-        Err(error) => {
-            eprintln!("holdfast: {error}");
-            if let holdfast_client::Error::Connection { server, .. } = error {
-                up.push((server, false));
+            Err(error) => {
+                eprintln!("holdfast: {error}");
+                if let holdfast_client::Error::Connection { server, .. } = error {
+                    up.push((server, false));
+                }
             }
         }
     }

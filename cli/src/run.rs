@@ -1,6 +1,7 @@
 //! `holdfast run`: a command under a lock.
 
 use std::io::{self, IsTerminal};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -167,7 +168,10 @@ fn signal_code(signal: libc::c_int) -> u8 {
 
 /// Who this is, for those who look at the lock: `user@host:pid`.
 fn whoami() -> String {
-    let user = std::env::var("USER").unwrap_or_else(|_| "?".to_owned());
+    // Cron and containers don't all set the same.
+    let user = ["USER", "LOGNAME"].into_iter().find_map(|name| std::env::var(name).ok());
+    let id = || std::fs::metadata("/proc/self").map_or_else(|_| "?".to_owned(), |own| format!("uid{}", own.uid()));
+    let user = user.unwrap_or_else(id);
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "?".to_owned());
     let short = |text: &str| text.trim().chars().take(60).collect::<String>();
     format!("{}@{}:{}", short(&user).replace('#', "?"), short(&host), std::process::id())

@@ -317,10 +317,17 @@ pub async fn server_of(locks: &holdfast_client::Locks, key: &str) -> Result<Serv
     Ok(Server { name, connection })
 }
 
-/// All servers.
+/// All servers, each of which has to be reached.
 pub async fn servers(locks: &holdfast_client::Locks) -> Result<Vec<Server>, holdfast_client::Error> {
-    let servers = locks.servers().await?;
-    Ok(servers.into_iter().map(|(name, connection)| Server { name, connection }).collect())
+    each_server(locks).await?.into_iter().collect()
+}
+
+/// All servers, and of those that can't be reached why.
+pub async fn each_server(
+    locks: &holdfast_client::Locks,
+) -> Result<Vec<Result<Server, holdfast_client::Error>>, holdfast_client::Error> {
+    let server = |(name, connection)| Server { name, connection };
+    Ok(locks.servers().await?.into_iter().map(|reached| reached.map(server)).collect())
 }
 
 /// An error of a server that was asked about a key.

@@ -4,9 +4,9 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 
 use serde_json::Value;
-use support::{Server, until};
+use support::{Cluster, Server, until};
 
-use crate::common::{Running, SOON, done, holdfast, is_free, say, waiters};
+use crate::common::{Running, SOON, done, holdfast, holdfast_at, is_free, say, waiters};
 
 fn contended(server: &Server) -> support::Raw {
     let _: i64 = say(server, "LOCK.ACQUIRE a alice LEASE 60000");
@@ -136,6 +136,48 @@ fn metrics_have_every_field_with_type_and_help() {
 }
 
 #[test]
+fn metrics_name_every_server_also_when_one_is_gone() {
+    let mut cluster = Cluster::start(3);
+    let addresses: Vec<String> = cluster.nodes().iter().map(|node| node.addr().to_string()).collect();
+    let url = format!("redis+cluster://{}", addresses[0]);
+    let mut metrics = Running::start(holdfast_at(&url).args(["metrics", "--listen", "127.0.0.1:0"]));
+    let line = metrics.error_line();
+    let address = line.rsplit("http://").next().unwrap().trim_end_matches("/metrics").to_owned();
+    let up = |page: &str, server: &str, up: u8| page.contains(&format!("holdfast_up{{server=\"{server}\"}} {up}\n"));
+    let page = get(&address, "/metrics");
+    assert!(addresses.iter().all(|server| up(&page, server, 1)), "{page}");
+    assert_eq!(page.matches("# TYPE holdfast_waiters gauge\n").count(), 1);
+    for server in &addresses {
+        assert!(page.contains(&format!("holdfast_waiters{{server=\"{server}\"}} 0\n")), "{server}: {page}");
+    }
+    cluster.node_mut(1).kill9();
+    until(SOON, "it tells that one is gone, and of the others as before", || {
+        let page = get(&address, "/metrics");
+        [1, 0, 1].iter().zip(&addresses).all(|(alive, server)| up(&page, server, *alive))
+    });
+}
+
+#[test]
+fn colours_are_for_terminals() {
+    let server = Server::start();
+    for arguments in [&["--help"][..], &["run", "--help"], &["no-such-command"], &["show", "a"], &["top", "--once"]] {
+        let done = done(holdfast(&server).args(arguments));
+        assert!(!done.out.contains('\x1b') && !done.err.contains('\x1b'), "{arguments:?}: {done:?}");
+    }
+}
+
+#[test]
+fn completions_complete() {
+    let program = env!("CARGO_BIN_EXE_holdfast");
+    let script = format!(
+        "source <({program} completions bash); COMP_WORDS=(holdfast run --gr); COMP_CWORD=2; _holdfast holdfast --gr run; \
+         echo ${{COMPREPLY[*]}}"
+    );
+    let bash = std::process::Command::new("bash").args(["-c", &script]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&bash.stdout).trim(), "--grace", "{bash:?}");
+}
+
+#[test]
 fn completions_and_the_man_page_have_every_command() {
     let server = Server::start();
     let man = done(holdfast(&server).arg("man"));
@@ -146,5 +188,8 @@ fn completions_and_the_man_page_have_every_command() {
             assert!(man.out.contains(word), "man: {word}");
         }
     }
-    assert!(man.out.contains(".TH holdfast") && man.out.contains("grace"), "{}", man.out);
+    for word in [".TH holdfast", "grace", "HOLDFAST_TOKEN", "exit code", "REDIS_URL", "SSL_CERT_FILE"] {
+        assert!(man.out.contains(word), "{word}: {}", man.out);
+    }
+    assert!(!man.out.contains("holdfast\\-run(1)"), "there is no other page: {}", man.out);
 }

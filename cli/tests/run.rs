@@ -45,6 +45,19 @@ fn the_command_has_the_lock_and_knows_it() {
 }
 
 #[test]
+fn the_owner_says_who_it_is() {
+    let server = Server::start();
+    for (variables, name) in
+        [(&[("USER", "alice"), ("LOGNAME", "bob")][..], "alice@"), (&[("LOGNAME", "bob")], "bob@"), (&[], "uid")]
+    {
+        let mut command = holdfast(&server);
+        command.env_remove("USER").env_remove("LOGNAME").envs(variables.iter().copied());
+        let done = done(command.args(["run", "a", "--", "sh", "-c", "echo $HOLDFAST_OWNER"]));
+        assert!(done.out.starts_with(name), "{name}: {done:?}");
+    }
+}
+
+#[test]
 fn arguments_and_input_go_through_as_they_are() {
     let server = Server::start();
     let done = done(holdfast(&server).args(["run", "a", "--", "printf", "%s|", "$HOME", "a b", "--wait", ""]));

@@ -18,6 +18,7 @@ pub struct Terminal {
     child: Child,
     keyboard: File,
     screen: Arc<Mutex<vt100::Parser>>,
+    sent: Arc<Mutex<Vec<u8>>>,
 }
 
 impl Terminal {
@@ -48,18 +49,26 @@ impl Terminal {
         drop(there);
         let screen = Arc::new(Mutex::new(vt100::Parser::new(rows, columns, 0)));
         let (mut output, shown) = (here.try_clone().expect("a descriptor can be doubled"), screen.clone());
+        let sent = Arc::new(Mutex::new(Vec::new()));
+        let all = sent.clone();
         thread::spawn(move || {
             let mut buffer = [0; 4096];
             while let Ok(length @ 1..) = output.read(&mut buffer) {
+                all.lock().expect("nobody panics with it").extend(&buffer[..length]);
                 shown.lock().expect("nobody panics with it").process(&buffer[..length]);
             }
         });
-        Self { child, keyboard: here, screen }
+        Self { child, keyboard: here, screen, sent }
     }
 
     /// What stands on the screen.
     pub fn text(&self) -> String {
         self.screen.lock().expect("nobody panics with it").screen().contents()
+    }
+
+    /// All that the program has sent so far.
+    pub fn sent(&self) -> String {
+        String::from_utf8_lossy(&self.sent.lock().expect("nobody panics with it")).into_owned()
     }
 
     /// The text of the rows that are shown inverted.
@@ -141,6 +150,24 @@ fn whoever_sits_there_is_told_that_it_waits() {
     terminal.shows("waiting for \"a\"");
     terminal.keys("\x03");
     assert_eq!(terminal.done(), Some(130));
+}
+
+#[test]
+fn whoever_sits_there_sees_colours_and_how_far_it_is() {
+    let server = Server::start();
+    let _: i64 = say(&server, "LOCK.ACQUIRE a alice");
+    let terminal = Terminal::start(holdfast(&server).arg("--help"));
+    terminal.shows("Usage");
+    assert!(terminal.sent().contains('\x1b'), "{}", terminal.sent());
+    assert_eq!(terminal.done(), Some(0));
+    for arguments in [&["ls"][..], &["ls", "--json"]] {
+        let terminal = Terminal::start(holdfast(&server).args(arguments));
+        terminal.shows("alice");
+        assert!(terminal.sent().contains("1 of 1 keys"), "{}", terminal.sent());
+        // It is gone from the screen when the list stands there.
+        assert!(!terminal.text().contains("1 of 1 keys"), "{}", terminal.text());
+        assert_eq!(terminal.done(), Some(0));
+    }
 }
 
 #[test]

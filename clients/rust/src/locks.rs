@@ -127,16 +127,21 @@ impl Locks {
         self.connection_to(&node, &keys).await
     }
 
-    /// Connections to all servers that grant locks, to look at them, with their addresses.
+    /// Connections to all servers that grant locks, to look at them, with their addresses; in the place of each that
+    /// can't be reached, why.
     ///
     /// # Errors
     ///
-    /// [`Error::Connection`] if one can't be reached.
-    pub async fn servers(&self) -> Result<Vec<(String, MultiplexedConnection)>, Error> {
+    /// [`Error::Connection`] if nobody says which servers there are.
+    pub async fn servers(&self) -> Result<Vec<Result<(String, MultiplexedConnection), Error>>, Error> {
         let keys = Keys::from_iter(<[&str; 0]>::default());
         let mut connections = Vec::new();
         for node in self.shared.servers.all().await.map_err(|failure| connection(failure, &keys))? {
-            connections.push(self.connection_to(&node, &keys).await?);
+            connections.push(self.connection_to(&node, &keys).await);
+        }
+        if connections.iter().any(Result::is_err) {
+            // Another one may serve its slots by now: that is asked the next time.
+            self.shared.servers.doubt();
         }
         Ok(connections)
     }

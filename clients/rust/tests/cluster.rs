@@ -27,7 +27,7 @@ async fn every_key_is_locked_where_it_is_served() {
     both.release().await.unwrap();
     let error = locks.lock_all(["a", "b"]).acquire().await.unwrap_err();
     assert!(matches!(&error, Error::Server { message, .. } if message.starts_with("CROSSSLOT")), "{error}");
-    assert_eq!(locks.servers().await.unwrap().len(), 3);
+    assert_eq!(locks.servers().await.unwrap().into_iter().filter(Result::is_ok).count(), 3);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -100,11 +100,13 @@ impl Session {
         lease.min(LONGEST_LEASE)
     }
 
-    /// If it dies, that is to be seen within this time, from the next question on.
+    /// If it dies, that is to be seen within this time.
     pub(crate) fn missed_within(&self, time: Duration) {
         // An answer is overdue after twice the time that it may take.
         let patience = time / 2;
         let mut life = self.life();
+        // The open question may take longer. Whoever finds it overdue asks another one before it calls the server silent.
+        life.due = life.due.min(Instant::now() + time);
         life.patience = Some(life.patience.map_or(patience, |before| before.min(patience)));
     }
 

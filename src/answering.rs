@@ -5,7 +5,7 @@
 //! answer has been handed to the network, the grant can be rolled back: the way back is kept with the answer, and
 //! then with the bytes in flight.
 
-use crate::books::owed::{OnBehalf, Ticket};
+use crate::books::owed::{End, OnBehalf, Ticket};
 use crate::books::sessions::Unheard;
 use crate::books::{self, Answer, Asker, Books, Event, IfNone, Kind, Outcome, Reading, Recipient, State};
 use crate::config;
@@ -77,18 +77,20 @@ pub fn answer(ctx: Ctx, ticket: Ticket) {
         block.has_ended();
     }
     let Replied { .. } = match pending.state {
-        State::Ending(Outcome::Granted(answer, undo), freed) => {
-            books::with(|books| books.owed.sending(client, undo));
-            time(|stats| &mut stats.hand_offs, Now::read().micros.saturating_sub(freed.micros));
-            reply(ctx, &answer)
-        }
-        State::Ending(Outcome::TimedOut, _) => {
-            count(|it| &mut it.timeouts);
-            ctx.reply_null()
-        }
-        State::Ending(Outcome::Refused(message), _) => ctx.reply_error(&message),
-        State::Reading(reading, _) => {
-            forget(ctx, ticket, client, pending.state);
+        State::Ending(end) => match *end {
+            End { outcome: Outcome::Granted(answer, undo), at } => {
+                books::with(|books| books.owed.sending(client, undo));
+                time(|stats| &mut stats.hand_offs, Now::read().micros.saturating_sub(at.micros));
+                reply(ctx, &answer)
+            }
+            End { outcome: Outcome::TimedOut, .. } => {
+                count(|it| &mut it.timeouts);
+                ctx.reply_null()
+            }
+            End { outcome: Outcome::Refused(message), .. } => ctx.reply_error(&message),
+        },
+        State::Reading(reading, until) => {
+            books::with(|books| books.reads_no_more(client, ticket, until));
             reply_events(ctx, client, reading)
         }
         unfinished => {
@@ -124,16 +126,14 @@ fn forget(ctx: Ctx, ticket: Ticket, client: u64, state: State) {
             books.owed.undelivered.extend(undo);
             true
         }
-        State::Ending(Outcome::Granted(_, undo), _) => {
+        State::Ending(end) => {
+            let End { outcome: Outcome::Granted(_, undo), .. } = *end else { return false };
             books.owed.undelivered.push_back(undo);
             true
         }
-        State::Ending(..) | State::Beginning => false,
+        State::Beginning => false,
         State::Reading(_, until) => {
-            books.sessions.set_reader(client, None);
-            if let Some(until) = until {
-                books.owed.timeouts.remove(&(until, ticket));
-            }
+            books.reads_no_more(client, ticket, until);
             false
         }
     });

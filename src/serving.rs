@@ -3,7 +3,7 @@
 use crate::answering::{end_request, end_wait};
 use crate::books::confirmations::What;
 use crate::books::owed::OnBehalf;
-use crate::books::{self, Answer, Asker, Outcome, State};
+use crate::books::{self, Answer, Asker, Outcome, State, Terms};
 use crate::holding::{self, Grantee, WRONGTYPE, look_all, too_much};
 use crate::keyspace::words::words;
 use crate::keyspace::{Allowance, Lock, NotRead, listeners, rosters};
@@ -132,7 +132,7 @@ fn grant(
     locks: &mut [Lock],
     now: Now,
 ) -> Result<(), String> {
-    let Asker { ticket, client, terms, arrived, .. } = waiter.ask;
+    let Asker { ticket, client, tying, replicas, arrived, .. } = waiter.ask;
     if !may_acquire(ctx, client, locks, owner) {
         return Err(NOPERM.into());
     }
@@ -140,6 +140,7 @@ fn grant(
     if let Some((full, _)) = locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
         return Err(too_many_holders(full));
     }
+    let terms = Terms { request: waiter.request, tying, replicas };
     let grantee = Grantee { owner, client, terms: &terms };
     let undo = undo::before_grant(locks, decisions, grantee);
     let token = holding::grant(locks, decisions, grantee, now);
@@ -149,12 +150,12 @@ fn grant(
     let undo = undo.under(token);
     count(|it| &mut it.granted_queued);
     time(|stats| &mut stats.waits, now.micros.saturating_sub(arrived.micros));
-    if terms.replicas == 0 {
+    if replicas == 0 {
         end_request(ctx, ticket, Outcome::Granted(Answer::Token(token), undo), now);
         return Ok(());
     }
     let what = What::Reply(ticket, Answer::Token(token));
-    let id = confirming::begin(ctx, what, undo, terms.replicas, Millis::MAX, now);
+    let id = confirming::begin(ctx, what, undo, replicas, Millis::MAX, now);
     books::with(|books| books.owed.set(ticket, State::Confirming(id)));
     Ok(())
 }

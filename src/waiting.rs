@@ -114,9 +114,10 @@ pub fn wait(
     };
     let until = wait.until(now);
     let Request { client, on_behalf, keys, owner, .. } = request;
-    let ask = Asker { ticket, client, on_behalf, terms: *terms, arrived: now };
+    let Terms { request: asked, tying, replicas } = *terms;
+    let ask = Asker { ticket, client, on_behalf, tying, replicas, arrived: now };
     let id = books::with(|books| {
-        let id = books.queue.join(owner, keys.clone(), terms.request, now.millis(), until, ask);
+        let id = books.queue.join(owner, keys.clone(), asked, now.millis(), until, ask);
         books.owed.set(ticket, State::Waiting(id));
         books.owed.timeouts.extend(until.map(|until| (until, ticket)));
         id
@@ -179,7 +180,7 @@ pub fn repeated(ctx: Ctx, request: &Request, terms: &Terms, wait: Wait, now: Now
         let Some(waiter) = books.queue.get_mut(id) else { return };
         let before = std::mem::replace(&mut waiter.until, until);
         waiter.request = terms.request;
-        waiter.ask.terms = *terms;
+        (waiter.ask.tying, waiter.ask.replicas) = (terms.tying, terms.replicas);
         books.owed.timeouts.extend(until.map(|until| (until, ticket)));
         if let Some(before) = before.filter(|before| Some(*before) != until) {
             books.owed.timeouts.remove(&(before, ticket));

@@ -230,6 +230,14 @@ impl Books {
         }
     }
 
+    /// Nobody is blocked any more until a session's next events, as `ticket` was, at most until `until`.
+    pub fn reads_no_more(&mut self, session: u64, ticket: owed::Ticket, until: Option<Millis>) {
+        self.sessions.set_reader(session, None);
+        if let Some(until) = until {
+            self.owed.timeouts.remove(&(until, ticket));
+        }
+    }
+
     /// Whether anybody waits for a lock.
     pub fn is_contended(&self, db: i32, name: &[u8]) -> bool {
         self.queue.waiting(db, name) > 0

@@ -20,7 +20,7 @@ pub struct Terms {
     pub replicas: u32,
 }
 
-/// Who asks, and under what terms.
+/// Who asks, and under what terms: the queue itself has what the rule needs to know.
 #[derive(Clone, Copy, Debug)]
 pub struct Asker {
     /// The name of the answer that it is owed.
@@ -29,8 +29,10 @@ pub struct Asker {
     pub client: u64,
     /// Whether that is a session.
     pub on_behalf: OnBehalf,
-    /// Under what terms.
-    pub terms: Terms,
+    /// How the hold is to be tied to the connection.
+    pub tying: Tying,
+    /// How many replicas must have the grant before it counts.
+    pub replicas: u32,
     /// When the request arrived.
     pub arrived: Now,
 }
@@ -131,10 +133,20 @@ pub enum State {
     Waiting(WaiterId),
     /// The grant awaits confirmation by replicas.
     Confirming(ConfirmationId),
-    /// To be delivered at the end of this turn of the event loop; and when the request ended.
-    Ending(Outcome, Now),
+    /// To be delivered at the end of this turn of the event loop. In a box, since it is large, and most answers that are
+    /// owed are those of requests that wait.
+    Ending(Box<End>),
     /// A session is blocked until its next events, or until this time.
     Reading(Reading, Option<Millis>),
+}
+
+/// The end of a request.
+#[derive(Debug)]
+pub struct End {
+    /// What came of it.
+    pub outcome: Outcome,
+    /// When that was.
+    pub at: Now,
 }
 
 /// An answer that is owed.
@@ -222,7 +234,7 @@ impl<B> Owed<B> {
         match self.pending.get_mut(&ticket) {
             None => Ended::Nobody(outcome),
             Some(Pending { to: Recipient::Blocked { .. }, state }) => {
-                *state = State::Ending(outcome, now);
+                *state = State::Ending(Box::new(End { outcome, at: now }));
                 self.ending.push_back(ticket);
                 Ended::Reply
             }
@@ -295,8 +307,8 @@ impl<B> Owed<B> {
         self.undelivered.iter_mut().for_each(&mut work);
         self.sending.iter_mut().for_each(|(_, undo)| work(undo));
         for ticket in self.ending.iter().chain(&self.put_off) {
-            if let Some(Pending { state: State::Ending(Outcome::Granted(_, undo), _), .. }) =
-                self.pending.get_mut(ticket)
+            if let Some(Pending { state: State::Ending(end), .. }) = self.pending.get_mut(ticket)
+                && let Outcome::Granted(_, undo) = &mut end.outcome
             {
                 work(undo);
             }

@@ -16,6 +16,7 @@ use crate::serving::{refusal, too_many_holders};
 use crate::stats::count;
 use crate::undo;
 use crate::waiting::{self, Request, Wait};
+use std::cell::OnceCell;
 use std::ffi::{CStr, c_int};
 use std::rc::Rc;
 
@@ -79,20 +80,23 @@ pub(super) struct Asking<'a> {
     wait: Wait,
     pub(super) terms: Terms,
     pub(super) now: Now,
+    /// Made once, when it is needed.
+    request: OnceCell<Request>,
 }
 
 impl<'a> Asking<'a> {
     pub(super) fn new(call: Call<'a>, owner: TextRef<'a>, options: &Options) -> Result<Self, String> {
         let (client, on_behalf) = args::asker(call, options)?;
         let (terms, wait) = (options.terms(), options.wait());
-        Ok(Self { ctx: call.ctx, owner, client, on_behalf, wait, terms, now: Now::read() })
+        let (now, request) = (Now::read(), OnceCell::new());
+        Ok(Self { ctx: call.ctx, owner, client, on_behalf, wait, terms, now, request })
     }
 
     /// The answer to a session's request that was cancelled, or is waiting already.
     pub(super) fn repeated(&self, names: &[TextRef]) -> Result<Option<Replied>, String> {
         match self.on_behalf {
             OnBehalf::Itself => Ok(None),
-            OnBehalf::Session => waiting::repeated(self.ctx, &self.request(names), &self.terms, self.wait, self.now),
+            OnBehalf::Session => waiting::repeated(self.ctx, self.request(names), &self.terms, self.wait, self.now),
         }
     }
 
@@ -137,7 +141,7 @@ impl<'a> Asking<'a> {
                 Ok(ctx.reply_integer(token))
             }
             Some(undo) => {
-                waiting::confirm(ctx, &request, &names, Answer::Token(token), undo.under(token), replicas, now)
+                waiting::confirm(ctx, request, &names, Answer::Token(token), undo.under(token), replicas, now)
             }
         }
     }
@@ -152,18 +156,21 @@ impl<'a> Asking<'a> {
             return Ok(ctx.reply_null());
         }
         let request = self.request(names);
-        waiting::has_room(&request)?;
+        waiting::has_room(request)?;
         let candidate = Candidate { owner: &request.owner, keys: &request.keys, limit: self.terms.request.limit };
         let search = searching::begin(ctx, self.client, candidate, now)?;
-        let (id, replied) = waiting::wait(ctx, request, (names, locks), &self.terms, wait, now)?;
+        let (id, replied) = waiting::wait(ctx, request.clone(), (names, locks), &self.terms, wait, now)?;
         searching::go_on(ctx, id, search);
         Ok(replied)
     }
 
-    fn request(&self, names: &[TextRef]) -> Request {
-        let db = self.ctx.db();
-        let keys: Rc<[LockKey]> = names.iter().map(|name| LockKey::new(db, name.bytes())).collect();
-        let (client, on_behalf, owner) = (self.client, self.on_behalf, self.owner.bytes().into());
-        Request { client, on_behalf, purpose: Purpose::Acquire, keys, owner }
+    /// The request for the locks of these names, which are those that it is about.
+    fn request(&self, names: &[TextRef]) -> &Request {
+        self.request.get_or_init(|| {
+            let db = self.ctx.db();
+            let keys: Rc<[LockKey]> = names.iter().map(|name| LockKey::new(db, name.bytes())).collect();
+            let (client, on_behalf, owner) = (self.client, self.on_behalf, self.owner.bytes().into());
+            Request { client, on_behalf, purpose: Purpose::Acquire, keys, owner }
+        })
     }
 }

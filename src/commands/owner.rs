@@ -6,19 +6,18 @@ use crate::server::text::parse_number;
 use crate::server::{Call, Ctx, Text, ctx};
 use lazy_static::lazy_static;
 use std::ffi::{CStr, c_int};
-use uuid::fmt::Hyphenated;
-use uuid::{Builder, Uuid};
+use uuid::Builder;
 
 lazy_static! {
     /// The name of this run of the server, since client ids begin anew with each. It is derived from the server's own
     /// name for the run, so that it stays the same when the module is unloaded and loaded again.
-    static ref RUN: Uuid = name_of(&ctx::run_id());
+    static ref RUN: String = name_of(&ctx::run_id());
 }
 
-fn name_of(run_id: &str) -> Uuid {
+fn name_of(run_id: &str) -> String {
     let digits = run_id.get(..32).unwrap_or_default();
     let random = u128::from_str_radix(digits, 16).unwrap_or_default();
-    Builder::from_random_bytes(random.to_be_bytes()).into_uuid()
+    Builder::from_random_bytes(random.to_be_bytes()).into_uuid().to_string()
 }
 
 /// The identity of the calling connection: `<uuid of this server run>:<client id>`.
@@ -30,14 +29,12 @@ pub fn identity(ctx: Ctx) -> Result<Text, String> {
     if !is_connection(ctx) {
         return Err("ERR the owner * stands for a connection, and a script has none of its own".into());
     }
-    Ok(Text::new(format!("{}:{}", RUN.as_hyphenated(), ctx.client_id()).as_bytes()))
+    Ok(Text::new(format!("{}:{}", *RUN, ctx.client_id()).as_bytes()))
 }
 
 /// The connection that has this [`identity`]; `None` if it is not one of this run of the server.
 pub fn client_of(identity: &[u8]) -> Option<u64> {
-    let (run, id) = identity.split_at_checked(Hyphenated::LENGTH)?;
-    let is_ours = run == RUN.as_hyphenated().encode_lower(&mut Uuid::encode_buffer()).as_bytes();
-    is_ours.then_some(id)?.strip_prefix(b":").and_then(parse_number)
+    identity.strip_prefix(RUN.as_bytes())?.strip_prefix(b":").and_then(parse_number)
 }
 
 /// Whether the command comes from a connection rather than from a script or another module.

@@ -40,7 +40,8 @@ pub struct Waiter<T> {
 #[derive(Debug)]
 pub struct Queue<T> {
     arrivals: u64,
-    waiters: BTreeMap<WaiterId, Waiter<T>>,
+    /// In boxes: a tree that grows at its end is hardly more than half full.
+    waiters: BTreeMap<WaiterId, Box<Waiter<T>>>,
     lanes: KeyMap<BTreeSet<WaiterId>>,
     /// The requests of each owner, in order of arrival.
     by_owner: HashMap<Owner, Vec<WaiterId>>,
@@ -90,17 +91,19 @@ impl<T> Queue<T> {
             lane.insert(id);
             self.resized(key, before, before.saturating_add(1));
         }
-        self.by_owner.entry(owner.clone()).or_default().push(id);
+        // Most wait once.
+        self.by_owner.entry(owner.clone()).or_insert_with(|| Vec::with_capacity(1)).push(id);
         if keys.len() > 1 {
             self.several = self.several.saturating_add(1);
         }
-        self.waiters.insert(id, Waiter { id, owner, keys, request, since, until, blocked_on: None, ask });
+        let waiter = Waiter { id, owner, keys, request, since, until, blocked_on: None, ask };
+        self.waiters.insert(id, Box::new(waiter));
         id
     }
 
     /// Removes a request, whatever its position; `None` if it is gone already.
     pub fn leave(&mut self, id: WaiterId) -> Option<Waiter<T>> {
-        let waiter = self.waiters.remove(&id)?;
+        let waiter = *self.waiters.remove(&id)?;
         self.changes.push(Changed::Left(id));
         for key in waiter.keys.iter() {
             let Some(lane) = self.lanes.get_mut(key.db, &key.name) else { continue };
@@ -138,7 +141,7 @@ impl<T> Queue<T> {
 
     /// Changes what a request asks for; its position stays.
     pub fn get_mut(&mut self, id: WaiterId) -> Option<&mut Waiter<T>> {
-        self.waiters.get_mut(&id)
+        self.waiters.get_mut(&id).map(Box::as_mut)
     }
 
     /// Records that a lock has changed: somebody may have lost a hold of it or, if another client wrote it, gained
@@ -154,7 +157,7 @@ impl<T> Queue<T> {
 
     /// A waiting request.
     pub fn get(&self, id: WaiterId) -> Option<&Waiter<T>> {
-        self.waiters.get(&id)
+        self.waiters.get(&id).map(Box::as_ref)
     }
 
     /// Who is first in the queue of a key.
@@ -169,13 +172,13 @@ impl<T> Queue<T> {
 
     /// The requests that wait for a key, in order.
     pub fn lane(&self, db: i32, name: &[u8]) -> impl Iterator<Item = &Waiter<T>> {
-        self.lanes.get(db, name).into_iter().flatten().filter_map(|id| self.waiters.get(id))
+        self.lanes.get(db, name).into_iter().flatten().filter_map(|id| self.get(*id))
     }
 
     /// Like [`Queue::lane`], beginning at one position in the order of arrival.
     pub(super) fn lane_from(&self, key: &LockKey, from: WaiterId) -> impl Iterator<Item = &Waiter<T>> {
         let lane = self.lanes.get(key.db, &key.name).into_iter().flat_map(move |lane| lane.range(from..));
-        lane.filter_map(|id| self.waiters.get(id))
+        lane.filter_map(|id| self.get(*id))
     }
 
     /// Like [`Queue::of_owner`], beginning at one position in the order of arrival.
@@ -185,12 +188,12 @@ impl<T> Queue<T> {
             .get(owner)
             .into_iter()
             .flat_map(move |own| own.iter().skip(own.partition_point(|id| *id < from)));
-        own.filter_map(|id| self.waiters.get(id))
+        own.filter_map(|id| self.get(*id))
     }
 
     /// What an owner waits for, in order of arrival.
     pub fn of_owner(&self, owner: &[u8]) -> impl Iterator<Item = &Waiter<T>> {
-        self.by_owner.get(owner).into_iter().flatten().filter_map(|id| self.waiters.get(id))
+        self.by_owner.get(owner).into_iter().flatten().filter_map(|id| self.get(*id))
     }
 
     /// Those among an owner's requests from `from` on that wait for a key, out of the next `most` candidates; and
@@ -258,7 +261,7 @@ impl<T> Queue<T> {
 
     /// All waiting requests, beginning at one position in the order of arrival.
     pub fn from(&self, id: WaiterId) -> impl Iterator<Item = &Waiter<T>> {
-        self.waiters.range(id..).map(|(_, waiter)| waiter)
+        self.waiters.range(id..).map(|(_, waiter)| waiter.as_ref())
     }
 
     /// All keys that are waited for.
@@ -268,6 +271,6 @@ impl<T> Queue<T> {
 
     /// All waiting requests, in order of arrival.
     pub fn iter(&self) -> impl Iterator<Item = &Waiter<T>> {
-        self.waiters.values()
+        self.waiters.values().map(Box::as_ref)
     }
 }

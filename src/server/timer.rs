@@ -20,19 +20,40 @@ pub enum Timer {
     Ask,
 }
 
+/// A timer of the server's. Work has two, for a hand-off needs one at once, and the next lease to run out is far off: that
+/// timer stays as it is meanwhile.
+#[derive(Clone, Copy, Debug)]
+enum Slot {
+    WorkThisTurn,
+    WorkLater,
+    Ask,
+}
+
+impl Slot {
+    fn of(timer: Timer, at: Millis) -> Self {
+        match timer {
+            Timer::Work if at == THIS_TURN => Self::WorkThisTurn,
+            Timer::Work => Self::WorkLater,
+            Timer::Ask => Self::Ask,
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Timers {
-    work: Option<(RedisModuleTimerID, Millis)>,
+    work_this_turn: Option<(RedisModuleTimerID, Millis)>,
+    work_later: Option<(RedisModuleTimerID, Millis)>,
     ask: Option<(RedisModuleTimerID, Millis)>,
     /// The server is calling one of them: a timer set now fires in a millisecond at the earliest.
     firing: bool,
 }
 
 impl Timers {
-    fn slot(&mut self, timer: Timer) -> &mut Option<(RedisModuleTimerID, Millis)> {
-        match timer {
-            Timer::Work => &mut self.work,
-            Timer::Ask => &mut self.ask,
+    fn slot(&mut self, slot: Slot) -> &mut Option<(RedisModuleTimerID, Millis)> {
+        match slot {
+            Slot::WorkThisTurn => &mut self.work_this_turn,
+            Slot::WorkLater => &mut self.work_later,
+            Slot::Ask => &mut self.ask,
         }
     }
 }
@@ -41,24 +62,28 @@ static TIMERS: MainThread<Timers> = MainThread::new();
 
 /// Lets a timer fire at `at` (the server's timers may be a little late), unless it fires earlier anyway.
 pub fn wake(ctx: Ctx, timer: Timer, at: Millis) {
-    let (pending, firing) = TIMERS.with(|timers| (*timers.slot(timer), timers.firing));
+    if timer == Timer::Work && is_due(timer) {
+        return;
+    }
     let now = Now::read().millis();
-    let at = if firing { at.max(now.saturating_add(1)) } else { at };
-    if let Some((_, due)) = pending {
+    let at = if TIMERS.with(|timers| timers.firing) { at.max(now.saturating_add(1)) } else { at };
+    let slot = Slot::of(timer, at);
+    if let Some((_, due)) = TIMERS.with(|timers| *timers.slot(slot)) {
         if due <= at {
             return;
         }
-        stop(ctx, timer);
+        stop_one(ctx, slot);
     }
-    let callback = match timer {
-        Timer::Work => on_work,
-        Timer::Ask => on_ask,
+    let callback = match slot {
+        Slot::WorkThisTurn => on_work_this_turn,
+        Slot::WorkLater => on_work_later,
+        Slot::Ask => on_ask,
     };
     let period = i64::try_from(at.saturating_sub(now)).unwrap_or(i64::MAX / 2000);
     // SAFETY: the context lives; the callback lives as long as the module, which stops the timer before it is
     // unloaded.
     let id = unsafe { api!(RedisModule_CreateTimer)(ctx.raw(), period, Some(callback), null_mut()) };
-    TIMERS.with(|timers| *timers.slot(timer) = Some((id, at)));
+    TIMERS.with(|timers| *timers.slot(slot) = Some((id, at)));
     events::go_round_again();
 }
 
@@ -73,36 +98,46 @@ pub fn wake_for_replies(ctx: Ctx) {
 
 /// Whether a timer will fire in this turn of the event loop.
 pub fn is_due(timer: Timer) -> bool {
-    TIMERS.with(|timers| timers.slot(timer).is_some_and(|(_, due)| due == THIS_TURN))
+    TIMERS.with(|timers| timers.slot(Slot::of(timer, THIS_TURN)).is_some_and(|(_, due)| due == THIS_TURN))
 }
 
 /// Stops a timer.
 pub fn stop(ctx: Ctx, timer: Timer) {
-    if let Some((id, _)) = TIMERS.with(|timers| timers.slot(timer).take()) {
+    stop_one(ctx, Slot::of(timer, THIS_TURN));
+    stop_one(ctx, Slot::of(timer, Millis::MAX));
+}
+
+fn stop_one(ctx: Ctx, slot: Slot) {
+    if let Some((id, _)) = TIMERS.with(|timers| timers.slot(slot).take()) {
         // SAFETY: the context lives; a timer that is not pending any more is refused by the server.
         unsafe { api!(RedisModule_StopTimer)(ctx.raw(), id, null_mut()) };
     }
 }
 
-unsafe extern "C" fn on_work(ctx: *mut RedisModuleCtx, _: *mut c_void) {
+unsafe extern "C" fn on_work_this_turn(ctx: *mut RedisModuleCtx, _: *mut c_void) {
     // SAFETY: the server calls with a context that lives for this call.
-    fire(unsafe { Ctx::from_raw(ctx) }, Timer::Work);
+    fire(unsafe { Ctx::from_raw(ctx) }, Slot::WorkThisTurn);
+}
+
+unsafe extern "C" fn on_work_later(ctx: *mut RedisModuleCtx, _: *mut c_void) {
+    // SAFETY: as in `on_work_this_turn`.
+    fire(unsafe { Ctx::from_raw(ctx) }, Slot::WorkLater);
 }
 
 unsafe extern "C" fn on_ask(ctx: *mut RedisModuleCtx, _: *mut c_void) {
-    // SAFETY: as in `on_work`.
-    fire(unsafe { Ctx::from_raw(ctx) }, Timer::Ask);
+    // SAFETY: as in `on_work_this_turn`.
+    fire(unsafe { Ctx::from_raw(ctx) }, Slot::Ask);
 }
 
-fn fire(ctx: Ctx, timer: Timer) {
+fn fire(ctx: Ctx, slot: Slot) {
     TIMERS.with(|timers| {
-        *timers.slot(timer) = None;
+        *timers.slot(slot) = None;
         timers.firing = true;
     });
     if let Some(callbacks) = callbacks::get() {
-        match timer {
-            Timer::Work => (callbacks.tick)(ctx),
-            Timer::Ask => (callbacks.ask)(ctx),
+        match slot {
+            Slot::WorkThisTurn | Slot::WorkLater => (callbacks.tick)(ctx),
+            Slot::Ask => (callbacks.ask)(ctx),
         }
     }
     TIMERS.with(|timers| timers.firing = false);

@@ -57,7 +57,7 @@ fn reads(books: &mut Books, client: u64) {
 /// A waiter in the queue for key 1, which waits until then.
 fn waits(books: &mut Books, number: u8, until: Option<u64>) -> WaiterId {
     let ticket = blocked(books, u64::from(number), State::Beginning);
-    let ask = Asker { ticket, client: 1, on_behalf: OnBehalf::Itself, terms: TERMS, arrived: NOW };
+    let ask = Asker { ticket, client: 1, on_behalf: OnBehalf::Itself, tying: TERMS.tying, replicas: 0, arrived: NOW };
     books.owed.timeouts.extend(until.map(|until| (until, ticket)));
     books.queue.join(owner(number), [key(1)], TERMS.request, 0, until, ask)
 }

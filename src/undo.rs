@@ -4,9 +4,9 @@
 use crate::books::undo::promised_before;
 use crate::books::{self, Step, Undo};
 use crate::holding::{self, Grantee};
-use crate::keyspace::{Allowance, Lock, NotRead};
+use crate::keyspace::{Allowance, Held, Lock, NotRead};
 use crate::lock::serve::Change;
-use crate::lock::{Deadline, Decision, Hold, Raise};
+use crate::lock::{Deadline, Decision, Hold, LockKey, Raise};
 use crate::server::clock::Now;
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef, ctx};
@@ -56,11 +56,15 @@ fn before(locks: &[Lock], given: impl Iterator<Item = Option<(Hold, u64)>>, (own
 /// it was. A hold that is no longer the one that was granted stays as it is, and so does anything that its owner has
 /// since been told in another way. The caller serves those who wait for the locks.
 pub fn roll_back(ctx: Ctx, undo: &Undo, now: Now) {
+    roll_back_within(ctx, undo, now, &mut Allowance::default());
+}
+
+/// The same as one of several parts of a step.
+pub fn roll_back_within(ctx: Ctx, undo: &Undo, now: Now, allowance: &mut Allowance) {
     let owner = Text::new(&undo.owner);
-    let mut allowance = Allowance::default();
     let done = ctx.in_db(undo.db(), |ctx| {
         let done = undo.steps.iter().take_while(|step| {
-            let Ok(taken) = roll_back_step(ctx, undo, step, owner.as_text(), now, &mut allowance) else { return false };
+            let Ok(taken) = roll_back_step(ctx, undo, step, owner.as_text(), now, allowance) else { return false };
             let hold = (undo.db(), &*step.name, &*undo.owner);
             books::with(|books| books.rebase(hold, undo.serial, step, taken));
             true
@@ -70,10 +74,24 @@ pub fn roll_back(ctx: Ctx, undo: &Undo, now: Now) {
     books::with(|books| undo.keys().take(done).for_each(|key| books.agenda.note(key, Change::Foreign)));
     if let Some(left @ [_, ..]) = undo.steps.get(done..) {
         // Other clients have changed the locks, and reading all of them would take too long: the rest follows later.
-        let undo = Undo { home: undo.home.clone(), owner: undo.owner.clone(), steps: left.to_vec(), ..*undo };
-        books::with(|books| books.owed.undelivered.push_back(undo));
-        timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+        roll_back_later(
+            ctx,
+            Undo { home: undo.home.clone(), owner: undo.owner.clone(), steps: left.to_vec(), ..*undo },
+        );
     }
+}
+
+fn roll_back_later(ctx: Ctx, undo: Undo) {
+    books::with(|books| books.owed.undelivered.push_back(undo));
+    timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+}
+
+/// Takes a whole hold away in one of the next turns, because its lock can't be read in this step.
+pub fn end_later(ctx: Ctx, key: &LockKey, (owner, client): (TextRef, u64), Held { holds, token }: Held) {
+    let given = Hold { holds, token, deadline: Deadline::Never };
+    let step = Step { name: key.name.clone(), before: None, tie_before: None, given, promised: 0, told: 0 };
+    let (serial, home) = books::with(|books| (books.next_undo(), books.ties.home(key.db)));
+    roll_back_later(ctx, Undo { serial, home, owner: owner.bytes().into(), client, steps: vec![step] });
 }
 
 /// An example: `given` is a re-entry that made 1 hold until 100 (`before`) into 2 until 200. If the key still says

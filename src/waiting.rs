@@ -13,7 +13,7 @@ use crate::books::{self, Answer, Asker, Books, IfNone, Outcome, Reading, Recipie
 use crate::config;
 use crate::confirming;
 use crate::holding;
-use crate::keyspace::Lock;
+use crate::keyspace::{Allowance, Lock, NotRead};
 use crate::lock::serve::Change;
 use crate::lock::{LockKey, Millis, Owner, WaiterId};
 use crate::server::blocked::{block, block_for_events};
@@ -24,7 +24,7 @@ use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef, events};
 use crate::serving::{schedule_earlier, serve};
 use crate::stats::add;
-use crate::undo::roll_back;
+use crate::undo::{end_later, roll_back, roll_back_within};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -198,10 +198,10 @@ pub fn repeated(ctx: Ctx, request: &Request, terms: &Terms, wait: Wait, now: Now
 /// take back.
 pub fn cancel(ctx: Ctx, session: u64, owner: TextRef, key: LockKey, now: Now) -> bool {
     let name: Owner = owner.bytes().into();
-    let (undos, keys, waited) = books::with(|books| {
+    let (mut undos, others, waited) = books::with(|books| {
         let Cancelled { tickets, granted_together } = books.sessions.cancel(session, &name, &key);
         let mut keys: BTreeSet<LockKey> = granted_together.iter().flat_map(|keys| keys.iter().cloned()).collect();
-        keys.insert(key);
+        keys.insert(key.clone());
         let mut undos = Vec::new();
         for ticket in &tickets {
             let (about, undo) = abandon(books, *ticket);
@@ -212,13 +212,27 @@ pub fn cancel(ctx: Ctx, session: u64, owner: TextRef, key: LockKey, now: Now) ->
             undos.extend(books.sessions.forget_events(session, &name, key));
         }
         keys.extend(undos.iter().flat_map(Undo::keys));
+        keys.remove(&key);
         (undos, keys, !tickets.is_empty())
     });
     let mut any = waited || !undos.is_empty();
-    undos.iter().for_each(|undo| roll_back(ctx, undo, now));
-    for key in &keys {
-        any |= ctx.in_db(key.db, |ctx| give_back(ctx, session, owner, key, now));
+    // The key that was named comes first, since a first lock may be read whatever its size.
+    undos.sort_by_key(|undo| !undo.keys().any(|of| of == key));
+    undos.iter_mut().for_each(|undo| undo.steps.sort_by_key(|step| step.name != key.name));
+    let later = undos.iter().position(|undo| !undo.keys().any(|of| of == key)).unwrap_or(undos.len());
+    let (of_key, of_others) = undos.split_at(later);
+    let mut allowance = Allowance::default();
+    of_key.iter().for_each(|undo| roll_back_within(ctx, undo, now, &mut allowance));
+    let mut give_back = |key: &LockKey, allowance: &mut Allowance| {
+        any |= ctx.in_db(key.db, |ctx| give_back(ctx, session, owner, key, allowance, now));
+    };
+    if of_key.is_empty() {
+        give_back(&key, &mut allowance);
+    } else {
+        give_back(&key, &mut Allowance::default()); // It has just been read.
     }
+    of_others.iter().for_each(|undo| roll_back_within(ctx, undo, now, &mut allowance));
+    others.iter().for_each(|key| give_back(key, &mut allowance));
     serve(ctx, now, Slice::of_command());
     any
 }
@@ -246,17 +260,29 @@ fn abandon(books: &mut Books, ticket: Ticket) -> (Option<About>, Option<Undo>) {
     (about, undo)
 }
 
-/// Releases what an owner holds, unless it is tied to a connection other than this session. Returns whether it did.
-fn give_back(ctx: Ctx, session: u64, owner: TextRef, key: &LockKey, now: Now) -> bool {
-    let name = Text::new(&key.name);
-    let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner, now.millis()) else { return false };
+/// Releases what an owner holds, unless it is tied to a connection other than this session: later if the lock is too
+/// large to be read in this step. Returns whether there was such a hold.
+fn give_back(ctx: Ctx, session: u64, owner: TextRef, key: &LockKey, allowance: &mut Allowance, now: Now) -> bool {
     let tied_to = books::with(|books| books.ties.client_of(key.db, &key.name, owner.bytes()));
-    if lock.own().is_none() || tied_to.is_some_and(|client| client != session) {
+    if tied_to.is_some_and(|client| client != session) {
         return false;
     }
-    holding::end_hold(&mut lock, owner);
-    books::with(|books| books.agenda.note(key.clone(), Change::Freed));
-    true
+    // Its end is the session's own doing from here on, also if the lease has just run out.
+    books::with(|books| books.ties.untie(key.db, &key.name, owner.bytes()));
+    let name = Text::new(&key.name);
+    match Lock::look_if_held(ctx, name.as_text(), owner, now.millis(), allowance) {
+        Ok(Some(mut lock)) if lock.held().is_some() => {
+            holding::end_hold(&mut lock, owner);
+            books::with(|books| books.agenda.note(key.clone(), Change::Freed));
+            true
+        }
+        Ok(_) | Err(NotRead::NotALock) => false,
+        Err(NotRead::TooMuch) => {
+            let held = Lock::peek(ctx, name.as_text(), owner);
+            held.into_iter().for_each(|held| end_later(ctx, key, (owner, session), held));
+            held.is_some()
+        }
+    }
 }
 
 /// Blocks a session until its next events, or until it is to hear that it is alive.
@@ -347,7 +373,8 @@ pub fn leave_ended(ctx: Ctx, now: Now, slice: Slice) {
     while !slice.is_over() {
         let Some(undos) = books::with(next_of_ended) else { break };
         add(|it| &mut it.grants_undelivered, undos.len() as u64);
-        undos.iter().for_each(|undo| roll_back(ctx, undo, now));
+        let mut allowance = Allowance::default();
+        undos.iter().for_each(|undo| roll_back_within(ctx, undo, now, &mut allowance));
     }
 }
 

@@ -1,6 +1,7 @@
 //! What whoever may use a server could do to the others on it: stop it, look where it may not, keep what it has lost.
 
 mod bounds;
+mod cancelled;
 mod crowds;
 mod field_expiry;
 mod first_replica;

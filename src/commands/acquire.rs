@@ -4,7 +4,7 @@ use super::args::{self, Options, Word};
 use crate::books::owed::{OnBehalf, Purpose};
 use crate::books::{self, Answer, Terms};
 use crate::holding::{self, Grantee, WRONGTYPE};
-use crate::keyspace::Lock;
+use crate::keyspace::{Allowance, Lock};
 use crate::lock::cycle::Candidate;
 use crate::lock::{Ahead, Decision, LockKey, decide};
 use crate::searching;
@@ -57,7 +57,8 @@ impl Command for Acquire {
         let lock = match ahead {
             Ahead::Nobody => Some(Lock::look(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?),
             // An owner that holds nothing here queues behind the others, whatever else is in the key.
-            Ahead::Somebody => Lock::look_if_held(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?,
+            Ahead::Somebody => Lock::look_if_held(call.ctx, name, owner.as_text(), now, &mut Allowance::default())
+                .map_err(|_| WRONGTYPE)?,
         };
         let Some(mut lock) = lock else { return asking.queue(&[name], &[]) };
         let decision = decide(&lock.standing(), &asking.terms.request, ahead, now);

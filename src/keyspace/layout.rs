@@ -2,7 +2,7 @@
 
 use super::rosters::{self, Roster};
 use super::tokens::observe;
-use super::words::{DETAILS, MARK, NO_END, words};
+use super::words::{DETAILS, MARK, NO_END, details_field, words};
 use crate::config;
 use crate::lock::serve::NotALock;
 use crate::lock::{Deadline, Hold, Holders, Limit, LockKey, Millis, Owner, Standing, Token, fence};
@@ -146,25 +146,40 @@ impl<'a> Lock<'a> {
         Ok(Self { ctx, db: ctx.db(), name, key, now, found })
     }
 
-    /// Like [`Lock::look`] if `owner` has a hold; `None` if not, without reading any more of the key.
+    /// Like [`Lock::look_within`] if `owner` has a hold; `None` if not, without reading any more of the key.
     pub fn look_if_held(
         ctx: Ctx<'a>,
         name: TextRef<'a>,
         owner: TextRef,
         now: Millis,
-    ) -> Result<Option<Self>, NotALock> {
+        allowance: &mut Allowance,
+    ) -> Result<Option<Self>, NotRead> {
         let key = Key::open(ctx, name);
         let holds = match key.kind() {
             Kind::Missing => None,
             Kind::Hash if is_owner(owner) => key.get(owner),
             Kind::Hash => None,
-            Kind::Other => return Err(NotALock),
+            Kind::Other => return Err(NotRead::NotALock),
         };
         let Some(holds) = holds else { return Ok(None) };
         let fence = key.get(words().fence.as_text());
-        let read = read(&key, Some(holds), fence, (ctx, name), owner, (now, &mut Allowance::default()));
-        let found = read.map_err(|_| NotALock)?;
+        let found = read(&key, Some(holds), fence, (ctx, name), owner, (now, allowance))?;
         Ok(Some(Self { ctx, db: ctx.db(), name, key, now, found }))
+    }
+
+    /// What `owner` has according to its own fields, for a lock with too many holders to be read in this step.
+    pub fn peek(ctx: Ctx, name: TextRef, owner: TextRef) -> Option<Held> {
+        let key = Key::open(ctx, name);
+        let text = |field: TextRef| if key.kind() == Kind::Hash { key.get(field) } else { None };
+        let holds = parse_holds(text(owner)?.bytes()).ok()?;
+        let token = match text(words().limit.as_text()) {
+            None => text(words().fence.as_text()).and_then(|fence| parse_token(fence.bytes()).ok()),
+            Some(_) => {
+                let details = text(details_field(owner.bytes()).as_text());
+                details.and_then(|details| Some(parse_details(details.bytes()).ok()?.1))
+            }
+        };
+        Some(Held { holds, token })
     }
 
     /// Reads a lock on behalf of no particular owner.

@@ -85,6 +85,9 @@ fn work_through(ctx: Ctx, due: Millis, now: Now, slice: Slice) {
             break;
         }
         for id in ids {
+            if slice.is_over() {
+                break; // What is taken back may have to be read first, which takes long if others have written it.
+            }
             match books::with(|books| books.confirmations.take(id, &progress)) {
                 Some(Settled::Confirmed(it)) => confirmed(ctx, it, now),
                 Some(Settled::Missed(it, having)) => missed(ctx, it, having, now),

@@ -27,7 +27,8 @@ const NOPERM: &str = "NOPERM the user of this connection may no longer acquire t
 /// Serves every waiter that can be served after locks have changed, until the slice is over. The only way out of the
 /// queue to a grant.
 pub fn serve(ctx: Ctx, now: Now, slice: Slice) {
-    while let Some(job) = books::with(|books| books.agenda.next(&mut books.queue)) {
+    while !slice.is_over() {
+        let Some(job) = books::with(|books| books.agenda.next(&mut books.queue)) else { break };
         match job {
             Job::FindHolders(key) => {
                 let holders = Keyspace { ctx, now }.holders(&key);
@@ -35,9 +36,6 @@ pub fn serve(ctx: Ctx, now: Now, slice: Slice) {
             }
             Job::Judge(attempt) if is_forsaken(attempt.id()) => leave(attempt.id()),
             Job::Judge(attempt) => judge(ctx, attempt, now),
-        }
-        if slice.is_over() {
-            break;
         }
     }
     if books::with(|books| !books.agenda.is_empty()) {

@@ -31,6 +31,9 @@ use crate::{answering, confirming, holding, searching, stats, undo, waiting, wat
 /// Keys that were touched while the books were lent.
 static TOUCHED_MEANWHILE: MainThread<Vec<(LockKey, Touch, usize)>> = MainThread::new();
 
+/// Which kind of work the next turn begins with.
+static NEXT: MainThread<usize> = MainThread::new();
+
 /// Another command touched a key, or it expired. Writes nothing.
 pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
     if effects::is_own_notification() {
@@ -84,57 +87,90 @@ pub fn after_touch(ctx: Ctx) {
 
 /// The time has come for some of the work.
 pub fn tick(ctx: Ctx) {
-    let now = Now::read();
-    waiting::time_out(ctx, now, Slice::of_piece());
-    watchdog::untie_retired(ctx, Slice::of_piece());
-    waiting::refuse_undecided(ctx, now, Slice::of_piece());
-    searching::free(Slice::of_piece());
+    let (now, turn) = (Now::read(), Slice::of_turn());
+    waiting::time_out(ctx, now, turn.piece());
+    watchdog::untie_retired(ctx, turn.piece());
+    waiting::refuse_undecided(ctx, now, turn.piece());
+    searching::free(turn.piece());
+    rosters::with(|rosters| rosters.free(turn.piece()));
     if ctx.flags().role() == Role::Replica {
-        waiting::forget_ended(Slice::of_piece());
+        waiting::forget_ended(turn.piece());
         books::with(books::Books::forget_changes);
     } else if may_write(ctx) {
-        work(ctx, now);
+        work(ctx, now, turn);
     }
     if !events::turn_end_precedes_unblock() {
-        answering::send_answers(ctx, Slice::of_turn());
+        answering::send_answers(ctx, Slice::of_replies());
     }
     set_timer(ctx, now);
 }
 
+/// One kind of work, done for a share of the turn.
+type Work = fn(Ctx, Now, Slice);
+
 /// The order of the work: first what keeps promises to holders, then what frees locks, then those who wait for them.
-fn work(ctx: Ctx, now: Now) {
+const ORDER: [Work; 12] = [
+    // Renewals come before anything that checks whether a lease has run out.
+    |ctx, now, turn| watchdog::renew_due(ctx, now, turn.piece()),
+    // Everything that frees locks: grants that were never delivered, holds and waits of ended connections, and grants
+    // that too few replicas confirmed.
+    |ctx, now, turn| roll_back_undelivered(ctx, now, turn.piece()),
+    |ctx, now, turn| watchdog::release_ended(ctx, now, turn.piece()),
+    |ctx, now, turn| waiting::leave_ended(ctx, now, turn.piece()),
+    |ctx, now, turn| confirming::settle(ctx, now, turn.piece()),
+    // Leases that have run out.
+    |_, now, turn| note_due_looks(now, turn.piece()),
+    |ctx, now, turn| purge_overdue(ctx, now, turn.piece()),
+    // Changes that other clients made, and then serving.
+    |_, _, turn| sweep(turn.piece()),
+    |ctx, now, turn| tell_all_expired(ctx, now, turn.piece()),
+    |ctx, now, turn| watchdog::verify_doubtful(ctx, now, turn.piece()),
+    |ctx, now, turn| serve(ctx, now, turn.of_crowds()),
+    // Last, whether those who still wait ever can be served.
+    |ctx, now, turn| {
+        searching::advance(ctx, now, turn.piece(), || TOUCHED_MEANWHILE.with(|touched| touched.is_empty()));
+    },
+];
+
+/// Does all kinds of work, or as many as there is time for: then the next turn begins with those that are left.
+///
+/// A share is enough for what is there to do, but the last thing that is done in it may take many times as long: to read
+/// anew a lock with thousands of holders that another client has written.
+fn work(ctx: Ctx, now: Now, turn: Slice) {
     if books::with(|books| books.looks.put_off_if_stalled(now.millis())) {
         return;
     }
-    // Renewals come before anything that checks whether a lease has run out.
-    watchdog::renew_due(ctx, now, Slice::of_piece());
-    // Everything that frees locks: grants that were never delivered, holds and waits of ended connections, and grants
-    // that too few replicas confirmed.
-    roll_back_undelivered(ctx, now, Slice::of_piece());
-    watchdog::release_ended(ctx, now, Slice::of_piece());
-    waiting::leave_ended(ctx, now, Slice::of_piece());
-    confirming::settle(ctx, now, Slice::of_piece());
-    // Leases that have run out.
-    note_due_looks(now, Slice::of_piece());
-    purge_overdue(ctx, now, Slice::of_piece());
-    // Changes that other clients made, and then serving.
-    sweep(Slice::of_piece());
-    follow_up(ctx, now, Slice::of_turn());
-    // Last, whether those who still wait ever can be served.
-    searching::advance(ctx, now, Slice::of_piece(), || TOUCHED_MEANWHILE.with(|touched| touched.is_empty()));
+    note_touched_meanwhile();
+    let first = NEXT.with(std::mem::take);
+    for (place, work) in ORDER.iter().enumerate().cycle().skip(first).take(ORDER.len()) {
+        if turn.is_over() {
+            NEXT.with(|next| *next = place);
+            break;
+        }
+        work(ctx, now, turn);
+    }
 }
 
 /// Follows up changes that others made, and serves the waiters.
 fn follow_up(ctx: Ctx, now: Now, slice: Slice) {
+    note_touched_meanwhile();
+    tell_all_expired(ctx, now, slice);
+    watchdog::verify_doubtful(ctx, now, slice.piece());
+    serve(ctx, now, slice);
+}
+
+fn note_touched_meanwhile() {
     for (key, touch, holders) in TOUCHED_MEANWHILE.with(std::mem::take) {
         books::with(|books| note_touch(books, key, touch, holders));
     }
+}
+
+/// Reports holds that have ended by themselves.
+fn tell_all_expired(ctx: Ctx, now: Now, slice: Slice) {
     while !slice.is_over() {
         let Some((key, expiry)) = books::with(|books| books.expired.pop_front()) else { break };
         report_expired(ctx, &key, expiry, now);
     }
-    watchdog::verify_doubtful(ctx, now, Slice::of_piece());
-    serve(ctx, now, slice);
 }
 
 /// Reports holds that have ended with a key, or with fields of it.
@@ -249,7 +285,7 @@ fn turn_ends(ctx: Ctx) {
             timer::wake(ctx, Timer::Work, timer::THIS_TURN);
         }
     } else {
-        let slice = Slice::of_turn();
+        let slice = Slice::of_replies();
         if news {
             confirming::confirm_all(ctx, slice);
         }
@@ -282,8 +318,9 @@ fn set_timer(ctx: Ctx, now: Now) {
         let work = [at_once, books.looks.first(), books.ties.next_due(), confirming];
         (work.into_iter().flatten().min(), books.owed.timeouts.first().map(|(at, _)| *at))
     });
-    let overdue = rosters::with(|rosters| rosters.first_due()).filter(|at| *at < now.millis());
-    let work = work.into_iter().chain(overdue).min();
+    let (overdue, has_forgotten) = rosters::with(|rosters| (rosters.first_due(), rosters.has_forgotten()));
+    let overdue = overdue.filter(|at| *at < now.millis());
+    let work = work.into_iter().chain(overdue).chain(has_forgotten.then_some(timer::THIS_TURN)).min();
     // Even while nothing may be written, a wait can time out.
     let may_go_on =
         may_write(ctx) || ctx.flags().role() == Role::Replica && books::with(|books| books.has_news_to_tell());
@@ -321,7 +358,7 @@ pub fn event(ctx: Ctx, event: Event) {
         Event::ModuleLoaded => listeners::module_loaded(),
         Event::ModuleUnloaded => listeners::module_unloaded(),
         Event::Cron => {
-            answering::send_put_off(Slice::of_turn());
+            answering::send_put_off(Slice::of_replies());
             listeners::recheck(ctx);
             set_timer(ctx, Now::read());
         }
@@ -331,6 +368,7 @@ pub fn event(ctx: Ctx, event: Event) {
 /// The contents of one database, or of all, are gone or were replaced.
 fn replaced(ctx: Ctx, db: Option<i32>) {
     rosters::with(rosters::Rosters::clear);
+    timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     if ctx.flags().role() == Role::Replica {
         return;
     }
@@ -340,7 +378,6 @@ fn replaced(ctx: Ctx, db: Option<i32>) {
             books.sweep.begin(db, ends);
         }
     });
-    timer::wake(ctx, Timer::Work, timer::THIS_TURN);
 }
 
 /// This server became a master or a replica: pending work belongs to another server now, or begins anew.
@@ -356,6 +393,6 @@ pub fn stop(ctx: Ctx) {
     timer::stop(ctx, Timer::Work);
     timer::stop(ctx, Timer::Ask);
     books::with(|books| *books = books::Books::default());
-    rosters::with(rosters::Rosters::clear);
+    rosters::with(|rosters| *rosters = rosters::Rosters::default());
     stats::clear();
 }

@@ -6,7 +6,7 @@ use crate::books::{self, Tie};
 use crate::holding::WRONGTYPE;
 use crate::keyspace::{Lock, rosters};
 use crate::lock::{Deadline, Hold, Millis};
-use crate::server::clock::Now;
+use crate::server::clock::{Now, Slice};
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::ctx::Role;
 use crate::server::reply::Replied;
@@ -71,7 +71,10 @@ impl Command for Info {
 /// On a replica, changes arrive without the module, so locks are read anew each time.
 pub(super) fn do_not_trust_copies(ctx: Ctx) {
     if ctx.flags().role() == Role::Replica {
-        rosters::with(rosters::Rosters::clear);
+        rosters::with(|rosters| {
+            rosters.clear();
+            rosters.free(Slice::of_command());
+        });
     }
 }
 

@@ -3,9 +3,10 @@
 //! A roster is a copy of what the key says: it is made from the key, compared with it at each use, and forgotten as
 //! soon as anybody else touches the key. Nothing is lost with it.
 
-use crate::lock::{Deadline, Holders, KeyMap, LockKey, Millis, Token};
+use crate::lock::{Deadline, Holders, KeyMap, LockKey, Millis, Token, Values};
 use crate::server::MainThread;
-use std::collections::BTreeSet;
+use crate::server::clock::Slice;
+use std::collections::{BTreeSet, btree_set};
 
 /// The holders of one lock, and how to tell that the copy is up to date.
 #[derive(Debug)]
@@ -27,6 +28,23 @@ pub struct Rosters {
     fields_read: usize,
     /// Locks that were found without a field that has an expiry of its own; touched by nobody else since.
     without_field_expiry: KeyMap<()>,
+    /// What was forgotten all at once, and has yet to be freed.
+    forgotten: Vec<Forgotten>,
+}
+
+/// All rosters of a time. Their memory is freed piece by piece, since there may be millions of holders.
+#[derive(Debug)]
+struct Forgotten {
+    rosters: Values<Roster>,
+    due: btree_set::IntoIter<(Millis, LockKey)>,
+    without_field_expiry: Values<()>,
+}
+
+impl Forgotten {
+    /// Frees a piece. Returns whether there was any.
+    fn free(&mut self) -> bool {
+        self.rosters.next().is_some() || self.due.next().is_some() || self.without_field_expiry.next().is_some()
+    }
 }
 
 static ROSTERS: MainThread<Rosters> = MainThread::new();
@@ -108,9 +126,32 @@ impl Rosters {
         }
     }
 
-    /// Forgets all.
+    /// Forgets all. What it takes in memory is left to [`Rosters::free`].
     pub fn clear(&mut self) {
-        *self = Self { fields_read: self.fields_read, ..Self::default() };
+        let Self { by_key, due, fields_read, without_field_expiry, mut forgotten } = std::mem::take(self);
+        if !(by_key.is_empty() && without_field_expiry.is_empty()) {
+            forgotten.push(Forgotten {
+                rosters: by_key.into_values(),
+                due: due.into_iter(),
+                without_field_expiry: without_field_expiry.into_values(),
+            });
+        }
+        *self = Self { fields_read, forgotten, ..Self::default() };
+    }
+
+    /// Whether there is memory to be freed.
+    pub fn has_forgotten(&self) -> bool {
+        !self.forgotten.is_empty()
+    }
+
+    /// Frees the memory of what was forgotten.
+    pub fn free(&mut self, slice: Slice) {
+        while !slice.is_over() {
+            let Some(last) = self.forgotten.last_mut() else { break };
+            if !last.free() {
+                self.forgotten.pop();
+            }
+        }
     }
 
     /// How many fields have been read to build rosters so far.

@@ -1,7 +1,8 @@
 //! The name of a lock, and maps by it.
 
 use foldhash::HashMap;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map, hash_map};
+use std::iter::FlatMap;
 use std::rc::Rc;
 
 /// A key of one database.
@@ -24,9 +25,15 @@ impl LockKey {
 #[derive(Debug)]
 pub struct KeyMap<V> {
     /// There are few databases; comparing their numbers is cheaper than hashing them.
-    dbs: BTreeMap<i32, HashMap<Rc<[u8]>, V>>,
+    dbs: BTreeMap<i32, Names<V>>,
     len: usize,
 }
+
+/// What was kept in a map.
+pub type Values<V> = FlatMap<btree_map::IntoValues<i32, Names<V>>, hash_map::IntoValues<Rc<[u8]>, V>, Take<V>>;
+
+type Names<V> = HashMap<Rc<[u8]>, V>;
+type Take<V> = fn(Names<V>) -> hash_map::IntoValues<Rc<[u8]>, V>;
 
 impl<V> Default for KeyMap<V> {
     fn default() -> Self {
@@ -100,6 +107,11 @@ impl<V> KeyMap<V> {
     /// All keys.
     pub fn keys(&self) -> impl Iterator<Item = LockKey> {
         self.dbs.iter().flat_map(|(&db, map)| map.keys().map(move |name| LockKey { db, name: name.clone() }))
+    }
+
+    /// Everything that was kept, one after the other.
+    pub fn into_values(self) -> Values<V> {
+        self.dbs.into_values().flat_map(HashMap::into_values as Take<V>)
     }
 
     /// Forgets all.

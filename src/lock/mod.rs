@@ -17,7 +17,7 @@ mod tests;
 
 pub use fence::{Fence, Token};
 pub use holders::Holders;
-pub use key::{KeyMap, LockKey};
+pub use key::{KeyMap, LockKey, Values};
 pub use queue::{Queue, Waiter, WaiterId};
 pub use rule::{Ahead, Decision, Hold, Raise, Request, Standing, decide};
 

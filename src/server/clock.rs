@@ -34,21 +34,38 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// What one turn of the event loop spends on crowds. Together with the longest single piece of work (a grant of
-    /// as many keys as a request may name) it stays below the 5 ms that nobody should have to wait.
+    /// What one turn of the event loop spends on all kinds of work together. Only the last thing that it begins may go
+    /// on beyond that; with the longest one (a lock with as many holders as may be that has to be read anew, or a grant of
+    /// as many keys as a request may name) and the replies, it stays below the 5 ms that nobody should have to wait.
     pub fn of_turn() -> Self {
-        Self { began: Instant::now(), length: Duration::from_millis(1) }
+        Self { began: Instant::now(), length: Duration::from_micros(1_500) }
     }
 
-    /// What one turn spends on each other kind of work, so that none of them, however much there is of it, starves
-    /// the others.
-    pub fn of_piece() -> Self {
-        Self { began: Instant::now(), length: Duration::from_micros(150) }
+    /// What one turn spends on sending replies, which takes no longer than they are many.
+    pub fn of_replies() -> Self {
+        Self { began: Instant::now(), length: Duration::from_millis(1) }
     }
 
     /// What one command spends on serving others before its own client is answered.
     pub fn of_command() -> Self {
         Self { began: Instant::now(), length: Duration::from_micros(500) }
+    }
+
+    /// The share of one kind of work, so that none of them, however much there is of it, starves the others.
+    pub fn piece(&self) -> Self {
+        self.part(Duration::from_micros(150))
+    }
+
+    /// The share of those who wait.
+    pub fn of_crowds(&self) -> Self {
+        self.part(Duration::from_millis(1))
+    }
+
+    /// So much of it from now on, or what is left.
+    fn part(&self, length: Duration) -> Self {
+        let began = Instant::now();
+        let left = self.length.saturating_sub(began.saturating_duration_since(self.began));
+        Self { began, length: length.min(left) }
     }
 
     /// Whether it is over. Costs some 30 ns.

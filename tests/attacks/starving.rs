@@ -1,5 +1,8 @@
 //! Work that never ends: whatever there is of one kind, the others go on.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
 use redis::Value;
 use support::{Raw, Server, until};
 
@@ -46,4 +49,50 @@ fn renewals_without_end_hold_up_nobody_who_waits() {
     assert_eq!(owners(&mut third, "other"), ["client"]);
     third.post("LOCK.ACQUIRE other third WAIT 50");
     assert!(arrives(&mut third).is_null());
+}
+
+/// Tells somebody to stop, also where a test fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Somebody writes locks with thousands of holders, among them one that is tied, all the time, so that in each turn one of
+/// them at least has to be read anew.
+#[test]
+fn crowds_to_be_read_without_end_hold_up_nobody() {
+    const CROWD: &str = "for holder = 1, 2400 do redis.call('hset', KEYS[1], 'holder:' .. holder, 1) end";
+    const CROWDS: usize = 3;
+    let server = Server::start();
+    let (mut holder, mut writer) = (server.raw(), server.raw());
+    for crowd in 0..CROWDS {
+        holder.say(&format!("LOCK.ACQUIRE crowd:{crowd} me SHARED LEASE 600000 WATCHDOG EPHEMERAL")).token();
+        let crowd = format!("crowd:{crowd}");
+        assert_eq!(writer.call(&[b"EVAL", CROWD.as_bytes(), b"1", crowd.as_bytes()]), Value::Nil);
+    }
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let touches: Vec<String> = (0..CROWDS).map(|crowd| format!("HINCRBY crowd:{crowd} holder:1 1")).collect();
+            while !stop.load(Ordering::Relaxed) {
+                writer.say_all(&touches);
+            }
+        });
+        let _stop = Stop(&stop);
+        let (mut gone, mut client, mut third) = (server.raw(), server.raw(), server.raw());
+        gone.say("LOCK.ACQUIRE key gone LEASE 600000 EPHEMERAL").token();
+        third.say("LOCK.ACQUIRE other third LEASE 300").token();
+        assert_eq!(client.begin("LOCK.MACQUIRE 2 key other client LEASE 600000 WAIT 0"), None);
+        gone.reset();
+        arrives(&mut client).token();
+        third.say("CONFIG SET holdfast.replicas-timeout 50");
+        third.post("LOCK.ACQUIRE confirmed third LEASE 600000 REPLICAS 1");
+        assert!(arrives(&mut third).error().starts_with("NOREPLICAS"));
+        until(SOON, "the grant is taken back", || third.say("EXISTS confirmed") == Value::Int(0));
+        third.post("LOCK.ACQUIRE other third WAIT 50");
+        assert!(arrives(&mut third).is_null());
+    });
 }

@@ -1,12 +1,12 @@
 //! `LOCK.CANCEL`: from its reply on the owner neither waits for, nor holds, nor will be given the key.
 
 use redis::Value;
-use support::Server;
+use support::{Server, until};
 
 use super::session::{Event, Session, waiting};
-use crate::common::{error, info_number};
+use crate::common::{deadline, error, info_number, unix_millis};
 use crate::speak::{Reply, owners, waiters};
-use crate::waiter::{Speak, Tell, Waiter, assert_held};
+use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held};
 
 const CANCELLED: &str = "CANCELLED LOCK.CANCEL was called for this key, owner and session";
 
@@ -48,6 +48,26 @@ fn one_that_waits() {
     client.order("LOCK.RELEASE key holder");
     assert_eq!(client.say("EXISTS key"), Value::Int(0));
     assert_eq!(info_number(&server, "holdfast", "holdfast_session_waits"), 0);
+}
+
+/// The server has not noticed yet that the lease is over when the hold is given up: its end is not told afterwards.
+#[test]
+fn one_whose_lease_has_just_run_out() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    for (key, more) in [("mutex", "WATCHDOG"), ("many", "EPHEMERAL SHARED")] {
+        session.take(&mut client, &format!("LOCK.ACQUIRE {key} owner LEASE 300 {more}"));
+        let end = deadline(&mut client, key.as_bytes());
+        server.stop();
+        let cancel = [&b"LOCK.CANCEL"[..], key.as_bytes(), b"owner", b"SESSION", session.id.as_bytes()];
+        client.send(&cancel).expect("sent");
+        until(SOON, "the lease is over", || unix_millis() > end + 100);
+        server.cont();
+        client.read().expect("an answer");
+        session.hears_nothing(&mut client);
+        is_given_up(&server, &mut session, key, "owner");
+    }
 }
 
 #[test]

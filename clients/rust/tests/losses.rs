@@ -27,6 +27,20 @@ async fn a_broken_lock_is_told_to_its_holder() {
     }
 }
 
+/// The server watches no hold with a fixed lease, so nobody says why it is gone.
+#[tokio::test]
+async fn a_fixed_lease_that_somebody_broke_is_not_held() {
+    let server = Server::start();
+    let lock = locks(&server).lock("a").lease(Duration::from_secs(100));
+    for renewed in [true, false] {
+        let guard = lock.acquire().await.unwrap().unwrap();
+        let _: i64 = say(&server, "DEL a");
+        let answer = if renewed { guard.renew(Duration::from_secs(50)).await } else { guard.release().await };
+        let error = answer.unwrap_err();
+        assert!(matches!(error, Error::NotHeld { .. }), "{error}");
+    }
+}
+
 #[tokio::test]
 async fn a_release_says_why_also_if_it_comes_first() {
     let server = Server::start();

@@ -31,8 +31,11 @@ fn it_shows_contended_locks_and_looks_into_them() {
     assert_eq!(order(&terminal), "busy also calm");
     assert!(terminal.text().contains("holder-of-busy"));
     assert!(terminal.inverted().contains("busy"), "{}", terminal.inverted());
-    terminal.keys("j");
-    assert!(eventually(SOON, || terminal.inverted().contains("also")), "{}", terminal.inverted());
+    // Down and up, twice each: by letter and by arrow.
+    for (key, chosen) in [("j", "also"), ("\x1b[B", "calm"), ("k", "also"), ("\x1b[A", "busy"), ("j", "also")] {
+        terminal.keys(key);
+        assert!(eventually(SOON, || terminal.inverted().contains(chosen)), "{key:?}: {}", terminal.inverted());
+    }
     terminal.keys("\r");
     terminal.shows("waiter-1-of-also");
     terminal.shows("Esc back");

@@ -21,6 +21,8 @@ def program(server, source, **kwargs):
     head = f"""
         import os, signal, sys, threading, time
         import redis, redis.asyncio, holdfast, holdfast.asyncio
+        # Whoever runs the tests in the background may have it ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         client = redis.Redis(host="127.0.0.1", port={server.port})
     """
     code = textwrap.dedent(head) + textwrap.dedent(source)

@@ -25,7 +25,7 @@ from ._book import Book
 from ._flow import Flow, Node, Reply, Waitable
 from ._hold import Hold
 from ._lock import OWNERS
-from ._redis import POOL_ARGUMENTS, broken, let_go, session_settings
+from ._redis import broken, connected, let_go, session_settings
 from ._requests import FOREVER, Request
 from ._session import SessionState
 
@@ -180,7 +180,7 @@ class Home:
             node.gate.put(None)
 
     def _send(self, node: Node, request: Request) -> tuple[Any, int]:
-        connection = node.server.get_connection(*POOL_ARGUMENTS)
+        connection = connected(node.server)
         sent = 0
 
         def once() -> Any:
@@ -219,7 +219,7 @@ class Home:
         return Posted(node, connection, None)
 
     def _post(self, node: Node, request: Request) -> Any:
-        connection = node.server.get_connection(*POOL_ARGUMENTS)
+        connection = connected(node.server)
         try:
             connection.send_command(*request)
         except BaseException:

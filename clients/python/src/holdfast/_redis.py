@@ -8,7 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from redis import ConnectionPool
-from redis.exceptions import ClusterDownError, ConnectionError, RedisClusterException, RedisError, TimeoutError
+from redis.exceptions import (
+    ClusterDownError,
+    ConnectionError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
 
 # Until 5.2 a pool had to be told the command.
 _NAMED = inspect.signature(ConnectionPool.get_connection).parameters["command_name"].default is inspect.Parameter.empty
@@ -58,6 +65,18 @@ def broken(error: BaseException) -> ConnectionError | None:
     if isinstance(error, (AttributeError, RuntimeError, ValueError, RedisError)):
         return ConnectionError(f"the connection was closed meanwhile: {error}")
     return None
+
+
+def connected(pool: Any) -> Any:
+    """A connection of a pool; one that redis-py closed while it was made is broken like any other."""
+    try:
+        return pool.get_connection(*POOL_ARGUMENTS)
+    except ResponseError:
+        raise
+    except BaseException as error:
+        if (instead := broken(error)) is not None:
+            raise instead from error
+        raise
 
 
 def let_go(descriptor: int) -> None:

@@ -25,6 +25,12 @@ def heeding(flow: Flow[T]) -> Flow[T]:
     return flow if sys.version_info >= (3, 12) else _heeding(flow)
 
 
+async def heeded(step: Awaitable[T]) -> T:
+    """What comes of a step, unless it is cancelled."""
+    result: T = await (step if sys.version_info >= (3, 12) else _heed(step))
+    return result
+
+
 def _heeding(flow: Flow[T]) -> Flow[T]:
     value: Any = None
     error: BaseException | None = None
@@ -41,7 +47,9 @@ def _heeding(flow: Flow[T]) -> Flow[T]:
 
 
 async def _heed(step: Awaitable[Any]) -> Any:
-    task = asyncio.ensure_future(step)
+    task: Any = asyncio.ensure_future(step)
+    # Whoever waits for it here would complain, too, if the loop were closed before its end.
+    task._log_destroy_pending = False
     waiter = task.get_loop().create_future()
 
     def wake(_: asyncio.Future[Any]) -> None:

@@ -24,6 +24,7 @@ from .._hold import Hold
 from .._redis import POOL_ARGUMENTS, broken, let_go, session_settings
 from .._requests import FOREVER, Request
 from .._session import SessionState
+from ._heed import heeded, heeding
 
 logger = logging.getLogger("holdfast")
 
@@ -314,7 +315,7 @@ class Home:
     async def _read(self, session: Session) -> None:
         try:
             while not session.ended:
-                moved = self.book.tell(session, await session.next_events())
+                moved = self.book.tell(session, await heeded(session.next_events()))
                 if moved:
                     self.start(None, flows.carry(self, moved))
         except asyncio.CancelledError:
@@ -331,7 +332,7 @@ class Home:
 
     async def _quietly(self, flow: Flow[None]) -> None:
         try:
-            await run(flow)
+            await run(heeding(flow))
         except ReferenceError:
             logger.debug("the client ended while something was done in the background")
         except RedisError as error:

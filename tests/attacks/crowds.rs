@@ -140,7 +140,7 @@ fn what_was_read_but_never_sent_is_taken_back_all_of_it() {
     // The server reads the request, and finds only when it replies that nobody is there any more.
     server.stop();
     session.post("LOCK.NEXT");
-    session.reset();
+    session.reset_and_arrive();
     server.cont();
     until(SOON, "all are taken back", || viewer.say("DBSIZE") == Value::Int(0));
 }
@@ -161,7 +161,7 @@ fn waits_that_follow_one_another_on_a_connection_that_is_gone_hold_nothing() {
         server.stop();
         let releases = lines_of("LOCK.RELEASE key:# holder", WAITS);
         viewer.tell(&releases.iter().map(String::as_str).collect::<Vec<_>>());
-        client.reset();
+        client.reset_and_arrive();
         server.cont();
         for _ in 0..WAITS {
             assert_eq!(arrives(&mut viewer), Value::Int(0));

@@ -1,13 +1,14 @@
 //! A bare TCP client: sees every byte, waits only when told to, and can go as rudely as clients do.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, SocketAddrV4, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use redis::Value;
 
 use crate::resp::{Replies, encode};
+use crate::until::until;
 
 /// How long [`Raw::read`] waits: long enough for every wait in a test, short enough to fail one that hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -188,6 +189,15 @@ impl Raw {
         assert_eq!(result, 0, "SO_LINGER: {}", io::Error::last_os_error());
     }
 
+    /// The same, and returns when the end of the connection has arrived at the other side: on a busy machine that may take
+    /// a moment, also from one process to another.
+    #[track_caller]
+    pub fn reset_and_arrive(self) {
+        let (own, other) = (self.local_addr(), self.stream.peer_addr().expect("it is connected"));
+        self.reset();
+        until(Duration::from_secs(10), "the end of the connection has arrived", || !is_established(other, own));
+    }
+
     /// Reads once, waiting for at most `patience`; false if nothing came.
     fn receive(&mut self, patience: Duration) -> io::Result<bool> {
         if patience.is_zero() {
@@ -211,5 +221,32 @@ impl Raw {
             Err(error) if error.kind() == ErrorKind::Interrupted => Ok(true),
             Err(error) => Err(error),
         }
+    }
+}
+
+/// Whether this machine's kernel takes the connection for open, seen from the end with the address `own`.
+fn is_established(own: SocketAddr, other: SocketAddr) -> bool {
+    const ESTABLISHED: &str = "01";
+    let (SocketAddr::V4(own), SocketAddr::V4(other)) = (own, other) else { return false };
+    let shown = |of: SocketAddrV4| format!("{:08X}:{:04X}", u32::from_ne_bytes(of.ip().octets()), of.port());
+    let line = format!("{} {} {ESTABLISHED} ", shown(own), shown(other));
+    std::fs::read_to_string("/proc/net/tcp").is_ok_and(|table| table.contains(&line))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn a_reset_arrives() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let raw = Raw::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut there, own) = listener.accept().unwrap();
+        let other = there.local_addr().unwrap();
+        assert!(is_established(other, own));
+        raw.reset_and_arrive();
+        assert!(!is_established(other, own));
+        assert_eq!(there.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset);
     }
 }

@@ -2,12 +2,19 @@ import asyncio
 import itertools
 
 import pytest
+import redis
 
 from kinds import Tasks, Threads
 from proxy import Proxy
 from servers import Cluster, Sentinels, Server
 
 _names = itertools.count(1)
+
+
+def pytest_configure(config):
+    # Before version 8, redis-py leaves the connections of a cluster's nodes that it replaces to the garbage collector.
+    if int(redis.VERSION[0]) < 8:
+        config.addinivalue_line("filterwarnings", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """A cluster: a session for each node that is used, and slots that move."""
 
 import asyncio
-import contextlib
 import time
 
 import pytest
@@ -12,10 +11,6 @@ import holdfast
 import holdfast.asyncio
 from servers import HOST, Cluster, holder, until, waiters
 from test_lock import in_thread, takes_turns
-
-# Before version 8, redis-py leaves the connections of nodes that it replaces to the garbage collector.
-_LEFT = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-pytestmark = [_LEFT] if redis.VERSION[0] < 8 else []
 
 
 @pytest.fixture
@@ -141,15 +136,16 @@ def test_a_master_dies(kind, name):
         cluster.close()
 
 
+@pytest.mark.skipif(
+    5 < int(redis.VERSION[0]) < 8, reason="redis-py 6 and 7 stumble themselves over connections that they close there"
+)
 def test_requests_of_threads_while_the_client_reads_the_topology_anew(cluster, name):
     client = cluster.client()
     lock = holdfast.Lock(client, name, thread_local=False)
     lock.acquire()
     joins = [in_thread(lambda: [lock.owned() for _ in range(40)]) for _ in range(4)]
     for _ in range(20):
-        # Before version 8, redis-py itself stumbles over connections that it closes there while they are in use.
-        with contextlib.suppress(redis.exceptions.RedisClusterException):
-            client.nodes_manager.initialize()
+        client.nodes_manager.initialize()
     assert [join() for join in joins] == [[True] * 40] * 4
     lock.release()
 

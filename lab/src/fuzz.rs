@@ -5,6 +5,7 @@
 mod almost;
 mod burden;
 pub mod copies;
+mod mixed;
 mod outcome;
 mod replies;
 mod requests;
@@ -102,7 +103,7 @@ fn requests_wanted() -> u64 {
 
 fn once(program: &Path, seed: u64, requests: u64) -> Outcome {
     let mut outcome = Outcome::default();
-    let databases = requests::DATABASES.to_string();
+    let databases = (mixed::DATABASE + 1).to_string();
     let server = || Server::builder().program(program).arg("databases", &databases);
     let master = server()
         .arg("repl-diskless-sync-delay", "0")
@@ -155,7 +156,15 @@ fn once(program: &Path, seed: u64, requests: u64) -> Outcome {
         return outcome;
     }
     outcome.reached = reached(&master);
-    outcome.reached.push(("forbidden", outcome.forbidden as i64));
+    let mixed::Played { asked, told, cancelled, ended } = outcome.played;
+    let others = [
+        ("forbidden", outcome.forbidden),
+        ("asked in mixed queues", asked),
+        ("events told there", told),
+        ("cancelled there", cancelled),
+        ("sessions ended there", ended),
+    ];
+    outcome.reached.extend(others.map(|(what, times)| (what, times as i64)));
     if requests >= REQUESTS / 10
         && let Some((what, _)) = outcome.reached.iter().find(|(_, times)| *times == 0)
     {
@@ -194,7 +203,8 @@ fn reached(master: &Server) -> Vec<(&'static str, i64)> {
 
 /// With all connections gone, nobody may wait or be tied.
 fn everybody_gone(master: &Server) -> Result<(), String> {
-    const NOW: [&str; 4] = ["waiters", "contended_locks", "tied_holds", "confirming"];
+    const NOW: [&str; 7] =
+        ["waiters", "contended_locks", "tied_holds", "confirming", "sessions", "session_waits", "unread_events"];
     let mut connection = master.client().get_connection().map_err(|error| error.to_string())?;
     match NOW.into_iter().find(|of| !eventually(Duration::from_secs(5), || holdfast(&mut connection, of) == 0)) {
         Some(of) => Err(format!("all connections are closed, yet {of} does not go down to 0")),
@@ -216,6 +226,7 @@ fn storm(master: &Server, seed: u64, requests: u64) -> Outcome {
         let watch = scope.spawn(|| Watch::over(address, master.pid(), &stop));
         // That its connections end early is nothing that is promised.
         let burden = scope.spawn(|| burden::bear(address, seed, &stop));
+        let player = scope.spawn(|| mixed::play(address, seed, &stop));
         let senders: Vec<_> = (0..CONNECTIONS)
             .map(|number| {
                 let clients = &clients;
@@ -233,6 +244,13 @@ fn storm(master: &Server, seed: u64, requests: u64) -> Outcome {
         }
         stop.store(true, Ordering::Relaxed);
         let _ = burden.join();
+        match player.join() {
+            Ok((played, verdict)) => {
+                outcome.played.add(played);
+                outcome.violations.extend(verdict.err());
+            }
+            Err(_) => outcome.violations.push("the player of the mixed queues panicked".into()),
+        }
         outcome.watch.add(watch.join().unwrap_or_default());
     });
     outcome

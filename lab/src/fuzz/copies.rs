@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{Connection, RedisResult, Value};
 use support::{Server, eventually};
 
-use super::requests::DATABASES;
+use super::mixed;
 
 /// How long copies may take to become equal once nobody sends any more.
 const SOON: Duration = Duration::from_secs(20);
@@ -95,7 +95,7 @@ fn offset(connection: &mut Connection, name: &str) -> RedisResult<Option<i64>> {
 fn contents(connection: &mut Connection) -> RedisResult<Contents> {
     let digest = redis::cmd("DEBUG").arg("DIGEST").query(connection)?;
     let mut deadlines = BTreeMap::new();
-    for database in 0..DATABASES {
+    for database in 0..=mixed::DATABASE {
         redis::cmd("SELECT").arg(database).exec(connection)?;
         let keys: Vec<Vec<u8>> = redis::cmd("KEYS").arg("*").query(connection)?;
         for key in keys {

@@ -1,5 +1,6 @@
 //! What a run has done and seen.
 
+use super::mixed::Played;
 use super::watch::Watch;
 
 /// What was done and seen.
@@ -13,6 +14,8 @@ pub struct Outcome {
     pub dropped: u64,
     /// Requests that their user had no right to.
     pub forbidden: u64,
+    /// What was done in the mixed queues.
+    pub played: Played,
     /// What somebody else on the server saw.
     pub watch: Watch,
     /// How often replicas were compared with their master.
@@ -32,6 +35,7 @@ impl Outcome {
         self.garbage += other.garbage;
         self.dropped += other.dropped;
         self.forbidden += other.forbidden;
+        self.played.add(other.played);
         self.watch.add(other.watch);
         self.compared += other.compared;
         self.violations.extend(other.violations);

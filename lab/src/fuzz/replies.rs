@@ -8,12 +8,16 @@ use super::requests::{DATABASES, local_key};
 pub fn not_in_protocol(name: &[u8], reply: &Value) -> Result<(), String> {
     use Value::{Array, BulkString, Int, Map, Nil, ServerError};
     let allowed = match name {
-        b"LOCK.ACQUIRE" | b"LOCK.MACQUIRE" | b"LOCK.RENEW" => matches!(reply, Nil) || matches!(reply, Int(1..)),
+        b"LOCK.ACQUIRE" | b"LOCK.MACQUIRE" | b"LOCK.RENEW" => {
+            matches!(reply, Nil) || matches!(reply, Int(1..)) || is_waiting(reply)
+        }
+        b"LOCK.NEXT" => matches!(reply, Nil | Array(_)),
+        b"LOCK.CANCEL" => matches!(reply, Int(0 | 1)),
         b"LOCK.RELEASE" => matches!(reply, Nil | Int(0..)),
         b"LOCK.FORCE" => matches!(reply, Int(0..)),
         b"LOCK.INFO" => matches!(reply, Nil | Array(_) | Map(_)),
         // While it waits for replicas, CLIENT UNBLOCK makes it null.
-        b"LOCK.MRENEW" => matches!(reply, Nil | Array(_)),
+        b"LOCK.MRENEW" => matches!(reply, Nil | Array(_)) || is_waiting(reply),
         b"LOCK.MRELEASE" | b"LOCK.WAITERS" | b"LOCK.TOP" | b"LOCK.HELP" => matches!(reply, Array(_)),
         b"LOCK.OWNER" => matches!(reply, BulkString(_)),
         _ => true,
@@ -24,9 +28,14 @@ pub fn not_in_protocol(name: &[u8], reply: &Value) -> Result<(), String> {
     Err(format!("{} replied {reply:?}", String::from_utf8_lossy(name)))
 }
 
+/// On behalf of a session.
+fn is_waiting(reply: &Value) -> bool {
+    matches!(reply, Value::SimpleString(word) if word == "WAITING")
+}
+
 /// That every error begins with a code that clients know.
 pub fn unknown_error(reply: &Value) -> Result<(), String> {
-    const CODES: [&str; 10] = [
+    const CODES: [&str; 12] = [
         "ERR",
         "WRONGTYPE",
         "DEADLOCK",
@@ -37,6 +46,8 @@ pub fn unknown_error(reply: &Value) -> Result<(), String> {
         "OOM",
         "NOSCRIPT",
         "NOPERM",
+        "NOSESSION",
+        "CANCELLED",
     ];
     let known = |error: &String| CODES.contains(&error.split(' ').next().unwrap_or_default());
     match errors(reply).into_iter().find(|error| !known(error)) {

@@ -43,11 +43,14 @@ pub struct Requests {
     owners: Vec<Vec<u8>>,
     tokens: VecDeque<i64>,
     clients: Vec<i64>,
+    /// What the ids of sessions begin with, and the one of the connection that the requests go over.
+    run: String,
+    own: i64,
     /// Where the connection is that the requests go to.
     database: u32,
 }
 
-const LOCK_COMMANDS: [&str; 11] = [
+const LOCK_COMMANDS: [&str; 13] = [
     "LOCK.ACQUIRE",
     "LOCK.RELEASE",
     "LOCK.RENEW",
@@ -59,10 +62,26 @@ const LOCK_COMMANDS: [&str; 11] = [
     "LOCK.WAITERS",
     "LOCK.TOP",
     "LOCK.OWNER",
+    "LOCK.NEXT",
+    "LOCK.CANCEL",
 ];
 
-const OPTIONS: [&str; 11] =
-    ["LEASE", "WAIT", "LIMIT", "SHARED", "HOLDS", "ALL", "TOKEN", "WATCHDOG", "EPHEMERAL", "REPLICAS", "COUNT"];
+const OPTIONS: [&str; 14] = [
+    "LEASE",
+    "WAIT",
+    "LIMIT",
+    "SHARED",
+    "HOLDS",
+    "ALL",
+    "TOKEN",
+    "WATCHDOG",
+    "EPHEMERAL",
+    "REPLICAS",
+    "COUNT",
+    "SESSION",
+    "FENCE",
+    "ALIVE",
+];
 
 /// Numbers at the edges, and things that are none.
 const ODD_NUMBERS: [&str; 14] = [
@@ -103,7 +122,8 @@ impl Requests {
         owners.extend([b"*".to_vec(), b"{o}\0%n\r\n".to_vec(), vec![0xf0, 0x28]]);
         owners.push(bytes(&mut rng, 512, 512).into_iter().map(|b| b | 1).collect());
         owners.iter_mut().filter(|owner| owner.first() == Some(&b'#')).for_each(|owner| owner[0] = b'x');
-        Requests { rng, keys, owners, tokens: VecDeque::new(), clients: Vec::new(), database: 0 }
+        let (tokens, clients, run) = (VecDeque::new(), Vec::new(), String::new());
+        Requests { rng, keys, owners, tokens, clients, run, own: 0, database: 0 }
     }
 
     /// A new connection is in this database.
@@ -123,6 +143,14 @@ impl Requests {
     /// Ids of connections that may be unblocked or killed.
     pub fn learn_clients(&mut self, clients: Vec<i64>) {
         self.clients = clients;
+    }
+
+    /// The connection that the requests go over from now on, as `LOCK.OWNER` names it.
+    pub fn learn_session(&mut self, session: &str) {
+        if let Some((run, own)) = session.rsplit_once(':') {
+            self.run = run.to_owned();
+            self.own = own.parse().unwrap_or(0);
+        }
     }
 
     /// What a connection sends next: a request, or several that belong together as `MULTI` … `EXEC`.
@@ -214,7 +242,20 @@ impl Requests {
     fn sensible(&mut self, place: Place) -> Words {
         match self.rng.u32(..100) {
             0..36 => self.acquire(place),
-            36..58 => self.release(),
+            36..40 => {
+                let mut request = words(&["LOCK.NEXT"]);
+                self.option(&mut request, 3, "COUNT", 1, 5);
+                if self.rng.u32(..4) == 0 {
+                    request.push(self.any_case("ALIVE"));
+                }
+                request
+            }
+            40..43 => {
+                let mut request = vec![b"LOCK.CANCEL".to_vec(), self.key(), self.owner()];
+                self.session(&mut request, 2);
+                request
+            }
+            43..58 => self.release(),
             58..68 => self.renew(),
             68..70 => vec![b"LOCK.FORCE".to_vec(), self.key()],
             70..82 => self.macquire(place),
@@ -247,6 +288,7 @@ impl Requests {
         }
         self.option(&mut request, 5, "HOLDS", 1, 4);
         self.ties(&mut request, place);
+        self.session(&mut request, 4);
         request
     }
 
@@ -269,6 +311,13 @@ impl Requests {
         self.lease(&mut request);
         self.token(&mut request);
         self.ties(&mut request, Place::Batch);
+        self.session(&mut request, 4);
+        if self.rng.u32(..12) == 0
+            && let Some(token) = self.rng.choice(self.tokens.iter()).copied()
+        {
+            request.push(b"FENCE".to_vec());
+            request.push((token + self.rng.i64(0..1_000_000)).to_string().into_bytes());
+        }
         request
     }
 
@@ -278,6 +327,7 @@ impl Requests {
         self.wait(&mut request, place);
         self.option(&mut request, 5, "HOLDS", 1, 4);
         self.ties(&mut request, place);
+        self.session(&mut request, 4);
         request
     }
 
@@ -295,6 +345,7 @@ impl Requests {
         self.lease(&mut request);
         self.token(&mut request);
         self.ties(&mut request, Place::Batch);
+        self.session(&mut request, 4);
         request
     }
 
@@ -385,8 +436,8 @@ impl Requests {
             770..790 => with("PTTL", vec![]),
             790..795 => words(&["SWAPDB", "0", "1"]),
             // Redis 8.0.2 fails an assertion of its own when CLIENT UNBLOCK meets a client in a FLUSHALL that blocks it.
-            795..797 => words(&["FLUSHDB", "ASYNC"]),
-            797 => words(&["FLUSHALL", "ASYNC"]),
+            // FLUSHALL itself comes from where its consequences are known: from the player of the mixed queues.
+            795..798 => words(&["FLUSHDB", "ASYNC"]),
             798..850 => self.configuration(),
             850..870 => words(&["INFO", "holdfast"]),
             870..880 => words(&["COMMAND", "DOCS", "lock.acquire"]),
@@ -480,6 +531,15 @@ impl Requests {
         }
         let one_in = if place == Place::NoBlocking { 12 } else { 40 };
         self.option(request, one_in, "REPLICAS", 0, 4);
+    }
+
+    /// One time in `one_in`, on behalf of a session: mostly of the connection itself, now and then of another one.
+    fn session(&mut self, request: &mut Words, one_in: u32) {
+        if self.rng.u32(..one_in) == 0 {
+            let client = if self.rng.u32(..3) > 0 { self.own.to_string() } else { self.client() };
+            request.push(self.any_case("SESSION"));
+            request.push(format!("{}:{client}", self.run).into_bytes());
+        }
     }
 
     fn token(&mut self, request: &mut Words) {

@@ -1,0 +1,615 @@
+//! Mixed queues: sessions and clients that block wait for the same locks, in a database of their own. Whatever becomes of a
+//! request is compared with what may become of it.
+//!
+//! The others send at random, and nobody knows what is right there but what is always wrong. Here one player sends
+//! everything, on many connections at a time, so that it knows who may hold and what has to be told.
+
+mod ledger;
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use support::Raw;
+use support::resp::{self, Value, encode};
+
+use super::requests::DATABASES;
+use ledger::{Ask, Ledger, Seen, Step, text};
+
+/// Where the locks are: no other request goes there.
+pub const DATABASE: u32 = DATABASES;
+
+/// Locks with one holder, or any number of readers.
+const LOCKS: [&str; 3] = ["mixed:0", "mixed:1", "mixed:2"];
+/// A lock with places.
+const PLACES: &str = "mixed:places";
+/// How many.
+const LIMIT: &str = "3";
+/// A lease that outlasts what is done with the hold, in milliseconds: as long as any setting of the others allows.
+const LEASE: &str = "40000";
+
+/// Another user than the others, who may do the same.
+const USER: &str = "blue";
+const SESSIONS: usize = 4;
+const BLOCKERS: usize = 5;
+const CALLERS: usize = 4;
+/// Holds that are given back before new locks are asked for.
+const HOLDS: usize = 8;
+/// Requests that may still be cancelled, or sent again after that.
+const RECENT: usize = 16;
+/// How long a reply may take, and an event that is due.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What was done in the mixed queues.
+#[derive(Clone, Copy, Default)]
+pub struct Played {
+    /// Requests for locks.
+    pub asked: u64,
+    /// Events that were read.
+    pub told: u64,
+    /// Requests that were cancelled.
+    pub cancelled: u64,
+    /// Sessions that were ended.
+    pub ended: u64,
+}
+
+impl Played {
+    /// Adds what was done at another time.
+    pub fn add(&mut self, other: Played) {
+        self.asked += other.asked;
+        self.told += other.told;
+        self.cancelled += other.cancelled;
+        self.ended += other.ended;
+    }
+}
+
+/// Plays until it is told to stop; then waits until all that is due has been told. Why it ended early, if it did.
+pub fn play(address: SocketAddr, seed: u64, stop: &AtomicBool) -> (Played, Result<(), String>) {
+    let mut player = match Player::new(address, seed) {
+        Ok(player) => player,
+        Err(error) => return (Played::default(), Err(format!("mixed queues: {error}"))),
+    };
+    let verdict = player.play(stop);
+    player.played.told = player.ledger.told;
+    let why = |Wrong(why)| format!("mixed queues, step {}: {why}", player.step);
+    (player.played, verdict.map_err(why))
+}
+
+/// Something that must not be.
+struct Wrong(String);
+
+impl From<String> for Wrong {
+    fn from(why: String) -> Self {
+        Self(why)
+    }
+}
+
+impl From<io::Error> for Wrong {
+    fn from(error: io::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+struct Session {
+    raw: Raw,
+    name: u64,
+    id: String,
+    client: i64,
+    is_of_user: bool,
+    /// When it asked for events, if it has not been answered yet.
+    asked: Option<Step>,
+}
+
+struct Blocker {
+    raw: Raw,
+    name: u64,
+    client: i64,
+    waits: Option<usize>,
+}
+
+struct Caller {
+    raw: Raw,
+    is_of_user: bool,
+}
+
+/// What a caller has sent.
+enum Sent {
+    Ask(usize),
+    Cancel(usize),
+    Return(usize),
+    /// The reply must be an error with this code.
+    Refused(&'static str),
+    Any,
+}
+
+struct Player {
+    address: SocketAddr,
+    rng: Rng,
+    ledger: Ledger,
+    step: Step,
+    names: u64,
+    callers: Vec<Caller>,
+    sessions: Vec<Session>,
+    blockers: Vec<Blocker>,
+    /// The newest requests of sessions.
+    recent: VecDeque<(usize, u64, String)>,
+    /// Those that were cancelled, to be sent once more.
+    late: VecDeque<(u64, String)>,
+    /// A session that is no more.
+    former: Option<String>,
+    /// Locks that are being disturbed.
+    disturbed: Vec<&'static str>,
+    played: Played,
+}
+
+impl Player {
+    fn new(address: SocketAddr, seed: u64) -> io::Result<Player> {
+        let mut raw = connect(address, false)?;
+        let make = ["ACL", "SETUSER", USER, "reset", "on", ">blue", "~*", "&*", "+@all"];
+        raw.send_bytes(&encode([make]))?;
+        reply(&mut raw)?;
+        // What is left of an earlier player.
+        ask(&mut raw, &format!("DEL {} {PLACES}", LOCKS.join(" ")))?;
+        let callers = (0..CALLERS).map(|number| {
+            let is_of_user = number == CALLERS - 1;
+            Ok(Caller { raw: connect(address, is_of_user)?, is_of_user })
+        });
+        let mut player = Player {
+            address,
+            rng: Rng::with_seed(seed),
+            ledger: Ledger::default(),
+            step: 0,
+            names: 0,
+            callers: callers.collect::<io::Result<_>>()?,
+            sessions: Vec::new(),
+            blockers: Vec::new(),
+            recent: VecDeque::new(),
+            late: VecDeque::new(),
+            former: None,
+            disturbed: Vec::new(),
+            played: Played::default(),
+        };
+        for number in 0..SESSIONS {
+            let session = player.session(number == SESSIONS - 1)?;
+            player.sessions.push(session);
+        }
+        for _ in 0..BLOCKERS {
+            let blocker = player.blocker()?;
+            player.blockers.push(blocker);
+        }
+        Ok(player)
+    }
+
+    fn session(&mut self, is_of_user: bool) -> io::Result<Session> {
+        let mut raw = connect(self.address, is_of_user)?;
+        let id = resp::text(&ask(&mut raw, "LOCK.OWNER")?)?;
+        let client = resp::int(&ask(&mut raw, "CLIENT ID")?)?;
+        Ok(Session { raw, name: self.name(), id, client, is_of_user, asked: None })
+    }
+
+    fn blocker(&mut self) -> io::Result<Blocker> {
+        let mut raw = connect(self.address, false)?;
+        let client = resp::int(&ask(&mut raw, "CLIENT ID")?)?;
+        Ok(Blocker { raw, name: self.name(), client, waits: None })
+    }
+
+    fn name(&mut self) -> u64 {
+        self.names += 1;
+        self.names
+    }
+
+    fn play(&mut self, stop: &AtomicBool) -> Result<(), Wrong> {
+        while !stop.load(Ordering::Relaxed) {
+            self.turn()?;
+            if self.rng.u32(..4) == 0 {
+                self.look()?;
+            }
+            match self.rng.u32(..120) {
+                0 => self.end_session()?,
+                1 => self.end_blocker()?,
+                _ => {}
+            }
+        }
+        self.finish()
+    }
+
+    /// Everybody sends something, and then the replies are read: so the requests of a turn meet on the server.
+    fn turn(&mut self) -> Result<(), Wrong> {
+        self.step += 1;
+        let mut sent = Vec::new();
+        for caller in 0..self.callers.len() {
+            for (line, what) in self.call(caller) {
+                self.callers[caller].raw.send_bytes(&request(&line))?;
+                sent.push((caller, what));
+            }
+        }
+        self.sessions_ask()?;
+        self.blockers_ask()?;
+        for key in std::mem::take(&mut self.disturbed) {
+            self.ledger.make_frail(|ask| ask.keys.contains(&key));
+        }
+        for (caller, what) in sent {
+            let reply = reply(&mut self.callers[caller].raw)?;
+            self.answered(what, &reply)?;
+        }
+        self.hear()
+    }
+
+    /// What a caller sends: mostly one request.
+    fn call(&mut self, caller: usize) -> Vec<(String, Sent)> {
+        let is_of_user = self.callers[caller].is_of_user;
+        let held = self.held();
+        if held.len() > HOLDS || !held.is_empty() && self.rng.u32(..3) == 0 {
+            return vec![self.give_back(&held)];
+        }
+        match self.rng.u32(..100) {
+            0..50 => self.ask_for_session(is_of_user),
+            50..75 => self.cancel(is_of_user).into_iter().collect(),
+            75..80 => {
+                let late = self.late.pop_front().filter(|(session, _)| self.alive(*session, is_of_user).is_some());
+                late.into_iter().map(|(_, line)| (line, Sent::Refused("CANCELLED"))).collect()
+            }
+            80..83 => {
+                let other = self.sessions.iter().find(|session| session.is_of_user != is_of_user);
+                let line = other.map(|other| format!("LOCK.ACQUIRE {PLACES} stranger WAIT 0 SESSION {}", other.id));
+                line.into_iter().map(|line| (line, Sent::Refused("NOPERM"))).collect()
+            }
+            83..86 => {
+                let line = self.former.take().map(|id| format!("LOCK.CANCEL {PLACES} stranger SESSION {id}"));
+                line.into_iter().map(|line| (line, Sent::Refused("NOSESSION"))).collect()
+            }
+            86..90 => vec![self.disturb()],
+            _ => vec![],
+        }
+    }
+
+    /// Requests that were granted, and whose owners have not begun to give back what they have.
+    fn held(&mut self) -> Vec<usize> {
+        let live: Vec<usize> = self.ledger.live.iter().copied().collect();
+        live.into_iter()
+            .filter(|number| {
+                let ask = self.ledger.get(*number);
+                ask.token.is_some() && !ask.returned && !ask.cancelled
+            })
+            .collect()
+    }
+
+    fn give_back(&mut self, held: &[usize]) -> (String, Sent) {
+        let number = if self.rng.bool() { held[0] } else { held[self.rng.usize(..held.len())] };
+        let with_token = self.rng.bool();
+        let ask = self.ledger.get(number);
+        ask.returned = true;
+        let token = ask.token.filter(|_| with_token).map_or(String::new(), |token| format!(" TOKEN {token}"));
+        let line = match &ask.keys[..] {
+            [key] => format!("LOCK.RELEASE {key} w{number}{token}"),
+            keys => format!("LOCK.MRELEASE {} {} w{number}{token}", keys.len(), keys.join(" ")),
+        };
+        (line, Sent::Return(number))
+    }
+
+    fn alive(&self, session: u64, is_of_user: bool) -> Option<&Session> {
+        self.sessions.iter().find(|it| it.name == session && it.is_of_user == is_of_user)
+    }
+
+    fn ask_for_session(&mut self, is_of_user: bool) -> Vec<(String, Sent)> {
+        let of_user: Vec<usize> =
+            (0..self.sessions.len()).filter(|it| self.sessions[*it].is_of_user == is_of_user).collect();
+        let session = of_user[self.rng.usize(..of_user.len())];
+        let (line, number) = self.ask_on_behalf(session);
+        let mut requests = vec![(line, Sent::Ask(number))];
+        // Cancelled before it is asked for, or right behind that.
+        match self.rng.u32(..10) {
+            0 => requests.insert(0, self.cancel_one(number)),
+            1 => requests.push(self.cancel_one(number)),
+            _ => {}
+        }
+        requests
+    }
+
+    fn ask_on_behalf(&mut self, session: usize) -> (String, usize) {
+        let (name, id) = (self.sessions[session].name, self.sessions[session].id.clone());
+        let (line, ask) = self.any_request();
+        let number = self.ledger.ask(Ask { session: Some(name), ..ask });
+        let line = format!("{} SESSION {id}", line.replace('#', &format!("w{number}")));
+        if self.recent.len() == RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back((number, name, line.clone()));
+        (line, number)
+    }
+
+    /// A request under the owner `#`.
+    fn any_request(&mut self) -> (String, Ask) {
+        self.played.asked += 1;
+        let lock = LOCKS[self.rng.usize(..LOCKS.len())];
+        let (mut line, keys) = match self.rng.u32(..10) {
+            0..4 => (format!("LOCK.ACQUIRE {lock} #"), vec![lock]),
+            4..6 => (format!("LOCK.ACQUIRE {lock} # SHARED"), vec![lock]),
+            6..8 => (format!("LOCK.ACQUIRE {PLACES} # LIMIT {LIMIT}"), vec![PLACES]),
+            _ => {
+                let count = self.rng.usize(2..=LOCKS.len());
+                let mut keys = self.rng.choose_multiple(LOCKS, count);
+                self.rng.shuffle(&mut keys);
+                (format!("LOCK.MACQUIRE {count} {} #", keys.join(" ")), keys)
+            }
+        };
+        let frail = self.rng.u32(..4) == 0;
+        let lease = if frail { self.rng.u32(5..40).to_string() } else { LEASE.into() };
+        line += &format!(" LEASE {lease}");
+        for option in [" WATCHDOG", " EPHEMERAL"] {
+            if self.rng.u32(..4) == 0 {
+                line += option;
+            }
+        }
+        if self.rng.u32(..12) == 0 {
+            line += " REPLICAS 1";
+        }
+        let endless = self.rng.u32(..5) == 0;
+        if endless {
+            line += " WAIT 0";
+        } else if self.rng.u32(..8) > 0 {
+            line += &format!(" WAIT {}", self.rng.u32(1..60));
+        }
+        (line, Ask { keys, endless, frail, ..Ask::default() })
+    }
+
+    fn cancel(&mut self, is_of_user: bool) -> Option<(String, Sent)> {
+        let may = |(number, session, _): &&(usize, u64, String)| {
+            self.ledger.live.contains(number) && self.alive(*session, is_of_user).is_some()
+        };
+        let numbers: Vec<usize> = self.recent.iter().filter(may).map(|(number, ..)| *number).collect();
+        let number = self.rng.choice(numbers)?;
+        Some(self.cancel_one(number))
+    }
+
+    fn cancel_one(&mut self, number: usize) -> (String, Sent) {
+        self.played.cancelled += 1;
+        let ask = self.ledger.get(number);
+        ask.cancelled = true;
+        let (key, session) = (ask.keys[self.rng.usize(..ask.keys.len())], ask.session);
+        let id = self.sessions.iter().find(|it| Some(it.name) == session).map_or("", |it| it.id.as_str());
+        (format!("LOCK.CANCEL {key} w{number} SESSION {id}"), Sent::Cancel(number))
+    }
+
+    /// What other clients do.
+    fn disturb(&mut self) -> (String, Sent) {
+        let lock = [LOCKS[0], LOCKS[1], LOCKS[2], PLACES][self.rng.usize(..4)];
+        let line = match self.rng.u32(..12) {
+            0 => {
+                self.disturbed.extend([&LOCKS[..], &[PLACES]].concat());
+                return ("FLUSHALL ASYNC".into(), Sent::Any);
+            }
+            1..5 => format!("LOCK.FORCE {lock}"),
+            5..8 => format!("DEL {lock}"),
+            _ => format!("PEXPIRE {lock} {}", self.rng.u32(1..30)),
+        };
+        self.disturbed.push(lock);
+        (line, Sent::Any)
+    }
+
+    fn sessions_ask(&mut self) -> Result<(), Wrong> {
+        for index in 0..self.sessions.len() {
+            if self.sessions[index].asked.is_some() {
+                continue;
+            }
+            let count = if self.rng.u32(..4) == 0 { format!(" COUNT {}", self.rng.u32(1..4)) } else { String::new() };
+            let line = match self.rng.u32(..12) {
+                0..3 => format!("LOCK.NEXT{count}"),
+                3..5 => format!("LOCK.NEXT WAIT {}{count}", self.rng.u32(1..20)),
+                5 => format!("LOCK.NEXT WAIT 0{count}"),
+                6 => {
+                    // On the session's own connection.
+                    let (line, number) = self.ask_on_behalf(index);
+                    let reply = ask(&mut self.sessions[index].raw, &line)?;
+                    self.ledger.answered(number, &reply, self.step)?;
+                    continue;
+                }
+                _ => continue,
+            };
+            self.sessions[index].raw.send_bytes(&request(&line))?;
+            self.sessions[index].asked = Some(self.step);
+        }
+        Ok(())
+    }
+
+    fn blockers_ask(&mut self) -> Result<(), Wrong> {
+        for index in 0..self.blockers.len() {
+            if self.blockers[index].waits.is_none() && self.rng.u32(..4) == 0 {
+                let (line, ask) = self.any_request();
+                let number = self.ledger.ask(Ask { blocker: Some(self.blockers[index].name), ..ask });
+                self.blockers[index].raw.send_bytes(&request(&line.replace('#', &format!("w{number}"))))?;
+                self.blockers[index].waits = Some(number);
+            }
+        }
+        Ok(())
+    }
+
+    fn answered(&mut self, what: Sent, reply: &Value) -> Result<(), Wrong> {
+        let error = resp::error(reply).unwrap_or_default();
+        match (what, reply) {
+            (Sent::Ask(number), _) => self.ledger.answered(number, reply, self.step)?,
+            (Sent::Return(number), Value::Array(left)) => self.ledger.gave_back(number, left, self.step)?,
+            (Sent::Return(number), left) => self.ledger.gave_back(number, std::slice::from_ref(left), self.step)?,
+            (Sent::Cancel(number), Value::Int(0 | 1)) => {
+                self.ledger.over(number, self.step);
+                let line = self.recent.iter().find(|(recent, ..)| *recent == number);
+                self.late.extend(line.map(|(_, session, line)| (*session, line.clone())));
+                self.late.truncate(RECENT);
+            }
+            (Sent::Refused(code), _) if error.starts_with(code) => {}
+            (Sent::Any, _) if error.is_empty() => {}
+            (Sent::Cancel(number), _) => return Err(format!("the cancel of w{number} was answered {reply:?}").into()),
+            (Sent::Refused(code), _) => return Err(format!("{code} was due, and the answer is {reply:?}").into()),
+            _ => return Err(format!("the answer is {reply:?}").into()),
+        }
+        Ok(())
+    }
+
+    /// Reads what has arrived by itself.
+    fn hear(&mut self) -> Result<(), Wrong> {
+        for index in 0..self.sessions.len() {
+            let session = &mut self.sessions[index];
+            let Some(asked) = session.asked else { continue };
+            let Some(reply) = session.raw.read_timeout(Duration::ZERO)? else { continue };
+            (session.asked, self.step) = (None, self.step + 1);
+            let name = session.name;
+            self.read_events(name, asked, &reply)?;
+        }
+        for index in 0..self.blockers.len() {
+            let Some(number) = self.blockers[index].waits else { continue };
+            let Some(reply) = self.blockers[index].raw.read_timeout(Duration::ZERO)? else { continue };
+            self.blockers[index].waits = None;
+            self.ledger.answered(number, &reply, self.step)?;
+        }
+        Ok(())
+    }
+
+    fn read_events(&mut self, session: u64, asked: Step, reply: &Value) -> Result<(), Wrong> {
+        match reply {
+            Value::Nil => Ok(()),
+            Value::Array(events) => {
+                Ok(events.iter().try_for_each(|event| self.ledger.event(session, event, (asked, self.step)))?)
+            }
+            other => Err(format!("LOCK.NEXT was answered {other:?}").into()),
+        }
+    }
+
+    /// Asks the server who holds and who waits, all in one step.
+    fn look(&mut self) -> Result<(), Wrong> {
+        let locks = [&LOCKS[..], &[PLACES]].concat();
+        let raw = &mut self.callers[0].raw;
+        let questions = locks.iter().flat_map(|lock| [format!("LOCK.INFO {lock}"), format!("LOCK.WAITERS {lock}")]);
+        let lines: Vec<String> = ["MULTI".into()].into_iter().chain(questions).chain(["EXEC".into()]).collect();
+        raw.send_bytes(&lines.iter().flat_map(|line| request(line)).collect::<Vec<u8>>())?;
+        for _ in 1..lines.len() {
+            reply(raw)?;
+        }
+        let Value::Array(seen) = reply(raw)? else { return Err("EXEC was not answered".to_owned().into()) };
+        for (lock, seen) in locks.iter().zip(seen.chunks(2)) {
+            let [info, waiters] = seen else { continue };
+            self.ledger.judge(lock, &Seen::read(info, waiters))?;
+        }
+        Ok(())
+    }
+
+    /// A session's connection ends: it is killed, or breaks.
+    fn end_session(&mut self) -> Result<(), Wrong> {
+        let index = self.rng.usize(..self.sessions.len());
+        let fresh = self.session(self.sessions[index].is_of_user)?;
+        let old = std::mem::replace(&mut self.sessions[index], fresh);
+        self.played.ended += 1;
+        self.ledger.session_ended(old.name);
+        self.former = None;
+        if self.rng.bool() {
+            ask(&mut self.callers[0].raw, &format!("CLIENT KILL ID {}", old.client))?;
+            self.former = Some(old.id);
+        } else {
+            old.raw.reset();
+        }
+        Ok(())
+    }
+
+    /// A client that blocks is told to stop, or its connection ends.
+    fn end_blocker(&mut self) -> Result<(), Wrong> {
+        let index = self.rng.usize(..self.blockers.len());
+        if self.rng.bool() {
+            if let Some(number) = self.blockers[index].waits {
+                self.ledger.get(number).unblocked = true;
+            }
+            let how = ["TIMEOUT", "ERROR"][self.rng.usize(..2)];
+            ask(&mut self.callers[0].raw, &format!("CLIENT UNBLOCK {} {how}", self.blockers[index].client))?;
+            return Ok(());
+        }
+        let fresh = self.blocker()?;
+        let old = std::mem::replace(&mut self.blockers[index], fresh);
+        self.ledger.make_frail(|ask| ask.blocker == Some(old.name));
+        old.raw.reset();
+        Ok(())
+    }
+
+    /// Whoever waits without an end gives up; everybody else must be told how the wait ended.
+    fn finish(&mut self) -> Result<(), Wrong> {
+        let end = Instant::now() + PATIENCE;
+        for index in 0..self.sessions.len() {
+            let (name, is_of_user) = (self.sessions[index].name, self.sessions[index].is_of_user);
+            let caller = self.callers.iter().position(|caller| caller.is_of_user == is_of_user).unwrap_or_default();
+            let live: Vec<usize> = self.ledger.live.iter().copied().collect();
+            for number in live {
+                let ask = self.ledger.get(number);
+                if ask.session == Some(name) && ask.waits && ask.endless {
+                    let (line, what) = self.cancel_one(number);
+                    let reply = self::ask(&mut self.callers[caller].raw, &line)?;
+                    self.answered(what, &reply)?;
+                }
+            }
+            while let Some(number) = self.ledger.untold(name) {
+                if Instant::now() > end {
+                    return Err(format!("nobody has told how the wait of w{number} ended").into());
+                }
+                self.step += 1;
+                let session = &mut self.sessions[index];
+                let asked = match session.asked.take() {
+                    Some(asked) => asked,
+                    None => {
+                        session.raw.send_bytes(&request("LOCK.NEXT WAIT 100"))?;
+                        self.step
+                    }
+                };
+                let reply = reply(&mut session.raw)?;
+                self.read_events(name, asked, &reply)?;
+            }
+        }
+        self.look()
+    }
+}
+
+impl Seen {
+    fn read(info: &Value, waiters: &Value) -> Seen {
+        let owners = |list: &Value| match list {
+            Value::Array(list) => list.iter().map(|of| text(&field(of, "owner"))).collect(),
+            _ => Vec::new(),
+        };
+        let holders = match field(info, "holders") {
+            Value::Array(holders) => holders,
+            _ => Vec::new(),
+        };
+        let token = |holder: &Value| resp::int(&field(holder, "token")).unwrap_or_default();
+        Seen {
+            limit: if holders.is_empty() { 0 } else { resp::int(&field(info, "limit")).unwrap_or_default() },
+            holders: holders.iter().map(|holder| (text(&field(holder, "owner")), token(holder))).collect(),
+            waiters: owners(waiters),
+        }
+    }
+}
+
+/// A field of a map, which is an array of names and values here.
+fn field(map: &Value, name: &str) -> Value {
+    let Value::Array(parts) = map else { return Value::Nil };
+    let found = parts.chunks(2).find(|pair| text(&pair[0]) == name).and_then(|pair| pair.get(1));
+    found.cloned().unwrap_or(Value::Nil)
+}
+
+fn connect(address: SocketAddr, is_of_user: bool) -> io::Result<Raw> {
+    let mut raw = Raw::connect(address)?;
+    if is_of_user {
+        ask(&mut raw, &format!("AUTH {USER} {USER}"))?;
+    }
+    ask(&mut raw, &format!("SELECT {DATABASE}"))?;
+    Ok(raw)
+}
+
+fn request(line: &str) -> Vec<u8> {
+    resp::Request::typed(line).bytes().to_vec()
+}
+
+fn ask(raw: &mut Raw, line: &str) -> io::Result<Value> {
+    raw.send_bytes(&request(line))?;
+    reply(raw)
+}
+
+fn reply(raw: &mut Raw) -> io::Result<Value> {
+    raw.read_timeout(PATIENCE)?.ok_or_else(|| io::ErrorKind::TimedOut.into())
+}

@@ -52,24 +52,24 @@ const fn words(name: &'static CStr, words: &'static [&'static CStr]) -> Setting 
 }
 
 impl Setting {
-    /// The number that it is; none is negative.
+    /// Its value as a number; none is negative.
     pub fn get(&self) -> u64 {
         u64::try_from(self.value.load(Relaxed)).unwrap_or(0)
     }
 }
 
-/// Who hears of a lock that falls free, on the channel that Redisson's waiting clients listen to.
+/// Who hears of a lock that becomes free, on the channel that Redisson's waiting clients listen to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Publish {
     /// Those who have subscribed here, as Redisson does unless it is told otherwise.
     Here,
-    /// Those as well who have subscribed at a replica.
+    /// Also those who have subscribed at a replica.
     Replicated,
     /// Nobody.
     No,
 }
 
-/// Who hears of a lock that falls free.
+/// Who hears of a lock that becomes free.
 pub fn publish_releases() -> Publish {
     match PUBLISH_RELEASES.get() {
         0 => Publish::Here,

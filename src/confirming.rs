@@ -1,7 +1,8 @@
 //! Grants and renewals that count only once enough replicas have them.
 //!
 //! The replies wait in a book. One request for acknowledgement per turn of the event loop covers everything written
-//! before it. While anything is pending, the replicas' progress is read every millisecond; otherwise nothing runs.
+//! before it. While anything is pending, the replicas' progress is read at the end of each turn at first, then every
+//! millisecond; otherwise nothing runs.
 
 use crate::answering::end_request;
 use crate::books::confirmations::{Confirmation, ConfirmationId, Settled, What};
@@ -11,7 +12,7 @@ use crate::config;
 use crate::lock::Millis;
 use crate::server::Ctx;
 use crate::server::clock::{Now, Slice};
-use crate::server::replicas::{Progress, request_acks};
+use crate::server::replicas::{Offsets, request_acks};
 use crate::server::timer::{self, Timer};
 use crate::stats::{count, time};
 use crate::undo::roll_back;
@@ -32,12 +33,12 @@ pub fn begin(ctx: Ctx, what: What, undo: Undo, needed: u32, latest: Millis, now:
     books::with(|books| books.confirmations.begin(confirmation))
 }
 
-/// Asks the replicas, and notes what for. Must be alone in its step.
-pub fn ask(ctx: Ctx, now: Now) {
+/// Asks the replicas, and notes what it asks about. Must be alone in its step.
+pub fn ask_replicas(ctx: Ctx, now: Now) {
     if books::with(|books| books.confirmations.is_empty()) {
         return;
     }
-    let written = Progress::read(ctx).written;
+    let written = Offsets::read(ctx).written;
     books::with(|books| books.confirmations.asked(written, now.millis()));
     request_acks(ctx);
     count(|it| &mut it.confirmation_requests);
@@ -59,8 +60,8 @@ pub fn has_news(ctx: Ctx) -> bool {
     if !books::with(|books| books.confirmations.expects_news(Now::read().millis())) {
         return false;
     }
-    let progress = Progress::read(ctx);
-    books::with(|books| books.confirmations.any_confirmed(&progress))
+    let offsets = Offsets::read(ctx);
+    books::with(|books| books.confirmations.any_confirmed(&offsets))
 }
 
 /// Settles what was confirmed, and what was not confirmed in time, which is rolled back.
@@ -78,17 +79,17 @@ fn work_through(ctx: Ctx, due: Millis, now: Now, slice: Slice) {
     if books::with(|books| books.confirmations.is_empty()) {
         return;
     }
-    let progress = Progress::read(ctx);
+    let offsets = Offsets::read(ctx);
     while !slice.is_over() {
-        let ids = books::with(|books| books.confirmations.settled(&progress, due, AT_ONCE));
+        let ids = books::with(|books| books.confirmations.settled(&offsets, due, AT_ONCE));
         if ids.is_empty() {
             break;
         }
         for id in ids {
             if slice.is_over() {
-                break; // What is taken back may have to be read first, which takes long if others have written it.
+                break; // What is taken back may have to be read first, which is slow if others have written it.
             }
-            match books::with(|books| books.confirmations.take(id, &progress)) {
+            match books::with(|books| books.confirmations.take(id, &offsets)) {
                 Some(Settled::Confirmed(it)) => confirmed(ctx, it, now),
                 Some(Settled::Missed(it, having)) => missed(ctx, it, having, now),
                 None => {}

@@ -14,7 +14,7 @@ use crate::stats::{add, count};
 /// The error for a key that does not hold a lock.
 pub const WRONGTYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
-/// Who is granted it.
+/// Who is granted a lock.
 #[derive(Clone, Copy, Debug)]
 pub struct Grantee<'a> {
     /// The owner.
@@ -28,7 +28,7 @@ pub struct Grantee<'a> {
 /// Carries out a grant of all `locks`, as decided. The only place that grants. Returns the token.
 ///
 /// A re-entered lock keeps its token. If one of several locks is new, or their tokens differ, all get the same new
-/// one.
+/// token.
 pub fn grant(locks: &mut [Lock], decisions: &[Decision], grantee: Grantee, now: Now) -> Token {
     let token = common_token(decisions, now).unwrap_or_else(|| keyspace::next_token(now));
     for (lock, decision) in locks.iter_mut().zip(decisions) {
@@ -67,6 +67,9 @@ pub fn change(lock: &mut Lock, owner: TextRef, own: &Hold, new: &Hold, now: Now)
     lock.update(owner, own, new);
     let Some(token) = new.token else { return };
     let hold = (lock.db(), lock.name().bytes(), owner.bytes());
+    if own.token != new.token {
+        books::with(|books| books.retoken(hold, (own.token, new.token)));
+    }
     let other = with_ties(|books| books.ties.changed(hold, own.token, token, new.deadline, now.millis()));
     if let Some(other) = other {
         lost(lock.ctx(), other, Why::Changed);
@@ -74,9 +77,9 @@ pub fn change(lock: &mut Lock, owner: TextRef, own: &Hold, new: &Hold, now: Now)
     }
 }
 
-/// Ties a hold as its grantee asks, if it does.
+/// Ties a hold as its grantee asks, if it asks for that.
 pub fn bind(lock: &Lock, deadline: Deadline, token: Token, grantee: Grantee, now: Now) {
-    let Terms { request, tying, replicas } = *grantee.terms;
+    let Terms { demand, tying, replicas } = *grantee.terms;
     if tying == Tying::NONE {
         return;
     }
@@ -87,7 +90,7 @@ pub fn bind(lock: &Lock, deadline: Deadline, token: Token, grantee: Grantee, now
         key: LockKey::new(lock.db(), lock.name().bytes()),
         owner: grantee.owner.bytes().into(),
         token,
-        lease: request.lease,
+        lease: demand.lease,
         replicas,
         deadline,
     };
@@ -96,7 +99,7 @@ pub fn bind(lock: &Lock, deadline: Deadline, token: Token, grantee: Grantee, now
     wake_for_ties(lock.ctx());
 }
 
-/// Makes sure that the timer fires in time for the ties, and for a session that hears of a shorter lease.
+/// Makes sure that the timer fires in time for the ties, and for a session that is to hear of a shorter lease.
 pub fn wake_for_ties(ctx: Ctx) {
     let (due, is_ending) = books::with(|books| (books.ties.next_due(), books.owed.is_ending()));
     if let Some(due) = due {
@@ -139,7 +142,7 @@ pub fn end_hold(lock: &mut Lock, owner: TextRef) {
 }
 
 /// Ends the holds of a lock whose lease has run out. Returns whether there were any.
-pub fn purge(lock: &mut Lock, now: Millis) -> bool {
+pub fn end_expired(lock: &mut Lock, now: Millis) -> bool {
     let expired = lock.purge(now);
     let (db, name) = (lock.db(), lock.name().bytes());
     let ties = with_ties(|books| expired.iter().filter_map(|owner| books.ties.untie(db, name, owner)).collect());

@@ -1,4 +1,4 @@
-//! What `INFO holdfast` tells.
+//! What `INFO holdfast` shows.
 
 use crate::books;
 use crate::server::clock::Now;

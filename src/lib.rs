@@ -1,7 +1,7 @@
 //! Holdfast: distributed locks inside Redis and Valkey.
 //!
-//! The whole module on one screen. The contract with clients is in the README and in `docs/`; what a lock *is* stands
-//! in [`lock`], how it lies in the keyspace in [`keyspace`], and everything unsafe in [`server`].
+//! The whole module on one screen. The contract with clients is in the README and in `docs/`; what a lock *is* is
+//! defined in [`lock`], how it is stored in the keyspace in [`keyspace`], and everything unsafe in [`server`].
 #![deny(unsafe_code)]
 // A panic takes the server down.
 #![cfg_attr(
@@ -44,13 +44,13 @@ use server::callbacks::Callbacks;
 use server::commands::{add_category, have_categories};
 use server::{Ctx, TextRef};
 
-/// The module's name: in `MODULE LIST`, of the section of `INFO`, before its settings.
+/// The module's name: in `MODULE LIST`, as its section of `INFO`, and before its settings.
 pub const NAME: &str = "holdfast";
 
 /// The version as `MODULE LIST` shows it: 200 is 0.2.0.
 const VERSION: i32 = 200;
 
-/// The ACL category of all its commands, where the server can make one.
+/// The ACL category of all its commands, where the server can add one.
 const CATEGORY: &str = "lock";
 
 /// Starts the module. Whatever goes wrong is written to the server's log.
@@ -59,7 +59,7 @@ fn start(ctx: Ctx, args: &[TextRef]) -> bool {
         answer: answering::answer,
         gone: answering::gone,
         tick: turns::tick,
-        ask: turns::ask,
+        ask_replicas: turns::ask_replicas,
         key_touched: turns::key_touched,
         after_touch: turns::after_touch,
         event: turns::event,

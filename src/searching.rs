@@ -1,4 +1,4 @@
-//! The search for cycles of waits: immediate as far as it is quick, and then in slices while the request waits.
+//! The search for cycles of waits: at once as far as that is quick, and then in slices while the request waits.
 
 use crate::answering::end_wait;
 use crate::books::{self, Outcome};
@@ -60,7 +60,7 @@ pub fn go_on(ctx: Ctx, id: WaiterId, search: Option<Search>) {
 pub fn advance(ctx: Ctx, now: Now, slice: Slice, is_settled: impl Fn() -> bool) {
     while !slice.is_over() && is_settled() {
         let Some((id, mut search)) = books::with(|books| books.next_search(now.millis())) else { break };
-        let client = books::with(|books| books.queue.get(id).map(|waiter| waiter.ask.client));
+        let client = books::with(|books| books.queue.get(id).map(|waiter| waiter.asker.client));
         let progress = client.map(|client| advance_one(ctx, &mut search, client, PIECE, now));
         if progress == Some(Progress::More) {
             books::with(|books| books.searches.push_front((id, search)));

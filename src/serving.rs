@@ -79,8 +79,8 @@ fn judge(ctx: Ctx, attempt: Attempt, now: Now) {
     }
 }
 
-/// Decides about a request and, if that ends its wait, carries it out. `lock` is its only lock, as its owner sees it,
-/// if it has been read already.
+/// Decides on a request and, if that ends its wait, carries the decision out. `lock` is its only lock, as its owner
+/// sees it, if it has been read already.
 fn conclude(ctx: Ctx, attempt: Attempt, locks: &mut impl View, now: Now, lock: Option<(TextRef, &mut Lock)>) {
     let judgement = attempt.judge(locks, now.millis());
     let ended = books::with(|books| {
@@ -107,7 +107,7 @@ fn conclude(ctx: Ctx, attempt: Attempt, locks: &mut impl View, now: Now, lock: O
             }
         }
     };
-    end_request(ctx, waiter.ask.ticket, Outcome::Refused(refused), now);
+    end_request(ctx, waiter.asker.ticket, Outcome::Refused(refused), now);
 }
 
 fn grant_several(ctx: Ctx, waiter: &Waiter<Asker>, decisions: &[Decision], now: Now) -> Result<(), String> {
@@ -130,7 +130,7 @@ fn grant(
     locks: &mut [Lock],
     now: Now,
 ) -> Result<(), String> {
-    let Asker { ticket, client, tying, replicas, arrived, .. } = waiter.ask;
+    let Asker { ticket, client, tying, replicas, arrived, .. } = waiter.asker;
     if !may_acquire(ctx, client, locks, owner) {
         return Err(NOPERM.into());
     }
@@ -138,7 +138,7 @@ fn grant(
     if let Some((full, _)) = locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
         return Err(too_many_holders(full));
     }
-    let terms = Terms { request: waiter.request, tying, replicas };
+    let terms = Terms { demand: waiter.demand, tying, replicas };
     let grantee = Grantee { owner, client, terms: &terms };
     let undo = undo::before_grant(locks, decisions, grantee);
     let token = holding::grant(locks, decisions, grantee, now);
@@ -174,8 +174,8 @@ fn may_acquire(ctx: Ctx, client: u64, locks: &[Lock], owner: TextRef) -> bool {
 /// Whether a request belongs to a session that has ended but whose requests have not left the queue yet.
 fn is_forsaken(id: WaiterId) -> bool {
     books::with(|books| {
-        let ask = books.queue.get(id).map(|waiter| waiter.ask);
-        ask.is_some_and(|ask| ask.on_behalf == OnBehalf::Session && !books.sessions.is_open(ask.client))
+        let asker = books.queue.get(id).map(|waiter| waiter.asker);
+        asker.is_some_and(|asker| asker.on_behalf == OnBehalf::Session && !books.sessions.is_open(asker.client))
     })
 }
 
@@ -190,7 +190,7 @@ fn leave(id: WaiterId) {
 /// Where a session's request must go, once the slot of its keys is served by another node. (The server itself
 /// redirects blocked clients. While the slot is being migrated, nobody knows where the lock is.)
 fn place_elsewhere(ctx: Ctx, id: WaiterId) -> Option<Place> {
-    let of_session = |waiter: &&Waiter<Asker>| waiter.ask.on_behalf == OnBehalf::Session;
+    let of_session = |waiter: &&Waiter<Asker>| waiter.asker.on_behalf == OnBehalf::Session;
     let key = books::with(|books| books.queue.get(id).filter(of_session)?.keys.first().cloned())?;
     if serves(ctx, &key) {
         return None;
@@ -250,8 +250,8 @@ impl View for Served<'_> {
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
         let (ctx, now) = (self.keyspace.ctx, self.keyspace.now.millis());
         if !serves(ctx, key) {
-            // The slot is served elsewhere or being migrated, so clients are redirected, or soon will be. A copy of
-            // the key may still be here, or here already, but it does not count.
+            // The slot is served elsewhere or being migrated, so clients are redirected, or soon will be. A copy of the
+            // key may still be here, or may be here already, but it does not count.
             rosters::with(|rosters| rosters.forget(key.db, &key.name));
             books::with(|books| books.looks.schedule(key, Some(now.saturating_add(LOOK_AGAIN))));
             wake_for_looks(ctx);
@@ -290,12 +290,12 @@ impl View for Seen {
 
 /// Removes the holders of a contended lock whose lease has run out, and schedules the look at the next one.
 fn refresh(lock: &mut Lock, key: &LockKey, now: Millis) {
-    if holding::purge(lock, now) {
+    if holding::end_expired(lock, now) {
         // The reading may be for a request for several locks, while others wait for this one alone.
         books::with(|books| books.agenda.note(key.clone(), Change::Freed));
     }
     if lock.count() > 0 {
-        schedule(lock, key, now); // Else it is about to be granted.
+        schedule(lock, key, now); // Otherwise it is about to be granted.
     }
 }
 

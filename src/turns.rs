@@ -1,19 +1,19 @@
-//! The turns of the event loop. Every call of the server into the module, other than a command, arrives here and is
-//! passed on to those who do the work; what one part of a turn notes, a later part does. Only the module's table of
-//! callbacks calls this.
+//! The turns of the event loop. Every call from the server into the module, other than a command, arrives here and is
+//! passed on to the part that does the work; what one part of a turn notes, a later part does. Only the module's table
+//! of callbacks calls this.
 //!
 //! The order of the server's calls within one turn:
 //!
 //! | | Redis 7.0 | later servers |
 //! |---|---|---|
-//! | it has slept, and what was sent is sent | `RepliesSent` | the same |
+//! | it has slept; what was written has been sent | `RepliesSent` | the same |
 //! | commands run; keys are touched | [`key_touched`] | the same, and [`after_touch`] in the step of the command |
-//! | timers are due | [`tick`], [`ask`] | the same |
+//! | timers are due | [`tick`], [`ask_replicas`] | the same |
 //! | the turn ends | `TurnEnds`, which ends blocks; *then* commands behind them run | commands behind blocks run; *then* `TurnEnds` |
 //! | the cron, ten times a second | `Cron`, among the timers | the same |
 //!
-//! So waiters get their answers in `TurnEnds` before 7.2 ([`events::turn_end_precedes_unblock`]) and in [`tick`]
-//! since: in each case where nothing that the server itself does can come between.
+//! So waiters get their answers in `TurnEnds` before 7.2 ([`events::turn_end_precedes_unblock`]) and in [`tick`] since
+//! then: in each case at a point where nothing that the server itself does can come between.
 
 use crate::books::{self, Expiry, Why};
 use crate::keyspace::{Lock, effects, listeners, rosters};
@@ -58,7 +58,7 @@ pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
         // Reading a key can reveal that it has expired.
         None => TOUCHED_MEANWHILE.with(|touched| touched.push((LockKey::new(db, name), touch, holders))),
     }
-    // An expiry belongs to no command, so there is no step of a command to follow it up in; and it may come late.
+    // An expiry belongs to no command, so there is no command's step to follow it up in; and it may come late.
     if noted.is_none() || touch != Touch::Changed || !events::request_after_touch(ctx) {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
@@ -100,7 +100,7 @@ pub fn tick(ctx: Ctx) {
         work(ctx, now, turn);
     }
     if !events::turn_end_precedes_unblock() {
-        answering::send_answers(ctx, Slice::of_replies());
+        answering::send_answers(ctx);
     }
     set_timer(ctx, now);
 }
@@ -108,7 +108,8 @@ pub fn tick(ctx: Ctx) {
 /// One kind of work, done for a share of the turn.
 type Work = fn(Ctx, Now, Slice);
 
-/// The order of the work: first what keeps promises to holders, then what frees locks, then those who wait for them.
+/// The order of the work: first what keeps promises to holders, then what frees locks, then what concerns those who
+/// wait for them.
 const ORDER: [Work; 12] = [
     // Renewals come before anything that checks whether a lease has run out.
     |ctx, now, turn| watchdog::renew_due(ctx, now, turn.piece()),
@@ -126,16 +127,16 @@ const ORDER: [Work; 12] = [
     |ctx, now, turn| tell_all_expired(ctx, now, turn.piece()),
     |ctx, now, turn| watchdog::verify_doubtful(ctx, now, turn.piece()),
     |ctx, now, turn| serve(ctx, now, turn.of_crowds()),
-    // Last, whether those who still wait ever can be served.
+    // Last, whether those who still wait can ever be served.
     |ctx, now, turn| {
         searching::advance(ctx, now, turn.piece(), || TOUCHED_MEANWHILE.with(|touched| touched.is_empty()));
     },
 ];
 
-/// Does all kinds of work, or as many as there is time for: then the next turn begins with those that are left.
+/// Does all kinds of work, or as many as there is time for; the next turn then begins with those that are left.
 ///
-/// A share is enough for what is there to do, but the last thing that is done in it may take many times as long: to read
-/// anew a lock with thousands of holders that another client has written.
+/// A share is enough for what there is to do, but the last thing done in it may take many times as long: reading anew a
+/// lock with thousands of holders that another client has written.
 fn work(ctx: Ctx, now: Now, turn: Slice) {
     if books::with(|books| books.looks.put_off_if_stalled(now.millis())) {
         return;
@@ -186,8 +187,8 @@ fn report_expired(ctx: Ctx, key: &LockKey, expiry: Expiry, now: Now) {
     });
 }
 
-/// How many hold a lock, those included whose lease has run out and who have not been removed yet; `None` if it is no
-/// lock.
+/// How many hold a lock, including those whose lease has run out but who have not been removed yet; `None` if it is not
+/// a lock.
 fn holders_left(ctx: Ctx, key: &LockKey, name: &Text, now: Now) -> Option<usize> {
     let lock = Lock::look_as_nobody(ctx, name.as_text(), now.millis()).ok()?;
     rosters::with(|rosters| rosters.holders(key.db, &key.name)).or(Some(lock.count()))
@@ -227,7 +228,7 @@ fn purge_key(ctx: Ctx, key: &LockKey, now: Now) {
     let is_done = ctx.in_db(key.db, |ctx| {
         let name = Text::new(&key.name);
         let Ok(mut lock) = Lock::look_as_nobody(ctx, name.as_text(), now.millis()) else { return true };
-        !holding::purge(&mut lock, now.millis()) || lock.count() == 0
+        !holding::end_expired(&mut lock, now.millis()) || lock.count() == 0
     });
     books::with(|books| books.agenda.note(key.clone(), Change::Freed));
     // Nothing is due here any more: its leases do not end (`PERSIST`), or it is no lock.
@@ -266,9 +267,9 @@ fn sweep(slice: Slice) {
 }
 
 /// Asks the replicas to confirm what was written, in a step of its own.
-pub fn ask(ctx: Ctx) {
+pub fn ask_replicas(ctx: Ctx) {
     if may_write(ctx) {
-        confirming::ask(ctx, Now::read());
+        confirming::ask_replicas(ctx, Now::read());
     } else {
         confirming::ask_later(ctx, LOOK_AGAIN);
     }
@@ -276,7 +277,7 @@ pub fn ask(ctx: Ctx) {
 
 /// The event loop is about to send replies and to sleep. Writes nothing to the keyspace.
 ///
-/// Answering here rather than from the timer costs least, and nothing of the server's own comes between. It is
+/// Answering here rather than from the timer costs least, and nothing that the server itself does comes between. It is
 /// possible only where the server then ends the block before the next command can interfere.
 fn turn_ends(ctx: Ctx) {
     let news = confirming::has_news(ctx);
@@ -285,13 +286,12 @@ fn turn_ends(ctx: Ctx) {
             timer::wake(ctx, Timer::Work, timer::THIS_TURN);
         }
     } else {
-        let slice = Slice::of_replies();
         if news {
-            confirming::confirm_all(ctx, slice);
+            confirming::confirm_all(ctx, Slice::of_replies());
         }
-        answering::send_answers(ctx, slice);
+        answering::send_answers(ctx);
     }
-    // Whatever a slice left over continues in the next turn, at once.
+    // Whatever is left over continues in the next turn, at once.
     if replies_are_due() || (books::with(|books| books.has_work()) && may_write(ctx)) {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
@@ -360,6 +360,7 @@ pub fn event(ctx: Ctx, event: Event) {
         Event::Cron => {
             answering::send_put_off(Slice::of_replies());
             listeners::recheck(ctx);
+            timer::rescue(ctx);
             set_timer(ctx, Now::read());
         }
     }

@@ -1,4 +1,4 @@
-//! Rolling back a grant or a renewal that does not come about after all: nobody was there to take it, or too few
+//! Rolling back a grant or a renewal that does not take effect after all: nobody was there to take it, or too few
 //! replicas have it.
 
 use crate::books::undo::promised_before;
@@ -28,9 +28,9 @@ pub fn before_renewal(locks: &[Lock], of: (TextRef, u64), deadline: Deadline) ->
     before(locks, given, of)
 }
 
-/// How many holds the answer to a request promises; it says nothing of those from before.
+/// How many holds the answer to a request promises; it says nothing about those from before.
 fn promised(grantee: Grantee) -> u64 {
-    match grantee.terms.request.raise {
+    match grantee.terms.demand.raise {
         Raise::ByOne => 1,
         Raise::To(holds) => holds,
     }
@@ -52,14 +52,14 @@ fn before(locks: &[Lock], given: impl Iterator<Item = Option<(Hold, u64)>>, (own
     Undo { serial, home, owner: owner.into(), client, steps }
 }
 
-/// Rolls back exactly what was granted or renewed: the count goes down by what was added, the deadline back to what
-/// it was. A hold that is no longer the one that was granted stays as it is, and so does anything that its owner has
-/// since been told in another way. The caller serves those who wait for the locks.
+/// Rolls back exactly what was granted or renewed: the count goes down by what was added, the deadline back to what it
+/// was. A hold that is no longer the one that was granted stays as it is, and so does anything that its owner has since
+/// been told of in another way. The caller serves those who wait for the locks.
 pub fn roll_back(ctx: Ctx, undo: &Undo, now: Now) {
     roll_back_within(ctx, undo, now, &mut Allowance::default());
 }
 
-/// The same as one of several parts of a step.
+/// The same, as one of several parts of a step.
 pub fn roll_back_within(ctx: Ctx, undo: &Undo, now: Now, allowance: &mut Allowance) {
     let owner = Text::new(&undo.owner);
     let done = ctx.in_db(undo.db(), |ctx| {
@@ -94,10 +94,10 @@ pub fn end_later(ctx: Ctx, key: &LockKey, (owner, client): (TextRef, u64), Held 
     roll_back_later(ctx, Undo { serial, home, owner: owner.bytes().into(), client, steps: vec![step] });
 }
 
-/// An example: `given` is a re-entry that made 1 hold until 100 (`before`) into 2 until 200. If the key still says
-/// so, it becomes 1 until 100 again. If the owner has since re-entered once more, 3 until 300, it becomes 2 until
-/// 300: whoever was promised the longest lease keeps it. If the owner has released one, 1 until 200, all that is left
-/// of this grant is the hold from before, and the whole hold ends.
+/// An example: `given` is a re-entry that turned 1 hold until 100 (`before`) into 2 until 200. If the key still says
+/// so, it becomes 1 until 100 again. If the owner has since re-entered once more, 3 until 300, it becomes 2 until 300:
+/// the longest lease that was promised is kept. If the owner has released one, 1 until 200, all that is left of this
+/// grant is the hold from before, and the whole hold ends.
 ///
 /// Returns how many holds were taken back: fewer than were added if later answers promise them.
 ///
@@ -116,15 +116,19 @@ fn roll_back_step(
     let hold = (undo.db(), &**name, owner.bytes());
     let name = Text::new(name);
     let mut lock = match Lock::look_within(ctx, name.as_text(), owner, now.millis(), allowance) {
-        Err(NotRead::NotALock) => return Ok(0),
-        lock => lock?,
+        Err(NotRead::NotALock) => None,
+        lock => Some(lock?),
     };
-    let Some(own) = lock.own().filter(|own| own.token == given.token) else { return Ok(0) };
+    let own = lock.as_ref().and_then(Lock::own).filter(|own| own.token == given.token);
+    let (Some(lock), Some(own)) = (&mut lock, own) else {
+        forget_tie(undo, step);
+        return Ok(0);
+    };
     let promised = books::with(|books| books.promised(hold, undo.serial)).min(own.holds);
     let holds = own.holds.saturating_sub(step.added()).max(promised);
     let taken = own.holds.saturating_sub(holds);
     if holds == 0 {
-        holding::end_hold(&mut lock, owner);
+        holding::end_hold(lock, owner);
         return Ok(taken);
     }
     if *told > 0 || taken < step.added() {
@@ -136,21 +140,43 @@ fn roll_back_step(
         Some(before) if (own.holds, own.deadline) == (given.holds, given.deadline) => before.deadline,
         _ => own.deadline,
     };
-    // Nobody was told the token. (A token that another client's hold got here stays, since that hold had none
-    // before.)
+    // Nobody was told the token, unless the owner has re-entered under it. (A token that another client's hold got here
+    // stays, since that hold had none before.)
+    let before = before.filter(|before| holds <= before.holds);
     let token = before.and_then(|before| before.token).or(own.token);
     lock.update(owner, &own, &Hold { holds, deadline, token });
     books::with(|books| {
+        if token != own.token {
+            books.retoken(hold, (own.token, token));
+        }
         if books.ties.client_of(hold.0, hold.1, hold.2).is_some_and(|client| client != undo.client) {
-            return; // It was tied anew meanwhile.
+            // Another connection's tie stays, and follows the token.
+            if let Some(token) = token {
+                books.ties.changed(hold, own.token, token, deadline, now.millis());
+            }
+            return;
         }
         books.ties.untie(hold.0, hold.1, hold.2);
-        if let Some(tie) = tie_before.as_ref().filter(|tie| ctx::is_connected(tie.client)) {
-            books.put_back(tie.clone(), deadline, now.millis());
+        if let Some(mut tie) = tie_before.clone().filter(|tie| ctx::is_connected(tie.client)) {
+            tie.token = token.unwrap_or(tie.token);
+            books.put_back(tie, deadline, now.millis());
         }
     });
     holding::wake_for_ties(ctx);
     Ok(taken)
+}
+
+/// Others have ended a hold that its owner was never told of, and will not be: nor that it is lost.
+fn forget_tie(undo: &Undo, step: &Step) {
+    let is_new = step.before.is_none_or(|before| before.token != step.given.token);
+    if step.told == 0 && is_new {
+        books::with(|books| {
+            let tie = books.ties.of(undo.db(), &step.name, &undo.owner, step.given.token);
+            if tie.is_some_and(|tie| tie.client == undo.client) {
+                books.ties.untie(undo.db(), &step.name, &undo.owner);
+            }
+        });
+    }
 }
 
 /// An owner is being told that it holds a lock, with at least this many holds. From now on no roll-back takes them

@@ -33,9 +33,9 @@ use std::rc::Rc;
 pub enum Wait {
     /// Not at all.
     No,
-    /// So many milliseconds.
+    /// This many milliseconds.
     For(Millis),
-    /// As long as it takes.
+    /// Without a limit.
     Forever,
 }
 
@@ -58,7 +58,7 @@ impl Wait {
     }
 }
 
-/// What a request that may be answered later needs to say: on whose behalf it is, and about what.
+/// What a request that may be answered later needs to say: on whose behalf it is made, and what it is about.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The connection on whose behalf it is.
@@ -89,7 +89,7 @@ impl Request {
             }
             OnBehalf::Session => {
                 let about = self.about();
-                books::with(|books| books.sessions.waits(self.client, &about, ticket));
+                books::with(|books| books.sessions.add_wait(self.client, &about, ticket));
                 (Recipient::Session { client: self.client, about }, ctx.reply_line(c"WAITING"))
             }
         };
@@ -100,7 +100,7 @@ impl Request {
 }
 
 /// Puts a request at the end of the queue for the locks of these names. The locks that were read are scheduled for
-/// another look; for the others, whoever waits ahead has done so.
+/// another look; for the others, those that wait ahead have seen to that.
 pub fn wait(
     ctx: Ctx,
     request: Request,
@@ -114,10 +114,10 @@ pub fn wait(
     };
     let until = wait.until(now);
     let Request { client, on_behalf, keys, owner, .. } = request;
-    let Terms { request: asked, tying, replicas } = *terms;
-    let ask = Asker { ticket, client, on_behalf, tying, replicas, arrived: now };
+    let Terms { demand, tying, replicas } = *terms;
+    let asker = Asker { ticket, client, on_behalf, tying, replicas, arrived: now };
     let id = books::with(|books| {
-        let id = books.queue.join(owner, keys.clone(), asked, now.millis(), until, ask);
+        let id = books.queue.join(owner, keys.clone(), demand, now.millis(), until, asker);
         books.owed.set(ticket, State::Waiting(id));
         books.owed.timeouts.extend(until.map(|until| (until, ticket)));
         id
@@ -179,8 +179,8 @@ pub fn repeated(ctx: Ctx, request: &Request, terms: &Terms, wait: Wait, now: Now
     books::with(|books| {
         let Some(waiter) = books.queue.get_mut(id) else { return };
         let before = std::mem::replace(&mut waiter.until, until);
-        waiter.request = terms.request;
-        (waiter.ask.tying, waiter.ask.replicas) = (terms.tying, terms.replicas);
+        waiter.demand = terms.demand;
+        (waiter.asker.tying, waiter.asker.replicas) = (terms.tying, terms.replicas);
         books.owed.timeouts.extend(until.map(|until| (until, ticket)));
         if let Some(before) = before.filter(|before| Some(*before) != until) {
             books.owed.timeouts.remove(&(before, ticket));
@@ -216,7 +216,7 @@ pub fn cancel(ctx: Ctx, session: u64, owner: TextRef, key: LockKey, now: Now) ->
         (undos, keys, !tickets.is_empty())
     });
     let mut any = waited || !undos.is_empty();
-    // The key that was named comes first, since a first lock may be read whatever its size.
+    // The key that was named comes first, since the first lock may be read whatever its size.
     undos.sort_by_key(|undo| !undo.keys().any(|of| of == key));
     undos.iter_mut().for_each(|undo| undo.steps.sort_by_key(|step| step.name != key.name));
     let later = undos.iter().position(|undo| !undo.keys().any(|of| of == key)).unwrap_or(undos.len());
@@ -242,7 +242,7 @@ fn abandon(books: &mut Books, ticket: Ticket) -> (Option<About>, Option<Undo>) {
     let Some(pending) = books.owed.take(ticket) else { return (None, None) };
     let about = match pending.to {
         Recipient::Session { client, about } => {
-            books.sessions.waits_no_more(client, &about, ticket);
+            books.sessions.remove_wait(client, &about, ticket);
             Some(about)
         }
         Recipient::Blocked { .. } => None,
@@ -260,14 +260,14 @@ fn abandon(books: &mut Books, ticket: Ticket) -> (Option<About>, Option<Undo>) {
     (about, undo)
 }
 
-/// Releases what an owner holds, unless it is tied to a connection other than this session: later if the lock is too
-/// large to be read in this step. Returns whether there was such a hold.
+/// Releases what an owner holds, unless it is tied to a connection other than this session: at once, or later if the
+/// lock is too large to be read in this step. Returns whether there was such a hold.
 fn give_back(ctx: Ctx, session: u64, owner: TextRef, key: &LockKey, allowance: &mut Allowance, now: Now) -> bool {
     let tied_to = books::with(|books| books.ties.client_of(key.db, &key.name, owner.bytes()));
     if tied_to.is_some_and(|client| client != session) {
         return false;
     }
-    // Its end is the session's own doing from here on, also if the lease has just run out.
+    // From here on, its end is the session's own doing, even if the lease has just run out.
     books::with(|books| books.ties.untie(key.db, &key.name, owner.bytes()));
     let name = Text::new(&key.name);
     match Lock::look_if_held(ctx, name.as_text(), owner, now.millis(), allowance) {
@@ -285,7 +285,7 @@ fn give_back(ctx: Ctx, session: u64, owner: TextRef, key: &LockKey, allowance: &
     }
 }
 
-/// Blocks a session until its next events, or until it is to hear that it is alive.
+/// Blocks a session until its next events arrive, or until it is due to hear that it is alive.
 pub fn read_next(ctx: Ctx, session: u64, reading: Reading, wait: Wait, now: Now) -> Result<Replied, String> {
     events::watch_keys(ctx);
     let ticket = books::with(|books| {
@@ -303,7 +303,7 @@ pub fn read_next(ctx: Ctx, session: u64, reading: Reading, wait: Wait, now: Now)
             IfNone::Null => (wait.until(now), None),
             IfNone::Alive => {
                 let pace = books.pace(session, config::default_lease());
-                let until = wait.at_most(books.sessions.promised(session, pace)).until(now);
+                let until = wait.at_most(books.sessions.promised_pace(session, pace)).until(now);
                 (until, until)
             }
         };
@@ -400,7 +400,7 @@ pub fn refuse_undecided(ctx: Ctx, now: Now, slice: Slice) {
         let waiter = books::with(|books| {
             let (from, end) = books.undecided.waiters?;
             let next = books.queue.from(from).next().filter(|waiter| waiter.id < end);
-            let next = next.map(|waiter| (waiter.id, waiter.ask.on_behalf));
+            let next = next.map(|waiter| (waiter.id, waiter.asker.on_behalf));
             books.undecided.waiters = next.map(|(id, _)| (WaiterId(id.0.saturating_add(1)), end));
             next.map(|(id, on_behalf)| if on_behalf == OnBehalf::Session { books.queue.leave(id) } else { None })
         });

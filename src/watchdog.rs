@@ -124,7 +124,7 @@ fn held(lock: &Lock, tie: &Tie) -> Option<Hold> {
     lock.own().filter(|own| own.token == Some(tie.token))
 }
 
-/// Reads the lock of a tie as its owner sees it; `None` if it is no lock.
+/// Reads the lock of a tie as its owner sees it; `None` if it is not a lock.
 fn with_lock<R>(ctx: Ctx, tie: &Tie, now: Now, work: impl FnOnce(&mut Lock, TextRef) -> R) -> Option<R> {
     ctx.in_db(tie.key().db, |ctx| {
         let (name, owner) = (Text::new(&tie.name), Text::new(&tie.owner));

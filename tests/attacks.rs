@@ -3,6 +3,7 @@
 mod bounds;
 mod cancelled;
 mod crowds;
+mod far_deadlines;
 mod field_expiry;
 mod first_replica;
 mod long;

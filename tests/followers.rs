@@ -4,16 +4,16 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
-use support::{Server, until};
+use support::{Over, Server, until};
 
 const SOON_ENOUGH: Duration = Duration::from_secs(20);
 
 /// Locks and releases without a pause until told to stop; some locks stay.
-fn load(server: &Server, stop: &AtomicBool) -> u64 {
+fn load(server: &Server, over: &AtomicBool) -> u64 {
     let mut connection = server.raw();
     let mut random = support::Random::new();
     let mut steps = 0;
-    while !stop.load(Ordering::Relaxed) {
+    while !over.load(Ordering::Relaxed) {
         let commands: Vec<Vec<Vec<u8>>> = (0..50)
             .map(|_| {
                 let key = format!("k{}", random.below(200)).into_bytes();
@@ -40,11 +40,13 @@ fn digest(server: &Server) -> String {
 
 /// Runs `during` while locks come and go; returns when it has, with the load at an end.
 fn under_load(server: &Server, during: impl FnOnce()) -> u64 {
-    let stop = AtomicBool::new(false);
+    let over = AtomicBool::new(false);
     thread::scope(|scope| {
-        let load = scope.spawn(|| load(server, &stop));
-        during();
-        stop.store(true, Ordering::Relaxed);
+        let load = scope.spawn(|| load(server, &over));
+        {
+            let _over = Over(&over);
+            during();
+        }
         load.join().expect("the load")
     })
 }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redis::Value;
-use support::{Cluster, Family, Feature, Raw, Server, skip, until};
+use support::{Cluster, Family, Feature, Over, Raw, Server, skip, until};
 
 use crate::common::{Bytes, error, fields, info_number, keys, unix_millis};
 use crate::speak::{Reply, deadline, holders};
@@ -380,12 +380,12 @@ fn back_and_forth_under_load() {
                 }
             });
         }
+        let _over = Over(&over);
         for _ in 0..MOVES {
             let before = grants.load(Ordering::SeqCst);
             until(SOON, "a hundred grants", || grants.load(Ordering::SeqCst) > before + 100);
             scene.moves();
         }
-        over.store(true, Ordering::SeqCst);
     });
     for node in scene.cluster.nodes() {
         until_nobody_waits(node);

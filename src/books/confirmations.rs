@@ -2,10 +2,9 @@
 
 use super::owed::Ticket;
 use super::{Answer, TieId, Undo};
-use crate::lock::{Millis, Owner};
+use crate::lock::{Map, Millis, Owner};
 use crate::server::clock::Now;
-use crate::server::replicas::{Offset, Progress};
-use foldhash::HashMap;
+use crate::server::replicas::{Offset, Offsets};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// For this many ms after the replicas were asked, the end of every turn of the event loop checks for their answers,
@@ -44,8 +43,8 @@ pub enum What {
 }
 
 impl Confirmation {
-    fn is_confirmed(&self, progress: &Progress) -> bool {
-        self.target.is_some_and(|target| progress.having(target) as u64 >= u64::from(self.needed))
+    fn is_confirmed(&self, offsets: &Offsets) -> bool {
+        self.target.is_some_and(|target| offsets.having(target) as u64 >= u64::from(self.needed))
     }
 }
 
@@ -54,7 +53,7 @@ impl Confirmation {
 pub enum Settled {
     /// Enough replicas have it.
     Confirmed(Confirmation),
-    /// Its time is over; this many replicas have it.
+    /// Its time is up; this many replicas have it.
     Missed(Confirmation, usize),
 }
 
@@ -64,9 +63,9 @@ pub struct Confirmations {
     next_id: u64,
     by_id: BTreeMap<u64, Confirmation>,
     /// The pending ones of each owner.
-    by_owner: HashMap<Owner, BTreeSet<u64>>,
+    by_owner: Map<Owner, BTreeSet<u64>>,
     asked_at: Millis,
-    /// Asked in this turn of the event loop, so the question has not even been sent.
+    /// Asked in this turn of the event loop, so the question has not even been sent yet.
     asked_just_now: bool,
 }
 
@@ -75,12 +74,12 @@ impl Confirmations {
     pub fn begin(&mut self, confirmation: Confirmation) -> ConfirmationId {
         let id = self.next_id;
         self.next_id = id.wrapping_add(1);
-        self.by_owner.entry(confirmation.undo.owner.clone()).or_default().insert(id);
+        self.by_owner.get_or_insert_with(confirmation.undo.owner.clone(), BTreeSet::new).insert(id);
         self.by_id.insert(id, confirmation);
         ConfirmationId(id)
     }
 
-    /// Gives one up that nobody wants any more. Returns what has to be rolled back.
+    /// Gives up one that nobody wants any more. Returns what has to be rolled back.
     pub fn abandon(&mut self, id: ConfirmationId) -> Option<Undo> {
         self.remove(id).map(|it| it.undo)
     }
@@ -128,23 +127,23 @@ impl Confirmations {
     }
 
     /// Whether some are confirmed.
-    pub fn any_confirmed(&self, progress: &Progress) -> bool {
-        self.by_id.values().any(|it| it.is_confirmed(progress))
+    pub fn any_confirmed(&self, offsets: &Offsets) -> bool {
+        self.by_id.values().any(|it| it.is_confirmed(offsets))
     }
 
-    /// Those that are confirmed and those whose time is over, in order, at most this many.
-    pub fn settled(&self, progress: &Progress, now: Millis, most: usize) -> Vec<ConfirmationId> {
-        let settled = self.by_id.iter().filter(|(_, it)| it.is_confirmed(progress) || now >= it.until);
+    /// Those that are confirmed and those whose time is up, in order, at most this many.
+    pub fn settled(&self, offsets: &Offsets, now: Millis, most: usize) -> Vec<ConfirmationId> {
+        let settled = self.by_id.iter().filter(|(_, it)| it.is_confirmed(offsets) || now >= it.until);
         settled.take(most).map(|(id, _)| ConfirmationId(*id)).collect()
     }
 
     /// Removes one that [`Confirmations::settled`] named.
-    pub fn take(&mut self, id: ConfirmationId, progress: &Progress) -> Option<Settled> {
+    pub fn take(&mut self, id: ConfirmationId, offsets: &Offsets) -> Option<Settled> {
         let it = self.remove(id)?;
-        if it.is_confirmed(progress) {
+        if it.is_confirmed(offsets) {
             return Some(Settled::Confirmed(it));
         }
-        let having = it.target.map_or(0, |target| progress.having(target));
+        let having = it.target.map_or(0, |target| offsets.having(target));
         Some(Settled::Missed(it, having))
     }
 

@@ -1,13 +1,10 @@
-//! When to look at locks that nobody touches: when a lease runs out that somebody waits for.
+//! When to look at locks that nobody touches: when the lease of a lock that somebody waits for runs out.
 
 use crate::lock::{KeyMap, LockKey, Millis};
 use std::collections::BTreeSet;
 
 /// A deadline more than this many ms in the past was missed: the server was busy with something else.
 const LATE: Millis = 2;
-
-/// After this many ms, postponed work is done whatever the event loop did meanwhile.
-const PATIENCE: Millis = 10;
 
 /// The scheduled looks, at most one for each lock.
 #[derive(Debug, Default)]
@@ -16,8 +13,8 @@ pub struct Looks {
     by_key: KeyMap<Millis>,
     /// How many turns the event loop has made.
     turn: u64,
-    /// The turn, and the time, at which work was postponed to the next turn.
-    put_off: Option<(u64, Millis)>,
+    /// The turn in which work was postponed to the next one.
+    put_off: Option<u64>,
 }
 
 impl Looks {
@@ -64,12 +61,12 @@ impl Looks {
     /// Postpones everything to the next turn of the event loop if the server has stalled. Returns whether it has.
     ///
     /// If a lease ran out a while ago, the server was busy meanwhile (a long script, a stopped process) and has not
-    /// yet read from its connections: a waiter may be long gone.
+    /// yet read from its connections: a waiter may be long gone. It waits for one turn and no longer, for a busy server
+    /// may be late in each.
     pub fn put_off_if_stalled(&mut self, now: Millis) -> bool {
-        let overdue = |at: Millis| at.saturating_add(LATE) < now;
-        let late = self.first().is_some_and(overdue);
-        let waited = self.put_off.is_some_and(|(turn, at)| turn < self.turn && !overdue(at.saturating_add(PATIENCE)));
-        self.put_off = (late && !waited).then_some((self.turn, now));
+        let late = self.first().is_some_and(|at| at.saturating_add(LATE) < now);
+        let waited = self.put_off.is_some_and(|turn| turn != self.turn);
+        self.put_off = (late && !waited).then_some(self.turn);
         self.put_off.is_some()
     }
 }

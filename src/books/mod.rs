@@ -2,7 +2,7 @@
 //! what is being confirmed, and what the next turn of the event loop has to do about all this.
 //!
 //! A book knows no server and calls nobody, so it can be tested alone. All books are in one place, [`with`], which
-//! lends them for as long as it takes to read or note something: never while the server is called, which may call
+//! lends them only for as long as reading or noting something takes: never while the server is called, which may call
 //! back.
 
 pub mod confirmations;
@@ -26,7 +26,7 @@ pub use undo::{Step, Undo};
 
 use crate::lock::cycle::Search;
 use crate::lock::serve::{Agenda, Change};
-use crate::lock::{Deadline, LockKey, Millis, Queue, Waiter, WaiterId};
+use crate::lock::{Deadline, LockKey, Millis, Queue, Token, Waiter, WaiterId};
 use crate::server::MainThread;
 use crate::server::blocked::Blocked;
 use crate::server::clock::Now;
@@ -154,23 +154,23 @@ impl Books {
         self.hurry_reader(client, now);
     }
 
-    /// Lets a session that has been given a shorter lease to keep alive be answered, if it would hear too late that it
-    /// is alive.
+    /// A session has been given a shorter lease to keep alive: lets it be answered, if it would otherwise hear too late
+    /// that it is alive.
     fn hurry_reader(&mut self, session: u64, now: Millis) {
-        if self.sessions.expects_sign_of_life(session)
-            && let Some(lease) = self.ties.shortest_lease(session)
-            && let Some(reader) = self.sessions.take_late_reader(session, now.saturating_add(sessions::pace(lease)))
-        {
+        let ties = &self.ties;
+        let latest = || ties.shortest_lease(session).map(|lease| now.saturating_add(sessions::pace(lease)));
+        if let Some(reader) = self.sessions.take_late_reader(session, latest) {
             self.owed.call(reader);
         }
     }
 
-    /// How many ms apart the signs of life of a session are now. `default_lease` counts while it keeps no hold alive.
+    /// How many ms apart the signs of life of a session are now. `default_lease` counts while the session keeps no hold
+    /// alive.
     pub fn pace(&self, session: u64, default_lease: Millis) -> Millis {
         sessions::pace(self.ties.shortest_lease(session).unwrap_or(default_lease))
     }
 
-    /// Lends the roll-backs of everything that an owner was given of a lock without having been told yet.
+    /// Lends the roll-backs of everything that an owner was given of a lock and has not been told of yet.
     fn outstanding(&mut self, hold: (i32, &[u8], &[u8]), mut work: impl FnMut(&mut Undo)) {
         let (db, name, owner) = hold;
         let mut of_hold = |undo: &mut Undo| {
@@ -186,6 +186,11 @@ impl Books {
     /// An owner is being told that it holds a lock, with at least this many holds. No roll-back takes them away.
     pub fn acknowledge(&mut self, hold: (i32, &[u8], &[u8]), holds: u64) {
         self.outstanding(hold, |undo| undo.acknowledge(hold.1, holds));
+    }
+
+    /// A hold has another token now. What was given before and may yet be rolled back follows it.
+    pub fn retoken(&mut self, hold: (i32, &[u8], &[u8]), tokens: (Option<Token>, Option<Token>)) {
+        self.outstanding(hold, |undo| undo.retoken(hold.1, tokens));
     }
 
     /// Answers that came after `serial` promise this many holds of a lock to its owner.
@@ -230,7 +235,8 @@ impl Books {
         }
     }
 
-    /// Nobody is blocked any more until a session's next events, as `ticket` was, at most until `until`.
+    /// The client of `ticket`, which was blocked until a session's next events, at most until `until`, is blocked no
+    /// longer.
     pub fn reads_no_more(&mut self, session: u64, ticket: owed::Ticket, until: Option<Millis>) {
         self.sessions.set_reader(session, None);
         if let Some(until) = until {
@@ -246,7 +252,7 @@ impl Books {
     /// A waiter has left the queue, for whatever reason.
     pub fn left(&mut self, waiter: &Waiter<Asker>) {
         if let Some(until) = waiter.until {
-            self.owed.timeouts.remove(&(until, waiter.ask.ticket));
+            self.owed.timeouts.remove(&(until, waiter.asker.ticket));
         }
         for key in waiter.keys.iter() {
             if self.queue.waiting(key.db, &key.name) == 0 {

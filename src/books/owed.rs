@@ -1,9 +1,8 @@
 //! Who is owed an answer, and how it is delivered: to a blocked client by a reply, to a session by an event.
 
 use super::{ConfirmationId, Tying, Undo};
-use crate::lock::{LockKey, Millis, Owner, Request, Token, WaiterId};
+use crate::lock::{Demand, LockKey, Map, Millis, Owner, Token, WaiterId};
 use crate::server::clock::Now;
-use foldhash::HashMap;
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
@@ -13,7 +12,7 @@ pub use crate::server::callbacks::Ticket;
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
     /// What the rule needs to know.
-    pub request: Request,
+    pub demand: Demand,
     /// How the hold is tied to the connection.
     pub tying: Tying,
     /// How many replicas must have the grant before it counts.
@@ -94,7 +93,7 @@ pub struct Reading {
     pub if_none: IfNone,
 }
 
-/// What a session is told that has no events to read.
+/// What a session that has no events to read is told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IfNone {
     /// Null.
@@ -104,7 +103,7 @@ pub enum IfNone {
     Alive,
 }
 
-/// How a request ended that was not answered at once.
+/// How a request that was not answered at once ended.
 #[derive(Debug)]
 pub enum Outcome {
     /// Granted or renewed, and how to roll that back if nobody is there to take it.
@@ -173,7 +172,7 @@ pub enum Ended {
 #[derive(Debug)]
 pub struct Owed<B> {
     tickets: u64,
-    pending: HashMap<Ticket, Pending<B>>,
+    pending: Map<Ticket, Pending<B>>,
     /// Blocked clients to be answered, in order.
     ending: VecDeque<Ticket>,
     /// Those among them that the server may be about to redirect.
@@ -190,7 +189,7 @@ impl<B> Default for Owed<B> {
     fn default() -> Self {
         Self {
             tickets: 0,
-            pending: HashMap::default(),
+            pending: Map::default(),
             ending: VecDeque::new(),
             put_off: VecDeque::new(),
             sending: Vec::new(),

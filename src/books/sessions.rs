@@ -6,15 +6,15 @@
 
 use super::owed::{About, Purpose, Ticket};
 use super::{Answer, Outcome, Tie, Undo};
-use crate::lock::{LockKey, Millis, Owner, Token};
+use crate::lock::map::IntoValues;
+use crate::lock::{LockKey, Map, Millis, Owner, Token};
 use crate::server::clock::Now;
 use foldhash::HashMap;
 use std::collections::btree_map::Entry;
-use std::collections::hash_map::IntoValues;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-/// So often during its shortest lease does a session hear that it is alive: if it does not, then enough of the lease is
+/// This many times during its shortest lease, a session hears that it is alive: if it does not, enough of the lease is
 /// left to do something about it.
 const SIGNS_OF_LIFE_A_LEASE: Millis = 8;
 
@@ -96,7 +96,7 @@ type Claim = (Owner, LockKey);
 #[derive(Debug, Default)]
 struct Session {
     /// The locks waited for on its behalf.
-    waits: HashMap<Claim, Ticket>,
+    waits: Map<Claim, Ticket>,
     /// The renewals being confirmed.
     renewals: BTreeMap<Claim, BTreeSet<Ticket>>,
     /// How many requests these are, since one may name several keys.
@@ -121,7 +121,7 @@ pub struct Reader {
     pub alive_at: Option<Millis>,
 }
 
-/// How many ms apart the signs of life of a session are whose shortest lease is this.
+/// How many ms apart the signs of life are for a session whose shortest lease is this.
 pub fn pace(lease: Millis) -> Millis {
     let (shortest, longest) = PACES;
     (lease / SIGNS_OF_LIFE_A_LEASE).clamp(shortest, longest)
@@ -131,7 +131,7 @@ pub fn pace(lease: Millis) -> Millis {
 ///
 /// One index for all sessions, since an owner may be told over one connection what it has not read on another.
 #[derive(Debug, Default)]
-struct Unread(HashMap<(Owner, Rc<[u8]>), BTreeSet<Place>>);
+struct Unread(Map<(Owner, Rc<[u8]>), BTreeSet<Place>>);
 
 /// A session, and the position of an event in its mailbox.
 type Place = (u64, u64);
@@ -139,7 +139,7 @@ type Place = (u64, u64);
 impl Unread {
     fn add(&mut self, event: &Event, client: u64, at: u64) {
         for key in event.keys.iter() {
-            self.0.entry((event.owner.clone(), key.name.clone())).or_default().insert((client, at));
+            self.0.get_or_insert_with((event.owner.clone(), key.name.clone()), BTreeSet::new).insert((client, at));
         }
     }
 
@@ -191,15 +191,15 @@ impl<K: Clone + Eq + std::hash::Hash, V> Newest<K, V> {
 /// All sessions.
 #[derive(Debug, Default)]
 pub struct Sessions {
-    by_client: HashMap<u64, Session>,
+    by_client: Map<u64, Session>,
     departed: VecDeque<Departed>,
     unread: Unread,
     waits: usize,
     letters: usize,
 }
 
-/// What a session that has ended leaves behind. It is worked off piece by piece, since there may be a hundred
-/// thousand.
+/// What a session that has ended leaves behind. It is dealt with piece by piece, since there may be a hundred thousand
+/// pieces.
 #[derive(Debug)]
 struct Departed {
     client: u64,
@@ -238,9 +238,9 @@ pub enum Remains {
 }
 
 impl Sessions {
-    /// Makes a connection a session, if it is none yet.
+    /// Makes a connection a session, if it is not one yet.
     pub fn open(&mut self, client: u64) {
-        self.by_client.entry(client).or_default();
+        self.by_client.get_or_insert_with(client, Session::default);
     }
 
     /// Whether a connection is a session.
@@ -258,7 +258,7 @@ impl Sessions {
         (self.by_client.len(), self.waits, self.letters)
     }
 
-    /// What a session knows of an owner's request for any of `keys`: of the first that it knows anything of.
+    /// What a session knows of an owner's request for any of `keys`: of the first of them that it knows anything about.
     pub fn claimed(&self, client: u64, owner: &Owner, keys: &[LockKey]) -> Claimed {
         let Some(session) = self.by_client.get(&client) else { return Claimed::Nothing };
         if session.waits.is_empty() && session.cancelled.map.is_empty() {
@@ -273,7 +273,7 @@ impl Sessions {
     }
 
     /// Records that a request waits on behalf of a session.
-    pub fn waits(&mut self, client: u64, about: &About, ticket: Ticket) {
+    pub fn add_wait(&mut self, client: u64, about: &About, ticket: Ticket) {
         let Some(session) = self.by_client.get_mut(&client) else { return };
         for key in about.keys.iter() {
             let claim = (about.owner.clone(), key.clone());
@@ -287,7 +287,7 @@ impl Sessions {
     }
 
     /// A request no longer waits on behalf of a session.
-    pub fn waits_no_more(&mut self, client: u64, about: &About, ticket: Ticket) {
+    pub fn remove_wait(&mut self, client: u64, about: &About, ticket: Ticket) {
         let Some(session) = self.by_client.get_mut(&client) else { return };
         for key in about.keys.iter() {
             let claim = (about.owner.clone(), key.clone());
@@ -320,7 +320,7 @@ impl Sessions {
         outcome: Outcome,
         now: Now,
     ) -> Result<(), Outcome> {
-        self.waits_no_more(client, &about, ticket);
+        self.remove_wait(client, &about, ticket);
         if !self.is_open(client) {
             return Err(outcome);
         }
@@ -432,34 +432,29 @@ impl Sessions {
         }
     }
 
-    /// Removes and returns whoever waits for the next event of a session, if there is an event.
+    /// Removes and returns the reader that waits for the next event of a session, if there is an event.
     pub fn take_reader(&mut self, client: u64) -> Option<Ticket> {
         let session = self.by_client.get_mut(&client)?;
         if session.mail.is_empty() { None } else { session.reader.take().map(|reader| reader.ticket) }
     }
 
-    /// Removes and returns whoever waits for the next event of a session, if that session would not be known to be
-    /// alive until after `latest`.
-    pub fn take_late_reader(&mut self, client: u64, latest: Millis) -> Option<Ticket> {
+    /// Removes and returns the reader that waits to be told that a session is alive, if it would be told after
+    /// `latest`.
+    pub fn take_late_reader(&mut self, client: u64, latest: impl FnOnce() -> Option<Millis>) -> Option<Ticket> {
         let session = self.by_client.get_mut(&client)?;
-        let is_late = |reader: &mut Reader| reader.alive_at.is_some_and(|at| at > latest);
-        session.reader.take_if(is_late).map(|reader| reader.ticket)
-    }
-
-    /// Whether somebody waits to be told that a session is alive.
-    pub fn expects_sign_of_life(&self, client: u64) -> bool {
-        self.by_client.get(&client).and_then(|it| it.reader).is_some_and(|reader| reader.alive_at.is_some())
+        let alive_at = session.reader?.alive_at?;
+        if alive_at > latest()? { session.reader.take().map(|reader| reader.ticket) } else { None }
     }
 
     /// A session is being told that its next question will be answered within `pace` ms.
-    pub fn promise(&mut self, client: u64, pace: Millis) {
+    pub fn promise_pace(&mut self, client: u64, pace: Millis) {
         if let Some(session) = self.by_client.get_mut(&client) {
             session.promised = Some(pace);
         }
     }
 
-    /// Within how many ms a question is to be answered that should be within `pace` ms: what was promised counts.
-    pub fn promised(&self, client: u64, pace: Millis) -> Millis {
+    /// Within how many ms a question is to be answered: within `pace` ms, or sooner if that was promised.
+    pub fn promised_pace(&self, client: u64, pace: Millis) -> Millis {
         let promised = self.by_client.get(&client).and_then(|it| it.promised);
         promised.map_or(pace, |promised| promised.min(pace))
     }

@@ -15,7 +15,7 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Begins a pass over those that there are now, before `end`; of one database or of all.
+    /// Begins a pass over those that there are now, that is, before `waiter` and `tie`; of one database or of all.
     pub fn begin(&mut self, db: Option<i32>, (waiter, tie): (WaiterId, TieId)) {
         self.db = if self.is_over() || self.db == db { db } else { None };
         self.waiters = Some((WaiterId(0), waiter));
@@ -42,7 +42,7 @@ impl Sweep {
         self.ties
     }
 
-    /// Continues behind this waiter; `None`: that was the last.
+    /// Continues after this waiter; `None`: that was the last.
     pub fn passed_waiter(&mut self, id: Option<WaiterId>) {
         self.waiters = match (id, self.waiters) {
             (Some(id), Some((_, end))) => Some((WaiterId(id.0.saturating_add(1)), end)),
@@ -50,7 +50,7 @@ impl Sweep {
         };
     }
 
-    /// Continues behind this tie; `None`: that was the last.
+    /// Continues after this tie; `None`: that was the last.
     pub fn passed_tie(&mut self, id: Option<TieId>) {
         self.ties = match (id, self.ties) {
             (Some(id), Some((_, end))) => Some((TieId(id.0.saturating_add(1)), end)),

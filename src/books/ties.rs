@@ -5,7 +5,7 @@
 //! ends never takes one with it.
 
 use super::Why;
-use crate::lock::{Deadline, KeyMap, LockKey, Millis, Owner, Token};
+use crate::lock::{Deadline, KeyMap, LockKey, Map, Millis, Owner, Token};
 use foldhash::HashMap;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -48,7 +48,7 @@ pub struct Tie {
     pub replicas: u32,
     /// The end of the hold's lease, as far as this module knows.
     pub deadline: Deadline,
-    /// Whether replicas are being asked about a renewal, for which the next one waits.
+    /// Whether replicas are being asked about a renewal; the next one waits for that.
     pub renewal: Renewal,
     home: Home,
     due: Option<Millis>,
@@ -67,7 +67,7 @@ pub enum Renewal {
     Confirming,
 }
 
-/// What makes a tie.
+/// What a tie is made from.
 #[derive(Debug)]
 pub struct NewTie {
     /// The connection.
@@ -114,7 +114,7 @@ impl Tie {
     }
 }
 
-/// A lease is renewed after each third of it.
+/// A lease is renewed each time a third of it has passed.
 fn interval(lease: Millis) -> Millis {
     (lease / 3).max(1)
 }
@@ -126,7 +126,7 @@ type Rank = (Millis, TieId);
 #[derive(Debug, Default)]
 struct Tables {
     by_id: BTreeMap<TieId, Tie>,
-    by_client: HashMap<u64, BTreeSet<Rank>>,
+    by_client: Map<u64, BTreeSet<Rank>>,
     by_hold: KeyMap<HashMap<Owner, TieId>>,
     due: BTreeSet<(Millis, TieId)>,
 }
@@ -147,7 +147,7 @@ pub struct Ties {
 
 impl Tables {
     fn add(&mut self, id: TieId, tie: Tie) {
-        self.by_client.entry(tie.client).or_default().insert(tie.rank(id));
+        self.by_client.get_or_insert_with(tie.client, BTreeSet::new).insert(tie.rank(id));
         self.by_hold.get_or_default(&tie.key()).insert(tie.owner.clone(), id);
         self.due.extend(tie.due.map(|due| (due, id)));
         self.by_id.insert(id, tie);
@@ -186,7 +186,8 @@ impl Tables {
 
 impl Ties {
     /// Ties a hold to a connection, whatever it was tied to before. If the same hold was tied to the same connection,
-    /// that tie's flags stay as well. Returns the tie of another hold of this owner, which must have ended unnoticed.
+    /// that tie's flags stay as well. Returns the tie of another hold of this owner, if there was one: that hold must
+    /// have ended unnoticed.
     pub fn tie(&mut self, new: NewTie, now: Millis) -> Option<Tie> {
         let before = self.untie(new.key.db, &new.key.name, &new.owner);
         let mut tying = new.tying;
@@ -213,12 +214,12 @@ impl Ties {
         before.filter(|it| !same_hold(it))
     }
 
-    /// The database of this number, for whatever must follow it when it is swapped with another.
+    /// The database with this number, for everything that must follow it when it is swapped with another.
     pub fn home(&mut self, db: i32) -> Home {
         self.homes.entry(db).or_insert_with(|| Rc::new(Cell::new(db))).clone()
     }
 
-    /// Restores a tie from before something that is being rolled back.
+    /// Restores the tie from before something that is being rolled back.
     pub fn put_back(&mut self, tie: Tie, deadline: Deadline, now: Millis) {
         self.add(Tie { renewal: Renewal::Settled, deadline, ..tie }, now);
     }

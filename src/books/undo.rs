@@ -1,4 +1,4 @@
-//! What has to be rolled back if a grant or a renewal does not come about after all.
+//! What has to be rolled back if a grant or a renewal does not take effect after all.
 
 use super::Tie;
 use super::ties::Home;
@@ -38,7 +38,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// How many of the earlier holds its answer promises as well, beside its own.
+    /// How many of the earlier holds its answer promises as well, besides its own.
     pub fn promised_before(&self) -> u64 {
         promised_before(self.promised, self.before.map_or(0, |before| before.holds), self.given.holds)
     }
@@ -52,13 +52,14 @@ impl Step {
 /// How many of `before` earlier holds are covered by the answer to a request that promises this many and made them
 /// `given`.
 ///
-/// Examples: one more hold than there were promises none of those; `HOLDS 1` where there was 1 promises that one.
+/// Examples: a request for one more hold promises none of the earlier ones; `HOLDS 1` where there was 1 promises that
+/// one.
 pub fn promised_before(promised: u64, before: u64, given: u64) -> u64 {
     promised.saturating_sub(given.saturating_sub(before))
 }
 
 impl Undo {
-    /// It came about, under this token.
+    /// It took effect, under this token.
     pub fn under(mut self, token: Token) -> Self {
         for step in &mut self.steps {
             step.given.token = Some(token);
@@ -66,7 +67,7 @@ impl Undo {
         self
     }
 
-    /// It came about for those locks that have a token here, each under its own.
+    /// It took effect for those locks that have a token here, each under its own.
     pub fn under_each<'a>(mut self, tokens: impl Fn(&[u8]) -> Option<Token> + 'a) -> Self {
         self.steps.retain_mut(|step| {
             step.given.token = tokens(&step.name);
@@ -76,7 +77,7 @@ impl Undo {
     }
 
     /// `gone`, on which this may have been built, was rolled back: `taken` of its holds. If that is fewer than it had
-    /// added, then because this one promises them; so rolling back this one must take them away instead.
+    /// added, that is because this one promises the others; so rolling back this one must take those away instead.
     ///
     /// An example: a hold of 1 until 100; a re-entry (`gone`: 2 until 200) and another one (`self`: 3 until 300),
     /// neither of them confirmed. When `gone` is rolled back, the hold is 2 until 300, and rolling back `self` must
@@ -84,16 +85,26 @@ impl Undo {
     pub fn rebase(&mut self, gone: &Step, taken: u64) {
         let Some(step) = self.steps.iter_mut().find(|step| step.name == gone.name) else { return };
         let Some(before) = &mut step.before else { return };
-        if let Some(first) = gone.before
-            && before.deadline == gone.given.deadline
-        {
-            before.deadline = first.deadline;
+        if let Some(first) = gone.before {
+            if before.deadline == gone.given.deadline {
+                before.deadline = first.deadline;
+            }
+            if before.token == gone.given.token {
+                before.token = first.token;
+            }
         }
         before.holds = before.holds.saturating_sub(gone.added());
         step.given.holds = step.given.holds.saturating_sub(taken);
     }
 
-    /// It is answered to nobody.
+    /// The hold of the lock `name` has another token now: what was given under the first one is found under the second.
+    pub fn retoken(&mut self, name: &[u8], (from, to): (Option<Token>, Option<Token>)) {
+        for step in self.steps.iter_mut().filter(|step| *step.name == *name && step.given.token == from) {
+            step.given.token = to;
+        }
+    }
+
+    /// Nobody gets an answer to it.
     pub fn without_promise(mut self) -> Self {
         self.steps.iter_mut().for_each(|step| step.promised = 0);
         self

@@ -1,4 +1,4 @@
-//! `LOCK.ACQUIRE` and the way of a request that may wait, which `LOCK.MACQUIRE` shares.
+//! `LOCK.ACQUIRE` and the path of a request that may wait, which `LOCK.MACQUIRE` shares.
 
 use super::args::{self, Options, Word};
 use crate::books::owed::{OnBehalf, Purpose};
@@ -61,7 +61,7 @@ impl Command for Acquire {
                 .map_err(|_| WRONGTYPE)?,
         };
         let Some(mut lock) = lock else { return asking.queue(&[name], &[]) };
-        let decision = decide(&lock.standing(), &asking.terms.request, ahead, now);
+        let decision = decide(&lock.standing(), &asking.terms.demand, ahead, now);
         asking.carry_out(std::slice::from_mut(&mut lock), &[decision])
     }
 }
@@ -158,7 +158,7 @@ impl<'a> Asking<'a> {
         }
         let request = self.request(names);
         waiting::has_room(request)?;
-        let candidate = Candidate { owner: &request.owner, keys: &request.keys, limit: self.terms.request.limit };
+        let candidate = Candidate { owner: &request.owner, keys: &request.keys, limit: self.terms.demand.limit };
         let search = searching::begin(ctx, self.client, candidate, now)?;
         let (id, replied) = waiting::wait(ctx, request.clone(), (names, locks), &self.terms, wait, now)?;
         searching::go_on(ctx, id, search);

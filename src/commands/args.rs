@@ -6,7 +6,7 @@ use crate::books::{self, IfNone, Terms, Tying};
 use crate::config;
 use crate::keyspace::MAX_OWNER;
 use crate::lock::rule::MAX_HOLDS;
-use crate::lock::{Limit, Millis, Raise, Request, Token, fence};
+use crate::lock::{Demand, Limit, Millis, Raise, Token, fence};
 use crate::server::commands::{Arg, Command};
 use crate::server::text::{parse_number, show_start as show};
 use crate::server::{AsText, Call, Text, TextRef, acl, ctx};
@@ -93,7 +93,7 @@ impl Word {
         }
     }
 
-    /// The same as an optional argument.
+    /// The same, as an optional argument.
     pub const fn option(self) -> Arg {
         self.arg().optional()
     }
@@ -160,7 +160,7 @@ impl Options<'_> {
     /// What a request asks for, with `limit` as the limit if it names none.
     pub fn terms(&self) -> Terms {
         Terms {
-            request: Request {
+            demand: Demand {
                 limit: self.limit.unwrap_or(Limit::MUTEX),
                 raise: self.holds.map_or(Raise::ByOne, Raise::To),
                 lease: self.lease_or_default(),

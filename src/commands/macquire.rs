@@ -49,7 +49,7 @@ impl Command for Macquire {
         let mut locks = look_all(call.ctx, &names, owner.as_text(), now)?;
         let decisions: Vec<_> = locks
             .iter()
-            .map(|lock| decide(&lock.standing(), &asking.terms.request, ahead(call.ctx, lock.name()), now.millis()))
+            .map(|lock| decide(&lock.standing(), &asking.terms.demand, ahead(call.ctx, lock.name()), now.millis()))
             .collect();
         asking.carry_out(&mut locks, &decisions)
     }

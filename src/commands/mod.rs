@@ -1,4 +1,4 @@
-//! The commands, a file each: arguments, decision, effect, reply, in that order.
+//! The commands, one file each: arguments, decision, effect, reply, in that order.
 
 mod acquire;
 mod args;

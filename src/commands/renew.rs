@@ -109,7 +109,7 @@ fn prolong(lock: &mut Lock, grantee: Grantee, options: &Options, now: Now) -> Op
 }
 
 fn deadline(terms: &Terms, now: Now) -> Deadline {
-    Deadline::after(now.millis(), terms.request.lease)
+    Deadline::after(now.millis(), terms.demand.lease)
 }
 
 /// How to roll back a renewal of `locks` that is about to be made, if it needs replicas.

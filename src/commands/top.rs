@@ -74,7 +74,7 @@ struct Held {
     expiry: Deadline,
 }
 
-/// The locks with most waiters; among equals, the one with the longest wait first.
+/// The locks with the most waiters; among equals, the one with the longest wait first.
 fn rows(db: i32, most: usize, may_read: impl Fn(&LockKey) -> bool) -> Vec<Row> {
     let crowds: Vec<(LockKey, usize)> = books::with(|books| books.queue.crowds_in(db).take(LOOKED_AT).collect());
     let mut rows: Vec<(LockKey, usize)> = crowds.into_iter().filter(|(key, _)| may_read(key)).take(most).collect();

@@ -13,7 +13,7 @@ use std::ffi::{CStr, c_int};
 pub(super) const SHOWN: usize = 1000;
 
 /// The most that are shown; that many take some 3 ms.
-pub(super) const MOST: usize = 10_000;
+pub(super) const MOST: usize = 5_000;
 
 /// `LOCK.WAITERS`
 #[derive(Debug)]
@@ -39,10 +39,10 @@ impl Command for Waiters {
             let lane = books.queue.lane(ctx.db(), name.bytes()).take(options.count.unwrap_or(SHOWN).min(MOST));
             lane.map(|waiter| Row {
                 owner: waiter.owner.clone(),
-                client: waiter.ask.client,
+                client: waiter.asker.client,
                 since: waiter.since,
                 until: waiter.until,
-                limit: waiter.request.limit,
+                limit: waiter.demand.limit,
             })
             .collect()
         });

@@ -236,7 +236,7 @@ impl Lock<'_> {
             return Fields::Changed;
         }
         let (db, name) = (self.db, self.name.bytes());
-        // Of a mutex all fields are asked about at once.
+        // For a mutex, all fields are asked about at once.
         let is_mutex = self.found.form != Form::Many;
         if is_mutex && rosters::with(|rosters| rosters.is_without_field_expiry(db, name)) {
             return Fields::Changed;
@@ -408,7 +408,7 @@ impl Lock<'_> {
         let channel = Text::concat(&[b"redisson_lock__channel:", open, name, close]);
         let sharded = listeners::in_cluster();
         self.ctx.publish(&channel, &words().zero, sharded);
-        // In a cluster it reaches replicas by the cluster's own bus.
+        // In a cluster it reaches replicas over the cluster's own bus.
         if publish == Publish::Replicated && !sharded && listeners::must_replicate() {
             self.ctx.replicate_only(c"PUBLISH", &[&channel, &words().zero]);
         }

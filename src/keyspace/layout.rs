@@ -113,7 +113,7 @@ pub enum Form {
     Missing,
     /// Nobody holds it; fields of former holders may be left.
     Remains,
-    /// One holder; the deadline is the key's expiry. The newest token, if this module gave one.
+    /// One holder; the deadline is the key's expiry. The newest token, if this module issued one.
     Mutex(Option<Token>),
     /// Holders with deadlines of their own, kept in the [`rosters`].
     Many,
@@ -553,7 +553,7 @@ fn parse_limit(value: &Text) -> Result<Limit, NotALock> {
     number.filter(|&number| i32::try_from(number).is_ok()).map(Limit::from_number).ok_or(NotALock)
 }
 
-/// More than 63 bits is no time to a server: a replica and an append-only file would refuse it as an expiry.
+/// More than 63 bits is not a time to a server: a replica and an append-only file would refuse it as an expiry.
 fn parse_deadline(value: &[u8]) -> Result<Deadline, NotALock> {
     match parse_number(value).ok_or(NotALock)? {
         NO_END => Ok(Deadline::Never),

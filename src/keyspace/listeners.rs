@@ -1,4 +1,4 @@
-//! Who follows what is written, so that nothing is prepared for nobody.
+//! Who follows what is written, so that nothing is prepared that nobody receives.
 //!
 //! Handing a command to the server for replication costs more than the write itself, even with neither a replica nor
 //! an append-only file. It may be skipped only while it is *certain* that nobody could ever miss it. That is known as

@@ -19,15 +19,15 @@ pub fn dump_of_mutex(owner: &[u8], hold: &Hold) -> Option<Vec<u8>> {
     usable.then(|| dump(owner, hold.holds, hold.token))
 }
 
-/// The type that snapshots give to a hash in a listpack, and their first version that has it: that of Redis 7.0, which
-/// every server that can follow this one reads.
+/// The type that snapshots give to a hash in a listpack, and the first snapshot version that has it: that of Redis 7.0,
+/// which every server that can follow this one reads.
 const HASH_LISTPACK: u8 = 16;
 const VERSION: u16 = 10;
 
 /// The longest string whose length fits into 12 bits.
 const LONGEST: usize = 0xfff;
 
-/// The whole: type, length and bytes of the listpack, version, checksum.
+/// The whole dump: type, length and bytes of the listpack, version, checksum.
 fn dump(owner: &[u8], holds: u64, fence: Option<Token>) -> Vec<u8> {
     const HEAD: usize = 3;
     let mut list = List(Vec::with_capacity(owner.len().saturating_add(64)));
@@ -88,8 +88,8 @@ static CRC: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&CRC_64_REDIS);
 mod tests {
     use super::dump;
 
-    /// The listpack is what Redis 7.0 says to `HSET k me 1 #fence 1700000000000000`, `DUMP k`. The length before it is
-    /// written in the longer of two ways here.
+    /// The listpack is what Redis 7.0 returns for `HSET k me 1 #fence 1700000000000000`, `DUMP k`. The length before it
+    /// is written here in the longer of two ways.
     #[test]
     fn as_a_server_dumps_it() {
         let of_server = b"\x1f\0\0\0\x04\0\x82me\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\n\x06\x00\t\xff\n\x00";

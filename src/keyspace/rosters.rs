@@ -1,4 +1,4 @@
-//! The holders of locks with many, cached so that a lock with thousands need not be read whole each time.
+//! The holders of locks that have many, cached so that a lock with thousands need not be read whole each time.
 //!
 //! A roster is a copy of what the key says: it is made from the key, compared with it at each use, and forgotten as
 //! soon as anybody else touches the key. Nothing is lost with it.
@@ -26,13 +26,14 @@ pub struct Rosters {
     due: BTreeSet<(Millis, LockKey)>,
     /// How many fields have been read to build rosters since the module was loaded.
     fields_read: usize,
-    /// Locks that were found without a field that has an expiry of its own; touched by nobody else since.
+    /// Locks that were found without a field that has an expiry of its own, and that nobody else has touched since.
     without_field_expiry: KeyMap<()>,
     /// What was forgotten all at once, and has yet to be freed.
     forgotten: Vec<Forgotten>,
 }
 
-/// All rosters of a time. Their memory is freed piece by piece, since there may be millions of holders.
+/// All rosters that were forgotten together. Their memory is freed piece by piece, since there may be millions of
+/// holders.
 #[derive(Debug)]
 struct Forgotten {
     rosters: Values<Roster>,
@@ -54,8 +55,8 @@ pub fn with<R>(work: impl FnOnce(&mut Rosters) -> R) -> R {
     ROSTERS.with(work)
 }
 
-/// Forgets the roster of a key, if there is one, and returns how many holders it had. For callbacks, which assume one
-/// if unsure.
+/// Forgets the roster of a key, if there is one, and returns how many holders it had. For callbacks; assumes one holder
+/// if it can't tell.
 pub fn forget_if_known(db: i32, name: &[u8]) -> Option<usize> {
     let forget = |rosters: &mut Rosters| {
         let holders = rosters.holders(db, name);
@@ -105,7 +106,7 @@ impl Rosters {
         self.without_field_expiry.get(db, name).is_some()
     }
 
-    /// No field of this key has an expiry of its own. Whoever says so watches the keys.
+    /// No field of this key has an expiry of its own. The caller watches the keys.
     pub fn keep_without_field_expiry(&mut self, key: LockKey) {
         self.without_field_expiry.insert(key, ());
     }
@@ -126,7 +127,7 @@ impl Rosters {
         }
     }
 
-    /// Forgets all. What it takes in memory is left to [`Rosters::free`].
+    /// Forgets everything. Freeing its memory is left to [`Rosters::free`].
     pub fn clear(&mut self) {
         let Self { by_key, due, fields_read, without_field_expiry, mut forgotten } = std::mem::take(self);
         if !(by_key.is_empty() && without_field_expiry.is_empty()) {

@@ -27,7 +27,7 @@ pub fn observe(token: Option<Token>, now: Millis) {
     }
 }
 
-/// Whether a hold's token may be raised to `fence`: by no more than what can pass for a token that a server issued.
+/// Whether a hold's token may be raised to `fence`: only to what can pass for a token that a server issued.
 ///
 /// # Errors
 ///

@@ -26,9 +26,9 @@ pub struct Words {
     pub one: Text,
     /// What is published when a lock becomes free.
     pub zero: Text,
-    /// An option of `RESTORE`: whatever stands there goes.
+    /// An option of `RESTORE`: whatever the key holds is replaced.
     pub replace: Text,
-    /// An option of `RESTORE`: its expiry is a moment.
+    /// An option of `RESTORE`: its expiry is a point in time.
     pub absolute: Text,
     /// The command that asks for a lock.
     pub acquire: Text,

@@ -1,4 +1,4 @@
-//! What has changed lately: for whoever looks at the queue and the locks in several steps.
+//! What has changed lately: for readers that look at the queue and the locks in several steps.
 
 use super::serve::Change;
 use super::{LockKey, WaiterId};

@@ -115,7 +115,7 @@ impl Holders {
         page.skip_while(|(deadline, _)| deadline.has_passed(now)).take(most).cloned().collect()
     }
 
-    /// All holders, in no order.
+    /// All holders, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (&Owner, &Hold)> {
         self.by_owner.iter()
     }

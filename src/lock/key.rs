@@ -1,7 +1,7 @@
-//! The name of a lock, and maps by it.
+//! The name of a lock, and maps keyed by it.
 
-use foldhash::HashMap;
-use std::collections::{BTreeMap, btree_map, hash_map};
+use super::map::{self, Map};
+use std::collections::{BTreeMap, btree_map};
 use std::iter::FlatMap;
 use std::rc::Rc;
 
@@ -21,7 +21,7 @@ impl LockKey {
     }
 }
 
-/// A map by key that can be queried with borrowed bytes, and that handles whole databases.
+/// A map from keys that can be queried with borrowed bytes, and that handles whole databases.
 #[derive(Debug)]
 pub struct KeyMap<V> {
     /// There are few databases; comparing their numbers is cheaper than hashing them.
@@ -30,10 +30,10 @@ pub struct KeyMap<V> {
 }
 
 /// What was kept in a map.
-pub type Values<V> = FlatMap<btree_map::IntoValues<i32, Names<V>>, hash_map::IntoValues<Rc<[u8]>, V>, Take<V>>;
+pub type Values<V> = FlatMap<btree_map::IntoValues<i32, Names<V>>, map::IntoValues<Rc<[u8]>, V>, Take<V>>;
 
-type Names<V> = HashMap<Rc<[u8]>, V>;
-type Take<V> = fn(Names<V>) -> hash_map::IntoValues<Rc<[u8]>, V>;
+type Names<V> = Map<Rc<[u8]>, V>;
+type Take<V> = fn(Names<V>) -> map::IntoValues<Rc<[u8]>, V>;
 
 impl<V> Default for KeyMap<V> {
     fn default() -> Self {
@@ -74,7 +74,7 @@ impl<V> KeyMap<V> {
         V: Default,
     {
         let len = &mut self.len;
-        self.dbs.entry(key.db).or_default().entry(key.name.clone()).or_insert_with(|| {
+        self.dbs.entry(key.db).or_default().get_or_insert_with(key.name.clone(), || {
             *len = len.saturating_add(1);
             V::default()
         })
@@ -111,10 +111,10 @@ impl<V> KeyMap<V> {
 
     /// Everything that was kept, one after the other.
     pub fn into_values(self) -> Values<V> {
-        self.dbs.into_values().flat_map(HashMap::into_values as Take<V>)
+        self.dbs.into_values().flat_map(Map::into_values as Take<V>)
     }
 
-    /// Forgets all.
+    /// Forgets everything.
     pub fn clear(&mut self) {
         self.dbs.clear();
         self.len = 0;

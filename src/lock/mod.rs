@@ -8,6 +8,7 @@ pub mod cycle;
 pub mod fence;
 pub mod holders;
 pub mod key;
+pub mod map;
 pub mod queue;
 pub mod rule;
 pub mod serve;
@@ -18,8 +19,9 @@ mod tests;
 pub use fence::{Fence, Token};
 pub use holders::Holders;
 pub use key::{KeyMap, LockKey, Values};
+pub use map::Map;
 pub use queue::{Queue, Waiter, WaiterId};
-pub use rule::{Ahead, Decision, Hold, Raise, Request, Standing, decide};
+pub use rule::{Ahead, Decision, Demand, Hold, Raise, Standing, decide};
 
 use std::num::NonZeroU32;
 use std::rc::Rc;
@@ -27,7 +29,7 @@ use std::rc::Rc;
 /// A point in Unix time or a length of time, in milliseconds.
 pub type Millis = u64;
 
-/// Whoever holds or waits: any bytes that the client chose.
+/// Who holds or waits: any bytes that the client chose.
 pub type Owner = Rc<[u8]>;
 
 /// The end of a lease.

@@ -2,8 +2,7 @@
 
 use super::changes::{Changed, Changes};
 use super::serve::Change;
-use super::{KeyMap, LockKey, Millis, Owner, Request};
-use foldhash::HashMap;
+use super::{Demand, KeyMap, LockKey, Map, Millis, Owner};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -22,16 +21,16 @@ pub struct Waiter<T> {
     /// What it waits for: one key, or several that it gets all at once; none is named twice.
     pub keys: Rc<[LockKey]>,
     /// What it asks for, for each key.
-    pub request: Request,
+    pub demand: Demand,
     /// When it arrived.
     pub since: Millis,
     /// When it times out; `None`: never.
     pub until: Option<Millis>,
-    /// Of several keys, one at which it was last found to have to wait: until something changes there, the others
-    /// need not be looked at.
+    /// Of several keys, one that it was last found to have to wait for: until something changes there, the others need
+    /// not be looked at.
     pub(super) blocked_on: Option<usize>,
     /// What the caller needs to answer it.
-    pub ask: T,
+    pub asker: T,
 }
 
 /// All queues. A request is in the queue of each of its keys, in each at the position of its arrival.
@@ -44,8 +43,8 @@ pub struct Queue<T> {
     waiters: BTreeMap<WaiterId, Box<Waiter<T>>>,
     lanes: KeyMap<BTreeSet<WaiterId>>,
     /// The requests of each owner, in order of arrival.
-    by_owner: HashMap<Owner, Vec<WaiterId>>,
-    /// The keys with several waiters, those with most first, by database.
+    by_owner: Map<Owner, Vec<WaiterId>>,
+    /// The keys with several waiters, those with the most first, by database.
     crowds: BTreeSet<(i32, Reverse<usize>, Rc<[u8]>)>,
     /// How many requests wait for several keys.
     several: usize,
@@ -58,7 +57,7 @@ impl<T> Default for Queue<T> {
             arrivals: 0,
             waiters: BTreeMap::new(),
             lanes: KeyMap::default(),
-            by_owner: HashMap::default(),
+            by_owner: Map::default(),
             crowds: BTreeSet::new(),
             several: 0,
             changes: Changes::default(),
@@ -77,10 +76,10 @@ impl<T> Queue<T> {
         &mut self,
         owner: Owner,
         keys: impl Into<Rc<[LockKey]>>,
-        request: Request,
+        demand: Demand,
         since: Millis,
         until: Option<Millis>,
-        ask: T,
+        asker: T,
     ) -> WaiterId {
         let id = self.next_id();
         let keys = keys.into();
@@ -91,12 +90,12 @@ impl<T> Queue<T> {
             lane.insert(id);
             self.resized(key, before, before.saturating_add(1));
         }
-        // Most wait once.
-        self.by_owner.entry(owner.clone()).or_insert_with(|| Vec::with_capacity(1)).push(id);
+        // Most owners wait once.
+        self.by_owner.get_or_insert_with(owner.clone(), || Vec::with_capacity(1)).push(id);
         if keys.len() > 1 {
             self.several = self.several.saturating_add(1);
         }
-        let waiter = Waiter { id, owner, keys, request, since, until, blocked_on: None, ask };
+        let waiter = Waiter { id, owner, keys, demand, since, until, blocked_on: None, asker };
         self.waiters.insert(id, Box::new(waiter));
         id
     }
@@ -226,9 +225,14 @@ impl<T> Queue<T> {
         self.by_owner.contains_key(owner)
     }
 
-    /// All waiting requests, in no order.
-    pub fn owners(&self) -> impl ExactSizeIterator<Item = &Owner> {
+    /// All who wait, in no particular order.
+    pub fn owners(&self) -> impl Iterator<Item = &Owner> {
         self.by_owner.keys()
+    }
+
+    /// How many owners wait.
+    pub fn owner_count(&self) -> usize {
+        self.by_owner.len()
     }
 
     /// Whether each request waits for one key, and each owner waits once: then a wait for one key depends on other
@@ -252,7 +256,7 @@ impl<T> Queue<T> {
         self.lanes.len()
     }
 
-    /// The keys of one database with several waiters, and how many there are; those with most first.
+    /// The keys of one database with several waiters, and how many there are; those with the most first.
     pub fn crowds_in(&self, db: i32) -> impl Iterator<Item = (LockKey, usize)> {
         let first = (db, Reverse(usize::MAX), Rc::from([]));
         let in_db = self.crowds.range(first..).take_while(move |(of, ..)| *of == db);

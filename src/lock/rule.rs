@@ -41,9 +41,9 @@ pub enum Raise {
     To(u64),
 }
 
-/// What an owner asks for.
+/// What a request asks for of each of its locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct Demand {
     /// How many may hold at once, this owner included.
     pub limit: Limit,
     /// What happens to the hold count.
@@ -77,27 +77,27 @@ pub enum Decision {
 }
 
 /// Decides a request. The only place that does.
-pub fn decide(standing: &Standing, request: &Request, ahead: Ahead, now: Millis) -> Decision {
-    let deadline = Deadline::after(now, request.lease);
+pub fn decide(standing: &Standing, demand: &Demand, ahead: Ahead, now: Millis) -> Decision {
+    let deadline = Deadline::after(now, demand.lease);
     if let Some(own) = standing.own {
-        return reenter(own, standing.limit, request, deadline);
+        return reenter(own, standing.limit, demand, deadline);
     }
-    let limit = if standing.holders == 0 { request.limit } else { request.limit.min(standing.limit) };
+    let limit = if standing.holders == 0 { demand.limit } else { demand.limit.min(standing.limit) };
     if ahead == Ahead::Somebody || !limit.allows(standing.holders.saturating_add(1)) {
         return Decision::Wait;
     }
-    let holds = match request.raise {
+    let holds = match demand.raise {
         Raise::ByOne => 1,
         Raise::To(holds) => holds,
     };
     Decision::Grant(Hold { holds, token: None, deadline }, limit)
 }
 
-fn reenter(own: Hold, limit: Limit, request: &Request, deadline: Deadline) -> Decision {
-    if request.limit != limit {
+fn reenter(own: Hold, limit: Limit, demand: &Demand, deadline: Deadline) -> Decision {
+    if demand.limit != limit {
         return Decision::OtherLimit(limit);
     }
-    let holds = match request.raise {
+    let holds = match demand.raise {
         Raise::ByOne if own.holds >= MAX_HOLDS => return Decision::TooManyHolds,
         Raise::ByOne => own.holds.saturating_add(1),
         Raise::To(holds) => own.holds.max(holds),

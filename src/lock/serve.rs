@@ -1,10 +1,10 @@
 //! Which request is served next, whatever it was that changed a lock.
 //!
-//! The [`Agenda`] hands out one [`Job`] at a time and is told its result, so whoever does the jobs may stop between
-//! any two of them, let others in, and continue later. Nobody overtakes meanwhile: a newcomer queues behind whoever
-//! waits, served or about to be.
+//! The [`Agenda`] hands out one [`Job`] at a time and is told its result, so the caller, who does the jobs, may stop
+//! between any two of them, let others in, and continue later. Nobody overtakes meanwhile: a newcomer queues behind all
+//! who wait, served or about to be.
 
-use super::{Ahead, Decision, Limit, LockKey, Millis, Owner, Queue, Request, Standing, Waiter, WaiterId, decide};
+use super::{Ahead, Decision, Demand, Limit, LockKey, Millis, Owner, Queue, Standing, Waiter, WaiterId, decide};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -22,7 +22,7 @@ pub enum Sight {
     Lock(Standing),
     /// The key holds something that is not a lock.
     NotALock,
-    /// Another server decides about this key, or soon will: nobody is granted anything here.
+    /// Another server decides on this key, or soon will: nobody is granted anything here.
     Elsewhere,
     /// It can't be read in this step: together with the request's other locks it has too many holders.
     TooMuch,
@@ -30,8 +30,8 @@ pub enum Sight {
 
 /// The locks: the keyspace, or a model of it.
 pub trait View {
-    /// The lock as `owner` sees it. Whoever serves may remove what has run out on the way, which changes nothing of
-    /// what is seen.
+    /// The lock as `owner` sees it. A view used for serving may remove what has run out on the way, which changes
+    /// nothing about what is seen.
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight;
 
     /// Those who hold it.
@@ -65,7 +65,7 @@ pub enum Change {
 enum Task {
     /// The head of a key's queue.
     Head(LockKey, Change),
-    /// Whoever holds the key and also waits for it.
+    /// Those who hold the key and also wait for it.
     Holders(LockKey),
     /// What this owner, who now holds the key, waits for there, beginning at this position in the queue.
     Owner(LockKey, Owner, WaiterId),
@@ -88,7 +88,7 @@ pub struct Attempt {
     id: WaiterId,
     owner: Owner,
     keys: Rc<[LockKey]>,
-    request: Request,
+    demand: Demand,
     /// Whether it is the first in the queue of each of its keys.
     is_head: Heads,
     scope: Scope,
@@ -107,7 +107,7 @@ enum Heads {
 enum Scope {
     /// All its keys.
     Whole,
-    /// Of several, only the one that somebody else wrote, and whether it can be had at all: the request has to wait for
+    /// Of several, only whether the one that somebody else wrote can be granted at all: the request has to wait for
     /// another one anyway.
     CanBeHad,
 }
@@ -117,7 +117,7 @@ enum Scope {
 pub enum Judgement {
     /// Its wait ends.
     Ends(WaitEnd),
-    /// It waits on, for one of its keys at least: the one at this place.
+    /// It goes on waiting, for one of its keys at least: the one at this place.
     Waits(usize),
 }
 
@@ -150,21 +150,21 @@ impl Attempt {
 
     fn look(&self, locks: &mut impl View, now: Millis) -> Judgement {
         if self.scope == Scope::CanBeHad {
-            return self.waits(locks, now, 0);
+            return self.must_wait(locks, now, 0);
         }
         let mut decisions = Vec::with_capacity(self.keys.len());
         for (place, key) in self.keys.iter().enumerate() {
             match self.decide(locks, place, key, now) {
                 Err(end) => return Judgement::Ends(end),
-                Ok(Decision::Wait) => return self.waits(locks, now, place),
+                Ok(Decision::Wait) => return self.must_wait(locks, now, place),
                 Ok(granted) => decisions.push(granted),
             }
         }
         Judgement::Ends(WaitEnd::Granted(decisions))
     }
 
-    /// The request has to wait for the key at `place`, unless the one that somebody else wrote can never be had.
-    fn waits(&self, locks: &mut impl View, now: Millis, place: usize) -> Judgement {
+    /// The request has to wait for the key at `place`, unless the one that somebody else wrote can never be granted.
+    fn must_wait(&self, locks: &mut impl View, now: Millis, place: usize) -> Judgement {
         let foreign = self.foreign.filter(|foreign| *foreign > place || self.scope == Scope::CanBeHad);
         let key = foreign.and_then(|foreign| Some((foreign, self.keys.get(foreign)?)));
         let end = key.and_then(|(foreign, key)| self.decide(locks, foreign, key, now).err());
@@ -178,7 +178,7 @@ impl Attempt {
             Sight::Elsewhere => return Ok(Decision::Wait),
             Sight::TooMuch => return Err(WaitEnd::TooMuch(place)),
         };
-        match decide(&standing, &self.request, self.ahead(place), now) {
+        match decide(&standing, &self.demand, self.ahead(place), now) {
             refused @ (Decision::OtherLimit(_) | Decision::TooManyHolds) => Err(WaitEnd::Refused(refused)),
             decision => Ok(decision),
         }
@@ -321,5 +321,5 @@ fn attempt<T>(queue: &Queue<T>, key: &LockKey, id: WaiterId, change: Change) -> 
         (keys, _) => (Heads::OfSeveral(keys.iter().map(is_head).collect()), Scope::Whole),
     };
     let (owner, keys) = (waiter.owner.clone(), waiter.keys.clone());
-    Some(Attempt { id, owner, keys, request: waiter.request, is_head, scope, foreign })
+    Some(Attempt { id, owner, keys, demand: waiter.demand, is_head, scope, foreign })
 }

@@ -1,9 +1,9 @@
 //! Clients that wait for their reply.
 //!
-//! They are blocked *on keys*, as `BLPOP` blocks, so that the server itself redirects them when the slot moves, and
-//! so that [`Blocked::answer`] writes the reply at once rather than in a later turn of the event loop. A lock is a
-//! hash, and the server never considers a hash "ready", so nobody but this module wakes them. A client that waits for
-//! a session's events waits for no key: [`block_for_events`].
+//! They are blocked *on keys*, as with `BLPOP`, so that the server itself redirects them when the slot moves, and so
+//! that [`Blocked::answer`] writes the reply at once rather than in a later turn of the event loop. A lock is a hash,
+//! and the server never considers a hash "ready", so nobody but this module wakes them. A client that waits for a
+//! session's events waits for no key: [`block_for_events`].
 
 use super::callbacks::{self, Ticket};
 use super::reply::Replied;
@@ -32,8 +32,8 @@ enum On {
 
 /// Blocks the calling client on `keys` without a time limit. The caller has made sure that the client may block.
 ///
-/// Whatever ends the wait, exactly one of [`callbacks::Callbacks::answer`] and [`callbacks::Callbacks::gone`] is called for
-/// the ticket.
+/// Whatever ends the wait, exactly one of [`callbacks::Callbacks::answer`] and [`callbacks::Callbacks::gone`] is called
+/// for the ticket.
 pub fn block<'k>(ctx: Ctx, keys: impl Iterator<Item = TextRef<'k>>, ticket: Ticket) -> Option<(Blocked, Replied)> {
     let mut keys = keys.peekable();
     let first = keys.peek().filter(|_| ctx.flags().cluster()).map(|key| Text::new(key.bytes()));
@@ -45,8 +45,8 @@ pub fn block<'k>(ctx: Ctx, keys: impl Iterator<Item = TextRef<'k>>, ticket: Tick
 
 /// The same for a client that waits for no key, and that the server never redirects.
 ///
-/// Blocking it on an empty list of keys would let [`Blocked::answer`] answer at once, but Redis 7.0 stops at that
-/// with a failed assertion. So it answers when the server next deals with blocked clients, right after the end of the
+/// Blocking it on an empty list of keys would let [`Blocked::answer`] answer at once, but Redis 7.0 stops at that with
+/// a failed assertion. So the answer comes when the server next deals with blocked clients, right after the end of the
 /// turn.
 pub fn block_for_events(ctx: Ctx, ticket: Ticket) -> Option<(Blocked, Replied)> {
     // SAFETY: there are no keys.
@@ -117,14 +117,14 @@ impl Blocked {
             On::Keys(_) => null_mut(),
             On::Nothing(ticket) => as_data(ticket).unwrap_or_default(),
         };
-        // SAFETY: the handle is valid until this call, which consumes it; but for a client that was blocked on keys
-        // only until `answer` or `gone` was called, upon which its owner forgets it.
+        // SAFETY: the handle is valid until this call, which consumes it; for a client that was blocked on keys, only
+        // until `answer` or `gone` was called, upon which its owner forgets it.
         unsafe { api!(RedisModule_UnblockClient)(self.raw.as_ptr(), data) };
     }
 }
 
-/// The key became "ready" because, for example, it was made a list. The wait goes on; the change of the key is noted
-/// elsewhere.
+/// The key became "ready" because, for example, it was turned into a list. The wait goes on; the change to the key is
+/// noted elsewhere.
 unsafe extern "C" fn on_ready(_: *mut RedisModuleCtx, _: *mut *mut RedisModuleString, _: c_int) -> c_int {
     raw::REDISMODULE_ERR as c_int
 }

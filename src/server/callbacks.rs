@@ -14,7 +14,7 @@ pub struct Callbacks {
     /// The time has come for some of the work.
     pub tick: fn(Ctx),
     /// The replicas are to be asked for confirmation, in a step of its own.
-    pub ask: fn(Ctx),
+    pub ask_replicas: fn(Ctx),
     /// Another command touched a key.
     pub key_touched: fn(Ctx, Touch, &[u8]),
     /// Whatever `key_touched` postponed may be written now.
@@ -34,8 +34,8 @@ pub struct Ticket(pub u64);
 pub enum Touch {
     /// Its expiry removed it. Nothing may be written in the same step.
     Expired,
-    /// The expiry of fields of their own removed these, and the key with the last of them. Nothing may be written in
-    /// this step either.
+    /// Fields of it had an expiry of their own, which removed them, and the key with the last of them. Nothing may be
+    /// written in this step either.
     FieldsExpired,
     /// It was changed in any other way.
     Changed,

@@ -46,7 +46,7 @@ impl Setting {
                 let (value, count) = (place(value), c_int::try_from(words.len()).unwrap_or(0));
                 let (texts, numbers, get, set) =
                     (texts.as_mut_ptr(), numbers.as_ptr(), Some(get_word as _), Some(set_word as _));
-                // SAFETY: as above; the server copies words and numbers, of which there are so many.
+                // SAFETY: as above; the server copies words and numbers, of which there are `count`.
                 unsafe {
                     let register = api!(RedisModule_RegisterEnumConfig);
                     register(ctx, name, value, flags, texts, numbers, count, get, set, None, pointer)
@@ -57,7 +57,7 @@ impl Setting {
     }
 }
 
-/// Which word it is, as the server has it.
+/// Which word it is, in the server's type.
 fn place(value: i64) -> c_int {
     c_int::try_from(value).unwrap_or(0)
 }

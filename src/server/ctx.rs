@@ -94,8 +94,8 @@ impl<'a> Ctx<'a> {
         if before == db {
             return work(self);
         }
-        // SAFETY: the context lives; a number out of range is refused, and then `work` sees the database from before,
-        // which can't be as `db` was a selected database once and their number is fixed.
+        // SAFETY: the context lives; a number out of range is refused, and then `work` would see the database from
+        // before; that can't happen, as `db` was once a selected database and their number is fixed.
         unsafe { api!(RedisModule_SelectDb)(self.raw, db) };
         let result = work(self);
         // SAFETY: as above.
@@ -192,7 +192,7 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// How many modules other than this one are loaded. Where the server does not say, as if there were one.
+    /// How many modules other than this one are loaded. Where the server does not say, assumes that there is one.
     pub fn other_modules(self, own_name: &[u8]) -> usize {
         let call = api!(RedisModule_Call);
         // SAFETY: the format takes one C string and gets one; the replies are read while the outer one lives, which is
@@ -289,7 +289,7 @@ impl Class {
 
 /// The name of this run of the server: 40 random hexadecimal digits.
 pub fn run_id() -> String {
-    // SAFETY: without a context, the server leaves freeing to the caller, here below, after the last use.
+    // SAFETY: without a context, the server leaves freeing to the caller; it is done below, after the last use.
     let info = ServerInfo(unsafe { api!(RedisModule_GetServerInfo)(std::ptr::null_mut(), c"server".as_ptr()) });
     let id = info.field(c"run_id");
     // SAFETY: made above, freed once.

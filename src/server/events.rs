@@ -9,7 +9,8 @@ use redis_module::raw::{self, RedisModuleCtx, RedisModuleEvent, RedisModuleInfoC
 use std::ffi::CStr;
 use std::ptr::null_mut;
 
-/// Subscribes to the server's events, and to requests for `INFO`. (Touched keys are subscribed to separately: [`watch_keys`].)
+/// Subscribes to the server's events, and to requests for `INFO`. (Touched keys are subscribed to separately:
+/// [`watch_keys`].)
 pub fn subscribe(ctx: Ctx) {
     const EVENTS: [u64; 9] = [
         raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
@@ -57,7 +58,7 @@ struct EventLoop {
 static EVENT_LOOP: MainThread<EventLoop> = MainThread::new();
 
 /// From now on, reports each touched key and each turn of the event loop. Until somebody waits there is nothing to
-/// know, so a server where nobody ever did does not pay for it.
+/// know, so a server where nobody ever has does not pay for it.
 pub fn watch_keys(ctx: Ctx) {
     const CLASSES: c_int = raw::REDISMODULE_NOTIFY_GENERIC
         | raw::REDISMODULE_NOTIFY_STRING

@@ -31,8 +31,8 @@ pub type EachField<'f> = &'f mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 ///
 /// Code that changes it calls [`Ctx::signal_modified`]: opening alone informs nobody.
 ///
-/// Since Redis 8.4 the server opens no key in a slot that is moved in one piece. Such a key seems to be missing, and
-/// what is written to it goes nowhere: code that would write asks [`Ctx::serves`] first.
+/// Since Redis 8.4 the server opens no key in a slot that is being moved in one piece. Such a key seems to be missing,
+/// and what is written to it goes nowhere: code that would write asks [`Ctx::serves`] first.
 #[derive(Debug)]
 pub struct Key<'a> {
     raw: *mut RedisModuleKey,
@@ -180,7 +180,7 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// Calls `each` with every field and value until it breaks off or all were seen. A field may be seen twice.
+    /// Calls `each` with every field and value until it breaks off or all have been seen. A field may be seen twice.
     pub fn scan(&self, each: EachField) {
         struct Scan<'f> {
             each: EachField<'f>,
@@ -221,7 +221,7 @@ impl Drop for Key<'_> {
     }
 }
 
-/// Whether the server tells of fields with an expiry of their own without running a command.
+/// Whether the server reports fields with an expiry of their own without a command being run.
 pub fn tells_of_field_expiry() -> bool {
     newer_api!(RedisModule_HashFieldMinExpire).is_some()
 }

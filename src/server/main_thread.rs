@@ -19,7 +19,8 @@ impl<T: Default> MainThread<T> {
         Self(OnceCell::new())
     }
 
-    /// Lends the value to `work`, which must not come back here: it calls nothing of the server that calls the module.
+    /// Lends the value to `work`, which must not come back here: it calls no function of the server that calls the
+    /// module.
     pub fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         work(&mut self.0.get_or_init(RefCell::default).borrow_mut())
     }
@@ -36,13 +37,13 @@ impl<T: Default> Default for MainThread<T> {
     }
 }
 
-/// A value that is made at the first use and never changes: as [`MainThread`], but without the book-keeping of who has
-/// it.
+/// A value that is made at the first use and never changes: as [`MainThread`], but without keeping track of who has
+/// borrowed it.
 #[derive(Debug)]
 pub struct Constant<T>(OnceCell<T>);
 
-// SAFETY: only the server's main thread reaches it, as for `MainThread`: the cell is never filled by two threads at once,
-// and what it gives out is never changed afterwards.
+// SAFETY: only the server's main thread reaches it, as for `MainThread`: the cell is never filled by two threads at
+// once, and what it gives out is never changed afterwards.
 unsafe impl<T> Sync for Constant<T> {}
 
 impl<T: Default> Constant<T> {

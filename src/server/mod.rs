@@ -1,8 +1,8 @@
 //! The border with the server: everything `unsafe`, behind functions that are safe to call.
 //!
-//! All of it runs on the server's main thread: commands, timers and events come from its event loop one at a time.
-//! The facts about the module API that the SAFETY lines lean on are those of `redismodule.h` and of `module.c` of
-//! Redis 7.0 to 8 and Valkey 8 to 9.
+//! All of it runs on the server's main thread: commands, timers and events come from its event loop one at a time. The
+//! facts about the module API that the SAFETY lines rely on are those of `redismodule.h` and of `module.c` of Redis 7.0
+//! to 8 and Valkey 8 to 9.
 
 /// A function of the module API that every supported server has ([`complete`] made sure of it when the module was
 /// loaded).

@@ -9,14 +9,14 @@ pub type Offset = u64;
 
 /// The end of the stream, and how much of it each online replica has confirmed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct Offsets {
     /// What this server has written.
     pub written: Offset,
     /// What each replica has confirmed.
     pub confirmed: Vec<Offset>,
 }
 
-impl Progress {
+impl Offsets {
     /// Reads it, in some ten microseconds.
     pub fn read(ctx: Ctx) -> Self {
         ctx.with_server_info(c"replication", |info| {

@@ -23,7 +23,7 @@ impl Replied {
 impl Ctx<'_> {
     /// An integer.
     pub fn reply_integer(self, number: u64) -> Replied {
-        // SAFETY: the context lives and is one to reply in; so in all the functions below.
+        // SAFETY: the context lives and is one to reply in; the same holds in all the functions below.
         unsafe { api!(RedisModule_ReplyWithLongLong)(self.raw(), i64::try_from(number).unwrap_or(i64::MAX)) };
         Replied(())
     }

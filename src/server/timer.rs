@@ -11,17 +11,24 @@ use std::ptr::null_mut;
 /// are read. (From inside a timer: in a millisecond.)
 pub const THIS_TURN: Millis = 0;
 
+/// The longest time for which a timer is set, in ms: a day. Whatever is due later sets it anew then.
+///
+/// A key may have any expiry below 2^63 ms, and the server reckons timers in microseconds of 64 bits, both by the time of
+/// day and by a clock that counts from the machine's start. A time that does not fit can come out as one that is past for
+/// the first and never comes for the second, and then the server calls no timer of any module again.
+const FARTHEST: Millis = 24 * 60 * 60 * 1000;
+
 /// What a timer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timer {
     /// Calls [`callbacks::Callbacks::tick`].
     Work,
-    /// Calls [`callbacks::Callbacks::ask`].
+    /// Calls [`callbacks::Callbacks::ask_replicas`].
     Ask,
 }
 
-/// A timer of the server's. Work has two, for a hand-off needs one at once, and the next lease to run out is far off: that
-/// timer stays as it is meanwhile.
+/// A timer of the server's. Work has two, since a hand-off needs one at once while the next lease to run out is far
+/// off: the timer for that stays as it is meanwhile.
 #[derive(Clone, Copy, Debug)]
 enum Slot {
     WorkThisTurn,
@@ -44,6 +51,8 @@ struct Timers {
     work_this_turn: Option<(RedisModuleTimerID, Millis)>,
     work_later: Option<(RedisModuleTimerID, Millis)>,
     ask: Option<(RedisModuleTimerID, Millis)>,
+    /// The timers for this turn that were pending at the last cron.
+    pending: [Option<RedisModuleTimerID>; 2],
     /// The server is calling one of them: a timer set now fires in a millisecond at the earliest.
     firing: bool,
 }
@@ -79,7 +88,7 @@ pub fn wake(ctx: Ctx, timer: Timer, at: Millis) {
         Slot::WorkLater => on_work_later,
         Slot::Ask => on_ask,
     };
-    let period = i64::try_from(at.saturating_sub(now)).unwrap_or(i64::MAX / 2000);
+    let period = at.saturating_sub(now).min(FARTHEST).cast_signed();
     // SAFETY: the context lives; the callback lives as long as the module, which stops the timer before it is
     // unloaded.
     let id = unsafe { api!(RedisModule_CreateTimer)(ctx.raw(), period, Some(callback), null_mut()) };
@@ -99,6 +108,26 @@ pub fn wake_for_replies(ctx: Ctx) {
 /// Whether a timer will fire in this turn of the event loop.
 pub fn is_due(timer: Timer) -> bool {
     TIMERS.with(|timers| timers.slot(Slot::of(timer, THIS_TURN)).is_some_and(|(_, due)| due == THIS_TURN))
+}
+
+/// Sets timers for this turn anew if they have not fired since the last call, which was some turns ago.
+///
+/// Servers keep timers by the time of day, but wait for the first of them by a clock that takes no steps. When the time of
+/// day is set back between setting a timer and firing it, it fires late by so much; when it is set forward, the server
+/// still waits for a timer that was the first before, and calls none meanwhile. Either would stand in the way of all work.
+pub fn rescue(ctx: Ctx) {
+    let pending = [Timer::Work, Timer::Ask].map(|timer| {
+        let slot = Slot::of(timer, THIS_TURN);
+        TIMERS.with(|timers| timers.slot(slot).filter(|(_, due)| *due == THIS_TURN).map(|(id, _)| id))
+    });
+    let before = TIMERS.with(|timers| std::mem::replace(&mut timers.pending, pending));
+    if pending.iter().zip(before).any(|(now, before)| now.is_some() && *now == before) {
+        // Whichever the server waits for is among them.
+        stop(ctx, Timer::Work);
+        stop(ctx, Timer::Ask);
+        wake(ctx, Timer::Work, THIS_TURN);
+        wake(ctx, Timer::Ask, THIS_TURN);
+    }
 }
 
 /// Stops a timer.
@@ -137,7 +166,7 @@ fn fire(ctx: Ctx, slot: Slot) {
     if let Some(callbacks) = callbacks::get() {
         match slot {
             Slot::WorkThisTurn | Slot::WorkLater => (callbacks.tick)(ctx),
-            Slot::Ask => (callbacks.ask)(ctx),
+            Slot::Ask => (callbacks.ask_replicas)(ctx),
         }
     }
     TIMERS.with(|timers| timers.firing = false);

@@ -72,3 +72,28 @@ fn crowds_in_which_the_owner_holds_nothing_are_not_read() {
     let (cancel, look) = (spent(&mut client, "lock.cancel"), spent(&mut client, "lock.info"));
     assert!(cancel < look * KEYS as u64 / 8, "{cancel} µs, where a look at one of {KEYS} crowds takes {look} µs");
 }
+
+/// What the owner is told after its `LOCK.CANCEL` stays, also where the cancelled hold has not been given back yet.
+#[test]
+fn what_is_acquired_anew_before_the_rest_is_given_back_stays() {
+    let server = Server::start();
+    let (mut client, _session, id) = granted(&server);
+    let lines = [
+        "MULTI".to_owned(),
+        format!("LOCK.CANCEL key:{} me SESSION {id}", KEYS / 2),
+        "LOCK.ACQUIRE key:97 me LIMIT 5000 LEASE 600000".to_owned(),
+        "LOCK.ACQUIRE key:98 me LIMIT 5000 LEASE 600000 HOLDS 1".to_owned(),
+        "LOCK.ACQUIRE key:99 me LIMIT 5000 LEASE 600000 HOLDS 3".to_owned(),
+        "HMGET key:97 me".to_owned(),
+    ];
+    client.say_all(&lines);
+    let done = client.say("EXEC");
+    let [cancelled, granted @ .., held] = done.items() else { panic!("{done:?}") };
+    assert_eq!(*cancelled, Value::Int(1));
+    granted.iter().for_each(|token| assert!(matches!(token, Value::Int(1..)), "{token:?}"));
+    assert_eq!(held.items(), [Value::BulkString(b"2".to_vec())], "the cancelled hold is still there");
+    until(SOON, "all the others are given back", || (1..97).chain(100..=KEYS).all(|key| !holds(&mut client, key)));
+    for (key, holds) in [(97, "1"), (98, "1"), (99, "3")] {
+        assert_eq!(client.say(&format!("HGET key:{key} me")).text(), holds, "key:{key}");
+    }
+}

@@ -4,8 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use redis::Value;
-use support::{Raw, Server, until};
+use support::{Over, Raw, Server, until};
 
+use crate::common::info_number;
 use crate::speak::{Reply, SOON, Speak, arrives, owners};
 
 /// As many holders as a lock may have, but for one.
@@ -51,15 +52,6 @@ fn renewals_without_end_hold_up_nobody_who_waits() {
     assert!(arrives(&mut third).is_null());
 }
 
-/// Tells somebody to stop, also where a test fails.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 /// Somebody writes locks with thousands of holders, among them one that is tied, all the time, so that in each turn one of
 /// them at least has to be read anew.
 #[test]
@@ -73,15 +65,15 @@ fn crowds_to_be_read_without_end_hold_up_nobody() {
         let crowd = format!("crowd:{crowd}");
         assert_eq!(writer.call(&[b"EVAL", CROWD.as_bytes(), b"1", crowd.as_bytes()]), Value::Nil);
     }
-    let stop = AtomicBool::new(false);
+    let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
             let touches: Vec<String> = (0..CROWDS).map(|crowd| format!("HINCRBY crowd:{crowd} holder:1 1")).collect();
-            while !stop.load(Ordering::Relaxed) {
+            while !over.load(Ordering::Relaxed) {
                 writer.say_all(&touches);
             }
         });
-        let _stop = Stop(&stop);
+        let _over = Over(&over);
         let (mut gone, mut client, mut third) = (server.raw(), server.raw(), server.raw());
         gone.say("LOCK.ACQUIRE key gone LEASE 600000 EPHEMERAL").token();
         third.say("LOCK.ACQUIRE other third LEASE 300").token();
@@ -94,5 +86,33 @@ fn crowds_to_be_read_without_end_hold_up_nobody() {
         until(SOON, "the grant is taken back", || third.say("EXISTS confirmed") == Value::Int(0));
         third.post("LOCK.ACQUIRE other third WAIT 50");
         assert!(arrives(&mut third).is_null());
+    });
+}
+
+/// Neighbours who send so much at once that the server is late in every turn.
+#[test]
+fn turns_of_fifty_milliseconds_without_end_hold_up_nobody() {
+    let server = Server::start();
+    let (mut client, mut third) = (server.raw(), server.raw());
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            let mut neighbour = server.raw();
+            let over = &over;
+            scope.spawn(move || {
+                let fifty_milliseconds = vec!["DEBUG SLEEP 0.0001".to_owned(); 500];
+                while !over.load(Ordering::Relaxed) {
+                    neighbour.say_all(&fifty_milliseconds);
+                }
+            });
+        }
+        let _over = Over(&over);
+        client.say("LOCK.ACQUIRE watched client LEASE 6000 WATCHDOG").token();
+        third.say("LOCK.ACQUIRE key third LEASE 100").token();
+        client.post("LOCK.ACQUIRE key client WAIT 0");
+        arrives(&mut client).token();
+        let renewals = || info_number(&server, "holdfast", "holdfast_watchdog_renewals");
+        until(SOON, "the lease is renewed", || renewals() >= 1);
+        assert_eq!(third.say("LOCK.RELEASE watched client"), Value::Int(0));
     });
 }

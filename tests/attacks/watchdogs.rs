@@ -13,9 +13,9 @@ const KEYS: usize = 2500;
 /// As many holds as that are all still there when each has been renewed so many times.
 const RENEWALS: i64 = 12;
 
-/// The lease in ms: twice the shortest one that the reference recommends for so many, as the machine may be busy.
+/// The lease in ms: four times the shortest one that the reference recommends for so many, as the machine may be busy.
 fn lease() -> u64 {
-    setting("HOLDFAST_SHORT_LEASE", 2 * 300 * KEYS as u64 / 1000)
+    setting("HOLDFAST_SHORT_LEASE", 4 * 300 * KEYS as u64 / 1000)
 }
 
 fn all_are_kept(hz: &str) {

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use redis::Value;
-use support::{Server, until};
+use support::{Over, Server, until};
 
 use super::group::{BRIEF, Group, assert_refused, gone, quiet, state};
 use crate::speak::{Reply, SOON, Speak};
@@ -141,13 +141,6 @@ fn killed_meanwhile() {
 
 /// A replica that stands still most of the time, for as long as `during` runs.
 fn slow<R>(replica: &Server, during: impl FnOnce() -> R) -> R {
-    /// Ends the other thread also if a test fails.
-    struct Over<'a>(&'a AtomicBool);
-    impl Drop for Over<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {

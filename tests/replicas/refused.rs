@@ -332,6 +332,80 @@ fn the_token_of_a_hold_stays() {
     assert_eq!(group.control.say(&format!("LOCK.RELEASE a owner TOKEN {token}")), Value::Int(0));
 }
 
+/// A hold that several keys gave another token meanwhile is found under that.
+#[test]
+fn a_hold_with_another_token_by_now_goes_as_well() {
+    let mut group = Group::of(0);
+    group.wait_for_replicas(BRIEF);
+    let mut clients = ["told", "refused"].map(|key| {
+        let mut client = group.master.raw();
+        assert_eq!(client.begin(&format!("LOCK.ACQUIRE {key} owner LEASE 60000 REPLICAS 1")), None, "{key}");
+        client
+    });
+    let token = group.control.take("LOCK.MACQUIRE 2 told other owner LEASE 90000");
+    let mut several = group.master.raw();
+    assert_eq!(several.begin("LOCK.MACQUIRE 2 refused another owner LEASE 90000 REPLICAS 1"), None);
+    clients.iter_mut().for_each(|client| assert_refused(&arrives(client), 0, 1, BRIEF));
+    assert_refused(&arrives(&mut several), 0, 1, BRIEF);
+    assert_eq!(group.control.say(&format!("LOCK.RELEASE told owner TOKEN {token}")), Value::Int(0), "it had one hold");
+    assert!(!group.exists("refused") && !group.exists("another"));
+}
+
+/// Whoever re-entered meanwhile was told the newer token and keeps it; the older one comes back if nobody was.
+#[test]
+fn the_newer_token_stays_if_it_was_told() {
+    let mut group = Group::of(0);
+    group.wait_for_replicas(BRIEF);
+    let mut holder = group.master.raw();
+    let older = holder.take("LOCK.ACQUIRE told owner LEASE 50000 EPHEMERAL");
+    group.control.take("LOCK.ACQUIRE refused owner LEASE 50000");
+    let before = group.state(&["refused"]);
+    let mut clients = Vec::new();
+    let mut begins = |line: &str| {
+        let mut client = group.master.raw();
+        assert_eq!(client.begin(line), None, "{line}");
+        clients.push(client);
+    };
+    begins("LOCK.MACQUIRE 2 told one owner LEASE 90000 REPLICAS 1");
+    begins("LOCK.MACQUIRE 2 refused another owner LEASE 90000 REPLICAS 1");
+    begins("LOCK.ACQUIRE refused owner LEASE 90000 REPLICAS 1");
+    let newer = group.control.take("LOCK.ACQUIRE told owner LEASE 90000");
+    assert!(newer > older);
+    clients.iter_mut().for_each(|client| assert_refused(&arrives(client), 0, 1, BRIEF));
+    assert_eq!(group.control.say(&format!("LOCK.RELEASE told owner TOKEN {newer}")), Value::Int(1));
+    assert_eq!(group.state(&["refused"]), before);
+    // It is tied as it was, and found under that token when somebody has touched the key.
+    group.control.order("PEXPIRE told 40000");
+    holder.close();
+    until(SOON, "it is released with its connection", || !group.exists("told"));
+}
+
+/// Whoever else a hold is tied to keeps it under the token that the hold has again.
+#[test]
+fn the_tie_of_another_connection_follows_the_token_back() {
+    let mut group = Group::of(0);
+    group.wait_for_replicas(1);
+    let (mut holder, mut watcher, mut other) = (group.master.raw(), group.master.raw(), group.master.raw());
+    holder.take("LOCK.ACQUIRE ephemeral owner LEASE 50000 EPHEMERAL");
+    watcher.take("LOCK.ACQUIRE watched owner LEASE 1500 WATCHDOG");
+    for key in ["ephemeral", "watched"] {
+        let before = group.state(&[key]);
+        let line = format!("LOCK.MACQUIRE 2 {key} beside owner LEASE 90000 REPLICAS 1");
+        assert_refused(&other.say(&line), 0, 1, 1);
+        if key == "ephemeral" {
+            assert_eq!(group.state(&[key]), before);
+        }
+        // Somebody has touched the key, so its ties are compared with it.
+        group.control.say(&format!("PEXPIRE {key} 1200"));
+    }
+    let hold = &holders(&mut group.control, "ephemeral")["owner"];
+    assert_eq!(hold.field("client"), Value::Int(holder.client_id()), "{hold:?}");
+    until(SOON, "the watchdog renews", || group.control.say("PTTL watched").int() > 1_200);
+    group.control.say("PERSIST ephemeral");
+    holder.close();
+    until(SOON, "it is released with its connection", || !group.exists("ephemeral"));
+}
+
 /// A hold is tied as it was.
 #[test]
 fn the_tie_of_a_hold_stays() {

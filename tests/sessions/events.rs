@@ -99,7 +99,7 @@ fn lost(how: &str, lease: i64, why: &str) {
 
 #[test]
 fn lost_expired() {
-    lost("PING", 30, "expired");
+    lost("PING", 2000, "expired");
 }
 
 #[test]

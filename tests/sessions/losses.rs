@@ -388,7 +388,7 @@ fn a_server_that_stood_still() {
 #[test]
 fn nothing_is_told_while_nothing_happens() {
     // Short enough to be renewed often; so long that a server that stands still for a moment doesn't lose it.
-    let mut scene = Scene::set("WATCHDOG LEASE 900");
+    let mut scene = Scene::set("WATCHDOG LEASE 3000");
     until(SOON, "it is renewed again and again", || {
         info_number(&scene.server, "holdfast", "holdfast_watchdog_renewals") >= 4
     });

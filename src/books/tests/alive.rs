@@ -40,6 +40,25 @@ fn a_reader_that_would_hear_too_late_is_answered() {
     assert!(!books.owed.is_ending(), "nobody keeps it alive");
 }
 
+#[test]
+fn the_pace_is_that_of_the_shortest_lease() {
+    let mut books = books(None);
+    assert_eq!(books.pace(SESSION, 1600), 200, "that of the default");
+    books.tie(tie(1, 800, true), NOW);
+    books.tie(tie(2, 2400, true), NOW);
+    assert_eq!(books.pace(SESSION, 1600), 100);
+}
+
+/// A longer lease is no reason to be slower than was promised before.
+#[test]
+fn what_was_promised_is_kept() {
+    let mut books = books(None);
+    assert_eq!(books.sessions.promised_pace(SESSION, 100), 100);
+    books.sessions.promise_pace(SESSION, 50);
+    assert_eq!([20, 50, 100].map(|pace| books.sessions.promised_pace(SESSION, pace)), [20, 50, 50]);
+    assert_eq!(books.sessions.promised_pace(SESSION + 1, 100), 100);
+}
+
 /// A roll-back may bring back a tie with a shorter lease.
 #[test]
 fn so_is_one_whose_session_gets_a_tie_back() {

@@ -5,7 +5,7 @@ use crate::books::confirmations::{Confirmation, ConfirmationId, Settled, What};
 use crate::books::owed::Ticket;
 use crate::books::{Answer, Confirmations};
 use crate::server::clock::Now;
-use crate::server::replicas::Progress;
+use crate::server::replicas::Offsets;
 
 /// A grant that this many replicas must have by 100.
 fn grant(serial: u64, of: u8, needed: u32) -> Confirmation {
@@ -15,8 +15,8 @@ fn grant(serial: u64, of: u8, needed: u32) -> Confirmation {
 }
 
 /// Replicas that have confirmed so much.
-fn have(confirmed: &[u64]) -> Progress {
-    Progress { written: 0, confirmed: confirmed.to_vec() }
+fn have(confirmed: &[u64]) -> Offsets {
+    Offsets { written: 0, confirmed: confirmed.to_vec() }
 }
 
 fn settled(all: &Confirmations, confirmed: &[u64], now: u64) -> Vec<ConfirmationId> {

@@ -61,16 +61,24 @@ fn a_stalled_server_waits_one_turn() {
     assert!(!looks.put_off_if_stalled(502));
 }
 
-/// Two milliseconds late is not late, and after ten it does not matter whether the event loop has gone round.
+/// Two milliseconds late is not late.
 #[test]
-fn what_is_put_off_is_done_in_time() {
+fn a_little_late_is_in_time() {
     let mut looks = Looks::default();
     looks.schedule(&key(1), Some(100));
     assert!(!looks.put_off_if_stalled(102));
     assert!(looks.put_off_if_stalled(103));
-    looks.next_turn();
-    assert!(!looks.put_off_if_stalled(115), "ten milliseconds, and two");
-    assert!(looks.put_off_if_stalled(103));
-    looks.next_turn();
-    assert!(looks.put_off_if_stalled(116), "it stalled again");
+}
+
+/// A server that is late in each turn does its work in every other.
+#[test]
+fn a_server_that_is_always_late_does_its_work() {
+    let mut looks = Looks::default();
+    looks.schedule(&key(1), Some(100));
+    for now in [500, 900, 1300] {
+        assert!(looks.put_off_if_stalled(now));
+        looks.next_turn();
+        assert!(!looks.put_off_if_stalled(now + 200));
+        looks.next_turn();
+    }
 }

@@ -89,7 +89,7 @@ fn cancel(sessions: &mut Sessions, plain: &mut Plain, client: u64, who: u8, of: 
         plain.waiting.iter().filter(|it| it.0 == client && concerns(&it.2)).map(|it| it.1).collect();
     assert_eq!(cancelled.tickets.iter().copied().collect::<BTreeSet<_>>(), expected);
     for (client, ticket, about) in plain.waiting.extract_if(.., |it| expected.contains(&it.1)) {
-        sessions.waits_no_more(client, &about, ticket);
+        sessions.remove_wait(client, &about, ticket);
     }
     sessions.forget_events(client, &who, of);
     plain.mail.get_mut(&client).expect("open").retain(|about| !concerns(about));
@@ -111,7 +111,7 @@ fn carry_out(sessions: &mut Sessions, plain: &mut Plain, act: Act) {
             if sessions.is_open(client) && (is_new || purpose == Purpose::Renew) {
                 plain.tickets += 1;
                 let ticket = Ticket(plain.tickets);
-                sessions.waits(client, &about, ticket);
+                sessions.add_wait(client, &about, ticket);
                 plain.waiting.push((client, ticket, about));
             }
         }
@@ -170,9 +170,92 @@ fn how_large_the_next_event_is() {
     sessions.open(1);
     assert_eq!((sessions.next_size(1), sessions.unread(1), sessions.load(1)), (0, 0, 0));
     let about = About { keys: Rc::from([key(1), key(2)]), owner: owner(1), purpose: Purpose::Acquire };
-    sessions.waits(1, &about, Ticket(1));
+    sessions.add_wait(1, &about, Ticket(1));
     assert_eq!(sessions.load(1), 1);
     assert!(sessions.tell(1, Ticket(1), about, Outcome::TimedOut, Now { micros: 0 }).is_ok());
     assert_eq!((sessions.next_size(1), sessions.unread(1), sessions.load(1)), (2, 1, 1));
     assert_eq!((sessions.next_size(2), sessions.unread(2), sessions.load(2)), (0, 0, 0));
+}
+
+/// A grant of these keys that a session was told of.
+fn granted(sessions: &mut Sessions, client: u64, serial: u64, who: u8, keys: &[LockKey]) {
+    let about = About { keys: keys.into(), owner: owner(who), purpose: Purpose::Acquire };
+    let undo = undo(serial, &about.owner, keys, (0, 1, 1));
+    sessions.open(client);
+    sessions.add_wait(client, &about, Ticket(serial));
+    let outcome = Outcome::Granted(Answer::Token(serial), undo);
+    assert!(sessions.tell(client, Ticket(serial), about, outcome, Now { micros: 0 }).is_ok());
+}
+
+#[test]
+fn grants_that_are_forgotten_are_rolled_back() {
+    let mut sessions = Sessions::default();
+    let elsewhere = LockKey { db: 1, ..key(1) };
+    granted(&mut sessions, 1, 1, 1, &[key(1)]);
+    granted(&mut sessions, 1, 2, 1, &[key(2), key(1)]);
+    granted(&mut sessions, 1, 3, 1, &[key(2)]);
+    granted(&mut sessions, 1, 4, 2, &[key(1)]);
+    granted(&mut sessions, 1, 5, 1, &[elsewhere]);
+    granted(&mut sessions, 2, 6, 1, &[key(1)]);
+    let undos = sessions.forget_events(1, &owner(1), &key(1));
+    assert_eq!(undos.iter().map(|undo| undo.serial).collect::<BTreeSet<_>>(), BTreeSet::from([1, 2]));
+    assert_eq!((sessions.unread(1), sessions.unread(2)), (3, 1));
+    assert!(sessions.forget_events(1, &owner(1), &key(1)).is_empty());
+}
+
+/// An owner may be told by one connection what it has not read on another, or on one that has ended.
+#[test]
+fn unread_grants_are_found_on_any_session() {
+    let mut sessions = Sessions::default();
+    granted(&mut sessions, 1, 1, 1, &[key(1)]);
+    granted(&mut sessions, 2, 2, 1, &[key(2), key(1)]);
+    granted(&mut sessions, 2, 3, 2, &[key(1)]);
+    granted(&mut sessions, 3, 4, 1, &[key(1)]);
+    let found = |sessions: &mut Sessions, number: u8| {
+        let mut serials = BTreeSet::new();
+        sessions.unread_grants(&key(number).name, &owner(1), |undo| {
+            serials.insert(undo.serial);
+        });
+        serials
+    };
+    assert_eq!(found(&mut sessions, 1), BTreeSet::from([1, 2, 4]));
+    assert!(sessions.client_gone(2) && sessions.client_gone(3));
+    assert_eq!((found(&mut sessions, 1), found(&mut sessions, 2)), (BTreeSet::from([1, 2, 4]), BTreeSet::from([2])));
+    sessions.unread_grants(&key(1).name, &owner(1), |undo| undo.acknowledge(&key(1).name, 1));
+    let left = std::iter::from_fn(|| sessions.next_remains()).filter_map(|it| match it {
+        Remains::Grant(undo) => Some((undo.serial, undo.steps.iter().map(|step| step.told).collect::<Vec<_>>())),
+        Remains::Waits(_) => None,
+    });
+    assert_eq!(left.collect::<Vec<_>>(), [(2, vec![0, 1]), (3, vec![0]), (4, vec![1])]);
+}
+
+/// So whoever gives up one of several keys gives up all of them.
+#[test]
+fn what_was_granted_together_is_remembered() {
+    let mut sessions = Sessions::default();
+    granted(&mut sessions, 1, 1, 1, &[key(1), key(2)]);
+    granted(&mut sessions, 1, 2, 1, &[key(3)]);
+    let mut together = |who: u8, number: u8| sessions.cancel(1, &owner(who), &key(number)).granted_together;
+    let both: Rc<[LockKey]> = Rc::from([key(1), key(2)]);
+    assert_eq!([together(1, 1), together(1, 2)], [Some(both.clone()), Some(both)]);
+    assert_eq!([together(1, 3), together(2, 1)], [None, None]);
+}
+
+#[test]
+fn the_newest_thousand_cancelled_owners_are_remembered() {
+    let mut sessions = Sessions::default();
+    sessions.open(1);
+    let key = |number: u32| LockKey::new(0, &number.to_be_bytes());
+    let cancel = |sessions: &mut Sessions, number| drop(sessions.cancel(1, &owner(1), &key(number)));
+    let is_known = |sessions: &Sessions, number| {
+        sessions.claimed(1, &owner(1), std::slice::from_ref(&key(number))) == Claimed::Cancelled
+    };
+    (0..1000).for_each(|number| cancel(&mut sessions, number));
+    assert!((0..1000).all(|number| is_known(&sessions, number)));
+    // The first one becomes the newest, and takes no second place.
+    cancel(&mut sessions, 0);
+    assert!((0..1000).all(|number| is_known(&sessions, number)));
+    cancel(&mut sessions, 1000);
+    assert!(!is_known(&sessions, 1));
+    assert!([0, 2, 999, 1000].iter().all(|number| is_known(&sessions, *number)));
 }

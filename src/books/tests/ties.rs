@@ -5,6 +5,7 @@ use crate::books::ties::Renewal;
 use crate::books::{NewTie, Tie, TieId, Ties, Tying, Why};
 use crate::lock::{Deadline, LockKey};
 use proptest::prelude::*;
+use std::rc::Rc;
 
 #[derive(Clone, Debug)]
 enum Act {
@@ -208,6 +209,55 @@ fn a_tie_lives_as_long_as_its_connection() {
     ties.put_back(tie, Deadline::At(80), 5);
     let back = ties.of(0, &key(1).name, &owner(1), Some(7)).expect("it is back");
     assert_eq!((back.renewal, back.deadline, ties.next_due()), (Renewal::Settled, Deadline::At(80), Some(15)));
+}
+
+#[test]
+fn all_ties_of_a_lock_at_once() {
+    let mut ties = Ties::default();
+    let of = |name: u8, who: u8| NewTie {
+        client: 1,
+        tying: WATCHED,
+        key: key(name),
+        owner: owner(who),
+        token: 7,
+        lease: 30,
+        replicas: 0,
+        deadline: Deadline::At(50),
+    };
+    assert_eq!((ties.len(), ties.is_empty()), (0, true));
+    assert!(!ties.is_tied(0, &key(1).name));
+    for new in [of(1, 1), of(1, 2), of(2, 1)] {
+        assert!(ties.tie(new, 0).is_none());
+    }
+    assert!(!ties.is_empty() && ties.len() == 3 && ties.is_tied(0, &key(1).name) && !ties.is_tied(1, &key(1).name));
+    let mut owners: Vec<_> = ties.untie_all(0, &key(1).name).into_iter().map(|tie| tie.owner).collect();
+    owners.sort();
+    assert_eq!(owners, [owner(1), owner(2)]);
+    assert!(ties.len() == 1 && !ties.is_tied(0, &key(1).name) && ties.is_tied(0, &key(2).name));
+    assert!(ties.untie_all(0, &key(1).name).is_empty());
+}
+
+/// What is tied in a database, or may be rolled back there, follows it.
+#[test]
+fn databases_that_are_swapped() {
+    let (mut ties, id) = one(WATCHED);
+    let [first, other] = [0, 1].map(|db| ties.home(db));
+    let at = |ties: &Ties| [0, 1, 2].map(|db| ties.of(db, &key(1).name, &owner(1), Some(7)).map(|it| it.key().db));
+    assert_eq!(at(&ties), [Some(0), None, None]);
+    for (one, two, there, homes) in [(0, 1, [None, Some(1), None], (1, 0)), (1, 2, [None, None, Some(2)], (2, 0))] {
+        ties.swap(one, two);
+        assert_eq!((at(&ties), (first.get(), other.get())), (there, homes));
+        assert!(ties.get(id).is_some() && ties.is_consistent());
+    }
+    assert_eq!((ties.home(2).get(), ties.home(0).get(), ties.home(1).get()), (2, 0, 1));
+    assert!(Rc::ptr_eq(&ties.home(2), &first) && Rc::ptr_eq(&ties.home(0), &other));
+}
+
+#[test]
+fn one_in_doubt() {
+    let (mut ties, id) = one(WATCHED);
+    ties.doubt_one(id);
+    assert_eq!((ties.next_doubtful(), ties.next_doubtful()), (Some((id, Why::Changed)), None));
 }
 
 #[test]

@@ -9,16 +9,13 @@ use crate::books::{
 };
 use crate::lock::cycle::{Candidate, Search};
 use crate::lock::serve::{Change, Job};
-use crate::lock::{Deadline, Limit, Raise, Request, WaiterId};
+use crate::lock::{Deadline, Demand, Limit, Raise, WaiterId};
 use crate::server::clock::Now;
 use std::rc::Rc;
 
 const NOW: Now = Now { micros: 1 };
-const TERMS: Terms = Terms {
-    request: Request { limit: Limit::MUTEX, raise: Raise::ByOne, lease: 1000 },
-    tying: Tying::NONE,
-    replicas: 0,
-};
+const TERMS: Terms =
+    Terms { demand: Demand { limit: Limit::MUTEX, raise: Raise::ByOne, lease: 1000 }, tying: Tying::NONE, replicas: 0 };
 
 fn re_entry(serial: u64, holds: (u64, u64, u64)) -> Undo {
     undo(serial, &owner(1), &[key(1)], holds)
@@ -40,7 +37,7 @@ fn asked(books: &mut Books, client: u64) -> Ticket {
     let about = About { keys: Rc::from([key(1)]), owner: owner(1), purpose: Purpose::Acquire };
     let ticket = books.owed.ticket();
     books.sessions.open(client);
-    books.sessions.waits(client, &about, ticket);
+    books.sessions.add_wait(client, &about, ticket);
     books.owed.owe(ticket, Recipient::Session { client, about }, State::Beginning);
     ticket
 }
@@ -57,9 +54,9 @@ fn reads(books: &mut Books, client: u64) {
 /// A waiter in the queue for key 1, which waits until then.
 fn waits(books: &mut Books, number: u8, until: Option<u64>) -> WaiterId {
     let ticket = blocked(books, u64::from(number), State::Beginning);
-    let ask = Asker { ticket, client: 1, on_behalf: OnBehalf::Itself, tying: TERMS.tying, replicas: 0, arrived: NOW };
+    let asker = Asker { ticket, client: 1, on_behalf: OnBehalf::Itself, tying: TERMS.tying, replicas: 0, arrived: NOW };
     books.owed.timeouts.extend(until.map(|until| (until, ticket)));
-    books.queue.join(owner(number), [key(1)], TERMS.request, 0, until, ask)
+    books.queue.join(owner(number), [key(1)], TERMS.demand, 0, until, asker)
 }
 
 fn tied(books: &mut Books, client: u64) -> Tie {
@@ -111,6 +108,19 @@ fn a_reader_is_called_for_each_kind_of_event() {
     }
 }
 
+#[test]
+fn a_reader_that_has_gone_is_not_called() {
+    let mut books = Books::default();
+    reads(&mut books, 2);
+    let ticket = books.owed.ticket();
+    books.owed.timeouts.extend([(30, ticket), (40, ticket)]);
+    books.reads_no_more(2, ticket, Some(30));
+    assert_eq!(books.owed.timeouts.iter().map(|(until, _)| *until).collect::<Vec<_>>(), [40]);
+    let ticket = asked(&mut books, 2);
+    books.end(ticket, granted(1), NOW);
+    assert!(!books.owed.is_ending());
+}
+
 /// What an owner was given lies in three books, and what it is told concerns all of them.
 #[test]
 fn what_an_owner_was_not_told_is_found_wherever_it_is() {
@@ -156,6 +166,23 @@ fn what_was_sent_is_told() {
     assert_eq!(books.owed.undelivered[0].steps[0].told, 0);
     books.sent();
     assert_eq!(books.owed.undelivered[0].steps[0].told, 1);
+
+    // As many of them as it was promised.
+    for (holds, told) in [((4, 4, 3), 3), ((3, 4, 3), 2), ((3, 4, 1), 0)] {
+        let mut books = Books::default();
+        books.owed.undelivered.push_back(re_entry(1, (0, 5, 5)));
+        books.owed.sending(1, re_entry(2, holds));
+        books.sent();
+        assert_eq!(books.owed.undelivered[0].steps[0].told, told, "{holds:?}");
+    }
+}
+
+/// A callback that comes while the books are lent gets none. (The only test of the books that the module has.)
+#[test]
+fn lent_books_are_not_lent_again() {
+    assert_eq!(crate::books::try_with(|books| books.has_work()), Some(false));
+    assert_eq!(crate::books::with(|_| crate::books::try_with(|_| ())), None);
+    assert_eq!(crate::books::try_with(|_| ()), Some(()));
 }
 
 #[test]

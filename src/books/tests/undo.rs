@@ -1,6 +1,6 @@
 //! What is told or promised is not taken back.
 
-use super::{Step, key, owner, undo};
+use super::{Step, Undo, home, key, owner, undo};
 use crate::books::undo::promised_before;
 use crate::lock::{Deadline, Hold};
 
@@ -70,6 +70,14 @@ fn what_it_promises_and_builds_on() {
     assert_eq!(again.without_promise().promised(&key(1).name), 0);
 }
 
+#[test]
+fn it_follows_its_database() {
+    let it = Undo { home: home(2), ..undo(1, &owner(1), &[key(1)], (0, 1, 1)) };
+    assert_eq!((it.db(), it.keys().map(|key| key.db).collect::<Vec<_>>()), (2, vec![2]));
+    it.home.set(3);
+    assert_eq!((it.db(), it.keys().map(|key| key.db).collect::<Vec<_>>()), (3, vec![3]));
+}
+
 /// The example of `Undo::rebase`.
 #[test]
 fn a_deadline_goes_back_to_what_it_was_before_both() {
@@ -91,4 +99,34 @@ fn a_deadline_goes_back_to_what_it_was_before_both() {
     later.steps = vec![step(Hold { deadline: Deadline::At(250), ..first }, second)];
     later.rebase(&gone, 1);
     assert_eq!(later.steps[0].before.map(|it| it.deadline), Some(Deadline::At(250)));
+}
+
+#[test]
+fn what_has_another_token_by_now_is_found_under_that() {
+    let mut it = undo(1, &owner(1), &[key(1), key(2)], (0, 1, 1)).under(7);
+    it.retoken(&key(1).name, (Some(6), Some(8)));
+    it.retoken(&key(3).name, (Some(7), Some(8)));
+    assert!(it.steps.iter().all(|step| step.given.token == Some(7)), "those are other holds");
+    it.retoken(&key(1).name, (Some(7), Some(8)));
+    assert_eq!(it.steps.iter().map(|step| step.given.token).collect::<Vec<_>>(), [Some(8), Some(7)]);
+}
+
+/// A grant gave a hold a newer token and was rolled back: rolling back what was built on it leads to the older one.
+#[test]
+fn a_token_goes_back_to_what_it_was_before_both() {
+    let under = |holds, token| Hold { holds, deadline: Deadline::At(100), token: Some(token) };
+    let step = |before, given| Step {
+        before: Some(before),
+        given,
+        ..undo(1, &owner(1), &[key(1)], (1, 1, 1)).steps.remove(0)
+    };
+    let gone = step(under(1, 7), under(2, 8));
+    let mut later = undo(2, &owner(1), &[key(1)], (1, 1, 1));
+    later.steps = vec![step(under(2, 8), under(3, 8))];
+    later.rebase(&gone, 1);
+    assert_eq!(later.steps[0].before, Some(under(1, 7)));
+    // It was built on another token.
+    later.steps = vec![step(under(2, 9), under(3, 9))];
+    later.rebase(&gone, 1);
+    assert_eq!(later.steps[0].before, Some(under(1, 9)));
 }

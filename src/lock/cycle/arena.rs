@@ -1,10 +1,7 @@
-//! Tables whose rows name each other by number. A number of one table can't be used for another.
+//! Tables whose rows refer to each other by number. A number from one table can't be used for another.
 //!
 //! Everything here grows in small parts, so that no step of a search is held up by it.
 
-use foldhash::HashMap;
-use foldhash::fast::RandomState;
-use std::hash::{BuildHasher, Hash};
 use std::marker::PhantomData;
 
 /// The number of a row in some table.
@@ -60,7 +57,7 @@ impl<I, T> Default for Arena<I, T> {
 }
 
 impl<I: Index, T> Arena<I, T> {
-    /// Adds a row; its number.
+    /// Adds a row. Returns its number.
     pub fn push(&mut self, row: T) -> I {
         let index = self.end();
         match self.rows.last_mut() {
@@ -92,7 +89,7 @@ impl<I: Index, T> Arena<I, T> {
     }
 }
 
-/// How many notes lie together: few, as most searches make few.
+/// How many notes are stored together: few, as most searches make few.
 const NOTES: usize = 64;
 
 /// Notes on some of the rows of a table.
@@ -126,49 +123,6 @@ impl<I: Index, T: Copy> Notes<I, T> {
         }
         if let Some(row) = part.get_mut(index.position() % NOTES) {
             *row = Some(note);
-        }
-    }
-}
-
-/// How many parts a map by name has.
-const PARTS: usize = 64;
-
-/// A map by name, in parts that grow one by one: each moves what it has when it grows.
-#[derive(Debug)]
-pub struct Names<K, V> {
-    parts: Vec<HashMap<K, V>>,
-    hasher: RandomState,
-}
-
-impl<K, V> Default for Names<K, V> {
-    fn default() -> Self {
-        Self { parts: Vec::new(), hasher: RandomState::default() }
-    }
-}
-
-impl<K: Hash + Eq, V: Copy> Names<K, V> {
-    /// Drops some of the names and frees their memory. Returns whether there were any.
-    pub fn free_part(&mut self) -> bool {
-        self.parts.pop().is_some()
-    }
-
-    fn part(&self, name: &K) -> usize {
-        usize::try_from(self.hasher.hash_one(name)).unwrap_or(usize::MAX) % PARTS
-    }
-
-    /// What is known by a name.
-    pub fn get(&self, name: &K) -> Option<V> {
-        self.parts.get(self.part(name))?.get(name).copied()
-    }
-
-    /// Makes a name known.
-    pub fn insert(&mut self, name: K, value: V) {
-        if self.parts.is_empty() {
-            self.parts.resize_with(PARTS, HashMap::default);
-        }
-        let part = self.part(&name);
-        if let Some(part) = self.parts.get_mut(part) {
-            part.insert(name, value);
         }
     }
 }

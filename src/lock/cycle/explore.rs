@@ -1,7 +1,7 @@
 //! Collecting everything that a request depends on.
 //!
-//! Each owner that is met is asked what it waits for; each lock, who waits for it and who holds it. Both are met
-//! once. The queue of a lock is read before its holders, so that whoever is granted the lock in between is found
+//! Each owner that is met is asked what it waits for; each lock, who waits for it and who holds it. Each is met only
+//! once. The queue of a lock is read before its holders, so that an owner who is granted the lock in between is found
 //! twice rather than not at all.
 
 use super::arena::{Index, next};
@@ -58,7 +58,7 @@ struct Holders {
 enum Way {
     /// All who hold it are listed, from here on, and those who wait are picked out.
     List(Option<(Deadline, Owner)>),
-    /// All who wait are asked whether they hold it, from this request on; these have been asked.
+    /// All who wait are asked whether they hold it, from this request on; these owners have been asked already.
     Ask(WaiterId, BTreeSet<Owner>),
 }
 
@@ -82,7 +82,7 @@ impl Explorer {
         self.newest = id;
     }
 
-    /// Reads a part; whether all is read.
+    /// Reads a part. Returns whether everything has been read.
     pub fn step<T, V: Visible>(&mut self, graph: &mut Graph, wanted: &[LockKey], now: &mut Present<T, V>) -> bool {
         self.current = match std::mem::replace(&mut self.current, Current::Nothing) {
             Current::Nothing => match self.choose(graph, now) {
@@ -158,7 +158,7 @@ impl Explorer {
         Current::Nothing
     }
 
-    /// Reads a lock's queue; where to go on, if the budget is used up before its end.
+    /// Reads a lock's queue. Returns where to go on, if the budget is used up before its end.
     fn read_queue<T, V>(
         &self,
         graph: &mut Graph,
@@ -176,20 +176,20 @@ impl Explorer {
             }
             now.budget.spend(PLACE);
             if waiter.id <= self.newest {
-                let wait = graph.wait(waiter.id, &waiter.owner, waiter.request.limit);
+                let wait = graph.wait(waiter.id, &waiter.owner, waiter.demand.limit);
                 graph.add_place(lock, wait);
             }
         }
         None
     }
 
-    /// Looks at a lock; how its holders are to be found, if there are any others than the candidate's owner.
+    /// Looks at a lock. Returns how its holders are to be found, if there are any other than the candidate's owner.
     fn read_lock<T, V: Visible>(&self, graph: &mut Graph, lock: LockIx, now: &mut Present<T, V>) -> Option<Holders> {
         let me = graph.waits.get(self.candidate)?.owner;
         let standing = now.look(graph, lock, me)?;
         graph.set_limit(lock, standing.limit);
-        // It costs the smaller of the number of holders and that of owners who wait.
-        let ask_all = now.queue.owners().len().saturating_mul(LOOK).saturating_add(now.queue.len());
+        // The cost is the smaller of the number of holders and the number of owners who wait.
+        let ask_all = now.queue.owner_count().saturating_mul(LOOK).saturating_add(now.queue.len());
         let is_short = standing.holders <= ask_all.max(PAGE);
         let way = if is_short { Way::List(None) } else { Way::Ask(WaiterId(0), BTreeSet::new()) };
         if standing.own.is_some() {
@@ -212,13 +212,13 @@ impl Explorer {
         let done = match (key, std::mem::replace(&mut holders.way, Way::List(None))) {
             (None, _) => true,
             (Some(key), Way::List(after)) => holders.list(graph, &key, after, now),
-            (Some(key), Way::Ask(from, asked)) => self.ask(graph, &mut holders, &key, (from, asked), now),
+            (Some(key), Way::Ask(from, asked)) => self.ask_waiters(graph, &mut holders, &key, (from, asked), now),
         };
         if done { Current::Nothing } else { Current::Holders(holders) }
     }
 
-    /// Asks some of those who wait whether they hold a lock; whether these were the last.
-    fn ask<T, V: Visible>(
+    /// Asks some of those who wait whether they hold a lock. Returns whether these were the last.
+    fn ask_waiters<T, V: Visible>(
         &self,
         graph: &mut Graph,
         holders: &mut Holders,
@@ -248,7 +248,7 @@ impl Explorer {
 }
 
 impl Holders {
-    /// Lists some of a lock's holders; whether these were the last.
+    /// Lists some of a lock's holders. Returns whether these were the last.
     fn list<T, V: Visible>(
         &mut self,
         graph: &mut Graph,
@@ -270,7 +270,7 @@ impl Holders {
     }
 }
 
-/// Meets these locks from the given one on; where to go on, if the budget is used up before.
+/// Meets these locks from the given one on. Returns where to go on, if the budget is used up first.
 fn read_keys(graph: &mut Graph, keys: &[LockKey], from: usize, budget: &mut Budget) -> Option<usize> {
     for (at, key) in keys.iter().enumerate().skip(from) {
         if budget.is_spent() {

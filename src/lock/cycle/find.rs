@@ -6,7 +6,7 @@ use super::recheck::Doubt;
 use super::{Because, Link};
 use std::collections::VecDeque;
 
-/// Why an owner was reached: whoever stands in this place waits for it.
+/// Why an owner was reached: the one who stands in this place waits for it.
 #[derive(Clone, Copy, Debug)]
 struct Via {
     place: PlaceIx,
@@ -19,7 +19,7 @@ enum By {
     Ahead(PlaceIx),
 }
 
-/// A search in breadth over owners: each is reached once, and each part of a queue walked once.
+/// A breadth-first search over owners: each is reached once, and each part of a queue walked once.
 #[derive(Debug)]
 pub struct Finder {
     candidate: WaitIx,
@@ -35,13 +35,13 @@ pub struct Finder {
 /// What is left to be done for the owner reached last.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// This request of it and its further ones.
+    /// This request of the owner and its further ones.
     Wait(WaitIx),
     /// This place of a request and its further ones.
     Place(PlaceIx),
-    /// Whoever waits in this place waits for the lock's holders, from this one on.
+    /// The owner in this place waits for the lock's holders, from this one on.
     Holder(PlaceIx, HoldIx),
-    /// Whoever waits in this place waits for those ahead, from here on.
+    /// The owner in this place waits for those ahead, from here on.
     Ahead(PlaceIx, PlaceIx),
 }
 
@@ -136,7 +136,7 @@ impl Finder {
         }
     }
 
-    /// An owner is in the way of whoever stands in a place.
+    /// An owner is in the way of the one who stands in a place.
     fn reach(&mut self, graph: &Graph, owner: OwnerIx, via: Via) -> Option<Teller> {
         let start = graph.waits.get(self.candidate)?.owner;
         let from = owner_in(graph, via.place)?;
@@ -169,7 +169,7 @@ pub struct Teller {
 }
 
 impl Teller {
-    /// Adds a link; what it rests on. `None`: there are no more.
+    /// Adds a link. Returns what it rests on; `None`: there are no more.
     pub fn step(&mut self, graph: &Graph) -> Option<[Doubt; 2]> {
         let Via { place, by } = self.next.take()?;
         let owner = owner_in(graph, place)?;

@@ -1,7 +1,7 @@
-//! Who waits for what, who holds what, and who of them can go on.
+//! Who waits for what, who holds what, and which of them can go on.
 
-use super::arena::{Arena, Names, index, next};
-use crate::lock::{Limit, LockKey, Owner, WaiterId};
+use super::arena::{Arena, index, next};
+use crate::lock::{Limit, LockKey, Map, Owner, WaiterId};
 use std::collections::BTreeMap;
 
 index!(
@@ -33,9 +33,9 @@ pub struct Party {
     pub first_hold: Option<HoldIx>,
     /// How many of its requests can't be granted yet; more than 0: it is stuck.
     pub lacking: usize,
-    /// Its first and last place in the queue that it was met in last.
+    /// Its first and last place in the queue in which it was last met.
     places: Option<(LockIx, PlaceIx, PlaceIx)>,
-    /// The lock that it was found to hold last.
+    /// The lock that it was last found to hold.
     holds: Option<LockIx>,
 }
 
@@ -64,11 +64,11 @@ pub struct Place {
     pub next_of_owner: Option<PlaceIx>,
     pub next_of_wait: Option<PlaceIx>,
     pub has_room: bool,
-    /// Of the first place of an owner: it holds the lock.
+    /// For the first place of an owner: it holds the lock.
     pub owner_holds: bool,
-    /// Of the first place of an owner: where it gets the lock and keeps it, if it does not hold it.
+    /// For the first place of an owner: where it gets the lock and keeps it, if it does not hold it.
     pub owner_keeps: Option<PlaceIx>,
-    /// Its owner gets the lock by it and keeps it, because it is stuck elsewhere.
+    /// Its owner gets the lock through it and keeps it, because it is stuck elsewhere.
     pub keeps: bool,
     /// The request no longer stands here.
     pub is_gone: bool,
@@ -99,13 +99,13 @@ pub struct Lock {
     pub head: PlaceIx,
     /// How many hold it now and are stuck.
     pub stuck_holders: usize,
-    /// How many will hold it by a request ahead of the head and are stuck …
+    /// How many will hold it through a request ahead of the head and are stuck …
     pub stuck_ahead: usize,
-    /// … and how many of them name which limit.
+    /// … and how many of them name each limit.
     pub limits_ahead: BTreeMap<Limit, usize>,
     /// A check of its holders is pending …
     pub in_doubt: bool,
-    /// … and one for holders that came past the queue.
+    /// … and one for holders that bypassed the queue.
     pub is_foreign: bool,
 }
 
@@ -119,16 +119,16 @@ impl Lock {
     }
 }
 
-/// A step of the reduction. Each looks at one thing and leaves the rest to another.
+/// A step of the reduction. Each looks at one thing and leaves the rest to others.
 #[derive(Clone, Copy, Debug)]
 enum Task {
     /// The head of a lock's queue may have room now, or may be granted.
     Head(LockIx),
-    /// A request is granted: others may follow it in the queue of this place and in its further ones.
+    /// A request is granted: others may follow it in the queue of this place and in those of its further places.
     Granted(PlaceIx),
-    /// The owner has this lock: this place and its further ones there need no room.
+    /// The owner has this lock: this place and its further places there need no room.
     Reenter(PlaceIx),
-    /// The owner is no longer stuck: what it would have got by this request and by its further ones falls free …
+    /// The owner is no longer stuck: what it would have got through this request and its further ones becomes free …
     FreeWait(WaitIx),
     /// … in this place and in the request's further ones …
     FreePlace(PlaceIx),
@@ -144,11 +144,11 @@ pub struct Graph {
     pub locks: Arena<LockIx, Lock>,
     pub places: Arena<PlaceIx, Place>,
     pub holds: Arena<HoldIx, Hold>,
-    by_name: Names<Owner, OwnerIx>,
-    by_id: Names<WaiterId, WaitIx>,
-    by_key: Names<LockKey, LockIx>,
+    by_name: Map<Owner, OwnerIx>,
+    by_id: Map<WaiterId, WaitIx>,
+    by_key: Map<LockKey, LockIx>,
     tasks: Vec<Task>,
-    /// Something turned out not to be so any more since this was last taken.
+    /// Something has turned out to be no longer so since this was last taken.
     pub has_changed: bool,
 }
 
@@ -156,7 +156,7 @@ pub struct Graph {
 impl Graph {
     /// The owner of this name.
     pub fn owner(&mut self, name: &Owner) -> OwnerIx {
-        if let Some(known) = self.by_name.get(name) {
+        if let Some(known) = self.by_name.get(name).copied() {
             return known;
         }
         let index = self.owners.push(Party {
@@ -173,7 +173,7 @@ impl Graph {
 
     /// The lock of this name, to be explored if it is new.
     pub fn lock(&mut self, key: &LockKey) -> LockIx {
-        if let Some(known) = self.by_key.get(key) {
+        if let Some(known) = self.by_key.get(key).copied() {
             return known;
         }
         let none = self.places.end();
@@ -196,17 +196,17 @@ impl Graph {
 
     /// The lock of this name, if it is known.
     pub fn known_lock(&self, key: &LockKey) -> Option<LockIx> {
-        self.by_key.get(key)
+        self.by_key.get(key).copied()
     }
 
     /// The request of this number, if it is known.
     pub fn known_wait(&self, id: WaiterId) -> Option<WaitIx> {
-        self.by_id.get(&id)
+        self.by_id.get(&id).copied()
     }
 
     /// The request of this number.
     pub fn wait(&mut self, id: WaiterId, owner: &Owner, limit: Limit) -> WaitIx {
-        if let Some(known) = self.by_id.get(&id) {
+        if let Some(known) = self.by_id.get(&id).copied() {
             return known;
         }
         let owner = self.owner(owner);
@@ -215,7 +215,7 @@ impl Graph {
         index
     }
 
-    /// A request more.
+    /// One more request.
     pub fn add_wait(&mut self, id: Option<WaiterId>, owner: OwnerIx, limit: Limit) -> WaitIx {
         let index = self.waits.end();
         let first = self.owners.get_mut(owner).and_then(|party| {
@@ -280,7 +280,7 @@ impl Graph {
         self.add_hold(lock, owner, first);
     }
 
-    /// A hold more; `waits_there`: some place of its owner in the lock's queue.
+    /// One more hold; `waits_there`: some place of its owner in the lock's queue.
     pub fn add_hold(&mut self, lock: LockIx, owner: OwnerIx, waits_there: Option<PlaceIx>) {
         let index = self.holds.end();
         let (Some(row), Some(party)) = (self.locks.get_mut(lock), self.owners.get_mut(owner)) else { return };
@@ -327,7 +327,7 @@ impl Graph {
         self.places.get(self.places.get(place)?.first_of_owner)
     }
 
-    /// Whether a request is for a lock that its owner has already, or will have by another request.
+    /// Whether a request is for a lock that its owner has already, or will have through another request.
     pub fn reenters(&self, place: PlaceIx) -> bool {
         self.first_of_owner(place).is_some_and(|first| first.owner_holds || first.owner_keeps.is_some())
     }
@@ -338,8 +338,8 @@ impl Graph {
     }
 }
 
-/// Reducing it: whoever can be granted what it asks for is granted it, whoever waits for nothing more gives back what
-/// it has, until nothing moves. Each thing moves once, so all of it costs as much as there is of it.
+/// Reducing it: a request that can be granted is granted, and an owner that waits for nothing more gives back what it
+/// has, until nothing moves. Each thing moves once, so the cost is in proportion to how much there is.
 impl Graph {
     /// Begins with an owner: one that waits for nothing is not stuck.
     pub fn begin_owner(&mut self, owner: OwnerIx) {
@@ -392,7 +392,7 @@ impl Graph {
         true
     }
 
-    /// Moves on by one place in a lock's queue, or gives room to the first there; whether that was possible.
+    /// Moves on by one place in a lock's queue, or gives room to the first there. Returns whether that was possible.
     fn move_head(&mut self, index: LockIx) -> bool {
         let Some(head) = self.locks.get(index).filter(|lock| lock.head < lock.end).map(|lock| lock.head) else {
             return false;
@@ -414,7 +414,7 @@ impl Graph {
         true
     }
 
-    /// The owner of the request in this place gets the lock by it, and keeps it.
+    /// The owner of the request in this place gets the lock through it, and keeps it.
     fn keep(&mut self, place: PlaceIx) {
         let Some(row) = self.places.get_mut(place) else { return };
         row.keeps = true;
@@ -465,7 +465,7 @@ impl Graph {
         self.tasks.push(Task::Head(hold.lock));
     }
 
-    /// What an owner would have got by the request in this place does not count any longer.
+    /// What an owner would have got through the request in this place does not count any longer.
     pub fn keep_no_longer(&mut self, place: PlaceIx) {
         let Some(place) = self.places.get_mut(place).filter(|place| place.keeps) else { return };
         place.keeps = false;
@@ -496,7 +496,7 @@ impl Graph {
         }
     }
 
-    /// A request no longer waits: it is in nobody's way. What its owner got by it is noted elsewhere.
+    /// A request no longer waits: it is in nobody's way. What its owner got through it is noted elsewhere.
     pub fn end(&mut self, wait: WaitIx) {
         let Some(row) = self.waits.get_mut(wait).filter(|wait| wait.lacking > 0) else { return };
         row.lacking = 0;

@@ -2,7 +2,7 @@
 //!
 //! An owner is *stuck* if one of its requests can never be granted as long as every other stuck owner keeps what it
 //! has. A request is granted once those ahead of it are granted and there is room beside the holders that are stuck:
-//! with one place (a mutex) every blocker counts, in a semaphore a cycle exists only when every place that would do
+//! with one place (a mutex), every blocker counts; in a semaphore, a cycle exists only when every place that would do
 //! is kept by somebody stuck. That is the general resource graph of Holt ("Some deadlock properties of computer
 //! systems", 1972), reduced as far as it goes; what can't be reduced is deadlocked. So there is no false alarm.
 //!
@@ -14,25 +14,25 @@
 //! `cid` waits for `d`. Now `ann` asks for `s`.
 //!
 //! 1. **Explore.** `ann` wants `s`: held by `bob` and `cid`. `bob` wants `a`, held by `ann`. `cid` wants `d`, held by
-//!    `dan`. `dan` waits for nothing, so that it does not count as a holder.
+//!    `dan`. `dan` waits for nothing, so it does not count as a holder.
 //! 2. **Reduce.** The request of `cid` is the first in the queue of `d`, and no holder is stuck: it is granted. `cid`
-//!    waits for nothing else, so that it can go on, and gives back its place in `s`. There, one of two places is kept
-//!    by somebody stuck: the request of `ann` has room and is granted, too. `ann` gives back `a`, `bob` gets it. Nobody
-//!    is left: `ann` may wait.
-//! 3. If `dan` waited for `a`, nothing could be granted: **find** the way from `ann` over `s` to `bob`, and over `a`
-//!    back to `ann`. That is the cycle in the message.
+//!    waits for nothing else, so it can go on, and gives back its place in `s`. There, only one of the two places is
+//!    kept by somebody stuck: the request of `ann` has room and is granted, too. `ann` gives back `a`, `bob` gets it.
+//!    Nobody is left: `ann` may wait.
+//! 3. If `dan` waited for `a`, nothing could be granted: **find** the way from `ann` through `s` to `bob`, and through
+//!    `a` back to `ann`. That is the cycle in the message.
 //!
 //! # What it costs
 //!
 //! Each owner, each request, each place in a queue and each hold that can be reached is read once, reduced once, and
-//! walked once or twice. All of that is counted, in units of about 100 ns, and may be spread over as many steps as
-//! one likes. Between steps, the queue and the locks may change in any way:
+//! walked once or twice. All of that is counted, in units of about 100 ns, and may be spread over any number of steps.
+//! Between steps, the queue and the locks may change in any way:
 //!
-//! * What was read may no longer be so. Before it is told, everything that those who are stuck wait for and hold is
-//!   therefore **rechecked**, and what is no longer so is taken out; what changes after that is known from
-//!   [`Queue::note`]. The cycle itself is looked at once more in the end.
-//! * What is new since the search began is not needed: whoever closes a cycle by waiting looks for it, and its search
-//!   knows all who came before. A deadlock that stands stays in the graph, as nothing about it changes.
+//! * What was read may no longer be so. Before a cycle is reported, everything that those who are stuck wait for and
+//!   hold is therefore **rechecked**, and what is no longer so is taken out; what changes after that is known from
+//!   [`Queue::note`]. The cycle itself is looked at once more at the end.
+//! * What is new since the search began is not needed: a request that closes a cycle by waiting looks for it, and its
+//!   search knows all who came before. A deadlock that stands stays in the graph, as nothing about it changes.
 
 mod arena;
 mod explore;
@@ -87,23 +87,24 @@ pub enum Because {
 pub struct Candidate<'a> {
     /// For whom.
     pub owner: &'a Owner,
-    /// For what: keys of one database. The search does not leave it: owners of the same name elsewhere are others.
+    /// For what: keys of one database. The search does not leave it: owners of the same name elsewhere are different
+    /// owners.
     pub keys: &'a [LockKey],
     /// Under which limit.
     pub limit: Limit,
 }
 
-/// The locks, as far as whoever asks may know of them.
+/// The locks, as far as the one who asks may know of them.
 pub trait Visible {
     /// Whether the one who asks may read this key. If not, it is as if nobody held it and nobody waited for it: a
     /// cycle through it is neither found nor shown. Asked once for each key, before anything else about it.
     fn may_read(&mut self, key: &LockKey) -> bool;
 
-    /// The lock as `owner` sees it, `None` if the key holds something that is no lock.
+    /// The lock as `owner` sees it, `None` if the key holds something that is not a lock.
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Option<Standing>;
 
-    /// Up to `most` of those who hold it, by the end of their leases and by name: those after the given one. A lease
-    /// that gets longer meanwhile makes its owner come twice, which does no harm.
+    /// Up to `most` of those who hold it, ordered by the end of their leases and by name: those after the given one. A
+    /// lease that gets longer meanwhile makes its owner appear twice, which does no harm.
     fn holders(&mut self, key: &LockKey, after: Option<&(Deadline, Owner)>, most: usize) -> Vec<(Deadline, Owner)>;
 
     /// What the looks since the last call have cost beyond [`LOOK`] each, in units of about 100 ns: some locks must be
@@ -120,12 +121,12 @@ pub enum Progress {
     None,
     /// The request closes this cycle, which begins with its owner. It is there now.
     Cycle(Vec<Link>),
-    /// The budget is used up: to be advanced again.
+    /// The budget is used up: the search is to be advanced again.
     More,
 }
 
-/// Whether there is anything to search at all: if nobody waits but for the one key that the candidate wants, nobody
-/// waits for what its owner holds, since who has to wait for a single lock does not hold it.
+/// Whether there is anything to search at all: if nobody waits except for the one key that the candidate wants, nobody
+/// waits for what its owner holds, since an owner who has to wait for a single lock does not hold it.
 pub fn is_possible<T>(queue: &Queue<T>, candidate: Candidate) -> bool {
     others(queue, candidate.keys) > 0 || queue.waits(candidate.owner)
 }
@@ -156,11 +157,11 @@ pub struct Search {
     doubts: Vec<Doubt>,
     /// Whether all that is known was read in this step.
     in_one_step: bool,
-    /// Whether it was looked at again since.
+    /// Whether it has been looked at again since.
     is_rechecked: bool,
     /// The change that comes next, of those that are remembered …
     seen: u64,
-    /// … and whether some were no longer.
+    /// … and whether some were remembered no longer.
     missed_changes: bool,
     spent: u64,
 }
@@ -200,7 +201,7 @@ impl Budget {
     }
 }
 
-/// What is there in one step.
+/// What there is to work with in one step.
 struct Present<'a, T, V> {
     queue: &'a Queue<T>,
     locks: &'a mut V,
@@ -243,7 +244,8 @@ impl Search {
         }
     }
 
-    /// Tells that the request stands in the queue now. To be called before anything else happens to the queue.
+    /// Tells the search that the request now stands in the queue. To be called before anything else happens to the
+    /// queue.
     pub fn joined(&mut self, id: WaiterId) {
         self.id = Some(id);
         self.graph.number(candidate(), id);
@@ -268,7 +270,7 @@ impl Search {
         self.spent
     }
 
-    /// Searches on, for about so many units; always a bit.
+    /// Continues the search, for about `budget` units; always for a bit.
     pub fn advance<T>(&mut self, queue: &Queue<T>, locks: &mut impl Visible, budget: usize) -> Progress {
         let mut budget = Budget::new(budget);
         let has_left = self.id.is_some_and(|id| queue.get(id).is_none());
@@ -297,7 +299,7 @@ impl Search {
             return Some(Progress::None);
         }
         // Whichever is shorter: the way forward from the request, or back from what its owner holds. So the first goes
-        // as far as the second would cost.
+        // only as far as the second would cost.
         let back = others(now.queue, &self.keys).saturating_mul(LOOK);
         if !now.queue.waits(&self.owner) && back <= now.budget.left / 2 {
             if back > 0 {
@@ -334,8 +336,8 @@ impl Search {
         !holders.iter().any(|(_, owner)| now.queue.waits(owner))
     }
 
-    /// Whether somebody waits for what the candidate's owner holds, as far as the budget goes to find out: then somebody
-    /// may. It waits for nothing else itself.
+    /// Whether somebody waits for what the candidate's owner holds, or may do so, as the budget ran out before that was
+    /// clear. The owner waits for nothing else itself.
     fn is_waited_for<T, V: Visible>(&self, db: i32, now: &mut Present<T, V>) -> bool {
         now.queue.contended_keys().any(|key| {
             now.budget.spend(1);
@@ -350,7 +352,7 @@ impl Search {
         })
     }
 
-    /// Whether this is the only key asked for: who has to wait for a single lock does not hold it.
+    /// Whether this is the only key asked for: an owner who has to wait for a single lock does not hold it.
     fn is_own(&self, key: &LockKey) -> bool {
         *self.keys == *std::slice::from_ref(key)
     }

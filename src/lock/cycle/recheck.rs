@@ -13,7 +13,8 @@ use super::{Present, Visible};
 pub struct Recheck {
     wait: WaitIx,
     hold: HoldIx,
-    /// From which lock on it is to be checked that nobody came to hold it past the queue; `None`: that is known.
+    /// The lock from which on to check that nobody has come to hold it without going through the queue; `None`: that is
+    /// known.
     lock: Option<LockIx>,
 }
 
@@ -28,11 +29,11 @@ pub enum Doubt {
     Holds(HoldIx),
     /// That the lock is held by all who held it.
     Holders(LockIx),
-    /// The same, of this one and those after it.
+    /// The same, for this one and those after it.
     HoldersFrom(HoldIx),
-    /// That nobody who waits for the lock has come to hold it past the queue.
+    /// That nobody who waits for the lock has come to hold it without going through the queue.
     HeldByNoWaiter(LockIx),
-    /// The same, of those in this place and behind it.
+    /// The same, for those in this place and behind it.
     HeldByNoWaiterFrom(LockIx, PlaceIx),
 }
 
@@ -61,7 +62,7 @@ impl Recheck {
 }
 
 impl Doubt {
-    /// Looks whether it is still so; what else is to be looked at then.
+    /// Checks whether it is still so. Returns what else is to be checked then.
     pub fn check<T, V: Visible>(self, graph: &mut Graph, now: &mut Present<T, V>) -> Option<Self> {
         now.budget.spend(1);
         match self {
@@ -115,7 +116,7 @@ fn check_wait<T, V>(graph: &mut Graph, wait: WaitIx, now: &Present<T, V>) -> Opt
     first.map(|place| Doubt::EndedEmpty(wait, place))
 }
 
-/// The request in this place has ended; its owner may have got the lock by it.
+/// The request in this place has ended; its owner may have got the lock through it.
 fn check_ended<T, V: Visible>(graph: &mut Graph, place: PlaceIx, now: &mut Present<T, V>) {
     let Some(row) = graph.places.get_mut(place) else { return };
     row.is_gone = true;
@@ -123,7 +124,7 @@ fn check_ended<T, V: Visible>(graph: &mut Graph, place: PlaceIx, now: &mut Prese
     graph.keep_no_longer(place);
 }
 
-/// Somebody whose request stands here and who is stuck may hold the lock already: then it does not wait for it.
+/// An owner who is stuck and whose request stands here may hold the lock already: then it does not wait for it.
 fn check_place<T, V: Visible>(graph: &mut Graph, place: PlaceIx, now: &mut Present<T, V>) {
     let Some(row) = graph.places.get(place) else { return };
     let (wait, lock) = (row.wait, row.lock);

@@ -84,9 +84,9 @@ fn end_of(fault: Fault, queue: &Queue<()>, locks: &mut impl Locks, id: WaiterId,
         }
         let first = queue.head(key.db, &key.name) == Some(id) || fault == Fault::ServesTheLastFirst;
         let ahead = if first { Ahead::Nobody } else { Ahead::Somebody };
-        match decide(&standing, &waiter.request, ahead, now) {
+        match decide(&standing, &waiter.demand, ahead, now) {
             Decision::Wait if fault == Fault::LooksAtOneKey && !decisions.is_empty() => {
-                let free = decide(&Standing::FREE, &waiter.request, Ahead::Nobody, now);
+                let free = decide(&Standing::FREE, &waiter.demand, Ahead::Nobody, now);
                 decisions.push(free);
             }
             Decision::Wait => waits = true,

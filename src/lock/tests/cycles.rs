@@ -3,8 +3,8 @@
 use super::plain::{Plain, PlainWaiter};
 use super::watched::World;
 use super::{cases, key, number_of, number_of_key, owner};
-use crate::lock::Limit;
-use crate::lock::cycle::{Because, Candidate, Link, Progress, Search};
+use crate::lock::cycle::{Because, Candidate, Link, Progress, Search, is_possible};
+use crate::lock::{Limit, Queue};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use std::collections::BTreeSet;
@@ -412,14 +412,14 @@ fn what_a_search_costs() {
             let mut queue = crate::lock::Queue::<()>::default();
             let mut table = super::table::Table::default();
             for (number, keys, limit) in asks {
-                let (owner, keys, request) = (owner(number), super::keys(&keys), super::request(limit));
+                let (owner, keys, demand) = (owner(number), super::keys(&keys), super::demand(limit));
                 let free = |key| !table.stored.contains_key(key);
                 if keys.iter().all(free) {
                     let granted =
-                        crate::lock::decide(&crate::lock::Standing::FREE, &request, crate::lock::Ahead::Nobody, 0);
+                        crate::lock::decide(&crate::lock::Standing::FREE, &demand, crate::lock::Ahead::Nobody, 0);
                     table.write(&keys, &owner, &vec![granted; keys.len()]);
                 } else {
-                    queue.join(owner, keys, request, 0, None, ());
+                    queue.join(owner, keys, demand, 0, None, ());
                 }
             }
             let (owner, keys) = (owner(who), [key(wanted)]);
@@ -440,4 +440,24 @@ fn what_a_search_costs() {
             println!("    to forget it: {:?}", begin.elapsed());
         }
     }
+}
+
+/// Most requests need no search: nobody waits but for the one key that they want.
+#[test]
+fn where_nobody_waits_for_anything_else_nothing_is_to_be_searched() {
+    let possible = |queue: &Queue<()>, who: u32, wanted: &[u32]| {
+        let (owner, keys) = (owner(who), super::keys(wanted));
+        is_possible(queue, Candidate { owner: &owner, keys: &keys, limit: Limit::MUTEX })
+    };
+    let mut queue = Queue::default();
+    assert!(!possible(&queue, 0, &[0]) && !possible(&queue, 0, &[0, 1]));
+    for who in [1, 2] {
+        queue.join(owner(who), super::keys(&[0]), super::demand(1), 0, None, ());
+        assert!(!possible(&queue, 0, &[0]));
+    }
+    assert!(possible(&queue, 0, &[1]), "they wait for another key");
+    assert!(possible(&queue, 0, &[0, 1]), "it may hold one of several keys that it asks for");
+    assert!(possible(&queue, 1, &[0]), "it waits already");
+    queue.join(owner(3), super::keys(&[1]), super::demand(1), 0, None, ());
+    assert!(possible(&queue, 0, &[0]));
 }

@@ -1,7 +1,7 @@
 //! How much is looked at.
 
 use super::table::Table;
-use super::{Locks, key, keys, owner, request, serve};
+use super::{Locks, demand, key, keys, owner, serve};
 use crate::lock::cycle::{Candidate, LOOK, OVERRUN, PAGE, Progress, Search, Visible};
 use crate::lock::serve::{Change, Sight, View, WaitEnd};
 use crate::lock::{Ahead, Deadline, Limit, LockKey, Millis, Owner, Queue, Standing, Waiter, decide};
@@ -41,11 +41,11 @@ fn a_thousand_locks_given_back_together_are_looked_at_a_few_times_each() {
     let numbers: Vec<u32> = (0..LOCKS).collect();
     let all = keys(&numbers);
     let mut locks = Counting { table: Table { now: NOW, ..Table::default() }, ..Counting::default() };
-    let decision = decide(&Standing::FREE, &request(1), Ahead::Nobody, NOW);
+    let decision = decide(&Standing::FREE, &demand(1), Ahead::Nobody, NOW);
     locks.table.write(&all, &owner(0), &vec![decision; all.len()]);
     let mut queue = Queue::default();
     for waiter in 1..=3 {
-        queue.join(owner(waiter), all.clone(), request(1), NOW, None, ());
+        queue.join(owner(waiter), all.clone(), demand(1), NOW, None, ());
     }
     // One of them is still held at first: nobody is served, and that costs a single pass.
     for &number in numbers.iter().skip(1) {
@@ -96,12 +96,12 @@ struct Cost {
 
 impl Scene {
     fn holds(&mut self, who: u32, numbers: &[u32], limit: u32) {
-        let decision = decide(&Standing::FREE, &request(limit), Ahead::Nobody, 0);
+        let decision = decide(&Standing::FREE, &demand(limit), Ahead::Nobody, 0);
         self.locks.table.write(&keys(numbers), &owner(who), &vec![decision; numbers.len()]);
     }
 
     fn waits(&mut self, who: u32, numbers: &[u32], limit: u32) {
-        self.queue.join(owner(who), keys(numbers), request(limit), 0, None, ());
+        self.queue.join(owner(who), keys(numbers), demand(limit), 0, None, ());
     }
 
     /// Searches for a cycle in steps of a thousand units, none of which may cost more than that and one look.
@@ -122,7 +122,7 @@ impl Scene {
                 return Cost { units: search.spent(), looks: self.locks.looks, is_cycle };
             }
             id.get_or_insert_with(|| {
-                let id = self.queue.join(owner.clone(), wanted.clone(), request(1), 0, None, ());
+                let id = self.queue.join(owner.clone(), wanted.clone(), demand(1), 0, None, ());
                 search.joined(id);
                 id
             });

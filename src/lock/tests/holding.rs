@@ -1,12 +1,12 @@
 //! Properties of the rule, of the holders and of the tokens.
 
 use super::table::{Stored, Table};
-use super::{cases, key, owner, request};
-use crate::lock::fence::MAX_TOKEN;
+use super::{cases, demand, key, owner};
+use crate::lock::fence::{FARTHEST_AHEAD, MAX_TOKEN};
 use crate::lock::rule::MAX_HOLDS;
 use crate::lock::serve::{Sight, View};
 use crate::lock::{
-    Ahead, Deadline, Decision, Fence, Hold, Holders, Limit, Millis, Owner, Raise, Request, Standing, decide,
+    Ahead, Deadline, Decision, Demand, Fence, Hold, Holders, Limit, Millis, Owner, Raise, Standing, decide,
 };
 use proptest::prelude::*;
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ const OWNERS: u32 = 5;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Acquire(u32, Request),
+    Acquire(u32, Demand),
     Release(u32),
     Pass(Millis),
     /// Holders past their deadline are taken out.
@@ -30,13 +30,13 @@ fn raise() -> impl Strategy<Value = Raise> {
     prop_oneof![Just(Raise::ByOne), (1_u64..5).prop_map(Raise::To)]
 }
 
-fn any_request() -> impl Strategy<Value = Request> {
-    (limit(), raise(), 1_u64..100).prop_map(|(limit, raise, lease)| Request { limit, raise, lease })
+fn any_demand() -> impl Strategy<Value = Demand> {
+    (limit(), raise(), 1_u64..100).prop_map(|(limit, raise, lease)| Demand { limit, raise, lease })
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        10 => (0..OWNERS, any_request()).prop_map(|(owner, request)| Step::Acquire(owner, request)),
+        10 => (0..OWNERS, any_demand()).prop_map(|(owner, demand)| Step::Acquire(owner, demand)),
         4 => (0..OWNERS).prop_map(Step::Release),
         5 => (0_u64..60).prop_map(Step::Pass),
         1 => Just(Step::Purge),
@@ -51,13 +51,13 @@ struct OneLock {
 }
 
 impl OneLock {
-    fn acquire(&mut self, who: u32, request: &Request) -> Decision {
+    fn acquire(&mut self, who: u32, demand: &Demand) -> Decision {
         let (key, owner) = (key(0), owner(who));
         let standing = match self.table.look(&key, &owner) {
             Sight::Lock(standing) => standing,
             _ => Standing::FREE,
         };
-        let decision = decide(&standing, request, Ahead::Nobody, self.table.now);
+        let decision = decide(&standing, demand, Ahead::Nobody, self.table.now);
         if let Decision::Grant(..) | Decision::Reenter(_) = decision {
             self.table.write(&[key], &owner, &[decision]);
         }
@@ -81,9 +81,9 @@ proptest! {
         let mut named: BTreeMap<Owner, Limit> = BTreeMap::new();
         for step in steps {
             match step {
-                Step::Acquire(who, request) => {
-                    if let Decision::Grant(..) = lock.acquire(who, &request) {
-                        named.insert(owner(who), request.limit);
+                Step::Acquire(who, demand) => {
+                    if let Decision::Grant(..) = lock.acquire(who, &demand) {
+                        named.insert(owner(who), demand.limit);
                     }
                 }
                 Step::Release(who) => drop(lock.table.release(&key(0), &owner(who))),
@@ -99,16 +99,16 @@ proptest! {
 
     #[test]
     fn a_new_holder_is_let_in_exactly_when_the_smallest_limit_allows(
-        holders in 0_usize..6, of_lock in limit(), request in any_request(), ahead in prop::bool::ANY, now in 0_u64..1000,
+        holders in 0_usize..6, of_lock in limit(), demand in any_demand(), ahead in prop::bool::ANY, now in 0_u64..1000,
     ) {
         let standing = Standing { own: None, holders, limit: of_lock };
         let ahead = if ahead { Ahead::Somebody } else { Ahead::Nobody };
-        let smallest = if holders == 0 { request.limit } else { request.limit.min(of_lock) };
+        let smallest = if holders == 0 { demand.limit } else { demand.limit.min(of_lock) };
         let room = smallest == Limit::Shared || holders < smallest.number() as usize;
-        let decision = decide(&standing, &request, ahead, now);
+        let decision = decide(&standing, &demand, ahead, now);
         if room && ahead == Ahead::Nobody {
-            let holds = match request.raise { Raise::ByOne => 1, Raise::To(holds) => holds };
-            let hold = Hold { holds, token: None, deadline: Deadline::At(now + request.lease) };
+            let holds = match demand.raise { Raise::ByOne => 1, Raise::To(holds) => holds };
+            let hold = Hold { holds, token: None, deadline: Deadline::At(now + demand.lease) };
             prop_assert_eq!(decision, Decision::Grant(hold, smallest));
         } else {
             prop_assert_eq!(decision, Decision::Wait);
@@ -156,9 +156,9 @@ proptest! {
         let mut newest = 0;
         for (step, back) in steps.into_iter().zip(back) {
             match step {
-                Step::Acquire(who, request) => {
+                Step::Acquire(who, demand) => {
                     let before = lock.holds();
-                    let decision = lock.acquire(who, &request);
+                    let decision = lock.acquire(who, &demand);
                     let token = lock.holds().get(&owner(who)).and_then(|hold| hold.token);
                     match decision {
                         Decision::Grant(..) => {
@@ -186,20 +186,20 @@ proptest! {
     #[test]
     fn a_reentry_never_shortens_a_deadline(
         own in (1_u64..100, prop_oneof![Just(Deadline::Never), (0_u64..2000).prop_map(Deadline::At)]),
-        others in 0_usize..5, limit in limit(), request in any_request(), now in 0_u64..1000, ahead in prop::bool::ANY,
+        others in 0_usize..5, limit in limit(), demand in any_demand(), now in 0_u64..1000, ahead in prop::bool::ANY,
     ) {
         let own = Hold { holds: own.0, token: Some(7), deadline: own.1 };
         let standing = Standing { own: Some(own), holders: others + 1, limit };
         let ahead = if ahead { Ahead::Somebody } else { Ahead::Nobody };
-        match decide(&standing, &request, ahead, now) {
+        match decide(&standing, &demand, ahead, now) {
             Decision::Reenter(hold) => {
-                prop_assert_eq!(request.limit, limit);
-                prop_assert_eq!(hold.deadline, own.deadline.max(Deadline::At(now + request.lease)));
+                prop_assert_eq!(demand.limit, limit);
+                prop_assert_eq!(hold.deadline, own.deadline.max(Deadline::At(now + demand.lease)));
                 prop_assert_eq!(hold.token, own.token);
-                let holds = match request.raise { Raise::ByOne => own.holds + 1, Raise::To(to) => own.holds.max(to) };
+                let holds = match demand.raise { Raise::ByOne => own.holds + 1, Raise::To(to) => own.holds.max(to) };
                 prop_assert_eq!(hold.holds, holds);
             }
-            Decision::OtherLimit(named) => prop_assert!(named == limit && request.limit != limit),
+            Decision::OtherLimit(named) => prop_assert!(named == limit && demand.limit != limit),
             other => prop_assert!(false, "{:?}", other),
         }
     }
@@ -209,7 +209,7 @@ proptest! {
         let mut lock = OneLock::default();
         for step in steps {
             match step {
-                Step::Acquire(who, request) => drop(lock.acquire(who, &request)),
+                Step::Acquire(who, demand) => drop(lock.acquire(who, &demand)),
                 Step::Release(who) => {
                     let before = lock.holds();
                     let had = before.get(&owner(who)).copied();
@@ -230,9 +230,9 @@ proptest! {
     fn a_request_for_so_many_holds_may_be_repeated(to in 1_u64..100, limit in limit(), times in 1_usize..5, before in 0_u64..100) {
         let mut lock = OneLock::default();
         for _ in 0..before {
-            lock.acquire(0, &Request { limit, ..request(1) });
+            lock.acquire(0, &Demand { limit, ..demand(1) });
         }
-        let repeated = Request { limit, raise: Raise::To(to), lease: 1000 };
+        let repeated = Demand { limit, raise: Raise::To(to), lease: 1000 };
         lock.acquire(0, &repeated);
         let once = lock.holds();
         prop_assert_eq!(once[&owner(0)].holds, to.max(before));
@@ -267,13 +267,29 @@ proptest! {
         prop_assert_eq!(holders.is_empty(), plain.is_empty());
         prop_assert_eq!(holders.next_deadline(now), counts.iter().min().copied());
         prop_assert_eq!(holders.last_deadline(), plain.values().max().copied());
+        let ends = plain.values().copied().filter(|it| *it != Deadline::Never);
+        prop_assert_eq!(holders.last_end(), ends.max());
         prop_assert!(holders.expired(now).eq(over.iter().map(|(_, owner)| owner)));
         for who in 0..20 {
             let standing = holders.standing(&owner(who), now);
             prop_assert_eq!(standing.holders, counts.len());
             let own = plain.get(&owner(who)).copied().filter(|it| !it.has_passed(now));
             prop_assert_eq!(standing.own.map(|hold| hold.deadline), own);
+            prop_assert_eq!(holders.get(&owner(who)).map(|hold| hold.deadline), plain.get(&owner(who)).copied());
         }
+        let mut left: Vec<(Deadline, Owner)> = plain.iter().map(|(owner, at)| (*at, owner.clone())).collect();
+        left.sort();
+        left.retain(|(at, _)| !at.has_passed(now));
+        let (mut listed, mut page) = (Vec::new(), holders.page(None, now, 3));
+        while let Some(last) = page.last().cloned() {
+            prop_assert!(page.len() <= 3);
+            listed.append(&mut page);
+            page = holders.page(Some(&last), now, 3);
+        }
+        prop_assert_eq!(listed, left);
+        let all = Holders::collect(Limit::MUTEX, holders.iter().map(|(owner, hold)| (owner.clone(), *hold)));
+        prop_assert_eq!((all.limit(), all.len(), all.last_deadline()), (Limit::MUTEX, plain.len(), holders.last_deadline()));
+        prop_assert!(all.iter().all(|(owner, hold)| plain.get(owner) == Some(&hold.deadline)));
     }
 
     #[test]
@@ -292,9 +308,38 @@ fn a_lease_counts_in_its_last_millisecond_and_not_after() {
     holders.insert(owner(0), hold);
     assert_eq!(holders.standing(&owner(1), 150).holders, 1);
     assert_eq!(holders.standing(&owner(1), 151).holders, 0);
-    assert_eq!(hold.deadline.remaining(150), Some(0));
+    assert_eq!([100, 149, 150, 151].map(|now| hold.deadline.remaining(now)), [Some(50), Some(1), Some(0), Some(0)]);
+    assert_eq!(Deadline::Never.remaining(0), None);
     assert_eq!(Deadline::after(Millis::MAX, 1), Deadline::At(Millis::MAX));
     assert!(!Deadline::Never.has_passed(Millis::MAX));
+}
+
+#[test]
+fn a_limit_only_becomes_stricter() {
+    let mut holders = Holders::new(Limit::Shared);
+    let limits = [3, 5, 0, 1, 2].map(|number| {
+        holders.tighten(Limit::from_number(number));
+        holders.limit().number()
+    });
+    assert_eq!(limits, [3, 3, 3, 1, 1]);
+}
+
+/// A token that no server can have issued is not believed, however it came into the keyspace.
+#[test]
+fn which_tokens_are_credible() {
+    let mut fence = Fence::default();
+    let now = 1_000_000;
+    let last = (now + FARTHEST_AHEAD) * 1000;
+    assert_eq!([last, last + 1].map(|token| fence.is_credible(token, now)), [true, false]);
+    fence.observe(last + 1, now);
+    assert_eq!(fence.clone().next(0), 1, "it changed nothing");
+    fence.observe(last, now);
+    assert_eq!(fence.clone().next(0), last + 1);
+    // What this server has issued itself stays credible when the clock is set back.
+    assert_eq!([last, last + 1].map(|token| fence.is_credible(token, 0)), [true, false]);
+    fence.observe(5, now);
+    assert_eq!(fence.next(0), last + 1);
+    assert_eq!(FARTHEST_AHEAD, 3_600_000, "an hour");
 }
 
 #[test]
@@ -303,7 +348,7 @@ fn a_hold_count_has_an_end_and_a_larger_one_of_another_client_stays() {
         let own = Some(Hold { holds, token: None, deadline: Deadline::Never });
         Standing { own, holders: 1, limit: Limit::MUTEX }
     };
-    let ask = |holds, raise| decide(&standing(holds), &Request { raise, ..request(1) }, Ahead::Nobody, 0);
+    let ask = |holds, raise| decide(&standing(holds), &Demand { raise, ..demand(1) }, Ahead::Nobody, 0);
     assert!(matches!(ask(MAX_HOLDS - 1, Raise::ByOne), Decision::Reenter(hold) if hold.holds == MAX_HOLDS));
     assert_eq!(ask(MAX_HOLDS, Raise::ByOne), Decision::TooManyHolds);
     assert_eq!(ask(u64::MAX, Raise::ByOne), Decision::TooManyHolds);
@@ -313,10 +358,10 @@ fn a_hold_count_has_an_end_and_a_larger_one_of_another_client_stays() {
 #[test]
 fn a_lock_that_is_free_again_forgets_its_limit() {
     let mut lock = OneLock::default();
-    assert!(matches!(lock.acquire(0, &request(2)), Decision::Grant(_, limit) if limit.number() == 2));
-    assert!(matches!(lock.acquire(1, &request(3)), Decision::Grant(_, limit) if limit.number() == 2));
-    assert_eq!(lock.acquire(2, &request(3)), Decision::Wait);
+    assert!(matches!(lock.acquire(0, &demand(2)), Decision::Grant(_, limit) if limit.number() == 2));
+    assert!(matches!(lock.acquire(1, &demand(3)), Decision::Grant(_, limit) if limit.number() == 2));
+    assert_eq!(lock.acquire(2, &demand(3)), Decision::Wait);
     lock.table.now = 2000;
     assert!(matches!(lock.table.stored.get(&key(0)), Some(Stored::Lock(holders)) if holders.len() == 2));
-    assert!(matches!(lock.acquire(2, &request(3)), Decision::Grant(_, limit) if limit.number() == 3));
+    assert!(matches!(lock.acquire(2, &demand(3)), Decision::Grant(_, limit) if limit.number() == 3));
 }

@@ -7,7 +7,7 @@ use super::cycles::{
 use super::plain::{Plain, PlainHold, PlainLock, PlainWaiter};
 use super::table::Table;
 use super::watched::World;
-use super::{ELSEWHERE, cases, key, keys, number_of_key, owner, repeatable, request};
+use super::{ELSEWHERE, cases, demand, key, keys, number_of_key, owner, repeatable};
 use crate::lock::cycle::{Candidate, Link, PAGE, Progress, Search, Visible};
 use crate::lock::serve::Change;
 use crate::lock::{Ahead, Deadline, Limit, LockKey, Owner, Queue, Standing, WaiterId, decide};
@@ -357,7 +357,7 @@ fn other_databases_and_keys_that_may_not_be_read_are_as_if_they_were_not_there()
 /// `holders` hold key 0, shared; the last of them waits for key 1, and the owner of key 1 wants key 0.
 fn many_readers(holders: u32, waiters: u32) -> (Queue<()>, Table, Owner) {
     let (mut queue, mut table) = (Queue::default(), Table::default());
-    let granted = |limit| decide(&Standing::FREE, &request(limit), Ahead::Nobody, 0);
+    let granted = |limit| decide(&Standing::FREE, &demand(limit), Ahead::Nobody, 0);
     for number in 0..holders {
         table.write(&[key(0)], &owner(number), &[granted(0)]);
     }
@@ -365,9 +365,9 @@ fn many_readers(holders: u32, waiters: u32) -> (Queue<()>, Table, Owner) {
     table.write(&[key(1)], &writer, &[granted(1)]);
     table.write(&[key(2)], &owner(holders + 1), &[granted(1)]);
     for number in 0..waiters {
-        queue.join(owner(holders + 2 + number), keys(&[2, 3]), request(1), 0, None, ());
+        queue.join(owner(holders + 2 + number), keys(&[2, 3]), demand(1), 0, None, ());
     }
-    queue.join(owner(holders - 1), keys(&[1]), request(1), 0, None, ());
+    queue.join(owner(holders - 1), keys(&[1]), demand(1), 0, None, ());
     (queue, table, writer)
 }
 
@@ -382,7 +382,7 @@ fn a_stuck_holder_is_found_among_many() {
             let mut search = Search::new(Candidate { owner: &writer, keys: &wanted, limit: Limit::MUTEX });
             let mut progress = search.advance(&queue, &mut table, budget);
             if progress == Progress::More {
-                search.joined(queue.join(writer.clone(), keys(&[0]), request(1), 0, None, ()));
+                search.joined(queue.join(writer.clone(), keys(&[0]), demand(1), 0, None, ()));
             }
             while progress == Progress::More {
                 progress = search.advance(&queue, &mut table, budget);

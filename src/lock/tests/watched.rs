@@ -6,7 +6,7 @@ use super::table::{Stored, Table};
 use super::{ELSEWHERE, Locks, key, keys, number_of, number_of_key, owner, serve};
 use crate::lock::serve::{Change, Sight, View, WaitEnd};
 use crate::lock::{
-    Ahead, Deadline, Decision, Hold, Holders, Limit, LockKey, Millis, Owner, Queue, Raise, Request, Waiter, WaiterId,
+    Ahead, Deadline, Decision, Demand, Hold, Holders, Limit, LockKey, Millis, Owner, Queue, Raise, Waiter, WaiterId,
     decide,
 };
 
@@ -150,7 +150,7 @@ impl World {
             let barge = self.fault == Some(Fault::LetsNewcomersPass);
             let ahead =
                 if self.queue.head(key.db, &key.name).is_none() || barge { Ahead::Nobody } else { Ahead::Somebody };
-            match decide(&standing, &request_of(waiter), ahead, self.locks.table.now) {
+            match decide(&standing, &demand_of(waiter), ahead, self.locks.table.now) {
                 Decision::Wait => waits = true,
                 Decision::OtherLimit(_) | Decision::TooManyHolds => return Some(Ending::OtherLimit),
                 granted => decisions.push(granted),
@@ -164,8 +164,8 @@ impl World {
     }
 
     fn join(&mut self, waiter: PlainWaiter, until: Option<Millis>) {
-        let (request, now) = (request_of(&waiter), self.locks.table.now);
-        let id = self.queue.join(owner(waiter.owner), keys(&waiter.keys), request, now, until, ());
+        let (demand, now) = (demand_of(&waiter), self.locks.table.now);
+        let id = self.queue.join(owner(waiter.owner), keys(&waiter.keys), demand, now, until, ());
         self.locks.plain.waiters.push(PlainWaiter { id: id.0, ..waiter });
     }
 
@@ -234,7 +234,7 @@ impl World {
     }
 }
 
-fn request_of(waiter: &PlainWaiter) -> Request {
+fn demand_of(waiter: &PlainWaiter) -> Demand {
     let raise = waiter.to.map_or(Raise::ByOne, Raise::To);
-    Request { limit: Limit::from_number(waiter.limit), raise, lease: waiter.lease }
+    Demand { limit: Limit::from_number(waiter.limit), raise, lease: waiter.lease }
 }

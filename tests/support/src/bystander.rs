@@ -84,7 +84,7 @@ fn used(info: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Server;
+    use crate::{Over, Server};
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
 
@@ -96,10 +96,10 @@ mod tests {
         const STEPS: usize = 10;
         let server = Server::builder().without_module().start();
         let mut bystander = Bystander::connect(server.addr(), server.pid()).unwrap();
-        let stop = AtomicBool::new(false);
+        let over = AtomicBool::new(false);
         let (pings, used) = thread::scope(|scope| {
             let pings = scope.spawn(|| {
-                let more = || (!stop.load(Ordering::Relaxed)).then(|| bystander.ping().unwrap().server);
+                let more = || (!over.load(Ordering::Relaxed)).then(|| bystander.ping().unwrap().server);
                 std::iter::from_fn(more).collect::<Vec<_>>()
             });
             let (mut raw, clock) = (server.raw(), ProcessorClock::of(server.pid()).unwrap());
@@ -108,8 +108,10 @@ mod tests {
                 raw.call(&[b"EVAL", BUSY.as_bytes(), b"0"]);
                 clock.now().unwrap() - before
             });
-            let used: Vec<Duration> = used.collect();
-            stop.store(true, Ordering::Relaxed);
+            let used: Vec<Duration> = {
+                let _over = Over(&over);
+                used.collect()
+            };
             (pings.join().unwrap(), used)
         });
         let (shortest, longest) = (used.iter().min().unwrap(), used.iter().max().unwrap());

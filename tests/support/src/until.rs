@@ -1,5 +1,6 @@
 //! Waiting for a condition, never for a time.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,4 +28,13 @@ pub fn eventually(deadline: Duration, mut condition: impl FnMut() -> bool) -> bo
 #[track_caller]
 pub fn until(deadline: Duration, what: &str, condition: impl FnMut() -> bool) {
     assert!(eventually(deadline, condition), "not within {deadline:?}: {what}");
+}
+
+/// Tells other threads that it is over when it goes, so that they end also where a test fails and nobody else tells them.
+pub struct Over<'a>(pub &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
 }

@@ -1,0 +1,115 @@
+//! The queue: each of its views is that of a plain list.
+
+use super::{ELSEWHERE, cases, demand, key, owner};
+use crate::lock::{LockKey, Queue, WaiterId};
+use proptest::prelude::*;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+const OWNERS: u32 = 3;
+const KEYS: [u32; 5] = [0, 1, 2, ELSEWHERE, ELSEWHERE + 1];
+
+#[derive(Clone, Debug)]
+enum Act {
+    Join(u32, BTreeSet<u32>),
+    Leave(usize),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let some = prop::collection::btree_set(prop::sample::select(KEYS.to_vec()), 1..3);
+    prop_oneof![3 => (0..OWNERS, some).prop_map(|(owner, keys)| Act::Join(owner, keys)), 2 => (0..20_usize).prop_map(Act::Leave)]
+}
+
+/// Who waits, in order of arrival: for whom and for what.
+type Plain = BTreeMap<WaiterId, (u32, BTreeSet<u32>)>;
+
+fn ids(plain: &Plain, is_meant: impl Fn(u32, &BTreeSet<u32>) -> bool) -> Vec<WaiterId> {
+    plain.iter().filter(|(_, (owner, keys))| is_meant(*owner, keys)).map(|(id, _)| *id).collect()
+}
+
+/// What an owner waits for at a key, found by so many candidates at a time.
+fn found(queue: &Queue<()>, who: u32, at: u32, from: WaiterId, most: usize) -> Vec<WaiterId> {
+    let (mut all, mut from) = (Vec::new(), Some(from));
+    while let Some(next) = from {
+        let (found, rest) = queue.of_owner_at(&owner(who), &key(at), next, most);
+        assert!(found.len() <= most && rest.is_none_or(|rest| rest > next), "it goes on: {found:?}, {rest:?}");
+        all.extend(found);
+        from = rest;
+    }
+    all
+}
+
+fn check(queue: &Queue<()>, plain: &Plain, from: WaiterId) -> Result<(), TestCaseError> {
+    let mut crowds: Vec<(i32, Reverse<usize>, LockKey)> = Vec::new();
+    for number in KEYS {
+        let (key, lane) = (key(number), ids(plain, |_, keys| keys.contains(&number)));
+        let rest: Vec<_> = lane.iter().copied().filter(|id| *id >= from).collect();
+        prop_assert!(queue.lane(key.db, &key.name).map(|it| it.id).eq(lane.iter().copied()));
+        prop_assert!(queue.lane_from(&key, from).map(|it| it.id).eq(rest));
+        prop_assert_eq!(queue.head(key.db, &key.name), lane.first().copied());
+        prop_assert_eq!(queue.waiting(key.db, &key.name), lane.len());
+        if lane.len() > 1 {
+            crowds.push((key.db, Reverse(lane.len()), key));
+        }
+        for who in 0..OWNERS {
+            let right = ids(plain, |owner, keys| owner == who && keys.contains(&number));
+            let right: Vec<_> = right.into_iter().filter(|id| *id >= from).collect();
+            for most in [1, 2, 100] {
+                prop_assert_eq!(found(queue, who, number, from, most), right.clone());
+            }
+        }
+    }
+    crowds.sort();
+    for db in 0..2 {
+        let right = crowds.iter().filter(|(of, ..)| *of == db).map(|(_, Reverse(many), key)| (key.clone(), *many));
+        prop_assert_eq!(queue.crowds_in(db).collect::<Vec<_>>(), right.collect::<Vec<_>>());
+    }
+    for who in 0..OWNERS {
+        let own = ids(plain, |owner, _| owner == who);
+        let rest: Vec<_> = own.iter().copied().filter(|id| *id >= from).collect();
+        prop_assert_eq!(queue.waits(&owner(who)), !own.is_empty());
+        prop_assert!(queue.of_owner(&owner(who)).map(|it| it.id).eq(own));
+        prop_assert!(queue.of_owner_from(&owner(who), from).map(|it| it.id).eq(rest));
+    }
+    let owners: BTreeSet<_> = plain.values().map(|(who, _)| owner(*who)).collect();
+    let keys: BTreeSet<_> = plain.values().flat_map(|(_, keys)| keys).map(|number| key(*number)).collect();
+    prop_assert_eq!(queue.is_simple(), owners.len() == plain.len() && plain.values().all(|(_, keys)| keys.len() == 1));
+    prop_assert_eq!(queue.owner_count(), owners.len());
+    prop_assert_eq!(queue.owners().cloned().collect::<BTreeSet<_>>(), owners);
+    prop_assert_eq!(queue.contended_keys().collect::<BTreeSet<_>>(), keys.clone());
+    prop_assert_eq!((queue.contended(), queue.len(), queue.is_empty()), (keys.len(), plain.len(), plain.is_empty()));
+    prop_assert!(queue.iter().map(|it| it.id).eq(plain.keys().copied()));
+    prop_assert!(queue.from(from).map(|it| it.id).eq(plain.range(from..).map(|(id, _)| *id)));
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(cases(400))]
+
+    #[test]
+    fn all_views_are_those_of_a_list(acts in prop::collection::vec(act(), 0..40), from in 0..20_u64) {
+        let (mut queue, mut plain) = (Queue::default(), Plain::new());
+        for act in acts {
+            match act {
+                Act::Join(who, numbers) => {
+                    let next = queue.next_id();
+                    let keys: Vec<LockKey> = numbers.iter().map(|number| key(*number)).collect();
+                    let id = queue.join(owner(who), keys.clone(), demand(1), 5, Some(9), ());
+                    prop_assert!(id == next && plain.insert(id, (who, numbers)).is_none());
+                    let it = queue.get(id).expect("it waits");
+                    prop_assert!(it.owner == owner(who) && *it.keys == *keys && (it.since, it.until) == (5, Some(9)));
+                }
+                Act::Leave(nth) => {
+                    let id = plain.keys().nth(nth).copied();
+                    let left = id.and_then(|id| queue.leave(id));
+                    prop_assert_eq!(left.map(|it| it.id), id);
+                    if let Some(id) = id {
+                        plain.remove(&id);
+                        prop_assert!(queue.leave(id).is_none() && queue.get(id).is_none() && queue.get_mut(id).is_none());
+                    }
+                }
+            }
+            check(&queue, &plain, WaiterId(from))?;
+        }
+    }
+}

@@ -390,7 +390,7 @@ def main():
 
 
 def one_server(quick, sections):
-    rounds, pairs = (5, 100) if quick else (40, 500)
+    rounds, pairs = (20, 25) if quick else (800, 25)
     threads, tasks, turns, limit = (20, 100, 3, 10) if quick else (100, 1000, 10, 120)
     server = Server()
     try:

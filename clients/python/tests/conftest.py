@@ -1,10 +1,9 @@
-import asyncio
 import itertools
 
 import pytest
 import redis
 
-from kinds import Tasks, Threads
+from kinds import Tasks, Threads, end_others
 from proxy import Proxy
 from servers import Cluster, Sentinels, Server
 
@@ -83,9 +82,4 @@ def proxy(server):
 async def end_tasks():
     """Ends what runs in the test's loop, as asyncio.run does."""
     yield
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    # Transports close one turn later.
-    await asyncio.sleep(0)
+    await end_others()

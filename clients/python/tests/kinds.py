@@ -93,19 +93,30 @@ class Tasks:
 
     def close(self):
         async def end():
-            tasks = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             for client in self.clients:
-                await getattr(client, "aclose", client.close)()
-            # Transports close one turn later.
-            await asyncio.sleep(0)
+                await closed(client)
 
         self.run(end())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
+
+
+async def end_others():
+    """Ends the other tasks of this loop, and those that they begin when they are cancelled."""
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+    # Transports close one turn later.
+    await asyncio.sleep(0)
+
+
+async def closed(client):
+    """Closes a client once nothing uses it any more: what still runs would connect anew."""
+    await end_others()
+    await getattr(client, "aclose", client.close)()
+    await asyncio.sleep(0)
 
 
 def _inner(argument):

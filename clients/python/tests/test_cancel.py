@@ -6,9 +6,13 @@ import types
 
 import pytest
 import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 import holdfast
 import holdfast.asyncio
+from holdfast.asyncio._home import home_of
+from kinds import closed
 from servers import HOST
 
 pytestmark = pytest.mark.usefixtures("end_tasks")
@@ -18,23 +22,23 @@ pytestmark = pytest.mark.usefixtures("end_tasks")
 def make_client(request):
     if request.param == "cluster":
         cluster = request.getfixturevalue("cluster")
-        return lambda: redis.asyncio.RedisCluster(host=HOST, port=cluster.nodes[0].port)
+        return lambda **settings: redis.asyncio.RedisCluster(host=HOST, port=cluster.nodes[0].port, **settings)
     server = request.getfixturevalue("server")
-    return lambda: redis.asyncio.Redis(host=HOST, port=server.port)
+    return lambda **settings: redis.asyncio.Redis(host=HOST, port=server.port, **settings)
 
 
 @pytest.fixture
 async def client(make_client):
     client = make_client()
     yield client
-    await getattr(client, "aclose", client.close)()
+    await closed(client)
 
 
 @pytest.fixture
 async def other(make_client):
     client = make_client()
     yield client
-    await getattr(client, "aclose", client.close)()
+    await closed(client)
 
 
 async def disconnected(client):
@@ -44,16 +48,23 @@ async def disconnected(client):
 
 
 @types.coroutine
-def cancelled_at(awaitable, step):
-    """Awaits, and cancels its own task in the moment of the given suspension. Counts those there were."""
+def cancelled_at(awaitable, step, when_done):
+    """Awaits, and cancels its own task at the given suspension. Counts those there were.
+
+    `when_done`: in the moment in which that has come which it waits for, before it can go on.
+    """
+    task = asyncio.current_task()
     inner = awaitable.__await__()
     steps = 0
     try:
         yielded = inner.send(None)
         while True:
             steps += 1
-            if steps == step:
-                asyncio.current_task().cancel()
+            if steps == step and when_done and yielded is not None:
+                # Called before the task's own callback, which is yet to be added.
+                yielded.add_done_callback(lambda _: task.cancel())
+            elif steps == step:
+                task.cancel()
             try:
                 value = yield yielded
             except BaseException as error:
@@ -64,12 +75,20 @@ def cancelled_at(awaitable, step):
         return end.value, steps
 
 
-async def at_every_await(make, settle, most=200):
-    """Runs what `make` makes again and again, cancelled at its first suspension, its second, and so on."""
+async def at_every_await(make, settle):
+    """Runs what `make` makes again and again, cancelled at its first suspension, its second, and so on.
+
+    Then once more, cancelled in the instant in which each has what it waits for.
+    """
+    for when_done in (False, True):
+        await _at_every_await(make, settle, when_done)
+
+
+async def _at_every_await(make, settle, when_done, most=200):
     for step in range(1, most):
 
         async def run(step=step):
-            return await cancelled_at(make(), step)
+            return await cancelled_at(make(), step, when_done)
 
         task = asyncio.create_task(run())
         done, _ = await asyncio.wait({task}, timeout=10)
@@ -81,7 +100,7 @@ async def at_every_await(make, settle, most=200):
         await settle(step, result)
         assert steps < step, f"cancelled at step {step}, it went on as if it had not been"
         assert step > 1, "there was nothing to cancel"
-        return step
+        return
     raise AssertionError(f"more than {most} steps")
 
 
@@ -126,6 +145,22 @@ async def test_an_uncontended_acquire_at_every_await(client, other, name):
         await disconnected(client)
 
     await at_every_await(make, settle)
+
+
+async def test_an_acquire_with_health_checks_at_every_await(make_client, other, name):
+    client = make_client(health_check_interval=60)
+
+    async def settle(step, result):
+        await until(nothing(other, name), f"cancelled at step {step}, nothing is left")
+
+    async def acquire_and_release():
+        lock = holdfast.asyncio.Lock(client, name)
+        await lock.acquire()
+        await lock.release()
+
+    await acquire_and_release()
+    await at_every_await(lambda: _Await(acquire_and_release()), settle)
+    await closed(client)
 
 
 async def test_the_first_acquire_of_a_client_at_every_await(make_client, other, name):
@@ -208,6 +243,104 @@ async def test_cancelled_in_the_instant_of_the_grant(client, other, name):
         await until(nothing(other, name), f"nothing is left in round {round_}")
     granted = await granted_out_of_queues(other, name) - before
     assert heard < granted, "none was cancelled that the server had granted"
+
+
+def forgetful(task):
+    """Done in the instant in which this task is cancelled. Before Python 3.12, asyncio.wait_for forgets that then."""
+
+    async def work():
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        future.add_done_callback(lambda _: task.cancel())
+        loop.call_soon(future.set_result, None)
+        await future
+
+    return asyncio.wait_for(work(), 5)
+
+
+async def test_what_a_pool_does_besides_may_forget_a_cancellation(server, name, monkeypatch):
+    client = redis.asyncio.Redis(host=HOST, port=server.port)
+    pool = client.connection_pool
+    lock = holdfast.asyncio.Lock(client, name)
+    async with lock:
+        pass
+    release = pool.release
+
+    async def release_and_more(connection):
+        monkeypatch.undo()
+        await release(connection)
+        await forgetful(task)
+
+    monkeypatch.setattr(pool, "release", release_and_more)
+    task = asyncio.create_task(lock.acquire())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(nothing(client, name), "nothing is left")
+    await closed(client)
+
+
+@pytest.mark.parametrize("why", ["closed", "broken"])
+async def test_an_acquire_that_connects_to_a_silent_server_is_cancelled_in_the_instant_in_which_it_has_sent(
+    proxy, name, monkeypatch, why
+):
+    # With a limit, redis-py sends by asyncio.wait_for.
+    client = redis.asyncio.Redis(host=HOST, port=proxy.port, socket_timeout=60, retry=Retry(NoBackoff(), 3))
+    async with holdfast.asyncio.Lock(client, name):
+        pass
+
+    def broken(request):
+        if request[0] != b"LOCK.ACQUIRE":
+            return None
+        proxy.delay = 60
+        return "request"
+
+    if why == "closed":
+        await disconnected(client)
+        proxy.delay = 60
+    else:
+        proxy.rule = broken
+    drain = asyncio.StreamWriter.drain
+    cancelled = []
+
+    async def drain_and_cancel(writer):
+        await drain(writer)
+        # Before Python 3.12, asyncio.wait_for forgets this: what it waits for is done before it can hear of it.
+        cancelled.append(task.cancel())
+        monkeypatch.undo()
+
+    task = asyncio.create_task(holdfast.asyncio.Lock(client, name).acquire())
+    monkeypatch.setattr(asyncio.StreamWriter, "drain", drain_and_cancel)
+    await asyncio.wait({task}, timeout=10)
+    assert cancelled, "it was cancelled in that instant"
+    assert task.done(), "it goes on as if it had not been cancelled"
+    assert task.cancelled()
+    await closed(client)
+
+
+async def test_a_reader_ends_that_is_cancelled_in_the_instant_in_which_its_question_is_sent(
+    client, other, name, monkeypatch
+):
+    lock = holdfast.asyncio.Lock(client, name)
+    await lock.acquire()
+    [session] = home_of(client)._sessions.values()
+    writer = session._connection._writer
+    drain = writer.drain
+    sent = []
+
+    async def drain_and_cancel():
+        await drain()
+        # Before Python 3.12, asyncio.wait_for forgets this: what it waits for is done before it can hear of it.
+        sent.append(session.reader.cancel())
+
+    monkeypatch.setattr(writer, "drain", drain_and_cancel)
+    # The reader hears of it, and asks for more.
+    await other.execute_command("LOCK.FORCE", name)
+    done, _ = await asyncio.wait({session.reader}, timeout=5)
+    monkeypatch.undo()
+    assert sent, "it was cancelled in that instant"
+    assert done, "it goes on as if it had not been cancelled"
+    with pytest.raises(holdfast.LockLost):
+        await lock.release()
 
 
 async def test_release_at_every_await(client, other, name):

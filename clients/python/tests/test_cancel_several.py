@@ -10,6 +10,7 @@ from test_cancel import at_every_await, nothing, until
 import holdfast
 import holdfast.asyncio
 from holdfast.asyncio import _home as homes
+from kinds import closed
 from servers import HOST, Server
 
 pytestmark = pytest.mark.usefixtures("end_tasks")
@@ -28,7 +29,7 @@ async def clients(servers):
     clients = [redis.asyncio.Redis(host=HOST, port=one.port) for one in servers]
     yield clients
     for client in clients:
-        await getattr(client, "aclose", client.close)()
+        await closed(client)
 
 
 @pytest.fixture(params=["RedLock", "MultiLock"])

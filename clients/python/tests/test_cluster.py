@@ -1,6 +1,7 @@
 """A cluster: a session for each node that is used, and slots that move."""
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -9,6 +10,7 @@ import redis.asyncio
 
 import holdfast
 import holdfast.asyncio
+from kinds import closed
 from servers import HOST, Cluster, holder, until, waiters
 from test_lock import in_thread, takes_turns
 
@@ -40,6 +42,18 @@ def test_locks_on_every_master(kind, client, cluster, name):
         assert join()
         assert second.owned()
         second.release()
+
+
+def test_one_thread_for_each_node(cluster, name):
+    client = redis.RedisCluster(host=HOST, port=cluster.nodes[0].port)
+    before = set(threading.enumerate())
+    for one in names_of_each_master(cluster, name):
+        for number in range(3):
+            holdfast.Lock(client, f"{{{one}}}:{number}", timeout=30).acquire()
+    threads = set(threading.enumerate()) - before
+    assert len(threads) == len(cluster.masters)
+    assert all(thread.daemon for thread in threads)
+    client.close()
 
 
 def test_made_by_the_client_of_a_cluster(kind, client, name):
@@ -159,7 +173,7 @@ async def test_requests_under_way_while_the_client_reads_the_topology_anew(clust
     for _ in range(30):
         assert await asyncio.gather(lock.owned(), client.nodes_manager.initialize(), lock.owned()) == [True, None, True]
     await lock.release()
-    await getattr(client, "aclose", client.close)()
+    await closed(client)
 
 
 def test_release_during_a_move(kind, own_cluster, name):

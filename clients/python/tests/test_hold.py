@@ -4,11 +4,13 @@ import itertools
 import time
 
 import pytest
+import redis
 
 from holdfast import LockLost, NoReplicas, WrongType
 from holdfast import _requests as requests
 from holdfast._book import Book, Owners
 from holdfast._hold import Answer, Hold, State
+from holdfast._redis import say
 from holdfast._requests import FOREVER, Event, Terms
 from holdfast._session import SessionState
 
@@ -257,6 +259,22 @@ def test_what_acquire_says(settings):
         (FOREVER, b" WAIT 0"),
     ):
         assert b" ".join(requests.acquire(terms, OWNER, wait, b"s")) == ACQUIRE[settings] + words
+
+
+@pytest.mark.parametrize("words", [(b"PING",), (b"LOCK.RELEASE", b"", b"a\r\n\0b", b"\xff" * 300, b"12")])
+def test_requests_are_packed_as_redis_py_does_it(words):
+    assert requests.pack(words) == b"".join(redis.Connection().pack_command(*words))
+
+
+def test_a_connection_with_a_cache_is_told_what_it_sends(monkeypatch):
+    kind = getattr(redis.connection, "CacheProxyConnection", None)
+    if kind is None:
+        pytest.skip("this redis-py has no cache")
+    said = []
+    monkeypatch.setattr(kind, "send_command", lambda self, *words: said.append(words))
+    monkeypatch.setattr(kind, "send_packed_command", lambda self, packed: said.append(packed))
+    say(object.__new__(kind), (b"LOCK.ACQUIRE", b"a"))
+    assert said == [(b"LOCK.ACQUIRE", b"a")]
 
 
 def test_what_the_others_say():

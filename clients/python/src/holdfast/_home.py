@@ -16,7 +16,15 @@ from typing import Any, Callable, NamedTuple, TypeVar
 
 from redis import RedisCluster
 from redis.backoff import NoBackoff
-from redis.exceptions import AskError, ConnectionError, MovedError, RedisError, ResponseError, TimeoutError
+from redis.exceptions import (
+    AskError,
+    ConnectionError,
+    MovedError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
 from redis.retry import Retry
 
 from . import _flow as flows
@@ -25,7 +33,7 @@ from ._book import Book
 from ._flow import Flow, Node, Reply, Waitable
 from ._hold import Hold
 from ._lock import OWNERS
-from ._redis import broken, connected, let_go, session_settings
+from ._redis import broken, connected, let_go, say, session_settings
 from ._requests import FOREVER, Request
 from ._session import SessionState
 
@@ -189,7 +197,7 @@ class Home:
             if node.asking:
                 connection.send_command("ASKING")
                 connection.read_response()
-            connection.send_command(*request)
+            say(connection, request)
             return connection.read_response(disable_decoding=True)
 
         try:
@@ -221,7 +229,7 @@ class Home:
     def _post(self, node: Node, request: Request) -> Any:
         connection = connected(node.server)
         try:
-            connection.send_command(*request)
+            say(connection, request)
         except BaseException:
             connection.disconnect()
             node.server.release(connection)
@@ -389,7 +397,11 @@ class ClusterHome(Home):
         if isinstance(error, MovedError) and hasattr(manager, "move_slot"):
             manager.move_slot(error)
         else:
-            manager.initialize()
+            try:
+                manager.initialize()
+            except RedisClusterException as failed:
+                # Also when redis-py before version 8 closed the connection under it, for another one who looks.
+                logger.debug("who serves what was not to be learned: %s", failed)
         return True
 
     def _server(self, key: bytes, redirection: AskError | None) -> tuple[str, Any]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import redis.connection
 from redis import ConnectionPool
 from redis.exceptions import (
     ClusterDownError,
@@ -17,9 +18,14 @@ from redis.exceptions import (
     TimeoutError,
 )
 
+from ._requests import Request, pack
+
 # Until 5.2 a pool had to be told the command.
 _NAMED = inspect.signature(ConnectionPool.get_connection).parameters["command_name"].default is inspect.Parameter.empty
 POOL_ARGUMENTS = ("LOCK",) if _NAMED else ()
+
+# That of a client with a cache; from redis-py 5.1 on.
+_CACHING: tuple[type[Any], ...] = tuple(filter(None, [getattr(redis.connection, "CacheProxyConnection", None)]))
 
 # A handshake that takes longer has failed, where the application set no limit of its own.
 _HANDSHAKE = 5.0
@@ -77,6 +83,15 @@ def connected(pool: Any) -> Any:
         if (instead := broken(error)) is not None:
             raise instead from error
         raise
+
+
+def say(connection: Any, request: Request) -> None:
+    """Sends a request over a blocking connection."""
+    if isinstance(connection, _CACHING):
+        # From what it sends it knows whether it may keep the reply. Of a packed one it would take the command before.
+        connection.send_command(*request)
+    else:
+        connection.send_packed_command([pack(request)])
 
 
 def let_go(descriptor: int) -> None:

@@ -114,6 +114,11 @@ def cancel(terms: Terms, owner: bytes, session: bytes) -> Request:
     return (b"LOCK.CANCEL", terms.keys[0], owner, b"SESSION", session)
 
 
+def pack(request: Request) -> bytes:
+    """As it is written to the network."""
+    return b"*%d\r\n" % len(request) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in request])
+
+
 def next_events(wait: float) -> Request:
     """The events of this connection's session, once there are any; or a sign of life, after `wait` at the latest."""
     return words("LOCK.NEXT", "WAIT", 0 if wait == FOREVER else max(1, int(wait * 1000)), "ALIVE")

@@ -14,7 +14,15 @@ from typing import Any, Callable, NamedTuple, TypeVar, cast
 from redis.asyncio import RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AskError, ConnectionError, MovedError, RedisError, ResponseError, TimeoutError
+from redis.exceptions import (
+    AskError,
+    ConnectionError,
+    MovedError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+)
 
 from .. import _flow as flows
 from .. import _requests as requests
@@ -24,7 +32,7 @@ from .._hold import Hold
 from .._redis import POOL_ARGUMENTS, broken, let_go, session_settings
 from .._requests import FOREVER, Request
 from .._session import SessionState
-from ._heed import heeded, heeding
+from ._heed import heeded, heeded_request
 
 logger = logging.getLogger("holdfast")
 
@@ -48,6 +56,13 @@ async def run(flow: Flow[T]) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+def ready(connection: Any) -> bool:
+    """Whether a request can be written to it as it is: it is open, as far as one sees, and needs no PING first."""
+    # redis-py has no other way to its stream; a connection of another kind may have none.
+    reader, writer = getattr(connection, "_reader", None), getattr(connection, "_writer", None)
+    return not (reader is None or writer is None or reader.at_eof() or connection.health_check_interval)
 
 
 class Gate:
@@ -168,7 +183,7 @@ class Home:
     async def send(self, node: Node, request: Request) -> tuple[Any, int]:
         await node.gate.enter()
         try:
-            return await self._send(node, request)
+            return await heeded_request(self._send(node, request), quick=self._at_hand(node.server))
         finally:
             node.gate.leave()
 
@@ -180,13 +195,17 @@ class Home:
             nonlocal sent
             sent += 1
             if node.asking:
-                await connection.send_command("ASKING")
+                await heeded(connection.send_command("ASKING"))
                 await connection.read_response()
-            await connection.send_command(*request)
+            if ready(connection):
+                # As send_command, but for its wait until the network took it: the reply tells.
+                connection._writer.write(requests.pack(request))
+            else:
+                await heeded(connection.send_command(*request))
             return await connection.read_response(disable_decoding=True)
 
         async def again(_: Any) -> None:
-            await connection.disconnect()
+            await heeded(connection.disconnect())
 
         try:
             return await connection.retry.call_with_retry(once, again), sent
@@ -223,7 +242,7 @@ class Home:
         posted.task.cancel()
 
     async def disconnect(self) -> None:
-        await self._client().disconnect(inuse_connections=False)
+        await heeded(self._client().disconnect(inuse_connections=False))
 
     async def learn(self, error: Exception) -> bool:
         return False
@@ -332,11 +351,16 @@ class Home:
 
     async def _quietly(self, flow: Flow[None]) -> None:
         try:
-            await run(heeding(flow))
+            await run(flow)
         except ReferenceError:
             logger.debug("the client ended while something was done in the background")
         except RedisError as error:
             logger.warning("what was given up may live on until its lease runs out: %s", error)
+
+    def _at_hand(self, server: Any) -> bool:
+        """Whether `_take` need not connect first, or sees to it that no cancellation is forgotten then."""
+        idle = getattr(server, "_available_connections", None)
+        return ready(idle[-1]) if idle else False
 
     async def _take(self, server: Any) -> Any:
         return await server.get_connection(*POOL_ARGUMENTS)
@@ -358,7 +382,9 @@ class ClusterHome(Home):
 
     async def find(self, key: bytes, redirection: AskError | None) -> Node:
         cluster = self._client()
-        await cluster.initialize()
+        # Whether there is anything to do; redis-py asks itself the same.
+        if getattr(cluster, "_initialize", True):
+            await heeded(cluster.initialize())
         node = None
         if redirection is not None:
             node = cluster.get_node(host=redirection.host, port=redirection.port)
@@ -369,15 +395,23 @@ class ClusterHome(Home):
     async def learn(self, error: Exception) -> bool:
         manager = self._client().nodes_manager
         if isinstance(error, MovedError) and hasattr(manager, "move_slot"):
-            await manager.move_slot(error)
+            await heeded(manager.move_slot(error))
         else:
-            await manager.initialize()
+            try:
+                await heeded(manager.initialize())
+            except RedisClusterException as failed:
+                # Also when redis-py before version 8 closed the connection under it, for another one who looks.
+                logger.debug("who serves what was not to be learned: %s", failed)
+        return True
+
+    def _at_hand(self, server: Any) -> bool:
         return True
 
     async def _take(self, server: Any) -> Any:
         connection = server.acquire_connection()
         try:
-            await connection.connect()
+            if not connection.is_connected:
+                await heeded(connection.connect())
         except BaseException:
             await self._give_back(server, connection)
             raise

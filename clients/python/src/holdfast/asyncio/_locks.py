@@ -18,7 +18,6 @@ from .._multilock import MultiLockBase
 from .._redlock import RedLockBase
 from ..errors import LockLost
 from ._guard import WhileHeld
-from ._heed import heeding
 from ._home import alarm, home_of, run, settled
 
 Self = TypeVar("Self", bound="Lock")
@@ -59,21 +58,21 @@ class Lock(LockBase):
 
     async def extend(self, additional_time: Number, replace_ttl: bool = False) -> Literal[True]:
         """Adds to the timeout, or sets it to `additional_time` from now. Raises LockLost if the lock is lost."""
-        await run(heeding(self._extending(additional_time, replace_ttl)))
+        await run(self._extending(additional_time, replace_ttl))
         return True
 
     async def reacquire(self) -> Literal[True]:
         """Begins the timeout anew. Raises LockLost if the lock is lost."""
-        await run(heeding(self._reacquiring()))
+        await run(self._reacquiring())
         return True
 
     async def locked(self) -> bool:
         """Whether anybody holds it, by the server's word."""
-        return await run(heeding(self._locked()))
+        return await run(self._locked())
 
     async def owned(self) -> bool:
         """Whether this object holds it, by the server's word."""
-        return await run(heeding(self._owning()))
+        return await run(self._owning())
 
     @property
     def lost(self) -> asyncio.Event:
@@ -92,7 +91,7 @@ class Lock(LockBase):
     async def _cancellable(self, hold: Hold, flow: Flow[T]) -> T:
         """Runs a flow. When cancelled, what it gave up is taken back before the caller hears of it, or soon after."""
         try:
-            return await run(heeding(flow))
+            return await run(flow)
         except asyncio.CancelledError:
             await settled(self._parts(hold))
             raise

@@ -121,6 +121,8 @@ impl Claim {
     pub(crate) fn told(&self, session: &SessionRef, news: News) {
         self.update(|inner| {
             let sure_until = match (&news, inner.terms.lease) {
+                // How long it was on its way is not known. The session's next sign of life says more.
+                (News::Granted(_), Lease::Watched(_)) => Instant::now() + left_while_watched(inner.lease(session)),
                 (News::Untied(_), Lease::Watched(_)) => session.alive() + left_while_watched(inner.lease(session)),
                 // Nobody renewed it: it runs on as it was.
                 (News::Untied(_), Lease::Fixed(_)) => inner.state.sure_until().unwrap_or_else(Instant::now),

@@ -10,8 +10,8 @@ use crate::order::Position;
 use crate::terms::{Lease, Limit, Wait};
 
 /// Mutexes at different servers, slots or databases, all or none. Those of one server and slot are taken in one step; one
-/// group after the other, in an order that all clients share, whatever order they were named in: so nobody waits in a
-/// circle.
+/// group after the other, in an order that all clients share, whatever order they were named in: so their waits form
+/// no cycle.
 ///
 /// Each lock's terms are those of its hold. How long is waited is said here.
 #[derive(Clone)]

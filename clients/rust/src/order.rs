@@ -1,5 +1,5 @@
-//! The order of servers that all clients share, in whatever language: so nobody who takes locks at several of them waits
-//! in a circle. `docs/redlock.md` has the rule.
+//! The order of servers that all clients share, in whatever language: so the waits of those who take locks at several of
+//! them form no cycle. `docs/redlock.md` has the rule.
 
 use redis::{ConnectionAddr, ConnectionInfo};
 

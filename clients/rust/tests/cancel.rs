@@ -7,7 +7,7 @@ use std::time::Duration;
 use holdfast_client::{Error, Guard};
 use support::{Fate, Proxy, Random, Server, Toward};
 
-use crate::common::{given_up_at, is_free, locks, locks_over, soon, waiters};
+use crate::common::{given_up_at, hold_up_acquisitions, is_free, locks, locks_over, names, soon, waiters};
 
 #[tokio::test]
 async fn an_acquisition_may_be_dropped_at_every_poll() {
@@ -114,27 +114,13 @@ async fn held(guard: Guard, inside: &AtomicUsize, random: &mut Random) {
     }
 }
 
-fn names(message: &[u8], command: &str) -> bool {
-    message.windows(command.len()).any(|part| part == command.as_bytes())
-}
-
 #[tokio::test]
 async fn a_request_that_arrives_after_it_was_given_up_gets_nothing() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
     locks.lock("first").acquire().await.unwrap().unwrap().release().await.unwrap();
-    let late = Arc::new(AtomicUsize::new(0));
-    proxy.rule({
-        let late = late.clone();
-        move |toward, message| match toward {
-            Toward::Server if names(message, "LOCK.ACQUIRE") => {
-                late.fetch_add(1, Ordering::SeqCst);
-                Fate::Hold
-            }
-            _ => Fate::Pass,
-        }
-    });
+    let late = hold_up_acquisitions(&proxy);
     let lock = locks.lock("a");
     {
         let mut asking = Box::pin(lock.acquire());

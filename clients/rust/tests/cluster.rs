@@ -1,5 +1,7 @@
 //! A cluster: a session for each node that is used, and slots that move.
 
+use std::time::{Duration, Instant};
+
 use holdfast_client::{Error, Locks};
 use support::{Cluster, Server};
 
@@ -87,8 +89,16 @@ async fn a_failover_carries_waits_and_holds_over() {
         async move { lock.acquire().await }
     });
     soon("it waits", || waiters(cluster.node(old), key) == 1).await;
-    let _: String = say(&new, "CLUSTER FAILOVER");
-    soon("it has taken over", || new.info("replication", "role").as_deref() == Some("master")).await;
+    let mut asked: Option<Instant> = None;
+    let has_taken_over = || {
+        // The nodes give it up after five seconds, which a busy machine may need.
+        if asked.is_none_or(|asked| asked.elapsed() > Duration::from_secs(6)) {
+            let _: String = say(&new, "CLUSTER FAILOVER");
+            asked = Some(Instant::now());
+        }
+        new.info("replication", "role").as_deref() == Some("master")
+    };
+    soon("it has taken over", has_taken_over).await;
     soon("it waits at the new master", || waiters(&new, key) == 1).await;
     guard.check().unwrap();
     assert_eq!(holder(&new, key).unwrap().as_bytes(), guard.owner().as_bytes());

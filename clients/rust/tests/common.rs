@@ -1,12 +1,14 @@
 //! What the tests share.
 
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use holdfast_client::Locks;
 use holdfast_client::redis::{self, Client, FromRedisValue, RedisConnectionInfo};
-use support::{Proxy, Server};
+use support::{Fate, Proxy, Server, Toward};
 
 /// Until everything must have happened that does not take a time of its own.
 pub const SOON: Duration = Duration::from_secs(20);
@@ -19,6 +21,25 @@ pub fn locks(server: &Server) -> Locks {
 /// Locks on a server, with a proxy in between.
 pub fn locks_over(proxy: &Proxy) -> Locks {
     Locks::open(&format!("redis://{}", proxy.addr())).expect("an address")
+}
+
+/// Whether a message contains this word of a command.
+pub fn names(message: &[u8], word: &str) -> bool {
+    message.windows(word.len()).any(|part| part == word.as_bytes())
+}
+
+/// From now on, acquisitions get no further than the proxy. Counts them.
+pub fn hold_up_acquisitions(proxy: &Proxy) -> Arc<AtomicUsize> {
+    let held_up = Arc::new(AtomicUsize::new(0));
+    let count = held_up.clone();
+    proxy.rule(move |toward, message| match toward {
+        Toward::Server if names(message, "LOCK.ACQUIRE") => {
+            count.fetch_add(1, Ordering::SeqCst);
+            Fate::Hold
+        }
+        _ => Fate::Pass,
+    });
+    held_up
 }
 
 /// Waits until it is so, without holding up the runtime.

@@ -5,10 +5,16 @@ use std::time::{Duration, Instant};
 use holdfast_client::{Error, Guard, Locks, Why};
 use support::{Fate, Proxy, Server};
 
-use crate::common::{SOON, holder, is_free, locks, locks_over, say, sessions, soon};
+use crate::common::{SOON, holder, is_free, locks, locks_over, say, sessions, soon, waiters};
 
 async fn lost(guard: &Guard) -> Why {
     tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told")
+}
+
+/// Given up when its lease can be over, counted from `begin`; `most` leaves room for a machine that is busy.
+async fn disconnected_in_time(guard: &Guard, begin: Instant, most: Duration) {
+    assert_eq!(lost(guard).await, Why::Disconnected);
+    assert!(begin.elapsed() < most, "when the lease can be over: {:?}", begin.elapsed());
 }
 
 #[tokio::test]
@@ -125,9 +131,7 @@ async fn who_cannot_ask_counts_the_lease_by_its_own_clock() {
     let watched = locks.lock("a").watched(Duration::from_secs(1)).acquire().await.unwrap().unwrap();
     let fixed = locks.lock("b").lease(Duration::from_secs(100)).acquire().await.unwrap().unwrap();
     proxy.refuse();
-    assert_eq!(lost(&watched).await, Why::Disconnected);
-    // With room for a machine that is busy.
-    assert!(begin.elapsed() < Duration::from_secs(2), "when the lease can be over: {:?}", begin.elapsed());
+    disconnected_in_time(&watched, begin, Duration::from_secs(2)).await;
     fixed.check().unwrap();
     let error = fixed.release().await.unwrap_err();
     assert!(matches!(error, Error::Connection { .. }), "{error}");
@@ -173,9 +177,7 @@ async fn a_short_lease_is_lost_in_time_on_a_session_that_was_opened_for_long_one
     let short = locks.lock("b").watched(Duration::from_secs(1)).acquire().await.unwrap().unwrap();
     // Before the session's question, that was to wait for seconds, is answered in any case.
     proxy.rule(|_, _| Fate::Hold);
-    assert_eq!(lost(&short).await, Why::Disconnected);
-    // With room for a machine that is busy.
-    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    disconnected_in_time(&short, begin, Duration::from_secs(2)).await;
     long.check().unwrap();
 }
 
@@ -196,9 +198,7 @@ async fn a_user_who_may_only_lock_is_told_as_soon_as_any() {
     short.check().unwrap();
     let begin = Instant::now();
     proxy.rule(|_, _| Fate::Hold);
-    assert_eq!(lost(&short).await, Why::Disconnected);
-    // With room for a machine that is busy.
-    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+    disconnected_in_time(&short, begin, Duration::from_secs(2)).await;
     long.check().unwrap();
 }
 
@@ -218,8 +218,28 @@ async fn a_default_lease_that_changes_counts_for_what_comes_after() {
     let new = locks.lock("b").acquire().await.unwrap().unwrap();
     let begin = Instant::now();
     proxy.rule(|_, _| Fate::Hold);
-    assert_eq!(lost(&old).await, Why::Disconnected);
-    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    disconnected_in_time(&old, begin, Duration::from_secs(3)).await;
     soon("the old lease is over", || begin.elapsed() > Duration::from_secs(3)).await;
     new.check().unwrap();
+}
+
+/// How long a grant was on its way can't be known, and its lease began when it was sent.
+#[tokio::test]
+async fn a_grant_that_was_long_on_its_way_is_not_counted_from_its_arrival() {
+    const LEASE: Duration = Duration::from_secs(6);
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let held = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let lock = locks_over(&proxy).lock("a").watched(LEASE).wait_forever();
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    soon("it waits", || waiters(&server, "a") == 1).await;
+    let is_grant = |message: &[u8]| message.windows(7).any(|part| part == b"granted");
+    proxy.rule(move |_, message| if is_grant(message) { Fate::Hold } else { Fate::Pass });
+    held.release().await.unwrap();
+    let granted = Instant::now();
+    soon("a third of the lease is over", || granted.elapsed() > LEASE / 3).await;
+    proxy.rule(move |_, message| if is_grant(message) { Fate::Pass } else { Fate::Hold });
+    let guard = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();
+    guard.check().unwrap();
+    disconnected_in_time(&guard, granted, LEASE).await;
 }

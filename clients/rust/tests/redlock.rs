@@ -8,7 +8,10 @@ use holdfast_client::{Error, Locks, RedGuard, RedLock, Why};
 use support::{Fate, Proxy, Random, Server, Toward};
 use tokio::task::JoinSet;
 
-use crate::common::{SOON, clients, given_up_at, holder, is_free, locks, locks_over, say, sessions, soon, waiters};
+use crate::common::{
+    SOON, clients, given_up_at, hold_up_acquisitions, holder, is_free, locks, locks_over, names, say, sessions, soon,
+    waiters,
+};
 
 /// Long enough for a busy machine, where a test does not measure it.
 const PATIENT: Duration = Duration::from_secs(5);
@@ -361,10 +364,6 @@ async fn an_acquisition_and_a_release_may_be_dropped_at_every_poll() {
     }
 }
 
-fn names(message: &[u8], command: &str) -> bool {
-    message.windows(command.len()).any(|part| part == command.as_bytes())
-}
-
 #[tokio::test]
 async fn a_late_request_gets_nothing() {
     let servers = start(3);
@@ -372,17 +371,7 @@ async fn a_late_request_gets_nothing() {
     let clients = [locks(&servers[0]), locks(&servers[1]), locks_over(&proxy)];
     let lock = lock(&clients).server_timeout(Duration::from_millis(300));
     lock.acquire().await.unwrap().unwrap().release().await.unwrap();
-    let late = Arc::new(AtomicUsize::new(0));
-    proxy.rule({
-        let late = late.clone();
-        move |toward, message| match toward {
-            Toward::Server if names(message, "LOCK.ACQUIRE") => {
-                late.fetch_add(1, Ordering::SeqCst);
-                Fate::Hold
-            }
-            _ => Fate::Pass,
-        }
-    });
+    let late = hold_up_acquisitions(&proxy);
     // Two are enough.
     let guard = lock.acquire().await.unwrap().unwrap();
     soon("the request is on its way", || late.load(Ordering::SeqCst) > 0).await;

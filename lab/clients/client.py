@@ -103,12 +103,12 @@ class ByCluster:
         self.cluster = None
 
 
-class Client:
-    def __init__(self, name, way, prefix, asks, long, rng, stop):
+class Contender:
+    """Takes one turn after the other, and notes what it saw."""
+
+    def __init__(self, name, prefix, long, rng, stop):
         self.name = name
-        self.way = way
         self.prefix = prefix
-        self.asks = asks
         self.long = long
         self.rng = rng
         self.stop = stop
@@ -121,6 +121,13 @@ class Client:
     def run(self):
         while not self.stop.is_set():
             self.turn()
+
+
+class Client(Contender):
+    def __init__(self, name, way, prefix, asks, long, rng, stop):
+        super().__init__(name, prefix, long, rng, stop)
+        self.way = way
+        self.asks = asks
 
     def turn(self):
         self.asked += 1
@@ -210,26 +217,13 @@ class Client:
         return None
 
 
-class Tied:
+class Tied(Contender):
     """A thread of a process with one session: it writes only while Holdfast's client says that it holds."""
 
     def __init__(self, name, client, prefix, asks, long, rng, stop):
-        self.name = name
+        super().__init__(name, prefix, long, rng, stop)
         self.client = client
-        self.prefix = prefix
         self.replicas = int(asks) if asks.isdigit() else 0
-        self.long = long
-        self.rng = rng
-        self.stop = stop
-        self.record = []
-        self.asked = 0
-
-    def note(self, *fields):
-        self.record.append("\t".join(str(field) for field in fields))
-
-    def run(self):
-        while not self.stop.is_set():
-            self.turn()
 
     def turn(self):
         self.asked += 1

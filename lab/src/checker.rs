@@ -20,7 +20,7 @@ pub enum Violation {
     TooManyHolders {
         /// The lock.
         key: String,
-        /// One who held already, and the one who came beside.
+        /// One who held already, and the one who came beside, each with what became of its hold.
         owners: [String; 2],
         /// Since when.
         at: Micros,
@@ -290,7 +290,7 @@ impl<'a> Sweep<'a, '_> {
                 let until = other.span.until.min(new.span.until);
                 self.verdict.violations.push(Violation::TooManyHolders {
                     key: self.key.to_owned(),
-                    owners: [other.of.grant.owner.clone(), new.of.grant.owner.clone()],
+                    owners: [other, &new].map(|piece| account(piece.of)),
                     at: new.span.from,
                     lasting: until - new.span.from,
                     epoch: new.span.epoch.clone(),
@@ -340,6 +340,15 @@ fn conflict(other: Piece, new: Piece) -> bool {
 
 fn owner<'a>(piece: &Piece<'a>) -> &'a str {
     &piece.of.grant.owner
+}
+
+/// A hold as its client knew it.
+fn account(hold: &Hold) -> String {
+    let Grant { owner, token, sent, replied, .. } = &hold.grant;
+    let until = hold.spans.last().map_or(0, |span| span.until);
+    let told = hold.told.map_or_else(String::new, |(at, why)| format!(", told {why:?} at {at}"));
+    let ended = hold.ended.map_or_else(String::new, |at| format!(", given back at {at}"));
+    format!("{owner} (token {token}, asked at {sent}, granted by {replied}, held until {until} µs{told}{ended})")
 }
 
 fn pair(a: usize, b: usize) -> (usize, usize) {

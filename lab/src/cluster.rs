@@ -153,6 +153,7 @@ impl Batch {
             probes.push(have_again(&mut shards.owner_of(&key)?, key, LONGEST_LEASE)?);
         }
         history.local_faults = faults;
+        history.faults = shards.unrest()?;
         history.probes = probes;
         tally.add(&history, check(&history));
         tally.crashes(shards.crashes());

@@ -19,7 +19,7 @@ use crate::trace::trace;
 use crate::trio::{Return, Setting, Trio};
 
 /// The replicas that a failover's promise rests on: all of them.
-const ALL_REPLICAS: usize = 2;
+pub const ALL_REPLICAS: usize = 2;
 /// The lease of a lock whose holder vanishes just before the blow.
 pub const ORPHAN_LEASE: u64 = 2_000;
 /// The longest lease that any client of the load asks for.
@@ -131,8 +131,9 @@ impl Batch<'_> {
             faults.push(Fault { from: begun, until: now() });
         }
         drop(bad);
-        trio.settle()?;
+        faults.extend(trio.settle()?);
         let mut history = load.finish()?;
+        faults.extend(trio.settle()?);
         for key in keys_of(&history) {
             probes.push(have_again(&mut trio.master()?, key, LONGEST_LEASE)?);
         }

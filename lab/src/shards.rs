@@ -1,5 +1,6 @@
 //! A cluster of three masters with a replica each: six containers.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread::sleep;
 use std::time::Duration;
@@ -38,6 +39,18 @@ pub struct Shards {
     moves: Moves,
     ids: Vec<String>,
     slots: BTreeMap<&'static str, u16>,
+    order: RefCell<Order>,
+}
+
+/// All as it should be.
+#[derive(Default)]
+struct Order {
+    /// When that was last seen.
+    at: Micros,
+    /// Who led whom then.
+    leaders: BTreeMap<String, String>,
+    /// When it was not: another master had taken over that nobody here had asked for.
+    unrest: Vec<Fault>,
 }
 
 /// One view of the cluster: who leads whom, and which slots it has.
@@ -54,7 +67,7 @@ impl Shards {
     /// Starts six servers, joins them, and waits until all agree.
     pub fn start(equipment: Equipment, moves: Moves, options: &Options) -> Result<Shards> {
         let site = Site::new("shards", NODES, equipment, options)?;
-        let mut shards = Shards { site, moves, ids: Vec::new(), slots: BTreeMap::new() };
+        let mut shards = Shards { site, moves, ids: Vec::new(), slots: BTreeMap::new(), order: RefCell::default() };
         for node in 0..NODES {
             shards.start_server(node)?;
         }
@@ -176,7 +189,7 @@ impl Shards {
         let took = now() - from;
         sleep(split);
         blow.heal(&self.site, old, SERVER, || self.start_server(old))?;
-        self.settle()?;
+        self.order.borrow_mut().leaders = self.agree()?.leaders;
         let fault = Fault { from, until: now() };
         Ok((LocalFault { fault, tags }, took))
     }
@@ -251,8 +264,29 @@ impl Shards {
         set_slot(&mut source, slot, "NODE", to)
     }
 
+    /// Waits until all is in order, and hands back when it was not since the last call: on a machine that stands still for
+    /// seconds, nodes take each other for dead.
+    pub fn unrest(&self) -> Result<Vec<Fault>> {
+        self.settle()?;
+        Ok(std::mem::take(&mut self.order.borrow_mut().unrest))
+    }
+
     /// Waits until all nodes see the same and all is well, and hands back what they see.
     fn settle(&self) -> Result<View> {
+        let view = self.agree()?;
+        let mut order = self.order.borrow_mut();
+        let Order { at, leaders, unrest } = &mut *order;
+        let before = std::mem::replace(leaders, view.leaders.clone());
+        let since = std::mem::replace(at, now());
+        if !before.is_empty() && before != view.leaders {
+            trace(|| format!("another master took over by itself since {since}"));
+            unrest.push(Fault { from: since, until: *at });
+        }
+        drop(order);
+        Ok(view)
+    }
+
+    fn agree(&self) -> Result<View> {
         let mut seen = None;
         self.wait_for("all nodes to agree", || {
             let views: Option<Vec<View>> = (0..NODES).map(|node| self.view(node)).collect();

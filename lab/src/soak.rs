@@ -1,8 +1,10 @@
-//! A thousand clients at work for as long as was asked for: what is watched is whether anything grows.
+//! A thousand clients, in Rust and in Python, at work for as long as was asked for: what is watched is whether anything grows.
 //!
 //! Nothing is done to the server, so no hold may end but by its release: each lock has a ledger in this process, and a
-//! grant that finds it full, or that brings a token no greater than the last, is a broken promise.
+//! grant that finds it full, or that brings a token no greater than the last, is a broken promise. Clients in Python tell
+//! the ledgers over a socket.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
@@ -19,18 +21,29 @@ use tokio::time::sleep;
 use crate::clock::micros;
 use crate::options::Options;
 use crate::report::Row;
+use others::{Others, resident};
+
+mod others;
 
 /// Clients that block, each on a connection of its own.
-const BLOCKED: usize = 500;
+const BLOCKED: usize = 400;
 /// Tasks that wait by way of a session, and how many sessions they share.
-const TASKS: usize = 500;
-const SESSIONS: usize = 10;
-const LOCKS: usize = 200;
+const TASKS: usize = 300;
+const SESSIONS: usize = 6;
+/// Programs in Python, each with a session, and how many threads or tasks share it.
+const PROGRAMS: usize = 4;
+const CLIENTS_OF_ONE: usize = 75;
+const CLIENTS: usize = BLOCKED + TASKS + PROGRAMS * CLIENTS_OF_ONE;
+/// So few that the clients stand in line, with these pauses.
+const LOCKS: usize = 10;
+/// What a client does between two locks, and how long it holds, in milliseconds.
+const PAUSE: Range<u64> = 200..2_000;
+const HOLD: Range<u64> = 1..20;
 /// Every fifth lock is a semaphore of so many.
 const PERMITS: usize = 3;
 const WAIT: Duration = Duration::from_secs(60);
 const SAMPLES: u32 = 40;
-/// The second round may use more than the first by one part in so many: the sets of clients that wait differ a little.
+/// The second round may use more than the first by one part in so many: whether those who wait block or have a session differs.
 const MAY_GROW_BY: u64 = 20;
 /// And it may leave so much more: tables keep the size that they had at the worst moment, when a busy machine let many wait.
 const TABLES: u64 = 1 << 20;
@@ -99,6 +112,10 @@ impl Scene {
         self.ledgers[number].holders.fetch_sub(1, Ordering::SeqCst);
     }
 
+    fn timed_out(&self) {
+        self.timeouts.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn failed(&self, why: &impl std::fmt::Display) {
         if self.errors.fetch_add(1, Ordering::Relaxed) < 5 {
             eprintln!("soak: {why}");
@@ -110,7 +127,7 @@ async fn block(scene: Arc<Scene>, mut line: MultiplexedConnection, seed: u64) {
     let mut rng = Rng::with_seed(seed);
     let mut turn = 0;
     while scene.goes_on() {
-        sleep(Duration::from_millis(rng.u64(50..500))).await;
+        sleep(Duration::from_millis(rng.u64(PAUSE))).await;
         let number = rng.usize(..LOCKS);
         turn += 1;
         let owner = format!("{seed}-{turn}");
@@ -120,7 +137,7 @@ async fn block(scene: Arc<Scene>, mut line: MultiplexedConnection, seed: u64) {
         match acquire.query_async::<Option<u64>>(&mut line).await {
             Ok(Some(token)) => {
                 scene.granted(number, token);
-                sleep(Duration::from_millis(rng.u64(1..20))).await;
+                sleep(Duration::from_millis(rng.u64(HOLD))).await;
                 scene.gives_back(number);
                 let release: RedisResult<Option<u64>> =
                     cmd("LOCK.RELEASE").arg(key(number)).arg(&owner).query_async(&mut line).await;
@@ -129,7 +146,7 @@ async fn block(scene: Arc<Scene>, mut line: MultiplexedConnection, seed: u64) {
                     other => scene.failed(&format!("release: {other:?}")),
                 }
             }
-            Ok(None) => drop(scene.timeouts.fetch_add(1, Ordering::Relaxed)),
+            Ok(None) => scene.timed_out(),
             Err(why) => scene.failed(&why),
         }
     }
@@ -138,19 +155,19 @@ async fn block(scene: Arc<Scene>, mut line: MultiplexedConnection, seed: u64) {
 async fn ask_by_session(scene: Arc<Scene>, locks: Locks, seed: u64) {
     let mut rng = Rng::with_seed(seed);
     while scene.goes_on() {
-        sleep(Duration::from_millis(rng.u64(50..500))).await;
+        sleep(Duration::from_millis(rng.u64(PAUSE))).await;
         let number = rng.usize(..LOCKS);
         let limit = u32::try_from(scene.ledgers[number].limit).unwrap_or(1);
         match locks.lock(key(number)).limit(limit).wait(WAIT).acquire().await {
             Ok(Some(guard)) => {
                 scene.granted(number, guard.fence());
-                sleep(Duration::from_millis(rng.u64(1..20))).await;
+                sleep(Duration::from_millis(rng.u64(HOLD))).await;
                 scene.gives_back(number);
                 if let Err(why) = guard.release().await {
                     scene.failed(&why);
                 }
             }
-            Ok(None) => drop(scene.timeouts.fetch_add(1, Ordering::Relaxed)),
+            Ok(None) => scene.timed_out(),
             Err(why) => scene.failed(&why),
         }
     }
@@ -164,6 +181,9 @@ fn key(number: usize) -> String {
 struct Round {
     used: Vec<u64>,
     left: u64,
+    waiting: Vec<u64>,
+    /// What processes of clients have of memory: this one, one with threads, one with tasks.
+    clients: [Vec<u64>; 3],
     wrong: Vec<String>,
 }
 
@@ -173,15 +193,16 @@ fn soak(options: &Options) -> RedisResult<Row> {
     let before = memory(&server);
     let scene = Arc::new(Scene::new());
     let begun = Instant::now();
-    let rounds = [round(&server, &scene, options.budget / 2)?, round(&server, &scene, options.budget / 2)?];
+    let rounds = [round(&server, &scene, options)?, round(&server, &scene, options)?];
     Ok(judge(&scene, before, &rounds, begun.elapsed()))
 }
 
-fn round(server: &Server, scene: &Arc<Scene>, time: Duration) -> RedisResult<Round> {
+fn round(server: &Server, scene: &Arc<Scene>, options: &Options) -> RedisResult<Round> {
+    let time = options.budget / 2;
     scene.over.store(false, Ordering::Relaxed);
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let begun = Instant::now();
-    let mut used = Vec::new();
+    let (mut used, mut waiting, mut memory_of) = (Vec::new(), Vec::new(), [const { Vec::new() }; 3]);
     let config = AsyncConnectionConfig::new().set_response_timeout(Some(WAIT * 2));
     let mut clients = Vec::new();
     for seed in 0..BLOCKED {
@@ -194,14 +215,28 @@ fn round(server: &Server, scene: &Arc<Scene>, time: Duration) -> RedisResult<Rou
         let locks = sessions[seed % SESSIONS].clone();
         clients.push(runtime.spawn(ask_by_session(Arc::clone(scene), locks, seed as u64)));
     }
+    let others = Others::start(scene, (server.addr(), server.dir()), options, PROGRAMS, CLIENTS_OF_ONE)?;
     drop((inside, sessions));
     for sample in 1..=SAMPLES {
         thread::sleep((time * sample / SAMPLES).saturating_sub(begun.elapsed()));
         used.push(memory(server));
-        let grants = scene.grants.load(Ordering::Relaxed);
-        eprintln!("soak: {:?}, {} kB, {grants} grants", begun.elapsed(), memory(server) / 1024);
+        waiting.push(number(server, "holdfast", "holdfast_waiters"));
+        let clients = [resident("self")].into_iter().chain(others.memory());
+        for (samples, memory) in memory_of.iter_mut().zip(clients) {
+            samples.push(memory);
+        }
+        let last = |samples: &Vec<u64>| samples.last().map_or(0, |bytes| bytes / 1024);
+        eprintln!(
+            "soak: {:?}, {} kB, {} waiting, {} grants; clients {:?} kB",
+            begun.elapsed(),
+            last(&used),
+            waiting.last().copied().unwrap_or(0),
+            scene.grants.load(Ordering::Relaxed),
+            memory_of.each_ref().map(last),
+        );
     }
     scene.over.store(true, Ordering::Relaxed);
+    let others_ended = others.end(WAIT * 2);
     let all_ended = runtime.block_on(async {
         let all = async {
             for client in clients {
@@ -213,11 +248,12 @@ fn round(server: &Server, scene: &Arc<Scene>, time: Duration) -> RedisResult<Rou
     runtime.shutdown_timeout(Duration::from_secs(5));
     let mut wrong = vec![
         (!all_ended, "not every client came to an end"),
+        (!others_ended, "a program in Python did not end as it should"),
         (!nothing_left(server), "something was left when all had gone"),
     ];
     wrong.retain(|(is_wrong, _)| *is_wrong);
     let wrong = wrong.into_iter().map(|(_, what)| what.to_owned()).collect();
-    Ok(Round { used, left: memory(server), wrong })
+    Ok(Round { used, left: memory(server), waiting, clients: memory_of, wrong })
 }
 
 fn nothing_left(server: &Server) -> bool {
@@ -232,12 +268,24 @@ fn nothing_left(server: &Server) -> bool {
 
 fn judge(scene: &Scene, before: u64, rounds: &[Round; 2], took: Duration) -> Row {
     let [first, second] = rounds;
-    let (early, late) = (median(&first.used), median(&second.used));
+    let ([early, late], of_one) =
+        apart_from_waits(rounds.each_ref().map(|round| (&round.waiting[..], &round.used[..])));
     let mut wrong: Vec<String> = rounds.iter().flat_map(|round| round.wrong.iter().cloned()).collect();
     let grown = [("while all work", early, late, 0), ("when all have gone", first.left, second.left, TABLES)];
     for (what, one, other, tables) in grown {
         if other > one + one / MAY_GROW_BY + tables {
             wrong.push(format!("memory {what}: {one} bytes in the first round, {other} in the second"));
+        }
+    }
+    let names = ["clients in Rust", "threads in Python", "tasks in Python"];
+    let mut of_clients = Vec::new();
+    for (index, name) in names.iter().enumerate() {
+        for round in rounds {
+            let (early, late) = halves(&round.clients[index]);
+            of_clients.push(format!("{name} {} and {}", early / 1024, late / 1024));
+            if late > early + early / MAY_GROW_BY + TABLES {
+                wrong.push(format!("memory of {name}: {early} bytes, {late} later in the same round"));
+            }
         }
     }
     for what in &wrong {
@@ -246,32 +294,95 @@ fn judge(scene: &Scene, before: u64, rounds: &[Round; 2], took: Duration) -> Row
     let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     let grants = load(&scene.grants);
     Row {
-        scenario: format!("Soak, {} clients", BLOCKED + TASKS),
+        scenario: format!("Soak, {CLIENTS} clients"),
         runs: 2,
         faults: 0,
         requests: 2 * grants + load(&scene.timeouts),
         violations: wrong.len() as u64 + load(&scene.wrong) + load(&scene.errors),
         note: format!(
-            "{} s, {grants} grants, {} timed out; memory {} kB before, {} and {} at work (median of each half), \
-             {} and {} when all had gone; tokens at most {} µs ahead of the clock",
+            "{} s, {grants} grants, {} timed out, {} and {} waiting (median of each half); memory {} kB before, {} and {} at \
+             work without {} for each that waits, {} and {} when all had gone; tokens at most {} µs ahead of the clock; processes of clients in each half, \
+             early and late, kB: {}",
             took.as_secs(),
             load(&scene.timeouts),
+            median(&first.waiting),
+            median(&second.waiting),
             before / 1024,
             early / 1024,
             late / 1024,
+            of_one / 1024,
             first.left / 1024,
             second.left / 1024,
             load(&scene.ahead),
+            of_clients.join(", "),
         ),
     }
 }
 
 fn memory(server: &Server) -> u64 {
-    server.info("memory", "used_memory").and_then(|bytes| bytes.parse().ok()).unwrap_or(0)
+    number(server, "memory", "used_memory")
+}
+
+fn number(server: &Server, section: &str, field: &str) -> u64 {
+    server.info(section, field).and_then(|value| value.parse().ok()).unwrap_or(0)
+}
+
+/// What each round would have used if nobody had waited, and what one that waits takes: how many wait depends on what else
+/// the machine does. (Least squares: one slope for both, a height for each.)
+fn apart_from_waits(rounds: [(&[u64], &[u64]); 2]) -> ([u64; 2], u64) {
+    let mean = |values: &[u64]| values.iter().sum::<u64>() as f64 / values.len().max(1) as f64;
+    let means = rounds.map(|(waiting, used)| (mean(waiting), mean(used)));
+    let (mut both, mut square) = (0.0, 0.0);
+    for ((waiting, used), (middle, height)) in rounds.iter().zip(means) {
+        for (&waiting, &used) in waiting.iter().zip(*used) {
+            let away = waiting as f64 - middle;
+            both += away * (used as f64 - height);
+            square += away * away;
+        }
+    }
+    let of_one = if square > 0.0 { both / square } else { 0.0 };
+    (means.map(|(middle, height)| (height - of_one * middle) as u64), of_one as u64)
+}
+
+/// The median of the second quarter, when all are at work and have what they need, and that of the last.
+fn halves(samples: &[u64]) -> (u64, u64) {
+    let quarter = samples.len() / 4;
+    (median(&samples[quarter..2 * quarter]), median(&samples[3 * quarter..]))
 }
 
 fn median(values: &[u64]) -> u64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable();
     sorted.get(sorted.len() / 2).copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Samples of a server that uses so much, and 20 kB for each that waits.
+    fn samples(waiting: &[u64], base: u64) -> (Vec<u64>, Vec<u64>) {
+        (waiting.to_vec(), waiting.iter().map(|count| base + 20_000 * count).collect())
+    }
+
+    #[test]
+    fn those_who_wait_are_no_growth() {
+        let (first, second) = (samples(&[50, 80, 100], 12_000_000), samples(&[100, 380, 90, 200], 12_000_000));
+        let rounds = [(&first.0[..], &first.1[..]), (&second.0[..], &second.1[..])];
+        assert_eq!(apart_from_waits(rounds), ([12_000_000, 12_000_000], 20_000));
+    }
+
+    #[test]
+    fn growth_is_seen_beside_those_who_wait() {
+        let (first, second) = (samples(&[50, 80, 100], 12_000_000), samples(&[40, 30, 20], 13_000_000));
+        let rounds = [(&first.0[..], &first.1[..]), (&second.0[..], &second.1[..])];
+        assert_eq!(apart_from_waits(rounds), ([12_000_000, 13_000_000], 20_000));
+    }
+
+    #[test]
+    fn nobody_waits() {
+        let (first, second) = (samples(&[0, 0], 12_000_000), samples(&[0], 13_000_000));
+        let rounds = [(&first.0[..], &first.1[..]), (&second.0[..], &second.1[..])];
+        assert_eq!(apart_from_waits(rounds), ([12_000_000, 13_000_000], 0));
+    }
 }

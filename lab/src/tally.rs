@@ -53,6 +53,10 @@ impl Tally {
         for violation in &verdict.violations {
             self.violation(&violation.to_string());
         }
+        if !verdict.violations.is_empty() {
+            let spans: Vec<String> = history.all_faults().map(|it| format!("{} to {}", it.from, it.until)).collect();
+            eprintln!("The faults of that run, in µs: {}", spans.join(", "));
+        }
         add(&mut self.grants, &verdict.grants);
         add(&mut self.doubles, &verdict.doubles);
         self.writes_refused += verdict.writes_refused;

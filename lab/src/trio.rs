@@ -12,6 +12,7 @@ use crate::engine::{BadNetwork, Equipment, MODULE, Node, OLD_MODULE, Result, Sit
 use crate::history::{Fault, Micros};
 use crate::options::Options;
 use crate::session::{MASTER_NAME, Way, field};
+use crate::trace::trace;
 
 const SERVER: &str = "server";
 const SENTINEL: &str = "sentinel";
@@ -64,12 +65,31 @@ pub enum HandOver {
     Paused,
 }
 
+/// Two failovers, the second before all was in order, as they went.
+pub struct Pair {
+    /// From the first blow until all was in order again.
+    pub fault: Fault,
+    /// How many servers were killed.
+    pub killed: u64,
+    /// Whether a grant that all replicas had confirmed before the first blow was still there after the second.
+    pub kept: bool,
+}
+
 /// Three nodes at work.
 pub struct Trio {
     site: Site,
     master: usize,
     down_after_ms: u32,
     modules: [&'static str; 3],
+    order: Order,
+}
+
+/// All as it should be.
+struct Order {
+    /// When that was last seen.
+    at: Micros,
+    /// Which life of which server was the master's then.
+    epoch: String,
 }
 
 /// One failover, as it went.
@@ -86,7 +106,8 @@ impl Trio {
         let Setting { down_after_ms, old_module } = setting;
         let modules = [if old_module.is_some() { OLD_MODULE } else { MODULE }; 3];
         let site = Site::new("trio", 3, Equipment { old_module, ..Equipment::default() }, options)?;
-        let mut trio = Trio { site, master: 0, down_after_ms, modules };
+        let order = Order { at: now(), epoch: String::new() };
+        let mut trio = Trio { site, master: 0, down_after_ms, modules, order };
         for node in 0..3 {
             trio.start_server(node)?;
         }
@@ -152,17 +173,17 @@ impl Trio {
 
     /// Deals the master a blow, lets the Sentinels make another one, and brings the old one back.
     pub fn fail_over(&mut self, blow: Blow, split: Duration, back: Return) -> Result<Failover> {
-        self.settle()?;
+        let unrest = self.settle()?;
         let old = self.master;
-        let from = now();
+        let struck = now();
         blow.strike(&self.site, old, SERVER)?;
         self.master = self.await_successor(old)?;
-        let took = now() - from;
+        let took = now() - struck;
         sleep(split);
         self.bring_back(old, blow, back)?;
         self.settle()?;
-        let fault = Fault { from, until: now() };
-        Ok(Failover { fault, took })
+        let from = unrest.map_or(struck, |unrest| unrest.from);
+        Ok(Failover { fault: Fault { from, until: now() }, took })
     }
 
     /// Makes the network of all three a bad one, until what this returns is dropped.
@@ -171,10 +192,9 @@ impl Trio {
     }
 
     /// The master is killed, and the one that takes over as well, before the old master, which comes back empty, has got
-    /// anything of it. `third`: who has all of it is killed, too, before the old master is back. Says whether a grant
-    /// that all replicas had confirmed is still there.
-    pub fn fail_over_twice(&mut self, key: &str, third: Third) -> Result<bool> {
-        self.settle()?;
+    /// anything of it. `third`: who has all of it is killed, too, before the old master is back.
+    pub fn fail_over_twice(&mut self, key: &str, third: Third) -> Result<Pair> {
+        let unrest = self.settle()?;
         let first = self.master;
         let mut connection = self.master()?;
         let token: i64 = cmd("LOCK.ACQUIRE")
@@ -182,6 +202,7 @@ impl Trio {
             .arg("witness")
             .arg(&["LEASE", "300000", "REPLICAS", "2"])
             .query(&mut connection)?;
+        let from = unrest.map_or_else(now, |unrest| unrest.from);
         self.node(first).signal(SERVER, "KILL")?;
         let second = self.await_successor(first)?;
         self.node(second).signal(SERVER, "KILL")?;
@@ -198,7 +219,8 @@ impl Trio {
             self.start_server(node)?;
         }
         self.begin_anew()?;
-        Ok(kept == Some(token.to_string()))
+        let killed = if third == Third::Dies { 3 } else { 2 };
+        Ok(Pair { fault: Fault { from, until: now() }, killed, kept: kept == Some(token.to_string()) })
     }
 
     /// New Sentinels, and the present master as theirs. After two failovers at once, the old ones may hold on to servers that the
@@ -213,7 +235,7 @@ impl Trio {
         for node in 0..3 {
             self.start_sentinel(node)?;
         }
-        self.settle()
+        self.settle().map(drop)
     }
 
     /// Gives every server the module under test, the replicas first, then the master, once another one is. Between two
@@ -354,13 +376,29 @@ impl Trio {
 
     /// Waits until every replica is in step with the master, and every Sentinel sees all.
     ///
-    /// Two Sentinels sometimes start a failover each, so the successor of the first moment need not be the last.
-    pub fn settle(&mut self) -> Result<()> {
+    /// Two Sentinels sometimes start a failover each, so the successor of the first moment need not be the last; the
+    /// second one may begin when all seemed to be in order. If it was not all the time since this was last called, that
+    /// time is a fault as well, and is handed back.
+    pub fn settle(&mut self) -> Result<Option<Fault>> {
+        let mut waited = false;
         let settled = until(Duration::from_secs(45), || {
             self.master = self.agreed(&[0, 1, 2]).unwrap_or(self.master);
-            self.is_settled()
+            let settled = self.is_settled();
+            waited |= !settled;
+            settled
         });
-        if settled { Ok(()) } else { Err(Trouble(self.tell("not in order within 45 s"))) }
+        if !settled {
+            return Err(Trouble(self.tell("not in order within 45 s")));
+        }
+        let info = self.info(self.master, "replication")?;
+        let order = Order { at: now(), epoch: field(&info, "master_replid").unwrap_or_default().to_owned() };
+        let fault = Fault { from: self.order.at, until: order.at };
+        let unrest = waited || order.epoch != self.order.epoch;
+        self.order = order;
+        if unrest {
+            trace(|| format!("it was not in order all the time since {}", fault.from));
+        }
+        Ok(unrest.then_some(fault))
     }
 
     fn is_settled(&self) -> bool {

@@ -71,9 +71,10 @@ fn upgrade(tally: &mut Tally, hand_over: HandOver, options: &Options) -> Result<
     let crews = [crew("plain:", Asks::Nothing), crew("safe:", Asks::Replicas(2))];
     let load = Load::start(&crews, &trio.way(), options.seed, options)?;
     let begun = Instant::now();
-    let faults = trio.upgrade(options.budget / PARTS, hand_over)?;
+    let mut faults = trio.upgrade(options.budget / PARTS, hand_over)?;
     let mixed = begun.elapsed();
     let mut history = load.finish()?;
+    faults.extend(trio.settle()?);
     for key in keys_of(&history) {
         history.probes.push(have_again(&mut trio.master()?, key, LONGEST_LEASE)?);
     }

@@ -360,6 +360,21 @@ impl Requests {
         let mut request = words(&[name, &told.to_string()]);
         request.extend(keys);
         request.push(self.owner());
+        self.without_secret_owner(request)
+    }
+
+    /// No owner has a secret key's name, which everybody who may read the lock would then be shown rightly.
+    fn without_secret_owner(&mut self, mut request: Words) -> Words {
+        let keys = match request.first() {
+            Some(name) if name.starts_with(b"LOCK.M") => {
+                let told = request.get(1).and_then(|told| std::str::from_utf8(told).ok()?.parse().ok());
+                told.map_or(1, |told: u8| usize::from(told) + 1)
+            }
+            _ => 1,
+        };
+        if let Some(owner) = request.get_mut(keys + 1).filter(|owner| rights::is_secret(owner)) {
+            *owner = self.owners[0].clone();
+        }
         request
     }
 
@@ -375,6 +390,7 @@ impl Requests {
             };
             request.push(word);
         }
+        let mut request = self.without_secret_owner(request);
         for _ in 0..self.rng.u32(..5) {
             let option = OPTIONS[self.rng.usize(..OPTIONS.len())];
             request.push(self.any_case(option));
@@ -598,6 +614,17 @@ fn bytes(rng: &mut Rng, least: usize, most: usize) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_owner_is_named_like_a_secret_key() {
+        let mut requests = Requests::new(1);
+        let owners = requests.owners.clone();
+        let mut made = |line: &str| requests.without_secret_owner(words(&line.split(' ').collect::<Vec<_>>()));
+        assert_eq!(made("LOCK.ACQUIRE secret:1 secret:2")[1..], [b"secret:1".to_vec(), owners[0].clone()]);
+        assert_eq!(made("LOCK.MACQUIRE 1 lock:1 secret:2 owner")[3..], [owners[0].clone(), b"owner".to_vec()]);
+        let right = "LOCK.MACQUIRE 2 lock:1 secret:2 owner";
+        assert_eq!(made(right), words(&right.split(' ').collect::<Vec<_>>()));
+    }
 
     #[test]
     fn the_same_seed_makes_the_same_requests() {

@@ -68,7 +68,8 @@ fn names_secret(reply: &Value) -> bool {
     }
 }
 
-fn is_secret(bytes: &[u8]) -> bool {
+/// Whether this names such a key.
+pub fn is_secret(bytes: &[u8]) -> bool {
     bytes.windows(SECRET.len()).any(|part| part == SECRET.as_bytes())
 }
 

@@ -26,18 +26,30 @@ const AT_ONCE: Duration = Duration::from_secs(2);
 pub fn run() -> Vec<Row> {
     let steps =
         [("clock +1 minute", MINUTE), ("clock -1 minute", -MINUTE), ("clock +1 day", DAY), ("clock -1 day", -DAY)];
-    steps.into_iter().map(|(name, seconds)| super::guarded(name, || step(name, seconds))).collect()
+    let mut rows: Vec<Row> =
+        steps.into_iter().map(|(name, seconds)| super::guarded(name, || step(name, seconds))).collect();
+    let mut once = |name, scenario: fn(&mut Bench) -> RedisResult<()>| {
+        rows.push(super::guarded(name, || run_on_new_server(name, scenario)));
+    };
+    once("clock -1 hour in a hand-off", Bench::back_in_a_turn);
+    once("clock +1 hour, all is quiet", Bench::forward_in_silence);
+    rows
 }
 
 fn step(name: &str, seconds: i64) -> Row {
+    run_on_new_server(name, |bench| {
+        let before = bench.before()?;
+        bench.set_clock(seconds)?;
+        if seconds > 0 { bench.after_forward(before, seconds) } else { bench.after_backward(before, seconds) }
+    })
+}
+
+fn run_on_new_server(name: &str, scenario: impl FnOnce(&mut Bench) -> RedisResult<()>) -> Row {
     let mut bench = match Bench::start() {
         Ok(bench) => bench,
         Err(error) => return Row::not_run(name, error),
     };
-    let outcome = bench.before().and_then(|before| {
-        bench.set_clock(seconds)?;
-        if seconds > 0 { bench.after_forward(before, seconds) } else { bench.after_backward(before, seconds) }
-    });
+    let outcome = scenario(&mut bench);
     if let Err(error) = outcome {
         bench.wrong.push(error.to_string());
     }
@@ -163,6 +175,38 @@ impl Bench {
             session,
             begun,
         })
+    }
+
+    /// The clock goes back between the release of a lock and the answer to the next in the queue, which the server's
+    /// timers owe: they reckon by that clock.
+    fn back_in_a_turn(&mut self) -> RedisResult<()> {
+        let first: i64 = self.ask("LOCK.ACQUIRE turn a")?;
+        let mut waits = self.send("LOCK.ACQUIRE turn b WAIT 0")?;
+        support::until(AT_ONCE, "a client waits", || {
+            self.server.info("clients", "blocked_clients").as_deref() == Some("1")
+        });
+        let mut busy = self.send("PING")?;
+        busy.read()?;
+        busy.send_bytes(b"LOCK.RELEASE turn a\r\nDEBUG SLEEP 1\r\n")?;
+        // Not before the release, which is carried out as soon as it is there, and long before the second is over.
+        std::thread::sleep(Duration::from_millis(300));
+        self.set_clock(-HOUR)?;
+        let token = self.granted(&mut waits, "the next in the queue");
+        self.after(token, first);
+        self.goes_on()
+    }
+
+    /// The clock goes forward past the only thing that is due, and that for minutes by any other clock.
+    fn forward_in_silence(&mut self) -> RedisResult<()> {
+        let first: i64 = self.ask("LOCK.ACQUIRE long a LEASE 600000")?;
+        let mut waits = self.send("LOCK.ACQUIRE long b WAIT 0")?;
+        support::until(AT_ONCE, "a client waits", || {
+            self.server.info("clients", "blocked_clients").as_deref() == Some("1")
+        });
+        self.set_clock(HOUR)?;
+        let token = self.granted(&mut waits, "the waiter of a lock whose lease the step ended");
+        self.after(token, first);
+        self.goes_on()
     }
 
     /// The clock went forward: what ends before the new time has ended, everything else stays.

@@ -29,6 +29,7 @@ test-containers: install ## The same tests against servers in containers (ARGS=n
 
 lint: install ## Formatting, clippy, documentation, cycles among modules: no warning passes
 	scripts/cycles-test
+	scripts/despite_stalls-test
 	scripts/cycles
 	scripts/modules --check
 	cargo fmt --all --check

@@ -158,13 +158,13 @@ fn crowds() -> Vec<State> {
 fn sessions() -> Vec<State> {
     let waits = |step| Scene { build: session_that_waits, step };
     let holds = |step| Scene { build: session_that_holds, step };
-    let keys = |step| Scene { build: many_keys, step };
+    let keys = |step| Scene { build: many_hashes, step };
     vec![
         state("a session joins the queues of many locks", Scene { build: many_locks, step: join_all }),
         state("it waits for all of them: its connection ends", waits(leave))
             .beside("a connection with as many subscriptions ends", Scene { build: subscribed, step: connection_ends }),
         state("the same: all fall free at once (FLUSHALL)", waits(flush_and_be_granted))
-            .beside("FLUSHALL of as many keys", keys(|stage| stage.step("FLUSHALL"))),
+            .beside("FLUSHALL of as many hashes", keys(|stage| stage.step("FLUSHALL"))),
         state("a session holds many locks: all are lost at once (FLUSHALL)", holds(flush_and_be_told)),
         state("the same: all expire at once", Scene { build: session_whose_holds_expire, step: expire })
             .beside("as many keys expire", Scene { build: keys_that_expire, step: expire }),
@@ -339,7 +339,7 @@ fn push_apart(stage: &mut Stage) -> Result<String> {
 
 /// Everybody holds `T` and `S`, and waits for a lock of its own; one waits for such a lock and for `S`.
 fn wide(stage: &mut Stage) -> Result<()> {
-    let count = stage.size.crowd - 1;
+    let count = stage.limit("holdfast.max-holders", stage.size.crowd - 1)?;
     stage.order_all((0..count).flat_map(|owner| {
         [
             format!("LOCK.ACQUIRE T o:{owner} SHARED LEASE {LEASE}"),
@@ -541,9 +541,14 @@ fn connection_ends(stage: &mut Stage) -> Result<String> {
     Ok(stage.lasts(LONG_AFTERMATH))
 }
 
-fn many_keys(stage: &mut Stage) -> Result<()> {
+/// What many locks are to the server: hashes that expire.
+fn many_hashes(stage: &mut Stage) -> Result<()> {
     let count = stage.size.many;
-    stage.order_all((0..count).map(|key| format!("SET k:{key} 1")))
+    stage.order_all(
+        (0..count).flat_map(|key| {
+            [format!("HSET k:{key} holder 1 #fence 1763632800000000"), format!("PEXPIRE k:{key} {LEASE}")]
+        }),
+    )
 }
 
 fn many_locks(stage: &mut Stage) -> Result<()> {

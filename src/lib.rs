@@ -47,6 +47,9 @@ use server::{Ctx, TextRef};
 /// The module's name: in `MODULE LIST`, as its section of `INFO`, and before its settings.
 pub const NAME: &str = "holdfast";
 
+/// What the names of its commands begin with.
+const COMMANDS: &str = "lock.";
+
 /// The version as `MODULE LIST` shows it: 200 is 0.2.0.
 const VERSION: i32 = 200;
 
@@ -81,9 +84,21 @@ fn start(ctx: Ctx, args: &[TextRef]) -> bool {
     true
 }
 
-/// Stops the module. It refuses to be unloaded while a client waits or is still owed an answer, or a hold is tied.
-fn stop(ctx: Ctx) {
-    turns::stop(ctx);
+/// Whether something would be lost with the module, or the server would call what is gone.
+fn is_needed(ctx: Ctx) -> bool {
+    if books::with(|books| books.are_in_use()) {
+        return true;
+    }
+    let connections = match server::clients::at_commands(ctx, COMMANDS) {
+        Some(0) => return false,
+        Some(count) => format!("{count} connections are"),
+        None => "CLIENT LIST doesn't say which connections are".into(),
+    };
+    ctx.warn(&format!(
+        "holdfast: not unloaded: {connections} in a transaction or had {COMMANDS}* as their last command, which the \
+         server would still use. Close them (CLIENT KILL TYPE normal), or send another command over each.",
+    ));
+    true
 }
 
 /// An evicted lock is a lock held twice.
@@ -113,7 +128,7 @@ fn load(context: &Context, args: &[RedisString]) -> Status {
 }
 
 fn unload(context: &Context) -> Status {
-    server::unload(context, || books::with(|books| books.are_in_use()), stop)
+    server::unload(context, is_needed, turns::stop)
 }
 
 /// The symbols that the server looks up in the library.

@@ -264,6 +264,32 @@ fn unload_and_load_leave_no_memory_behind() {
     assert!(each < DETACHED_CONTEXT + (7 << 10), "{each} bytes a round");
 }
 
+/// The server keeps a pointer to the last command of each connection, and to those in a transaction. Redis 8.0 and later run
+/// the last one again without looking it up.
+#[test]
+fn it_stays_while_the_server_would_still_call_one_of_its_commands() {
+    let Some((server, path)) = plain() else { return };
+    let mut raw = server.raw();
+    let load = format!("MODULE LOAD {path}");
+    ask_ok(&mut raw, &load);
+    let mut other = server.raw();
+    for lines in [&["LOCK.HELP"][..], &["lock.owner"], &["LOCK.TOP none"], &["MULTI", "LOCK.OWNER", "PING"]] {
+        for line in lines {
+            ask(&mut other, line);
+        }
+        let refusal = ask(&mut raw, "MODULE UNLOAD holdfast");
+        assert!(error(&refusal).1.contains("not possible"), "{lines:?}: {refusal:?}");
+    }
+    assert_eq!(server.log().matches("not unloaded: 1 connection").count(), 4);
+    assert_eq!(array(&ask(&mut other, "EXEC")).len(), 2);
+    for _ in 0..5 {
+        ask_ok(&mut raw, "MODULE UNLOAD holdfast");
+        ask_ok(&mut raw, &load);
+        ask(&mut other, "LOCK.OWNER");
+        ask(&mut other, "PING");
+    }
+}
+
 /// A request, and another that undoes it, on locks number `#`.
 const PAIRS: [[&str; 2]; 10] = [
     ["LOCK.ACQUIRE a-# me-#", "LOCK.RELEASE a-# me-#"],

@@ -1,12 +1,10 @@
 //! Where the slots of a cluster are served, as this node knows it.
 
+use super::call::{self, Reply};
 use super::clock::Now;
-use super::text::{AsText, Text};
+use super::text::Text;
 use super::{Ctx, MainThread};
 use crate::lock::Millis;
-use libc::c_char;
-use redis_module::raw::{self, RedisModuleCallReply};
-use std::ffi::CStr;
 
 /// How long, in ms, what was read about the slots stays valid: many may ask at once, and reading takes some ten
 /// microseconds.
@@ -40,13 +38,13 @@ static SLOTS: MainThread<Slots> = MainThread::new();
 /// Where the slot of a key is served, if another node serves it; `None` if this one does, if the slot is being
 /// migrated, or if no node serves it.
 pub fn elsewhere(ctx: Ctx, key: &Text) -> Option<Place> {
-    let slot = run(ctx, c"KEYSLOT", &[key], integer)?;
+    let slot = call::run(ctx, c"CLUSTER", c"KEYSLOT", &[key], Reply::integer)?;
     let now = Now::read().millis();
     let is_known =
         SLOTS.with(|slots| slots.read.is_some_and(|read| (read..read.saturating_add(GOOD_FOR)).contains(&now)));
     if !is_known {
         // Not `SLOTS`: Valkey 8.0 prepares that reply for a connection, and crashes where there is none.
-        let nodes = run(ctx, c"NODES", &[], bytes).unwrap_or_default();
+        let nodes = call::run(ctx, c"CLUSTER", c"NODES", &[], Reply::bytes).unwrap_or_default();
         let ranges = ranges_of_others(&String::from_utf8_lossy(&nodes));
         SLOTS.with(|slots| *slots = Slots { read: Some(now), ranges });
     }
@@ -54,52 +52,6 @@ pub fn elsewhere(ctx: Ctx, key: &Text) -> Option<Place> {
         let range = slots.ranges.iter().find(|range| (range.first..=range.last).contains(&slot))?;
         Some(Place { slot, address: range.address.clone() })
     })
-}
-
-/// Runs a subcommand of `CLUSTER` and reads its reply.
-fn run<R>(ctx: Ctx, subcommand: &CStr, args: &[&Text], read: impl FnOnce(Reply) -> Option<R>) -> Option<R> {
-    let mut args: Vec<_> = args.iter().map(|arg| arg.as_text().raw()).collect();
-    // SAFETY: the format takes one C string and an array of strings with its length, and gets them. The reply, if there
-    // is one, is ours to free, after it was read.
-    unsafe {
-        let call = api!(RedisModule_Call);
-        let reply =
-            call(ctx.raw(), c"CLUSTER".as_ptr(), c"cv".as_ptr(), subcommand.as_ptr(), args.as_mut_ptr(), args.len());
-        if reply.is_null() {
-            return None;
-        }
-        let result = read(Reply(reply));
-        api!(RedisModule_FreeCallReply)(reply);
-        result
-    }
-}
-
-/// A reply while it is being read.
-#[derive(Clone, Copy)]
-struct Reply(*mut RedisModuleCallReply);
-
-impl Reply {
-    fn is(self, kind: isize) -> bool {
-        // SAFETY: the reply lives.
-        isize::try_from(unsafe { api!(RedisModule_CallReplyType)(self.0) }).is_ok_and(|it| it == kind)
-    }
-}
-
-fn integer(reply: Reply) -> Option<i64> {
-    // SAFETY: the reply lives and is an integer.
-    reply.is(raw::REDISMODULE_REPLY_INTEGER).then(|| unsafe { api!(RedisModule_CallReplyInteger)(reply.0) })
-}
-
-fn bytes(reply: Reply) -> Option<Vec<u8>> {
-    if !reply.is(raw::REDISMODULE_REPLY_STRING) {
-        return None;
-    }
-    let mut len = 0;
-    // SAFETY: the reply lives and is a string of `len` bytes, which are copied.
-    unsafe {
-        let start: *const c_char = api!(RedisModule_CallReplyStringPtr)(reply.0, &raw mut len);
-        (!start.is_null()).then(|| std::slice::from_raw_parts(start.cast::<u8>(), len).to_vec())
-    }
 }
 
 /// The slots that other nodes serve, according to `CLUSTER NODES`: a line for each node, with its id, its address

@@ -30,7 +30,9 @@ macro_rules! newer_api {
 
 pub mod acl;
 pub mod blocked;
+mod call;
 pub mod callbacks;
+pub mod clients;
 pub mod clock;
 pub mod cluster;
 pub mod commands;
@@ -108,12 +110,13 @@ pub fn load(context: &Context, args: &[RedisString], start: fn(Ctx, &[TextRef]) 
 
 /// Stops the module from what the server passes when it unloads it. Refuses while the module is needed, and in the
 /// rare moment when the server is about to call it.
-pub fn unload(context: &Context, is_needed: fn() -> bool, stop: fn(Ctx)) -> Status {
-    if is_needed() || events::is_called_back() {
+pub fn unload(context: &Context, is_needed: fn(Ctx) -> bool, stop: fn(Ctx)) -> Status {
+    // SAFETY: the context lives for the call.
+    let ctx = unsafe { Ctx::from_raw(context.ctx) };
+    if is_needed(ctx) || events::is_called_back() {
         return Status::Err;
     }
-    // SAFETY: the context lives for the call.
-    stop(unsafe { Ctx::from_raw(context.ctx) });
+    stop(ctx);
     events::unloaded();
     Status::Ok
 }

@@ -74,6 +74,8 @@ mod module_unload {
         client.order("LOCK.RELEASE key holder");
         is_refused(&mut client); // The grant is to be read.
         session.event().token_of(&["key"], "owner");
+        is_refused(&mut client); // The session's connection has sent LOCK.NEXT last.
+        session.raw.order("PING");
         until(SOON, "it can be unloaded", || client.say("MODULE UNLOAD holdfast") == Value::Okay);
         assert_held(&mut client, "key", "owner");
     }
@@ -99,7 +101,8 @@ mod module_unload {
             return skip("MODULE UNLOAD is not available");
         }
         let mut client = server.raw();
-        let session = Session::open(&server);
+        let mut session = Session::open(&server);
+        session.raw.order("PING");
         session.take(&mut client, "LOCK.ACQUIRE key owner EPHEMERAL");
         client.order("PERSIST key");
         assert!(!eventually(A_WHILE, || client.say("MODULE UNLOAD holdfast") == Value::Okay));
@@ -117,6 +120,7 @@ mod module_unload {
         let mut client = server.raw();
         let mut session = Session::open(&server);
         session.take(&mut client, "LOCK.ACQUIRE key owner");
+        session.raw.order("PING");
         until(SOON, "it can be unloaded", || client.say("MODULE UNLOAD holdfast") == Value::Okay);
         let path = support::module_path();
         client.order(&format!("MODULE LOAD {}", path.display()));

@@ -448,6 +448,7 @@ fn module_unload_is_refused_while_somebody_waits() {
     assert!(error(&refusal).1.contains("blocked clients"), "{refusal:?}");
     client.order("LOCK.RELEASE key holder");
     waiter.token();
+    drop(waiter);
     until(SOON, "it can be unloaded", || client.say("MODULE UNLOAD holdfast") == Value::Okay);
     assert_held(&mut client, "key", "waiter");
     assert!(!server.log().contains("crash"), "{}", server.log());

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use redis::{Connection, RedisError};
+use redis::{Cmd, Connection, RedisError};
 use support::{Builder, Server, eventually};
 
 use super::Trial;
@@ -128,19 +128,23 @@ fn rewriting(connection: &mut Connection) -> bool {
     })
 }
 
-/// Servers refuse to unload a module while clients wait in it or it has a timer. So one attempt is made while they do, and one when clients
-/// have been told to ask without waiting for a while.
+/// The module can't be unloaded while clients wait in it, it has a timer, or a connection has sent one of its commands last. So one attempt
+/// is made while they do, and one when clients have been told to ask without waiting for a while, and their connections are closed.
 struct Reload;
 
 impl Injector for Reload {
     fn inject(&mut self, server: &mut Server, scene: &Scene) -> Result<(), String> {
         let mut connection = server.connect();
-        if let Err(error) = unload(&mut connection) {
-            if !["blocked clients", "timer"].iter().any(|reason| error.to_string().contains(reason)) {
+        if let Err(error) = unload().exec(&mut connection) {
+            if !["blocked clients", "timer", "not possible"].iter().any(|reason| error.to_string().contains(reason)) {
                 return Err(told(error));
             }
             scene.nobody_waits.store(true, Ordering::Relaxed);
-            let unloaded = eventually(SOON, || unload(&mut connection).is_ok());
+            let mut kill = redis::cmd("CLIENT");
+            kill.arg("KILL").arg("TYPE").arg("normal");
+            let unloaded = eventually(SOON, || {
+                redis::pipe().add_command(kill.clone()).add_command(unload()).exec(&mut connection).is_ok()
+            });
             scene.nobody_waits.store(false, Ordering::Relaxed);
             if !unloaded {
                 return Err("the module could not be unloaded although nobody waited".into());
@@ -151,8 +155,10 @@ impl Injector for Reload {
     }
 }
 
-fn unload(connection: &mut Connection) -> Result<(), RedisError> {
-    redis::cmd("MODULE").arg("UNLOAD").arg("holdfast").exec(connection)
+fn unload() -> Cmd {
+    let mut command = redis::cmd("MODULE");
+    command.arg("UNLOAD").arg("holdfast");
+    command
 }
 
 /// A replica that has to begin anew each time: the master is another one by its id, and the link is cut.

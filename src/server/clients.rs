@@ -1,0 +1,40 @@
+//! The connections of clients, as `CLIENT LIST` shows them.
+
+use super::Ctx;
+use super::call::{self, Reply};
+
+/// How many connections the server would lead to a command that is gone if those whose names begin with `prefix` were
+/// removed now; `None` if it doesn't say (`CLIENT` may have been renamed).
+///
+/// Servers keep a pointer to the last command of each connection, even when the module that made it is gone: `CLIENT
+/// LIST` reads its name there, and Redis 8.0 and later run it if the next request has the same name. A transaction has such a
+/// pointer for each request in it. So connections count whose last command it was, and those in a transaction.
+pub fn at_commands(ctx: Ctx, prefix: &str) -> Option<usize> {
+    let list = call::run(ctx, c"CLIENT", c"LIST", &[], Reply::bytes)?;
+    Some(String::from_utf8_lossy(&list).lines().filter(|line| is_at(line, prefix)).count())
+}
+
+fn is_at(line: &str, prefix: &str) -> bool {
+    line.split(' ').filter_map(|field| field.split_once('=')).any(|(name, value)| match name {
+        "cmd" => value.get(..prefix.len()).is_some_and(|start| start.eq_ignore_ascii_case(prefix)),
+        "flags" => value.contains('x'), // In a transaction.
+        _ => false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_is_at_a_command_that_was_its_last_or_may_be_in_its_transaction() {
+        let at = |line| is_at(line, "lock.");
+        assert!(at("id=7 addr=127.0.0.1:5 name= flags=N db=0 multi=-1 cmd=lock.owner user=default"));
+        assert!(at("id=7 flags=N multi=-1 cmd=LOCK.OWNER"));
+        assert!(at("id=7 flags=Px multi=2 cmd=get"));
+        assert!(!at("id=7 name=cmd=lock.owner flags=N multi=-1 cmd=clock.lock.owner user=lock."));
+        assert!(!at("id=7 flags=N multi=0 cmd=NULL"));
+        assert!(!at("id=7 flags=P multi=-1 cmd=client|list"));
+        assert!(!at(""));
+    }
+}

@@ -61,7 +61,7 @@ pub fn send_answers(ctx: Ctx) {
 }
 
 /// Answers the clients that the server might have redirected but has not: its cron has just checked them.
-pub fn send_put_off(slice: Slice) {
+pub fn send_put_off(slice: &Slice) {
     while !slice.is_over() {
         let Some(block) = books::with(|books| books.owed.next_put_off()) else { break };
         block.answer();

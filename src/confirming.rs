@@ -65,17 +65,17 @@ pub fn has_news(ctx: Ctx) -> bool {
 }
 
 /// Settles what was confirmed, and what was not confirmed in time, which is rolled back.
-pub fn settle(ctx: Ctx, now: Now, slice: Slice) {
+pub fn settle(ctx: Ctx, now: Now, slice: &Slice) {
     work_through(ctx, now.millis(), now, slice);
 }
 
 /// Settles what was confirmed. Writes nothing.
-pub fn confirm_all(ctx: Ctx, slice: Slice) {
+pub fn confirm_all(ctx: Ctx, slice: &Slice) {
     work_through(ctx, 0, Now::read(), slice);
 }
 
 /// Settles what was confirmed, and what had to be confirmed by `due`.
-fn work_through(ctx: Ctx, due: Millis, now: Now, slice: Slice) {
+fn work_through(ctx: Ctx, due: Millis, now: Now, slice: &Slice) {
     if books::with(|books| books.confirmations.is_empty()) {
         return;
     }

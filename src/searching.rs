@@ -57,7 +57,7 @@ pub fn go_on(ctx: Ctx, id: WaiterId, search: Option<Search>) {
 
 /// Advances the unfinished searches, one after the other, as long as no change is waiting to be looked at. A request found
 /// to have closed a cycle is refused.
-pub fn advance(ctx: Ctx, now: Now, slice: Slice, is_settled: impl Fn() -> bool) {
+pub fn advance(ctx: Ctx, now: Now, slice: &Slice, is_settled: impl Fn() -> bool) {
     while !slice.is_over() && is_settled() {
         let Some((id, mut search)) = books::with(|books| books.next_search(now.millis())) else { break };
         let client = books::with(|books| books.queue.get(id).map(|waiter| waiter.asker.client));
@@ -76,7 +76,7 @@ pub fn advance(ctx: Ctx, now: Now, slice: Slice, is_settled: impl Fn() -> bool) 
 }
 
 /// Frees the memory of finished searches.
-pub fn free(slice: Slice) {
+pub fn free(slice: &Slice) {
     while !slice.is_over() && books::with(books::Books::free_searched) {}
 }
 

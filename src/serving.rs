@@ -26,7 +26,7 @@ const NOPERM: &str = "NOPERM the user of this connection may no longer acquire t
 
 /// Serves every waiter that can be served after locks have changed, until the slice is over. The only way out of the
 /// queue to a grant.
-pub fn serve(ctx: Ctx, now: Now, slice: Slice) {
+pub fn serve(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(job) = books::with(|books| books.agenda.next(&mut books.queue)) else { break };
         match job {
@@ -54,7 +54,7 @@ pub fn serve_lock(ctx: Ctx, name: TextRef, now: Now) {
         contended
     });
     if contended {
-        serve(ctx, now, Slice::of_command());
+        serve(ctx, now, &Slice::of_command());
     }
 }
 

@@ -80,7 +80,7 @@ fn note_touch(books: &mut books::Books, key: LockKey, touch: Touch, holders: usi
 pub fn after_touch(ctx: Ctx) {
     let now = Now::read();
     if may_write(ctx) {
-        follow_up(ctx, now, Slice::of_command());
+        follow_up(ctx, now, &Slice::of_command());
     }
     set_timer(ctx, now);
 }
@@ -88,16 +88,16 @@ pub fn after_touch(ctx: Ctx) {
 /// The time has come for some of the work.
 pub fn tick(ctx: Ctx) {
     let (now, turn) = (Now::read(), Slice::of_turn());
-    waiting::time_out(ctx, now, turn.piece());
-    watchdog::untie_retired(ctx, turn.piece());
-    waiting::refuse_undecided(ctx, now, turn.piece());
-    searching::free(turn.piece());
-    rosters::with(|rosters| rosters.free(turn.piece()));
+    waiting::time_out(ctx, now, &turn.piece());
+    watchdog::untie_retired(ctx, &turn.piece());
+    waiting::refuse_undecided(ctx, now, &turn.piece());
+    searching::free(&turn.piece());
+    rosters::with(|rosters| rosters.free(&turn.piece()));
     if ctx.flags().role() == Role::Replica {
-        waiting::forget_ended(turn.piece());
+        waiting::forget_ended(&turn.piece());
         books::with(books::Books::forget_changes);
     } else if may_write(ctx) {
-        work(ctx, now, turn);
+        work(ctx, now, &turn);
     }
     if !events::turn_end_precedes_unblock() {
         answering::send_answers(ctx);
@@ -105,58 +105,61 @@ pub fn tick(ctx: Ctx) {
     set_timer(ctx, now);
 }
 
-/// One kind of work, done for a share of the turn.
-type Work = fn(Ctx, Now, Slice);
+/// One kind of work, and which share of the turn it gets.
+type Work = (fn(&Slice) -> Slice, fn(Ctx, Now, &Slice));
 
 /// The order of the work: first what keeps promises to holders, then what frees locks, then what concerns those who
 /// wait for them.
 const ORDER: [Work; 12] = [
     // Renewals come before anything that checks whether a lease has run out.
-    |ctx, now, turn| watchdog::renew_due(ctx, now, turn.piece()),
+    (Slice::piece, watchdog::renew_due),
     // Everything that frees locks: grants that were never delivered, holds and waits of ended connections, and grants
     // that too few replicas confirmed.
-    |ctx, now, turn| roll_back_undelivered(ctx, now, turn.piece()),
-    |ctx, now, turn| watchdog::release_ended(ctx, now, turn.piece()),
-    |ctx, now, turn| waiting::leave_ended(ctx, now, turn.piece()),
-    |ctx, now, turn| confirming::settle(ctx, now, turn.piece()),
+    (Slice::piece, roll_back_undelivered),
+    (Slice::piece, watchdog::release_ended),
+    (Slice::piece, waiting::leave_ended),
+    (Slice::piece, confirming::settle),
     // Leases that have run out.
-    |_, now, turn| note_due_looks(now, turn.piece()),
-    |ctx, now, turn| purge_overdue(ctx, now, turn.piece()),
+    (Slice::piece, |_, now, slice| note_due_looks(now, slice)),
+    (Slice::piece, purge_overdue),
     // Changes that other clients made, and then serving.
-    |_, _, turn| sweep(turn.piece()),
-    |ctx, now, turn| tell_all_expired(ctx, now, turn.piece()),
-    |ctx, now, turn| watchdog::verify_doubtful(ctx, now, turn.piece()),
-    |ctx, now, turn| serve(ctx, now, turn.of_crowds()),
+    (Slice::piece, |_, _, slice| sweep(slice)),
+    (Slice::piece, tell_all_expired),
+    (Slice::piece, watchdog::verify_doubtful),
+    (Slice::of_crowds, serve),
     // Last, whether those who still wait can ever be served.
-    |ctx, now, turn| {
-        searching::advance(ctx, now, turn.piece(), || TOUCHED_MEANWHILE.with(|touched| touched.is_empty()));
-    },
+    (Slice::piece, |ctx, now, slice| {
+        searching::advance(ctx, now, slice, || TOUCHED_MEANWHILE.with(|touched| touched.is_empty()));
+    }),
 ];
 
 /// Does all kinds of work, or as many as there is time for; the next turn then begins with those that are left.
 ///
 /// A share is enough for what there is to do, but the last thing done in it may take many times as long: reading anew a
 /// lock with thousands of holders that another client has written.
-fn work(ctx: Ctx, now: Now, turn: Slice) {
+fn work(ctx: Ctx, now: Now, turn: &Slice) {
     if books::with(|books| books.looks.put_off_if_stalled(now.millis())) {
         return;
     }
     note_touched_meanwhile();
     let first = NEXT.with(std::mem::take);
-    for (place, work) in ORDER.iter().enumerate().cycle().skip(first).take(ORDER.len()) {
-        if turn.is_over() {
+    let mut was_used = true;
+    for (place, (share, work)) in ORDER.iter().enumerate().cycle().skip(first).take(ORDER.len()) {
+        if was_used && turn.is_over() {
             NEXT.with(|next| *next = place);
             break;
         }
-        work(ctx, now, turn);
+        let slice = share(turn);
+        work(ctx, now, &slice);
+        was_used = slice.was_used();
     }
 }
 
 /// Follows up changes that others made, and serves the waiters.
-fn follow_up(ctx: Ctx, now: Now, slice: Slice) {
+fn follow_up(ctx: Ctx, now: Now, slice: &Slice) {
     note_touched_meanwhile();
     tell_all_expired(ctx, now, slice);
-    watchdog::verify_doubtful(ctx, now, slice.piece());
+    watchdog::verify_doubtful(ctx, now, &slice.piece());
     serve(ctx, now, slice);
 }
 
@@ -167,7 +170,7 @@ fn note_touched_meanwhile() {
 }
 
 /// Reports holds that have ended by themselves.
-fn tell_all_expired(ctx: Ctx, now: Now, slice: Slice) {
+fn tell_all_expired(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some((key, expiry)) = books::with(|books| books.expired.pop_front()) else { break };
         report_expired(ctx, &key, expiry, now);
@@ -194,7 +197,7 @@ fn holders_left(ctx: Ctx, key: &LockKey, name: &Text, now: Now) -> Option<usize>
     rosters::with(|rosters| rosters.holders(key.db, &key.name)).or(Some(lock.count()))
 }
 
-fn roll_back_undelivered(ctx: Ctx, now: Now, slice: Slice) {
+fn roll_back_undelivered(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(undo) = books::with(|books| books.owed.undelivered.pop_front()) else { break };
         undo::roll_back(ctx, &undo, now);
@@ -202,7 +205,7 @@ fn roll_back_undelivered(ctx: Ctx, now: Now, slice: Slice) {
 }
 
 /// Notes the locks that are due for a look because a lease has run out.
-fn note_due_looks(now: Now, slice: Slice) {
+fn note_due_looks(now: Now, slice: &Slice) {
     while !slice.is_over() {
         let any = books::with(|books| {
             let due = books.looks.take_due(now.millis());
@@ -217,7 +220,7 @@ fn note_due_looks(now: Now, slice: Slice) {
 }
 
 /// Removes holders whose lease has run out although nobody waits for their lock.
-fn purge_overdue(ctx: Ctx, now: Now, slice: Slice) {
+fn purge_overdue(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(key) = rosters::with(|rosters| rosters.overdue(now.millis(), 1)).into_iter().next() else { break };
         purge_key(ctx, &key, now);
@@ -238,7 +241,7 @@ fn purge_key(ctx: Ctx, key: &LockKey, now: Now) {
 }
 
 /// Continues looking at everything anew after a data set was replaced.
-fn sweep(slice: Slice) {
+fn sweep(slice: &Slice) {
     while !slice.is_over() {
         let over = books::with(|books| {
             if let Some((from, end)) = books.sweep.waiters() {
@@ -287,7 +290,7 @@ fn turn_ends(ctx: Ctx) {
         }
     } else {
         if news {
-            confirming::confirm_all(ctx, Slice::of_replies());
+            confirming::confirm_all(ctx, &Slice::of_replies());
         }
         answering::send_answers(ctx);
     }
@@ -358,7 +361,7 @@ pub fn event(ctx: Ctx, event: Event) {
         Event::ModuleLoaded => listeners::module_loaded(),
         Event::ModuleUnloaded => listeners::module_unloaded(),
         Event::Cron => {
-            answering::send_put_off(Slice::of_replies());
+            answering::send_put_off(&Slice::of_replies());
             listeners::recheck(ctx);
             timer::rescue(ctx);
             set_timer(ctx, Now::read());

@@ -187,7 +187,7 @@ pub fn repeated(ctx: Ctx, request: &Request, terms: &Terms, wait: Wait, now: Now
         }
         keys.iter().for_each(|key| books.agenda.note(key.clone(), Change::Freed));
     });
-    serve(ctx, now, Slice::of_command());
+    serve(ctx, now, &Slice::of_command());
     if let Some(until) = until {
         timer::wake(ctx, Timer::Work, until);
     }
@@ -233,7 +233,7 @@ pub fn cancel(ctx: Ctx, session: u64, owner: TextRef, key: LockKey, now: Now) ->
     }
     of_others.iter().for_each(|undo| roll_back_within(ctx, undo, now, &mut allowance));
     others.iter().for_each(|key| give_back(key, &mut allowance));
-    serve(ctx, now, Slice::of_command());
+    serve(ctx, now, &Slice::of_command());
     any
 }
 
@@ -342,7 +342,7 @@ pub fn has_room(request: &Request) -> Result<(), String> {
 }
 
 /// Ends the waits that have timed out.
-pub fn time_out(ctx: Ctx, now: Now, slice: Slice) {
+pub fn time_out(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let due = books::with(|books| {
             let (_, ticket) = books.owed.timeouts.first().copied().filter(|(until, _)| *until <= now.millis())?;
@@ -369,7 +369,7 @@ pub fn time_out(ctx: Ctx, now: Now, slice: Slice) {
 }
 
 /// Removes what ended sessions leave behind: waiting requests, and grants that they never heard of.
-pub fn leave_ended(ctx: Ctx, now: Now, slice: Slice) {
+pub fn leave_ended(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(undos) = books::with(next_of_ended) else { break };
         add(|it| &mut it.grants_undelivered, undos.len() as u64);
@@ -379,7 +379,7 @@ pub fn leave_ended(ctx: Ctx, now: Now, slice: Slice) {
 }
 
 /// The same on a replica, where nothing is rolled back.
-pub fn forget_ended(slice: Slice) {
+pub fn forget_ended(slice: &Slice) {
     while !slice.is_over() && books::with(next_of_ended).is_some() {}
 }
 
@@ -393,7 +393,7 @@ fn next_of_ended(books: &mut Books) -> Option<Vec<Undo>> {
 
 /// Refuses everything that sessions wait for, because this server is now a replica. (The server itself answers
 /// blocked clients.)
-pub fn refuse_undecided(ctx: Ctx, now: Now, slice: Slice) {
+pub fn refuse_undecided(ctx: Ctx, now: Now, slice: &Slice) {
     const UNBLOCKED: &str = "UNBLOCKED this server is now a replica and grants no locks";
     let refused = || Outcome::Refused(UNBLOCKED.into());
     while !slice.is_over() {

@@ -14,7 +14,7 @@ use crate::stats::count;
 use crate::{confirming, holding, undo};
 
 /// Renews what is due, and notes leases that have run out.
-pub fn renew_due(ctx: Ctx, now: Now, slice: Slice) {
+pub fn renew_due(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let due = books::with(|books| {
             let id = books.ties.take_due(now.millis())?;
@@ -56,7 +56,7 @@ fn renew(ctx: Ctx, id: TieId, tie: &Tie, now: Now) {
 }
 
 /// Verifies the ties whose hold somebody else may have ended.
-pub fn verify_doubtful(ctx: Ctx, now: Now, slice: Slice) {
+pub fn verify_doubtful(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some((id, why)) = books::with(|books| books.ties.next_doubtful()) else { break };
         verify(ctx, id, why, now);
@@ -84,7 +84,7 @@ pub fn verify(ctx: Ctx, id: TieId, why: Why, now: Now) {
 }
 
 /// Releases the ephemeral holds of connections that have ended.
-pub fn release_ended(ctx: Ctx, now: Now, slice: Slice) {
+pub fn release_ended(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(tie) = books::with(|books| books.ties.next_ended()) else { break };
         if !tie.tying.ephemeral {
@@ -105,7 +105,7 @@ pub fn release_ended(ctx: Ctx, now: Now, slice: Slice) {
 }
 
 /// Tells sessions that this server, whose role has changed, no longer watches their holds.
-pub fn untie_retired(ctx: Ctx, slice: Slice) {
+pub fn untie_retired(ctx: Ctx, slice: &Slice) {
     let mut any = false;
     while !slice.is_over() {
         let Some(tie) = books::with(|books| books.ties.next_retired()) else { break };

@@ -73,7 +73,7 @@ pub(super) fn do_not_trust_copies(ctx: Ctx) {
     if ctx.flags().role() == Role::Replica {
         rosters::with(|rosters| {
             rosters.clear();
-            rosters.free(Slice::of_command());
+            rosters.free(&Slice::of_command());
         });
     }
 }

@@ -46,7 +46,7 @@ impl Command for Mrelease {
                 }
             }
         });
-        serve(ctx, now, Slice::of_command());
+        serve(ctx, now, &Slice::of_command());
 
         let array = ctx.reply_array(left.len());
         Ok(left

@@ -146,7 +146,7 @@ impl Rosters {
     }
 
     /// Frees the memory of what was forgotten.
-    pub fn free(&mut self, slice: Slice) {
+    pub fn free(&mut self, slice: &Slice) {
         while !slice.is_over() {
             let Some(last) = self.forgotten.last_mut() else { break };
             if !last.free() {

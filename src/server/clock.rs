@@ -1,6 +1,7 @@
 //! The time.
 
 use crate::lock::Millis;
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// A moment, in Unix microseconds.
@@ -28,10 +29,14 @@ impl Now {
 }
 
 /// A slice of time: the work on a crowd stops when it is over, lets others in, and continues afterwards.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Slice {
-    began: Instant,
     length: Duration,
+    /// When it is over; of a share, unknown until something was done in it.
+    end: Cell<Option<Instant>>,
+    /// When the slice is over of which it is a share.
+    last: Option<Instant>,
+    was_asked: Cell<bool>,
 }
 
 impl Slice {
@@ -40,38 +45,75 @@ impl Slice {
     /// grant of as many keys as a request may name) and the replies, a turn stays below 5 ms: nobody should have to
     /// wait that long.
     pub fn of_turn() -> Self {
-        Self { began: Instant::now(), length: Duration::from_micros(1_000) }
+        Self::from_now(Duration::from_millis(1))
     }
 
     /// What one turn spends on answers that were put off, or that replicas have confirmed.
     pub fn of_replies() -> Self {
-        Self { began: Instant::now(), length: Duration::from_millis(1) }
+        Self::from_now(Duration::from_millis(1))
     }
 
     /// What one command spends on serving others before its own client is answered.
     pub fn of_command() -> Self {
-        Self { began: Instant::now(), length: Duration::from_micros(500) }
+        Self::from_now(Duration::from_micros(500))
+    }
+
+    fn from_now(length: Duration) -> Self {
+        Self { length, end: Cell::new(Instant::now().checked_add(length)), last: None, was_asked: Cell::default() }
     }
 
     /// The share of one kind of work, so that none of them, however much there is of it, starves the others.
     pub fn piece(&self) -> Self {
-        self.part(Duration::from_micros(150))
+        self.share(Duration::from_micros(150))
     }
 
     /// The share of those who wait.
     pub fn of_crowds(&self) -> Self {
-        self.part(Duration::from_micros(600))
+        self.share(Duration::from_micros(600))
     }
 
-    /// This much of it from now on, or what is left.
-    fn part(&self, length: Duration) -> Self {
-        let began = Instant::now();
-        let left = self.length.saturating_sub(began.saturating_duration_since(self.began));
-        Self { began, length: length.min(left) }
+    /// This much of it, or what is left.
+    fn share(&self, length: Duration) -> Self {
+        Self { length, end: Cell::default(), last: self.end.get().or(self.last), was_asked: Cell::default() }
     }
 
-    /// Whether it is over. Costs some 30 ns.
+    /// Whether it is over: to be asked before each thing that may be done in it.
+    ///
+    /// Costs some 30 ns, but the first time in a share nothing: most of the time, most kinds of work have nothing to do.
     pub fn is_over(&self) -> bool {
-        self.began.elapsed() >= self.length
+        if self.end.get().is_none() && !self.was_asked.replace(true) {
+            return false;
+        }
+        let now = Instant::now();
+        if self.end.get().is_none() {
+            self.end.set(now.checked_add(self.length).into_iter().chain(self.last).min());
+        }
+        self.end.get().is_none_or(|end| now >= end)
+    }
+
+    /// Whether something was done in this share.
+    pub fn was_used(&self) -> bool {
+        self.end.get().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_begins_when_something_was_done_in_it_and_ends_with_the_whole() {
+        let turn = Slice::from_now(Duration::from_hours(1));
+        let piece = turn.piece();
+        assert!(!piece.is_over() && !piece.was_used());
+        assert!(!piece.is_over() && piece.was_used());
+        while !piece.is_over() {}
+        assert!(!turn.is_over());
+
+        let over = Slice::from_now(Duration::ZERO);
+        assert!(over.is_over());
+        let piece = over.of_crowds();
+        assert!(!piece.is_over(), "the first thing is done in any case");
+        assert!(piece.is_over() && piece.piece().piece().last == over.end.get());
     }
 }

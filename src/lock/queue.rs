@@ -103,7 +103,6 @@ impl<T> Queue<T> {
     /// Removes a request, whatever its position; `None` if it is gone already.
     pub fn leave(&mut self, id: WaiterId) -> Option<Waiter<T>> {
         let waiter = *self.waiters.remove(&id)?;
-        self.changes.push(Changed::Left(id));
         for key in waiter.keys.iter() {
             let Some(lane) = self.lanes.get_mut(key.db, &key.name) else { continue };
             lane.remove(&id);

@@ -131,6 +131,29 @@ fn it_is_freed_in_parts() {
 }
 
 #[test]
+fn a_small_one_is_freed_at_once() {
+    let mut map = Map::default();
+    map.insert(1, ());
+    assert!(map.free_part() && map.is_empty() && !map.free_part());
+}
+
+#[test]
+fn only_a_large_one_is_divided() {
+    let mut map = Map::default();
+    let last = (0..MANY).find(|&key| {
+        map.insert(key, ());
+        map.is_divided()
+    });
+    assert_eq!(last, Some(1_024), "what fits into one table is in one");
+    let mut map = Map::default();
+    let last = (0..MANY).find(|&key| {
+        map.get_or_insert_with(key, || ());
+        map.is_divided()
+    });
+    assert_eq!(last, Some(1_024));
+}
+
+#[test]
 fn an_empty_map_is_whole_again() {
     let mut map = Map::default();
     for _ in 0..2 {

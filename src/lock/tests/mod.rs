@@ -3,6 +3,7 @@
 //! Everything that is checked here is checked against [`plain`], which says the rule a second time, as plainly as
 //! possible and without any of the core's own code.
 
+mod agenda;
 mod broken;
 mod cycles;
 mod effort;

@@ -1,0 +1,66 @@
+//! What is looked at when locks change, and what is said of it.
+
+use super::table::{Stored, Table};
+use super::{Locks, demand, key, keys, owner, serve};
+use crate::lock::serve::{Agenda, Change, Sight, View, WaitEnd};
+use crate::lock::{Ahead, Decision, Limit, LockKey, Millis, Owner, Queue, Standing, Waiter, decide};
+
+const NOW: Millis = 1;
+
+/// Locks that remember how waits ended.
+#[derive(Default)]
+struct Remembering {
+    table: Table,
+    ends: Vec<(Owner, WaitEnd)>,
+}
+
+impl View for Remembering {
+    fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
+        View::look(&mut self.table, key, owner)
+    }
+
+    fn holders(&mut self, key: &LockKey) -> Vec<Owner> {
+        View::holders(&mut self.table, key)
+    }
+}
+
+impl Locks for Remembering {
+    fn settle(&mut self, waiter: Waiter<()>, end: WaitEnd) {
+        self.ends.push((waiter.owner.clone(), end));
+    }
+}
+
+#[test]
+fn it_is_empty_when_nothing_is_left_to_be_looked_at() {
+    let mut queue = Queue::<()>::default();
+    let mut agenda = Agenda::default();
+    assert!(agenda.is_empty());
+    agenda.note(key(0), Change::Freed);
+    assert!(!agenda.is_empty());
+    assert!(agenda.next(&mut queue).is_none() && agenda.is_empty());
+}
+
+/// The last key has become something else, and the first a lock under another limit: whoever waits for both is told what
+/// the first one forbids, whichever change is looked at first.
+#[test]
+fn of_several_keys_that_forbid_it_the_first_says_why() {
+    let [first, last] = [key(0), key(1)];
+    let mut locks = Remembering { table: Table { now: NOW, ..Table::default() }, ..Remembering::default() };
+    let hold = |locks: &mut Remembering, who: u32, limit: u32| {
+        let decision = decide(&Standing::FREE, &demand(limit), Ahead::Nobody, NOW);
+        locks.table.write(std::slice::from_ref(&first), &owner(who), &[decision]);
+    };
+    hold(&mut locks, 0, 1);
+    let mut queue = Queue::default();
+    queue.join(owner(1), keys(&[0, 1]), demand(1), NOW, None, ());
+    // It is found to wait for the first key.
+    serve(&mut queue, &mut locks, [(first.clone(), Change::Freed)], NOW);
+    assert!(locks.ends.is_empty());
+    // Its own hold, which others have made, allows three.
+    locks.table.stored.clear();
+    hold(&mut locks, 1, 3);
+    locks.table.stored.insert(last.clone(), Stored::SomethingElse);
+    serve(&mut queue, &mut locks, [(last, Change::Foreign)], NOW);
+    let refused = WaitEnd::Refused(Decision::OtherLimit(Limit::from_number(3)));
+    assert_eq!(locks.ends, [(owner(1), refused)]);
+}

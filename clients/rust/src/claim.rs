@@ -146,6 +146,14 @@ impl Claim {
             inner.asked = session.lease(lease);
             inner.state.renewed(session, sent + inner.asked);
         });
+        self.mind_the_end(session);
+    }
+
+    /// A session may end while the answer to a renewal is on its way: the claim was not its own yet when that was told.
+    fn mind_the_end(&self, session: &SessionRef) {
+        if session.has_ended() {
+            self.session_ended(session);
+        }
     }
 
     /// The same with a lease of one's own.
@@ -156,6 +164,7 @@ impl Claim {
             inner.asked = session.lease(lease);
             inner.state.leased_anew(sent + inner.asked);
         });
+        self.mind_the_end(session);
     }
 
     pub(crate) fn lost(&self, why: Why) {

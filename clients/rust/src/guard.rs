@@ -123,6 +123,7 @@ impl Guard {
             Reply::NotGranted => return Err(self.why_not_held().await),
         }
         claim.leased_anew(&session, sent, terms.lease);
+        self.shared.carry_if_adrift(claim);
         Ok(())
     }
 

@@ -97,6 +97,7 @@ impl Task {
             self.link.send_replace(Link::Up(opened.session.clone()));
             let end = self.serve(&opened).await;
             self.link.send_replace(Link::Down);
+            opened.session.end();
             match end {
                 End::Closed => return,
                 End::Ended => {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,7 @@ pub(crate) struct Session {
     id: String,
     requests: Requests,
     life: Mutex<Life>,
+    has_ended: AtomicBool,
 }
 
 /// What is known of a session's life. The server answers its questions as often as the shortest lease needs that it
@@ -63,6 +65,7 @@ pub(crate) async fn open(place: &Place, config: &AsyncConnectionConfig) -> Resul
         id,
         requests: Requests::new(client, server.clone(), config.clone()),
         life: Mutex::new(Life { alive: opened, due: opened + LATE, told, patience: None }),
+        has_ended: AtomicBool::new(false),
     };
     Ok(Opened { session: SessionRef(Arc::new(session)), connection })
 }
@@ -79,6 +82,16 @@ impl Session {
 
     pub(crate) fn requests(&self) -> &Requests {
         &self.requests
+    }
+
+    /// It has ended; to be said before those who use it are told.
+    pub(crate) fn end(&self) {
+        self.has_ended.store(true, Ordering::Release);
+    }
+
+    /// Whether those who use it have been told, or are about to be, that it has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
     }
 
     /// When it was alive for certain.

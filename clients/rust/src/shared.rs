@@ -243,7 +243,8 @@ impl Shared {
         });
     }
 
-    fn carry_if_adrift(self: &Arc<Self>, claim: &Arc<Claim>) {
+    /// Takes it to another session, if its own has ended meanwhile.
+    pub(crate) fn carry_if_adrift(self: &Arc<Self>, claim: &Arc<Claim>) {
         if claim.begin_carrying() {
             tokio::spawn(self.clone().carry(claim.clone()));
         }

@@ -50,7 +50,8 @@ async fn a_wait_ends_with_the_grant_or_with_its_time() {
     let guard = lock.acquire().await.unwrap().unwrap();
     let begin = Instant::now();
     assert!(lock.clone().wait(Duration::from_millis(50)).acquire().await.unwrap().is_none());
-    assert!(begin.elapsed() >= Duration::from_millis(50));
+    // Client and server count in whole milliseconds, of which each may cut off one.
+    assert!(begin.elapsed() >= Duration::from_millis(48));
     assert_eq!(waiters(&server, "a"), 0);
     let waiting = tokio::spawn({
         let lock = lock.clone().wait(SOON);

@@ -125,6 +125,7 @@ impl Vote {
             Reply::Granted(token) => {
                 self.claim.raised(token);
                 self.claim.leased_anew(&session, sent, terms.lease);
+                self.shared.carry_if_adrift(&self.claim);
                 self.end(Outcome::Confirmed(session.lease(terms.lease)));
                 Ok(())
             }
@@ -142,6 +143,7 @@ impl Vote {
         match wire::renewed(value).map_err(|error| refused(session.server(), keys, error))? {
             Reply::Granted(_) => {
                 self.claim.leased_anew(&session, sent, lease.lease);
+                self.shared.carry_if_adrift(&self.claim);
                 self.end(Outcome::Confirmed(session.lease(lease.lease)));
                 Ok(true)
             }

@@ -146,11 +146,11 @@ impl Claim {
             inner.asked = session.lease(lease);
             inner.state.renewed(session, sent + inner.asked);
         });
-        self.mind_the_end(session);
+        self.leave_if_ended(session);
     }
 
     /// A session may end while the answer to a renewal is on its way: the claim was not its own yet when that was told.
-    fn mind_the_end(&self, session: &SessionRef) {
+    fn leave_if_ended(&self, session: &SessionRef) {
         if session.has_ended() {
             self.session_ended(session);
         }
@@ -164,7 +164,7 @@ impl Claim {
             inner.asked = session.lease(lease);
             inner.state.leased_anew(sent + inner.asked);
         });
-        self.mind_the_end(session);
+        self.leave_if_ended(session);
     }
 
     pub(crate) fn lost(&self, why: Why) {

@@ -10,6 +10,8 @@ use std::marker::PhantomData;
 #[derive(Clone, Copy, Debug)]
 pub struct Ctx<'a> {
     raw: *mut RedisModuleCtx,
+    /// The database that [`Ctx::in_db`] has selected, if it has.
+    selected: Option<i32>,
     lives: PhantomData<&'a ()>,
 }
 
@@ -69,7 +71,7 @@ impl<'a> Ctx<'a> {
     ///
     /// `raw` is the context of a callback that runs for all of `'a`.
     pub(super) unsafe fn from_raw(raw: *mut RedisModuleCtx) -> Self {
-        Self { raw, lives: PhantomData }
+        Self { raw, selected: None, lives: PhantomData }
     }
 
     pub(super) fn raw(self) -> *mut RedisModuleCtx {
@@ -85,10 +87,13 @@ impl<'a> Ctx<'a> {
     /// The selected database.
     pub fn db(self) -> i32 {
         // SAFETY: the context lives.
-        unsafe { api!(RedisModule_GetSelectedDb)(self.raw) }
+        self.selected.unwrap_or_else(|| unsafe { api!(RedisModule_GetSelectedDb)(self.raw) })
     }
 
     /// Runs `work` with another database selected.
+    ///
+    /// In a transaction on Valkey 9.1, the server opens keys of that database from then on but goes on saying that the
+    /// one from before is selected. So the context that `work` gets remembers which it is.
     pub fn in_db<R>(self, db: i32, work: impl FnOnce(Self) -> R) -> R {
         let before = self.db();
         if before == db {
@@ -97,7 +102,7 @@ impl<'a> Ctx<'a> {
         // SAFETY: the context lives; a number out of range is refused, and then `work` would see the database from
         // before; that can't happen, as `db` was once a selected database and their number is fixed.
         unsafe { api!(RedisModule_SelectDb)(self.raw, db) };
-        let result = work(self);
+        let result = work(Self { selected: Some(db), ..self });
         // SAFETY: as above.
         unsafe { api!(RedisModule_SelectDb)(self.raw, before) };
         result

@@ -202,3 +202,41 @@ fn many_are_lost_at_once() {
     }
     session.hears_nothing(&mut client);
 }
+
+/// A command of a transaction that serves those who wait in other databases, too: what they are granted is tied there.
+#[test]
+fn what_a_transaction_grants_in_another_database_is_tied_there() {
+    let server = Server::start();
+    let (mut client, mut other) = (server.raw(), server.raw());
+    other.order("SELECT 1");
+    let mut session = Session::open(&server);
+    for connection in [&mut client, &mut other] {
+        for key in ["mutex", "shared"] {
+            connection.say(&format!("LOCK.ACQUIRE {key} first")).token();
+        }
+        session.wait(connection, "LOCK.ACQUIRE mutex second WAIT 0 WATCHDOG LEASE 900");
+        session.wait(connection, "LOCK.ACQUIRE shared second SHARED WAIT 0 WATCHDOG LEASE 900");
+    }
+    // What is deleted in one database is noticed before the release in the other one serves.
+    let lines =
+        ["MULTI", "SELECT 1", "DEL mutex shared", "SELECT 0", "LOCK.MRELEASE 2 mutex shared first", "SET here x"];
+    for line in lines {
+        client.order(line);
+    }
+    client.order("EXEC");
+    let granted = session.events(4);
+    assert_eq!(client.say("EXISTS here"), Value::Int(1), "the transaction is still in its database");
+    let client_id = session.client;
+    for (db, connection) in [(0, &mut client), (1, &mut other)] {
+        for key in ["mutex", "shared"] {
+            let event = granted.iter().find(|event| event.db == db && event.keys == [key]).expect("both are granted");
+            let holder = &holders(connection, key)["second"];
+            assert_eq!(holder.field("token").int(), event.token.expect("a token"), "{key} of {db}");
+            assert_eq!(holder.field("client").int(), client_id, "{key} of {db}");
+            let before = deadline(connection, key.as_bytes());
+            until(SOON, "it is renewed", || deadline(connection, key.as_bytes()) > before);
+            assert_eq!(connection.say(&format!("LOCK.RELEASE {key} second")), Value::Int(0));
+        }
+    }
+    session.hears_nothing(&mut client);
+}

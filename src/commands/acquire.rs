@@ -48,19 +48,25 @@ impl Command for Acquire {
     };
 
     fn run(call: Call) -> Result<Replied, String> {
-        let (name, owner, options) = args::of_one::<Self>(call)?;
-        let asking = Asking::new(call, owner.as_text(), &options)?;
+        let mut options = Options::default();
+        let (name, owner) = args::of_one::<Self>(call, &mut options)?;
+        let asker = args::asker(call, &options)?;
+        let asking = Asking::new(call.ctx, owner.as_text(), asker, &options);
         if let Some(replied) = asking.repeated(&[name])? {
             return Ok(replied);
         }
         let (ahead, now) = (ahead(call.ctx, name), asking.now.millis());
-        let lock = match ahead {
-            Ahead::Nobody => Some(Lock::look(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?),
-            // An owner that holds nothing here queues behind the others, whatever else is in the key.
-            Ahead::Somebody => Lock::look_if_held(call.ctx, name, owner.as_text(), now, &mut Allowance::default())
-                .map_err(|_| WRONGTYPE)?,
+        let mut lock = match ahead {
+            Ahead::Nobody => Lock::look(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?,
+            Ahead::Somebody => {
+                match Lock::look_if_held(call.ctx, name, owner.as_text(), now, &mut Allowance::default()) {
+                    Ok(Some(lock)) => lock,
+                    // An owner that holds nothing here queues behind the others, whatever else is in the key.
+                    Ok(None) => return asking.queue(&[name], &[]),
+                    Err(_) => return Err(WRONGTYPE.into()),
+                }
+            }
         };
-        let Some(mut lock) = lock else { return asking.queue(&[name], &[]) };
         let decision = decide(&lock.standing(), &asking.terms.demand, ahead, now);
         asking.carry_out(std::slice::from_mut(&mut lock), &[decision])
     }
@@ -86,11 +92,14 @@ pub(super) struct Asking<'a> {
 }
 
 impl<'a> Asking<'a> {
-    pub(super) fn new(call: Call<'a>, owner: TextRef<'a>, options: &Options) -> Result<Self, String> {
-        let (client, on_behalf) = args::asker(call, options)?;
+    pub(super) fn new(
+        ctx: Ctx<'a>,
+        owner: TextRef<'a>,
+        (client, on_behalf): (u64, OnBehalf),
+        options: &Options,
+    ) -> Self {
         let (terms, wait) = (options.terms(), options.wait());
-        let (now, request) = (Now::read(), OnceCell::new());
-        Ok(Self { ctx: call.ctx, owner, client, on_behalf, wait, terms, now, request })
+        Self { ctx, owner, client, on_behalf, wait, terms, now: Now::read(), request: OnceCell::new() }
     }
 
     /// The answer to a session's request that was cancelled, or is waiting already.

@@ -53,7 +53,16 @@ pub enum Word {
     Alive,
 }
 
+const _: () = {
+    let mut at = 0;
+    while at < Word::ALL.len() {
+        assert!(Word::ALL[at] as usize == at, "Word::ALL is not in the order of the declaration");
+        at += 1;
+    }
+};
+
 impl Word {
+    /// In the order in which they are declared: an argument knows its word by its place here.
     const ALL: [Self; 15] = [
         Self::Lease,
         Self::Wait,
@@ -74,7 +83,7 @@ impl Word {
 
     /// The argument that it stands for in a command's grammar.
     pub const fn arg(self) -> Arg {
-        match self {
+        let arg = match self {
             Self::Lease => Arg::number(c"LEASE", c"lease-ms", "ms"),
             Self::Wait => Arg::number(c"WAIT", c"wait-ms", "ms"),
             Self::Limit => Arg::number(c"LIMIT", c"holders", "n"),
@@ -90,7 +99,8 @@ impl Word {
             Self::Session => Arg::bytes(c"SESSION", c"session", "id"),
             Self::Count => Arg::number(c"COUNT", c"count", "n"),
             Self::Alive => Arg::word(c"alive", c"ALIVE"),
-        }
+        };
+        arg.with_id(self as u8)
     }
 
     /// The same, as an optional argument.
@@ -183,33 +193,7 @@ impl Options<'_> {
 /// The reply that says what is wrong and what is allowed.
 pub fn options<'a>(call: Call<'a>, from: usize, grammar: &[Arg]) -> Result<Options<'a>, String> {
     let mut options = Options::default();
-    let mut given: u16 = 0;
-    let mut at = from;
-    while let Some(text) = call.get(at) {
-        let bytes = text.bytes();
-        let word = word_of(bytes, grammar).ok_or_else(|| unknown(bytes, grammar))?;
-        let bit = 1_u16 << (word as u16);
-        if given & bit != 0 {
-            return Err(format!("ERR {} is given twice", word.name()));
-        }
-        given |= bit;
-        at = at.saturating_add(1);
-        let value = match word.range() {
-            None => 0,
-            Some(range) => {
-                let value = number(word, range, call.get(at))?;
-                at = at.saturating_add(1);
-                value
-            }
-        };
-        if word == Word::Session {
-            options.session = Some(call.get(at).ok_or(
-                "ERR SESSION must be followed by a session id, as LOCK.OWNER returns it on the session's connection",
-            )?);
-            at = at.saturating_add(1);
-        }
-        options.take(word, value)?;
-    }
+    options.read(call, from, grammar)?;
     Ok(options)
 }
 
@@ -220,12 +204,44 @@ fn words(grammar: &[Arg]) -> impl Iterator<Item = &Arg> {
 
 /// The option that begins with this word.
 fn word_of(bytes: &[u8], grammar: &[Arg]) -> Option<Word> {
-    let is = |arg: &&Arg| arg.token().is_some_and(|it| it.to_bytes().eq_ignore_ascii_case(bytes));
+    let is_word = |word: &[u8]| word == bytes || word.eq_ignore_ascii_case(bytes); // The former costs less.
+    let is = |arg: &&Arg| arg.token().is_some_and(|it| is_word(it.to_bytes()));
     let arg = grammar.iter().find_map(|arg| Some(arg).filter(is).or_else(|| arg.choices().iter().find(is)))?;
-    Word::ALL.into_iter().find(|word| word.arg().is(arg))
+    arg.id().and_then(|id| Word::ALL.get(usize::from(id)).copied())
 }
 
-impl Options<'_> {
+impl<'a> Options<'a> {
+    fn read(&mut self, call: Call<'a>, from: usize, grammar: &[Arg]) -> Result<(), String> {
+        let mut given: u16 = 0;
+        let mut at = from;
+        while let Some(text) = call.get(at) {
+            let bytes = text.bytes();
+            let word = word_of(bytes, grammar).ok_or_else(|| unknown(bytes, grammar))?;
+            let bit = 1_u16 << (word as u16);
+            if given & bit != 0 {
+                return Err(format!("ERR {} is given twice", word.name()));
+            }
+            given |= bit;
+            at = at.saturating_add(1);
+            let value = match word.range() {
+                None => 0,
+                Some(range) => {
+                    let value = number(word, range, call.get(at))?;
+                    at = at.saturating_add(1);
+                    value
+                }
+            };
+            if word == Word::Session {
+                self.session = Some(call.get(at).ok_or(
+                    "ERR SESSION must be followed by a session id, as LOCK.OWNER returns it on the session's connection",
+                )?);
+                at = at.saturating_add(1);
+            }
+            self.take(word, value)?;
+        }
+        Ok(())
+    }
+
     fn take(&mut self, word: Word, value: u64) -> Result<(), String> {
         match word {
             Word::Lease => self.lease = Some(value),
@@ -354,15 +370,18 @@ fn session_of(call: Call, session: TextRef) -> Result<u64, String> {
     Ok(client)
 }
 
-/// The arguments of a command for one lock: `key owner`, and its options.
+/// The arguments of a command for one lock: `key owner`, and its options, which are large and so read in place.
 ///
 /// # Errors
 ///
 /// The reply that says what is wrong and what is allowed.
-pub fn of_one<C: Command>(call: Call<'_>) -> Result<(TextRef<'_>, OwnerArg<'_>, Options<'_>), String> {
+pub fn of_one<'a, C: Command>(
+    call: Call<'a>,
+    options: &mut Options<'a>,
+) -> Result<(TextRef<'a>, OwnerArg<'a>), String> {
     let name = key(call, 1)?;
-    let options = options(call, 3, C::DOCS.args)?;
-    Ok((name, owner(call, 2, &options)?, options))
+    options.read(call, 3, C::DOCS.args)?;
+    Ok((name, owner(call, 2, options)?))
 }
 
 /// The arguments of a command for several locks: `numkeys key [key …] owner`, and its options.
@@ -370,10 +389,13 @@ pub fn of_one<C: Command>(call: Call<'_>) -> Result<(TextRef<'_>, OwnerArg<'_>, 
 /// # Errors
 ///
 /// The reply that says what is wrong and what is allowed.
-pub fn of_several<C: Command>(call: Call<'_>) -> Result<(Vec<TextRef<'_>>, OwnerArg<'_>, Options<'_>), String> {
+pub fn of_several<'a, C: Command>(
+    call: Call<'a>,
+    options: &mut Options<'a>,
+) -> Result<(Vec<TextRef<'a>>, OwnerArg<'a>), String> {
     let (names, at) = keys(call)?;
-    let options = options(call, at.saturating_add(1), C::DOCS.args)?;
-    Ok((names, owner(call, at, &options)?, options))
+    options.read(call, at.saturating_add(1), C::DOCS.args)?;
+    Ok((names, owner(call, at, options)?))
 }
 
 /// Reads the key at a position.

@@ -1,6 +1,6 @@
 //! `LOCK.CANCEL`
 
-use super::args::{self, Word};
+use super::args::{self, Options, Word};
 use crate::lock::LockKey;
 use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
@@ -27,7 +27,8 @@ impl Command for Cancel {
     };
 
     fn run(call: Call) -> Result<Replied, String> {
-        let (name, owner, options) = args::of_one::<Self>(call)?;
+        let mut options = Options::default();
+        let (name, owner) = args::of_one::<Self>(call, &mut options)?;
         let session = args::session(call, &options)?;
         let key = LockKey::new(call.ctx.db(), name.bytes());
         let any = waiting::cancel(call.ctx, session, owner.as_text(), key, Now::read());

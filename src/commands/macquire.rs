@@ -1,7 +1,7 @@
 //! `LOCK.MACQUIRE`
 
 use super::acquire::{Asking, ahead};
-use super::args::{self, Word};
+use super::args::{self, Options, Word};
 use crate::holding::look_all;
 use crate::lock::decide;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
@@ -40,8 +40,10 @@ impl Command for Macquire {
     };
 
     fn run(call: Call) -> Result<Replied, String> {
-        let (names, owner, options) = args::of_several::<Self>(call)?;
-        let asking = Asking::new(call, owner.as_text(), &options)?;
+        let mut options = Options::default();
+        let (names, owner) = args::of_several::<Self>(call, &mut options)?;
+        let asker = args::asker(call, &options)?;
+        let asking = Asking::new(call.ctx, owner.as_text(), asker, &options);
         if let Some(replied) = asking.repeated(&names)? {
             return Ok(replied);
         }

@@ -1,6 +1,6 @@
 //! `LOCK.MRELEASE`
 
-use super::args::{self, Word};
+use super::args::{self, Options, Word};
 use super::release::give_back;
 use crate::books;
 use crate::holding::look_all;
@@ -31,7 +31,8 @@ impl Command for Mrelease {
     };
 
     fn run(call: Call) -> Result<Replied, String> {
-        let (names, owner, options) = args::of_several::<Self>(call)?;
+        let mut options = Options::default();
+        let (names, owner) = args::of_several::<Self>(call, &mut options)?;
 
         let now = Now::read();
         let ctx = call.ctx;

@@ -1,6 +1,6 @@
 //! `LOCK.MRENEW`
 
-use super::args::{self, Word};
+use super::args::{self, Options, Word};
 use super::renew::renew_all;
 use crate::books::Answer;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
@@ -35,7 +35,8 @@ impl Command for Mrenew {
     };
 
     fn run(call: Call) -> Result<Replied, String> {
-        let (names, owner, options) = args::of_several::<Self>(call)?;
+        let mut options = Options::default();
+        let (names, owner) = args::of_several::<Self>(call, &mut options)?;
         renew_all(call, &names, owner.as_text(), &options, |tokens| Some(Answer::Tokens(tokens)))
     }
 }

@@ -35,7 +35,8 @@ impl Command for Release {
     };
 
     fn run(call: Call) -> Result<Replied, String> {
-        let (name, owner, options) = args::of_one::<Self>(call)?;
+        let mut options = Options::default();
+        let (name, owner) = args::of_one::<Self>(call, &mut options)?;
 
         let now = Now::read();
         let ctx = call.ctx;

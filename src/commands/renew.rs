@@ -44,7 +44,8 @@ impl Command for Renew {
     };
 
     fn run(call: Call) -> Result<Replied, String> {
-        let (name, owner, options) = args::of_one::<Self>(call)?;
+        let mut options = Options::default();
+        let (name, owner) = args::of_one::<Self>(call, &mut options)?;
         renew_all(call, &[name], owner.as_text(), &options, |tokens| match tokens.first() {
             Some(Some(token)) => Some(Answer::Token(*token)),
             _ => None,

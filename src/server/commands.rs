@@ -133,6 +133,8 @@ pub struct Arg {
     count: Count,
     /// What a line of syntax calls its value.
     shown: &'static str,
+    /// What the parser knows it by, if it is an option.
+    id: Option<u8>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -153,7 +155,7 @@ enum Count {
 
 impl Arg {
     const fn new(name: &'static CStr, kind: Kind) -> Self {
-        Self { name, token: None, kind, count: Count::One, shown: "" }
+        Self { name, token: None, kind, count: Count::One, shown: "", id: None }
     }
 
     /// A key.
@@ -191,9 +193,14 @@ impl Arg {
         Self { count: Count::AtMostOne, ..self }
     }
 
-    /// Whether it is the same option as another: has the same word and name.
-    pub fn is(&self, other: &Self) -> bool {
-        self.token == other.token && self.name == other.name
+    /// The same, known to the parser by this number.
+    pub const fn with_id(self, id: u8) -> Self {
+        Self { id: Some(id), ..self }
+    }
+
+    /// What the parser knows it by, if it is an option.
+    pub fn id(&self) -> Option<u8> {
+        self.id
     }
 
     /// The word that it begins with, if any.

@@ -40,6 +40,8 @@ const CALLERS: usize = 4;
 const HOLDS: usize = 8;
 /// Requests that may still be cancelled, or sent again after that.
 const RECENT: usize = 16;
+/// Requests and replies that are told with a violation.
+const SAID: usize = 300;
 /// How long a reply may take, and an event that is due.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -74,6 +76,9 @@ pub fn play(address: SocketAddr, seed: u64, stop: &AtomicBool) -> (Played, Resul
     };
     let verdict = player.play(stop);
     player.played.told = player.ledger.told;
+    if verdict.is_err() {
+        player.said.iter().for_each(|said| eprintln!("mixed queues, step {said}"));
+    }
     let why = |Wrong(why)| format!("mixed queues, step {}: {why}", player.step);
     (player.played, verdict.map_err(why))
 }
@@ -142,6 +147,8 @@ struct Player {
     former: Option<String>,
     /// Locks that are being disturbed.
     disturbed: Vec<&'static str>,
+    /// What was sent and read last.
+    said: VecDeque<String>,
     played: Played,
 }
 
@@ -170,6 +177,7 @@ impl Player {
             late: VecDeque::new(),
             former: None,
             disturbed: Vec::new(),
+            said: VecDeque::new(),
             played: Played::default(),
         };
         for number in 0..SESSIONS {
@@ -201,6 +209,13 @@ impl Player {
         self.names
     }
 
+    fn note(&mut self, who: &str, number: impl std::fmt::Display, what: impl std::fmt::Display) {
+        if self.said.len() == SAID {
+            self.said.pop_front();
+        }
+        self.said.push_back(format!("{}: {who} {number}: {what}", self.step));
+    }
+
     fn play(&mut self, stop: &AtomicBool) -> Result<(), Wrong> {
         while !stop.load(Ordering::Relaxed) {
             self.turn()?;
@@ -222,6 +237,7 @@ impl Player {
         let mut sent = Vec::new();
         for caller in 0..self.callers.len() {
             for (line, what) in self.call(caller) {
+                self.note("caller", caller, &line);
                 self.callers[caller].raw.send_bytes(&request(&line))?;
                 sent.push((caller, what));
             }
@@ -233,6 +249,7 @@ impl Player {
         }
         for (caller, what) in sent {
             let reply = reply(&mut self.callers[caller].raw)?;
+            self.note("caller", caller, format_args!("{reply:?}"));
             self.answered(what, &reply)?;
         }
         self.hear()
@@ -404,11 +421,13 @@ impl Player {
                     // On the session's own connection.
                     let (line, number) = self.ask_on_behalf(index);
                     let reply = ask(&mut self.sessions[index].raw, &line)?;
+                    self.note("session", self.sessions[index].name, format_args!("{line} {reply:?}"));
                     self.ledger.answered(number, &reply, self.step)?;
                     continue;
                 }
                 _ => continue,
             };
+            self.note("session", self.sessions[index].name, &line);
             self.sessions[index].raw.send_bytes(&request(&line))?;
             self.sessions[index].asked = Some(self.step);
         }
@@ -420,7 +439,9 @@ impl Player {
             if self.blockers[index].waits.is_none() && self.rng.u32(..4) == 0 {
                 let (line, ask) = self.any_request();
                 let number = self.ledger.ask(Ask { blocker: Some(self.blockers[index].name), ..ask });
-                self.blockers[index].raw.send_bytes(&request(&line.replace('#', &format!("w{number}"))))?;
+                let line = line.replace('#', &format!("w{number}"));
+                self.note("blocker", self.blockers[index].name, &line);
+                self.blockers[index].raw.send_bytes(&request(&line))?;
                 self.blockers[index].waits = Some(number);
             }
         }
@@ -456,12 +477,14 @@ impl Player {
             let Some(reply) = session.raw.read_timeout(Duration::ZERO)? else { continue };
             (session.asked, self.step) = (None, self.step + 1);
             let name = session.name;
+            self.note("session", name, format_args!("{reply:?}"));
             self.read_events(name, asked, &reply)?;
         }
         for index in 0..self.blockers.len() {
             let Some(number) = self.blockers[index].waits else { continue };
             let Some(reply) = self.blockers[index].raw.read_timeout(Duration::ZERO)? else { continue };
             self.blockers[index].waits = None;
+            self.note("blocker", self.blockers[index].name, format_args!("w{number} {reply:?}"));
             self.ledger.answered(number, &reply, self.step)?;
         }
         Ok(())
@@ -500,6 +523,7 @@ impl Player {
         let index = self.rng.usize(..self.sessions.len());
         let fresh = self.session(self.sessions[index].is_of_user)?;
         let old = std::mem::replace(&mut self.sessions[index], fresh);
+        self.note("session", old.name, "ends");
         self.played.ended += 1;
         self.ledger.session_ended(old.name);
         self.former = None;
@@ -520,11 +544,13 @@ impl Player {
                 self.ledger.get(number).unblocked = true;
             }
             let how = ["TIMEOUT", "ERROR"][self.rng.usize(..2)];
+            self.note("blocker", self.blockers[index].name, how);
             ask(&mut self.callers[0].raw, &format!("CLIENT UNBLOCK {} {how}", self.blockers[index].client))?;
             return Ok(());
         }
         let fresh = self.blocker()?;
         let old = std::mem::replace(&mut self.blockers[index], fresh);
+        self.note("blocker", old.name, "ends");
         self.ledger.make_frail(|ask| ask.blocker == Some(old.name));
         old.raw.reset();
         Ok(())

@@ -8,7 +8,7 @@ use crate::error::{Error, Why, refused, refused_in_words};
 use crate::names::{Keys, Owner};
 use crate::shared::{Said, Shared, Unsaid};
 use crate::state::{Renewal, Stage};
-use crate::terms::Lease;
+use crate::terms::{Lease, Terms};
 use crate::wire::{self, Reply};
 
 /// A loss is told on another connection than the reply that shows it: so long it is waited for.
@@ -96,21 +96,31 @@ impl Guard {
     /// lease runs on.
     pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
         self.check()?;
-        let claim = &self.claim;
-        let mut terms = claim.terms();
+        let mut terms = self.claim.terms();
         terms.lease = match terms.lease {
             Lease::Watched(_) => Lease::Watched(Some(lease)),
             Lease::Fixed(_) => Lease::Fixed(lease),
         };
         if lease.is_zero() {
-            return Err(Error::Invalid { message: format!("{}: a lease is longer than nothing", claim.keys) });
+            return Err(Error::Invalid { message: format!("{}: a lease is longer than nothing", self.claim.keys) });
         }
+        self.renew_with(&terms).await
+    }
+
+    /// Asks the server whether it is still held, and begins its lease anew, as it is.
+    pub(crate) async fn begin_anew(&self) -> Result<(), Error> {
+        self.check()?;
+        self.renew_with(&self.claim.terms()).await
+    }
+
+    async fn renew_with(&self, terms: &Terms) -> Result<(), Error> {
+        let claim = &self.claim;
         let token = self.fence();
         let said = self.shared.say(&claim.keys, None, |session| {
             if terms.replicas.is_some() {
                 claim.renewal_out();
             }
-            Some(wire::renew(&claim.keys, &claim.owner, Some(token), &terms, session.id()))
+            Some(wire::renew(&claim.keys, &claim.owner, Some(token), terms, session.id()))
         });
         let Said { session, sent, value } = match said.await {
             Ok(said) => said,

@@ -7,7 +7,7 @@ use crate::error::{Error, Why};
 use crate::guard::Guard;
 use crate::locks::Lock;
 use crate::order::Position;
-use crate::terms::{Lease, Limit, Wait};
+use crate::terms::{Limit, Wait};
 
 /// Mutexes at different servers, slots or databases, all or none. Those of one server and slot are taken in one step; one
 /// group after the other, in an order that all clients share, whatever order they were named in: so their waits form
@@ -179,13 +179,12 @@ impl MultiGuard {
         outcome
     }
 
-    /// Leases that nobody renews began while the later ones were waited for.
+    /// Asks for those before the last once more, and their leases begin anew: the last one's grant may be here before
+    /// the first one's word of a loss, and leases that nobody renews ran while the later ones were waited for.
     async fn begin_leases(&self) -> Result<(), Error> {
         let Some((_last, before)) = self.parts.split_last() else { return Ok(()) };
         for part in before {
-            if let Lease::Fixed(lease) = part.claim().terms().lease {
-                part.renew(lease).await?;
-            }
+            part.begin_anew().await?;
         }
         self.check()
     }

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use holdfast_client::{Error, Lock, Locks, MultiLock, Why};
-use support::{Cluster, Proxy, Random, Server};
+use support::{Cluster, Fate, Proxy, Random, Server};
 use tokio::task::JoinSet;
 
-use crate::common::{SOON, given_up_at, holder, is_free, locks, locks_over, say, soon, waiters};
+use crate::common::{SOON, given_up_at, holder, is_free, locks, locks_over, names, say, soon, waiters};
 
 fn servers() -> [Server; 3] {
     [Server::start(), Server::start(), Server::start()]
@@ -107,6 +107,28 @@ async fn one_that_is_lost_while_it_waits_for_another_ends_the_wait() {
     let error = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap_err();
     assert!(matches!(error, Error::Lost { why: Why::Forced, .. }), "{error}");
     drop(guards);
+    soon("nothing is left", || all_free(&servers)).await;
+}
+
+#[tokio::test]
+async fn whoever_holds_all_held_the_first_when_the_last_was_granted() {
+    let servers = servers();
+    let proxies: Vec<_> = servers.iter().map(|server| Proxy::to(server.addr())).collect();
+    let clients: Vec<_> = proxies.iter().map(locks_over).collect();
+    let mut order: Vec<usize> = (0..servers.len()).collect();
+    order.sort_by_key(|index| proxies[*index].addr().to_string());
+    let (first, last) = (order[0], order[servers.len() - 1]);
+    let guard = clients[last].lock("a").acquire().await.unwrap().unwrap();
+    let all = MultiLock::new(everywhere(&clients)).wait_forever();
+    let waiting = tokio::spawn(async move { all.acquire().await });
+    soon("it waits at the last", || waiters(&servers[last], "a") == 1).await;
+    // The word of the loss is slower than the grant.
+    proxies[first].rule(|_, message| if names(message, "lost") { Fate::Hold } else { Fate::Pass });
+    let _: i64 = say(&servers[first], "LOCK.FORCE a");
+    guard.release().await.unwrap();
+    let error = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap_err();
+    assert!(matches!(error, Error::Lost { .. } | Error::NotHeld { .. }), "{error}");
+    proxies[first].pass();
     soon("nothing is left", || all_free(&servers)).await;
 }
 

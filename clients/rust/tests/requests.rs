@@ -50,7 +50,7 @@ async fn a_wait_ends_with_the_grant_or_with_its_time() {
     let guard = lock.acquire().await.unwrap().unwrap();
     let begin = Instant::now();
     assert!(lock.clone().wait(Duration::from_millis(50)).acquire().await.unwrap().is_none());
-    // Client and server count in whole milliseconds, of which each may cut off one.
+    // The server counts in whole milliseconds, and from the beginning of its turn.
     assert!(begin.elapsed() >= Duration::from_millis(48));
     assert_eq!(waiters(&server, "a"), 0);
     let waiting = tokio::spawn({

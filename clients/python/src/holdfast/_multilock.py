@@ -188,11 +188,13 @@ def _take(parts: Sequence[Part], until: float | None) -> Flow[bool]:
 
 
 def _begin_together(parts: Sequence[Part]) -> Flow[None]:
-    """What was taken first is still there, and its time begins anew. Raises LockLost if it is not."""
+    """What was taken first is still there, and its time begins anew. Raises LockLost if it is not.
+
+    Its server is asked: the last one's grant may be here before the first one's word of a loss.
+    """
     for part in parts[:-1]:
         part.hold.check()
-        if part.hold.terms.lease is not None:
-            yield from flows.renew(part.home, part.hold, part.hold.terms.lease)
+        yield from flows.renew(part.home, part.hold, part.hold.terms.lease)
 
 
 def _give_back(rest: list[Part], failed: list[Part]) -> Flow[list[RedisError]]:

@@ -2,9 +2,9 @@
 
 use crate::books::{self, Books, NewTie, Terms, Tie, Tying, Why};
 use crate::config;
-use crate::keyspace::effects::{Ending, Waiters};
+use crate::keyspace::effects::Waiters;
 use crate::keyspace::{self, Allowance, Lock, NotRead};
-use crate::lock::{Deadline, Decision, Hold, LockKey, Millis, Token};
+use crate::lock::{Deadline, Decision, Hold, LockKey, Token};
 use crate::server::clock::Now;
 use crate::server::text::show_start;
 use crate::server::timer::{self, Timer};
@@ -38,7 +38,7 @@ pub fn grant(locks: &mut [Lock], decisions: &[Decision], grantee: Grantee, now: 
                 // A tie that is left here belongs to a hold that ended behind the module's back.
                 let left = with_ties(|books| books.ties.untie(lock.db(), lock.name().bytes(), grantee.owner.bytes()));
                 if let Some(left) = left.flatten() {
-                    lost(lock.ctx(), [left], Why::Changed);
+                    lost(lock.ctx(), [left], Why::Changed, now);
                 }
                 bind(lock, hold.deadline, token, grantee, now);
             }
@@ -72,7 +72,7 @@ pub fn change(lock: &mut Lock, owner: TextRef, own: &Hold, new: &Hold, now: Now)
     }
     let other = with_ties(|books| books.ties.changed(hold, own.token, token, new.deadline, now.millis()));
     if let Some(other) = other {
-        lost(lock.ctx(), other, Why::Changed);
+        lost(lock.ctx(), other, Why::Changed, now);
         wake_for_ties(lock.ctx());
     }
 }
@@ -95,7 +95,7 @@ pub fn bind(lock: &Lock, deadline: Deadline, token: Token, grantee: Grantee, now
         deadline,
     };
     let other = books::with(|books| books.tie(tie, now.millis()));
-    lost(lock.ctx(), other, Why::Changed);
+    lost(lock.ctx(), other, Why::Changed, now);
     wake_for_ties(lock.ctx());
 }
 
@@ -111,16 +111,18 @@ pub fn wake_for_ties(ctx: Ctx) {
 }
 
 /// Records the loss of tied holds.
-pub fn lost(ctx: Ctx, ties: impl IntoIterator<Item = Tie>, why: Why) {
+fn lost(ctx: Ctx, ties: impl IntoIterator<Item = Tie>, why: Why, now: Now) {
     let mut ties = ties.into_iter().peekable();
     if ties.peek().is_some() {
-        books::with(|books| ties.for_each(|tie| tell_lost(books, &tie, why)));
+        books::with(|books| ties.for_each(|tie| tell_lost(books, &tie, why, now)));
         timer::wake_for_replies(ctx);
     }
 }
 
-/// Reports that a tied hold is lost, and counts it if no other counter does.
-pub fn tell_lost(books: &mut Books, tie: &Tie, why: Why) {
+/// Reports that a tied hold is lost, for the given reason unless its lease has run out, and counts it if no other counter
+/// does.
+pub fn tell_lost(books: &mut Books, tie: &Tie, why: Why, now: Now) {
+    let why = if tie.deadline.has_passed(now.millis()) { Why::Expired } else { why };
     books.lost(tie, why);
     if why == Why::Changed {
         count(|it| &mut it.changed);
@@ -130,34 +132,27 @@ pub fn tell_lost(books: &mut Books, tie: &Tie, why: Why) {
 /// Ends the hold of `owner`, who has one and gives it back. The caller serves the waiters.
 pub fn end_hold(lock: &mut Lock, owner: TextRef) {
     let waiters = waiters(lock);
-    let (db, name) = (lock.db(), lock.name().bytes());
-    let free = lock.remove(owner, Ending::Released, waiters);
-    let others = with_ties(|books| {
-        books.ties.untie(db, name, owner.bytes());
-        if free { books.ties.untie_all(db, name) } else { Vec::new() }
-    });
-    if let Some(others) = others {
-        lost(lock.ctx(), others, Why::Changed);
-    }
+    lock.remove(owner, waiters);
+    with_ties(|books| books.ties.untie(lock.db(), lock.name().bytes(), owner.bytes()));
 }
 
 /// Ends the holds of a lock whose lease has run out. Returns whether there were any.
-pub fn end_expired(lock: &mut Lock, now: Millis) -> bool {
-    let expired = lock.purge(now);
+pub fn end_expired(lock: &mut Lock, now: Now) -> bool {
+    let expired = lock.purge(now.millis());
     let (db, name) = (lock.db(), lock.name().bytes());
     let ties = with_ties(|books| expired.iter().filter_map(|owner| books.ties.untie(db, name, owner)).collect());
-    lost(lock.ctx(), ties.unwrap_or_else(Vec::new), Why::Expired);
+    lost(lock.ctx(), ties.unwrap_or_else(Vec::new), Why::Expired, now);
     add(|it| &mut it.expired, expired.len() as u64);
     !expired.is_empty()
 }
 
 /// Breaks a lock: ends all its holds. Returns how many there were. The caller serves the waiters.
-pub fn end_all(lock: &mut Lock) -> usize {
+pub fn end_all(lock: &mut Lock, now: Now) -> usize {
     let holders = lock.count();
     if holders > 0 {
-        lock.clear(Ending::Forced, waiters(lock));
+        lock.clear(waiters(lock));
         let ties = with_ties(|books| books.ties.untie_all(lock.db(), lock.name().bytes()));
-        lost(lock.ctx(), ties.unwrap_or_default(), Why::Forced);
+        lost(lock.ctx(), ties.unwrap_or_default(), Why::Forced, now);
     }
     holders
 }

@@ -68,7 +68,7 @@ fn judge(ctx: Ctx, attempt: Attempt, now: Now) {
             let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner.as_text(), now.millis()) else {
                 return conclude(ctx, attempt, &mut Seen(Sight::NotALock), now, None);
             };
-            refresh(&mut lock, &key, now.millis());
+            refresh(&mut lock, &key, now);
             let mut seen = Seen(Sight::Lock(lock.standing()));
             conclude(ctx, attempt, &mut seen, now, Some((owner.as_text(), &mut lock)));
         }),
@@ -248,18 +248,18 @@ struct Served<'a> {
 
 impl View for Served<'_> {
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
-        let (ctx, now) = (self.keyspace.ctx, self.keyspace.now.millis());
+        let (ctx, now) = (self.keyspace.ctx, self.keyspace.now);
         if !serves(ctx, key) {
             // The slot is served elsewhere or being migrated, so clients are redirected, or soon will be. A copy of the
             // key may still be here, or may be here already, but it does not count.
             rosters::with(|rosters| rosters.forget(key.db, &key.name));
-            books::with(|books| books.looks.schedule(key, Some(now.saturating_add(LOOK_AGAIN))));
+            books::with(|books| books.looks.schedule(key, Some(now.millis().saturating_add(LOOK_AGAIN))));
             wake_for_looks(ctx);
             return Sight::Elsewhere;
         }
         ctx.in_db(key.db, |ctx| {
             let (name, owner) = (Text::new(&key.name), Text::new(owner));
-            match Lock::look_within(ctx, name.as_text(), owner.as_text(), now, &mut self.allowance) {
+            match Lock::look_within(ctx, name.as_text(), owner.as_text(), now.millis(), &mut self.allowance) {
                 Ok(mut lock) => {
                     refresh(&mut lock, key, now);
                     Sight::Lock(lock.standing())
@@ -289,13 +289,13 @@ impl View for Seen {
 }
 
 /// Removes the holders of a contended lock whose lease has run out, and schedules the look at the next one.
-fn refresh(lock: &mut Lock, key: &LockKey, now: Millis) {
+fn refresh(lock: &mut Lock, key: &LockKey, now: Now) {
     if holding::end_expired(lock, now) {
         // The reading may be for a request for several locks, while others wait for this one alone.
         books::with(|books| books.agenda.note(key.clone(), Change::Freed));
     }
     if lock.count() > 0 {
-        schedule(lock, key, now); // Otherwise it is about to be granted.
+        schedule(lock, key, now.millis()); // Otherwise it is about to be granted.
     }
 }
 

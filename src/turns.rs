@@ -231,7 +231,7 @@ fn purge_key(ctx: Ctx, key: &LockKey, now: Now) {
     let is_done = ctx.in_db(key.db, |ctx| {
         let name = Text::new(&key.name);
         let Ok(mut lock) = Lock::look_as_nobody(ctx, name.as_text(), now.millis()) else { return true };
-        !holding::end_expired(&mut lock, now.millis()) || lock.count() == 0
+        !holding::end_expired(&mut lock, now) || lock.count() == 0
     });
     books::with(|books| books.agenda.note(key.clone(), Change::Freed));
     // Nothing is due here any more: its leases do not end (`PERSIST`), or it is no lock.

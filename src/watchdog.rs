@@ -74,10 +74,10 @@ pub fn verify(ctx: Ctx, id: TieId, why: Why, now: Now) {
     }
     books::with(|books| {
         books.ties.remove(id);
-        match tie.deadline {
-            _ if elsewhere => books.untied(&tie, Why::Moved),
-            deadline if deadline.has_passed(now.millis()) => holding::tell_lost(books, &tie, Why::Expired),
-            _ => holding::tell_lost(books, &tie, why),
+        if elsewhere {
+            books.untied(&tie, Why::Moved);
+        } else {
+            holding::tell_lost(books, &tie, why, now);
         }
     });
     timer::wake_for_replies(ctx);

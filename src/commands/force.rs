@@ -31,7 +31,7 @@ impl Command for Force {
         let name = args::key(call, 1)?;
         let now = Now::read();
         let mut lock = Lock::look_as_nobody(call.ctx, name, now.millis()).map_err(|_| WRONGTYPE)?;
-        let lost = holding::end_all(&mut lock) as u64;
+        let lost = holding::end_all(&mut lock, now) as u64;
         drop(lock);
         add(|it| &mut it.forced, lost);
         serve_lock(call.ctx, name, now);

@@ -15,26 +15,8 @@ use crate::server::ctx::Class;
 use crate::server::{AsText, Ctx, Text, TextRef, events};
 use std::ffi::CStr;
 
-/// Why a hold ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// Its owner gave it back, or its connection did.
-    Released,
-    /// Its lease ran out.
-    Expired,
-    /// Somebody broke the lock.
-    Forced,
-}
-
-impl Ending {
-    fn event(self) -> &'static CStr {
-        match self {
-            Self::Released => c"lock.released",
-            Self::Expired => c"lock.expired",
-            Self::Forced => c"lock.forced",
-        }
-    }
-}
+/// A lease ran out.
+const EXPIRED: &CStr = c"lock.expired";
 
 /// How many holders are removed at a time because their lease ran out, so that nobody else waits for long.
 const SLICE: usize = 256;
@@ -137,8 +119,8 @@ impl Lock<'_> {
         self.finish();
     }
 
-    /// Removes a holder. Returns whether the lock is free now.
-    pub fn remove(&mut self, owner: TextRef, ending: Ending, waiters: Waiters) -> bool {
+    /// Removes a holder, who gave the lock back.
+    pub fn remove(&mut self, owner: TextRef, waiters: Waiters) {
         let free = self.found.holders <= 1;
         if free {
             self.delete_key();
@@ -149,19 +131,18 @@ impl Lock<'_> {
             self.found.holders = self.found.holders.saturating_sub(1);
         }
         self.finish();
-        self.notify(Class::Module, ending.event());
+        self.notify(Class::Module, c"lock.released");
         if free && waiters == Waiters::None {
             self.publish();
         }
-        free
     }
 
-    /// Removes all holders.
-    pub fn clear(&mut self, ending: Ending, waiters: Waiters) {
+    /// Removes all holders, because somebody broke the lock.
+    pub fn clear(&mut self, waiters: Waiters) {
         self.delete_key();
         self.now_free();
         self.finish();
-        self.notify(Class::Module, ending.event());
+        self.notify(Class::Module, c"lock.forced");
         if waiters == Waiters::None {
             self.publish();
         }
@@ -180,14 +161,14 @@ impl Lock<'_> {
             self.finish();
         }
         for _ in &expired {
-            self.notify(Class::Module, Ending::Expired.event());
+            self.notify(Class::Module, EXPIRED);
         }
         expired
     }
 
     /// Sends the notification that a lock's key has expired.
     pub fn notify_expired(ctx: Ctx, name: &Text) {
-        notify(ctx, Class::Module, Ending::Expired.event(), name);
+        notify(ctx, Class::Module, EXPIRED, name);
     }
 
     fn write_mutex(&self, owner: TextRef, hold: &Hold) {

@@ -4,7 +4,7 @@ use redis::Value;
 use support::{Server, until};
 
 use super::session::{Event, Session};
-use crate::common::deadline;
+use crate::common::{deadline, words};
 use crate::speak::{Reply, holders};
 use crate::waiter::{SOON, Speak, Tell, assert_held};
 
@@ -144,6 +144,16 @@ fn a_fence_changes_the_token_that_is_told() {
     assert_eq!(session.event(), Event::lost("key", "owner", raised, "forced"));
 }
 
+/// So that a majority's fence grows from one to the next, whichever of its servers grants.
+#[test]
+fn tokens_go_on_after_a_fence() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let raised = client.take("LOCK.ACQUIRE key owner") + 60_000_000;
+    assert_eq!(client.say(&format!("LOCK.RENEW key owner FENCE {raised}")), Value::Int(raised));
+    assert!(client.take("LOCK.ACQUIRE other owner") > raised);
+}
+
 /// A hold of several keys, one of which is taken again with others: all have a new token, and none was lost.
 #[test]
 fn a_new_token_for_what_is_held_loses_nothing() {
@@ -239,4 +249,39 @@ fn what_a_transaction_grants_in_another_database_is_tied_there() {
         }
     }
     session.hears_nothing(&mut client);
+}
+
+/// A deadline that somebody else sets is seen, and its passing told, even if the server itself never looks at the key.
+#[test]
+fn a_deadline_that_somebody_else_sets_is_told_when_it_has_passed() {
+    let server = Server::start();
+    if !server.can(support::Feature::Debug) {
+        return support::skip("DEBUG is not available");
+    }
+    let mut client = server.raw();
+    client.order("DEBUG SET-ACTIVE-EXPIRE 0");
+    let mut session = Session::open(&server);
+    for (limit, lease, other) in
+        [("", 300, 700), ("", 3_600_000, 300), (" LIMIT 2", 300, 700), (" LIMIT 2", 3_600_000, 300)]
+    {
+        let token = session.take(&mut client, &format!("LOCK.ACQUIRE key owner EPHEMERAL LEASE {lease}{limit}"));
+        client.order(&format!("PEXPIRE key {other}"));
+        assert_eq!(session.event(), Event::lost("key", "owner", token, "expired"), "{lease}, then {other}{limit}");
+    }
+}
+
+/// One of several holders whose lease has run out was lost by that, also where the last of the others gives back the
+/// lock before anybody has looked.
+#[test]
+fn whoever_expired_is_told_so_also_if_the_last_holder_goes_first() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    for line in ["LOCK.RELEASE key other", "LOCK.FORCE key"] {
+        client.take("LOCK.ACQUIRE key other LIMIT 2 LEASE 3600000");
+        let token = session.take(&mut client, "LOCK.ACQUIRE key owner LIMIT 2 LEASE 100 EPHEMERAL");
+        let replies = client.call_all(&[words("DEBUG SLEEP 0.3"), words(line)]);
+        assert!(matches!(replies[1], Value::Int(0 | 1)), "{replies:?}");
+        assert_eq!(session.event(), Event::lost("key", "owner", token, "expired"), "{line}");
+    }
 }

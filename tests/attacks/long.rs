@@ -50,6 +50,26 @@ fn an_error_shows_the_beginning_of_a_long_argument() {
     }
 }
 
+/// So many fields that nobody holds a lock by, on a lock of one and on a lock of several.
+#[test]
+fn what_has_too_many_other_fields_for_a_lock_is_none() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    for lock in ["me 1", "#limit 3 me 1"] {
+        let marked = lock.matches('#').count();
+        for (fields, is_lock) in [(1000 - marked, true), (1001 - marked, false)] {
+            let others: String = (0..fields).map(|field| format!(" #{field} x")).collect();
+            connection.say(&format!("HSET key {lock}{others}")).int();
+            let info = connection.say("LOCK.INFO key");
+            match is_lock {
+                true => assert!(!matches!(info, Value::ServerError(_)), "{lock}, {fields}: {info:?}"),
+                false => assert!(info.error().starts_with("WRONGTYPE"), "{lock}, {fields}: {info:?}"),
+            }
+            connection.say("DEL key");
+        }
+    }
+}
+
 /// Whoever may write the key may write anything into it; each look would have to read all of that.
 #[test]
 fn what_is_too_long_for_a_lock_is_none() {

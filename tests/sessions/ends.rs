@@ -212,3 +212,21 @@ fn many_waits_and_holds_end_together() {
         assert_eq!(info_number(&server, "holdfast", &format!("holdfast_{name}")), 0, "{name}");
     }
 }
+
+/// A lock that falls free in the step in which a session ends goes to the next who is there.
+#[test]
+fn nothing_is_granted_to_it_in_the_step_in_which_it_ends() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let (dying, mut next) = (Session::open(&server), Session::open(&server));
+    client.take("LOCK.ACQUIRE key holder LEASE 3600000");
+    dying.wait(&mut client, "LOCK.ACQUIRE key dying WAIT 0 LEASE 3600000");
+    next.wait(&mut client, "LOCK.ACQUIRE key next WAIT 0 LEASE 3600000");
+    let kill = format!("CLIENT KILL ID {}", dying.client);
+    client.tell(&["MULTI", &kill, "LOCK.RELEASE key holder", "HEXISTS key next", "EXEC"]);
+    for _ in 0..4 {
+        client.read().unwrap();
+    }
+    assert_eq!(client.read().unwrap().items(), [1, 0, 1].map(Value::Int));
+    next.event().token_of(&["key"], "next");
+}

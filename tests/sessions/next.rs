@@ -322,3 +322,24 @@ fn what_comes_between_two_calls_is_kept() {
         client.order("LOCK.RELEASE key owner");
     }
 }
+
+/// Each reply is written in one step.
+#[test]
+fn a_reply_names_two_thousand_keys_at_most() {
+    const EACH: usize = 1000;
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    for gate in 0..3 {
+        client.take(&format!("LOCK.ACQUIRE {gate}:0 holder LEASE 3600000"));
+        let keys: Vec<String> = (0..EACH).map(|key| format!("{gate}:{key}")).collect();
+        session.wait(&mut client, &format!("LOCK.MACQUIRE {EACH} {} owner WAIT 0", keys.join(" ")));
+    }
+    client.tell(&["MULTI", "LOCK.FORCE 0:0", "LOCK.FORCE 1:0", "LOCK.FORCE 2:0", "EXEC"]);
+    for _ in 0..5 {
+        client.read().unwrap();
+    }
+    until(SOON, "the last is granted", || client.say("EXISTS 2:1") == Value::Int(1));
+    let replies = [session.next(), session.next()];
+    assert_eq!(replies.map(|events| events.len()), [2, 1]);
+}

@@ -39,6 +39,22 @@ mod confirming {
         session.event().token_of(&["key"], "owner");
     }
 
+    /// Its owner knows of the newer lease and tie by another answer.
+    #[test]
+    fn what_the_owner_was_told_otherwise_stays() {
+        let mut group = Group::of(0);
+        group.wait_for_replicas(BRIEF);
+        let mut session = Session::open(&group.master);
+        session.raw.take("LOCK.ACQUIRE key owner LEASE 50000");
+        session.wait(&mut group.control, "LOCK.ACQUIRE key owner LEASE 90000 WATCHDOG REPLICAS 1");
+        session.raw.take("LOCK.ACQUIRE key owner LEASE 90000 WATCHDOG HOLDS 1");
+        assert_eq!(session.event(), Event::refused(&["key"], "owner", MISSED));
+        let hold = &holders(&mut group.control, "key")["owner"];
+        assert_eq!(hold.field("holds"), Value::Int(1), "{hold:?}");
+        assert_eq!(hold.field("client"), Value::Int(session.client), "{hold:?}");
+        assert!(hold.field("watchdog").truth(), "{hold:?}");
+    }
+
     #[test]
     fn in_a_transaction() {
         let mut group = Group::of(1);

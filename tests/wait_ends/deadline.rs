@@ -39,11 +39,20 @@ struct Scene {
 }
 
 impl Scene {
-    /// A server that on its own would find out late that a key has expired.
-    fn lazy() -> Self {
+    /// A server whose cron comes by once a second.
+    fn slow() -> Self {
         let server = Server::builder().arg("hz", "1").arg("dynamic-hz", "no").start();
         let client = server.raw();
         Self { server, client }
+    }
+
+    /// A server that on its own would not find out that a key has expired, or late where it has no such switch.
+    fn lazy() -> Self {
+        let mut scene = Self::slow();
+        if scene.server.can(support::Feature::Debug) {
+            scene.client.order("DEBUG SET-ACTIVE-EXPIRE 0");
+        }
+        scene
     }
 
     /// `holder` has the lock for `lease` ms, and somebody waits for it.
@@ -100,17 +109,39 @@ fn at_the_deadline() {
 
 #[test]
 fn at_the_deadline_with_hz_1() {
-    is_punctual("hz 1", Scene::lazy());
+    is_punctual("hz 1", Scene::slow());
 }
 
 #[test]
 fn at_the_deadline_without_any_expiry_cycle() {
-    let mut scene = Scene::lazy();
+    let scene = Scene::lazy();
     if !scene.server.can(support::Feature::Debug) {
         return support::skip("DEBUG is not available");
     }
-    scene.client.order("DEBUG SET-ACTIVE-EXPIRE 0");
     is_punctual("no expiry cycle", scene);
+}
+
+/// Whoever was served by a release has a deadline, too, and those behind wait for it.
+#[test]
+fn at_the_deadline_of_one_who_was_served() {
+    let mut scene = Scene::lazy();
+    let mut late: Vec<i64> = (0..ROUNDS)
+        .map(|round| {
+            scene.client.take("LOCK.ACQUIRE key holder LEASE 3600000");
+            let line = format!("LOCK.ACQUIRE key first WAIT 0 LEASE {}", 60 + round);
+            let mut first = Waiter::sending(&scene.server, &line);
+            let mut second = Waiter::start(&scene.server, "key", "second");
+            scene.client.order("LOCK.RELEASE key holder");
+            first.token();
+            let deadline = deadline(&mut scene.client, "key");
+            let late = lateness(deadline, second.token());
+            scene.client.order("LOCK.RELEASE key second");
+            late
+        })
+        .collect();
+    late.sort_unstable();
+    figure(format_args!("grant after the deadline of one who was served: median {} µs", late[ROUNDS / 2]));
+    assert!(late[ROUNDS / 2] < LATE_MEDIAN, "{late:?} µs after the deadline");
 }
 
 /// The holder of a lock for several has a deadline of its own, before that of the key.

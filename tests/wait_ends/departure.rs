@@ -365,6 +365,33 @@ fn reset_after_the_grant() {
     leaves_after_the_grant(Raw::reset);
 }
 
+/// The server finds out only when it writes the reply.
+#[test]
+fn gone_by_the_time_the_grant_is_written() {
+    let server = Server::start();
+    if !server.can(support::Feature::Debug) {
+        return support::skip("DEBUG is not available");
+    }
+    let (mut client, mut observer) = (server.raw(), server.raw());
+    client.take("LOCK.ACQUIRE key holder LEASE 3600000");
+    let waiter = Waiter::sending(&server, "LOCK.ACQUIRE key waiter WAIT 0 LEASE 3600000");
+    let mut next = Waiter::start(&server, "key", "next");
+    client.tell(&["DEBUG SLEEP 1", "LOCK.RELEASE key holder"]);
+    until(SOON, "the server sleeps", || {
+        observer.tell(&["PING"]);
+        let sleeps = !observer.arrives_within(Duration::from_millis(100)).expect("the connection stands");
+        if !sleeps {
+            observer.read().expect("a reply");
+        }
+        sleeps
+    });
+    let address = waiter.raw.local_addr();
+    waiter.raw.reset();
+    until(SOON, "the server's side hears of the end", || server.has_lost(address));
+    next.token();
+    assert_held(&mut server.raw(), "key", "next");
+}
+
 #[test]
 fn an_ephemeral_hold_that_was_waited_for_goes_with_its_connection() {
     let server = Server::start();

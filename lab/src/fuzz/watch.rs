@@ -16,10 +16,9 @@ const STOLEN: u64 = 2;
 /// And so many more, one in so many pings.
 const STOLEN_ONCE_IN: u64 = 4_000;
 
-/// Commands that took no longer than this, in microseconds, are not looked at one by one.
-const SHORT: i64 = 100;
-/// As many commands as one ping may have waited for.
-const NOTED: i64 = 1_000;
+/// As many commands as one ping may have waited for. All of them are looked at: where many clients have sent many commands,
+/// short ones may take longer together than any step.
+const NOTED: i64 = 10_000;
 
 /// What was seen of the server's steps.
 #[derive(Default)]
@@ -127,12 +126,9 @@ fn ask(raw: &mut Raw, command: &[&[u8]]) -> io::Result<Value> {
 
 /// Has the server note how long its commands and other events take.
 pub fn note_slow_steps(connection: &mut Connection) {
-    let (micros, entries, millis) = (SHORT.to_string(), NOTED.to_string(), bound().as_millis().max(1).to_string());
-    let settings = [
-        ("slowlog-log-slower-than", &micros[..]),
-        ("slowlog-max-len", &entries[..]),
-        ("latency-monitor-threshold", &millis),
-    ];
+    let (entries, millis) = (NOTED.to_string(), bound().as_millis().max(1).to_string());
+    let settings =
+        [("slowlog-log-slower-than", "0"), ("slowlog-max-len", &entries[..]), ("latency-monitor-threshold", &millis)];
     for (name, value) in settings {
         redis::cmd("CONFIG").arg("SET").arg(name).arg(value).exec(connection).expect("CONFIG SET");
     }

@@ -104,6 +104,38 @@ async fn a_hold_is_taken_to_the_next_connection() {
     guard.release().await.unwrap();
 }
 
+/// The answer to a renewal with the second session comes when there is a third one already.
+#[tokio::test]
+async fn a_hold_that_was_taken_to_a_session_that_has_ended_is_taken_to_the_next_one() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let locks = locks_over(&proxy);
+    let guard = locks.lock("a").watched(Duration::from_secs(60)).acquire().await.unwrap().unwrap();
+    soon("the session reads", || sessions(&server).len() == 1).await;
+    let first = sessions(&server)[0];
+    let renewed = format!(":{}\r\n", guard.fence());
+    proxy.rule(move |_, message| if message == renewed.as_bytes() { Fate::Hold } else { Fate::Pass });
+    let _: i64 = say(&server, &format!("CLIENT KILL ID {first}"));
+    soon("there is a second one", || sessions(&server).first().is_some_and(|second| *second != first)).await;
+    let second = sessions(&server)[0];
+    soon("the hold is the second one's", || tied_to(&server) == Some(second)).await;
+    let _: i64 = say(&server, &format!("CLIENT KILL ID {second}"));
+    // What is asked for with the second one, before its end is known, gets no answer.
+    let other = loop {
+        let asked = tokio::time::timeout(Duration::from_millis(250), locks.lock("b").acquire()).await;
+        if let Ok(other) = asked {
+            break other.unwrap().unwrap();
+        }
+    };
+    let third = sessions(&server)[0];
+    assert_ne!(third, second);
+    proxy.pass();
+    soon("the hold is the third one's", || tied_to(&server) == Some(third)).await;
+    guard.check().unwrap();
+    guard.release().await.unwrap();
+    other.release().await.unwrap();
+}
+
 /// The connection that the holder of `a` is tied to.
 fn tied_to(server: &Server) -> Option<i64> {
     let info: std::collections::HashMap<String, holdfast_client::redis::Value> =

@@ -54,10 +54,10 @@ pub enum Word {
 }
 
 const _: () = {
-    let mut at = 0;
-    while at < Word::ALL.len() {
-        assert!(Word::ALL[at] as usize == at, "Word::ALL is not in the order of the declaration");
-        at += 1;
+    let (mut words, mut place) = (Word::ALL.as_slice(), 0);
+    while let Some((word, others)) = words.split_first() {
+        assert!(*word as usize == place, "Word::ALL is not in the order of the declaration");
+        (words, place) = (others, place + 1);
     }
 };
 

@@ -119,8 +119,8 @@ fn lost(ctx: Ctx, ties: impl IntoIterator<Item = Tie>, why: Why, now: Now) {
     }
 }
 
-/// Reports that a tied hold is lost, for the given reason unless its lease has run out, and counts it if no other counter
-/// does.
+/// Reports that a tied hold is lost, for the given reason unless its lease has run out, and counts it if another command
+/// ended it.
 pub fn tell_lost(books: &mut Books, tie: &Tie, why: Why, now: Now) {
     let why = if tie.deadline.has_passed(now.millis()) { Why::Expired } else { why };
     books.lost(tie, why);

@@ -3,9 +3,8 @@
 use redis::Value;
 use support::{Feature, Raw, Server, skip, until};
 
-use crate::common::{Contents, keys, unix_micros, unix_millis};
-use crate::speak::{Reply, SOON, Speak, arrives, deadline, fields, holders, now, owners};
-use crate::waiter::Tell;
+use crate::common::{Contents, keys, unix_micros, unix_millis, words};
+use crate::speak::{Reply, SOON, Speak, deadline, fields, holders, now, owners};
 
 const HOUR: i64 = 60 * 60 * 1_000_000;
 /// Tokens that no server can have given: the last ones below 2^52 and 2^53, and one a little more than an hour ahead.
@@ -374,16 +373,8 @@ fn no_lease_ends_while_the_key_never_expires() {
     let server = Server::start();
     let mut connection = server.raw();
     let begin = unix_millis();
-    connection.tell(&[
-        "MULTI",
-        "LOCK.ACQUIRE key a LIMIT 2 LEASE 400",
-        "LOCK.ACQUIRE key b LIMIT 2 LEASE 400",
-        "PERSIST key",
-        "EXEC",
-    ]);
-    for _ in 0..5 {
-        arrives(&mut connection);
-    }
+    let taken = ["a", "b"].map(|owner| format!("LOCK.ACQUIRE key {owner} LIMIT 2 LEASE 400"));
+    connection.call_all(&["MULTI", &taken[0], &taken[1], "PERSIST key", "EXEC"].map(words));
     until(SOON, "the leases are over", || unix_millis() > begin + 800);
     assert!(connection.say("LOCK.ACQUIRE key c LIMIT 2").is_null());
     is_left(&mut connection, &[("a", -1), ("b", -1)]);

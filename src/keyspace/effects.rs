@@ -15,7 +15,7 @@ use crate::server::ctx::Class;
 use crate::server::{AsText, Ctx, Text, TextRef, events};
 use std::ffi::CStr;
 
-/// A lease ran out.
+/// The event of a lease that ran out.
 const EXPIRED: &CStr = c"lock.expired";
 
 /// How many holders are removed at a time because their lease ran out, so that nobody else waits for long.

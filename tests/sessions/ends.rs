@@ -4,7 +4,7 @@ use redis::Value;
 use support::{Raw, Server, until};
 
 use super::session::{Session, until_ended};
-use crate::common::{deadline, info_number};
+use crate::common::{deadline, info_number, words};
 use crate::speak::{Reply, owners, waiters};
 use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held};
 
@@ -223,10 +223,7 @@ fn nothing_is_granted_to_it_in_the_step_in_which_it_ends() {
     dying.wait(&mut client, "LOCK.ACQUIRE key dying WAIT 0 LEASE 3600000");
     next.wait(&mut client, "LOCK.ACQUIRE key next WAIT 0 LEASE 3600000");
     let kill = format!("CLIENT KILL ID {}", dying.client);
-    client.tell(&["MULTI", &kill, "LOCK.RELEASE key holder", "HEXISTS key next", "EXEC"]);
-    for _ in 0..4 {
-        client.read().unwrap();
-    }
-    assert_eq!(client.read().unwrap().items(), [1, 0, 1].map(Value::Int));
+    let replies = client.call_all(&["MULTI", &kill, "LOCK.RELEASE key holder", "HEXISTS key next", "EXEC"].map(words));
+    assert_eq!(replies[4].items(), [1, 0, 1].map(Value::Int));
     next.event().token_of(&["key"], "next");
 }

@@ -6,7 +6,7 @@ use redis::Value;
 use support::{Server, eventually, until};
 
 use super::session::{A_WHILE, Event, Session, events};
-use crate::common::{Protocol, array, error, info_number, unix_micros};
+use crate::common::{Protocol, array, error, info_number, unix_micros, words};
 use crate::speak::{Reply, SOON};
 use crate::waiter::{Speak, Tell, Waiter, blocked_clients, is_blocked};
 
@@ -335,10 +335,7 @@ fn a_reply_names_two_thousand_keys_at_most() {
         let keys: Vec<String> = (0..EACH).map(|key| format!("{gate}:{key}")).collect();
         session.wait(&mut client, &format!("LOCK.MACQUIRE {EACH} {} owner WAIT 0", keys.join(" ")));
     }
-    client.tell(&["MULTI", "LOCK.FORCE 0:0", "LOCK.FORCE 1:0", "LOCK.FORCE 2:0", "EXEC"]);
-    for _ in 0..5 {
-        client.read().unwrap();
-    }
+    client.call_all(&["MULTI", "LOCK.FORCE 0:0", "LOCK.FORCE 1:0", "LOCK.FORCE 2:0", "EXEC"].map(words));
     until(SOON, "the last is granted", || client.say("EXISTS 2:1") == Value::Int(1));
     let replies = [session.next(), session.next()];
     assert_eq!(replies.map(|events| events.len()), [2, 1]);

@@ -127,13 +127,14 @@ fn at_the_deadline_of_one_who_was_served() {
     let mut scene = Scene::lazy();
     let mut late: Vec<i64> = (0..ROUNDS)
         .map(|round| {
+            let lease = 60 + round as i64;
             scene.client.take("LOCK.ACQUIRE key holder LEASE 3600000");
-            let line = format!("LOCK.ACQUIRE key first WAIT 0 LEASE {}", 60 + round);
+            let line = format!("LOCK.ACQUIRE key first WAIT 0 LEASE {lease}");
             let mut first = Waiter::sending(&scene.server, &line);
             let mut second = Waiter::start(&scene.server, "key", "second");
             scene.client.order("LOCK.RELEASE key holder");
-            first.token();
-            let deadline = deadline(&mut scene.client, "key");
+            // A token is the time of its grant, and a lease counts in whole milliseconds.
+            let deadline = (first.token() / 1000 + lease) * 1000;
             let late = lateness(deadline, second.token());
             scene.client.order("LOCK.RELEASE key second");
             late

@@ -43,7 +43,8 @@ impl MultiLock {
     ///
     /// # Errors
     ///
-    /// What a server refused with, [`Error::Connection`], or [`Error::Lost`] if one was lost while it waited for another.
+    /// What a server refused with, [`Error::Connection`], or, if one was lost while it waited for another, [`Error::Lost`]
+    /// ([`Error::NotHeld`] where the server does not say why).
     pub async fn acquire(&self) -> Result<Option<MultiGuard>, Error> {
         let groups = groups(&self.locks)?;
         let deadline = self.wait.deadline(Instant::now());

@@ -121,12 +121,15 @@ async fn a_hold_that_was_taken_to_a_session_that_has_ended_is_taken_to_the_next_
     soon("the hold is the second one's", || tied_to(&server) == Some(second)).await;
     let _: i64 = say(&server, &format!("CLIENT KILL ID {second}"));
     // What is asked for with the second one, before its end is known, gets no answer.
-    let other = loop {
-        let asked = tokio::time::timeout(Duration::from_millis(250), locks.lock("b").acquire()).await;
-        if let Ok(other) = asked {
-            break other.unwrap().unwrap();
+    let answered = async {
+        loop {
+            let asked = tokio::time::timeout(Duration::from_millis(250), locks.lock("b").acquire()).await;
+            if let Ok(other) = asked {
+                break other.unwrap().unwrap();
+            }
         }
     };
+    let other = tokio::time::timeout(SOON, answered).await.expect("the end of the second one is noticed");
     let third = sessions(&server)[0];
     assert_ne!(third, second);
     proxy.pass();

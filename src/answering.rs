@@ -18,7 +18,7 @@ use crate::stats::{add, count, time};
 
 /// This many clients are answered in one turn. Counted, not timed: unblocking one takes less than a microsecond here,
 /// but the reply that the server then makes and writes takes ten times as long.
-const AT_ONCE: usize = 50;
+const AT_ONCE: usize = 32;
 
 /// One read returns events until they name this many keys.
 const KEYS_AT_ONCE: usize = 2_000;

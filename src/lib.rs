@@ -79,6 +79,7 @@ fn start(ctx: Ctx, args: &[TextRef]) -> bool {
     }
     server::events::subscribe(ctx);
     keyspace::listeners::start(ctx, NAME.as_bytes());
+    even_out_frees(ctx);
     warn_of_eviction(ctx);
     warn_of_missing_categories(ctx);
     true
@@ -99,6 +100,14 @@ fn is_needed(ctx: Ctx) -> bool {
          server would still use. Close them (CLIENT KILL TYPE normal), or send another command over each.",
     ));
     true
+}
+
+/// Where the server was built without jemalloc, the end of many locks must not become one long step of the allocator.
+fn even_out_frees(ctx: Ctx) {
+    let [allocator] = ctx.server_info(c"memory", [c"mem_allocator"]);
+    if allocator == "libc" && server::allocator::merge_at_once() {
+        ctx.warn("holdfast: the server uses libc's allocator, which now merges what is freed at once (M_MXFAST 0)");
+    }
 }
 
 /// An evicted lock is a lock held twice.

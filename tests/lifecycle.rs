@@ -207,6 +207,14 @@ fn a_policy_that_evicts_locks_is_warned_of() {
 }
 
 #[test]
+fn that_libcs_allocator_is_told_to_merge_at_once_is_in_the_log() {
+    let server = Server::start();
+    let memory = text(&ask(&mut server.raw(), "INFO memory"));
+    let told = server.log().lines().any(|line| line.contains("holdfast") && line.contains("M_MXFAST"));
+    assert_eq!(told, memory.contains("mem_allocator:libc"), "{}", server.log());
+}
+
+#[test]
 fn unload_and_load_lose_no_lock() {
     let Some((server, path)) = plain() else { return };
     let mut raw = server.raw();

@@ -29,6 +29,7 @@ macro_rules! newer_api {
 }
 
 pub mod acl;
+pub mod allocator;
 pub mod blocked;
 mod call;
 pub mod callbacks;

@@ -108,7 +108,6 @@ fn crowds() -> Vec<State> {
     let readers = |step| Scene { build: readers, step };
     let apart = |step| Scene { build: waiters_apart, step };
     let pops = |step| Scene { build: pops, step };
-    let pops_apart = |step| Scene { build: pops_apart, step };
     vec![
         state("a crowd of readers waits: RELEASE", readers(|stage| after(stage, "LOCK.RELEASE hot holder"))).beside(
             "a crowd in BLPOP: a script pushes for all",
@@ -125,8 +124,10 @@ fn crowds() -> Vec<State> {
                 stage.all_are_told()
             }),
         ),
-        state("locks with a waiter each: FLUSHALL", apart(|stage| after(stage, "FLUSHALL")))
-            .beside("lists with a BLPOP each: FLUSHALL", pops_apart(|stage| stage.step("FLUSHALL"))),
+        state("locks with a waiter each: FLUSHALL", apart(|stage| after(stage, "FLUSHALL"))).beside(
+            "streams with an XREADGROUP each: FLUSHALL",
+            Scene { build: groups_apart, step: flush_and_tell_all },
+        ),
         state(
             "the same: a script releases all",
             apart(|stage| {
@@ -134,7 +135,7 @@ fn crowds() -> Vec<State> {
                 stage.all_are_told()
             }),
         )
-        .beside("the same: a script pushes to all", pops_apart(push_apart)),
+        .beside("lists with a BLPOP each: a script pushes to all", Scene { build: pops_apart, step: push_apart }),
         state(
             "all of these wait for one owner: a script releases all",
             Scene {
@@ -330,6 +331,18 @@ fn pops(stage: &mut Stage) -> Result<()> {
 
 fn pops_apart(stage: &mut Stage) -> Result<()> {
     stage.gather((0..stage.size.crowd).map(|client| format!("BLPOP hot:{client} 0")))
+}
+
+/// Unlike with `BLPOP`, the keys are there.
+fn groups_apart(stage: &mut Stage) -> Result<()> {
+    let count = stage.size.crowd;
+    stage.order_all((0..count).map(|key| format!("XGROUP CREATE hot:{key} readers $ MKSTREAM")))?;
+    stage.gather((0..count).map(|key| format!("XREADGROUP GROUP readers r BLOCK 0 STREAMS hot:{key} >")))
+}
+
+fn flush_and_tell_all(stage: &mut Stage) -> Result<String> {
+    stage.step("FLUSHALL")?;
+    stage.all_are_told()
 }
 
 fn push_apart(stage: &mut Stage) -> Result<String> {

@@ -126,7 +126,7 @@ fn crowds() -> Vec<State> {
         ),
         state("locks with a waiter each: FLUSHALL", apart(|stage| after(stage, "FLUSHALL"))).beside(
             "streams with an XREADGROUP each: FLUSHALL",
-            Scene { build: groups_apart, step: flush_and_tell_all },
+            Scene { build: groups_apart, step: |stage| after(stage, "FLUSHALL") },
         ),
         state(
             "the same: a script releases all",
@@ -338,11 +338,6 @@ fn groups_apart(stage: &mut Stage) -> Result<()> {
     let count = stage.size.crowd;
     stage.order_all((0..count).map(|key| format!("XGROUP CREATE hot:{key} readers $ MKSTREAM")))?;
     stage.gather((0..count).map(|key| format!("XREADGROUP GROUP readers r BLOCK 0 STREAMS hot:{key} >")))
-}
-
-fn flush_and_tell_all(stage: &mut Stage) -> Result<String> {
-    stage.step("FLUSHALL")?;
-    stage.all_are_told()
 }
 
 fn push_apart(stage: &mut Stage) -> Result<String> {

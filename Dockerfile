@@ -21,6 +21,9 @@ FROM base AS server
 RUN mkdir -p /data /etc/holdfast /usr/lib/redis/modules && chown 10001:10001 /data
 COPY redis.conf.example /usr/share/holdfast/redis.conf
 COPY deploy/image/ /usr/local/bin/
+LABEL org.opencontainers.image.title="Holdfast" \
+      org.opencontainers.image.description="Distributed locks inside Redis and Valkey: a server with the module, and holdfast" \
+      org.opencontainers.image.licenses="MIT"
 USER 10001:10001
 WORKDIR /data
 VOLUME /data
@@ -41,8 +44,11 @@ WORKDIR /holdfast
 COPY Cargo.toml Cargo.lock ./
 COPY src src
 COPY tests tests
+COPY histories histories
+COPY simulated simulated
 COPY bench bench
 COPY lab lab
+COPY clients/core clients/core
 COPY clients/rust clients/rust
 COPY cli cli
 RUN cargo build --release --locked -p holdfast -p holdfast-cli --lib --bins

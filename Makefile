@@ -1,7 +1,7 @@
 # What can be done here. `make` alone lists it.
 
 .DEFAULT_GOAL := help
-.PHONY: help run stop build test test-versions test-pythons test-containers lint bench bench-quick lab image dist test-dist test-deploy install
+.PHONY: help run stop build test simulate test-versions test-pythons test-containers conformance lint bench bench-quick lab image dist test-dist test-deploy install
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,14 +27,22 @@ test-pythons: install ## The Python client's tests with every Python that can be
 test-containers: install ## The same tests against servers in containers (ARGS=name)
 	@scripts/test-containers $(ARGS)
 
+conformance: install ## Plays every promise of a client to all clients, with faults between any two messages (ARGS="--client rust --clean")
+	@scripts/conformance $(ARGS)
+
+simulate: install ## Lives of the module from seeds, judged after every turn (SEED=n: from this one on; MINUTES=n, LIVES=n)
+	@cargo run --profile simulation --locked -q -p simulated --bin simulate -- --seed $(or $(SEED),1) $(if $(LIVES),--lives $(LIVES),--minutes $(or $(MINUTES),1))
+
 lint: install ## Formatting, clippy, documentation, cycles among modules: no warning passes
 	scripts/cycles-test
-	scripts/despite_stalls-test
+	scripts/skips-test
+	scripts/release-notes-test
+	scripts/figures
 	scripts/cycles
 	scripts/modules --check
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --features support/containers --locked -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --features support/containers --locked --quiet
 
 bench: build ## Measures the module beside what people use today, into bench/results/
 	@scripts/bench

@@ -29,8 +29,11 @@ class Connection:
         return self.read()
 
     def send(self, line: str) -> None:
-        words = [word.encode() for word in line.split()]
-        request = b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+        self.send_words(*line.split())
+
+    def send_words(self, *words: str) -> None:
+        encoded = [word.encode() for word in words]
+        request = b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in encoded)
         self.socket.sendall(request)
 
     def read(self) -> object:
@@ -77,22 +80,30 @@ def module() -> str:
 class Server:
     """A server with the module; it ends with the `with` block."""
 
-    def __init__(self, *settings: str) -> None:
+    def __init__(self, *settings: str, program: list[str] | None = None) -> None:
         self.settings = settings
+        self.program = program or [os.environ.get("HOLDFAST_SERVER", "redis-server")]
 
     def __enter__(self) -> Server:
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-"))
-        program = os.environ.get("HOLDFAST_SERVER", "redis-server")
         self.port = free_port()
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Starts it, or starts it again after it was killed."""
         common = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.folder), "--save", "", "--loadmodule", module()]
-        log = (self.folder / "log").open("wb")
-        self.process = subprocess.Popen([program, *common, *self.settings], stdout=log, stderr=log)
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen([*self.program, *common, *self.settings], stdout=log, stderr=log)
         try:
             until("the server answers", 20, self.answers)
         except BaseException:
             self.__exit__()
             raise
-        return self
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
     def answers(self) -> bool:
         if self.process.poll() is not None:

@@ -2,14 +2,14 @@
 //!
 //! A blocked client is answered at the end of a turn of the event loop ([`send_answers`]). A session's answer goes into its
 //! mailbox, and a reader blocked on the mailbox is answered in the same way. From the moment of a grant until its
-//! answer has been handed to the network, the grant can be rolled back: the way back is kept with the answer, and
-//! then with the bytes in flight.
+//! answer has been handed to the network, it is in flight ([`books::InFlight`]), and can be taken back.
 
 use crate::books::owed::{End, OnBehalf, Ticket};
 use crate::books::sessions::Unheard;
-use crate::books::{self, Answer, Asker, Books, Event, IfNone, Kind, Outcome, Reading, Recipient, State};
+use crate::books::{self, Answer, Asker, Books, Event, Kind, Outcome, Reading, Recipient, SignsOfLife, State};
 use crate::config;
-use crate::lock::{LockKey, Owner, Token, Waiter};
+use crate::holding;
+use crate::lock::{LockKey, Millis, Owner, Token, Waiter};
 use crate::server::Ctx;
 use crate::server::clock::{Now, Slice};
 use crate::server::reply::Replied;
@@ -19,6 +19,10 @@ use crate::stats::{add, count, time};
 /// This many clients are answered in one turn. Counted, not timed: unblocking one takes less than a microsecond here,
 /// but the reply that the server then makes and writes takes ten times as long.
 const AT_ONCE: usize = 32;
+
+/// A session that was promised a sign of life and does not ask for it is silent after a default lease, and not before so many
+/// ms.
+const PATIENCE: Millis = 1_000;
 
 /// One read returns events until they name this many keys.
 const KEYS_AT_ONCE: usize = 2_000;
@@ -37,12 +41,19 @@ pub fn end_request(ctx: Ctx, ticket: Ticket, outcome: Outcome, now: Now) {
 /// Ends a wait without a grant: the request leaves the queue.
 pub fn end_wait(ctx: Ctx, waiter: &Waiter<Asker>, outcome: Outcome, now: Now) {
     books::with(|books| books.gave_up(waiter));
-    if let Outcome::TimedOut = outcome
-        && waiter.asker.on_behalf == OnBehalf::Session
-    {
+    match outcome {
+        Outcome::TimedOut => time_out(ctx, waiter, now),
+        outcome => end_request(ctx, waiter.asker.ticket, outcome, now),
+    }
+}
+
+/// Answers a request that has left the queue without a grant and without an error. (That a blocked client was answered
+/// so is counted when it is.)
+pub fn time_out(ctx: Ctx, waiter: &Waiter<Asker>, now: Now) {
+    if waiter.asker.on_behalf == OnBehalf::Session {
         count(|it| &mut it.timeouts);
     }
-    end_request(ctx, waiter.asker.ticket, outcome, now);
+    end_request(ctx, waiter.asker.ticket, Outcome::TimedOut, now);
 }
 
 /// Answers the clients whose answers are ready, or as many of them as one turn has room for.
@@ -80,8 +91,8 @@ pub fn answer(ctx: Ctx, ticket: Ticket) {
     }
     let Replied { .. } = match pending.state {
         State::Ending(end) => match *end {
-            End { outcome: Outcome::Granted(answer, undo), at } => {
-                books::with(|books| books.owed.sending(client, undo));
+            End { outcome: Outcome::Granted(answer, grant), at } => {
+                books::with(|books| books.owed.sending(client, grant));
                 time(|stats| &mut stats.hand_offs, Now::read().micros.saturating_sub(at.micros));
                 reply(ctx, &answer)
             }
@@ -124,13 +135,12 @@ fn forget(ctx: Ctx, ticket: Ticket, client: u64, state: State) {
             false
         }
         State::Confirming(id) => {
-            let undo = books.confirmations.abandon(id);
-            books.owed.undelivered.extend(undo);
+            books.give_up_confirmation(id);
             true
         }
         State::Ending(end) => {
-            let End { outcome: Outcome::Granted(_, undo), .. } = *end else { return false };
-            books.owed.undelivered.push_back(undo);
+            let End { outcome: Outcome::Granted(_, grant), .. } = *end else { return false };
+            books.in_flight.owe(grant);
             true
         }
         State::Beginning => false,
@@ -148,7 +158,7 @@ fn forget(ctx: Ctx, ticket: Ticket, client: u64, state: State) {
 /// A connection has ended, so replies in flight to it never arrive. Writes nothing.
 pub fn client_gone(ctx: Ctx, client: u64) {
     let (undelivered, any) = books::with(|books| {
-        let undelivered = books.owed.undeliver(client);
+        let undelivered = books.undeliver(client);
         let ties = books.ties.client_gone(client);
         let session = books.sessions.client_gone(client);
         (undelivered, undelivered > 0 || ties || session)
@@ -170,32 +180,34 @@ pub fn reply(ctx: Ctx, answer: &Answer) -> Replied {
     }
 }
 
-/// Replies with a session's next unread events; if there are none, with null or a sign of life.
+/// Replies with a session's next unread events, and a sign of life at their end if it is wanted; else with null if there
+/// are none.
 pub fn reply_events(ctx: Ctx, session: u64, reading: Reading) -> Replied {
     let events = books::with(|books| read_events(books, session, reading.most));
-    if !events.is_empty() {
-        let array = ctx.reply_array(events.len());
-        return events.iter().fold(array, |_, event| reply_event(ctx, event));
+    let signs = usize::from(reading.signs == SignsOfLife::Wanted);
+    let count = events.len().saturating_add(signs);
+    if count == 0 {
+        return ctx.reply_null();
     }
-    match reading.if_none {
-        IfNone::Null => ctx.reply_null(),
-        IfNone::Alive => {
-            let _ = ctx.reply_array(1);
-            reply_alive(ctx, session)
-        }
-    }
+    let array = ctx.reply_array(count);
+    let replied = events.iter().fold(array, |_, event| reply_event(ctx, event, reading.asked));
+    if signs == 0 { replied } else { reply_alive(ctx, session, reading.asked) }
 }
 
-/// Writes the sign of life, which is not really an event: the session is alive, its next question will be answered
-/// within this many ms, and this is the default lease.
-fn reply_alive(ctx: Ctx, session: u64) -> Replied {
+/// Writes the sign of life, which is not really an event: the session is alive. It says within how many ms the next
+/// question will be answered, the default lease, how many thousandths of their leases all holds have left that are renewed for
+/// it, counted from when it asked, and whether the server takes writes.
+fn reply_alive(ctx: Ctx, session: u64, asked: Millis) -> Replied {
     let lease = config::default_lease();
-    let pace = books::with(|books| {
+    let (pace, sure) = books::with(|books| {
         let pace = books.pace(session, lease);
         books.sessions.promise_pace(session, pace);
-        pace
+        let silent_at = Now::read().millis().saturating_add(pace).saturating_add(lease.max(PATIENCE));
+        books.sessions.expect(session, Some(silent_at));
+        (pace, books.ties.sure(session, asked))
     });
-    reply_fields(ctx, "alive", (&[], None, None), Some(&format!("{pace} {lease}")))
+    let writes = u8::from(holding::takes_writes(ctx));
+    reply_fields(ctx, "alive", (&[], None, None), Some(&format!("{pace} {lease} {sure} {writes}")))
 }
 
 fn read_events(books: &mut Books, session: u64, most: usize) -> Vec<Event> {
@@ -205,8 +217,8 @@ fn read_events(books: &mut Books, session: u64, most: usize) -> Vec<Event> {
         && (events.is_empty() || keys.saturating_add(books.sessions.next_size(session)) <= KEYS_AT_ONCE)
     {
         let Some((event, unheard)) = books.sessions.read(session) else { break };
-        if let Some(Unheard { undo, since }) = unheard {
-            books.owed.sending(session, undo);
+        if let Some(Unheard { grant, since }) = unheard {
+            books.owed.sending(session, grant);
             time(|stats| &mut stats.hand_offs, Now::read().micros.saturating_sub(since.micros));
         }
         keys = keys.saturating_add(event.keys.len());
@@ -215,10 +227,15 @@ fn read_events(books: &mut Books, session: u64, most: usize) -> Vec<Event> {
     events
 }
 
-fn reply_event(ctx: Ctx, event: &Event) -> Replied {
+fn reply_event(ctx: Ctx, event: &Event, asked: Millis) -> Replied {
     let Event { kind, keys, owner } = event;
+    let lasts = match kind {
+        // One without an end lasts longer than any lease.
+        Kind::Granted(_, deadline) => deadline.remaining(asked).unwrap_or(config::MAX_LEASE.get()).to_string(),
+        _ => String::new(),
+    };
     let (name, token, detail) = match kind {
-        Kind::Granted(token) => ("granted", Some(*token), None),
+        Kind::Granted(token, _) => ("granted", Some(*token), Some(lasts.as_str())),
         Kind::TimedOut => ("timeout", None, None),
         Kind::Refused(error) => ("refused", None, Some(error.as_str())),
         Kind::Lost(token, why) => ("lost", Some(*token), Some(why.name())),

@@ -3,19 +3,24 @@
 //! The replies wait in a book. One request for acknowledgement per turn of the event loop covers everything written
 //! before it. While anything is pending, the replicas' progress is read at the end of each turn at first, then every
 //! millisecond; otherwise nothing runs.
+//!
+//! Settling writes nothing to the keyspace: what was not confirmed is noted as owed, and taken back when the server
+//! takes writes.
 
 use crate::answering::end_request;
 use crate::books::confirmations::{Confirmation, ConfirmationId, Settled, What};
-use crate::books::ties::Renewal;
-use crate::books::{self, Outcome, Undo};
+use crate::books::owed::Ticket;
+use crate::books::ties::Confirms;
+use crate::books::{self, GrantId, Outcome, Terms};
 use crate::config;
+use crate::holding::{self, Grantee};
+use crate::keyspace::Lock;
 use crate::lock::Millis;
-use crate::server::Ctx;
 use crate::server::clock::{Now, Slice};
 use crate::server::replicas::{Offsets, request_acks};
 use crate::server::timer::{self, Timer};
+use crate::server::{AsText, Ctx, Text};
 use crate::stats::{count, time};
-use crate::undo::roll_back;
 
 /// After this many ms without enough confirmations, the replicas are asked again: one may just have reconnected.
 const ASK_AGAIN: Millis = 100;
@@ -23,13 +28,13 @@ const ASK_AGAIN: Millis = 100;
 /// How many are settled at a time.
 const AT_ONCE: usize = 64;
 
-/// Withholds an answer, or a watchdog's next renewal, until `needed` replicas have confirmed: at most until `latest`,
-/// and at most for the time that the settings allow.
-pub fn begin(ctx: Ctx, what: What, undo: Undo, needed: u32, latest: Millis, now: Now) -> ConfirmationId {
-    let until = now.millis().saturating_add(config::REPLICAS_TIMEOUT.get()).min(latest);
+/// Withholds an answer, or a promise of the watchdog, until `needed` replicas have confirmed, for as long as the
+/// settings allow.
+pub fn begin(ctx: Ctx, what: What, needed: u32, now: Now) -> ConfirmationId {
+    let until = now.millis().saturating_add(config::REPLICAS_TIMEOUT.get());
     timer::wake(ctx, Timer::Ask, timer::THIS_TURN);
     timer::wake(ctx, Timer::Work, now.millis().saturating_add(1));
-    let confirmation = Confirmation { what, undo, needed, target: None, began: now, until };
+    let confirmation = Confirmation { what, needed, target: None, began: now, until };
     books::with(|books| books.confirmations.begin(confirmation))
 }
 
@@ -54,8 +59,7 @@ pub fn ask_later(ctx: Ctx, after: Millis) {
     }
 }
 
-/// At the end of a turn of the event loop, checks whether anything that arrived in it settles a confirmation. Writes
-/// nothing.
+/// At the end of a turn of the event loop, checks whether anything that arrived in it settles a confirmation.
 pub fn has_news(ctx: Ctx) -> bool {
     if !books::with(|books| books.confirmations.expects_news(Now::read().millis())) {
         return false;
@@ -64,34 +68,24 @@ pub fn has_news(ctx: Ctx) -> bool {
     books::with(|books| books.confirmations.any_confirmed(&offsets))
 }
 
-/// Settles what was confirmed, and what was not confirmed in time, which is rolled back.
+/// Settles what was confirmed, and what was not confirmed in time.
 pub fn settle(ctx: Ctx, now: Now, slice: &Slice) {
-    work_through(ctx, now.millis(), now, slice);
-}
-
-/// Settles what was confirmed. Writes nothing.
-pub fn confirm_all(ctx: Ctx, slice: &Slice) {
-    work_through(ctx, 0, Now::read(), slice);
-}
-
-/// Settles what was confirmed, and what had to be confirmed by `due`.
-fn work_through(ctx: Ctx, due: Millis, now: Now, slice: &Slice) {
     if books::with(|books| books.confirmations.is_empty()) {
         return;
     }
     let offsets = Offsets::read(ctx);
     while !slice.is_over() {
-        let ids = books::with(|books| books.confirmations.settled(&offsets, due, AT_ONCE));
+        let ids = books::with(|books| books.confirmations.settled(&offsets, now.millis(), AT_ONCE));
         if ids.is_empty() {
             break;
         }
         for id in ids {
             if slice.is_over() {
-                break; // What is taken back may have to be read first, which is slow if others have written it.
+                break; // The locks may have to be read first, which is slow if others have written them.
             }
             match books::with(|books| books.confirmations.take(id, &offsets)) {
-                Some(Settled::Confirmed(it)) => confirmed(ctx, it, now),
-                Some(Settled::Missed(it, having)) => missed(ctx, it, having, now),
+                Some(Settled::Confirmed(it)) => confirmed(ctx, id, it, now),
+                Some(Settled::Missed(it, having)) => missed(ctx, id, it, having, now),
                 None => {}
             }
         }
@@ -99,24 +93,72 @@ fn work_through(ctx: Ctx, due: Millis, now: Now, slice: &Slice) {
     ask_later(ctx, ASK_AGAIN);
 }
 
-fn confirmed(ctx: Ctx, it: Confirmation, now: Now) {
+fn confirmed(ctx: Ctx, id: ConfirmationId, it: Confirmation, now: Now) {
     count(|it| &mut it.confirmed);
     time(|stats| &mut stats.confirmations, now.micros.saturating_sub(it.began.micros));
     match it.what {
-        What::Reply(ticket, answer) => end_request(ctx, ticket, Outcome::Granted(answer, it.undo), now),
-        What::Renewal(tie) => books::with(|books| books.ties.set_renewal(tie, Renewal::Settled)),
+        What::Reply { ticket, answer, grant, terms } => match bind_all(ctx, grant, &terms, now) {
+            Holds::There => end_request(ctx, ticket, Outcome::Granted(answer, grant), now),
+            Holds::Gone => {
+                let message = "UNCONFIRMED the lock was lost before its replicas had confirmed it".into();
+                refuse(ctx, ticket, grant, message, now);
+            }
+        },
+        What::Renewal(tie) => books::with(|books| books.ties.answered(tie, id, Confirms::Yes)),
     }
 }
 
-fn missed(ctx: Ctx, it: Confirmation, having: usize, now: Now) {
-    count(|it| &mut it.taken_back);
+/// Tells that too few replicas have confirmed.
+fn missed(ctx: Ctx, id: ConfirmationId, it: Confirmation, having: usize, now: Now) {
     match it.what {
-        What::Reply(ticket, _) => {
+        What::Reply { ticket, grant, .. } => {
             let time = it.until.saturating_sub(it.began.millis());
-            let message = format!("NOREPLICAS {having} of {} replicas confirmed within {time} ms", it.needed);
-            end_request(ctx, ticket, Outcome::Refused(message), now);
+            let message = format!("UNCONFIRMED {having} of {} replicas confirmed within {time} ms", it.needed);
+            refuse(ctx, ticket, grant, message, now);
         }
-        What::Renewal(tie) => books::with(|books| books.ties.set_renewal(tie, Renewal::Settled)),
+        What::Renewal(tie) => books::with(|books| books.ties.answered(tie, id, Confirms::No)),
     }
-    roll_back(ctx, &it.undo, now);
+}
+
+fn refuse(ctx: Ctx, ticket: Ticket, grant: GrantId, message: String, now: Now) {
+    count(|it| &mut it.taken_back);
+    books::with(|books| books.in_flight.owe(grant));
+    end_request(ctx, ticket, Outcome::Refused(message), now);
+    timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+}
+
+/// Whether what was confirmed is still there.
+enum Holds {
+    There,
+    Gone,
+}
+
+/// Ties all holds of a grant whose answer is success, if they are still there, and somebody to tie them to.
+fn bind_all(ctx: Ctx, id: GrantId, terms: &Terms, now: Now) -> Holds {
+    let parts = books::with(|books| {
+        let grant = books.in_flight.get(id).filter(|grant| books.is_awaited(grant))?;
+        let whose = (grant.owner.clone(), grant.client, grant.on_behalf);
+        Some((grant.home.get(), grant.holds.clone(), whose))
+    });
+    let Some((db, holds, (owner, client, on_behalf))) = parts else { return Holds::Gone };
+    ctx.in_db(db, |ctx| {
+        let owner = Text::new(&owner);
+        let grantee = Grantee { owner: owner.as_text(), client, on_behalf, terms };
+        let names: Vec<Text> = holds.iter().map(|hold| Text::new(&hold.name)).collect();
+        let look = |name, token| {
+            let lock = Lock::look(ctx, name, owner.as_text(), now.millis()).ok()?;
+            lock.held().is_some_and(|held| held.token == Some(token)).then_some(lock)
+        };
+        let locks = names.iter().zip(&holds).map(|(name, hold)| look(name.as_text(), hold.token));
+        let Some(locks) = locks.collect::<Option<Vec<Lock>>>() else { return Holds::Gone };
+        for (lock, hold) in locks.iter().zip(&holds) {
+            holding::bind(lock, (hold.deadline, hold.token), Some(hold.token), grantee, now);
+        }
+        if let [first, _, ..] = holds.as_slice()
+            && holds.iter().all(|hold| hold.token == first.token)
+        {
+            holding::note_group(&locks, owner.as_text(), first.token);
+        }
+        Holds::There
+    })
 }

@@ -1,14 +1,17 @@
 //! How holds begin and end: the one place that grants, and the one that takes away.
 
-use crate::books::{self, Books, NewTie, Terms, Tie, Tying, Why};
+use crate::books::owed::{OnBehalf, Ticket};
+use crate::books::ties::Before;
+use crate::books::{self, Books, Grant, GrantId, GrantedHold, NewTie, OwedHold, TakeBack, Terms, Tie, Tying, Why};
 use crate::config;
 use crate::keyspace::effects::Waiters;
-use crate::keyspace::{self, Allowance, Lock, NotRead};
-use crate::lock::{Deadline, Decision, Hold, LockKey, Token};
-use crate::server::clock::Now;
+use crate::keyspace::{self, Allowance, Held, Lock, NotRead, most_holders_each};
+use crate::lock::serve::Change;
+use crate::lock::{Deadline, Decision, Hold, LockKey, Raise, Token};
+use crate::server::clock::{Now, Slice};
 use crate::server::text::show_start;
 use crate::server::timer::{self, Timer};
-use crate::server::{Ctx, TextRef, events};
+use crate::server::{AsText, Ctx, Text, TextRef, events, writes};
 use crate::stats::{add, count};
 
 /// The error for a key that does not hold a lock.
@@ -21,45 +24,53 @@ pub struct Grantee<'a> {
     pub owner: TextRef<'a>,
     /// The connection on whose behalf it is: the caller's, or a session's.
     pub client: u64,
+    /// Whether that is a session.
+    pub on_behalf: OnBehalf,
     /// What it asks for.
     pub terms: &'a Terms,
 }
 
 /// Carries out a grant of all `locks`, as decided. The only place that grants. Returns the token.
 ///
-/// A re-entered lock keeps its token. If one of several locks is new, or their tokens differ, all get the same new
-/// token.
+/// Of several locks, all are granted, under one new token, or all are re-entered, and keep the one that they have. If
+/// replicas are to confirm it, the holds are tied when they have; else at once.
 pub fn grant(locks: &mut [Lock], decisions: &[Decision], grantee: Grantee, now: Now) -> Token {
-    let token = common_token(decisions, now).unwrap_or_else(|| keyspace::next_token(now));
+    let kept = match decisions.first() {
+        Some(Decision::Reenter(hold)) => keyspace::kept_token(hold.token, now),
+        _ => None,
+    };
+    let token = kept.unwrap_or_else(|| keyspace::next_token(now));
+    let together = (locks.len() > 1).then_some(token);
     for (lock, decision) in locks.iter_mut().zip(decisions) {
         match (decision, lock.own()) {
             (Decision::Grant(hold, limit), _) => {
                 lock.grant(grantee.owner, &Hold { token: Some(token), ..*hold }, *limit);
+                let (db, name, owner) = (lock.db(), lock.name().bytes(), grantee.owner.bytes());
+                books::with(|books| books.queue.hold_begins(db, name, owner));
                 // A tie that is left here belongs to a hold that ended behind the module's back.
                 let left = with_ties(|books| books.ties.untie(lock.db(), lock.name().bytes(), grantee.owner.bytes()));
                 if let Some(left) = left.flatten() {
                     lost(lock.ctx(), [left], Why::Changed, now);
                 }
-                bind(lock, hold.deadline, token, grantee, now);
+                bind_now(lock, (hold.deadline, token), together, grantee, now);
             }
             (Decision::Reenter(hold), Some(own)) => {
                 change(lock, grantee.owner, &own, &Hold { token: Some(token), ..*hold }, now);
-                bind(lock, hold.deadline, token, grantee, now);
+                bind_now(lock, (hold.deadline, token), together, grantee, now);
             }
             _ => {}
         }
     }
+    if together.is_some() {
+        note_group(locks, grantee.owner, token);
+    }
     token
 }
 
-/// The token that all of them have already, if all are re-entries.
-fn common_token(decisions: &[Decision], now: Now) -> Option<Token> {
-    let mut tokens = decisions.iter().map(|decision| match decision {
-        Decision::Reenter(hold) => keyspace::kept_token(hold.token, now),
-        _ => None,
-    });
-    let first = tokens.next()??;
-    tokens.all(|token| token == Some(first)).then_some(first)
+/// Notes that locks which have been tied were granted together.
+pub fn note_group(locks: &[Lock], owner: TextRef, token: Token) {
+    let keys = locks.iter().map(|lock| LockKey::new(lock.db(), lock.name().bytes())).collect();
+    books::with(|books| books.ties.granted_together(&owner.bytes().into(), token, keys));
 }
 
 /// Changes a hold: its count, its token, its deadline. Its ties follow.
@@ -67,9 +78,6 @@ pub fn change(lock: &mut Lock, owner: TextRef, own: &Hold, new: &Hold, now: Now)
     lock.update(owner, own, new);
     let Some(token) = new.token else { return };
     let hold = (lock.db(), lock.name().bytes(), owner.bytes());
-    if own.token != new.token {
-        books::with(|books| books.retoken(hold, (own.token, new.token)));
-    }
     let other = with_ties(|books| books.ties.changed(hold, own.token, token, new.deadline, now.millis()));
     if let Some(other) = other {
         lost(lock.ctx(), other, Why::Changed, now);
@@ -77,15 +85,48 @@ pub fn change(lock: &mut Lock, owner: TextRef, own: &Hold, new: &Hold, now: Now)
     }
 }
 
-/// Ties a hold as its grantee asks, if it asks for that.
-pub fn bind(lock: &Lock, deadline: Deadline, token: Token, grantee: Grantee, now: Now) {
+/// Whether the hold that `owner` has, under the token `held`, is the one that a request means: any if it names no token,
+/// else the one that it names, also if `FENCE` has raised that since.
+pub fn is_meant(lock: &Lock, owner: TextRef, held: Option<Token>, named: Option<Token>) -> bool {
+    match (held, named) {
+        (_, None) => true,
+        (None, _) => false,
+        (Some(held), Some(named)) => {
+            let hold = (lock.db(), lock.name().bytes(), owner.bytes());
+            held == named || books::with(|books| books.raised.is_meant(hold, held, named))
+        }
+    }
+}
+
+/// Notes that the token of a hold is `token` now, if that is another. Returns the one under which the hold began.
+pub fn note_raise(lock: &Lock, owner: TextRef, before: Token, token: Token) -> Token {
+    let (db, name, owner) = (lock.db(), lock.name().bytes(), owner.bytes());
+    books::with(|books| {
+        if token > before {
+            books.raised.raise(&LockKey::new(db, name), owner, before, token);
+        }
+        books.raised.first(db, name, owner, token)
+    })
+}
+
+/// Ties a hold whose request is being answered, unless its answer waits for replicas.
+pub fn bind_now(lock: &Lock, of: (Deadline, Token), together: Option<Token>, grantee: Grantee, now: Now) {
+    if grantee.terms.replicas == 0 {
+        bind(lock, of, together, grantee, now);
+    }
+}
+
+/// Ties a hold whose request is answered with success: to a session always, to another connection if it asks for that.
+/// `together` is the token of the request if that may have been granted several locks.
+pub fn bind(lock: &Lock, (deadline, token): (Deadline, Token), together: Option<Token>, grantee: Grantee, now: Now) {
     let Terms { demand, tying, replicas } = *grantee.terms;
-    if tying == Tying::NONE {
+    if tying == Tying::NONE && grantee.on_behalf == OnBehalf::Itself {
         return;
     }
     events::watch_keys(lock.ctx());
     let tie = NewTie {
         client: grantee.client,
+        on_behalf: grantee.on_behalf,
         tying,
         key: LockKey::new(lock.db(), lock.name().bytes()),
         owner: grantee.owner.bytes().into(),
@@ -93,10 +134,75 @@ pub fn bind(lock: &Lock, deadline: Deadline, token: Token, grantee: Grantee, now
         lease: demand.lease,
         replicas,
         deadline,
+        together,
     };
-    let other = books::with(|books| books.tie(tie, now.millis()));
-    lost(lock.ctx(), other, Why::Changed, now);
+    match books::with(|books| books.tie(tie, now.millis())) {
+        Some(Before::OtherHold(tie)) => lost(lock.ctx(), [tie], Why::Changed, now),
+        Some(Before::Elsewhere(tie)) => {
+            books::with(|books| books.untied(&tie, Why::Taken));
+            timer::wake_for_replies(lock.ctx());
+        }
+        None => {}
+    }
     wake_for_ties(lock.ctx());
+}
+
+/// What is taken back of a request that was granted, if its answer reaches nobody.
+pub fn take_back_of(decisions: &[Decision], raise: Raise) -> TakeBack {
+    match (decisions.first(), raise) {
+        (Some(Decision::Reenter(_)), Raise::To(_)) => TakeBack::Nothing,
+        (Some(Decision::Reenter(_)), _) => TakeBack::One,
+        _ => TakeBack::Hold,
+    }
+}
+
+/// The holds of a grant.
+pub fn granted_holds(locks: &[Lock], decisions: &[Decision], token: Token) -> Vec<GrantedHold> {
+    let granted = locks.iter().zip(decisions).filter_map(|(lock, decision)| match decision {
+        Decision::Grant(hold, _) | Decision::Reenter(hold) => {
+            Some(GrantedHold { name: lock.name().bytes().into(), token, deadline: hold.deadline })
+        }
+        _ => None,
+    });
+    granted.collect()
+}
+
+/// Records that a grant or a renewal is in flight: until its answer is with the network, other requests of its owner
+/// for its keys are refused, and it is taken back if the answer reaches nobody.
+pub fn take_off(db: i32, grantee: Grantee, ticket: Ticket, (back, holds): (TakeBack, Vec<GrantedHold>)) -> GrantId {
+    let Grantee { owner, client, on_behalf, .. } = grantee;
+    books::with(|books| {
+        let home = books.ties.home(db);
+        books.in_flight.begin(Grant { home, owner: owner.bytes().into(), client, on_behalf, ticket, back, holds })
+    })
+}
+
+/// Refuses a request, which came over this connection, whose owner has another one for one of these locks of the selected
+/// database in flight.
+///
+/// # Errors
+///
+/// The reply that says so.
+pub fn one_at_a_time<'a>(
+    ctx: Ctx,
+    names: impl IntoIterator<Item = TextRef<'a>>,
+    owner: TextRef,
+    connection: Option<u64>,
+) -> Result<(), String> {
+    if books::with(|books| books.in_flight.is_empty()) {
+        return Ok(());
+    }
+    let db = ctx.db();
+    let is_in_flight =
+        |name: &TextRef| books::with(|books| books.in_the_way((db, name.bytes(), owner.bytes()), connection).is_some());
+    match names.into_iter().find(is_in_flight) {
+        None => Ok(()),
+        Some(name) => Err(format!(
+            "ERR another request of this owner for '{}' is being confirmed; until then only LOCK.CANCEL, and \
+             LOCK.RELEASE with ALL, are allowed",
+            show_start(name.bytes())
+        )),
+    }
 }
 
 /// Makes sure that the timer fires in time for the ties, and for a session that is to hear of a shorter lease.
@@ -122,7 +228,7 @@ fn lost(ctx: Ctx, ties: impl IntoIterator<Item = Tie>, why: Why, now: Now) {
 /// Reports that a tied hold is lost, for the given reason unless its lease has run out, and counts it if another command
 /// ended it.
 pub fn tell_lost(books: &mut Books, tie: &Tie, why: Why, now: Now) {
-    let why = if tie.deadline.has_passed(now.millis()) { Why::Expired } else { why };
+    let why = if tie.end().has_passed(now.millis()) { Why::Expired } else { why };
     books.lost(tie, why);
     if why == Why::Changed {
         count(|it| &mut it.changed);
@@ -133,13 +239,79 @@ pub fn tell_lost(books: &mut Books, tie: &Tie, why: Why, now: Now) {
 pub fn end_hold(lock: &mut Lock, owner: TextRef) {
     let waiters = waiters(lock);
     lock.remove(owner, waiters);
-    with_ties(|books| books.ties.untie(lock.db(), lock.name().bytes(), owner.bytes()));
+    let (db, name, owner) = (lock.db(), lock.name().bytes(), owner.bytes());
+    books::with(|books| {
+        books.queue.hold_ends(db, name, owner);
+        books.ties.untie(db, name, owner)
+    });
+}
+
+/// Ends what is over of a lock of the selected database, even if the server has just seen it and the turn has not come
+/// in which it is dealt with: holds that were tied to connections that have ended, and grants that have to be taken
+/// back. To be called before anything is judged by the lock.
+pub fn end_broken(ctx: Ctx, name: TextRef, now: Now) {
+    if !books::with(|books| books.may_have_broken()) {
+        return;
+    }
+    let (db, bytes) = (ctx.db(), name.bytes());
+    let (owed, broken) = books::with(|books| (books.take_owed(db, bytes), books.ties.take_broken(db, bytes)));
+    owed.iter().for_each(|it| take_back(ctx, it, now));
+    broken.iter().for_each(|tie| release_tied(ctx, tie, now));
+}
+
+/// Takes back what was granted to nobody. Those who wait are served later.
+pub fn take_back_owed(ctx: Ctx, now: Now, slice: &Slice) {
+    while !slice.is_over() {
+        let Some(owed) = books::with(|books| books.in_flight.next_owed()) else { break };
+        take_back(ctx, &owed, now);
+    }
+}
+
+/// Takes back a hold, or one hold less, if it is still there under its token.
+fn take_back(ctx: Ctx, owed: &OwedHold, now: Now) {
+    ctx.in_db(owed.key.db, |ctx| {
+        let (name, owner) = (Text::new(&owed.key.name), Text::new(&owed.owner));
+        let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner.as_text(), now.millis()) else { return };
+        let is_meant = |held: &Held| is_meant(&lock, owner.as_text(), held.token, Some(owed.token));
+        let Some(held) = lock.held().filter(is_meant) else { return };
+        if owed.back == TakeBack::One && held.holds > 1 {
+            lock.lower(owner.as_text(), held.holds.saturating_sub(1));
+        } else {
+            end_hold(&mut lock, owner.as_text());
+        }
+    });
+    books::with(|books| books.agenda.note(owed.key.clone(), Change::Freed));
+    timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+}
+
+/// Whether the server would take a write now.
+pub fn takes_writes(ctx: Ctx) -> bool {
+    writes::are_possible(ctx) && !writes::are_refused(ctx)
+}
+
+/// Releases an ephemeral hold whose connection has ended, if it is still there. Those who wait are served later.
+pub fn release_tied(ctx: Ctx, tie: &Tie, now: Now) {
+    let released = ctx.in_db(tie.key().db, |ctx| {
+        let (name, owner) = (Text::new(&tie.name), Text::new(&tie.owner));
+        let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner.as_text(), now.millis()) else { return false };
+        let is_held = lock.held().is_some_and(|held| held.token == Some(tie.token));
+        if is_held {
+            end_hold(&mut lock, owner.as_text());
+        }
+        is_held
+    });
+    if released {
+        count(|it| &mut it.released_by_disconnect);
+        books::with(|books| books.agenda.note(tie.key(), Change::Freed));
+        timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+    }
 }
 
 /// Ends the holds of a lock whose lease has run out. Returns whether there were any.
 pub fn end_expired(lock: &mut Lock, now: Now) -> bool {
     let expired = lock.purge(now.millis());
     let (db, name) = (lock.db(), lock.name().bytes());
+    books::with(|books| expired.iter().for_each(|owner| books.queue.hold_ends(db, name, owner)));
     let ties = with_ties(|books| expired.iter().filter_map(|owner| books.ties.untie(db, name, owner)).collect());
     lost(lock.ctx(), ties.unwrap_or_else(Vec::new), Why::Expired, now);
     add(|it| &mut it.expired, expired.len() as u64);
@@ -151,6 +323,7 @@ pub fn end_all(lock: &mut Lock, now: Now) -> usize {
     let holders = lock.count();
     if holders > 0 {
         lock.clear(waiters(lock));
+        books::with(|books| books.queue.held_by(&LockKey::new(lock.db(), lock.name().bytes()), []));
         let ties = with_ties(|books| books.ties.untie_all(lock.db(), lock.name().bytes()));
         lost(lock.ctx(), ties.unwrap_or_default(), Why::Forced, now);
     }
@@ -173,23 +346,22 @@ fn waiters(lock: &Lock) -> Waiters {
 ///
 /// The reply that says that one of the keys does not hold a lock, or that there is too much to read.
 pub fn look_all<'a>(ctx: Ctx<'a>, names: &[TextRef<'a>], owner: TextRef, now: Now) -> Result<Vec<Lock<'a>>, String> {
-    let mut allowance = Allowance::default();
     let look = |&name: &TextRef<'a>| {
-        let lock = Lock::look_within(ctx, name, owner, now.millis(), &mut allowance);
+        end_broken(ctx, name, now);
+        let lock = Lock::look_within(ctx, name, owner, now.millis(), &mut Allowance::part_of(names.len()));
         lock.map_err(|why| match why {
             NotRead::NotALock => WRONGTYPE.into(),
-            NotRead::TooMuch => too_much(name.bytes()),
+            NotRead::TooMuch => too_much(name.bytes(), names.len()),
         })
     };
     names.iter().map(look).collect()
 }
 
-/// The message for a request whose locks have too many holders to be read in one step. What was read is cached, so the
-/// same request gets further the next time.
-pub fn too_much(name: &[u8]) -> String {
-    let (name, most) = (show_start(name), config::MAX_HOLDERS.get());
+/// The message for a request whose locks can't be read in one step, because this one of so many has too many holders.
+pub fn too_much(name: &[u8], locks: usize) -> String {
+    let (name, each, most) = (show_start(name), most_holders_each(locks), config::MAX_HOLDERS.get());
     format!(
-        "ERR too many holders to read in one request, those of '{name}' among them: the locks of a request that other \
-         clients have written may together have as many holders as one lock, and holdfast.max-holders is {most}"
+        "ERR too many holders of '{name}' to read {locks} locks in one request: of those that other clients have written, \
+         each may have {each}, so that all together have no more than one lock may have (holdfast.max-holders is {most})"
     )
 }

@@ -1,16 +1,23 @@
 //! What `INFO holdfast` shows.
 
 use crate::books;
-use crate::server::clock::Now;
+use crate::server::clock::steady_millis;
 use crate::server::info::Section;
 use crate::stats::{self, Times};
 use std::ffi::{CStr, CString};
 
+/// What `MODULE LIST` has as a number, as people write it.
+const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+    Ok(version) => version,
+    Err(_) => c"?",
+};
+
 /// Fills the section.
 pub fn fill(section: Section) {
+    section.text(c"version", VERSION);
     stats::with(|stats| {
         let it = &stats.counts;
-        let counts: [(&CStr, u64); 17] = [
+        let counts: [(&CStr, u64); 19] = [
             (c"grants_at_once", it.granted_at_once),
             (c"grants_queued", it.granted_queued),
             (c"refusals", it.refusals),
@@ -24,6 +31,8 @@ pub fn fill(section: Section) {
             (c"released_by_disconnect", it.released_by_disconnect),
             (c"watchdog_renewals", it.watchdog_renewals),
             (c"deadlocks_refused", it.deadlocks),
+            (c"deadlock_searches", it.deadlock_searches),
+            (c"deadlock_searches_given_up", it.deadlock_searches_given_up),
             (c"grants_undelivered", it.grants_undelivered),
             (c"confirmed", it.confirmed),
             (c"taken_back", it.taken_back),
@@ -33,7 +42,7 @@ pub fn fill(section: Section) {
             section.number(name, value);
         }
     });
-    let oldest = books::with(|books| books.queue.iter().next().map(|first| first.since));
+    let oldest = books::with(|books| books.queue.iter().next().map(|first| first.id.arrived));
     let now: [(&CStr, usize); 7] = books::with(|books| {
         let (sessions, session_waits, unread_events) = books.sessions.sizes();
         [
@@ -49,7 +58,7 @@ pub fn fill(section: Section) {
     for (name, value) in now {
         section.number(name, value as u64);
     }
-    section.number(c"oldest_wait_msec", oldest.map_or(0, |since| Now::read().millis().saturating_sub(since)));
+    section.number(c"oldest_wait_msec", oldest.map_or(0, |arrived| steady_millis().saturating_sub(arrived)));
     stats::with(|stats| {
         tell(section, "wait", &stats.waits);
         tell(section, "handoff", &stats.hand_offs);

@@ -20,17 +20,16 @@ pub mod books;
 pub mod commands;
 pub mod config;
 pub mod confirming;
+pub mod deadlocks;
 pub mod holding;
 pub mod info;
 pub mod keyspace;
 pub mod lock;
-pub mod searching;
 #[allow(unsafe_code)]
 pub mod server;
 pub mod serving;
 pub mod stats;
 pub mod turns;
-pub mod undo;
 pub mod waiting;
 pub mod watchdog;
 

@@ -1,6 +1,6 @@
 //! Serving waiters: the one way from the queue to a grant.
 
-use crate::answering::{end_request, end_wait};
+use crate::answering::{end_request, end_wait, time_out};
 use crate::books::confirmations::What;
 use crate::books::owed::OnBehalf;
 use crate::books::{self, Answer, Asker, Outcome, State, Terms};
@@ -16,7 +16,7 @@ use crate::server::text::show;
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef};
 use crate::stats::{count, time};
-use crate::{config, confirming, undo};
+use crate::{config, confirming};
 
 /// How soon, in ms, the queue is looked at again while clients are paused or a slot is being migrated.
 pub const LOOK_AGAIN: Millis = 10;
@@ -28,11 +28,11 @@ const NOPERM: &str = "NOPERM the user of this connection may no longer acquire t
 /// queue to a grant.
 pub fn serve(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
-        let Some(job) = books::with(|books| books.agenda.next(&mut books.queue)) else { break };
+        let Some(job) = books::with(|books| books.agenda.next(&books.queue)) else { break };
         match job {
             Job::FindHolders(key) => {
                 let holders = Keyspace { ctx, now }.holders(&key);
-                books::with(|books| books.agenda.held_by(&books.queue, &key, holders));
+                books::with(|books| books.agenda.held_by(&mut books.queue, &key, holders));
             }
             Job::Judge(attempt) if is_forsaken(attempt.id()) => leave(attempt.id()),
             Job::Judge(attempt) => judge(ctx, attempt, now),
@@ -60,11 +60,12 @@ pub fn serve_lock(ctx: Ctx, name: TextRef, now: Now) {
 
 /// Decides whether a request still has to wait, and ends its wait if not.
 fn judge(ctx: Ctx, attempt: Attempt, now: Now) {
-    let mut locks = Served { keyspace: Keyspace { ctx, now }, allowance: Allowance::default() };
+    let mut locks = Served { keyspace: Keyspace { ctx, now }, locks: attempt.keys() };
     match attempt.only_key() {
         // Read once, so that the decision and the write are based on the same reading.
         Some((key, owner)) if serves(ctx, &key) => ctx.in_db(key.db, |ctx| {
             let (name, owner) = (Text::new(&key.name), Text::new(&owner));
+            holding::end_broken(ctx, name.as_text(), now);
             let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner.as_text(), now.millis()) else {
                 return conclude(ctx, attempt, &mut Seen(Sight::NotALock), now, None);
             };
@@ -92,8 +93,9 @@ fn conclude(ctx: Ctx, attempt: Attempt, locks: &mut impl View, now: Now, lock: O
     });
     let Some((waiter, wait_end)) = ended else { return };
     let refused = match wait_end {
+        WaitEnd::Refused(Decision::NotNew) => return time_out(ctx, &waiter, now),
         WaitEnd::NotALock => WRONGTYPE.into(),
-        WaitEnd::TooMuch(place) => too_much(waiter.keys.get(place).map_or(&[], |key| &key.name)),
+        WaitEnd::TooMuch(place) => too_much(waiter.keys.get(place).map_or(&[], |key| &key.name), waiter.keys.len()),
         WaitEnd::Refused(decision) => refusal(decision),
         WaitEnd::Granted(decisions) => {
             let granted = match lock {
@@ -130,7 +132,7 @@ fn grant(
     locks: &mut [Lock],
     now: Now,
 ) -> Result<(), String> {
-    let Asker { ticket, client, tying, replicas, arrived, .. } = waiter.asker;
+    let Asker { ticket, client, on_behalf, tying, replicas, arrived } = waiter.asker;
     if !may_acquire(ctx, client, locks, owner) {
         return Err(NOPERM.into());
     }
@@ -138,22 +140,23 @@ fn grant(
     if let Some((full, _)) = locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
         return Err(too_many_holders(full));
     }
+    holding::one_at_a_time(ctx, locks.iter().map(Lock::name), owner, None)?;
     let terms = Terms { demand: waiter.demand, tying, replicas };
-    let grantee = Grantee { owner, client, terms: &terms };
-    let undo = undo::before_grant(locks, decisions, grantee);
+    let grantee = Grantee { owner, client, on_behalf, terms: &terms };
     let token = holding::grant(locks, decisions, grantee, now);
+    let back = holding::take_back_of(decisions, terms.demand.raise);
+    let grant = holding::take_off(ctx.db(), grantee, ticket, (back, holding::granted_holds(locks, decisions, token)));
     for (lock, key) in locks.iter().zip(waiter.keys.iter()) {
         schedule(lock, key, now.millis());
     }
-    let undo = undo.under(token);
     count(|it| &mut it.granted_queued);
     time(|stats| &mut stats.waits, now.micros.saturating_sub(arrived.micros));
     if replicas == 0 {
-        end_request(ctx, ticket, Outcome::Granted(Answer::Token(token), undo), now);
+        end_request(ctx, ticket, Outcome::Granted(Answer::Token(token), grant), now);
         return Ok(());
     }
-    let what = What::Reply(ticket, Answer::Token(token));
-    let id = confirming::begin(ctx, what, undo, replicas, Millis::MAX, now);
+    let what = What::Reply { ticket, answer: Answer::Token(token), grant, terms };
+    let id = confirming::begin(ctx, what, replicas, now);
     books::with(|books| books.owed.set(ticket, State::Confirming(id)));
     Ok(())
 }
@@ -242,8 +245,8 @@ impl View for Keyspace<'_> {
 #[derive(Debug)]
 struct Served<'a> {
     keyspace: Keyspace<'a>,
-    /// How much may still be read for the request.
-    allowance: Allowance,
+    /// How many locks the request is for.
+    locks: usize,
 }
 
 impl View for Served<'_> {
@@ -259,7 +262,9 @@ impl View for Served<'_> {
         }
         ctx.in_db(key.db, |ctx| {
             let (name, owner) = (Text::new(&key.name), Text::new(owner));
-            match Lock::look_within(ctx, name.as_text(), owner.as_text(), now.millis(), &mut self.allowance) {
+            holding::end_broken(ctx, name.as_text(), now);
+            let mut allowance = Allowance::part_of(self.locks);
+            match Lock::look_within(ctx, name.as_text(), owner.as_text(), now.millis(), &mut allowance) {
                 Ok(mut lock) => {
                     refresh(&mut lock, key, now);
                     Sight::Lock(lock.standing())
@@ -354,6 +359,9 @@ pub fn refusal(decision: Decision) -> String {
             "ERR the owner holds this lock under LIMIT {}; a re-entry must name the limit that the lock has",
             limit.number()
         ),
+        Decision::HoldsSome => "ERR the owner holds some of these locks, or holds them under several tokens: they are \
+                                taken all in one step, or re-entered under the one token of such a step"
+            .into(),
         _ => format!("ERR the hold count can't be raised beyond {}", crate::lock::rule::MAX_HOLDS),
     }
 }

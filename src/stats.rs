@@ -32,6 +32,10 @@ pub struct Counts {
     pub watchdog_renewals: u64,
     /// Requests refused because they would have closed a cycle.
     pub deadlocks: u64,
+    /// Searches for such a cycle.
+    pub deadlock_searches: u64,
+    /// Those of them that were given up.
+    pub deadlock_searches_given_up: u64,
     /// Grants rolled back because nobody was there to take them.
     pub grants_undelivered: u64,
     /// Grants and renewals that enough replicas confirmed.

@@ -21,15 +21,18 @@ use crate::lock::LockKey;
 use crate::lock::serve::Change;
 use crate::server::callbacks::{Event, Touch};
 use crate::server::clock::{Now, Slice};
-use crate::server::ctx::{Role, is_paused};
+use crate::server::ctx::Role;
 use crate::server::timer::{self, Timer};
-use crate::server::{AsText, Ctx, MainThread, Text, events};
+use crate::server::{AsText, Ctx, MainThread, Text, events, writes};
 use crate::serving::{LOOK_AGAIN, serve};
 use crate::stats::add;
-use crate::{answering, confirming, holding, searching, stats, undo, waiting, watchdog};
+use crate::{answering, confirming, holding, stats, waiting, watchdog};
 
-/// Keys that were touched while the books were lent.
-static TOUCHED_MEANWHILE: MainThread<Vec<(LockKey, Touch, usize)>> = MainThread::new();
+/// Whether the server would have refused a write when it was last asked.
+static REFUSED: MainThread<bool> = MainThread::new();
+
+/// Whether [`after_touch`] is to come, in this step of a command.
+static REQUESTED: MainThread<bool> = MainThread::new();
 
 /// Which kind of work the next turn begins with.
 static NEXT: MainThread<usize> = MainThread::new();
@@ -43,30 +46,33 @@ pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
     let known = rosters::forget_if_known(db, name);
     // A key without a roster has at most one holder.
     let holders = known.unwrap_or(1);
-    let noted = books::try_with(|books| {
-        let is_tied = books.ties.is_tied(db, name);
-        let concerns_us = known.is_some() || is_tied || books.is_contended(db, name);
-        if concerns_us && ctx.flags().role() == Role::Master {
+    let noted = books::with(|books| {
+        let concerns_us = known.is_some() || books.ties.is_tied(db, name) || books.is_contended(db, name);
+        let noted = concerns_us && ctx.flags().role() == Role::Master;
+        if noted {
             note_touch(books, LockKey::new(db, name), touch, holders);
-            return true;
         }
-        false
+        noted
     });
-    match noted {
-        Some(true) => {}
-        Some(false) => return,
-        // Reading a key can reveal that it has expired.
-        None => TOUCHED_MEANWHILE.with(|touched| touched.push((LockKey::new(db, name), touch, holders))),
+    if !noted {
+        return;
     }
     // An expiry belongs to no command, so there is no command's step to follow it up in; and it may come late.
-    if noted.is_none() || touch != Touch::Changed || !events::request_after_touch(ctx) {
+    if touch != Touch::Changed || !is_requested(ctx) {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
 }
 
+/// Sees to it that [`after_touch`] comes, once for all keys that a command touches. `false` where the server can't do it.
+fn is_requested(ctx: Ctx) -> bool {
+    let requested = REQUESTED.with(|requested| *requested) || events::request_after_touch(ctx);
+    REQUESTED.with(|it| *it = requested);
+    requested
+}
+
 fn note_touch(books: &mut books::Books, key: LockKey, touch: Touch, holders: usize) {
     let expiry = match touch {
-        Touch::Expired => Some(Expiry::Key),
+        Touch::Expired => Some(Expiry::Key { holders }),
         Touch::FieldsExpired => Some(Expiry::Fields { holders }),
         Touch::Changed => None,
     };
@@ -78,8 +84,9 @@ fn note_touch(books: &mut books::Books, key: LockKey, touch: Touch, holders: usi
 
 /// The command that touched keys has done its work: serves the waiters within the same step.
 pub fn after_touch(ctx: Ctx) {
+    REQUESTED.with(|requested| *requested = false);
     let now = Now::read();
-    if may_write(ctx) {
+    if writes::are_possible(ctx) && !is_refused(ctx, now) {
         follow_up(ctx, now, &Slice::of_command());
     }
     set_timer(ctx, now);
@@ -91,12 +98,15 @@ pub fn tick(ctx: Ctx) {
     waiting::time_out(ctx, now, &turn.piece());
     watchdog::untie_retired(ctx, &turn.piece());
     waiting::refuse_undecided(ctx, now, &turn.piece());
-    searching::free(&turn.piece());
+    waiting::leave_ended(&turn.piece());
+    confirming::settle(ctx, now, &turn.piece());
     rosters::with(|rosters| rosters.free(&turn.piece()));
     if ctx.flags().role() == Role::Replica {
-        waiting::forget_ended(&turn.piece());
         books::with(books::Books::forget_changes);
-    } else if may_write(ctx) {
+    } else if !writes::are_possible(ctx) || is_refused(ctx, now) {
+        // What is over is told all the same.
+        watchdog::tell_over(ctx, now, &turn.piece());
+    } else {
         work(ctx, now, &turn);
     }
     if !events::turn_end_precedes_unblock() {
@@ -110,15 +120,14 @@ type Work = (fn(&Slice) -> Slice, fn(Ctx, Now, &Slice));
 
 /// The order of the work: first what keeps promises to holders, then what frees locks, then what concerns those who
 /// wait for them.
-const ORDER: [Work; 12] = [
+const ORDER: [Work; 10] = [
     // Renewals come before anything that checks whether a lease has run out.
     (Slice::piece, watchdog::renew_due),
-    // Everything that frees locks: grants that were never delivered, holds and waits of ended connections, and grants
-    // that too few replicas confirmed.
-    (Slice::piece, roll_back_undelivered),
+    (Slice::piece, waiting::end_silent),
+    // Everything that frees locks: grants that were never delivered or that too few replicas confirmed, and holds of
+    // ended connections.
+    (Slice::piece, holding::take_back_owed),
     (Slice::piece, watchdog::release_ended),
-    (Slice::piece, waiting::leave_ended),
-    (Slice::piece, confirming::settle),
     // Leases that have run out.
     (Slice::piece, |_, now, slice| note_due_looks(now, slice)),
     (Slice::piece, purge_overdue),
@@ -127,10 +136,6 @@ const ORDER: [Work; 12] = [
     (Slice::piece, tell_all_expired),
     (Slice::piece, watchdog::verify_doubtful),
     (Slice::of_crowds, serve),
-    // Last, whether those who still wait can ever be served.
-    (Slice::piece, |ctx, now, slice| {
-        searching::advance(ctx, now, slice, || TOUCHED_MEANWHILE.with(|touched| touched.is_empty()));
-    }),
 ];
 
 /// Does all kinds of work, or as many as there is time for; the next turn then begins with those that are left.
@@ -138,10 +143,9 @@ const ORDER: [Work; 12] = [
 /// A share is enough for what there is to do, but the last thing done in it may take many times as long: reading anew a
 /// lock with thousands of holders that another client has written.
 fn work(ctx: Ctx, now: Now, turn: &Slice) {
-    if books::with(|books| books.looks.put_off_if_stalled(now.millis())) {
+    if books::with(|books| books.looks.put_off_if_stalled(now.millis(), books.sessions.first_silence())) {
         return;
     }
-    note_touched_meanwhile();
     let first = NEXT.with(std::mem::take);
     let mut was_used = true;
     for (place, (share, work)) in ORDER.iter().enumerate().cycle().skip(first).take(ORDER.len()) {
@@ -157,16 +161,9 @@ fn work(ctx: Ctx, now: Now, turn: &Slice) {
 
 /// Follows up changes that others made, and serves the waiters.
 fn follow_up(ctx: Ctx, now: Now, slice: &Slice) {
-    note_touched_meanwhile();
     tell_all_expired(ctx, now, slice);
     watchdog::verify_doubtful(ctx, now, &slice.piece());
     serve(ctx, now, slice);
-}
-
-fn note_touched_meanwhile() {
-    for (key, touch, holders) in TOUCHED_MEANWHILE.with(std::mem::take) {
-        books::with(|books| note_touch(books, key, touch, holders));
-    }
 }
 
 /// Reports holds that have ended by themselves.
@@ -182,7 +179,7 @@ fn report_expired(ctx: Ctx, key: &LockKey, expiry: Expiry, now: Now) {
     ctx.in_db(key.db, |ctx| {
         let name = Text::new(&key.name);
         let ended = match expiry {
-            Expiry::Key => 1,
+            Expiry::Key { holders } => holders,
             Expiry::Fields { holders } => holders.saturating_sub(holders_left(ctx, key, &name, now).unwrap_or(holders)),
         };
         add(|it| &mut it.expired, ended as u64);
@@ -195,13 +192,6 @@ fn report_expired(ctx: Ctx, key: &LockKey, expiry: Expiry, now: Now) {
 fn holders_left(ctx: Ctx, key: &LockKey, name: &Text, now: Now) -> Option<usize> {
     let lock = Lock::look_as_nobody(ctx, name.as_text(), now.millis()).ok()?;
     rosters::with(|rosters| rosters.holders(key.db, &key.name)).or(Some(lock.count()))
-}
-
-fn roll_back_undelivered(ctx: Ctx, now: Now, slice: &Slice) {
-    while !slice.is_over() {
-        let Some(undo) = books::with(|books| books.owed.undelivered.pop_front()) else { break };
-        undo::roll_back(ctx, &undo, now);
-    }
 }
 
 /// Notes the locks that are due for a look because a lease has run out.
@@ -271,7 +261,7 @@ fn sweep(slice: &Slice) {
 
 /// Asks the replicas to confirm what was written, in a step of its own.
 pub fn ask_replicas(ctx: Ctx) {
-    if may_write(ctx) {
+    if writes::are_possible(ctx) {
         confirming::ask_replicas(ctx, Now::read());
     } else {
         confirming::ask_later(ctx, LOOK_AGAIN);
@@ -283,15 +273,10 @@ pub fn ask_replicas(ctx: Ctx) {
 /// Answering here rather than from the timer costs least, and nothing that the server itself does comes between. It is
 /// possible only where the server then ends the block before the next command can interfere.
 fn turn_ends(ctx: Ctx) {
-    let news = confirming::has_news(ctx);
-    if !events::turn_end_precedes_unblock() {
-        if news {
-            timer::wake(ctx, Timer::Work, timer::THIS_TURN);
-        }
-    } else {
-        if news {
-            confirming::confirm_all(ctx, &Slice::of_replies());
-        }
+    if confirming::has_news(ctx) {
+        timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+    }
+    if events::turn_end_precedes_unblock() {
         answering::send_answers(ctx);
     }
     // Whatever is left over continues in the next turn, at once.
@@ -305,9 +290,24 @@ fn replies_are_due() -> bool {
     !events::turn_end_precedes_unblock() && books::with(|books| books.owed.is_ending())
 }
 
+/// Whether the module may write of its own accord, as far as was known when the server was last asked.
 fn may_write(ctx: Ctx) -> bool {
-    let flags = ctx.flags();
-    flags.role() == Role::Master && !flags.loading() && !is_paused()
+    writes::are_possible(ctx) && !REFUSED.with(|refused| *refused)
+}
+
+/// Asks the server whether it would refuse a write: then the module writes nothing of its own accord, either. Nothing is
+/// asked if there is nothing to write.
+fn is_refused(ctx: Ctx, now: Now) -> bool {
+    let (has_work, next) = books::with(|books| {
+        let has_work = books.has_work() || !books.confirmations.is_empty();
+        let next = [books.looks.first(), books.ties.next_due(), books.sessions.first_silence()];
+        (has_work, next.into_iter().flatten().min())
+    });
+    let overdue = rosters::with(|rosters| rosters.first_due());
+    let has_work = has_work || next.into_iter().chain(overdue).any(|at| at <= now.millis());
+    let is_refused = has_work && writes::are_refused(ctx);
+    REFUSED.with(|refused| *refused = is_refused);
+    is_refused
 }
 
 /// Sets the timer for whatever comes next.
@@ -318,7 +318,9 @@ fn set_timer(ctx: Ctx, now: Now) {
     let (work, timeout) = books::with(|books| {
         let confirming = (!books.confirmations.is_empty()).then(|| now.millis().saturating_add(1));
         let at_once = books.has_work().then_some(timer::THIS_TURN);
-        let work = [at_once, books.looks.first(), books.ties.next_due(), confirming];
+        // A replica ends no session.
+        let silence = books.sessions.first_silence().filter(|_| ctx.flags().role() == Role::Master);
+        let work = [at_once, books.looks.first(), books.ties.next_due(), confirming, silence];
         (work.into_iter().flatten().min(), books.owed.timeouts.first().map(|(at, _)| *at))
     });
     let (overdue, has_forgotten) = rosters::with(|rosters| (rosters.first_due(), rosters.has_forgotten()));
@@ -347,7 +349,11 @@ pub fn event(ctx: Ctx, event: Event) {
         }),
         Event::Flushed(db) => replaced(ctx, db),
         Event::Swapped(one, other) => {
-            books::with(|books| books.ties.swap(one, other));
+            books::with(|books| {
+                books.ties.swap(one, other);
+                books.in_flight.swap(one, other);
+                books.raised.swap(one, other);
+            });
             replaced(ctx, Some(one));
             replaced(ctx, Some(other));
         }
@@ -377,7 +383,7 @@ fn replaced(ctx: Ctx, db: Option<i32>) {
         return;
     }
     books::with(|books| {
-        let ends = (books.queue.next_id(), books.ties.next_id());
+        let ends = (books.queue.end(), books.ties.next_id());
         if !(books.queue.is_empty() && books.ties.is_empty()) {
             books.sweep.begin(db, ends);
         }

@@ -8,15 +8,22 @@
 use crate::answering;
 use crate::books::confirmations::What;
 use crate::books::owed::{About, OnBehalf, Purpose, Ticket};
-use crate::books::sessions::{Cancelled, Claimed, Reader, Remains};
-use crate::books::{self, Answer, Asker, Books, IfNone, Outcome, Reading, Recipient, State, Terms, Undo};
+use crate::books::sessions::{Claimed, Reader, Remains};
+use crate::books::ties::Together;
+use crate::books::{
+    self, Answer, Asker, Books, GrantId, GrantedHold, Outcome, Reading, Recipient, SignsOfLife, State, TakeBack, Terms,
+    Tie,
+};
 use crate::config;
 use crate::confirming;
-use crate::holding;
-use crate::keyspace::{Allowance, Lock, NotRead};
+use crate::deadlocks;
+use crate::holding::{self, Grantee};
+use crate::keyspace::Lock;
+use crate::lock::deadlock;
 use crate::lock::serve::Change;
-use crate::lock::{LockKey, Millis, Owner, WaiterId};
+use crate::lock::{LockKey, Millis, Owner, Token, WaiterId};
 use crate::server::blocked::{block, block_for_events};
+use crate::server::clients;
 use crate::server::clock::{Now, Slice};
 use crate::server::reply::Replied;
 use crate::server::text::show_start;
@@ -24,8 +31,6 @@ use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef, events};
 use crate::serving::{schedule_earlier, serve};
 use crate::stats::add;
-use crate::undo::{end_later, roll_back, roll_back_within};
-use std::collections::BTreeSet;
 use std::rc::Rc;
 
 /// How long a request may wait.
@@ -99,189 +104,218 @@ impl Request {
     }
 }
 
-/// Puts a request at the end of the queue for the locks of these names. The locks that were read are scheduled for
-/// another look; for the others, those that wait ahead have seen to that.
+/// Puts a request into the queue for the locks of these names, at the place of its arrival (by `steady_millis`), unless
+/// its wait would close a cycle. The locks that were read are scheduled for another look; for the others, those that wait
+/// already have seen to that. Where it has become the first, it is looked at in this turn of the event loop.
+///
+/// # Errors
+///
+/// The reply that says why it can't wait.
 pub fn wait(
     ctx: Ctx,
     request: Request,
     (names, locks): (&[TextRef], &[Lock]),
     terms: &Terms,
-    wait: Wait,
+    (arrived, wait): (Millis, Wait),
     now: Now,
-) -> Result<(WaiterId, Replied), String> {
+) -> Result<Replied, String> {
+    let Terms { demand, tying, replicas } = *terms;
+    let until = wait.until(now);
+    let holders = newly_contended(locks, &request.keys, now);
+    let asking = deadlock::Request {
+        id: books::with(|books| books.queue.next_id(arrived)),
+        owner: request.owner.clone(),
+        keys: request.keys.clone(),
+        limit: demand.limit,
+    };
+    let about = deadlocks::Wait { client: request.client, until, now: now.millis() };
+    deadlocks::refuse_cycle(ctx, &asking, holders.iter().flat_map(|(_, holders)| holders), about)?;
     let Some((ticket, replied)) = request.owe(ctx, names) else {
         return Err("ERR this client can't be blocked".into());
     };
-    let until = wait.until(now);
     let Request { client, on_behalf, keys, owner, .. } = request;
-    let Terms { demand, tying, replicas } = *terms;
     let asker = Asker { ticket, client, on_behalf, tying, replicas, arrived: now };
-    let id = books::with(|books| {
-        let id = books.queue.join(owner, keys.clone(), demand, now.millis(), until, asker);
+    let overtakes = books::with(|books| {
+        let id = books.queue.join(owner, keys.clone(), demand, arrived, until, asker);
         books.owed.set(ticket, State::Waiting(id));
         books.owed.timeouts.extend(until.map(|until| (until, ticket)));
-        id
+        holders.into_iter().for_each(|(key, holders)| books.queue.held_by(&key, holders));
+        let is_new_head =
+            |key: &&LockKey| books.queue.head(key.db, &key.name) == Some(id) && books.queue.has_behind(key, id);
+        let overtaken: Vec<&LockKey> = keys.iter().filter(is_new_head).collect();
+        overtaken.iter().for_each(|key| books.agenda.note((*key).clone(), Change::Freed));
+        !overtaken.is_empty()
     });
+    if overtakes {
+        timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+    }
     for (lock, key) in locks.iter().zip(keys.iter()) {
         schedule_earlier(lock, key, now.millis());
     }
     if let Some(until) = until {
         timer::wake(ctx, Timer::Work, until);
     }
-    Ok((id, replied))
+    Ok(replied)
 }
 
-/// Withholds the answer to a grant or renewal until its replicas have confirmed.
+/// Who holds those of the locks that nobody waits for so far.
+fn newly_contended(locks: &[Lock], keys: &[LockKey], now: Now) -> Vec<(LockKey, Vec<Owner>)> {
+    let new = locks.iter().zip(keys).filter(|(_, key)| !books::with(|books| books.is_contended(key.db, &key.name)));
+    let owners = |lock: &Lock| lock.holders(now.millis()).into_iter().map(|(owner, _)| owner).collect();
+    new.map(|(lock, key)| (key.clone(), owners(lock))).collect()
+}
+
+/// Withholds the answer to a grant or renewal of these holds until its replicas have confirmed it.
+///
+/// # Errors
+///
+/// The reply that says that nobody can wait for the answer. What was granted is taken back.
 pub fn confirm(
     ctx: Ctx,
     request: &Request,
     names: &[TextRef],
     answer: Answer,
-    undo: Undo,
-    replicas: u32,
+    (grantee, back, holds): (Grantee, TakeBack, Vec<GrantedHold>),
     now: Now,
 ) -> Result<Replied, String> {
-    let Some((ticket, replied)) = request.owe(ctx, names) else {
-        roll_back(ctx, &undo, now);
+    let (owed, terms) = (request.owe(ctx, names), *grantee.terms);
+    let ticket = owed.as_ref().map_or_else(|| books::with(|books| books.owed.ticket()), |(ticket, _)| *ticket);
+    let grant = holding::take_off(ctx.db(), grantee, ticket, (back, holds));
+    let Some((_, replied)) = owed else {
+        books::with(|books| books.in_flight.owe(grant));
+        timer::wake(ctx, Timer::Work, timer::THIS_TURN);
         return Err("ERR this client can't be blocked".into());
     };
-    let id = confirming::begin(ctx, What::Reply(ticket, answer), undo, replicas, Millis::MAX, now);
+    let id = confirming::begin(ctx, What::Reply { ticket, answer, grant, terms }, terms.replicas, now);
     books::with(|books| books.owed.set(ticket, State::Confirming(id)));
     Ok(replied)
 }
 
-/// What is already known of a session's request: `None`, or the answer.
+/// What is already known of a session's request: `None`, or the answer. Changes nothing.
 ///
 /// # Errors
 ///
-/// If its owner was cancelled, or has asked for other keys as well.
-pub fn repeated(ctx: Ctx, request: &Request, terms: &Terms, wait: Wait, now: Now) -> Result<Option<Replied>, String> {
-    let Request { client, keys, owner, .. } = request;
-    let ticket = match books::with(|books| books.sessions.claimed(*client, owner, keys)) {
+/// If its owner was cancelled, or has asked for other keys as well, or on other terms.
+pub fn repeated(ctx: Ctx, request: &Request) -> Result<Option<Replied>, String> {
+    let ticket = match books::with(|books| books.sessions.claimed(request.client, &request.owner, &request.keys)) {
         Claimed::Nothing => return Ok(None),
         Claimed::Cancelled => return Err("CANCELLED LOCK.CANCEL was called for this key, owner and session".into()),
         Claimed::Waits(ticket) => ticket,
     };
-    let waiting = books::with(|books| match books.owed.get(ticket) {
-        Some(pending) => match (&pending.to, &pending.state) {
-            (Recipient::Session { about, .. }, _) if about.keys != *keys => Err(()),
-            (_, State::Waiting(id)) => Ok(Some(*id)),
-            _ => Ok(None),
-        },
-        None => Ok(None),
+    let waits = books::with(|books| match books.owed.get(ticket).map(|pending| &pending.to) {
+        Some(Recipient::Session { about, .. }) => Some(about.clone()),
+        _ => None,
     });
-    let id = waiting.map_err(|()| {
-        "ERR this owner already waits for one of these keys, together with other keys, on behalf of this session"
-            .to_string()
-    })?;
-    let Some(id) = id else { return Ok(Some(ctx.reply_line(c"WAITING"))) };
-    let until = wait.until(now);
-    books::with(|books| {
-        let Some(waiter) = books.queue.get_mut(id) else { return };
-        let before = std::mem::replace(&mut waiter.until, until);
-        waiter.demand = terms.demand;
-        (waiter.asker.tying, waiter.asker.replicas) = (terms.tying, terms.replicas);
-        books.owed.timeouts.extend(until.map(|until| (until, ticket)));
-        if let Some(before) = before.filter(|before| Some(*before) != until) {
-            books.owed.timeouts.remove(&(before, ticket));
+    match waits {
+        Some(about) if about.keys != request.keys => {
+            let what = "this owner already waits for one of these keys, together with other keys";
+            Err(format!("ERR {what}, on behalf of this session"))
         }
-        keys.iter().for_each(|key| books.agenda.note(key.clone(), Change::Freed));
-    });
-    serve(ctx, now, &Slice::of_command());
-    if let Some(until) = until {
-        timer::wake(ctx, Timer::Work, until);
+        Some(about) if about.purpose != request.purpose => {
+            let what = "this owner already waits for this on behalf of this session, on other terms";
+            Err(format!("ERR {what}: only WAIT may differ when a request is repeated"))
+        }
+        _ => Ok(Some(ctx.reply_line(c"WAITING"))),
     }
-    Ok(Some(ctx.reply_line(c"WAITING")))
 }
 
-/// Gives up an owner's acquisition on behalf of a session, however far it got. Returns whether there was anything to
-/// take back.
-pub fn cancel(ctx: Ctx, session: u64, owner: TextRef, key: LockKey, now: Now) -> bool {
+/// Gives up an owner's acquisition on behalf of a session, however far it got: its request, if that waits or is being
+/// confirmed; what it was granted and has not heard of; and what it holds, with all that was granted together with it.
+/// Returns whether there was anything of that.
+///
+/// The wait and the ties go at once, also where the server takes no writes now; then the holds follow when it does.
+pub fn cancel(ctx: Ctx, session: u64, owner: TextRef, key: &LockKey, now: Now) -> bool {
     let name: Owner = owner.bytes().into();
-    let (mut undos, others, waited) = books::with(|books| {
-        let Cancelled { tickets, granted_together } = books.sessions.cancel(session, &name, &key);
-        let mut keys: BTreeSet<LockKey> = granted_together.iter().flat_map(|keys| keys.iter().cloned()).collect();
-        keys.insert(key.clone());
-        let mut undos = Vec::new();
-        for ticket in &tickets {
-            let (about, undo) = abandon(books, *ticket);
-            keys.extend(about.iter().flat_map(|about| about.keys.iter().cloned()));
-            undos.extend(undo);
+    let (any, keys) = books::with(|books| {
+        let waits = books.sessions.cancel(session, &name, key).and_then(|ticket| withdraw(books, ticket));
+        let (ties, together) = books.ties.take_together(session, &name, key);
+        let mut unheard = books.sessions.forget_events(session, &name, key);
+        if let Some(Together { token, keys }) = together {
+            let of_key = |key: &LockKey| books.sessions.forget_events_of(session, &name, key, &[token].into());
+            unheard.extend(keys.iter().flat_map(of_key));
         }
-        for key in &keys {
-            undos.extend(books.sessions.forget_events(session, &name, key));
-        }
-        keys.extend(undos.iter().flat_map(Undo::keys));
-        keys.remove(&key);
-        (undos, keys, !tickets.is_empty())
+        unheard.iter().for_each(|grant| books.in_flight.owe(*grant));
+        let any = waits.is_some() || !unheard.is_empty() || !ties.is_empty();
+        let mut keys: Vec<LockKey> = ties.iter().map(Tie::key).collect();
+        keys.extend(waits.iter().flat_map(|about| about.keys.iter().cloned()));
+        ties.into_iter().for_each(|tie| books.end_later(tie));
+        (any, keys)
     });
-    let mut any = waited || !undos.is_empty();
-    // The key that was named comes first, since the first lock may be read whatever its size.
-    undos.sort_by_key(|undo| !undo.keys().any(|of| of == key));
-    undos.iter_mut().for_each(|undo| undo.steps.sort_by_key(|step| step.name != key.name));
-    let later = undos.iter().position(|undo| !undo.keys().any(|of| of == key)).unwrap_or(undos.len());
-    let (of_key, of_others) = undos.split_at(later);
-    let mut allowance = Allowance::default();
-    of_key.iter().for_each(|undo| roll_back_within(ctx, undo, now, &mut allowance));
-    let mut give_back = |key: &LockKey, allowance: &mut Allowance| {
-        any |= ctx.in_db(key.db, |ctx| give_back(ctx, session, owner, key, allowance, now));
-    };
-    if of_key.is_empty() {
-        give_back(&key, &mut allowance);
-    } else {
-        give_back(&key, &mut Allowance::default()); // It has just been read.
+    if holding::takes_writes(ctx) {
+        // The named lock at once, the others as far as this step has room for them: each has to be read.
+        let (slice, end) = (Slice::of_command(), |key: &LockKey| {
+            ctx.in_db(key.db, |ctx| holding::end_broken(ctx, Text::new(&key.name).as_text(), now));
+        });
+        end(key);
+        keys.iter().take_while(|_| !slice.is_over()).for_each(end);
+        serve(ctx, now, &slice);
     }
-    of_others.iter().for_each(|undo| roll_back_within(ctx, undo, now, &mut allowance));
-    others.iter().for_each(|key| give_back(key, &mut allowance));
-    serve(ctx, now, &Slice::of_command());
+    if books::with(|books| books.in_flight.is_owed()) {
+        timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+    }
     any
 }
 
-/// Removes a session's request from every book. Returns its keys, and what has to be rolled back.
-fn abandon(books: &mut Books, ticket: Ticket) -> (Option<About>, Option<Undo>) {
-    let Some(pending) = books.owed.take(ticket) else { return (None, None) };
-    let about = match pending.to {
-        Recipient::Session { client, about } => {
-            books.sessions.remove_wait(client, &about, ticket);
-            Some(about)
+/// An owner gives back all that it holds of a lock of the selected database (under this token, if it names one): its
+/// request for it that is in flight ends, too.
+pub fn end_in_flight(
+    ctx: Ctx,
+    name: TextRef,
+    (owner, token): (TextRef, Option<Token>),
+    connection: Option<u64>,
+    now: Now,
+) {
+    const RELEASED: &str = "UNCONFIRMED the lock was released before the answer";
+    let key = LockKey::new(ctx.db(), name.bytes());
+    let ended = books::with(|books| {
+        let id = books.in_the_way((key.db, &key.name, owner.bytes()), connection)?;
+        let grant = books.in_flight.get(id)?;
+        let is_meant =
+            |hold: &GrantedHold, named| books.raised.is_meant((key.db, &hold.name, owner.bytes()), hold.token, named);
+        if token.is_some_and(|named| !grant.holds.iter().any(|hold| is_meant(hold, named))) {
+            return None;
         }
-        Recipient::Blocked { .. } => None,
-    };
-    let undo = match pending.state {
+        let (ticket, client) = (grant.ticket, grant.client);
+        if let Some(State::Confirming(id)) = books.owed.get(ticket).map(|pending| &pending.state) {
+            let id = *id;
+            books.confirmations.remove(id);
+        }
+        // This hold is what is being released. The others are taken back, unless the answer is on its way already.
+        books.in_flight.remove_hold(id, &key.name);
+        let is_unread = books.sessions.refuse_unread(client, id, (&owner.bytes().into(), &key), RELEASED);
+        if is_unread || books.owed.get(ticket).is_some() {
+            books.in_flight.owe(id);
+        } else {
+            books.in_flight.settle(id);
+        }
+        Some(ticket)
+    });
+    if let Some(ticket) = ended {
+        if books::with(|books| books.owed.get(ticket).is_some()) {
+            answering::end_request(ctx, ticket, Outcome::Refused(RELEASED.into()), now);
+        }
+        timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+    }
+}
+
+/// Removes a session's request from every book: what was granted is taken back. Returns what it was about.
+fn withdraw(books: &mut Books, ticket: Ticket) -> Option<About> {
+    let pending = books.owed.take(ticket)?;
+    match pending.state {
         State::Waiting(id) => {
             if let Some(waiter) = books.queue.leave(id) {
                 books.gave_up(&waiter);
             }
-            None
         }
-        State::Confirming(id) => books.confirmations.abandon(id),
-        _ => None,
-    };
-    (about, undo)
-}
-
-/// Releases what an owner holds, unless it is tied to a connection other than this session: at once, or later if the
-/// lock is too large to be read in this step. Returns whether there was such a hold.
-fn give_back(ctx: Ctx, session: u64, owner: TextRef, key: &LockKey, allowance: &mut Allowance, now: Now) -> bool {
-    let tied_to = books::with(|books| books.ties.client_of(key.db, &key.name, owner.bytes()));
-    if tied_to.is_some_and(|client| client != session) {
-        return false;
+        State::Confirming(id) => books.give_up_confirmation(id),
+        _ => {}
     }
-    // From here on, its end is the session's own doing, even if the lease has just run out.
-    books::with(|books| books.ties.untie(key.db, &key.name, owner.bytes()));
-    let name = Text::new(&key.name);
-    match Lock::look_if_held(ctx, name.as_text(), owner, now.millis(), allowance) {
-        Ok(Some(mut lock)) if lock.held().is_some() => {
-            holding::end_hold(&mut lock, owner);
-            books::with(|books| books.agenda.note(key.clone(), Change::Freed));
-            true
+    match pending.to {
+        Recipient::Session { client, about } => {
+            books.sessions.remove_wait(client, &about);
+            Some(about)
         }
-        Ok(_) | Err(NotRead::NotALock) => false,
-        Err(NotRead::TooMuch) => {
-            let held = Lock::peek(ctx, name.as_text(), owner);
-            held.into_iter().for_each(|held| end_later(ctx, key, (owner, session), held));
-            held.is_some()
-        }
+        Recipient::Blocked { .. } => None,
     }
 }
 
@@ -290,8 +324,10 @@ pub fn read_next(ctx: Ctx, session: u64, reading: Reading, wait: Wait, now: Now)
     events::watch_keys(ctx);
     let ticket = books::with(|books| {
         books.sessions.open(session);
+        books.read_by(session);
         books.owed.ticket()
     });
+    holding::wake_for_ties(ctx);
     if wait == Wait::No || books::with(|books| books.sessions.unread(session) > 0) || !ctx.flags().may_block() {
         return Ok(answering::reply_events(ctx, session, reading));
     }
@@ -299,17 +335,13 @@ pub fn read_next(ctx: Ctx, session: u64, reading: Reading, wait: Wait, now: Now)
         return Err("ERR this client can't be blocked".into());
     };
     let until = books::with(|books| {
-        let (until, alive_at) = match reading.if_none {
-            IfNone::Null => (wait.until(now), None),
-            IfNone::Alive => {
-                let pace = books.pace(session, config::default_lease());
-                let until = wait.at_most(books.sessions.promised_pace(session, pace)).until(now);
-                (until, until)
-            }
-        };
+        // What is renewed for the session needs a reader, so it must ask again in time.
+        let has_to_ask = reading.signs == SignsOfLife::Wanted || books.ties.shortest_lease(session).is_some();
+        let pace = books.sessions.promised_pace(session, books.pace(session, config::default_lease()));
+        let until = if has_to_ask { wait.at_most(pace) } else { wait }.until(now);
         let to = Recipient::Blocked { client: session, block: Some(block) };
         books.owed.owe(ticket, to, State::Reading(reading, until));
-        books.sessions.set_reader(session, Some(Reader { ticket, alive_at }));
+        books.sessions.set_reader(session, Some(Reader { ticket, until }));
         books.owed.timeouts.extend(until.map(|until| (until, ticket)));
         until
     });
@@ -368,26 +400,35 @@ pub fn time_out(ctx: Ctx, now: Now, slice: &Slice) {
     }
 }
 
-/// Removes what ended sessions leave behind: waiting requests, and grants that they never heard of.
-pub fn leave_ended(ctx: Ctx, now: Now, slice: &Slice) {
+/// Ends the sessions that were promised a sign of life and do not ask for it: whoever they stand for is gone.
+pub fn end_silent(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
-        let Some(undos) = books::with(next_of_ended) else { break };
-        add(|it| &mut it.grants_undelivered, undos.len() as u64);
-        let mut allowance = Allowance::default();
-        undos.iter().for_each(|undo| roll_back_within(ctx, undo, now, &mut allowance));
+        let Some(client) = books::with(|books| books.sessions.take_silent(now.millis())) else { break };
+        if clients::end(ctx, client) {
+            ctx.warn("holdfast: closed the connection of a session that has sent no LOCK.NEXT for a default lease");
+        }
     }
 }
 
-/// The same on a replica, where nothing is rolled back.
-pub fn forget_ended(slice: &Slice) {
-    while !slice.is_over() && books::with(next_of_ended).is_some() {}
+/// Removes what ended sessions leave behind: waiting requests, and grants that they never heard of.
+pub fn leave_ended(slice: &Slice) {
+    while !slice.is_over() {
+        let Some(undelivered) = books::with(next_of_ended) else { break };
+        add(|it| &mut it.grants_undelivered, u64::from(undelivered.is_some()));
+    }
 }
 
-/// Removes one thing that an ended session has left behind. Returns what has to be rolled back.
-fn next_of_ended(books: &mut Books) -> Option<Vec<Undo>> {
+/// Removes one thing that an ended session has left behind. Returns the grant, if it was one.
+fn next_of_ended(books: &mut Books) -> Option<Option<GrantId>> {
     Some(match books.sessions.next_remains()? {
-        Remains::Grant(undo) => vec![undo],
-        Remains::Waits(tickets) => tickets.into_iter().filter_map(|ticket| abandon(books, ticket).1).collect(),
+        Remains::Grant(grant) => {
+            books.in_flight.owe(grant);
+            Some(grant)
+        }
+        Remains::Wait(ticket) => {
+            withdraw(books, ticket);
+            None
+        }
     })
 }
 
@@ -401,8 +442,10 @@ pub fn refuse_undecided(ctx: Ctx, now: Now, slice: &Slice) {
             let (from, end) = books.undecided.waiters?;
             let next = books.queue.from(from).next().filter(|waiter| waiter.id < end);
             let next = next.map(|waiter| (waiter.id, waiter.asker.on_behalf));
-            books.undecided.waiters = next.map(|(id, _)| (WaiterId(id.0.saturating_add(1)), end));
-            next.map(|(id, on_behalf)| if on_behalf == OnBehalf::Session { books.queue.leave(id) } else { None })
+            books.undecided.waiters = next.map(|(id, _)| (id.next(), end));
+            // Who has come since then, and arrived earlier, waits for what the server is now.
+            let was_here = |id: WaiterId| id.ticket < books.undecided.tickets;
+            next.map(|(id, by)| if by == OnBehalf::Session && was_here(id) { books.queue.leave(id) } else { None })
         });
         let Some(waiter) = waiter else { break };
         if let Some(waiter) = waiter {
@@ -410,8 +453,9 @@ pub fn refuse_undecided(ctx: Ctx, now: Now, slice: &Slice) {
         }
     }
     while !slice.is_over() {
-        let Some(it) = books::with(|books| books.undecided.confirmations.take_any()) else { break };
-        let What::Reply(ticket, _) = it.what else { continue };
+        let Some(it) = books::with(|books| books.undecided.next_confirmation()) else { break };
+        let What::Reply { ticket, grant, .. } = it.what else { continue };
+        books::with(|books| books.in_flight.owe(grant));
         let to_session = books::with(|books| {
             books.owed.get(ticket).is_some_and(|pending| matches!(pending.to, Recipient::Session { .. }))
         });

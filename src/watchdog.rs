@@ -1,17 +1,15 @@
 //! What ties do: renewals, releases when a connection ends, and telling sessions what they have lost.
 
 use crate::books::confirmations::What;
-use crate::books::ties::Renewal;
 use crate::books::{self, Tie, TieId, Why};
 use crate::keyspace::Lock;
-use crate::lock::serve::Change;
-use crate::lock::{Deadline, Hold, Millis};
+use crate::lock::{Deadline, Hold};
 use crate::server::clock::{Now, Slice};
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef};
 use crate::serving::serves;
 use crate::stats::count;
-use crate::{confirming, holding, undo};
+use crate::{confirming, holding};
 
 /// Renews what is due, and notes leases that have run out.
 pub fn renew_due(ctx: Ctx, now: Now, slice: &Slice) {
@@ -19,11 +17,22 @@ pub fn renew_due(ctx: Ctx, now: Now, slice: &Slice) {
         let due = books::with(|books| {
             let id = books.ties.take_due(now.millis())?;
             let tie = books.ties.get(id).filter(|tie| books.ties.is_live(tie));
-            Some((id, tie.cloned()))
+            let may_be_renewed = tie.is_some_and(|tie| !books.is_unread(tie));
+            Some((id, tie.cloned(), may_be_renewed))
         });
-        let Some((id, tie)) = due else { break };
+        let Some((id, tie, may_be_renewed)) = due else { break };
         match tie {
-            Some(tie) if tie.tying.watchdog && tie.renewal == Renewal::Settled => renew(ctx, id, &tie, now),
+            Some(tie) if tie.tying.watchdog && !may_be_renewed && !tie.end().has_passed(now.millis()) => {
+                books::with(|books| books.ties.wait_for_reader(id));
+            }
+            Some(tie)
+                if tie.tying.watchdog
+                    && may_be_renewed
+                    && !tie.is_being_confirmed()
+                    && !tie.end().has_passed(now.millis()) =>
+            {
+                renew(ctx, id, &tie, now);
+            }
             Some(_) => verify(ctx, id, Why::Changed, now),
             None => {}
         }
@@ -34,24 +43,42 @@ fn renew(ctx: Ctx, id: TieId, tie: &Tie, now: Now) {
     let renewed = with_lock(ctx, tie, now, |lock, owner| {
         let own = held(lock, tie)?;
         let deadline = own.deadline.max(Deadline::after(now.millis(), tie.lease));
-        let undo = (tie.replicas > 0).then(|| {
-            let undo = undo::before_renewal(std::slice::from_ref(lock), (owner, tie.client), deadline);
-            undo.under(tie.token).without_promise()
-        });
         lock.update(owner, &own, &Hold { deadline, ..own });
-        books::with(|books| books.ties.deadline_moved(id, deadline, now.millis()));
-        Some(undo)
+        books::with(|books| {
+            books.ties.deadline_moved(id, deadline, now.millis());
+            books.ties.renewed(id);
+        });
+        Some(())
     });
-    let Some(undo) = renewed.flatten() else {
+    if renewed.flatten().is_none() {
         count(|it| &mut it.renewals_lost);
         return verify(ctx, id, Why::Changed, now);
-    };
+    }
     count(|it| &mut it.watchdog_renewals);
-    if let Some(undo) = undo {
-        books::with(|books| books.ties.set_renewal(id, Renewal::Confirming));
-        // Never beyond the deadline that the replicas know.
-        let latest = undo.earlier_deadline().unwrap_or(Millis::MAX);
-        confirming::begin(ctx, What::Renewal(id), undo, tie.replicas, latest, now);
+    if tie.replicas > 0 {
+        let renewal = confirming::begin(ctx, What::Renewal(id), tie.replicas, now);
+        books::with(|books| books.ties.asked(id, renewal));
+    }
+}
+
+/// Where nothing may be written: tells of holds whose lease has run out, and leaves the renewals for later.
+pub fn tell_over(ctx: Ctx, now: Now, slice: &Slice) {
+    while !slice.is_over() {
+        let due = books::with(|books| {
+            let id = books.ties.first_due(now.millis())?;
+            let is_over = books.ties.get(id).is_none_or(|tie| tie.end().has_passed(now.millis()));
+            if is_over {
+                books.ties.is_over(id)
+            } else {
+                books.ties.put_off(id)
+            }
+            Some((id, is_over))
+        });
+        match due {
+            Some((id, true)) => verify(ctx, id, Why::Changed, now),
+            Some((_, false)) => {}
+            None => break,
+        }
     }
 }
 
@@ -63,14 +90,25 @@ pub fn verify_doubtful(ctx: Ctx, now: Now, slice: &Slice) {
     }
 }
 
-/// Checks that a tied hold is still there. If not, it is lost, for the given reason unless its lease has run out.
+/// Checks that a tied hold is still there. If not, it is lost, for the given reason unless its lease has run out. If the
+/// lease that its replicas know has run out, it is ended: one of them may have taken over and granted the lock.
 pub fn verify(ctx: Ctx, id: TieId, why: Why, now: Now) {
     let Some(tie) = books::with(|books| books.ties.get(id).cloned()) else { return };
     let elsewhere = !serves(ctx, &tie.key());
-    let own = if elsewhere { None } else { with_lock(ctx, &tie, now, |lock, _| held(lock, &tie)).flatten() };
-    if let Some(own) = own {
-        books::with(|books| books.ties.deadline_seen(id, own.deadline));
-        return holding::wake_for_ties(ctx);
+    let still_held = |lock: &mut Lock, _: TextRef| held(lock, &tie).and(lock.own_end());
+    let end = if elsewhere { None } else { with_lock(ctx, &tie, now, still_held).flatten() };
+    if let Some(end) = end {
+        let is_over = books::with(|books| {
+            books.ties.deadline_seen(id, end);
+            books.ties.get(id).is_some_and(|tie| tie.end().has_passed(now.millis()))
+        });
+        if !is_over {
+            return holding::wake_for_ties(ctx);
+        }
+        // As soon as something may be written, and before anything else is judged by the lock.
+        books::with(|books| books.end_later(tie.clone()));
+        count(|it| &mut it.expired);
+        timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
     books::with(|books| {
         books.ties.remove(id);
@@ -87,19 +125,8 @@ pub fn verify(ctx: Ctx, id: TieId, why: Why, now: Now) {
 pub fn release_ended(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(tie) = books::with(|books| books.ties.next_ended()) else { break };
-        if !tie.tying.ephemeral {
-            continue;
-        }
-        let released = with_lock(ctx, &tie, now, |lock, owner| {
-            let is_held = held(lock, &tie).is_some();
-            if is_held {
-                holding::end_hold(lock, owner);
-            }
-            is_held
-        });
-        if released == Some(true) {
-            count(|it| &mut it.released_by_disconnect);
-            books::with(|books| books.agenda.note(tie.key(), Change::Freed));
+        if tie.tying.ephemeral {
+            holding::release_tied(ctx, &tie, now);
         }
     }
 }

@@ -221,14 +221,6 @@ pub fn info_number(server: &Server, section: &str, field: &str) -> i64 {
     value.parse().unwrap_or_else(|_| panic!("no number in {field}:{value}"))
 }
 
-/// How long all calls of a command took, in microseconds, by the server's own count.
-pub fn spent(raw: &mut Raw, command: &str) -> u64 {
-    let stats = text(&ask(raw, "INFO commandstats"));
-    let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:"))).expect("it was called");
-    let usec = line.split(',').find_map(|part| part.strip_prefix("usec=")).expect("it has a time");
-    usec.parse().expect("a number")
-}
-
 /// The present by this machine's clock, in Unix microseconds.
 pub fn unix_micros() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros() as i64

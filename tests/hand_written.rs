@@ -121,7 +121,7 @@ fn the_next_grant_on_such_a_key_is_of_the_clock() {
         connection.say("DEL app:x");
 
         connection.say(&mutex);
-        let several = connection.say("LOCK.MACQUIRE 2 app:x app:y me").token();
+        let several = connection.say("LOCK.MACQUIRE 1 app:x me").token();
         is_of_the_clock(several);
         assert_eq!(connection.say("HGET app:x #fence").text(), several.to_string());
         connection.say("FLUSHALL");
@@ -464,7 +464,7 @@ fn whoever_promises_a_deadline_takes_the_expiry_from_the_fields_it_stands_on() {
             assert_eq!(expiring(&mut connection), 0, "{line} {limit}");
         }
     }
-    let mut several = "LOCK.MACQUIRE 2 m n me LEASE 5";
+    let mut several = "LOCK.MACQUIRE 2 m n me LEASE 60000";
     connection.say(several).token();
     for _ in 0..2 {
         let_fields_expire(&mut connection, "m", 50_000);
@@ -484,14 +484,15 @@ fn a_renewed_hold_outlives_the_expiry_of_its_fields() {
     let mut connection = servers[0].raw();
     for (key, limit) in [("mutex", ""), ("many", "SHARED")] {
         connection.say(&format!("LOCK.ACQUIRE {key} me LEASE 60000 {limit}")).token();
-        let_fields_expire(&mut connection, key, 300);
+        let_fields_expire(&mut connection, key, 3000);
         connection.say(&format!("LOCK.RENEW {key} me LEASE 70000")).token();
-        connection.say(&format!("LOCK.ACQUIRE {key}:watched me LEASE 600 WATCHDOG {limit}")).token();
-        let_fields_expire(&mut connection, &format!("{key}:watched"), 900);
+        // Renewed after two seconds: a machine may stand still for two and a half.
+        connection.say(&format!("LOCK.ACQUIRE {key}:watched me LEASE 6000 WATCHDOG {limit}")).token();
+        let_fields_expire(&mut connection, &format!("{key}:watched"), 4500);
     }
     // Gone later than those, by the server's own clock: a field that nothing renewed.
     connection.say("HSET other field value");
-    connection.say("HPEXPIRE other 1500 FIELDS 1 field");
+    connection.say("HPEXPIRE other 5000 FIELDS 1 field");
     until(SOON, "the fields' time is over", || connection.say("EXISTS other") == Value::Int(0));
     for key in ["mutex", "many", "mutex:watched", "many:watched"] {
         assert_eq!(owners(&mut connection, key), ["me"], "{key}");

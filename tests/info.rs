@@ -7,6 +7,7 @@ use redis::Value;
 use support::{Raw, Server, until};
 
 use crate::common::{ask, ask_int, ask_token, text};
+use crate::speak::encode;
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -17,7 +18,7 @@ type Section = BTreeMap<String, i64>;
 fn section(raw: &mut Raw) -> Section {
     let lines = text(&ask(raw, "INFO holdfast"));
     let fields = lines.lines().filter_map(|line| line.strip_prefix("holdfast_")?.split_once(':'));
-    let numbers = fields.filter(|(name, _)| !name.ends_with("_buckets"));
+    let numbers = fields.filter(|(name, _)| !name.ends_with("_buckets") && *name != "version");
     numbers.map(|(name, value)| (name.to_owned(), value.trim().parse().expect("a number"))).collect()
 }
 
@@ -147,6 +148,15 @@ fn waits_and_hand_offs_are_timed() {
     assert!(after["wait_usec_p50"] >= 19_000, "{after:?}");
 }
 
+#[test]
+fn the_version_is_there_as_people_write_it() {
+    let server = Server::start();
+    let mut raw = server.raw();
+    let info = text(&ask(&mut raw, "INFO holdfast"));
+    let version = info.lines().find_map(|line| line.strip_prefix("holdfast_version:")).expect("the field");
+    assert_eq!(version, env!("CARGO_PKG_VERSION"));
+}
+
 /// How many took at most so long, by that time.
 fn buckets(raw: &mut Raw, name: &str) -> Vec<(i64, i64)> {
     let info = text(&ask(raw, "INFO holdfast"));
@@ -220,4 +230,20 @@ fn a_section_that_is_asked_for_by_name_and_with_all() {
     for line in ["INFO everything", "INFO modules"] {
         assert!(text(&ask(&mut raw, line)).contains("holdfast_grants_at_once:"), "{line}");
     }
+}
+
+/// A key that expires ends the holds of all who hold it.
+#[test]
+fn the_holds_that_end_with_a_key_are_all_counted() {
+    let server = Server::start();
+    let mut raw = server.raw();
+    for owner in ["a", "b", "c"] {
+        ask_token(&mut raw, &format!("LOCK.ACQUIRE k {owner} SHARED LEASE 300"));
+    }
+    let before = section(&mut raw);
+    // The server itself finds the key expired, before the module looks.
+    raw.send_bytes(&["DEBUG SLEEP 0.5", "EXISTS k"].map(encode).concat()).expect("sent");
+    assert_eq!((raw.read().expect("a reply"), raw.read().expect("a reply")), (Value::Okay, Value::Int(0)));
+    until(SOON, "they are counted", || section(&mut raw)["expired"] > before["expired"]);
+    assert_eq!(section(&mut raw)["expired"] - before["expired"], 3);
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use std::{env, fs};
 
 use redis::Value;
-use support::{Feature, Raw, Server, encode, module_path, skip, until};
+use support::{Raw, Server, encode, module_path, until};
 
 use crate::common::{Contents, array, ask, ask_int, ask_ok, ask_token, error, info_number, map, text, words};
 
@@ -17,10 +17,10 @@ const DEFAULTS: [(&str, &str); 9] = [
     ("max-lease", "315360000000"),
     ("max-waiters", "0"),
     ("max-holders", "2500"),
-    ("max-keys", "1000"),
     ("max-session-waits", "100000"),
     ("publish-releases", "yes"),
     ("detect-deadlocks", "yes"),
+    ("max-waited", "60000"),
     ("replicas-timeout", "1000"),
 ];
 
@@ -30,10 +30,10 @@ const OTHERS: [(&str, &str, &[&str]); 9] = [
     ("max-lease", "60000", &["0", "-1", "abc", "", "9223372036854775808"]),
     ("max-waiters", "7", &["-1", "abc", "", "9223372036854775808"]),
     ("max-holders", "8", &["0", "-1", "abc", "", "2147483648"]),
-    ("max-keys", "9", &["0", "-1", "abc", "", "1000001"]),
     ("max-session-waits", "10", &["0", "-1", "abc", ""]),
     ("publish-releases", "replicated", &["maybe", "2", ""]),
     ("detect-deadlocks", "no", &["maybe", "2", ""]),
+    ("max-waited", "0", &["-1", "abc", "", "86400001"]),
     ("replicas-timeout", "250", &["0", "-1", "abc", ""]),
 ];
 
@@ -143,7 +143,6 @@ fn wrong_arguments_of_the_module_are_told_and_not_loaded() {
         (&["default-lease", "abc"], "abc"),
         (&["max-lease", "9223372036854775808"], "9223372036854775808"),
         (&["max-holders", "0"], "max-holders"),
-        (&["max-keys", "1000001"], "1000001"),
         (&["max-session-waits", "0"], "max-session-waits"),
         (&["publish-releases", "maybe"], "maybe"),
         (&["max-waiters", "5", "nothing", "6"], "nothing"),
@@ -154,18 +153,14 @@ fn wrong_arguments_of_the_module_are_told_and_not_loaded() {
 }
 
 /// A plain server that modules can be loaded into, and the module's path there.
-fn plain() -> Option<(Server, String)> {
+fn plain() -> (Server, String) {
     let server = Server::builder().without_module().start();
-    if !server.can(Feature::ModuleCommand) {
-        skip("this server loads no module at run time");
-        return None;
-    }
-    Some((server, module_path().to_str().expect("UTF-8").to_owned()))
+    (server, module_path().to_str().expect("UTF-8").to_owned())
 }
 
 #[test]
 fn module_loadex_takes_settings_and_arguments() {
-    let Some((server, path)) = plain() else { return };
+    let (server, path) = plain();
     let mut raw = server.raw();
     let config: Vec<String> = others().map(|(name, value)| format!("CONFIG holdfast.{name} {value}")).collect();
     ask_ok(&mut raw, &format!("MODULE LOADEX {path} {}", config.join(" ")));
@@ -216,7 +211,7 @@ fn that_libcs_allocator_is_told_to_merge_at_once_is_in_the_log() {
 
 #[test]
 fn unload_and_load_lose_no_lock() {
-    let Some((server, path)) = plain() else { return };
+    let (server, path) = plain();
     let mut raw = server.raw();
     let load = format!("MODULE LOAD {path}");
     ask_ok(&mut raw, &load);
@@ -245,7 +240,7 @@ fn unload_and_load_lose_no_lock() {
 
 #[test]
 fn unload_and_load_leave_no_memory_behind() {
-    let Some((server, path)) = plain() else { return };
+    let (server, path) = plain();
     let mut raw = server.raw();
     let load = format!("MODULE LOAD {path}");
     let round = |raw: &mut Raw| {
@@ -276,7 +271,7 @@ fn unload_and_load_leave_no_memory_behind() {
 /// the last one again without looking it up.
 #[test]
 fn it_stays_while_the_server_would_still_call_one_of_its_commands() {
-    let Some((server, path)) = plain() else { return };
+    let (server, path) = plain();
     let mut raw = server.raw();
     let load = format!("MODULE LOAD {path}");
     ask_ok(&mut raw, &load);

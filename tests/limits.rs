@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use redis::Value;
-use support::{Feature, Raw, Server, module_path, skip, until};
+use support::{Raw, Server, module_path, until};
 
 use crate::common::Bytes;
 use crate::speak::{Reply, SOON, Speak, arrives, deadline, fields, holders, now, owners, waiters};
@@ -429,7 +429,7 @@ fn every_command_works_for_every_limit() {
         let waiting = connection.say("LOCK.WAITERS key");
         let first = &waiting.items()[0];
         assert_eq!((first.field("owner").text(), first.field("limit").int()), ("writer".into(), 1));
-        holder.say(&format!("LOCK.ACQUIRE watched owner LEASE 600 {words} WATCHDOG")).token();
+        holder.say(&format!("LOCK.ACQUIRE watched owner LEASE 3000 {words} WATCHDOG")).token();
         let end = deadline(&mut connection, "watched");
         until(SOON, "the lease has been renewed", || deadline(&mut connection, "watched") > end);
         assert_eq!(connection.say("LOCK.RELEASE watched owner"), Value::Int(0));
@@ -498,10 +498,10 @@ fn a_deadlock_of_a_reader_and_a_writer_is_refused() {
         // Keys of its own: whoever waited in the round before may still be there.
         let [a, b] = [format!("a:{round}"), format!("b:{round}")];
         let [mut one, mut two] = [server.raw(), server.raw()];
-        one.say(&format!("LOCK.ACQUIRE {a} one {words}")).token();
-        two.say(&format!("LOCK.ACQUIRE {b} two {words}")).token();
-        assert_eq!(one.begin(&format!("LOCK.ACQUIRE {b} one WAIT 0")), None);
-        let error = two.begin(&format!("LOCK.ACQUIRE {a} two WAIT 0")).expect("refused").error();
+        one.say(&format!("LOCK.ACQUIRE {a} one {words} LEASE 600000")).token();
+        two.say(&format!("LOCK.ACQUIRE {b} two {words} LEASE 600000")).token();
+        assert_eq!(one.begin(&format!("LOCK.ACQUIRE {b} one WAIT 60000")), None);
+        let error = two.begin(&format!("LOCK.ACQUIRE {a} two WAIT 60000")).expect("refused").error();
         assert!(error.starts_with("DEADLOCK "), "{words}: {error}");
     }
 }
@@ -587,9 +587,6 @@ fn holders_survive_a_restart_with_a_snapshot() {
 #[test]
 fn holders_survive_unloading_and_loading_the_module() {
     let server = Server::start();
-    if !server.can(Feature::ModuleCommand) {
-        return skip("no MODULE command");
-    }
     let mut connection = server.raw();
     take_some(&mut connection);
     let before = contents(&mut connection);
@@ -624,9 +621,6 @@ fn holders_are_replicated_to_a_server_without_the_module() {
     }
     // It takes over, and the module comes later.
     replica.replica_of_no_one();
-    if !replica.can(Feature::ModuleCommand) {
-        return skip("no MODULE command");
-    }
     assert_eq!(copy.say(&format!("MODULE LOAD {}", module_path().display())), Value::Okay);
     go_on(&mut copy, &mut replica.raw());
 }

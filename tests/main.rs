@@ -1,6 +1,7 @@
 //! The module against real servers: a file a concern.
 
 mod attacks;
+mod bad_disk;
 mod bad_input;
 mod commands;
 mod common;
@@ -16,8 +17,10 @@ mod limits;
 mod limits_model;
 mod many;
 mod many_holders;
+mod meddler;
 mod model;
 mod moving_slot;
+mod new;
 mod notifications;
 mod operations;
 mod persistence;
@@ -41,5 +44,6 @@ mod stress;
 mod ties;
 mod wait_ends;
 mod wait_rules;
+mod waited;
 mod waiter;
 mod watched;

@@ -84,7 +84,7 @@ fn time_of(connection: &mut Raw, command: &str, lines: &[String]) -> String {
 /// Holders whose leases end one by one, while somebody waits for each place and while nobody does.
 fn expiries(server: &Server, connection: &mut Raw) {
     let ask = |owner: &str, lease: usize| format!("LOCK.ACQUIRE key {owner} LEASE {lease} LIMIT {LIMIT}");
-    let brief: Vec<String> = (0..REQUESTS).map(|index| ask(&format!("brief:{index}"), 2000 + index / 2)).collect();
+    let brief: Vec<String> = (0..REQUESTS).map(|index| ask(&format!("brief:{index}"), 600_000)).collect();
     for reply in connection.say_all(&brief) {
         reply.token();
     }
@@ -92,6 +92,9 @@ fn expiries(server: &Server, connection: &mut Raw) {
     for (index, waiter) in waiters.iter_mut().enumerate() {
         assert_eq!(waiter.begin(&format!("{} WAIT 0", ask(&format!("next:{index}"), 600_000))), None);
     }
+    // Not before all of them wait.
+    let end = |index: usize| format!("LOCK.RENEW key brief:{index} LEASE {}", 1000 + index / 2);
+    assert!(connection.say_all(&(0..REQUESTS).map(end).collect::<Vec<_>>()).iter().all(|reply| !reply.is_null()));
     let idle = time_in(server, || thread::sleep(Duration::from_millis(500)));
     let spent = time_in(server, || {
         for waiter in &mut waiters {

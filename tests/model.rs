@@ -14,6 +14,8 @@ pub struct Hold {
     pub token: i64,
     /// Whether it ends with the connection.
     pub ephemeral: bool,
+    /// Whether it is tied to the connection on whose behalf it was granted: its loss is told there.
+    pub tied: bool,
 }
 
 /// One lock.
@@ -38,6 +40,8 @@ pub struct Request {
     pub holds: Option<u64>,
     /// Whether the hold is to end with the connection.
     pub ephemeral: bool,
+    /// Whether it is made on behalf of a session, to which every hold is tied.
+    pub of_session: bool,
 }
 
 /// The token that a grant is expected to carry.
@@ -60,12 +64,10 @@ pub enum Answer {
     Waits,
     /// Waiting would close a cycle.
     Deadlock,
-    /// Waiting behind a cycle that stands already, or closing another: [`Model::wait`] if it waits.
-    ///
-    /// One can arise without a request, when the lease of an owner ends who waits for that very key and others.
-    BehindCircle,
     /// A re-entry under another limit than the lock's.
     OtherLimit,
+    /// Of several locks, the owner holds some, or not all under one token.
+    HoldsSome,
 }
 
 /// All locks, and all who wait in order of arrival: an owner at most once.
@@ -83,17 +85,23 @@ impl Model {
         if request.keys.iter().any(|key| self.contradicts(*key, request)) {
             return Answer::OtherLimit;
         }
+        let mut tokens: Vec<Option<i64>> =
+            request.keys.iter().map(|key| self.hold(request.owner, *key).map(|hold| hold.token)).collect();
+        tokens.dedup();
+        if tokens.len() > 1 {
+            return Answer::HoldsSome;
+        }
         if self.admits(request, self.queue.len()) {
             return Answer::Granted(self.grant(request));
         }
         if !may_wait {
             return Answer::Refused;
         }
-        if !self.stuck(Some(request)).contains(&request.owner) {
-            self.wait(request);
-            return Answer::Waits;
+        if self.closes_a_cycle(request) {
+            return Answer::Deadlock;
         }
-        if self.stuck(None).is_empty() { Answer::Deadlock } else { Answer::BehindCircle }
+        self.wait(request);
+        Answer::Waits
     }
 
     /// A request waits.
@@ -138,6 +146,8 @@ impl Model {
         for key in self.held_by(owner) {
             if self.locks[&key].holders[&owner].ephemeral {
                 self.end(owner, key);
+            } else if let Some(hold) = self.locks.get_mut(&key).and_then(|lock| lock.holders.get_mut(&owner)) {
+                hold.tied = false;
             }
         }
     }
@@ -147,6 +157,7 @@ impl Model {
         self.queue.clear();
         for hold in self.locks.values_mut().flat_map(|lock| lock.holders.values_mut()) {
             hold.ephemeral = false;
+            hold.tied = false;
         }
     }
 
@@ -185,11 +196,6 @@ impl Model {
         self.queue.iter().filter(|request| request.keys.contains(&key)).map(|request| request.owner).collect()
     }
 
-    /// Whether some wait for one another for ever.
-    pub fn has_circle(&self) -> bool {
-        !self.stuck(None).is_empty()
-    }
-
     fn hold(&self, owner: usize, key: usize) -> Option<&Hold> {
         self.locks.get(&key)?.holders.get(&owner)
     }
@@ -208,45 +214,47 @@ impl Model {
     }
 
     fn grant(&mut self, request: &Request) -> Token {
-        let mut tokens: Vec<Option<i64>> =
-            request.keys.iter().map(|key| self.hold(request.owner, *key).map(|hold| hold.token)).collect();
-        tokens.dedup();
+        let token = self.hold(request.owner, request.keys[0]).map(|hold| hold.token);
         for key in &request.keys {
             let lock = self.locks.entry(*key).or_insert(Lock { limit: SHARED, holders: BTreeMap::new() });
             lock.limit = lock.limit.min(request.limit);
-            let none = Hold { holds: 0, token: 0, ephemeral: false };
+            let none = Hold { holds: 0, token: 0, ephemeral: false, tied: false };
             let hold = lock.holders.entry(request.owner).or_insert(none);
             hold.holds = request.holds.map_or(hold.holds + 1, |holds| holds.max(hold.holds));
             hold.ephemeral |= request.ephemeral;
+            hold.tied |= request.ephemeral || request.of_session;
         }
-        match tokens[..] {
-            [Some(token)] => Token::Same(token),
-            _ => Token::New,
-        }
+        token.map_or(Token::New, Token::Same)
     }
 
-    /// Who would wait for ever, one more request among them, even if all who wait for nothing gave everything back, and
-    /// all who would be served then did so too.
-    fn stuck(&self, request: Option<&Request>) -> Vec<usize> {
-        let mut future = self.clone();
-        future.queue.extend(request.cloned());
-        loop {
-            let free: Vec<usize> = future.owners().into_iter().filter(|owner| !future.waits(*owner)).collect();
-            for owner in &free {
-                for key in future.held_by(*owner) {
-                    future.end(*owner, key);
+    /// Whether an owner would wait for itself in the end.
+    fn closes_a_cycle(&self, request: &Request) -> bool {
+        let mut reached = self.in_the_way(request, self.queue.len());
+        let mut place = 0;
+        while let Some(other) = reached.get(place).copied() {
+            place += 1;
+            let next = self.queue.iter().enumerate().filter(|(_, waiting)| waiting.owner == other);
+            for owner in next.flat_map(|(place, waiting)| self.in_the_way(waiting, place)) {
+                if !reached.contains(&owner) {
+                    reached.push(owner);
                 }
             }
-            if future.serve().is_empty() {
-                return future.queue.iter().map(|request| request.owner).collect();
-            }
         }
+        reached.contains(&request.owner)
     }
 
-    fn owners(&self) -> Vec<usize> {
-        let mut owners: Vec<usize> = self.locks.values().flat_map(|lock| lock.holders.keys().copied()).collect();
-        owners.sort_unstable();
-        owners.dedup();
+    /// The owners for whom a request has to wait: every holder, and who waits for several keys ahead of it. Where more
+    /// than one may hold, another place would do as well.
+    fn in_the_way(&self, request: &Request, place: usize) -> Vec<usize> {
+        let mut owners = Vec::new();
+        for key in request.keys.iter().filter(|key| self.hold(request.owner, **key).is_none()) {
+            let lock = self.locks.get(key);
+            if request.limit == 1 || lock.is_some_and(|lock| lock.limit == 1) {
+                owners.extend(lock.into_iter().flat_map(|lock| lock.holders.keys().copied()));
+                let ahead = self.queue[..place].iter().filter(|it| it.keys.len() > 1 && it.keys.contains(key));
+                owners.extend(ahead.map(|it| it.owner));
+            }
+        }
         owners
     }
 }

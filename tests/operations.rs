@@ -1,8 +1,11 @@
 //! docs/operations.md: what an operator types does what stands there.
 
 use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
-use support::{Feature, Server, skip, workspace};
+use support::{Builder, Server, module_path, server_program, skip, workspace};
 
 use crate::common::FromFile;
 use crate::console;
@@ -32,26 +35,17 @@ fn unindented(text: &str) -> String {
     lines.join("\n")
 }
 
-fn without_module() -> Option<Server> {
-    let server = Server::builder().without_module().start();
-    if !server.can(Feature::ModuleCommand) {
-        skip("this server loads no module at run time");
-        return None;
-    }
-    Some(server)
-}
-
 #[test]
 fn it_is_loaded_into_a_running_server() {
-    let Some(server) = without_module() else { return };
+    let server = Server::builder().without_module().start();
     console::run(&chapter("Load it"), &[&server]);
 }
 
 #[test]
 fn an_upgrade_takes_the_replica_first() {
     let master = Server::start();
-    if !master.can(Feature::ModuleCommand) || master.is_container() {
-        return skip("this server loads no module at run time, or its replica is elsewhere");
+    if master.is_container() {
+        return skip("the replica of a server in a container is elsewhere");
     }
     let replica = Server::start();
     replica.replica_of(&master);
@@ -63,7 +57,7 @@ fn an_upgrade_takes_the_replica_first() {
 
 #[test]
 fn a_server_goes_back_to_what_it_was() {
-    let Some(server) = without_module() else { return };
+    let server = Server::builder().without_module().start();
     let load = "```console master\n127.0.0.1:6379> MODULE LOAD /usr/lib/redis/modules/libholdfast.so\nOK\n```\n";
     console::run(&format!("{load}{}", chapter("Go back to a server without it")), &[&server]);
 }
@@ -89,4 +83,167 @@ fn the_check_list_is_what_the_example_configuration_sets() {
     let lines: Vec<&str> = settings.filter(mine).chain(["loadmodule MODULE"]).collect();
     let it = FromFile::start("check-list", &lines);
     console::run(&chapter("Check list"), &[&it.server]);
+}
+
+/// Whether the key of a lock and one that is none are there.
+fn has_both(server: &Server) -> bool {
+    let keys =
+        ["printer", "value"].map(|key| redis::cmd("EXISTS").arg(key).query::<bool>(&mut server.connect()).unwrap());
+    keys == [true, true]
+}
+
+/// With a lock, another key, and both in a snapshot.
+#[track_caller]
+fn with_data(purpose: &str) -> FromFile {
+    let it = FromFile::start(purpose, &["save 3600 1", "loadmodule MODULE"]);
+    for line in ["LOCK.ACQUIRE printer alice LEASE 600000", "SET value 1", "SAVE"] {
+        let mut words = line.split(' ');
+        let () =
+            redis::cmd(words.next().unwrap()).arg(words.collect::<Vec<_>>()).query(&mut it.server.connect()).unwrap();
+    }
+    it
+}
+
+#[test]
+fn the_append_only_file_is_turned_on_without_losing_what_is_there() {
+    let mut it = with_data("has-data");
+    if it.server.is_container() {
+        return skip("its configuration file is elsewhere");
+    }
+    let text = chapter("A server that has data");
+    let blocks: Vec<&str> = text.split_inclusive("\n```\n").filter(|block| block.contains("```console")).collect();
+    let [turn_on, keep] = blocks.as_slice() else { panic!("{} blocks", blocks.len()) };
+    console::run(turn_on, &[&it.server]);
+    let is = |field: &str, value: &str| it.server.info("persistence", field).as_deref() == Some(value);
+    support::until(std::time::Duration::from_secs(20), "the file is written", || {
+        is("aof_rewrite_in_progress", "0") && is("aof_rewrite_scheduled", "0") && is("aof_last_bgrewrite_status", "ok")
+    });
+    console::run(keep, &[&it.server]);
+    it.server.restart();
+    assert!(has_both(&it.server));
+    assert_eq!(it.server.info("persistence", "aof_enabled").as_deref(), Some("1"));
+}
+
+/// What the document warns of, and the way back.
+#[test]
+fn turned_on_in_the_file_alone_it_hides_what_is_there_until_it_is_taken_back() {
+    let mut it = with_data("hides-data");
+    if it.server.is_container() {
+        return skip("its configuration file is elsewhere");
+    }
+    let lines = fs::read_to_string(&it.file).unwrap();
+    fs::write(&it.file, format!("{lines}appendonly yes\n")).unwrap();
+    it.server.restart();
+    assert!(!has_both(&it.server), "the document would warn of nothing");
+    // The connection ends with the server.
+    let _ = redis::cmd("SHUTDOWN").arg("NOSAVE").query::<()>(&mut it.server.connect());
+    it.server.wait_until_ended();
+    fs::rename(it.server.dir().join("appendonlydir"), it.server.dir().join("aside")).unwrap();
+    fs::write(&it.file, lines).unwrap();
+    it.server.restart();
+    assert!(has_both(&it.server));
+}
+
+/// What a server says that does not start, if the document has it too.
+#[track_caller]
+fn refuses_to_start(builder: Builder, quoted: &str) {
+    let Err(log) = builder.try_start() else { panic!("it starts, though it should say {quoted}") };
+    assert!(log.contains(quoted), "{log}");
+    let text = chapter("A server that does not start");
+    assert!(text.contains(quoted), "the document has no {quoted}");
+}
+
+#[test]
+fn a_server_that_does_not_start_says_what_the_document_has() {
+    if Server::start().is_container() {
+        return skip("its log is elsewhere");
+    }
+    let plain = || Server::builder().without_module();
+    refuses_to_start(plain().arg("loadmodule", "/nowhere/libholdfast.so"), "cannot open shared object file");
+    let again = module_path();
+    refuses_to_start(Server::builder().arg("loadmodule", again.to_str().unwrap()), "initialization failed");
+    refuses_to_start(
+        plain().arg("holdfast.default-lease", "20000"),
+        "Module Configuration detected without loadmodule directive",
+    );
+    let misspelt = Server::builder().arg("holdfast.misspelt", "1");
+    refuses_to_start(misspelt, "Module Configuration detected without loadmodule directive");
+}
+
+#[test]
+fn a_damaged_append_only_file_is_named_and_the_way_out_works() {
+    let mut it = FromFile::start("damaged", &["appendonly yes", "loadmodule MODULE"]);
+    if it.server.is_container() {
+        return skip("its folder is elsewhere");
+    }
+    let acquire = |server: &Server, key: &str| {
+        redis::cmd("LOCK.ACQUIRE").arg(&[key, "alice", "LEASE", "600000"]).exec(&mut server.connect()).unwrap();
+    };
+    let files = it.server.dir().join("appendonlydir");
+    acquire(&it.server, "printer");
+    let increment = fs::read_dir(&files).unwrap().map(|entry| entry.unwrap().path());
+    let increment = increment.into_iter().find(|path| path.to_string_lossy().ends_with(".incr.aof")).unwrap();
+    let damage = fs::metadata(&increment).unwrap().len();
+    acquire(&it.server, "value");
+    let _ = redis::cmd("SHUTDOWN").arg("NOSAVE").query::<()>(&mut it.server.connect());
+    it.server.wait_until_ended();
+    let mut bytes = fs::read(&increment).unwrap();
+    bytes[usize::try_from(damage).unwrap()] = b'?';
+    fs::write(&increment, bytes).unwrap();
+
+    let from_file = || Server::builder().without_module().config_file(&it.file).dir(it.server.dir().to_owned());
+    refuses_to_start(from_file(), "Bad file format reading the append only file");
+    // The tool that the machine has knows the files of the machine's server.
+    if server_program() != Path::new("redis-server") {
+        return;
+    }
+    let manifest = fs::read_dir(&files).unwrap().map(|entry| entry.unwrap().path());
+    let manifest = manifest.into_iter().find(|path| path.to_string_lossy().ends_with(".manifest")).unwrap();
+    let mut check = Command::new("redis-check-aof");
+    let check = check.arg("--fix").arg(manifest).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let mut check = check.expect("it comes with the server");
+    check.stdin.take().unwrap().write_all(b"y\n").unwrap();
+    assert!(check.wait_with_output().unwrap().status.success());
+    it.server.restart();
+    let there = |key: &str| redis::cmd("EXISTS").arg(key).query::<bool>(&mut it.server.connect()).unwrap();
+    assert_eq!([there("printer"), there("value")], [true, false], "what stood before the damage is there");
+}
+
+/// A folder lies where the snapshot should be.
+#[test]
+fn a_failed_snapshot_stops_locks_until_it_may_fail() {
+    let it = FromFile::start("failed-save", &["save 3600 1", "appendonly yes", "loadmodule MODULE"]);
+    if it.server.is_container() {
+        return skip("its folder is elsewhere");
+    }
+    let say = |line: &str| {
+        let mut words = line.split(' ');
+        let mut command = redis::cmd(words.next().unwrap());
+        command.arg(words.collect::<Vec<_>>()).query::<redis::Value>(&mut it.server.connect())
+    };
+    say("LOCK.ACQUIRE printer alice LEASE 600000").unwrap();
+    fs::create_dir(it.server.dir().join("dump.rdb")).unwrap();
+    say("BGSAVE").unwrap();
+    let status = |field: &str| it.server.info("persistence", field);
+    support::until(std::time::Duration::from_secs(20), "it fails", || {
+        status("rdb_last_bgsave_status").as_deref() == Some("err")
+    });
+    assert_eq!(status("aof_last_write_status").as_deref(), Some("ok"));
+    for line in [
+        "LOCK.ACQUIRE other alice",
+        "LOCK.RELEASE printer alice",
+        "LOCK.RENEW printer alice",
+        "LOCK.FORCE printer",
+        "DEL printer",
+    ] {
+        assert_eq!(say(line).unwrap_err().code(), Some("MISCONF"), "{line}");
+    }
+    assert!(say("LOCK.INFO printer").is_ok());
+    // It wants to save first, and goes on.
+    assert!(Command::new("kill").arg(it.server.pid().to_string()).status().unwrap().success());
+    support::until(std::time::Duration::from_secs(20), "it refuses to end", || {
+        it.server.log().contains("Error trying to save the DB, can't exit")
+    });
+    say("CONFIG SET stop-writes-on-bgsave-error no").unwrap();
+    say("LOCK.RELEASE printer alice").unwrap();
 }

@@ -32,7 +32,7 @@ fn the_example_configuration_starts_a_server() {
             continue;
         }
         let reply: Vec<String> = redis::cmd("CONFIG").arg("GET").arg(&name).query(&mut server.connect()).unwrap();
-        assert_eq!(reply.get(1).map(|got| plain(got)), Some(plain(&value)), "{name}");
+        assert_eq!(reply.get(1).map(|got| plain(got)), Some(plain(value.trim_matches('"'))), "{name}");
     }
     let token: i64 = redis::cmd("LOCK.ACQUIRE").arg("key").arg("owner").query(&mut server.connect()).unwrap();
     assert!(token > 0);
@@ -110,6 +110,35 @@ fn the_documents_point_at_what_is_there() {
         }
     }
     assert!(links > 50, "{links}");
+}
+
+#[test]
+fn the_table_of_bounds_names_tests_that_are_there() {
+    let reference = document("docs/reference.md");
+    let rows = reference.lines().skip_while(|line| !line.starts_with("| what | filled by | limit |")).skip(2);
+    let rows: Vec<_> = rows.take_while(|line| line.starts_with('|')).collect();
+    assert!(rows.len() > 10, "{rows:?}");
+    let sources: String = ["tests", "src"].iter().flat_map(|folder| sources(&workspace().join(folder))).collect();
+    for row in rows {
+        let names = row.rsplit('|').nth(1).unwrap_or_default().split('`').skip(1).step_by(2);
+        let tests: Vec<_> = names.filter_map(|name| name.rsplit("::").next()).collect();
+        assert!(!tests.is_empty(), "{row}");
+        for test in tests {
+            assert!(sources.contains(&format!("fn {test}(")), "{test}");
+        }
+    }
+}
+
+/// The text of each source below a folder.
+fn sources(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries
+        .flat_map(|path| match path.extension() {
+            _ if path.is_dir() => sources(&path),
+            Some(extension) if extension == "rs" => vec![fs::read_to_string(&path).unwrap()],
+            _ => Vec::new(),
+        })
+        .collect()
 }
 
 /// What a line is called in links, if it is a heading.

@@ -124,19 +124,24 @@ const LOCKS: [&str; 12] = [
     "LOCK.OWNER",
 ];
 const BREAKS: &str = "LOCK.FORCE app:lock";
+/// How clients find the server, in a cluster and with Sentinel.
+const FINDS: [&str; 2] = ["CLUSTER SLOTS", "ROLE"];
 
 /// What the users in docs/operations.md may do, by their names, and what they may not.
 fn allowed_and_denied(user: &str) -> (Vec<&'static str>, Vec<&'static str>) {
     match user {
-        "app" => {
-            ([&LOCKS[..], &["SET app:value 1", "GET app:value"]].concat(), vec![BREAKS, "FLUSHALL", "LOCK.INFO other"])
+        "app" => (
+            [&LOCKS[..], &FINDS, &["SET app:value 1", "GET app:value"]].concat(),
+            vec![BREAKS, "FLUSHALL", "LOCK.INFO other"],
+        ),
+        "locker" => {
+            ([&LOCKS[..], &FINDS, &["COMMAND COUNT"]].concat(), vec![BREAKS, "GET app:value", "LOCK.ACQUIRE other me"])
         }
-        "locker" => (LOCKS.to_vec(), vec![BREAKS, "GET app:value", "LOCK.ACQUIRE other me"]),
         "looker" => {
-            let looks = [&LOCKS[8..], &["LOCK.HELP", "INFO holdfast"]].concat();
+            let looks = [&LOCKS[8..], &FINDS, &["LOCK.HELP", "INFO holdfast", "SCAN 0"]].concat();
             (looks, vec![LOCKS[0], LOCKS[2], BREAKS, "GET app:value", "LOCK.INFO other"])
         }
-        "breaker" => (vec![BREAKS, LOCKS[8]], vec![LOCKS[0], LOCKS[2], "LOCK.FORCE other"]),
+        "breaker" => ([&[BREAKS], &LOCKS[8..11], &FINDS].concat(), vec![LOCKS[0], LOCKS[2], "LOCK.FORCE other"]),
         other => panic!("what may {other} do?"),
     }
 }

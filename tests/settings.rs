@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use support::{Feature, Raw, Server, module_path, skip};
+use support::{Raw, Server, module_path};
 
 use crate::common::{FromFile, ask, ask_ok, map, text};
 
@@ -60,9 +60,6 @@ fn the_configuration_goes_before_arguments_wherever_it_stands() {
 #[test]
 fn module_loadex_config_goes_before_its_arguments() {
     let server = Server::builder().without_module().start();
-    if !server.can(Feature::ModuleCommand) {
-        return skip("this server loads no module at run time");
-    }
     let path = module_path().to_str().expect("UTF-8").to_owned();
     let mut raw = server.raw();
     let arguments = "ARGS default-lease 10000 max-waiters 7";

@@ -1,9 +1,14 @@
 //! Several locks in one step: `LOCK.MACQUIRE`, `LOCK.MRELEASE`, `LOCK.MRENEW`.
 
+use std::collections::BTreeMap;
+
 use redis::Value;
 use support::{Cluster, Raw, Server, until};
 
-use crate::speak::{Reply, SOON, Speak, arrives, deadline, fields, holders, now, owners, until_gone, waiters};
+use crate::common::Contents;
+use crate::speak::{
+    Reply, SOON, Speak, arrives, assert_in_the_way, deadline, fields, holders, now, owners, until_gone, waiters,
+};
 
 #[test]
 fn all_keys_are_taken_under_one_token() {
@@ -136,15 +141,93 @@ fn re_entries() {
     let end = deadline(&mut connection, "a");
     assert_eq!(connection.say("LOCK.MACQUIRE 2 b a owner LEASE 1000").token(), first, "a re-entry keeps the token");
     assert_eq!(deadline(&mut connection, "a"), end, "a re-entry does not shorten the lease");
-    let second = connection.say("LOCK.MACQUIRE 2 b c owner LEASE 600000").token();
-    assert!(second > first);
-    for (key, holds, token) in [("a", 2, first), ("b", 3, second), ("c", 1, second)] {
+    assert_eq!(connection.say("LOCK.MACQUIRE 1 b owner").token(), first, "those that are named");
+    assert_eq!(connection.say("LOCK.MACQUIRE 2 a b owner HOLDS 3").token(), first);
+    for key in ["a", "b"] {
         let holder = holders(&mut connection, key).remove("owner").unwrap();
-        assert_eq!((holder.field("holds").int(), holder.field("token").int()), (holds, token), "{key}");
+        assert_eq!((holder.field("holds").int(), holder.field("token").int()), (3, first), "{key}");
     }
-    connection.say("LOCK.MACQUIRE 3 a b c owner HOLDS 2").token();
-    for (key, holds) in [("a", 2), ("b", 3), ("c", 2)] {
-        assert_eq!(holders(&mut connection, key)["owner"].field("holds").int(), holds, "{key}");
+    connection.say("HSET c owner 1");
+    connection.say("HSET d owner 1");
+    let adopted = connection.say("LOCK.MACQUIRE 2 c d owner").token();
+    assert!(adopted > first, "what another client made gets its token here");
+    assert_eq!(connection.say("LOCK.MACQUIRE 2 d c owner").token(), adopted);
+}
+
+/// Whoever holds some of the locks, or all of them but not under one token, asks for something else than it means.
+#[test]
+fn some_that_are_held_are_an_error_and_nothing_changes() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    connection.say("LOCK.ACQUIRE a owner LEASE 600000").token();
+    connection.say("LOCK.ACQUIRE b owner LEASE 600000").token();
+    connection.say("LOCK.ACQUIRE taken other LEASE 600000").token();
+    connection.say("HSET foreign owner 1");
+    let before = Contents::read(&mut connection);
+    for keys in ["2 a free", "2 free a", "3 a b free", "2 a b", "2 b a", "2 a taken", "2 taken a", "2 a foreign"] {
+        for terms in ["", " WAIT 0", " HOLDS 1", " HOLDS 1 WAIT 0 LEASE 3600000"] {
+            let error = connection.say(&format!("LOCK.MACQUIRE {keys} owner{terms}")).error();
+            assert!(error.starts_with("ERR the owner holds some of these locks"), "{keys}{terms}: {error}");
+        }
+    }
+    assert_eq!(Contents::read(&mut connection), before);
+    assert!(connection.say("LOCK.TOP").items().is_empty(), "nobody waits");
+}
+
+/// The same for a request that waits, as soon as its owner comes to hold one of the locks, however that is.
+#[test]
+fn a_wait_ends_when_its_owner_is_granted_one_of_the_locks() {
+    let server = Server::start();
+    let (mut first, mut several, mut behind, mut viewer) = (server.raw(), server.raw(), server.raw(), server.raw());
+    let ways: [&[&str]; 4] =
+        [&["LOCK.RELEASE a other"], &["LOCK.FORCE a"], &["DEL b", "HSET b owner 1"], &["RENAME mine b"]];
+    for way in ways {
+        viewer.say("FLUSHALL");
+        viewer.say("LOCK.ACQUIRE a other LEASE 600000").token();
+        viewer.say("LOCK.ACQUIRE b other LEASE 600000").token();
+        viewer.say("LOCK.ACQUIRE mine owner LEASE 600000").token();
+        assert_eq!(first.begin("LOCK.ACQUIRE a owner LEASE 600000 WAIT 0"), None);
+        assert_eq!(several.begin("LOCK.MACQUIRE 3 c a b owner LEASE 600000 WAIT 0"), None);
+        assert_eq!(behind.begin("LOCK.ACQUIRE c behind LEASE 600000 WAIT 0"), None);
+        way.iter().for_each(|line| drop(viewer.say(line)));
+        let error = arrives(&mut several).error();
+        assert!(error.starts_with("ERR the owner holds some of these locks"), "{way:?}: {error}");
+        arrives(&mut behind).token();
+        viewer.say("LOCK.FORCE a");
+        arrives(&mut first).token();
+    }
+}
+
+/// If it comes to hold all of them in one step, its request for the same is a re-entry at its turn; but not while the
+/// answer to another one of this owner is on its way.
+#[test]
+fn a_wait_is_a_re_entry_when_its_owner_is_granted_all_in_one_step() {
+    let server = Server::start();
+    let (mut one, mut other, mut viewer) = (server.raw(), server.raw(), server.raw());
+    viewer.say("LOCK.ACQUIRE b other LEASE 600000").token();
+    assert_eq!(one.begin("LOCK.MACQUIRE 2 a b owner LEASE 600000 WAIT 0"), None);
+    assert_eq!(other.begin("LOCK.MACQUIRE 2 b a owner LEASE 600000 WAIT 0"), None);
+    assert_eq!(viewer.say("LOCK.RELEASE b other"), Value::Int(0));
+    let token = arrives(&mut one).token();
+    assert_in_the_way(&arrives(&mut other), "b");
+    assert_eq!(other.say("LOCK.MACQUIRE 2 b a owner LEASE 600000 WAIT 0"), Value::Int(token));
+    for key in ["a", "b"] {
+        assert_eq!(holders(&mut viewer, key)["owner"].field("holds").int(), 2, "{key}");
+    }
+
+    // Somebody writes the holds by hand while it waits.
+    viewer.say("LOCK.FORCE a");
+    viewer.say("LOCK.FORCE b");
+    viewer.say("LOCK.ACQUIRE b other LEASE 600000").token();
+    assert_eq!(one.begin("LOCK.MACQUIRE 2 a b owner LEASE 600000 WAIT 0"), None);
+    let mut lines = vec!["MULTI".to_owned(), "DEL b".to_owned()];
+    lines.extend(["a", "b"].map(|key| format!("HSET {key} owner 1 #fence {token}")));
+    lines.extend(["a", "b"].map(|key| format!("PEXPIRE {key} 600000")));
+    lines.push("EXEC".to_owned());
+    viewer.say_all(&lines);
+    assert_eq!(arrives(&mut one).token(), token);
+    for key in ["a", "b"] {
+        assert_eq!(holders(&mut viewer, key)["owner"].field("holds").int(), 2, "{key}");
     }
 }
 
@@ -220,14 +303,16 @@ fn the_order_is_that_of_arrival_in_each_queue() {
     assert_eq!(waiters(&mut viewer, "b"), ["one", "two", "four", "five"]);
     assert_eq!(waiters(&mut viewer, "c"), ["two", "three", "five"]);
     viewer.say("LOCK.MRELEASE 3 a b c holder");
-    let mut last = 0;
+    // Of two that have no key in common, either may be the first: each key goes from one to the next.
+    let mut last = BTreeMap::new();
     for (client, request) in clients.iter_mut().zip(requests) {
         let token = arrives(client).token();
-        assert!(token > last, "{request} was served out of order");
-        last = token;
         let words: Vec<&str> = request.split(' ').collect();
-        let (keys, owner) = (words[1..words.len() - 1].join(" "), words[words.len() - 1]);
-        viewer.say(&format!("LOCK.MRELEASE {} {keys} {owner}", words[0]));
+        let (keys, owner) = (&words[1..words.len() - 1], words[words.len() - 1]);
+        for key in keys {
+            assert!(last.insert(*key, token).is_none_or(|before| token > before), "{request} was served out of order");
+        }
+        viewer.say(&format!("LOCK.MRELEASE {} {} {owner}", words[0], keys.join(" ")));
     }
     assert_eq!(viewer.say("DBSIZE"), Value::Int(0));
 }
@@ -307,22 +392,6 @@ fn whatever_frees_the_last_key_serves_the_waiter() {
 }
 
 #[test]
-fn a_held_key_needs_no_place_in_its_queue() {
-    let server = Server::start();
-    let (mut owner, mut behind, mut viewer) = (server.raw(), server.raw(), server.raw());
-    let first = owner.say("LOCK.ACQUIRE a owner").token();
-    viewer.say("LOCK.ACQUIRE b other").token();
-    assert_eq!(behind.begin("LOCK.ACQUIRE a behind WAIT 0"), None);
-    assert_eq!(owner.begin("LOCK.MACQUIRE 2 a b owner WAIT 0"), None);
-    viewer.say("LOCK.RELEASE b other");
-    let second = arrives(&mut owner).token();
-    assert!(second > first);
-    assert_eq!(holders(&mut viewer, "a")["owner"].field("holds").int(), 2);
-    assert_eq!(viewer.say("LOCK.MRELEASE 2 a b owner ALL").items(), [Value::Int(0), Value::Int(0)]);
-    arrives(&mut behind).token();
-}
-
-#[test]
 fn all_keys_are_tied() {
     let server = Server::start();
     let (mut first, mut second, mut viewer) = (server.raw(), server.raw(), server.raw());
@@ -345,25 +414,6 @@ fn all_keys_are_tied() {
     assert_eq!(viewer.say("EXISTS a b"), Value::Int(2), "the tie has moved");
     third.close();
     until(SOON, "both are free", || viewer.say("DBSIZE") == Value::Int(0));
-}
-
-#[test]
-fn a_key_that_is_held_already_keeps_its_tie_under_the_new_token() {
-    let server = Server::start();
-    for (words, watchdog) in [("", false), (" WATCHDOG", true)] {
-        let (mut holder, mut viewer) = (server.raw(), server.raw());
-        let id = holder.client_id();
-        let first = holder.say("LOCK.ACQUIRE a owner LEASE 60000 EPHEMERAL").token();
-        let second = holder.say(&format!("LOCK.MACQUIRE 2 a b owner LEASE 60000{words}")).token();
-        assert!(second > first);
-        let all = holders(&mut viewer, "a");
-        let shown = &all["owner"];
-        assert_eq!((shown.field("token").int(), shown.field("client").int()), (second, id), "{words}");
-        assert_eq!((shown.field("watchdog").truth(), shown.field("ephemeral").truth()), (watchdog, true), "{words}");
-        holder.close();
-        until(SOON, "the ephemeral hold has ended", || viewer.say("EXISTS a") == Value::Int(0));
-        assert_eq!(viewer.say("LOCK.FORCE b"), Value::Int(1));
-    }
 }
 
 #[test]

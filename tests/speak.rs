@@ -182,6 +182,35 @@ pub fn setting(name: &str, usual: u64) -> u64 {
 /// The processor time that a server has used so far.
 #[track_caller]
 pub fn processor_time(server: &Server) -> Duration {
-    let field = |name| -> f64 { server.info("cpu", name).expect("INFO cpu").parse().expect("seconds") };
+    processor_time_in(&server.raw().say("INFO cpu"))
+}
+
+/// The replies to a request and to others right behind it, and the processor time that the server spent on the first. Its own
+/// figures say how much time passed, which is more where the machine has other work.
+#[track_caller]
+pub fn in_one_step(connection: &mut Raw, line: &str, others: &[String]) -> (Vec<Value>, Duration) {
+    let begin = ["MULTI", "INFO cpu", line, "INFO cpu"].map(str::to_owned);
+    connection.say_all(&[&begin, others].concat());
+    let done = connection.say("EXEC");
+    let [before, reply, after, rest @ ..] = done.items() else { panic!("{line}: {done:?}") };
+    let spent = processor_time_in(after).saturating_sub(processor_time_in(before));
+    ([reply].into_iter().chain(rest).cloned().collect(), spent)
+}
+
+#[track_caller]
+fn processor_time_in(info: &Value) -> Duration {
+    let info = info.text();
+    let field = |name| -> f64 {
+        let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        value.expect("INFO cpu").trim().parse().expect("seconds")
+    };
     Duration::from_secs_f64(field("used_cpu_user") + field("used_cpu_sys"))
+}
+
+/// Asserts the answer to a request whose owner has another one for this key under way.
+#[track_caller]
+pub fn assert_in_the_way(reply: &Value, key: &str) {
+    let error = reply.error();
+    let expected = format!("ERR another request of this owner for '{key}' is being confirmed");
+    assert!(error.starts_with(&expected), "{error}");
 }

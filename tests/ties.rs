@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use redis::Value;
 use support::{Raw, Server, until};
 
-use crate::speak::{Reply, SOON, Speak, arrives, deadline, holders, now, owners, until_gone, waiters};
+use crate::speak::{Reply, SOON, Speak, arrives, deadline, encode, holders, now, owners, until_gone, waiters};
 
 /// What the connection and the flags of a holder are, as `LOCK.INFO` shows them.
 #[track_caller]
@@ -74,6 +74,23 @@ fn a_watched_lease_is_renewed_every_third_of_it() {
     assert!(deadlines[4] > begin + LEASE * 2);
     assert_eq!(holders(&mut viewer, "key")["owner"].field("token").int(), token);
     assert!(viewer.say("LOCK.ACQUIRE key other").is_null());
+}
+
+/// A hold that never ends, because its key has lost its expiry, keeps nobody else from being renewed. (It did: its own
+/// deadline had passed and was seen again and again. Found by `simulated/`.)
+#[test]
+fn a_hold_without_end_keeps_no_other_from_being_renewed() {
+    let server = Server::start();
+    let (mut holder, mut viewer) = (server.raw(), server.raw());
+    assert!(holder.say("LOCK.ACQUIRE watched w WATCHDOG LEASE 1500").int() > 0);
+    assert!(holder.say("LOCK.ACQUIRE endless e SHARED EPHEMERAL LEASE 300").int() > 0);
+    assert_eq!(viewer.say("PERSIST endless"), Value::Int(1));
+    let end = now() + 300;
+    until(SOON, "its own deadline has passed", || now() > end);
+    until_renewed(&mut viewer, "watched");
+    until_renewed(&mut viewer, "watched");
+    until_renewed(&mut viewer, "watched");
+    assert_eq!(owners(&mut viewer, "endless"), ["e"]);
 }
 
 #[test]
@@ -205,6 +222,39 @@ fn many_ephemeral_holds_of_one_connection_all_end() {
     assert_eq!(viewer.say("DBSIZE"), Value::Int(2000));
     holder.reset();
     until(SOON, "all are free", || viewer.say("DBSIZE") == Value::Int(0));
+}
+
+/// The end of the connection and the next request come in one turn of the event loop: whoever was told that he holds does.
+#[test]
+fn who_comes_right_behind_the_end_of_a_connection_finds_its_hold_over() {
+    let server = Server::start();
+    let mut other = server.raw();
+    let mut raced = 0;
+    for round in 0..20 {
+        for request in [
+            "LOCK.ACQUIRE key owner HOLDS 1",
+            "LOCK.RENEW key owner",
+            "LOCK.RENEW key owner WATCHDOG",
+            "LOCK.MRENEW 1 key owner",
+            "LOCK.RELEASE key owner",
+            "LOCK.MACQUIRE 2 key more owner",
+        ] {
+            let (mut holder, mut waiter) = (server.raw(), server.raw());
+            holder.say("LOCK.ACQUIRE key owner LEASE 600000 EPHEMERAL").token();
+            assert_eq!(waiter.begin("LOCK.ACQUIRE key next LEASE 600000 WAIT 0"), None);
+            let kill = format!("CLIENT KILL ID {}", holder.client_id());
+            other.send_bytes(&[kill.as_str(), request].map(encode).concat()).unwrap();
+            assert_eq!(other.read().unwrap(), Value::Int(1));
+            let reply = other.read().unwrap();
+            let refused = reply.is_null() || matches!(&reply, Value::Array(all) if all == &[Value::Nil]);
+            assert!(refused, "round {round}, {request}: {reply:?}");
+            arrives(&mut waiter).token();
+            assert_eq!(owners(&mut other, "key"), ["next"]);
+            other.say("LOCK.FORCE key");
+            raced += 1;
+        }
+    }
+    assert_eq!(server.info("holdfast", "holdfast_released_by_disconnect"), Some(raced.to_string()));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use redis::Value;
 use support::{Raw, Server, eventually, until};
 
 use crate::common::{Bytes, array, bytes, deadline, error, info_number, int, map};
+use crate::speak::assert_in_the_way;
 use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, count_waiters, holders_in_hash, until_nobody_waits};
 
 /// Long enough to see that nothing happens.
@@ -235,18 +236,20 @@ mod same_owner {
         assert!(waiter.waits());
     }
 
-    /// Two connections of one owner wait, with somebody else between them.
+    /// Two connections of one owner wait, with somebody else between them: one request at a time.
     #[test]
-    fn is_served_on_both_its_connections() {
+    fn is_served_on_one_of_its_connections() {
         let (server, mut client, _) = held();
         let mut one = Waiter::start(&server, "key", "twice");
         let mut between = Waiter::start(&server, "key", "between");
         let mut two = Waiter::start(&server, "key", "twice");
         client.order("LOCK.RELEASE key holder");
         let token = one.token();
-        assert_eq!(two.token(), token, "one hold, one token");
-        assert_eq!(holders_in_hash(&mut client, "key"), [("twice".to_owned(), "2".to_owned())]);
+        assert_in_the_way(&two.end(), "key");
+        assert_held(&mut client, "key", "twice");
         assert!(between.waits());
+        // With the answer it has the lock, and may re-enter.
+        assert_eq!(client.say("LOCK.ACQUIRE key twice WAIT 0"), Value::Int(token), "one hold, one token");
         assert_eq!(client.say("LOCK.RELEASE key twice"), Value::Int(1));
         assert!(!eventually(A_WHILE, || !between.waits()));
         assert_eq!(client.say("LOCK.RELEASE key twice"), Value::Int(0));
@@ -260,20 +263,33 @@ mod same_owner {
         let mut one = Waiter::sending(&server, line);
         let mut two = Waiter::sending(&server, line);
         client.order("LOCK.RELEASE key holder");
-        assert_eq!(one.token(), two.token());
+        let token = one.token();
+        assert_in_the_way(&two.end(), "key");
+        assert_eq!(client.say(line), Value::Int(token), "asked again, when the other is answered");
         assert_held(&mut client, "key", "twice");
     }
 
-    /// A hundred connections of the owner that becomes the holder.
+    /// A hundred connections of the owner that becomes the holder. Those whose turn comes when the first has its answer
+    /// re-enter, the others are told that they came too early: the hold has as many holds as were told of.
     #[test]
-    fn is_served_on_all_its_connections() {
+    fn is_served_on_each_of_its_connections_or_told_why_not() {
         let (server, mut client, _) = held();
         let mut waiters: Vec<Waiter> = (0..100).map(|_| Waiter::start(&server, "key", "many")).collect();
         let mut last = Waiter::start(&server, "key", "last");
         client.order("LOCK.RELEASE key holder");
         let token = waiters[0].token();
-        assert!(waiters[1..].iter_mut().all(|waiter| waiter.token() == token));
-        assert_eq!(holders_in_hash(&mut client, "key"), [("many".to_owned(), "100".to_owned())]);
+        let mut holds = 1;
+        for waiter in &mut waiters[1..] {
+            match waiter.end() {
+                Value::Int(other) => {
+                    assert_eq!(other, token);
+                    holds += 1;
+                }
+                refused => assert_in_the_way(&refused, "key"),
+            }
+        }
+        assert_eq!(holders_in_hash(&mut client, "key"), [("many".to_owned(), holds.to_string())]);
+        assert!(last.waits());
         client.order("LOCK.RELEASE key many ALL");
         last.token();
     }

@@ -14,7 +14,7 @@ use crate::figures::{micros, ratio, whole};
 use crate::plot::Plot;
 use crate::redis_py::{REDIS_PY, RedisPy};
 use crate::report::{Findings, Goal, Table};
-use crate::server::{Program, Running, With};
+use crate::server::{Program, Running, Sync, With};
 use crate::settings::{Scale, Settings};
 use crate::stats::{Percentiles, Spread};
 
@@ -33,6 +33,7 @@ const UNPUBLISHED: &str = "the same, publish-releases no";
 enum Setup {
     NoPersistence,
     Aof,
+    AofAlways,
     Replica,
 }
 
@@ -41,6 +42,7 @@ impl Setup {
         match self {
             Setup::NoPersistence => "no persistence",
             Setup::Aof => "AOF, synced every second",
+            Setup::AofAlways => "AOF, synced before each reply",
             Setup::Replica => "one replica",
         }
     }
@@ -78,7 +80,7 @@ struct Row {
 pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
     let mut rows = Vec::new();
     for program in programs {
-        for setup in [Setup::NoPersistence, Setup::Aof, Setup::Replica] {
+        for setup in [Setup::NoPersistence, Setup::Aof, Setup::AofAlways, Setup::Replica] {
             rows.extend(
                 measure(settings, program, setup).with_context(|| format!("{}, {}", program.label, setup.name()))?,
             );
@@ -94,14 +96,18 @@ pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
 }
 
 fn measure(settings: &Settings, program: &Program, setup: Setup) -> Result<Vec<Row>> {
-    let with = if setup == Setup::Aof { With::ModuleAndAof } else { With::Module };
+    let with = match setup {
+        Setup::Aof => With::ModuleAndAof(Sync::EverySecond),
+        Setup::AofAlways => With::ModuleAndAof(Sync::Always),
+        Setup::NoPersistence | Setup::Replica => With::Module,
+    };
     let mut servers = vec![Running::start(program, with)?];
     if setup == Setup::NoPersistence {
         servers.push(Running::start(program, With::Nothing)?);
     }
     let _replica = match setup {
         Setup::Replica => Some(servers[0].start_replica(program)?),
-        Setup::NoPersistence | Setup::Aof => None,
+        Setup::NoPersistence | Setup::Aof | Setup::AofAlways => None,
     };
     let mut participants = Vec::new();
     for (index, server) in servers.iter_mut().enumerate() {

@@ -34,9 +34,18 @@ pub enum With {
     /// The module, no persistence.
     Module,
     /// The module, and the AOF, synced every second.
-    ModuleAndAof,
+    ModuleAndAof(Sync),
     /// Neither.
     Nothing,
+}
+
+/// When what was written to the append-only file is on the disk (`appendfsync`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sync {
+    /// Within a second or two.
+    EverySecond,
+    /// Before the reply.
+    Always,
 }
 
 /// How many threads read requests and write replies.
@@ -71,8 +80,9 @@ impl Running {
             .arg("maxclients", "10000")
             .arg("auto-aof-rewrite-percentage", "0")
             .arg("save", "");
-        if with == With::ModuleAndAof {
-            builder = builder.arg("appendonly", "yes").arg("appendfsync", "everysec");
+        if let With::ModuleAndAof(sync) = with {
+            let policy = if sync == Sync::Always { "always" } else { "everysec" };
+            builder = builder.arg("appendonly", "yes").arg("appendfsync", policy);
         }
         if with == With::Nothing {
             builder = builder.without_module();

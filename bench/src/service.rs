@@ -13,8 +13,8 @@ use crate::contenders::{Contender, Holdfast, Lock, Redisson, Session, SetNx};
 use crate::crowd::{Crowd, Happened};
 use crate::figures::{micros, ratio, whole};
 use crate::report::{Findings, Table};
-use crate::server::{Program, Running, Threads, With};
-use crate::settings::{Scale, Settings};
+use crate::server::{Program, Running, Sync, Threads, With};
+use crate::settings::{IDLE, Scale, Settings};
 use crate::stats::{Percentiles, Spread, jain};
 
 const CLIENTS: usize = 50;
@@ -47,7 +47,7 @@ impl Setup {
     }
 
     fn start(self, program: &Program) -> Result<Running> {
-        let with = if self.aof { With::ModuleAndAof } else { With::Module };
+        let with = if self.aof { With::ModuleAndAof(Sync::EverySecond) } else { With::Module };
         Running::start_threaded(program, with, if self.io_threads { Threads::Two } else { Threads::One })
     }
 }
@@ -148,7 +148,9 @@ fn round(scale: &Scale, server: &mut Running, contender: Box<dyn Contender>, loc
     service.times.clear();
     service.turns.fill(0);
     let (cpu, start) = (server.control.server_cpu()?, Instant::now());
-    service.go_on(start + scale.service_window)?;
+    while service.turns.iter().all(|turns| *turns == 0) && start.elapsed() < IDLE {
+        service.go_on(Instant::now() + scale.service_window)?;
+    }
     let (seconds, now) = (start.elapsed().as_secs_f64(), Instant::now());
     let cpu = server.control.server_cpu()? - cpu;
     let pairs = service.turns.iter().sum::<u64>() as f64;

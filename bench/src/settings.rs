@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+/// A round in which nothing was done yet goes on for so long at most: somebody else may have the processors.
+pub const IDLE: Duration = Duration::from_secs(30);
+
 /// What `bench` takes on its command line.
 pub const USAGE: &str = "\
 usage: bench [--quick] [--out DIR] [--server PROGRAM]... [--redis-py PYTHON] [--who NAME] [--million] [SECTION]...

@@ -118,9 +118,9 @@ fn table(scale: &Scale, rows: &[Row]) -> Table {
     let size = if scale.judged { Size::FULL } else { Size::QUICK };
     let note = format!(
         "The longest PING of a second client during the step, and the most processor time that the server used while one \
-         PING waited: medians of the rounds' maxima ({}). A crowd is {} connections, many keys {}, many holders or locks {}, \
+         PING waited: medians of the rounds' maxima ({}). A crowd is {} connections, many keys 128, many holders or locks {}, \
          or fewer where the server has a limit.",
-        scale.worst_rounds, size.crowd, size.keys, size.many
+        scale.worst_rounds, size.crowd, size.many
     );
     let columns =
         ["state, and what is done then", "PING", "server's time", "without the module", "PING", "server's time"];

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
@@ -12,14 +13,41 @@ use crate::times;
 #[derive(Parser, Debug)]
 #[command(name = "holdfast", version, max_term_width = 100)]
 pub struct Args {
-    /// The server: redis://, rediss://, unix://, redis+cluster://host:port,host:port or
-    /// redis+sentinel://host:port,host:port/master
-    #[arg(long, global = true, env = "REDIS_URL", hide_env_values = true, default_value = "redis://127.0.0.1:6379")]
-    pub url: String,
+    /// Where the locks are.
+    #[command(flatten)]
+    pub place: Place,
 
     /// What to do.
     #[command(subcommand)]
     pub task: Task,
+}
+
+/// Where the locks are, and who we are there.
+#[derive(clap::Args, Debug)]
+pub struct Place {
+    /// The server: redis://, rediss://, unix://, redis+cluster://host:port,host:port or
+    /// redis+sentinel://host:port,host:port/master
+    #[arg(long, global = true, env = "REDIS_URL", hide_env_values = true, default_value = "redis://127.0.0.1:6379")]
+    pub url: String,
+    /// The authorities that are trusted for rediss://, as a PEM file; the system's without it
+    #[arg(long, global = true, env = "HOLDFAST_TLS_CA", value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+    /// Our own certificate, as a PEM file, for servers that ask for one
+    #[arg(long, global = true, env = "HOLDFAST_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its key, as a PEM file
+    #[arg(long, global = true, env = "HOLDFAST_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Read from the environment only: arguments are seen by everybody on the machine.
+    #[arg(skip = passwords("HOLDFAST_PASSWORD"))]
+    pub password: Option<String>,
+    /// That of the Sentinels.
+    #[arg(skip = passwords("HOLDFAST_SENTINEL_PASSWORD"))]
+    pub sentinel_password: Option<String>,
+}
+
+fn passwords(variable: &str) -> Option<String> {
+    std::env::var(variable).ok()
 }
 
 /// What to do.
@@ -31,7 +59,7 @@ pub enum Task {
     Show {
         /// The lock
         key: String,
-        /// As JSON
+        /// As JSON, in one line
         #[arg(long)]
         json: bool,
     },
@@ -72,10 +100,13 @@ pub enum Task {
     override_usage = "holdfast run [OPTIONS] <KEY>... -- <COMMAND>...",
     after_help = "\
 The exit code is the command's; 128 + N if signal N ended it; 126 or 127 if it can't be run; -E's if the lock was not \
-granted; 69 if the server can't be used; 75 if the lock was lost while the command ran.
+granted; 69 if the server can't be used; 70 if a run around this one holds the lock, so that waiting would never end; 75 \
+if the lock was lost while the command ran. The command may use these codes, too: whose it is stands in --report FILE, a \
+word and a number: ended CODE or killed SIGNAL, if it is the command's own; not-started, not-granted, lost, failed and the \
+code, or interrupted SIGNAL, if it is not.
 
 The command has HOLDFAST_KEY, HOLDFAST_TOKEN and HOLDFAST_OWNER in its environment. Several keys stand there with a \
-space in between."
+space in between. HOLDFAST_OWNERS has the owners of all runs around it, one a line."
 )]
 pub struct Run {
     /// Waits for at most this long (500ms, 10s, 5m, 2h; a number: seconds) instead of for as long as it takes
@@ -102,6 +133,9 @@ pub struct Run {
     /// From TERM to KILL when the lock is lost
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = times::parse)]
     pub grace: Duration,
+    /// Says in this file whether the exit code is the command's own
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
     /// The lock; of several all are taken, or none
     #[arg(required = true, value_name = "KEY")]
     pub keys: Vec<String>,
@@ -118,7 +152,7 @@ pub struct Top {
     /// Prints the table once and ends
     #[arg(long)]
     pub once: bool,
-    /// As JSON, with --once
+    /// As JSON, one object a line, with --once
     #[arg(long, requires = "once")]
     pub json: bool,
     /// How many locks of each server
@@ -133,11 +167,17 @@ pub struct Top {
 #[derive(clap::Args, Debug)]
 pub struct Metrics {
     /// Where to listen; port 0: one that is free, told on standard error
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9121")]
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:19121")]
     pub listen: SocketAddr,
     /// So many of the longest queues of each server are shown by their key
     #[arg(long, value_name = "N", default_value_t = 10)]
     pub queues: usize,
+    /// Only the servers that clients are sent to, not their replicas
+    #[arg(long)]
+    pub no_replicas: bool,
+    /// For so long a server that is gone is shown as down
+    #[arg(long, value_name = "TIME", default_value = "1h", value_parser = times::parse)]
+    pub forget: Duration,
 }
 
 #[cfg(test)]

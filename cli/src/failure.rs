@@ -6,6 +6,8 @@ use std::io;
 use holdfast_client::Error;
 use holdfast_client::redis::RedisError;
 
+/// sysexits.h: the software is wrong. It waits for what it can't get before it ends.
+const NEVER: u8 = 70;
 /// sysexits.h: a service is unavailable.
 pub const UNAVAILABLE: u8 = 69;
 /// sysexits.h: temporary failure; trying again may help.
@@ -42,23 +44,46 @@ impl Failure {
         Self { message: message.to_owned(), next: String::new(), code: USAGE }
     }
 
-    /// A server that was asked something of its own.
-    pub fn server(server: &str, key: &str, error: &RedisError) -> Self {
-        let next = advice(&error.to_string(), error.code().is_none());
-        Self { message: format!("{server}: {key}: {error}"), next, code: UNAVAILABLE }
+    /// A run inside of one that holds this key until that ends.
+    pub fn waits_for_itself(key: &str) -> Self {
+        let message = format!("{key:?}: waiting would never end: a run around this one holds it");
+        let next =
+            "run the command without this lock; where it outlives the run around it: env -u HOLDFAST_OWNERS holdfast …";
+        Self { message, next: next.to_owned(), code: NEVER }
+    }
+
+    /// A server that was asked something of its own. `asked`: which one, and about which key.
+    pub fn server(asked: &str, error: &RedisError) -> Self {
+        let words = words(error);
+        let next = advice(&words, error.code().is_none());
+        Self { message: format!("{asked}: {words}"), next, code: UNAVAILABLE }
+    }
+}
+
+/// The server's own words, where it said some.
+pub fn words(error: &RedisError) -> String {
+    match (error.code(), error.detail()) {
+        (Some(code), Some(detail)) => format!("{code} {detail}"),
+        (Some(code), None) => code.to_owned(),
+        (None, _) => error.to_string(),
     }
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let message = error.to_string();
+        let mut message = error.to_string();
         let (next, code) = match &error {
             Error::Connection { .. } => (advice(&message, true), UNAVAILABLE),
             Error::Lost { .. } | Error::NotHeld { .. } => {
                 ("what ran under it may have run beside somebody else: check what it wrote".to_owned(), TEMPORARY)
             }
             Error::Deadlock { .. } => {
-                ("take the locks in one order, or all at once: holdfast run KEY KEY".to_owned(), UNAVAILABLE)
+                ("take the locks in one order, or all at once: holdfast run KEY KEY".to_owned(), NEVER)
+            }
+            // One code for two things: the server's own word for a master that is to take no writes, whoever asks.
+            Error::NoReplicas { keys, message: words } if words.contains(TOO_FEW_REPLICAS) => {
+                message = format!("{keys}: the server refuses writes: {words}");
+                (advice(words, false), UNAVAILABLE)
             }
             Error::NoReplicas { .. } => {
                 ("see INFO replication on the server, or ask for fewer replicas".to_owned(), TEMPORARY)
@@ -71,16 +96,30 @@ impl From<Error> for Failure {
     }
 }
 
+/// What a master says that has fewer replicas than `min-replicas-to-write`.
+const TOO_FEW_REPLICAS: &str = "Not enough good replicas";
+
 /// What may help.
 fn advice(message: &str, no_answer: bool) -> String {
     let known = [
         ("unknown command", "load the Holdfast module into this server: loadmodule libholdfast.so"),
-        ("NOAUTH", "name user and password in --url or REDIS_URL: redis://user:password@host"),
-        ("WRONGPASS", "check user and password in --url or REDIS_URL"),
+        ("NOAUTH", "name user and password in --url or REDIS_URL, or set HOLDFAST_PASSWORD"),
+        ("WRONGPASS", "check user and password in --url or REDIS_URL, or HOLDFAST_PASSWORD"),
+        ("AuthenticationFailed", "check user and password in --url or REDIS_URL, or HOLDFAST_PASSWORD"),
+        ("to access", "give this user the right to the key: ACL SETUSER"),
         ("NOPERM", "give this user the right: ACL SETUSER"),
         ("CROSSSLOT", "in a cluster the keys of one run share a slot: {name}a {name}b"),
         ("READONLY", "this server is a replica: name the master, or Sentinel"),
         ("too many wait", "raise that setting, or wait with fewer"),
+        (
+            TOO_FEW_REPLICAS,
+            "its replicas are gone, or it is cut off from them: see INFO replication, min-replicas-to-write",
+        ),
+        ("MISCONF", "the server could not write to its disk: see its log, and INFO persistence"),
+        ("OOM", "the server's memory is full: see INFO memory, maxmemory"),
+        ("LOADING", "the server is reading its file, and will answer soon"),
+        ("CertificateRequired", "the server asks for a certificate: --tls-cert and --tls-key"),
+        ("UnknownIssuer", "name the authority that signed the server's certificate: --tls-ca"),
     ];
     let known = known.iter().find(|(word, _)| message.contains(word)).map(|(_, advice)| *advice);
     let last = if no_answer { "check --url or REDIS_URL, and that the server runs" } else { "" };

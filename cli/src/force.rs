@@ -6,6 +6,7 @@ use holdfast_client::Locks;
 use holdfast_client::redis::cmd;
 
 use crate::failure::Failure;
+use crate::report::{print, tell};
 use crate::seen::{failed, server_of};
 use crate::show;
 
@@ -15,15 +16,15 @@ pub async fn force(locks: &Locks, key: &str, yes: bool) -> Result<u8, Failure> {
     let name = key.as_bytes();
     let lock = server.lock(name).await.map_err(|error| failed(&server, name, &error))?;
     let Some(lock) = lock.filter(|lock| !lock.holders.is_empty()) else {
-        eprintln!("holdfast: {}: {key:?} is free", server.name);
+        tell(format_args!("{}: {key:?} is free", server.name));
         return Ok(1);
     };
     if !yes {
         if !stdin().is_terminal() {
             return Err(Failure::usage("nobody is there to be asked: say --yes"));
         }
-        eprint!("{}\nBreak this lock? Whoever holds it may be writing. [y/N] ", show::text(&lock, &[]));
-        let _ = stderr().flush();
+        let asked = format!("{}\nBreak this lock? Whoever holds it may be writing. [y/N] ", show::text(&lock, &[]));
+        let _ = stderr().write_all(asked.as_bytes());
         let mut answer = String::new();
         stdin().read_line(&mut answer).map_err(|error| Failure::here(&error))?;
         if !["y", "yes"].contains(&answer.trim().to_lowercase().as_str()) {
@@ -35,6 +36,6 @@ pub async fn force(locks: &Locks, key: &str, yes: bool) -> Result<u8, Failure> {
         .query_async(&mut server.connection)
         .await
         .map_err(|error| failed(&server, name, &error))?;
-    println!("{broken}");
+    print(&format!("{broken}\n"))?;
     Ok(if broken > 0 { 0 } else { 1 })
 }

@@ -5,30 +5,31 @@ use std::io::{IsTerminal, Write, stderr};
 use holdfast_client::Locks;
 
 use crate::failure::Failure;
-use crate::report::table;
+use crate::report::{print, table, tell};
 use crate::seen::{Lock, failed, servers, shown};
 use crate::times;
 
 /// Lists the locks whose keys match.
 pub async fn list(locks: &Locks, pattern: &str, json: bool) -> Result<u8, Failure> {
     let mut found = Vec::new();
+    let mut hidden = 0;
     for mut server in servers(locks).await? {
         let fail = |server: &_, error: &_| failed(server, pattern.as_bytes(), error);
-        let total = server.size().await.map_err(|error| fail(&server, &error))?;
+        // Only to tell how far it is.
+        let total = server.size().await.unwrap_or(u64::MAX);
         let (mut cursor, mut looked) = (0, 0);
         loop {
             let (next, keys) = server.scan(cursor, pattern).await.map_err(|error| fail(&server, &error))?;
-            let slice = server.locks(&keys).await.map_err(|error| fail(&server, &error))?;
+            let (slice, not_ours) = server.locks(&keys).await.map_err(|error| fail(&server, &error))?;
             looked += 1000;
-            progress(&format!("{}: {} of {total} keys, {} locks", server.name, looked.min(total), found.len()));
-            for lock in slice {
-                if json {
-                    // Where both go to one terminal, it would stand behind the progress.
-                    progress("");
-                    println!("{}", serde_json::Value::from(lock.json()));
-                } else {
-                    found.push(lock);
-                }
+            hidden += not_ours;
+            progress(&how_far(&server.name, looked, total, found.len()));
+            if json && !slice.is_empty() {
+                // Where both go to one terminal, it would stand behind the progress.
+                progress("");
+                print(&slice.iter().map(|lock| lock.json().to_string()).collect::<String>())?;
+            } else {
+                found.extend(slice);
             }
             cursor = next;
             if cursor == 0 {
@@ -41,7 +42,10 @@ pub async fn list(locks: &Locks, pattern: &str, json: bool) -> Result<u8, Failur
         // A key that moves while it is looked for is seen twice.
         found.sort_by(|a, b| a.key.cmp(&b.key));
         found.dedup_by(|a, b| a.key == b.key);
-        print!("{}", text(&found));
+        print(&text(&found))?;
+    }
+    if hidden > 0 {
+        tell(format_args!("{hidden} keys are not shown: this user has no right to them"));
     }
     Ok(0)
 }
@@ -58,7 +62,14 @@ fn text(locks: &[Lock]) -> String {
     table(&["KEY", "KIND", "WAITERS", "LEASE", "HOLDER"], &locks.iter().map(row).collect::<Vec<_>>())
 }
 
-/// How far it is, for whoever sits at the terminal.
+fn how_far(server: &str, looked: u64, total: u64, locks: usize) -> String {
+    match total {
+        u64::MAX => format!("{server}: {locks} locks"),
+        total => format!("{server}: {} of {total} keys, {locks} locks", looked.min(total)),
+    }
+}
+
+/// Tells how far it is, for whoever sits at the terminal.
 fn progress(line: &str) {
     let mut out = stderr();
     if out.is_terminal() {

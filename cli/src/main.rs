@@ -1,11 +1,15 @@
 //! `holdfast`: runs a command under a lock, shows who holds and who waits, serves metrics. See the README.
 #![warn(missing_docs)]
+// Both panic where nobody reads any more: `report` has what doesn't.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod args;
+mod around;
 mod child;
 mod failure;
 mod force;
 mod list;
+mod login;
 mod metrics;
 mod report;
 mod run;
@@ -13,12 +17,12 @@ mod seen;
 mod show;
 mod times;
 mod top;
+mod watcher;
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use holdfast_client::Locks;
 
 use crate::args::{Args, Task};
 use crate::failure::Failure;
@@ -27,10 +31,11 @@ fn main() -> ExitCode {
     let args = Args::parse();
     match args.task {
         Task::Completions { shell } => {
-            clap_complete::generate(shell, &mut Args::command(), "holdfast", &mut std::io::stdout());
-            return ExitCode::SUCCESS;
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Args::command(), "holdfast", &mut script);
+            return ended(report::print(&String::from_utf8_lossy(&script)).map(|()| 0));
         }
-        Task::Man => return man_page(),
+        Task::Man => return ended(man_page().map(|()| 0)),
         _ => {}
     }
     // Fails only if there is one already.
@@ -41,33 +46,39 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime.block_on(perform(&args)),
         Err(error) => Err(Failure::here(&error)),
     };
+    ended(outcome)
+}
+
+fn ended(outcome: Result<u8, Failure>) -> ExitCode {
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            eprintln!("holdfast: {failure}");
+            report::tell(&failure);
             ExitCode::from(failure.code())
         }
     }
 }
 
 async fn perform(args: &Args) -> Result<u8, Failure> {
-    let locks = Locks::open(&args.url)?;
+    if let Task::Run(task) = &args.task {
+        return run::run(&args.place, task).await;
+    }
+    let locks = login::open(&args.place)?;
     match &args.task {
-        Task::Run(task) => run::run(locks, task).await,
         Task::Show { key, json } => show::show(&locks, key, *json).await,
         Task::Ls { pattern, json } => list::list(&locks, pattern, *json).await,
         Task::Force { key, yes } => force::force(&locks, key, *yes).await,
-        Task::Metrics(task) => metrics::serve(&locks, task).await,
+        Task::Metrics(task) => metrics::serve(locks, task).await,
         Task::Top(task) => top::top(&locks, task).await,
-        // Done without a server.
-        Task::Completions { .. } | Task::Man => Ok(0),
+        // Done before, or without a server.
+        Task::Run(_) | Task::Completions { .. } | Task::Man => Ok(0),
     }
 }
 
-fn man_page() -> ExitCode {
+fn man_page() -> Result<(), Failure> {
     let mut page = Vec::new();
-    let written = pages(&mut page).and_then(|()| std::io::stdout().write_all(&page));
-    if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    pages(&mut page).map_err(|error| Failure::here(&error))?;
+    report::print(&String::from_utf8_lossy(&page))
 }
 
 /// One page for the program and all its subcommands.
@@ -98,6 +109,15 @@ const ENVIRONMENT: &[u8] = b".SH ENVIRONMENT
 .TP
 REDIS_URL
 The server, where \\-\\-url does not name it.
+.TP
+HOLDFAST_PASSWORD
+The password, where the address names none. Unlike an address, it needs no encoding.
+.TP
+HOLDFAST_SENTINEL_PASSWORD
+The password of the Sentinels, where the address names none.
+.TP
+HOLDFAST_TLS_CA, HOLDFAST_TLS_CERT, HOLDFAST_TLS_KEY
+As \\-\\-tls\\-ca, \\-\\-tls\\-cert, \\-\\-tls\\-key.
 .TP
 SSL_CERT_FILE
 The certificates of the authorities that are trusted for rediss://, in place of the system's.

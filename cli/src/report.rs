@@ -1,4 +1,25 @@
-//! Tables as text.
+//! What is said: text and tables on standard output, messages on standard error. Neither may be a pipe that somebody has
+//! closed, and still nothing panics: under a panic a command would run on without anybody watching its lock.
+
+use std::fmt;
+use std::io::{ErrorKind, Write, stderr, stdout};
+
+use crate::failure::Failure;
+
+/// Prints. Where nobody reads any more (`holdfast ls | head`), the program ends, quietly and without an error.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut out = stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) => Err(Failure::of("standard output", &error, "")),
+    }
+}
+
+/// A message, in a line of its own, if anybody reads it.
+pub fn tell(message: impl fmt::Display) {
+    let _ = writeln!(stderr(), "holdfast: {message}");
+}
 
 /// Rows under titles, each column as wide as its widest cell.
 pub fn table(titles: &[&str], rows: &[Vec<String>]) -> String {

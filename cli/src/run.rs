@@ -1,6 +1,8 @@
 //! `holdfast run`: a command under a lock.
 
-use std::io::{self, IsTerminal};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -9,13 +11,16 @@ use std::time::Duration;
 use holdfast_client::{Guard, Lock, Locks};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use crate::args::Run;
-use crate::child::{Change, Child};
+use crate::args::{Place, Run};
+use crate::around;
+use crate::child::{Change, Child, is_ignored, stop_here};
 use crate::failure::{Failure, TEMPORARY};
+use crate::login;
+use crate::report::tell;
 
-/// What the command gets of what this process gets.
-const HANDED_ON: [libc::c_int; 6] =
-    [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
+/// What the command gets of what this process gets. Ctrl-Z reaches only this process where the command has not the terminal.
+const HANDED_ON: [libc::c_int; 7] =
+    [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2, libc::SIGTSTP];
 /// A wait that is longer is told to whoever sits at the terminal.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// So long what was not granted yet is given back, before the end of the connection does it.
@@ -24,32 +29,96 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(1);
 const NOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
-/// Runs the command under the lock; its exit code.
-pub async fn run(locks: Locks, task: &Run) -> Result<u8, Failure> {
-    let locks = locks.named(&whoami())?;
+/// What came of a run, with its exit code, which alone could be the command's as well as `holdfast`'s own.
+enum Outcome {
+    /// The command's own.
+    Ended(u8),
+    /// A signal ended the command.
+    Signal(libc::c_int),
+    /// The command can't be run.
+    NotStarted(u8),
+    NotGranted(u8),
+    /// A signal ended the wait.
+    Interrupted(libc::c_int),
+    /// The lock was lost, and the command was stopped, or had ended before that was known.
+    Lost,
+}
+
+impl Outcome {
+    fn code(&self) -> u8 {
+        match self {
+            Self::Ended(code) | Self::NotStarted(code) | Self::NotGranted(code) => *code,
+            Self::Signal(signal) | Self::Interrupted(signal) => u8::try_from(128 + signal).unwrap_or(u8::MAX),
+            Self::Lost => TEMPORARY,
+        }
+    }
+}
+
+/// As the README has it.
+impl fmt::Display for Outcome {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ended(code) => write!(out, "ended {code}"),
+            Self::Signal(signal) => write!(out, "killed {signal}"),
+            Self::NotStarted(code) => write!(out, "not-started {code}"),
+            Self::NotGranted(code) => write!(out, "not-granted {code}"),
+            Self::Interrupted(signal) => write!(out, "interrupted {signal}"),
+            Self::Lost => write!(out, "lost {TEMPORARY}"),
+        }
+    }
+}
+
+/// Runs the command under the lock; the exit code. What came of it stands in the report, if one is wanted.
+pub async fn run(place: &Place, task: &Run) -> Result<u8, Failure> {
+    let name = task.report.as_deref().map(|file| file.display().to_string()).unwrap_or_default();
+    let failed = |error: &io::Error| Failure::of(&name, error, "name a file that can be written to");
+    // Before anything is done: what stood there before is no report of this run.
+    let file = task.report.as_deref().map(File::create).transpose().map_err(|error| failed(&error))?;
+    let outcome = under_lock(place, task).await;
+    let report = match &outcome {
+        Ok(outcome) => outcome.to_string(),
+        Err(failure) => format!("failed {}", failure.code()),
+    };
+    if let Some(mut file) = file
+        && let Err(error) = writeln!(file, "{report}")
+    {
+        tell(failed(&error));
+    }
+    outcome.map(|outcome| outcome.code())
+}
+
+async fn under_lock(place: &Place, task: &Run) -> Result<Outcome, Failure> {
+    let locks = login::open(place)?.named(&whoami())?;
     let mut signals = Signals::listen()?;
     let lock = lock(&locks, task);
+    let acquire = async {
+        if !task.no_wait
+            && let Some(key) = around::never_free(&locks, task).await
+        {
+            return Err(Failure::waits_for_itself(&key));
+        }
+        lock.acquire().await.map_err(Failure::from)
+    };
     let granted = tokio::select! {
-        granted = lock.acquire() => granted?,
+        granted = acquire => granted?,
         signal = signals.next() => {
             let _ = tokio::time::timeout(SETTLED_WITHIN, locks.settle()).await;
-            return Ok(signal_code(signal));
+            return Ok(Outcome::Interrupted(signal));
         }
-        () = tell_of_waiting(&lock) => return Ok(task.conflict_exit_code),
+        () = tell_of_waiting(&lock) => return Ok(Outcome::NotGranted(task.conflict_exit_code)),
     };
     let Some(guard) = granted else {
-        eprintln!("holdfast: {}: not granted{}", lock.keys(), if task.no_wait { "" } else { " in time" });
-        return Ok(task.conflict_exit_code);
+        tell(format_args!("{}: not granted{}", lock.keys(), if task.no_wait { "" } else { " in time" }));
+        return Ok(Outcome::NotGranted(task.conflict_exit_code));
     };
     let child = match Child::start(&task.command, &variables(task, &guard)) {
         Ok(child) => child,
         Err(error) => {
-            eprintln!(
-                "holdfast: {}: {error}",
-                task.command.first().map(|name| name.display().to_string()).unwrap_or_default()
-            );
+            let name = task.command.first().map(|name| name.display().to_string()).unwrap_or_default();
+            tell(format_args!("{name}: {error}"));
             give_back(guard).await;
-            return Ok(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN });
+            let code = if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN };
+            return Ok(Outcome::NotStarted(code));
         }
     };
     watch(task, guard, child, &mut signals).await
@@ -77,38 +146,38 @@ fn lock(locks: &Locks, task: &Run) -> Lock {
     lock
 }
 
-fn variables(task: &Run, guard: &Guard) -> [(&'static str, Vec<u8>); 3] {
+fn variables(task: &Run, guard: &Guard) -> [(&'static str, Vec<u8>); 4] {
     [
         ("HOLDFAST_KEY", task.keys.join(" ").into_bytes()),
         ("HOLDFAST_TOKEN", guard.fence().to_string().into_bytes()),
         ("HOLDFAST_OWNER", guard.owner().as_bytes().to_vec()),
+        (around::OWNERS, around::owners_with(guard.owner())),
     ]
 }
 
 /// Watches over the command and the lock until the command has ended.
-async fn watch(task: &Run, guard: Guard, child: Child, signals: &mut Signals) -> Result<u8, Failure> {
+async fn watch(task: &Run, guard: Guard, child: Child, signals: &mut Signals) -> Result<Outcome, Failure> {
     let status = tokio::select! {
         status = end_of(&child, signals) => status?,
         why = guard.lost() => {
-            eprintln!("holdfast: {}: lost: {why}; the command is stopped", guard.keys());
+            tell(format_args!("{}: lost: {why}; the command is stopped", guard.keys()));
             stop(&child, signals, task.grace).await?;
-            child.take_terminal_back();
+            child.has_ended();
             drop(guard);
-            return Ok(TEMPORARY);
+            return Ok(Outcome::Lost);
         }
     };
-    child.take_terminal_back();
-    // A command that had ended before anybody knew that its lock was lost ran without one, too.
+    child.has_ended();
     match guard.release().await {
+        // A command that had ended before anybody knew that its lock was lost ran without one, too.
         Err(error @ (holdfast_client::Error::Lost { .. } | holdfast_client::Error::NotHeld { .. })) => {
-            Err(error.into())
+            tell(Failure::from(error));
+            return Ok(Outcome::Lost);
         }
-        Err(error) => {
-            eprintln!("holdfast: {error}\n  the lock ends with this connection");
-            Ok(code(status))
-        }
-        Ok(()) => Ok(code(status)),
+        Err(error) => tell(format_args!("{error}\n  the lock ends with this connection")),
+        Ok(()) => {}
     }
+    Ok(ended(status))
 }
 
 /// Hands on signals until the command has ended.
@@ -116,7 +185,7 @@ async fn end_of(child: &Child, signals: &mut Signals) -> Result<ExitStatus, Fail
     loop {
         match child.change().map_err(|error| Failure::here(&error))? {
             Some(Change::Ended(status)) => return Ok(status),
-            Some(Change::Stopped) => child.stop_along(),
+            Some(Change::Stopped(by)) => child.stopped(by),
             None => match signals.any().await {
                 libc::SIGCHLD => {}
                 signal => child.signal(signal),
@@ -141,7 +210,7 @@ async fn stop(child: &Child, signals: &mut Signals, grace: Duration) -> Result<(
 
 async fn give_back(guard: Guard) {
     if let Err(error) = guard.release().await {
-        eprintln!("holdfast: {error}");
+        tell(error);
     }
 }
 
@@ -149,21 +218,17 @@ async fn give_back(guard: Guard) {
 async fn tell_of_waiting(lock: &Lock) {
     tokio::time::sleep(PATIENCE).await;
     if io::stderr().is_terminal() {
-        eprintln!("holdfast: waiting for {}", lock.keys());
+        tell(format_args!("waiting for {}", lock.keys()));
     }
     std::future::pending().await
 }
 
-fn code(status: ExitStatus) -> u8 {
+fn ended(status: ExitStatus) -> Outcome {
     match (status.code(), status.signal()) {
         // The system keeps eight bits of it.
-        (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
-        (None, signal) => signal_code(signal.unwrap_or_default()),
+        (Some(code), _) => Outcome::Ended(u8::try_from(code).unwrap_or(u8::MAX)),
+        (None, signal) => Outcome::Signal(signal.unwrap_or_default()),
     }
-}
-
-fn signal_code(signal: libc::c_int) -> u8 {
-    u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }
 
 /// Who this is, for those who look at the lock: `user@host:pid`.
@@ -186,19 +251,21 @@ struct Signals {
 impl Signals {
     fn listen() -> Result<Self, Failure> {
         let listen = |number| signal(SignalKind::from_raw(number)).map_err(|error| Failure::here(&error));
-        let handed_on =
-            HANDED_ON.into_iter().map(|number| Ok((number, listen(number)?))).collect::<Result<_, Failure>>()?;
+        // To listen to one would end that it is ignored, for the command as well.
+        let wanted = HANDED_ON.into_iter().filter(|number| !is_ignored(*number));
+        let handed_on = wanted.map(|number| Ok((number, listen(number)?))).collect::<Result<_, Failure>>()?;
         Ok(Self { handed_on, child: listen(libc::SIGCHLD)? })
     }
 
-    /// The next signal that is for the command.
+    /// The next signal that ends a wait. One that stops it stops this process.
     async fn next(&mut self) -> libc::c_int {
-        std::future::poll_fn(|context| {
-            let mut all = self.handed_on.iter_mut();
-            let heard = all.find_map(|(number, signal)| signal.poll_recv(context).is_ready().then_some(*number));
-            heard.map_or(std::task::Poll::Pending, std::task::Poll::Ready)
-        })
-        .await
+        loop {
+            match self.any().await {
+                libc::SIGTSTP => stop_here(),
+                libc::SIGCHLD => {}
+                signal => return signal,
+            }
+        }
     }
 
     /// The next signal, that of a change of the command included.

@@ -1,8 +1,12 @@
 //! What a server says of its locks.
 
+use std::fmt;
+
 use holdfast_client::redis::aio::MultiplexedConnection;
 use holdfast_client::redis::{RedisError, RedisResult, Value, cmd};
-use serde_json::{Map, json};
+use serde_json::json;
+
+use crate::failure::Failure;
 
 /// One server, to be looked at.
 pub struct Server {
@@ -85,10 +89,10 @@ impl Server {
         Ok(self.read_lock(key, &reply))
     }
 
-    /// Those with these keys that are locks.
-    pub async fn locks(&mut self, keys: &[Vec<u8>]) -> RedisResult<Vec<Lock>> {
+    /// Those with these keys that are locks, and how many keys this user may not look at.
+    pub async fn locks(&mut self, keys: &[Vec<u8>]) -> RedisResult<(Vec<Lock>, usize)> {
         if keys.is_empty() {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), 0));
         }
         let mut all = holdfast_client::redis::pipe();
         all.ignore_errors();
@@ -96,16 +100,17 @@ impl Server {
             all.cmd("LOCK.INFO").arg(key);
         }
         let replies: Vec<RedisResult<Value>> = all.query_async(&mut self.connection).await?;
-        let mut locks = Vec::new();
+        let (mut locks, mut hidden) = (Vec::new(), 0);
         for (key, reply) in keys.iter().zip(replies) {
             match reply {
                 Ok(reply) => locks.extend(self.read_lock(key, &reply)),
                 // A hash that is no lock.
                 Err(error) if error.code() == Some("WRONGTYPE") => {}
+                Err(error) if is_about_a_key(&error) => hidden += 1,
                 Err(error) => return Err(error),
             }
         }
-        Ok(locks)
+        Ok((locks, hidden))
     }
 
     /// Who waits for a lock, in order.
@@ -165,6 +170,11 @@ impl Server {
             waiters: fields.number("waiters").unwrap_or(0),
         })
     }
+}
+
+/// Whether it is the key that this user has no right to. (Servers say `no permissions to access`; of a command, `to run`.)
+fn is_about_a_key(error: &RedisError) -> bool {
+    error.code() == Some("NOPERM") && error.detail().is_some_and(|words| words.contains("to access"))
 }
 
 fn read_holder(fields: &Fields) -> Holder {
@@ -246,19 +256,57 @@ pub fn shown(bytes: &[u8]) -> String {
     }
 }
 
+/// A time; null: there is none.
+fn time(ms: i64) -> serde_json::Value {
+    if ms < 0 { serde_json::Value::Null } else { ms.into() }
+}
+
+/// What `show`, `ls` and `top` say of a lock, as lock.schema.json has it, in one line.
+pub struct Line(serde_json::Value);
+
+impl Line {
+    /// A lock that nobody holds or waits for.
+    pub fn free(server: &str, key: &[u8]) -> Self {
+        let key = shown(key);
+        Self(json!({ "server": server, "key": key, "limit": null, "ttl_ms": null, "holders": [], "waiters": 0 }))
+    }
+
+    /// The same with those who wait, the first of them first.
+    pub fn with_queue(self, waiters: &[Waiter]) -> Self {
+        self.with("queue", waiters.iter().map(Waiter::json).collect())
+    }
+
+    /// The same with how long the first in the queue has waited.
+    pub fn with_oldest(self, ms: i64) -> Self {
+        self.with("oldest_ms", ms.into())
+    }
+
+    fn with(mut self, name: &str, value: serde_json::Value) -> Self {
+        if let Some(fields) = self.0.as_object_mut() {
+            fields.insert(name.to_owned(), value);
+        }
+        self
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(out, "{}", self.0)
+    }
+}
+
 impl Lock {
     /// As JSON.
-    pub fn json(&self) -> Map<String, serde_json::Value> {
+    pub fn json(&self) -> Line {
         let holders: Vec<_> = self.holders.iter().map(Holder::json).collect();
-        let object = json!({
+        Line(json!({
             "server": self.server,
             "key": shown(&self.key),
             "limit": self.limit,
-            "ttl_ms": self.ttl,
+            "ttl_ms": time(self.ttl),
             "holders": holders,
             "waiters": self.waiters,
-        });
-        object.as_object().cloned().unwrap_or_default()
+        }))
     }
 
     /// What kind of lock it is.
@@ -277,7 +325,7 @@ impl Holder {
             "owner": shown(&self.owner),
             "token": self.token,
             "holds": self.holds,
-            "ttl_ms": self.ttl,
+            "ttl_ms": time(self.ttl),
             "client": self.client,
             "watchdog": self.watchdog,
             "ephemeral": self.ephemeral,
@@ -286,27 +334,12 @@ impl Holder {
 }
 
 impl Waiter {
-    /// As JSON.
-    pub fn json(&self) -> serde_json::Value {
+    fn json(&self) -> serde_json::Value {
         json!({
             "owner": shown(&self.owner),
             "client": self.client,
             "waited_ms": self.waited,
-            "remaining_ms": self.remaining,
-        })
-    }
-}
-
-impl Queue {
-    /// As JSON.
-    pub fn json(&self) -> serde_json::Value {
-        json!({
-            "server": self.server,
-            "key": shown(&self.key),
-            "waiters": self.waiters,
-            "oldest_ms": self.oldest,
-            "holders": self.holders.iter().map(|owner| shown(owner)).collect::<Vec<_>>(),
-            "ttl_ms": self.ttl,
+            "remaining_ms": time(self.remaining),
         })
     }
 }
@@ -319,18 +352,16 @@ pub async fn server_of(locks: &holdfast_client::Locks, key: &str) -> Result<Serv
 
 /// All servers, each of which has to be reached.
 pub async fn servers(locks: &holdfast_client::Locks) -> Result<Vec<Server>, holdfast_client::Error> {
-    each_server(locks).await?.into_iter().collect()
-}
-
-/// All servers, and of those that can't be reached why.
-pub async fn each_server(
-    locks: &holdfast_client::Locks,
-) -> Result<Vec<Result<Server, holdfast_client::Error>>, holdfast_client::Error> {
     let server = |(name, connection)| Server { name, connection };
-    Ok(locks.servers().await?.into_iter().map(|reached| reached.map(server)).collect())
+    locks.servers().await?.into_iter().map(|reached| reached.map(server)).collect()
 }
 
 /// An error of a server that was asked about a key.
-pub fn failed(server: &Server, key: &[u8], error: &RedisError) -> crate::failure::Failure {
-    crate::failure::Failure::server(&server.name, &format!("{:?}", shown(key)), error)
+pub fn failed(server: &Server, key: &[u8], error: &RedisError) -> Failure {
+    Failure::server(&format!("{}: {:?}", server.name, shown(key)), error)
+}
+
+/// An error of a server that was asked about no key.
+pub fn failed_at(server: &Server, error: &RedisError) -> Failure {
+    Failure::server(&server.name, error)
 }

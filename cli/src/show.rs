@@ -1,11 +1,10 @@
 //! `holdfast show`: who holds a lock and who waits for it.
 
 use holdfast_client::Locks;
-use serde_json::json;
 
 use crate::failure::Failure;
-use crate::report::table;
-use crate::seen::{Holder, Lock, Waiter, failed, server_of, shown};
+use crate::report::{print, table};
+use crate::seen::{Holder, Line, Lock, Waiter, failed, server_of, shown};
 use crate::times;
 
 /// So many waiters are shown.
@@ -17,16 +16,13 @@ pub async fn show(locks: &Locks, key: &str, json: bool) -> Result<u8, Failure> {
     let name = key.as_bytes();
     let lock = server.lock(name).await.map_err(|error| failed(&server, name, &error))?;
     let waiters = server.waiters(name, SHOWN).await.map_err(|error| failed(&server, name, &error))?;
-    match (&lock, json) {
-        (None, true) => println!("{}", json!({ "server": server.name, "key": key, "holders": [], "queue": [] })),
-        (None, false) => println!("{key} is free ({})", server.name),
-        (Some(lock), true) => {
-            let mut object = lock.json();
-            object.insert("queue".to_owned(), waiters.iter().map(Waiter::json).collect());
-            println!("{}", serde_json::Value::from(object));
-        }
-        (Some(lock), false) => print!("{}", text(lock, &waiters)),
-    }
+    let said = match (&lock, json) {
+        (None, true) => Line::free(&server.name, name).with_queue(&[]).to_string(),
+        (None, false) => format!("{} is free ({})\n", shown(name), server.name),
+        (Some(lock), true) => lock.json().with_queue(&waiters).to_string(),
+        (Some(lock), false) => text(lock, &waiters),
+    };
+    print(&said)?;
     Ok(if lock.is_some() { 0 } else { 1 })
 }
 

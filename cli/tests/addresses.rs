@@ -65,8 +65,44 @@ fn what_is_wrong_is_said_with_server_key_and_what_to_do() {
     server.kill9();
     says(holdfast(&server).args(["run", "a", "--", "true"]), 69, &[&address, "\"a\"", "that the server runs"]);
     says(holdfast_at("http://x").args(["show", "a"]), 64, &["http://x", "redis+sentinel://"]);
+    for looks in [&["show", "a"][..], &["ls"], &["top", "--once"]] {
+        let said = done(holdfast(&server).args(looks));
+        assert!(!said.err.contains(": :") && !said.err.contains("\"\""), "no part is empty: {}", said.err);
+    }
     let plain = Server::builder().without_module().start();
     says(holdfast(&plain).args(["run", "a", "--", "true"]), 69, &["unknown command", "loadmodule"]);
+}
+
+/// As in a container that has it.
+#[test]
+fn the_password_may_stand_in_the_environment() {
+    let server = Server::start();
+    let () = say(&server, "CONFIG SET requirepass s$cret#%/@:y");
+    let with = |url: &str, password: &str| {
+        done(holdfast_at(url).env("HOLDFAST_PASSWORD", password).args(["run", "a", "--", "echo", "ran"]))
+    };
+    let url = format!("redis://{}", server.addr());
+    assert_eq!(with(&url, "s$cret#%/@:y").out, "ran\n");
+    let wrong = with(&url, "wrong");
+    assert!(wrong.code == Some(69) && wrong.err.contains("HOLDFAST_PASSWORD"), "{wrong:?}");
+    assert!(!wrong.err.contains("wrong@") && !wrong.err.contains(":wrong"), "{wrong:?}");
+    // What the address says goes first.
+    let url = format!("redis://:s%24cret%23%25%2F%40%3Ay@{}", server.addr());
+    assert_eq!(with(&url, "wrong").out, "ran\n");
+}
+
+#[test]
+fn sentinels_may_have_a_password() {
+    let trio = Trio::start();
+    let () = say(trio.sentinel(), "ACL SETUSER default resetpass >sentinels");
+    let url = format!("redis+sentinel://{}/{}", trio.sentinel().addr(), trio.name());
+    let without = done(holdfast_at(&url).args(["run", "a", "--", "echo", "ran"]));
+    assert_eq!(without.code, Some(69), "{without:?}");
+    let with =
+        done(holdfast_at(&url).env("HOLDFAST_SENTINEL_PASSWORD", "sentinels").args(["run", "a", "--", "echo", "ran"]));
+    assert_eq!(with.out, "ran\n", "{with:?}");
+    let url = format!("{url}?sentinel_password=sentinels");
+    assert_eq!(done(holdfast_at(&url).args(["run", "a", "--", "echo", "ran"])).out, "ran\n");
 }
 
 #[test]
@@ -91,6 +127,28 @@ fn tls_is_an_address_too() {
     let stranger =
         done(holdfast_at(&url).env("SSL_CERT_FILE", file("other.pem")).args(["run", "a", "--", "echo", "ran"]));
     assert_eq!(stranger.code, Some(69), "{}", stranger.err);
+    assert!(stranger.err.contains("--tls-ca"), "{}", stranger.err);
+    // As options, and in the environment.
+    let ca = file("ca.pem");
+    let trusted = done(holdfast_at(&url).args(["--tls-ca", &ca, "run", "a", "--", "echo", "ran"]));
+    assert_eq!((trusted.code, trusted.out.as_str()), (Some(0), "ran\n"), "{}", trusted.err);
+    let plain = done(holdfast(&keys).args(["--tls-ca", &ca, "show", "a"]));
+    assert_eq!(plain.code, Some(64), "{}", plain.err);
+    assert!(plain.err.contains("rediss://"), "{}", plain.err);
+    let nothing = done(holdfast_at(&url).args(["--tls-ca", "/no/such.pem", "show", "a"]));
+    assert!(nothing.code == Some(69) && nothing.err.contains("/no/such.pem"), "{}", nothing.err);
+
+    // A server that asks who is there, as Redis does unless it is told otherwise.
+    let mut connection = server.connect();
+    let () = redis::cmd("CONFIG").arg("SET").arg("tls-auth-clients").arg("yes").query(&mut connection).unwrap();
+    let nobody = done(holdfast_at(&url).args(["--tls-ca", &ca, "show", "a"]));
+    assert_eq!(nobody.code, Some(69), "{}", nobody.err);
+    assert!(nobody.err.contains("--tls-cert"), "{}", nobody.err);
+    let mut known = holdfast_at(&url);
+    known.env("HOLDFAST_TLS_CA", &ca);
+    known.env("HOLDFAST_TLS_CERT", file("server.pem")).env("HOLDFAST_TLS_KEY", file("server.key"));
+    let known = done(known.args(["run", "a", "--", "echo", "ran"]));
+    assert_eq!((known.code, known.out.as_str()), (Some(0), "ran\n"), "{}", known.err);
     until(SOON, "nobody waits", || waiters(&server, "a") == 0);
 }
 

@@ -1,6 +1,7 @@
 //! What the tests share.
 
-use std::io::Read;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,41 @@ pub fn holdfast_at(url: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast"));
     command.env("REDIS_URL", url).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
+}
+
+/// `metrics` with the address and the options of this command, on a port that is free, and where it listens.
+#[track_caller]
+pub fn metrics_at(command: &mut Command) -> (Running, String) {
+    let options: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
+    let mut metrics = Command::new(command.get_program());
+    for (name, value) in command.get_envs() {
+        metrics.env(name, value.unwrap_or_default());
+    }
+    metrics.args(["metrics", "--listen", "127.0.0.1:0"]).args(options).stdin(Stdio::null()).stderr(Stdio::piped());
+    let mut running = Running::start(&mut metrics);
+    let line = running.error_line();
+    let address = line.rsplit("http://").next().expect("an address").trim_end_matches("/metrics").to_owned();
+    running.hear_no_more();
+    (running, address)
+}
+
+/// What it serves.
+#[track_caller]
+pub fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+/// A lock `a` that alice holds and bob waits for, as long as this lives.
+pub fn contended(server: &Server) -> support::Raw {
+    let _: i64 = say(server, "LOCK.ACQUIRE a alice LEASE 60000");
+    let mut waiting = server.raw();
+    waiting.send(&[b"LOCK.ACQUIRE", b"a", b"bob", b"WAIT", b"0"]).unwrap();
+    until(SOON, "bob waits", || waiters(server, "a") == 1);
+    waiting
 }
 
 /// Runs it to its end.
@@ -55,6 +91,11 @@ impl Running {
     #[track_caller]
     pub fn start(command: &mut Command) -> Self {
         Self { child: command.spawn().expect("it starts") }
+    }
+
+    /// Nobody reads its standard error any more.
+    pub fn hear_no_more(&mut self) {
+        drop(self.child.stderr.take());
     }
 
     /// Sends it a signal.

@@ -1,20 +1,10 @@
-//! `show`, `ls`, `force`, `metrics`, `completions`, the man page.
-
-use std::io::{Read, Write};
-use std::net::TcpStream;
+//! `show`, `ls`, `force`, `completions`, the man page.
 
 use serde_json::Value;
-use support::{Cluster, Server, until};
+use support::{Server, workspace};
 
-use crate::common::{Running, SOON, done, holdfast, holdfast_at, is_free, say, waiters};
-
-fn contended(server: &Server) -> support::Raw {
-    let _: i64 = say(server, "LOCK.ACQUIRE a alice LEASE 60000");
-    let mut waiting = server.raw();
-    waiting.send(&[b"LOCK.ACQUIRE", b"a", b"bob", b"WAIT", b"0"]).unwrap();
-    until(SOON, "bob waits", || waiters(server, "a") == 1);
-    waiting
-}
+use crate::common::{contended, done, holdfast, is_free, say};
+use crate::schema;
 
 #[test]
 fn show_tells_who_holds_and_who_waits() {
@@ -75,86 +65,73 @@ fn top_once_is_a_table_or_json() {
     assert!(text.out.starts_with("KEY  WAITERS") && text.out.contains("alice"), "{}", text.out);
     let json = done(holdfast(&server).args(["top", "--once", "--json"]));
     let json: Value = serde_json::from_str(&json.out).unwrap();
-    assert_eq!((json[0]["key"].as_str(), json[0]["waiters"].as_i64()), (Some("a"), Some(1)));
+    assert_eq!((json["key"].as_str(), json["waiters"].as_i64()), (Some("a"), Some(1)));
     let no_terminal = done(holdfast(&server).arg("top"));
     assert_eq!(no_terminal.code, Some(64));
     assert!(no_terminal.err.contains("--once"), "{}", no_terminal.err);
 }
 
-fn get(address: &str, path: &str) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
-}
-
+/// One shape for all three, which is written down.
 #[test]
-fn metrics_have_every_field_with_type_and_help() {
-    let mut server = Server::start();
-    let waiting = contended(&server);
-    let mut metrics = Running::start(holdfast(&server).args(["metrics", "--listen", "127.0.0.1:0"]));
-    let line = metrics.error_line();
-    let address = line.rsplit("http://").next().unwrap().trim_end_matches("/metrics").to_owned();
-    let page = get(&address, "/metrics");
-    assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{page}");
-    let info: String = say(&server, "INFO holdfast");
-    for (field, _) in info.lines().filter_map(|line| line.split_once(':')) {
-        let (name, suffix) = match field.split_once("_usec_") {
-            Some((_, "p50" | "p99" | "p999")) => continue,
-            Some((name, "max")) => (format!("{name}_max_seconds"), ""),
-            Some((name, "sum")) => (format!("{name}_seconds"), "_sum"),
-            Some((name, "count")) => (format!("{name}_seconds"), "_count"),
-            Some((name, _)) => (format!("{name}_seconds"), "_bucket"),
-            None => (field.replace("_msec", "_seconds"), ""),
-        };
-        let shown =
-            [name.clone(), format!("{name}_total")].into_iter().find(|name| page.contains(&format!("# TYPE {name} ")));
-        let name = shown.unwrap_or_else(|| panic!("{field} is not shown: {page}"));
-        for kind in ["HELP", "TYPE"] {
-            assert_eq!(page.matches(&format!("# {kind} {name} ")).count(), 1, "{kind} {name}");
+fn json_is_what_the_schema_says() {
+    let schema = std::fs::read_to_string(workspace().join("cli/lock.schema.json")).unwrap();
+    let schema: Value = serde_json::from_str(&schema).unwrap();
+    let server = Server::start();
+    let _waiting = contended(&server);
+    let _: i64 = say(&server, "LOCK.ACQUIRE shared reader SHARED LEASE 60000");
+    let () = say(&server, "HSET for-ever owner 1");
+    let mut seen = 0;
+    for arguments in [
+        &["show", "--json", "a"][..],
+        &["show", "--json", "free"],
+        &["show", "--json", "for-ever"],
+        &["ls", "--json"],
+        &["top", "--once", "--json"],
+    ] {
+        let said = done(holdfast(&server).args(arguments));
+        for line in said.out.lines() {
+            let value: Value = serde_json::from_str(line).unwrap();
+            schema::check(&schema, &value, &format!("{arguments:?}"));
+            seen += 1;
         }
-        let value = format!("{name}{suffix}{{server=\"{}\"", server.addr());
-        assert!(page.contains(&value), "{value}");
     }
-    assert!(page.contains("policy=\"noeviction\"} 1"), "{page}");
-    assert!(page.contains("holdfast_queue_waiters{") && page.contains("key=\"a\"} 1"), "{page}");
-    assert!(page.contains("holdfast_up{") && page.contains("} 1"));
-    assert!(get(&address, "/other").starts_with("HTTP/1.1 404"));
-    drop(waiting);
-    server.kill9();
-    until(SOON, "it tells that the server is down", || {
-        get(&address, "/metrics").contains(&format!("holdfast_up{{server=\"{}\"}} 0", server.addr()))
-    });
-    server.restart();
-    until(SOON, "it tells that the server is up again", || {
-        get(&address, "/metrics").contains(&format!("holdfast_up{{server=\"{}\"}} 1", server.addr()))
-    });
-    let taken = done(holdfast(&server).args(["metrics", "--listen", &address]));
-    assert_eq!(taken.code, Some(69));
-    assert!(taken.err.contains(&address) && taken.err.contains("--listen"), "{}", taken.err);
+    assert_eq!(seen, 3 + 3 + 1);
+    let mut wrong: Value = serde_json::from_str(&done(holdfast(&server).args(["show", "--json", "a"])).out).unwrap();
+    wrong["waiters"] = "many".into();
+    assert!(std::panic::catch_unwind(|| schema::check(&schema, &wrong, "wrong")).is_err(), "the check can fail");
 }
 
 #[test]
-fn metrics_name_every_server_also_when_one_is_gone() {
-    let mut cluster = Cluster::start(3);
-    let addresses: Vec<String> = cluster.nodes().iter().map(|node| node.addr().to_string()).collect();
-    let url = format!("redis+cluster://{}", addresses[0]);
-    let mut metrics = Running::start(holdfast_at(&url).args(["metrics", "--listen", "127.0.0.1:0"]));
-    let line = metrics.error_line();
-    let address = line.rsplit("http://").next().unwrap().trim_end_matches("/metrics").to_owned();
-    let up = |page: &str, server: &str, up: u8| page.contains(&format!("holdfast_up{{server=\"{server}\"}} {up}\n"));
-    let page = get(&address, "/metrics");
-    assert!(addresses.iter().all(|server| up(&page, server, 1)), "{page}");
-    assert_eq!(page.matches("# TYPE holdfast_waiters gauge\n").count(), 1);
-    for server in &addresses {
-        assert!(page.contains(&format!("holdfast_waiters{{server=\"{server}\"}} 0\n")), "{server}: {page}");
+fn who_reads_no_further_sees_no_error() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    let mut all = redis::pipe();
+    for number in 0..20_000 {
+        all.cmd("LOCK.ACQUIRE").arg(format!("lock:{number}")).arg("me").ignore();
     }
-    cluster.node_mut(1).kill9();
-    until(SOON, "it tells that one is gone, and of the others as before", || {
-        let page = get(&address, "/metrics");
-        [1, 0, 1].iter().zip(&addresses).all(|(alive, server)| up(&page, server, *alive))
-    });
+    all.exec(&mut connection).unwrap();
+    let program = env!("CARGO_BIN_EXE_holdfast");
+    for task in ["ls", "ls --json", "top --once", "--help", "man", "completions bash", "show lock:1"] {
+        // What is read is less than a pipe holds, or nothing; both codes are told.
+        let script = format!("{program} {task} | head -c 1 > /dev/null; echo ${{PIPESTATUS[0]}}");
+        let closed = format!("{program} {task} | true; echo ${{PIPESTATUS[0]}}");
+        for script in [script, closed] {
+            let mut bash = std::process::Command::new("bash");
+            let output = bash.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", server.addr())).output();
+            let output = output.unwrap();
+            let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            assert_eq!((out.trim(), err.trim()), ("0", ""), "{task}");
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_is_an_error_and_no_panic() {
+    let server = Server::start();
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let said = done(holdfast(&server).args(["show", "a"]).stdout(full));
+    assert_eq!(said.code, Some(69));
+    assert!(said.err.contains("standard output"), "{}", said.err);
 }
 
 #[test]
@@ -188,7 +165,16 @@ fn completions_and_the_man_page_have_every_command() {
             assert!(man.out.contains(word), "man: {word}");
         }
     }
-    for word in [".TH holdfast", "grace", "HOLDFAST_TOKEN", "exit code", "REDIS_URL", "SSL_CERT_FILE"] {
+    for word in [
+        ".TH holdfast",
+        "grace",
+        "HOLDFAST_TOKEN",
+        "exit code",
+        "REDIS_URL",
+        "SSL_CERT_FILE",
+        "HOLDFAST_PASSWORD",
+        "HOLDFAST_TLS_CA",
+    ] {
         assert!(man.out.contains(word), "{word}: {}", man.out);
     }
     assert!(!man.out.contains("holdfast\\-run(1)"), "there is no other page: {}", man.out);

@@ -3,7 +3,10 @@
 mod addresses;
 mod common;
 mod looks;
+mod metrics;
 mod readme;
+mod rights;
 mod run;
+mod schema;
 mod terminal;
 mod top;

@@ -1,6 +1,7 @@
 //! `holdfast run`.
 
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use support::{Fate, Proxy, Server, Toward, until};
 
-use crate::common::{Running, SOON, done, holdfast, holdfast_at, is_free, lives, say, until_gone, waiters};
+use crate::common::{Done, Running, SOON, done, holdfast, holdfast_at, is_free, lives, say, until_gone, waiters};
 
 #[test]
 fn the_exit_code_is_the_commands() {
@@ -138,6 +139,32 @@ fn signals_reach_the_whole_group() {
     }
 }
 
+/// As under `nohup`, or in the background of a shell without job control.
+#[test]
+fn what_was_ignored_at_the_start_stays_ignored_also_by_the_command() {
+    let server = Server::start();
+    for (name, signal) in
+        [("HUP", libc::SIGHUP), ("INT", libc::SIGINT), ("QUIT", libc::SIGQUIT), ("TERM", libc::SIGTERM)]
+    {
+        let _: i64 = say(&server, "LOCK.ACQUIRE a other LEASE 600000");
+        let mut command = holdfast(&server);
+        // SAFETY: an async-signal-safe call.
+        unsafe {
+            command.pre_exec(move || {
+                libc::signal(signal, libc::SIG_IGN);
+                Ok(())
+            })
+        };
+        let script = format!("kill -{name} $$; kill -{name} $PPID; echo ran");
+        let run = Running::start(command.args(["run", "a", "--", "sh", "-c", &script]));
+        until(SOON, "it waits", || waiters(&server, "a") == 1);
+        run.signal(signal);
+        let _: i64 = say(&server, "LOCK.RELEASE a other");
+        let done = run.done();
+        assert_eq!((done.code, done.out.as_str()), (Some(0), "ran\n"), "{name}: {}", done.err);
+    }
+}
+
 #[test]
 fn a_lost_lock_stops_the_command() {
     let server = Server::start();
@@ -148,6 +175,44 @@ fn a_lost_lock_stops_the_command() {
     let done = run.done();
     assert_eq!((done.code, done.out.as_str()), (Some(75), "asked\n"));
     assert!(done.err.contains("\"a\": lost: forced"), "{}", done.err);
+}
+
+/// Whoever watches over a lock must not fall over what he says.
+#[test]
+fn a_lost_lock_stops_the_command_though_nobody_hears_of_it() {
+    let server = Server::start();
+    // A shell that says "Terminated" to nobody would be ended by that.
+    let script = "exec 2> /dev/null; trap 'echo asked; exit 0' TERM; echo begun; while :; do sleep 0.01; done";
+    let mut run = Running::start(holdfast(&server).args(["run", "a", "--", "sh", "-c", script]));
+    run.hear_no_more();
+    assert_eq!(run.line(), "begun");
+    let _: i64 = say(&server, "LOCK.FORCE a");
+    let done = run.done();
+    assert_eq!((done.code, done.out.as_str()), (Some(75), "asked\n"));
+}
+
+/// The server renews for longer than half a lease: it is asked before anything is judged.
+#[test]
+fn a_program_that_stood_still_for_less_than_its_lease_has_its_lock_still() {
+    const LEASE: Duration = Duration::from_secs(10);
+    let server = Server::start();
+    let script =
+        format!("echo begun; until redis-cli -p {} EXISTS go | grep -q 1; do sleep 0.1; done; exit 7", server.port());
+    let mut run = Running::start(holdfast(&server).args(["run", "--lease", "10s", "a", "--", "sh", "-c", &script]));
+    assert_eq!(run.line(), "begun");
+    // Until the grant says less than the newest sign of life.
+    let begin = Instant::now();
+    until(SOON, "a third of the lease is over, and more", || begin.elapsed() > LEASE * 4 / 10);
+    run.signal(libc::SIGSTOP);
+    let begin = Instant::now();
+    until(SOON, "more than two thirds of the lease are over", || begin.elapsed() > LEASE * 72 / 100);
+    run.signal(libc::SIGCONT);
+    let begin = Instant::now();
+    until(SOON, "it had the time to judge", || begin.elapsed() > LEASE / 10);
+    let () = say(&server, "SET go 1");
+    let done = run.done();
+    assert_eq!(done.code, Some(7), "{}", done.err);
+    assert!(is_free(&server, "a"));
 }
 
 #[test]
@@ -261,6 +326,88 @@ fn killed_it_takes_the_command_along_and_frees_the_lock() {
 }
 
 #[test]
+fn killed_it_takes_along_what_the_command_has_started() {
+    let server = Server::start();
+    for script in [
+        "sleep 1000 & echo $$ $!; wait",
+        // Who hears no signal, and has closed everything; and one that stands still.
+        "(trap '' TERM INT HUP QUIT; exec 0<&- 2>&-; echo $$ $BASHPID; exec 1>&-; while :; do sleep 1; done) & wait",
+        "sleep 1000 & kill -STOP $!; echo $$ $!; wait",
+        // The command itself is another one by then.
+        "sleep 1000 & echo $$ $!; exec sleep 1000",
+    ] {
+        let mut run = Running::start(holdfast(&server).args(["run", "a", "--", "bash", "-c", script]));
+        let pids: Vec<i32> = run.line().split(' ').map(|pid| pid.parse().unwrap()).collect();
+        assert!(pids.iter().all(|pid| lives(*pid)), "{script}");
+        run.signal(libc::SIGKILL);
+        pids.into_iter().for_each(until_gone);
+        until(SOON, "the lock is free, long before its lease is over", || is_free(&server, "a"));
+    }
+}
+
+#[test]
+fn what_a_command_leaves_behind_when_it_ends_lives_on() {
+    let server = Server::start();
+    let script = "sleep 1000 > /dev/null 2>&1 & echo $!";
+    let done = done(holdfast(&server).args(["run", "a", "--", "sh", "-c", script]));
+    assert_eq!(done.code, Some(0), "{}", done.err);
+    let pid: i32 = done.out.trim().parse().unwrap();
+    assert!(lives(pid) && is_free(&server, "a"));
+    // SAFETY: plain call.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+}
+
+#[test]
+fn the_report_says_whose_the_exit_code_is() {
+    let server = Server::start();
+    let file = server.dir().join("report");
+    let free = format!("redis-cli -p {} LOCK.FORCE a", server.port());
+    let lost = format!("{free}; sleep 1000");
+    let _: i64 = say(&server, "LOCK.ACQUIRE taken other LEASE 600000");
+    let () = say(&server, "SET text value");
+    for (key, options, command, code, report) in [
+        ("a", &[][..], &["sh", "-c", "exit 75"][..], 75, "ended 75\n"),
+        ("a", &[], &["true"], 0, "ended 0\n"),
+        ("a", &[], &["sh", "-c", "exit 137"], 137, "ended 137\n"),
+        ("a", &[], &["sh", "-c", "kill -9 $$"], 137, "killed 9\n"),
+        ("a", &[], &["sh", "-c", &lost], 75, "lost 75\n"),
+        ("a", &[], &["sh", "-c", &free], 75, "lost 75\n"),
+        ("a", &[], &["sh", "-c", "exit 127"], 127, "ended 127\n"),
+        ("a", &[], &["/no/such/program"], 127, "not-started 127\n"),
+        ("a", &[], &["/etc/passwd"], 126, "not-started 126\n"),
+        ("taken", &["-n", "-E", "75"], &["true"], 75, "not-granted 75\n"),
+        ("text", &[], &["true"], 69, "failed 69\n"),
+        ("a", &["--url", "nonsense"], &["true"], 64, "failed 64\n"),
+    ] {
+        std::fs::write(&file, "ended 0\n").unwrap();
+        let mut run = holdfast(&server);
+        run.arg("run").arg("--report").arg(&file).args(options).args([key, "--"]).args(command);
+        let done = done(&mut run);
+        assert_eq!(done.code, Some(code), "{options:?} {command:?}: {}", done.err);
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), report, "{options:?} {command:?}: {}", done.err);
+    }
+    // It is no report of this run that stands there while it runs, or after it was killed.
+    let mut run = Running::start(holdfast(&server).args(["run", "--report"]).arg(&file).args([
+        "a",
+        "--",
+        "sh",
+        "-c",
+        "echo begun; sleep 1000",
+    ]));
+    assert_eq!(run.line(), "begun");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "");
+    drop(run);
+    let run = Running::start(holdfast(&server).args(["run", "--report"]).arg(&file).args(["taken", "--", "true"]));
+    until(SOON, "it waits", || waiters(&server, "taken") == 1);
+    run.signal(libc::SIGTERM);
+    assert_eq!(run.done().code, Some(128 + libc::SIGTERM));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), format!("interrupted {}\n", libc::SIGTERM));
+    let unwritable = done(holdfast(&server).args(["run", "--report", "/no/such/place", "a", "--", "echo", "ran"]));
+    assert_eq!((unwritable.code, unwritable.out.as_str()), (Some(69), ""));
+    assert!(unwritable.err.contains("/no/such/place"), "{}", unwritable.err);
+}
+
+#[test]
 fn several_keys_are_taken_all_or_none() {
     let server = Server::start();
     let _: i64 = say(&server, "LOCK.ACQUIRE b other");
@@ -287,6 +434,56 @@ fn locks_are_shared_counted_and_confirmed() {
     let alone = done(holdfast(&server).args(["run", "--replicas", "1", "a", "--", "echo", "ran"]));
     assert_eq!((alone.code, alone.out.as_str()), (Some(75), ""));
     assert!(alone.err.contains("ask for fewer replicas"), "{}", alone.err);
+}
+
+/// One run in the command of another: what the outer one is asked for, and the inner one.
+fn inside(server: &Server, outer: &str, inner: &str) -> Done {
+    let script = format!("{} {inner}; echo $?", env!("CARGO_BIN_EXE_holdfast"));
+    done(holdfast(server).arg("run").args(outer.split(' ')).args(["--", "sh", "-c", &script]))
+}
+
+#[test]
+fn a_run_that_would_wait_for_itself_says_so_at_once() {
+    let server = Server::start();
+    let program = env!("CARGO_BIN_EXE_holdfast");
+    let other_name = format!("--url redis://localhost:{} run a -- echo ran", server.port());
+    let through_another = format!("run b -- {program} run a -- echo ran");
+    let two_and_two = format!("run --limit 2 a -- {program} run --limit 2 a -- echo ran");
+    for (outer, inner) in [
+        ("a", "run a -- echo ran"),
+        ("a", "run --wait 1h b a -- echo ran"),
+        ("a", "run --shared a -- echo ran"),
+        ("--shared a", "run a -- echo ran"),
+        ("--limit 2 a", "run a -- echo ran"),
+        ("--limit 2 a", &*two_and_two),
+        ("a", &*through_another),
+        ("a", &*other_name),
+    ] {
+        let done = inside(&server, outer, inner);
+        assert_eq!((done.code, done.out.as_str()), (Some(0), "70\n"), "{outer}, {inner}: {}", done.err);
+        assert!(done.err.contains("\"a\": waiting would never end"), "{}", done.err);
+        assert!(is_free(&server, "a") && is_free(&server, "b"));
+    }
+}
+
+#[test]
+fn a_run_inside_of_another_that_it_need_not_wait_for_is_run() {
+    let (server, other) = (Server::start(), Server::start());
+    let elsewhere = format!("--url redis://{} run a -- echo ran", other.addr());
+    for (outer, inner) in [
+        ("a", "run b -- echo ran"),
+        ("a", &*elsewhere),
+        ("--shared a", "run --shared a -- echo ran"),
+        ("--limit 2 a", "run --limit 2 a -- echo ran"),
+        ("--limit 2 a", "run --shared a -- echo ran"),
+    ] {
+        let done = inside(&server, outer, inner);
+        assert_eq!(done.out, "ran\n0\n", "{outer}, {inner}: {}", done.err);
+    }
+    // That run has ended long since: whoever holds now will give it back.
+    let _: i64 = say(&server, "LOCK.ACQUIRE a other");
+    let waits = done(holdfast(&server).env("HOLDFAST_OWNERS", "gone").args(["run", "-w", "50ms", "a", "--", "true"]));
+    assert_eq!(waits.code, Some(1), "{}", waits.err);
 }
 
 #[test]

@@ -142,6 +142,84 @@ fn it_stops_and_goes_on_as_a_shell_wants() {
     assert_eq!(terminal.done(), Some(0));
 }
 
+/// A password, say: the command's input is a pipe, and it asks whoever sits at the terminal.
+#[test]
+fn a_command_with_another_input_gets_the_terminal_when_it_reads_from_it() {
+    let server = Server::start();
+    let program = env!("CARGO_BIN_EXE_holdfast");
+    let asks = "echo ready; read line < /dev/tty; echo got $line; cat";
+    for script in [
+        format!("echo piped | {program} run a -- sh -c '{asks}'; read line; echo and $line"),
+        format!("{program} run a -- sh -c '{asks}' < <(echo piped) 2>&1 | cat; read line; echo and $line"),
+    ] {
+        let mut shell = Command::new("bash");
+        shell.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", server.addr()));
+        let mut terminal = Terminal::start(&mut shell);
+        terminal.shows("ready");
+        terminal.keys("words\n");
+        terminal.shows("got words");
+        terminal.shows("piped");
+        // Whoever comes after it has the terminal again.
+        terminal.keys("others\n");
+        terminal.shows("and others");
+        assert_eq!(terminal.done(), Some(0));
+    }
+}
+
+#[test]
+fn a_command_that_needs_no_terminal_leaves_it_to_the_others() {
+    let server = Server::start();
+    let program = env!("CARGO_BIN_EXE_holdfast");
+    let script = format!("true | {program} run a -- sleep 1000 | (echo ready; read line < /dev/tty; echo got $line)");
+    let mut shell = Command::new("bash");
+    shell.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", server.addr()));
+    let mut terminal = Terminal::start(&mut shell);
+    terminal.shows("ready");
+    until(SOON, "the command runs", || !is_free(&server, "a"));
+    terminal.keys("words\n");
+    terminal.shows("got words");
+    // Ctrl-C is for all of them.
+    terminal.keys("\x03");
+    until(SOON, "the command has ended", || is_free(&server, "a"));
+}
+
+#[test]
+fn a_command_with_another_input_is_stopped_from_the_terminal_too() {
+    let server = Server::start();
+    let program = env!("CARGO_BIN_EXE_holdfast");
+    let command = "echo process $$ begun; while :; do sleep 0.01; done";
+    let script = format!("set -m; true | {program} run a -- sh -c '{command}'; echo stopped; read line");
+    let mut shell = Command::new("bash");
+    shell.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", server.addr()));
+    let mut terminal = Terminal::start(&mut shell);
+    terminal.shows("begun");
+    let text = terminal.text();
+    let pid = text.split("process ").nth(1).and_then(|rest| rest.split(' ').next()).expect("its process id");
+    terminal.keys("\x1a");
+    terminal.shows("stopped");
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    assert!(stat.rsplit(')').next().unwrap().starts_with(" T"), "{stat}");
+}
+
+/// A process that stands still does not know whether it holds: it is as with one that hangs.
+#[test]
+fn a_command_that_was_stopped_for_longer_than_its_lease_is_ended_when_it_goes_on() {
+    let server = Server::start();
+    let program = env!("CARGO_BIN_EXE_holdfast");
+    let run = format!("{program} run --lease 1500ms a -- sh -c 'echo begun; sleep 1000'");
+    let script = format!("set -m; {run}; echo stopped; read line; fg; echo ended $?");
+    let mut shell = Command::new("bash");
+    shell.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", server.addr()));
+    let mut terminal = Terminal::start(&mut shell);
+    terminal.shows("begun");
+    terminal.keys("\x1a");
+    terminal.shows("stopped");
+    until(SOON, "the lease is over", || is_free(&server, "a"));
+    terminal.keys("\n");
+    terminal.shows("ended 75");
+    assert_eq!(terminal.done(), Some(0));
+}
+
 #[test]
 fn whoever_sits_there_is_told_that_it_waits() {
     let server = Server::start();

@@ -55,7 +55,7 @@ pub enum Outcome {
     Granted,
     /// Null: not granted, or not held any more.
     Refused,
-    /// The server or the connection gave an error, `-NOREPLICAS` among them.
+    /// The server or the connection gave an error, `-UNCONFIRMED` among them.
     Failed,
     /// The client gave up: no answer although more than the time allowed had passed.
     Unanswered,

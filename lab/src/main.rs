@@ -13,6 +13,7 @@ mod load;
 mod options;
 mod record;
 mod redlock;
+mod refusing;
 mod report;
 mod second;
 mod session;
@@ -53,6 +54,7 @@ enum Usual {
 const SCENARIOS: &[Scenario] = &[
     Scenario { name: "failover", share: 3, usual: Usual::Always, run: failover::run },
     Scenario { name: "replicas", share: 3, usual: Usual::Always, run: failover::run_replicas },
+    Scenario { name: "refusing", share: 1, usual: Usual::Always, run: refusing::run },
     Scenario { name: "cluster", share: 2, usual: Usual::Always, run: cluster::run },
     Scenario { name: "single", share: 2, usual: Usual::Always, run: single::run },
     Scenario { name: "clock", share: 1, usual: Usual::Always, run: single::run_clock },

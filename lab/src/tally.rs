@@ -66,7 +66,8 @@ impl Tally {
         self.told_within = self.told_within.max(verdict.told_within);
     }
 
-    fn violation(&mut self, what: &str) {
+    /// Adds a broken promise.
+    pub fn violation(&mut self, what: &str) {
         self.violations += 1;
         if self.violations <= SHOWN {
             eprintln!("VIOLATION: {what}");

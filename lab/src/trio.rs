@@ -1,6 +1,5 @@
 //! One master, two replicas, three Sentinels: three containers, a server and a Sentinel in each.
 
-use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -28,13 +27,15 @@ const TO_FAIL_OVER: Duration = Duration::from_secs(60);
 pub struct Setting {
     /// How long a server may be silent before a Sentinel takes it for down.
     pub down_after_ms: u32,
-    /// The build of the module that all servers begin with, if it is not the one under test.
-    pub old_module: Option<PathBuf>,
+    /// What a master needs to take writes (`min-replicas-to-write`), heard of within the last three seconds.
+    pub min_replicas: u32,
+    /// Another server than the image's, and the build of the module that all begin with, if it is not the one under test.
+    pub equipment: Equipment,
 }
 
 impl Default for Setting {
     fn default() -> Setting {
-        Setting { down_after_ms: 700, old_module: None }
+        Setting { down_after_ms: 700, min_replicas: 0, equipment: Equipment::default() }
     }
 }
 
@@ -80,6 +81,7 @@ pub struct Trio {
     site: Site,
     master: usize,
     down_after_ms: u32,
+    min_replicas: u32,
     modules: [&'static str; 3],
     order: Order,
 }
@@ -103,11 +105,11 @@ pub struct Failover {
 impl Trio {
     /// Starts three servers and their Sentinels, and waits until they know one another.
     pub fn start(setting: Setting, options: &Options) -> Result<Trio> {
-        let Setting { down_after_ms, old_module } = setting;
-        let modules = [if old_module.is_some() { OLD_MODULE } else { MODULE }; 3];
-        let site = Site::new("trio", 3, Equipment { old_module, ..Equipment::default() }, options)?;
+        let Setting { down_after_ms, min_replicas, equipment } = setting;
+        let modules = [if equipment.old_module.is_some() { OLD_MODULE } else { MODULE }; 3];
+        let site = Site::new("trio", 3, equipment, options)?;
         let order = Order { at: now(), epoch: String::new() };
-        let mut trio = Trio { site, master: 0, down_after_ms, modules, order };
+        let mut trio = Trio { site, master: 0, down_after_ms, min_replicas, modules, order };
         for node in 0..3 {
             trio.start_server(node)?;
         }
@@ -121,8 +123,9 @@ impl Trio {
     fn start_server(&self, node: usize) -> Result<()> {
         let mut configuration = format!(
             "port {SERVER_PORT}\nsave \"\"\nappendonly no\nloadmodule {}\nholdfast.default-lease 4000\n\
-             repl-diskless-sync yes\nrepl-diskless-sync-delay 0\nrepl-ping-replica-period 1\n",
-            self.modules[node]
+             repl-diskless-sync yes\nrepl-diskless-sync-delay 0\nrepl-ping-replica-period 1\n\
+             min-replicas-to-write {}\nmin-replicas-max-lag 3\n",
+            self.modules[node], self.min_replicas
         );
         if node != self.master {
             let master = &self.node(self.master).ip;
@@ -157,6 +160,11 @@ impl Trio {
         self.connect(self.master, SERVER_PORT)
     }
 
+    /// Which node the present master is.
+    pub fn master_node(&self) -> usize {
+        self.master
+    }
+
     fn connect(&self, node: usize, port: u16) -> Result<Connection> {
         self.node(node).connect(port)
     }
@@ -176,14 +184,19 @@ impl Trio {
         let unrest = self.settle()?;
         let old = self.master;
         let struck = now();
-        blow.strike(&self.site, old, SERVER)?;
-        self.master = self.await_successor(old)?;
+        self.strike(blow)?;
+        self.await_successor(old)?;
         let took = now() - struck;
         sleep(split);
         self.bring_back(old, blow, back)?;
         self.settle()?;
         let from = unrest.map_or(struck, |unrest| unrest.from);
         Ok(Failover { fault: Fault { from, until: now() }, took })
+    }
+
+    /// Deals the master a blow.
+    pub fn strike(&self, blow: Blow) -> Result<()> {
+        blow.strike(&self.site, self.master, SERVER)
     }
 
     /// Makes the network of all three a bad one, until what this returns is dropped.
@@ -204,7 +217,8 @@ impl Trio {
             .query(&mut connection)?;
         let from = unrest.map_or_else(now, |unrest| unrest.from);
         self.node(first).signal(SERVER, "KILL")?;
-        let second = self.await_successor(first)?;
+        self.await_successor(first)?;
+        let second = self.master;
         self.node(second).signal(SERVER, "KILL")?;
         let last = 3 - first - second;
         if third == Third::Dies {
@@ -263,8 +277,7 @@ impl Trio {
 
     fn hand_over(&mut self, old: usize) -> Result<()> {
         cmd("SENTINEL").arg("FAILOVER").arg(MASTER_NAME).exec(&mut self.connect(old, SENTINEL_PORT)?)?;
-        self.master = self.await_successor(old)?;
-        Ok(())
+        self.await_successor(old)
     }
 
     /// As docs/operations.md says.
@@ -301,11 +314,12 @@ impl Trio {
         Ok(Fault { from, until: now() })
     }
 
-    fn bring_back(&mut self, node: usize, blow: Blow, back: Return) -> Result<()> {
+    /// Undoes a blow to a node that is no master any more, and sees to it that the node learns of this.
+    pub fn bring_back(&mut self, node: usize, blow: Blow, back: Return) -> Result<()> {
         blow.heal(&self.site, node, SERVER, || self.start_server(node))?;
         if let Return::ByHand(millis) = back {
             sleep(Duration::from_millis(millis));
-            self.master = self.await_successor(node)?;
+            self.await_successor(node)?;
             self.put_in_place()?;
         }
         Ok(())
@@ -336,9 +350,11 @@ impl Trio {
         Ok(())
     }
 
-    fn await_successor(&self, old: usize) -> Result<usize> {
+    /// Waits until the Sentinels have made another one the master.
+    pub fn await_successor(&mut self, old: usize) -> Result<()> {
         let watchers: Vec<usize> = (0..3).filter(|node| *node != old).collect();
-        self.await_master(&watchers, old)
+        self.master = self.await_master(&watchers, old)?;
+        Ok(())
     }
 
     /// Waits until two of these Sentinels name the same other master, and it is one.

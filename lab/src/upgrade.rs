@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::checker::check;
 use crate::client::Asks;
-use crate::engine::{Result, Trouble};
+use crate::engine::{Equipment, Result, Trouble};
 use crate::failover::{LONGEST_LEASE, have_again};
 use crate::history::Micros;
 use crate::load::{Crew, Load, keys_of};
@@ -66,7 +66,8 @@ fn upgrade(tally: &mut Tally, hand_over: HandOver, options: &Options) -> Result<
     if std::fs::read(&old)? == std::fs::read(&options.module)? {
         return Err(Trouble(format!("{} is the build under test", old.display())));
     }
-    let mut trio = Trio::start(Setting { old_module: Some(old), ..Setting::default() }, options)?;
+    let equipment = Equipment { old_module: Some(old), ..Equipment::default() };
+    let mut trio = Trio::start(Setting { equipment, ..Setting::default() }, options)?;
     let crew = |prefix: &str, asks| Crew { prefix: prefix.to_owned(), asks, short: 5, long: 4, python: 2, tied: 4 };
     let crews = [crew("plain:", Asks::Nothing), crew("safe:", Asks::Replicas(2))];
     let load = Load::start(&crews, &trio.way(), options.seed, options)?;

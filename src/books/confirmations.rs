@@ -1,8 +1,8 @@
 //! What the replicas have yet to confirm.
 
 use super::owed::Ticket;
-use super::{Answer, TieId, Undo};
-use crate::lock::{Map, Millis, Owner};
+use super::{Answer, GrantId, Terms, TieId};
+use crate::lock::Millis;
 use crate::server::clock::Now;
 use crate::server::replicas::{Offset, Offsets};
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,17 +11,15 @@ use std::collections::{BTreeMap, BTreeSet};
 /// which takes some ten microseconds. After that, they are checked once per millisecond.
 const PROMPT: Millis = 5;
 
-/// Names a confirmation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConfirmationId(u64);
+/// Names a confirmation; later ones have greater names, and what is written later is confirmed no earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ConfirmationId(pub(super) u64);
 
 /// A grant or renewal that counts only once enough replicas have it.
 #[derive(Debug)]
 pub struct Confirmation {
     /// What depends on it.
     pub what: What,
-    /// How to roll it back.
-    pub undo: Undo,
     /// How many replicas it needs.
     pub needed: u32,
     /// The replication offset that they must have reached. Known once the step that wrote it has been replicated: in
@@ -36,9 +34,18 @@ pub struct Confirmation {
 /// What depends on a confirmation.
 #[derive(Debug)]
 pub enum What {
-    /// This answer.
-    Reply(Ticket, Answer),
-    /// The next renewal of this tie by the watchdog.
+    /// The answer to a request.
+    Reply {
+        /// Who is owed it.
+        ticket: Ticket,
+        /// The answer.
+        answer: Answer,
+        /// The grant or renewal.
+        grant: GrantId,
+        /// What was asked for.
+        terms: Terms,
+    },
+    /// The lease of a watched hold, which the watchdog has renewed.
     Renewal(TieId),
 }
 
@@ -61,9 +68,10 @@ pub enum Settled {
 #[derive(Debug, Default)]
 pub struct Confirmations {
     next_id: u64,
-    by_id: BTreeMap<u64, Confirmation>,
-    /// The pending ones of each owner.
-    by_owner: Map<Owner, BTreeSet<u64>>,
+    by_id: BTreeMap<ConfirmationId, Confirmation>,
+    /// By how many replicas they need. Of those that need as many, earlier ones are confirmed first.
+    by_need: BTreeMap<u32, BTreeSet<ConfirmationId>>,
+    by_end: BTreeSet<(Millis, ConfirmationId)>,
     asked_at: Millis,
     /// Asked in this turn of the event loop, so the question has not even been sent yet.
     asked_just_now: bool,
@@ -72,24 +80,22 @@ pub struct Confirmations {
 impl Confirmations {
     /// Adds one.
     pub fn begin(&mut self, confirmation: Confirmation) -> ConfirmationId {
-        let id = self.next_id;
-        self.next_id = id.wrapping_add(1);
-        self.by_owner.get_or_insert_with(confirmation.undo.owner.clone(), BTreeSet::new).insert(id);
+        let id = ConfirmationId(self.next_id);
+        self.next_id = self.next_id.wrapping_add(1);
+        self.by_need.entry(confirmation.needed).or_default().insert(id);
+        self.by_end.insert((confirmation.until, id));
         self.by_id.insert(id, confirmation);
-        ConfirmationId(id)
+        id
     }
 
-    /// Gives up one that nobody wants any more. Returns what has to be rolled back.
-    pub fn abandon(&mut self, id: ConfirmationId) -> Option<Undo> {
-        self.remove(id).map(|it| it.undo)
-    }
-
-    fn remove(&mut self, id: ConfirmationId) -> Option<Confirmation> {
-        let it = self.by_id.remove(&id.0)?;
-        if let Some(of_owner) = self.by_owner.get_mut(&it.undo.owner) {
-            of_owner.remove(&id.0);
-            if of_owner.is_empty() {
-                self.by_owner.remove(&it.undo.owner);
+    /// Removes one, because it is settled or nobody wants it any more.
+    pub fn remove(&mut self, id: ConfirmationId) -> Option<Confirmation> {
+        let it = self.by_id.remove(&id)?;
+        self.by_end.remove(&(it.until, id));
+        if let Some(ids) = self.by_need.get_mut(&it.needed) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.by_need.remove(&it.needed);
             }
         }
         Some(it)
@@ -128,13 +134,20 @@ impl Confirmations {
 
     /// Whether some are confirmed.
     pub fn any_confirmed(&self, offsets: &Offsets) -> bool {
-        self.by_id.values().any(|it| it.is_confirmed(offsets))
+        self.confirmed(offsets).next().is_some()
     }
 
-    /// Those that are confirmed and those whose time is up, in order, at most this many.
+    /// Those that are confirmed. Looks at no more of the others than there are replicas.
+    fn confirmed<'a>(&'a self, offsets: &'a Offsets) -> impl Iterator<Item = ConfirmationId> + 'a {
+        let replicas = u32::try_from(offsets.confirmed.len()).unwrap_or(u32::MAX);
+        let is_confirmed = |id: &&ConfirmationId| self.by_id.get(*id).is_some_and(|it| it.is_confirmed(offsets));
+        self.by_need.range(..=replicas).flat_map(move |(_, ids)| ids.iter().take_while(is_confirmed).copied())
+    }
+
+    /// Those that are confirmed and those whose time is up, at most this many.
     pub fn settled(&self, offsets: &Offsets, now: Millis, most: usize) -> Vec<ConfirmationId> {
-        let settled = self.by_id.iter().filter(|(_, it)| it.is_confirmed(offsets) || now >= it.until);
-        settled.take(most).map(|(id, _)| ConfirmationId(*id)).collect()
+        let over = self.by_end.iter().take_while(|(until, _)| now >= *until).map(|(_, id)| *id);
+        self.confirmed(offsets).chain(over).take(most).collect()
     }
 
     /// Removes one that [`Confirmations::settled`] named.
@@ -150,15 +163,6 @@ impl Confirmations {
     /// Removes any one, because this server no longer decides anything.
     pub fn take_any(&mut self) -> Option<Confirmation> {
         let id = *self.by_id.first_key_value()?.0;
-        self.remove(ConfirmationId(id))
-    }
-
-    /// Lends the roll-backs of what an owner waits to have confirmed.
-    pub fn of_owner(&mut self, owner: &[u8], mut work: impl FnMut(&mut Undo)) {
-        for id in self.by_owner.get(owner).into_iter().flatten() {
-            if let Some(it) = self.by_id.get_mut(id) {
-                work(&mut it.undo);
-            }
-        }
+        self.remove(id)
     }
 }

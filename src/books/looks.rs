@@ -13,8 +13,8 @@ pub struct Looks {
     by_key: KeyMap<Millis>,
     /// How many turns the event loop has made.
     turn: u64,
-    /// The turn in which work was postponed to the next one.
-    put_off: Option<u64>,
+    /// The turn in which work was last postponed to the next one, and when that was.
+    put_off: Option<(u64, Millis)>,
 }
 
 impl Looks {
@@ -60,13 +60,16 @@ impl Looks {
 
     /// Postpones everything to the next turn of the event loop if the server has stalled. Returns whether it has.
     ///
-    /// If a lease ran out a while ago, the server was busy meanwhile (a long script, a stopped process) and has not
-    /// yet read from its connections: a waiter may be long gone. It waits for one turn and no longer, for a busy server
-    /// may be late in each.
-    pub fn put_off_if_stalled(&mut self, now: Millis) -> bool {
-        let late = self.first().is_some_and(|at| at.saturating_add(LATE) < now);
-        let waited = self.put_off.is_some_and(|turn| turn != self.turn);
-        self.put_off = (late && !waited).then_some(self.turn);
-        self.put_off.is_some()
+    /// If a lease ran out a while ago, or a session should have been heard by then (`silence`), the server was busy
+    /// meanwhile (a long script, a stopped process) and has not yet read from its connections: a waiter may be long gone.
+    /// It waits for one turn and no longer: what is still left of what was put off is a backlog, and is worked off turn
+    /// by turn.
+    pub fn put_off_if_stalled(&mut self, now: Millis, silence: Option<Millis>) -> bool {
+        let first = self.first().into_iter().chain(silence).min();
+        let Some(first) = first.filter(|at| at.saturating_add(LATE) < now) else { return false };
+        if self.put_off.is_none_or(|(_, until)| first > until) {
+            self.put_off = Some((self.turn, now));
+        }
+        self.put_off.is_some_and(|(turn, _)| turn == self.turn)
     }
 }

@@ -6,27 +6,28 @@
 //! back.
 
 pub mod confirmations;
+pub mod in_flight;
 pub mod looks;
 pub mod owed;
+pub mod raised;
 pub mod sessions;
 pub mod sweep;
 pub mod ties;
-pub mod undo;
 
 #[cfg(test)]
 mod tests;
 
-pub use confirmations::{ConfirmationId, Confirmations};
+pub use confirmations::{Confirmation, ConfirmationId, Confirmations};
+pub use in_flight::{Grant, GrantId, GrantedHold, InFlight, OwedHold, TakeBack};
 pub use looks::Looks;
-pub use owed::{Answer, Asker, IfNone, Outcome, Owed, Reading, Recipient, State, Terms};
+pub use owed::{Answer, Asker, Outcome, Owed, Reading, Recipient, SignsOfLife, State, Terms};
+pub use raised::Raised;
 pub use sessions::{Event, Kind, Sessions, Why};
 pub use sweep::Sweep;
 pub use ties::{NewTie, Tie, TieId, Ties, Tying};
-pub use undo::{Step, Undo};
 
-use crate::lock::cycle::Search;
 use crate::lock::serve::{Agenda, Change};
-use crate::lock::{Deadline, LockKey, Millis, Queue, Token, Waiter, WaiterId};
+use crate::lock::{Deadline, LockKey, Millis, Queue, Waiter, WaiterId};
 use crate::server::MainThread;
 use crate::server::blocked::Blocked;
 use crate::server::clock::Now;
@@ -47,26 +48,28 @@ pub struct Books {
     pub sessions: Sessions,
     /// Holds that are tied to connections.
     pub ties: Ties,
+    /// Grants and renewals whose answer is on the way.
+    pub in_flight: InFlight,
+    /// Which tokens holds had before they were raised.
+    pub raised: Raised,
     /// What the replicas have yet to confirm.
     pub confirmations: Confirmations,
     /// Locks of which something has expired. If that ended a hold, it is reported.
     pub expired: VecDeque<(LockKey, Expiry)>,
-    /// Unfinished searches for cycles of waits, and the request that each is for.
-    pub searches: VecDeque<(WaiterId, Search)>,
-    /// Finished searches whose memory is still to be freed.
-    pub searched: VecDeque<Search>,
     /// What must be looked at anew because a data set was replaced.
     pub sweep: Sweep,
     /// What this server left undecided when its role changed.
     pub undecided: Undecided,
-    undos: u64,
 }
 
 /// The part of a lock that has expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expiry {
     /// The key.
-    Key,
+    Key {
+        /// How many held the lock until then.
+        holders: usize,
+    },
     /// Some of its fields.
     Fields {
         /// How many held the lock until then.
@@ -79,8 +82,24 @@ pub enum Expiry {
 pub struct Undecided {
     /// Waiting requests: the next one to look at, and where to stop.
     pub waiters: Option<(WaiterId, WaiterId)>,
-    /// Grants that were to be confirmed.
-    pub confirmations: Confirmations,
+    /// Of these, only those with lower tickets were here then.
+    pub tickets: u64,
+    /// Grants that were to be confirmed: those of each change that nobody has been told of yet.
+    pub confirmations: VecDeque<Confirmations>,
+}
+
+impl Undecided {
+    /// Removes a grant that was to be confirmed.
+    pub fn next_confirmation(&mut self) -> Option<Confirmation> {
+        while let Some(first) = self.confirmations.front_mut() {
+            let next = first.take_any();
+            if next.is_some() {
+                return next;
+            }
+            self.confirmations.pop_front();
+        }
+        None
+    }
 }
 
 static BOOKS: MainThread<Books> = MainThread::new();
@@ -95,23 +114,22 @@ pub fn with<R>(work: impl FnOnce(&mut Books) -> R) -> R {
 pub enum Delivery {
     /// It will be sent at the end of this turn of the event loop.
     Due,
-    /// Nobody is left to receive it. What was granted has to be rolled back.
+    /// Nobody is left to receive it. What was granted has to be taken back.
     Undelivered,
-}
-
-/// Like [`with`], for callbacks that may arrive while the books are lent: `None` in that case.
-pub fn try_with<R>(work: impl FnOnce(&mut Books) -> R) -> Option<R> {
-    BOOKS.try_with(work)
 }
 
 impl Books {
     /// Records how the request of `ticket` ended, for whoever is owed its answer; `now` is when it ended. The one
     /// place that asks who that is.
     pub fn end(&mut self, ticket: owed::Ticket, outcome: Outcome, now: Now) -> Delivery {
+        let until = match &outcome {
+            Outcome::Granted(_, grant) => self.in_flight.get(*grant).map_or(Deadline::At(0), Grant::deadline),
+            _ => Deadline::At(0),
+        };
         let outcome = match self.owed.end(ticket, outcome, now) {
             owed::Ended::Reply => return Delivery::Due,
             owed::Ended::Event(session, about, outcome) => {
-                match self.sessions.tell(session, ticket, about, outcome, now) {
+                match self.sessions.tell(session, about, (outcome, until), now) {
                     Ok(()) => {
                         self.call_reader(session);
                         return Delivery::Due;
@@ -121,8 +139,8 @@ impl Books {
             }
             owed::Ended::Nobody(outcome) => outcome,
         };
-        if let Outcome::Granted(_, undo) = outcome {
-            self.owed.undelivered.push_back(undo);
+        if let Outcome::Granted(_, grant) = outcome {
+            self.in_flight.owe(grant);
         }
         Delivery::Undelivered
     }
@@ -140,18 +158,11 @@ impl Books {
     }
 
     /// Ties a hold, as [`Ties::tie`] does.
-    pub fn tie(&mut self, new: NewTie, now: Millis) -> Option<Tie> {
+    pub fn tie(&mut self, new: NewTie, now: Millis) -> Option<ties::Before> {
         let client = new.client;
         let other = self.ties.tie(new, now);
         self.hurry_reader(client, now);
         other
-    }
-
-    /// Restores a tie, as [`Ties::put_back`] does.
-    pub fn put_back(&mut self, tie: Tie, deadline: Deadline, now: Millis) {
-        let client = tie.client;
-        self.ties.put_back(tie, deadline, now);
-        self.hurry_reader(client, now);
     }
 
     /// A session has been given a shorter lease to keep alive: lets it be answered, if it would otherwise hear too late
@@ -170,62 +181,77 @@ impl Books {
         sessions::pace(self.ties.shortest_lease(session).unwrap_or(default_lease))
     }
 
-    /// Lends the roll-backs of everything that an owner was given of a lock and has not been told of yet.
-    fn outstanding(&mut self, hold: (i32, &[u8], &[u8]), mut work: impl FnMut(&mut Undo)) {
-        let (db, name, owner) = hold;
-        let mut of_hold = |undo: &mut Undo| {
-            if undo.db() == db && *undo.owner == *owner {
-                work(undo);
-            }
-        };
-        self.sessions.unread_grants(name, owner, &mut of_hold);
-        self.owed.undos(&mut of_hold);
-        self.confirmations.of_owner(owner, &mut of_hold);
-    }
-
-    /// An owner is being told that it holds a lock, with at least this many holds. No roll-back takes them away.
-    pub fn acknowledge(&mut self, hold: (i32, &[u8], &[u8]), holds: u64) {
-        self.outstanding(hold, |undo| undo.acknowledge(hold.1, holds));
-    }
-
-    /// A hold has another token now. What was given before and may yet be rolled back follows it.
-    pub fn retoken(&mut self, hold: (i32, &[u8], &[u8]), tokens: (Option<Token>, Option<Token>)) {
-        self.outstanding(hold, |undo| undo.retoken(hold.1, tokens));
-    }
-
-    /// Answers that came after `serial` promise this many holds of a lock to its owner.
-    pub fn promised(&mut self, hold: (i32, &[u8], &[u8]), serial: u64) -> u64 {
-        let mut most = 0;
-        self.outstanding(hold, |undo| {
-            if undo.serial > serial {
-                most = most.max(undo.promised(hold.1));
-            }
-        });
-        most
-    }
-
-    /// This many holds of a step that was given under `serial` were rolled back: adjusts what came after it.
-    pub fn rebase(&mut self, hold: (i32, &[u8], &[u8]), serial: u64, gone: &Step, taken: u64) {
-        self.outstanding(hold, |undo| {
-            if undo.serial > serial {
-                undo.rebase(gone, taken);
-            }
-        });
+    /// The grant in flight because of which a request of this owner for this key is refused. (A connection's own
+    /// pipeline goes on behind a reply that has been written for it.)
+    pub fn in_the_way(&self, (db, name, owner): (i32, &[u8], &[u8]), connection: Option<u64>) -> Option<GrantId> {
+        let id = self.in_flight.of(db, name, owner)?;
+        let is_behind = connection.is_some_and(|connection| self.owed.is_sending(connection, id));
+        (!is_behind).then_some(id)
     }
 
     /// What was written in the previous turn of the event loop has been handed to the network.
     pub fn sent(&mut self) {
-        for undo in self.owed.sent() {
-            for step in &undo.steps {
-                self.acknowledge((undo.db(), &step.name, &undo.owner), step.promised_before());
-            }
+        for id in self.owed.sent() {
+            self.in_flight.settle(id);
         }
     }
 
-    /// A name for the roll-back of a grant or renewal; later names are greater.
-    pub fn next_undo(&mut self) -> u64 {
-        self.undos = self.undos.wrapping_add(1);
-        self.undos
+    /// A connection has ended, so the answers in flight to it never arrive. Returns how many grants that concerns.
+    pub fn undeliver(&mut self, client: u64) -> usize {
+        let in_flight = &mut self.in_flight;
+        self.owed.undeliver(client).map(|id| in_flight.owe(id)).count()
+    }
+
+    /// Whether somebody is there to get the answer to a request.
+    pub fn is_awaited(&self, grant: &Grant) -> bool {
+        let is_open = grant.on_behalf == owed::OnBehalf::Itself || self.sessions.is_open(grant.client);
+        is_open && self.owed.get(grant.ticket).is_some()
+    }
+
+    /// Nobody wants any more what was to be confirmed: it is taken back.
+    pub fn give_up_confirmation(&mut self, id: ConfirmationId) {
+        if let Some(Confirmation { what: confirmations::What::Reply { grant, .. }, .. }) = self.confirmations.remove(id)
+        {
+            self.in_flight.owe(grant);
+        }
+    }
+
+    /// A hold that was tied is given up: it is taken back as soon as something may be written.
+    pub fn end_later(&mut self, tie: Tie) {
+        let hold = GrantedHold { name: tie.name.clone(), token: tie.token, deadline: tie.end() };
+        let grant = Grant {
+            home: self.ties.home(tie.key().db),
+            owner: tie.owner,
+            client: tie.client,
+            on_behalf: owed::OnBehalf::Session,
+            ticket: self.owed.ticket(),
+            back: TakeBack::Hold,
+            holds: vec![hold],
+        };
+        let id = self.in_flight.begin(grant);
+        self.in_flight.owe(id);
+    }
+
+    /// Whether any lock may have holds that are over without anybody having ended them yet.
+    pub fn may_have_broken(&self) -> bool {
+        !self.in_flight.is_empty() || self.ties.have_ended()
+    }
+
+    /// Removes those holds of a lock that have to be taken back before anything is judged by it.
+    pub fn take_owed(&mut self, db: i32, name: &[u8]) -> Vec<OwedHold> {
+        let sessions = &self.sessions;
+        self.in_flight.take_owed(db, name, |client| sessions.is_open(client))
+    }
+
+    /// A session asks for its events.
+    pub fn read_by(&mut self, session: u64) {
+        let read = self.ties.read_by(session);
+        self.sessions.reads(session, read);
+    }
+
+    /// Whether a hold must not be renewed because its session reads nothing: since the hold began or was last renewed.
+    pub fn is_unread(&self, tie: &Tie) -> bool {
+        self.ties.is_unread(tie, self.sessions.last_read(tie.client))
     }
 
     /// Lets the reader of a mailbox be answered with what has arrived.
@@ -271,45 +297,24 @@ impl Books {
 
     /// Whether there is work to do at once.
     pub fn has_work(&self) -> bool {
-        !(self.owed.undelivered.is_empty()
-            && self.agenda.is_empty()
-            && self.expired.is_empty()
-            && self.searches.is_empty()
-            && self.searched.is_empty()
-            && self.sweep.is_over()
-            && !self.ties.has_work())
-            || self.has_news_to_tell()
+        let quiet = self.agenda.is_empty() && self.expired.is_empty() && self.sweep.is_over();
+        !quiet || self.in_flight.is_owed() || self.ties.has_work() || self.has_news_to_tell()
     }
 
     /// Whether there is work to do at once that writes nothing.
     pub fn has_news_to_tell(&self) -> bool {
-        let undecided = self.undecided.waiters.is_some() || !self.undecided.confirmations.is_empty();
+        let undecided =
+            self.undecided.waiters.is_some() || self.undecided.confirmations.iter().any(|of| !of.is_empty());
         undecided || self.ties.has_retired() || self.sessions.has_departed()
-    }
-
-    /// Takes out the next search to advance. A search must not run ahead of changes that have not been looked at yet, nor
-    /// of leases that have run out.
-    pub fn next_search(&mut self, now: Millis) -> Option<(WaiterId, Search)> {
-        let has_passed = |at: Millis| at <= now;
-        let is_settled = self.agenda.is_empty()
-            && self.expired.is_empty()
-            && self.sweep.is_over()
-            && !self.looks.first().is_some_and(has_passed);
-        if is_settled { self.searches.pop_front() } else { None }
-    }
-
-    /// Frees a part of the memory of finished searches. Returns whether there was any.
-    pub fn free_searched(&mut self) -> bool {
-        let Some(search) = self.searched.front_mut() else { return false };
-        if !search.free_part() {
-            self.searched.pop_front();
-        }
-        true
     }
 
     /// Drops the work that only a master does, on a replica.
     pub fn forget_changes(&mut self) {
-        self.owed.undelivered.clear();
+        self.in_flight.clear();
+        self.forget_touches();
+    }
+
+    fn forget_touches(&mut self) {
         self.expired.clear();
         self.agenda = Agenda::default();
     }
@@ -320,14 +325,16 @@ impl Books {
         !(self.queue.is_empty() && self.confirmations.is_empty() && self.ties.is_empty()) || unread > 0
     }
 
-    /// This server's role has changed, so pending work belongs to another server.
+    /// This server's role has changed, so pending work belongs to another server. (Not what is to be taken back: it may have
+    /// been a replica for less than a turn.)
     pub fn forget_work(&mut self) {
-        self.forget_changes();
+        self.forget_touches();
         self.looks = Looks::default();
         self.sweep = Sweep::default();
-        self.searched.extend(self.searches.drain(..).map(|(_, search)| search));
-        let waiters = (!self.queue.is_empty()).then(|| (WaiterId(0), self.queue.next_id()));
-        self.undecided = Undecided { waiters, confirmations: self.confirmations.retire() };
+        let waiters = (!self.queue.is_empty()).then(|| (WaiterId::FIRST, self.queue.end()));
+        self.undecided.waiters = waiters;
+        self.undecided.tickets = self.queue.next_id(0).ticket;
+        self.undecided.confirmations.push_back(self.confirmations.retire());
         self.ties.retire_all();
     }
 }

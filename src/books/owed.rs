@@ -1,6 +1,6 @@
 //! Who is owed an answer, and how it is delivered: to a blocked client by a reply, to a session by an event.
 
-use super::{ConfirmationId, Tying, Undo};
+use super::{ConfirmationId, GrantId, Tying};
 use crate::lock::{Demand, LockKey, Map, Millis, Owner, Token, WaiterId};
 use crate::server::clock::Now;
 use std::collections::{BTreeSet, VecDeque};
@@ -9,7 +9,7 @@ use std::rc::Rc;
 pub use crate::server::callbacks::Ticket;
 
 /// What a request asks for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
     /// What the rule needs to know.
     pub demand: Demand,
@@ -78,10 +78,10 @@ pub struct About {
 /// What a session's request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// One or more locks. While it waits, a repetition counts as the same request.
-    Acquire,
-    /// A longer lease for locks that are held.
-    Renew,
+    /// One or more locks, on these terms. While it waits, a repetition counts as the same request.
+    Acquire(Terms),
+    /// A longer lease for locks that are held, on these terms.
+    Renew(Terms),
 }
 
 /// How a session reads its events.
@@ -89,25 +89,27 @@ pub enum Purpose {
 pub struct Reading {
     /// How many at once, at most.
     pub most: usize,
-    /// What it is told if there are none.
-    pub if_none: IfNone,
+    /// Whether each reply tells it that it is alive.
+    pub signs: SignsOfLife,
+    /// When it asked.
+    pub asked: Millis,
 }
 
-/// What a session that has no events to read is told.
+/// Whether a session hears with each reply that it is alive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum IfNone {
-    /// Null.
+pub enum SignsOfLife {
+    /// No: without events, the reply is null.
     #[default]
-    Null,
-    /// That it is alive, often enough for the holds that it keeps alive.
-    Alive,
+    Unwanted,
+    /// Yes, and often enough for the holds that are renewed for it.
+    Wanted,
 }
 
 /// How a request that was not answered at once ended.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Granted or renewed, and how to roll that back if nobody is there to take it.
-    Granted(Answer, Undo),
+    /// Granted or renewed; in flight until the answer is with the network.
+    Granted(Answer, GrantId),
     /// Null.
     TimedOut,
     /// An error.
@@ -178,9 +180,7 @@ pub struct Owed<B> {
     /// Those among them that the server may be about to redirect.
     put_off: VecDeque<Ticket>,
     /// Grants whose reply is written but not yet handed to the network, by connection.
-    sending: Vec<(u64, Undo)>,
-    /// Grants whose answer can't be delivered.
-    pub undelivered: VecDeque<Undo>,
+    sending: Vec<(u64, GrantId)>,
     /// When waits time out.
     pub timeouts: BTreeSet<(Millis, Ticket)>,
 }
@@ -193,7 +193,6 @@ impl<B> Default for Owed<B> {
             ending: VecDeque::new(),
             put_off: VecDeque::new(),
             sending: Vec::new(),
-            undelivered: VecDeque::new(),
             timeouts: BTreeSet::new(),
         }
     }
@@ -214,6 +213,16 @@ impl<B> Owed<B> {
     /// An answer that is owed.
     pub fn get(&self, ticket: Ticket) -> Option<&Pending<B>> {
         self.pending.get(&ticket)
+    }
+
+    /// How many answers are owed.
+    pub fn len(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.pending.is_empty()
     }
 
     /// Sets the state of an answer.
@@ -291,33 +300,22 @@ impl<B> Owed<B> {
     }
 
     /// The reply to a grant has been written. It is on the network once the event loop has made another turn.
-    pub fn sending(&mut self, client: u64, undo: Undo) {
-        self.sending.push((client, undo));
+    pub fn sending(&mut self, client: u64, grant: GrantId) {
+        self.sending.push((client, grant));
     }
 
-    /// What was written has been handed to the network. Returns the re-entries among it that build on something that
-    /// may still be rolled back.
-    pub fn sent(&mut self) -> Vec<Undo> {
-        self.sending.drain(..).map(|(_, undo)| undo).filter(Undo::is_re_entry).collect()
+    /// Whether the reply to a grant has been written for this connection, so that it comes before any other.
+    pub fn is_sending(&self, client: u64, grant: GrantId) -> bool {
+        self.sending.contains(&(client, grant))
     }
 
-    /// Lends the roll-backs of all grants that are being delivered, or could not be.
-    pub fn undos(&mut self, mut work: impl FnMut(&mut Undo)) {
-        self.undelivered.iter_mut().for_each(&mut work);
-        self.sending.iter_mut().for_each(|(_, undo)| work(undo));
-        for ticket in self.ending.iter().chain(&self.put_off) {
-            if let Some(Pending { state: State::Ending(end), .. }) = self.pending.get_mut(ticket)
-                && let Outcome::Granted(_, undo) = &mut end.outcome
-            {
-                work(undo);
-            }
-        }
+    /// What was written has been handed to the network.
+    pub fn sent(&mut self) -> impl Iterator<Item = GrantId> {
+        self.sending.drain(..).map(|(_, grant)| grant)
     }
 
-    /// A connection has ended, so what was written for it never arrives. Returns how many grants that concerns.
-    pub fn undeliver(&mut self, client: u64) -> usize {
-        let before = self.undelivered.len();
-        self.undelivered.extend(self.sending.extract_if(.., |(to, _)| *to == client).map(|(_, undo)| undo));
-        self.undelivered.len().saturating_sub(before)
+    /// A connection has ended, so what was written for it never arrives.
+    pub fn undeliver(&mut self, client: u64) -> impl Iterator<Item = GrantId> {
+        self.sending.extract_if(.., move |(to, _)| *to == client).map(|(_, grant)| grant)
     }
 }

@@ -4,13 +4,13 @@
 //! A connection becomes a session when a request names it as one or when it reads its mailbox; before that, nothing
 //! is kept for it.
 
-use super::owed::{About, Purpose, Ticket};
-use super::{Answer, Outcome, Tie, Undo};
+use super::owed::{About, Ticket};
+use super::ties::Read;
+use super::{Answer, GrantId, Outcome, Tie};
 use crate::lock::map::IntoValues;
-use crate::lock::{LockKey, Map, Millis, Owner, Token};
+use crate::lock::{Deadline, LockKey, Map, Millis, Owner, Token};
 use crate::server::clock::Now;
-use foldhash::HashMap;
-use std::collections::btree_map::Entry;
+use foldhash::HashSet;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
@@ -21,7 +21,7 @@ const SIGNS_OF_LIFE_A_LEASE: Millis = 8;
 /// The fewest and the most ms between two signs of life.
 const PACES: (Millis, Millis) = (10, 10_000);
 
-/// How many cancelled owners are remembered for each session, and how many grants of several keys.
+/// How many cancelled owners are remembered for each session.
 const REMEMBERED: usize = 1000;
 
 /// An event for a session.
@@ -38,8 +38,8 @@ pub struct Event {
 /// What happened to a request or a hold of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The wait ended with a grant, under this token.
-    Granted(Token),
+    /// The wait ended with a grant, under this token and until then.
+    Granted(Token, Deadline),
     /// The wait timed out.
     TimedOut,
     /// The wait ended with this error.
@@ -48,6 +48,16 @@ pub enum Kind {
     Lost(Token, Why),
     /// The hold with this token is no longer watched by this server.
     Untied(Token, Why),
+}
+
+impl Kind {
+    /// The token of the hold that it is about.
+    fn token(&self) -> Option<Token> {
+        match self {
+            Self::Granted(token, _) | Self::Lost(token, _) | Self::Untied(token, _) => Some(*token),
+            Self::TimedOut | Self::Refused(_) => None,
+        }
+    }
 }
 
 /// Why a hold was lost or untied.
@@ -63,6 +73,8 @@ pub enum Why {
     Moved,
     /// This server is now a replica.
     Replica,
+    /// The hold is tied to another connection now.
+    Taken,
 }
 
 impl Why {
@@ -74,18 +86,19 @@ impl Why {
             Self::Changed => "changed",
             Self::Moved => "moved",
             Self::Replica => "replica",
+            Self::Taken => "taken",
         }
     }
 }
 
-/// An event, and, if it reports a grant, how to roll that back if nobody hears of it.
+/// An event, and, if it reports a grant, that grant.
 type Letter = (Event, Option<Unheard>);
 
 /// A grant that a session has not heard of.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Unheard {
-    /// How to roll it back.
-    pub undo: Undo,
+    /// The grant, which is in flight until then.
+    pub grant: GrantId,
     /// When it was granted.
     pub since: Now,
 }
@@ -95,21 +108,20 @@ type Claim = (Owner, LockKey);
 
 #[derive(Debug, Default)]
 struct Session {
-    /// The locks waited for on its behalf.
+    /// What is waited for on its behalf: locks, and renewals that are being confirmed.
     waits: Map<Claim, Ticket>,
-    /// The renewals being confirmed.
-    renewals: BTreeMap<Claim, BTreeSet<Ticket>>,
     /// How many requests these are, since one may name several keys.
     requests: usize,
     /// Unread events, in order.
     mail: BTreeMap<u64, Letter>,
     next_letter: u64,
     reader: Option<Reader>,
+    last_read: Read,
+    /// When it has been silent for too long, having been promised a sign of life.
+    silent_at: Option<Millis>,
     /// Within how many ms the next question is answered, as the last sign of life said.
     promised: Option<Millis>,
-    cancelled: Newest<Claim, ()>,
-    /// The other keys that were granted together with a key.
-    granted_together: Newest<Claim, Rc<[LockKey]>>,
+    cancelled: Newest,
 }
 
 /// The blocked client that waits for a session's next event.
@@ -117,8 +129,8 @@ struct Session {
 pub struct Reader {
     /// The name of the answer that it is owed.
     pub ticket: Ticket,
-    /// When it is told that the session is alive, if it wants to know.
-    pub alive_at: Option<Millis>,
+    /// When it is answered if nothing happens; `None`: not at all.
+    pub until: Option<Millis>,
 }
 
 /// How many ms apart the signs of life are for a session whose shortest lease is this.
@@ -161,29 +173,23 @@ impl Unread {
     }
 }
 
-/// A map that keeps the newest entries.
-#[derive(Debug)]
-struct Newest<K, V> {
-    map: HashMap<K, V>,
-    order: VecDeque<K>,
+/// The newest claims that were cancelled.
+#[derive(Debug, Default)]
+struct Newest {
+    claims: HashSet<Claim>,
+    order: VecDeque<Claim>,
 }
 
-impl<K, V> Default for Newest<K, V> {
-    fn default() -> Self {
-        Self { map: HashMap::default(), order: VecDeque::new() }
-    }
-}
-
-impl<K: Clone + Eq + std::hash::Hash, V> Newest<K, V> {
-    fn insert(&mut self, key: K, value: V) {
-        if self.map.insert(key.clone(), value).is_some() {
-            self.order.retain(|it| *it != key); // Some microseconds, and rare.
+impl Newest {
+    fn insert(&mut self, claim: Claim) {
+        if !self.claims.insert(claim.clone()) {
+            self.order.retain(|it| *it != claim); // Some microseconds, and rare.
         }
-        self.order.push_back(key);
+        self.order.push_back(claim);
         if self.order.len() > REMEMBERED
             && let Some(oldest) = self.order.pop_front()
         {
-            self.map.remove(&oldest);
+            self.claims.remove(&oldest);
         }
     }
 }
@@ -193,6 +199,8 @@ impl<K: Clone + Eq + std::hash::Hash, V> Newest<K, V> {
 pub struct Sessions {
     by_client: Map<u64, Session>,
     departed: VecDeque<Departed>,
+    /// When sessions have been silent for too long.
+    silences: BTreeSet<(Millis, u64)>,
     unread: Unread,
     waits: usize,
     letters: usize,
@@ -205,7 +213,6 @@ struct Departed {
     client: u64,
     mail: BTreeMap<u64, Letter>,
     waits: IntoValues<Claim, Ticket>,
-    renewals: std::collections::btree_map::IntoValues<Claim, BTreeSet<Ticket>>,
 }
 
 /// What a session knows of an owner's request for a key.
@@ -219,22 +226,13 @@ pub enum Claimed {
     Cancelled,
 }
 
-/// What is left of an owner's requests that are given up.
-#[derive(Debug, Default)]
-pub struct Cancelled {
-    /// Those that wait, or are being confirmed.
-    pub tickets: Vec<Ticket>,
-    /// All keys that were granted together with the one that was named.
-    pub granted_together: Option<Rc<[LockKey]>>,
-}
-
 /// What an ended session leaves to be done.
 #[derive(Debug)]
 pub enum Remains {
-    /// These requests no longer wait.
-    Waits(BTreeSet<Ticket>),
+    /// This request no longer waits.
+    Wait(Ticket),
     /// This grant was never heard of.
-    Grant(Undo),
+    Grant(GrantId),
 }
 
 impl Sessions {
@@ -261,12 +259,12 @@ impl Sessions {
     /// What a session knows of an owner's request for any of `keys`: of the first of them that it knows anything about.
     pub fn claimed(&self, client: u64, owner: &Owner, keys: &[LockKey]) -> Claimed {
         let Some(session) = self.by_client.get(&client) else { return Claimed::Nothing };
-        if session.waits.is_empty() && session.cancelled.map.is_empty() {
+        if session.waits.is_empty() && session.cancelled.claims.is_empty() {
             return Claimed::Nothing;
         }
         let mut claims = keys.iter().map(|key| (owner.clone(), key.clone()));
         let found = claims.find_map(|claim| {
-            let cancelled = session.cancelled.map.contains_key(&claim).then_some(Claimed::Cancelled);
+            let cancelled = session.cancelled.claims.contains(&claim).then_some(Claimed::Cancelled);
             cancelled.or_else(|| session.waits.get(&claim).copied().map(Claimed::Waits))
         });
         found.unwrap_or(Claimed::Nothing)
@@ -276,38 +274,23 @@ impl Sessions {
     pub fn add_wait(&mut self, client: u64, about: &About, ticket: Ticket) {
         let Some(session) = self.by_client.get_mut(&client) else { return };
         for key in about.keys.iter() {
-            let claim = (about.owner.clone(), key.clone());
-            match about.purpose {
-                Purpose::Acquire => drop(session.waits.insert(claim, ticket)),
-                Purpose::Renew => drop(session.renewals.entry(claim).or_default().insert(ticket)),
-            }
+            session.waits.insert((about.owner.clone(), key.clone()), ticket);
         }
         session.requests = session.requests.saturating_add(1);
         self.waits = self.waits.saturating_add(1);
     }
 
     /// A request no longer waits on behalf of a session.
-    pub fn remove_wait(&mut self, client: u64, about: &About, ticket: Ticket) {
+    pub fn remove_wait(&mut self, client: u64, about: &About) {
         let Some(session) = self.by_client.get_mut(&client) else { return };
         for key in about.keys.iter() {
-            let claim = (about.owner.clone(), key.clone());
-            match about.purpose {
-                Purpose::Acquire => drop(session.waits.remove(&claim)),
-                Purpose::Renew => {
-                    if let Entry::Occupied(mut tickets) = session.renewals.entry(claim) {
-                        tickets.get_mut().remove(&ticket);
-                        if tickets.get().is_empty() {
-                            tickets.remove();
-                        }
-                    }
-                }
-            }
+            session.waits.remove(&(about.owner.clone(), key.clone()));
         }
         session.requests = session.requests.saturating_sub(1);
         self.waits = self.waits.saturating_sub(1);
     }
 
-    /// Notifies a session how one of its requests ended.
+    /// Notifies a session how one of its requests ended. What was granted lasts at least until then.
     ///
     /// # Errors
     ///
@@ -315,31 +298,28 @@ impl Sessions {
     pub fn tell(
         &mut self,
         client: u64,
-        ticket: Ticket,
         about: About,
-        outcome: Outcome,
+        (outcome, until): (Outcome, Deadline),
         now: Now,
     ) -> Result<(), Outcome> {
-        self.remove_wait(client, &about, ticket);
+        self.remove_wait(client, &about);
         if !self.is_open(client) {
             return Err(outcome);
         }
         let About { keys, owner, .. } = about;
         match outcome {
-            Outcome::Granted(Answer::Token(token), undo) => {
-                self.granted(client, &owner, &keys);
-                self.put(client, Event { kind: Kind::Granted(token), keys, owner }, Some(Unheard { undo, since: now }));
+            Outcome::Granted(Answer::Token(token), grant) => {
+                let kind = Kind::Granted(token, until);
+                self.put(client, Event { kind, keys, owner }, Some(Unheard { grant, since: now }));
             }
-            Outcome::Granted(Answer::Tokens(tokens), undo) => {
-                let mut unheard = Some(Unheard { undo, since: now });
+            Outcome::Granted(Answer::Tokens(tokens), grant) => {
                 for (key, token) in keys.iter().zip(tokens) {
                     let kind = token.map_or_else(
                         || Kind::Refused("NOTHELD the owner does not hold this lock".into()),
-                        Kind::Granted,
+                        |token| Kind::Granted(token, until),
                     );
                     let event = Event { kind, keys: Rc::from([key.clone()]), owner: owner.clone() };
-                    // What was renewed together is rolled back together, with the first of its events.
-                    let unheard = if token.is_some() { unheard.take() } else { None };
+                    let unheard = token.map(|_| Unheard { grant, since: now });
                     self.put(client, event, unheard);
                 }
             }
@@ -383,32 +363,7 @@ impl Sessions {
         Some(letter)
     }
 
-    /// Lends the roll-backs of what an owner was given of a lock of this name and has not read, on behalf of any
-    /// session.
-    pub fn unread_grants(&mut self, name: &[u8], owner: &[u8], mut work: impl FnMut(&mut Undo)) {
-        for (client, at) in self.unread.of(owner, name) {
-            let mail = match self.by_client.get_mut(&client) {
-                Some(session) => Some(&mut session.mail),
-                None => self.departed.iter_mut().find(|it| it.client == client).map(|it| &mut it.mail),
-            };
-            if let Some((_, Some(unheard))) = mail.and_then(|mail| mail.get_mut(&at)) {
-                work(&mut unheard.undo);
-            }
-        }
-    }
-
-    /// Records which keys an owner was granted together on behalf of a session.
-    pub fn granted(&mut self, client: u64, owner: &Owner, keys: &Rc<[LockKey]>) {
-        if keys.len() < 2 {
-            return;
-        }
-        let Some(session) = self.by_client.get_mut(&client) else { return };
-        for key in keys.iter() {
-            session.granted_together.insert((owner.clone(), key.clone()), keys.clone());
-        }
-    }
-
-    /// The next unread event of a session, and how to roll it back until it has been handed to the network.
+    /// The next unread event of a session.
     pub fn read(&mut self, client: u64) -> Option<Letter> {
         let (first, _) = self.by_client.get(&client)?.mail.first_key_value()?;
         self.take(client, *first)
@@ -438,12 +393,45 @@ impl Sessions {
         if session.mail.is_empty() { None } else { session.reader.take().map(|reader| reader.ticket) }
     }
 
-    /// Removes and returns the reader that waits to be told that a session is alive, if it would be told after
-    /// `latest`.
+    /// Removes and returns the reader that waits for the next event of a session, if it would be answered after `latest`.
     pub fn take_late_reader(&mut self, client: u64, latest: impl FnOnce() -> Option<Millis>) -> Option<Ticket> {
         let session = self.by_client.get_mut(&client)?;
-        let alive_at = session.reader?.alive_at?;
-        if alive_at > latest()? { session.reader.take().map(|reader| reader.ticket) } else { None }
+        let until = session.reader?.until.unwrap_or(Millis::MAX);
+        if until > latest()? { session.reader.take().map(|reader| reader.ticket) } else { None }
+    }
+
+    /// A session asks for its events.
+    pub fn reads(&mut self, client: u64, read: Read) {
+        if let Some(session) = self.by_client.get_mut(&client) {
+            session.last_read = read;
+        }
+        self.expect(client, None);
+    }
+
+    /// The last time that a session asked for its events.
+    pub fn last_read(&self, client: u64) -> Read {
+        self.by_client.get(&client).map_or(Read::default(), |it| it.last_read)
+    }
+
+    /// A session must ask for its events by then, or is silent; `None`: it has asked, or needs not.
+    pub fn expect(&mut self, client: u64, by: Option<Millis>) {
+        let Some(session) = self.by_client.get_mut(&client) else { return };
+        if let Some(before) = std::mem::replace(&mut session.silent_at, by) {
+            self.silences.remove(&(before, client));
+        }
+        self.silences.extend(by.map(|by| (by, client)));
+    }
+
+    /// When the first session will have been silent for too long.
+    pub fn first_silence(&self) -> Option<Millis> {
+        self.silences.first().map(|(at, _)| *at)
+    }
+
+    /// A session that has been silent for too long.
+    pub fn take_silent(&mut self, now: Millis) -> Option<u64> {
+        let (_, client) = *self.silences.first().filter(|(at, _)| *at <= now)?;
+        self.expect(client, None);
+        Some(client)
     }
 
     /// A session is being told that its next question will be answered within `pace` ms.
@@ -459,40 +447,89 @@ impl Sessions {
         promised.map_or(pace, |promised| promised.min(pace))
     }
 
-    /// Cancels an owner's requests for a key on behalf of a session, including those yet to arrive. Returns what is
-    /// left of them.
-    pub fn cancel(&mut self, client: u64, owner: &Owner, key: &LockKey) -> Cancelled {
+    /// Cancels an owner's request for a key on behalf of a session, also one that is yet to arrive. Returns the one that
+    /// waits.
+    pub fn cancel(&mut self, client: u64, owner: &Owner, key: &LockKey) -> Option<Ticket> {
         let claim = (owner.clone(), key.clone());
-        let Some(session) = self.by_client.get_mut(&client) else { return Cancelled::default() };
-        let renewals = session.renewals.get(&claim).into_iter().flatten();
-        let cancelled = Cancelled {
-            tickets: session.waits.get(&claim).into_iter().chain(renewals).copied().collect(),
-            granted_together: session.granted_together.map.get(&claim).cloned(),
-        };
-        session.cancelled.insert(claim, ());
-        cancelled
+        let session = self.by_client.get_mut(&client)?;
+        let waits = session.waits.get(&claim).copied();
+        session.cancelled.insert(claim);
+        waits
     }
 
-    /// Removes a session's unread events about an owner's requests for a key. Returns the roll-backs of those that
-    /// are grants.
-    pub fn forget_events(&mut self, client: u64, owner: &Owner, key: &LockKey) -> Vec<Undo> {
+    /// Removes a session's unread events about an owner's requests for a key, and about what else it was granted with it.
+    /// Returns the grants among them.
+    pub fn forget_events(&mut self, client: u64, owner: &Owner, key: &LockKey) -> Vec<GrantId> {
+        let forgotten = self.take_all(client, owner, key, |_| true);
+        let tokens: BTreeSet<Token> = forgotten.iter().filter_map(|(event, _)| event.kind.token()).collect();
+        let mut keys: BTreeSet<LockKey> = forgotten.iter().flat_map(|(event, _)| event.keys.iter().cloned()).collect();
+        // A loss names one key only: what else was granted with it is found by its token.
+        if forgotten.iter().any(|(event, _)| matches!(event.kind, Kind::Lost(..) | Kind::Untied(..))) {
+            let mail = self.by_client.get(&client).into_iter().flat_map(|it| it.mail.values());
+            let is_its =
+                |event: &&Event| event.owner == *owner && event.kind.token().is_some_and(|it| tokens.contains(&it));
+            keys.extend(mail.map(|(event, _)| event).filter(is_its).flat_map(|event| event.keys.iter().cloned()));
+        }
+        let mut grants: Vec<GrantId> = forgotten.into_iter().filter_map(|(_, it)| Some(it?.grant)).collect();
+        for other in &keys {
+            grants.extend(self.forget_events_of(client, owner, other, &tokens));
+        }
+        grants
+    }
+
+    /// Removes a session's unread events about what an owner has of a key under these tokens. Returns the grants among them.
+    pub fn forget_events_of(
+        &mut self,
+        client: u64,
+        owner: &Owner,
+        key: &LockKey,
+        tokens: &BTreeSet<Token>,
+    ) -> Vec<GrantId> {
+        let is_its = |event: &Event| event.kind.token().is_some_and(|token| tokens.contains(&token));
+        let letters = self.take_all(client, owner, key, is_its);
+        letters.into_iter().filter_map(|(_, unheard)| Some(unheard?.grant)).collect()
+    }
+
+    fn take_all(&mut self, client: u64, owner: &Owner, key: &LockKey, which: impl Fn(&Event) -> bool) -> Vec<Letter> {
         let places: Vec<(u64, u64)> = self.unread.of(owner, &key.name).filter(|(of, _)| *of == client).collect();
-        let undos = places.into_iter().filter_map(|(_, at)| {
+        let letters = places.into_iter().filter_map(|(_, at)| {
             let (event, _) = self.by_client.get(&client)?.mail.get(&at)?;
-            if event.keys.contains(key) { self.take(client, at)?.1.map(|unheard| unheard.undo) } else { None }
+            if event.keys.contains(key) && which(event) { self.take(client, at) } else { None }
         });
-        undos.collect()
+        letters.collect()
+    }
+
+    /// A session that has not heard of a grant of this key is told this error instead. Returns whether it had not.
+    pub fn refuse_unread(
+        &mut self,
+        client: u64,
+        grant: GrantId,
+        (owner, key): (&Owner, &LockKey),
+        error: &str,
+    ) -> bool {
+        let places: Vec<(u64, u64)> = self.unread.of(owner, &key.name).filter(|(of, _)| *of == client).collect();
+        let Some(session) = self.by_client.get_mut(&client) else { return false };
+        let mut any = false;
+        for (_, at) in places {
+            if let Some((event, unheard)) = session.mail.get_mut(&at)
+                && unheard.is_some_and(|unheard| unheard.grant == grant)
+            {
+                (event.kind, *unheard) = (Kind::Refused(error.into()), None);
+                any = true;
+            }
+        }
+        any
     }
 
     /// A connection has ended, and its session, if it was one, with it. Returns whether it was. What it leaves behind
     /// is removed by [`Sessions::next_remains`].
     pub fn client_gone(&mut self, client: u64) -> bool {
+        self.expect(client, None);
         let Some(session) = self.by_client.remove(&client) else { return false };
         self.waits = self.waits.saturating_sub(session.requests);
         self.letters = self.letters.saturating_sub(session.mail.len());
-        let Session { mail, waits, renewals, .. } = session;
-        let (waits, renewals) = (waits.into_values(), renewals.into_values());
-        self.departed.push_back(Departed { client, mail, waits, renewals });
+        let Session { mail, waits, .. } = session;
+        self.departed.push_back(Departed { client, mail, waits: waits.into_values() });
         true
     }
 
@@ -508,12 +545,10 @@ impl Sessions {
             if let Some((at, (event, unheard))) = departed.mail.pop_first() {
                 self.unread.remove(&event, departed.client, at);
                 if let Some(unheard) = unheard {
-                    return Some(Remains::Grant(unheard.undo));
+                    return Some(Remains::Grant(unheard.grant));
                 }
             } else if let Some(ticket) = departed.waits.next() {
-                return Some(Remains::Waits([ticket].into()));
-            } else if let Some(tickets) = departed.renewals.next() {
-                return Some(Remains::Waits(tickets));
+                return Some(Remains::Wait(ticket));
             } else {
                 self.departed.pop_front();
             }
@@ -545,9 +580,7 @@ impl Sessions {
         });
         let waits = self.by_client.values().map(|it| it.requests).sum::<usize>();
         let letters = self.by_client.values().map(|it| it.mail.len()).sum::<usize>();
-        let tickets = |it: &Session| -> BTreeSet<Ticket> {
-            it.waits.values().copied().chain(it.renewals.values().flatten().copied()).collect()
-        };
+        let tickets = |it: &Session| it.waits.values().copied().collect::<BTreeSet<Ticket>>();
         each_is_found
             && nothing_else
             && (waits, letters) == (self.waits, self.letters)

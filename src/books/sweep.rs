@@ -7,19 +7,38 @@ use crate::lock::WaiterId;
 /// The progress of a pass.
 #[derive(Debug, Default)]
 pub struct Sweep {
-    /// The next waiter and the end; later arrivals do not count.
+    /// The next waiter and the end; those who come later do not count.
     waiters: Option<(WaiterId, WaiterId)>,
     ties: Option<(TieId, TieId)>,
     /// The database, if it is only one.
     db: Option<i32>,
+    /// The pass that follows this one, because more was replaced meanwhile. It begins when this one is complete: so each
+    /// comes to its end, however often a database is flushed.
+    next: Option<Pass>,
 }
+
+/// The database, if it is only one, and where to stop among waiters and ties.
+type Pass = (Option<i32>, (WaiterId, TieId));
 
 impl Sweep {
     /// Begins a pass over those that there are now, that is, before `waiter` and `tie`; of one database or of all.
-    pub fn begin(&mut self, db: Option<i32>, (waiter, tie): (WaiterId, TieId)) {
-        self.db = if self.is_over() || self.db == db { db } else { None };
-        self.waiters = Some((WaiterId(0), waiter));
-        self.ties = Some((TieId(0), tie));
+    pub fn begin(&mut self, db: Option<i32>, ends: (WaiterId, TieId)) {
+        if !self.is_over() {
+            let same = self.next.is_none_or(|(next, _)| next == db);
+            self.next = Some((if same { db } else { None }, ends));
+            return;
+        }
+        self.db = db;
+        self.waiters = Some((WaiterId::FIRST, ends.0));
+        self.ties = Some((TieId(0), ends.1));
+    }
+
+    fn go_on_if_over(&mut self) {
+        if self.is_over()
+            && let Some((db, ends)) = self.next.take()
+        {
+            self.begin(db, ends);
+        }
     }
 
     /// Whether the pass is complete.
@@ -45,9 +64,10 @@ impl Sweep {
     /// Continues after this waiter; `None`: that was the last.
     pub fn passed_waiter(&mut self, id: Option<WaiterId>) {
         self.waiters = match (id, self.waiters) {
-            (Some(id), Some((_, end))) => Some((WaiterId(id.0.saturating_add(1)), end)),
+            (Some(id), Some((_, end))) => Some((id.next(), end)),
             _ => None,
         };
+        self.go_on_if_over();
     }
 
     /// Continues after this tie; `None`: that was the last.
@@ -56,5 +76,6 @@ impl Sweep {
             (Some(id), Some((_, end))) => Some((TieId(id.0.saturating_add(1)), end)),
             _ => None,
         };
+        self.go_on_if_over();
     }
 }

@@ -4,7 +4,8 @@
 //! A tie names one particular hold by its token. So the watchdog never renews a later hold, and a connection that
 //! ends never takes one with it.
 
-use super::Why;
+use super::owed::OnBehalf;
+use super::{ConfirmationId, Why};
 use crate::lock::{Deadline, KeyMap, LockKey, Map, Millis, Owner, Token};
 use foldhash::HashMap;
 use std::cell::Cell;
@@ -34,6 +35,8 @@ pub struct TieId(pub u64);
 pub struct Tie {
     /// The connection.
     pub client: u64,
+    /// Whether that is a session, whose holds are renewed only if it reads its events.
+    pub on_behalf: OnBehalf,
     /// How it is tied.
     pub tying: Tying,
     /// The lock's key: its name.
@@ -47,31 +50,42 @@ pub struct Tie {
     /// How many replicas must have a renewal before it counts.
     pub replicas: u32,
     /// The end of the hold's lease, as far as this module knows.
-    pub deadline: Deadline,
-    /// Whether replicas are being asked about a renewal; the next one waits for that.
-    pub renewal: Renewal,
+    deadline: Deadline,
+    /// What replicas have of it, if it needs any.
+    confirmed: Option<Confirmed>,
+    /// Under which token it was granted together with other locks, if it was or may have been; whatever token a holder
+    /// has given it since.
+    together: Option<Token>,
+    /// The newest [`Read`] of any session when the hold began or was last renewed.
+    since: Read,
     home: Home,
     due: Option<Millis>,
 }
 
-/// The number of a database, shared by everything that is tied or may be rolled back in it, so that `SWAPDB` changes
+/// What replicas have of a hold's lease.
+#[derive(Clone, Copy, Debug)]
+struct Confirmed {
+    /// The end of the lease as enough of them have it: the earliest that was written since the last confirmed write.
+    deadline: Deadline,
+    /// The renewal that they are being asked about, and the earliest deadline that was written since.
+    asked: Option<(ConfirmationId, Deadline)>,
+}
+
+/// A `LOCK.NEXT` of a session; later ones are greater.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Read(u64);
+
+/// The number of a database, shared by everything that is tied or may be taken back in it, so that `SWAPDB` changes
 /// it for all of them at once.
 pub type Home = Rc<Cell<i32>>;
-
-/// Whether replicas are being asked about a renewal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Renewal {
-    /// No.
-    Settled,
-    /// Yes.
-    Confirming,
-}
 
 /// What a tie is made from.
 #[derive(Debug)]
 pub struct NewTie {
     /// The connection.
     pub client: u64,
+    /// Whether that is a session.
+    pub on_behalf: OnBehalf,
     /// How it is tied.
     pub tying: Tying,
     /// The lock.
@@ -84,8 +98,28 @@ pub struct NewTie {
     pub lease: Millis,
     /// How many replicas must have a renewal before it counts.
     pub replicas: u32,
-    /// The end of the hold's lease.
+    /// The end of the hold's lease. If replicas are needed, they have it.
     pub deadline: Deadline,
+    /// The token of the request, if that may have been granted several locks.
+    pub together: Option<Token>,
+}
+
+/// What an owner was granted in one step.
+#[derive(Debug)]
+pub struct Together {
+    /// The token of the grant.
+    pub token: Token,
+    /// Its locks.
+    pub keys: Rc<[LockKey]>,
+}
+
+/// The tie that a hold had before.
+#[derive(Debug)]
+pub enum Before {
+    /// Of the same hold, to another connection.
+    Elsewhere(Tie),
+    /// Of another hold of this owner, which must have ended unnoticed.
+    OtherHold(Tie),
 }
 
 impl Tie {
@@ -96,7 +130,7 @@ impl Tie {
 
     /// Its place among the ties of its connection.
     fn rank(&self, id: TieId) -> Rank {
-        (if self.tying.watchdog { self.lease } else { Millis::MAX }, id)
+        (if self.tying.watchdog { self.lease } else { Millis::MAX }, self.end(), id)
     }
 
     /// When it needs attention: to be renewed, or because its lease has run out.
@@ -105,11 +139,30 @@ impl Tie {
         self.over().into_iter().chain(renewal).min()
     }
 
+    /// The end of the lease, as far as it can be relied on: as the key says, and no later than the replicas know.
+    pub fn end(&self) -> Deadline {
+        self.confirmed.map_or(self.deadline, |confirmed| confirmed.deadline.min(self.deadline))
+    }
+
+    /// Whether replicas are being asked about a renewal; the next one waits for that.
+    pub fn is_being_confirmed(&self) -> bool {
+        self.confirmed.is_some_and(|confirmed| confirmed.asked.is_some())
+    }
+
     /// The first millisecond after its lease.
     fn over(&self) -> Option<Millis> {
-        match self.deadline {
+        match self.end() {
             Deadline::At(at) => Some(at.saturating_add(1)),
             Deadline::Never => None,
+        }
+    }
+
+    /// The key has this deadline now.
+    fn moved(&mut self, deadline: Deadline) {
+        self.deadline = deadline;
+        if let Some(confirmed) = &mut self.confirmed {
+            confirmed.deadline = confirmed.deadline.min(deadline);
+            confirmed.asked = confirmed.asked.map(|(id, since)| (id, since.min(deadline)));
         }
     }
 }
@@ -119,23 +172,42 @@ fn interval(lease: Millis) -> Millis {
     (lease / 3).max(1)
 }
 
-/// Orders the ties of a connection: watched ones by their leases, then those that are not watched.
-type Rank = (Millis, TieId);
+/// Orders the ties of a connection: watched ones by their leases, then those that are not watched; those of one lease by
+/// when they end.
+type Rank = (Millis, Deadline, TieId);
 
-/// Ties, with four indices.
+/// Of a connection with more different leases that are renewed for it, nothing is sure: looking at each would take long.
+const LEASES: usize = 1_000;
+
+/// How many grants of several locks are remembered of which none is tied any more.
+const ENDED_GROUPS: usize = 100;
+
+/// Ties, with five indices.
 #[derive(Debug, Default)]
 struct Tables {
     by_id: BTreeMap<TieId, Tie>,
     by_client: Map<u64, BTreeSet<Rank>>,
     by_hold: KeyMap<HashMap<Owner, TieId>>,
     due: BTreeSet<(Millis, TieId)>,
+    /// Those that were or may have been granted together with others, by the token of that grant.
+    together: BTreeSet<(Token, TieId)>,
+    /// All locks of such a grant, as long as any of them is tied; and the grant of each.
+    groups: BTreeMap<Token, (Owner, Rc<[LockKey]>)>,
+    members: Map<(Owner, LockKey), Token>,
+    /// Those of which nothing is tied any more, oldest first: of their ends, not all may have been told.
+    ended_groups: VecDeque<Token>,
+    /// Those that were due and not renewed because their session reads nothing, by connection.
+    unread: BTreeMap<u64, BTreeSet<TieId>>,
 }
 
 /// All ties.
 #[derive(Debug, Default)]
 pub struct Ties {
     next_id: u64,
+    reads: Read,
     live: Tables,
+    /// Those that were due when nothing could be renewed, and are to be as soon as it can.
+    overdue: VecDeque<BTreeSet<TieId>>,
     homes: BTreeMap<i32, Home>,
     /// Ties of connections that have ended.
     ended: VecDeque<BTreeSet<Rank>>,
@@ -150,6 +222,7 @@ impl Tables {
         self.by_client.get_or_insert_with(tie.client, BTreeSet::new).insert(tie.rank(id));
         self.by_hold.get_or_default(&tie.key()).insert(tie.owner.clone(), id);
         self.due.extend(tie.due.map(|due| (due, id)));
+        self.together.extend(tie.together.map(|token| (token, id)));
         self.by_id.insert(id, tie);
     }
 
@@ -158,10 +231,20 @@ impl Tables {
         if let Some(due) = tie.due {
             self.due.remove(&(due, id));
         }
+        if let Some(token) = tie.together {
+            self.together.remove(&(token, id));
+            self.end_group(token);
+        }
         if let Some(of_client) = self.by_client.get_mut(&tie.client) {
             of_client.remove(&tie.rank(id));
             if of_client.is_empty() {
                 self.by_client.remove(&tie.client);
+            }
+        }
+        if let Some(unread) = self.unread.get_mut(&tie.client) {
+            unread.remove(&id);
+            if unread.is_empty() {
+                self.unread.remove(&tie.client);
             }
         }
         let db = tie.home.get();
@@ -174,6 +257,49 @@ impl Tables {
         Some(tie)
     }
 
+    /// Changes a tie's deadline, and its place among the ties of its connection.
+    fn change(&mut self, id: TieId, change: impl FnOnce(&mut Tie)) {
+        let Some(tie) = self.by_id.get_mut(&id) else { return };
+        let before = tie.rank(id);
+        change(tie);
+        let after = tie.rank(id);
+        if before != after
+            && let Some(of_client) = self.by_client.get_mut(&tie.client)
+            && of_client.remove(&before)
+        {
+            of_client.insert(after);
+        }
+    }
+
+    /// Remembers for a while a grant of several locks of which none is tied any more.
+    fn end_group(&mut self, token: Token) {
+        if self.groups.contains_key(&token) && self.of_grant(token).next().is_none() {
+            self.ended_groups.push_back(token);
+            if self.ended_groups.len() > ENDED_GROUPS {
+                let oldest = self.ended_groups.pop_front();
+                oldest.into_iter().for_each(|oldest| self.forget_group(oldest));
+            }
+        }
+    }
+
+    fn forget_group(&mut self, token: Token) {
+        if self.of_grant(token).next().is_some() {
+            return; // It was tied again.
+        }
+        let Some((owner, keys)) = self.groups.remove(&token) else { return };
+        for key in keys.iter() {
+            let member = (owner.clone(), key.clone());
+            if self.members.get(&member) == Some(&token) {
+                self.members.remove(&member);
+            }
+        }
+    }
+
+    /// The ties of what was granted together under this token.
+    fn of_grant(&self, token: Token) -> impl Iterator<Item = TieId> + '_ {
+        self.together.range((token, TieId(0))..=(token, TieId(u64::MAX))).map(|(_, id)| *id)
+    }
+
     fn set_due(&mut self, id: TieId, due: Option<Millis>) {
         if let Some(tie) = self.by_id.get_mut(&id) {
             if let Some(before) = std::mem::replace(&mut tie.due, due) {
@@ -184,44 +310,64 @@ impl Tables {
     }
 }
 
+/// Whether enough replicas have a renewal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Confirms {
+    /// They have it.
+    Yes,
+    /// They have not had it in time.
+    No,
+}
+
 impl Ties {
     /// Ties a hold to a connection, whatever it was tied to before. If the same hold was tied to the same connection,
-    /// that tie's flags stay as well. Returns the tie of another hold of this owner, if there was one: that hold must
-    /// have ended unnoticed.
-    pub fn tie(&mut self, new: NewTie, now: Millis) -> Option<Tie> {
+    /// that tie's flags stay as well; and of a request without flags its lease, and the replicas if it names none.
+    pub fn tie(&mut self, new: NewTie, now: Millis) -> Option<Before> {
+        let tied = self.of(new.key.db, &new.key.name, &new.owner, Some(new.token));
+        let keeps = tied.is_some_and(|it| it.client == new.client && new.tying == Tying::NONE);
+        if keeps && new.replicas == 0 {
+            return None; // A lease for once, or a hold more: what the tie promises stays.
+        }
         let before = self.untie(new.key.db, &new.key.name, &new.owner);
-        let mut tying = new.tying;
-        let same_hold = |it: &Tie| it.token == new.token;
-        if let Some(before) = before.as_ref().filter(|it| same_hold(it) && it.client == new.client) {
-            tying.watchdog |= before.tying.watchdog;
-            tying.ephemeral |= before.tying.ephemeral;
+        let of_hold = before.as_ref().filter(|it| it.token == new.token);
+        let (mut tying, mut together) = (new.tying, new.together);
+        let lease = of_hold.filter(|_| keeps).map_or(new.lease, |it| it.lease);
+        if let Some(before) = of_hold {
+            together = before.together;
+            if before.client == new.client {
+                tying.watchdog |= before.tying.watchdog;
+                tying.ephemeral |= before.tying.ephemeral;
+            }
         }
         let home = self.home(new.key.db);
         let tie = Tie {
             client: new.client,
+            on_behalf: new.on_behalf,
             tying,
             name: new.key.name,
             owner: new.owner,
             token: new.token,
-            lease: new.lease,
+            lease,
             replicas: new.replicas,
             deadline: new.deadline,
-            renewal: Renewal::Settled,
+            confirmed: (new.replicas > 0).then_some(Confirmed { deadline: new.deadline, asked: None }),
+            together,
+            since: self.reads,
             home,
             due: None,
         };
+        let (id, client, token) = (self.next_id(), tie.client, tie.token);
         self.add(tie, now);
-        before.filter(|it| !same_hold(it))
+        if keeps {
+            self.deadline_moved(id, new.deadline, now);
+        }
+        let before = before.filter(|it| it.client != client || it.token != token)?;
+        Some(if before.token == token { Before::Elsewhere(before) } else { Before::OtherHold(before) })
     }
 
     /// The database with this number, for everything that must follow it when it is swapped with another.
     pub fn home(&mut self, db: i32) -> Home {
         self.homes.entry(db).or_insert_with(|| Rc::new(Cell::new(db))).clone()
-    }
-
-    /// Restores the tie from before something that is being rolled back.
-    pub fn put_back(&mut self, tie: Tie, deadline: Deadline, now: Millis) {
-        self.add(Tie { renewal: Renewal::Settled, deadline, ..tie }, now);
     }
 
     fn add(&mut self, mut tie: Tie, now: Millis) {
@@ -260,10 +406,60 @@ impl Ties {
         Some(self.get(self.id(db, name, owner)?)?.client)
     }
 
+    /// An owner was granted these locks together, under this token, and they have been tied.
+    pub fn granted_together(&mut self, owner: &Owner, token: Token, keys: Rc<[LockKey]>) {
+        if self.live.of_grant(token).next().is_none() {
+            return;
+        }
+        for key in keys.iter() {
+            self.live.members.insert((owner.clone(), key.clone()), token);
+        }
+        self.live.groups.insert(token, (owner.clone(), keys));
+    }
+
+    /// Removes what was granted to an owner together with this lock, as far as it is tied to this connection, also if the
+    /// lock itself is lost already. Returns the ties, and that grant if it was of several locks.
+    pub fn take_together(&mut self, client: u64, owner: &Owner, key: &LockKey) -> (Vec<Tie>, Option<Together>) {
+        let tied = self.id(key.db, &key.name, owner).and_then(|id| Some((id, self.get(id)?)));
+        let (named, token) = match tied {
+            Some((id, tie)) if tie.client == client => (Some(id), tie.together),
+            Some(_) => (None, None),
+            None => (None, self.live.members.get(&(owner.clone(), key.clone())).copied()),
+        };
+        let group = token.and_then(|token| self.live.groups.get(&token));
+        let together = group.zip(token).map(|((_, keys), token)| Together { token, keys: keys.clone() });
+        // Databases may have been swapped since: it is meant where it is now.
+        let is_its = |it: &Tie| it.client == client && it.owner == *owner && it.home.get() == key.db;
+        let is_its = |id: &TieId| self.get(*id).is_some_and(is_its);
+        let of_grant = token.into_iter().flat_map(|token| self.live.of_grant(token)).filter(is_its);
+        let ids: BTreeSet<TieId> = named.into_iter().chain(of_grant).collect();
+        (ids.into_iter().filter_map(|id| self.live.remove(id)).collect(), together)
+    }
+
     /// The shortest lease that is renewed for a connection.
     pub fn shortest_lease(&self, client: u64) -> Option<Millis> {
-        let (lease, id) = self.live.by_client.get(&client)?.first()?;
-        self.get(*id).filter(|tie| tie.tying.watchdog).map(|_| *lease)
+        let (lease, ..) = self.live.by_client.get(&client)?.first()?;
+        Some(*lease).filter(|lease| *lease != Millis::MAX)
+    }
+
+    /// How many thousandths of its lease every hold that is renewed for a connection has left at least, counted from
+    /// `since`: all of it if there is none.
+    pub fn sure(&self, client: u64, since: Millis) -> u64 {
+        const WHOLE: u64 = 1_000;
+        let Some(of_client) = self.live.by_client.get(&client) else { return WHOLE };
+        let mut least = WHOLE;
+        let mut longer_than: Millis = 0;
+        for _ in 0..LEASES {
+            let next = (longer_than.saturating_add(1), Deadline::At(0), TieId(0));
+            let Some((lease, deadline, _)) = of_client.range(next..).next() else { return least };
+            if *lease == Millis::MAX {
+                return least;
+            }
+            let left = deadline.remaining(since).and_then(|left| left.saturating_mul(WHOLE).checked_div(*lease));
+            least = left.unwrap_or(WHOLE).min(least);
+            longer_than = *lease;
+        }
+        0
     }
 
     /// Forgets the tie of a hold, and returns it if there was one.
@@ -304,10 +500,11 @@ impl Ties {
 
     /// The deadline of a tied hold has moved: its watchdog comes in time for the new one, if that is earlier.
     pub fn deadline_moved(&mut self, id: TieId, deadline: Deadline, now: Millis) {
-        let Some(tie) = self.live.by_id.get_mut(&id) else { return };
-        tie.deadline = deadline;
+        self.live.change(id, |tie| tie.moved(deadline));
+        let Some(tie) = self.get(id) else { return };
         let left = deadline.remaining(now).map(|left| now.saturating_add(interval(left)));
-        let renewal = if tie.tying.watchdog { tie.due.into_iter().chain(left).min() } else { None };
+        let over = tie.over();
+        let renewal = if tie.tying.watchdog { tie.due.into_iter().chain(left).chain(over).min() } else { None };
         let due = renewal.or_else(|| tie.next_due(now));
         self.live.set_due(id, due);
     }
@@ -315,30 +512,108 @@ impl Ties {
     /// Somebody else gave a tied hold another deadline. Its end must not be missed, but that is no reason to renew it
     /// earlier.
     pub fn deadline_seen(&mut self, id: TieId, deadline: Deadline) {
-        let Some(tie) = self.live.by_id.get_mut(&id) else { return };
-        tie.deadline = deadline;
+        self.live.change(id, |tie| tie.moved(deadline));
+        let Some(tie) = self.get(id) else { return };
         let due = tie.due.into_iter().chain(tie.over()).min();
         self.live.set_due(id, due);
     }
 
-    /// A tie that is due. A watched one is due again a third of its lease later, whatever happens now.
+    /// A tie that is due. A watched one is due again a third of its lease later, or at its end, whatever happens now.
     pub fn take_due(&mut self, now: Millis) -> Option<TieId> {
-        let (_, id) = *self.live.due.first().filter(|(due, _)| *due <= now)?;
+        let id = self.take_overdue().or_else(|| self.first_due(now))?;
         let watched = self.get(id).filter(|tie| tie.tying.watchdog);
-        let next = watched.map(|tie| now.saturating_add(interval(tie.lease)));
+        let next = watched.and_then(|tie| {
+            let over = tie.over().filter(|over| *over > now);
+            over.into_iter().chain([now.saturating_add(interval(tie.lease))]).min()
+        });
         self.live.set_due(id, next);
         Some(id)
     }
 
-    /// Records the state of a renewal.
-    pub fn set_renewal(&mut self, id: TieId, renewal: Renewal) {
-        if let Some(tie) = self.live.by_id.get_mut(&id) {
-            tie.renewal = renewal;
+    /// The tie that is due for longest.
+    pub fn first_due(&self, now: Millis) -> Option<TieId> {
+        self.live.due.first().filter(|(due, _)| *due <= now).map(|(_, id)| *id)
+    }
+
+    fn take_overdue(&mut self) -> Option<TieId> {
+        loop {
+            match self.overdue.front_mut()?.pop_first() {
+                Some(id) if self.live.by_id.contains_key(&id) => return Some(id),
+                Some(_) => {}
+                None => drop(self.overdue.pop_front()),
+            }
         }
+    }
+
+    /// A session asks for its events. What was not renewed only because it had not asked is due at once.
+    pub fn read_by(&mut self, client: u64) -> Read {
+        self.reads = Read(self.reads.0.wrapping_add(1));
+        self.overdue.extend(self.live.unread.remove(&client));
+        self.reads
+    }
+
+    /// Whether a hold's session, whose last read this was, has read nothing since the hold was renewed.
+    pub fn is_unread(&self, tie: &Tie, last: Read) -> bool {
+        tie.on_behalf == OnBehalf::Session && last <= tie.since
+    }
+
+    /// A hold was renewed.
+    pub fn renewed(&mut self, id: TieId) {
+        let reads = self.reads;
+        if let Some(tie) = self.live.by_id.get_mut(&id) {
+            tie.since = reads;
+        }
+    }
+
+    /// A tie that is due is not renewed before its session reads. Until then, only its end is of interest.
+    pub fn wait_for_reader(&mut self, id: TieId) {
+        let Some(tie) = self.get(id) else { return };
+        let (client, over) = (tie.client, tie.over());
+        self.live.unread.entry(client).or_default().insert(id);
+        self.live.set_due(id, over);
+    }
+
+    /// A tie that is due can't be renewed now. Until it can, only its end is of interest.
+    pub fn put_off(&mut self, id: TieId) {
+        let over = self.get(id).and_then(Tie::over);
+        self.live.set_due(id, over);
+        match self.overdue.back_mut() {
+            Some(last) => drop(last.insert(id)),
+            None => self.overdue.push_back(BTreeSet::from([id])),
+        }
+    }
+
+    /// A tie whose hold is over needs no more attention.
+    pub fn is_over(&mut self, id: TieId) {
+        self.live.set_due(id, None);
+    }
+
+    /// Replicas are being asked whether they have the renewal of a hold that was just made.
+    pub fn asked(&mut self, id: TieId, renewal: ConfirmationId) {
+        if let Some(tie) = self.live.by_id.get_mut(&id)
+            && let Some(confirmed) = &mut tie.confirmed
+        {
+            confirmed.asked = Some((renewal, tie.deadline));
+        }
+    }
+
+    /// Enough replicas have a renewal. Or not: then what they knew before stands.
+    pub fn answered(&mut self, id: TieId, renewal: ConfirmationId, answer: Confirms) {
+        self.live.change(id, |tie| {
+            if let Some(confirmed) = &mut tie.confirmed
+                && let Some((_, since)) = confirmed.asked.take_if(|(asked, _)| *asked == renewal)
+                && answer == Confirms::Yes
+            {
+                confirmed.deadline = since;
+            }
+        });
     }
 
     /// When the next tie is due.
     pub fn next_due(&self) -> Option<Millis> {
+        if !self.overdue.is_empty() {
+            return Some(0);
+        }
         self.live.due.first().map(|(due, _)| *due)
     }
 
@@ -366,6 +641,7 @@ impl Ties {
     /// removed one at a time by [`Ties::next_ended`].
     pub fn client_gone(&mut self, client: u64) -> bool {
         let ended = self.live.by_client.remove(&client);
+        self.live.unread.remove(&client);
         let any = ended.is_some();
         self.ended.extend(ended);
         any
@@ -376,10 +652,23 @@ impl Ties {
         self.live.by_client.contains_key(&tie.client)
     }
 
+    /// Whether there are ties of connections that have ended.
+    pub fn have_ended(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
+    /// Removes those ties of a lock whose connection has ended and took the hold along.
+    pub fn take_broken(&mut self, db: i32, name: &[u8]) -> Vec<Tie> {
+        let of_lock = self.live.by_hold.get(db, name).into_iter().flat_map(|of_key| of_key.values().copied());
+        let is_broken = |tie: &Tie| tie.tying.ephemeral && !self.is_live(tie);
+        let broken: Vec<TieId> = of_lock.filter(|id| self.get(*id).is_some_and(is_broken)).collect();
+        broken.into_iter().filter_map(|id| self.live.remove(id)).collect()
+    }
+
     /// Removes the next tie of a connection that has ended.
     pub fn next_ended(&mut self) -> Option<Tie> {
         loop {
-            let Some((_, id)) = self.ended.front_mut()?.pop_first() else {
+            let Some((.., id)) = self.ended.front_mut()?.pop_first() else {
                 self.ended.pop_front();
                 continue;
             };
@@ -392,6 +681,7 @@ impl Ties {
     /// Ends all ties because this server's role has changed. They are removed by [`Ties::next_retired`].
     pub fn retire_all(&mut self) {
         self.ended.clear();
+        self.overdue.clear();
         self.doubtful.clear();
         let live = std::mem::take(&mut self.live);
         if !live.by_id.is_empty() {
@@ -449,28 +739,41 @@ impl Ties {
 
 #[cfg(test)]
 impl Ties {
+    /// How many grants of several locks are remembered.
+    pub fn grants_of_several(&self) -> usize {
+        self.live.groups.len()
+    }
+
     /// Whether every tie is in all its indices, and nothing else is in them.
     pub fn is_consistent(&self) -> bool {
         let it = &self.live;
-        let ended = |rank: &Rank| self.ended.iter().any(|ranks| ranks.contains(rank));
+        let ended = |rank: &Rank| self.ended.iter().flatten().any(|(.., id)| *id == rank.2);
         let each = it.by_id.iter().all(|(id, tie)| {
             let rank = tie.rank(*id);
             let of_client = it.by_client.get(&tie.client).is_some_and(|ranks| ranks.contains(&rank));
             let of_hold = it.by_hold.get(tie.home.get(), &tie.name).and_then(|it| it.get(&tie.owner)) == Some(id);
-            (of_client || ended(&rank)) && of_hold && tie.due.is_none_or(|due| it.due.contains(&(due, *id)))
+            let together = tie.together.is_none_or(|token| it.together.contains(&(token, *id)));
+            (of_client || ended(&rank)) && of_hold && together && tie.due.is_none_or(|due| it.due.contains(&(due, *id)))
         });
         let holds: usize = it.by_hold.keys().map(|key| it.by_hold.get(key.db, &key.name).map_or(0, HashMap::len)).sum();
-        let clients = it.by_client.values().flatten().all(|(_, id)| it.by_id.contains_key(id));
+        let clients = it.by_client.values().flatten().all(|(.., id)| it.by_id.contains_key(id));
         let shortest = |client| {
-            let ids = it.by_client.get(client).into_iter().flatten().filter_map(|(_, id)| it.by_id.get(id));
+            let ids = it.by_client.get(client).into_iter().flatten().filter_map(|(.., id)| it.by_id.get(id));
             ids.filter(|tie| tie.tying.watchdog).map(|tie| tie.lease).min()
         };
         let leases = it.by_client.keys().all(|client| self.shortest_lease(*client) == shortest(client));
         let due = it.by_id.values().filter(|tie| tie.due.is_some()).count();
+        let unread = it.unread.iter().all(|(client, ids)| {
+            !ids.is_empty() && ids.iter().all(|id| it.by_id.get(id).is_some_and(|tie| tie.client == *client))
+        });
         each && leases
+            && unread
             && holds == it.by_id.len()
             && clients
             && due == it.due.len()
+            && it.together.iter().all(|(_, id)| it.by_id.contains_key(id))
+            && it.groups.keys().all(|token| it.of_grant(*token).next().is_some() || it.ended_groups.contains(token))
+            && it.members.values().all(|token| it.groups.contains_key(token))
             && it.by_client.values().all(|it| !it.is_empty())
     }
 }

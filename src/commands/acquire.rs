@@ -5,16 +5,13 @@ use crate::books::owed::{OnBehalf, Purpose};
 use crate::books::{self, Answer, Terms};
 use crate::holding::{self, Grantee, WRONGTYPE};
 use crate::keyspace::{Allowance, Lock};
-use crate::lock::cycle::Candidate;
-use crate::lock::{Ahead, Decision, LockKey, decide};
-use crate::searching;
-use crate::server::clock::Now;
+use crate::lock::{Ahead, Decision, LockKey, Millis, all_or_none, decide};
+use crate::server::clock::{Now, steady_millis};
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, TextRef};
 use crate::serving::{refusal, too_many_holders};
 use crate::stats::count;
-use crate::undo;
 use crate::waiting::{self, Request, Wait};
 use std::cell::OnceCell;
 use std::ffi::{CStr, c_int};
@@ -38,8 +35,9 @@ impl Command for Acquire {
             Arg::text(c"owner"),
             Word::Lease.option(),
             Word::Wait.option(),
+            Word::Waited.option(),
             Arg::one_of(c"limit", &[Word::Limit.arg(), Word::Shared.arg()]),
-            Word::Holds.option(),
+            Arg::one_of(c"re-entry", &[Word::Holds.arg(), Word::New.arg()]),
             Word::Watchdog.option(),
             Word::Ephemeral.option(),
             Word::Replicas.option(),
@@ -55,6 +53,8 @@ impl Command for Acquire {
         if let Some(replied) = asking.repeated(&[name])? {
             return Ok(replied);
         }
+        holding::end_broken(call.ctx, name, asking.now);
+        asking.one_at_a_time(&[name])?;
         let (ahead, now) = (ahead(call.ctx, name), asking.now.millis());
         let mut lock = match ahead {
             Ahead::Nobody => Lock::look(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?,
@@ -85,6 +85,8 @@ pub(super) struct Asking<'a> {
     client: u64,
     on_behalf: OnBehalf,
     wait: Wait,
+    /// How long it has waited elsewhere.
+    waited: Millis,
     pub(super) terms: Terms,
     pub(super) now: Now,
     /// Made once, when it is needed.
@@ -99,26 +101,40 @@ impl<'a> Asking<'a> {
         options: &Options,
     ) -> Self {
         let (terms, wait) = (options.terms(), options.wait());
-        Self { ctx, owner, client, on_behalf, wait, terms, now: Now::read(), request: OnceCell::new() }
+        Self {
+            ctx,
+            owner,
+            client,
+            on_behalf,
+            wait,
+            waited: options.waited(),
+            terms,
+            now: Now::read(),
+            request: OnceCell::new(),
+        }
     }
 
     /// The answer to a session's request that was cancelled, or is waiting already.
     pub(super) fn repeated(&self, names: &[TextRef]) -> Result<Option<Replied>, String> {
         match self.on_behalf {
             OnBehalf::Itself => Ok(None),
-            OnBehalf::Session => waiting::repeated(self.ctx, self.request(names), &self.terms, self.wait, self.now),
+            OnBehalf::Session => waiting::repeated(self.ctx, self.request(names)),
         }
     }
 
     /// Carries out what was decided about each of the locks: grants all of them, waits, or refuses.
     pub(super) fn carry_out(&self, locks: &mut [Lock], decisions: &[Decision]) -> Result<Replied, String> {
-        let contradicts = |it: &&Decision| matches!(it, Decision::OtherLimit(_) | Decision::TooManyHolds);
-        if let Some(decision) = decisions.iter().find(contradicts) {
-            return Err(refusal(*decision));
-        }
-        if decisions.contains(&Decision::Wait) {
-            let names: Vec<TextRef> = locks.iter().map(Lock::name).collect();
-            return self.queue(&names, locks);
+        match all_or_none(decisions) {
+            Ok(()) => {}
+            Err(Decision::Wait) => {
+                let names: Vec<TextRef> = locks.iter().map(Lock::name).collect();
+                return self.queue(&names, locks);
+            }
+            Err(Decision::NotNew) => {
+                count(|it| &mut it.refusals);
+                return Ok(self.ctx.reply_null());
+            }
+            Err(refused) => return Err(refusal(refused)),
         }
         let granted = |(_, decision): &(&Lock, &Decision)| matches!(decision, Decision::Grant(..));
         if let Some((full, _)) = locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
@@ -127,33 +143,23 @@ impl<'a> Asking<'a> {
         self.grant(locks, decisions)
     }
 
+    /// Refuses the request if another one of its owner for one of these locks is in flight.
+    pub(super) fn one_at_a_time(&self, names: &[TextRef]) -> Result<(), String> {
+        holding::one_at_a_time(self.ctx, names.iter().copied(), self.owner, Some(self.ctx.client_id()))
+    }
+
     fn grant(&self, locks: &mut [Lock], decisions: &[Decision]) -> Result<Replied, String> {
-        let Self { ctx, now, .. } = *self;
-        let replicas = self.terms.replicas;
-        let grantee = Grantee { owner: self.owner, client: self.client, terms: &self.terms };
-        let undo = (replicas > 0).then(|| undo::before_grant(locks, decisions, grantee));
-        if undo.is_none() {
-            locks
-                .iter()
-                .zip(decisions)
-                .for_each(|(lock, decision)| undo::acknowledge_re_entry(lock, decision, grantee));
-        }
+        let Self { ctx, now, client, on_behalf, .. } = *self;
+        let grantee = Grantee { owner: self.owner, client, on_behalf, terms: &self.terms };
         let token = holding::grant(locks, decisions, grantee, now);
         count(|it| &mut it.granted_at_once);
-        if undo.is_none() && (self.on_behalf == OnBehalf::Itself || locks.len() == 1) {
+        if self.terms.replicas == 0 {
             return Ok(ctx.reply_integer(token));
         }
         let names: Vec<TextRef> = locks.iter().map(Lock::name).collect();
-        let request = self.request(&names);
-        match undo {
-            None => {
-                books::with(|books| books.sessions.granted(self.client, &request.owner, &request.keys));
-                Ok(ctx.reply_integer(token))
-            }
-            Some(undo) => {
-                waiting::confirm(ctx, request, &names, Answer::Token(token), undo.under(token), replicas, now)
-            }
-        }
+        let back = holding::take_back_of(decisions, self.terms.demand.raise);
+        let holds = holding::granted_holds(locks, decisions, token);
+        waiting::confirm(ctx, self.request(&names), &names, Answer::Token(token), (grantee, back, holds), now)
     }
 
     /// Lets the request wait for the locks of these names, if it may, if there is room, and if that closes no cycle
@@ -167,11 +173,8 @@ impl<'a> Asking<'a> {
         }
         let request = self.request(names);
         waiting::has_room(request)?;
-        let candidate = Candidate { owner: &request.owner, keys: &request.keys, limit: self.terms.demand.limit };
-        let search = searching::begin(ctx, self.client, candidate, now)?;
-        let (id, replied) = waiting::wait(ctx, request.clone(), (names, locks), &self.terms, wait, now)?;
-        searching::go_on(ctx, id, search);
-        Ok(replied)
+        let arrived = steady_millis().saturating_sub(self.waited);
+        waiting::wait(ctx, request.clone(), (names, locks), &self.terms, (arrived, wait), now)
     }
 
     /// The request for the locks of these names, which are those that it is about.
@@ -180,7 +183,7 @@ impl<'a> Asking<'a> {
             let db = self.ctx.db();
             let keys: Rc<[LockKey]> = names.iter().map(|name| LockKey::new(db, name.bytes())).collect();
             let (client, on_behalf, owner) = (self.client, self.on_behalf, self.owner.bytes().into());
-            Request { client, on_behalf, purpose: Purpose::Acquire, keys, owner }
+            Request { client, on_behalf, purpose: Purpose::Acquire(self.terms), keys, owner }
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use super::owner;
 use crate::books::owed::OnBehalf;
-use crate::books::{self, IfNone, Terms, Tying};
+use crate::books::{self, SignsOfLife, Terms, Tying};
 use crate::config;
 use crate::keyspace::MAX_OWNER;
 use crate::lock::rule::MAX_HOLDS;
@@ -14,9 +14,12 @@ use crate::waiting::Wait;
 use std::collections::BTreeSet;
 use std::ffi::CStr;
 
-/// The longest key of a lock, in bytes. A request may name a thousand keys, and each is copied and compared several
-/// times.
+/// The longest key of a lock, in bytes. A request may name many, and each is copied and compared several times.
 const MAX_KEY: usize = 1024;
+
+/// How many keys a request may name: all of them are dealt with in one step. It is the same for all commands of several
+/// keys, so what was taken in one step can be renewed and given back in one.
+const MOST_KEYS: usize = 128;
 
 /// The words that options begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +28,8 @@ pub enum Word {
     Lease,
     /// `WAIT ms`
     Wait,
+    /// `WAITED ms`
+    Waited,
     /// `LIMIT n`
     Limit,
     /// `SHARED`
@@ -35,6 +40,8 @@ pub enum Word {
     HoldsLeft,
     /// `ALL`
     All,
+    /// `NEW`
+    New,
     /// `TOKEN t`
     Token,
     /// `WATCHDOG`
@@ -59,18 +66,21 @@ const _: () = {
         assert!(*word as usize == place, "Word::ALL is not in the order of the declaration");
         (words, place) = (others, place + 1);
     }
+    assert!(place <= u32::BITS as usize, "there is a bit for each word: see Options::read");
 };
 
 impl Word {
     /// In the order in which they are declared: an argument knows its word by its place here.
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 17] = [
         Self::Lease,
         Self::Wait,
+        Self::Waited,
         Self::Limit,
         Self::Shared,
         Self::Holds,
         Self::HoldsLeft,
         Self::All,
+        Self::New,
         Self::Token,
         Self::Watchdog,
         Self::Ephemeral,
@@ -86,11 +96,13 @@ impl Word {
         let arg = match self {
             Self::Lease => Arg::number(c"LEASE", c"lease-ms", "ms"),
             Self::Wait => Arg::number(c"WAIT", c"wait-ms", "ms"),
+            Self::Waited => Arg::number(c"WAITED", c"waited-ms", "ms"),
             Self::Limit => Arg::number(c"LIMIT", c"holders", "n"),
             Self::Shared => Arg::word(c"shared", c"SHARED"),
             Self::Holds => Arg::number(c"HOLDS", c"holds", "n"),
             Self::HoldsLeft => Arg::number(c"HOLDS", c"holds-left", "n"),
             Self::All => Arg::word(c"all", c"ALL"),
+            Self::New => Arg::word(c"new", c"NEW"),
             Self::Token => Arg::number(c"TOKEN", c"token", "t"),
             Self::Watchdog => Arg::word(c"watchdog", c"WATCHDOG"),
             Self::Ephemeral => Arg::word(c"ephemeral", c"EPHEMERAL"),
@@ -118,12 +130,14 @@ impl Word {
         const MAX_I32: u64 = i32::MAX as u64;
         Some(match self {
             Self::Lease => (1, config::MAX_LEASE.get(), " ms"),
-            Self::Wait => (0, config::LONGEST_WAIT, " ms"),
+            Self::Wait | Self::Waited => (0, config::LONGEST_WAIT, " ms"),
             Self::Limit | Self::Replicas | Self::Count => (1, MAX_I32, ""),
             Self::Holds => (1, MAX_HOLDS, ""),
             Self::HoldsLeft => (0, MAX_HOLDS, ""),
             Self::Token | Self::Fence => (1, fence::MAX_TOKEN, ""),
-            Self::Shared | Self::All | Self::Watchdog | Self::Ephemeral | Self::Session | Self::Alive => return None,
+            Self::Shared | Self::All | Self::New | Self::Watchdog | Self::Ephemeral | Self::Session | Self::Alive => {
+                return None;
+            }
         })
     }
 }
@@ -140,6 +154,8 @@ pub struct Options<'a> {
     pub limit: Option<Limit>,
     /// `HOLDS`, or 0 for `ALL`.
     pub holds: Option<u64>,
+    /// `HOLDS` or `NEW` of a request for locks.
+    raise: Option<Raise>,
     /// `TOKEN`.
     pub token: Option<Token>,
     /// `WATCHDOG`, `EPHEMERAL`.
@@ -153,8 +169,9 @@ pub struct Options<'a> {
     /// `COUNT`.
     pub count: Option<usize>,
     /// `ALIVE`.
-    pub if_none: IfNone,
+    pub signs: SignsOfLife,
     wait: Option<u64>,
+    waited: Option<Millis>,
 }
 
 impl Options<'_> {
@@ -167,12 +184,17 @@ impl Options<'_> {
         }
     }
 
+    /// How long the request has waited elsewhere, as far as that counts.
+    pub fn waited(&self) -> Millis {
+        self.waited.unwrap_or(0).min(config::MAX_WAITED.get())
+    }
+
     /// What a request asks for, with `limit` as the limit if it names none.
     pub fn terms(&self) -> Terms {
         Terms {
             demand: Demand {
                 limit: self.limit.unwrap_or(Limit::MUTEX),
-                raise: self.holds.map_or(Raise::ByOne, Raise::To),
+                raise: self.raise.unwrap_or(Raise::ByOne),
                 lease: self.lease_or_default(),
             },
             tying: self.tying,
@@ -212,12 +234,12 @@ fn word_of(bytes: &[u8], grammar: &[Arg]) -> Option<Word> {
 
 impl<'a> Options<'a> {
     fn read(&mut self, call: Call<'a>, from: usize, grammar: &[Arg]) -> Result<(), String> {
-        let mut given: u16 = 0;
+        let mut given: u32 = 0;
         let mut at = from;
         while let Some(text) = call.get(at) {
             let bytes = text.bytes();
             let word = word_of(bytes, grammar).ok_or_else(|| unknown(bytes, grammar))?;
-            let bit = 1_u16 << (word as u16);
+            let bit = 1_u32 << (word as u32);
             if given & bit != 0 {
                 return Err(format!("ERR {} is given twice", word.name()));
             }
@@ -239,13 +261,19 @@ impl<'a> Options<'a> {
             }
             self.take(word, value)?;
         }
-        Ok(())
+        match (self.waited, self.wait) {
+            (Some(_), None) => {
+                Err("ERR WAITED says how long a request has waited already; it must be given with WAIT".into())
+            }
+            _ => Ok(()),
+        }
     }
 
     fn take(&mut self, word: Word, value: u64) -> Result<(), String> {
         match word {
             Word::Lease => self.lease = Some(value),
             Word::Wait => self.wait = Some(value),
+            Word::Waited => self.waited = Some(value),
             Word::Limit | Word::Shared if self.limit.is_some() => {
                 return Err("ERR LIMIT and SHARED can't be given together".into());
             }
@@ -254,7 +282,12 @@ impl<'a> Options<'a> {
             Word::HoldsLeft | Word::All if self.holds.is_some() => {
                 return Err("ERR HOLDS and ALL can't be given together".into());
             }
-            Word::Holds | Word::HoldsLeft => self.holds = Some(value),
+            Word::HoldsLeft => self.holds = Some(value),
+            Word::Holds | Word::New if self.raise.is_some() => {
+                return Err("ERR HOLDS and NEW can't be given together".into());
+            }
+            Word::Holds => self.raise = Some(Raise::To(value)),
+            Word::New => self.raise = Some(Raise::New),
             Word::All => self.holds = Some(0),
             Word::Token => self.token = Some(value),
             Word::Watchdog => self.tying.watchdog = true,
@@ -262,7 +295,7 @@ impl<'a> Options<'a> {
             Word::Replicas => self.replicas = u32::try_from(value).unwrap_or(u32::MAX),
             Word::Count => self.count = Some(usize::try_from(value).unwrap_or(usize::MAX)),
             Word::Fence => self.fence = Some(value),
-            Word::Alive => self.if_none = IfNone::Alive,
+            Word::Alive => self.signs = SignsOfLife::Wanted,
             Word::Session => {}
         }
         Ok(())
@@ -330,7 +363,13 @@ fn owner<'a>(call: Call<'a>, at: usize, options: &Options<'a>) -> Result<OwnerAr
 pub fn asker(call: Call, options: &Options) -> Result<(u64, OnBehalf), String> {
     let ctx = call.ctx;
     if let Some(session) = options.session {
-        return session_of(call, session).map(|client| (client, OnBehalf::Session));
+        let client = session_of(call, session)?;
+        // What it waits for and holds is all that can yet be told it: so its mailbox has a bound, also if it never reads.
+        let (unread, most) = (books::with(|books| books.sessions.unread(client)), config::MAX_SESSION_WAITS.get());
+        if unread as u64 >= most {
+            return Err(format!("ERR too many unread events of this session: holdfast.max-session-waits is {most}"));
+        }
+        return Ok((client, OnBehalf::Session));
     }
     if options.tying != Tying::NONE && !owner::is_connection(ctx) {
         return Err("ERR WATCHDOG and EPHEMERAL tie a hold to a connection, and a script has none of its own".into());
@@ -418,7 +457,6 @@ pub fn key(call: Call<'_>, at: usize) -> Result<TextRef<'_>, String> {
 /// The reply that says what is wrong and what is allowed.
 fn keys(call: Call<'_>) -> Result<(Vec<TextRef<'_>>, usize), String> {
     let most = call.count().saturating_sub(3);
-    let limit = usize::try_from(config::MAX_KEYS.get()).unwrap_or(usize::MAX);
     let text = call.get(1).map(|text| text.bytes()).unwrap_or_default();
     let count =
         parse_number(text).and_then(|count| usize::try_from(count).ok()).filter(|count| (1..=most).contains(count));
@@ -428,8 +466,8 @@ fn keys(call: Call<'_>) -> Result<(Vec<TextRef<'_>>, usize), String> {
             show(text)
         )
     })?;
-    if count > limit {
-        return Err(format!("ERR numkeys must be at most {limit} (holdfast.max-keys), got {count}"));
+    if count > MOST_KEYS {
+        return Err(format!("ERR numkeys must be at most {MOST_KEYS}, got {count}"));
     }
     let end = count.saturating_add(2);
     let keys = (2..end).map(|at| key(call, at)).collect::<Result<Vec<TextRef>, String>>()?;

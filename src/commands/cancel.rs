@@ -16,7 +16,8 @@ pub struct Cancel;
 impl Command for Cancel {
     const NAME: &'static CStr = c"lock.cancel";
     const SINCE: &'static CStr = c"0.2.0";
-    const FLAGS: &'static CStr = c"write";
+    /// No `write`: the wait and the ties go also where the server would refuse a write.
+    const FLAGS: &'static CStr = c"";
     const CATEGORIES: &'static str = "write slow";
     const KEYS: Keys = Keys::First(Access::Delete);
     const ARITY: c_int = -3;
@@ -31,7 +32,7 @@ impl Command for Cancel {
         let (name, owner) = args::of_one::<Self>(call, &mut options)?;
         let session = args::session(call, &options)?;
         let key = LockKey::new(call.ctx.db(), name.bytes());
-        let any = waiting::cancel(call.ctx, session, owner.as_text(), key, Now::read());
+        let any = waiting::cancel(call.ctx, session, owner.as_text(), &key, Now::read());
         Ok(call.ctx.reply_integer(u64::from(any)))
     }
 }

@@ -31,7 +31,8 @@ impl Command for Macquire {
             Arg::text(c"owner"),
             Word::Lease.option(),
             Word::Wait.option(),
-            Word::Holds.option(),
+            Word::Waited.option(),
+            Arg::one_of(c"re-entry", &[Word::Holds.arg(), Word::New.arg()]),
             Word::Watchdog.option(),
             Word::Ephemeral.option(),
             Word::Replicas.option(),
@@ -49,6 +50,7 @@ impl Command for Macquire {
         }
         let now = asking.now;
         let mut locks = look_all(call.ctx, &names, owner.as_text(), now)?;
+        asking.one_at_a_time(&names)?;
         let decisions: Vec<_> = locks
             .iter()
             .map(|lock| decide(&lock.standing(), &asking.terms.demand, ahead(call.ctx, lock.name()), now.millis()))

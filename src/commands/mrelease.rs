@@ -1,7 +1,7 @@
 //! `LOCK.MRELEASE`
 
 use super::args::{self, Options, Word};
-use super::release::give_back;
+use super::release::{give_back, settle_in_flight};
 use crate::books;
 use crate::holding::look_all;
 use crate::lock::LockKey;
@@ -37,6 +37,7 @@ impl Command for Mrelease {
         let now = Now::read();
         let ctx = call.ctx;
         let mut locks = look_all(ctx, &names, owner.as_text(), now)?;
+        settle_in_flight(ctx, &names, owner.as_text(), &options, now)?;
         let left: Vec<_> = locks.iter_mut().map(|lock| give_back(lock, owner.as_text(), &options, now)).collect();
         let db = ctx.db();
         drop(locks);

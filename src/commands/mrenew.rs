@@ -14,8 +14,8 @@ pub struct Mrenew;
 
 impl Command for Mrenew {
     const NAME: &'static CStr = c"lock.mrenew";
-    const FLAGS: &'static CStr = c"write getkeys-api";
-    const CATEGORIES: &'static str = "write slow";
+    const FLAGS: &'static CStr = c"write blocking getkeys-api";
+    const CATEGORIES: &'static str = "write slow blocking";
     const KEYS: Keys = Keys::Counted(Access::Update);
     const ARITY: c_int = -4;
     const DOCS: Docs = Docs {

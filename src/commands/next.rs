@@ -25,7 +25,7 @@ impl Command for Next {
     const KEYS: Keys = Keys::None;
     const ARITY: c_int = -1;
     const DOCS: Docs = Docs {
-        summary: c"Returns the next events of this connection's session, or waits for one: null, or `alive`, if there is none.",
+        summary: c"Returns the next events of this connection's session, or waits for one: null if there is none; with ALIVE, a sign of life at the end.",
         complexity: c"O(N) with N events returned.",
         args: &[Word::Wait.option(), Word::Count.option(), Word::Alive.option()],
     };
@@ -41,6 +41,7 @@ fn next(call: Call) -> Result<Replied, String> {
     if !owner::is_connection(ctx) {
         return Err("ERR LOCK.NEXT reads the events of a connection, and a script has none of its own".into());
     }
-    let reading = Reading { most: options.count.unwrap_or(SHOWN), if_none: options.if_none };
-    waiting::read_next(ctx, ctx.client_id(), reading, options.wait(), Now::read())
+    let now = Now::read();
+    let reading = Reading { most: options.count.unwrap_or(SHOWN), signs: options.signs, asked: now.millis() };
+    waiting::read_next(ctx, ctx.client_id(), reading, options.wait(), now)
 }

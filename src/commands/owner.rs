@@ -1,9 +1,9 @@
 //! `LOCK.OWNER`
 
-use crate::server::commands::{Command, Docs, Keys};
+use crate::server::commands::{Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
-use crate::server::text::parse_number;
-use crate::server::{Call, Ctx, Text, ctx};
+use crate::server::text::{parse_number, show_start};
+use crate::server::{Call, Ctx, Text, acl, clients, ctx};
 use lazy_static::lazy_static;
 use std::ffi::{CStr, c_int};
 use uuid::Builder;
@@ -37,6 +37,9 @@ pub fn client_of(identity: &[u8]) -> Option<u64> {
     identity.strip_prefix(RUN.as_bytes())?.strip_prefix(b":").and_then(parse_number)
 }
 
+/// How many sessions one request may end: each takes the server some microseconds.
+const MAX_REPLACED: usize = 128;
+
 /// Whether the command comes from a connection rather than from a script or another module.
 pub fn is_connection(ctx: Ctx) -> bool {
     // A script's client has no connection, but on some servers it has the id of one.
@@ -52,14 +55,45 @@ impl Command for Owner {
     const FLAGS: &'static CStr = c"fast allow-loading allow-stale";
     const CATEGORIES: &'static str = "fast connection";
     const KEYS: Keys = Keys::None;
-    const ARITY: c_int = 1;
+    const ARITY: c_int = -1;
     const DOCS: Docs = Docs {
-        summary: c"Returns the identity of this connection: the owner * stands for it, and SESSION takes it.",
-        complexity: c"O(1)",
-        args: &[],
+        summary: c"Returns the identity of this connection: the owner * stands for it, and SESSION takes it. Ends the sessions that it replaces.",
+        complexity: c"O(N) with N sessions that are replaced.",
+        args: &[Arg::bytes(c"REPLACES", c"session", "id").any_number()],
     };
 
     fn run(call: Call) -> Result<Replied, String> {
-        identity(call.ctx).map(|identity| call.ctx.reply_bytes(identity.bytes()))
+        let identity = identity(call.ctx)?;
+        for client in replaced(call)? {
+            if !clients::end(call.ctx, client) {
+                return Err("ERR REPLACES needs the server's CLIENT KILL, which has been renamed".into());
+            }
+        }
+        Ok(call.ctx.reply_bytes(identity.bytes()))
     }
+}
+
+/// The connections of the sessions that this one replaces, as far as they are still there.
+fn replaced(call: Call) -> Result<Vec<u64>, String> {
+    match call.get(1).map(|word| word.bytes()) {
+        None => return Ok(Vec::new()),
+        Some(word) if word.eq_ignore_ascii_case(b"REPLACES") => {}
+        Some(word) => {
+            return Err(format!("ERR unknown argument '{}': allowed here are REPLACES", show_start(word)));
+        }
+    }
+    let count = call.count().saturating_sub(2);
+    if !(1..=MAX_REPLACED).contains(&count) {
+        return Err(format!("ERR REPLACES must be followed by 1 to {MAX_REPLACED} session ids, got {count}"));
+    }
+    let ids = (2..call.count()).filter_map(|at| client_of(call.get(at)?.bytes()));
+    let clients: Vec<u64> = ids.filter(|client| ctx::is_connected(*client)).collect();
+    // All or none, and nobody learns more about another user's than that it is there.
+    if clients.iter().any(|client| !acl::is_user_of(call.ctx, *client)) {
+        return Err("NOPERM this session belongs to another user".into());
+    }
+    if clients.contains(&call.ctx.client_id()) {
+        return Err("ERR a session can't replace itself".into());
+    }
+    Ok(clients)
 }

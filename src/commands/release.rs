@@ -7,9 +7,10 @@ use crate::lock::{Deadline, Hold};
 use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
-use crate::server::{AsText, Call, TextRef};
+use crate::server::{AsText, Call, Ctx, TextRef};
 use crate::serving::{deadline_moved, serve_lock};
 use crate::stats::count;
+use crate::waiting;
 use std::ffi::{CStr, c_int};
 
 /// `LOCK.RELEASE`
@@ -40,6 +41,8 @@ impl Command for Release {
 
         let now = Now::read();
         let ctx = call.ctx;
+        holding::end_broken(ctx, name, now);
+        settle_in_flight(ctx, &[name], owner.as_text(), &options, now)?;
         let mut lock = Lock::look(ctx, name, owner.as_text(), now.millis()).map_err(|_| WRONGTYPE)?;
         let left = give_back(&mut lock, owner.as_text(), &options, now);
         drop(lock);
@@ -53,10 +56,26 @@ impl Command for Release {
     }
 }
 
+/// What becomes of a request of this owner that is in flight: it ends if all is given back; else it is in the way.
+pub(super) fn settle_in_flight(
+    ctx: Ctx,
+    names: &[TextRef],
+    owner: TextRef,
+    options: &Options,
+    now: Now,
+) -> Result<(), String> {
+    let connection = Some(ctx.client_id());
+    if options.holds != Some(0) {
+        return holding::one_at_a_time(ctx, names.iter().copied(), owner, connection);
+    }
+    names.iter().for_each(|name| waiting::end_in_flight(ctx, *name, (owner, options.token), connection, now));
+    Ok(())
+}
+
 /// Gives back what the options say. Returns the holds that are left; `None` if the owner holds nothing (under that
 /// token).
 pub(super) fn give_back(lock: &mut Lock, owner: TextRef, options: &Options, now: Now) -> Option<u64> {
-    let held = lock.held().filter(|held| options.token.is_none() || held.token == options.token)?;
+    let held = lock.held().filter(|held| holding::is_meant(lock, owner, held.token, options.token))?;
     count(|it| &mut it.releases);
     let holds = options.holds.unwrap_or_else(|| held.holds.saturating_sub(1)).min(held.holds);
     if holds == 0 {

@@ -6,7 +6,7 @@ use crate::books;
 use crate::keyspace::Lock;
 use crate::lock::{Deadline, LockKey, Millis, Owner, WaiterId};
 use crate::server::acl::User;
-use crate::server::clock::{Now, Slice};
+use crate::server::clock::{Now, Slice, steady_millis};
 use crate::server::commands::{Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, Text};
@@ -63,8 +63,8 @@ impl Command for Top {
 struct Row {
     key: LockKey,
     waiters: usize,
-    /// Since when the first of them has waited.
-    since: Millis,
+    /// When the first of them arrived, by [`steady_millis`].
+    arrived: Millis,
 }
 
 /// The holders of a lock, as far as they are shown, and when its key expires.
@@ -81,7 +81,7 @@ fn rows(db: i32, most: usize, may_read: impl Fn(&LockKey) -> bool) -> Vec<Row> {
     if rows.len() < most {
         // Locks with a single waiter, in order of arrival.
         let singles: Vec<LockKey> = books::with(|books| {
-            let keys = books.queue.from(WaiterId(0)).take(LOOKED_AT).flat_map(|waiter| waiter.keys.iter().cloned());
+            let keys = books.queue.from(WaiterId::FIRST).take(LOOKED_AT).flat_map(|waiter| waiter.keys.iter().cloned());
             let keys = keys.take(LOOKED_AT).filter(|key| key.db == db);
             keys.filter(|key| books.queue.waiting(key.db, &key.name) == 1).collect()
         });
@@ -89,10 +89,10 @@ fn rows(db: i32, most: usize, may_read: impl Fn(&LockKey) -> bool) -> Vec<Row> {
         rows.extend(singles.into_iter().filter(may_read).take(room).map(|key| (key, 1)));
     }
     let mut rows: Vec<Row> = books::with(|books| {
-        let since = |key: &LockKey| books.queue.lane(key.db, &key.name).next().map_or(0, |waiter| waiter.since);
-        rows.into_iter().map(|(key, waiters)| Row { since: since(&key), key, waiters }).collect()
+        let arrived = |key: &LockKey| books.queue.lane(key.db, &key.name).next().map_or(0, |waiter| waiter.id.arrived);
+        rows.into_iter().map(|(key, waiters)| Row { arrived: arrived(&key), key, waiters }).collect()
     });
-    rows.sort_by_key(|row| (Reverse(row.waiters), row.since));
+    rows.sort_by_key(|row| (Reverse(row.waiters), row.arrived));
     rows
 }
 
@@ -111,7 +111,7 @@ fn reply_row(ctx: Ctx, row: &Row, held: Option<&Held>, now: Millis) {
     let _ = ctx.reply_bytes(b"waiters");
     let _ = ctx.reply_integer(row.waiters as u64);
     let _ = ctx.reply_bytes(b"oldest");
-    let _ = ctx.reply_integer(now.saturating_sub(row.since));
+    let _ = ctx.reply_integer(steady_millis().saturating_sub(row.arrived));
     let owners = held.map(|held| held.owners.as_slice()).unwrap_or_default();
     let _ = ctx.reply_bytes(b"holders");
     let _ = ctx.reply_array(owners.len());

@@ -4,7 +4,7 @@ use super::args::{self, Word};
 use crate::books;
 use crate::lock::{Limit, Millis, Owner};
 use crate::server::Call;
-use crate::server::clock::Now;
+use crate::server::clock::{Now, steady_millis};
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use std::ffi::{CStr, c_int};
@@ -34,13 +34,13 @@ impl Command for Waiters {
     fn run(call: Call) -> Result<Replied, String> {
         let name = args::key(call, 1)?;
         let options = args::options(call, 2, Self::DOCS.args)?;
-        let (ctx, now) = (call.ctx, Now::read().millis());
+        let (ctx, now, steady) = (call.ctx, Now::read().millis(), steady_millis());
         let rows: Vec<Row> = books::with(|books| {
             let lane = books.queue.lane(ctx.db(), name.bytes()).take(options.count.unwrap_or(SHOWN).min(MOST));
             lane.map(|waiter| Row {
                 owner: waiter.owner.clone(),
                 client: waiter.asker.client,
-                since: waiter.since,
+                arrived: waiter.id.arrived,
                 until: waiter.until,
                 limit: waiter.demand.limit,
             })
@@ -54,7 +54,7 @@ impl Command for Waiters {
             let _ = ctx.reply_bytes(b"client");
             let _ = ctx.reply_integer(row.client);
             let _ = ctx.reply_bytes(b"waited");
-            let _ = ctx.reply_integer(now.saturating_sub(row.since));
+            let _ = ctx.reply_integer(steady.saturating_sub(row.arrived));
             let _ = ctx.reply_bytes(b"remaining");
             let _ = match row.until {
                 Some(until) => ctx.reply_integer(until.saturating_sub(now)),
@@ -71,7 +71,7 @@ impl Command for Waiters {
 struct Row {
     owner: Owner,
     client: u64,
-    since: Millis,
+    arrived: Millis,
     until: Option<Millis>,
     limit: Limit,
 }

@@ -17,27 +17,37 @@ use std::ops::ControlFlow;
 pub enum NotRead {
     /// The key holds something that is not a lock.
     NotALock,
-    /// The locks read before it for the same request already have too many holders.
+    /// It has more holders than may be read in a step with as many other locks.
     TooMuch,
 }
 
-/// How much one request may still read of locks that must be read whole. It is as many fields as the largest lock may
-/// have, so that a step with a thousand such locks takes no longer than one with a single lock.
+/// How many fields a step may still read of locks that must be read whole: all in all, as many as the largest lock may
+/// have, so that a step with many such locks takes no longer than one with a single lock.
 #[derive(Debug, Default)]
 pub struct Allowance {
-    taken: usize,
+    /// `None`: the first lock may have any size.
+    left: Option<usize>,
 }
 
 impl Allowance {
-    /// Accounts for the fields of a lock. The first lock may always be read, and so may small ones.
-    fn take(&mut self, fields: usize) -> Result<(), NotRead> {
-        let taken = self.taken.saturating_add(fields);
-        if fields <= SMALL || self.taken == 0 || taken <= most_fields() {
-            self.taken = if fields <= SMALL { self.taken } else { taken };
-            return Ok(());
-        }
-        Err(NotRead::TooMuch)
+    /// For each of so many locks that are read in one step: its part.
+    pub fn part_of(locks: usize) -> Self {
+        Self { left: most_fields().checked_div(locks) }
     }
+
+    /// Accounts for the fields of a lock. A small one may always be read.
+    fn take(&mut self, fields: usize) -> Result<(), NotRead> {
+        if fields > SMALL {
+            let left = self.left.unwrap_or(most_fields().max(fields));
+            self.left = Some(left.checked_sub(fields).ok_or(NotRead::TooMuch)?);
+        }
+        Ok(())
+    }
+}
+
+/// How many holders each of so many locks may have that must be read whole in one step.
+pub fn most_holders_each(locks: usize) -> usize {
+    most_holders().checked_div(locks).unwrap_or_default()
 }
 
 /// This many fields cost next to nothing to read.
@@ -125,7 +135,7 @@ impl<'a> Lock<'a> {
         Self::look_within(ctx, name, owner, now, &mut Allowance::default()).map_err(|_| NotALock)
     }
 
-    /// Like [`Lock::look`], for one of several locks.
+    /// Like [`Lock::look`], where a step reads several locks.
     pub fn look_within(
         ctx: Ctx<'a>,
         name: TextRef<'a>,
@@ -218,6 +228,12 @@ impl<'a> Lock<'a> {
         })
     }
 
+    /// When the hold of the asking owner ends, whatever stands beside its name: with the key at the latest, and never
+    /// if the key has no expiry.
+    pub fn own_end(&self) -> Option<Deadline> {
+        self.own().map(|hold| effective(hold, self.key.expiry()).deadline)
+    }
+
     /// The hold of the asking owner, without its deadline.
     pub fn held(&self) -> Option<Held> {
         self.found.own.map(|own| own.held)
@@ -288,16 +304,6 @@ impl<'a> Lock<'a> {
         };
         holders.sort_by(|(a, x), (b, y)| y.deadline.cmp(&x.deadline).then_with(|| a.cmp(b)));
         holders
-    }
-
-    /// Up to `most` of the holders at `now`, ordered by deadline and name, after the given one.
-    pub fn holders_after(&self, after: Option<&(Deadline, Owner)>, now: Millis, most: usize) -> Vec<(Deadline, Owner)> {
-        if self.found.form == Form::Many {
-            let seen_from = seen_from(self.key.expiry(), now);
-            return self.roster(|roster| roster.holders.page(after, seen_from, most)).unwrap_or_default();
-        }
-        let holders = self.holders(now).into_iter().map(|(owner, hold)| (hold.deadline, owner));
-        holders.filter(|it| after.is_none_or(|after| it > after)).take(most).collect()
     }
 
     /// Holders past their deadline whose fields are still there: the first of them, at most this many.

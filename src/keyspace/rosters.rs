@@ -24,8 +24,6 @@ pub struct Roster {
 pub struct Rosters {
     by_key: KeyMap<Roster>,
     due: BTreeSet<(Millis, LockKey)>,
-    /// How many fields have been read to build rosters since the module was loaded.
-    fields_read: usize,
     /// Locks that were found without a field that has an expiry of its own, and that nobody else has touched since.
     without_field_expiry: KeyMap<()>,
     /// What was forgotten all at once, and has yet to be freed.
@@ -79,7 +77,6 @@ impl Rosters {
 
     /// Keeps a roster.
     pub fn keep(&mut self, key: LockKey, roster: Roster) {
-        self.fields_read = self.fields_read.wrapping_add(roster.fields);
         self.forget_roster(key.db, &key.name);
         self.due.extend(due(&roster).map(|at| (at, key.clone())));
         self.by_key.insert(key, roster);
@@ -129,7 +126,7 @@ impl Rosters {
 
     /// Forgets everything. Freeing its memory is left to [`Rosters::free`].
     pub fn clear(&mut self) {
-        let Self { by_key, due, fields_read, without_field_expiry, mut forgotten } = std::mem::take(self);
+        let Self { by_key, due, without_field_expiry, mut forgotten } = std::mem::take(self);
         if !(by_key.is_empty() && without_field_expiry.is_empty()) {
             forgotten.push(Forgotten {
                 rosters: by_key.into_values(),
@@ -137,7 +134,7 @@ impl Rosters {
                 without_field_expiry: without_field_expiry.into_values(),
             });
         }
-        *self = Self { fields_read, forgotten, ..Self::default() };
+        *self = Self { forgotten, ..Self::default() };
     }
 
     /// Whether there is memory to be freed.
@@ -153,11 +150,6 @@ impl Rosters {
                 self.forgotten.pop();
             }
         }
-    }
-
-    /// How many fields have been read to build rosters so far.
-    pub fn fields_read(&self) -> usize {
-        self.fields_read
     }
 
     /// Whether there is none.

@@ -3,7 +3,6 @@
 use super::{Deadline, Hold, Limit, Millis, Owner, Standing};
 use foldhash::HashMap;
 use std::collections::BTreeSet;
-use std::ops::Bound;
 
 /// The holders of one lock, indexed by owner and by deadline.
 ///
@@ -106,13 +105,6 @@ impl Holders {
             }
             end => Some(end),
         }
-    }
-
-    /// Up to `most` of those who count at `now`, ordered by deadline and name, after the given one.
-    pub fn page(&self, after: Option<&(Deadline, Owner)>, now: Millis, most: usize) -> Vec<(Deadline, Owner)> {
-        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let page = self.by_deadline.range((from, Bound::Unbounded));
-        page.skip_while(|(deadline, _)| deadline.has_passed(now)).take(most).cloned().collect()
     }
 
     /// All holders, in no particular order.

@@ -10,6 +10,10 @@ use std::iter::{Chain, FlatMap};
 const WHOLE: usize = 1_024;
 /// Then it is divided into this many tables.
 const PARTS: usize = 256;
+/// A table that has room for this many times what is in it gives room back.
+const SPARSE: usize = 8;
+/// But not while it is this small.
+const SMALL: usize = 16;
 
 /// A hash map of any size. A table that grows moves everything in it, which takes milliseconds with a hundred thousand
 /// entries; so a large map consists of many tables that grow one by one.
@@ -65,17 +69,6 @@ impl<K, V> Map<K, V> {
         let parts = self.parts.into_iter().flat_map(HashMap::into_values as TakeValues<K, V>);
         self.whole.into_values().chain(parts)
     }
-
-    /// Drops some of the entries and frees their memory. Returns whether there were any.
-    pub fn free_part(&mut self) -> bool {
-        let freed = match self.parts.pop() {
-            Some(part) => part,
-            None if self.whole.is_empty() => return false,
-            None => std::mem::take(&mut self.whole),
-        };
-        self.len = self.len.saturating_sub(freed.len());
-        true
-    }
 }
 
 impl<K: Hash + Eq, V> Map<K, V> {
@@ -127,16 +120,21 @@ impl<K: Hash + Eq, V> Map<K, V> {
         old
     }
 
-    /// Forgets a key, and returns what was there. With the last one, the parts are freed.
+    /// Forgets a key, and returns what was there. A table from which most is gone becomes smaller; with the last key, the
+    /// parts are freed.
     pub fn remove<Q: Hash + Eq + ?Sized>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
     {
-        let old = self.table(self.part(key)).remove(key);
+        let table = self.table(self.part(key));
+        let old = table.remove(key);
         if old.is_some() {
+            if table.capacity() > SMALL && table.len().saturating_mul(SPARSE) < table.capacity() {
+                table.shrink_to(table.len().saturating_mul(2));
+            }
             self.len = self.len.saturating_sub(1);
             if self.len == 0 {
-                self.parts = Vec::new(); // Empty tables stay as large as they were.
+                self.parts = Vec::new();
             }
         }
         old
@@ -169,6 +167,11 @@ impl<K: Hash + Eq, V> Map<K, V> {
 
 #[cfg(test)]
 impl<K, V> Map<K, V> {
+    /// For how many entries there is room.
+    pub fn capacity(&self) -> usize {
+        self.whole.capacity() + self.parts.iter().map(HashMap::capacity).sum::<usize>()
+    }
+
     /// Whether it consists of many tables.
     pub fn is_divided(&self) -> bool {
         !self.parts.is_empty()

@@ -3,8 +3,8 @@
 //! Times are Unix time in milliseconds unless a name says otherwise; the caller passes the current time.
 #![forbid(unsafe_code)]
 
-pub mod changes;
-pub mod cycle;
+pub mod actor;
+pub mod deadlock;
 pub mod fence;
 pub mod holders;
 pub mod key;
@@ -16,12 +16,13 @@ pub mod serve;
 #[cfg(test)]
 mod tests;
 
+pub use actor::Actor;
 pub use fence::{Fence, Token};
 pub use holders::Holders;
 pub use key::{KeyMap, LockKey, Values};
 pub use map::Map;
 pub use queue::{Queue, Waiter, WaiterId};
-pub use rule::{Ahead, Decision, Demand, Hold, Raise, Standing, decide};
+pub use rule::{Ahead, Decision, Demand, Hold, Raise, Standing, all_or_none, decide};
 
 use std::num::NonZeroU32;
 use std::rc::Rc;

@@ -1,15 +1,30 @@
-//! The queue: strictly in order of arrival, over one key or several.
+//! The queue: strictly in order of arrival, over one key or several. Whoever has waited elsewhere arrived that much
+//! earlier.
 
-use super::changes::{Changed, Changes};
-use super::serve::Change;
-use super::{Demand, KeyMap, LockKey, Map, Millis, Owner};
+use super::{Actor, Demand, KeyMap, LockKey, Map, Millis, Owner, actor};
+use foldhash::HashSet;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// A position in the order of arrival; earlier arrivals are smaller, and none is used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct WaiterId(pub u64);
+pub struct WaiterId {
+    /// When it arrived, in ms of a clock that never steps; earlier by what it has waited elsewhere.
+    pub arrived: Millis,
+    /// How many came to this server before it.
+    pub ticket: u64,
+}
+
+impl WaiterId {
+    /// Before or at all others.
+    pub const FIRST: Self = Self { arrived: 0, ticket: 0 };
+
+    /// The position behind this one.
+    pub fn next(self) -> Self {
+        Self { ticket: self.ticket.saturating_add(1), ..self }
+    }
+}
 
 /// A waiting request.
 #[derive(Clone, Debug)]
@@ -22,8 +37,6 @@ pub struct Waiter<T> {
     pub keys: Rc<[LockKey]>,
     /// What it asks for, for each key.
     pub demand: Demand,
-    /// When it arrived.
-    pub since: Millis,
     /// When it times out; `None`: never.
     pub until: Option<Millis>,
     /// Of several keys, one that it was last found to have to wait for: until something changes there, the others need
@@ -38,37 +51,68 @@ pub struct Waiter<T> {
 /// Joining, leaving and finding the head are logarithmic in the number of waiters.
 #[derive(Debug)]
 pub struct Queue<T> {
-    arrivals: u64,
+    tickets: u64,
     /// In boxes: a tree that grows at its end is hardly more than half full.
     waiters: BTreeMap<WaiterId, Box<Waiter<T>>>,
-    lanes: KeyMap<BTreeSet<WaiterId>>,
+    lanes: KeyMap<Lane>,
     /// The requests of each owner, in order of arrival.
     by_owner: Map<Owner, Vec<WaiterId>>,
+    /// Everybody who waits, or who holds a lock that somebody waits for.
+    parties: Map<Actor, Party>,
     /// The keys with several waiters, those with the most first, by database.
     crowds: BTreeSet<(i32, Reverse<usize>, Rc<[u8]>)>,
-    /// How many requests wait for several keys.
+}
+
+/// The queue of one key.
+#[derive(Debug, Default)]
+struct Lane {
+    /// Who waits.
+    waiting: BTreeSet<WaiterId>,
+    /// Those of them that wait for other keys as well.
+    several: BTreeSet<WaiterId>,
+    /// Who holds the lock, as far as has been noted.
+    holders: HashSet<Owner>,
+}
+
+/// What is known of one actor.
+#[derive(Debug, Default)]
+struct Party {
+    /// Its requests, in order of arrival.
+    waits: Vec<WaiterId>,
+    /// How many of them are for several keys.
     several: usize,
-    changes: Changes,
+    /// How many locks that somebody waits for it holds; by several of its owners: that many times.
+    holds: usize,
 }
 
 impl<T> Default for Queue<T> {
     fn default() -> Self {
         Self {
-            arrivals: 0,
+            tickets: 0,
             waiters: BTreeMap::new(),
             lanes: KeyMap::default(),
             by_owner: Map::default(),
+            parties: Map::default(),
             crowds: BTreeSet::new(),
-            several: 0,
-            changes: Changes::default(),
         }
     }
 }
 
 impl<T> Queue<T> {
-    /// The position that the next request to [`Queue::join`] gets.
-    pub fn next_id(&self) -> WaiterId {
-        WaiterId(self.arrivals)
+    /// The position that the next request to [`Queue::join`] gets if it arrived then.
+    pub fn next_id(&self, arrived: Millis) -> WaiterId {
+        WaiterId { arrived, ticket: self.tickets }
+    }
+
+    /// The position behind all who wait now.
+    pub fn end(&self) -> WaiterId {
+        self.waiters.last_key_value().map_or(WaiterId::FIRST, |(last, _)| last.next())
+    }
+
+    /// Whether somebody waits for a key behind this position.
+    pub fn has_behind(&self, key: &LockKey, id: WaiterId) -> bool {
+        let lane = self.lanes.get(key.db, &key.name);
+        lane.and_then(|lane| lane.waiting.last()).is_some_and(|last| *last > id)
     }
 
     /// Adds a request behind all that arrived before it.
@@ -77,25 +121,30 @@ impl<T> Queue<T> {
         owner: Owner,
         keys: impl Into<Rc<[LockKey]>>,
         demand: Demand,
-        since: Millis,
+        arrived: Millis,
         until: Option<Millis>,
         asker: T,
     ) -> WaiterId {
-        let id = self.next_id();
+        let id = self.next_id(arrived);
         let keys = keys.into();
-        self.arrivals = self.arrivals.wrapping_add(1);
+        self.tickets = self.tickets.wrapping_add(1);
+        let is_for_several = keys.len() > 1;
         for key in keys.iter() {
             let lane = self.lanes.get_or_default(key);
-            let before = lane.len();
-            lane.insert(id);
+            let before = lane.waiting.len();
+            lane.waiting.insert(id);
+            if is_for_several {
+                lane.several.insert(id);
+            }
             self.resized(key, before, before.saturating_add(1));
         }
         // Most owners wait once.
-        self.by_owner.get_or_insert_with(owner.clone(), || Vec::with_capacity(1)).push(id);
-        if keys.len() > 1 {
-            self.several = self.several.saturating_add(1);
-        }
-        let waiter = Waiter { id, owner, keys, demand, since, until, blocked_on: None, asker };
+        insert(self.by_owner.get_or_insert_with(owner.clone(), || Vec::with_capacity(1)), id);
+        let of_actor = || Party { waits: Vec::with_capacity(1), ..Party::default() };
+        let party = self.parties.get_or_insert_with(actor::of(&owner), of_actor);
+        insert(&mut party.waits, id);
+        party.several = party.several.saturating_add(usize::from(is_for_several));
+        let waiter = Waiter { id, owner, keys, demand, until, blocked_on: None, asker };
         self.waiters.insert(id, Box::new(waiter));
         id
     }
@@ -105,26 +154,80 @@ impl<T> Queue<T> {
         let waiter = *self.waiters.remove(&id)?;
         for key in waiter.keys.iter() {
             let Some(lane) = self.lanes.get_mut(key.db, &key.name) else { continue };
-            lane.remove(&id);
-            let left = lane.len();
+            lane.waiting.remove(&id);
+            lane.several.remove(&id);
+            let left = lane.waiting.len();
             if left == 0 {
+                self.held_by(key, []);
                 self.lanes.remove(key.db, &key.name);
             }
             self.resized(key, left.saturating_add(1), left);
         }
-        if waiter.keys.len() > 1 {
-            self.several = self.several.saturating_sub(1);
-        }
         if let Some(of_owner) = self.by_owner.get_mut(&waiter.owner) {
-            if let Ok(at) = of_owner.binary_search(&id) {
-                of_owner.remove(at);
-            }
+            remove(of_owner, id);
             if of_owner.is_empty() {
                 self.by_owner.remove(&waiter.owner);
             }
         }
-        self.changes.push(Changed::Left(id));
+        self.change_party(&waiter.owner, |party| {
+            remove(&mut party.waits, id);
+            party.several = party.several.saturating_sub(usize::from(waiter.keys.len() > 1));
+        });
         Some(waiter)
+    }
+
+    /// Changes what is known of an owner's actor, and forgets an actor of whom nothing is left to know.
+    fn change_party(&mut self, owner: &[u8], change: impl FnOnce(&mut Party)) {
+        let name = actor::name(owner);
+        let Some(party) = self.parties.get_mut(name) else { return };
+        change(party);
+        if party.waits.is_empty() && party.holds == 0 {
+            self.parties.remove(name);
+        }
+    }
+
+    /// Notes who holds a lock that somebody waits for, instead of what was noted before.
+    pub fn held_by(&mut self, key: &LockKey, holders: impl IntoIterator<Item = Owner>) {
+        let Some(lane) = self.lanes.get_mut(key.db, &key.name) else { return };
+        for owner in std::mem::take(&mut lane.holders) {
+            self.change_party(&owner, |party| party.holds = party.holds.saturating_sub(1));
+        }
+        holders.into_iter().for_each(|owner| self.hold_begins(key.db, &key.name, owner));
+    }
+
+    /// Notes a new holder, if somebody waits for the lock.
+    pub fn hold_begins(&mut self, db: i32, name: &[u8], owner: impl Into<Owner>) {
+        let Some(lane) = self.lanes.get_mut(db, name) else { return };
+        let owner = owner.into();
+        let of_actor = actor::of(&owner);
+        if lane.holders.insert(owner) {
+            let party = self.parties.get_or_insert_with(of_actor, Party::default);
+            party.holds = party.holds.saturating_add(1);
+        }
+    }
+
+    /// Notes that a holder is one no longer, if somebody waits for the lock.
+    pub fn hold_ends(&mut self, db: i32, name: &[u8], owner: &[u8]) {
+        if self.lanes.get_mut(db, name).is_some_and(|lane| lane.holders.remove(owner)) {
+            self.change_party(owner, |party| party.holds = party.holds.saturating_sub(1));
+        }
+    }
+
+    /// Whether anybody may have to wait for an actor: it holds a lock that somebody waits for, or waits for several
+    /// keys, perhaps ahead of others.
+    pub fn may_be_waited_for(&self, actor: &[u8]) -> bool {
+        self.parties.get(actor).is_some_and(|party| party.holds > 0 || party.several > 0)
+    }
+
+    /// What an actor waits for, in order of arrival.
+    pub fn of_actor(&self, actor: &[u8]) -> impl Iterator<Item = &Waiter<T>> {
+        self.parties.get(actor).into_iter().flat_map(|party| &party.waits).filter_map(|id| self.get(*id))
+    }
+
+    /// The requests for several keys that stand ahead of a position in the queue of a key.
+    pub fn several_ahead(&self, key: &LockKey, of: WaiterId) -> impl Iterator<Item = &Waiter<T>> {
+        let lane = self.lanes.get(key.db, &key.name).into_iter().flat_map(move |lane| lane.several.range(..of));
+        lane.filter_map(|id| self.get(*id))
     }
 
     /// Keeps [`Queue::crowds`] up to date.
@@ -142,17 +245,6 @@ impl<T> Queue<T> {
         self.waiters.get_mut(&id).map(Box::as_mut)
     }
 
-    /// Records that a lock has changed: somebody may have lost a hold of it or, if another client wrote it, gained
-    /// one. Searches for cycles that take several steps rely on this.
-    pub fn note(&mut self, key: &LockKey, change: Change) {
-        self.changes.push(Changed::Lock(key.clone(), change));
-    }
-
-    /// What has changed lately.
-    pub(super) fn changes(&self) -> &Changes {
-        &self.changes
-    }
-
     /// A waiting request.
     pub fn get(&self, id: WaiterId) -> Option<&Waiter<T>> {
         self.waiters.get(&id).map(Box::as_ref)
@@ -160,38 +252,17 @@ impl<T> Queue<T> {
 
     /// Who is first in the queue of a key.
     pub fn head(&self, db: i32, name: &[u8]) -> Option<WaiterId> {
-        self.lanes.get(db, name)?.first().copied()
+        self.lanes.get(db, name)?.waiting.first().copied()
     }
 
     /// How many wait for a key.
     pub fn waiting(&self, db: i32, name: &[u8]) -> usize {
-        self.lanes.get(db, name).map_or(0, BTreeSet::len)
+        self.lanes.get(db, name).map_or(0, |lane| lane.waiting.len())
     }
 
     /// The requests that wait for a key, in order.
     pub fn lane(&self, db: i32, name: &[u8]) -> impl Iterator<Item = &Waiter<T>> {
-        self.lanes.get(db, name).into_iter().flatten().filter_map(|id| self.get(*id))
-    }
-
-    /// Like [`Queue::lane`], beginning at one position in the order of arrival.
-    pub(super) fn lane_from(&self, key: &LockKey, from: WaiterId) -> impl Iterator<Item = &Waiter<T>> {
-        let lane = self.lanes.get(key.db, &key.name).into_iter().flat_map(move |lane| lane.range(from..));
-        lane.filter_map(|id| self.get(*id))
-    }
-
-    /// Like [`Queue::of_owner`], beginning at one position in the order of arrival.
-    pub(super) fn of_owner_from(&self, owner: &[u8], from: WaiterId) -> impl Iterator<Item = &Waiter<T>> {
-        let own = self
-            .by_owner
-            .get(owner)
-            .into_iter()
-            .flat_map(move |own| own.iter().skip(own.partition_point(|id| *id < from)));
-        own.filter_map(|id| self.get(*id))
-    }
-
-    /// What an owner waits for, in order of arrival.
-    pub fn of_owner(&self, owner: &[u8]) -> impl Iterator<Item = &Waiter<T>> {
-        self.by_owner.get(owner).into_iter().flatten().filter_map(|id| self.get(*id))
+        self.lanes.get(db, name).into_iter().flat_map(|lane| &lane.waiting).filter_map(|id| self.get(*id))
     }
 
     /// Those among an owner's requests from `from` on that wait for a key, out of the next `most` candidates; and
@@ -208,13 +279,14 @@ impl<T> Queue<T> {
             return (Vec::new(), None);
         };
         let own_from = own.partition_point(|id| *id < from);
-        let mut ids: Box<dyn Iterator<Item = WaiterId>> = if own.len() <= lane.len() {
+        let mut ids: Box<dyn Iterator<Item = WaiterId>> = if own.len() <= lane.waiting.len() {
             Box::new(own.iter().skip(own_from).copied())
         } else {
-            Box::new(lane.range(from..).copied())
+            Box::new(lane.waiting.range(from..).copied())
         };
-        let in_both =
-            |id: &WaiterId| self.waiters.get(id).is_some_and(|waiter| waiter.owner == *owner) && lane.contains(id);
+        let in_both = |id: &WaiterId| {
+            self.waiters.get(id).is_some_and(|waiter| waiter.owner == *owner) && lane.waiting.contains(id)
+        };
         let found = ids.by_ref().take(most).filter(in_both).collect();
         (found, ids.next())
     }
@@ -222,22 +294,6 @@ impl<T> Queue<T> {
     /// Whether an owner waits for anything.
     pub fn waits(&self, owner: &[u8]) -> bool {
         self.by_owner.contains_key(owner)
-    }
-
-    /// All who wait, in no particular order.
-    pub fn owners(&self) -> impl Iterator<Item = &Owner> {
-        self.by_owner.keys()
-    }
-
-    /// How many owners wait.
-    pub fn owner_count(&self) -> usize {
-        self.by_owner.len()
-    }
-
-    /// Whether each request waits for one key, and each owner waits once: then a wait for one key depends on other
-    /// keys only through the holders. See [`super::cycle`].
-    pub fn is_simple(&self) -> bool {
-        self.several == 0 && self.by_owner.len() == self.waiters.len()
     }
 
     /// How many wait, in all.
@@ -267,13 +323,21 @@ impl<T> Queue<T> {
         self.waiters.range(id..).map(|(_, waiter)| waiter.as_ref())
     }
 
-    /// All keys that are waited for.
-    pub fn contended_keys(&self) -> impl Iterator<Item = LockKey> {
-        self.lanes.keys()
-    }
-
     /// All waiting requests, in order of arrival.
     pub fn iter(&self) -> impl Iterator<Item = &Waiter<T>> {
         self.waiters.values().map(Box::as_ref)
+    }
+}
+
+/// Puts a request into a list in order of arrival.
+fn insert(ids: &mut Vec<WaiterId>, id: WaiterId) {
+    let at = ids.partition_point(|it| *it < id);
+    ids.insert(at, id);
+}
+
+/// Takes a request out of a list in order of arrival.
+fn remove(ids: &mut Vec<WaiterId>, id: WaiterId) {
+    if let Ok(at) = ids.binary_search(&id) {
+        ids.remove(at);
     }
 }

@@ -39,6 +39,18 @@ pub enum Raise {
     ByOne,
     /// Sets it to this number, unless it is already higher: harmless to repeat.
     To(u64),
+    /// Nothing: the request is only for an owner who does not hold.
+    New,
+}
+
+impl Raise {
+    /// How many holds an owner gets who had none.
+    pub fn of_none(self) -> u64 {
+        match self {
+            Self::ByOne | Self::New => 1,
+            Self::To(holds) => holds,
+        }
+    }
 }
 
 /// What a request asks for of each of its locks.
@@ -70,10 +82,24 @@ pub enum Decision {
     Grant(Hold, Limit),
     /// Not now.
     Wait,
+    /// The owner already holds, and the request is only for one who does not.
+    NotNew,
     /// The owner already holds, under this different limit.
     OtherLimit(Limit),
     /// The owner already holds, and its count can't be raised further.
     TooManyHolds,
+    /// Of several locks, the owner holds some and not all, or not all under one token.
+    HoldsSome,
+}
+
+impl Decision {
+    /// Whether the request can't be granted, however long it waits.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::Reenter(_) | Self::Grant(..) | Self::Wait => false,
+            Self::NotNew | Self::OtherLimit(_) | Self::TooManyHolds | Self::HoldsSome => true,
+        }
+    }
 }
 
 /// Decides a request. The only place that does.
@@ -86,18 +112,34 @@ pub fn decide(standing: &Standing, demand: &Demand, ahead: Ahead, now: Millis) -
     if ahead == Ahead::Somebody || !limit.allows(standing.holders.saturating_add(1)) {
         return Decision::Wait;
     }
-    let holds = match demand.raise {
-        Raise::ByOne => 1,
-        Raise::To(holds) => holds,
+    Decision::Grant(Hold { holds: demand.raise.of_none(), token: None, deadline }, limit)
+}
+
+/// Decides a request for several locks, of each of which this was decided: all of them or none. So either all are granted,
+/// or all are re-entered under the one token that they have.
+///
+/// # Errors
+///
+/// Why it is not granted: it has to wait, or something forbids it.
+pub fn all_or_none(decisions: &[Decision]) -> Result<(), Decision> {
+    if let Some(refusal) = decisions.iter().find(|decision| decision.is_refusal()) {
+        return Err(*refusal);
+    }
+    let token = |decision: &Decision| match decision {
+        Decision::Reenter(hold) => Some(hold.token),
+        _ => None,
     };
-    Decision::Grant(Hold { holds, token: None, deadline }, limit)
+    let held = decisions.iter().find_map(token);
+    if held.is_some() && decisions.iter().any(|decision| token(decision) != held) {
+        return Err(Decision::HoldsSome);
+    }
+    if decisions.contains(&Decision::Wait) { Err(Decision::Wait) } else { Ok(()) }
 }
 
 fn reenter(own: Hold, limit: Limit, demand: &Demand, deadline: Deadline) -> Decision {
-    if demand.limit != limit {
-        return Decision::OtherLimit(limit);
-    }
     let holds = match demand.raise {
+        Raise::New => return Decision::NotNew,
+        _ if demand.limit != limit => return Decision::OtherLimit(limit),
         Raise::ByOne if own.holds >= MAX_HOLDS => return Decision::TooManyHolds,
         Raise::ByOne => own.holds.saturating_add(1),
         Raise::To(holds) => own.holds.max(holds),

@@ -4,8 +4,11 @@
 //! between any two of them, let others in, and continue later. Nobody overtakes meanwhile: a newcomer queues behind all
 //! who wait, served or about to be.
 
-use super::{Ahead, Decision, Demand, Limit, LockKey, Millis, Owner, Queue, Standing, Waiter, WaiterId, decide};
-use std::collections::BTreeMap;
+use super::{
+    Ahead, Decision, Demand, Limit, LockKey, Millis, Owner, Queue, Standing, Waiter, WaiterId, all_or_none, decide,
+};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 /// How many requests of one owner are examined in one job.
@@ -24,7 +27,7 @@ pub enum Sight {
     NotALock,
     /// Another server decides on this key, or soon will: nobody is granted anything here.
     Elsewhere,
-    /// It can't be read in this step: together with the request's other locks it has too many holders.
+    /// It can't be read in this step: it has too many holders for one of several locks.
     TooMuch,
 }
 
@@ -45,9 +48,9 @@ pub enum WaitEnd {
     Granted(Vec<Decision>),
     /// The key became something that is not a lock.
     NotALock,
-    /// The locks can't be read in one step: the one at this place has too many holders.
+    /// The locks can't be read in one step: the one at this place has too many holders for one of several.
     TooMuch(usize),
-    /// The owner came to hold the lock in another way, which contradicts the request.
+    /// The owner came to hold a lock in another way, which contradicts the request.
     Refused(Decision),
 }
 
@@ -92,7 +95,7 @@ pub struct Attempt {
     /// Whether it is the first in the queue of each of its keys.
     is_head: Heads,
     scope: Scope,
-    /// The position of a key that somebody else wrote: it may never be available.
+    /// The position of a key that somebody else wrote, or that the owner was granted by another request.
     foreign: Option<usize>,
 }
 
@@ -107,8 +110,8 @@ enum Heads {
 enum Scope {
     /// All its keys.
     Whole,
-    /// Of several, only whether the one that somebody else wrote can be granted at all: the request has to wait for
-    /// another one anyway.
+    /// Of several, only whether the one that somebody else wrote, or that the owner was granted, ends the wait: the
+    /// request has to wait for another one anyway.
     CanBeHad,
 }
 
@@ -127,6 +130,11 @@ impl Attempt {
         self.id
     }
 
+    /// How many keys it is for.
+    pub fn keys(&self) -> usize {
+        self.keys.len()
+    }
+
     /// Its only key, if it has just one, and its owner.
     pub fn only_key(&self) -> Option<(LockKey, Owner)> {
         match &*self.keys {
@@ -137,38 +145,44 @@ impl Attempt {
 
     /// Looks at the locks and decides: all of the keys or none.
     pub fn judge(&self, locks: &mut impl View, now: Millis) -> Judgement {
-        match self.look(locks, now) {
-            // Several keys may forbid it by now: the first of them says why.
-            Judgement::Ends(end) if self.keys.len() > 1 && !matches!(end, WaitEnd::Granted(_)) => {
-                let keys = self.keys.iter().enumerate();
-                let first = keys.map(|(place, key)| self.decide(locks, place, key, now)).find_map(Result::err);
-                Judgement::Ends(first.unwrap_or(end))
-            }
-            judgement => judgement,
-        }
-    }
-
-    fn look(&self, locks: &mut impl View, now: Millis) -> Judgement {
-        if self.scope == Scope::CanBeHad {
-            return self.must_wait(locks, now, 0);
-        }
         let mut decisions = Vec::with_capacity(self.keys.len());
-        for (place, key) in self.keys.iter().enumerate() {
-            match self.decide(locks, place, key, now) {
-                Err(end) => return Judgement::Ends(end),
-                Ok(Decision::Wait) => return self.must_wait(locks, now, place),
-                Ok(granted) => decisions.push(granted),
+        if self.scope == Scope::Whole {
+            for (place, key) in self.keys.iter().enumerate() {
+                match self.decide(locks, place, key, now) {
+                    Ok(granted @ Decision::Grant(..)) => decisions.push(granted),
+                    Ok(Decision::Wait) if !self.is_held_or_lost(locks, place, now) => return Judgement::Waits(place),
+                    _ => return self.judge_all(locks, now),
+                }
             }
+            return Judgement::Ends(WaitEnd::Granted(decisions));
         }
-        Judgement::Ends(WaitEnd::Granted(decisions))
+        if self.is_held_or_lost(locks, 0, now) { self.judge_all(locks, now) } else { Judgement::Waits(0) }
     }
 
-    /// The request has to wait for the key at `place`, unless the one that somebody else wrote can never be granted.
-    fn must_wait(&self, locks: &mut impl View, now: Millis, place: usize) -> Judgement {
+    /// Whether the key that somebody else wrote ends the wait, although the request has to wait for the one at `place`:
+    /// the owner holds it now, or it is no lock any more.
+    fn is_held_or_lost(&self, locks: &mut impl View, place: usize, now: Millis) -> bool {
         let foreign = self.foreign.filter(|foreign| *foreign > place || self.scope == Scope::CanBeHad);
         let key = foreign.and_then(|foreign| Some((foreign, self.keys.get(foreign)?)));
-        let end = key.and_then(|(foreign, key)| self.decide(locks, foreign, key, now).err());
-        end.map_or(Judgement::Waits(place), Judgement::Ends)
+        let decided = key.map(|(foreign, key)| self.decide(locks, foreign, key, now));
+        decided.is_some_and(|decided| !matches!(decided, Ok(Decision::Wait | Decision::Grant(..))))
+    }
+
+    /// Decides by all of the keys. Most requests don't get here: one that has to wait is in no need of the others.
+    fn judge_all(&self, locks: &mut impl View, now: Millis) -> Judgement {
+        let keys = self.keys.iter().enumerate();
+        let decisions: Result<Vec<_>, _> = keys.map(|(place, key)| self.decide(locks, place, key, now)).collect();
+        let decisions = match decisions {
+            Ok(decisions) => decisions,
+            Err(end) => return Judgement::Ends(end),
+        };
+        match all_or_none(&decisions) {
+            Ok(()) => Judgement::Ends(WaitEnd::Granted(decisions)),
+            Err(Decision::Wait) => {
+                Judgement::Waits(decisions.iter().position(|it| *it == Decision::Wait).unwrap_or_default())
+            }
+            Err(refusal) => Judgement::Ends(WaitEnd::Refused(refusal)),
+        }
     }
 
     fn decide(&self, locks: &mut impl View, place: usize, key: &LockKey, now: Millis) -> Result<Decision, WaitEnd> {
@@ -179,7 +193,7 @@ impl Attempt {
             Sight::TooMuch => return Err(WaitEnd::TooMuch(place)),
         };
         match decide(&standing, &self.demand, self.ahead(place), now) {
-            refused @ (Decision::OtherLimit(_) | Decision::TooManyHolds) => Err(WaitEnd::Refused(refused)),
+            refusal if refusal.is_refusal() => Err(WaitEnd::Refused(refusal)),
             decision => Ok(decision),
         }
     }
@@ -199,14 +213,24 @@ impl Attempt {
 #[derive(Debug, Default)]
 pub struct Agenda {
     changed: BTreeMap<LockKey, Change>,
+    /// The changed locks, the one that has waited longest first: under a standing backlog, each has its turn.
+    order: VecDeque<LockKey>,
     tasks: Vec<Task>,
 }
 
 impl Agenda {
     /// Records that a lock has changed.
     pub fn note(&mut self, key: LockKey, change: Change) {
-        let noted = self.changed.entry(key).or_insert(change);
-        *noted = change.max(*noted);
+        match self.changed.entry(key) {
+            Entry::Occupied(mut noted) => {
+                let noted = noted.get_mut();
+                *noted = change.max(*noted);
+            }
+            Entry::Vacant(place) => {
+                self.order.push_back(place.key().clone());
+                place.insert(change);
+            }
+        }
     }
 
     /// Whether there is nothing to do.
@@ -215,13 +239,13 @@ impl Agenda {
     }
 
     /// The next thing to do; `None`: nothing is left.
-    pub fn next<T>(&mut self, queue: &mut Queue<T>) -> Option<Job> {
+    pub fn next<T>(&mut self, queue: &Queue<T>) -> Option<Job> {
         loop {
             let task = match self.tasks.pop() {
                 Some(task) => task,
                 None => {
-                    let (key, change) = self.changed.pop_last()?;
-                    queue.note(&key, change);
+                    let key = self.order.pop_front()?;
+                    let Some(change) = self.changed.remove(&key) else { continue };
                     if change == Change::Foreign {
                         self.tasks.push(Task::Holders(key.clone()));
                     }
@@ -256,9 +280,10 @@ impl Agenda {
     }
 
     /// Reports who holds a lock. Those of them who wait for it may re-enter it, or never get it.
-    pub fn held_by<T>(&mut self, queue: &Queue<T>, key: &LockKey, holders: Vec<Owner>) {
-        let waiting = holders.into_iter().filter(|owner| queue.waits(owner));
-        self.tasks.extend(waiting.map(|owner| Task::Owner(key.clone(), owner, WaiterId(0))));
+    pub fn held_by<T>(&mut self, queue: &mut Queue<T>, key: &LockKey, holders: Vec<Owner>) {
+        let waiting = holders.iter().filter(|owner| queue.waits(owner)).cloned();
+        self.tasks.extend(waiting.map(|owner| Task::Owner(key.clone(), owner, WaiterId::FIRST)));
+        queue.held_by(key, holders);
     }
 
     /// Reports the result of an attempt. Returns the request if its wait has ended, in which case it has left the
@@ -295,7 +320,7 @@ impl Agenda {
             && queue.waits(&waiter.owner)
         {
             let granted = waiter.keys.iter().zip(decisions).filter(|(_, it)| matches!(it, Decision::Grant(..)));
-            let owner = |key: &LockKey| Task::Owner(key.clone(), waiter.owner.clone(), WaiterId(0));
+            let owner = |key: &LockKey| Task::Owner(key.clone(), waiter.owner.clone(), WaiterId::FIRST);
             self.tasks.extend(granted.map(|(key, _)| owner(key)));
         }
         Some((waiter, end))

@@ -35,6 +35,13 @@ pub(super) fn run<R>(
 pub(super) struct Reply(*mut RedisModuleCallReply);
 
 impl Reply {
+    /// # Safety
+    ///
+    /// The reply lives for as long as it is read.
+    pub(super) unsafe fn of(reply: *mut RedisModuleCallReply) -> Self {
+        Self(reply)
+    }
+
     fn is(self, kind: isize) -> bool {
         // SAFETY: the reply lives.
         isize::try_from(unsafe { api!(RedisModule_CallReplyType)(self.0) }).is_ok_and(|it| it == kind)
@@ -48,11 +55,17 @@ impl Reply {
 
     /// A string.
     pub(super) fn bytes(self) -> Option<Vec<u8>> {
-        if !self.is(raw::REDISMODULE_REPLY_STRING) {
-            return None;
-        }
+        if self.is(raw::REDISMODULE_REPLY_STRING) { self.text() } else { None }
+    }
+
+    /// The message of an error.
+    pub(super) fn error(self) -> Option<Vec<u8>> {
+        if self.is(raw::REDISMODULE_REPLY_ERROR) { self.text() } else { None }
+    }
+
+    fn text(self) -> Option<Vec<u8>> {
         let mut len = 0;
-        // SAFETY: the reply lives and is a string of `len` bytes, which are copied.
+        // SAFETY: the reply lives and is a string or an error of `len` bytes, which are copied.
         unsafe {
             let start: *const c_char = api!(RedisModule_CallReplyStringPtr)(self.0, &raw mut len);
             (!start.is_null()).then(|| std::slice::from_raw_parts(start.cast::<u8>(), len).to_vec())

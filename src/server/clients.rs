@@ -1,7 +1,8 @@
-//! The connections of clients, as `CLIENT LIST` shows them.
+//! The connections of clients, as `CLIENT LIST` shows them and `CLIENT KILL` ends them.
 
 use super::Ctx;
 use super::call::{self, Reply};
+use super::text::Text;
 
 /// How many connections the server would lead to a command that is gone if those whose names begin with `prefix` were
 /// removed now; `None` if it doesn't say (`CLIENT` may have been renamed).
@@ -12,6 +13,15 @@ use super::call::{self, Reply};
 pub fn at_commands(ctx: Ctx, prefix: &str) -> Option<usize> {
     let list = call::run(ctx, c"CLIENT", c"LIST", &[], Reply::bytes)?;
     Some(String::from_utf8_lossy(&list).lines().filter(|line| is_at(line, prefix)).count())
+}
+
+/// Ends a connection other than the caller's, at once: when this returns, its end has been reported. Returns whether it
+/// did; it can't if `CLIENT` has been renamed. A connection that is gone already is no mistake.
+///
+/// As with `CLIENT KILL`, no request of that connection runs any more, even if it lies in the server's memory.
+pub fn end(ctx: Ctx, client: u64) -> bool {
+    let [id, client] = ["ID", &client.to_string()].map(|text| Text::new(text.as_bytes()));
+    call::run(ctx, c"CLIENT", c"KILL", &[&id, &client], Reply::integer).is_some()
 }
 
 fn is_at(line: &str, prefix: &str) -> bool {

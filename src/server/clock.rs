@@ -1,8 +1,8 @@
 //! The time.
 
+use super::processor::time_of;
+pub use super::slice::Slice;
 use crate::lock::Millis;
-use std::cell::Cell;
-use std::time::{Duration, Instant};
 
 /// A moment, in Unix microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -14,12 +14,7 @@ pub struct Now {
 impl Now {
     /// Reads the system's clock, the one by which keys expire.
     pub fn read() -> Self {
-        let mut at = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the structure is ours. (`SystemTime` reads the same clock, and then calculates for longer than that
-        // takes.)
-        unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut at) };
-        let (seconds, nanos) = (u64::try_from(at.tv_sec).unwrap_or(0), u64::try_from(at.tv_nsec).unwrap_or(0));
-        Self { micros: seconds.saturating_mul(1_000_000).saturating_add(nanos / 1000) }
+        Self { micros: micros_of(libc::CLOCK_REALTIME) }
     }
 
     /// Milliseconds since 1970.
@@ -28,92 +23,15 @@ impl Now {
     }
 }
 
-/// A slice of time: the work on a crowd stops when it is over, lets others in, and continues afterwards.
-#[derive(Clone, Debug)]
-pub struct Slice {
-    length: Duration,
-    /// When it is over; of a share, unknown until something was done in it.
-    end: Cell<Option<Instant>>,
-    /// When the slice is over of which it is a share.
-    last: Option<Instant>,
-    was_asked: Cell<bool>,
+/// Milliseconds of a clock that does not step: for the order in which requests arrived, and for how long they have
+/// waited. It shows more than a day, so that whoever has waited elsewhere can have arrived before this machine started.
+pub fn steady_millis() -> Millis {
+    DAY.saturating_add(micros_of(libc::CLOCK_MONOTONIC) / 1000)
 }
 
-impl Slice {
-    /// What one turn of the event loop spends on all kinds of work together. Only the last thing begun in it may go on
-    /// beyond that; even with the longest one (a lock with as many holders as allowed that has to be read anew, or a
-    /// grant of as many keys as a request may name) and the replies, a turn stays below 5 ms: nobody should have to
-    /// wait that long.
-    pub fn of_turn() -> Self {
-        Self::from_now(Duration::from_millis(1))
-    }
+const DAY: Millis = 24 * 60 * 60 * 1000;
 
-    /// What one turn spends on answers that were put off, or that replicas have confirmed.
-    pub fn of_replies() -> Self {
-        Self::from_now(Duration::from_millis(1))
-    }
-
-    /// What one command spends on serving others before its own client is answered.
-    pub fn of_command() -> Self {
-        Self::from_now(Duration::from_micros(500))
-    }
-
-    fn from_now(length: Duration) -> Self {
-        Self { length, end: Cell::new(Instant::now().checked_add(length)), last: None, was_asked: Cell::default() }
-    }
-
-    /// The share of one kind of work, so that none of them, however much there is of it, starves the others.
-    pub fn piece(&self) -> Self {
-        self.share(Duration::from_micros(150))
-    }
-
-    /// The share of those who wait.
-    pub fn of_crowds(&self) -> Self {
-        self.share(Duration::from_micros(600))
-    }
-
-    /// This much of it, or what is left.
-    fn share(&self, length: Duration) -> Self {
-        Self { length, end: Cell::default(), last: self.end.get().or(self.last), was_asked: Cell::default() }
-    }
-
-    /// Whether it is over: to be asked before each thing that may be done in it.
-    ///
-    /// Costs some 30 ns, but the first time in a share nothing: most of the time, most kinds of work have nothing to do.
-    pub fn is_over(&self) -> bool {
-        if self.end.get().is_none() && !self.was_asked.replace(true) {
-            return false;
-        }
-        let now = Instant::now();
-        if self.end.get().is_none() {
-            self.end.set(now.checked_add(self.length).into_iter().chain(self.last).min());
-        }
-        self.end.get().is_none_or(|end| now >= end)
-    }
-
-    /// Whether something was done in this share.
-    pub fn was_used(&self) -> bool {
-        self.end.get().is_some()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_share_begins_when_something_was_done_in_it_and_ends_with_the_whole() {
-        let turn = Slice::from_now(Duration::from_hours(1));
-        let piece = turn.piece();
-        assert!(!piece.is_over() && !piece.was_used());
-        assert!(!piece.is_over() && piece.was_used());
-        while !piece.is_over() {}
-        assert!(!turn.is_over());
-
-        let over = Slice::from_now(Duration::ZERO);
-        assert!(over.is_over());
-        let piece = over.of_crowds();
-        assert!(!piece.is_over(), "the first thing is done in any case");
-        assert!(piece.is_over() && piece.piece().piece().last == over.end.get());
-    }
+fn micros_of(clock: libc::clockid_t) -> u64 {
+    let time = time_of(clock);
+    time.as_secs().saturating_mul(1_000_000).saturating_add(u64::from(time.subsec_micros()))
 }

@@ -31,6 +31,7 @@ macro_rules! newer_api {
 pub mod acl;
 pub mod allocator;
 pub mod blocked;
+mod bytes;
 mod call;
 pub mod callbacks;
 pub mod clients;
@@ -40,14 +41,19 @@ pub mod commands;
 pub mod config;
 pub mod ctx;
 pub mod events;
+mod grammar;
 pub mod info;
 pub mod key;
 pub mod main_thread;
+mod processor;
 pub mod replicas;
 pub mod reply;
+mod slice;
 mod slots;
 pub mod text;
 pub mod timer;
+mod timers;
+pub mod writes;
 
 pub use commands::Call;
 pub use ctx::{Ctx, Role};

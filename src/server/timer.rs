@@ -1,11 +1,8 @@
 //! The module's timers: one for its work, and one for what must be alone in its step.
 
-use super::callbacks;
-use super::{Ctx, MainThread, clock::Now, events};
+use super::timers::{self, Fires, Id};
+use super::{Ctx, MainThread, callbacks, clock::Now, events};
 use crate::lock::Millis;
-use libc::c_void;
-use redis_module::raw::{RedisModuleCtx, RedisModuleTimerID};
-use std::ptr::null_mut;
 
 /// In this turn of the event loop: as soon as the current work is done, before replies are sent or further requests
 /// are read. (From inside a timer: in a millisecond.)
@@ -31,8 +28,11 @@ pub enum Timer {
 /// off: the timer for that stays as it is meanwhile.
 #[derive(Clone, Copy, Debug)]
 enum Slot {
+    /// Work in this turn of the event loop.
     WorkThisTurn,
+    /// Work at a later time.
     WorkLater,
+    /// Asking the replicas.
     Ask,
 }
 
@@ -48,17 +48,17 @@ impl Slot {
 
 #[derive(Debug, Default)]
 struct Timers {
-    work_this_turn: Option<(RedisModuleTimerID, Millis)>,
-    work_later: Option<(RedisModuleTimerID, Millis)>,
-    ask: Option<(RedisModuleTimerID, Millis)>,
+    work_this_turn: Option<(Id, Millis)>,
+    work_later: Option<(Id, Millis)>,
+    ask: Option<(Id, Millis)>,
     /// The timers for this turn that were pending at the last cron.
-    pending: [Option<RedisModuleTimerID>; 2],
+    pending: [Option<Id>; 2],
     /// The server is calling one of them: a timer set now fires in a millisecond at the earliest.
     firing: bool,
 }
 
 impl Timers {
-    fn slot(&mut self, slot: Slot) -> &mut Option<(RedisModuleTimerID, Millis)> {
+    fn slot(&mut self, slot: Slot) -> &mut Option<(Id, Millis)> {
         match slot {
             Slot::WorkThisTurn => &mut self.work_this_turn,
             Slot::WorkLater => &mut self.work_later,
@@ -83,15 +83,12 @@ pub fn wake(ctx: Ctx, timer: Timer, at: Millis) {
         }
         stop_one(ctx, slot);
     }
-    let callback = match slot {
-        Slot::WorkThisTurn => on_work_this_turn,
-        Slot::WorkLater => on_work_later,
-        Slot::Ask => on_ask,
+    let period = at.saturating_sub(now).min(FARTHEST);
+    let id = match slot {
+        Slot::WorkThisTurn => timers::create::<WorkThisTurn>(ctx, period),
+        Slot::WorkLater => timers::create::<WorkLater>(ctx, period),
+        Slot::Ask => timers::create::<Ask>(ctx, period),
     };
-    let period = at.saturating_sub(now).min(FARTHEST).cast_signed();
-    // SAFETY: the context lives; the callback lives as long as the module, which stops the timer before it is
-    // unloaded.
-    let id = unsafe { api!(RedisModule_CreateTimer)(ctx.raw(), period, Some(callback), null_mut()) };
     TIMERS.with(|timers| *timers.slot(slot) = Some((id, at)));
     events::go_round_again();
 }
@@ -138,24 +135,30 @@ pub fn stop(ctx: Ctx, timer: Timer) {
 
 fn stop_one(ctx: Ctx, slot: Slot) {
     if let Some((id, _)) = TIMERS.with(|timers| timers.slot(slot).take()) {
-        // SAFETY: the context lives; a timer that is not pending any more is refused by the server.
-        unsafe { api!(RedisModule_StopTimer)(ctx.raw(), id, null_mut()) };
+        timers::cancel(ctx, id);
     }
 }
 
-unsafe extern "C" fn on_work_this_turn(ctx: *mut RedisModuleCtx, _: *mut c_void) {
-    // SAFETY: the server calls with a context that lives for this call.
-    fire(unsafe { Ctx::from_raw(ctx) }, Slot::WorkThisTurn);
+struct WorkThisTurn;
+struct WorkLater;
+struct Ask;
+
+impl Fires for WorkThisTurn {
+    fn fire(ctx: Ctx) {
+        fire(ctx, Slot::WorkThisTurn);
+    }
 }
 
-unsafe extern "C" fn on_work_later(ctx: *mut RedisModuleCtx, _: *mut c_void) {
-    // SAFETY: as in `on_work_this_turn`.
-    fire(unsafe { Ctx::from_raw(ctx) }, Slot::WorkLater);
+impl Fires for WorkLater {
+    fn fire(ctx: Ctx) {
+        fire(ctx, Slot::WorkLater);
+    }
 }
 
-unsafe extern "C" fn on_ask(ctx: *mut RedisModuleCtx, _: *mut c_void) {
-    // SAFETY: as in `on_work_this_turn`.
-    fire(unsafe { Ctx::from_raw(ctx) }, Slot::Ask);
+impl Fires for Ask {
+    fn fire(ctx: Ctx) {
+        fire(ctx, Slot::Ask);
+    }
 }
 
 fn fire(ctx: Ctx, slot: Slot) {

@@ -17,8 +17,8 @@ fn a_key_has_a_longest_length() {
     let server = Server::start();
     let mut connection = server.raw();
     let lines = [
+        "LOCK.MACQUIRE 2 a # me LEASE 600000",
         "LOCK.ACQUIRE # me",
-        "LOCK.MACQUIRE 2 a # me",
         "LOCK.RENEW # me",
         "LOCK.MRENEW 1 # me",
         "LOCK.WAITERS #",

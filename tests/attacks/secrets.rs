@@ -87,7 +87,7 @@ fn about_to_close(one: &str, other: &str) -> (Server, Raw) {
     connection.say(&format!("LOCK.ACQUIRE {one} one LEASE 600000")).token();
     connection.say(&format!("LOCK.ACQUIRE {other} two LEASE 600000")).token();
     let mut waits = server.raw();
-    assert_eq!(waits.begin(&format!("LOCK.ACQUIRE {other} one WAIT 0")), None);
+    assert_eq!(waits.begin(&format!("LOCK.ACQUIRE {other} one WAIT 60000")), None);
     (server, waits)
 }
 
@@ -95,7 +95,7 @@ fn about_to_close(one: &str, other: &str) -> (Server, Raw) {
 fn a_cycle_through_a_key_that_the_asker_may_not_read_is_not_told() {
     let (server, mut waits) = about_to_close("app:x", "secret:y");
     let mut app = of_app(&server);
-    let line = "LOCK.ACQUIRE app:x two WAIT 0";
+    let line = "LOCK.ACQUIRE app:x two WAIT 60000";
     assert_eq!(app.begin(line), None, "it would learn who holds, and waits for, what it may not read");
     // Who may read all of it is told all of it.
     let mut connection = server.raw();
@@ -118,7 +118,7 @@ fn a_cycle_that_the_asker_may_read_is_told_and_nothing_else() {
     assert_eq!(others[0].begin("LOCK.ACQUIRE secret:z fourth WAIT 60000"), None);
     assert_eq!(others[1].begin("LOCK.ACQUIRE app:x third WAIT 60000"), None);
     let mut app = of_app(&server);
-    let error = app.begin("LOCK.MACQUIRE 2 app:x app:w two WAIT 0").expect("it does not wait").error();
+    let error = app.begin("LOCK.MACQUIRE 2 app:x app:w two WAIT 60000").expect("it does not wait").error();
     assert!(error.starts_with("DEADLOCK") && error.contains("app:x") && error.contains("app:y"), "{error}");
     assert!(!error.contains("secret"), "{error}");
     assert_eq!(waiters(&mut connection, "app:x"), ["third"]);
@@ -131,5 +131,5 @@ fn a_cycle_through_a_key_that_the_asker_may_only_write_is_not_told() {
     let mut app = server.raw();
     app.say("ACL SETUSER app reset on >secret ~app:* %W~write:* +@all");
     app.say("AUTH app secret");
-    assert_eq!(app.begin("LOCK.ACQUIRE app:x two WAIT 0"), None);
+    assert_eq!(app.begin("LOCK.ACQUIRE app:x two WAIT 60000"), None);
 }

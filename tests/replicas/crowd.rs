@@ -55,7 +55,7 @@ fn all_who_are_granted_together_are_taken_back() {
     group.stop_replicas();
     group.control.order("LOCK.RELEASE key control");
     for member in &mut members {
-        assert!(arrives(member).error().starts_with("NOREPLICAS 0 of 1 "));
+        assert!(arrives(member).error().starts_with("UNCONFIRMED 0 of 1 "));
     }
     last.token();
     assert_eq!(group.count("taken_back"), MANY as i64);

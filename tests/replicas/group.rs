@@ -123,6 +123,6 @@ pub(crate) fn gone() -> (i64, BTreeMap<Bytes, Bytes>) {
 /// Asserts the end of a request that had to be confirmed and was not.
 #[track_caller]
 pub(crate) fn assert_refused(reply: &Value, having: usize, needed: u32, ms: i64) {
-    let expected = format!("NOREPLICAS {having} of {needed} replicas confirmed within {ms} ms");
+    let expected = format!("UNCONFIRMED {having} of {needed} replicas confirmed within {ms} ms");
     assert_eq!(reply.error(), expected);
 }

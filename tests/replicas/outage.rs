@@ -15,18 +15,20 @@ use crate::waiter::{Tell, assert_held};
 fn confirmed_when_back(mut group: Group, back: impl FnOnce(&mut Group)) {
     let needed = group.replicas.len();
     group.control.take("LOCK.ACQUIRE held owner LEASE 50000");
+    group.control.take("LOCK.ACQUIRE kept owner LEASE 50000");
     let lines = [
         "LOCK.ACQUIRE new owner LEASE 60000",
         "LOCK.ACQUIRE held owner LEASE 60000",
         "LOCK.MACQUIRE 2 a b owner LEASE 60000",
-        "LOCK.RENEW held owner LEASE 90000",
+        "LOCK.RENEW kept owner LEASE 90000",
     ];
     let mut waiters = lines.map(|line| group.waits(&format!("{line} REPLICAS {needed}")));
     back(&mut group);
     waiters.iter_mut().for_each(|waiter| assert!(waiter.token() > 0));
-    let there = group.state(&["new", "held", "a", "b"]);
+    let keys = ["new", "held", "kept", "a", "b"];
+    let there = group.state(&keys);
     for replica in &group.replicas {
-        assert_eq!(state(&mut replica.raw(), &["new", "held", "a", "b"]), there);
+        assert_eq!(state(&mut replica.raw(), &keys), there);
     }
     assert_eq!((group.count("confirmed"), group.count("taken_back"), group.count("confirming")), (4, 0, 0));
 }

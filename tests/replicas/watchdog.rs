@@ -89,12 +89,11 @@ fn runs_out(ms: i64, request: &str) {
     let known = cut_off(&mut group, "key");
     let confirmed = group.count("confirmed");
 
-    // A later deadline is seen only while replicas are being asked about it.
+    // The key says later ones, but nobody has confirmed them.
     let mut extended = 0;
     until(SOON, "the next has it", || {
         let moment = Moment::of(&mut group.control, "key");
-        if moment.held && moment.deadline != known {
-            assert_eq!(moment.confirming, 1, "{} ms too long", moment.deadline - known);
+        if moment.held && moment.deadline > known {
             extended += 1;
         }
         !next.waits()
@@ -104,8 +103,7 @@ fn runs_out(ms: i64, request: &str) {
     assert!(granted > token && at >= known, "{} ms too early", known - at);
     assert!(at < known + LEASE / 4, "{} ms after the deadline that replicas know", at - known);
     assert!(extended > 0, "it was tried");
-    assert!(group.count("taken_back") > 0);
-    assert_eq!(group.count("confirmed"), confirmed);
+    assert_eq!((group.count("confirmed"), group.count("taken_back")), (confirmed, 0));
 
     // The tie is gone with the hold, the other hold goes on.
     assert_held(&mut group.control, "key", "next");
@@ -162,8 +160,10 @@ fn when_replicas_are_back_it_goes_on() {
     let mut next = group.waits("LOCK.ACQUIRE key next WAIT 0");
     group.wait_for_replicas(50);
     let known = cut_off(&mut group, "key");
-    until(SOON, "a renewal is taken back", || group.count("taken_back") > 0);
-    assert_eq!(Moment::of(&mut group.control, "key"), Moment::settled(known));
+    until(SOON, "a renewal is given up", || {
+        let moment = Moment::of(&mut group.control, "key");
+        moment.deadline > known && moment.confirming == 0
+    });
     group.cont_replicas();
     group.wait_for_replicas(PATIENT);
     until(SOON, "it holds longer than it would have", || crate::speak::now() > known + LEASE / 2);
@@ -174,7 +174,7 @@ fn when_replicas_are_back_it_goes_on() {
     next.token();
 }
 
-/// A renewal that is taken back does not touch whoever holds it by then.
+/// A renewal that nobody has confirmed does not touch whoever holds it by then.
 #[test]
 fn released_while_a_renewal_is_confirmed() {
     let mut group = Group::of(1);
@@ -186,7 +186,7 @@ fn released_while_a_renewal_is_confirmed() {
     assert_eq!(holder.say("LOCK.RELEASE key owner").int(), 0);
     holder.take("LOCK.ACQUIRE key owner LEASE 600000");
     let end = deadline(&mut holder, "key");
-    until(SOON, "the renewal is taken back", || group.count("confirming") == 0);
+    until(SOON, "the renewal is given up", || group.count("confirming") == 0);
     assert_eq!(deadline(&mut holder, "key"), end);
     assert_eq!(holders(&mut group.control, "key")["owner"].field("holds").int(), 1);
 }

@@ -22,16 +22,44 @@ fn server() -> Server {
     server
 }
 
-/// What a reply says that is a sign of life: within how many ms the next one comes, and the default lease.
+/// What a sign of life says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sign {
+    /// Within how many ms the next one comes.
+    next: i64,
+    /// The default lease.
+    default: i64,
+    /// How many thousandths of its lease each hold has left that is renewed.
+    sure: i64,
+    /// Whether the server takes writes.
+    writes: i64,
+}
+
+/// The events in a reply, and the sign of life at its end.
 #[track_caller]
-fn alive(reply: &Value) -> (i64, i64) {
-    let [event] = array(reply) else { panic!("not one event: {reply:?}") };
-    let [kind, db, keys, owner, token, detail] = array(event) else { panic!("no event: {event:?}") };
+fn told(reply: &Value) -> (Vec<Event>, Sign) {
+    let Some((last, others)) = array(reply).split_last() else { panic!("nothing: {reply:?}") };
+    let [kind, db, keys, owner, token, detail] = array(last) else { panic!("no event: {last:?}") };
     assert_eq!((text(kind), db, array(keys)), ("alive".into(), &Value::Int(0), &[][..]));
     assert_eq!([owner, token], [&Value::Nil; 2]);
-    let detail = text(detail);
-    let (pace, lease) = detail.split_once(' ').expect("two numbers");
-    (pace.parse().expect("a number"), lease.parse().expect("a number"))
+    let numbers: Vec<i64> = text(detail).split(' ').map(|number| number.parse().expect("a number")).collect();
+    let [next, default, sure, writes] = *numbers else { panic!("not four numbers: {detail:?}") };
+    (events(&Value::Array(others.to_vec())), Sign { next, default, sure, writes })
+}
+
+/// What a reply says that is a sign of life and nothing else.
+#[track_caller]
+fn sign(reply: &Value) -> Sign {
+    let (events, sign) = told(reply);
+    assert_eq!(events, [], "{reply:?}");
+    sign
+}
+
+/// The same: within how many ms the next one comes, and the default lease.
+#[track_caller]
+fn alive(reply: &Value) -> (i64, i64) {
+    let Sign { next, default, .. } = sign(reply);
+    (next, default)
 }
 
 /// The pace that the session hears of now.
@@ -60,7 +88,7 @@ fn at_once_without_wait() {
     for protocol in Protocol::BOTH {
         let mut raw = protocol.connect(&server);
         let null = String::from_utf8_lossy(protocol.null()).into_owned();
-        let expected = format!("*1\r\n*6\r\n$5\r\nalive\r\n:0\r\n*0\r\n{null}{null}$10\r\n3750 30000\r\n");
+        let expected = format!("*1\r\n*6\r\n$5\r\nalive\r\n:0\r\n*0\r\n{null}{null}$17\r\n3750 30000 1000 1\r\n");
         assert_eq!(raw.call_for_bytes(&[b"LOCK.NEXT", b"ALIVE"]), expected.as_bytes());
         assert_eq!(raw.call_for_bytes(&[b"LOCK.NEXT", b"COUNT", b"1", b"alive"]), expected.as_bytes());
     }
@@ -150,20 +178,113 @@ fn it_comes_sooner_if_the_wait_is_over_sooner() {
 }
 
 #[test]
-fn events_come_instead_of_it() {
+fn it_stands_behind_events() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     for line in ["LOCK.NEXT ALIVE", "LOCK.NEXT WAIT 0 ALIVE"] {
         let token = session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
         client.order("DEL key");
         session.raw.tell(&[line]);
-        assert_eq!(events(&heard(&mut session)), [Event::lost("key", "owner", token, "changed")], "{line}");
+        assert_eq!(told(&heard(&mut session)).0, [Event::lost("key", "owner", token, "changed")], "{line}");
         pace(&mut session);
     }
     let token = session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
     listen(&mut session, &server);
     client.order("DEL key");
-    assert_eq!(events(&heard(&mut session)), [Event::lost("key", "owner", token, "changed")]);
+    assert_eq!(told(&heard(&mut session)).0, [Event::lost("key", "owner", token, "changed")]);
+    // It does not count among those that were asked for, and says the same as one that stands alone.
+    for number in 0..3 {
+        session.take(&mut client, &format!("LOCK.ACQUIRE key-{number} owner EPHEMERAL"));
+    }
+    session.take(&mut client, "LOCK.ACQUIRE watched owner WATCHDOG LEASE 8000");
+    client.order("DEL key-0 key-1 key-2");
+    let (two, beside) = told(&session.raw.say("LOCK.NEXT COUNT 2 ALIVE"));
+    let (one, _) = told(&session.raw.say("LOCK.NEXT WAIT 0 COUNT 1 ALIVE"));
+    assert_eq!((two.len(), one.len()), (2, 1));
+    assert_eq!((beside.next, beside.default, beside.writes), (1000, 80_000, 1));
+}
+
+/// How much is left of the leases of what is renewed for the session, in thousandths, of the one that has least.
+#[test]
+fn what_is_sure() {
+    let server = server();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    let sure = |session: &mut Session| sign(&session.raw.say("LOCK.NEXT ALIVE")).sure;
+    for line in ["LOCK.ACQUIRE fixed owner LEASE 20000", "LOCK.ACQUIRE ephemeral owner LEASE 20000 EPHEMERAL"] {
+        session.take(&mut client, line);
+    }
+    let over = crate::common::deadline(&mut client, b"ephemeral") - 19_900;
+    until(SOON, "a two hundredth of their leases is over", || unix_micros() / 1000 > over);
+    assert_eq!(sure(&mut session), 1000, "nothing is renewed");
+    client.order("LOCK.RELEASE fixed owner");
+    client.order("LOCK.RELEASE ephemeral owner");
+    session.take(&mut client, "LOCK.ACQUIRE long owner WATCHDOG LEASE 3600000");
+    session.take(&mut client, "LOCK.ACQUIRE longer owner WATCHDOG LEASE 7200000");
+    assert!((990..=1000).contains(&sure(&mut session)));
+    // What its owner shortens is short until the watchdog comes: a third of what is left later.
+    session.take(&mut client, "LOCK.RENEW long owner LEASE 1800000");
+    assert!((490..=500).contains(&sure(&mut session)));
+    session.take(&mut client, "LOCK.RENEW longer owner LEASE 720000");
+    assert!((90..=100).contains(&sure(&mut session)));
+    client.order("LOCK.RELEASE longer owner");
+    assert!((490..=500).contains(&sure(&mut session)));
+    // So is what somebody else shortens, once the module has seen it.
+    client.order("PEXPIRE long 900000");
+    until(SOON, "it is seen", || (240..=250).contains(&sure(&mut session)));
+    // It is counted from the question, not from its answer.
+    session.take(&mut client, "LOCK.ACQUIRE short owner WATCHDOG LEASE 2000");
+    client.order("LOCK.RELEASE long owner");
+    let begin = unix_micros();
+    let least = sign(&session.raw.say("LOCK.NEXT WAIT 0 ALIVE")).sure;
+    let deadline = crate::common::deadline(&mut client, b"short");
+    assert!(begin / 1000 + 2000 * least / 1000 <= deadline, "{least}");
+}
+
+/// Where the server refuses writes, nothing is renewed: what is sure gets less.
+#[test]
+fn whether_the_server_takes_writes() {
+    let server = server();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    let writes = |session: &mut Session| sign(&session.raw.say("LOCK.NEXT ALIVE")).writes;
+    assert_eq!(writes(&mut session), 1);
+    client.order("CONFIG SET min-replicas-to-write 1");
+    assert_eq!(writes(&mut session), 0);
+    client.order("CONFIG SET min-replicas-to-write 0");
+    assert_eq!(writes(&mut session), 1);
+    client.order("CLIENT PAUSE 600000 WRITE");
+    assert_eq!(writes(&mut session), 0);
+    client.order("CLIENT UNPAUSE");
+    client.order("REPLICAOF 127.0.0.1 1");
+    assert_eq!(writes(&mut session), 0);
+    client.order("REPLICAOF NO ONE");
+    assert_eq!(writes(&mut session), 1);
+}
+
+/// A grant says for how long it lasts, counted from the question that reads it: so one that was waited for has a time, too.
+#[test]
+fn how_long_a_grant_lasts() {
+    let server = server();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    let lasts = |reply: &Value| text(&array(&array(reply)[0])[5]).parse::<i64>().expect("a number");
+    for (terms, longest) in [("LEASE 60000", 60_000), ("", 80_000), ("LEASE 40000 WATCHDOG", 40_000)] {
+        client.take("LOCK.ACQUIRE key holder");
+        session.wait(&mut client, &format!("LOCK.ACQUIRE key owner WAIT 0 {terms}"));
+        client.order("LOCK.RELEASE key holder");
+        let asked = unix_micros() / 1000;
+        let left = lasts(&session.raw.say("LOCK.NEXT"));
+        let deadline = crate::common::deadline(&mut client, b"key");
+        assert!(left > longest - 10_000 && asked + left <= deadline, "{terms}: {left}");
+        client.order("DEL key");
+        session.raw.say("LOCK.NEXT");
+    }
+    // One that came while it was asking.
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.MACQUIRE 2 key other owner WAIT 0 LEASE 60000");
+    listen(&mut session, &server);
+    client.order("LOCK.RELEASE key holder");
+    let reply = heard(&mut session);
+    assert!((60_000..70_000).contains(&lasts(&reply)), "{reply:?}");
+    assert_eq!(array(&reply).len(), 2);
 }
 
 /// Whoever gives a session a shorter lease to keep alive lets it hear of that at once, in whichever way.
@@ -200,7 +321,7 @@ fn a_shorter_lease_that_was_waited_for() {
     session.wait(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 4000 WAIT 0");
     listen(&mut session, &server);
     client.order("LOCK.RELEASE key holder");
-    events(&heard(&mut session))[0].token_of(&["key"], "owner");
+    told(&heard(&mut session)).0[0].token_of(&["key"], "owner");
     // From then on the pace is that of this lease.
     listen_once(&mut session);
     assert_eq!(alive(&heard(&mut session)).0, 500);
@@ -254,7 +375,7 @@ fn without_the_word_nothing_changes() {
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     pace(&mut session);
     session.listen(&server);
-    let token = session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 8000");
+    let token = session.take(&mut client, "LOCK.ACQUIRE key owner EPHEMERAL LEASE 8000");
     assert!(!eventually(A_WHILE, || !session.raw.pending()));
     client.order("LOCK.FORCE key");
     assert_eq!(session.heard(), [Event::lost("key", "owner", token, "forced")]);

@@ -133,10 +133,11 @@ fn waits_and_holds_of_other_slots_stay() {
 #[test]
 fn a_slot_that_nobody_serves_for_a_while() {
     let (mut scene, mut session) = start();
-    scene.client.take("LOCK.ACQUIRE key holder LEASE 300");
+    scene.client.take("LOCK.ACQUIRE key holder LEASE 1500");
     session.wait(&mut scene.client, "LOCK.ACQUIRE key owner WAIT 0");
     scene.client.order(&format!("CLUSTER DELSLOTS {}", scene.slot));
-    assert!(!eventually(A_WHILE * 3, || session.raw.say("LOCK.NEXT") != Value::Nil));
+    // Until the lease is over, too.
+    assert!(!eventually(A_WHILE * 9, || session.raw.say("LOCK.NEXT") != Value::Nil));
     scene.client.order(&format!("CLUSTER ADDSLOTS {}", scene.slot));
     until(SOON, "the cluster is whole", || scene.client.say("CLUSTER INFO").text().contains("cluster_state:ok"));
     session.event().token_of(&["key"], "owner");

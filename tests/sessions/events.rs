@@ -24,15 +24,25 @@ fn bytes_of(protocol: Protocol, elements: &[&str]) -> Vec<u8> {
     bytes
 }
 
-/// Both protocols see these elements after `cause`, which may return a token for `?`.
+/// Both protocols see these elements after `cause`, which may return a token for `?`; `ms` stands for what is left of the
+/// default lease.
 fn is_told(cause: impl Fn(&mut Raw, &Session) -> i64, elements: &[&str]) {
     for protocol in Protocol::BOTH {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::on(protocol.connect(&server));
         let token = format!(":{}", cause(&mut client, &session));
-        let elements: Vec<&str> = elements.iter().map(|&it| if it == "?" { &token } else { it }).collect();
         let told = session.raw.call_for_bytes(&words("LOCK.NEXT WAIT 20000"));
+        let left = String::from_utf8_lossy(&told).lines().last().unwrap_or_default().to_owned();
+        let element = |&it: &&str| match it {
+            "?" => token.clone(),
+            "ms" => {
+                left.parse::<u64>().ok().filter(|left| (20_000..=30_000).contains(left)).expect("a time").to_string()
+            }
+            it => it.into(),
+        };
+        let elements: Vec<String> = elements.iter().map(element).collect();
+        let elements: Vec<&str> = elements.iter().map(String::as_str).collect();
         assert_eq!(told.escape_ascii().to_string(), bytes_of(protocol, &elements).escape_ascii().to_string());
     }
 }
@@ -50,7 +60,7 @@ fn granted() {
         client.order("LOCK.RELEASE key holder");
         token_of(client, "key")
     };
-    is_told(cause, &["granted", ":0", "[key]", "owner", "?", "_"]);
+    is_told(cause, &["granted", ":0", "[key]", "owner", "?", "ms"]);
 }
 
 #[test]
@@ -62,7 +72,7 @@ fn granted_several_keys_in_another_database() {
         client.order("LOCK.RELEASE key holder");
         token_of(client, "key")
     };
-    is_told(cause, &["granted", ":7", "[other key]", "owner", "?", "_"]);
+    is_told(cause, &["granted", ":7", "[other key]", "owner", "?", "ms"]);
 }
 
 #[test]

@@ -44,6 +44,32 @@ fn several_keys_are_one_request() {
     assert!(session.ask(&mut client, "LOCK.ACQUIRE a third WAIT 0").error().starts_with("ERR too many waits"));
 }
 
+/// A session that never reads would else be told of one loss after the other, for ever.
+#[test]
+fn a_session_with_as_many_unread_events_gets_no_new_hold_until_it_reads() {
+    let server = with_limit(3);
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let unread = |count| until(SOON, "they are in the mailbox", || figures(&server)[2] == count);
+    session.take(&mut client, "LOCK.ACQUIRE kept owner");
+    for _ in 0..3 {
+        session.take(&mut client, "LOCK.ACQUIRE key owner");
+        client.order("LOCK.FORCE key");
+    }
+    unread(3);
+    let full = "ERR too many unread events of this session: holdfast.max-session-waits is 3";
+    for line in
+        ["LOCK.ACQUIRE key owner", "LOCK.MACQUIRE 2 a b owner", "LOCK.RENEW kept owner", "LOCK.MRENEW 1 kept owner"]
+    {
+        assert_eq!(session.ask(&mut client, line).error(), full, "{line}");
+    }
+    assert_eq!(client.say("LOCK.FORCE kept"), Value::Int(1));
+    // What it held is told all the same.
+    unread(4);
+    assert_eq!(session.events(4).len(), 4);
+    session.take(&mut client, "LOCK.ACQUIRE key owner");
+}
+
 #[test]
 fn it_can_be_set_while_the_server_runs() {
     let server = Server::start();
@@ -83,9 +109,9 @@ fn info_counts() {
     other.wait(&mut client, "LOCK.ACQUIRE key third WAIT 0");
     assert_eq!(figures(&server), [2, 3, 0]);
     client.order("LOCK.RELEASE key holder");
-    client.order("LOCK.RELEASE key first");
+    client.order("LOCK.RELEASE key first ALL"); // Which ends the request, too.
     assert_eq!(figures(&server), [2, 1, 2]);
-    one.event().token_of(&["key"], "first");
+    assert!(one.event().error_of(&["key"], "first").starts_with("UNCONFIRMED "));
     assert_eq!(figures(&server), [2, 1, 1]);
     assert_eq!(other.cancel(&mut client, "key", "third"), 1);
     assert_eq!(figures(&server), [2, 0, 1]);

@@ -143,7 +143,7 @@ fn expiry_of_what_nobody_waits_for() {
     let mut client = server.raw();
     let mut session = Session::open(&server);
     session.listen(&server);
-    let token = session.take(&mut client, "LOCK.ACQUIRE key owner EPHEMERAL LEASE 150");
+    let token = session.take(&mut client, "LOCK.ACQUIRE key owner EPHEMERAL LEASE 1500");
     let end = crate::common::deadline(&mut client, b"key") * 1000;
     assert_eq!(session.heard(), [Event::lost("key", "owner", token, "expired")]);
     assert!(unix_micros() >= end, "not before its deadline");
@@ -390,6 +390,7 @@ fn nothing_is_told_while_nothing_happens() {
     // Short enough to be renewed often; so long that a server that stands still for a moment doesn't lose it.
     let mut scene = Scene::set("WATCHDOG LEASE 3000");
     until(SOON, "it is renewed again and again", || {
+        assert_eq!(scene.holding.raw.say("LOCK.NEXT"), Value::Nil);
         info_number(&scene.server, "holdfast", "holdfast_watchdog_renewals") >= 4
     });
     scene.is_not_lost();

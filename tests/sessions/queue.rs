@@ -89,14 +89,14 @@ fn a_cycle_over_both_kinds_of_waiters_is_refused() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
-    client.take("LOCK.ACQUIRE a one");
-    client.take("LOCK.ACQUIRE b two");
+    client.take("LOCK.ACQUIRE a one LEASE 600000");
+    client.take("LOCK.ACQUIRE b two LEASE 600000");
     let _blocked = Waiter::start(&server, "b", "one");
-    let refused = session.ask(&mut client, "LOCK.ACQUIRE a two WAIT 0");
+    let refused = session.ask(&mut client, "LOCK.ACQUIRE a two WAIT 60000");
     assert!(refused.error().starts_with("DEADLOCK owner 'two'"), "{refused:?}");
-    client.take("LOCK.ACQUIRE c three");
-    session.wait(&mut client, "LOCK.ACQUIRE c two WAIT 0");
-    let refused = client.say("LOCK.ACQUIRE b three WAIT 0");
+    client.take("LOCK.ACQUIRE c three LEASE 600000");
+    session.wait(&mut client, "LOCK.ACQUIRE c two WAIT 60000");
+    let refused = client.say("LOCK.ACQUIRE b three WAIT 60000");
     assert!(refused.error().starts_with("DEADLOCK owner 'three'"), "{refused:?}");
 }
 
@@ -127,7 +127,7 @@ fn a_thousand_are_served_in_order_and_once() {
     }
 }
 
-/// The same owner waits in both ways, and is granted in both.
+/// The same owner waits in both ways: at its turn, the one finds that the other is being answered.
 #[test]
 fn one_owner_in_both_ways() {
     let server = Server::start();
@@ -137,9 +137,10 @@ fn one_owner_in_both_ways() {
     session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
     let mut blocked = Waiter::start(&server, "key", "owner");
     client.order("LOCK.RELEASE key holder");
+    assert_eq!(blocked.error(), "ERR");
     let token = session.event().token_of(&["key"], "owner");
-    assert_eq!(blocked.token(), token);
-    assert_eq!(client.say("HGET key owner").text(), "2");
+    assert_eq!(client.say("HGET key owner").text(), "1");
+    assert_eq!(client.take("LOCK.ACQUIRE key owner"), token, "now it can be re-entered");
 }
 
 /// Everybody's wait ends, each in its own way.
@@ -163,7 +164,8 @@ fn pipelined(client: &mut Raw, lines: &[String]) -> Vec<Value> {
     client.say_all(lines)
 }
 
-/// Held, waited for and released in one packet: in one turn of the event loop.
+/// Held, waited for and released in one packet: in one turn of the event loop. Whose grant nobody has heard of can give
+/// all of it back, which ends the request.
 #[test]
 fn all_in_one_packet() {
     let server = Server::start();
@@ -174,15 +176,21 @@ fn all_in_one_packet() {
         session.naming("LOCK.ACQUIRE key first WAIT 0"),
         session.naming("LOCK.ACQUIRE key second WAIT 0"),
         "LOCK.RELEASE key holder".into(),
-        "LOCK.RELEASE key first".into(),
+        "LOCK.RELEASE key first ALL".into(),
         "LOCK.RELEASE key second".into(),
+        "LOCK.RELEASE key second HOLDS 0".into(),
         session.naming("LOCK.ACQUIRE key third WAIT 0"),
     ];
     let replies = pipelined(&mut client, &lines);
-    assert_eq!(replies[3..6], [Value::Int(0), Value::Int(0), Value::Int(0)]);
-    let third = replies[6].token();
+    assert_eq!(replies[3..5], [Value::Int(0), Value::Int(0)]);
+    assert!(replies[5].error().contains("is being confirmed"), "one hold less is not allowed");
+    assert_eq!(replies[6], Value::Int(0));
+    replies[7].token();
     let events = session.events(2);
-    assert!(events[0].token_of(&["key"], "first") < events[1].token_of(&["key"], "second"));
-    assert!(events[1].token < Some(third));
+    for (event, owner) in events.iter().zip(["first", "second"]) {
+        let refused = event.error_of(&["key"], owner);
+        assert_eq!(refused, "UNCONFIRMED the lock was released before the answer", "{owner}");
+    }
     assert_held(&mut client, "key", "third");
+    session.hears_nothing(&mut client);
 }

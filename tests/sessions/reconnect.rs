@@ -4,7 +4,7 @@ use redis::Value;
 use support::{Server, until};
 
 use super::session::{Event, Session, until_ended};
-use crate::common::info_number;
+use crate::common::deadline;
 use crate::speak::{Reply, holders, waiters};
 use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held};
 
@@ -51,9 +51,9 @@ fn before_the_server_has_noticed() {
     assert_held(&mut client, "wanted", "waiter");
 }
 
-/// A grant that the old session has not read, and that the new one hears of in another way: it stays when the old one
-/// ends, for its owner was told that it holds.
-fn a_grant_that_was_adopted(adopt: impl Fn(&Session, &mut support::Raw) -> i64, count: &str) {
+/// A grant that the old session has not read: for as long as it may, the owner's other requests are refused and change
+/// nothing. When it has ended, the grant is as if it had never been: the next in the queue has it, and the owner waits.
+fn a_grant_that_was_not_read(line: &str) {
     let server = Server::start();
     let mut client = server.raw();
     let (old, mut new) = (Session::open(&server), Session::open(&server));
@@ -61,39 +61,46 @@ fn a_grant_that_was_adopted(adopt: impl Fn(&Session, &mut support::Raw) -> i64, 
     old.wait(&mut client, "LOCK.ACQUIRE key owner HOLDS 1 WAIT 0 LEASE 3600000");
     client.order("LOCK.RELEASE key holder");
     let mut next = Waiter::start(&server, "key", "next");
-    let token = adopt(&new, &mut client);
+    let before = (client.say("HGETALL key"), deadline(&mut client, b"key"));
+    assert!(new.ask(&mut client, line).error().contains("is being confirmed"));
+    assert_eq!((client.say("HGETALL key"), deadline(&mut client, b"key")), before);
+    assert!(next.waits());
     let id = old.id.clone();
     old.raw.reset();
     until_ended(&mut client, &id);
-    until(SOON, "the old session's affairs are settled", || {
-        info_number(&server, "holdfast", "holdfast_unread_events") == 0
-    });
-    // What is to be taken back is by now: the next turn of the event loop.
-    client.order("PING");
-    client.order("PING");
-    assert_eq!(client.say("HGET key owner").text(), count, "it was told that it holds");
-    assert!(next.waits());
-    let holder = holders(&mut client, "key").remove("owner").expect("it holds");
-    assert_eq!(holder.field("client"), Value::Int(new.client), "and the tie is the new one's");
-    client.order("LOCK.FORCE key");
-    assert_eq!(new.event(), Event::lost("key", "owner", token, "forced"));
+    if line.starts_with("LOCK.RENEW") {
+        assert_eq!(new.ask(&mut client, line), Value::Nil, "it holds no more");
+    } else {
+        new.wait(&mut client, line);
+    }
     next.token();
+    assert_held(&mut client, "key", "next");
+    client.order("LOCK.RELEASE key next");
+    if !line.starts_with("LOCK.RENEW") {
+        let token = new.event().token_of(&["key"], "owner");
+        let holder = holders(&mut client, "key").remove("owner").expect("it holds");
+        assert_eq!((holder.field("holds"), holder.field("token")), (Value::Int(1), Value::Int(token)));
+        assert_eq!(holder.field("client"), Value::Int(new.client), "and the tie is the new one's");
+        client.order("LOCK.FORCE key");
+        assert_eq!(new.event(), Event::lost("key", "owner", token, "forced"));
+    }
+    assert_eq!(client.say("EXISTS key"), Value::Int(0));
+    new.hears_nothing(&mut client);
 }
 
 #[test]
 fn a_grant_that_was_not_read_and_asked_for_again() {
-    a_grant_that_was_adopted(|new, client| new.take(client, "LOCK.ACQUIRE key owner HOLDS 1 WAIT 0 WATCHDOG"), "1");
+    a_grant_that_was_not_read("LOCK.ACQUIRE key owner HOLDS 1 WAIT 0 WATCHDOG");
 }
 
 #[test]
 fn a_grant_that_was_not_read_and_renewed() {
-    a_grant_that_was_adopted(|new, client| new.take(client, "LOCK.RENEW key owner WATCHDOG"), "1");
+    a_grant_that_was_not_read("LOCK.RENEW key owner WATCHDOG");
 }
 
-/// One more hold is one more: what nobody heard of is taken back, the other stays.
 #[test]
 fn a_grant_that_was_not_read_and_re_entered() {
-    a_grant_that_was_adopted(|new, client| new.take(client, "LOCK.ACQUIRE key owner WATCHDOG"), "1");
+    a_grant_that_was_not_read("LOCK.ACQUIRE key owner WAIT 0 WATCHDOG");
 }
 
 /// The same of several keys.
@@ -101,21 +108,29 @@ fn a_grant_that_was_not_read_and_re_entered() {
 fn a_grant_of_several_keys_that_was_not_read_and_asked_for_again() {
     let server = Server::start();
     let mut client = server.raw();
-    let (old, new) = (Session::open(&server), Session::open(&server));
+    let (old, mut new) = (Session::open(&server), Session::open(&server));
     client.take("LOCK.ACQUIRE a holder");
     old.wait(&mut client, "LOCK.MACQUIRE 2 a b owner HOLDS 1 WAIT 0 LEASE 3600000");
     client.order("LOCK.RELEASE a holder");
-    new.take(&mut client, "LOCK.MACQUIRE 2 a b owner HOLDS 1 WAIT 0");
+    let unheard = client.say("HGET a #fence").text();
+    let line = "LOCK.MACQUIRE 2 a b owner HOLDS 1 WAIT 0";
+    assert!(new.ask(&mut client, line).error().contains("is being confirmed"));
     let id = old.id.clone();
     old.raw.reset();
     until_ended(&mut client, &id);
+    let token = new.take(&mut client, line).to_string();
+    assert_ne!(token, unheard, "as if it had never been granted");
     client.order("PING");
     client.order("PING");
-    assert_held(&mut client, "a", "owner");
-    assert_held(&mut client, "b", "owner");
+    for key in ["a", "b"] {
+        assert_held(&mut client, key, "owner");
+        assert_eq!(client.say(&format!("HGET {key} #fence")).text(), token);
+    }
+    new.hears_nothing(&mut client);
 }
 
-/// The old connection ends and the new request comes in the same turn of the event loop, in either order.
+/// The old connection ends and the new request comes in the same turn of the event loop, in either order: it is refused,
+/// or granted as if the first one had never been.
 #[test]
 fn in_the_turn_in_which_the_old_connection_ends() {
     let server = Server::start();
@@ -125,8 +140,9 @@ fn in_the_turn_in_which_the_old_connection_ends() {
         client.take("LOCK.ACQUIRE key holder");
         old.wait(&mut client, "LOCK.ACQUIRE key owner HOLDS 1 WAIT 0 LEASE 3600000");
         client.order("LOCK.RELEASE key holder");
+        let unheard = client.say("HGET key #fence").text();
         let line = new.naming("LOCK.ACQUIRE key owner HOLDS 1 WAIT 0 LEASE 3600000 EPHEMERAL");
-        let address = old.raw.local_addr();
+        let (address, id) = (old.raw.local_addr(), old.id.clone());
         server.stop();
         if round % 2 == 0 {
             client.tell(&[&line]);
@@ -137,13 +153,17 @@ fn in_the_turn_in_which_the_old_connection_ends() {
             client.tell(&[&line]);
         }
         server.cont();
-        let mut new = new;
         let token = match client.read().unwrap() {
-            Value::SimpleString(_) => new.event().token_of(&["key"], "owner"),
+            reply @ Value::ServerError(_) => {
+                assert!(reply.error().contains("is being confirmed"), "round {round}: {reply:?}");
+                until_ended(&mut client, &id);
+                client.say(&line).token()
+            }
             reply => reply.token(),
         };
         client.order("PING");
         client.order("PING");
+        assert_ne!(token.to_string(), unheard, "round {round}");
         assert_held(&mut client, "key", "owner");
         assert_eq!(client.say("HGET key #fence").text(), token.to_string(), "round {round}");
         client.order("LOCK.RELEASE key owner");
@@ -167,16 +187,15 @@ fn of_a_blocked_client_in_the_turn_in_which_it_ends() {
         };
         client.tell(&lines);
         let replies: Vec<Value> = lines.iter().map(|_| client.read().unwrap()).collect();
-        let reply = if round % 2 == 0 { &replies[1] } else { &replies[2] };
         client.order("PING");
         client.order("PING");
-        match reply {
-            Value::Nil => assert_eq!(client.say("EXISTS key"), Value::Int(0)),
-            token => {
-                assert_held(&mut client, "key", "owner");
-                assert_eq!(client.say("HGET key #fence").text(), token.token().to_string(), "round {round}");
-                client.order("LOCK.RELEASE key owner");
-            }
+        if round % 2 == 0 {
+            assert!(replies[1].error().contains("is being confirmed"), "round {round}: {replies:?}");
+            assert_eq!(client.say("EXISTS key"), Value::Int(0), "it is taken back");
+        } else {
+            assert_held(&mut client, "key", "owner");
+            assert_eq!(client.say("HGET key #fence").text(), replies[2].token().to_string(), "round {round}");
+            client.order("LOCK.RELEASE key owner");
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, until_nobody_waits};
 mod confirming {
     use super::*;
 
-    const MISSED: &str = "NOREPLICAS 0 of 1 replicas confirmed within 250 ms";
+    const MISSED: &str = "UNCONFIRMED 0 of 1 replicas confirmed within 250 ms";
 
     #[test]
     fn a_grant_at_once() {
@@ -39,20 +39,28 @@ mod confirming {
         session.event().token_of(&["key"], "owner");
     }
 
-    /// Its owner knows of the newer lease and tie by another answer.
+    /// Of a re-entry that is not confirmed, the hold goes that it added. The deadline stays, and nothing is tied by it.
     #[test]
-    fn what_the_owner_was_told_otherwise_stays() {
+    fn a_re_entry_that_is_not_confirmed_in_time() {
         let mut group = Group::of(0);
         group.wait_for_replicas(BRIEF);
         let mut session = Session::open(&group.master);
-        session.raw.take("LOCK.ACQUIRE key owner LEASE 50000");
+        let token = session.raw.take("LOCK.ACQUIRE key owner LEASE 50000");
         session.wait(&mut group.control, "LOCK.ACQUIRE key owner LEASE 90000 WATCHDOG REPLICAS 1");
-        session.raw.take("LOCK.ACQUIRE key owner LEASE 90000 WATCHDOG HOLDS 1");
+        let later = deadline(&mut group.control, b"key");
+        // Whatever the owner asks for meanwhile is refused, on whichever connection.
+        for line in
+            ["LOCK.ACQUIRE key owner HOLDS 1 LEASE 99000", "LOCK.RENEW key owner WATCHDOG", "LOCK.RELEASE key owner"]
+        {
+            assert!(error(&session.raw.say(line)).1.contains("is being confirmed"), "{line}");
+        }
         assert_eq!(session.event(), Event::refused(&["key"], "owner", MISSED));
         let hold = &holders(&mut group.control, "key")["owner"];
         assert_eq!(hold.field("holds"), Value::Int(1), "{hold:?}");
-        assert_eq!(hold.field("client"), Value::Int(session.client), "{hold:?}");
-        assert!(hold.field("watchdog").truth(), "{hold:?}");
+        assert_eq!(hold.field("token"), Value::Int(token), "{hold:?}");
+        assert_eq!(hold.field("client"), Value::Nil, "{hold:?}");
+        assert_eq!(deadline(&mut group.control, b"key"), later);
+        assert_eq!(session.raw.take("LOCK.ACQUIRE key owner"), token, "and it may ask again");
     }
 
     #[test]
@@ -124,17 +132,37 @@ mod confirming {
         assert_eq!(nothing, Value::Nil, "what is not held needs no replica");
     }
 
+    /// Nothing of it is taken back.
     #[test]
     fn a_renewal_that_is_not_confirmed_in_time() {
         let mut group = Group::of(1);
         group.wait_for_replicas(BRIEF);
         let mut session = Session::open(&group.master);
-        session.take(&mut group.control, "LOCK.ACQUIRE key owner LEASE 50000");
+        let token = session.take(&mut group.control, "LOCK.ACQUIRE key owner LEASE 50000");
         let before = deadline(&mut group.control, b"key");
         group.stop_replicas();
-        session.wait(&mut group.control, "LOCK.RENEW key owner REPLICAS 1 LEASE 90000");
+        session.wait(&mut group.control, "LOCK.RENEW key owner REPLICAS 1 LEASE 90000 WATCHDOG");
+        let later = deadline(&mut group.control, b"key");
+        assert!(later - before >= 39_000, "{before} {later}");
         assert_eq!(session.event(), Event::refused(&["key"], "owner", MISSED));
-        assert_eq!(deadline(&mut group.control, b"key"), before);
+        assert_eq!(deadline(&mut group.control, b"key"), later);
+        let hold = &holders(&mut group.control, "key")["owner"];
+        assert_eq!((hold.field("holds"), hold.field("token")), (Value::Int(1), Value::Int(token)));
+        assert_eq!(hold.field("client"), Value::Int(session.client), "the tie from before stands");
+        assert!(!hold.field("watchdog").truth(), "{hold:?}");
+    }
+
+    /// A request that names neither flags nor replicas takes nothing from what the tie promises: the watchdog's renewals
+    /// count only if replicas have them, as before.
+    #[test]
+    fn a_plain_re_entry_keeps_the_replicas_of_its_tie() {
+        let mut group = Group::of(1);
+        let mut session = Session::open(&group.master);
+        session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1 WATCHDOG LEASE 1500");
+        let token = session.event().token_of(&["key"], "owner");
+        assert_eq!(session.take(&mut group.control, "LOCK.ACQUIRE key owner LEASE 1500"), token);
+        group.stop_replicas();
+        assert_eq!(session.event(), Event::lost("key", "owner", token, "expired"), "though it reads all the time");
     }
 
     #[test]
@@ -150,21 +178,28 @@ mod confirming {
         assert_eq!(events[2], Event::granted(&["c"], "owner", c));
     }
 
-    /// Two renewals of one hold are two requests, each with its answer, and neither is a request for the lock.
+    /// While a renewal is being confirmed, the same again is the same, and everything else of this owner is refused.
     #[test]
-    fn renewals_while_others_are_being_confirmed() {
+    fn other_requests_while_a_renewal_is_being_confirmed() {
         let mut group = Group::of(1);
         let mut session = Session::open(&group.master);
         let token = session.take(&mut group.control, "LOCK.ACQUIRE key owner");
         group.stop_replicas();
-        for lease in ["LEASE 50000", "LEASE 90000"] {
-            session.wait(&mut group.control, &format!("LOCK.RENEW key owner REPLICAS 1 {lease}"));
+        for _ in 0..2 {
+            session.wait(&mut group.control, "LOCK.RENEW key owner REPLICAS 1 LEASE 50000");
         }
+        let renewed = deadline(&mut group.control, b"key");
+        let other_terms = "LOCK.RENEW key owner REPLICAS 1 LEASE 90000";
+        assert!(error(&session.ask(&mut group.control, other_terms)).1.contains("on other terms"));
+        for line in ["LOCK.RENEW key owner LEASE 90000", "LOCK.ACQUIRE key owner", "LOCK.RELEASE key owner HOLDS 1"] {
+            assert!(error(&group.control.say(line)).1.contains("is being confirmed"), "{line}");
+        }
+        assert_eq!(deadline(&mut group.control, b"key"), renewed);
+        assert_eq!(group.control.say("HGET key owner").text(), "1");
+        group.cont_replicas();
+        assert_eq!(session.event(), Event::granted(&["key"], "owner", token));
         assert_eq!(session.take(&mut group.control, "LOCK.ACQUIRE key owner"), token, "a re-entry");
         assert_eq!(group.control.say("HGET key owner").text(), "2");
-        group.cont_replicas();
-        let granted = Event::granted(&["key"], "owner", token);
-        assert_eq!(session.events(2), [granted.clone(), granted]);
         assert_eq!(info_number(&group.master, "holdfast", "holdfast_session_waits"), 0);
         session.hears_nothing(&mut group.control);
     }
@@ -252,22 +287,25 @@ mod confirming {
         });
     }
 
-    /// As above, where the first request was not made on behalf of the session but blocked, and its client is gone while
-    /// the second one is being confirmed.
+    /// As above, where the first request was not made on behalf of the session but blocked: the second one is refused
+    /// until the server has noticed that its client is gone, and then judged as if the first had never been granted.
     #[test]
     fn asked_again_after_a_blocked_one() {
         let mut group = Group::of(1);
         group.stop_replicas();
         let line = "LOCK.ACQUIRE key owner HOLDS 1 REPLICAS 1 LEASE 3600000";
         let first = group.waits(line);
-        let mut second = group.waits(line);
-        assert_eq!(group.count("confirming"), 2);
+        let unheard = group.control.say("HGET key #fence").text();
+        assert!(error(&group.control.say(line)).1.contains("is being confirmed"));
+        assert_eq!(group.count("confirming"), 1);
         first.raw.reset();
-        until(SOON, "the server has noticed", || group.count("confirming") == 1);
-        group.control.order("PING");
+        until(SOON, "the server has noticed", || group.count("confirming") == 0);
+        let mut second = group.waits(line);
         group.cont_replicas();
-        second.token();
+        let token = second.token();
+        assert_ne!(token.to_string(), unheard, "it is another hold");
         assert_held(&mut group.control, "key", "owner");
+        assert_eq!(group.control.say("HGET key #fence").text(), token.to_string());
     }
 }
 
@@ -288,18 +326,20 @@ mod demotion {
         let mut session = Session::open(&server);
         let token = session.take(&mut client, "LOCK.ACQUIRE held owner WATCHDOG");
         let other = session.take(&mut client, "LOCK.ACQUIRE other owner EPHEMERAL");
-        session.take(&mut client, "LOCK.ACQUIRE untied owner");
+        let plain = session.take(&mut client, "LOCK.ACQUIRE plain owner");
+        session.raw.take("LOCK.ACQUIRE untied owner");
         client.take("LOCK.ACQUIRE wanted holder");
         session.wait(&mut client, "LOCK.ACQUIRE wanted waiter WAIT 0");
         session.wait(&mut client, "LOCK.MACQUIRE 2 wanted more both WAIT 0");
         demote(&mut client);
-        let mut events = session.events(4);
+        let mut events = session.events(5);
         events.sort_by_key(|event| (event.kind.clone(), event.keys.clone()));
         let expected = [
             Event::refused(&["wanted"], "waiter", UNBLOCKED),
             Event::refused(&["wanted", "more"], "both", UNBLOCKED),
             Event::untied("held", "owner", token, "replica"),
             Event::untied("other", "owner", other, "replica"),
+            Event::untied("plain", "owner", plain, "replica"),
         ];
         assert_eq!(events, expected);
         assert_held(&mut client, "held", "owner");
@@ -387,6 +427,26 @@ mod demotion {
         session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
         client.order("LOCK.RELEASE key holder");
         session.event().token_of(&["key"], "owner");
+    }
+
+    /// Two changes in one turn of the event loop: what each of them left undecided is refused.
+    #[test]
+    fn there_and_back_again_at_once() {
+        let server = Server::start();
+        let mut client = server.raw();
+        let mut session = Session::open(&server);
+        client.take("LOCK.ACQUIRE wanted holder LEASE 3600000");
+        session.wait(&mut client, "LOCK.ACQUIRE key owner REPLICAS 1 LEASE 3600000");
+        session.wait(&mut client, "LOCK.ACQUIRE wanted owner WAIT 0");
+        client.tell(&["REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"]);
+        for _ in 0..2 {
+            assert_eq!(client.read().expect("a reply"), Value::Okay);
+        }
+        let mut told = session.events(2);
+        told.sort_by_key(|event| event.keys.clone());
+        let refused = |key| Event::refused(&[key], "owner", UNBLOCKED);
+        assert_eq!(told, [refused("key"), refused("wanted")]);
+        assert_eq!(info_number(&server, "holdfast", "holdfast_session_waits"), 0);
     }
 
     /// Granted and not read, and then a replica: it may be read, the hold is there until its lease ends.

@@ -80,7 +80,7 @@ fn the_lease_begins_with_the_grant() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key holder LEASE 300");
+    client.take("LOCK.ACQUIRE key holder LEASE 1500");
     session.wait(&mut client, "LOCK.ACQUIRE key owner LEASE 50000 WAIT 0");
     let asked = unix_millis();
     let token = session.event().token_of(&["key"], "owner");
@@ -154,14 +154,32 @@ fn watchdog_and_ephemeral_tie_to_the_session() {
 }
 
 #[test]
-fn a_request_without_flags_ties_nothing() {
+fn a_request_without_flags_ties_as_well() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    session.take(&mut client, "LOCK.ACQUIRE key owner");
-    assert_eq!(holders(&mut client, "key")["owner"].field("client"), Value::Nil);
+    let token = session.take(&mut client, "LOCK.ACQUIRE key owner LEASE 60000");
+    let holder = holders(&mut client, "key").remove("owner").expect("it holds");
+    assert_eq!(holder.field("client"), Value::Int(session.client));
+    assert!(!holder.field("watchdog").truth() && !holder.field("ephemeral").truth());
     client.order("LOCK.FORCE key");
+    assert_eq!(session.event(), Event::lost("key", "owner", token, "forced"));
     session.hears_nothing(&mut client);
+}
+
+/// It keeps the flags that the tie has, and the lease that is renewed.
+#[test]
+fn a_request_without_flags_keeps_those_of_its_tie() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let session = Session::open(&server);
+    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG EPHEMERAL LEASE 60000");
+    for line in ["LOCK.ACQUIRE key owner", "LOCK.ACQUIRE key owner HOLDS 1 LEASE 1000", "LOCK.RENEW key owner"] {
+        session.take(&mut client, line);
+        let holder = holders(&mut client, "key").remove("owner").expect("it holds");
+        assert_eq!(holder.field("client"), Value::Int(session.client), "{line}");
+        assert!(holder.field("watchdog").truth() && holder.field("ephemeral").truth(), "{line}");
+    }
 }
 
 #[test]
@@ -209,11 +227,11 @@ fn errors_come_at_once() {
     let mut session = Session::open(&server);
     client.order("SET text text");
     assert_eq!(error(&session.ask(&mut client, "LOCK.ACQUIRE text owner WAIT 0")).0, "WRONGTYPE");
-    client.take("LOCK.ACQUIRE key owner");
+    client.take("LOCK.ACQUIRE key owner LEASE 600000");
     assert_eq!(error(&session.ask(&mut client, "LOCK.ACQUIRE key owner SHARED WAIT 0")).0, "ERR");
-    client.take("LOCK.ACQUIRE other other");
-    session.wait(&mut client, "LOCK.ACQUIRE other owner WAIT 0");
-    let reply = session.ask(&mut client, "LOCK.ACQUIRE key other WAIT 0");
+    client.take("LOCK.ACQUIRE other other LEASE 600000");
+    session.wait(&mut client, "LOCK.ACQUIRE other owner WAIT 60000");
+    let reply = session.ask(&mut client, "LOCK.ACQUIRE key other WAIT 60000");
     assert_eq!(error(&reply).0, "DEADLOCK");
     session.hears_nothing(&mut client);
 }
@@ -240,49 +258,58 @@ mod repeated {
     }
 
     #[test]
-    fn it_takes_the_new_lease_count_and_ties() {
+    fn on_other_terms_it_is_an_error_and_changes_nothing() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
-        client.take("LOCK.ACQUIRE key holder");
-        session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0 LEASE 1000");
-        session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0 LEASE 500000 HOLDS 2 EPHEMERAL");
+        client.take("LOCK.ACQUIRE key holder SHARED");
+        session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0 LEASE 500000");
+        // `SHARED` could be granted at once.
+        for other in ["SHARED", "LIMIT 2", "LEASE 1000", "HOLDS 2", "WATCHDOG", "EPHEMERAL", "REPLICAS 1"] {
+            let lease = if other.starts_with("LEASE") { "" } else { "LEASE 500000" };
+            let reply = session.ask(&mut client, &format!("LOCK.ACQUIRE key owner WAIT 0 {other} {lease}"));
+            let (code, message) = error(&reply);
+            assert!(code == "ERR" && message.contains("on other terms"), "{other}: {message}");
+        }
         client.order("LOCK.RELEASE key holder");
         let token = session.event().token_of(&["key"], "owner");
         assert!(deadline(&mut client, b"key") - token / 1000 >= 499_999);
-        assert_eq!(client.say("HGET key owner").text(), "2");
-        assert!(holders(&mut client, "key")["owner"].field("ephemeral").truth());
+        assert_eq!(client.say("HGETALL key").items().len(), 4, "one hold of limit 1, and the token");
+        assert_eq!(client.say("HGET key owner").text(), "1");
+        let holder = holders(&mut client, "key").remove("owner").expect("it holds");
+        assert_eq!(holder.field("client"), Value::Int(session.client));
+        assert!(!holder.field("watchdog").truth() && !holder.field("ephemeral").truth(), "{holder:?}");
     }
 
+    /// A cycle that the request as it stands does not close can't come in by its repetition.
     #[test]
-    fn it_takes_the_new_wait() {
+    fn a_stricter_limit_hides_no_deadlock() {
+        let server = Server::start();
+        let mut client = server.raw();
+        let session = Session::open(&server);
+        for owner in ["C", "D"] {
+            client.take(&format!("LOCK.ACQUIRE L {owner} LIMIT 2 LEASE 600000"));
+        }
+        client.take("LOCK.ACQUIRE X A LEASE 600000");
+        session.wait(&mut client, "LOCK.ACQUIRE L A LIMIT 2 WAIT 60000");
+        session.wait(&mut client, "LOCK.ACQUIRE X D WAIT 60000");
+        assert_eq!(error(&session.ask(&mut client, "LOCK.ACQUIRE L A WAIT 60000")).0, "ERR");
+    }
+
+    /// `WAIT` is no term: the first one stays.
+    #[test]
+    fn with_another_wait_it_is_the_same() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
         client.take("LOCK.ACQUIRE key holder");
-        session.wait(&mut client, "LOCK.ACQUIRE key longer WAIT 100");
-        session.wait(&mut client, "LOCK.ACQUIRE key longer WAIT 0");
-        session.wait(&mut client, "LOCK.ACQUIRE key shorter WAIT 0");
-        session.wait(&mut client, "LOCK.ACQUIRE key shorter WAIT 150");
-        assert_eq!(
-            session.event(),
-            Event::timeout(&["key"], "shorter"),
-            "and not the one that would have been earlier"
-        );
+        session.wait(&mut client, "LOCK.ACQUIRE key short WAIT 100");
+        session.wait(&mut client, "LOCK.ACQUIRE key short WAIT 0");
+        session.wait(&mut client, "LOCK.ACQUIRE key long WAIT 0");
+        session.wait(&mut client, "LOCK.ACQUIRE key long WAIT 1");
+        assert_eq!(session.event(), Event::timeout(&["key"], "short"));
         client.order("LOCK.RELEASE key holder");
-        session.event().token_of(&["key"], "longer");
-    }
-
-    /// The new terms may be such that it can be had at once: then that is an event too.
-    #[test]
-    fn it_takes_the_new_limit() {
-        let server = Server::start();
-        let mut client = server.raw();
-        let mut session = Session::open(&server);
-        client.take("LOCK.ACQUIRE key reader SHARED");
-        session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
-        session.wait(&mut client, "LOCK.ACQUIRE key owner SHARED WAIT 0");
-        session.event().token_of(&["key"], "owner");
+        session.event().token_of(&["key"], "long");
     }
 
     #[test]
@@ -324,8 +351,13 @@ mod repeated {
         other.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
         assert_eq!(crate::waiter::count_waiters(&mut client, "key"), 2);
         client.order("LOCK.RELEASE key holder");
+        // At its turn, the other's grant is not with the network yet.
+        let refused = other.event().error_of(&["key"], "owner");
+        assert!(refused.starts_with("ERR another request of this owner for 'key' is being confirmed"), "{refused}");
         let token = one.event().token_of(&["key"], "owner");
-        assert_eq!(other.event().token_of(&["key"], "owner"), token, "re-entered");
+        assert_eq!(client.say("HGET key owner").text(), "1");
+        assert_eq!(other.take(&mut client, "LOCK.ACQUIRE key owner WAIT 0"), token, "re-entered");
+        assert_eq!(one.event(), Event::untied("key", "owner", token, "taken"));
     }
 
     #[test]
@@ -347,7 +379,7 @@ mod repeated {
         assert_eq!(crate::waiter::count_waiters(&mut client, "key"), 1, "that one waits on");
     }
 
-    /// What the first one came to is told, and only once.
+    /// What the first one came to is told, and only once. Until it is, the second is refused.
     #[test]
     fn after_the_grant_it_is_a_re_entry() {
         let server = Server::start();
@@ -356,9 +388,12 @@ mod repeated {
         client.take("LOCK.ACQUIRE key holder");
         session.wait(&mut client, "LOCK.ACQUIRE key owner HOLDS 1 WAIT 0");
         client.order("LOCK.RELEASE key holder");
-        let token = session.take(&mut client, "LOCK.ACQUIRE key owner HOLDS 1 WAIT 0");
-        assert_eq!(session.event(), Event::granted(&["key"], "owner", token));
+        let line = "LOCK.ACQUIRE key owner HOLDS 1 WAIT 0";
+        assert!(error(&session.ask(&mut client, line)).1.contains("is being confirmed"));
+        let token = session.event().token_of(&["key"], "owner");
+        assert_eq!(session.take(&mut client, line), token);
         assert_eq!(client.say("HGET key owner").text(), "1");
+        session.hears_nothing(&mut client);
     }
 }
 
@@ -399,7 +434,7 @@ fn a_lease_that_runs_out_is_noticed() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key holder LEASE 200");
+    client.take("LOCK.ACQUIRE key holder LEASE 1500");
     session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
     session.listen(&server);
     let token = session.heard()[0].token_of(&["key"], "owner");

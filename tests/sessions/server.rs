@@ -1,7 +1,7 @@
 //! What happens to the server: reloads, unloading, a lack of memory, pauses.
 
 use redis::Value;
-use support::{Feature, Server, eventually, skip, until};
+use support::{Server, eventually, until};
 
 use super::session::{A_WHILE, Event, Session};
 use crate::common::error;
@@ -11,9 +11,6 @@ use crate::waiter::{SOON, Speak, Tell, assert_held};
 #[test]
 fn debug_reload_loses_nothing() {
     let server = Server::start();
-    if !server.can(Feature::Debug) {
-        return skip("DEBUG is not available");
-    }
     let mut client = server.raw();
     let mut session = Session::open(&server);
     let token = session.take(&mut client, "LOCK.ACQUIRE held owner WATCHDOG");
@@ -33,9 +30,6 @@ fn debug_reload_loses_nothing() {
 #[test]
 fn debug_reload_without_saving_loses_what_is_not_in_it() {
     let server = Server::builder().arg("save", "").start();
-    if !server.can(Feature::Debug) {
-        return skip("DEBUG is not available");
-    }
     let mut client = server.raw();
     let mut session = Session::open(&server);
     let old = session.take(&mut client, "LOCK.ACQUIRE old owner WATCHDOG LEASE 3600000");
@@ -62,9 +56,6 @@ mod module_unload {
     #[test]
     fn is_refused_while_a_session_waits() {
         let server = Server::start();
-        if !server.can(Feature::ModuleCommand) {
-            return skip("MODULE UNLOAD is not available");
-        }
         let mut client = server.raw();
         let mut session = Session::open(&server);
         client.take("LOCK.ACQUIRE key holder");
@@ -74,18 +65,17 @@ mod module_unload {
         client.order("LOCK.RELEASE key holder");
         is_refused(&mut client); // The grant is to be read.
         session.event().token_of(&["key"], "owner");
+        client.order("LOCK.RELEASE key owner"); // It was tied.
+        client.take("LOCK.ACQUIRE key other");
         is_refused(&mut client); // The session's connection has sent LOCK.NEXT last.
         session.raw.order("PING");
         until(SOON, "it can be unloaded", || client.say("MODULE UNLOAD holdfast") == Value::Okay);
-        assert_held(&mut client, "key", "owner");
+        assert_held(&mut client, "key", "other");
     }
 
     #[test]
     fn is_refused_while_a_session_listens() {
         let server = Server::start();
-        if !server.can(Feature::ModuleCommand) {
-            return skip("MODULE UNLOAD is not available");
-        }
         let mut client = server.raw();
         let mut session = Session::open(&server);
         session.listen(&server);
@@ -97,16 +87,15 @@ mod module_unload {
     #[test]
     fn is_refused_while_a_hold_is_tied() {
         let server = Server::start();
-        if !server.can(Feature::ModuleCommand) {
-            return skip("MODULE UNLOAD is not available");
-        }
         let mut client = server.raw();
         let mut session = Session::open(&server);
         session.raw.order("PING");
-        session.take(&mut client, "LOCK.ACQUIRE key owner EPHEMERAL");
-        client.order("PERSIST key");
-        assert!(!eventually(A_WHILE, || client.say("MODULE UNLOAD holdfast") == Value::Okay));
-        client.order("LOCK.RELEASE key owner");
+        for (key, flags) in [("plain", ""), ("ephemeral", "EPHEMERAL")] {
+            session.take(&mut client, &format!("LOCK.ACQUIRE {key} owner {flags}"));
+            client.order(&format!("PERSIST {key}"));
+            assert!(!eventually(A_WHILE, || client.say("MODULE UNLOAD holdfast") == Value::Okay), "{key}");
+            client.order(&format!("LOCK.RELEASE {key} owner"));
+        }
         until(SOON, "it can be unloaded", || client.say("MODULE UNLOAD holdfast") == Value::Okay);
     }
 
@@ -114,12 +103,11 @@ mod module_unload {
     #[test]
     fn and_back() {
         let server = Server::start();
-        if !server.can(Feature::ModuleCommand) {
-            return skip("MODULE UNLOAD is not available");
-        }
         let mut client = server.raw();
         let mut session = Session::open(&server);
-        session.take(&mut client, "LOCK.ACQUIRE key owner");
+        session.take(&mut client, "LOCK.ACQUIRE gone owner");
+        client.take("LOCK.ACQUIRE key owner");
+        client.order("LOCK.RELEASE gone owner");
         session.raw.order("PING");
         until(SOON, "it can be unloaded", || client.say("MODULE UNLOAD holdfast") == Value::Okay);
         let path = support::module_path();
@@ -160,8 +148,8 @@ fn client_pause_write() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    client.take("LOCK.ACQUIRE key holder LEASE 200");
-    session.wait(&mut client, "LOCK.ACQUIRE key short WAIT 150");
+    client.take("LOCK.ACQUIRE key holder LEASE 1500");
+    session.wait(&mut client, "LOCK.ACQUIRE key short WAIT 1400");
     session.wait(&mut client, "LOCK.ACQUIRE key long WAIT 0");
     client.order("CLIENT PAUSE 60000 WRITE");
     assert_eq!(session.event(), Event::timeout(&["key"], "short"));

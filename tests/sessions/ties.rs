@@ -21,6 +21,7 @@ fn the_watchdog_renews_while_the_session_lives() {
         if seen.last() != Some(&now) {
             seen.push(now);
         }
+        assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil, "it reads, or nothing would be renewed");
         seen.len() > 5
     });
     session.hears_nothing(&mut client);
@@ -52,15 +53,33 @@ fn what_the_owner_does_itself_is_not_told() {
     }
 }
 
-/// What is not tied is not told.
+/// Whatever is granted or renewed on behalf of a session is told, also without flags.
+#[test]
+fn holds_without_flags_are_told() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let token = session.take(&mut client, "LOCK.ACQUIRE key owner");
+    client.order("LOCK.FORCE key");
+    assert_eq!(session.event(), Event::lost("key", "owner", token, "forced"));
+    let token = session.take(&mut client, "LOCK.ACQUIRE key owner LEASE 20");
+    assert_eq!(session.event(), Event::lost("key", "owner", token, "expired"));
+    let token = client.take("LOCK.ACQUIRE key owner");
+    session.take(&mut client, "LOCK.RENEW key owner");
+    client.order("DEL key");
+    assert_eq!(session.event(), Event::lost("key", "owner", token, "changed"));
+    session.hears_nothing(&mut client);
+}
+
+/// What is not tied is not told: without flags, a connection's own requests are not, session or not.
 #[test]
 fn holds_without_ties_are_not_told() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    session.take(&mut client, "LOCK.ACQUIRE key owner");
+    session.raw.take("LOCK.ACQUIRE key owner");
     client.order("LOCK.FORCE key");
-    session.take(&mut client, "LOCK.ACQUIRE key owner LEASE 20");
+    session.raw.take("LOCK.ACQUIRE key owner LEASE 20");
     until(SOON, "it expires", || client.say("EXISTS key") == Value::Int(0));
     session.hears_nothing(&mut client);
 }
@@ -77,6 +96,7 @@ fn another_session_takes_the_tie_over() {
     assert!(holder.field("watchdog").truth() && !holder.field("ephemeral").truth());
     client.order("LOCK.FORCE key");
     assert_eq!(other.event(), Event::lost("key", "owner", token, "forced"));
+    assert_eq!(one.event(), Event::untied("key", "owner", token, "taken"));
     one.hears_nothing(&mut client);
 }
 
@@ -154,17 +174,71 @@ fn tokens_go_on_after_a_fence() {
     assert!(client.take("LOCK.ACQUIRE other owner") > raised);
 }
 
-/// A hold of several keys, one of which is taken again with others: all have a new token, and none was lost.
+/// Whoever has not heard how raising its token ended still names its hold, by every token that it has had; a later hold
+/// is not meant.
+#[test]
+fn a_token_that_was_raised_still_names_the_hold() {
+    let server = Server::start();
+    let mut client = server.raw();
+    for limit in ["", " SHARED"] {
+        let first = client.take(&format!("LOCK.ACQUIRE key owner{limit}"));
+        let (second, newest) = (first + 1_000_000, first + 2_000_000);
+        for raised in [second, newest] {
+            assert_eq!(client.say(&format!("LOCK.RENEW key owner TOKEN {first} FENCE {raised}")), Value::Int(raised));
+        }
+        for token in [first, second, newest] {
+            assert_eq!(client.say(&format!("LOCK.RENEW key owner TOKEN {token}")), Value::Int(newest));
+            client.order(&format!("LOCK.ACQUIRE key owner{limit}"));
+            assert_eq!(client.say(&format!("LOCK.RELEASE key owner TOKEN {token}")), Value::Int(1));
+        }
+        for token in [first - 1, newest + 1] {
+            assert_eq!(client.say(&format!("LOCK.RELEASE key owner TOKEN {token}")), Value::Nil, "no token of its");
+        }
+        assert_eq!(client.say(&format!("LOCK.RENEW key stranger TOKEN {first}")), Value::Nil);
+        assert_eq!(client.say(&format!("LOCK.MRELEASE 1 key owner TOKEN {first}")), Value::Array(vec![Value::Int(0)]));
+        client.take(&format!("LOCK.ACQUIRE key owner{limit}"));
+        for token in [first, second, newest] {
+            assert_eq!(client.say(&format!("LOCK.RELEASE key owner TOKEN {token}")), Value::Nil, "a later hold stays");
+        }
+        client.order("LOCK.FORCE key");
+    }
+}
+
+/// Also where the hold has gone to another session since; and what it was granted with in one step stays that.
+#[test]
+fn a_token_that_was_raised_still_names_the_hold_in_another_session() {
+    let server = Server::start();
+    let mut client = server.raw();
+    for ends in [false, true] {
+        let session = Session::open(&server);
+        let both = session.take(&mut client, "LOCK.MACQUIRE 2 a b owner WATCHDOG");
+        let raised = session.take(&mut client, &format!("LOCK.RENEW a owner FENCE {}", both + 1_000_000));
+        let next = Session::open(&server);
+        if ends {
+            client.order(&format!("CLIENT KILL ID {}", session.client));
+        }
+        let moved = format!("LOCK.RENEW a owner TOKEN {both} WATCHDOG");
+        assert_eq!(next.take(&mut client, &moved), raised);
+        let moved = format!("LOCK.RENEW b owner TOKEN {both} WATCHDOG");
+        assert_eq!(next.take(&mut client, &moved), both);
+        assert_eq!(client.say(&format!("LOCK.RELEASE a owner TOKEN {}", both - 1)), Value::Nil);
+        let key = if ends { "a" } else { "b" };
+        assert_eq!(client.say(&format!("LOCK.CANCEL {key} owner SESSION {}", next.id)), Value::Int(1));
+        assert_eq!(client.say("EXISTS a b"), Value::Int(0), "what was granted in one step is given up in one");
+    }
+}
+
+/// A hold of several keys, the token of one of which is raised: none was lost by that.
 #[test]
 fn a_new_token_for_what_is_held_loses_nothing() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    let first = session.take(&mut client, "LOCK.ACQUIRE a owner WATCHDOG");
     let both = session.take(&mut client, "LOCK.MACQUIRE 2 a b owner WATCHDOG");
-    assert!(both > first);
+    let raised = session.take(&mut client, &format!("LOCK.RENEW a owner FENCE {}", both + 1000));
+    assert_eq!(raised, both + 1000);
     client.order("LOCK.FORCE a");
-    assert_eq!(session.event(), Event::lost("a", "owner", both, "forced"));
+    assert_eq!(session.event(), Event::lost("a", "owner", raised, "forced"));
     client.order("LOCK.FORCE b");
     assert_eq!(session.event(), Event::lost("b", "owner", both, "forced"));
 }
@@ -244,7 +318,10 @@ fn what_a_transaction_grants_in_another_database_is_tied_there() {
             assert_eq!(holder.field("token").int(), event.token.expect("a token"), "{key} of {db}");
             assert_eq!(holder.field("client").int(), client_id, "{key} of {db}");
             let before = deadline(connection, key.as_bytes());
-            until(SOON, "it is renewed", || deadline(connection, key.as_bytes()) > before);
+            until(SOON, "it is renewed", || {
+                assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil, "nothing is lost");
+                deadline(connection, key.as_bytes()) > before
+            });
             assert_eq!(connection.say(&format!("LOCK.RELEASE {key} second")), Value::Int(0));
         }
     }
@@ -255,9 +332,6 @@ fn what_a_transaction_grants_in_another_database_is_tied_there() {
 #[test]
 fn a_deadline_that_somebody_else_sets_is_told_when_it_has_passed() {
     let server = Server::start();
-    if !server.can(support::Feature::Debug) {
-        return support::skip("DEBUG is not available");
-    }
     let mut client = server.raw();
     client.order("DEBUG SET-ACTIVE-EXPIRE 0");
     let mut session = Session::open(&server);
@@ -275,9 +349,6 @@ fn a_deadline_that_somebody_else_sets_is_told_when_it_has_passed() {
 #[test]
 fn whoever_expired_is_told_so_also_if_the_last_holder_goes_first() {
     let server = Server::start();
-    if !server.can(support::Feature::Debug) {
-        return support::skip("DEBUG is not available");
-    }
     let mut client = server.raw();
     let mut session = Session::open(&server);
     for (line, reply) in [("LOCK.RELEASE key other", 0), ("LOCK.FORCE key", 1)] {

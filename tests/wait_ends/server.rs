@@ -3,14 +3,20 @@
 use std::time::Duration;
 
 use redis::Value;
-use support::{Feature, Raw, Server, eventually, skip, until};
+use support::{Raw, Server, eventually, until};
 
+use super::AHEAD;
 use crate::common::{array, error, info_number, text, unix_micros};
 use crate::moving_slot::MovingSlot;
 use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, count_waiters, holders_in_hash, until_nobody_waits};
 
 /// Long enough to see that nothing happens.
 const A_WHILE: Duration = Duration::from_millis(300);
+
+/// Long enough for a lease of [`AHEAD`] to be over, and to see that nothing happens then.
+fn until_it_is_over() -> Duration {
+    Duration::from_millis(AHEAD) + A_WHILE
+}
 
 #[test]
 fn eviction() {
@@ -52,11 +58,11 @@ mod client_pause {
     fn lock_that_expires() {
         let server = Server::start();
         let mut client = server.raw();
-        client.take("LOCK.ACQUIRE key holder LEASE 200");
+        client.take(&format!("LOCK.ACQUIRE key holder LEASE {AHEAD}"));
         let mut first = Waiter::start(&server, "key", "first");
         let mut second = Waiter::start(&server, "key", "second");
         client.order("CLIENT PAUSE 60000 WRITE");
-        assert!(!eventually(A_WHILE * 2, || !first.waits()), "no grant while writes are paused");
+        assert!(!eventually(until_it_is_over(), || !first.waits()), "no grant while writes are paused");
         let paused_until = unix_micros();
         client.order("CLIENT UNPAUSE");
         assert!(first.token() >= paused_until);
@@ -70,11 +76,12 @@ mod client_pause {
     fn lock_that_expires_while_everything_is_paused() {
         let server = Server::start();
         let mut client = server.raw();
-        client.take("LOCK.ACQUIRE key holder LEASE 200");
+        client.take(&format!("LOCK.ACQUIRE key holder LEASE {AHEAD}"));
         let mut waiter = Waiter::start(&server, "key", "waiter");
         let begin = unix_micros();
-        client.order("CLIENT PAUSE 700 ALL");
-        assert!(waiter.token() - begin >= 699_000, "no grant while everything is paused");
+        let pause = AHEAD as i64 + 500;
+        client.order(&format!("CLIENT PAUSE {pause} ALL"));
+        assert!(waiter.token() - begin >= (pause - 1) * 1000, "no grant while everything is paused");
     }
 
     #[test]
@@ -111,12 +118,12 @@ mod client_pause {
     fn waiter_that_leaves() {
         let server = Server::start();
         let mut client = server.raw();
-        client.take("LOCK.ACQUIRE key holder LEASE 200");
+        client.take(&format!("LOCK.ACQUIRE key holder LEASE {AHEAD}"));
         let first = Waiter::start(&server, "key", "first");
         let mut second = Waiter::start(&server, "key", "second");
         client.order("CLIENT PAUSE 60000 WRITE");
         first.raw.reset();
-        assert!(!eventually(A_WHILE, || !second.waits()));
+        assert!(!eventually(until_it_is_over(), || !second.waits()));
         client.order("CLIENT UNPAUSE");
         second.token();
         assert_held(&mut client, "key", "second");
@@ -156,7 +163,7 @@ mod replicaof {
     fn the_former_master_grants_nothing() {
         let server = Server::start();
         let mut client = server.raw();
-        client.take("LOCK.ACQUIRE key holder LEASE 300");
+        client.take(&format!("LOCK.ACQUIRE key holder LEASE {AHEAD}"));
         client.take("LOCK.ACQUIRE kept holder LEASE 60000");
         let mut waiters: Vec<Waiter> = ["key", "kept", "key", "kept"]
             .iter()
@@ -170,7 +177,7 @@ mod replicaof {
             assert_eq!(waiter.error(), "UNBLOCKED");
         }
         // The deadline of the first lock passes, and with the waiters' connections gone nobody is served either.
-        assert!(!eventually(A_WHILE * 2, || offset(&server) != written), "a replica writes nothing of its own");
+        assert!(!eventually(until_it_is_over(), || offset(&server) != written), "a replica writes nothing of its own");
         drop(waiters);
         until_nobody_waits(&server);
         assert_eq!(holders_in_hash(&mut client, "key"), []);
@@ -360,7 +367,7 @@ mod cluster {
     #[test]
     fn slot_that_moves_while_the_lock_expires() {
         let mut scene = MovingSlot::start();
-        scene.client.take("LOCK.ACQUIRE key holder LEASE 400");
+        scene.client.take(&format!("LOCK.ACQUIRE key holder LEASE {AHEAD}"));
         let mut waiter = Waiter::start(scene.source(), "key", "waiter");
         scene.cluster.move_slot(scene.slot, scene.from, scene.to);
         // Expired before it moved, or after.
@@ -438,9 +445,6 @@ fn shutdown_in_the_pipeline_that_grants() {
 #[test]
 fn module_unload_is_refused_while_somebody_waits() {
     let server = Server::start();
-    if !server.can(Feature::ModuleCommand) {
-        return skip("MODULE UNLOAD is not available");
-    }
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 60000");
     let mut waiter = Waiter::start(&server, "key", "waiter");
@@ -457,9 +461,6 @@ fn module_unload_is_refused_while_somebody_waits() {
 #[test]
 fn reloading_the_data_leaves_the_queue_alone() {
     let server = Server::start();
-    if !server.can(Feature::Debug) {
-        return skip("DEBUG is not available");
-    }
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 60000");
     let mut first = Waiter::start(&server, "key", "first");

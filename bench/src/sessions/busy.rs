@@ -10,7 +10,7 @@ use crate::handoff::Round;
 use crate::memory::LEASE;
 use crate::relay::{Next, Relay};
 use crate::server::Running;
-use crate::settings::Scale;
+use crate::settings::{IDLE, Scale};
 use crate::stats::Percentiles;
 
 /// Tasks, or clients where each has a connection of its own.
@@ -38,7 +38,9 @@ pub fn round(server: &mut Running, contender: Box<dyn Contender>, scale: &Scale)
     busy.go_on(Instant::now() + scale.handoff_least / 2)?;
     busy.times.clear();
     let (cpu, start) = (server.control.server_cpu()?, Instant::now());
-    busy.go_on(start + scale.handoff_least)?;
+    while busy.times.is_empty() && start.elapsed() < IDLE {
+        busy.go_on(Instant::now() + scale.handoff_least)?;
+    }
     let seconds = start.elapsed().as_secs_f64();
     let cpu = server.control.server_cpu()? - cpu;
     let count = busy.times.len() as f64;

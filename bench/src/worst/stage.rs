@@ -21,9 +21,7 @@ const AT_ONCE: usize = 500;
 pub struct Size {
     /// Connections that wait.
     pub crowd: usize,
-    /// Keys of one request, where the server has no limit of its own.
-    pub keys: usize,
-    /// Requests for a thousand keys each.
+    /// Requests for many keys each.
     pub requests: usize,
     /// Holders of one lock where the server has no limit of its own, or locks of one holder.
     pub many: usize,
@@ -33,10 +31,9 @@ pub struct Size {
 
 impl Size {
     /// What 10,000 connections can build.
-    pub const FULL: Self =
-        Self { crowd: 9_900, keys: 90_000, requests: 1_000, many: 100_000, build: Duration::from_secs(8) };
+    pub const FULL: Self = Self { crowd: 9_900, requests: 1_000, many: 100_000, build: Duration::from_secs(8) };
     /// Enough to see that every state can be built.
-    pub const QUICK: Self = Self { crowd: 500, keys: 3_000, requests: 20, many: 3_000, build: Duration::from_secs(1) };
+    pub const QUICK: Self = Self { crowd: 500, requests: 20, many: 3_000, build: Duration::from_secs(1) };
 }
 
 /// A state under construction, and while it is measured.

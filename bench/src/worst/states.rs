@@ -71,14 +71,11 @@ fn several_keys() -> Vec<State> {
             .beside("BLPOP of as many waits: HSET on one of them", lists(|stage| stage.step("HSET app:1 stranger 1"))),
         state("the same: LOCK.TOP", one(|stage| stage.step("LOCK.TOP"))),
         state(
-            "MACQUIREs of 1,000 keys wait for one: ACQUIRE of it",
+            "MACQUIREs of 128 keys wait for one: ACQUIRE of it",
             apart(|stage| stage.step("LOCK.ACQUIRE hot v WAIT 1")),
         ),
         state("the same: RELEASE of it", apart(|stage| stage.step("LOCK.RELEASE hot holder"))),
-        state(
-            "MACQUIREs of the same 1,000 keys: ACQUIRE of one",
-            alike(|stage| stage.step("LOCK.ACQUIRE hot v WAIT 1")),
-        ),
+        state("MACQUIREs of the same 128 keys: ACQUIRE of one", alike(|stage| stage.step("LOCK.ACQUIRE hot v WAIT 1"))),
         state("the same: RELEASE of one", alike(|stage| stage.step("LOCK.RELEASE hot holder"))),
         state("MACQUIRE of many keys, all free", Scene { build: |_| Ok(()), step: take_free_keys })
             .beside("MSET of as many", Scene { build: |_| Ok(()), step: set_keys }),
@@ -269,10 +266,12 @@ fn after(stage: &mut Stage, step: &str) -> Result<String> {
     stage.all_are_told()
 }
 
-/// Names of as many keys as one request may have, the last of them `hot`.
-fn keys(stage: &mut Stage, usual: usize) -> Result<String> {
-    let count = stage.limit("holdfast.max-keys", usual)?;
-    Ok(format!("{count} {} hot", numbered("app", count - 1)))
+/// As many keys as one request may name.
+const KEYS: usize = 128;
+
+/// Names of so many, the last of them `hot`.
+fn keys() -> String {
+    format!("{KEYS} {} hot", numbered("app", KEYS - 1))
 }
 
 fn numbered(name: &str, count: usize) -> String {
@@ -281,47 +280,45 @@ fn numbered(name: &str, count: usize) -> String {
 
 fn one_request(stage: &mut Stage) -> Result<()> {
     stage.order(&format!("LOCK.ACQUIRE hot holder LEASE {LEASE}"))?;
-    let keys = keys(stage, stage.size.keys)?;
-    stage.gather(iter::once(format!("LOCK.MACQUIRE {keys} x WAIT 0")))
+    stage.gather(iter::once(format!("LOCK.MACQUIRE {} x WAIT 0", keys())))
 }
 
 fn one_pop(stage: &mut Stage) -> Result<()> {
-    stage.gather(iter::once(format!("BLPOP {} hot 0", numbered("app", stage.size.keys - 1))))
+    stage.gather(iter::once(format!("BLPOP {} hot 0", numbered("app", KEYS - 1))))
 }
 
 /// Each has keys of its own, but for one.
 fn requests_apart(stage: &mut Stage) -> Result<()> {
     stage.order(&format!("LOCK.ACQUIRE hot holder LEASE {LEASE}"))?;
     stage.gather((0..stage.size.requests).map(|request| {
-        format!("LOCK.MACQUIRE 1000 {} hot x:{request} WAIT 0", numbered(&format!("app:{request}"), 999))
+        format!("LOCK.MACQUIRE {KEYS} {} hot x:{request} WAIT 0", numbered(&format!("app:{request}"), KEYS - 1))
     }))
 }
 
 fn requests_alike(stage: &mut Stage) -> Result<()> {
     stage.order(&format!("LOCK.ACQUIRE hot holder LEASE {LEASE}"))?;
-    let keys = numbered("app", 999);
-    stage.gather((0..stage.size.requests).map(|request| format!("LOCK.MACQUIRE 1000 {keys} hot x:{request} WAIT 0")))
+    let keys = keys();
+    stage.gather((0..stage.size.requests).map(|request| format!("LOCK.MACQUIRE {keys} x:{request} WAIT 0")))
 }
 
 fn take_free_keys(stage: &mut Stage) -> Result<String> {
-    let keys = keys(stage, stage.size.keys)?;
-    stage.step(&format!("LOCK.MACQUIRE {keys} x"))
+    stage.step(&format!("LOCK.MACQUIRE {} x", keys()))
 }
 
 fn set_keys(stage: &mut Stage) -> Result<String> {
-    let pairs: Vec<String> = (0..stage.size.keys).map(|key| format!("app:{key} 1")).collect();
+    let pairs: Vec<String> = (0..KEYS).map(|key| format!("app:{key} 1")).collect();
     stage.step(&format!("MSET {}", pairs.join(" ")))
 }
 
 fn keys_waited_for(stage: &mut Stage) -> Result<()> {
-    let keys = keys(stage, stage.size.crowd)?;
+    let keys = keys();
     stage.order(&format!("LOCK.MACQUIRE {keys} x LEASE {LEASE}"))?;
     let names: Vec<&str> = keys.split(' ').skip(1).collect();
     stage.gather(names.iter().map(|key| format!("LOCK.ACQUIRE {key} v:{key} WAIT 0")))
 }
 
 fn release_keys(stage: &mut Stage) -> Result<String> {
-    let keys = keys(stage, stage.size.crowd)?;
+    let keys = keys();
     after(stage, &format!("LOCK.MRELEASE {keys} x"))
 }
 

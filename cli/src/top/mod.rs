@@ -14,7 +14,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use self::state::{Look, State};
 use crate::args::Top;
 use crate::failure::Failure;
-use crate::seen::{Queue, Server, failed, server_of, servers, shown};
+use crate::report::print;
+use crate::seen::{Queue, Server, failed, failed_at, server_of, servers, shown};
 
 /// So many waiters of one lock are shown.
 const SHOWN: usize = 200;
@@ -22,11 +23,11 @@ const SHOWN: usize = 200;
 /// Shows them once, or until it is ended.
 pub async fn top(locks: &Locks, task: &Top) -> Result<u8, Failure> {
     if task.once {
-        let (queues, _) = look(locks, task.count).await?;
         if task.json {
-            println!("{}", serde_json::Value::from(queues.iter().map(Queue::json).collect::<Vec<_>>()));
+            print(&lines(locks, task.count).await?)?;
         } else {
-            print!("{}", view::text(&queues));
+            let (queues, _) = look(locks, task.count).await?;
+            print(&view::text(&queues))?;
         }
         return Ok(0);
     }
@@ -109,21 +110,38 @@ async fn renew(locks: &Locks, task: &Top, state: &mut State) {
     }
 }
 
-/// The longest queues of all servers, and how many grants there were out of queues.
-async fn look(locks: &Locks, count: usize) -> Result<(Vec<Queue>, u64), Failure> {
-    let (mut queues, mut grants) = (Vec::new(), 0);
+/// The longest queues of all servers, and how many grants there were out of queues, as far as this user may know.
+async fn look(locks: &Locks, count: usize) -> Result<(Vec<Queue>, Option<u64>), Failure> {
+    let (mut queues, mut grants) = (Vec::new(), Some(0));
     for mut server in servers(locks).await? {
-        queues.extend(server.top(count).await.map_err(|error| failed(&server, b"", &error))?);
-        grants += granted(&mut server).await?;
+        queues.extend(server.top(count).await.map_err(|error| failed_at(&server, &error))?);
+        grants = grants.zip(granted(&mut server).await).map(|(before, here)| before + here);
     }
     queues.sort_by_key(|queue| std::cmp::Reverse(queue.waiters));
     Ok((queues, grants))
 }
 
-async fn granted(server: &mut Server) -> Result<u64, Failure> {
-    let info = server.info(&["holdfast"]).await.map_err(|error| failed(server, b"", &error))?;
+async fn granted(server: &mut Server) -> Option<u64> {
+    let info = server.info(&["holdfast"]).await.ok()?;
     let field = info.iter().find(|(name, _)| name == "holdfast_grants_queued");
-    Ok(field.and_then(|(_, value)| value.parse().ok()).unwrap_or(0))
+    field.and_then(|(_, value)| value.parse().ok())
+}
+
+/// The longest queues of all servers, each lock in a line of JSON.
+async fn lines(locks: &Locks, count: usize) -> Result<String, Failure> {
+    let mut found = Vec::new();
+    for mut server in servers(locks).await? {
+        let queues = server.top(count).await.map_err(|error| failed_at(&server, &error))?;
+        let keys: Vec<_> = queues.iter().map(|queue| queue.key.clone()).collect();
+        // One that has ended since then is not there.
+        let (there, _) = server.locks(&keys).await.map_err(|error| failed_at(&server, &error))?;
+        for lock in there {
+            let oldest = queues.iter().find(|queue| queue.key == lock.key).map_or(0, |queue| queue.oldest);
+            found.push((lock.waiters, lock.json().with_oldest(oldest)));
+        }
+    }
+    found.sort_by_key(|(waiters, _)| std::cmp::Reverse(*waiters));
+    Ok(found.iter().map(|(_, line)| line.to_string()).collect())
 }
 
 async fn look_into(locks: &Locks, key: &str) -> Result<Look, Failure> {

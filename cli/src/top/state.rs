@@ -85,16 +85,16 @@ impl State {
     }
 
     /// What is there now.
-    pub fn seen(&mut self, queues: Vec<Queue>, grants: u64, now: Instant) {
+    pub fn seen(&mut self, queues: Vec<Queue>, grants: Option<u64>, now: Instant) {
         self.failure = None;
         self.queues = queues;
         self.put_in_order();
-        if let Some((before, count)) = self.grants {
+        if let Some(((before, count), grants)) = self.grants.zip(grants) {
             let seconds = now.saturating_duration_since(before).as_secs_f64();
             // Fewer than before: a server began anew.
             self.rate = (seconds > 0.0).then(|| grants.saturating_sub(count) as f64 / seconds);
         }
-        self.grants = Some((now, grants));
+        self.grants = grants.map(|grants| (now, grants));
         if self.row().is_none() && !self.inside {
             self.choose(0);
         }
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn what_is_chosen_stays_chosen_in_another_order() {
         let mut state = State::default();
-        state.seen(vec![queue("a", 1, 30), queue("b", 3, 20), queue("c", 2, 10)], 0, Instant::now());
+        state.seen(vec![queue("a", 1, 30), queue("b", 3, 20), queue("c", 2, 10)], Some(0), Instant::now());
         assert_eq!((keys(&state).as_str(), state.row()), ("bca", Some(0)));
         state.down();
         state.sort_otherwise();
@@ -196,11 +196,11 @@ mod tests {
         let mut state = State::default();
         state.enter();
         assert_eq!(state.inside(), None, "there is none");
-        state.seen(vec![queue("a", 1, 1)], 0, Instant::now());
+        state.seen(vec![queue("a", 1, 1)], Some(0), Instant::now());
         state.enter();
         assert!(state.wants_look());
         state.looked(Look { key: "a".to_owned(), lock: None, waiters: Vec::new() });
-        state.seen(Vec::new(), 0, Instant::now());
+        state.seen(Vec::new(), Some(0), Instant::now());
         assert_eq!(state.inside(), Some(&b"a"[..]));
         assert!(state.look().is_some());
         state.leave();
@@ -211,11 +211,11 @@ mod tests {
     fn hand_offs_are_counted_from_look_to_look() {
         let mut state = State::default();
         let now = Instant::now();
-        state.seen(Vec::new(), 100, now);
+        state.seen(Vec::new(), Some(100), now);
         assert_eq!(state.rate(), None);
-        state.seen(Vec::new(), 150, now + Duration::from_secs(2));
+        state.seen(Vec::new(), Some(150), now + Duration::from_secs(2));
         assert_eq!(state.rate(), Some(25.0));
-        state.seen(Vec::new(), 3, now + Duration::from_secs(3));
+        state.seen(Vec::new(), Some(3), now + Duration::from_secs(3));
         assert_eq!(state.rate(), Some(0.0));
     }
 }

@@ -1,4 +1,5 @@
 import itertools
+import os
 
 import pytest
 import redis
@@ -14,6 +15,19 @@ def pytest_configure(config):
     # Before version 8, redis-py leaves the connections of a cluster's nodes that it replaces to the garbage collector.
     if int(redis.VERSION[0]) < 8:
         config.addinivalue_line("filterwarnings", "ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def _note_skip(report):
+    """What is skipped goes to the file that HOLDFAST_SKIPS names, for scripts/skips.py."""
+    path = os.environ.get("HOLDFAST_SKIPS")
+    # The processes that xdist starts report to the one that started them.
+    if path and report.skipped and "PYTEST_XDIST_WORKER" not in os.environ:
+        why = str(report.longrepr[2]).removeprefix("Skipped: ")
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"{report.nodeid}\t{why}\n")
+
+
+pytest_runtest_logreport = pytest_collectreport = _note_skip
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ class Proxy:
         self.requests = []
         self.late = []
         self.sockets = set()
+        self.links = set()
         self.cut_off = False
         # How many seconds each request is kept before it is passed on.
         self.delay = 0
@@ -42,6 +43,7 @@ class Proxy:
                     client.close()
                     continue
                 link = _Link(self, client, server)
+                self.links.add(link)
                 threading.Thread(target=link.upstream, daemon=True).start()
                 threading.Thread(target=link.downstream, daemon=True).start()
 
@@ -51,6 +53,12 @@ class Proxy:
         for one in list(self.sockets):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
+
+    def forget(self):
+        """Breaks every connection of the clients, and tells the server nothing of it."""
+        for link in list(self.links):
+            link.forgotten = True
+            link.close()
 
     def mend(self):
         self.cut_off = False
@@ -76,6 +84,7 @@ class _Link:
         self.client = client
         self.server = server
         self.mute = False
+        self.forgotten = False
         for one in (client, server):
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         proxy.sockets |= {client, server}
@@ -105,7 +114,8 @@ class _Link:
         self.close()
 
     def close(self):
-        for one in (self.client, self.server):
+        self.proxy.links.discard(self)
+        for one in (self.client,) if self.forgotten else (self.client, self.server):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()

@@ -156,10 +156,18 @@ class Cluster:
         for master, replica in zip(self.masters, self.nodes[masters:]):
             until(lambda m=master, r=replica: self._replicate(m, r), "the replica knows its master")
         self._wait_until_all(lambda info: info["cluster_state"] == "ok", "the cluster is ready")
+        until(lambda: all(self._knows_all(node) for node in self.nodes), "all are connected and know the replicas", 60)
 
     def _replicate(self, master, replica):
         with contextlib.suppress(redis.ResponseError):
             return replica.client().execute_command("CLUSTER", "REPLICATE", self.id(master))
+
+    def _knows_all(self, node):
+        """Who has no connection to a replica, or does not know its master, gives it no vote."""
+        seen = [line.split() for line in node.client().execute_command("CLUSTER", "NODES").splitlines()]
+        replicas = [words for words in seen if b"slave" in words[2] and words[3] != b"-"]
+        connected = all(words[7] == b"connected" for words in seen)
+        return connected and len(replicas) == len(self.nodes) - len(self.masters)
 
     def _wait_until_all(self, holds, what):
         until(lambda: all(holds(node.client().execute_command("CLUSTER INFO")) for node in self.nodes), what, 60)

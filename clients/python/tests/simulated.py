@@ -5,7 +5,6 @@ The clients run the flows of holdfast as they are; only what they do with a sock
 
 import heapq
 import itertools
-from types import SimpleNamespace
 
 from holdfast import _flow as flows
 from holdfast import _hold, _multilock
@@ -22,9 +21,8 @@ class World:
         self.now = 1000.0
         self.agenda = []
         self.numbers = itertools.count()
-        clock = SimpleNamespace(monotonic=lambda: self.now)
         for module in (flows, _hold, _multilock):
-            monkeypatch.setattr(module, "time", clock)
+            monkeypatch.setattr(module, "now", lambda: self.now)
 
     def at(self, seconds, action):
         entry = [self.now + seconds, next(self.numbers), action]
@@ -146,13 +144,13 @@ class Home:
         self.world = client.world
         self.book = Book()
         self.session = SessionState()
-        alive = [b"alive", 0, [], None, None, b"3750 30000"]
+        alive = [b"alive", 0, [], None, None, b"3750 30000 667 1"]
         self.session.answered(self.world.now, [alive])
 
-    def find(self, key, redirection):
+    def find(self, key, redirection, seconds):
         return lambda go_on: go_on(flows.Node(self, self.session, None, asking=False))
 
-    def send(self, node, request):
+    def send(self, node, request, seconds):
         def step(go_on):
             def heard():
                 if not self.client.alive:

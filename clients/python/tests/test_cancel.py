@@ -1,7 +1,9 @@
 """asyncio: a call may be cancelled anywhere, and nothing stays behind."""
 
 import asyncio
+import contextlib
 import gc
+import time
 import types
 
 import pytest
@@ -164,17 +166,19 @@ async def test_an_acquire_with_health_checks_at_every_await(make_client, other, 
 
 
 async def test_the_first_acquire_of_a_client_at_every_await(make_client, other, name):
-    clients = []
+    clients, locks = [], []
 
     def make():
         clients.append(make_client())
-        return holdfast.asyncio.Lock(clients[-1], name, ephemeral=True).acquire()
+        locks.append(holdfast.asyncio.Lock(clients[-1], name, ephemeral=True))
+        return locks[-1].acquire()
 
     async def settle(step, result):
         if not result:
             await until(nothing(other, name), f"cancelled at step {step}, nothing is left")
         client = clients.pop()
         await getattr(client, "aclose", client.close)()
+        locks.clear()
         del client
         # Errors and their frames know each other.
         gc.collect()
@@ -430,6 +434,28 @@ async def test_while_held_stops_the_block(client, other, name):
     await asyncio.sleep(0)
 
 
+async def test_while_held_and_check_in_the_task_that_finds_the_loss_itself(client, other, name):
+    with pytest.raises(holdfast.LockLost) as caught:
+        async with holdfast.asyncio.Lock(client, name, timeout=1.5).while_held() as lock:
+            # The loop stands still, so nobody else hears of it before.
+            time.sleep(1.6)
+            lock.check()
+            pytest.fail("it is lost")
+    assert caught.value.reason == "expired"
+    # The task was not cancelled, also not for what it awaits next.
+    await asyncio.sleep(0.01)
+
+
+async def test_while_held_of_a_task_that_finds_the_loss_and_goes_on(client, other, name):
+    with pytest.raises(holdfast.LockLost):
+        async with holdfast.asyncio.Lock(client, name, timeout=1.5).while_held() as lock:
+            time.sleep(1.6)
+            with contextlib.suppress(holdfast.LockLost):
+                lock.check()
+            await asyncio.sleep(20)
+            pytest.fail("it was not stopped")
+
+
 async def test_while_held_without_a_loss(client, other, name):
     async with holdfast.asyncio.Lock(client, name).while_held():
         assert not await holdfast.asyncio.Lock(other, name).acquire(blocking=False)
@@ -497,3 +523,17 @@ async def test_re_entrant_for_a_task(client, other, name):
         await lock.release()
         assert await lock.owned()
     await until(nothing(other, name), "it was given back")
+
+
+async def test_a_re_entrant_lock_can_be_taken_again_after_a_loss(client, other, name):
+    lock = holdfast.asyncio.RLock(client, name)
+    await lock.acquire()
+    lost = lock.lost
+    await other.execute_command("LOCK.FORCE", name)
+    await asyncio.wait_for(lost.wait(), 10)
+    assert await lock.acquire()
+    lock.check()
+    await lock.release()
+    await until(nothing(other, name), "it was given back")
+    with pytest.raises(holdfast.LockLost):
+        await lock.release()

@@ -79,7 +79,8 @@ def test_waits_in_the_servers_queue(kind, client, admin, name):
 
 
 def test_gives_up_in_time(kind, client, admin, name):
-    kind.Lock(client, name).acquire()
+    holder = kind.Lock(client, name)
+    holder.acquire()
     begin = time.monotonic()
     assert kind.Lock(client, name).acquire(blocking_timeout=0.2) is False
     assert 0.2 <= time.monotonic() - begin < 1
@@ -89,7 +90,8 @@ def test_gives_up_in_time(kind, client, admin, name):
 
 
 def test_a_block_that_is_not_entered_in_time(kind, client, name):
-    kind.Lock(client, name).acquire()
+    holder = kind.Lock(client, name)
+    holder.acquire()
     with pytest.raises(holdfast.NotGranted) as caught, kind.Lock(client, name, blocking_timeout=0.05):
         pytest.fail("it was entered")
     assert caught.value.lock_name == name
@@ -221,7 +223,7 @@ def test_one_semaphore_object_takes_many_permits(kind, client, name):
 
 
 def test_readers_and_writers(kind, client, admin, name):
-    lock = kind.RWLock(client, name)
+    lock = kind.RWLock(client, name, thread_local=False)
     with lock.read(), lock.read():
         assert not lock.write().acquire(blocking=False)
         writer = lock.write()
@@ -408,14 +410,16 @@ def test_made_by_the_client(kind, client, name):
 def test_locks_of_clients_that_share_a_pool_share_a_session(kind, own_server, name):
     client = kind.client(own_server.port)
     admin = own_server.client()
-    kind.Lock(client, name).acquire()
+    locks = [kind.Lock(client, name)]
+    locks[0].acquire()
     before = len(admin.client_list())
     for number in range(5):
         if kind.name == "threads":
             other = redis.Redis(connection_pool=client.connection_pool)
         else:
             other = kind._in_loop(lambda: redis.asyncio.Redis(connection_pool=client.connection_pool))
-        kind.Lock(other, f"{name}:{number}").acquire()
+        locks.append(kind.Lock(other, f"{name}:{number}"))
+        locks[-1].acquire()
     assert len(admin.client_list()) == before
 
 

@@ -109,6 +109,7 @@ def test_lost_when_one_is_lost(kind, clients, everywhere, name):
     several.check()
     everywhere[1].client().execute_command("LOCK.FORCE", name)
     assert lost.wait(5)
+    until(lambda: told, "it is told")
     assert [one.reason for one in told] == ["forced"]
     with pytest.raises(holdfast.LockLost, match="forced"):
         several.check()
@@ -251,7 +252,7 @@ class SimulatedLock(_multilock.LockBase):
 
     def __init__(self, client, key):
         self.redis, self.key, self.name = client, key, key
-        self.limit, self.timeout, self.replicas, self.ephemeral = 1, None, 0, False
+        self.limit, self.timeout, self.watched, self.replicas, self.ephemeral = 1, None, None, 0, False
         self._terms = Terms(key, (key,))
 
 

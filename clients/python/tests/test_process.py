@@ -11,7 +11,7 @@ import time
 import pytest
 
 import holdfast
-from servers import holder, until, waiters
+from servers import until, waiters
 from test_lock import in_thread
 from test_reconnect import sessions
 
@@ -318,28 +318,25 @@ def test_the_session_ends_with_its_client(own_server, admin, name):
     until(lambda: len(sessions(admin)) == 1, "there is a session")
     threads = threading.active_count()
     del lock, client
-    gc.collect()
-    until(lambda: not sessions(admin), "the session ended")
+
+    def ended():
+        # Pools of redis-py know their connections, and those know them; and the lock is being given back by way of it.
+        gc.collect()
+        return not sessions(admin)
+
+    until(ended, "the session ended")
     until(lambda: threading.active_count() < threads, "its thread ended")
     until(lambda: not admin.exists(name), "what was ephemeral is free")
 
 
-def test_a_lock_object_may_go_and_the_lock_stays(own_server, admin, name):
-    client = own_server.client()
-    holdfast.Lock(client, name).acquire()
-    gc.collect()
-    assert holder(admin, name)[b"watchdog"]
-    time.sleep(3.5)
-    assert admin.exists(name)
-
-
 def test_one_thread_for_many_locks(own_server, admin, name):
     client = own_server.client()
-    before = threading.active_count()
     locks = [holdfast.Lock(client, f"{name}:{number}") for number in range(50)]
-    for lock in locks:
+    locks[0].acquire()
+    before = threading.active_count()
+    for lock in locks[1:]:
         lock.acquire()
-    assert threading.active_count() == before + 1
+    assert threading.active_count() <= before
     for lock in locks:
         lock.release()
 
@@ -357,7 +354,32 @@ def test_re_entrant_for_a_thread(own_server, admin, name):
     with pytest.raises(holdfast.LockLost), lock:
         admin.execute_command("LOCK.FORCE", name)
         until(lambda: lock.lost.is_set(), "the loss is told")
+        with lock:
+            lock.check()
+            assert lock.owned()
+        with pytest.raises(holdfast.LockLost):
+            lock.check()
+
+
+def test_a_re_entrant_lock_can_be_taken_again_after_a_loss(own_server, admin, name):
+    lock = holdfast.RLock(own_server.client(), name)
+    for _ in range(3):
         lock.acquire()
+        lock.acquire()
+        admin.execute_command("LOCK.FORCE", name)
+        until(lambda: lock.lost.is_set(), "the loss is told")
+        with pytest.raises(holdfast.LockLost):
+            lock.check()
+    assert lock.acquire()
+    lock.check()
+    lock.release()
+    assert not admin.exists(name)
+    # Whoever did not give back what was lost is told so.
+    with pytest.raises(holdfast.LockLost):
+        for _ in range(6):
+            lock.release()
+    with pytest.raises(holdfast.NotHeld):
+        lock.release()
 
 
 def test_what_a_thread_holds_is_its_own_unless_told_otherwise(own_server, name):

@@ -190,7 +190,8 @@ def way(request, kind):
 def test_each_reply_lost_once_while_many_take_turns(kind, way, name, verb):
     # The session opens beforehand, unless its own beginning is what goes wrong.
     if verb != b"LOCK.OWNER":
-        kind.Lock(way.client, f"{{{name}}}:first").acquire()
+        first = kind.Lock(way.client, f"{{{name}}}:first")
+        first.acquire()
     rule = once(verb, "reply")
     way.obey(rule)
     inside = []
@@ -216,9 +217,11 @@ def test_each_reply_lost_once_while_many_take_turns(kind, way, name, verb):
 
 
 def test_a_wait_ends_in_time_though_the_server_says_nothing(kind, proxy, server, name):
-    holdfast.Lock(server.client(), name, thread_local=False).acquire()
+    holder = holdfast.Lock(server.client(), name)
+    holder.acquire()
     client = retrying(kind, proxy, 0)
-    kind.Lock(client, f"{name}:first").acquire()
+    first = kind.Lock(client, f"{name}:first")
+    first.acquire()
     proxy.rule = lambda request: "request" if request[0].upper() == b"LOCK.NEXT" else None
     begin = time.monotonic()
     assert kind.Lock(client, name).acquire(blocking_timeout=0.3) is False

@@ -14,7 +14,7 @@ from proxy import Proxy
 from servers import Server, until, waiters
 from test_lock import in_thread
 
-PATIENCE = 0.3
+PATIENCE = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +173,7 @@ def test_a_server_that_is_gone_costs_one_short_timeout_once(kind, own_servers, n
     own_servers[which].signal(how)
     if how == signal.SIGKILL:
         own_servers[which].process.wait()
-    assert works(lock) < PATIENCE + 0.25
+    assert works(lock) < 2 * PATIENCE
     others = [works(lock) for _ in range(5)]
     assert sorted(others)[2] < PATIENCE / 2, others
 
@@ -193,7 +193,7 @@ def test_a_slow_server_is_left_out(kind, own_servers, name):
         lock = kind.RedLock(clients, name, server_timeout=PATIENCE)
         works(lock)
         proxy.delay = PATIENCE * 2
-        assert works(lock) < PATIENCE + 0.25
+        assert works(lock) < 2 * PATIENCE
         others = [works(lock) for _ in range(5)]
         assert sorted(others)[2] < PATIENCE / 2, others
         # What it was asked for late is given back there.
@@ -277,7 +277,7 @@ def test_lost_when_no_majority_is_left(kind, own_servers, name):
     assert not lost.is_set()
     own_servers[0].client().execute_command("LOCK.FORCE", name)
     assert lost.wait(5)
-    [loss] = told
+    [loss] = until(lambda: told, "it is told")
     assert (loss.reason, loss.fence) == ("forced", fence)
     with pytest.raises(holdfast.LockLost, match="forced"):
         lock.check()
@@ -321,13 +321,13 @@ def test_renewed_by_the_servers(kind, own_servers, name):
 
 
 def test_a_timeout_is_a_lease_less_the_drift(kind, clients, servers, name):
-    lock = kind.RedLock(clients, name, timeout=0.5)
+    lock = kind.RedLock(clients, name, timeout=2)
     lock.acquire()
     since = time.monotonic()
-    assert all(0 < one.client().pttl(name) <= 500 for one in servers)
+    assert all(0 < one.client().pttl(name) <= 2000 for one in servers)
     # The lease began before the majority was there, and counts less the drift.
     until = hold_of(kind, lock).until
-    assert until < since + 0.5 - drift(0.5)
+    assert until < since + 2 - drift(2)
     lost = lock.lost
     assert lost.wait(5)
     assert time.monotonic() >= until
@@ -361,19 +361,22 @@ def test_extend_and_reacquire(kind, clients, servers, name):
 def test_released_although_some_had_lost_it(kind, clients, servers, name):
     lock = kind.RedLock(clients, name, timeout=10)
     lock.acquire()
-    # Without a tie to the session, it is not told.
     servers[0].client().execute_command("LOCK.FORCE", name)
     lock.release()
     lock.acquire()
+    lost = lock.lost
     for one in servers[: majority(len(servers))]:
         one.client().execute_command("LOCK.FORCE", name)
-    with pytest.raises(holdfast.LockLost, match="unknown"):
+    # Every session hears of what it loses, whatever its lease.
+    assert lost.wait(5)
+    with pytest.raises(holdfast.LockLost, match="forced"):
         lock.release()
 
 
 def test_a_minority_that_somebody_holds_does_not_matter(kind, clients, servers, name):
-    for one in clients[majority(len(servers)) :]:
-        kind.Lock(one, name, timeout=60).acquire()
+    taken = [kind.Lock(one, name, timeout=60) for one in clients[majority(len(servers)) :]]
+    for one in taken:
+        one.acquire()
     with kind.RedLock(clients, name, server_timeout=PATIENCE) as lock:
         assert lock.owned()
     for one in servers:

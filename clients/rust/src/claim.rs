@@ -11,9 +11,14 @@ use crate::state::{Errand, Renewal, Stage, State};
 use crate::terms::{Deadline, Lease, Terms};
 use crate::wire::{News, Reply};
 
-/// Of a watched lease so much is left at least while the session lives: the server renews it every third. What is
-/// missing to two thirds is for a server that stood still for a moment.
-const LEFT_WHILE_WATCHED: f64 = 0.5;
+/// What is known of a hold without asking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Held,
+    /// Its lease may be over, unless the server has renewed it.
+    InDoubt,
+    Lost(Why),
+}
 
 #[derive(Debug)]
 pub(crate) struct Claim {
@@ -102,6 +107,12 @@ impl Claim {
         self.inner().state.unheard(session);
     }
 
+    /// It was asked for, and nobody can say any more what came of it: then it waits for a session. False: more is known.
+    pub(crate) fn wait_on(&self) -> bool {
+        let mut inner = self.inner();
+        inner.state.open().iter().all(|session| session.has_ended()) && inner.state.wait_on()
+    }
+
     pub(crate) fn timed_out(&self) {
         self.update(|inner| inner.state.timed_out());
     }
@@ -122,8 +133,8 @@ impl Claim {
         self.update(|inner| {
             let sure_until = match (&news, inner.terms.lease) {
                 // How long it was on its way is not known. The session's next sign of life says more.
-                (News::Granted(_), Lease::Watched(_)) => Instant::now() + left_while_watched(inner.lease(session)),
-                (News::Untied(_), Lease::Watched(_)) => session.alive() + left_while_watched(inner.lease(session)),
+                (News::Granted(_), Lease::Watched(_)) => Instant::now() + inner.lease(session) / 2,
+                (News::Untied(_), Lease::Watched(_)) => session.sure_of(inner.lease(session)),
                 // Nobody renewed it: it runs on as it was.
                 (News::Untied(_), Lease::Fixed(_)) => inner.state.sure_until().unwrap_or_else(Instant::now),
                 _ => Instant::now() + inner.lease(session),
@@ -167,6 +178,15 @@ impl Claim {
         self.leave_if_ended(session);
     }
 
+    /// A renewal failed that was sent after this time with these terms: it may have begun its lease nevertheless.
+    pub(crate) fn perhaps_leased(&self, began: Instant, lease: Lease) {
+        let (Lease::Fixed(lease) | Lease::Watched(Some(lease))) = lease else { return };
+        self.update(|inner| {
+            inner.asked = inner.asked.min(lease);
+            inner.state.ends_by(began + lease);
+        });
+    }
+
     pub(crate) fn lost(&self, why: Why) {
         self.update(|inner| inner.state.lost(why));
     }
@@ -189,13 +209,9 @@ impl Claim {
 
     /// What has to be said to another session; none ends the carrying.
     pub(crate) fn next_errand(&self, now: Instant) -> Option<Errand> {
-        let mut inner = self.inner();
-        if inner.lapsed(now) {
-            drop(inner);
-            self.lost(self.by_the_clock());
-            inner = self.inner();
-        }
-        inner.state.next_errand()
+        // One that nobody renews may have ended.
+        self.standing(now);
+        self.inner().state.next_errand()
     }
 
     /// Whether it is between two sessions.
@@ -204,15 +220,23 @@ impl Claim {
         inner.state.session().is_none() && matches!(inner.state.stage(), Stage::Waiting | Stage::Held)
     }
 
-    /// Why it is held no more, if that is known or its lease could have run out by now.
-    pub(crate) fn why_lost(&self, now: Instant) -> Option<Why> {
-        let lapsed = self.inner().lapsed(now);
-        if lapsed {
-            self.lost(self.by_the_clock());
+    /// What is known of the hold, without asking.
+    pub(crate) fn standing(&self, now: Instant) -> Standing {
+        let inner = self.inner();
+        match (inner.state.stage(), inner.terms.lease) {
+            (Stage::Lost(why), _) => return Standing::Lost(*why),
+            _ if !inner.lapsed(now) => return Standing::Held,
+            (_, Lease::Watched(_)) => return Standing::InDoubt,
+            (_, Lease::Fixed(_)) => drop(inner),
         }
-        match self.inner().state.stage() {
-            Stage::Lost(why) => Some(*why),
-            _ => None,
+        self.lost(Why::Expired);
+        Standing::Lost(Why::Expired)
+    }
+
+    /// Nobody can say that it lives on, if it is still in doubt.
+    pub(crate) fn lapse(&self, now: Instant) {
+        if self.standing(now) == Standing::InDoubt {
+            self.lost(Why::Disconnected);
         }
     }
 
@@ -236,13 +260,6 @@ impl Claim {
         self.changes.wait(until, happened).await;
     }
 
-    fn by_the_clock(&self) -> Why {
-        match self.inner().terms.lease {
-            Lease::Fixed(_) => Why::Expired,
-            Lease::Watched(_) => Why::Disconnected,
-        }
-    }
-
     fn update(&self, change: impl FnOnce(&mut Inner)) {
         change(&mut self.inner());
         self.changes.tell();
@@ -263,12 +280,12 @@ impl Inner {
     /// What the session's life promises of the lease.
     fn promised_by(&self, session: &SessionRef) -> Option<Instant> {
         match self.terms.lease {
-            Lease::Watched(_) => Some(session.alive() + left_while_watched(self.lease(session))),
+            Lease::Watched(_) => Some(session.sure_of(self.lease(session))),
             Lease::Fixed(_) => None,
         }
     }
 
-    /// Until when the lease can't have run out, as far as this process knows. Then it counts as lost.
+    /// Until when the lease can't have run out, as far as this process knows.
     fn sure_until(&self) -> Option<Instant> {
         let promised = self.state.session().and_then(|session| self.promised_by(session));
         self.state.sure_until().max(promised)
@@ -277,8 +294,4 @@ impl Inner {
     fn lapsed(&self, now: Instant) -> bool {
         matches!(self.state.stage(), Stage::Held) && self.sure_until().is_some_and(|end| end <= now)
     }
-}
-
-fn left_while_watched(lease: Duration) -> Duration {
-    lease.mul_f64(LEFT_WHILE_WATCHED)
 }

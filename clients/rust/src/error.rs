@@ -47,6 +47,14 @@ pub enum Error {
         /// What ended it.
         why: Why,
     },
+    /// The lease may be over, unless the server has renewed it, which this process has not heard yet: because it stood still
+    /// itself, say. The next word of the server tells.
+    InDoubt {
+        /// What is held, or was.
+        keys: Keys,
+        /// Who holds it, or did.
+        owner: Owner,
+    },
     /// Another error that the server answered.
     Server {
         /// The server's address.
@@ -117,13 +125,25 @@ impl fmt::Display for Error {
             Self::WrongType { keys, message } => write!(out, "{keys}: not a lock: {message}"),
             Self::NotHeld { keys, owner } => write!(out, "{keys}: not held by {owner}"),
             Self::Lost { keys, owner, why } => write!(out, "{keys}: lost by {owner}: {why}"),
-            Self::Server { server, keys, message } => write!(out, "{server}: {keys}: {message}"),
-            Self::Connection { server, keys, source } => write!(out, "{server}: {keys}: {source}"),
+            Self::InDoubt { keys, owner } => {
+                write!(out, "{keys}: held by {owner} no more, unless the server renewed it")
+            }
+            Self::Server { server, keys, message } => write!(out, "{server}: {}{message}", Of(keys)),
+            Self::Connection { server, keys, source } => write!(out, "{server}: {}{source}", Of(keys)),
             Self::NoMajority { keys, answer, majority, source } => {
                 write!(out, "{keys}: {majority} servers are a majority, and {answer} can be reached: {source}")
             }
             Self::Invalid { message } => out.write_str(message),
         }
+    }
+}
+
+/// The keys of a request, if it was about any, as the beginning of a message.
+struct Of<'k>(&'k Keys);
+
+impl fmt::Display for Of<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(out, "{}: ", self.0) }
     }
 }
 
@@ -154,10 +174,16 @@ pub(crate) fn refused_in_words(server: &str, keys: &Keys, message: String) -> Er
     let keys = keys.clone();
     match message.split(' ').next() {
         Some("DEADLOCK") => Error::Deadlock { keys, message },
-        Some("NOREPLICAS") => Error::NoReplicas { keys, message },
+        Some("NOREPLICAS" | "UNCONFIRMED") => Error::NoReplicas { keys, message },
         Some("WRONGTYPE") => Error::WrongType { keys, message },
         _ => Error::Server { server: server.to_owned(), keys, message },
     }
+}
+
+/// Whether an error without its code says that an earlier request of the same owner is still under way: of a session whose
+/// end the server is yet to see, say.
+pub(crate) fn is_confirming(words: &str) -> bool {
+    words.starts_with("another request of this owner for ")
 }
 
 #[cfg(test)]
@@ -169,7 +195,8 @@ mod tests {
         let keys = Keys::from_iter(["a"]);
         let refused = |words: &str| refused_in_words("here", &keys, words.to_owned());
         assert!(matches!(refused("DEADLOCK a waits for b"), Error::Deadlock { .. }));
-        assert!(matches!(refused("NOREPLICAS 0 of 1"), Error::NoReplicas { .. }));
+        assert!(matches!(refused("UNCONFIRMED 0 of 1"), Error::NoReplicas { .. }));
+        assert!(matches!(refused("NOREPLICAS Not enough good replicas to write."), Error::NoReplicas { .. }));
         assert!(matches!(refused("WRONGTYPE no lock"), Error::WrongType { .. }));
         assert_eq!(refused("ERR too many waits").to_string(), r#"here: "a": ERR too many waits"#);
     }

@@ -1,11 +1,13 @@
 //! A lock that is held.
 
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use crate::claim::Claim;
+use crate::claim::{Claim, Standing};
 use crate::error::{Error, Why, refused, refused_in_words};
 use crate::names::{Keys, Owner};
+use crate::requests::SILENT;
 use crate::shared::{Said, Shared, Unsaid};
 use crate::state::{Renewal, Stage};
 use crate::terms::{Lease, Terms};
@@ -13,6 +15,8 @@ use crate::wire::{self, Reply};
 
 /// A loss is told on another connection than the reply that shows it: so long it is waited for.
 const TOLD_WITHIN: Duration = Duration::from_secs(1);
+/// Who is later than this stood still meanwhile.
+const ON_TIME: Duration = Duration::from_millis(20);
 
 /// A lock that is held, until this is dropped or the lock is lost.
 ///
@@ -51,30 +55,72 @@ impl Guard {
         &self.claim.owner
     }
 
-    /// Whether it is held still, as far as this process can know without asking: false is certain.
+    /// Whether it is held still, as far as this process can know without asking: ok and lost are certain.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`].
+    /// [`Error::Lost`], or [`Error::InDoubt`] if its lease could have run out by now and nobody has said yet whether it has:
+    /// the server may have renewed it while this process stood still.
     pub fn check(&self) -> Result<(), Error> {
-        match self.claim.why_lost(Instant::now()) {
-            Some(why) => Err(self.claim.loss(why)),
-            None => Ok(()),
+        match self.claim.standing(Instant::now()) {
+            Standing::Held => Ok(()),
+            Standing::InDoubt => Err(Error::InDoubt { keys: self.claim.keys.clone(), owner: self.claim.owner.clone() }),
+            Standing::Lost(why) => Err(self.claim.loss(why)),
         }
     }
 
     /// Waits until it is lost.
     pub async fn lost(&self) -> Why {
         loop {
-            if let Some(why) = self.claim.why_lost(Instant::now()) {
-                return why;
+            match self.claim.standing(Instant::now()) {
+                Standing::Lost(why) => return why,
+                Standing::InDoubt => self.ask().await,
+                Standing::Held => self.watch().await,
             }
-            let lost = || matches!(self.claim.stage(), Stage::Lost(_));
-            self.claim.change(self.claim.sure_until(), lost).await;
         }
     }
 
-    /// Runs this for as long as the lock is held: it is dropped at its next pause when the lock is lost.
+    /// Returns when something changes, or when its lease could have run out. Then it is lost, if this process can say so: if
+    /// it was awake all the time, and the server owed it a sign of life.
+    async fn watch(&self) {
+        let claim = &self.claim;
+        let end = claim.sure_until();
+        let mut awake = true;
+        // The first is a moment before the end, so that what came while the process stood still has been read.
+        for moment in [end.and_then(|end| end.checked_sub(ON_TIME * 5)), end] {
+            claim.change(moment, || matches!(claim.stage(), Stage::Lost(_))).await;
+            let now = Instant::now();
+            let Some(late) = moment.and_then(|moment| now.checked_duration_since(moment)) else { return };
+            awake &= late < ON_TIME;
+        }
+        let now = Instant::now();
+        if awake && claim.session().is_none_or(|session| session.due() <= now) {
+            claim.lapse(now);
+        }
+    }
+
+    /// Asks the server whether it is held still. No answer in a moment is a loss.
+    async fn ask(&self) {
+        let within = (self.claim.asked() / 4).min(SILENT);
+        if tokio::time::timeout(within, self.shared.ask_whether_held(&self.claim)).await.is_err() {
+            self.claim.lapse(Instant::now());
+        }
+    }
+
+    pub(crate) fn in_doubt(&self) -> bool {
+        self.claim.standing(Instant::now()) == Standing::InDoubt
+    }
+
+    /// Whether it is known to be lost.
+    fn check_loss(&self) -> Result<(), Error> {
+        match self.claim.standing(Instant::now()) {
+            Standing::Lost(why) => Err(self.claim.loss(why)),
+            Standing::Held | Standing::InDoubt => Ok(()),
+        }
+    }
+
+    /// Runs this for as long as the lock is held: it is dropped at its next pause when the lock is lost, and stands still
+    /// while that is in doubt.
     ///
     /// # Errors
     ///
@@ -84,7 +130,7 @@ impl Guard {
             // One that is lost already does not begin.
             biased;
             why = self.lost() => Err(self.claim.loss(why)),
-            output = future => Ok(output),
+            output = unless(|| self.in_doubt(), future) => Ok(output),
         }
     }
 
@@ -92,10 +138,10 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] or [`Error::NotHeld`]; [`Error::NoReplicas`] if replicas are to confirm and don't, then the old
-    /// lease runs on.
+    /// [`Error::Lost`] or [`Error::NotHeld`]; [`Error::NoReplicas`] if replicas are to confirm and don't. Whatever
+    /// fails, of the old lease and the new one that counts from then on which ends earlier.
     pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
-        self.check()?;
+        self.check_loss()?;
         let mut terms = self.claim.terms();
         terms.lease = match terms.lease {
             Lease::Watched(_) => Lease::Watched(Some(lease)),
@@ -109,11 +155,21 @@ impl Guard {
 
     /// Asks the server whether it is still held, and begins its lease anew, as it is.
     pub(crate) async fn begin_anew(&self) -> Result<(), Error> {
-        self.check()?;
+        self.check_loss()?;
         self.renew_with(&self.claim.terms()).await
     }
 
     async fn renew_with(&self, terms: &Terms) -> Result<(), Error> {
+        let began = Instant::now();
+        let renewed = self.try_renewing(terms).await;
+        if renewed.is_err() {
+            // The server may have begun the new lease.
+            self.claim.perhaps_leased(began, terms.lease);
+        }
+        renewed
+    }
+
+    async fn try_renewing(&self, terms: &Terms) -> Result<(), Error> {
         let claim = &self.claim;
         let token = self.fence();
         let said = self.shared.say(&claim.keys, None, |session| {
@@ -145,13 +201,18 @@ impl Guard {
     /// [`Error::Connection`] if there was no answer: then it is given back in the background.
     pub async fn release(mut self) -> Result<(), Error> {
         // Of several keys the others are held still; and what is lost by this process' clock may be held at the server.
-        self.check()?;
+        self.check_loss()?;
         let claim = self.claim.clone();
         let release = wire::release(&claim.keys, &claim.owner, claim.token());
         let said = self.shared.say(&claim.keys, None, |_| Some(release.clone())).await;
         let Said { session, value, .. } = match said {
             Ok(said) => said,
-            Err(Unsaid::Failed(failure)) => return Err(refused(&failure.server, &claim.keys, failure.error)),
+            Err(Unsaid::Failed(failure)) => {
+                // Whether it was held to the end nobody can say any more.
+                claim.lapse(Instant::now());
+                self.check_loss()?;
+                return Err(refused(&failure.server, &claim.keys, failure.error));
+            }
             Err(Unsaid::Pointless) => return Ok(()),
         };
         if !wire::released(value).map_err(|error| refused(session.server(), &claim.keys, error))? {
@@ -170,7 +231,7 @@ impl Guard {
         let claim = &self.claim;
         let end = Instant::now() + TOLD_WITHIN;
         loop {
-            if let Some(why) = claim.why_lost(Instant::now()) {
+            if let Stage::Lost(why) = claim.stage() {
                 return claim.loss(why);
             }
             if end <= Instant::now() {
@@ -193,6 +254,12 @@ impl Guard {
             claim.change(claim.sure_until(), || !matches!(claim.renewal(), Some(Renewal::Out))).await;
         }
     }
+}
+
+/// Runs this, and lets it stand still while that is so. Whoever polls it is woken when it is not any more.
+pub(crate) async fn unless<F: Future>(doubt: impl Fn() -> bool, future: F) -> F::Output {
+    let mut future = std::pin::pin!(future);
+    std::future::poll_fn(|context| if doubt() { Poll::Pending } else { future.as_mut().poll(context) }).await
 }
 
 impl Drop for Guard {

@@ -14,6 +14,7 @@ mod claim;
 mod error;
 mod guard;
 mod health;
+mod info;
 mod locks;
 mod multi;
 mod names;
@@ -34,6 +35,7 @@ mod wire;
 
 pub use error::{Error, Why};
 pub use guard::Guard;
+pub use info::{Holder, Info};
 pub use locks::{Lock, Locks};
 pub use multi::{MultiGuard, MultiLock};
 pub use names::{Keys, Owner};

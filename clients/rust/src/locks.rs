@@ -8,21 +8,23 @@ use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
 use redis::sentinel::SentinelClient;
-use redis::{AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo};
+use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionInfo, IntoConnectionInfo, RedisError, Value};
 
 use crate::changes::Changes;
 use crate::error::{Error, refused};
 use crate::guard::Guard;
+use crate::info::Info;
 use crate::names::{Keys, Owner};
 use crate::node::Node;
 use crate::order::{Name, Position};
 use crate::place::{Failure, Place, without_delay};
 use crate::reader::Listener;
 use crate::servers::{Cluster, Servers};
-use crate::shared::{Shared, Unsaid};
+use crate::shared::{Said, Shared, Unsaid, late};
 use crate::state::Stage;
 use crate::terms::{Deadline, Ending, Lease, Limit, Terms, Wait};
 use crate::url::{self, Address};
+use crate::wire;
 
 /// A request that is not answered within this has failed. Waiting for a lock takes no request.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
@@ -79,9 +81,28 @@ impl Locks {
     ///
     /// [`Error::Invalid`] if it is none of these.
     pub fn open(url: &str) -> Result<Self, Error> {
-        match url::parse(url)? {
+        Self::at(url::parse(url)?)
+    }
+
+    /// The same with these certificates: this client's own, where the server asks for one, and those of the authorities
+    /// that it trusts. The address is one of `rediss://`, `rediss+cluster://`, `rediss+sentinel://`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Invalid`] if it is none of these, or the certificates can't be read.
+    #[cfg(feature = "tls")]
+    pub fn open_with_certificates(url: &str, certificates: redis::TlsCertificates) -> Result<Self, Error> {
+        let address = url::parse(url)?.with_certificates(certificates);
+        Self::at(address.map_err(|error| Error::Invalid { message: error.to_string() })?)
+    }
+
+    fn at(address: Address) -> Result<Self, Error> {
+        match address {
             Address::One(client) => Ok(Self::new(client)),
-            Address::Sentinel { client, master, database } => Ok(Self::at_sentinel(Name::at(master, database), client)),
+            Address::Sentinel { builder, master, database } => {
+                let client = builder.build().map_err(|error| Error::Invalid { message: error.to_string() })?;
+                Ok(Self::at_sentinel(Name::at(master, database), client))
+            }
             Address::Cluster(nodes) => Self::cluster(nodes),
         }
     }
@@ -110,13 +131,58 @@ impl Locks {
         Lock { shared, prefix, keys: keys.into_iter().collect(), terms: Terms::default(), wait: Wait::No }
     }
 
+    /// Who holds a lock, and how many wait for it; none if it is free. The user needs the right to `LOCK.INFO`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::WrongType`] if the key holds something else, or [`Error::Connection`].
+    pub async fn info(&self, key: impl AsRef<[u8]>) -> Result<Option<Info>, Error> {
+        self.ask(key, wire::info, |value| Info::read(&value)).await
+    }
+
+    /// Whether anybody holds a lock. That may have changed when it is known: to take a lock if it is free, ask for it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`info`](Self::info).
+    pub async fn locked(&self, key: impl AsRef<[u8]>) -> Result<bool, Error> {
+        Ok(self.info(key).await?.is_some_and(|info| !info.holders.is_empty()))
+    }
+
+    /// Breaks a lock, whoever holds it: how many have lost it. Each of them is told, and those who wait are served. The user
+    /// needs the right to `LOCK.FORCE`.
+    ///
+    /// # Errors
+    ///
+    /// As for [`info`](Self::info).
+    pub async fn force(&self, key: impl AsRef<[u8]>) -> Result<u64, Error> {
+        self.ask(key, wire::force, wire::forced).await
+    }
+
+    async fn ask<T>(
+        &self,
+        key: impl AsRef<[u8]>,
+        command: fn(&Keys) -> Cmd,
+        read: impl FnOnce(Value) -> Result<T, RedisError>,
+    ) -> Result<T, Error> {
+        let keys = Keys::from_iter([key]);
+        let failed = |server: &str, error| refused(server, &keys, error);
+        match self.shared.say(&keys, None, |_| Some(command(&keys))).await {
+            Ok(Said { session, value, .. }) => read(value).map_err(|error| failed(session.server(), error)),
+            Err(Unsaid::Failed(failure)) => Err(failed(&failure.server, failure.error)),
+            // There is always something to be said.
+            Err(Unsaid::Pointless) => Err(failed("no server", late())),
+        }
+    }
+
     /// Returns when all that was dropped has been given back, or can't be any more. To be called before the runtime ends,
     /// where dropped guards are not to last until their lease is over.
     pub async fn settle(&self) {
         self.shared.all_given_back().await;
     }
 
-    /// A connection to the server that serves this key, to look at its locks. The server's address comes with it.
+    /// A connection of its own to the server that serves this key, to look at its locks: no session, so no right to lock
+    /// is needed. The server's address comes with it.
     ///
     /// # Errors
     ///
@@ -124,35 +190,39 @@ impl Locks {
     pub async fn server_of(&self, key: impl AsRef<[u8]>) -> Result<(String, MultiplexedConnection), Error> {
         let keys = Keys::from_iter([key]);
         let node = self.shared.servers.node_for(keys.first()).await.map_err(|failure| connection(failure, &keys))?;
-        self.connection_to(&node, &keys).await
+        node.connect().await.map_err(|failure| connection(failure, &keys))
     }
 
-    /// Connections to all servers that grant locks, to look at them, with their addresses; in the place of each that
-    /// can't be reached, why.
+    /// The same to all servers that grant locks now; in the place of each that can't be reached, why.
     ///
     /// # Errors
     ///
     /// [`Error::Connection`] if nobody says which servers there are.
     pub async fn servers(&self) -> Result<Vec<Result<(String, MultiplexedConnection), Error>>, Error> {
-        let keys = Keys::from_iter(<[&str; 0]>::default());
         let mut connections = Vec::new();
-        for node in self.shared.servers.all().await.map_err(|failure| connection(failure, &keys))? {
-            connections.push(self.connection_to(&node, &keys).await);
-        }
-        if connections.iter().any(Result::is_err) {
-            // Another one may serve its slots by now: that is asked the next time.
-            self.shared.servers.doubt();
+        for node in self.nodes().await? {
+            connections.push(node.connect().await.map_err(|failure| connection(failure, &no_keys())));
         }
         Ok(connections)
     }
 
-    async fn connection_to(&self, node: &Node, keys: &Keys) -> Result<(String, MultiplexedConnection), Error> {
-        let session = node.session().await.map_err(|failure| connection(failure, keys))?;
-        let server = session.server().to_owned();
-        match session.requests().connection().await {
-            Ok((open, _)) => Ok((server, open)),
-            Err(error) => Err(connection(Failure { server, error }, keys)),
+    /// Clients of all servers that grant locks now, with the login and the certificates of this one. Nothing is connected.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Connection`] if nobody says which servers there are.
+    pub async fn clients(&self) -> Result<Vec<Client>, Error> {
+        let mut clients = Vec::new();
+        for node in self.nodes().await? {
+            clients.push(node.client().await.map_err(|failure| connection(failure, &no_keys()))?);
         }
+        Ok(clients)
+    }
+
+    async fn nodes(&self) -> Result<Vec<Arc<Node>>, Error> {
+        // A master of a while ago may be a replica by now, and answers as before.
+        self.shared.servers.doubt();
+        self.shared.servers.all().await.map_err(|failure| connection(failure, &no_keys()))
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -258,12 +328,12 @@ impl Lock {
         // From here on it is given back unless the caller has it.
         let attempt = Guard::new(self.shared.clone(), claim);
         let claim = attempt.claim();
-        match self.shared.ask(claim).await {
+        match self.shared.ask_in_time(claim).await {
             Ok(()) => {}
             Err(Unsaid::Failed(failure)) => return Err(refused(&failure.server, &self.keys, failure.error)),
             Err(Unsaid::Pointless) => {}
         }
-        match self.shared.settled(claim).await? {
+        match self.shared.settled(claim).await {
             Stage::Held => Ok(Some(attempt)),
             Stage::Refused(error) => Err(error),
             Stage::Lost(why) => Err(claim.loss(why)),
@@ -310,6 +380,10 @@ impl Lock {
 
 fn connection(failure: Failure, keys: &Keys) -> Error {
     refused(&failure.server, keys, failure.error)
+}
+
+fn no_keys() -> Keys {
+    Keys::from_iter(<[&str; 0]>::default())
 }
 
 fn config() -> AsyncConnectionConfig {

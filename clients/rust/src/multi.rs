@@ -1,10 +1,11 @@
 //! Locks at several servers, slots or databases at once: all or none.
 
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use crate::changes::Changes;
 use crate::error::{Error, Why};
-use crate::guard::Guard;
+use crate::guard::{Guard, unless};
 use crate::locks::Lock;
 use crate::order::Position;
 use crate::terms::{Limit, Wait};
@@ -48,9 +49,9 @@ impl MultiLock {
     pub async fn acquire(&self) -> Result<Option<MultiGuard>, Error> {
         let groups = groups(&self.locks)?;
         let deadline = self.wait.deadline(Instant::now());
-        let mut held = MultiGuard { parts: Vec::new(), changes: Changes::default() };
+        let mut held = MultiGuard { parts: Vec::new() };
         for (_, group) in &groups {
-            let asking = group.acquire_by(deadline, held.changes.clone());
+            let asking = group.acquire_by(deadline, Changes::default());
             let Some(guard) = held.while_held(asking).await?? else { return Ok(None) };
             held.parts.push(guard);
         }
@@ -111,7 +112,6 @@ fn joined(group: &Lock, lock: &Lock) -> Result<Lock, Error> {
 #[derive(Debug)]
 pub struct MultiGuard {
     parts: Vec<Guard>,
-    changes: Changes,
 }
 
 impl MultiGuard {
@@ -121,27 +121,30 @@ impl MultiGuard {
         &self.parts
     }
 
-    /// Whether all are held still, as far as this process can know without asking: false is certain.
+    /// Whether all are held still, as far as this process can know without asking.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`], which names the first that is not.
+    /// As for one; it names the first that is not.
     pub fn check(&self) -> Result<(), Error> {
         self.parts.iter().try_for_each(Guard::check)
     }
 
     /// Waits until one of them is lost.
     pub async fn lost(&self) -> Why {
-        loop {
-            if let Some(why) = self.why_lost() {
-                return why;
-            }
-            let next = self.parts.iter().filter_map(|part| part.claim().sure_until()).min();
-            self.changes.wait(next, || self.why_lost().is_some()).await;
-        }
+        let mut all: Vec<_> = self.parts.iter().map(|part| Box::pin(part.lost())).collect();
+        std::future::poll_fn(|context| {
+            let lost = all.iter_mut().find_map(|lost| match lost.as_mut().poll(context) {
+                Poll::Ready(why) => Some(why),
+                Poll::Pending => None,
+            });
+            lost.map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
     }
 
-    /// Runs this for as long as all are held: it is dropped at its next pause when one is lost.
+    /// Runs this for as long as all are held: it is dropped at its next pause when one is lost, and stands still while that
+    /// is in doubt.
     ///
     /// # Errors
     ///
@@ -151,7 +154,7 @@ impl MultiGuard {
             // One that is lost already does not begin.
             biased;
             error = self.loss() => Err(error),
-            output = future => Ok(output),
+            output = unless(|| self.parts.iter().any(Guard::in_doubt), future) => Ok(output),
         }
     }
 
@@ -188,11 +191,6 @@ impl MultiGuard {
             part.begin_anew().await?;
         }
         self.check()
-    }
-
-    fn why_lost(&self) -> Option<Why> {
-        let now = Instant::now();
-        self.parts.iter().find_map(|part| part.claim().why_lost(now))
     }
 
     async fn loss(&self) -> Error {

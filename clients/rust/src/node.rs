@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use redis::AsyncConnectionConfig;
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Client};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
@@ -43,11 +44,29 @@ impl Node {
         loop {
             // The sender is this node's, which lives.
             let _ = changes.changed().await;
-            match &*changes.borrow_and_update() {
-                Link::Up(session) => return Ok(session.clone()),
-                Link::Failed(failure) => return Err(failure.clone()),
-                Link::Down => {}
+            // A copy: to order may change it.
+            let link = changes.borrow_and_update().clone();
+            match link {
+                Link::Up(session) => return Ok(session),
+                Link::Failed(failure) => return Err(failure),
+                // One may have been opened and lost before this task looked again, and the order taken with it.
+                Link::Down => self.order(Order::Open),
             }
+        }
+    }
+
+    /// A client of the server, as it is found now.
+    pub(crate) async fn client(&self) -> Result<Client, Failure> {
+        self.place.client().await
+    }
+
+    /// A connection that is no session's, and the server's address: whoever only looks needs no right to lock.
+    pub(crate) async fn connect(&self) -> Result<(String, MultiplexedConnection), Failure> {
+        let client = self.client().await?;
+        let server = client.get_connection_info().addr().to_string();
+        match client.get_multiplexed_async_connection_with_config(&self.config).await {
+            Ok(connection) => Ok((server, connection)),
+            Err(error) => Err(Failure { server, error }),
         }
     }
 
@@ -94,5 +113,65 @@ impl Node {
         // The task has just been given the other end.
         let _ = sender.send(order);
         *orders = Some(sender);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Poll, Waker};
+    use std::time::Duration;
+
+    use redis::Client;
+    use tokio::sync::mpsc::UnboundedReceiver;
+
+    use super::*;
+    use crate::wire::Event;
+
+    struct Nobody;
+
+    impl Listener for Nobody {
+        fn session_begins(self: Arc<Self>, _: &SessionRef) {}
+        fn told(self: Arc<Self>, _: &SessionRef, _: Vec<Event>) {}
+        fn session_ended(self: Arc<Self>, _: &SessionRef) {}
+    }
+
+    /// A node whose task is played by whoever has the other end of its orders.
+    fn node() -> (Node, UnboundedReceiver<Order>) {
+        let client = Client::open("redis://127.0.0.1:1").unwrap();
+        let node = Node::new(Place::Fixed(client), AsyncConnectionConfig::new(), Weak::<Nobody>::new());
+        let (sender, orders) = unbounded_channel();
+        *node.orders.lock().unwrap() = Some(sender);
+        (node, orders)
+    }
+
+    #[test]
+    fn whoever_misses_a_session_that_was_opened_and_lost_orders_another() {
+        let (node, mut orders) = node();
+        let mut waiting = Box::pin(node.session());
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(waiting.as_mut().poll(&mut context).is_pending());
+        for _ in 0..3 {
+            assert!(matches!(orders.try_recv(), Ok(Order::Open)));
+            // The link was up in between, which nobody sees who did not look then.
+            node.link.send_replace(Link::Down);
+            assert!(waiting.as_mut().poll(&mut context).is_pending());
+        }
+        assert!(matches!(orders.try_recv(), Ok(Order::Open)));
+        let error = std::io::Error::from(std::io::ErrorKind::ConnectionRefused).into();
+        node.link.send_replace(Link::Failed(Failure { server: "server".to_owned(), error }));
+        assert!(matches!(waiting.as_mut().poll(&mut context), Poll::Ready(Err(_))));
+        drop(waiting);
+        assert!(orders.try_recv().is_err(), "nobody needs one any more");
+    }
+
+    #[tokio::test]
+    async fn whoever_waits_when_the_task_ends_with_its_runtime_begins_another() {
+        let (node, orders) = node();
+        let mut waiting = Box::pin(node.session());
+        assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        drop(orders);
+        node.link.send_replace(Link::Down);
+        let outcome = tokio::time::timeout(Duration::from_secs(20), waiting).await.expect("an attempt of his own");
+        assert!(outcome.is_err(), "nobody listens there");
     }
 }

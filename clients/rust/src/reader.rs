@@ -1,8 +1,8 @@
 //! The task that reads from a server's session.
 //!
-//! It opens the session's connection when somebody needs it, asks `LOCK.NEXT` on it in a loop, and says what it hears to
-//! whoever listens. When the connection ends, so does the session; the next one is opened when somebody needs it, and
-//! whatever waits or is held needs it.
+//! It opens the session's connections when somebody needs them, asks `LOCK.NEXT` on one of them in a loop, and says what it
+//! hears to whoever listens. When one of the two ends, or can't be trusted, both do, and the session with them; the next one
+//! is opened when somebody needs it, and whatever waits or is held needs it.
 
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -58,7 +58,14 @@ pub(crate) struct Task {
 /// The runtime may end before those who need a session: then the next one of them finds none.
 impl Drop for Task {
     fn drop(&mut self) {
-        self.link.send_replace(Link::Down);
+        self.link.send_modify(|link| {
+            // First, so that whoever orders another one hears that nobody takes orders here.
+            self.orders.close();
+            if let Link::Up(session) = link {
+                session.end();
+            }
+            *link = Link::Down;
+        });
     }
 }
 
@@ -73,6 +80,8 @@ enum End {
 impl Task {
     /// Runs until everybody who could need a session is gone.
     pub(crate) async fn run(mut self) {
+        // Whose end the server may not have seen: nothing that is on its way on their behalf is to come to anything.
+        let mut replaced = Vec::new();
         while let Some(order) = self.orders.recv().await {
             match order {
                 Order::Open => {}
@@ -83,7 +92,7 @@ impl Task {
                     continue;
                 }
             }
-            let opened = match session::open(&self.place, &self.config).await {
+            let opened = match session::open(&self.place, &self.config, &replaced).await {
                 Ok(opened) => opened,
                 Err(failure) => {
                     self.answer_the_others();
@@ -91,6 +100,7 @@ impl Task {
                     continue;
                 }
             };
+            replaced.clear();
             if let Some(listener) = self.listener.upgrade() {
                 listener.session_begins(&opened.session);
             }
@@ -104,18 +114,22 @@ impl Task {
                     if let Some(listener) = self.listener.upgrade() {
                         listener.session_ended(&opened.session);
                     }
+                    replaced.push(opened.session.clone());
                 }
             }
         }
     }
 
-    /// Hears what there is to hear until the connection ends.
+    /// Hears what there is to hear until one of the connections ends, or is of no use.
     async fn serve(&mut self, opened: &Opened) -> End {
+        let session = &opened.session;
+        let mut fails = std::pin::pin!(session.requests().fails(|| session.takes_writes()));
         // The same question stays when an order comes in between.
         let mut answer = Box::pin(opened.next());
         loop {
             let events = tokio::select! {
                 events = &mut answer => events,
+                () = &mut fails => return End::Ended,
                 order = self.orders.recv() => match order {
                     None => return End::Closed,
                     Some(Order::Leave(left)) if left == opened.session => return End::Ended,

@@ -10,15 +10,14 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, RedisResult, Value, cmd};
 
 use crate::place::{Failure, Place};
-use crate::requests::Requests;
+use crate::requests::{Requests, SILENT};
 use crate::terms::Lease;
 use crate::wire::{self, Alive};
 
 /// Longer leases are counted as this: the server allows no longer ones.
 const LONGEST_LEASE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// An answer that is so late will not come. Not sooner: a server that stands still for a while is no dead one, and who
-/// gives the session up gives up the places in all queues.
-const LATE: Duration = Duration::from_secs(10);
+/// An answer that is so late will not come, on either connection.
+const LATE: Duration = SILENT;
 
 /// One session. It ends with its connection; what waits or is held then belongs to another one.
 #[derive(Debug)]
@@ -54,16 +53,21 @@ pub(crate) struct Opened {
     pub(crate) connection: MultiplexedConnection,
 }
 
-/// Opens one.
-pub(crate) async fn open(place: &Place, config: &AsyncConnectionConfig) -> Result<Opened, Failure> {
+/// Opens one, which replaces those that the server may not know to have ended.
+pub(crate) async fn open(
+    place: &Place,
+    config: &AsyncConnectionConfig,
+    replaced: &[SessionRef],
+) -> Result<Opened, Failure> {
     let opened = Instant::now();
     let client = place.client().await?;
     let server = client.get_connection_info().addr().to_string();
     let fail = |error| Failure { server: server.clone(), error };
-    let (connection, id, told) = open_connection(&client, config).await.map_err(fail)?;
+    let Connections { own: connection, requests, id, told } =
+        open_connections(&client, config, replaced).await.map_err(fail)?;
     let session = Session {
         id,
-        requests: Requests::new(client, server.clone(), config.clone()),
+        requests: Requests::new(requests, server.clone()),
         life: Mutex::new(Life { alive: opened, due: opened + LATE, told, patience: None }),
         has_ended: AtomicBool::new(false),
     };
@@ -87,6 +91,12 @@ impl Session {
     /// It has ended; to be said before those who use it are told.
     pub(crate) fn end(&self) {
         self.has_ended.store(true, Ordering::Release);
+        self.requests.end();
+    }
+
+    /// Whether the server took writes when it was last heard of.
+    pub(crate) fn takes_writes(&self) -> bool {
+        self.life().told.takes_writes
     }
 
     /// Whether those who use it have been told, or are about to be, that it has ended.
@@ -94,9 +104,10 @@ impl Session {
         self.has_ended.load(Ordering::Acquire)
     }
 
-    /// When it was alive for certain.
-    pub(crate) fn alive(&self) -> Instant {
-        self.life().alive
+    /// Until when a lease of this length that the server renews for this session can't have run out.
+    pub(crate) fn sure_of(&self, lease: Duration) -> Instant {
+        let life = self.life();
+        life.alive + lease.mul_f64(life.told.sure)
     }
 
     /// From then on the server is silent, unless there is another sign of life before.
@@ -187,18 +198,35 @@ impl Opened {
     }
 }
 
-/// The session's own connection, its id, and what the server says of its life.
-async fn open_connection(
+/// What a session is made of.
+struct Connections {
+    own: MultiplexedConnection,
+    requests: MultiplexedConnection,
+    id: String,
+    told: Alive,
+}
+
+/// Both connections, the session's id, and what the server says of its life.
+async fn open_connections(
     client: &Client,
     config: &AsyncConnectionConfig,
-) -> RedisResult<(MultiplexedConnection, String, Alive)> {
+    replaced: &[SessionRef],
+) -> RedisResult<Connections> {
+    // Of a request whose answer does not come, nothing is known until its session has ended: one limit, for both.
     let patient = config.clone().set_response_timeout(None);
     let open = async {
-        let mut connection = client.get_multiplexed_async_connection_with_config(&patient).await?;
-        let id = cmd("LOCK.OWNER").query_async(&mut connection).await?;
+        let mut own = client.get_multiplexed_async_connection_with_config(&patient).await?;
+        let id = match wire::begin(replaced.iter().map(|session| session.id())).query_async(&mut own).await {
+            // A server of version 0.2.
+            Err(error) if !replaced.is_empty() && error.code() == Some("ERR") => {
+                wire::begin([].into_iter()).query_async(&mut own).await?
+            }
+            answer => answer?,
+        };
         // Nothing waits yet, so this is answered at once; and it shows that this user may ask.
-        let told = wire::alive(cmd("LOCK.NEXT").arg("ALIVE").query_async(&mut connection).await?)?;
-        Ok((connection, id, told))
+        let told = wire::alive(cmd("LOCK.NEXT").arg("ALIVE").query_async(&mut own).await?)?;
+        let requests = client.get_multiplexed_async_connection_with_config(&patient).await?;
+        Ok(Connections { own, requests, id, told })
     };
     match tokio::time::timeout(LATE, open).await {
         Ok(opened) => opened,

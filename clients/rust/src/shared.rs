@@ -10,14 +10,14 @@ use redis::{Cmd, RedisError, Value, cmd};
 use tokio::sync::watch;
 
 use crate::changes::Changes;
-use crate::claim::Claim;
-use crate::error::{Error, Why, refused};
+use crate::claim::{Claim, Standing};
+use crate::error::{Error, Why, is_confirming, refused};
 use crate::health::Health;
 use crate::names::{Keys, Owner};
 use crate::order::Name;
 use crate::place::Failure;
 use crate::reader::Listener;
-use crate::requests::Redirect;
+use crate::requests::{Redirect, SILENT};
 use crate::servers::Servers;
 use crate::session::SessionRef;
 use crate::state::{Errand, Stage};
@@ -29,8 +29,8 @@ const HOPS: u32 = 8;
 /// Between attempts to reach a server that does not answer: from the first to the longest, twice as long each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// An end of a wait that the server has not told so long after it is an answer that got lost.
-const GRACE: Duration = Duration::from_secs(5);
+/// So long after the end of a wait the server need not say any more that it is over.
+const GRACE: Duration = Duration::from_secs(2);
 
 pub(crate) struct Shared {
     pub(crate) name: Name,
@@ -119,8 +119,27 @@ impl Shared {
         Ok(())
     }
 
+    /// The same, for as long as was asked for, and a moment. A wait whose request was not answered before its session ended
+    /// is taken along like any other: the next session lets nothing more come of it.
+    pub(crate) async fn ask_in_time(self: &Arc<Self>, claim: &Arc<Claim>) -> Result<(), Unsaid> {
+        let asked = match claim.deadline {
+            Deadline::At(end) => tokio::time::timeout_at((end + GRACE).into(), self.ask(claim)).await,
+            Deadline::Past | Deadline::Never => Ok(self.ask(claim).await),
+        };
+        match asked {
+            Ok(Err(Unsaid::Failed(failure)))
+                if claim.deadline != Deadline::Past && failure.error.code().is_none() && claim.wait_on() =>
+            {
+                self.carry_if_adrift(claim);
+                Ok(())
+            }
+            Ok(asked) => asked,
+            Err(_late) => Err(Failure { server: server_of(claim), error: late() }.into()),
+        }
+    }
+
     /// Waits until it is granted or not, at most for as long as was asked for.
-    pub(crate) async fn settled(&self, claim: &Claim) -> Result<Stage, Error> {
+    pub(crate) async fn settled(&self, claim: &Claim) -> Stage {
         let settled = || !matches!(claim.stage(), Stage::Asking | Stage::Waiting);
         let end = match claim.deadline {
             Deadline::At(end) => Some(end),
@@ -132,16 +151,13 @@ impl Shared {
         }
         let patience = end.map(|end| end + GRACE);
         while !settled() {
-            // No server has it in a queue, and the time is over.
-            if claim.adrift() {
-                return Ok(Stage::NotGranted);
-            }
-            if patience.is_some_and(|end| end <= Instant::now()) {
-                return Err(self.connection_error(claim, late()));
+            // The time is over, and no server has it in a queue, or the one that has says nothing. It is given back.
+            if claim.adrift() || patience.is_some_and(|end| end <= Instant::now()) {
+                return Stage::NotGranted;
             }
             claim.change(patience, || settled() || claim.adrift()).await;
         }
-        Ok(claim.stage())
+        claim.stage()
     }
 
     /// Says something to whoever serves the key, on behalf of the session there, and follows where that sends it. `claim`
@@ -153,7 +169,7 @@ impl Shared {
         mut build: impl FnMut(&SessionRef) -> Option<Cmd>,
     ) -> Result<Said, Unsaid> {
         let mut redirected = None;
-        let mut attempts = Attempts::without_end();
+        let mut attempts = Attempts::default();
         let mut hops = 0;
         loop {
             hops += 1;
@@ -231,7 +247,7 @@ impl Shared {
         let Some(watch) = self.health.suspect(why) else { return };
         let (client, keys) = (Arc::downgrade(self), keys.clone());
         tokio::spawn(async move {
-            let mut attempts = Attempts::without_end();
+            let mut attempts = Attempts::default();
             loop {
                 attempts.again().await;
                 let Some(client) = client.upgrade() else { break };
@@ -258,7 +274,7 @@ impl Shared {
 
     /// Takes a wait or a hold that has no session to one, for as long as that makes sense.
     async fn carry(self: Arc<Self>, claim: Arc<Claim>) {
-        let mut attempts = Attempts::without_end();
+        let mut attempts = Attempts::default();
         while let Some(errand) = claim.next_errand(Instant::now()) {
             let outcome = match errand {
                 Errand::AskAgain if claim.deadline.left(Instant::now()) == Wait::No => {
@@ -276,6 +292,16 @@ impl Shared {
                 }
             }
             attempts.again().await;
+        }
+    }
+
+    /// Asks until it is known whether it is held.
+    pub(crate) async fn ask_whether_held(self: &Arc<Self>, claim: &Arc<Claim>) {
+        let mut attempts = Attempts::default();
+        while claim.standing(Instant::now()) == Standing::InDoubt {
+            if self.take_along(claim, claim.certain_token()).await.is_err() {
+                attempts.again().await;
+            }
         }
     }
 
@@ -317,30 +343,59 @@ impl Shared {
         }
     }
 
-    /// Says to the server that nothing may come of what was asked under this session. False: the session is gone or the
+    /// Says to the server that nothing may come of what was asked under this session. False: the session has ended or the
     /// key has moved away from its server, and what it got may be there still. It is released then where it is, and not
     /// cancelled there: the server that has the key now knows of no request by this session.
     async fn cancelled(&self, claim: &Claim, session: &SessionRef) -> bool {
         let cancel = wire::cancel(&claim.keys, &claim.owner, session.id());
-        let mut attempts = Attempts::for_this_long(session.lease(claim.terms().lease));
+        let mut attempts = Attempts::default();
         loop {
             match session.requests().send(&cancel, Redirect::No).await {
                 Ok(_) => return true,
                 Err(error) if sent_away(&error) || !passes(&error) => return false,
-                Err(_) if attempts.again().await => {}
-                Err(_) => return false,
+                // The session ends if there is no answer: this is no loop without an end.
+                Err(_) => attempts.again().await,
             }
         }
     }
 
-    /// Gives back what is held.
+    /// Gives back what is held: until the server has said what became of it, or it has ended by itself, since the session
+    /// that it was renewed for has. A session for which that is refused for too long is ended for it.
     async fn released(self: &Arc<Self>, claim: &Claim) {
         let release = wire::release(&claim.keys, &claim.owner, claim.certain_token());
-        let mut attempts = Attempts::for_this_long(claim.asked());
+        let mut attempts = Attempts::default();
+        let (began, mut over) = (Instant::now(), None);
         loop {
-            match self.say(&claim.keys, None, |_| Some(release.clone())).await {
-                Err(Unsaid::Failed(failure)) if passes(&failure.error) && attempts.again().await => {}
-                _ => return,
+            let answered = match self.say(&claim.keys, None, |_| Some(release.clone())).await {
+                Ok(Said { value, .. }) => wire::released(value).is_ok(),
+                Err(Unsaid::Pointless) => true,
+                Err(Unsaid::Failed(_)) => false,
+            };
+            if answered {
+                return;
+            }
+            let mut renewing = claim.open();
+            renewing.extend(claim.session());
+            renewing.retain(|session| !session.has_ended());
+            if renewing.is_empty() {
+                let over = *over.get_or_insert_with(|| Instant::now() + claim.asked());
+                if over <= Instant::now() {
+                    return;
+                }
+            } else if began.elapsed() >= SILENT {
+                for session in renewing {
+                    self.leave(&session).await;
+                }
+            }
+            attempts.again().await;
+        }
+    }
+
+    /// This session is of no use any more.
+    async fn leave(&self, session: &SessionRef) {
+        for node in self.servers.known() {
+            if node.has(session) {
+                node.leave(session).await;
             }
         }
     }
@@ -349,12 +404,6 @@ impl Shared {
     pub(crate) async fn all_given_back(&self) {
         // The sender is this one's own.
         let _ = self.giving_back.subscribe().wait_for(|count| *count == 0).await;
-    }
-
-    fn connection_error(&self, claim: &Claim, source: RedisError) -> Error {
-        let server = claim.session().or_else(|| claim.open().into_iter().next());
-        let server = server.map_or_else(|| "no server".to_owned(), |session| session.server().to_owned());
-        Error::Connection { server, keys: claim.keys.clone(), source }
     }
 
     fn claims(&self) -> MutexGuard<'_, HashMap<Owner, Arc<Claim>>> {
@@ -396,24 +445,19 @@ impl Listener for Shared {
 /// Attempts to reach a server that does not answer, further and further apart.
 struct Attempts {
     pause: Duration,
-    end: Option<Instant>,
+}
+
+impl Default for Attempts {
+    fn default() -> Self {
+        Self { pause: FIRST_PAUSE }
+    }
 }
 
 impl Attempts {
-    /// Until a lease that begins now is over: then there is nothing to give back.
-    fn for_this_long(lease: Duration) -> Self {
-        Self { pause: FIRST_PAUSE, end: Instant::now().checked_add(lease) }
-    }
-
-    fn without_end() -> Self {
-        Self { pause: FIRST_PAUSE, end: None }
-    }
-
-    /// Waits until it is time for another; false: the time is over.
-    async fn again(&mut self) -> bool {
+    /// Waits until it is time for another.
+    async fn again(&mut self) {
         tokio::time::sleep(self.pause).await;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-        self.end.is_none_or(|end| Instant::now() < end)
     }
 }
 
@@ -433,6 +477,12 @@ impl Drop for Count {
     }
 }
 
+/// The server that it was asked of, if it was sent to one.
+fn server_of(claim: &Claim) -> String {
+    let session = claim.session().or_else(|| claim.open().into_iter().next());
+    session.map_or_else(|| "no server".to_owned(), |session| session.server().to_owned())
+}
+
 fn fail(session: &SessionRef, error: RedisError) -> Failure {
     Failure { server: session.server().to_owned(), error }
 }
@@ -450,6 +500,7 @@ fn sent_away(error: &RedisError) -> bool {
 /// Whether it may go better the next time.
 fn passes(error: &RedisError) -> bool {
     match error.code() {
+        Some("ERR") => error.detail().is_some_and(is_confirming),
         Some(code) => {
             ["MOVED", "ASK", "NOSESSION", "READONLY", "LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY"]
                 .contains(&code)

@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use crate::error::{Error, Why};
+use crate::error::{Error, Why, is_confirming};
 use crate::terms::Ending;
 use crate::wire::{News, Reply};
 
@@ -140,6 +140,16 @@ impl<S: Clone + PartialEq> State<S> {
         }
     }
 
+    /// A request for it was sent, and its session has ended without an answer: as good as a wait that has to be taken to
+    /// another session. False: none was, or more is known.
+    pub(crate) fn wait_on(&mut self) -> bool {
+        let unheard = matches!(self.stage, Stage::Asking) && self.session.is_none() && !self.open.is_empty();
+        if unheard {
+            self.stage = Stage::Waiting;
+        }
+        unheard
+    }
+
     /// The time is over, and nobody has it in a queue.
     pub(crate) fn timed_out(&mut self) {
         if matches!(self.stage, Stage::Asking | Stage::Waiting) {
@@ -153,6 +163,9 @@ impl<S: Clone + PartialEq> State<S> {
             self.close(session);
         }
         if !matches!(self.stage, Stage::Asking | Stage::Waiting) {
+            if let Reply::Granted(token) = reply {
+                self.remember(token);
+            }
             return;
         }
         match reply {
@@ -179,11 +192,12 @@ impl<S: Clone + PartialEq> State<S> {
             self.close(session);
         }
         match (news, &self.stage) {
+            (News::Granted(token), Stage::NotGranted | Stage::Refused(_) | Stage::GivenUp) => self.remember(token),
             (_, Stage::NotGranted | Stage::Refused(_) | Stage::Lost(_)) => {}
             (News::Granted(token), Stage::Asking | Stage::Waiting) => self.hold(token, sure_until),
             (News::Granted(_), Stage::Held) => self.renewal_ends(Renewal::Confirmed),
             (News::TimedOut, Stage::Asking | Stage::Waiting) => self.stage = Stage::NotGranted,
-            (News::Refused(words), Stage::Asking | Stage::Waiting) if sends_elsewhere(&words) => {
+            (News::Refused(words), Stage::Asking | Stage::Waiting) if is_to_be_asked_again(&words) => {
                 // The reply of the request may still come, and says no more than that it was so.
                 self.stage = Stage::Waiting;
                 self.session = None;
@@ -197,6 +211,8 @@ impl<S: Clone + PartialEq> State<S> {
                 self.token = self.token.or(token);
                 self.stage = Stage::Lost(why);
             }
+            // It was taken to another session before: this one has nothing to say any more.
+            (News::Untied(_), Stage::Held) if self.session.as_ref().is_some_and(|own| own != session) => {}
             (News::Untied(token), Stage::Asking | Stage::Waiting | Stage::Held) => {
                 if let (Some(token), Stage::Asking | Stage::Waiting) = (token, &self.stage) {
                     self.hold(token, sure_until);
@@ -232,6 +248,11 @@ impl<S: Clone + PartialEq> State<S> {
         if matches!(self.stage, Stage::Held) {
             self.sure_until = Some(sure_until);
         }
+    }
+
+    /// The lease may run out already then.
+    pub(crate) fn ends_by(&mut self, end: Instant) {
+        self.sure_until = self.sure_until.map(|until| until.min(end));
     }
 
     /// The hold is known to have ended.
@@ -285,6 +306,11 @@ impl<S: Clone + PartialEq> State<S> {
         self.sure_until = Some(sure_until);
     }
 
+    /// A grant that nobody waits for any more is to be given back: the request, which would have been cancelled, is over.
+    fn remember(&mut self, token: u64) {
+        self.token.get_or_insert(token);
+    }
+
     fn close(&mut self, session: &S) {
         self.open.retain(|other| other != session);
     }
@@ -309,9 +335,11 @@ impl<S: Clone + PartialEq> State<S> {
     }
 }
 
-/// Whether a wait ended because another server has the key now.
-fn sends_elsewhere(words: &str) -> bool {
-    ["MOVED", "UNBLOCKED"].contains(&words.split(' ').next().unwrap_or_default())
+/// Whether a wait ended because another server has the key now, or because an earlier request of the same owner is not over
+/// yet: then it is to be asked for again.
+fn is_to_be_asked_again(words: &str) -> bool {
+    let (code, rest) = words.split_once(' ').unwrap_or((words, ""));
+    matches!(code, "MOVED" | "UNBLOCKED") || code == "ERR" && is_confirming(rest)
 }
 
 #[cfg(test)]
@@ -349,6 +377,31 @@ mod tests {
         assert!(matches!(state.stage(), Stage::Held), "{state:?}");
         assert_eq!(state.token(), Some(TOKEN));
         assert!(state.open().is_empty(), "that request is over");
+    }
+
+    #[test]
+    fn the_session_that_a_hold_was_taken_from_unties_nothing() {
+        let mut state = new();
+        state.ask(&1);
+        reply(&mut state, 1, Reply::Granted(TOKEN));
+        state.session_ended(&1, None);
+        state.renewed(&2, Instant::now());
+        tell(&mut state, News::Untied(Some(TOKEN)));
+        assert_eq!(state.session(), Some(&2));
+        state.told(&2, News::Untied(Some(TOKEN)), Instant::now(), refusal);
+        assert_eq!(state.next_errand(), Some(Errand::Renew(Some(TOKEN))), "taken by somebody else: taken back");
+    }
+
+    #[test]
+    fn of_a_renewal_that_failed_the_earlier_end_counts() {
+        let (now, second) = (Instant::now(), Duration::from_secs(1));
+        let mut state = new();
+        state.ask(&1);
+        state.replied(&1, Reply::Granted(TOKEN), now + second);
+        state.ends_by(now + 2 * second);
+        assert_eq!(state.sure_until(), Some(now + second));
+        state.ends_by(now);
+        assert_eq!(state.sure_until(), Some(now));
     }
 
     #[test]
@@ -411,7 +464,8 @@ mod tests {
 
     #[test]
     fn a_wait_that_is_sent_elsewhere_goes_on_there() {
-        for words in ["MOVED", "MOVED 12 127.0.0.1:7000", "UNBLOCKED instance state changed"] {
+        let confirming = "ERR another request of this owner for 'a' is being confirmed; until then only LOCK.CANCEL";
+        for words in ["MOVED", "MOVED 12 127.0.0.1:7000", "UNBLOCKED instance state changed", confirming] {
             let mut state = new();
             state.ask(&1);
             tell(&mut state, News::Refused(words.to_owned()));
@@ -489,7 +543,7 @@ mod tests {
         assert!(state.renewal().is_none());
         state.renewal_out();
         assert!(matches!(state.renewal(), Some(Renewal::Out)));
-        tell(&mut state, News::Refused("NOREPLICAS 0 of 1".to_owned()));
+        tell(&mut state, News::Refused("UNCONFIRMED 0 of 1".to_owned()));
         assert!(matches!(state.renewal(), Some(Renewal::Refused(_))));
         assert!(matches!(state.stage(), Stage::Held), "{state:?}");
     }
@@ -558,6 +612,27 @@ mod tests {
                 Stage::Asking => prop_assert_eq!(at, 0),
                 _ => prop_assert_eq!(state.next_errand(), None),
             }
+        }
+    }
+
+    proptest! {
+        /// Whoever gives up at any point can give back what was granted: he knows the token, or cancels the request.
+        #[test]
+        fn nothing_is_left_behind_by_whoever_gives_up((answer, news) in histories(), at in 0usize..4) {
+            let granted = matches!(answer, Reply::Granted(_)) || news.iter().any(|news| matches!(news, News::Granted(_)));
+            let mut state = new();
+            state.ask(&1);
+            let steps = std::iter::once(Step::Reply(answer)).chain(news.into_iter().map(Step::Tell));
+            for (index, step) in steps.enumerate() {
+                if index == at {
+                    state.give_up();
+                }
+                match step {
+                    Step::Reply(answer) => reply(&mut state, 1, answer),
+                    Step::Tell(news) => tell(&mut state, news),
+                }
+            }
+            prop_assert!(!granted || state.token() == Some(TOKEN) || state.open() == [1], "{:?}", state);
         }
     }
 

@@ -1,19 +1,39 @@
 //! Addresses as text: the URLs of the `redis` crate, and two forms more, for a cluster and for Sentinel.
 
-use redis::sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType};
+use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisResult, TlsMode};
 
 use crate::error::Error;
 
 const FORMS: &str = "redis://[user:password@]host[:port][/database], rediss://…, unix:///path, \
                      redis+cluster://[user:password@]host[:port][,host…], \
-                     redis+sentinel://[user:password@]host[:port][,host…]/master[/database]";
+                     redis+sentinel://[user:password@]host[:port][,host…]/master[/database][?sentinel_password=…[&sentinel_user=…]]";
 
 /// What an address leads to.
 pub(crate) enum Address {
     One(Client),
-    Sentinel { client: SentinelClient, master: String, database: i64 },
+    Sentinel { builder: Box<SentinelClientBuilder>, master: String, database: i64 },
     Cluster(Vec<ConnectionInfo>),
+}
+
+#[cfg(feature = "tls")]
+impl Address {
+    /// The same, reached with these certificates.
+    pub(crate) fn with_certificates(self, certificates: redis::TlsCertificates) -> RedisResult<Self> {
+        let with = |info: ConnectionInfo| Client::build_with_tls(info, certificates.clone());
+        match self {
+            Self::One(client) => with(client.get_connection_info().clone()).map(Self::One),
+            Self::Cluster(nodes) => {
+                let nodes = nodes.into_iter().map(|node| Ok(with(node)?.get_connection_info().clone()));
+                nodes.collect::<RedisResult<_>>().map(Self::Cluster)
+            }
+            Self::Sentinel { builder, master, database } => {
+                let builder = builder.set_client_to_redis_certificates(certificates.clone());
+                let builder = Box::new(builder.set_client_to_sentinel_certificates(certificates));
+                Ok(Self::Sentinel { builder, master, database })
+            }
+        }
+    }
 }
 
 /// Reads an address.
@@ -37,12 +57,17 @@ pub(crate) fn parse(url: &str) -> Result<Address, Error> {
 /// The same without a password, to be shown.
 pub(crate) fn without_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let rest = match rest.split_once('?') {
+        // The passwords of Sentinels, and of a socket's server, stand there.
+        Some((rest, _)) => format!("{rest}?***"),
+        None => rest.to_owned(),
+    };
     match rest.rsplit_once('@') {
         Some((login, rest)) => match login.split_once(':') {
             Some((user, _)) => format!("{scheme}://{user}:***@{rest}"),
-            None => url.to_owned(),
+            None => format!("{scheme}://{login}@{rest}"),
         },
-        None => url.to_owned(),
+        None => format!("{scheme}://{rest}"),
     }
 }
 
@@ -50,8 +75,9 @@ fn cluster(scheme: &str, rest: &str) -> RedisResult<Vec<ConnectionInfo>> {
     each_host(scheme, rest, "")
 }
 
-/// Sentinels are asked without a login, as they are mostly run; the login is the master's.
+/// The login before the hosts is the master's. Sentinels have their own, if any, behind the path.
 fn sentinel(scheme: &str, hosts: &str, path: &str) -> RedisResult<Address> {
+    let (path, options) = path.split_once('?').unwrap_or((path, ""));
     let (master, database) = path.split_once('/').unwrap_or((path, ""));
     let nodes = each_host(scheme, hosts, &format!("/{database}"))?;
     let addresses: Vec<ConnectionAddr> = nodes.iter().map(|node| node.addr().clone()).collect();
@@ -68,7 +94,32 @@ fn sentinel(scheme: &str, hosts: &str, path: &str) -> RedisResult<Address> {
     if scheme == "rediss" || scheme == "valkeys" {
         builder = builder.set_client_to_redis_tls_mode(TlsMode::Secure);
     }
-    Ok(Address::Sentinel { client: builder.build()?, master: master.to_owned(), database: login.db() })
+    let builder = Box::new(sentinel_login(builder, options)?);
+    Ok(Address::Sentinel { builder, master: master.to_owned(), database: login.db() })
+}
+
+fn sentinel_login(builder: SentinelClientBuilder, options: &str) -> RedisResult<SentinelClientBuilder> {
+    let (mut user, mut password) = ("", "");
+    for option in options.split('&').filter(|option| !option.is_empty()) {
+        match option.split_once('=') {
+            Some(("sentinel_user", value)) => user = value,
+            Some(("sentinel_password", value)) => password = value,
+            _ => return Err((redis::ErrorKind::InvalidClientConfig, "no such option of an address").into()),
+        }
+    }
+    if password.is_empty() {
+        return Ok(builder);
+    }
+    // A URL's parts are encoded, which its reader undoes.
+    let login = format!("redis://{user}:{password}@sentinel").into_connection_info()?.redis_settings().clone();
+    let builder = match login.username() {
+        Some(user) => builder.set_client_to_sentinel_username(user),
+        None => builder,
+    };
+    Ok(match login.password() {
+        Some(password) => builder.set_client_to_sentinel_password(password),
+        None => builder,
+    })
 }
 
 /// One address for each host, all with the login that stands before the first and the path behind the last.
@@ -101,6 +152,15 @@ mod tests {
         ));
         let Err(Error::Invalid { message }) = parse("redis+sentinel://me:secret@a:26379") else { panic!() };
         assert!(message.contains("no name of a master") && !message.contains("secret"), "{message}");
+    }
+
+    #[test]
+    fn sentinels_have_a_password_of_their_own() {
+        assert!(parse("redis+sentinel://me:secret@a/mymaster?sentinel_user=s&sentinel_password=x%40y").is_ok());
+        let Err(Error::Invalid { message }) = parse("redis+sentinel://a/mymaster?sentinel_passwort=secret") else {
+            panic!()
+        };
+        assert!(message.contains("no such option") && !message.contains("secret"), "{message}");
     }
 
     #[test]

@@ -17,20 +17,29 @@ pub(crate) enum Reply {
 }
 
 /// The answer of `LOCK.NEXT`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Answer {
     pub(crate) events: Vec<Event>,
     pub(crate) alive: Option<Alive>,
 }
 
 /// A sign of life of a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Alive {
     /// Within this time the server answers the next question.
     pub(crate) next_within: Duration,
     /// The lease of a request that names none.
     pub(crate) default_lease: Duration,
+    /// The part of its lease that every hold has left at least that the server renews for the session, counted from when the
+    /// question was sent.
+    pub(crate) sure: f64,
+    /// Whether the server would take a write.
+    pub(crate) takes_writes: bool,
 }
+
+/// What a server of version 0.2 says nothing about: it renews every third of a lease. What is missing to two thirds is for one
+/// that stood still for a moment.
+const SURE: u64 = 500;
 
 /// What the server tells a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,11 +107,45 @@ pub(crate) fn release(keys: &Keys, owner: &Owner, token: Option<u64>) -> Cmd {
     cmd
 }
 
+/// `LOCK.INFO` of the first key.
+pub(crate) fn info(keys: &Keys) -> Cmd {
+    let mut info = cmd("LOCK.INFO");
+    info.arg(keys.first());
+    info
+}
+
+/// `LOCK.FORCE` of the first key.
+pub(crate) fn force(keys: &Keys) -> Cmd {
+    let mut force = cmd("LOCK.FORCE");
+    force.arg(keys.first());
+    force
+}
+
+/// How many holders `LOCK.FORCE` has ended.
+pub(crate) fn forced(value: Value) -> Result<u64, RedisError> {
+    match value {
+        Value::Int(count) => unsigned(count),
+        other => Err(nonsense(&other)),
+    }
+}
+
 /// `LOCK.CANCEL`; of several keys any one may be named.
 pub(crate) fn cancel(keys: &Keys, owner: &Owner, session: &str) -> Cmd {
     let mut cancel = cmd("LOCK.CANCEL");
     cancel.arg(keys.first()).arg(owner.as_bytes()).arg("SESSION").arg(session);
     cancel
+}
+
+/// `LOCK.OWNER`, the first thing that a session says: these that were before it have ended.
+pub(crate) fn begin<'s>(replaced: impl Iterator<Item = &'s str>) -> Cmd {
+    let mut begin = cmd("LOCK.OWNER");
+    for (number, id) in replaced.enumerate() {
+        if number == 0 {
+            begin.arg("REPLACES");
+        }
+        begin.arg(id);
+    }
+    begin
 }
 
 /// `LOCK.NEXT`, answered when there is something to tell, or as often as the session's leases need a sign of life; and
@@ -208,10 +251,17 @@ fn sign_of_life(event: &Value) -> Option<Alive> {
     let Value::Array(fields) = event else { return None };
     let [kind, _database, _keys, _owner, _token, detail, ..] = fields.as_slice() else { return None };
     let detail = text(detail).filter(|_| bytes(kind) == Some(b"alive"))?;
-    let (pace, lease) = detail.split_once(' ')?;
-    let time = |text: &str| text.parse().ok().map(Duration::from_millis);
-    Some(Alive { next_within: time(pace)?, default_lease: time(lease)? })
+    // Version 0.2 says the first two only; later versions say more behind these.
+    let mut numbers = detail.split(' ').map_while(|number| number.parse().ok());
+    let mut time = || numbers.next().map(Duration::from_millis);
+    let (next_within, default_lease) = (time()?, time()?);
+    let sure = numbers.next().unwrap_or(SURE).min(1_000) as f64 / 1_000.0;
+    let takes_writes = numbers.next() != Some(0);
+    Some(Alive { next_within, default_lease, sure, takes_writes })
 }
+
+/// The events that this client knows.
+const KINDS: [&str; 5] = ["granted", "timeout", "refused", "lost", "untied"];
 
 fn event(value: Value) -> Result<Option<Event>, RedisError> {
     let fields = match &value {
@@ -220,6 +270,10 @@ fn event(value: Value) -> Result<Option<Event>, RedisError> {
     };
     let [kind, _database, _keys, owner, token, detail, ..] = fields else { return Err(nonsense(&value)) };
     let kind = text(kind).ok_or_else(|| nonsense(&value))?;
+    // What a later version tells may have another shape.
+    if !KINDS.contains(&kind.as_str()) {
+        return Ok(None);
+    }
     let owner = bytes(owner).ok_or_else(|| nonsense(&value))?.to_vec().into();
     let token = match token {
         Value::Int(token) => Some(unsigned(*token)?),
@@ -271,7 +325,7 @@ fn unsigned(token: i64) -> Result<u64, RedisError> {
 }
 
 /// The server answered what it never should: as good as no answer.
-fn nonsense(value: &Value) -> RedisError {
+pub(crate) fn nonsense(value: &Value) -> RedisError {
     (redis::ErrorKind::UnexpectedReturnType, "an answer that makes no sense", format!("{value:?}")).into()
 }
 
@@ -323,6 +377,8 @@ mod tests {
         assert_eq!(words(&raise(&one, &owner, 9, &plain, "s")), "LOCK.RENEW a me WATCHDOG SESSION s FENCE 9");
         assert_eq!(words(&release(&two, &owner, Some(7))), "LOCK.MRELEASE 2 a b me TOKEN 7 ALL");
         assert_eq!(words(&cancel(&two, &owner, "s")), "LOCK.CANCEL a me SESSION s");
+        assert_eq!(words(&begin([].into_iter())), "LOCK.OWNER");
+        assert_eq!(words(&begin(["s", "t"].into_iter())), "LOCK.OWNER REPLACES s t");
         assert_eq!(words(&next(None)), "LOCK.NEXT WAIT 0 ALIVE");
         assert_eq!(words(&next(Some(Duration::from_secs(5)))), "LOCK.NEXT WAIT 5000 ALIVE");
     }
@@ -354,6 +410,7 @@ mod tests {
             event("lost", Value::Int(7), bulk("forced")),
             event("untied", Value::Int(7), bulk("moved")),
             event("of a later version", Value::Nil, Value::Nil),
+            Value::Array([bulk("of another shape")].into_iter().chain([const { Value::Nil }; 5]).collect()),
         ]))
         .unwrap();
         assert_eq!(told.alive, None);
@@ -378,10 +435,21 @@ mod tests {
             let fields = [bulk("alive"), Value::Int(0), Value::Array(Vec::new()), Value::Nil, Value::Nil, detail];
             Value::Array(vec![Value::Array(fields.to_vec())])
         };
-        let expected = Alive { next_within: Duration::from_millis(3750), default_lease: Duration::from_secs(30) };
-        assert_eq!(alive(told(bulk("3750 30000"))).unwrap(), expected);
-        let answer = answer(told(bulk("3750 30000"))).unwrap();
-        assert_eq!((answer.events.len(), answer.alive), (0, Some(expected)));
+        let (next_within, default_lease) = (Duration::from_millis(3750), Duration::from_secs(30));
+        let expected = Alive { next_within, default_lease, sure: 0.667, takes_writes: true };
+        assert_eq!(alive(told(bulk("3750 30000"))).unwrap(), Alive { sure: 0.5, ..expected });
+        assert_eq!(alive(told(bulk("3750 30000 667 1 of a later version"))).unwrap(), expected);
+        assert!(!alive(told(bulk("3750 30000 667 0 1"))).unwrap().takes_writes);
+        let only = answer(told(bulk("3750 30000 667 1"))).unwrap();
+        assert_eq!((only.events.len(), only.alive), (0, Some(expected)));
+        // It stands behind events, and these may have more fields than six.
+        let Value::Array(mut both) = told(bulk("3750 30000 667 1")) else { unreachable!() };
+        let keys = Value::Array(vec![bulk("a")]);
+        let granted = [bulk("granted"), Value::Int(0), keys, bulk("me"), Value::Int(7), bulk("29990"), bulk("more")];
+        both.insert(0, Value::Array(granted.to_vec()));
+        let both = answer(Value::Array(both)).unwrap();
+        let news: Vec<_> = both.events.iter().map(|event| &event.news).collect();
+        assert_eq!((news, both.alive), (vec![&News::Granted(7)], Some(expected)));
         for nonsense in [bulk("3750"), bulk(""), bulk("a b"), Value::Nil] {
             assert!(alive(told(nonsense)).is_err());
         }

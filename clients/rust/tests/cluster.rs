@@ -1,11 +1,9 @@
 //! A cluster: a session for each node that is used, and slots that move.
 
-use std::time::{Duration, Instant};
-
 use holdfast_client::{Error, Locks};
 use support::{Cluster, Server};
 
-use crate::common::{SOON, clients, holder, is_free, say, soon, waiters};
+use crate::common::{SOON, clients, holder, is_free, soon, waiters};
 
 fn locks(cluster: &Cluster) -> Locks {
     Locks::open(&format!("redis+cluster://{}", cluster.node(0).addr())).unwrap()
@@ -59,46 +57,20 @@ async fn a_wait_and_a_hold_move_with_their_slot() {
     assert!(is_free(cluster.node(to), key));
 }
 
-/// A replica of one node, which it is in step with and all nodes know.
-async fn replica_of(cluster: &Cluster, node: usize) -> Server {
-    let replica = Server::builder().arg("cluster-enabled", "yes").arg("cluster-node-timeout", "5000").start();
-    let master = cluster.node(node);
-    let _: String = say(&replica, &format!("CLUSTER MEET {} {}", master.addr().ip(), master.addr().port()));
-    let (its, own): (String, String) = (say(master, "CLUSTER MYID"), say(&replica, "CLUSTER MYID"));
-    let nodes = |server| say::<String>(server, "CLUSTER NODES");
-    soon("it knows its master", || nodes(&replica).lines().any(|line| line.contains(&its) && !line.contains("hand")))
-        .await;
-    let _: String = say(&replica, &format!("CLUSTER REPLICATE {its}"));
-    let is_up = || replica.info("replication", "master_link_status").as_deref() == Some("up");
-    soon("it is in step", is_up).await;
-    let knows = |server| nodes(server).lines().any(|line| line.contains(&own) && line.contains("slave"));
-    soon("all know it", || cluster.nodes().iter().all(knows)).await;
-    replica
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failover_carries_waits_and_holds_over() {
     let cluster = Cluster::start(3);
     let locks = locks(&cluster);
     let key = "a";
     let old = cluster.owner_of(cluster.slot_of(key.as_bytes()));
-    let new = replica_of(&cluster, old).await;
+    let new = cluster.replica_of(old);
     let guard = locks.lock(key).acquire().await.unwrap().unwrap();
     let waiting = tokio::spawn({
         let lock = locks.lock(key).wait_forever();
         async move { lock.acquire().await }
     });
     soon("it waits", || waiters(cluster.node(old), key) == 1).await;
-    let mut asked: Option<Instant> = None;
-    let has_taken_over = || {
-        // The nodes give it up after five seconds, which a busy machine may need.
-        if asked.is_none_or(|asked| asked.elapsed() > Duration::from_secs(6)) {
-            let _: String = say(&new, "CLUSTER FAILOVER");
-            asked = Some(Instant::now());
-        }
-        new.info("replication", "role").as_deref() == Some("master")
-    };
-    soon("it has taken over", has_taken_over).await;
+    cluster.fail_over_to(&new);
     soon("it waits at the new master", || waiters(&new, key) == 1).await;
     guard.check().unwrap();
     assert_eq!(holder(&new, key).unwrap().as_bytes(), guard.owner().as_bytes());

@@ -13,3 +13,5 @@ mod redlock;
 mod redlock_model;
 mod requests;
 mod sentinel;
+mod silent;
+mod still;

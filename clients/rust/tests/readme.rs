@@ -112,6 +112,19 @@ assert!(matches!(guard, Err(Error::NoReplicas { .. })), "this server has none");
 }
 
 #[rustfmt::skip]
+#[tokio::test]
+async fn looking_and_breaking() -> Outcome {
+    let (_server, locks, _) = server();
+let mine = locks.lock("a").acquire().await?.expect("nobody has it");
+assert!(locks.locked("a").await?);
+let info = locks.info("a").await?.expect("it is held");
+assert_eq!(info.holders[0].owner, *mine.owner());
+assert_eq!(locks.force("a").await?, 1);
+assert_eq!(mine.lost().await, Why::Forced);
+    Ok(())
+}
+
+#[rustfmt::skip]
 #[test]
 fn addresses() -> Outcome {
 Locks::open("redis+cluster://10.0.0.1:7000,10.0.0.2:7000")?;
@@ -170,7 +183,7 @@ assert!(error.to_string().contains("forced"));
 #[test]
 fn every_example_stands_here() {
     let here = include_str!("readme.rs");
-    for (readme, number) in [("clients/rust/README.md", 12), ("README.md", 1)] {
+    for (readme, number) in [("clients/rust/README.md", 13), ("README.md", 1)] {
         let readme = std::fs::read_to_string(workspace().join(readme)).unwrap();
         let examples: Vec<_> = readme.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
         assert_eq!(examples.len(), number);

@@ -1,7 +1,7 @@
 //! RedLock: a majority of independent servers, some of which are killed, stopped, slow or late.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use holdfast_client::{Error, Locks, RedGuard, RedLock, Why};
@@ -204,7 +204,7 @@ async fn it_is_held_on_though_a_minority_is_killed_and_lost_with_the_majority() 
 
 #[tokio::test]
 async fn a_server_that_stands_still_costs_one_timeout() {
-    const TIMEOUT: Duration = Duration::from_millis(300);
+    const TIMEOUT: Duration = Duration::from_secs(1);
     for stopped in [0, 1] {
         let servers = start(3);
         let clients = over(&servers);
@@ -252,7 +252,7 @@ async fn who_waits_at_a_server_that_dies_goes_on_at_the_next() {
     for stop in [false, true] {
         let mut servers = start(3);
         let clients = over(&servers);
-        let lock = lock(&clients).server_timeout(Duration::from_millis(300));
+        let lock = lock(&clients).server_timeout(Duration::from_secs(1));
         let guard = lock.acquire().await.unwrap().unwrap();
         soon("all have joined", || holders(&servers) == 3).await;
         let waiting = tokio::spawn({
@@ -280,19 +280,19 @@ async fn who_waits_at_a_server_that_dies_goes_on_at_the_next() {
 #[tokio::test]
 async fn a_server_that_stands_still_is_left_in_time_also_where_the_session_was_opened_for_long_leases() {
     let servers = start(3);
+    // The session's question waits for an eighth of it.
+    let _: String = say(&servers[0], "CONFIG SET holdfast.default-lease 300000");
     let guard = lock(&over(&servers)).acquire().await.unwrap().unwrap();
     soon("all have joined", || holders(&servers) == 3).await;
     let clients = over(&servers);
     let long = clients[0].lock("long").acquire().await.unwrap().unwrap();
     soon("both clients read there", || sessions(&servers[0]).len() == 2).await;
-    let lock = lock(&clients).server_timeout(Duration::from_millis(300)).wait_forever();
+    let lock = lock(&clients).server_timeout(Duration::from_secs(1)).wait_forever();
     let waiting = tokio::spawn(async move { lock.acquire().await });
     soon("it waits at the first", || waiters(&servers[0], "a") == 1).await;
     servers[0].stop();
-    let begin = Instant::now();
+    // Long before that question would be overdue.
     soon("it waits at the second", || waiters(&servers[1], "a") == 1).await;
-    // With room for a machine that is busy; the session's question was to wait for nearly four seconds.
-    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
     servers[0].cont();
     guard.release().await.unwrap();
     let next = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();
@@ -305,7 +305,7 @@ async fn a_server_that_stands_still_is_left_in_time_also_where_the_session_was_o
 async fn who_finds_the_first_server_free_and_the_majority_held_waits_there() {
     let mut servers = start(3);
     let clients = over(&servers);
-    let lock = lock(&clients).server_timeout(Duration::from_millis(300));
+    let lock = lock(&clients).server_timeout(Duration::from_secs(1));
     let guard = lock.acquire().await.unwrap().unwrap();
     soon("all have joined", || holders(&servers) == 3).await;
     // It has lost its memory.
@@ -313,7 +313,7 @@ async fn who_finds_the_first_server_free_and_the_majority_held_waits_there() {
     servers[0].restart();
     let other = over(&servers);
     let waiting = tokio::spawn({
-        let lock = RedLock::new(other, "a").server_timeout(Duration::from_millis(300)).wait_forever();
+        let lock = RedLock::new(other, "a").server_timeout(Duration::from_secs(1)).wait_forever();
         async move { lock.acquire().await }
     });
     soon("it stands in line at the second", || waiters(&servers[1], "a") == 1).await;
@@ -369,7 +369,7 @@ async fn a_late_request_gets_nothing() {
     let servers = start(3);
     let proxy = Proxy::to(servers[2].addr());
     let clients = [locks(&servers[0]), locks(&servers[1]), locks_over(&proxy)];
-    let lock = lock(&clients).server_timeout(Duration::from_millis(300));
+    let lock = lock(&clients).server_timeout(Duration::from_secs(1));
     lock.acquire().await.unwrap().unwrap().release().await.unwrap();
     let late = hold_up_acquisitions(&proxy);
     // Two are enough.
@@ -389,7 +389,7 @@ async fn a_lost_answer_leaves_nothing_behind() {
     for lost in ["the grant", "the confirmation"] {
         let proxies: Vec<_> = servers.iter().map(|server| Proxy::to(server.addr())).collect();
         let clients: Vec<_> = proxies.iter().map(locks_over).collect();
-        let lock = lock(&clients).server_timeout(Duration::from_millis(300));
+        let lock = lock(&clients).server_timeout(Duration::from_secs(1));
         lock.acquire().await.unwrap().unwrap().release().await.unwrap();
         for proxy in &proxies[1..] {
             let mut asked = false;
@@ -415,19 +415,20 @@ async fn a_lost_answer_leaves_nothing_behind() {
 async fn nobody_holds_beside_another_and_fences_grow_whatever_happens_to_servers() {
     const TASKS: usize = 4;
     const TIME: Duration = Duration::from_secs(5);
+    const TURNS: usize = 20;
     let durable = || Server::builder().arg("appendonly", "yes").arg("appendfsync", "always").start();
     let mut servers: Vec<_> = (0..3).map(|_| durable()).collect();
     let proxies: Vec<_> = servers.iter().map(|server| Proxy::to(server.addr())).collect();
     let (inside, last) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU64::new(0)));
-    let end = Instant::now() + TIME;
+    let (turns, over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
     let mut tasks = JoinSet::new();
     for _ in 0..TASKS {
         let clients: Vec<_> = proxies.iter().map(locks_over).collect();
         let lock = lock(&clients).server_timeout(Duration::from_millis(200)).watched(Duration::from_secs(2));
         let (inside, last) = (inside.clone(), last.clone());
+        let (turns, over) = (turns.clone(), over.clone());
         tasks.spawn(async move {
-            let mut turns = 0;
-            while Instant::now() < end {
+            while !over.load(Ordering::SeqCst) {
                 let Ok(Some(guard)) = lock.clone().wait(Duration::from_secs(1)).acquire().await else { continue };
                 if guard.check().is_err() {
                     continue;
@@ -436,17 +437,18 @@ async fn nobody_holds_beside_another_and_fences_grow_whatever_happens_to_servers
                 let before = last.swap(guard.fence(), Ordering::SeqCst);
                 assert!(before < guard.fence(), "{} after {before}", guard.fence());
                 inside.fetch_sub(1, Ordering::SeqCst);
-                turns += 1;
+                turns.fetch_add(1, Ordering::SeqCst);
                 let _ = guard.release().await;
             }
             for client in &clients {
                 client.settle().await;
             }
-            turns
         });
     }
     let mut random = Random::new();
-    while Instant::now() < end {
+    let begin = Instant::now();
+    while begin.elapsed() < TIME || turns.load(Ordering::SeqCst) < TURNS {
+        assert!(begin.elapsed() < TIME + SOON, "so few turns: {turns:?}");
         let server = random.index(3);
         match random.below(3) {
             0 => {
@@ -469,11 +471,10 @@ async fn nobody_holds_beside_another_and_fences_grow_whatever_happens_to_servers
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    let mut turns = 0;
+    over.store(true, Ordering::SeqCst);
     while let Some(done) = tasks.join_next().await {
-        turns += done.unwrap();
+        done.unwrap();
     }
-    assert!(turns > 20, "{turns} turns");
     all_free(&servers).await;
 }
 

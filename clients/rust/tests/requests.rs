@@ -137,6 +137,10 @@ async fn a_cycle_of_waits_is_refused() {
     let next = format!("{prefix}:{}", number.parse::<u64>().unwrap() + 1);
     let _: i64 = say(&server, &format!("LOCK.ACQUIRE a {next}"));
     let _: i64 = say(&server, "LOCK.ACQUIRE b other");
+    // Only holds that last longer than the wait are followed.
+    for key in ["a", "b"] {
+        let _: i64 = say(&server, &format!("PERSIST {key}"));
+    }
     let mut other = server.raw();
     other.send(&[b"LOCK.ACQUIRE", b"a", b"other", b"WAIT", b"0"]).unwrap();
     soon("the other one waits", || waiters(&server, "a") == 1).await;
@@ -210,4 +214,43 @@ async fn a_user_with_few_rights_can_lock() {
     let error = locks.lock("other").acquire().await.unwrap_err();
     assert!(matches!(&error, Error::Server { message, .. } if message.starts_with("NOPERM")), "{error}");
     guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lock_can_be_looked_at_and_broken() {
+    let server = Server::start();
+    let locks = locks(&server);
+    assert_eq!(locks.info("a").await.unwrap(), None);
+    assert!(!locks.locked("a").await.unwrap());
+    assert_eq!(locks.force("a").await.unwrap(), 0);
+    let permits = locks.lock("a").limit(2);
+    let one = permits.acquire().await.unwrap().unwrap();
+    let other = permits.lease(Duration::from_secs(600)).acquire().await.unwrap().unwrap();
+    let _: i64 = say(&server, "HSET for-ever owner 1");
+    let waiting = tokio::spawn({
+        let lock = locks.lock("a").wait_forever();
+        async move { lock.acquire().await.unwrap().unwrap() }
+    });
+    soon("it waits", || waiters(&server, "a") == 1).await;
+    let info = locks.info("a").await.unwrap().unwrap();
+    assert_eq!((info.limit, info.waiters, info.fence), (Some(2), 1, Some(other.fence())));
+    for guard in [&one, &other] {
+        let holder = info.holders.iter().find(|holder| holder.owner == *guard.owner()).expect("it holds");
+        assert_eq!((holder.holds, holder.token), (1, Some(guard.fence())));
+        assert!(holder.left.is_some_and(|left| left <= Duration::from_secs(600)), "{holder:?}");
+    }
+    assert!(locks.locked("a").await.unwrap());
+    assert_eq!(locks.force("a").await.unwrap(), 2);
+    // Whoever waited is served.
+    let next = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap();
+    assert_eq!(locks.info("a").await.unwrap().unwrap().limit, Some(1));
+    next.release().await.unwrap();
+    let reader = locks.lock("a").shared().acquire().await.unwrap().unwrap();
+    assert_eq!(locks.info("a").await.unwrap().unwrap().limit, None);
+    reader.release().await.unwrap();
+    let for_ever = locks.info("for-ever").await.unwrap().unwrap();
+    assert_eq!((for_ever.fence, for_ever.holders[0].left), (None, None));
+    let () = say(&server, "SET text value");
+    let error = locks.info("text").await.unwrap_err();
+    assert!(matches!(error, Error::WrongType { .. }), "{error}");
 }

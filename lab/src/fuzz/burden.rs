@@ -7,12 +7,12 @@ use std::thread;
 use std::time::Duration;
 
 use support::Raw;
-use support::resp::{Request, Value};
+use support::resp::Request;
 
 use super::requests::DATABASES;
 
 /// Keys of one request, if the server lets a request have so many.
-const KEYS: usize = 5_000;
+const KEYS: usize = 128;
 /// Holders of one lock.
 const HOLDERS: usize = 20_000;
 /// Connections that wait for one lock.
@@ -61,9 +61,8 @@ impl Burden<'_> {
     fn long_request(&mut self) -> io::Result<()> {
         while self.goes_on() {
             let mut raw = self.connect()?;
-            let keys = most_keys(&mut raw)?;
-            let names: Vec<String> = (1..keys).map(|key| format!("burden:{key}")).collect();
-            self.tell(&mut raw, &format!("LOCK.MACQUIRE {keys} lock:1 {} bearer WAIT 0 LEASE 20", names.join(" ")))?;
+            let names: Vec<String> = (1..KEYS).map(|key| format!("burden:{key}")).collect();
+            self.tell(&mut raw, &format!("LOCK.MACQUIRE {KEYS} lock:1 {} bearer WAIT 0 LEASE 20", names.join(" ")))?;
             while self.goes_on() && raw.read_timeout(PAUSE)?.is_none() {}
             // What it has goes with its lease.
             raw.close();
@@ -141,14 +140,4 @@ impl Pace {
         }
         Ok(())
     }
-}
-
-/// As many keys as the server lets one request have, and no more than are wanted here.
-fn most_keys(raw: &mut Raw) -> io::Result<usize> {
-    raw.send(&[b"CONFIG", b"GET", b"holdfast.max-keys"])?;
-    let limit = match raw.read()? {
-        Value::Array(pair) => pair.get(1).and_then(|value| support::resp::text(value).ok()?.parse().ok()),
-        _ => None,
-    };
-    Ok(limit.filter(|&limit| limit > 0).map_or(KEYS, |limit: usize| limit.min(KEYS)))
 }

@@ -35,11 +35,12 @@ fn is_waiting(reply: &Value) -> bool {
 
 /// That every error begins with a code that clients know.
 pub fn unknown_error(reply: &Value) -> Result<(), String> {
-    const CODES: [&str; 12] = [
+    const CODES: [&str; 13] = [
         "ERR",
         "WRONGTYPE",
         "DEADLOCK",
         "NOREPLICAS",
+        "UNCONFIRMED",
         "UNBLOCKED",
         "EXECABORT",
         "NOPROTO",

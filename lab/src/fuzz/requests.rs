@@ -66,12 +66,14 @@ const LOCK_COMMANDS: [&str; 13] = [
     "LOCK.CANCEL",
 ];
 
-const OPTIONS: [&str; 14] = [
+const OPTIONS: [&str; 17] = [
     "LEASE",
     "WAIT",
+    "WAITED",
     "LIMIT",
     "SHARED",
     "HOLDS",
+    "NEW",
     "ALL",
     "TOKEN",
     "WATCHDOG",
@@ -81,6 +83,7 @@ const OPTIONS: [&str; 14] = [
     "SESSION",
     "FENCE",
     "ALIVE",
+    "REPLACES",
 ];
 
 /// Numbers at the edges, and things that are none.
@@ -272,7 +275,17 @@ impl Requests {
                 self.option(&mut request, 2, "COUNT", 0, 5);
                 request
             }
-            98 => words(&["LOCK.OWNER"]),
+            98 => {
+                let mut request = words(&["LOCK.OWNER"]);
+                for number in 0..self.rng.u32(..3) {
+                    if number == 0 {
+                        request.push(self.any_case("REPLACES"));
+                    }
+                    let client = self.client();
+                    request.push(format!("{}:{client}", self.run).into_bytes());
+                }
+                request
+            }
             _ => words(&["LOCK.HELP"]),
         }
     }
@@ -286,10 +299,18 @@ impl Requests {
             1 | 2 => self.option(&mut request, 1, "LIMIT", 1, 4),
             _ => {}
         }
-        self.option(&mut request, 5, "HOLDS", 1, 4);
+        self.re_entry(&mut request);
         self.ties(&mut request, place);
         self.session(&mut request, 4);
         request
+    }
+
+    fn re_entry(&mut self, request: &mut Words) {
+        if self.rng.u32(..10) == 0 {
+            request.push(b"NEW".to_vec());
+        } else {
+            self.option(request, 5, "HOLDS", 1, 4);
+        }
     }
 
     fn release(&mut self) -> Words {
@@ -325,7 +346,7 @@ impl Requests {
         let mut request = self.several("LOCK.MACQUIRE");
         self.lease(&mut request);
         self.wait(&mut request, place);
-        self.option(&mut request, 5, "HOLDS", 1, 4);
+        self.re_entry(&mut request);
         self.ties(&mut request, place);
         self.session(&mut request, 4);
         request
@@ -536,6 +557,7 @@ impl Requests {
         };
         request.push(self.any_case("WAIT"));
         request.push(wait.to_string().into_bytes());
+        self.option(request, 4, "WAITED", 0, 100_000);
     }
 
     fn ties(&mut self, request: &mut Words, place: Place) {

@@ -1,6 +1,7 @@
 //! When a session has to hear that it is alive.
 
 use super::{key, owner};
+use crate::books::owed::OnBehalf;
 use crate::books::sessions::{Reader, pace};
 use crate::books::{Books, NewTie, Tying};
 use crate::lock::{Deadline, Millis};
@@ -12,14 +13,15 @@ const NOW: Millis = 1000;
 fn tie(number: u8, lease: Millis, watchdog: bool) -> NewTie {
     let tying = Tying { watchdog, ephemeral: !watchdog };
     let (key, owner, deadline) = (key(number), owner(number), Deadline::At(NOW + lease));
-    NewTie { client: SESSION, tying, key, owner, token: 1, lease, replicas: 0, deadline }
+    let on_behalf = OnBehalf::Session;
+    NewTie { client: SESSION, on_behalf, tying, key, owner, token: 1, lease, replicas: 0, deadline, together: None }
 }
 
 /// Books of a session whose reader is to be told at this time that it is alive.
-fn books(alive_at: Option<Millis>) -> Books {
+fn books(until: Option<Millis>) -> Books {
     let mut books = Books::default();
     books.sessions.open(SESSION);
-    books.sessions.set_reader(SESSION, Some(Reader { ticket: Ticket(7), alive_at }));
+    books.sessions.set_reader(SESSION, Some(Reader { ticket: Ticket(7), until }));
     books
 }
 
@@ -30,10 +32,10 @@ fn an_eighth_of_the_lease_within_bounds() {
 
 #[test]
 fn a_reader_that_would_hear_too_late_is_answered() {
-    for (alive_at, answered) in [(Some(NOW + 101), true), (Some(NOW + 100), false), (None, false)] {
-        let mut books = books(alive_at);
+    for (until, answered) in [(Some(NOW + 101), true), (Some(NOW + 100), false), (None, true)] {
+        let mut books = books(until);
         books.tie(tie(1, 800, true), NOW);
-        assert_eq!(books.owed.is_ending(), answered, "{alive_at:?}");
+        assert_eq!(books.owed.is_ending(), answered, "{until:?}");
     }
     let mut books = books(Some(NOW + 5000));
     books.tie(tie(1, 800, false), NOW);
@@ -59,14 +61,20 @@ fn what_was_promised_is_kept() {
     assert_eq!(books.sessions.promised_pace(SESSION + 1, 100), 100);
 }
 
-/// A roll-back may bring back a tie with a shorter lease.
+/// Whoever was promised a sign of life has to ask for it.
 #[test]
-fn so_is_one_whose_session_gets_a_tie_back() {
+fn one_that_does_not_ask_is_silent() {
     let mut books = books(None);
-    books.tie(tie(1, 800, true), NOW);
-    let before = books.ties.untie(0, &key(1).name, &owner(1)).expect("tied");
-    books.sessions.set_reader(SESSION, Some(Reader { ticket: Ticket(7), alive_at: Some(NOW + 5000) }));
-    assert!(!books.owed.is_ending());
-    books.put_back(before, Deadline::At(NOW + 800), NOW);
-    assert!(books.owed.is_ending());
+    books.sessions.open(2);
+    books.sessions.expect(SESSION, Some(50));
+    books.sessions.expect(2, Some(40));
+    books.sessions.expect(SESSION, Some(60));
+    assert_eq!((books.sessions.first_silence(), books.sessions.take_silent(39)), (Some(40), None));
+    assert_eq!((books.sessions.take_silent(40), books.sessions.take_silent(40)), (Some(2), None));
+    books.read_by(SESSION);
+    assert_eq!(books.sessions.first_silence(), None);
+    books.sessions.expect(SESSION, Some(70));
+    books.sessions.client_gone(SESSION);
+    books.sessions.expect(SESSION, Some(80));
+    assert_eq!(books.sessions.first_silence(), None);
 }

@@ -54,11 +54,11 @@ proptest! {
 fn a_stalled_server_waits_one_turn() {
     let mut looks = Looks::default();
     looks.schedule(&key(1), Some(100));
-    assert!(!looks.put_off_if_stalled(101));
-    assert!(looks.put_off_if_stalled(500));
-    assert!(looks.put_off_if_stalled(501), "in the same turn");
+    assert!(!looks.put_off_if_stalled(101, None));
+    assert!(looks.put_off_if_stalled(500, None));
+    assert!(looks.put_off_if_stalled(501, None), "in the same turn");
     looks.next_turn();
-    assert!(!looks.put_off_if_stalled(502));
+    assert!(!looks.put_off_if_stalled(502, None));
 }
 
 /// Two milliseconds late is not late.
@@ -66,19 +66,37 @@ fn a_stalled_server_waits_one_turn() {
 fn a_little_late_is_in_time() {
     let mut looks = Looks::default();
     looks.schedule(&key(1), Some(100));
-    assert!(!looks.put_off_if_stalled(102));
-    assert!(looks.put_off_if_stalled(103));
+    assert!(!looks.put_off_if_stalled(102, None));
+    assert!(looks.put_off_if_stalled(103, None));
 }
 
 /// A server that is late in each turn does its work in every other.
 #[test]
 fn a_server_that_is_always_late_does_its_work() {
     let mut looks = Looks::default();
-    looks.schedule(&key(1), Some(100));
     for now in [500, 900, 1300] {
-        assert!(looks.put_off_if_stalled(now));
+        looks.schedule(&key(1), Some(now - 100));
+        assert!(looks.put_off_if_stalled(now, None));
         looks.next_turn();
-        assert!(!looks.put_off_if_stalled(now + 200));
+        assert!(!looks.put_off_if_stalled(now + 200, None));
+        assert_eq!(looks.take_due(now + 200), Some(key(1)));
         looks.next_turn();
     }
+}
+
+/// A backlog is put off once, and not in every other turn.
+#[test]
+fn a_backlog_is_put_off_once() {
+    let mut looks = Looks::default();
+    (0..5).for_each(|number| looks.schedule(&key(number), Some(100)));
+    assert!(looks.put_off_if_stalled(500, None));
+    for now in 501..506 {
+        looks.next_turn();
+        assert!(!looks.put_off_if_stalled(now, None), "{now}");
+        assert!(looks.take_due(now).is_some());
+    }
+    // What has become due since then may be due to another stall.
+    looks.schedule(&key(1), Some(502));
+    looks.next_turn();
+    assert!(looks.put_off_if_stalled(900, None));
 }

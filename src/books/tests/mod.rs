@@ -2,20 +2,27 @@
 
 mod alive;
 mod confirmations;
+mod in_flight;
 mod looks;
 mod owed;
-mod searches;
+mod raised;
 mod sessions;
 mod sweep;
 mod ties;
 mod together;
-mod undo;
 
+use super::owed::Purpose;
 use super::ties::Home;
-use super::{Step, Undo};
-use crate::lock::{Deadline, Hold, LockKey, Owner};
+use super::{Answer, GrantId, Outcome, Terms, Tying};
+use crate::lock::{Demand, Limit, LockKey, Owner, Raise};
 use std::cell::Cell;
 use std::rc::Rc;
+
+const TERMS: Terms =
+    Terms { demand: Demand { limit: Limit::MUTEX, raise: Raise::ByOne, lease: 1000 }, tying: Tying::NONE, replicas: 0 };
+
+/// A request for a lock.
+const ACQUIRE: Purpose = Purpose::Acquire(TERMS);
 
 fn owner(number: u8) -> Owner {
     Rc::from([b'o', number])
@@ -29,21 +36,9 @@ fn home(db: i32) -> Home {
     Rc::new(Cell::new(db))
 }
 
-fn hold(holds: u64) -> Hold {
-    Hold { holds, token: Some(1), deadline: Deadline::At(100) }
-}
-
-/// The way back from a grant of these keys: `before` holds became `given`, and the answer promises so many.
-fn undo(serial: u64, of: &Owner, keys: &[LockKey], (before, given, promised): (u64, u64, u64)) -> Undo {
-    let step = |key: &LockKey| Step {
-        name: key.name.clone(),
-        before: (before > 0).then(|| hold(before)),
-        tie_before: None,
-        given: hold(given),
-        promised,
-        told: 0,
-    };
-    Undo { serial, home: home(0), owner: of.clone(), client: 1, steps: keys.iter().map(step).collect() }
+/// A request that was granted a lock, under the token that is also the name of the grant.
+fn granted(number: u64) -> Outcome {
+    Outcome::Granted(Answer::Token(number), GrantId(number))
 }
 
 /// No file of failures: what is found belongs into a test of its own.

@@ -1,8 +1,8 @@
 //! Answers that are owed: each is given once, or found to be undeliverable once.
 
-use super::{key, owner, undo};
-use crate::books::owed::{About, Ended, Owed, Purpose};
-use crate::books::{Answer, IfNone, Outcome, Reading, Recipient, State};
+use super::{granted, key, owner};
+use crate::books::owed::{About, Ended, Owed};
+use crate::books::{GrantId, Reading, Recipient, SignsOfLife, State};
 use crate::server::callbacks::Ticket;
 use crate::server::clock::Now;
 use proptest::prelude::*;
@@ -30,10 +30,6 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-fn granted(serial: u64) -> Outcome {
-    Outcome::Granted(Answer::Token(serial), undo(serial, &owner(1), &[key(1)], (0, 1, 1)))
-}
-
 proptest! {
     #![proptest_config(super::config())]
 
@@ -51,7 +47,7 @@ proptest! {
                 }
                 Act::OweSession => {
                     let ticket = owed.ticket();
-                    let about = About { keys: Rc::from([key(1)]), owner: owner(1), purpose: Purpose::Acquire };
+                    let about = About { keys: Rc::from([key(1)]), owner: owner(1), purpose: super::ACQUIRE };
                     owed.owe(ticket, Recipient::Session { client: 1, about }, State::Beginning);
                     prop_assert!(sessions.insert(ticket), "a ticket is new");
                 }
@@ -88,15 +84,11 @@ proptest! {
 #[test]
 fn what_was_sent_is_delivered() {
     let mut owed: Owed<()> = Owed::default();
-    let grant = |serial, before| undo(serial, &owner(1), &[key(1)], (before, 1, 1));
-    owed.sending(7, grant(1, 0));
-    owed.sending(8, grant(2, 0));
-    owed.sending(7, grant(3, 1));
-    assert_eq!(owed.undeliver(8), 1);
-    assert_eq!(owed.undelivered.len(), 1);
-    let re_entries = owed.sent();
-    assert_eq!(re_entries.iter().map(|undo| undo.serial).collect::<Vec<_>>(), [3]);
-    assert_eq!(owed.undeliver(7), 0);
+    [(7, 1), (8, 2), (7, 3)].into_iter().for_each(|(client, grant)| owed.sending(client, GrantId(grant)));
+    assert!(owed.is_sending(8, GrantId(2)) && !owed.is_sending(7, GrantId(2)));
+    assert_eq!(owed.undeliver(8).collect::<Vec<_>>(), [GrantId(2)]);
+    assert_eq!(owed.sent().collect::<Vec<_>>(), [GrantId(1), GrantId(3)]);
+    assert_eq!(owed.undeliver(7).count(), 0);
 }
 
 #[test]
@@ -111,9 +103,6 @@ fn an_answer_that_is_put_off_is_given_if_the_client_is_still_there() {
         ticket
     });
     assert!(owed.next_ending().is_none());
-    let mut serials = Vec::new();
-    owed.undos(|undo| serials.push(undo.serial));
-    assert_eq!(serials, [1, 2]);
     owed.take(one);
     assert_eq!(owed.next_put_off(), Some(other));
     assert_eq!(owed.next_put_off(), None);
@@ -124,10 +113,10 @@ fn an_answer_that_is_put_off_is_given_if_the_client_is_still_there() {
 fn whoever_is_called_is_answered() {
     let mut owed: Owed<Ticket> = Owed::default();
     let (reader, session) = (owed.ticket(), owed.ticket());
-    let about = About { keys: Rc::from([key(1)]), owner: owner(1), purpose: Purpose::Acquire };
+    let about = About { keys: Rc::from([key(1)]), owner: owner(1), purpose: super::ACQUIRE };
     owed.owe(reader, Recipient::Blocked { client: 1, block: Some(reader) }, State::Beginning);
     owed.owe(session, Recipient::Session { client: 1, about }, State::Beginning);
-    owed.set(reader, State::Reading(Reading { most: 1, if_none: IfNone::Null }, Some(5)));
+    owed.set(reader, State::Reading(Reading { most: 1, signs: SignsOfLife::Unwanted, asked: 0 }, Some(5)));
     assert!(matches!(owed.get(reader).map(|it| &it.state), Some(State::Reading(Reading { most: 1, .. }, Some(5)))));
     owed.call(session);
     owed.call(reader);

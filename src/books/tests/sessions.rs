@@ -1,15 +1,17 @@
 //! Mailboxes: the counters are what is stored, each event is read once, and nothing is left of what was cancelled.
 
-use super::{key, owner, undo};
-use crate::books::owed::{About, Purpose};
+use super::{TERMS, granted as grant, key, owner};
+use crate::books::owed::{About, OnBehalf, Purpose};
 use crate::books::sessions::{Claimed, Remains};
-use crate::books::{Answer, Kind, Outcome, Sessions};
-use crate::lock::LockKey;
+use crate::books::{GrantId, Kind, NewTie, Outcome, Sessions, Ties, Tying, Why};
+use crate::lock::{Deadline, LockKey};
 use crate::server::callbacks::Ticket;
 use crate::server::clock::Now;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+
+const END: Deadline = Deadline::At(100);
 
 #[derive(Clone, Copy, Debug)]
 enum End {
@@ -31,7 +33,7 @@ enum Act {
 
 fn act() -> impl Strategy<Value = Act> {
     let (clients, owners, keys) = (1..4_u64, 0..3_u8, 0..4_u8);
-    let purpose = prop_oneof![3 => Just(Purpose::Acquire), 1 => Just(Purpose::Renew)];
+    let purpose = prop_oneof![3 => Just(super::ACQUIRE), 1 => Just(Purpose::Renew(TERMS))];
     let end = prop_oneof![3 => Just(End::Granted), 1 => Just(End::TimedOut), 1 => Just(End::Refused)];
     let some_keys = proptest::collection::btree_set(keys.clone(), 1..3).prop_map(|keys| keys.into_iter().collect());
     prop_oneof![
@@ -70,11 +72,11 @@ fn tell(sessions: &mut Sessions, plain: &mut Plain, nth: usize, end: End) {
     }
     let (client, ticket, about) = plain.waiting.remove(nth % plain.waiting.len());
     let outcome = match end {
-        End::Granted => Outcome::Granted(Answer::Token(ticket.0), undo(ticket.0, &about.owner, &about.keys, (0, 1, 1))),
+        End::Granted => grant(ticket.0),
         End::TimedOut => Outcome::TimedOut,
         End::Refused => Outcome::Refused("ERR".into()),
     };
-    assert!(sessions.tell(client, ticket, about.clone(), outcome, Now { micros: ticket.0 }).is_ok());
+    assert!(sessions.tell(client, about.clone(), (outcome, END), Now { micros: ticket.0 }).is_ok());
     plain.mail.get_mut(&client).expect("open").push(about);
 }
 
@@ -87,9 +89,9 @@ fn cancel(sessions: &mut Sessions, plain: &mut Plain, client: u64, who: u8, of: 
     let cancelled = sessions.cancel(client, &who, of);
     let expected: BTreeSet<Ticket> =
         plain.waiting.iter().filter(|it| it.0 == client && concerns(&it.2)).map(|it| it.1).collect();
-    assert_eq!(cancelled.tickets.iter().copied().collect::<BTreeSet<_>>(), expected);
-    for (client, ticket, about) in plain.waiting.extract_if(.., |it| expected.contains(&it.1)) {
-        sessions.remove_wait(client, &about, ticket);
+    assert_eq!(cancelled.into_iter().collect::<BTreeSet<_>>(), expected);
+    for (client, _, about) in plain.waiting.extract_if(.., |it| expected.contains(&it.1)) {
+        sessions.remove_wait(client, &about);
     }
     sessions.forget_events(client, &who, of);
     plain.mail.get_mut(&client).expect("open").retain(|about| !concerns(about));
@@ -108,7 +110,7 @@ fn carry_out(sessions: &mut Sessions, plain: &mut Plain, act: Act) {
             let keys: Rc<[LockKey]> = keys.into_iter().map(key).collect();
             let about = About { keys, owner: owner(who), purpose };
             let is_new = sessions.claimed(client, &about.owner, &about.keys) == Claimed::Nothing;
-            if sessions.is_open(client) && (is_new || purpose == Purpose::Renew) {
+            if sessions.is_open(client) && is_new {
                 plain.tickets += 1;
                 let ticket = Ticket(plain.tickets);
                 sessions.add_wait(client, &about, ticket);
@@ -119,7 +121,7 @@ fn carry_out(sessions: &mut Sessions, plain: &mut Plain, act: Act) {
         Act::Read(client) => {
             let expected = plain.mail.get_mut(&client).filter(|mail| !mail.is_empty()).map(|mail| mail.remove(0));
             let read = sessions.read(client).map(|(event, unheard)| {
-                assert_eq!(matches!(event.kind, Kind::Granted(_)), unheard.is_some());
+                assert_eq!(matches!(event.kind, Kind::Granted(..)), unheard.is_some());
                 (event.keys, event.owner)
             });
             assert_eq!(read, expected.map(|about| (about.keys, about.owner)));
@@ -131,9 +133,7 @@ fn carry_out(sessions: &mut Sessions, plain: &mut Plain, act: Act) {
             plain.left.extend(plain.waiting.extract_if(.., |it| it.0 == client).map(|it| it.1));
         }
         Act::Remains => match sessions.next_remains() {
-            Some(Remains::Waits(tickets)) => tickets.iter().for_each(|ticket| {
-                plain.left.remove(ticket);
-            }),
+            Some(Remains::Wait(ticket)) => drop(plain.left.remove(&ticket)),
             Some(Remains::Grant(_)) => plain.grants_left += 1,
             None => assert!(plain.left.is_empty(), "{plain:?}"),
         },
@@ -169,26 +169,24 @@ fn how_large_the_next_event_is() {
     let mut sessions = Sessions::default();
     sessions.open(1);
     assert_eq!((sessions.next_size(1), sessions.unread(1), sessions.load(1)), (0, 0, 0));
-    let about = About { keys: Rc::from([key(1), key(2)]), owner: owner(1), purpose: Purpose::Acquire };
+    let about = About { keys: Rc::from([key(1), key(2)]), owner: owner(1), purpose: super::ACQUIRE };
     sessions.add_wait(1, &about, Ticket(1));
     assert_eq!(sessions.load(1), 1);
-    assert!(sessions.tell(1, Ticket(1), about, Outcome::TimedOut, Now { micros: 0 }).is_ok());
+    assert!(sessions.tell(1, about, (Outcome::TimedOut, END), Now { micros: 0 }).is_ok());
     assert_eq!((sessions.next_size(1), sessions.unread(1), sessions.load(1)), (2, 1, 1));
     assert_eq!((sessions.next_size(2), sessions.unread(2), sessions.load(2)), (0, 0, 0));
 }
 
 /// A grant of these keys that a session was told of.
 fn granted(sessions: &mut Sessions, client: u64, serial: u64, who: u8, keys: &[LockKey]) {
-    let about = About { keys: keys.into(), owner: owner(who), purpose: Purpose::Acquire };
-    let undo = undo(serial, &about.owner, keys, (0, 1, 1));
+    let about = About { keys: keys.into(), owner: owner(who), purpose: super::ACQUIRE };
     sessions.open(client);
     sessions.add_wait(client, &about, Ticket(serial));
-    let outcome = Outcome::Granted(Answer::Token(serial), undo);
-    assert!(sessions.tell(client, Ticket(serial), about, outcome, Now { micros: 0 }).is_ok());
+    assert!(sessions.tell(client, about, (grant(serial), END), Now { micros: 0 }).is_ok());
 }
 
 #[test]
-fn grants_that_are_forgotten_are_rolled_back() {
+fn grants_that_are_forgotten_are_taken_back() {
     let mut sessions = Sessions::default();
     let elsewhere = LockKey { db: 1, ..key(1) };
     granted(&mut sessions, 1, 1, 1, &[key(1)]);
@@ -197,48 +195,66 @@ fn grants_that_are_forgotten_are_rolled_back() {
     granted(&mut sessions, 1, 4, 2, &[key(1)]);
     granted(&mut sessions, 1, 5, 1, &[elsewhere]);
     granted(&mut sessions, 2, 6, 1, &[key(1)]);
-    let undos = sessions.forget_events(1, &owner(1), &key(1));
-    assert_eq!(undos.iter().map(|undo| undo.serial).collect::<BTreeSet<_>>(), BTreeSet::from([1, 2]));
+    assert_eq!(sessions.forget_events(1, &owner(1), &key(1)), [GrantId(1), GrantId(2)]);
     assert_eq!((sessions.unread(1), sessions.unread(2)), (3, 1));
     assert!(sessions.forget_events(1, &owner(1), &key(1)).is_empty());
 }
 
-/// An owner may be told by one connection what it has not read on another, or on one that has ended.
+/// Of several locks one is lost, another was re-entered: giving up the first gives up the re-entry, unread as both are.
 #[test]
-fn unread_grants_are_found_on_any_session() {
-    let mut sessions = Sessions::default();
-    granted(&mut sessions, 1, 1, 1, &[key(1)]);
-    granted(&mut sessions, 2, 2, 1, &[key(2), key(1)]);
-    granted(&mut sessions, 2, 3, 2, &[key(1)]);
-    granted(&mut sessions, 3, 4, 1, &[key(1)]);
-    let found = |sessions: &mut Sessions, number: u8| {
-        let mut serials = BTreeSet::new();
-        sessions.unread_grants(&key(number).name, &owner(1), |undo| {
-            serials.insert(undo.serial);
-        });
-        serials
-    };
-    assert_eq!(found(&mut sessions, 1), BTreeSet::from([1, 2, 4]));
-    assert!(sessions.client_gone(2) && sessions.client_gone(3));
-    assert_eq!((found(&mut sessions, 1), found(&mut sessions, 2)), (BTreeSet::from([1, 2, 4]), BTreeSet::from([2])));
-    sessions.unread_grants(&key(1).name, &owner(1), |undo| undo.acknowledge(&key(1).name, 1));
-    let left = std::iter::from_fn(|| sessions.next_remains()).filter_map(|it| match it {
-        Remains::Grant(undo) => Some((undo.serial, undo.steps.iter().map(|step| step.told).collect::<Vec<_>>())),
-        Remains::Waits(_) => None,
-    });
-    assert_eq!(left.collect::<Vec<_>>(), [(2, vec![0, 1]), (3, vec![0]), (4, vec![1])]);
+fn a_re_entry_that_is_forgotten_with_a_loss_is_taken_back() {
+    let (mut ties, mut sessions) = (Ties::default(), Sessions::default());
+    granted(&mut sessions, 1, 7, 1, &[key(2)]);
+    let (owner, deadline, on_behalf, tying) = (owner(1), Deadline::At(50), OnBehalf::Session, Tying::NONE);
+    let (client, token, lease, replicas, together) = (1, 7, 30, 0, None);
+    let new = NewTie { client, on_behalf, tying, key: key(1), owner, token, lease, replicas, deadline, together };
+    ties.tie(new, 0);
+    let tie = ties.untie(0, &key(1).name, &super::owner(1)).expect("it is tied");
+    sessions.lost(&tie, Why::Changed);
+    assert_eq!(sessions.forget_events(1, &super::owner(1), &key(1)), [GrantId(7)]);
+    assert_eq!(sessions.unread(1), 0);
 }
 
-/// So whoever gives up one of several keys gives up all of them.
+/// With what was granted goes what was lost of it, of its other keys as well, and nothing of another grant.
 #[test]
-fn what_was_granted_together_is_remembered() {
+fn the_losses_of_a_grant_go_with_it() {
+    for named in [1, 2] {
+        let mut ties = Ties::default();
+        let mut sessions = Sessions::default();
+        granted(&mut sessions, 1, 7, 1, &[key(1), key(2)]);
+        for (number, token) in [(1, 7), (2, 7), (2, 8)] {
+            let (key, owner, deadline, on_behalf) = (key(number), owner(1), Deadline::At(50), OnBehalf::Session);
+            let (client, tying, lease, replicas, together) = (1, Tying::NONE, 30, 0, None);
+            ties.tie(NewTie { client, on_behalf, tying, key, owner, token, lease, replicas, deadline, together }, 0);
+            let tie = ties.untie(0, &super::key(number).name, &super::owner(1)).expect("it is tied");
+            sessions.lost(&tie, Why::Changed);
+        }
+        if named == 2 {
+            sessions.read(1); // the grant
+        }
+        sessions.forget_events(1, &owner(1), &key(1));
+        assert!(sessions.is_consistent());
+        let left = sessions.read(1).map(|(event, _)| event.kind);
+        assert_eq!((left, sessions.unread(1)), (Some(Kind::Lost(8, Why::Changed)), 0));
+    }
+}
+
+/// What was not read yet is refused after all, in its place.
+#[test]
+fn an_unread_grant_can_be_refused() {
     let mut sessions = Sessions::default();
     granted(&mut sessions, 1, 1, 1, &[key(1), key(2)]);
-    granted(&mut sessions, 1, 2, 1, &[key(3)]);
-    let mut together = |who: u8, number: u8| sessions.cancel(1, &owner(who), &key(number)).granted_together;
-    let both: Rc<[LockKey]> = Rc::from([key(1), key(2)]);
-    assert_eq!([together(1, 1), together(1, 2)], [Some(both.clone()), Some(both)]);
-    assert_eq!([together(1, 3), together(2, 1)], [None, None]);
+    granted(&mut sessions, 1, 2, 2, &[key(1)]);
+    granted(&mut sessions, 2, 3, 1, &[key(1)]);
+    assert!(sessions.refuse_unread(1, GrantId(1), (&owner(1), &key(2)), "UNCONFIRMED"));
+    assert!(!sessions.refuse_unread(1, GrantId(1), (&owner(1), &key(2)), "UNCONFIRMED"));
+    assert!(sessions.is_consistent());
+    let (event, unheard) = sessions.read(1).expect("it is there");
+    assert!(unheard.is_none() && event.kind == Kind::Refused("UNCONFIRMED".into()) && event.keys.len() == 2);
+    assert_eq!(
+        [1, 2].map(|of| sessions.read(of).map(|(event, _)| event.kind)),
+        [2, 3].map(|it| Some(Kind::Granted(it, END)))
+    );
 }
 
 #[test]
@@ -246,7 +262,7 @@ fn the_newest_thousand_cancelled_owners_are_remembered() {
     let mut sessions = Sessions::default();
     sessions.open(1);
     let key = |number: u32| LockKey::new(0, &number.to_be_bytes());
-    let cancel = |sessions: &mut Sessions, number| drop(sessions.cancel(1, &owner(1), &key(number)));
+    let cancel = |sessions: &mut Sessions, number| assert_eq!(sessions.cancel(1, &owner(1), &key(number)), None);
     let is_known = |sessions: &Sessions, number| {
         sessions.claimed(1, &owner(1), std::slice::from_ref(&key(number))) == Claimed::Cancelled
     };

@@ -3,14 +3,18 @@
 use crate::books::{Sweep, TieId};
 use crate::lock::WaiterId;
 
+fn nth(ticket: u64) -> WaiterId {
+    WaiterId { ticket, ..WaiterId::FIRST }
+}
+
 /// Who is passed if there are so many of each.
 fn pass(sweep: &mut Sweep, waiters: u64, ties: u64) -> (Vec<u64>, Vec<u64>) {
     let mut seen = (Vec::new(), Vec::new());
     while !sweep.is_over() {
         if let Some((from, end)) = sweep.waiters() {
-            let next = (from.0..waiters.min(end.0)).next();
+            let next = (from.ticket..waiters.min(end.ticket)).next();
             seen.0.extend(next);
-            sweep.passed_waiter(next.map(WaiterId));
+            sweep.passed_waiter(next.map(nth));
         }
         if let Some((from, end)) = sweep.ties() {
             let next = (from.0..ties.min(end.0)).next();
@@ -26,7 +30,7 @@ fn everybody_is_passed_once_and_nobody_who_came_later() {
     for (waiters, ties) in [(0, 0), (1, 0), (0, 1), (3, 7), (5, 2)] {
         let mut sweep = Sweep::default();
         assert!(sweep.is_over());
-        sweep.begin(None, (WaiterId(waiters), TieId(ties)));
+        sweep.begin(None, (nth(waiters), TieId(ties)));
         assert!(!sweep.is_over());
         let seen = pass(&mut sweep, waiters + 10, ties + 10);
         assert_eq!(seen, ((0..waiters).collect(), (0..ties).collect()));
@@ -34,14 +38,40 @@ fn everybody_is_passed_once_and_nobody_who_came_later() {
 }
 
 #[test]
-fn a_second_one_begins_anew_and_concerns_both_databases() {
+fn a_second_one_follows_the_first() {
     let mut sweep = Sweep::default();
-    sweep.begin(Some(1), (WaiterId(4), TieId(4)));
+    let four = (nth(4), TieId(4));
+    sweep.begin(Some(1), four);
+    sweep.passed_waiter(Some(nth(0)));
+    sweep.begin(Some(2), four);
     assert!(sweep.concerns(1) && !sweep.concerns(2));
-    sweep.passed_waiter(Some(WaiterId(0)));
-    sweep.begin(Some(2), (WaiterId(4), TieId(4)));
-    assert!(sweep.concerns(1) && sweep.concerns(2));
-    assert_eq!(pass(&mut sweep, 4, 4), ((0..4).collect(), (0..4).collect()));
-    sweep.begin(Some(3), (WaiterId(4), TieId(4)));
-    assert!(sweep.concerns(3) && !sweep.concerns(1));
+    let seen = pass(&mut sweep, 4, 4);
+    assert_eq!(seen, ([1, 2, 3, 0, 1, 2, 3].into(), [0, 1, 2, 3, 0, 1, 2, 3].into()));
+    assert!(sweep.concerns(2) && !sweep.concerns(1));
+    // Those that have to wait are one, of all databases if they are of two.
+    for (dbs, concerns_both) in [([1, 1], false), ([1, 2], true)] {
+        let mut sweep = Sweep::default();
+        sweep.begin(Some(3), four);
+        dbs.iter().for_each(|db| sweep.begin(Some(*db), four));
+        sweep.passed_waiter(None);
+        sweep.passed_tie(None);
+        assert_eq!((sweep.concerns(1), sweep.concerns(2), sweep.is_over()), (true, concerns_both, false));
+    }
+}
+
+/// However often a database is flushed meanwhile, everybody is passed in the end.
+#[test]
+fn it_comes_to_its_end_while_others_are_asked_for() {
+    let mut sweep = Sweep::default();
+    let mut seen = Vec::new();
+    sweep.begin(None, (nth(3), TieId(0)));
+    for _ in 0..6 {
+        sweep.begin(None, (nth(3), TieId(0)));
+        let (from, _) = sweep.waiters().expect("there are more");
+        let next = (from.ticket < 3).then_some(from);
+        seen.extend(next.map(|id| id.ticket));
+        sweep.passed_waiter(next);
+        sweep.passed_tie(None);
+    }
+    assert_eq!(seen[..4], [0, 1, 2, 0]);
 }

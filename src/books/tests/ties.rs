@@ -1,8 +1,9 @@
 //! Ties: each is in all its indices, or in none.
 
 use super::{key, owner};
-use crate::books::ties::Renewal;
-use crate::books::{NewTie, Tie, TieId, Ties, Tying, Why};
+use crate::books::owed::OnBehalf;
+use crate::books::ties::{Before, Confirms};
+use crate::books::{ConfirmationId, NewTie, Tie, TieId, Ties, Tying, Why};
 use crate::lock::{Deadline, LockKey};
 use proptest::prelude::*;
 use std::rc::Rc;
@@ -60,7 +61,8 @@ fn carry_out(ties: &mut Ties, act: Act) {
         Act::Tie { client, key, owner: who, token, watchdog, lease } => {
             let tying = Tying { watchdog, ephemeral: !watchdog };
             let (key, owner, deadline) = (place(key), owner(who), Deadline::At(50));
-            let new = NewTie { client, tying, key, owner, token, lease, replicas: 0, deadline };
+            let (on_behalf, together) = (OnBehalf::Session, watchdog.then_some(token));
+            let new = NewTie { client, on_behalf, tying, key, owner, token, lease, replicas: 0, deadline, together };
             ties.tie(new, 10);
         }
         Act::Untie { key, owner: who } => drop(ties.untie(place(key).db, &place(key).name, &owner(who))),
@@ -117,7 +119,15 @@ proptest! {
 /// The tie of a hold of 30 ms until 50, made at 0.
 fn tied(ties: &mut Ties, client: u64, token: u64, tying: Tying) -> Option<Tie> {
     let (key, owner, deadline) = (key(1), owner(1), Deadline::At(50));
-    ties.tie(NewTie { client, tying, key, owner, token, lease: 30, replicas: 0, deadline }, 0)
+    let (on_behalf, together) = (OnBehalf::Session, None);
+    let new = NewTie { client, on_behalf, tying, key, owner, token, lease: 30, replicas: 0, deadline, together };
+    match ties.tie(new, 0)? {
+        Before::OtherHold(tie) => Some(tie),
+        Before::Elsewhere(tie) => {
+            assert_eq!(tie.token, token);
+            None
+        }
+    }
 }
 
 const WATCHED: Tying = Tying { watchdog: true, ephemeral: false };
@@ -139,13 +149,13 @@ fn a_watched_hold_is_renewed_after_each_third_of_its_lease() {
     assert_eq!((ties.take_due(12), ties.next_due()), (Some(id), Some(22)));
     // In time for a deadline that is earlier, and for one that is later: not later than it was.
     ties.deadline_moved(id, Deadline::At(15), 12);
-    assert_eq!((ties.next_due(), ties.get(id).map(|it| it.deadline)), (Some(13), Some(Deadline::At(15))));
+    assert_eq!((ties.next_due(), ties.get(id).map(Tie::end)), (Some(13), Some(Deadline::At(15))));
     ties.deadline_moved(id, Deadline::At(900), 12);
     assert_eq!(ties.next_due(), Some(13));
     // Somebody else's deadline is no reason to renew it, but its end is seen.
     let (mut ties, id) = one(WATCHED);
     ties.deadline_seen(id, Deadline::At(900));
-    assert_eq!((ties.next_due(), ties.get(id).map(|it| it.deadline)), (Some(10), Some(Deadline::At(900))));
+    assert_eq!((ties.next_due(), ties.get(id).map(Tie::end)), (Some(10), Some(Deadline::At(900))));
     ties.deadline_seen(id, Deadline::At(5));
     assert_eq!(ties.next_due(), Some(6));
     ties.deadline_seen(id, Deadline::Never);
@@ -168,7 +178,7 @@ fn a_hold_that_changes_keeps_its_tie_under_its_new_token() {
     let hold = (0, &*key(1).name, &*owner(1));
     let (mut ties, id) = one(WATCHED);
     assert!(ties.changed(hold, Some(7), 8, Deadline::At(900), 1).is_none());
-    assert_eq!(ties.get(id).map(|it| (it.token, it.deadline)), Some((8, Deadline::At(900))));
+    assert_eq!(ties.get(id).map(|it| (it.token, it.end())), Some((8, Deadline::At(900))));
     assert!(ties.of(0, hold.1, hold.2, Some(8)).is_some() && ties.of(0, hold.1, hold.2, Some(7)).is_none());
     // That was another hold.
     assert_eq!(ties.changed(hold, Some(7), 9, Deadline::At(900), 1).map(|it| it.token), Some(8));
@@ -201,14 +211,104 @@ fn a_tie_lives_as_long_as_its_connection() {
     assert!(!ties.client_gone(2) && ties.is_live(&tie));
     assert!(ties.client_gone(1) && !ties.is_live(&tie));
     assert!(!ties.client_gone(1));
-    let (mut ties, id) = one(WATCHED);
-    ties.set_renewal(id, Renewal::Confirming);
-    assert_eq!(ties.get(id).map(|it| it.renewal), Some(Renewal::Confirming));
-    let tie = ties.remove(id).expect("it is there");
-    // What is restored is not being confirmed.
-    ties.put_back(tie, Deadline::At(80), 5);
-    let back = ties.of(0, &key(1).name, &owner(1), Some(7)).expect("it is back");
-    assert_eq!((back.renewal, back.deadline, ties.next_due()), (Renewal::Settled, Deadline::At(80), Some(15)));
+}
+
+/// What a watched hold may count on is what its replicas have confirmed, whatever was written since.
+#[test]
+fn only_a_confirmation_moves_the_confirmed_deadline() {
+    let mut ties = Ties::default();
+    let (key, owner) = (key(1), owner(1));
+    let (token, lease, deadline) = (7, 30, Deadline::At(30));
+    let (on_behalf, together) = (OnBehalf::Session, None);
+    let new =
+        NewTie { client: 1, on_behalf, tying: WATCHED, key, owner, token, lease, replicas: 1, deadline, together };
+    ties.tie(new, 0);
+    let id = ties.take_due(10).expect("it is due");
+    let end = |ties: &Ties| ties.get(id).map(Tie::end);
+    let [first, second] = [1, 2].map(ConfirmationId);
+    ties.deadline_moved(id, Deadline::At(40), 10);
+    ties.asked(id, first);
+    assert!(end(&ties) == Some(Deadline::At(30)) && ties.get(id).is_some_and(Tie::is_being_confirmed));
+    ties.answered(id, first, Confirms::No);
+    assert!(end(&ties) == Some(Deadline::At(30)) && !ties.get(id).is_some_and(Tie::is_being_confirmed));
+    ties.deadline_moved(id, Deadline::At(50), 20);
+    ties.asked(id, second);
+    ties.answered(id, first, Confirms::Yes);
+    assert_eq!(end(&ties), Some(Deadline::At(30)), "that was another one");
+    // A shorter one, and a longer one again: neither is known to be confirmed when the first is.
+    ties.deadline_moved(id, Deadline::At(45), 21);
+    ties.deadline_moved(id, Deadline::At(60), 21);
+    ties.answered(id, second, Confirms::Yes);
+    assert_eq!(end(&ties), Some(Deadline::At(45)));
+    ties.deadline_seen(id, Deadline::At(42));
+    assert_eq!(end(&ties), Some(Deadline::At(42)));
+    // It is due at its end at the latest, also when the next renewal would come later.
+    ties.take_due(41);
+    assert_eq!(ties.next_due(), Some(43));
+}
+
+/// Whoever gives up one of several locks gives up those that it was granted with it, and no others.
+#[test]
+fn what_was_granted_together() {
+    let mut ties = Ties::default();
+    let tie = |ties: &mut Ties, client: u64, number: u8, token: u64, together: Option<u64>| {
+        let (key, owner, deadline) = (key(number), owner(1), Deadline::At(50));
+        let (on_behalf, tying) = (OnBehalf::Session, WATCHED);
+        let new = NewTie { client, on_behalf, tying, key, owner, token, lease: 30, replicas: 0, deadline, together };
+        ties.tie(new, 0);
+    };
+    [1, 2, 3].into_iter().for_each(|number| tie(&mut ties, 1, number, 7, Some(7)));
+    tie(&mut ties, 1, 4, 8, None);
+    tie(&mut ties, 2, 3, 7, None); // taken over by another connection
+    // One that was raised to the same token is none of them, and those that were raised stay together.
+    for (number, before) in [(1, 7), (4, 8)] {
+        ties.changed((0, &key(number).name, &owner(1)), Some(before), 9, Deadline::At(50), 0);
+    }
+    let mut take = |client: u64, number: u8| {
+        let (taken, _) = ties.take_together(client, &owner(1), &key(number));
+        assert!(ties.is_consistent());
+        taken.iter().map(|tie| tie.name.to_vec()).collect::<Vec<_>>()
+    };
+    assert!(take(2, 1).is_empty() && take(1, 3).is_empty());
+    assert_eq!(take(1, 2), [key(1).name.to_vec(), key(2).name.to_vec()]);
+    assert!(take(1, 1).is_empty());
+    assert_eq!([take(1, 4), take(2, 3)], [[key(4).name.to_vec()], [key(3).name.to_vec()]]);
+}
+
+/// Also if the named one is lost already, and with all that there is to be told of the others.
+#[test]
+fn what_was_granted_together_with_what_is_lost() {
+    let mut ties = Ties::default();
+    let keys: Rc<[LockKey]> = [1, 2].map(key).into();
+    for key in keys.iter().cloned() {
+        let (owner, deadline, on_behalf, together) = (owner(1), Deadline::At(50), OnBehalf::Session, Some(7));
+        let (client, tying, token, lease, replicas) = (1, WATCHED, 7, 30, 0);
+        ties.tie(NewTie { client, on_behalf, tying, key, owner, token, lease, replicas, deadline, together }, 0);
+    }
+    ties.granted_together(&owner(1), 7, keys.clone());
+    ties.untie(0, &key(1).name, &owner(1));
+    assert!(ties.is_consistent() && ties.take_together(2, &owner(1), &key(1)).0.is_empty());
+    let (taken, all) = ties.take_together(1, &owner(1), &key(1));
+    assert_eq!((taken.len(), all.map(|all| all.keys)), (1, Some(keys)));
+    // Its ends may not all have been told: it is remembered for a while.
+    assert!(ties.is_consistent() && ties.take_together(1, &owner(1), &key(1)).1.is_some());
+}
+
+#[test]
+fn a_hundred_grants_of_several_locks_are_remembered_after_their_end() {
+    let mut ties = Ties::default();
+    let keys: Rc<[LockKey]> = [1, 2].map(key).into();
+    for token in 1..=101 {
+        for key in keys.iter().cloned() {
+            let (owner, deadline, on_behalf) = (owner(1), Deadline::At(50), OnBehalf::Session);
+            let (client, tying, lease, replicas, together) = (1, WATCHED, 30, 0, Some(token));
+            ties.tie(NewTie { client, on_behalf, tying, key, owner, token, lease, replicas, deadline, together }, 0);
+        }
+        ties.granted_together(&owner(1), token, keys.clone());
+        keys.iter().for_each(|key| drop(ties.untie(0, &key.name, &owner(1))));
+        assert!(ties.is_consistent());
+        assert_eq!(ties.grants_of_several(), usize::try_from(token).unwrap().min(100));
+    }
 }
 
 #[test]
@@ -216,6 +316,7 @@ fn all_ties_of_a_lock_at_once() {
     let mut ties = Ties::default();
     let of = |name: u8, who: u8| NewTie {
         client: 1,
+        on_behalf: OnBehalf::Session,
         tying: WATCHED,
         key: key(name),
         owner: owner(who),
@@ -223,6 +324,7 @@ fn all_ties_of_a_lock_at_once() {
         lease: 30,
         replicas: 0,
         deadline: Deadline::At(50),
+        together: None,
     };
     assert_eq!((ties.len(), ties.is_empty()), (0, true));
     assert!(!ties.is_tied(0, &key(1).name));
@@ -237,7 +339,7 @@ fn all_ties_of_a_lock_at_once() {
     assert!(ties.untie_all(0, &key(1).name).is_empty());
 }
 
-/// What is tied in a database, or may be rolled back there, follows it.
+/// What is tied in a database, or may be taken back there, follows it.
 #[test]
 fn databases_that_are_swapped() {
     let (mut ties, id) = one(WATCHED);
@@ -272,4 +374,93 @@ fn those_in_doubt_come_once_with_the_latest_reason() {
     assert_eq!((ties.next_doubtful(), ties.next_doubtful()), (Some((id, Why::Expired)), None));
     assert!(!ties.has_work());
     assert_eq!((ties.from(id, id), ties.from(TieId(id.0 + 1), TieId(id.0 + 2))), (None, None));
+}
+
+#[test]
+fn what_a_session_holds_waits_for_its_reader() {
+    let (mut ties, id) = one(WATCHED);
+    let last = ties.read_by(1);
+    let is_unread = |ties: &Ties| ties.is_unread(ties.get(id).expect("it is there"), last);
+    assert!(!is_unread(&ties), "it has read since the hold began");
+    ties.renewed(id);
+    assert!(is_unread(&ties), "but not since it was renewed");
+    assert_eq!(ties.take_due(10), Some(id));
+    ties.wait_for_reader(id);
+    assert_eq!(ties.next_due(), Some(51), "only its end is of interest");
+    ties.read_by(2);
+    assert_eq!(ties.next_due(), Some(51), "somebody else has read");
+    ties.read_by(1);
+    assert_eq!((ties.next_due(), ties.take_due(11), ties.take_due(11)), (Some(0), Some(id), None));
+    assert_eq!(ties.next_due(), Some(21));
+    // Nothing is left of one that ended meanwhile.
+    ties.wait_for_reader(id);
+    assert!(ties.remove(id).is_some() && ties.is_consistent());
+    ties.read_by(1);
+    assert_eq!((ties.take_due(1000), ties.next_due()), (None, None));
+}
+
+#[test]
+fn what_is_due_when_nothing_can_be_renewed() {
+    let (mut ties, id) = one(WATCHED);
+    assert_eq!((ties.first_due(9), ties.first_due(10)), (None, Some(id)));
+    ties.put_off(id);
+    assert_eq!((ties.next_due(), ties.first_due(50), ties.first_due(51)), (Some(0), None, Some(id)));
+    ties.is_over(id);
+    assert_eq!(ties.first_due(1000), None);
+    assert_eq!((ties.take_due(52), ties.take_due(52)), (Some(id), None));
+}
+
+/// Of what is renewed for a connection, the hold counts that has least of its lease left; with replicas, by the deadline that
+/// they have confirmed.
+#[test]
+fn what_is_sure() {
+    let mut ties = Ties::default();
+    let tie = |ties: &mut Ties, number, tying, lease, replicas| {
+        let (key, owner, deadline) = (key(number), owner(1), Deadline::At(1000 + lease));
+        let on_behalf = OnBehalf::Session;
+        let together = None;
+        ties.tie(
+            NewTie { client: 1, on_behalf, tying, key, owner, token: 7, lease, replicas, deadline, together },
+            1000,
+        );
+        TieId(ties.next_id().0 - 1)
+    };
+    assert_eq!(ties.sure(1, 1000), 1000);
+    tie(&mut ties, 1, EPHEMERAL, 10, 0);
+    assert_eq!(ties.sure(1, 2000), 1000, "it is not renewed");
+    let long = tie(&mut ties, 2, WATCHED, 900, 0);
+    let short = tie(&mut ties, 3, WATCHED, 300, 1);
+    assert_eq!([900, 1000, 1150, 1300, 9999].map(|since| ties.sure(1, since)), [1000, 1000, 500, 0, 0]);
+    // A renewal counts once it is confirmed.
+    ties.deadline_moved(short, Deadline::At(1500), 1200);
+    assert_eq!(ties.sure(1, 1150), 500);
+    let renewal = ConfirmationId(1);
+    ties.asked(short, renewal);
+    ties.answered(short, renewal, Confirms::Yes);
+    assert_eq!(ties.sure(1, 1200), 777, "of 900, 700 are left");
+    ties.deadline_moved(long, Deadline::Never, 1200);
+    assert_eq!(ties.sure(1, 1200), 1000);
+    // What was shortened since is not confirmed by what was asked before.
+    ties.asked(short, renewal);
+    ties.deadline_moved(short, Deadline::At(1260), 1200);
+    ties.answered(short, renewal, Confirms::Yes);
+    assert_eq!(ties.sure(1, 1200), 200);
+    assert!(ties.is_consistent());
+    // Of too many different leases nothing is said.
+    let of = |number: u64| NewTie {
+        client: 2,
+        on_behalf: OnBehalf::Itself,
+        tying: WATCHED,
+        key: LockKey::new(0, &number.to_be_bytes()),
+        owner: owner(1),
+        token: 7,
+        lease: 1000 + number,
+        replicas: 0,
+        deadline: Deadline::At(10_000),
+        together: None,
+    };
+    (0..999).for_each(|number| drop(ties.tie(of(number), 0)));
+    assert_eq!(ties.sure(2, 0), 1000);
+    ties.tie(of(999), 0);
+    assert_eq!(ties.sure(2, 0), 0);
 }

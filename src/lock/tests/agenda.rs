@@ -2,7 +2,7 @@
 
 use super::table::{Stored, Table};
 use super::{Locks, demand, key, keys, owner, serve};
-use crate::lock::serve::{Agenda, Change, Sight, View, WaitEnd};
+use crate::lock::serve::{Agenda, Change, Job, Sight, View, WaitEnd};
 use crate::lock::{Ahead, Decision, Limit, LockKey, Millis, Owner, Queue, Standing, Waiter, decide};
 
 const NOW: Millis = 1;
@@ -32,12 +32,38 @@ impl Locks for Remembering {
 
 #[test]
 fn it_is_empty_when_nothing_is_left_to_be_looked_at() {
-    let mut queue = Queue::<()>::default();
+    let queue = Queue::<()>::default();
     let mut agenda = Agenda::default();
     assert!(agenda.is_empty());
     agenda.note(key(0), Change::Freed);
     assert!(!agenda.is_empty());
-    assert!(agenda.next(&mut queue).is_none() && agenda.is_empty());
+    assert!(agenda.next(&queue).is_none() && agenda.is_empty());
+}
+
+/// Else locks with small names would starve while others keep changing.
+#[test]
+fn whatever_changed_first_is_looked_at_first() {
+    let mut queue = Queue::default();
+    for who in 0..4 {
+        queue.join(owner(who), keys(&[who]), demand(1), NOW, None, ());
+    }
+    let mut agenda = Agenda::default();
+    let looked_at = |agenda: &mut Agenda| match agenda.next(&queue) {
+        Some(Job::Judge(attempt)) => attempt.only_key().map(|(key, _)| key),
+        other => panic!("{other:?}"),
+    };
+    for name in [1, 3, 1, 0] {
+        agenda.note(key(name), Change::Freed);
+    }
+    assert_eq!(looked_at(&mut agenda), Some(key(1)));
+    // It has had its turn.
+    for name in [2, 1] {
+        agenda.note(key(name), Change::Freed);
+    }
+    for name in [3, 0, 2, 1] {
+        assert_eq!(looked_at(&mut agenda), Some(key(name)));
+    }
+    assert!(agenda.is_empty());
 }
 
 /// The last key has become something else, and the first a lock under another limit: whoever waits for both is told what

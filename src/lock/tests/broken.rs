@@ -2,7 +2,7 @@
 
 use super::Locks;
 use crate::lock::serve::{Change, Sight, WaitEnd};
-use crate::lock::{Ahead, Decision, LockKey, Millis, Queue, Standing, WaiterId, decide};
+use crate::lock::{Ahead, Decision, LockKey, Millis, Queue, Raise, Standing, WaiterId, all_or_none, decide};
 
 /// What is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,11 +27,17 @@ pub enum Fault {
     DoesNotLookWhenOneLeaves,
     /// A newcomer is served though others wait.
     LetsNewcomersPass,
+    /// Of several keys, those that the owner does not hold yet are granted beside those that it re-enters.
+    TakesTheRest,
+    /// Who asks only for what it does not hold re-enters what it holds.
+    ReentersWhatIsNotNew,
+    /// Who has waited elsewhere stands behind all others.
+    IgnoresWhatWasWaited,
 }
 
 impl Fault {
     /// All that are wrong.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 12] = [
         Self::ForgetsTheNext,
         Self::ServesTheLastFirst,
         Self::IgnoresTheLimit,
@@ -41,6 +47,9 @@ impl Fault {
         Self::KeepsTheGone,
         Self::DoesNotLookWhenOneLeaves,
         Self::LetsNewcomersPass,
+        Self::TakesTheRest,
+        Self::ReentersWhatIsNotNew,
+        Self::IgnoresWhatWasWaited,
     ];
 }
 
@@ -76,7 +85,6 @@ pub fn broken_serve(
 fn end_of(fault: Fault, queue: &Queue<()>, locks: &mut impl Locks, id: WaiterId, now: Millis) -> Option<WaitEnd> {
     let waiter = queue.get(id)?;
     let mut decisions = Vec::new();
-    let mut waits = false;
     for key in waiter.keys.iter() {
         let Sight::Lock(mut standing) = locks.look(key, &waiter.owner) else { return Some(WaitEnd::NotALock) };
         if fault == Fault::IgnoresTheLimit && standing.own.is_none() {
@@ -84,15 +92,24 @@ fn end_of(fault: Fault, queue: &Queue<()>, locks: &mut impl Locks, id: WaiterId,
         }
         let first = queue.head(key.db, &key.name) == Some(id) || fault == Fault::ServesTheLastFirst;
         let ahead = if first { Ahead::Nobody } else { Ahead::Somebody };
-        match decide(&standing, &waiter.demand, ahead, now) {
+        let mut demand = waiter.demand;
+        if fault == Fault::ReentersWhatIsNotNew && demand.raise == Raise::New {
+            demand.raise = Raise::ByOne;
+        }
+        match decide(&standing, &demand, ahead, now) {
             Decision::Wait if fault == Fault::LooksAtOneKey && !decisions.is_empty() => {
                 let free = decide(&Standing::FREE, &waiter.demand, Ahead::Nobody, now);
                 decisions.push(free);
             }
-            Decision::Wait => waits = true,
-            refused @ (Decision::OtherLimit(_) | Decision::TooManyHolds) => return Some(WaitEnd::Refused(refused)),
-            granted => decisions.push(granted),
+            decision => decisions.push(decision),
         }
     }
-    (!waits).then_some(WaitEnd::Granted(decisions))
+    if fault == Fault::TakesTheRest && !decisions.contains(&Decision::Wait) {
+        return Some(WaitEnd::Granted(decisions));
+    }
+    match all_or_none(&decisions) {
+        Ok(()) => Some(WaitEnd::Granted(decisions)),
+        Err(Decision::Wait) => None,
+        Err(refusal) => Some(WaitEnd::Refused(refusal)),
+    }
 }

@@ -5,8 +5,8 @@ use super::broken::Fault;
 use super::plain::{Ending, PlainHold, PlainLock, PlainWaiter};
 use super::watched::World;
 use super::{ELSEWHERE, cases, key, owner, repeatable};
-use crate::lock::Millis;
 use crate::lock::serve::Change;
+use crate::lock::{Millis, WaiterId};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use std::collections::BTreeMap;
@@ -17,8 +17,8 @@ const KEYS: [u32; 3] = [0, 1, ELSEWHERE];
 /// Something happens.
 #[derive(Clone, Debug)]
 enum Step {
-    /// A request comes, that waits for at most so long.
-    Arrive(PlainWaiter, Option<Millis>),
+    /// A request comes, that waits for at most so long, and has waited for so long elsewhere.
+    Arrive { request: PlainWaiter, patience: Option<Millis>, waited: Millis },
     /// Of those who wait, the one at this place (as far as there are so many) loses its connection.
     Leave(usize),
     /// Time goes by: leases and waits end.
@@ -48,11 +48,15 @@ fn arrival() -> impl Strategy<Value = Step> {
     let one = (prop::sample::select(&KEYS[..]), limit()).prop_map(|(key, limit)| (vec![key], limit));
     let several = prop::sample::subsequence(KEYS.to_vec(), 2..=KEYS.len()).prop_shuffle();
     let what = prop_oneof![3 => one, 2 => several.prop_map(|keys| (keys, 1))];
-    let to = prop_oneof![2 => Just(None), 1 => (1_u64..4).prop_map(Some)];
+    let to = prop_oneof![2 => Just(None), 1 => (0_u64..4).prop_map(Some)];
     let patience = prop_oneof![1 => Just(None), 1 => (1_u64..60).prop_map(Some)];
-    (0..OWNERS, what, to, 1_u64..80, patience).prop_map(|(owner, (keys, limit), to, lease, patience)| {
-        Step::Arrive(PlainWaiter { id: 0, owner, keys, limit, to, lease }, patience)
-    })
+    let waited = prop_oneof![3 => Just(0), 1 => 1_u64..60];
+    (0..OWNERS, what, to, 1_u64..80, patience, waited).prop_map(
+        |(owner, (keys, limit), to, lease, patience, waited)| {
+            let id = WaiterId::FIRST;
+            Step::Arrive { request: PlainWaiter { id, owner, keys, limit, to, lease }, patience, waited }
+        },
+    )
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -78,20 +82,23 @@ fn history() -> impl Strategy<Value = Vec<Step>> {
 #[derive(Debug, Default)]
 struct Seen {
     waits: usize,
+    overtook: usize,
     served: usize,
     timeouts: usize,
     ends: BTreeMap<&'static str, usize>,
 }
 
-fn take(world: &mut World, waits_until: &mut BTreeMap<u64, Millis>, step: Step, seen: &mut Seen) {
+fn take(world: &mut World, waits_until: &mut BTreeMap<WaiterId, Millis>, step: Step, seen: &mut Seen) {
     let now = world.locks.table.now;
     match step {
-        Step::Arrive(waiter, patience) => {
-            let id = world.queue.next_id().0;
+        Step::Arrive { mut request, patience, waited } => {
+            request.id.arrived = (1_000 + now).saturating_sub(waited);
+            let id = world.queue.next_id(request.id.arrived);
             let until = patience.map(|patience| now + patience);
-            match world.arrive(waiter, until) {
+            match world.arrive(request, until) {
                 None => {
                     seen.waits += 1;
+                    seen.overtook += usize::from(world.locks.plain.waiters.last().is_some_and(|last| last.id > id));
                     waits_until.extend(until.map(|until| (id, until)));
                 }
                 Some(Ending::Granted) => *seen.ends.entry("granted at once").or_default() += 1,
@@ -117,7 +124,7 @@ fn take(world: &mut World, waits_until: &mut BTreeMap<u64, Millis>, step: Step, 
             world.serve(vec![(number, Change::Freed)]);
         }
         Step::Grab { key, owner, limit, lease } => {
-            let hold = PlainHold { owner, holds: 1, until: lease.map(|lease| now + lease) };
+            let hold = PlainHold { owner, holds: 1, until: lease.map(|lease| now + lease), grant: None };
             world.store(key, PlainLock { not_a_lock: false, holders: vec![hold], limit });
             world.serve(vec![(key, Change::Foreign)]);
         }
@@ -128,7 +135,7 @@ fn take(world: &mut World, waits_until: &mut BTreeMap<u64, Millis>, step: Step, 
     }
 }
 
-fn pass(world: &mut World, waits_until: &BTreeMap<u64, Millis>, now: Millis, purge: Purge, seen: &mut Seen) {
+fn pass(world: &mut World, waits_until: &BTreeMap<WaiterId, Millis>, now: Millis, purge: Purge, seen: &mut Seen) {
     world.locks.table.now = now;
     let expired = world.locks.plain.expire(now);
     if matches!(purge, Purge::Now) {
@@ -173,6 +180,7 @@ fn every_step_of_a_random_history_is_right() {
     println!("{:?}", seen.borrow());
     result.unwrap_or_else(|wrong| panic!("{wrong}"));
     let seen = seen.into_inner();
+    assert!(seen.overtook > 500, "{seen:?}");
     assert!(seen.waits > 1000 && seen.served > 500 && seen.timeouts > 50, "{seen:?}");
 }
 

@@ -27,7 +27,7 @@ fn limit() -> impl Strategy<Value = Limit> {
 }
 
 fn raise() -> impl Strategy<Value = Raise> {
-    prop_oneof![Just(Raise::ByOne), (1_u64..5).prop_map(Raise::To)]
+    prop_oneof![Just(Raise::ByOne), (1_u64..5).prop_map(Raise::To), Just(Raise::New)]
 }
 
 fn any_demand() -> impl Strategy<Value = Demand> {
@@ -107,7 +107,7 @@ proptest! {
         let room = smallest == Limit::Shared || holders < smallest.number() as usize;
         let decision = decide(&standing, &demand, ahead, now);
         if room && ahead == Ahead::Nobody {
-            let holds = match demand.raise { Raise::ByOne => 1, Raise::To(holds) => holds };
+            let holds = if let Raise::To(holds) = demand.raise { holds } else { 1 };
             let hold = Hold { holds, token: None, deadline: Deadline::At(now + demand.lease) };
             prop_assert_eq!(decision, Decision::Grant(hold, smallest));
         } else {
@@ -196,9 +196,13 @@ proptest! {
                 prop_assert_eq!(demand.limit, limit);
                 prop_assert_eq!(hold.deadline, own.deadline.max(Deadline::At(now + demand.lease)));
                 prop_assert_eq!(hold.token, own.token);
-                let holds = match demand.raise { Raise::ByOne => own.holds + 1, Raise::To(to) => own.holds.max(to) };
-                prop_assert_eq!(hold.holds, holds);
+                match demand.raise {
+                    Raise::ByOne => prop_assert_eq!(hold.holds, own.holds + 1),
+                    Raise::To(to) => prop_assert_eq!(hold.holds, own.holds.max(to)),
+                    Raise::New => prop_assert!(false, "it is none"),
+                }
             }
+            Decision::NotNew => prop_assert_eq!(demand.raise, Raise::New),
             Decision::OtherLimit(named) => prop_assert!(named == limit && demand.limit != limit),
             other => prop_assert!(false, "{:?}", other),
         }
@@ -277,16 +281,6 @@ proptest! {
             prop_assert_eq!(standing.own.map(|hold| hold.deadline), own);
             prop_assert_eq!(holders.get(&owner(who)).map(|hold| hold.deadline), plain.get(&owner(who)).copied());
         }
-        let mut left: Vec<(Deadline, Owner)> = plain.iter().map(|(owner, at)| (*at, owner.clone())).collect();
-        left.sort();
-        left.retain(|(at, _)| !at.has_passed(now));
-        let (mut listed, mut page) = (Vec::new(), holders.page(None, now, 3));
-        while let Some(last) = page.last().cloned() {
-            prop_assert!(page.len() <= 3);
-            listed.append(&mut page);
-            page = holders.page(Some(&last), now, 3);
-        }
-        prop_assert_eq!(listed, left);
         let all = Holders::collect(Limit::MUTEX, holders.iter().map(|(owner, hold)| (owner.clone(), *hold)));
         prop_assert_eq!((all.limit(), all.len(), all.last_deadline()), (Limit::MUTEX, plain.len(), holders.last_deadline()));
         prop_assert!(all.iter().all(|(owner, hold)| plain.get(owner) == Some(&hold.deadline)));

@@ -111,30 +111,20 @@ fn no_insertion_moves_much() {
     assert!(most_moved(LARGE, |key| _ = plain.insert(key, ())) > 50_000);
 }
 
+/// Wherever what is left lies, there is not much more room than for that; and no removal moves much.
 #[test]
-fn it_is_freed_in_parts() {
-    let mut map = Map::default();
-    assert!(!map.free_part());
-    (0..200_000).for_each(|key| _ = map.insert(key, ()));
-    let mut steps = 0;
-    loop {
-        let before = map.len();
-        if !map.free_part() {
-            break;
-        }
-        steps += 1;
-        assert!(before - map.len() < 4_000, "{before} to {}", map.len());
+fn what_becomes_smaller_gives_room_back() {
+    const LARGE: u32 = 200_000;
+    for (left, divided) in [(20_000, true), (2_000, true), (100, true), (100, false)] {
+        let mut map = Map::default();
+        let all = if divided { LARGE } else { 1_000 };
+        (0..all).for_each(|key| _ = map.insert(Counted(key), ()));
+        let most = most_moved(all - left, |Counted(key)| _ = map.remove(&Counted(left + key)));
+        assert!(most < 300, "{most} moved at once, of {all} to {left}");
+        let room = 16 * left as usize + if divided { 256 * 16 } else { 16 };
+        assert!(map.capacity() <= room, "room for {} where {left} are left", map.capacity());
+        assert_eq!(map.len(), left as usize);
     }
-    assert!(map.is_empty() && steps > 50, "{steps}");
-    map.insert(1, ());
-    assert_eq!((map.len(), map.get(&1)), (1, Some(&())));
-}
-
-#[test]
-fn a_small_one_is_freed_at_once() {
-    let mut map = Map::default();
-    map.insert(1, ());
-    assert!(map.free_part() && map.is_empty() && !map.free_part());
 }
 
 #[test]

@@ -5,8 +5,7 @@
 
 mod agenda;
 mod broken;
-mod cycles;
-mod effort;
+mod deadlock;
 mod exhaustive;
 mod histories;
 mod holding;
@@ -14,7 +13,6 @@ mod map;
 mod names;
 mod plain;
 mod queue;
-mod sliced;
 mod table;
 mod watched;
 

@@ -1,6 +1,6 @@
 //! The protocol's rule, said a second time: lists, loops, and nothing to make them fast.
 
-use crate::lock::Millis;
+use crate::lock::{Millis, WaiterId};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -10,6 +10,8 @@ pub struct Plain {
     pub locks: BTreeMap<u32, PlainLock>,
     /// In order of arrival.
     pub waiters: Vec<PlainWaiter>,
+    /// How many grants there were.
+    pub grants: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -28,15 +30,18 @@ pub struct PlainHold {
     pub holds: u64,
     /// The last millisecond in which it counts.
     pub until: Option<Millis>,
+    /// The grant by which it came, of one key or several; `None`: another client made it.
+    pub grant: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct PlainWaiter {
-    pub id: u64,
+    /// Its place; before it is given one, only when it arrived counts.
+    pub id: WaiterId,
     pub owner: u32,
     pub keys: Vec<u32>,
     pub limit: u32,
-    /// Raise the hold count to so many; `None`: by one.
+    /// Raise the hold count to so many; `None`: by one; 0: it is for an owner who does not hold.
     pub to: Option<u64>,
     pub lease: Millis,
 }
@@ -45,7 +50,8 @@ impl fmt::Debug for PlainWaiter {
     /// On one line: histories are long.
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let Self { id, owner, keys, limit, to, lease } = self;
-        write!(f, "#{id}: owner {owner}, keys {keys:?}, limit {limit}, holds {to:?}, lease {lease}")
+        let WaiterId { arrived, ticket } = id;
+        write!(f, "#{ticket} of {arrived}: owner {owner}, keys {keys:?}, limit {limit}, holds {to:?}, lease {lease}")
     }
 }
 
@@ -57,6 +63,10 @@ pub enum Ending {
     NotALock,
     /// The owner holds a key, under another limit.
     OtherLimit,
+    /// Of several keys, the owner holds some, or all by several grants.
+    HoldsSome,
+    /// The owner holds a key, and the request is for one who does not.
+    NotNew,
 }
 
 static FREE: PlainLock = PlainLock { not_a_lock: false, holders: Vec::new(), limit: 0 };
@@ -94,12 +104,12 @@ impl Plain {
         self.lock(key).hold(owner).is_some()
     }
 
-    pub fn place(&self, id: u64) -> Option<usize> {
+    pub fn place(&self, id: WaiterId) -> Option<usize> {
         self.waiters.iter().position(|waiter| waiter.id == id)
     }
 
     /// Those who wait for a key, in order.
-    pub fn lane(&self, key: u32) -> Vec<u64> {
+    pub fn lane(&self, key: u32) -> Vec<WaiterId> {
         self.waiters.iter().filter(|waiter| waiter.keys.contains(&key)).map(|waiter| waiter.id).collect()
     }
 
@@ -115,21 +125,37 @@ impl Plain {
     }
 
     fn ending_of(&self, waiter: &PlainWaiter, ahead: &[PlainWaiter]) -> Option<Ending> {
-        let mut all = true;
-        for &key in &waiter.keys {
-            let lock = self.lock(key);
+        let locks = || waiter.keys.iter().map(|&key| self.lock(key));
+        let is_other = |lock: &PlainLock| lock.hold(waiter.owner).is_some() && lock.limit != waiter.limit;
+        let forbids = |lock: &PlainLock| {
             if lock.not_a_lock {
-                return Some(Ending::NotALock);
+                Some(Ending::NotALock)
+            } else if lock.hold(waiter.owner).is_some() && waiter.to == Some(0) {
+                Some(Ending::NotNew)
+            } else {
+                is_other(lock).then_some(Ending::OtherLimit)
             }
-            if lock.hold(waiter.owner).is_some() {
-                if lock.limit != waiter.limit {
-                    return Some(Ending::OtherLimit);
-                }
-            } else if ahead.iter().any(|other| other.keys.contains(&key)) || !lock.has_room(waiter.limit) {
-                all = false;
-            }
+        };
+        if let Some(ending) = locks().find_map(forbids) {
+            return Some(ending);
         }
+        let held: Vec<&PlainHold> = locks().filter_map(|lock| lock.hold(waiter.owner)).collect();
+        if let Some(first) = held.first() {
+            return Some(if held.len() < waiter.keys.len() || held.iter().any(|hold| hold.grant != first.grant) {
+                Ending::HoldsSome
+            } else {
+                Ending::Granted
+            });
+        }
+        let is_behind = |key| ahead.iter().any(|other| other.keys.contains(key));
+        let all = !waiter.keys.iter().any(is_behind) && locks().all(|lock| lock.has_room(waiter.limit));
         all.then_some(Ending::Granted)
+    }
+
+    /// A request begins to wait, behind all that arrived before it.
+    pub fn join(&mut self, waiter: PlainWaiter) {
+        self.waiters.push(waiter);
+        self.waiters.sort_by_key(|it| it.id);
     }
 
     /// Ends a wait.
@@ -142,17 +168,19 @@ impl Plain {
 
     /// Writes a grant of all the keys.
     pub fn grant(&mut self, waiter: &PlainWaiter, now: Millis) {
+        self.grants += 1;
         for &key in &waiter.keys {
             let lock = self.locks.entry(key).or_default();
             let until = now + waiter.lease;
             if let Some(hold) = lock.holders.iter_mut().find(|hold| hold.owner == waiter.owner) {
                 hold.holds = waiter.to.map_or(hold.holds + 1, |to| hold.holds.max(to));
                 hold.until = hold.until.map(|before| before.max(until));
+                hold.grant = hold.grant.or(Some(self.grants));
                 continue;
             }
             lock.limit = lock.limit_with(waiter.limit);
-            let holds = waiter.to.unwrap_or(1);
-            lock.holders.push(PlainHold { owner: waiter.owner, holds, until: Some(until) });
+            let holds = waiter.to.unwrap_or(1).max(1);
+            lock.holders.push(PlainHold { owner: waiter.owner, holds, until: Some(until), grant: Some(self.grants) });
             lock.holders.sort_by_key(|hold| hold.owner);
         }
     }
@@ -183,7 +211,7 @@ impl Plain {
     }
 
     /// Serves until nobody can be served; who that was.
-    pub fn serve(&mut self, now: Millis) -> Vec<u64> {
+    pub fn serve(&mut self, now: Millis) -> Vec<WaiterId> {
         let mut served = Vec::new();
         while let Some((place, ending)) = self.first_to_end() {
             served.push(self.waiters[place].id);

@@ -11,13 +11,25 @@ const KEYS: [u32; 5] = [0, 1, 2, ELSEWHERE, ELSEWHERE + 1];
 
 #[derive(Clone, Debug)]
 enum Act {
-    Join(u32, BTreeSet<u32>),
+    /// Who, for what, and when it arrived.
+    Join(u32, BTreeSet<u32>, u64),
     Leave(usize),
+    HoldBegins(u32, u32),
+    HoldEnds(u32, u32),
+    HeldBy(u32, BTreeSet<u32>),
 }
 
 fn act() -> impl Strategy<Value = Act> {
     let some = prop::collection::btree_set(prop::sample::select(KEYS.to_vec()), 1..3);
-    prop_oneof![3 => (0..OWNERS, some).prop_map(|(owner, keys)| Act::Join(owner, keys)), 2 => (0..20_usize).prop_map(Act::Leave)]
+    let one = || (0..OWNERS, prop::sample::select(KEYS.to_vec()));
+    let owners = prop::collection::btree_set(0..OWNERS, 0..3);
+    prop_oneof![
+        3 => (0..OWNERS, some, 0_u64..4).prop_map(|(owner, keys, arrived)| Act::Join(owner, keys, arrived)),
+        2 => (0..20_usize).prop_map(Act::Leave),
+        2 => one().prop_map(|(who, key)| Act::HoldBegins(who, key)),
+        1 => one().prop_map(|(who, key)| Act::HoldEnds(who, key)),
+        1 => (prop::sample::select(KEYS.to_vec()), owners).prop_map(|(key, owners)| Act::HeldBy(key, owners)),
+    ]
 }
 
 /// Who waits, in order of arrival: for whom and for what.
@@ -43,11 +55,12 @@ fn check(queue: &Queue<()>, plain: &Plain, from: WaiterId) -> Result<(), TestCas
     let mut crowds: Vec<(i32, Reverse<usize>, LockKey)> = Vec::new();
     for number in KEYS {
         let (key, lane) = (key(number), ids(plain, |_, keys| keys.contains(&number)));
-        let rest: Vec<_> = lane.iter().copied().filter(|id| *id >= from).collect();
+        let several = ids(plain, |_, keys| keys.contains(&number) && keys.len() > 1);
+        prop_assert!(queue.several_ahead(&key, from).map(|it| it.id).eq(several.into_iter().filter(|id| *id < from)));
         prop_assert!(queue.lane(key.db, &key.name).map(|it| it.id).eq(lane.iter().copied()));
-        prop_assert!(queue.lane_from(&key, from).map(|it| it.id).eq(rest));
         prop_assert_eq!(queue.head(key.db, &key.name), lane.first().copied());
         prop_assert_eq!(queue.waiting(key.db, &key.name), lane.len());
+        prop_assert_eq!(queue.has_behind(&key, from), lane.iter().any(|id| *id > from));
         if lane.len() > 1 {
             crowds.push((key.db, Reverse(lane.len()), key));
         }
@@ -66,19 +79,12 @@ fn check(queue: &Queue<()>, plain: &Plain, from: WaiterId) -> Result<(), TestCas
     }
     for who in 0..OWNERS {
         let own = ids(plain, |owner, _| owner == who);
-        let rest: Vec<_> = own.iter().copied().filter(|id| *id >= from).collect();
         prop_assert_eq!(queue.waits(&owner(who)), !own.is_empty());
-        prop_assert!(queue.of_owner(&owner(who)).map(|it| it.id).eq(own));
-        prop_assert!(queue.of_owner_from(&owner(who), from).map(|it| it.id).eq(rest));
     }
-    let owners: BTreeSet<_> = plain.values().map(|(who, _)| owner(*who)).collect();
     let keys: BTreeSet<_> = plain.values().flat_map(|(_, keys)| keys).map(|number| key(*number)).collect();
-    prop_assert_eq!(queue.is_simple(), owners.len() == plain.len() && plain.values().all(|(_, keys)| keys.len() == 1));
-    prop_assert_eq!(queue.owner_count(), owners.len());
-    prop_assert_eq!(queue.owners().cloned().collect::<BTreeSet<_>>(), owners);
-    prop_assert_eq!(queue.contended_keys().collect::<BTreeSet<_>>(), keys.clone());
     prop_assert_eq!((queue.contended(), queue.len(), queue.is_empty()), (keys.len(), plain.len(), plain.is_empty()));
     prop_assert!(queue.iter().map(|it| it.id).eq(plain.keys().copied()));
+    prop_assert!(plain.keys().all(|id| *id < queue.end()));
     prop_assert!(queue.from(from).map(|it| it.id).eq(plain.range(from..).map(|(id, _)| *id)));
     Ok(())
 }
@@ -89,15 +95,29 @@ proptest! {
     #[test]
     fn all_views_are_those_of_a_list(acts in prop::collection::vec(act(), 0..40), from in 0..20_u64) {
         let (mut queue, mut plain) = (Queue::default(), Plain::new());
+        let mut held: BTreeSet<(u32, u32)> = BTreeSet::new();
         for act in acts {
             match act {
-                Act::Join(who, numbers) => {
-                    let next = queue.next_id();
+                Act::Join(who, numbers, arrived) => {
+                    let next = queue.next_id(arrived);
                     let keys: Vec<LockKey> = numbers.iter().map(|number| key(*number)).collect();
-                    let id = queue.join(owner(who), keys.clone(), demand(1), 5, Some(9), ());
+                    let id = queue.join(owner(who), keys.clone(), demand(1), arrived, Some(9), ());
                     prop_assert!(id == next && plain.insert(id, (who, numbers)).is_none());
                     let it = queue.get(id).expect("it waits");
-                    prop_assert!(it.owner == owner(who) && *it.keys == *keys && (it.since, it.until) == (5, Some(9)));
+                    prop_assert!(it.owner == owner(who) && *it.keys == *keys && it.until == Some(9));
+                }
+                Act::HoldBegins(who, number) => {
+                    queue.hold_begins(key(number).db, &key(number).name, owner(who));
+                    held.insert((number, who));
+                }
+                Act::HoldEnds(who, number) => {
+                    queue.hold_ends(key(number).db, &key(number).name, &owner(who));
+                    held.remove(&(number, who));
+                }
+                Act::HeldBy(number, owners) => {
+                    queue.held_by(&key(number), owners.iter().map(|who| owner(*who)));
+                    held.retain(|(key, _)| *key != number);
+                    held.extend(owners.iter().map(|who| (number, *who)));
                 }
                 Act::Leave(nth) => {
                     let id = plain.keys().nth(nth).copied();
@@ -109,7 +129,14 @@ proptest! {
                     }
                 }
             }
-            check(&queue, &plain, WaiterId(from))?;
+            held.retain(|(number, _)| plain.values().any(|(_, keys)| keys.contains(number)));
+            for who in 0..OWNERS {
+                let waits_for_several = plain.values().any(|(owner, keys)| *owner == who && keys.len() > 1);
+                let right = waits_for_several || held.iter().any(|(_, holder)| *holder == who);
+                prop_assert_eq!(queue.may_be_waited_for(&owner(who)), right);
+                prop_assert!(queue.of_actor(&owner(who)).map(|it| it.id).eq(ids(&plain, |owner, _| owner == who)));
+            }
+            check(&queue, &plain, WaiterId { arrived: from % 4, ticket: from })?;
         }
     }
 }

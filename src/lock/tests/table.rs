@@ -1,10 +1,9 @@
 //! Locks in memory: what the keyspace is to the server.
 
 use super::Locks;
-use crate::lock::cycle::Visible;
 use crate::lock::serve::{Sight, View, WaitEnd};
-use crate::lock::{Deadline, Decision, Fence, Hold, Holders, LockKey, Millis, Owner, Standing, Waiter};
-use std::collections::{BTreeSet, HashMap};
+use crate::lock::{Decision, Fence, Hold, Holders, LockKey, Millis, Owner, Standing, Waiter};
+use std::collections::HashMap;
 
 /// What is stored under a key.
 #[derive(Clone, Debug)]
@@ -19,8 +18,6 @@ pub struct Table {
     pub stored: HashMap<LockKey, Stored>,
     pub fence: Fence,
     pub now: Millis,
-    /// Keys that whoever searches for cycles may not read.
-    pub hidden: BTreeSet<LockKey>,
 }
 
 impl Table {
@@ -54,7 +51,8 @@ impl Table {
                 let Some(Stored::Lock(holders)) = self.stored.get_mut(key) else { return };
                 holders.insert(owner.clone(), Hold { token: hold.token.or(Some(token)), ..hold });
             }
-            Decision::Wait | Decision::OtherLimit(_) | Decision::TooManyHolds => {}
+            Decision::Wait => {}
+            refusal => assert!(refusal.is_refusal(), "{refusal:?}"),
         }
     }
 
@@ -94,24 +92,6 @@ impl View for Table {
         let Some(holders) = self.holders_of(key) else { return Vec::new() };
         let counts = holders.iter().filter(|(_, hold)| !hold.deadline.has_passed(self.now));
         counts.map(|(owner, _)| owner.clone()).collect()
-    }
-}
-
-impl Visible for Table {
-    fn may_read(&mut self, key: &LockKey) -> bool {
-        !self.hidden.contains(key)
-    }
-
-    fn look(&mut self, key: &LockKey, owner: &Owner) -> Option<Standing> {
-        match View::look(self, key, owner) {
-            Sight::Lock(standing) => Some(standing),
-            _ => None,
-        }
-    }
-
-    fn holders(&mut self, key: &LockKey, after: Option<&(Deadline, Owner)>, most: usize) -> Vec<(Deadline, Owner)> {
-        let Some(holders) = self.holders_of(key) else { return Vec::new() };
-        holders.page(after, self.now, most)
     }
 }
 

@@ -7,7 +7,7 @@ use super::{ELSEWHERE, Locks, key, keys, number_of, number_of_key, owner, serve}
 use crate::lock::serve::{Change, Sight, View, WaitEnd};
 use crate::lock::{
     Ahead, Deadline, Decision, Demand, Hold, Holders, Limit, LockKey, Millis, Owner, Queue, Raise, Waiter, WaiterId,
-    decide,
+    all_or_none, decide,
 };
 
 /// The locks, twice: as the core keeps them, and plainly.
@@ -67,14 +67,14 @@ impl View for Locked {
 
 impl Locks for Locked {
     fn settle(&mut self, waiter: Waiter<()>, end: WaitEnd) {
-        let Some(place) = self.plain.place(waiter.id.0) else {
+        let Some(place) = self.plain.place(waiter.id) else {
             return self.blame(|| format!("{:?} does not wait and is served", waiter.id));
         };
         let right = self.plain.ending(place);
         let ending = match &end {
             WaitEnd::Granted(_) => Ending::Granted,
             WaitEnd::NotALock | WaitEnd::TooMuch(_) => Ending::NotALock,
-            WaitEnd::Refused(_) => Ending::OtherLimit,
+            WaitEnd::Refused(refusal) => ending_of(*refusal),
         };
         self.check(right == Some(ending), || format!("{:?} gets {end:?}, and {right:?} is right", waiter.id));
         self.plain.end(place, ending, self.table.now);
@@ -98,6 +98,8 @@ impl World {
         for (&number, lock) in &plain.locks {
             world.store(number, lock.clone());
         }
+        world.locks.plain.grants = plain.grants;
+        world.locks.table.fence.observe(plain.grants, 0);
         for waiter in &plain.waiters {
             world.join(waiter.clone(), None);
         }
@@ -111,7 +113,7 @@ impl World {
         } else {
             let mut holders = Holders::new(Limit::from_number(lock.limit));
             for hold in &lock.holders {
-                let it = Hold { holds: hold.holds, token: None, deadline: deadline(hold) };
+                let it = Hold { holds: hold.holds, token: hold.grant, deadline: deadline(hold) };
                 holders.insert(owner(hold.owner), it);
             }
             Stored::Lock(holders)
@@ -132,7 +134,17 @@ impl World {
         let ending = self.decide_at_once(&waiter);
         self.locks.check(ending == right, || format!("{waiter:?} gets {ending:?} at once, and {right:?} is right"));
         match ending {
-            None => self.join(waiter, until),
+            None => {
+                let (arrived, keys) = (waiter.id.arrived, waiter.keys.clone());
+                self.join(waiter, until);
+                // Ahead of others, it may be its turn.
+                let is_first = |number: &u32| {
+                    let key = key(*number);
+                    let head = self.queue.head(key.db, &key.name);
+                    head.is_some_and(|id| id.arrived == arrived && self.queue.has_behind(&key, id))
+                };
+                self.serve(keys.into_iter().filter(is_first).map(|key| (key, Change::Freed)).collect());
+            }
             Some(Ending::Granted) => self.locks.plain.grant(&waiter, self.locks.table.now),
             Some(_) => {}
         }
@@ -144,37 +156,42 @@ impl World {
         let mut decisions = Vec::new();
         let keys = keys(&waiter.keys);
         let owner = owner(waiter.owner);
-        let mut waits = false;
         for key in &keys {
             let Sight::Lock(standing) = self.locks.look(key, &owner) else { return Some(Ending::NotALock) };
             let barge = self.fault == Some(Fault::LetsNewcomersPass);
             let ahead =
                 if self.queue.head(key.db, &key.name).is_none() || barge { Ahead::Nobody } else { Ahead::Somebody };
-            match decide(&standing, &demand_of(waiter), ahead, self.locks.table.now) {
-                Decision::Wait => waits = true,
-                Decision::OtherLimit(_) | Decision::TooManyHolds => return Some(Ending::OtherLimit),
-                granted => decisions.push(granted),
+            let decision = decide(&standing, &demand_of(waiter), ahead, self.locks.table.now);
+            if decision.is_refusal() {
+                return Some(ending_of(decision));
             }
+            decisions.push(decision);
         }
-        if waits {
-            return None;
+        match all_or_none(&decisions) {
+            Ok(()) => {
+                self.locks.table.write(&keys, &owner, &decisions);
+                Some(Ending::Granted)
+            }
+            Err(Decision::Wait) => None,
+            Err(refusal) => Some(ending_of(refusal)),
         }
-        self.locks.table.write(&keys, &owner, &decisions);
-        Some(Ending::Granted)
     }
 
     fn join(&mut self, waiter: PlainWaiter, until: Option<Millis>) {
-        let (demand, now) = (demand_of(&waiter), self.locks.table.now);
-        let id = self.queue.join(owner(waiter.owner), keys(&waiter.keys), demand, now, until, ());
-        self.locks.plain.waiters.push(PlainWaiter { id: id.0, ..waiter });
+        let demand = demand_of(&waiter);
+        let arrived = if self.fault == Some(Fault::IgnoresWhatWasWaited) { Millis::MAX } else { waiter.id.arrived };
+        let WaiterId { ticket, .. } =
+            self.queue.join(owner(waiter.owner), keys(&waiter.keys), demand, arrived, until, ());
+        let id = WaiterId { arrived: waiter.id.arrived, ticket };
+        self.locks.plain.join(PlainWaiter { id, ..waiter });
     }
 
     /// A wait ends because whoever waits is gone or has waited long enough.
-    pub fn leave(&mut self, id: u64) {
+    pub fn leave(&mut self, id: WaiterId) {
         let Some(place) = self.locks.plain.place(id) else { return };
         let gone = self.locks.plain.waiters.remove(place);
         if self.fault != Some(Fault::KeepsTheGone) {
-            self.queue.leave(WaiterId(id));
+            self.queue.leave(id);
         }
         if self.fault != Some(Fault::DoesNotLookWhenOneLeaves) {
             self.serve(gone.keys.iter().map(|&key| (key, Change::Freed)).collect());
@@ -211,30 +228,42 @@ impl World {
 
     fn check_queue(&self) -> Result<(), String> {
         let plain = &self.locks.plain;
-        let order: Vec<u64> = self.queue.iter().map(|waiter| waiter.id.0).collect();
-        let right: Vec<u64> = plain.waiters.iter().map(|waiter| waiter.id).collect();
+        let order: Vec<WaiterId> = self.queue.iter().map(|waiter| waiter.id).collect();
+        let right: Vec<WaiterId> = plain.waiters.iter().map(|waiter| waiter.id).collect();
         let mut contended = 0;
         let mut same = order == right && self.queue.len() == right.len() && self.queue.is_empty() == right.is_empty();
         for number in (0..4).chain(ELSEWHERE..ELSEWHERE + 2) {
             let (key, right) = (key(number), plain.lane(number));
-            let lane: Vec<u64> = self.queue.lane(key.db, &key.name).map(|waiter| waiter.id.0).collect();
+            let lane: Vec<WaiterId> = self.queue.lane(key.db, &key.name).map(|waiter| waiter.id).collect();
             same &= lane == right && self.queue.waiting(key.db, &key.name) == right.len();
-            same &= self.queue.head(key.db, &key.name).map(|id| id.0) == right.first().copied();
+            same &= self.queue.head(key.db, &key.name) == right.first().copied();
             contended += usize::from(!right.is_empty());
             let is_crowd = self.queue.crowds_in(key.db).any(|(it, n)| it == key && n == right.len());
             same &= is_crowd == (right.len() > 1);
         }
-        same &= self.queue.contended() == contended && self.queue.contended_keys().count() == contended;
+        same &= self.queue.contended() == contended;
         for number in 0..6 {
             let right = plain.waiters.iter().filter(|waiter| waiter.owner == number).map(|waiter| waiter.id);
-            same &= self.queue.of_owner(&owner(number)).map(|waiter| waiter.id.0).eq(right.clone());
+            same &= self.queue.of_actor(&owner(number)).map(|waiter| waiter.id).eq(right.clone());
             same &= self.queue.waits(&owner(number)) != (right.count() == 0);
         }
         if same { Ok(()) } else { Err(format!("{right:?} wait, and {order:?} stand in the queue")) }
     }
 }
 
+fn ending_of(refusal: Decision) -> Ending {
+    match refusal {
+        Decision::NotNew => Ending::NotNew,
+        Decision::HoldsSome => Ending::HoldsSome,
+        _ => Ending::OtherLimit,
+    }
+}
+
 fn demand_of(waiter: &PlainWaiter) -> Demand {
-    let raise = waiter.to.map_or(Raise::ByOne, Raise::To);
+    let raise = match waiter.to {
+        None => Raise::ByOne,
+        Some(0) => Raise::New,
+        Some(holds) => Raise::To(holds),
+    };
     Demand { limit: Limit::from_number(waiter.limit), raise, lease: waiter.lease }
 }

@@ -26,11 +26,9 @@ impl Cluster {
     /// The same, with settings of one's own for each node.
     #[track_caller]
     pub fn start_with(count: usize, settings: impl Fn(Builder) -> Builder) -> Self {
-        let start =
-            |_| settings(Server::builder().arg("cluster-enabled", "yes").arg("cluster-node-timeout", "5000")).start();
-        let cluster = Self { nodes: (0..count).map(start).collect() };
+        let cluster = Self { nodes: (0..count).map(|_| settings(builder()).start()).collect() };
         cluster.assign_slots();
-        cluster.introduce();
+        cluster.nodes[1..].iter().for_each(|node| cluster.introduce(node, 0));
         cluster.wait_until_ok();
         cluster
     }
@@ -139,6 +137,46 @@ impl Cluster {
         });
     }
 
+    /// A replica of one node, once it can take over.
+    ///
+    /// A replica asks for votes once, and again only after four times the node timeout. Where two nodes have no connection
+    /// yet, the question or the vote is lost; whoever has not heard yet whose replica it is refuses. So all must be
+    /// connected with all, and know the same of each other.
+    #[track_caller]
+    pub fn replica_of(&self, index: usize) -> Server {
+        let (replica, master) = (builder().start(), self.id(index));
+        self.introduce(&replica, index);
+        until(SOON, "the replica knows its master", || {
+            redis::cmd("CLUSTER").arg("REPLICATE").arg(&master).exec(&mut replica.connect()).is_ok()
+        });
+        until(SOON, "the replica is in step", || {
+            replica.info("replication", "master_link_status").as_deref() == Some("up")
+        });
+        let own = id(&replica);
+        let as_it_is = |line: &str| {
+            let words: Vec<&str> = line.split(' ').collect();
+            let [id, _, flags, its_master, _, _, _, "connected", slots @ ..] = &words[..] else { return false };
+            match *id == own {
+                true => flags.contains("slave") && *its_master == master,
+                false => flags.contains("master") && !slots.is_empty(),
+            }
+        };
+        until(SOON, "all nodes are connected, and know whose replica it is", || {
+            self.nodes.iter().chain([&replica]).all(|node| {
+                let seen = nodes_as_seen_by(&mut node.connect());
+                seen.lines().count() == self.nodes.len() + 1 && seen.lines().all(as_it_is)
+            })
+        });
+        replica
+    }
+
+    /// Has a replica take its master's place, as an operator does.
+    #[track_caller]
+    pub fn fail_over_to(&self, replica: &Server) {
+        redis::cmd("CLUSTER").arg("FAILOVER").exec(&mut replica.connect()).expect("CLUSTER FAILOVER");
+        until(SOON, "it has taken over", || replica.info("replication", "role").as_deref() == Some("master"));
+    }
+
     fn assign_slots(&self) {
         let count = self.nodes.len();
         let bound = |index: usize| index * usize::from(SLOTS) / count;
@@ -159,20 +197,19 @@ impl Cluster {
         }
     }
 
-    fn introduce(&self) {
-        for node in &self.nodes[1..] {
-            let address = self.nodes[0].addr();
-            redis::cmd("CLUSTER")
-                .arg("MEET")
-                .arg(address.ip().to_string())
-                .arg(address.port())
-                .exec(&mut node.connect())
-                .expect("CLUSTER MEET");
-        }
+    /// Has a newcomer meet a node.
+    fn introduce(&self, newcomer: &Server, index: usize) {
+        let address = self.nodes[index].addr();
+        redis::cmd("CLUSTER")
+            .arg("MEET")
+            .arg(address.ip().to_string())
+            .arg(address.port())
+            .exec(&mut newcomer.connect())
+            .expect("CLUSTER MEET");
     }
 
     pub(crate) fn id(&self, index: usize) -> String {
-        redis::cmd("CLUSTER").arg("MYID").query(&mut self.nodes[index].connect()).expect("CLUSTER MYID")
+        id(&self.nodes[index])
     }
 
     fn set_slot(&self, node: usize, slot: u16, rest: &[&str]) {
@@ -185,9 +222,22 @@ impl Cluster {
     }
 }
 
+/// What is to be a node.
+fn builder() -> Builder {
+    Server::builder().arg("cluster-enabled", "yes").arg("cluster-node-timeout", "5000")
+}
+
+fn id(node: &Server) -> String {
+    redis::cmd("CLUSTER").arg("MYID").query(&mut node.connect()).expect("CLUSTER MYID")
+}
+
+fn nodes_as_seen_by(node: &mut Connection) -> String {
+    redis::cmd("CLUSTER").arg("NODES").query(node).expect("CLUSTER NODES")
+}
+
 /// The slots that a node counts as its own.
 fn own_slots(connection: &mut Connection) -> Vec<Range<u16>> {
-    let nodes: String = redis::cmd("CLUSTER").arg("NODES").query(connection).expect("CLUSTER NODES");
+    let nodes = nodes_as_seen_by(connection);
     let myself = nodes.lines().find(|line| line.contains("myself")).expect("a node knows itself");
     // Slots being moved stand in brackets behind the others.
     myself.split(' ').skip(8).take_while(|slots| !slots.starts_with('[')).filter_map(range).collect()

@@ -33,7 +33,7 @@ mod whole_slot;
 pub use bystander::{Bystander, Waited};
 pub use cluster::Cluster;
 pub use environment::{in_containers, module_path, server_program, skip, workspace};
-pub use processor::ProcessorClock;
+pub use processor::{ProcessorClock, stay_on_this_processor};
 pub use proxy::{Fate, Proxy, Toward};
 pub use random::Random;
 pub use raw::Raw;

@@ -27,9 +27,11 @@ pub enum Fate {
     Drop,
     /// It is lost, and both sides are told by the end of their connections.
     Cut,
+    /// It is handed on, and then both sides are told by the end of their connections.
+    Last,
 }
 
-type Rule = Box<dyn FnMut(Toward, &[u8]) -> Fate + Send>;
+type Rule = Box<dyn FnMut(usize, Toward, &[u8]) -> Fate + Send>;
 
 /// A proxy on a port of its own. Every connection to it is one to the server. It ends when dropped.
 pub struct Proxy {
@@ -47,6 +49,8 @@ struct State {
     rule: Rule,
     refusing: bool,
     streams: Vec<TcpStream>,
+    /// How many connections there were.
+    flows: usize,
 }
 
 impl Proxy {
@@ -54,7 +58,7 @@ impl Proxy {
     pub fn to(target: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("the system has a free port");
         let address = listener.local_addr().expect("a listener has an address");
-        let state = State { target, rule: Box::new(|_, _| Fate::Pass), refusing: false, streams: Vec::new() };
+        let state = State::new(target, false);
         let inner = Arc::new(Inner { state: Mutex::new(state), changed: Condvar::new() });
         let accepting = inner.clone();
         thread::spawn(move || {
@@ -75,9 +79,22 @@ impl Proxy {
     }
 
     /// From now on this decides on every message, those that are held included. Messages come whole.
-    pub fn rule(&self, rule: impl FnMut(Toward, &[u8]) -> Fate + Send + 'static) {
+    pub fn rule(&self, mut rule: impl FnMut(Toward, &[u8]) -> Fate + Send + 'static) {
+        let mut whole =
+            move |toward, message: &[u8]| if message.is_empty() { Fate::Pass } else { rule(toward, message) };
+        self.rule_by_flow(move |_, toward, message| whole(toward, message));
+    }
+
+    /// The same, told which connection it is: they are numbered as they come. That a side has ended its connection is a message
+    /// without bytes.
+    pub fn rule_by_flow(&self, rule: impl FnMut(usize, Toward, &[u8]) -> Fate + Send + 'static) {
         self.inner.state().rule = Box::new(rule);
         self.inner.changed.notify_all();
+    }
+
+    /// How many connections there were so far.
+    pub fn flows(&self) -> usize {
+        self.inner.state().flows
     }
 
     /// Hands on everything from now on, what is held included.
@@ -109,12 +126,15 @@ impl Drop for Proxy {
         self.pass();
         self.cut();
         let target = self.address;
-        self.inner = Arc::new(Inner {
-            state: Mutex::new(State { target, rule: Box::new(|_, _| Fate::Pass), refusing: true, streams: Vec::new() }),
-            changed: Condvar::new(),
-        });
+        self.inner = Arc::new(Inner { state: Mutex::new(State::new(target, true)), changed: Condvar::new() });
         // Wakes the listener, which finds that it is alone.
         let _ = TcpStream::connect(target);
+    }
+}
+
+impl State {
+    fn new(target: SocketAddr, refusing: bool) -> Self {
+        Self { target, rule: Box::new(|_, _, _| Fate::Pass), refusing, streams: Vec::new(), flows: 0 }
     }
 }
 
@@ -124,10 +144,10 @@ impl Inner {
     }
 
     /// What becomes of a message, once that is decided.
-    fn fate(&self, toward: Toward, message: &[u8]) -> Fate {
+    fn fate(&self, flow: usize, toward: Toward, message: &[u8]) -> Fate {
         let mut state = self.state();
         loop {
-            match (state.rule)(toward, message) {
+            match (state.rule)(flow, toward, message) {
                 Fate::Hold => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 fate => return fate,
             }
@@ -146,12 +166,17 @@ fn accept(inner: &Arc<Inner>, client: TcpStream) -> io::Result<()> {
     let server = TcpStream::connect(target)?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
-    inner.state().streams.extend([client.try_clone()?, server.try_clone()?]);
+    let flow = {
+        let mut state = inner.state();
+        state.streams.extend([client.try_clone()?, server.try_clone()?]);
+        state.flows += 1;
+        state.flows
+    };
     let ways = [(Toward::Server, client.try_clone()?, server.try_clone()?), (Toward::Client, server, client)];
     for (toward, from, to) in ways {
         let inner = inner.clone();
         thread::spawn(move || {
-            let _ = hand_on(&inner, toward, &from, &to);
+            let _ = hand_on(&inner, flow, toward, &from, &to);
             let _ = from.shutdown(Shutdown::Read);
             let _ = to.shutdown(Shutdown::Write);
         });
@@ -159,20 +184,25 @@ fn accept(inner: &Arc<Inner>, client: TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-fn hand_on(inner: &Inner, toward: Toward, mut from: &TcpStream, mut to: &TcpStream) -> io::Result<()> {
+fn hand_on(inner: &Inner, flow: usize, toward: Toward, mut from: &TcpStream, mut to: &TcpStream) -> io::Result<()> {
     let mut messages = Replies::default();
     let mut buffer = [0; 64 * 1024];
     loop {
         let length = from.read(&mut buffer)?;
         if length == 0 {
+            inner.fate(flow, toward, &[]);
             return Ok(());
         }
         messages.feed(buffer.get(..length).unwrap_or_default());
         while let Some(message) = messages.next_bytes()? {
-            match inner.fate(toward, &message) {
-                Fate::Pass | Fate::Hold => to.write_all(&message)?,
-                Fate::Drop => {}
-                Fate::Cut => {
+            let fate = inner.fate(flow, toward, &message);
+            match fate {
+                Fate::Pass | Fate::Hold | Fate::Last => to.write_all(&message)?,
+                Fate::Drop | Fate::Cut => {}
+            }
+            match fate {
+                Fate::Pass | Fate::Hold | Fate::Drop => {}
+                Fate::Cut | Fate::Last => {
                     from.shutdown(Shutdown::Both)?;
                     to.shutdown(Shutdown::Both)?;
                     return Ok(());

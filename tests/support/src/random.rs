@@ -19,7 +19,11 @@ impl Random {
     ///
     /// If `HOLDFAST_SEED` is no number.
     pub fn new() -> Self {
-        let seed = env::var("HOLDFAST_SEED").map_or_else(|_| clock(), |seed| seed.parse().expect("a number"));
+        Self::from_seed(env::var("HOLDFAST_SEED").map_or_else(|_| clock(), |seed| seed.parse().expect("a number")))
+    }
+
+    /// The stream of this seed.
+    pub fn from_seed(seed: u64) -> Self {
         Self { seed, state: seed }
     }
 

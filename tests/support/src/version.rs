@@ -27,10 +27,6 @@ pub struct Version {
 /// Something that not every server, or not every place where a server runs, has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feature {
-    /// `MODULE LOAD` and `MODULE UNLOAD` at run time.
-    ModuleCommand,
-    /// `DEBUG`.
-    Debug,
     /// Commands of modules are in ACL categories: Redis 7.2 and later, every Valkey from 8.0.
     CommandCategories,
     /// Modules can make ACL categories of their own: Redis 7.4 and later, every Valkey from 8.0.
@@ -64,7 +60,7 @@ impl Version {
     /// Whether servers of this version have `feature`.
     pub(crate) fn has(&self, feature: Feature) -> bool {
         match feature {
-            Feature::ModuleCommand | Feature::Debug | Feature::HostFiles => true,
+            Feature::HostFiles => true,
             Feature::CommandCategories => self.at_least(Family::Redis, 7, 2) || self.at_least(Family::Valkey, 8, 0),
             Feature::AclCategories => self.at_least(Family::Redis, 7, 4) || self.at_least(Family::Valkey, 8, 0),
             Feature::WholeSlots => self.at_least(Family::Redis, 8, 4) || self.at_least(Family::Valkey, 9, 0),

@@ -3,7 +3,7 @@
 The same names with `await` are in `holdfast.asyncio`.
 """
 
-from ._locks import Lock, LockAll, MultiLock, RedLock, RLock, RWLock, Semaphore, locked
+from ._locks import Lock, LockAll, MultiLock, RedLock, RLock, RWLock, Semaphore, Session, locked
 from .errors import (
     Cancelled,
     Deadlock,
@@ -13,6 +13,7 @@ from .errors import (
     NoReplicas,
     NotGranted,
     NotHeld,
+    NotLoaded,
     WrongType,
 )
 
@@ -30,10 +31,12 @@ __all__ = [
     "NoReplicas",
     "NotGranted",
     "NotHeld",
+    "NotLoaded",
     "RLock",
     "RWLock",
     "RedLock",
     "Semaphore",
+    "Session",
     "WrongType",
     "locked",
 ]

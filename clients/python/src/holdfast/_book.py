@@ -8,7 +8,7 @@ import socket
 from typing import Any
 
 from ._hold import Hold, State
-from ._requests import Event
+from ._requests import KINDS, Event
 from ._session import SessionState
 
 
@@ -23,6 +23,11 @@ class Book:
         for key in hold.terms.keys:
             self._holds[key, hold.owner] = hold
 
+    @property
+    def holds(self) -> list[Hold]:
+        """All of them."""
+        return list(dict.fromkeys(list(self._holds.values())))
+
     def leave(self, hold: Hold) -> None:
         """Nothing more is to be told to it."""
         for key in hold.terms.keys:
@@ -32,7 +37,7 @@ class Book:
     def tell(self, session: SessionState, reply: list[Any]) -> list[Hold]:
         """Hands out the events of a session. Those that are to be renewed elsewhere come back."""
         moved = []
-        for event in map(Event.parse, reply):
+        for event in [Event.parse(one) for one in reply if one[0] in KINDS]:
             hold = self._holds.get((event.keys[0], event.owner))
             if hold is None or hold.session is not session:
                 continue
@@ -80,6 +85,9 @@ class Owners:
         self.process = b"%s:%d:%s:" % (host, os.getpid(), os.urandom(6).hex().encode())
         self._numbers = itertools.count(1)
 
-    def next(self) -> bytes:
-        """The next one."""
-        return b"%s%d" % (self.process, next(self._numbers))
+    def next(self, actor: int | None = None) -> bytes:
+        """The next one. All of an actor, a thread or task, are one to the server's search for deadlocks."""
+        if actor is None:
+            return b"%s%d" % (self.process, next(self._numbers))
+        # No owner without an actor is called as an actor is: they would be one, too.
+        return b"%st%d##%d" % (self.process, actor, next(self._numbers))

@@ -8,8 +8,8 @@ knows which of the two it is.
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Generator, Iterator
+import logging
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any, Callable, NamedTuple, Protocol, TypeVar
 
 from redis.exceptions import (
@@ -27,10 +27,13 @@ from redis.exceptions import (
 
 from . import _requests as requests
 from ._book import Book
+from ._clock import now
 from ._hold import Answer, Hold, Wake
 from ._requests import WAITING, Request, Terms, code, lock_error
 from ._session import SessionState
-from .errors import LockError, WrongType
+from .errors import LockError, LockLost, WrongType
+
+logger = logging.getLogger("holdfast")
 
 T = TypeVar("T")
 Flow = Generator[Any, Any, T]
@@ -46,8 +49,14 @@ TEMPORARY = (
 )
 # How often a request is sent on before its error is the caller's: over the pauses, some four seconds.
 _REDIRECTIONS = 12
+# For how many seconds an answer is waited for where the caller has given no time.
+PATIENCE = 5.0
+# The same for one who waits as long as it takes, be it among a thousand others who ask at the same time.
+_CROWD = 60.0
 # The server ends a wait by its own clock. A client that hears nothing for this long after that gives up.
-_GRACE = 1.0
+_GRACE = 2.0
+# For how long a session lives on that something can't be taken back from.
+_TAKE_BACK = 10.0
 # How long it may take until the reason of a loss is heard: it is told in another connection than the reply.
 _REASON = 0.5
 
@@ -79,14 +88,14 @@ class Home(Protocol):
     # It did not answer in time, and is asked in the background until it does.
     suspect: bool
 
-    def find(self, key: bytes, redirection: AskError | None) -> Any:
-        """Step: the Node that serves a key, with an open session."""
+    def find(self, key: bytes, redirection: AskError | None, seconds: float) -> Any:
+        """Step: the Node that serves a key, with an open session. TimeoutError: not within this time."""
 
-    def send(self, node: Node, request: Request) -> Any:
-        """Step: the reply, and how often the request was sent."""
+    def send(self, node: Node, request: Request, seconds: float) -> Any:
+        """Step: the reply, and how often the request was sent. TimeoutError: none within this time."""
 
-    def learn(self, error: Exception) -> Any:
-        """Step: looks again who serves what. True: another try may go elsewhere."""
+    def learn(self, error: Exception, seconds: float) -> Any:
+        """Step: looks again who serves what, if that takes no longer. True: another try may go elsewhere."""
 
     def post(self, key: bytes, request: Callable[[SessionState], Request]) -> Any:
         """Step: sends a request and does not wait for the reply. What goes wrong is told by `collect`."""
@@ -128,57 +137,73 @@ class Reply(NamedTuple):
     repeated: bool
 
 
-def ask(home: Home, terms: Terms, request: Callable[[SessionState], Request]) -> Flow[Reply]:
-    """Sends a request to where its keys are served, on behalf of the session there."""
+def ask(
+    home: Home,
+    terms: Terms,
+    request: Callable[[SessionState], Request],
+    seconds: float | None = None,
+    hold: Hold | None = None,
+) -> Flow[Reply]:
+    """Sends a request to where its keys are served, on behalf of the session there. Ends within this time.
+
+    `hold` is told if it may have been heard although nobody knows.
+    """
+    until = now() + (PATIENCE if seconds is None else seconds)
     redirection: AskError | None = None
     repeated = False
     last: Exception = ConnectionError("nothing was sent")
     for pause in itertools.islice(pauses(0.002), _REDIRECTIONS):
         try:
-            node = yield from _find(home, terms.keys[0], redirection)
+            node = yield from _find(home, terms.keys[0], redirection, until)
             redirection = None
-            value, sent = yield home.send(node, request(node.session))
+            value, sent = yield home.send(node, request(node.session), until - now())
             return Reply(value, node.session, repeated or sent > 1)
         except MovedError as error:
             last = error
-            yield home.learn(error)
+            yield home.learn(error, until - now())
         except AskError as error:
             last = redirection = error
         except ResponseError as error:
             last = error
             if code(error) == "NOSESSION":
                 home.end(node.session)
-            elif not isinstance(error, (ClusterDownError, TryAgainError)):
+            elif not isinstance(error, (ClusterDownError, TryAgainError)) and not requests.is_confirming(error):
                 raise lock_error(str(error), terms.name) or error from None
             yield home.pause(pause)
         except (ConnectionError, TimeoutError) as error:
             last, repeated = error, True
-            if not (yield home.learn(error)):
+            if hold is not None:
+                hold.unsure = True
+            if now() >= until or not (yield home.learn(error, until - now())):
                 raise
             yield home.pause(pause)
+        if now() >= until:
+            break
     raise last
 
 
-def _find(home: Home, key: bytes, redirection: AskError | None) -> Flow[Node]:
+def _find(home: Home, key: bytes, redirection: AskError | None, until: float) -> Flow[Node]:
     try:
-        node: Node = yield home.find(key, redirection)
+        node: Node = yield home.find(key, redirection, until - now())
     except ConnectionError:
         # A session whose opening was cut off says nothing about the next one.
-        node = yield home.find(key, redirection)
+        node = yield home.find(key, redirection, until - now())
     return node
 
 
 def acquire(home: Home, hold: Hold, wait: float) -> Flow[bool]:
-    """Takes the lock, waiting for at most `wait` seconds."""
-    until = time.monotonic() + wait
-    home.book.enter(hold)
+    """Takes the lock, waiting for at most `wait` seconds. Whatever happens, it ends a moment after that."""
+    until = now() + wait
+    end = until + (_GRACE if wait else PATIENCE)
     waits = pauses()
     placed = False
     try:
+        hold.home = home
+        home.book.enter(hold)
         while True:
-            left = until - time.monotonic() if placed else wait
+            left = until - now() if placed else wait
             try:
-                yield from _request(home, hold, max(left, 0))
+                yield from _request(home, hold, max(left, 0), min(end - now(), _CROWD))
             except TEMPORARY:
                 # The place is lost with the session. It is worth another one for as long as there is time.
                 if not placed or left <= 0:
@@ -186,8 +211,10 @@ def acquire(home: Home, hold: Hold, wait: float) -> Flow[bool]:
                 yield home.pause(min(next(waits), left))
                 continue
             placed = True
+            # What became of it, nobody knows before it is answered.
+            hold.unsure = hold.answer is None or hold.answer is Answer.AGAIN
             if hold.answer is None:
-                yield home.outcome(hold, max(left, 0) + _GRACE)
+                yield home.outcome(hold, end - now())
             if hold.answer is Answer.GRANTED:
                 return True
             if hold.answer is Answer.REFUSED:
@@ -199,24 +226,27 @@ def acquire(home: Home, hold: Hold, wait: float) -> Flow[bool]:
                 return False
             if isinstance(hold.answer, LockError):
                 raise hold.answer
-    except LockError:
-        # An answer: there is nothing to take back.
-        hold.over()
-        home.book.leave(hold)
+    except (LockError, ResponseError) as error:
+        if isinstance(hold.answer, LockError) or not (hold.unsure or isinstance(error, TEMPORARY)):
+            # An answer, and the first: there is nothing to take back.
+            hold.over()
+            home.book.leave(hold)
+        else:
+            give_up(home, hold)
         raise
     except BaseException:
         give_up(home, hold)
         raise
 
 
-def _request(home: Home, hold: Hold, wait: float) -> Flow[None]:
+def _request(home: Home, hold: Hold, wait: float, seconds: float) -> Flow[None]:
     """One request for the lock; the answer is the hold's, if there is one yet."""
 
     def request(session: SessionState) -> Request:
         hold.ask(session)
         return requests.acquire(hold.terms, hold.owner, wait, session.id)
 
-    reply: Reply = yield from ask(home, hold.terms, request)
+    reply: Reply = yield from ask(home, hold.terms, request, seconds, hold)
     if reply.value is None:
         hold.ended(Answer.REFUSED)
     elif reply.value != WAITING:
@@ -235,18 +265,55 @@ def give_up(home: Home, hold: Hold) -> None:
         home.start(hold, _cancel(home, hold, hold.session))
 
 
+def abandon(holds: Iterable[Hold]) -> None:
+    """Takes back, in the background, what nobody can reach any more."""
+    for hold in holds:
+        if hold.held:
+            hold.over()
+            parts: Sequence[Part] = getattr(hold, "parts", None) or [Part(hold.home, hold)]
+            for part in parts:
+                give_up(part.home, part.hold)
+
+
+def close(home: Home) -> Flow[None]:
+    """Gives back and gives up all there is, as far as the server answers. Then its sessions may end."""
+    asked = [(hold, hold.session) for hold in home.book.holds if hold.session is not None]
+    for hold, _ in asked:
+        # First they hear of it: the next one has it as soon as the server does.
+        hold.closed()
+        home.book.leave(hold)
+    for hold, session in asked:
+        try:
+            yield from _cancel_once(home, hold, session)
+        except TEMPORARY as error:
+            logger.debug("the rest runs out: %s", error)
+            return
+        except RedisError as error:
+            logger.debug("it runs out: %s", error)
+
+
 def _cancel(home: Home, hold: Hold, session: SessionState) -> Flow[None]:
-    """Says LOCK.CANCEL until it is answered, or what may have been granted has run out."""
-    lease = hold.lease if hold.terms.lease is None else hold.terms.lease / 1000
-    until = time.monotonic() + lease
+    """Takes back what may have been asked for or granted: says so until it is answered, or ends the session.
+
+    With the session, all that it stands for is no more: nothing is granted or renewed on behalf of it. What was granted
+    before then runs out.
+    """
+    until = now() + _TAKE_BACK
     try:
         for pause in pauses():
             try:
                 yield from _cancel_once(home, hold, session)
                 return
-            except TEMPORARY:
-                if time.monotonic() >= until:
-                    return
+            except WrongType:
+                # Another command has overwritten it.
+                return
+            except RedisError as error:
+                logger.debug("not taken back yet: %s", error)
+                if now() >= until:
+                    if session.ended:
+                        return
+                    home.end(session)
+                    until = now() + hold.longest
             yield home.pause(pause)
     finally:
         home.book.leave(hold)
@@ -254,9 +321,9 @@ def _cancel(home: Home, hold: Hold, session: SessionState) -> Flow[None]:
 
 def _cancel_once(home: Home, hold: Hold, session: SessionState) -> Flow[None]:
     if not session.ended:
-        node: Node = yield home.find(hold.terms.keys[0], None)
+        node: Node = yield home.find(hold.terms.keys[0], None, PATIENCE)
         try:
-            yield home.send(node, requests.cancel(hold.terms, hold.owner, session.id))
+            yield home.send(node, requests.cancel(hold.terms, hold.owner, session.id), PATIENCE)
             return
         except ResponseError as error:
             if code(error) != "NOSESSION" and not isinstance(error, AskError):
@@ -268,12 +335,15 @@ def _cancel_once(home: Home, hold: Hold, session: SessionState) -> Flow[None]:
 
 def release(home: Home, hold: Hold) -> Flow[None]:
     """Gives the hold back. Raises LockLost if it was lost before."""
+    if hold.session is None and hold.error is not None:
+        # It was given back when its session was closed.
+        raise hold.error
     hold.over()
     token = hold.token or 0
     try:
         reply: Reply = yield from ask(home, hold.terms, lambda _: requests.release(hold.terms, hold.owner, token))
         gone = not requests.held(reply.value)
-        if gone and not reply.repeated and not hold.unheard and hold.error is None and hold.terms.tied:
+        if gone and not reply.repeated and not hold.unheard and hold.error is None and hold.heard:
             hold.answer = None
             yield home.outcome(hold, _REASON)
     except WrongType as error:
@@ -306,15 +376,34 @@ def renew(home: Home, hold: Hold, lease: int | None) -> Flow[None]:
         except WrongType as error:
             raise hold.lose("changed") from error
         if reply.value == WAITING:
-            yield home.outcome(hold, hold.left())
+            yield home.outcome(hold, min(hold.left(), PATIENCE))
+            if hold.answer is None:
+                raise TimeoutError(f"no answer within {PATIENCE} s")
         elif requests.held(reply.value):
             hold.granted(token, hold.asked, lease)
         elif hold.held:
             hold.lose("expired" if hold.left() <= 0 else "disconnected" if hold.in_doubt else "unknown")
     if isinstance(hold.answer, LockError):
+        # Too few replicas have confirmed, say. Nothing of it is taken back.
+        hold.shortened(lease)
         raise hold.answer
     if hold.error is not None:
         raise hold.error
+
+
+def ask_whether_held(parts: Iterable[Part]) -> Flow[None]:
+    """Asks the servers of those that could be lost by now."""
+    for part in parts:
+        if not part.hold.doubtful:
+            continue
+        try:
+            yield from renew(part.home, part.hold, part.hold.terms.lease)
+        except LockLost as lost:
+            logger.debug("the server says so: %s", lost)
+        except RedisError as error:
+            logger.debug("nobody knows better: %s", error)
+            if part.hold.doubtful:
+                part.hold.lose("disconnected")
 
 
 def carry(home: Home, holds: list[Hold]) -> Flow[None]:
@@ -322,7 +411,7 @@ def carry(home: Home, holds: list[Hold]) -> Flow[None]:
     for pause in pauses():
         for hold in holds:
             try:
-                yield from renew(home, hold, hold.terms.lease)
+                yield from renew(home, hold, hold.rest)
             except TEMPORARY:
                 # The others go first the next time.
                 holds.append(holds.pop(holds.index(hold)))

@@ -9,9 +9,9 @@ from __future__ import annotations
 import enum
 import logging
 import threading
-import time
 from typing import Any, Callable
 
+from ._clock import now
 from ._requests import FOREVER, Event, Terms, lock_error
 from ._session import SessionState
 from .errors import LockError, LockLost
@@ -57,6 +57,8 @@ class Hold:
         "entries",
         "error",
         "event",
+        "home",
+        "known",
         "lease",
         "owner",
         "session",
@@ -64,6 +66,7 @@ class Hold:
         "terms",
         "token",
         "unheard",
+        "unsure",
     )
 
     def __init__(self, terms: Terms, owner: bytes) -> None:
@@ -71,6 +74,8 @@ class Hold:
         self.owner = owner
         self.state = State.ASKED
         self.answer: Answer | LockError | None = None
+        # By way of whom it was asked for.
+        self.home: Any = None
         self.session: SessionState | None = None
         self.token: int | None = None
         self.error: LockLost | None = None
@@ -82,8 +87,12 @@ class Hold:
         self.asked = 0.0
         # The server's default lease then, in seconds.
         self.lease = 0.0
+        # When it was heard that it is granted, or renewed.
+        self.known = 0.0
         # A release was sent whose answer nobody heard.
         self.unheard = False
+        # A request was sent whose answer nobody heard.
+        self.unsure = False
         self._deadline = FOREVER
         self._lost_first: Event | None = None
         self._mutex = threading.Lock()
@@ -104,6 +113,16 @@ class Hold:
         """Whether it is to be renewed with another session."""
         return self.state is State.IN_DOUBT
 
+    @property
+    def longest(self) -> float:
+        """For how many seconds it lasts at most, if nobody renews it."""
+        return self.lease if self.terms.lease is None else self.terms.lease / 1000
+
+    @property
+    def heard(self) -> bool:
+        """Whether its session would be told of its loss: as long as it lives, it is."""
+        return self.session is not None and not self.session.ended
+
     # What is told to it, by the reply to a request or by the session.
 
     def ask(self, session: SessionState) -> None:
@@ -111,25 +130,34 @@ class Hold:
         with self._mutex:
             self.session = session
             self.answer = None
-            self.asked = time.monotonic()
+            self.asked = now()
             self.lease = session.lease
 
     def granted(self, token: int, since: float, lease: int | None) -> None:
-        """The server granted or renewed it, for `lease` milliseconds, and no earlier than `since`."""
+        """The server granted or renewed it, for so many milliseconds (None: its default), no earlier than `since`."""
         with self._mutex:
             if self.answer is not None or self.state in (State.LOST, State.OVER):
                 return
-            if self.terms.tied and self.session is not None and self.session.ended:
+            if self.session is not None and self.session.ended:
+                # It hangs on nothing, and nobody would hear of its loss.
                 wake = self._settle(Answer.AGAIN)
             else:
                 self.state = State.HELD
                 self.token = token
-                self._deadline = FOREVER if lease is None else since + lease / 1000
+                self._deadline = since + (self.lease if lease is None else lease / 1000)
+                self.known = now()
                 wake = self._settle(Answer.GRANTED)
         wake()
         if self._lost_first is not None:
             self.hear(self._lost_first)
         self._set_alarm()
+
+    def shortened(self, lease: int | None) -> None:
+        """Its renewal for `lease` milliseconds was refused, but that lease may have begun: the earlier end counts."""
+        if lease is not None:
+            with self._mutex:
+                self._deadline = min(self._deadline, self.asked + lease / 1000)
+            self._set_alarm()
 
     def ended(self, answer: Answer | LockError) -> None:
         """The request ended without a grant."""
@@ -140,7 +168,11 @@ class Hold:
     def hear(self, event: Event) -> None:
         """Takes an event of its session, about its owner and a key of it."""
         if event.kind == b"granted" and event.token is not None:
-            self.granted(event.token, time.monotonic(), self.terms.lease)
+            # It lasts for so long at least, counted from when this was asked for. Servers of before don't say that.
+            if event.detail and event.detail.isdigit() and self.session is not None:
+                self.granted(event.token, self.session.seen, int(event.detail))
+            else:
+                self.granted(event.token, now(), self.terms.lease)
         elif event.kind == b"timeout":
             self.ended(Answer.REFUSED)
         elif event.kind == b"refused":
@@ -158,18 +190,17 @@ class Hold:
             self.ended(Answer.AGAIN)
         elif self.terms.ephemeral:
             self.lose("disconnected")
-        elif self.terms.watched:
+        else:
             return self.doubt()
         return False
 
     def doubt(self) -> bool:
-        """Nobody renews it any more, and it may live on until its lease runs out."""
+        """Nobody renews it any more, or hears of its loss, and it may live on until its lease runs out."""
         with self._mutex:
             if self.state is not State.HELD or self.session is None:
                 return False
+            self._deadline = self._certain
             self.state = State.IN_DOUBT
-            if self.terms.watched:
-                self._deadline = self.session.watched_until(self.asked, self.lease)
         self._set_alarm()
         return True
 
@@ -196,6 +227,14 @@ class Hold:
                 self.state = State.OVER
         self._set_alarm()
 
+    def closed(self) -> None:
+        """The program ends its session. Who waits, and who holds, is told; there is nothing left to be given back."""
+        if self.state is State.ASKED:
+            self.ended(LockError(f"lock {self.terms.name!r} was not granted before its session was closed"))
+        elif self.held:
+            self.lose("closed")
+        self.session = None
+
     # What the caller wants to know.
 
     def wait(self, wake: Wake) -> bool:
@@ -206,31 +245,55 @@ class Hold:
             self._wake = wake
             return True
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether it could be lost by now, and the server knows better: this process stood still, or hears nothing."""
+        return self._renewed and now() >= self._certain
+
     def check(self) -> None:
-        """Raises LockLost if it is lost, or could be by now."""
+        """Raises LockLost if it is lost, or could be by now and nobody is there who knows better."""
         self.lapse()
         if self.error is not None:
             raise self.error
 
     def lapse(self) -> None:
         """Loses it if its lease could have run out. The alarm calls this, be it too early."""
-        if self.held and time.monotonic() >= self._deadline:
+        if self.held and now() >= self.until:
             self.lose("disconnected" if self.terms.watched else "expired")
         else:
             self._set_alarm()
 
     @property
     def until(self) -> float:
-        """Until when it is held for certain, by the monotonic clock."""
-        return self._deadline
+        """Until when it is held if nobody says otherwise: as long as it is renewed, for ever."""
+        return FOREVER if self._renewed else self._deadline
+
+    @property
+    def rest(self) -> int | None:
+        """What its lease is to be when it is taken along: all of it if it is watched, else what is left of it."""
+        return self.terms.lease if self.terms.watched else max(1, int(self.left() * 1000))
 
     def left(self) -> float:
         """How many seconds of its lease are left for certain."""
-        return self._deadline - time.monotonic()
+        return self._certain - now()
+
+    @property
+    def _renewed(self) -> bool:
+        return self.terms.watched and self.state is State.HELD
+
+    @property
+    def _certain(self) -> float:
+        """Until when it is held for certain: by its last request, or by the server's last sign of life."""
+        if not (self._renewed and self.session is not None):
+            return self._deadline
+        # If the default became shorter since it was asked for, it may have been before.
+        lease = min(self.longest, self.session.lease) if self.terms.lease is None else self.longest
+        return max(self._deadline - (self.longest - lease), self.session.renewed_until(self.known, lease))
 
     def when_lost(self, listener: Callable[[LockLost], object], alarm: Callable[[float], object]) -> None:
         """Calls `listener` when it is lost, or at once if it is.
 
+        It is called by whoever hears of the loss, be it the reader of the session: it must not take long.
         `alarm(deadline)` is to call `lapse` at that time, instead of any earlier one; FOREVER: never.
         """
         with self._mutex:
@@ -242,9 +305,14 @@ class Hold:
             self._tell(listener, error)
         self._set_alarm()
 
+    @property
+    def alarm(self) -> float:
+        """When to look whether it has lapsed; FOREVER: never."""
+        return self.until if self.held else FOREVER
+
     def _set_alarm(self) -> None:
         if self._alarm is not None:
-            self._alarm(self._deadline if self.held else FOREVER)
+            self._alarm(self.alarm)
 
     def _settle(self, answer: Answer | LockError) -> Wake:
         if self.answer is None:

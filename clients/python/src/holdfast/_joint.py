@@ -14,7 +14,10 @@ _NEVER = float("-inf")
 class Joint(Hold):
     """It is held for as long as enough of its parts are, and lost when too few are left."""
 
-    __slots__ = ("_needed", "parts")
+    __slots__ = ("_needed", "actor", "parts")
+
+    # Which thread or task asks, where that is told to the servers.
+    actor: int | None
 
     # Of what was asked for, also where it was given up.
     parts: Sequence[Part]
@@ -36,6 +39,17 @@ class Joint(Hold):
         super().over()
         for part in self.parts:
             part.hold.over()
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether too few of its parts are held for certain, and their servers know better."""
+        doubtful = [part.hold.doubtful for part in self.parts if part.hold.held]
+        return self.held and any(doubtful) and doubtful.count(False) < self._needed
+
+    @property
+    def _renewed(self) -> bool:
+        # Its parts are.
+        return False
 
     def certain_until(self, hold: Hold) -> float:
         """Until when a part counts."""

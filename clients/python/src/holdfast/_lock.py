@@ -35,6 +35,25 @@ class IO(NamedTuple):
     # Has a hold looked at again at a time of the monotonic clock, instead of any time it was told before.
     alarm: Callable[[Hold], Callable[[float], object]]
     event: Callable[[], Any]
+    # Calls a listener of the program's own, apart from whoever hears of the loss.
+    call: Callable[[OnLost, LockLost], object]
+    # Has given back what is held when nobody can reach it any more.
+    keep: Callable[[Held], object]
+    # The number of this thread, or task.
+    actor: Callable[[], int]
+    # Raises TypeError for a client of the other kind.
+    fits: Callable[[Any], None]
+
+
+class Held:
+    """What one lock object has acquired, in one thread if that matters. It is collected with either of them."""
+
+    __slots__ = ("__weakref__", "holds", "kept")
+
+    def __init__(self) -> None:
+        self.holds: list[Hold] = []
+        # Whether somebody sees to it.
+        self.kept = False
 
 
 class LockBase:
@@ -58,6 +77,7 @@ class LockBase:
         replicas: int = 0,
         ephemeral: bool = False,
         on_lost: OnLost | None = None,
+        watched: Number | None = None,
     ) -> None:
         """A lock named `name`; nothing is sent before it is acquired.
 
@@ -71,8 +91,12 @@ class LockBase:
         limit: how many may hold it at once. 0: any number of those who say so; see RWLock.
         replicas: how many replicas must have the grant before it counts.
         ephemeral: given back at once when the connection to the server ends, rather than when the lease runs out.
-        on_lost: called with a LockLost as soon as the lock is known to be lost.
+        watched: the lease of a watched lock, in seconds: for so long at most it is held when the process is gone, or
+            hangs. None: the server's default, if there is no timeout.
+        on_lost: called with a LockLost as soon as the lock is known to be lost, in a thread of its own (with asyncio: a
+            task; there it may be a coroutine function). It may take its time, and what it raises is logged.
         """
+        self._io.fits(client)
         self.redis = client
         self.name = name
         self.timeout = timeout
@@ -80,6 +104,7 @@ class LockBase:
         self.limit = _at_least("limit", limit, 0)
         self.replicas = _at_least("replicas", replicas, 0)
         self.ephemeral = ephemeral
+        self.watched = watched
         self._set(blocking, blocking_timeout, thread_local, raise_on_release_error, on_lost)
         encode = client.get_encoder().encode
         names = list(name) if self._several else [name]
@@ -87,7 +112,8 @@ class LockBase:
             name,
             tuple(bytes(encode(one)) for one in names),
             several=self._several,
-            lease=milliseconds("timeout", timeout) if timeout else None,
+            lease=_lease(timeout, watched),
+            watched=watched is not None,
             limit=limit,
             replicas=replicas,
             ephemeral=ephemeral,
@@ -119,24 +145,34 @@ class LockBase:
         return holds[-1].token if holds else None
 
     def check(self) -> None:
-        """Raises LockLost if the lock is lost, or could be by now; NotHeld if it was not acquired. Sends nothing."""
-        self._current("check").check()
+        """Raises LockLost if the lock is lost, or could be by now; NotHeld if it was not acquired.
+
+        It sends nothing, unless this process has stood still, or heard nothing, for so long that only the server knows.
+        """
+        hold = self._current("check")
+        if hold.doubtful:
+            self._asked_whether_held(hold)
+        hold.check()
+
+    def _asked_whether_held(self, hold: Hold) -> None:
+        """The server says whether it is held still."""
+        raise NotImplementedError
 
     def _holds(self) -> list[Hold]:
         """What this object holds, for this thread if that matters; the newest last."""
-        holds = self._all_holds()
+        holds = self._held().holds
         # What failed to be given back may be given back again.
         while holds and holds[-1].state is State.OVER and not holds[-1].unheard:
             holds.pop()
         return holds
 
-    def _all_holds(self) -> list[Hold]:
+    def _held(self) -> Held:
         local = self._local
         # Nothing yet, or what the parent of a fork held: that is the parent's.
         if getattr(local, "process", None) is not OWNERS.process:
-            local.process, local.holds = OWNERS.process, []
-        holds: list[Hold] = local.holds
-        return holds
+            local.process, local.held = OWNERS.process, Held()
+        held: Held = local.held
+        return held
 
     def _current(self, verb: str) -> Hold:
         holds = self._holds()
@@ -144,8 +180,8 @@ class LockBase:
             raise NotHeld(f"cannot {verb} lock {self.name!r}: it is not held here", self.name)
         return holds[-1]
 
-    def _new_hold(self, token: str | bytes | None) -> Hold:
-        return Hold(self._terms, OWNERS.next() if token is None else self.redis.get_encoder().encode(token))
+    def _new_hold(self, token: str | bytes | None, actor: int | None) -> Hold:
+        return Hold(self._terms, OWNERS.next(actor) if token is None else self.redis.get_encoder().encode(token))
 
     # The flows of one lock. What is of several servers has others: see _several.
 
@@ -178,12 +214,24 @@ class LockBase:
     def _acquiring(self, hold: Hold, wait: float) -> Flow[bool]:
         if not (yield from self._acquire(hold, wait)):
             return False
-        holds = self._holds()
-        holds[:] = [other for other in holds if other.state is not State.LOST]
-        holds.append(hold)
+        held = self._held()
+        self._forget_lost(held.holds)
+        held.holds.append(hold)
+        if not held.kept:
+            self._io.keep(held)
+            held.kept = True
         if self.on_lost is not None:
-            hold.when_lost(self.on_lost, self._io.alarm(hold))
+            self._call_when_lost(hold, self.on_lost)
         return True
+
+    def _forget_lost(self, holds: list[Hold]) -> None:
+        """Of those that were lost before, nobody is to be told any more."""
+        holds[:] = [hold for hold in holds if hold.state is not State.LOST]
+
+    def _interrupted(self, hold: Hold) -> None:
+        """An exception from outside ends the acquire, be it in the instant in which it was granted."""
+        flows.abandon([hold])
+        self._dropped(hold)
 
     def _releasing(self, hold: Hold) -> Flow[None]:
         try:
@@ -195,6 +243,8 @@ class LockBase:
 
     def _extending(self, additional_time: Number, replace_ttl: bool) -> Flow[None]:
         hold, _ = self._with_timeout("extend")
+        # What is lost has no time left that could be counted.
+        hold.check()
         left = 0 if replace_ttl else max(0, int(hold.left() * 1000))
         yield from self._renew(hold, left + milliseconds("additional_time", additional_time))
 
@@ -212,6 +262,9 @@ class LockBase:
             event = hold.event = self._io.event()
             hold.when_lost(lambda _: event.set(), self._io.alarm(hold))
         return hold.event
+
+    def _call_when_lost(self, hold: Hold, listener: OnLost) -> None:
+        hold.when_lost(functools.partial(self._io.call, listener), self._io.alarm(hold))
 
     def _dropped(self, hold: Hold) -> None:
         holds = self._holds()
@@ -232,7 +285,7 @@ class LockBase:
 
     def _with_timeout(self, verb: str) -> tuple[Hold, Number]:
         hold = self._current(verb)
-        if self.timeout is None:
+        if self.timeout is None or self._terms.watched:
             raise LockError(f"cannot {verb} lock {self.name!r}: it has no timeout, and is renewed by the server")
         return hold, self.timeout
 
@@ -244,6 +297,17 @@ class LockBase:
         return quiet
 
 
+class SessionBase:
+    """What Session is in both."""
+
+    _io: ClassVar[IO]
+
+    def __init__(self, client: Any) -> None:
+        """That of `client`, and of all who share its connection pool. It begins with the first lock."""
+        self._io.fits(client)
+        self.redis = client
+
+
 class Reentrant(LockBase):
     """Counts how often the holder has taken a lock again."""
 
@@ -252,9 +316,19 @@ class Reentrant(LockBase):
         holds = self._holds()
         if not holds:
             return False
-        holds[-1].check()
+        holds[-1].lapse()
+        if not holds[-1].held:
+            # Whoever takes it anew has a hold of his own. Whoever had taken it before hears of the loss at his release.
+            return False
         holds[-1].entries += 1
         return True
+
+    def _forget_lost(self, holds: list[Hold]) -> None:
+        """Those who are to be told are counted with the first of them."""
+        lost = [hold for hold in holds if hold.state is State.LOST]
+        for hold in lost[1:]:
+            lost[0].entries += hold.entries + 1
+            holds.remove(hold)
 
     def _left(self) -> bool:
         """Whether it is to be given back, and was not only taken again."""
@@ -339,6 +413,14 @@ def milliseconds(what: str, seconds: Number) -> int:
     if milliseconds < 1:
         raise ValueError(f"{what} must be at least 0.001 seconds, got {seconds!r}")
     return milliseconds
+
+
+def _lease(timeout: Number | None, watched: Number | None) -> int | None:
+    if watched is None:
+        return milliseconds("timeout", timeout) if timeout else None
+    if timeout:
+        raise ValueError(f"timeout must be None where the lock is watched, got {timeout!r}")
+    return milliseconds("watched", watched)
 
 
 def _at_least(what: str, value: int, least: int) -> int:

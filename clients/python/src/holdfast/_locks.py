@@ -9,10 +9,26 @@ from typing import Any, Callable, Literal, TypeVar, cast
 
 from redis.exceptions import RedisError
 
-from ._home import alarm, home_of, run
-from ._lock import IO, LockAllBase, LockBase, Name, Number, Reentrant, RWLockBase, SemaphoreBase, template
+from . import _flow as flows
+from ._aside import ASIDE
+from ._hold import Hold
+from ._home import actor, alarm, fits, home_of, homes_of, keep, run
+from ._lock import (
+    IO,
+    LockAllBase,
+    LockBase,
+    Name,
+    Number,
+    Reentrant,
+    RWLockBase,
+    SemaphoreBase,
+    SessionBase,
+    template,
+)
 from ._multilock import MultiLockBase
 from ._redlock import RedLockBase
+
+_IO = IO(home_of, alarm, threading.Event, ASIDE.call, keep, actor, fits)
 
 Self = TypeVar("Self", bound="Lock")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -21,20 +37,31 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Lock(LockBase):
     """A lock with redis-py's signature: `client.lock("name", lock_class=holdfast.Lock)`."""
 
-    _io = IO(home_of, alarm, threading.Event)
+    _io = _IO
 
     def acquire(
         self,
+        sleep: Number | None = None,
         blocking: bool | None = None,
         blocking_timeout: Number | None = None,
         token: str | bytes | None = None,
-        sleep: Number | None = None,
     ) -> bool:
         """Takes the lock, waiting in the server's queue. False: not granted in time.
 
-        `token` is an owner of one's own choice, which must be new for each acquisition. `sleep` has nothing to do.
+        `token` is an owner of one's own choice, which must be new for each acquisition. `sleep` comes first as in
+        redis-py's Lock, and has nothing to do.
         """
-        return run(self._acquiring(self._new_hold(token), self._wait(blocking, blocking_timeout)))
+        if isinstance(sleep, bool):
+            raise TypeError(f"sleep must be a number, got {sleep!r}: it comes first, as in redis-py; name blocking=")
+        return self._take(self._wait(blocking, blocking_timeout), token, None)
+
+    def _take(self, wait: float, token: str | bytes | None, actor: int | None) -> bool:
+        hold = self._new_hold(token, actor)
+        try:
+            return run(self._acquiring(hold, wait))
+        except BaseException:
+            self._interrupted(hold)
+            raise
 
     def release(self) -> None:
         """Gives the lock back. Raises LockLost if it was lost before, NotHeld if it was not acquired."""
@@ -58,13 +85,17 @@ class Lock(LockBase):
         """Whether this object holds it, by the server's word."""
         return run(self._owning())
 
+    def _asked_whether_held(self, hold: Hold) -> None:
+        run(flows.ask_whether_held(self._parts(hold)))
+
     @property
     def lost(self) -> threading.Event:
         """Is set as soon as this hold is known to be lost."""
         return cast(threading.Event, self._lost())
 
     def __enter__(self: Self) -> Self:
-        if not self.acquire():
+        # Whoever enters it here leaves it, too; so the server may know who it is.
+        if not self._take(self._wait(None, None), None, self._io.actor()):
             raise self._not_granted()
         return self
 
@@ -84,7 +115,8 @@ class Lock(LockBase):
 class RLock(Reentrant, Lock):
     """A lock that the thread which holds it may take again. Only the outermost release gives it back.
 
-    Taking it again asks the server nothing and does not prolong a timeout; if the lock is lost, it raises LockLost.
+    Taking it again asks the server nothing and does not prolong a timeout. If the lock was lost, it is asked for anew,
+    and whoever took it before hears of the loss at his release.
     """
 
     def __init__(self, client: Any, name: Name, *args: Any, **kwargs: Any) -> None:
@@ -93,17 +125,8 @@ class RLock(Reentrant, Lock):
         self.thread_local = True
         self._local = threading.local()
 
-    def acquire(
-        self,
-        blocking: bool | None = None,
-        blocking_timeout: Number | None = None,
-        token: str | bytes | None = None,
-        sleep: Number | None = None,
-    ) -> bool:
-        """Takes the lock, or takes it once more."""
-        if self._entered():
-            return True
-        return super().acquire(blocking, blocking_timeout, token)
+    def _take(self, wait: float, token: str | bytes | None, actor: int | None) -> bool:
+        return self._entered() or super()._take(wait, token, actor)
 
     def release(self) -> None:
         """Gives back what the newest acquire took."""
@@ -131,6 +154,28 @@ class MultiLock(MultiLockBase, Lock):
 
 class RedLock(RedLockBase, Lock):
     """A lock on a majority of independent servers, which know nothing of each other."""
+
+
+class Session(SessionBase):
+    """The connection that stands for this process at a client's servers. `with` closes it at the end of the block."""
+
+    _io = _IO
+
+    def close(self) -> None:
+        """Gives back all locks that were acquired by way of this client, and ends the connection.
+
+        Whoever still holds one is told that it is lost; whoever waits gets a LockError. A lock that is acquired later
+        begins another session.
+        """
+        for home in homes_of(self.redis):
+            run(flows.close(home))
+            home.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def locked(client: Any, name: str, **settings: Any) -> Callable[[F], F]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Sequence
 from typing import cast
 
 from redis.exceptions import RedisError
 
 from . import _flow as flows
+from ._clock import now
 from ._flow import Flow, Part
 from ._hold import Hold
 from ._joint import Joint
@@ -40,10 +40,13 @@ class MultiLockBase(LockBase):
         """
         self.locks = tuple(locks)
         self._groups = _groups(self.locks)
+        for lock in self.locks:
+            if lock._io is not self._io:
+                raise TypeError(f"locks must be of the same kind, with threads or with asyncio, got {lock!r}")
         first = self.locks[0]
         self.name = tuple(lock.name for lock in self.locks)
         self.timeout = first.timeout
-        self._terms = Terms(self.name, (), lease=first._terms.lease)
+        self._terms = Terms(self.name, (), lease=first._terms.lease, watched=first._terms.watched)
         self._set(blocking, blocking_timeout, thread_local, raise_on_release_error, on_lost)
 
     @property
@@ -63,31 +66,32 @@ class MultiLockBase(LockBase):
             for lock in self.locks
         )
 
-    def _new_hold(self, token: str | bytes | None) -> Hold:
+    def _new_hold(self, token: str | bytes | None, actor: int | None) -> Hold:
         if token is not None:
             raise ValueError(f"token must be None: a MultiLock chooses its owners itself, got {token!r}")
         joint = Joint(self._terms, OWNERS.next())
         joint.parts = ()
+        joint.actor = actor
         return joint
 
     def _parts(self, hold: Hold) -> Sequence[Part]:
         return cast(Joint, hold).parts
 
-    def _new_parts(self) -> list[Part]:
-        owner = OWNERS.next()
+    def _new_parts(self, actor: int | None) -> list[Part]:
+        owner = OWNERS.next(actor)
         return [Part(self._io.home_of(group[0].redis, None), Hold(_terms(group), owner)) for group in self._groups]
 
     def _acquire(self, hold: Hold, wait: float) -> Flow[bool]:
         joint = cast(Joint, hold)
-        until = time.monotonic() + wait
+        until = now() + wait
         while True:
-            joint.parts = parts = self._new_parts()
+            joint.parts = parts = self._new_parts(joint.actor)
             try:
                 granted = yield from _take(parts, until if wait else None)
             except LockLost as lost:
                 # What was taken first was lost while it was waited for the last.
                 logger.debug("once more: %s", lost)
-                if time.monotonic() >= until:
+                if now() >= until:
                     return False
                 continue
             if granted:
@@ -126,7 +130,7 @@ class MultiLockBase(LockBase):
         return True
 
     def _locked(self) -> Flow[bool]:
-        for part in self._new_parts():
+        for part in self._new_parts(None):
             if any((yield from flows.owners(part.home, part.hold.terms))):
                 return True
         return False
@@ -143,9 +147,11 @@ def _groups(locks: Sequence[LockBase]) -> list[list[LockBase]]:
             raise TypeError(f"locks must be locks of one server each, got {lock!r}")
         if lock.limit != 1:
             raise ValueError(f"locks must be mutexes, with limit=1, got limit={lock.limit!r} of {lock!r}")
-        terms = (lock.timeout, lock.replicas, lock.ephemeral)
-        if terms != (first.timeout, first.replicas, first.ephemeral):
-            raise ValueError(f"locks must have the same timeout, replicas and ephemeral; {lock!r} and {first!r} differ")
+        terms = (lock.timeout, lock.watched, lock.replicas, lock.ephemeral)
+        if terms != (first.timeout, first.watched, first.replicas, first.ephemeral):
+            raise ValueError(
+                f"locks must have the same timeout, watched, replicas and ephemeral; {lock!r} and {first!r} differ"
+            )
         places = {place(lock.redis, key) for key in lock._terms.keys}
         if len(places) > 1:
             raise ValueError(f"{lock!r} has keys of several slots: name each in a lock of its own")
@@ -164,6 +170,7 @@ def _terms(group: Sequence[LockBase]) -> Terms:
         tuple(key for lock in group for key in lock._terms.keys),
         several=True,
         lease=one.lease,
+        watched=one.watched,
         replicas=one.replicas,
         ephemeral=one.ephemeral,
     )
@@ -174,7 +181,7 @@ def _take(parts: Sequence[Part], until: float | None) -> Flow[bool]:
     taken: list[Part] = []
     try:
         for part in parts:
-            left = 0 if until is None else FOREVER if until == FOREVER else max(until - time.monotonic(), 0)
+            left = 0 if until is None else FOREVER if until == FOREVER else max(until - now(), 0)
             if not (yield from flows.acquire(part.home, part.hold, left)):
                 yield from _give_back(taken, [])
                 return False

@@ -7,25 +7,18 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import redis.connection
 from redis import ConnectionPool
 from redis.exceptions import (
     ClusterDownError,
     ConnectionError,
     RedisClusterException,
     RedisError,
-    ResponseError,
     TimeoutError,
 )
-
-from ._requests import Request, pack
 
 # Until 5.2 a pool had to be told the command.
 _NAMED = inspect.signature(ConnectionPool.get_connection).parameters["command_name"].default is inspect.Parameter.empty
 POOL_ARGUMENTS = ("LOCK",) if _NAMED else ()
-
-# That of a client with a cache; from redis-py 5.1 on.
-_CACHING: tuple[type[Any], ...] = tuple(filter(None, [getattr(redis.connection, "CacheProxyConnection", None)]))
 
 # A handshake that takes longer has failed, where the application set no limit of its own.
 _HANDSHAKE = 5.0
@@ -56,8 +49,9 @@ def session_settings(
         health_check_interval=0,
         socket_timeout=limit or settings.get("socket_timeout") or _HANDSHAKE,
     )
-    if limit is not None:
-        ours["socket_connect_timeout"] = limit
+    # A socket with a path takes none.
+    if "path" not in settings:
+        ours["socket_connect_timeout"] = limit or settings.get("socket_connect_timeout") or _HANDSHAKE
     return ours
 
 
@@ -73,25 +67,11 @@ def broken(error: BaseException) -> ConnectionError | None:
     return None
 
 
-def connected(pool: Any) -> Any:
-    """A connection of a pool; one that redis-py closed while it was made is broken like any other."""
-    try:
-        return pool.get_connection(*POOL_ARGUMENTS)
-    except ResponseError:
-        raise
-    except BaseException as error:
-        if (instead := broken(error)) is not None:
-            raise instead from error
-        raise
-
-
-def say(connection: Any, request: Request) -> None:
-    """Sends a request over a blocking connection."""
-    if isinstance(connection, _CACHING):
-        # From what it sends it knows whether it may keep the reply. Of a packed one it would take the command before.
-        connection.send_command(*request)
-    else:
-        connection.send_packed_command([pack(request)])
+def again(retry: Any, failures: int) -> float | None:
+    """After how many seconds redis-py repeats a request that failed so often. None: no more."""
+    # It has no other way to ask, and sleeps for longer than the caller has time.
+    most = 0 if retry is None else retry._retries
+    return None if 0 <= most < failures else float(retry._backoff.compute(failures))
 
 
 def let_go(descriptor: int) -> None:

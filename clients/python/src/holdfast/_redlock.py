@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, cast
 
@@ -11,6 +10,7 @@ from redis.exceptions import ConnectionError, RedisError
 
 from . import _flow as flows
 from . import _requests as requests
+from ._clock import now
 from ._flow import Flow, Home, Part
 from ._hold import Answer, Hold
 from ._joint import Joint, Tally
@@ -56,6 +56,7 @@ class RedLockBase(LockBase):
         *,
         server_timeout: Number = SERVER_TIMEOUT,
         on_lost: OnLost | None = None,
+        watched: Number | None = None,
     ) -> None:
         """A lock named `name` on the servers of `clients`, of which a majority must grant it.
 
@@ -65,6 +66,8 @@ class RedLockBase(LockBase):
         The other settings are those of Lock.
         """
         self.clients = tuple(clients)
+        for client in self.clients:
+            self._io.fits(client)
         milliseconds("server_timeout", server_timeout)
         self.server_timeout = server_timeout
         self._ordered = _in_order(self.clients)
@@ -77,9 +80,10 @@ class RedLockBase(LockBase):
             thread_local=thread_local,
             raise_on_release_error=raise_on_release_error,
             on_lost=on_lost,
+            watched=watched,
         )
 
-    def _new_hold(self, token: str | bytes | None) -> Hold:
+    def _new_hold(self, token: str | bytes | None, actor: int | None) -> Hold:
         if token is not None:
             raise ValueError(f"token must be None: a RedLock chooses its owners itself, got {token!r}")
         hold = Majority(self._terms, OWNERS.next())
@@ -131,7 +135,7 @@ def _in_order(clients: Sequence[Any]) -> list[Any]:
 
 def acquire(homes: Sequence[Home], hold: Majority, wait: float, patience: float) -> Flow[bool]:
     """Takes a majority, standing in line at the first server for at most `wait` seconds."""
-    until = time.monotonic() + wait
+    until = now() + wait
     first: Home | None = None
     while True:
         yield from enough(homes, patience)
@@ -144,7 +148,7 @@ def acquire(homes: Sequence[Home], hold: Majority, wait: float, patience: float)
             # The one whose queue it could not jump goes first.
             head = yield from _head(sorted(parts, key=lambda part: part.home is not first), until, wait, patience)
             if wait <= 0 or head is not None:
-                yield from _votes(parts, max(0, min(patience, until - time.monotonic())), len(homes), patience)
+                yield from _votes(parts, max(0, min(patience, until - now())), len(homes), patience)
                 if (yield from _fence(hold, parts, len(homes), patience)):
                     return True
                 refused = [part.home for part in parts if part is not head and _in_line(part.hold)]
@@ -154,7 +158,7 @@ def acquire(homes: Sequence[Home], hold: Majority, wait: float, patience: float)
             for part in parts:
                 flows.give_up(part.home, part.hold)
             raise
-        left = until - time.monotonic()
+        left = until - now()
         if left <= 0:
             return False
         yield parts[0].home.pause(min(left, random.uniform(0, patience)))  # noqa: S311
@@ -163,7 +167,7 @@ def acquire(homes: Sequence[Home], hold: Majority, wait: float, patience: float)
 def _head(parts: Sequence[Part], until: float, wait: float, patience: float) -> Flow[Part | None]:
     """Stands in line at the first server that answers. None: not granted there in time."""
     for part in parts:
-        left = until - time.monotonic()
+        left = until - now()
         if wait <= 0 or left <= 0:
             return None
         if part.home.suspect:
@@ -237,7 +241,7 @@ def _fence(hold: Majority, parts: Sequence[Part], servers: int, patience: float)
     fence = max(part.hold.token or 0 for part in granted)
     confirmed = yield from _confirm(granted, hold.terms.lease, fence, patience)
     ends = sorted((part.hold.asked + _lease(part.hold) - drift(_lease(part.hold)) for part in confirmed), reverse=True)
-    if len(confirmed) < majority(servers) or ends[majority(servers) - 1] <= time.monotonic():
+    if len(confirmed) < majority(servers) or ends[majority(servers) - 1] <= now():
         return False
     for part in parts:
         if part not in confirmed:

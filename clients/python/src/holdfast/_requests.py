@@ -6,7 +6,7 @@ from typing import Any, Callable, NamedTuple
 
 from redis.exceptions import ResponseError
 
-from .errors import Cancelled, Deadlock, LockError, NoReplicas, WrongType
+from .errors import Cancelled, Deadlock, LockError, NoReplicas, NotLoaded, WrongType
 
 # Bytes from the start: redis-py takes longer to encode a word than to send it.
 Request = tuple[bytes, ...]
@@ -22,6 +22,7 @@ _ERRORS: dict[str, Callable[[str, Any], LockError]] = {
     "CANCELLED": Cancelled,
     "DEADLOCK": Deadlock,
     "NOREPLICAS": NoReplicas,
+    "UNCONFIRMED": NoReplicas,
     "WRONGTYPE": WrongType,
 }
 
@@ -29,7 +30,7 @@ _ERRORS: dict[str, Callable[[str, Any], LockError]] = {
 class Terms:
     """What an acquisition asks for. The same for every acquisition of one lock object."""
 
-    __slots__ = ("ephemeral", "keys", "lease", "name", "options", "replicas", "several")
+    __slots__ = ("ephemeral", "keys", "lease", "name", "options", "replicas", "several", "watched")
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class Terms:
         *,
         several: bool = False,
         lease: int | None = None,
+        watched: bool = False,
         limit: int = 1,
         replicas: int = 0,
         ephemeral: bool = False,
@@ -45,26 +47,20 @@ class Terms:
         self.name = name
         self.keys = keys
         self.several = several
+        # In milliseconds; None: the server's default.
         self.lease = lease
+        # Whether the server renews the lease for as long as this process is there.
+        self.watched = watched or lease is None
         self.replicas = replicas
         self.ephemeral = ephemeral
         which = () if limit == 1 else ("LIMIT", limit) if limit else ("SHARED",)
         self.options = (*words(*which, "HOLDS", 1), *self.terms(lease))
 
-    @property
-    def watched(self) -> bool:
-        """Whether the server renews the lease for as long as this process is there."""
-        return self.lease is None
-
-    @property
-    def tied(self) -> bool:
-        """Whether the hold hangs on the session, so that the server tells its loss."""
-        return self.watched or self.ephemeral
-
     def terms(self, lease: int | None) -> Request:
-        """How long a hold is to last, and what it hangs on. No lease: the server's own, renewed by the server."""
+        """How long a hold is to last, and what it hangs on. No lease: the server's default."""
         return words(
-            *(("WATCHDOG",) if lease is None else ("LEASE", lease)),
+            *(() if lease is None else ("LEASE", lease)),
+            *(("WATCHDOG",) if self.watched else ()),
             *(("EPHEMERAL",) if self.ephemeral else ()),
             *(("REPLICAS", self.replicas) if self.replicas else ()),
         )
@@ -119,6 +115,11 @@ def pack(request: Request) -> bytes:
     return b"*%d\r\n" % len(request) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in request])
 
 
+def begin(ids: list[bytes]) -> Request:
+    """The first words of a session. It ends those of before, lest a broken connection is seen minutes later."""
+    return (b"LOCK.OWNER", b"REPLACES", *ids) if ids else (b"LOCK.OWNER",)
+
+
 def next_events(wait: float) -> Request:
     """The events of this connection's session, once there are any; or a sign of life, after `wait` at the latest."""
     return words("LOCK.NEXT", "WAIT", 0 if wait == FOREVER else max(1, int(wait * 1000)), "ALIVE")
@@ -140,6 +141,10 @@ def _map(reply: Any) -> dict[bytes, Any]:
     return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2]))
 
 
+# Of which kinds events are known here. Later versions of the server have more.
+KINDS = (b"granted", b"timeout", b"refused", b"lost", b"untied")
+
+
 class Event(NamedTuple):
     """One element of the reply to LOCK.NEXT."""
 
@@ -151,13 +156,32 @@ class Event(NamedTuple):
 
     @classmethod
     def parse(cls, reply: list[Any]) -> Event:
-        kind, _db, keys, owner, token, detail = reply
-        return cls(kind, tuple(keys), owner, token, None if detail is None else detail.decode(errors="replace"))
+        # Later versions of the server may append more, and put a number where there were words.
+        kind, _db, keys, owner, token, detail = reply[:6]
+        if isinstance(detail, bytes):
+            detail = detail.decode(errors="replace")
+        return cls(kind, tuple(keys), owner, token, None if detail is None else str(detail))
 
 
 def code(error: ResponseError | str) -> str:
     """The first word of an error of the server."""
     return str(error).partition(" ")[0]
+
+
+def is_confirming(error: ResponseError) -> bool:
+    """Whether an earlier request of this owner is still under way: of a session, say, whose end is not seen yet."""
+    # Some versions of redis-py leave the code out.
+    return "another request of this owner for " in str(error)[:40]
+
+
+def advised(error: ResponseError) -> ResponseError:
+    """The error of a server that a session can't be opened at, with advice where there is some."""
+    if "unknown command" not in str(error).lower():
+        return error
+    return NotLoaded(
+        f"the module Holdfast is not loaded in this server, which says: {error}. Load it by MODULE LOAD"
+        " /path/to/libholdfast.so, or for good by a line loadmodule /path/to/libholdfast.so in redis.conf"
+    )
 
 
 def lock_error(words: str, name: Any) -> LockError | None:

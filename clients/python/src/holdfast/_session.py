@@ -9,6 +9,8 @@ from ._requests import FOREVER, Request
 
 # Silence for less than this, in seconds, says nothing.
 _MOMENT = 0.2
+# What every watched hold has left of its lease when the server is there: it renews them every third.
+_SURE = 2 / 3
 
 
 class SessionState:
@@ -22,9 +24,16 @@ class SessionState:
         # as it said last.
         self.lease = 0.0
         self._pace = 0.0
-        # The server was there after this time.
+        # When that was asked for: the server was there after this time. And how much of its lease every hold has left
+        # since then that is renewed for this session, and that was known when it was asked for.
         self.seen = 0.0
+        self._sure = _SURE
         self.ended = False
+
+    def begins(self, id_: bytes, ids: list[bytes]) -> None:
+        """The server has said who it is, and ended those before it, which `ids` lists: from now on it is this one."""
+        self.id = id_
+        ids[:] = [id_]
 
     def question(self) -> Request:
         """Asks for the next events. The server says as often as the leases need it that there are none."""
@@ -41,18 +50,14 @@ class SessionState:
         events = []
         for event in reply:
             if event[0] == b"alive":
-                pace, lease = event[5].split()
+                # Later versions of the server say more behind these; one of before says less.
+                pace, lease, *more = event[5].split()
                 self._pace, self.lease = int(pace) / 1000, int(lease) / 1000
+                self._sure = int(more[0]) / 1000 if more else _SURE
             else:
                 events.append(event)
         return events
 
-    def watched_until(self, asked: float, lease: float) -> float:
-        """Until when a watched hold lives for certain if nobody renews it from now on.
-
-        It was renewed no earlier than a third of the lease before the server was last seen; and if it is younger than
-        that, it has its first lease. That is the server's default, as it was when it was asked for; if it became
-        shorter since, it may have been before.
-        """
-        lease = min(lease, self.lease)
-        return max(asked + lease, self.seen + lease * 2 / 3)
+    def renewed_until(self, known: float, lease: float) -> float:
+        """Until when a watched hold of this lease lives for certain, by the server's word; it was known since then."""
+        return self.seen + lease * self._sure if known <= self.seen else float("-inf")

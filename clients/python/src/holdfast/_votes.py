@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple
 
 from redis.exceptions import ConnectionError, RedisError, ResponseError
 
 from . import _flow as flows
+from ._clock import now
 from ._flow import TEMPORARY, Flow, Home, Part, Reply
 from ._hold import Hold
 from ._requests import Request, code, lock_error
@@ -41,11 +41,11 @@ def ask_all(parts: Iterable[Part], request: Callable[[Hold], Words], seconds: fl
         for part in parts:
             posted.append((part, (yield part.home.post(part.hold.terms.keys[0], request(part.hold)))))
         # With threads, one that must be connected to first may have taken as long; the others are not to suffer for it.
-        end = time.monotonic() + seconds
+        end = now() + seconds
         while posted:
             part, post = posted[0]
             try:
-                reply: Reply = yield part.home.collect(post, max(end - time.monotonic(), 0))
+                reply: Reply = yield part.home.collect(post, max(end - now(), 0))
                 votes.append(Vote(part, reply.value))
             except RedisError as error:
                 votes.append(Vote(part, error))
@@ -92,11 +92,11 @@ def raise_refusal(votes: Iterable[Vote]) -> None:
 
 def enough(homes: Sequence[Home], patience: float) -> Flow[None]:
     """Raises ConnectionError if no majority of the servers can be asked, also not a moment later."""
-    end = time.monotonic() + patience
+    end = now() + patience
     while True:
         away = sum(home.suspect for home in homes)
         if len(homes) - away >= majority(len(homes)):
             return
-        if time.monotonic() >= end:
+        if now() >= end:
             raise ConnectionError(f"{away} of {len(homes)} servers do not answer: no majority is left")
         yield homes[0].pause(patience / 10)

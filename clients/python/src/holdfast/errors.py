@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from redis.exceptions import LockError, LockNotOwnedError
+from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 
 __all__ = [
     "Cancelled",
@@ -19,6 +19,7 @@ __all__ = [
     "NoReplicas",
     "NotGranted",
     "NotHeld",
+    "NotLoaded",
     "WrongType",
 ]
 
@@ -28,8 +29,18 @@ class _Named(LockError):
 
     def __init__(self, message: str, lock_name: Any = None) -> None:
         super().__init__(message)
+        # Before redis-py 5.1 they were what the error is made of.
+        self.args = (message,)
         self.message = message
         self.lock_name = lock_name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Errors go from one process to another, of a pool say."""
+        return _made_again, (type(self), self.args), self.__dict__.copy()
+
+
+def _made_again(cls: type[_Named], args: tuple[Any, ...]) -> _Named:
+    return cls.__new__(cls, *args)
 
 
 class NotGranted(_Named):
@@ -48,6 +59,10 @@ class WrongType(_Named):
     """The key holds something that is no lock."""
 
 
+class NotLoaded(_Named, ResponseError):
+    """The server does not know the commands: the module Holdfast is not loaded there."""
+
+
 class Cancelled(_Named):
     """An owner of the caller's own choice was given up before: each acquisition needs a new one."""
 
@@ -60,8 +75,10 @@ class LockLost(NotHeld):
     """The lock was held, and is not any more, although nobody here gave it back.
 
     `reason` is `expired` (its lease ran out), `forced` (LOCK.FORCE), `changed` (another command deleted or overwrote
-    it), `disconnected` (the connection that stands for this process was gone for too long) or `unknown` (it was gone
-    when it was given back, and it was not tied to the connection, so the server told nothing).
+    it), `disconnected` (the connection that stands for this process was gone for too long), `closed` (the program has
+    closed its session), `in doubt` (with asyncio: the loop stood still, and the server is being asked) or `unknown` (it
+    was gone when it was given back, and it was not tied to the connection, so the
+    server told nothing).
     """
 
     def __init__(self, lock_name: Any, owner: bytes, fence: int | None, reason: str) -> None:

@@ -45,7 +45,7 @@ class _Adapter:
             raise ValueError("this timeout makes no sense")
         if timeout > threading.TIMEOUT_MAX:
             raise OverflowError("timeout value is too large")
-        return self.lock.acquire(blocking, None if timeout == -1 else timeout)
+        return self.lock.acquire(blocking=blocking, blocking_timeout=None if timeout == -1 else timeout)
 
     def release(self):
         try:

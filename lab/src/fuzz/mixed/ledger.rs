@@ -101,7 +101,7 @@ impl Ledger {
                 let code = error.split(' ').next().unwrap_or_default();
                 let expected = match code {
                     "ERR" => error.contains("too many"),
-                    "NOREPLICAS" | "UNBLOCKED" => ask.session.is_none(),
+                    "UNCONFIRMED" | "UNBLOCKED" => ask.session.is_none(),
                     "CANCELLED" => ask.cancelled,
                     "NOSESSION" => ask.frail,
                     _ => false,

@@ -9,9 +9,10 @@ from ..errors import (
     NoReplicas,
     NotGranted,
     NotHeld,
+    NotLoaded,
     WrongType,
 )
-from ._locks import Lock, LockAll, MultiLock, RedLock, RLock, RWLock, Semaphore, locked
+from ._locks import Lock, LockAll, MultiLock, RedLock, RLock, RWLock, Semaphore, Session, locked
 
 __all__ = [
     "Cancelled",
@@ -25,10 +26,12 @@ __all__ = [
     "NoReplicas",
     "NotGranted",
     "NotHeld",
+    "NotLoaded",
     "RLock",
     "RWLock",
     "RedLock",
     "Semaphore",
+    "Session",
     "WrongType",
     "locked",
 ]

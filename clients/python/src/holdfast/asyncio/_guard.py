@@ -30,7 +30,7 @@ class WhileHeld(Generic[L]):
         if self._lock.fence is None:
             await self._lock.__aenter__()
             self._taken = True
-        self._lock.call_when_lost(self._stop)
+        self._lock._stop_when_lost(self._stop)
         if self._lost is not None:
             await self._drop()
             raise self._lost
@@ -61,6 +61,12 @@ class WhileHeld(Generic[L]):
 
     def _stop(self, lost: LockLost) -> None:
         self._lost = lost
+        if self._task is not None:
+            # The task that hears of it by check() is to end by its LockLost, and not by what it awaits next: it is
+            # cancelled only while it awaits something in the block.
+            self._task.get_loop().call_soon(self._cancel)
+
+    def _cancel(self) -> None:
         if self._task is not None:
             self._cancelled = self._task.cancel()
 

@@ -13,44 +13,23 @@ import sys
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from redis.exceptions import TimeoutError
+
 T = TypeVar("T")
 Step = Coroutine[Any, Any, T]
 
 _WAITS_FORGET = sys.version_info < (3, 12)
-_TIMEOUTS_FORGET = sys.version_info < (3, 11, 3)
 # How long a step that was cancelled may go on before it is cancelled once more, in seconds.
 _AGAIN = 0.01
 
 
 def heeded(step: Step[T]) -> Step[T]:
     """What comes of a step of redis-py's, unless it is cancelled. A task of its own where that could be forgotten."""
-    return _heed(step) if _WAITS_FORGET else step
+    return within(None, step) if _WAITS_FORGET else step
 
 
-def heeded_request(request: Step[T], *, quick: bool) -> Step[T]:
-    """The same for a request. A task would cost as much as the rest of it, so a quick one has none if it can be seen.
-
-    Quick is what waits for the server by nothing that forgets, unless something goes wrong.
-    """
-    return _counted(request) if quick and _WAITS_FORGET and not _TIMEOUTS_FORGET else heeded(request)
-
-
-async def _counted(step: Step[T]) -> T:
-    """Python 3.11 counts how often a task was asked to end, so that it is seen when somebody forgot it after all."""
-    task: Any = asyncio.current_task()
-    before = task.cancelling()
-    try:
-        result = await step
-    except Exception as error:
-        if task.cancelling() > before:
-            raise asyncio.CancelledError from error
-        raise
-    if task.cancelling() > before:
-        raise asyncio.CancelledError
-    return result
-
-
-async def _heed(step: Step[T]) -> T:
+async def within(seconds: float | None, step: Step[T]) -> T:
+    """What comes of a step within this time, else TimeoutError. In a task of its own, which ends before this does."""
     loop = asyncio.get_running_loop()
     waiter = loop.create_future()
 
@@ -74,15 +53,27 @@ async def _heed(step: Step[T]) -> T:
     # Whoever waits for it here would complain, too, if the loop were closed before its end.
     task._log_destroy_pending = False
     task.add_done_callback(done)
+    timer = None if seconds is None else loop.call_later(max(seconds, 0), wake)
     try:
         await waiter
+        if not task.done():
+            await _ended(task)
+            raise TimeoutError(f"not within {seconds:.3f} s")
     except asyncio.CancelledError:
-        while not task.done():
-            task.cancel()
-            await asyncio.wait({task}, timeout=_AGAIN)
-        if not task.cancelled():
-            # What came of it is not asked for any more.
-            task.exception()
+        await _ended(task)
         raise
+    finally:
+        if timer is not None:
+            timer.cancel()
     result: T = task.result()
     return result
+
+
+async def _ended(task: asyncio.Task[Any]) -> None:
+    """Ends it, however often it must be told."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=_AGAIN)
+    if not task.cancelled():
+        # What came of it is not asked for any more.
+        task.exception()

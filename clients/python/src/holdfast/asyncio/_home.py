@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
+import inspect
+import itertools
 import logging
 import os
-import time
 import weakref
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple, TypeVar, cast
 
+import redis
 from redis.asyncio import RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -27,12 +30,15 @@ from redis.exceptions import (
 from .. import _flow as flows
 from .. import _requests as requests
 from .._book import Book
+from .._clock import LOOK_AGAIN, now
 from .._flow import Flow, Node, Part, Reply, Waitable
 from .._hold import Hold
+from .._lock import OWNERS, Held
 from .._redis import POOL_ARGUMENTS, broken, let_go, session_settings
 from .._requests import FOREVER, Request
 from .._session import SessionState
-from ._heed import heeded, heeded_request
+from ..errors import LockError, LockLost
+from ._heed import heeded, within
 
 logger = logging.getLogger("holdfast")
 
@@ -106,15 +112,17 @@ class Session(SessionState):
         self._connection = server.connection_class(**settings)
         self.reader: asyncio.Task[None] | None = None
 
-    async def open(self) -> None:
+    async def open(self, ids: list[bytes]) -> None:
         """Connects, and asks who it is."""
-        self.seen = time.monotonic()
+        self.seen = now()
         try:
             await self._connection.connect()
-            self.id = await self._ask(b"LOCK.OWNER")
+            self.begins(await self._ask(*requests.begin(ids)), ids)
             self.answered(self.seen, await self._ask(*requests.ALIVE))
-        except BaseException:
+        except BaseException as error:
             await self.close()
+            if isinstance(error, ResponseError):
+                raise requests.advised(error) from error
             raise
 
     async def _ask(self, *request: bytes) -> Any:
@@ -123,7 +131,7 @@ class Session(SessionState):
 
     async def next_events(self) -> Any:
         """Returns when there are events, or a sign of life."""
-        asked = time.monotonic()
+        asked = now()
         await self._connection.send_command(*self.question())
         try:
             reply = await self._connection.read_response(disable_decoding=True, timeout=self.patience)
@@ -169,21 +177,26 @@ class Home:
         self.closed = False
         self._anchor = weakref.ref(anchor)
         self._sessions: dict[str, Session] = {}
+        # Those at each server that may not be gone there.
+        self._ids: dict[str, list[bytes]] = collections.defaultdict(list)
         self._gates: dict[str, Gate] = collections.defaultdict(Gate)
         self._opening: dict[str, asyncio.Task[Session]] = {}
         self._background: dict[asyncio.Task[None], Hold | None] = {}
 
-    def find(self, key: bytes, redirection: AskError | None) -> Any:
+    def find(self, key: bytes, redirection: AskError | None, seconds: float) -> Any:
         server = self._client()
         session = self._sessions.get("")
         if session is None or session.ended:
-            return self._with_session("", server, asking=False)
+            return self._with_session("", server, seconds, asking=False)
         return Node(server, session, self._gates[""], asking=False)
 
-    async def send(self, node: Node, request: Request) -> tuple[Any, int]:
+    async def send(self, node: Node, request: Request, seconds: float) -> tuple[Any, int]:
+        return await within(seconds, self._through_gate(node, request))
+
+    async def _through_gate(self, node: Node, request: Request) -> tuple[Any, int]:
         await node.gate.enter()
         try:
-            return await heeded_request(self._send(node, request), quick=self._at_hand(node.server))
+            return await self._send(node, request)
         finally:
             node.gate.leave()
 
@@ -195,17 +208,17 @@ class Home:
             nonlocal sent
             sent += 1
             if node.asking:
-                await heeded(connection.send_command("ASKING"))
+                await connection.send_command("ASKING")
                 await connection.read_response()
             if ready(connection):
                 # As send_command, but for its wait until the network took it: the reply tells.
                 connection._writer.write(requests.pack(request))
             else:
-                await heeded(connection.send_command(*request))
+                await connection.send_command(*request)
             return await connection.read_response(disable_decoding=True)
 
         async def again(_: Any) -> None:
-            await heeded(connection.disconnect())
+            await connection.disconnect()
 
         try:
             return await connection.retry.call_with_retry(once, again), sent
@@ -226,9 +239,10 @@ class Home:
         return Posted(task)
 
     async def _ask(self, key: bytes, request: Callable[[SessionState], Request]) -> Reply:
-        found = self.find(key, None)
+        limit = self.limit or flows.PATIENCE
+        found = self.find(key, None, limit)
         node = found if isinstance(found, Node) else await found
-        value, sent = await self.send(node, request(node.session))
+        value, sent = await self.send(node, request(node.session), limit)
         return Reply(value, node.session, sent > 1)
 
     async def collect(self, posted: Posted, seconds: float) -> Reply:
@@ -244,7 +258,7 @@ class Home:
     async def disconnect(self) -> None:
         await heeded(self._client().disconnect(inuse_connections=False))
 
-    async def learn(self, error: Exception) -> bool:
+    async def learn(self, error: Exception, seconds: float) -> bool:
         return False
 
     async def outcome(self, hold: Waitable, seconds: float) -> None:
@@ -285,11 +299,17 @@ class Home:
         return [task for task, given_up in self._background.items() if given_up is hold]
 
     def close(self) -> None:
-        """Ends every session: the client is gone."""
+        """Ends every session: the client is gone. From whatever thread."""
         self.closed = True
         if not self.loop.is_closed():
-            for session in self._sessions.values():
-                self.loop.call_soon_threadsafe(self.end, session)
+            self.loop.call_soon_threadsafe(self.end_all)
+
+    def end_all(self) -> list[asyncio.Task[None]]:
+        """Ends every session. Those who read them."""
+        self.closed = True
+        for session in self._sessions.values():
+            self.end(session)
+        return [session.reader for session in self._sessions.values() if session.reader is not None]
 
     def forget(self) -> None:
         """This is the child of a fork: everything belongs to the parent."""
@@ -301,19 +321,24 @@ class Home:
 
     def _client(self) -> Any:
         anchor = self._anchor()
-        if anchor is None or self.closed:
+        if anchor is None:
             raise ReferenceError("the client of this lock is gone")
+        if self.closed:
+            raise LockError("the session of this lock was closed")
         return anchor
 
-    async def _with_session(self, name: str, server: Any, *, asking: bool) -> Node:
+    async def _with_session(self, name: str, server: Any, seconds: float, *, asking: bool) -> Node:
         session = self._sessions.get(name)
         if session is None or session.ended:
             task = self._opening.get(name)
             if task is None:
                 task = self._opening[name] = self.loop.create_task(self._open(name, server))
                 task.add_done_callback(lambda done: self._opened(name, done))
-            # Others may need it who are not cancelled.
-            session = await asyncio.shield(task)
+            # Others may need it who are not cancelled, and have more time.
+            done, _ = await asyncio.wait({task}, timeout=max(seconds, 0))
+            if not done:
+                raise TimeoutError(f"no session within {seconds:.3f} s")
+            session = task.result()
         return Node(server, session, self._gates[name], asking)
 
     def _opened(self, name: str, task: asyncio.Task[Session]) -> None:
@@ -323,7 +348,7 @@ class Home:
 
     async def _open(self, name: str, server: Any) -> Session:
         session = Session(server, cluster=isinstance(self, ClusterHome), limit=self.limit)
-        await session.open()
+        await session.open(self._ids[name])
         self._sessions[name] = session
         reader: Any = self.loop.create_task(self._read(session))
         # A loop that is closed without ending its tasks has nothing to lose here, and is not to be told that it has.
@@ -340,8 +365,11 @@ class Home:
         except asyncio.CancelledError:
             # By us, or because the loop ends.
             logger.debug("session %r is not read any more", session.id)
-        except Exception as error:
+        except (RedisError, OSError) as error:
             logger.debug("session %r ended: %s", session.id, error)
+        except Exception:
+            # Whatever it is, the session ends, and everybody hears of that.
+            logger.exception("session %r ended", session.id)
         await session.close()
         if self.closed:
             return
@@ -354,13 +382,10 @@ class Home:
             await run(flow)
         except ReferenceError:
             logger.debug("the client ended while something was done in the background")
+        except LockError as error:
+            logger.debug("not taken back: %s", error)
         except RedisError as error:
             logger.warning("what was given up may live on until its lease runs out: %s", error)
-
-    def _at_hand(self, server: Any) -> bool:
-        """Whether `_take` need not connect first, or sees to it that no cancellation is forgotten then."""
-        idle = getattr(server, "_available_connections", None)
-        return ready(idle[-1]) if idle else False
 
     async def _take(self, server: Any) -> Any:
         return await server.get_connection(*POOL_ARGUMENTS)
@@ -380,38 +405,37 @@ class BoundedHome(Home):
 class ClusterHome(Home):
     """Sessions, waits and holds of a cluster's client."""
 
-    async def find(self, key: bytes, redirection: AskError | None) -> Node:
+    async def find(self, key: bytes, redirection: AskError | None, seconds: float) -> Node:
+        until = now() + seconds
         cluster = self._client()
         # Whether there is anything to do; redis-py asks itself the same.
         if getattr(cluster, "_initialize", True):
-            await heeded(cluster.initialize())
+            await within(seconds, cluster.initialize())
         node = None
         if redirection is not None:
             node = cluster.get_node(host=redirection.host, port=redirection.port)
         if node is None:
             node = cluster.get_node_from_key(key)
-        return await self._with_session(node.name, node, asking=redirection is not None)
+        left = until - now()
+        return await self._with_session(node.name, node, left, asking=redirection is not None)
 
-    async def learn(self, error: Exception) -> bool:
+    async def learn(self, error: Exception, seconds: float) -> bool:
         manager = self._client().nodes_manager
         if isinstance(error, MovedError) and hasattr(manager, "move_slot"):
-            await heeded(manager.move_slot(error))
+            await within(seconds, manager.move_slot(error))
         else:
             try:
-                await heeded(manager.initialize())
-            except RedisClusterException as failed:
+                await within(seconds, manager.initialize())
+            except (RedisClusterException, TimeoutError) as failed:
                 # Also when redis-py before version 8 closed the connection under it, for another one who looks.
                 logger.debug("who serves what was not to be learned: %s", failed)
-        return True
-
-    def _at_hand(self, server: Any) -> bool:
         return True
 
     async def _take(self, server: Any) -> Any:
         connection = server.acquire_connection()
         try:
             if not connection.is_connected:
-                await heeded(connection.connect())
+                await connection.connect()
         except BaseException:
             await self._give_back(server, connection)
             raise
@@ -442,6 +466,52 @@ def home_of(client: Any, limit: float | None = None) -> Home:
     return home
 
 
+async def close(client: Any) -> None:
+    """Closes what a client has in this loop."""
+    anchor = client if isinstance(client, RedisCluster) else client.connection_pool
+    loop = asyncio.get_running_loop()
+    homes = [home for home in _homes.get(anchor, {}).values() if home.loop is loop]
+    for home in homes:
+        await run(flows.close(home))
+        readers = home.end_all()
+        if readers:
+            await asyncio.wait(readers)
+
+
+# Of each task, a number that no other one has.
+_actors: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_numbers = itertools.count(1)
+
+
+def actor() -> int:
+    """The number of this task."""
+    task = asyncio.current_task()
+    number = _actors.get(task)
+    if number is None:
+        number = _actors[task] = next(_numbers)
+    return number
+
+
+def fits(client: Any) -> None:
+    """Raises TypeError for a blocking client."""
+    if isinstance(client, (redis.Redis, redis.RedisCluster)):
+        raise TypeError(f"client must be one of redis.asyncio; for the blocking {client!r} there is holdfast itself")
+
+
+def keep(held: Held) -> None:
+    """Sees to it that what is held is given back when nobody can reach it any more."""
+    end: Any = weakref.finalize(held, _let_go, asyncio.get_running_loop(), OWNERS.process, held.holds)
+    end.atexit = False
+
+
+def _let_go(loop: asyncio.AbstractEventLoop, process: bytes, holds: list[Hold]) -> None:
+    # Whatever is collected in the child of a fork was its parent's.
+    if process is OWNERS.process and any(hold.held for hold in holds):
+        with contextlib.suppress(RuntimeError):
+            # The loop may be closed.
+            loop.call_soon_threadsafe(flows.abandon, holds)
+
+
 async def settled(parts: Iterable[Part]) -> None:
     """Returns when what was given up has been taken back, or takes long."""
     tasks = [task for home, hold in parts for task in cast(Home, home).taking_back(hold)]
@@ -460,9 +530,32 @@ def alarm(hold: Hold) -> Callable[[float], object]:
             timer.cancel()
             timer = None
         if deadline != FOREVER:
-            timer = loop.call_later(max(0, deadline - time.monotonic()), hold.lapse)
+            timer = loop.call_later(max(0, min(deadline - now(), LOOK_AGAIN)), hold.lapse)
 
     return at
+
+
+# Those under way: the loop itself would let go of them.
+_calls: set[asyncio.Task[None]] = set()
+
+
+def call(listener: Callable[[LockLost], object], error: LockLost) -> None:
+    """Calls somebody who wants to hear of a loss, in a task of its own."""
+    task = asyncio.get_running_loop().create_task(_call(listener, error))
+    _calls.add(task)
+    task.add_done_callback(_calls.discard)
+
+
+async def _call(listener: Callable[[LockLost], object], error: LockLost) -> None:
+    try:
+        result = listener(error)
+        if inspect.isawaitable(result):
+            await result
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        raise
+    except BaseException:
+        # Also sys.exit(), which would end the loop.
+        logger.exception("on_lost failed, which was told: %s", error)
 
 
 def _after_fork() -> None:

@@ -11,14 +11,29 @@ from typing import Any, Callable, Literal, TypeVar, cast
 
 from redis.exceptions import RedisError
 
+from .. import _flow as flows
 from .._flow import Flow
 from .._hold import Hold
-from .._lock import IO, LockAllBase, LockBase, Name, Number, Reentrant, RWLockBase, SemaphoreBase, template
+from .._lock import (
+    IO,
+    Held,
+    LockAllBase,
+    LockBase,
+    Name,
+    Number,
+    Reentrant,
+    RWLockBase,
+    SemaphoreBase,
+    SessionBase,
+    template,
+)
 from .._multilock import MultiLockBase
 from .._redlock import RedLockBase
 from ..errors import LockLost
 from ._guard import WhileHeld
-from ._home import alarm, home_of, run, settled
+from ._home import actor, alarm, call, close, fits, home_of, keep, run, settled
+
+_IO = IO(home_of, alarm, asyncio.Event, call, keep, actor, fits)
 
 Self = TypeVar("Self", bound="Lock")
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
@@ -31,7 +46,7 @@ class Lock(LockBase):
     What it holds belongs to the object, whichever task asks: take an object for each task.
     """
 
-    _io = IO(home_of, alarm, asyncio.Event)
+    _io = _IO
 
     async def acquire(
         self,
@@ -45,8 +60,15 @@ class Lock(LockBase):
         When it is cancelled, nothing stays behind. `token` is an owner of one's own choice, which must be new for each
         acquisition. `sleep` has nothing to do.
         """
-        hold = self._new_hold(token)
-        return await self._cancellable(hold, self._acquiring(hold, self._wait(blocking, blocking_timeout)))
+        return await self._take(self._wait(blocking, blocking_timeout), token, None)
+
+    async def _take(self, wait: float, token: str | bytes | None, actor: int | None) -> bool:
+        hold = self._new_hold(token, actor)
+        try:
+            return await self._cancellable(hold, self._acquiring(hold, wait))
+        except BaseException:
+            self._interrupted(hold)
+            raise
 
     async def release(self) -> None:
         """Gives the lock back. Raises LockLost if it was lost before, NotHeld if it was not acquired.
@@ -74,6 +96,12 @@ class Lock(LockBase):
         """Whether this object holds it, by the server's word."""
         return await run(self._owning())
 
+    def _asked_whether_held(self, hold: Hold) -> None:
+        """Nobody can wait here: until the server has answered, it is not said to be held."""
+        parts = self._parts(hold)
+        parts[0].home.start(None, flows.ask_whether_held(parts))
+        raise LockLost(self.name, hold.owner, hold.token, "in doubt")
+
     @property
     def lost(self) -> asyncio.Event:
         """Is set as soon as this hold is known to be lost."""
@@ -84,9 +112,13 @@ class Lock(LockBase):
         return WhileHeld(self)
 
     def call_when_lost(self, listener: Callable[[LockLost], object]) -> None:
-        """Calls `listener` when this hold is lost, or at once if it is."""
+        """Calls `listener` when this hold is lost, or at once if it is, as `on_lost`: in a task of its own."""
+        self._call_when_lost(self._current("watch"), listener)
+
+    def _stop_when_lost(self, stop: Callable[[LockLost], object]) -> None:
+        """Calls it at once, from whatever task hears of the loss."""
         hold = self._current("watch")
-        hold.when_lost(listener, alarm(hold))
+        hold.when_lost(stop, alarm(hold))
 
     async def _cancellable(self, hold: Hold, flow: Flow[T]) -> T:
         """Runs a flow. When cancelled, what it gave up is taken back before the caller hears of it, or soon after."""
@@ -97,7 +129,8 @@ class Lock(LockBase):
             raise
 
     async def __aenter__(self: Self) -> Self:
-        if not await self.acquire():
+        # Whoever enters it here leaves it, too; so the server may know who it is.
+        if not await self._take(self._wait(None, None), None, self._io.actor()):
             raise self._not_granted()
         return self
 
@@ -117,32 +150,24 @@ class Lock(LockBase):
 class RLock(Reentrant, Lock):
     """A lock that the task which holds it may take again. Only the outermost release gives it back.
 
-    Taking it again asks the server nothing and does not prolong a timeout; if the lock is lost, it raises LockLost.
+    Taking it again asks the server nothing and does not prolong a timeout. If the lock was lost, it is asked for anew,
+    and whoever took it before hears of the loss at his release.
     """
 
     def __init__(self, client: Any, name: Name, *args: Any, **kwargs: Any) -> None:
         super().__init__(client, name, *args, **kwargs)
-        self._tasks: weakref.WeakKeyDictionary[Any, list[Hold]] = weakref.WeakKeyDictionary()
+        self._tasks: weakref.WeakKeyDictionary[Any, Held] = weakref.WeakKeyDictionary()
 
-    async def acquire(
-        self,
-        blocking: bool | None = None,
-        blocking_timeout: Number | None = None,
-        token: str | bytes | None = None,
-        sleep: Number | None = None,
-    ) -> bool:
-        """Takes the lock, or takes it once more."""
-        if self._entered():
-            return True
-        return await super().acquire(blocking, blocking_timeout, token)
+    async def _take(self, wait: float, token: str | bytes | None, actor: int | None) -> bool:
+        return self._entered() or await super()._take(wait, token, actor)
 
     async def release(self) -> None:
         """Gives back what the newest acquire took."""
         if self._left():
             await super().release()
 
-    def _all_holds(self) -> list[Hold]:
-        return self._tasks.setdefault(asyncio.current_task(), [])
+    def _held(self) -> Held:
+        return self._tasks.setdefault(asyncio.current_task(), Held())
 
 
 class Semaphore(SemaphoreBase, Lock):
@@ -165,6 +190,26 @@ class MultiLock(MultiLockBase, Lock):
 
 class RedLock(RedLockBase, Lock):
     """A lock on a majority of independent servers, which know nothing of each other."""
+
+
+class Session(SessionBase):
+    """The connection that stands for this process at a client's servers. `async with` closes it at the block's end."""
+
+    _io = _IO
+
+    async def close(self) -> None:
+        """Gives back all locks that were acquired by way of this client, and ends the connection.
+
+        Whoever still holds one is told that it is lost; whoever waits gets a LockError. A lock that is acquired later
+        begins another session.
+        """
+        await close(self.redis)
+
+    async def __aenter__(self) -> Session:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
 def locked(client: Any, name: str, **settings: Any) -> Callable[[F], F]:

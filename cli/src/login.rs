@@ -1,0 +1,96 @@
+//! Who we are to the servers: passwords from the environment, certificates from files.
+
+use std::path::Path;
+
+use holdfast_client::Locks;
+use holdfast_client::redis::{ClientTlsConfig, TlsCertificates};
+
+use crate::args::Place;
+use crate::failure::Failure;
+
+/// The locks at this place.
+pub fn open(place: &Place) -> Result<Locks, Failure> {
+    let url = with_passwords(&place.url, place.password.as_deref(), place.sentinel_password.as_deref());
+    if place.tls_ca.is_none() && place.tls_cert.is_none() {
+        return Ok(Locks::open(&url)?);
+    }
+    let client_tls = match (&place.tls_cert, &place.tls_key) {
+        (Some(cert), Some(key)) => Some(ClientTlsConfig { client_cert: read(cert)?, client_key: read(key)? }),
+        _ => None,
+    };
+    let root_cert = place.tls_ca.as_deref().map(read).transpose()?;
+    Ok(Locks::open_with_certificates(&url, TlsCertificates { client_tls, root_cert })?)
+}
+
+fn read(file: &Path) -> Result<Vec<u8>, Failure> {
+    std::fs::read(file)
+        .map_err(|error| Failure::of(&file.display().to_string(), &error, "name a PEM file that can be read"))
+}
+
+/// The address with these passwords, where it names none itself.
+fn with_passwords(url: &str, password: Option<&str>, sentinel: Option<&str>) -> String {
+    let given = |password: Option<&str>| password.filter(|it| !it.is_empty()).map(encoded);
+    let url = match given(password) {
+        Some(password) => with_password(url, &password),
+        None => url.to_owned(),
+    };
+    match given(sentinel) {
+        Some(password) if url.contains("+sentinel://") && !url.contains("sentinel_password=") => {
+            let mark = if url.contains('?') { '&' } else { '?' };
+            format!("{url}{mark}sentinel_password={password}")
+        }
+        _ => url,
+    }
+}
+
+fn with_password(url: &str, password: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    if scheme.contains("unix") {
+        let mark = if rest.contains('?') { '&' } else { '?' };
+        return if rest.contains("pass=") { url.to_owned() } else { format!("{url}{mark}pass={password}") };
+    }
+    // A path or an option may have an @, too.
+    let end = rest.find(['/', '?']).unwrap_or(rest.len());
+    let (hosts, path) = rest.split_at(end);
+    match hosts.rsplit_once('@') {
+        Some((login, _)) if login.contains(':') => url.to_owned(),
+        Some((user, hosts)) => format!("{scheme}://{user}:{password}@{hosts}{path}"),
+        None => format!("{scheme}://:{password}@{hosts}{path}"),
+    }
+}
+
+/// As part of a URL.
+fn encoded(text: &str) -> String {
+    let safe = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    text.bytes().map(|byte| if safe(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_of_the_environment_stands_in_for_one_that_the_address_lacks() {
+        let with = |url| with_passwords(url, Some("p:@/%ä"), None);
+        assert_eq!(with("redis://host:1/2"), "redis://:p%3A%40%2F%25%C3%A4@host:1/2");
+        assert_eq!(with("rediss://locker@host"), "rediss://locker:p%3A%40%2F%25%C3%A4@host");
+        assert_eq!(with("redis+cluster://a:1,b:2"), "redis+cluster://:p%3A%40%2F%25%C3%A4@a:1,b:2");
+        assert_eq!(with("unix:///run/socket"), "unix:///run/socket?pass=p%3A%40%2F%25%C3%A4");
+        for as_it_is in ["redis://u:p@host", "redis://:p@host/1", "unix:///s?user=u&pass=p", "nonsense"] {
+            assert_eq!(with(as_it_is), as_it_is);
+        }
+        assert_eq!(with_passwords("redis://host", Some(""), None), "redis://host");
+    }
+
+    #[test]
+    fn sentinels_have_a_password_of_their_own() {
+        let with = |url| with_passwords(url, None, Some("s"));
+        assert_eq!(with("redis+sentinel://a/m"), "redis+sentinel://a/m?sentinel_password=s");
+        assert_eq!(
+            with("redis+sentinel://a/m?sentinel_user=u"),
+            "redis+sentinel://a/m?sentinel_user=u&sentinel_password=s"
+        );
+        assert_eq!(with("redis+sentinel://a/m?sentinel_password=x"), "redis+sentinel://a/m?sentinel_password=x");
+        assert_eq!(with("redis://a"), "redis://a");
+    }
+}

@@ -1,0 +1,258 @@
+//! Which servers there are, and what each says. All are asked at once, on connections of this scrape, and none for longer
+//! than a moment: one that hangs costs the others nothing. Those that were there a while ago are asked too, so that a
+//! master that died does not just vanish from the figures.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use holdfast_client::redis::{AsyncConnectionConfig, Client, ConnectionAddr, RedisError};
+use holdfast_client::{Error, Locks};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::fields::Info;
+use crate::args::Metrics;
+use crate::failure::words;
+use crate::report::tell;
+use crate::seen::{Queue, Server};
+
+/// For Sentinel or the cluster, to say which servers there are.
+const NAMED_WITHIN: Duration = Duration::from_millis(700);
+/// For a server, to connect and answer. Twice this, where a replica has just been heard of, and `NAMED_WITHIN` are a scrape.
+const ANSWERED_WITHIN: Duration = Duration::from_millis(600);
+
+/// Who looks, and which servers it has seen.
+pub struct Observer {
+    locks: Locks,
+    queues: usize,
+    replicas: bool,
+    forget: Duration,
+    known: Mutex<BTreeMap<String, Known>>,
+    /// What was last said of which servers there are. Asked in the background: with a Sentinel that hangs it takes longer
+    /// than a scrape may, and the next scrape needs the answer of the next Sentinel.
+    named: watch::Sender<Option<Named>>,
+}
+
+type Named = Result<Vec<Client>, Error>;
+
+struct Known {
+    client: Client,
+    seen: Instant,
+}
+
+/// What one server said, or did not.
+pub struct Said {
+    /// Its address.
+    pub server: String,
+    /// Whether clients are sent to it; none: nobody could say.
+    pub chosen: Option<bool>,
+    /// What `INFO` has.
+    pub info: Option<Info>,
+    /// The longest queues, or why it can't be used.
+    pub queues: Result<Vec<Queue>, Reason>,
+}
+
+/// Why a server can't be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Nobody is there, or the network is not.
+    Unreachable,
+    /// No answer in time.
+    Silent,
+    /// The module is not loaded.
+    NoModule,
+    /// This user may not look.
+    NoRights,
+    /// The login was refused, or there is none.
+    Login,
+    /// It reads its file.
+    Loading,
+    /// Something else, which is in the log.
+    Other,
+}
+
+impl Observer {
+    /// One that has seen nothing.
+    pub fn new(locks: Locks, task: &Metrics) -> Self {
+        let (queues, replicas, forget) = (task.queues, !task.no_replicas, task.forget);
+        Self { locks, queues, replicas, forget, known: Mutex::default(), named: watch::Sender::new(None) }
+    }
+
+    /// Asks all servers.
+    pub async fn look(self: &Arc<Self>) -> Vec<Said> {
+        let begin = Instant::now();
+        let named = self.name_them().await;
+        let chosen: Option<Vec<String>> = match &named {
+            Some(Ok(clients)) => Some(clients.iter().map(|client| self.remember(client, begin)).collect()),
+            _ => None,
+        };
+        let mut said = self.ask(self.known_at(begin)).await;
+        if self.replicas {
+            said.extend(self.ask(self.replicas_of(&said, begin)).await);
+        }
+        for one in &mut said {
+            one.chosen = chosen.as_ref().map(|chosen| chosen.contains(&one.server));
+        }
+        match named {
+            Some(Err(error)) => said.extend(unnamed(&error, &said)),
+            None if said.is_empty() => said.push(nobody("Sentinel or cluster", Reason::Silent)),
+            _ => {}
+        }
+        said.sort_by(|a, b| a.server.cmp(&b.server));
+        said
+    }
+
+    /// Which servers clients are sent to; none: nobody has ever said.
+    async fn name_them(self: &Arc<Self>) -> Option<Named> {
+        let mut news = self.named.subscribe();
+        let asking = self.clone();
+        let task = tokio::spawn(async move {
+            let named = asking.locks.clients().await;
+            asking.named.send_replace(Some(named));
+        });
+        if timeout(NAMED_WITHIN, news.changed()).await.is_err() && self.named.borrow().is_none() {
+            return None;
+        }
+        drop(task);
+        self.named.borrow().clone()
+    }
+
+    /// Asks these at once. Every one that answers is remembered.
+    async fn ask(&self, clients: Vec<(String, Client)>) -> Vec<Said> {
+        let mut asked = JoinSet::new();
+        for (server, client) in clients {
+            let queues = self.queues;
+            asked.spawn(async move {
+                let said = ask(&server, &client, queues).await;
+                (server, client, said)
+            });
+        }
+        let mut all = Vec::new();
+        while let Some(done) = asked.join_next().await {
+            let Ok((server, client, (info, queues))) = done else { continue };
+            if info.is_some() {
+                self.known().insert(server.clone(), Known { client, seen: Instant::now() });
+            }
+            all.push(Said { server, chosen: None, info, queues });
+        }
+        all
+    }
+
+    /// The replicas that masters have told of and that have not been asked.
+    fn replicas_of(&self, said: &[Said], now: Instant) -> Vec<(String, Client)> {
+        let mut found: BTreeMap<String, Client> = BTreeMap::new();
+        for one in said {
+            let like = self.known().get(&one.server).map(|known| known.client.clone());
+            for replica in one.info.iter().flat_map(Info::replicas) {
+                let there = like.as_ref().and_then(|like| at(like, &replica.host, replica.port));
+                if let Some(client) = there {
+                    found.insert(self.remember(&client, now), client);
+                }
+            }
+        }
+        found.into_iter().filter(|(server, _)| !said.iter().any(|one| one.server == *server)).collect()
+    }
+
+    fn remember(&self, client: &Client, now: Instant) -> String {
+        let server = client.get_connection_info().addr().to_string();
+        self.known().insert(server.clone(), Known { client: client.clone(), seen: now });
+        server
+    }
+
+    fn known_at(&self, now: Instant) -> Vec<(String, Client)> {
+        let mut known = self.known();
+        known.retain(|_, server| now.saturating_duration_since(server.seen) < self.forget);
+        known.iter().map(|(server, known)| (server.clone(), known.client.clone())).collect()
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Nobody says which servers there are: that is a server that can't be used, too.
+fn unnamed(error: &Error, said: &[Said]) -> Option<Said> {
+    tell(error);
+    let Error::Connection { server, source, .. } = error else { return None };
+    if said.iter().any(|one| one.server == *server) {
+        return None;
+    }
+    Some(nobody(server, Reason::of(source)))
+}
+
+fn nobody(server: &str, reason: Reason) -> Said {
+    Said { server: server.to_owned(), chosen: None, info: None, queues: Err(reason) }
+}
+
+/// The same login at another address.
+fn at(like: &Client, host: &str, port: u16) -> Option<Client> {
+    let info = like.get_connection_info().clone();
+    let host = host.to_owned();
+    let address = match info.addr() {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => {
+            ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: tls_params.clone() }
+        }
+        _ => ConnectionAddr::Tcp(host, port),
+    };
+    Client::open(info.set_addr(address)).ok()
+}
+
+/// What a server says of itself, and of its queues.
+async fn ask(name: &str, client: &Client, queues: usize) -> (Option<Info>, Result<Vec<Queue>, Reason>) {
+    let mut info = None;
+    let asking = async {
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(Some(ANSWERED_WITHIN))
+            .set_connection_timeout(Some(ANSWERED_WITHIN));
+        let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        let mut server = Server { name: name.to_owned(), connection };
+        info = Some(Info::new(server.info(&super::fields::SECTIONS).await?));
+        server.top(queues).await
+    };
+    let queues = match timeout(ANSWERED_WITHIN, asking).await {
+        Ok(Ok(queues)) => Ok(queues),
+        Ok(Err(error)) => {
+            tell(format_args!("{name}: {}", words(&error)));
+            Err(Reason::of(&error))
+        }
+        Err(_late) => {
+            tell(format_args!("{name}: no answer within {} ms", ANSWERED_WITHIN.as_millis()));
+            Err(Reason::Silent)
+        }
+    };
+    (info, queues)
+}
+
+impl Reason {
+    /// What an error means.
+    fn of(error: &RedisError) -> Self {
+        let words = words(error);
+        match error.code() {
+            Some("NOAUTH" | "WRONGPASS") => Self::Login,
+            Some("NOPERM") => Self::NoRights,
+            Some("LOADING") => Self::Loading,
+            Some(_) if words.contains("unknown command") => Self::NoModule,
+            _ if words.contains("NOAUTH") || words.contains("WRONGPASS") || words.contains("uthentication") => {
+                Self::Login
+            }
+            Some(_) => Self::Other,
+            None if error.is_timeout() => Self::Silent,
+            None => Self::Unreachable,
+        }
+    }
+
+    /// As a label.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Unreachable => "unreachable",
+            Self::Silent => "no answer in time",
+            Self::NoModule => "module not loaded",
+            Self::NoRights => "no rights",
+            Self::Login => "login refused",
+            Self::Loading => "loading its data",
+            Self::Other => "see the exporter's log",
+        }
+    }
+}

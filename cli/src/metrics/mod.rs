@@ -1,0 +1,66 @@
+//! `holdfast metrics`: what every server says of its locks, its replicas and its disk, as Prometheus reads it.
+//!
+//! `look` asks the servers, all at once and never for long; `fields` says what each answer is called; `page` writes it down.
+
+mod fields;
+mod look;
+mod page;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_client::Locks;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{sleep, timeout};
+
+use self::look::Observer;
+use crate::args::Metrics;
+use crate::failure::Failure;
+use crate::report::tell;
+
+/// A client that does not ask, or does not read, within this is not served.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// A request is a line or two.
+const LONGEST_REQUEST: usize = 16 * 1024;
+
+/// Serves until it is ended.
+pub async fn serve(locks: Locks, task: &Metrics) -> Result<u8, Failure> {
+    let listening = |error| Failure::of(&task.listen.to_string(), &error, "choose another address with --listen");
+    let listener = TcpListener::bind(task.listen).await.map_err(listening)?;
+    let address = listener.local_addr().map_err(listening)?;
+    tell(format_args!("metrics at http://{address}/metrics"));
+    let observer = Arc::new(Observer::new(locks, task));
+    loop {
+        match listener.accept().await {
+            // A task for each: one that connects and is silent keeps nobody waiting.
+            Ok((stream, _)) => drop(tokio::spawn(timeout(PATIENCE, answer(stream, observer.clone())))),
+            // No descriptors are left, or the client has gone already.
+            Err(_) => sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+async fn answer(mut stream: TcpStream, observer: Arc<Observer>) -> std::io::Result<()> {
+    let mut request = Vec::new();
+    let mut buffer = [0; 1024];
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") && request.len() < LONGEST_REQUEST {
+        match stream.read(&mut buffer).await? {
+            0 => return Ok(()),
+            length => request.extend_from_slice(buffer.get(..length).unwrap_or_default()),
+        }
+    }
+    let (status, text) = if request.starts_with(b"GET /metrics ") || request.starts_with(b"GET / ") {
+        ("200 OK", page::text(&observer.look().await))
+    } else {
+        ("404 Not Found", "see /metrics\n".to_owned())
+    };
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\n\
+         Connection: close\r\n\r\n",
+        text.len()
+    );
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(text.as_bytes()).await?;
+    stream.shutdown().await
+}

@@ -1,0 +1,227 @@
+//! `metrics`: what an operator must be able to see, whatever is wrong with the servers.
+
+use std::io::Read;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use support::{Cluster, Server, Trio, until};
+
+use crate::common::{SOON, contended, done, get, holdfast, holdfast_at, metrics_at, say};
+
+/// A scrape takes no longer, whatever hangs: two seconds, and what a busy machine adds.
+const BOUND: Duration = Duration::from_millis(3500);
+
+/// Whether the page has this line.
+fn has(page: &str, line: &str) -> bool {
+    page.lines().any(|it| it == line)
+}
+
+#[test]
+fn metrics_have_every_field_with_type_and_help() {
+    let mut server = Server::start();
+    let waiting = contended(&server);
+    let (_metrics, address) = metrics_at(&mut holdfast(&server));
+    let page = get(&address, "/metrics");
+    assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{page}");
+    let info: String = say(&server, "INFO holdfast");
+    assert!(page.contains("module_version=\"0."), "{page}");
+    for (field, _) in info.lines().filter_map(|line| line.split_once(':')).filter(|it| it.0 != "holdfast_version") {
+        let (name, suffix) = match field.split_once("_usec_") {
+            Some((_, "p50" | "p99" | "p999")) => continue,
+            Some((name, "max")) => (format!("{name}_max_seconds"), ""),
+            Some((name, "sum")) => (format!("{name}_seconds"), "_sum"),
+            Some((name, "count")) => (format!("{name}_seconds"), "_count"),
+            Some((name, _)) => (format!("{name}_seconds"), "_bucket"),
+            None => (field.replace("_msec", "_seconds"), ""),
+        };
+        let shown =
+            [name.clone(), format!("{name}_total")].into_iter().find(|name| page.contains(&format!("# TYPE {name} ")));
+        let name = shown.unwrap_or_else(|| panic!("{field} is not shown: {page}"));
+        for kind in ["HELP", "TYPE"] {
+            assert_eq!(page.matches(&format!("# {kind} {name} ")).count(), 1, "{kind} {name}");
+        }
+        let value = format!("{name}{suffix}{{server=\"{}\"", server.addr());
+        assert!(page.contains(&value), "{value}");
+    }
+    assert!(page.contains("policy=\"noeviction\"} 1"), "{page}");
+    assert!(page.contains("holdfast_queue_waiters{") && page.contains("key=\"a\"} 1"), "{page}");
+    assert!(page.contains("holdfast_up{") && page.contains("} 1"));
+    assert!(get(&address, "/other").starts_with("HTTP/1.1 404"));
+    drop(waiting);
+    server.kill9();
+    until(SOON, "it tells that the server is down", || {
+        get(&address, "/metrics").contains(&format!("holdfast_up{{server=\"{}\"}} 0", server.addr()))
+    });
+    server.restart();
+    until(SOON, "it tells that the server is up again", || {
+        get(&address, "/metrics").contains(&format!("holdfast_up{{server=\"{}\"}} 1", server.addr()))
+    });
+    let taken = done(holdfast(&server).args(["metrics", "--listen", &address]));
+    assert_eq!(taken.code, Some(69));
+    assert!(taken.err.contains(&address) && taken.err.contains("--listen"), "{}", taken.err);
+}
+
+#[test]
+fn metrics_name_every_server_also_when_one_is_gone() {
+    let mut cluster = Cluster::start(3);
+    let addresses: Vec<String> = cluster.nodes().iter().map(|node| node.addr().to_string()).collect();
+    let url = format!("redis+cluster://{}", addresses[0]);
+    let (_metrics, address) = metrics_at(&mut holdfast_at(&url));
+    let up = |page: &str, server: &str, up: u8| page.contains(&format!("holdfast_up{{server=\"{server}\"}} {up}\n"));
+    let page = get(&address, "/metrics");
+    assert!(addresses.iter().all(|server| up(&page, server, 1)), "{page}");
+    assert_eq!(page.matches("# TYPE holdfast_waiters gauge\n").count(), 1);
+    for server in &addresses {
+        assert!(page.contains(&format!("holdfast_waiters{{server=\"{server}\"}} 0\n")), "{server}: {page}");
+    }
+    cluster.node_mut(1).kill9();
+    until(SOON, "it tells that one is gone, and of the others as before", || {
+        let page = get(&address, "/metrics");
+        [1, 0, 1].iter().zip(&addresses).all(|(alive, server)| up(&page, server, *alive))
+    });
+}
+
+#[test]
+fn a_server_that_locks_nothing_is_down_and_it_says_why() {
+    let plain = Server::builder().without_module().start();
+    let (_metrics, at) = metrics_at(&mut holdfast(&plain));
+    let page = get(&at, "/metrics");
+    let server = plain.addr();
+    assert!(has(&page, &format!("holdfast_up{{server=\"{server}\"}} 0")), "{page}");
+    assert!(has(&page, &format!("holdfast_down{{server=\"{server}\",reason=\"module not loaded\"}} 1")), "{page}");
+
+    let closed = Server::start();
+    let () = say(&closed, "ACL SETUSER stranger on >secret ~* -@all +info");
+    let url = |login: &str| format!("redis://{login}@{}", closed.addr());
+    for (login, reason) in [("stranger:secret", "no rights"), ("stranger:wrong", "login refused")] {
+        let (_metrics, at) = metrics_at(&mut holdfast_at(&url(login)));
+        let page = get(&at, "/metrics");
+        let line = format!("holdfast_down{{server=\"{}\",reason=\"{reason}\"}} 1", closed.addr());
+        assert!(has(&page, &line), "{line}: {page}");
+    }
+    let () = say(&closed, "CONFIG SET requirepass secret");
+    let (_metrics, at) = metrics_at(&mut holdfast(&closed));
+    assert!(get(&at, "/metrics").contains("reason=\"login refused\"} 1"));
+
+    let (_metrics, at) = metrics_at(&mut holdfast_at("redis://127.0.0.1:1"));
+    assert!(get(&at, "/metrics").contains("reason=\"unreachable\"} 1"));
+}
+
+#[test]
+fn one_that_hangs_delays_nobody() {
+    let cluster = Cluster::start(3);
+    // The one that hangs is also the one that is asked first who there is.
+    let url = format!("redis+cluster://{},{}", cluster.node(0).addr(), cluster.node(1).addr());
+    let (_metrics, at) = metrics_at(&mut holdfast_at(&url));
+    let up = |page: &str, node: usize, up: u8| {
+        has(page, &format!("holdfast_up{{server=\"{}\"}} {up}", cluster.node(node).addr()))
+    };
+    until(SOON, "all are up", || (0..3).all(|node| up(&get(&at, "/metrics"), node, 1)));
+    cluster.node(0).stop();
+    let begin = Instant::now();
+    let page = get(&at, "/metrics");
+    assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
+    assert!(up(&page, 0, 0) && up(&page, 1, 1) && up(&page, 2, 1), "{page}");
+    let reason = format!("holdfast_down{{server=\"{}\",reason=\"no answer in time\"}} 1", cluster.node(0).addr());
+    assert!(has(&page, &reason), "{page}");
+    // One that starts only now learns of the others all the same.
+    let (_late, late) = metrics_at(&mut holdfast_at(&url));
+    until(SOON, "the others are found", || {
+        let begin = Instant::now();
+        let page = get(&late, "/metrics");
+        assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
+        up(&page, 1, 1) && up(&page, 2, 1)
+    });
+    cluster.node(0).cont();
+    until(SOON, "it is back", || up(&get(&at, "/metrics"), 0, 1));
+}
+
+#[test]
+fn one_that_asks_nothing_delays_nobody() {
+    let server = Server::start();
+    let (_metrics, at) = metrics_at(&mut holdfast(&server));
+    let mut idle: Vec<TcpStream> = (0..5).map(|_| TcpStream::connect(&at).unwrap()).collect();
+    let begin = Instant::now();
+    assert!(get(&at, "/metrics").starts_with("HTTP/1.1 200"));
+    assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
+    // Each is closed in the end.
+    idle[0].set_read_timeout(Some(SOON)).unwrap();
+    assert_eq!(idle[0].read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn replicas_are_seen_too_and_a_master_that_refuses_writes() {
+    let master = Server::start();
+    let mut replica = Server::start();
+    replica.replica_of(&master);
+    master.wait_replica_online();
+    let (_metrics, at) = metrics_at(&mut holdfast(&master));
+    let (m, r) = (master.addr(), replica.addr());
+    let page = get(&at, "/metrics");
+    for line in [
+        format!("holdfast_up{{server=\"{r}\"}} 1"),
+        format!("holdfast_chosen{{server=\"{m}\"}} 1"),
+        format!("holdfast_chosen{{server=\"{r}\"}} 0"),
+        format!("holdfast_master_link_up{{server=\"{r}\"}} 1"),
+        format!("holdfast_connected_replicas{{server=\"{m}\"}} 1"),
+        format!("holdfast_good_replicas{{server=\"{m}\"}} 1"),
+        format!("holdfast_refuses_writes{{server=\"{m}\",reason=\"replicas\"}} 0"),
+        format!("holdfast_rdb_last_save_ok{{server=\"{m}\"}} 1"),
+    ] {
+        assert!(has(&page, &line), "{line}: {page}");
+    }
+    for start in [
+        format!("holdfast_server_info{{server=\"{r}\",role=\"replica\",software=\""),
+        format!("holdfast_replica_lag_seconds{{server=\"{m}\",replica=\"{r}\"}} "),
+        format!("holdfast_replica_behind_bytes{{server=\"{m}\",replica=\"{r}\"}} "),
+    ] {
+        assert!(page.contains(&start), "{start}: {page}");
+    }
+    assert!(!page.contains(&format!("holdfast_refuses_writes{{server=\"{r}\"")), "a replica takes none: {page}");
+    let (_alone, alone) = metrics_at(holdfast(&master).arg("--no-replicas"));
+    assert!(!get(&alone, "/metrics").contains(&format!("server=\"{r}\"")));
+
+    // The replica dies: the master refuses, and the replica does not just vanish from the page.
+    let () = say(&master, "CONFIG SET min-replicas-to-write 1");
+    replica.kill9();
+    until(SOON, "the master refuses writes, and the replica is shown as down", || {
+        let page = get(&at, "/metrics");
+        has(&page, &format!("holdfast_refuses_writes{{server=\"{m}\",reason=\"replicas\"}} 1"))
+            && has(&page, &format!("holdfast_up{{server=\"{r}\"}} 0"))
+            && has(&page, &format!("holdfast_down{{server=\"{r}\",reason=\"unreachable\"}} 1"))
+    });
+    let refused = done(holdfast(&master).args(["run", "a", "--", "true"]));
+    assert_eq!(refused.code, Some(69), "{refused:?}");
+    assert!(refused.err.contains("refuses writes") && refused.err.contains("min-replicas-to-write"), "{refused:?}");
+    assert!(!refused.err.contains("ask for fewer"), "{refused:?}");
+    let page = get(&at, "/metrics");
+    assert!(has(&page, &format!("holdfast_error_replies_total{{server=\"{m}\",code=\"NOREPLICAS\"}} 1")), "{page}");
+}
+
+#[test]
+fn after_a_failover_the_old_master_is_still_seen() {
+    let trio = Trio::start();
+    let url = format!("redis+sentinel://{}/{}", trio.sentinel().addr(), trio.name());
+    let (_metrics, at) = metrics_at(&mut holdfast_at(&url));
+    let [old, new] = trio.servers();
+    let role = |page: &str, server: &Server, role: &str| {
+        page.contains(&format!("holdfast_server_info{{server=\"{}\",role=\"{role}\"", server.addr()))
+    };
+    let chosen = |page: &str, server: &Server, chosen: u8| {
+        has(page, &format!("holdfast_chosen{{server=\"{}\"}} {chosen}", server.addr()))
+    };
+    let page = get(&at, "/metrics");
+    assert!(role(&page, old, "master") && role(&page, new, "replica") && chosen(&page, old, 1), "{page}");
+    trio.fail_over();
+    until(SOON, "the new master is chosen, and the old one is there", || {
+        let page = get(&at, "/metrics");
+        role(&page, new, "master") && chosen(&page, new, 1) && chosen(&page, old, 0)
+    });
+    // No answer of Sentinel: what is known is asked all the same.
+    trio.sentinel().stop();
+    let begin = Instant::now();
+    let page = get(&at, "/metrics");
+    assert!(begin.elapsed() < BOUND, "{:?}", begin.elapsed());
+    assert!(role(&page, new, "master") && has(&page, &format!("holdfast_up{{server=\"{}\"}} 1", new.addr())), "{page}");
+    trio.sentinel().cont();
+}

@@ -1,0 +1,899 @@
+//! The core: what is asked for and held, and the pair of connections over which it is.
+
+use crate::claim::{Claim, Hold, Kind, Rank, Renewal, Stage};
+use crate::pair::{self, Advice, Event, Pair, Sent};
+use crate::{Bytes, Channel, Id, Input, Millis, Outcome, Output, Reply, Settings, Terms, Wait, Why, encode};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Asked again after so long.
+const AGAIN: Millis = 100;
+/// The first pause between two sessions is at most so long; it doubles.
+const FIRST_PAUSE: Millis = 50;
+/// The longest pause, and that after a session that was not ended by the time limit.
+const LONGEST_PAUSE: Millis = 10_000;
+const LONGEST_PAUSE_BROKEN: Millis = 1_000;
+/// The time limit is doubled so often at most.
+const DOUBLED: u32 = 4;
+/// Who wakes so much later than he meant to has stood still.
+const LATE: Millis = 200;
+
+/// What a call is about.
+#[derive(Debug)]
+enum About {
+    Acquire,
+    Release,
+    /// Of a hold, which knows of the call.
+    Hold,
+    /// These words; and nothing is sent before.
+    Request(Vec<Bytes>, Millis),
+    Close,
+}
+
+/// A call that somebody waits for.
+#[derive(Debug)]
+struct Call {
+    about: About,
+    bound: Option<Millis>,
+}
+
+/// A client at one server.
+#[derive(Debug)]
+pub struct Core {
+    settings: Settings,
+    now: Millis,
+    outputs: VecDeque<Output>,
+    claims: BTreeMap<Id, Claim>,
+    owners: BTreeMap<Bytes, Id>,
+    calls: BTreeMap<Id, Call>,
+    /// Those that may have something to send, the first first.
+    ready: BTreeSet<(Rank, Millis, Id)>,
+    /// When to look at which claim or call again.
+    alarms: BTreeSet<(Millis, Id)>,
+    pair: Option<Pair>,
+    pairs: u64,
+    /// How many `LOCK.NEXT` were sent, over all pairs.
+    nexts: u64,
+    /// Sessions that may not be gone.
+    replaced: Vec<Bytes>,
+    /// No pair is opened before.
+    opens_at: Millis,
+    pause: Millis,
+    doubled: u32,
+    /// When the shell wakes this core, as it was told last.
+    wakes_at: Option<Millis>,
+    /// This process stood still: until then no hold is lost for want of a session.
+    asks_until: Millis,
+    random: u64,
+    is_closed: bool,
+}
+
+impl Core {
+    /// A client that has not asked for anything: nothing is opened before it does.
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            random: settings.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            settings,
+            now: 0,
+            outputs: VecDeque::new(),
+            claims: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            ready: BTreeSet::new(),
+            alarms: BTreeSet::new(),
+            pair: None,
+            pairs: 0,
+            nexts: 0,
+            replaced: Vec::new(),
+            opens_at: 0,
+            pause: FIRST_PAUSE,
+            doubled: 0,
+            wakes_at: None,
+            asks_until: 0,
+            is_closed: false,
+        }
+    }
+
+    /// Something happens at this time.
+    pub fn step(&mut self, now: Millis, input: Input) {
+        self.now = self.now.max(now);
+        if self.wakes_at.is_some_and(|at| self.now > at.saturating_add(LATE)) {
+            self.begin_anew();
+        }
+        match input {
+            Input::Acquire { call, by, keys, terms, wait } => self.acquire(call, by, keys, terms, wait),
+            Input::Release { call, hold, within } => self.release(call, hold, within),
+            Input::Renew { call, hold, lease, fence, within } => {
+                self.about_hold(call, hold, within, |claim| {
+                    // One at a time.
+                    let is_free = claim.renewal.is_none();
+                    if is_free {
+                        claim.renewal = Some(Renewal { call, lease, fence, is_sent: false });
+                    }
+                    is_free
+                });
+            }
+            Input::Check { call, hold, within } => {
+                if self.is_held(hold, self.now) {
+                    self.outputs.push_back(Output::Ended { call, outcome: Outcome::Held });
+                } else {
+                    self.about_hold(call, hold, within, |claim| {
+                        claim.checks.push(call);
+                        true
+                    });
+                }
+            }
+            Input::Request { call, words, within } => self.begin(call, About::Request(words, 0), Some(within)),
+            Input::Drop { call } => self.drop_call(call),
+            Input::Close { call, within } => self.close(call, within),
+            Input::Opened { pair } => self.opened(pair),
+            Input::Received { pair, channel, bytes } => self.received(pair, channel, &bytes),
+            Input::Ended { pair } if self.is_current(pair) => self.end_pair(false),
+            Input::Ended { .. } => {}
+            Input::Wake => {
+                self.wakes_at = None;
+                self.judge_times();
+            }
+        }
+        self.open();
+        self.send();
+        self.set_alarm();
+    }
+
+    /// The next thing to do. To be called until there is none, after every step.
+    pub fn take(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// Whether this hold is certain at this time.
+    pub fn is_held(&self, hold: Id, now: Millis) -> bool {
+        let claim = self.claims.get(&hold).filter(|claim| claim.wanted && claim.hold().is_some());
+        claim.is_some_and(|claim| now < self.until(claim))
+    }
+
+    /// How long a hold is certain.
+    fn until(&self, claim: &Claim) -> Millis {
+        let Some(hold) = claim.hold() else { return 0 };
+        let alive = self.pair.as_ref().and_then(|pair| pair.alive);
+        let covers = |alive: &pair::Alive| claim.terms.watchdog && hold.tied && hold.known < alive.next;
+        let sure = alive.filter(covers).map(|it| it.asked.saturating_add(hold.lease.saturating_mul(it.sure) / 1000));
+        hold.until.max(sure.unwrap_or(0))
+    }
+
+    // What the program asks for.
+
+    /// A call begins that somebody waits for.
+    fn begin(&mut self, call: Id, about: About, within: Option<Millis>) {
+        if self.is_closed {
+            return self.outputs.push_back(Output::Ended { call, outcome: Outcome::Closed });
+        }
+        let bound = within.map(|within| self.now.saturating_add(within));
+        self.alarms.extend(bound.map(|bound| (bound, call)));
+        self.calls.insert(call, Call { about, bound });
+        self.ready.insert((Rank::New, 0, call));
+    }
+
+    /// A call ends, if anybody waits for it still.
+    fn finish(&mut self, call: Id, outcome: Outcome) {
+        if self.calls.remove(&call).is_some() {
+            self.outputs.push_back(Output::Ended { call, outcome });
+        }
+    }
+
+    fn acquire(&mut self, call: Id, by: Bytes, keys: Vec<Bytes>, terms: Terms, wait: Wait) {
+        let within = match wait {
+            Wait::No => Some(self.settings.limit),
+            Wait::For(time) => Some(time.saturating_add(self.settings.grace)),
+            Wait::Forever => None,
+        };
+        self.begin(call, About::Acquire, within);
+        if keys.is_empty() {
+            self.finish(call, Outcome::Refused("ERR a lock needs a key at least".into()));
+        }
+        if !self.calls.contains_key(&call) {
+            return;
+        }
+        let owner = [by, call.to_string().into_bytes()].concat();
+        self.owners.insert(owner.clone(), call);
+        let claim = Claim {
+            owner,
+            keys,
+            terms,
+            wait,
+            since: self.now,
+            wanted: true,
+            stage: Stage::New,
+            sent: None,
+            pair: None,
+            asked_before: false,
+            is_refused: false,
+            not_before: 0,
+            bound: None,
+            renewal: None,
+            checks: Vec::new(),
+            release: None,
+        };
+        self.claims.insert(call, claim);
+    }
+
+    fn release(&mut self, call: Id, hold: Id, within: Millis) {
+        self.begin(call, About::Release, Some(within));
+        match self.claims.get_mut(&hold).filter(|claim| claim.wanted && claim.hold().is_some()) {
+            None => self.finish(call, Outcome::NotHeld),
+            Some(claim) => {
+                claim.release = Some(call);
+                self.give_back(hold);
+            }
+        }
+    }
+
+    /// A question about a hold, which is noted there if it can be.
+    fn about_hold(&mut self, call: Id, hold: Id, within: Millis, note: impl FnOnce(&mut Claim) -> bool) {
+        self.begin(call, About::Hold, Some(within));
+        let claim = self.claims.get_mut(&hold).filter(|claim| claim.wanted && claim.hold().is_some());
+        match claim.map(note) {
+            Some(true) => self.touch(hold),
+            Some(false) => self.finish(call, Outcome::Refused("ERR it is being renewed".into())),
+            None => self.finish(call, Outcome::NotHeld),
+        }
+    }
+
+    fn drop_call(&mut self, call: Id) {
+        self.calls.remove(&call);
+        if self.claims.get(&call).is_some_and(|claim| claim.wanted) {
+            self.give_back(call);
+        }
+    }
+
+    fn close(&mut self, call: Id, within: Millis) {
+        self.begin(call, About::Close, Some(within));
+        self.is_closed = true;
+        let open: Vec<Id> = self.calls.keys().copied().filter(|other| *other != call).collect();
+        for other in open {
+            if !matches!(self.calls.get(&other), Some(Call { about: About::Release, .. })) {
+                self.finish(other, Outcome::Closed);
+            }
+        }
+        let wanted: Vec<Id> = self.claims.iter().filter(|(_, claim)| claim.wanted).map(|(id, _)| *id).collect();
+        wanted.into_iter().for_each(|id| self.give_back(id));
+    }
+
+    // What becomes of claims.
+
+    /// Nobody wants it any more: whatever came of it goes.
+    fn give_back(&mut self, id: Id) {
+        let Some(claim) = self.claims.get_mut(&id) else { return };
+        claim.wanted = false;
+        claim.not_before = 0;
+        let within = claim.release.and_then(|call| self.calls.get(&call)?.bound);
+        let bound = within.unwrap_or(self.now.saturating_add(self.settings.limit));
+        claim.bound = Some(bound);
+        self.alarms.insert((bound, id));
+        let was_sent = claim.pair.is_some();
+        let ended: Vec<Id> = claim.checks.drain(..).chain(claim.renewal.take().map(|it| it.call)).collect();
+        ended.into_iter().for_each(|call| self.finish(call, Outcome::NotHeld));
+        if was_sent { self.touch(id) } else { self.forget(id) }
+    }
+
+    /// There is nothing left of it at the server.
+    fn forget(&mut self, id: Id) {
+        if let Some(claim) = self.claims.remove(&id) {
+            self.owners.remove(&claim.owner);
+        }
+        if let Some(pair) = &mut self.pair {
+            pair.carried.remove(&id);
+        }
+    }
+
+    /// A hold is lost. Something of it may be left: other keys, or what can't be seen from here.
+    fn lose(&mut self, id: Id, why: Why, is_gone: bool) {
+        let Some(claim) = self.claims.get_mut(&id) else { return };
+        let ended: Vec<Id> =
+            claim.checks.drain(..).chain(claim.renewal.take().map(|it| it.call)).chain(claim.release.take()).collect();
+        let (was_wanted, is_one) = (claim.wanted, claim.keys.len() == 1);
+        ended.into_iter().for_each(|call| self.finish(call, Outcome::Lost(why)));
+        if was_wanted {
+            self.outputs.push_back(Output::Lost { hold: id, why });
+        }
+        if is_gone && is_one { self.forget(id) } else { self.give_back(id) }
+    }
+
+    /// It may have something to send.
+    fn touch(&mut self, id: Id) {
+        let Some(claim) = self.claims.get(&id) else { return };
+        let until = self.until(claim);
+        let (rank, order) = claim.rank(until);
+        if claim.not_before > self.now {
+            self.alarms.insert((claim.not_before, id));
+        }
+        self.ready.insert((rank, order, id));
+    }
+
+    fn granted(&mut self, id: Id, token: u64, lease: Millis, until: Millis) {
+        let known = self.nexts;
+        let Some(claim) = self.claims.get_mut(&id) else { return };
+        let hold = Hold { token, lease, until, known, tied: true, confirming: false, left: 0, lasts: Millis::MAX };
+        let was_held = matches!(std::mem::replace(&mut claim.stage, Stage::Held(hold)), Stage::Held(_));
+        let renewal = claim.renewal.take_if(|renewal| renewal.is_sent);
+        let checks = if until > self.now { std::mem::take(&mut claim.checks) } else { Vec::new() };
+        self.alarms.insert((until, id));
+        if !was_held {
+            self.finish(id, Outcome::Granted(token));
+        }
+        renewal.into_iter().for_each(|renewal| self.finish(renewal.call, Outcome::Renewed(token)));
+        checks.into_iter().for_each(|call| self.finish(call, Outcome::Held));
+        self.touch(id);
+    }
+
+    /// The session keeps it alive no more: it is to be taken along.
+    fn untied(&mut self, id: Id) {
+        let until = self.claims.get(&id).map_or(0, |claim| self.until(claim));
+        if let Some(hold) = self.claims.get_mut(&id).and_then(Claim::hold_mut) {
+            (hold.until, hold.tied) = (until, false);
+        }
+        self.touch(id);
+    }
+
+    /// A request for it was answered by an error.
+    fn refused(&mut self, id: Id, error: String) {
+        let Some(claim) = self.claims.get_mut(&id) else { return };
+        let is_unsure = claim.asked_before || error.starts_with("UNCONFIRMED");
+        if let Stage::Held(hold) = &mut claim.stage {
+            // A renewal: nothing is taken back.
+            hold.confirming = false;
+            claim.not_before = self.now.saturating_add(AGAIN);
+            if let Some(renewal) = claim.renewal.take_if(|renewal| renewal.is_sent) {
+                self.finish(renewal.call, Outcome::Refused(error));
+            }
+            return self.untied(id);
+        }
+        if claim.wanted && claim.keys.len() > 1 && claim.asked_before && error.starts_with("ERR") {
+            claim.stage = Stage::Clearing;
+            return self.touch(id);
+        }
+        claim.stage = Stage::New;
+        self.finish(id, Outcome::Refused(error));
+        if is_unsure { self.give_back(id) } else { self.forget(id) }
+    }
+
+    // What arrives.
+
+    fn is_current(&self, number: u64) -> bool {
+        self.pair.as_ref().is_some_and(|pair| pair.number == number)
+    }
+
+    fn opened(&mut self, number: u64) {
+        let replaced = Pair::greeting(&self.replaced);
+        let now = self.now;
+        let Some(pair) = self.pair.as_mut().filter(|pair| pair.number == number) else { return };
+        pair.stage = pair::Stage::Greeting;
+        pair.promised = now;
+        self.say(Channel::Session, replaced);
+        self.ask_for_events(false);
+    }
+
+    fn say(&mut self, channel: Channel, bytes: Bytes) {
+        let pair = self.pair.as_ref().map(|pair| pair.number);
+        self.outputs.extend(pair.map(|pair| Output::Send { pair, channel, bytes }));
+    }
+
+    fn ask_for_events(&mut self, waits: bool) {
+        self.nexts += 1;
+        if let Some(pair) = &mut self.pair {
+            pair.asked = self.now;
+        }
+        self.say(Channel::Session, Pair::question(waits));
+    }
+
+    fn received(&mut self, number: u64, channel: Channel, bytes: &[u8]) {
+        let now = self.now;
+        let Some(pair) = self.pair.as_mut().filter(|pair| pair.number == number) else { return };
+        match channel {
+            Channel::Session => pair.session_bytes.extend_from_slice(bytes),
+            Channel::Requests => {
+                pair.heard = now;
+                pair.request_bytes.extend_from_slice(bytes);
+            }
+        }
+        loop {
+            let Some(pair) = self.pair.as_mut().filter(|pair| pair.number == number) else { return };
+            let from = match channel {
+                Channel::Session => &mut pair.session_bytes,
+                Channel::Requests => &mut pair.request_bytes,
+            };
+            let makes_sense = match (Reply::take(from), channel) {
+                (Ok(None), _) => return,
+                (Ok(Some(reply)), Channel::Session) => self.session_says(reply),
+                (Ok(Some(reply)), Channel::Requests) => self.replied(reply),
+                (Err(_), _) => None,
+            };
+            if makes_sense.is_none() {
+                return self.end_pair(false);
+            }
+        }
+    }
+
+    /// A reply of the session. `None`: it makes no sense.
+    fn session_says(&mut self, reply: Reply) -> Option<()> {
+        let pair = self.pair.as_mut()?;
+        if let Reply::Error(error) = reply {
+            return self.session_fails(error);
+        }
+        if pair.id.is_none() {
+            let Reply::Bulk(id) = reply else { return None };
+            pair.id = Some(id);
+            self.replaced.clear();
+            return Some(());
+        }
+        // Unblocked by hand, or none of this version: asked again.
+        if reply == Reply::Null {
+            self.ask_for_events(true);
+            return Some(());
+        }
+        let (asked, next, now) = (pair.asked, self.nexts, self.now);
+        let mut events = Vec::new();
+        for element in reply.elements()? {
+            let event = Event::read(element)?;
+            if event.kind == "alive" { pair.hear_alive(&event.detail, next, now)? } else { events.push(event) }
+        }
+        let begins = pair.stage == pair::Stage::Greeting;
+        pair.stage = pair::Stage::Standing;
+        for event in events {
+            self.event(event, asked)?;
+        }
+        self.ask_for_events(true);
+        if begins {
+            self.begin_to_carry();
+        }
+        Some(())
+    }
+
+    /// The session's own requests fail: it is not to be had, or not now.
+    fn session_fails(&mut self, error: String) -> Option<()> {
+        match (Advice::of(&error), self.pair.as_ref()?.stage) {
+            (Advice::Again, pair::Stage::Standing) => {
+                self.pair.as_mut()?.asks_at = Some(self.now.saturating_add(AGAIN));
+                return Some(());
+            }
+            (Advice::Tell, pair::Stage::Greeting) => {
+                // Without the module, say, nothing will become of what was not sent yet.
+                let unsent = |(id, call): (&Id, &Call)| match call.about {
+                    About::Acquire => self.claims.get(id).filter(|claim| claim.pair.is_none()).map(|_| *id),
+                    About::Request(..) => Some(*id),
+                    _ => None,
+                };
+                let calls: Vec<Id> = self.calls.iter().filter_map(unsent).collect();
+                for call in calls {
+                    self.finish(call, Outcome::Refused(error.clone()));
+                    self.drop_call(call);
+                }
+            }
+            _ => {}
+        }
+        None
+    }
+
+    /// The session stands: what is wanted is taken along, and what is not is given back.
+    fn begin_to_carry(&mut self) {
+        let ids: Vec<Id> = self.claims.keys().copied().collect();
+        ids.iter().for_each(|id| self.touch(*id));
+        let waiting: Vec<Id> = self.calls.keys().copied().collect();
+        self.ready.extend(waiting.into_iter().map(|call| (Rank::New, 0, call)));
+        let carried = self.claims.iter().filter(|(_, claim)| claim.pair.is_some()).map(|(id, _)| *id).collect();
+        if let Some(pair) = &mut self.pair {
+            pair.carried = carried;
+        }
+        self.is_whole();
+    }
+
+    /// Once everything was taken along, pauses and limits are what they were.
+    fn is_whole(&mut self) -> bool {
+        let is_whole = self.pair.as_ref().is_some_and(|it| it.stage == pair::Stage::Standing && it.carried.is_empty());
+        if is_whole {
+            (self.pause, self.doubled) = (FIRST_PAUSE, 0);
+        }
+        is_whole
+    }
+
+    fn event(&mut self, event: Event, asked: Millis) -> Option<()> {
+        // That of what is forgotten says nothing any more.
+        let Some(id) = self.owners.get(&event.owner).copied() else { return Some(()) };
+        let default = self.pair.as_ref()?.default_lease;
+        let claim = self.claims.get_mut(&id)?;
+        match event.kind.as_str() {
+            "granted" => {
+                let lasts: Millis = event.detail.parse().ok()?;
+                let mut until = asked.saturating_add(lasts);
+                let mut lease = claim.terms.lease.unwrap_or(default);
+                if let Stage::Held(hold) = &mut claim.stage {
+                    hold.left = hold.left.saturating_sub(event.keys);
+                    hold.lasts = hold.lasts.min(until);
+                    (until, lease) = (hold.lasts, hold.lease);
+                    if hold.left > 0 {
+                        return Some(());
+                    }
+                }
+                self.granted(id, event.token?, lease, until);
+            }
+            "timeout" if claim.hold().is_none() => {
+                self.finish(id, Outcome::NotGranted);
+                self.forget(id);
+            }
+            "refused" if claim.hold().is_some() && event.detail.starts_with("NOTHELD") => {
+                self.lose(id, Why::Changed, true)
+            }
+            "refused" if Advice::of(&event.detail) == Advice::Tell => self.refused(id, event.detail),
+            "refused" => return None,
+            "lost" => {
+                let why = match event.detail.as_str() {
+                    "expired" => Why::Expired,
+                    "forced" => Why::Forced,
+                    _ => Why::Changed,
+                };
+                match claim.hold() {
+                    Some(_) => self.lose(id, why, true),
+                    // It overtook the reply that it was granted.
+                    None => {
+                        self.finish(id, Outcome::Lost(why));
+                        self.give_back(id);
+                    }
+                }
+            }
+            "untied" => self.untied(id),
+            _ => {}
+        }
+        Some(())
+    }
+
+    /// A reply to the oldest request. `None`: it makes no sense.
+    fn replied(&mut self, reply: Reply) -> Option<()> {
+        let Sent { id, kind, at } = self.pair.as_mut()?.unanswered.pop_front()?;
+        let Some(kind) = kind else { return self.answered(id, reply) };
+        self.pair.as_mut()?.carried.remove(&id);
+        self.is_whole();
+        // It ended by an event that overtook the reply.
+        let Some(claim) = self.claims.get_mut(&id) else { return Some(()) };
+        claim.sent = None;
+        if let Reply::Error(error) = &reply {
+            return match (Advice::of(error), kind) {
+                (Advice::End, _) => None,
+                (Advice::Tell, Kind::Acquire | Kind::Renew(_)) => {
+                    self.refused(id, error.clone());
+                    Some(())
+                }
+                (advice, _) => {
+                    // What is given back is given back: again, until it is done.
+                    if kind == Kind::Acquire {
+                        claim.stage = Stage::New;
+                    }
+                    if advice == Advice::Tell {
+                        claim.is_refused = kind == Kind::Release;
+                    }
+                    let is_other_way = advice == Advice::Tell && claim.is_refused && !claim.wanted;
+                    claim.not_before = if is_other_way { 0 } else { self.now.saturating_add(AGAIN) };
+                    self.touch(id);
+                    Some(())
+                }
+            };
+        }
+        let default = self.pair.as_ref()?.default_lease;
+        match kind {
+            Kind::Acquire => self.acquired(id, &reply, at, default)?,
+            Kind::Renew(lease) => self.renewed(id, &reply, lease, at)?,
+            Kind::Release | Kind::Cancel => self.given_back(id, kind, &reply)?,
+        }
+        Some(())
+    }
+
+    fn acquired(&mut self, id: Id, reply: &Reply, at: Millis, default: Millis) -> Option<()> {
+        let claim = self.claims.get_mut(&id)?;
+        match reply {
+            Reply::Integer(token) => {
+                let lease = claim.terms.lease.unwrap_or(default);
+                self.granted(id, u64::try_from(*token).ok()?, lease, at.saturating_add(lease));
+            }
+            Reply::Null => {
+                self.finish(id, Outcome::NotGranted);
+                self.forget(id);
+            }
+            Reply::Line(line) if line == "WAITING" => self.touch(id),
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn renewed(&mut self, id: Id, reply: &Reply, lease: Millis, at: Millis) -> Option<()> {
+        let is_waiting = matches!(reply, Reply::Line(line) if line == "WAITING");
+        let claim = self.claims.get_mut(&id)?;
+        if is_waiting {
+            if let Some(hold) = claim.hold_mut() {
+                hold.confirming = true;
+            }
+            self.touch(id);
+            return Some(());
+        }
+        let replies = reply.elements().unwrap_or(std::slice::from_ref(reply));
+        if replies.contains(&Reply::Null) {
+            let why = if self.until(self.claims.get(&id)?) <= self.now { Why::Expired } else { Why::Changed };
+            self.lose(id, why, true);
+            return Some(());
+        }
+        let token = replies.iter().map(Reply::number).collect::<Option<Vec<u64>>>()?.into_iter().max()?;
+        let claim = self.claims.get(&id)?;
+        // What was left of a lease, and was taken along, is none that the program named.
+        let is_named = claim.terms.watchdog || claim.renewal.as_ref().is_some_and(|renewal| renewal.is_sent);
+        let named = if is_named { lease } else { claim.hold().map_or(lease, |hold| hold.lease) };
+        self.granted(id, token, named, at.saturating_add(lease));
+        Some(())
+    }
+
+    fn given_back(&mut self, id: Id, kind: Kind, reply: &Reply) -> Option<()> {
+        let replies = reply.elements().unwrap_or(std::slice::from_ref(reply));
+        if !replies.iter().all(|reply| matches!(reply, Reply::Integer(_) | Reply::Null)) {
+            return None;
+        }
+        let claim = self.claims.get_mut(&id)?;
+        if claim.wanted {
+            (claim.stage, claim.asked_before) = (Stage::New, false);
+            self.touch(id);
+            return Some(());
+        }
+        let was_held = !replies.contains(&Reply::Null) && (kind == Kind::Release || *reply != Reply::Integer(0));
+        if let Some(call) = claim.release {
+            self.finish(call, if was_held { Outcome::Released } else { Outcome::NotHeld });
+        }
+        self.forget(id);
+        Some(())
+    }
+
+    fn answered(&mut self, call: Id, reply: Reply) -> Option<()> {
+        let Some(Call { about: About::Request(_, not_before), .. }) = self.calls.get_mut(&call) else {
+            return Some(());
+        };
+        match &reply {
+            Reply::Error(error) if Advice::of(error) == Advice::Again => {
+                *not_before = self.now.saturating_add(AGAIN);
+                self.alarms.insert((*not_before, call));
+            }
+            Reply::Error(error) if Advice::of(error) == Advice::End => {
+                self.finish(call, Outcome::Answer(reply));
+                return None;
+            }
+            _ => self.finish(call, Outcome::Answer(reply)),
+        }
+        Some(())
+    }
+
+    // Sessions begin and end.
+
+    fn open(&mut self) {
+        let is_needed = !self.claims.is_empty() || !self.calls.is_empty();
+        if self.is_closed && self.claims.is_empty() {
+            self.closed();
+        } else if self.pair.is_none() && is_needed && self.now >= self.opens_at {
+            self.pairs += 1;
+            self.pair = Some(Pair::new(self.pairs, self.now));
+            self.outputs.push_back(Output::Open { pair: self.pairs });
+        }
+    }
+
+    /// All is given back, or there is no more time for it.
+    fn closed(&mut self) {
+        let open: Vec<Id> = self.calls.keys().copied().collect();
+        open.into_iter().for_each(|call| self.finish(call, Outcome::Closed));
+        (self.claims, self.owners) = (BTreeMap::new(), BTreeMap::new());
+        self.outputs.extend(self.pair.take().map(|pair| Output::End { pair: pair.number }));
+    }
+
+    /// Both connections end, and what is wanted goes to the next session.
+    fn end_pair(&mut self, by_limit: bool) {
+        let was_whole = self.is_whole();
+        let ids: Vec<Id> = self.claims.keys().copied().collect();
+        for id in &ids {
+            let until = self.claims.get(id).map_or(0, |claim| self.until(claim));
+            let Some(claim) = self.claims.get_mut(id) else { continue };
+            claim.sent = None;
+            claim.not_before = 0;
+            claim.is_refused = false;
+            match &mut claim.stage {
+                Stage::Asked => {
+                    claim.stage = Stage::New;
+                    claim.asked_before = true;
+                }
+                Stage::Held(hold) => {
+                    (hold.until, hold.tied, hold.confirming) = (until, false, false);
+                    self.alarms.insert((until, *id));
+                }
+                Stage::New | Stage::Clearing => {}
+            }
+            if let Some(renewal) = &mut claim.renewal {
+                renewal.is_sent = false;
+            }
+        }
+        let Some(pair) = self.pair.take() else { return };
+        self.outputs.push_back(Output::End { pair: pair.number });
+        self.replaced.extend(pair.id);
+        let plain: Vec<Id> = pair.unanswered.iter().filter(|sent| sent.kind.is_none()).map(|sent| sent.id).collect();
+        plain.into_iter().for_each(|call| self.finish(call, Outcome::Unanswered));
+        for id in ids {
+            if self.claims.get(&id).is_some_and(|it| it.wanted && it.terms.ephemeral && it.hold().is_some()) {
+                self.lose(id, Why::Disconnected, false);
+            }
+        }
+        let pause = if was_whole && !by_limit { 0 } else { self.random_below(self.pause) };
+        let longest = if by_limit { LONGEST_PAUSE } else { LONGEST_PAUSE_BROKEN };
+        self.pause = (self.pause * 2).min(longest.max(self.pause));
+        self.doubled = if by_limit { (self.doubled + 1).min(DOUBLED) } else { self.doubled };
+        self.opens_at = self.now.saturating_add(pause);
+    }
+
+    /// `xorshift64*`.
+    fn random_below(&mut self, end: u64) -> u64 {
+        self.random ^= self.random >> 12;
+        self.random ^= self.random << 25;
+        self.random ^= self.random >> 27;
+        (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % end.max(1)
+    }
+
+    // What is sent.
+
+    fn send(&mut self) {
+        let most = self.settings.unanswered;
+        loop {
+            let now = self.now;
+            let Some(pair) = self.pair.as_ref().filter(|pair| pair.stage == pair::Stage::Standing) else { return };
+            if pair.unanswered.len() >= most {
+                return;
+            }
+            let Some((_, _, id)) = self.ready.pop_first() else { return };
+            let Some(session) = pair.id.clone() else { return };
+            let (number, default) = (pair.number, pair.default_lease);
+            let Some((kind, words)) = self.next_words(id, number, default, &session) else { continue };
+            let Some(pair) = &mut self.pair else { return };
+            if pair.unanswered.is_empty() {
+                pair.heard = now;
+            }
+            pair.unanswered.push_back(Sent { id, kind, at: now });
+            self.say(Channel::Requests, encode(&words));
+        }
+    }
+
+    /// What this claim or call has to send, and notes that it is sent.
+    fn next_words(&mut self, id: Id, pair: u64, default: Millis, session: &[u8]) -> Option<(Option<Kind>, Vec<Bytes>)> {
+        let now = self.now;
+        if let Some(Call { about: About::Request(words, not_before), .. }) = self.calls.get_mut(&id) {
+            if words.is_empty() || *not_before > now {
+                return None;
+            }
+            // Kept until it is answered, since it may have to be asked again.
+            *not_before = Millis::MAX;
+            return Some((None, words.clone()));
+        }
+        let until = self.until(self.claims.get(&id)?);
+        let claim = self.claims.get_mut(&id)?;
+        let kind = claim.next(pair, until, now)?;
+        let words = claim.words(kind, claim.terms.lease.unwrap_or(default), session, now);
+        claim.sent = Some(kind);
+        if claim.wanted {
+            claim.pair = Some(pair);
+        }
+        match (&mut claim.stage, kind) {
+            (stage @ Stage::New, Kind::Acquire) => *stage = Stage::Asked,
+            (Stage::Held(hold), Kind::Renew(lease)) => {
+                // It may be shorter from now on, and signs of life may speak of the shorter one.
+                (hold.left, hold.lasts) = (claim.keys.len(), Millis::MAX);
+                hold.until = until.min(now.saturating_add(lease));
+                hold.known = if lease < hold.lease { u64::MAX } else { hold.known };
+                if hold.until > now {
+                    self.alarms.insert((hold.until, id));
+                }
+                if let Some(renewal) = &mut claim.renewal {
+                    renewal.is_sent = true;
+                }
+            }
+            _ => {}
+        }
+        Some((Some(kind), words))
+    }
+
+    // Time.
+
+    /// This process stood still: all limits begin anew, and it asks before it judges.
+    fn begin_anew(&mut self) {
+        let now = self.now;
+        self.asks_until = now.saturating_add(self.settings.limit);
+        if let Some(pair) = &mut self.pair {
+            (pair.heard, pair.promised) = (now, pair.promised.max(now));
+        }
+    }
+
+    fn limit(&self) -> Millis {
+        self.settings.limit << self.doubled
+    }
+
+    fn judge_times(&mut self) {
+        let now = self.now;
+        if self.pair.as_ref().is_some_and(|pair| pair.deadline(self.limit()) <= now) {
+            self.end_pair(true);
+        }
+        if self.pair.as_mut().is_some_and(|pair| pair.asks_at.take_if(|at| *at <= now).is_some()) {
+            self.ask_for_events(true);
+        }
+        while let Some((_, id)) = self.alarms.first().copied().filter(|(at, _)| *at <= now) {
+            self.alarms.pop_first();
+            self.call_is_late(id);
+            self.claim_is_late(id);
+        }
+    }
+
+    fn call_is_late(&mut self, id: Id) {
+        let Some(call) = self.calls.get(&id) else { return };
+        if call.bound.is_none_or(|bound| bound > self.now) {
+            self.ready.insert((Rank::New, 0, id));
+            return;
+        }
+        match call.about {
+            About::Close => {
+                self.claims.clear();
+                self.closed();
+            }
+            About::Acquire => {
+                let was_asked =
+                    self.claims.get(&id).is_some_and(|it| matches!(it.stage, Stage::Asked) && it.sent.is_none());
+                self.finish(id, if was_asked { Outcome::NotGranted } else { Outcome::Unanswered });
+                self.give_back(id);
+            }
+            _ => self.finish(id, Outcome::Unanswered),
+        }
+    }
+
+    fn claim_is_late(&mut self, id: Id) {
+        let now = self.now;
+        let Some(claim) = self.claims.get(&id) else { return };
+        if !claim.wanted {
+            let here = self.pair.as_ref().filter(|pair| claim.pair == Some(pair.number));
+            match here {
+                // It was not given back in time, and the session keeps it alive: not where the server takes no writes.
+                Some(pair) if claim.bound.is_some_and(|bound| bound <= now) => {
+                    if pair.takes_writes {
+                        return self.end_pair(false);
+                    }
+                    self.alarms.insert((now.saturating_add(AGAIN), id));
+                }
+                _ => {}
+            }
+            return self.touch(id);
+        }
+        let Some(hold) = claim.hold() else { return self.touch(id) };
+        let until = self.until(claim);
+        if until > now {
+            self.alarms.insert((until, id));
+            return self.touch(id);
+        }
+        let is_asked = claim.sent.is_some() || hold.confirming || claim.renewal.is_some();
+        let stands = self.pair.as_ref().is_some_and(|pair| pair.stage == pair::Stage::Standing);
+        if !claim.terms.watchdog && !is_asked {
+            self.lose(id, Why::Expired, false);
+        } else if stands {
+            self.touch(id);
+        } else if self.asks_until > now {
+            self.alarms.insert((self.asks_until, id));
+        } else {
+            self.lose(id, Why::Disconnected, false);
+        }
+    }
+
+    /// Tells the shell when to wake this core.
+    fn set_alarm(&mut self) {
+        let pair = match &self.pair {
+            Some(pair) => Some(pair.deadline(self.limit())).into_iter().chain(pair.asks_at).min(),
+            None if self.claims.is_empty() && self.calls.is_empty() => None,
+            None => Some(self.opens_at),
+        };
+        let alarm = self.alarms.first().map(|(at, _)| *at);
+        let at = pair.into_iter().chain(alarm).min().map(|at| at.max(self.now));
+        if at != self.wakes_at {
+            self.outputs.extend(at.map(|at| Output::Wake { at }));
+        }
+        self.wakes_at = at;
+    }
+}

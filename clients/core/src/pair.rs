@@ -1,0 +1,169 @@
+//! A pair of connections: the session that hears events, and the one that carries requests.
+
+use crate::claim::Kind;
+use crate::terms::Words;
+use crate::{Bytes, Id, Millis, Reply, encode};
+use std::collections::{BTreeSet, VecDeque};
+
+/// A pair of connections.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    pub(crate) number: u64,
+    pub(crate) stage: Stage,
+    /// What `LOCK.OWNER` said.
+    pub(crate) id: Option<Bytes>,
+    /// What has arrived of a reply, on each connection.
+    pub(crate) session_bytes: Bytes,
+    pub(crate) request_bytes: Bytes,
+    /// The requests without a reply, oldest first.
+    pub(crate) unanswered: VecDeque<Sent>,
+    /// When the server last gave a sign on the request connection, or nothing was owed yet.
+    pub(crate) heard: Millis,
+    /// When the last `LOCK.NEXT` was sent, and by when it is answered.
+    pub(crate) asked: Millis,
+    pub(crate) promised: Millis,
+    /// When the next one is sent, if not at once.
+    pub(crate) asks_at: Option<Millis>,
+    pub(crate) default_lease: Millis,
+    /// The newest sign of life.
+    pub(crate) alive: Option<Alive>,
+    /// The server takes writes, as it said last.
+    pub(crate) takes_writes: bool,
+    /// What is still to be taken along from before.
+    pub(crate) carried: BTreeSet<Id>,
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Opening,
+    /// It is there, and has said who it is and whom it replaces.
+    Greeting,
+    Standing,
+}
+
+/// A request without a reply.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    pub(crate) id: Id,
+    /// `None`: a plain request.
+    pub(crate) kind: Option<Kind>,
+    pub(crate) at: Millis,
+}
+
+/// A sign of life: what is renewed for the session has so many thousandths of its lease left since `asked`, if it was known
+/// before the `LOCK.NEXT` of that number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Alive {
+    pub(crate) asked: Millis,
+    pub(crate) next: u64,
+    pub(crate) sure: u64,
+}
+
+impl Pair {
+    pub(crate) fn new(number: u64, now: Millis) -> Self {
+        Self {
+            number,
+            stage: Stage::Opening,
+            id: None,
+            session_bytes: Vec::new(),
+            request_bytes: Vec::new(),
+            unanswered: VecDeque::new(),
+            heard: now,
+            asked: now,
+            promised: now,
+            asks_at: None,
+            default_lease: 0,
+            alive: None,
+            takes_writes: true,
+            carried: BTreeSet::new(),
+        }
+    }
+
+    /// The first words of a session.
+    pub(crate) fn greeting(replaced: &[Bytes]) -> Bytes {
+        let mut words = Words(Vec::new());
+        words.word("LOCK.OWNER");
+        if !replaced.is_empty() {
+            words.word("REPLACES").0.extend(replaced.iter().cloned());
+        }
+        encode(&words.0)
+    }
+
+    /// The first question is answered at once, and says what the default lease is.
+    pub(crate) fn question(waits: bool) -> Bytes {
+        let mut words = Words(Vec::new());
+        words.word("LOCK.NEXT");
+        if waits {
+            words.option("WAIT", 0);
+        }
+        words.word("ALIVE");
+        encode(&words.0)
+    }
+
+    /// When it is given up if nothing more is heard of the server.
+    pub(crate) fn deadline(&self, limit: Millis) -> Millis {
+        let session = self.promised.saturating_add(limit);
+        if self.unanswered.is_empty() || !self.takes_writes {
+            return session;
+        }
+        session.min(self.heard.saturating_add(limit))
+    }
+
+    /// Reads what `LOCK.NEXT` says of the session itself.
+    pub(crate) fn hear_alive(&mut self, detail: &str, next: u64, now: Millis) -> Option<()> {
+        // Later versions say more behind these.
+        let mut numbers = detail.split(' ').map_while(|number| number.parse::<u64>().ok());
+        let (pace, lease, sure, writes) = (numbers.next()?, numbers.next()?, numbers.next()?, numbers.next()?);
+        self.default_lease = lease;
+        self.alive = Some(Alive { asked: self.asked, next, sure });
+        if !self.takes_writes && writes != 0 {
+            self.heard = now;
+        }
+        self.takes_writes = writes != 0;
+        self.promised = now.saturating_add(pace);
+        Some(())
+    }
+}
+
+/// An event of a session.
+#[derive(Debug)]
+pub(crate) struct Event {
+    pub(crate) kind: String,
+    /// How many keys it speaks of.
+    pub(crate) keys: usize,
+    pub(crate) owner: Bytes,
+    pub(crate) token: Option<u64>,
+    pub(crate) detail: String,
+}
+
+impl Event {
+    /// Reads one; fields that later versions append are left out. `None`: it makes no sense.
+    pub(crate) fn read(reply: &Reply) -> Option<Self> {
+        let [kind, _, keys, owner, token, detail, ..] = reply.elements()? else { return None };
+        let owner = if let Reply::Bulk(owner) = owner { owner.clone() } else { Vec::new() };
+        let (keys, detail) = (keys.elements()?.len(), detail.text().unwrap_or_default());
+        Some(Self { kind: kind.text()?, keys, owner, token: token.number(), detail })
+    }
+}
+
+/// What an error asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Advice {
+    /// To ask again after a pause.
+    Again,
+    /// To begin another session.
+    End,
+    /// It is the answer.
+    Tell,
+}
+
+impl Advice {
+    pub(crate) fn of(error: &str) -> Self {
+        match error.split(' ').next().unwrap_or_default() {
+            "LOADING" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "MASTERDOWN" => Self::Again,
+            "READONLY" | "NOSESSION" | "UNBLOCKED" => Self::End,
+            _ => Self::Tell,
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Requests as bytes, and replies out of bytes (RESP 2).
+
+use crate::Bytes;
+
+/// How deep arrays may stand in one another.
+const DEEPEST: usize = 16;
+
+/// A reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// An integer.
+    Integer(i64),
+    /// Bytes.
+    Bulk(Bytes),
+    /// Null.
+    Null,
+    /// A simple string.
+    Line(String),
+    /// An error: its code and words.
+    Error(String),
+    /// An array.
+    Array(Vec<Reply>),
+}
+
+/// Bytes that are no reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nonsense;
+
+impl Reply {
+    /// Takes the first reply out of what has arrived; `None` if it is not complete.
+    ///
+    /// # Errors
+    ///
+    /// If that is no reply.
+    pub fn take(bytes: &mut Bytes) -> Result<Option<Self>, Nonsense> {
+        let mut rest = bytes.as_slice();
+        let reply = Self::parse(&mut rest, DEEPEST)?;
+        if reply.is_some() {
+            let taken = bytes.len() - rest.len();
+            bytes.drain(..taken);
+        }
+        Ok(reply)
+    }
+
+    fn parse(rest: &mut &[u8], deepest: usize) -> Result<Option<Self>, Nonsense> {
+        let Some(end) = rest.windows(2).position(|pair| pair == b"\r\n") else { return Ok(None) };
+        let (kind, text) = rest[..end].split_first().ok_or(Nonsense)?;
+        *rest = &rest[end + 2..];
+        let text = || String::from_utf8_lossy(text).into_owned();
+        let number = || text().parse::<i64>().map_err(|_| Nonsense);
+        Ok(Some(match kind {
+            b':' => Self::Integer(number()?),
+            b'+' => Self::Line(text()),
+            b'-' => Self::Error(text()),
+            b'$' | b'*' if number()? == -1 => Self::Null,
+            b'$' => {
+                let len = usize::try_from(number()?).map_err(|_| Nonsense)?;
+                if rest.len() < len.saturating_add(2) {
+                    return Ok(None);
+                }
+                let bytes = rest[..len].to_vec();
+                *rest = rest[len..].strip_prefix(b"\r\n").ok_or(Nonsense)?;
+                Self::Bulk(bytes)
+            }
+            b'*' if deepest > 0 => {
+                let mut elements = Vec::new();
+                for _ in 0..usize::try_from(number()?).map_err(|_| Nonsense)? {
+                    let Some(element) = Self::parse(rest, deepest - 1)? else { return Ok(None) };
+                    elements.push(element);
+                }
+                Self::Array(elements)
+            }
+            _ => return Err(Nonsense),
+        }))
+    }
+
+    /// The text of bytes or of a simple string.
+    pub fn text(&self) -> Option<String> {
+        match self {
+            Self::Bulk(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+            Self::Line(line) => Some(line.clone()),
+            _ => None,
+        }
+    }
+
+    /// A number that is not negative.
+    pub fn number(&self) -> Option<u64> {
+        match self {
+            Self::Integer(number) => u64::try_from(*number).ok(),
+            _ => None,
+        }
+    }
+
+    /// The elements, if it is an array.
+    pub fn elements(&self) -> Option<&[Reply]> {
+        match self {
+            Self::Array(elements) => Some(elements),
+            _ => None,
+        }
+    }
+}
+
+/// A request as it is sent.
+pub fn encode(words: &[Bytes]) -> Bytes {
+    let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        bytes.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+        bytes.extend_from_slice(word);
+        bytes.extend_from_slice(b"\r\n");
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replies_come_in_pieces() {
+        let whole = b":7\r\n*3\r\n$2\r\na\n\r\n$-1\r\n+WAITING\r\n-ERR no\r\n";
+        for cut in 0..whole.len() {
+            let (mut bytes, mut replies) = (Vec::new(), Vec::new());
+            for part in [&whole[..cut], &whole[cut..]] {
+                bytes.extend_from_slice(part);
+                while let Some(reply) = Reply::take(&mut bytes).expect("they are replies") {
+                    replies.push(reply);
+                }
+            }
+            let array = vec![Reply::Bulk(b"a\n".to_vec()), Reply::Null, Reply::Line("WAITING".into())];
+            assert_eq!(replies, [Reply::Integer(7), Reply::Array(array), Reply::Error("ERR no".into())]);
+        }
+    }
+
+    #[test]
+    fn what_is_no_reply_is_said_to_be_none() {
+        for nonsense in [&b"HTTP/1.1 400\r\n"[..], b"\r\n", b":x\r\n", b"$-2\r\n", b"$1\r\nabc"] {
+            assert_eq!(Reply::take(&mut nonsense.to_vec()), Err(Nonsense), "{}", nonsense.escape_ascii());
+        }
+        assert_eq!(Reply::take(&mut b"*1\r\n".repeat(100_000)), Err(Nonsense));
+    }
+
+    #[test]
+    fn a_request_is_an_array_of_bytes() {
+        let words = [b"LOCK.INFO".to_vec(), b"k\r\n".to_vec()];
+        let expected = Reply::Array(words.iter().cloned().map(Reply::Bulk).collect());
+        assert_eq!(Reply::take(&mut encode(&words)), Ok(Some(expected)));
+    }
+}

@@ -1,0 +1,85 @@
+//! What is asked for, and its words on the wire.
+
+use crate::Millis;
+
+/// Any bytes: keys, owners, what is sent and received.
+pub type Bytes = Vec<u8>;
+
+/// The terms of a hold.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Terms {
+    /// How long it lasts; `None`: the server's default lease.
+    pub lease: Option<Millis>,
+    /// The server renews it while the client reads its events.
+    pub watchdog: bool,
+    /// It is given back when the session ends.
+    pub ephemeral: bool,
+    /// So many replicas must have confirmed it; 0: none.
+    pub replicas: u32,
+    /// How many may hold at once.
+    pub limit: Limit,
+}
+
+/// How many may hold at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Limit {
+    /// A mutex, a writer.
+    #[default]
+    One,
+    /// One of so many permits.
+    Of(u32),
+    /// Readers.
+    Shared,
+}
+
+/// How long a request waits in the server's queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Not at all.
+    No,
+    /// At most so long.
+    For(Millis),
+    /// As long as it takes.
+    Forever,
+}
+
+/// A request that is being written.
+pub(crate) struct Words(pub(crate) Vec<Bytes>);
+
+impl Words {
+    /// `LOCK.<verb>` of one key, or `LOCK.M<verb>` of several, for this owner.
+    pub(crate) fn of(verb: &str, keys: &[Bytes], owner: &[u8]) -> Self {
+        let mut words = Self(Vec::new());
+        match keys {
+            [_] => words.word(&format!("LOCK.{verb}")),
+            _ => words.word(&format!("LOCK.M{verb}")).word(&keys.len().to_string()),
+        };
+        words.0.extend(keys.iter().cloned());
+        words.0.push(owner.to_vec());
+        words
+    }
+
+    pub(crate) fn word(&mut self, word: &str) -> &mut Self {
+        self.0.push(word.as_bytes().to_vec());
+        self
+    }
+
+    pub(crate) fn option(&mut self, name: &str, value: u64) -> &mut Self {
+        self.word(name).word(&value.to_string())
+    }
+
+    /// What an acquisition and a renewal have in common.
+    pub(crate) fn terms(&mut self, terms: &Terms, lease: Millis, session: &[u8]) {
+        self.option("LEASE", lease);
+        if terms.watchdog {
+            self.word("WATCHDOG");
+        }
+        if terms.ephemeral {
+            self.word("EPHEMERAL");
+        }
+        if terms.replicas > 0 {
+            self.option("REPLICAS", terms.replicas.into());
+        }
+        self.word("SESSION").0.push(session.to_vec());
+    }
+}

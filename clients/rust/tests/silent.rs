@@ -1,0 +1,181 @@
+//! Connections that die without a word, and servers that can't be reached while something has to be given back.
+
+use std::time::{Duration, Instant};
+
+use holdfast_client::Error;
+use holdfast_client::redis;
+use support::{Fate, Proxy, Server, Toward};
+
+use crate::common::{SOON, clients, holder, is_free, locks, locks_over, names, say, soon, waiters};
+
+/// Until a silence must have been noticed, and what was lost by it taken along.
+const NOTICED: Duration = Duration::from_secs(45);
+
+#[tokio::test]
+async fn a_connection_that_a_firewall_has_forgotten_is_replaced() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let first = locks(&server).lock("waited").acquire().await.unwrap().unwrap();
+    let locks = locks_over(&proxy);
+    let guard = locks.lock("a").acquire().await.unwrap().unwrap();
+    let waited = locks.lock("waited").wait_forever();
+    let waiting = tokio::spawn(async move { waited.acquire().await });
+    soon("it waits", || waiters(&server, "waited") == 1).await;
+    let mut forgotten = None;
+    proxy.rule_by_flow(move |flow, toward, message| {
+        if toward == Toward::Server && names(message, "LOCK.ACQUIRE") {
+            forgotten.get_or_insert(flow);
+        }
+        if forgotten == Some(flow) { Fate::Drop } else { Fate::Pass }
+    });
+    let begin = Instant::now();
+    let other = loop {
+        let asked = tokio::time::timeout(SOON, locks.lock("b").acquire()).await.expect("a call ends");
+        match asked {
+            Ok(granted) => break granted.unwrap(),
+            Err(error) => assert!(matches!(error, Error::Connection { .. }), "{error}"),
+        }
+        assert!(begin.elapsed() < NOTICED, "no other connection");
+    };
+    // What was held and what waited has been taken along.
+    soon("it waits again", || waiters(&server, "waited") == 1).await;
+    first.release().await.unwrap();
+    let second = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();
+    for guard in [guard, other, second] {
+        guard.release().await.unwrap();
+    }
+    locks.settle().await;
+    assert!(is_free(&server, "a") && is_free(&server, "b") && is_free(&server, "waited"));
+}
+
+/// Also if nobody has said yet that it waits.
+#[tokio::test]
+async fn a_wait_whose_answer_is_swallowed_is_taken_along() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let first = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let locks = locks_over(&proxy);
+    let mut swallowed = None;
+    proxy.rule_by_flow(move |flow, toward, message| {
+        if toward == Toward::Server && names(message, "LOCK.ACQUIRE") {
+            swallowed.get_or_insert(flow);
+        }
+        if swallowed == Some(flow) && toward == Toward::Client { Fate::Drop } else { Fate::Pass }
+    });
+    let lock = locks.lock("a").wait_forever();
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    soon("it waits", || waiters(&server, "a") == 1).await;
+    let before = proxy.flows();
+    let begin = Instant::now();
+    while proxy.flows() == before || waiters(&server, "a") != 1 {
+        assert!(begin.elapsed() < NOTICED, "it does not wait again");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    first.release().await.unwrap();
+    let second = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();
+    second.release().await.unwrap();
+    assert!(is_free(&server, "a"));
+}
+
+#[tokio::test]
+async fn a_lock_whose_release_was_swallowed_is_free_before_its_lease_is_over() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let locks = locks_over(&proxy);
+    let guard = locks.lock("a").watched(Duration::from_secs(600)).acquire().await.unwrap().unwrap();
+    let mut forgotten = None;
+    proxy.rule_by_flow(move |flow, toward, message| {
+        if toward == Toward::Server && names(message, "LOCK.RELEASE") {
+            forgotten.get_or_insert(flow);
+        }
+        if forgotten == Some(flow) { Fate::Drop } else { Fate::Pass }
+    });
+    let error = tokio::time::timeout(SOON, guard.release()).await.expect("a call ends").unwrap_err();
+    assert!(matches!(error, Error::Connection { .. }), "{error}");
+    tokio::time::timeout(NOTICED, locks.settle()).await.expect("it is given back over another connection");
+    assert!(is_free(&server, "a"));
+}
+
+/// Its end has not reached the server, which would grant to the session that is gone.
+#[tokio::test]
+async fn a_wait_that_is_given_up_while_all_is_silent_leaves_the_queue_with_the_next_session() {
+    let server = Server::start();
+    // A default lease later the server itself would end the session.
+    let _: String = say(&server, "CONFIG SET holdfast.default-lease 600000");
+    let proxy = Proxy::to(server.addr());
+    let held = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let locks = locks_over(&proxy);
+    let lock = locks.lock("a").wait_forever();
+    let waiting = tokio::spawn(async move { lock.acquire().await.map(drop) });
+    soon("it waits", || waiters(&server, "a") == 1).await;
+    // Neither what is said nor that a connection has ended gets any further.
+    let before = proxy.flows();
+    proxy.rule_by_flow(move |flow, _, _| if flow <= before { Fate::Hold } else { Fate::Pass });
+    waiting.abort();
+    let gone = async {
+        while waiters(&server, "a") > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(NOTICED, gone).await.expect("the wait leaves the queue");
+    held.release().await.unwrap();
+    assert!(is_free(&server, "a"), "nobody who is gone was granted it");
+}
+
+#[tokio::test]
+async fn what_is_given_back_while_no_connection_can_be_had_is_free_afterwards() {
+    const LEASE: Duration = Duration::from_millis(1500);
+    let server = Server::start();
+    let held = locks(&server).lock("waited").lease(Duration::from_secs(600)).acquire().await.unwrap().unwrap();
+    let locks = locks(&server);
+    let guard = locks.lock("a").watched(LEASE).acquire().await.unwrap().unwrap();
+    let waited = locks.lock("waited").watched(LEASE).wait_forever();
+    let waiting = tokio::spawn(async move { waited.acquire().await.map(drop) });
+    soon("it waits", || waiters(&server, "waited") == 1).await;
+    // All that requests go over end; those that hear live on, and no new ones are taken.
+    let mut admin = server.connect();
+    let requests: Vec<i64> =
+        clients(&server).into_iter().filter(|(_, command)| command == "lock.acquire").map(|(id, _)| id).collect();
+    assert_eq!(requests.len(), 2);
+    let _: String = redis::cmd("CONFIG").arg("SET").arg("maxclients").arg(1).query(&mut admin).unwrap();
+    for id in requests {
+        let _: i64 = redis::cmd("CLIENT").arg("KILL").arg("ID").arg(id).query(&mut admin).unwrap();
+    }
+    drop(guard);
+    waiting.abort();
+    let begin = Instant::now();
+    soon("more than a lease is over", || begin.elapsed() > LEASE * 2).await;
+    let _: String = redis::cmd("CONFIG").arg("SET").arg("maxclients").arg(10_000).query(&mut admin).unwrap();
+    soon("it is free", || is_free(&server, "a")).await;
+    soon("nobody waits", || waiters(&server, "waited") == 0).await;
+    drop(held);
+}
+
+/// Also while the session is yet to be opened.
+#[tokio::test]
+async fn a_time_to_wait_is_a_bound_also_when_the_server_stands_still() {
+    let server = Server::start();
+    server.stop();
+    let begin = Instant::now();
+    let asked = locks(&server).lock("a").wait(Duration::from_secs(1)).acquire().await;
+    server.cont();
+    assert!(matches!(asked, Err(Error::Connection { .. })), "{asked:?}");
+    assert!(begin.elapsed() < Duration::from_millis(9500), "{:?}", begin.elapsed());
+}
+
+#[tokio::test]
+async fn a_release_that_is_refused_is_tried_until_it_is_done() {
+    let server = Server::start();
+    let _: String = say(&server, "ACL SETUSER locker on >secret ~* +@all");
+    let client = crate::common::client_as(&server, "locker", "secret");
+    let locks = holdfast_client::Locks::new(client);
+    let guard = locks.lock("a").watched(Duration::from_millis(1500)).acquire().await.unwrap().unwrap();
+    let _: String = say(&server, "ACL SETUSER locker -lock.release");
+    let error = guard.release().await.unwrap_err();
+    assert!(error.to_string().contains("NOPERM"), "{error}");
+    let begin = Instant::now();
+    soon("more than a lease is over", || begin.elapsed() > Duration::from_secs(3)).await;
+    assert!(holder(&server, "a").is_some(), "the server renews it");
+    let _: String = say(&server, "ACL SETUSER locker +lock.release");
+    soon("it is given back", || is_free(&server, "a")).await;
+}

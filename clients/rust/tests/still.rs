@@ -1,0 +1,87 @@
+//! A process that stands still: here its only thread does. Afterwards it asks before it judges.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use holdfast_client::{Error, MultiLock, Why};
+use support::{Fate, Proxy, Server};
+
+use crate::common::{SOON, holder, is_free, locks, locks_over, sessions, soon, waiters};
+
+/// Nothing of this process runs for so long.
+fn stand_still(time: Duration) {
+    std::thread::sleep(time);
+}
+
+#[tokio::test]
+async fn what_the_server_has_renewed_meanwhile_is_held() {
+    const LEASE: Duration = Duration::from_secs(10);
+    let server = Server::start();
+    let locks = locks(&server);
+    let guard = Arc::new(locks.lock("a").watched(LEASE).acquire().await.unwrap().unwrap());
+    let all = MultiLock::new([locks.lock("b").watched(LEASE)]).acquire().await.unwrap().unwrap();
+    let told = Arc::new(AtomicBool::new(false));
+    let watching = tokio::spawn({
+        let (guard, told) = (guard.clone(), told.clone());
+        async move {
+            guard.lost().await;
+            told.store(true, Ordering::SeqCst);
+        }
+    });
+    soon("the session reads", || sessions(&server).len() == 1).await;
+    // Until the grant says less than the sign of life.
+    let begin = Instant::now();
+    soon("a third of the lease is over, and more", || begin.elapsed() > LEASE * 4 / 10).await;
+    stand_still(LEASE * 72 / 100);
+    let checked = guard.check();
+    assert!(!matches!(checked, Err(Error::Lost { .. })), "in doubt at most: {checked:?}");
+    guard.while_held(async {}).await.expect("it is held still");
+    all.while_held(async {}).await.expect("it is held still");
+    guard.check().unwrap();
+    let begin = Instant::now();
+    soon("a while is over", || begin.elapsed() > LEASE / 5).await;
+    assert!(!told.load(Ordering::SeqCst), "nobody told of a loss");
+    watching.abort();
+    let _ = watching.await;
+    Arc::into_inner(guard).unwrap().release().await.unwrap();
+    all.release().await.unwrap();
+    assert!(is_free(&server, "a") && is_free(&server, "b"));
+}
+
+#[tokio::test]
+async fn what_was_given_to_another_meanwhile_is_lost_and_nothing_is_done_under_it() {
+    const LEASE: Duration = Duration::from_millis(1500);
+    let server = Server::start();
+    let guard = locks(&server).lock("a").watched(LEASE).acquire().await.unwrap().unwrap();
+    soon("the session reads", || sessions(&server).len() == 1).await;
+    let mut other = server.raw();
+    other.send(&[b"LOCK.ACQUIRE", b"a", b"other", b"WAIT", b"0", b"LEASE", b"600000"]).unwrap();
+    soon("it waits", || waiters(&server, "a") == 1).await;
+    while holder(&server, "a").as_deref() != Some("other") {
+        stand_still(LEASE / 10);
+    }
+    assert!(guard.check().is_err());
+    let mut ran = false;
+    let outcome = guard.while_held(async { ran = true }).await;
+    assert!(matches!(outcome, Err(Error::Lost { .. })) && !ran, "{outcome:?}");
+    assert!(matches!(guard.check(), Err(Error::Lost { .. })));
+    guard.release().await.unwrap_err();
+}
+
+/// It can't wait for an answer for ever.
+#[tokio::test]
+async fn who_cannot_be_asked_afterwards_is_a_loss() {
+    const LEASE: Duration = Duration::from_secs(3);
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let guard = locks_over(&proxy).lock("a").watched(LEASE).acquire().await.unwrap().unwrap();
+    soon("the session reads", || sessions(&server).len() == 1).await;
+    proxy.rule(|_, _| Fate::Hold);
+    stand_still(LEASE);
+    let begin = Instant::now();
+    let mut ran = false;
+    let outcome = tokio::time::timeout(SOON, guard.while_held(async { ran = true })).await.expect("it is judged");
+    assert!(matches!(outcome, Err(Error::Lost { why: Why::Disconnected, .. })) && !ran, "{outcome:?}");
+    assert!(begin.elapsed() < LEASE, "{:?}", begin.elapsed());
+}

@@ -1,0 +1,252 @@
+//! What the clients of a scenario were told, as one history, and the judgement on it.
+
+use std::collections::BTreeMap;
+
+use histories::{Operation, Outcome as Told, Request, history, judge};
+
+use crate::clock::{self, Micros};
+use crate::driver::{Call, Loss, Outcome};
+use crate::scenario::Terms;
+
+/// A server rounds its clock down to a millisecond, so a lease may end this much before its client expects it.
+const MARGIN: Micros = 2_000;
+
+/// The history of a scenario.
+#[derive(Debug, Default)]
+pub struct History {
+    asked: BTreeMap<String, Asked>,
+    seen: Vec<Operation>,
+}
+
+/// An acquisition.
+#[derive(Debug)]
+struct Asked {
+    client: String,
+    keys: Vec<String>,
+    terms: Terms,
+    from: Micros,
+    stage: Stage,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Runs,
+    Held,
+    /// Its end is in the history, or it never began.
+    Over,
+}
+
+impl History {
+    /// A client is about to ask.
+    pub fn asks(&mut self, client: &str, hold: &str, keys: &[String], terms: &Terms) {
+        let (keys, terms) = (keys.to_vec(), terms.clone());
+        let asked = Asked { client: client.to_owned(), keys, terms, from: clock::now(), stage: Stage::Runs };
+        self.asked.insert(owner(client, hold), asked);
+    }
+
+    /// How long an acquisition took that ended then.
+    pub fn took(&self, client: &str, hold: &str, at: Micros) -> Micros {
+        self.asked.get(&owner(client, hold)).map_or(0, |it| at.saturating_sub(it.from))
+    }
+
+    /// An acquisition has ended.
+    pub fn acquired(&mut self, client: &str, hold: &str, outcome: &Outcome) {
+        let owner = owner(client, hold);
+        let Some(asked) = self.asked.get_mut(&owner).filter(|it| it.stage == Stage::Runs) else { return };
+        let told = match (outcome.outcome.as_str(), outcome.fence) {
+            ("held", Some(fence)) => Told::Token(fence),
+            ("not-granted", _) => Told::Null,
+            ("deadlock" | "wrong-type" | "invalid", _) => Told::Error,
+            // It may have been granted, and is given back then.
+            _ => Told::Unknown,
+        };
+        asked.stage = if matches!(told, Told::Token(_)) { Stage::Held } else { Stage::Over };
+        let lease = asked.terms.lease.filter(|_| !asked.terms.watched);
+        let acquire = history::Acquire {
+            owner: owner.clone(),
+            limit: if asked.terms.shared { 0 } else { asked.terms.limit.unwrap_or(1) },
+            lease: lease.map(|it| (it * 1_000).saturating_sub(MARGIN)),
+            wait: asked.terms.wait != Some(0),
+            several: asked.keys.len() > 1,
+            ..history::Acquire::default()
+        };
+        let (from, to) = (asked.from, (told != Told::Unknown).then_some(outcome.at));
+        for key in &asked.keys {
+            let (process, key, request) = (client.to_owned(), key.clone(), Request::Acquire(acquire.clone()));
+            self.seen.push(Operation { process, key, request, from, to, outcome: told });
+        }
+        if told == Told::Unknown {
+            self.end(&owner, from, None);
+        }
+    }
+
+    /// A call about a hold has ended.
+    pub fn about(&mut self, client: &str, hold: &str, call: &Call, from: Micros, outcome: &Outcome) {
+        let owner = owner(client, hold);
+        let Some(asked) = self.asked.get_mut(&owner).filter(|it| it.stage == Stage::Held) else { return };
+        let told = match (call, outcome.outcome.as_str()) {
+            (_, "lost") => {
+                let reason = outcome.reason.clone().unwrap_or_default();
+                return self.lost(client, &Loss { hold: hold.to_owned(), reason, at: outcome.at });
+            }
+            (Call::Release { .. }, "released") => Told::Left(0),
+            (Call::Release { .. }, _) => Told::Unknown,
+            // Of a renewal, a history needs to know nothing: it says how long a lease is at least.
+            _ => return,
+        };
+        let to = (told != Told::Unknown).then_some(outcome.at);
+        asked.stage = Stage::Over;
+        for key in asked.keys.clone() {
+            let process = client.to_owned();
+            self.seen.push(Operation { process, key, request: Request::release(&owner), from, to, outcome: told });
+        }
+        if told == Told::Unknown {
+            self.end(&owner, from, None);
+        }
+    }
+
+    /// A client said that a hold is lost.
+    pub fn lost(&mut self, client: &str, loss: &Loss) {
+        let owner = owner(client, &loss.hold);
+        let Some(asked) = self.asked.get_mut(&owner).filter(|it| it.stage == Stage::Held) else { return };
+        asked.stage = Stage::Over;
+        // Who broke it is in the history already.
+        if !matches!(loss.reason.as_str(), "forced" | "changed") {
+            let from = asked.from;
+            self.end(&owner, from, Some(loss.at));
+        }
+    }
+
+    /// A client no longer wants a hold, without saying more.
+    pub fn ends(&mut self, client: &str, hold: &str) {
+        let owner = owner(client, hold);
+        if let Some(asked) = self.asked.get_mut(&owner).filter(|it| it.stage == Stage::Held) {
+            asked.stage = Stage::Over;
+            self.end(&owner, clock::now(), None);
+        }
+    }
+
+    /// A client ends, and all that it holds with it.
+    pub fn all_end(&mut self, client: &str) {
+        let owners: Vec<(String, Micros, Stage)> = self
+            .asked
+            .iter()
+            .filter(|(_, it)| it.client == client)
+            .map(|(owner, it)| (owner.clone(), it.from, it.stage))
+            .collect();
+        for (owner, from, stage) in owners {
+            match stage {
+                Stage::Held => self.end(&owner, clock::now(), None),
+                // What becomes of it is said by its own end, if that comes.
+                Stage::Runs => self.end(&owner, from, None),
+                Stage::Over => continue,
+            }
+            if let Some(asked) = self.asked.get_mut(&owner)
+                && stage == Stage::Held
+            {
+                asked.stage = Stage::Over;
+            }
+        }
+    }
+
+    /// Somebody broke a lock.
+    pub fn broken(&mut self, key: &str, from: Micros) {
+        self.seen.push(Operation::new("somebody", key, Request::Force, (from, clock::now()), Told::Done));
+    }
+
+    /// The end of whatever this owner may have held.
+    fn end(&mut self, owner: &str, from: Micros, to: Option<Micros>) {
+        let Some(asked) = self.asked.get(owner) else { return };
+        for key in &asked.keys {
+            let (process, key, request) =
+                ("the server".to_owned(), key.clone(), Request::End { owner: owner.to_owned() });
+            let outcome = if to.is_some() { Told::Done } else { Told::Unknown };
+            self.seen.push(Operation { process, key, request, from, to, outcome });
+        }
+    }
+
+    /// Whether there is an order of all that explains what was told. What never ended may have been granted.
+    ///
+    /// # Errors
+    ///
+    /// The violation, in words.
+    pub fn judge(&mut self) -> Result<(), String> {
+        let running: Vec<(String, Micros)> = self
+            .asked
+            .iter()
+            .filter(|(_, it)| it.stage == Stage::Runs)
+            .map(|(owner, it)| (owner.clone(), it.from))
+            .collect();
+        for (owner, from) in running {
+            let unknown = Outcome { outcome: "unknown".to_owned(), fence: None, reason: None, text: None, at: from };
+            let (client, hold) = owner.split_once('/').unwrap_or_default();
+            self.acquired(client, hold, &unknown);
+        }
+        judge(&self.seen).map_err(|violation| violation.to_string())
+    }
+}
+
+fn owner(client: &str, hold: &str) -> String {
+    format!("{client}/{hold}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asks(history: &mut History, client: &str, hold: &str) {
+        let terms = Terms { wait: Some(0), ..Terms::default() };
+        history.asks(client, hold, &["k".to_owned()], &terms);
+    }
+
+    fn outcome(outcome: &str, fence: Option<u64>, reason: Option<&str>) -> Outcome {
+        Outcome { outcome: outcome.to_owned(), fence, reason: reason.map(str::to_owned), text: None, at: clock::now() }
+    }
+
+    /// A holds, then B is granted it.
+    fn a_then_b(between: impl FnOnce(&mut History), fence: u64) -> Result<(), String> {
+        let mut history = History::default();
+        asks(&mut history, "A", "a");
+        history.acquired("A", "a", &outcome("held", Some(7), None));
+        between(&mut history);
+        asks(&mut history, "B", "b");
+        history.acquired("B", "b", &outcome("held", Some(fence), None));
+        history.judge()
+    }
+
+    #[test]
+    fn two_holders_can_not_be_explained() {
+        assert!(a_then_b(|_| {}, 8).is_err());
+    }
+
+    #[test]
+    fn a_fence_that_does_not_grow_can_not_be_explained() {
+        let release = |history: &mut History| {
+            let call = Call::Release { hold: "a".to_owned() };
+            history.about("A", "a", &call, clock::now(), &outcome("released", None, None));
+        };
+        assert_eq!(a_then_b(release, 8), Ok(()));
+        assert!(a_then_b(release, 7).is_err());
+    }
+
+    #[test]
+    fn who_says_that_it_has_lost_its_hold_held_it_no_longer_than_that() {
+        let check = |history: &mut History| {
+            let call = Call::Check { hold: "a".to_owned() };
+            history.about("A", "a", &call, clock::now(), &outcome("lost", None, Some("expired")));
+        };
+        assert_eq!(a_then_b(check, 8), Ok(()));
+        assert_eq!(a_then_b(|history| history.broken("k", clock::now()), 8), Ok(()));
+        assert_eq!(a_then_b(|history| history.all_end("A"), 8), Ok(()));
+    }
+
+    #[test]
+    fn a_call_that_fails_may_have_done_something() {
+        let mut history = History::default();
+        asks(&mut history, "A", "a");
+        history.acquired("A", "a", &outcome("connection", None, None));
+        asks(&mut history, "B", "b");
+        history.acquired("B", "b", &outcome("held", Some(8), None));
+        assert_eq!(history.judge(), Ok(()));
+    }
+}

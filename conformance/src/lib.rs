@@ -1,0 +1,14 @@
+//! One suite for every client of Holdfast. Scenarios (`scenarios/`) are played to a client through a driver (`drivers/`), with faults
+//! between any two messages, and judged by what the server says and by what the client said, never by the client's inside.
+#![forbid(unsafe_code)]
+
+pub mod clock;
+pub mod driver;
+pub mod fault;
+pub mod history;
+pub mod left;
+pub mod play;
+pub mod random;
+pub mod scenario;
+pub mod table;
+pub mod words;

@@ -1,0 +1,270 @@
+//! Plays the scenarios to all clients, and prints what each of them keeps of what is promised.
+#![forbid(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use conformance::clock;
+use conformance::driver::Manifest;
+use conformance::fault::{Fault, Kind};
+use conformance::play::{Drivers, Judged, play};
+use conformance::random;
+use conformance::scenario::{Scenario, read_all};
+use conformance::{table, words};
+
+/// How many scenarios are played at once: they wait most of the time.
+const AT_ONCE: usize = 8;
+
+const HELP: &str = "\
+conformance: plays scenarios to clients, through their drivers
+
+  --client NAME      only this one (a folder of conformance/drivers); may be repeated
+  --scenario NAME    only this one; may be repeated
+  --clean            without faults between the messages
+  --random SECONDS   instead, each two clients do what they like for so long
+  --seed N           the seed of that
+  --python PROGRAM   the Python of the drivers in Python (python3)
+  --table FILE       writes the tables of features and promises into this page, between its marks";
+
+#[derive(Default)]
+struct Arguments {
+    clients: Vec<String>,
+    scenarios: Vec<String>,
+    clean: bool,
+    random: Option<u64>,
+    seed: Option<u64>,
+    python: Option<String>,
+    table: Option<PathBuf>,
+}
+
+/// What came of a scenario with a client.
+#[derive(Debug, Default)]
+struct Verdict {
+    faults: Vec<String>,
+    played: usize,
+    positions: u64,
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(why) => {
+            eprintln!("conformance: {why}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run() -> Result<bool, String> {
+    let Some(arguments) = arguments()? else {
+        println!("{HELP}");
+        return Ok(true);
+    };
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut scenarios = read_all(&here.join("scenarios"))?;
+    scenarios.retain(|it| arguments.scenarios.is_empty() || arguments.scenarios.contains(&it.name));
+    let mut manifests = Vec::new();
+    for folder in folders(&here.join("drivers"))? {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if arguments.clients.is_empty() || arguments.clients.contains(&name) {
+            manifests.push(Manifest::read(&folder)?);
+        }
+    }
+    let beside = env::current_exe().map_err(|why| why.to_string())?.with_file_name("driver-rust");
+    let python = arguments.python.unwrap_or_else(|| "python3".to_owned());
+    let programs = BTreeMap::from([("driver-rust", beside.display().to_string()), ("python", python)]);
+
+    if let Some(seconds) = arguments.random {
+        let seed = arguments.seed.unwrap_or_else(clock::now);
+        return play_pairs(&manifests, &programs, seed, Duration::from_secs(seconds));
+    }
+
+    // First without faults: that says how many messages there are.
+    let pairs: Vec<(usize, usize)> = (0..manifests.len())
+        .flat_map(|client| (0..scenarios.len()).map(move |scenario| (client, scenario)))
+        .filter(|(client, scenario)| can(&manifests[*client], &scenarios[*scenario]))
+        .collect();
+    let judged = |client: usize| Judged { manifest: &manifests[client], programs: &programs };
+    let clean: Vec<_> = pairs.iter().map(|pair| (*pair, None)).collect();
+    let mut verdicts: BTreeMap<(usize, usize), Verdict> = BTreeMap::new();
+    play_all(&clean, &scenarios, &judged, &mut verdicts)?;
+    if !arguments.clean {
+        let mut with_faults = Vec::new();
+        for (pair, verdict) in &verdicts {
+            if verdict.faults.is_empty() && scenarios[pair.1].positions.is_some() {
+                for at in 0..verdict.positions {
+                    with_faults.extend(Kind::ALL.map(|kind| (*pair, Some(Fault { kind, at }))));
+                }
+            }
+        }
+        play_all(&with_faults, &scenarios, &judged, &mut verdicts)?;
+    }
+    let mut as_expected = report(&verdicts, &manifests, &scenarios);
+    if arguments.scenarios.is_empty() {
+        let golden = words::read(&here.join("golden/words.yaml"))?;
+        for (index, manifest) in manifests.iter().enumerate() {
+            let differences = words::differences(&golden, &judged(index));
+            as_expected &= report_words(manifest, &differences.unwrap_or_else(|why| vec![why]));
+        }
+    }
+    if let Some(file) = arguments.table {
+        let kept = |client: usize, scenario: usize| verdicts.get(&(client, scenario)).map(|it| it.faults.is_empty());
+        fs::write(&file, table::write(&manifests, &scenarios, kept))
+            .map_err(|why| format!("{}: {why}", file.display()))?;
+    }
+    Ok(as_expected)
+}
+
+fn arguments() -> Result<Option<Arguments>, String> {
+    let mut all = Arguments::default();
+    let mut words = env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or(format!("{word} needs a value"));
+        match word.as_str() {
+            "--client" => all.clients.push(value()?),
+            "--scenario" => all.scenarios.push(value()?),
+            "--clean" => all.clean = true,
+            "--random" => all.random = Some(number(&value()?)?),
+            "--seed" => all.seed = Some(number(&value()?)?),
+            "--python" => all.python = Some(value()?),
+            "--table" => all.table = Some(value()?.into()),
+            "--help" => return Ok(None),
+            _ => return Err(format!("{word}? {HELP}")),
+        }
+    }
+    Ok(Some(all))
+}
+
+fn number(digits: &str) -> Result<u64, String> {
+    digits.parse().map_err(|_| format!("{digits} is no number"))
+}
+
+fn folders(of: &Path) -> Result<Vec<PathBuf>, String> {
+    let why = |error: std::io::Error| format!("{}: {error}", of.display());
+    let entries = fs::read_dir(of).map_err(why)?.collect::<Result<Vec<_>, _>>().map_err(why)?;
+    let mut folders: Vec<PathBuf> =
+        entries.into_iter().map(|it| it.path()).filter(|it| it.join("driver.yaml").is_file()).collect();
+    folders.sort();
+    Ok(folders)
+}
+
+/// Lets each two of the clients that can do what they like.
+fn play_pairs(
+    manifests: &[Manifest],
+    programs: &BTreeMap<&'static str, String>,
+    seed: u64,
+    time: Duration,
+) -> Result<bool, String> {
+    let can: Vec<&Manifest> = manifests.iter().filter(|it| !it.fails.contains_key("random")).collect();
+    let mut all_well = true;
+    for (index, one) in can.iter().enumerate() {
+        for other in can.iter().skip(if can.len() > 1 { index + 1 } else { index }) {
+            let judged = |manifest| Judged { manifest, programs };
+            let report = random::run(seed, time, [judged(one), judged(other)])?;
+            let says = if report.faults.is_empty() { "kept" } else { "NOT KEPT" };
+            let granted = report.granted;
+            println!("{} and {}: random, seed {seed}: {says}, {granted} grants", one.client, other.client);
+            report.faults.iter().for_each(|why| println!("    {why}"));
+            all_well &= report.faults.is_empty();
+        }
+    }
+    Ok(all_well)
+}
+
+fn can(client: &Manifest, scenario: &Scenario) -> bool {
+    scenario.needs.iter().all(|feature| client.has(*feature))
+}
+
+type Task = ((usize, usize), Option<Fault>);
+
+/// Plays all of these, several at once.
+fn play_all<'a>(
+    tasks: &[Task],
+    scenarios: &[Scenario],
+    judged: &(impl Fn(usize) -> Judged<'a> + Sync),
+    verdicts: &mut BTreeMap<(usize, usize), Verdict>,
+) -> Result<(), String> {
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new((verdicts, None));
+    thread::scope(|threads| {
+        for _ in 0..AT_ONCE {
+            threads.spawn(|| {
+                let mut drivers: BTreeMap<usize, Drivers> = BTreeMap::new();
+                while let Some((pair @ (client, scenario), fault)) = tasks.get(next.fetch_add(1, Ordering::SeqCst)) {
+                    let drivers = drivers.entry(*client).or_default();
+                    let played = play(&scenarios[*scenario], *fault, &judged(*client), drivers);
+                    let mut results = results.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    match played {
+                        Ok(report) => {
+                            let verdict = results.0.entry(*pair).or_default();
+                            let place =
+                                fault.map_or_else(String::new, |it| format!("{:?} at message {}: ", it.kind, it.at));
+                            verdict.faults.extend(report.faults.into_iter().map(|why| format!("{place}{why}")));
+                            verdict.played += 1;
+                            if fault.is_none() {
+                                verdict.positions = report.messages;
+                            }
+                        }
+                        Err(why) => results.1 = Some(why),
+                    }
+                }
+            });
+        }
+    });
+    let (_, failure) = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    failure.map_or(Ok(()), Err)
+}
+
+/// Prints how a client's words differ. Whether that is as its manifest says.
+fn report_words(manifest: &Manifest, differences: &[String]) -> bool {
+    let known = manifest.fails.get("words");
+    let says = match (differences, known) {
+        ([], None) => "the same as all others".to_owned(),
+        ([], Some(_)) => "THE SAME AS ALL OTHERS, and the manifest says that they are not".to_owned(),
+        (_, Some(why)) => format!("others, as is known: {why}"),
+        (_, None) => format!("OTHERS\n    {}", differences.join("\n    ")),
+    };
+    println!("{}: words: {says}", manifest.client);
+    differences.is_empty() == known.is_none()
+}
+
+/// Prints all verdicts. Whether each is as the client's manifest says.
+fn report(verdicts: &BTreeMap<(usize, usize), Verdict>, manifests: &[Manifest], scenarios: &[Scenario]) -> bool {
+    let mut as_expected = true;
+    for ((client, scenario), verdict) in verdicts {
+        let (manifest, scenario) = (&manifests[*client], &scenarios[*scenario]);
+        let known = manifest.fails.get(&scenario.name);
+        let of_positions = match verdict.played {
+            0 | 1 => String::new(),
+            played => format!(", {} positions, {} faults", verdict.positions, played - 1),
+        };
+        let says = match (verdict.faults.is_empty(), known) {
+            (true, None) => "kept".to_owned(),
+            (true, Some(_)) => "KEPT, and the manifest says that it is not".to_owned(),
+            (false, Some(why)) => format!("not kept, as is known: {why}"),
+            (false, None) => "NOT KEPT".to_owned(),
+        };
+        println!("{}: {}: {says}{of_positions}", manifest.client, scenario.name);
+        if verdict.faults.is_empty() != known.is_none() {
+            as_expected = false;
+        }
+        if known.is_none() {
+            const SHOWN: usize = 5;
+            verdict.faults.iter().take(SHOWN).for_each(|why| println!("    {why}"));
+            if let more @ 1.. = verdict.faults.len().saturating_sub(SHOWN) {
+                println!("    and {more} more");
+            }
+        }
+    }
+    let faults: usize = verdicts.values().map(|it| it.played.saturating_sub(1)).sum();
+    println!("{} scenarios played, {faults} of them again with a fault", verdicts.len());
+    as_expected
+}

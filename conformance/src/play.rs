@@ -1,0 +1,543 @@
+//! Plays a scenario to the drivers of a client, and notes what they say.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::thread;
+use std::time::Duration;
+
+use redis::Value;
+use rustix::process::Signal;
+use support::{Proxy, Raw, Server, eventually};
+
+use crate::clock;
+use crate::driver::{Call, Driver, Manifest, Outcome};
+use crate::fault::{Fault, Watched};
+use crate::history::History;
+use crate::left;
+use crate::scenario::{Acquire, Feature, Network, Scenario, Step, Terms};
+
+/// The server's default lease: short, so that what is left behind shows soon.
+pub const DEFAULT_LEASE: Duration = Duration::from_secs(2);
+/// How much longer than its own time a call may take: the time limit of a connection, a reconnect, and a stall of this machine.
+pub const BOUND: Duration = Duration::from_secs(20);
+/// In which time the server says what a step waits for.
+const SOON: Duration = Duration::from_secs(10);
+/// How often the runner looks whether the message was reached at which it is to cancel.
+const LOOK: Duration = Duration::from_millis(5);
+/// In which time nothing is left of clients that are closed.
+pub const CLEAN: Duration = Duration::from_secs(20);
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// What was wrong: each a sentence.
+    pub faults: Vec<String>,
+    /// How many messages passed between the client with the faults and its server.
+    pub messages: u64,
+    /// How many acquisitions were granted.
+    pub granted: usize,
+}
+
+/// The client that is judged.
+#[derive(Clone, Copy, Debug)]
+pub struct Judged<'a> {
+    /// Its driver.
+    pub manifest: &'a Manifest,
+    /// What the names in its command stand for.
+    pub programs: &'a BTreeMap<&'static str, String>,
+}
+
+/// A client of the scenario.
+struct Client {
+    name: String,
+    driver: Driver,
+    proxy: Proxy,
+    holds: BTreeMap<String, Held>,
+    /// The name of a hold, of the call that runs for it, and how long it may.
+    running: BTreeMap<String, (u64, Duration)>,
+    killed: bool,
+}
+
+/// A hold that a driver counts.
+struct Held {
+    keys: Vec<String>,
+    fence: u64,
+    watched: bool,
+}
+
+/// A scenario that is being played.
+pub struct Play<'a> {
+    scenario: &'a Scenario,
+    server: Server,
+    raw: Raw,
+    clients: Vec<Client>,
+    history: History,
+    /// Whether the steps' own expectations count: not where a fault is put between them.
+    strict: bool,
+    /// Whether a client can be closed; else its process is ended.
+    closes: bool,
+    /// Whether a wait can be given up; else the process of who waits for ever is ended.
+    cancels: bool,
+    /// The messages of the client with the faults.
+    watched: Option<Watched>,
+    report: Report,
+}
+
+/// The drivers of the clients of a scenario, used again for the next time that it is played.
+pub type Drivers = BTreeMap<String, Driver>;
+
+/// Plays a scenario to a client once, with a fault if one is given. `drivers` are those left of the last time.
+///
+/// # Errors
+///
+/// If it can't be played: a driver doesn't start.
+pub fn play(
+    scenario: &Scenario,
+    fault: Option<Fault>,
+    client: &Judged,
+    drivers: &mut Drivers,
+) -> Result<Report, String> {
+    let lease = DEFAULT_LEASE.as_millis().to_string();
+    let server = Server::builder().module_args(&["default-lease", &lease]).start();
+    let mut clients = Vec::new();
+    for name in &scenario.clients {
+        let driver = match drivers.remove(name) {
+            Some(driver) => driver,
+            None => Driver::start(client.manifest, client.programs)?,
+        };
+        let (holds, running) = (BTreeMap::new(), BTreeMap::new());
+        clients.push(Client {
+            name: name.clone(),
+            driver,
+            proxy: Proxy::to(server.addr()),
+            holds,
+            running,
+            killed: false,
+        });
+    }
+    let strict = fault.is_none();
+    let (closes, cancels) = (client.manifest.has(Feature::Close), client.manifest.has(Feature::Cancel));
+    let raw = server.raw();
+    let (history, report) = (History::default(), Report::default());
+    let mut play = Play { scenario, server, raw, clients, history, strict, closes, cancels, watched: None, report };
+    play.watched = scenario.positions.as_ref().and_then(|name| {
+        let client = play.clients.iter().find(|it| it.name == *name)?;
+        Some(Watched::begin(&client.proxy, fault))
+    });
+    play.open();
+    for step in &scenario.steps {
+        if play.strict && !play.report.faults.is_empty() {
+            break;
+        }
+        play.step(step);
+    }
+    play.finish();
+    play.report.messages = play.watched.as_ref().map_or(0, Watched::messages);
+    let Play { clients, report, .. } = play;
+    // A driver that did not end cleanly is not used again.
+    if report.faults.is_empty() {
+        drivers.extend(clients.into_iter().filter(|it| !it.killed).map(|it| (it.name, it.driver)));
+    }
+    Ok(report)
+}
+
+impl Client {
+    /// The fences of what it believes to hold of a lock: what is watched and was not told to be lost.
+    fn counts(&mut self, key: &str) -> Vec<u64> {
+        // Whether the driver lives shows at its next call.
+        let _ = self.driver.read();
+        let is_lost = |hold: &str| self.driver.told.iter().any(|it| it.hold == hold);
+        let is_of = |held: &Held| held.watched && held.keys.iter().any(|it| it == key);
+        self.holds.iter().filter(|(hold, held)| is_of(held) && !is_lost(hold)).map(|(_, held)| held.fence).collect()
+    }
+}
+
+impl Play<'_> {
+    fn wrong(&mut self, why: String) {
+        self.report.faults.push(why);
+    }
+
+    fn expect(&mut self, is_so: bool, why: impl FnOnce() -> String) {
+        if self.strict && !is_so {
+            self.wrong(why());
+        }
+    }
+
+    fn client(&mut self, name: &str) -> &mut Client {
+        let index = self.clients.iter().position(|it| it.name == *name).expect("scenarios name their clients");
+        &mut self.clients[index]
+    }
+
+    fn open(&mut self) {
+        for name in &self.scenario.clients {
+            let url = format!("redis://{}/", self.client(name).proxy.addr());
+            let Some(id) = self.call(name, &Call::Open { url }) else { continue };
+            if let Some(outcome) = self.outcome(name, id, BOUND, "open")
+                && outcome.outcome != "ok"
+            {
+                self.expect(false, || format!("{name}: open ended as {}", describe(&outcome)));
+            }
+        }
+    }
+
+    fn call(&mut self, client: &str, call: &Call) -> Option<u64> {
+        match self.client(client).driver.call(call) {
+            Ok(id) => Some(id),
+            Err(why) => {
+                self.wrong(format!("{client}: {why}"));
+                None
+            }
+        }
+    }
+
+    /// How a call ends: every one does within its time.
+    fn outcome(&mut self, client: &str, id: u64, within: Duration, what: &str) -> Option<Outcome> {
+        match self.outcome_within(client, id, within) {
+            Ok(Some(outcome)) => return Some(outcome),
+            Ok(None) => self.wrong(format!("{client}: {what} has not ended after {within:?}")),
+            Err(why) => self.wrong(format!("{client}: {what}: {why}")),
+        }
+        None
+    }
+
+    fn outcome_within(&mut self, client: &str, id: u64, within: Duration) -> Result<Option<Outcome>, String> {
+        let end = clock::after(within);
+        loop {
+            self.cancel_if_reached();
+            let left = clock::left(end);
+            let outcome = self.client(client).driver.outcome(id, left.min(LOOK))?;
+            if outcome.is_some() || left.is_zero() {
+                return Ok(outcome);
+            }
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Acquire(acquire) => self.acquire(acquire),
+            Step::Ended { client, hold, ends, within, at_most } => {
+                self.ended(client, hold, (ends, *at_most), Duration::from_millis(*within));
+            }
+            Step::Release(call) => {
+                self.about(&call.client, &call.hold, Call::Release { hold: call.hold.clone() }, &call.ends)
+            }
+            Step::Check(call) => {
+                self.about(&call.client, &call.hold, Call::Check { hold: call.hold.clone() }, &call.ends)
+            }
+            Step::Renew { client, hold, lease, ends } => {
+                self.about(client, hold, Call::Renew { hold: hold.clone(), lease: *lease }, ends);
+            }
+            Step::Cancel(which) => self.cancel(&which.client, &which.hold),
+            Step::Drop(which) => {
+                let call = Call::Drop { hold: which.hold.clone() };
+                self.history.ends(&which.client, &which.hold);
+                if let Some(id) = self.call(&which.client, &call) {
+                    self.outcome(&which.client, id, BOUND, "drop");
+                    self.client(&which.client).holds.remove(&which.hold);
+                }
+            }
+            Step::Close { client } => self.close(client),
+            Step::Kill { client } => self.kill(client),
+            Step::Lost { client, hold, reason, within } => {
+                self.lost(client, hold, reason, Duration::from_millis(*within))
+            }
+            Step::Force { key } => self.end_all("LOCK.FORCE", key),
+            Step::Delete { key } => self.end_all("DEL", key),
+            Step::Until { key, holders, waiters } => {
+                let time = if self.strict { SOON } else { SOON / 5 };
+                let is_so = eventually(time, || {
+                    self.cancel_if_reached();
+                    let (held, waited) = (self.holders(key).len() as u64, self.waiters(key));
+                    holders.is_none_or(|it| it == held) && waiters.is_none_or(|it| it == waited)
+                });
+                let wanted = format!("holders {holders:?}, waiters {waiters:?}");
+                let (held, waited) = (self.holders(key).len(), self.waiters(key));
+                self.expect(is_so, || format!("{key}: never {wanted}; at the end {held} and {waited}"));
+            }
+            Step::Network { client, is } => {
+                let proxy = &self.client(client).proxy;
+                match is {
+                    Network::Cut => proxy.cut(),
+                    Network::Refused => proxy.refuse(),
+                    Network::Whole => proxy.accept(),
+                }
+            }
+            Step::Freeze { client, time } => self.freeze(client.as_deref(), Duration::from_millis(*time)),
+        }
+    }
+
+    fn acquire(&mut self, it: &Acquire) {
+        let call = Call::Acquire { hold: it.hold.clone(), keys: it.keys.clone(), terms: it.terms.clone() };
+        self.history.asks(&it.client, &it.hold, &it.keys, &it.terms);
+        let Some(id) = self.call(&it.client, &call) else { return };
+        let wait = it.terms.wait.map_or(Duration::MAX, Duration::from_millis);
+        self.client(&it.client).running.insert(it.hold.clone(), (id, wait));
+        if it.ends != "later" {
+            self.ended(&it.client, &it.hold, (&it.ends, it.at_most), wait.min(SOON).saturating_add(BOUND));
+        }
+    }
+
+    fn ended(&mut self, client: &str, hold: &str, (ends, at_most): (&str, Option<u64>), within: Duration) {
+        let Some((id, _)) = self.client(client).running.get(hold).copied() else {
+            return self.expect(false, || format!("{client}: no acquisition of {hold} runs"));
+        };
+        if self.strict {
+            if let Some(outcome) = self.outcome(client, id, within, &format!("acquire {hold}")) {
+                let how = describe(&outcome);
+                let as_expected = ends.split('|').any(|it| it == outcome.outcome);
+                self.expect(as_expected, || format!("{client}: acquire {hold} ended as {how}, not {ends}"));
+                let took = self.history.took(client, hold, outcome.at) / 1_000;
+                let in_time = at_most.is_none_or(|most| took <= most);
+                self.expect(in_time, || format!("{client}: acquire {hold} took {took} ms"));
+                self.note_acquired(client, hold, &outcome);
+            }
+        } else if let Ok(Some(outcome)) = self.outcome_within(client, id, within.min(SOON / 5)) {
+            // With a fault it may still wait; that it ends at all shows at the end.
+            self.note_acquired(client, hold, &outcome);
+        }
+    }
+
+    fn note_acquired(&mut self, client: &str, hold: &str, outcome: &Outcome) {
+        let (terms, keys) = self.terms_of(client, hold);
+        self.history.acquired(client, hold, outcome);
+        let of = self.client(client);
+        of.running.remove(hold);
+        if outcome.outcome == "held" {
+            let watched = terms.lease.is_none() || terms.watched;
+            let held = Held { keys, fence: outcome.fence.unwrap_or_default(), watched };
+            of.holds.insert(hold.to_owned(), held);
+            self.report.granted += 1;
+        }
+    }
+
+    fn terms_of(&self, client: &str, hold: &str) -> (Terms, Vec<String>) {
+        let asks = self.scenario.steps.iter().find_map(|step| match step {
+            Step::Acquire(it) if it.client == client && it.hold == hold => Some((it.terms.clone(), it.keys.clone())),
+            _ => None,
+        });
+        asks.unwrap_or_default()
+    }
+
+    /// A call about a hold.
+    fn about(&mut self, client: &str, hold: &str, call: Call, ends: &str) {
+        let what = format!(
+            "{} {hold}",
+            match call {
+                Call::Release { .. } => "release",
+                Call::Renew { .. } => "renew",
+                _ => "check",
+            }
+        );
+        if !self.client(client).holds.contains_key(hold) {
+            return self.expect(false, || format!("{client}: {what}: it holds no such thing"));
+        }
+        let from = clock::now();
+        let Some(id) = self.call(client, &call) else { return };
+        let Some(outcome) = self.outcome(client, id, BOUND, &what) else { return };
+        let as_expected = ends.split('|').any(|it| {
+            let (ended, reason) = it.split_once(' ').unwrap_or((it, ""));
+            outcome.outcome == ended && (reason.is_empty() || outcome.reason.as_deref() == Some(reason))
+        });
+        self.expect(as_expected, || format!("{client}: {what} ended as {}, not {ends}", describe(&outcome)));
+        self.history.about(client, hold, &call, from, &outcome);
+        // What a failed release leaves is the client's to end.
+        if matches!(call, Call::Release { .. }) || outcome.outcome == "lost" {
+            self.client(client).holds.remove(hold);
+        }
+    }
+
+    fn cancel(&mut self, client: &str, hold: &str) {
+        let Some(id) = self.call(client, &Call::Cancel { hold: hold.to_owned() }) else { return };
+        self.outcome(client, id, BOUND, "cancel");
+    }
+
+    /// Gives up all that runs at the client with the faults, if the message was reached at which that is to be done.
+    fn cancel_if_reached(&mut self) {
+        let Some(name) = self.scenario.positions.clone() else { return };
+        if !self.watched.as_ref().is_some_and(Watched::is_to_be_cancelled) {
+            return;
+        }
+        let running: Vec<String> = self.client(&name).running.keys().cloned().collect();
+        for hold in running {
+            self.cancel(&name, &hold);
+        }
+        self.client(&name).proxy.pass();
+    }
+
+    fn close(&mut self, client: &str) {
+        self.history.all_end(client);
+        if let Some(id) = self.call(client, &Call::Close) {
+            self.outcome(client, id, BOUND, "close");
+        }
+        // Whatever waited was given up with it.
+        let running: Vec<(String, u64)> =
+            self.client(client).running.iter().map(|(hold, (id, _))| (hold.clone(), *id)).collect();
+        for (hold, id) in running {
+            if let Some(outcome) = self.outcome(client, id, BOUND, &format!("acquire {hold}, after close")) {
+                self.history.acquired(client, &hold, &outcome);
+            }
+        }
+        let client = self.client(client);
+        client.running.clear();
+        client.holds.clear();
+    }
+
+    fn lost(&mut self, client: &str, hold: &str, reason: &str, within: Duration) {
+        let within = if self.strict { within } else { Duration::ZERO };
+        match self.client(client).driver.loss(hold, within) {
+            Ok(Some(loss)) => self.expect(reason.split('|').any(|it| it == loss.reason), || {
+                format!("{client}: {hold} is lost because {}, not {reason}", loss.reason)
+            }),
+            Ok(None) => self.expect(false, || format!("{client}: not told after {within:?} that {hold} is lost")),
+            Err(why) => self.wrong(format!("{client}: {why}")),
+        }
+    }
+
+    fn end_all(&mut self, command: &str, key: &str) {
+        let from = clock::now();
+        self.raw.call(&[command.as_bytes(), key.as_bytes()]);
+        self.history.broken(key, from);
+    }
+
+    fn freeze(&mut self, client: Option<&str>, time: Duration) {
+        match client {
+            Some(name) => self.client(name).driver.signal(Signal::STOP),
+            None => self.server.stop(),
+        }
+        // This is how long it stands still, and no condition.
+        thread::sleep(time);
+        match client {
+            Some(name) => self.client(name).driver.signal(Signal::CONT),
+            None => self.server.cont(),
+        }
+    }
+
+    /// Who holds a lock, by the server's word: the tokens.
+    fn holders(&mut self, key: &str) -> Vec<u64> {
+        let info = self.raw.call(&[b"LOCK.INFO", key.as_bytes()]);
+        let Some(Value::Array(holders)) = field(&info, "holders") else { return Vec::new() };
+        let token = |holder: &Value| match field(holder, "token") {
+            Some(Value::Int(token)) => u64::try_from(*token).unwrap_or_default(),
+            _ => 0,
+        };
+        holders.iter().map(token).collect()
+    }
+
+    fn waiters(&mut self, key: &str) -> u64 {
+        match field(&self.raw.call(&[b"LOCK.INFO", key.as_bytes()]), "waiters") {
+            Some(Value::Int(count)) => u64::try_from(*count).unwrap_or_default(),
+            _ => 0,
+        }
+    }
+
+    /// The end of every scenario: what drivers count is what the server says; all calls end; nothing is left; what was told can
+    /// be explained.
+    fn finish(&mut self) {
+        for client in &self.clients {
+            client.proxy.accept();
+        }
+        if self.strict && self.report.faults.is_empty() {
+            self.compare();
+        }
+        // With a fault, whoever may wait for ever is given up, and whatever has a time ends by itself.
+        for index in 0..self.clients.len() {
+            let (name, killed) = (self.clients[index].name.clone(), self.clients[index].killed);
+            if !killed {
+                self.end(&name);
+            }
+        }
+        for client in &self.clients {
+            client.proxy.pass();
+        }
+        if let Some(left) = left::after(CLEAN, &self.server, &mut self.raw) {
+            self.wrong(left);
+        }
+        for index in 0..self.clients.len() {
+            let client = &mut self.clients[index];
+            let _ = client.driver.read();
+            for loss in std::mem::take(&mut client.driver.told) {
+                self.history.lost(&client.name, &loss);
+            }
+        }
+        if let Err(violation) = self.history.judge() {
+            self.wrong(format!("what was told can't be explained: {violation}"));
+        }
+    }
+
+    /// What the drivers count is what the server says.
+    fn compare(&mut self) {
+        let keys: BTreeSet<String> = self.scenario.steps.iter().flat_map(keys_of).collect();
+        for key in keys {
+            let (mut counted, mut held) = (Vec::new(), Vec::new());
+            let is_so = eventually(SOON, || {
+                counted = self.clients.iter_mut().flat_map(|it| it.counts(&key)).collect();
+                held = self.holders(&key);
+                counted.iter().all(|it| held.contains(it))
+            });
+            self.expect(is_so, || format!("{key}: the clients count {counted:?}, and the server {held:?}"));
+        }
+    }
+
+    fn end(&mut self, name: &str) {
+        let running: Vec<(String, u64, Duration)> =
+            self.client(name).running.iter().map(|(hold, (id, wait))| (hold.clone(), *id, *wait)).collect();
+        let waits_for_ever = running.iter().any(|(.., wait)| *wait == Duration::MAX);
+        if waits_for_ever && !self.cancels {
+            return self.kill(name);
+        }
+        for (hold, id, wait) in running {
+            if wait == Duration::MAX {
+                self.cancel(name, &hold);
+            }
+            let within = if wait == Duration::MAX { BOUND } else { wait.saturating_add(BOUND) };
+            if let Some(outcome) = self.outcome(name, id, within, &format!("acquire {hold}")) {
+                self.note_acquired(name, &hold, &outcome);
+            }
+        }
+        let holds: Vec<String> = self.client(name).holds.keys().cloned().collect();
+        for hold in holds {
+            let call = Call::Release { hold: hold.clone() };
+            let from = clock::now();
+            let Some(id) = self.call(name, &call) else { return };
+            if let Some(outcome) = self.outcome(name, id, BOUND, &format!("release {hold}, at the end")) {
+                self.history.about(name, &hold, &call, from, &outcome);
+            }
+        }
+        if self.closes { self.close(name) } else { self.kill(name) }
+    }
+
+    fn kill(&mut self, name: &str) {
+        self.history.all_end(name);
+        let client = self.client(name);
+        // What it said before counts.
+        let _ = client.driver.read();
+        client.driver.kill();
+        client.killed = true;
+        client.holds.clear();
+        client.running.clear();
+    }
+}
+
+fn keys_of(step: &Step) -> Vec<String> {
+    match step {
+        Step::Acquire(it) => it.keys.clone(),
+        _ => Vec::new(),
+    }
+}
+
+fn describe(outcome: &Outcome) -> String {
+    let more = [outcome.reason.as_deref(), outcome.text.as_deref()];
+    let more: Vec<&str> = more.into_iter().flatten().collect();
+    format!("{} {}", outcome.outcome, more.join(" ")).trim().to_owned()
+}
+
+fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
+    let is_named = |key: &Value| {
+        matches!(key, Value::BulkString(it) if it == name.as_bytes())
+            || matches!(key, Value::SimpleString(it) if it == name)
+    };
+    match map {
+        Value::Array(elements) => elements.chunks_exact(2).find(|it| is_named(&it[0])).map(|it| &it[1]),
+        Value::Map(pairs) => pairs.iter().find(|(key, _)| is_named(key)).map(|(_, value)| value),
+        _ => None,
+    }
+}

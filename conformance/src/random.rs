@@ -1,0 +1,353 @@
+//! Two clients, of different languages where there are several, do what they like to eight locks for a while, from a seed, while their
+//! connections break and their processes stand still.
+//!
+//! Of what they were told, that is judged which is certain: a hold counts from the moment at which its client was told of it to the
+//! one at which the client wants to give it back, is told of its loss, or is disturbed in a way after which it has to ask.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use support::{Proxy, Random, Raw, Server};
+
+use crate::clock::{self, Micros};
+use crate::driver::{Call, Driver, Outcome};
+use crate::left;
+use crate::play::{BOUND, CLEAN, DEFAULT_LEASE, Judged};
+use crate::scenario::{Feature, Terms};
+
+/// Locks, and how many may hold each: 0 is any number of readers.
+const LOCKS: [(&str, u64); 8] =
+    [("m1", 1), ("m2", 1), ("m3", 1), ("m4", 1), ("r1", 0), ("r2", 0), ("s2", 2), ("s3", 3)];
+/// So many acquisitions of a client run or are held at once.
+const AT_ONCE: usize = 5;
+/// How often something is done.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// A hold, as its client was told.
+#[derive(Clone, Debug)]
+struct Hold {
+    who: String,
+    keys: Vec<String>,
+    limit: u64,
+    fence: u64,
+    asked: Micros,
+    told: Micros,
+    /// From here on it is not certain any more.
+    to: Micros,
+}
+
+struct Client<'a> {
+    name: String,
+    judged: Judged<'a>,
+    driver: Driver,
+    proxy: Proxy,
+    /// Calls that have not ended, by their names.
+    calls: BTreeMap<u64, (Call, String, Micros, Instant)>,
+    held: Vec<String>,
+    /// All that it ever held, by name.
+    holds: BTreeMap<String, Hold>,
+    acquired: u64,
+    last_disturbed: Micros,
+    /// Until when its process stands still, or its connections are refused.
+    frozen: Option<Instant>,
+    refused: Option<Instant>,
+}
+
+/// What came of a run.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// What was wrong.
+    pub faults: Vec<String>,
+    /// How many acquisitions were granted.
+    pub granted: usize,
+}
+
+/// Lets two clients work for so long.
+///
+/// # Errors
+///
+/// If it can't be done: a driver doesn't start.
+pub fn run(seed: u64, time: Duration, both: [Judged; 2]) -> Result<Report, String> {
+    let lease = DEFAULT_LEASE.as_millis().to_string();
+    let server = Server::builder().module_args(&["default-lease", &lease]).start();
+    let mut clients = Vec::new();
+    for (name, judged) in ["X", "Y"].into_iter().zip(both) {
+        clients.push(Client {
+            name: name.to_owned(),
+            judged,
+            driver: Driver::start(judged.manifest, judged.programs)?,
+            proxy: Proxy::to(server.addr()),
+            calls: BTreeMap::new(),
+            held: Vec::new(),
+            holds: BTreeMap::new(),
+            acquired: 0,
+            last_disturbed: 0,
+            frozen: None,
+            refused: None,
+        });
+    }
+    let mut run = Run { raw: server.raw(), clients, report: Report::default() };
+    let mut random = Random::from_seed(seed);
+    for index in 0..run.clients.len() {
+        let url = format!("redis://{}/", run.clients[index].proxy.addr());
+        run.call(index, Call::Open { url }, "");
+    }
+    let end = clock::after(time);
+    while Instant::now() < end && run.report.faults.is_empty() {
+        let index = random.index(run.clients.len());
+        run.act(index, &mut random);
+        run.listen(PAUSE);
+    }
+    run.end(&server);
+    Ok(run.report)
+}
+
+/// A server rounds its clock down to a millisecond.
+const MARGIN: Micros = 2_000;
+
+struct Run<'a> {
+    raw: Raw,
+    clients: Vec<Client<'a>>,
+    report: Report,
+}
+
+impl Run<'_> {
+    fn call(&mut self, index: usize, call: Call, hold: &str) {
+        let client = &mut self.clients[index];
+        let (from, bound) = (clock::now(), clock::after(BOUND + wait_of(&call)));
+        match client.driver.call(&call) {
+            Ok(id) => drop(client.calls.insert(id, (call, hold.to_owned(), from, bound))),
+            Err(why) => self.report.faults.push(format!("{}: {why}", client.name)),
+        }
+    }
+
+    /// Something happens to a client, or is done by it.
+    fn act(&mut self, index: usize, random: &mut Random) {
+        let client = &mut self.clients[index];
+        let manifest = client.judged.manifest;
+        match random.below(1_000) {
+            0..2 => {
+                client.disturbed();
+                client.proxy.cut();
+            }
+            2..3 => {
+                client.disturbed();
+                client.proxy.refuse();
+                client.refused = Some(clock::after(Duration::from_millis(random.below(1_500))));
+            }
+            3..4 => {
+                client.disturbed();
+                client.driver.signal(Signal::STOP);
+                client.frozen = Some(clock::after(Duration::from_millis(random.below(3_000))));
+            }
+            4..10 => {
+                let (key, _) = *random.pick(&LOCKS);
+                for client in &mut self.clients {
+                    client.end_all(|hold| hold.keys.iter().any(|it| it == key));
+                }
+                self.raw.call(&[b"LOCK.FORCE", key.as_bytes()]);
+            }
+            10..80 if manifest.has(Feature::Cancel) => {
+                let waits = |(call, ..): &&(Call, String, Micros, Instant)| matches!(call, Call::Acquire { .. });
+                let running: Vec<String> = client.calls.values().filter(waits).map(|it| it.1.clone()).collect();
+                if !running.is_empty() {
+                    let hold = random.pick(&running).clone();
+                    self.call(index, Call::Cancel { hold }, "");
+                }
+            }
+            80..550 => self.acquire(index, random),
+            _ if client.held.is_empty() => {}
+            550..600 => {
+                let hold = random.pick(&client.held).clone();
+                self.call(index, Call::Check { hold: hold.clone() }, &hold);
+            }
+            600..620 if manifest.has(Feature::Drop) => {
+                let hold = client.held.swap_remove(random.index(client.held.len()));
+                client.end_all(|it| it.who == hold);
+                self.call(index, Call::Drop { hold }, "");
+            }
+            _ => {
+                let hold = client.held.swap_remove(random.index(client.held.len()));
+                client.end_all(|it| it.who == hold);
+                self.call(index, Call::Release { hold: hold.clone() }, &hold);
+            }
+        }
+    }
+
+    fn acquire(&mut self, index: usize, random: &mut Random) {
+        let client = &mut self.clients[index];
+        let running = client.calls.values().filter(|(call, ..)| matches!(call, Call::Acquire { .. })).count();
+        if running + client.held.len() >= AT_ONCE {
+            return;
+        }
+        client.acquired += 1;
+        let hold = client.acquired.to_string();
+        let (key, limit) = *random.pick(&LOCKS);
+        let keys = match random.below(6) {
+            0 if client.judged.manifest.has(Feature::SeveralKeys) => random.some(&["m1", "m2", "m3"], 2),
+            _ => vec![key],
+        };
+        let limit = if keys.len() > 1 { 1 } else { limit };
+        let terms = Terms {
+            wait: Some([0, 20, 500, 3_000][random.index(4)]),
+            lease: random.chance(30).then(|| 500 + random.below(2_000)),
+            shared: limit == 0,
+            limit: (limit > 1).then_some(limit),
+            ..Terms::default()
+        };
+        let keys: Vec<String> = keys.into_iter().map(str::to_owned).collect();
+        self.call(index, Call::Acquire { hold: hold.clone(), keys, terms }, &hold);
+    }
+
+    /// Takes in what the clients say for a while.
+    fn listen(&mut self, time: Duration) {
+        let end = clock::after(time);
+        loop {
+            for index in 0..self.clients.len() {
+                self.hear(index);
+            }
+            if Instant::now() >= end {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn hear(&mut self, index: usize) {
+        let client = &mut self.clients[index];
+        let is_over = |at: &mut Option<Instant>| at.take_if(|at| Instant::now() >= *at).is_some();
+        if is_over(&mut client.frozen) {
+            client.driver.signal(Signal::CONT);
+        }
+        if is_over(&mut client.refused) {
+            client.proxy.accept();
+        }
+        if let Err(why) = client.driver.read() {
+            return self.report.faults.push(format!("{}: {why}", client.name));
+        }
+        let ids: Vec<u64> = client.calls.keys().copied().collect();
+        for id in ids {
+            let client = &mut self.clients[index];
+            if let Some(outcome) = client.driver.ended(id) {
+                if let Some((call, hold, asked, _)) = client.calls.remove(&id) {
+                    self.ended(index, &call, &hold, asked, &outcome);
+                }
+            } else if let Some((call, .., bound)) = client.calls.get(&id)
+                && Instant::now() > *bound
+            {
+                let why = format!("{}: {call:?} has not ended {BOUND:?} after its own time", client.name);
+                client.calls.remove(&id);
+                self.report.faults.push(why);
+            }
+        }
+    }
+
+    fn ended(&mut self, index: usize, call: &Call, hold: &str, asked: Micros, outcome: &Outcome) {
+        let client = &mut self.clients[index];
+        match (call, outcome.outcome.as_str()) {
+            (Call::Acquire { keys, terms, .. }, "held") => {
+                client.held.push(hold.to_owned());
+                let limit = if terms.shared { 0 } else { terms.limit.unwrap_or(1) };
+                let ends = terms.lease.map_or(Micros::MAX, |lease| asked + (lease * 1_000).saturating_sub(MARGIN));
+                // What disturbed it while it asked may have cost it the hold already.
+                let to = if client.last_disturbed > asked { 0 } else { ends };
+                let (who, fence, told) = (hold.to_owned(), outcome.fence.unwrap_or_default(), outcome.at);
+                client.holds.insert(who.clone(), Hold { who, keys: keys.clone(), limit, fence, asked, told, to });
+                self.report.granted += 1;
+            }
+            (_, "lost") => {
+                client.held.retain(|it| it != hold);
+                client.end_at(hold, outcome.at);
+            }
+            _ => {}
+        }
+    }
+
+    fn end(&mut self, server: &Server) {
+        let wait = Duration::from_secs(5);
+        for client in &mut self.clients {
+            client.frozen = client.frozen.map(|_| Instant::now());
+            client.refused = client.refused.map(|_| Instant::now());
+        }
+        let mut end = clock::after(BOUND + wait);
+        while self.clients.iter().any(|it| !it.calls.is_empty()) && Instant::now() < end {
+            self.listen(PAUSE);
+        }
+        for index in 0..self.clients.len() {
+            for hold in std::mem::take(&mut self.clients[index].held) {
+                self.call(index, Call::Release { hold: hold.clone() }, &hold);
+            }
+        }
+        end = clock::after(BOUND + wait);
+        while self.clients.iter().any(|it| !it.calls.is_empty()) && Instant::now() < end {
+            self.listen(PAUSE);
+        }
+        for index in 0..self.clients.len() {
+            for loss in std::mem::take(&mut self.clients[index].driver.told) {
+                self.clients[index].end_at(&loss.hold, loss.at);
+            }
+            if self.clients[index].judged.manifest.has(Feature::Close) {
+                self.call(index, Call::Close, "");
+                self.listen(PAUSE);
+            } else {
+                self.clients[index].driver.kill();
+            }
+        }
+        if let Some(left) = left::after(CLEAN, server, &mut self.raw) {
+            self.report.faults.push(left);
+        }
+        let holds = || self.clients.iter().flat_map(|client| client.holds.values());
+        for (key, _) in LOCKS {
+            let of_key: Vec<&Hold> = holds().filter(|it| it.keys.iter().any(|it| it == key)).collect();
+            self.report.faults.extend(judge(key, &of_key));
+        }
+    }
+}
+
+impl Client<'_> {
+    /// After this nothing that it holds is certain without asking.
+    fn disturbed(&mut self) {
+        self.last_disturbed = clock::now();
+        self.end_all(|_| true);
+    }
+
+    fn end_all(&mut self, which: impl Fn(&Hold) -> bool) {
+        let now = clock::now();
+        self.holds.values_mut().filter(|it| which(it)).for_each(|it| it.to = it.to.min(now));
+    }
+
+    fn end_at(&mut self, hold: &str, at: Micros) {
+        if let Some(hold) = self.holds.get_mut(hold) {
+            hold.to = hold.to.min(at);
+        }
+    }
+}
+
+/// Whether more than the limit were certain to hold a lock at once, or a fence did not grow.
+fn judge(key: &str, holds: &[&Hold]) -> Vec<String> {
+    let mut faults = Vec::new();
+    for one in holds {
+        // Whoever asked when this one had been told has a greater fence.
+        if let Some(later) = holds.iter().find(|it| it.asked > one.told && it.fence <= one.fence) {
+            faults.push(format!("{key}: {later:?} has no greater fence than {one:?}, who had it before"));
+        }
+        if one.limit == 0 || one.to <= one.told {
+            continue;
+        }
+        // At the moment of its grant.
+        let beside: BTreeSet<u64> =
+            holds.iter().filter(|it| it.told <= one.told && one.told < it.to).map(|it| it.fence).collect();
+        if beside.len() as u64 > one.limit {
+            faults.push(format!("{key}: {} hold it at once: {one:?}", beside.len()));
+        }
+    }
+    faults
+}
+
+fn wait_of(call: &Call) -> Duration {
+    match call {
+        Call::Acquire { terms, .. } => Duration::from_millis(terms.wait.unwrap_or_default()),
+        _ => Duration::ZERO,
+    }
+}

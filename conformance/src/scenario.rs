@@ -1,0 +1,376 @@
+//! Scenarios as they stand in `scenarios/*.yaml`: the promises of a client. README.md explains them to whoever writes one.
+
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+/// One promise, and the steps that show whether it is kept.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// The name of its file.
+    #[serde(skip)]
+    pub name: String,
+    /// What is promised, in a sentence.
+    pub promise: String,
+    /// What a client must have for it.
+    #[serde(default)]
+    pub needs: Vec<Feature>,
+    /// Each is a client of its own, in a process of its own.
+    pub clients: Vec<String>,
+    /// The client between whose messages faults are put, one after the other.
+    #[serde(default)]
+    pub positions: Option<String>,
+    /// What is done, in this order.
+    pub steps: Vec<Step>,
+}
+
+/// What not every client has.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "kebab-case")]
+pub enum Feature {
+    /// Readers and writers.
+    Shared,
+    /// A limit on how many hold it.
+    Semaphore,
+    /// Several keys in one step.
+    SeveralKeys,
+    /// A watched lease of one's own.
+    WatchedLease,
+    /// Given back at once when the connection ends.
+    Ephemeral,
+    /// Confirmed by replicas.
+    Replicas,
+    /// A wait that is given up.
+    Cancel,
+    /// A hold that nobody can reach any more.
+    Drop,
+    /// A client that is closed gives back what it holds.
+    Close,
+    /// A loss is told, without being asked.
+    Told,
+}
+
+impl Feature {
+    /// All, in the order of the table.
+    pub const ALL: [Self; 10] = [
+        Self::Shared,
+        Self::Semaphore,
+        Self::SeveralKeys,
+        Self::WatchedLease,
+        Self::Ephemeral,
+        Self::Replicas,
+        Self::Cancel,
+        Self::Drop,
+        Self::Close,
+        Self::Told,
+    ];
+
+    /// What scenarios and manifests call it.
+    pub fn name(self) -> String {
+        serde_json::to_value(self).ok().and_then(|it| it.as_str().map(str::to_owned)).unwrap_or_default()
+    }
+
+    /// What people call it.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Shared => "readers and writers",
+            Self::Semaphore => "semaphores",
+            Self::SeveralKeys => "several keys in one step",
+            Self::WatchedLease => "a watched lease of one's own",
+            Self::Ephemeral => "given back when the connection ends",
+            Self::Replicas => "confirmed by replicas",
+            Self::Cancel => "a wait can be given up",
+            Self::Drop => "what nobody can reach is given back",
+            Self::Close => "closing gives everything back",
+            Self::Told => "a loss is told without being asked",
+        }
+    }
+}
+
+/// One step. Times are in milliseconds.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Step {
+    /// A client takes a lock.
+    Acquire(Acquire),
+    /// An acquisition that was left running ends.
+    Ended {
+        /// Whose.
+        client: String,
+        /// Which.
+        hold: String,
+        /// How.
+        ends: String,
+        /// In how much time from now.
+        #[serde(default = "soon")]
+        within: u64,
+        /// In how much time since it was asked for, by the client's own clock.
+        #[serde(default, rename = "at-most")]
+        at_most: Option<u64>,
+    },
+    /// A client gives a lock back.
+    Release(Call),
+    /// A client begins a lease anew.
+    Renew {
+        /// Who.
+        client: String,
+        /// What.
+        hold: String,
+        /// How long it is.
+        lease: u64,
+        /// How that ends.
+        ends: String,
+    },
+    /// A client says whether it holds a lock.
+    Check(Call),
+    /// A client gives up an acquisition that runs.
+    Cancel(Which),
+    /// A client forgets a hold without giving it back.
+    Drop(Which),
+    /// A client ends.
+    Close {
+        /// Who.
+        client: String,
+    },
+    /// The process of a client ends, without a word.
+    Kill {
+        /// Who.
+        client: String,
+    },
+    /// A client tells that a hold is lost.
+    Lost {
+        /// Who.
+        client: String,
+        /// What.
+        hold: String,
+        /// Why.
+        reason: String,
+        /// In how much time from now.
+        #[serde(default = "soon")]
+        within: u64,
+    },
+    /// Somebody breaks a lock, by `LOCK.FORCE`.
+    Force {
+        /// Which.
+        key: String,
+    },
+    /// Somebody deletes its key.
+    Delete {
+        /// Which.
+        key: String,
+    },
+    /// Waits until the server says so.
+    Until {
+        /// Of which lock.
+        key: String,
+        /// So many hold it.
+        #[serde(default)]
+        holders: Option<u64>,
+        /// So many wait for it.
+        #[serde(default)]
+        waiters: Option<u64>,
+    },
+    /// All connections of a client are cut; or its new ones are refused until they are not.
+    Network {
+        /// Whose.
+        client: String,
+        /// What happens.
+        is: Network,
+    },
+    /// The process of a client, or the server if none is named, stands still for so long.
+    Freeze {
+        /// Whose.
+        #[serde(default)]
+        client: Option<String>,
+        /// How long.
+        time: u64,
+    },
+}
+
+/// What happens to the connections of a client.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Network {
+    /// They are cut, and may be opened again.
+    Cut,
+    /// They are cut, and new ones, too.
+    Refused,
+    /// New ones are taken again.
+    Whole,
+}
+
+/// An acquisition.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Acquire {
+    /// Who.
+    pub client: String,
+    /// What the hold is called in this scenario.
+    pub hold: String,
+    /// The locks.
+    pub keys: Vec<String>,
+    /// The terms.
+    #[serde(default)]
+    pub terms: Terms,
+    /// How it ends; `later`: the steps go on meanwhile.
+    pub ends: String,
+    /// In how much time since it was asked for, by the client's own clock.
+    #[serde(default, rename = "at-most")]
+    pub at_most: Option<u64>,
+}
+
+/// The terms of an acquisition. None: a mutex that is watched, with the server's default lease.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Terms {
+    /// How long it waits at most; none: as long as it takes; 0: not at all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait: Option<u64>,
+    /// The lease.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<u64>,
+    /// Whether the server renews that lease.
+    #[serde(default, skip_serializing_if = "is_not")]
+    pub watched: bool,
+    /// Whether it is given back when the connection ends.
+    #[serde(default, skip_serializing_if = "is_not")]
+    pub ephemeral: bool,
+    /// A reader.
+    #[serde(default, skip_serializing_if = "is_not")]
+    pub shared: bool,
+    /// So many may hold it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+    /// So many replicas must have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<u64>,
+}
+
+/// A call about a hold.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Call {
+    /// Who.
+    pub client: String,
+    /// What.
+    pub hold: String,
+    /// How it ends.
+    pub ends: String,
+}
+
+/// A hold.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Which {
+    /// Whose.
+    pub client: String,
+    /// Which.
+    pub hold: String,
+}
+
+/// Reads all scenarios of a folder, by name.
+///
+/// # Errors
+///
+/// What is wrong, with the file's name.
+pub fn read_all(folder: &Path) -> Result<Vec<Scenario>, String> {
+    let why = |error: std::io::Error| format!("{}: {error}", folder.display());
+    let mut files: Vec<_> = fs::read_dir(folder)
+        .map_err(why)?
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(why)?
+        .into_iter()
+        .map(|it| it.path())
+        .collect();
+    files.retain(|file| file.extension().is_some_and(|it| it == "yaml"));
+    files.sort();
+    files.iter().map(|file| read(file)).collect()
+}
+
+fn read(file: &Path) -> Result<Scenario, String> {
+    let wrong = |why: &dyn std::fmt::Display| format!("{}: {why}", file.display());
+    let text = fs::read_to_string(file).map_err(|why| wrong(&why))?;
+    let mut scenario: Scenario = serde_saphyr::from_str(&text).map_err(|why| wrong(&why))?;
+    scenario.name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    for step in &scenario.steps {
+        if let Some(client) = step.client()
+            && !scenario.clients.iter().any(|it| it == client)
+        {
+            return Err(wrong(&format!("no client is called {client}")));
+        }
+    }
+    Ok(scenario)
+}
+
+impl Step {
+    /// Who does it, or to whom it is done.
+    fn client(&self) -> Option<&str> {
+        match self {
+            Self::Acquire(Acquire { client, .. })
+            | Self::Release(Call { client, .. })
+            | Self::Check(Call { client, .. })
+            | Self::Cancel(Which { client, .. })
+            | Self::Drop(Which { client, .. })
+            | Self::Ended { client, .. }
+            | Self::Renew { client, .. }
+            | Self::Close { client }
+            | Self::Kill { client }
+            | Self::Lost { client, .. }
+            | Self::Network { client, .. } => Some(client),
+            Self::Freeze { client, .. } => client.as_deref(),
+            Self::Force { .. } | Self::Delete { .. } | Self::Until { .. } => None,
+        }
+    }
+}
+
+fn soon() -> u64 {
+    10_000
+}
+
+fn is_not(flag: &bool) -> bool {
+    !flag
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::Manifest;
+
+    fn folder(name: &str) -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+    }
+
+    #[test]
+    fn all_scenarios_can_be_read_and_no_manifest_names_another() {
+        let scenarios = read_all(&folder("scenarios")).unwrap();
+        assert!(scenarios.len() > 20);
+        let drivers: Vec<_> = fs::read_dir(folder("drivers")).unwrap().map(|it| it.unwrap().path()).collect();
+        assert!(drivers.len() > 3);
+        for driver in drivers {
+            for name in Manifest::read(&driver).unwrap().fails.keys() {
+                assert!(
+                    ["random", "words"].contains(&name.as_str()) || scenarios.iter().any(|it| it.name == *name),
+                    "{}: {name}",
+                    driver.display()
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_scenario_that_names_an_unknown_client_step_or_field_is_refused() {
+        let file = std::env::temp_dir().join(format!("holdfast-scenario-{}.yaml", std::process::id()));
+        for (steps, part) in [
+            ("- acquire: {client: B, hold: b, keys: [k], ends: held}", "no client is called B"),
+            ("- acquire: {client: A, hold: a, keys: [k], ends: held, lease: 3}", "lease"),
+            ("- aquire: {client: A, hold: a, keys: [k], ends: held}", "aquire"),
+        ] {
+            fs::write(&file, format!("promise: one\nclients: [A]\nsteps:\n  {steps}\n")).unwrap();
+            let why = read(&file).unwrap_err();
+            assert!(why.contains(part), "{why}");
+        }
+        fs::remove_file(&file).unwrap();
+    }
+}

@@ -1,0 +1,57 @@
+//! The tables of what each client has and keeps.
+
+use std::fmt::Write;
+
+use crate::driver::Manifest;
+use crate::scenario::{Feature, Scenario};
+
+/// A page in Markdown. `kept` says whether a client keeps a scenario, and nothing if it was not played.
+pub fn write(clients: &[Manifest], scenarios: &[Scenario], kept: impl Fn(usize, usize) -> Option<bool>) -> String {
+    let mut page = String::new();
+    let names = || clients.iter().map(|it| it.client.as_str());
+    row(&mut page, "", names());
+    row(&mut page, "---", clients.iter().map(|_| "---"));
+    for feature in Feature::ALL {
+        row(&mut page, feature.title(), clients.iter().map(|it| if it.has(feature) { "yes" } else { "no" }));
+    }
+    page.push('\n');
+    row(&mut page, "promise", names());
+    row(&mut page, "---", clients.iter().map(|_| "---"));
+    for (index, scenario) in scenarios.iter().enumerate() {
+        let says = |client| match kept(client, index) {
+            Some(true) => "kept",
+            Some(false) => "**not kept**",
+            None => "can't",
+        };
+        row(&mut page, &scenario.promise, (0..clients.len()).map(says));
+    }
+    page
+}
+
+/// Where the tables stand in a page.
+const BEGIN: &str = "<!-- made by scripts/conformance --table -->\n";
+const END: &str = "<!-- end -->";
+
+/// The page with these tables between its marks, if it has any.
+pub fn put_into(page: &str, tables: &str) -> Option<String> {
+    let (before, rest) = page.split_once(BEGIN)?;
+    let (_, after) = rest.split_once(END)?;
+    Some(format!("{before}{BEGIN}{tables}{END}{after}"))
+}
+
+fn row<'a>(page: &mut String, first: &str, cells: impl Iterator<Item = &'a str>) {
+    // A string takes everything.
+    let _ = writeln!(page, "| {first} | {} |", cells.collect::<Vec<_>>().join(" | "));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_take_the_place_of_older_ones() {
+        let page = format!("before\n{BEGIN}old\n{END}\nafter\n");
+        assert_eq!(put_into(&page, "new\n"), Some(format!("before\n{BEGIN}new\n{END}\nafter\n")));
+        assert_eq!(put_into("none", "new\n"), None);
+    }
+}

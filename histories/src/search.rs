@@ -1,0 +1,252 @@
+//! One window of a history of one lock, given to stateright's tester.
+//!
+//! The tester finds *one* order of operations that explains what was seen. What comes after the window depends on the state that it left,
+//! and there may be several. So each window ends with an operation of the judge's own, which notes the state and refuses: the tester goes
+//! on to the next order, until it has tried all. What it has tried already, the same operations done and the same state, it need not
+//! try again: [`Search`] refuses that as well.
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::rc::Rc;
+
+use stateright::semantics::{ConsistencyTester, LinearizabilityTester, SequentialSpec};
+
+use crate::history::{Outcome, Request, Time};
+use crate::spec::{Hold, Lock, Step};
+
+/// What may happen in a window, and how it is known to the judge.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// Its place in the history; none: the end of a lease, that nobody reported.
+    pub place: Option<usize>,
+    /// What.
+    pub step: Step,
+}
+
+/// A state that an order of operations leads to, and the operations that were already done although their answers come later.
+pub type End = (Lock, Vec<usize>);
+
+/// All ends of a window, and the most operations that could be explained.
+pub struct Explored {
+    /// Where it may have led.
+    pub ends: HashSet<End>,
+    /// Places of those done in the order that went furthest.
+    pub furthest: Vec<usize>,
+}
+
+/// Explores a window that begins with `lock` and ends at `cut`: what was answered by then must have happened, what was not may have.
+pub fn explore(lock: &Lock, candidates: Vec<Candidate>, cut: Time) -> Explored {
+    let window = Rc::new(Window::new(candidates, cut));
+    let done = Bits::new(window.candidates.len());
+    let mut tester = LinearizabilityTester::new(Search::new(lock.clone(), done, window.clone()));
+    feed(&mut tester, &window);
+    assert!(!tester.is_consistent(), "the last operation is always refused");
+    let noted = window.noted.take();
+    Explored { ends: noted.ends, furthest: window.places(&noted.furthest) }
+}
+
+/// Tells the tester who began and ended what, in the order of time.
+fn feed(tester: &mut LinearizabilityTester<usize, Search>, window: &Window) {
+    let mut moments: Vec<(Time, bool, usize)> = Vec::new();
+    for (index, Candidate { step, .. }) in window.candidates.iter().enumerate() {
+        moments.push((step.from, false, index));
+        if window.must_have_happened(index) {
+            moments.push((step.to, true, index));
+        }
+    }
+    // What ends in the moment in which something else begins overlaps with it.
+    moments.sort_unstable();
+    let mut threads: Vec<Option<usize>> = Vec::new();
+    for (_, ends, index) in moments {
+        let wanted = ends.then_some(index);
+        let thread = threads.iter().position(|busy| *busy == wanted).unwrap_or(threads.len());
+        threads.resize(threads.len().max(thread + 1), None);
+        threads[thread] = (!ends).then_some(index);
+        let fed = if ends { tester.on_return(thread, ()) } else { tester.on_invoke(thread, Op::Step(index)) };
+        fed.expect("a thread does one thing at a time");
+    }
+    tester.on_invret(usize::MAX, Op::Cut, ()).expect("the last operation");
+    // What may have happened is answered when all is over. (The tester would carry out what has no answer without asking whether it can.)
+    for thread in (0..threads.len()).filter(|thread| threads[*thread].is_some()) {
+        tester.on_return(thread, ()).expect("it has begun");
+    }
+}
+
+#[derive(Debug, Default)]
+struct Window {
+    candidates: Vec<Candidate>,
+    /// Those whose answer says that they changed nothing.
+    nulls: Vec<usize>,
+    cut: Time,
+    tried: RefCell<HashSet<(Bits, Lock, usize)>>,
+    noted: RefCell<Noted>,
+}
+
+#[derive(Debug, Default)]
+struct Noted {
+    ends: HashSet<End>,
+    furthest: Bits,
+}
+
+impl Window {
+    fn new(candidates: Vec<Candidate>, cut: Time) -> Self {
+        let nulls = (0..candidates.len()).filter(|index| candidates[*index].step.told == Outcome::Null).collect();
+        Self { candidates, nulls, cut, ..Self::default() }
+    }
+
+    fn must_have_happened(&self, index: usize) -> bool {
+        let step = &self.candidates[index].step;
+        step.to <= self.cut && step.told != Outcome::Unknown
+    }
+
+    /// What a taking back takes back, if that is not done already: it stands before it.
+    fn given_by(&self, index: usize) -> Option<usize> {
+        let taken_back = matches!(self.candidates[index].step.request, Request::TakeBack { .. });
+        let given = self.candidates[index].place.and_then(|place| place.checked_sub(1));
+        index.checked_sub(1).filter(|before| taken_back && self.candidates[*before].place == given)
+    }
+
+    fn places(&self, done: &Bits) -> Vec<usize> {
+        done.iter().filter_map(|index| self.candidates[index].place).collect()
+    }
+}
+
+/// The specification, and what has been done of the window.
+#[derive(Clone, Debug)]
+struct Search {
+    lock: Lock,
+    done: Bits,
+    /// Holds whose leases have ended since the last operation of a client.
+    ended: Vec<(String, Hold)>,
+    window: Rc<Window>,
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Step(usize),
+    Cut,
+}
+
+impl SequentialSpec for Search {
+    type Op = Op;
+    type Ret = ();
+
+    fn invoke(&mut self, op: &Op) {
+        self.is_valid_step(op, &());
+    }
+
+    fn is_valid_step(&mut self, op: &Op, (): &()) -> bool {
+        match op {
+            Op::Step(index) => self.step(*index),
+            Op::Cut => {
+                if self.first_null().is_none() && self.ended.is_empty() {
+                    self.note();
+                }
+                false
+            }
+        }
+    }
+}
+
+impl Search {
+    fn new(lock: Lock, done: Bits, window: Rc<Window>) -> Self {
+        Self { lock, done, ended: Vec::new(), window }
+    }
+
+    fn step(&mut self, index: usize) -> bool {
+        let window = self.window.clone();
+        let Candidate { step, place } = &window.candidates[index];
+        if window.given_by(index).is_some_and(|given| !self.done.has(given)) {
+            return false;
+        }
+        // What changes nothing and can come now may as well: every order that has it later has a twin that has it here.
+        if self.first_null().is_some_and(|first| first != index) {
+            return false;
+        }
+        match (place, &step.request) {
+            (None, Request::Expire { owner, .. }) => {
+                let hold = self.lock.holders.get(owner).cloned();
+                self.ended.extend(hold.map(|hold| (owner.clone(), hold)));
+            }
+            // A lease that ends unseen does so as late as it can: if this is as good before it, there is a twin that has it so.
+            _ if self.ended.iter().any(|hold| self.is_as_good_before(step, hold)) => return false,
+            _ => self.ended.clear(),
+        }
+        if !carry_out(&mut self.lock, step) || self.lock.clock > window.cut {
+            return false;
+        }
+        self.done.set(index);
+        let mut noted = window.noted.borrow_mut();
+        if self.done.len() > noted.furthest.len() {
+            noted.furthest = self.done.clone();
+        }
+        window.tried.borrow_mut().insert((self.done.clone(), self.lock.clone(), self.ended.len()))
+    }
+
+    /// Whether a step leads to the same state if a lease that has ended ends after it.
+    fn is_as_good_before(&self, step: &Step, (owner, hold): &(String, Hold)) -> bool {
+        let (mut now, mut before) = (self.lock.clone(), self.lock.clone());
+        before.holders.insert(owner.clone(), hold.clone());
+        let possible = carry_out(&mut now, step) & carry_out(&mut before, step);
+        let same = before.holders.remove(owner).as_ref() == Some(hold);
+        possible && same && now == before
+    }
+
+    /// The first operation that changes nothing and may come next.
+    fn first_null(&self) -> Option<usize> {
+        let window = &self.window;
+        let left = |index: &usize| !self.done.has(*index);
+        // Nothing may be left that can only have come before it.
+        let next_answer = (0..window.candidates.len()).filter(left).map(|index| window.candidates[index].step.to).min();
+        window.nulls.iter().copied().filter(left).find(|index| {
+            let step = &window.candidates[*index].step;
+            step.from <= next_answer.unwrap_or(Time::MAX)
+                && self.lock.clock.max(step.from) <= step.to
+                && self.lock.may_answer_null(step)
+        })
+    }
+
+    fn note(&self) {
+        let early = self.done.iter().filter(|index| !self.window.must_have_happened(*index));
+        let early = early.filter_map(|index| self.window.candidates[index].place).collect();
+        let lock = Lock { clock: 0, ..self.lock.clone() };
+        self.window.noted.borrow_mut().ends.insert((lock, early));
+    }
+}
+
+/// Carries out what may have been done; false if it can't have been.
+fn carry_out(lock: &mut Lock, step: &Step) -> bool {
+    if step.told != Outcome::Unknown {
+        return lock.is_valid_step(step, &step.told);
+    }
+    let before = lock.clone();
+    lock.invoke(step);
+    // To do nothing is as good as not to be done.
+    lock.clock <= step.to && Lock { clock: before.clock, ..lock.clone() } != before
+}
+
+/// A set of small numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Bits(Vec<u64>);
+
+impl Bits {
+    fn new(most: usize) -> Self {
+        Self(vec![0; most.div_ceil(64)])
+    }
+
+    fn set(&mut self, bit: usize) {
+        self.0[bit / 64] |= 1 << (bit % 64);
+    }
+
+    fn has(&self, bit: usize) -> bool {
+        self.0[bit / 64] & 1 << (bit % 64) != 0
+    }
+
+    fn len(&self) -> u32 {
+        self.0.iter().map(|word| word.count_ones()).sum()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.0.len() * 64).filter(|bit| self.has(*bit))
+    }
+}

@@ -1,0 +1,184 @@
+//! What a lock is, on a page: a fenced, re-entrant lock with owners, of which `limit` may hold it at once. A mutex, a semaphore and a
+//! read-write lock are this one thing under several limits.
+//!
+//! The queue is not here: who is first among those who wait is no matter of linearizability, and others check it. So a refusal is
+//! wrong only if the asker would have been granted, and nobody can have stood before it ([`Step::may_be_refused`]).
+//!
+//! Time is here as far as leases need it: that a lease ends is an operation of the server's own, possible as soon as the lease can be over.
+
+use std::collections::BTreeMap;
+
+use stateright::semantics::SequentialSpec;
+
+use crate::history::{Acquire, Outcome, Request, Time};
+
+/// One lock; [`Lock::default`] before anybody has used it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Lock {
+    /// The smallest limit that any holder named since the lock was last free; no limit is the greatest number.
+    pub limit: u64,
+    /// The greatest token so far.
+    pub newest: u64,
+    /// Who holds it.
+    pub holders: BTreeMap<String, Hold>,
+    /// It is not earlier than this.
+    pub clock: Time,
+}
+
+/// What an owner has of a lock.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Hold {
+    /// How often it has to be released.
+    pub holds: u64,
+    /// Its token; none: nobody has been told.
+    pub token: Option<u64>,
+    /// Its lease ends no earlier than this; none: not by itself.
+    pub lasts: Option<Time>,
+    /// It will be taken back, since too few replicas confirm it.
+    pub unconfirmed: bool,
+}
+
+/// A request, and when it can have been carried out.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Step {
+    /// What.
+    pub request: Request,
+    /// Not before.
+    pub from: Time,
+    /// Not after.
+    pub to: Time,
+    /// What the asker was told.
+    pub told: Outcome,
+    /// Null is no wrong answer to an acquisition, whatever the lock's state: others may have waited before it.
+    pub may_be_refused: bool,
+}
+
+/// An answer that stands for any token greater than all before: the server chooses.
+const NEW: Outcome = Outcome::Token(0);
+/// An answer that stands for any token: that of a hold whose grant nobody was told of.
+const ANY: Outcome = Outcome::Token(u64::MAX);
+
+impl SequentialSpec for Lock {
+    type Op = Step;
+    type Ret = Outcome;
+
+    /// What the server answers, and the lock after it.
+    fn invoke(&mut self, step: &Step) -> Outcome {
+        self.clock = self.clock.max(step.from);
+        let until = |lease: &Option<Time>| lease.map(|lease| step.from.saturating_add(lease));
+        match &step.request {
+            Request::Acquire(ask) if self.admits(ask) => self.grant(ask, until(&ask.lease), step.told),
+            Request::Acquire(_) => Outcome::Null,
+            Request::Release { owner, token, holds, lease } => self.change(owner, *token, |hold| {
+                hold.holds = holds.unwrap_or(hold.holds - 1).min(hold.holds);
+                hold.lasts = if lease.is_some() { until(lease) } else { hold.lasts };
+                Outcome::Left(hold.holds)
+            }),
+            Request::Renew { owner, token, lease, fence } => self.change(owner, *token, |hold| {
+                hold.lasts = until(lease);
+                hold.token = hold.token.map(|token| token.max(fence.unwrap_or(0)));
+                hold.token.map_or(ANY, Outcome::Token)
+            }),
+            Request::Force => Outcome::Count(std::mem::take(&mut self.holders).len() as u64),
+            Request::Expire { owner, token } => {
+                let over = self.holders.get(owner).and_then(|hold| hold.lasts).unwrap_or(0);
+                self.clock = self.clock.max(over);
+                self.change(owner, *token, |hold| hold.end(hold.holds))
+            }
+            Request::End { owner } => self.change(owner, None, |hold| hold.end(hold.holds)),
+            Request::TakeBack { owner, added } => {
+                self.change(owner, None, |hold| hold.end(if hold.unconfirmed { hold.holds } else { *added }))
+            }
+        }
+    }
+
+    /// Whether the server may answer so, and the lock after it.
+    fn is_valid_step(&mut self, step: &Step, told: &Outcome) -> bool {
+        if *told == Outcome::Null {
+            self.clock = self.clock.max(step.from);
+            return self.clock <= step.to && self.may_answer_null(step);
+        }
+        let answer = self.invoke(step);
+        let right = match (answer, *told) {
+            (NEW, Outcome::Token(token)) => token > self.newest,
+            (ANY, Outcome::Token(_)) => true,
+            (Outcome::Null, Outcome::Done) => matches!(step.request, Request::End { .. } | Request::TakeBack { .. }),
+            (Outcome::Null, Outcome::Unconfirmed) => false,
+            (_, Outcome::Done | Outcome::Unconfirmed) => true,
+            (answer, told) => answer == told,
+        };
+        if let Outcome::Token(token) = *told {
+            self.tell(&step.request, token);
+        }
+        right && self.clock <= step.to
+    }
+}
+
+impl Lock {
+    /// The one rule, but for the queue.
+    fn admits(&self, ask: &Acquire) -> bool {
+        let (named, holders) = (most(ask.limit), self.holders.len() as u64);
+        match self.holders.contains_key(&ask.owner) {
+            true => !ask.new && named == self.limit,
+            false => holders == 0 || holders < named.min(self.limit),
+        }
+    }
+
+    /// Whether null may be the answer; then nothing changes.
+    pub fn may_answer_null(&self, step: &Step) -> bool {
+        match &step.request {
+            Request::Acquire(ask) => step.may_be_refused || !self.admits(ask),
+            Request::Release { owner, token, .. } | Request::Renew { owner, token, .. } => {
+                self.holders.get(owner).is_none_or(|hold| token.is_some() && *token != hold.token)
+            }
+            _ => false,
+        }
+    }
+
+    fn grant(&mut self, ask: &Acquire, until: Option<Time>, told: Outcome) -> Outcome {
+        if let Some(hold) = self.holders.get_mut(&ask.owner) {
+            hold.holds = ask.holds.map_or(hold.holds + 1, |holds| holds.max(hold.holds));
+            hold.lasts = hold.lasts.zip(until).map(|(before, now)| before.max(now));
+            return hold.token.map_or(ANY, Outcome::Token);
+        }
+        self.limit = if self.holders.is_empty() { most(ask.limit) } else { self.limit.min(most(ask.limit)) };
+        let unconfirmed = told == Outcome::Unconfirmed;
+        let hold = Hold { holds: ask.holds.unwrap_or(1), token: None, lasts: until, unconfirmed };
+        self.holders.insert(ask.owner.clone(), hold);
+        NEW
+    }
+
+    /// Changes an owner's hold, if it has one and the token is the hold's. Without holds it is none.
+    fn change(&mut self, owner: &str, token: Option<u64>, change: impl FnOnce(&mut Hold) -> Outcome) -> Outcome {
+        let Some(hold) = self.holders.get_mut(owner) else { return Outcome::Null };
+        if token.is_some() && hold.token.is_some() && token != hold.token {
+            return Outcome::Null;
+        }
+        let answer = change(hold);
+        if hold.holds == 0 {
+            self.holders.remove(owner);
+        }
+        answer
+    }
+
+    fn tell(&mut self, request: &Request, token: u64) {
+        self.newest = self.newest.max(token);
+        if let Request::Acquire(Acquire { owner, .. }) | Request::Renew { owner, .. } = request
+            && let Some(hold) = self.holders.get_mut(owner)
+        {
+            hold.token = Some(token);
+            hold.unconfirmed = false;
+        }
+    }
+}
+
+impl Hold {
+    fn end(&mut self, holds: u64) -> Outcome {
+        self.holds = self.holds.saturating_sub(holds);
+        Outcome::Done
+    }
+}
+
+fn most(limit: u64) -> u64 {
+    if limit == 0 { u64::MAX } else { limit }
+}

@@ -1,0 +1,72 @@
+//! Tokens grow across all locks of a server: the one thing that locks have in common.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::history::{Acquire, Operation, Outcome, Request, Time};
+use crate::violation::Violation;
+
+/// Of two grants, whatever their locks, the one that was asked for when the other had been answered has the greater token.
+pub fn check(history: &[Operation]) -> Result<(), Violation> {
+    let mut grants = grants(history);
+    let mut answered = grants.clone();
+    grants.sort_by_key(|grant| grant.from);
+    answered.sort_by_key(|grant| grant.to);
+    let mut answered = answered.into_iter().peekable();
+    let mut newest: Option<Grant> = None;
+    for grant in grants {
+        while let Some(before) = answered.next_if(|before| before.to < grant.from) {
+            newest = newest.filter(|newest| newest.token >= before.token).or(Some(before));
+        }
+        if let Some(before) = newest.as_ref().filter(|before| grant.token <= before.token) {
+            return Err(Violation {
+                key: grant.operation.key.clone(),
+                between: (before.from, grant.to),
+                explained: vec![before.operation.clone()],
+                stuck: vec![grant.operation.clone()],
+                before: Vec::new(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// All that told of one grant: itself, and re-entries, which tell the same token once more and may be answered sooner.
+#[derive(Clone)]
+struct Grant<'a> {
+    operation: &'a Operation,
+    token: u64,
+    from: Time,
+    to: Time,
+}
+
+fn grants(history: &[Operation]) -> Vec<Grant<'_>> {
+    let mut told: HashMap<(&str, &str, u64), Grant> = HashMap::new();
+    // Where an owner's grant or fence had no answer, a later one may be the first to tell its token.
+    let mut unanswered: HashMap<(&str, &str), Time> = HashMap::new();
+    let mut raised = HashSet::new();
+    for operation in history {
+        let (Request::Acquire(Acquire { owner, .. }) | Request::Renew { owner, .. }) = &operation.request else {
+            continue;
+        };
+        let (key, from, to) = (&*operation.key, operation.from, operation.latest());
+        match operation.outcome {
+            Outcome::Token(token) => {
+                let grant = told.entry((key, owner, token)).or_insert(Grant { operation, token, from, to });
+                (grant.from, grant.to) = (grant.from.min(from), grant.to.min(to));
+                if matches!(operation.request, Request::Renew { fence: Some(_), .. }) {
+                    raised.insert((key, &**owner, token));
+                }
+            }
+            Outcome::Unknown | Outcome::Unconfirmed => {
+                let first = unanswered.entry((key, owner)).or_insert(from);
+                *first = from.min(*first);
+            }
+            _ => {}
+        }
+    }
+    let grants = told.into_iter().filter(|(hold, _)| !raised.contains(hold)).map(|((key, owner, _), grant)| {
+        let from = unanswered.get(&(key, owner)).map_or(grant.from, |first| grant.from.min(*first));
+        Grant { from, ..grant }
+    });
+    grants.collect()
+}

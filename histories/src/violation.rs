@@ -1,0 +1,39 @@
+//! What the judge says of a history that nothing explains.
+
+use std::fmt;
+
+use crate::history::{Operation, Time};
+use crate::spec::Lock;
+
+/// What no order explains.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// The lock.
+    pub key: String,
+    /// The stretch of the history that can't be explained.
+    pub between: (Time, Time),
+    /// What could be explained of it at best, in the order of the history.
+    pub explained: Vec<Operation>,
+    /// What could not: the fault shows in one of these.
+    pub stuck: Vec<Operation>,
+    /// States that the lock may have been in before.
+    pub before: Vec<Lock>,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (from, to) = self.between;
+        writeln!(f, "{}: no order of operations explains what was seen between {from} and {to}", self.key)?;
+        let lines = |operations: &[Operation]| -> String {
+            let line = |operation| serde_json::to_string(operation).unwrap_or_default();
+            operations.iter().map(|operation| format!("    {}\n", line(operation))).collect()
+        };
+        for lock in &self.before {
+            writeln!(f, "  before: {lock:?}")?;
+        }
+        write!(f, "  what could be explained:\n{}", lines(&self.explained))?;
+        write!(f, "  what could not:\n{}", lines(&self.stuck))
+    }
+}
+
+impl std::error::Error for Violation {}

@@ -1,0 +1,8 @@
+//! Everything that needs no server.
+
+#[path = "failover_model.rs"]
+mod failover_model;
+#[path = "generated.rs"]
+mod generated;
+#[path = "teeth.rs"]
+mod teeth;

@@ -1,0 +1,383 @@
+//! Histories of a lock server that is written here, a few lines without a queue's finer points, and works at the exact moment that it
+//! likes within what its clients see. They must be accepted; those of a server with a fault must not.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use histories::history::Acquire;
+use histories::{Operation, Outcome, Request, judge, read, write};
+use proptest::prelude::*;
+use support::ProcessorClock;
+
+/// What a server may do wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    None,
+    GrantsToTooMany,
+    RepeatsATokenOfAnother,
+    ReEntryChangesTheToken,
+    ForgetsARelease,
+    ReleasesForAnother,
+    EndsALeaseEarly,
+    RefusesThoughFree,
+}
+
+const FAULTS: [Fault; 7] = [
+    Fault::GrantsToTooMany,
+    Fault::RepeatsATokenOfAnother,
+    Fault::ReEntryChangesTheToken,
+    Fault::ForgetsARelease,
+    Fault::ReleasesForAnother,
+    Fault::EndsALeaseEarly,
+    Fault::RefusesThoughFree,
+];
+
+/// A choice of numbers that stays the same for a seed.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+
+    fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+}
+
+/// How a history is to be.
+#[derive(Clone, Debug)]
+struct Plan {
+    seed: u64,
+    operations: usize,
+    processes: usize,
+    keys: u64,
+    /// How long before and after its moment a client may have asked and been answered.
+    spread: u64,
+    fault: Fault,
+}
+
+#[derive(Clone, Debug)]
+struct Hold {
+    owner: String,
+    holds: u64,
+    token: u64,
+    deadline: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Lock {
+    limit: u64,
+    holders: Vec<Hold>,
+    queue: VecDeque<Waiter>,
+}
+
+#[derive(Clone, Debug)]
+struct Waiter {
+    process: usize,
+    from: u64,
+    ask: Acquire,
+    until: u64,
+}
+
+struct World {
+    plan: Plan,
+    dice: Dice,
+    now: u64,
+    token: u64,
+    locks: BTreeMap<u64, Lock>,
+    /// When each process was answered last, and whether it waits.
+    processes: Vec<(u64, bool)>,
+    seen: Vec<Operation>,
+    faults: u64,
+}
+
+const LIMITS: [u64; 4] = [1, 1, 2, 0];
+
+fn history(plan: Plan) -> (Vec<Operation>, u64) {
+    let processes = vec![(0, false); plan.processes];
+    let dice = Dice(plan.seed);
+    let mut world =
+        World { plan, dice, now: 0, token: 0, locks: BTreeMap::new(), processes, seen: Vec::new(), faults: 0 };
+    while world.seen.len() < world.plan.operations {
+        world.step();
+    }
+    if world.plan.fault != Fault::None {
+        world.look_at_all();
+    }
+    (world.seen, world.faults)
+}
+
+impl World {
+    fn step(&mut self) {
+        self.now += 1 + self.dice.below(20);
+        let keys: Vec<u64> = self.locks.keys().copied().collect();
+        for key in keys {
+            self.pass_time(key);
+        }
+        let process = self.dice.below(self.plan.processes as u64) as usize;
+        if self.processes[process].1 || self.processes[process].0 >= self.now {
+            return;
+        }
+        let key = self.dice.below(self.plan.keys);
+        // Often what the process holds itself.
+        let owner = format!("o{process}");
+        let lock = self.locks.entry(key).or_default().clone();
+        let holds = lock.holders.iter().any(|hold| hold.owner == owner);
+        match self.dice.below(20) {
+            0 => {
+                let count = lock.holders.len() as u64;
+                self.locks.entry(key).or_default().holders.clear();
+                self.answer(process, key, Request::Force, Outcome::Count(count));
+            }
+            1..3 if holds => self.renew(process, key, owner),
+            3..5 if !holds => self.release(process, key, owner),
+            5..14 if holds => self.release(process, key, owner),
+            _ => self.acquire(process, key, owner),
+        }
+        self.serve(key);
+    }
+
+    /// Whether the fault is to be done now, if it is this one.
+    fn goes_wrong(&mut self, fault: Fault) -> bool {
+        let wrong = self.plan.fault == fault && self.faults == 0 && self.now > 200;
+        self.faults += u64::from(wrong);
+        wrong
+    }
+
+    fn answer(&mut self, process: usize, key: u64, request: Request, outcome: Outcome) {
+        let before = self.dice.below(self.plan.spread + 1);
+        let from = self.now.saturating_sub(before).max(self.processes[process].0);
+        self.answer_from(process, key, request, outcome, from);
+    }
+
+    fn answer_from(&mut self, process: usize, key: u64, request: Request, outcome: Outcome, from: u64) {
+        let to = self.now + self.dice.below(self.plan.spread + 1);
+        self.processes[process] = (to, false);
+        let mut operation = Operation::new(&format!("p{process}"), &format!("k{key}"), request, (from, to), outcome);
+        // Some answers never come. What their asker did next is no matter here.
+        if self.plan.fault == Fault::None && self.dice.chance(1) {
+            operation.outcome = Outcome::Unknown;
+            operation.to = Some(to + self.dice.below(100));
+        }
+        self.seen.push(operation);
+    }
+
+    fn acquire(&mut self, process: usize, key: u64, owner: String) {
+        let limit = LIMITS[(key % 4) as usize];
+        // Whoever waited knows only that its lease began no earlier than it asked: that hides some faults.
+        let wait = self.plan.fault == Fault::None && self.dice.chance(50);
+        let holds = self.dice.chance(20).then_some(1 + self.dice.below(3));
+        let lease = Some(20 + self.dice.below(2000));
+        let ask = Acquire { owner, limit, lease, holds, wait, ..Acquire::default() };
+        let before = self.dice.below(self.plan.spread + 1);
+        let from = self.now.saturating_sub(before).max(self.processes[process].0);
+        let until = self.now + 1 + self.dice.below(500);
+        let waiter = Waiter { process, from, ask, until };
+        let nobody_waits = self.locks.entry(key).or_default().queue.is_empty();
+        if self.admits(key, &waiter.ask, nobody_waits) {
+            self.grant(key, waiter);
+        } else if wait {
+            self.processes[process].1 = true;
+            self.locks.entry(key).or_default().queue.push_back(waiter);
+        } else {
+            self.answer_from(process, key, Request::Acquire(waiter.ask), Outcome::Null, from);
+        }
+    }
+
+    fn admits(&mut self, key: u64, ask: &Acquire, first: bool) -> bool {
+        let lock = self.locks.entry(key).or_default().clone();
+        let most = |limit: u64| if limit == 0 { usize::MAX } else { limit as usize };
+        let room = lock.holders.is_empty() || lock.holders.len() < most(lock.limit).min(most(ask.limit));
+        let held = lock.holders.iter().any(|hold| hold.owner == ask.owner);
+        if first && !held && !room && self.goes_wrong(Fault::GrantsToTooMany) {
+            return true;
+        }
+        let alone = lock.queue.is_empty() && !ask.wait;
+        if alone && lock.holders.is_empty() && self.goes_wrong(Fault::RefusesThoughFree) {
+            return false;
+        }
+        held || (first && room)
+    }
+
+    fn grant(&mut self, key: u64, waiter: Waiter) {
+        let Waiter { process, from, ask, .. } = waiter;
+        // A lease begins when the lock is granted.
+        let deadline = self.now + ask.lease.expect("each has one");
+        let lock = self.locks.get_mut(&key).expect("it is there");
+        let token = match lock.holders.iter_mut().find(|hold| hold.owner == ask.owner) {
+            Some(hold) => {
+                hold.holds = ask.holds.map_or(hold.holds + 1, |holds| holds.max(hold.holds));
+                hold.deadline = hold.deadline.max(deadline);
+                let token = hold.token;
+                if self.goes_wrong(Fault::ReEntryChangesTheToken) {
+                    self.token += 1;
+                    self.token
+                } else {
+                    token
+                }
+            }
+            None => {
+                lock.limit = if lock.holders.is_empty() { ask.limit } else { lock.limit.min(ask.limit) };
+                let repeats = self.token > 0 && self.goes_wrong(Fault::RepeatsATokenOfAnother);
+                self.token += u64::from(!repeats);
+                let hold =
+                    Hold { owner: ask.owner.clone(), holds: ask.holds.unwrap_or(1), token: self.token, deadline };
+                self.locks.get_mut(&key).expect("it is there").holders.push(hold);
+                self.token
+            }
+        };
+        self.answer_from(process, key, Request::Acquire(ask), Outcome::Token(token), from);
+    }
+
+    fn release(&mut self, process: usize, key: u64, owner: String) {
+        let all = self.dice.chance(30).then_some(0);
+        let request = Request::Release { owner: owner.clone(), token: None, holds: all, lease: None };
+        let holds = |lock: &Lock| lock.holders.iter().any(|hold| hold.owner == owner);
+        if !holds(&self.locks[&key]) && self.goes_wrong(Fault::ReleasesForAnother) {
+            return self.answer(process, key, request, Outcome::Left(0));
+        }
+        if holds(&self.locks[&key]) && self.goes_wrong(Fault::ForgetsARelease) {
+            let request = Request::Release { owner, token: None, holds: Some(0), lease: None };
+            return self.answer(process, key, request, Outcome::Left(0));
+        }
+        let holders = &mut self.locks.get_mut(&key).expect("it is there").holders;
+        let outcome = match holders.iter_mut().find(|hold| hold.owner == owner) {
+            Some(hold) => {
+                hold.holds = all.unwrap_or(hold.holds - 1);
+                Outcome::Left(hold.holds)
+            }
+            None => Outcome::Null,
+        };
+        holders.retain(|hold| hold.holds > 0);
+        self.answer(process, key, request, outcome);
+    }
+
+    fn renew(&mut self, process: usize, key: u64, owner: String) {
+        let lease = 20 + self.dice.below(2000);
+        let now = self.now;
+        let holders = &mut self.locks.get_mut(&key).expect("it is there").holders;
+        let hold = holders.iter_mut().find(|hold| hold.owner == owner).expect("it holds");
+        hold.deadline = now + lease;
+        let outcome = Outcome::Token(hold.token);
+        self.answer(process, key, Request::renew(&owner, Some(lease)), outcome);
+    }
+
+    fn pass_time(&mut self, key: u64) {
+        let now = self.now;
+        let early = self.locks[&key].holders.iter().position(|hold| hold.deadline > now + 100);
+        if let Some(early) = early
+            && self.goes_wrong(Fault::EndsALeaseEarly)
+        {
+            self.locks.get_mut(&key).expect("it is there").holders.remove(early);
+        }
+        let lock = self.locks.get_mut(&key).expect("it is there");
+        lock.holders.retain(|hold| hold.deadline > now);
+        let (over, waiting) = lock.queue.drain(..).partition::<VecDeque<_>, _>(|waiter| waiter.until <= now);
+        lock.queue = waiting;
+        for waiter in over {
+            self.answer_from(waiter.process, key, Request::Acquire(waiter.ask), Outcome::Null, waiter.from);
+        }
+        self.serve(key);
+    }
+
+    fn serve(&mut self, key: u64) {
+        while let Some(first) = self.locks[&key].queue.front().cloned()
+            && self.admits(key, &first.ask, true)
+        {
+            self.locks.get_mut(&key).expect("it is there").queue.pop_front();
+            self.grant(key, first);
+        }
+    }
+
+    /// What a fault has left shows when everybody asks whether it holds.
+    fn look_at_all(&mut self) {
+        for (key, lock) in self.locks.clone() {
+            for process in 0..self.plan.processes {
+                let owner = format!("o{process}");
+                let hold = lock.holders.iter().find(|hold| hold.owner == owner);
+                let outcome = hold.map_or(Outcome::Null, |hold| Outcome::Token(hold.token));
+                let at = (self.now, self.now);
+                self.seen.push(Operation::new("last", &format!("k{key}"), Request::renew(&owner, None), at, outcome));
+            }
+        }
+    }
+}
+
+fn plan(fault: Fault, spread: u64) -> impl Strategy<Value = Plan> {
+    (any::<u64>(), 1..7usize, 1..5u64).prop_map(move |(seed, processes, keys)| {
+        let operations = if fault == Fault::None { 200 } else { 300 };
+        Plan { seed, operations, processes: processes + 1, keys, spread, fault }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_happened_one_after_another_is_accepted(plan in plan(Fault::None, 0)) {
+        let (seen, _) = history(plan);
+        if let Err(violation) = judge(&seen) { prop_assert!(false, "{violation}"); }
+    }
+
+    #[test]
+    fn what_overlapped_is_accepted(plan in plan(Fault::None, 40)) {
+        let (seen, _) = history(plan);
+        if let Err(violation) = judge(&seen) { prop_assert!(false, "{violation}"); }
+    }
+
+    #[test]
+    fn an_impossible_answer_is_refused(plan in plan(Fault::None, 40), which in any::<prop::sample::Index>()) {
+        let (mut seen, _) = history(plan);
+        let which = which.index(seen.len());
+        let before = seen.iter().filter_map(|it| match it.outcome { Outcome::Token(token) if it.latest() < seen[which].from => Some(token), _ => None }).min();
+        match (&mut seen[which].outcome, before) {
+            (Outcome::Left(left), _) => *left += 1000,
+            (Outcome::Count(count), _) => *count += 1000,
+            (Outcome::Token(token), Some(before)) if *token != before => *token = 0,
+            _ => return Ok(()),
+        }
+        prop_assert!(judge(&seen).is_err(), "accepted with {:?}", seen[which]);
+    }
+
+    #[test]
+    fn a_history_is_read_as_it_was_written(plan in plan(Fault::None, 40)) {
+        let (seen, _) = history(plan);
+        let mut lines = Vec::new();
+        write(&seen, &mut lines).expect("it fits");
+        prop_assert_eq!(read(&lines[..]).expect("it is a history"), seen);
+    }
+}
+
+#[test]
+fn each_fault_of_a_server_is_found() {
+    for fault in FAULTS {
+        let (mut done, mut found) = (0, 0);
+        for seed in 0..40 {
+            let (seen, faults) = history(Plan { seed, operations: 300, processes: 4, keys: 2, spread: 0, fault });
+            if faults > 0 {
+                done += 1;
+                found += u32::from(judge(&seen).is_err());
+            }
+        }
+        assert!(done >= 20, "{fault:?}: done in {done} histories only");
+        // A lease that is over may last on for all that clients can tell, so a refusal may be right that was wrong.
+        assert!(found == done || (fault == Fault::RefusesThoughFree && found * 10 >= done * 9), "{fault:?}: {found}");
+    }
+}
+
+#[test]
+fn a_hundred_thousand_operations_take_seconds() {
+    let plan = Plan { seed: 1, operations: 100_000, processes: 12, keys: 6, spread: 30, fault: Fault::None };
+    let (seen, _) = history(plan);
+    // On the processor, where other tests of this file may be as well: a busy machine is no fault.
+    let clock = ProcessorClock::of(std::process::id()).expect("this process is there");
+    let begin = clock.now().expect("it is there");
+    if let Err(violation) = judge(&seen) {
+        panic!("{violation}");
+    }
+    let took = clock.now().expect("it is there") - begin;
+    eprintln!("{} operations judged in {took:?}", seen.len());
+    assert!(took < Duration::from_secs(120), "{took:?}");
+}

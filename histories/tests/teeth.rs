@@ -1,0 +1,231 @@
+//! Small histories, each with one fault: the judge must refuse it, and accept the same history without the fault.
+
+use Outcome::{Count, Done, Error, Left, Null, Token, Unconfirmed, Unknown};
+use histories::history::Acquire;
+use histories::{Operation, Outcome, Request, judge};
+
+const LEASE: u64 = 1000;
+
+fn op(at: (u64, u64), request: Request, outcome: Outcome) -> Operation {
+    Operation::new("p", "k", request, at, outcome)
+}
+
+fn acquire(owner: &str, at: (u64, u64), outcome: Outcome) -> Operation {
+    op(at, Request::acquire(owner, 1, Some(LEASE)), outcome)
+}
+
+fn limited(owner: &str, limit: u64, at: (u64, u64), outcome: Outcome) -> Operation {
+    op(at, Request::acquire(owner, limit, Some(LEASE)), outcome)
+}
+
+fn waits(owner: &str, at: (u64, u64), outcome: Outcome) -> Operation {
+    op(at, Request::wait(owner, 1, Some(LEASE)), outcome)
+}
+
+fn release(owner: &str, at: (u64, u64), outcome: Outcome) -> Operation {
+    op(at, Request::release(owner), outcome)
+}
+
+fn renew(owner: &str, lease: u64, at: (u64, u64), outcome: Outcome) -> Operation {
+    op(at, Request::renew(owner, Some(lease)), outcome)
+}
+
+fn force(at: (u64, u64), outcome: Outcome) -> Operation {
+    op(at, Request::Force, outcome)
+}
+
+#[track_caller]
+fn right(history: &[Operation]) {
+    if let Err(violation) = judge(history) {
+        panic!("refused: {violation}");
+    }
+}
+
+#[track_caller]
+fn wrong(history: &[Operation]) {
+    assert!(judge(history).is_err(), "accepted");
+}
+
+#[test]
+fn two_holders_at_once() {
+    right(&[acquire("a", (1, 2), Token(1)), acquire("b", (3, 4), Null)]);
+    wrong(&[acquire("a", (1, 2), Token(1)), acquire("b", (3, 4), Token(2))]);
+    // Neither was before the other, and nobody released.
+    wrong(&[acquire("a", (1, 5), Token(1)), acquire("b", (2, 4), Token(2))]);
+}
+
+#[test]
+fn a_grant_during_the_lease_of_another() {
+    right(&[acquire("a", (1, 2), Token(1)), acquire("b", (1000, 1001), Token(2))]);
+    wrong(&[acquire("a", (1, 2), Token(1)), acquire("b", (999, 1000), Token(2))]);
+}
+
+#[test]
+fn a_grant_during_a_renewed_lease() {
+    let held = [acquire("a", (1, 2), Token(1)), renew("a", LEASE, (500, 501), Token(1))];
+    right(&[&held[..], &[acquire("b", (1499, 1500), Token(2))]].concat());
+    wrong(&[&held[..], &[acquire("b", (1498, 1499), Token(2))]].concat());
+    // A renewal may shorten a lease, and so may what is left after a release.
+    right(&[acquire("a", (1, 2), Token(1)), renew("a", 10, (20, 21), Token(1)), acquire("b", (29, 30), Token(2))]);
+    let kept = Request::Release { owner: "a".into(), token: None, holds: None, lease: Some(10) };
+    let twice = [acquire("a", (1, 2), Token(1)), acquire("a", (3, 4), Token(1)), op((5, 6), kept, Left(1))];
+    right(&[&twice[..], &[acquire("b", (14, 15), Token(2))]].concat());
+    wrong(&[&twice[..], &[acquire("b", (13, 14), Token(2))]].concat());
+}
+
+#[test]
+fn a_grant_before_the_end_that_was_reported() {
+    let held = acquire("a", (1, 2), Token(1));
+    let expired = |at| op(at, Request::expire("a", 1), Done);
+    right(&[held.clone(), expired((3, 1100)), acquire("b", (1050, 1060), Token(2))]);
+    wrong(&[held.clone(), expired((3, 900))]);
+    wrong(&[held.clone(), expired((1200, 1300)), renew("a", LEASE, (1400, 1401), Token(1))]);
+    wrong(&[held, op((1200, 1300), Request::expire("a", 2), Done)]);
+}
+
+#[test]
+fn a_token_that_repeats_or_goes_back() {
+    let first = [acquire("a", (1, 2), Token(5)), release("a", (3, 4), Left(0))];
+    right(&[&first[..], &[acquire("b", (5, 6), Token(6))]].concat());
+    wrong(&[&first[..], &[acquire("b", (5, 6), Token(5))]].concat());
+    wrong(&[&first[..], &[acquire("b", (5, 6), Token(4))]].concat());
+}
+
+#[test]
+fn a_token_below_that_of_another_lock() {
+    let other = |at, token| Operation { key: "other".into(), ..acquire("b", at, Token(token)) };
+    right(&[acquire("a", (1, 2), Token(5)), other((3, 4), 6)]);
+    right(&[acquire("a", (1, 4), Token(5)), other((2, 3), 4)]);
+    wrong(&[acquire("a", (1, 2), Token(5)), other((3, 4), 5)]);
+    wrong(&[acquire("a", (1, 2), Token(5)), other((3, 4), 4)]);
+    // The re-entry tells the token of a grant that is older, and whose answer came later or never.
+    right(&[acquire("a", (1, 9), Token(5)), other((2, 3), 6), acquire("a", (4, 5), Token(5))]);
+    right(&[acquire("a", (1, 9), Unknown), other((2, 3), 6), acquire("a", (4, 5), Token(5))]);
+}
+
+#[test]
+fn a_release_by_one_who_does_not_hold() {
+    right(&[acquire("a", (1, 2), Token(1)), release("b", (3, 4), Null)]);
+    wrong(&[acquire("a", (1, 2), Token(1)), release("b", (3, 4), Left(0))]);
+    wrong(&[acquire("a", (1, 2), Token(1)), release("a", (3, 4), Null)]);
+}
+
+#[test]
+fn a_release_that_counts_wrongly() {
+    let twice = [acquire("a", (1, 2), Token(1)), acquire("a", (3, 4), Token(1))];
+    right(
+        &[&twice[..], &[release("a", (5, 6), Left(1)), release("a", (7, 8), Left(0)), release("a", (9, 10), Null)]]
+            .concat(),
+    );
+    wrong(&[&twice[..], &[release("a", (5, 6), Left(0))]].concat());
+    wrong(&[&twice[..], &[release("a", (5, 6), Left(1)), acquire("b", (7, 8), Token(2))]].concat());
+}
+
+#[test]
+fn a_release_that_was_confirmed_and_lost() {
+    let released = [acquire("a", (1, 2), Token(1)), release("a", (3, 4), Left(0))];
+    right(&[&released[..], &[acquire("b", (5, 6), Token(2))]].concat());
+    wrong(&[&released[..], &[acquire("b", (5, 6), Null)]].concat());
+    wrong(&[&released[..], &[renew("a", LEASE, (5, 6), Token(1))]].concat());
+}
+
+#[test]
+fn a_re_entry_that_changes_the_token() {
+    right(&[acquire("a", (1, 2), Token(1)), acquire("a", (3, 4), Token(1))]);
+    wrong(&[acquire("a", (1, 2), Token(1)), acquire("a", (3, 4), Token(2))]);
+    let new = Acquire { owner: "a".into(), limit: 1, new: true, ..Acquire::default() };
+    right(&[acquire("a", (1, 2), Token(1)), op((3, 4), Request::Acquire(new.clone()), Null)]);
+    wrong(&[acquire("a", (1, 2), Token(1)), op((3, 4), Request::Acquire(new), Token(1))]);
+}
+
+#[test]
+fn a_refusal_although_the_lock_is_free() {
+    wrong(&[acquire("a", (1, 2), Null)]);
+    wrong(&[waits("a", (1, 100), Null)]);
+    // Somebody may have stood in the queue before it.
+    right(&[limited("r", 0, (1, 2), Token(1)), waits("w", (3, 20), Null), limited("s", 0, (10, 11), Null)]);
+    wrong(&[limited("r", 0, (1, 2), Token(1)), waits("w", (3, 9), Null), limited("s", 0, (10, 11), Null)]);
+}
+
+#[test]
+fn more_holders_than_the_limit() {
+    let two = [limited("a", 2, (1, 2), Token(1)), limited("b", 2, (3, 4), Token(2))];
+    right(&[&two[..], &[limited("c", 2, (5, 6), Null)]].concat());
+    wrong(&[&two[..], &[limited("c", 2, (5, 6), Token(3))]].concat());
+    wrong(&[&two[..], &[limited("c", 3, (5, 6), Token(3))]].concat());
+    // Readers and a writer.
+    let readers = [limited("a", 0, (1, 2), Token(1)), limited("b", 0, (3, 4), Token(2))];
+    wrong(&[&readers[..], &[limited("w", 1, (5, 6), Token(3))]].concat());
+    wrong(&[limited("w", 1, (1, 2), Token(1)), limited("r", 0, (3, 4), Token(2))]);
+    // A re-entry names the limit that the lock has.
+    right(&[limited("a", 2, (1, 2), Token(1)), limited("a", 3, (3, 4), Error)]);
+    wrong(&[limited("a", 2, (1, 2), Token(1)), limited("a", 3, (3, 4), Token(1))]);
+}
+
+#[test]
+fn a_force_that_counts_wrongly_or_does_nothing() {
+    let held = acquire("a", (1, 2), Token(1));
+    right(&[held.clone(), force((3, 4), Count(1)), acquire("b", (5, 6), Token(2))]);
+    right(&[held.clone(), force((3, 4), Done), acquire("b", (5, 6), Token(2))]);
+    wrong(&[held.clone(), force((3, 4), Count(0))]);
+    wrong(&[held.clone(), force((3, 4), Count(1)), release("a", (5, 6), Left(0))]);
+    wrong(&[force((3, 4), Count(1))]);
+    let semaphore = [limited("a", 2, (1, 9), Token(1)), limited("b", 2, (1, 9), Token(2)), force((2, 8), Count(1))];
+    right(&[&semaphore[..], &[release("a", (10, 11), Null), release("b", (12, 13), Left(0))]].concat());
+    wrong(&[&semaphore[..], &[release("a", (10, 11), Null), release("b", (12, 13), Null)]].concat());
+    // The one with the greater token came later: it was not the one who was alone.
+    wrong(&[&semaphore[..], &[release("a", (10, 11), Left(0)), release("b", (12, 13), Null)]].concat());
+}
+
+#[test]
+fn what_has_no_answer_may_have_been_done() {
+    let lost = |at| release("a", at, Unknown);
+    let held = acquire("a", (1, 2), Token(1));
+    right(&[held.clone(), lost((3, 9)), acquire("b", (5, 6), Token(2))]);
+    right(&[held.clone(), lost((3, 9)), acquire("b", (5, 6), Null)]);
+    wrong(&[held.clone(), lost((3, 4)), acquire("b", (5, 6), Null), acquire("b", (7, 8), Token(2))]);
+    right(&[held, Operation { to: None, ..lost((3, 4)) }, acquire("b", (5, 6), Null), acquire("b", (7, 8), Token(2))]);
+    // A grant that nobody was told of keeps others out, and is there for its owner.
+    let ghost = acquire("a", (1, 2), Unknown);
+    right(&[ghost.clone(), acquire("b", (5, 6), Null), acquire("a", (7, 8), Token(3)), release("a", (9, 10), Left(1))]);
+    wrong(&[ghost.clone(), acquire("b", (5, 6), Null), acquire("a", (7, 8), Token(3)), release("a", (9, 10), Left(0))]);
+    wrong(&[ghost, acquire("b", (5, 6), Null), acquire("b", (7, 8), Token(3))]);
+}
+
+#[test]
+fn what_was_not_confirmed_is_taken_back() {
+    let missed = acquire("a", (1, 9), Unconfirmed);
+    right(&[missed.clone(), acquire("b", (4, 5), Null), acquire("b", (10, 11), Token(2))]);
+    wrong(&[missed.clone(), acquire("b", (10, 11), Null)]);
+    wrong(&[missed, release("a", (10, 11), Left(0))]);
+    let held = [acquire("a", (1, 2), Token(1)), acquire("a", (3, 9), Unconfirmed)];
+    right(&[&held[..], &[release("a", (10, 11), Left(0))]].concat());
+    wrong(&[&held[..], &[release("a", (10, 11), Left(1))]].concat());
+}
+
+#[test]
+fn the_end_of_a_connection() {
+    let held = op((1, 2), Request::acquire("a", 1, None), Token(1));
+    let gone = op((5, 20), Request::End { owner: "a".into() }, Done);
+    right(&[held.clone(), gone.clone(), acquire("b", (10, 11), Token(2))]);
+    right(&[held.clone(), gone.clone(), acquire("b", (10, 11), Null)]);
+    wrong(&[held.clone(), gone.clone(), acquire("b", (3, 4), Token(2))]);
+    wrong(&[held, gone, acquire("b", (21, 22), Null)]);
+}
+
+#[test]
+fn a_raised_token_is_that_of_the_hold() {
+    let raise = Request::Renew { owner: "a".into(), token: Some(1), lease: Some(LEASE), fence: Some(9) };
+    let raised = [acquire("a", (1, 2), Token(1)), op((3, 4), raise, Token(9))];
+    right(&[&raised[..], &[acquire("a", (5, 6), Token(9)), acquire("b", (1005, 1006), Token(10))]].concat());
+    wrong(&[&raised[..], &[acquire("a", (5, 6), Token(1))]].concat());
+    wrong(&[&raised[..], &[acquire("b", (1005, 1006), Token(8))]].concat());
+}
+
+#[test]
+fn a_violation_names_what_can_not_be_explained() {
+    let history = [acquire("a", (1, 2), Token(1)), acquire("b", (3, 4), Token(2)), release("a", (5, 6), Left(0))];
+    let violation = judge(&history).expect_err("two holders");
+    assert_eq!((&*violation.key, &violation.stuck[..]), ("k", &history[1..]));
+    assert!(violation.to_string().contains(r#""owner":"b","limit":1"#), "{violation}");
+}

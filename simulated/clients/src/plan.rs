@@ -1,0 +1,207 @@
+//! What happens in a life, from its seed: what programs ask for, and every mishap between any two steps.
+
+use holdfast_core::{Channel, Limit, Terms, Wait};
+use simulated::random::Random;
+use simulated::redis::Generation;
+use std::fmt;
+
+/// A life before it is lived.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    pub generation: Generation,
+    pub clients: usize,
+    /// What happens, and when (ms).
+    pub acts: Vec<(u64, Act)>,
+}
+
+/// Something that happens. A hold or call is picked by a number among those that there are.
+#[derive(Clone, Debug)]
+pub enum Act {
+    Acquire {
+        client: usize,
+        keys: Vec<&'static str>,
+        terms: Terms,
+        wait: Wait,
+    },
+    Release {
+        client: usize,
+        pick: usize,
+        within: u64,
+    },
+    Renew {
+        client: usize,
+        pick: usize,
+        lease: Option<u64>,
+    },
+    Check {
+        client: usize,
+        pick: usize,
+    },
+    Ask {
+        client: usize,
+    },
+    /// A caller is cancelled, or a handle collected.
+    Drop {
+        client: usize,
+        pick: usize,
+    },
+    /// The program ends at once, and another one begins.
+    Kill {
+        client: usize,
+    },
+    /// It closes its client; another one begins.
+    Close {
+        client: usize,
+    },
+    /// Both sides see the end of a connection; what was on its way is gone.
+    Cut {
+        client: usize,
+        channel: Channel,
+    },
+    /// Nothing arrives for so long, in either direction; then all of it does.
+    Partition {
+        client: usize,
+        ms: u64,
+    },
+    /// Nothing arrives any more on this connection, and nobody is told.
+    Swallow {
+        client: usize,
+        channel: Channel,
+    },
+    /// Nobody can connect for so long; at once known, or only by silence.
+    Unreachable {
+        client: usize,
+        ms: u64,
+        silent: bool,
+    },
+    /// The process stands still.
+    Freeze {
+        client: usize,
+        ms: u64,
+    },
+    /// The server stands still.
+    Stall {
+        ms: u64,
+    },
+    /// The server refuses writes.
+    Misconf {
+        ms: u64,
+    },
+    Pause {
+        ms: u64,
+    },
+    /// Nobody's replicas confirm.
+    Unconfirmed {
+        ms: u64,
+    },
+    Force {
+        key: &'static str,
+    },
+    Delete {
+        key: &'static str,
+    },
+}
+
+const KEYS: [&str; 4] = ["k", "l", "m", "n"];
+
+/// The life of this number.
+pub fn plan(seed: u64) -> Plan {
+    let mut random = Random::new(seed ^ 0x00c1_1e27);
+    let it = &mut random;
+    let clients = 1 + it.below(4);
+    let keys = 1 + it.below(4);
+    let length = 300 + it.below(2_000) as u64;
+    // Some lives are without mishaps of a kind, so that others are seen.
+    let calm = it.one_in(5);
+    let with =
+        Chances { ephemeral: it.one_in(2), replicas: it.one_in(4), refuses: it.one_in(3), strangers: it.one_in(3) };
+    let mut acts = Vec::new();
+    for _ in 0..8 + it.below(40) {
+        let client = it.below(clients);
+        let act = match it.below(if calm { 22 } else { 34 }) {
+            0..10 => acquire(it, client, keys, &with),
+            10..15 => Act::Release { client, pick: it.below(8), within: 100 + it.below(900) as u64 },
+            15..17 => Act::Renew { client, pick: it.below(8), lease: it.one_in(2).then(|| lease(it)) },
+            17 => Act::Check { client, pick: it.below(8) },
+            18..21 => Act::Drop { client, pick: it.below(8) },
+            21 => Act::Ask { client },
+            22..24 => Act::Cut { client, channel: channel(it) },
+            24 => Act::Partition { client, ms: span(it) },
+            25 => Act::Swallow { client, channel: channel(it) },
+            26..28 => Act::Unreachable { client, ms: span(it), silent: it.one_in(3) },
+            28 => Act::Freeze { client, ms: span(it) },
+            29 => Act::Stall { ms: span(it) },
+            30 if it.one_in(2) => Act::Kill { client },
+            30 => Act::Close { client },
+            31 if with.refuses && it.one_in(2) => Act::Misconf { ms: span(it) },
+            31 if with.refuses => Act::Pause { ms: span(it) },
+            32 if with.strangers && it.one_in(2) => Act::Force { key: KEYS[it.below(keys)] },
+            32 if with.strangers => Act::Delete { key: KEYS[it.below(keys)] },
+            33 if with.replicas => Act::Unconfirmed { ms: span(it) },
+            _ => Act::Drop { client, pick: it.below(8) },
+        };
+        // Often at the very moment of something else.
+        let at = match acts.last() {
+            Some((at, _)) if it.one_in(3) => *at + it.below(4) as u64,
+            _ => it.below(length as usize) as u64,
+        };
+        acts.push((at, act));
+    }
+    acts.sort_by_key(|(at, _)| *at);
+    let generation = *it.of(&Generation::ALL);
+    Plan { seed, generation, clients, acts }
+}
+
+struct Chances {
+    ephemeral: bool,
+    replicas: bool,
+    refuses: bool,
+    strangers: bool,
+}
+
+fn acquire(it: &mut Random, client: usize, keys: usize, with: &Chances) -> Act {
+    let several = keys > 1 && it.one_in(4);
+    let first = it.below(keys);
+    let keys = if several { vec![KEYS[first], KEYS[(first + 1) % keys]] } else { vec![KEYS[first]] };
+    let watchdog = !it.one_in(3);
+    let limit = match it.below(8) {
+        _ if several => Limit::One,
+        0 => Limit::Shared,
+        1 => Limit::Of(2),
+        _ => Limit::One,
+    };
+    let terms = Terms {
+        lease: (!watchdog || it.one_in(2)).then(|| lease(it)),
+        watchdog,
+        ephemeral: with.ephemeral && it.one_in(3),
+        replicas: u32::from(with.replicas && it.one_in(3)),
+        limit,
+    };
+    let wait = match it.below(4) {
+        0 => Wait::No,
+        1 => Wait::Forever,
+        _ => Wait::For(1 + it.below(1_500) as u64),
+    };
+    Act::Acquire { client, keys, terms, wait }
+}
+
+fn lease(it: &mut Random) -> u64 {
+    150 + it.below(1_200) as u64
+}
+
+fn span(it: &mut Random) -> u64 {
+    let most = *it.of(&[20, 200, 1_500]);
+    1 + it.below(most) as u64
+}
+
+fn channel(it: &mut Random) -> Channel {
+    if it.one_in(2) { Channel::Session } else { Channel::Requests }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(out, "seed {}, {:?}, {} clients", self.seed, self.generation, self.clients)?;
+        self.acts.iter().try_for_each(|(at, act)| writeln!(out, "  {at:>5} {act:?}"))
+    }
+}

@@ -1,0 +1,44 @@
+//! Lives of clients beside the module break no rule, and their steps as text say all of them.
+
+use holdfast_core::{Core, Input, Settings};
+use simulated_clients::{live, plan};
+
+/// So many lives, each of one to four clients.
+const LIVES: u64 = 1_500;
+
+#[test]
+fn lives_break_no_rule() {
+    let (mut steps, mut commands) = (0, 0);
+    for seed in 1..=LIVES {
+        let plan = plan(seed);
+        let life = live(&plan, false);
+        assert!(life.violation.is_none(), "{}\n{plan}", life.violation.expect("there is one"));
+        (steps, commands) = (steps + life.steps, commands + life.commands);
+    }
+    assert!(steps > 100 * LIVES && commands > 50 * LIVES, "{steps} steps, {commands} commands");
+}
+
+/// What a core does follows from its steps alone, and they can be read.
+#[test]
+fn steps_as_text_give_the_same_again() {
+    let mut steps = 0;
+    for seed in 1..=50 {
+        for (by, script) in live(&plan(seed), true).scripts.into_iter().filter(|(by, _)| by != "server") {
+            let mut lines = script.iter();
+            let settings = lines.next().and_then(|line| Settings::parse(line)).expect("the settings come first");
+            let mut core = Core::new(settings);
+            for line in lines {
+                let said = core.take().map(|output| format!("> {output}"));
+                if line.starts_with('>') {
+                    assert_eq!(said.as_ref(), Some(line), "seed {seed}, {by}");
+                    continue;
+                }
+                assert_eq!(said, None, "seed {seed}, {by}, before {line}");
+                let (now, input) = Input::parse(line).unwrap_or_else(|| panic!("not a step: {line}"));
+                core.step(now, input);
+                steps += 1;
+            }
+        }
+    }
+    assert!(steps > 2_000, "{steps} steps");
+}

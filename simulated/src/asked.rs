@@ -1,0 +1,103 @@
+//! What a request asks for, as the judges read it.
+
+use crate::play::identity;
+use crate::redis::Bytes;
+
+/// What a request is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Asked {
+    /// Which command, in lower case and without `lock.`; of another command, the name.
+    pub command: String,
+    /// The locks that it names.
+    pub keys: Vec<Bytes>,
+    /// The owner.
+    pub owner: Bytes,
+    /// The connection that it speaks for.
+    pub client: u64,
+    /// Whether that is a session.
+    pub of_session: bool,
+    pub lease: Option<u64>,
+    /// The count that `HOLDS` names; `ALL` is 0.
+    pub holds: Option<u64>,
+    pub token: Option<u64>,
+    pub fence: Option<u64>,
+    pub wait: Option<u64>,
+    /// How long it has waited elsewhere, as far as that counts, in ms.
+    pub waited: u64,
+    /// How many may hold: `u32::MAX` for readers.
+    pub limit: u32,
+    pub watchdog: bool,
+    pub ephemeral: bool,
+    pub replicas: bool,
+    /// Its owner may not hold already.
+    pub new: bool,
+    /// It wants a sign of life.
+    pub alive: bool,
+    /// It was repeated with other terms.
+    pub is_unsure: bool,
+}
+
+impl Asked {
+    /// Reads a request of a connection.
+    pub fn read(client: u64, argv: &[Bytes]) -> Self {
+        let number = |word: &Bytes| std::str::from_utf8(word).ok()?.parse::<u64>().ok();
+        let name = argv.first().map(|name| String::from_utf8_lossy(name).to_lowercase()).unwrap_or_default();
+        if name == "eval" {
+            return Self::read(client, argv.get(3..).unwrap_or_default());
+        }
+        let Some(command) = name.strip_prefix("lock.") else {
+            return Self { command: name, client, ..Self::default() };
+        };
+        let several = command.starts_with('m');
+        let count = if several { argv.get(1).and_then(number).unwrap_or(0) as usize } else { 1 };
+        let first = if several { 2 } else { 1 };
+        let keys = argv.get(first..first + count).unwrap_or_default().to_vec();
+        let mut it = Self { command: command.into(), client, limit: 1, keys, ..Self::default() };
+        let has_owner = matches!(command.trim_start_matches('m'), "acquire" | "release" | "renew" | "cancel");
+        let has_keys = has_owner || matches!(command, "force" | "info" | "waiters");
+        if !has_keys {
+            it.keys.clear();
+        }
+        let owner = if has_owner { argv.get(first + count).cloned().unwrap_or_default() } else { Vec::new() };
+        let options = if command == "next" { 1 } else { first + count + 1 };
+        let mut rest = argv.get(options..).unwrap_or_default().iter();
+        while let Some(word) = rest.next() {
+            let mut number = || rest.next().and_then(number);
+            match word.to_ascii_lowercase().as_slice() {
+                b"lease" => it.lease = number(),
+                b"holds" => it.holds = number(),
+                b"all" => it.holds = Some(0),
+                b"token" => it.token = number(),
+                b"fence" => it.fence = number(),
+                b"wait" => it.wait = number(),
+                b"waited" => it.waited = number().unwrap_or(0).min(60_000),
+                b"limit" => it.limit = number().unwrap_or(1) as u32,
+                b"shared" => it.limit = u32::MAX,
+                b"watchdog" => it.watchdog = true,
+                b"ephemeral" => it.ephemeral = true,
+                b"new" => it.new = true,
+                b"alive" => it.alive = true,
+                b"replicas" => it.replicas = number() > Some(0),
+                b"session" => {
+                    it.of_session = true;
+                    let id = rest.next().and_then(|id| id.rsplit(|byte| *byte == b':').next());
+                    it.client = id.and_then(|id| std::str::from_utf8(id).ok()?.parse().ok()).unwrap_or(0);
+                }
+                _ => {}
+            }
+        }
+        it.owner = if owner == b"*" { identity(it.client) } else { owner };
+        it
+    }
+
+    /// Whether it ties a hold to the connection that it speaks for: to a session always.
+    pub fn ties(&self) -> bool {
+        let takes = self.command.ends_with("acquire") || self.command.ends_with("renew");
+        takes && (self.of_session || self.watchdog || self.ephemeral)
+    }
+
+    /// Whether its owner may take or give back something by it.
+    pub fn concerns(&self, key: &[u8], owner: &[u8]) -> bool {
+        self.owner == owner && self.keys.iter().any(|it| it == key)
+    }
+}

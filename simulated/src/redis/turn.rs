@@ -1,0 +1,276 @@
+//! The event loop: in which order a server deals with what has arrived, calls the module, and sends replies.
+//!
+//! | | Redis 7.0 | later servers |
+//! |---|---|---|
+//! | it has slept | `RepliesSent` | the same |
+//! | what arrived in this poll, in order of arrival: requests, ends of connections, acknowledgements | commands run | the same, and jobs after each |
+//! | timers, then the cron | | |
+//! | before it sleeps | how long to sleep; `TurnEnds`; blocks end; commands behind them run | blocks end; commands behind them run; `TurnEnds`; how long to sleep |
+//! | replies are handed to the network; connections that were to be closed are | | |
+//!
+//! Sources: `ae.c`, `server.c` (`beforeSleep`, `afterSleep`), `blocked.c`, `networking.c`, `module.c` of these servers.
+
+use super::client::State;
+use super::commands::execute;
+use super::{Client, Generation, Happening, answer, end_of_step, expire_if_needed, node, notify_end, tell};
+use crate::server::callbacks::Event;
+
+/// How often the cron runs, in µs.
+const CRON: u64 = 100_000;
+
+/// What arrives in a poll.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Arrival {
+    /// Requests of a client, in one piece.
+    Requests(u64, Vec<Vec<super::Bytes>>),
+    /// The end of a connection.
+    End(u64),
+}
+
+/// One turn of the event loop with what has arrived since the last one.
+pub fn turn(arrivals: Vec<Arrival>) {
+    node(|node| {
+        node.turn_is_over = false;
+        node.goes_round_again = false;
+    });
+    if node(|node| node.is_watched) {
+        tell(Event::RepliesSent);
+        end_of_step();
+    }
+    confirm();
+    for arrival in in_order_of_readiness(arrivals) {
+        match arrival {
+            Arrival::Requests(client, requests) => {
+                node(|node| {
+                    if let Some(client) = node.clients.get_mut(&client) {
+                        client.input.extend(requests);
+                    }
+                });
+                process(client);
+            }
+            Arrival::End(client) => disconnect(client),
+        }
+    }
+    fire_timers();
+    cron();
+    before_sleep();
+}
+
+/// All that has arrived on a connection is read where its first part arrived; its end behind that is seen in the next turn.
+fn in_order_of_readiness(arrivals: Vec<Arrival>) -> Vec<Arrival> {
+    let ends = node(|node| std::mem::take(&mut node.unseen_ends));
+    let mut ready: Vec<Arrival> = ends.into_iter().map(Arrival::End).collect();
+    for arrival in arrivals {
+        let (Arrival::Requests(client, _) | Arrival::End(client)) = arrival;
+        let is_of_client = |it: &&mut Arrival| matches!(it, Arrival::Requests(other, _) if *other == client);
+        match (ready.iter_mut().find(is_of_client), arrival) {
+            (Some(Arrival::Requests(_, read)), Arrival::Requests(_, requests)) => read.extend(requests),
+            (Some(_), _) => node(|node| node.unseen_ends.push(client)),
+            (None, arrival) => ready.push(arrival),
+        }
+    }
+    ready
+}
+
+/// When the event loop wakes up if nothing arrives, by the monotonic clock; at once, if it must not sleep.
+pub fn wakes_at() -> u64 {
+    node(|node| {
+        let now = node.clock.mono;
+        if node.goes_round_again || !node.unseen_ends.is_empty() {
+            return now;
+        }
+        let acks = node.replicas.iter().filter_map(|replica| replica.confirms_at).map(|(at, _)| at).min();
+        let pause = Some(node.paused_until).filter(|until| *until > now);
+        [Some(node.cron_due), node.timers.due(), acks, pause].into_iter().flatten().min().map_or(now, |at| at.max(now))
+    })
+}
+
+/// What the replicas acknowledge has arrived.
+fn confirm() {
+    node(|node| {
+        let now = node.clock.mono;
+        for replica in &mut node.replicas {
+            if let Some((_, offset)) = replica.confirms_at.take_if(|(at, _)| *at <= now) {
+                replica.confirmed = replica.confirmed.max(offset);
+            }
+        }
+    });
+}
+
+/// Carries out what a client has sent, as far as it gets.
+pub fn process(client: u64) {
+    loop {
+        let next = node(|node| {
+            let it = node.clients.get_mut(&client)?;
+            if it.state != State::Ready || it.is_closing || it.closes_after_reply { None } else { it.input.pop_front() }
+        });
+        let Some(argv) = next else { break };
+        node(|node| node.work(1));
+        execute(client, argv);
+        end_of_step();
+    }
+}
+
+/// A connection ends: first the event, then, if it was blocked, the module's callback.
+pub fn disconnect(client: u64) {
+    if !node(|node| node.clients.contains_key(&client)) {
+        return;
+    }
+    node(|node| node.log.push(Happening::Gone(client)));
+    tell(Event::ClientGone(client));
+    let gone = node(|node| {
+        let gone = node.clients.remove(&client)?;
+        node.farewells.insert(client, gone.sent.clone());
+        Some(gone)
+    });
+    if let Some(State::Blocked(block)) = gone.map(|client| client.state)
+        && !block.is_answered
+    {
+        notify_end(client, block.ticket);
+    }
+}
+
+/// Ends the block of a client without the module.
+pub fn force_unblock(client: u64) {
+    let block = node(|node| {
+        let it = node.clients.get_mut(&client)?;
+        let block = it.blocked()?.clone();
+        it.state = State::Ready;
+        node.resumed.push_back(client);
+        node.log.push(Happening::Unblocked(client));
+        Some(block)
+    });
+    if let Some(block) = block.filter(|block| !block.is_answered) {
+        notify_end(client, block.ticket);
+    }
+}
+
+fn fire_timers() {
+    if node(|node| node.timers.due().is_none_or(|due| due > node.clock.mono)) {
+        return;
+    }
+    while let Some(timer) = node(|node| node.timers.take(&node.clock)) {
+        timer();
+        end_of_step();
+    }
+    node(|node| node.timers.done(&node.clock));
+}
+
+/// Ten times a second: removes what has expired, redirects blocked clients of slots that have moved, calls the module.
+fn cron() {
+    if node(|node| node.cron_due > node.clock.mono) {
+        return;
+    }
+    node(|node| node.cron_due = node.clock.mono + CRON);
+    let blocked: Vec<u64> = node(|node| {
+        let is_elsewhere = |client: &mut Client, slots: &super::Slots| {
+            let keys = client.blocked().filter(|block| !block.is_answered).and_then(|block| block.keys.clone());
+            keys.is_some_and(|keys| keys.iter().any(|key| slots.elsewhere.contains(&super::slot_of(key))))
+        };
+        let Some(slots) = node.slots.clone() else { return Vec::new() };
+        node.clients.iter_mut().filter_map(|(id, client)| is_elsewhere(client, &slots).then_some(*id)).collect()
+    });
+    for client in blocked {
+        node(|node| {
+            let key = node.clients.get_mut(&client).and_then(Client::blocked).and_then(|block| block.keys.clone());
+            let slot = key.and_then(|keys| keys.first().map(|key| super::slot_of(key))).unwrap_or(0);
+            node.reply(client, format!("-MOVED {slot} {}\r\n", super::OTHER).as_bytes());
+        });
+        force_unblock(client);
+        end_of_step();
+    }
+    let expired: Vec<(i32, Vec<u8>)> = node(|node| {
+        let now = node.clock.millis();
+        let dbs = (0..).zip(&node.dbs);
+        dbs.flat_map(|(db, keys)| {
+            keys.iter().filter(move |(_, entry)| entry.has_expired(now)).map(move |(key, _)| (db, key.clone()))
+        })
+        .collect()
+    });
+    for (db, key) in expired {
+        expire_if_needed(db, &key);
+        end_of_step();
+    }
+    tell(Event::Cron);
+    end_of_step();
+}
+
+fn before_sleep() {
+    if node(|node| node.generation == Generation::Redis70) {
+        turn_ends();
+        end_blocks();
+    } else {
+        end_blocks();
+        turn_ends();
+    }
+    hand_over();
+    let closing: Vec<u64> = node(|node| {
+        let all = node.clients.iter();
+        all.filter(|(_, client)| client.is_closing || client.closes_after_reply).map(|(id, _)| *id).collect()
+    });
+    for client in closing {
+        disconnect(client);
+        end_of_step();
+    }
+}
+
+fn turn_ends() {
+    node(|node| node.turn_is_over = true);
+    if node(|node| node.is_watched) {
+        tell(Event::TurnEnds);
+        end_of_step();
+    }
+}
+
+/// Clients whose block the module has ended go on with what they sent meanwhile; and so do those that a pause held up.
+fn end_blocks() {
+    while let Some((client, block)) = node(|node| node.unblocked.pop_front()) {
+        let is_current = node(|node| {
+            let it = node.clients.get_mut(&client).and_then(Client::blocked);
+            it.is_some_and(|it| it.ticket == block.ticket)
+        });
+        if !is_current {
+            continue;
+        }
+        if block.keys.is_none() {
+            answer(client, block.ticket);
+            end_of_step();
+        }
+        node(|node| {
+            if let Some(it) = node.clients.get_mut(&client) {
+                it.state = State::Ready;
+            }
+            node.resumed.push_back(client);
+        });
+    }
+    node(|node| {
+        if !node.is_paused() {
+            for (id, client) in &mut node.clients {
+                if client.state == State::Postponed {
+                    client.state = State::Ready;
+                    node.resumed.push_back(*id);
+                }
+            }
+        }
+    });
+    while let Some(client) = node(|node| node.resumed.pop_front()) {
+        process(client);
+    }
+}
+
+/// Hands the replies to the network, and asks the replicas for what the module wants to know.
+fn hand_over() {
+    node(|node| {
+        for client in node.clients.values_mut().filter(|client| !client.is_deaf) {
+            client.sent.append(&mut client.output);
+        }
+        if let Some(offset) = node.stream.asked.take() {
+            let now = node.clock.mono;
+            for replica in &mut node.replicas {
+                if let Some(delay) = replica.delay {
+                    replica.confirms_at = Some((now + delay * 1000, offset));
+                }
+            }
+        }
+    });
+}

@@ -1,0 +1,2033 @@
+//! The rules by which a life is judged, after every turn of the event loop. They are those of `docs/guarantees.md`, and
+//! each stands below under its own name, as it is printed when it is broken.
+//!
+//! The judge believes what clients were *told*: a hold begins with the reply that grants it. It reads the keyspace with
+//! its own eyes ([`crate::truth`]), and looks into the module's books only where a rule speaks of them.
+
+use crate::asked::Asked;
+use crate::books::owed::OnBehalf;
+use crate::books::{self, Books, Recipient, State};
+use crate::redis::{Bytes, Happening, Node, node};
+use crate::resp::Reply;
+use crate::server::Role;
+use crate::truth::{self, Seen};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+
+/// Silence of so many ms is a calm: what is still undecided then will stay so.
+pub const CALM: u64 = 300;
+
+/// What has its own moment (a lease that runs out, a connection that ends) is dealt with so many ms later at most, if
+/// nothing is in the way.
+const SOON: u64 = 20;
+
+/// A hold is there as long as its holder was promised.
+pub const KEPT: &str = "what was granted stays until its owner gives it back, its lease ends, somebody breaks or overwrites the lock, or its ephemeral connection ends";
+/// Ephemeral holds.
+pub const EPHEMERAL: &str = "an ephemeral hold ends with its connection";
+/// Mutual exclusion.
+pub const LIMIT: &str = "never more holders than the limit, by what clients were told";
+/// First come, first served.
+pub const ORDER: &str = "nobody is granted a lock before somebody who has waited longer for it, here and elsewhere";
+/// `NEW`.
+pub const NO_RE_ENTRY: &str = "a request with NEW is granted to nobody who holds already";
+/// Fencing.
+pub const TOKENS: &str = "a token is greater than all before it, and belongs to one owner";
+/// Leases.
+pub const LEASE: &str = "a lease never ends before its time";
+/// Watchdogs.
+pub const WATCHED: &str = "the server renews what is watched as long as the connection lives";
+/// Confirmed deadlines.
+pub const CONFIRMED: &str = "a tied hold ends at the deadline that its replicas have confirmed";
+/// Waits.
+pub const ENDS: &str = "every request has exactly one answer, every wait one end";
+/// Lost wake-ups.
+pub const FREE: &str = "with everything idle, nobody waits for a lock that is free";
+/// Time limits of waits.
+pub const IN_TIME: &str = "a wait ends when its time is over";
+/// Deadlocks.
+pub const CYCLES: &str = "a request that closes a cycle of waits is refused";
+/// Losses.
+pub const TOLD: &str = "a session is told of each hold that it loses, once";
+/// False alarms.
+pub const TRUE_LOSS: &str = "a hold that was told lost is lost";
+/// What is given back.
+pub const GIVEN_BACK: &str = "a session is not told that it has lost what its owner gave back";
+/// Grants that never arrive.
+pub const UNHEARD: &str = "what was granted to somebody who waited, and never told, is taken back";
+/// Rights.
+pub const RIGHTS: &str = "nobody is granted what its user may not acquire any more";
+/// Signs of life.
+pub const ALIVE: &str = "every reply to LOCK.NEXT … ALIVE ends with one sign of life, and no other reply has one";
+/// Replicas.
+pub const COPY: &str = "what the replicas are sent makes the same keyspace";
+/// Refused writes.
+pub const REFUSED: &str = "where the server would refuse a write, the module writes nothing";
+/// Books.
+pub const BOOKS: &str = "every book agrees with every other";
+/// Bounds.
+pub const WORK: &str = "the work in one turn is bounded";
+/// Leaks.
+pub const LEFT: &str = "nothing is left in any book when all clients are gone";
+
+/// A broken rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// The rule, in the words of this file.
+    pub rule: &'static str,
+    /// What broke it.
+    pub what: String,
+}
+
+impl Violation {
+    /// A rule that was broken.
+    pub fn new(rule: &'static str, what: impl Into<String>) -> Self {
+        Self { rule, what: what.into() }
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}: {}", self.rule, self.what)
+    }
+}
+
+/// A lock and an owner.
+type Hold = (i32, Bytes, Bytes);
+
+/// A place in the order of everything that happened.
+type Place = usize;
+
+/// A hold, as its holder believes it.
+#[derive(Clone, Debug)]
+struct Belief {
+    token: u64,
+    /// When the request began that its holder was answered last: only what came later can have ended it.
+    since: Place,
+    /// When it was last seen in the keyspace, or `since`: only what came later can have ended it at once.
+    seen: Place,
+    /// Its lease ends no earlier, in Unix milliseconds.
+    promised: u64,
+    /// When it will end, as far as was seen.
+    deadline: Option<u64>,
+    /// When it was tied or renewed for its connection for the last time, as far as was seen, in Unix milliseconds.
+    renewed: u64,
+    limit: u32,
+    tie: Option<Tie>,
+    /// With `REPLICAS`: the latest deadline that they can have confirmed; `None`: what it has at the end of this turn.
+    known: Option<u64>,
+    doubts: Doubts,
+    /// The connection that was told, in the turn in which it was: whoever ends it himself in that very turn (`QUIT`,
+    /// `CLIENT KILL` of himself) is told of a grant that is then taken back.
+    told_now: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Tie {
+    client: u64,
+    /// When the request began that made it.
+    at: Place,
+    /// With `REPLICAS`: the deadline that they have confirmed at least.
+    confirmed: Option<u64>,
+    /// How long a renewal lasts.
+    lease: u64,
+    /// It was asked for on behalf of a session, which has to read for it.
+    of_session: bool,
+    watchdog: bool,
+    ephemeral: bool,
+    /// The same request was made with other terms: either may count.
+    is_unsure: bool,
+}
+
+/// Requests that may move a tie to another connection, and which: until their answers are known, nobody can say.
+type Doubts = BTreeMap<Place, u64>;
+
+impl Belief {
+    /// The tie, as far as anybody can say.
+    fn tie(&self) -> Option<Tie> {
+        self.tie.map(|tie| Tie { is_unsure: tie.is_unsure || !self.doubts.is_empty(), ..tie })
+    }
+}
+
+/// Something that may end a hold.
+#[derive(Clone, Debug)]
+enum Cause {
+    /// Its owner's own request, which began then, in Unix milliseconds.
+    Own(Asked, i32, u64),
+    /// The lock was broken.
+    Forced(i32, Bytes),
+    /// Another command has touched the key, or its expiry has removed it.
+    Touched(i32, Bytes, bool),
+    /// Another command has changed when the key expires.
+    Prolonged(i32, Bytes),
+    /// A database was emptied.
+    Flushed(Option<i32>),
+    /// Two databases were swapped: everything in them may be elsewhere.
+    Swapped(i32, i32),
+    /// A connection ended.
+    Gone(u64),
+    /// The server's role changed.
+    Role,
+}
+
+/// A request that was made and is not answered yet.
+#[derive(Clone, Debug)]
+struct Open {
+    client: u64,
+    /// When it began, in the order of everything; `None`: it has not yet.
+    began: Option<Place>,
+    db: i32,
+    /// When it began, in Unix milliseconds.
+    at: u64,
+    /// The same by the clock that does not step.
+    steady: u64,
+    /// What it runs: one thing, or those of a transaction.
+    runs: Vec<Asked>,
+    is_exec: bool,
+}
+
+/// When a request arrived.
+#[derive(Clone, Copy, Debug)]
+struct Arrival {
+    place: Place,
+    /// Earlier by what it has waited elsewhere, in ms of the clock that does not step; `None`: nowhere.
+    claimed: Option<u64>,
+    steady: u64,
+}
+
+impl Arrival {
+    fn of(place: Place, open: &Open, asked: &Asked) -> Self {
+        let claimed = (asked.waited > 0).then(|| (open.steady + DAY).saturating_sub(asked.waited));
+        Self { place, claimed, steady: open.steady + DAY }
+    }
+
+    /// Whether it was before another one that was granted in the turn that began there, for certain: it came before that
+    /// grant, and what has waited elsewhere is reckoned in ms.
+    fn is_before(&self, other: Self, turn: Place) -> bool {
+        match (self.claimed, other.claimed) {
+            (None, None) => self.place < other.place,
+            _ => {
+                let came_before = self.place <= turn || self.place < other.place;
+                came_before && self.claimed.unwrap_or(self.steady) + 2 < other.claimed.unwrap_or(other.steady)
+            }
+        }
+    }
+}
+
+/// So that whoever has waited elsewhere can have arrived before the life began.
+const DAY: u64 = 24 * 60 * 60 * 1000;
+
+impl Asked {
+    /// Nobody can say which of several like it is meant: none of their terms counts.
+    fn forget_terms(&mut self) {
+        (self.is_unsure, self.new) = (true, false);
+        (self.lease, self.limit, self.waited) = (Some(0), u32::MAX, DAY);
+    }
+}
+
+/// A session's request that waits.
+#[derive(Clone, Debug)]
+struct Wait {
+    open: Open,
+    asked: Asked,
+    /// Its keys that are not answered yet: a renewal of several is answered key by key.
+    left: Vec<Bytes>,
+    /// How many more requests like it may still have an answer of their own.
+    repeats: usize,
+    /// When the last request like it began.
+    latest: Place,
+    /// It has been answered, if all those were the same request.
+    is_optional: bool,
+}
+
+impl Wait {
+    fn of(open: &Open, asked: &Asked) -> Self {
+        let left = asked.keys.clone();
+        let latest = open.began.unwrap_or(0);
+        Self { open: open.clone(), asked: asked.clone(), left, repeats: 0, latest, is_optional: false }
+    }
+}
+
+/// A connection as the judge knows it.
+#[derive(Clone, Debug, Default)]
+struct Connection {
+    open: VecDeque<Open>,
+    is_session: bool,
+    /// When its last `LOCK.NEXT` began, in Unix milliseconds.
+    read_at: u64,
+    /// Within how many ms its next question is answered, as the last sign of life said.
+    promised: Option<u64>,
+    /// Its client is not there any more.
+    has_vanished: bool,
+}
+
+/// What an owner of a lock was told: the token, when it was asked, and to which connection that ties it.
+#[derive(Clone, Copy, Debug)]
+struct Told {
+    token: u64,
+    at: Place,
+    tied_to: Option<u64>,
+}
+
+/// What the owners of locks were told, in the order in which it was asked.
+#[derive(Debug, Default)]
+struct Newest(BTreeMap<Hold, Vec<Told>>);
+
+impl Newest {
+    fn get(&self, hold: &Hold) -> Option<&Told> {
+        self.0.get(hold)?.last()
+    }
+
+    /// What the owner of this key was told before this place.
+    fn before(&self, at: Place, db: i32, key: &[u8], owner: &[u8]) -> impl DoubleEndedIterator<Item = &Told> {
+        let all = self.0.get(&(db, key.to_vec(), owner.to_vec()));
+        all.into_iter().flatten().filter(move |told| told.at < at)
+    }
+
+    /// Whether giving up an acquisition at this place gives up what its owner holds under this token: what was granted in
+    /// one step, also if the named lock is lost and was acquired anew since, but for another connection.
+    /// (A token that was raised goes by its old name.)
+    fn gives_up(
+        &self,
+        (at, asked): (Place, &Asked),
+        (db, owner): (i32, &[u8]),
+        token: u64,
+        raised: &BTreeSet<u64>,
+    ) -> bool {
+        let is_its = |key: &Bytes| {
+            let mut told = self.before(at, db, key, owner).rev().peekable();
+            let is_tied = told.peek().is_some_and(|it| it.tied_to == Some(asked.client));
+            let told = told.filter(|it| !raised.contains(&it.token));
+            told.take(if is_tied { 1 } else { usize::MAX }).any(|it| it.token == token)
+        };
+        asked.command == "cancel" && asked.owner == owner && asked.keys.iter().any(is_its)
+    }
+}
+
+/// The judge.
+#[derive(Debug, Default)]
+pub struct Judge {
+    connections: BTreeMap<u64, Connection>,
+    beliefs: BTreeMap<Hold, Belief>,
+    waits: Vec<Wait>,
+    /// Those that were given up, and where.
+    cancelled: Vec<(Place, Wait)>,
+    /// Requests of clients that will never hear their answers.
+    silent: Vec<(i32, Asked)>,
+    /// Those whose clients have not heard yet that they wait, and may never hear it.
+    unheard: Vec<Wait>,
+    place: Place,
+    /// That at which the turn began.
+    turn: Place,
+    /// What ends holds at once, and what may end them later: when the server takes writes again.
+    causes: Vec<(Place, Cause)>,
+    lasting: Vec<(Place, Cause)>,
+    /// The owners of tokens that were ever seen, and when they were first.
+    tokens: BTreeMap<u64, (Bytes, Place)>,
+    /// The tokens of each hold that anybody was told of.
+    newest: Newest,
+    /// All tokens that were handed to the network, whether or not anybody was there to hear them.
+    sent: BTreeSet<u64>,
+    /// Those that were seen in the keyspace for the first time in this turn.
+    begun: Vec<(Hold, u64)>,
+    /// Tokens that went to those who waited, and their owners; and who has asked for anything in this turn.
+    queued: BTreeMap<u64, Bytes>,
+    asked_now: BTreeSet<Bytes>,
+    /// What `FENCE` named: those tokens come from other servers.
+    fences: BTreeSet<u64>,
+    /// The newest token that each key carries.
+    carried: BTreeMap<(i32, Bytes), u64>,
+    /// Holds that their owner gave back.
+    given_back: BTreeSet<(Hold, u64)>,
+    /// Some client took nothing from the network for a while, or the server was a replica: then nobody can say which
+    /// grants were heard of.
+    is_muddled: bool,
+    /// Losses that a session is to be told, and those that it was: how often the clock had been set back by then.
+    owed: BTreeSet<(u64, Bytes, Bytes, u64)>,
+    told_lost: BTreeMap<(u64, Bytes, Bytes, u64), usize>,
+    /// Holds whose lease has run out: when the clock is set back, those that nobody has removed are there again.
+    run_out: BTreeMap<Hold, Belief>,
+    /// Holds that were told lost where nothing may be written.
+    ending: Vec<(i32, Bytes, Bytes, u64)>,
+    /// The latest time of day before the clock was set back, and how often it was; and whether it was ever set.
+    set_back: u64,
+    steps_back: usize,
+    has_stepped: bool,
+    /// Which connections anybody has asked to tie a hold to.
+    asked_ties: BTreeMap<Hold, BTreeMap<u64, usize>>,
+    /// Holds that a session was told it is tied to no more, and how often one of that owner and key.
+    untied: BTreeMap<(u64, Bytes, Bytes, u64), Place>,
+    times_untied: BTreeMap<(u64, Bytes, Bytes), usize>,
+    /// Keys written by hand, of which the module promises less.
+    by_hand: BTreeSet<(i32, Bytes)>,
+    /// Keys whose expiry was changed by hand, in any database: no watchdog comes earlier because of that.
+    prolonged: BTreeSet<Bytes>,
+    /// The replies of this turn.
+    spoken: Vec<(u64, Open, Reply)>,
+    /// What was told in this turn: when it was asked, what, for which of its keys, and the answer.
+    heard: Vec<(Place, Open, Asked, Vec<Bytes>, Reply)>,
+    /// The losses that were told in this turn: session, database, key, owner, token.
+    lost: Vec<(u64, i32, Bytes, Bytes, u64)>,
+    /// The ties that ended, as was told in this turn.
+    loosened: Vec<(u64, i32, Bytes, Bytes, u64, Bytes)>,
+    /// The signs of life of this turn: of which session, what it said, and when it had asked.
+    sure: Vec<(u64, String, (Place, u64))>,
+    /// Requests that were answered in this turn, and the tokens that they were answered with.
+    told: Vec<(i32, Asked)>,
+    answered: Vec<(Bytes, u64)>,
+    /// Grants of this turn, for the rule of order.
+    granted: Vec<(Arrival, i32, Asked, usize, u64)>,
+    /// Owners that have renewed something: their holds may have become endless at any time.
+    renewed: BTreeSet<Bytes>,
+    /// When the turn began (monotonic, µs), and whether writes were refused then.
+    before: (u64, bool),
+    /// Something has disturbed the renewals: a pause, a step of the clock, a long turn, refused writes, another role.
+    is_disturbed: bool,
+    /// When no replica confirmed promptly for the last time, and when any confirmed at all (monotonic, µs).
+    slow_at: u64,
+    confirms_at: u64,
+    /// Since when somebody has waited for a lock that is free (monotonic, µs).
+    free_since: Option<u64>,
+    /// When the last turn ended (monotonic, µs).
+    slept_at: u64,
+    requests: usize,
+    /// Connections that ended in this turn.
+    gone: Vec<u64>,
+    /// The end of the last turn that was long, or in which anything arrived (monotonic, µs).
+    busy_until: u64,
+}
+
+impl Judge {
+    /// Before a life.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A client sends a request.
+    pub fn asked(&mut self, client: u64, argv: &[Bytes]) {
+        let asked = Asked::read(client, argv);
+        let connection = self.connections.entry(client).or_default();
+        connection.is_session |= asked.command == "next";
+        let is_exec = asked.command == "exec";
+        connection.open.push_back(Open {
+            client,
+            began: None,
+            db: 0,
+            at: 0,
+            steady: 0,
+            runs: vec![asked.clone()],
+            is_exec,
+        });
+        if asked.of_session {
+            self.connections.entry(asked.client).or_default().is_session = true;
+        }
+        if matches!(asked.command.as_str(), "renew" | "mrenew") {
+            self.renewed.insert(asked.owner);
+        }
+        self.requests += 1;
+    }
+
+    /// A client is gone: nobody believes anything there any more.
+    pub fn vanished(&mut self, client: u64) {
+        if node(|node| node.clients.contains_key(&client)) {
+            self.connections.entry(client).or_default().has_vanished = true;
+        }
+    }
+
+    /// Bytes were handed to the network, whether or not anybody is there to read them.
+    pub fn sent(&mut self, reply: &Reply) {
+        reply.tokens(&mut self.sent);
+    }
+
+    /// A client takes nothing from the network.
+    pub fn deaf(&mut self) {
+        self.is_muddled = true;
+    }
+
+    /// Other replicas, which have all that was written until now.
+    pub fn replicas_changed(&mut self) {
+        for belief in self.beliefs.values_mut() {
+            let deadline = belief.deadline.unwrap_or(u64::MAX);
+            belief.known = belief.known.map(|known| known.max(deadline));
+        }
+    }
+
+    /// The time of day steps by so many ms: what is granted later lasts as long, but by another time.
+    pub fn stepped(&mut self, ms: i64) {
+        let open = self.connections.values_mut().flat_map(|it| it.open.iter_mut());
+        let cancelled = self.cancelled.iter_mut().map(|(_, wait)| wait);
+        let waits = self.waits.iter_mut().chain(&mut self.unheard).chain(cancelled);
+        for open in open.chain(waits.map(|wait| &mut wait.open)) {
+            open.at = open.at.saturating_add_signed(ms.min(0));
+        }
+        if ms < 0 {
+            // What had run out and was not removed yet is there again.
+            self.owed.clear();
+            self.steps_back += 1;
+            self.set_back = self.set_back.max(node(|node| node.millis()) + ms.unsigned_abs());
+        }
+        // The server's timers may stand still until its cron has come by three times.
+        self.busy_until = node(|node| node.clock.mono) + CALM * 1000;
+        self.is_disturbed = true;
+        self.has_stepped = true;
+    }
+
+    /// Whether a connection waits for no answer.
+    pub fn is_idle(&self, client: u64) -> bool {
+        self.connections.get(&client).is_none_or(|it| it.open.is_empty())
+    }
+
+    /// Whether anybody has used it as a session.
+    pub fn is_session(&self, client: u64) -> bool {
+        self.connections.get(&client).is_some_and(|it| it.is_session)
+    }
+
+    /// A turn of the event loop is about to begin.
+    ///
+    /// # Errors
+    ///
+    /// The rule by which something should have happened before.
+    pub fn before_turn(&mut self) -> Result<(), Violation> {
+        self.turn = self.place;
+        self.soon()?;
+        node(|node| {
+            let now = node.clock.mono;
+            let is_prompt = |it: &crate::redis::Replica| it.delay.is_some_and(|delay| delay <= 20);
+            if !node.replicas.iter().any(is_prompt) {
+                self.slow_at = now;
+            }
+            if node.replicas.iter().any(|it| it.delay.is_some() || it.confirms_at.is_some()) {
+                self.confirms_at = u64::MAX;
+            } else if self.confirms_at == u64::MAX {
+                // They can have confirmed what was there until now.
+                self.confirms_at = now;
+                for belief in self.beliefs.values_mut() {
+                    let deadline = belief.deadline.unwrap_or(u64::MAX);
+                    belief.known = belief.known.map(|known| known.max(deadline));
+                }
+            }
+        });
+        node(|node| {
+            node.writes = 0;
+            node.look_ups = 0;
+            node.reconfigured = false;
+            self.before = (node.clock.mono, is_refusing(node));
+            self.is_disturbed |= node.is_paused() || is_refusing(node) || node.role == Role::Replica;
+        });
+        Ok(())
+    }
+
+    /// What has its own moment is not overslept.
+    fn soon(&mut self) -> Result<(), Violation> {
+        let is_still = node(|node| {
+            let is_waiting = is_refusing(node) || node.is_paused() || node.clients.values().any(|it| it.is_deaf);
+            is_waiting || node.role == Role::Replica || node.slots.is_some()
+        });
+        if self.is_disturbed || is_still {
+            return Ok(());
+        }
+        self.unconfirmed_holds_end()?;
+        let now = node(|node| node.clock.mono);
+        let has_slept = now > self.slept_at + SOON * 1000;
+        if has_slept {
+            self.ephemeral_holds_end()?;
+        }
+        if !has_slept && self.free_since.is_none() {
+            return Ok(());
+        }
+        match nobody_waits_for_what_is_free(SOON) {
+            Ok(()) => self.free_since = None,
+            Err(violation) if now > *self.free_since.get_or_insert(self.slept_at) + SOON * 1000 => {
+                return Err(violation);
+            }
+            Err(_) => {}
+        }
+        Ok(())
+    }
+
+    /// A tied hold with `REPLICAS` ends at the deadline that they have confirmed.
+    fn unconfirmed_holds_end(&self) -> Result<(), Violation> {
+        if self.confirms_at == u64::MAX {
+            return Ok(()); // They confirm.
+        }
+        let now = node(|node| node.millis());
+        let is_over = |belief: &Belief| {
+            // (Whoever is gone leaves what the key says.)
+            let lives = |tie: &Tie| !tie.is_unsure && self.connections.contains_key(&tie.client);
+            let confirmed = belief.tie().filter(lives).and_then(|tie| tie.confirmed);
+            confirmed.is_some() && belief.known.is_some_and(|known| known.saturating_add(SOON) < now)
+        };
+        for (hold, belief) in self.beliefs.iter().filter(|(_, belief)| is_over(belief)) {
+            let (db, key, owner) = hold;
+            // A request that nobody has heard the answer of may have tied it without replicas.
+            let ties = |asked: &Asked| asked.ties() && asked.concerns(key, owner);
+            if self.silent.iter().any(|(_, asked)| ties(asked)) || self.undecided().any(|(.., asked)| ties(asked)) {
+                continue;
+            }
+            let seen = node(|node| truth::read(node, *db, key));
+            let is_there = seen.of(owner).is_some_and(|holder| holder.token == Some(belief.token));
+            if is_there && !self.by_hand.contains(&(*db, key.clone())) {
+                return Err(Violation::new(CONFIRMED, format!("{}: {belief:?}", show(hold))));
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts down in which order requests began and other things happened.
+    fn note(&mut self) {
+        for happening in node(|node| std::mem::take(&mut node.log)) {
+            self.place += 1;
+            let place = self.place;
+            // Of what was granted and not heard of yet, a part may be taken back after what was given back.
+            let unheard = match &happening {
+                Happening::Begun { commands, .. } if releases(commands) => self.unheard_requests(),
+                _ => BTreeSet::new(),
+            };
+            let (causes, lasting) = (&mut self.causes, &mut self.lasting);
+            let mut cause = |cause| causes.push((place, cause));
+            match happening {
+                Happening::Begun { client, db, at, steady, commands } => {
+                    let runs: Vec<Asked> = commands.iter().map(|argv| Asked::read(client, argv)).collect();
+                    for (place, asked) in (place..).zip(&runs) {
+                        let own = || (place, Cause::Own(asked.clone(), db, at));
+                        match asked.command.as_str() {
+                            "force" => {
+                                causes.extend(asked.keys.iter().map(|key| (place, Cause::Forced(db, key.clone()))));
+                            }
+                            _ if asked.command.ends_with("release") && unheard.contains(&asked.owner) => {
+                                lasting.push(own());
+                            }
+                            "release" | "mrelease" | "renew" | "mrenew" => causes.push(own()),
+                            "cancel" => lasting.push(own()),
+                            _ => {}
+                        }
+                    }
+                    self.place += runs.len();
+                    self.asked_now.extend(runs.iter().map(|asked| asked.owner.clone()));
+                    self.fences.extend(runs.iter().filter_map(|asked| asked.fence));
+                    // What its owner gives back before the loss was noticed, he is not told to have lost.
+                    let gives_back = |asked: &&Asked| asked.command.ends_with("release") || asked.command == "cancel";
+                    for asked in runs.iter().filter(gives_back) {
+                        // Of a grant of several, the loss of the others as well.
+                        let of_grant = |owner: &Bytes| asked.command == "cancel" && asked.owner == *owner;
+                        self.owed.retain(|(_, key, owner, _)| !(asked.concerns(key, owner) || of_grant(owner)));
+                    }
+                    // What is given up with another key is renewed no more, also where it can't be taken out yet.
+                    for (at, asked) in (place..).zip(&runs).filter(|(_, asked)| asked.command == "cancel") {
+                        for ((on, _, owner), belief) in &mut self.beliefs {
+                            let is_given_up =
+                                *on == db && self.newest.gives_up((at, asked), (db, owner), belief.token, &self.fences);
+                            let tie = belief.tie.as_mut().filter(|tie| is_given_up && tie.client == asked.client);
+                            tie.into_iter().for_each(|tie| tie.is_unsure = true);
+                        }
+                    }
+                    // Whose ties these move, only those know who hear the answer.
+                    for (at, asked) in (place..).zip(&runs).filter(|(_, asked)| asked.ties()) {
+                        for key in &asked.keys {
+                            let hold = (db, key.clone(), asked.owner.clone());
+                            *self.asked_ties.entry(hold).or_default().entry(asked.client).or_default() += 1;
+                            let belief = self.beliefs.get_mut(&(db, key.clone(), asked.owner.clone()));
+                            let belief =
+                                belief.filter(|belief| belief.tie.is_some_and(|tie| tie.client != asked.client));
+                            belief.into_iter().for_each(|belief| belief.doubts.extend([(at, asked.client)]));
+                        }
+                    }
+                    (place..).zip(&runs).for_each(|(at, asked)| self.cancelled(at, db, asked));
+                    let connection = self.connections.entry(client).or_default();
+                    let has_vanished = connection.has_vanished;
+                    if runs.iter().any(|asked| asked.command == "next") {
+                        connection.read_at = at;
+                    }
+                    if let Some(open) = connection.open.iter_mut().find(|open| open.began.is_none()) {
+                        (open.began, open.db, open.at, open.steady) = (Some(place), db, at, steady);
+                        if open.is_exec || commands.is_empty() {
+                            open.runs = runs;
+                        }
+                        if has_vanished {
+                            self.silent.extend(open.runs.iter().map(|asked| (db, asked.clone())));
+                        }
+                        let waits = |asked: &&Asked| asked.of_session && (asked.wait.is_some() || asked.replicas);
+                        let of_session = open.runs.iter().filter(waits);
+                        self.unheard.extend(of_session.map(|asked| Wait::of(open, asked)));
+                    }
+                }
+                Happening::Touched { db, key, expired } => {
+                    if !expired {
+                        self.by_hand.insert((db, key.clone()));
+                    } else if self.has_stepped {
+                        // Timers that were set before come late by as much as the clock was set forward.
+                        self.busy_until = self.busy_until.max(node(|node| node.clock.mono));
+                    }
+                    cause(Cause::Touched(db, key, expired));
+                }
+                Happening::Prolonged { db, key } => {
+                    self.prolonged.insert(key.clone());
+                    cause(Cause::Prolonged(db, key));
+                }
+                Happening::Flushed(db) => cause(Cause::Flushed(db)),
+                Happening::Swapped(one, other) => {
+                    cause(Cause::Swapped(one, other));
+                    self.swap(one, other);
+                }
+                Happening::Gone(client) => {
+                    lasting.push((place, Cause::Gone(client)));
+                    self.gone.push(client);
+                }
+                Happening::RoleChanged => {
+                    lasting.push((place, Cause::Role));
+                    self.is_muddled = true;
+                    // Ties end with it.
+                    self.beliefs.values_mut().for_each(|belief| belief.tie = None);
+                }
+                Happening::Unblocked(_) => {}
+            }
+        }
+    }
+
+    /// Owners that have asked for something, and were not told yet what became of it, or never will be.
+    fn unheard_requests(&self) -> BTreeSet<Bytes> {
+        let open = self.connections.values().flat_map(|it| &it.open).filter(|open| open.began.is_some());
+        let open = open.flat_map(|open| &open.runs);
+        let waits = self.waits.iter().chain(&self.unheard).map(|wait| &wait.asked);
+        let silent = self.silent.iter().map(|(_, asked)| asked);
+        open.chain(waits).chain(silent).map(|asked| asked.owner.clone()).filter(|owner| !owner.is_empty()).collect()
+    }
+
+    /// When the server's role changed for the last time.
+    fn role_changed(&self) -> Place {
+        self.lasting.iter().rfind(|(_, cause)| matches!(cause, Cause::Role)).map_or(0, |(place, _)| *place)
+    }
+
+    /// Two databases have changed places: what is believed of their locks goes along.
+    fn swap(&mut self, one: i32, other: i32) {
+        let moved = |db: i32| {
+            if db == one {
+                other
+            } else if db == other {
+                one
+            } else {
+                db
+            }
+        };
+        fn swap<V>(map: &mut BTreeMap<Hold, V>, moved: impl Fn(i32) -> i32) {
+            *map =
+                std::mem::take(map).into_iter().map(|((db, key, owner), it)| ((moved(db), key, owner), it)).collect();
+        }
+        swap(&mut self.beliefs, moved);
+        swap(&mut self.run_out, moved);
+        swap(&mut self.newest.0, moved);
+        swap(&mut self.asked_ties, moved);
+        for (_, cause) in &mut self.lasting {
+            if let Cause::Own(_, db, _) = cause {
+                *db = moved(*db);
+            }
+        }
+        self.by_hand = std::mem::take(&mut self.by_hand).into_iter().map(|(db, key)| (moved(db), key)).collect();
+        self.carried.clear();
+    }
+
+    /// A session's waits that were given up here.
+    fn cancelled(&mut self, at: Place, db: i32, asked: &Asked) {
+        if asked.command != "cancel" {
+            return;
+        }
+        let of_session = |wait: &Wait| wait.asked.client == asked.client && wait.asked.owner == asked.owner;
+        // What waits in one database stays there when it is swapped with another.
+        let is_its = |wait: &Wait| of_session(wait) && wait.open.db == db;
+        let token = |db: i32, key: &Bytes| Some(self.newest.get(&(db, key.clone(), asked.owner.clone()))?.token);
+        let is_meant = |wait: &Wait, key: &Bytes| {
+            // What was granted in one step is given up in one step.
+            let together = |named: &Bytes| token(wait.open.db, named) == token(wait.open.db, key);
+            asked.keys.contains(key) || token(wait.open.db, key).is_some() && asked.keys.iter().any(together)
+        };
+        let is_of = |wait: &Wait| is_its(wait) && wait.asked.keys.iter().any(|key| is_meant(wait, key));
+        // An event may be on its way to the session.
+        self.cancelled.extend(self.waits.extract_if(.., |wait| is_of(wait)).map(|wait| (at, wait)));
+        self.unheard.iter_mut().filter(|wait| is_of(wait)).for_each(|wait| wait.is_optional = true);
+    }
+
+    /// A client is told something: put down until the turn is over, when all that was told in it is taken in the order in
+    /// which it was asked.
+    pub fn hears(&mut self, client: u64, reply: &Reply) -> Result<(), Violation> {
+        self.note();
+        let Some(open) = self.connections.get_mut(&client).and_then(|it| it.open.pop_front()) else {
+            return match reply {
+                // Said to a blocked client whose connection ends with it.
+                Reply::Error(error) if error.starts_with("UNBLOCKED") => Ok(()),
+                _ => Err(Violation::new(ENDS, format!("client {client} was told {reply:?} without having asked"))),
+            };
+        };
+        self.spoken.push((client, open, reply.clone()));
+        Ok(())
+    }
+
+    /// A session waits for the end of a request.
+    fn waits_for(&mut self, open: &Open, asked: &Asked, is_optional: bool) {
+        let renews = asked.command.contains("renew");
+        let is_same = |wait: &&mut Wait| {
+            let it = &wait.asked;
+            wait.open.db == open.db
+                && (it.client, &it.keys, &it.owner) == (asked.client, &asked.keys, &asked.owner)
+                // A renewal is repeated on the same terms.
+                && (!renews || *it == *asked)
+                && renews == it.command.contains("renew")
+        };
+        match self.waits.iter_mut().find(is_same) {
+            Some(known) => {
+                // It may be the same request, or a new one, and the end of the first is not read yet.
+                let flags = |it: &Asked| (it.watchdog, it.ephemeral);
+                let is_unsure = known.asked.is_unsure || flags(&known.asked) != flags(asked);
+                let lease = known.asked.lease.min(asked.lease);
+                let limit = known.asked.limit.max(asked.limit);
+                // What it has waited is what the first of them said, whichever that was.
+                let waited = known.asked.waited.max(asked.waited);
+                let new = known.asked.new && asked.new;
+                known.asked = Asked { is_unsure, lease, limit, waited, new, ..asked.clone() };
+                known.repeats += 1;
+                known.latest = open.began.unwrap_or(0);
+            }
+            None => {
+                self.waits.push(Wait { is_optional, ..Wait::of(open, asked) });
+            }
+        }
+    }
+
+    /// A session reads an event, as the answer to `next`.
+    fn reads(&mut self, session: u64, event: &[Reply], next: &Open) -> Result<(), Violation> {
+        let [kind, db, keys, owner, token, detail, ..] = event else {
+            return Err(Violation::new(ENDS, format!("an event is {event:?}")));
+        };
+        let db = db.number().unwrap_or(0) as i32;
+        let keys: Vec<Bytes> = keys.elements().iter().map(|key| key.bytes().to_vec()).collect();
+        let owner = owner.bytes().to_vec();
+        match kind.bytes() {
+            b"alive" => {
+                let asked = (next.began.unwrap_or(0), next.at);
+                let said = String::from_utf8_lossy(detail.bytes()).into_owned();
+                let next = said.split(' ').next().and_then(|next| next.parse().ok());
+                self.connections.get_mut(&session).into_iter().for_each(|it| it.promised = next);
+                self.sure.push((session, said, asked));
+            }
+            b"lost" => {
+                let key = keys.first().cloned().unwrap_or_default();
+                self.lost.push((session, db, key, owner, token.number().unwrap_or(0)));
+            }
+            b"untied" => {
+                for key in keys {
+                    let why = detail.bytes().to_vec();
+                    self.loosened.push((session, db, key, owner.clone(), token.number().unwrap_or(0), why));
+                }
+            }
+            what => {
+                let fits = |wait: &Wait| {
+                    let it = &wait.asked;
+                    let is_left = || keys.iter().any(|key| wait.left.contains(key));
+                    // (No renewal times out.)
+                    let keys_fit = match it.command.contains("renew") {
+                        true => what != b"timeout" && is_left(),
+                        false => it.keys == keys,
+                    };
+                    wait.open.db == db && it.client == session && it.owner == owner && keys_fit
+                };
+                let unheard = self.unheard.iter().filter(|wait| fits(wait)).count();
+                let is_known = self.waits.iter().any(fits);
+                if !is_known && let Some(at) = self.unheard.iter().position(fits) {
+                    let wait = self.unheard.remove(at);
+                    // Of several that may be meant, each may have ended otherwise.
+                    self.waits.push(Wait { is_optional: wait.is_optional || unheard > 1, ..wait });
+                }
+                // Which of several like it ended, nobody can say.
+                let given_up = self.cancelled.iter().any(|(_, wait)| fits(wait));
+                if (unheard > usize::from(!is_known) || unheard > 0 && given_up)
+                    && let Some(wait) = self.waits.iter_mut().find(|wait| fits(wait))
+                {
+                    wait.asked.forget_terms();
+                    self.unheard.iter_mut().filter(|wait| fits(wait)).for_each(|wait| wait.asked.forget_terms());
+                }
+                let mut given_up = self.cancelled.iter_mut().map(|(_, wait)| wait).filter(|wait| fits(wait)).peekable();
+                if !self.waits.iter().any(fits) && given_up.peek().is_some() {
+                    // If it turns out that it was not given up after all, this was its end.
+                    given_up.for_each(|wait| wait.is_optional = true);
+                    return Ok(());
+                }
+                // One that has to end rather than one that may have been a repetition.
+                let certain = self.waits.iter().position(|wait| fits(wait) && !wait.is_optional);
+                let Some(at) = certain.or_else(|| self.waits.iter().position(fits)) else {
+                    return Err(Violation::new(ENDS, format!("session {session} was told {event:?} for no wait")));
+                };
+                // Requests like it whose clients have not heard yet that they wait may have been repetitions.
+                self.unheard.iter_mut().filter(|wait| fits(wait)).for_each(|wait| wait.is_optional = true);
+                let Wait { mut open, asked, mut left, repeats, .. } = self.waits[at].clone();
+                left.retain(|key| !keys.contains(key));
+                if repeats == 0 && left.is_empty() && what != b"granted" {
+                    self.moved_no_tie(open.began.unwrap_or(0), &asked, &keys);
+                }
+                if repeats > 0 {
+                    self.waits[at].repeats = repeats - 1;
+                    self.waits[at].is_optional = true;
+                } else if !left.is_empty() {
+                    self.waits[at].left = left;
+                } else {
+                    self.waits.remove(at);
+                }
+                if what == b"granted" {
+                    // It lasts for so long from when this was asked.
+                    let lasts = String::from_utf8_lossy(detail.bytes()).parse::<u64>();
+                    let Ok(lasts) = lasts else { return Err(Violation::new(LEASE, format!("a grant is {event:?}"))) };
+                    // (A step of the clock may have come between the grant and its reading.)
+                    if lasts > 0 && !self.is_disturbed {
+                        open.at = open.at.max((next.at + lasts).saturating_sub(asked.lease.unwrap_or(30_000)));
+                    }
+                    // It may have been the answer to any of those like it.
+                    let like = self.unheard.iter().filter(|wait| fits(wait)).filter_map(|wait| wait.open.began);
+                    let place = like.chain(open.began).min().unwrap_or(0);
+                    self.heard.push((place, open, asked, keys, token.clone()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A sign of life promises that what is renewed for the session lasts: so many thousandths of its lease from when it
+    /// asked.
+    fn is_sure(&mut self, session: u64, said: &str, (began, asked): (Place, u64)) {
+        let Some(sure) = said.split(' ').nth(2).and_then(|sure| sure.parse::<u64>().ok()) else { return };
+        let open = self.connections.values().flat_map(|it| it.open.iter()).filter(|open| open.began.is_some());
+        let unheard: Vec<&Asked> = open.flat_map(|it| &it.runs).chain(self.silent.iter().map(|(_, it)| it)).collect();
+        for ((_, key, owner), belief) in &mut self.beliefs {
+            // A request whose answer is not heard yet may have given it another lease.
+            let is_its = |tie: &Tie| tie.client == session && tie.watchdog && !tie.is_unsure;
+            let is_known = !unheard.iter().any(|asked| asked.concerns(key, owner));
+            // It may have been said before the hold was renewed last, to somebody who hears late.
+            let is_current = !self.is_muddled || belief.since < began;
+            if let Some(tie) = belief.tie().filter(is_its).filter(|_| is_known && is_current) {
+                belief.promised = belief.promised.max(asked + tie.lease * sure / 1000);
+            }
+        }
+    }
+
+    /// Takes in what was told in this turn, in the order in which it was asked; events at the end.
+    fn take_in(&mut self) -> Result<(), Violation> {
+        let mut spoken = std::mem::take(&mut self.spoken);
+        let reads = |open: &Open| open.runs.iter().any(|asked| asked.command == "next");
+        spoken.sort_by_key(|(_, open, _)| (reads(open), open.began));
+        let mut cancels = Vec::new();
+        for (client, open, reply) in spoken {
+            // Not there any more: it has ended already, and this was told late.
+            let unheard: Vec<Wait> = self.unheard.extract_if(.., |wait| wait.open.began == open.began).collect();
+            let replies = if open.is_exec { reply.elements() } else { std::slice::from_ref(&reply) };
+            for (place, (asked, reply)) in (open.began.unwrap_or(0)..).zip(open.runs.iter().zip(replies)) {
+                match (asked.command.as_str(), reply) {
+                    ("next", Reply::Array(events)) => {
+                        let kind = |event: &Reply| event.elements().first().map(|kind| kind.bytes().to_vec());
+                        let signs = events.iter().filter(|event| kind(event).as_deref() == Some(b"alive")).count();
+                        let is_last = events.last().and_then(kind).as_deref() == Some(b"alive");
+                        if signs != usize::from(asked.alive) || is_last != asked.alive {
+                            return Err(Violation::new(ALIVE, format!("{events:?}")));
+                        }
+                        for event in events {
+                            self.reads(client, event.elements(), &open)?;
+                        }
+                    }
+                    ("next", Reply::Null) if asked.alive => return Err(Violation::new(ALIVE, "null")),
+                    (_, Reply::Line(line)) if line == "WAITING" => {
+                        let is_it = |it: &Asked| {
+                            (&it.command, it.client, &it.keys, &it.owner)
+                                == (&asked.command, asked.client, &asked.keys, &asked.owner)
+                        };
+                        if let Some(unheard) = unheard.iter().find(|wait| is_it(&wait.asked)) {
+                            let open = Open { began: Some(place), ..open.clone() };
+                            self.waits_for(&open, &unheard.asked, unheard.is_optional);
+                        }
+                    }
+                    ("cancel", Reply::Integer(_)) => {
+                        self.cancelled(place, open.db, asked);
+                        cancels.push((place, open.db, asked.clone()));
+                    }
+                    // It was refused, and nothing was given up.
+                    ("cancel", Reply::Error(_)) => {
+                        let given_up = self.cancelled.extract_if(.., |(at, _)| *at == place);
+                        self.waits.extend(given_up.map(|(_, wait)| wait));
+                    }
+                    _ => self.heard.push((place, open.clone(), asked.clone(), asked.keys.clone(), reply.clone())),
+                }
+            }
+        }
+        let mut heard = std::mem::take(&mut self.heard);
+        heard.sort_by_key(|(place, ..)| *place);
+        self.told = heard.iter().map(|(_, open, asked, ..)| (open.db, asked.clone())).collect();
+        for (place, open, asked, keys, reply) in heard {
+            match (asked.command.as_str(), reply) {
+                ("acquire" | "macquire", Reply::Integer(token)) => {
+                    let is_new =
+                        |key: &&Bytes| !self.beliefs.contains_key(&(open.db, (*key).clone(), asked.owner.clone()));
+                    let new = keys.iter().filter(is_new).cloned().collect();
+                    if asked.new && self.tokens.get(&(token as u64)).is_some_and(|(_, seen)| *seen < place) {
+                        return Err(Violation::new(NO_RE_ENTRY, format!("{token} was there before {asked:?}")));
+                    }
+                    keys.iter().for_each(|key| self.believe(place, &open, &asked, key, token as u64));
+                    self.answered.push((asked.owner.clone(), token as u64));
+                    let arrival = Arrival::of(place, &open, &asked);
+                    self.granted.push((arrival, open.db, Asked { keys: new, ..asked }, keys.len(), token as u64));
+                }
+                ("renew" | "mrenew", Reply::Integer(token)) => {
+                    keys.iter().for_each(|key| self.believe(place, &open, &asked, key, token as u64));
+                }
+                ("mrenew", Reply::Array(tokens)) => {
+                    for (key, token) in keys.iter().zip(tokens) {
+                        match token.number() {
+                            Some(token) => self.believe(place, &open, &asked, key, token),
+                            None => self.moved_no_tie(place, &asked, std::slice::from_ref(key)),
+                        }
+                    }
+                }
+                ("acquire" | "macquire" | "renew" | "mrenew", Reply::Null | Reply::Error(_)) => {
+                    self.moved_no_tie(place, &asked, &keys);
+                }
+                ("release", Reply::Integer(1..)) if asked.lease.is_some() => {
+                    let hold = (open.db, keys[0].clone(), asked.owner.clone());
+                    let ends = open.at + asked.lease.unwrap_or(0);
+                    let belief = self.beliefs.get_mut(&hold).filter(|it| it.since < place);
+                    belief.into_iter().for_each(|it| (it.promised, it.deadline) = (ends, Some(ends)));
+                }
+                _ => {}
+            }
+        }
+        // What was granted in one step is known only now.
+        cancels.iter().for_each(|(place, db, asked)| self.cancelled(*place, *db, asked));
+        let role = self.role_changed();
+        for (session, db, key, owner, token, why) in std::mem::take(&mut self.loosened) {
+            let loss = (session, key.clone(), owner.clone(), token);
+            self.owed.remove(&loss);
+            // Each time, it was tied by another request.
+            let times = self.times_untied.entry((session, key.clone(), owner.clone())).or_default();
+            *times += 1;
+            let of_hold = self.asked_ties.iter().filter(|((_, name, who), _)| (name, who) == (&key, &owner));
+            if *times > of_hold.filter_map(|(_, askers)| askers.get(&session)).sum() {
+                return Err(Violation::new(TOLD, format!("untied {times} times: {loss:?}")));
+            }
+            self.untied.insert(loss, self.place);
+            // Whoever has tied it anew since is not meant, nor is a later hold.
+            let is_raised = |it: u64| it == token || self.fences.contains(&it);
+            let is_meant = |it: &Belief| is_raised(it.token) && (why != b"replica" || it.since < role);
+            let loosens = |it: &mut Belief| {
+                let is_meant = is_meant(it);
+                match &mut it.tie {
+                    // Its session may have tied it again before it read this.
+                    Some(tie) if tie.client == session && why == b"taken" => tie.is_unsure = true,
+                    Some(tie) if tie.client == session && is_meant => it.tie = None,
+                    _ => {}
+                }
+            };
+            self.beliefs.entry((db, key, owner)).and_modify(loosens);
+        }
+        for (session, said, asked) in std::mem::take(&mut self.sure) {
+            self.is_sure(session, &said, asked);
+        }
+        for (session, db, key, owner, token) in std::mem::take(&mut self.lost) {
+            let loss = (session, key.clone(), owner.clone(), token);
+            let by_hand = self.by_hand.contains(&(db, key.clone()));
+            // (A lease that has run out goes on when the clock is set back, and may run out again.)
+            if self.told_lost.insert(loss.clone(), self.steps_back) == Some(self.steps_back) && !by_hand {
+                return Err(Violation::new(TOLD, format!("told twice: {loss:?}")));
+            }
+            let is_fenced = |it: u64| self.fences.contains(&it);
+            self.owed.retain(|it| *it != loss && !(is_fenced(token) && (&it.1, &it.2) == (&loss.1, &loss.2)));
+            if !by_hand && self.given_back.contains(&((db, key.clone(), owner.clone()), token)) {
+                return Err(Violation::new(GIVEN_BACK, format!("{loss:?}")));
+            }
+            let seen = node(|node| truth::read(node, db, &key));
+            if !by_hand && let Some(holder) = seen.of(&owner).filter(|holder| holder.token == Some(token)) {
+                // A lease that was over before the clock was set back; one that ends as soon as anything may be written.
+                let was_over = holder.deadline.is_some_and(|at| at < self.set_back);
+                if !was_over && node(|node| is_refusing(node) || node.is_paused()) {
+                    self.ending.push((db, key.clone(), owner.clone(), token));
+                } else if !was_over {
+                    return Err(Violation::new(TRUE_LOSS, format!("{loss:?} is still there: {seen:?}")));
+                }
+            }
+            self.beliefs.retain(|hold, it| *hold != (db, key.clone(), owner.clone()) || it.token != token);
+        }
+        Ok(())
+    }
+
+    /// Later requests, whose answers are not heard yet, that tie the same hold to another connection.
+    fn tied_later(&self, place: Place, asked: &Asked, key: &[u8]) -> Doubts {
+        let ties = |it: &Asked| it.ties() && it.client != asked.client && it.concerns(key, &asked.owner);
+        let later = self.undecided().filter(|(at, _, it)| *at > place && ties(it));
+        later.map(|(at, _, it)| (at, it.client)).collect()
+    }
+
+    /// Whether another connection was told in this turn of a request that waited: it may have been granted after this one,
+    /// though it was asked before.
+    fn is_tied_with(&self, asked: &Asked, key: &[u8]) -> bool {
+        let ties = |it: &Asked| it.ties() && it.client != asked.client && it.concerns(key, &asked.owner);
+        self.told.iter().any(|(_, it)| it.wait.is_some() && ties(it))
+    }
+
+    /// Requests that have begun, and of which nobody has heard yet what became of them; and where they began.
+    fn undecided(&self) -> impl Iterator<Item = (Place, &Open, &Asked)> {
+        let open = self.connections.values().flat_map(|it| &it.open);
+        let open = open.filter_map(|open| Some((open.began?, open)));
+        let open = open.flat_map(|(at, open)| (at..).zip(&open.runs).map(move |(at, asked)| (at, open, asked)));
+        let waits = self.waits.iter().chain(&self.unheard);
+        open.chain(waits.map(|wait| (wait.open.began.unwrap_or(0), &wait.open, &wait.asked)))
+    }
+
+    /// In which database a hold is that was asked for then in this one: they may have been swapped since.
+    fn db_of(&self, (asked, db): (Place, i32), key: &[u8], owner: &[u8], token: u64) -> i32 {
+        let is_there = |db: &i32| {
+            let seen = node(|node| truth::read(node, *db, key));
+            let is_it = |it: u64| it == token || self.fences.contains(&it);
+            seen.of(owner).and_then(|holder| holder.token).is_some_and(is_it)
+        };
+        let later = |(at, _): &&(Place, Cause)| *at > asked;
+        let other = |(_, cause): &(Place, Cause)| match cause {
+            Cause::Swapped(one, two) if *one == db => Some(*two),
+            Cause::Swapped(one, two) if *two == db => Some(*one),
+            _ => None,
+        };
+        let mut others =
+            self.causes.iter().filter(later).filter_map(other).filter(|other| !is_there(&db) && is_there(other));
+        others.next().unwrap_or(db)
+    }
+
+    /// An owner believes from now on that it holds.
+    fn believe(&mut self, place: Place, open: &Open, asked: &Asked, key: &[u8], token: u64) {
+        let hold = (self.db_of((place, open.db), key, &asked.owner, token), key.to_vec(), asked.owner.clone());
+        // Old news of a hold that has ended since.
+        if self.beliefs.get(&hold).is_some_and(|it| it.token > token) {
+            return;
+        }
+        let is_raised = |it: &&Belief| it.token == token || asked.fence == Some(token);
+        let is_again = |_: &&Belief| self.set_back > 0;
+        let known = self.beliefs.get(&hold).or_else(|| self.run_out.get(&hold).filter(is_again));
+        let mut before = known.filter(is_raised).cloned();
+        if let Some(before) = &mut before {
+            let since = before.since;
+            let since = |(at, _): &&(Place, Cause)| *at > since;
+            let later = self.causes.iter().rev().take_while(since).chain(self.lasting.iter().rev().take_while(since));
+            let later = later.filter(|(at, _)| *at < place);
+            // (In any database, if they were swapped since.)
+            let later: Vec<&Cause> = later.map(|(_, cause)| cause).collect();
+            let were_swapped = later.iter().any(|cause| matches!(cause, Cause::Swapped(..)));
+            let here = |db: i32| db == open.db || were_swapped;
+            let shortens = |cause: &&Cause| match cause {
+                Cause::Own(by, db, _) => here(*db) && by.concerns(key, &asked.owner),
+                Cause::Touched(db, touched, _) | Cause::Prolonged(db, touched) => here(*db) && touched == key,
+                _ => false,
+            };
+            if later.iter().any(shortens) {
+                (before.promised, before.deadline) = (0, None);
+                // Replicas may have confirmed what it was in between.
+                let shortest = |cause: &&&Cause| match cause {
+                    Cause::Own(by, _, at) if by.command.contains("renew") => Some(at + by.lease.unwrap_or(30_000)),
+                    Cause::Own(by, _, at) => Some(at + by.lease?),
+                    _ => Some(0),
+                };
+                let shortest = later.iter().filter(|cause| shortens(cause)).filter_map(|it| shortest(&it)).min();
+                if let Some(Tie { confirmed: Some(confirmed), .. }) = &mut before.tie {
+                    *confirmed = shortest.map_or(*confirmed, |shortest| shortest.min(*confirmed));
+                }
+            }
+        }
+        if before.is_some() {
+            self.renewed.insert(asked.owner.clone());
+        }
+        let lease = asked.lease.unwrap_or(30_000);
+        let ends = open.at + lease;
+        let renews = asked.command.contains("renew");
+        let promised = match &before {
+            // It was asked before what was told already: what it promised is that no more.
+            Some(before) if before.since > place => before.promised,
+            Some(before) if !renews => before.promised.max(ends),
+            _ => ends,
+        };
+        let tied = asked.ties() || asked.is_unsure;
+        let (client, watchdog, ephemeral) = (asked.client, asked.watchdog, asked.ephemeral);
+        // Ties end when the role changes, and it may have been granted afterwards.
+        // A request of another connection whose answer is not heard yet may have moved it.
+        let is_unsure = asked.is_unsure || self.role_changed() > place || self.is_tied_with(asked, key);
+        let mut doubts = self.tied_later(place, asked, key);
+        let of_session = asked.of_session;
+        let confirmed = asked.replicas.then_some(ends);
+        let tie = Tie { client, at: place, lease, of_session, watchdog, ephemeral, confirmed, is_unsure };
+        let old_tie = before.as_ref().and_then(|it| it.tie);
+        let since = place.max(before.as_ref().map_or(0, |it| it.since));
+        let limit = before.as_ref().map_or(u32::MAX, |it| it.limit).min(if renews { u32::MAX } else { asked.limit });
+        let known = before.as_ref().and_then(|it| it.deadline);
+        let deadline = if renews { Some(ends) } else { Some(known.map_or(ends, |known| known.max(ends))) };
+        let has_ended = |old: &Tie| (old.at..place).contains(&self.role_changed());
+        let same = old_tie.filter(|old| old.client == tie.client && !has_ended(old));
+        let both = |old: Tie| {
+            let (watchdog, ephemeral) = (tie.watchdog || old.watchdog, tie.ephemeral || old.ephemeral);
+            // Whether it had a flag is not known any better for a request that does not name it.
+            let keeps = old.watchdog && !tie.watchdog || old.ephemeral && !tie.ephemeral;
+            let is_unsure = tie.is_unsure || old.is_unsure && keeps;
+            Tie { watchdog, ephemeral, is_unsure, ..tie }
+        };
+        let flagless = !watchdog && !ephemeral;
+        let both = |old: Tie| Tie { lease: if flagless { old.lease } else { lease }, ..both(old) };
+        let shortened = |old: Tie| Tie { confirmed: old.confirmed.map(|at| at.min(ends)), ..old };
+        let waited = self.told.iter().any(|(_, it)| it.wait.is_some() && it.ties() && it.concerns(key, &asked.owner));
+        let tie = Tie { is_unsure: is_unsure || waited && old_tie.is_some_and(|old| old.is_unsure), ..tie };
+        let tie = match old_tie {
+            _ if !tied => old_tie.map(shortened),
+            // A request without flags leaves the tie of its session as it is.
+            Some(old) if same.is_some() && !watchdog && !ephemeral && !asked.replicas => Some(shortened(old)),
+            Some(old) if old.at > place && old.client != tie.client => Some(old),
+            _ => Some(same.map_or(tie, both)),
+        };
+        // Old news of a hold that has ended since.
+        let is_news = self.newest.get(&hold).is_none_or(|it| it.at <= place);
+        if !is_news && !self.beliefs.contains_key(&hold) {
+            return;
+        }
+        if is_news {
+            let tied_to = tie.map(|tie| tie.client);
+            self.newest.0.entry(hold.clone()).or_default().push(Told { token, at: place, tied_to });
+        }
+        let of_tie = (asked.client, key.to_vec(), asked.owner.clone(), token);
+        if self.untied.get(&of_tie).is_some_and(|at| *at <= place) {
+            self.untied.remove(&of_tie);
+        }
+        doubts.extend(self.beliefs.get(&hold).into_iter().flat_map(|it| it.doubts.clone()));
+        doubts.retain(|at, client| *at != place && tie.is_some_and(|tie| tie.client != *client));
+        // Of a request that has asked for replicas, they have what it was given; of others, only what they had before.
+        let known = before.as_ref().and_then(|it| it.known).filter(|_| !asked.replicas);
+        let seen = place;
+        let told_now = Some(open.client);
+        let renewed = before.as_ref().map_or(0, |it| it.renewed).max(if tied { open.at } else { 0 });
+        self.beliefs.insert(
+            hold,
+            Belief { token, since, seen, promised, deadline, renewed, limit, tie, known, doubts, told_now },
+        );
+    }
+
+    /// The turn is over: all rules but those for a calm.
+    pub fn after_turn(&mut self) -> Result<(), Violation> {
+        let is_idle = self.requests == 0 && node(|node| node.writes == 0 && node.log.is_empty());
+        if is_idle && self.spoken.is_empty() {
+            self.slept_at = node(|node| node.clock.mono);
+            return self.bounded();
+        }
+        self.slept_at = node(|node| node.clock.mono);
+        self.note();
+        self.take_in()?;
+        // Whoever has vanished never hears that it was given up.
+        let silent = self.connections.values().filter(|it| it.has_vanished).flat_map(|it| it.open.iter());
+        let silent = silent.filter_map(|open| Some((open.began?, open)));
+        let silent = silent.flat_map(|(began, open)| {
+            (began..).zip(open.runs.iter().cloned()).map(|(place, asked)| (place, open.db, asked))
+        });
+        let silent: Vec<(Place, i32, Asked)> = silent.filter(|(.., asked)| asked.command == "cancel").collect();
+        silent.iter().for_each(|(place, db, asked)| self.cancelled(*place, *db, asked));
+        for client in std::mem::take(&mut self.gone) {
+            let left = self.waits.iter().filter(|wait| wait.asked.client == client);
+            self.silent.extend(left.map(|wait| (wait.open.db, wait.asked.clone())));
+            self.waits.retain(|wait| wait.asked.client != client);
+            let open = self.connections.remove(&client).map(|it| it.open).unwrap_or_default();
+            let begun = open.iter().filter(|open| open.began.is_some());
+            self.silent.extend(begun.flat_map(|open| open.runs.iter().map(|asked| (open.db, asked.clone()))));
+        }
+        let (began, was_refusing) = self.before;
+        let now = node(|node| node.clock.mono);
+        let is_long = now - began > 5_000;
+        self.is_disturbed |= is_long;
+        if is_long || self.requests > 0 {
+            self.busy_until = self.busy_until.max(now);
+        }
+        self.written_while_refused(was_refusing)?;
+        self.kept()?;
+        self.within_limits()?;
+        self.in_order()?;
+        self.tokens_grow()?;
+        self.within_rights()?;
+        self.asked_now.clear();
+        // Those that were told and gone again within a turn.
+        for (owner, token) in std::mem::take(&mut self.answered) {
+            self.tokens.entry(token).or_insert((owner, self.place));
+        }
+        self.copied()?;
+        self.bounded()?;
+        books_agree()
+    }
+
+    /// A request that was refused has moved no tie of these keys.
+    fn moved_no_tie(&mut self, place: Place, asked: &Asked, keys: &[Bytes]) {
+        for ((_, key, owner), belief) in &mut self.beliefs {
+            if asked.owner == *owner && keys.contains(key) {
+                belief.doubts.remove(&place);
+            }
+        }
+    }
+
+    fn kept(&mut self) -> Result<(), Violation> {
+        let (role, now, mono) = node(|node| (node.role, node.millis(), node.clock.mono));
+        let confirms = mono <= self.confirms_at;
+        let (mut ended, mut run_out) = (Vec::new(), Vec::new());
+        let undecided = self.undecided().filter(|(_, _, it)| it.replicas || it.ephemeral);
+        let undecided = undecided.map(|(at, open, it)| (at, open.at, it.clone()));
+        let undecided: Vec<(Place, u64, Asked)> = undecided.collect();
+        for (hold, belief) in &mut self.beliefs {
+            let (db, key, owner) = hold;
+            let tied = belief.tie();
+            let seen = node(|node| truth::read(node, *db, key));
+            let (since, last) = (belief.since, belief.seen);
+            let causes = || {
+                let at_once = self.causes.iter().rev().take_while(move |(place, _)| *place > last);
+                let later = self.lasting.iter().rev().take_while(move |(place, _)| *place > since);
+                at_once.chain(later)
+            };
+            // A greater token is that of a request that is yet to be answered.
+            let holder = seen.of(owner).filter(|holder| holder.token.is_none_or(|token| token >= belief.token));
+            // A tied hold with REPLICAS ends by what they have confirmed, whatever was written since.
+            // (So does one that a request has tied whose answer is not heard yet: no earlier than it asked for, nor than
+            // was promised before.)
+            let has_tied = |(began, at, it): &(Place, u64, Asked)| {
+                let promised = if since < *began { belief.promised } else { 0 };
+                let confirmed = promised.max(at + it.lease.unwrap_or(30_000));
+                it.replicas && it.ties() && it.concerns(key, owner) && confirmed < now
+            };
+            let is_unconfirmed = belief.tie.is_some_and(|tie| tie.confirmed.is_some_and(|at| at < now))
+                || undecided.iter().any(has_tied);
+            // An expiry that was changed in this turn may be over already.
+            let prolongs = |(_, cause): &(Place, Cause)| match cause {
+                Cause::Prolonged(on, prolonged) => on == db && prolonged == key,
+                _ => false,
+            };
+            let is_over = belief.deadline.is_some_and(|at| at < now) || is_unconfirmed || causes().any(prolongs);
+            let has_asked = |client: u64| {
+                let of_hold = self.asked_ties.iter().filter(|((_, name, who), _)| (name, who) == (key, owner));
+                of_hold.flat_map(|(_, askers)| askers.keys()).any(|asker| *asker == client)
+            };
+            let gone = |(at, cause): &&(Place, Cause)| match cause {
+                Cause::Own(asked, on, _) if asked.command == "cancel" => {
+                    let is_its = tied.is_none_or(|tie| tie.is_unsure || tie.client == asked.client);
+                    let is_meant = asked.concerns(key, owner);
+                    on == db
+                        && is_its
+                        && (is_meant || self.newest.gives_up((*at, asked), (*db, owner), belief.token, &self.fences))
+                }
+                Cause::Own(asked, on, _) => {
+                    // One that was raised goes by its old name, too.
+                    let is_named =
+                        |token: u64| token == belief.token || self.fences.iter().any(|fence| *fence >= token);
+                    on == db && asked.concerns(key, owner) && asked.token.is_none_or(is_named)
+                }
+                Cause::Forced(on, forced) => on == db && forced == key,
+                Cause::Touched(on, touched, expired) => on == db && touched == key && (!expired || is_over),
+                Cause::Prolonged(..) => false,
+                Cause::Flushed(on) => on.is_none_or(|on| on == *db),
+                Cause::Swapped(one, other) => one == db || other == db,
+                Cause::Gone(client) => {
+                    let ends = |tie: Tie| tie.is_unsure && has_asked(*client) || tie.ephemeral && tie.client == *client;
+                    let by_hand = self.by_hand.contains(&(*db, key.clone()));
+                    // By a request whose answer nobody heard, its owner may have tied it to that connection.
+                    let silent = self.silent.iter().map(|(_, asked)| asked);
+                    let unheard = silent
+                        .chain(undecided.iter().map(|(.., asked)| asked))
+                        .any(|asked| asked.ephemeral && asked.client == *client && asked.concerns(key, owner));
+                    by_hand || unheard || belief.told_now == Some(*client) || tied.is_some_and(ends)
+                }
+                Cause::Role => true,
+            };
+            if let Some(holder) = holder {
+                let owns = |(_, cause): &(Place, Cause)| match cause {
+                    Cause::Own(asked, on, _) => on == db && asked.concerns(key, owner),
+                    Cause::Touched(on, touched, _) | Cause::Prolonged(on, touched) => on == db && touched == key,
+                    Cause::Flushed(_) | Cause::Swapped(..) | Cause::Role => true,
+                    Cause::Forced(..) | Cause::Gone(_) => false,
+                };
+                // A renewal that has raised the token has ended nothing, whoever hears of it.
+                let raises = |cause: &Cause| match cause {
+                    Cause::Own(by, ..) => by.fence.is_some() && by.fence == holder.token,
+                    _ => false,
+                };
+                let raised = causes().filter(|(_, cause)| raises(cause)).map(|(at, _)| *at).min();
+                let is_before = |at: Place| raised.is_none_or(|raised| at < raised);
+                let mut ends = causes().filter(gone).filter(|(at, cause)| is_before(*at) && !raises(cause));
+                if holder.token.is_some_and(|token| token > belief.token) && ends.next().is_some() {
+                    ended.push(hold.clone());
+                    continue;
+                }
+                if let Some(at) = holder.deadline.filter(|at| *at < belief.promised) {
+                    if !causes().any(owns) {
+                        let what = format!("{}: until {at}, promised {}", show(hold), belief.promised);
+                        return Err(Violation::new(LEASE, what));
+                    }
+                    belief.promised = at;
+                }
+                belief.deadline = holder.deadline;
+                if confirms || belief.known.is_none() {
+                    belief.known = Some(belief.known.unwrap_or(0).max(holder.deadline.unwrap_or(u64::MAX)));
+                }
+                let renewed = holder.deadline.unwrap_or(0).saturating_sub(belief.tie.map_or(0, |tie| tie.lease));
+                belief.renewed = belief.renewed.max(renewed.min(now));
+                if let Some(Tie { confirmed: Some(confirmed), .. }) = &mut belief.tie {
+                    *confirmed = (*confirmed).min(holder.deadline.unwrap_or(u64::MAX));
+                }
+                // What was written by hand may not be known again.
+                if holder.token == Some(belief.token) && !self.by_hand.contains(&(*db, key.clone())) {
+                    belief.seen = self.place;
+                }
+                continue;
+            }
+            let found: Vec<&Cause> = causes().filter(gone).map(|(_, cause)| cause).collect();
+            if found.is_empty() && !is_over {
+                let what = format!("{} under {}: {seen:?}", show(hold), belief.token);
+                return Err(Violation::new(KEPT, what));
+            }
+            // Where replicas have confirmed promptly for a lease, each renewal counts.
+            let is_confirmed_in_time = |tie: Tie| tie.lease >= 400 && mono > self.slow_at + (tie.lease + CALM) * 1000;
+            let watched = tied.filter(|tie| {
+                let lives = tie.watchdog && !tie.is_unsure && self.connections.contains_key(&tie.client);
+                lives && (tie.confirmed.is_none() || is_confirmed_in_time(*tie))
+            });
+            // What a session holds is renewed only if it has read since the last renewal, and in time.
+            let was_due = |tie: Tie| {
+                let read_at = self.connections.get(&tie.client).map_or(0, |it| it.read_at);
+                let end = belief.deadline.unwrap_or(u64::MAX);
+                !tie.of_session || (read_at > belief.renewed + 2 && read_at + 5 < end)
+            };
+            let is_left_alone = !self.is_disturbed && !self.prolonged.contains(key);
+            let by_its_lease = found.iter().all(|cause| matches!(cause, Cause::Touched(.., true)));
+            if by_its_lease && watched.is_some_and(was_due) && is_left_alone {
+                return Err(Violation::new(WATCHED, format!("{} ended by its lease", show(hold))));
+            }
+            if is_over {
+                run_out.push(hold.clone());
+            }
+            let gives_back = |cause: &&Cause| match cause {
+                Cause::Own(asked, ..) => asked.command != "cancel" && asked.lease.is_none(),
+                _ => false,
+            };
+            if !found.is_empty() && !is_over && found.iter().all(gives_back) {
+                self.given_back.insert((hold.clone(), belief.token));
+            }
+            let others_end =
+                found.iter().all(|cause| matches!(cause, Cause::Forced(..) | Cause::Touched(..) | Cause::Flushed(_)));
+            if let Some(tie) = tied.filter(|tie| !tie.is_unsure)
+                && others_end
+                && role == Role::Master
+                && self.connections.get(&tie.client).is_some_and(|it| it.is_session && !it.has_vanished)
+            {
+                let loss = (tie.client, key.clone(), owner.clone(), belief.token);
+                // A request whose answer is not heard yet may have tied it to another connection.
+                let ties = |asked: &Asked| asked.ties() && asked.concerns(key, owner);
+                let mut open = self.connections.values().flat_map(|it| it.open.iter());
+                let silent = self.silent.iter().any(|(_, asked)| ties(asked));
+                let waits = self.waits.iter().chain(&self.unheard).any(|wait| ties(&wait.asked));
+                if silent || waits || open.any(|open| open.began.is_some() && open.runs.iter().any(ties)) {
+                    ended.push(hold.clone());
+                    continue;
+                }
+                if !self.told_lost.contains_key(&loss) && !self.untied.contains_key(&loss) {
+                    self.owed.insert(loss);
+                }
+            }
+            ended.push(hold.clone());
+        }
+        let run_out = run_out.into_iter().filter_map(|hold| Some((hold.clone(), self.beliefs.get(&hold)?.clone())));
+        self.run_out.extend(run_out);
+        ended.iter().for_each(|hold| drop(self.beliefs.remove(hold)));
+        // It may be taken back only when the server takes writes again.
+        for belief in self.beliefs.values_mut() {
+            belief.told_now = belief.told_now.filter(|client| !self.connections.contains_key(client));
+        }
+        Ok(())
+    }
+
+    fn within_limits(&self) -> Result<(), Violation> {
+        let mut locks: BTreeMap<(i32, &Bytes), Vec<(&Bytes, &Belief)>> = BTreeMap::new();
+        for ((db, key, owner), belief) in &self.beliefs {
+            locks.entry((*db, key)).or_default().push((owner, belief));
+        }
+        for ((db, key), holders) in locks {
+            let limit = holders.iter().map(|(_, it)| it.limit).min().unwrap_or(u32::MAX);
+            if holders.len() > limit as usize && !self.by_hand.contains(&(db, key.clone())) {
+                let owners: Vec<String> = holders.iter().map(|(owner, _)| owner.escape_ascii().to_string()).collect();
+                return Err(Violation::new(LIMIT, format!("{} is held by {owners:?}", key.escape_ascii())));
+            }
+        }
+        Ok(())
+    }
+
+    fn in_order(&mut self) -> Result<(), Violation> {
+        let granted = std::mem::take(&mut self.granted);
+        if granted.is_empty() {
+            return Ok(());
+        }
+        let waiting = self.waiting();
+        let mut first: BTreeMap<u64, Place> = BTreeMap::new();
+        for (Arrival { place, .. }, .., token) in &granted {
+            first.entry(*token).and_modify(|it| *it = (*it).min(*place)).or_insert(*place);
+        }
+        let claimed = granted.iter().filter(|(arrival, ..)| arrival.claimed.is_some());
+        let claims: BTreeSet<u64> = claimed.map(|(.., token)| *token).collect();
+        for (arrival, db, asked, several, token) in granted {
+            let place = arrival.place;
+            // Some of several that the owner had already make a re-entry of the whole.
+            if asked.keys.len() < several {
+                continue;
+            }
+            // A token that was seen in an earlier turn is a re-entry's, or that of a grant which was judged then.
+            // Of those of this turn, the first under a token was the grant.
+            // (Which of several that was, nobody can say if one of them has waited elsewhere.)
+            // One that `FENCE` named is a re-entry's, too.
+            let is_known = self.tokens.contains_key(&token) || self.fences.contains(&token);
+            let is_new = !is_known && first.get(&token) == Some(&place);
+            let is_new = is_new && (arrival.claimed.is_some() || !claims.contains(&token));
+            // A grant to the same owner whose event is not read yet makes it a re-entry.
+            let again = |wait: &Wait| {
+                wait.asked.owner == asked.owner && wait.asked.keys.iter().any(|key| asked.keys.contains(key))
+            };
+            // So does a request of the same owner that is granted and not answered yet.
+            let owners = |it: &Asked| it.owner == asked.owner && it.keys.iter().any(|key| asked.keys.contains(key));
+            let mut open = self.connections.values().flat_map(|it| it.open.iter());
+            if self.silent.iter().any(|(on, asked)| *on == db && owners(asked)) {
+                continue;
+            }
+            if open.any(|open| open.began.is_some_and(|at| at < place) && open.runs.iter().any(owners)) {
+                continue;
+            }
+            // In any database: they may have been swapped since.
+            let by_hand = |key: &Bytes| self.by_hand.iter().any(|(_, it)| it == key);
+            if self.waits.iter().any(again) || asked.keys.iter().any(by_hand) {
+                continue;
+            }
+            // What ended in the turn in which it was granted may have been told later.
+            let held = |key: &Bytes| node(|node| truth::read(node, db, key).of(&asked.owner)?.token);
+            let is_there = |key: &Bytes| held(key) == Some(token);
+            let is_of_now = place > self.turn || asked.keys.iter().any(is_there);
+            let turn = if is_of_now { self.turn } else { 0 };
+            for (_, on, waits) in waiting.iter().filter(|(other, ..)| is_new && other.is_before(arrival, turn)) {
+                let common = waits.keys.iter().any(|key| asked.keys.contains(key));
+                if *on == db && common && waits.owner != asked.owner {
+                    return Err(Violation::new(ORDER, format!("{asked:?} before {waits:?}")));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Requests that stand in the queue, with the place at which each began, under the limit that it has there.
+    fn waiting(&self) -> Vec<(Arrival, i32, Asked)> {
+        type Queued = (u64, Bytes, i32, Vec<Bytes>);
+        let queued: BTreeMap<Queued, u32> = books::with(|books| {
+            let one = |waiter: &crate::lock::Waiter<books::Asker>| {
+                let keys = waiter.keys.iter().map(|key| key.name.to_vec()).collect();
+                let limit = match waiter.demand.limit.number() {
+                    0 => u32::MAX,
+                    limit => limit,
+                };
+                ((waiter.asker.client, waiter.owner.to_vec(), waiter.keys[0].db, keys), limit)
+            };
+            books.queue.iter().map(one).collect()
+        });
+        // Of a request that was repeated, and whose asker has not heard of it, nobody can say which one is in the queue.
+        let is_like = |one: &Asked, other: &Asked| {
+            (one.client, &one.owner, &one.keys) == (other.client, &other.owner, &other.keys)
+        };
+        let is_sure = |wait: &&Wait| !self.unheard.iter().any(|other| is_like(&wait.asked, &other.asked));
+        // Of several like it, nobody can say when the one that stands in the queue arrived: not before the last of them.
+        let is_clear = |wait: &Wait| wait.repeats == 0 && !wait.is_optional;
+        let of_session = |wait: &Wait| match is_clear(wait) {
+            true => Some(Arrival::of(wait.latest, &wait.open, &wait.asked)),
+            false if wait.asked.waited == 0 => {
+                Some(Arrival { place: wait.latest, claimed: None, steady: u64::MAX - DAY })
+            }
+            false => None,
+        };
+        let sessions = self.waits.iter().filter(is_sure);
+        let sessions = sessions.filter_map(|wait| Some((of_session(wait)?, &wait.open, &wait.asked)));
+        let last = |it: &'_ Connection| it.open.iter().rfind(|open| open.began.is_some()).cloned();
+        let here = self.connections.values().filter(|it| !it.has_vanished);
+        let blocked: Vec<Open> = here.filter_map(last).filter(|open| !open.is_exec).collect();
+        let blocked = blocked.iter().filter_map(|open| {
+            let asked = open.runs.first().filter(|asked| !asked.of_session)?;
+            Some((Arrival::of(open.began?, open, asked), open, asked))
+        });
+        let role = self.role_changed();
+        let acquires = sessions.chain(blocked).filter(|(arrival, ..)| arrival.place > role);
+        let acquires = acquires.filter(|(_, _, asked)| asked.command.ends_with("acquire"));
+        let queued = |(arrival, open, asked): (Arrival, &Open, &Asked)| {
+            let limit = *queued.get(&(asked.client, asked.owner.clone(), open.db, asked.keys.clone()))?;
+            Some((arrival, open.db, Asked { limit, ..asked.clone() }))
+        };
+        acquires.filter_map(queued).collect()
+    }
+
+    fn tokens_grow(&mut self) -> Result<(), Violation> {
+        let greatest = self.tokens.last_key_value().map_or(0, |(token, _)| *token);
+        self.begun.clear();
+        let mut carried = BTreeMap::new();
+        let mut seen: Vec<(Hold, u64)> = Vec::new();
+        let mut older = None;
+        node(|node| {
+            let keys = (0..).zip(&node.dbs).flat_map(|(db, keys)| keys.keys().map(move |key| (db, key)));
+            for (db, key) in keys.filter(|(db, key)| !self.by_hand.contains(&(*db, (*key).clone()))) {
+                let Seen::Lock(lock) = truth::read(node, db, key) else { continue };
+                let newest = lock.holders.iter().filter_map(|it| it.token).max();
+                if newest > lock.fence {
+                    older = Some((db, key.clone(), newest, lock.fence));
+                }
+                carried.extend(lock.fence.map(|fence| ((db, key.clone()), fence)));
+                let tokens = lock.holders.into_iter().filter_map(|it| Some((it.owner, it.token?)));
+                let tokens = tokens.filter(|(owner, token)| self.tokens.get(token).map(|(of, _)| of) != Some(owner));
+                seen.extend(tokens.map(|(owner, token)| ((db, key.clone(), owner), token)));
+            }
+        });
+        if let Some((db, key, newest, fence)) = older {
+            let what = format!("{} in {db} carries {fence:?}, and a holder has {newest:?}", key.escape_ascii());
+            return Err(Violation::new(TOKENS, what));
+        }
+        for (key, before) in &self.carried {
+            if let Some(now) = carried.get(key).filter(|now| *now < before) {
+                let what = format!("{} carries {now} after {before}", key.1.escape_ascii());
+                return Err(Violation::new(TOKENS, what));
+            }
+        }
+        self.carried = carried;
+        for (hold, token) in seen.into_iter().filter(|(_, token)| !self.fences.contains(token)) {
+            match self.tokens.get(&token) {
+                Some((of, _)) if *of != hold.2 => {
+                    let what = format!("{token} of {} is given to {}", of.escape_ascii(), hold.2.escape_ascii());
+                    return Err(Violation::new(TOKENS, what));
+                }
+                None if token <= greatest => {
+                    return Err(Violation::new(TOKENS, format!("{} gets {token} after {greatest}", show(&hold))));
+                }
+                _ => {
+                    self.tokens.insert(token, (hold.2.clone(), self.place));
+                    if !self.asked_now.contains(&hold.2) {
+                        self.queued.insert(token, hold.2.clone());
+                    }
+                    self.begun.push((hold, token));
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// What was granted in this turn, its user may acquire: asked only if no right has changed in it.
+    fn within_rights(&self) -> Result<(), Violation> {
+        for ((db, key, owner), _) in self.begun.iter().filter(|_| node(|node| !node.reconfigured)) {
+            let of_it =
+                |on: i32, asked: &Asked| on == *db && asked.command.ends_with("acquire") && asked.concerns(key, owner);
+            let open = self.connections.values().flat_map(|it| &it.open).filter(|open| open.began.is_some());
+            let open = open.flat_map(|open| open.runs.iter().map(move |asked| (open.db, asked)));
+            let waits = self.waits.iter().chain(&self.unheard).chain(self.cancelled.iter().map(|(_, wait)| wait));
+            let waits = waits.map(|wait| (wait.open.db, &wait.asked));
+            let told = self.told.iter().map(|(db, asked)| (*db, asked));
+            let silent = self.silent.iter().map(|(db, asked)| (*db, asked));
+            let mut askers =
+                open.chain(waits).chain(told).chain(silent).filter(|(on, asked)| of_it(*on, asked)).peekable();
+            let may = |client: u64| {
+                let argv = [b"lock.acquire".to_vec(), key.clone(), owner.clone()];
+                node(|node| {
+                    let user = node.clients.get(&client).map(|it| &it.user);
+                    user.and_then(|user| node.users.get(user)).is_none_or(|user| node.may_run(user, &argv))
+                })
+            };
+            if askers.peek().is_some() && askers.all(|(_, asked)| asked.command == "acquire" && !may(asked.client)) {
+                return Err(Violation::new(RIGHTS, show(&(*db, key.clone(), owner.clone()))));
+            }
+        }
+        Ok(())
+    }
+
+    fn copied(&self) -> Result<(), Violation> {
+        node(|node| {
+            let sorted = |entry: &crate::redis::Entry| {
+                let mut entry = entry.clone();
+                if let crate::redis::Value::Hash(hash) = &mut entry.value {
+                    hash.sort();
+                }
+                entry
+            };
+            for (db, (ours, theirs)) in node.dbs.iter().zip(node.stream.copy()).enumerate() {
+                // Mostly the fields stand in the same order.
+                if ours == theirs {
+                    continue;
+                }
+                for key in ours.keys().chain(theirs.keys()) {
+                    let (ours, theirs) = (ours.get(key).map(sorted), theirs.get(key).map(sorted));
+                    if ours != theirs && node.role == Role::Master && !node.was_replica {
+                        let what = format!("{} in {db}: {ours:?} here, {theirs:?} there", key.escape_ascii());
+                        return Err(Violation::new(COPY, what));
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn written_while_refused(&self, was_refusing: bool) -> Result<(), Violation> {
+        node(|node| {
+            let is_refusing = is_refusing(node);
+            if was_refusing && is_refusing && !node.reconfigured && node.writes > 0 {
+                return Err(Violation::new(REFUSED, format!("{} writes", node.writes)));
+            }
+            Ok(())
+        })
+    }
+
+    /// Look-ups and writes, counted: so many for each request, waiter and tie that there is.
+    fn bounded(&mut self) -> Result<(), Violation> {
+        const EACH: usize = 40;
+        let (waiters, ties) = books::with(|books| (books.queue.len(), books.ties.len()));
+        let most = (std::mem::take(&mut self.requests) + waiters + ties + 10) * EACH;
+        let done = node(|node| node.look_ups + node.writes);
+        if done > most {
+            return Err(Violation::new(WORK, format!("{done} look-ups and writes, {most} are allowed")));
+        }
+        let jobs = node(|node| node.most_jobs);
+        if jobs > 1 {
+            return Err(Violation::new(WORK, format!("{jobs} jobs behind one command, where one does all")));
+        }
+        Ok(())
+    }
+
+    /// Nothing has arrived for a while: the rules about what must have happened by now.
+    pub fn calm(&mut self) -> Result<(), Violation> {
+        if node(|node| node.clock.mono) < self.busy_until + CALM * 1000 {
+            return Ok(());
+        }
+        // Whatever else stands still.
+        in_time()?;
+        self.read_in_time()?;
+        if node(|node| is_refusing(node) || node.is_paused() || node.clients.values().any(|it| it.is_deaf)) {
+            return Ok(());
+        }
+        self.all_answered()?;
+        if crate::redis::turn::wakes_at() > node(|node| node.clock.mono) {
+            self.answers_are_sent()?;
+        }
+        if node(|node| node.role == Role::Replica) {
+            return nobody_waits_on_a_replica();
+        }
+        self.ephemeral_holds_end()?;
+        self.losses_are_told()?;
+        self.lost_holds_end()?;
+        self.nobody_holds_unheard()?;
+        // After a step of the clock, a lease that has run out is seen by the server's cron at the latest.
+        nobody_waits_for_what_is_free(if self.is_disturbed { 250 } else { 50 })?;
+        self.no_cycles()
+    }
+
+    /// An ephemeral hold ends with its connection.
+    fn ephemeral_holds_end(&self) -> Result<(), Violation> {
+        for (hold, belief) in &self.beliefs {
+            let (db, key, owner) = hold;
+            let ended = |tie: &Tie| tie.ephemeral && !tie.is_unsure && !self.connections.contains_key(&tie.client);
+            let seen = node(|node| truth::read(node, *db, key));
+            let is_there = seen.of(owner).is_some_and(|holder| holder.token == Some(belief.token));
+            // Where others have asked for a tie, too, a grant that nobody has heard of yet may have moved it.
+            // (In any database: whoever waits in one stays there when they are swapped.)
+            let of_hold = self.asked_ties.iter().filter(|((_, name, who), _)| (name, who) == (key, owner));
+            let alone = of_hold.flat_map(|(_, askers)| askers.keys()).collect::<BTreeSet<_>>().len() == 1;
+            if is_there
+                && alone
+                && belief.tie().as_ref().is_some_and(ended)
+                && !self.by_hand.contains(&(*db, key.clone()))
+            {
+                return Err(Violation::new(EPHEMERAL, format!("{}: {belief:?}", show(hold))));
+            }
+        }
+        Ok(())
+    }
+
+    /// What a session has lost lies in its mailbox by now.
+    pub fn losses_are_told(&self) -> Result<(), Violation> {
+        let is_here = |client: &u64| self.connections.get(client).is_some_and(|it| !it.has_vanished);
+        let is_noted = |client: u64| books::with(|books| books.sessions.unread(client) > 0);
+        // What was renamed and renamed back is there again.
+        let is_there = |key: &Bytes, owner: &Bytes, token: u64| {
+            let under = |db: i32| node(|node| truth::read(node, db, key).of(owner).and_then(|it| it.token));
+            (0..node(|node| node.dbs.len()) as i32).any(|db| under(db) == Some(token))
+        };
+        let is_lost = |(_, key, owner, token): &(u64, Bytes, Bytes, u64)| !is_there(key, owner, *token);
+        match self.owed.iter().find(|loss| is_here(&loss.0) && !is_noted(loss.0) && is_lost(loss)) {
+            Some(loss) => Err(Violation::new(TOLD, format!("not told yet: {loss:?}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// What was told lost where nothing could be written has ended by now.
+    fn lost_holds_end(&mut self) -> Result<(), Violation> {
+        for (db, key, owner, token) in std::mem::take(&mut self.ending) {
+            let seen = node(|node| truth::read(node, db, &key));
+            let is_it = |holder: &truth::Holder| {
+                holder.token == Some(token) && holder.deadline.is_none_or(|at| at >= self.set_back)
+            };
+            if !self.by_hand.contains(&(db, key.clone())) && seen.of(&owner).is_some_and(is_it) {
+                return Err(Violation::new(TRUE_LOSS, format!("{} is still there: {seen:?}", show(&(db, key, owner)))));
+            }
+        }
+        Ok(())
+    }
+
+    /// Nobody holds what nobody was told of, nor will be: of grants to those who waited.
+    fn nobody_holds_unheard(&self) -> Result<(), Violation> {
+        if self.is_muddled || !self.fences.is_empty() || books::with(|books| !books.confirmations.is_empty()) {
+            return Ok(());
+        }
+        let unheard = self.queued.iter().filter(|(token, _)| !self.sent.contains(token));
+        for (token, owner) in unheard {
+            let open = self.connections.values().flat_map(|it| &it.open).flat_map(|open| &open.runs);
+            let waits = self.waits.iter().chain(&self.unheard).map(|wait| &wait.asked);
+            if open.chain(waits).any(|asked| asked.owner == *owner) {
+                continue;
+            }
+            let held = node(|node| {
+                let mut keys = (0..).zip(&node.dbs).flat_map(|(db, keys)| keys.keys().map(move |key| (db, key)));
+                keys.find(|(db, key)| {
+                    let seen = truth::read(node, *db, key);
+                    let is_held = seen.of(owner).is_some_and(|holder| holder.token == Some(*token));
+                    is_held && !self.by_hand.contains(&(*db, (*key).clone()))
+                })
+                .map(|(db, key)| (db, key.clone(), owner.clone()))
+            });
+            if let Some(hold) = held {
+                return Err(Violation::new(UNHEARD, format!("{} under {token}", show(&hold))));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whoever reads events is answered when his time is over.
+    fn read_in_time(&self) -> Result<(), Violation> {
+        // When the clock is set back, whoever reads waits longer by so much.
+        if self.is_disturbed {
+            return Ok(());
+        }
+        let now = node(|node| node.millis());
+        for (id, connection) in self.connections.iter().filter(|(_, it)| !it.has_vanished) {
+            let is_deaf = node(|node| node.clients.get(id).is_none_or(|it| it.is_deaf));
+            let Some(open) = connection.open.front().filter(|open| open.began.is_some() && !is_deaf) else { continue };
+            let Some(asked) = open.runs.first().filter(|asked| asked.command == "next") else { continue };
+            // A sign of life comes every ten seconds at least.
+            let pace = asked.alive.then(|| connection.promised.unwrap_or(10_000));
+            let wait = asked.wait.filter(|wait| *wait > 0).into_iter().chain(pace).min();
+            if wait.is_some_and(|wait| open.at + wait + CALM < now) {
+                return Err(Violation::new(IN_TIME, format!("client {id} still reads: {asked:?}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whoever is owed an answer is in a queue, or waits for replicas, or has it in his mailbox.
+    fn all_answered(&self) -> Result<(), Violation> {
+        let is_kept = |wait: &Wait| {
+            let it = &wait.asked;
+            books::with(|books| {
+                let is_it = |waiter: &crate::lock::Waiter<books::Asker>| {
+                    waiter.asker.client == it.client
+                        && *waiter.owner == *it.owner
+                        && waiter.asker.on_behalf == OnBehalf::Session
+                };
+                books.queue.iter().any(is_it)
+                    || !books.confirmations.is_empty()
+                    || books.sessions.unread(it.client) > 0
+                    || self.connections.get(&it.client).is_none_or(|it| it.has_vanished)
+            })
+        };
+        if let Some(wait) = self.waits.iter().find(|wait| !wait.is_optional && !is_kept(wait)) {
+            return Err(Violation::new(ENDS, format!("nobody will ever answer {:?}", wait.asked)));
+        }
+        for (id, connection) in &self.connections {
+            let is_ready = node(|node| {
+                let it = node.clients.get(id);
+                it.is_some_and(|it| it.state == crate::redis::client::State::Ready && it.input.is_empty())
+            });
+            if is_ready && !connection.has_vanished && !connection.open.is_empty() {
+                let what = format!("nobody will ever answer {:?} of client {id}", connection.open[0].runs);
+                return Err(Violation::new(ENDS, what));
+            }
+        }
+        Ok(())
+    }
+
+    /// No client is still blocked whose answer is there, and no reader whose mailbox is not empty.
+    fn answers_are_sent(&self) -> Result<(), Violation> {
+        let blocked: Vec<(u64, crate::redis::Block)> = node(|node| {
+            let of = |(id, it): (&u64, &crate::redis::Client)| match &it.state {
+                crate::redis::client::State::Blocked(block) if !block.is_answered => Some((*id, block.clone())),
+                _ => None,
+            };
+            node.clients.iter().filter_map(of).collect()
+        });
+        let is_late = |(client, block): &&(u64, crate::redis::Block)| {
+            books::with(|books| match books.owed.get(block.ticket).map(|pending| &pending.state) {
+                Some(State::Ending(_)) => true,
+                Some(State::Reading(..)) => books.sessions.unread(*client) > 0,
+                _ => false,
+            })
+        };
+        match blocked.iter().find(is_late) {
+            Some((client, _)) => Err(Violation::new(ENDS, format!("the answer to client {client} is not sent"))),
+            None => Ok(()),
+        }
+    }
+
+    fn no_cycles(&self) -> Result<(), Violation> {
+        let waits = self.waiting();
+        let alone = |owner: &Bytes| waits.iter().filter(|(_, _, it)| it.owner == *owner).count() == 1;
+        // Who waits for whom, where that is certain: for a mutex of somebody who will not give it up by himself.
+        // In one database: others are not looked into.
+        let mut edges: BTreeMap<(i32, &Bytes), BTreeSet<Bytes>> = BTreeMap::new();
+        for (_, db, asked) in waits.iter().filter(|(_, _, it)| it.limit == 1 && alone(&it.owner)) {
+            if self.renewed.contains(&asked.owner) {
+                continue;
+            }
+            for key in &asked.keys {
+                let seen = node(|node| truth::read(node, *db, key));
+                for holder in seen.holders().iter().filter(|it| it.owner != asked.owner) {
+                    let hold = (*db, key.clone(), holder.owner.clone());
+                    let lives = |tie: Tie| tie.watchdog && !tie.is_unsure && self.connections.contains_key(&tie.client);
+                    let watched = self.beliefs.get(&hold).and_then(Belief::tie).is_some_and(lives);
+                    // (One whose expiry was taken away was not followed when the others began to wait.)
+                    let long = holder.deadline.is_none() && !self.prolonged.contains(key);
+                    if (watched || long) && !self.by_hand.contains(&(*db, key.clone())) {
+                        edges.entry((*db, &asked.owner)).or_default().insert(holder.owner.clone());
+                    }
+                }
+            }
+        }
+        for start in edges.keys() {
+            let mut seen = BTreeSet::new();
+            let mut todo: Vec<&Bytes> = vec![start.1];
+            while let Some(owner) = todo.pop() {
+                for next in edges.get(&(start.0, owner)).into_iter().flatten() {
+                    if next == start.1 {
+                        return Err(Violation::new(CYCLES, format!("{edges:?}")));
+                    }
+                    if seen.insert(next) {
+                        todo.push(next);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All clients are gone.
+    pub fn nothing_is_left(&self) -> Result<(), Violation> {
+        let handles = node(|node| node.handles);
+        let left = books::with(|books| {
+            let (sessions, waits, unread) = books.sessions.sizes();
+            [
+                ("waiters", books.queue.len()),
+                ("ties", books.ties.len()),
+                ("confirmations", books.confirmations.len()),
+                ("grants in flight", books.in_flight.len()),
+                ("sessions", sessions),
+                ("waits of sessions", waits),
+                ("unread events", unread),
+                ("time limits", books.owed.timeouts.len()),
+                ("answers that are owed", books.owed.len()),
+                ("looks", usize::from(books.looks.first().is_some())),
+                ("work", usize::from(books.has_work())),
+            ]
+        });
+        match left.iter().find(|(_, count)| *count > 0) {
+            Some((what, count)) => Err(Violation::new(LEFT, format!("{what}: {count}"))),
+            None if handles != 0 => Err(Violation::new(LEFT, format!("{handles} blocked clients not given back"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether any of these commands gives something back.
+fn releases(commands: &[Vec<Bytes>]) -> bool {
+    let is_release = |word: &Bytes| word.to_ascii_lowercase().ends_with(b"release");
+    commands.iter().flatten().any(is_release)
+}
+
+fn is_refusing(node: &Node) -> bool {
+    node.role == Role::Master && node.refuses_writes().is_some()
+}
+
+/// Every book agrees with every other, as far as they show it.
+fn books_agree() -> Result<(), Violation> {
+    books::with(|books| {
+        for waiter in books.queue.iter() {
+            let pending = books.owed.get(waiter.asker.ticket);
+            let agrees = pending.is_some_and(|pending| match (&pending.state, &pending.to) {
+                (State::Waiting(id), Recipient::Blocked { client, .. } | Recipient::Session { client, .. }) => {
+                    *id == waiter.id && *client == waiter.asker.client
+                }
+                _ => false,
+            });
+            if !agrees {
+                return Err(Violation::new(BOOKS, format!("{waiter:?} is owed {pending:?}")));
+            }
+            let limit =
+                |books: &Books| waiter.until.is_none_or(|at| books.owed.timeouts.contains(&(at, waiter.asker.ticket)));
+            if !limit(books) {
+                return Err(Violation::new(BOOKS, format!("the end of the wait of {waiter:?} is not noted")));
+            }
+        }
+        Ok(())
+    })
+}
+
+/// A wait ends when its time is over.
+fn in_time() -> Result<(), Violation> {
+    let now = node(|node| node.millis());
+    let late = books::with(|books| {
+        let is_late = |until: &u64| until + CALM < now;
+        books.queue.iter().find(|waiter| waiter.until.as_ref().is_some_and(is_late)).map(|waiter| format!("{waiter:?}"))
+    });
+    late.map_or(Ok(()), |waiter| Err(Violation::new(IN_TIME, waiter)))
+}
+
+/// A replica grants nothing: sessions that waited have been told so.
+fn nobody_waits_on_a_replica() -> Result<(), Violation> {
+    let waits = books::with(|books| {
+        let of_session = |waiter: &&crate::lock::Waiter<books::Asker>| waiter.asker.on_behalf == OnBehalf::Session;
+        books.queue.iter().find(of_session).map(|waiter| format!("{waiter:?}"))
+    });
+    waits.map_or(Ok(()), |waiter| Err(Violation::new(ENDS, format!("on a replica, {waiter}"))))
+}
+
+/// With everything idle, nobody waits for a lock that is free.
+fn nobody_waits_for_what_is_free(late: u64) -> Result<(), Violation> {
+    let waiters: Vec<(Bytes, u32, i32, Vec<Bytes>)> = books::with(|books| {
+        let one = |waiter: &crate::lock::Waiter<books::Asker>| {
+            let limit = match waiter.demand.limit.number() {
+                0 => u32::MAX,
+                limit => limit,
+            };
+            let keys = waiter.keys.iter().map(|key| key.name.to_vec()).collect();
+            (waiter.owner.to_vec(), limit, waiter.keys[0].db, keys)
+        };
+        books.queue.iter().map(one).collect()
+    });
+    let mut ahead: BTreeSet<(i32, Bytes)> = BTreeSet::new();
+    for (owner, limit, db, keys) in waiters {
+        let can = keys.iter().all(|key| {
+            let is_here = node(|node| node.serves(db, key));
+            let seen = node(|node| truth::read_at(node, db, key, node.millis() - late));
+            let is_first = !ahead.contains(&(db, key.clone()));
+            is_here
+                && match &seen {
+                    Seen::NotALock => is_first,
+                    // A re-entry, wherever it stands.
+                    Seen::Lock(_) if seen.of(&owner).is_some() => true,
+                    Seen::Lock(lock) => is_first && (lock.holders.len() as u64) < u64::from(limit.min(lock.limit)),
+                }
+        });
+        if can {
+            let keys: Vec<String> = keys.iter().map(|key| key.escape_ascii().to_string()).collect();
+            return Err(Violation::new(FREE, format!("{} waits for {keys:?}", owner.escape_ascii())));
+        }
+        ahead.extend(keys.into_iter().map(|key| (db, key)));
+    }
+    Ok(())
+}
+
+fn show((db, key, owner): &Hold) -> String {
+    format!("{} of {} in {db}", key.escape_ascii(), owner.escape_ascii())
+}

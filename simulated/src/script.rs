@@ -1,0 +1,146 @@
+//! Scripts: what happens to a server, line by line. They are printed and read as text, so that a life that went wrong
+//! can be pasted into a test.
+//!
+//! | line | meaning |
+//! |---|---|
+//! | `a LOCK.ACQUIRE k o` | a request of client `a` arrives; a client connects with its first line |
+//! | `a !end` | the end of its connection arrives |
+//! | `a !vanish` | it is gone, and the server does not know: what is sent from now on never arrives |
+//! | `a !deaf`, `a !hears` | it takes nothing from the network; it does again |
+//! | `+5` | all lines since the last such line arrive in one poll; then 5 ms pass |
+//! | `!clock -60000` | the time of day steps by so many ms |
+//! | `!replicas 0 20 never` | there are three replicas; they confirm what they are asked for after so many ms |
+//! | `!good 1` | `min-replicas-to-write` counts so many of them |
+//! | `!misconf on`, `!misconf off` | a save has failed: the server refuses writes |
+//! | `!slot k moves`, `migrates`, `comes` | the slot of `k` is another node's, is being moved key by key, is this node's |
+//!
+//! In a request, `$a` stands for the identity of client `a` (`LOCK.OWNER`), `#a` for its id, `@a` for the last token that
+//! it was told.
+
+use crate::redis::Bytes;
+use std::fmt;
+
+/// A line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Line {
+    Request(Name, Vec<String>),
+    End(Name),
+    Vanish(Name),
+    Deaf(Name),
+    Hears(Name),
+    Pass(u64),
+    Clock(i64),
+    Replicas(Vec<Option<u64>>),
+    Good(usize),
+    Misconf(bool),
+    Slot(String, Moves),
+}
+
+/// The name of a client: a letter.
+pub type Name = char;
+
+/// What becomes of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moves {
+    Moves,
+    Migrates,
+    Comes,
+}
+
+impl Line {
+    /// A request, of words separated by blanks.
+    pub fn request(name: Name, words: &str) -> Self {
+        Self::Request(name, words.split_whitespace().map(String::from).collect())
+    }
+
+    /// Reads a line; `None` if it is empty or a comment.
+    ///
+    /// # Panics
+    ///
+    /// If it is no line of a script.
+    pub fn parse(text: &str) -> Option<Self> {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let number = |word: &str| word.parse().unwrap_or_else(|_| panic!("not a number: {text}"));
+        Some(match words.as_slice() {
+            [] => return None,
+            [first, ..] if first.starts_with("//") => return None,
+            ["!clock", ms] => Self::Clock(ms.parse().unwrap_or_else(|_| panic!("not a number: {text}"))),
+            ["!replicas", delays @ ..] => {
+                Self::Replicas(delays.iter().map(|delay| (*delay != "never").then(|| number(delay))).collect())
+            }
+            ["!good", count] => Self::Good(number(count) as usize),
+            ["!misconf", state] => Self::Misconf(*state == "on"),
+            ["!slot", key, moves] => {
+                let moves = match *moves {
+                    "moves" => Moves::Moves,
+                    "migrates" => Moves::Migrates,
+                    _ => Moves::Comes,
+                };
+                Self::Slot((*key).into(), moves)
+            }
+            [ms] if ms.starts_with('+') => Self::Pass(number(&ms[1..])),
+            [name, what @ ..] if name.len() == 1 && !what.is_empty() => {
+                let name = name.chars().next().unwrap_or('a');
+                match what {
+                    ["!end"] => Self::End(name),
+                    ["!vanish"] => Self::Vanish(name),
+                    ["!deaf"] => Self::Deaf(name),
+                    ["!hears"] => Self::Hears(name),
+                    _ => Self::Request(name, what.iter().map(|word| (*word).into()).collect()),
+                }
+            }
+            _ => panic!("not a line of a script: {text}"),
+        })
+    }
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Request(name, words) => write!(out, "{name} {}", words.join(" ")),
+            Self::End(name) => write!(out, "{name} !end"),
+            Self::Vanish(name) => write!(out, "{name} !vanish"),
+            Self::Deaf(name) => write!(out, "{name} !deaf"),
+            Self::Hears(name) => write!(out, "{name} !hears"),
+            Self::Pass(ms) => write!(out, "+{ms}"),
+            Self::Clock(ms) => write!(out, "!clock {ms}"),
+            Self::Replicas(delays) => {
+                let delays: Vec<String> =
+                    delays.iter().map(|delay| delay.map_or("never".into(), |delay| delay.to_string())).collect();
+                write!(out, "!replicas {}", delays.join(" "))
+            }
+            Self::Good(count) => write!(out, "!good {count}"),
+            Self::Misconf(state) => write!(out, "!misconf {}", if *state { "on" } else { "off" }),
+            Self::Slot(key, moves) => write!(out, "!slot {key} {}", format!("{moves:?}").to_lowercase()),
+        }
+    }
+}
+
+/// Reads a script.
+pub fn parse(text: &str) -> Vec<Line> {
+    text.lines().filter_map(|line| Line::parse(line.trim())).collect()
+}
+
+/// A script as text.
+pub fn print(lines: &[Line]) -> String {
+    lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+/// A word of a request as bytes: `\xNN` stands for a byte.
+pub fn bytes(word: &str) -> Bytes {
+    let mut rest = word;
+    let mut bytes = Vec::new();
+    while let Some(next) = rest.chars().next() {
+        match rest.strip_prefix("\\x").and_then(|hex| u8::from_str_radix(hex.get(..2)?, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &rest[4..];
+            }
+            None => {
+                bytes.extend_from_slice(&rest.as_bytes()[..next.len_utf8()]);
+                rest = &rest[next.len_utf8()..];
+            }
+        }
+    }
+    bytes
+}

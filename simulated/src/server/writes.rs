@@ -1,0 +1,14 @@
+//! Whether the server takes writes.
+
+use super::{Ctx, Role};
+use crate::redis::node;
+
+/// Whether this server decides anything now.
+pub fn are_possible(_: Ctx) -> bool {
+    node(|node| node.role == Role::Master && !node.is_paused())
+}
+
+/// Whether the server would refuse a client's write now.
+pub fn are_refused(_: Ctx) -> bool {
+    node(|node| node.refuses_writes().is_some())
+}

@@ -1,0 +1,61 @@
+//! Cuts a script that breaks a rule down to the fewest lines that still break it.
+
+use crate::play::{Broken, play};
+use crate::redis::Generation;
+use crate::script::Line;
+
+/// The shortest script found that breaks the same rule, and how.
+pub fn shrink(generation: Generation, lines: &[Line], broken: Box<Broken>) -> (Vec<Line>, Box<Broken>) {
+    let mut best = (lines.get(..broken.lines).unwrap_or(lines).to_vec(), broken);
+    if fails(generation, &best.0, &best.1).is_none() {
+        // It breaks at the end of the life, when everybody goes.
+        best.0 = lines.to_vec();
+    }
+    let mut size = best.0.len().div_ceil(2);
+    loop {
+        let before = best.0.len();
+        let mut at = 0;
+        while at < best.0.len() {
+            let end = (at + size).min(best.0.len());
+            let rest = [&best.0[..at], &best.0[end..]].concat();
+            match fails(generation, &rest, &best.1) {
+                Some(broken) => best = (rest, broken),
+                None => at = end,
+            }
+        }
+        if size == 1 && best.0.len() == before {
+            break;
+        }
+        size = (size / 2).max(1);
+    }
+    simplify(generation, &mut best);
+    best
+}
+
+/// Leaves out options, and shortens times.
+fn simplify(generation: Generation, best: &mut (Vec<Line>, Box<Broken>)) {
+    for at in 0..best.0.len() {
+        let Line::Request(name, words) = best.0[at].clone() else { continue };
+        let mut words = words;
+        let mut place = words.len();
+        while place > 3 {
+            place -= 1;
+            for count in [2, 1] {
+                let Some(rest) = words.get(place + count..) else { continue };
+                let fewer = [&words[..place], rest].concat();
+                let mut lines = best.0.clone();
+                lines[at] = Line::Request(name, fewer.clone());
+                if let Some(broken) = fails(generation, &lines, &best.1) {
+                    *best = (lines, broken);
+                    words = fewer;
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Whether a script breaks the same rule.
+fn fails(generation: Generation, lines: &[Line], broken: &Broken) -> Option<Box<Broken>> {
+    play(generation, lines, false).err().filter(|it| it.violation.rule == broken.violation.rule)
+}

@@ -1,0 +1,88 @@
+//! A replica that keeps what it is sent, and confirms it or not.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// Ends the stream of a test.
+pub const END: &[u8] = b"the-end";
+
+/// A replica of a real server.
+pub struct Replica(JoinHandle<Vec<Vec<Vec<u8>>>>);
+
+impl Replica {
+    /// Follows a server. Confirms what it is asked for so many ms later, or never.
+    pub fn follow(master: SocketAddr, delay: Option<u64>) -> Self {
+        let mut socket = TcpStream::connect(master).expect("connects");
+        socket.set_read_timeout(Some(Duration::from_secs(60))).expect("a valid time");
+        socket.write_all(b"PSYNC ? -1\r\n").expect("sent");
+        let mut from = BufReader::new(socket.try_clone().expect("a second handle"));
+        let offset = line_with(&mut from, "+FULLRESYNC ");
+        let offset = offset.trim_end().rsplit(' ').next().and_then(|it| it.parse().ok()).expect("an offset");
+        let length = line_with(&mut from, "$").trim_end().parse().expect("a length");
+        std::io::copy(&mut from.by_ref().take(length), &mut std::io::sink()).expect("the copy comes");
+        Self(thread::spawn(move || keep(from, socket, offset, delay)))
+    }
+
+    /// What it was sent, once the stream is over.
+    pub fn stream(self) -> Vec<Vec<Vec<u8>>> {
+        self.0.join().expect("the replica's thread ends in good order")
+    }
+}
+
+/// The next line that begins so, without its beginning.
+fn line_with(from: &mut impl BufRead, begin: &str) -> String {
+    loop {
+        let mut line = String::new();
+        assert!(from.read_line(&mut line).expect("the copy comes") > 0, "the server ends the connection");
+        // Until the copy comes the server sends empty lines, to show that it lives.
+        if let Some(rest) = line.strip_prefix(begin) {
+            return rest.to_owned();
+        }
+        assert_eq!(line.trim_end(), "");
+    }
+}
+
+fn keep(mut from: BufReader<TcpStream>, mut to: TcpStream, mut offset: u64, delay: Option<u64>) -> Vec<Vec<Vec<u8>>> {
+    let mut sent = Vec::new();
+    while let Some((command, length)) = command(&mut from) {
+        if command.iter().any(|word| word == END) {
+            break;
+        }
+        if command[0].eq_ignore_ascii_case(b"REPLCONF")
+            && let Some(delay) = delay
+        {
+            thread::sleep(Duration::from_millis(delay));
+            let offset = offset.to_string();
+            let text = format!("*3\r\n$8\r\nREPLCONF\r\n$3\r\nACK\r\n${}\r\n{offset}\r\n", offset.len());
+            if to.write_all(text.as_bytes()).is_err() {
+                break;
+            }
+        }
+        offset += length;
+        sent.push(command);
+    }
+    sent
+}
+
+/// The next command and how many bytes it took; `None` once the connection has ended.
+fn command(from: &mut impl BufRead) -> Option<(Vec<Vec<u8>>, u64)> {
+    let mut taken = 0;
+    let mut number = |from: &mut dyn BufRead| {
+        let mut line = String::new();
+        taken += from.read_line(&mut line).ok()? as u64;
+        line.trim_end().get(1..)?.parse::<usize>().ok()
+    };
+    let count = number(from)?;
+    let mut words = Vec::new();
+    let mut bytes = 0;
+    for _ in 0..count {
+        let mut word = vec![0; number(from)? + 2];
+        from.read_exact(&mut word).ok()?;
+        bytes += word.len() as u64;
+        word.truncate(word.len() - 2);
+        words.push(word);
+    }
+    Some((words, taken + bytes))
+}

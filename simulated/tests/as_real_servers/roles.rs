@@ -1,0 +1,223 @@
+//! Roles, replicas, pauses: where writes are refused.
+
+crate::scripts! {
+    /// Master, replica, master, in one write.
+    roles_in_one_turn: "
+        !replicas
+        a LOCK.ACQUIRE k oa LEASE 3000000 EPHEMERAL
+        b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
+        b LOCK.INFO k
+        a LOCK.ACQUIRE k oc LEASE 3000000 WAIT 0 SESSION $s
+        a LOCK.ACQUIRE t oa LEASE 3000000 WATCHDOG SESSION $s
+        s LOCK.NEXT WAIT 0
+        t LOCK.NEXT
+        a LOCK.ACQUIRE k od LEASE 3000000 WAIT 0 SESSION $t
+        +20
+        e REPLICAOF 127.0.0.1 1
+        e REPLICAOF NO ONE
+        +20
+        e LOCK.INFO k
+        t LOCK.NEXT
+        s LOCK.NEXT
+        a LOCK.RELEASE k oa
+        +20
+        e LOCK.INFO k
+        a !end
+        +20
+        e LOCK.INFO t
+        e LOCK.INFO k
+        +20
+    ";
+    a_replica: "
+        !replicas
+        a LOCK.ACQUIRE k oa LEASE 3000000 EPHEMERAL
+        b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
+        a LOCK.ACQUIRE k oc LEASE 3000000 WAIT 0 SESSION $s
+        s LOCK.NEXT WAIT 0
+        +20
+        e REPLICAOF 127.0.0.1 1
+        +20
+        e LOCK.ACQUIRE k o
+        e LOCK.RELEASE k oa
+        e LOCK.INFO k
+        e LOCK.WAITERS k
+        e LOCK.CANCEL k oc SESSION $s
+        e MULTI
+        e LOCK.RELEASE k oa
+        e EXEC
+        e DEL k
+        e SET x y
+        s LOCK.NEXT
+        s LOCK.NEXT
+        a !end
+        +20
+        e LOCK.INFO k
+        e REPLICAOF NO ONE
+        e LOCK.INFO k
+        +20
+        e LOCK.INFO k
+        e LOCK.ACQUIRE k o LEASE 3000000
+        +20
+    ";
+    /// A release before, and a request between, the changes of role.
+    requests_between_roles: "
+        !replicas
+        a LOCK.ACQUIRE k oa LEASE 3000000
+        b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
+        c LOCK.ACQUIRE k oc LEASE 3000000 WAIT 0
+        +20
+        e LOCK.RELEASE k oa
+        e REPLICAOF 127.0.0.1 1
+        e LOCK.INFO k
+        e REPLICAOF NO ONE
+        e LOCK.INFO k
+        +20
+        e LOCK.INFO k
+        b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
+        f LOCK.ACQUIRE k of LEASE 3000000 WAIT 0
+        +20
+        e REPLICAOF 127.0.0.1 1
+        e REPLICAOF NO ONE
+        e REPLICAOF 127.0.0.1 1
+        e REPLICAOF NO ONE
+        e LOCK.INFO k
+        e LOCK.FORCE k
+        +20
+        e LOCK.INFO k
+        +20
+    ";
+    too_few_replicas: "
+        !replicas never
+        a LOCK.ACQUIRE k oa LEASE 3000000 EPHEMERAL
+        b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
+        +20
+        e CONFIG SET min-replicas-to-write 2
+        e LOCK.ACQUIRE l o
+        e LOCK.INFO k
+        e SET x y
+        e MULTI
+        e SET x y
+        e EXEC
+        e EVAL return\\x20redis.pcall(unpack(ARGV)) 0 LOCK.ACQUIRE l o
+        a !end
+        +20
+        e LOCK.INFO k
+        e CONFIG SET min-replicas-to-write 0
+        e LOCK.INFO k
+        +20
+    ";
+    a_pause: "
+        !replicas never
+        a LOCK.ACQUIRE k oa LEASE 3000000
+        b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
+        f LOCK.ACQUIRE l of LEASE 3000000 EPHEMERAL
+        +20
+        e CLIENT PAUSE 60000 WRITE
+        a LOCK.RELEASE k oa
+        a LOCK.INFO k
+        c LOCK.ACQUIRE k oc LEASE 3000000 WAIT 0
+        d LOCK.INFO k
+        d GET x
+        f !end
+        g MULTI
+        g SET y 1
+        g EXEC
+        h MULTI
+        h GET y
+        h EXEC
+        +20
+        d LOCK.INFO k
+        d LOCK.INFO l
+        +20
+        e CLIENT UNPAUSE
+        e LOCK.INFO k
+        e LOCK.INFO l
+        +20
+        d LOCK.INFO k
+        d LOCK.INFO l
+        +20
+    ";
+    a_pause_that_ends: "
+        !replicas never
+        a LOCK.ACQUIRE k oa LEASE 3000000
+        b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
+        s LOCK.ACQUIRE k os LEASE 3000000 WAIT 300 SESSION $t
+        t LOCK.NEXT WAIT 0
+        e CLIENT PAUSE 1500 WRITE
+        a LOCK.RELEASE k oa
+        c SET x 1
+        c GET x
+        d LOCK.INFO k
+        +2500
+        d LOCK.INFO k
+        +20
+    ";
+    nobody_confirms: "
+        !replicas never
+        a LOCK.ACQUIRE k oa LEASE 3000000 REPLICAS 1
+        b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
+        d LOCK.INFO k
+        +1500
+        d LOCK.INFO k
+        +20
+    ";
+    nobody_confirms_to_a_session: "
+        !replicas never
+        s LOCK.ACQUIRE l os LEASE 3000000 REPLICAS 1 SESSION $t
+        t LOCK.NEXT WAIT 0
+        d LOCK.INFO l
+        +1500
+        d LOCK.INFO l
+        +20
+    ";
+    nobody_confirms_a_renewal: "
+        !replicas never
+        c LOCK.ACQUIRE m oc LEASE 3000000
+        c LOCK.RENEW m oc LEASE 4000000 REPLICAS 2
+        d LOCK.INFO m
+        +1500
+        d LOCK.INFO m
+        +20
+    ";
+    without_replicas: "
+        !replicas
+        a LOCK.ACQUIRE k oa LEASE 3000000 REPLICAS 1
+        b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
+        +1500
+        d LOCK.INFO k
+        +20
+    ";
+    a_replica_confirms: "
+        !replicas 0
+        a LOCK.ACQUIRE k oa LEASE 3000000 REPLICAS 1
+        a LOCK.INFO k
+        b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 REPLICAS 1
+        s LOCK.ACQUIRE l os LEASE 3000000 REPLICAS 1 SESSION $t
+        t LOCK.NEXT WAIT 0
+        +300
+        a LOCK.RELEASE k oa
+        +300
+        b LOCK.RENEW k ob LEASE 3500000 REPLICAS 1
+        b LOCK.INFO k
+        d LOCK.MACQUIRE 2 m1 m2 om LEASE 3000000 REPLICAS 1
+        d LOCK.MRENEW 2 m1 m2 om LEASE 3500000 REPLICAS 1 SESSION $t
+        t LOCK.NEXT WAIT 0
+        +300
+        b LOCK.ACQUIRE k ob LEASE 3000000 REPLICAS 2
+        +1500
+        t LOCK.NEXT
+        d LOCK.INFO k
+        d LOCK.INFO m1
+        +20
+    ";
+    /// The client ends before the replicas have confirmed.
+    an_end_before_confirmation: "
+        !replicas never
+        a LOCK.ACQUIRE k oa LEASE 3000000 REPLICAS 1
+        b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
+        a !end
+        +50
+        c LOCK.INFO k
+        +20
+    ";
+}

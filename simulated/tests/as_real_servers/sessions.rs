@@ -1,0 +1,271 @@
+//! Connections that stand for others.
+
+crate::scripts! {
+    a_session: "
+        !replicas never
+        a LOCK.ACQUIRE k oa LEASE 3000000 SESSION $s
+        a LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $s
+        a LOCK.ACQUIRE k ob LEASE 4000000 WAIT 0 SESSION $s
+        a LOCK.ACQUIRE k oc LEASE 3000000 SESSION $s
+        a LOCK.ACQUIRE k2 * LEASE 3000000 SESSION $s WATCHDOG EPHEMERAL
+        a LOCK.INFO k2
+        a LOCK.WAITERS k
+        s LOCK.NEXT WAIT 0
+        +20
+        a LOCK.RELEASE k oa
+        a LOCK.INFO k
+        s LOCK.NEXT WAIT 0
+        +20
+        a LOCK.RENEW k ob LEASE 5000000 SESSION $s WATCHDOG
+        a LOCK.FORCE k
+        a LOCK.FORCE k2
+        +20
+        s LOCK.NEXT
+        s LOCK.NEXT
+        s LOCK.NEXT ALIVE
+        +20
+    ";
+    events_are_read_in_order: "
+        a LOCK.ACQUIRE k oa LEASE 3000000
+        a LOCK.ACQUIRE k o1 LEASE 3000000 WAIT 0 SESSION $s EPHEMERAL
+        a LOCK.ACQUIRE k o2 LEASE 3000000 WAIT 0 SESSION $s EPHEMERAL
+        a LOCK.ACQUIRE k3 o3 LEASE 3000000 SESSION $s EPHEMERAL
+        +20
+        a DEL k
+        a LOCK.FORCE k
+        a SET k3 x
+        a LOCK.RELEASE k o2
+        s LOCK.NEXT COUNT 1
+        s LOCK.NEXT COUNT 2
+        s LOCK.NEXT
+        s LOCK.NEXT
+        +20
+        s LOCK.NEXT
+        +20
+    ";
+    one_that_replaces_another: "
+        !replicas never
+        a LOCK.ACQUIRE k oa LEASE 3000000 SESSION $s EPHEMERAL
+        a LOCK.ACQUIRE w oa LEASE 3000000 SESSION $s WATCHDOG
+        b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
+        c LOCK.ACQUIRE k2 oc LEASE 3000000
+        a LOCK.ACQUIRE k2 oa LEASE 3000000 WAIT 0 SESSION $s
+        d LOCK.ACQUIRE k2 od LEASE 3000000 WAIT 0
+        s LOCK.NEXT WAIT 0
+        +20
+        t LOCK.OWNER REPLACES nonsense $s
+        t LOCK.RENEW k oa SESSION $t
+        t LOCK.RENEW w oa LEASE 3000000 WATCHDOG SESSION $t
+        t LOCK.WAITERS k2
+        +20
+        a LOCK.INFO k
+        a LOCK.INFO w
+        a LOCK.WAITERS k2
+        t LOCK.OWNER REPLACES $t
+        t LOCK.OWNER REPLACES
+        t LOCK.OWNER replacing
+        +20
+    ";
+    the_end_of_a_session: "
+        !replicas never
+        a LOCK.ACQUIRE k oa LEASE 3000000 SESSION $s EPHEMERAL
+        a LOCK.ACQUIRE w oa LEASE 3000000 SESSION $s WATCHDOG
+        b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
+        c LOCK.ACQUIRE k2 oc LEASE 3000000
+        a LOCK.ACQUIRE k2 oa LEASE 3000000 WAIT 0 SESSION $s
+        d LOCK.ACQUIRE k2 od LEASE 3000000 WAIT 0
+        +20
+        s !end
+        a LOCK.INFO k
+        a LOCK.WAITERS k2
+        a LOCK.INFO w
+        +20
+        a LOCK.INFO k
+        c LOCK.RELEASE k2 oc
+        +20
+        a LOCK.INFO k2
+        +20
+    ";
+    a_session_is_killed: "
+        !replicas never
+        a LOCK.ACQUIRE k oa LEASE 3000000 SESSION $s EPHEMERAL
+        b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $t EPHEMERAL
+        t LOCK.NEXT WAIT 0
+        s LOCK.NEXT WAIT 0
+        +20
+        a CLIENT KILL ID #s
+        a LOCK.ACQUIRE k oa LEASE 3000000 SESSION $s
+        a LOCK.ACQUIRE k oa LEASE 3000000
+        a LOCK.INFO k
+        b LOCK.INFO k
+        +20
+        b LOCK.INFO k
+        a CLIENT KILL ID #t
+        a LOCK.INFO k
+        +20
+        a LOCK.INFO k
+        +20
+    ";
+    /// The session ends after the release that grants to it, before it was told.
+    a_session_ends_in_the_turn_of_its_grant: "
+        !replicas never
+        a LOCK.ACQUIRE k oa LEASE 3000000
+        a LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $s
+        c LOCK.ACQUIRE k oc LEASE 3000000 WAIT 0
+        s LOCK.NEXT WAIT 0
+        +20
+        a LOCK.RELEASE k oa
+        s !end
+        b LOCK.INFO k
+        +20
+        b LOCK.INFO k
+        +20
+    ";
+    a_grant_that_nobody_reads: "
+        !replicas never
+        a LOCK.ACQUIRE k oa LEASE 3000000
+        a LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $s
+        c LOCK.ACQUIRE k oc LEASE 3000000 WAIT 0
+        +20
+        a LOCK.RELEASE k oa
+        +20
+        a LOCK.INFO k
+        s !end
+        +20
+        a LOCK.INFO k
+        +20
+    ";
+    cancel: "
+        !replicas never
+        a LOCK.ACQUIRE k oa LEASE 3000000 SESSION $s
+        a LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $s
+        c LOCK.ACQUIRE k oc LEASE 3000000 WAIT 0
+        a LOCK.CANCEL k ob SESSION $s
+        a LOCK.CANCEL k ob SESSION $s
+        a LOCK.CANCEL k2 ob SESSION $s
+        a LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $s
+        +20
+        a LOCK.CANCEL k oa SESSION $s
+        a LOCK.INFO k
+        +20
+        a LOCK.ACQUIRE k od LEASE 3000000 WAIT 0 SESSION $s
+        +20
+        c LOCK.RELEASE k oc
+        a LOCK.CANCEL k od SESSION $s
+        s LOCK.NEXT
+        +20
+        a LOCK.MACQUIRE 2 m1 m2 om LEASE 3000000 SESSION $s
+        a LOCK.CANCEL m1 om SESSION $s
+        a LOCK.INFO m2
+        s LOCK.NEXT
+        s LOCK.CANCEL k3 os
+        +20
+    ";
+    lost_in_many_ways: "
+        !replicas never
+        a LOCK.ACQUIRE k1 o LEASE 600 SESSION $s EPHEMERAL
+        a LOCK.ACQUIRE k2 o LEASE 3000000 SESSION $s WATCHDOG
+        a LOCK.ACQUIRE k3 o LEASE 3000000 SESSION $s WATCHDOG
+        a LOCK.ACQUIRE k4 o LEASE 3000000 SESSION $s WATCHDOG
+        a LOCK.ACQUIRE k5 o LEASE 3000000 SESSION $s WATCHDOG
+        a LOCK.ACQUIRE k6 o LEASE 3000000 SESSION $s WATCHDOG
+        a LOCK.ACQUIRE k7 o LEASE 3000000 SESSION $s WATCHDOG
+        +1200
+        s LOCK.NEXT
+        +20
+        a DEL k2
+        +20
+        s LOCK.NEXT
+        a HDEL k3 o
+        +20
+        s LOCK.NEXT
+        a RENAME k4 k4b
+        +20
+        s LOCK.NEXT
+        a HSET k5 #fence 17
+        a HSET k6 o 7
+        +20
+        s LOCK.NEXT
+        a LOCK.INFO k6
+        a LOCK.RELEASE k7 o
+        +20
+        s LOCK.NEXT
+        a FLUSHALL
+        +20
+        s LOCK.NEXT
+        +20
+    ";
+    several_keys_for_a_session: "
+        !replicas never
+        a LOCK.MACQUIRE 2 k1 k2 o LEASE 3000000 SESSION $s WATCHDOG
+        a LOCK.MACQUIRE 2 k2 k3 p LEASE 3000000 WAIT 0 SESSION $s
+        +20
+        a LOCK.INFO k3
+        a LOCK.MRENEW 2 k1 k2 o LEASE 4000000 SESSION $s
+        a LOCK.MRELEASE 2 k1 k2 o
+        s LOCK.NEXT
+        +20
+        a LOCK.MACQUIRE 2 k3 k4 q LEASE 3000000 WAIT 500 SESSION $s
+        a LOCK.INFO k4
+        s LOCK.NEXT WAIT 0
+        +1800
+        s LOCK.NEXT
+        a LOCK.TOP
+        +20
+    ";
+    refused_while_it_waits: "
+        !replicas never
+        a LOCK.ACQUIRE k oa LEASE 3000000
+        a LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $s
+        b LOCK.ACQUIRE k oc LEASE 3000000 WAIT 0
+        s LOCK.NEXT WAIT 0
+        +20
+        a SET k x
+        +20
+        a LOCK.INFO k
+        +20
+    ";
+    taken_over: "
+        !replicas never
+        a LOCK.ACQUIRE k o LEASE 3000000 SESSION $s EPHEMERAL
+        a LOCK.RENEW k o LEASE 4000000 SESSION $t WATCHDOG
+        +20
+        a LOCK.INFO k
+        s !end
+        +20
+        a LOCK.INFO k
+        t !end
+        +20
+        a LOCK.INFO k
+        b LOCK.ACQUIRE k o EPHEMERAL LEASE 3000000
+        +20
+        b !end
+        +20
+        a LOCK.INFO k
+        +20
+    ";
+    watchdogs: "
+        a LOCK.ACQUIRE k o LEASE 3000 WATCHDOG
+        b LOCK.ACQUIRE k p LEASE 3000000 WAIT 0
+        s LOCK.ACQUIRE k2 * LEASE 3000 SHARED WATCHDOG
+        +4000
+        c LOCK.INFO k
+        a LOCK.INFO k2
+        +20
+        a !end
+        +4000
+        c LOCK.INFO k
+        c LOCK.INFO k2
+        +20
+    ";
+    other_users: "
+        a ACL SETUSER u reset on nopass ~* +@all
+        b AUTH u x
+        +20
+        b LOCK.ACQUIRE k o SESSION $a
+        b LOCK.CANCEL k o SESSION $a
+        a LOCK.ACQUIRE k o SESSION $b
+        b LOCK.ACQUIRE k o SESSION $b LEASE 3000000
+        +20
+    ";
+}

@@ -1,0 +1,478 @@
+//! The search for deadlocks, against a plain one that looks at everybody, and against what comes of it in the end.
+
+use super::plain::{Plain, PlainWaiter};
+use super::watched::World;
+use super::{ELSEWHERE, cases, demand, key};
+use crate::lock::actor;
+use crate::lock::deadlock::{Because, Found, Held, Link, MOST_PLACES, Request, View, search};
+use crate::lock::serve::Change;
+use crate::lock::{Limit, LockKey, Owner, Queue, Waiter, WaiterId};
+use proptest::prelude::*;
+use proptest::test_runner::{TestCaseError, TestRunner};
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Who waits and who holds.
+#[derive(Debug, Default)]
+struct Scene {
+    queue: Queue<()>,
+    /// The limit of each lock, who holds it, and whether such a hold lasts longer than the asker's wait.
+    held: BTreeMap<LockKey, (Limit, BTreeMap<Owner, bool>)>,
+    /// Keys that the asker may not read.
+    hidden: BTreeSet<LockKey>,
+    looked_at: usize,
+}
+
+fn request(waiter: &Waiter<()>) -> Request {
+    let Waiter { id, owner, keys, demand, .. } = waiter;
+    Request { id: *id, owner: owner.clone(), keys: keys.clone(), limit: demand.limit }
+}
+
+impl View for Scene {
+    fn may_read(&mut self, key: &LockKey) -> bool {
+        !self.hidden.contains(key)
+    }
+
+    fn held(&mut self, key: &LockKey, most: usize) -> Option<Held> {
+        assert!(!self.hidden.contains(key));
+        let (limit, holders) = self.held.get(key)?;
+        let count = holders.len();
+        self.looked_at += 1 + if count > most { 0 } else { count };
+        let lasting = holders.iter().filter(|(_, lasts)| **lasts && count <= most).map(|(owner, _)| owner.clone());
+        Some(Held { limit: *limit, count, lasting: lasting.collect() })
+    }
+
+    fn waits_of(&mut self, actor: &[u8], most: usize) -> Vec<Request> {
+        let waits: Vec<Request> = self.queue.of_actor(actor).take(most).map(request).collect();
+        self.looked_at += waits.len();
+        waits
+    }
+
+    fn several_ahead(&mut self, key: &LockKey, of: WaiterId, most: usize) -> Vec<Request> {
+        let ahead: Vec<Request> = self.queue.several_ahead(key, of).take(most).map(request).collect();
+        self.looked_at += ahead.len();
+        ahead
+    }
+}
+
+impl Scene {
+    fn holds(&mut self, owner: &str, number: u32, limit: u32) {
+        let (least, holders) = self.held.entry(key(number)).or_insert((Limit::Shared, BTreeMap::new()));
+        *least = (*least).min(Limit::from_number(limit));
+        holders.insert(owner.as_bytes().into(), true);
+    }
+
+    fn waits(&mut self, owner: &str, keys: &[u32], limit: u32) {
+        self.queue.join(owner.as_bytes().into(), super::keys(keys), demand(limit), 0, None, ());
+    }
+
+    fn ask(&mut self, owner: &str, keys: &[u32], limit: u32) -> Found {
+        let asker = self.asking(owner, keys, limit);
+        search(self, &asker)
+    }
+
+    fn asking(&self, owner: &str, keys: &[u32], limit: u32) -> Request {
+        let (keys, limit) = (super::keys(keys).into(), Limit::from_number(limit));
+        Request { id: self.queue.next_id(0), owner: owner.as_bytes().into(), keys, limit }
+    }
+
+    /// Why one request has to wait for another owner at a key, if it has to.
+    fn reason(&self, of: &Request, asker: &Request, at: &LockKey, other: &Owner) -> Option<Because> {
+        let free = (Limit::Shared, BTreeMap::new());
+        let (limit, holders) = self.held.get(at).unwrap_or(&free);
+        let counts = of.limit == Limit::MUTEX || (!holders.is_empty() && *limit == Limit::MUTEX);
+        if self.hidden.contains(at) || !of.keys.contains(at) || !counts || holders.get(&of.owner) == Some(&true) {
+            return None;
+        }
+        if holders.get(other) == Some(&true) {
+            return Some(Because::Holds);
+        }
+        let mut all: Vec<Request> = self.queue.iter().map(request).collect();
+        all.push(asker.clone());
+        let is_ahead = |it: &Request| it.owner == *other && it.id < of.id && it.keys.len() > 1 && it.keys.contains(at);
+        let is_other = actor::name(other) != actor::name(&of.owner);
+        (is_other && all.iter().any(is_ahead)).then_some(Because::Ahead)
+    }
+
+    /// Everybody, and who has to wait for whom: of the asker's actor, only what it asks for now.
+    fn waits_plainly(&self, asker: &Request) -> BTreeMap<Vec<u8>, BTreeSet<Vec<u8>>> {
+        let db = asker.keys[0].db;
+        let who = |owner: &Owner| actor::name(owner).to_vec();
+        let mut requests: Vec<Request> = self.queue.iter().map(request).collect();
+        requests.retain(|it| it.keys[0].db == db && who(&it.owner) != who(&asker.owner));
+        requests.push(asker.clone());
+        let mut owners: BTreeSet<Owner> = self.queue.iter().map(|it| it.owner.clone()).collect();
+        owners.extend(self.held.values().flat_map(|(_, holders)| holders.keys().cloned()));
+        owners.insert(asker.owner.clone());
+        let mut waits: BTreeMap<Vec<u8>, BTreeSet<Vec<u8>>> = BTreeMap::new();
+        for request in &requests {
+            for other in &owners {
+                if request.keys.iter().any(|at| self.reason(request, asker, at, other).is_some()) {
+                    waits.entry(who(&request.owner)).or_default().insert(who(other));
+                }
+            }
+        }
+        waits
+    }
+
+    /// Whether the asker's actor would wait for itself in the end.
+    fn is_closed_plainly(&self, asker: &Request) -> bool {
+        let mut waits = self.waits_plainly(asker);
+        let me = actor::name(&asker.owner).to_vec();
+        loop {
+            let Some(mine) = waits.get(&me).cloned() else { return false };
+            let others = mine.iter().filter(|other| **other != me).filter_map(|other| waits.get(other)).flatten();
+            let further: BTreeSet<Vec<u8>> = others.cloned().chain(mine.iter().cloned()).collect();
+            if further.contains(&me) || further == mine {
+                return further.contains(&me);
+            }
+            waits.insert(me.clone(), further);
+        }
+    }
+
+    /// Each link is true, and each leads to the next, the last to the first.
+    fn check(&self, asker: &Request, links: &[Link]) -> Result<(), TestCaseError> {
+        prop_assert_eq!(links.first().map(|link| &link.owner), Some(&asker.owner));
+        for (link, next) in links.iter().zip(links.iter().cycle().skip(1)) {
+            let is_of_asker = link == &links[0];
+            let mut requests: Vec<Request> = self.queue.iter().map(request).filter(|_| !is_of_asker).collect();
+            requests.extend(is_of_asker.then(|| asker.clone()));
+            let reasons = requests.iter().filter(|it| it.owner == link.owner);
+            let mut reasons = reasons.filter_map(|it| self.reason(it, asker, &link.key, &link.other));
+            prop_assert!(reasons.any(|because| because == link.because), "{:?} is no wait", link);
+            prop_assert_eq!(actor::name(&link.other), actor::name(&next.owner));
+        }
+        let actors: BTreeSet<&[u8]> = links.iter().map(|link| actor::name(&link.owner)).collect();
+        prop_assert_eq!(actors.len(), links.len(), "somebody is in it twice");
+        Ok(())
+    }
+}
+
+fn an_owner() -> impl Strategy<Value = String> {
+    (0..4_u32, 0..3_u32).prop_map(|(actor, nth)| if nth == 0 { format!("{actor}") } else { format!("{actor}##{nth}") })
+}
+
+/// Keys of one database, one or several, and the limit.
+fn some_keys() -> impl Strategy<Value = (Vec<u32>, u32)> {
+    let of_one = (0..5_u32, prop::sample::select(vec![1, 1, 0, 2])).prop_map(|(key, limit)| (vec![key], limit));
+    let several = prop::sample::subsequence(vec![0, 1, 2, 3, 4], 2..4).prop_map(|keys| (keys, 1));
+    (prop_oneof![2 => of_one, 1 => several], prop::bool::weighted(0.1)).prop_map(|((mut keys, limit), elsewhere)| {
+        keys.iter_mut().for_each(|key| *key += if elsewhere { ELSEWHERE } else { 0 });
+        (keys, limit)
+    })
+}
+
+fn a_scene() -> impl Strategy<Value = (Scene, Request)> {
+    let holds = prop::collection::vec((an_owner(), 0..5_u32, prop::sample::select(vec![1, 1, 0, 2]), 0..8), 1..8);
+    let waits = prop::collection::vec((an_owner(), some_keys()), 0..8);
+    let hidden = prop::option::weighted(0.1, 0..5_u32);
+    (holds, waits, hidden, (an_owner(), some_keys()), 0..10_u64).prop_map(|(holds, waits, hidden, asker, place)| {
+        let mut scene = Scene { hidden: hidden.into_iter().map(key).collect(), ..Scene::default() };
+        for (owner, number, limit, lasts) in holds {
+            let is_full = |(least, holders): &(Limit, BTreeMap<Owner, bool>)| {
+                !least.min(&Limit::from_number(limit)).allows(holders.len() + 1)
+            };
+            if !scene.held.get(&key(number)).is_some_and(is_full) {
+                scene.holds(&owner, number, limit);
+                let (_, holders) = scene.held.get_mut(&key(number)).expect("it is held");
+                holders.insert(owner.as_bytes().into(), lasts > 0);
+            }
+        }
+        for (owner, (keys, limit)) in waits {
+            scene.waits(&owner, &keys, limit);
+        }
+        let asker = scene.asking(&asker.0, &asker.1.0, asker.1.1);
+        let place = WaiterId { ticket: place.min(asker.id.ticket), ..asker.id };
+        (scene, Request { id: place, ..asker })
+    })
+}
+
+#[test]
+fn the_answer_is_that_of_a_plain_search() {
+    let (closed, open) = (Cell::new(0), Cell::new(0));
+    let result = TestRunner::new(cases(8_000)).run(&a_scene(), |(mut scene, asker)| {
+        let right = scene.is_closed_plainly(&asker);
+        let count = if right { &closed } else { &open };
+        count.set(count.get() + 1);
+        match search(&mut scene, &asker) {
+            Found::Nothing => prop_assert!(!right, "{:?} closes a cycle in {:?}", asker, scene),
+            Found::Cycle(links) => {
+                prop_assert!(right, "{:?} closes no cycle, not {:?}", asker, links);
+                scene.check(&asker, &links)?;
+            }
+            Found::GivenUp => prop_assert!(false, "that much?"),
+        }
+        Ok(())
+    });
+    result.unwrap_or_else(|wrong| panic!("{wrong}"));
+    println!("{} cycles, {} times none", closed.get(), open.get());
+    assert!(closed.get() > 500 && open.get() > 500, "{} cycles, {} times none", closed.get(), open.get());
+}
+
+/// Nobody is spared the search who would close a cycle, wherever it stands.
+#[test]
+fn whom_nobody_can_have_to_wait_for_closes_no_cycle() {
+    let spared = Cell::new(0);
+    let result = TestRunner::new(cases(4_000)).run(&a_scene(), |(mut scene, asker)| {
+        for (key, (_, holders)) in &scene.held {
+            scene.queue.held_by(key, holders.keys().cloned());
+        }
+        let me = actor::name(&asker.owner);
+        let holds_wanted = asker
+            .keys
+            .iter()
+            .filter_map(|key| scene.held.get(key))
+            .any(|(_, holders)| holders.keys().any(|holder| actor::name(holder) == me));
+        let has_behind = |key| scene.queue.has_behind(key, asker.id);
+        let overtakes = asker.keys.len() > 1 && asker.keys.iter().any(has_behind);
+        if !holds_wanted && !overtakes && !scene.queue.may_be_waited_for(me) {
+            spared.set(spared.get() + 1);
+            prop_assert_eq!(search(&mut scene, &asker), Found::Nothing);
+        }
+        Ok(())
+    });
+    result.unwrap_or_else(|wrong| panic!("{wrong}"));
+    assert!(spared.get() > 500, "{}", spared.get());
+}
+
+/// The same request in a world in which all holds last.
+pub fn found(world: &mut World, waiter: &PlainWaiter) -> Found {
+    struct Seen<'a>(&'a mut World);
+    impl View for Seen<'_> {
+        fn may_read(&mut self, _: &LockKey) -> bool {
+            true
+        }
+
+        fn held(&mut self, key: &LockKey, _: usize) -> Option<Held> {
+            let holders = self.0.locks.table.holders_of(key).filter(|holders| !holders.is_empty())?;
+            let lasting: Vec<Owner> = holders.iter().map(|(owner, _)| owner.clone()).collect();
+            Some(Held { limit: holders.limit(), count: lasting.len(), lasting })
+        }
+
+        fn waits_of(&mut self, actor: &[u8], most: usize) -> Vec<Request> {
+            self.0.queue.of_actor(actor).take(most).map(request).collect()
+        }
+
+        fn several_ahead(&mut self, key: &LockKey, of: WaiterId, most: usize) -> Vec<Request> {
+            self.0.queue.several_ahead(key, of).take(most).map(request).collect()
+        }
+    }
+    let (id, owner, keys) =
+        (world.queue.next_id(waiter.id.arrived), super::owner(waiter.owner), super::keys(&waiter.keys).into());
+    search(&mut Seen(world), &Request { id, owner, keys, limit: Limit::from_number(waiter.limit) })
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Ask(PlainWaiter),
+    /// An owner that waits for nothing gives everything back.
+    Finish(u32),
+    /// A request gives up.
+    Leave(usize),
+}
+
+const OWNERS: u32 = 6;
+const KEYS: u32 = 4;
+
+/// Requests; several keys are mutexes, as `MACQUIRE` has them.
+fn steps(limits: &'static [u32]) -> impl Strategy<Value = Vec<Step>> {
+    let of_one = (0..KEYS, prop::sample::select(limits)).prop_map(|(key, limit)| (vec![key], limit));
+    let several = prop::sample::subsequence(vec![0, 1, 2, 3], 2..=3).prop_shuffle().prop_map(|keys| (keys, 1));
+    let asks = (0..OWNERS, prop_oneof![4 => of_one, 1 => several], prop_oneof![2 => Just(9), 1 => 0_u64..9]);
+    let asks = asks.prop_map(|(owner, (keys, limit), arrived)| {
+        let id = WaiterId { arrived, ticket: u64::MAX };
+        PlainWaiter { id, owner, keys, limit, to: None, lease: 1 << 40 }
+    });
+    let step = prop_oneof![
+        14 => asks.prop_map(Step::Ask),
+        1 => (0..OWNERS).prop_map(Step::Finish),
+        1 => (0..6_usize).prop_map(Step::Leave),
+    ];
+    prop::collection::vec(step, 1..30)
+}
+
+/// Takes a step; a request that would close a cycle is refused, and returned. An actor is one thread, which waits for
+/// one thing at a time.
+fn take(world: &mut World, step: Step) -> Option<PlainWaiter> {
+    match step {
+        Step::Ask(waiter) if world.queue.waits(&super::owner(waiter.owner)) => {}
+        Step::Ask(waiter) => {
+            let waits = world.locks.plain.ending_at_once(&waiter).is_none();
+            if waits && found(world, &waiter) != Found::Nothing {
+                return Some(waiter);
+            }
+            world.arrive(waiter, None);
+        }
+        Step::Finish(who) if !world.queue.waits(&super::owner(who)) => {
+            let held: Vec<u32> = (0..KEYS).filter(|&number| world.locks.plain.holds(number, who)).collect();
+            for &number in &held {
+                world.locks.plain.release(number, who);
+                world.locks.table.release(&key(number), &super::owner(who));
+            }
+            world.serve(held.into_iter().map(|number| (number, Change::Freed)).collect());
+        }
+        Step::Finish(_) => {}
+        Step::Leave(place) => {
+            let gone = world.locks.plain.waiters.get(place).map(|it| it.id);
+            gone.into_iter().for_each(|id| world.leave(id));
+        }
+    }
+    None
+}
+
+#[test]
+fn with_mutexes_whoever_may_wait_is_never_stuck() {
+    let result = TestRunner::new(cases(3_000)).run(&steps(&[1]), |steps| {
+        let mut world = World::default();
+        for step in steps {
+            take(&mut world, step);
+            let stuck = world.locks.plain.stuck(|_| 0);
+            prop_assert!(stuck.waiters.is_empty(), "{:?} are stuck in {:?}", stuck.waiters, world.locks.plain);
+        }
+        Ok(())
+    });
+    result.unwrap_or_else(|wrong| panic!("{wrong}"));
+}
+
+#[test]
+fn whoever_is_refused_would_be_stuck() {
+    let refused = Cell::new(0);
+    let result = TestRunner::new(cases(3_000)).run(&steps(&[1, 1, 2, 0, 3]), |steps| {
+        let mut world = World::default();
+        for step in steps {
+            let Some(waiter) = take(&mut world, step) else { continue };
+            refused.set(refused.get() + 1);
+            let mut plain: Plain = world.locks.plain.clone();
+            // In the place that it would get.
+            let place = plain.waiters.iter().position(|it| it.id > waiter.id).unwrap_or(plain.waiters.len());
+            plain.waiters.insert(place, waiter.clone());
+            for seed in 0..5 {
+                let end = plain.stuck(|of| seed % of);
+                prop_assert!(end.place(waiter.id).is_some(), "{:?} is served in {:?}", waiter, world.locks.plain);
+            }
+        }
+        Ok(())
+    });
+    result.unwrap_or_else(|wrong| panic!("{wrong}"));
+    assert!(refused.get() > 500, "{}", refused.get());
+}
+
+/// Who waits for whom, in words.
+fn told(found: Found) -> Vec<(String, u32, String)> {
+    let text = |owner: &Owner| String::from_utf8_lossy(owner).into_owned();
+    match found {
+        Found::Cycle(links) => {
+            links.iter().map(|it| (text(&it.owner), super::number_of_key(&it.key), text(&it.other))).collect()
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn cycles_of_2_3_and_20_are_told_in_order() {
+    for length in [2, 3, 20] {
+        let mut scene = Scene::default();
+        let name = |number: u32| format!("owner {}", number % length);
+        (0..length).for_each(|number| scene.holds(&name(number), number, 1));
+        for number in 1..length {
+            assert_eq!(scene.ask(&name(number), &[(number + 1) % length], 1), Found::Nothing);
+            scene.waits(&name(number), &[(number + 1) % length], 1);
+        }
+        let right: Vec<_> = (0..length).map(|it| (name(it), (it + 1) % length, name(it + 1))).collect();
+        assert_eq!(told(scene.ask(&name(0), &[1], 1)), right);
+    }
+}
+
+/// All owners of one actor are one.
+#[test]
+fn a_thread_whose_acquisitions_have_an_owner_each_may_wait_for_itself() {
+    let mut scene = Scene::default();
+    scene.holds("t##1", 0, 1);
+    assert_eq!(told(scene.ask("t##2", &[0], 1)), [("t##2".into(), 0, "t##1".into())]);
+    assert_eq!(told(scene.ask("t", &[0], 1)), [("t".into(), 0, "t##1".into())]);
+    assert_eq!(scene.ask("t#1", &[0], 1), Found::Nothing, "that is another one");
+    scene.holds("u##1", 1, 1);
+    scene.waits("u##2", &[0], 1);
+    let right = [("t##2".into(), 1, "u##1".into()), ("u##2".into(), 0, "t##1".into())];
+    assert_eq!(told(scene.ask("t##2", &[1], 1)), right);
+}
+
+/// A reader and a writer: whoever asks for a lock of limit 1 waits for its holder, whatever it asks for.
+#[test]
+fn readers_wait_for_a_writer_and_a_writer_for_each_reader() {
+    let mut scene = Scene::default();
+    scene.holds("a", 0, 1);
+    scene.holds("b", 1, 1);
+    scene.waits("a", &[1], 0);
+    assert_eq!(told(scene.ask("b", &[0], 0)).len(), 2);
+
+    let mut scene = Scene::default();
+    ["a", "b", "c"].iter().for_each(|reader| scene.holds(reader, 0, 0));
+    scene.holds("writer", 1, 1);
+    scene.waits("b", &[1], 1);
+    assert_eq!(told(scene.ask("writer", &[0], 1)).len(), 2);
+    assert_eq!(scene.ask("writer", &[0], 3), Found::Nothing, "a semaphore: another place would do");
+}
+
+#[test]
+fn a_request_for_several_keys_stands_in_the_way() {
+    let mut scene = Scene::default();
+    scene.holds("holder", 0, 1);
+    scene.waits("queued", &[0, 1], 1);
+    let right = [("holder".into(), 1, "queued".into()), ("queued".into(), 0, "holder".into())];
+    assert_eq!(told(scene.ask("holder", &[1], 1)), right);
+    // Who takes a place ahead of it does not wait for it, but may let others wait.
+    let mut scene = Scene::default();
+    scene.holds("h", 0, 1);
+    scene.holds("y", 1, 1);
+    scene.waits("h", &[1], 1);
+    let first = Request { id: WaiterId::FIRST, ..scene.asking("n", &[0, 1], 1) };
+    assert_eq!(search(&mut scene, &first), Found::Nothing, "nobody is behind it");
+    scene.waits("other", &[3], 1);
+    scene.queue.leave(WaiterId::FIRST);
+    scene.waits("h", &[1], 1);
+    let right = [("n".into(), 0, "h".into()), ("h".into(), 1, "n".into())];
+    assert_eq!(told(search(&mut scene, &first)), right);
+}
+
+/// However much there is, a search does not look at more than it may.
+#[test]
+fn a_search_that_leads_too_far_is_given_up() {
+    let chain = |length: u32| {
+        let mut scene = Scene::default();
+        for number in 0..length {
+            scene.holds(&format!("{number}"), number, 1);
+            scene.waits(&format!("{number}"), &[number + 1], 1);
+        }
+        scene.holds("end", length, 1);
+        scene
+    };
+    let mut scene = chain(300);
+    assert_eq!(told(scene.ask("end", &[0], 1)).len(), 301);
+    assert_eq!(scene.ask("end", &[301], 1), Found::Nothing);
+    for mut scene in [chain(400), chain(100_000)] {
+        assert_eq!(scene.ask("end", &[0], 1), Found::GivenUp);
+        assert!(scene.looked_at <= MOST_PLACES + 1, "{}", scene.looked_at);
+    }
+
+    let mut crowds = Scene::default();
+    (0..5_000).for_each(|number| crowds.holds(&format!("{number}"), 0, 0));
+    (0..5_000).for_each(|number| crowds.waits(&format!("several {number}"), &[1, 2], 1));
+    (0..5_000).for_each(|number| crowds.waits("busy", &[100 + number], 1));
+    crowds.holds("busy", 3, 1);
+    for wanted in [0, 1, 3] {
+        crowds.looked_at = 0;
+        assert_eq!(crowds.ask("asker", &[wanted], 1), Found::GivenUp);
+        assert!(crowds.looked_at <= MOST_PLACES + 1, "{wanted}: {}", crowds.looked_at);
+    }
+    assert_eq!(crowds.ask("asker", &[0], 0), Found::Nothing, "a reader does not wait for readers");
+}
+
+#[test]
+fn an_actor_is_an_owner_up_to_the_first_mark() {
+    for (owner, actor) in [("a", "a"), ("a##1", "a"), ("a##", "a"), ("a#1", "a#1"), ("a#b##c##d", "a#b"), ("a###", "a")]
+    {
+        let owner: Owner = owner.as_bytes().into();
+        assert_eq!((actor::name(&owner), &*actor::of(&owner)), (actor.as_bytes(), actor.as_bytes()));
+    }
+}

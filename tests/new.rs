@@ -1,0 +1,72 @@
+//! `NEW`: no re-entry.
+
+use redis::Value;
+use support::Server;
+
+use crate::common::Contents;
+use crate::speak::{Reply, Speak, arrives, holders, waiters};
+
+#[test]
+fn who_holds_already_gets_nothing_and_nothing_changes() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    let token = connection.say("LOCK.ACQUIRE key owner NEW LEASE 600000").token();
+    connection.say("LOCK.ACQUIRE readers owner SHARED NEW LEASE 600000").token();
+    connection.say("LOCK.MACQUIRE 2 a b owner NEW LEASE 600000").token();
+    let before = Contents::read(&mut connection);
+    for line in [
+        "LOCK.ACQUIRE key owner NEW",
+        "LOCK.ACQUIRE key owner NEW WAIT 0 LEASE 3600000",
+        "LOCK.ACQUIRE key owner NEW LIMIT 2 WAIT 0",
+        "LOCK.ACQUIRE readers owner SHARED NEW",
+        "LOCK.ACQUIRE readers owner NEW WAIT 0",
+        "LOCK.MACQUIRE 2 a b owner NEW WAIT 0",
+        "LOCK.MACQUIRE 2 b free owner NEW WAIT 0",
+        "LOCK.MACQUIRE 2 free b owner NEW",
+    ] {
+        assert!(connection.say(line).is_null(), "{line}");
+        assert_eq!(Contents::read(&mut connection), before, "{line}");
+    }
+    assert!(connection.say("LOCK.TOP").items().is_empty(), "nobody waits");
+    assert_eq!(server.info("holdfast", "holdfast_refusals").as_deref(), Some("8"));
+    assert_eq!(connection.say("LOCK.RELEASE key owner"), Value::Int(0), "one hold");
+    assert!(connection.say("LOCK.ACQUIRE key owner NEW").token() > token);
+}
+
+#[test]
+fn it_excludes_a_number_of_holds() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    for line in [
+        "LOCK.ACQUIRE key owner HOLDS 1 NEW",
+        "LOCK.ACQUIRE key owner NEW HOLDS 2",
+        "LOCK.MACQUIRE 1 key owner NEW HOLDS 2",
+    ] {
+        let error = connection.say(line).error();
+        assert!(error.starts_with("ERR") && error.contains("HOLDS") && error.contains("NEW"), "{line}: {error}");
+    }
+    for line in ["LOCK.RELEASE key owner NEW", "LOCK.RENEW key owner NEW", "LOCK.ACQUIRE key owner NEW NEW"] {
+        assert!(connection.say(line).error().starts_with("ERR"), "{line}");
+    }
+    assert_eq!(connection.say("DBSIZE"), Value::Int(0));
+}
+
+/// Two requests of one owner wait, each with `NEW`: one is granted, and the other ends with it.
+#[test]
+fn of_two_that_wait_one_is_granted() {
+    let server = Server::start();
+    let (mut one, mut other, mut viewer) = (server.raw(), server.raw(), server.raw());
+    for what in ["ACQUIRE key", "MACQUIRE 2 key more"] {
+        viewer.say("LOCK.ACQUIRE key holder LEASE 600000").token();
+        for waiter in [&mut one, &mut other] {
+            assert_eq!(waiter.begin(&format!("LOCK.{what} owner NEW LEASE 600000 WAIT 0")), None, "{what}");
+        }
+        assert_eq!(waiters(&mut viewer, "key"), ["owner", "owner"]);
+        assert_eq!(viewer.say("LOCK.RELEASE key holder"), Value::Int(0));
+        arrives(&mut one).token();
+        assert!(arrives(&mut other).is_null(), "{what}");
+        assert_eq!(holders(&mut viewer, "key")["owner"].field("holds").int(), 1, "{what}");
+        viewer.say("FLUSHALL");
+    }
+    assert_eq!(server.info("holdfast", "holdfast_timeouts").as_deref(), Some("2"));
+}

@@ -1,0 +1,41 @@
+//! `NEW`, for a session.
+
+use redis::Value;
+use support::Server;
+
+use super::session::{Event, Session};
+use crate::speak::{Reply, Speak, waiters};
+
+/// The owner comes to hold the lock in another way: by a request without `NEW`, or by another client's hand.
+#[test]
+fn a_session_hears_of_a_timeout() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let (mut session, mut other) = (Session::open(&server), Session::open(&server));
+    client.say("LOCK.ACQUIRE key holder LEASE 600000").token();
+    other.wait(&mut client, "LOCK.ACQUIRE key owner LEASE 600000 WAIT 0");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner NEW LEASE 600000 WAIT 0");
+    assert_eq!(client.say("LOCK.RELEASE key holder"), Value::Int(0));
+    other.event().token_of(&["key"], "owner");
+    assert_eq!(session.event(), Event::timeout(&["key"], "owner"));
+    client.say("LOCK.FORCE key");
+
+    client.say("LOCK.ACQUIRE a holder LEASE 600000").token();
+    session.wait(&mut client, "LOCK.MACQUIRE 2 a b owner NEW LEASE 600000 WAIT 0");
+    client.say("HSET b owner 1");
+    assert_eq!(session.event(), Event::timeout(&["a", "b"], "owner"));
+    assert_eq!(waiters(&mut client, "a"), Vec::<String>::new());
+    assert_eq!(server.info("holdfast", "holdfast_timeouts").as_deref(), Some("2"));
+}
+
+#[test]
+fn it_is_one_of_the_terms_of_a_request() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let session = Session::open(&server);
+    client.say("LOCK.ACQUIRE key holder LEASE 600000").token();
+    session.wait(&mut client, "LOCK.ACQUIRE key owner NEW WAIT 0");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner NEW WAIT 500");
+    let reply = session.ask(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+    assert!(matches!(&reply, Value::ServerError(_)), "{reply:?}");
+}

@@ -1,0 +1,162 @@
+//! A session that reads nothing: what is renewed for it, and when the server ends it.
+
+use std::time::{Duration, Instant};
+
+use redis::Value;
+use support::{Raw, Server, eventually, until};
+
+use super::session::{A_WHILE, Event, Session, until_ended};
+use crate::common::{deadline, unix_micros};
+use crate::speak::Reply;
+use crate::waiter::{SOON, Speak, Tell, assert_held};
+
+/// Reads what comes, with a `LOCK.NEXT` always under way, until `end`.
+fn read_until(session: &mut Session, how: &str, end: Instant) {
+    while Instant::now() < end {
+        let reply = session.raw.say(how);
+        assert!(!matches!(reply, Value::ServerError(_)), "{reply:?}");
+    }
+}
+
+/// Waits until so much or less is left of a hold.
+#[track_caller]
+fn until_left(client: &mut Raw, key: &str, left: i64) {
+    until(SOON, "time passes", || deadline(client, key.as_bytes()) - unix_micros() / 1000 <= left);
+}
+
+#[test]
+fn what_it_holds_runs_out() {
+    let server = Server::start();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    for terms in ["", " LIMIT 3", " SHARED"] {
+        let token = session.take(&mut client, &format!("LOCK.ACQUIRE key owner WATCHDOG LEASE 600{terms}"));
+        let end = deadline(&mut client, b"key");
+        until(SOON, "its lease runs out", || {
+            let now = deadline(&mut client, b"key");
+            assert!(now == end || now == -2, "renewed");
+            now == -2
+        });
+        assert_eq!(session.event(), Event::lost("key", "owner", token, "expired"));
+    }
+}
+
+#[test]
+fn what_it_holds_is_renewed_while_it_reads() {
+    let server = Server::start();
+    for how in ["LOCK.NEXT WAIT 0 ALIVE", "LOCK.NEXT WAIT 0", "LOCK.NEXT WAIT 20"] {
+        let (mut client, mut session) = (server.raw(), Session::open(&server));
+        session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 1200");
+        read_until(&mut session, how, Instant::now() + Duration::from_millis(2600));
+        assert_held(&mut client, "key", "owner");
+        client.order("DEL key");
+    }
+}
+
+/// When it reads late, what is due is renewed at once.
+#[test]
+fn one_that_only_stumbles_loses_nothing() {
+    let server = Server::start();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    for key in ["one", "two"] {
+        session.take(&mut client, &format!("LOCK.ACQUIRE {key} owner WATCHDOG LEASE 6000"));
+    }
+    session.take(&mut client, "LOCK.ACQUIRE long owner WATCHDOG LEASE 600000");
+    let long = deadline(&mut client, b"long");
+    // They were due after a third.
+    until_left(&mut client, "two", 3500);
+    assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil);
+    for key in ["one", "two"] {
+        until(A_WHILE, "it is renewed", || deadline(&mut client, key.as_bytes()) - unix_micros() / 1000 > 5500);
+    }
+    assert_eq!(deadline(&mut client, b"long"), long, "it was not due");
+}
+
+/// Who ties a hold to his own connection needs to read nothing.
+#[test]
+fn a_connection_that_speaks_for_itself() {
+    let server = Server::start();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil);
+    session.raw.take("LOCK.ACQUIRE key owner WATCHDOG LEASE 600");
+    let first = deadline(&mut client, b"key");
+    until(SOON, "it is renewed", || deadline(&mut client, b"key") > first + 600);
+}
+
+/// Without `ALIVE`, null comes when a sign of life would be due: so that it asks again.
+#[test]
+fn a_question_without_end_is_answered() {
+    let server = Server::start();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    session.listen(&server);
+    session.take(&mut client, "LOCK.ACQUIRE ephemeral owner EPHEMERAL LEASE 80000");
+    assert!(!eventually(A_WHILE, || !session.raw.pending()), "nothing is renewed");
+    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 80000");
+    assert_eq!(session.raw.read().expect("a reply"), Value::Nil, "it would have come too late");
+    session.take(&mut client, "LOCK.ACQUIRE other owner WATCHDOG LEASE 4000");
+    for line in ["LOCK.NEXT WAIT 0", "LOCK.NEXT WAIT 100000"] {
+        let begin = unix_micros();
+        assert_eq!(session.raw.say(line), Value::Nil);
+        assert!((499_000..4_000_000).contains(&(unix_micros() - begin)), "{line}");
+    }
+}
+
+#[test]
+fn one_that_was_promised_a_sign_of_life_and_does_not_ask_is_ended() {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.order("CONFIG SET holdfast.default-lease 1600");
+    client.take("LOCK.ACQUIRE key holder");
+    let (mut silent, mut asks, mut mute) = (Session::open(&server), Session::open(&server), Session::open(&server));
+    silent.wait(&mut client, "LOCK.ACQUIRE key ghost WAIT 0");
+    silent.take(&mut client, "LOCK.ACQUIRE mine ghost EPHEMERAL LEASE 600000");
+    // This one was promised nothing.
+    assert_eq!(mute.raw.say("LOCK.NEXT"), Value::Nil);
+    asks.raw.say("LOCK.NEXT ALIVE");
+    let begin = unix_micros();
+    silent.raw.say("LOCK.NEXT ALIVE");
+    let id = silent.id.clone();
+    let ended = || matches!(server.raw().say(&format!("LOCK.CANCEL none none SESSION {id}")), Value::ServerError(_));
+    until(SOON, "it is ended", || {
+        asks.raw.say("LOCK.NEXT WAIT 20 ALIVE");
+        ended()
+    });
+    // 200 ms within which an answer was promised, and the default lease.
+    assert!(unix_micros() - begin >= 1_799_000);
+    until_ended(&mut client, &silent.id);
+    assert!(silent.raw.read().is_err(), "its connection is closed");
+    until(SOON, "its ephemeral hold is released", || client.say("EXISTS mine") == Value::Int(0));
+    client.order("LOCK.RELEASE key holder");
+    assert_eq!(client.say("EXISTS key"), Value::Int(0), "nothing is granted to a ghost");
+    assert_eq!(mute.raw.say("LOCK.NEXT"), Value::Nil);
+    assert!(!matches!(asks.raw.say("LOCK.NEXT ALIVE"), Value::ServerError(_)));
+}
+
+/// A default lease of a few ms is no reason to be so impatient.
+#[test]
+fn nobody_is_ended_within_a_second() {
+    let server = Server::start();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    client.order("CONFIG SET holdfast.default-lease 1");
+    let begin = unix_micros();
+    session.raw.say("LOCK.NEXT ALIVE");
+    until_ended(&mut client, &session.id);
+    assert!(unix_micros() - begin >= 1_009_000);
+}
+
+/// A server that stood still has not heard what was sent meanwhile: it listens before it judges.
+#[test]
+fn a_server_that_stood_still_hears_first() {
+    let server = Server::start();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    client.order("CONFIG SET holdfast.default-lease 1000");
+    session.raw.say("LOCK.NEXT ALIVE");
+    server.stop();
+    session.raw.post("LOCK.NEXT WAIT 100");
+    let end = Instant::now() + Duration::from_millis(1500);
+    until(SOON, "it has stood still", || Instant::now() > end);
+    server.cont();
+    let reply = session.raw.read().expect("the session lives");
+    assert_eq!(reply, Value::Nil);
+    assert_eq!(session.cancel(&mut client, "key", "owner"), 0);
+    assert_eq!(session.raw.say("LOCK.NEXT ALIVE").items().len(), 1);
+}

@@ -1,0 +1,137 @@
+//! `LOCK.OWNER REPLACES id …`: a session begins by ending those that its client is not sure to be rid of. (What their end
+//! does is in `ends.rs`.)
+
+use redis::Value;
+use support::{Raw, Server, until};
+
+use super::session::Session;
+use crate::common::{error, info_number, int, text, token};
+use crate::speak::Reply;
+use crate::waiter::{SOON, Speak, Tell};
+
+/// Replies to requests that are sent in one write.
+fn at_once(client: &mut Raw, lines: &[String]) -> Vec<Value> {
+    client.tell(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+    lines.iter().map(|_| client.read().expect("a reply")).collect()
+}
+
+/// Whatever is still on its way of the old session comes too late, even if its connection would have lived on for minutes.
+#[test]
+fn nothing_comes_of_the_old_session_from_then_on() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let (old, new) = (Session::open(&server), Session::open(&server));
+    let held = old.take(&mut client, "LOCK.ACQUIRE mine owner EPHEMERAL");
+    let watched = old.take(&mut client, "LOCK.ACQUIRE kept owner WATCHDOG LEASE 60000");
+    client.take("LOCK.ACQUIRE busy holder");
+    old.wait(&mut client, "LOCK.ACQUIRE busy owner WAIT 0");
+    let mut raw = new.raw;
+    let replies = at_once(
+        &mut raw,
+        &[
+            format!("LOCK.OWNER REPLACES {}", old.id),
+            format!("LOCK.RENEW mine owner TOKEN {held} SESSION {}", old.id),
+            format!("LOCK.ACQUIRE late owner SESSION {}", old.id),
+            "LOCK.RENEW mine owner HOLDS".into(),
+            format!("LOCK.RENEW mine owner TOKEN {held} SESSION {}", new.id),
+            format!("LOCK.ACQUIRE mine somebody SESSION {}", new.id),
+            format!("LOCK.RENEW kept owner TOKEN {watched} WATCHDOG SESSION {}", new.id),
+            "LOCK.RELEASE busy holder".into(),
+            "LOCK.INFO busy".into(),
+        ],
+    );
+    assert_eq!(text(&replies[0]), new.id);
+    assert_eq!([&replies[1], &replies[2]].map(|reply| error(reply).0), ["NOSESSION"; 2]);
+    assert_eq!(error(&replies[3]).0, "ERR");
+    assert_eq!(replies[4], Value::Nil, "the hold ended with its session");
+    assert!(token(&replies[5]) > held);
+    assert_eq!(token(&replies[6]), watched, "what outlives it is taken along");
+    assert_eq!((int(&replies[7]), &replies[8]), (0, &Value::Nil), "its wait is over");
+    assert_eq!(client.say("LOCK.INFO kept").field("holders").items()[0].field("client").int(), new.client);
+}
+
+/// Its connection is closed, so whoever is still there hears of it.
+#[test]
+fn its_connection_ends() {
+    let server = Server::start();
+    let (mut old, mut new) = (Session::open(&server), Session::open(&server));
+    let mut listening = Session::open(&server);
+    listening.listen(&server);
+    new.raw.order(&format!("LOCK.OWNER REPLACES {} {} {}", old.id, listening.id, old.id));
+    assert!(old.raw.read().is_err() && listening.raw.read().is_err());
+    until(SOON, "only the new one is left", || info_number(&server, "clients", "blocked_clients") == 0);
+    // Repeating it is harmless.
+    assert_eq!(new.raw.say(&format!("LOCK.OWNER REPLACES {} {}", old.id, listening.id)).text(), new.id);
+}
+
+#[test]
+fn what_is_no_session_of_this_server_is_ignored() {
+    let server = Server::start();
+    let mut session = Session::open(&server);
+    let (run, number) = session.id.split_once(':').expect("two parts");
+    let ids = [
+        format!("{run}:999999"),
+        format!("{run}:0"),
+        format!("{run}:{number}x"),
+        "00000000-0000-4000-8000-000000000000:1".into(),
+        "nonsense".into(),
+        "REPLACES".into(),
+    ];
+    for id in &ids {
+        assert_eq!(session.raw.say(&format!("LOCK.OWNER REPLACES {id}")).text(), session.id, "{id}");
+    }
+    assert_eq!(session.raw.say(&format!("lock.owner replaces {}", ids.join(" "))).text(), session.id);
+    let many = vec!["x"; 128].join(" ");
+    assert_eq!(session.raw.say(&format!("LOCK.OWNER REPLACES {many}")).text(), session.id);
+    let reply = session.raw.say(&format!("LOCK.OWNER REPLACES {many} x")).error();
+    assert_eq!(reply, "ERR REPLACES must be followed by 1 to 128 session ids, got 129");
+    let reply = session.raw.say("LOCK.OWNER REPLACES").error();
+    assert_eq!(reply, "ERR REPLACES must be followed by 1 to 128 session ids, got 0");
+    let reply = session.raw.say("LOCK.OWNER replace x").error();
+    assert_eq!(reply, "ERR unknown argument 'replace': allowed here are REPLACES");
+    let own = session.id.clone();
+    let reply = session.raw.say(&format!("LOCK.OWNER REPLACES {own}")).error();
+    assert_eq!(reply, "ERR a session can't replace itself");
+}
+
+/// All or none; and of another user's nothing is told but that it is there.
+#[test]
+fn another_users_is_left_alone() {
+    let server = Server::start();
+    let mut admin = server.raw();
+    let mut stranger = server.raw();
+    for user in ["one", "two"] {
+        // Ending one's own needs no right to CLIENT KILL.
+        admin.order(&format!("ACL SETUSER {user} on nopass -@all +lock.owner +ping +client|id"));
+    }
+    stranger.order("AUTH one x");
+    let mut own = server.raw();
+    own.order("AUTH two x");
+    let (mut theirs, mut old) = (Session::on(stranger), Session::on(own));
+    let mut new = server.raw();
+    new.order("AUTH two x");
+    let reply = new.say(&format!("LOCK.OWNER REPLACES {} {}", old.id, theirs.id)).error();
+    assert_eq!(reply, "NOPERM this session belongs to another user");
+    for session in [&mut theirs, &mut old] {
+        assert_eq!(session.raw.say("PING"), Value::SimpleString("PONG".into()));
+    }
+    new.order(&format!("LOCK.OWNER REPLACES {}", old.id));
+    assert!(old.raw.read().is_err());
+}
+
+#[test]
+fn in_a_transaction_and_in_a_script() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let (mut old, mut new) = (Session::open(&server), Session::open(&server));
+    old.take(&mut client, "LOCK.ACQUIRE key owner EPHEMERAL");
+    let script = format!("return redis.call('LOCK.OWNER', 'REPLACES', '{}')", old.id);
+    assert!(error(&client.call(&[b"EVAL", script.as_bytes(), b"0"])).1.contains("a script has none of its own"));
+    assert_eq!(old.raw.say("PING"), Value::SimpleString("PONG".into()));
+    let lines =
+        ["MULTI".into(), format!("LOCK.OWNER REPLACES {}", old.id), "LOCK.ACQUIRE key next".into(), "EXEC".into()];
+    let replies = at_once(&mut new.raw, &lines);
+    let replies = replies[3].items();
+    assert_eq!(text(&replies[0]), new.id);
+    assert!(token(&replies[1]) > 0, "{replies:?}");
+}

@@ -1,0 +1,41 @@
+//! `WAITED`, for a session.
+
+use redis::Value;
+use support::Server;
+
+use super::session::Session;
+use crate::speak::{Reply, Speak, waiters};
+use crate::waiter::Tell;
+
+#[test]
+fn a_session_takes_the_place_of_its_arrival() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.say("LOCK.ACQUIRE key holder LEASE 600000").token();
+    session.wait(&mut client, "LOCK.ACQUIRE key first WAIT 0");
+    session.wait(&mut client, "LOCK.ACQUIRE key second WAIT 0 WAITED 30000");
+    assert_eq!(waiters(&mut client, "key"), ["second", "first"]);
+    // In a transaction as well: a session does not block.
+    client.say("MULTI");
+    client.say(&session.naming("LOCK.ACQUIRE key third WAIT 0 WAITED 50000"));
+    client.order("EXEC");
+    assert_eq!(waiters(&mut client, "key"), ["third", "second", "first"]);
+    // It is no term: the place that the first one got stays.
+    session.wait(&mut client, "LOCK.ACQUIRE key first WAIT 0 WAITED 59000");
+    assert_eq!(waiters(&mut client, "key"), ["third", "second", "first"]);
+    assert_eq!(client.say("LOCK.RELEASE key holder"), Value::Int(0));
+    session.event().token_of(&["key"], "third");
+}
+
+/// The first in the queue waits for another key as well: what is free is granted to who arrived before it, in this turn.
+#[test]
+fn who_comes_to_stand_first_is_told_soon() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.say("LOCK.ACQUIRE taken holder LEASE 600000").token();
+    session.wait(&mut client, "LOCK.MACQUIRE 2 free taken several WAIT 0");
+    session.wait(&mut client, "LOCK.ACQUIRE free owner LEASE 600000 WAIT 0 WAITED 5000");
+    session.event().token_of(&["free"], "owner");
+}

@@ -107,7 +107,7 @@ fn who_reads_no_further_sees_no_error() {
     let mut connection = server.connect();
     let mut all = redis::pipe();
     for number in 0..20_000 {
-        all.cmd("LOCK.ACQUIRE").arg(format!("lock:{number}")).arg("me").ignore();
+        all.cmd("LOCK.ACQUIRE").arg(format!("lock:{number}")).arg("me").arg("LEASE").arg(600_000).ignore();
     }
     all.exec(&mut connection).unwrap();
     let program = env!("CARGO_BIN_EXE_holdfast");

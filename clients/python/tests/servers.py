@@ -40,6 +40,11 @@ def waiters(admin, key):
     return pairs(info)[b"waiters"] if info else 0
 
 
+def cancelled(admin):
+    """How many LOCK.CANCEL the server has carried out: what a proxy has seen may be on its way."""
+    return admin.info("commandstats").get("cmdstat_lock.cancel", {"calls": 0})["calls"]
+
+
 def holder(admin, key):
     """The one holder of a lock."""
     info = admin.execute_command("LOCK.INFO", key)

@@ -12,6 +12,7 @@ import redis
 
 import holdfast
 import holdfast.asyncio
+from holdfast.asyncio._home import home_of
 from proxy import Proxy
 from servers import HOST, Server, until, waiters
 from test_lock import in_thread
@@ -224,3 +225,15 @@ def test_a_soft_time_limit_in_the_instant_of_the_grant_leaves_nothing(server, ad
         assert waiting.outcome == "interrupted"
         free(admin, name)
         assert lock.fence is None
+
+
+async def test_a_session_that_ends_before_its_task_has_begun_is_closed(server):
+    client = redis.asyncio.Redis(host=HOST, port=server.port)
+    try:
+        session = await home_of(client)._open("", client.connection_pool)
+        writer = session._connection._writer
+        session.reader.cancel()
+        await asyncio.wait({session.reader})
+        assert writer.is_closing()
+    finally:
+        await getattr(client, "aclose", client.close)()

@@ -110,6 +110,17 @@ def test_lost_is_told_once():
     assert late == told
 
 
+def test_looking_at_it_again_and_again_after_its_loss_costs_no_memory():
+    _, _, hold = held()
+    hold.lose("forced")
+    lengths = set()
+    for _ in range(3):
+        with pytest.raises(LockLost) as raised:
+            hold.check()
+        lengths.add(len(raised.traceback))
+    assert len(lengths) == 1
+
+
 def test_another_hold_of_the_same_name_is_not_lost():
     book, session, hold = held()
     book.tell(session, [event("lost", 6, b"expired"), event("lost", 7, b"expired", owner=b"other")])

@@ -8,7 +8,7 @@ from redis.backoff import NoBackoff
 
 import holdfast
 from proxy import Proxy
-from servers import HOST, until, waiters
+from servers import HOST, cancelled, until, waiters
 from test_lock import in_thread
 
 
@@ -89,9 +89,11 @@ def test_a_wait_repeated_by_the_library_keeps_its_place(kind, proxy, server, adm
 def test_acquire_that_fails_leaves_nothing_behind(kind, proxy, admin, name, fate):
     lock = kind.Lock(retrying(kind, proxy, 0), name)
     proxy.rule = once(b"LOCK.ACQUIRE", fate)
+    before = cancelled(admin)
     with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
         lock.acquire()
-    until(lambda: count(proxy, b"LOCK.CANCEL") == 1, "it is taken back")
+    until(lambda: cancelled(admin) > before, "it is taken back")
+    assert count(proxy, b"LOCK.CANCEL") == 1
     until(lambda: not admin.exists(name) and waiters(admin, name) == 0, "nothing is left")
     # What arrives after all is refused.
     assert all(reply.startswith(b"-CANCELLED") for reply in proxy.deliver())
@@ -106,9 +108,11 @@ def test_a_wait_that_fails_leaves_nothing_behind(kind, proxy, server, admin, nam
     holder.acquire()
     lock = kind.Lock(retrying(kind, proxy, 0), name)
     proxy.rule = once(b"LOCK.ACQUIRE", fate)
+    before = cancelled(admin)
     with pytest.raises((redis.ConnectionError, redis.TimeoutError)):
         lock.acquire()
-    until(lambda: count(proxy, b"LOCK.CANCEL") == 1, "it is taken back")
+    until(lambda: cancelled(admin) > before, "it is taken back")
+    assert count(proxy, b"LOCK.CANCEL") == 1
     assert all(reply.startswith(b"-CANCELLED") for reply in proxy.deliver())
     until(lambda: waiters(admin, name) == 0, "nobody waits")
     holder.release()

@@ -11,7 +11,7 @@ from holdfast._order import server_name
 from holdfast._redlock import drift
 from holdfast._votes import majority
 from proxy import Proxy
-from servers import Server, until, waiters
+from servers import Server, cancelled, until, waiters
 from test_lock import in_thread
 
 PATIENCE = 1.0
@@ -222,10 +222,6 @@ def test_a_late_request_finds_nobody(kind, own_servers, name):
         assert not admin.exists(name)
     finally:
         proxy.close()
-
-
-def cancelled(admin):
-    return admin.info("commandstats")["cmdstat_lock.cancel"]["calls"]
 
 
 def test_a_lost_reply_leaves_nothing_behind(kind, own_servers, name):

@@ -254,7 +254,8 @@ class Hold:
         """Raises LockLost if it is lost, or could be by now and nobody is there who knows better."""
         self.lapse()
         if self.error is not None:
-            raise self.error
+            # Each `raise` of one exception adds to its traceback, which would grow with every look.
+            raise self.error.with_traceback(None)
 
     def lapse(self) -> None:
         """Loses it if its lease could have run out. The alarm calls this, be it too early."""

@@ -46,6 +46,8 @@ T = TypeVar("T")
 
 # How long a cancelled acquire waits for what it takes back. After that it goes on in the background.
 _CANCEL_WAIT = 0.1
+# How long the last look for a server's sign of life takes, of the shortest silence that says something: half of it.
+_LOOK_ONCE_MORE = 0.1
 
 
 async def run(flow: Flow[T]) -> T:
@@ -134,16 +136,22 @@ class Session(SessionState):
         asked = now()
         await self._connection.send_command(*self.question())
         try:
-            reply = await self._connection.read_response(disable_decoding=True, timeout=self.patience)
+            reply = await self._read(self.patience - _LOOK_ONCE_MORE)
+            if reply is None:
+                # A loop that stood still runs its timers although the reply is there: that was our silence, not the server's.
+                reply = await self._read(_LOOK_ONCE_MORE)
         except ResponseError as error:
             # By CLIENT UNBLOCK.
             if requests.code(error) != "UNBLOCKED":
                 raise
             reply = []
-        # So redis-py says that there was none in time.
         if reply is None:
             raise ConnectionError("the server is silent")
         return self.answered(asked, reply)
+
+    async def _read(self, seconds: float) -> Any:
+        """The next reply; None, as redis-py says it, if there is none in time. What came of it by then is not lost."""
+        return await self._connection.read_response(disable_decoding=True, timeout=seconds)
 
     async def close(self) -> None:
         """Closes the connection."""
@@ -151,6 +159,13 @@ class Session(SessionState):
             await self._connection.disconnect(nowait=True)
         except Exception:
             logger.debug("a session's connection did not close", exc_info=True)
+
+    def drop(self) -> None:
+        """Closes what is still open of the connection, without waiting for it."""
+        writer = self._connection._writer  # redis-py has no other way to its socket.
+        if writer is not None:
+            self._connection._reader = self._connection._writer = None
+            writer.close()
 
     def let_go(self) -> None:
         """Leaves the connection to the parent of a fork."""
@@ -354,6 +369,8 @@ class Home:
         # A loop that is closed without ending its tasks has nothing to lose here, and is not to be told that it has.
         reader._log_destroy_pending = False
         session.reader = reader
+        # A task that is cancelled before it has begun does nothing, and would leave the connection open.
+        reader.add_done_callback(lambda _: session.drop())
         return session
 
     async def _read(self, session: Session) -> None:

@@ -74,7 +74,10 @@ class Tasks:
 
     def sentinel(self, port, name, **settings):
         def make():
-            return redis.asyncio.sentinel.Sentinel([(HOST, port)], socket_timeout=1).master_for(name, **settings)
+            manager = redis.asyncio.sentinel.Sentinel([(HOST, port)], socket_timeout=1)
+            # The client of the master does not close them.
+            self.clients.extend(manager.sentinels)
+            return manager.master_for(name, **settings)
 
         return self._client(make)
 

@@ -82,8 +82,8 @@ def test_several_slots_of_a_cluster(kind, cluster, clients, name):
     names = [f"{name}:{number}" for number in range(6)]
     with kind.MultiLock([kind.Lock(clients[0], name), *(kind.Lock(client, one) for one in names)]) as lock:
         assert lock.owned()
-        assert all(cluster.client().exists(one) for one in names)
-    assert not any(cluster.client().exists(one) for one in names)
+        assert all(cluster.masters[cluster.owner(one)].client().exists(one) for one in names)
+    assert not any(cluster.masters[cluster.owner(one)].client().exists(one) for one in names)
 
 
 def test_waits_in_the_queue_of_the_first_and_then_of_the_next(kind, clients, everywhere, name):

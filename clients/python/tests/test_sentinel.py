@@ -7,9 +7,6 @@ import holdfast
 from servers import Sentinels, holder, until, waiters
 from test_lock import in_thread, takes_turns
 
-# redis-py's clients of the Sentinels are nobody's to close.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 
 @pytest.fixture
 def client(kind, sentinels):

@@ -138,7 +138,7 @@ class Session(SessionState):
         try:
             reply = await self._read(self.patience - _LOOK_ONCE_MORE)
             if reply is None:
-                # A loop that stood still runs its timers although the reply is there: that was our silence, not the server's.
+                # A loop that stood still runs its timers although the reply is there: we were silent, not the server.
                 reply = await self._read(_LOOK_ONCE_MORE)
         except ResponseError as error:
             # By CLIENT UNBLOCK.

@@ -127,6 +127,8 @@ struct Tie {
     client: u64,
     /// When the request began that made it.
     at: Place,
+    /// When its answer was heard: a session that has asked what is new before then may have asked before the tie was made.
+    heard: Place,
     /// With `REPLICAS`: the deadline that they have confirmed at least.
     confirmed: Option<u64>,
     /// How long a renewal lasts.
@@ -253,8 +255,9 @@ impl Wait {
 struct Connection {
     open: VecDeque<Open>,
     is_session: bool,
-    /// When its last `LOCK.NEXT` began, in Unix milliseconds.
+    /// When its last `LOCK.NEXT` began, in Unix milliseconds, and where.
     read_at: u64,
+    read_place: Place,
     /// Within how many ms its next question is answered, as the last sign of life said.
     promised: Option<u64>,
     /// Its client is not there any more.
@@ -636,7 +639,7 @@ impl Judge {
                     let connection = self.connections.entry(client).or_default();
                     let has_vanished = connection.has_vanished;
                     if runs.iter().any(|asked| asked.command == "next") {
-                        connection.read_at = at;
+                        (connection.read_at, connection.read_place) = (at, place);
                     }
                     if let Some(open) = connection.open.iter_mut().find(|open| open.began.is_none()) {
                         (open.began, open.db, open.at, open.steady) = (Some(place), db, at, steady);
@@ -1039,7 +1042,11 @@ impl Judge {
             let seen = node(|node| truth::read(node, db, &key));
             if !by_hand && let Some(holder) = seen.of(&owner).filter(|holder| holder.token == Some(token)) {
                 // A lease that was over before the clock was set back; one that ends as soon as anything may be written.
-                let was_over = holder.deadline.is_some_and(|at| at < self.set_back);
+                // (Whoever takes the expiry away by hand brings back what the key still lists.)
+                let was_over = match holder.deadline {
+                    Some(at) => at < self.set_back,
+                    None => self.prolonged.contains(&key),
+                };
                 if !was_over && node(|node| is_refusing(node) || node.is_paused()) {
                     self.ending.push((db, key.clone(), owner.clone(), token));
                 } else if !was_over {
@@ -1151,7 +1158,8 @@ impl Judge {
         let mut doubts = self.tied_later(place, asked, key);
         let of_session = asked.of_session;
         let confirmed = asked.replicas.then_some(ends);
-        let tie = Tie { client, at: place, lease, of_session, watchdog, ephemeral, confirmed, is_unsure };
+        let heard = self.place;
+        let tie = Tie { client, at: place, heard, lease, of_session, watchdog, ephemeral, confirmed, is_unsure };
         let old_tie = before.as_ref().and_then(|it| it.tie);
         let since = place.max(before.as_ref().map_or(0, |it| it.since));
         let limit = before.as_ref().map_or(u32::MAX, |it| it.limit).min(if renews { u32::MAX } else { asked.limit });
@@ -1281,15 +1289,17 @@ impl Judge {
             };
             // A greater token is that of a request that is yet to be answered.
             let holder = seen.of(owner).filter(|holder| holder.token.is_none_or(|token| token >= belief.token));
+            // Of an expiry that was changed by hand, replicas may have confirmed any value that it had in between.
+            let may_be_any = self.prolonged.contains(key);
             // A tied hold with REPLICAS ends by what they have confirmed, whatever was written since.
             // (So does one that a request has tied whose answer is not heard yet: no earlier than it asked for, nor than
             // was promised before.)
             let has_tied = |(began, at, it): &(Place, u64, Asked)| {
                 let promised = if since < *began { belief.promised } else { 0 };
                 let confirmed = promised.max(at + it.lease.unwrap_or(30_000));
-                it.replicas && it.ties() && it.concerns(key, owner) && confirmed < now
+                it.replicas && it.ties() && it.concerns(key, owner) && (confirmed < now || may_be_any)
             };
-            let is_unconfirmed = belief.tie.is_some_and(|tie| tie.confirmed.is_some_and(|at| at < now))
+            let is_unconfirmed = belief.tie.is_some_and(|tie| tie.confirmed.is_some_and(|at| at < now || may_be_any))
                 || undecided.iter().any(has_tied);
             // An expiry that was changed in this turn may be over already.
             let prolongs = |(_, cause): &(Place, Cause)| match cause {
@@ -1386,7 +1396,8 @@ impl Judge {
             });
             // What a session holds is renewed only if it has read since the last renewal, and in time.
             let was_due = |tie: Tie| {
-                let read_at = self.connections.get(&tie.client).map_or(0, |it| it.read_at);
+                let reader = self.connections.get(&tie.client).filter(|it| it.read_place > tie.heard);
+                let read_at = reader.map_or(0, |it| it.read_at);
                 let end = belief.deadline.unwrap_or(u64::MAX);
                 !tie.of_session || (read_at > belief.renewed + 2 && read_at + 5 < end)
             };
@@ -1731,6 +1742,8 @@ impl Judge {
                 && alone
                 && belief.tie().as_ref().is_some_and(ended)
                 && !self.by_hand.contains(&(*db, key.clone()))
+                // (While a slot moves, only its expiry ends it.)
+                && !self.prolonged.contains(key)
             {
                 return Err(Violation::new(EPHEMERAL, format!("{}: {belief:?}", show(hold))));
             }
@@ -1758,8 +1771,9 @@ impl Judge {
     fn lost_holds_end(&mut self) -> Result<(), Violation> {
         for (db, key, owner, token) in std::mem::take(&mut self.ending) {
             let seen = node(|node| truth::read(node, db, &key));
+            let is_brought_back = self.prolonged.contains(&key);
             let is_it = |holder: &truth::Holder| {
-                holder.token == Some(token) && holder.deadline.is_none_or(|at| at >= self.set_back)
+                holder.token == Some(token) && holder.deadline.map_or(!is_brought_back, |at| at >= self.set_back)
             };
             if !self.by_hand.contains(&(db, key.clone())) && seen.of(&owner).is_some_and(is_it) {
                 return Err(Violation::new(TRUE_LOSS, format!("{} is still there: {seen:?}", show(&(db, key, owner)))));

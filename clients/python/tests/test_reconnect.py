@@ -7,7 +7,7 @@ import pytest
 
 import holdfast
 from proxy import Proxy
-from servers import holder, until, waiters
+from servers import holder, pairs, until, waiters
 from test_lock import in_thread
 
 
@@ -77,6 +77,29 @@ def test_a_wait_is_taken_along(kind, client, admin, name):
     first.release()
     assert join() is True
     second.release()
+
+
+def test_a_wait_that_is_taken_along_keeps_its_place(kind, own_server, admin, name):
+    def queue():
+        waiting = map(pairs, admin.execute_command("LOCK.WAITERS", name))
+        return {one[b"owner"]: one[b"client"] for one in waiting}
+
+    first = kind.Lock(kind.client(own_server.port), name)
+    first.acquire()
+    waiting = []
+    for number in 1, 2, 3:
+        lock = kind.Lock(kind.client(own_server.port), name, thread_local=False)
+        waiting.append((lock, in_thread(lambda lock=lock: lock.acquire(blocking_timeout=60))))
+        until(lambda number=number: waiters(admin, name) == number, "it waits")
+    places = queue()
+    for owner, session in list(places.items())[:2]:
+        admin.client_kill_filter(_id=session)
+        until(lambda owner=owner, session=session: queue().get(owner, session) != session, "it waits again")
+        assert list(queue()) == list(places)
+    first.release()
+    for lock, join in waiting:
+        assert join() is True
+        lock.release()
 
 
 def test_an_ephemeral_lock_is_lost(kind, client, admin, name):

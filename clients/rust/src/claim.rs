@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::changes::Changes;
 use crate::error::{Error, Why, refused_in_words};
 use crate::names::{Keys, Owner};
-use crate::session::SessionRef;
+use crate::session::{LONGEST_LEASE, SessionRef};
 use crate::state::{Errand, Renewal, Stage, State};
 use crate::terms::{Deadline, Lease, Terms};
 use crate::wire::{News, Reply};
@@ -25,6 +25,7 @@ pub(crate) struct Claim {
     pub(crate) keys: Keys,
     pub(crate) owner: Owner,
     pub(crate) deadline: Deadline,
+    begun: Instant,
     inner: Mutex<Inner>,
     changes: Changes,
 }
@@ -41,7 +42,13 @@ impl Claim {
     /// What becomes of it is told to `changes`.
     pub(crate) fn new(keys: Keys, owner: Owner, terms: Terms, deadline: Deadline, changes: Changes) -> Self {
         let state = State::new(terms.ending);
-        Self { keys, owner, deadline, inner: Mutex::new(Inner { terms, state, asked: Duration::ZERO }), changes }
+        let inner = Mutex::new(Inner { terms, state, asked: Duration::ZERO });
+        Self { keys, owner, deadline, begun: Instant::now(), inner, changes }
+    }
+
+    /// For how long it has waited, if it has to be asked for again.
+    pub(crate) fn waited(&self) -> Option<Duration> {
+        matches!(self.stage(), Stage::Waiting).then(|| self.begun.elapsed())
     }
 
     /// Its terms as they are now: a renewal can change the lease.
@@ -129,14 +136,16 @@ impl Claim {
         self.update(|inner| inner.state.refused(error));
     }
 
-    pub(crate) fn told(&self, session: &SessionRef, news: News) {
+    /// An event; `lasts` is how long what was granted lasts at least, from when the session asked.
+    pub(crate) fn told(&self, session: &SessionRef, news: News, lasts: Option<Duration>) {
         self.update(|inner| {
-            let sure_until = match (&news, inner.terms.lease) {
+            let sure_until = match (&news, lasts, inner.terms.lease) {
+                (News::Granted(_), Some(lasts), _) => session.asked_at() + lasts.min(LONGEST_LEASE),
                 // How long it was on its way is not known. The session's next sign of life says more.
-                (News::Granted(_), Lease::Watched(_)) => Instant::now() + inner.lease(session) / 2,
-                (News::Untied(_), Lease::Watched(_)) => session.sure_of(inner.lease(session)),
+                (News::Granted(_), None, Lease::Watched(_)) => Instant::now() + inner.lease(session) / 2,
+                (News::Untied(_), _, Lease::Watched(_)) => session.sure_of(inner.lease(session)),
                 // Nobody renewed it: it runs on as it was.
-                (News::Untied(_), Lease::Fixed(_)) => inner.state.sure_until().unwrap_or_else(Instant::now),
+                (News::Untied(_), _, Lease::Fixed(_)) => inner.state.sure_until().unwrap_or_else(Instant::now),
                 _ => Instant::now() + inner.lease(session),
             };
             let refusal = |words| refused_in_words(session.server(), &self.keys, words);

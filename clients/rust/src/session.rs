@@ -15,7 +15,7 @@ use crate::terms::Lease;
 use crate::wire::{self, Alive};
 
 /// Longer leases are counted as this: the server allows no longer ones.
-const LONGEST_LEASE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// An answer that is so late will not come, on either connection.
 const LATE: Duration = SILENT;
 
@@ -99,9 +99,19 @@ impl Session {
         self.life().told.takes_writes
     }
 
+    /// Whether the server gives a wait that is asked for again the place that it had.
+    pub(crate) fn takes_waited(&self) -> bool {
+        self.life().told.takes_waited
+    }
+
     /// Whether those who use it have been told, or are about to be, that it has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Acquire)
+    }
+
+    /// When the newest `LOCK.NEXT` was sent that was answered.
+    pub(crate) fn asked_at(&self) -> Instant {
+        self.life().alive
     }
 
     /// Until when a lease of this length that the server renews for this session can't have run out.

@@ -107,7 +107,9 @@ impl Shared {
         let said = self.say(&claim.keys, Some(claim), |session| {
             let wait = claim.deadline.left(Instant::now());
             self.mind(session);
-            claim.ask(session).then(|| wire::acquire(&claim.keys, &claim.owner, &claim.terms(), wait, session.id()))
+            let waited = claim.waited().filter(|_| session.takes_waited());
+            let cmd = || wire::acquire(&claim.keys, &claim.owner, &claim.terms(), wait, waited, session.id());
+            claim.ask(session).then(cmd)
         });
         let Said { session, sent, value } = said.await?;
         let reply = wire::reply(value).map_err(|error| {
@@ -418,9 +420,9 @@ impl Listener for Shared {
 
     fn told(self: Arc<Self>, session: &SessionRef, events: Vec<Event>) {
         let mut adrift = Vec::new();
-        for Event { owner, news } in events {
+        for Event { owner, news, lasts } in events {
             let Some(claim) = self.claims().get(&owner).cloned() else { continue };
-            claim.told(session, news);
+            claim.told(session, news, lasts);
             if claim.begin_carrying() {
                 adrift.push(claim);
             }

@@ -35,6 +35,8 @@ pub(crate) struct Alive {
     pub(crate) sure: f64,
     /// Whether the server would take a write.
     pub(crate) takes_writes: bool,
+    /// Whether a wait that is asked for again may say how long it has waited: not where the server is of version 0.2.
+    pub(crate) takes_waited: bool,
 }
 
 /// What a server of version 0.2 says nothing about: it renews every third of a lease. What is missing to two thirds is for one
@@ -46,6 +48,9 @@ const SURE: u64 = 500;
 pub(crate) struct Event {
     pub(crate) owner: Owner,
     pub(crate) news: News,
+    /// Of a grant: how long the hold lasts at least, from when the question was sent that this answers. A server of version
+    /// 0.2 does not say it.
+    pub(crate) lasts: Option<Duration>,
 }
 
 /// What happened to a request or a hold.
@@ -60,14 +65,25 @@ pub(crate) enum News {
     Untied(Option<u64>),
 }
 
-/// `LOCK.ACQUIRE` or `LOCK.MACQUIRE`. `HOLDS 1` makes it harmless to say it twice.
-pub(crate) fn acquire(keys: &Keys, owner: &Owner, terms: &Terms, wait: Wait, session: &str) -> Cmd {
+/// `LOCK.ACQUIRE` or `LOCK.MACQUIRE`. `HOLDS 1` makes it harmless to say it twice. A wait that was begun at another session
+/// `waited` ago keeps its place.
+pub(crate) fn acquire(
+    keys: &Keys,
+    owner: &Owner,
+    terms: &Terms,
+    wait: Wait,
+    waited: Option<Duration>,
+    session: &str,
+) -> Cmd {
     let mut cmd = named("LOCK.ACQUIRE", "LOCK.MACQUIRE", keys);
     cmd.arg(owner.as_bytes());
     match wait {
         Wait::No => {}
         Wait::For(time) => drop(cmd.arg("WAIT").arg(milliseconds(time))),
         Wait::Forever => drop(cmd.arg("WAIT").arg(0)),
+    }
+    if let Some(waited) = waited.filter(|_| wait != Wait::No) {
+        cmd.arg("WAITED").arg(milliseconds(waited));
     }
     match terms.limit {
         Limit::One => {}
@@ -255,9 +271,11 @@ fn sign_of_life(event: &Value) -> Option<Alive> {
     let mut numbers = detail.split(' ').map_while(|number| number.parse().ok());
     let mut time = || numbers.next().map(Duration::from_millis);
     let (next_within, default_lease) = (time()?, time()?);
-    let sure = numbers.next().unwrap_or(SURE).min(1_000) as f64 / 1_000.0;
+    let sure = numbers.next();
+    let takes_waited = sure.is_some();
+    let sure = sure.unwrap_or(SURE).min(1_000) as f64 / 1_000.0;
     let takes_writes = numbers.next() != Some(0);
-    Some(Alive { next_within, default_lease, sure, takes_writes })
+    Some(Alive { next_within, default_lease, sure, takes_writes, takes_waited })
 }
 
 /// The events that this client knows.
@@ -280,6 +298,8 @@ fn event(value: Value) -> Result<Option<Event>, RedisError> {
         _ => None,
     };
     let detail = text(detail);
+    let lasts =
+        detail.as_deref().filter(|_| kind == "granted").and_then(|ms| ms.parse().ok()).map(Duration::from_millis);
     let news = match (kind.as_str(), token) {
         ("granted", Some(token)) => News::Granted(token),
         ("timeout", _) => News::TimedOut,
@@ -288,7 +308,7 @@ fn event(value: Value) -> Result<Option<Event>, RedisError> {
         ("untied", token) => News::Untied(token),
         _ => return Ok(None),
     };
-    Ok(Some(Event { owner, news }))
+    Ok(Some(Event { owner, news, lasts }))
 }
 
 fn why(detail: Option<&str>) -> Why {
@@ -352,11 +372,20 @@ mod tests {
         let plain = Terms::default();
         let second = Wait::For(Duration::from_secs(1));
         assert_eq!(
-            words(&acquire(&one, &owner, &plain, second, "s")),
+            words(&acquire(&one, &owner, &plain, second, None, "s")),
             "LOCK.ACQUIRE a me WAIT 1000 HOLDS 1 WATCHDOG SESSION s"
         );
         assert_eq!(
-            words(&acquire(&one, &owner, &plain, Wait::No, "s")),
+            words(&acquire(&one, &owner, &plain, Wait::No, None, "s")),
+            "LOCK.ACQUIRE a me HOLDS 1 WATCHDOG SESSION s"
+        );
+        let waited = Some(Duration::from_millis(70));
+        assert_eq!(
+            words(&acquire(&one, &owner, &plain, second, waited, "s")),
+            "LOCK.ACQUIRE a me WAIT 1000 WAITED 70 HOLDS 1 WATCHDOG SESSION s"
+        );
+        assert_eq!(
+            words(&acquire(&one, &owner, &plain, Wait::No, waited, "s")),
             "LOCK.ACQUIRE a me HOLDS 1 WATCHDOG SESSION s"
         );
         let terms = Terms {
@@ -366,11 +395,11 @@ mod tests {
             replicas: std::num::NonZeroU32::new(2),
         };
         assert_eq!(
-            words(&acquire(&one, &owner, &terms, Wait::Forever, "s")),
+            words(&acquire(&one, &owner, &terms, Wait::Forever, None, "s")),
             "LOCK.ACQUIRE a me WAIT 0 LIMIT 3 HOLDS 1 LEASE 1 EPHEMERAL REPLICAS 2 SESSION s"
         );
         assert_eq!(
-            words(&acquire(&two, &owner, &plain, Wait::Forever, "s")),
+            words(&acquire(&two, &owner, &plain, Wait::Forever, None, "s")),
             "LOCK.MACQUIRE 2 a b me WAIT 0 HOLDS 1 WATCHDOG SESSION s"
         );
         assert_eq!(words(&renew(&one, &owner, Some(7), &plain, "s")), "LOCK.RENEW a me TOKEN 7 WATCHDOG SESSION s");
@@ -424,7 +453,7 @@ mod tests {
             &News::Untied(Some(7)),
         ];
         assert_eq!(news, expected);
-        assert!(told.iter().all(|event| event.owner.as_bytes() == b"me"));
+        assert!(told.iter().all(|event| event.owner.as_bytes() == b"me" && event.lasts.is_none()));
         assert!(answer(Value::Okay).is_err());
         assert!(answer(Value::Array(vec![Value::Array(vec![bulk("granted")])])).is_err());
     }
@@ -436,8 +465,8 @@ mod tests {
             Value::Array(vec![Value::Array(fields.to_vec())])
         };
         let (next_within, default_lease) = (Duration::from_millis(3750), Duration::from_secs(30));
-        let expected = Alive { next_within, default_lease, sure: 0.667, takes_writes: true };
-        assert_eq!(alive(told(bulk("3750 30000"))).unwrap(), Alive { sure: 0.5, ..expected });
+        let expected = Alive { next_within, default_lease, sure: 0.667, takes_writes: true, takes_waited: true };
+        assert_eq!(alive(told(bulk("3750 30000"))).unwrap(), Alive { sure: 0.5, takes_waited: false, ..expected });
         assert_eq!(alive(told(bulk("3750 30000 667 1 of a later version"))).unwrap(), expected);
         assert!(!alive(told(bulk("3750 30000 667 0 1"))).unwrap().takes_writes);
         let only = answer(told(bulk("3750 30000 667 1"))).unwrap();
@@ -450,6 +479,7 @@ mod tests {
         let both = answer(Value::Array(both)).unwrap();
         let news: Vec<_> = both.events.iter().map(|event| &event.news).collect();
         assert_eq!((news, both.alive), (vec![&News::Granted(7)], Some(expected)));
+        assert_eq!(both.events[0].lasts, Some(Duration::from_millis(29990)));
         for nonsense in [bulk("3750"), bulk(""), bulk("a b"), Value::Nil] {
             assert!(alive(told(nonsense)).is_err());
         }

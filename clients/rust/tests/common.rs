@@ -1,5 +1,6 @@
 //! What the tests share.
 
+use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -74,6 +75,15 @@ pub fn holder(server: &Server, key: &str) -> Option<String> {
 /// How many wait for the key.
 pub fn waiters(server: &Server, key: &str) -> usize {
     say::<Vec<redis::Value>>(server, &format!("LOCK.WAITERS {key} COUNT 100000")).len()
+}
+
+/// The queue: each waiter's owner, and the connection on whose behalf it waits.
+pub fn queue(server: &Server, key: &str) -> Vec<(String, i64)> {
+    let waiters: Vec<HashMap<String, redis::Value>> = say(server, &format!("LOCK.WAITERS {key}"));
+    let field = |waiter: &HashMap<String, redis::Value>, name: &str| waiter[name].clone();
+    let owner = |waiter: &_| redis::from_redis_value(field(waiter, "owner")).unwrap();
+    let client = |waiter: &_| redis::from_redis_value(field(waiter, "client")).unwrap();
+    waiters.iter().map(|waiter| (owner(waiter), client(waiter))).collect()
 }
 
 /// Whether nothing is left of anybody at the key: no hold and no wait.

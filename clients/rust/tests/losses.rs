@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use holdfast_client::{Error, Guard, Locks, Why};
 use support::{Fate, Proxy, Server};
 
-use crate::common::{SOON, holder, is_free, locks, locks_over, say, sessions, soon, waiters};
+use crate::common::{SOON, holder, is_free, locks, locks_over, queue, say, sessions, soon, waiters};
 
 async fn lost(guard: &Guard) -> Why {
     tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told")
@@ -299,4 +299,30 @@ async fn a_grant_that_was_long_on_its_way_is_not_counted_from_its_arrival() {
     proxy.rule(move |_, message| if is_grant(message) { Fate::Pass } else { Fate::Hold });
     let guard = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();
     disconnected_in_time(&guard, granted, LEASE).await;
+}
+
+#[tokio::test]
+async fn a_wait_that_is_taken_along_keeps_its_place() {
+    let server = Server::start();
+    let first = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let (mut waits, mut places) = (Vec::new(), Vec::new());
+    for number in 1..=3 {
+        let lock = locks(&server).lock("a").wait_forever();
+        waits.push(tokio::spawn(async move { lock.acquire().await }));
+        soon("it waits", || waiters(&server, "a") == number).await;
+        places = queue(&server, "a");
+    }
+    let owners = |places: &[(String, i64)]| places.iter().map(|(owner, _)| owner.clone()).collect::<Vec<_>>();
+    for (owner, session) in &places[..2] {
+        let _: i64 = say(&server, &format!("CLIENT KILL ID {session}"));
+        let is_back = |(waiter, client): &(String, i64)| waiter == owner && client != session;
+        soon("it waits again", || queue(&server, "a").iter().any(is_back)).await;
+        assert_eq!(owners(&queue(&server, "a")), owners(&places));
+    }
+    first.release().await.unwrap();
+    for wait in waits {
+        let guard = tokio::time::timeout(SOON, wait).await.unwrap().unwrap().unwrap().unwrap();
+        guard.release().await.unwrap();
+    }
+    assert!(is_free(&server, "a"));
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use holdfast_client::{Error, MultiLock, Why};
-use support::{Fate, Proxy, Server};
+use support::{Fate, Proxy, Server, Toward};
 
 use crate::common::{SOON, holder, is_free, locks, locks_over, sessions, soon, waiters};
 
@@ -84,4 +84,27 @@ async fn who_cannot_be_asked_afterwards_is_a_loss() {
     let outcome = tokio::time::timeout(SOON, guard.while_held(async { ran = true })).await.expect("it is judged");
     assert!(matches!(outcome, Err(Error::Lost { why: Why::Disconnected, .. })) && !ran, "{outcome:?}");
     assert!(begin.elapsed() < LEASE, "{:?}", begin.elapsed());
+}
+
+/// However long the word of it was on its way.
+#[tokio::test]
+async fn a_lease_counts_from_the_grant_and_not_from_when_it_is_heard_of() {
+    const LEASE: Duration = Duration::from_secs(4);
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let first = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let lock = locks_over(&proxy).lock("a").lease(LEASE).wait_forever();
+    let waiting = tokio::spawn(async move { lock.acquire().await });
+    soon("it waits", || waiters(&server, "a") == 1).await;
+    let hear_nothing = || proxy.rule(|toward, _| if toward == Toward::Client { Fate::Hold } else { Fate::Pass });
+    hear_nothing();
+    first.release().await.unwrap();
+    let granted = Instant::now();
+    soon("half of the lease is over", || granted.elapsed() > LEASE / 2).await;
+    proxy.pass();
+    let guard = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();
+    hear_nothing();
+    soon("the lease is over", || granted.elapsed() > LEASE).await;
+    let checked = guard.check();
+    assert!(matches!(checked, Err(Error::Lost { .. })), "{checked:?}");
 }

@@ -77,12 +77,16 @@ def words(*arguments: str | int) -> Request:
     return tuple(str(argument).encode() for argument in arguments)
 
 
-def acquire(terms: Terms, owner: bytes, wait: float, session: bytes) -> Request:
-    """Takes the lock. HOLDS 1 makes a repetition harmless. A wait that is over is sent as none: WAIT 0 is for ever."""
+def acquire(terms: Terms, owner: bytes, wait: float, session: bytes, waited: float = 0) -> Request:
+    """Takes the lock. HOLDS 1 makes a repetition harmless. A wait that is over is sent as none: WAIT 0 is for ever.
+
+    One that was begun at another session `waited` seconds ago keeps its place.
+    """
     request = (*terms.head(b"ACQUIRE", owner), *terms.options, b"SESSION", session)
     if wait <= 0:
         return request
-    return (*request, b"WAIT", b"%d" % (0 if wait == FOREVER else max(1, int(min(wait, _LONGEST) * 1000))))
+    request = (*request, b"WAIT", b"%d" % (0 if wait == FOREVER else max(1, int(min(wait, _LONGEST) * 1000))))
+    return (*request, b"WAITED", b"%d" % (waited * 1000)) if waited else request
 
 
 def release(terms: Terms, owner: bytes, token: int) -> Request:

@@ -28,6 +28,8 @@ class SessionState:
         # since then that is renewed for this session, and that was known when it was asked for.
         self.seen = 0.0
         self._sure = _SURE
+        # Whether it gives a wait that is asked for again the place that it had.
+        self.takes_waited = False
         self.ended = False
 
     def begins(self, id_: bytes, ids: list[bytes]) -> None:
@@ -54,6 +56,7 @@ class SessionState:
                 pace, lease, *more = event[5].split()
                 self._pace, self.lease = int(pace) / 1000, int(lease) / 1000
                 self._sure = int(more[0]) / 1000 if more else _SURE
+                self.takes_waited = bool(more)
             else:
                 events.append(event)
         return events

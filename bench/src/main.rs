@@ -8,6 +8,7 @@ mod crash;
 mod crowd;
 mod figures;
 mod handoff;
+mod herd;
 mod machine;
 mod memory;
 mod neighbours;
@@ -36,7 +37,7 @@ type Section = fn(&Settings, &[Program]) -> Result<Findings>;
 /// It takes as long as all others together: measured when it is named, and in the quick form.
 const WORST: &str = "worst";
 
-const SECTIONS: [(&str, Section); 10] = [
+const SECTIONS: [(&str, Section); 11] = [
     ("pair", pair::run),
     ("handoff", handoff::run),
     ("crash", crash::run),
@@ -46,6 +47,7 @@ const SECTIONS: [(&str, Section); 10] = [
     ("sessions", sessions::run),
     ("clients", clients::run),
     ("service", service::run),
+    ("herd", herd::run),
     (WORST, worst::run),
 ];
 
@@ -53,6 +55,9 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1).peekable();
     if arguments.next_if(|first| first == crash::HOLDER).is_some() {
         return crash::hold_until_killed(arguments);
+    }
+    if arguments.next_if(|first| first == herd::PROCESS).is_some() {
+        return herd::be_one(arguments);
     }
     let settings = Settings::parse(arguments)?;
     let sections = chosen(&settings)?;

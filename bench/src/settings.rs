@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use serde::Serialize;
 
 /// A round in which nothing was done yet goes on for so long at most: somebody else may have the processors.
 pub const IDLE: Duration = Duration::from_secs(30);
@@ -18,7 +19,7 @@ usage: bench [--quick] [--out DIR] [--server PROGRAM]... [--redis-py PYTHON] [--
   --who NAME         only this one, in the sections pair and handoff: for a profile
   --million          a million requests that wait, in place of 100,000, in the section sessions
   SECTION            pair, handoff, crash, memory, neighbours, replicas, sessions, clients,
-                     service, worst (default: all but worst, with --quick: all)";
+                     service, herd, worst (default: all but worst, with --quick: all)";
 
 /// What one run measures.
 #[derive(Clone, Debug)]
@@ -136,8 +137,23 @@ pub struct Scale {
     pub service_rounds: usize,
     /// How long each contender serves it in a round.
     pub service_window: Duration,
+    /// Who comes back after a stall.
+    pub herd: Herd,
     /// Rounds of each of the worst steps.
     pub worst_rounds: usize,
+}
+
+/// Processes that hold and wait while their server stands still.
+#[derive(Clone, Debug, Serialize)]
+pub struct Herd {
+    /// How many there are.
+    pub processes: usize,
+    /// Locks that each holds.
+    pub holds: usize,
+    /// Locks that each waits for.
+    pub waits: usize,
+    /// For how long the server stands still.
+    pub stall: Duration,
 }
 
 impl Scale {
@@ -171,6 +187,7 @@ impl Scale {
             task_limit: Duration::from_secs(10),
             service_rounds: 3,
             service_window: Duration::from_millis(800),
+            herd: Herd { processes: 200, holds: 100, waits: 100, stall: Duration::from_secs(15) },
             worst_rounds: 3,
         }
     }
@@ -205,6 +222,7 @@ impl Scale {
             task_limit: Duration::from_secs(2),
             service_rounds: 1,
             service_window: Duration::from_millis(60),
+            herd: Herd { processes: 5, holds: 10, waits: 10, stall: Duration::from_millis(500) },
             worst_rounds: 1,
         }
     }

@@ -25,7 +25,6 @@ pub(crate) struct Claim {
     pub(crate) keys: Keys,
     pub(crate) owner: Owner,
     pub(crate) deadline: Deadline,
-    begun: Instant,
     inner: Mutex<Inner>,
     changes: Changes,
 }
@@ -36,19 +35,22 @@ struct Inner {
     state: State<SessionRef>,
     /// How long the lease is that was asked for last: the server's default can change.
     asked: Duration,
+    /// When the request was sent that took a place in a queue, if any has.
+    queued: Instant,
 }
 
 impl Claim {
     /// What becomes of it is told to `changes`.
     pub(crate) fn new(keys: Keys, owner: Owner, terms: Terms, deadline: Deadline, changes: Changes) -> Self {
         let state = State::new(terms.ending);
-        let inner = Mutex::new(Inner { terms, state, asked: Duration::ZERO });
-        Self { keys, owner, deadline, begun: Instant::now(), inner, changes }
+        let inner = Mutex::new(Inner { terms, state, asked: Duration::ZERO, queued: Instant::now() });
+        Self { keys, owner, deadline, inner, changes }
     }
 
     /// For how long it has waited, if it has to be asked for again.
     pub(crate) fn waited(&self) -> Option<Duration> {
-        matches!(self.stage(), Stage::Waiting).then(|| self.begun.elapsed())
+        let inner = self.inner();
+        matches!(inner.state.stage(), Stage::Waiting).then(|| inner.queued.elapsed())
     }
 
     /// Its terms as they are now: a renewal can change the lease.
@@ -103,6 +105,9 @@ impl Claim {
     pub(crate) fn ask(&self, session: &SessionRef) -> bool {
         let mut inner = self.inner();
         inner.asked = session.lease(inner.terms.lease);
+        if matches!(inner.state.stage(), Stage::Asking) {
+            inner.queued = Instant::now();
+        }
         inner.state.ask(session)
     }
 

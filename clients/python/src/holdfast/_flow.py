@@ -193,8 +193,7 @@ def _find(home: Home, key: bytes, redirection: AskError | None, until: float) ->
 
 def acquire(home: Home, hold: Hold, wait: float) -> Flow[bool]:
     """Takes the lock, waiting for at most `wait` seconds. Whatever happens, it ends a moment after that."""
-    begun = now()
-    until = begun + wait
+    until = now() + wait
     end = until + (_GRACE if wait else PATIENCE)
     waits = pauses()
     placed = False
@@ -204,7 +203,7 @@ def acquire(home: Home, hold: Hold, wait: float) -> Flow[bool]:
         while True:
             left = until - now() if placed else wait
             try:
-                yield from _request(home, hold, max(left, 0), min(end - now(), _CROWD), begun)
+                yield from _request(home, hold, max(left, 0), min(end - now(), _CROWD))
             except TEMPORARY:
                 # It has left the queue with its session. It is worth another one for as long as there is time.
                 if not placed or left <= 0:
@@ -240,13 +239,13 @@ def acquire(home: Home, hold: Hold, wait: float) -> Flow[bool]:
         raise
 
 
-def _request(home: Home, hold: Hold, wait: float, seconds: float, begun: float) -> Flow[None]:
-    """One request for the lock; the answer is the hold's, if there is one yet. The acquisition has begun then."""
+def _request(home: Home, hold: Hold, wait: float, seconds: float) -> Flow[None]:
+    """One request for the lock; the answer is the hold's, if there is one yet."""
 
     def request(session: SessionState) -> Request:
         hold.ask(session)
         # Another session may have had it in the queue: it keeps its place.
-        waited = now() - begun if hold.unsure and session.takes_waited else 0
+        waited = hold.asked - hold.queued if hold.unsure and session.takes_waited else 0
         return requests.acquire(hold.terms, hold.owner, wait, session.id, waited)
 
     reply: Reply = yield from ask(home, hold.terms, request, seconds, hold)

@@ -61,6 +61,7 @@ class Hold:
         "known",
         "lease",
         "owner",
+        "queued",
         "session",
         "state",
         "terms",
@@ -87,6 +88,8 @@ class Hold:
         self.asked = 0.0
         # The server's default lease then, in seconds.
         self.lease = 0.0
+        # When the request was sent that took a place in a queue, if any has.
+        self.queued = 0.0
         # When it was heard that it is granted, or renewed.
         self.known = 0.0
         # A release was sent whose answer nobody heard.
@@ -131,6 +134,8 @@ class Hold:
             self.session = session
             self.answer = None
             self.asked = now()
+            if not self.unsure:
+                self.queued = self.asked
             self.lease = session.lease
 
     def granted(self, token: int, since: float, lease: int | None) -> None:

@@ -49,9 +49,15 @@ class Book:
 
     def session_ended(self, session: SessionState) -> list[Hold]:
         """A session is gone. Those that are to be renewed with another one come back."""
-        session.ended = True
         holds = dict.fromkeys(hold for hold in list(self._holds.values()) if hold.session is session)
-        return [hold for hold in holds if hold.session_ended()]
+        if any(hold.held and not hold.terms.ephemeral for hold in holds):
+            # Before a wait can hear of it.
+            session.carried.begins()
+        session.ended = True
+        carried = [hold for hold in holds if hold.session_ended()]
+        if not carried:
+            session.carried.done()
+        return carried
 
     def forget(self) -> None:
         """This is the child of a fork: nothing here is its own.

@@ -63,6 +63,8 @@ _REASON = 0.5
 
 # How many requests of a client are under way to a server at once: a thousand tasks need no thousand connections.
 UNDER_WAY = 32
+# How many go in one write, and have no answer yet.
+_UNANSWERED = 256
 
 
 class Node(NamedTuple):
@@ -93,6 +95,9 @@ class Home(Protocol):
 
     def send(self, node: Node, request: Request, seconds: float) -> Any:
         """Step: the reply, and how often the request was sent. TimeoutError: none within this time."""
+
+    def send_all(self, node: Node, batch: Sequence[Request], seconds: float) -> Any:
+        """Step: the reply to each, a ResponseError too. They go in one write, once. TimeoutError: as for `send`."""
 
     def learn(self, error: Exception, seconds: float) -> Any:
         """Step: looks again who serves what, if that takes no longer. True: another try may go elsewhere."""
@@ -226,6 +231,9 @@ def acquire(home: Home, hold: Hold, wait: float) -> Flow[bool]:
                 return False
             if isinstance(hold.answer, LockError):
                 raise hold.answer
+            if hold.session is not None and hold.session.ended:
+                # It is asked for again. A hold that comes too late is lost; a wait only waits.
+                yield home.outcome(hold.session.carried, max(until - now(), 0))
     except (LockError, ResponseError) as error:
         if isinstance(hold.answer, LockError) or not (hold.unsure or isinstance(error, TEMPORARY)):
             # An answer, and the first: there is nothing to take back.
@@ -408,24 +416,67 @@ def ask_whether_held(parts: Iterable[Part]) -> Flow[None]:
                 part.hold.lose("disconnected")
 
 
-def carry(home: Home, holds: list[Hold]) -> Flow[None]:
-    """Takes holds along to another session, each until it has an answer or could be lost by now."""
-    for pause in pauses():
-        for hold in holds:
+def carry(home: Home, session: SessionState, holds: list[Hold]) -> Flow[None]:
+    """Takes holds along from a session, each until it has an answer or could be lost by now."""
+    try:
+        for pause in pauses():
+            # After a stall, those who have the least time left must not wait for the others.
+            holds.sort(key=Hold.left)
             try:
-                yield from renew(home, hold, hold.rest)
-            except TEMPORARY:
-                # The others go first the next time.
-                holds.append(holds.pop(holds.index(hold)))
-                break
-            except RedisError:
-                continue
-        for hold in holds:
-            hold.lapse()
-        holds = [hold for hold in holds if hold.in_doubt]
-        if not holds:
-            return
-        yield home.pause(pause)
+                yield from _renew_all(home, session, holds)
+            except RedisError as error:
+                logger.debug("not taken along yet: %s", error)
+            for hold in holds:
+                hold.lapse()
+            holds = [hold for hold in holds if hold.in_doubt]
+            if not holds:
+                return
+            yield home.pause(pause)
+    finally:
+        session.carried.done()
+
+
+def _renew_all(home: Home, session: SessionState, holds: list[Hold]) -> Flow[None]:
+    """One try for each: first all that can be in few writes, then, one after the other, what needs more than that."""
+    until = now() + PATIENCE
+    servers: dict[SessionState, tuple[Node, list[Hold]]] = {}
+    for hold in holds:
+        node = yield from _find(home, hold.terms.keys[0], None, until)
+        servers.setdefault(node.session, (node, []))[1].append(hold)
+    left: list[Hold] = []
+    for node, there in servers.values():
+        for first in range(0, len(there), _UNANSWERED):
+            left += yield from _renew_some(home, node, there[first : first + _UNANSWERED])
+    # Those below may be confirmed late: the waits need not wait for that.
+    session.carried.done()
+    for hold in left:
+        try:
+            yield from renew(home, hold, hold.rest)
+        except TEMPORARY:
+            raise
+        except RedisError as error:
+            logger.debug("not taken along: %s", error)
+
+
+def _renew_some(home: Home, node: Node, holds: list[Hold]) -> Flow[list[Hold]]:
+    """Renews holds in one write. Those whose renewal was not granted at once."""
+    for hold in holds:
+        hold.ask(node.session)
+    leases = [hold.rest for hold in holds]
+    batch = [
+        requests.renew(hold.terms, hold.owner, hold.token or 0, lease, node.session.id)
+        for hold, lease in zip(holds, leases)
+    ]
+    asked = now()
+    replies = yield home.send_all(node, batch, PATIENCE)
+    left = []
+    for hold, lease, reply in zip(holds, leases, replies):
+        if isinstance(reply, ResponseError) or reply == WAITING or not requests.held(reply):
+            left.append(hold)
+        else:
+            # It may have been asked for once more by its holder meanwhile.
+            hold.granted(hold.token or 0, min(asked, hold.asked), lease)
+    return left
 
 
 def owners(home: Home, terms: Terms) -> Flow[list[list[bytes]]]:

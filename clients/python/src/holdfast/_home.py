@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple, TypeVar
 
 import redis.asyncio
@@ -319,6 +320,32 @@ class Home:
                 line.keep(connection)
             place.leave()
 
+    def send_all(self, node: Node, batch: Sequence[Request], seconds: float) -> list[Any]:
+        until = now() + seconds
+        line: Line = node.gate
+        place = line.enter(seconds)
+        connection = None
+        try:
+            connection = line.take(lambda: self._new_connection(node.server), until - now())
+            connection.send_packed_command([b"".join([requests.pack(request) for request in batch])])
+            replies: list[Any] = []
+            for _ in batch:
+                try:
+                    replies.append(self._read_reply(connection, until))
+                except ResponseError as error:
+                    replies.append(error)
+            return replies
+        except BaseException as error:
+            if connection is not None:
+                connection.disconnect()
+            if (instead := broken(error)) is not None:
+                raise instead from error
+            raise
+        finally:
+            if connection is not None:
+                line.keep(connection)
+            place.leave()
+
     @staticmethod
     def _read_reply(connection: Any, until: float) -> Any:
         seconds = max(until - now(), 0)
@@ -499,7 +526,7 @@ class Home:
                     break
                 moved = self.book.tell(session, session.next_events())
                 if moved:
-                    self.start(None, flows.carry(self, moved))
+                    self.start(None, flows.carry(self, session, moved))
         except BaseException as error:
             # Whatever it is, the session ends, and everybody hears of that. Of a connection that another thread ends,
             # redis-py may say anything.
@@ -518,7 +545,7 @@ class Home:
         holds = self.book.session_ended(session)
         if holds:
             try:
-                run(flows.carry(self, holds))
+                run(flows.carry(self, session, holds))
             except ReferenceError:
                 logger.debug("the client ended while its locks were taken along")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, NamedTuple
 
 from redis.exceptions import ResponseError
@@ -85,7 +86,7 @@ def acquire(terms: Terms, owner: bytes, wait: float, session: bytes, waited: flo
     request = (*terms.head(b"ACQUIRE", owner), *terms.options, b"SESSION", session)
     if wait <= 0:
         return request
-    request = (*request, b"WAIT", b"%d" % (0 if wait == FOREVER else max(1, int(min(wait, _LONGEST) * 1000))))
+    request = (*request, b"WAIT", b"%d" % (0 if wait == FOREVER else max(1, math.ceil(min(wait, _LONGEST) * 1000))))
     return (*request, b"WAITED", b"%d" % (waited * 1000)) if waited else request
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import Any, Callable
 
 from . import _requests as requests
 from ._requests import FOREVER, Request
@@ -11,6 +12,34 @@ from ._requests import FOREVER, Request
 _MOMENT = 0.2
 # What every watched hold has left of its lease when the server is there: it renews them every third.
 _SURE = 2 / 3
+
+
+class Carried:
+    """Whether the holds of a session that ended are still on their way to another one. Waits let them go first."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        # Who is to be called when they are there. None: nothing is on its way.
+        self._wakes: list[Callable[[], object]] | None = None
+
+    def begins(self) -> None:
+        """They are about to be taken along."""
+        self._wakes = []
+
+    def wait(self, wake: Callable[[], object]) -> bool:
+        """Will call `wake` when it is a wait's turn. False: it is already."""
+        with self._mutex:
+            if self._wakes is None:
+                return False
+            self._wakes.append(wake)
+            return True
+
+    def done(self) -> None:
+        """They have been asked for, or never will be."""
+        with self._mutex:
+            wakes, self._wakes = self._wakes or [], None
+        for wake in wakes:
+            wake()
 
 
 class SessionState:
@@ -31,6 +60,7 @@ class SessionState:
         # Whether it gives a wait that is asked for again the place that it had.
         self.takes_waited = False
         self.ended = False
+        self.carried = Carried()
 
     def begins(self, id_: bytes, ids: list[bytes]) -> None:
         """The server has said who it is, and ended those before it, which `ids` lists: from now on it is this one."""

@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple, TypeVar, cast
 
 import redis
@@ -247,6 +247,35 @@ class Home:
         finally:
             await self._give_back(node.server, connection)
 
+    async def send_all(self, node: Node, batch: Sequence[Request], seconds: float) -> list[Any]:
+        return await within(seconds, self._all_through_gate(node, batch))
+
+    async def _all_through_gate(self, node: Node, batch: Sequence[Request]) -> list[Any]:
+        await node.gate.enter()
+        try:
+            return await self._send_all(node, batch)
+        finally:
+            node.gate.leave()
+
+    async def _send_all(self, node: Node, batch: Sequence[Request]) -> list[Any]:
+        connection = await self._take(node.server)
+        try:
+            await connection.send_packed_command(b"".join([requests.pack(request) for request in batch]))
+            replies: list[Any] = []
+            for _ in batch:
+                try:
+                    replies.append(await connection.read_response(disable_decoding=True))
+                except ResponseError as error:
+                    replies.append(error)
+            return replies
+        except BaseException as error:
+            await connection.disconnect(nowait=True)
+            if (instead := broken(error)) is not None:
+                raise instead from error
+            raise
+        finally:
+            await self._give_back(node.server, connection)
+
     def post(self, key: bytes, request: Callable[[SessionState], Request]) -> Posted:
         task = self.loop.create_task(self._ask(key, request))
         # An answer that nobody waits for any more may be an error; asyncio would complain that nobody looked at it.
@@ -378,7 +407,7 @@ class Home:
             while not session.ended:
                 moved = self.book.tell(session, await heeded(session.next_events()))
                 if moved:
-                    self.start(None, flows.carry(self, moved))
+                    self.start(None, flows.carry(self, session, moved))
         except asyncio.CancelledError:
             # By us, or because the loop ends.
             logger.debug("session %r is not read any more", session.id)
@@ -392,7 +421,7 @@ class Home:
             return
         holds = self.book.session_ended(session)
         if holds:
-            self.start(None, flows.carry(self, holds))
+            self.start(None, flows.carry(self, session, holds))
 
     async def _quietly(self, flow: Flow[None]) -> None:
         try:

@@ -2,11 +2,8 @@
 //!
 //! A blocked client is answered at the end of a turn of the event loop ([`send_answers`]). A session's answer goes into its
 //! mailbox, and a reader blocked on the mailbox is answered in the same way. From the moment of a grant until its
-//! answer has been handed to the network, it is in flight ([`books::InFlight`]), and can be taken back.
+//! answer has been handed to the network, it is in flight ([`state::InFlight`]), and can be taken back.
 
-use crate::books::owed::{End, OnBehalf, Ticket};
-use crate::books::sessions::Unheard;
-use crate::books::{self, Answer, Asker, Books, Event, Kind, Outcome, Reading, Recipient, SignsOfLife, State};
 use crate::config;
 use crate::holding;
 use crate::lock::{LockKey, Millis, Owner, Token, Waiter};
@@ -14,6 +11,9 @@ use crate::server::Ctx;
 use crate::server::clock::{Now, Slice};
 use crate::server::reply::Replied;
 use crate::server::timer::{self, Timer};
+use crate::state::owed::{End, OnBehalf, Ticket};
+use crate::state::sessions::Unheard;
+use crate::state::{self, Answer, Asker, Event, Kind, Outcome, Reading, Recipient, SignsOfLife, Stage, State};
 use crate::stats::{add, count, time};
 
 /// This many clients are answered in one turn. Counted, not timed: unblocking one takes less than a microsecond here,
@@ -29,9 +29,9 @@ const KEYS_AT_ONCE: usize = 2_000;
 
 /// Records how a request ended, so that whoever is owed the answer gets it. `now` is when it ended.
 pub fn end_request(ctx: Ctx, ticket: Ticket, outcome: Outcome, now: Now) {
-    match books::with(|books| books.end(ticket, outcome, now)) {
-        books::Delivery::Due => timer::wake_for_replies(ctx),
-        books::Delivery::Undelivered => {
+    match state::with(|state| state.end(ticket, outcome, now)) {
+        state::Delivery::Due => timer::wake_for_replies(ctx),
+        state::Delivery::Undelivered => {
             count(|it| &mut it.grants_undelivered);
             timer::wake(ctx, Timer::Work, timer::THIS_TURN);
         }
@@ -40,7 +40,7 @@ pub fn end_request(ctx: Ctx, ticket: Ticket, outcome: Outcome, now: Now) {
 
 /// Ends a wait without a grant: the request leaves the queue.
 pub fn end_wait(ctx: Ctx, waiter: &Waiter<Asker>, outcome: Outcome, now: Now) {
-    books::with(|books| books.gave_up(waiter));
+    state::with(|state| state.gave_up(waiter));
     match outcome {
         Outcome::TimedOut => time_out(ctx, waiter, now),
         outcome => end_request(ctx, waiter.asker.ticket, outcome, now),
@@ -59,14 +59,14 @@ pub fn time_out(ctx: Ctx, waiter: &Waiter<Asker>, now: Now) {
 /// Answers the clients whose answers are ready, or as many of them as one turn has room for.
 pub fn send_answers(ctx: Ctx) {
     for _ in 0..AT_ONCE {
-        let Some((ticket, block)) = books::with(|books| books.owed.next_ending()) else { break };
+        let Some((ticket, block)) = state::with(|state| state.owed.next_ending()) else { break };
         if block.may_be_redirected(ctx) {
-            books::with(|books| books.owed.put_off(ticket, block));
+            state::with(|state| state.owed.put_off(ticket, block));
         } else {
             block.answer();
         }
     }
-    if books::with(|books| books.owed.is_ending()) {
+    if state::with(|state| state.owed.is_ending()) {
         timer::wake_for_replies(ctx);
     }
 }
@@ -74,14 +74,14 @@ pub fn send_answers(ctx: Ctx) {
 /// Answers the clients that the server might have redirected but has not: its cron has just checked them.
 pub fn send_put_off(slice: &Slice) {
     while !slice.is_over() {
-        let Some(block) = books::with(|books| books.owed.next_put_off()) else { break };
+        let Some(block) = state::with(|state| state.owed.next_put_off()) else { break };
         block.answer();
     }
 }
 
 /// Answers one client. The server calls this when the module unblocks the client, or `CLIENT UNBLOCK` does.
 pub fn answer(ctx: Ctx, ticket: Ticket) {
-    let Some(pending) = books::with(|books| books.owed.take(ticket)) else {
+    let Some(pending) = state::with(|state| state.owed.take(ticket)) else {
         let Replied { .. } = ctx.reply_null();
         return;
     };
@@ -89,10 +89,10 @@ pub fn answer(ctx: Ctx, ticket: Ticket) {
     if let Some(block) = block {
         block.has_ended();
     }
-    let Replied { .. } = match pending.state {
-        State::Ending(end) => match *end {
+    let Replied { .. } = match pending.stage {
+        Stage::Ending(end) => match *end {
             End { outcome: Outcome::Granted(answer, grant), at } => {
-                books::with(|books| books.owed.sending(client, grant));
+                state::with(|state| state.owed.sending(client, grant));
                 time(|stats| &mut stats.hand_offs, Now::read().micros.saturating_sub(at.micros));
                 reply(ctx, &answer)
             }
@@ -102,8 +102,8 @@ pub fn answer(ctx: Ctx, ticket: Ticket) {
             }
             End { outcome: Outcome::Refused(message), .. } => ctx.reply_error(&message),
         },
-        State::Reading(reading, until) => {
-            books::with(|books| books.reads_no_more(client, ticket, until));
+        Stage::Reading(reading, until) => {
+            state::with(|state| state.reads_no_more(client, ticket, until));
             reply_events(ctx, client, reading)
         }
         unfinished => {
@@ -115,37 +115,37 @@ pub fn answer(ctx: Ctx, ticket: Ticket) {
 
 /// A blocked client is gone. Writes nothing, because another command may be in progress.
 pub fn gone(ctx: Ctx, ticket: Ticket) {
-    if let Some(pending) = books::with(|books| books.owed.take(ticket))
+    if let Some(pending) = state::with(|state| state.owed.take(ticket))
         && let Recipient::Blocked { client, block } = pending.to
     {
         if let Some(block) = block {
             block.has_ended();
         }
-        forget(ctx, ticket, client, pending.state);
+        forget(ctx, ticket, client, pending.stage);
     }
 }
 
-/// Removes from every book a client whose wait nobody has ended.
-fn forget(ctx: Ctx, ticket: Ticket, client: u64, state: State) {
-    let undelivered = books::with(|books| match state {
-        State::Waiting(id) => {
-            if let Some(waiter) = books.queue.leave(id) {
-                books.gave_up(&waiter);
+/// Removes from every table a client whose wait nobody has ended.
+fn forget(ctx: Ctx, ticket: Ticket, client: u64, stage: Stage) {
+    let undelivered = state::with(|state| match stage {
+        Stage::Waiting(id) => {
+            if let Some(waiter) = state.queue.leave(id) {
+                state.gave_up(&waiter);
             }
             false
         }
-        State::Confirming(id) => {
-            books.give_up_confirmation(id);
+        Stage::Confirming(id) => {
+            state.give_up_confirmation(id);
             true
         }
-        State::Ending(end) => {
+        Stage::Ending(end) => {
             let End { outcome: Outcome::Granted(_, grant), .. } = *end else { return false };
-            books.in_flight.owe(grant);
+            state.in_flight.owe(grant);
             true
         }
-        State::Beginning => false,
-        State::Reading(_, until) => {
-            books.reads_no_more(client, ticket, until);
+        Stage::Beginning => false,
+        Stage::Reading(_, until) => {
+            state.reads_no_more(client, ticket, until);
             false
         }
     });
@@ -157,10 +157,10 @@ fn forget(ctx: Ctx, ticket: Ticket, client: u64, state: State) {
 
 /// A connection has ended, so replies in flight to it never arrive. Writes nothing.
 pub fn client_gone(ctx: Ctx, client: u64) {
-    let (undelivered, any) = books::with(|books| {
-        let undelivered = books.undeliver(client);
-        let ties = books.ties.client_gone(client);
-        let session = books.sessions.client_gone(client);
+    let (undelivered, any) = state::with(|state| {
+        let undelivered = state.undeliver(client);
+        let ties = state.ties.client_gone(client);
+        let session = state.sessions.client_gone(client);
         (undelivered, undelivered > 0 || ties || session)
     });
     add(|it| &mut it.grants_undelivered, undelivered as u64);
@@ -183,7 +183,7 @@ pub fn reply(ctx: Ctx, answer: &Answer) -> Replied {
 /// Replies with a session's next unread events, and a sign of life at their end if it is wanted; else with null if there
 /// are none.
 pub fn reply_events(ctx: Ctx, session: u64, reading: Reading) -> Replied {
-    let events = books::with(|books| read_events(books, session, reading.most));
+    let events = state::with(|state| read_events(state, session, reading.most));
     let signs = usize::from(reading.signs == SignsOfLife::Wanted);
     let count = events.len().saturating_add(signs);
     if count == 0 {
@@ -199,26 +199,26 @@ pub fn reply_events(ctx: Ctx, session: u64, reading: Reading) -> Replied {
 /// it, counted from when it asked, and whether the server takes writes.
 fn reply_alive(ctx: Ctx, session: u64, asked: Millis) -> Replied {
     let lease = config::default_lease();
-    let (pace, sure) = books::with(|books| {
-        let pace = books.pace(session, lease);
-        books.sessions.promise_pace(session, pace);
+    let (pace, sure) = state::with(|state| {
+        let pace = state.pace(session, lease);
+        state.sessions.promise_pace(session, pace);
         let silent_at = Now::read().millis().saturating_add(pace).saturating_add(lease.max(PATIENCE));
-        books.sessions.expect(session, Some(silent_at));
-        (pace, books.ties.sure(session, asked))
+        state.sessions.expect(session, Some(silent_at));
+        (pace, state.ties.sure(session, asked))
     });
     let writes = u8::from(holding::takes_writes(ctx));
     reply_fields(ctx, "alive", (&[], None, None), Some(&format!("{pace} {lease} {sure} {writes}")))
 }
 
-fn read_events(books: &mut Books, session: u64, most: usize) -> Vec<Event> {
+fn read_events(state: &mut State, session: u64, most: usize) -> Vec<Event> {
     let mut events = Vec::new();
     let mut keys = 0_usize;
     while events.len() < most
-        && (events.is_empty() || keys.saturating_add(books.sessions.next_size(session)) <= KEYS_AT_ONCE)
+        && (events.is_empty() || keys.saturating_add(state.sessions.next_size(session)) <= KEYS_AT_ONCE)
     {
-        let Some((event, unheard)) = books.sessions.read(session) else { break };
+        let Some((event, unheard)) = state.sessions.read(session) else { break };
         if let Some(Unheard { grant, since }) = unheard {
-            books.owed.sending(session, grant);
+            state.owed.sending(session, grant);
             time(|stats| &mut stats.hand_offs, Now::read().micros.saturating_sub(since.micros));
         }
         keys = keys.saturating_add(event.keys.len());

@@ -1,6 +1,6 @@
 //! Grants and renewals that count only once enough replicas have them.
 //!
-//! The replies wait in a book. One request for acknowledgement per turn of the event loop covers everything written
+//! The replies wait in a table. One request for acknowledgement per turn of the event loop covers everything written
 //! before it. While anything is pending, the replicas' progress is read at the end of each turn at first, then every
 //! millisecond; otherwise nothing runs.
 //!
@@ -8,10 +8,6 @@
 //! takes writes.
 
 use crate::answering::end_request;
-use crate::books::confirmations::{Confirmation, ConfirmationId, Settled, What};
-use crate::books::owed::Ticket;
-use crate::books::ties::Confirms;
-use crate::books::{self, GrantId, Outcome, Terms};
 use crate::config;
 use crate::holding::{self, Grantee};
 use crate::keyspace::Lock;
@@ -20,6 +16,10 @@ use crate::server::clock::{Now, Slice};
 use crate::server::replicas::{Offsets, request_acks};
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text};
+use crate::state::confirmations::{Confirmation, ConfirmationId, Settled, What};
+use crate::state::owed::Ticket;
+use crate::state::ties::Confirms;
+use crate::state::{self, GrantId, Outcome, Terms};
 use crate::stats::{count, time};
 
 /// After this many ms without enough confirmations, the replicas are asked again: one may just have reconnected.
@@ -35,16 +35,16 @@ pub fn begin(ctx: Ctx, what: What, needed: u32, now: Now) -> ConfirmationId {
     timer::wake(ctx, Timer::Ask, timer::THIS_TURN);
     timer::wake(ctx, Timer::Work, now.millis().saturating_add(1));
     let confirmation = Confirmation { what, needed, target: None, began: now, until };
-    books::with(|books| books.confirmations.begin(confirmation))
+    state::with(|state| state.confirmations.begin(confirmation))
 }
 
 /// Asks the replicas, and notes what it asks about. Must be alone in its step.
 pub fn ask_replicas(ctx: Ctx, now: Now) {
-    if books::with(|books| books.confirmations.is_empty()) {
+    if state::with(|state| state.confirmations.is_empty()) {
         return;
     }
     let written = Offsets::read(ctx).written;
-    books::with(|books| books.confirmations.asked(written, now.millis()));
+    state::with(|state| state.confirmations.asked(written, now.millis()));
     request_acks(ctx);
     count(|it| &mut it.confirmation_requests);
     ask_later(ctx, ASK_AGAIN);
@@ -52,7 +52,7 @@ pub fn ask_replicas(ctx: Ctx, now: Now) {
 
 /// Asks after this many ms, if there is still something to ask about by then.
 pub fn ask_later(ctx: Ctx, after: Millis) {
-    if books::with(|books| books.confirmations.is_empty()) {
+    if state::with(|state| state.confirmations.is_empty()) {
         timer::stop(ctx, Timer::Ask);
     } else {
         timer::wake(ctx, Timer::Ask, Now::read().millis().saturating_add(after));
@@ -61,21 +61,21 @@ pub fn ask_later(ctx: Ctx, after: Millis) {
 
 /// At the end of a turn of the event loop, checks whether anything that arrived in it settles a confirmation.
 pub fn has_news(ctx: Ctx) -> bool {
-    if !books::with(|books| books.confirmations.expects_news(Now::read().millis())) {
+    if !state::with(|state| state.confirmations.expects_news(Now::read().millis())) {
         return false;
     }
     let offsets = Offsets::read(ctx);
-    books::with(|books| books.confirmations.any_confirmed(&offsets))
+    state::with(|state| state.confirmations.any_confirmed(&offsets))
 }
 
 /// Settles what was confirmed, and what was not confirmed in time.
 pub fn settle(ctx: Ctx, now: Now, slice: &Slice) {
-    if books::with(|books| books.confirmations.is_empty()) {
+    if state::with(|state| state.confirmations.is_empty()) {
         return;
     }
     let offsets = Offsets::read(ctx);
     while !slice.is_over() {
-        let ids = books::with(|books| books.confirmations.settled(&offsets, now.millis(), AT_ONCE));
+        let ids = state::with(|state| state.confirmations.settled(&offsets, now.millis(), AT_ONCE));
         if ids.is_empty() {
             break;
         }
@@ -83,7 +83,7 @@ pub fn settle(ctx: Ctx, now: Now, slice: &Slice) {
             if slice.is_over() {
                 break; // The locks may have to be read first, which is slow if others have written them.
             }
-            match books::with(|books| books.confirmations.take(id, &offsets)) {
+            match state::with(|state| state.confirmations.take(id, &offsets)) {
                 Some(Settled::Confirmed(it)) => confirmed(ctx, id, it, now),
                 Some(Settled::Missed(it, having)) => missed(ctx, id, it, having, now),
                 None => {}
@@ -104,7 +104,7 @@ fn confirmed(ctx: Ctx, id: ConfirmationId, it: Confirmation, now: Now) {
                 refuse(ctx, ticket, grant, message, now);
             }
         },
-        What::Renewal(tie) => books::with(|books| books.ties.answered(tie, id, Confirms::Yes)),
+        What::Renewal(tie) => state::with(|state| state.ties.answered(tie, id, Confirms::Yes)),
     }
 }
 
@@ -116,13 +116,13 @@ fn missed(ctx: Ctx, id: ConfirmationId, it: Confirmation, having: usize, now: No
             let message = format!("UNCONFIRMED {having} of {} replicas confirmed within {time} ms", it.needed);
             refuse(ctx, ticket, grant, message, now);
         }
-        What::Renewal(tie) => books::with(|books| books.ties.answered(tie, id, Confirms::No)),
+        What::Renewal(tie) => state::with(|state| state.ties.answered(tie, id, Confirms::No)),
     }
 }
 
 fn refuse(ctx: Ctx, ticket: Ticket, grant: GrantId, message: String, now: Now) {
     count(|it| &mut it.taken_back);
-    books::with(|books| books.in_flight.owe(grant));
+    state::with(|state| state.in_flight.owe(grant));
     end_request(ctx, ticket, Outcome::Refused(message), now);
     timer::wake(ctx, Timer::Work, timer::THIS_TURN);
 }
@@ -135,8 +135,8 @@ enum Holds {
 
 /// Ties all holds of a grant whose answer is success, if they are still there, and somebody to tie them to.
 fn bind_all(ctx: Ctx, id: GrantId, terms: &Terms, now: Now) -> Holds {
-    let parts = books::with(|books| {
-        let grant = books.in_flight.get(id).filter(|grant| books.is_awaited(grant))?;
+    let parts = state::with(|state| {
+        let grant = state.in_flight.get(id).filter(|grant| state.is_awaited(grant))?;
         let whose = (grant.owner.clone(), grant.client, grant.on_behalf);
         Some((grant.home.get(), grant.holds.clone(), whose))
     });

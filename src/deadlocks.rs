@@ -1,7 +1,5 @@
-//! Refuses waits that would close a cycle: what [`crate::lock::deadlock`] has to know, from the books and the keyspace.
+//! Refuses waits that would close a cycle: what [`crate::lock::deadlock`] has to know, from the state and the keyspace.
 
-use crate::books;
-use crate::books::owed::Asker;
 use crate::config;
 use crate::keyspace::words::words;
 use crate::keyspace::{Allowance, Lock, NotRead};
@@ -10,6 +8,8 @@ use crate::lock::{Deadline, Hold, Limit, LockKey, Millis, Owner, Waiter, WaiterI
 use crate::server::acl::User;
 use crate::server::text::show_start as show;
 use crate::server::{AsText, Ctx, Text};
+use crate::state;
+use crate::state::owed::Asker;
 use crate::stats::count;
 use std::cell::OnceCell;
 
@@ -44,9 +44,9 @@ pub fn refuse_cycle<'a>(
 ) -> Result<(), String> {
     let who = actor::name(&request.owner);
     let may_be_waited_for = holders.any(|holder| actor::name(holder) == who)
-        || books::with(|books| {
-            let has_behind = |key| books.queue.has_behind(key, request.id);
-            books.queue.may_be_waited_for(who) || (request.keys.len() > 1 && request.keys.iter().any(has_behind))
+        || state::with(|state| {
+            let has_behind = |key| state.queue.has_behind(key, request.id);
+            state.queue.may_be_waited_for(who) || (request.keys.len() > 1 && request.keys.iter().any(has_behind))
         });
     if !may_be_waited_for || !config::detects_deadlocks() {
         return Ok(());
@@ -99,11 +99,11 @@ impl View for Readable<'_> {
     }
 
     fn waits_of(&mut self, actor: &[u8], most: usize) -> Vec<Request> {
-        books::with(|books| books.queue.of_actor(actor).take(most).map(request).collect())
+        state::with(|state| state.queue.of_actor(actor).take(most).map(request).collect())
     }
 
     fn several_ahead(&mut self, key: &LockKey, of: WaiterId, most: usize) -> Vec<Request> {
-        books::with(|books| books.queue.several_ahead(key, of).take(most).map(request).collect())
+        state::with(|state| state.queue.several_ahead(key, of).take(most).map(request).collect())
     }
 }
 
@@ -113,9 +113,9 @@ impl Wait {
         match (hold.deadline, self.until) {
             (Deadline::Never, _) => true,
             (Deadline::At(at), Some(until)) if at > until => true,
-            _ => books::with(|books| {
-                let tie = books.ties.of(key.db, &key.name, owner, hold.token);
-                tie.is_some_and(|tie| tie.tying.watchdog && books.ties.is_live(tie))
+            _ => state::with(|state| {
+                let tie = state.ties.of(key.db, &key.name, owner, hold.token);
+                tie.is_some_and(|tie| tie.tying.watchdog && state.ties.is_live(tie))
             }),
         }
     }

@@ -1,8 +1,5 @@
 //! How holds begin and end: the one place that grants, and the one that takes away.
 
-use crate::books::owed::{OnBehalf, Ticket};
-use crate::books::ties::Before;
-use crate::books::{self, Books, Grant, GrantId, GrantedHold, NewTie, OwedHold, TakeBack, Terms, Tie, Tying, Why};
 use crate::config;
 use crate::keyspace::effects::Waiters;
 use crate::keyspace::{self, Allowance, Held, Lock, NotRead, most_holders_each};
@@ -12,6 +9,9 @@ use crate::server::clock::{Now, Slice};
 use crate::server::text::show_start;
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef, events, writes};
+use crate::state::owed::{OnBehalf, Ticket};
+use crate::state::ties::Before;
+use crate::state::{self, Grant, GrantId, GrantedHold, NewTie, OwedHold, State, TakeBack, Terms, Tie, Tying, Why};
 use crate::stats::{add, count};
 
 /// The error for a key that does not hold a lock.
@@ -46,9 +46,9 @@ pub fn grant(locks: &mut [Lock], decisions: &[Decision], grantee: Grantee, now: 
             (Decision::Grant(hold, limit), _) => {
                 lock.grant(grantee.owner, &Hold { token: Some(token), ..*hold }, *limit);
                 let (db, name, owner) = (lock.db(), lock.name().bytes(), grantee.owner.bytes());
-                books::with(|books| books.queue.hold_begins(db, name, owner));
+                state::with(|state| state.queue.hold_begins(db, name, owner));
                 // A tie that is left here belongs to a hold that ended behind the module's back.
-                let left = with_ties(|books| books.ties.untie(lock.db(), lock.name().bytes(), grantee.owner.bytes()));
+                let left = with_ties(|state| state.ties.untie(lock.db(), lock.name().bytes(), grantee.owner.bytes()));
                 if let Some(left) = left.flatten() {
                     lost(lock.ctx(), [left], Why::Changed, now);
                 }
@@ -70,7 +70,7 @@ pub fn grant(locks: &mut [Lock], decisions: &[Decision], grantee: Grantee, now: 
 /// Notes that locks which have been tied were granted together.
 pub fn note_group(locks: &[Lock], owner: TextRef, token: Token) {
     let keys = locks.iter().map(|lock| LockKey::new(lock.db(), lock.name().bytes())).collect();
-    books::with(|books| books.ties.granted_together(&owner.bytes().into(), token, keys));
+    state::with(|state| state.ties.granted_together(&owner.bytes().into(), token, keys));
 }
 
 /// Changes a hold: its count, its token, its deadline. Its ties follow.
@@ -78,7 +78,7 @@ pub fn change(lock: &mut Lock, owner: TextRef, own: &Hold, new: &Hold, now: Now)
     lock.update(owner, own, new);
     let Some(token) = new.token else { return };
     let hold = (lock.db(), lock.name().bytes(), owner.bytes());
-    let other = with_ties(|books| books.ties.changed(hold, own.token, token, new.deadline, now.millis()));
+    let other = with_ties(|state| state.ties.changed(hold, own.token, token, new.deadline, now.millis()));
     if let Some(other) = other {
         lost(lock.ctx(), other, Why::Changed, now);
         wake_for_ties(lock.ctx());
@@ -93,7 +93,7 @@ pub fn is_meant(lock: &Lock, owner: TextRef, held: Option<Token>, named: Option<
         (None, _) => false,
         (Some(held), Some(named)) => {
             let hold = (lock.db(), lock.name().bytes(), owner.bytes());
-            held == named || books::with(|books| books.raised.is_meant(hold, held, named))
+            held == named || state::with(|state| state.raised.is_meant(hold, held, named))
         }
     }
 }
@@ -101,11 +101,11 @@ pub fn is_meant(lock: &Lock, owner: TextRef, held: Option<Token>, named: Option<
 /// Notes that the token of a hold is `token` now, if that is another. Returns the one under which the hold began.
 pub fn note_raise(lock: &Lock, owner: TextRef, before: Token, token: Token) -> Token {
     let (db, name, owner) = (lock.db(), lock.name().bytes(), owner.bytes());
-    books::with(|books| {
+    state::with(|state| {
         if token > before {
-            books.raised.raise(&LockKey::new(db, name), owner, before, token);
+            state.raised.raise(&LockKey::new(db, name), owner, before, token);
         }
-        books.raised.first(db, name, owner, token)
+        state.raised.first(db, name, owner, token)
     })
 }
 
@@ -136,10 +136,10 @@ pub fn bind(lock: &Lock, (deadline, token): (Deadline, Token), together: Option<
         deadline,
         together,
     };
-    match books::with(|books| books.tie(tie, now.millis())) {
+    match state::with(|state| state.tie(tie, now.millis())) {
         Some(Before::OtherHold(tie)) => lost(lock.ctx(), [tie], Why::Changed, now),
         Some(Before::Elsewhere(tie)) => {
-            books::with(|books| books.untied(&tie, Why::Taken));
+            state::with(|state| state.untied(&tie, Why::Taken));
             timer::wake_for_replies(lock.ctx());
         }
         None => {}
@@ -171,9 +171,9 @@ pub fn granted_holds(locks: &[Lock], decisions: &[Decision], token: Token) -> Ve
 /// for its keys are refused, and it is taken back if the answer reaches nobody.
 pub fn take_off(db: i32, grantee: Grantee, ticket: Ticket, (back, holds): (TakeBack, Vec<GrantedHold>)) -> GrantId {
     let Grantee { owner, client, on_behalf, .. } = grantee;
-    books::with(|books| {
-        let home = books.ties.home(db);
-        books.in_flight.begin(Grant { home, owner: owner.bytes().into(), client, on_behalf, ticket, back, holds })
+    state::with(|state| {
+        let home = state.ties.home(db);
+        state.in_flight.begin(Grant { home, owner: owner.bytes().into(), client, on_behalf, ticket, back, holds })
     })
 }
 
@@ -189,12 +189,12 @@ pub fn one_at_a_time<'a>(
     owner: TextRef,
     connection: Option<u64>,
 ) -> Result<(), String> {
-    if books::with(|books| books.in_flight.is_empty()) {
+    if state::with(|state| state.in_flight.is_empty()) {
         return Ok(());
     }
     let db = ctx.db();
     let is_in_flight =
-        |name: &TextRef| books::with(|books| books.in_the_way((db, name.bytes(), owner.bytes()), connection).is_some());
+        |name: &TextRef| state::with(|state| state.in_the_way((db, name.bytes(), owner.bytes()), connection).is_some());
     match names.into_iter().find(is_in_flight) {
         None => Ok(()),
         Some(name) => Err(format!(
@@ -207,7 +207,7 @@ pub fn one_at_a_time<'a>(
 
 /// Makes sure that the timer fires in time for the ties, and for a session that is to hear of a shorter lease.
 pub fn wake_for_ties(ctx: Ctx) {
-    let (due, is_ending) = books::with(|books| (books.ties.next_due(), books.owed.is_ending()));
+    let (due, is_ending) = state::with(|state| (state.ties.next_due(), state.owed.is_ending()));
     if let Some(due) = due {
         timer::wake(ctx, Timer::Work, due);
     }
@@ -220,16 +220,16 @@ pub fn wake_for_ties(ctx: Ctx) {
 fn lost(ctx: Ctx, ties: impl IntoIterator<Item = Tie>, why: Why, now: Now) {
     let mut ties = ties.into_iter().peekable();
     if ties.peek().is_some() {
-        books::with(|books| ties.for_each(|tie| tell_lost(books, &tie, why, now)));
+        state::with(|state| ties.for_each(|tie| tell_lost(state, &tie, why, now)));
         timer::wake_for_replies(ctx);
     }
 }
 
 /// Reports that a tied hold is lost, for the given reason unless its lease has run out, and counts it if another command
 /// ended it.
-pub fn tell_lost(books: &mut Books, tie: &Tie, why: Why, now: Now) {
+pub fn tell_lost(state: &mut State, tie: &Tie, why: Why, now: Now) {
     let why = if tie.end().has_passed(now.millis()) { Why::Expired } else { why };
-    books.lost(tie, why);
+    state.lost(tie, why);
     if why == Why::Changed {
         count(|it| &mut it.changed);
     }
@@ -240,9 +240,9 @@ pub fn end_hold(lock: &mut Lock, owner: TextRef) {
     let waiters = waiters(lock);
     lock.remove(owner, waiters);
     let (db, name, owner) = (lock.db(), lock.name().bytes(), owner.bytes());
-    books::with(|books| {
-        books.queue.hold_ends(db, name, owner);
-        books.ties.untie(db, name, owner)
+    state::with(|state| {
+        state.queue.hold_ends(db, name, owner);
+        state.ties.untie(db, name, owner)
     });
 }
 
@@ -250,11 +250,11 @@ pub fn end_hold(lock: &mut Lock, owner: TextRef) {
 /// in which it is dealt with: holds that were tied to connections that have ended, and grants that have to be taken
 /// back. To be called before anything is judged by the lock.
 pub fn end_broken(ctx: Ctx, name: TextRef, now: Now) {
-    if !books::with(|books| books.may_have_broken()) {
+    if !state::with(|state| state.may_have_broken()) {
         return;
     }
     let (db, bytes) = (ctx.db(), name.bytes());
-    let (owed, broken) = books::with(|books| (books.take_owed(db, bytes), books.ties.take_broken(db, bytes)));
+    let (owed, broken) = state::with(|state| (state.take_owed(db, bytes), state.ties.take_broken(db, bytes)));
     owed.iter().for_each(|it| take_back(ctx, it, now));
     broken.iter().for_each(|tie| release_tied(ctx, tie, now));
 }
@@ -262,7 +262,7 @@ pub fn end_broken(ctx: Ctx, name: TextRef, now: Now) {
 /// Takes back what was granted to nobody. Those who wait are served later.
 pub fn take_back_owed(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
-        let Some(owed) = books::with(|books| books.in_flight.next_owed()) else { break };
+        let Some(owed) = state::with(|state| state.in_flight.next_owed()) else { break };
         take_back(ctx, &owed, now);
     }
 }
@@ -280,7 +280,7 @@ fn take_back(ctx: Ctx, owed: &OwedHold, now: Now) {
             end_hold(&mut lock, owner.as_text());
         }
     });
-    books::with(|books| books.agenda.note(owed.key.clone(), Change::Freed));
+    state::with(|state| state.agenda.note(owed.key.clone(), Change::Freed));
     timer::wake(ctx, Timer::Work, timer::THIS_TURN);
 }
 
@@ -302,7 +302,7 @@ pub fn release_tied(ctx: Ctx, tie: &Tie, now: Now) {
     });
     if released {
         count(|it| &mut it.released_by_disconnect);
-        books::with(|books| books.agenda.note(tie.key(), Change::Freed));
+        state::with(|state| state.agenda.note(tie.key(), Change::Freed));
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
 }
@@ -311,8 +311,8 @@ pub fn release_tied(ctx: Ctx, tie: &Tie, now: Now) {
 pub fn end_expired(lock: &mut Lock, now: Now) -> bool {
     let expired = lock.purge(now.millis());
     let (db, name) = (lock.db(), lock.name().bytes());
-    books::with(|books| expired.iter().for_each(|owner| books.queue.hold_ends(db, name, owner)));
-    let ties = with_ties(|books| expired.iter().filter_map(|owner| books.ties.untie(db, name, owner)).collect());
+    state::with(|state| expired.iter().for_each(|owner| state.queue.hold_ends(db, name, owner)));
+    let ties = with_ties(|state| expired.iter().filter_map(|owner| state.ties.untie(db, name, owner)).collect());
     lost(lock.ctx(), ties.unwrap_or_else(Vec::new), Why::Expired, now);
     add(|it| &mut it.expired, expired.len() as u64);
     !expired.is_empty()
@@ -323,20 +323,20 @@ pub fn end_all(lock: &mut Lock, now: Now) -> usize {
     let holders = lock.count();
     if holders > 0 {
         lock.clear(waiters(lock));
-        books::with(|books| books.queue.held_by(&LockKey::new(lock.db(), lock.name().bytes()), []));
-        let ties = with_ties(|books| books.ties.untie_all(lock.db(), lock.name().bytes()));
+        state::with(|state| state.queue.held_by(&LockKey::new(lock.db(), lock.name().bytes()), []));
+        let ties = with_ties(|state| state.ties.untie_all(lock.db(), lock.name().bytes()));
         lost(lock.ctx(), ties.unwrap_or_default(), Why::Forced, now);
     }
     holders
 }
 
-/// Lends the books, but only if any hold is tied.
-fn with_ties<R>(work: impl FnOnce(&mut Books) -> R) -> Option<R> {
-    books::with(|books| (!books.ties.is_empty()).then(|| work(books)))
+/// Lends the state, but only if any hold is tied.
+fn with_ties<R>(work: impl FnOnce(&mut State) -> R) -> Option<R> {
+    state::with(|state| (!state.ties.is_empty()).then(|| work(state)))
 }
 
 fn waiters(lock: &Lock) -> Waiters {
-    let contended = books::with(|books| books.is_contended(lock.db(), lock.name().bytes()));
+    let contended = state::with(|state| state.is_contended(lock.db(), lock.name().bytes()));
     if contended { Waiters::Some } else { Waiters::None }
 }
 

@@ -1,8 +1,8 @@
 //! What `INFO holdfast` shows.
 
-use crate::books;
 use crate::server::clock::steady_millis;
 use crate::server::info::Section;
+use crate::state;
 use crate::stats::{self, Times};
 use std::ffi::{CStr, CString};
 
@@ -42,14 +42,14 @@ pub fn fill(section: Section) {
             section.number(name, value);
         }
     });
-    let oldest = books::with(|books| books.queue.iter().next().map(|first| first.id.arrived));
-    let now: [(&CStr, usize); 7] = books::with(|books| {
-        let (sessions, session_waits, unread_events) = books.sessions.sizes();
+    let oldest = state::with(|state| state.queue.iter().next().map(|first| first.id.arrived));
+    let now: [(&CStr, usize); 7] = state::with(|state| {
+        let (sessions, session_waits, unread_events) = state.sessions.sizes();
         [
-            (c"waiters", books.queue.len()),
-            (c"contended_locks", books.queue.contended()),
-            (c"tied_holds", books.ties.len()),
-            (c"confirming", books.confirmations.len()),
+            (c"waiters", state.queue.len()),
+            (c"contended_locks", state.queue.contended()),
+            (c"tied_holds", state.ties.len()),
+            (c"confirming", state.confirmations.len()),
             (c"sessions", sessions),
             (c"session_waits", session_waits),
             (c"unread_events", unread_events),

@@ -16,7 +16,6 @@
 )]
 
 pub mod answering;
-pub mod books;
 pub mod commands;
 pub mod config;
 pub mod confirming;
@@ -28,6 +27,7 @@ pub mod lock;
 #[allow(unsafe_code)]
 pub mod server;
 pub mod serving;
+pub mod state;
 pub mod stats;
 pub mod turns;
 pub mod waiting;
@@ -86,7 +86,7 @@ fn start(ctx: Ctx, args: &[TextRef]) -> bool {
 
 /// Whether something would be lost with the module, or the server would call what is gone.
 fn is_needed(ctx: Ctx) -> bool {
-    if books::with(|books| books.are_in_use()) {
+    if state::with(|state| state.are_in_use()) {
         return true;
     }
     let connections = match server::clients::at_commands(ctx, COMMANDS) {

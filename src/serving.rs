@@ -1,9 +1,6 @@
 //! Serving waiters: the one way from the queue to a grant.
 
 use crate::answering::{end_request, end_wait, time_out};
-use crate::books::confirmations::What;
-use crate::books::owed::OnBehalf;
-use crate::books::{self, Answer, Asker, Outcome, State, Terms};
 use crate::holding::{self, Grantee, WRONGTYPE, look_all, too_much};
 use crate::keyspace::words::words;
 use crate::keyspace::{Allowance, Lock, NotRead, listeners, rosters};
@@ -15,6 +12,9 @@ use crate::server::cluster::{self, Place};
 use crate::server::text::show;
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef};
+use crate::state::confirmations::What;
+use crate::state::owed::OnBehalf;
+use crate::state::{self, Answer, Asker, Outcome, Stage, Terms};
 use crate::stats::{count, time};
 use crate::{config, confirming};
 
@@ -28,17 +28,17 @@ const NOPERM: &str = "NOPERM the user of this connection may no longer acquire t
 /// queue to a grant.
 pub fn serve(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
-        let Some(job) = books::with(|books| books.agenda.next(&books.queue)) else { break };
+        let Some(job) = state::with(|state| state.agenda.next(&state.queue)) else { break };
         match job {
             Job::FindHolders(key) => {
                 let holders = Keyspace { ctx, now }.holders(&key);
-                books::with(|books| books.agenda.held_by(&mut books.queue, &key, holders));
+                state::with(|state| state.agenda.held_by(&mut state.queue, &key, holders));
             }
             Job::Judge(attempt) if is_forsaken(attempt.id()) => leave(attempt.id()),
             Job::Judge(attempt) => judge(ctx, attempt, now),
         }
     }
-    if books::with(|books| !books.agenda.is_empty()) {
+    if state::with(|state| !state.agenda.is_empty()) {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
 }
@@ -46,10 +46,10 @@ pub fn serve(ctx: Ctx, now: Now, slice: &Slice) {
 /// Serves the waiters of a lock that a command has changed. Costs next to nothing if there are none.
 pub fn serve_lock(ctx: Ctx, name: TextRef, now: Now) {
     let db = ctx.db();
-    let contended = books::with(|books| {
-        let contended = books.is_contended(db, name.bytes());
+    let contended = state::with(|state| {
+        let contended = state.is_contended(db, name.bytes());
         if contended {
-            books.agenda.note(LockKey::new(db, name.bytes()), Change::Freed);
+            state.agenda.note(LockKey::new(db, name.bytes()), Change::Freed);
         }
         contended
     });
@@ -84,10 +84,10 @@ fn judge(ctx: Ctx, attempt: Attempt, now: Now) {
 /// sees it, if it has been read already.
 fn conclude(ctx: Ctx, attempt: Attempt, locks: &mut impl View, now: Now, lock: Option<(TextRef, &mut Lock)>) {
     let judgement = attempt.judge(locks, now.millis());
-    let ended = books::with(|books| {
-        let ended = books.agenda.judged(&mut books.queue, attempt, judgement);
+    let ended = state::with(|state| {
+        let ended = state.agenda.judged(&mut state.queue, attempt, judgement);
         if let Some((waiter, _)) = &ended {
-            books.left(waiter);
+            state.left(waiter);
         }
         ended
     });
@@ -157,7 +157,7 @@ fn grant(
     }
     let what = What::Reply { ticket, answer: Answer::Token(token), grant, terms };
     let id = confirming::begin(ctx, what, replicas, now);
-    books::with(|books| books.owed.set(ticket, State::Confirming(id)));
+    state::with(|state| state.owed.set(ticket, Stage::Confirming(id)));
     Ok(())
 }
 
@@ -176,16 +176,16 @@ fn may_acquire(ctx: Ctx, client: u64, locks: &[Lock], owner: TextRef) -> bool {
 
 /// Whether a request belongs to a session that has ended but whose requests have not left the queue yet.
 fn is_forsaken(id: WaiterId) -> bool {
-    books::with(|books| {
-        let asker = books.queue.get(id).map(|waiter| waiter.asker);
-        asker.is_some_and(|asker| asker.on_behalf == OnBehalf::Session && !books.sessions.is_open(asker.client))
+    state::with(|state| {
+        let asker = state.queue.get(id).map(|waiter| waiter.asker);
+        asker.is_some_and(|asker| asker.on_behalf == OnBehalf::Session && !state.sessions.is_open(asker.client))
     })
 }
 
 fn leave(id: WaiterId) {
-    books::with(|books| {
-        if let Some(waiter) = books.queue.leave(id) {
-            books.gave_up(&waiter);
+    state::with(|state| {
+        if let Some(waiter) = state.queue.leave(id) {
+            state.gave_up(&waiter);
         }
     });
 }
@@ -194,7 +194,7 @@ fn leave(id: WaiterId) {
 /// redirects blocked clients. While the slot is being migrated, nobody knows where the lock is.)
 fn place_elsewhere(ctx: Ctx, id: WaiterId) -> Option<Place> {
     let of_session = |waiter: &&Waiter<Asker>| waiter.asker.on_behalf == OnBehalf::Session;
-    let key = books::with(|books| books.queue.get(id).filter(of_session)?.keys.first().cloned())?;
+    let key = state::with(|state| state.queue.get(id).filter(of_session)?.keys.first().cloned())?;
     if serves(ctx, &key) {
         return None;
     }
@@ -202,7 +202,7 @@ fn place_elsewhere(ctx: Ctx, id: WaiterId) -> Option<Place> {
 }
 
 fn send_away(ctx: Ctx, id: WaiterId, place: &Place, now: Now) {
-    if let Some(waiter) = books::with(|books| books.queue.leave(id)) {
+    if let Some(waiter) = state::with(|state| state.queue.leave(id)) {
         let moved = format!("MOVED {} {}", place.slot, place.address);
         end_wait(ctx, &waiter, Outcome::Refused(moved), now);
     }
@@ -213,7 +213,7 @@ pub fn serves(ctx: Ctx, key: &LockKey) -> bool {
     !listeners::in_cluster() || ctx.in_db(key.db, |ctx| ctx.serves(&Text::new(&key.name)))
 }
 
-/// A read-only view of the locks in the keyspace. Touches no book.
+/// A read-only view of the locks in the keyspace. Touches no table.
 #[derive(Clone, Copy, Debug)]
 pub struct Keyspace<'a> {
     /// The database and the access to the server.
@@ -256,8 +256,8 @@ impl View for Served<'_> {
             // The slot is served elsewhere or being migrated, so clients are redirected, or soon will be. A copy of the
             // key may still be here, or may be here already, but it does not count.
             rosters::with(|rosters| rosters.forget(key.db, &key.name));
-            books::with(|books| books.looks.schedule(key, Some(now.millis().saturating_add(LOOK_AGAIN))));
-            wake_for_looks(ctx);
+            state::with(|state| state.lease_timers.schedule(key, Some(now.millis().saturating_add(LOOK_AGAIN))));
+            wake_for_lease_timers(ctx);
             return Sight::Elsewhere;
         }
         ctx.in_db(key.db, |ctx| {
@@ -297,7 +297,7 @@ impl View for Seen {
 fn refresh(lock: &mut Lock, key: &LockKey, now: Now) {
     if holding::end_expired(lock, now) {
         // The reading may be for a request for several locks, while others wait for this one alone.
-        books::with(|books| books.agenda.note(key.clone(), Change::Freed));
+        state::with(|state| state.agenda.note(key.clone(), Change::Freed));
     }
     if lock.count() > 0 {
         schedule(lock, key, now.millis()); // Otherwise it is about to be granted.
@@ -315,30 +315,30 @@ fn next_look(lock: &Lock, now: Millis) -> Option<Millis> {
 /// Schedules the next look at a lock that is being served.
 fn schedule(lock: &Lock, key: &LockKey, now: Millis) {
     let next = next_look(lock, now);
-    books::with(|books| {
-        let next = next.filter(|_| books.is_contended(key.db, &key.name));
-        books.looks.schedule(key, next);
+    state::with(|state| {
+        let next = next.filter(|_| state.is_contended(key.db, &key.name));
+        state.lease_timers.schedule(key, next);
     });
-    wake_for_looks(lock.ctx());
+    wake_for_lease_timers(lock.ctx());
 }
 
 /// Schedules the next look at a lock that somebody begins to wait for, or whose deadline has moved.
 pub fn schedule_earlier(lock: &Lock, key: &LockKey, now: Millis) {
     if let Some(next) = next_look(lock, now) {
-        books::with(|books| books.looks.schedule_earlier(key, next));
-        wake_for_looks(lock.ctx());
+        state::with(|state| state.lease_timers.schedule_earlier(key, next));
+        wake_for_lease_timers(lock.ctx());
     }
 }
 
 /// A command of this module has moved the deadline of a hold.
 pub fn deadline_moved(lock: &Lock, now: Now) {
-    if books::with(|books| books.is_contended(lock.db(), lock.name().bytes())) {
+    if state::with(|state| state.is_contended(lock.db(), lock.name().bytes())) {
         schedule_earlier(lock, &LockKey::new(lock.db(), lock.name().bytes()), now.millis());
     }
 }
 
-fn wake_for_looks(ctx: Ctx) {
-    if let Some(at) = books::with(|books| books.looks.first()) {
+fn wake_for_lease_timers(ctx: Ctx) {
+    if let Some(at) = state::with(|state| state.lease_timers.first()) {
         timer::wake(ctx, Timer::Work, at);
     }
 }

@@ -15,7 +15,6 @@
 //! So waiters get their answers in `TurnEnds` before 7.2 ([`events::turn_end_precedes_unblock`]) and in [`tick`] since
 //! then: in each case at a point where nothing that the server itself does can come between.
 
-use crate::books::{self, Expiry, Why};
 use crate::keyspace::{Lock, effects, listeners, rosters};
 use crate::lock::LockKey;
 use crate::lock::serve::Change;
@@ -25,6 +24,7 @@ use crate::server::ctx::Role;
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, MainThread, Text, events, writes};
 use crate::serving::{LOOK_AGAIN, serve};
+use crate::state::{self, Expiry, Why};
 use crate::stats::add;
 use crate::{answering, confirming, holding, stats, waiting, watchdog};
 
@@ -46,11 +46,11 @@ pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
     let known = rosters::forget_if_known(db, name);
     // A key without a roster has at most one holder.
     let holders = known.unwrap_or(1);
-    let noted = books::with(|books| {
-        let concerns_us = known.is_some() || books.ties.is_tied(db, name) || books.is_contended(db, name);
+    let noted = state::with(|state| {
+        let concerns_us = known.is_some() || state.ties.is_tied(db, name) || state.is_contended(db, name);
         let noted = concerns_us && ctx.flags().role() == Role::Master;
         if noted {
-            note_touch(books, LockKey::new(db, name), touch, holders);
+            note_touch(state, LockKey::new(db, name), touch, holders);
         }
         noted
     });
@@ -70,16 +70,16 @@ fn is_requested(ctx: Ctx) -> bool {
     requested
 }
 
-fn note_touch(books: &mut books::Books, key: LockKey, touch: Touch, holders: usize) {
+fn note_touch(state: &mut state::State, key: LockKey, touch: Touch, holders: usize) {
     let expiry = match touch {
         Touch::Expired => Some(Expiry::Key { holders }),
         Touch::FieldsExpired => Some(Expiry::Fields { holders }),
         Touch::Changed => None,
     };
     let why = if expiry.is_some() { Why::Expired } else { Why::Changed };
-    books.ties.doubt(key.db, &key.name, why);
-    books.expired.extend(expiry.map(|expiry| (key.clone(), expiry)));
-    books.agenda.note(key, Change::Foreign);
+    state.ties.doubt(key.db, &key.name, why);
+    state.expired.extend(expiry.map(|expiry| (key.clone(), expiry)));
+    state.agenda.note(key, Change::Foreign);
 }
 
 /// The command that touched keys has done its work: serves the waiters within the same step.
@@ -102,7 +102,7 @@ pub fn tick(ctx: Ctx) {
     confirming::settle(ctx, now, &turn.piece());
     rosters::with(|rosters| rosters.free(&turn.piece()));
     if ctx.flags().role() == Role::Replica {
-        books::with(books::Books::forget_changes);
+        state::with(state::State::forget_changes);
     } else if !writes::are_possible(ctx) || is_refused(ctx, now) {
         // What is over is told all the same.
         watchdog::tell_over(ctx, now, &turn.piece());
@@ -129,7 +129,7 @@ const ORDER: [Work; 10] = [
     (Slice::piece, holding::take_back_owed),
     (Slice::piece, watchdog::release_ended),
     // Leases that have run out.
-    (Slice::piece, |_, now, slice| note_due_looks(now, slice)),
+    (Slice::piece, |_, now, slice| note_due_leases(now, slice)),
     (Slice::piece, purge_overdue),
     // Changes that other clients made, and then serving.
     (Slice::piece, |_, _, slice| sweep(slice)),
@@ -143,7 +143,7 @@ const ORDER: [Work; 10] = [
 /// A share is enough for what there is to do, but the last thing done in it may take many times as long: reading anew a
 /// lock with thousands of holders that another client has written.
 fn work(ctx: Ctx, now: Now, turn: &Slice) {
-    if books::with(|books| books.looks.put_off_if_stalled(now.millis(), books.sessions.first_silence())) {
+    if state::with(|state| state.lease_timers.put_off_if_stalled(now.millis(), state.sessions.first_silence())) {
         return;
     }
     let first = NEXT.with(std::mem::take);
@@ -169,7 +169,7 @@ fn follow_up(ctx: Ctx, now: Now, slice: &Slice) {
 /// Reports holds that have ended by themselves.
 fn tell_all_expired(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
-        let Some((key, expiry)) = books::with(|books| books.expired.pop_front()) else { break };
+        let Some((key, expiry)) = state::with(|state| state.expired.pop_front()) else { break };
         report_expired(ctx, &key, expiry, now);
     }
 }
@@ -195,12 +195,12 @@ fn holders_left(ctx: Ctx, key: &LockKey, name: &Text, now: Now) -> Option<usize>
 }
 
 /// Notes the locks that are due for a look because a lease has run out.
-fn note_due_looks(now: Now, slice: &Slice) {
+fn note_due_leases(now: Now, slice: &Slice) {
     while !slice.is_over() {
-        let any = books::with(|books| {
-            let due = books.looks.take_due(now.millis());
+        let any = state::with(|state| {
+            let due = state.lease_timers.take_due(now.millis());
             let any = due.is_some();
-            due.into_iter().for_each(|key| books.agenda.note(key, Change::Freed));
+            due.into_iter().for_each(|key| state.agenda.note(key, Change::Freed));
             any
         });
         if !any {
@@ -223,7 +223,7 @@ fn purge_key(ctx: Ctx, key: &LockKey, now: Now) {
         let Ok(mut lock) = Lock::look_as_nobody(ctx, name.as_text(), now.millis()) else { return true };
         !holding::end_expired(&mut lock, now) || lock.count() == 0
     });
-    books::with(|books| books.agenda.note(key.clone(), Change::Freed));
+    state::with(|state| state.agenda.note(key.clone(), Change::Freed));
     // Nothing is due here any more: its leases do not end (`PERSIST`), or it is no lock.
     if is_done {
         rosters::with(|rosters| rosters.forget(key.db, &key.name));
@@ -233,25 +233,25 @@ fn purge_key(ctx: Ctx, key: &LockKey, now: Now) {
 /// Continues looking at everything anew after a data set was replaced.
 fn sweep(slice: &Slice) {
     while !slice.is_over() {
-        let over = books::with(|books| {
-            if let Some((from, end)) = books.sweep.waiters() {
-                let next = books.queue.from(from).next().filter(|waiter| waiter.id < end);
+        let over = state::with(|state| {
+            if let Some((from, end)) = state.sweep.waiters() {
+                let next = state.queue.from(from).next().filter(|waiter| waiter.id < end);
                 let (id, keys) = (next.map(|it| it.id), next.map(|it| it.keys.clone()));
-                for key in keys.iter().flat_map(|keys| keys.iter()).filter(|key| books.sweep.concerns(key.db)) {
-                    books.agenda.note(key.clone(), Change::Foreign);
+                for key in keys.iter().flat_map(|keys| keys.iter()).filter(|key| state.sweep.concerns(key.db)) {
+                    state.agenda.note(key.clone(), Change::Foreign);
                 }
-                books.sweep.passed_waiter(id);
+                state.sweep.passed_waiter(id);
             }
-            if let Some((from, end)) = books.sweep.ties() {
-                let id = books.ties.from(from, end);
-                if let Some(key) = id.and_then(|id| books.ties.get(id)).map(books::Tie::key)
-                    && books.sweep.concerns(key.db)
+            if let Some((from, end)) = state.sweep.ties() {
+                let id = state.ties.from(from, end);
+                if let Some(key) = id.and_then(|id| state.ties.get(id)).map(state::Tie::key)
+                    && state.sweep.concerns(key.db)
                 {
-                    id.into_iter().for_each(|id| books.ties.doubt_one(id));
+                    id.into_iter().for_each(|id| state.ties.doubt_one(id));
                 }
-                books.sweep.passed_tie(id);
+                state.sweep.passed_tie(id);
             }
-            books.sweep.is_over()
+            state.sweep.is_over()
         });
         if over {
             break;
@@ -280,14 +280,14 @@ fn turn_ends(ctx: Ctx) {
         answering::send_answers(ctx);
     }
     // Whatever is left over continues in the next turn, at once.
-    if replies_are_due() || (books::with(|books| books.has_work()) && may_write(ctx)) {
+    if replies_are_due() || (state::with(|state| state.has_work()) && may_write(ctx)) {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
 }
 
 /// Whether [`tick`] has waiters to answer.
 fn replies_are_due() -> bool {
-    !events::turn_end_precedes_unblock() && books::with(|books| books.owed.is_ending())
+    !events::turn_end_precedes_unblock() && state::with(|state| state.owed.is_ending())
 }
 
 /// Whether the module may write of its own accord, as far as was known when the server was last asked.
@@ -298,9 +298,9 @@ fn may_write(ctx: Ctx) -> bool {
 /// Asks the server whether it would refuse a write: then the module writes nothing of its own accord, either. Nothing is
 /// asked if there is nothing to write.
 fn is_refused(ctx: Ctx, now: Now) -> bool {
-    let (has_work, next) = books::with(|books| {
-        let has_work = books.has_work() || !books.confirmations.is_empty();
-        let next = [books.looks.first(), books.ties.next_due(), books.sessions.first_silence()];
+    let (has_work, next) = state::with(|state| {
+        let has_work = state.has_work() || !state.confirmations.is_empty();
+        let next = [state.lease_timers.first(), state.ties.next_due(), state.sessions.first_silence()];
         (has_work, next.into_iter().flatten().min())
     });
     let overdue = rosters::with(|rosters| rosters.first_due());
@@ -315,20 +315,20 @@ fn set_timer(ctx: Ctx, now: Now) {
     if timer::is_due(Timer::Work) {
         return; // It will set itself anew.
     }
-    let (work, timeout) = books::with(|books| {
-        let confirming = (!books.confirmations.is_empty()).then(|| now.millis().saturating_add(1));
-        let at_once = books.has_work().then_some(timer::THIS_TURN);
+    let (work, timeout) = state::with(|state| {
+        let confirming = (!state.confirmations.is_empty()).then(|| now.millis().saturating_add(1));
+        let at_once = state.has_work().then_some(timer::THIS_TURN);
         // A replica ends no session.
-        let silence = books.sessions.first_silence().filter(|_| ctx.flags().role() == Role::Master);
-        let work = [at_once, books.looks.first(), books.ties.next_due(), confirming, silence];
-        (work.into_iter().flatten().min(), books.owed.timeouts.first().map(|(at, _)| *at))
+        let silence = state.sessions.first_silence().filter(|_| ctx.flags().role() == Role::Master);
+        let work = [at_once, state.lease_timers.first(), state.ties.next_due(), confirming, silence];
+        (work.into_iter().flatten().min(), state.owed.timeouts.first().map(|(at, _)| *at))
     });
     let (overdue, has_forgotten) = rosters::with(|rosters| (rosters.first_due(), rosters.has_forgotten()));
     let overdue = overdue.filter(|at| *at < now.millis());
     let work = work.into_iter().chain(overdue).chain(has_forgotten.then_some(timer::THIS_TURN)).min();
     // Even while nothing may be written, a wait can time out.
     let may_go_on =
-        may_write(ctx) || ctx.flags().role() == Role::Replica && books::with(|books| books.has_news_to_tell());
+        may_write(ctx) || ctx.flags().role() == Role::Replica && state::with(|state| state.has_news_to_tell());
     let earliest = if may_go_on { timer::THIS_TURN } else { now.millis().saturating_add(LOOK_AGAIN) };
     let replies = replies_are_due().then_some(timer::THIS_TURN);
     match work.map(|work| work.max(earliest)).into_iter().chain(timeout).chain(replies).min() {
@@ -343,16 +343,16 @@ pub fn event(ctx: Ctx, event: Event) {
     match event {
         Event::ClientGone(client) => answering::client_gone(ctx, client),
         Event::TurnEnds => turn_ends(ctx),
-        Event::RepliesSent => books::with(|books| {
-            books.sent();
-            books.looks.next_turn();
+        Event::RepliesSent => state::with(|state| {
+            state.sent();
+            state.lease_timers.next_turn();
         }),
         Event::Flushed(db) => replaced(ctx, db),
         Event::Swapped(one, other) => {
-            books::with(|books| {
-                books.ties.swap(one, other);
-                books.in_flight.swap(one, other);
-                books.raised.swap(one, other);
+            state::with(|state| {
+                state.ties.swap(one, other);
+                state.in_flight.swap(one, other);
+                state.raised.swap(one, other);
             });
             replaced(ctx, Some(one));
             replaced(ctx, Some(other));
@@ -382,10 +382,10 @@ fn replaced(ctx: Ctx, db: Option<i32>) {
     if ctx.flags().role() == Role::Replica {
         return;
     }
-    books::with(|books| {
-        let ends = (books.queue.end(), books.ties.next_id());
-        if !(books.queue.is_empty() && books.ties.is_empty()) {
-            books.sweep.begin(db, ends);
+    state::with(|state| {
+        let ends = (state.queue.end(), state.ties.next_id());
+        if !(state.queue.is_empty() && state.ties.is_empty()) {
+            state.sweep.begin(db, ends);
         }
     });
 }
@@ -393,7 +393,7 @@ fn replaced(ctx: Ctx, db: Option<i32>) {
 /// This server became a master or a replica: pending work belongs to another server now, or begins anew.
 fn role_changed(ctx: Ctx) {
     listeners::assume_followers();
-    books::with(books::Books::forget_work);
+    state::with(state::State::forget_work);
     replaced(ctx, None);
     timer::wake(ctx, Timer::Work, timer::THIS_TURN);
 }
@@ -402,7 +402,7 @@ fn role_changed(ctx: Ctx) {
 pub fn stop(ctx: Ctx) {
     timer::stop(ctx, Timer::Work);
     timer::stop(ctx, Timer::Ask);
-    books::with(|books| *books = books::Books::default());
+    state::with(|state| *state = state::State::default());
     rosters::with(|rosters| *rosters = rosters::Rosters::default());
     stats::clear();
 }

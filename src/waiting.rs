@@ -6,14 +6,6 @@
 //! an error, redirected to another node, or told that this server is now a replica.
 
 use crate::answering;
-use crate::books::confirmations::What;
-use crate::books::owed::{About, OnBehalf, Purpose, Ticket};
-use crate::books::sessions::{Claimed, Reader, Remains};
-use crate::books::ties::Together;
-use crate::books::{
-    self, Answer, Asker, Books, GrantId, GrantedHold, Outcome, Reading, Recipient, SignsOfLife, State, TakeBack, Terms,
-    Tie,
-};
 use crate::config;
 use crate::confirming;
 use crate::deadlocks;
@@ -30,6 +22,14 @@ use crate::server::text::show_start;
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef, events};
 use crate::serving::{schedule_earlier, serve};
+use crate::state::confirmations::What;
+use crate::state::owed::{About, OnBehalf, Purpose, Ticket};
+use crate::state::sessions::{Claimed, Reader, Remains};
+use crate::state::ties::Together;
+use crate::state::{
+    self, Answer, Asker, GrantId, GrantedHold, Outcome, Reading, Recipient, SignsOfLife, Stage, State, TakeBack, Terms,
+    Tie,
+};
 use crate::stats::add;
 use std::rc::Rc;
 
@@ -86,7 +86,7 @@ impl Request {
     /// Blocks the client, or tells the session that an event will follow, and records who is owed the answer.
     fn owe(&self, ctx: Ctx, names: &[TextRef]) -> Option<(Ticket, Replied)> {
         events::watch_keys(ctx);
-        let ticket = books::with(|books| books.owed.ticket());
+        let ticket = state::with(|state| state.owed.ticket());
         let (to, replied) = match self.on_behalf {
             OnBehalf::Itself => {
                 let (block, replied) = block(ctx, names.iter().copied(), ticket)?;
@@ -94,12 +94,12 @@ impl Request {
             }
             OnBehalf::Session => {
                 let about = self.about();
-                books::with(|books| books.sessions.add_wait(self.client, &about, ticket));
+                state::with(|state| state.sessions.add_wait(self.client, &about, ticket));
                 (Recipient::Session { client: self.client, about }, ctx.reply_line(c"WAITING"))
             }
         };
         // The caller notes what it waits for.
-        books::with(|books| books.owed.owe(ticket, to, State::Beginning));
+        state::with(|state| state.owed.owe(ticket, to, Stage::Beginning));
         Some((ticket, replied))
     }
 }
@@ -123,7 +123,7 @@ pub fn wait(
     let until = wait.until(now);
     let holders = newly_contended(locks, &request.keys, now);
     let asking = deadlock::Request {
-        id: books::with(|books| books.queue.next_id(arrived)),
+        id: state::with(|state| state.queue.next_id(arrived)),
         owner: request.owner.clone(),
         keys: request.keys.clone(),
         limit: demand.limit,
@@ -135,15 +135,15 @@ pub fn wait(
     };
     let Request { client, on_behalf, keys, owner, .. } = request;
     let asker = Asker { ticket, client, on_behalf, tying, replicas, arrived: now };
-    let overtakes = books::with(|books| {
-        let id = books.queue.join(owner, keys.clone(), demand, arrived, until, asker);
-        books.owed.set(ticket, State::Waiting(id));
-        books.owed.timeouts.extend(until.map(|until| (until, ticket)));
-        holders.into_iter().for_each(|(key, holders)| books.queue.held_by(&key, holders));
+    let overtakes = state::with(|state| {
+        let id = state.queue.join(owner, keys.clone(), demand, arrived, until, asker);
+        state.owed.set(ticket, Stage::Waiting(id));
+        state.owed.timeouts.extend(until.map(|until| (until, ticket)));
+        holders.into_iter().for_each(|(key, holders)| state.queue.held_by(&key, holders));
         let is_new_head =
-            |key: &&LockKey| books.queue.head(key.db, &key.name) == Some(id) && books.queue.has_behind(key, id);
+            |key: &&LockKey| state.queue.head(key.db, &key.name) == Some(id) && state.queue.has_behind(key, id);
         let overtaken: Vec<&LockKey> = keys.iter().filter(is_new_head).collect();
-        overtaken.iter().for_each(|key| books.agenda.note((*key).clone(), Change::Freed));
+        overtaken.iter().for_each(|key| state.agenda.note((*key).clone(), Change::Freed));
         !overtaken.is_empty()
     });
     if overtakes {
@@ -160,7 +160,7 @@ pub fn wait(
 
 /// Who holds those of the locks that nobody waits for so far.
 fn newly_contended(locks: &[Lock], keys: &[LockKey], now: Now) -> Vec<(LockKey, Vec<Owner>)> {
-    let new = locks.iter().zip(keys).filter(|(_, key)| !books::with(|books| books.is_contended(key.db, &key.name)));
+    let new = locks.iter().zip(keys).filter(|(_, key)| !state::with(|state| state.is_contended(key.db, &key.name)));
     let owners = |lock: &Lock| lock.holders(now.millis()).into_iter().map(|(owner, _)| owner).collect();
     new.map(|(lock, key)| (key.clone(), owners(lock))).collect()
 }
@@ -179,15 +179,15 @@ pub fn confirm(
     now: Now,
 ) -> Result<Replied, String> {
     let (owed, terms) = (request.owe(ctx, names), *grantee.terms);
-    let ticket = owed.as_ref().map_or_else(|| books::with(|books| books.owed.ticket()), |(ticket, _)| *ticket);
+    let ticket = owed.as_ref().map_or_else(|| state::with(|state| state.owed.ticket()), |(ticket, _)| *ticket);
     let grant = holding::take_off(ctx.db(), grantee, ticket, (back, holds));
     let Some((_, replied)) = owed else {
-        books::with(|books| books.in_flight.owe(grant));
+        state::with(|state| state.in_flight.owe(grant));
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
         return Err("ERR this client can't be blocked".into());
     };
     let id = confirming::begin(ctx, What::Reply { ticket, answer, grant, terms }, terms.replicas, now);
-    books::with(|books| books.owed.set(ticket, State::Confirming(id)));
+    state::with(|state| state.owed.set(ticket, Stage::Confirming(id)));
     Ok(replied)
 }
 
@@ -197,12 +197,12 @@ pub fn confirm(
 ///
 /// If its owner was cancelled, or has asked for other keys as well, or on other terms.
 pub fn repeated(ctx: Ctx, request: &Request) -> Result<Option<Replied>, String> {
-    let ticket = match books::with(|books| books.sessions.claimed(request.client, &request.owner, &request.keys)) {
+    let ticket = match state::with(|state| state.sessions.claimed(request.client, &request.owner, &request.keys)) {
         Claimed::Nothing => return Ok(None),
         Claimed::Cancelled => return Err("CANCELLED LOCK.CANCEL was called for this key, owner and session".into()),
         Claimed::Waits(ticket) => ticket,
     };
-    let waits = books::with(|books| match books.owed.get(ticket).map(|pending| &pending.to) {
+    let waits = state::with(|state| match state.owed.get(ticket).map(|pending| &pending.to) {
         Some(Recipient::Session { about, .. }) => Some(about.clone()),
         _ => None,
     });
@@ -226,19 +226,19 @@ pub fn repeated(ctx: Ctx, request: &Request) -> Result<Option<Replied>, String> 
 /// The wait and the ties go at once, also where the server takes no writes now; then the holds follow when it does.
 pub fn cancel(ctx: Ctx, session: u64, owner: TextRef, key: &LockKey, now: Now) -> bool {
     let name: Owner = owner.bytes().into();
-    let (any, keys) = books::with(|books| {
-        let waits = books.sessions.cancel(session, &name, key).and_then(|ticket| withdraw(books, ticket));
-        let (ties, together) = books.ties.take_together(session, &name, key);
-        let mut unheard = books.sessions.forget_events(session, &name, key);
+    let (any, keys) = state::with(|state| {
+        let waits = state.sessions.cancel(session, &name, key).and_then(|ticket| withdraw(state, ticket));
+        let (ties, together) = state.ties.take_together(session, &name, key);
+        let mut unheard = state.sessions.forget_events(session, &name, key);
         if let Some(Together { token, keys }) = together {
-            let of_key = |key: &LockKey| books.sessions.forget_events_of(session, &name, key, &[token].into());
+            let of_key = |key: &LockKey| state.sessions.forget_events_of(session, &name, key, &[token].into());
             unheard.extend(keys.iter().flat_map(of_key));
         }
-        unheard.iter().for_each(|grant| books.in_flight.owe(*grant));
+        unheard.iter().for_each(|grant| state.in_flight.owe(*grant));
         let any = waits.is_some() || !unheard.is_empty() || !ties.is_empty();
         let mut keys: Vec<LockKey> = ties.iter().map(Tie::key).collect();
         keys.extend(waits.iter().flat_map(|about| about.keys.iter().cloned()));
-        ties.into_iter().for_each(|tie| books.end_later(tie));
+        ties.into_iter().for_each(|tie| state.end_later(tie));
         (any, keys)
     });
     if holding::takes_writes(ctx) {
@@ -250,7 +250,7 @@ pub fn cancel(ctx: Ctx, session: u64, owner: TextRef, key: &LockKey, now: Now) -
         keys.iter().take_while(|_| !slice.is_over()).for_each(end);
         serve(ctx, now, &slice);
     }
-    if books::with(|books| books.in_flight.is_owed()) {
+    if state::with(|state| state.in_flight.is_owed()) {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
     any
@@ -267,52 +267,52 @@ pub fn end_in_flight(
 ) {
     const RELEASED: &str = "UNCONFIRMED the lock was released before the answer";
     let key = LockKey::new(ctx.db(), name.bytes());
-    let ended = books::with(|books| {
-        let id = books.in_the_way((key.db, &key.name, owner.bytes()), connection)?;
-        let grant = books.in_flight.get(id)?;
+    let ended = state::with(|state| {
+        let id = state.in_the_way((key.db, &key.name, owner.bytes()), connection)?;
+        let grant = state.in_flight.get(id)?;
         let is_meant =
-            |hold: &GrantedHold, named| books.raised.is_meant((key.db, &hold.name, owner.bytes()), hold.token, named);
+            |hold: &GrantedHold, named| state.raised.is_meant((key.db, &hold.name, owner.bytes()), hold.token, named);
         if token.is_some_and(|named| !grant.holds.iter().any(|hold| is_meant(hold, named))) {
             return None;
         }
         let (ticket, client) = (grant.ticket, grant.client);
-        if let Some(State::Confirming(id)) = books.owed.get(ticket).map(|pending| &pending.state) {
+        if let Some(Stage::Confirming(id)) = state.owed.get(ticket).map(|pending| &pending.stage) {
             let id = *id;
-            books.confirmations.remove(id);
+            state.confirmations.remove(id);
         }
         // This hold is what is being released. The others are taken back, unless the answer is on its way already.
-        books.in_flight.remove_hold(id, &key.name);
-        let is_unread = books.sessions.refuse_unread(client, id, (&owner.bytes().into(), &key), RELEASED);
-        if is_unread || books.owed.get(ticket).is_some() {
-            books.in_flight.owe(id);
+        state.in_flight.remove_hold(id, &key.name);
+        let is_unread = state.sessions.refuse_unread(client, id, (&owner.bytes().into(), &key), RELEASED);
+        if is_unread || state.owed.get(ticket).is_some() {
+            state.in_flight.owe(id);
         } else {
-            books.in_flight.settle(id);
+            state.in_flight.settle(id);
         }
         Some(ticket)
     });
     if let Some(ticket) = ended {
-        if books::with(|books| books.owed.get(ticket).is_some()) {
+        if state::with(|state| state.owed.get(ticket).is_some()) {
             answering::end_request(ctx, ticket, Outcome::Refused(RELEASED.into()), now);
         }
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
 }
 
-/// Removes a session's request from every book: what was granted is taken back. Returns what it was about.
-fn withdraw(books: &mut Books, ticket: Ticket) -> Option<About> {
-    let pending = books.owed.take(ticket)?;
-    match pending.state {
-        State::Waiting(id) => {
-            if let Some(waiter) = books.queue.leave(id) {
-                books.gave_up(&waiter);
+/// Removes a session's request from every table: what was granted is taken back. Returns what it was about.
+fn withdraw(state: &mut State, ticket: Ticket) -> Option<About> {
+    let pending = state.owed.take(ticket)?;
+    match pending.stage {
+        Stage::Waiting(id) => {
+            if let Some(waiter) = state.queue.leave(id) {
+                state.gave_up(&waiter);
             }
         }
-        State::Confirming(id) => books.give_up_confirmation(id),
+        Stage::Confirming(id) => state.give_up_confirmation(id),
         _ => {}
     }
     match pending.to {
         Recipient::Session { client, about } => {
-            books.sessions.remove_wait(client, &about);
+            state.sessions.remove_wait(client, &about);
             Some(about)
         }
         Recipient::Blocked { .. } => None,
@@ -322,27 +322,27 @@ fn withdraw(books: &mut Books, ticket: Ticket) -> Option<About> {
 /// Blocks a session until its next events arrive, or until it is due to hear that it is alive.
 pub fn read_next(ctx: Ctx, session: u64, reading: Reading, wait: Wait, now: Now) -> Result<Replied, String> {
     events::watch_keys(ctx);
-    let ticket = books::with(|books| {
-        books.sessions.open(session);
-        books.read_by(session);
-        books.owed.ticket()
+    let ticket = state::with(|state| {
+        state.sessions.open(session);
+        state.read_by(session);
+        state.owed.ticket()
     });
     holding::wake_for_ties(ctx);
-    if wait == Wait::No || books::with(|books| books.sessions.unread(session) > 0) || !ctx.flags().may_block() {
+    if wait == Wait::No || state::with(|state| state.sessions.unread(session) > 0) || !ctx.flags().may_block() {
         return Ok(answering::reply_events(ctx, session, reading));
     }
     let Some((block, replied)) = block_for_events(ctx, ticket) else {
         return Err("ERR this client can't be blocked".into());
     };
-    let until = books::with(|books| {
+    let until = state::with(|state| {
         // What is renewed for the session needs a reader, so it must ask again in time.
-        let has_to_ask = reading.signs == SignsOfLife::Wanted || books.ties.shortest_lease(session).is_some();
-        let pace = books.sessions.promised_pace(session, books.pace(session, config::default_lease()));
+        let has_to_ask = reading.signs == SignsOfLife::Wanted || state.ties.shortest_lease(session).is_some();
+        let pace = state.sessions.promised_pace(session, state.pace(session, config::default_lease()));
         let until = if has_to_ask { wait.at_most(pace) } else { wait }.until(now);
         let to = Recipient::Blocked { client: session, block: Some(block) };
-        books.owed.owe(ticket, to, State::Reading(reading, until));
-        books.sessions.set_reader(session, Some(Reader { ticket, until }));
-        books.owed.timeouts.extend(until.map(|until| (until, ticket)));
+        state.owed.owe(ticket, to, Stage::Reading(reading, until));
+        state.sessions.set_reader(session, Some(Reader { ticket, until }));
+        state.owed.timeouts.extend(until.map(|until| (until, ticket)));
         until
     });
     if let Some(until) = until {
@@ -358,11 +358,11 @@ pub fn read_next(ctx: Ctx, session: u64, reading: Reading, wait: Wait, now: Now)
 /// Names the setting that forbids it.
 pub fn has_room(request: &Request) -> Result<(), String> {
     let (most, of_session) = (config::MAX_WAITERS.get(), config::MAX_SESSION_WAITS.get());
-    books::with(|books| {
-        if request.on_behalf == OnBehalf::Session && books.sessions.load(request.client) as u64 >= of_session {
+    state::with(|state| {
+        if request.on_behalf == OnBehalf::Session && state.sessions.load(request.client) as u64 >= of_session {
             return Err(format!("ERR too many waits for this session: holdfast.max-session-waits is {of_session}"));
         }
-        let full = |key: &LockKey| most > 0 && books.queue.waiting(key.db, &key.name) as u64 >= most;
+        let full = |key: &LockKey| most > 0 && state.queue.waiting(key.db, &key.name) as u64 >= most;
         match request.keys.iter().find(|key| full(key)) {
             Some(key) => {
                 let name = show_start(&key.name);
@@ -376,17 +376,17 @@ pub fn has_room(request: &Request) -> Result<(), String> {
 /// Ends the waits that have timed out.
 pub fn time_out(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
-        let due = books::with(|books| {
-            let (_, ticket) = books.owed.timeouts.first().copied().filter(|(until, _)| *until <= now.millis())?;
-            books.owed.timeouts.pop_first();
-            let state = books.owed.get(ticket).map(|pending| &pending.state);
-            Some(match state {
-                Some(State::Waiting(id)) => {
+        let due = state::with(|state| {
+            let (_, ticket) = state.owed.timeouts.first().copied().filter(|(until, _)| *until <= now.millis())?;
+            state.owed.timeouts.pop_first();
+            let stage = state.owed.get(ticket).map(|pending| &pending.stage);
+            Some(match stage {
+                Some(Stage::Waiting(id)) => {
                     let id = *id;
-                    books.queue.leave(id)
+                    state.queue.leave(id)
                 }
-                Some(State::Reading(..)) => {
-                    books.owed.call(ticket);
+                Some(Stage::Reading(..)) => {
+                    state.owed.call(ticket);
                     None
                 }
                 _ => None,
@@ -403,7 +403,7 @@ pub fn time_out(ctx: Ctx, now: Now, slice: &Slice) {
 /// Ends the sessions that were promised a sign of life and do not ask for it: whoever they stand for is gone.
 pub fn end_silent(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
-        let Some(client) = books::with(|books| books.sessions.take_silent(now.millis())) else { break };
+        let Some(client) = state::with(|state| state.sessions.take_silent(now.millis())) else { break };
         if clients::end(ctx, client) {
             ctx.warn("holdfast: closed the connection of a session that has sent no LOCK.NEXT for a default lease");
         }
@@ -413,20 +413,20 @@ pub fn end_silent(ctx: Ctx, now: Now, slice: &Slice) {
 /// Removes what ended sessions leave behind: waiting requests, and grants that they never heard of.
 pub fn leave_ended(slice: &Slice) {
     while !slice.is_over() {
-        let Some(undelivered) = books::with(next_of_ended) else { break };
+        let Some(undelivered) = state::with(next_of_ended) else { break };
         add(|it| &mut it.grants_undelivered, u64::from(undelivered.is_some()));
     }
 }
 
 /// Removes one thing that an ended session has left behind. Returns the grant, if it was one.
-fn next_of_ended(books: &mut Books) -> Option<Option<GrantId>> {
-    Some(match books.sessions.next_remains()? {
+fn next_of_ended(state: &mut State) -> Option<Option<GrantId>> {
+    Some(match state.sessions.next_remains()? {
         Remains::Grant(grant) => {
-            books.in_flight.owe(grant);
+            state.in_flight.owe(grant);
             Some(grant)
         }
         Remains::Wait(ticket) => {
-            withdraw(books, ticket);
+            withdraw(state, ticket);
             None
         }
     })
@@ -438,14 +438,14 @@ pub fn refuse_undecided(ctx: Ctx, now: Now, slice: &Slice) {
     const UNBLOCKED: &str = "UNBLOCKED this server is now a replica and grants no locks";
     let refused = || Outcome::Refused(UNBLOCKED.into());
     while !slice.is_over() {
-        let waiter = books::with(|books| {
-            let (from, end) = books.undecided.waiters?;
-            let next = books.queue.from(from).next().filter(|waiter| waiter.id < end);
+        let waiter = state::with(|state| {
+            let (from, end) = state.undecided.waiters?;
+            let next = state.queue.from(from).next().filter(|waiter| waiter.id < end);
             let next = next.map(|waiter| (waiter.id, waiter.asker.on_behalf));
-            books.undecided.waiters = next.map(|(id, _)| (id.next(), end));
+            state.undecided.waiters = next.map(|(id, _)| (id.next(), end));
             // Who has come since then, and arrived earlier, waits for what the server is now.
-            let was_here = |id: WaiterId| id.ticket < books.undecided.tickets;
-            next.map(|(id, by)| if by == OnBehalf::Session && was_here(id) { books.queue.leave(id) } else { None })
+            let was_here = |id: WaiterId| id.ticket < state.undecided.tickets;
+            next.map(|(id, by)| if by == OnBehalf::Session && was_here(id) { state.queue.leave(id) } else { None })
         });
         let Some(waiter) = waiter else { break };
         if let Some(waiter) = waiter {
@@ -453,11 +453,11 @@ pub fn refuse_undecided(ctx: Ctx, now: Now, slice: &Slice) {
         }
     }
     while !slice.is_over() {
-        let Some(it) = books::with(|books| books.undecided.next_confirmation()) else { break };
+        let Some(it) = state::with(|state| state.undecided.next_confirmation()) else { break };
         let What::Reply { ticket, grant, .. } = it.what else { continue };
-        books::with(|books| books.in_flight.owe(grant));
-        let to_session = books::with(|books| {
-            books.owed.get(ticket).is_some_and(|pending| matches!(pending.to, Recipient::Session { .. }))
+        state::with(|state| state.in_flight.owe(grant));
+        let to_session = state::with(|state| {
+            state.owed.get(ticket).is_some_and(|pending| matches!(pending.to, Recipient::Session { .. }))
         });
         if to_session {
             answering::end_request(ctx, ticket, refused(), now);

@@ -1,29 +1,29 @@
 //! What ties do: renewals, releases when a connection ends, and telling sessions what they have lost.
 
-use crate::books::confirmations::What;
-use crate::books::{self, Tie, TieId, Why};
 use crate::keyspace::Lock;
 use crate::lock::{Deadline, Hold};
 use crate::server::clock::{Now, Slice};
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef};
 use crate::serving::serves;
+use crate::state::confirmations::What;
+use crate::state::{self, Tie, TieId, Why};
 use crate::stats::count;
 use crate::{confirming, holding};
 
 /// Renews what is due, and notes leases that have run out.
 pub fn renew_due(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
-        let due = books::with(|books| {
-            let id = books.ties.take_due(now.millis())?;
-            let tie = books.ties.get(id).filter(|tie| books.ties.is_live(tie));
-            let may_be_renewed = tie.is_some_and(|tie| !books.is_unread(tie));
+        let due = state::with(|state| {
+            let id = state.ties.take_due(now.millis())?;
+            let tie = state.ties.get(id).filter(|tie| state.ties.is_live(tie));
+            let may_be_renewed = tie.is_some_and(|tie| !state.is_unread(tie));
             Some((id, tie.cloned(), may_be_renewed))
         });
         let Some((id, tie, may_be_renewed)) = due else { break };
         match tie {
             Some(tie) if tie.tying.watchdog && !may_be_renewed && !tie.end().has_passed(now.millis()) => {
-                books::with(|books| books.ties.wait_for_reader(id));
+                state::with(|state| state.ties.wait_for_reader(id));
             }
             Some(tie)
                 if tie.tying.watchdog
@@ -44,9 +44,9 @@ fn renew(ctx: Ctx, id: TieId, tie: &Tie, now: Now) {
         let own = held(lock, tie)?;
         let deadline = own.deadline.max(Deadline::after(now.millis(), tie.lease));
         lock.update(owner, &own, &Hold { deadline, ..own });
-        books::with(|books| {
-            books.ties.deadline_moved(id, deadline, now.millis());
-            books.ties.renewed(id);
+        state::with(|state| {
+            state.ties.deadline_moved(id, deadline, now.millis());
+            state.ties.renewed(id);
         });
         Some(())
     });
@@ -57,20 +57,20 @@ fn renew(ctx: Ctx, id: TieId, tie: &Tie, now: Now) {
     count(|it| &mut it.watchdog_renewals);
     if tie.replicas > 0 {
         let renewal = confirming::begin(ctx, What::Renewal(id), tie.replicas, now);
-        books::with(|books| books.ties.asked(id, renewal));
+        state::with(|state| state.ties.asked(id, renewal));
     }
 }
 
 /// Where nothing may be written: tells of holds whose lease has run out, and leaves the renewals for later.
 pub fn tell_over(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
-        let due = books::with(|books| {
-            let id = books.ties.first_due(now.millis())?;
-            let is_over = books.ties.get(id).is_none_or(|tie| tie.end().has_passed(now.millis()));
+        let due = state::with(|state| {
+            let id = state.ties.first_due(now.millis())?;
+            let is_over = state.ties.get(id).is_none_or(|tie| tie.end().has_passed(now.millis()));
             if is_over {
-                books.ties.is_over(id)
+                state.ties.is_over(id)
             } else {
-                books.ties.put_off(id)
+                state.ties.put_off(id)
             }
             Some((id, is_over))
         });
@@ -85,7 +85,7 @@ pub fn tell_over(ctx: Ctx, now: Now, slice: &Slice) {
 /// Verifies the ties whose hold somebody else may have ended.
 pub fn verify_doubtful(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
-        let Some((id, why)) = books::with(|books| books.ties.next_doubtful()) else { break };
+        let Some((id, why)) = state::with(|state| state.ties.next_doubtful()) else { break };
         verify(ctx, id, why, now);
     }
 }
@@ -93,29 +93,29 @@ pub fn verify_doubtful(ctx: Ctx, now: Now, slice: &Slice) {
 /// Checks that a tied hold is still there. If not, it is lost, for the given reason unless its lease has run out. If the
 /// lease that its replicas know has run out, it is ended: one of them may have taken over and granted the lock.
 pub fn verify(ctx: Ctx, id: TieId, why: Why, now: Now) {
-    let Some(tie) = books::with(|books| books.ties.get(id).cloned()) else { return };
+    let Some(tie) = state::with(|state| state.ties.get(id).cloned()) else { return };
     let elsewhere = !serves(ctx, &tie.key());
     let still_held = |lock: &mut Lock, _: TextRef| held(lock, &tie).and(lock.own_end());
     let end = if elsewhere { None } else { with_lock(ctx, &tie, now, still_held).flatten() };
     if let Some(end) = end {
-        let is_over = books::with(|books| {
-            books.ties.deadline_seen(id, end);
-            books.ties.get(id).is_some_and(|tie| tie.end().has_passed(now.millis()))
+        let is_over = state::with(|state| {
+            state.ties.deadline_seen(id, end);
+            state.ties.get(id).is_some_and(|tie| tie.end().has_passed(now.millis()))
         });
         if !is_over {
             return holding::wake_for_ties(ctx);
         }
         // As soon as something may be written, and before anything else is judged by the lock.
-        books::with(|books| books.end_later(tie.clone()));
+        state::with(|state| state.end_later(tie.clone()));
         count(|it| &mut it.expired);
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
-    books::with(|books| {
-        books.ties.remove(id);
+    state::with(|state| {
+        state.ties.remove(id);
         if elsewhere {
-            books.untied(&tie, Why::Moved);
+            state.untied(&tie, Why::Moved);
         } else {
-            holding::tell_lost(books, &tie, why, now);
+            holding::tell_lost(state, &tie, why, now);
         }
     });
     timer::wake_for_replies(ctx);
@@ -124,7 +124,7 @@ pub fn verify(ctx: Ctx, id: TieId, why: Why, now: Now) {
 /// Releases the ephemeral holds of connections that have ended.
 pub fn release_ended(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
-        let Some(tie) = books::with(|books| books.ties.next_ended()) else { break };
+        let Some(tie) = state::with(|state| state.ties.next_ended()) else { break };
         if tie.tying.ephemeral {
             holding::release_tied(ctx, &tie, now);
         }
@@ -135,14 +135,14 @@ pub fn release_ended(ctx: Ctx, now: Now, slice: &Slice) {
 pub fn untie_retired(ctx: Ctx, slice: &Slice) {
     let mut any = false;
     while !slice.is_over() {
-        let Some(tie) = books::with(|books| books.ties.next_retired()) else { break };
-        books::with(|books| books.untied(&tie, Why::Replica));
+        let Some(tie) = state::with(|state| state.ties.next_retired()) else { break };
+        state::with(|state| state.untied(&tie, Why::Replica));
         any = true;
     }
     if any {
         timer::wake_for_replies(ctx);
     }
-    if books::with(|books| books.ties.has_retired()) {
+    if state::with(|state| state.ties.has_retired()) {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
 }

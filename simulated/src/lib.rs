@@ -8,8 +8,6 @@
 // The module, as it is.
 #[path = "../../src/answering.rs"]
 pub mod answering;
-#[path = "../../src/books/mod.rs"]
-pub mod books;
 #[path = "../../src/commands/mod.rs"]
 pub mod commands;
 #[path = "../../src/config.rs"]
@@ -28,6 +26,8 @@ pub mod keyspace;
 pub mod lock;
 #[path = "../../src/serving.rs"]
 pub mod serving;
+#[path = "../../src/state/mod.rs"]
+pub mod state;
 #[path = "../../src/stats.rs"]
 pub mod stats;
 #[path = "../../src/turns.rs"]

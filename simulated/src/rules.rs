@@ -2,14 +2,14 @@
 //! each stands below under its own name, as it is printed when it is broken.
 //!
 //! The judge believes what clients were *told*: a hold begins with the reply that grants it. It reads the keyspace with
-//! its own eyes ([`crate::truth`]), and looks into the module's books only where a rule speaks of them.
+//! its own eyes ([`crate::truth`]), and looks into the module's state only where a rule speaks of them.
 
 use crate::asked::Asked;
-use crate::books::owed::OnBehalf;
-use crate::books::{self, Books, Recipient, State};
 use crate::redis::{Bytes, Happening, Node, node};
 use crate::resp::Reply;
 use crate::server::Role;
+use crate::state::owed::OnBehalf;
+use crate::state::{self, Recipient, Stage, State};
 use crate::truth::{self, Seen};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -63,12 +63,12 @@ pub const ALIVE: &str = "every reply to LOCK.NEXT … ALIVE ends with one sign o
 pub const COPY: &str = "what the replicas are sent makes the same keyspace";
 /// Refused writes.
 pub const REFUSED: &str = "where the server would refuse a write, the module writes nothing";
-/// Books.
-pub const BOOKS: &str = "every book agrees with every other";
+/// The state of the module.
+pub const STATE: &str = "every table agrees with every other";
 /// Bounds.
 pub const WORK: &str = "the work in one turn is bounded";
 /// Leaks.
-pub const LEFT: &str = "nothing is left in any book when all clients are gone";
+pub const LEFT: &str = "nothing is left in any table when all clients are gone";
 
 /// A broken rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -1525,8 +1525,8 @@ impl Judge {
     /// Requests that stand in the queue, with the place at which each began, under the limit that it has there.
     fn waiting(&self) -> Vec<(Arrival, i32, Asked)> {
         type Queued = (u64, Bytes, i32, Vec<Bytes>);
-        let queued: BTreeMap<Queued, u32> = books::with(|books| {
-            let one = |waiter: &crate::lock::Waiter<books::Asker>| {
+        let queued: BTreeMap<Queued, u32> = state::with(|state| {
+            let one = |waiter: &crate::lock::Waiter<state::Asker>| {
                 let keys = waiter.keys.iter().map(|key| key.name.to_vec()).collect();
                 let limit = match waiter.demand.limit.number() {
                     0 => u32::MAX,
@@ -1534,7 +1534,7 @@ impl Judge {
                 };
                 ((waiter.asker.client, waiter.owner.to_vec(), waiter.keys[0].db, keys), limit)
             };
-            books.queue.iter().map(one).collect()
+            state.queue.iter().map(one).collect()
         });
         // Of a request that was repeated, and whose asker has not heard of it, nobody can say which one is in the queue.
         let is_like = |one: &Asked, other: &Asked| {
@@ -1687,7 +1687,7 @@ impl Judge {
     /// Look-ups and writes, counted: so many for each request, waiter and tie that there is.
     fn bounded(&mut self) -> Result<(), Violation> {
         const EACH: usize = 40;
-        let (waiters, ties) = books::with(|books| (books.queue.len(), books.ties.len()));
+        let (waiters, ties) = state::with(|state| (state.queue.len(), state.ties.len()));
         let most = (std::mem::take(&mut self.requests) + waiters + ties + 10) * EACH;
         let done = node(|node| node.look_ups + node.writes);
         if done > most {
@@ -1754,7 +1754,7 @@ impl Judge {
     /// What a session has lost lies in its mailbox by now.
     pub fn losses_are_told(&self) -> Result<(), Violation> {
         let is_here = |client: &u64| self.connections.get(client).is_some_and(|it| !it.has_vanished);
-        let is_noted = |client: u64| books::with(|books| books.sessions.unread(client) > 0);
+        let is_noted = |client: u64| state::with(|state| state.sessions.unread(client) > 0);
         // What was renamed and renamed back is there again.
         let is_there = |key: &Bytes, owner: &Bytes, token: u64| {
             let under = |db: i32| node(|node| truth::read(node, db, key).of(owner).and_then(|it| it.token));
@@ -1784,7 +1784,7 @@ impl Judge {
 
     /// Nobody holds what nobody was told of, nor will be: of grants to those who waited.
     fn nobody_holds_unheard(&self) -> Result<(), Violation> {
-        if self.is_muddled || !self.fences.is_empty() || books::with(|books| !books.confirmations.is_empty()) {
+        if self.is_muddled || !self.fences.is_empty() || state::with(|state| !state.confirmations.is_empty()) {
             return Ok(());
         }
         let unheard = self.queued.iter().filter(|(token, _)| !self.sent.contains(token));
@@ -1835,15 +1835,15 @@ impl Judge {
     fn all_answered(&self) -> Result<(), Violation> {
         let is_kept = |wait: &Wait| {
             let it = &wait.asked;
-            books::with(|books| {
-                let is_it = |waiter: &crate::lock::Waiter<books::Asker>| {
+            state::with(|state| {
+                let is_it = |waiter: &crate::lock::Waiter<state::Asker>| {
                     waiter.asker.client == it.client
                         && *waiter.owner == *it.owner
                         && waiter.asker.on_behalf == OnBehalf::Session
                 };
-                books.queue.iter().any(is_it)
-                    || !books.confirmations.is_empty()
-                    || books.sessions.unread(it.client) > 0
+                state.queue.iter().any(is_it)
+                    || !state.confirmations.is_empty()
+                    || state.sessions.unread(it.client) > 0
                     || self.connections.get(&it.client).is_none_or(|it| it.has_vanished)
             })
         };
@@ -1873,9 +1873,9 @@ impl Judge {
             node.clients.iter().filter_map(of).collect()
         });
         let is_late = |(client, block): &&(u64, crate::redis::Block)| {
-            books::with(|books| match books.owed.get(block.ticket).map(|pending| &pending.state) {
-                Some(State::Ending(_)) => true,
-                Some(State::Reading(..)) => books.sessions.unread(*client) > 0,
+            state::with(|state| match state.owed.get(block.ticket).map(|pending| &pending.stage) {
+                Some(Stage::Ending(_)) => true,
+                Some(Stage::Reading(..)) => state.sessions.unread(*client) > 0,
                 _ => false,
             })
         };
@@ -1929,20 +1929,20 @@ impl Judge {
     /// All clients are gone.
     pub fn nothing_is_left(&self) -> Result<(), Violation> {
         let handles = node(|node| node.handles);
-        let left = books::with(|books| {
-            let (sessions, waits, unread) = books.sessions.sizes();
+        let left = state::with(|state| {
+            let (sessions, waits, unread) = state.sessions.sizes();
             [
-                ("waiters", books.queue.len()),
-                ("ties", books.ties.len()),
-                ("confirmations", books.confirmations.len()),
-                ("grants in flight", books.in_flight.len()),
+                ("waiters", state.queue.len()),
+                ("ties", state.ties.len()),
+                ("confirmations", state.confirmations.len()),
+                ("grants in flight", state.in_flight.len()),
                 ("sessions", sessions),
                 ("waits of sessions", waits),
                 ("unread events", unread),
-                ("time limits", books.owed.timeouts.len()),
-                ("answers that are owed", books.owed.len()),
-                ("looks", usize::from(books.looks.first().is_some())),
-                ("work", usize::from(books.has_work())),
+                ("time limits", state.owed.timeouts.len()),
+                ("answers that are owed", state.owed.len()),
+                ("lease timers", usize::from(state.lease_timers.first().is_some())),
+                ("work", usize::from(state.has_work())),
             ]
         });
         match left.iter().find(|(_, count)| *count > 0) {
@@ -1963,24 +1963,24 @@ fn is_refusing(node: &Node) -> bool {
     node.role == Role::Master && node.refuses_writes().is_some()
 }
 
-/// Every book agrees with every other, as far as they show it.
+/// Every table agrees with every other, as far as they show it.
 fn books_agree() -> Result<(), Violation> {
-    books::with(|books| {
-        for waiter in books.queue.iter() {
-            let pending = books.owed.get(waiter.asker.ticket);
-            let agrees = pending.is_some_and(|pending| match (&pending.state, &pending.to) {
-                (State::Waiting(id), Recipient::Blocked { client, .. } | Recipient::Session { client, .. }) => {
+    state::with(|state| {
+        for waiter in state.queue.iter() {
+            let pending = state.owed.get(waiter.asker.ticket);
+            let agrees = pending.is_some_and(|pending| match (&pending.stage, &pending.to) {
+                (Stage::Waiting(id), Recipient::Blocked { client, .. } | Recipient::Session { client, .. }) => {
                     *id == waiter.id && *client == waiter.asker.client
                 }
                 _ => false,
             });
             if !agrees {
-                return Err(Violation::new(BOOKS, format!("{waiter:?} is owed {pending:?}")));
+                return Err(Violation::new(STATE, format!("{waiter:?} is owed {pending:?}")));
             }
             let limit =
-                |books: &Books| waiter.until.is_none_or(|at| books.owed.timeouts.contains(&(at, waiter.asker.ticket)));
-            if !limit(books) {
-                return Err(Violation::new(BOOKS, format!("the end of the wait of {waiter:?} is not noted")));
+                |state: &State| waiter.until.is_none_or(|at| state.owed.timeouts.contains(&(at, waiter.asker.ticket)));
+            if !limit(state) {
+                return Err(Violation::new(STATE, format!("the end of the wait of {waiter:?} is not noted")));
             }
         }
         Ok(())
@@ -1990,26 +1990,26 @@ fn books_agree() -> Result<(), Violation> {
 /// A wait ends when its time is over.
 fn in_time() -> Result<(), Violation> {
     let now = node(|node| node.millis());
-    let late = books::with(|books| {
+    let late = state::with(|state| {
         let is_late = |until: &u64| until + CALM < now;
-        books.queue.iter().find(|waiter| waiter.until.as_ref().is_some_and(is_late)).map(|waiter| format!("{waiter:?}"))
+        state.queue.iter().find(|waiter| waiter.until.as_ref().is_some_and(is_late)).map(|waiter| format!("{waiter:?}"))
     });
     late.map_or(Ok(()), |waiter| Err(Violation::new(IN_TIME, waiter)))
 }
 
 /// A replica grants nothing: sessions that waited have been told so.
 fn nobody_waits_on_a_replica() -> Result<(), Violation> {
-    let waits = books::with(|books| {
-        let of_session = |waiter: &&crate::lock::Waiter<books::Asker>| waiter.asker.on_behalf == OnBehalf::Session;
-        books.queue.iter().find(of_session).map(|waiter| format!("{waiter:?}"))
+    let waits = state::with(|state| {
+        let of_session = |waiter: &&crate::lock::Waiter<state::Asker>| waiter.asker.on_behalf == OnBehalf::Session;
+        state.queue.iter().find(of_session).map(|waiter| format!("{waiter:?}"))
     });
     waits.map_or(Ok(()), |waiter| Err(Violation::new(ENDS, format!("on a replica, {waiter}"))))
 }
 
 /// With everything idle, nobody waits for a lock that is free.
 fn nobody_waits_for_what_is_free(late: u64) -> Result<(), Violation> {
-    let waiters: Vec<(Bytes, u32, i32, Vec<Bytes>)> = books::with(|books| {
-        let one = |waiter: &crate::lock::Waiter<books::Asker>| {
+    let waiters: Vec<(Bytes, u32, i32, Vec<Bytes>)> = state::with(|state| {
+        let one = |waiter: &crate::lock::Waiter<state::Asker>| {
             let limit = match waiter.demand.limit.number() {
                 0 => u32::MAX,
                 limit => limit,
@@ -2017,7 +2017,7 @@ fn nobody_waits_for_what_is_free(late: u64) -> Result<(), Violation> {
             let keys = waiter.keys.iter().map(|key| key.name.to_vec()).collect();
             (waiter.owner.to_vec(), limit, waiter.keys[0].db, keys)
         };
-        books.queue.iter().map(one).collect()
+        state.queue.iter().map(one).collect()
     });
     let mut ahead: BTreeSet<(i32, Bytes)> = BTreeSet::new();
     for (owner, limit, db, keys) in waiters {

@@ -1,8 +1,6 @@
 //! `LOCK.ACQUIRE` and the path of a request that may wait, which `LOCK.MACQUIRE` shares.
 
 use super::args::{self, Options, Word};
-use crate::books::owed::{OnBehalf, Purpose};
-use crate::books::{self, Answer, Terms};
 use crate::holding::{self, Grantee, WRONGTYPE};
 use crate::keyspace::{Allowance, Lock};
 use crate::lock::{Ahead, Decision, LockKey, Millis, all_or_none, decide};
@@ -11,6 +9,8 @@ use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, TextRef};
 use crate::serving::{refusal, too_many_holders};
+use crate::state::owed::{OnBehalf, Purpose};
+use crate::state::{self, Answer, Terms};
 use crate::stats::count;
 use crate::waiting::{self, Request, Wait};
 use std::cell::OnceCell;
@@ -74,7 +74,7 @@ impl Command for Acquire {
 
 /// Whether a newcomer has to queue behind others.
 pub(super) fn ahead(ctx: Ctx, name: TextRef) -> Ahead {
-    let contended = books::with(|books| books.is_contended(ctx.db(), name.bytes()));
+    let contended = state::with(|state| state.is_contended(ctx.db(), name.bytes()));
     if contended { Ahead::Somebody } else { Ahead::Nobody }
 }
 

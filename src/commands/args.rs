@@ -1,8 +1,6 @@
 //! Arguments: read once and checked completely before anything is looked up.
 
 use super::owner;
-use crate::books::owed::OnBehalf;
-use crate::books::{self, SignsOfLife, Terms, Tying};
 use crate::config;
 use crate::keyspace::MAX_OWNER;
 use crate::lock::rule::MAX_HOLDS;
@@ -10,6 +8,8 @@ use crate::lock::{Demand, Limit, Millis, Raise, Token, fence};
 use crate::server::commands::{Arg, Command};
 use crate::server::text::{parse_number, show_start as show};
 use crate::server::{AsText, Call, Text, TextRef, acl, ctx};
+use crate::state::owed::OnBehalf;
+use crate::state::{self, SignsOfLife, Terms, Tying};
 use crate::waiting::Wait;
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -365,7 +365,7 @@ pub fn asker(call: Call, options: &Options) -> Result<(u64, OnBehalf), String> {
     if let Some(session) = options.session {
         let client = session_of(call, session)?;
         // What it waits for and holds is all that can yet be told it: so its mailbox has a bound, also if it never reads.
-        let (unread, most) = (books::with(|books| books.sessions.unread(client)), config::MAX_SESSION_WAITS.get());
+        let (unread, most) = (state::with(|state| state.sessions.unread(client)), config::MAX_SESSION_WAITS.get());
         if unread as u64 >= most {
             return Err(format!("ERR too many unread events of this session: holdfast.max-session-waits is {most}"));
         }
@@ -390,7 +390,7 @@ pub fn session(call: Call, options: &Options) -> Result<u64, String> {
         Some(session) => session_of(call, session),
         None if owner::is_connection(call.ctx) => {
             let client = call.ctx.client_id();
-            books::with(|books| books.sessions.open(client));
+            state::with(|state| state.sessions.open(client));
             Ok(client)
         }
         None => Err("ERR SESSION is missing: a script has no connection of its own".into()),
@@ -405,7 +405,7 @@ fn session_of(call: Call, session: TextRef) -> Result<u64, String> {
     if !acl::is_user_of(call.ctx, client) {
         return Err("NOPERM this session belongs to another user".into());
     }
-    books::with(|books| books.sessions.open(client));
+    state::with(|state| state.sessions.open(client));
     Ok(client)
 }
 

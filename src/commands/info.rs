@@ -2,7 +2,6 @@
 
 use super::args::{self, Word};
 use super::waiters::{MOST, SHOWN};
-use crate::books::{self, Tie};
 use crate::holding::WRONGTYPE;
 use crate::keyspace::{Lock, rosters};
 use crate::lock::{Deadline, Hold, Millis};
@@ -11,6 +10,7 @@ use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::ctx::Role;
 use crate::server::reply::Replied;
 use crate::server::{Call, Ctx};
+use crate::state::{self, Tie};
 use std::ffi::{CStr, c_int};
 
 /// `LOCK.INFO`
@@ -36,7 +36,7 @@ impl Command for Info {
         let now = Now::read().millis();
         do_not_trust_copies(ctx);
         let lock = Lock::look_as_nobody(ctx, name, now).map_err(|_| WRONGTYPE)?;
-        let waiters = books::with(|books| books.queue.waiting(lock.db(), name.bytes()));
+        let waiters = state::with(|state| state.queue.waiting(lock.db(), name.bytes()));
         let holders = lock.holders(now);
         if holders.is_empty() && waiters == 0 {
             return Ok(ctx.reply_null());
@@ -58,7 +58,7 @@ impl Command for Info {
         let shown = holders.len().min(options.count.unwrap_or(SHOWN)).min(MOST);
         let _ = ctx.reply_array(shown);
         for (owner, hold) in holders.iter().take(shown) {
-            let tie = books::with(|books| books.ties.of(lock.db(), name.bytes(), owner, hold.token).cloned());
+            let tie = state::with(|state| state.ties.of(lock.db(), name.bytes(), owner, hold.token).cloned());
             reply_holder(ctx, owner, hold, tie.as_ref(), now);
         }
         let _ = ctx.reply_bytes(b"waiters");

@@ -2,7 +2,6 @@
 
 use super::args::{self, Options, Word};
 use super::release::{give_back, settle_in_flight};
-use crate::books;
 use crate::holding::look_all;
 use crate::lock::LockKey;
 use crate::lock::serve::Change;
@@ -11,6 +10,7 @@ use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call};
 use crate::serving::serve;
+use crate::state;
 use std::ffi::{CStr, c_int};
 
 /// `LOCK.MRELEASE`
@@ -41,10 +41,10 @@ impl Command for Mrelease {
         let left: Vec<_> = locks.iter_mut().map(|lock| give_back(lock, owner.as_text(), &options, now)).collect();
         let db = ctx.db();
         drop(locks);
-        books::with(|books| {
+        state::with(|state| {
             for (name, _) in names.iter().zip(&left).filter(|(_, left)| **left == Some(0)) {
-                if books.is_contended(db, name.bytes()) {
-                    books.agenda.note(LockKey::new(db, name.bytes()), Change::Freed);
+                if state.is_contended(db, name.bytes()) {
+                    state.agenda.note(LockKey::new(db, name.bytes()), Change::Freed);
                 }
             }
         });

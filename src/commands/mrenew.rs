@@ -2,10 +2,10 @@
 
 use super::args::{self, Options, Word};
 use super::renew::renew_all;
-use crate::books::Answer;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call};
+use crate::state::Answer;
 use std::ffi::{CStr, c_int};
 
 /// `LOCK.MRENEW`

@@ -2,11 +2,11 @@
 
 use super::args::{self, Word};
 use super::owner;
-use crate::books::Reading;
 use crate::server::Call;
 use crate::server::clock::Now;
 use crate::server::commands::{Command, Docs, Keys};
 use crate::server::reply::Replied;
+use crate::state::Reading;
 use crate::waiting;
 use std::ffi::{CStr, c_int};
 

@@ -2,8 +2,6 @@
 
 use super::args::{self, Options, Word};
 use crate::answering;
-use crate::books::owed::{OnBehalf, Purpose};
-use crate::books::{Answer, GrantedHold, TakeBack, Terms};
 use crate::holding::{self, Grantee, look_all};
 use crate::keyspace::{self, Lock};
 use crate::lock::{Deadline, Hold, LockKey, Token};
@@ -12,6 +10,8 @@ use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, TextRef};
 use crate::serving::deadline_moved;
+use crate::state::owed::{OnBehalf, Purpose};
+use crate::state::{Answer, GrantedHold, TakeBack, Terms};
 use crate::stats::count;
 use crate::waiting::{self, Request};
 use std::ffi::{CStr, c_int};

@@ -2,7 +2,6 @@
 
 use super::args::{self, Word};
 use super::info::reply_ttl;
-use crate::books;
 use crate::keyspace::Lock;
 use crate::lock::{Deadline, LockKey, Millis, Owner, WaiterId};
 use crate::server::acl::User;
@@ -10,6 +9,7 @@ use crate::server::clock::{Now, Slice, steady_millis};
 use crate::server::commands::{Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, Text};
+use crate::state;
 use std::cmp::Reverse;
 use std::ffi::{CStr, c_int};
 
@@ -76,20 +76,20 @@ struct Held {
 
 /// The locks with the most waiters; among equals, the one with the longest wait first.
 fn rows(db: i32, most: usize, may_read: impl Fn(&LockKey) -> bool) -> Vec<Row> {
-    let crowds: Vec<(LockKey, usize)> = books::with(|books| books.queue.crowds_in(db).take(LOOKED_AT).collect());
+    let crowds: Vec<(LockKey, usize)> = state::with(|state| state.queue.crowds_in(db).take(LOOKED_AT).collect());
     let mut rows: Vec<(LockKey, usize)> = crowds.into_iter().filter(|(key, _)| may_read(key)).take(most).collect();
     if rows.len() < most {
         // Locks with a single waiter, in order of arrival.
-        let singles: Vec<LockKey> = books::with(|books| {
-            let keys = books.queue.from(WaiterId::FIRST).take(LOOKED_AT).flat_map(|waiter| waiter.keys.iter().cloned());
+        let singles: Vec<LockKey> = state::with(|state| {
+            let keys = state.queue.from(WaiterId::FIRST).take(LOOKED_AT).flat_map(|waiter| waiter.keys.iter().cloned());
             let keys = keys.take(LOOKED_AT).filter(|key| key.db == db);
-            keys.filter(|key| books.queue.waiting(key.db, &key.name) == 1).collect()
+            keys.filter(|key| state.queue.waiting(key.db, &key.name) == 1).collect()
         });
         let room = most.saturating_sub(rows.len());
         rows.extend(singles.into_iter().filter(may_read).take(room).map(|key| (key, 1)));
     }
-    let mut rows: Vec<Row> = books::with(|books| {
-        let arrived = |key: &LockKey| books.queue.lane(key.db, &key.name).next().map_or(0, |waiter| waiter.id.arrived);
+    let mut rows: Vec<Row> = state::with(|state| {
+        let arrived = |key: &LockKey| state.queue.lane(key.db, &key.name).next().map_or(0, |waiter| waiter.id.arrived);
         rows.into_iter().map(|(key, waiters)| Row { arrived: arrived(&key), key, waiters }).collect()
     });
     rows.sort_by_key(|row| (Reverse(row.waiters), row.arrived));

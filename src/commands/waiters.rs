@@ -1,12 +1,12 @@
 //! `LOCK.WAITERS`
 
 use super::args::{self, Word};
-use crate::books;
 use crate::lock::{Limit, Millis, Owner};
 use crate::server::Call;
 use crate::server::clock::{Now, steady_millis};
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
+use crate::state;
 use std::ffi::{CStr, c_int};
 
 /// How many are shown unless `COUNT` says otherwise.
@@ -35,8 +35,8 @@ impl Command for Waiters {
         let name = args::key(call, 1)?;
         let options = args::options(call, 2, Self::DOCS.args)?;
         let (ctx, now, steady) = (call.ctx, Now::read().millis(), steady_millis());
-        let rows: Vec<Row> = books::with(|books| {
-            let lane = books.queue.lane(ctx.db(), name.bytes()).take(options.count.unwrap_or(SHOWN).min(MOST));
+        let rows: Vec<Row> = state::with(|state| {
+            let lane = state.queue.lane(ctx.db(), name.bytes()).take(options.count.unwrap_or(SHOWN).min(MOST));
             lane.map(|waiter| Row {
                 owner: waiter.owner.clone(),
                 client: waiter.asker.client,

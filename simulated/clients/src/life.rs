@@ -542,7 +542,7 @@ impl Life {
     /// The server knows of nobody any more.
     fn is_empty(&self) -> Result<(), Violation> {
         let holders = self.holders();
-        let (waiters, ties) = simulated::books::with(|books| (books.queue.len(), books.ties.len()));
+        let (waiters, ties) = simulated::state::with(|state| (state.queue.len(), state.ties.len()));
         if holders.is_empty() && waiters == 0 && ties == 0 {
             return Ok(());
         }

@@ -1,9 +1,9 @@
-//! The books without a server.
+//! The state without a server.
 
 mod alive;
 mod confirmations;
 mod in_flight;
-mod looks;
+mod lease_timers;
 mod owed;
 mod raised;
 mod sessions;

@@ -1,13 +1,13 @@
 //! What dies with its connection, as plain tables: who waits, who is owed an answer, which holds are tied to whom,
 //! what is being confirmed, and what the next turn of the event loop has to do about all this.
 //!
-//! A book knows no server and calls nobody, so it can be tested alone. All books are in one place, [`with`], which
+//! A table knows no server and calls nobody, so it can be tested alone. All tables are in one place, [`with`], which
 //! lends them only for as long as reading or noting something takes: never while the server is called, which may call
 //! back.
 
 pub mod confirmations;
 pub mod in_flight;
-pub mod looks;
+pub mod lease_timers;
 pub mod owed;
 pub mod raised;
 pub mod sessions;
@@ -19,8 +19,8 @@ mod tests;
 
 pub use confirmations::{Confirmation, ConfirmationId, Confirmations};
 pub use in_flight::{Grant, GrantId, GrantedHold, InFlight, OwedHold, TakeBack};
-pub use looks::Looks;
-pub use owed::{Answer, Asker, Outcome, Owed, Reading, Recipient, SignsOfLife, State, Terms};
+pub use lease_timers::LeaseTimers;
+pub use owed::{Answer, Asker, Outcome, Owed, Reading, Recipient, SignsOfLife, Stage, Terms};
 pub use raised::Raised;
 pub use sessions::{Event, Kind, Sessions, Why};
 pub use sweep::Sweep;
@@ -33,15 +33,15 @@ use crate::server::blocked::Blocked;
 use crate::server::clock::Now;
 use std::collections::VecDeque;
 
-/// All books.
+/// All of these tables.
 #[derive(Debug, Default)]
-pub struct Books {
+pub struct State {
     /// Who waits for which lock, in order.
     pub queue: Queue<Asker>,
     /// Which locks have changed and must be looked at.
     pub agenda: Agenda,
     /// When to look at locks that nobody touches.
-    pub looks: Looks,
+    pub lease_timers: LeaseTimers,
     /// Who is owed an answer.
     pub owed: Owed<Blocked>,
     /// The mailboxes of sessions.
@@ -102,11 +102,11 @@ impl Undecided {
     }
 }
 
-static BOOKS: MainThread<Books> = MainThread::new();
+static STATE: MainThread<State> = MainThread::new();
 
-/// Lends the books; see [`MainThread::with`].
-pub fn with<R>(work: impl FnOnce(&mut Books) -> R) -> R {
-    BOOKS.with(work)
+/// Lends the state; see [`MainThread::with`].
+pub fn with<R>(work: impl FnOnce(&mut State) -> R) -> R {
+    STATE.with(work)
 }
 
 /// What became of an answer.
@@ -118,7 +118,7 @@ pub enum Delivery {
     Undelivered,
 }
 
-impl Books {
+impl State {
     /// Records how the request of `ticket` ended, for whoever is owed its answer; `now` is when it ended. The one
     /// place that asks who that is.
     pub fn end(&mut self, ticket: owed::Ticket, outcome: Outcome, now: Now) -> Delivery {
@@ -282,7 +282,7 @@ impl Books {
         }
         for key in waiter.keys.iter() {
             if self.queue.waiting(key.db, &key.name) == 0 {
-                self.looks.schedule(key, None);
+                self.lease_timers.schedule(key, None);
             }
         }
     }
@@ -329,7 +329,7 @@ impl Books {
     /// been a replica for less than a turn.)
     pub fn forget_work(&mut self) {
         self.forget_touches();
-        self.looks = Looks::default();
+        self.lease_timers = LeaseTimers::default();
         self.sweep = Sweep::default();
         let waiters = (!self.queue.is_empty()).then(|| (WaiterId::FIRST, self.queue.end()));
         self.undecided.waiters = waiters;

@@ -1,9 +1,9 @@
 //! Grants in flight: each is settled or taken back, hold by hold, once.
 
 use super::{home, key, owner};
-use crate::books::owed::{OnBehalf, Ticket};
-use crate::books::{Grant, GrantId, GrantedHold, InFlight, TakeBack};
 use crate::lock::Deadline;
+use crate::state::owed::{OnBehalf, Ticket};
+use crate::state::{Grant, GrantId, GrantedHold, InFlight, TakeBack};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 

@@ -1,10 +1,10 @@
 //! Answers that are owed: each is given once, or found to be undeliverable once.
 
 use super::{granted, key, owner};
-use crate::books::owed::{About, Ended, Owed};
-use crate::books::{GrantId, Reading, Recipient, SignsOfLife, State};
 use crate::server::callbacks::Ticket;
 use crate::server::clock::Now;
+use crate::state::owed::{About, Ended, Owed};
+use crate::state::{GrantId, Reading, Recipient, SignsOfLife, Stage};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -42,13 +42,13 @@ proptest! {
             match act {
                 Act::OweBlocked => {
                     let ticket = owed.ticket();
-                    owed.owe(ticket, Recipient::Blocked { client: 1, block: Some(ticket) }, State::Beginning);
+                    owed.owe(ticket, Recipient::Blocked { client: 1, block: Some(ticket) }, Stage::Beginning);
                     prop_assert!(blocked.insert(ticket), "a ticket is new");
                 }
                 Act::OweSession => {
                     let ticket = owed.ticket();
                     let about = About { keys: Rc::from([key(1)]), owner: owner(1), purpose: super::ACQUIRE };
-                    owed.owe(ticket, Recipient::Session { client: 1, about }, State::Beginning);
+                    owed.owe(ticket, Recipient::Session { client: 1, about }, Stage::Beginning);
                     prop_assert!(sessions.insert(ticket), "a ticket is new");
                 }
                 Act::End(number) => {
@@ -96,7 +96,7 @@ fn an_answer_that_is_put_off_is_given_if_the_client_is_still_there() {
     let mut owed: Owed<Ticket> = Owed::default();
     let [one, other] = [1, 2].map(|client| {
         let ticket = owed.ticket();
-        owed.owe(ticket, Recipient::Blocked { client, block: Some(ticket) }, State::Beginning);
+        owed.owe(ticket, Recipient::Blocked { client, block: Some(ticket) }, Stage::Beginning);
         owed.end(ticket, granted(client), NOW);
         let (ending, block) = owed.next_ending().expect("it ends");
         owed.put_off(ending, block);
@@ -114,10 +114,10 @@ fn whoever_is_called_is_answered() {
     let mut owed: Owed<Ticket> = Owed::default();
     let (reader, session) = (owed.ticket(), owed.ticket());
     let about = About { keys: Rc::from([key(1)]), owner: owner(1), purpose: super::ACQUIRE };
-    owed.owe(reader, Recipient::Blocked { client: 1, block: Some(reader) }, State::Beginning);
-    owed.owe(session, Recipient::Session { client: 1, about }, State::Beginning);
-    owed.set(reader, State::Reading(Reading { most: 1, signs: SignsOfLife::Unwanted, asked: 0 }, Some(5)));
-    assert!(matches!(owed.get(reader).map(|it| &it.state), Some(State::Reading(Reading { most: 1, .. }, Some(5)))));
+    owed.owe(reader, Recipient::Blocked { client: 1, block: Some(reader) }, Stage::Beginning);
+    owed.owe(session, Recipient::Session { client: 1, about }, Stage::Beginning);
+    owed.set(reader, Stage::Reading(Reading { most: 1, signs: SignsOfLife::Unwanted, asked: 0 }, Some(5)));
+    assert!(matches!(owed.get(reader).map(|it| &it.stage), Some(Stage::Reading(Reading { most: 1, .. }, Some(5)))));
     owed.call(session);
     owed.call(reader);
     assert!(owed.is_ending());

@@ -125,9 +125,9 @@ pub enum Answer {
     Tokens(Vec<Option<Token>>),
 }
 
-/// The state of an answer.
+/// The stage of an answer.
 #[derive(Debug)]
-pub enum State {
+pub enum Stage {
     /// Just created.
     Beginning,
     /// The request is in the queue.
@@ -155,8 +155,8 @@ pub struct End {
 pub struct Pending<B> {
     /// To whom.
     pub to: Recipient<B>,
-    /// Its state.
-    pub state: State,
+    /// Its stage.
+    pub stage: Stage,
 }
 
 /// What recording an end led to.
@@ -206,8 +206,8 @@ impl<B> Owed<B> {
     }
 
     /// Records that an answer is owed.
-    pub fn owe(&mut self, ticket: Ticket, to: Recipient<B>, state: State) {
-        self.pending.insert(ticket, Pending { to, state });
+    pub fn owe(&mut self, ticket: Ticket, to: Recipient<B>, stage: Stage) {
+        self.pending.insert(ticket, Pending { to, stage });
     }
 
     /// An answer that is owed.
@@ -225,10 +225,10 @@ impl<B> Owed<B> {
         self.pending.is_empty()
     }
 
-    /// Sets the state of an answer.
-    pub fn set(&mut self, ticket: Ticket, state: State) {
+    /// Sets the stage of an answer.
+    pub fn set(&mut self, ticket: Ticket, stage: Stage) {
         if let Some(pending) = self.pending.get_mut(&ticket) {
-            pending.state = state;
+            pending.stage = stage;
         }
     }
 
@@ -241,8 +241,8 @@ impl<B> Owed<B> {
     pub fn end(&mut self, ticket: Ticket, outcome: Outcome, now: Now) -> Ended {
         match self.pending.get_mut(&ticket) {
             None => Ended::Nobody(outcome),
-            Some(Pending { to: Recipient::Blocked { .. }, state }) => {
-                *state = State::Ending(Box::new(End { outcome, at: now }));
+            Some(Pending { to: Recipient::Blocked { .. }, stage }) => {
+                *stage = Stage::Ending(Box::new(End { outcome, at: now }));
                 self.ending.push_back(ticket);
                 Ended::Reply
             }

@@ -1,11 +1,11 @@
 //! What replicas have yet to confirm: each is confirmed, missed or given up once, in order.
 
 use super::TERMS;
-use crate::books::confirmations::{Confirmation, ConfirmationId, Settled, What};
-use crate::books::owed::Ticket;
-use crate::books::{Answer, Confirmations, GrantId};
 use crate::server::clock::Now;
 use crate::server::replicas::Offsets;
+use crate::state::confirmations::{Confirmation, ConfirmationId, Settled, What};
+use crate::state::owed::Ticket;
+use crate::state::{Answer, Confirmations, GrantId};
 
 /// A grant that this many replicas must have by 100.
 fn grant(number: u64, needed: u32) -> Confirmation {

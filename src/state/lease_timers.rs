@@ -1,4 +1,4 @@
-//! When to look at locks that nobody touches: when the lease of a lock that somebody waits for runs out.
+//! Timers of leases: a lock that nobody touches is looked at when its lease runs out and somebody waits for it.
 
 use crate::lock::{KeyMap, LockKey, Millis};
 use std::collections::BTreeSet;
@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 /// A deadline more than this many ms in the past was missed: the server was busy with something else.
 const LATE: Millis = 2;
 
-/// The scheduled looks, at most one for each lock.
+/// When each lock is looked at next, at most one time for each.
 #[derive(Debug, Default)]
-pub struct Looks {
+pub struct LeaseTimers {
     by_time: BTreeSet<(Millis, LockKey)>,
     by_key: KeyMap<Millis>,
     /// How many turns the event loop has made.
@@ -17,8 +17,8 @@ pub struct Looks {
     put_off: Option<(u64, Millis)>,
 }
 
-impl Looks {
-    /// Schedules the look at a lock for `at`, whenever it was scheduled before; `None`: cancels it.
+impl LeaseTimers {
+    /// Sets the timer of a lock to `at`, whatever it was set to before; `None`: cancels it.
     pub fn schedule(&mut self, key: &LockKey, at: Option<Millis>) {
         if self.by_key.get(key.db, &key.name).copied() == at {
             return;
@@ -32,7 +32,7 @@ impl Looks {
         }
     }
 
-    /// Schedules a look at a lock for `at`, unless an earlier one is scheduled: that one may be overdue and still
+    /// Sets the timer of a lock to `at`, unless it is set to an earlier time, which may be overdue and still
     /// have somebody to serve.
     pub fn schedule_earlier(&mut self, key: &LockKey, at: Millis) {
         if self.by_key.get(key.db, &key.name).is_none_or(|before| at < *before) {
@@ -40,12 +40,12 @@ impl Looks {
         }
     }
 
-    /// When the first look is due.
+    /// When the first timer is due.
     pub fn first(&self) -> Option<Millis> {
         self.by_time.first().map(|(at, _)| *at)
     }
 
-    /// Removes and returns the first look if it is due.
+    /// Removes the first timer if it is due, and returns its lock.
     pub fn take_due(&mut self, now: Millis) -> Option<LockKey> {
         let (_, key) = self.by_time.first().filter(|(at, _)| *at <= now)?;
         let key = key.clone();

@@ -1,12 +1,12 @@
 //! Mailboxes: the counters are what is stored, each event is read once, and nothing is left of what was cancelled.
 
 use super::{TERMS, granted as grant, key, owner};
-use crate::books::owed::{About, OnBehalf, Purpose};
-use crate::books::sessions::{Claimed, Remains};
-use crate::books::{GrantId, Kind, NewTie, Outcome, Sessions, Ties, Tying, Why};
 use crate::lock::{Deadline, LockKey};
 use crate::server::callbacks::Ticket;
 use crate::server::clock::Now;
+use crate::state::owed::{About, OnBehalf, Purpose};
+use crate::state::sessions::{Claimed, Remains};
+use crate::state::{GrantId, Kind, NewTie, Outcome, Sessions, Ties, Tying, Why};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;

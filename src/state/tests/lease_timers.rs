@@ -1,7 +1,7 @@
-//! Looks: at most one for each lock, the earliest first.
+//! LeaseTimers: at most one for each lock, the earliest first.
 
 use super::key;
-use crate::books::Looks;
+use crate::state::LeaseTimers;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -25,26 +25,26 @@ proptest! {
 
     #[test]
     fn as_a_plain_table_would(acts in proptest::collection::vec(act(), 0..60)) {
-        let (mut looks, mut plain) = (Looks::default(), BTreeMap::new());
+        let (mut timers, mut plain) = (LeaseTimers::default(), BTreeMap::new());
         for act in acts {
             match act {
                 Act::Schedule(number, at) => {
-                    looks.schedule(&key(number), at);
+                    timers.schedule(&key(number), at);
                     plain.remove(&key(number));
                     plain.extend(at.map(|at| (key(number), at)));
                 }
                 Act::Earlier(number, at) => {
-                    looks.schedule_earlier(&key(number), at);
+                    timers.schedule_earlier(&key(number), at);
                     let before = plain.entry(key(number)).or_insert(at);
                     *before = at.min(*before);
                 }
                 Act::Take(now) => {
                     let due = plain.iter().map(|(key, at)| (*at, key.clone())).min().filter(|(at, _)| *at <= now);
-                    prop_assert_eq!(looks.take_due(now), due.as_ref().map(|(_, key)| key.clone()));
+                    prop_assert_eq!(timers.take_due(now), due.as_ref().map(|(_, key)| key.clone()));
                     due.iter().for_each(|(_, key)| { plain.remove(key); });
                 }
             }
-            prop_assert_eq!(looks.first(), plain.values().min().copied());
+            prop_assert_eq!(timers.first(), plain.values().min().copied());
         }
     }
 }
@@ -52,51 +52,51 @@ proptest! {
 /// A server that has stalled puts its work off once, until its event loop has gone round.
 #[test]
 fn a_stalled_server_waits_one_turn() {
-    let mut looks = Looks::default();
-    looks.schedule(&key(1), Some(100));
-    assert!(!looks.put_off_if_stalled(101, None));
-    assert!(looks.put_off_if_stalled(500, None));
-    assert!(looks.put_off_if_stalled(501, None), "in the same turn");
-    looks.next_turn();
-    assert!(!looks.put_off_if_stalled(502, None));
+    let mut timers = LeaseTimers::default();
+    timers.schedule(&key(1), Some(100));
+    assert!(!timers.put_off_if_stalled(101, None));
+    assert!(timers.put_off_if_stalled(500, None));
+    assert!(timers.put_off_if_stalled(501, None), "in the same turn");
+    timers.next_turn();
+    assert!(!timers.put_off_if_stalled(502, None));
 }
 
 /// Two milliseconds late is not late.
 #[test]
 fn a_little_late_is_in_time() {
-    let mut looks = Looks::default();
-    looks.schedule(&key(1), Some(100));
-    assert!(!looks.put_off_if_stalled(102, None));
-    assert!(looks.put_off_if_stalled(103, None));
+    let mut timers = LeaseTimers::default();
+    timers.schedule(&key(1), Some(100));
+    assert!(!timers.put_off_if_stalled(102, None));
+    assert!(timers.put_off_if_stalled(103, None));
 }
 
 /// A server that is late in each turn does its work in every other.
 #[test]
 fn a_server_that_is_always_late_does_its_work() {
-    let mut looks = Looks::default();
+    let mut timers = LeaseTimers::default();
     for now in [500, 900, 1300] {
-        looks.schedule(&key(1), Some(now - 100));
-        assert!(looks.put_off_if_stalled(now, None));
-        looks.next_turn();
-        assert!(!looks.put_off_if_stalled(now + 200, None));
-        assert_eq!(looks.take_due(now + 200), Some(key(1)));
-        looks.next_turn();
+        timers.schedule(&key(1), Some(now - 100));
+        assert!(timers.put_off_if_stalled(now, None));
+        timers.next_turn();
+        assert!(!timers.put_off_if_stalled(now + 200, None));
+        assert_eq!(timers.take_due(now + 200), Some(key(1)));
+        timers.next_turn();
     }
 }
 
 /// A backlog is put off once, and not in every other turn.
 #[test]
 fn a_backlog_is_put_off_once() {
-    let mut looks = Looks::default();
-    (0..5).for_each(|number| looks.schedule(&key(number), Some(100)));
-    assert!(looks.put_off_if_stalled(500, None));
+    let mut timers = LeaseTimers::default();
+    (0..5).for_each(|number| timers.schedule(&key(number), Some(100)));
+    assert!(timers.put_off_if_stalled(500, None));
     for now in 501..506 {
-        looks.next_turn();
-        assert!(!looks.put_off_if_stalled(now, None), "{now}");
-        assert!(looks.take_due(now).is_some());
+        timers.next_turn();
+        assert!(!timers.put_off_if_stalled(now, None), "{now}");
+        assert!(timers.take_due(now).is_some());
     }
     // What has become due since then may be due to another stall.
-    looks.schedule(&key(1), Some(502));
-    looks.next_turn();
-    assert!(looks.put_off_if_stalled(900, None));
+    timers.schedule(&key(1), Some(502));
+    timers.next_turn();
+    assert!(timers.put_off_if_stalled(900, None));
 }

@@ -1,8 +1,8 @@
 //! Raised tokens: which of them name a hold, and how many holds are remembered.
 
 use super::{key, owner};
-use crate::books::raised::{MOST, Raised};
 use crate::lock::LockKey;
+use crate::state::raised::{MOST, Raised};
 
 #[test]
 fn every_token_that_a_hold_has_had_names_it() {

@@ -1,10 +1,10 @@
 //! Ties: each is in all its indices, or in none.
 
 use super::{key, owner};
-use crate::books::owed::OnBehalf;
-use crate::books::ties::{Before, Confirms};
-use crate::books::{ConfirmationId, NewTie, Tie, TieId, Ties, Tying, Why};
 use crate::lock::{Deadline, LockKey};
+use crate::state::owed::OnBehalf;
+use crate::state::ties::{Before, Confirms};
+use crate::state::{ConfirmationId, NewTie, Tie, TieId, Ties, Tying, Why};
 use proptest::prelude::*;
 use std::rc::Rc;
 

@@ -1,7 +1,7 @@
 //! A pass over all there are, in pieces.
 
-use crate::books::{Sweep, TieId};
 use crate::lock::WaiterId;
+use crate::state::{Sweep, TieId};
 
 fn nth(ticket: u64) -> WaiterId {
     WaiterId { ticket, ..WaiterId::FIRST }

@@ -1,0 +1,80 @@
+//! When a session has to hear that it is alive.
+
+use super::{key, owner};
+use crate::lock::{Deadline, Millis};
+use crate::server::callbacks::Ticket;
+use crate::state::owed::OnBehalf;
+use crate::state::sessions::{Reader, pace};
+use crate::state::{NewTie, State, Tying};
+
+const SESSION: u64 = 1;
+const NOW: Millis = 1000;
+
+fn tie(number: u8, lease: Millis, watchdog: bool) -> NewTie {
+    let tying = Tying { watchdog, ephemeral: !watchdog };
+    let (key, owner, deadline) = (key(number), owner(number), Deadline::At(NOW + lease));
+    let on_behalf = OnBehalf::Session;
+    NewTie { client: SESSION, on_behalf, tying, key, owner, token: 1, lease, replicas: 0, deadline, together: None }
+}
+
+/// The state with a session whose reader is to be told at this time that it is alive.
+fn state(until: Option<Millis>) -> State {
+    let mut state = State::default();
+    state.sessions.open(SESSION);
+    state.sessions.set_reader(SESSION, Some(Reader { ticket: Ticket(7), until }));
+    state
+}
+
+#[test]
+fn an_eighth_of_the_lease_within_bounds() {
+    assert_eq!([0, 1, 80, 88, 800, 80_000, Millis::MAX].map(pace), [10, 10, 10, 11, 100, 10_000, 10_000]);
+}
+
+#[test]
+fn a_reader_that_would_hear_too_late_is_answered() {
+    for (until, answered) in [(Some(NOW + 101), true), (Some(NOW + 100), false), (None, true)] {
+        let mut state = state(until);
+        state.tie(tie(1, 800, true), NOW);
+        assert_eq!(state.owed.is_ending(), answered, "{until:?}");
+    }
+    let mut state = state(Some(NOW + 5000));
+    state.tie(tie(1, 800, false), NOW);
+    assert!(!state.owed.is_ending(), "nobody keeps it alive");
+}
+
+#[test]
+fn the_pace_is_that_of_the_shortest_lease() {
+    let mut state = state(None);
+    assert_eq!(state.pace(SESSION, 1600), 200, "that of the default");
+    state.tie(tie(1, 800, true), NOW);
+    state.tie(tie(2, 2400, true), NOW);
+    assert_eq!(state.pace(SESSION, 1600), 100);
+}
+
+/// A longer lease is no reason to be slower than was promised before.
+#[test]
+fn what_was_promised_is_kept() {
+    let mut state = state(None);
+    assert_eq!(state.sessions.promised_pace(SESSION, 100), 100);
+    state.sessions.promise_pace(SESSION, 50);
+    assert_eq!([20, 50, 100].map(|pace| state.sessions.promised_pace(SESSION, pace)), [20, 50, 50]);
+    assert_eq!(state.sessions.promised_pace(SESSION + 1, 100), 100);
+}
+
+/// Whoever was promised a sign of life has to ask for it.
+#[test]
+fn one_that_does_not_ask_is_silent() {
+    let mut state = state(None);
+    state.sessions.open(2);
+    state.sessions.expect(SESSION, Some(50));
+    state.sessions.expect(2, Some(40));
+    state.sessions.expect(SESSION, Some(60));
+    assert_eq!((state.sessions.first_silence(), state.sessions.take_silent(39)), (Some(40), None));
+    assert_eq!((state.sessions.take_silent(40), state.sessions.take_silent(40)), (Some(2), None));
+    state.read_by(SESSION);
+    assert_eq!(state.sessions.first_silence(), None);
+    state.sessions.expect(SESSION, Some(70));
+    state.sessions.client_gone(SESSION);
+    state.sessions.expect(SESSION, Some(80));
+    assert_eq!(state.sessions.first_silence(), None);
+}

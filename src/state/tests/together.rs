@@ -1,0 +1,252 @@
+//! What concerns several tables at once.
+
+use super::{TERMS, granted, home, key, owner};
+use crate::lock::serve::{Change, Job};
+use crate::lock::{Deadline, WaiterId};
+use crate::server::clock::Now;
+use crate::state::owed::{About, OnBehalf, Ticket};
+use crate::state::sessions::Reader;
+use crate::state::{
+    Answer, Asker, Delivery, Expiry, Grant, GrantId, GrantedHold, Kind, NewTie, Outcome, Reading, Recipient,
+    SignsOfLife, Stage, State, TakeBack, Tie, Tying, Why,
+};
+use std::rc::Rc;
+
+const NOW: Now = Now { micros: 1 };
+/// A grant of key 1 in flight, on behalf of a session.
+fn in_flight(state: &mut State, client: u64, ticket: Ticket) -> GrantId {
+    let holds = vec![GrantedHold { name: key(1).name, token: 7, deadline: Deadline::At(50) }];
+    let (owner, on_behalf, back) = (owner(1), OnBehalf::Session, TakeBack::Hold);
+    state.in_flight.begin(Grant { home: home(0), owner, client, on_behalf, ticket, back, holds })
+}
+
+/// Owes an answer to a blocked client.
+fn blocked(state: &mut State, client: u64, stage: Stage) -> Ticket {
+    let ticket = state.owed.ticket();
+    state.owed.owe(ticket, Recipient::Blocked { client, block: None }, stage);
+    ticket
+}
+
+/// Owes an event to a session.
+fn asked(state: &mut State, client: u64) -> Ticket {
+    let about = About { keys: Rc::from([key(1)]), owner: owner(1), purpose: super::ACQUIRE };
+    let ticket = state.owed.ticket();
+    state.sessions.open(client);
+    state.sessions.add_wait(client, &about, ticket);
+    state.owed.owe(ticket, Recipient::Session { client, about }, Stage::Beginning);
+    ticket
+}
+
+/// A session that is blocked until its next event.
+fn reads(state: &mut State, client: u64) {
+    state.sessions.open(client);
+    let reading = Reading { most: 1, signs: SignsOfLife::Unwanted, asked: 0 };
+    let ticket = blocked(state, client, Stage::Reading(reading, None));
+    state.sessions.set_reader(client, Some(Reader { ticket, until: None }));
+    assert!(!state.owed.is_ending());
+}
+
+/// A waiter in the queue for key 1, which waits until then.
+fn waits(state: &mut State, number: u8, until: Option<u64>) -> WaiterId {
+    let ticket = blocked(state, u64::from(number), Stage::Beginning);
+    let asker = Asker { ticket, client: 1, on_behalf: OnBehalf::Itself, tying: TERMS.tying, replicas: 0, arrived: NOW };
+    state.owed.timeouts.extend(until.map(|until| (until, ticket)));
+    state.queue.join(owner(number), [key(1)], TERMS.demand, 0, until, asker)
+}
+
+fn tied(state: &mut State, client: u64) -> Tie {
+    let tying = Tying { watchdog: true, ephemeral: false };
+    let (key, owner, deadline) = (key(1), owner(1), Deadline::At(50));
+    let (on_behalf, together) = (OnBehalf::Session, None);
+    let new = NewTie { client, on_behalf, tying, key, owner, token: 7, lease: 9, replicas: 0, deadline, together };
+    state.ties.tie(new, 0);
+    state.ties.of(0, &super::key(1).name, &super::owner(1), Some(7)).expect("it is tied").clone()
+}
+
+#[test]
+fn an_answer_goes_to_whoever_it_is_owed_to() {
+    let mut state = State::default();
+    let ticket = blocked(&mut state, 1, Stage::Beginning);
+    assert_eq!(state.end(ticket, granted(1), NOW), Delivery::Due);
+    assert!(state.owed.is_ending() && !state.in_flight.is_owed());
+
+    let mut state = State::default();
+    let ticket = asked(&mut state, 2);
+    assert_eq!(state.end(ticket, granted(3), NOW), Delivery::Due);
+    assert!(!state.owed.is_ending() && !state.in_flight.is_owed());
+    let kind = state.sessions.read(2).map(|(event, _)| event.kind);
+    assert!(matches!(kind, Some(Kind::Granted(3, _))), "{kind:?}");
+    // It was the only one.
+    assert_eq!(state.end(ticket, Outcome::TimedOut, NOW), Delivery::Undelivered);
+    assert!(state.sessions.read(2).is_none() && !state.in_flight.is_owed());
+
+    let ticket = asked(&mut state, 2);
+    state.sessions.client_gone(2);
+    let grant = in_flight(&mut state, 2, ticket);
+    assert_eq!(state.end(ticket, Outcome::Granted(Answer::Token(7), grant), NOW), Delivery::Undelivered);
+    assert!(state.in_flight.is_owed() && state.has_work());
+}
+
+#[test]
+fn a_reader_is_called_for_each_kind_of_event() {
+    let mut state = State::default();
+    let ticket = asked(&mut state, 2);
+    reads(&mut state, 2);
+    state.end(ticket, granted(1), NOW);
+    assert!(state.owed.is_ending());
+    for tell in [State::lost, State::untied] {
+        let mut state = State::default();
+        reads(&mut state, 2);
+        let (of_another, own) = (tied(&mut state, 3), tied(&mut state, 2));
+        tell(&mut state, &of_another, Why::Changed);
+        assert!(!state.owed.is_ending());
+        tell(&mut state, &own, Why::Changed);
+        assert!(state.owed.is_ending());
+        assert_eq!(state.sessions.unread(2), 1);
+    }
+}
+
+#[test]
+fn a_reader_that_has_gone_is_not_called() {
+    let mut state = State::default();
+    reads(&mut state, 2);
+    let ticket = state.owed.ticket();
+    state.owed.timeouts.extend([(30, ticket), (40, ticket)]);
+    state.reads_no_more(2, ticket, Some(30));
+    assert_eq!(state.owed.timeouts.iter().map(|(until, _)| *until).collect::<Vec<_>>(), [40]);
+    let ticket = asked(&mut state, 2);
+    state.end(ticket, granted(1), NOW);
+    assert!(!state.owed.is_ending());
+}
+
+/// A request of an owner whose grant is in flight is refused, but for what the same connection has sent behind it.
+#[test]
+fn a_grant_is_in_the_way_until_it_is_handed_over() {
+    let mut state = State::default();
+    let ticket = asked(&mut state, 2);
+    let grant = in_flight(&mut state, 2, ticket);
+    let (name, who) = (key(1).name, owner(1));
+    let hold = (0, &*name, &*who);
+    assert_eq!([2, 3].map(|client| state.in_the_way(hold, Some(client))), [Some(grant); 2]);
+    assert_eq!(state.in_the_way((1, hold.1, hold.2), None), None);
+    state.owed.sending(2, grant);
+    assert_eq!([2, 3].map(|client| state.in_the_way(hold, Some(client))), [None, Some(grant)]);
+    state.sent();
+    assert!(state.in_the_way(hold, None).is_none() && state.in_flight.is_empty());
+}
+
+/// Nothing is judged by a grant whose session has ended, also before that end has been dealt with.
+#[test]
+fn what_an_ended_session_was_granted_is_owed() {
+    let mut state = State::default();
+    let ticket = asked(&mut state, 2);
+    let grant = in_flight(&mut state, 2, ticket);
+    state.end(ticket, Outcome::Granted(Answer::Token(7), grant), NOW);
+    assert!(state.take_owed(0, &key(1).name).is_empty());
+    state.sessions.client_gone(2);
+    let owed = state.take_owed(0, &key(1).name);
+    assert_eq!(owed.iter().map(|it| (it.token, it.back)).collect::<Vec<_>>(), [(7, TakeBack::Hold)]);
+    assert!(state.take_owed(0, &key(1).name).is_empty());
+}
+
+/// Those behind whoever gives up have their turn; a look at the lock is due as long as anybody waits for it.
+#[test]
+fn whoever_leaves_makes_way() {
+    let mut state = State::default();
+    state.lease_timers.schedule(&key(1), Some(100));
+    let [first, second] = [(1, Some(30)), (2, Some(40))].map(|(number, until)| waits(&mut state, number, until));
+    assert!(state.is_contended(0, &key(1).name) && !state.is_contended(1, &key(1).name));
+    let waiter = state.queue.leave(first).expect("it waits");
+    state.gave_up(&waiter);
+    assert_eq!(state.owed.timeouts.iter().map(|(until, _)| *until).collect::<Vec<_>>(), [40]);
+    assert_eq!(state.lease_timers.first(), Some(100));
+    assert!(matches!(state.agenda.next(&state.queue), Some(Job::Judge(attempt)) if attempt.id() == second));
+    let waiter = state.queue.leave(second).expect("it waits");
+    state.gave_up(&waiter);
+    assert!(state.owed.timeouts.is_empty() && !state.is_contended(0, &key(1).name));
+    assert_eq!(state.lease_timers.first(), None);
+    assert!(state.agenda.is_empty());
+}
+
+/// Each kind of work is noticed.
+#[test]
+fn work_is_noticed() {
+    assert!(!State::default().has_work());
+    let kinds: [&dyn Fn(&mut State); 4] = [
+        &|state| {
+            let grant = in_flight(state, 1, Ticket(1));
+            state.in_flight.owe(grant);
+        },
+        &|state| state.agenda.note(key(1), Change::Freed),
+        &|state| state.expired.push_back((key(1), Expiry::Key { holders: 1 })),
+        &|state| state.sweep.begin(None, (WaiterId::FIRST.next(), state.ties.next_id())),
+    ];
+    for kind in kinds {
+        let mut state = State::default();
+        kind(&mut state);
+        assert!(state.has_work() && !state.has_news_to_tell());
+    }
+    let mut state = State::default();
+    tied(&mut state, 1);
+    assert!(!state.has_work());
+    state.ties.client_gone(1);
+    assert!(state.has_work() && !state.has_news_to_tell());
+}
+
+/// So is what is only told, which a replica does as well.
+#[test]
+fn news_are_noticed() {
+    let mut state = State::default();
+    asked(&mut state, 2);
+    assert!(!state.has_news_to_tell());
+    state.sessions.client_gone(2);
+    assert!(state.has_news_to_tell() && state.has_work());
+
+    let mut state = State::default();
+    waits(&mut state, 1, None);
+    state.forget_work();
+    assert!(state.has_news_to_tell() && state.has_work());
+
+    let mut state = State::default();
+    tied(&mut state, 1);
+    state.forget_work();
+    assert!(state.has_news_to_tell() && state.has_work() && state.ties.is_empty());
+}
+
+#[test]
+fn a_role_that_changes_ends_the_work_and_not_the_waits() {
+    let mut state = State::default();
+    let [first, last] = [1, 2].map(|number| waits(&mut state, number, None));
+    state.lease_timers.schedule(&key(1), Some(100));
+    state.agenda.note(key(1), Change::Freed);
+    state.expired.push_back((key(1), Expiry::Key { holders: 1 }));
+    let grant = in_flight(&mut state, 1, Ticket(1));
+    state.in_flight.owe(grant);
+    state.forget_work();
+    assert!(state.lease_timers.first().is_none() && state.agenda.is_empty() && state.expired.is_empty());
+    assert!(state.in_flight.is_owed() && state.sweep.is_over());
+    state.forget_changes();
+    assert!(state.in_flight.is_empty());
+    let (from, end) = state.undecided.waiters.expect("they are to be refused");
+    assert!(from <= first && last < end);
+    assert_eq!(state.queue.len(), 2);
+}
+
+/// The module may be unloaded only when nothing is lost with it.
+#[test]
+fn whatever_would_be_lost_is_in_use() {
+    assert!(!State::default().are_in_use());
+    let mut state = State::default();
+    waits(&mut state, 1, None);
+    assert!(state.are_in_use());
+
+    let mut state = State::default();
+    tied(&mut state, 1);
+    assert!(state.are_in_use());
+
+    let mut state = State::default();
+    let ticket = asked(&mut state, 2);
+    assert!(!state.are_in_use());
+    state.end(ticket, granted(1), NOW);
+    assert!(state.are_in_use());
+}

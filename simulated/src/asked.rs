@@ -41,7 +41,8 @@ impl Asked {
     /// Reads a request of a connection.
     pub fn read(client: u64, argv: &[Bytes]) -> Self {
         let number = |word: &Bytes| std::str::from_utf8(word).ok()?.parse::<u64>().ok();
-        let name = argv.first().map(|name| String::from_utf8_lossy(name).to_lowercase()).unwrap_or_default();
+        let name =
+            argv.first().and_then(|name| std::str::from_utf8(name).ok()).unwrap_or_default().to_ascii_lowercase();
         if name == "eval" {
             return Self::read(client, argv.get(3..).unwrap_or_default());
         }

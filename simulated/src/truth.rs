@@ -56,7 +56,7 @@ pub fn read_at(node: &Node, db: i32, key: &[u8], now: u64) -> Seen {
         let Some(holds) = number(holds).filter(|holds| *holds > 0) else { return Seen::NotALock };
         let is_its = |field: &Bytes| field.strip_prefix(b"#@") == Some(owner.as_slice());
         let details = hash.pairs().iter().find(|(field, _)| is_many && is_its(field)).map(|(_, value)| value);
-        let (deadline, token) = match details.map(|details| String::from_utf8_lossy(details).into_owned()) {
+        let (deadline, token) = match details.map(|details| std::str::from_utf8(details).unwrap_or_default()) {
             None => (*expiry, if is_many { None } else { fence }),
             Some(details) => {
                 let Some((at, token)) = details.split_once(':') else { return Seen::NotALock };

@@ -54,8 +54,6 @@ pub(crate) enum Stage {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hold {
     pub(crate) token: u64,
-    /// A renewal may have raised the token, and nobody has said so.
-    pub(crate) may_be_raised: bool,
     pub(crate) lease: Millis,
     /// It lasts so long for certain, signs of life aside.
     pub(crate) until: Millis,
@@ -152,10 +150,7 @@ impl Claim {
         (self.sent, self.not_before) = (None, 0);
         match &mut self.stage {
             Stage::Asked => (self.stage, self.asked_before) = (Stage::New, true),
-            Stage::Held(hold) => {
-                (hold.until, hold.tied, hold.confirming) = (until, false, false);
-                hold.may_be_raised |= self.renewal.as_ref().is_some_and(|it| it.is_sent && it.fence.is_some());
-            }
+            Stage::Held(hold) => (hold.until, hold.tied, hold.confirming) = (until, false, false),
             Stage::New | Stage::Clearing | Stage::Gone => {}
         }
         if let Some(renewal) = &mut self.renewal {
@@ -251,10 +246,7 @@ impl Claim {
                 words.terms(&self.terms, lease, session);
             }
             (Kind::Renew(lease), Stage::Held(hold)) => {
-                // An owner holds once, so it can be named without.
-                if !hold.may_be_raised {
-                    words.option("TOKEN", hold.token);
-                }
+                words.option("TOKEN", hold.token);
                 words.terms(&self.terms, lease, session);
                 if let Some(fence) = self.renewal.as_ref().and_then(|renewal| renewal.fence) {
                     words.option("FENCE", fence);

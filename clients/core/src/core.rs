@@ -397,17 +397,7 @@ impl Core {
     fn granted(&mut self, id: Id, token: u64, lease: Millis, until: Millis) {
         let known = self.nexts;
         let Some(claim) = self.claims.get_mut(&id) else { return };
-        let hold = Hold {
-            token,
-            may_be_raised: false,
-            lease,
-            until,
-            known,
-            tied: true,
-            confirming: false,
-            left: 0,
-            lasts: Millis::MAX,
-        };
+        let hold = Hold { token, lease, until, known, tied: true, confirming: false, left: 0, lasts: Millis::MAX };
         let was_held = matches!(std::mem::replace(&mut claim.stage, Stage::Held(hold)), Stage::Held(_));
         let renewal = claim.renewal.take_if(|renewal| renewal.is_sent);
         let checks = if until > self.now { std::mem::take(&mut claim.checks) } else { Vec::new() };
@@ -438,7 +428,6 @@ impl Core {
             (hold.confirming, hold.left) = (false, 0);
             claim.not_before = self.now.saturating_add(AGAIN);
             if let Some(renewal) = claim.renewal.take_if(|renewal| renewal.is_sent) {
-                hold.may_be_raised |= renewal.fence.is_some() && is_unsure;
                 self.finish(renewal.call, Outcome::Refused(error));
             }
             return self.untied(id);

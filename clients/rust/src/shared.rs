@@ -60,8 +60,9 @@ pub(crate) struct Node {
     pub(crate) failure: Option<RedisError>,
     pub(crate) heard: Instant,
     pub(crate) is_driven: bool,
-    /// Of the task that drives it.
+    /// Of the task that drives it; and whether that looks at all this next anyway.
     driver: Waker,
+    is_awake: bool,
 }
 
 /// A call that somebody waits for.
@@ -124,6 +125,7 @@ impl Shared {
                 heard: Instant::now(),
                 is_driven: false,
                 driver: Waker::noop().clone(),
+                is_awake: false,
             });
             state.nodes.len() - 1
         })
@@ -153,7 +155,7 @@ impl Shared {
         match output {
             Output::Open { pair } => {
                 node.wanted = Some(pair);
-                node.driver.wake_by_ref();
+                node.wake();
             }
             Output::End { .. } => {
                 (node.wanted, node.link) = (None, None);
@@ -165,8 +167,12 @@ impl Shared {
                 }
             }
             Output::Wake { at } => {
+                // A timer that fires too early does no harm.
+                let is_earlier = node.wakes_at.is_none_or(|before| at < before);
                 node.wakes_at = Some(at);
-                node.driver.wake_by_ref();
+                if is_earlier {
+                    node.wake();
+                }
             }
             Output::Lost { hold, why } => {
                 if let Some((_, seen)) = holds.remove(&hold) {
@@ -202,23 +208,11 @@ impl Shared {
         if !state.nodes[at].driver.will_wake(context.waker()) {
             state.nodes[at].driver = context.waker().clone();
         }
-        loop {
-            let node = &mut state.nodes[at];
-            let Some(link) = &mut node.link else { return };
-            let pair = link.pair;
-            let Poll::Ready((channel, reply)) = link.poll(context) else { return };
-            let input = match reply {
-                Ok(reply) => {
-                    node.heard = Instant::now();
-                    Input::Replied { pair, channel, reply }
-                }
-                Err(error) => {
-                    node.failure = Some(error);
-                    Input::Ended { pair }
-                }
-            };
+        state.nodes[at].is_awake = true;
+        while let Some(input) = state.nodes[at].next(context) {
             self.step(state, at, input);
         }
+        state.nodes[at].is_awake = false;
     }
 
     /// Lets go what other nodes of a cluster have by now.
@@ -229,6 +223,31 @@ impl Shared {
             state.nodes[at].core.keys().filter(|(_, key)| is_elsewhere(key)).map(|(id, _)| id).collect();
         for id in elsewhere {
             self.step(state, at, Input::Leave { id });
+        }
+    }
+}
+
+impl Node {
+    /// The next thing that has arrived.
+    fn next(&mut self, context: &mut Context<'_>) -> Option<Input> {
+        let link = self.link.as_mut()?;
+        let pair = link.pair;
+        let Poll::Ready((channel, reply)) = link.poll(context) else { return None };
+        match reply {
+            Ok(reply) => {
+                self.heard = Instant::now();
+                Some(Input::Replied { pair, channel, reply })
+            }
+            Err(error) => {
+                self.failure = Some(error);
+                Some(Input::Ended { pair })
+            }
+        }
+    }
+
+    fn wake(&self) {
+        if !self.is_awake {
+            self.driver.wake_by_ref();
         }
     }
 }

@@ -285,11 +285,25 @@ fn a_grant_that_is_lost_on_the_way_runs_nothing_and_leaves_nothing_behind() {
     let proxy = Proxy::to(server.addr());
     let come = on_the_reply_to(&proxy, "LOCK.ACQUIRE", Fate::Drop);
     let url = format!("redis://{}", proxy.addr());
-    let done = done(holdfast_at(&url).args(["run", "a", "--", "echo", "ran"]));
+    let done = done(holdfast_at(&url).args(["run", "--no-wait", "a", "--", "echo", "ran"]));
     assert!(come.load(Ordering::SeqCst), "the grant was lost");
     assert_eq!((done.code, done.out.as_str()), (Some(69), ""), "{}", done.err);
     assert!(done.err.contains(&proxy.addr().to_string()), "{}", done.err);
     until(SOON, "the lock is free, long before its lease is over", || is_free(&server, "a"));
+}
+
+/// Whoever waits is taken along to the next connection.
+#[test]
+fn a_grant_that_is_lost_on_the_way_of_who_waits_is_found_again() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let come = on_the_reply_to(&proxy, "LOCK.ACQUIRE", Fate::Drop);
+    let url = format!("redis://{}", proxy.addr());
+    let script = format!("redis-cli -p {} EXISTS a", server.port());
+    let done = done(holdfast_at(&url).args(["run", "a", "--", "sh", "-c", &script]));
+    assert!(come.load(Ordering::SeqCst), "the grant was lost");
+    assert_eq!((done.code, done.out.trim()), (Some(0), "1"), "{}", done.err);
+    until(SOON, "the lock is free", || is_free(&server, "a"));
 }
 
 #[test]

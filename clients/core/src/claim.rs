@@ -1,10 +1,9 @@
 //! What is asked for or held: one acquisition, from the call to its end.
 
-use crate::terms::Words;
-use crate::{Bytes, Id, Limit, Millis, Terms, Wait};
+use crate::terms::{Bytes, Id, Limit, Millis, Terms, Wait, Words};
 
 /// One acquisition.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) owner: Bytes,
     pub(crate) keys: Vec<Bytes>,
@@ -21,8 +20,12 @@ pub(crate) struct Claim {
     pub(crate) pair: Option<u64>,
     /// It was asked for in a session that has ended, so it may be held.
     pub(crate) asked_before: bool,
-    /// The server refused to give it back.
-    pub(crate) is_refused: bool,
+    /// What of giving it back the server refused last, and why.
+    pub(crate) refusal: Option<(Kind, String)>,
+    /// The last thing that was said of it is that another server has it.
+    pub(crate) has_moved: bool,
+    /// It is on its way to the server that is asked: the next request says that this is known.
+    pub(crate) asking: bool,
     /// Nothing is sent before.
     pub(crate) not_before: Millis,
     /// When it must have been given back, or the session ends.
@@ -34,7 +37,7 @@ pub(crate) struct Claim {
 }
 
 /// How far it is.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// To be asked for in this session.
     New,
@@ -43,10 +46,12 @@ pub(crate) enum Stage {
     /// Some of several keys are left from another session: they are given back, then it is asked for again.
     Clearing,
     Held(Hold),
+    /// The server did not have it when it was given back. Why, is told on the other connection.
+    Gone,
 }
 
 /// A hold.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hold {
     pub(crate) token: u64,
     pub(crate) lease: Millis,
@@ -64,7 +69,7 @@ pub(crate) struct Hold {
 }
 
 /// A renewal that the program has asked for.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Renewal {
     pub(crate) call: Id,
     pub(crate) lease: Option<Millis>,
@@ -91,11 +96,65 @@ pub(crate) enum Rank {
     New,
 }
 
+/// What a call is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum About {
+    Acquire,
+    Release,
+    /// Of a hold, which knows of the call.
+    Renew,
+    Check(Id),
+    /// These words; and nothing is sent before.
+    Request(Vec<Bytes>, Millis),
+    Close,
+}
+
+/// A call that somebody waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) about: About,
+    pub(crate) bound: Option<Millis>,
+}
+
+/// An acquisition or a hold on its way from one core to another, with the calls that wait for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// Its number, which it keeps.
+    pub id: Id,
+    pub(crate) claim: Claim,
+    pub(crate) calls: Vec<(Id, Call)>,
+}
+
+impl Moved {
+    /// The key that says which server has it.
+    pub fn key(&self) -> &[u8] {
+        self.claim.keys.first().map_or(&[], |key| key)
+    }
+
+    /// The calls that go with it.
+    pub fn calls(&self) -> impl Iterator<Item = Id> {
+        self.calls.iter().map(|(call, _)| *call)
+    }
+}
+
 impl Claim {
     pub(crate) fn hold(&self) -> Option<&Hold> {
         match &self.stage {
             Stage::Held(hold) => Some(hold),
             _ => None,
+        }
+    }
+
+    /// Its session has ended, or its server has it no more: of what was sent nothing comes any more.
+    pub(crate) fn set_adrift(&mut self, until: Millis) {
+        (self.sent, self.not_before) = (None, 0);
+        match &mut self.stage {
+            Stage::Asked => (self.stage, self.asked_before) = (Stage::New, true),
+            Stage::Held(hold) => (hold.until, hold.tied, hold.confirming) = (until, false, false),
+            Stage::New | Stage::Clearing | Stage::Gone => {}
+        }
+        if let Some(renewal) = &mut self.renewal {
+            renewal.is_sent = false;
         }
     }
 
@@ -112,14 +171,18 @@ impl Claim {
             return None;
         }
         if !self.wanted {
+            if matches!(self.stage, Stage::Gone) {
+                return None;
+            }
             let is_here = self.pair == Some(pair);
+            let is_refused = matches!(self.refusal, Some((Kind::Release, _)));
             // A wait can only be cancelled, and so can what the server does not let go now.
-            let cancel = is_here && (self.is_refused || matches!(self.stage, Stage::Asked));
+            let cancel = is_here && (is_refused || matches!(self.stage, Stage::Asked));
             return Some(if cancel { Kind::Cancel } else { Kind::Release });
         }
         match &self.stage {
             Stage::New => Some(Kind::Acquire),
-            Stage::Asked => None,
+            Stage::Asked | Stage::Gone => None,
             Stage::Clearing => Some(Kind::Release),
             Stage::Held(hold) => {
                 // Taken along, because the program says so, or because it is in doubt.

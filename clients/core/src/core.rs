@@ -1,8 +1,8 @@
 //! The core: what is asked for and held, and the pair of connections over which it is.
 
-use crate::claim::{Claim, Hold, Kind, Rank, Renewal, Stage};
+use crate::claim::{About, Call, Claim, Hold, Kind, Moved, Rank, Renewal, Stage};
 use crate::pair::{self, Advice, Event, Pair, Sent};
-use crate::{Bytes, Channel, Id, Input, Millis, Outcome, Output, Reply, Settings, Terms, Wait, Why, encode};
+use crate::{Bytes, Channel, Id, Input, Millis, Outcome, Output, Reply, Settings, Terms, Wait, Why};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Asked again after so long.
@@ -14,27 +14,13 @@ const LONGEST_PAUSE: Millis = 10_000;
 const LONGEST_PAUSE_BROKEN: Millis = 1_000;
 /// The time limit is doubled so often at most.
 const DOUBLED: u32 = 4;
+/// A loss is told on another connection than the reply that shows it: so long it is waited for.
+const TOLD_WITHIN: Millis = 1_000;
 /// Who wakes so much later than he meant to has stood still.
 const LATE: Millis = 200;
 
-/// What a call is about.
-#[derive(Debug)]
-enum About {
-    Acquire,
-    Release,
-    /// Of a hold, which knows of the call.
-    Hold,
-    /// These words; and nothing is sent before.
-    Request(Vec<Bytes>, Millis),
-    Close,
-}
-
-/// A call that somebody waits for.
-#[derive(Debug)]
-struct Call {
-    about: About,
-    bound: Option<Millis>,
-}
+/// The number of no call.
+const NOBODY: Id = 0;
 
 /// A client at one server.
 #[derive(Debug)]
@@ -64,6 +50,11 @@ pub struct Core {
     /// This process stood still: until then no hold is lost for want of a session.
     asks_until: Millis,
     random: u64,
+    /// How many claims nobody wants, and are not given back yet.
+    unwanted: usize,
+    /// The server's, as it said last.
+    default_lease: Millis,
+    in_cluster: bool,
     is_closed: bool,
 }
 
@@ -89,8 +80,16 @@ impl Core {
             doubled: 0,
             wakes_at: None,
             asks_until: 0,
+            unwanted: 0,
+            default_lease: 0,
+            in_cluster: false,
             is_closed: false,
         }
+    }
+
+    /// The same at one server of a cluster: what another one has moves to that one's core.
+    pub fn in_cluster(settings: Settings) -> Self {
+        Self { in_cluster: true, ..Self::new(settings) }
     }
 
     /// Something happens at this time.
@@ -103,9 +102,10 @@ impl Core {
             Input::Acquire { call, by, keys, terms, wait } => self.acquire(call, by, keys, terms, wait),
             Input::Release { call, hold, within } => self.release(call, hold, within),
             Input::Renew { call, hold, lease, fence, within } => {
-                self.about_hold(call, hold, within, |claim| {
-                    // One at a time.
-                    let is_free = claim.renewal.is_none();
+                // One at a time; one that nobody waits for any more counts no more.
+                let is_open = |renewal: &Renewal| self.calls.contains_key(&renewal.call);
+                let is_free = !self.claims.get(&hold).and_then(|it| it.renewal.as_ref()).is_some_and(is_open);
+                self.about_hold(call, About::Renew, hold, within, |claim| {
                     if is_free {
                         claim.renewal = Some(Renewal { call, lease, fence, is_sent: false });
                     }
@@ -116,7 +116,9 @@ impl Core {
                 if self.is_held(hold, self.now) {
                     self.outputs.push_back(Output::Ended { call, outcome: Outcome::Held });
                 } else {
-                    self.about_hold(call, hold, within, |claim| {
+                    // What can be said without asking is said now.
+                    self.claim_is_late(hold);
+                    self.about_hold(call, About::Check(hold), hold, within, |claim| {
                         claim.checks.push(call);
                         true
                     });
@@ -127,6 +129,14 @@ impl Core {
             Input::Close { call, within } => self.close(call, within),
             Input::Opened { pair } => self.opened(pair),
             Input::Received { pair, channel, bytes } => self.received(pair, channel, &bytes),
+            Input::Replied { pair, channel, reply } => self.says(pair, channel, reply),
+            Input::Unreachable { pair } if self.is_current(pair) => {
+                self.refuse_unsent(|| Outcome::Unanswered);
+                self.end_pair(false);
+            }
+            Input::Unreachable { .. } => {}
+            Input::Leave { id } => self.leave(id, "MOVED".into()),
+            Input::Take { moved } => self.take_over(*moved),
             Input::Ended { pair } if self.is_current(pair) => self.end_pair(false),
             Input::Ended { .. } => {}
             Input::Wake => {
@@ -146,8 +156,33 @@ impl Core {
 
     /// Whether this hold is certain at this time.
     pub fn is_held(&self, hold: Id, now: Millis) -> bool {
-        let claim = self.claims.get(&hold).filter(|claim| claim.wanted && claim.hold().is_some());
-        claim.is_some_and(|claim| now < self.until(claim))
+        self.held_until(hold).is_some_and(|until| now < until)
+    }
+
+    /// Until when this hold is certain, as far as is known now. `None`: it is none.
+    pub fn held_until(&self, hold: Id) -> Option<Millis> {
+        let claim = self.claims.get(&hold).filter(|claim| claim.wanted && claim.hold().is_some())?;
+        Some(self.until(claim))
+    }
+
+    /// The lease of this hold.
+    pub fn lease(&self, hold: Id) -> Option<Millis> {
+        Some(self.claims.get(&hold)?.hold()?.lease)
+    }
+
+    /// Whether nothing is being given back.
+    pub fn is_settled(&self) -> bool {
+        self.unwanted == 0
+    }
+
+    /// Whether it was closed, and nothing is left to be done.
+    pub fn has_ended(&self) -> bool {
+        self.is_closed && self.claims.is_empty() && self.pair.is_none()
+    }
+
+    /// All acquisitions and holds, with a key of each.
+    pub fn keys(&self) -> impl Iterator<Item = (Id, &[u8])> {
+        self.claims.iter().map(|(id, claim)| (*id, claim.keys.first().map_or(&[][..], |key| key)))
     }
 
     /// How long a hold is certain.
@@ -205,7 +240,9 @@ impl Core {
             sent: None,
             pair: None,
             asked_before: false,
-            is_refused: false,
+            refusal: None,
+            has_moved: false,
+            asking: false,
             not_before: 0,
             bound: None,
             renewal: None,
@@ -227,8 +264,8 @@ impl Core {
     }
 
     /// A question about a hold, which is noted there if it can be.
-    fn about_hold(&mut self, call: Id, hold: Id, within: Millis, note: impl FnOnce(&mut Claim) -> bool) {
-        self.begin(call, About::Hold, Some(within));
+    fn about_hold(&mut self, call: Id, about: About, hold: Id, within: Millis, note: impl FnOnce(&mut Claim) -> bool) {
+        self.begin(call, about, Some(within));
         let claim = self.claims.get_mut(&hold).filter(|claim| claim.wanted && claim.hold().is_some());
         match claim.map(note) {
             Some(true) => self.touch(hold),
@@ -262,6 +299,7 @@ impl Core {
     /// Nobody wants it any more: whatever came of it goes.
     fn give_back(&mut self, id: Id) {
         let Some(claim) = self.claims.get_mut(&id) else { return };
+        self.unwanted += usize::from(claim.wanted);
         claim.wanted = false;
         claim.not_before = 0;
         let within = claim.release.and_then(|call| self.calls.get(&call)?.bound);
@@ -278,6 +316,7 @@ impl Core {
     fn forget(&mut self, id: Id) {
         if let Some(claim) = self.claims.remove(&id) {
             self.owners.remove(&claim.owner);
+            self.unwanted -= usize::from(!claim.wanted);
         }
         if let Some(pair) = &mut self.pair {
             pair.carried.remove(&id);
@@ -289,12 +328,59 @@ impl Core {
         let Some(claim) = self.claims.get_mut(&id) else { return };
         let ended: Vec<Id> =
             claim.checks.drain(..).chain(claim.renewal.take().map(|it| it.call)).chain(claim.release.take()).collect();
-        let (was_wanted, is_one) = (claim.wanted, claim.keys.len() == 1);
+        let was_wanted = claim.wanted;
+        let is_all = claim.keys.len() == 1 || matches!(claim.stage, Stage::Gone);
         ended.into_iter().for_each(|call| self.finish(call, Outcome::Lost(why)));
         if was_wanted {
             self.outputs.push_back(Output::Lost { hold: id, why });
         }
-        if is_gone && is_one { self.forget(id) } else { self.give_back(id) }
+        if is_gone && is_all { self.forget(id) } else { self.give_back(id) }
+    }
+
+    /// Another server has it.
+    fn leave(&mut self, id: Id, error: String) {
+        let until = self.claims.get(&id).map_or(0, |claim| self.until(claim));
+        let Some(mut claim) = self.claims.remove(&id) else { return };
+        self.owners.remove(&claim.owner);
+        self.unwanted -= usize::from(!claim.wanted);
+        if let Some(pair) = &mut self.pair {
+            pair.carried.remove(&id);
+            // What is answered yet is answered to nobody: it may be back by then.
+            pair.unanswered.iter_mut().filter(|sent| sent.id == id).for_each(|sent| sent.id = NOBODY);
+        }
+        claim.set_adrift(until);
+        // Two servers that name each other are asked at their leisure.
+        if claim.has_moved {
+            claim.not_before = self.now.saturating_add(AGAIN);
+        }
+        (claim.has_moved, claim.asking) = (true, error.starts_with("ASK"));
+        let renewal = claim.renewal.as_ref().map(|renewal| renewal.call);
+        let calls = claim.checks.iter().copied().chain(claim.release).chain(renewal).chain([id]);
+        let calls = calls.filter_map(|call| Some((call, self.calls.remove(&call)?))).collect();
+        self.outputs.push_back(Output::Moved { moved: Box::new(Moved { id, claim, calls }), error });
+    }
+
+    fn take_over(&mut self, Moved { id, mut claim, calls }: Moved) {
+        claim.asked_before = true;
+        // Whatever it is, it was asked for somewhere, and what came of that moves with the key.
+        claim.pair = Some(0);
+        self.unwanted += usize::from(!claim.wanted);
+        self.alarms.extend(claim.bound.map(|bound| (bound, id)));
+        self.alarms.extend(claim.hold().map(|hold| (hold.until, id)));
+        for (call, it) in calls {
+            self.alarms.extend(it.bound.map(|bound| (bound, call)));
+            self.calls.insert(call, it);
+        }
+        self.owners.insert(claim.owner.clone(), id);
+        self.claims.insert(id, claim);
+        self.touch(id);
+        if self.is_closed {
+            self.give_back(id);
+        }
+    }
+
+    fn is_elsewhere(&self, error: &str) -> bool {
+        self.in_cluster && (error.starts_with("MOVED") || error.starts_with("ASK "))
     }
 
     /// It may have something to send.
@@ -339,7 +425,7 @@ impl Core {
         let is_unsure = claim.asked_before || error.starts_with("UNCONFIRMED");
         if let Stage::Held(hold) = &mut claim.stage {
             // A renewal: nothing is taken back.
-            hold.confirming = false;
+            (hold.confirming, hold.left) = (false, 0);
             claim.not_before = self.now.saturating_add(AGAIN);
             if let Some(renewal) = claim.renewal.take_if(|renewal| renewal.is_sent) {
                 self.finish(renewal.call, Outcome::Refused(error));
@@ -371,9 +457,9 @@ impl Core {
         self.ask_for_events(false);
     }
 
-    fn say(&mut self, channel: Channel, bytes: Bytes) {
+    fn say(&mut self, channel: Channel, words: Vec<Bytes>) {
         let pair = self.pair.as_ref().map(|pair| pair.number);
-        self.outputs.extend(pair.map(|pair| Output::Send { pair, channel, bytes }));
+        self.outputs.extend(pair.map(|pair| Output::Send { pair, channel, words }));
     }
 
     fn ask_for_events(&mut self, waits: bool) {
@@ -400,15 +486,25 @@ impl Core {
                 Channel::Session => &mut pair.session_bytes,
                 Channel::Requests => &mut pair.request_bytes,
             };
-            let makes_sense = match (Reply::take(from), channel) {
-                (Ok(None), _) => return,
-                (Ok(Some(reply)), Channel::Session) => self.session_says(reply),
-                (Ok(Some(reply)), Channel::Requests) => self.replied(reply),
-                (Err(_), _) => None,
-            };
-            if makes_sense.is_none() {
-                return self.end_pair(false);
+            match Reply::take(from) {
+                Ok(None) => return,
+                Ok(Some(reply)) => self.says(number, channel, reply),
+                Err(_) => return self.end_pair(false),
             }
+        }
+    }
+
+    fn says(&mut self, number: u64, channel: Channel, reply: Reply) {
+        let Some(pair) = self.pair.as_mut().filter(|pair| pair.number == number) else { return };
+        let makes_sense = match channel {
+            Channel::Session => self.session_says(reply),
+            Channel::Requests => {
+                pair.heard = self.now;
+                self.replied(reply)
+            }
+        };
+        if makes_sense.is_none() {
+            self.end_pair(false);
         }
     }
 
@@ -435,6 +531,7 @@ impl Core {
             let event = Event::read(element)?;
             if event.kind == "alive" { pair.hear_alive(&event.detail, next, now)? } else { events.push(event) }
         }
+        self.default_lease = pair.default_lease;
         let begins = pair.stage == pair::Stage::Greeting;
         pair.stage = pair::Stage::Standing;
         for event in events {
@@ -456,20 +553,25 @@ impl Core {
             }
             (Advice::Tell, pair::Stage::Greeting) => {
                 // Without the module, say, nothing will become of what was not sent yet.
-                let unsent = |(id, call): (&Id, &Call)| match call.about {
-                    About::Acquire => self.claims.get(id).filter(|claim| claim.pair.is_none()).map(|_| *id),
-                    About::Request(..) => Some(*id),
-                    _ => None,
-                };
-                let calls: Vec<Id> = self.calls.iter().filter_map(unsent).collect();
-                for call in calls {
-                    self.finish(call, Outcome::Refused(error.clone()));
-                    self.drop_call(call);
-                }
+                self.refuse_unsent(|| Outcome::Refused(error.clone()));
             }
             _ => {}
         }
         None
+    }
+
+    /// Calls that wait for nothing but a session end. What is to be given back is given back all the same.
+    fn refuse_unsent(&mut self, outcome: impl Fn() -> Outcome) {
+        let unsent = |(id, call): (&Id, &Call)| match call.about {
+            About::Acquire => self.claims.get(id).filter(|claim| claim.pair.is_none()).map(|_| *id),
+            About::Request(..) | About::Release => Some(*id),
+            _ => None,
+        };
+        let calls: Vec<Id> = self.calls.iter().filter_map(unsent).collect();
+        for call in calls {
+            self.finish(call, outcome());
+            self.drop_call(call);
+        }
     }
 
     /// The session stands: what is wanted is taken along, and what is not is given back.
@@ -498,6 +600,7 @@ impl Core {
         // That of what is forgotten says nothing any more.
         let Some(id) = self.owners.get(&event.owner).copied() else { return Some(()) };
         let default = self.pair.as_ref()?.default_lease;
+        let is_elsewhere = self.is_elsewhere(&event.detail);
         let claim = self.claims.get_mut(&id)?;
         match event.kind.as_str() {
             "granted" => {
@@ -507,7 +610,8 @@ impl Core {
                 if let Stage::Held(hold) = &mut claim.stage {
                     hold.left = hold.left.saturating_sub(event.keys);
                     hold.lasts = hold.lasts.min(until);
-                    (until, lease) = (hold.lasts, hold.lease);
+                    let renewed = claim.renewal.as_ref().filter(|renewal| renewal.is_sent);
+                    (until, lease) = (hold.lasts, renewed.and_then(|it| it.lease).unwrap_or(hold.lease));
                     if hold.left > 0 {
                         return Some(());
                     }
@@ -518,6 +622,7 @@ impl Core {
                 self.finish(id, Outcome::NotGranted);
                 self.forget(id);
             }
+            "refused" if is_elsewhere => self.leave(id, event.detail),
             "refused" if claim.hold().is_some() && event.detail.starts_with("NOTHELD") => {
                 self.lose(id, Why::Changed, true)
             }
@@ -527,12 +632,13 @@ impl Core {
                 let why = match event.detail.as_str() {
                     "expired" => Why::Expired,
                     "forced" => Why::Forced,
+                    "disconnected" => Why::Disconnected,
                     _ => Why::Changed,
                 };
-                match claim.hold() {
-                    Some(_) => self.lose(id, why, true),
+                match claim.stage {
+                    Stage::Held(_) | Stage::Gone => self.lose(id, why, true),
                     // It overtook the reply that it was granted.
-                    None => {
+                    _ => {
                         self.finish(id, Outcome::Lost(why));
                         self.give_back(id);
                     }
@@ -550,10 +656,15 @@ impl Core {
         let Some(kind) = kind else { return self.answered(id, reply) };
         self.pair.as_mut()?.carried.remove(&id);
         self.is_whole();
+        let is_elsewhere = matches!(&reply, Reply::Error(error) if self.is_elsewhere(error));
         // It ended by an event that overtook the reply.
         let Some(claim) = self.claims.get_mut(&id) else { return Some(()) };
         claim.sent = None;
         if let Reply::Error(error) = &reply {
+            if is_elsewhere {
+                self.leave(id, error.clone());
+                return Some(());
+            }
             return match (Advice::of(error), kind) {
                 (Advice::End, _) => None,
                 (Advice::Tell, Kind::Acquire | Kind::Renew(_)) => {
@@ -566,15 +677,16 @@ impl Core {
                         claim.stage = Stage::New;
                     }
                     if advice == Advice::Tell {
-                        claim.is_refused = kind == Kind::Release;
+                        claim.refusal = Some((kind, error.clone()));
                     }
-                    let is_other_way = advice == Advice::Tell && claim.is_refused && !claim.wanted;
+                    let is_other_way = advice == Advice::Tell && kind == Kind::Release && !claim.wanted;
                     claim.not_before = if is_other_way { 0 } else { self.now.saturating_add(AGAIN) };
                     self.touch(id);
                     Some(())
                 }
             };
         }
+        claim.has_moved = false;
         let default = self.pair.as_ref()?.default_lease;
         match kind {
             Kind::Acquire => self.acquired(id, &reply, at, default)?,
@@ -606,14 +718,21 @@ impl Core {
         let claim = self.claims.get_mut(&id)?;
         if is_waiting {
             if let Some(hold) = claim.hold_mut() {
-                hold.confirming = true;
+                // The event may have been here before.
+                hold.confirming = hold.left > 0;
             }
             self.touch(id);
             return Some(());
         }
         let replies = reply.elements().unwrap_or(std::slice::from_ref(reply));
         if replies.contains(&Reply::Null) {
-            let why = if self.until(self.claims.get(&id)?) <= self.now { Why::Expired } else { Why::Changed };
+            let claim = self.claims.get(&id)?;
+            let why = match claim.hold() {
+                // Between two sessions, or in an instance that was followed by another one.
+                Some(hold) if !hold.tied => Why::Disconnected,
+                _ if self.until(claim) <= self.now => Why::Expired,
+                _ => Why::Changed,
+            };
             self.lose(id, why, true);
             return Some(());
         }
@@ -638,9 +757,14 @@ impl Core {
             return Some(());
         }
         let was_held = !replies.contains(&Reply::Null) && (kind == Kind::Release || *reply != Reply::Integer(0));
-        if let Some(call) = claim.release {
-            self.finish(call, if was_held { Outcome::Released } else { Outcome::NotHeld });
+        let call = claim.release.filter(|call| self.calls.contains_key(call));
+        if call.is_some() && !was_held {
+            claim.stage = Stage::Gone;
+            claim.not_before = self.now.saturating_add(TOLD_WITHIN);
+            self.alarms.insert((claim.not_before, id));
+            return Some(());
         }
+        call.into_iter().for_each(|call| self.finish(call, Outcome::Released));
         self.forget(id);
         Some(())
     }
@@ -680,7 +804,7 @@ impl Core {
     fn closed(&mut self) {
         let open: Vec<Id> = self.calls.keys().copied().collect();
         open.into_iter().for_each(|call| self.finish(call, Outcome::Closed));
-        (self.claims, self.owners) = (BTreeMap::new(), BTreeMap::new());
+        (self.claims, self.owners, self.unwanted) = (BTreeMap::new(), BTreeMap::new(), 0);
         self.outputs.extend(self.pair.take().map(|pair| Output::End { pair: pair.number }));
     }
 
@@ -688,32 +812,26 @@ impl Core {
     fn end_pair(&mut self, by_limit: bool) {
         let was_whole = self.is_whole();
         let ids: Vec<Id> = self.claims.keys().copied().collect();
+        let mut in_vain = Vec::new();
         for id in &ids {
             let until = self.claims.get(id).map_or(0, |claim| self.until(claim));
             let Some(claim) = self.claims.get_mut(id) else { continue };
-            claim.sent = None;
-            claim.not_before = 0;
-            claim.is_refused = false;
-            match &mut claim.stage {
-                Stage::Asked => {
-                    claim.stage = Stage::New;
-                    claim.asked_before = true;
-                }
-                Stage::Held(hold) => {
-                    (hold.until, hold.tied, hold.confirming) = (until, false, false);
-                    self.alarms.insert((until, *id));
-                }
-                Stage::New | Stage::Clearing => {}
+            // Who does not wait is not made to: what came of it is given back.
+            if claim.wait == Wait::No && matches!(claim.stage, Stage::Asked) && claim.wanted {
+                in_vain.push(*id);
             }
-            if let Some(renewal) = &mut claim.renewal {
-                renewal.is_sent = false;
-            }
+            claim.set_adrift(until);
+            self.alarms.extend(claim.hold().map(|_| (until, *id)));
         }
         let Some(pair) = self.pair.take() else { return };
         self.outputs.push_back(Output::End { pair: pair.number });
         self.replaced.extend(pair.id);
         let plain: Vec<Id> = pair.unanswered.iter().filter(|sent| sent.kind.is_none()).map(|sent| sent.id).collect();
         plain.into_iter().for_each(|call| self.finish(call, Outcome::Unanswered));
+        for id in in_vain {
+            self.finish(id, Outcome::Unanswered);
+            self.give_back(id);
+        }
         for id in ids {
             if self.claims.get(&id).is_some_and(|it| it.wanted && it.terms.ephemeral && it.hold().is_some()) {
                 self.lose(id, Why::Disconnected, false);
@@ -752,8 +870,14 @@ impl Core {
             if pair.unanswered.is_empty() {
                 pair.heard = now;
             }
+            if self.claims.get_mut(&id).is_some_and(|claim| std::mem::take(&mut claim.asking)) {
+                pair.unanswered.push_back(Sent { id: NOBODY, kind: None, at: now });
+                let number = pair.number;
+                let words = vec![b"ASKING".to_vec()];
+                self.outputs.push_back(Output::Send { pair: number, channel: Channel::Requests, words });
+            }
             pair.unanswered.push_back(Sent { id, kind, at: now });
-            self.say(Channel::Requests, encode(&words));
+            self.say(Channel::Requests, words);
         }
     }
 
@@ -837,10 +961,28 @@ impl Core {
                 self.closed();
             }
             About::Acquire => {
-                let was_asked =
-                    self.claims.get(&id).is_some_and(|it| matches!(it.stage, Stage::Asked) && it.sent.is_none());
-                self.finish(id, if was_asked { Outcome::NotGranted } else { Outcome::Unanswered });
+                // In a queue, or in none between two sessions.
+                let has_waited = |it: &Claim| match it.stage {
+                    Stage::Asked => it.sent.is_none(),
+                    _ => it.asked_before,
+                };
+                let has_waited = self.claims.get(&id).is_some_and(has_waited);
+                self.finish(id, if has_waited { Outcome::NotGranted } else { Outcome::Unanswered });
                 self.give_back(id);
+            }
+            // Who asks whether he may go on does not wait for ever.
+            About::Check(hold) if !self.is_held(hold, self.now) => {
+                self.finish(id, Outcome::Lost(Why::Disconnected));
+                self.lose(hold, Why::Disconnected, false);
+            }
+            About::Release => {
+                let claim = self.claims.values().find(|claim| claim.release == Some(id));
+                let outcome = match claim.map(|claim| (&claim.stage, &claim.refusal)) {
+                    Some((Stage::Gone, _)) => Outcome::NotHeld,
+                    Some((_, Some((_, error)))) => Outcome::Refused(error.clone()),
+                    _ => Outcome::Unanswered,
+                };
+                self.finish(id, outcome);
             }
             _ => self.finish(id, Outcome::Unanswered),
         }
@@ -849,6 +991,14 @@ impl Core {
     fn claim_is_late(&mut self, id: Id) {
         let now = self.now;
         let Some(claim) = self.claims.get(&id) else { return };
+        let lease = claim.hold().map(|hold| hold.lease).or(claim.terms.lease).unwrap_or(self.default_lease);
+        if let Stage::Gone = claim.stage {
+            if now < claim.not_before {
+                return;
+            }
+            claim.release.into_iter().for_each(|call| self.finish(call, Outcome::NotHeld));
+            return self.forget(id);
+        }
         if !claim.wanted {
             let here = self.pair.as_ref().filter(|pair| claim.pair == Some(pair.number));
             match here {
@@ -859,7 +1009,12 @@ impl Core {
                     }
                     self.alarms.insert((now.saturating_add(AGAIN), id));
                 }
-                _ => {}
+                // No session keeps it alive, and the next one replaces those that did: it has ended by itself.
+                None => match claim.bound.map(|bound| bound.saturating_add(lease)) {
+                    Some(end) if end <= now => return self.forget(id),
+                    end => self.alarms.extend(end.map(|end| (end, id))),
+                },
+                Some(_) => {}
             }
             return self.touch(id);
         }

@@ -21,9 +21,10 @@ mod terms;
 mod text;
 
 pub use crate::core::Core;
+pub use claim::Moved;
 pub use resp::{Nonsense, Reply, encode};
-pub use step::{Channel, Id, Input, Millis, Outcome, Output, Settings, Why};
-pub use terms::{Bytes, Limit, Terms, Wait};
+pub use step::{Channel, Input, Outcome, Output, Settings, Why};
+pub use terms::{Bytes, Id, Limit, Millis, Terms, Wait};
 
 /// The example of the README is a test.
 #[cfg(doctest)]

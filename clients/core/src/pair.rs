@@ -1,8 +1,8 @@
 //! A pair of connections: the session that hears events, and the one that carries requests.
 
+use crate::Reply;
 use crate::claim::Kind;
-use crate::terms::Words;
-use crate::{Bytes, Id, Millis, Reply, encode};
+use crate::terms::{Bytes, Id, Millis, Words};
 use std::collections::{BTreeSet, VecDeque};
 
 /// A pair of connections.
@@ -81,24 +81,24 @@ impl Pair {
     }
 
     /// The first words of a session.
-    pub(crate) fn greeting(replaced: &[Bytes]) -> Bytes {
+    pub(crate) fn greeting(replaced: &[Bytes]) -> Vec<Bytes> {
         let mut words = Words(Vec::new());
         words.word("LOCK.OWNER");
         if !replaced.is_empty() {
             words.word("REPLACES").0.extend(replaced.iter().cloned());
         }
-        encode(&words.0)
+        words.0
     }
 
     /// The first question is answered at once, and says what the default lease is.
-    pub(crate) fn question(waits: bool) -> Bytes {
+    pub(crate) fn question(waits: bool) -> Vec<Bytes> {
         let mut words = Words(Vec::new());
         words.word("LOCK.NEXT");
         if waits {
             words.option("WAIT", 0);
         }
         words.word("ALIVE");
-        encode(&words.0)
+        words.0
     }
 
     /// When it is given up if nothing more is heard of the server.

@@ -1,13 +1,8 @@
 //! What a shell tells the core, and what the core tells the shell.
 #![allow(missing_docs, reason = "the fields of steps say by their names what they are")]
 
-use crate::{Bytes, Limit, Reply, Terms, Wait};
-
-/// A time in whole milliseconds, rounded down, by a clock that only goes forward, also while the machine sleeps.
-pub type Millis = u64;
-
-/// The number of a call, which the shell gives: each once. A hold has that of the call that acquired it.
-pub type Id = u64;
+use crate::claim::Moved;
+use crate::{Bytes, Id, Limit, Millis, Reply, Terms, Wait};
 
 /// What a shell may set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,8 +44,16 @@ pub enum Input {
     Opened { pair: u64 },
     /// Bytes have arrived.
     Received { pair: u64, channel: Channel, bytes: Bytes },
+    /// A reply has arrived, where the shell's own library reads them.
+    Replied { pair: u64, channel: Channel, reply: Reply },
     /// One connection of a pair has ended, or could not be opened.
     Ended { pair: u64 },
+    /// A pair could not be opened, and what was not sent yet is not to wait until one can be.
+    Unreachable { pair: u64 },
+    /// In a cluster: another server has what this acquisition or hold is about.
+    Leave { id: Id },
+    /// What had to leave another core goes on here.
+    Take { moved: Box<Moved> },
     /// It is as late as [`Output::Wake`] said; *all that can be read has been read and told*.
     Wake,
 }
@@ -71,12 +74,14 @@ pub enum Output {
     Open { pair: u64 },
     /// End both; tell nothing more of them.
     End { pair: u64 },
-    /// Send one request.
-    Send { pair: u64, channel: Channel, bytes: Bytes },
+    /// Send one request: these words, as [`encode`](crate::encode) writes them.
+    Send { pair: u64, channel: Channel, words: Vec<Bytes> },
     /// A call has ended.
     Ended { call: Id, outcome: Outcome },
     /// A hold is lost.
     Lost { hold: Id, why: Why },
+    /// Another server has it: that which the error names, if it does, and else whoever knows. Its core is to take it.
+    Moved { moved: Box<Moved>, error: String },
     /// Tell [`Input::Wake`] then; it replaces the one before.
     Wake { at: Millis },
 }
@@ -108,16 +113,17 @@ pub enum Outcome {
     Answer(Reply),
 }
 
-/// Why a hold is lost.
+/// What ended a hold before it was given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Why {
-    /// Its lease was over.
+    /// Its lease ran out.
     Expired,
-    /// `LOCK.FORCE`.
+    /// Somebody broke the lock (`LOCK.FORCE`).
     Forced,
-    /// Another command deleted or overwrote it.
+    /// Another command deleted or overwrote the key.
     Changed,
-    /// The connection to the server.
+    /// The connection that it was tied to ended, and the hold with it; or nobody could say in time that it lives on.
     Disconnected,
 }
 

@@ -1,6 +1,10 @@
 //! What is asked for, and its words on the wire.
 
-use crate::Millis;
+/// A time in whole milliseconds, rounded down, by a clock that only goes forward, also while the machine sleeps.
+pub type Millis = u64;
+
+/// The number of a call, which the shell gives: each once. A hold has that of the call that acquired it.
+pub type Id = u64;
 
 /// Any bytes: keys, owners, what is sent and received.
 pub type Bytes = Vec<u8>;

@@ -6,17 +6,18 @@
 //! | `7 acquire 1 by vm7:312## keys k wait 5000 lease 1000 watchdog` | at 7 ms the program asks; `wait forever`, `ephemeral`, `replicas n`, `limit n` (0: readers) |
 //! | `7 release 2 hold 1 within 1000` | and `check`, and `renew`, which may name `lease` and `fence` |
 //! | `7 request 3 within 1000 PING`, `7 drop 1`, `7 close 4 within 1000` | the other calls |
-//! | `8 opened 1`, `8 ended 1`, `8 wake` | events of the shell |
+//! | `8 opened 1`, `8 ended 1`, `8 unreachable 1`, `8 leave 1`, `8 wake` | events of the shell |
 //! | `8 received 1 session :7\r\n` | what has arrived on a connection of pair 1: `session` or `requests` |
 //! | `> open 1`, `> end 1`, `> wake 10008` | what the shell is to do |
 //! | `> send 1 requests LOCK.INFO k` | a request, as words |
+//! | `> moved 1 MOVED 7 b:1` | what goes to another core; what that one is told, `take 1`, can't be read from text |
 //! | `> ended 1 granted 1800000000000001`, `> lost 1 expired` | what callers and holders are told |
 //!
 //! In a word, `\x20` stands for a byte, as do `\r`, `\n`, `\t`, `\\`, `\'` and `\"`; an empty word is `\0`. A key that is named like an
 //! option (`wait`, `lease`, …) can't be told from it.
 
-use crate::step::{Channel, Input, Millis, Outcome, Output, Why};
-use crate::{Bytes, Limit, Reply, Settings, Terms, Wait};
+use crate::step::{Channel, Input, Outcome, Output, Why};
+use crate::{Bytes, Limit, Millis, Reply, Settings, Terms, Wait};
 use std::fmt::{Display, Formatter, Result};
 
 /// Bytes as a word.
@@ -87,7 +88,11 @@ impl Display for Input {
             Self::Close { call, within } => write!(out, "close {call} within {within}"),
             Self::Opened { pair } => write!(out, "opened {pair}"),
             Self::Received { pair, channel, bytes } => write!(out, "received {pair} {channel} {}", Word(bytes)),
+            Self::Replied { pair, channel, reply } => write!(out, "replied {pair} {channel} {reply}"),
             Self::Ended { pair } => write!(out, "ended {pair}"),
+            Self::Unreachable { pair } => write!(out, "unreachable {pair}"),
+            Self::Leave { id } => write!(out, "leave {id}"),
+            Self::Take { moved } => write!(out, "take {}", moved.id),
             Self::Wake => write!(out, "wake"),
         }
     }
@@ -123,17 +128,10 @@ impl Display for Output {
         match self {
             Self::Open { pair } => write!(out, "open {pair}"),
             Self::End { pair } => write!(out, "end {pair}"),
-            Self::Send { pair, channel, bytes } => {
-                let words = Reply::take(&mut bytes.clone()).ok().flatten();
-                let words = words.as_ref().and_then(Reply::elements).unwrap_or_default();
-                write!(out, "send {pair} {channel}")?;
-                words.iter().try_for_each(|word| match word {
-                    Reply::Bulk(word) => write!(out, " {}", Word(word)),
-                    _ => Ok(()),
-                })
-            }
+            Self::Send { pair, channel, words } => write!(out, "send {pair} {channel}{}", Line(words)),
             Self::Ended { call, outcome } => write!(out, "ended {call} {outcome}"),
             Self::Lost { hold, why } => write!(out, "lost {hold} {why}"),
+            Self::Moved { moved, error } => write!(out, "moved {} {error}", moved.id),
             Self::Wake { at } => write!(out, "wake {at}"),
         }
     }
@@ -201,6 +199,8 @@ impl Input {
             "wake" => Self::Wake,
             "opened" => Self::Opened { pair: number(0)? },
             "ended" => Self::Ended { pair: number(0)? },
+            "unreachable" => Self::Unreachable { pair: number(0)? },
+            "leave" => Self::Leave { id: number(0)? },
             "received" => {
                 let channel = if *rest.get(1)? == "session" { Channel::Session } else { Channel::Requests };
                 Self::Received { pair: number(0)?, channel, bytes: unescape(rest.get(2)?)? }
@@ -295,6 +295,8 @@ mod tests {
             "8 received 1 session *1\\r\\n$1\\r\\n\\xff\\r\\n",
             "8 received 2 requests :7\\r\\n",
             "9 ended 1",
+            "9 unreachable 1",
+            "9 leave 1",
             "9 wake",
         ] {
             let (at, input) = Input::parse(line).unwrap_or_else(|| panic!("{line}"));

@@ -1,6 +1,6 @@
 //! The scripts of `steps/`: what happens, and behind `>` what the core does. They judge the cores of other languages, too.
 
-use holdfast_core::{Core, Input, Settings};
+use holdfast_core::{Core, Input, Output, Settings};
 use std::fmt::Write;
 
 /// Plays a script, and writes it down again with what the core really does.
@@ -42,4 +42,90 @@ fn the_core_does_what_the_scripts_say() {
         scripts += 1;
     }
     assert!(scripts >= 5, "{scripts} scripts");
+}
+
+/// Two cores of a cluster, one for each of its nodes.
+struct Cluster {
+    cores: [Core; 2],
+}
+
+impl Cluster {
+    fn new() -> Self {
+        Self { cores: [Core::in_cluster(Settings::default()), Core::in_cluster(Settings::default())] }
+    }
+
+    /// Tells a core this, and says what it does; what has to leave it goes to the other one.
+    fn step(&mut self, at: usize, line: &str) -> Vec<String> {
+        let (now, input) = Input::parse(line).unwrap_or_else(|| panic!("not a step: {line}"));
+        self.told(at, now, input)
+    }
+
+    fn told(&mut self, at: usize, now: u64, input: Input) -> Vec<String> {
+        self.cores[at].step(now, input);
+        let mut done = Vec::new();
+        while let Some(output) = self.cores[at].take() {
+            if !matches!(output, Output::Wake { .. }) {
+                done.push(format!("{at} {output}"));
+            }
+            if let Output::Moved { moved, .. } = output {
+                done.extend(self.told(1 - at, now, Input::Take { moved }));
+            }
+        }
+        done
+    }
+
+    fn open(&mut self, at: usize, now: u64) {
+        self.step(at, &format!("{now} opened 1"));
+        let alive = "*1\\r\\n*6\\r\\n$5\\r\\nalive\\r\\n:0\\r\\n*0\\r\\n$-1\\r\\n$-1\\r\\n$16\\r\\n3750\\x2030000\\x20667\\x201\\r\\n";
+        self.step(at, &format!("{now} received 1 session $5\\r\\nrun:{at}\\r\\n{alive}"));
+    }
+}
+
+#[test]
+fn what_another_node_serves_goes_on_there_with_those_who_wait_for_it() {
+    let mut cluster = Cluster::new();
+    cluster.step(0, "0 acquire 1 by a## keys k wait 5000 lease 9000 watchdog");
+    cluster.open(0, 5);
+    let moved = cluster.step(0, "9 received 1 requests -MOVED\\x207\\x20b:1\\r\\n");
+    assert_eq!(moved, ["0 moved 1 MOVED 7 b:1", "1 open 1"]);
+    cluster.open(1, 20);
+    // Those who ask now are there before it: it says how long it has waited.
+    let granted = cluster.step(1, "30 received 1 requests :7\\r\\n");
+    assert_eq!(granted, ["1 ended 1 granted 7"]);
+    // The slot goes back: what is held is taken along under its token, and so is whoever waits for its release.
+    let asked = cluster.step(1, "40 release 2 hold 1 within 1000");
+    assert_eq!(asked, ["1 send 1 requests LOCK.RELEASE k a##1 ALL"]);
+    let back = cluster.step(1, "50 received 1 requests -ASK\\x207\\x20a:1\\r\\n");
+    assert_eq!(back, ["1 moved 1 ASK 7 a:1", "0 send 1 requests ASKING", "0 send 1 requests LOCK.RELEASE k a##1 ALL"]);
+    assert!(!cluster.cores[0].is_settled() && cluster.cores[1].is_settled());
+    let released = cluster.step(0, "60 received 1 requests +OK\\r\\n:0\\r\\n");
+    assert_eq!(released, ["0 ended 2 released"]);
+}
+
+#[test]
+fn nodes_that_name_each_other_are_asked_at_their_leisure() {
+    let mut cluster = Cluster::new();
+    cluster.step(0, "0 acquire 1 by a## keys k wait forever watchdog");
+    cluster.open(0, 5);
+    cluster.step(0, "9 received 1 requests -MOVED\\x207\\x20b:1\\r\\n");
+    cluster.open(1, 20);
+    let back = cluster.step(1, "30 received 1 requests -MOVED\\x207\\x20a:1\\r\\n");
+    assert_eq!(back, ["1 moved 1 MOVED 7 a:1"], "not asked at once");
+    let again = cluster.step(0, "130 wake");
+    assert_eq!(
+        again,
+        ["0 send 1 requests LOCK.ACQUIRE k a##1 WAIT 0 WAITED 130 HOLDS 1 LEASE 30000 WATCHDOG SESSION run:0"]
+    );
+}
+
+#[test]
+fn who_has_left_is_not_answered_where_he_was() {
+    let mut cluster = Cluster::new();
+    cluster.step(0, "0 acquire 1 by a## keys k wait forever lease 9000 watchdog");
+    cluster.open(0, 5);
+    cluster.open(1, 6);
+    let left = cluster.step(0, "10 leave 1");
+    assert_eq!(left[0], "0 moved 1 MOVED");
+    let late = cluster.step(0, "11 received 1 requests :7\\r\\n");
+    assert!(late.is_empty(), "{late:?}");
 }

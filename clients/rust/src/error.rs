@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+pub use holdfast_core::Why;
 use redis::RedisError;
 
 use crate::names::{Keys, Owner};
@@ -92,31 +93,6 @@ pub enum Error {
     },
 }
 
-/// What ended a hold before it was given back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Why {
-    /// Its lease ran out.
-    Expired,
-    /// Somebody broke the lock (`LOCK.FORCE`).
-    Forced,
-    /// Another command deleted or overwrote the key.
-    Changed,
-    /// The connection that it was tied to ended, and the hold with it; or nobody could say in time that it lives on.
-    Disconnected,
-}
-
-impl fmt::Display for Why {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Self::Expired => "expired",
-            Self::Forced => "forced",
-            Self::Changed => "changed",
-            Self::Disconnected => "disconnected",
-        })
-    }
-}
-
 impl fmt::Display for Error {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -178,12 +154,6 @@ pub(crate) fn refused_in_words(server: &str, keys: &Keys, message: String) -> Er
         Some("WRONGTYPE") => Error::WrongType { keys, message },
         _ => Error::Server { server: server.to_owned(), keys, message },
     }
-}
-
-/// Whether an error without its code says that an earlier request of the same owner is still under way: of a session whose
-/// end the server is yet to see, say.
-pub(crate) fn is_confirming(words: &str) -> bool {
-    words.starts_with("another request of this owner for ")
 }
 
 #[cfg(test)]

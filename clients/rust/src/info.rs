@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use redis::{RedisError, Value};
+use holdfast_core::Reply;
 
 use crate::names::Owner;
-use crate::wire::nonsense;
 
 /// A lock that is held or waited for, as its server sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,36 +35,25 @@ pub struct Holder {
 }
 
 impl Info {
-    /// The reply of `LOCK.INFO`; none if the lock is neither held nor waited for.
-    pub(crate) fn read(reply: &Value) -> Result<Option<Self>, RedisError> {
-        if *reply == Value::Nil {
-            return Ok(None);
-        }
-        let fields = Fields::of(reply).ok_or_else(|| nonsense(reply))?;
-        let holders = match fields.get("holders") {
-            Some(Value::Array(each)) => each.iter().map(Holder::read).collect::<Option<Vec<_>>>(),
-            _ => None,
-        };
-        let limit = fields.number("limit").ok_or_else(|| nonsense(reply))?;
-        Ok(Some(Self {
-            limit: Some(limit).filter(|limit| *limit > 0),
+    /// The reply of `LOCK.INFO`, which has fields. None: it makes no sense.
+    pub(crate) fn read(reply: &Reply) -> Option<Self> {
+        let fields = Fields(reply.elements()?);
+        let holders = fields.get("holders")?.elements()?.iter().map(Holder::read).collect::<Option<Vec<_>>>()?;
+        Some(Self {
+            limit: Some(fields.number("limit")?).filter(|limit| *limit > 0),
             fence: fields.number("fence"),
-            holders: holders.ok_or_else(|| nonsense(reply))?,
+            holders,
             waiters: fields.number("waiters").unwrap_or_default(),
-        }))
+        })
     }
 }
 
 impl Holder {
-    fn read(value: &Value) -> Option<Self> {
-        let fields = Fields::of(value)?;
-        let owner = match fields.get("owner")? {
-            Value::BulkString(owner) => owner.clone(),
-            Value::SimpleString(owner) => owner.clone().into_bytes(),
-            _ => return None,
-        };
+    fn read(reply: &Reply) -> Option<Self> {
+        let fields = Fields(reply.elements()?);
+        let Reply::Bulk(owner) = fields.get("owner")? else { return None };
         Some(Self {
-            owner: owner.into(),
+            owner: owner.clone().into(),
             holds: fields.number("holds")?,
             token: fields.number("token"),
             left: fields.number("ttl").map(Duration::from_millis),
@@ -73,35 +61,17 @@ impl Holder {
     }
 }
 
-/// A map, as either protocol has it.
-struct Fields<'v>(Vec<(&'v Value, &'v Value)>);
+/// Names, each with its value behind it.
+struct Fields<'r>(&'r [Reply]);
 
-impl<'v> Fields<'v> {
-    fn of(value: &'v Value) -> Option<Self> {
-        match value {
-            Value::Map(pairs) => Some(Self(pairs.iter().map(|(name, value)| (name, value)).collect())),
-            Value::Array(flat) => {
-                let (names, values) = (flat.iter().step_by(2), flat.iter().skip(1).step_by(2));
-                Some(Self(names.zip(values).collect()))
-            }
-            _ => None,
-        }
-    }
-
-    fn get(&self, name: &str) -> Option<&'v Value> {
-        let is = |key: &Value| match key {
-            Value::BulkString(bytes) => bytes == name.as_bytes(),
-            Value::SimpleString(text) => text == name,
-            _ => false,
-        };
-        self.0.iter().find(|(key, _)| is(key)).map(|(_, value)| *value)
+impl<'r> Fields<'r> {
+    fn get(&self, name: &str) -> Option<&'r Reply> {
+        let named = |pair: &&[Reply]| pair.first().and_then(Reply::text).is_some_and(|it| it == name);
+        self.0.chunks(2).find(named)?.get(1)
     }
 
     /// None also for -1, which says that there is no end.
     fn number(&self, name: &str) -> Option<u64> {
-        match self.get(name)? {
-            Value::Int(number) => u64::try_from(*number).ok(),
-            _ => None,
-        }
+        self.get(name)?.number()
     }
 }

@@ -2,31 +2,28 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
-use std::num::NonZeroU32;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use holdfast_core::{Bytes, Limit, Outcome, Reply, Terms, Wait};
 use redis::aio::MultiplexedConnection;
 use redis::sentinel::SentinelClient;
-use redis::{AsyncConnectionConfig, Client, Cmd, ConnectionInfo, IntoConnectionInfo, RedisError, Value};
+use redis::{AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo};
 
-use crate::changes::Changes;
-use crate::error::{Error, refused};
+use crate::client::{Client, PATIENT, Wish, failed, unreachable};
+use crate::clock;
+use crate::error::Error;
 use crate::guard::Guard;
 use crate::info::Info;
-use crate::names::{Keys, Owner};
-use crate::node::Node;
+use crate::names::Keys;
 use crate::order::{Name, Position};
-use crate::place::{Failure, Place, without_delay};
-use crate::reader::Listener;
+use crate::place::{Place, without_delay};
 use crate::servers::{Cluster, Servers};
-use crate::shared::{Said, Shared, Unsaid, late};
-use crate::state::Stage;
-use crate::terms::{Deadline, Ending, Lease, Limit, Terms, Wait};
+use crate::shared::Seen;
+use crate::terms::{Deadline, at_most};
 use crate::url::{self, Address};
-use crate::wire;
 
-/// A request that is not answered within this has failed. Waiting for a lock takes no request.
+/// Of connections that only look: a request that is not answered within this has failed.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 const CONNECTED_WITHIN: Duration = Duration::from_secs(2);
 /// The longest owner that the server takes, less what the client puts behind the name.
@@ -38,22 +35,21 @@ const LONGEST_NAME: usize = 400;
 /// one for requests, however many tasks wait. They end with the last clone and the last [`Guard`].
 #[derive(Clone)]
 pub struct Locks {
-    shared: Arc<Shared>,
+    client: Arc<Client>,
     /// What every owner begins with.
     prefix: Arc<str>,
 }
 
 impl Locks {
     /// Locks on one server.
-    pub fn new(client: Client) -> Self {
+    pub fn new(client: redis::Client) -> Self {
         Self::with_config(client, config())
     }
 
     /// The same, with connection settings of one's own. A response timeout is for requests: waiting for a lock takes none.
-    pub fn with_config(client: Client, config: AsyncConnectionConfig) -> Self {
-        Self::of(Name::of(client.get_connection_info()), |listener| {
-            Servers::One(Arc::new(Node::new(Place::Fixed(without_delay(&client)), config, listener)))
-        })
+    pub fn with_config(client: redis::Client, config: AsyncConnectionConfig) -> Self {
+        let place = Place::Fixed(without_delay(&client));
+        Self::of(Name::of(client.get_connection_info()), Servers::One(Arc::new(place)), config)
     }
 
     /// Locks on the master that Sentinel names. After a failover, waits and holds go on at the new one.
@@ -71,7 +67,7 @@ impl Locks {
         let nodes = nodes.into_iter().map(IntoConnectionInfo::into_connection_info).collect::<Result<Vec<_>, _>>();
         let nodes = nodes.map_err(|error| Error::Invalid { message: error.to_string() })?;
         let name = Name::of_cluster(nodes.iter().map(ConnectionInfo::addr));
-        Ok(Self::of(name, |listener| Servers::Cluster(Box::new(Cluster::new(nodes, config(), listener)))))
+        Ok(Self::of(name, Servers::Cluster(Box::new(Cluster::new(nodes, config()))), config()))
     }
 
     /// Locks at an address: `redis://`, `rediss://` (feature `tls`), `unix://` as the `redis` crate has them, and
@@ -127,8 +123,9 @@ impl Locks {
 
     /// Several mutexes at once, all or none. In a cluster the keys have one slot.
     pub fn lock_all<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Lock {
-        let (shared, prefix) = (self.shared.clone(), self.prefix.clone());
-        Lock { shared, prefix, keys: keys.into_iter().collect(), terms: Terms::default(), wait: Wait::No }
+        let (client, prefix) = (self.client.clone(), self.prefix.clone());
+        let terms = Terms { watchdog: true, ..Terms::default() };
+        Lock { client, prefix, keys: keys.into_iter().collect(), terms, wait: Wait::No }
     }
 
     /// Who holds a lock, and how many wait for it; none if it is free. The user needs the right to `LOCK.INFO`.
@@ -137,7 +134,11 @@ impl Locks {
     ///
     /// [`Error::WrongType`] if the key holds something else, or [`Error::Connection`].
     pub async fn info(&self, key: impl AsRef<[u8]>) -> Result<Option<Info>, Error> {
-        self.ask(key, wire::info, |value| Info::read(&value)).await
+        self.ask("LOCK.INFO", key, |reply| match reply {
+            Reply::Null => Some(None),
+            reply => Info::read(reply).map(Some),
+        })
+        .await
     }
 
     /// Whether anybody holds a lock. That may have changed when it is known: to take a lock if it is free, ask for it.
@@ -156,29 +157,28 @@ impl Locks {
     ///
     /// As for [`info`](Self::info).
     pub async fn force(&self, key: impl AsRef<[u8]>) -> Result<u64, Error> {
-        self.ask(key, wire::force, wire::forced).await
+        self.ask("LOCK.FORCE", key, Reply::number).await
     }
 
     async fn ask<T>(
         &self,
+        command: &str,
         key: impl AsRef<[u8]>,
-        command: fn(&Keys) -> Cmd,
-        read: impl FnOnce(Value) -> Result<T, RedisError>,
+        read: impl FnOnce(&Reply) -> Option<T>,
     ) -> Result<T, Error> {
         let keys = Keys::from_iter([key]);
-        let failed = |server: &str, error| refused(server, &keys, error);
-        match self.shared.say(&keys, None, |_| Some(command(&keys))).await {
-            Ok(Said { session, value, .. }) => read(value).map_err(|error| failed(session.server(), error)),
-            Err(Unsaid::Failed(failure)) => Err(failed(&failure.server, failure.error)),
-            // There is always something to be said.
-            Err(Unsaid::Pointless) => Err(failed("no server", late())),
-        }
+        let words = [command.as_bytes().to_vec(), keys.first().to_vec()];
+        let reply = self.client.request(&keys, &words, PATIENT).await?;
+        read(&reply).ok_or_else(|| {
+            let source = (redis::ErrorKind::UnexpectedReturnType, "an answer that makes no sense", reply.to_string());
+            Error::Connection { server: String::new(), keys, source: source.into() }
+        })
     }
 
     /// Returns when all that was dropped has been given back, or can't be any more. To be called before the runtime ends,
     /// where dropped guards are not to last until their lease is over.
     pub async fn settle(&self) {
-        self.shared.all_given_back().await;
+        self.client.settled().await;
     }
 
     /// A connection of its own to the server that serves this key, to look at its locks: no session, so no right to lock
@@ -189,8 +189,9 @@ impl Locks {
     /// [`Error::Connection`].
     pub async fn server_of(&self, key: impl AsRef<[u8]>) -> Result<(String, MultiplexedConnection), Error> {
         let keys = Keys::from_iter([key]);
-        let node = self.shared.servers.node_for(keys.first()).await.map_err(|failure| connection(failure, &keys))?;
-        node.connect().await.map_err(|failure| connection(failure, &keys))
+        let shared = self.client.shared();
+        let connected = async { shared.servers.place_of(keys.first()).await?.connect(&shared.config).await };
+        connected.await.map_err(|failure| unreachable(&keys, failure))
     }
 
     /// The same to all servers that grant locks now; in the place of each that can't be reached, why.
@@ -200,8 +201,9 @@ impl Locks {
     /// [`Error::Connection`] if nobody says which servers there are.
     pub async fn servers(&self) -> Result<Vec<Result<(String, MultiplexedConnection), Error>>, Error> {
         let mut connections = Vec::new();
-        for node in self.nodes().await? {
-            connections.push(node.connect().await.map_err(|failure| connection(failure, &no_keys())));
+        for place in self.places().await? {
+            let connected = place.connect(&self.client.shared().config).await;
+            connections.push(connected.map_err(|failure| unreachable(&no_keys(), failure)));
         }
         Ok(connections)
     }
@@ -211,35 +213,36 @@ impl Locks {
     /// # Errors
     ///
     /// [`Error::Connection`] if nobody says which servers there are.
-    pub async fn clients(&self) -> Result<Vec<Client>, Error> {
+    pub async fn clients(&self) -> Result<Vec<redis::Client>, Error> {
         let mut clients = Vec::new();
-        for node in self.nodes().await? {
-            clients.push(node.client().await.map_err(|failure| connection(failure, &no_keys()))?);
+        for place in self.places().await? {
+            clients.push(place.client().await.map_err(|failure| unreachable(&no_keys(), failure))?);
         }
         Ok(clients)
     }
 
-    async fn nodes(&self) -> Result<Vec<Arc<Node>>, Error> {
+    async fn places(&self) -> Result<Vec<Arc<Place>>, Error> {
         // A master of a while ago may be a replica by now, and answers as before.
-        self.shared.servers.doubt();
-        self.shared.servers.all().await.map_err(|failure| connection(failure, &no_keys()))
+        let servers = &self.client.shared().servers;
+        servers.doubt();
+        servers.all().await.map_err(|failure| unreachable(&no_keys(), failure))
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
-        &self.shared
+    pub(crate) fn client(&self) -> &Arc<Client> {
+        &self.client
     }
 
-    /// An owner that nobody else has.
-    pub(crate) fn owner(&self) -> Owner {
-        self.shared.owner(&self.prefix)
+    /// What owners begin with.
+    pub(crate) fn by(&self) -> Bytes {
+        self.prefix.as_bytes().to_vec()
     }
 
     fn at_sentinel(name: Name, client: SentinelClient) -> Self {
-        Self::of(name, |listener| Servers::One(Arc::new(Node::new(Place::Sentinel(client.into()), config(), listener))))
+        Self::of(name, Servers::One(Arc::new(Place::Sentinel(client.into()))), config())
     }
 
-    fn of(name: Name, servers: impl FnOnce(Weak<dyn Listener>) -> Servers) -> Self {
-        Self { shared: Shared::new(name, servers), prefix: fresh_prefix().into() }
+    fn of(name: Name, servers: Servers, config: AsyncConnectionConfig) -> Self {
+        Self { client: Client::new(name, servers, config), prefix: fresh_prefix().into() }
     }
 }
 
@@ -247,7 +250,7 @@ impl Locks {
 /// with its own owner: a lock that a process holds is not free for another task of it.
 #[derive(Clone)]
 pub struct Lock {
-    shared: Arc<Shared>,
+    client: Arc<Client>,
     prefix: Arc<str>,
     keys: Keys,
     terms: Terms,
@@ -257,7 +260,7 @@ pub struct Lock {
 impl Lock {
     /// Waits for at most this long, in the server's queue. Without it the answer comes at once.
     pub fn wait(mut self, time: Duration) -> Self {
-        self.wait = Wait::at_most(time);
+        self.wait = at_most(time);
         self
     }
 
@@ -270,26 +273,26 @@ impl Lock {
     /// Holds for this long from the grant on, and nobody renews it. Without it the lock is held for as long as the process
     /// lives, and for at most the server's default lease longer.
     pub fn lease(mut self, time: Duration) -> Self {
-        self.terms.lease = Lease::Fixed(time);
+        (self.terms.lease, self.terms.watchdog) = (Some(clock::millis(time)), false);
         self
     }
 
     /// Held for as long as the process lives, and for at most this much longer.
     pub fn watched(mut self, lease: Duration) -> Self {
-        self.terms.lease = Lease::Watched(Some(lease));
+        (self.terms.lease, self.terms.watchdog) = (Some(clock::millis(lease)), true);
         self
     }
 
     /// Given back at once when the connection ends: the next one need not wait for a lease. In return a connection that
     /// breaks is a lock that is lost.
     pub fn ephemeral(mut self) -> Self {
-        self.terms.ending = Ending::Released;
+        self.terms.ephemeral = true;
         self
     }
 
     /// Granted when so many replicas have it: then it outlives a failover to one of them.
     pub fn replicas(mut self, count: u32) -> Self {
-        self.terms.replicas = NonZeroU32::new(count);
+        self.terms.replicas = count;
         self
     }
 
@@ -317,27 +320,26 @@ impl Lock {
     ///
     /// What the server refused with, or [`Error::Connection`].
     pub async fn acquire(&self) -> Result<Option<Guard>, Error> {
-        self.acquire_by(self.wait.deadline(Instant::now()), Changes::default()).await
+        self.acquire_by(Deadline::of(self.wait, Instant::now())).await
     }
 
-    /// The same until then, whatever [`wait`](Self::wait) says. What becomes of it is told to `changes`.
-    pub(crate) async fn acquire_by(&self, deadline: Deadline, changes: Changes) -> Result<Option<Guard>, Error> {
+    /// The same until then, whatever [`wait`](Self::wait) says.
+    pub(crate) async fn acquire_by(&self, deadline: Deadline) -> Result<Option<Guard>, Error> {
         self.check()?;
-        let owner = self.shared.owner(&self.prefix);
-        let claim = self.shared.claim(owner, self.keys.clone(), self.terms.clone(), deadline, changes);
+        let wish = Wish {
+            number: None,
+            by: self.prefix.as_bytes().to_vec(),
+            keys: self.keys.clone(),
+            terms: self.terms.clone(),
+            wait: deadline.left(Instant::now()),
+        };
         // From here on it is given back unless the caller has it.
-        let attempt = Guard::new(self.shared.clone(), claim);
-        let claim = attempt.claim();
-        match self.shared.ask_in_time(claim).await {
-            Ok(()) => {}
-            Err(Unsaid::Failed(failure)) => return Err(refused(&failure.server, &self.keys, failure.error)),
-            Err(Unsaid::Pointless) => {}
-        }
-        match self.shared.settled(claim).await {
-            Stage::Held => Ok(Some(attempt)),
-            Stage::Refused(error) => Err(error),
-            Stage::Lost(why) => Err(claim.loss(why)),
-            Stage::Asking | Stage::Waiting | Stage::NotGranted | Stage::GivenUp => Ok(None),
+        let (hold, mut answer) = self.client.acquire(wish, Arc::<Seen>::default()).await?;
+        let ended = answer.outcome().await;
+        match ended.outcome {
+            Outcome::Granted(_) => Ok(Some(Guard::new(hold))),
+            Outcome::NotGranted => Ok(None),
+            _ => Err(failed(&self.keys, Some(&hold.owner), ended)),
         }
     }
 
@@ -352,7 +354,7 @@ impl Lock {
     /// Each of its keys alone, with its place in the order of servers.
     pub(crate) fn each_key(&self) -> impl Iterator<Item = Result<(Position, Self), Error>> {
         let alone = |key| Self { keys: Keys::from_iter([key]), ..self.clone() };
-        self.keys.iter().map(move |key| Ok((self.shared.name.position(key)?, alone(key))))
+        self.keys.iter().map(move |key| Ok((self.client.shared().name.position(key)?, alone(key))))
     }
 
     /// The same with the keys of another one.
@@ -369,17 +371,11 @@ impl Lock {
         if self.keys.len() > 1 && self.terms.limit != Limit::One {
             return invalid("several keys are mutexes: they are neither shared nor have a limit");
         }
-        match self.terms.lease {
-            Lease::Fixed(Duration::ZERO) | Lease::Watched(Some(Duration::ZERO)) => {
-                invalid("a lease is longer than nothing")
-            }
-            _ => Ok(()),
+        if self.terms.lease == Some(0) {
+            return invalid("a lease is longer than nothing");
         }
+        Ok(())
     }
-}
-
-fn connection(failure: Failure, keys: &Keys) -> Error {
-    refused(&failure.server, keys, failure.error)
 }
 
 fn no_keys() -> Keys {

@@ -3,12 +3,13 @@
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use crate::changes::Changes;
+use holdfast_core::{Limit, Wait};
+
 use crate::error::{Error, Why};
 use crate::guard::{Guard, unless};
 use crate::locks::Lock;
 use crate::order::Position;
-use crate::terms::{Limit, Wait};
+use crate::terms::{Deadline, at_most};
 
 /// Mutexes at different servers, slots or databases, all or none. Those of one server and slot are taken in one step; one
 /// group after the other, in an order that all clients share, whatever order they were named in: so their waits form
@@ -29,7 +30,7 @@ impl MultiLock {
 
     /// Waits for at most this long in all, in the servers' queues. Without it the answer comes at once.
     pub fn wait(mut self, time: Duration) -> Self {
-        self.wait = Wait::at_most(time);
+        self.wait = at_most(time);
         self
     }
 
@@ -48,10 +49,10 @@ impl MultiLock {
     /// ([`Error::NotHeld`] where the server does not say why).
     pub async fn acquire(&self) -> Result<Option<MultiGuard>, Error> {
         let groups = groups(&self.locks)?;
-        let deadline = self.wait.deadline(Instant::now());
+        let deadline = Deadline::of(self.wait, Instant::now());
         let mut held = MultiGuard { parts: Vec::new() };
         for (_, group) in &groups {
-            let asking = group.acquire_by(deadline, Changes::default());
+            let asking = group.acquire_by(deadline);
             let Some(guard) = held.while_held(asking).await?? else { return Ok(None) };
             held.parts.push(guard);
         }

@@ -1,7 +1,11 @@
-//! How one server is found.
+//! How one server is found, and reached.
 
+use redis::aio::MultiplexedConnection;
 use redis::sentinel::SentinelClient;
-use redis::{Client, RedisError};
+use redis::{AsyncConnectionConfig, Client, RedisError};
+
+/// More than a core leaves unanswered: a request is never kept in this process behind others.
+const BUFFER: usize = 1024;
 
 /// Why a server can't be used.
 #[derive(Clone, Debug)]
@@ -17,6 +21,13 @@ pub(crate) enum Place {
     Sentinel(tokio::sync::Mutex<SentinelClient>),
 }
 
+/// Both connections of a pair, and the server's address.
+pub(crate) struct Opened {
+    pub(crate) server: String,
+    pub(crate) session: MultiplexedConnection,
+    pub(crate) requests: MultiplexedConnection,
+}
+
 impl Place {
     /// A client of the server, as it is found now.
     pub(crate) async fn client(&self) -> Result<Client, Failure> {
@@ -24,9 +35,42 @@ impl Place {
             Self::Fixed(client) => Ok(client.clone()),
             Self::Sentinel(sentinel) => {
                 let client = sentinel.lock().await.async_get_client().await;
-                let client = client.map_err(|error| Failure { server: "sentinel".to_owned(), error })?;
+                let client = client.map_err(|error| Failure { server: self.name(), error })?;
                 Ok(without_delay(&client))
             }
+        }
+    }
+
+    /// A connection that is no session's, and the server's address: whoever only looks needs no right to lock.
+    pub(crate) async fn connect(
+        &self,
+        config: &AsyncConnectionConfig,
+    ) -> Result<(String, MultiplexedConnection), Failure> {
+        let client = self.client().await?;
+        let server = client.get_connection_info().addr().to_string();
+        match client.get_multiplexed_async_connection_with_config(config).await {
+            Ok(connection) => Ok((server, connection)),
+            Err(error) => Err(Failure { server, error }),
+        }
+    }
+
+    pub(crate) async fn open(&self, config: &AsyncConnectionConfig) -> Result<Opened, Failure> {
+        // How long an answer may take is the core's business.
+        let config = config.clone().set_response_timeout(None).set_pipeline_buffer_size(BUFFER);
+        let client = self.client().await?;
+        let server = client.get_connection_info().addr().to_string();
+        let connect = || client.get_multiplexed_async_connection_with_config(&config);
+        match tokio::try_join!(connect(), connect()) {
+            Ok((session, requests)) => Ok(Opened { server, session, requests }),
+            Err(error) => Err(Failure { server, error }),
+        }
+    }
+
+    /// What it is called before it was reached.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Fixed(client) => client.get_connection_info().addr().to_string(),
+            Self::Sentinel(_) => "sentinel".to_owned(),
         }
     }
 }

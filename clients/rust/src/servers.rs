@@ -1,48 +1,55 @@
 //! Which server is asked for a key: the one, Sentinel's master, or the cluster's node that serves the slot.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult, Value, cmd,
 };
 
-use crate::node::Node;
 use crate::place::{Failure, Place, without_delay};
-use crate::reader::Listener;
 use crate::slot::{SLOTS, slot};
 
 /// Who grants locks.
 pub(crate) enum Servers {
-    One(Arc<Node>),
+    One(Arc<Place>),
     Cluster(Box<Cluster>),
 }
 
 impl Servers {
     /// Who serves this key, as far as is known.
-    pub(crate) async fn node_for(&self, key: &[u8]) -> Result<Arc<Node>, Failure> {
+    pub(crate) async fn place_of(&self, key: &[u8]) -> Result<Arc<Place>, Failure> {
         match self {
-            Self::One(node) => Ok(node.clone()),
-            Self::Cluster(cluster) => cluster.node_for(slot(key)).await,
+            Self::One(place) => Ok(place.clone()),
+            Self::Cluster(cluster) => cluster.place_of(slot(key)).await,
         }
     }
 
-    /// A server said who serves the slot instead: `slot host:port`. None if that makes no sense here.
-    pub(crate) fn redirected(&self, error: &RedisError, asked: &str) -> Option<Arc<Node>> {
+    /// The same without asking anybody.
+    pub(crate) fn known(&self, key: &[u8]) -> Option<Arc<Place>> {
+        match self {
+            Self::One(place) => Some(place.clone()),
+            Self::Cluster(cluster) => cluster.known(slot(key)),
+        }
+    }
+
+    /// A server said who serves the slot instead: `MOVED slot host:port`, or `ASK`. None if that makes no sense here.
+    pub(crate) fn redirected(&self, error: &str, asked: &str) -> Option<Arc<Place>> {
         let Self::Cluster(cluster) = self else { return None };
-        let (address, slot) = error.redirect_node()?;
-        let (host, port) = address.rsplit_once(':')?;
+        let mut words = error.split(' ');
+        let (code, slot, address) = (words.next()?, words.next()?.parse::<usize>().ok()?, words.next()?);
+        let (host, port) = address.rsplit_once(':').filter(|_| code == "MOVED" || code == "ASK")?;
         // An empty host is the one that said so.
         let host = if host.is_empty() { asked.rsplit_once(':')?.0 } else { host };
         let address = (host.trim_matches(['[', ']']).to_owned(), port.parse().ok()?);
         let mut map = cluster.map();
-        let node = cluster.node(&mut map, &address)?;
-        if error.code() == Some("MOVED")
-            && let Some(place) = map.slots.get_mut(usize::from(slot))
+        let place = cluster.place(&mut map, &address)?;
+        if code == "MOVED"
+            && let Some(serves) = map.slots.get_mut(slot)
         {
-            *place = Some(address);
+            *serves = Some(address);
         }
-        Some(node)
+        Some(place)
     }
 
     /// Whether a key may be served by another one than before.
@@ -57,19 +64,19 @@ impl Servers {
         }
     }
 
-    /// Every server that may grant a lock now.
-    pub(crate) async fn all(&self) -> Result<Vec<Arc<Node>>, Failure> {
+    /// Asks who serves what, unless that is known.
+    pub(crate) async fn know(&self) -> Result<(), Failure> {
         match self {
-            Self::One(node) => Ok(vec![node.clone()]),
-            Self::Cluster(cluster) => cluster.all().await,
+            Self::One(_) => Ok(()),
+            Self::Cluster(cluster) => cluster.know().await,
         }
     }
 
-    /// The servers that this client has to do with already.
-    pub(crate) fn known(&self) -> Vec<Arc<Node>> {
+    /// Every server that may grant a lock now.
+    pub(crate) async fn all(&self) -> Result<Vec<Arc<Place>>, Failure> {
         match self {
-            Self::One(node) => vec![node.clone()],
-            Self::Cluster(cluster) => cluster.map().nodes.values().cloned().collect(),
+            Self::One(place) => Ok(vec![place.clone()]),
+            Self::Cluster(cluster) => cluster.all().await,
         }
     }
 }
@@ -80,7 +87,6 @@ type Address = (String, u16);
 pub(crate) struct Cluster {
     seeds: Vec<ConnectionInfo>,
     config: AsyncConnectionConfig,
-    listener: Weak<dyn Listener>,
     map: Mutex<Map>,
     /// Whoever asks for the map; the others wait.
     asking: tokio::sync::Mutex<()>,
@@ -90,33 +96,36 @@ pub(crate) struct Cluster {
 struct Map {
     /// By slot; empty while nobody knows.
     slots: Vec<Option<Address>>,
-    nodes: HashMap<Address, Arc<Node>>,
+    places: HashMap<Address, Arc<Place>>,
 }
 
 impl Cluster {
-    pub(crate) fn new(seeds: Vec<ConnectionInfo>, config: AsyncConnectionConfig, listener: Weak<dyn Listener>) -> Self {
-        Self { seeds, config, listener, map: Mutex::default(), asking: tokio::sync::Mutex::default() }
+    pub(crate) fn new(seeds: Vec<ConnectionInfo>, config: AsyncConnectionConfig) -> Self {
+        Self { seeds, config, map: Mutex::default(), asking: tokio::sync::Mutex::default() }
     }
 
-    async fn node_for(&self, slot: u16) -> Result<Arc<Node>, Failure> {
+    async fn place_of(&self, slot: u16) -> Result<Arc<Place>, Failure> {
         self.know().await?;
-        let mut map = self.map();
-        let address = map.slots.get(usize::from(slot)).cloned().flatten();
-        let node = address.and_then(|address| self.node(&mut map, &address));
-        node.ok_or_else(|| {
+        self.known(slot).ok_or_else(|| {
             // Asked again the next time.
-            map.slots.clear();
+            self.map().slots.clear();
             unserved(slot)
         })
     }
 
-    async fn all(&self) -> Result<Vec<Arc<Node>>, Failure> {
+    fn known(&self, slot: u16) -> Option<Arc<Place>> {
+        let mut map = self.map();
+        let address = map.slots.get(usize::from(slot)).cloned().flatten()?;
+        self.place(&mut map, &address)
+    }
+
+    async fn all(&self) -> Result<Vec<Arc<Place>>, Failure> {
         self.know().await?;
         let mut map = self.map();
         let mut addresses: Vec<Address> = map.slots.iter().flatten().cloned().collect();
         addresses.sort();
         addresses.dedup();
-        Ok(addresses.iter().filter_map(|address| self.node(&mut map, address)).collect())
+        Ok(addresses.iter().filter_map(|address| self.place(&mut map, address)).collect())
     }
 
     /// Asks who serves what, unless that is known.
@@ -134,7 +143,7 @@ impl Cluster {
     }
 
     async fn ask_anybody(&self) -> Result<Vec<Option<Address>>, Failure> {
-        let known: Vec<Address> = self.map().nodes.keys().cloned().collect();
+        let known: Vec<Address> = self.map().places.keys().cloned().collect();
         let known = known.iter().filter_map(|address| self.info(address));
         let mut failure = Failure { server: "cluster".to_owned(), error: no_seed() };
         for info in self.seeds.iter().cloned().chain(known) {
@@ -147,15 +156,14 @@ impl Cluster {
         Err(failure)
     }
 
-    fn node(&self, map: &mut Map, address: &Address) -> Option<Arc<Node>> {
-        if let Some(node) = map.nodes.get(address) {
-            return Some(node.clone());
+    fn place(&self, map: &mut Map, address: &Address) -> Option<Arc<Place>> {
+        if let Some(place) = map.places.get(address) {
+            return Some(place.clone());
         }
         let client = Client::open(self.info(address)?).ok()?;
-        let node =
-            Arc::new(Node::new(Place::Fixed(without_delay(&client)), self.config.clone(), self.listener.clone()));
-        map.nodes.insert(address.clone(), node.clone());
-        Some(node)
+        let place = Arc::new(Place::Fixed(without_delay(&client)));
+        map.places.insert(address.clone(), place.clone());
+        Some(place)
     }
 
     /// How a node is reached: as the first seed is, at another address.

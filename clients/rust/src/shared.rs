@@ -1,512 +1,261 @@
-//! What all handles, guards and tasks of one client share: who waits or holds, and how something is said to the server
-//! that has the key.
+//! What all handles, guards and tasks of one client share: a core for each server, and who waits for what.
 
 use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
 
-use redis::{Cmd, RedisError, Value, cmd};
-use tokio::sync::watch;
+use holdfast_core::{Core, Id, Input, Millis, Moved, Outcome, Output, Settings, Why};
+use redis::{AsyncConnectionConfig, RedisError};
+use tokio::sync::oneshot;
 
 use crate::changes::Changes;
-use crate::claim::{Claim, Standing};
-use crate::error::{Error, Why, is_confirming, refused};
+use crate::clock;
 use crate::health::Health;
-use crate::names::{Keys, Owner};
+use crate::link::Link;
 use crate::order::Name;
-use crate::place::Failure;
-use crate::reader::Listener;
-use crate::requests::{Redirect, SILENT};
+use crate::place::Place;
 use crate::servers::Servers;
-use crate::session::SessionRef;
-use crate::state::{Errand, Stage};
-use crate::terms::{Deadline, Terms, Wait};
-use crate::wire::{self, Event, Reply};
 
-/// So often a request follows when it is sent elsewhere.
-const HOPS: u32 = 8;
-/// Between attempts to reach a server that does not answer: from the first to the longest, twice as long each time.
-const FIRST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// So long after the end of a wait the server need not say any more that it is over.
-const GRACE: Duration = Duration::from_secs(2);
+/// How much longer than its time a wait is left to a server whose answer is on its way, or to a machine that is busy (ms).
+const GRACE: Millis = 1_000;
 
 pub(crate) struct Shared {
     pub(crate) name: Name,
     pub(crate) servers: Servers,
+    pub(crate) config: AsyncConnectionConfig,
     pub(crate) health: Arc<Health>,
-    /// How soon it is to be seen that a session died, where somebody wants to know it.
-    missed_within: Mutex<Option<Duration>>,
-    made: AtomicU64,
-    claims: Mutex<HashMap<Owner, Arc<Claim>>>,
-    giving_back: watch::Sender<usize>,
+    state: Mutex<State>,
+    /// All that was to be given back is.
+    pub(crate) settled: Changes,
+    /// The runtime of a driver has ended.
+    pub(crate) undriven: Changes,
 }
 
-/// A reply, from whom, and when it was asked for.
-pub(crate) struct Said {
-    pub(crate) session: SessionRef,
-    pub(crate) sent: Instant,
-    pub(crate) value: Value,
+/// All of it changes in one step: what goes from one core to another is never between the two.
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) nodes: Vec<Node>,
+    /// Who waits for which call.
+    pub(crate) calls: HashMap<Id, Call>,
+    /// Who has which hold, and at which node.
+    pub(crate) holds: HashMap<Id, (usize, Arc<Seen>)>,
+    made: Id,
 }
 
-/// Why a request was not answered as it should.
-pub(crate) enum Unsaid {
-    /// Nobody wants the answer any more.
-    Pointless,
-    Failed(Failure),
+/// One server.
+pub(crate) struct Node {
+    pub(crate) place: Arc<Place>,
+    /// Its address, as far as is known.
+    pub(crate) server: String,
+    pub(crate) core: Core,
+    pub(crate) link: Option<Link>,
+    /// The pair that is to be opened.
+    pub(crate) wanted: Option<u64>,
+    pub(crate) wakes_at: Option<Millis>,
+    /// What went wrong last.
+    pub(crate) failure: Option<RedisError>,
+    pub(crate) heard: Instant,
+    pub(crate) is_driven: bool,
+    /// Of the task that drives it; and whether that looks at all this next anyway.
+    driver: Waker,
+    is_awake: bool,
 }
 
-impl From<Failure> for Unsaid {
-    fn from(failure: Failure) -> Self {
-        Self::Failed(failure)
+/// A call that somebody waits for.
+pub(crate) struct Call {
+    pub(crate) node: usize,
+    pub(crate) answer: oneshot::Sender<Ended>,
+    /// What an acquisition becomes.
+    pub(crate) hold: Option<Arc<Seen>>,
+}
+
+/// How a call has ended, where, and what had gone wrong there.
+pub(crate) struct Ended {
+    pub(crate) outcome: Outcome,
+    pub(crate) server: String,
+    pub(crate) failure: Option<RedisError>,
+}
+
+/// What was told of a hold.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) token: AtomicU64,
+    pub(crate) lost: OnceLock<Why>,
+    pub(crate) changes: Changes,
+}
+
+impl Seen {
+    pub(crate) fn lose(&self, why: Why) {
+        let _ = self.lost.set(why);
+        self.changes.tell();
     }
 }
 
 impl Shared {
-    /// `servers` is told who listens to them.
-    pub(crate) fn new(name: Name, servers: impl FnOnce(Weak<dyn Listener>) -> Servers) -> Arc<Self> {
-        Arc::new_cyclic(|listener: &Weak<Self>| Self {
-            name,
-            servers: servers(listener.clone()),
-            health: Health::new(),
-            missed_within: Mutex::default(),
-            made: AtomicU64::new(0),
-            claims: Mutex::default(),
-            giving_back: watch::Sender::new(0),
+    pub(crate) fn new(name: Name, servers: Servers, config: AsyncConnectionConfig) -> Self {
+        let (settled, undriven) = (Changes::default(), Changes::default());
+        Self { name, servers, config, health: Health::new(), state: Mutex::default(), settled, undriven }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        // Whoever panicked with it changed it in one step, or not at all.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The node of this place.
+    pub(crate) fn node(&self, state: &mut State, place: &Arc<Place>) -> usize {
+        let known = state.nodes.iter().position(|node| Arc::ptr_eq(&node.place, place));
+        known.unwrap_or_else(|| {
+            // The standard library's seeds are the system's random numbers.
+            let seed = RandomState::new().build_hasher().finish();
+            let settings = Settings { grace: GRACE, seed, ..Settings::default() };
+            let core = if self.servers.several() { Core::in_cluster(settings) } else { Core::new(settings) };
+            state.nodes.push(Node {
+                place: place.clone(),
+                server: place.name(),
+                core,
+                link: None,
+                wanted: None,
+                wakes_at: None,
+                failure: None,
+                heard: Instant::now(),
+                is_driven: false,
+                driver: Waker::noop().clone(),
+                is_awake: false,
+            });
+            state.nodes.len() - 1
         })
     }
 
-    /// An owner that nobody else has.
-    pub(crate) fn owner(&self, prefix: &str) -> Owner {
-        let number = self.made.fetch_add(1, Ordering::Relaxed);
-        Owner::from(format!("{prefix}{number}").into_bytes())
-    }
-
-    /// A new acquisition, by an owner of its own. From here on what is told of it is heard.
-    pub(crate) fn claim(
-        &self,
-        owner: Owner,
-        keys: Keys,
-        terms: Terms,
-        deadline: Deadline,
-        changes: Changes,
-    ) -> Arc<Claim> {
-        let claim = Arc::new(Claim::new(keys, owner, terms, deadline, changes));
-        self.claims().insert(claim.owner.clone(), claim.clone());
-        claim
-    }
-
-    /// What is told of it now is none of our business any more.
-    pub(crate) fn forget(&self, claim: &Claim) {
-        self.claims().remove(&claim.owner);
-    }
-
-    /// Asks for it. What comes of that is in the claim.
-    pub(crate) async fn ask(self: &Arc<Self>, claim: &Arc<Claim>) -> Result<(), Unsaid> {
-        let said = self.say(&claim.keys, Some(claim), |session| {
-            let wait = claim.deadline.left(Instant::now());
-            self.mind(session);
-            let waited = claim.waited().filter(|_| session.takes_waited());
-            let cmd = || wire::acquire(&claim.keys, &claim.owner, &claim.terms(), wait, waited, session.id());
-            claim.ask(session).then(cmd)
-        });
-        let Said { session, sent, value } = said.await?;
-        let reply = wire::reply(value).map_err(|error| {
-            claim.unheard(&session);
-            fail(&session, error)
-        })?;
-        claim.replied(&session, reply, sent);
-        self.carry_if_adrift(claim);
-        Ok(())
-    }
-
-    /// The same, for as long as was asked for, and a moment. A wait whose request was not answered before its session ended
-    /// is taken along like any other: the next session lets nothing more come of it.
-    pub(crate) async fn ask_in_time(self: &Arc<Self>, claim: &Arc<Claim>) -> Result<(), Unsaid> {
-        let asked = match claim.deadline {
-            Deadline::At(end) => tokio::time::timeout_at((end + GRACE).into(), self.ask(claim)).await,
-            Deadline::Past | Deadline::Never => Ok(self.ask(claim).await),
-        };
-        match asked {
-            Ok(Err(Unsaid::Failed(failure)))
-                if claim.deadline != Deadline::Past && failure.error.code().is_none() && claim.wait_on() =>
-            {
-                self.carry_if_adrift(claim);
-                Ok(())
-            }
-            Ok(asked) => asked,
-            Err(_late) => Err(Failure { server: server_of(claim), error: late() }.into()),
-        }
-    }
-
-    /// Waits until it is granted or not, at most for as long as was asked for.
-    pub(crate) async fn settled(&self, claim: &Claim) -> Stage {
-        let settled = || !matches!(claim.stage(), Stage::Asking | Stage::Waiting);
-        let end = match claim.deadline {
-            Deadline::At(end) => Some(end),
-            Deadline::Past => Some(Instant::now()),
-            Deadline::Never => None,
-        };
-        while !settled() && end.is_none_or(|end| Instant::now() < end) {
-            claim.change(end, settled).await;
-        }
-        let patience = end.map(|end| end + GRACE);
-        while !settled() {
-            // The time is over, and no server has it in a queue, or the one that has says nothing. It is given back.
-            if claim.adrift() || patience.is_some_and(|end| end <= Instant::now()) {
-                return Stage::NotGranted;
-            }
-            claim.change(patience, || settled() || claim.adrift()).await;
-        }
-        claim.stage()
-    }
-
-    /// Says something to whoever serves the key, on behalf of the session there, and follows where that sends it. `claim`
-    /// is told where it did not take effect. `build` may find that there is nothing to be said any more.
-    pub(crate) async fn say(
-        self: &Arc<Self>,
-        keys: &Keys,
-        claim: Option<&Claim>,
-        mut build: impl FnMut(&SessionRef) -> Option<Cmd>,
-    ) -> Result<Said, Unsaid> {
-        let mut redirected = None;
-        let mut attempts = Attempts::default();
-        let mut hops = 0;
-        loop {
-            hops += 1;
-            let (node, redirect) = match redirected.take() {
-                Some(other) => other,
-                None => (self.servers.node_for(keys.first()).await?, Redirect::No),
-            };
-            let session = match node.session().await {
-                Ok(session) => session,
-                Err(failure) => {
-                    self.servers.doubt();
-                    // Nothing was sent. Another node may serve the key by now.
-                    if hops == HOPS || !self.servers.several() {
-                        return Err(failure.into());
-                    }
-                    attempts.again().await;
-                    continue;
-                }
-            };
-            let cmd = build(&session).ok_or(Unsaid::Pointless)?;
-            let sent = Instant::now();
-            let error = match session.requests().send(&cmd, redirect).await {
-                Ok(value) => return Ok(Said { session, sent, value }),
-                Err(error) => error,
-            };
-            if hops == HOPS || !sent_away(&error) {
-                if error.is_unrecoverable_error() {
-                    self.servers.doubt();
-                }
-                if let Some(claim) = claim {
-                    claim.unheard(&session);
-                }
-                return Err(fail(&session, error).into());
-            }
-            if let Some(claim) = claim {
-                claim.not_asked(&session);
-            }
-            match error.code() {
-                Some(code @ ("MOVED" | "ASK")) => {
-                    let redirect = if code == "ASK" { Redirect::Asked } else { Redirect::No };
-                    match self.servers.redirected(&error, session.server()) {
-                        Some(node) => redirected = Some((node, redirect)),
-                        // A cluster, but not to this client.
-                        None => return Err(fail(&session, error).into()),
-                    }
-                }
-                _ => {
-                    node.leave(&session).await;
-                    attempts.again().await;
+    /// Tells a core what happens, and does what it says.
+    pub(crate) fn step(&self, state: &mut State, node: usize, input: Input) {
+        let mut inputs = vec![(node, input)];
+        while let Some((at, input)) = inputs.pop() {
+            let was_settled = state.nodes[at].core.is_settled();
+            state.nodes[at].core.step(clock::now(), input);
+            while let Some(output) = state.nodes[at].core.take() {
+                match output {
+                    Output::Moved { moved, error } => inputs.push(self.redirect(state, at, moved, &error)),
+                    output => self.perform(state, at, output),
                 }
             }
+            if !was_settled && state.nodes[at].core.is_settled() {
+                self.settled.tell();
+            }
         }
     }
 
-    /// A session of this client that dies is to be seen within this time.
-    pub(crate) fn missed_within(&self, time: Duration) {
-        let mut within = self.missed_within.lock().unwrap_or_else(PoisonError::into_inner);
-        *within = Some(within.map_or(time, |before| before.min(time)));
-    }
-
-    fn mind(&self, session: &SessionRef) {
-        if let Some(time) = *self.missed_within.lock().unwrap_or_else(PoisonError::into_inner) {
-            session.missed_within(time);
-        }
-    }
-
-    /// Whether the server of this key answers within this time.
-    pub(crate) async fn answers(self: &Arc<Self>, keys: &Keys, within: Duration) -> bool {
-        let said = self.say(keys, None, |_| Some(cmd("LOCK.OWNER")));
-        matches!(tokio::time::timeout(within, said).await, Ok(Ok(_)))
-    }
-
-    /// The server of this key did not answer. It is asked again in the background until it does.
-    pub(crate) fn suspect(self: &Arc<Self>, keys: &Keys, why: Error, answers_within: Duration) {
-        let Some(watch) = self.health.suspect(why) else { return };
-        let (client, keys) = (Arc::downgrade(self), keys.clone());
-        tokio::spawn(async move {
-            let mut attempts = Attempts::default();
-            loop {
-                attempts.again().await;
-                let Some(client) = client.upgrade() else { break };
-                if client.answers(&keys, answers_within).await {
-                    break;
+    fn perform(&self, state: &mut State, at: usize, output: Output) {
+        let State { nodes, calls, holds, .. } = state;
+        let node = &mut nodes[at];
+        match output {
+            Output::Open { pair } => {
+                node.wanted = Some(pair);
+                node.wake();
+            }
+            Output::End { .. } => {
+                (node.wanted, node.link) = (None, None);
+                self.servers.doubt();
+            }
+            Output::Send { channel, words, .. } => {
+                if let Some(link) = &mut node.link {
+                    link.send(channel, &words, &node.driver);
                 }
             }
-            drop(watch);
-        });
-    }
-
-    /// Takes it to another session, if its own has ended meanwhile.
-    pub(crate) fn carry_if_adrift(self: &Arc<Self>, claim: &Arc<Claim>) {
-        if claim.begin_carrying() {
-            tokio::spawn(self.clone().carry(claim.clone()));
-        }
-    }
-
-    fn carry_all(self: &Arc<Self>, claims: Vec<Arc<Claim>>) {
-        for claim in claims {
-            tokio::spawn(self.clone().carry(claim));
-        }
-    }
-
-    /// Takes a wait or a hold that has no session to one, for as long as that makes sense.
-    async fn carry(self: Arc<Self>, claim: Arc<Claim>) {
-        let mut attempts = Attempts::default();
-        while let Some(errand) = claim.next_errand(Instant::now()) {
-            let outcome = match errand {
-                Errand::AskAgain if claim.deadline.left(Instant::now()) == Wait::No => {
-                    claim.timed_out();
-                    continue;
-                }
-                Errand::AskAgain => self.ask(&claim).await,
-                Errand::Renew(token) => self.take_along(&claim, token).await,
-            };
-            match outcome {
-                Ok(()) | Err(Unsaid::Pointless) => continue,
-                Err(Unsaid::Failed(failure)) if passes(&failure.error) => {}
-                Err(Unsaid::Failed(failure)) => {
-                    claim.refused(refused(&failure.server, &claim.keys, failure.error));
+            Output::Wake { at } => {
+                // A timer that fires too early does no harm.
+                let is_earlier = node.wakes_at.is_none_or(|before| at < before);
+                node.wakes_at = Some(at);
+                if is_earlier {
+                    node.wake();
                 }
             }
-            attempts.again().await;
-        }
-    }
-
-    /// Asks until it is known whether it is held.
-    pub(crate) async fn ask_whether_held(self: &Arc<Self>, claim: &Arc<Claim>) {
-        let mut attempts = Attempts::default();
-        while claim.standing(Instant::now()) == Standing::InDoubt {
-            if self.take_along(claim, claim.certain_token()).await.is_err() {
-                attempts.again().await;
-            }
-        }
-    }
-
-    /// Ties a hold to the session of whoever has its key now.
-    async fn take_along(self: &Arc<Self>, claim: &Arc<Claim>, token: Option<u64>) -> Result<(), Unsaid> {
-        let mut terms = claim.terms_to_go_on(Instant::now());
-        // Waiting for replicas is the caller's business; what they have confirmed, they have.
-        terms.replicas = None;
-        let renew = |session: &SessionRef| Some(wire::renew(&claim.keys, &claim.owner, token, &terms, session.id()));
-        let Said { session, sent, value } = self.say(&claim.keys, None, renew).await?;
-        match wire::renewed(value).map_err(|error| fail(&session, error))? {
-            Reply::NotGranted => claim.lost(Why::Disconnected),
-            Reply::Granted(_) | Reply::Waiting => claim.renewed(&session, sent, terms.lease),
-        }
-        Ok(())
-    }
-
-    /// Nobody wants this any more. Never waits, and needs no runtime around it.
-    pub(crate) fn give_back_soon(self: &Arc<Self>, claim: Arc<Claim>) {
-        claim.give_up();
-        self.forget(&claim);
-        // Any node's task will do. If there is none, nothing was sent.
-        if let Some(node) = self.servers.known().first() {
-            let count = Count::of(self.clone());
-            node.spawn(async move { count.0.clone().give_back(claim).await });
-        }
-    }
-
-    /// Sees to it that nothing of a claim is left at any server: no wait, no hold, and nothing of a request that is still
-    /// on its way.
-    async fn give_back(self: Arc<Self>, claim: Arc<Claim>) {
-        for session in claim.open() {
-            if self.cancelled(&claim, &session).await {
-                claim.not_asked(&session);
-            }
-        }
-        if claim.token().is_some() || !claim.open().is_empty() {
-            self.released(&claim).await;
-        }
-    }
-
-    /// Says to the server that nothing may come of what was asked under this session. False: the session has ended or the
-    /// key has moved away from its server, and what it got may be there still. It is released then where it is, and not
-    /// cancelled there: the server that has the key now knows of no request by this session.
-    async fn cancelled(&self, claim: &Claim, session: &SessionRef) -> bool {
-        let cancel = wire::cancel(&claim.keys, &claim.owner, session.id());
-        let mut attempts = Attempts::default();
-        loop {
-            match session.requests().send(&cancel, Redirect::No).await {
-                Ok(_) => return true,
-                Err(error) if sent_away(&error) || !passes(&error) => return false,
-                // The session ends if there is no answer: this is no loop without an end.
-                Err(_) => attempts.again().await,
-            }
-        }
-    }
-
-    /// Gives back what is held: until the server has said what became of it, or it has ended by itself, since the session
-    /// that it was renewed for has. A session for which that is refused for too long is ended for it.
-    async fn released(self: &Arc<Self>, claim: &Claim) {
-        let release = wire::release(&claim.keys, &claim.owner, claim.certain_token());
-        let mut attempts = Attempts::default();
-        let (began, mut over) = (Instant::now(), None);
-        loop {
-            let answered = match self.say(&claim.keys, None, |_| Some(release.clone())).await {
-                Ok(Said { value, .. }) => wire::released(value).is_ok(),
-                Err(Unsaid::Pointless) => true,
-                Err(Unsaid::Failed(_)) => false,
-            };
-            if answered {
-                return;
-            }
-            let mut renewing = claim.open();
-            renewing.extend(claim.session());
-            renewing.retain(|session| !session.has_ended());
-            if renewing.is_empty() {
-                let over = *over.get_or_insert_with(|| Instant::now() + claim.asked());
-                if over <= Instant::now() {
-                    return;
-                }
-            } else if began.elapsed() >= SILENT {
-                for session in renewing {
-                    self.leave(&session).await;
+            Output::Lost { hold, why } => {
+                if let Some((_, seen)) = holds.remove(&hold) {
+                    seen.lose(why);
                 }
             }
-            attempts.again().await;
+            Output::Ended { call, outcome } => {
+                let Some(Call { answer, hold, .. }) = calls.remove(&call) else { return };
+                if let (Outcome::Granted(token), Some(seen)) = (&outcome, hold) {
+                    seen.token.store(*token, Ordering::Relaxed);
+                    holds.insert(call, (at, seen));
+                }
+                // Whoever asked may be gone: then he says so.
+                let _ = answer.send(Ended { outcome, server: node.server.clone(), failure: node.failure.clone() });
+            }
+            Output::Moved { .. } => {}
         }
     }
 
-    /// This session is of no use any more.
-    async fn leave(&self, session: &SessionRef) {
-        for node in self.servers.known() {
-            if node.has(session) {
-                node.leave(session).await;
+    /// Who has this now. If nobody knows, it is asked for once more where it was.
+    fn redirect(&self, state: &mut State, at: usize, moved: Box<Moved>, error: &str) -> (usize, Input) {
+        let place = self.servers.redirected(error, &state.nodes[at].server).or_else(|| self.servers.known(moved.key()));
+        let to = place.map_or(at, |place| self.node(state, &place));
+        for call in moved.calls() {
+            state.calls.entry(call).and_modify(|call| call.node = to);
+        }
+        state.holds.entry(moved.id).and_modify(|hold| hold.0 = to);
+        (to, Input::Take { moved })
+    }
+
+    /// Tells the core of a node all that has arrived.
+    pub(crate) fn read(&self, state: &mut State, at: usize, context: &mut Context<'_>) {
+        if !state.nodes[at].driver.will_wake(context.waker()) {
+            state.nodes[at].driver = context.waker().clone();
+        }
+        state.nodes[at].is_awake = true;
+        while let Some(input) = state.nodes[at].next(context) {
+            self.step(state, at, input);
+        }
+        state.nodes[at].is_awake = false;
+    }
+
+    /// Lets go what other nodes of a cluster have by now.
+    pub(crate) fn reroute(&self, state: &mut State, at: usize) {
+        let place = state.nodes[at].place.clone();
+        let is_elsewhere = |key: &[u8]| self.servers.known(key).is_some_and(|known| !Arc::ptr_eq(&known, &place));
+        let elsewhere: Vec<Id> =
+            state.nodes[at].core.keys().filter(|(_, key)| is_elsewhere(key)).map(|(id, _)| id).collect();
+        for id in elsewhere {
+            self.step(state, at, Input::Leave { id });
+        }
+    }
+}
+
+impl Node {
+    /// The next thing that has arrived.
+    fn next(&mut self, context: &mut Context<'_>) -> Option<Input> {
+        let link = self.link.as_mut()?;
+        let pair = link.pair;
+        let Poll::Ready((channel, reply)) = link.poll(context) else { return None };
+        match reply {
+            Ok(reply) => {
+                self.heard = Instant::now();
+                Some(Input::Replied { pair, channel, reply })
+            }
+            Err(error) => {
+                self.failure = Some(error);
+                Some(Input::Ended { pair })
             }
         }
     }
 
-    /// Returns when nothing is being given back.
-    pub(crate) async fn all_given_back(&self) {
-        // The sender is this one's own.
-        let _ = self.giving_back.subscribe().wait_for(|count| *count == 0).await;
-    }
-
-    fn claims(&self) -> MutexGuard<'_, HashMap<Owner, Arc<Claim>>> {
-        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Listener for Shared {
-    fn session_begins(self: Arc<Self>, session: &SessionRef) {
-        self.mind(session);
-    }
-
-    fn told(self: Arc<Self>, session: &SessionRef, events: Vec<Event>) {
-        let mut adrift = Vec::new();
-        for Event { owner, news, lasts } in events {
-            let Some(claim) = self.claims().get(&owner).cloned() else { continue };
-            claim.told(session, news, lasts);
-            if claim.begin_carrying() {
-                adrift.push(claim);
-            }
+    fn wake(&self) {
+        if !self.is_awake {
+            self.driver.wake_by_ref();
         }
-        self.carry_all(adrift);
-    }
-
-    fn session_ended(self: Arc<Self>, session: &SessionRef) {
-        self.servers.doubt();
-        let claims: Vec<_> = self.claims().values().cloned().collect();
-        let mut adrift = Vec::new();
-        for claim in claims {
-            claim.session_ended(session);
-            if claim.begin_carrying() {
-                adrift.push(claim);
-            }
-        }
-        self.carry_all(adrift);
     }
 }
 
-/// Attempts to reach a server that does not answer, further and further apart.
-struct Attempts {
-    pause: Duration,
-}
-
-impl Default for Attempts {
-    fn default() -> Self {
-        Self { pause: FIRST_PAUSE }
-    }
-}
-
-impl Attempts {
-    /// Waits until it is time for another.
-    async fn again(&mut self) {
-        tokio::time::sleep(self.pause).await;
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-    }
-}
-
-/// One thing that is being given back.
-struct Count(Arc<Shared>);
-
-impl Count {
-    fn of(shared: Arc<Shared>) -> Self {
-        shared.giving_back.send_modify(|count| *count += 1);
-        Self(shared)
-    }
-}
-
-impl Drop for Count {
-    fn drop(&mut self) {
-        self.0.giving_back.send_modify(|count| *count -= 1);
-    }
-}
-
-/// The server that it was asked of, if it was sent to one.
-fn server_of(claim: &Claim) -> String {
-    let session = claim.session().or_else(|| claim.open().into_iter().next());
-    session.map_or_else(|| "no server".to_owned(), |session| session.server().to_owned())
-}
-
-fn fail(session: &SessionRef, error: RedisError) -> Failure {
-    Failure { server: session.server().to_owned(), error }
-}
-
-/// There was no answer in time.
-pub(crate) fn late() -> RedisError {
-    std::io::Error::from(std::io::ErrorKind::TimedOut).into()
-}
-
-/// Whether the server did not take the request because another one has to, or another session.
-fn sent_away(error: &RedisError) -> bool {
-    matches!(error.code(), Some("MOVED" | "ASK" | "NOSESSION" | "READONLY"))
-}
-
-/// Whether it may go better the next time.
-fn passes(error: &RedisError) -> bool {
-    match error.code() {
-        Some("ERR") => error.detail().is_some_and(is_confirming),
-        Some(code) => {
-            ["MOVED", "ASK", "NOSESSION", "READONLY", "LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "BUSY"]
-                .contains(&code)
-        }
-        None => true,
+impl State {
+    /// A number that no other call of this client has.
+    pub(crate) fn number(&mut self) -> Id {
+        self.made += 1;
+        self.made
     }
 }

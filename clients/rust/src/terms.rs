@@ -1,65 +1,18 @@
-//! What a request asks for.
+//! How long is waited.
 
-use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-/// The terms of a hold.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Terms {
-    pub(crate) lease: Lease,
-    pub(crate) limit: Limit,
-    pub(crate) ending: Ending,
-    pub(crate) replicas: Option<NonZeroU32>,
-}
+use holdfast_core::{Millis, Wait};
 
-/// How long a hold lasts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lease {
-    /// Renewed by the server while the session's connection lives; then this long, or the server's default.
-    Watched(Option<Duration>),
-    /// This long, and nobody renews it.
-    Fixed(Duration),
-}
+use crate::clock;
 
-/// How many may hold at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Limit {
-    One,
-    Of(u32),
-    Shared,
-}
-
-/// What happens to a hold when the session's connection ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// Its lease runs, and another session may take it over.
-    LeaseRuns,
-    /// It is given back at once.
-    Released,
-}
-
-/// How long a request waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wait {
-    No,
-    For(Duration),
-    Forever,
-}
-
-impl Wait {
-    /// At most this long. No time is no wait at all.
-    pub(crate) fn at_most(time: Duration) -> Self {
-        if time.is_zero() { Self::No } else { Self::For(time) }
-    }
-
-    /// When a wait that begins now is over.
-    pub(crate) fn deadline(self, now: Instant) -> Deadline {
-        match self {
-            Self::No => Deadline::Past,
-            // A time that the clock can't count is as good as for ever.
-            Self::For(time) => now.checked_add(time).map_or(Deadline::Never, Deadline::At),
-            Self::Forever => Deadline::Never,
-        }
+/// At most this long. No time is no wait at all.
+pub(crate) fn at_most(time: Duration) -> Wait {
+    match clock::millis(time) {
+        0 => Wait::No,
+        // A time that can't be counted is as good as for ever.
+        Millis::MAX => Wait::Forever,
+        time => Wait::For(time),
     }
 }
 
@@ -72,6 +25,15 @@ pub(crate) enum Deadline {
 }
 
 impl Deadline {
+    /// When a wait that begins now is over.
+    pub(crate) fn of(wait: Wait, now: Instant) -> Self {
+        match wait {
+            Wait::No => Self::Past,
+            Wait::For(time) => now.checked_add(Duration::from_millis(time)).map_or(Self::Never, Self::At),
+            Wait::Forever => Self::Never,
+        }
+    }
+
     /// This one, or then if that is earlier.
     pub(crate) fn before(self, end: Instant) -> Self {
         match self {
@@ -85,15 +47,9 @@ impl Deadline {
     pub(crate) fn left(self, now: Instant) -> Wait {
         match self {
             Self::Past => Wait::No,
-            Self::At(end) => Wait::at_most(end.saturating_duration_since(now)),
+            Self::At(end) => at_most(end.saturating_duration_since(now)),
             Self::Never => Wait::Forever,
         }
-    }
-}
-
-impl Default for Terms {
-    fn default() -> Self {
-        Self { lease: Lease::Watched(None), limit: Limit::One, ending: Ending::LeaseRuns, replicas: None }
     }
 }
 
@@ -104,16 +60,17 @@ mod tests {
     #[test]
     fn a_time_that_is_over_is_no_wait_at_all() {
         let now = Instant::now();
-        let deadline = Wait::For(Duration::from_secs(1)).deadline(now);
-        assert_eq!(deadline.left(now), Wait::For(Duration::from_secs(1)));
-        assert_eq!(deadline.left(now + Duration::from_secs(1)), Wait::No);
-        assert_eq!(deadline.left(now + Duration::from_secs(2)), Wait::No);
-        assert_eq!(Wait::No.deadline(now).left(now), Wait::No);
-        assert_eq!(Wait::Forever.deadline(now).left(now + Duration::from_secs(1)), Wait::Forever);
-        assert_eq!(Wait::For(Duration::MAX).deadline(now), Deadline::Never);
+        let second = Duration::from_secs(1);
+        let deadline = Deadline::of(at_most(second), now);
+        assert_eq!(deadline.left(now), Wait::For(1000));
+        assert_eq!(deadline.left(now + second), Wait::No);
+        assert_eq!(deadline.left(now + second * 2), Wait::No);
+        assert_eq!(Deadline::of(Wait::No, now).left(now), Wait::No);
+        assert_eq!(Deadline::of(Wait::Forever, now).left(now + second), Wait::Forever);
+        assert_eq!(Deadline::of(at_most(Duration::MAX), now), Deadline::Never);
         assert_eq!(Deadline::Never.before(now), Deadline::At(now));
         assert_eq!(deadline.before(now), Deadline::At(now));
-        assert_eq!(deadline.before(now + Duration::from_secs(2)), deadline);
+        assert_eq!(deadline.before(now + second * 2), deadline);
         assert_eq!(Deadline::Past.before(now), Deadline::Past);
     }
 }

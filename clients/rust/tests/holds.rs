@@ -103,6 +103,38 @@ fn a_guard_may_outlive_its_runtime() {
     drop(guard);
 }
 
+/// Whichever runtime came first.
+#[test]
+fn whoever_waits_in_another_runtime_goes_on_when_that_which_read_ends() {
+    let server = Server::start();
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let held = runtime();
+    let other = locks(&server);
+    let guard = held.block_on(other.lock("a").acquire()).unwrap().unwrap();
+    let locks = locks(&server);
+    let first = runtime();
+    first.block_on(async { locks.lock("b").acquire().await.unwrap().unwrap().release().await.unwrap() });
+    let (lock, holder) = (locks.lock("a").wait_forever(), locks.lock("c").watched(Duration::from_secs(2)));
+    let kept = first.block_on(holder.acquire()).unwrap().unwrap();
+    let waiting = std::thread::spawn(move || {
+        runtime().block_on(async {
+            let guard = lock.acquire().await.unwrap().unwrap();
+            guard.release().await.unwrap();
+            // What another runtime has taken is kept alive by this one.
+            let begin = Instant::now();
+            soon("two leases are over", || begin.elapsed() > Duration::from_secs(4)).await;
+            kept.check().unwrap();
+            kept.release().await.unwrap();
+        });
+    });
+    first.block_on(soon("it waits", || crate::common::waiters(&server, "a") == 1));
+    drop(first);
+    support::until(SOON, "it waits again", || crate::common::waiters(&server, "a") == 1);
+    held.block_on(guard.release()).unwrap();
+    waiting.join().unwrap();
+    assert!(is_free(&server, "a") && is_free(&server, "c"));
+}
+
 #[tokio::test]
 async fn connections_end_with_the_last_handle() {
     let server = Server::start();

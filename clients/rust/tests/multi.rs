@@ -188,7 +188,8 @@ async fn an_acquisition_may_be_dropped_at_every_poll() {
         }
         polls += 1;
     }
-    assert!(polls > 6, "it was given up in between: {polls}");
+    // While each of three was waited for, and while the first two were asked for once more.
+    assert!(polls > 4, "it was given up in between: {polls}");
 }
 
 /// What one of many does: some of the keys, in any order, with or without patience; it may give up, and its connections

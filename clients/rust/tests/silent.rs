@@ -163,19 +163,41 @@ async fn a_time_to_wait_is_a_bound_also_when_the_server_stands_still() {
     assert!(begin.elapsed() < Duration::from_millis(9500), "{:?}", begin.elapsed());
 }
 
+/// It is cancelled where the server refuses to release it.
 #[tokio::test]
 async fn a_release_that_is_refused_is_tried_until_it_is_done() {
     let server = Server::start();
     let _: String = say(&server, "ACL SETUSER locker on >secret ~* +@all");
     let client = crate::common::client_as(&server, "locker", "secret");
     let locks = holdfast_client::Locks::new(client);
-    let guard = locks.lock("a").watched(Duration::from_millis(1500)).acquire().await.unwrap().unwrap();
+    let guard = locks.lock("a").watched(Duration::from_secs(600)).acquire().await.unwrap().unwrap();
     let _: String = say(&server, "ACL SETUSER locker -lock.release");
+    guard.release().await.unwrap();
+    assert!(is_free(&server, "a"));
+    let guard = locks.lock("a").watched(Duration::from_secs(600)).acquire().await.unwrap().unwrap();
+    let _: String = say(&server, "ACL SETUSER locker -lock.cancel");
+    drop(guard);
+    let begin = Instant::now();
+    soon("it was tried several times", || begin.elapsed() > Duration::from_secs(1)).await;
+    assert!(holder(&server, "a").is_some(), "the server renews it");
+    let _: String = say(&server, "ACL SETUSER locker +lock.cancel");
+    soon("it is given back", || is_free(&server, "a")).await;
+}
+
+/// So nobody renews it any more.
+#[tokio::test]
+async fn a_release_that_is_refused_for_too_long_ends_the_session() {
+    const LEASE: Duration = Duration::from_millis(1500);
+    let server = Server::start();
+    let _: String = say(&server, "ACL SETUSER locker on >secret ~* +@all");
+    let client = crate::common::client_as(&server, "locker", "secret");
+    let locks = holdfast_client::Locks::new(client);
+    let guard = locks.lock("a").watched(LEASE).acquire().await.unwrap().unwrap();
+    let _: String = say(&server, "ACL SETUSER locker -lock.release -lock.cancel");
+    let begin = Instant::now();
     let error = guard.release().await.unwrap_err();
     assert!(error.to_string().contains("NOPERM"), "{error}");
-    let begin = Instant::now();
-    soon("more than a lease is over", || begin.elapsed() > Duration::from_secs(3)).await;
-    assert!(holder(&server, "a").is_some(), "the server renews it");
-    let _: String = say(&server, "ACL SETUSER locker +lock.release");
-    soon("it is given back", || is_free(&server, "a")).await;
+    assert!(begin.elapsed() > LEASE * 2 && holder(&server, "a").is_some(), "the server renewed it until now");
+    soon("its lease is over", || is_free(&server, "a")).await;
+    tokio::time::timeout(SOON, locks.settle()).await.expect("it is not tried for ever");
 }

@@ -239,7 +239,9 @@ impl Life {
         let of = |id: &u64| self.network.wires.get(id).filter(|wire| !wire.is_closed).cloned();
         let (client, input) = match &parcel {
             Parcel::Opened(client, pair, true) => (*client, Input::Opened { pair: *pair }),
-            Parcel::Opened(client, pair, false) => (*client, Input::Ended { pair: *pair }),
+            // A shell may say either.
+            Parcel::Opened(client, pair, false) if pair % 2 == 0 => (*client, Input::Ended { pair: *pair }),
+            Parcel::Opened(client, pair, false) => (*client, Input::Unreachable { pair: *pair }),
             Parcel::Bytes(id, bytes) => match of(id) {
                 Some(it) => (it.client, Input::Received { pair: it.pair, channel: it.channel, bytes: bytes.clone() }),
                 None => return Ok(()),
@@ -430,14 +432,7 @@ impl Life {
             match output {
                 Output::Open { pair } => self.network.open(client, pair, now),
                 Output::End { pair } => self.network.close(client, pair, now),
-                Output::Send { pair, channel, mut bytes } => {
-                    let words = holdfast_core::Reply::take(&mut bytes).ok().flatten();
-                    let words = words.as_ref().and_then(holdfast_core::Reply::elements).unwrap_or_default();
-                    let word = |word: &holdfast_core::Reply| match word {
-                        holdfast_core::Reply::Bulk(word) => word.clone(),
-                        _ => Vec::new(),
-                    };
-                    let words = words.iter().map(word).collect();
+                Output::Send { pair, channel, words } => {
                     if let Some(id) = self.network.wire(client, pair, channel) {
                         self.network.to_server(id, Parcel::Request(id, words), now);
                     }
@@ -452,6 +447,7 @@ impl Life {
                     program.ended(call, &outcome);
                 }
                 Output::Lost { hold, why } => program.lost(hold, why),
+                Output::Moved { .. } => program.wrong = Some("there is no other server".into()),
                 Output::Wake { at } => drop(self.wakes.insert(client, at.saturating_mul(1000).max(now))),
             }
         }

@@ -1,23 +1,29 @@
 //! One acquisition at all servers: what each was asked, and what that makes in all.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use holdfast_core::{Id, Millis, Terms};
 use tokio::task::JoinSet;
 
 use super::vote::{Common, Returned, Vote};
 use crate::changes::Changes;
+use crate::client::Client;
 use crate::error::{Error, Why};
 use crate::locks::Locks;
 use crate::names::{Keys, Owner};
-use crate::shared::Shared;
-use crate::terms::{Deadline, Lease, Terms};
+use crate::terms::Deadline;
+
+/// Numbers of acquisitions at several servers have this bit, so none of them has one already.
+const SEVERAL: Id = 1 << 63;
+static MADE: AtomicU64 = AtomicU64::new(SEVERAL);
 
 /// One acquisition at all servers. Dropped, it is given back in the background, everywhere.
 pub(crate) struct Ballot {
     common: Arc<Common>,
     /// In the order that all clients share, each with its vote once it was asked.
-    servers: Vec<(Arc<Shared>, Option<Arc<Vote>>)>,
+    servers: Vec<(Arc<Client>, Option<Arc<Vote>>)>,
     /// The votes that are being cast: also those that come when a majority has granted.
     casting: JoinSet<()>,
 }
@@ -25,10 +31,12 @@ pub(crate) struct Ballot {
 impl Ballot {
     pub(crate) fn new(servers: &[Locks], keys: Keys, terms: Terms, server_timeout: Duration) -> Self {
         // There is one server at least; its clients have names that nobody else has.
-        let owner = servers.first().map_or_else(|| Owner::from(Vec::new()), Locks::owner);
+        let by = servers.first().map_or_else(Vec::new, Locks::by);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let owner = Owner::from([by.clone(), number.to_string().into_bytes()].concat());
         let (changes, fence) = (Changes::default(), OnceLock::new());
-        let common = Arc::new(Common { keys, owner, terms, server_timeout, changes, fence });
-        let servers = servers.iter().map(|locks| (locks.shared().clone(), None)).collect();
+        let common = Arc::new(Common { keys, by, number, owner, terms, server_timeout, changes, fence });
+        let servers = servers.iter().map(|locks| (locks.client().clone(), None)).collect();
         Self { common, servers, casting: JoinSet::new() }
     }
 
@@ -55,11 +63,11 @@ impl Ballot {
 
     /// Asks this server, unless it was asked or does not answer.
     pub(crate) fn ask(&mut self, server: usize, deadline: Deadline) -> bool {
-        let Some((shared, vote @ None)) = self.servers.get_mut(server) else { return false };
-        if shared.health.suspected().is_some() {
+        let Some((client, vote @ None)) = self.servers.get_mut(server) else { return false };
+        if client.shared().health.suspected().is_some() {
             return false;
         }
-        let cast = Arc::new(Vote::new(shared.clone(), self.common.clone(), deadline));
+        let cast = Arc::new(Vote::new(client.clone(), self.common.clone(), deadline));
         *vote = Some(cast.clone());
         self.casting.spawn(async move { cast.cast().await });
         true
@@ -128,10 +136,7 @@ impl Ballot {
 
     /// Why it is no majority any more.
     pub(crate) fn why_lost(&self) -> Why {
-        let by_the_clock = match self.common.terms.lease {
-            Lease::Fixed(_) => Why::Expired,
-            Lease::Watched(_) => Why::Disconnected,
-        };
+        let by_the_clock = if self.common.terms.watchdog { Why::Disconnected } else { Why::Expired };
         self.told_lost().unwrap_or(by_the_clock)
     }
 
@@ -162,9 +167,9 @@ impl Ballot {
 
     /// The error that says so, unless all answer again by now; or as an error, what a server refused with.
     pub(crate) fn no_majority(&self) -> Result<Option<Error>, Error> {
-        let failures = self.servers.iter().filter_map(|(shared, vote)| match vote {
+        let failures = self.servers.iter().filter_map(|(client, vote)| match vote {
             Some(vote) => vote.error(),
-            None => shared.health.suspected(),
+            None => client.shared().health.suspected(),
         });
         let failures: Vec<Error> = failures.collect();
         if let Some(refusal) = failures.iter().find(|error| !matches!(error, Error::Connection { .. })) {
@@ -176,16 +181,11 @@ impl Ballot {
     }
 
     /// Begins the lease anew, and waits until a majority has done so or can't.
-    pub(crate) async fn renew(&self, lease: Duration) -> Result<(), Error> {
-        let mut terms = self.common.terms.clone();
-        terms.lease = match terms.lease {
-            Lease::Watched(_) => Lease::Watched(Some(lease)),
-            Lease::Fixed(_) => Lease::Fixed(lease),
-        };
+    pub(crate) async fn renew(&self, lease: Millis) -> Result<(), Error> {
         let mut renewing = JoinSet::new();
         for vote in self.votes().filter(|vote| vote.counts_until().is_some()) {
-            let (vote, terms) = (vote.clone(), terms.clone());
-            renewing.spawn(async move { vote.renew(terms).await });
+            let vote = vote.clone();
+            renewing.spawn(async move { vote.renew(lease).await });
         }
         let (mut renewed, mut failure) = (0, None);
         while let Some(outcome) = renewing.join_next().await {
@@ -207,9 +207,9 @@ impl Ballot {
         let (suspect, well): (Vec<_>, Vec<_>) = self
             .servers
             .iter()
-            .filter_map(|(shared, vote)| Some((shared, vote.clone()?)))
+            .filter_map(|(client, vote)| Some((client, vote.clone()?)))
             .filter(|(_, vote)| vote.granted().is_some())
-            .partition(|(shared, _)| shared.health.suspected().is_some());
+            .partition(|(client, _)| client.shared().health.suspected().is_some());
         let (mut held, mut failure) = (0, None);
         for servers in [well, suspect] {
             if held >= self.majority() {
@@ -237,9 +237,9 @@ impl Ballot {
     }
 
     fn reachable(&self) -> usize {
-        let reachable = |(shared, vote): &&(Arc<Shared>, Option<Arc<Vote>>)| match vote {
+        let reachable = |(client, vote): &&(Arc<Client>, Option<Arc<Vote>>)| match vote {
             Some(vote) => vote.error().is_none(),
-            None => shared.health.suspected().is_none(),
+            None => client.shared().health.suspected().is_none(),
         };
         self.servers.iter().filter(reachable).count()
     }
@@ -262,6 +262,6 @@ impl Ballot {
 impl Drop for Ballot {
     fn drop(&mut self) {
         self.casting.abort_all();
-        self.votes().for_each(|vote| vote.give_back_soon());
+        self.votes().for_each(|vote| vote.give_back());
     }
 }

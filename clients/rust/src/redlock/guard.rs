@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::ballot::Ballot;
 use super::vote::drift;
+use crate::clock;
 use crate::error::{Error, Why};
 use crate::names::{Keys, Owner};
 
@@ -97,7 +98,7 @@ impl RedGuard {
             let message = format!("{}: a lease is longer than what clocks may differ by meanwhile", self.keys());
             return Err(Error::Invalid { message });
         }
-        let renewed = self.ballot.renew(lease).await;
+        let renewed = self.ballot.renew(clock::millis(lease)).await;
         self.check()?;
         renewed
     }

@@ -10,12 +10,14 @@ mod vote;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
 
+use holdfast_core::{Terms, Wait};
 use tokio::task::JoinSet;
 
+use crate::clock;
 use crate::error::Error;
 use crate::locks::Locks;
 use crate::names::Keys;
-use crate::terms::{Deadline, Lease, Terms, Wait};
+use crate::terms::{Deadline, at_most};
 use ballot::Ballot;
 pub use guard::RedGuard;
 use vote::drift;
@@ -54,7 +56,7 @@ impl RedLock {
         Self {
             servers: servers.into_iter().collect(),
             keys: Keys::from_iter([key]),
-            terms: Terms::default(),
+            terms: Terms { watchdog: true, ..Terms::default() },
             wait: Wait::No,
             server_timeout: SERVER_TIMEOUT,
         }
@@ -62,7 +64,7 @@ impl RedLock {
 
     /// Waits for at most this long. Without it the answer comes as soon as the servers have answered.
     pub fn wait(mut self, time: Duration) -> Self {
-        self.wait = Wait::at_most(time);
+        self.wait = at_most(time);
         self
     }
 
@@ -75,13 +77,13 @@ impl RedLock {
     /// Holds for this long from the grant on, and nobody renews it. Without it the lock is held for as long as the process
     /// lives, and for at most the servers' default lease longer.
     pub fn lease(mut self, time: Duration) -> Self {
-        self.terms.lease = Lease::Fixed(time);
+        (self.terms.lease, self.terms.watchdog) = (Some(clock::millis(time)), false);
         self
     }
 
     /// Held for as long as the process lives, and for at most this much longer.
     pub fn watched(mut self, lease: Duration) -> Self {
-        self.terms.lease = Lease::Watched(Some(lease));
+        (self.terms.lease, self.terms.watchdog) = (Some(clock::millis(lease)), true);
         self
     }
 
@@ -99,7 +101,7 @@ impl RedLock {
     /// [`Error::NoMajority`] if so few servers answer that they are no majority, or what they refused with.
     pub async fn acquire(&self) -> Result<Option<RedGuard>, Error> {
         let servers = self.in_order()?;
-        let deadline = self.wait.deadline(Instant::now());
+        let deadline = Deadline::of(self.wait, Instant::now());
         let mut first = 0;
         loop {
             match self.round(&servers, deadline, first).await? {
@@ -173,12 +175,10 @@ impl RedLock {
         if self.server_timeout.is_zero() {
             return invalid("a server_timeout is longer than nothing");
         }
-        if let Lease::Fixed(lease) | Lease::Watched(Some(lease)) = self.terms.lease
-            && lease <= drift(lease)
-        {
+        if self.terms.lease.map(Duration::from_millis).is_some_and(|lease| lease <= drift(lease)) {
             return invalid("a lease is longer than what clocks may differ by meanwhile: lease × 0.01 + 2 ms");
         }
-        let place = |locks: &Locks| Ok((locks.shared().name.position(self.keys.first())?, locks.clone()));
+        let place = |locks: &Locks| Ok((locks.client().shared().name.position(self.keys.first())?, locks.clone()));
         let mut servers = self.servers.iter().map(place).collect::<Result<Vec<_>, Error>>()?;
         servers.sort_by(|(one, _), (other, _)| one.cmp(other));
         if servers.windows(2).any(|pair| matches!(pair, [(one, _), (other, _)] if one.server == other.server)) {
@@ -192,7 +192,7 @@ impl RedLock {
 async fn one_more(servers: &[Locks], deadline: Deadline) -> bool {
     let mut any = JoinSet::new();
     for locks in servers {
-        let health = &locks.shared().health;
+        let health = &locks.client().shared().health;
         if health.suspected().is_some() {
             any.spawn(health.well());
         }

@@ -1,0 +1,277 @@
+//! A client: what a program asks of the servers, and how it is answered.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use holdfast_core::{Bytes, Id, Input, Millis, Outcome, Reply, Terms, Wait};
+use redis::{AsyncConnectionConfig, RedisError};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use crate::clock;
+use crate::driver;
+use crate::error::{Error, refused_in_words};
+use crate::hold::Hold;
+use crate::names::{Keys, Owner};
+use crate::order::Name;
+use crate::place::Failure;
+use crate::servers::Servers;
+use crate::shared::{Call, Ended, Seen, Shared};
+
+/// Whoever names no time waits so long for an answer (ms): so long a server may be silent.
+pub(crate) const PATIENT: Millis = 10_000;
+/// So often a request follows when it is sent elsewhere.
+const HOPS: u32 = 8;
+/// Between attempts to reach a server that does not answer: from the first to the longest, twice as long each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What every handle has a part in. With the last of them all is given back, and the connections end.
+pub(crate) struct Client {
+    shared: Arc<Shared>,
+}
+
+/// A request for a lock: by whom, for what, for how long.
+pub(crate) struct Wish {
+    /// The number of the acquisition, if it is to have one.
+    pub(crate) number: Option<Id>,
+    /// What the owner begins with; the number follows.
+    pub(crate) by: Bytes,
+    pub(crate) keys: Keys,
+    pub(crate) terms: Terms,
+    pub(crate) wait: Wait,
+}
+
+/// What a call is answered. Dropped before, nobody wants it any more.
+pub(crate) struct Answer {
+    shared: Arc<Shared>,
+    call: Id,
+    ended: oneshot::Receiver<Ended>,
+    is_here: bool,
+}
+
+impl Client {
+    pub(crate) fn new(name: Name, servers: Servers, config: AsyncConnectionConfig) -> Arc<Self> {
+        Arc::new(Self { shared: Arc::new(Shared::new(name, servers, config)) })
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Asks for a lock where its key is served.
+    pub(crate) async fn acquire(self: &Arc<Self>, wish: Wish, seen: Arc<Seen>) -> Result<(Hold, Answer), Error> {
+        let Wish { number, by, keys, terms, wait } = wish;
+        let within = match wait {
+            Wait::No => Some(PATIENT),
+            Wait::For(time) => Some(time),
+            Wait::Forever => None,
+        };
+        let node = self.node_of(&keys, within).await?;
+        let is_watched = terms.watchdog;
+        let (call, answer) = self.begin(
+            number,
+            Some(seen.clone()),
+            |_| node,
+            |call| {
+                let keys = keys.iter().map(<[u8]>::to_vec).collect();
+                Input::Acquire { call, by: by.clone(), keys, terms, wait }
+            },
+        );
+        let owner = Owner::from([by, call.to_string().into_bytes()].concat());
+        Ok((Hold::new(self.clone(), call, keys, owner, is_watched, seen), answer))
+    }
+
+    /// Asks something about a hold, where it is.
+    pub(crate) fn ask(&self, hold: Id, input: impl FnOnce(Id) -> Input) -> Answer {
+        let node = |holds: &std::collections::HashMap<Id, (usize, Arc<Seen>)>| holds.get(&hold).map_or(0, |it| it.0);
+        self.begin(None, None, node, input).1
+    }
+
+    /// Says any other thing to whoever serves this key, and follows where that sends it.
+    pub(crate) async fn request(&self, keys: &Keys, words: &[Bytes], within: Millis) -> Result<Reply, Error> {
+        let mut elsewhere = None;
+        for _ in 0..HOPS {
+            let node = match elsewhere.take() {
+                Some(node) => node,
+                None => self.node_of(keys, Some(within)).await?,
+            };
+            let say =
+                |words: Vec<Bytes>| self.begin(None, None, |_| node, |call| Input::Request { call, words, within }).1;
+            let mut answer = say(words.to_vec());
+            let ended = answer.outcome().await;
+            let Outcome::Answer(reply) = ended.outcome else { return Err(failed(keys, None, ended)) };
+            let Reply::Error(error) = reply else { return Ok(reply) };
+            let mut state = self.shared.state();
+            let Some(place) = self.shared.servers.redirected(&error, &ended.server) else {
+                return Err(refused_in_words(&ended.server, keys, error));
+            };
+            let other = self.shared.node(&mut state, &place);
+            drop(state);
+            if error.starts_with("ASK") {
+                // It goes before the request.
+                drop(self.begin(
+                    None,
+                    None,
+                    |_| other,
+                    |call| Input::Request { call, words: vec![b"ASKING".to_vec()], within },
+                ));
+            }
+            elsewhere = Some(other);
+        }
+        Err(Error::Connection { server: String::new(), keys: keys.clone(), source: late() })
+    }
+
+    /// Whether the server of this key answers within this time.
+    pub(crate) async fn answers(&self, keys: &Keys, within: Duration) -> bool {
+        let words = [b"LOCK.OWNER".to_vec()];
+        let asked = self.request(keys, &words, clock::millis(within));
+        matches!(timeout(within, asked).await, Ok(Ok(_)))
+    }
+
+    /// The server of this key did not answer. It is asked again in the background until it does.
+    pub(crate) fn suspect(self: &Arc<Self>, keys: &Keys, why: Error, answers_within: Duration) {
+        let Some(watch) = self.shared.health.suspect(why) else { return };
+        let (client, keys): (Weak<Self>, _) = (Arc::downgrade(self), keys.clone());
+        tokio::spawn(async move {
+            let mut pause = FIRST_PAUSE;
+            loop {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                let Some(client) = client.upgrade() else { break };
+                if client.answers(&keys, answers_within).await {
+                    break;
+                }
+            }
+            drop(watch);
+        });
+    }
+
+    /// When the server was heard last that has this.
+    pub(crate) fn heard(&self, hold: Id) -> Option<Instant> {
+        let state = self.shared.state();
+        let node = state.calls.get(&hold).map(|it| it.node).or(state.holds.get(&hold).map(|it| it.0))?;
+        Some(state.nodes.get(node)?.heard)
+    }
+
+    /// Returns when nothing is being given back.
+    pub(crate) async fn settled(&self) {
+        let is_settled = || self.shared.state().nodes.iter().all(|node| node.core.is_settled());
+        while !is_settled() {
+            let undriven = self.shared.undriven.wait(None, || {
+                driver::drive(&self.shared);
+                is_settled()
+            });
+            tokio::select! {
+                () = self.shared.settled.wait(None, is_settled) => {}
+                () = undriven => {}
+            }
+        }
+    }
+
+    /// Who serves these keys.
+    async fn node_of(&self, keys: &Keys, within: Option<Millis>) -> Result<usize, Error> {
+        let place = self.shared.servers.place_of(keys.first());
+        let place = match within {
+            None => place.await,
+            Some(within) => match timeout(Duration::from_millis(within), place).await {
+                Ok(place) => place,
+                Err(_late) => Err(Failure { server: "cluster".to_owned(), error: late() }),
+            },
+        };
+        let place = place.map_err(|failure| unreachable(keys, failure))?;
+        Ok(self.shared.node(&mut self.shared.state(), &place))
+    }
+
+    fn begin(
+        &self,
+        number: Option<Id>,
+        hold: Option<Arc<Seen>>,
+        node: impl FnOnce(&std::collections::HashMap<Id, (usize, Arc<Seen>)>) -> usize,
+        input: impl FnOnce(Id) -> Input,
+    ) -> (Id, Answer) {
+        let (answer, ended) = oneshot::channel();
+        let mut state = self.shared.state();
+        let call = number.unwrap_or_else(|| state.number());
+        let node = node(&state.holds);
+        state.calls.insert(call, Call { node, answer, hold });
+        self.shared.step(&mut state, node, input(call));
+        drop(state);
+        driver::drive(&self.shared);
+        (call, Answer { shared: self.shared.clone(), call, ended, is_here: false })
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        for at in 0..state.nodes.len() {
+            let call = state.number();
+            self.shared.step(&mut state, at, Input::Close { call, within: PATIENT });
+        }
+        drop(state);
+        driver::drive(&self.shared);
+    }
+}
+
+impl Answer {
+    /// Waits for it. To be asked once.
+    pub(crate) async fn outcome(&mut self) -> Ended {
+        loop {
+            // Whoever waits sees to it that somebody brings the answer.
+            let undriven = self.shared.undriven.wait(None, || {
+                driver::drive(&self.shared);
+                false
+            });
+            tokio::select! {
+                biased;
+                ended = &mut self.ended => {
+                    self.is_here = true;
+                    let closed = |_| Ended { outcome: Outcome::Closed, server: String::new(), failure: None };
+                    return ended.unwrap_or_else(closed);
+                }
+                () = undriven => {}
+            }
+        }
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if !self.is_here {
+            forget(&self.shared, self.call);
+        }
+    }
+}
+
+/// Nobody wants this call's answer, or this hold.
+pub(crate) fn forget(shared: &Arc<Shared>, call: Id) {
+    let mut state = shared.state();
+    let of_call = state.calls.remove(&call).map(|it| it.node);
+    let of_hold = state.holds.remove(&call).map(|it| it.0);
+    let Some(node) = of_call.or(of_hold) else { return };
+    shared.step(&mut state, node, Input::Drop { call });
+    drop(state);
+    driver::drive(shared);
+}
+
+/// The error that says how a call has ended.
+pub(crate) fn failed(keys: &Keys, owner: Option<&Owner>, ended: Ended) -> Error {
+    let Ended { outcome, server, failure } = ended;
+    let (keys, owner) = (keys.clone(), owner.cloned().unwrap_or_else(|| Owner::from(Vec::new())));
+    match outcome {
+        Outcome::Refused(words) => refused_in_words(&server, &keys, words),
+        Outcome::Lost(why) => Error::Lost { keys, owner, why },
+        Outcome::NotHeld => Error::NotHeld { keys, owner },
+        _ => Error::Connection { server, keys, source: failure.unwrap_or_else(late) },
+    }
+}
+
+pub(crate) fn unreachable(keys: &Keys, Failure { server, error }: Failure) -> Error {
+    crate::error::refused(&server, keys, error)
+}
+
+/// There was no answer in time.
+pub(crate) fn late() -> RedisError {
+    std::io::Error::from(std::io::ErrorKind::TimedOut).into()
+}

@@ -1,0 +1,159 @@
+//! The task of a server: it opens what the core wants to have opened, reads what arrives, and keeps the core's timer.
+//!
+//! It runs in the runtime of whoever needs it first. When that ends, whoever waits in another one begins it there.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use holdfast_core::Input;
+use tokio::runtime::Handle;
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep};
+
+use crate::clock;
+use crate::link::Link;
+use crate::place::{Failure, Opened};
+use crate::shared::Shared;
+
+/// Sees to it that every server that needs it is driven, if there is a runtime here. Not to be called with the state locked:
+/// a runtime that ends drops at once what it is given.
+pub(crate) fn drive(shared: &Arc<Shared>) {
+    let Ok(runtime) = Handle::try_current() else { return };
+    let mut undriven = Vec::new();
+    for (at, node) in shared.state().nodes.iter_mut().enumerate() {
+        let is_needed = (node.wanted.is_some() || node.wakes_at.is_some()) && !node.core.has_ended();
+        if is_needed && !node.is_driven {
+            node.is_driven = true;
+            undriven.push(Driver { shared: shared.clone(), at });
+        }
+    }
+    for driver in undriven {
+        runtime.spawn(driver.run());
+    }
+}
+
+struct Driver {
+    shared: Arc<Shared>,
+    at: usize,
+}
+
+type Opening = Pin<Box<dyn Future<Output = Result<Opened, Failure>> + Send>>;
+
+/// What is to be done next, after all has been read that was there.
+enum Next {
+    Opened(u64, Result<Opened, Failure>),
+    Due,
+    Over,
+}
+
+impl Driver {
+    async fn run(self) {
+        let shared = &self.shared;
+        let mut opening: Option<(u64, Opening)> = None;
+        let mut timer = pin!(sleep(Duration::ZERO));
+        let mut set_to = None;
+        loop {
+            let mut next = |context: &mut Context<'_>| {
+                let mut state = shared.state();
+                shared.read(&mut state, self.at, context);
+                let node = &state.nodes[self.at];
+                if node.core.has_ended() {
+                    return Poll::Ready(Next::Over);
+                }
+                let (wanted, wakes_at) = (node.wanted, node.wakes_at);
+                drop(state);
+                drive(shared);
+                if opening.as_ref().map(|(pair, _)| *pair) != wanted {
+                    opening = wanted.map(|pair| (pair, self.open()));
+                }
+                if let Some((pair, open)) = &mut opening
+                    && let Poll::Ready(opened) = open.as_mut().poll(context)
+                {
+                    return Poll::Ready(Next::Opened(*pair, opened));
+                }
+                let Some(at) = wakes_at else { return Poll::Pending };
+                if set_to.replace(at) != Some(at) {
+                    timer.as_mut().reset(Instant::from_std(clock::instant(at)));
+                }
+                timer.as_mut().poll(context).map(|()| Next::Due)
+            };
+            match poll_fn(&mut next).await {
+                Next::Over => return,
+                Next::Opened(pair, opened) => {
+                    opening = None;
+                    self.opened(pair, opened);
+                }
+                Next::Due => {
+                    set_to = None;
+                    self.wake().await;
+                }
+            }
+        }
+    }
+
+    fn open(&self) -> Opening {
+        let shared = self.shared.clone();
+        let place = shared.state().nodes[self.at].place.clone();
+        Box::pin(async move {
+            shared.servers.know().await?;
+            place.open(&shared.config).await
+        })
+    }
+
+    fn opened(&self, pair: u64, opened: Result<Opened, Failure>) {
+        let mut state = self.shared.state();
+        if state.nodes[self.at].wanted != Some(pair) {
+            return;
+        }
+        self.shared.reroute(&mut state, self.at);
+        let node = &mut state.nodes[self.at];
+        let input = match opened {
+            Ok(opened) => {
+                node.server.clone_from(&opened.server);
+                (node.link, node.failure) = (Some(Link::new(pair, opened)), None);
+                Input::Opened { pair }
+            }
+            Err(failure) => {
+                (node.server, node.failure) = (failure.server, Some(failure.error));
+                Input::Unreachable { pair }
+            }
+        };
+        node.wanted = None;
+        self.shared.step(&mut state, self.at, input);
+    }
+
+    /// It is as late as the core wanted to know. What has arrived by now is read first: the runtime has looked for it
+    /// when this task runs again, and so has the task of the connection when it runs once more.
+    async fn wake(&self) {
+        yield_now().await;
+        yield_now().await;
+        poll_fn(|context| {
+            let mut state = self.shared.state();
+            self.shared.read(&mut state, self.at, context);
+            let node = &mut state.nodes[self.at];
+            if node.wakes_at.take_if(|at| *at <= clock::now()).is_some() {
+                self.shared.step(&mut state, self.at, Input::Wake);
+            }
+            Poll::Ready(())
+        })
+        .await;
+    }
+}
+
+/// Its runtime ends, and both connections with it; or nobody needs it any more.
+impl Drop for Driver {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        let node = &mut state.nodes[self.at];
+        node.is_driven = false;
+        // One that is yet to be opened is opened by the next driver.
+        if let Some(link) = node.link.take() {
+            self.shared.step(&mut state, self.at, Input::Ended { pair: link.pair });
+        }
+        drop(state);
+        self.shared.undriven.tell();
+    }
+}

@@ -1,0 +1,178 @@
+//! One acquisition, from the request to the end of the hold.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use holdfast_core::{Id, Input, Millis, Outcome, Why};
+
+use crate::client::{Client, PATIENT, failed, forget};
+use crate::clock;
+use crate::error::Error;
+use crate::names::{Keys, Owner};
+use crate::shared::Seen;
+
+/// What is known of a hold without asking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Held(Millis),
+    /// Its lease may be over, unless the server has renewed it.
+    InDoubt,
+    Lost(Why),
+}
+
+/// One acquisition, and what it has become. Dropped, it is given back in the background, whatever came of it.
+pub(crate) struct Hold {
+    client: Arc<Client>,
+    id: Id,
+    pub(crate) keys: Keys,
+    pub(crate) owner: Owner,
+    is_watched: bool,
+    seen: Arc<Seen>,
+}
+
+impl Hold {
+    pub(crate) fn new(
+        client: Arc<Client>,
+        id: Id,
+        keys: Keys,
+        owner: Owner,
+        is_watched: bool,
+        seen: Arc<Seen>,
+    ) -> Self {
+        Self { client, id, keys, owner, is_watched, seen }
+    }
+
+    /// The token under which it is held.
+    pub(crate) fn token(&self) -> u64 {
+        self.seen.token.load(Ordering::Relaxed)
+    }
+
+    /// Why it was lost, if that is known.
+    pub(crate) fn why_lost(&self) -> Option<Why> {
+        self.seen.lost.get().copied()
+    }
+
+    pub(crate) fn standing(&self) -> Standing {
+        match self.look() {
+            // Nobody renews it: no answer is needed to know that.
+            Standing::InDoubt if !self.is_watched => {
+                drop(self.client.ask(self.id, |call| Input::Check { call, hold: self.id, within: PATIENT }));
+                self.look()
+            }
+            standing => standing,
+        }
+    }
+
+    fn look(&self) -> Standing {
+        let state = self.client.shared().state();
+        if let Some(why) = self.why_lost() {
+            return Standing::Lost(why);
+        }
+        let held = state.holds.get(&self.id).and_then(|(node, _)| state.nodes.get(*node)?.core.held_until(self.id));
+        match held.filter(|until| clock::now() < *until) {
+            Some(until) => Standing::Held(until),
+            None => Standing::InDoubt,
+        }
+    }
+
+    /// Until when it is held for certain, and the lease that is counted.
+    pub(crate) fn certain(&self) -> Option<(Instant, Duration)> {
+        let state = self.client.shared().state();
+        let core = &state.nodes.get(state.holds.get(&self.id)?.0)?.core;
+        let (until, lease) = (core.held_until(self.id)?, core.lease(self.id)?);
+        Some((clock::instant(until), Duration::from_millis(lease)))
+    }
+
+    /// When its server was heard last.
+    pub(crate) fn heard(&self) -> Option<Instant> {
+        self.client.heard(self.id)
+    }
+
+    /// Waits until it is lost.
+    pub(crate) async fn lost(&self) -> Why {
+        loop {
+            match self.standing() {
+                Standing::Lost(why) => return why,
+                Standing::Held(until) => {
+                    self.seen.changes.wait(Some(clock::instant(until)), || self.why_lost().is_some()).await;
+                }
+                Standing::InDoubt => self.ask().await,
+            }
+        }
+    }
+
+    /// Asks the server whether it is held still. No answer in a moment is a loss.
+    async fn ask(&self) {
+        let lease = self.certain().map_or(Duration::ZERO, |(_, lease)| lease);
+        let within = clock::millis(lease / 4).min(PATIENT);
+        let mut answer = self.client.ask(self.id, |call| Input::Check { call, hold: self.id, within });
+        if answer.outcome().await.outcome != Outcome::Held {
+            // It was given back, or its client is closed, and nobody will tell.
+            self.seen.lose(Why::Disconnected);
+        }
+    }
+
+    /// The error that says so.
+    pub(crate) fn loss(&self, why: Why) -> Error {
+        Error::Lost { keys: self.keys.clone(), owner: self.owner.clone(), why }
+    }
+
+    /// Whether it is known to be lost.
+    pub(crate) fn check_loss(&self) -> Result<(), Error> {
+        match self.standing() {
+            Standing::Lost(why) => Err(self.loss(why)),
+            Standing::Held(_) | Standing::InDoubt => Ok(()),
+        }
+    }
+
+    /// Begins the lease anew, with this length or as it was, and with a token that is at least `fence`.
+    pub(crate) async fn renew(&self, lease: Option<Millis>, fence: Option<u64>, within: Millis) -> Result<(), Error> {
+        let hold = self.id;
+        let mut answer = self.client.ask(hold, |call| Input::Renew { call, hold, lease, fence, within });
+        let ended = answer.outcome().await;
+        match ended.outcome {
+            Outcome::Renewed(token) => {
+                self.seen.token.store(token, Ordering::Relaxed);
+                self.seen.changes.tell();
+                Ok(())
+            }
+            Outcome::NotHeld => Err(self.not_held()),
+            _ => Err(failed(&self.keys, Some(&self.owner), ended)),
+        }
+    }
+
+    /// Gives it back, and waits until that is done.
+    pub(crate) async fn release(&self, within: Millis) -> Result<(), Error> {
+        let hold = self.id;
+        let mut answer = self.client.ask(hold, |call| Input::Release { call, hold, within });
+        let ended = answer.outcome().await;
+        match ended.outcome {
+            Outcome::Released => Ok(()),
+            Outcome::NotHeld => Err(self.not_held()),
+            Outcome::Lost(why) => {
+                self.seen.lose(why);
+                Err(self.loss(why))
+            }
+            _ => Err(failed(&self.keys, Some(&self.owner), ended)),
+        }
+    }
+
+    fn not_held(&self) -> Error {
+        match self.why_lost() {
+            Some(why) => self.loss(why),
+            None => Error::NotHeld { keys: self.keys.clone(), owner: self.owner.clone() },
+        }
+    }
+
+    /// Gives it back in the background. Never waits, and needs no runtime around it.
+    pub(crate) fn give_back(&self) {
+        forget(self.client.shared(), self.id);
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}

@@ -1,0 +1,96 @@
+//! A pair of connections, as the `redis` crate has them: what goes out, and replies in their order.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use holdfast_core::{Bytes, Channel, Reply};
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, RedisError, RedisResult, ServerError, Value};
+
+use crate::place::Opened;
+
+/// The pair with this number.
+pub(crate) struct Link {
+    pub(crate) pair: u64,
+    session: Wire,
+    requests: Wire,
+}
+
+struct Wire {
+    connection: MultiplexedConnection,
+    replies: VecDeque<Pin<Box<dyn Future<Output = RedisResult<Value>> + Send>>>,
+}
+
+impl Link {
+    pub(crate) fn new(pair: u64, opened: Opened) -> Self {
+        let wire = |connection| Wire { connection, replies: VecDeque::new() };
+        Self { pair, session: wire(opened.session), requests: wire(opened.requests) }
+    }
+
+    /// Sends a request. Whoever reads the replies is woken when its own is there.
+    pub(crate) fn send(&mut self, channel: Channel, words: &[Bytes], reader: &Waker) {
+        let wire = match channel {
+            Channel::Session => &mut self.session,
+            Channel::Requests => &mut self.requests,
+        };
+        let mut cmd = Cmd::new();
+        for word in words {
+            cmd.arg(word);
+        }
+        let mut connection = wire.connection.clone();
+        let mut reply: Pin<Box<dyn Future<Output = _> + Send>> =
+            Box::pin(async move { connection.send_packed_command(&cmd).await });
+        // It is on its way when it was polled once.
+        if let Poll::Ready(reply_now) = reply.as_mut().poll(&mut Context::from_waker(reader)) {
+            reply = Box::pin(std::future::ready(reply_now));
+        }
+        wire.replies.push_back(reply);
+    }
+
+    /// The next reply. An error is the connection's end.
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<(Channel, RedisResult<Reply>)> {
+        for (channel, wire) in [(Channel::Session, &mut self.session), (Channel::Requests, &mut self.requests)] {
+            let Some(next) = wire.replies.front_mut() else { continue };
+            if let Poll::Ready(value) = next.as_mut().poll(context) {
+                wire.replies.pop_front();
+                return Poll::Ready((channel, value.map_or_else(said, |value| Ok(reply(value)))));
+            }
+        }
+        Poll::Pending
+    }
+}
+
+/// An error that the server has said is a reply.
+fn said(error: RedisError) -> RedisResult<Reply> {
+    match error.code() {
+        Some(code) => Ok(Reply::Error(words(code, error.detail()))),
+        None => Err(error),
+    }
+}
+
+fn words(code: &str, detail: Option<&str>) -> String {
+    detail.map_or_else(|| code.to_owned(), |detail| format!("{code} {detail}"))
+}
+
+/// A reply in either protocol as the older one has it, in which a map is an array.
+fn reply(value: Value) -> Reply {
+    match value {
+        Value::Nil => Reply::Null,
+        Value::Int(number) => Reply::Integer(number),
+        Value::BulkString(bytes) => Reply::Bulk(bytes),
+        Value::VerbatimString { text, .. } => Reply::Bulk(text.into_bytes()),
+        Value::SimpleString(line) => Reply::Line(line),
+        Value::Array(each) | Value::Set(each) => Reply::Array(each.into_iter().map(reply).collect()),
+        Value::Map(pairs) => {
+            Reply::Array(pairs.into_iter().flat_map(|(key, value)| [reply(key), reply(value)]).collect())
+        }
+        Value::ServerError(error) => Reply::Error(of_server(&error)),
+        Value::Okay => Reply::Line("OK".to_owned()),
+        other => Reply::Line(format!("{other:?}")),
+    }
+}
+
+fn of_server(error: &ServerError) -> String {
+    words(error.code(), error.details())
+}

@@ -30,6 +30,7 @@ conformance: plays scenarios to clients, through their drivers
   --clean            without faults between the messages
   --random SECONDS   instead, each two clients do what they like for so long
   --seed N           the seed of that
+  --history FOLDER   writes what they were told there, as docs/histories.md specifies it
   --python PROGRAM   the Python of the drivers in Python (python3)
   --table FILE       writes the tables of features and promises into this page, between its marks";
 
@@ -40,6 +41,7 @@ struct Arguments {
     clean: bool,
     random: Option<u64>,
     seed: Option<u64>,
+    history: Option<PathBuf>,
     python: Option<String>,
     table: Option<PathBuf>,
 }
@@ -84,7 +86,7 @@ fn run() -> Result<bool, String> {
 
     if let Some(seconds) = arguments.random {
         let seed = arguments.seed.unwrap_or_else(clock::now);
-        return play_pairs(&manifests, &programs, seed, Duration::from_secs(seconds));
+        return play_pairs(&manifests, &programs, seed, Duration::from_secs(seconds), arguments.history.as_deref());
     }
 
     // First without faults: that says how many messages there are.
@@ -134,6 +136,7 @@ fn arguments() -> Result<Option<Arguments>, String> {
             "--clean" => all.clean = true,
             "--random" => all.random = Some(number(&value()?)?),
             "--seed" => all.seed = Some(number(&value()?)?),
+            "--history" => all.history = Some(value()?.into()),
             "--python" => all.python = Some(value()?),
             "--table" => all.table = Some(value()?.into()),
             "--help" => return Ok(None),
@@ -156,27 +159,41 @@ fn folders(of: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(folders)
 }
 
-/// Lets each two of the clients that can do what they like.
+/// Lets each two of the clients that can do what they like, all pairs at once, and writes their histories into a folder.
 fn play_pairs(
     manifests: &[Manifest],
     programs: &BTreeMap<&'static str, String>,
     seed: u64,
     time: Duration,
+    histories: Option<&Path>,
 ) -> Result<bool, String> {
     let can: Vec<&Manifest> = manifests.iter().filter(|it| !it.fails.contains_key("random")).collect();
-    let mut all_well = true;
-    for (index, one) in can.iter().enumerate() {
-        for other in can.iter().skip(if can.len() > 1 { index + 1 } else { index }) {
-            let judged = |manifest| Judged { manifest, programs };
-            let report = random::run(seed, time, [judged(one), judged(other)])?;
+    let others = |index: usize| can.iter().skip(if can.len() > 1 { index + 1 } else { index });
+    let judged = |manifest| Judged { manifest, programs };
+    thread::scope(|threads| {
+        let mut pairs = Vec::new();
+        for (index, one) in can.iter().enumerate() {
+            for other in others(index) {
+                let run = move || random::run(seed, time, [judged(one), judged(other)]);
+                pairs.push((one, other, threads.spawn(run)));
+            }
+        }
+        let mut all_well = true;
+        for (one, other, run) in pairs {
+            let report = run.join().map_err(|_| "a run panicked")??;
             let says = if report.faults.is_empty() { "kept" } else { "NOT KEPT" };
             let granted = report.granted;
             println!("{} and {}: random, seed {seed}: {says}, {granted} grants", one.client, other.client);
             report.faults.iter().for_each(|why| println!("    {why}"));
             all_well &= report.faults.is_empty();
+            if let Some(folder) = histories {
+                let file = folder.join(format!("{} and {}, {seed}.jsonl", one.client, other.client));
+                let written = fs::create_dir_all(folder).and_then(|()| report.history.write(fs::File::create(&file)?));
+                written.map_err(|why| format!("{}: {why}", file.display()))?;
+            }
         }
-    }
-    Ok(all_well)
+        Ok(all_well)
+    })
 }
 
 fn can(client: &Manifest, scenario: &Scenario) -> bool {

@@ -22,6 +22,8 @@ def say(**line):
 
 
 def failure(error):
+    if isinstance(error, holdfast.LockLost) and error.reason == "in doubt":
+        return {"outcome": "in-doubt", "text": str(error)}
     if isinstance(error, holdfast.LockLost):
         return {"outcome": "lost", "reason": error.reason}
     kinds = {

@@ -78,6 +78,9 @@ pub enum Call {
         /// The terms.
         #[serde(flatten)]
         terms: Terms,
+        /// Where they are.
+        #[serde(flatten)]
+        at: At,
     },
     /// Gives a hold back.
     Release {
@@ -106,8 +109,21 @@ pub enum Call {
         /// Which.
         hold: String,
     },
+    /// Has a child.
+    Fork,
     /// Ends the client.
     Close,
+}
+
+/// Where the locks of an acquisition are: no names mean the server that was opened.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct At {
+    /// Each at the server in the same place.
+    #[serde(rename = "at", skip_serializing_if = "Vec::is_empty")]
+    pub each: Vec<String>,
+    /// At a majority of these.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub majority: Vec<String>,
 }
 
 /// How a call ended.

@@ -17,7 +17,7 @@ use conformance::fault::{Fault, Kind};
 use conformance::play::{Drivers, Judged, play};
 use conformance::random;
 use conformance::scenario::{Scenario, read_all};
-use conformance::{table, words};
+use conformance::{golden, table};
 
 /// How many scenarios are played at once: they wait most of the time.
 const AT_ONCE: usize = 8;
@@ -28,6 +28,7 @@ conformance: plays scenarios to clients, through their drivers
   --client NAME      only this one (a folder of conformance/drivers); may be repeated
   --scenario NAME    only this one; may be repeated
   --clean            without faults between the messages
+  --golden           only the golden tables
   --random SECONDS   instead, each two clients do what they like for so long
   --seed N           the seed of that
   --history FOLDER   writes what they were told there, as docs/histories.md specifies it
@@ -39,6 +40,7 @@ struct Arguments {
     clients: Vec<String>,
     scenarios: Vec<String>,
     clean: bool,
+    golden: bool,
     random: Option<u64>,
     seed: Option<u64>,
     history: Option<PathBuf>,
@@ -89,12 +91,16 @@ fn run() -> Result<bool, String> {
         return play_pairs(&manifests, &programs, seed, Duration::from_secs(seconds), arguments.history.as_deref());
     }
 
+    let judged = |client: usize| Judged { manifest: &manifests[client], programs: &programs };
+    if arguments.golden {
+        return play_tables(&manifests, &judged);
+    }
+
     // First without faults: that says how many messages there are.
     let pairs: Vec<(usize, usize)> = (0..manifests.len())
         .flat_map(|client| (0..scenarios.len()).map(move |scenario| (client, scenario)))
         .filter(|(client, scenario)| can(&manifests[*client], &scenarios[*scenario]))
         .collect();
-    let judged = |client: usize| Judged { manifest: &manifests[client], programs: &programs };
     let clean: Vec<_> = pairs.iter().map(|pair| (*pair, None)).collect();
     let mut verdicts: BTreeMap<(usize, usize), Verdict> = BTreeMap::new();
     play_all(&clean, &scenarios, &judged, &mut verdicts)?;
@@ -111,16 +117,15 @@ fn run() -> Result<bool, String> {
     }
     let mut as_expected = report(&verdicts, &manifests, &scenarios);
     if arguments.scenarios.is_empty() {
-        let golden = words::read(&here.join("golden/words.yaml"))?;
-        for (index, manifest) in manifests.iter().enumerate() {
-            let differences = words::differences(&golden, &judged(index));
-            as_expected &= report_words(manifest, &differences.unwrap_or_else(|why| vec![why]));
-        }
+        as_expected &= play_tables(&manifests, &judged)?;
     }
     if let Some(file) = arguments.table {
         let kept = |client: usize, scenario: usize| verdicts.get(&(client, scenario)).map(|it| it.faults.is_empty());
-        fs::write(&file, table::write(&manifests, &scenarios, kept))
-            .map_err(|why| format!("{}: {why}", file.display()))?;
+        let wrong = |why: &dyn std::fmt::Display| format!("{}: {why}", file.display());
+        let page = fs::read_to_string(&file).map_err(|why| wrong(&why))?;
+        let page = table::put_into(&page, &table::write(&manifests, &scenarios, kept))
+            .ok_or_else(|| wrong(&"has no marks for the tables"))?;
+        fs::write(&file, page).map_err(|why| wrong(&why))?;
     }
     Ok(as_expected)
 }
@@ -134,6 +139,7 @@ fn arguments() -> Result<Option<Arguments>, String> {
             "--client" => all.clients.push(value()?),
             "--scenario" => all.scenarios.push(value()?),
             "--clean" => all.clean = true,
+            "--golden" => all.golden = true,
             "--random" => all.random = Some(number(&value()?)?),
             "--seed" => all.seed = Some(number(&value()?)?),
             "--history" => all.history = Some(value()?.into()),
@@ -240,17 +246,42 @@ fn play_all<'a>(
     failure.map_or(Ok(()), Err)
 }
 
-/// Prints how a client's words differ. Whether that is as its manifest says.
-fn report_words(manifest: &Manifest, differences: &[String]) -> bool {
-    let known = manifest.fails.get("words");
-    let says = match (differences, known) {
-        ([], None) => "the same as all others".to_owned(),
-        ([], Some(_)) => "THE SAME AS ALL OTHERS, and the manifest says that they are not".to_owned(),
-        (_, Some(why)) => format!("others, as is known: {why}"),
-        (_, None) => format!("OTHERS\n    {}", differences.join("\n    ")),
-    };
-    println!("{}: words: {says}", manifest.client);
-    differences.is_empty() == known.is_none()
+/// Plays the golden tables to all clients, all at once, and prints where clients differ from them. Whether that is as their manifests say.
+fn play_tables<'a>(manifests: &[Manifest], judged: &(impl Fn(usize) -> Judged<'a> + Sync)) -> Result<bool, String> {
+    thread::scope(|threads| {
+        let mut running = Vec::new();
+        for (index, manifest) in manifests.iter().enumerate() {
+            for (name, play) in golden::TABLES {
+                running.push((manifest, name, threads.spawn(move || play(&judged(index)))));
+            }
+        }
+        let mut as_expected = true;
+        for (manifest, name, table) in running {
+            let played = table.join().map_err(|_| format!("{}: golden {name} panicked", manifest.client))?;
+            let (rows, mut differences) =
+                played.map_or_else(|why| (0, vec![(String::new(), why)]), |it| (it.rows, it.differences));
+            // Manifests name a table, or a row of it.
+            let is_known = |fails: &str, row: &str| {
+                fails.strip_prefix(name).is_some_and(|it| it.is_empty() || it == format!("/{row}"))
+            };
+            let known: Vec<&String> = manifest.fails.keys().filter(|it| it.split('/').next() == Some(name)).collect();
+            let over = known.iter().filter(|it| !differences.iter().any(|(row, _)| is_known(it, row)));
+            let over: Vec<String> =
+                over.map(|it| format!("    {it} IS AS GOLDEN, and the manifest says that it is not\n")).collect();
+            differences.retain(|(row, _)| !known.iter().any(|it| is_known(it, row)));
+            let says = match (differences.len() + over.len(), known.len()) {
+                (0, 0) if rows == 0 => "can't".to_owned(),
+                (0, 0) => format!("as golden, {rows} rows"),
+                (0, known) => format!("as golden, {rows} rows, but for {known} that are known to differ"),
+                _ => "NOT AS GOLDEN".to_owned(),
+            };
+            println!("{}: {name}: {says}", manifest.client);
+            differences.iter().for_each(|(row, why)| println!("    {row}: {why}"));
+            over.iter().for_each(|why| print!("{why}"));
+            as_expected &= differences.is_empty() && over.is_empty();
+        }
+        Ok(as_expected)
+    })
 }
 
 /// Prints all verdicts. Whether each is as the client's manifest says.

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use support::{Proxy, Raw, Server, eventually};
 
 use crate::clock;
-use crate::driver::{Call, Driver, Manifest, Outcome};
+use crate::driver::{At, Call, Driver, Manifest, Outcome};
 use crate::fault::{Fault, Watched};
 use crate::history::History;
 use crate::left;
@@ -97,7 +97,10 @@ pub fn play(
     drivers: &mut Drivers,
 ) -> Result<Report, String> {
     let lease = DEFAULT_LEASE.as_millis().to_string();
-    let server = Server::builder().module_args(&["default-lease", &lease]).start();
+    let keeps = scenario.steps.iter().any(|step| matches!(step, Step::Restart { data: true }));
+    let keeps = if keeps { "yes" } else { "no" };
+    let server = Server::builder().module_args(&["default-lease", &lease]).arg("appendonly", keeps);
+    let server = server.arg("appendfsync", "always").start();
     let mut clients = Vec::new();
     for name in &scenario.clients {
         let driver = match drivers.remove(name) {
@@ -235,6 +238,24 @@ impl Play<'_> {
                     self.client(&which.client).holds.remove(&which.hold);
                 }
             }
+            Step::Fork { client } => {
+                if let Some(id) = self.call(client, &Call::Fork)
+                    && let Some(outcome) = self.outcome(client, id, BOUND, "fork")
+                {
+                    self.expect(outcome.outcome == "ok", || format!("{client}: fork: {}", describe(&outcome)));
+                }
+            }
+            Step::Say { words } => {
+                let words: Vec<&[u8]> = words.iter().map(String::as_bytes).collect();
+                if let Value::ServerError(why) = self.raw.call(&words) {
+                    self.wrong(format!("the scenario says what the server does not understand: {why}"));
+                }
+            }
+            Step::Restart { .. } => {
+                self.server.kill9();
+                self.server.restart();
+                self.raw = self.server.raw();
+            }
             Step::Close { client } => self.close(client),
             Step::Kill { client } => self.kill(client),
             Step::Lost { client, hold, reason, within } => {
@@ -261,12 +282,13 @@ impl Play<'_> {
                     Network::Whole => proxy.accept(),
                 }
             }
-            Step::Freeze { client, time } => self.freeze(client.as_deref(), Duration::from_millis(*time)),
+            Step::Freeze { client, time, cut } => self.freeze(client.as_deref(), Duration::from_millis(*time), *cut),
         }
     }
 
     fn acquire(&mut self, it: &Acquire) {
-        let call = Call::Acquire { hold: it.hold.clone(), keys: it.keys.clone(), terms: it.terms.clone() };
+        let call =
+            Call::Acquire { hold: it.hold.clone(), keys: it.keys.clone(), terms: it.terms.clone(), at: At::default() };
         self.history.asks(&it.client, &it.hold, &it.keys, &it.terms);
         let Some(id) = self.call(&it.client, &call) else { return };
         let wait = it.terms.wait.map_or(Duration::MAX, Duration::from_millis);
@@ -398,10 +420,13 @@ impl Play<'_> {
         self.history.broken(key, from);
     }
 
-    fn freeze(&mut self, client: Option<&str>, time: Duration) {
+    fn freeze(&mut self, client: Option<&str>, time: Duration, cut: bool) {
         match client {
             Some(name) => self.client(name).driver.signal(Signal::STOP),
             None => self.server.stop(),
+        }
+        if cut {
+            self.clients.iter().filter(|it| client.is_none_or(|name| name == it.name)).for_each(|it| it.proxy.cut());
         }
         // This is how long it stands still, and no condition.
         thread::sleep(time);
@@ -411,15 +436,8 @@ impl Play<'_> {
         }
     }
 
-    /// Who holds a lock, by the server's word: the tokens.
     fn holders(&mut self, key: &str) -> Vec<u64> {
-        let info = self.raw.call(&[b"LOCK.INFO", key.as_bytes()]);
-        let Some(Value::Array(holders)) = field(&info, "holders") else { return Vec::new() };
-        let token = |holder: &Value| match field(holder, "token") {
-            Some(Value::Int(token)) => u64::try_from(*token).unwrap_or_default(),
-            _ => 0,
-        };
-        holders.iter().map(token).collect()
+        holders(&mut self.raw, key)
     }
 
     fn waiters(&mut self, key: &str) -> u64 {
@@ -515,6 +533,17 @@ impl Play<'_> {
         client.holds.clear();
         client.running.clear();
     }
+}
+
+/// Who holds a lock, by the server's word: the tokens.
+pub fn holders(raw: &mut Raw, key: &str) -> Vec<u64> {
+    let info = raw.call(&[b"LOCK.INFO", key.as_bytes()]);
+    let Some(Value::Array(holders)) = field(&info, "holders") else { return Vec::new() };
+    let token = |holder: &Value| match field(holder, "token") {
+        Some(Value::Int(token)) => u64::try_from(*token).unwrap_or_default(),
+        _ => 0,
+    };
+    holders.iter().map(token).collect()
 }
 
 fn keys_of(step: &Step) -> Vec<String> {

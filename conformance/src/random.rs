@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use support::{Proxy, Random, Raw, Server};
 
 use crate::clock::{self, Micros};
-use crate::driver::{Call, Driver, Outcome};
+use crate::driver::{At, Call, Driver, Outcome};
 use crate::history::History;
 use crate::left;
 use crate::play::{BOUND, CLEAN, DEFAULT_LEASE, Judged};
@@ -172,7 +172,7 @@ impl Run<'_> {
         };
         let keys: Vec<String> = keys.into_iter().map(str::to_owned).collect();
         self.report.history.asks(&client.name, &hold, &keys, &terms);
-        self.call(index, Call::Acquire { hold: hold.clone(), keys, terms }, &hold);
+        self.call(index, Call::Acquire { hold: hold.clone(), keys, terms, at: At::default() }, &hold);
     }
 
     /// Takes in what the clients say for a while.

@@ -29,6 +29,9 @@ pub struct Manifest {
     /// The scenarios that it is known to fail, each with the reason. One that passes must leave this list.
     #[serde(default)]
     pub fails: BTreeMap<String, String>,
+    /// Those that it keeps, but is known to fail at times with a fault between two messages, each with the reason.
+    #[serde(default, rename = "fails-between-messages")]
+    pub fails_between: BTreeMap<String, String>,
     /// Where it stands.
     #[serde(skip)]
     pub folder: PathBuf,

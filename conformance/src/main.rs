@@ -52,6 +52,8 @@ struct Arguments {
 #[derive(Debug, Default)]
 struct Verdict {
     faults: Vec<String>,
+    /// Whether it was kept without a fault between the messages.
+    kept_clean: bool,
     played: usize,
     positions: u64,
 }
@@ -233,6 +235,7 @@ fn play_all<'a>(
                             verdict.faults.extend(report.faults.into_iter().map(|why| format!("{place}{why}")));
                             verdict.played += 1;
                             if fault.is_none() {
+                                verdict.kept_clean = verdict.faults.is_empty();
                                 verdict.positions = report.messages;
                             }
                         }
@@ -289,7 +292,8 @@ fn report(verdicts: &BTreeMap<(usize, usize), Verdict>, manifests: &[Manifest], 
     let mut as_expected = true;
     for ((client, scenario), verdict) in verdicts {
         let (manifest, scenario) = (&manifests[*client], &scenarios[*scenario]);
-        let known = manifest.fails.get(&scenario.name);
+        let between = manifest.fails_between.get(&scenario.name).filter(|_| verdict.kept_clean);
+        let known = manifest.fails.get(&scenario.name).or(between.filter(|_| !verdict.faults.is_empty()));
         let of_positions = match verdict.played {
             0 | 1 => String::new(),
             played => format!(", {} positions, {} faults", verdict.positions, played - 1),
@@ -313,6 +317,10 @@ fn report(verdicts: &BTreeMap<(usize, usize), Verdict>, manifests: &[Manifest], 
         }
     }
     let faults: usize = verdicts.values().map(|it| it.played.saturating_sub(1)).sum();
-    println!("{} scenarios played, {faults} of them again with a fault", verdicts.len());
+    let positions: u64 = verdicts.values().filter(|it| it.played > 1).map(|it| it.positions).sum();
+    println!(
+        "{} scenarios played; at {positions} positions between messages, {faults} times with a fault",
+        verdicts.len()
+    );
     as_expected
 }

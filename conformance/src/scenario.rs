@@ -404,7 +404,8 @@ mod tests {
         let drivers: Vec<_> = fs::read_dir(folder("drivers")).unwrap().map(|it| it.unwrap().path()).collect();
         assert!(drivers.len() > 3);
         for driver in drivers {
-            for name in Manifest::read(&driver).unwrap().fails.keys() {
+            let manifest = Manifest::read(&driver).unwrap();
+            for name in manifest.fails.keys().chain(manifest.fails_between.keys()) {
                 assert!(
                     name == "random"
                         || golden::TABLES.iter().any(|(table, _)| name.split('/').next() == Some(table))

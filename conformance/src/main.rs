@@ -14,13 +14,14 @@ use std::time::Duration;
 use conformance::clock;
 use conformance::driver::Manifest;
 use conformance::fault::{Fault, Kind};
+use conformance::golden;
 use conformance::play::{Drivers, Judged, play};
 use conformance::random;
 use conformance::scenario::{Scenario, read_all};
-use conformance::{golden, table};
+use conformance::table::{self, Kept};
 
 /// How many scenarios are played at once: they wait most of the time.
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 16;
 
 const HELP: &str = "\
 conformance: plays scenarios to clients, through their drivers
@@ -122,7 +123,14 @@ fn run() -> Result<bool, String> {
         as_expected &= play_tables(&manifests, &judged)?;
     }
     if let Some(file) = arguments.table {
-        let kept = |client: usize, scenario: usize| verdicts.get(&(client, scenario)).map(|it| it.faults.is_empty());
+        let kept = |client: usize, scenario: usize| {
+            let verdict = verdicts.get(&(client, scenario))?;
+            Some(match (verdict.faults.is_empty(), verdict.kept_clean) {
+                (true, _) => Kept::Always,
+                (false, true) => Kept::WithoutFaults,
+                (false, false) => Kept::Never,
+            })
+        };
         let wrong = |why: &dyn std::fmt::Display| format!("{}: {why}", file.display());
         let page = fs::read_to_string(&file).map_err(|why| wrong(&why))?;
         let page = table::put_into(&page, &table::write(&manifests, &scenarios, kept))

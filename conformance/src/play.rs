@@ -8,12 +8,12 @@ use redis::Value;
 use rustix::process::Signal;
 use support::{Proxy, Raw, Server, eventually};
 
-use crate::clock;
+use crate::clock::{self, Micros};
 use crate::driver::{At, Call, Driver, Manifest, Outcome};
 use crate::fault::{Fault, Watched};
 use crate::history::History;
 use crate::left;
-use crate::scenario::{Acquire, Feature, Network, Scenario, Step, Terms};
+use crate::scenario::{self, Acquire, Feature, Network, Scenario, Step, Terms};
 
 /// The server's default lease: short, so that what is left behind shows soon.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(2);
@@ -282,7 +282,9 @@ impl Play<'_> {
                     Network::Whole => proxy.accept(),
                 }
             }
-            Step::Freeze { client, time, cut } => self.freeze(client.as_deref(), Duration::from_millis(*time), *cut),
+            Step::Freeze { client, time, cut, check } => {
+                self.freeze(client.as_deref(), Duration::from_millis(*time), *cut, check.as_ref());
+            }
         }
     }
 
@@ -341,6 +343,17 @@ impl Play<'_> {
 
     /// A call about a hold.
     fn about(&mut self, client: &str, hold: &str, call: Call, ends: &str) {
+        if !self.client(client).holds.contains_key(hold) {
+            return self.expect(false, || format!("{client}: {call:?}: it holds no such thing"));
+        }
+        let from = clock::now();
+        if let Some(id) = self.call(client, &call) {
+            self.answered(client, hold, call, ends, (id, from));
+        }
+    }
+
+    /// How it ends.
+    fn answered(&mut self, client: &str, hold: &str, call: Call, ends: &str, (id, from): (u64, Micros)) {
         let what = format!(
             "{} {hold}",
             match call {
@@ -349,11 +362,6 @@ impl Play<'_> {
                 _ => "check",
             }
         );
-        if !self.client(client).holds.contains_key(hold) {
-            return self.expect(false, || format!("{client}: {what}: it holds no such thing"));
-        }
-        let from = clock::now();
-        let Some(id) = self.call(client, &call) else { return };
         let Some(outcome) = self.outcome(client, id, BOUND, &what) else { return };
         let as_expected = ends.split('|').any(|it| {
             let (ended, reason) = it.split_once(' ').unwrap_or((it, ""));
@@ -420,7 +428,7 @@ impl Play<'_> {
         self.history.broken(key, from);
     }
 
-    fn freeze(&mut self, client: Option<&str>, time: Duration, cut: bool) {
+    fn freeze(&mut self, client: Option<&str>, time: Duration, cut: bool, check: Option<&scenario::Call>) {
         match client {
             Some(name) => self.client(name).driver.signal(Signal::STOP),
             None => self.server.stop(),
@@ -430,9 +438,16 @@ impl Play<'_> {
         }
         // This is how long it stands still, and no condition.
         thread::sleep(time);
+        let asked = check.and_then(|it| {
+            let (call, from) = (Call::Check { hold: it.hold.clone() }, clock::now());
+            Some((it, self.call(&it.client, &call)?, from))
+        });
         match client {
             Some(name) => self.client(name).driver.signal(Signal::CONT),
             None => self.server.cont(),
+        }
+        if let Some((it, id, from)) = asked {
+            self.answered(&it.client, &it.hold, Call::Check { hold: it.hold.clone() }, &it.ends, (id, from));
         }
     }
 

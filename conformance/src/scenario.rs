@@ -220,6 +220,9 @@ pub enum Step {
         /// Whether its connections are cut meanwhile.
         #[serde(default)]
         cut: bool,
+        /// What it is asked meanwhile, and answers before anything else: whether it holds this.
+        #[serde(default)]
+        check: Option<Call>,
     },
 }
 

@@ -68,6 +68,8 @@ struct Held {
 pub struct Play<'a> {
     scenario: &'a Scenario,
     server: Server,
+    /// What takes its place.
+    replica: Option<Server>,
     raw: Raw,
     clients: Vec<Client>,
     history: History,
@@ -97,10 +99,17 @@ pub fn play(
     drivers: &mut Drivers,
 ) -> Result<Report, String> {
     let lease = DEFAULT_LEASE.as_millis().to_string();
-    let keeps = scenario.steps.iter().any(|step| matches!(step, Step::Restart { data: true }));
-    let keeps = if keeps { "yes" } else { "no" };
-    let server = Server::builder().module_args(&["default-lease", &lease]).arg("appendonly", keeps);
-    let server = server.arg("appendfsync", "always").start();
+    let has = |wanted: fn(&Step) -> bool| scenario.steps.iter().any(wanted);
+    let keeps = if has(|step| matches!(step, Step::Restart { data: true })) { "yes" } else { "no" };
+    let start = || {
+        let server = Server::builder().module_args(&["default-lease", &lease]).arg("appendonly", keeps);
+        server.arg("appendfsync", "always").start()
+    };
+    let server = start();
+    let replica = has(|step| matches!(step, Step::Failover)).then(start);
+    if let Some(replica) = &replica {
+        replica.replica_of(&server);
+    }
     let mut clients = Vec::new();
     for name in &scenario.clients {
         let driver = match drivers.remove(name) {
@@ -121,7 +130,8 @@ pub fn play(
     let (closes, cancels) = (client.manifest.has(Feature::Close), client.manifest.has(Feature::Cancel));
     let raw = server.raw();
     let (history, report) = (History::default(), Report::default());
-    let mut play = Play { scenario, server, raw, clients, history, strict, closes, cancels, watched: None, report };
+    let mut play =
+        Play { scenario, server, replica, raw, clients, history, strict, closes, cancels, watched: None, report };
     play.watched = scenario.positions.as_ref().and_then(|name| {
         let client = play.clients.iter().find(|it| it.name == *name)?;
         Some(Watched::begin(&client.proxy, fault))
@@ -256,6 +266,7 @@ impl Play<'_> {
                 self.server.restart();
                 self.raw = self.server.raw();
             }
+            Step::Failover => self.fail_over(),
             Step::Close { client } => self.close(client),
             Step::Kill { client } => self.kill(client),
             Step::Lost { client, hold, reason, within } => {
@@ -449,6 +460,16 @@ impl Play<'_> {
         if let Some((it, id, from)) = asked {
             self.answered(&it.client, &it.hold, Call::Check { hold: it.hold.clone() }, &it.ends, (id, from));
         }
+    }
+
+    fn fail_over(&mut self) {
+        let Some(replica) = self.replica.take() else { return };
+        self.server.wait_for_replica(&replica);
+        self.server.kill9();
+        replica.replica_of_no_one();
+        self.clients.iter().for_each(|it| it.proxy.turn_to(replica.addr()));
+        self.raw = replica.raw();
+        self.server = replica;
     }
 
     fn holders(&mut self, key: &str) -> Vec<u64> {

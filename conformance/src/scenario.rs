@@ -203,6 +203,8 @@ pub enum Step {
         /// Whether it has what it had.
         data: bool,
     },
+    /// The server's process is killed, and a replica that had everything takes its place.
+    Failover,
     /// All connections of a client are cut; or its new ones are refused until they are not.
     Network {
         /// Whose.
@@ -375,9 +377,12 @@ impl Step {
             | Self::Lost { client, .. }
             | Self::Network { client, .. } => Some(client),
             Self::Freeze { client, .. } => client.as_deref(),
-            Self::Force { .. } | Self::Delete { .. } | Self::Until { .. } | Self::Say { .. } | Self::Restart { .. } => {
-                None
-            }
+            Self::Force { .. }
+            | Self::Delete { .. }
+            | Self::Until { .. }
+            | Self::Say { .. }
+            | Self::Restart { .. }
+            | Self::Failover => None,
         }
     }
 }

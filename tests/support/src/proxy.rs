@@ -120,6 +120,12 @@ impl Proxy {
         self.inner.state().refusing = false;
     }
 
+    /// Hands new connections on to another server, and ends those that there are.
+    pub fn turn_to(&self, target: SocketAddr) {
+        self.inner.state().target = target;
+        self.cut();
+    }
+
     /// Ends all connections. New ones are taken.
     pub fn cut(&self) {
         for stream in self.inner.state().streams.drain(..) {

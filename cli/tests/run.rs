@@ -256,7 +256,7 @@ fn on_the_reply_to(proxy: &Proxy, command: &'static str, fate: Fate) -> Arc<Atom
             return Fate::Pass;
         }
         let first = !seen.swap(true, Ordering::SeqCst);
-        if first || fate == Fate::Hold { fate } else { Fate::Pass }
+        if first || fate == Fate::Hold { fate.clone() } else { Fate::Pass }
     });
     come
 }

@@ -29,6 +29,9 @@ pub struct Manifest {
     /// The scenarios that it is known to fail, each with the reason. One that passes must leave this list.
     #[serde(default)]
     pub fails: BTreeMap<String, String>,
+    /// Those that it keeps, but is known to fail at times with a fault between two messages, each with the reason.
+    #[serde(default, rename = "fails-between-messages")]
+    pub fails_between: BTreeMap<String, String>,
     /// Where it stands.
     #[serde(skip)]
     pub folder: PathBuf,
@@ -78,6 +81,9 @@ pub enum Call {
         /// The terms.
         #[serde(flatten)]
         terms: Terms,
+        /// Where they are.
+        #[serde(flatten)]
+        at: At,
     },
     /// Gives a hold back.
     Release {
@@ -106,8 +112,21 @@ pub enum Call {
         /// Which.
         hold: String,
     },
+    /// Has a child.
+    Fork,
     /// Ends the client.
     Close,
+}
+
+/// Where the locks of an acquisition are: no names mean the server that was opened.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct At {
+    /// Each at the server in the same place.
+    #[serde(rename = "at", skip_serializing_if = "Vec::is_empty")]
+    pub each: Vec<String>,
+    /// At a majority of these.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub majority: Vec<String>,
 }
 
 /// How a call ended.

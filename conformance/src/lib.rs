@@ -5,10 +5,10 @@
 pub mod clock;
 pub mod driver;
 pub mod fault;
+pub mod golden;
 pub mod history;
 pub mod left;
 pub mod play;
 pub mod random;
 pub mod scenario;
 pub mod table;
-pub mod words;

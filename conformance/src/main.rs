@@ -14,13 +14,14 @@ use std::time::Duration;
 use conformance::clock;
 use conformance::driver::Manifest;
 use conformance::fault::{Fault, Kind};
+use conformance::golden;
 use conformance::play::{Drivers, Judged, play};
 use conformance::random;
 use conformance::scenario::{Scenario, read_all};
-use conformance::{table, words};
+use conformance::table::{self, Kept};
 
 /// How many scenarios are played at once: they wait most of the time.
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 16;
 
 const HELP: &str = "\
 conformance: plays scenarios to clients, through their drivers
@@ -28,8 +29,10 @@ conformance: plays scenarios to clients, through their drivers
   --client NAME      only this one (a folder of conformance/drivers); may be repeated
   --scenario NAME    only this one; may be repeated
   --clean            without faults between the messages
+  --golden           only the golden tables
   --random SECONDS   instead, each two clients do what they like for so long
   --seed N           the seed of that
+  --history FOLDER   writes what they were told there, as docs/histories.md specifies it
   --python PROGRAM   the Python of the drivers in Python (python3)
   --table FILE       writes the tables of features and promises into this page, between its marks";
 
@@ -38,8 +41,10 @@ struct Arguments {
     clients: Vec<String>,
     scenarios: Vec<String>,
     clean: bool,
+    golden: bool,
     random: Option<u64>,
     seed: Option<u64>,
+    history: Option<PathBuf>,
     python: Option<String>,
     table: Option<PathBuf>,
 }
@@ -48,6 +53,8 @@ struct Arguments {
 #[derive(Debug, Default)]
 struct Verdict {
     faults: Vec<String>,
+    /// Whether it was kept without a fault between the messages.
+    kept_clean: bool,
     played: usize,
     positions: u64,
 }
@@ -84,7 +91,12 @@ fn run() -> Result<bool, String> {
 
     if let Some(seconds) = arguments.random {
         let seed = arguments.seed.unwrap_or_else(clock::now);
-        return play_pairs(&manifests, &programs, seed, Duration::from_secs(seconds));
+        return play_pairs(&manifests, &programs, seed, Duration::from_secs(seconds), arguments.history.as_deref());
+    }
+
+    let judged = |client: usize| Judged { manifest: &manifests[client], programs: &programs };
+    if arguments.golden {
+        return play_tables(&manifests, &judged);
     }
 
     // First without faults: that says how many messages there are.
@@ -92,7 +104,6 @@ fn run() -> Result<bool, String> {
         .flat_map(|client| (0..scenarios.len()).map(move |scenario| (client, scenario)))
         .filter(|(client, scenario)| can(&manifests[*client], &scenarios[*scenario]))
         .collect();
-    let judged = |client: usize| Judged { manifest: &manifests[client], programs: &programs };
     let clean: Vec<_> = pairs.iter().map(|pair| (*pair, None)).collect();
     let mut verdicts: BTreeMap<(usize, usize), Verdict> = BTreeMap::new();
     play_all(&clean, &scenarios, &judged, &mut verdicts)?;
@@ -109,16 +120,22 @@ fn run() -> Result<bool, String> {
     }
     let mut as_expected = report(&verdicts, &manifests, &scenarios);
     if arguments.scenarios.is_empty() {
-        let golden = words::read(&here.join("golden/words.yaml"))?;
-        for (index, manifest) in manifests.iter().enumerate() {
-            let differences = words::differences(&golden, &judged(index));
-            as_expected &= report_words(manifest, &differences.unwrap_or_else(|why| vec![why]));
-        }
+        as_expected &= play_tables(&manifests, &judged)?;
     }
     if let Some(file) = arguments.table {
-        let kept = |client: usize, scenario: usize| verdicts.get(&(client, scenario)).map(|it| it.faults.is_empty());
-        fs::write(&file, table::write(&manifests, &scenarios, kept))
-            .map_err(|why| format!("{}: {why}", file.display()))?;
+        let kept = |client: usize, scenario: usize| {
+            let verdict = verdicts.get(&(client, scenario))?;
+            Some(match (verdict.faults.is_empty(), verdict.kept_clean) {
+                (true, _) => Kept::Always,
+                (false, true) => Kept::WithoutFaults,
+                (false, false) => Kept::Never,
+            })
+        };
+        let wrong = |why: &dyn std::fmt::Display| format!("{}: {why}", file.display());
+        let page = fs::read_to_string(&file).map_err(|why| wrong(&why))?;
+        let page = table::put_into(&page, &table::write(&manifests, &scenarios, kept))
+            .ok_or_else(|| wrong(&"has no marks for the tables"))?;
+        fs::write(&file, page).map_err(|why| wrong(&why))?;
     }
     Ok(as_expected)
 }
@@ -132,8 +149,10 @@ fn arguments() -> Result<Option<Arguments>, String> {
             "--client" => all.clients.push(value()?),
             "--scenario" => all.scenarios.push(value()?),
             "--clean" => all.clean = true,
+            "--golden" => all.golden = true,
             "--random" => all.random = Some(number(&value()?)?),
             "--seed" => all.seed = Some(number(&value()?)?),
+            "--history" => all.history = Some(value()?.into()),
             "--python" => all.python = Some(value()?),
             "--table" => all.table = Some(value()?.into()),
             "--help" => return Ok(None),
@@ -156,27 +175,41 @@ fn folders(of: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(folders)
 }
 
-/// Lets each two of the clients that can do what they like.
+/// Lets each two of the clients that can do what they like, all pairs at once, and writes their histories into a folder.
 fn play_pairs(
     manifests: &[Manifest],
     programs: &BTreeMap<&'static str, String>,
     seed: u64,
     time: Duration,
+    histories: Option<&Path>,
 ) -> Result<bool, String> {
     let can: Vec<&Manifest> = manifests.iter().filter(|it| !it.fails.contains_key("random")).collect();
-    let mut all_well = true;
-    for (index, one) in can.iter().enumerate() {
-        for other in can.iter().skip(if can.len() > 1 { index + 1 } else { index }) {
-            let judged = |manifest| Judged { manifest, programs };
-            let report = random::run(seed, time, [judged(one), judged(other)])?;
+    let others = |index: usize| can.iter().skip(if can.len() > 1 { index + 1 } else { index });
+    let judged = |manifest| Judged { manifest, programs };
+    thread::scope(|threads| {
+        let mut pairs = Vec::new();
+        for (index, one) in can.iter().enumerate() {
+            for other in others(index) {
+                let run = move || random::run(seed, time, [judged(one), judged(other)]);
+                pairs.push((one, other, threads.spawn(run)));
+            }
+        }
+        let mut all_well = true;
+        for (one, other, run) in pairs {
+            let report = run.join().map_err(|_| "a run panicked")??;
             let says = if report.faults.is_empty() { "kept" } else { "NOT KEPT" };
             let granted = report.granted;
             println!("{} and {}: random, seed {seed}: {says}, {granted} grants", one.client, other.client);
             report.faults.iter().for_each(|why| println!("    {why}"));
             all_well &= report.faults.is_empty();
+            if let Some(folder) = histories {
+                let file = folder.join(format!("{} and {}, {seed}.jsonl", one.client, other.client));
+                let written = fs::create_dir_all(folder).and_then(|()| report.history.write(fs::File::create(&file)?));
+                written.map_err(|why| format!("{}: {why}", file.display()))?;
+            }
         }
-    }
-    Ok(all_well)
+        Ok(all_well)
+    })
 }
 
 fn can(client: &Manifest, scenario: &Scenario) -> bool {
@@ -210,6 +243,7 @@ fn play_all<'a>(
                             verdict.faults.extend(report.faults.into_iter().map(|why| format!("{place}{why}")));
                             verdict.played += 1;
                             if fault.is_none() {
+                                verdict.kept_clean = verdict.faults.is_empty();
                                 verdict.positions = report.messages;
                             }
                         }
@@ -223,17 +257,42 @@ fn play_all<'a>(
     failure.map_or(Ok(()), Err)
 }
 
-/// Prints how a client's words differ. Whether that is as its manifest says.
-fn report_words(manifest: &Manifest, differences: &[String]) -> bool {
-    let known = manifest.fails.get("words");
-    let says = match (differences, known) {
-        ([], None) => "the same as all others".to_owned(),
-        ([], Some(_)) => "THE SAME AS ALL OTHERS, and the manifest says that they are not".to_owned(),
-        (_, Some(why)) => format!("others, as is known: {why}"),
-        (_, None) => format!("OTHERS\n    {}", differences.join("\n    ")),
-    };
-    println!("{}: words: {says}", manifest.client);
-    differences.is_empty() == known.is_none()
+/// Plays the golden tables to all clients, all at once, and prints where clients differ from them. Whether that is as their manifests say.
+fn play_tables<'a>(manifests: &[Manifest], judged: &(impl Fn(usize) -> Judged<'a> + Sync)) -> Result<bool, String> {
+    thread::scope(|threads| {
+        let mut running = Vec::new();
+        for (index, manifest) in manifests.iter().enumerate() {
+            for (name, play) in golden::TABLES {
+                running.push((manifest, name, threads.spawn(move || play(&judged(index)))));
+            }
+        }
+        let mut as_expected = true;
+        for (manifest, name, table) in running {
+            let played = table.join().map_err(|_| format!("{}: golden {name} panicked", manifest.client))?;
+            let (rows, mut differences) =
+                played.map_or_else(|why| (0, vec![(String::new(), why)]), |it| (it.rows, it.differences));
+            // Manifests name a table, or a row of it.
+            let is_known = |fails: &str, row: &str| {
+                fails.strip_prefix(name).is_some_and(|it| it.is_empty() || it == format!("/{row}"))
+            };
+            let known: Vec<&String> = manifest.fails.keys().filter(|it| it.split('/').next() == Some(name)).collect();
+            let over = known.iter().filter(|it| !differences.iter().any(|(row, _)| is_known(it, row)));
+            let over: Vec<String> =
+                over.map(|it| format!("    {it} IS AS GOLDEN, and the manifest says that it is not\n")).collect();
+            differences.retain(|(row, _)| !known.iter().any(|it| is_known(it, row)));
+            let says = match (differences.len() + over.len(), known.len()) {
+                (0, 0) if rows == 0 => "can't".to_owned(),
+                (0, 0) => format!("as golden, {rows} rows"),
+                (0, known) => format!("as golden, {rows} rows, but for {known} that are known to differ"),
+                _ => "NOT AS GOLDEN".to_owned(),
+            };
+            println!("{}: {name}: {says}", manifest.client);
+            differences.iter().for_each(|(row, why)| println!("    {row}: {why}"));
+            over.iter().for_each(|why| print!("{why}"));
+            as_expected &= differences.is_empty() && over.is_empty();
+        }
+        Ok(as_expected)
+    })
 }
 
 /// Prints all verdicts. Whether each is as the client's manifest says.
@@ -241,7 +300,8 @@ fn report(verdicts: &BTreeMap<(usize, usize), Verdict>, manifests: &[Manifest], 
     let mut as_expected = true;
     for ((client, scenario), verdict) in verdicts {
         let (manifest, scenario) = (&manifests[*client], &scenarios[*scenario]);
-        let known = manifest.fails.get(&scenario.name);
+        let between = manifest.fails_between.get(&scenario.name).filter(|_| verdict.kept_clean);
+        let known = manifest.fails.get(&scenario.name).or(between.filter(|_| !verdict.faults.is_empty()));
         let of_positions = match verdict.played {
             0 | 1 => String::new(),
             played => format!(", {} positions, {} faults", verdict.positions, played - 1),
@@ -265,6 +325,10 @@ fn report(verdicts: &BTreeMap<(usize, usize), Verdict>, manifests: &[Manifest], 
         }
     }
     let faults: usize = verdicts.values().map(|it| it.played.saturating_sub(1)).sum();
-    println!("{} scenarios played, {faults} of them again with a fault", verdicts.len());
+    let positions: u64 = verdicts.values().filter(|it| it.played > 1).map(|it| it.positions).sum();
+    println!(
+        "{} scenarios played; at {positions} positions between messages, {faults} times with a fault",
+        verdicts.len()
+    );
     as_expected
 }

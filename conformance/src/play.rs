@@ -8,12 +8,12 @@ use redis::Value;
 use rustix::process::Signal;
 use support::{Proxy, Raw, Server, eventually};
 
-use crate::clock;
-use crate::driver::{Call, Driver, Manifest, Outcome};
+use crate::clock::{self, Micros};
+use crate::driver::{At, Call, Driver, Manifest, Outcome};
 use crate::fault::{Fault, Watched};
 use crate::history::History;
 use crate::left;
-use crate::scenario::{Acquire, Feature, Network, Scenario, Step, Terms};
+use crate::scenario::{self, Acquire, Feature, Network, Scenario, Step, Terms};
 
 /// The server's default lease: short, so that what is left behind shows soon.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(2);
@@ -68,6 +68,8 @@ struct Held {
 pub struct Play<'a> {
     scenario: &'a Scenario,
     server: Server,
+    /// What takes its place.
+    replica: Option<Server>,
     raw: Raw,
     clients: Vec<Client>,
     history: History,
@@ -97,7 +99,17 @@ pub fn play(
     drivers: &mut Drivers,
 ) -> Result<Report, String> {
     let lease = DEFAULT_LEASE.as_millis().to_string();
-    let server = Server::builder().module_args(&["default-lease", &lease]).start();
+    let has = |wanted: fn(&Step) -> bool| scenario.steps.iter().any(wanted);
+    let keeps = if has(|step| matches!(step, Step::Restart { data: true })) { "yes" } else { "no" };
+    let start = || {
+        let server = Server::builder().module_args(&["default-lease", &lease]).arg("appendonly", keeps);
+        server.arg("appendfsync", "always").start()
+    };
+    let server = start();
+    let replica = has(|step| matches!(step, Step::Failover)).then(start);
+    if let Some(replica) = &replica {
+        replica.replica_of(&server);
+    }
     let mut clients = Vec::new();
     for name in &scenario.clients {
         let driver = match drivers.remove(name) {
@@ -118,7 +130,8 @@ pub fn play(
     let (closes, cancels) = (client.manifest.has(Feature::Close), client.manifest.has(Feature::Cancel));
     let raw = server.raw();
     let (history, report) = (History::default(), Report::default());
-    let mut play = Play { scenario, server, raw, clients, history, strict, closes, cancels, watched: None, report };
+    let mut play =
+        Play { scenario, server, replica, raw, clients, history, strict, closes, cancels, watched: None, report };
     play.watched = scenario.positions.as_ref().and_then(|name| {
         let client = play.clients.iter().find(|it| it.name == *name)?;
         Some(Watched::begin(&client.proxy, fault))
@@ -235,6 +248,25 @@ impl Play<'_> {
                     self.client(&which.client).holds.remove(&which.hold);
                 }
             }
+            Step::Fork { client } => {
+                if let Some(id) = self.call(client, &Call::Fork)
+                    && let Some(outcome) = self.outcome(client, id, BOUND, "fork")
+                {
+                    self.expect(outcome.outcome == "ok", || format!("{client}: fork: {}", describe(&outcome)));
+                }
+            }
+            Step::Say { words } => {
+                let words: Vec<&[u8]> = words.iter().map(String::as_bytes).collect();
+                if let Value::ServerError(why) = self.raw.call(&words) {
+                    self.wrong(format!("the scenario says what the server does not understand: {why}"));
+                }
+            }
+            Step::Restart { .. } => {
+                self.server.kill9();
+                self.server.restart();
+                self.raw = self.server.raw();
+            }
+            Step::Failover => self.fail_over(),
             Step::Close { client } => self.close(client),
             Step::Kill { client } => self.kill(client),
             Step::Lost { client, hold, reason, within } => {
@@ -261,12 +293,15 @@ impl Play<'_> {
                     Network::Whole => proxy.accept(),
                 }
             }
-            Step::Freeze { client, time } => self.freeze(client.as_deref(), Duration::from_millis(*time)),
+            Step::Freeze { client, time, cut, check } => {
+                self.freeze(client.as_deref(), Duration::from_millis(*time), *cut, check.as_ref());
+            }
         }
     }
 
     fn acquire(&mut self, it: &Acquire) {
-        let call = Call::Acquire { hold: it.hold.clone(), keys: it.keys.clone(), terms: it.terms.clone() };
+        let call =
+            Call::Acquire { hold: it.hold.clone(), keys: it.keys.clone(), terms: it.terms.clone(), at: At::default() };
         self.history.asks(&it.client, &it.hold, &it.keys, &it.terms);
         let Some(id) = self.call(&it.client, &call) else { return };
         let wait = it.terms.wait.map_or(Duration::MAX, Duration::from_millis);
@@ -319,6 +354,17 @@ impl Play<'_> {
 
     /// A call about a hold.
     fn about(&mut self, client: &str, hold: &str, call: Call, ends: &str) {
+        if !self.client(client).holds.contains_key(hold) {
+            return self.expect(false, || format!("{client}: {call:?}: it holds no such thing"));
+        }
+        let from = clock::now();
+        if let Some(id) = self.call(client, &call) {
+            self.answered(client, hold, call, ends, (id, from));
+        }
+    }
+
+    /// How it ends.
+    fn answered(&mut self, client: &str, hold: &str, call: Call, ends: &str, (id, from): (u64, Micros)) {
         let what = format!(
             "{} {hold}",
             match call {
@@ -327,11 +373,6 @@ impl Play<'_> {
                 _ => "check",
             }
         );
-        if !self.client(client).holds.contains_key(hold) {
-            return self.expect(false, || format!("{client}: {what}: it holds no such thing"));
-        }
-        let from = clock::now();
-        let Some(id) = self.call(client, &call) else { return };
         let Some(outcome) = self.outcome(client, id, BOUND, &what) else { return };
         let as_expected = ends.split('|').any(|it| {
             let (ended, reason) = it.split_once(' ').unwrap_or((it, ""));
@@ -398,28 +439,41 @@ impl Play<'_> {
         self.history.broken(key, from);
     }
 
-    fn freeze(&mut self, client: Option<&str>, time: Duration) {
+    fn freeze(&mut self, client: Option<&str>, time: Duration, cut: bool, check: Option<&scenario::Call>) {
         match client {
             Some(name) => self.client(name).driver.signal(Signal::STOP),
             None => self.server.stop(),
         }
+        if cut {
+            self.clients.iter().filter(|it| client.is_none_or(|name| name == it.name)).for_each(|it| it.proxy.cut());
+        }
         // This is how long it stands still, and no condition.
         thread::sleep(time);
+        let asked = check.and_then(|it| {
+            let (call, from) = (Call::Check { hold: it.hold.clone() }, clock::now());
+            Some((it, self.call(&it.client, &call)?, from))
+        });
         match client {
             Some(name) => self.client(name).driver.signal(Signal::CONT),
             None => self.server.cont(),
         }
+        if let Some((it, id, from)) = asked {
+            self.answered(&it.client, &it.hold, Call::Check { hold: it.hold.clone() }, &it.ends, (id, from));
+        }
     }
 
-    /// Who holds a lock, by the server's word: the tokens.
+    fn fail_over(&mut self) {
+        let Some(replica) = self.replica.take() else { return };
+        self.server.wait_for_replica(&replica);
+        self.server.kill9();
+        replica.replica_of_no_one();
+        self.clients.iter().for_each(|it| it.proxy.turn_to(replica.addr()));
+        self.raw = replica.raw();
+        self.server = replica;
+    }
+
     fn holders(&mut self, key: &str) -> Vec<u64> {
-        let info = self.raw.call(&[b"LOCK.INFO", key.as_bytes()]);
-        let Some(Value::Array(holders)) = field(&info, "holders") else { return Vec::new() };
-        let token = |holder: &Value| match field(holder, "token") {
-            Some(Value::Int(token)) => u64::try_from(*token).unwrap_or_default(),
-            _ => 0,
-        };
-        holders.iter().map(token).collect()
+        holders(&mut self.raw, key)
     }
 
     fn waiters(&mut self, key: &str) -> u64 {
@@ -515,6 +569,17 @@ impl Play<'_> {
         client.holds.clear();
         client.running.clear();
     }
+}
+
+/// Who holds a lock, by the server's word: the tokens.
+pub fn holders(raw: &mut Raw, key: &str) -> Vec<u64> {
+    let info = raw.call(&[b"LOCK.INFO", key.as_bytes()]);
+    let Some(Value::Array(holders)) = field(&info, "holders") else { return Vec::new() };
+    let token = |holder: &Value| match field(holder, "token") {
+        Some(Value::Int(token)) => u64::try_from(*token).unwrap_or_default(),
+        _ => 0,
+    };
+    holders.iter().map(token).collect()
 }
 
 fn keys_of(step: &Step) -> Vec<String> {

@@ -1,41 +1,28 @@
 //! Two clients, of different languages where there are several, do what they like to eight locks for a while, from a seed, while their
 //! connections break and their processes stand still.
 //!
-//! Of what they were told, that is judged which is certain: a hold counts from the moment at which its client was told of it to the
-//! one at which the client wants to give it back, is told of its loss, or is disturbed in a way after which it has to ask.
+//! What they were told is one history, judged as the simulator's are.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use support::{Proxy, Random, Raw, Server};
 
 use crate::clock::{self, Micros};
-use crate::driver::{Call, Driver, Outcome};
+use crate::driver::{At, Call, Driver, Outcome};
+use crate::history::History;
 use crate::left;
 use crate::play::{BOUND, CLEAN, DEFAULT_LEASE, Judged};
 use crate::scenario::{Feature, Terms};
 
-/// Locks, and how many may hold each: 0 is any number of readers.
+/// Locks, and how many may hold each: 0 is any number of readers, or one writer.
 const LOCKS: [(&str, u64); 8] =
     [("m1", 1), ("m2", 1), ("m3", 1), ("m4", 1), ("r1", 0), ("r2", 0), ("s2", 2), ("s3", 3)];
 /// So many acquisitions of a client run or are held at once.
 const AT_ONCE: usize = 5;
 /// How often something is done.
 const PAUSE: Duration = Duration::from_millis(10);
-
-/// A hold, as its client was told.
-#[derive(Clone, Debug)]
-struct Hold {
-    who: String,
-    keys: Vec<String>,
-    limit: u64,
-    fence: u64,
-    asked: Micros,
-    told: Micros,
-    /// From here on it is not certain any more.
-    to: Micros,
-}
 
 struct Client<'a> {
     name: String,
@@ -45,10 +32,7 @@ struct Client<'a> {
     /// Calls that have not ended, by their names.
     calls: BTreeMap<u64, (Call, String, Micros, Instant)>,
     held: Vec<String>,
-    /// All that it ever held, by name.
-    holds: BTreeMap<String, Hold>,
     acquired: u64,
-    last_disturbed: Micros,
     /// Until when its process stands still, or its connections are refused.
     frozen: Option<Instant>,
     refused: Option<Instant>,
@@ -61,6 +45,8 @@ pub struct Report {
     pub faults: Vec<String>,
     /// How many acquisitions were granted.
     pub granted: usize,
+    /// What the clients were told.
+    pub history: History,
 }
 
 /// Lets two clients work for so long.
@@ -80,9 +66,7 @@ pub fn run(seed: u64, time: Duration, both: [Judged; 2]) -> Result<Report, Strin
             proxy: Proxy::to(server.addr()),
             calls: BTreeMap::new(),
             held: Vec::new(),
-            holds: BTreeMap::new(),
             acquired: 0,
-            last_disturbed: 0,
             frozen: None,
             refused: None,
         });
@@ -102,9 +86,6 @@ pub fn run(seed: u64, time: Duration, both: [Judged; 2]) -> Result<Report, Strin
     run.end(&server);
     Ok(run.report)
 }
-
-/// A server rounds its clock down to a millisecond.
-const MARGIN: Micros = 2_000;
 
 struct Run<'a> {
     raw: Raw,
@@ -127,26 +108,19 @@ impl Run<'_> {
         let client = &mut self.clients[index];
         let manifest = client.judged.manifest;
         match random.below(1_000) {
-            0..2 => {
-                client.disturbed();
-                client.proxy.cut();
-            }
+            0..2 => client.proxy.cut(),
             2..3 => {
-                client.disturbed();
                 client.proxy.refuse();
                 client.refused = Some(clock::after(Duration::from_millis(random.below(1_500))));
             }
             3..4 => {
-                client.disturbed();
                 client.driver.signal(Signal::STOP);
                 client.frozen = Some(clock::after(Duration::from_millis(random.below(3_000))));
             }
             4..10 => {
-                let (key, _) = *random.pick(&LOCKS);
-                for client in &mut self.clients {
-                    client.end_all(|hold| hold.keys.iter().any(|it| it == key));
-                }
+                let ((key, _), from) = (*random.pick(&LOCKS), clock::now());
                 self.raw.call(&[b"LOCK.FORCE", key.as_bytes()]);
+                self.report.history.broken(key, from);
             }
             10..80 if manifest.has(Feature::Cancel) => {
                 let waits = |(call, ..): &&(Call, String, Micros, Instant)| matches!(call, Call::Acquire { .. });
@@ -164,12 +138,11 @@ impl Run<'_> {
             }
             600..620 if manifest.has(Feature::Drop) => {
                 let hold = client.held.swap_remove(random.index(client.held.len()));
-                client.end_all(|it| it.who == hold);
+                self.report.history.ends(&client.name, &hold);
                 self.call(index, Call::Drop { hold }, "");
             }
             _ => {
                 let hold = client.held.swap_remove(random.index(client.held.len()));
-                client.end_all(|it| it.who == hold);
                 self.call(index, Call::Release { hold: hold.clone() }, &hold);
             }
         }
@@ -188,7 +161,8 @@ impl Run<'_> {
             0 if client.judged.manifest.has(Feature::SeveralKeys) => random.some(&["m1", "m2", "m3"], 2),
             _ => vec![key],
         };
-        let limit = if keys.len() > 1 { 1 } else { limit };
+        // A lock that has readers has writers, too.
+        let limit = if keys.len() > 1 || (limit == 0 && random.chance(30)) { 1 } else { limit };
         let terms = Terms {
             wait: Some([0, 20, 500, 3_000][random.index(4)]),
             lease: random.chance(30).then(|| 500 + random.below(2_000)),
@@ -197,7 +171,8 @@ impl Run<'_> {
             ..Terms::default()
         };
         let keys: Vec<String> = keys.into_iter().map(str::to_owned).collect();
-        self.call(index, Call::Acquire { hold: hold.clone(), keys, terms }, &hold);
+        self.report.history.asks(&client.name, &hold, &keys, &terms);
+        self.call(index, Call::Acquire { hold: hold.clone(), keys, terms, at: At::default() }, &hold);
     }
 
     /// Takes in what the clients say for a while.
@@ -245,22 +220,17 @@ impl Run<'_> {
 
     fn ended(&mut self, index: usize, call: &Call, hold: &str, asked: Micros, outcome: &Outcome) {
         let client = &mut self.clients[index];
-        match (call, outcome.outcome.as_str()) {
-            (Call::Acquire { keys, terms, .. }, "held") => {
+        if matches!(call, Call::Acquire { .. }) {
+            self.report.history.acquired(&client.name, hold, outcome);
+            if outcome.outcome == "held" {
                 client.held.push(hold.to_owned());
-                let limit = if terms.shared { 0 } else { terms.limit.unwrap_or(1) };
-                let ends = terms.lease.map_or(Micros::MAX, |lease| asked + (lease * 1_000).saturating_sub(MARGIN));
-                // What disturbed it while it asked may have cost it the hold already.
-                let to = if client.last_disturbed > asked { 0 } else { ends };
-                let (who, fence, told) = (hold.to_owned(), outcome.fence.unwrap_or_default(), outcome.at);
-                client.holds.insert(who.clone(), Hold { who, keys: keys.clone(), limit, fence, asked, told, to });
                 self.report.granted += 1;
             }
-            (_, "lost") => {
+        } else {
+            self.report.history.about(&client.name, hold, call, asked, outcome);
+            if outcome.outcome == "lost" {
                 client.held.retain(|it| it != hold);
-                client.end_at(hold, outcome.at);
             }
-            _ => {}
         }
     }
 
@@ -285,7 +255,7 @@ impl Run<'_> {
         }
         for index in 0..self.clients.len() {
             for loss in std::mem::take(&mut self.clients[index].driver.told) {
-                self.clients[index].end_at(&loss.hold, loss.at);
+                self.report.history.lost(&self.clients[index].name, &loss);
             }
             if self.clients[index].judged.manifest.has(Feature::Close) {
                 self.call(index, Call::Close, "");
@@ -297,52 +267,10 @@ impl Run<'_> {
         if let Some(left) = left::after(CLEAN, server, &mut self.raw) {
             self.report.faults.push(left);
         }
-        let holds = || self.clients.iter().flat_map(|client| client.holds.values());
-        for (key, _) in LOCKS {
-            let of_key: Vec<&Hold> = holds().filter(|it| it.keys.iter().any(|it| it == key)).collect();
-            self.report.faults.extend(judge(key, &of_key));
+        if let Err(violation) = self.report.history.judge_what_is_certain() {
+            self.report.faults.push(format!("what was told can't be explained: {violation}"));
         }
     }
-}
-
-impl Client<'_> {
-    /// After this nothing that it holds is certain without asking.
-    fn disturbed(&mut self) {
-        self.last_disturbed = clock::now();
-        self.end_all(|_| true);
-    }
-
-    fn end_all(&mut self, which: impl Fn(&Hold) -> bool) {
-        let now = clock::now();
-        self.holds.values_mut().filter(|it| which(it)).for_each(|it| it.to = it.to.min(now));
-    }
-
-    fn end_at(&mut self, hold: &str, at: Micros) {
-        if let Some(hold) = self.holds.get_mut(hold) {
-            hold.to = hold.to.min(at);
-        }
-    }
-}
-
-/// Whether more than the limit were certain to hold a lock at once, or a fence did not grow.
-fn judge(key: &str, holds: &[&Hold]) -> Vec<String> {
-    let mut faults = Vec::new();
-    for one in holds {
-        // Whoever asked when this one had been told has a greater fence.
-        if let Some(later) = holds.iter().find(|it| it.asked > one.told && it.fence <= one.fence) {
-            faults.push(format!("{key}: {later:?} has no greater fence than {one:?}, who had it before"));
-        }
-        if one.limit == 0 || one.to <= one.told {
-            continue;
-        }
-        // At the moment of its grant.
-        let beside: BTreeSet<u64> =
-            holds.iter().filter(|it| it.told <= one.told && one.told < it.to).map(|it| it.fence).collect();
-        if beside.len() as u64 > one.limit {
-            faults.push(format!("{key}: {} hold it at once: {one:?}", beside.len()));
-        }
-    }
-    faults
 }
 
 fn wait_of(call: &Call) -> Duration {

@@ -50,11 +50,19 @@ pub enum Feature {
     Close,
     /// A loss is told, without being asked.
     Told,
+    /// It calls back when it tells a loss.
+    Callbacks,
+    /// A process may go on in a child of its own.
+    Fork,
+    /// Locks of several servers, all or none.
+    MultiLock,
+    /// A lock on a majority of servers.
+    RedLock,
 }
 
 impl Feature {
     /// All, in the order of the table.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 14] = [
         Self::Shared,
         Self::Semaphore,
         Self::SeveralKeys,
@@ -65,6 +73,10 @@ impl Feature {
         Self::Drop,
         Self::Close,
         Self::Told,
+        Self::Callbacks,
+        Self::Fork,
+        Self::MultiLock,
+        Self::RedLock,
     ];
 
     /// What scenarios and manifests call it.
@@ -85,6 +97,10 @@ impl Feature {
             Self::Drop => "what nobody can reach is given back",
             Self::Close => "closing gives everything back",
             Self::Told => "a loss is told without being asked",
+            Self::Callbacks => "calls back when it tells a loss",
+            Self::Fork => "may be forked",
+            Self::MultiLock => "locks of several servers, all or none",
+            Self::RedLock => "a lock on a majority of servers",
         }
     }
 }
@@ -129,6 +145,11 @@ pub enum Step {
     Cancel(Which),
     /// A client forgets a hold without giving it back.
     Drop(Which),
+    /// The process of a client has a child, which ends in good order.
+    Fork {
+        /// Whose.
+        client: String,
+    },
     /// A client ends.
     Close {
         /// Who.
@@ -172,6 +193,18 @@ pub enum Step {
         #[serde(default)]
         waiters: Option<u64>,
     },
+    /// Somebody says this to the server.
+    Say {
+        /// A command.
+        words: Vec<String>,
+    },
+    /// The server's process is killed, and started again.
+    Restart {
+        /// Whether it has what it had.
+        data: bool,
+    },
+    /// The server's process is killed, and a replica that had everything takes its place.
+    Failover,
     /// All connections of a client are cut; or its new ones are refused until they are not.
     Network {
         /// Whose.
@@ -186,6 +219,12 @@ pub enum Step {
         client: Option<String>,
         /// How long.
         time: u64,
+        /// Whether its connections are cut meanwhile.
+        #[serde(default)]
+        cut: bool,
+        /// What it is asked meanwhile, and answers before anything else: whether it holds this.
+        #[serde(default)]
+        check: Option<Call>,
     },
 }
 
@@ -246,6 +285,23 @@ pub struct Terms {
     /// So many replicas must have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<u64>,
+    /// What the program does when it is called back because the hold is lost, having said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub callback: Option<Callback>,
+}
+
+/// What a program does in a callback that it should not.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Callback {
+    /// An error leaves it.
+    Throws,
+    /// It ends the program, or so it believes.
+    Exits,
+    /// It does not return.
+    Blocks,
+    /// It takes another lock, and gives it back.
+    Locks,
 }
 
 /// A call about a hold.
@@ -316,11 +372,17 @@ impl Step {
             | Self::Ended { client, .. }
             | Self::Renew { client, .. }
             | Self::Close { client }
+            | Self::Fork { client }
             | Self::Kill { client }
             | Self::Lost { client, .. }
             | Self::Network { client, .. } => Some(client),
             Self::Freeze { client, .. } => client.as_deref(),
-            Self::Force { .. } | Self::Delete { .. } | Self::Until { .. } => None,
+            Self::Force { .. }
+            | Self::Delete { .. }
+            | Self::Until { .. }
+            | Self::Say { .. }
+            | Self::Restart { .. }
+            | Self::Failover => None,
         }
     }
 }
@@ -337,6 +399,7 @@ fn is_not(flag: &bool) -> bool {
 mod tests {
     use super::*;
     use crate::driver::Manifest;
+    use crate::golden;
 
     fn folder(name: &str) -> std::path::PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
@@ -349,9 +412,12 @@ mod tests {
         let drivers: Vec<_> = fs::read_dir(folder("drivers")).unwrap().map(|it| it.unwrap().path()).collect();
         assert!(drivers.len() > 3);
         for driver in drivers {
-            for name in Manifest::read(&driver).unwrap().fails.keys() {
+            let manifest = Manifest::read(&driver).unwrap();
+            for name in manifest.fails.keys().chain(manifest.fails_between.keys()) {
                 assert!(
-                    ["random", "words"].contains(&name.as_str()) || scenarios.iter().any(|it| it.name == *name),
+                    name == "random"
+                        || golden::TABLES.iter().any(|(table, _)| name.split('/').next() == Some(table))
+                        || scenarios.iter().any(|it| it.name == *name),
                     "{}: {name}",
                     driver.display()
                 );

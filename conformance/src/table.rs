@@ -5,8 +5,19 @@ use std::fmt::Write;
 use crate::driver::Manifest;
 use crate::scenario::{Feature, Scenario};
 
-/// A page in Markdown. `kept` says whether a client keeps a scenario, and nothing if it was not played.
-pub fn write(clients: &[Manifest], scenarios: &[Scenario], kept: impl Fn(usize, usize) -> Option<bool>) -> String {
+/// Whether a client keeps a promise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// Also with a fault between any two messages, where that was tried.
+    Always,
+    /// Not with each fault between two messages.
+    WithoutFaults,
+    /// Not even without.
+    Never,
+}
+
+/// Two tables in Markdown. `kept` says whether a client keeps a scenario, and nothing if it was not played.
+pub fn write(clients: &[Manifest], scenarios: &[Scenario], kept: impl Fn(usize, usize) -> Option<Kept>) -> String {
     let mut page = String::new();
     let names = || clients.iter().map(|it| it.client.as_str());
     row(&mut page, "", names());
@@ -19,8 +30,9 @@ pub fn write(clients: &[Manifest], scenarios: &[Scenario], kept: impl Fn(usize, 
     row(&mut page, "---", clients.iter().map(|_| "---"));
     for (index, scenario) in scenarios.iter().enumerate() {
         let says = |client| match kept(client, index) {
-            Some(true) => "kept",
-            Some(false) => "**not kept**",
+            Some(Kept::Always) => "kept",
+            Some(Kept::WithoutFaults) => "**not always**",
+            Some(Kept::Never) => "**not kept**",
             None => "can't",
         };
         row(&mut page, &scenario.promise, (0..clients.len()).map(says));

@@ -125,6 +125,7 @@ class Driver:
             outcome = getattr(self, call)(**arguments)
         except ServerError as error:
             codes = {"DEADLOCK": "deadlock", "NOREPLICAS": "no-replicas", "WRONGTYPE": "wrong-type"}
+            codes["UNCONFIRMED"] = codes["NOREPLICAS"]
             outcome = {"outcome": codes.get(str(error).split()[0], "server"), "text": str(error)}
         except (OSError, ValueError) as error:
             outcome = {"outcome": "connection", "text": str(error)}

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import sys
 import threading
 import time
@@ -22,12 +23,14 @@ def say(**line):
 
 
 def failure(error):
+    if isinstance(error, holdfast.LockLost) and error.reason == "in doubt":
+        return {"outcome": "in-doubt", "text": str(error)}
     if isinstance(error, holdfast.LockLost):
         return {"outcome": "lost", "reason": error.reason}
     kinds = {
         holdfast.Deadlock: "deadlock", holdfast.NoReplicas: "no-replicas", holdfast.WrongType: "wrong-type",
         holdfast.NotHeld: "not-held", redis.ConnectionError: "connection", redis.TimeoutError: "connection",
-        ValueError: "invalid",
+        holdfast.LockError: "server", ValueError: "invalid",
     }
     kind = next((kind for of, kind in kinds.items() if isinstance(error, of)), "server")
     return {"outcome": kind, "text": f"{type(error).__name__}: {error}"}
@@ -35,28 +38,52 @@ def failure(error):
 
 class Driver:
     def __init__(self):
-        self.client, self.holds = None, {}
+        self.url, self.clients, self.holds = None, {}, {}
 
     def open(self, url):
-        self.client, self.holds = redis.Redis.from_url(url), {}
+        self.url, self.clients, self.holds = url, {}, {}
+        self.client(url)
         return {"outcome": "ok"}
 
-    def acquire(self, hold, keys, wait=None, lease=None, watched=False, limit=1, shared=False, replicas=0, ephemeral=False):
+    def client(self, url):
+        if url not in self.clients:
+            self.clients[url] = redis.Redis.from_url(url)
+        return self.clients[url]
+
+    def acquire(self, hold, wait=None, callback=None, **where_and_terms):
         def tell(loss):
             say(lost=hold, reason=loss.reason)
+            if callback == "throws":
+                raise RuntimeError("thrown by a callback, as it was told to")
+            if callback == "exits":
+                sys.exit(1)
+            if callback == "blocks":
+                time.sleep(3600)
+            if callback == "locks":
+                with holdfast.Lock(self.client(self.url), "of-a-callback"):
+                    pass
 
-        terms = {"timeout": lease / 1000 if lease else None, "replicas": replicas, "ephemeral": ephemeral}
-        terms |= {"thread_local": False, "on_lost": tell}
-        if watched and lease:
-            terms |= {"timeout": None, "watched": lease / 1000}
-        if len(keys) > 1:
-            lock = holdfast.LockAll(self.client, keys, **terms)
-        else:
-            lock = holdfast.Lock(self.client, keys[0], limit=0 if shared else limit, **terms)
+        lock = self.lock(tell, **where_and_terms)
         if not lock.acquire(blocking=wait != 0, blocking_timeout=wait / 1000 if wait else None):
             return {"outcome": "not-granted"}
         self.holds[hold] = lock
         return {"outcome": "held", "fence": lock.fence}
+
+    def lock(
+        self, tell, keys, at=(), majority=(), lease=None, watched=False, limit=1, shared=False, replicas=0, ephemeral=False
+    ):
+        told = {"thread_local": False, "on_lost": tell}
+        terms = {"timeout": None if watched or not lease else lease / 1000}
+        if watched and lease:
+            terms["watched"] = lease / 1000
+        if majority:
+            return holdfast.RedLock([self.client(url) for url in majority], keys[0], **terms, **told)
+        terms |= {"replicas": replicas, "ephemeral": ephemeral}
+        if at:
+            return holdfast.MultiLock([holdfast.Lock(self.client(url), key, **terms) for url, key in zip(at, keys)], **told)
+        if len(keys) > 1:
+            return holdfast.LockAll(self.client(self.url), keys, **terms, **told)
+        return holdfast.Lock(self.client(self.url), keys[0], limit=0 if shared else limit, **terms, **told)
 
     def release(self, hold):
         self.holds.pop(hold).release()
@@ -78,10 +105,19 @@ class Driver:
         gc.collect()
         return {"outcome": "ok"}
 
+    def fork(self):
+        child = os.fork()
+        if child == 0:
+            self.holds.clear()
+            gc.collect()
+            os._exit(0)
+        return {"outcome": "ok" if os.waitpid(child, 0)[1] == 0 else "server"}
+
     def close(self):
         self.holds.clear()
         gc.collect()
-        holdfast.Session(self.client).close()
+        for client in self.clients.values():
+            holdfast.Session(client).close()
         return {"outcome": "ok"}
 
     def call(self, id, call, arguments):

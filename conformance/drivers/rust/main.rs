@@ -1,11 +1,12 @@
 //! The driver of the Rust client: DRIVER.md says what it reads and writes.
 
 use std::collections::HashMap;
+use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conformance::clock;
-use holdfast_client::{Error, Guard, Lock, Locks};
+use holdfast_client::{Error, Guard, Lock, Locks, MultiGuard, MultiLock, RedGuard, RedLock, Why};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader, stdin};
@@ -21,6 +22,10 @@ struct Line {
     hold: String,
     #[serde(default)]
     keys: Vec<String>,
+    #[serde(default)]
+    at: Vec<String>,
+    #[serde(default)]
+    majority: Vec<String>,
     wait: Option<u64>,
     lease: Option<u64>,
     #[serde(default)]
@@ -41,6 +46,58 @@ enum Ask {
     Drop,
 }
 
+/// What is held: of one server, of several, or of a majority.
+enum Held {
+    One(Guard),
+    Several(MultiGuard),
+    Majority(RedGuard),
+}
+
+/// The same for all three.
+macro_rules! of_each {
+    ($held:expr, $guard:ident => $what:expr) => {
+        match $held {
+            Held::One($guard) => $what,
+            Held::Several($guard) => $what,
+            Held::Majority($guard) => $what,
+        }
+    };
+}
+
+impl Held {
+    fn fence(&self) -> u64 {
+        match self {
+            Self::One(guard) => guard.fence(),
+            Self::Several(guard) => guard.parts().iter().map(Guard::fence).max().unwrap_or_default(),
+            Self::Majority(guard) => guard.fence(),
+        }
+    }
+
+    async fn lost(&self) -> Why {
+        of_each!(self, guard => guard.lost().await)
+    }
+}
+
+/// The clients of a program, by their URLs.
+#[derive(Default)]
+struct Clients {
+    url: String,
+    all: HashMap<String, Locks>,
+}
+
+impl Clients {
+    fn of(&mut self, url: &str) -> Result<Locks, Error> {
+        match self.all.get(url) {
+            Some(locks) => Ok(locks.clone()),
+            None => {
+                let locks = Locks::open(url)?;
+                self.all.insert(url.to_owned(), locks.clone());
+                Ok(locks)
+            }
+        }
+    }
+}
+
 #[derive(Default)]
 struct Holds {
     holds: HashMap<String, mpsc::UnboundedSender<Ask>>,
@@ -56,19 +113,20 @@ fn of(holds: &Shared) -> MutexGuard<'_, Holds> {
 #[tokio::main]
 async fn main() -> std::io::Result<()> {
     let mut lines = BufReader::new(stdin()).lines();
-    let (mut locks, mut holds) = (None, Shared::default());
+    let (mut clients, mut holds) = (Clients::default(), Shared::default());
     while let Some(text) = lines.next_line().await? {
         let line: Line = serde_json::from_str(&text)?;
         match line.call.as_str() {
             "open" => {
                 holds = Shared::default();
-                locks = Locks::open(&line.url).ok();
-                say(line.id, json!({"outcome": if locks.is_some() { "ok" } else { "invalid" }}));
+                clients = Clients { url: line.url.clone(), ..Clients::default() };
+                let opened = clients.of(&line.url);
+                say(line.id, json!({"outcome": if opened.is_ok() { "ok" } else { "invalid" }}));
             }
-            "acquire" => {
-                let Some(locks) = &locks else { return Ok(()) };
-                tokio::spawn(acquire(lock(locks, &line), line, holds.clone()));
-            }
+            "acquire" => match asked(&mut clients, &line) {
+                Ok(asked) => drop(tokio::spawn(acquire(asked, line, holds.clone()))),
+                Err(error) => say(line.id, failure(&error)),
+            },
             "cancel" => {
                 if let Some(given_up) = of(&holds).running.remove(&line.hold) {
                     given_up.notify_one();
@@ -83,7 +141,7 @@ async fn main() -> std::io::Result<()> {
                 let all = std::mem::take(&mut *of(&holds));
                 all.running.values().for_each(|given_up| given_up.notify_one());
                 all.holds.values().for_each(|hold| drop(hold.send(Ask::Drop)));
-                if let Some(locks) = locks.take() {
+                for (_, locks) in std::mem::take(&mut clients.all) {
                     locks.settle().await;
                 }
                 say(line.id, json!({"outcome": "ok"}));
@@ -97,13 +155,31 @@ async fn main() -> std::io::Result<()> {
     Ok(())
 }
 
-fn lock(locks: &Locks, line: &Line) -> Lock {
-    let mut lock = locks.lock_all(&line.keys);
-    lock = match line.wait {
-        None => lock.wait_forever(),
-        Some(0) => lock,
-        Some(time) => lock.wait(Duration::from_millis(time)),
-    };
+type Asked = std::pin::Pin<Box<dyn Future<Output = Result<Option<Held>, Error>> + Send>>;
+
+/// What the call asks the client for.
+fn asked(clients: &mut Clients, line: &Line) -> Result<Asked, Error> {
+    let (wait, lease) = (line.wait.map(Duration::from_millis), line.lease.map(Duration::from_millis));
+    if !line.majority.is_empty() {
+        let servers = line.majority.iter().map(|url| clients.of(url)).collect::<Result<Vec<_>, _>>()?;
+        let lock = RedLock::new(servers, line.keys.first().map_or("", String::as_str));
+        let lock = wait.map_or(lock.clone().wait_forever(), |time| lock.wait(time));
+        let lock = lease.map_or(lock.clone(), |lease| lock.lease(lease));
+        return Ok(Box::pin(async move { Ok(lock.acquire().await?.map(Held::Majority)) }));
+    }
+    if !line.at.is_empty() {
+        let each = line.at.iter().zip(&line.keys).map(|(url, key)| Ok(on_terms(clients.of(url)?.lock(key), line)));
+        let lock = MultiLock::new(each.collect::<Result<Vec<_>, Error>>()?);
+        let lock = wait.map_or(lock.clone().wait_forever(), |time| lock.wait(time));
+        return Ok(Box::pin(async move { Ok(lock.acquire().await?.map(Held::Several)) }));
+    }
+    let url = clients.url.clone();
+    let lock = on_terms(clients.of(&url)?.lock_all(&line.keys), line);
+    let lock = wait.map_or(lock.clone().wait_forever(), |time| if time.is_zero() { lock } else { lock.wait(time) });
+    Ok(Box::pin(async move { Ok(lock.acquire().await?.map(Held::One)) }))
+}
+
+fn on_terms(mut lock: Lock, line: &Line) -> Lock {
     lock = match line.lease.map(Duration::from_millis) {
         None => lock,
         Some(lease) if line.watched => lock.watched(lease),
@@ -119,20 +195,20 @@ fn lock(locks: &Locks, line: &Line) -> Lock {
     line.replicas.map_or(lock.clone(), |count| lock.clone().replicas(count))
 }
 
-async fn acquire(lock: Lock, line: Line, holds: Shared) {
+async fn acquire(asked: Asked, line: Line, holds: Shared) {
     let given_up = Arc::new(Notify::new());
     of(&holds).running.insert(line.hold.clone(), given_up.clone());
     let outcome = tokio::select! {
-        outcome = lock.acquire() => outcome,
+        outcome = asked => outcome,
         () = given_up.notified() => return say(line.id, json!({"outcome": "cancelled"})),
     };
     of(&holds).running.remove(&line.hold);
     match outcome {
-        Ok(Some(guard)) => {
+        Ok(Some(held)) => {
             let (sender, asked) = mpsc::unbounded_channel();
             of(&holds).holds.insert(line.hold.clone(), sender);
-            say(line.id, json!({"outcome": "held", "fence": guard.fence()}));
-            keep(line.hold, guard, asked).await;
+            say(line.id, json!({"outcome": "held", "fence": held.fence()}));
+            keep(line.hold, held, asked).await;
         }
         Ok(None) => say(line.id, json!({"outcome": "not-granted"})),
         Err(error) => say(line.id, failure(&error)),
@@ -140,26 +216,27 @@ async fn acquire(lock: Lock, line: Line, holds: Shared) {
 }
 
 /// A hold, from its grant on.
-async fn keep(hold: String, guard: Guard, mut asked: mpsc::UnboundedReceiver<Ask>) {
+async fn keep(hold: String, held: Held, mut asked: mpsc::UnboundedReceiver<Ask>) {
     let mut told = false;
     loop {
         tokio::select! {
-            why = guard.lost(), if !told => {
+            why = held.lost(), if !told => {
                 told = true;
                 println!("{}", json!({"lost": hold, "reason": why.to_string(), "at": clock::now()}));
             }
             ask = asked.recv() => match ask {
                 Some(Ask::Release(answer)) => {
-                    let outcome = guard.release().await;
+                    let outcome = of_each!(held, guard => guard.release().await);
                     let _ = answer.send(outcome.map_or_else(|error| failure(&error), |()| json!({"outcome": "released"})));
                     return;
                 }
                 Some(Ask::Renew(lease, answer)) => {
-                    let outcome = guard.renew(lease).await;
+                    let outcome = of_each!(&held, guard => guard.renew(lease).await);
                     let _ = answer.send(outcome.map_or_else(|error| failure(&error), |()| json!({"outcome": "renewed"})));
                 }
                 Some(Ask::Check(answer)) => {
-                    let _ = answer.send(guard.check().map_or_else(|error| failure(&error), |()| json!({"outcome": "held"})));
+                    let checked = of_each!(&held, guard => guard.check());
+                    let _ = answer.send(checked.map_or_else(|error| failure(&error), |()| json!({"outcome": "held"})));
                 }
                 // The guard goes.
                 Some(Ask::Drop) | None => return,

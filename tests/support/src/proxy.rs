@@ -17,7 +17,7 @@ pub enum Toward {
 }
 
 /// What becomes of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It is handed on.
     Pass,
@@ -29,6 +29,8 @@ pub enum Fate {
     Cut,
     /// It is handed on, and then both sides are told by the end of their connections.
     Last,
+    /// This is handed on in its place.
+    Instead(Vec<u8>),
 }
 
 type Rule = Box<dyn FnMut(usize, Toward, &[u8]) -> Fate + Send>;
@@ -56,7 +58,12 @@ struct State {
 impl Proxy {
     /// Hands everything on to this address until told otherwise.
     pub fn to(target: SocketAddr) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("the system has a free port");
+        Self::at(Ipv4Addr::LOCALHOST, target)
+    }
+
+    /// The same, with this address of the machine's own.
+    pub fn at(own: Ipv4Addr, target: SocketAddr) -> Self {
+        let listener = TcpListener::bind((own, 0)).expect("the system has a free port");
         let address = listener.local_addr().expect("a listener has an address");
         let state = State::new(target, false);
         let inner = Arc::new(Inner { state: Mutex::new(state), changed: Condvar::new() });
@@ -111,6 +118,12 @@ impl Proxy {
     /// Takes new connections again.
     pub fn accept(&self) {
         self.inner.state().refusing = false;
+    }
+
+    /// Hands new connections on to another server, and ends those that there are.
+    pub fn turn_to(&self, target: SocketAddr) {
+        self.inner.state().target = target;
+        self.cut();
     }
 
     /// Ends all connections. New ones are taken.
@@ -196,12 +209,13 @@ fn hand_on(inner: &Inner, flow: usize, toward: Toward, mut from: &TcpStream, mut
         messages.feed(buffer.get(..length).unwrap_or_default());
         while let Some(message) = messages.next_bytes()? {
             let fate = inner.fate(flow, toward, &message);
-            match fate {
+            match &fate {
                 Fate::Pass | Fate::Hold | Fate::Last => to.write_all(&message)?,
+                Fate::Instead(other) => to.write_all(other)?,
                 Fate::Drop | Fate::Cut => {}
             }
             match fate {
-                Fate::Pass | Fate::Hold | Fate::Drop => {}
+                Fate::Pass | Fate::Hold | Fate::Drop | Fate::Instead(_) => {}
                 Fate::Cut | Fate::Last => {
                     from.shutdown(Shutdown::Both)?;
                     to.shutdown(Shutdown::Both)?;

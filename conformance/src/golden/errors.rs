@@ -1,0 +1,76 @@
+//! What becomes of an error that the server answers to an acquisition.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::Deserialize;
+use support::{Fate, Proxy, Server, Toward, encode};
+
+use super::{Played, end_of, keys_asked_for, open, rows, words_of};
+use crate::driver::{At, Call};
+use crate::play::Judged;
+use crate::scenario::Terms;
+
+/// The lock.
+const KEY: &str = "k";
+
+/// An error, and how the call ends to which it is the answer.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    /// The server's words; none: it is one without the module.
+    #[serde(default)]
+    error: Option<String>,
+    /// Whether only the first request is answered so.
+    #[serde(default)]
+    once: bool,
+    /// How long is waited.
+    #[serde(default)]
+    wait: u64,
+    outcome: String,
+    /// What the text names.
+    #[serde(default)]
+    names: Vec<String>,
+}
+
+pub fn play(client: &Judged) -> Result<Played, String> {
+    let mut played = Played::default();
+    for row in rows::<Row>("errors")? {
+        let builder = Server::builder();
+        let server = if row.error.is_some() { builder.start() } else { builder.without_module().start() };
+        let proxy = Proxy::to(server.addr());
+        if let Some(error) = row.error.clone() {
+            answer(&proxy, error, row.once);
+        }
+        let mut driver = open(client, proxy.addr())?;
+        let terms = Terms { wait: Some(row.wait), ..Terms::default() };
+        let acquire = Call::Acquire { hold: "h".to_owned(), keys: vec![KEY.to_owned()], terms, at: At::default() };
+        let outcome = end_of(&mut driver, &acquire)?;
+        let text = outcome.text.unwrap_or_default();
+        let what = row.error.as_deref().and_then(|it| it.split(' ').next()).unwrap_or("no module").to_owned();
+        played.rows += 1;
+        if outcome.outcome != row.outcome {
+            let differs = format!("{} {text}, not {}", outcome.outcome, row.outcome);
+            played.differences.push((what.clone(), differs));
+        }
+        for name in row.names.iter().filter(|name| !text.contains(*name)) {
+            played.differences.push((what.clone(), format!("\"{text}\" does not name {name}")));
+        }
+    }
+    Ok(played)
+}
+
+/// Has the server answer requests for locks with an error: in their place it gets a script that returns that, so that all replies come
+/// in their order.
+fn answer(proxy: &Proxy, error: String, once: bool) {
+    let script = format!("return redis.error_reply([[{error}]])");
+    let instead = encode([["EVAL", &script, "0"]]);
+    let answered = AtomicBool::new(false);
+    proxy.rule(move |toward, message| {
+        let asks = toward == Toward::Server && words_of(message).is_some_and(|it| keys_asked_for(&it).is_some());
+        if asks && !(answered.fetch_or(true, Ordering::SeqCst) && once) {
+            Fate::Instead(instead.clone())
+        } else {
+            Fate::Pass
+        }
+    });
+}

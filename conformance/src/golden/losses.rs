@@ -1,0 +1,55 @@
+//! Why a hold is lost, and how soon its holder is told.
+
+use serde::Deserialize;
+
+use super::{Played, can, rows};
+use crate::play::{Drivers, Judged, play as play_scenario};
+use crate::scenario::{Acquire, Call, Feature, Scenario, Step, Terms};
+
+/// A cause, the terms on which the lock is held, and what the holder is told.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    cause: String,
+    steps: Vec<Step>,
+    terms: Vec<Terms>,
+    reason: String,
+    within: u64,
+}
+
+pub fn play(client: &Judged) -> Result<Played, String> {
+    let mut played = Played::default();
+    if !client.manifest.has(Feature::Told) {
+        return Ok(played);
+    }
+    let mut drivers = Drivers::new();
+    for row in rows::<Row>("losses")? {
+        for terms in row.terms.iter().filter(|terms| can(client, terms, 1)) {
+            let report = play_scenario(&scenario(&row, terms), None, client, &mut drivers)?;
+            let differs = |why| (row.cause.clone(), format!("{terms:?}: {why}"));
+            played.rows += 1;
+            played.differences.extend(report.faults.into_iter().map(differs));
+        }
+    }
+    Ok(played)
+}
+
+/// A scenario of one client, who is told of his loss by himself, and again when he gives back what he lost.
+fn scenario(row: &Row, terms: &Terms) -> Scenario {
+    let (client, hold) = (|| "A".to_owned(), || "a".to_owned());
+    let ends = "held".to_owned();
+    let acquire = Acquire {
+        client: client(),
+        hold: hold(),
+        keys: vec!["k".to_owned()],
+        terms: terms.clone(),
+        ends,
+        at_most: None,
+    };
+    let mut steps = vec![Step::Acquire(acquire)];
+    steps.extend(row.steps.iter().cloned());
+    steps.push(Step::Lost { client: client(), hold: hold(), reason: row.reason.clone(), within: row.within });
+    steps.push(Step::Release(Call { client: client(), hold: hold(), ends: format!("lost {}", row.reason) }));
+    let promise = row.cause.clone();
+    Scenario { name: "losses".to_owned(), promise, needs: Vec::new(), clients: vec![client()], positions: None, steps }
+}

@@ -1,0 +1,90 @@
+//! Tables that are the same for all clients, as `golden/*.yaml` have them: each is played to a client row by row.
+
+mod errors;
+mod losses;
+mod order;
+mod redlock;
+mod words;
+
+use std::fs;
+use std::path::Path;
+
+use redis::Value;
+use serde::de::DeserializeOwned;
+
+use crate::driver::{Call, Driver, Outcome};
+use crate::play::{BOUND, Judged};
+use crate::scenario::{Feature, Terms};
+
+/// What came of a table.
+#[derive(Debug, Default)]
+pub struct Played {
+    /// How many rows were played: those that the client can.
+    pub rows: usize,
+    /// Where the client is not as the table says: the name of the row, and a sentence.
+    pub differences: Vec<(String, String)>,
+}
+
+/// Plays a table to a client; an error says why it could not be.
+type Table = fn(&Judged) -> Result<Played, String>;
+
+/// All tables, by the names of their files.
+pub const TABLES: [(&str, Table); 5] = [
+    ("words", words::play),
+    ("losses", losses::play),
+    ("errors", errors::play),
+    ("order", order::play),
+    ("redlock", redlock::play),
+];
+
+/// The rows of a table.
+fn rows<T: DeserializeOwned>(name: &str) -> Result<Vec<T>, String> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(name).with_extension("yaml");
+    let wrong = |why: &dyn std::fmt::Display| format!("{}: {why}", file.display());
+    let text = fs::read_to_string(&file).map_err(|why| wrong(&why))?;
+    serde_saphyr::from_str(&text).map_err(|why| wrong(&why))
+}
+
+/// Whether a client has what an acquisition on these terms needs.
+fn can(client: &Judged, terms: &Terms, keys: usize) -> bool {
+    let has = |is_needed: bool, feature| !is_needed || client.manifest.has(feature);
+    has(terms.watched, Feature::WatchedLease)
+        && has(terms.ephemeral, Feature::Ephemeral)
+        && has(terms.shared, Feature::Shared)
+        && has(terms.limit.is_some(), Feature::Semaphore)
+        && has(terms.replicas.is_some(), Feature::Replicas)
+        && has(terms.callback.is_some(), Feature::Callbacks)
+        && has(keys > 1, Feature::SeveralKeys)
+}
+
+/// Makes a call, and waits for its end.
+fn end_of(driver: &mut Driver, call: &Call) -> Result<Outcome, String> {
+    let id = driver.call(call)?;
+    driver.outcome(id, BOUND)?.ok_or_else(|| format!("{call:?} has not ended after {BOUND:?}"))
+}
+
+/// A driver that has opened a client of this server.
+fn open(client: &Judged, server: std::net::SocketAddr) -> Result<Driver, String> {
+    let mut driver = Driver::start(client.manifest, client.programs)?;
+    end_of(&mut driver, &Call::Open { url: format!("redis://{server}/") })?;
+    Ok(driver)
+}
+
+/// The words of a request.
+fn words_of(message: &[u8]) -> Option<Vec<String>> {
+    let Ok(Value::Array(words)) = redis::parse_redis_value(message) else { return None };
+    let text = |word: &Value| match word {
+        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        other => format!("{other:?}"),
+    };
+    Some(words.iter().map(text).collect())
+}
+
+/// How many keys a request for locks names, and none for any other.
+fn keys_asked_for(words: &[String]) -> Option<&[String]> {
+    match words.first()?.as_str() {
+        "LOCK.ACQUIRE" => words.get(1..2),
+        "LOCK.MACQUIRE" => words.get(2..2 + words.get(1)?.parse::<usize>().ok()?),
+        _ => None,
+    }
+}

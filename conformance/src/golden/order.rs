@@ -1,0 +1,69 @@
+//! In which order locks of several servers are asked for.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use serde::Deserialize;
+use support::{Fate, Proxy, Server, Toward};
+
+use super::{Played, end_of, keys_asked_for, open, rows, words_of};
+use crate::driver::{At, Call};
+use crate::play::Judged;
+use crate::scenario::{Feature, Terms};
+
+/// Locks as a program names them, one after the other, and the requests that it becomes.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    /// Where each is: `host/database`.
+    locks: BTreeMap<String, String>,
+    requests: Vec<Vec<String>>,
+}
+
+pub fn play(client: &Judged) -> Result<Played, String> {
+    let mut played = Played::default();
+    if !client.manifest.has(Feature::MultiLock) {
+        return Ok(played);
+    }
+    // One server under several names.
+    let server = Server::start();
+    let requests: Arc<Mutex<Vec<Vec<String>>>> = Arc::default();
+    let mut proxies: BTreeMap<Ipv4Addr, Proxy> = BTreeMap::new();
+    let mut driver = open(client, server.addr())?;
+    for row in rows::<Row>("order")? {
+        let (mut keys, mut each) = (Vec::new(), Vec::new());
+        for (key, place) in &row.locks {
+            let (host, database) = place.split_once('/').ok_or_else(|| format!("{place} is no host/database"))?;
+            let host: Ipv4Addr = host.parse().map_err(|why| format!("{host}: {why}"))?;
+            let proxy = proxies.entry(host).or_insert_with(|| watched(&server, host, requests.clone()));
+            keys.push(key.clone());
+            each.push(format!("redis://{}/{database}", proxy.addr()));
+        }
+        let (hold, terms) = ("h".to_owned(), Terms { wait: Some(1_000), ..Terms::default() });
+        let at = At { each, ..At::default() };
+        let outcome = end_of(&mut driver, &Call::Acquire { hold: hold.clone(), keys, terms, at })?;
+        let seen = std::mem::take(&mut *requests.lock().unwrap_or_else(PoisonError::into_inner));
+        played.rows += 1;
+        if outcome.outcome != "held" || seen != row.requests {
+            let differs = format!("{outcome:?} after {seen:?}, not {:?}", row.requests);
+            played.differences.push((format!("{:?}", row.locks), differs));
+        }
+        end_of(&mut driver, &Call::Release { hold })?;
+    }
+    end_of(&mut driver, &Call::Close)?;
+    Ok(played)
+}
+
+/// A server by this name; the keys of each request for locks are noted.
+fn watched(server: &Server, host: Ipv4Addr, requests: Arc<Mutex<Vec<Vec<String>>>>) -> Proxy {
+    let proxy = Proxy::at(host, server.addr());
+    proxy.rule(move |toward, message| {
+        let words = words_of(message).filter(|_| toward == Toward::Server).unwrap_or_default();
+        if let Some(keys) = keys_asked_for(&words) {
+            requests.lock().unwrap_or_else(PoisonError::into_inner).push(keys.to_vec());
+        }
+        Fate::Pass
+    });
+    proxy
+}

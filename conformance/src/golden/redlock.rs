@@ -1,0 +1,145 @@
+//! For how long a lock on a majority of servers is valid, and what its fence is.
+
+use std::thread;
+use std::time::Duration;
+
+use redis::Value;
+use serde::Deserialize;
+use support::{Proxy, Server};
+
+use super::{Played, end_of, open, rows};
+use crate::clock::{self, Micros};
+use crate::driver::{At, Call, Driver, Outcome};
+use crate::left;
+use crate::play::{CLEAN, Judged, holders};
+use crate::scenario::{Feature, Terms};
+
+/// The lock.
+const KEY: &str = "k";
+/// The hold.
+const HOLD: &str = "h";
+/// How much greater than its clock the tokens of a server are that is ahead, in µs.
+const AHEAD: u64 = 60_000_000;
+/// How often the client is asked whether it holds it.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Servers, and what becomes of an acquisition at them, without waiting. Servers are named by their numbers, from 0.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    case: String,
+    servers: usize,
+    /// Those whose tokens are greater.
+    #[serde(default)]
+    ahead: Vec<usize>,
+    /// Those that nobody can reach.
+    #[serde(default)]
+    away: Vec<usize>,
+    /// Those that somebody else holds it at.
+    #[serde(default)]
+    taken: Vec<usize>,
+    lease: u64,
+    /// By how much the lock is valid for less than the lease.
+    #[serde(default)]
+    drift: u64,
+    ends: String,
+}
+
+pub fn play(client: &Judged) -> Result<Played, String> {
+    let mut played = Played::default();
+    if !client.manifest.has(Feature::RedLock) {
+        return Ok(played);
+    }
+    for row in rows::<Row>("redlock")? {
+        let differences = play_row(&row, client)?;
+        played.rows += 1;
+        played.differences.extend(differences.into_iter().map(|why| (row.case.clone(), why)));
+    }
+    Ok(played)
+}
+
+fn play_row(row: &Row, client: &Judged) -> Result<Vec<String>, String> {
+    let servers: Vec<Server> = (0..row.servers).map(|_| Server::start()).collect();
+    let proxies: Vec<Proxy> = servers.iter().map(|server| Proxy::to(server.addr())).collect();
+    let mut greatest = 0;
+    for number in &row.ahead {
+        greatest = greatest.max(go_ahead(server(&servers, *number)?)?);
+    }
+    for number in &row.away {
+        proxies.get(*number).ok_or("no such server")?.refuse();
+    }
+    for number in &row.taken {
+        let taken =
+            server(&servers, *number)?.raw().call(&[b"LOCK.ACQUIRE", KEY.as_bytes(), b"other", b"LEASE", b"600000"]);
+        if !matches!(taken, Value::Int(_)) {
+            return Err(format!("taken: {taken:?}"));
+        }
+    }
+    // A majority is away for some; the client itself is opened elsewhere.
+    let own = Server::start();
+    let mut driver = open(client, own.addr())?;
+    let majority = proxies.iter().map(|proxy| format!("redis://{}/", proxy.addr())).collect();
+    let (hold, keys, from) = (HOLD.to_owned(), vec![KEY.to_owned()], clock::now());
+    let terms = Terms { wait: Some(0), lease: Some(row.lease), ..Terms::default() };
+    let at = At { majority, ..At::default() };
+    let outcome = end_of(&mut driver, &Call::Acquire { hold, keys, terms, at })?;
+    let mut wrong = Vec::new();
+    if outcome.outcome != row.ends {
+        wrong.push(format!("{outcome:?}"));
+    }
+    if outcome.outcome == "held" {
+        wrong.extend(fence(row, &servers, greatest, outcome.fence.unwrap_or_default()));
+        wrong.extend(validity(row, &mut driver, from, &outcome)?);
+    }
+    end_of(&mut driver, &Call::Close)?;
+    for (number, server) in servers.iter().enumerate().filter(|(number, _)| !row.taken.contains(number)) {
+        wrong.extend(left::after(CLEAN, server, &mut server.raw()).map(|left| format!("server {number}: {left}")));
+    }
+    Ok(wrong)
+}
+
+fn server(servers: &[Server], number: usize) -> Result<&Server, String> {
+    servers.get(number).ok_or_else(|| format!("no server {number}"))
+}
+
+/// A server's tokens are greater than its clock from now on, and the greatest so far is this.
+fn go_ahead(server: &Server) -> Result<u64, String> {
+    let mut raw = server.raw();
+    let Value::Int(token) = raw.call(&[b"LOCK.ACQUIRE", KEY.as_bytes(), b"ahead", b"LEASE", b"60000"]) else {
+        return Err("a free lock is granted".to_owned());
+    };
+    let greatest = token.unsigned_abs() + AHEAD;
+    let fence = greatest.to_string();
+    let raised = raw.call(&[b"LOCK.RENEW", KEY.as_bytes(), b"ahead", b"LEASE", b"60000", b"FENCE", fence.as_bytes()]);
+    let released = raw.call(&[b"LOCK.RELEASE", KEY.as_bytes(), b"ahead"]);
+    match (raised, released) {
+        (Value::Int(_), Value::Int(0)) => Ok(greatest),
+        other => Err(format!("the token is not raised: {other:?}")),
+    }
+}
+
+/// A majority knows the fence, and it is greater than whatever was granted before at one of them.
+fn fence(row: &Row, servers: &[Server], greatest: u64, fence: u64) -> Option<String> {
+    let tokens: Vec<u64> = servers.iter().flat_map(|server| holders(&mut server.raw(), KEY)).collect();
+    let known = tokens.iter().filter(|token| **token == fence).count();
+    (known <= row.servers / 2 || fence <= greatest)
+        .then(|| format!("the fence is {fence}, the servers' tokens are {tokens:?}, and before there was {greatest}"))
+}
+
+/// It is valid for the lease, less the drift, from a moment between the call and its end: what is asked before that is over is not
+/// answered by a loss, and what is asked when it is over not by a hold.
+fn validity(row: &Row, driver: &mut Driver, from: Micros, held: &Outcome) -> Result<Option<String>, String> {
+    let valid = (row.lease - row.drift) * 1_000;
+    loop {
+        let asked = clock::now();
+        let outcome = end_of(driver, &Call::Check { hold: HOLD.to_owned() })?;
+        if outcome.at < from + valid && outcome.outcome == "lost" {
+            return Ok(Some(format!("lost already after {} µs", outcome.at - from)));
+        }
+        if asked > held.at + valid {
+            let late = format!("still held {} µs after it was", asked - held.at);
+            return Ok((outcome.outcome == "held").then_some(late));
+        }
+        thread::sleep(PAUSE);
+    }
+}

@@ -1,0 +1,75 @@
+//! What a client's requests are on the wire.
+
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use serde::Deserialize;
+use support::{Fate, Proxy, Server, Toward};
+
+use super::{Played, can, end_of, keys_asked_for, open, rows, words_of};
+use crate::driver::{At, Call};
+use crate::play::Judged;
+use crate::scenario::Terms;
+
+/// The default of the server that hears them.
+const SERVERS_LEASE: &str = " LEASE 30000";
+
+/// A request, and its words.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    keys: Vec<String>,
+    terms: Terms,
+    words: String,
+}
+
+pub fn play(client: &Judged) -> Result<Played, String> {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let (sender, sent) = channel();
+    proxy.rule(move |toward, message| {
+        if toward == Toward::Server
+            && let Some(words) = words_of(message).as_deref().and_then(golden)
+        {
+            // Nobody listens any more at the end.
+            let _ = sender.send(words);
+        }
+        Fate::Pass
+    });
+    let mut driver = open(client, proxy.addr())?;
+    let mut played = Played::default();
+    for it in rows::<Row>("words")?.into_iter().filter(|it| can(client, &it.terms, it.keys.len())) {
+        let hold = "h".to_owned();
+        let call =
+            Call::Acquire { hold: hold.clone(), keys: it.keys.clone(), terms: it.terms.clone(), at: At::default() };
+        end_of(&mut driver, &call)?;
+        let words = sent.recv_timeout(Duration::ZERO).map_err(|_| "nothing was sent")?;
+        end_of(&mut driver, &Call::Release { hold })?;
+        played.rows += 1;
+        // A client may name the lease that it counts by where the program names none.
+        let words = if it.terms.lease.is_none() { words.replace(SERVERS_LEASE, "") } else { words };
+        if words != it.words {
+            played.differences.push((it.words.clone(), format!("{words}, not {}", it.words)));
+        }
+    }
+    Ok(played)
+}
+
+/// The words of an acquisition, with names for what is different each time, and its options in order.
+fn golden(words: &[String]) -> Option<String> {
+    let keys = keys_asked_for(words)?;
+    let several = usize::from(keys.len() > 1);
+    let (names, rest) = words.split_at_checked(1 + several + keys.len())?;
+    let mut rest = rest.iter().skip(1);
+    let mut options = Vec::new();
+    while let Some(option) = rest.next() {
+        options.push(match option.as_str() {
+            "SESSION" => rest.next().map(|_| "SESSION <session>".to_owned()),
+            "WAIT" => rest.next().map(|time| if time == "0" { "WAIT 0".to_owned() } else { "WAIT <time>".to_owned() }),
+            "LEASE" | "LIMIT" | "REPLICAS" | "HOLDS" | "WAITED" => rest.next().map(|value| format!("{option} {value}")),
+            _ => Some(option.clone()),
+        }?);
+    }
+    options.sort();
+    Some(format!("{} <owner> {}", names.join(" "), options.join(" ")))
+}

@@ -55,6 +55,20 @@ fn is_mended(text: &str) {
     assert_eq!(broken(text), [""; 0], "{text}");
 }
 
+/// Seed 1092803: `RENAME` has made one hold that of another key, under the same token.
+#[test]
+fn a_cancel_after_a_loss_ends_no_wait_for_another_lock() {
+    let renamed = "d LOCK.ACQUIRE k0 o0
+         d LOCK.ACQUIRE k0 o1 WAIT 0 SESSION $s
+         b LOCK.ACQUIRE k2 o1 SESSION $s
+         b RENAME k2 k0
+         +1200
+         d LOCK.CANCEL k2 o1 SESSION $s
+         +1";
+    is_mended(renamed);
+    history(&format!("{renamed}\ns LOCK.NEXT WAIT 0\n+1"), 's', "granted");
+}
+
 /// Lives in which nothing was wrong but what the judge said, by their seeds.
 #[test]
 fn no_rule_is_broken_by() {

@@ -216,7 +216,7 @@ fn loses(sessions: &mut Sessions, ties: &mut Ties, of: u8, token: Token, togethe
     let (owner, deadline, on_behalf, tying) = (owner(1), Deadline::At(50), OnBehalf::Session, Tying::NONE);
     let (client, key, lease, replicas) = (1, key(of), 30, 0);
     ties.tie(NewTie { client, on_behalf, tying, key, owner, token, lease, replicas, deadline, together }, 0);
-    for token in together {
+    if let Some(token) = together {
         ties.granted_together(&super::owner(1), token, Rc::from([super::key(1), super::key(2)]));
     }
     let tie = ties.untie(0, &super::key(of).name, &super::owner(1)).expect("it is tied");

@@ -740,14 +740,15 @@ impl Judge {
             return;
         }
         let of_session = |wait: &Wait| wait.asked.client == asked.client && wait.asked.owner == asked.owner;
-        // What waits in one database stays there when it is swapped with another. What came later is not meant.
-        let came_before = |wait: &Wait| wait.open.began.is_some_and(|began| began < at);
-        let is_its = |wait: &Wait| of_session(wait) && wait.open.db == db && came_before(wait);
+        // What waits in one database stays there when it is swapped with another.
+        let is_its = |wait: &Wait| of_session(wait) && wait.open.db == db;
         let token = |db: i32, key: &Bytes| Some(self.newest.get(&(db, key.clone(), asked.owner.clone()))?.token);
         let is_meant = |wait: &Wait, key: &Bytes| {
-            // What was granted in one step is given up in one step.
+            // What was granted in one step is given up in one step, and what came later was not granted in it.
+            let came_before = wait.open.began.is_some_and(|began| began < at);
             let together = |named: &Bytes| token(wait.open.db, named) == token(wait.open.db, key);
-            asked.keys.contains(key) || token(wait.open.db, key).is_some() && asked.keys.iter().any(together)
+            let is_known = came_before && token(wait.open.db, key).is_some();
+            asked.keys.contains(key) || is_known && asked.keys.iter().any(together)
         };
         let is_of = |wait: &Wait| is_its(wait) && wait.asked.keys.iter().any(|key| is_meant(wait, key));
         // An event may be on its way to the session.

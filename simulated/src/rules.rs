@@ -21,6 +21,9 @@ pub const CALM: u64 = 300;
 /// nothing is in the way.
 const SOON: u64 = 20;
 
+/// The server's cron comes by every so many ms.
+const CRON: u64 = 100;
+
 /// A hold is there as long as its holder was promised.
 pub const KEPT: &str = "what was granted stays until its owner gives it back, its lease ends, somebody breaks or overwrites the lock, or its ephemeral connection ends";
 /// Ephemeral holds.
@@ -345,7 +348,7 @@ pub struct Judge {
     /// Some client took nothing from the network for a while, or the server was a replica: then nobody can say which
     /// grants were heard of.
     is_muddled: bool,
-    /// Losses that a session is to be told, and those that it was: how often the clock had been set back by then.
+    /// Losses that a session is to be told, and those that it was: how often.
     owed: BTreeSet<(u64, Bytes, Bytes, u64)>,
     told_lost: BTreeMap<(u64, Bytes, Bytes, u64), usize>,
     /// Holds whose lease has run out: when the clock is set back, those that nobody has removed are there again.
@@ -396,7 +399,7 @@ pub struct Judge {
     requests: usize,
     /// Connections that ended in this turn.
     gone: Vec<u64>,
-    /// The end of the last turn that was long, or in which anything arrived (monotonic, µs).
+    /// The end of the last turn that was long, or in which anything arrived or was carried out (monotonic, µs).
     busy_until: u64,
 }
 
@@ -590,6 +593,8 @@ impl Judge {
             let mut cause = |cause| causes.push((place, cause));
             match happening {
                 Happening::Begun { client, db, at, steady, commands } => {
+                    // (It may have arrived long before, behind one that had to wait.)
+                    self.busy_until = self.busy_until.max(node(|node| node.clock.mono));
                     let runs: Vec<Asked> = commands.iter().map(|argv| Asked::read(client, argv)).collect();
                     for (place, asked) in (place..).zip(&runs) {
                         let own = || (place, Cause::Own(asked.clone(), db, at));
@@ -739,9 +744,11 @@ impl Judge {
         let is_its = |wait: &Wait| of_session(wait) && wait.open.db == db;
         let token = |db: i32, key: &Bytes| Some(self.newest.get(&(db, key.clone(), asked.owner.clone()))?.token);
         let is_meant = |wait: &Wait, key: &Bytes| {
-            // What was granted in one step is given up in one step.
+            // What was granted in one step is given up in one step, and what came later was not granted in it.
+            let came_before = wait.open.began.is_some_and(|began| began < at);
             let together = |named: &Bytes| token(wait.open.db, named) == token(wait.open.db, key);
-            asked.keys.contains(key) || token(wait.open.db, key).is_some() && asked.keys.iter().any(together)
+            let is_known = came_before && token(wait.open.db, key).is_some();
+            asked.keys.contains(key) || is_known && asked.keys.iter().any(together)
         };
         let is_of = |wait: &Wait| is_its(wait) && wait.asked.keys.iter().any(|key| is_meant(wait, key));
         // An event may be on its way to the session.
@@ -853,9 +860,12 @@ impl Judge {
                     given_up.for_each(|wait| wait.is_optional = true);
                     return Ok(());
                 }
-                // One that has to end rather than one that may have been a repetition.
-                let certain = self.waits.iter().position(|wait| fits(wait) && !wait.is_optional);
-                let Some(at) = certain.or_else(|| self.waits.iter().position(fits)) else {
+                // Only one that asked for replicas can have had too few of them. And rather one that has to end than one that
+                // may have been a repetition.
+                let lacks_replicas = String::from_utf8_lossy(detail.bytes()).contains(" replicas confirmed ");
+                let rank = |wait: &Wait| (lacks_replicas && !wait.asked.replicas, wait.is_optional);
+                let fitting = self.waits.iter().enumerate().filter(|(_, wait)| fits(wait));
+                let Some((at, _)) = fitting.min_by_key(|(_, wait)| rank(wait)) else {
                     return Err(Violation::new(ENDS, format!("session {session} was told {event:?} for no wait")));
                 };
                 // Requests like it whose clients have not heard yet that they wait may have been repetitions.
@@ -984,6 +994,12 @@ impl Judge {
                         }
                     }
                 }
+                // It was redirected after the replicas had confirmed it: it has tied what it asked for.
+                ("acquire" | "macquire" | "renew" | "mrenew", Reply::Error(error))
+                    if error.starts_with("MOVED") && asked.replicas && asked.ties() =>
+                {
+                    self.silent.push((open.db, asked));
+                }
                 ("acquire" | "macquire" | "renew" | "mrenew", Reply::Null | Reply::Error(_)) => {
                     self.moved_no_tie(place, &asked, &keys);
                 }
@@ -1031,7 +1047,9 @@ impl Judge {
             let loss = (session, key.clone(), owner.clone(), token);
             let by_hand = self.by_hand.contains(&(db, key.clone()));
             // (A lease that has run out goes on when the clock is set back, and may run out again.)
-            if self.told_lost.insert(loss.clone(), self.steps_back) == Some(self.steps_back) && !by_hand {
+            let times = self.told_lost.entry(loss.clone()).or_default();
+            *times += 1;
+            if *times > 1 + self.steps_back && !by_hand {
                 return Err(Violation::new(TOLD, format!("told twice: {loss:?}")));
             }
             let is_fenced = |it: u64| self.fences.contains(&it);
@@ -1062,7 +1080,10 @@ impl Judge {
     fn tied_later(&self, place: Place, asked: &Asked, key: &[u8]) -> Doubts {
         let ties = |it: &Asked| it.ties() && it.client != asked.client && it.concerns(key, &asked.owner);
         let later = self.undecided().filter(|(at, _, it)| *at > place && ties(it));
-        later.map(|(at, _, it)| (at, it.client)).collect()
+        // A wait may be that of an earlier request like it, and of the last.
+        let repeated = self.waits.iter().filter(|wait| wait.latest > place && ties(&wait.asked));
+        let repeated = repeated.map(|wait| (wait.latest, wait.asked.client));
+        later.map(|(at, _, it)| (at, it.client)).chain(repeated).collect()
     }
 
     /// Whether another connection was told in this turn of a request that waited: it may have been granted after this one,
@@ -1137,6 +1158,15 @@ impl Judge {
                     *confirmed = shortest.map_or(*confirmed, |shortest| shortest.min(*confirmed));
                 }
             }
+        }
+        if let Some(before) = before.as_mut().filter(|before| before.token != token) {
+            // If others have written the key since, it may be another hold whose token was raised, and tied to nobody.
+            let by_hand = |(at, cause): &(Place, Cause)| match cause {
+                Cause::Touched(_, touched, expired) => *at > before.since && touched == key && !expired,
+                _ => false,
+            };
+            let is_another = self.causes.iter().any(by_hand);
+            before.tie.iter_mut().for_each(|tie| tie.is_unsure |= is_another);
         }
         if before.is_some() {
             self.renewed.insert(asked.owner.clone());
@@ -1277,6 +1307,7 @@ impl Judge {
         let undecided = self.undecided().filter(|(_, _, it)| it.replicas || it.ephemeral);
         let undecided = undecided.map(|(at, open, it)| (at, open.at, it.clone()));
         let undecided: Vec<(Place, u64, Asked)> = undecided.collect();
+        let unheard: Vec<Asked> = self.undecided().map(|(.., asked)| asked.clone()).filter(Asked::ties).collect();
         for (hold, belief) in &mut self.beliefs {
             let (db, key, owner) = hold;
             let tied = belief.tie();
@@ -1335,8 +1366,15 @@ impl Judge {
                     let by_hand = self.by_hand.contains(&(*db, key.clone()));
                     // By a request whose answer nobody heard, its owner may have tied it to that connection.
                     let silent = self.silent.iter().map(|(_, asked)| asked);
+                    // Whoever gives up what tied it means another lock if databases were swapped since.
+                    let was_swapped = |(at, wait): &&(Place, Wait)| {
+                        let between = |place: Place| wait.open.began.is_some_and(|began| began < place) && place < *at;
+                        self.causes.iter().any(|(place, it)| matches!(it, Cause::Swapped(..)) && between(*place))
+                    };
+                    let given_up = self.cancelled.iter().filter(was_swapped).map(|(_, wait)| &wait.asked);
                     let unheard = silent
                         .chain(undecided.iter().map(|(.., asked)| asked))
+                        .chain(given_up)
                         .any(|asked| asked.ephemeral && asked.client == *client && asked.concerns(key, owner));
                     by_hand || unheard || belief.told_now == Some(*client) || tied.is_some_and(ends)
                 }
@@ -1372,7 +1410,14 @@ impl Judge {
                 if confirms || belief.known.is_none() {
                     belief.known = Some(belief.known.unwrap_or(0).max(holder.deadline.unwrap_or(u64::MAX)));
                 }
-                let renewed = holder.deadline.unwrap_or(0).saturating_sub(belief.tie.map_or(0, |tie| tie.lease));
+                // A request that nobody has heard the answer of may have given it a shorter lease.
+                let shortest = |tie: Tie| {
+                    let asked = self.silent.iter().map(|(_, asked)| asked).filter(|asked| asked.ties()).chain(&unheard);
+                    let asked = asked.filter(|asked| asked.client == tie.client && asked.concerns(key, owner));
+                    asked.map(|asked| asked.lease.unwrap_or(30_000)).chain([tie.lease]).min()
+                };
+                let lease = belief.tie.and_then(shortest).unwrap_or(0);
+                let renewed = holder.deadline.unwrap_or(0).saturating_sub(lease);
                 belief.renewed = belief.renewed.max(renewed.min(now));
                 if let Some(Tie { confirmed: Some(confirmed), .. }) = &mut belief.tie {
                     *confirmed = (*confirmed).min(holder.deadline.unwrap_or(u64::MAX));
@@ -1873,8 +1918,11 @@ impl Judge {
             node.clients.iter().filter_map(of).collect()
         });
         let is_late = |(client, block): &&(u64, crate::redis::Block)| {
+            // Whom the server might have redirected is answered when its cron has come by.
+            let may_be_redirected = block.keys.iter().flatten().any(|key| !node(|node| node.serves(0, key)));
+            let waits_for_cron = |at: u64| may_be_redirected && node(|node| node.millis()) <= at + CRON;
             state::with(|state| match state.owed.get(block.ticket).map(|pending| &pending.stage) {
-                Some(Stage::Ending(_)) => true,
+                Some(Stage::Ending(end)) => !waits_for_cron(end.at.millis()),
                 Some(Stage::Reading(..)) => state.sessions.unread(*client) > 0,
                 _ => false,
             })

@@ -55,6 +55,126 @@ fn is_mended(text: &str) {
     assert_eq!(broken(text), [""; 0], "{text}");
 }
 
+/// Seed 1092803: `RENAME` has made one hold that of another key, under the same token.
+#[test]
+fn a_cancel_after_a_loss_ends_no_wait_for_another_lock() {
+    let renamed = "d LOCK.ACQUIRE k0 o0
+         d LOCK.ACQUIRE k0 o1 WAIT 0 SESSION $s
+         b LOCK.ACQUIRE k2 o1 SESSION $s
+         b RENAME k2 k0
+         +1200
+         d LOCK.CANCEL k2 o1 SESSION $s
+         +1";
+    is_mended(renamed);
+    history(&format!("{renamed}\ns LOCK.NEXT WAIT 0\n+1"), 's', "granted");
+}
+
+/// Lives in which nothing was wrong but what the judge said, by their seeds.
+#[test]
+fn no_rule_is_broken_by() {
+    let lives = [
+        // 1020778. It takes a confirmation that is missing for the end of a request that needs none.
+        "b LOCK.ACQUIRE k0 o0 LEASE 50 SESSION $s
+         b LOCK.ACQUIRE k0 o2 WAIT 0 SESSION $s
+         a !deaf
+         a LOCK.ACQUIRE k0 o2 WAIT 0 WAITED 60000
+         a LOCK.RENEW k0 o2 LEASE 400 REPLICAS 1 SESSION $s
+         s LOCK.NEXT WAIT 0
+         +1200
+         b LOCK.ACQUIRE k0 o1
+         a LOCK.ACQUIRE k0 o2 WAIT 20 SESSION $s",
+        // 1047202, 1099358. Whom Redis 7.2 might redirect is answered when its cron has come by.
+        "b LOCK.ACQUIRE k0 o1 REPLICAS 1
+         a DEBUG SLEEP 0.5
+         a CLIENT PAUSE 5
+         +20
+         !slot k0 migrates
+         +120
+         +400",
+        "b LOCK.ACQUIRE k0 o1
+         +20
+         a LOCK.ACQUIRE k0 o2 WAIT 0
+         c LOCK.ACQUIRE k0 o1 REPLICAS 1
+         c CLIENT UNBLOCK #a
+         +120
+         !slot k0 migrates
+         a LOCK.FORCE k0
+         c LOCK.ACQUIRE k0 o2 WAIT 300
+         +120
+         +20
+         +120
+         +120
+         +400
+         +1
+         +400",
+        // 95291. A request that waits was repeated behind one that has tied the hold, and moves the tie.
+        "!replicas 20 2000
+         b LOCK.ACQUIRE k0 o1 SESSION $s
+         b LOCK.ACQUIRE k0 o0 WAIT 300 SESSION $s
+         b LOCK.ACQUIRE k0 o0 LEASE 400 WAIT 0
+         b LOCK.ACQUIRE k0 o0 LEASE 400 WATCHDOG
+         b LOCK.ACQUIRE k0 o0 LEASE 2000 REPLICAS 1 SESSION $s
+         +400
+         a LOCK.CANCEL k0 o1 SESSION $s",
+        // 1039331, 1066216. A request whose answer nobody heard has given the tie a shorter lease.
+        "b LOCK.ACQUIRE k2 o1 LEASE 2000 WATCHDOG SESSION $s
+         +120
+         b !vanish
+         b LOCK.ACQUIRE k2 o1 LEASE 400 WATCHDOG SESSION $s
+         s LOCK.NEXT WAIT 50",
+        "!replicas 2000 0
+         b LOCK.ACQUIRE k2 o1 LEASE 400 WATCHDOG SESSION $s
+         a LOCK.ACQUIRE k2 o1 LEASE 50 WATCHDOG REPLICAS 1 SESSION $s
+         s !deaf
+         +400
+         s LOCK.NEXT WAIT 0
+         +1200",
+        // 1009142. A renewal that is given up where its lock was has tied it where it is.
+        "!replicas 0
+         d LOCK.ACQUIRE k2 o1
+         d LOCK.RENEW k2 o1 EPHEMERAL REPLICAS 1 SESSION $t
+         +3
+         b SWAPDB 0 1
+         b LOCK.CANCEL k2 o1 SESSION $t",
+        // 1052270. A client is redirected when what it asked for was confirmed and tied.
+        "!replicas 20
+         d LOCK.ACQUIRE k1 o1
+         c LOCK.ACQUIRE k1 o1 EPHEMERAL REPLICAS 1
+         +1
+         !slot k1 moves",
+        // 1077791. A wait that came behind a cancel is not given up by it.
+        "b LOCK.MACQUIRE 2 k2 k1 o1
+         b LOCK.FORCE k1
+         +0
+         d LOCK.ACQUIRE k2 o2
+         b LOCK.ACQUIRE k1 o1 WAIT 20 SESSION $s
+         d LOCK.CANCEL k2 o1 SESSION $s
+         d LOCK.ACQUIRE k1 o0 EPHEMERAL
+         d CLIENT KILL ID #d SKIPME",
+        // 31664. A hold that others have written anew, and whose token is raised, is another one.
+        r"c LOCK.ACQUIRE k1 o0 SESSION $s
+         b RESTORE k1 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE
+         b LOCK.RENEW k1 o0 FENCE 1800000060613967
+         a LOCK.FORCE k1",
+        // 1069079. A lease ends, and when the clock was set back ends once more; both is read at once.
+        "c HDEL k2 #fence
+         d CLIENT PAUSE 1000
+         c LOCK.ACQUIRE k2 o0 LEASE 400 SESSION $s
+         +120
+         a LOCK.MRENEW 2 k2 k1 o0 LEASE 2000 SESSION $s
+         +400
+         !clock -60000",
+        // 1095153. A request that had to wait behind another of its client was carried out just now.
+        "b LOCK.ACQUIRE k3 o2 REPLICAS 1
+         b LOCK.ACQUIRE k0 o2 SESSION $s
+         +0
+         b DEL k0
+         !clock -200
+         +1200",
+    ];
+    lives.into_iter().for_each(is_mended);
+}
+
 #[test]
 fn a_seed_gives_the_same_life_each_time() {
     for number in 0..50 {

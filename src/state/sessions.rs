@@ -462,14 +462,7 @@ impl Sessions {
     pub fn forget_events(&mut self, client: u64, owner: &Owner, key: &LockKey) -> Vec<GrantId> {
         let forgotten = self.take_all(client, owner, key, |_| true);
         let tokens: BTreeSet<Token> = forgotten.iter().filter_map(|(event, _)| event.kind.token()).collect();
-        let mut keys: BTreeSet<LockKey> = forgotten.iter().flat_map(|(event, _)| event.keys.iter().cloned()).collect();
-        // A loss names one key only: what else was granted with it is found by its token.
-        if forgotten.iter().any(|(event, _)| matches!(event.kind, Kind::Lost(..) | Kind::Untied(..))) {
-            let mail = self.by_client.get(&client).into_iter().flat_map(|it| it.mail.values());
-            let is_its =
-                |event: &&Event| event.owner == *owner && event.kind.token().is_some_and(|it| tokens.contains(&it));
-            keys.extend(mail.map(|(event, _)| event).filter(is_its).flat_map(|event| event.keys.iter().cloned()));
-        }
+        let keys: BTreeSet<LockKey> = forgotten.iter().flat_map(|(event, _)| event.keys.iter().cloned()).collect();
         let mut grants: Vec<GrantId> = forgotten.into_iter().filter_map(|(_, it)| Some(it?.grant)).collect();
         for other in &keys {
             grants.extend(self.forget_events_of(client, owner, other, &tokens));

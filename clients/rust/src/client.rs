@@ -11,7 +11,6 @@ use tokio::time::timeout;
 use crate::clock;
 use crate::driver;
 use crate::error::{Error, refused_in_words};
-use crate::hold::Hold;
 use crate::names::{Keys, Owner};
 use crate::order::Name;
 use crate::place::Failure;
@@ -42,6 +41,13 @@ pub(crate) struct Wish {
     pub(crate) wait: Wait,
 }
 
+/// An acquisition that has been asked for.
+pub(crate) struct Acquisition {
+    pub(crate) id: Id,
+    pub(crate) owner: Owner,
+    pub(crate) answer: Answer,
+}
+
 /// What a call is answered. Dropped before, nobody wants it any more.
 pub(crate) struct Answer {
     shared: Arc<Shared>,
@@ -60,7 +66,7 @@ impl Client {
     }
 
     /// Asks for a lock where its key is served.
-    pub(crate) async fn acquire(self: &Arc<Self>, wish: Wish, seen: Arc<Seen>) -> Result<(Hold, Answer), Error> {
+    pub(crate) async fn acquire(&self, wish: Wish, seen: Arc<Seen>) -> Result<Acquisition, Error> {
         let Wish { number, by, keys, terms, wait } = wish;
         let within = match wait {
             Wait::No => Some(PATIENT),
@@ -68,18 +74,17 @@ impl Client {
             Wait::Forever => None,
         };
         let node = self.node_of(&keys, within).await?;
-        let is_watched = terms.watchdog;
-        let (call, answer) = self.begin(
+        let (id, answer) = self.begin(
             number,
-            Some(seen.clone()),
+            Some(seen),
             |_| node,
             |call| {
                 let keys = keys.iter().map(<[u8]>::to_vec).collect();
                 Input::Acquire { call, by: by.clone(), keys, terms, wait }
             },
         );
-        let owner = Owner::from([by, call.to_string().into_bytes()].concat());
-        Ok((Hold::new(self.clone(), call, keys, owner, is_watched, seen), answer))
+        let owner = Owner::from([by, id.to_string().into_bytes()].concat());
+        Ok(Acquisition { id, owner, answer })
     }
 
     /// Asks something about a hold, where it is.

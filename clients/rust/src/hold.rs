@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use holdfast_core::{Id, Input, Millis, Outcome, Why};
 
-use crate::client::{Client, PATIENT, failed, forget};
+use crate::client::{Acquisition, Answer, Client, PATIENT, Wish, failed, forget};
 use crate::clock;
 use crate::error::Error;
 use crate::names::{Keys, Owner};
@@ -32,15 +32,11 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    pub(crate) fn new(
-        client: Arc<Client>,
-        id: Id,
-        keys: Keys,
-        owner: Owner,
-        is_watched: bool,
-        seen: Arc<Seen>,
-    ) -> Self {
-        Self { client, id, keys, owner, is_watched, seen }
+    /// Asks for it. The answer says whether it is held.
+    pub(crate) async fn acquire(client: &Arc<Client>, wish: Wish, seen: Arc<Seen>) -> Result<(Self, Answer), Error> {
+        let (keys, is_watched) = (wish.keys.clone(), wish.terms.watchdog);
+        let Acquisition { id, owner, answer } = client.acquire(wish, seen.clone()).await?;
+        Ok((Self { client: client.clone(), id, keys, owner, is_watched, seen }, answer))
     }
 
     /// The token under which it is held.

@@ -14,6 +14,7 @@ use crate::client::{Client, PATIENT, Wish, failed, unreachable};
 use crate::clock;
 use crate::error::Error;
 use crate::guard::Guard;
+use crate::hold::Hold;
 use crate::info::Info;
 use crate::names::Keys;
 use crate::order::{Name, Position};
@@ -334,7 +335,7 @@ impl Lock {
             wait: deadline.left(Instant::now()),
         };
         // From here on it is given back unless the caller has it.
-        let (hold, mut answer) = self.client.acquire(wish, Arc::<Seen>::default()).await?;
+        let (hold, mut answer) = Hold::acquire(&self.client, wish, Arc::<Seen>::default()).await?;
         let ended = answer.outcome().await;
         match ended.outcome {
             Outcome::Granted(_) => Ok(Some(Guard::new(hold))),

@@ -82,7 +82,7 @@ impl Vote {
         let (by, keys, terms) = (by.clone(), keys.clone(), terms.clone());
         let wish = Wish { number: Some(*number), by, keys, terms, wait };
         let seen = Arc::new(Seen { changes: changes.clone(), ..Seen::default() });
-        let asked = tokio::time::timeout(*server_timeout, self.client.acquire(wish, seen)).await;
+        let asked = tokio::time::timeout(*server_timeout, Hold::acquire(&self.client, wish, seen)).await;
         let (hold, answer) = asked.unwrap_or_else(|_late| Err(self.silent()))?;
         let hold = self.hold.get_or_init(|| hold);
         let ended = self.settled(answer).await?;

@@ -679,7 +679,9 @@ impl Core {
                     if advice == Advice::Tell {
                         claim.refusal = Some((kind, error.clone()));
                     }
-                    let is_other_way = advice == Advice::Tell && kind == Kind::Release && !claim.wanted;
+                    // What another session left can only be released.
+                    let is_here = self.pair.as_ref().is_some_and(|pair| claim.pair == Some(pair.number));
+                    let is_other_way = advice == Advice::Tell && kind == Kind::Release && !claim.wanted && is_here;
                     claim.not_before = if is_other_way { 0 } else { self.now.saturating_add(AGAIN) };
                     self.touch(id);
                     Some(())

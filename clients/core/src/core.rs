@@ -702,8 +702,9 @@ impl Core {
         let claim = self.claims.get_mut(&id)?;
         match reply {
             Reply::Integer(token) => {
+                let token = u64::try_from(*token).ok().filter(|token| *token > 0)?;
                 let lease = claim.terms.lease.unwrap_or(default);
-                self.granted(id, u64::try_from(*token).ok()?, lease, at.saturating_add(lease));
+                self.granted(id, token, lease, at.saturating_add(lease));
             }
             Reply::Null => {
                 self.finish(id, Outcome::NotGranted);

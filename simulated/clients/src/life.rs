@@ -202,6 +202,12 @@ impl Life {
         }
     }
 
+    /// A shorter one within a longer one changes nothing: what has arrived stays in its order.
+    fn freeze(&mut self, client: usize, end: Micros) {
+        let until = self.frozen.entry(client).or_default();
+        *until = end.max(*until);
+    }
+
     /// All that arrives at this time, up to the first that arrives at a client.
     fn arrives(&mut self, now: Micros) -> Result<(), Violation> {
         let mut arrivals: Vec<Arrival> = Vec::new();
@@ -210,7 +216,8 @@ impl Life {
             if !of_server && !arrivals.is_empty() {
                 break;
             }
-            match entry.remove() {
+            let ((_, number), parcel) = entry.remove_entry();
+            match parcel {
                 Parcel::Request(id, words) => {
                     if node(|node| !node.clients.contains_key(&id)) {
                         continue;
@@ -229,13 +236,13 @@ impl Life {
                     }
                     arrivals.push(Arrival::End(id));
                 }
-                parcel => return self.delivered(now, parcel),
+                parcel => return self.delivered(now, number, parcel),
             }
         }
         self.turn(arrivals)
     }
 
-    fn delivered(&mut self, now: Micros, parcel: Parcel) -> Result<(), Violation> {
+    fn delivered(&mut self, now: Micros, number: u64, parcel: Parcel) -> Result<(), Violation> {
         let of = |id: &u64| self.network.wires.get(id).filter(|wire| !wire.is_closed).cloned();
         let (client, input) = match &parcel {
             Parcel::Opened(client, pair, true) => (*client, Input::Opened { pair: *pair }),
@@ -253,7 +260,8 @@ impl Life {
             Parcel::Request(..) | Parcel::End(_) => return Ok(()),
         };
         if let Some(until) = self.frozen.get(&client).copied().filter(|until| *until > now) {
-            self.network.post(until, parcel);
+            // Under its number: what was sent before others is read before them.
+            self.network.parcels.insert((until, number), parcel);
             return Ok(());
         }
         if let Input::Opened { pair } = input {
@@ -273,8 +281,13 @@ impl Life {
             self.write_down(&arrivals);
         }
         self.judge.before_turn()?;
+        let before = node(|node| node.clock.mono);
         turn(arrivals);
         let now = node(|node| node.clock.mono);
+        // There is one clock: while the server is busy, nothing else happens, so programs stood still as well.
+        if now > before {
+            (0..self.programs.len()).for_each(|client| self.freeze(client, now));
+        }
         let ids: Vec<u64> = self.network.wires.keys().copied().chain([self.admin]).collect();
         for id in ids {
             let sent = node(|node| match node.clients.get_mut(&id) {
@@ -393,7 +406,7 @@ impl Life {
                 self.network.unreachable.insert(*client, (now + ms * 1000, *silent));
             }
             Act::Freeze { client, ms } => {
-                self.frozen.insert(*client, now + ms * 1000);
+                self.freeze(*client, now + ms * 1000);
             }
             Act::Stall { ms } => self.asks(&format!("DEBUG SLEEP {}", *ms as f64 / 1000.0)),
             Act::Misconf { .. } => node(|node| node.misconf = !node.misconf),

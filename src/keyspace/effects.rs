@@ -12,7 +12,7 @@ use super::{field_expiry, listeners, restore};
 use crate::config::{self, Publish};
 use crate::lock::{Deadline, Hold, Holders, Limit, LockKey, Millis, Owner, Token};
 use crate::server::ctx::Class;
-use crate::server::{AsText, Ctx, Text, TextRef, events};
+use crate::server::{AsText, Ctx, Text, TextRef, events, slice};
 use std::ffi::CStr;
 
 /// The event of a lease that ran out.
@@ -291,6 +291,7 @@ impl Lock<'_> {
             fields.push(Text::new(owner));
             fields.push(details_field(owner));
         }
+        slice::count_fields(fields.len());
         for field in &fields {
             self.key.delete_field(field.as_text());
         }
@@ -356,6 +357,7 @@ impl Lock<'_> {
     }
 
     fn delete_key(&self) {
+        slice::count_fields(self.key.fields());
         self.key.delete();
         if !rosters::with(|rosters| rosters.is_empty()) {
             rosters::with(|rosters| rosters.forget(self.db, self.name.bytes()));
@@ -368,6 +370,7 @@ impl Lock<'_> {
 
     /// Ends a step of writing.
     fn finish(&self) {
+        slice::count_write();
         self.ctx.signal_modified(&self.name);
         if !listeners::must_replicate() {
             self.ctx.count_change();

@@ -8,7 +8,7 @@ use crate::lock::serve::NotALock;
 use crate::lock::{Deadline, Hold, Holders, Limit, LockKey, Millis, Owner, Standing, Token, fence};
 use crate::server::key::Kind;
 use crate::server::text::parse_number;
-use crate::server::{AsText, Ctx, Key, Text, TextRef, events};
+use crate::server::{AsText, Ctx, Key, Text, TextRef, events, slice};
 use foldhash::HashMap;
 use std::ops::ControlFlow;
 
@@ -143,6 +143,7 @@ impl<'a> Lock<'a> {
         now: Millis,
         allowance: &mut Allowance,
     ) -> Result<Self, NotRead> {
+        slice::count_read(0);
         let key = Key::open(ctx, name);
         let found = match key.kind() {
             Kind::Missing => Found::MISSING,
@@ -164,6 +165,7 @@ impl<'a> Lock<'a> {
         now: Millis,
         allowance: &mut Allowance,
     ) -> Result<Option<Self>, NotRead> {
+        slice::count_read(0);
         let key = Key::open(ctx, name);
         let holds = match key.kind() {
             Kind::Missing => None,
@@ -280,6 +282,7 @@ impl<'a> Lock<'a> {
     /// The holders at `now`, those with the latest deadline first.
     pub fn holders(&self, now: Millis) -> Vec<(Owner, Hold)> {
         let expiry = self.key.expiry();
+        slice::count_fields(self.found.holders);
         let mut holders = match self.found.form {
             Form::Missing | Form::Remains => Vec::new(),
             Form::Mutex(fence) => {
@@ -435,6 +438,7 @@ fn read_mutex(key: &Key, fence: Option<Token>, owner: TextRef) -> Result<Found, 
     let mut found = Found { form: Form::Remains, limit: Limit::MUTEX, ..Found::MISSING };
     let mut verdict = Ok(());
     let mut marked = Marked::default();
+    slice::count_fields(key.fields().min(MOST_MARKED));
     key.scan(&mut |field, value| {
         if field.first() == Some(&MARK) && marked.may_be(field, value) {
             return ControlFlow::Continue(());
@@ -481,6 +485,7 @@ fn read_holders(key: &Key, fields: usize, limit: Limit, now: Millis) -> Result<H
     let mut found: HashMap<Owner, Fields> = HashMap::with_capacity_and_hasher(fields / 2, Default::default());
     let mut verdict = Ok(());
     let mut marked = Marked::default();
+    slice::count_fields(fields);
     key.scan(
         &mut |field, value| match found_in(field, value, &mut marked).map(|part| put_together(&mut found, part)) {
             Ok(()) => ControlFlow::Continue(()),

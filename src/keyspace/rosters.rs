@@ -4,8 +4,8 @@
 //! soon as anybody else touches the key. Nothing is lost with it.
 
 use crate::lock::{Deadline, Holders, KeyMap, LockKey, Millis, Token, Values};
-use crate::server::MainThread;
 use crate::server::clock::Slice;
+use crate::server::{MainThread, slice};
 use std::collections::{BTreeSet, btree_set};
 
 /// The holders of one lock, and how to tell that the copy is up to date.
@@ -42,7 +42,11 @@ struct Forgotten {
 impl Forgotten {
     /// Frees a piece. Returns whether there was any.
     fn free(&mut self) -> bool {
-        self.rosters.next().is_some() || self.due.next().is_some() || self.without_field_expiry.next().is_some()
+        if let Some(roster) = self.rosters.next() {
+            slice::count_fields(roster.holders.len());
+            return true;
+        }
+        self.due.next().is_some() || self.without_field_expiry.next().is_some()
     }
 }
 

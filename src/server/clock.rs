@@ -1,8 +1,8 @@
 //! The time.
 
-use super::processor::time_of;
 pub use super::slice::Slice;
 use crate::lock::Millis;
+use std::time::Duration;
 
 /// A moment, in Unix microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,6 +32,10 @@ pub fn steady_millis() -> Millis {
 const DAY: Millis = 24 * 60 * 60 * 1000;
 
 fn micros_of(clock: libc::clockid_t) -> u64 {
-    let time = time_of(clock);
+    let mut at = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the structure is ours. (`SystemTime` and `Instant` read the same clocks, and then calculate for longer
+    // than that takes.)
+    unsafe { libc::clock_gettime(clock, &raw mut at) };
+    let time = Duration::new(u64::try_from(at.tv_sec).unwrap_or(0), u32::try_from(at.tv_nsec).unwrap_or(0));
     time.as_secs().saturating_mul(1_000_000).saturating_add(u64::from(time.subsec_micros()))
 }

@@ -1,21 +1,54 @@
-//! How long the work on a crowd may keep everybody else waiting.
+//! How much of the work on a crowd is done before everybody else has a turn.
 
-use super::processor::Moment;
 use std::cell::Cell;
-use std::time::Duration;
 
-/// A slice of the processor's time: the work on a crowd stops when it is over, lets others in, and continues afterwards.
+thread_local! {
+    /// What has been done since the module was loaded, in units: one is about a microsecond on the machine of the tests.
+    static DONE: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Anything that is taken out of one table, and put into another.
+const THING: u64 = 1;
+/// A lock that is looked up.
+const READ: u64 = 1;
+/// A lock that is written, which is replicated, and told to whoever is concerned.
+const WRITE: u64 = 10;
+/// How many fields, or holders, are read, deleted or freed in one unit.
+const FIELDS: usize = 4;
+
+/// Counts a look at a lock, of which so many fields were read.
+pub fn count_read(fields: usize) {
+    count(READ.saturating_add(in_units(fields)));
+}
+
+/// Counts a change of a lock.
+pub fn count_write() {
+    count(WRITE);
+}
+
+/// Counts fields, or holders, that are read, deleted, or freed.
+pub fn count_fields(fields: usize) {
+    count(in_units(fields));
+}
+
+fn in_units(fields: usize) -> u64 {
+    u64::try_from(fields / FIELDS).unwrap_or(u64::MAX)
+}
+
+fn count(units: u64) {
+    DONE.set(DONE.get().saturating_add(units));
+}
+
+/// A slice of work: when so much of it is done, the others are let in, and it continues afterwards.
 ///
-/// Time in which the system let another process run does not count: nobody would be served any sooner if the work
-/// stopped there, and what is done in one step would depend on how busy the machine is.
-#[derive(Clone, Debug)]
+/// Work is counted and not timed, so what is done in one step depends on what there is to do, and not on how busy the
+/// machine is: the same requests always end in the same order.
+#[derive(Debug)]
 pub struct Slice {
-    length: Duration,
-    /// When it is over; of a share, unknown until something was done in it.
-    end: Cell<Option<Moment>>,
-    /// When the slice is over of which it is a share.
-    last: Option<Moment>,
+    /// It is over when so much has been done.
+    end: u64,
     was_asked: Cell<bool>,
+    was_used: Cell<bool>,
 }
 
 impl Slice {
@@ -24,58 +57,50 @@ impl Slice {
     /// grant of as many keys as a request may name) and the replies, a turn stays below 5 ms: nobody should have to
     /// wait that long.
     pub fn of_turn() -> Self {
-        Self::from_now(Duration::from_millis(1))
+        Self::beginning_now(1_000)
     }
 
-    /// What one turn spends on answers that were put off, or that replicas have confirmed.
+    /// What one turn spends on answers that were put off.
     pub fn of_replies() -> Self {
-        Self::from_now(Duration::from_millis(1))
+        Self::beginning_now(100)
     }
 
     /// What one command spends on serving others before its own client is answered.
     pub fn of_command() -> Self {
-        Self::from_now(Duration::from_micros(500))
+        Self::beginning_now(500)
     }
 
-    fn from_now(length: Duration) -> Self {
-        Self { length, end: Cell::new(Some(Moment::after(length))), last: None, was_asked: Cell::default() }
+    fn beginning_now(units: u64) -> Self {
+        Self { end: DONE.get().saturating_add(units), was_asked: Cell::default(), was_used: Cell::default() }
     }
 
     /// The share of one kind of work, so that none of them, however much there is of it, starves the others.
     pub fn piece(&self) -> Self {
-        self.share(Duration::from_micros(150))
+        self.share(150)
     }
 
     /// The share of those who wait.
     pub fn of_crowds(&self) -> Self {
-        self.share(Duration::from_micros(600))
+        self.share(600)
     }
 
     /// This much of it, or what is left.
-    fn share(&self, length: Duration) -> Self {
-        Self { length, end: Cell::default(), last: self.end.get().or(self.last), was_asked: Cell::default() }
+    fn share(&self, units: u64) -> Self {
+        let share = Self::beginning_now(units);
+        Self { end: share.end.min(self.end), ..share }
     }
 
-    /// Whether it is over: to be asked before each thing that may be done in it.
-    ///
-    /// Costs some 30 ns, but the first time in a share nothing: most of the time, most kinds of work have nothing to do.
-    /// (The beginning of a slice costs a call of the system, 150 to 600 ns.)
+    /// Whether it is over: to be asked before each thing that may be done in it. The first one is done in any case.
     pub fn is_over(&self) -> bool {
-        match self.end.get() {
-            Some(end) => end.has_come(),
-            None if !self.was_asked.replace(true) => false,
-            None => {
-                let end = Moment::after(self.length);
-                let end = self.last.map_or(end, |last| last.min(end));
-                self.end.set(Some(end));
-                end.has_come()
-            }
-        }
+        self.was_used.set(self.was_asked.replace(true));
+        let is_over = self.was_used.get() && DONE.get() >= self.end;
+        count(THING);
+        is_over
     }
 
-    /// Whether something was done in this share.
+    /// Whether something was done in it.
     pub fn was_used(&self) -> bool {
-        self.end.get().is_some()
+        self.was_used.get()
     }
 }
 
@@ -83,19 +108,41 @@ impl Slice {
 mod tests {
     use super::*;
 
+    fn things(slice: &Slice, mut each: impl FnMut()) -> usize {
+        let mut things = 0;
+        while !slice.is_over() {
+            each();
+            things += 1;
+        }
+        things
+    }
+
     #[test]
-    fn a_share_begins_when_something_was_done_in_it_and_ends_with_the_whole() {
-        let turn = Slice::from_now(Duration::from_hours(1));
+    fn the_same_work_takes_the_same_steps() {
+        assert_eq!(things(&Slice::of_turn().piece(), || ()), 150);
+        assert_eq!(
+            things(&Slice::of_turn().of_crowds(), || {
+                count_read(8);
+                count_write()
+            }),
+            43
+        );
+        assert_eq!(
+            things(&Slice::of_command(), || count_read(5_000)),
+            1,
+            "a lock with 2,500 holders is a slice of its own"
+        );
+    }
+
+    #[test]
+    fn a_share_ends_with_the_whole_and_its_first_thing_is_done_in_any_case() {
+        let turn = Slice::of_turn();
         let piece = turn.piece();
         assert!(!piece.is_over() && !piece.was_used());
         assert!(!piece.is_over() && piece.was_used());
-        while !piece.is_over() {}
         assert!(!turn.is_over());
-
-        let over = Slice::from_now(Duration::ZERO);
-        assert!(over.is_over());
-        let piece = over.of_crowds();
-        assert!(!piece.is_over(), "the first thing is done in any case");
-        assert!(piece.is_over() && piece.piece().piece().last == over.end.get());
+        count_fields(4_000);
+        assert!(piece.is_over() && turn.is_over());
+        assert_eq!(things(&turn.of_crowds(), || ()), 1);
     }
 }

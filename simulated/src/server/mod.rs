@@ -21,11 +21,10 @@ mod grammar;
 pub mod info;
 pub mod key;
 pub mod main_thread;
-mod processor;
 pub mod replicas;
 pub mod reply;
 #[path = "../../../src/server/slice.rs"]
-mod slice;
+pub mod slice;
 pub mod text;
 #[path = "../../../src/server/timer.rs"]
 pub mod timer;

@@ -42,8 +42,17 @@ async fn lost(guard: &RedGuard) -> Why {
     tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told")
 }
 
+/// 0: it has granted nothing yet.
 fn fence_at(server: &Server) -> u64 {
-    say(server, "HGET a #fence")
+    say::<Option<u64>>(server, "HGET a #fence").unwrap_or(0)
+}
+
+/// Returns when all is given back: a server that granted after a majority had done so gets it back in the background, and refuses
+/// whoever asks meanwhile and does not wait.
+async fn settle(clients: &[Locks]) {
+    for client in clients {
+        client.settle().await;
+    }
 }
 
 #[tokio::test]
@@ -212,6 +221,7 @@ async fn a_server_that_stands_still_costs_one_timeout() {
         let first = lock.acquire().await.unwrap().unwrap();
         soon("all have joined", || holders(&servers) == 3).await;
         first.release().await.unwrap();
+        settle(&clients).await;
         servers[stopped].stop();
         // The acquisition or the release meets it.
         lock.acquire().await.unwrap().unwrap().release().await.unwrap();
@@ -238,6 +248,7 @@ async fn a_server_that_stands_still_costs_one_timeout() {
             };
             let joined = joined().await;
             guard.release().await.unwrap();
+            settle(&clients).await;
             if joined {
                 break;
             }
@@ -351,9 +362,7 @@ async fn an_acquisition_and_a_release_may_be_dropped_at_every_poll() {
             } else {
                 given_up_at(polls, lock.acquire()).await.is_some()
             };
-            for client in &clients {
-                client.settle().await;
-            }
+            settle(&clients).await;
             assert!(servers.iter().all(|server| is_free(server, "a")), "given up at poll {polls}");
             if done {
                 break;
@@ -371,15 +380,14 @@ async fn a_late_request_gets_nothing() {
     let clients = [locks(&servers[0]), locks(&servers[1]), locks_over(&proxy)];
     let lock = lock(&clients).server_timeout(Duration::from_secs(1));
     lock.acquire().await.unwrap().unwrap().release().await.unwrap();
+    settle(&clients).await;
     let late = hold_up_acquisitions(&proxy);
     // Two are enough.
     let guard = lock.acquire().await.unwrap().unwrap();
     soon("the request is on its way", || late.load(Ordering::SeqCst) > 0).await;
     guard.release().await.unwrap();
     proxy.pass();
-    for client in &clients {
-        client.settle().await;
-    }
+    settle(&clients).await;
     assert!(servers.iter().all(|server| is_free(server, "a")));
 }
 
@@ -440,9 +448,7 @@ async fn nobody_holds_beside_another_and_fences_grow_whatever_happens_to_servers
                 turns.fetch_add(1, Ordering::SeqCst);
                 let _ = guard.release().await;
             }
-            for client in &clients {
-                client.settle().await;
-            }
+            settle(&clients).await;
         });
     }
     let mut random = Random::new();
@@ -490,17 +496,13 @@ async fn it_costs_two_requests_and_a_release_at_each_server() {
     };
     lock.acquire().await.unwrap().unwrap().release().await.unwrap();
     soon("nothing is under way", || clients(&servers[2]).len() <= 3).await;
-    for client in &clients_of {
-        client.settle().await;
-    }
+    settle(&clients_of).await;
     let before: Vec<u64> = servers.iter().map(calls).collect();
     for _ in 0..10 {
         let guard = lock.acquire().await.unwrap().unwrap();
         soon("all have joined", || servers.iter().all(|server| fence_at(server) >= guard.fence())).await;
         guard.release().await.unwrap();
-    }
-    for client in &clients_of {
-        client.settle().await;
+        settle(&clients_of).await;
     }
     for (server, before) in servers.iter().zip(before) {
         // Asked, told the fence, given back; the one that joins may be given back once more.

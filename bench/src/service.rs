@@ -87,7 +87,7 @@ pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
         for setup in Setup::of(program) {
             let mut server = setup.start(program)?;
             for locks in LOCKS {
-                let measured = measure(&settings.scale, program, setup, &mut server, locks);
+                let measured = measure(settings, program, setup, &mut server, locks);
                 rows.extend(measured.with_context(|| format!("{}, {}", program.label, setup.name()))?);
             }
         }
@@ -102,7 +102,14 @@ pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
     })
 }
 
-fn measure(scale: &Scale, program: &Program, setup: Setup, server: &mut Running, locks: usize) -> Result<Vec<Row>> {
+fn measure(
+    settings: &Settings,
+    program: &Program,
+    setup: Setup,
+    server: &mut Running,
+    locks: usize,
+) -> Result<Vec<Row>> {
+    let scale = &settings.scale;
     let mut rounds: Vec<(&str, Vec<Round>)> = Vec::new();
     for number in 0..scale.service_rounds {
         let mut contenders: Vec<Box<dyn Contender>> = vec![
@@ -111,10 +118,11 @@ fn measure(scale: &Scale, program: &Program, setup: Setup, server: &mut Running,
             Box::new(Redisson::load(&mut server.control)?),
             Box::new(SetNx::load(&mut server.control)?),
         ];
+        contenders.retain(|contender| settings.measures(contender.name()));
         if number == 0 {
             rounds = contenders.iter().map(|contender| (contender.name(), Vec::new())).collect();
         }
-        let first = number % contenders.len();
+        let first = number % contenders.len().max(1);
         contenders.rotate_left(first);
         for contender in contenders {
             let name = contender.name();

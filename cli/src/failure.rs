@@ -90,6 +90,8 @@ impl From<Error> for Failure {
             }
             Error::WrongType { .. } => ("choose another key: this one holds something else".to_owned(), UNAVAILABLE),
             Error::Invalid { .. } => (String::new(), USAGE),
+            // It says what to do.
+            Error::NotLoaded { .. } => (String::new(), UNAVAILABLE),
             _ => (advice(&message, false), UNAVAILABLE),
         };
         Self { message, next, code }

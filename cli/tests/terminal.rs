@@ -209,7 +209,7 @@ fn a_command_that_was_stopped_for_longer_than_its_lease_is_ended_when_it_goes_on
     let program = env!("CARGO_BIN_EXE_holdfast");
     // `exec`: where `sh` is dash, it starts another program with `vfork`, and waits in the kernel, where nothing stops it, for a
     // child that Ctrl-Z has stopped already.
-    let run = format!("{program} run --lease 1500ms a -- sh -c 'echo begun; exec sleep 1000'");
+    let run = format!("{program} run --lease 3s a -- sh -c 'echo begun; exec sleep 1000'");
     let script = format!("set -m; {run}; echo stopped; read line; fg; echo ended $?");
     let mut shell = Command::new("bash");
     shell.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", server.addr()));

@@ -56,6 +56,15 @@ pub enum Error {
         /// Who holds it, or did.
         owner: Owner,
     },
+    /// The server does not have the module. The message says how it is loaded.
+    NotLoaded {
+        /// The server's address.
+        server: String,
+        /// What was asked for.
+        keys: Keys,
+        /// The server's words.
+        message: String,
+    },
     /// Another error that the server answered.
     Server {
         /// The server's address.
@@ -104,6 +113,12 @@ impl fmt::Display for Error {
             Self::InDoubt { keys, owner } => {
                 write!(out, "{keys}: held by {owner} no more, unless the server renewed it")
             }
+            Self::NotLoaded { server, keys, message } => write!(
+                out,
+                "{server}: {}the module Holdfast is not loaded in this server, which says: {message}. Load it by MODULE LOAD \
+                 /path/to/libholdfast.so, or for good by a line loadmodule /path/to/libholdfast.so in redis.conf",
+                Of(keys)
+            ),
             Self::Server { server, keys, message } => write!(out, "{server}: {}{message}", Of(keys)),
             Self::Connection { server, keys, source } => write!(out, "{server}: {}{source}", Of(keys)),
             Self::NoMajority { keys, answer, majority, source } => {
@@ -152,6 +167,9 @@ pub(crate) fn refused_in_words(server: &str, keys: &Keys, message: String) -> Er
         Some("DEADLOCK") => Error::Deadlock { keys, message },
         Some("NOREPLICAS" | "UNCONFIRMED") => Error::NoReplicas { keys, message },
         Some("WRONGTYPE") => Error::WrongType { keys, message },
+        Some("ERR") if message.starts_with("ERR unknown command") => {
+            Error::NotLoaded { server: server.to_owned(), keys, message }
+        }
         _ => Error::Server { server: server.to_owned(), keys, message },
     }
 }

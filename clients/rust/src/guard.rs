@@ -1,5 +1,6 @@
 //! A lock that is held.
 
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -15,12 +16,14 @@ use crate::names::{Keys, Owner};
 /// whether it was held to the end.
 #[must_use = "a lock is given back when its guard is dropped"]
 pub struct Guard {
-    hold: Hold,
+    pub(crate) hold: Arc<Hold>,
+    /// What the same actor held already when this was taken.
+    pub(crate) around: Vec<Arc<Hold>>,
 }
 
 impl Guard {
     pub(crate) fn new(hold: Hold) -> Self {
-        Self { hold }
+        Self { hold: Arc::new(hold), around: Vec::new() }
     }
 
     /// The fencing token: greater than every one that this server gave before, on any key. Storage that refuses a lower

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use holdfast_core::{Id, Input, Millis, Outcome, Why};
+use holdfast_core::{Id, Input, Limit, Millis, Outcome, Why};
 
 use crate::client::{Acquisition, Answer, Client, PATIENT, Wish, failed, forget};
 use crate::clock;
@@ -23,10 +23,11 @@ pub(crate) enum Standing {
 
 /// One acquisition, and what it has become. Dropped, it is given back in the background, whatever came of it.
 pub(crate) struct Hold {
-    client: Arc<Client>,
+    pub(crate) client: Arc<Client>,
     id: Id,
     pub(crate) keys: Keys,
     pub(crate) owner: Owner,
+    pub(crate) limit: Limit,
     is_watched: bool,
     seen: Arc<Seen>,
 }
@@ -34,9 +35,9 @@ pub(crate) struct Hold {
 impl Hold {
     /// Asks for it. The answer says whether it is held.
     pub(crate) async fn acquire(client: &Arc<Client>, wish: Wish, seen: Arc<Seen>) -> Result<(Self, Answer), Error> {
-        let (keys, is_watched) = (wish.keys.clone(), wish.terms.watchdog);
+        let (keys, limit, is_watched) = (wish.keys.clone(), wish.terms.limit, wish.terms.watchdog);
         let Acquisition { id, owner, answer } = client.acquire(wish, seen.clone()).await?;
-        Ok((Self { client: client.clone(), id, keys, owner, is_watched, seen }, answer))
+        Ok((Self { client: client.clone(), id, keys, owner, limit, is_watched, seen }, answer))
     }
 
     /// The token under which it is held.

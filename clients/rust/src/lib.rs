@@ -2,12 +2,14 @@
 //! granted as a [`Guard`]. The README has an example for each piece, and what happens when.
 //!
 //! What is to be done is decided by `holdfast-core`; this moves its bytes, keeps its timer, and wakes who waits. Inside, every
-//! arrow points down: `redlock`, `multi` (locks over several servers) -> `locks`, `guard` (what a program sees of one) ->
-//! `hold` (one acquisition) -> `client` (what is asked, and how it is answered) -> `driver` (the task of a server) ->
-//! `shared` (the cores, and who waits for what) -> `link` (a pair of connections), `servers` (who serves which key) -> `place`.
+//! arrow points down: `redlock`, `multi` (locks over several servers), `within` (one lock while another is held) -> `locks`,
+//! `guard` (what a program sees of one) -> `hold` (one acquisition) -> `client` (what is asked, and how it is answered) ->
+//! `driver` (the task of a server) -> `shared` (the cores, and who waits for what) -> `link` (a pair of connections), `servers`
+//! (who serves which key) -> `place`. A program without tokio waits by `blocking`.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod blocking;
 mod changes;
 mod client;
 mod clock;
@@ -29,7 +31,9 @@ mod shared;
 mod slot;
 mod terms;
 mod url;
+mod within;
 
+pub use blocking::block_on;
 pub use error::{Error, Why};
 pub use guard::Guard;
 pub use info::{Holder, Info};
@@ -38,3 +42,4 @@ pub use multi::{MultiGuard, MultiLock};
 pub use names::{Keys, Owner};
 pub use redis;
 pub use redlock::{RedGuard, RedLock};
+pub use within::Inner;

@@ -9,6 +9,7 @@ use holdfast_core::{Bytes, Limit, Outcome, Reply, Terms, Wait};
 use redis::aio::MultiplexedConnection;
 use redis::sentinel::SentinelClient;
 use redis::{AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo};
+use rustix::system::uname;
 
 use crate::client::{Client, PATIENT, Wish, failed, unreachable};
 use crate::clock;
@@ -16,7 +17,7 @@ use crate::error::Error;
 use crate::guard::Guard;
 use crate::hold::Hold;
 use crate::info::Info;
-use crate::names::Keys;
+use crate::names::{ACTOR_ENDS, Keys};
 use crate::order::{Name, Position};
 use crate::place::{Place, without_delay};
 use crate::servers::{Cluster, Servers};
@@ -24,11 +25,12 @@ use crate::shared::Seen;
 use crate::terms::{Deadline, at_most};
 use crate::url::{self, Address};
 
-/// Of connections that only look: a request that is not answered within this has failed.
+/// A connection that is not there within this has failed, and so has a request over one that only looks.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
-const CONNECTED_WITHIN: Duration = Duration::from_secs(2);
 /// The longest owner that the server takes, less what the client puts behind the name.
 const LONGEST_NAME: usize = 400;
+/// Of the machine's name, so many characters.
+const LONGEST_HOST: usize = 60;
 
 /// Locks on one server, one cluster, or whatever master Sentinel names. Cheap to clone; clones share their connections.
 ///
@@ -104,17 +106,19 @@ impl Locks {
         }
     }
 
-    /// The same, with owners that begin with this name: so whoever looks at a lock sees who has it.
+    /// The same, with owners that begin with this name in place of `host:pid`: so whoever looks at a lock sees who has it.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if it is longer than 400 bytes or begins with `#`.
+    /// [`Error::Invalid`] if it is longer than 400 bytes, begins with `#`, or contains `##`, which ends the name of an actor.
     pub fn named(self, name: &str) -> Result<Self, Error> {
-        if name.len() > LONGEST_NAME || name.starts_with('#') {
-            let message = format!("a name has at most {LONGEST_NAME} bytes and does not begin with '#', got {name:?}");
+        if name.len() > LONGEST_NAME || name.starts_with('#') || name.contains("##") {
+            let message = format!(
+                "a name has at most {LONGEST_NAME} bytes, does not begin with '#' and does not contain '##', got {name:?}"
+            );
             return Err(Error::Invalid { message });
         }
-        Ok(Self { prefix: format!("{name}:{}", self.prefix).into(), ..self })
+        Ok(Self { prefix: fresh_prefix(name).into(), ..self })
     }
 
     /// A lock by its key: a mutex, unless [`Lock::shared`] or [`Lock::limit`] says otherwise.
@@ -243,12 +247,13 @@ impl Locks {
     }
 
     fn of(name: Name, servers: Servers, config: AsyncConnectionConfig) -> Self {
-        Self { client: Client::new(name, servers, config), prefix: fresh_prefix().into() }
+        Self { client: Client::new(name, servers, config), prefix: fresh_prefix(&this_process()).into() }
     }
 }
 
 /// One lock, or several at once, and how it is asked for. Each [`acquire`](Lock::acquire) is an acquisition of its own,
-/// with its own owner: a lock that a process holds is not free for another task of it.
+/// with its own owner: a lock that a process holds is not free for another task of it. Who holds one and wants another as well
+/// asks by its guard: [`Guard::acquire`].
 #[derive(Clone)]
 pub struct Lock {
     client: Arc<Client>,
@@ -326,10 +331,32 @@ impl Lock {
 
     /// The same until then, whatever [`wait`](Self::wait) says.
     pub(crate) async fn acquire_by(&self, deadline: Deadline) -> Result<Option<Guard>, Error> {
+        self.acquire_as(self.prefix.as_bytes().to_vec(), deadline).await
+    }
+
+    /// The same for whoever acts in the holder's name already. Nobody else does meanwhile.
+    pub(crate) async fn acquire_within(&self, outer: &Hold) -> Result<Option<Guard>, Error> {
+        // Numbers are this client's own.
+        let by = if Arc::ptr_eq(&self.client, &outer.client) {
+            [outer.owner.actor(), ACTOR_ENDS].concat()
+        } else {
+            self.prefix.as_bytes().to_vec()
+        };
+        self.acquire_as(by, Deadline::of(self.wait, Instant::now())).await
+    }
+
+    /// Whether whoever has this hold has what is asked for: all of it alone, or shared if it is to be shared.
+    pub(crate) fn is_had_by(&self, hold: &Hold) -> bool {
+        let may = hold.limit == Limit::One || (hold.limit == Limit::Shared && self.terms.limit == Limit::Shared);
+        may && Arc::ptr_eq(&self.client, &hold.client)
+            && self.keys.iter().all(|key| hold.keys.iter().any(|held| held == key))
+    }
+
+    async fn acquire_as(&self, by: Bytes, deadline: Deadline) -> Result<Option<Guard>, Error> {
         self.check()?;
         let wish = Wish {
             number: None,
-            by: self.prefix.as_bytes().to_vec(),
+            by,
             keys: self.keys.clone(),
             terms: self.terms.clone(),
             wait: deadline.left(Instant::now()),
@@ -386,11 +413,18 @@ fn no_keys() -> Keys {
 fn config() -> AsyncConnectionConfig {
     AsyncConnectionConfig::new()
         .set_response_timeout(Some(ANSWERED_WITHIN))
-        .set_connection_timeout(Some(CONNECTED_WITHIN))
+        .set_connection_timeout(Some(ANSWERED_WITHIN))
 }
 
-/// 128 bits that nobody else has: the standard library's seeds are the system's random numbers.
-fn fresh_prefix() -> String {
+/// What owners begin with: a name, and 128 bits that nobody else has (the standard library's seeds are the system's random
+/// numbers).
+fn fresh_prefix(name: &str) -> String {
     let half = || RandomState::new().build_hasher().finish();
-    format!("{:016x}{:016x}:", half(), half())
+    format!("{name}:{:016x}{:016x}:", half(), half())
+}
+
+/// `host:pid`, for those who look at a lock.
+fn this_process() -> String {
+    let host: String = uname().nodename().to_string_lossy().replace('#', "?");
+    format!("{}:{}", host.chars().take(LONGEST_HOST).collect::<String>(), std::process::id())
 }

@@ -3,6 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+/// What stands between an actor and the number of what it asks for.
+pub(crate) const ACTOR_ENDS: &[u8] = b"##";
+
 /// The keys that a request names, in its order. Any bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Keys(Arc<[Box<[u8]>]>);
@@ -42,6 +45,12 @@ impl Owner {
     /// The bytes, as the server has them.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
+    }
+
+    /// Who acts, as the server understands it: all before the first `##`.
+    pub(crate) fn actor(&self) -> &[u8] {
+        let end = self.0.windows(ACTOR_ENDS.len()).position(|part| part == ACTOR_ENDS);
+        self.0.get(..end.unwrap_or(self.0.len())).unwrap_or_default()
     }
 }
 

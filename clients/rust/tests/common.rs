@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use holdfast_client::Locks;
 use holdfast_client::redis::{self, Client, FromRedisValue, RedisConnectionInfo};
+use holdfast_client::{Error, Guard, Locks};
 use support::{Fate, Proxy, Server, Toward};
 
 /// Until everything must have happened that does not take a time of its own.
@@ -84,6 +84,15 @@ pub fn queue(server: &Server, key: &str) -> Vec<(String, i64)> {
     let owner = |waiter: &_| redis::from_redis_value(field(waiter, "owner")).unwrap();
     let client = |waiter: &_| redis::from_redis_value(field(waiter, "client")).unwrap();
     waiters.iter().map(|waiter| (owner(waiter), client(waiter))).collect()
+}
+
+/// Returns when it is held for certain: while this process or the server stands still it is in doubt.
+pub async fn held(guard: &Guard) {
+    soon("it is held", || match guard.check() {
+        Err(error @ Error::Lost { .. }) => panic!("{error}"),
+        checked => checked.is_ok(),
+    })
+    .await;
 }
 
 /// Whether nothing is left of anybody at the key: no hold and no wait.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use holdfast_client::{Error, Guard, Locks, Why};
 use support::{Fate, Proxy, Server};
 
-use crate::common::{SOON, holder, is_free, locks, locks_over, queue, say, sessions, soon, waiters};
+use crate::common::{SOON, held, holder, is_free, locks, locks_over, queue, say, sessions, soon, waiters};
 
 async fn lost(guard: &Guard) -> Why {
     tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told")
@@ -24,14 +24,8 @@ async fn disconnected_in_time(guard: &Guard, silent: Instant, lease: Duration) {
     assert_eq!(lost(guard).await, Why::Disconnected);
 }
 
-/// Held, as soon as the server could be asked: while this process or the server stands still it is in doubt.
-async fn held(guard: &Guard) {
-    soon("it is held", || match guard.check() {
-        Err(error @ Error::Lost { .. }) => panic!("{error}"),
-        checked => checked.is_ok(),
-    })
-    .await;
-}
+/// Longer than a busy machine lets a process stand still.
+const SHORT: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn a_broken_lock_is_told_to_its_holder() {
@@ -104,7 +98,7 @@ async fn what_ends_with_the_connection_is_lost_with_it() {
 #[tokio::test]
 async fn a_hold_is_taken_to_the_next_connection() {
     let server = Server::start();
-    let guard = locks(&server).lock("a").watched(Duration::from_secs(2)).acquire().await.unwrap().unwrap();
+    let guard = locks(&server).lock("a").watched(SHORT * 3 / 2).acquire().await.unwrap().unwrap();
     for _ in 0..5 {
         soon("the session reads", || sessions(&server).len() == 1).await;
         let session = sessions(&server)[0];
@@ -115,7 +109,7 @@ async fn a_hold_is_taken_to_the_next_connection() {
     }
     // The new one's watchdog renews it.
     let begin = Instant::now();
-    soon("two leases are over", || begin.elapsed() > Duration::from_secs(4)).await;
+    soon("two leases are over", || begin.elapsed() > SHORT * 3).await;
     held(&guard).await;
     guard.release().await.unwrap();
 }
@@ -188,10 +182,10 @@ async fn who_cannot_ask_counts_the_lease_by_its_own_clock() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
-    let watched = locks.lock("a").watched(Duration::from_secs(1)).acquire().await.unwrap().unwrap();
+    let watched = locks.lock("a").watched(SHORT).acquire().await.unwrap().unwrap();
     let fixed = locks.lock("b").lease(Duration::from_secs(100)).acquire().await.unwrap().unwrap();
     proxy.refuse();
-    disconnected_in_time(&watched, Instant::now(), Duration::from_secs(1)).await;
+    disconnected_in_time(&watched, Instant::now(), SHORT).await;
     fixed.check().unwrap();
     let error = fixed.release().await.unwrap_err();
     assert!(matches!(error, Error::Connection { .. }), "{error}");
@@ -202,7 +196,7 @@ async fn who_cannot_ask_counts_the_lease_by_its_own_clock() {
 #[tokio::test]
 async fn a_silent_connection_is_a_lock_in_doubt() {
     let server = Server::start();
-    let guard = locks(&server).lock("a").watched(Duration::from_secs(1)).acquire().await.unwrap().unwrap();
+    let guard = locks(&server).lock("a").watched(SHORT).acquire().await.unwrap().unwrap();
     server.stop();
     assert_eq!(lost(&guard).await, Why::Disconnected);
     server.cont();
@@ -218,9 +212,9 @@ async fn a_short_lease_is_minded_by_a_session_that_was_opened_for_long_ones() {
     let long = locks.lock("a").acquire().await.unwrap().unwrap();
     soon("the session reads", || sessions(&server).len() == 1).await;
     let begin = Instant::now();
-    let short = locks.lock("b").watched(Duration::from_secs(1)).acquire().await.unwrap().unwrap();
-    // Three of its leases: signs of life come soon enough that it is not given up.
-    soon("three leases are over", || begin.elapsed() > Duration::from_secs(3)).await;
+    let short = locks.lock("b").watched(SHORT).acquire().await.unwrap().unwrap();
+    // Signs of life come soon enough that it is not given up.
+    soon("two leases are over", || begin.elapsed() > SHORT * 2).await;
     held(&short).await;
     short.release().await.unwrap();
     long.release().await.unwrap();
@@ -233,10 +227,10 @@ async fn a_short_lease_is_lost_in_time_on_a_session_that_was_opened_for_long_one
     let locks = locks_over(&proxy);
     let long = locks.lock("a").acquire().await.unwrap().unwrap();
     soon("the session reads", || sessions(&server).len() == 1).await;
-    let short = locks.lock("b").watched(Duration::from_secs(1)).acquire().await.unwrap().unwrap();
+    let short = locks.lock("b").watched(SHORT).acquire().await.unwrap().unwrap();
     // Before the session's question, that was to wait for seconds, is answered in any case.
     proxy.rule(|_, _| Fate::Hold);
-    disconnected_in_time(&short, Instant::now(), Duration::from_secs(1)).await;
+    disconnected_in_time(&short, Instant::now(), SHORT).await;
     long.check().unwrap();
 }
 
@@ -252,11 +246,11 @@ async fn a_user_who_may_only_lock_is_told_as_soon_as_any() {
     let long = locks.lock("app:a").acquire().await.unwrap().unwrap();
     soon("the session reads", || sessions(&server).len() == 1).await;
     let begin = Instant::now();
-    let short = locks.lock("app:b").watched(Duration::from_secs(1)).acquire().await.unwrap().unwrap();
-    soon("two leases are over", || begin.elapsed() > Duration::from_secs(2)).await;
+    let short = locks.lock("app:b").watched(SHORT).acquire().await.unwrap().unwrap();
+    soon("two leases are over", || begin.elapsed() > SHORT * 2).await;
     held(&short).await;
     proxy.rule(|_, _| Fate::Hold);
-    disconnected_in_time(&short, Instant::now(), Duration::from_secs(1)).await;
+    disconnected_in_time(&short, Instant::now(), SHORT).await;
     long.check().unwrap();
 }
 

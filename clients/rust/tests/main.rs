@@ -1,9 +1,11 @@
 //! The client against real servers.
 
+mod blocking;
 mod cancel;
 mod cluster;
 mod common;
 mod crowd;
+mod deadlock;
 mod holds;
 mod losses;
 mod multi;

@@ -44,7 +44,7 @@ async fn a_wait_whose_time_is_over_ends_also_without_a_server() {
     let proxy = Proxy::to(server.addr());
     let held = locks(&server).lock("a").acquire().await.unwrap().unwrap();
     let locks = locks_over(&proxy);
-    let lock = locks.lock("a").wait(Duration::from_millis(500));
+    let lock = locks.lock("a").wait(Duration::from_secs(3));
     let waiting = tokio::spawn(async move { lock.acquire().await });
     soon("it waits", || waiters(&server, "a") == 1).await;
     has_heard(&locks).await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_client::{Error, Locks, MultiLock, RedLock, Why, redis};
+use holdfast_client::{Error, Locks, MultiLock, RedLock, Why, block_on, redis};
 use support::{Server, workspace};
 
 use crate::common::say;
@@ -105,6 +105,33 @@ both.release().await?;
 
 #[rustfmt::skip]
 #[tokio::test]
+async fn a_second_lock() -> Outcome {
+    let (_server, locks, _) = server();
+let mut from = locks.lock("account:1").acquire().await?.expect("nobody has it");
+let to = from.acquire(&locks.lock("account:2").wait_forever()).await?.expect("it waits for it");
+to.release().await?;
+let again = from.acquire(&locks.lock("account:1")).await?.expect("it is had already");
+again.release().await?;
+from.check()?;
+    Ok(())
+}
+
+#[rustfmt::skip]
+#[test]
+fn without_tokio() -> Outcome {
+    let (_server, locks, _) = server();
+let guard = block_on(locks.lock("printer").wait(Duration::from_secs(10)).acquire())?.expect("granted in time");
+std::thread::scope(|scope| {
+    scope.spawn(|| println!("lost: {}", block_on(guard.lost())));
+    guard.check()?;
+    assert_eq!(block_on(locks.force("printer"))?, 1);
+    Ok::<_, Error>(())
+})?;
+    Ok(())
+}
+
+#[rustfmt::skip]
+#[tokio::test]
 async fn replicas() {
     let (_server, locks, _) = server();
 let guard = locks.lock("a").replicas(1).acquire().await;
@@ -183,7 +210,7 @@ assert!(error.to_string().contains("forced"));
 #[test]
 fn every_example_stands_here() {
     let here = include_str!("readme.rs");
-    for (readme, number) in [("clients/rust/README.md", 13), ("README.md", 1)] {
+    for (readme, number) in [("clients/rust/README.md", 15), ("README.md", 1)] {
         let readme = std::fs::read_to_string(workspace().join(readme)).unwrap();
         let examples: Vec<_> = readme.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
         assert_eq!(examples.len(), number);

@@ -42,8 +42,17 @@ async fn lost(guard: &RedGuard) -> Why {
     tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told")
 }
 
+/// 0: it has granted nothing yet.
 fn fence_at(server: &Server) -> u64 {
-    say(server, "HGET a #fence")
+    say::<Option<u64>>(server, "HGET a #fence").unwrap_or(0)
+}
+
+/// Returns when all is given back: a server that granted after a majority had done so gets it back in the background, and refuses
+/// whoever asks meanwhile and does not wait.
+async fn settle(clients: &[Locks]) {
+    for client in clients {
+        client.settle().await;
+    }
 }
 
 #[tokio::test]
@@ -75,7 +84,7 @@ async fn a_lease_of_ones_own_is_valid_for_less_by_the_drift() {
     guard.renew(LEASE * 2).await.unwrap();
     assert!(guard.valid_until().unwrap() - Instant::now() > LEASE);
     guard.release().await.unwrap();
-    let short = lock(&over(&servers)).lease(Duration::from_millis(300)).acquire().await.unwrap().unwrap();
+    let short = lock(&over(&servers)).lease(Duration::from_secs(2)).acquire().await.unwrap().unwrap();
     assert_eq!(lost(&short).await, Why::Expired);
     assert!(matches!(short.release().await.unwrap_err(), Error::Lost { why: Why::Expired, .. }));
     for lease in [Duration::ZERO, Duration::from_millis(2)] {
@@ -135,19 +144,15 @@ async fn fences_grow_though_the_servers_count_differently() {
         let _: u64 = say(ahead, &format!("LOCK.RENEW other somebody FENCE {fence}"));
         let _: u64 = say(ahead, "LOCK.RELEASE other somebody");
         let away = (round + 2) % 3;
+        let nobody = Proxy::to(servers[away].addr());
+        nobody.refuse();
         let present: Vec<_> =
-            (0..3).map(|server| if server == away { nobody() } else { clients[server].clone() }).collect();
+            (0..3).map(|server| if server == away { locks_over(&nobody) } else { clients[server].clone() }).collect();
         let guard = lock(&present).acquire().await.unwrap().unwrap();
         assert!(guard.fence() > last, "round {round}: {} after {last}", guard.fence());
         last = guard.fence();
         guard.release().await.unwrap();
     }
-}
-
-/// Locks on a server that is not there.
-fn nobody() -> Locks {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    Locks::open(&format!("redis://127.0.0.1:{port}")).unwrap()
 }
 
 #[tokio::test]
@@ -178,13 +183,13 @@ async fn a_loss_counts_when_no_majority_is_left() {
 async fn it_is_held_on_though_a_minority_is_killed_and_lost_with_the_majority() {
     let mut servers = start(5);
     let clients = over(&servers);
-    let guard = lock(&clients).watched(Duration::from_secs(2)).acquire().await.unwrap().unwrap();
+    let guard = lock(&clients).watched(Duration::from_secs(3)).acquire().await.unwrap().unwrap();
     soon("all have joined", || servers.iter().all(|server| holder(server, "a").is_some())).await;
     servers[0].kill9();
     servers[3].kill9();
     // Two leases long: the others renew.
     let held_for = Instant::now();
-    soon("two leases are over", || held_for.elapsed() > Duration::from_secs(4)).await;
+    soon("two leases are over", || held_for.elapsed() > Duration::from_secs(6)).await;
     guard.check().unwrap();
     servers[4].kill9();
     assert_eq!(lost(&guard).await, Why::Disconnected);
@@ -212,6 +217,7 @@ async fn a_server_that_stands_still_costs_one_timeout() {
         let first = lock.acquire().await.unwrap().unwrap();
         soon("all have joined", || holders(&servers) == 3).await;
         first.release().await.unwrap();
+        settle(&clients).await;
         servers[stopped].stop();
         // The acquisition or the release meets it.
         lock.acquire().await.unwrap().unwrap().release().await.unwrap();
@@ -238,6 +244,7 @@ async fn a_server_that_stands_still_costs_one_timeout() {
             };
             let joined = joined().await;
             guard.release().await.unwrap();
+            settle(&clients).await;
             if joined {
                 break;
             }
@@ -351,9 +358,7 @@ async fn an_acquisition_and_a_release_may_be_dropped_at_every_poll() {
             } else {
                 given_up_at(polls, lock.acquire()).await.is_some()
             };
-            for client in &clients {
-                client.settle().await;
-            }
+            settle(&clients).await;
             assert!(servers.iter().all(|server| is_free(server, "a")), "given up at poll {polls}");
             if done {
                 break;
@@ -371,41 +376,44 @@ async fn a_late_request_gets_nothing() {
     let clients = [locks(&servers[0]), locks(&servers[1]), locks_over(&proxy)];
     let lock = lock(&clients).server_timeout(Duration::from_secs(1));
     lock.acquire().await.unwrap().unwrap().release().await.unwrap();
+    settle(&clients).await;
     let late = hold_up_acquisitions(&proxy);
     // Two are enough.
     let guard = lock.acquire().await.unwrap().unwrap();
     soon("the request is on its way", || late.load(Ordering::SeqCst) > 0).await;
     guard.release().await.unwrap();
     proxy.pass();
-    for client in &clients {
-        client.settle().await;
-    }
+    settle(&clients).await;
     assert!(servers.iter().all(|server| is_free(server, "a")));
+}
+
+/// From now on the answer to the first such request is lost, and all that follows on its connection: an answer that is missing in
+/// the middle is what no network does.
+fn lose_the_answer_to(proxy: &Proxy, what: &'static str) {
+    let (mut asked, mut lost) = (None, false);
+    proxy.rule_by_flow(move |flow, toward, message| {
+        if toward == Toward::Server && names(message, what) {
+            asked.get_or_insert(flow);
+        }
+        let is_answered = toward == Toward::Client && asked == Some(flow);
+        lost |= is_answered && message.starts_with(b":");
+        if lost && is_answered { Fate::Drop } else { Fate::Pass }
+    });
 }
 
 #[tokio::test]
 async fn a_lost_answer_leaves_nothing_behind() {
     let servers = start(3);
-    for lost in ["the grant", "the confirmation"] {
+    for lost in ["LOCK.ACQUIRE", "FENCE"] {
         let proxies: Vec<_> = servers.iter().map(|server| Proxy::to(server.addr())).collect();
         let clients: Vec<_> = proxies.iter().map(locks_over).collect();
         let lock = lock(&clients).server_timeout(Duration::from_secs(1));
         lock.acquire().await.unwrap().unwrap().release().await.unwrap();
-        for proxy in &proxies[1..] {
-            let mut asked = false;
-            proxy.rule(move |toward, message| match toward {
-                Toward::Server => {
-                    let what = if lost == "the grant" { "LOCK.ACQUIRE" } else { "FENCE" };
-                    asked = asked || names(message, what);
-                    Fate::Pass
-                }
-                Toward::Client if asked && message.starts_with(b":") => Fate::Drop,
-                Toward::Client => Fate::Pass,
-            });
-        }
+        settle(&clients).await;
+        proxies[1..].iter().for_each(|proxy| lose_the_answer_to(proxy, lost));
         let outcome = lock.acquire().await;
         assert!(matches!(outcome, Err(Error::NoMajority { .. })), "{lost}: {outcome:?}");
-        proxies.iter().for_each(Proxy::pass);
+        proxies.iter().for_each(Proxy::cut);
         all_free(&servers).await;
     }
 }
@@ -440,9 +448,7 @@ async fn nobody_holds_beside_another_and_fences_grow_whatever_happens_to_servers
                 turns.fetch_add(1, Ordering::SeqCst);
                 let _ = guard.release().await;
             }
-            for client in &clients {
-                client.settle().await;
-            }
+            settle(&clients).await;
         });
     }
     let mut random = Random::new();
@@ -490,17 +496,13 @@ async fn it_costs_two_requests_and_a_release_at_each_server() {
     };
     lock.acquire().await.unwrap().unwrap().release().await.unwrap();
     soon("nothing is under way", || clients(&servers[2]).len() <= 3).await;
-    for client in &clients_of {
-        client.settle().await;
-    }
+    settle(&clients_of).await;
     let before: Vec<u64> = servers.iter().map(calls).collect();
     for _ in 0..10 {
         let guard = lock.acquire().await.unwrap().unwrap();
         soon("all have joined", || servers.iter().all(|server| fence_at(server) >= guard.fence())).await;
         guard.release().await.unwrap();
-    }
-    for client in &clients_of {
-        client.settle().await;
+        settle(&clients_of).await;
     }
     for (server, before) in servers.iter().zip(before) {
         // Asked, told the fence, given back; the one that joins may be given back once more.

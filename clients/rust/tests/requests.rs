@@ -178,7 +178,12 @@ async fn owners_tell_who_they_are() {
     assert!(guard.owner().as_bytes().starts_with(b"billing@host7:"));
     let other = locks.lock("b").acquire().await.unwrap().unwrap();
     assert_ne!(guard.owner(), other.owner());
-    assert!(locks.clone().named("#no").is_err());
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let process = format!("{}:{}:", host.trim(), std::process::id());
+    assert!(other.owner().as_bytes().starts_with(process.as_bytes()), "{other:?}");
+    for none in ["#no", "neither##this"] {
+        assert!(locks.clone().named(none).is_err(), "{none}");
+    }
     assert!(locks.named(&"x".repeat(401)).is_err());
 }
 
@@ -199,7 +204,13 @@ async fn a_server_that_is_not_there_is_told_by_its_address() {
 async fn a_server_without_the_module_says_so() {
     let server = Server::builder().without_module().start();
     let error = locks(&server).lock("a").acquire().await.unwrap_err();
-    assert!(matches!(&error, Error::Server { message, .. } if message.contains("unknown command")), "{error}");
+    assert!(matches!(&error, Error::NotLoaded { message, .. } if message.contains("unknown command")), "{error}");
+    let words = error.to_string();
+    for word in [&*server.addr().to_string(), "\"a\"", "MODULE LOAD", "loadmodule"] {
+        assert!(words.contains(word), "{word}: {words}");
+    }
+    let error = locks(&server).info("a").await.unwrap_err();
+    assert!(matches!(error, Error::NotLoaded { .. }), "{error}");
 }
 
 #[tokio::test]

@@ -187,7 +187,7 @@ async fn a_release_that_is_refused_is_tried_until_it_is_done() {
 /// So nobody renews it any more.
 #[tokio::test]
 async fn a_release_that_is_refused_for_too_long_ends_the_session() {
-    const LEASE: Duration = Duration::from_millis(1500);
+    const LEASE: Duration = Duration::from_secs(3);
     let server = Server::start();
     let _: String = say(&server, "ACL SETUSER locker on >secret ~* +@all");
     let client = crate::common::client_as(&server, "locker", "secret");

@@ -1,7 +1,7 @@
 //! A cluster of masters, for tests of what a moving slot does.
 
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::{Connection, RedisResult, Value};
 
@@ -10,6 +10,8 @@ use crate::until::until;
 
 const SLOTS: u16 = 16_384;
 const SOON: Duration = Duration::from_secs(30);
+/// A meeting is forgotten after the node timeout.
+const FORGOTTEN: Duration = Duration::from_secs(6);
 
 /// Masters that share the slots evenly. They end when it is dropped.
 pub struct Cluster {
@@ -197,15 +199,24 @@ impl Cluster {
         }
     }
 
-    /// Has a newcomer meet a node.
+    /// Has a newcomer meet a node, until that knows it. On a busy machine one side may have forgotten the meeting when the other one
+    /// answers, and nobody repeats it.
     fn introduce(&self, newcomer: &Server, index: usize) {
-        let address = self.nodes[index].addr();
-        redis::cmd("CLUSTER")
-            .arg("MEET")
-            .arg(address.ip().to_string())
-            .arg(address.port())
-            .exec(&mut newcomer.connect())
-            .expect("CLUSTER MEET");
+        let (node, newcomers_id) = (&self.nodes[index], id(newcomer));
+        let mut next = Instant::now();
+        until(SOON, "the node knows the newcomer", || {
+            if next <= Instant::now() {
+                let address = node.addr();
+                redis::cmd("CLUSTER")
+                    .arg("MEET")
+                    .arg(address.ip().to_string())
+                    .arg(address.port())
+                    .exec(&mut newcomer.connect())
+                    .expect("CLUSTER MEET");
+                next = Instant::now() + FORGOTTEN;
+            }
+            nodes_as_seen_by(&mut node.connect()).contains(&newcomers_id)
+        });
     }
 
     pub(crate) fn id(&self, index: usize) -> String {

@@ -89,10 +89,13 @@ impl Ballot {
         }
     }
 
-    /// Returns when a majority has granted it, or can't, or then.
-    pub(crate) async fn majority_granted(&self, end: Instant) {
+    /// Returns when a majority has granted it, or can't. Every vote ends by itself: who did not get an answer is told so.
+    pub(crate) async fn majority_granted(&self) {
         let open = || self.votes().filter(|vote| !vote.failed()).count() >= self.majority();
-        self.until(end, || self.granted() >= self.majority() || !open()).await;
+        let decided = || self.granted() >= self.majority() || !open();
+        while !decided() {
+            self.common.changes.wait(None, decided).await;
+        }
     }
 
     /// Makes the greatest token of the majority known to it; false: there is none.

@@ -146,10 +146,8 @@ impl RedLock {
             }
         }
         if !ballot.no_majority_left() {
-            let end = Instant::now() + self.server_timeout;
-            ballot.ask_others(deadline.before(end));
-            // With a moment for the answers.
-            ballot.majority_granted(end + self.server_timeout / 4).await;
+            ballot.ask_others(deadline.before(Instant::now() + self.server_timeout));
+            ballot.majority_granted().await;
             // It has to be known as that before anything is done under it.
             if ballot.make_fence_known() && ballot.majority_confirmed().await {
                 return Ok(Round::Held(RedGuard::new(ballot)));

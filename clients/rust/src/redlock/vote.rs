@@ -114,8 +114,9 @@ impl Vote {
             if matches!(self.deadline, Deadline::At(end) if end + timeout <= Instant::now()) {
                 return Err(self.silent());
             }
-            // It is a server's silence only if it does not answer a question either: this process may have slept.
-            let heard = self.hold.get().and_then(Hold::heard);
+            // It is a server's silence only if it does not answer a question either: this process may have slept. Who waits may be
+            // told on either connection. Who does not is answered before the question that stands behind it on its own.
+            let heard = self.hold.get().filter(|_| self.deadline != Deadline::Past).and_then(Hold::heard);
             let is_well = heard.is_some_and(|heard| heard.elapsed() < timeout / 2);
             if !is_well && !self.client.answers(&self.common.keys, timeout / 2).await {
                 return Err(self.silent());

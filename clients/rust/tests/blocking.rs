@@ -1,0 +1,76 @@
+//! Programs without tokio.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use holdfast_client::{Error, RedLock, Why, block_on};
+use support::{Server, until};
+
+use crate::common::{SOON, is_free, locks, say, waiters};
+
+#[test]
+fn threads_take_turns() {
+    const THREADS: usize = 8;
+    const TURNS: usize = 20;
+    let server = Server::start();
+    let lock = locks(&server).lock("a").wait_forever();
+    let inside = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                for _ in 0..TURNS {
+                    let guard = block_on(lock.acquire()).unwrap().unwrap();
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold at once");
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    block_on(guard.release()).unwrap();
+                }
+            });
+        }
+    });
+    assert!(is_free(&server, "a"));
+}
+
+#[test]
+fn what_is_held_is_kept_alive_while_the_program_does_something_else() {
+    const LEASE: Duration = Duration::from_secs(2);
+    let server = Server::start();
+    let guard = block_on(locks(&server).lock("a").watched(LEASE).acquire()).unwrap().unwrap();
+    let begin = Instant::now();
+    until(SOON, "two leases are over", || begin.elapsed() > LEASE * 2);
+    guard.check().unwrap();
+    // Dropped, it is given back in the background.
+    drop(guard);
+    until(SOON, "it is free", || is_free(&server, "a"));
+}
+
+#[test]
+fn a_loss_is_told_to_a_thread_that_waits_for_it() {
+    let server = Server::start();
+    let guard = block_on(locks(&server).lock("a").acquire()).unwrap().unwrap();
+    std::thread::scope(|scope| {
+        let told = scope.spawn(|| block_on(guard.lost()));
+        let _: i64 = say(&server, "LOCK.FORCE a");
+        assert_eq!(told.join().unwrap(), Why::Forced);
+    });
+    assert!(matches!(block_on(guard.release()), Err(Error::Lost { why: Why::Forced, .. })));
+}
+
+#[test]
+fn a_time_to_wait_is_over_without_a_runtime_too() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let held = block_on(locks.lock("a").acquire()).unwrap().unwrap();
+    assert!(block_on(locks.lock("a").wait(Duration::from_millis(50)).acquire()).unwrap().is_none());
+    assert_eq!(waiters(&server, "a"), 0);
+    block_on(held.release()).unwrap();
+}
+
+#[test]
+fn a_majority_is_asked_without_a_runtime_too() {
+    let servers = [Server::start(), Server::start(), Server::start()];
+    let lock = RedLock::new(servers.iter().map(locks), "a").server_timeout(Duration::from_secs(5));
+    let guard = block_on(lock.acquire()).unwrap().unwrap();
+    assert!(guard.valid_until().is_some());
+    block_on(guard.release()).unwrap();
+    until(SOON, "nothing is left", || servers.iter().all(|server| is_free(server, "a")));
+}

@@ -138,6 +138,7 @@ class Driver:
         gc.collect()
         for client in self.clients.values():
             await holdfast.Session(client).close()
+            await client.aclose()
         return {"outcome": "ok"}
 
     async def call(self, id, call, arguments):

@@ -129,6 +129,7 @@ class Driver:
         gc.collect()
         for client in self.clients.values():
             holdfast.Session(client).close()
+            client.close()
         return {"outcome": "ok"}
 
     def call(self, id, call, arguments):

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{self, Micros};
-use crate::scenario::{Feature, Terms};
+use crate::scenario::{Feature, Runtime, Terms};
 
 /// What `driver.yaml` in a driver's folder says.
 #[derive(Clone, Debug, Deserialize)]
@@ -114,6 +114,16 @@ pub enum Call {
     },
     /// Has a child.
     Fork,
+    /// Blocks its event loop.
+    Block {
+        /// For so long, in ms.
+        time: u64,
+    },
+    /// Begins another runtime, or ends the first one.
+    Runtime {
+        /// Which of the two.
+        is: Runtime,
+    },
     /// Ends the client.
     Close,
 }

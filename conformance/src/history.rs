@@ -17,6 +17,8 @@ const MARGIN: Micros = 2_000;
 pub struct History {
     asked: BTreeMap<String, Asked>,
     seen: Vec<Operation>,
+    /// When somebody last did something behind the clients' backs: to a lock, or to all (none).
+    meddled: BTreeMap<Option<String>, Micros>,
 }
 
 /// An acquisition.
@@ -56,7 +58,8 @@ impl History {
         let Some(asked) = self.asked.get_mut(&owner).filter(|it| it.stage == Stage::Runs) else { return };
         let told = match (outcome.outcome.as_str(), outcome.fence) {
             ("held", Some(fence)) => Told::Token(fence),
-            ("not-granted", _) => Told::Null,
+            // Whoever waits for a time may have been refused by his own clock: that says nothing of the lock.
+            ("not-granted", _) if asked.terms.wait == Some(0) => Told::Null,
             ("deadlock" | "wrong-type" | "invalid", _) => Told::Error,
             // It may have been granted, and is given back then.
             _ => Told::Unknown,
@@ -90,6 +93,7 @@ impl History {
                 let reason = outcome.reason.clone().unwrap_or_default();
                 return self.lost(client, &Loss { hold: hold.to_owned(), reason, at: outcome.at });
             }
+            (Call::Check { .. }, "held") => return self.holds(&owner, from, outcome.at),
             (Call::Release { .. }, "released") => Told::Left(0),
             (Call::Release { .. }, _) => Told::Unknown,
             // Of a renewal, a history needs to know nothing: it says how long a lease is at least.
@@ -104,6 +108,23 @@ impl History {
         if told == Told::Unknown {
             self.end(&owner, from, None);
         }
+    }
+
+    /// A client says that it holds something, and so it does: unless somebody ended that, and the word of it is on its way.
+    fn holds(&mut self, owner: &str, from: Micros, to: Micros) {
+        let Some(asked) = self.asked.get(owner) else { return };
+        for key in &asked.keys {
+            let meddled = [Some(key.clone()), None].iter().filter_map(|it| self.meddled.get(it)).max();
+            if meddled.is_none_or(|at| *at < asked.from) {
+                let request = Request::Check { owner: owner.to_owned() };
+                self.seen.push(Operation::new(&asked.client, key, request, (from, to), Told::Done));
+            }
+        }
+    }
+
+    /// Somebody does something to the server that may end any hold.
+    pub fn forgets(&mut self) {
+        self.meddled.insert(None, clock::now());
     }
 
     /// A client said that a hold is lost.
@@ -154,6 +175,7 @@ impl History {
 
     /// Somebody broke a lock.
     pub fn broken(&mut self, key: &str, from: Micros) {
+        self.meddled.insert(Some(key.to_owned()), clock::now());
         self.seen.push(Operation::new("somebody", key, Request::Force, (from, clock::now()), Told::Done));
     }
 
@@ -282,6 +304,50 @@ mod tests {
         assert_eq!(a_then_b(check, 8), Ok(()));
         assert_eq!(a_then_b(|history| history.broken("k", clock::now()), 8), Ok(()));
         assert_eq!(a_then_b(|history| history.all_end("A"), 8), Ok(()));
+    }
+
+    fn a_moment_later() -> Micros {
+        let now = clock::now();
+        while clock::now() == now {}
+        clock::now()
+    }
+
+    #[test]
+    fn who_says_that_he_holds_what_another_has_is_found() {
+        let check = |history: &mut History, from| {
+            let call = Call::Check { hold: "a".to_owned() };
+            history.about("A", "a", &call, from, &outcome("held", None, None));
+        };
+        let seen = |asked: fn() -> Micros, before: fn(&mut History)| {
+            let mut history = History::default();
+            asks(&mut history, "A", "a");
+            history.acquired("A", "a", &outcome("held", Some(7), None));
+            before(&mut history);
+            let early = clock::now();
+            asks(&mut history, "B", "b");
+            history.acquired("B", "b", &outcome("held", Some(8), None));
+            check(&mut history, asked().max(early));
+            history.lost("A", &Loss { hold: "a".to_owned(), reason: "expired".to_owned(), at: clock::now() });
+            history.judge()
+        };
+        assert!(seen(a_moment_later, |_| {}).is_err());
+        assert_eq!(seen(|| 0, |_| {}), Ok(()));
+        // The word of what somebody did to it may be on its way.
+        assert_eq!(seen(a_moment_later, |history| history.broken("k", clock::now())), Ok(()));
+        assert_eq!(seen(a_moment_later, History::forgets), Ok(()));
+    }
+
+    /// It may be his own clock that says so, between two sessions.
+    #[test]
+    fn who_waited_for_a_time_and_was_not_granted_says_nothing_of_the_lock() {
+        let seen = |wait| {
+            let mut history = History::default();
+            history.asks("A", "a", &["k".to_owned()], &Terms { wait: Some(wait), ..Terms::default() });
+            history.acquired("A", "a", &outcome("not-granted", None, None));
+            history.judge()
+        };
+        assert!(seen(0).is_err());
+        assert_eq!(seen(500), Ok(()));
     }
 
     #[test]

@@ -11,4 +11,5 @@ pub mod left;
 pub mod play;
 pub mod random;
 pub mod scenario;
+pub mod servers;
 pub mod table;

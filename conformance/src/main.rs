@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use conformance::clock;
 use conformance::driver::Manifest;
@@ -106,6 +106,7 @@ fn run() -> Result<bool, String> {
         .collect();
     let clean: Vec<_> = pairs.iter().map(|pair| (*pair, None)).collect();
     let mut verdicts: BTreeMap<(usize, usize), Verdict> = BTreeMap::new();
+    let begin = Instant::now();
     play_all(&clean, &scenarios, &judged, &mut verdicts)?;
     if !arguments.clean {
         let mut with_faults = Vec::new();
@@ -118,7 +119,7 @@ fn run() -> Result<bool, String> {
         }
         play_all(&with_faults, &scenarios, &judged, &mut verdicts)?;
     }
-    let mut as_expected = report(&verdicts, &manifests, &scenarios);
+    let mut as_expected = report(&verdicts, &manifests, &scenarios, begin.elapsed());
     if arguments.scenarios.is_empty() {
         as_expected &= play_tables(&manifests, &judged)?;
     }
@@ -296,7 +297,12 @@ fn play_tables<'a>(manifests: &[Manifest], judged: &(impl Fn(usize) -> Judged<'a
 }
 
 /// Prints all verdicts. Whether each is as the client's manifest says.
-fn report(verdicts: &BTreeMap<(usize, usize), Verdict>, manifests: &[Manifest], scenarios: &[Scenario]) -> bool {
+fn report(
+    verdicts: &BTreeMap<(usize, usize), Verdict>,
+    manifests: &[Manifest],
+    scenarios: &[Scenario],
+    took: Duration,
+) -> bool {
     let mut as_expected = true;
     for ((client, scenario), verdict) in verdicts {
         let (manifest, scenario) = (&manifests[*client], &scenarios[*scenario]);
@@ -327,8 +333,9 @@ fn report(verdicts: &BTreeMap<(usize, usize), Verdict>, manifests: &[Manifest], 
     let faults: usize = verdicts.values().map(|it| it.played.saturating_sub(1)).sum();
     let positions: u64 = verdicts.values().filter(|it| it.played > 1).map(|it| it.positions).sum();
     println!(
-        "{} scenarios played; at {positions} positions between messages, {faults} times with a fault",
-        verdicts.len()
+        "{} scenarios played; at {positions} positions between messages, {faults} times with a fault; in {} s",
+        verdicts.len(),
+        took.as_secs()
     );
     as_expected
 }

@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use redis::Value;
 use rustix::process::Signal;
-use support::{Proxy, Raw, Server, eventually};
+use support::{Proxy, Raw, eventually};
 
 use crate::clock::{self, Micros};
 use crate::driver::{At, Call, Driver, Manifest, Outcome};
-use crate::fault::{Fault, Watched};
+use crate::fault::{Fault, Kind, Watched};
 use crate::history::History;
-use crate::left;
+use crate::left::{self, When};
 use crate::scenario::{self, Acquire, Feature, Network, Scenario, Step, Terms};
+use crate::servers::Servers;
 
 /// The server's default lease: short, so that what is left behind shows soon.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(2);
@@ -67,9 +68,9 @@ struct Held {
 /// A scenario that is being played.
 pub struct Play<'a> {
     scenario: &'a Scenario,
-    server: Server,
-    /// What takes its place.
-    replica: Option<Server>,
+    fault: Option<Fault>,
+    servers: Servers,
+    /// A connection to the server that has the locks.
     raw: Raw,
     clients: Vec<Client>,
     history: History,
@@ -98,18 +99,7 @@ pub fn play(
     client: &Judged,
     drivers: &mut Drivers,
 ) -> Result<Report, String> {
-    let lease = DEFAULT_LEASE.as_millis().to_string();
-    let has = |wanted: fn(&Step) -> bool| scenario.steps.iter().any(wanted);
-    let keeps = if has(|step| matches!(step, Step::Restart { data: true })) { "yes" } else { "no" };
-    let start = || {
-        let server = Server::builder().module_args(&["default-lease", &lease]).arg("appendonly", keeps);
-        server.arg("appendfsync", "always").start()
-    };
-    let server = start();
-    let replica = has(|step| matches!(step, Step::Failover)).then(start);
-    if let Some(replica) = &replica {
-        replica.replica_of(&server);
-    }
+    let servers = Servers::start(scenario);
     let mut clients = Vec::new();
     for name in &scenario.clients {
         let driver = match drivers.remove(name) {
@@ -120,7 +110,7 @@ pub fn play(
         clients.push(Client {
             name: name.clone(),
             driver,
-            proxy: Proxy::to(server.addr()),
+            proxy: Proxy::to(servers.now().addr()),
             holds,
             running,
             killed: false,
@@ -128,10 +118,10 @@ pub fn play(
     }
     let strict = fault.is_none();
     let (closes, cancels) = (client.manifest.has(Feature::Close), client.manifest.has(Feature::Cancel));
-    let raw = server.raw();
+    let raw = servers.now().raw();
     let (history, report) = (History::default(), Report::default());
     let mut play =
-        Play { scenario, server, replica, raw, clients, history, strict, closes, cancels, watched: None, report };
+        Play { scenario, fault, servers, raw, clients, history, strict, closes, cancels, watched: None, report };
     play.watched = scenario.positions.as_ref().and_then(|name| {
         let client = play.clients.iter().find(|it| it.name == *name)?;
         Some(Watched::begin(&client.proxy, fault))
@@ -182,7 +172,8 @@ impl Play<'_> {
 
     fn open(&mut self) {
         for name in &self.scenario.clients {
-            let url = format!("redis://{}/", self.client(name).proxy.addr());
+            let over_proxy = format!("redis://{}/", self.client(name).proxy.addr());
+            let url = self.servers.url().unwrap_or(over_proxy);
             let Some(id) = self.call(name, &Call::Open { url }) else { continue };
             if let Some(outcome) = self.outcome(name, id, BOUND, "open")
                 && outcome.outcome != "ok"
@@ -248,25 +239,45 @@ impl Play<'_> {
                     self.client(&which.client).holds.remove(&which.hold);
                 }
             }
-            Step::Fork { client } => {
-                if let Some(id) = self.call(client, &Call::Fork)
-                    && let Some(outcome) = self.outcome(client, id, BOUND, "fork")
-                {
-                    self.expect(outcome.outcome == "ok", || format!("{client}: fork: {}", describe(&outcome)));
-                }
-            }
+            Step::Fork { client } => self.done(client, &Call::Fork, "ok", BOUND),
             Step::Say { words } => {
+                self.history.forgets();
                 let words: Vec<&[u8]> = words.iter().map(String::as_bytes).collect();
                 if let Value::ServerError(why) = self.raw.call(&words) {
                     self.wrong(format!("the scenario says what the server does not understand: {why}"));
                 }
             }
-            Step::Restart { .. } => {
-                self.server.kill9();
-                self.server.restart();
-                self.raw = self.server.raw();
+            Step::Restart { data } => {
+                if !data {
+                    self.history.forgets();
+                }
+                self.servers.restart();
+                self.raw = self.servers.now().raw();
             }
-            Step::Failover => self.fail_over(),
+            Step::Failover => {
+                self.servers.fail_over();
+                self.turn();
+            }
+            Step::MoveSlot { key } => {
+                self.servers.move_slot(key);
+                self.turn();
+            }
+            Step::Asked { command, at_most } => {
+                let field = format!("cmdstat_{}", command.to_lowercase());
+                let calls = self.servers.now().info("commandstats", &field).and_then(|it| calls_of(&it)).unwrap_or(0);
+                self.expect(calls <= *at_most, || {
+                    format!("{command} was sent {calls} times, and {at_most} at most are right")
+                });
+            }
+            Step::Block { client, time } => {
+                let within = Duration::from_millis(*time) + BOUND;
+                self.done(client, &Call::Block { time: *time }, "ok", within);
+            }
+            Step::Runtime { client, is, holds } => {
+                holds.iter().for_each(|hold| self.history.ends(client, hold));
+                self.done(client, &Call::Runtime { is: *is }, "ok", BOUND);
+                holds.iter().for_each(|hold| drop(self.client(client).holds.remove(hold)));
+            }
             Step::Close { client } => self.close(client),
             Step::Kill { client } => self.kill(client),
             Step::Lost { client, hold, reason, within } => {
@@ -290,6 +301,7 @@ impl Play<'_> {
                 match is {
                     Network::Cut => proxy.cut(),
                     Network::Refused => proxy.refuse(),
+                    Network::Silent => proxy.silence(),
                     Network::Whole => proxy.accept(),
                 }
             }
@@ -442,7 +454,7 @@ impl Play<'_> {
     fn freeze(&mut self, client: Option<&str>, time: Duration, cut: bool, check: Option<&scenario::Call>) {
         match client {
             Some(name) => self.client(name).driver.signal(Signal::STOP),
-            None => self.server.stop(),
+            None => self.servers.now().stop(),
         }
         if cut {
             self.clients.iter().filter(|it| client.is_none_or(|name| name == it.name)).for_each(|it| it.proxy.cut());
@@ -455,21 +467,28 @@ impl Play<'_> {
         });
         match client {
             Some(name) => self.client(name).driver.signal(Signal::CONT),
-            None => self.server.cont(),
+            None => self.servers.now().cont(),
         }
         if let Some((it, id, from)) = asked {
             self.answered(&it.client, &it.hold, Call::Check { hold: it.hold.clone() }, &it.ends, (id, from));
         }
     }
 
-    fn fail_over(&mut self) {
-        let Some(replica) = self.replica.take() else { return };
-        self.server.wait_for_replica(&replica);
-        self.server.kill9();
-        replica.replica_of_no_one();
-        self.clients.iter().for_each(|it| it.proxy.turn_to(replica.addr()));
-        self.raw = replica.raw();
-        self.server = replica;
+    /// Another server has the locks now.
+    fn turn(&mut self) {
+        let server = self.servers.now();
+        self.clients.iter().for_each(|it| it.proxy.turn_to(server.addr()));
+        self.raw = server.raw();
+    }
+
+    /// Something that the program around a client does, and that always can be done.
+    fn done(&mut self, client: &str, call: &Call, ends: &str, within: Duration) {
+        if let Some(id) = self.call(client, call)
+            && let Some(outcome) = self.outcome(client, id, within, &format!("{call:?}"))
+            && outcome.outcome != ends
+        {
+            self.wrong(format!("{client}: {call:?}: {}", describe(&outcome)));
+        }
     }
 
     fn holders(&mut self, key: &str) -> Vec<u64> {
@@ -483,8 +502,8 @@ impl Play<'_> {
         }
     }
 
-    /// The end of every scenario: what drivers count is what the server says; all calls end; nothing is left; what was told can
-    /// be explained.
+    /// The end of every scenario: what drivers count is what the server says; all calls end; when all is given back, no lock is held or
+    /// waited for that no driver counts; when all clients have ended, nothing is left; what was told can be explained.
     fn finish(&mut self) {
         for client in &self.clients {
             client.proxy.accept();
@@ -493,17 +512,27 @@ impl Play<'_> {
             self.compare();
         }
         // With a fault, whoever may wait for ever is given up, and whatever has a time ends by itself.
-        for index in 0..self.clients.len() {
-            let (name, killed) = (self.clients[index].name.clone(), self.clients[index].killed);
-            if !killed {
-                self.end(&name);
-            }
+        self.all_that_live().iter().for_each(|name| self.give_back(name));
+        // What is silent stays so: that is for the client to notice. No other fault comes any more.
+        if self.fault.is_none_or(|it| it.kind != Kind::Swallow) {
+            self.clients.iter().for_each(|it| it.proxy.pass());
         }
-        for client in &self.clients {
-            client.proxy.pass();
-        }
-        if let Some(left) = left::after(CLEAN, &self.server, &mut self.raw) {
+        if let Some(left) = left::after(CLEAN, When::Free, &self.servers.all()) {
             self.wrong(left);
+        }
+        self.works_again();
+        let closed = self.all_that_live();
+        closed.iter().for_each(|name| if self.closes { self.close(name) } else { self.kill(name) });
+        self.clients.iter().for_each(|it| it.proxy.pass());
+        if let Some(left) = left::after(CLEAN, When::Ended, &self.servers.all()) {
+            self.wrong(left);
+        }
+        for name in closed {
+            let proxy = &self.client(&name).proxy;
+            if !eventually(CLEAN, || proxy.connections() == 0) {
+                let left = proxy.connections();
+                self.wrong(format!("{name}: {left} connections are open {CLEAN:?} after it was closed"));
+            }
         }
         for index in 0..self.clients.len() {
             let client = &mut self.clients[index];
@@ -517,21 +546,52 @@ impl Play<'_> {
         }
     }
 
+    /// Whatever the fault was, the client gets over it: it can take a lock, and give it back.
+    fn works_again(&mut self) {
+        let Some(name) = self.scenario.positions.clone().filter(|_| self.fault.is_some()) else { return };
+        if self.client(&name).killed {
+            return;
+        }
+        let end = clock::after(CLEAN + BOUND);
+        for attempt in 0.. {
+            let (hold, keys) = (format!("afterwards {attempt}"), vec!["afterwards".to_owned()]);
+            let terms = Terms { wait: Some(5_000), ..Terms::default() };
+            let acquire = Call::Acquire { hold: hold.clone(), keys, terms, at: At::default() };
+            let Some(id) = self.call(&name, &acquire) else { return };
+            let Some(outcome) = self.outcome(&name, id, BOUND, "acquire, afterwards") else { return };
+            if outcome.outcome == "held" {
+                // The fault may be at one of these messages: then it ends by an error, and all is given back all the same.
+                if let Some(id) = self.call(&name, &Call::Release { hold }) {
+                    self.outcome(&name, id, BOUND, "release, afterwards");
+                }
+                return;
+            }
+            if clock::left(end).is_zero() {
+                return self.wrong(format!("{name}: it takes no lock afterwards: {}", describe(&outcome)));
+            }
+        }
+    }
+
     /// What the drivers count is what the server says.
     fn compare(&mut self) {
-        let keys: BTreeSet<String> = self.scenario.steps.iter().flat_map(keys_of).collect();
+        let keys: BTreeSet<&str> = self.scenario.keys().collect();
         for key in keys {
             let (mut counted, mut held) = (Vec::new(), Vec::new());
             let is_so = eventually(SOON, || {
-                counted = self.clients.iter_mut().flat_map(|it| it.counts(&key)).collect();
-                held = self.holders(&key);
+                counted = self.clients.iter_mut().flat_map(|it| it.counts(key)).collect();
+                held = self.holders(key);
                 counted.iter().all(|it| held.contains(it))
             });
             self.expect(is_so, || format!("{key}: the clients count {counted:?}, and the server {held:?}"));
         }
     }
 
-    fn end(&mut self, name: &str) {
+    fn all_that_live(&self) -> Vec<String> {
+        self.clients.iter().filter(|it| !it.killed).map(|it| it.name.clone()).collect()
+    }
+
+    /// A client gives up what it waits for, and gives back what it holds.
+    fn give_back(&mut self, name: &str) {
         let running: Vec<(String, u64, Duration)> =
             self.client(name).running.iter().map(|(hold, (id, wait))| (hold.clone(), *id, *wait)).collect();
         let waits_for_ever = running.iter().any(|(.., wait)| *wait == Duration::MAX);
@@ -556,7 +616,7 @@ impl Play<'_> {
                 self.history.about(name, &hold, &call, from, &outcome);
             }
         }
-        if self.closes { self.close(name) } else { self.kill(name) }
+        self.client(name).holds.clear();
     }
 
     fn kill(&mut self, name: &str) {
@@ -582,11 +642,9 @@ pub fn holders(raw: &mut Raw, key: &str) -> Vec<u64> {
     holders.iter().map(token).collect()
 }
 
-fn keys_of(step: &Step) -> Vec<String> {
-    match step {
-        Step::Acquire(it) => it.keys.clone(),
-        _ => Vec::new(),
-    }
+/// How often a command was called, of what `INFO commandstats` says of it.
+fn calls_of(statistics: &str) -> Option<u64> {
+    statistics.split(',').find_map(|it| it.strip_prefix("calls=")?.parse().ok())
 }
 
 fn describe(outcome: &Outcome) -> String {

@@ -12,7 +12,7 @@ use support::{Proxy, Random, Raw, Server};
 use crate::clock::{self, Micros};
 use crate::driver::{At, Call, Driver, Outcome};
 use crate::history::History;
-use crate::left;
+use crate::left::{self, When};
 use crate::play::{BOUND, CLEAN, DEFAULT_LEASE, Judged};
 use crate::scenario::{Feature, Terms};
 
@@ -253,6 +253,7 @@ impl Run<'_> {
         while self.clients.iter().any(|it| !it.calls.is_empty()) && Instant::now() < end {
             self.listen(PAUSE);
         }
+        self.report.faults.extend(left::after(CLEAN, When::Free, &[server]));
         for index in 0..self.clients.len() {
             for loss in std::mem::take(&mut self.clients[index].driver.told) {
                 self.report.history.lost(&self.clients[index].name, &loss);
@@ -264,9 +265,7 @@ impl Run<'_> {
                 self.clients[index].driver.kill();
             }
         }
-        if let Some(left) = left::after(CLEAN, server, &mut self.raw) {
-            self.report.faults.push(left);
-        }
+        self.report.faults.extend(left::after(CLEAN, When::Ended, &[server]));
         if let Err(violation) = self.report.history.judge_what_is_certain() {
             self.report.faults.push(format!("what was told can't be explained: {violation}"));
         }

@@ -17,6 +17,9 @@ pub struct Scenario {
     /// What a client must have for it.
     #[serde(default)]
     pub needs: Vec<Feature>,
+    /// Where the locks are.
+    #[serde(default)]
+    pub servers: Shape,
     /// Each is a client of its own, in a process of its own.
     pub clients: Vec<String>,
     /// The client between whose messages faults are put, one after the other.
@@ -24,6 +27,19 @@ pub struct Scenario {
     pub positions: Option<String>,
     /// What is done, in this order.
     pub steps: Vec<Step>,
+}
+
+/// Where the locks of a scenario are.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Shape {
+    /// At one server; between it and each client there is a proxy.
+    #[default]
+    One,
+    /// At the master that a sentinel names.
+    Sentinel,
+    /// In a cluster, all in one slot.
+    Cluster,
 }
 
 /// What not every client has.
@@ -54,6 +70,14 @@ pub enum Feature {
     Callbacks,
     /// A process may go on in a child of its own.
     Fork,
+    /// It runs in an event loop of its program's, which may be blocked.
+    EventLoop,
+    /// A program has several runtimes (event loops), of which each may end.
+    Runtimes,
+    /// It finds its server by a sentinel.
+    Sentinel,
+    /// It finds its servers in a cluster.
+    Cluster,
     /// Locks of several servers, all or none.
     MultiLock,
     /// A lock on a majority of servers.
@@ -62,7 +86,7 @@ pub enum Feature {
 
 impl Feature {
     /// All, in the order of the table.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 18] = [
         Self::Shared,
         Self::Semaphore,
         Self::SeveralKeys,
@@ -75,6 +99,10 @@ impl Feature {
         Self::Told,
         Self::Callbacks,
         Self::Fork,
+        Self::EventLoop,
+        Self::Runtimes,
+        Self::Sentinel,
+        Self::Cluster,
         Self::MultiLock,
         Self::RedLock,
     ];
@@ -99,6 +127,10 @@ impl Feature {
             Self::Told => "a loss is told without being asked",
             Self::Callbacks => "calls back when it tells a loss",
             Self::Fork => "may be forked",
+            Self::EventLoop => "runs in its program's event loop",
+            Self::Runtimes => "used by several runtimes, one of which may end",
+            Self::Sentinel => "finds its server by Sentinel",
+            Self::Cluster => "finds its server in a cluster",
             Self::MultiLock => "locks of several servers, all or none",
             Self::RedLock => "a lock on a majority of servers",
         }
@@ -205,7 +237,37 @@ pub enum Step {
     },
     /// The server's process is killed, and a replica that had everything takes its place.
     Failover,
-    /// All connections of a client are cut; or its new ones are refused until they are not.
+    /// A slot of a cluster moves to another server, with the locks in it.
+    MoveSlot {
+        /// That of this key.
+        key: String,
+    },
+    /// So many requests of this name at most were sent to the server until now.
+    Asked {
+        /// The command.
+        command: String,
+        /// How many.
+        #[serde(rename = "at-most")]
+        at_most: u64,
+    },
+    /// The event loop of a client is blocked for so long by its program.
+    Block {
+        /// Whose.
+        client: String,
+        /// How long.
+        time: u64,
+    },
+    /// A client's program begins another runtime (event loop), in which it goes on; or the first one ends.
+    Runtime {
+        /// Whose.
+        client: String,
+        /// What happens.
+        is: Runtime,
+        /// The holds that end with it.
+        #[serde(default)]
+        holds: Vec<String>,
+    },
+    /// What becomes of a client's connections.
     Network {
         /// Whose.
         client: String,
@@ -236,8 +298,20 @@ pub enum Network {
     Cut,
     /// They are cut, and new ones, too.
     Refused,
-    /// New ones are taken again.
+    /// Nothing arrives any more in either direction, and nobody is told: also over new ones.
+    Silent,
+    /// New ones are taken again, and what was sent while it was silent arrives.
     Whole,
+}
+
+/// What happens to the runtimes of a program.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Runtime {
+    /// There is another one, in which all later calls run.
+    Another,
+    /// The first one ends, with all that runs in it.
+    Ended,
 }
 
 /// An acquisition.
@@ -375,6 +449,8 @@ impl Step {
             | Self::Fork { client }
             | Self::Kill { client }
             | Self::Lost { client, .. }
+            | Self::Block { client, .. }
+            | Self::Runtime { client, .. }
             | Self::Network { client, .. } => Some(client),
             Self::Freeze { client, .. } => client.as_deref(),
             Self::Force { .. }
@@ -382,8 +458,18 @@ impl Step {
             | Self::Until { .. }
             | Self::Say { .. }
             | Self::Restart { .. }
+            | Self::MoveSlot { .. }
+            | Self::Asked { .. }
             | Self::Failover => None,
         }
+    }
+}
+
+impl Scenario {
+    /// The keys of its locks, one by one as they are asked for.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        let acquired = self.steps.iter().filter_map(|step| if let Step::Acquire(it) = step { Some(it) } else { None });
+        acquired.flat_map(|it| it.keys.iter().map(String::as_str))
     }
 }
 

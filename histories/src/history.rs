@@ -60,6 +60,11 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         fence: Option<u64>,
     },
+    /// None: a client said, by its own knowledge, that this owner holds the lock.
+    Check {
+        /// Who.
+        owner: String,
+    },
     /// `LOCK.FORCE`, `DEL`, or whatever else ends all holds.
     Force,
     /// The server ended a hold because its lease was over.

@@ -79,6 +79,13 @@ impl SequentialSpec for Lock {
                 hold.token = hold.token.map(|token| token.max(fence.unwrap_or(0)));
                 hold.token.map_or(ANY, Outcome::Token)
             }),
+            Request::Check { owner } => {
+                if self.holders.contains_key(owner) {
+                    Outcome::Done
+                } else {
+                    Outcome::Null
+                }
+            }
             Request::Force => Outcome::Count(std::mem::take(&mut self.holders).len() as u64),
             Request::Expire { owner, token } => {
                 let over = self.holders.get(owner).and_then(|hold| hold.lasts).unwrap_or(0);

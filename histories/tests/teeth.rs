@@ -55,6 +55,16 @@ fn two_holders_at_once() {
 }
 
 #[test]
+fn a_client_that_says_that_it_holds_what_another_holds() {
+    let check = |at| op(at, Request::Check { owner: "a".into() }, Done);
+    let held = [acquire("a", (1, 2), Token(1)), acquire("b", (1000, 1010), Token(2))];
+    // It may have been asked just before.
+    right(&[&held[..], &[check((3, 4)), check((900, 1020))]].concat());
+    wrong(&[&held[..], &[check((1011, 1020))]].concat());
+    wrong(&[acquire("a", (1, 2), Token(1)), release("a", (3, 4), Left(0)), check((5, 6))]);
+}
+
+#[test]
 fn a_grant_during_the_lease_of_another() {
     right(&[acquire("a", (1, 2), Token(1)), acquire("b", (1000, 1001), Token(2))]);
     wrong(&[acquire("a", (1, 2), Token(1)), acquire("b", (999, 1000), Token(2))]);

@@ -11,6 +11,7 @@ use crate::client::Asks;
 use crate::engine::{Equipment, Result};
 use crate::failover::{LONGEST_LEASE, ORPHAN_LEASE, abandon, have_again};
 use crate::load::{Crew, Load, keys_of};
+use crate::operations;
 use crate::options::Options;
 use crate::report::Row;
 use crate::shards::{Moves, Shards};
@@ -155,6 +156,7 @@ impl Batch {
         history.local_faults = faults;
         history.faults = shards.unrest()?;
         history.probes = probes;
+        operations::keep(&history, "cluster");
         tally.add(&history, check(&history));
         tally.crashes(shards.crashes());
         tally.left_waiting(&shards.infos()?);

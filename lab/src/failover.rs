@@ -12,6 +12,7 @@ use crate::clock::now;
 use crate::engine::{Result, Trouble, Weather};
 use crate::history::{Fault, Micros, Probe};
 use crate::load::{Crew, Load, keys_of};
+use crate::operations;
 use crate::options::Options;
 use crate::report::Row;
 use crate::tally::Tally;
@@ -139,6 +140,7 @@ impl Batch<'_> {
         }
         history.faults = faults;
         history.probes = probes;
+        operations::keep(&history, "failover");
         tally.add(&history, check(&history));
         tally.crashes(trio.crashes());
         tally.left_waiting(&trio.infos()?);

@@ -10,6 +10,7 @@ mod failover;
 mod fuzz;
 mod history;
 mod load;
+mod operations;
 mod options;
 mod record;
 mod redlock;

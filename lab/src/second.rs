@@ -8,6 +8,7 @@ use crate::client::Asks;
 use crate::engine::Result;
 use crate::failover::{ALL_REPLICAS, LONGEST_LEASE, have_again};
 use crate::load::{Crew, Load, keys_of};
+use crate::operations;
 use crate::options::Options;
 use crate::report::Row;
 use crate::tally::Tally;
@@ -72,6 +73,7 @@ impl Seen {
         for key in keys_of(&history) {
             history.probes.push(have_again(&mut trio.master()?, key, LONGEST_LEASE)?);
         }
+        operations::keep(&history, "second");
         let mut verdict = check(&history);
         if self.third == Third::Dies {
             let all = verdict.violations.len();

@@ -19,6 +19,7 @@ use support::{Builder, Server, eventually};
 use crate::checker::check;
 use crate::clock::{micros, now};
 use crate::history::{Assurance, Fault, History, Probe};
+use crate::operations;
 use crate::options::Options;
 use crate::report::Row;
 use clients::{CLIENTS, Record, Scene, work};
@@ -141,6 +142,7 @@ impl Trial {
             wrong.extend(record.odd);
             history.add(record.events);
         }
+        operations::keep(&history, self.name);
         let verdict = check(&history);
         wrong.extend(verdict.violations.iter().map(ToString::to_string));
         if lost > 0 && !self.may_lose {

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "clients/python/src"))
 
@@ -33,6 +34,15 @@ def failure(error):
     return {"outcome": kind, "text": f"{type(error).__name__}: {error}"}
 
 
+def connect(url):
+    parts = urlsplit(url)
+    if parts.scheme == "redis+cluster":
+        return redis.asyncio.RedisCluster(parts.hostname, parts.port)
+    if parts.scheme == "redis+sentinel":
+        return redis.asyncio.Sentinel([(parts.hostname, parts.port)]).master_for(parts.path[1:])
+    return redis.asyncio.Redis.from_url(url)
+
+
 class Driver:
     def __init__(self):
         self.url, self.clients, self.holds, self.running = None, {}, {}, {}
@@ -44,7 +54,7 @@ class Driver:
 
     def client(self, url):
         if url not in self.clients:
-            self.clients[url] = redis.asyncio.Redis.from_url(url)
+            self.clients[url] = connect(url)
         return self.clients[url]
 
     async def acquire(self, hold, wait=None, callback=None, **where_and_terms):
@@ -117,6 +127,10 @@ class Driver:
             os._exit(0)
         return {"outcome": "ok" if os.waitpid(child, 0)[1] == 0 else "server"}
 
+    async def block(self, **how_long):
+        time.sleep(how_long["time"] / 1000)
+        return {"outcome": "ok"}
+
     async def close(self):
         for task in list(self.running.values()):
             task.cancel()
@@ -124,6 +138,7 @@ class Driver:
         gc.collect()
         for client in self.clients.values():
             await holdfast.Session(client).close()
+            await client.aclose()
         return {"outcome": "ok"}
 
     async def call(self, id, call, arguments):

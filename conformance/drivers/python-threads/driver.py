@@ -7,10 +7,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "clients/python/src"))
 
 import redis  # noqa: E402
+import redis.sentinel  # noqa: E402
 
 import holdfast  # noqa: E402
 
@@ -36,6 +38,15 @@ def failure(error):
     return {"outcome": kind, "text": f"{type(error).__name__}: {error}"}
 
 
+def connect(url):
+    parts = urlsplit(url)
+    if parts.scheme == "redis+cluster":
+        return redis.RedisCluster(parts.hostname, parts.port)
+    if parts.scheme == "redis+sentinel":
+        return redis.sentinel.Sentinel([(parts.hostname, parts.port)]).master_for(parts.path[1:])
+    return redis.Redis.from_url(url)
+
+
 class Driver:
     def __init__(self):
         self.url, self.clients, self.holds = None, {}, {}
@@ -47,7 +58,7 @@ class Driver:
 
     def client(self, url):
         if url not in self.clients:
-            self.clients[url] = redis.Redis.from_url(url)
+            self.clients[url] = connect(url)
         return self.clients[url]
 
     def acquire(self, hold, wait=None, callback=None, **where_and_terms):
@@ -118,6 +129,7 @@ class Driver:
         gc.collect()
         for client in self.clients.values():
             holdfast.Session(client).close()
+            client.close()
         return {"outcome": "ok"}
 
     def call(self, id, call, arguments):

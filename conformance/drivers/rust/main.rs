@@ -1,15 +1,16 @@
 //! The driver of the Rust client: DRIVER.md says what it reads and writes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::io::BufRead;
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conformance::clock;
 use holdfast_client::{Error, Guard, Lock, Locks, MultiGuard, MultiLock, RedGuard, RedLock, Why};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, BufReader, stdin};
+use tokio::runtime::Runtime;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 #[derive(Deserialize)]
@@ -26,6 +27,10 @@ struct Line {
     at: Vec<String>,
     #[serde(default)]
     majority: Vec<String>,
+    #[serde(default)]
+    is: String,
+    #[serde(default)]
+    time: u64,
     wait: Option<u64>,
     lease: Option<u64>,
     #[serde(default)]
@@ -110,12 +115,14 @@ fn of(holds: &Shared) -> MutexGuard<'_, Holds> {
     holds.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-#[tokio::main]
-async fn main() -> std::io::Result<()> {
-    let mut lines = BufReader::new(stdin()).lines();
+fn main() -> std::io::Result<()> {
     let (mut clients, mut holds) = (Clients::default(), Shared::default());
-    while let Some(text) = lines.next_line().await? {
-        let line: Line = serde_json::from_str(&text)?;
+    // All calls run in the last one.
+    let mut runtimes = VecDeque::from([Runtime::new()?]);
+    for text in std::io::stdin().lock().lines() {
+        let line: Line = serde_json::from_str(&text?)?;
+        let Some(runtime) = runtimes.back() else { break };
+        let _in_it = runtime.enter();
         match line.call.as_str() {
             "open" => {
                 holds = Shared::default();
@@ -142,7 +149,18 @@ async fn main() -> std::io::Result<()> {
                 all.running.values().for_each(|given_up| given_up.notify_one());
                 all.holds.values().for_each(|hold| drop(hold.send(Ask::Drop)));
                 for (_, locks) in std::mem::take(&mut clients.all) {
-                    locks.settle().await;
+                    runtime.block_on(locks.settle());
+                }
+                say(line.id, json!({"outcome": "ok"}));
+            }
+            "block" => {
+                block(runtime, Duration::from_millis(line.time));
+                say(line.id, json!({"outcome": "ok"}));
+            }
+            "runtime" => {
+                match line.is.as_str() {
+                    "another" => runtimes.push_back(Runtime::new()?),
+                    _ => drop(runtimes.pop_front()),
                 }
                 say(line.id, json!({"outcome": "ok"}));
             }
@@ -153,6 +171,24 @@ async fn main() -> std::io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Has every thread of a runtime do something else for so long.
+fn block(runtime: &Runtime, time: Duration) {
+    let threads = runtime.metrics().num_workers();
+    let all_in_it = Arc::new(Barrier::new(threads + 1));
+    let blocks = |_| {
+        let all_in_it = all_in_it.clone();
+        runtime.spawn(async move {
+            all_in_it.wait();
+            std::thread::sleep(time);
+        })
+    };
+    let blocked: Vec<_> = (0..threads).map(blocks).collect();
+    all_in_it.wait();
+    for each in blocked {
+        let _ = runtime.block_on(each);
+    }
 }
 
 type Asked = std::pin::Pin<Box<dyn Future<Output = Result<Option<Held>, Error>> + Send>>;

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use super::{Played, can, rows};
 use crate::play::{Drivers, Judged, play as play_scenario};
-use crate::scenario::{Acquire, Call, Feature, Scenario, Step, Terms};
+use crate::scenario::{Acquire, Call, Feature, Scenario, Shape, Step, Terms};
 
 /// A cause, the terms on which the lock is held, and what the holder is told.
 #[derive(Clone, Debug, Deserialize)]
@@ -51,5 +51,13 @@ fn scenario(row: &Row, terms: &Terms) -> Scenario {
     steps.push(Step::Lost { client: client(), hold: hold(), reason: row.reason.clone(), within: row.within });
     steps.push(Step::Release(Call { client: client(), hold: hold(), ends: format!("lost {}", row.reason) }));
     let promise = row.cause.clone();
-    Scenario { name: "losses".to_owned(), promise, needs: Vec::new(), clients: vec![client()], positions: None, steps }
+    Scenario {
+        name: "losses".to_owned(),
+        promise,
+        needs: Vec::new(),
+        servers: Shape::One,
+        clients: vec![client()],
+        positions: None,
+        steps,
+    }
 }

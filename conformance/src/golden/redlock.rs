@@ -1,5 +1,6 @@
 //! For how long a lock on a majority of servers is valid, and what its fence is.
 
+use std::net::Ipv4Addr;
 use std::thread;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use support::{Proxy, Server};
 use super::{Played, end_of, open, rows};
 use crate::clock::{self, Micros};
 use crate::driver::{At, Call, Driver, Outcome};
-use crate::left;
+use crate::left::{self, When};
 use crate::play::{CLEAN, Judged, holders};
 use crate::scenario::{Feature, Terms};
 
@@ -60,7 +61,9 @@ pub fn play(client: &Judged) -> Result<Played, String> {
 
 fn play_row(row: &Row, client: &Judged) -> Result<Vec<String>, String> {
     let servers: Vec<Server> = (0..row.servers).map(|_| Server::start()).collect();
-    let proxies: Vec<Proxy> = servers.iter().map(|server| Proxy::to(server.addr())).collect();
+    // Their names are in the order of their numbers, which is the order in which clients ask (docs/redlock.md).
+    let named = (1..).map(|number| Ipv4Addr::new(127, 0, 0, number));
+    let proxies: Vec<Proxy> = servers.iter().zip(named).map(|(server, name)| Proxy::at(name, server.addr())).collect();
     let mut greatest = 0;
     for number in &row.ahead {
         greatest = greatest.max(go_ahead(server(&servers, *number)?)?);
@@ -93,7 +96,7 @@ fn play_row(row: &Row, client: &Judged) -> Result<Vec<String>, String> {
     }
     end_of(&mut driver, &Call::Close)?;
     for (number, server) in servers.iter().enumerate().filter(|(number, _)| !row.taken.contains(number)) {
-        wrong.extend(left::after(CLEAN, server, &mut server.raw()).map(|left| format!("server {number}: {left}")));
+        wrong.extend(left::after(CLEAN, When::Ended, &[server]).map(|left| format!("server {number}: {left}")));
     }
     Ok(wrong)
 }

@@ -1,6 +1,9 @@
 //! What a client's requests are on the wire.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
+use std::thread;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -20,6 +23,9 @@ const SERVERS_LEASE: &str = " LEASE 30000";
 struct Row {
     keys: Vec<String>,
     terms: Terms,
+    /// A new client hears of its session so much later (ms).
+    #[serde(default)]
+    late: u64,
     words: String,
 }
 
@@ -27,10 +33,14 @@ pub fn play(client: &Judged) -> Result<Played, String> {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let (sender, sent) = channel();
+    let late: Arc<AtomicU64> = Arc::default();
+    let how_late = late.clone();
     proxy.rule(move |toward, message| {
-        if toward == Toward::Server
-            && let Some(words) = words_of(message).as_deref().and_then(golden)
-        {
+        let words = words_of(message).filter(|_| toward == Toward::Server).unwrap_or_default();
+        if words.first().is_some_and(|it| it == "LOCK.OWNER") {
+            thread::sleep(Duration::from_millis(how_late.load(Ordering::SeqCst)));
+        }
+        if let Some(words) = golden(&words) {
             // Nobody listens any more at the end.
             let _ = sender.send(words);
         }
@@ -39,13 +49,23 @@ pub fn play(client: &Judged) -> Result<Played, String> {
     let mut driver = open(client, proxy.addr())?;
     let mut played = Played::default();
     for it in rows::<Row>("words")?.into_iter().filter(|it| can(client, &it.terms, it.keys.len())) {
+        if it.late > 0 {
+            late.store(it.late, Ordering::SeqCst);
+            end_of(&mut driver, &Call::Open { url: format!("redis://{}/", proxy.addr()) })?;
+        }
         let hold = "h".to_owned();
         let call =
             Call::Acquire { hold: hold.clone(), keys: it.keys.clone(), terms: it.terms.clone(), at: At::default() };
         end_of(&mut driver, &call)?;
-        let words = sent.recv_timeout(Duration::ZERO).map_err(|_| "nothing was sent")?;
+        let words = sent.recv_timeout(Duration::ZERO).ok();
         end_of(&mut driver, &Call::Release { hold })?;
         played.rows += 1;
+        let Some(words) = words else {
+            if it.late == 0 {
+                played.differences.push((it.words, "nothing was sent".to_owned()));
+            }
+            continue;
+        };
         // A client may name the lease that it counts by where the program names none.
         let words = if it.terms.lease.is_none() { words.replace(SERVERS_LEASE, "") } else { words };
         if words != it.words {

@@ -50,9 +50,12 @@ struct State {
     target: SocketAddr,
     rule: Rule,
     refusing: bool,
+    silent: bool,
     streams: Vec<TcpStream>,
     /// How many connections there were.
     flows: usize,
+    /// Each way of each connection has a part in it.
+    open: Arc<()>,
 }
 
 impl Proxy {
@@ -104,6 +107,11 @@ impl Proxy {
         self.inner.state().flows
     }
 
+    /// How many connections there are that have not ended in both directions.
+    pub fn connections(&self) -> usize {
+        (Arc::strong_count(&self.inner.state().open) - 1).div_ceil(2)
+    }
+
     /// Hands on everything from now on, what is held included.
     pub fn pass(&self) {
         self.rule(|_, _| Fate::Pass);
@@ -115,9 +123,17 @@ impl Proxy {
         self.cut();
     }
 
-    /// Takes new connections again.
+    /// Hands on nothing more in either direction, not even that a connection has ended, until [`accept`](Self::accept): then all of it.
+    pub fn silence(&self) {
+        self.inner.state().silent = true;
+    }
+
+    /// Takes new connections again, and hands on what came while it was silent.
     pub fn accept(&self) {
-        self.inner.state().refusing = false;
+        let mut state = self.inner.state();
+        (state.refusing, state.silent) = (false, false);
+        drop(state);
+        self.inner.changed.notify_all();
     }
 
     /// Hands new connections on to another server, and ends those that there are.
@@ -136,6 +152,7 @@ impl Proxy {
 
 impl Drop for Proxy {
     fn drop(&mut self) {
+        self.accept();
         self.pass();
         self.cut();
         let target = self.address;
@@ -147,7 +164,15 @@ impl Drop for Proxy {
 
 impl State {
     fn new(target: SocketAddr, refusing: bool) -> Self {
-        Self { target, rule: Box::new(|_, _, _| Fate::Pass), refusing, streams: Vec::new(), flows: 0 }
+        Self {
+            target,
+            rule: Box::new(|_, _, _| Fate::Pass),
+            refusing,
+            silent: false,
+            streams: Vec::new(),
+            flows: 0,
+            open: Arc::default(),
+        }
     }
 }
 
@@ -160,6 +185,10 @@ impl Inner {
     fn fate(&self, flow: usize, toward: Toward, message: &[u8]) -> Fate {
         let mut state = self.state();
         loop {
+            if state.silent {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
             match (state.rule)(flow, toward, message) {
                 Fate::Hold => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
                 fate => return fate,
@@ -179,19 +208,20 @@ fn accept(inner: &Arc<Inner>, client: TcpStream) -> io::Result<()> {
     let server = TcpStream::connect(target)?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
-    let flow = {
+    let (flow, open) = {
         let mut state = inner.state();
         state.streams.extend([client.try_clone()?, server.try_clone()?]);
         state.flows += 1;
-        state.flows
+        (state.flows, state.open.clone())
     };
     let ways = [(Toward::Server, client.try_clone()?, server.try_clone()?), (Toward::Client, server, client)];
     for (toward, from, to) in ways {
-        let inner = inner.clone();
+        let (inner, open) = (inner.clone(), open.clone());
         thread::spawn(move || {
             let _ = hand_on(&inner, flow, toward, &from, &to);
             let _ = from.shutdown(Shutdown::Read);
             let _ = to.shutdown(Shutdown::Write);
+            drop(open);
         });
     }
     Ok(())

@@ -22,7 +22,13 @@ impl Trio {
     /// Starts them, and waits until the sentinel knows them.
     #[track_caller]
     pub fn start() -> Self {
-        let servers = [Server::builder(), Server::builder()].map(Builder::start);
+        Self::start_with(|builder| builder)
+    }
+
+    /// The same, with settings of one's own for both servers.
+    #[track_caller]
+    pub fn start_with(settings: impl Fn(Builder) -> Builder) -> Self {
+        let servers = [Server::builder(), Server::builder()].map(|builder| settings(builder).start());
         servers[1].replica_of(&servers[0]);
         let sentinel = sentinel_of(&servers[0]);
         let trio = Self { sentinel, servers };
@@ -54,6 +60,19 @@ impl Trio {
         self.servers[0].wait_for_replica(&self.servers[1]);
         // Refused while the sentinel has not seen the replica in good order.
         until(SOON, "the sentinel begins a failover", || self.ask::<()>(&["FAILOVER", NAME]).is_ok());
+        self.wait_for_the_new_master();
+    }
+
+    /// Kills the master once its replica has all that it wrote, and waits until the sentinel has noticed, and names the replica.
+    #[track_caller]
+    pub fn kill_master(&mut self) {
+        self.servers[0].wait_for_replica(&self.servers[1]);
+        self.servers[0].kill9();
+        self.wait_for_the_new_master();
+    }
+
+    #[track_caller]
+    fn wait_for_the_new_master(&self) {
         until(SOON, "the sentinel names the new master", || {
             let address: Option<(String, u16)> = self.ask(&["GET-MASTER-ADDR-BY-NAME", NAME]).ok();
             address.is_some_and(|(_, port)| port == self.servers[1].port())

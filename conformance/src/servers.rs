@@ -1,0 +1,107 @@
+//! The servers of a scenario: one, with a replica to take its place if need be; a sentinel's two; or a cluster's.
+
+use support::{Cluster, Server, Trio};
+
+use crate::play::DEFAULT_LEASE;
+use crate::scenario::{Scenario, Shape, Step};
+
+/// The servers, and which of them has the locks.
+pub enum Servers {
+    /// One, and what takes its place.
+    One(Box<Server>, Option<Box<Server>>),
+    /// A master and its replica under a sentinel, and which of them is master.
+    Sentinel(Box<Trio>, usize),
+    /// Masters that share the slots, and which of them has that of the scenario's keys.
+    Cluster(Cluster, usize),
+}
+
+impl Servers {
+    /// What a scenario needs.
+    pub fn start(scenario: &Scenario) -> Self {
+        let has = |wanted: fn(&Step) -> bool| scenario.steps.iter().any(wanted);
+        let keeps = if has(|step| matches!(step, Step::Restart { data: true })) { "yes" } else { "no" };
+        let lease = DEFAULT_LEASE.as_millis().to_string();
+        let settings = |builder: support::Builder| {
+            builder.module_args(&["default-lease", &lease]).arg("appendonly", keeps).arg("appendfsync", "always")
+        };
+        match scenario.servers {
+            Shape::One => {
+                let start = || Box::new(settings(Server::builder()).start());
+                let server = start();
+                let replica = has(|step| matches!(step, Step::Failover)).then(start);
+                if let Some(replica) = &replica {
+                    replica.replica_of(&server);
+                }
+                Self::One(server, replica)
+            }
+            Shape::Sentinel => Self::Sentinel(Box::new(Trio::start_with(settings)), 0),
+            Shape::Cluster => {
+                let cluster = Cluster::start_with(2, settings);
+                let key = scenario.keys().next().unwrap_or_default();
+                let has_it = cluster.owner_of(cluster.slot_of(key.as_bytes()));
+                Self::Cluster(cluster, has_it)
+            }
+        }
+    }
+
+    /// The one that has the locks.
+    pub fn now(&self) -> &Server {
+        match self {
+            Self::One(server, _) => server,
+            Self::Sentinel(trio, master) => &trio.servers()[*master],
+            Self::Cluster(cluster, node) => cluster.node(*node),
+        }
+    }
+
+    /// All that live.
+    pub fn all(&self) -> Vec<&Server> {
+        match self {
+            Self::One(..) | Self::Sentinel(..) => vec![self.now()],
+            Self::Cluster(cluster, _) => cluster.nodes().iter().collect(),
+        }
+    }
+
+    /// Where a client finds them; none: at the one server, over a proxy.
+    pub fn url(&self) -> Option<String> {
+        match self {
+            Self::One(..) => None,
+            Self::Sentinel(trio, _) => Some(format!("redis+sentinel://{}/{}", trio.sentinel().addr(), trio.name())),
+            Self::Cluster(cluster, _) => Some(format!("redis+cluster://{}", cluster.node(0).addr())),
+        }
+    }
+
+    /// Kills the one that has the locks, and starts it again, with its data or without.
+    pub fn restart(&mut self) {
+        if let Self::One(server, _) = self {
+            server.kill9();
+            server.restart();
+        }
+    }
+
+    /// Kills the one that has the locks, and has the replica, which had everything, take its place.
+    pub fn fail_over(&mut self) {
+        match self {
+            Self::One(server, replica) => {
+                let Some(replica) = replica.take() else { return };
+                server.wait_for_replica(&replica);
+                server.kill9();
+                replica.replica_of_no_one();
+                *server = replica;
+            }
+            Self::Sentinel(trio, master) => {
+                trio.kill_master();
+                *master = 1;
+            }
+            Self::Cluster(..) => {}
+        }
+    }
+
+    /// Moves a key's slot to the other one of a cluster.
+    pub fn move_slot(&mut self, key: &str) {
+        if let Self::Cluster(cluster, node) = self {
+            let other = 1 - *node;
+            cluster.move_slot(cluster.slot_of(key.as_bytes()), *node, other);
+            *node = other;
+        }
+    }
+}

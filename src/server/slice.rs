@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn a_share_begins_when_something_was_done_in_it_and_ends_with_the_whole() {
-        let turn = Slice::from_now(Duration::from_hours(1));
+        let turn = Slice::from_now(Duration::from_secs(3600));
         let piece = turn.piece();
         assert!(!piece.is_over() && !piece.was_used());
         assert!(!piece.is_over() && piece.was_used());

@@ -1,12 +1,12 @@
-"""The user `locker` of docs/operations.md: what it may do is enough for every lock, alone, in a cluster and with Sentinel."""
+"""The user `locker` of docs/operations.md: its rights are enough alone, in a cluster and with Sentinel."""
 
 import re
 from pathlib import Path
 
 import pytest
+from test_cluster import names_of_each_master
 
 from servers import Sentinels
-from test_cluster import names_of_each_master
 from test_lock import takes_turns
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "operations.md"

@@ -41,16 +41,7 @@ FROM ${BUILD_BASE} AS build
 # gcc and libclang read the module API's header.
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev libclang-dev && rm -rf /var/lib/apt/lists/*
 WORKDIR /holdfast
-COPY Cargo.toml Cargo.lock ./
-COPY src src
-COPY tests tests
-COPY histories histories
-COPY simulated simulated
-COPY bench bench
-COPY lab lab
-COPY clients/core clients/core
-COPY clients/rust clients/rust
-COPY cli cli
+COPY . .
 RUN cargo build --release --locked -p holdfast -p holdfast-cli --lib --bins
 
 FROM server

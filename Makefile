@@ -37,6 +37,8 @@ lint: install ## Formatting, clippy, documentation, cycles among modules: no war
 	scripts/cycles-test
 	scripts/skips-test
 	scripts/release-notes-test
+	scripts/workflows-test
+	scripts/workflows --check
 	scripts/figures
 	scripts/cycles
 	scripts/modules --check

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::Command;
 
-use support::{Cluster, Server, Trio, skip, until};
+use support::{Builder, Cluster, Server, Trio, skip, until};
 
-use crate::common::{SOON, done, holdfast, holdfast_at, say, waiters};
+use crate::common::{SOON, done, get, holdfast, holdfast_at, metrics_at, say, waiters};
 
 #[test]
 fn a_cluster_a_sentinel_and_a_socket_are_addresses() {
@@ -161,6 +161,60 @@ fn listens_for_tls(server: &Server) -> Option<u16> {
             Err(error) if error.to_string().contains("Unable to listen") => {}
             Err(_) => return None,
         }
+    }
+}
+
+/// A server that speaks TLS, with its replicas, too.
+fn with_tls(server: Builder, certificates: &Path, port: u16) -> Builder {
+    let file = |name: &str| certificates.join(name).display().to_string();
+    server
+        .arg("tls-port", &port.to_string())
+        .arg("tls-cert-file", &file("server.pem"))
+        .arg("tls-key-file", &file("server.key"))
+        .arg("tls-ca-cert-file", &file("ca.pem"))
+        .arg("tls-auth-clients", "no")
+        .arg("tls-replication", "yes")
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[test]
+fn tls_reaches_replicas_sentinels_and_clusters() {
+    let keys = Server::start();
+    let dir = keys.dir();
+    if !certificates(dir) {
+        return skip("openssl is not here to make certificates");
+    }
+    let ports = [(); 4].map(|()| free_port());
+    let Ok(master) = with_tls(Server::builder(), dir, ports[0]).try_start() else {
+        return skip("this server speaks no TLS");
+    };
+    let replica = with_tls(Server::builder(), dir, ports[1]).start();
+    let () = say(&replica, &format!("REPLICAOF 127.0.0.1 {}", ports[0]));
+    master.wait_replica_online();
+    let file = dir.join("sentinel.conf");
+    let settings = format!("sentinel monitor locks 127.0.0.1 {} 1\n", ports[0]);
+    std::fs::write(&file, settings).unwrap();
+    let _sentinel = with_tls(Server::builder().sentinel(file), dir, ports[2]).start();
+    let cluster = Cluster::start_with(1, |node| with_tls(node, dir, ports[3]).arg("tls-cluster", "yes"));
+    cluster.wait_until_ok();
+
+    let ca = dir.join("ca.pem").display().to_string();
+    let of_all = [
+        (format!("rediss+sentinel://127.0.0.1:{}/locks", ports[2]), vec![ports[0], ports[1]]),
+        (format!("rediss+cluster://127.0.0.1:{}", ports[3]), vec![ports[3]]),
+    ];
+    for (url, servers) in of_all {
+        let mut run = holdfast_at(&url);
+        let ran = done(run.args(["--tls-ca", &ca, "run", "a", "--", "echo", "ran"]));
+        assert_eq!((ran.code, ran.out.as_str()), (Some(0), "ran\n"), "{url}: {}", ran.err);
+        let (_metrics, at) = metrics_at(holdfast_at(&url).env("HOLDFAST_TLS_CA", &ca));
+        until(SOON, "all servers are up", || {
+            let page = get(&at, "/metrics");
+            servers.iter().all(|port| page.contains(&format!("holdfast_up{{server=\"127.0.0.1:{port}\"}} 1\n")))
+        });
     }
 }
 

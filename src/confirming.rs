@@ -152,7 +152,10 @@ fn bind_all(ctx: Ctx, id: GrantId, terms: &Terms, now: Now) -> Holds {
         let locks = names.iter().zip(&holds).map(|(name, hold)| look(name.as_text(), hold.token));
         let Some(locks) = locks.collect::<Option<Vec<Lock>>>() else { return Holds::Gone };
         for (lock, hold) in locks.iter().zip(&holds) {
-            holding::bind(lock, (hold.deadline, hold.token), Some(hold.token), grantee, now);
+            // Nobody watched it meanwhile: somebody else may have given the key an earlier end.
+            let deadline = lock.own_end().map_or(hold.deadline, |end| end.min(hold.deadline));
+            let granted = holding::first_token(lock, grantee.owner, hold.token);
+            holding::bind(lock, (deadline, hold.token), Some(granted), grantee, now);
         }
         if let [first, _, ..] = holds.as_slice()
             && holds.iter().all(|hold| hold.token == first.token)

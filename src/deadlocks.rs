@@ -110,6 +110,9 @@ impl View for Readable<'_> {
 impl Wait {
     /// Whether a hold does not end by itself before this wait would.
     fn is_outlasted_by(self, key: &LockKey, owner: &Owner, hold: &Hold) -> bool {
+        if state::with(|state| state.is_broken((key.db, &key.name, owner), hold.token)) {
+            return false;
+        }
         match (hold.deadline, self.until) {
             (Deadline::Never, _) => true,
             (Deadline::At(at), Some(until)) if at > until => true,

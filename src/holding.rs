@@ -98,15 +98,17 @@ pub fn is_meant(lock: &Lock, owner: TextRef, held: Option<Token>, named: Option<
     }
 }
 
-/// Notes that the token of a hold is `token` now, if that is another. Returns the one under which the hold began.
-pub fn note_raise(lock: &Lock, owner: TextRef, before: Token, token: Token) -> Token {
-    let (db, name, owner) = (lock.db(), lock.name().bytes(), owner.bytes());
-    state::with(|state| {
-        if token > before {
-            state.raised.raise(&LockKey::new(db, name), owner, before, token);
-        }
-        state.raised.first(db, name, owner, token)
-    })
+/// Notes that the token of a hold is `token` now, if that is another.
+pub fn note_raise(lock: &Lock, owner: TextRef, before: Token, token: Token) {
+    if token > before {
+        let key = LockKey::new(lock.db(), lock.name().bytes());
+        state::with(|state| state.raised.raise(&key, owner.bytes(), before, token));
+    }
+}
+
+/// The token under which a hold began that has this one now.
+pub fn first_token(lock: &Lock, owner: TextRef, token: Token) -> Token {
+    state::with(|state| state.raised.first(lock.db(), lock.name().bytes(), owner.bytes(), token))
 }
 
 /// Ties a hold whose request is being answered, unless its answer waits for replicas.

@@ -24,7 +24,7 @@ use crate::server::{AsText, Ctx, Text, TextRef, events};
 use crate::serving::{schedule_earlier, serve};
 use crate::state::confirmations::What;
 use crate::state::owed::{About, OnBehalf, Purpose, Ticket};
-use crate::state::sessions::{Claimed, Reader, Remains};
+use crate::state::sessions::{Claimed, MOST_UNREAD, Reader, Remains};
 use crate::state::ties::Together;
 use crate::state::{
     self, Answer, Asker, GrantId, GrantedHold, Outcome, Reading, Recipient, SignsOfLife, Stage, State, TakeBack, Terms,
@@ -94,7 +94,12 @@ impl Request {
             }
             OnBehalf::Session => {
                 let about = self.about();
-                state::with(|state| state.sessions.add_wait(self.client, &about, ticket));
+                state::with(|state| {
+                    state.sessions.add_wait(self.client, &about, ticket);
+                    if let Purpose::Acquire(_) = self.purpose {
+                        state.ties.asked_anew(&self.owner, &self.keys);
+                    }
+                });
                 (Recipient::Session { client: self.client, about }, ctx.reply_line(c"WAITING"))
             }
         };
@@ -191,17 +196,29 @@ pub fn confirm(
     Ok(replied)
 }
 
+/// The request of this owner for one of these keys that a session waits for already, if there is one.
+///
+/// # Errors
+///
+/// If the owner was cancelled, or too much of what became of it has not been read.
+pub fn admit(request: &Request) -> Result<Option<Ticket>, String> {
+    match state::with(|state| state.sessions.claimed(request.client, &request.owner, &request.keys)) {
+        Claimed::Nothing => Ok(None),
+        Claimed::Waits(ticket) => Ok(Some(ticket)),
+        Claimed::Cancelled => Err("CANCELLED LOCK.CANCEL was called for this key, owner and session".into()),
+        Claimed::Unread => {
+            Err(format!("ERR too many unread events of this owner for this key: {MOST_UNREAD}, of this session"))
+        }
+    }
+}
+
 /// What is already known of a session's request: `None`, or the answer. Changes nothing.
 ///
 /// # Errors
 ///
-/// If its owner was cancelled, or has asked for other keys as well, or on other terms.
+/// As [`admit`]; or if its owner has asked for other keys as well, or on other terms.
 pub fn repeated(ctx: Ctx, request: &Request) -> Result<Option<Replied>, String> {
-    let ticket = match state::with(|state| state.sessions.claimed(request.client, &request.owner, &request.keys)) {
-        Claimed::Nothing => return Ok(None),
-        Claimed::Cancelled => return Err("CANCELLED LOCK.CANCEL was called for this key, owner and session".into()),
-        Claimed::Waits(ticket) => ticket,
-    };
+    let Some(ticket) = admit(request)? else { return Ok(None) };
     let waits = state::with(|state| match state.owed.get(ticket).map(|pending| &pending.to) {
         Some(Recipient::Session { about, .. }) => Some(about.clone()),
         _ => None,
@@ -270,9 +287,8 @@ pub fn end_in_flight(
     let ended = state::with(|state| {
         let id = state.in_the_way((key.db, &key.name, owner.bytes()), connection)?;
         let grant = state.in_flight.get(id)?;
-        let is_meant =
-            |hold: &GrantedHold, named| state.raised.is_meant((key.db, &hold.name, owner.bytes()), hold.token, named);
-        if token.is_some_and(|named| !grant.holds.iter().any(|hold| is_meant(hold, named))) {
+        let held = grant.holds.iter().find(|hold| hold.name == key.name)?.token;
+        if token.is_some_and(|named| !state.raised.is_meant((key.db, &key.name, owner.bytes()), held, named)) {
             return None;
         }
         let (ticket, client) = (grant.ticket, grant.client);

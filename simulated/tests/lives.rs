@@ -433,6 +433,142 @@ fn behind_its_own_pipeline_a_grant_still_stands_in_the_way() {
     );
 }
 
+/// Two holds that were granted apart have one token, since `FENCE` raised both while replicas confirmed it: to give up one
+/// does not release the other.
+#[test]
+fn a_fence_that_replicas_confirm_joins_nothing() {
+    const RAISED: &str = "!replicas 0
+         r LOCK.ACQUIRE a o
+         r LOCK.ACQUIRE b o
+         +5
+         r LOCK.RENEW a o FENCE 1800000005000000 REPLICAS 1 SESSION $s
+         r LOCK.RENEW b o FENCE 1800000005000000 REPLICAS 1 SESSION $s
+         +5
+         s LOCK.NEXT
+         +5
+         r LOCK.CANCEL a o SESSION $s
+         x EXISTS a b
+         +5";
+    is_mended(RAISED);
+    history(RAISED, 'x', "1");
+}
+
+/// Who has given back one of several locks and asks for it anew gives up only that request.
+#[test]
+fn a_cancel_of_what_is_asked_for_anew_leaves_what_was_granted_with_it_before() {
+    for wait in ["0", "10"] {
+        let asked_anew = format!(
+            "r LOCK.MACQUIRE 2 a b o SESSION $s
+             +5
+             r LOCK.RELEASE a o
+             x LOCK.ACQUIRE a x
+             +5
+             r LOCK.ACQUIRE a o WAIT {wait} SESSION $s
+             +50
+             r LOCK.CANCEL a o SESSION $s
+             x EXISTS b
+             +5"
+        );
+        is_mended(&asked_anew);
+        history(&asked_anew, 'x', "1");
+    }
+}
+
+/// Behind the answer to its re-entry, a client gives one hold back, and is closed before anything is sent: the hold that
+/// was there before stays.
+#[test]
+fn a_re_entry_that_was_given_back_is_not_taken_back_as_well() {
+    const CLOSED: &str = "!replicas 5
+         a LOCK.ACQUIRE k o
+         d LOCK.OWNER
+         +5
+         c LOCK.ACQUIRE k o REPLICAS 1
+         c LOCK.RELEASE k o
+         r LOCK.ACQUIRE z d REPLICAS 1 SESSION $d
+         d LOCK.NEXT WAIT 0
+         d CLIENT KILL ID #c
+         +50
+         x HGET k o
+         +5";
+    is_mended(CLOSED);
+    history(CLOSED, 'x', "1");
+}
+
+/// An `EPHEMERAL` hold whose session was replaced in the same turn closes no cycle.
+#[test]
+fn a_hold_that_is_over_closes_no_cycle() {
+    history(
+        "r LOCK.ACQUIRE x o##1 EPHEMERAL SESSION $s
+         y LOCK.ACQUIRE y y
+         z LOCK.ACQUIRE x y WAIT 0
+         +5
+         b LOCK.OWNER REPLACES $s
+         r LOCK.ACQUIRE y o##2 WAIT 5000 SESSION $b
+         +5",
+        'r',
+        "WAITING",
+    );
+}
+
+/// A renewal that is still on its way when its owner is cancelled ties nothing to the session any more.
+#[test]
+fn a_renewal_that_arrives_after_its_cancel() {
+    history(
+        "r LOCK.ACQUIRE k o
+         +5
+         r LOCK.CANCEL k o SESSION $s
+         +5
+         q LOCK.RENEW k o WATCHDOG SESSION $s
+         +5",
+        'q',
+        "CANCELLED",
+    );
+}
+
+/// Another client has shortened the lease while replicas confirmed the grant: what is sure goes by that.
+#[test]
+fn a_lease_that_others_shorten_before_its_confirmation() {
+    history(
+        "!replicas 5
+         r LOCK.ACQUIRE k o LEASE 30000 REPLICAS 1 WATCHDOG SESSION $s
+         x PEXPIRE k 500
+         +20
+         s LOCK.NEXT ALIVE
+         +5",
+        's',
+        "3750 30000 16 1",
+    );
+}
+
+/// A release that names the token of another lock ends no request that is being confirmed for both.
+#[test]
+fn a_release_under_the_token_of_another_lock() {
+    history(
+        "!replicas 20
+         r LOCK.ACQUIRE a o SESSION $s
+         +5
+         p LOCK.ACQUIRE b o SESSION $s
+         +5
+         r LOCK.MRENEW 2 a b o REPLICAS 1 SESSION $s
+         +5
+         r LOCK.RELEASE a o ALL TOKEN @p
+         +50
+         s LOCK.NEXT
+         +5",
+        's',
+        "granted",
+    );
+}
+
+/// Whoever does not read what became of its requests can't make the next `LOCK.CANCEL` long.
+#[test]
+fn a_hundred_unread_events_of_an_owner_for_a_key_are_enough() {
+    let mut script = String::from("x LOCK.ACQUIRE k x LEASE 600000\n+1\n");
+    script.push_str(&"r LOCK.ACQUIRE k o WAIT 1 SESSION $s\n+3\n".repeat(101));
+    history(&script, 'r', "too many unread events of this owner");
+    history(&format!("{script}s LOCK.NEXT COUNT 1\n+1\nr LOCK.ACQUIRE k o WAIT 1 SESSION $s\n+3\n"), 'r', "WAITING");
+}
+
 /// Histories that broke a draft of the rules of 0.3, each with the rule that closes it: no rule of the judges is broken,
 /// and what this client is told last begins like this.
 #[track_caller]

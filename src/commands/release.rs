@@ -9,6 +9,7 @@ use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, TextRef};
 use crate::serving::{deadline_moved, serve_lock};
+use crate::state;
 use crate::stats::count;
 use crate::waiting;
 use std::ffi::{CStr, c_int};
@@ -81,6 +82,9 @@ pub(super) fn give_back(lock: &mut Lock, owner: TextRef, options: &Options, now:
     if holds == 0 {
         holding::end_hold(lock, owner);
         return Some(0);
+    }
+    if holds < held.holds {
+        state::with(|state| state.in_flight.gave_one_back(lock.db(), lock.name().bytes(), owner.bytes()));
     }
     match options.lease {
         None => lock.lower(owner, holds),

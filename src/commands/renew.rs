@@ -11,7 +11,7 @@ use crate::server::reply::Replied;
 use crate::server::{AsText, Call, TextRef};
 use crate::serving::deadline_moved;
 use crate::state::owed::{OnBehalf, Purpose};
-use crate::state::{Answer, GrantedHold, TakeBack, Terms};
+use crate::state::{self, Answer, GrantedHold, TakeBack, Terms};
 use crate::stats::count;
 use crate::waiting::{self, Request};
 use std::ffi::{CStr, c_int};
@@ -62,10 +62,14 @@ pub(super) fn renew_all(
 ) -> Result<Replied, String> {
     let (client, on_behalf) = args::asker(call, options)?;
     let (ctx, now, terms) = (call.ctx, Now::read(), options.terms());
-    let request = (terms.replicas > 0).then(|| {
+    let request = || {
         let keys = names.iter().map(|name| LockKey::new(ctx.db(), name.bytes())).collect();
         Request { client, on_behalf, purpose: Purpose::Renew(terms), keys, owner: owner.bytes().into() }
-    });
+    };
+    if on_behalf == OnBehalf::Session && state::with(|state| state.sessions.knows(client)) {
+        waiting::admit(&request())?;
+    }
+    let request = (terms.replicas > 0).then(request);
     if let Some(request) = request.as_ref().filter(|_| on_behalf == OnBehalf::Session)
         && let Some(replied) = waiting::repeated(ctx, request)?
     {
@@ -107,8 +111,9 @@ fn prolong(lock: &mut Lock, grantee: Grantee, options: &Options, now: Now) -> Op
     let deadline = deadline(grantee.terms, now);
     holding::change(lock, grantee.owner, &own, &Hold { token: Some(token), deadline, ..own }, now);
     deadline_moved(lock, now);
+    holding::note_raise(lock, grantee.owner, before, token);
     // A tie that is new does not know what else was granted under this token.
-    let granted = holding::note_raise(lock, grantee.owner, before, token);
+    let granted = holding::first_token(lock, grantee.owner, token);
     holding::bind_now(lock, (deadline, token), Some(granted), grantee, now);
     Some(token)
 }

@@ -204,13 +204,32 @@ impl InFlight {
     /// not `open` any more.
     pub fn take_owed(&mut self, db: i32, name: &[u8], open: impl Fn(u64) -> bool) -> Vec<OwedHold> {
         let Some(of_key) = self.by_hold.get(db, name) else { return Vec::new() };
-        let is_owed = |id: &GrantId| {
-            self.by_id.get(id).is_some_and(|(grant, stage)| {
-                *stage == Stage::Owed || grant.on_behalf == OnBehalf::Session && !open(grant.client)
-            })
-        };
+        let is_owed = |id: &GrantId| self.has_failed(*id, &open);
         let ids: Vec<GrantId> = of_key.values().flat_map(OfHold::all).filter(is_owed).collect();
         ids.into_iter().filter_map(|id| self.remove_hold(id, name)).filter(|it| it.back != TakeBack::Nothing).collect()
+    }
+
+    /// Whether all of a hold has to be taken back.
+    pub fn ends(&self, db: i32, name: &[u8], owner: &[u8], open: impl Fn(u64) -> bool) -> bool {
+        let of_hold = self.by_hold.get(db, name).and_then(|of_key| of_key.get(owner));
+        let is_new = |id: &GrantId| self.by_id.get(id).is_some_and(|(grant, _)| grant.back == TakeBack::Hold);
+        of_hold.is_some_and(|all| all.all().filter(is_new).any(|id| self.has_failed(id, &open)))
+    }
+
+    /// Whether the answer reaches nobody, also if that is only now found out.
+    fn has_failed(&self, id: GrantId, open: impl Fn(u64) -> bool) -> bool {
+        self.by_id.get(&id).is_some_and(|(grant, stage)| {
+            *stage == Stage::Owed || grant.on_behalf == OnBehalf::Session && !open(grant.client)
+        })
+    }
+
+    /// The owner, whose connection goes on behind the answer to a re-entry, has given back one hold: nothing more of it
+    /// is taken back.
+    pub fn gave_one_back(&mut self, db: i32, name: &[u8], owner: &[u8]) {
+        let id = self.of(db, name, owner);
+        if let Some(id) = id.filter(|id| self.get(*id).is_some_and(|grant| grant.back == TakeBack::One)) {
+            self.remove_hold(id, name);
+        }
     }
 
     /// Takes a hold out of a grant: whatever becomes of the others, this one is dealt with.

@@ -27,7 +27,7 @@ pub use sweep::Sweep;
 pub use ties::{NewTie, Tie, TieId, Ties, Tying};
 
 use crate::lock::serve::{Agenda, Change};
-use crate::lock::{Deadline, LockKey, Millis, Queue, Waiter, WaiterId};
+use crate::lock::{Deadline, LockKey, Millis, Queue, Token, Waiter, WaiterId};
 use crate::server::MainThread;
 use crate::server::blocked::Blocked;
 use crate::server::clock::Now;
@@ -232,9 +232,18 @@ impl State {
         self.in_flight.owe(id);
     }
 
-    /// Whether any lock may have holds that are over without anybody having ended them yet.
+    /// Whether any lock may have holds that are over without anybody having ended them yet. (Asked before each look at a
+    /// lock: what is only in flight does not count, or a crowd that is let in would be looked through for each of them.)
     pub fn may_have_broken(&self) -> bool {
-        !self.in_flight.is_empty() || self.ties.have_ended()
+        self.in_flight.is_owed() || self.ties.have_ended() || self.has_news_to_tell()
+    }
+
+    /// Whether the hold that `owner` has under this token is over without anybody having ended it yet.
+    pub fn is_broken(&self, (db, name, owner): (i32, &[u8], &[u8]), token: Option<Token>) -> bool {
+        let is_over = |tie: &Tie| tie.tying.ephemeral && !self.ties.is_live(tie);
+        self.may_have_broken()
+            && (self.ties.of(db, name, owner, token).is_some_and(is_over)
+                || self.in_flight.ends(db, name, owner, |client| self.sessions.is_open(client)))
     }
 
     /// Removes those holds of a lock that have to be taken back before anything is judged by it.

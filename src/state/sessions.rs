@@ -21,6 +21,10 @@ const SIGNS_OF_LIFE_A_LEASE: Millis = 8;
 /// The fewest and the most ms between two signs of life.
 const PACES: (Millis, Millis) = (10, 10_000);
 
+/// With so many unread events of an owner for a key, a session asks for nothing more on behalf of this owner there. What
+/// looks for these events (`LOCK.CANCEL`) finds no more than a step has room for, even if each names 128 keys.
+pub const MOST_UNREAD: usize = 100;
+
 /// How many cancelled owners are remembered for each session.
 const REMEMBERED: usize = 1000;
 
@@ -167,9 +171,10 @@ impl Unread {
         }
     }
 
-    fn of(&self, owner: &[u8], name: &[u8]) -> impl Iterator<Item = (u64, u64)> {
-        let places = if self.0.is_empty() { None } else { self.0.get(&(Rc::from(owner), Rc::from(name))) };
-        places.into_iter().flatten().copied()
+    fn of(&self, client: u64, owner: &Owner, name: &Rc<[u8]>) -> impl Iterator<Item = u64> {
+        let places = if self.0.is_empty() { None } else { self.0.get(&(owner.clone(), name.clone())) };
+        let of_client = (client, 0)..=(client, u64::MAX);
+        places.into_iter().flat_map(move |places| places.range(of_client.clone())).map(|(_, at)| *at)
     }
 }
 
@@ -224,6 +229,8 @@ pub enum Claimed {
     Waits(Ticket),
     /// The owner was cancelled.
     Cancelled,
+    /// The session has not read what became of [`MOST_UNREAD`] others.
+    Unread,
 }
 
 /// What an ended session leaves to be done.
@@ -256,18 +263,23 @@ impl Sessions {
         (self.by_client.len(), self.waits, self.letters)
     }
 
+    /// Whether anything is known of any request of a session.
+    pub fn knows(&self, client: u64) -> bool {
+        let known = |it: &Session| !(it.waits.is_empty() && it.cancelled.claims.is_empty() && it.mail.is_empty());
+        self.by_client.get(&client).is_some_and(known)
+    }
+
     /// What a session knows of an owner's request for any of `keys`: of the first of them that it knows anything about.
     pub fn claimed(&self, client: u64, owner: &Owner, keys: &[LockKey]) -> Claimed {
-        let Some(session) = self.by_client.get(&client) else { return Claimed::Nothing };
-        if session.waits.is_empty() && session.cancelled.claims.is_empty() {
-            return Claimed::Nothing;
-        }
+        let Some(session) = self.by_client.get(&client).filter(|_| self.knows(client)) else { return Claimed::Nothing };
         let mut claims = keys.iter().map(|key| (owner.clone(), key.clone()));
         let found = claims.find_map(|claim| {
             let cancelled = session.cancelled.claims.contains(&claim).then_some(Claimed::Cancelled);
             cancelled.or_else(|| session.waits.get(&claim).copied().map(Claimed::Waits))
         });
-        found.unwrap_or(Claimed::Nothing)
+        let unread = |key: &LockKey| self.unread.of(client, owner, &key.name).take(MOST_UNREAD).count();
+        let is_full = || session.mail.len() >= MOST_UNREAD && keys.iter().any(|key| unread(key) == MOST_UNREAD);
+        found.unwrap_or_else(|| if is_full() { Claimed::Unread } else { Claimed::Nothing })
     }
 
     /// Records that a request waits on behalf of a session.
@@ -484,10 +496,10 @@ impl Sessions {
     }
 
     fn take_all(&mut self, client: u64, owner: &Owner, key: &LockKey, which: impl Fn(&Event) -> bool) -> Vec<Letter> {
-        let places: Vec<(u64, u64)> = self.unread.of(owner, &key.name).filter(|(of, _)| *of == client).collect();
-        let letters = places.into_iter().filter_map(|(_, at)| {
+        let places: Vec<u64> = self.unread.of(client, owner, &key.name).collect();
+        let letters = places.into_iter().filter_map(|at| {
             let (event, _) = self.by_client.get(&client)?.mail.get(&at)?;
-            if event.keys.contains(key) && which(event) { self.take(client, at) } else { None }
+            if which(event) && event.keys.contains(key) { self.take(client, at) } else { None }
         });
         letters.collect()
     }
@@ -500,10 +512,10 @@ impl Sessions {
         (owner, key): (&Owner, &LockKey),
         error: &str,
     ) -> bool {
-        let places: Vec<(u64, u64)> = self.unread.of(owner, &key.name).filter(|(of, _)| *of == client).collect();
+        let places: Vec<u64> = self.unread.of(client, owner, &key.name).collect();
         let Some(session) = self.by_client.get_mut(&client) else { return false };
         let mut any = false;
-        for (_, at) in places {
+        for at in places {
             if let Some((event, unheard)) = session.mail.get_mut(&at)
                 && unheard.is_some_and(|unheard| unheard.grant == grant)
             {
@@ -562,7 +574,7 @@ impl Sessions {
         let each_is_found =
             all.flat_map(|(client, mail)| mail.iter().map(move |it| (client, it))).all(|(client, it)| {
                 let (at, (event, _)) = it;
-                event.keys.iter().all(|key| self.unread.of(&event.owner, &key.name).any(|place| place == (client, *at)))
+                event.keys.iter().all(|key| self.unread.of(client, &event.owner, &key.name).any(|place| place == *at))
             });
         let nothing_else = self.unread.0.iter().all(|((owner, name), places)| {
             let is_there = |(client, at): &(u64, u64)| {

@@ -417,6 +417,19 @@ impl Ties {
         self.live.groups.insert(token, (owner.clone(), keys));
     }
 
+    /// An owner waits for these locks. Those of them that were granted together with others, and are not tied any more,
+    /// belong to the new request.
+    pub fn asked_anew(&mut self, owner: &Owner, keys: &[LockKey]) {
+        if self.live.members.is_empty() {
+            return;
+        }
+        for key in keys {
+            if self.id(key.db, &key.name, owner).is_none() {
+                self.live.members.remove(&(owner.clone(), key.clone()));
+            }
+        }
+    }
+
     /// Removes what was granted to an owner together with this lock, as far as it is tied to this connection, also if the
     /// lock itself is lost already. Returns the ties, and that grant if it was of several locks.
     pub fn take_together(&mut self, client: u64, owner: &Owner, key: &LockKey) -> (Vec<Tie>, Option<Together>) {

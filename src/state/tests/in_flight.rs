@@ -28,6 +28,33 @@ fn behind_its_own_grant_a_connection_begins_another() {
     assert_eq!((of(&all, 1), of(&all, 2), all.is_consistent()), (None, None, true));
 }
 
+/// Behind the answer to a re-entry, its connection gives one hold back: nothing of it is taken back any more. A new hold
+/// is, all of it.
+#[test]
+fn what_was_given_back_behind_its_answer_is_not_taken_back_as_well() {
+    let mut all = InFlight::default();
+    let one = all.begin(grant(1, 1, &[1, 2], TakeBack::One));
+    all.gave_one_back(0, &key(1).name, &owner(1));
+    all.owe(one);
+    assert_eq!(all.next_owed().map(|owed| owed.key), Some(key(2)));
+    assert_eq!((all.next_owed(), all.is_empty(), all.is_consistent()), (None, true, true));
+    let hold = all.begin(grant(1, 1, &[1], TakeBack::Hold));
+    all.gave_one_back(0, &key(1).name, &owner(1));
+    all.owe(hold);
+    assert_eq!(all.next_owed().map(|owed| owed.back), Some(TakeBack::Hold));
+}
+
+/// What is only in flight is not looked for before each look at a lock, a new hold that is owed ends.
+#[test]
+fn a_new_hold_that_is_owed_is_over() {
+    let mut all = InFlight::default();
+    let ids = [TakeBack::Hold, TakeBack::One].map(|back| all.begin(grant(1, back as u8, &[1], back)));
+    let ends = |all: &InFlight, back: TakeBack, open| all.ends(0, &key(1).name, &owner(back as u8), |_| open);
+    assert!(!ends(&all, TakeBack::Hold, true) && ends(&all, TakeBack::Hold, false));
+    ids.iter().for_each(|id| all.owe(*id));
+    assert!(ends(&all, TakeBack::Hold, true) && !ends(&all, TakeBack::One, true));
+}
+
 #[derive(Clone, Debug)]
 enum Act {
     Begin { who: u8, keys: Vec<u8>, back: TakeBack },

@@ -5,7 +5,7 @@ use crate::lock::{Deadline, LockKey, Token};
 use crate::server::callbacks::Ticket;
 use crate::server::clock::Now;
 use crate::state::owed::{About, OnBehalf, Purpose};
-use crate::state::sessions::{Claimed, Remains};
+use crate::state::sessions::{Claimed, MOST_UNREAD, Remains};
 use crate::state::{GrantId, Kind, NewTie, Outcome, Sessions, Ties, Tying, Why};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -292,4 +292,26 @@ fn the_newest_thousand_cancelled_owners_are_remembered() {
     cancel(&mut sessions, 1000);
     assert!(!is_known(&sessions, 1));
     assert!([0, 2, 999, 1000].iter().all(|number| is_known(&sessions, *number)));
+}
+
+/// What looks for the unread events of an owner about a key finds no more than that.
+#[test]
+fn a_hundred_unread_events_of_an_owner_for_a_key_are_enough() {
+    let mut sessions = Sessions::default();
+    [1, 2].iter().for_each(|client| sessions.open(*client));
+    let keys: Rc<[LockKey]> = Rc::from([key(1)]);
+    let claimed = |sessions: &Sessions, client, who| sessions.claimed(client, &owner(who), &keys);
+    for number in 0..MOST_UNREAD as u64 {
+        assert_eq!(claimed(&sessions, 1, 1), Claimed::Nothing);
+        let about = About { keys: keys.clone(), owner: owner(1), purpose: Purpose::Acquire(TERMS) };
+        sessions.add_wait(1, &about, Ticket(number));
+        assert!(sessions.tell(1, about, (Outcome::TimedOut, END), Now { micros: 0 }).is_ok());
+    }
+    assert_eq!(claimed(&sessions, 1, 1), Claimed::Unread);
+    assert_eq!(
+        [(1, 2), (2, 1)].map(|(client, who)| claimed(&sessions, client, who)),
+        [Claimed::Nothing, Claimed::Nothing]
+    );
+    assert!(sessions.read(1).is_some());
+    assert_eq!(claimed(&sessions, 1, 1), Claimed::Nothing);
 }

@@ -144,8 +144,41 @@ struct Tie {
     is_unsure: bool,
 }
 
-/// Requests that may move a tie to another connection, and which: until their answers are known, nobody can say.
-type Doubts = BTreeMap<Place, u64>;
+impl Tie {
+    /// As this request makes it, if it is answered with success: asked and heard at these places.
+    fn of(asked: &Asked, (at, heard): (Place, Place), ends: u64) -> Self {
+        Self {
+            client: asked.client,
+            at,
+            heard,
+            confirmed: asked.replicas.then_some(ends),
+            lease: asked.lease.unwrap_or(30_000),
+            of_session: asked.of_session,
+            watchdog: asked.watchdog,
+            ephemeral: asked.ephemeral,
+            is_unsure: false,
+        }
+    }
+}
+
+/// Requests that may move a tie to another connection: until their answers are known, nobody can say.
+type Doubts = BTreeMap<Place, Doubt>;
+
+/// A request that may have moved a tie.
+#[derive(Clone, Copy, Debug)]
+struct Doubt {
+    /// To which connection.
+    client: u64,
+    /// With `REPLICAS`: the deadline that they have confirmed at least.
+    confirmed: Option<u64>,
+}
+
+impl Doubt {
+    fn of(asked: &Asked, at: u64) -> Self {
+        let confirmed = asked.replicas.then(|| at + asked.lease.unwrap_or(30_000));
+        Self { client: asked.client, confirmed }
+    }
+}
 
 impl Belief {
     /// The tie, as far as anybody can say.
@@ -292,21 +325,31 @@ impl Newest {
 
     /// Whether giving up an acquisition at this place gives up what its owner holds under this token: what was granted in
     /// one step, also if the named lock is lost and was acquired anew since, but for another connection.
-    /// (A token that was raised goes by its old name.)
+    /// (A token that was raised goes by its old name.) `unheard` are requests for several whose answers were not heard.
     fn gives_up(
         &self,
         (at, asked): (Place, &Asked),
-        (db, owner): (i32, &[u8]),
-        token: u64,
+        (hold, token): (&Hold, u64),
         raised: &BTreeSet<u64>,
+        unheard: &[Asked],
     ) -> bool {
-        let is_its = |key: &Bytes| {
-            let mut told = self.before(at, db, key, owner).rev().peekable();
+        let (db, key, owner) = hold;
+        if asked.command != "cancel" || asked.owner != *owner {
+            return false;
+        }
+        let told = self.0.get(hold).into_iter().flatten().rev();
+        let first = told.map(|it| it.token).find(|it| !raised.contains(it)).filter(|_| raised.contains(&token));
+        let first = first.unwrap_or(token);
+        let is_its = |named: &Bytes| {
+            let mut told = self.before(at, *db, named, owner).rev().peekable();
             let is_tied = told.peek().is_some_and(|it| it.tied_to == Some(asked.client));
             let told = told.filter(|it| !raised.contains(&it.token));
-            told.take(if is_tied { 1 } else { usize::MAX }).any(|it| it.token == token)
+            told.take(if is_tied { 1 } else { usize::MAX }).any(|it| it.token == first)
         };
-        asked.command == "cancel" && asked.owner == owner && asked.keys.iter().any(is_its)
+        let names_both =
+            |it: &Asked| it.concerns(key, owner) && asked.keys.iter().any(|named| it.concerns(named, owner));
+        let granted_unheard = |it: &Asked| it.client == asked.client && names_both(it);
+        asked.keys.iter().any(is_its) || unheard.iter().any(granted_unheard)
     }
 }
 
@@ -353,6 +396,8 @@ pub struct Judge {
     told_lost: BTreeMap<(u64, Bytes, Bytes, u64), usize>,
     /// Holds whose lease has run out: when the clock is set back, those that nobody has removed are there again.
     run_out: BTreeMap<Hold, Belief>,
+    /// When an owner that believed to hold was last seen to hold nothing there.
+    ended: BTreeMap<Hold, Place>,
     /// Holds that were told lost where nothing may be written.
     ending: Vec<(i32, Bytes, Bytes, u64)>,
     /// The latest time of day before the clock was set back, and how often it was; and whether it was ever set.
@@ -622,22 +667,25 @@ impl Judge {
                     }
                     // What is given up with another key is renewed no more, also where it can't be taken out yet.
                     for (at, asked) in (place..).zip(&runs).filter(|(_, asked)| asked.command == "cancel") {
-                        for ((on, _, owner), belief) in &mut self.beliefs {
+                        let several = self.unheard_of_several();
+                        for (hold, belief) in &mut self.beliefs {
+                            let of_hold = (hold, belief.token);
                             let is_given_up =
-                                *on == db && self.newest.gives_up((at, asked), (db, owner), belief.token, &self.fences);
+                                hold.0 == db && self.newest.gives_up((at, asked), of_hold, &self.fences, &several);
                             let tie = belief.tie.as_mut().filter(|tie| is_given_up && tie.client == asked.client);
                             tie.into_iter().for_each(|tie| tie.is_unsure = true);
                         }
                     }
                     // Whose ties these move, only those know who hear the answer.
-                    for (at, asked) in (place..).zip(&runs).filter(|(_, asked)| asked.ties()) {
+                    for (place, asked) in (place..).zip(&runs).filter(|(_, asked)| asked.ties()) {
+                        let doubt = (place, Doubt::of(asked, at));
                         for key in &asked.keys {
                             let hold = (db, key.clone(), asked.owner.clone());
                             *self.asked_ties.entry(hold).or_default().entry(asked.client).or_default() += 1;
                             let belief = self.beliefs.get_mut(&(db, key.clone(), asked.owner.clone()));
                             let belief =
                                 belief.filter(|belief| belief.tie.is_some_and(|tie| tie.client != asked.client));
-                            belief.into_iter().for_each(|belief| belief.doubts.extend([(at, asked.client)]));
+                            belief.into_iter().for_each(|belief| belief.doubts.extend([doubt]));
                         }
                     }
                     (place..).zip(&runs).for_each(|(at, asked)| self.cancelled(at, db, asked));
@@ -701,6 +749,14 @@ impl Judge {
         open.chain(waits).chain(silent).map(|asked| asked.owner.clone()).filter(|owner| !owner.is_empty()).collect()
     }
 
+    /// Requests for several locks whose answers were not heard, or never will be.
+    fn unheard_of_several(&self) -> Vec<Asked> {
+        let given_up = self.cancelled.iter().map(|(_, wait)| &wait.asked);
+        let silent = self.silent.iter().map(|(_, asked)| asked);
+        let all = self.undecided().map(|(.., asked)| asked).chain(given_up).chain(silent);
+        all.filter(|asked| asked.command == "macquire" && asked.keys.len() > 1).cloned().collect()
+    }
+
     /// When the server's role changed for the last time.
     fn role_changed(&self) -> Place {
         self.lasting.iter().rfind(|(_, cause)| matches!(cause, Cause::Role)).map_or(0, |(place, _)| *place)
@@ -723,6 +779,7 @@ impl Judge {
         }
         swap(&mut self.beliefs, moved);
         swap(&mut self.run_out, moved);
+        swap(&mut self.ended, moved);
         swap(&mut self.newest.0, moved);
         swap(&mut self.asked_ties, moved);
         for (_, cause) in &mut self.lasting {
@@ -787,12 +844,16 @@ impl Judge {
                 // It may be the same request, or a new one, and the end of the first is not read yet.
                 let flags = |it: &Asked| (it.watchdog, it.ephemeral);
                 let is_unsure = known.asked.is_unsure || flags(&known.asked) != flags(asked);
-                let lease = known.asked.lease.min(asked.lease);
+                let lease = |it: &Asked| it.lease.unwrap_or(30_000);
+                let lease = Some(lease(&known.asked).min(lease(asked)));
                 let limit = known.asked.limit.max(asked.limit);
                 // What it has waited is what the first of them said, whichever that was.
                 let waited = known.asked.waited.max(asked.waited);
                 let new = known.asked.new && asked.new;
-                known.asked = Asked { is_unsure, lease, limit, waited, new, ..asked.clone() };
+                let (watchdog, ephemeral) =
+                    (known.asked.watchdog || asked.watchdog, known.asked.ephemeral || asked.ephemeral);
+                let terms = Asked { is_unsure, lease, limit, waited, new, ..asked.clone() };
+                known.asked = Asked { watchdog, ephemeral, ..terms };
                 known.repeats += 1;
                 known.latest = open.began.unwrap_or(0);
             }
@@ -1045,7 +1106,9 @@ impl Judge {
         }
         for (session, db, key, owner, token) in std::mem::take(&mut self.lost) {
             let loss = (session, key.clone(), owner.clone(), token);
-            let by_hand = self.by_hand.contains(&(db, key.clone()));
+            // It is told of the database in which the loss was, and that may have been swapped since.
+            let were_swapped = self.causes.iter().any(|(_, cause)| matches!(cause, Cause::Swapped(..)));
+            let by_hand = self.by_hand.iter().any(|(on, it)| *it == key && (*on == db || were_swapped));
             // (A lease that has run out goes on when the clock is set back, and may run out again.)
             let times = self.told_lost.entry(loss.clone()).or_default();
             *times += 1;
@@ -1082,8 +1145,8 @@ impl Judge {
         let later = self.undecided().filter(|(at, _, it)| *at > place && ties(it));
         // A wait may be that of an earlier request like it, and of the last.
         let repeated = self.waits.iter().filter(|wait| wait.latest > place && ties(&wait.asked));
-        let repeated = repeated.map(|wait| (wait.latest, wait.asked.client));
-        later.map(|(at, _, it)| (at, it.client)).chain(repeated).collect()
+        let repeated = repeated.map(|wait| (wait.latest, Doubt::of(&wait.asked, wait.open.at)));
+        later.map(|(at, open, it)| (at, Doubt::of(it, open.at))).chain(repeated).collect()
     }
 
     /// Whether another connection was told in this turn of a request that waited: it may have been granted after this one,
@@ -1123,8 +1186,18 @@ impl Judge {
     /// An owner believes from now on that it holds.
     fn believe(&mut self, place: Place, open: &Open, asked: &Asked, key: &[u8], token: u64) {
         let hold = (self.db_of((place, open.db), key, &asked.owner, token), key.to_vec(), asked.owner.clone());
-        // Old news of a hold that has ended since.
-        if self.beliefs.get(&hold).is_some_and(|it| it.token > token) {
+        // Old news of a hold that was seen to have ended since. (What had to wait was granted later than it was asked.)
+        if asked.wait.is_none() && self.ended.get(&hold).is_some_and(|ended| *ended > place) {
+            return;
+        }
+        let ends = open.at + asked.lease.unwrap_or(30_000);
+        if let Some(newer) = self.beliefs.get_mut(&hold).filter(|it| it.token > token) {
+            // Old news of a hold that has ended since; or of this one, tied before its token was raised.
+            let was_untied = newer.tie.is_none_or(|tie| tie.at < place);
+            if was_untied && asked.ties() && self.fences.contains(&newer.token) {
+                let heard = self.place;
+                newer.tie = Some(Tie { is_unsure: true, ..Tie::of(asked, (place, heard), ends) });
+            }
             return;
         }
         let is_raised = |it: &&Belief| it.token == token || asked.fence == Some(token);
@@ -1172,7 +1245,6 @@ impl Judge {
             self.renewed.insert(asked.owner.clone());
         }
         let lease = asked.lease.unwrap_or(30_000);
-        let ends = open.at + lease;
         let renews = asked.command.contains("renew");
         let promised = match &before {
             // It was asked before what was told already: what it promised is that no more.
@@ -1181,16 +1253,16 @@ impl Judge {
             _ => ends,
         };
         let tied = asked.ties() || asked.is_unsure;
-        let (client, watchdog, ephemeral) = (asked.client, asked.watchdog, asked.ephemeral);
         // Ties end when the role changes, and it may have been granted afterwards.
         // A request of another connection whose answer is not heard yet may have moved it.
         let is_unsure = asked.is_unsure || self.role_changed() > place || self.is_tied_with(asked, key);
         let mut doubts = self.tied_later(place, asked, key);
-        let of_session = asked.of_session;
-        let confirmed = asked.replicas.then_some(ends);
-        let heard = self.place;
-        let tie = Tie { client, at: place, heard, lease, of_session, watchdog, ephemeral, confirmed, is_unsure };
-        let old_tie = before.as_ref().and_then(|it| it.tie);
+        let tie = Tie { is_unsure, ..Tie::of(asked, (place, self.place), ends) };
+        // A token that another request has raised: it is the same hold, unless that has ended unseen.
+        let is_raised_since = |it: &&Belief| before.is_none() && it.token < token && self.fences.contains(&token);
+        let tie_before = self.beliefs.get(&hold).filter(is_raised_since).and_then(|it| it.tie);
+        let tie_before = tie_before.map(|tie| Tie { is_unsure: true, ..tie });
+        let old_tie = before.as_ref().and_then(|it| it.tie).or(tie_before);
         let since = place.max(before.as_ref().map_or(0, |it| it.since));
         let limit = before.as_ref().map_or(u32::MAX, |it| it.limit).min(if renews { u32::MAX } else { asked.limit });
         let known = before.as_ref().and_then(|it| it.deadline);
@@ -1204,7 +1276,7 @@ impl Judge {
             let is_unsure = tie.is_unsure || old.is_unsure && keeps;
             Tie { watchdog, ephemeral, is_unsure, ..tie }
         };
-        let flagless = !watchdog && !ephemeral;
+        let flagless = !asked.watchdog && !asked.ephemeral;
         let both = |old: Tie| Tie { lease: if flagless { old.lease } else { lease }, ..both(old) };
         let shortened = |old: Tie| Tie { confirmed: old.confirmed.map(|at| at.min(ends)), ..old };
         let waited = self.told.iter().any(|(_, it)| it.wait.is_some() && it.ties() && it.concerns(key, &asked.owner));
@@ -1212,7 +1284,7 @@ impl Judge {
         let tie = match old_tie {
             _ if !tied => old_tie.map(shortened),
             // A request without flags leaves the tie of its session as it is.
-            Some(old) if same.is_some() && !watchdog && !ephemeral && !asked.replicas => Some(shortened(old)),
+            Some(old) if same.is_some() && flagless && !asked.replicas => Some(shortened(old)),
             Some(old) if old.at > place && old.client != tie.client => Some(old),
             _ => Some(same.map_or(tie, both)),
         };
@@ -1230,7 +1302,15 @@ impl Judge {
             self.untied.remove(&of_tie);
         }
         doubts.extend(self.beliefs.get(&hold).into_iter().flat_map(|it| it.doubts.clone()));
-        doubts.retain(|at, client| *at != place && tie.is_some_and(|tie| tie.client != *client));
+        // One without flags leaves a tie of its session as it is, also one that the judge can't be sure of.
+        let is_its =
+            |doubt: &&Doubt| tie.is_some_and(|tie| tie.client == doubt.client && !tie.watchdog && !tie.ephemeral);
+        let confirmed = doubts.values().filter(is_its).find_map(|doubt| doubt.confirmed).filter(|_| !asked.replicas);
+        let tie = match confirmed {
+            Some(confirmed) => tie.map(|tie| Tie { confirmed: Some(confirmed), is_unsure: true, ..tie }),
+            None => tie,
+        };
+        doubts.retain(|at, doubt| *at != place && tie.is_some_and(|tie| tie.client != doubt.client));
         // Of a request that has asked for replicas, they have what it was given; of others, only what they had before.
         let known = before.as_ref().and_then(|it| it.known).filter(|_| !asked.replicas);
         let seen = place;
@@ -1308,6 +1388,7 @@ impl Judge {
         let undecided = undecided.map(|(at, open, it)| (at, open.at, it.clone()));
         let undecided: Vec<(Place, u64, Asked)> = undecided.collect();
         let unheard: Vec<Asked> = self.undecided().map(|(.., asked)| asked.clone()).filter(Asked::ties).collect();
+        let several = self.unheard_of_several();
         for (hold, belief) in &mut self.beliefs {
             let (db, key, owner) = hold;
             let tied = belief.tie();
@@ -1330,8 +1411,14 @@ impl Judge {
                 let confirmed = promised.max(at + it.lease.unwrap_or(30_000));
                 it.replicas && it.ties() && it.concerns(key, owner) && (confirmed < now || may_be_any)
             };
+            // (Or one that may have been answered as another like it.)
+            let may_have_tied = |(began, doubt): (&Place, &Doubt)| {
+                let promised = if since < *began { belief.promised } else { 0 };
+                doubt.confirmed.is_some_and(|at| promised.max(at) < now || may_be_any)
+            };
             let is_unconfirmed = belief.tie.is_some_and(|tie| tie.confirmed.is_some_and(|at| at < now || may_be_any))
-                || undecided.iter().any(has_tied);
+                || undecided.iter().any(has_tied)
+                || belief.doubts.iter().any(may_have_tied);
             // An expiry that was changed in this turn may be over already.
             let prolongs = |(_, cause): &(Place, Cause)| match cause {
                 Cause::Prolonged(on, prolonged) => on == db && prolonged == key,
@@ -1346,9 +1433,10 @@ impl Judge {
                 Cause::Own(asked, on, _) if asked.command == "cancel" => {
                     let is_its = tied.is_none_or(|tie| tie.is_unsure || tie.client == asked.client);
                     let is_meant = asked.concerns(key, owner);
+                    let of_hold = (hold, belief.token);
                     on == db
                         && is_its
-                        && (is_meant || self.newest.gives_up((*at, asked), (*db, owner), belief.token, &self.fences))
+                        && (is_meant || self.newest.gives_up((*at, asked), of_hold, &self.fences, &several))
                 }
                 Cause::Own(asked, on, _) => {
                     // One that was raised goes by its old name, too.
@@ -1486,7 +1574,12 @@ impl Judge {
         }
         let run_out = run_out.into_iter().filter_map(|hold| Some((hold.clone(), self.beliefs.get(&hold)?.clone())));
         self.run_out.extend(run_out);
-        ended.iter().for_each(|hold| drop(self.beliefs.remove(hold)));
+        for hold in ended {
+            self.beliefs.remove(&hold);
+            if node(|node| truth::read(node, hold.0, &hold.1)).of(&hold.2).is_none() {
+                self.ended.insert(hold, self.place);
+            }
+        }
         // It may be taken back only when the server takes writes again.
         for belief in self.beliefs.values_mut() {
             belief.told_now = belief.told_now.filter(|client| !self.connections.contains_key(client));

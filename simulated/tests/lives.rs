@@ -69,6 +69,35 @@ fn a_cancel_after_a_loss_ends_no_wait_for_another_lock() {
     history(&format!("{renamed}\ns LOCK.NEXT WAIT 0\n+1"), 's', "granted");
 }
 
+/// Seed 2058179: with another `TOKEN` or `FENCE` it is another request, and its answer would not be that of the first.
+#[test]
+fn a_renewal_that_is_repeated_on_other_terms_is_refused() {
+    const RENEWED: &str = "!replicas 20
+         c LOCK.ACQUIRE k0 o1
+         +20
+         c LOCK.RENEW k0 o1 LEASE 2000 REPLICAS 1 SESSION $t";
+    for other in ["TOKEN 7", "TOKEN @c", "FENCE 1800000060849309"] {
+        let repeated = format!("{RENEWED}\nc LOCK.RENEW k0 o1 LEASE 2000 {other} REPLICAS 1 SESSION $t");
+        is_mended(&repeated);
+        history(&format!("{repeated}\n+1"), 'c', "on other terms");
+    }
+}
+
+/// Seed 2020179: a lock that was acquired anew, by itself, has nothing to do with what was granted together with it before;
+/// neither when it is lost.
+#[test]
+fn a_cancel_after_a_loss_gives_up_nothing_that_was_granted_with_an_earlier_hold() {
+    is_mended(
+        "b LOCK.MACQUIRE 2 k0 k1 o0 WATCHDOG
+         a LOCK.RELEASE k0 o0
+         c LOCK.ACQUIRE k0 o0 SESSION $s
+         c LOCK.RENEW k1 o0 SESSION $s
+         a HSET k0 o1 1
+         b LOCK.CANCEL k0 o0 SESSION $s
+         +1",
+    );
+}
+
 /// Lives in which nothing was wrong but what the judge said, by their seeds.
 #[test]
 fn no_rule_is_broken_by() {
@@ -171,6 +200,93 @@ fn no_rule_is_broken_by() {
          b DEL k0
          !clock -200
          +1200",
+        // 2000143, 2037302. What was granted in one step is given up in one step, whatever `FENCE` has made of its token,
+        // and in whatever session it is by now.
+        "a LOCK.MACQUIRE 2 k0 k2 o0 SESSION $s
+         b LOCK.RENEW k0 o0 FENCE 1800000060534282
+         b LOCK.CANCEL k2 o0 SESSION $s",
+        "c LOCK.MACQUIRE 2 k1 k2 o1 SESSION $s
+         b LOCK.RENEW k2 o1 FENCE 1800001200580526
+         c LOCK.ACQUIRE k2 o0 WAIT 300
+         c LOCK.CANCEL k1 o1 SESSION $t
+         d LOCK.MACQUIRE 1 k2 o1 SESSION $t
+         b LOCK.RELEASE k1 o1",
+        // 2007209. So is what nobody heard of, and another request has re-entered.
+        "a LOCK.ACQUIRE k1 o1 LEASE 50
+         b LOCK.MACQUIRE 2 k0 k1 o0 WAIT 0 SESSION $s
+         s !vanish
+         +20
+         a LOCK.MACQUIRE 2 k0 k3 o0 WAIT 0
+         a LOCK.ACQUIRE k1 o1 WAIT 20
+         s LOCK.NEXT WAIT 0
+         a LOCK.ACQUIRE k0 o0
+         a LOCK.CANCEL k1 o0 SESSION $s",
+        // 2010557. Of two requests alike, the one whose end nobody heard of was ephemeral.
+        "b LOCK.ACQUIRE k2 o1 REPLICAS 1 SESSION $s
+         +3
+         a LOCK.MACQUIRE 2 k2
+         b LOCK.ACQUIRE k0 o0 EPHEMERAL WAIT 300 SESSION $s
+         a LOCK.ACQUIRE k0 o1
+         +0
+         c LOCK.ACQUIRE k1 o0
+         b LOCK.ACQUIRE k1 o0 REPLICAS 1
+         c LOCK.RELEASE k1 o0
+         b LOCK.ACQUIRE k0 o0 SESSION $s
+         c LOCK.RENEW k0 o1 LEASE 50
+         s !vanish
+         s LOCK.NEXT WAIT 0
+         b LOCK.ACQUIRE k0 o0 REPLICAS 1 SESSION $s",
+        // 2028161. A reply that is read late tells of a hold that has ended since.
+        "!replicas 20
+         a LOCK.ACQUIRE k2 o3 EPHEMERAL REPLICAS 1 SESSION $s
+         s LOCK.NEXT WAIT 0
+         a !deaf
+         +1200
+         a LOCK.MRENEW 3 k2 k1 k0 o3
+         +400
+         b CLIENT KILL ID #s",
+        // 2058243. What tied a hold before its token was raised is read after that.
+        "c LOCK.ACQUIRE k1 o2 EPHEMERAL
+         c !deaf
+         b LOCK.ACQUIRE k1 o2
+         c LOCK.RENEW k1 o2 FENCE 1800000060849309",
+        "c LOCK.ACQUIRE k1 o2 EPHEMERAL
+         +0
+         c !deaf
+         c LOCK.ACQUIRE k3 o0
+         b LOCK.ACQUIRE k1 o2
+         c LOCK.RENEW k1 o2 FENCE 1800000060849309",
+        // 2007110. A request that was answered behind another one like it has moved the tie, and asked for replicas.
+        "!replicas 20
+         a LOCK.ACQUIRE k0 o1 SESSION $s
+         a LOCK.ACQUIRE k0 o0 WAIT 0 SESSION $s
+         b FLUSHALL
+         b LOCK.ACQUIRE k0 o0 LEASE 2000 WATCHDOG WAIT 300 WAITED 60000
+         b LOCK.ACQUIRE k0 o0 LEASE 2000 REPLICAS 1 SESSION $s
+         +120
+         s LOCK.NEXT WAIT 50
+         +3
+         a LOCK.ACQUIRE k0 o0
+         b LOCK.RELEASE k0 o0",
+        "!replicas 20
+         a LOCK.ACQUIRE k0 o1 SESSION $s
+         a LOCK.ACQUIRE k0 o0 WAIT 0 SESSION $s
+         b FLUSHALL
+         b LOCK.ACQUIRE k0 o0 LEASE 2000 WATCHDOG WAIT 300 WAITED 60000
+         b LOCK.ACQUIRE k0 o0 LEASE 2000 REPLICAS 1 SESSION $s
+         +120
+         s LOCK.NEXT WAIT 50
+         +3
+         a LOCK.ACQUIRE k0 o0 SESSION $s
+         b LOCK.RELEASE k0 o0",
+        // 2016278. A hold that was restored from a copy is lost twice, and told of the database in which it was.
+        r"d RESTORE k1 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00
+         e LOCK.ACQUIRE k1 o0 LEASE 50 SESSION $t
+         +1200
+         a RESTORE k1 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00
+         e LOCK.ACQUIRE k1 o0 LEASE 400 SESSION $t
+         +1200
+         b SWAPDB 0 1",
     ];
     lives.into_iter().for_each(is_mended);
 }
@@ -357,6 +473,41 @@ fn a_grant_that_is_written_and_never_sent_is_taken_back() {
          b LOCK.ACQUIRE k b
          +1",
         'b',
+        "180000000",
+    );
+}
+
+/// So is one whose client goes before it was answered,
+#[test]
+fn a_grant_whose_client_goes_before_its_answer_is_taken_back() {
+    history(
+        "a LOCK.ACQUIRE k a
+         +1
+         b LOCK.ACQUIRE k o WAIT 0
+         c LOCK.ACQUIRE k c WAIT 0
+         +1
+         a LOCK.RELEASE k a
+         a CLIENT KILL ID #b
+         +5",
+        'c',
+        "180000000",
+    );
+}
+
+/// and one whose event was read, and not sent when its session went.
+#[test]
+fn a_grant_whose_event_is_read_and_never_sent_is_taken_back() {
+    history(
+        "a LOCK.ACQUIRE k a
+         a LOCK.ACQUIRE k o WAIT 0 SESSION $s
+         c LOCK.ACQUIRE k c WAIT 0
+         +1
+         a LOCK.RELEASE k a
+         +1
+         s LOCK.NEXT
+         b CLIENT KILL ID #s
+         +5",
+        'c',
         "180000000",
     );
 }
@@ -598,6 +749,20 @@ fn a1_a_shorter_lease_that_is_not_confirmed() {
     );
 }
 
+/// A1. A request that names a token from before `FENCE` raised it means the same hold.
+#[test]
+fn a1_a_token_that_was_raised_still_names_its_hold() {
+    history(
+        "r LOCK.ACQUIRE k o
+         +1
+         r LOCK.RENEW k o FENCE 1800000060000007
+         r LOCK.RELEASE k o TOKEN @r
+         +1",
+        'r',
+        "0",
+    );
+}
+
 /// A2. A tied hold with `REPLICAS` ends at the deadline that they have confirmed, whatever is asked meanwhile.
 #[test]
 fn a2_a_re_entry_that_is_not_confirmed_prolongs_nothing() {
@@ -680,6 +845,22 @@ fn a5_two_requests_of_one_owner() {
     );
 }
 
+/// A5. Also where both have waited.
+#[test]
+fn a5_two_waits_of_one_owner() {
+    history(
+        "!replicas never
+         b LOCK.ACQUIRE k b
+         c LOCK.ACQUIRE k o WAIT 0 REPLICAS 1
+         d LOCK.ACQUIRE k o WAIT 0
+         +1
+         b LOCK.RELEASE k b
+         +10",
+        'd',
+        "is being confirmed",
+    );
+}
+
 /// A6. `LOCK.OWNER REPLACES` ends the session before: what arrives for it afterwards ties nothing to it.
 #[test]
 fn a6_late_bytes_of_a_session_that_was_replaced() {
@@ -694,6 +875,20 @@ fn a6_late_bytes_of_a_session_that_was_replaced() {
          +500";
     history(REPLACED, 'r', "NOSESSION");
     history(REPLACED, 'b', "null");
+}
+
+/// A6. Nobody replaces a session whose host is gone: one that was promised a sign of life and asks for none any more is ended.
+#[test]
+fn a6_a_session_that_is_silent_is_ended() {
+    history(
+        "r LOCK.ACQUIRE k o LEASE 3600000 EPHEMERAL SESSION $s
+         s LOCK.NEXT ALIVE
+         +50000
+         b LOCK.ACQUIRE k b
+         +1",
+        'b',
+        "180000005",
+    );
 }
 
 /// A7. What was granted and not read yet when it was given up is not taken for the grant of a later request: the owner is
@@ -825,6 +1020,18 @@ fn b2_what_is_given_up_while_writes_are_refused() {
     );
 }
 
+/// B3. The server's own refusal of a write says that nothing happened; the module's of a grant has another code.
+#[test]
+fn b3_what_was_not_confirmed_has_a_code_of_its_own() {
+    history(
+        "!replicas never
+         a LOCK.ACQUIRE k o REPLICAS 1
+         +1100",
+        'a',
+        "UNCONFIRMED",
+    );
+}
+
 /// B4. What is to be taken back while writes are refused is taken back before anything else is judged by the lock.
 #[test]
 fn b4_what_is_owed_while_writes_are_refused() {
@@ -832,7 +1039,7 @@ fn b4_what_is_owed_while_writes_are_refused() {
         "!replicas never
          a LOCK.ACQUIRE k o REPLICAS 1
          +500
-         b CONFIG SET min-replicas-to-write 1
+         b CONFIG SET min-replicas-to-write 2
          +1000
          b CONFIG SET min-replicas-to-write 0
          c LOCK.ACQUIRE k o

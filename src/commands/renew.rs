@@ -64,7 +64,8 @@ pub(super) fn renew_all(
     let (ctx, now, terms) = (call.ctx, Now::read(), options.terms());
     let request = || {
         let keys = names.iter().map(|name| LockKey::new(ctx.db(), name.bytes())).collect();
-        Request { client, on_behalf, purpose: Purpose::Renew(terms), keys, owner: owner.bytes().into() }
+        let purpose = Purpose::Renew { terms, token: options.token, fence: options.fence };
+        Request { client, on_behalf, purpose, keys, owner: owner.bytes().into() }
     };
     if on_behalf == OnBehalf::Session && state::with(|state| state.sessions.knows(client)) {
         waiting::admit(&request())?;

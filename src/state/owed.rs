@@ -80,8 +80,16 @@ pub struct About {
 pub enum Purpose {
     /// One or more locks, on these terms. While it waits, a repetition counts as the same request.
     Acquire(Terms),
-    /// A longer lease for locks that are held, on these terms.
-    Renew(Terms),
+    /// A longer lease for locks that are held, on these terms: under this token, if it names one, and raised to that of
+    /// `FENCE`.
+    Renew {
+        /// The terms.
+        terms: Terms,
+        /// `TOKEN`.
+        token: Option<Token>,
+        /// `FENCE`.
+        fence: Option<Token>,
+    },
 }
 
 /// How a session reads its events.

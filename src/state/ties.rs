@@ -295,6 +295,17 @@ impl Tables {
         }
     }
 
+    /// An owner's hold of a lock goes by these tokens now: under any other, it was granted with an earlier one.
+    fn leave_group(&mut self, owner: &Owner, key: &LockKey, tokens: [Option<Token>; 2]) {
+        if self.members.is_empty() {
+            return;
+        }
+        let member = (owner.clone(), key.clone());
+        if self.members.get(&member).is_some_and(|token| !tokens.contains(&Some(*token))) {
+            self.members.remove(&member);
+        }
+    }
+
     /// The ties of what was granted together under this token.
     fn of_grant(&self, token: Token) -> impl Iterator<Item = TieId> + '_ {
         self.together.range((token, TieId(0))..=(token, TieId(u64::MAX))).map(|(_, id)| *id)
@@ -339,6 +350,7 @@ impl Ties {
                 tying.ephemeral |= before.tying.ephemeral;
             }
         }
+        self.live.leave_group(&new.owner, &new.key, [Some(new.token), together]);
         let home = self.home(new.key.db);
         let tie = Tie {
             client: new.client,

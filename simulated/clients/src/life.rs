@@ -55,6 +55,8 @@ struct Life {
     frozen: BTreeMap<usize, Micros>,
     /// Tokens up to this one were broken by strangers, by key: nobody knows before he is told.
     broken: BTreeMap<Bytes, u64>,
+    /// What strangers are about to break: while the server is paused, they wait, too.
+    breaking: Vec<Bytes>,
     acts: Vec<(Micros, Act)>,
     births: u64,
     seed: u64,
@@ -78,6 +80,7 @@ pub fn live(plan: &Plan, keeps: bool) -> Lived {
         wakes: BTreeMap::new(),
         frozen: BTreeMap::new(),
         broken: BTreeMap::new(),
+        breaking: Vec::new(),
         acts: plan.acts.iter().rev().map(|(at, act)| (at * 1000, act.clone())).collect(),
         births: 0,
         seed: plan.seed,
@@ -328,6 +331,11 @@ impl Life {
                 }
             }
         }
+        // What was granted until strangers were answered nobody knows to be broken.
+        if self.judge.is_idle(self.admin) {
+            let until = node(|node| node.clock.wall);
+            self.broken.extend(std::mem::take(&mut self.breaking).into_iter().map(|key| (key, until)));
+        }
         self.judge.after_turn()
     }
 
@@ -418,10 +426,9 @@ impl Life {
             Act::Force { key } | Act::Delete { key } => {
                 let what = if matches!(act, Act::Force { .. }) { "LOCK.FORCE" } else { "DEL" };
                 self.asks(&format!("{what} {key}"));
-                // Carried out at once: what was granted until then nobody knows to be broken.
+                self.breaking.push(key.as_bytes().to_vec());
+                // Carried out at once, unless the server is paused.
                 self.turn(Vec::new())?;
-                let until = node(|node| node.clock.wall);
-                self.broken.insert(key.as_bytes().to_vec(), until);
             }
         }
         Ok(())

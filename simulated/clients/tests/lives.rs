@@ -23,6 +23,17 @@ fn lives_break_no_rule() {
     assert!(steps > 50 * LIVES && commands > 30 * LIVES, "{steps} steps, {commands} commands");
 }
 
+/// Lives in which nothing was wrong but what the judge said.
+#[test]
+fn no_rule_is_broken_by() {
+    // Strangers who are kept waiting by a pause break what was granted when it ends.
+    for seed in [37_054] {
+        let plan = plan(seed);
+        let life = live(&plan, false);
+        assert!(life.violation.is_none(), "{}\n{plan}", life.violation.expect("there is one"));
+    }
+}
+
 /// What a core does follows from its steps alone, and they can be read.
 #[test]
 fn steps_as_text_give_the_same_again() {

@@ -5,12 +5,15 @@ mod real;
 mod replica;
 mod told;
 
+mod network;
 mod random;
 mod roles;
 mod sessions;
+mod slots;
 mod strangers;
 mod waits;
 
+use real::Scene;
 use simulated::play::play;
 use simulated::redis::Generation;
 use simulated::script::{Line, parse, print};
@@ -29,12 +32,13 @@ pub(crate) use scripts;
 #[track_caller]
 fn same(script: &str) {
     let lines = parse(script);
-    let server = real::start();
+    let scene = Scene::of(&lines);
+    let version = scene.server().version();
     // Valkey 8 is nearly as Redis 7.2, and is not simulated by itself.
     let why = script.lines().find_map(|line| line.trim().strip_prefix("// not on Valkey 8: "));
-    match why.filter(|_| server.version().family == Family::Valkey && server.version().major == 8) {
+    match why.filter(|_| version.family == Family::Valkey && version.major == 8) {
         Some(why) => skip(why),
-        None => same_on(&server, &lines, |_| true),
+        None => same_on(&scene, &lines, |_| true),
     }
 }
 
@@ -42,17 +46,19 @@ fn same(script: &str) {
 /// work, the module leaves the rest to the next turn.
 #[track_caller]
 fn same_but_for_steps(script: &str) {
-    same_on(&real::start(), &parse(script), |line| !["stream: MULTI", "stream: EXEC"].contains(&line));
+    let lines = parse(script);
+    same_on(&Scene::of(&lines), &lines, |line| !["stream: MULTI", "stream: EXEC"].contains(&line));
 }
 
 /// Plays a script to both and compares those lines that count.
 #[track_caller]
-fn same_on(server: &Server, lines: &[Line], counts: fn(&str) -> bool) {
+fn same_on(scene: &Scene, lines: &[Line], counts: fn(&str) -> bool) {
+    let server = scene.server();
     assert!(matches!(lines.last(), Some(Line::Pass(_))), "a script ends with a turn");
     let generation = generation(server);
     let life = play(generation, lines, true).unwrap_or_else(|broken| panic!("{}", broken.violation));
     let simulated = Told::by_life(&life, lines);
-    let real = real::play(server, lines, &simulated);
+    let real = real::play(scene, lines, &simulated);
     let plain = |told: &Told| told.plain().into_iter().filter(|line| counts(line)).collect::<Vec<_>>();
     let (simulated, real) = (plain(&simulated), plain(&real));
     assert!(

@@ -1,4 +1,5 @@
-//! Random scripts, in which nothing depends on time: leases are long, and no two requests name the same one.
+//! Random scripts, in which nothing depends on time: leases are long, no two requests name the same one, and no session that
+//! something is renewed for waits for events, since such a wait ends by itself (`watchdogs_of_a_session_that_waits`).
 
 use std::fmt::Write;
 
@@ -23,7 +24,10 @@ impl Random {
 }
 
 const CLIENTS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+/// What is watched is tied to the second, and only the first waits for events.
 const SESSIONS: [&str; 2] = ["s", "t"];
+const WAITS: &str = SESSIONS[0];
+const WATCHES: &str = SESSIONS[1];
 const KEYS: [&str; 3] = ["k", "l", "m"];
 
 /// Writes a script.
@@ -59,7 +63,7 @@ impl Author {
         match self.random.below(100) {
             0..4 => format!("{} !end", self.random.pick(&["a", "b", "c", "d", "s"])),
             4..8 => format!("{} LOCK.NEXT", self.random.pick(&SESSIONS)),
-            8..11 => format!("{} LOCK.NEXT WAIT 0", self.random.pick(&SESSIONS)),
+            8..11 => format!("{WAITS} LOCK.NEXT WAIT 0"),
             11..17 => self.by_strangers(),
             17..22 => self.transaction(),
             22..26 => format!("g {} {}", self.random.pick(&["LOCK.INFO", "LOCK.WAITERS"]), self.random.pick(&KEYS)),
@@ -82,11 +86,11 @@ impl Author {
             }
             70..76 => {
                 let (lease, tie) = (self.lease(), self.random.pick(&["", " EPHEMERAL", " WATCHDOG"]));
-                format!("LOCK.RENEW {key} {owner} {lease}{tie}{}", self.session(50))
+                format!("LOCK.RENEW {key} {owner} {lease}{tie}{}", self.session(50, tie))
             }
             76..82 => {
                 let (lease, wait, tie) = (self.lease(), self.wait(), self.random.pick(&["", " EPHEMERAL"]));
-                format!("LOCK.MACQUIRE 2 {} {owner} {lease}{wait}{tie}{}", self.two(), self.session(50))
+                format!("LOCK.MACQUIRE 2 {} {owner} {lease}{wait}{tie}{}", self.two(), self.session(50, tie))
             }
             82..86 => format!("LOCK.MRELEASE 2 {} {owner}{}", self.two(), self.random.pick(&["", " ALL"])),
             86..88 => {
@@ -107,15 +111,19 @@ impl Author {
         let (lease, wait) = (self.lease(), self.wait());
         let tie = self.random.pick(&["", "", " EPHEMERAL", " WATCHDOG"]);
         let holds = self.random.pick(&["", "", "", " HOLDS 1", " HOLDS 2"]);
-        format!("LOCK.ACQUIRE {key} {owner} {lease}{wait}{limit}{tie}{holds}{}", self.session(40))
+        format!("LOCK.ACQUIRE {key} {owner} {lease}{wait}{limit}{tie}{holds}{}", self.session(40, tie))
     }
 
     fn wait(&mut self) -> &'static str {
         self.random.pick(&["", " WAIT 0", " WAIT 0"])
     }
 
-    fn session(&mut self, percent: u64) -> String {
-        if self.random.chance(percent) { format!(" SESSION ${}", self.random.pick(&SESSIONS)) } else { String::new() }
+    fn session(&mut self, percent: u64, tie: &str) -> String {
+        if !self.random.chance(percent) {
+            return String::new();
+        }
+        let session = self.random.pick(&SESSIONS);
+        format!(" SESSION ${}", if tie == " WATCHDOG" { WATCHES } else { session })
     }
 
     fn two(&mut self) -> &'static str {

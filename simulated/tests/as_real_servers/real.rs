@@ -5,52 +5,101 @@
 //! arrived on them.
 
 use crate::replica::{END, Replica};
-use crate::told::{self, Told};
+use crate::told::Told;
 use simulated::resp::Reply;
-use simulated::script::{Line, Name, bytes};
+use simulated::script::{Line, Moves, Name, bytes};
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use support::{Server, encode, stay_on_this_processor, until};
+use support::{Builder, Cluster, Server, encode, stay_on_this_processor, until};
 
 /// How long a reply may take that the simulated server gave at once.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A server for a script.
-pub fn start() -> Server {
-    Server::builder()
+/// Where a script is played: at a server, or, if slots move in it, at one of the two nodes of a cluster.
+pub enum Scene {
+    Server(Box<Server>),
+    Cluster { cluster: Cluster, node: usize },
+}
+
+impl Scene {
+    /// For this script. The keys of one in which slots move are all of one slot.
+    pub fn of(script: &[Line]) -> Self {
+        let moves = script.iter().find_map(|line| match line {
+            Line::Slot(key, _) => Some(key),
+            _ => None,
+        });
+        let Some(key) = moves else { return Self::Server(Box::new(settings(Server::builder()).start())) };
+        let cluster = Cluster::start_with(2, settings);
+        let node = cluster.owner_of(cluster.slot_of(key.as_bytes()));
+        Self::Cluster { cluster, node }
+    }
+
+    /// The server that it is played to.
+    pub fn server(&self) -> &Server {
+        match self {
+            Self::Server(server) => server,
+            Self::Cluster { cluster, node } => cluster.node(*node),
+        }
+    }
+
+    /// A cluster's manager moves the slot of this key from this node to the other one.
+    fn slot(&self, key: &str, moves: Moves) {
+        let Self::Cluster { cluster, node } = self else { panic!("no cluster") };
+        let (slot, here, there) = (cluster.slot_of(key.as_bytes()), *node, 1 - *node);
+        match moves {
+            Moves::Migrates => cluster.begin_move(slot, here, there),
+            Moves::Moves => cluster.finish_move(slot, here, there),
+            Moves::Comes => {
+                cluster.give_up_move(slot, here, there);
+                cluster.finish_move(slot, there, here);
+            }
+        }
+    }
+}
+
+fn settings(builder: Builder) -> Builder {
+    builder
         .arg("notify-keyspace-events", "KEA")
         // Replicas that never confirm stay nevertheless, however slow the machine is.
         .arg("repl-timeout", "3600")
         .arg("min-replicas-max-lag", "3600")
-        .start()
 }
 
 /// Plays a script whose replies on a simulated server are known.
-pub fn play(server: &Server, lines: &[Line], expected: &Told) -> Told {
+pub fn play(scene: &Scene, lines: &[Line], expected: &Told) -> Told {
+    let server = scene.server();
+    let (begins, lines) = match lines {
+        [Line::Replicas(delays), rest @ ..] => (delays.as_slice(), rest),
+        _ => (&[][..], lines),
+    };
     let mut player = Player {
+        scene,
         server,
         control: Connection::open(server),
         connections: BTreeMap::new(),
         open: BTreeMap::new(),
         poll: Vec::new(),
+        replicas: follow(server, begins),
         told: Told { began: unix_millis(), ..Told::default() },
     };
-    let replicas: Vec<Replica> =
-        told::replicas(lines).iter().map(|delay| Replica::follow(server.addr(), *delay)).collect();
-    if !replicas.is_empty() {
-        server.wait_replicas_online(replicas.len());
-    }
     stay_on_this_processor();
     lines.iter().for_each(|line| player.line(line));
     player.collect_all(expected);
     player.control.ask(&[b"CONFIG", b"SET", b"min-replicas-to-write", b"0"]);
-    player.control.ask(&[b"SET", END, b"x"]);
-    // All get the same.
-    player.told.stream = replicas.into_iter().map(Replica::stream).next_back().unwrap_or_default();
+    player.end_of_stream(&[b"SET", END, b"x"]);
     player.told
+}
+
+/// New replicas of a server, each with the time that it takes to confirm.
+fn follow(server: &Server, delays: &[Option<u64>]) -> Vec<Replica> {
+    let replicas: Vec<Replica> = delays.iter().map(|delay| Replica::follow(server.addr(), *delay)).collect();
+    if !replicas.is_empty() {
+        server.wait_replicas_online(replicas.len());
+    }
+    replicas
 }
 
 /// Something that is done while the server stands still.
@@ -60,11 +109,13 @@ enum Step {
 }
 
 struct Player<'s> {
+    scene: &'s Scene,
     server: &'s Server,
     control: Connection,
     connections: BTreeMap<u64, Connection>,
     open: BTreeMap<Name, u64>,
     poll: Vec<Step>,
+    replicas: Vec<Replica>,
     told: Told,
 }
 
@@ -80,9 +131,58 @@ impl Player<'_> {
                 self.poll.extend(self.open.remove(name).map(Step::Close));
             }
             Line::Pass(ms) => self.pass(*ms),
-            Line::Replicas(_) => {}
+            Line::Replicas(delays) => {
+                self.end_of_stream(&[b"PUBLISH", END, b"x"]);
+                self.replicas = follow(self.server, delays);
+            }
+            Line::Vanish(name) => self.connection(*name).has_vanished = true,
+            Line::Deaf(name) => self.deaf(*name),
+            Line::Hears(name) => self.connection(*name).is_deaf = false,
+            Line::Misconf(state) => self.misconf(*state),
+            Line::Slot(key, moves) => self.scene.slot(key, *moves),
             other => panic!("not on a real server: {other}"),
         }
+    }
+
+    /// The replicas have got all once they have got this command, and go. All get the same.
+    fn end_of_stream(&mut self, command: &[&[u8]]) {
+        if !self.replicas.is_empty() {
+            self.control.ask(command);
+        }
+        let streams = std::mem::take(&mut self.replicas).into_iter().map(Replica::stream);
+        self.told.stream.extend(streams.last().unwrap_or_default());
+    }
+
+    /// A client takes nothing from the network any more. If it waits for nothing, so much lies before whatever it is sent
+    /// from now on that the server can't get rid of that either.
+    fn deaf(&mut self, name: Name) {
+        let connection = self.connection(name);
+        connection.is_deaf = true;
+        if connection.asked > connection.heard {
+            return;
+        }
+        connection.skips += 1;
+        connection.send(&encode([[b"EVAL_RO".as_slice(), b"return string.rep('x', 16777216)", b"0"]]));
+        let (id, control) = (connection.id.to_string(), &mut self.control);
+        until(PATIENCE, "the server keeps what it can't send", || {
+            let shown = control.ask(&[b"CLIENT", b"LIST", b"ID", id.as_bytes()]);
+            !String::from_utf8_lossy(shown.bytes()).contains(" omem=0 ")
+        });
+    }
+
+    /// A save fails, since a directory stands where it should be; or the next one succeeds.
+    fn misconf(&mut self, state: bool) {
+        let snapshot = self.server.dir().join("dump.rdb");
+        // A replica's copy may lie there.
+        let _ = std::fs::remove_file(&snapshot);
+        let done = if state { std::fs::create_dir(snapshot) } else { std::fs::remove_dir(snapshot) };
+        done.expect("the server's directory is ours");
+        self.control.ask(&[b"CONFIG", b"SET", b"save", b"3600 1000000"]);
+        self.control.ask(&[b"BGSAVE"]);
+        until(PATIENCE, "the save is over", || {
+            let status = if state { "err" } else { "ok" };
+            self.server.info("persistence", "rdb_last_bgsave_status").as_deref() == Some(status)
+        });
     }
 
     fn word(&mut self, word: &str) -> Vec<u8> {
@@ -177,6 +277,13 @@ struct Connection {
     received: Vec<u8>,
     has_ended: bool,
     token: u64,
+    /// Its client is not there any more, or takes nothing from the network at the moment.
+    has_vanished: bool,
+    is_deaf: bool,
+    /// How many requests were sent and how many replies read, and of how many that come next nobody is to know.
+    asked: usize,
+    heard: usize,
+    skips: usize,
 }
 
 impl Connection {
@@ -185,7 +292,19 @@ impl Connection {
         stream.set_nodelay(true).expect("an option");
         stream.set_nonblocking(true).expect("an option");
         let (identity, received) = (Vec::new(), Vec::new());
-        let mut connection = Self { stream, id: 0, identity, received, has_ended: false, token: 0 };
+        let mut connection = Self {
+            stream,
+            id: 0,
+            identity,
+            received,
+            has_ended: false,
+            token: 0,
+            has_vanished: false,
+            is_deaf: false,
+            asked: 0,
+            heard: 0,
+            skips: 0,
+        };
         connection.id = connection.ask(&[b"CLIENT", b"ID"]).number().expect("an id");
         connection.identity = connection.ask(&[b"LOCK.OWNER"]).bytes().to_vec();
         connection
@@ -196,6 +315,7 @@ impl Connection {
     }
 
     fn send(&mut self, text: &[u8]) {
+        self.asked += 1;
         // The server may have ended the connection meanwhile.
         let _ = self.stream.write_all(text);
     }
@@ -217,8 +337,15 @@ impl Connection {
     }
 
     fn take(&mut self) -> Vec<Reply> {
+        if self.is_deaf || self.has_vanished {
+            return Vec::new();
+        }
         self.receive();
-        let replies: Vec<Reply> = std::iter::from_fn(|| Reply::take(&mut self.received)).collect();
+        let mut replies: Vec<Reply> = std::iter::from_fn(|| Reply::take(&mut self.received)).collect();
+        self.heard += replies.len();
+        let skipped = replies.len().min(self.skips);
+        self.skips -= skipped;
+        replies.drain(..skipped);
         self.token = replies.iter().rev().find_map(Reply::last_token).unwrap_or(self.token);
         replies
     }

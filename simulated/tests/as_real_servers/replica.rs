@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Ends the stream of a test.
+/// The stream of a test ends with a word that begins so.
 pub const END: &[u8] = b"the-end";
 
 /// A replica of a real server.
@@ -22,6 +22,8 @@ impl Replica {
         let offset = offset.trim_end().rsplit(' ').next().and_then(|it| it.parse().ok()).expect("an offset");
         let length = line_with(&mut from, "$").trim_end().parse().expect("a length");
         std::io::copy(&mut from.by_ref().take(length), &mut std::io::sink()).expect("the copy comes");
+        // As replicas do when they have the copy.
+        socket.write_all(&acknowledgement(offset)).expect("sent");
         Self(thread::spawn(move || keep(from, socket, offset, delay)))
     }
 
@@ -47,16 +49,14 @@ fn line_with(from: &mut impl BufRead, begin: &str) -> String {
 fn keep(mut from: BufReader<TcpStream>, mut to: TcpStream, mut offset: u64, delay: Option<u64>) -> Vec<Vec<Vec<u8>>> {
     let mut sent = Vec::new();
     while let Some((command, length)) = command(&mut from) {
-        if command.iter().any(|word| word == END) {
+        if command.iter().any(|word| word.starts_with(END)) {
             break;
         }
         if command[0].eq_ignore_ascii_case(b"REPLCONF")
             && let Some(delay) = delay
         {
             thread::sleep(Duration::from_millis(delay));
-            let offset = offset.to_string();
-            let text = format!("*3\r\n$8\r\nREPLCONF\r\n$3\r\nACK\r\n${}\r\n{offset}\r\n", offset.len());
-            if to.write_all(text.as_bytes()).is_err() {
+            if to.write_all(&acknowledgement(offset)).is_err() {
                 break;
             }
         }
@@ -64,6 +64,10 @@ fn keep(mut from: BufReader<TcpStream>, mut to: TcpStream, mut offset: u64, dela
         sent.push(command);
     }
     sent
+}
+
+fn acknowledgement(offset: u64) -> Vec<u8> {
+    support::encode([["REPLCONF", "ACK", &offset.to_string()]])
 }
 
 /// The next command and how many bytes it took; `None` once the connection has ended.

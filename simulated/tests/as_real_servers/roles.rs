@@ -210,6 +210,52 @@ crate::scripts! {
         d LOCK.INFO m1
         +20
     ";
+    /// Others take the replicas' place, which have all that was written.
+    other_replicas: "
+        !replicas 0
+        a LOCK.ACQUIRE k oa LEASE 3000000 REPLICAS 1
+        +300
+        !replicas never
+        a LOCK.ACQUIRE l oa LEASE 3000000 REPLICAS 1
+        +1500
+        !replicas 0 0
+        a LOCK.ACQUIRE l oa LEASE 3000000 REPLICAS 2
+        b LOCK.RENEW k oa LEASE 4000000 REPLICAS 1
+        +300
+        d LOCK.INFO k
+        d LOCK.INFO l
+        +20
+    ";
+    /// The server refuses writes because it could not save; then it can.
+    a_save_has_failed: "
+        !replicas never
+        a LOCK.ACQUIRE k oa LEASE 3000000 EPHEMERAL
+        b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
+        c LOCK.ACQUIRE l os LEASE 3000000 SESSION $s
+        c LOCK.ACQUIRE n os LEASE 3000000 SESSION $s
+        +20
+        !misconf on
+        c LOCK.ACQUIRE m oc
+        c LOCK.RELEASE n os
+        c LOCK.CANCEL l os SESSION $s
+        c LOCK.INFO l
+        c SET x y
+        c MULTI
+        c SET x y
+        c EXEC
+        a !end
+        +20
+        c LOCK.INFO k
+        s LOCK.NEXT ALIVE
+        +20
+        !misconf off
+        +400
+        c LOCK.INFO k
+        c LOCK.INFO l
+        c LOCK.RELEASE n os
+        s LOCK.NEXT ALIVE
+        +20
+    ";
     /// The client ends before the replicas have confirmed.
     an_end_before_confirmation: "
         !replicas never

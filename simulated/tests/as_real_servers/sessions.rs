@@ -258,6 +258,47 @@ crate::scripts! {
         c LOCK.INFO k2
         +20
     ";
+    /// A wait for events ends by itself in time for what is renewed for its session, and for nothing else.
+    watchdogs_of_a_session_that_waits: "
+        a LOCK.ACQUIRE k oa LEASE 3000 WATCHDOG SESSION $s
+        a LOCK.ACQUIRE l ob LEASE 3000000 SESSION $t
+        s LOCK.NEXT WAIT 0
+        t LOCK.NEXT WAIT 0
+        +1000
+        s LOCK.NEXT WAIT 0 ALIVE
+        +1000
+        a LOCK.FORCE k
+        a LOCK.FORCE l
+        +20
+        s LOCK.NEXT
+        +20
+    ";
+    /// With another `TOKEN` or `FENCE`, a renewal is another one.
+    a_renewal_on_other_terms: "
+        !replicas never
+        a LOCK.ACQUIRE k oa LEASE 3000000
+        +20
+        a LOCK.RENEW k oa LEASE 4000000 REPLICAS 1 SESSION $s
+        a LOCK.RENEW k oa LEASE 4000000 REPLICAS 1 SESSION $s
+        a LOCK.RENEW k oa LEASE 4000000 TOKEN 7 REPLICAS 1 SESSION $s
+        a LOCK.RENEW k oa LEASE 4000000 FENCE @a REPLICAS 1 SESSION $s
+        s LOCK.NEXT WAIT 0
+        +1500
+    ";
+    /// What was acquired anew, by itself, is given up by itself, also when it is lost.
+    given_up_after_a_loss: "
+        !replicas never
+        a LOCK.MACQUIRE 2 k l o LEASE 3000000 SESSION $s
+        +20
+        a LOCK.RELEASE k o
+        a LOCK.ACQUIRE k o LEASE 3000000 SESSION $s
+        +20
+        b LOCK.FORCE k
+        a LOCK.CANCEL k o SESSION $s
+        b LOCK.INFO l
+        s LOCK.NEXT
+        +20
+    ";
     other_users: "
         a ACL SETUSER u reset on nopass ~* +@all
         b AUTH u x

@@ -97,13 +97,12 @@ impl Told {
     }
 }
 
-/// The replicas of a script, each with the time that it takes to confirm.
+/// The replicas with which a script begins, each with the time that it takes to confirm.
 pub fn replicas(script: &[Line]) -> &[Option<u64>] {
-    let delays = script.iter().find_map(|line| match line {
-        Line::Replicas(delays) => Some(delays.as_slice()),
-        _ => None,
-    });
-    delays.unwrap_or_default()
+    match script {
+        [Line::Replicas(delays), ..] => delays,
+        _ => &[],
+    }
 }
 
 fn find_identity(line: &str) -> Option<(usize, usize, u64)> {
@@ -162,6 +161,7 @@ fn plain_detail(kind: &[u8], detail: &Reply) -> Option<Reply> {
     let said = String::from_utf8_lossy(detail.bytes()).into_owned();
     match kind {
         b"granted" => Some(coarse(&Reply::Integer(said.parse().ok()?))),
+        b"refused" if said.starts_with("MOVED ") => Some(text(plain_error(&said))),
         b"alive" => {
             let numbers: Vec<&str> = said.split(' ').collect();
             let [next, default, _, writes] = numbers.as_slice() else { return None };

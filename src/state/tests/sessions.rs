@@ -33,7 +33,8 @@ enum Act {
 
 fn act() -> impl Strategy<Value = Act> {
     let (clients, owners, keys) = (1..4_u64, 0..3_u8, 0..4_u8);
-    let purpose = prop_oneof![3 => Just(super::ACQUIRE), 1 => Just(Purpose::Renew(TERMS))];
+    let purpose =
+        prop_oneof![3 => Just(super::ACQUIRE), 1 => Just(Purpose::Renew { terms: TERMS, token: None, fence: None })];
     let end = prop_oneof![3 => Just(End::Granted), 1 => Just(End::TimedOut), 1 => Just(End::Refused)];
     let some_keys = proptest::collection::btree_set(keys.clone(), 1..3).prop_map(|keys| keys.into_iter().collect());
     prop_oneof![

@@ -294,6 +294,24 @@ fn what_was_granted_together_with_what_is_lost() {
     assert!(ties.is_consistent() && ties.take_together(1, &owner(1), &key(1)).1.is_some());
 }
 
+/// One that was granted anew, by itself, has nothing to do with what was granted together with it before, also when it is lost.
+#[test]
+fn what_was_granted_together_with_an_earlier_hold() {
+    let mut ties = Ties::default();
+    let tie = |ties: &mut Ties, number: u8, token: u64, together: Option<u64>| {
+        let (key, owner, deadline, on_behalf) = (key(number), owner(1), Deadline::At(50), OnBehalf::Session);
+        let (client, tying, lease, replicas) = (1, WATCHED, 30, 0);
+        ties.tie(NewTie { client, on_behalf, tying, key, owner, token, lease, replicas, deadline, together }, 0);
+    };
+    [1, 2].into_iter().for_each(|number| tie(&mut ties, number, 7, Some(7)));
+    ties.granted_together(&owner(1), 7, [1, 2].map(key).into());
+    ties.untie(0, &key(1).name, &owner(1));
+    tie(&mut ties, 1, 8, None);
+    ties.untie(0, &key(1).name, &owner(1));
+    assert!(ties.is_consistent() && ties.take_together(1, &owner(1), &key(1)).0.is_empty());
+    assert_eq!(ties.take_together(1, &owner(1), &key(2)).0.len(), 1);
+}
+
 #[test]
 fn a_hundred_grants_of_several_locks_are_remembered_after_their_end() {
     let mut ties = Ties::default();

@@ -125,6 +125,12 @@ impl Cluster {
         }
     }
 
+    /// Gives up a move that has begun: the slot stays where it is.
+    #[track_caller]
+    pub fn give_up_move(&self, slot: u16, from: usize, to: usize) {
+        [from, to].into_iter().for_each(|node| self.set_slot(node, slot, &["STABLE"]));
+    }
+
     /// Waits until every node says that the cluster is ready.
     #[track_caller]
     pub fn wait_until_ok(&self) {

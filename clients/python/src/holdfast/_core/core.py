@@ -102,6 +102,38 @@ class Core:
         self._send()
         self._set_alarm()
 
+    def succeed(self, now: int, before: Core) -> None:
+        """Goes on for a core that was interrupted in a step: with another pair, and all that it knew.
+
+        What that step was about may be known by halves. As after every pair that ends, it is asked for again, or given
+        back if nobody waits for it.
+        """
+        self._now = max(now, before._now)
+        self._replaced = before._replaced
+        if before._pair is not None and before._pair.id is not None:
+            self._replaced.append(before._pair.id)
+        self._pairs, self._nexts, self._default_lease = before._pairs, before._nexts, before._default_lease
+        self._is_closed = before._is_closed
+        calls = before._calls
+        for id_ in sorted(before._claims):
+            claim = before._claims[id_]
+            if claim.stage is Stage.HELD and claim.hold is None:
+                claim.stage = Stage.ASKED
+            claim.set_adrift(before._until(claim))
+            renewal = None if claim.renewal is None else claim.renewal.call
+            numbers = [number for number in (*claim.checks, claim.release, renewal, id_) if number in calls]
+            self._take_over(Moved(id_, claim, [(number, calls.pop(number)) for number in numbers]))
+            if claim.hold is not None:
+                self._finish(id_, Outcome("granted", claim.hold.token))
+            elif claim.wanted and id_ not in numbers:
+                self._give_back(id_)
+        for number in sorted(calls):
+            self._calls[number] = call = calls[number]
+            if call.about is not steps.Close:
+                self._finish(number, Outcome("unanswered"))
+            elif call.bound is not None:
+                self._alarm(call.bound, number)
+
     def is_held(self, hold: int, now: int) -> bool:
         """Whether this hold is certain at this time."""
         until = self.held_until(hold)
@@ -128,11 +160,16 @@ class Core:
         return self._pair is None or not self._pair.unanswered
 
     @property
+    def pairs(self) -> int:
+        """How many pairs have been opened."""
+        return self._pairs
+
+    @property
     def has_ended(self) -> bool:
         """Whether it was closed, and nothing is left to be done."""
         return self._is_closed and not self._claims and self._pair is None
 
-    def keys(self) -> list[tuple[int, bytes]]:
+    def all(self) -> list[tuple[int, bytes]]:
         """All acquisitions and holds, with a key of each."""
         return [(id_, self._claims[id_].keys[0]) for id_ in sorted(self._claims)]
 

@@ -5,11 +5,10 @@ The clients run the flows of holdfast as they are; only what they do with a sock
 
 import heapq
 import itertools
+from types import SimpleNamespace
 
-from holdfast import _flow as flows
-from holdfast import _hold, _multilock
-from holdfast._book import Book
-from holdfast._session import SessionState
+from holdfast import _multilock
+from holdfast._core import FOREVER, Acquire, Outcome, Release, Renew
 
 LEASE = 30.0
 
@@ -21,8 +20,7 @@ class World:
         self.now = 1000.0
         self.agenda = []
         self.numbers = itertools.count()
-        for module in (flows, _hold, _multilock):
-            monkeypatch.setattr(module, "now", lambda: self.now)
+        monkeypatch.setattr(_multilock, "now", lambda: self.now)
 
     def at(self, seconds, action):
         entry = [self.now + seconds, next(self.numbers), action]
@@ -55,7 +53,7 @@ class Server:
         self.queue.append(entry)
         if wait != float("inf"):
             self.world.at(wait, lambda: self._timeout(entry))
-        return flows.WAITING
+        return "WAITING"
 
     def _may(self, keys, ahead):
         return not any(key in self.held for key in keys) and not any(set(keys) & set(other[0]) for other in ahead)
@@ -68,7 +66,7 @@ class Server:
     def _timeout(self, entry):
         if entry in self.queue:
             self.queue.remove(entry)
-            entry[2].tell(self, [b"timeout", 0, list(entry[0]), entry[1], None, None])
+            entry[2].tell(self, entry[1], Outcome("not granted"))
             self._serve()
 
     def _serve(self):
@@ -76,7 +74,7 @@ class Server:
             if self._may(entry[0], self.queue[: self.queue.index(entry)]):
                 self.queue.remove(entry)
                 token = self._grant(*entry)
-                entry[2].tell(self, [b"granted", 0, list(entry[0]), entry[1], token, None])
+                entry[2].tell(self, entry[1], Outcome("granted", token))
 
     def release(self, owner, keys=None):
         for key, holder in list(self.held.items()):
@@ -108,9 +106,11 @@ class Client:
     def delay(self):
         return self.rng.uniform(0.0001, 0.01)
 
-    def tell(self, server, event):
+    def tell(self, server, owner, outcome):
         home = next(home for home in self.homes if home.server is server)
-        self.world.at(self.delay(), lambda: self.alive and home.book.tell(home.session, [event]))
+        pending = home.waiting.get(owner)
+        if pending is not None:
+            self.world.at(self.delay(), lambda: self.alive and home.ended(pending, outcome))
 
     def run(self, flow, then=lambda outcome: None):
         self._step(flow, lambda: next(flow), then)
@@ -142,61 +142,53 @@ class Home:
         self.client = client
         self.server = server
         self.world = client.world
-        self.book = Book()
-        self.session = SessionState()
-        alive = [b"alive", 0, [], None, None, b"3750 30000 667 1"]
-        self.session.answered(self.world.now, [alive])
+        self.node = SimpleNamespace(core=SimpleNamespace(pairs=1))
+        # By owner, who has asked for a lock.
+        self.waiting = {}
 
-    def find(self, key, redirection, seconds):
-        return lambda go_on: go_on(flows.Node(self, self.session, None, asking=False))
+    def find(self, key):
+        return lambda go_on: go_on(self.node)
 
-    def send(self, node, request, seconds):
+    def begin(self, pending, what):
+        def heard():
+            if self.client.alive:
+                outcome = self._serve(pending, what)
+                if outcome is not None:
+                    self.world.at(self.client.delay(), lambda: self.ended(pending, outcome))
+
+        self.world.at(self.client.delay(), heard)
+
+    def _serve(self, pending, what):
+        if isinstance(what, Release):
+            self.server.release(pending.hold.owner, pending.hold.keys)
+            return Outcome("released")
+        if isinstance(what, Renew):
+            return Outcome("renewed", pending.hold.token)
+        assert isinstance(what, Acquire)
+        self.waiting[what.owner] = pending
+        wait = float("inf") if what.wait == FOREVER else max(what.wait, 0) / 1000
+        token = self.server.acquire(what.keys, what.owner, self.client, wait)
+        if token == "WAITING":
+            return None
+        return Outcome("not granted") if token is None else Outcome("granted", token)
+
+    def ended(self, pending, outcome):
+        if pending.outcome is None:
+            if outcome.kind == "granted":
+                pending.hold.granted(outcome.detail)
+            pending.outcome = outcome
+            pending.wake()
+
+    def wait(self, pending, seconds):
         def step(go_on):
-            def heard():
-                if not self.client.alive:
-                    return
-                reply = self._serve(request)
-                self.world.at(self.client.delay(), lambda: go_on((reply, 1)))
-
-            self.world.at(self.client.delay(), heard)
+            if pending.outcome is not None:
+                go_on(pending.outcome)
+            else:
+                pending.wake = lambda: go_on(pending.outcome)
 
         return step
 
-    def _serve(self, request):
-        verb = request[0].removeprefix(b"LOCK.") if hasattr(bytes, "removeprefix") else request[0][5:]
-        if verb == b"CANCEL":
-            self.server.cancel(request[2])
-            return 1
-        keys, owner = request[2 : 2 + int(request[1])], request[2 + int(request[1])]
-        if verb == b"MRELEASE":
-            self.server.release(owner, keys)
-            return [0] * len(keys)
-        if verb == b"MRENEW":
-            return [1] * len(keys)
-        assert verb == b"MACQUIRE", request
-        wait = 0
-        if b"WAIT" in request:
-            wait = int(request[request.index(b"WAIT") + 1]) / 1000 or float("inf")
-        return self.server.acquire(keys, owner, self.client, wait)
-
-    def outcome(self, hold, seconds):
-        def step(go_on):
-            once = []
-
-            def wake():
-                if not once:
-                    once.append(True)
-                    self.world.at(0, lambda: go_on(None))
-
-            if not hold.wait(wake):
-                wake()
-            elif seconds != float("inf"):
-                self.world.at(seconds, wake)
-
-        return step
-
-    def pause(self, seconds):
-        return lambda go_on: self.world.at(seconds, lambda: go_on(None))
-
-    def start(self, hold, flow):
-        self.client.run(flow)
+    def drop(self, node, call):
+        for owner, pending in self.waiting.items():
+            if pending.id == call:
+                self.world.at(self.client.delay(), lambda owner=owner: self.server.cancel(owner))

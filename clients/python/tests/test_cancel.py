@@ -8,13 +8,10 @@ import types
 
 import pytest
 import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 import holdfast
 import holdfast.asyncio
-from holdfast.asyncio._home import home_of
-from kinds import closed
+from kinds import closed, end_others
 from servers import HOST
 
 pytestmark = pytest.mark.usefixtures("end_tasks")
@@ -249,102 +246,15 @@ async def test_cancelled_in_the_instant_of_the_grant(client, other, name):
     assert heard < granted, "none was cancelled that the server had granted"
 
 
-def forgetful(task):
-    """Done in the instant in which this task is cancelled. Before Python 3.12, asyncio.wait_for forgets that then."""
-
-    async def work():
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        future.add_done_callback(lambda _: task.cancel())
-        loop.call_soon(future.set_result, None)
-        await future
-
-    return asyncio.wait_for(work(), 5)
-
-
-async def test_what_a_pool_does_besides_may_forget_a_cancellation(server, name, monkeypatch):
-    client = redis.asyncio.Redis(host=HOST, port=server.port)
-    pool = client.connection_pool
-    lock = holdfast.asyncio.Lock(client, name)
-    async with lock:
-        pass
-    release = pool.release
-
-    async def release_and_more(connection):
-        monkeypatch.undo()
-        await release(connection)
-        await forgetful(task)
-
-    monkeypatch.setattr(pool, "release", release_and_more)
-    task = asyncio.create_task(lock.acquire())
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    await until(nothing(client, name), "nothing is left")
-    await closed(client)
-
-
-@pytest.mark.parametrize("why", ["closed", "broken"])
-async def test_an_acquire_that_connects_to_a_silent_server_is_cancelled_in_the_instant_in_which_it_has_sent(
-    proxy, name, monkeypatch, why
-):
-    # With a limit, redis-py sends by asyncio.wait_for.
-    client = redis.asyncio.Redis(host=HOST, port=proxy.port, socket_timeout=60, retry=Retry(NoBackoff(), 3))
-    async with holdfast.asyncio.Lock(client, name):
-        pass
-
-    def broken(request):
-        if request[0] != b"LOCK.ACQUIRE":
-            return None
-        proxy.delay = 60
-        return "request"
-
-    if why == "closed":
-        await disconnected(client)
-        proxy.delay = 60
-    else:
-        proxy.rule = broken
-    drain = asyncio.StreamWriter.drain
-    cancelled = []
-
-    async def drain_and_cancel(writer):
-        await drain(writer)
-        # Before Python 3.12, asyncio.wait_for forgets this: what it waits for is done before it can hear of it.
-        cancelled.append(task.cancel())
-        monkeypatch.undo()
-
-    task = asyncio.create_task(holdfast.asyncio.Lock(client, name).acquire())
-    monkeypatch.setattr(asyncio.StreamWriter, "drain", drain_and_cancel)
-    await asyncio.wait({task}, timeout=10)
-    assert cancelled, "it was cancelled in that instant"
-    assert task.done(), "it goes on as if it had not been cancelled"
-    assert task.cancelled()
-    await closed(client)
-
-
-async def test_a_reader_ends_that_is_cancelled_in_the_instant_in_which_its_question_is_sent(
-    client, other, name, monkeypatch
-):
-    lock = holdfast.asyncio.Lock(client, name)
+async def test_whoever_cancels_all_tasks_of_the_loop_ends_the_session(client, other, name):
+    told = []
+    lock = holdfast.asyncio.Lock(client, name, ephemeral=True, on_lost=told.append)
     await lock.acquire()
-    [session] = home_of(client)._sessions.values()
-    writer = session._connection._writer
-    drain = writer.drain
-    sent = []
-
-    async def drain_and_cancel():
-        await drain()
-        # Before Python 3.12, asyncio.wait_for forgets this: what it waits for is done before it can hear of it.
-        sent.append(session.reader.cancel())
-
-    monkeypatch.setattr(writer, "drain", drain_and_cancel)
-    # The reader hears of it, and asks for more.
-    await other.execute_command("LOCK.FORCE", name)
-    done, _ = await asyncio.wait({session.reader}, timeout=5)
-    monkeypatch.undo()
-    assert sent, "it was cancelled in that instant"
-    assert done, "it goes on as if it had not been cancelled"
+    await end_others()
     with pytest.raises(holdfast.LockLost):
-        await lock.release()
+        lock.check()
+    await until(nothing(other, name), "its connection is closed")
+    assert told
 
 
 async def test_release_at_every_await(client, other, name):

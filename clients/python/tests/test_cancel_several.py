@@ -1,7 +1,6 @@
 """asyncio: RedLock and MultiLock may be cancelled anywhere, and nothing stays behind at any server."""
 
 import asyncio
-import gc
 
 import pytest
 import redis.asyncio
@@ -9,7 +8,6 @@ from test_cancel import at_every_await, nothing, until
 
 import holdfast
 import holdfast.asyncio
-from holdfast.asyncio import _home as homes
 from kinds import closed
 from servers import HOST, Server
 
@@ -151,28 +149,3 @@ async def test_while_held(make, servers, clients, name):
             await asyncio.sleep(10)
     assert caught.value.reason == "forced"
     await until(nothing_anywhere(clients, name), "it was given back")
-
-
-async def test_an_error_that_nobody_waits_for_any_more_is_nobodys(clients, monkeypatch):
-    complaints = []
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
-    asked = asyncio.Event()
-
-    async def ask(key, request):
-        try:
-            asked.set()
-            await asyncio.Event().wait()
-        finally:
-            # The server's answer was there already.
-            raise redis.ResponseError("NOSESSION")
-
-    home = homes.home_of(clients[0], 0.5)
-    monkeypatch.setattr(home, "_ask", ask)
-    posted = home.post(b"key", lambda session: (b"PING",))
-    await asked.wait()
-    home.drop(posted)
-    await asyncio.wait({posted.task})
-    del posted
-    gc.collect()
-    await asyncio.sleep(0)
-    assert complaints == []

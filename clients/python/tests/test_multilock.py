@@ -9,9 +9,10 @@ import simulated
 
 import holdfast
 from holdfast import _multilock
+from holdfast._core import Terms
 from holdfast._hold import Hold
+from holdfast._lock import FOREVER
 from holdfast._order import place, server_name
-from holdfast._requests import FOREVER, Terms
 from servers import Server, until, waiters
 from test_lock import in_thread
 
@@ -226,16 +227,20 @@ def turn(world, client, number, names, rng, wait, turns, patient):
         ]
         rng.shuffle(locks)
         groups = _multilock._groups(locks)
-        owner = b"%d:%d" % (number, turns)
         parts = [
-            _multilock.Part(group[0].redis.home, Hold(Terms("x", tuple(one.key for one in group), several=True), owner))
+            (group[0].redis.home, Hold("x", tuple(one.key for one in group), Terms(), next(world.numbers), b""))
             for group in groups
         ]
+        for _, hold in parts:
+            hold.owner = b"%d:%d" % (number, turns)
         until = world.now + wait
 
         def taken(granted):
             if granted:
-                world.at(rng.uniform(0, 0.5), lambda: client.run(_multilock._give_back(list(parts), []), again))
+                world.at(
+                    rng.uniform(0, 0.5),
+                    lambda: client.run(_multilock._give_back([part for _, part in parts], []), again),
+                )
             else:
                 again(None)
 
@@ -253,7 +258,7 @@ class SimulatedLock(_multilock.LockBase):
     def __init__(self, client, key):
         self.redis, self.key, self.name = client, key, key
         self.limit, self.timeout, self.watched, self.replicas, self.ephemeral = 1, None, None, 0, False
-        self._terms = Terms(key, (key,))
+        self._terms, self._keys = Terms(), (key,)
 
 
 @pytest.mark.parametrize("block", range(4))

@@ -1,98 +1,97 @@
 """Which servers count for the beginning of a RedLock's hold: docs/redlock.md, step 4. No server, no clock."""
 
-import time
+from types import SimpleNamespace
 
 import pytest
 
-from holdfast._book import Book
-from holdfast._flow import Part, Reply
+from holdfast._clock import millis
+from holdfast._core import Acquire, Outcome, Renew, Terms
 from holdfast._hold import Hold
-from holdfast._redlock import Majority, _fence
-from holdfast._requests import Terms
-from holdfast._session import SessionState
+from holdfast._redlock import Ballot, Majority
 
-TERMS = Terms("a", (b"a",), lease=10_000)
+TERMS = Terms(lease=10_000)
 SERVERS = 3
 
 
-class Home:
-    """A server that answers the renewal with `answer`, after `meanwhile` has happened."""
+class Server:
+    """Grants with this token, and answers the renewal with `answer`, after `meanwhile` has happened."""
 
     suspect = False
 
-    def __init__(self, answer, meanwhile=lambda: None):
-        self.answer = answer
-        self.meanwhile = meanwhile
-        self.book = Book()
-        self.session = SessionState()
-        self.told = None
+    def __init__(self, token, answer, meanwhile=lambda: None):
+        self.token, self.answer, self.meanwhile = token, answer, meanwhile
+        core = SimpleNamespace(pairs=1, held_until=lambda _: millis() + 10_000, lease=lambda _: 10_000)
+        self.only = SimpleNamespace(core=core)
+        self.pending = self.told = None
         self.given_back = False
 
-    def post(self, key, request):
-        self.told = request(self.session)
-        return self
+    def node(self, address):
+        return self.only
 
-    def collect(self, post, seconds):
-        self.meanwhile()
-        return Reply(self.answer, self.session, False)
+    def bell(self):
+        return SimpleNamespace(ring=lambda: None, wait=lambda seconds: None)
 
-    def start(self, hold, flow):
+    def watch(self, hold):
+        pass
+
+    def begin(self, pending, what):
+        if isinstance(what, Acquire):
+            self.pending = pending
+            if self.token is not None:
+                self.grant(self.token)
+        elif isinstance(what, Renew):
+            self.told = what
+            self.meanwhile()
+            pending.outcome = Outcome("renewed", self.answer) if self.answer else Outcome("not held")
+
+    def grant(self, token):
+        self.pending.outcome = Outcome("granted", token)
+        self.pending.hold.granted(token)
+
+    def drop(self, node, call):
         self.given_back = True
 
 
-def part(home, token):
-    hold = Hold(TERMS, b"me")
-    hold.ask(home.session)
-    if token is not None:
-        hold.granted(token, time.monotonic(), TERMS.lease)
-    return Part(home, hold)
-
-
-def begins(hold, parts):
+def begins(hold, servers):
     """Runs the step, whose parts take no time."""
-    flow = _fence(hold, parts, SERVERS, 1.0)
+    parts = [Hold("a", (b"a",), TERMS, number, b"me") for number, _ in enumerate(servers)]
+    ballot = Ballot(servers, 1.0, parts)
+    for vote in ballot.votes:
+        vote.cast(1)
+    flow = ballot.fence(hold)
     try:
-        value = None
         while True:
-            value = flow.send(value)
+            next(flow)
     except StopIteration as end:
         return end.value
 
 
 @pytest.fixture
 def hold():
-    hold = Majority(TERMS, b"me")
-    hold.parts = ()
-    return hold
+    return Majority("a", TERMS, b"me")
 
 
 def test_begins_when_a_majority_confirmed_the_greatest_token(hold):
-    parts = [part(Home(7), 5), part(Home(7), 7), part(Home(None), None)]
-    assert begins(hold, parts)
+    servers = [Server(5, 7), Server(7, 7), Server(None, None)]
+    assert begins(hold, servers)
     assert hold.token == 7
-    assert [home.told[-2:] for home, _ in parts[:2]] == [(b"FENCE", b"7")] * 2
+    assert [server.told.fence for server in servers[:2]] == [7, 7]
 
 
 @pytest.mark.parametrize("answer", [None, 9], ids=["not held", "granted anew"])
 def test_an_answer_other_than_the_fence_does_not_count(hold, answer):
-    assert not begins(hold, [part(Home(7), 7), part(Home(answer), 5), part(Home(None), None)])
+    assert not begins(hold, [Server(7, 7), Server(5, answer), Server(None, None)])
 
 
 def test_a_grant_after_the_fence_was_chosen_does_not_count(hold):
-    late = part(Home(9), None)
-    parts = [
-        part(Home(7, lambda: late.hold.granted(9, time.monotonic(), TERMS.lease)), 7),
-        part(Home(None), 5),
-        late,
-    ]
-    assert not begins(hold, parts)
-    assert late.hold.token == 9, "it was granted meanwhile"
+    late = Server(None, 9)
+    assert not begins(hold, [Server(7, 7, lambda: late.grant(9)), Server(5, None), late])
+    assert late.pending.hold.token == 9, "it was granted meanwhile"
 
 
 def test_a_grant_after_the_fence_was_chosen_is_given_back_when_the_hold_begins(hold):
-    late = part(Home(9), None)
-    parts = [part(Home(7, lambda: late.hold.granted(9, time.monotonic(), TERMS.lease)), 7), part(Home(7), 5), late]
-    assert begins(hold, parts)
+    late = Server(None, 9)
+    assert begins(hold, [Server(7, 7, lambda: late.grant(9)), Server(5, 7), late])
     assert hold.token == 7
-    assert late.home.told is None
-    assert late.home.given_back
+    assert late.told is None
+    assert late.given_back

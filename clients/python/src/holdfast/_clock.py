@@ -20,3 +20,8 @@ def _pick() -> Callable[[], float]:
 
 
 now: Callable[[], float] = _pick()
+
+
+def millis() -> int:
+    """The same in whole milliseconds."""
+    return int(now() * 1000)

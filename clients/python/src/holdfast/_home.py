@@ -1,55 +1,55 @@
-"""The I/O of a blocking client: its sessions, each with a thread that reads it, and the requests over its pool."""
+"""The I/O of a blocking client: a thread that reads, opens and wakes; and callers who read their own replies.
+
+Whoever asks for something takes the step himself and reads the requests' connection until his answer is there, if
+nobody else does: no other thread has to run for it. All else is the thread's business.
+"""
 
 from __future__ import annotations
 
 import atexit
 import collections
 import contextlib
+import heapq
 import itertools
 import logging
+import math
 import os
+import select
+import selectors
 import socket
+import ssl
 import threading
 import time
 import weakref
-from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple, TypeVar
+from typing import Any, Callable, TypeVar
 
 import redis.asyncio
 from redis import RedisCluster
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    AskError,
-    ConnectionError,
-    MovedError,
-    RedisClusterException,
-    RedisError,
-    ResponseError,
-    TimeoutError,
-)
+from redis.exceptions import ConnectionError, RedisClusterException, RedisError
 from redis.retry import Retry
 
+from . import _core
 from . import _flow as flows
-from . import _requests as requests
-from ._aside import ASIDE
-from ._book import Book
-from ._clock import now
-from ._flow import Flow, Node, Reply, Waitable
-from ._hold import Hold
-from ._lock import OWNERS, Held
-from ._redis import again, broken, let_go, session_settings
-from ._requests import FOREVER, Request
-from ._session import SessionState
-from .errors import LockError
+from ._clock import LOOK_AGAIN, millis, now
+from ._core import Input, Outcome
+from ._flow import Flow
+from ._lock import Held
+from ._owners import OWNERS
+from ._redis import is_final, let_go, own_settings
+from ._shell import PATIENCE, Node, Pending
+from ._shell import Home as Shared
 
 logger = logging.getLogger("holdfast")
 
 T = TypeVar("T")
 
-# How often a thread looks for a place if nobody tells it of one.
-_LOOK_AGAIN = 0.1
+# For how many milliseconds a caller reads himself without a word of the server.
+_READS_FOR = 50
 # How long the end of the program waits for what was given up just before.
 _LAST_WORDS = 1.0
+_PIECE = 65536
+_NOTHING_YET = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 def run(flow: Flow[T]) -> T:
@@ -67,523 +67,446 @@ def run(flow: Flow[T]) -> T:
         raise
 
 
-def within(seconds: float, step: Callable[[], T]) -> T:
-    """What comes of a step that nobody can end. One that takes longer goes on without us, in a thread of its own."""
-    outcome: list[T] = []
-    errors: list[BaseException] = []
+class Wire:
+    """One connection: redis-py's, of which only the socket is used once it is there."""
 
-    def work() -> None:
-        try:
-            outcome.append(step())
-        except BaseException as error:
-            errors.append(error)
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.socket: socket.socket = connection._sock  # redis-py has no other way to it.
+        self.socket.setblocking(False)
+        # What the network did not take yet.
+        self.out = bytearray()
+        self._look = _looking_at(self.socket)
 
-    thread = threading.Thread(target=work, name="holdfast", daemon=True)
-    thread.start()
-    thread.join(max(seconds, 0))
-    if errors:
-        raise errors[0]
-    if not outcome:
-        raise TimeoutError(f"not within {seconds:.3f} s")
-    return outcome[0]
+    def write(self, data: bytes) -> None:
+        """Sends it, now or as soon as it can be."""
+        self.out += data
 
-
-class Line:
-    """The way to one server: connections of our own, so many at once.
-
-    Cheaper than a threading.Semaphore and a pool, and no exception from outside can cost a place.
-    """
-
-    def __init__(self) -> None:
-        self._places = collections.deque(Place(self) for _ in range(flows.UNDER_WAY))
-        self._waiting: collections.deque[threading.Lock] = collections.deque()
-        self._idle: collections.deque[Any] = collections.deque()
-
-    def enter(self, seconds: float) -> Place:
-        """Returns when it is our turn.
-
-        SimpleQueue.get would wait without a limit if woken, when its time is over, for what somebody else has taken.
-        """
-        end = now() + seconds
-        while True:
-            turn = threading.Lock()
-            turn.acquire()
-            self._waiting.append(turn)
+    def flush(self) -> None:
+        """Sends what there is. An error is found by whoever reads."""
+        while self.out:
             try:
-                return self._places.popleft()
-            except IndexError:
-                left = end - now()
-                # Whoever was interrupted may have been woken and told nobody.
-                turn.acquire(timeout=min(max(left, 0), _LOOK_AGAIN))
-            finally:
-                self._stop_waiting(turn)
-            if left <= 0:
-                raise TimeoutError(f"{flows.UNDER_WAY} requests are under way, none was answered")
+                sent = self.socket.send(self.out)
+            except _NOTHING_YET:
+                return
+            except (OSError, ValueError):
+                self.out.clear()
+                return
+            del self.out[:sent]
 
-    def leave(self) -> None:
-        """Lets the next one in."""
-        # Who is interrupted while leaving may leave once more.
-        if len(self._places) < flows.UNDER_WAY:
-            self._places.append(Place(self))
-            self._wake()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(IndexError):
-            self._waiting.popleft().release()
-
-    def _stop_waiting(self, turn: threading.Lock) -> None:
+    def can_read(self, milliseconds: int) -> bool:
+        """Whether there is something to be read, or the end, within this time."""
+        if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
+            return True
         try:
-            self._waiting.remove(turn)
-        except ValueError:
-            # It was woken. If that was for a place which it does not take, it is somebody else's turn.
-            if self._places:
-                self._wake()
-
-    def take(self, make: Callable[[], Any], seconds: float) -> Any:
-        """An idle connection that the server has not closed, or a new one."""
-        while self._idle:
-            with contextlib.suppress(ConnectionError, IndexError):
-                connection = self._idle.pop()
-                if not connection.can_read(0):
-                    return connection
-                connection.disconnect()
-        connection = make()
-        try:
-            within(seconds, connection.connect)
-        except TimeoutError as error:
-            raise TimeoutError(f"no connection within {seconds:.3f} s") from error
-        return connection
-
-    def keep(self, connection: Any) -> None:
-        """Keeps it for the next one, if it is still open."""
-        if connection._sock is not None:
-            self._idle.append(connection)
-
-    def disconnect(self) -> None:
-        """Closes those that are idle."""
-        with contextlib.suppress(IndexError):
-            while True:
-                self._idle.pop().disconnect()
-
-    def forget(self) -> None:
-        """They belong to the parent of a fork."""
-        self._idle.clear()
-
-
-class Place:
-    """Who has it is in. Whoever forgets to leave does so when nobody knows of it any more."""
-
-    __slots__ = ("_line",)
-
-    def __init__(self, line: Line) -> None:
-        self._line: Callable[[], Line | None] = weakref.ref(line)
-
-    def leave(self) -> None:
-        """Lets the next one in, once."""
-        line = self._line()
-        if line is not None:
-            line.leave()
-            self._line = _no_line
-
-    __del__ = leave
-
-
-def _no_line() -> None:
-    """It has been left."""
-
-
-class Session(SessionState):
-    """A connection of its own, made from the settings of a pool."""
-
-    def __init__(self, pool: Any, ids: list[bytes], *, cluster: bool, limit: float | None) -> None:
-        super().__init__(limit)
-        settings = session_settings(pool.connection_kwargs, Retry(NoBackoff(), 0), cluster=cluster)
-        self._connection = pool.connection_class(**settings)
-        self.seen = now()
-        try:
-            self._connection.connect()
-            self.begins(self._ask(*requests.begin(ids)), ids)
-            self.answered(self.seen, self._ask(*requests.ALIVE))
-        except BaseException as error:
-            self._connection.disconnect()
-            if isinstance(error, ResponseError):
-                raise requests.advised(error) from error
-            raise
-        self._socket: socket.socket = self._connection._sock  # redis-py has no other way to interrupt a reader.
-
-    def _ask(self, *request: bytes) -> Any:
-        self._connection.send_command(*request)
-        return self._connection.read_response(disable_decoding=True)
-
-    def next_events(self) -> Any:
-        """Blocks until there are events, or a sign of life."""
-        asked = now()
-        self._connection.send_command(*self.question())
-        if not self._connection.can_read(self.patience):
-            raise ConnectionError("the server is silent")
-        try:
-            reply = self._connection.read_response(disable_decoding=True)
-        except ResponseError as error:
-            # By CLIENT UNBLOCK.
-            if requests.code(error) != "UNBLOCKED":
-                raise
-            reply = []
-        return self.answered(asked, reply)
-
-    def interrupt(self) -> None:
-        """Ends the wait of the thread that reads."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            return bool(self._look(milliseconds))
+        except (OSError, ValueError):
+            # It was closed meanwhile.
+            return True
 
     def close(self) -> None:
-        """Closes the connection. For the thread that reads."""
+        """Ends it, also for a thread that waits for it."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
         try:
-            self._connection.disconnect()
+            self.connection.disconnect()
         except Exception:
-            logger.debug("a session's connection did not close", exc_info=True)
-
-    def let_go(self) -> None:
-        """Leaves the connection to the parent of a fork."""
-        if self._socket.fileno() >= 0:
-            let_go(self._socket.fileno())
+            logger.debug("a connection did not close", exc_info=True)
 
 
-class Posted(NamedTuple):
-    """A request whose reply is still to be read, or why it was not sent."""
+def _looking_at(one: socket.socket) -> Callable[[int], Any]:
+    """Whether there is something to be read from it, within so many milliseconds."""
+    if not hasattr(select, "poll"):
+        return lambda milliseconds: select.select([one], [], [], milliseconds / 1000)[0]
+    # Two threads may look at the same time, and one such object serves one.
+    descriptor = one.fileno()
+    spare = [select.poll()]
+    spare[0].register(descriptor, select.POLLIN)
 
-    node: Node | None
-    place: Place | None
-    connection: Any
-    error: RedisError | None
+    def look(milliseconds: int) -> Any:
+        try:
+            poll = spare.pop()
+        except IndexError:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+        ready = poll.poll(milliseconds)
+        spare.append(poll)
+        return ready
+
+    return look
 
 
-class Home:
-    """Sessions, waits and holds of one connection pool. Keeps no reference to it, so that it can end with it."""
+class Link:
+    """A pair of connections."""
+
+    def __init__(self, pair: int, session: Any, requests: Any) -> None:
+        self.pair = pair
+        self.wires = {"session": Wire(session), "requests": Wire(requests)}
+        self.requests = self.wires["requests"]
+        # Whether a caller reads the requests' connection.
+        self.is_read = False
+
+    def write(self, channel: str, data: bytes) -> None:
+        self.wires[channel].write(data)
+
+    def flush(self) -> None:
+        for wire in self.wires.values():
+            if wire.out:
+                wire.flush()
+
+    def close(self) -> None:
+        for wire in self.wires.values():
+            wire.close()
+
+
+class Bell:
+    """What several calls ring."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.ring = self._event.set
+
+    def wait(self, seconds: float) -> None:
+        """Returns when it was rung since the last time, or when the time is over."""
+        self._event.wait(min(seconds, threading.TIMEOUT_MAX))
+        self._event.clear()
+
+
+class Home(Shared):
+    """Connections, waits and holds of one pool. Keeps no reference to it, so that it can end with it."""
 
     def __init__(self, anchor: Any, limit: float | None) -> None:
-        self.book = Book()
-        # How many seconds a step may take, if it must not keep other servers waiting.
+        super().__init__(anchor)
+        # How many seconds it may take to connect, where the program's own settings are not meant.
         self.limit = limit
-        self.suspect = False
-        self.closed = False
-        self._anchor = weakref.ref(anchor)
-        self._sessions: dict[str, Session] = {}
-        # Those at each server that may not be gone there.
-        self._ids: dict[str, list[bytes]] = collections.defaultdict(list)
         self._mutex = threading.Lock()
-        self._openings: dict[str, Opening] = {}
-        self._lines: dict[str, Line] = collections.defaultdict(Line)
-        self._background: set[threading.Thread] = set()
+        self._thread: threading.Thread | None = None
+        self._posts: collections.deque[Callable[[], object]] = collections.deque()
+        # What is to be called when.
+        self._looks: list[tuple[int, int, Callable[[], object]]] = []
+        self._wakes_at = math.inf
+        self._is_poked = False
+        self._ear, self._mouth = socket.socketpair()
+        for one in (self._ear, self._mouth):
+            one.setblocking(False)
 
-    def find(self, key: bytes, redirection: AskError | None, seconds: float) -> Node:
-        name, pool = self._server(key, redirection)
-        session = self._sessions.get(name)
-        if session is None or session.ended:
-            session = self._open(name, pool, seconds)
-        return Node(pool, session, self._lines[name], redirection is not None)
+    # What flows ask for.
 
-    def send(self, node: Node, request: Request, seconds: float) -> tuple[Any, int]:
-        until = now() + seconds
-        # As often as redis-py would.
-        retry = node.server.connection_kwargs.get("retry")
-        for sent in itertools.count(1):
-            try:
-                return self._send(node, request, until), sent
-            except (ConnectionError, TimeoutError):
-                pause = again(retry, sent)
-                if pause is None or now() + pause >= until:
-                    raise
-                time.sleep(pause)
-        raise AssertionError("it ends by an answer or an error")
-
-    def _send(self, node: Node, request: Request, until: float) -> Any:
-        line: Line = node.gate
-        place = line.enter(until - now())
-        connection = None
+    def find(self, key: bytes) -> Node:
+        if not self._in_cluster:
+            return self.node(None)
         try:
-            connection = line.take(lambda: self._new_connection(node.server), until - now())
-            if node.asking:
-                connection.send_command("ASKING")
-                self._read_reply(connection, until)
-            connection.send_packed_command([requests.pack(request)])
-            return self._read_reply(connection, until)
-        except ResponseError:
-            raise
-        except BaseException as error:
-            if connection is not None:
-                connection.disconnect()
-            if (instead := broken(error)) is not None:
-                raise instead from error
-            raise
+            address = self.address_of(key)
+        except RedisClusterException:
+            self._know()
+            address = self.address_of(key)
+        with self._mutex:
+            return self.node(address)
+
+    def begin(self, pending: Pending, what: Input) -> None:
+        with self._mutex:
+            self._repair()
+            if pending.hold is not None and pending.hold.node is not None:
+                # It may have moved to another server in this instant.
+                pending.node = pending.hold.node
+            node = pending.node
+            link = node.link
+            # What is there is read first: the end of a connection, too.
+            if link is not None and not link.is_read and link.requests.can_read(0):
+                self._read(node, link, "requests")
+            self.calls[pending.id] = pending
+            self.step(node, what)
+        if pending.wake is not flows.nobody:
+            # Its caller will not wait for this one alone.
+            self._poke()
+        self._drive()
+
+    def wait(self, pending: Pending, seconds: float | None) -> Outcome | None:
+        """Waits for the outcome: by reading, if nobody does, and else until another one has it."""
+        bell = threading.Lock()
+        bell.acquire()
+        pending.wake = lambda: bell.release() if bell.locked() else None
+        if pending.outcome is None:
+            self._read_along(pending)
+        if pending.outcome is None:
+            end = None if seconds is None else now() + seconds
+            while pending.outcome is None and (end is None or now() < end):
+                bell.acquire(timeout=-1 if end is None else min(max(end - now(), 0), threading.TIMEOUT_MAX))
+        return pending.outcome
+
+    def _read_along(self, pending: Pending) -> None:
+        node = pending.node
+        with self._mutex:
+            link = node.link
+            if link is None or link.is_read or node.core.is_idle:
+                return
+            link.is_read = True
+        try:
+            while pending.outcome is None and not node.core.is_idle and link.requests.can_read(_READS_FOR):
+                with self._mutex:
+                    self._repair()
+                    if node.link is not link:
+                        return
+                    self._read(node, link, "requests")
         finally:
-            if connection is not None:
-                line.keep(connection)
-            place.leave()
-
-    def send_all(self, node: Node, batch: Sequence[Request], seconds: float) -> list[Any]:
-        until = now() + seconds
-        line: Line = node.gate
-        place = line.enter(seconds)
-        connection = None
-        try:
-            connection = line.take(lambda: self._new_connection(node.server), until - now())
-            connection.send_packed_command([b"".join([requests.pack(request) for request in batch])])
-            replies: list[Any] = []
-            for _ in batch:
-                try:
-                    replies.append(self._read_reply(connection, until))
-                except ResponseError as error:
-                    replies.append(error)
-            return replies
-        except BaseException as error:
-            if connection is not None:
-                connection.disconnect()
-            if (instead := broken(error)) is not None:
-                raise instead from error
-            raise
-        finally:
-            if connection is not None:
-                line.keep(connection)
-            place.leave()
-
-    @staticmethod
-    def _read_reply(connection: Any, until: float) -> Any:
-        seconds = max(until - now(), 0)
-        if not connection.can_read(seconds):
-            raise TimeoutError(f"no answer within {seconds:.3f} s")
-        return connection.read_response(disable_decoding=True)
-
-    def _new_connection(self, pool: Any) -> Any:
-        cluster = isinstance(self, ClusterHome)
-        settings = session_settings(pool.connection_kwargs, Retry(NoBackoff(), 0), cluster=cluster, limit=self.limit)
-        return pool.connection_class(**settings)
-
-    def post(self, key: bytes, request: Callable[[SessionState], Request]) -> Posted:
-        limit = self.limit or flows.PATIENCE
-        try:
-            node = self.find(key, None, limit)
-            words = request(node.session)
-            place = node.gate.enter(limit)
-            try:
-                connection = self._post(node, words, limit)
-            except BaseException:
-                place.leave()
-                raise
-        except RedisError as error:
-            return Posted(None, None, None, error)
-        return Posted(node, place, connection, None)
-
-    def _post(self, node: Node, request: Request, limit: float) -> Any:
-        connection = node.gate.take(lambda: self._new_connection(node.server), limit)
-        try:
-            connection.send_packed_command([requests.pack(request)])
-        except BaseException:
-            connection.disconnect()
-            raise
-        return connection
-
-    def collect(self, posted: Posted, seconds: float) -> Reply:
-        if posted.node is None:
-            raise posted.error or ConnectionError("nothing was sent")
-        try:
-            value = self._read_reply(posted.connection, now() + seconds)
-        except ResponseError:
-            self._put_back(posted)
-            raise
-        except BaseException:
-            self.drop(posted)
-            raise
-        self._put_back(posted)
-        return Reply(value, posted.node.session, False)
-
-    def drop(self, posted: Posted) -> None:
-        if posted.node is not None:
-            posted.connection.disconnect()
-            self._put_back(posted)
-
-    @staticmethod
-    def _put_back(posted: Posted) -> None:
-        if posted.node is not None and posted.place is not None:
-            posted.node.gate.keep(posted.connection)
-            posted.place.leave()
-
-    def disconnect(self) -> None:
-        for line in [*self._lines.values()]:
-            line.disconnect()
-
-    def learn(self, error: Exception, seconds: float) -> bool:
-        return False
-
-    def outcome(self, hold: Waitable, seconds: float) -> None:
-        event = threading.Event()
-        if hold.wait(event.set):
-            event.wait(None if seconds == FOREVER else min(seconds, threading.TIMEOUT_MAX))
+            link.is_read = False
+            if not node.core.is_idle:
+                self._poke()
 
     def pause(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def end(self, session: SessionState) -> None:
-        session.ended = True
-        if isinstance(session, Session):
-            session.interrupt()
+    def bell(self) -> Bell:
+        return Bell()
 
-    def start(self, hold: Hold | None, flow: Flow[None]) -> None:
+    def drop(self, node: Node, call: int) -> None:
+        def drop() -> None:
+            self.calls.pop(call, None)
+            self.holds.pop(call, None)
+            self.step(node, _core.Drop(call))
+
+        self.post(drop)
+
+    def start(self, flow: Flow[None]) -> None:
         """Runs a flow in a thread."""
 
         def background() -> None:
             try:
                 run(flow)
-            except ReferenceError:
-                logger.debug("the client ended while something was done in the background")
-            except LockError as error:
-                logger.debug("not taken back: %s", error)
-            except RedisError as error:
-                logger.warning("what was given up may live on until its lease runs out: %s", error)
-            finally:
-                self._background.discard(threading.current_thread())
+            except (ReferenceError, RedisError) as error:
+                logger.debug("something in the background ended: %s", error)
 
-        thread = threading.Thread(target=background, name="holdfast", daemon=True)
-        if hold is not None:
-            self._background.add(thread)
-        thread.start()
+        threading.Thread(target=background, name="holdfast", daemon=True).start()
 
-    def finish(self, until: float) -> None:
-        """Lets what runs in the background come to its end."""
-        for thread in [*self._background]:
-            thread.join(max(0, until - now()))
+    # The thread.
+
+    def post(self, task: Callable[[], object]) -> None:
+        """Has it done by the thread. May be called anywhere, also where objects are collected."""
+        self._posts.append(task)
+        self._poke()
+        self._drive()
+
+    def _drive(self) -> None:
+        """Sees to it that there is a thread."""
+        if self._thread is None and not self.closed:
+            with contextlib.suppress(RuntimeError):
+                # At the end of the program none can be started.
+                thread = threading.Thread(target=self._run, name="holdfast-session", daemon=True)
+                self._thread = thread
+                thread.start()
+
+    def _poke(self) -> None:
+        """Wakes the thread."""
+        if not self._is_poked:
+            self._is_poked = True
+            with contextlib.suppress(OSError):
+                self._mouth.send(b"!")
+
+    def _set_timer(self, node: Node) -> None:
+        if node.wakes_at is not None and node.wakes_at < self._wakes_at:
+            self._poke()
+
+    def _call_at(self, at: int, call: Callable[[], object]) -> None:
+        heapq.heappush(self._looks, (at, next(_numbers), call))
+        if at < self._wakes_at:
+            self._poke()
+        self._drive()
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._ear, selectors.EVENT_READ)
+            try:
+                while not self._has_ended:
+                    self._turn(selector)
+            except BaseException as error:
+                # Whatever it is, the session ends, and everybody hears of that.
+                logger.error("the thread of a session ended: %r", error, exc_info=error)
+                with self._mutex:
+                    self._repair()
+                    self._thread = None
+                    for node in list(self.nodes.values()):
+                        if node.link is not None:
+                            self.broken(node, node.link.pair, None)
+                self._drive()
+                return
+        self.closed = True
+        for one in (self._ear, self._mouth):
+            one.close()
+
+    @property
+    def _has_ended(self) -> bool:
+        return self.closed and not self._posts and all(node.core.has_ended for node in self.nodes.values())
+
+    def _turn(self, selector: Any) -> None:
+        with self._mutex:
+            self._watch(selector)
+            times = [node.wakes_at for node in self.nodes.values() if node.wakes_at is not None]
+            self._wakes_at = min([*times, *(at for at, _, _ in self._looks[:1])], default=math.inf)
+        wait = min(max(self._wakes_at / 1000 - now(), 0), LOOK_AGAIN)
+        ready = selector.select(wait if self._wakes_at < math.inf else None)
+        with self._mutex:
+            self._repair()
+            for key, mask in ready:
+                if key.data is None:
+                    with contextlib.suppress(OSError):
+                        self._ear.recv(_PIECE)
+                    # What is posted from here on wakes it once more.
+                    self._is_poked = False
+                    continue
+                node, link, channel = key.data
+                if mask & selectors.EVENT_WRITE:
+                    link.flush()
+                if mask & selectors.EVENT_READ and node.link is link and not (channel == "requests" and link.is_read):
+                    self._read(node, link, channel)
+            while self._posts:
+                self._posts.popleft()()
+            for node in list(self.nodes.values()):
+                self._wake(node)
+            while self._looks and self._looks[0][0] <= millis():
+                heapq.heappop(self._looks)[2]()
+
+    def _wake(self, node: Node) -> None:
+        if node.wakes_at is None or node.wakes_at > millis():
+            return
+        # It comes last: what has arrived is read before.
+        link = node.link
+        if link is not None:
+            for channel in link.wires:
+                if node.link is link:
+                    self._read(node, link, channel)
+        if node.wakes_at is not None:
+            node.wakes_at = None
+            self.step(node, _core.Wake())
+
+    def _watch(self, selector: Any) -> None:
+        """Says which connections to look at: that of requests while answers are owed and no caller looks himself."""
+        wanted: dict[int, tuple[Any, int, Any]] = {}
+        for node in self.nodes.values():
+            link = node.link
+            if link is None:
+                continue
+            for channel, wire in link.wires.items():
+                is_read = channel == "session" or not (link.is_read or node.core.is_idle)
+                events = (selectors.EVENT_READ if is_read else 0) | (selectors.EVENT_WRITE if wire.out else 0)
+                if events and wire.socket.fileno() >= 0:
+                    wanted[wire.socket.fileno()] = (wire.socket, events, (node, link, channel))
+        for key in list(selector.get_map().values()):
+            if key.data is not None and (key.fd not in wanted or wanted[key.fd][0] is not key.fileobj):
+                selector.unregister(key.fileobj)
+        known = {key.fd: key for key in selector.get_map().values()}
+        for fd, (one, events, data) in wanted.items():
+            if fd not in known:
+                selector.register(one, events, data)
+            elif known[fd].events != events:
+                selector.modify(one, events, data)
+
+    def _read(self, node: Node, link: Link, channel: str) -> None:
+        """Tells the core what has arrived. With the mutex."""
+        wire = link.wires[channel]
+        while node.link is link:
+            try:
+                data = wire.socket.recv(_PIECE)
+            except _NOTHING_YET:
+                return
+            except (OSError, ValueError) as error:
+                self.broken(node, link.pair, ConnectionError(f"the connection broke: {error}"))
+                return
+            if not data:
+                self.broken(node, link.pair, None)
+                return
+            self.step(node, _core.Received(link.pair, channel, data))
+            if len(data) < _PIECE and not isinstance(wire.socket, ssl.SSLSocket):
+                return
+
+    def _repair(self) -> None:
+        if self._is_stepping is not None:
+            self.recover()
+
+    def _open(self, node: Node, pair: int) -> None:
+        thread = threading.Thread(target=self._connect, args=(node, pair), name="holdfast", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            # None can be started at the end of the program, and where there are too many.
+            failure = ConnectionError(f"no connection can be opened: {error}")
+            self._posts.append(lambda: self.connected(node, pair, None, failure, is_final=True))
+
+    def _connect(self, node: Node, pair: int) -> None:
+        link, failure, connections = None, None, []
+        retry: Any = None
+        try:
+            if self._in_cluster and self._in_doubt:
+                self._know()
+            connection_class, settings = self.settings_of(node.address)
+            retry = settings.get("retry")
+            own = own_settings(settings, Retry(NoBackoff(), 0), cluster=self._in_cluster, limit=self.limit)
+            for _ in range(2):
+                connections.append(connection_class(**own))
+                connections[-1].connect()
+            link = Link(pair, *connections)
+        except BaseException as error:
+            for connection in connections:
+                connection.disconnect()
+            failure = error if isinstance(error, Exception) else ConnectionError(f"no connection: {error!r}")
+        with self._mutex:
+            self._repair()
+            final = failure is not None and is_final(retry, node.failures + 1, failure)
+            self.connected(node, pair, link, failure, is_final=final)
+        self._poke()
+
+    def _know(self) -> None:
+        """Asks who serves what."""
+        self._in_doubt = False
+        try:
+            self.anchor.nodes_manager.initialize()
+        except (RedisError, OSError) as error:
+            self._in_doubt = True
+            logger.debug("who serves what was not to be learned: %s", error)
+
+    # Its end.
 
     def close(self) -> None:
-        """Ends every session: the client is gone, it is closed, or the program ends."""
+        """Gives back all there is, as far as the servers answer, and ends the connections."""
+        self.lose_all()
+        pending = []
+        for node in list(self.nodes.values()):
+            call = Pending(OWNERS.number(), node, None, flows.nobody)
+            self.begin(call, _core.Close(call.id, PATIENCE))
+            pending.append(call)
         self.closed = True
-        for session in [*self._sessions.values()]:
-            self.end(session)
-        self.disconnect()
+        for call in pending:
+            self.wait(call, None)
+        self._poke()
+
+    def end(self) -> None:
+        """The client is gone: the same in the background."""
+
+        def end() -> None:
+            self.closed = True
+            for node in list(self.nodes.values()):
+                self.step(node, _core.Close(OWNERS.number(), PATIENCE))
+
+        if self._thread is None:
+            self.closed = True
+        else:
+            self.post(end)
+
+    def hang_up(self) -> None:
+        """The program ends."""
+        self.closed = True
+        for node in self.nodes.values():
+            if node.link is not None:
+                node.link.close()
 
     def forget(self) -> None:
         """This is the child of a fork: everything belongs to the parent."""
         self.closed = True
-        self.book.forget()
-        for session in self._sessions.values():
-            session.ended = True
-            session.let_go()
-        for line in self._lines.values():
-            line.forget()
-
-    def _server(self, key: bytes, redirection: AskError | None) -> tuple[str, Any]:
-        """Name and pool of the server that serves a key."""
-        return "", self._client()
-
-    def _client(self) -> Any:
-        anchor = self._anchor()
-        if anchor is None:
-            raise ReferenceError("the client of this lock is gone")
-        if self.closed:
-            raise LockError("the session of this lock was closed")
-        return anchor
-
-    def _open(self, name: str, pool: Any, seconds: float) -> Session:
-        """Opens a session, in the thread that reads it then, for all who need it."""
-        with self._mutex:
-            session = self._sessions.get(name)
-            if session is not None and not session.ended:
-                return session
-            opening = self._openings.get(name)
-            if opening is None:
-                opening = self._openings[name] = Opening(name, pool)
-                threading.Thread(target=self._run, args=(opening,), name="holdfast-session", daemon=True).start()
-        if not opening.done.wait(seconds):
-            raise TimeoutError(f"no session within {seconds:.3f} s")
-        if opening.session is None:
-            raise opening.error
-        return opening.session
-
-    def _run(self, opening: Opening) -> None:
-        name, pool = opening.name, opening.pool
-        # It must be able to end before the session does.
-        opening.pool = None
-        try:
-            session = Session(pool, self._ids[name], cluster=isinstance(self, ClusterHome), limit=self.limit)
-            opening.session = session
-        except RedisError as error:
-            opening.error = error
-        except BaseException as error:
-            opening.error = ConnectionError(f"no session: {error!r}")
-        del pool
-        with self._mutex:
-            del self._openings[name]
-            if opening.session is not None:
-                self._sessions[name] = opening.session
-        opening.done.set()
-        if opening.session is not None:
-            self._read(opening.session)
-
-    def _read(self, session: Session) -> None:
-        try:
-            while not session.ended:
-                if self.closed:
-                    # While it was opened.
-                    self.end(session)
-                    break
-                moved = self.book.tell(session, session.next_events())
-                if moved:
-                    self.start(None, flows.carry(self, session, moved))
-        except BaseException as error:
-            # Whatever it is, the session ends, and everybody hears of that. Of a connection that another thread ends,
-            # redis-py may say anything.
-            expected = session.ended or isinstance(error, (RedisError, OSError))
-            logger.log(
-                logging.DEBUG if expected else logging.ERROR,
-                "session %r ended: %s",
-                session.id,
-                error,
-                exc_info=None if expected else error,
-            )
-        session.close()
-        if self.closed:
-            # Nobody is there any more to be told; who still waits at the end of the program ends with it.
-            return
-        holds = self.book.session_ended(session)
-        if holds:
-            try:
-                run(flows.carry(self, session, holds))
-            except ReferenceError:
-                logger.debug("the client ended while its locks were taken along")
-
-
-class ClusterHome(Home):
-    """Sessions, waits and holds of a cluster's client."""
-
-    def learn(self, error: Exception, seconds: float) -> bool:
-        manager = self._client().nodes_manager
-        if isinstance(error, MovedError) and hasattr(manager, "move_slot"):
-            manager.move_slot(error)
-        else:
-            try:
-                within(seconds, lambda: manager.initialize() or True)
-            except (RedisClusterException, TimeoutError) as failed:
-                # Also when redis-py before version 8 closed the connection under it, for another one who looks.
-                logger.debug("who serves what was not to be learned: %s", failed)
-        return True
-
-    def _server(self, key: bytes, redirection: AskError | None) -> tuple[str, Any]:
-        cluster = self._client()
-        node = None
-        if redirection is not None:
-            node = cluster.get_node(host=redirection.host, port=redirection.port)
-        if node is None:
-            node = cluster.get_node_from_key(key)
-        return node.name, cluster.get_redis_connection(node).connection_pool
-
-
-class Opening:
-    """A session that is being opened, and those who wait for it."""
-
-    def __init__(self, name: str, pool: Any) -> None:
-        self.name = name
-        self.pool = pool
-        self.done = threading.Event()
-        self.session: Session | None = None
-        self.error: RedisError = ConnectionError("no session")
+        self.holds.clear()
+        for node in self.nodes.values():
+            if node.link is not None:
+                for wire in node.link.wires.values():
+                    if wire.socket.fileno() >= 0:
+                        let_go(wire.socket.fileno())
 
 
 # Of each client's pool, those by their limits.
@@ -591,45 +514,33 @@ _homes: weakref.WeakKeyDictionary[Any, dict[float | None, Home]] = weakref.WeakK
 _mutex = threading.Lock()
 
 
+def anchor_of(client: Any) -> Any:
+    """What those share whose connections are the same."""
+    return client if isinstance(client, RedisCluster) else client.connection_pool
+
+
 def home_of(client: Any, limit: float | None = None) -> Home:
     """The home of a client; of those who share a pool, the same. With a limit, one of connections of its own."""
-    cluster = isinstance(client, RedisCluster)
-    anchor = client if cluster else client.connection_pool
+    anchor = anchor_of(client)
     home = _homes.get(anchor, {}).get(limit)
     if home is None or home.closed:
         with _mutex:
             homes = _homes.setdefault(anchor, {})
             home = homes.get(limit)
             if home is None or home.closed:
-                home = ClusterHome(anchor, limit) if cluster else Home(anchor, limit)
-                homes[limit] = home
-                end: Any = weakref.finalize(anchor, home.close)
+                home = homes[limit] = Home(anchor, limit)
+                end: Any = weakref.finalize(anchor, home.end)
                 end.atexit = False
     return home
 
 
 def homes_of(client: Any) -> list[Home]:
     """Those that a client has."""
-    anchor = client if isinstance(client, RedisCluster) else client.connection_pool
-    return list(_homes.get(anchor, {}).values())
+    return list(_homes.get(anchor_of(client), {}).values())
 
 
 def _all_homes() -> list[Home]:
     return [home for homes in list(_homes.values()) for home in list(homes.values())]
-
-
-def alarm(hold: Hold) -> Callable[[float], object]:
-    """Sees to it that a hold lapses in time."""
-    watched = False
-
-    def at(deadline: float) -> None:
-        nonlocal watched
-        if watched or deadline != FOREVER:
-            watched = True
-            # It asks the hold itself, lest the older one of two deadlines counts that are told at the same time.
-            ASIDE.watch(hold)
-
-    return at
 
 
 # Of each thread, a number that no other one has.
@@ -653,24 +564,23 @@ def fits(client: Any) -> None:
 
 def keep(held: Held) -> None:
     """Sees to it that what is held is given back when nobody can reach it any more."""
-    # Where objects are collected, no thread can be started.
-    ASIDE.start()
     end: Any = weakref.finalize(held, _let_go, OWNERS.process, held.holds)
     end.atexit = False
 
 
-def _let_go(process: bytes, holds: list[Hold]) -> None:
+def _let_go(process: bytes, holds: list[Any]) -> None:
     # Whatever is collected in the child of a fork was its parent's.
-    if process is OWNERS.process and any(hold.held for hold in holds):
-        ASIDE.do(lambda: flows.abandon(holds))
+    if process is OWNERS.process:
+        flows.abandon(holds)
 
 
 @atexit.register
 def _at_exit() -> None:
     until = now() + _LAST_WORDS
     for home in _all_homes():
-        home.finish(until)
-        home.close()
+        while (home._posts or not home.is_settled) and now() < until:
+            time.sleep(0.002)
+        home.hang_up()
 
 
 def _after_fork() -> None:
@@ -680,7 +590,6 @@ def _after_fork() -> None:
     homes = _all_homes()
     _homes.clear()
     OWNERS.start()
-    ASIDE.start_afresh()
     for home in homes:
         home.forget()
 

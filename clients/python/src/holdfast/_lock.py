@@ -5,17 +5,21 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any, Callable, ClassVar, Generic, NamedTuple, TypeVar, Union
 
 from . import _flow as flows
-from ._book import Owners
-from ._flow import Flow, Home, Part
+from ._core import Terms
+from ._flow import Flow
 from ._hold import Hold, State
-from ._requests import FOREVER, Terms
+from ._owners import OWNERS
+from ._shell import Home
 from .errors import LockError, LockLost, NotGranted, NotHeld
+
+FOREVER = math.inf
 
 logger = logging.getLogger("holdfast")
 
@@ -24,16 +28,12 @@ Number = Union[int, float]
 OnLost = Callable[[LockLost], object]
 L = TypeVar("L")
 
-OWNERS = Owners()
-
 
 class IO(NamedTuple):
     """What the two kinds of client do each in their own way."""
 
     # The home of a client. Given a time in seconds: one of connections of its own, none of whose steps takes longer.
     home_of: Callable[[Any, float | None], Home]
-    # Has a hold looked at again at a time of the monotonic clock, instead of any time it was told before.
-    alarm: Callable[[Hold], Callable[[float], object]]
     event: Callable[[], Any]
     # Calls a listener of the program's own, apart from whoever hears of the loss.
     call: Callable[[OnLost, LockLost], object]
@@ -108,16 +108,9 @@ class LockBase:
         self._set(blocking, blocking_timeout, thread_local, raise_on_release_error, on_lost)
         encode = client.get_encoder().encode
         names = list(name) if self._several else [name]
-        self._terms = Terms(
-            name,
-            tuple(bytes(encode(one)) for one in names),
-            several=self._several,
-            lease=_lease(timeout, watched),
-            watched=watched is not None,
-            limit=limit,
-            replicas=replicas,
-            ephemeral=ephemeral,
-        )
+        self._keys = tuple(bytes(encode(one)) for one in names)
+        lease = _lease(timeout, watched)
+        self._terms = Terms(lease, lease is None or watched is not None, ephemeral, replicas, limit)
 
     def _set(
         self,
@@ -152,7 +145,7 @@ class LockBase:
         hold = self._current("check")
         if hold.doubtful:
             self._asked_whether_held(hold)
-        hold.check()
+        hold.raise_if_lost()
 
     def _asked_whether_held(self, hold: Hold) -> None:
         """The server says whether it is held still."""
@@ -181,33 +174,33 @@ class LockBase:
         return holds[-1]
 
     def _new_hold(self, token: str | bytes | None, actor: int | None) -> Hold:
-        return Hold(self._terms, OWNERS.next(actor) if token is None else self.redis.get_encoder().encode(token))
+        number = OWNERS.number()
+        owner = OWNERS.owner(number, actor) if token is None else bytes(self.redis.get_encoder().encode(token))
+        return Hold(self.name, self._keys, self._terms, number, owner)
 
-    # The flows of one lock. What is of several servers has others: see _several.
+    # The flows of one lock. What is of several servers has others.
 
-    def _parts(self, hold: Hold) -> Sequence[Part]:
-        return [Part(self._io.home_of(self.redis, None), hold)]
+    def _home(self) -> Home:
+        return self._io.home_of(self.redis, None)
 
     def _acquire(self, hold: Hold, wait: float) -> Flow[bool]:
-        [(home, _)] = self._parts(hold)
-        return (yield from flows.acquire(home, hold, wait))
+        return (yield from flows.acquire(self._home(), hold, wait))
 
     def _release(self, hold: Hold) -> Flow[None]:
-        [(home, _)] = self._parts(hold)
-        yield from flows.release(home, hold)
+        yield from flows.release(hold)
 
     def _renew(self, hold: Hold, lease: int) -> Flow[None]:
-        [(home, _)] = self._parts(hold)
-        yield from flows.renew(home, hold, lease)
+        yield from flows.renew(hold, lease)
+
+    def _ask(self, hold: Hold) -> Flow[None]:
+        yield from flows.ask_whether_held([hold])
 
     def _owned(self, hold: Hold) -> Flow[bool]:
-        [(home, _)] = self._parts(hold)
-        found = yield from flows.owners(home, self._terms)
+        found = yield from flows.owners(self._home(), self._keys, self.name)
         return all(hold.owner in owners for owners in found)
 
     def _locked(self) -> Flow[bool]:
-        home = self._io.home_of(self.redis, None)
-        return any((yield from flows.owners(home, self._terms)))
+        return any((yield from flows.owners(self._home(), self._keys, self.name)))
 
     # What every lock does with them.
 
@@ -244,8 +237,10 @@ class LockBase:
     def _extending(self, additional_time: Number, replace_ttl: bool) -> Flow[None]:
         hold, _ = self._with_timeout("extend")
         # What is lost has no time left that could be counted.
-        hold.check()
-        left = 0 if replace_ttl else max(0, int(hold.left() * 1000))
+        if hold.doubtful:
+            yield from self._ask(hold)
+        hold.raise_if_lost()
+        left = 0 if replace_ttl else hold.left
         yield from self._renew(hold, left + milliseconds("additional_time", additional_time))
 
     def _reacquiring(self) -> Flow[None]:
@@ -260,11 +255,11 @@ class LockBase:
         hold = self._current("watch")
         if hold.event is None:
             event = hold.event = self._io.event()
-            hold.when_lost(lambda _: event.set(), self._io.alarm(hold))
+            hold.when_lost(lambda _: event.set())
         return hold.event
 
     def _call_when_lost(self, hold: Hold, listener: OnLost) -> None:
-        hold.when_lost(functools.partial(self._io.call, listener), self._io.alarm(hold))
+        hold.when_lost(functools.partial(self._io.call, listener))
 
     def _dropped(self, hold: Hold) -> None:
         holds = self._holds()
@@ -285,7 +280,7 @@ class LockBase:
 
     def _with_timeout(self, verb: str) -> tuple[Hold, Number]:
         hold = self._current(verb)
-        if self.timeout is None or self._terms.watched:
+        if self.timeout is None or self._terms.watchdog:
             raise LockError(f"cannot {verb} lock {self.name!r}: it has no timeout, and is renewed by the server")
         return hold, self.timeout
 
@@ -316,7 +311,8 @@ class Reentrant(LockBase):
         holds = self._holds()
         if not holds:
             return False
-        holds[-1].lapse()
+        if holds[-1].doubtful:
+            self._asked_whether_held(holds[-1])
         if not holds[-1].held:
             # Whoever takes it anew has a hold of his own. Whoever had taken it before hears of the loss at his release.
             return False

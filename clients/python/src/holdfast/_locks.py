@@ -9,10 +9,9 @@ from typing import Any, Callable, Literal, TypeVar, cast
 
 from redis.exceptions import RedisError
 
-from . import _flow as flows
 from ._aside import ASIDE
 from ._hold import Hold
-from ._home import actor, alarm, fits, home_of, homes_of, keep, run
+from ._home import actor, fits, home_of, homes_of, keep, run
 from ._lock import (
     IO,
     LockAllBase,
@@ -28,7 +27,7 @@ from ._lock import (
 from ._multilock import MultiLockBase
 from ._redlock import RedLockBase
 
-_IO = IO(home_of, alarm, threading.Event, ASIDE.call, keep, actor, fits)
+_IO = IO(home_of, threading.Event, ASIDE.call, keep, actor, fits)
 
 Self = TypeVar("Self", bound="Lock")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -86,7 +85,7 @@ class Lock(LockBase):
         return run(self._owning())
 
     def _asked_whether_held(self, hold: Hold) -> None:
-        run(flows.ask_whether_held(self._parts(hold)))
+        run(self._ask(hold))
 
     @property
     def lost(self) -> threading.Event:
@@ -168,7 +167,6 @@ class Session(SessionBase):
         begins another session.
         """
         for home in homes_of(self.redis):
-            run(flows.close(home))
             home.close()
 
     def __enter__(self) -> Session:

@@ -10,12 +10,13 @@ from redis.exceptions import RedisError
 
 from . import _flow as flows
 from ._clock import now
-from ._flow import Flow, Part
+from ._flow import Flow
 from ._hold import Hold
 from ._joint import Joint
-from ._lock import OWNERS, LockBase, Number, OnLost
+from ._lock import FOREVER, LockBase, Number, OnLost
 from ._order import place
-from ._requests import FOREVER, Terms
+from ._owners import OWNERS
+from ._shell import Home
 from .errors import LockError, LockLost
 
 logger = logging.getLogger("holdfast")
@@ -46,7 +47,7 @@ class MultiLockBase(LockBase):
         first = self.locks[0]
         self.name = tuple(lock.name for lock in self.locks)
         self.timeout = first.timeout
-        self._terms = Terms(self.name, (), lease=first._terms.lease, watched=first._terms.watched)
+        self._terms = first._terms
         self._set(blocking, blocking_timeout, thread_local, raise_on_release_error, on_lost)
 
     @property
@@ -60,32 +61,31 @@ class MultiLockBase(LockBase):
         holds = self._holds()
         if not holds:
             return ()
-        parts = self._parts(holds[-1])
+        parts = cast(Joint, holds[-1]).parts
         return tuple(
-            next(part.hold.token or 0 for part, group in zip(parts, self._groups) if lock in group)
-            for lock in self.locks
+            next(part.token or 0 for part, group in zip(parts, self._groups) if lock in group) for lock in self.locks
         )
 
     def _new_hold(self, token: str | bytes | None, actor: int | None) -> Hold:
         if token is not None:
             raise ValueError(f"token must be None: a MultiLock chooses its owners itself, got {token!r}")
-        joint = Joint(self._terms, OWNERS.next())
-        joint.parts = ()
-        joint.actor = actor
-        return joint
+        return Joint(self.name, self._terms, OWNERS.process, actor)
 
-    def _parts(self, hold: Hold) -> Sequence[Part]:
-        return cast(Joint, hold).parts
-
-    def _new_parts(self, actor: int | None) -> list[Part]:
-        owner = OWNERS.next(actor)
-        return [Part(self._io.home_of(group[0].redis, None), Hold(_terms(group), owner)) for group in self._groups]
+    def _new_parts(self, actor: int | None) -> list[tuple[Home, Hold]]:
+        parts = []
+        for group in self._groups:
+            number = OWNERS.number()
+            keys = tuple(key for lock in group for key in lock._keys)
+            hold = Hold(tuple(lock.name for lock in group), keys, self._terms, number, OWNERS.owner(number, actor))
+            parts.append((self._io.home_of(group[0].redis, None), hold))
+        return parts
 
     def _acquire(self, hold: Hold, wait: float) -> Flow[bool]:
         joint = cast(Joint, hold)
         until = now() + wait
         while True:
-            joint.parts = parts = self._new_parts(joint.actor)
+            parts = self._new_parts(joint.actor)
+            joint.parts = [part for _, part in parts]
             try:
                 granted = yield from _take(parts, until if wait else None)
             except LockLost as lost:
@@ -95,14 +95,18 @@ class MultiLockBase(LockBase):
                     return False
                 continue
             if granted:
-                joint.begin(parts, len(parts), max(part.hold.token or 0 for part in parts))
+                joint.begin(joint.parts, len(parts), max(part.token or 0 for part in joint.parts))
+                # One may have been lost before it was listened to.
+                for part in joint.parts:
+                    if part.error is not None:
+                        joint.lose(part.error.reason)
             return granted
 
     def _release(self, hold: Hold) -> Flow[None]:
         joint = cast(Joint, hold)
         joint.over()
         joint.unheard = False
-        failed: list[Part] = []
+        failed: list[Hold] = []
         rest = list(joint.parts)
         try:
             errors = yield from _give_back(rest, failed)
@@ -119,19 +123,22 @@ class MultiLockBase(LockBase):
             raise error
 
     def _renew(self, hold: Hold, lease: int) -> Flow[None]:
-        for part in self._parts(hold):
-            yield from flows.renew(part.home, part.hold, lease)
+        for part in cast(Joint, hold).parts:
+            yield from flows.renew(part, lease)
+
+    def _ask(self, hold: Hold) -> Flow[None]:
+        yield from flows.ask_whether_held(cast(Joint, hold).parts)
 
     def _owned(self, hold: Hold) -> Flow[bool]:
-        for part in self._parts(hold):
-            found = yield from flows.owners(part.home, part.hold.terms)
-            if not all(part.hold.owner in owners for owners in found):
+        for part in cast(Joint, hold).parts:
+            found = yield from flows.owners(part.place[0], part.keys, self.name)
+            if not all(part.owner in owners for owners in found):
                 return False
         return True
 
     def _locked(self) -> Flow[bool]:
-        for part in self._new_parts(None):
-            if any((yield from flows.owners(part.home, part.hold.terms))):
+        for home, part in self._new_parts(None):
+            if any((yield from flows.owners(home, part.keys, self.name))):
                 return True
         return False
 
@@ -152,75 +159,56 @@ def _groups(locks: Sequence[LockBase]) -> list[list[LockBase]]:
             raise ValueError(
                 f"locks must have the same timeout, watched, replicas and ephemeral; {lock!r} and {first!r} differ"
             )
-        places = {place(lock.redis, key) for key in lock._terms.keys}
+        places = {place(lock.redis, key) for key in lock._keys}
         if len(places) > 1:
             raise ValueError(f"{lock!r} has keys of several slots: name each in a lock of its own")
         groups.setdefault(places.pop(), []).append(lock)
     for where, group in groups.items():
-        keys = [key for lock in group for key in lock._terms.keys]
+        keys = [key for lock in group for key in lock._keys]
         if len(set(keys)) < len(keys):
             raise ValueError(f"locks must differ, got one twice among {group!r} at {where!r}")
     return [groups[where] for where in sorted(groups)]
 
 
-def _terms(group: Sequence[LockBase]) -> Terms:
-    one = group[0]._terms
-    return Terms(
-        tuple(lock.name for lock in group),
-        tuple(key for lock in group for key in lock._terms.keys),
-        several=True,
-        lease=one.lease,
-        watched=one.watched,
-        replicas=one.replicas,
-        ephemeral=one.ephemeral,
-    )
-
-
-def _take(parts: Sequence[Part], until: float | None) -> Flow[bool]:
+def _take(parts: Sequence[tuple[Home, Hold]], until: float | None) -> Flow[bool]:
     """Takes them one after the other, each waiting for what is left of the time. None: nobody waits."""
-    taken: list[Part] = []
+    taken: list[Hold] = []
     try:
-        for part in parts:
+        for home, hold in parts:
             left = 0 if until is None else FOREVER if until == FOREVER else max(until - now(), 0)
-            if not (yield from flows.acquire(part.home, part.hold, left)):
+            if not (yield from flows.acquire(home, hold, left)):
                 yield from _give_back(taken, [])
                 return False
-            taken.append(part)
-        yield from _begin_together(parts)
+            taken.append(hold)
+        # What was taken first is still there, and its time begins anew. Its server is asked: the last one's grant may
+        # be here before the first one's word of a loss.
+        for hold in taken[:-1]:
+            yield from flows.renew(hold, None)
+        taken[-1].raise_if_lost()
     except BaseException:
-        for part in reversed(taken):
-            flows.give_up(part.home, part.hold)
+        for hold in reversed(taken):
+            flows.give_up(hold)
         raise
     return True
 
 
-def _begin_together(parts: Sequence[Part]) -> Flow[None]:
-    """What was taken first is still there, and its time begins anew. Raises LockLost if it is not.
-
-    Its server is asked: the last one's grant may be here before the first one's word of a loss.
-    """
-    for part in parts[:-1]:
-        part.hold.check()
-        yield from flows.renew(part.home, part.hold, part.hold.terms.lease)
-
-
-def _give_back(rest: list[Part], failed: list[Part]) -> Flow[list[RedisError]]:
+def _give_back(rest: list[Hold], failed: list[Hold]) -> Flow[list[RedisError]]:
     """Gives them back, the last one first. `rest`: those that it did not come to, when it was cancelled."""
     errors: list[RedisError] = []
     try:
         while rest:
-            part = rest[-1]
+            hold = rest[-1]
             try:
-                yield from flows.release(part.home, part.hold)
+                yield from flows.release(hold)
             except LockError as error:
                 errors.append(error)
             except RedisError as error:
                 errors.append(error)
-                failed.append(part)
+                failed.append(hold)
             rest.pop()
     except BaseException:
-        for part in reversed(rest[:-1]):
-            part.hold.unheard = True
-            flows.give_up(part.home, part.hold)
+        for hold in reversed(rest[:-1]):
+            hold.unheard = True
+            flows.give_up(hold)
         raise
     return errors

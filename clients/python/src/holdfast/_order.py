@@ -25,6 +25,11 @@ def place(client: Any, key: bytes) -> tuple[bytes, int]:
     return server_name(client), int(client.connection_pool.connection_kwargs.get("db") or 0)
 
 
+def slot_of(key: bytes) -> int:
+    """A key's slot in a cluster."""
+    return int(key_slot(key))
+
+
 def is_cluster(client: Any) -> bool:
     """Whether it is a client of a cluster, of either kind."""
     return hasattr(client, "nodes_manager")

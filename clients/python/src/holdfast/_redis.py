@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Callable
 
-from redis import ConnectionPool
-from redis.exceptions import (
-    ClusterDownError,
-    ConnectionError,
-    RedisClusterException,
-    RedisError,
-    TimeoutError,
-)
+from redis._parsers.base import BaseParser
+from redis.exceptions import AuthenticationError, ConnectionError, RedisError, TimeoutError
 
-# Until 5.2 a pool had to be told the command.
-_NAMED = inspect.signature(ConnectionPool.get_connection).parameters["command_name"].default is inspect.Parameter.empty
-POOL_ARGUMENTS = ("LOCK",) if _NAMED else ()
+from ._core import Outcome
+from .errors import Cancelled, Deadlock, LockError, LockLost, NoReplicas, NotHeld, NotLoaded, WrongType
+
+# What a server says of locks.
+_ERRORS: dict[str, Callable[[str, Any], LockError]] = {
+    "CANCELLED": Cancelled,
+    "DEADLOCK": Deadlock,
+    "NOREPLICAS": NoReplicas,
+    "UNCONFIRMED": NoReplicas,
+    "WRONGTYPE": WrongType,
+}
 
 # A handshake that takes longer has failed, where the application set no limit of its own.
 _HANDSHAKE = 5.0
@@ -33,12 +34,10 @@ _OF_THE_POOL = (
 )
 
 
-def session_settings(
-    settings: Mapping[str, Any], no_retry: Any, *, cluster: bool = False, limit: float | None = None
-) -> dict[str, Any]:
+def own_settings(settings: Mapping[str, Any], no_retry: Any, *, cluster: bool, limit: float | None) -> dict[str, Any]:
     """The settings of a connection of our own, made of those of the application's connections.
 
-    The library repeats nothing on it and does not connect again by itself: this is done here, in the open.
+    The library only connects it and logs in: replies are read here, in the older protocol.
     """
     ours = {name: value for name, value in settings.items() if name not in _OF_THE_POOL}
     if cluster:
@@ -47,6 +46,7 @@ def session_settings(
     ours.update(
         retry=no_retry,
         health_check_interval=0,
+        protocol=2,
         socket_timeout=limit or settings.get("socket_timeout") or _HANDSHAKE,
     )
     # A socket with a path takes none.
@@ -55,23 +55,43 @@ def session_settings(
     return ours
 
 
-def broken(error: BaseException) -> ConnectionError | None:
-    """The error of a request whose connection redis-py has closed under it, and which it tells in words of its own.
-
-    It does so when a cluster's client reads the topology anew. None: it is another error.
-    """
-    if isinstance(error, (ConnectionError, TimeoutError, ClusterDownError, RedisClusterException)):
-        return None
-    if isinstance(error, (AttributeError, RuntimeError, ValueError, RedisError)):
-        return ConnectionError(f"the connection was closed meanwhile: {error}")
-    return None
-
-
-def again(retry: Any, failures: int) -> float | None:
-    """After how many seconds redis-py repeats a request that failed so often. None: no more."""
-    # It has no other way to ask, and sleeps for longer than the caller has time.
+def is_final(retry: Any, failures: int, error: Exception) -> bool:
+    """Whether redis-py would not try again after so many failures, of which this is the last."""
+    if isinstance(error, AuthenticationError) or not isinstance(error, (ConnectionError, TimeoutError, OSError)):
+        return True
+    # It has no other way to ask.
     most = 0 if retry is None else retry._retries
-    return None if 0 <= most < failures else float(retry._backoff.compute(failures))
+    return 0 <= most < failures
+
+
+def refused(words: str, name: Any) -> RedisError:
+    """The error that a server has said, as redis-py has it, or as one about locks."""
+    kind = _ERRORS.get(words.partition(" ")[0])
+    if kind is not None:
+        return kind(f"lock {name!r}: {words}", name)
+    if "unknown command" in words.lower():
+        return NotLoaded(
+            f"the module Holdfast is not loaded in this server, which says: {words}. Load it by MODULE LOAD"
+            " /path/to/libholdfast.so, or for good by a line loadmodule /path/to/libholdfast.so in redis.conf"
+        )
+    error: RedisError = BaseParser.parse_error(words)  # type: ignore[no-untyped-call]
+    return error
+
+
+def failed(outcome: Outcome | None, failure: Exception | None, name: Any, owner: bytes, token: int | None) -> Exception:
+    """The error that says how a call has ended; `failure`: what had gone wrong at its server."""
+    kind, detail = ("unanswered", "") if outcome is None else (outcome.kind, str(outcome.detail))
+    if kind == "refused":
+        return refused(detail, name)
+    if kind == "lost":
+        return LockLost(name, owner, token, detail)
+    if kind == "not held":
+        return NotHeld(f"lock {name!r} of owner {owner!r} is not held", name)
+    if kind == "closed":
+        return LockError(f"lock {name!r}: its session was closed")
+    if failure is not None and outcome is not None:
+        return failure.with_traceback(None)
+    return TimeoutError(f"lock {name!r}: no answer in time")
 
 
 def let_go(descriptor: int) -> None:

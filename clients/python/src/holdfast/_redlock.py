@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from typing import Any, Callable, cast
+from typing import Any, cast
 
-from redis.exceptions import ConnectionError, RedisError
+from redis.exceptions import ConnectionError
 
 from . import _flow as flows
-from . import _requests as requests
-from ._clock import now
-from ._flow import Flow, Home, Part
-from ._hold import Answer, Hold
-from ._joint import Joint, Tally
-from ._lock import OWNERS, LockBase, Name, Number, OnLost, milliseconds
+from ._clock import millis, now
+from ._core import Failure, Outcome, Release, Renew, Request
+from ._flow import Flow
+from ._hold import Hold
+from ._joint import Joint
+from ._lock import LockBase, Name, Number, OnLost, milliseconds
 from ._order import is_cluster, server_name
-from ._requests import WAITING, Request, Terms
-from ._session import SessionState
-from ._votes import Vote, Words, ask_all, enough, majority, raise_refusal
+from ._owners import OWNERS
+from ._redis import failed, refused
+from ._shell import Home, Node, Pending
+from .errors import Cancelled, LockError
 
 # How long a server may take to answer, in seconds, if the program does not say otherwise.
 SERVER_TIMEOUT = 0.5
+
+
+def majority(servers: int) -> int:
+    """How many are enough, so that any two majorities share one."""
+    return servers // 2 + 1
 
 
 def drift(lease: float) -> float:
@@ -37,8 +43,8 @@ class Majority(Joint):
     # How often it was begun.
     rounds: int
 
-    def certain_until(self, hold: Hold) -> float:
-        return hold.until - drift(_lease(hold))
+    def counts_until(self, part: Hold) -> int:
+        return max(super().counts_until(part) - round(drift(part.lease / 1000) * 1000), 0)
 
 
 class RedLockBase(LockBase):
@@ -86,13 +92,10 @@ class RedLockBase(LockBase):
     def _new_hold(self, token: str | bytes | None, actor: int | None) -> Hold:
         if token is not None:
             raise ValueError(f"token must be None: a RedLock chooses its owners itself, got {token!r}")
-        hold = Majority(self._terms, OWNERS.next())
-        hold.parts = ()
+        hold = Majority(self.name, self._terms, OWNERS.process)
+        hold.keys = self._keys
         hold.rounds = 0
         return hold
-
-    def _parts(self, hold: Hold) -> Sequence[Part]:
-        return cast(Majority, hold).parts
 
     def _homes(self) -> list[Home]:
         return [self._io.home_of(client, self.server_timeout) for client in self._ordered]
@@ -106,15 +109,38 @@ class RedLockBase(LockBase):
     def _renew(self, hold: Hold, lease: int) -> Flow[None]:
         return renew(cast(Majority, hold), len(self.clients), lease, self.server_timeout)
 
+    def _ask(self, hold: Hold) -> Flow[None]:
+        yield from flows.ask_whether_held(cast(Majority, hold).parts)
+        hold.lapse()
+
     def _owned(self, hold: Hold) -> Flow[bool]:
-        owners = {part.hold.owner for part in self._parts(hold)}
-        found = yield from _owners(self._homes(), self._terms, self.server_timeout)
+        owners = {part.owner for part in cast(Majority, hold).parts}
+        found = yield from self._owners()
         return sum(bool(owners.intersection(one)) for one in found) >= majority(len(self.clients))
 
     def _locked(self) -> Flow[bool]:
-        found = yield from _owners(self._homes(), self._terms, self.server_timeout)
+        found = yield from self._owners()
         everyone = [owner for one in found for owner in one]
         return any(everyone.count(owner) >= majority(len(self.clients)) for owner in everyone)
+
+    def _owners(self) -> Flow[list[list[bytes]]]:
+        """Who holds it, at each server that answers."""
+        homes = self._homes()
+        yield from enough(homes, self.server_timeout)
+        ballot = Ballot([home for home in homes if not home.suspect], self.server_timeout)
+        words = (b"LOCK.INFO", self._keys[0])
+        asked = [vote.ask(Request(OWNERS.number(), words, ballot.patience_ms)) for vote in ballot.votes]
+        yield from ballot.all_ended(asked)
+        found = []
+        for vote, pending in zip(ballot.votes, asked):
+            kind, reply = pending.outcome or Outcome("unanswered")
+            if kind != "answer":
+                vote.suspect()
+            elif isinstance(reply, Failure):
+                raise refused(reply.text, self.name)
+            else:
+                found.append(flows.owners_in(reply))
+        return found
 
 
 def _in_order(clients: Sequence[Any]) -> list[Any]:
@@ -130,7 +156,224 @@ def _in_order(clients: Sequence[Any]) -> list[Any]:
     return sorted(clients, key=server_name)
 
 
-# To take it.
+def enough(homes: Sequence[Home], patience: float) -> Flow[None]:
+    """Raises ConnectionError if no majority of the servers can be asked, also not a moment later."""
+    end = now() + patience
+    while True:
+        away = sum(home.suspect for home in homes)
+        if len(homes) - away >= majority(len(homes)):
+            return
+        if now() >= end:
+            raise ConnectionError(f"{away} of {len(homes)} servers do not answer: no majority is left")
+        yield homes[0].pause(patience / 10)
+
+
+class Vote:
+    """What one server is asked, and says."""
+
+    def __init__(self, ballot: Ballot, home: Home, hold: Hold | None) -> None:
+        self.home = home
+        self._ballot = ballot
+        self._hold = hold
+        # Its only one: it is no cluster.
+        self._node: Node = home.node(None)
+        self.pending: Pending | None = None
+        # What was asked behind it, over the same connection, because it took long.
+        self._question: Pending | None = None
+        self._asked_at = 0.0
+
+    @property
+    def hold(self) -> Hold:
+        """What it is to become, or is."""
+        assert self._hold is not None  # noqa: S101
+        return self._hold
+
+    @property
+    def kind(self) -> str | None:
+        """How the server has decided, if it has."""
+        outcome = None if self.pending is None else self.pending.outcome
+        return None if outcome is None else outcome.kind
+
+    @property
+    def is_granted(self) -> bool:
+        """Whether it is held there, as far as is known."""
+        return self.kind == "granted" and self.hold.held
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something may come of it yet."""
+        return self.pending is not None and self.kind is None and not self.home.suspect
+
+    def ask(self, what: Release | Renew | Request) -> Pending:
+        """Asks its server. The bell rings when it has answered."""
+        pending = Pending(what.call, self._node, self._hold, self._ballot.bell.ring)
+        self.home.begin(pending, what)
+        return pending
+
+    def cast(self, wait: float) -> None:
+        """Asks for the lock, standing in line for so long."""
+        self._asked_at = now()
+        self.pending = flows.ask_for(self.home, self._node, self.hold, wait, self._ballot.bell.ring)
+
+    def question(self) -> None:
+        """Asks something behind that, over the same connection: then its answer, or that it waits, came before."""
+        self._question = self.ask(Request(OWNERS.number(), (b"LOCK.OWNER",), self._ballot.patience_ms))
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether its server has said nothing yet."""
+        return self.is_open and not self._is_answered
+
+    @property
+    def _is_answered(self) -> bool:
+        outcome = None if self._question is None else self._question.outcome
+        return outcome is not None and outcome.kind == "answer"
+
+    def judge(self) -> None:
+        """One that says nothing is suspect: not who lets wait, but who does not answer what is asked behind that."""
+        patience, silent = self._ballot.patience, now() - self._asked_at
+        if not self.is_open or silent < patience / 2:
+            return
+        if self._question is None:
+            self.question()
+        elif self._is_answered:
+            # It has answered what was asked before, too: it lets wait.
+            self._question, self._asked_at = None, now()
+        elif silent >= patience:
+            self.suspect()
+
+    def check(self) -> None:
+        """Raises an error that has to do with the request and not with the server; else the server is suspect."""
+        if self.kind in (None, "granted", "not granted"):
+            return
+        error = self.pending.error(self.hold.name, self.hold.owner) if self.pending is not None else None
+        if self.kind == "refused" and isinstance(error, LockError) and not isinstance(error, Cancelled):
+            raise error
+        self.suspect()
+
+    def suspect(self) -> None:
+        """It does not answer. It is asked in the background until it does; what it may grant is given back."""
+        if self._hold is not None:
+            flows.give_up(self._hold)
+        if not self.home.suspect:
+            self.home.suspect = True
+            self.home.start(_probe(self.home, self._node, self._ballot.patience))
+
+
+def _probe(home: Home, node: Node, patience: float) -> Flow[None]:
+    try:
+        for pause in flows.pauses():
+            yield home.pause(pause)
+            pending = Pending(OWNERS.number(), node, None, flows.nobody)
+            home.begin(pending, Request(pending.id, (b"LOCK.OWNER",), max(round(patience * 1000), 1)))
+            outcome = yield home.wait(pending, None)
+            # An error is an answer, too.
+            if outcome is not None and outcome.kind in ("answer", "closed"):
+                return
+    finally:
+        home.suspect = False
+
+
+class Ballot:
+    """Requests to several servers at once, of which some may not answer."""
+
+    def __init__(self, homes: Sequence[Home], patience: float, holds: Sequence[Hold] | None = None) -> None:
+        self.patience = patience
+        self.patience_ms = max(round(patience * 1000), 1)
+        self.bell: Any = homes[0].bell() if homes else None
+        each: Sequence[Hold | None] = holds or [None] * len(homes)
+        self.votes = [Vote(self, home, hold) for home, hold in zip(homes, each)]
+
+    def all_ended(self, asked: Sequence[Pending]) -> Flow[None]:
+        """Waits for the outcome of each: each has its bound."""
+        try:
+            while any(pending.outcome is None for pending in asked):
+                yield self.bell.wait(self.patience)
+        except BaseException:
+            for vote, pending in zip(self.votes, asked):
+                vote.home.drop(pending.node, pending.id)
+            raise
+
+    def head(self, first: Home | None, until: float, wait: float) -> Flow[Vote | None]:
+        """Stands in line at the first server that answers. None: not granted there in time."""
+        for vote in sorted(self.votes, key=lambda vote: vote.home is not first):
+            left = until - now()
+            if wait <= 0 or left <= 0:
+                return None
+            if vote.home.suspect:
+                continue
+            vote.cast(left)
+            while vote.is_open and now() < until + self.patience:
+                yield self.bell.wait(self.patience / 2)
+                vote.judge()
+            vote.check()
+            if vote.is_granted:
+                return vote
+            if vote.kind in (None, "not granted") and not vote.home.suspect:
+                return None
+        return None
+
+    def others(self, wait: float) -> Flow[None]:
+        """Asks all who were not asked yet, and waits for a moment where there is a queue."""
+        for vote in self.votes:
+            if vote.pending is None and not vote.home.suspect:
+                vote.cast(wait)
+                if wait > 0:
+                    vote.question()
+        end = now() + self.patience
+        while any(vote.is_unheard for vote in self.votes) and now() < end:
+            yield self.bell.wait(max(end - now(), 0))
+        for vote in self.votes:
+            if vote.is_unheard:
+                vote.suspect()
+        # With a moment for the answers.
+        end = now() + wait + self.patience / 4
+        while self._is_undecided and now() < end:
+            yield self.bell.wait(max(end - now(), 0))
+        for vote in self.votes:
+            vote.check()
+
+    @property
+    def _is_undecided(self) -> bool:
+        granted = sum(vote.is_granted for vote in self.votes)
+        return granted < majority(len(self.votes)) and any(vote.is_open for vote in self.votes)
+
+    def fence(self, hold: Majority) -> Flow[bool]:
+        """Tells the greatest token to all who granted. Whether a majority has confirmed it, and in time."""
+        granted = [vote for vote in self.votes if vote.is_granted]
+        needed = majority(len(self.votes))
+        if len(granted) < needed:
+            return False
+        fence = max(vote.hold.token or 0 for vote in granted)
+        confirmed = yield from self.confirm(granted, None, fence)
+        counts = sorted((hold.counts_until(part) for part in confirmed), reverse=True)
+        if len(confirmed) < needed or counts[needed - 1] <= millis():
+            return False
+        for vote in self.votes:
+            if vote.hold not in confirmed:
+                flows.give_up(vote.hold)
+        hold.begin(confirmed, needed, fence)
+        for part in confirmed:
+            if part.error is not None:
+                hold.part_lost(part.error)
+        return hold.held
+
+    def confirm(self, votes: Sequence[Vote], lease: int | None, fence: int) -> Flow[list[Hold]]:
+        """Begins the leases anew, under one token. Those where it is so now."""
+        asked = [vote.ask(Renew(OWNERS.number(), vote.hold.id, lease, fence, self.patience_ms)) for vote in votes]
+        yield from self.all_ended(asked)
+        confirmed = []
+        for vote, pending in zip(votes, asked):
+            kind, detail = pending.outcome or Outcome("unanswered")
+            if kind == "renewed" and detail == fence:
+                confirmed.append(vote.hold)
+            elif kind == "refused":
+                error = failed(pending.outcome, None, vote.hold.name, vote.hold.owner, fence)
+                if isinstance(error, LockError):
+                    raise error
+            elif kind == "unanswered":
+                vote.suspect()
+        return [part for part in confirmed if part.held]
 
 
 def acquire(homes: Sequence[Home], hold: Majority, wait: float, patience: float) -> Flow[bool]:
@@ -139,204 +382,71 @@ def acquire(homes: Sequence[Home], hold: Majority, wait: float, patience: float)
     first: Home | None = None
     while True:
         yield from enough(homes, patience)
-        owner = OWNERS.next()
+        number = OWNERS.number()
         hold.rounds += 1
-        hold.parts = parts = [Part(home, Hold(hold.terms, owner)) for home in homes]
-        for part in parts:
-            part.home.book.enter(part.hold)
+        owner = OWNERS.owner(number)
+        hold.parts = parts = [Hold(hold.name, hold.keys, hold.terms, OWNERS.number(), owner) for _ in homes]
+        ballot = Ballot(homes, patience, parts)
         try:
             # The one whose queue it could not jump goes first.
-            head = yield from _head(sorted(parts, key=lambda part: part.home is not first), until, wait, patience)
+            head = yield from ballot.head(first, until, wait)
             if wait <= 0 or head is not None:
-                yield from _votes(parts, max(0, min(patience, until - now())), len(homes), patience)
-                if (yield from _fence(hold, parts, len(homes), patience)):
+                yield from ballot.others(max(0, min(patience, until - now())))
+                if (yield from ballot.fence(hold)):
                     return True
-                refused = [part.home for part in parts if part is not head and _in_line(part.hold)]
-                first = refused[0] if refused else None
-            yield from _cancel(parts, patience)
+                in_line = [
+                    vote.home for vote in ballot.votes if vote is not head and vote.kind in (None, "not granted")
+                ]
+                first = next((home for home in in_line if not home.suspect), None)
         except BaseException:
             for part in parts:
-                flows.give_up(part.home, part.hold)
+                flows.give_up(part)
             raise
+        # What is asked next comes behind it.
+        for part in parts:
+            flows.give_up(part)
         left = until - now()
         if left <= 0:
             return False
-        yield parts[0].home.pause(min(left, random.uniform(0, patience)))  # noqa: S311
-
-
-def _head(parts: Sequence[Part], until: float, wait: float, patience: float) -> Flow[Part | None]:
-    """Stands in line at the first server that answers. None: not granted there in time."""
-    for part in parts:
-        left = until - now()
-        if wait <= 0 or left <= 0:
-            return None
-        if part.home.suspect:
-            continue
-        [vote] = yield from ask_all([part], _acquire(left), patience)
-        raise_refusal([vote])
-        _heard(vote)
-        if part.hold.answer is None:
-            yield part.home.outcome(part.hold, left)
-        if part.hold.answer is Answer.GRANTED:
-            return part
-        if part.hold.answer in (Answer.REFUSED, None):
-            return None
-        _refused(part.hold)
-        flows.give_up(part.home, part.hold)
-    return None
-
-
-def _votes(parts: Sequence[Part], wait: float, servers: int, patience: float) -> Flow[None]:
-    """Asks all who were not asked yet, and waits for a moment where there is a queue."""
-    asked = [part for part in parts if part.hold.session is None and not part.home.suspect]
-    votes = yield from ask_all(asked, _acquire(wait), patience)
-    raise_refusal(votes)
-    for vote in votes:
-        _heard(vote)
-    tally = Tally([part.hold for part in parts if part.hold.session is not None], majority(servers))
-    if not tally.decided:
-        yield parts[0].home.outcome(cast(Any, tally), wait)
-
-
-def _acquire(wait: float) -> Callable[[Hold], Words]:
-    def request(hold: Hold) -> Words:
-        def words(session: SessionState) -> Request:
-            hold.ask(session)
-            return requests.acquire(hold.terms, hold.owner, wait, session.id)
-
-        return words
-
-    return request
-
-
-def _heard(vote: Vote) -> None:
-    """The reply to an ACQUIRE."""
-    hold = vote.part.hold
-    if vote.reply is None:
-        hold.ended(Answer.REFUSED)
-    elif isinstance(vote.reply, RedisError) or (vote.reply == WAITING and hold.session and hold.session.ended):
-        hold.ended(Answer.AGAIN)
-    elif vote.reply != WAITING:
-        hold.granted(vote.reply, hold.asked, hold.terms.lease)
-
-
-def _refused(hold: Hold) -> None:
-    """An error that came as an event, and is the caller's."""
-    if isinstance(hold.answer, Exception):
-        raise hold.answer
-
-
-def _in_line(hold: Hold) -> bool:
-    """Whether somebody else has it there."""
-    return hold.session is not None and hold.answer in (None, Answer.REFUSED)
-
-
-def _fence(hold: Majority, parts: Sequence[Part], servers: int, patience: float) -> Flow[bool]:
-    """Tells the greatest token to all who granted. Whether a majority has confirmed it, and in time."""
-    granted = [part for part in parts if part.hold.answer is Answer.GRANTED and part.hold.held]
-    for part in parts:
-        _refused(part.hold)
-    if len(granted) < majority(servers):
-        return False
-    fence = max(part.hold.token or 0 for part in granted)
-    confirmed = yield from _confirm(granted, hold.terms.lease, fence, patience)
-    ends = sorted((part.hold.asked + _lease(part.hold) - drift(_lease(part.hold)) for part in confirmed), reverse=True)
-    if len(confirmed) < majority(servers) or ends[majority(servers) - 1] <= now():
-        return False
-    for part in parts:
-        if part not in confirmed:
-            flows.give_up(part.home, part.hold)
-    hold.begin(confirmed, majority(servers), fence)
-    return hold.held
-
-
-def _confirm(parts: Sequence[Part], lease: int | None, fence: int, patience: float) -> Flow[list[Part]]:
-    """Begins the leases anew, under one token. Those where it is so now."""
-
-    def request(hold: Hold) -> Words:
-        token = hold.token or 0
-
-        def words(session: SessionState) -> Request:
-            hold.ask(session)
-            return requests.fence(hold.terms, hold.owner, token, lease, session.id, fence)
-
-        return words
-
-    votes = yield from ask_all(parts, request, patience)
-    raise_refusal(votes)
-    for part, reply in votes:
-        if reply is None:
-            part.hold.lose("expired" if part.hold.left() <= 0 else "unknown")
-        elif reply == fence:
-            part.hold.granted(fence, part.hold.asked, lease)
-    return [part for part, reply in votes if reply == fence and part.hold.answer is Answer.GRANTED]
-
-
-def _lease(hold: Hold) -> float:
-    """In seconds: its own, or the server's default."""
-    if hold.terms.lease is not None:
-        return hold.terms.lease / 1000
-    return hold.lease
-
-
-# To give it back.
+        yield homes[0].pause(min(left, random.uniform(0, patience)))  # noqa: S311
 
 
 def release(hold: Majority, servers: int, patience: float) -> Flow[None]:
     """Gives it back everywhere. Raises LockLost if it was lost before."""
     hold.over()
+    ballot = Ballot([part.place[0] for part in hold.parts], patience, hold.parts)
+    found = 0
     try:
-        found = yield from _cancel(hold.parts, patience)
+        asked, votes = [], []
+        for vote in ballot.votes:
+            if vote.home.suspect:
+                found += 1
+                flows.give_up(vote.hold)
+            else:
+                votes.append(vote)
+                asked.append(vote.ask(Release(OWNERS.number(), vote.hold.id, ballot.patience_ms)))
+        yield from ballot.all_ended(asked)
     except BaseException:
         hold.unheard = True
         for part in hold.parts:
-            flows.give_up(part.home, part.hold)
+            flows.give_up(part)
         raise
-    if hold.error is not None:
-        raise hold.error
+    for vote, pending in zip(votes, asked):
+        kind = pending.outcome.kind if pending.outcome is not None else "unanswered"
+        found += kind not in ("not held", "lost")
+        if kind == "unanswered":
+            vote.suspect()
+    hold.raise_if_lost()
     if not hold.unheard and found < majority(servers):
-        raise hold.lose("expired" if hold.left() <= 0 else "unknown")
-
-
-def _cancel(parts: Sequence[Part], patience: float) -> Flow[int]:
-    """Takes back what was asked for, in the background where it takes long. How many may have been held."""
-    asked, found = [], 0
-    for part in parts:
-        part.hold.over()
-        if part.hold.session is None or part.home.suspect:
-            found += 1
-            flows.give_up(part.home, part.hold)
-        else:
-            asked.append(part)
-    votes = yield from ask_all(asked, _cancel_one, patience)
-    for part, reply in votes:
-        if isinstance(reply, RedisError):
-            flows.give_up(part.home, part.hold)
-        else:
-            part.home.book.leave(part.hold)
-    return found + sum(isinstance(reply, RedisError) or bool(reply) for _, reply in votes)
-
-
-def _cancel_one(hold: Hold) -> Words:
-    # By way of whichever session: it is about the one that the hold hangs on.
-    session = hold.session
-    return lambda current: requests.cancel(hold.terms, hold.owner, (session or current).id)
+        raise hold.lose("unknown")
 
 
 def renew(hold: Majority, servers: int, lease: int, patience: float) -> Flow[None]:
     """Begins the lease anew. Raises LockLost if it is not held by a majority any more."""
-    hold.check()
-    held = [part for part in hold.parts if part.hold.held and not part.home.suspect]
-    confirmed = yield from _confirm(held, lease, hold.token or 0, patience)
-    hold.check()
+    hold.raise_if_lost()
+    held = [part for part in hold.parts if part.held and not part.place[0].suspect]
+    ballot = Ballot([part.place[0] for part in held], patience, held)
+    confirmed = yield from ballot.confirm(ballot.votes, lease, hold.token or 0)
+    hold.raise_if_lost()
     if len(confirmed) < majority(servers):
         raise ConnectionError(f"{len(confirmed)} of {servers} servers have confirmed: that is no majority")
-
-
-def _owners(homes: Sequence[Home], terms: Terms, patience: float) -> Flow[list[list[bytes]]]:
-    """Who holds it, at each server that answers."""
-    yield from enough(homes, patience)
-    parts = [Part(home, Hold(terms, b"")) for home in homes if not home.suspect]
-    votes = yield from ask_all(parts, lambda hold: lambda _: (b"LOCK.INFO", hold.terms.keys[0]), patience)
-    raise_refusal(votes)
-    return [requests.owners(reply) for _, reply in votes if not isinstance(reply, RedisError)]

@@ -1,44 +1,34 @@
-"""The I/O of an asyncio client: its sessions, each with a task that reads it, and the requests over its pool."""
+"""The I/O of an asyncio client: connections that tell the core what arrives, in the loop, without a task in between."""
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import inspect
 import itertools
 import logging
 import os
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import Any, Callable, NamedTuple, TypeVar, cast
+from collections.abc import Coroutine
+from typing import Any, Callable, TypeVar, cast
 
 import redis
 from redis.asyncio import RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import (
-    AskError,
-    ConnectionError,
-    MovedError,
-    RedisClusterException,
-    RedisError,
-    ResponseError,
-    TimeoutError,
-)
+from redis.exceptions import ConnectionError, RedisError
 
+from .. import _core
 from .. import _flow as flows
-from .. import _requests as requests
-from .._book import Book
-from .._clock import LOOK_AGAIN, now
-from .._flow import Flow, Node, Part, Reply, Waitable
-from .._hold import Hold
-from .._lock import OWNERS, Held
-from .._redis import POOL_ARGUMENTS, broken, let_go, session_settings
-from .._requests import FOREVER, Request
-from .._session import SessionState
-from ..errors import LockError, LockLost
-from ._heed import heeded, within
+from .._clock import LOOK_AGAIN, millis, now
+from .._core import Input, Outcome
+from .._flow import Flow
+from .._lock import Held
+from .._owners import OWNERS
+from .._redis import is_final, let_go, own_settings
+from .._shell import PATIENCE, Node, Pending
+from .._shell import Home as Shared
+from ..errors import LockLost
 
 logger = logging.getLogger("holdfast")
 
@@ -46,8 +36,6 @@ T = TypeVar("T")
 
 # How long a cancelled acquire waits for what it takes back. After that it goes on in the background.
 _CANCEL_WAIT = 0.1
-# How long the last look for a server's sign of life takes, of the shortest silence that says something: half of it.
-_LOOK_ONCE_MORE = 0.1
 
 
 async def run(flow: Flow[T]) -> T:
@@ -66,462 +54,376 @@ async def run(flow: Flow[T]) -> T:
         return result
 
 
-def ready(connection: Any) -> bool:
-    """Whether a request can be written to it as it is: it is open, as far as one sees, and needs no PING first."""
-    # redis-py has no other way to its stream; a connection of another kind may have none.
-    reader, writer = getattr(connection, "_reader", None), getattr(connection, "_writer", None)
-    return not (reader is None or writer is None or reader.at_eof() or connection.health_check_interval)
+class Wire(asyncio.Protocol):
+    """One connection: redis-py's, of which only the transport is used once it is there."""
 
+    def __init__(self, home: Home, node: Node, pair: int, channel: str, connection: Any) -> None:
+        self._home, self._node, self._pair, self._channel = home, node, pair, channel
+        self._connection = connection
+        # redis-py has no other way to it.
+        self.transport: asyncio.Transport = connection._writer.transport
+        self.out: list[bytes] = []
 
-class Gate:
-    """Lets so many in at once. Before Python 3.11, asyncio.Semaphore can lose a place to a task that is cancelled."""
+    def begin(self) -> None:
+        """From now on what arrives is told to the core."""
+        self.transport.set_protocol(self)
+        # Whoever reads streams may have asked for a pause.
+        with contextlib.suppress(RuntimeError):
+            self.transport.resume_reading()
 
-    def __init__(self) -> None:
-        self._free = flows.UNDER_WAY
-        self._queue: collections.deque[asyncio.Future[None]] = collections.deque()
+    def data_received(self, data: bytes) -> None:
+        if not self._home.closed_by_loop:
+            self._home.step(self._node, _core.Received(self._pair, self._channel, bytes(data)))
 
-    async def enter(self) -> None:
-        """Returns when it is our turn."""
-        if self._free:
-            self._free -= 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.append(turn)
-        try:
-            await turn
-        except BaseException:
-            # Cancelled when it was our turn already: the next one has it.
-            if turn.done() and not turn.cancelled():
-                self.leave()
-            raise
-
-    def leave(self) -> None:
-        """Lets the next one in."""
-        while self._queue:
-            turn = self._queue.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
-
-
-class Session(SessionState):
-    """A connection of its own, made from the settings of a pool."""
-
-    def __init__(self, server: Any, *, cluster: bool, limit: float | None) -> None:
-        super().__init__(limit)
-        settings = session_settings(server.connection_kwargs, Retry(NoBackoff(), 0), cluster=cluster)
-        self._connection = server.connection_class(**settings)
-        self.reader: asyncio.Task[None] | None = None
-
-    async def open(self, ids: list[bytes]) -> None:
-        """Connects, and asks who it is."""
-        self.seen = now()
-        try:
-            await self._connection.connect()
-            self.begins(await self._ask(*requests.begin(ids)), ids)
-            self.answered(self.seen, await self._ask(*requests.ALIVE))
-        except BaseException as error:
-            await self.close()
-            if isinstance(error, ResponseError):
-                raise requests.advised(error) from error
-            raise
-
-    async def _ask(self, *request: bytes) -> Any:
-        await self._connection.send_command(*request)
-        return await self._connection.read_response(disable_decoding=True)
-
-    async def next_events(self) -> Any:
-        """Returns when there are events, or a sign of life."""
-        asked = now()
-        await self._connection.send_command(*self.question())
-        try:
-            reply = await self._read(self.patience - _LOOK_ONCE_MORE)
-            if reply is None:
-                # A loop that stood still runs its timers although the reply is there: we were silent, not the server.
-                reply = await self._read(_LOOK_ONCE_MORE)
-        except ResponseError as error:
-            # By CLIENT UNBLOCK.
-            if requests.code(error) != "UNBLOCKED":
-                raise
-            reply = []
-        if reply is None:
-            raise ConnectionError("the server is silent")
-        return self.answered(asked, reply)
-
-    async def _read(self, seconds: float) -> Any:
-        """The next reply; None, as redis-py says it, if there is none in time. What came of it by then is not lost."""
-        return await self._connection.read_response(disable_decoding=True, timeout=seconds)
-
-    async def close(self) -> None:
-        """Closes the connection."""
-        try:
-            await self._connection.disconnect(nowait=True)
-        except Exception:
-            logger.debug("a session's connection did not close", exc_info=True)
-
-    def drop(self) -> None:
-        """Closes what is still open of the connection, without waiting for it."""
-        writer = self._connection._writer  # redis-py has no other way to its socket.
-        if writer is not None:
-            self._connection._reader = self._connection._writer = None
-            writer.close()
-
-    def let_go(self) -> None:
-        """Leaves the connection to the parent of a fork."""
-        writer = self._connection._writer  # redis-py has no other way to its socket.
-        if writer is not None and writer.get_extra_info("socket").fileno() >= 0:
-            let_go(writer.get_extra_info("socket").fileno())
-
-
-class Posted(NamedTuple):
-    """A request whose reply is still to be read."""
-
-    task: asyncio.Task[Reply]
-
-
-class Home:
-    """Sessions, waits and holds of one connection pool in one event loop. Keeps no reference to the pool."""
-
-    limit: float | None = None
-
-    def __init__(self, anchor: Any) -> None:
-        self.book = Book()
-        self.suspect = False
-        self.loop = asyncio.get_running_loop()
-        self.closed = False
-        self._anchor = weakref.ref(anchor)
-        self._sessions: dict[str, Session] = {}
-        # Those at each server that may not be gone there.
-        self._ids: dict[str, list[bytes]] = collections.defaultdict(list)
-        self._gates: dict[str, Gate] = collections.defaultdict(Gate)
-        self._opening: dict[str, asyncio.Task[Session]] = {}
-        self._background: dict[asyncio.Task[None], Hold | None] = {}
-
-    def find(self, key: bytes, redirection: AskError | None, seconds: float) -> Any:
-        server = self._client()
-        session = self._sessions.get("")
-        if session is None or session.ended:
-            return self._with_session("", server, seconds, asking=False)
-        return Node(server, session, self._gates[""], asking=False)
-
-    async def send(self, node: Node, request: Request, seconds: float) -> tuple[Any, int]:
-        return await within(seconds, self._through_gate(node, request))
-
-    async def _through_gate(self, node: Node, request: Request) -> tuple[Any, int]:
-        await node.gate.enter()
-        try:
-            return await self._send(node, request)
-        finally:
-            node.gate.leave()
-
-    async def _send(self, node: Node, request: Request) -> tuple[Any, int]:
-        connection = await self._take(node.server)
-        sent = 0
-
-        async def once() -> Any:
-            nonlocal sent
-            sent += 1
-            if node.asking:
-                await connection.send_command("ASKING")
-                await connection.read_response()
-            if ready(connection):
-                # As send_command, but for its wait until the network took it: the reply tells.
-                connection._writer.write(requests.pack(request))
-            else:
-                await connection.send_command(*request)
-            return await connection.read_response(disable_decoding=True)
-
-        async def again(_: Any) -> None:
-            await connection.disconnect()
-
-        try:
-            return await connection.retry.call_with_retry(once, again), sent
-        except ResponseError:
-            raise
-        except BaseException as error:
-            await connection.disconnect(nowait=True)
-            if (instead := broken(error)) is not None:
-                raise instead from error
-            raise
-        finally:
-            await self._give_back(node.server, connection)
-
-    async def send_all(self, node: Node, batch: Sequence[Request], seconds: float) -> list[Any]:
-        return await within(seconds, self._all_through_gate(node, batch))
-
-    async def _all_through_gate(self, node: Node, batch: Sequence[Request]) -> list[Any]:
-        await node.gate.enter()
-        try:
-            return await self._send_all(node, batch)
-        finally:
-            node.gate.leave()
-
-    async def _send_all(self, node: Node, batch: Sequence[Request]) -> list[Any]:
-        connection = await self._take(node.server)
-        try:
-            await connection.send_packed_command(b"".join([requests.pack(request) for request in batch]))
-            replies: list[Any] = []
-            for _ in batch:
-                try:
-                    replies.append(await connection.read_response(disable_decoding=True))
-                except ResponseError as error:
-                    replies.append(error)
-            return replies
-        except BaseException as error:
-            await connection.disconnect(nowait=True)
-            if (instead := broken(error)) is not None:
-                raise instead from error
-            raise
-        finally:
-            await self._give_back(node.server, connection)
-
-    def post(self, key: bytes, request: Callable[[SessionState], Request]) -> Posted:
-        task = self.loop.create_task(self._ask(key, request))
-        # An answer that nobody waits for any more may be an error; asyncio would complain that nobody looked at it.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return Posted(task)
-
-    async def _ask(self, key: bytes, request: Callable[[SessionState], Request]) -> Reply:
-        limit = self.limit or flows.PATIENCE
-        found = self.find(key, None, limit)
-        node = found if isinstance(found, Node) else await found
-        value, sent = await self.send(node, request(node.session), limit)
-        return Reply(value, node.session, sent > 1)
-
-    async def collect(self, posted: Posted, seconds: float) -> Reply:
-        done, _ = await asyncio.wait({posted.task}, timeout=seconds)
-        if not done:
-            posted.task.cancel()
-            raise TimeoutError(f"no answer within {seconds:.3f} s")
-        return posted.task.result()
-
-    def drop(self, posted: Posted) -> None:
-        posted.task.cancel()
-
-    async def disconnect(self) -> None:
-        await heeded(self._client().disconnect(inuse_connections=False))
-
-    async def learn(self, error: Exception, seconds: float) -> bool:
+    def eof_received(self) -> bool:
         return False
 
-    async def outcome(self, hold: Waitable, seconds: float) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
+        self._home.lost(self._node, self._pair, error)
+
+    def write(self, data: bytes) -> None:
+        self.out.append(data)
+
+    def flush(self) -> None:
+        """Sends what there is."""
+        data = b"".join(self.out)
+        self.out.clear()
+        if not self.transport.is_closing():
+            self.transport.write(data)
+
+    def close(self) -> None:
+        """Closes it, without waiting for it."""
+        self.transport.abort()
+        # What redis-py would close, too.
+        self._connection._reader = self._connection._writer = None
+
+    def let_go(self) -> None:
+        """Leaves it to the parent of a fork."""
+        one = self.transport.get_extra_info("socket")
+        if one is not None and one.fileno() >= 0:
+            let_go(one.fileno())
+
+
+class Link:
+    """A pair of connections."""
+
+    def __init__(self, pair: int, session: Wire, requests: Wire) -> None:
+        self.pair = pair
+        self.wires = {"session": session, "requests": requests}
+
+    def write(self, channel: str, data: bytes) -> None:
+        self.wires[channel].write(data)
+
+    def flush(self) -> None:
+        for wire in self.wires.values():
+            if wire.out:
+                wire.flush()
+
+    def close(self) -> None:
+        for wire in self.wires.values():
+            wire.close()
+
+
+class Bell:
+    """What several calls ring."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.ring = self._event.set
+
+    async def wait(self, seconds: float) -> None:
+        """Returns when it was rung since the last time, or when the time is over."""
+        loop = asyncio.get_running_loop()
+        timer = None if seconds > 1e6 else loop.call_later(max(seconds, 0), self.ring)
+        try:
+            await self._event.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+        self._event.clear()
+
+
+class Home(Shared):
+    """Connections, waits and holds of one pool in one event loop. Keeps no reference to the pool."""
+
+    def __init__(self, anchor: Any, limit: float | None) -> None:
+        super().__init__(anchor)
+        self.limit = limit
+        self.loop = asyncio.get_running_loop()
+        self.closed_by_loop = False
+        self._timers: dict[Any, asyncio.TimerHandle] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._openings: dict[Node, asyncio.Task[None]] = {}
+        self._keeper: asyncio.Task[None] | None = None
+        self._settled = asyncio.Event()
+
+    # What flows ask for.
+
+    def find(self, key: bytes) -> Any:
+        if not self._in_cluster:
+            return self.node(None)
+        return self._find(key)
+
+    async def _find(self, key: bytes) -> Node:
+        # Whether there is anything to do; redis-py asks itself the same.
+        if getattr(self.anchor, "_initialize", True):
+            await self._apart(self.anchor.initialize())
+        try:
+            return self.node(self.address_of(key))
+        except RedisError:
+            await self._apart(self._know())
+            return self.node(self.address_of(key))
+
+    async def _apart(self, step: Coroutine[Any, Any, Any]) -> None:
+        """A step of redis-py's, in a task of its own: before Python 3.12, it could forget that it is cancelled."""
+        task = self._task(step)
+        await asyncio.wait({task})
+        task.result()
+
+    def begin(self, pending: Pending, what: Input) -> None:
+        self.calls[pending.id] = pending
+        self.step(pending.node, what)
+        if self._keeper is None:
+            self._keeper = self._task(self._keep())
+
+    async def wait(self, pending: Pending, seconds: float | None) -> Outcome | None:
+        """Waits for the outcome."""
+        if pending.outcome is not None:
+            return pending.outcome
         future: asyncio.Future[None] = self.loop.create_future()
 
         def wake() -> None:
             if not future.done():
                 future.set_result(None)
 
-        if not hold.wait(wake):
-            return
-        timer = None if seconds == FOREVER else self.loop.call_later(max(0, seconds), wake)
+        pending.wake = wake
+        timer = None if seconds is None else self.loop.call_later(seconds, wake)
         try:
             await future
         finally:
             if timer is not None:
                 timer.cancel()
+        return pending.outcome
 
     async def pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    def end(self, session: SessionState) -> None:
-        session.ended = True
-        if isinstance(session, Session) and session.reader is not None:
-            session.reader.cancel()
+    def bell(self) -> Bell:
+        return Bell()
 
-    def start(self, hold: Hold | None, flow: Flow[None]) -> None:
+    def drop(self, node: Node, call: int) -> None:
+        self.calls.pop(call, None)
+        self.holds.pop(call, None)
+        if not self.closed_by_loop:
+            self.step(node, _core.Drop(call))
+
+    def start(self, flow: Flow[None]) -> None:
         """Runs a flow in a task."""
+
+        async def background() -> None:
+            try:
+                await run(flow)
+            except (ReferenceError, RedisError) as error:
+                logger.debug("something in the background ended: %s", error)
+
+        self._task(background())
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task: Any = self.loop.create_task(work)
+        # Whoever closes the loop before its end has no need to hear of it.
+        task._log_destroy_pending = False
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return cast("asyncio.Task[None]", task)
+
+    # Connections and timers.
+
+    def _open(self, node: Node, pair: int) -> None:
         if self.loop.is_closed():
-            flow.close()
             return
-        task = self.loop.create_task(self._quietly(flow))
-        self._background[task] = hold
-        task.add_done_callback(lambda done: self._background.pop(done, None))
+        self._openings[node] = self._task(self._connect(node, pair))
 
-    def taking_back(self, hold: Hold) -> list[asyncio.Task[None]]:
-        """What takes it back in the background."""
-        return [task for task, given_up in self._background.items() if given_up is hold]
+    async def _connect(self, node: Node, pair: int) -> None:
+        link, failure, connections = None, None, []
+        retry: Any = None
+        try:
+            if self._in_cluster and self._in_doubt:
+                await self._know()
+            connection_class, settings = self.settings_of(node.address)
+            retry = settings.get("retry")
+            own = own_settings(settings, Retry(NoBackoff(), 0), cluster=self._in_cluster, limit=self.limit)
+            for _ in range(2):
+                connections.append(connection_class(**own))
+                await connections[-1].connect()
+            channels = zip(("session", "requests"), connections)
+            link = Link(pair, *(Wire(self, node, pair, channel, one) for channel, one in channels))
+        except BaseException as error:
+            for one in connections:
+                if one._writer is not None:
+                    one._writer.transport.abort()
+                    one._reader = one._writer = None
+            if isinstance(error, asyncio.CancelledError) and node.opening == pair:
+                self._end_with_loop()
+                raise
+            failure = error if isinstance(error, Exception) else ConnectionError(f"no connection: {error!r}")
+        if link is not None:
+            for wire in link.wires.values():
+                wire.begin()
+        final = failure is not None and is_final(retry, node.failures + 1, failure)
+        self.connected(node, pair, link, failure, is_final=final)
 
-    def close(self) -> None:
-        """Ends every session: the client is gone. From whatever thread."""
+    async def _know(self) -> None:
+        """Asks who serves what."""
+        self._in_doubt = False
+        try:
+            await self.anchor.nodes_manager.initialize()
+        except (RedisError, OSError) as error:
+            self._in_doubt = True
+            logger.debug("who serves what was not to be learned: %s", error)
+
+    def lost(self, node: Node, pair: int, error: Exception | None) -> None:
+        """A connection has ended."""
+        if node.link is not None and node.link.pair == pair and not self.closed_by_loop:
+            self.broken(node, pair, None if error is None else ConnectionError(f"the connection broke: {error}"))
+
+    def step(self, node: Node, what: Input) -> None:
+        super().step(node, what)
+        if self.is_settled:
+            self._settled.set()
+        if self.closed and all(one.core.has_ended for one in self.nodes.values()) and self._keeper is not None:
+            self._keeper.cancel()
+
+    def _set_timer(self, node: Node) -> None:
+        timer = self._timers.pop(node, None)
+        if timer is not None:
+            timer.cancel()
+        if node.wakes_at is not None and not self.loop.is_closed():
+            wait = min(max(node.wakes_at / 1000 - now(), 0), LOOK_AGAIN)
+            self._timers[node] = self.loop.call_later(wait, self._due, node)
+
+    def _call_at(self, at: int, call: Callable[[], object]) -> None:
+        if self.closed_by_loop or self.loop.is_closed():
+            return
+        wait = max(at / 1000 - now(), 0)
+        if wait > LOOK_AGAIN:
+            self.loop.call_later(LOOK_AGAIN, self._call_at, at, call)
+        else:
+            # Behind what has arrived by then.
+            self.loop.call_later(wait, self.loop.call_soon, call)
+
+    def _due(self, node: Node) -> None:
+        if node.wakes_at is None:
+            return
+        if node.wakes_at > millis():
+            self._set_timer(node)
+            return
+        # It comes last: the loop has looked for what has arrived before this runs.
+        self._timers[node] = self.loop.call_later(0, self._wake, node)
+
+    def _wake(self, node: Node) -> None:
+        self._timers.pop(node, None)
+        if node.wakes_at is not None and not self.closed_by_loop:
+            node.wakes_at = None
+            self.step(node, _core.Wake())
+
+    async def settle(self) -> None:
+        """Returns when what was given up has been taken back, or takes long."""
+        if not self.is_settled:
+            self._settled.clear()
+            timer = self.loop.call_later(_CANCEL_WAIT, self._settled.set)
+            try:
+                await self._settled.wait()
+            finally:
+                timer.cancel()
+
+    # Its end.
+
+    async def _keep(self) -> None:
+        """Hears when the loop ends, which cancels all its tasks."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._end_with_loop()
+
+    def _end_with_loop(self) -> None:
+        self.closed = self.closed_by_loop = True
+        for hold in list(self.holds.values()):
+            hold.lose("disconnected")
+        self.holds.clear()
+        for timer in self._timers.values():
+            timer.cancel()
+        for node in self.nodes.values():
+            link, node.link, node.opening = node.link, None, None
+            if link is not None:
+                link.close()
+        for pending in list(self.calls.values()):
+            pending.outcome = Outcome("closed")
+            pending.wake()
+        for task in list(self._background):
+            task.cancel()
+
+    async def close(self) -> None:
+        """Gives back all there is, as far as the servers answer, and ends the connections."""
+        self.lose_all()
+        pending = []
+        for node in list(self.nodes.values()):
+            call = Pending(OWNERS.number(), node, None, flows.nobody)
+            self.begin(call, _core.Close(call.id, PATIENCE))
+            pending.append(call)
         self.closed = True
+        for call in pending:
+            await self.wait(call, None)
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+
+    def end(self) -> None:
+        """The client is gone: the same in the background."""
+
+        def end() -> None:
+            if not self.closed_by_loop:
+                self.closed = True
+                for node in list(self.nodes.values()):
+                    self.step(node, _core.Close(OWNERS.number(), PATIENCE))
+
         if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self.end_all)
-
-    def end_all(self) -> list[asyncio.Task[None]]:
-        """Ends every session. Those who read them."""
-        self.closed = True
-        for session in self._sessions.values():
-            self.end(session)
-        return [session.reader for session in self._sessions.values() if session.reader is not None]
+            self.loop.call_soon_threadsafe(end)
 
     def forget(self) -> None:
         """This is the child of a fork: everything belongs to the parent."""
-        self.closed = True
-        self.book.forget()
-        for session in self._sessions.values():
-            session.ended = True
-            session.let_go()
-
-    def _client(self) -> Any:
-        anchor = self._anchor()
-        if anchor is None:
-            raise ReferenceError("the client of this lock is gone")
-        if self.closed:
-            raise LockError("the session of this lock was closed")
-        return anchor
-
-    async def _with_session(self, name: str, server: Any, seconds: float, *, asking: bool) -> Node:
-        session = self._sessions.get(name)
-        if session is None or session.ended:
-            task = self._opening.get(name)
-            if task is None:
-                task = self._opening[name] = self.loop.create_task(self._open(name, server))
-                task.add_done_callback(lambda done: self._opened(name, done))
-            # Others may need it who are not cancelled, and have more time.
-            done, _ = await asyncio.wait({task}, timeout=max(seconds, 0))
-            if not done:
-                raise TimeoutError(f"no session within {seconds:.3f} s")
-            session = task.result()
-        return Node(server, session, self._gates[name], asking)
-
-    def _opened(self, name: str, task: asyncio.Task[Session]) -> None:
-        del self._opening[name]
-        if not task.cancelled() and task.exception() is not None:
-            logger.debug("a session did not open: %s", task.exception())
-
-    async def _open(self, name: str, server: Any) -> Session:
-        session = Session(server, cluster=isinstance(self, ClusterHome), limit=self.limit)
-        await session.open(self._ids[name])
-        self._sessions[name] = session
-        reader: Any = self.loop.create_task(self._read(session))
-        # A loop that is closed without ending its tasks has nothing to lose here, and is not to be told that it has.
-        reader._log_destroy_pending = False
-        session.reader = reader
-        # A task that is cancelled before it has begun does nothing, and would leave the connection open.
-        reader.add_done_callback(lambda _: session.drop())
-        return session
-
-    async def _read(self, session: Session) -> None:
-        try:
-            while not session.ended:
-                moved = self.book.tell(session, await heeded(session.next_events()))
-                if moved:
-                    self.start(None, flows.carry(self, session, moved))
-        except asyncio.CancelledError:
-            # By us, or because the loop ends.
-            logger.debug("session %r is not read any more", session.id)
-        except (RedisError, OSError) as error:
-            logger.debug("session %r ended: %s", session.id, error)
-        except Exception:
-            # Whatever it is, the session ends, and everybody hears of that.
-            logger.exception("session %r ended", session.id)
-        await session.close()
-        if self.closed:
-            return
-        holds = self.book.session_ended(session)
-        if holds:
-            self.start(None, flows.carry(self, session, holds))
-
-    async def _quietly(self, flow: Flow[None]) -> None:
-        try:
-            await run(flow)
-        except ReferenceError:
-            logger.debug("the client ended while something was done in the background")
-        except LockError as error:
-            logger.debug("not taken back: %s", error)
-        except RedisError as error:
-            logger.warning("what was given up may live on until its lease runs out: %s", error)
-
-    async def _take(self, server: Any) -> Any:
-        return await server.get_connection(*POOL_ARGUMENTS)
-
-    async def _give_back(self, server: Any, connection: Any) -> None:
-        await server.release(connection)
-
-
-class BoundedHome(Home):
-    """Sessions, waits and holds at one server of several, which must not keep the others waiting."""
-
-    def __init__(self, anchor: Any, limit: float) -> None:
-        super().__init__(anchor)
-        self.limit = limit
-
-
-class ClusterHome(Home):
-    """Sessions, waits and holds of a cluster's client."""
-
-    async def find(self, key: bytes, redirection: AskError | None, seconds: float) -> Node:
-        until = now() + seconds
-        cluster = self._client()
-        # Whether there is anything to do; redis-py asks itself the same.
-        if getattr(cluster, "_initialize", True):
-            await within(seconds, cluster.initialize())
-        node = None
-        if redirection is not None:
-            node = cluster.get_node(host=redirection.host, port=redirection.port)
-        if node is None:
-            node = cluster.get_node_from_key(key)
-        left = until - now()
-        return await self._with_session(node.name, node, left, asking=redirection is not None)
-
-    async def learn(self, error: Exception, seconds: float) -> bool:
-        manager = self._client().nodes_manager
-        if isinstance(error, MovedError) and hasattr(manager, "move_slot"):
-            await within(seconds, manager.move_slot(error))
-        else:
-            try:
-                await within(seconds, manager.initialize())
-            except (RedisClusterException, TimeoutError) as failed:
-                # Also when redis-py before version 8 closed the connection under it, for another one who looks.
-                logger.debug("who serves what was not to be learned: %s", failed)
-        return True
-
-    async def _take(self, server: Any) -> Any:
-        connection = server.acquire_connection()
-        try:
-            if not connection.is_connected:
-                await connection.connect()
-        except BaseException:
-            await self._give_back(server, connection)
-            raise
-        return connection
-
-    async def _give_back(self, server: Any, connection: Any) -> None:
-        if hasattr(server, "release"):
-            server.release(connection)
-        else:
-            # redis-py before 5.3 gives them back in no other way.
-            server._free.append(connection)
+        self.closed = self.closed_by_loop = True
+        for node in self.nodes.values():
+            if node.link is not None:
+                for wire in node.link.wires.values():
+                    wire.let_go()
 
 
 # Of each client's pool, those by their limits.
 _homes: weakref.WeakKeyDictionary[Any, dict[float | None, Home]] = weakref.WeakKeyDictionary()
 
 
+def anchor_of(client: Any) -> Any:
+    """What those share whose connections are the same."""
+    return client if isinstance(client, RedisCluster) else client.connection_pool
+
+
 def home_of(client: Any, limit: float | None = None) -> Home:
     """The home of a client in this event loop; of those who share a pool, the same. See that for threads."""
-    cluster = isinstance(client, RedisCluster)
-    anchor = client if cluster else client.connection_pool
+    anchor = anchor_of(client)
     home = _homes.get(anchor, {}).get(limit)
     if home is None or home.closed or home.loop is not asyncio.get_running_loop():
-        home = ClusterHome(anchor) if cluster else Home(anchor) if limit is None else BoundedHome(anchor, limit)
+        home = Home(anchor, limit)
         _homes.setdefault(anchor, {})[limit] = home
-        end: Any = weakref.finalize(anchor, home.close)
+        end: Any = weakref.finalize(anchor, home.end)
         end.atexit = False
     return home
 
 
 async def close(client: Any) -> None:
     """Closes what a client has in this loop."""
-    anchor = client if isinstance(client, RedisCluster) else client.connection_pool
     loop = asyncio.get_running_loop()
-    homes = [home for home in _homes.get(anchor, {}).values() if home.loop is loop]
-    for home in homes:
-        await run(flows.close(home))
-        readers = home.end_all()
-        if readers:
-            await asyncio.wait(readers)
+    for home in [home for home in _homes.get(anchor_of(client), {}).values() if home.loop is loop and not home.closed]:
+        await home.close()
 
 
 # Of each task, a number that no other one has.
@@ -550,35 +452,12 @@ def keep(held: Held) -> None:
     end.atexit = False
 
 
-def _let_go(loop: asyncio.AbstractEventLoop, process: bytes, holds: list[Hold]) -> None:
+def _let_go(loop: asyncio.AbstractEventLoop, process: bytes, holds: list[Any]) -> None:
     # Whatever is collected in the child of a fork was its parent's.
     if process is OWNERS.process and any(hold.held for hold in holds):
         with contextlib.suppress(RuntimeError):
             # The loop may be closed.
             loop.call_soon_threadsafe(flows.abandon, holds)
-
-
-async def settled(parts: Iterable[Part]) -> None:
-    """Returns when what was given up has been taken back, or takes long."""
-    tasks = [task for home, hold in parts for task in cast(Home, home).taking_back(hold)]
-    if tasks:
-        await asyncio.wait(tasks, timeout=_CANCEL_WAIT)
-
-
-def alarm(hold: Hold) -> Callable[[float], object]:
-    """Sees to it that a hold lapses in time, by a timer of the loop."""
-    loop = asyncio.get_running_loop()
-    timer: asyncio.TimerHandle | None = None
-
-    def at(deadline: float) -> None:
-        nonlocal timer
-        if timer is not None:
-            timer.cancel()
-            timer = None
-        if deadline != FOREVER:
-            timer = loop.call_later(max(0, min(deadline - now(), LOOK_AGAIN)), hold.lapse)
-
-    return at
 
 
 # Those under way: the loop itself would let go of them.

@@ -11,7 +11,6 @@ from typing import Any, Callable, Literal, TypeVar, cast
 
 from redis.exceptions import RedisError
 
-from .. import _flow as flows
 from .._flow import Flow
 from .._hold import Hold
 from .._lock import (
@@ -31,9 +30,9 @@ from .._multilock import MultiLockBase
 from .._redlock import RedLockBase
 from ..errors import LockLost
 from ._guard import WhileHeld
-from ._home import actor, alarm, call, close, fits, home_of, keep, run, settled
+from ._home import Home, actor, call, close, fits, home_of, keep, run
 
-_IO = IO(home_of, alarm, asyncio.Event, call, keep, actor, fits)
+_IO = IO(home_of, asyncio.Event, call, keep, actor, fits)
 
 Self = TypeVar("Self", bound="Lock")
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
@@ -98,8 +97,12 @@ class Lock(LockBase):
 
     def _asked_whether_held(self, hold: Hold) -> None:
         """Nobody can wait here: until the server has answered, it is not said to be held."""
-        parts = self._parts(hold)
-        parts[0].home.start(None, flows.ask_whether_held(parts))
+        for part in hold.parts or [hold]:
+            if part.doubtful and part.home is not None:
+                part.home.ask_aside(part, lambda: None)
+        hold.lapse()
+        # Of one that nobody renews no answer is needed.
+        hold.raise_if_lost()
         raise LockLost(self.name, hold.owner, hold.token, "in doubt")
 
     @property
@@ -118,14 +121,15 @@ class Lock(LockBase):
     def _stop_when_lost(self, stop: Callable[[LockLost], object]) -> None:
         """Calls it at once, from whatever task hears of the loss."""
         hold = self._current("watch")
-        hold.when_lost(stop, alarm(hold))
+        hold.when_lost(stop)
 
     async def _cancellable(self, hold: Hold, flow: Flow[T]) -> T:
         """Runs a flow. When cancelled, what it gave up is taken back before the caller hears of it, or soon after."""
         try:
             return await run(flow)
         except asyncio.CancelledError:
-            await settled(self._parts(hold))
+            for home in hold.homes:
+                await cast(Home, home).settle()
             raise
 
     async def __aenter__(self: Self) -> Self:

@@ -1,0 +1,377 @@
+"""What both kinds of client share: a core for each server, who waits for which call, and who has which hold.
+
+A shell moves bytes and wakes those who wait; what is to be done, the core says (`_core`).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import weakref
+from collections.abc import Generator, Sequence
+from typing import Any, Callable, NamedTuple, Optional
+
+from redis.exceptions import ConnectionError, RedisError
+
+from . import _core
+from ._clock import millis
+from ._core import Core, Input, Outcome
+from ._hold import Hold
+from ._order import is_cluster, slot_of
+from ._owners import OWNERS
+from ._redis import failed
+
+logger = logging.getLogger("holdfast")
+
+# How long an answer is waited for where the caller has given no time, in milliseconds.
+PATIENCE = 5_000
+# How much longer than its time a wait is left to a server whose answer is on its way, or to a machine that is busy.
+_GRACE = 1_000
+# So often a request follows when it is sent elsewhere.
+HOPS = 8
+
+# Host and port of a cluster's node; None: the one server.
+Address = Optional[tuple[str, int]]
+
+
+class Node:
+    """One server."""
+
+    def __init__(self, address: Address, core: Core) -> None:
+        self.address = address
+        self.core = core
+        # The pair of connections that there is, and the number of that which is being opened.
+        self.link: Any = None
+        self.opening: int | None = None
+        self.wakes_at: int | None = None
+        # What went wrong last.
+        self.failure: Exception | None = None
+        # How often in a row no connection could be had.
+        self.failures = 0
+
+
+class Pending:
+    """A call that somebody waits for."""
+
+    __slots__ = ("_pairs", "failure", "hold", "id", "node", "outcome", "wake")
+
+    def __init__(self, id_: int, node: Node, hold: Hold | None, wake: Callable[[], object]) -> None:
+        self.id = id_
+        self.node = node
+        # What an acquisition becomes.
+        self.hold = hold
+        self.wake = wake
+        self.outcome: Outcome | None = None
+        # What had gone wrong at its server.
+        self.failure: Exception | None = None
+        self._pairs = (node, node.core.pairs)
+
+    @property
+    def was_repeated(self) -> bool:
+        """Whether it may have been sent more than once: over another pair, or to another server."""
+        node, pairs = self._pairs
+        return node is not self.node or node.core.pairs > pairs
+
+    def error(self, name: Any, owner: bytes = b"", token: int | None = None) -> Exception:
+        """The error that says how it has ended."""
+        return failed(self.outcome, self.failure, name, owner, token)
+
+
+class Home:
+    """All of one client. Keeps no reference to it, so that it can end with it. The two kinds add the I/O."""
+
+    def __init__(self, anchor: Any) -> None:
+        self.closed = False
+        self.nodes: dict[Address, Node] = {}
+        self.calls: dict[int, Pending] = {}
+        self.holds: dict[int, Hold] = {}
+        self._anchor = weakref.ref(anchor)
+        self._in_cluster = is_cluster(anchor)
+        # Of a cluster: what servers have said of slots since it was asked last; and whether it is to be asked again.
+        self._moved: dict[int, Address] = {}
+        self._in_doubt = False
+        # A step has begun and not ended: an exception from outside ended it.
+        self._is_stepping: Node | None = None
+
+    # What the two kinds do each in their own way. A step is a value that is there, or an awaitable.
+
+    # Its server did not answer a vote of a RedLock, and is asked in the background until it does.
+    suspect = False
+
+    def find(self, key: bytes) -> Any:
+        """Step: the Node that serves a key."""
+        raise NotImplementedError
+
+    def begin(self, pending: Pending, what: Input) -> None:
+        """Begins a call."""
+        raise NotImplementedError
+
+    def wait(self, pending: Pending, seconds: float | None) -> Any:
+        """Step: the Outcome of a call; None if there is none within this time."""
+        raise NotImplementedError
+
+    def pause(self, seconds: float) -> Any:
+        """Step: nothing, for so long."""
+        raise NotImplementedError
+
+    def bell(self) -> Any:
+        """What several calls may ring when they have ended: `ring()`, and the step `wait(seconds)`."""
+        raise NotImplementedError
+
+    def drop(self, node: Node, call: int) -> None:
+        """Nobody wants this call's answer any more, or this hold. In the background."""
+        raise NotImplementedError
+
+    def start(self, flow: Generator[Any, Any, None]) -> None:
+        """Runs a flow in the background."""
+        raise NotImplementedError
+
+    def _open(self, node: Node, pair: int) -> None:
+        """Opens a pair in the background, then says so by `_opened`."""
+        raise NotImplementedError
+
+    def _set_timer(self, node: Node) -> None:
+        """It is to be woken at another time."""
+
+    def _call_at(self, at: int, call: Callable[[], object]) -> None:
+        """Calls it then, or a little later, where steps are taken."""
+        raise NotImplementedError
+
+    # Servers.
+
+    @property
+    def anchor(self) -> Any:
+        """The pool, or the client of a cluster."""
+        anchor = self._anchor()
+        if anchor is None:
+            raise ReferenceError("the client of this lock is gone")
+        return anchor
+
+    def node(self, address: Address) -> Node:
+        """The server at this address."""
+        node = self.nodes.get(address)
+        if node is None:
+            settings = _core.Settings(grace=_GRACE, seed=random.getrandbits(64))
+            node = self.nodes[address] = Node(address, Core(settings, in_cluster=self._in_cluster))
+        return node
+
+    def address_of(self, key: bytes) -> Address:
+        """Who serves this key, as far as is known."""
+        if not self._in_cluster:
+            return None
+        slot = slot_of(key)
+        if slot in self._moved:
+            return self._moved[slot]
+        node = self.anchor.get_node_from_key(key)
+        return None if node is None else (str(node.host), int(node.port))
+
+    def _redirected(self, error: str, asked: Address) -> Address:
+        """Whom a server named instead: `MOVED slot host:port`, or `ASK`. None if that makes no sense here."""
+        code, _, rest = error.partition(" ")
+        slot, _, place = rest.partition(" ")
+        host, _, port = place.rpartition(":")
+        if code not in ("MOVED", "ASK") or not slot.isdigit() or not port.isdigit() or asked is None:
+            return None
+        # An empty host is the one that said so.
+        address = (host or asked[0], int(port))
+        if code == "MOVED":
+            self._moved[int(slot)] = address
+        return address
+
+    def settings_of(self, address: Address) -> tuple[Any, dict[str, Any]]:
+        """Class and settings of a connection to this server."""
+        anchor = self.anchor
+        if not self._in_cluster or address is None:
+            return anchor.connection_class, dict(anchor.connection_kwargs)
+        return cluster_settings(anchor, address)
+
+    # Steps. With threads, whoever takes one has the mutex.
+
+    def step(self, node: Node, what: Input) -> None:
+        """Tells a core what happens, and does what it says."""
+        self._is_stepping = node
+        inputs = [(node, what)]
+        while inputs:
+            at, one = inputs.pop()
+            at.core.step(millis(), one)
+            self._perform(at, inputs)
+            if at.link is not None:
+                at.link.flush()
+        self._is_stepping = None
+
+    def _perform(self, node: Node, inputs: list[tuple[Node, Input]]) -> None:
+        outputs = node.core.outputs
+        while outputs:
+            # What is interrupted is done once more: all but sending can be done twice, and then the pair ends.
+            output = outputs[0]
+            if isinstance(output, _core.Send):
+                if node.link is not None:
+                    node.link.write(output.channel, _core.encode(output.words))
+            elif isinstance(output, _core.Ended):
+                self._ended(node, output.call, output.outcome)
+            elif isinstance(output, _core.WakeAt):
+                node.wakes_at = output.at
+                self._set_timer(node)
+            elif isinstance(output, _core.Lost):
+                hold = self.holds.pop(output.hold, None)
+                if hold is not None:
+                    hold.lose(output.why)
+            elif isinstance(output, _core.Open):
+                node.opening = output.pair
+                self._open(node, output.pair)
+            elif isinstance(output, _core.End):
+                link, node.link, node.opening = node.link, None, None
+                if link is not None:
+                    link.close()
+                self._moved.clear()
+                self._in_doubt = True
+            else:
+                inputs.append((self._move(node, output), _core.Take(output.moved)))
+            outputs.popleft()
+
+    def _ended(self, node: Node, call: int, outcome: Outcome) -> None:
+        pending = self.calls.get(call)
+        if pending is None:
+            return
+        if pending.hold is not None and outcome.kind in ("granted", "renewed"):
+            if outcome.kind == "granted":
+                self.holds[pending.hold.id] = pending.hold
+            pending.hold.granted(outcome.detail)
+        pending.outcome, pending.failure = outcome, node.failure
+        self.calls.pop(call, None)
+        pending.wake()
+
+    def _move(self, node: Node, output: _core.Move) -> Node:
+        """Who has this now. If nobody knows, it is asked for once more where it was."""
+        moved = output.moved
+        address = self._redirected(output.error, node.address)
+        if address is None:
+            try:
+                address = self.address_of(moved.key)
+            except (RedisError, ReferenceError) as error:
+                logger.debug("nobody knows who serves it: %s", error)
+        to = node if address is None else self.node(address)
+        for number, _ in moved.calls:
+            if number in self.calls:
+                self.calls[number].node = to
+        hold = self.holds.get(moved.id)
+        if hold is None and moved.id in self.calls:
+            hold = self.calls[moved.id].hold
+        if hold is not None:
+            hold.node = to
+        return to
+
+    def recover(self) -> None:
+        """An exception from outside ended a step: its core goes on as another one, which knows what this one knew."""
+        node, self._is_stepping = self._is_stepping, None
+        if node is None:
+            return
+        logger.debug("a step was interrupted")
+        self._perform(node, [])
+        core, node.core = node.core, Core(node.core.settings, in_cluster=self._in_cluster)
+        if node.link is not None:
+            link, node.link = node.link, None
+            link.close()
+        node.opening = node.wakes_at = None
+        self._is_stepping = node
+        node.core.succeed(millis(), core)
+        self._is_stepping = None
+        self.step(node, _core.Wake())
+
+    def connected(self, node: Node, pair: int, link: Any, failure: Exception | None, *, is_final: bool) -> None:
+        """A pair is there, or can't be had; `is_final`: who has not been served yet is told so."""
+        if node.opening == pair and self._in_cluster:
+            self._reroute(node)
+        if node.opening != pair:
+            if link is not None:
+                link.close()
+            return
+        node.opening, node.failure, node.link = None, failure, link
+        if link is not None:
+            node.failures = 0
+            self.step(node, _core.Opened(pair))
+        else:
+            node.failures += 1
+            self.step(node, _core.Unreachable(pair) if is_final else _core.PairEnded(pair))
+
+    def _reroute(self, node: Node) -> None:
+        """Lets go what other nodes of a cluster have by now."""
+        for id_, key in node.core.all():
+            try:
+                address = self.address_of(key)
+            except (RedisError, ReferenceError):
+                return
+            if address not in (None, node.address):
+                self.step(node, _core.Leave(id_))
+
+    def broken(self, node: Node, pair: int, error: Exception | None) -> None:
+        """One connection of a pair has ended."""
+        node.failure = error or ConnectionError("Connection closed by server.")
+        self.step(node, _core.PairEnded(pair))
+
+    # Who wants to hear of a loss hears of it also when the server says nothing.
+
+    def watch(self, hold: Hold) -> None:
+        """Looks at a hold when it could be lost."""
+        self._call_at(hold.until, lambda: self._look(hold))
+
+    def _look(self, hold: Hold) -> None:
+        if hold.doubtful:
+            self.ask_aside(hold, lambda: self.watch(hold))
+        elif hold.held:
+            self.watch(hold)
+
+    def ask_aside(self, hold: Hold, then: Callable[[], object]) -> None:
+        """Asks the server whether it is held still, and does not wait for that. No answer in a moment is a loss."""
+        if hold.node is None:
+            hold.lapse()
+            return
+
+        def heard() -> None:
+            if pending.outcome is not None and pending.outcome.kind == "held":
+                then()
+            elif hold.held:
+                hold.lose("disconnected")
+
+        pending = Pending(OWNERS.number(), hold.node, hold, heard)
+        self.calls[pending.id] = pending
+        self.step(hold.node, _core.Check(pending.id, hold.id, max(min(hold.lease // 4, PATIENCE), 1)))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is being given back."""
+        return all(node.core.is_settled for node in list(self.nodes.values()))
+
+    def lose_all(self) -> None:
+        """The program ends its session. Who holds is told."""
+        for hold in list(self.holds.values()):
+            hold.lose("closed")
+
+
+class Elsewhere(NamedTuple):
+    """Where a plain request is to be sent next."""
+
+    address: Address
+    asking: bool
+
+
+def elsewhere(home: Home, pending: Pending) -> Elsewhere | None:
+    """Whether another server is to be asked, by this answer."""
+    reply = None if pending.outcome is None else pending.outcome.detail
+    if not isinstance(reply, _core.Failure):
+        return None
+    address = home._redirected(reply.text, pending.node.address)
+    return None if address is None else Elsewhere(address, reply.text.startswith("ASK"))
+
+
+def cluster_settings(cluster: Any, address: tuple[str, int]) -> tuple[Any, dict[str, Any]]:
+    """Class and settings of a connection to a node of a cluster, known to it or not: those of another one."""
+    manager = cluster.nodes_manager
+    nodes: Sequence[Any] = list(manager.nodes_cache.values()) or list(manager.startup_nodes.values())
+    for node in nodes:
+        if hasattr(node, "connection_kwargs"):
+            return node.connection_class, {**node.connection_kwargs, "host": address[0], "port": address[1]}
+    for node in nodes:
+        pool = cluster.get_redis_connection(node).connection_pool
+        return pool.connection_class, {**pool.connection_kwargs, "host": address[0], "port": address[1]}
+    raise ConnectionError("no node of the cluster is known")

@@ -2,16 +2,18 @@
 
 use crate::config;
 use crate::keyspace::effects::Waiters;
-use crate::keyspace::{self, Allowance, Held, Lock, NotRead, most_holders_each};
+use crate::keyspace::{self, Allowance, Held, Lock, NotRead, listeners, most_holders_each};
 use crate::lock::serve::Change;
-use crate::lock::{Deadline, Decision, Hold, LockKey, Raise, Token};
+use crate::lock::{Deadline, Decision, Hold, Limit, LockKey, Raise, Token};
 use crate::server::clock::{Now, Slice};
 use crate::server::text::show_start;
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef, events, writes};
 use crate::state::owed::{OnBehalf, Ticket};
 use crate::state::ties::Before;
-use crate::state::{self, Grant, GrantId, GrantedHold, NewTie, OwedHold, State, TakeBack, Terms, Tie, Tying, Why};
+use crate::state::{
+    self, Grant, GrantId, GrantedHold, NewTie, OwedHold, State, TakeBack, Terms, Tie, TieId, Tying, Why,
+};
 use crate::stats::{add, count};
 
 /// The error for a key that does not hold a lock.
@@ -78,11 +80,20 @@ pub fn change(lock: &mut Lock, owner: TextRef, own: &Hold, new: &Hold, now: Now)
     lock.update(owner, own, new);
     let Some(token) = new.token else { return };
     let hold = (lock.db(), lock.name().bytes(), owner.bytes());
-    let other = with_ties(|state| state.ties.changed(hold, own.token, token, new.deadline, now.millis()));
+    let other = with_ties(|state| {
+        state.ties.counted(hold, new.holds);
+        state.ties.changed(hold, own.token, token, new.deadline, now.millis())
+    });
     if let Some(other) = other {
         lost(lock.ctx(), other, Why::Changed, now);
         wake_for_ties(lock.ctx());
     }
+}
+
+/// Lowers the count of a hold; its token and its deadline stay.
+pub fn lower(lock: &mut Lock, owner: TextRef, holds: u64) {
+    lock.lower(owner, holds);
+    with_ties(|state| state.ties.counted((lock.db(), lock.name().bytes(), owner.bytes()), holds));
 }
 
 /// Whether the hold that `owner` has, under the token `held`, is the one that a request means: any if it names no token,
@@ -136,6 +147,8 @@ pub fn bind(lock: &Lock, (deadline, token): (Deadline, Token), together: Option<
         lease: demand.lease,
         replicas,
         deadline,
+        holds: lock.held().map_or(1, |held| held.holds),
+        limit: lock.limit().unwrap_or(Limit::MUTEX),
         together,
     };
     match state::with(|state| state.tie(tie, now.millis())) {
@@ -248,14 +261,78 @@ pub fn end_hold(lock: &mut Lock, owner: TextRef) {
     });
 }
 
+/// The time at which the server calls the module, for whatever reason. If the server's clock has stepped since the last
+/// call, the deadlines of tied holds go along; their keys follow in this turn, each before anything is judged by it.
+pub fn begin(ctx: Ctx) -> Now {
+    let now = Now::read();
+    if !state::with(|state| state.has_stepped(now)) {
+        return now;
+    }
+    timer::restart(ctx);
+    Now::read()
+}
+
+/// Lets the keys of tied holds follow a step of the clock. Returns whether all have.
+pub fn follow_clock(ctx: Ctx, now: Now, slice: &Slice) -> bool {
+    while let Some(id) = state::with(|state| state.ties.next_lagging(None)) {
+        if slice.is_over() {
+            return false;
+        }
+        follow(ctx, id, now);
+    }
+    true
+}
+
+/// Lets the key of a tied hold follow a step of the clock. If it has expired meanwhile, it is written anew. What others
+/// have just touched stays as they left it.
+fn follow(ctx: Ctx, id: TieId, now: Now) {
+    let Some((tie, by)) = state::with(|state| state.ties.follows(id)) else { return };
+    let key = tie.key();
+    let may_be_replaced = state::with(|state| state.sweep.is_to_pass(key.db, id));
+    ctx.in_db(key.db, |ctx| {
+        let (name, owner) = (Text::new(&key.name), Text::new(&tie.owner));
+        let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner.as_text(), now.millis()) else { return };
+        match lock.own() {
+            Some(own) if own.token == Some(tie.token) => {
+                let deadline = own.deadline.stepped(by);
+                lock.update(owner.as_text(), &own, &Hold { deadline, ..own });
+            }
+            None if !may_be_replaced && !tie.end().has_passed(now.millis()) && serves(ctx, &name) => {
+                let hold = Hold { holds: tie.holds, token: Some(tie.token), deadline: tie.deadline() };
+                let limit = lock.limit().map_or(tie.limit, |limit| limit.min(tie.limit));
+                lock.grant(owner.as_text(), &hold, limit);
+                state::with(|state| state.queue.hold_begins(key.db, &key.name, tie.owner.clone()));
+            }
+            _ => {}
+        }
+    });
+    // Those who wait look at it again when it ends now.
+    state::with(|state| {
+        if state.is_contended(key.db, &key.name) {
+            state.agenda.note(key, Change::Freed);
+        }
+    });
+}
+
+/// Whether this node of a cluster serves a key of the selected database.
+fn serves(ctx: Ctx, name: &Text) -> bool {
+    !listeners::in_cluster() || ctx.serves(name)
+}
+
 /// Ends what is over of a lock of the selected database, even if the server has just seen it and the turn has not come
 /// in which it is dealt with: holds that were tied to connections that have ended, and grants that have to be taken
-/// back. To be called before anything is judged by the lock.
+/// back. What a step of the clock would have ended goes on. To be called before anything is judged by the lock.
 pub fn end_broken(ctx: Ctx, name: TextRef, now: Now) {
-    if !state::with(|state| state.may_have_broken()) {
+    let (lags, may_have_broken) = state::with(|state| (state.ties.any_lags(), state.may_have_broken()));
+    let (db, bytes) = (ctx.db(), name.bytes());
+    if lags {
+        while let Some(id) = state::with(|state| state.ties.next_lagging(Some((db, bytes)))) {
+            follow(ctx, id, now);
+        }
+    }
+    if !may_have_broken {
         return;
     }
-    let (db, bytes) = (ctx.db(), name.bytes());
     let (owed, broken) = state::with(|state| (state.take_owed(db, bytes), state.ties.take_broken(db, bytes)));
     owed.iter().for_each(|it| take_back(ctx, it, now));
     broken.iter().for_each(|tie| release_tied(ctx, tie, now));
@@ -277,7 +354,7 @@ fn take_back(ctx: Ctx, owed: &OwedHold, now: Now) {
         let is_meant = |held: &Held| is_meant(&lock, owner.as_text(), held.token, Some(owed.token));
         let Some(held) = lock.held().filter(is_meant) else { return };
         if owed.back == TakeBack::One && held.holds > 1 {
-            lock.lower(owner.as_text(), held.holds.saturating_sub(1));
+            lower(&mut lock, owner.as_text(), held.holds.saturating_sub(1));
         } else {
             end_hold(&mut lock, owner.as_text());
         }

@@ -65,8 +65,8 @@ fn judge(ctx: Ctx, attempt: Attempt, now: Now) {
         // Read once, so that the decision and the write are based on the same reading.
         Some((key, owner)) if serves(ctx, &key) => ctx.in_db(key.db, |ctx| {
             let (name, owner) = (Text::new(&key.name), Text::new(&owner));
-            holding::end_broken(ctx, name.as_text(), now);
-            let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner.as_text(), now.millis()) else {
+            let look = look_to_grant(ctx, (name.as_text(), owner.as_text()), now, &mut Allowance::default());
+            let Ok(mut lock) = look else {
                 return conclude(ctx, attempt, &mut Seen(Sight::NotALock), now, None);
             };
             refresh(&mut lock, &key, now);
@@ -78,6 +78,23 @@ fn judge(ctx: Ctx, attempt: Attempt, now: Now) {
             None => conclude(ctx, attempt, &mut locks, now, None),
         },
     }
+}
+
+/// Reads a lock that may be granted. What is over of it has ended, and what only a step of the clock would end goes on,
+/// also if the server finds out just now.
+fn look_to_grant<'a>(
+    ctx: Ctx<'a>,
+    (name, owner): (TextRef<'a>, TextRef),
+    now: Now,
+    allowance: &mut Allowance,
+) -> Result<Lock<'a>, NotRead> {
+    holding::end_broken(ctx, name, now);
+    let lock = Lock::look_within(ctx, name, owner, now.millis(), allowance)?;
+    if lock.count() > 0 || !state::with(|state| state.ties.any_lags()) {
+        return Ok(lock);
+    }
+    holding::end_broken(ctx, name, now);
+    Lock::look_within(ctx, name, owner, now.millis(), allowance)
 }
 
 /// Decides on a request and, if that ends its wait, carries the decision out. `lock` is its only lock, as its owner
@@ -262,9 +279,8 @@ impl View for Served<'_> {
         }
         ctx.in_db(key.db, |ctx| {
             let (name, owner) = (Text::new(&key.name), Text::new(owner));
-            holding::end_broken(ctx, name.as_text(), now);
             let mut allowance = Allowance::part_of(self.locks);
-            match Lock::look_within(ctx, name.as_text(), owner.as_text(), now.millis(), &mut allowance) {
+            match look_to_grant(ctx, (name.as_text(), owner.as_text()), now, &mut allowance) {
                 Ok(mut lock) => {
                     refresh(&mut lock, key, now);
                     Sight::Lock(lock.standing())

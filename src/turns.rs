@@ -42,6 +42,10 @@ pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
     if effects::is_own_notification() {
         return;
     }
+    if touch == Touch::Expired {
+        // Before anything is noted: a step that ends it may be taken back by another one before the next call.
+        holding::begin(ctx);
+    }
     let db = ctx.db();
     let known = rosters::forget_if_known(db, name);
     // A key without a roster has at most one holder.
@@ -85,8 +89,9 @@ fn note_touch(state: &mut state::State, key: LockKey, touch: Touch, holders: usi
 /// The command that touched keys has done its work: serves the waiters within the same step.
 pub fn after_touch(ctx: Ctx) {
     REQUESTED.with(|requested| *requested = false);
-    let now = Now::read();
-    if writes::are_possible(ctx) && !is_refused(ctx, now) {
+    let now = holding::begin(ctx);
+    let lags = state::with(|state| state.ties.any_lags());
+    if !lags && writes::are_possible(ctx) && !is_refused(ctx, now) {
         follow_up(ctx, now, &Slice::of_command());
     }
     set_timer(ctx, now);
@@ -94,7 +99,10 @@ pub fn after_touch(ctx: Ctx) {
 
 /// The time has come for some of the work.
 pub fn tick(ctx: Ctx) {
-    let (now, turn) = (Now::read(), Slice::of_turn());
+    let (now, turn) = (holding::begin(ctx), Slice::of_turn());
+    if state::with(|state| state.ties.any_lags()) && holding::takes_writes(ctx) {
+        holding::follow_clock(ctx, now, &turn.piece());
+    }
     waiting::time_out(ctx, now, &turn.piece());
     watchdog::untie_retired(ctx, &turn.piece());
     waiting::refuse_undecided(ctx, now, &turn.piece());
@@ -143,6 +151,9 @@ const ORDER: [Work; 10] = [
 /// A share is enough for what there is to do, but the last thing done in it may take many times as long: reading anew a
 /// lock with thousands of holders that another client has written.
 fn work(ctx: Ctx, now: Now, turn: &Slice) {
+    if !holding::follow_clock(ctx, now, &turn.piece()) {
+        return;
+    }
     if state::with(|state| state.lease_timers.put_off_if_stalled(now.millis(), state.sessions.first_silence())) {
         return;
     }
@@ -370,7 +381,8 @@ pub fn event(ctx: Ctx, event: Event) {
             answering::send_put_off(&Slice::of_replies());
             listeners::recheck(ctx);
             timer::rescue(ctx);
-            set_timer(ctx, Now::read());
+            let now = holding::begin(ctx);
+            set_timer(ctx, now);
         }
     }
 }

@@ -3,6 +3,7 @@
 mod attacks;
 mod bad_disk;
 mod bad_input;
+mod clock_steps;
 mod commands;
 mod common;
 mod console;

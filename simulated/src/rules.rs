@@ -8,6 +8,7 @@ use crate::asked::Asked;
 use crate::redis::{Bytes, Happening, Node, node};
 use crate::resp::Reply;
 use crate::server::Role;
+use crate::server::clock::Now;
 use crate::state::owed::OnBehalf;
 use crate::state::{self, Recipient, Stage, State};
 use crate::truth::{self, Seen};
@@ -38,6 +39,8 @@ pub const NO_RE_ENTRY: &str = "a request with NEW is granted to nobody who holds
 pub const TOKENS: &str = "a token is greater than all before it, and belongs to one owner";
 /// Leases.
 pub const LEASE: &str = "a lease never ends before its time";
+/// Steps of the clock.
+pub const STEPPED: &str = "a hold that is tied is never lost by a step of the clock: what was left of it stays left";
 /// Watchdogs.
 pub const WATCHED: &str = "the server renews what is watched as long as the connection lives";
 /// Confirmed deadlines.
@@ -119,6 +122,9 @@ struct Belief {
     tie: Option<Tie>,
     /// With `REPLICAS`: the latest deadline that they can have confirmed; `None`: what it has at the end of this turn.
     known: Option<u64>,
+    /// It was tied when the clock stepped for the last time: where its deadline is to be now, until it was seen.
+    follows: Option<u64>,
+    has_stepped: bool,
     doubts: Doubts,
     /// The connection that was told, in the turn in which it was: whoever ends it himself in that very turn (`QUIT`,
     /// `CLIENT KILL` of himself) is told of a grant that is then taken back.
@@ -404,6 +410,10 @@ pub struct Judge {
     set_back: u64,
     steps_back: usize,
     has_stepped: bool,
+    /// What was asked since the clock stepped for the last time, or not answered by then.
+    asked_since: Vec<Asked>,
+    /// It stepped where nothing could be written: then deadlines may be those that were asked for, and not those that are.
+    is_rough: bool,
     /// Which connections anybody has asked to tie a hold to.
     asked_ties: BTreeMap<Hold, BTreeMap<u64, usize>>,
     /// Holds that a session was told it is tied to no more, and how often one of that owner and key.
@@ -510,6 +520,27 @@ impl Judge {
         let waits = self.waits.iter_mut().chain(&mut self.unheard).chain(cancelled);
         for open in open.chain(waits.map(|wait| &mut wait.open)) {
             open.at = open.at.saturating_add_signed(ms.min(0));
+        }
+        let undecided: Vec<Asked> = self.undecided().map(|(.., asked)| asked.clone()).collect();
+        self.asked_since = undecided.into_iter().chain(self.silent.iter().map(|(_, asked)| asked.clone())).collect();
+        self.is_rough |= self.before.1 || node(|node| is_refusing(node) || node.is_paused());
+        let before = node(|node| node.millis()).saturating_add_signed(-ms);
+        // What is tied goes along.
+        for ((db, key, owner), belief) in &mut self.beliefs {
+            // What was over where nothing could be written ends as soon as anything can.
+            if belief.follows.is_some_and(|at| at < before) {
+                (belief.follows, belief.deadline) = (Some(0), Some(0));
+                continue;
+            }
+            if state::with(|state| state.ties.client_of(*db, key, owner).is_some()) {
+                let moved = |at: u64| at.saturating_add_signed(ms);
+                (belief.promised, belief.renewed) = (moved(belief.promised), moved(belief.renewed));
+                (belief.deadline, belief.known) = (belief.deadline.map(moved), belief.known.map(moved));
+                if let Some(tie) = &mut belief.tie {
+                    tie.confirmed = tie.confirmed.map(moved);
+                }
+                (belief.follows, belief.has_stepped) = (belief.deadline, true);
+            }
         }
         if ms < 0 {
             // What had run out and was not removed yet is there again.
@@ -657,6 +688,7 @@ impl Judge {
                     }
                     self.place += runs.len();
                     self.asked_now.extend(runs.iter().map(|asked| asked.owner.clone()));
+                    self.asked_since.extend_from_slice(&runs);
                     self.fences.extend(runs.iter().filter_map(|asked| asked.fence));
                     // What its owner gives back before the loss was noticed, he is not told to have lost.
                     let gives_back = |asked: &&Asked| asked.command.ends_with("release") || asked.command == "cancel";
@@ -732,8 +764,13 @@ impl Judge {
                 Happening::RoleChanged => {
                     lasting.push((place, Cause::Role));
                     self.is_muddled = true;
-                    // Ties end with it.
-                    self.beliefs.values_mut().for_each(|belief| belief.tie = None);
+                    // Ties end with it, and keys that have not followed the clock yet stay as they are.
+                    for belief in self.beliefs.values_mut() {
+                        belief.tie = None;
+                        if belief.follows.take().is_some() {
+                            (belief.promised, belief.deadline) = (0, Some(0));
+                        }
+                    }
                 }
                 Happening::Unblocked(_) => {}
             }
@@ -1318,7 +1355,21 @@ impl Judge {
         let renewed = before.as_ref().map_or(0, |it| it.renewed).max(if tied { open.at } else { 0 });
         self.beliefs.insert(
             hold,
-            Belief { token, since, seen, promised, deadline, renewed, limit, tie, known, doubts, told_now },
+            Belief {
+                token,
+                since,
+                seen,
+                promised,
+                deadline,
+                renewed,
+                limit,
+                tie,
+                known,
+                follows: None,
+                has_stepped: before.as_ref().is_some_and(|it| it.has_stepped),
+                doubts,
+                told_now,
+            },
         );
     }
 
@@ -1389,6 +1440,13 @@ impl Judge {
         let undecided: Vec<(Place, u64, Asked)> = undecided.collect();
         let unheard: Vec<Asked> = self.undecided().map(|(.., asked)| asked.clone()).filter(Asked::ties).collect();
         let several = self.unheard_of_several();
+        let is_still = node(|node| is_refusing(node) || node.is_paused()) || self.before.1;
+        let lags = |(db, key, owner): &Hold| {
+            state::with(|state| {
+                let is_tied = state.ties.client_of(*db, key, owner).is_some();
+                state.ties.lags_of(*db, key, owner) || is_tied && state.seems_stepped(Now::read())
+            })
+        };
         for (hold, belief) in &mut self.beliefs {
             let (db, key, owner) = hold;
             let tied = belief.tie();
@@ -1487,12 +1545,29 @@ impl Judge {
                     ended.push(hold.clone());
                     continue;
                 }
-                if let Some(at) = holder.deadline.filter(|at| *at < belief.promised) {
+                // (One that is over by now is ended as soon as anything may be written.)
+                let lags = lags(hold) || belief.follows.is_some_and(|at| is_still || at < now);
+                if let Some(at) = holder.deadline.filter(|at| *at < belief.promised && !lags) {
                     if !causes().any(owns) {
                         let what = format!("{}: until {at}, promised {}", show(hold), belief.promised);
-                        return Err(Violation::new(LEASE, what));
+                        let rule = if belief.has_stepped { STEPPED } else { LEASE };
+                        return Err(Violation::new(rule, what));
                     }
                     belief.promised = at;
+                }
+                if let Some(at) = belief.follows.take_if(|_| !lags)
+                    && holder.deadline.is_some_and(|later| later > at)
+                    && tied.is_some_and(|tie| !tie.watchdog && !tie.is_unsure)
+                    && !causes().any(owns)
+                    && !may_be_any
+                    && !self.is_rough
+                    && !self.asked_since.iter().any(|asked| asked.concerns(key, owner))
+                {
+                    let what = format!("{}: until {:?}, and not {at}", show(hold), holder.deadline);
+                    return Err(Violation::new(STEPPED, what));
+                }
+                if lags {
+                    continue;
                 }
                 belief.deadline = holder.deadline;
                 if confirms || belief.known.is_none() {
@@ -1517,9 +1592,25 @@ impl Judge {
                 continue;
             }
             let found: Vec<&Cause> = causes().filter(gone).map(|(_, cause)| cause).collect();
+            // Where nothing may be written, its key can't follow the clock yet.
+            if lags(hold) {
+                continue;
+            }
+            // What another node may serve is not written anew here, and what others have written is left as it is. Whoever
+            // gives up one of several that were granted together means all, whatever their tokens are by now.
+            let gives_up = |(_, cause): &(Place, Cause)| match cause {
+                Cause::Own(asked, on, _) => on == db && asked.command == "cancel" && asked.owner == *owner,
+                _ => false,
+            };
+            let may_be_left = node(|node| node.slots.is_some()) || may_be_any || causes().any(gives_up);
+            if found.is_empty() && belief.has_stepped && may_be_left {
+                ended.push(hold.clone());
+                continue;
+            }
             if found.is_empty() && !is_over {
                 let what = format!("{} under {}: {seen:?}", show(hold), belief.token);
-                return Err(Violation::new(KEPT, what));
+                let rule = if belief.has_stepped { STEPPED } else { KEPT };
+                return Err(Violation::new(rule, what));
             }
             // Where replicas have confirmed promptly for a lease, each renewal counts.
             let is_confirmed_in_time = |tie: Tie| tie.lease >= 400 && mono > self.slow_at + (tie.lease + CALM) * 1000;
@@ -1732,7 +1823,8 @@ impl Judge {
             return Err(Violation::new(TOKENS, what));
         }
         for (key, before) in &self.carried {
-            if let Some(now) = carried.get(key).filter(|now| *now < before) {
+            // (What is written anew after a step of the clock carries the tokens of those who hold.)
+            if let Some(now) = carried.get(key).filter(|now| *now < before && !self.has_stepped) {
                 let what = format!("{} carries {now} after {before}", key.1.escape_ascii());
                 return Err(Violation::new(TOKENS, what));
             }
@@ -1848,6 +1940,10 @@ impl Judge {
         self.read_in_time()?;
         if node(|node| is_refusing(node) || node.is_paused() || node.clients.values().any(|it| it.is_deaf)) {
             return Ok(());
+        }
+        let lags = state::with(|state| state.ties.any_lags() || state.seems_stepped(Now::read()));
+        if node(|node| node.role == Role::Master) && lags {
+            return Err(Violation::new(STEPPED, "a key has yet to follow"));
         }
         self.all_answered()?;
         if crate::redis::turn::wakes_at() > node(|node| node.clock.mono) {

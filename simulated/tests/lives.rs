@@ -1142,3 +1142,65 @@ fn c4_a_cycle_of_readers() {
         "DEADLOCK",
     );
 }
+
+/// What is tied has as much left after a step of the clock as before it, whoever asks for it meanwhile, and wherever nothing
+/// can be written.
+#[test]
+fn what_is_tied_goes_along_with_a_step() {
+    for by in ["60000", "-60000", "200"] {
+        for flag in ["WATCHDOG", "EPHEMERAL", "SESSION $s"] {
+            is_mended(&format!(
+                "a LOCK.ACQUIRE k o {flag}
+                 b LOCK.ACQUIRE k p WAIT 0
+                 +20
+                 !clock {by}
+                 c LOCK.ACQUIRE k q
+                 +400
+                 a LOCK.RELEASE k o"
+            ));
+        }
+        is_mended(&format!(
+            "a LOCK.ACQUIRE k o WATCHDOG
+             a CONFIG SET min-replicas-to-write 1
+             +20
+             !clock {by}
+             +400
+             !clock {by}
+             +400
+             a CONFIG SET min-replicas-to-write 0
+             b LOCK.ACQUIRE k p
+             +400"
+        ));
+    }
+    // 1039626. The key expires, and the clock is set back before anything else happens.
+    is_mended(
+        "c LOCK.ACQUIRE k o SESSION $s
+         +3
+         c PERSIST k
+         !clock 60000
+         +3
+         !clock -60000
+         +400",
+    );
+}
+
+/// Seeds 3210, 11606: what is written anew keeps the limit that is left.
+#[test]
+fn what_is_written_anew_keeps_its_limit() {
+    is_mended(
+        "c LOCK.ACQUIRE k a SHARED WATCHDOG
+         c LOCK.ACQUIRE k b LIMIT 2 WATCHDOG
+         +3
+         !clock 60000
+         d LOCK.ACQUIRE k c LIMIT 3
+         +400",
+    );
+    is_mended(
+        "d LOCK.ACQUIRE k a LIMIT 3 EPHEMERAL
+         a LOCK.ACQUIRE k b LEASE 3600001 LIMIT 2
+         +3
+         !clock 60000
+         c LOCK.ACQUIRE k c SHARED
+         +400",
+    );
+}

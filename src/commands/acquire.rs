@@ -109,7 +109,7 @@ impl<'a> Asking<'a> {
             wait,
             waited: options.waited(),
             terms,
-            now: Now::read(),
+            now: holding::begin(ctx),
             request: OnceCell::new(),
         }
     }

@@ -1,8 +1,8 @@
 //! `LOCK.CANCEL`
 
 use super::args::{self, Options, Word};
+use crate::holding;
 use crate::lock::LockKey;
-use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call};
@@ -32,7 +32,7 @@ impl Command for Cancel {
         let (name, owner) = args::of_one::<Self>(call, &mut options)?;
         let session = args::session(call, &options)?;
         let key = LockKey::new(call.ctx.db(), name.bytes());
-        let any = waiting::cancel(call.ctx, session, owner.as_text(), &key, Now::read());
+        let any = waiting::cancel(call.ctx, session, owner.as_text(), &key, holding::begin(call.ctx));
         Ok(call.ctx.reply_integer(u64::from(any)))
     }
 }

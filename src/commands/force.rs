@@ -4,7 +4,6 @@ use super::args;
 use crate::holding::{self, WRONGTYPE};
 use crate::keyspace::Lock;
 use crate::server::Call;
-use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::serving::serve_lock;
@@ -29,7 +28,8 @@ impl Command for Force {
 
     fn run(call: Call) -> Result<Replied, String> {
         let name = args::key(call, 1)?;
-        let now = Now::read();
+        let now = holding::begin(call.ctx);
+        holding::end_broken(call.ctx, name, now);
         let mut lock = Lock::look_as_nobody(call.ctx, name, now.millis()).map_err(|_| WRONGTYPE)?;
         let lost = holding::end_all(&mut lock, now) as u64;
         drop(lock);

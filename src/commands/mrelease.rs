@@ -2,10 +2,10 @@
 
 use super::args::{self, Options, Word};
 use super::release::{give_back, settle_in_flight};
-use crate::holding::look_all;
+use crate::holding::{self, look_all};
 use crate::lock::LockKey;
 use crate::lock::serve::Change;
-use crate::server::clock::{Now, Slice};
+use crate::server::clock::Slice;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call};
@@ -34,7 +34,7 @@ impl Command for Mrelease {
         let mut options = Options::default();
         let (names, owner) = args::of_several::<Self>(call, &mut options)?;
 
-        let now = Now::read();
+        let now = holding::begin(call.ctx);
         let ctx = call.ctx;
         let mut locks = look_all(ctx, &names, owner.as_text(), now)?;
         settle_in_flight(ctx, &names, owner.as_text(), &options, now)?;

@@ -2,8 +2,8 @@
 
 use super::args::{self, Word};
 use super::owner;
+use crate::holding;
 use crate::server::Call;
-use crate::server::clock::Now;
 use crate::server::commands::{Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::state::Reading;
@@ -41,7 +41,7 @@ fn next(call: Call) -> Result<Replied, String> {
     if !owner::is_connection(ctx) {
         return Err("ERR LOCK.NEXT reads the events of a connection, and a script has none of its own".into());
     }
-    let now = Now::read();
+    let now = holding::begin(ctx);
     let reading = Reading { most: options.count.unwrap_or(SHOWN), signs: options.signs, asked: now.millis() };
     waiting::read_next(ctx, ctx.client_id(), reading, options.wait(), now)
 }

@@ -40,8 +40,8 @@ impl Command for Release {
         let mut options = Options::default();
         let (name, owner) = args::of_one::<Self>(call, &mut options)?;
 
-        let now = Now::read();
         let ctx = call.ctx;
+        let now = holding::begin(ctx);
         holding::end_broken(ctx, name, now);
         settle_in_flight(ctx, &[name], owner.as_text(), &options, now)?;
         let mut lock = Lock::look(ctx, name, owner.as_text(), now.millis()).map_err(|_| WRONGTYPE)?;
@@ -87,7 +87,7 @@ pub(super) fn give_back(lock: &mut Lock, owner: TextRef, options: &Options, now:
         state::with(|state| state.in_flight.gave_one_back(lock.db(), lock.name().bytes(), owner.bytes()));
     }
     match options.lease {
-        None => lock.lower(owner, holds),
+        None => holding::lower(lock, owner, holds),
         Some(lease) => {
             let (own, deadline) = (lock.own()?, Deadline::after(now.millis(), lease));
             holding::change(lock, owner, &own, &Hold { holds, deadline, ..own }, now);

@@ -61,7 +61,7 @@ pub(super) fn renew_all(
     answer: impl FnOnce(Vec<Option<Token>>) -> Option<Answer>,
 ) -> Result<Replied, String> {
     let (client, on_behalf) = args::asker(call, options)?;
-    let (ctx, now, terms) = (call.ctx, Now::read(), options.terms());
+    let (ctx, now, terms) = (call.ctx, holding::begin(call.ctx), options.terms());
     let request = || {
         let keys = names.iter().map(|name| LockKey::new(ctx.db(), name.bytes())).collect();
         let purpose = Purpose::Renew { terms, token: options.token, fence: options.fence };

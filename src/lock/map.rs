@@ -64,6 +64,11 @@ impl<K, V> Map<K, V> {
         self.whole.values().chain(self.parts.iter().flat_map(HashMap::values))
     }
 
+    /// All entries, their values to be changed.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (&K, &mut V)> {
+        self.whole.iter_mut().chain(self.parts.iter_mut().flatten())
+    }
+
     /// All values; each table is freed when it is empty.
     pub fn into_values(self) -> IntoValues<K, V> {
         let parts = self.parts.into_iter().flat_map(HashMap::into_values as TakeValues<K, V>);

@@ -53,6 +53,14 @@ impl Deadline {
         matches!(self, Self::At(at) if now > at)
     }
 
+    /// The same moment by a clock that has stepped by so many ms.
+    pub fn stepped(self, by: i64) -> Self {
+        match self {
+            Self::At(at) => Self::At(at.saturating_add_signed(by)),
+            Self::Never => self,
+        }
+    }
+
     /// Milliseconds left; `None` if it never ends.
     pub fn remaining(self, now: Millis) -> Option<Millis> {
         match self {

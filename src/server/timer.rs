@@ -119,12 +119,16 @@ pub fn rescue(ctx: Ctx) {
     });
     let before = TIMERS.with(|timers| std::mem::replace(&mut timers.pending, pending));
     if pending.iter().zip(before).any(|(now, before)| now.is_some() && *now == before) {
-        // Whichever the server waits for is among them.
-        stop(ctx, Timer::Work);
-        stop(ctx, Timer::Ask);
-        wake(ctx, Timer::Work, THIS_TURN);
-        wake(ctx, Timer::Ask, THIS_TURN);
+        restart(ctx);
     }
+}
+
+/// Lets all timers fire in this turn: whichever the server waits for is among them.
+pub fn restart(ctx: Ctx) {
+    stop(ctx, Timer::Work);
+    stop(ctx, Timer::Ask);
+    wake(ctx, Timer::Work, THIS_TURN);
+    wake(ctx, Timer::Ask, THIS_TURN);
 }
 
 /// Stops a timer.

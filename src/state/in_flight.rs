@@ -247,6 +247,16 @@ impl InFlight {
         *self = Self { next_id: self.next_id, ..Self::default() };
     }
 
+    /// The server's clock has stepped by so many ms, and holds that are tied go along.
+    pub fn stepped(&mut self, by: i64, is_tied: impl Fn(i32, &[u8], &Owner, Token) -> bool) {
+        for (_, (grant, _)) in self.by_id.iter_mut() {
+            let (db, owner) = (grant.home.get(), &grant.owner);
+            for hold in grant.holds.iter_mut().filter(|hold| is_tied(db, &hold.name, owner, hold.token)) {
+                hold.deadline = hold.deadline.stepped(by);
+            }
+        }
+    }
+
     /// Two databases were swapped, and their locks with them. (The homes of the grants follow by themselves.)
     pub fn swap(&mut self, one: i32, other: i32) {
         self.by_hold.swap(one, other);

@@ -30,7 +30,7 @@ use crate::lock::serve::{Agenda, Change};
 use crate::lock::{Deadline, LockKey, Millis, Queue, Token, Waiter, WaiterId};
 use crate::server::MainThread;
 use crate::server::blocked::Blocked;
-use crate::server::clock::Now;
+use crate::server::clock::{Now, steady_millis};
 use std::collections::VecDeque;
 
 /// All of these tables.
@@ -60,6 +60,27 @@ pub struct State {
     pub sweep: Sweep,
     /// What this server left undecided when its role changed.
     pub undecided: Undecided,
+    /// How far the server's clock is ahead of one that takes no steps, in ms. Known while it matters.
+    ahead: Option<i64>,
+}
+
+/// The server's clock has stepped if it is so many ms away from where it was, by a clock that takes no steps.
+const STEP: u64 = 100;
+
+/// How far the server's clock is ahead of the one that takes no steps.
+fn ahead(now: Now, steady: Millis) -> i64 {
+    now.millis().cast_signed().saturating_sub(steady.cast_signed())
+}
+
+/// The same, read so that nothing comes between the two clocks.
+fn ahead_now() -> i64 {
+    let read = || {
+        let steady = steady_millis();
+        (ahead(Now::read(), steady), steady_millis().saturating_sub(steady))
+    };
+    let mut readings = std::iter::repeat_with(read).take(100);
+    let first = read();
+    readings.find(|(_, took)| *took <= 1).unwrap_or(first).0
 }
 
 /// The part of a lock that has expired.
@@ -157,8 +178,39 @@ impl State {
         self.call_reader(tie.client);
     }
 
+    /// Takes note of the time. Returns whether the server's clock has stepped since the last time: then the deadlines of
+    /// tied holds have gone along, and sessions' times.
+    pub fn has_stepped(&mut self, now: Now) -> bool {
+        if self.ties.is_empty() && self.sessions.is_empty() {
+            self.ahead = None;
+            return false;
+        }
+        let before = *self.ahead.get_or_insert_with(ahead_now);
+        if !self.seems_stepped(now) {
+            return false;
+        }
+        let is = ahead_now();
+        let by = is.saturating_sub(before);
+        if by.unsigned_abs() < STEP {
+            return false; // The thread stood still between its two readings.
+        }
+        self.ahead = Some(is);
+        let ties = &self.ties;
+        self.in_flight.stepped(by, |db, name, owner, token| ties.of(db, name, owner, Some(token)).is_some());
+        self.ties.stepped(by);
+        self.sessions.stepped(by);
+        self.owed.stepped(by);
+        true
+    }
+
+    /// Whether the server's clock seems to have stepped since [`State::has_stepped`] was asked.
+    pub fn seems_stepped(&self, now: Now) -> bool {
+        self.ahead.is_some_and(|before| ahead(now, steady_millis()).abs_diff(before) >= STEP)
+    }
+
     /// Ties a hold, as [`Ties::tie`] does.
     pub fn tie(&mut self, new: NewTie, now: Millis) -> Option<ties::Before> {
+        self.ahead.get_or_insert_with(ahead_now);
         let client = new.client;
         let other = self.ties.tie(new, now);
         self.hurry_reader(client, now);

@@ -302,6 +302,21 @@ impl<B> Owed<B> {
         }
     }
 
+    /// The server's clock has stepped by so many ms: those who read their events are answered when they would have been.
+    pub fn stepped(&mut self, by: i64) {
+        let moved = |at: Millis| at.saturating_add_signed(by);
+        for (ticket, pending) in self.pending.iter_mut() {
+            let Stage::Reading(reading, until) = &mut pending.stage else { continue };
+            reading.asked = moved(reading.asked);
+            if let Some(until) = until
+                && self.timeouts.remove(&(*until, *ticket))
+            {
+                *until = moved(*until);
+                self.timeouts.insert((*until, *ticket));
+            }
+        }
+    }
+
     /// Whether a blocked client is to be answered.
     pub fn is_ending(&self) -> bool {
         !self.ending.is_empty()

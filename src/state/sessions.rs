@@ -248,6 +248,11 @@ impl Sessions {
         self.by_client.get_or_insert_with(client, Session::default);
     }
 
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.by_client.is_empty()
+    }
+
     /// Whether a connection is a session.
     pub fn is_open(&self, client: u64) -> bool {
         self.by_client.contains_key(&client)
@@ -444,6 +449,24 @@ impl Sessions {
         let (_, client) = *self.silences.first().filter(|(at, _)| *at <= now)?;
         self.expect(client, None);
         Some(client)
+    }
+
+    /// The server's clock has stepped by so many ms: sessions go along, with what they were granted, which is tied.
+    pub fn stepped(&mut self, by: i64) {
+        let moved = |at: Millis| at.saturating_add_signed(by);
+        self.silences.clear();
+        for (client, session) in self.by_client.iter_mut() {
+            session.silent_at = session.silent_at.map(moved);
+            self.silences.extend(session.silent_at.map(|at| (at, *client)));
+            if let Some(reader) = &mut session.reader {
+                reader.until = reader.until.map(moved);
+            }
+            for (event, _) in session.mail.values_mut() {
+                if let Kind::Granted(_, deadline) = &mut event.kind {
+                    *deadline = deadline.stepped(by);
+                }
+            }
+        }
     }
 
     /// A session is being told that its next question will be answered within `pace` ms.

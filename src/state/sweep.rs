@@ -51,6 +51,12 @@ impl Sweep {
         self.db.is_none_or(|it| it == db)
     }
 
+    /// Whether a tie of a database is still to be looked at, in this pass or the next.
+    pub fn is_to_pass(&self, db: i32, tie: TieId) -> bool {
+        let is_now = self.concerns(db) && self.ties.is_some_and(|(from, end)| from <= tie && tie < end);
+        is_now || self.next.is_some_and(|(next, (_, end))| next.is_none_or(|it| it == db) && tie < end)
+    }
+
     /// Where to continue among the waiters.
     pub fn waiters(&self) -> Option<(WaiterId, WaiterId)> {
         self.waiters

@@ -6,7 +6,7 @@
 
 use super::owed::OnBehalf;
 use super::{ConfirmationId, Why};
-use crate::lock::{Deadline, KeyMap, LockKey, Map, Millis, Owner, Token};
+use crate::lock::{Deadline, KeyMap, Limit, LockKey, Map, Millis, Owner, Token};
 use foldhash::HashMap;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -49,6 +49,10 @@ pub struct Tie {
     pub lease: Millis,
     /// How many replicas must have a renewal before it counts.
     pub replicas: u32,
+    /// The hold count, and the limit of the lock: should the key expire only because the clock steps, it is written anew.
+    pub holds: u64,
+    /// See `holds`.
+    pub limit: Limit,
     /// The end of the hold's lease, as far as this module knows.
     deadline: Deadline,
     /// What replicas have of it, if it needs any.
@@ -100,6 +104,10 @@ pub struct NewTie {
     pub replicas: u32,
     /// The end of the hold's lease. If replicas are needed, they have it.
     pub deadline: Deadline,
+    /// The hold count.
+    pub holds: u64,
+    /// The limit of the lock.
+    pub limit: Limit,
     /// The token of the request, if that may have been granted several locks.
     pub together: Option<Token>,
 }
@@ -144,6 +152,11 @@ impl Tie {
         self.confirmed.map_or(self.deadline, |confirmed| confirmed.deadline.min(self.deadline))
     }
 
+    /// The end of the lease, as the key says it.
+    pub fn deadline(&self) -> Deadline {
+        self.deadline
+    }
+
     /// Whether replicas are being asked about a renewal; the next one waits for that.
     pub fn is_being_confirmed(&self) -> bool {
         self.confirmed.is_some_and(|confirmed| confirmed.asked.is_some())
@@ -154,6 +167,16 @@ impl Tie {
         match self.end() {
             Deadline::At(at) => Some(at.saturating_add(1)),
             Deadline::Never => None,
+        }
+    }
+
+    /// The clock has stepped: what was left stays left.
+    fn stepped(&mut self, by: i64) {
+        self.deadline = self.deadline.stepped(by);
+        self.due = self.due.map(|due| due.saturating_add_signed(by));
+        if let Some(Confirmed { deadline, asked }) = &mut self.confirmed {
+            *deadline = deadline.stepped(by);
+            *asked = asked.map(|(id, since)| (id, since.stepped(by)));
         }
     }
 
@@ -198,6 +221,8 @@ struct Tables {
     ended_groups: VecDeque<Token>,
     /// Those that were due and not renewed because their session reads nothing, by connection.
     unread: BTreeMap<u64, BTreeSet<TieId>>,
+    /// Those whose key has yet to follow steps of the clock, and by how many ms.
+    lagging: BTreeMap<TieId, i64>,
 }
 
 /// All ties.
@@ -228,6 +253,7 @@ impl Tables {
 
     fn remove(&mut self, id: TieId) -> Option<Tie> {
         let tie = self.by_id.remove(&id)?;
+        self.lagging.remove(&id);
         if let Some(due) = tie.due {
             self.due.remove(&(due, id));
         }
@@ -339,8 +365,10 @@ impl Ties {
         if keeps && new.replicas == 0 {
             return None; // A lease for once, or a hold more: what the tie promises stays.
         }
+        let lag = self.id(new.key.db, &new.key.name, &new.owner).and_then(|id| self.live.lagging.get(&id).copied());
         let before = self.untie(new.key.db, &new.key.name, &new.owner);
         let of_hold = before.as_ref().filter(|it| it.token == new.token);
+        let lag = lag.filter(|_| of_hold.is_some());
         let (mut tying, mut together) = (new.tying, new.together);
         let lease = of_hold.filter(|_| keeps).map_or(new.lease, |it| it.lease);
         if let Some(before) = of_hold {
@@ -361,6 +389,8 @@ impl Ties {
             token: new.token,
             lease,
             replicas: new.replicas,
+            holds: new.holds,
+            limit: new.limit,
             deadline: new.deadline,
             confirmed: (new.replicas > 0).then_some(Confirmed { deadline: new.deadline, asked: None }),
             together,
@@ -370,6 +400,7 @@ impl Ties {
         };
         let (id, client, token) = (self.next_id(), tie.client, tie.token);
         self.add(tie, now);
+        self.live.lagging.extend(lag.map(|by| (id, by)));
         if keeps {
             self.deadline_moved(id, new.deadline, now);
         }
@@ -534,9 +565,62 @@ impl Ties {
         self.live.set_due(id, due);
     }
 
+    /// The hold of `owner`, if it is tied, has this count now.
+    pub fn counted(&mut self, (db, name, owner): (i32, &[u8], &[u8]), holds: u64) {
+        let id = self.id(db, name, owner);
+        if let Some(tie) = id.and_then(|id| self.live.by_id.get_mut(&id)) {
+            tie.holds = holds;
+        }
+    }
+
+    /// The server's clock has stepped by so many ms: all ties go along, and their keys have to follow.
+    pub fn stepped(&mut self, by: i64) {
+        let Tables { by_id, by_client, due, lagging, .. } = &mut self.live;
+        by_id.values_mut().for_each(|tie| tie.stepped(by));
+        for (_, ranks) in by_client.iter_mut() {
+            *ranks = ranks.iter().filter_map(|(.., id)| Some(by_id.get(id)?.rank(*id))).collect();
+        }
+        *due = by_id.iter().filter_map(|(id, tie)| Some((tie.due?, *id))).collect();
+        for (id, _) in by_id.iter() {
+            let lag = lagging.entry(*id).or_default();
+            *lag = lag.saturating_add(by);
+        }
+    }
+
+    /// Whether any key has yet to follow a step of the clock.
+    pub fn any_lags(&self) -> bool {
+        !self.live.lagging.is_empty()
+    }
+
+    /// Whether the key of this tie has.
+    pub fn lags(&self, id: TieId) -> bool {
+        self.live.lagging.contains_key(&id)
+    }
+
+    /// Whether the key of the hold of `owner` has.
+    pub fn lags_of(&self, db: i32, name: &[u8], owner: &[u8]) -> bool {
+        self.id(db, name, owner).is_some_and(|id| self.lags(id))
+    }
+
+    /// The next tie whose key has; of this lock, if one is named.
+    pub fn next_lagging(&self, of: Option<(i32, &[u8])>) -> Option<TieId> {
+        let Some((db, name)) = of else { return self.live.lagging.keys().next().copied() };
+        self.live.by_hold.get(db, name)?.values().copied().find(|id| self.lags(*id))
+    }
+
+    /// The key of a tie is about to follow. Returns the tie and by how many ms; `None` if others have just touched it.
+    pub fn follows(&mut self, id: TieId) -> Option<(Tie, i64)> {
+        let by = self.live.lagging.remove(&id)?;
+        let is_touched = self.doubtful.get(&id).is_some_and(|why| *why != Why::Expired);
+        Some((self.get(id).filter(|_| !is_touched)?.clone(), by))
+    }
+
     /// Somebody else gave a tied hold another deadline. Its end must not be missed, but that is no reason to renew it
-    /// earlier.
+    /// earlier. (A key that has yet to follow a step of the clock says nothing.)
     pub fn deadline_seen(&mut self, id: TieId, deadline: Deadline) {
+        if self.lags(id) {
+            return;
+        }
         self.live.change(id, |tie| tie.moved(deadline));
         let Some(tie) = self.get(id) else { return };
         let due = tie.due.into_iter().chain(tie.over()).min();
@@ -644,7 +728,7 @@ impl Ties {
 
     /// Whether there is work to do at once.
     pub fn has_work(&self) -> bool {
-        !(self.ended.is_empty() && self.retired.is_empty() && self.doubtful.is_empty())
+        !(self.ended.is_empty() && self.retired.is_empty() && self.doubtful.is_empty()) || self.any_lags()
     }
 
     /// Whether there are ties that ended with this server's role.
@@ -727,8 +811,11 @@ impl Ties {
 
     /// Somebody else wrote a lock, or a part of it expired: the ties of its holds must be verified.
     pub fn doubt(&mut self, db: i32, name: &[u8], why: Why) {
-        let ids = self.live.by_hold.get(db, name).into_iter().flat_map(|it| it.values());
-        self.doubtful.extend(ids.map(|id| (*id, why)));
+        for id in self.live.by_hold.get(db, name).into_iter().flat_map(|it| it.values()) {
+            // What somebody has written may expire in the same turn.
+            let before = self.doubtful.entry(*id).or_insert(why);
+            *before = if why == Why::Expired { *before } else { why };
+        }
     }
 
     /// Marks one tie to be verified.
@@ -793,6 +880,7 @@ impl Ties {
         });
         each && leases
             && unread
+            && it.lagging.keys().all(|id| it.by_id.contains_key(id))
             && holds == it.by_id.len()
             && clients
             && due == it.due.len()

@@ -1,7 +1,7 @@
 //! When a session has to hear that it is alive.
 
 use super::{key, owner};
-use crate::lock::{Deadline, Millis};
+use crate::lock::{Deadline, Limit, Millis};
 use crate::server::callbacks::Ticket;
 use crate::state::owed::OnBehalf;
 use crate::state::sessions::{Reader, pace};
@@ -14,7 +14,20 @@ fn tie(number: u8, lease: Millis, watchdog: bool) -> NewTie {
     let tying = Tying { watchdog, ephemeral: !watchdog };
     let (key, owner, deadline) = (key(number), owner(number), Deadline::At(NOW + lease));
     let on_behalf = OnBehalf::Session;
-    NewTie { client: SESSION, on_behalf, tying, key, owner, token: 1, lease, replicas: 0, deadline, together: None }
+    NewTie {
+        client: SESSION,
+        on_behalf,
+        tying,
+        key,
+        owner,
+        token: 1,
+        lease,
+        replicas: 0,
+        deadline,
+        holds: 1,
+        limit: Limit::MUTEX,
+        together: None,
+    }
 }
 
 /// The state with a session whose reader is to be told at this time that it is alive.

@@ -1,7 +1,7 @@
 //! Mailboxes: the counters are what is stored, each event is read once, and nothing is left of what was cancelled.
 
 use super::{TERMS, granted as grant, key, owner};
-use crate::lock::{Deadline, LockKey, Token};
+use crate::lock::{Deadline, Limit, LockKey, Token};
 use crate::server::callbacks::Ticket;
 use crate::server::clock::Now;
 use crate::state::owed::{About, OnBehalf, Purpose};
@@ -216,7 +216,23 @@ fn give_up(sessions: &mut Sessions, ties: &mut Ties) -> Vec<GrantId> {
 fn loses(sessions: &mut Sessions, ties: &mut Ties, of: u8, token: Token, together: Option<Token>) {
     let (owner, deadline, on_behalf, tying) = (owner(1), Deadline::At(50), OnBehalf::Session, Tying::NONE);
     let (client, key, lease, replicas) = (1, key(of), 30, 0);
-    ties.tie(NewTie { client, on_behalf, tying, key, owner, token, lease, replicas, deadline, together }, 0);
+    ties.tie(
+        NewTie {
+            client,
+            on_behalf,
+            tying,
+            key,
+            owner,
+            token,
+            lease,
+            replicas,
+            deadline,
+            holds: 1,
+            limit: Limit::MUTEX,
+            together,
+        },
+        0,
+    );
     if let Some(token) = together {
         ties.granted_together(&super::owner(1), token, Rc::from([super::key(1), super::key(2)]));
     }

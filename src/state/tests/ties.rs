@@ -1,7 +1,7 @@
 //! Ties: each is in all its indices, or in none.
 
 use super::{key, owner};
-use crate::lock::{Deadline, LockKey};
+use crate::lock::{Deadline, Limit, LockKey};
 use crate::state::owed::OnBehalf;
 use crate::state::ties::{Before, Confirms};
 use crate::state::{ConfirmationId, NewTie, Tie, TieId, Ties, Tying, Why};
@@ -62,7 +62,20 @@ fn carry_out(ties: &mut Ties, act: Act) {
             let tying = Tying { watchdog, ephemeral: !watchdog };
             let (key, owner, deadline) = (place(key), owner(who), Deadline::At(50));
             let (on_behalf, together) = (OnBehalf::Session, watchdog.then_some(token));
-            let new = NewTie { client, on_behalf, tying, key, owner, token, lease, replicas: 0, deadline, together };
+            let new = NewTie {
+                client,
+                on_behalf,
+                tying,
+                key,
+                owner,
+                token,
+                lease,
+                replicas: 0,
+                deadline,
+                holds: 1,
+                limit: Limit::MUTEX,
+                together,
+            };
             ties.tie(new, 10);
         }
         Act::Untie { key, owner: who } => drop(ties.untie(place(key).db, &place(key).name, &owner(who))),
@@ -120,7 +133,20 @@ proptest! {
 fn tied(ties: &mut Ties, client: u64, token: u64, tying: Tying) -> Option<Tie> {
     let (key, owner, deadline) = (key(1), owner(1), Deadline::At(50));
     let (on_behalf, together) = (OnBehalf::Session, None);
-    let new = NewTie { client, on_behalf, tying, key, owner, token, lease: 30, replicas: 0, deadline, together };
+    let new = NewTie {
+        client,
+        on_behalf,
+        tying,
+        key,
+        owner,
+        token,
+        lease: 30,
+        replicas: 0,
+        deadline,
+        holds: 1,
+        limit: Limit::MUTEX,
+        together,
+    };
     match ties.tie(new, 0)? {
         Before::OtherHold(tie) => Some(tie),
         Before::Elsewhere(tie) => {
@@ -220,8 +246,20 @@ fn only_a_confirmation_moves_the_confirmed_deadline() {
     let (key, owner) = (key(1), owner(1));
     let (token, lease, deadline) = (7, 30, Deadline::At(30));
     let (on_behalf, together) = (OnBehalf::Session, None);
-    let new =
-        NewTie { client: 1, on_behalf, tying: WATCHED, key, owner, token, lease, replicas: 1, deadline, together };
+    let new = NewTie {
+        client: 1,
+        on_behalf,
+        tying: WATCHED,
+        key,
+        owner,
+        token,
+        lease,
+        replicas: 1,
+        deadline,
+        holds: 1,
+        limit: Limit::MUTEX,
+        together,
+    };
     ties.tie(new, 0);
     let id = ties.take_due(10).expect("it is due");
     let end = |ties: &Ties| ties.get(id).map(Tie::end);
@@ -254,7 +292,20 @@ fn what_was_granted_together() {
     let tie = |ties: &mut Ties, client: u64, number: u8, token: u64, together: Option<u64>| {
         let (key, owner, deadline) = (key(number), owner(1), Deadline::At(50));
         let (on_behalf, tying) = (OnBehalf::Session, WATCHED);
-        let new = NewTie { client, on_behalf, tying, key, owner, token, lease: 30, replicas: 0, deadline, together };
+        let new = NewTie {
+            client,
+            on_behalf,
+            tying,
+            key,
+            owner,
+            token,
+            lease: 30,
+            replicas: 0,
+            deadline,
+            holds: 1,
+            limit: Limit::MUTEX,
+            together,
+        };
         ties.tie(new, 0);
     };
     [1, 2, 3].into_iter().for_each(|number| tie(&mut ties, 1, number, 7, Some(7)));
@@ -283,7 +334,23 @@ fn what_was_granted_together_with_what_is_lost() {
     for key in keys.iter().cloned() {
         let (owner, deadline, on_behalf, together) = (owner(1), Deadline::At(50), OnBehalf::Session, Some(7));
         let (client, tying, token, lease, replicas) = (1, WATCHED, 7, 30, 0);
-        ties.tie(NewTie { client, on_behalf, tying, key, owner, token, lease, replicas, deadline, together }, 0);
+        ties.tie(
+            NewTie {
+                client,
+                on_behalf,
+                tying,
+                key,
+                owner,
+                token,
+                lease,
+                replicas,
+                deadline,
+                holds: 1,
+                limit: Limit::MUTEX,
+                together,
+            },
+            0,
+        );
     }
     ties.granted_together(&owner(1), 7, keys.clone());
     ties.untie(0, &key(1).name, &owner(1));
@@ -320,7 +387,23 @@ fn a_hundred_grants_of_several_locks_are_remembered_after_their_end() {
         for key in keys.iter().cloned() {
             let (owner, deadline, on_behalf) = (owner(1), Deadline::At(50), OnBehalf::Session);
             let (client, tying, lease, replicas, together) = (1, WATCHED, 30, 0, Some(token));
-            ties.tie(NewTie { client, on_behalf, tying, key, owner, token, lease, replicas, deadline, together }, 0);
+            ties.tie(
+                NewTie {
+                    client,
+                    on_behalf,
+                    tying,
+                    key,
+                    owner,
+                    token,
+                    lease,
+                    replicas,
+                    deadline,
+                    holds: 1,
+                    limit: Limit::MUTEX,
+                    together,
+                },
+                0,
+            );
         }
         ties.granted_together(&owner(1), token, keys.clone());
         keys.iter().for_each(|key| drop(ties.untie(0, &key.name, &owner(1))));
@@ -342,6 +425,8 @@ fn all_ties_of_a_lock_at_once() {
         lease: 30,
         replicas: 0,
         deadline: Deadline::At(50),
+        holds: 1,
+        limit: Limit::MUTEX,
         together: None,
     };
     assert_eq!((ties.len(), ties.is_empty()), (0, true));
@@ -438,7 +523,20 @@ fn what_is_sure() {
         let on_behalf = OnBehalf::Session;
         let together = None;
         ties.tie(
-            NewTie { client: 1, on_behalf, tying, key, owner, token: 7, lease, replicas, deadline, together },
+            NewTie {
+                client: 1,
+                on_behalf,
+                tying,
+                key,
+                owner,
+                token: 7,
+                lease,
+                replicas,
+                deadline,
+                holds: 1,
+                limit: Limit::MUTEX,
+                together,
+            },
             1000,
         );
         TieId(ties.next_id().0 - 1)
@@ -475,10 +573,56 @@ fn what_is_sure() {
         lease: 1000 + number,
         replicas: 0,
         deadline: Deadline::At(10_000),
+        holds: 1,
+        limit: Limit::MUTEX,
         together: None,
     };
     (0..999).for_each(|number| drop(ties.tie(of(number), 0)));
     assert_eq!(ties.sure(2, 0), 1000);
     ties.tie(of(999), 0);
     assert_eq!(ties.sure(2, 0), 0);
+}
+
+#[test]
+fn ties_go_along_with_a_step_of_the_clock() {
+    let mut ties = Ties::default();
+    let of = |name: u8, deadline: Deadline, replicas: u32| NewTie {
+        client: 1,
+        on_behalf: OnBehalf::Itself,
+        tying: WATCHED,
+        key: key(name),
+        owner: owner(1),
+        token: 7,
+        lease: 300,
+        replicas,
+        deadline,
+        holds: 2,
+        limit: Limit::MUTEX,
+        together: None,
+    };
+    ties.tie(of(1, Deadline::At(1_300), 0), 1_000);
+    ties.tie(of(2, Deadline::At(1_300), 1), 1_000);
+    ties.tie(of(3, Deadline::Never, 0), 1_000);
+    let ids = [TieId(0), TieId(1), TieId(2)];
+    assert!(!ties.any_lags() && !ties.has_work());
+    for by in [60_000, -20_000] {
+        ties.stepped(by);
+        assert!(ties.is_consistent() && ties.has_work() && ids.iter().all(|id| ties.lags(*id)));
+    }
+    let ends = ids.map(|id| ties.get(id).map(Tie::end));
+    assert_eq!(ends, [Deadline::At(41_300), Deadline::At(41_300), Deadline::Never].map(Some));
+    // They are renewed when they would have been, and last as long as they would have.
+    assert_eq!((ties.next_due(), ties.sure(1, 41_000)), (Some(41_100), 1_000));
+    // What a key says that has not followed yet is old.
+    ties.deadline_seen(ids[0], Deadline::At(1_300));
+    assert_eq!(ties.get(ids[0]).map(Tie::end), ends[0]);
+    // A hold that is tied to another connection has as far to go; one that others have just written stays.
+    ties.tie(NewTie { client: 2, ..of(1, Deadline::At(41_300), 0) }, 41_000);
+    assert_eq!(ties.next_lagging(Some((0, &key(1).name))), Some(TieId(3)));
+    assert_eq!(ties.follows(TieId(3)).map(|(tie, by)| (tie.holds, by)), Some((2, 40_000)));
+    ties.doubt(0, &key(2).name, Why::Changed);
+    ties.doubt(0, &key(2).name, Why::Expired);
+    assert!(ties.follows(ids[1]).is_none() && !ties.lags(ids[1]));
+    ties.remove(ids[2]);
+    assert!(!ties.any_lags() && ties.is_consistent());
 }

@@ -2,7 +2,7 @@
 
 use super::{TERMS, granted, home, key, owner};
 use crate::lock::serve::{Change, Job};
-use crate::lock::{Deadline, WaiterId};
+use crate::lock::{Deadline, Limit, WaiterId};
 use crate::server::clock::Now;
 use crate::state::owed::{About, OnBehalf, Ticket};
 use crate::state::sessions::Reader;
@@ -58,7 +58,20 @@ fn tied(state: &mut State, client: u64) -> Tie {
     let tying = Tying { watchdog: true, ephemeral: false };
     let (key, owner, deadline) = (key(1), owner(1), Deadline::At(50));
     let (on_behalf, together) = (OnBehalf::Session, None);
-    let new = NewTie { client, on_behalf, tying, key, owner, token: 7, lease: 9, replicas: 0, deadline, together };
+    let new = NewTie {
+        client,
+        on_behalf,
+        tying,
+        key,
+        owner,
+        token: 7,
+        lease: 9,
+        replicas: 0,
+        deadline,
+        holds: 1,
+        limit: Limit::MUTEX,
+        together,
+    };
     state.ties.tie(new, 0);
     state.ties.of(0, &super::key(1).name, &super::owner(1), Some(7)).expect("it is tied").clone()
 }

@@ -1,0 +1,158 @@
+//! A server whose clock steps: what is tied keeps what is left of its lease.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::PathBuf;
+use std::process::{self, Command};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use redis::Value;
+use support::{Raw, Server, in_containers, server_program, skip, until, workspace};
+
+use crate::speak::{Reply, SOON, Speak, arrives, deadline, owners, until_gone, waiters};
+use crate::waiter::Waiter;
+
+const MINUTE: i64 = 60_000;
+const HOUR: i64 = 60 * MINUTE;
+
+/// The clock of a server.
+struct Clock {
+    offset: File,
+    /// Holds the library and the offset.
+    dir: PathBuf,
+}
+
+impl Drop for Clock {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+impl Clock {
+    /// A server with a clock of its own; `None` where it can't have one.
+    fn server() -> Option<(Server, Self)> {
+        if in_containers() {
+            skip("a library that is preloaded is not in the container");
+            return None;
+        }
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("holdfast-clock-steps-{}-{number}", process::id()));
+        fs::create_dir_all(&dir).expect("a folder");
+        let path = |name: &str| dir.join(name);
+        let (library, offset, wrapper) = (path("clock_step.so"), path("offset"), path("server"));
+        let source = workspace().join("tests/clock_steps/clock_step.c");
+        let built = Command::new("gcc").args(["-O2", "-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();
+        assert!(built.expect("gcc, which building the module needs, too").success());
+        fs::write(&offset, 0_i64.to_ne_bytes()).expect("written");
+        let (program, preload, step) = (server_program(), library.display(), offset.display());
+        let script =
+            format!("#!/bin/sh\nCLOCK_STEP='{step}' LD_PRELOAD='{preload}' exec '{}' \"$@\"\n", program.display());
+        fs::write(&wrapper, script).expect("written");
+        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).expect("it may be run");
+        let server = Server::builder().program(wrapper).start();
+        let offset = File::options().write(true).open(offset).expect("it was written");
+        Some((server, Self { offset, dir }))
+    }
+
+    /// Sets the clock so many ms away from the machine's.
+    fn set(&self, ms: i64) {
+        self.offset.write_all_at(&(ms * 1000).to_ne_bytes(), 0).expect("written");
+    }
+}
+
+/// What is left of a key's lease.
+fn left(connection: &mut Raw, key: &str) -> i64 {
+    connection.say(&format!("PTTL {key}")).int()
+}
+
+#[test]
+fn what_is_tied_is_not_lost_by_a_step_forward() {
+    let Some((server, clock)) = Clock::server() else { return };
+    let (mut holder, mut other) = (server.raw(), server.raw());
+    let token = holder.say("LOCK.ACQUIRE tied a LEASE 60000 EPHEMERAL").token();
+    assert_eq!(holder.say("LOCK.ACQUIRE tied a HOLDS 3 LEASE 60000 EPHEMERAL").token(), token);
+    holder.say("LOCK.ACQUIRE watched a LEASE 60000 WATCHDOG").token();
+    holder.say("LOCK.ACQUIRE one-of-two a LEASE 60000 LIMIT 2 EPHEMERAL").token();
+    other.say("LOCK.ACQUIRE one-of-two b LEASE 60000 LIMIT 2").token();
+    other.say("LOCK.ACQUIRE untied b LEASE 60000").token();
+    let mut for_tied = Waiter::start(&server, "tied", "c");
+    let mut for_untied = Waiter::start(&server, "untied", "c");
+    let mut for_permit = Waiter::sending(&server, "LOCK.ACQUIRE one-of-two c LIMIT 2 WAIT 0");
+
+    clock.set(HOUR);
+    // What is not tied has ended.
+    assert!(arrives(&mut for_untied.raw).token() > token);
+    assert!(arrives(&mut for_permit.raw).token() > token);
+    for key in ["tied", "watched"] {
+        until(SOON, "the key follows", || (1..=MINUTE).contains(&left(&mut other, key)));
+        assert_eq!(owners(&mut other, key), ["a"]);
+    }
+    assert_eq!(owners(&mut other, "one-of-two"), ["a", "c"]);
+    assert_eq!(waiters(&mut other, "tied"), ["c"]);
+    assert_eq!(holder.say(&format!("LOCK.RELEASE tied a TOKEN {token}")), Value::Int(2), "the count is as it was");
+    assert_eq!(holder.say("LOCK.RELEASE tied a ALL"), Value::Int(0));
+    assert!(arrives(&mut for_tied.raw).token() > token);
+}
+
+#[test]
+fn no_request_takes_what_a_step_would_have_ended() {
+    let Some((server, clock)) = Clock::server() else { return };
+    let (mut holder, mut other) = (server.raw(), server.raw());
+    for (round, ms) in (1..=50).zip((1..).map(|round| round * HOUR)) {
+        let token = holder.say(&format!("LOCK.ACQUIRE k{round} a LEASE 1000 WATCHDOG")).token();
+        clock.set(ms);
+        // At once, before the server's cron has come by.
+        assert!(other.say(&format!("LOCK.ACQUIRE k{round} b")).is_null(), "round {round}");
+        assert_eq!(holder.say(&format!("LOCK.RENEW k{round} a TOKEN {token} LEASE 60000")), Value::Int(token));
+        // And where another command has let the key expire.
+        clock.set(ms + HOUR / 2);
+        other.say(&format!("EXISTS k{round}"));
+        assert!(other.say(&format!("LOCK.ACQUIRE k{round} b")).is_null(), "round {round}");
+        assert_eq!(owners(&mut other, &format!("k{round}")), ["a"]);
+    }
+}
+
+#[test]
+fn what_is_tied_lasts_no_longer_by_a_step_back() {
+    let Some((server, clock)) = Clock::server() else { return };
+    let (mut holder, mut other) = (server.raw(), server.raw());
+    let id = holder.client_id();
+    holder.say("LOCK.ACQUIRE tied a LEASE 60000 EPHEMERAL").token();
+    holder.say("LOCK.ACQUIRE watched a LEASE 2000 WATCHDOG").token();
+    other.say("LOCK.ACQUIRE untied b LEASE 60000").token();
+    clock.set(-HOUR);
+    until(SOON, "the server reads its clock", || left(&mut other, "untied") > HOUR - MINUTE);
+    for (key, lease) in [("tied", MINUTE), ("watched", 2000)] {
+        until(SOON, "the key follows", || (1..=lease).contains(&left(&mut other, key)));
+    }
+    assert!(left(&mut other, "untied") > HOUR - MINUTE, "what is not tied ends as any other key");
+    // The server renews it at the times that it did before.
+    for _ in 0..2 {
+        let before = deadline(&mut other, "watched");
+        until(SOON, "the lease is renewed", || deadline(&mut other, "watched") > before);
+    }
+    holder.reset();
+    until_gone(&mut other, id);
+    until(SOON, "the lease runs out", || deadline(&mut other, "watched") == -2);
+}
+
+#[test]
+fn a_session_is_answered_in_time_whatever_the_clock_does() {
+    let Some((server, clock)) = Clock::server() else { return };
+    let (mut reader, mut client) = (server.raw(), server.raw());
+    let id = reader.say("LOCK.OWNER").text();
+    client.say(&format!("LOCK.ACQUIRE k a LEASE 4000 WATCHDOG SESSION {id}")).token();
+    for step in [0, -HOUR, HOUR, -2 * HOUR, 0] {
+        for _ in 0..2 {
+            reader.send(&[b"LOCK.NEXT", b"WAIT", b"0", b"ALIVE"]).expect("sent");
+            clock.set(step);
+            // Every eighth of the lease: in half a second.
+            let events = arrives(&mut reader);
+            let alive = events.items()[0].items()[5].text();
+            let sure: i64 = alive.split(' ').nth(2).expect("sure").parse().expect("a number");
+            assert!((500..=1000).contains(&sure), "after a step to {step}: {alive}");
+        }
+    }
+    assert_eq!(owners(&mut client, "k"), ["a"]);
+}

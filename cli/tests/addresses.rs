@@ -113,12 +113,7 @@ fn tls_is_an_address_too() {
         return skip("openssl is not here to make certificates");
     }
     let file = |name: &str| dir.join(name).display().to_string();
-    let server = Server::builder()
-        .arg("tls-cert-file", &file("server.pem"))
-        .arg("tls-key-file", &file("server.key"))
-        .arg("tls-ca-cert-file", &file("ca.pem"))
-        .arg("tls-auth-clients", "no");
-    let Ok(server) = server.try_start() else { return skip("this server speaks no TLS") };
+    let Ok(server) = with_tls(Server::builder(), dir, 0).try_start() else { return skip("this server speaks no TLS") };
     let Some(port) = listens_for_tls(&server) else { return skip("this server speaks no TLS") };
     let url = format!("rediss://127.0.0.1:{port}");
     let trusted = done(holdfast_at(&url).env("SSL_CERT_FILE", file("ca.pem")).args(["run", "a", "--", "echo", "ran"]));

@@ -367,8 +367,10 @@ fn what_was_granted_together_with_an_earlier_hold() {
     let mut ties = Ties::default();
     let tie = |ties: &mut Ties, number: u8, token: u64, together: Option<u64>| {
         let (key, owner, deadline, on_behalf) = (key(number), owner(1), Deadline::At(50), OnBehalf::Session);
-        let (client, tying, lease, replicas) = (1, WATCHED, 30, 0);
-        ties.tie(NewTie { client, on_behalf, tying, key, owner, token, lease, replicas, deadline, together }, 0);
+        let (client, tying, lease, replicas, holds, limit) = (1, WATCHED, 30, 0, 1, Limit::MUTEX);
+        let new =
+            NewTie { client, on_behalf, tying, key, owner, token, lease, replicas, deadline, holds, limit, together };
+        ties.tie(new, 0);
     };
     [1, 2].into_iter().for_each(|number| tie(&mut ties, number, 7, Some(7)));
     ties.granted_together(&owner(1), 7, [1, 2].map(key).into());

@@ -16,8 +16,6 @@ use crate::left::{self, When};
 use crate::scenario::{self, Acquire, Feature, Network, Scenario, Step, Terms};
 use crate::servers::Servers;
 
-/// The server's default lease: short, so that what is left behind shows soon.
-pub const DEFAULT_LEASE: Duration = Duration::from_secs(2);
 /// How much longer than its own time a call may take: the time limit of a connection, a reconnect, and a stall of this machine.
 pub const BOUND: Duration = Duration::from_secs(20);
 /// In which time the server says what a step waits for.

@@ -13,8 +13,9 @@ use crate::clock::{self, Micros};
 use crate::driver::{At, Call, Driver, Outcome};
 use crate::history::History;
 use crate::left::{self, When};
-use crate::play::{BOUND, CLEAN, DEFAULT_LEASE, Judged};
+use crate::play::{BOUND, CLEAN, Judged};
 use crate::scenario::{Feature, Terms};
+use crate::servers::DEFAULT_LEASE;
 
 /// Locks, and how many may hold each: 0 is any number of readers, or one writer.
 const LOCKS: [(&str, u64); 8] =

@@ -1,9 +1,13 @@
 //! The servers of a scenario: one, with a replica to take its place if need be; a sentinel's two; or a cluster's.
 
+use std::time::Duration;
+
 use support::{Cluster, Server, Trio};
 
-use crate::play::DEFAULT_LEASE;
 use crate::scenario::{Scenario, Shape, Step};
+
+/// The server's default lease: short, so that what is left behind shows soon.
+pub const DEFAULT_LEASE: Duration = Duration::from_secs(2);
 
 /// The servers, and which of them has the locks.
 pub enum Servers {

@@ -292,14 +292,15 @@ fn follow(ctx: Ctx, id: TieId, now: Now) {
     ctx.in_db(key.db, |ctx| {
         let (name, owner) = (Text::new(&key.name), Text::new(&tie.owner));
         let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner.as_text(), now.millis()) else { return };
+        let limit = lock.limit().map_or(tie.limit, |limit| limit.min(tie.limit));
+        let has_room = limit.allows(lock.count().saturating_add(1));
         match lock.own() {
             Some(own) if own.token == Some(tie.token) => {
                 let deadline = own.deadline.stepped(by);
                 lock.update(owner.as_text(), &own, &Hold { deadline, ..own });
             }
-            None if !may_be_replaced && !tie.end().has_passed(now.millis()) && serves(ctx, &name) => {
+            None if has_room && !may_be_replaced && !tie.end().has_passed(now.millis()) && serves(ctx, &name) => {
                 let hold = Hold { holds: tie.holds, token: Some(tie.token), deadline: tie.deadline() };
-                let limit = lock.limit().map_or(tie.limit, |limit| limit.min(tie.limit));
                 lock.grant(owner.as_text(), &hold, limit);
                 state::with(|state| state.queue.hold_begins(key.db, &key.name, tie.owner.clone()));
             }

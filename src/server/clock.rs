@@ -23,10 +23,11 @@ impl Now {
     }
 }
 
-/// Milliseconds of a clock that does not step: for the order in which requests arrived, and for how long they have
-/// waited. It shows more than a day, so that whoever has waited elsewhere can have arrived before this machine started.
+/// Milliseconds of a clock that does not step, and goes on while the machine sleeps: for the order in which requests
+/// arrived, for how long they have waited, and to tell a step of the other clock. It shows more than a day, so that
+/// whoever has waited elsewhere can have arrived before this machine started.
 pub fn steady_millis() -> Millis {
-    DAY.saturating_add(micros_of(libc::CLOCK_MONOTONIC) / 1000)
+    DAY.saturating_add(micros_of(libc::CLOCK_BOOTTIME) / 1000)
 }
 
 const DAY: Millis = 24 * 60 * 60 * 1000;

@@ -11,8 +11,10 @@ thread_local! {
 const THING: u64 = 1;
 /// A lock that is looked up.
 const READ: u64 = 1;
-/// A lock that is written, which is replicated, and told to whoever is concerned.
-const WRITE: u64 = 10;
+/// A lock that is written, and that replicas and listeners hear of.
+const WRITE: u64 = 3;
+/// A request that ends: whoever asked is to be told.
+const ANSWER: u64 = 7;
 /// How many fields, or holders, are read, deleted or freed in one unit.
 const FIELDS: usize = 4;
 
@@ -24,6 +26,11 @@ pub fn count_read(fields: usize) {
 /// Counts a change of a lock.
 pub fn count_write() {
     count(WRITE);
+}
+
+/// Counts a request that ends.
+pub fn count_answer() {
+    count(ANSWER);
 }
 
 /// Counts fields, or holders, that are read, deleted, or freed.
@@ -76,7 +83,7 @@ impl Slice {
 
     /// The share of one kind of work, so that none of them, however much there is of it, starves the others.
     pub fn piece(&self) -> Self {
-        self.share(150)
+        self.share(200)
     }
 
     /// The share of those who wait.
@@ -119,14 +126,17 @@ mod tests {
 
     #[test]
     fn the_same_work_takes_the_same_steps() {
-        assert_eq!(things(&Slice::of_turn().piece(), || ()), 150);
-        assert_eq!(
-            things(&Slice::of_turn().of_crowds(), || {
-                count_read(8);
-                count_write()
-            }),
-            43
-        );
+        assert_eq!(things(&Slice::of_turn().piece(), || ()), 200);
+        let renewal = || {
+            count_read(0);
+            count_write();
+        };
+        assert_eq!(things(&Slice::of_turn().piece(), renewal), 40);
+        let grant = || {
+            renewal();
+            count_answer();
+        };
+        assert_eq!(things(&Slice::of_turn().of_crowds(), grant), 50);
         assert_eq!(
             things(&Slice::of_command(), || count_read(5_000)),
             1,

@@ -398,7 +398,8 @@ def test_a_key_that_is_no_lock(kind, clients, servers, name):
     servers[-1].client().set(name, "x")
     with pytest.raises(holdfast.WrongType):
         kind.RedLock(clients, name).acquire()
-    assert holders(servers[:-1], name) == 0
+    # What the others have granted is given back in the background.
+    until(lambda: holders(servers[:-1], name) == 0, "all is given back")
     servers[-1].client().delete(name)
 
 

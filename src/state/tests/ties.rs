@@ -467,17 +467,23 @@ fn one_in_doubt() {
     assert_eq!((ties.next_doubtful(), ties.next_doubtful()), (Some((id, Why::Changed)), None));
 }
 
+/// What somebody wrote may expire in the same turn: then it is lost since that was written.
 #[test]
-fn those_in_doubt_come_once_with_the_latest_reason() {
+fn those_in_doubt_come_once_and_a_change_counts_more_than_an_expiry() {
     let (mut ties, id) = one(WATCHED);
     assert!(!ties.has_work());
     ties.doubt_one(id);
     ties.doubt(0, &key(1).name, Why::Expired);
-    ties.doubt_one(id);
     ties.doubt(0, &key(2).name, Why::Forced);
     assert!(ties.has_work());
-    assert_eq!((ties.next_doubtful(), ties.next_doubtful()), (Some((id, Why::Expired)), None));
+    assert_eq!((ties.next_doubtful(), ties.next_doubtful()), (Some((id, Why::Changed)), None));
     assert!(!ties.has_work());
+    ties.doubt(0, &key(1).name, Why::Expired);
+    ties.doubt_one(id);
+    assert_eq!((ties.next_doubtful(), ties.next_doubtful()), (Some((id, Why::Expired)), None));
+    ties.doubt(0, &key(1).name, Why::Expired);
+    ties.doubt(0, &key(1).name, Why::Forced);
+    assert_eq!((ties.next_doubtful(), ties.next_doubtful()), (Some((id, Why::Forced)), None));
     assert_eq!((ties.from(id, id), ties.from(TieId(id.0 + 1), TieId(id.0 + 2))), (None, None));
 }
 

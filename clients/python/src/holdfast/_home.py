@@ -206,16 +206,14 @@ class Home(Shared):
     def begin(self, pending: Pending, what: Input) -> None:
         with self._mutex:
             self._repair()
-            if pending.hold is not None and pending.hold.node is not None:
-                # It may have moved to another server in this instant.
-                pending.node = pending.hold.node
-            node = pending.node
-            link = node.link
-            # What is there is read first: the end of a connection, too.
+            pending.follow()
+            link = pending.node.link
+            # What is there is read first: the end of a connection, too, or that the lock is at another server now.
             if link is not None and not link.is_read and link.requests.can_read(0):
-                self._read(node, link, "requests")
+                self._read(pending.node, link, "requests")
+                pending.follow()
             self.calls[pending.id] = pending
-            self.step(node, what)
+            self.step(pending.node, what)
         if pending.wake is not flows.nobody:
             # Its caller will not wait for this one alone.
             self._poke()

@@ -66,6 +66,11 @@ class Pending:
         self.failure: Exception | None = None
         self._pairs = (node, node.core.pairs)
 
+    def follow(self) -> None:
+        """Goes where the hold is that it is about: that may have moved to another server in this instant."""
+        if self.hold is not None and self.hold.node is not None:
+            self.node = self.hold.node
+
     @property
     def was_repeated(self) -> bool:
         """Whether it may have been sent more than once: over another pair, or to another server."""

@@ -230,3 +230,22 @@ def test_a_wait_ends_in_time_though_the_server_says_nothing(kind, proxy, server,
     begin = time.monotonic()
     assert kind.Lock(client, name).acquire(blocking_timeout=0.3) is False
     assert time.monotonic() - begin < 5
+
+
+def test_what_is_overwritten_is_lost_whichever_word_of_it_comes_first(kind, proxy, admin, name):
+    """The answer to a renewal may overtake the event, since that comes over the other connection."""
+    client, overwritten = kind.client(proxy.port), []
+
+    def overwrite(request):
+        if request[0].upper() == b"LOCK.RENEW":
+            admin.set(request[1], "something else")
+            overwritten.append(request[1])
+
+    proxy.rule = overwrite
+    for number in range(20):
+        lock = kind.Lock(client, f"{name}:{number}", timeout=30)
+        lock.acquire()
+        with pytest.raises(holdfast.LockLost) as lost:
+            lock.extend(10)
+        assert lost.value.reason == "changed"
+        until(lambda n=number: len(overwritten) == n + 1, "nobody else uses the other client")

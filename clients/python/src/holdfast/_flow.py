@@ -128,6 +128,9 @@ def renew(hold: Hold, lease: int | None, within: int = PATIENCE) -> Flow[None]:
     hold.raise_if_lost()
     if outcome is not None and outcome.kind in ("lost", "not held"):
         raise hold.lose(outcome.detail or "unknown")
+    if outcome is not None and outcome.kind == "refused" and str(outcome.detail).startswith("WRONGTYPE"):
+        # What is no lock any more is lost, although the word of that, over the other connection, may come later.
+        raise hold.lose("changed")
     raise pending.error(hold.name, hold.owner, hold.token)
 
 

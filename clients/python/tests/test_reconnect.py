@@ -205,6 +205,15 @@ def test_a_lock_with_a_timeout_needs_no_session(kind, client, admin, name):
     lock.release()
 
 
+def test_who_looks_while_the_session_ends_is_answered_by_the_next(kind, client, admin, name):
+    lock = kind.Lock(client, name, timeout=30)
+    lock.acquire()
+    for _ in range(20):
+        kill_session(admin)
+        assert lock.owned()
+    lock.release()
+
+
 def test_the_server_restarts_empty(kind, own_server, name):
     client = kind.client(own_server.port)
     lock = kind.Lock(client, name)

@@ -146,12 +146,17 @@ def ask_whether_held(holds: Iterable[Hold]) -> Flow[None]:
 
 
 def request(home: Home, key: bytes, words: Sequence[bytes], name: Any) -> Flow[Any]:
-    """Sends any other request to whoever serves this key, and follows where that sends it."""
+    """Sends a request that only looks to whoever serves this key, and follows where that sends it."""
     node: Node = yield home.find(key)
+    was_cut = False
     for _ in range(HOPS):
         pending = Pending(OWNERS.number(), node, None, nobody)
         home.begin(pending, Request(pending.id, tuple(words), PATIENCE))
         outcome = yield from _answer(home, pending)
+        if outcome is not None and outcome.kind == "unanswered" and pending.failure is not None and not was_cut:
+            # Its connection has ended: once more, over the next one.
+            was_cut = True
+            continue
         if outcome is None or outcome.kind != "answer":
             raise pending.error(name)
         other = elsewhere(home, pending)

@@ -104,8 +104,12 @@ pub(crate) enum About {
     /// Of a hold, which knows of the call.
     Renew,
     Check(Id),
-    /// These words; and nothing is sent before.
-    Request(Vec<Bytes>, Millis),
+    /// These words; nothing is sent before. `again`: once more, if its session ends before it is answered.
+    Request {
+        words: Vec<Bytes>,
+        not_before: Millis,
+        again: bool,
+    },
     Close,
 }
 

@@ -1,5 +1,6 @@
 //! The core: what is asked for and held, and the pair of connections over which it is.
 
+use crate::alarms::Alarms;
 use crate::claim::{About, Call, Claim, Hold, Kind, Moved, Rank, Renewal, Stage};
 use crate::pair::{self, Advice, Event, Pair, Sent};
 use crate::{Bytes, Channel, Id, Input, Millis, Outcome, Output, Reply, Settings, Terms, Wait, Why};
@@ -19,6 +20,12 @@ const TOLD_WITHIN: Millis = 1_000;
 /// Who wakes so much later than he meant to has stood still.
 const LATE: Millis = 200;
 
+/// A stranger has put something else there. Nothing is left of a lock that was, whichever word of it comes first: this reply, or
+/// the event of its loss on the other connection.
+fn is_overwritten(error: &str) -> bool {
+    error.starts_with("WRONGTYPE")
+}
+
 /// The number of no call.
 const NOBODY: Id = 0;
 
@@ -34,7 +41,7 @@ pub struct Core {
     /// Those that may have something to send, the first first.
     ready: BTreeSet<(Rank, Millis, Id)>,
     /// When to look at which claim or call again.
-    alarms: BTreeSet<(Millis, Id)>,
+    alarms: Alarms,
     pair: Option<Pair>,
     pairs: u64,
     /// How many `LOCK.NEXT` were sent, over all pairs.
@@ -70,7 +77,7 @@ impl Core {
             owners: BTreeMap::new(),
             calls: BTreeMap::new(),
             ready: BTreeSet::new(),
-            alarms: BTreeSet::new(),
+            alarms: Alarms::default(),
             pair: None,
             pairs: 0,
             nexts: 0,
@@ -124,7 +131,10 @@ impl Core {
                     });
                 }
             }
-            Input::Request { call, words, within } => self.begin(call, About::Request(words, 0), Some(within)),
+            Input::Request { call, words, within } => {
+                let only_looks = words.first().is_some_and(|word| word == b"LOCK.INFO");
+                self.begin(call, About::Request { words, not_before: 0, again: only_looks }, Some(within));
+            }
             Input::Drop { call } => self.drop_call(call),
             Input::Close { call, within } => self.close(call, within),
             Input::Opened { pair } => self.opened(pair),
@@ -202,7 +212,7 @@ impl Core {
             return self.outputs.push_back(Output::Ended { call, outcome: Outcome::Closed });
         }
         let bound = within.map(|within| self.now.saturating_add(within));
-        self.alarms.extend(bound.map(|bound| (bound, call)));
+        bound.into_iter().for_each(|bound| self.alarms.set(bound, call));
         self.calls.insert(call, Call { about, bound });
         self.ready.insert((Rank::New, 0, call));
     }
@@ -210,6 +220,7 @@ impl Core {
     /// A call ends, if anybody waits for it still.
     fn finish(&mut self, call: Id, outcome: Outcome) {
         if self.calls.remove(&call).is_some() {
+            self.silence(call);
             self.outputs.push_back(Output::Ended { call, outcome });
         }
     }
@@ -276,6 +287,7 @@ impl Core {
 
     fn drop_call(&mut self, call: Id) {
         self.calls.remove(&call);
+        self.silence(call);
         if self.claims.get(&call).is_some_and(|claim| claim.wanted) {
             self.give_back(call);
         }
@@ -305,7 +317,7 @@ impl Core {
         let within = claim.release.and_then(|call| self.calls.get(&call)?.bound);
         let bound = within.unwrap_or(self.now.saturating_add(self.settings.limit));
         claim.bound = Some(bound);
-        self.alarms.insert((bound, id));
+        self.alarms.set(bound, id);
         let was_sent = claim.pair.is_some();
         let ended: Vec<Id> = claim.checks.drain(..).chain(claim.renewal.take().map(|it| it.call)).collect();
         ended.into_iter().for_each(|call| self.finish(call, Outcome::NotHeld));
@@ -318,6 +330,7 @@ impl Core {
             self.owners.remove(&claim.owner);
             self.unwanted -= usize::from(!claim.wanted);
         }
+        self.silence(id);
         if let Some(pair) = &mut self.pair {
             pair.carried.remove(&id);
         }
@@ -356,7 +369,8 @@ impl Core {
         (claim.has_moved, claim.asking) = (true, error.starts_with("ASK"));
         let renewal = claim.renewal.as_ref().map(|renewal| renewal.call);
         let calls = claim.checks.iter().copied().chain(claim.release).chain(renewal).chain([id]);
-        let calls = calls.filter_map(|call| Some((call, self.calls.remove(&call)?))).collect();
+        let calls: Vec<_> = calls.filter_map(|call| Some((call, self.calls.remove(&call)?))).collect();
+        calls.iter().map(|(call, _)| *call).chain([id]).for_each(|id| self.silence(id));
         self.outputs.push_back(Output::Moved { moved: Box::new(Moved { id, claim, calls }), error });
     }
 
@@ -365,14 +379,13 @@ impl Core {
         // Whatever it is, it was asked for somewhere, and what came of that moves with the key.
         claim.pair = Some(0);
         self.unwanted += usize::from(!claim.wanted);
-        self.alarms.extend(claim.bound.map(|bound| (bound, id)));
-        self.alarms.extend(claim.hold().map(|hold| (hold.until, id)));
-        for (call, it) in calls {
-            self.alarms.extend(it.bound.map(|bound| (bound, call)));
-            self.calls.insert(call, it);
-        }
         self.owners.insert(claim.owner.clone(), id);
         self.claims.insert(id, claim);
+        for (call, it) in calls {
+            self.calls.insert(call, it);
+            self.set_next_alarm(call);
+        }
+        self.set_next_alarm(id);
         self.touch(id);
         if self.is_closed {
             self.give_back(id);
@@ -389,7 +402,7 @@ impl Core {
         let until = self.until(claim);
         let (rank, order) = claim.rank(until);
         if claim.not_before > self.now {
-            self.alarms.insert((claim.not_before, id));
+            self.alarms.set(claim.not_before, id);
         }
         self.ready.insert((rank, order, id));
     }
@@ -401,7 +414,7 @@ impl Core {
         let was_held = matches!(std::mem::replace(&mut claim.stage, Stage::Held(hold)), Stage::Held(_));
         let renewal = claim.renewal.take_if(|renewal| renewal.is_sent);
         let checks = if until > self.now { std::mem::take(&mut claim.checks) } else { Vec::new() };
-        self.alarms.insert((until, id));
+        self.alarms.set(until, id);
         if !was_held {
             self.finish(id, Outcome::Granted(token));
         }
@@ -423,6 +436,9 @@ impl Core {
     fn refused(&mut self, id: Id, error: String) {
         let Some(claim) = self.claims.get_mut(&id) else { return };
         let is_unsure = claim.asked_before || error.starts_with("UNCONFIRMED");
+        if claim.hold().is_some() && is_overwritten(&error) {
+            return self.lose(id, Why::Changed, true);
+        }
         if let Stage::Held(hold) = &mut claim.stage {
             // A renewal: nothing is taken back.
             (hold.confirming, hold.left) = (false, 0);
@@ -564,7 +580,7 @@ impl Core {
     fn refuse_unsent(&mut self, outcome: impl Fn() -> Outcome) {
         let unsent = |(id, call): (&Id, &Call)| match call.about {
             About::Acquire => self.claims.get(id).filter(|claim| claim.pair.is_none()).map(|_| *id),
-            About::Request(..) | About::Release => Some(*id),
+            About::Request { .. } | About::Release => Some(*id),
             _ => None,
         };
         let calls: Vec<Id> = self.calls.iter().filter_map(unsent).collect();
@@ -665,17 +681,23 @@ impl Core {
                 self.leave(id, error.clone());
                 return Some(());
             }
-            return match (Advice::of(error), kind) {
-                (Advice::End, _) => None,
-                (Advice::Tell, Kind::Acquire | Kind::Renew(_)) => {
+            let is_asked_for = match kind {
+                Kind::Acquire | Kind::Renew(_) => true,
+                // What another session left of it can't be had anew while something else is there.
+                Kind::Release | Kind::Cancel => claim.wanted && is_overwritten(error),
+            };
+            return match Advice::of(error) {
+                Advice::End => None,
+                Advice::Tell if is_asked_for => {
                     self.refused(id, error.clone());
                     Some(())
                 }
-                (advice, _) => {
+                advice => {
                     // What is given back is given back: again, until it is done.
                     if kind == Kind::Acquire {
                         claim.stage = Stage::New;
                     }
+                    let release = claim.release.filter(|_| is_overwritten(error));
                     if advice == Advice::Tell {
                         claim.refusal = Some((kind, error.clone()));
                     }
@@ -683,6 +705,7 @@ impl Core {
                     let is_here = self.pair.as_ref().is_some_and(|pair| claim.pair == Some(pair.number));
                     let is_other_way = advice == Advice::Tell && kind == Kind::Release && !claim.wanted && is_here;
                     claim.not_before = if is_other_way { 0 } else { self.now.saturating_add(AGAIN) };
+                    release.into_iter().for_each(|call| self.finish(call, Outcome::Lost(Why::Changed)));
                     self.touch(id);
                     Some(())
                 }
@@ -764,7 +787,7 @@ impl Core {
         if call.is_some() && !was_held {
             claim.stage = Stage::Gone;
             claim.not_before = self.now.saturating_add(TOLD_WITHIN);
-            self.alarms.insert((claim.not_before, id));
+            self.alarms.set(claim.not_before, id);
             return Some(());
         }
         call.into_iter().for_each(|call| self.finish(call, Outcome::Released));
@@ -773,13 +796,13 @@ impl Core {
     }
 
     fn answered(&mut self, call: Id, reply: Reply) -> Option<()> {
-        let Some(Call { about: About::Request(_, not_before), .. }) = self.calls.get_mut(&call) else {
+        let Some(Call { about: About::Request { not_before, .. }, .. }) = self.calls.get_mut(&call) else {
             return Some(());
         };
         match &reply {
             Reply::Error(error) if Advice::of(error) == Advice::Again => {
                 *not_before = self.now.saturating_add(AGAIN);
-                self.alarms.insert((*not_before, call));
+                self.alarms.set(*not_before, call);
             }
             Reply::Error(error) if Advice::of(error) == Advice::End => {
                 self.finish(call, Outcome::Answer(reply));
@@ -808,6 +831,7 @@ impl Core {
         let open: Vec<Id> = self.calls.keys().copied().collect();
         open.into_iter().for_each(|call| self.finish(call, Outcome::Closed));
         (self.claims, self.owners, self.unwanted) = (BTreeMap::new(), BTreeMap::new(), 0);
+        self.alarms = Alarms::default();
         self.outputs.extend(self.pair.take().map(|pair| Output::End { pair: pair.number }));
     }
 
@@ -824,13 +848,21 @@ impl Core {
                 in_vain.push(*id);
             }
             claim.set_adrift(until);
-            self.alarms.extend(claim.hold().map(|_| (until, *id)));
+            if claim.hold().is_some() {
+                self.alarms.set(until, *id);
+            }
         }
         let Some(pair) = self.pair.take() else { return };
         self.outputs.push_back(Output::End { pair: pair.number });
         self.replaced.extend(pair.id);
         let plain: Vec<Id> = pair.unanswered.iter().filter(|sent| sent.kind.is_none()).map(|sent| sent.id).collect();
-        plain.into_iter().for_each(|call| self.finish(call, Outcome::Unanswered));
+        for call in plain {
+            match self.calls.get_mut(&call).map(|call| &mut call.about) {
+                // Once more, in the next session.
+                Some(About::Request { not_before, again, .. }) if *again => (*not_before, *again) = (0, false),
+                _ => self.finish(call, Outcome::Unanswered),
+            }
+        }
         for id in in_vain {
             self.finish(id, Outcome::Unanswered);
             self.give_back(id);
@@ -887,7 +919,7 @@ impl Core {
     /// What this claim or call has to send, and notes that it is sent.
     fn next_words(&mut self, id: Id, pair: u64, default: Millis, session: &[u8]) -> Option<(Option<Kind>, Vec<Bytes>)> {
         let now = self.now;
-        if let Some(Call { about: About::Request(words, not_before), .. }) = self.calls.get_mut(&id) {
+        if let Some(Call { about: About::Request { words, not_before, .. }, .. }) = self.calls.get_mut(&id) {
             if words.is_empty() || *not_before > now {
                 return None;
             }
@@ -911,7 +943,7 @@ impl Core {
                 hold.until = until.min(now.saturating_add(lease));
                 hold.known = if lease < hold.lease { u64::MAX } else { hold.known };
                 if hold.until > now {
-                    self.alarms.insert((hold.until, id));
+                    self.alarms.set(hold.until, id);
                 }
                 if let Some(renewal) = &mut claim.renewal {
                     renewal.is_sent = true;
@@ -945,10 +977,31 @@ impl Core {
         if self.pair.as_mut().is_some_and(|pair| pair.asks_at.take_if(|at| *at <= now).is_some()) {
             self.ask_for_events(true);
         }
-        while let Some((_, id)) = self.alarms.first().copied().filter(|(at, _)| *at <= now) {
-            self.alarms.pop_first();
+        while let Some(id) = self.alarms.take_due(now) {
             self.call_is_late(id);
             self.claim_is_late(id);
+            self.set_next_alarm(id);
+        }
+    }
+
+    /// To look at it when its next time is over.
+    fn set_next_alarm(&mut self, id: Id) {
+        let of_call = self.calls.get(&id).map_or([None; 2], |call| match call.about {
+            About::Request { not_before, .. } => [call.bound, Some(not_before)],
+            _ => [call.bound, None],
+        });
+        let of_claim = self.claims.get(&id).map_or([None; 2], |claim| {
+            let until = claim.hold().map(|_| self.until(claim));
+            [Some(claim.not_before), if claim.wanted { until } else { claim.bound }]
+        });
+        let next = of_call.into_iter().chain(of_claim).flatten().filter(|at| *at > self.now).min();
+        next.into_iter().for_each(|at| self.alarms.set(at, id));
+    }
+
+    /// A call has ended, or a claim: what has its number and goes on says itself when to look at it.
+    fn silence(&mut self, id: Id) {
+        if !self.claims.contains_key(&id) && !self.calls.contains_key(&id) {
+            self.alarms.remove(id);
         }
     }
 
@@ -1010,12 +1063,12 @@ impl Core {
                     if pair.takes_writes {
                         return self.end_pair(false);
                     }
-                    self.alarms.insert((now.saturating_add(AGAIN), id));
+                    self.alarms.set(now.saturating_add(AGAIN), id);
                 }
                 // No session keeps it alive, and the next one replaces those that did: it has ended by itself.
                 None => match claim.bound.map(|bound| bound.saturating_add(lease)) {
                     Some(end) if end <= now => return self.forget(id),
-                    end => self.alarms.extend(end.map(|end| (end, id))),
+                    end => end.into_iter().for_each(|end| self.alarms.set(end, id)),
                 },
                 Some(_) => {}
             }
@@ -1024,7 +1077,6 @@ impl Core {
         let Some(hold) = claim.hold() else { return self.touch(id) };
         let until = self.until(claim);
         if until > now {
-            self.alarms.insert((until, id));
             return self.touch(id);
         }
         let is_asked = claim.sent.is_some() || hold.confirming || claim.renewal.is_some();
@@ -1034,24 +1086,70 @@ impl Core {
         } else if stands {
             self.touch(id);
         } else if self.asks_until > now {
-            self.alarms.insert((self.asks_until, id));
+            self.alarms.set(self.asks_until, id);
         } else {
             self.lose(id, Why::Disconnected, false);
         }
     }
 
-    /// Tells the shell when to wake this core.
+    /// Tells the shell when to wake this core. It is not told to wait for longer: woken too early, this core says so then.
     fn set_alarm(&mut self) {
         let pair = match &self.pair {
             Some(pair) => Some(pair.deadline(self.limit())).into_iter().chain(pair.asks_at).min(),
             None if self.claims.is_empty() && self.calls.is_empty() => None,
             None => Some(self.opens_at),
         };
-        let alarm = self.alarms.first().map(|(at, _)| *at);
-        let at = pair.into_iter().chain(alarm).min().map(|at| at.max(self.now));
-        if at != self.wakes_at {
-            self.outputs.extend(at.map(|at| Output::Wake { at }));
+        let next = pair.into_iter().chain(self.alarms.first()).min().map(|at| at.max(self.now));
+        let earlier = next.filter(|at| self.wakes_at.is_none_or(|before| *at < before));
+        if let Some(at) = earlier {
+            self.wakes_at = Some(at);
+            self.outputs.push_back(Output::Wake { at });
         }
-        self.wakes_at = at;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever is over leaves no alarm, and what goes on has one at most, however often its time changes.
+    #[test]
+    fn alarms_do_not_pile_up() {
+        let mut core = Core::new(Settings::default());
+        let said = |reply: Reply| Input::Replied { pair: 1, channel: Channel::Requests, reply };
+        let mut step = |now, input| {
+            core.step(now, input);
+            while core.take().is_some() {}
+            assert!(core.alarms.len() <= core.calls.len() + core.claims.len(), "at {now}");
+            core.alarms.len()
+        };
+        let acquire = |call, wait| Input::Acquire {
+            call,
+            by: b"a##".to_vec(),
+            keys: vec![b"k".to_vec()],
+            terms: Terms { watchdog: true, ..Terms::default() },
+            wait,
+        };
+        step(0, Input::Request { call: 1, words: vec![b"PING".to_vec()], within: 1_000 });
+        step(0, Input::Opened { pair: 1 });
+        let id = Reply::Bulk(b"run:1".to_vec());
+        step(0, Input::Replied { pair: 1, channel: Channel::Session, reply: id });
+        step(0, Input::Replied { pair: 1, channel: Channel::Session, reply: Reply::Array(Vec::new()) });
+        step(0, said(Reply::Line("PONG".into())));
+        for round in 1..1_000 {
+            let (now, hold) = (round * 2, round * 10);
+            step(now, acquire(hold, Wait::For(5_000)));
+            step(now, said(Reply::Integer(7)));
+            for call in hold + 1..hold + 4 {
+                step(now, Input::Renew { call, hold, lease: Some(1_000 + round), fence: None, within: 1_000 });
+                step(now, said(Reply::Integer(7)));
+            }
+            step(now, Input::Release { call: hold + 5, hold, within: 1_000 });
+            step(now, said(Reply::Integer(0)));
+            step(now, acquire(hold + 6, Wait::Forever));
+            step(now, Input::Drop { call: hold + 6 });
+            step(now, said(Reply::Line("WAITING".into())));
+            assert_eq!(step(now + 1, said(Reply::Integer(1))), 0);
+        }
     }
 }

@@ -8,10 +8,11 @@
 //! stand and fall together. Whatever goes wrong ends both; the next session begins with `LOCK.OWNER REPLACES`, so the
 //! server lets nothing more come of the old one, and takes along what is wanted.
 //!
-//! `pair` knows the connections, `claim` what is asked for or held, `core` puts the two together.
+//! `pair` knows the connections, `claim` what is asked for or held, `alarms` when to look again at which; `core` puts them together.
 
 #![forbid(unsafe_code)]
 
+mod alarms;
 mod claim;
 mod core;
 mod pair;

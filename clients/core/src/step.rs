@@ -34,7 +34,7 @@ pub enum Input {
     Renew { call: Id, hold: Id, lease: Option<Millis>, fence: Option<u64>, within: Millis },
     /// It asks whether a hold is certain.
     Check { call: Id, hold: Id, within: Millis },
-    /// Any other request.
+    /// Any other request. `LOCK.INFO`, which only looks, is asked once more if its session ends before it is answered.
     Request { call: Id, words: Vec<Bytes>, within: Millis },
     /// Nobody wants this call's answer any more, or this hold.
     Drop { call: Id },

@@ -423,9 +423,12 @@ impl Life {
                 let replica = node.replicas.iter_mut();
                 replica.for_each(|it| it.delay = if it.delay.is_some() { None } else { Some(5) });
             }),
-            Act::Force { key } | Act::Delete { key } => {
-                let what = if matches!(act, Act::Force { .. }) { "LOCK.FORCE" } else { "DEL" };
-                self.asks(&format!("{what} {key}"));
+            Act::Force { key } | Act::Delete { key } | Act::Overwrite { key } => {
+                self.asks(&match act {
+                    Act::Force { .. } => format!("LOCK.FORCE {key}"),
+                    Act::Overwrite { .. } => format!("SET {key} x"),
+                    _ => format!("DEL {key}"),
+                });
                 self.breaking.push(key.as_bytes().to_vec());
                 // Carried out at once, unless the server is paused.
                 self.turn(Vec::new())?;

@@ -101,6 +101,10 @@ pub enum Act {
     Delete {
         key: &'static str,
     },
+    /// Something that is no lock takes its place.
+    Overwrite {
+        key: &'static str,
+    },
 }
 
 const KEYS: [&str; 4] = ["k", "l", "m", "n"];
@@ -136,7 +140,8 @@ pub fn plan(seed: u64) -> Plan {
             30 => Act::Close { client },
             31 if with.refuses && it.one_in(2) => Act::Misconf { ms: span(it) },
             31 if with.refuses => Act::Pause { ms: span(it) },
-            32 if with.strangers && it.one_in(2) => Act::Force { key: KEYS[it.below(keys)] },
+            32 if with.strangers && it.one_in(3) => Act::Force { key: KEYS[it.below(keys)] },
+            32 if with.strangers && it.one_in(2) => Act::Overwrite { key: KEYS[it.below(keys)] },
             32 if with.strangers => Act::Delete { key: KEYS[it.below(keys)] },
             33 if with.replicas => Act::Unconfirmed { ms: span(it) },
             _ => Act::Drop { client, pick: it.below(8) },
@@ -146,7 +151,10 @@ pub fn plan(seed: u64) -> Plan {
             Some((at, _)) if it.one_in(3) => *at + it.below(4) as u64,
             _ => it.below(length as usize) as u64,
         };
+        // It goes again, so that there are locks there later on.
+        let end = if let Act::Overwrite { key } = act { Some((at + span(it), Act::Delete { key })) } else { None };
         acts.push((at, act));
+        acts.extend(end);
     }
     acts.sort_by_key(|(at, _)| *at);
     let generation = *it.of(&Generation::ALL);

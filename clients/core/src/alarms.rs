@@ -1,0 +1,49 @@
+//! When to look again at what: one time for each number, the earliest.
+
+use crate::terms::{Id, Millis};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// One alarm at most for each call or claim. Whoever is looked at then says when to look again.
+#[derive(Debug, Default)]
+pub(crate) struct Alarms {
+    by_time: BTreeSet<(Millis, Id)>,
+    by_id: BTreeMap<Id, Millis>,
+}
+
+impl Alarms {
+    /// Then, unless it is to be looked at earlier.
+    pub(crate) fn set(&mut self, at: Millis, id: Id) {
+        if self.by_id.get(&id).is_some_and(|before| *before <= at) {
+            return;
+        }
+        if let Some(before) = self.by_id.insert(id, at) {
+            self.by_time.remove(&(before, id));
+        }
+        self.by_time.insert((at, id));
+    }
+
+    /// It is over.
+    pub(crate) fn remove(&mut self, id: Id) {
+        if let Some(at) = self.by_id.remove(&id) {
+            self.by_time.remove(&(at, id));
+        }
+    }
+
+    /// The first.
+    pub(crate) fn first(&self) -> Option<Millis> {
+        self.by_time.first().map(|(at, _)| *at)
+    }
+
+    /// What is to be looked at now, the first of it.
+    pub(crate) fn take_due(&mut self, now: Millis) -> Option<Id> {
+        let (at, id) = self.by_time.first().copied().filter(|(at, _)| *at <= now)?;
+        self.by_time.remove(&(at, id));
+        self.by_id.remove(&id)?;
+        Some(id)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.by_time.len()
+    }
+}

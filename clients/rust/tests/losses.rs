@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use holdfast_client::{Error, Guard, Locks, Why};
-use support::{Fate, Proxy, Server};
+use support::{Fate, Proxy, Server, Toward};
 
-use crate::common::{SOON, held, holder, is_free, locks, locks_over, queue, say, sessions, soon, waiters};
+use crate::common::{SOON, held, holder, is_free, locks, locks_over, names, queue, say, sessions, soon, waiters};
 
 async fn lost(guard: &Guard) -> Why {
     tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told")
@@ -68,6 +68,36 @@ async fn a_release_says_why_also_if_it_comes_first() {
         let error = guard.release().await.unwrap_err();
         assert!(matches!(error, Error::Lost { why: Why::Forced, .. }), "{error}");
     }
+}
+
+/// The reply to whatever is asked for next comes over the other connection than the word of the loss, which is held up here.
+#[tokio::test]
+async fn what_is_overwritten_is_lost_whichever_word_of_it_comes_first() {
+    for renewed in [true, false] {
+        let server = Server::start();
+        let proxy = Proxy::to(server.addr());
+        proxy.rule(|toward, message| match toward {
+            Toward::Client if names(message, "changed") => Fate::Hold,
+            _ => Fate::Pass,
+        });
+        let guard = locks_over(&proxy).lock("a").lease(Duration::from_secs(100)).acquire().await.unwrap().unwrap();
+        let _: String = say(&server, "SET a text");
+        let answer = if renewed { guard.renew(Duration::from_secs(50)).await } else { guard.release().await };
+        let error = answer.unwrap_err();
+        assert!(matches!(error, Error::Lost { why: Why::Changed, .. }), "{error}");
+    }
+}
+
+/// The session that holds it ends, and the next one finds something else there: nobody tells it why.
+#[tokio::test]
+async fn what_is_overwritten_between_two_connections_is_lost() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let guard = locks_over(&proxy).lock("a").acquire().await.unwrap().unwrap();
+    proxy.refuse();
+    let _: String = say(&server, "SET a text");
+    proxy.accept();
+    assert_eq!(lost(&guard).await, Why::Changed);
 }
 
 #[tokio::test]

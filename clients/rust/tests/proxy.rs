@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use holdfast_client::Locks;
+use holdfast_client::{Error, Locks};
 use support::{Fate, Proxy, Server, Toward};
 
-use crate::common::{SOON, holder, is_free, locks, locks_over, soon, waiters};
+use crate::common::{SOON, holder, is_free, locks, locks_over, names, soon, waiters};
 
 /// Returns when the client has read every reply to what it asked before: replies come in order.
 async fn has_heard(locks: &Locks) {
@@ -79,6 +79,27 @@ async fn a_grant_that_was_lost_on_the_way_is_found_again() {
     assert_eq!(holder(&server, "a").unwrap().as_bytes(), guard.owner().as_bytes());
     guard.release().await.unwrap();
     assert!(is_free(&server, "a"));
+}
+
+#[tokio::test]
+async fn who_looks_while_the_connection_ends_is_answered_over_the_next() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let held = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let locks = locks_over(&proxy);
+    for lost in ["LOCK.INFO", "LOCK.FORCE"] {
+        let mut cut = false;
+        proxy.rule(move |toward, message| match toward {
+            Toward::Server if names(message, lost) && !std::mem::replace(&mut cut, true) => Fate::Cut,
+            _ => Fate::Pass,
+        });
+        match lost {
+            "LOCK.INFO" => assert_eq!(locks.info("a").await.unwrap().unwrap().holders.len(), 1),
+            // Whether it took effect is not known, and it would do more than look.
+            _ => assert!(matches!(locks.force("a").await, Err(Error::Connection { .. }))),
+        }
+    }
+    held.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

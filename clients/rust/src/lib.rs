@@ -2,7 +2,7 @@
 //! granted as a [`Guard`]. The README has an example for each piece, and what happens when.
 //!
 //! What is to be done is decided by `holdfast-core`; this moves its bytes, keeps its timer, and wakes who waits. Inside, every
-//! arrow points down: `redlock`, `multi` (locks over several servers), `within` (one lock while another is held) -> `locks`,
+//! arrow points down: `several` (locks over several servers), `within` (one lock while another is held) -> `locks`,
 //! `guard` (what a program sees of one) -> `hold` (one acquisition) -> `client` (what is asked, and how it is answered) ->
 //! `driver` (the task of a server) -> `shared` (the cores, and who waits for what) -> `link` (a pair of connections), `servers`
 //! (who serves which key) -> `place`. A program without tokio waits by `blocking`.
@@ -21,12 +21,11 @@ mod hold;
 mod info;
 mod link;
 mod locks;
-mod multi;
 mod names;
 mod order;
 mod place;
-mod redlock;
 mod servers;
+mod several;
 mod shared;
 mod slot;
 mod terms;
@@ -38,8 +37,7 @@ pub use error::{Error, Why};
 pub use guard::Guard;
 pub use info::{Holder, Info};
 pub use locks::{Lock, Locks};
-pub use multi::{MultiGuard, MultiLock};
 pub use names::{Keys, Owner};
 pub use redis;
-pub use redlock::{RedGuard, RedLock};
+pub use several::{MultiGuard, MultiLock, RedGuard, RedLock};
 pub use within::Inner;

@@ -1,11 +1,4 @@
 //! RedLock: a lock on a majority of independent servers. `docs/redlock.md` says why it holds, step by step.
-//!
-//! Inside, every arrow points down: this file (rounds until one succeeds) and `guard` (what is held) -> `ballot` (one
-//! acquisition at all servers) -> `vote` (one acquisition at one server).
-
-mod ballot;
-mod guard;
-mod vote;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
@@ -13,14 +6,13 @@ use std::time::{Duration, Instant};
 use holdfast_core::{Terms, Wait};
 use tokio::task::JoinSet;
 
+use super::majority::RedGuard;
+use super::vote::drift;
 use crate::clock;
 use crate::error::Error;
 use crate::locks::Locks;
 use crate::names::Keys;
 use crate::terms::{Deadline, at_most};
-use ballot::Ballot;
-pub use guard::RedGuard;
-use vote::drift;
 
 /// How long a server may take to answer, unless the program says otherwise.
 const SERVER_TIMEOUT: Duration = Duration::from_millis(500);
@@ -125,42 +117,42 @@ impl RedLock {
 
     /// Asks all servers once, beginning with that one.
     async fn round(&self, servers: &[Locks], deadline: Deadline, first: usize) -> Result<Round, Error> {
-        let mut ballot = Ballot::new(servers, self.keys.clone(), self.terms.clone(), self.server_timeout);
+        let mut guard = RedGuard::new(servers, self.keys.clone(), self.terms.clone(), self.server_timeout);
         // The queue. Whoever does not answer is left.
         for server in std::iter::once(first).chain((0..servers.len()).filter(|server| *server != first)) {
-            if ballot.no_majority_left() {
+            if guard.no_majority_left() {
                 break;
             }
-            if !ballot.ask(server, deadline) {
+            if !guard.ask(server, deadline) {
                 continue;
             }
-            ballot.settled(server).await;
-            if let Some(error @ Error::Deadlock { .. }) = ballot.error(server) {
+            guard.settled(server).await;
+            if let Some(error @ Error::Deadlock { .. }) = guard.error(server) {
                 return Err(error);
             }
-            if ballot.granted() > 0 {
+            if guard.granted() > 0 {
                 break;
             }
-            if ballot.not_granted(server) {
+            if guard.not_granted(server) {
                 return Ok(Round::NotGranted);
             }
         }
-        if !ballot.no_majority_left() {
-            ballot.ask_others(deadline.before(Instant::now() + self.server_timeout));
-            ballot.majority_granted().await;
+        if !guard.no_majority_left() {
+            guard.ask_others(deadline.before(Instant::now() + self.server_timeout));
+            guard.majority_granted().await;
             // It has to be known as that before anything is done under it.
-            if ballot.make_fence_known() && ballot.majority_confirmed().await {
-                return Ok(Round::Held(RedGuard::new(ballot)));
+            if guard.make_fence_known() && guard.majority_confirmed().await {
+                return Ok(Round::Held(guard));
             }
         }
-        if ballot.no_majority_left()
-            && let Some(error) = ballot.no_majority()?
+        if guard.no_majority_left()
+            && let Some(error) = guard.no_majority()?
         {
             return Ok(Round::NoMajority(error));
         }
         match deadline.left(Instant::now()) {
             Wait::No => Ok(Round::NotGranted),
-            Wait::For(_) | Wait::Forever => Ok(Round::Split(ballot.first_in_vain().unwrap_or(0))),
+            Wait::For(_) | Wait::Forever => Ok(Round::Split(guard.first_in_vain().unwrap_or(0))),
         }
     }
 

@@ -54,13 +54,6 @@ enum Stage {
     Failed(Error),
 }
 
-/// What its server said when it was to be given back.
-pub(crate) enum Returned {
-    Held,
-    NotHeld,
-    Unknown(Error),
-}
-
 impl Vote {
     pub(crate) fn new(client: Arc<Client>, common: Arc<Common>, deadline: Deadline) -> Self {
         Self { client, common, deadline, hold: OnceLock::new(), stage: Mutex::new(Stage::Asking) }
@@ -127,20 +120,20 @@ impl Vote {
     /// Begins the lease anew; false: it is not held there.
     pub(crate) async fn renew(&self, lease: Millis) -> Result<bool, Error> {
         let Some(hold) = self.hold.get() else { return Ok(false) };
-        match hold.renew(Some(lease), None, clock::millis(self.common.server_timeout)).await {
+        self.was_held(hold.renew(Some(lease), None, clock::millis(self.common.server_timeout)).await)
+    }
+
+    /// Gives it back; false: it was not held there.
+    pub(crate) async fn release(&self) -> Result<bool, Error> {
+        let Some(hold) = self.hold.get() else { return Ok(false) };
+        self.was_held(hold.release(clock::millis(self.common.server_timeout)).await)
+    }
+
+    fn was_held(&self, answer: Result<(), Error>) -> Result<bool, Error> {
+        match answer {
             Ok(()) => Ok(true),
             Err(Error::NotHeld { .. } | Error::Lost { .. }) => Ok(false),
             Err(error) => Err(self.mind(error)),
-        }
-    }
-
-    /// Gives it back, and says what the server said.
-    pub(crate) async fn release(&self) -> Returned {
-        let Some(hold) = self.hold.get() else { return Returned::NotHeld };
-        match hold.release(clock::millis(self.common.server_timeout)).await {
-            Ok(()) => Returned::Held,
-            Err(Error::NotHeld { .. } | Error::Lost { .. }) => Returned::NotHeld,
-            Err(error) => Returned::Unknown(self.mind(error)),
         }
     }
 

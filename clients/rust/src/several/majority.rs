@@ -1,0 +1,352 @@
+//! One acquisition at all servers: what each was asked, what that makes in all, and what is held of it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use holdfast_core::{Id, Terms};
+use tokio::task::JoinSet;
+
+use super::vote::{Common, Vote, drift};
+use crate::changes::Changes;
+use crate::client::Client;
+use crate::clock;
+use crate::error::{Error, Why};
+use crate::locks::Locks;
+use crate::names::{Keys, Owner};
+use crate::terms::Deadline;
+
+/// Numbers of acquisitions at several servers have this bit, so none of them has one already.
+const SEVERAL: Id = 1 << 63;
+static MADE: AtomicU64 = AtomicU64::new(SEVERAL);
+
+/// A lock that is held on a majority of servers, until this is dropped or so few of them have it that they are no
+/// majority.
+///
+/// Dropping it gives it back everywhere in the background, without waiting.
+// It is this already while it is asked for.
+#[must_use = "a lock is given back when its guard is dropped"]
+pub struct RedGuard {
+    common: Arc<Common>,
+    /// In the order that all clients share, each with its vote once it was asked.
+    servers: Vec<(Arc<Client>, Option<Arc<Vote>>)>,
+    /// The votes that are being cast: also those that come when a majority has granted.
+    casting: JoinSet<()>,
+    /// Lost once is lost for ever.
+    lost: OnceLock<Why>,
+}
+
+impl RedGuard {
+    /// The fencing token: greater than that of every earlier holder of this lock, on whichever majority.
+    pub fn fence(&self) -> u64 {
+        self.common.fence.get().copied().unwrap_or_default()
+    }
+
+    /// What is held.
+    pub fn keys(&self) -> &Keys {
+        &self.common.keys
+    }
+
+    /// In whose name, the same at all servers: fresh for each acquisition.
+    pub fn owner(&self) -> &Owner {
+        &self.common.owner
+    }
+
+    /// Until when nobody else can have it, whatever happens to servers and connections that keep what they granted. None:
+    /// it is lost. Where the servers renew, it moves on.
+    pub fn valid_until(&self) -> Option<Instant> {
+        match self.why_lost() {
+            Some(_) => None,
+            None => self.majority_until(),
+        }
+    }
+
+    /// Whether it is held still, as far as this process can know without asking: false is certain.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`].
+    pub fn check(&self) -> Result<(), Error> {
+        match self.why_lost() {
+            Some(why) => Err(self.loss(why)),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until it is lost.
+    pub async fn lost(&self) -> Why {
+        loop {
+            if let Some(why) = self.why_lost() {
+                return why;
+            }
+            self.common.changes.wait(self.majority_until(), || self.why_lost().is_some()).await;
+        }
+    }
+
+    /// Runs this for as long as the lock is held: it is dropped at its next pause when the lock is lost.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`], and then the future did not run to its end.
+    pub async fn while_held<F: Future>(&self, future: F) -> Result<F::Output, Error> {
+        tokio::select! {
+            // One that is lost already does not begin.
+            biased;
+            why = self.lost() => Err(self.loss(why)),
+            output = future => Ok(output),
+        }
+    }
+
+    /// Begins the lease anew, with this length, at a majority at least. One that the servers keep alive is kept alive with
+    /// it from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`], [`Error::NotHeld`] or [`Error::Connection`] if there was no majority for it: then the old lease runs
+    /// on.
+    pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
+        self.check()?;
+        if lease <= drift(lease) {
+            let message = format!("{}: a lease is longer than what clocks may differ by meanwhile", self.keys());
+            return Err(Error::Invalid { message });
+        }
+        let mut renewing = JoinSet::new();
+        for vote in self.votes().filter(|vote| vote.counts_until().is_some()) {
+            let vote = vote.clone();
+            renewing.spawn(async move { vote.renew(clock::millis(lease)).await });
+        }
+        let (renewed, failure) = counted(renewing).await;
+        self.check()?;
+        if renewed >= self.majority() { Ok(()) } else { Err(failure.unwrap_or_else(|| self.not_held())) }
+    }
+
+    /// Gives it back everywhere. Servers that do not answer get it back in the background.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] if it was not held to the end; [`Error::NotHeld`] if a majority does not have it and does not say
+    /// why; [`Error::Connection`] if too few answered to know.
+    pub async fn release(self) -> Result<(), Error> {
+        self.check()?;
+        // Those that do not answer are asked only if it depends on them.
+        let is_suspect = |client: &Client| client.shared().health.suspected().is_some();
+        let (mut held, mut failure) = (0, None);
+        for suspect in [false, true] {
+            let mut releasing = JoinSet::new();
+            for (client, vote) in &self.servers {
+                let granted = vote.clone().filter(|vote| vote.granted().is_some() && is_suspect(client) == suspect);
+                granted.into_iter().for_each(|vote| drop(releasing.spawn(async move { vote.release().await })));
+            }
+            let (released, failed) = counted(releasing).await;
+            (held, failure) = (held + released, failed.or(failure));
+            if held >= self.majority() {
+                return Ok(());
+            }
+        }
+        Err(match self.told_lost() {
+            Some(why) => self.loss(why),
+            None => failure.unwrap_or_else(|| self.not_held()),
+        })
+    }
+
+    fn why_lost(&self) -> Option<Why> {
+        if let Some(why) = self.lost.get() {
+            return Some(*why);
+        }
+        if self.majority_until().is_some_and(|end| Instant::now() < end) {
+            return None;
+        }
+        let by_the_clock = if self.common.terms.watchdog { Why::Disconnected } else { Why::Expired };
+        Some(*self.lost.get_or_init(|| self.told_lost().unwrap_or(by_the_clock)))
+    }
+
+    /// What a server has told of its loss.
+    fn told_lost(&self) -> Option<Why> {
+        self.votes().filter_map(|vote| vote.why_lost()).last()
+    }
+
+    /// Until when a majority has it for certain; none if there is no majority.
+    fn majority_until(&self) -> Option<Instant> {
+        self.majority_of(self.votes())
+    }
+
+    fn loss(&self, why: Why) -> Error {
+        Error::Lost { keys: self.keys().clone(), owner: self.owner().clone(), why }
+    }
+
+    fn not_held(&self) -> Error {
+        Error::NotHeld { keys: self.keys().clone(), owner: self.owner().clone() }
+    }
+}
+
+/// While it is asked for.
+impl RedGuard {
+    pub(crate) fn new(servers: &[Locks], keys: Keys, terms: Terms, server_timeout: Duration) -> Self {
+        // There is one server at least; its clients have names that nobody else has.
+        let by = servers.first().map_or_else(Vec::new, Locks::by);
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let owner = Owner::from([by.clone(), number.to_string().into_bytes()].concat());
+        let (changes, fence) = (Changes::default(), OnceLock::new());
+        let common = Arc::new(Common { keys, by, number, owner, terms, server_timeout, changes, fence });
+        let servers = servers.iter().map(|locks| (locks.client().clone(), None)).collect();
+        Self { common, servers, casting: JoinSet::new(), lost: OnceLock::new() }
+    }
+
+    fn majority(&self) -> usize {
+        self.servers.len() / 2 + 1
+    }
+
+    /// Asks this server, unless it was asked or does not answer.
+    pub(crate) fn ask(&mut self, server: usize, deadline: Deadline) -> bool {
+        let Some((client, vote @ None)) = self.servers.get_mut(server) else { return false };
+        if client.shared().health.suspected().is_some() {
+            return false;
+        }
+        let cast = Arc::new(Vote::new(client.clone(), self.common.clone(), deadline));
+        *vote = Some(cast.clone());
+        self.casting.spawn(async move { cast.cast().await });
+        true
+    }
+
+    /// Asks all that were not asked, at once.
+    pub(crate) fn ask_others(&mut self, deadline: Deadline) {
+        for server in 0..self.servers.len() {
+            self.ask(server, deadline);
+        }
+    }
+
+    /// Returns when this server has granted it, or nothing more will come of it.
+    pub(crate) async fn settled(&self, server: usize) {
+        let Some(vote) = self.vote(server) else { return };
+        let settled = || vote.failed() || vote.granted().is_some();
+        while !settled() {
+            self.common.changes.wait(None, settled).await;
+        }
+    }
+
+    /// Returns when a majority has granted it, or can't. Every vote ends by itself: who did not get an answer is told so.
+    pub(crate) async fn majority_granted(&self) {
+        let open = || self.votes().filter(|vote| !vote.failed()).count() >= self.majority();
+        let decided = || self.granted() >= self.majority() || !open();
+        while !decided() {
+            self.common.changes.wait(None, decided).await;
+        }
+    }
+
+    /// Makes the greatest token of the majority known to it; false: there is none.
+    pub(crate) fn make_fence_known(&self) -> bool {
+        if self.granted() < self.majority() {
+            return false;
+        }
+        let greatest = self.votes().filter_map(|vote| vote.granted()).max().unwrap_or_default();
+        // Votes wait for it, and set it nowhere.
+        let _ = self.common.fence.set(greatest);
+        self.common.changes.tell();
+        true
+    }
+
+    /// Returns when a majority has confirmed the fence, or can't any more; and whether the lock is valid.
+    pub(crate) async fn majority_confirmed(&self) -> bool {
+        // Each vote has its own time; those that join meanwhile don't prolong it for ever.
+        let end = Instant::now() + self.common.server_timeout * 2;
+        let open = || self.votes().filter(|vote| !vote.failed()).count() >= self.majority();
+        let first = || self.majority_of(self.votes().filter(|vote| vote.counts_at_first()));
+        self.until(end, || first().is_some() || !open()).await;
+        first().is_some_and(|end| Instant::now() < end)
+    }
+
+    /// How many have granted it.
+    pub(crate) fn granted(&self) -> usize {
+        self.votes().filter(|vote| vote.granted().is_some()).count()
+    }
+
+    fn majority_of<'a>(&self, votes: impl Iterator<Item = &'a Arc<Vote>>) -> Option<Instant> {
+        let mut ends: Vec<Instant> = votes.filter_map(|vote| vote.counts_until()).collect();
+        // With the earlier ones there are more than a majority.
+        ends.sort_unstable_by(|one, other| other.cmp(one));
+        ends.get(self.majority() - 1).copied()
+    }
+
+    /// Why this server failed, if not because others have the lock.
+    pub(crate) fn error(&self, server: usize) -> Option<Error> {
+        self.vote(server)?.error()
+    }
+
+    /// Whether the time was over in this server's queue.
+    pub(crate) fn not_granted(&self, server: usize) -> bool {
+        self.vote(server).is_some_and(Vote::not_granted)
+    }
+
+    /// The first server that has let it wait in vain.
+    pub(crate) fn first_in_vain(&self) -> Option<usize> {
+        (0..self.servers.len()).find(|server| self.vote(*server).is_some_and(Vote::in_vain))
+    }
+
+    /// Whether so many servers failed or do not answer that the others are no majority.
+    pub(crate) fn no_majority_left(&self) -> bool {
+        self.reachable() < self.majority()
+    }
+
+    /// The error that says so, unless all answer again by now; or as an error, what a server refused with.
+    pub(crate) fn no_majority(&self) -> Result<Option<Error>, Error> {
+        let failures = self.servers.iter().filter_map(|(client, vote)| match vote {
+            Some(vote) => vote.error(),
+            None => client.shared().health.suspected(),
+        });
+        let failures: Vec<Error> = failures.collect();
+        if let Some(refusal) = failures.iter().find(|error| !matches!(error, Error::Connection { .. })) {
+            return Err(refusal.clone());
+        }
+        let (keys, answer, majority) = (self.keys().clone(), self.reachable(), self.majority());
+        let source = failures.into_iter().next().map(Box::new);
+        Ok(source.map(|source| Error::NoMajority { keys, answer, majority, source }))
+    }
+
+    fn reachable(&self) -> usize {
+        let reachable = |(client, vote): &&(Arc<Client>, Option<Arc<Vote>>)| match vote {
+            Some(vote) => vote.error().is_none(),
+            None => client.shared().health.suspected().is_none(),
+        };
+        self.servers.iter().filter(reachable).count()
+    }
+
+    fn votes(&self) -> impl Iterator<Item = &Arc<Vote>> {
+        self.servers.iter().filter_map(|(_, vote)| vote.as_ref())
+    }
+
+    fn vote(&self, server: usize) -> Option<&Vote> {
+        self.servers.get(server)?.1.as_deref()
+    }
+
+    async fn until(&self, end: Instant, happened: impl Fn() -> bool) {
+        while !happened() && Instant::now() < end {
+            self.common.changes.wait(Some(end), &happened).await;
+        }
+    }
+}
+
+impl Drop for RedGuard {
+    fn drop(&mut self) {
+        self.casting.abort_all();
+        self.votes().for_each(|vote| vote.give_back());
+    }
+}
+
+impl std::fmt::Debug for RedGuard {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(out, "{} held by {} under {}", self.keys(), self.owner(), self.fence())
+    }
+}
+
+/// How many did it, and why one that failed did.
+async fn counted(mut votes: JoinSet<Result<bool, Error>>) -> (usize, Option<Error>) {
+    let (mut done, mut failure) = (0, None);
+    while let Some(outcome) = votes.join_next().await {
+        match outcome {
+            Ok(Ok(true)) => done += 1,
+            Ok(Err(error)) => failure = Some(error),
+            Ok(Ok(false)) | Err(_) => {}
+        }
+    }
+    (done, failure)
+}

@@ -8,7 +8,8 @@ import itertools
 from types import SimpleNamespace
 
 from holdfast import _multilock
-from holdfast._core import FOREVER, Acquire, Outcome, Release, Renew
+from holdfast._core.core import Core
+from holdfast._core.step import FOREVER, Outcome
 
 LEASE = 30.0
 
@@ -149,25 +150,26 @@ class Home:
     def find(self, key):
         return lambda go_on: go_on(self.node)
 
-    def begin(self, pending, what):
+    def begin(self, pending, what, *said):
         def heard():
             if self.client.alive:
-                outcome = self._serve(pending, what)
+                outcome = self._serve(pending, what, *said)
                 if outcome is not None:
                     self.world.at(self.client.delay(), lambda: self.ended(pending, outcome))
 
         self.world.at(self.client.delay(), heard)
 
-    def _serve(self, pending, what):
-        if isinstance(what, Release):
+    def _serve(self, pending, what, *said):
+        if what is Core.release:
             self.server.release(pending.hold.owner, pending.hold.keys)
             return Outcome("released")
-        if isinstance(what, Renew):
+        if what is Core.renew:
             return Outcome("renewed", pending.hold.token)
-        assert isinstance(what, Acquire)
-        self.waiting[what.owner] = pending
-        wait = float("inf") if what.wait == FOREVER else max(what.wait, 0) / 1000
-        token = self.server.acquire(what.keys, what.owner, self.client, wait)
+        assert what is Core.acquire
+        _, keys, _, wait, owner = said
+        self.waiting[owner] = pending
+        wait = float("inf") if wait == FOREVER else max(wait, 0) / 1000
+        token = self.server.acquire(keys, owner, self.client, wait)
         if token == "WAITING":
             return None
         return Outcome("not granted") if token is None else Outcome("granted", token)

@@ -2,34 +2,9 @@
 
 import re
 
-from holdfast._core import (
-    FOREVER,
-    NO_WAIT,
-    Acquire,
-    Check,
-    Close,
-    Core,
-    Drop,
-    End,
-    Ended,
-    Failure,
-    Leave,
-    Lost,
-    Move,
-    Open,
-    Opened,
-    PairEnded,
-    Received,
-    Release,
-    Renew,
-    Request,
-    Send,
-    Settings,
-    Terms,
-    Unreachable,
-    Wake,
-    WakeAt,
-)
+from holdfast._core.core import Core
+from holdfast._core.resp import Failure
+from holdfast._core.step import FOREVER, NO_WAIT, End, Ended, Lost, Move, Open, Send, Settings, Terms
 
 OPTIONS = ("wait", "lease", "watchdog", "ephemeral", "replicas", "limit")
 ESCAPES = {"0": b"", "r": b"\r", "n": b"\n", "t": b"\t"}
@@ -47,42 +22,52 @@ def played(script):
         if line.startswith("settings"):
             core = Core(Settings(*map(int, line.split()[2::2])))
         elif line and not line.startswith("#"):
-            core.step(*read(line))
+            at, what, *said = read(line)
+            told = None if what is Core.wake else core.wakes_at
+            core.step(at, what, *said)
             while core.outputs:
                 lines.append(f"> {written(core.outputs.popleft())}")
+            if core.wakes_at not in (None, told):
+                lines.append(f"> wake {core.wakes_at}")
     return "\n".join(lines) + "\n"
 
 
 def read(line):
-    """When it happens, and what."""
+    """When it happens, what, and what is told of it."""
     at, what, *rest = line.split()
     if what == "wake":
-        return int(at), Wake()
+        return int(at), Core.wake
     number = int(rest[0])
     if what in EVENTS:
-        return int(at), EVENTS[what](number)
+        return int(at), EVENTS[what], number
     if what == "received":
-        return int(at), Received(number, rest[1], unescaped(rest[2]))
+        return int(at), Core.received, number, rest[1], unescaped(rest[2])
     named = dict(zip(rest[1::2], rest[2::2]))
     if what == "close":
-        return int(at), Close(number, int(named["within"]))
+        return int(at), Core.close, number, int(named["within"])
     if what == "request":
-        return int(at), Request(number, tuple(map(unescaped, rest[3:])), int(rest[2]))
+        return int(at), Core.request, number, tuple(map(unescaped, rest[3:])), int(rest[2])
     if what == "release":
-        return int(at), Release(number, int(rest[2]), int(rest[4]))
+        return int(at), Core.release, number, int(rest[2]), int(rest[4])
     if what == "check":
-        return int(at), Check(number, int(rest[2]), int(rest[4]))
+        return int(at), Core.check, number, int(rest[2]), int(rest[4])
     if what == "renew":
         lease, fence = (None if name not in named else int(named[name]) for name in ("lease", "fence"))
-        return int(at), Renew(number, int(rest[2]), lease, fence, int(rest[4]))
+        return int(at), Core.renew, number, int(rest[2]), lease, fence, int(rest[4])
     assert what == "acquire", line
-    return int(at), acquire(number, rest)
+    return int(at), Core.acquire, number, *acquired(rest)
 
 
-EVENTS = {"opened": Opened, "ended": PairEnded, "unreachable": Unreachable, "leave": Leave, "drop": Drop}
+EVENTS = {
+    "opened": Core.opened,
+    "ended": Core.pair_ended,
+    "unreachable": Core.unreachable,
+    "leave": Core.leave,
+    "drop": Core.drop,
+}
 
 
-def acquire(number, rest):
+def acquired(rest):
     words = rest[4:]
     end = next((place for place, word in enumerate(words) if word in OPTIONS), len(words))
     options = words[end:]
@@ -94,7 +79,7 @@ def acquire(number, rest):
     terms = Terms(
         value("lease", None), "watchdog" in options, "ephemeral" in options, value("replicas", 0), value("limit", 1)
     )
-    return Acquire(number, unescaped(rest[2]), tuple(map(unescaped, words[:end])), terms, wait)
+    return unescaped(rest[2]), tuple(map(unescaped, words[:end])), terms, wait
 
 
 def unescaped(word):
@@ -124,8 +109,6 @@ def written(output):
         return f"lost {output.hold} {output.why}"
     if isinstance(output, Move):
         return f"moved {output.moved.id} {output.error}"
-    if isinstance(output, WakeAt):
-        return f"wake {output.at}"
     assert isinstance(output, Ended)
     kind, detail = output.outcome
     if kind == "answer":

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast._core import Core, Move, Settings, Take, WakeAt
+from holdfast._core.core import Core
+from holdfast._core.step import Move, Settings
 from steps import played, read, written
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "core/steps").glob("*.txt"))
@@ -43,15 +44,14 @@ class Cluster:
     def step(self, at, line):
         return self.told(at, *read(line))
 
-    def told(self, at, now, what):
+    def told(self, at, now, *what):
         core, done = self.cores[at], []
-        core.step(now, what)
+        core.step(now, *what)
         while core.outputs:
             output = core.outputs.popleft()
-            if not isinstance(output, WakeAt):
-                done.append(f"{at} {written(output)}")
+            done.append(f"{at} {written(output)}")
             if isinstance(output, Move):
-                done += self.told(1 - at, now, Take(output.moved))
+                done += self.told(1 - at, now, Core.take_over, output.moved)
         return done
 
     def open(self, at, now):

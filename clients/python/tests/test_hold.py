@@ -8,7 +8,9 @@ import tracemalloc
 import pytest
 
 from holdfast import LockLost, errors
-from holdfast._core import Core, Ended, Settings, Terms, encode
+from holdfast._core.core import Core
+from holdfast._core.resp import encode
+from holdfast._core.step import Ended, Settings, Terms
 from holdfast._flow import FOREVER, NO_WAIT, owners_in, wait_of
 from holdfast._hold import Hold, State
 from holdfast._owners import Owners
@@ -133,7 +135,7 @@ class Interrupted(Exception):
     pass
 
 
-def interrupted_at(core, now, what, line):
+def interrupted_at(core, line, now, *what):
     """Takes a step, in which an exception comes from outside at its so manieth line. False: it has fewer."""
     left = line
 
@@ -150,7 +152,7 @@ def interrupted_at(core, now, what, line):
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        core.step(now, what)
+        core.step(now, *what)
     except Interrupted:
         return True
     finally:
@@ -167,32 +169,32 @@ def test_a_step_that_is_interrupted_at_any_line(place):
             core.step(*read(step))
             done += core.outputs
             core.outputs.clear()
-        now, what = read(STEPS[place])
-        if not interrupted_at(core, now, what, line):
+        now, *what = read(STEPS[place])
+        if not interrupted_at(core, line, now, *what):
             assert line > 5
             return
         done += core.outputs
         after = Core(Settings())
         after.succeed(now, core)
         # Whoever was interrupted wants no more of what he asked for; all others go on at another pair.
-        after.step(now, *[read("8 drop 3")[1]])
-        after.step(now, read("8 drop 1")[1])
-        after.step(9, read("9 wake")[1])
+        after.step(now, Core.drop, 3)
+        after.step(now, Core.drop, 1)
+        after.step(9, *read("9 wake")[1:])
         pair = after.pairs
-        after.step(10, read(f"10 opened {pair}")[1])
-        after.step(11, read(rf"11 received {pair} session $5\r\nrun:2\r\n{ALIVE}")[1])
+        after.step(10, *read(f"10 opened {pair}")[1:])
+        after.step(11, *read(rf"11 received {pair} session $5\r\nrun:2\r\n{ALIVE}")[1:])
         asked = [one for one in after.outputs if getattr(one, "channel", "") == "requests"]
         assert all(one.words[0] in (b"LOCK.RELEASE", b"LOCK.ACQUIRE") for one in asked), asked
         replies = b"".join(b":0\r\n" if one.words[0] == b"LOCK.RELEASE" else b"+WAITING\r\n" for one in asked)
         text = "".join(f"\\x{byte:02x}" for byte in replies)
         if asked:
-            after.step(12, read(f"12 received {pair} requests {text}")[1])
+            after.step(12, *read(f"12 received {pair} requests {text}")[1:])
         done += after.outputs
         after.outputs.clear()
         assert after.is_settled, f"line {line} of {STEPS[place]}"
         # Within its time each call has ended, but for the one that waits.
         for now in (13, 1100, 2200, 11_000, 23_000):
-            after.step(now, read(f"{now} wake")[1])
+            after.step(now, *read(f"{now} wake")[1:])
         done += after.outputs
         ended = {one.call for one in done if isinstance(one, Ended)}
         if place > 6:

@@ -9,7 +9,7 @@ import simulated
 
 import holdfast
 from holdfast import _multilock
-from holdfast._core import Terms
+from holdfast._core.step import Terms
 from holdfast._hold import Hold
 from holdfast._lock import FOREVER
 from holdfast._order import place, server_name

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast._clock import millis
-from holdfast._core import Acquire, Outcome, Renew, Terms
+from holdfast._core.core import Core
+from holdfast._core.step import Outcome, Terms
 from holdfast._hold import Hold
 from holdfast._redlock import Ballot, Majority
 
@@ -34,13 +35,13 @@ class Server:
     def watch(self, hold):
         pass
 
-    def begin(self, pending, what):
-        if isinstance(what, Acquire):
+    def begin(self, pending, what, *said):
+        if what is Core.acquire:
             self.pending = pending
             if self.token is not None:
                 self.grant(self.token)
-        elif isinstance(what, Renew):
-            self.told = what
+        elif what is Core.renew:
+            self.told = said
             self.meanwhile()
             pending.outcome = Outcome("renewed", self.answer) if self.answer else Outcome("not held")
 
@@ -75,7 +76,7 @@ def test_begins_when_a_majority_confirmed_the_greatest_token(hold):
     servers = [Server(5, 7), Server(7, 7), Server(None, None)]
     assert begins(hold, servers)
     assert hold.token == 7
-    assert [server.told.fence for server in servers[:2]] == [7, 7]
+    assert [fence for _, _, fence, _ in (server.told for server in servers[:2])] == [7, 7]
 
 
 @pytest.mark.parametrize("answer", [None, 9], ids=["not held", "granted anew"])

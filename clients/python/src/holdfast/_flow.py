@@ -13,21 +13,18 @@ from typing import Any, Callable, TypeVar
 
 from redis.exceptions import ConnectionError
 
-from ._core import FOREVER, NO_WAIT, Acquire, Check, Input, Outcome, Release, Renew, Request
+from ._core.core import Core
+from ._core.step import FOREVER, NO_WAIT, Outcome
 from ._hold import Hold
 from ._owners import OWNERS
 from ._redis import refused
-from ._shell import HOPS, PATIENCE, Home, Node, Pending, elsewhere
+from ._shell import HOPS, PATIENCE, Home, Node, Pending, elsewhere, nobody
 
 T = TypeVar("T")
 Flow = Generator[Any, Any, T]
 
 # The longest wait that the server takes, in seconds: ten years.
 _LONGEST = 315_360_000
-
-
-def nobody() -> None:
-    """Nobody is to be woken but who waits for the call."""
 
 
 def wait_of(seconds: float) -> int:
@@ -41,15 +38,22 @@ def ask_for(home: Home, node: Node, hold: Hold, wait: float, wake: Callable[[], 
     """Asks for a lock, and does not wait for the answer."""
     hold.home, hold.node = home, node
     pending = Pending(hold.id, node, hold, wake)
-    home.begin(pending, Acquire(hold.id, b"", hold.keys, hold.terms, wait_of(wait), hold.owner))
+    home.begin(pending, Core.acquire, b"", hold.keys, hold.terms, wait_of(wait), hold.owner)
     return pending
 
 
-def ask(hold: Hold, what: Callable[[int], Input], wake: Callable[[], object] = nobody) -> Pending:
+def ask(hold: Hold, what: Callable[..., None], *said: Any) -> Pending:
     """Asks something about a hold, where it is."""
     home, node = hold.place
-    pending = Pending(OWNERS.number(), node, hold, wake)
-    home.begin(pending, what(pending.id))
+    pending = Pending(OWNERS.number(), node, hold)
+    home.begin(pending, what, hold.id, *said)
+    return pending
+
+
+def look(home: Home, node: Node, words: tuple[bytes, ...], within: int = PATIENCE) -> Pending:
+    """Sends a request that only looks."""
+    pending = Pending(OWNERS.number(), node, None)
+    home.begin(pending, Core.request, words, within)
     return pending
 
 
@@ -101,7 +105,7 @@ def release(hold: Hold, within: int = PATIENCE) -> Flow[None]:
     hold.raise_if_lost()
     hold.over()
     try:
-        pending = ask(hold, lambda call: Release(call, hold.id, within))
+        pending = ask(hold, Core.release, within)
         outcome: Outcome = yield hold.place[0].wait(pending, None)
     except BaseException:
         hold.unheard = True
@@ -121,7 +125,7 @@ def release(hold: Hold, within: int = PATIENCE) -> Flow[None]:
 def renew(hold: Hold, lease: int | None, within: int = PATIENCE) -> Flow[None]:
     """Begins the lease anew. Raises LockLost if it is not there any more."""
     hold.raise_if_lost()
-    pending = ask(hold, lambda call: Renew(call, hold.id, lease, None, within))
+    pending = ask(hold, Core.renew, lease, None, within)
     outcome = yield from _answer(hold.place[0], pending)
     if outcome is not None and outcome.kind == "renewed":
         return
@@ -138,8 +142,7 @@ def ask_whether_held(holds: Iterable[Hold]) -> Flow[None]:
     """Asks the servers of those that could be lost by now. No answer in a moment is a loss."""
     for hold in holds:
         if hold.doubtful:
-            within = min(hold.lease // 4, PATIENCE)
-            pending = ask(hold, lambda call, hold=hold, within=within: Check(call, hold.id, within))  # type: ignore[misc]
+            pending = ask(hold, Core.check, min(hold.lease // 4, PATIENCE))
             outcome = yield from _answer(hold.place[0], pending)
             if hold.held and (outcome is None or outcome.kind != "held"):
                 hold.lose("disconnected")
@@ -150,8 +153,7 @@ def request(home: Home, key: bytes, words: Sequence[bytes], name: Any) -> Flow[A
     node: Node = yield home.find(key)
     was_cut = False
     for _ in range(HOPS):
-        pending = Pending(OWNERS.number(), node, None, nobody)
-        home.begin(pending, Request(pending.id, tuple(words), PATIENCE))
+        pending = look(home, node, tuple(words))
         outcome = yield from _answer(home, pending)
         if outcome is not None and outcome.kind == "unanswered" and pending.failure is not None and not was_cut:
             # Its connection has ended: once more, over the next one.
@@ -167,8 +169,7 @@ def request(home: Home, key: bytes, words: Sequence[bytes], name: Any) -> Flow[A
         node = home.node(other.address)
         if other.asking:
             # It goes before the request.
-            asking = Pending(OWNERS.number(), node, None, nobody)
-            home.begin(asking, Request(asking.id, (b"ASKING",), PATIENCE))
+            look(home, node, (b"ASKING",))
     raise ConnectionError("every server names another one")
 
 

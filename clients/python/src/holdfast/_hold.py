@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 from ._clock import millis
-from ._core import Terms
+from ._core.step import Terms
 from .errors import LockLost, NotHeld
 
 if TYPE_CHECKING:
@@ -33,23 +33,20 @@ class State(enum.Enum):
 class Hold:
     """One acquisition. Its number is that of the core's."""
 
-    __slots__ = (
-        "_listeners",
-        "_mutex",
-        "entries",
-        "error",
-        "event",
-        "home",
-        "id",
-        "keys",
-        "name",
-        "node",
-        "owner",
-        "state",
-        "terms",
-        "token",
-        "unheard",
-    )
+    state = State.ASKED
+    # Where it was asked for.
+    home: Home | None = None
+    node: Node | None = None
+    token: int | None = None
+    error: LockLost | None = None
+    # How often a re-entrant lock was taken again.
+    entries = 0
+    # What the holder looks at to see whether it is lost, of whichever kind; made when first asked for.
+    event: Any = None
+    # A release was sent whose answer nobody heard.
+    unheard = False
+    # What it consists of, at several servers.
+    parts: Sequence[Hold] = ()
 
     def __init__(self, name: Any, keys: tuple[bytes, ...], terms: Terms, id_: int, owner: bytes) -> None:
         self.name = name
@@ -57,18 +54,6 @@ class Hold:
         self.terms = terms
         self.id = id_
         self.owner = owner
-        self.state = State.ASKED
-        # Where it was asked for.
-        self.home: Home | None = None
-        self.node: Node | None = None
-        self.token: int | None = None
-        self.error: LockLost | None = None
-        # How often a re-entrant lock was taken again.
-        self.entries = 0
-        # What the holder looks at to see whether it is lost, of whichever kind; made when first asked for.
-        self.event: Any = None
-        # A release was sent whose answer nobody heard.
-        self.unheard = False
         self._listeners: list[Listener] = []
         self._mutex = threading.Lock()
 
@@ -79,11 +64,6 @@ class Hold:
     def held(self) -> bool:
         """Whether it counts as held, be it in doubt."""
         return self.state is State.HELD
-
-    @property
-    def parts(self) -> Sequence[Hold]:
-        """What it consists of, at several servers."""
-        return ()
 
     @property
     def homes(self) -> list[Home]:

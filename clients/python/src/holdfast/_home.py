@@ -29,15 +29,15 @@ from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, RedisClusterException, RedisError
 from redis.retry import Retry
 
-from . import _core
 from . import _flow as flows
 from ._clock import LOOK_AGAIN, millis, now
-from ._core import Input, Outcome
+from ._core.core import Core
+from ._core.step import Outcome
 from ._flow import Flow
 from ._lock import Held
 from ._owners import OWNERS
-from ._redis import is_final, let_go, own_settings
-from ._shell import PATIENCE, Node, Pending
+from ._redis import is_final, own_settings
+from ._shell import PATIENCE, Link, Node, Pending, nobody
 from ._shell import Home as Shared
 
 logger = logging.getLogger("holdfast")
@@ -76,11 +76,18 @@ class Wire:
         self.socket.setblocking(False)
         # What the network did not take yet.
         self.out = bytearray()
-        self._look = _looking_at(self.socket)
+        self._is_tls = isinstance(self.socket, ssl.SSLSocket)
+        # One looks at a time: a caller who reads, or who is about to ask while nobody reads.
+        self._look: Callable[[int], Any] = lambda ms: select.select([self.socket], [], [], ms / 1000)[0]
+        if hasattr(select, "poll"):
+            poll = select.poll()
+            poll.register(self.socket.fileno(), select.POLLIN)
+            self._look = poll.poll
 
-    def write(self, data: bytes) -> None:
-        """Sends it, now or as soon as it can be."""
-        self.out += data
+    @property
+    def descriptor(self) -> int:
+        """Negative: it is closed."""
+        return self.socket.fileno()
 
     def flush(self) -> None:
         """Sends what there is. An error is found by whoever reads."""
@@ -96,13 +103,24 @@ class Wire:
 
     def can_read(self, milliseconds: int) -> bool:
         """Whether there is something to be read, or the end, within this time."""
-        if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
+        if self._is_tls and self.socket.pending():  # type: ignore[attr-defined]
             return True
         try:
             return bool(self._look(milliseconds))
         except (OSError, ValueError):
             # It was closed meanwhile.
             return True
+
+    def read(self) -> bytes | None:
+        """What has arrived, a piece of it at most; nothing: it has ended. None: nothing yet."""
+        try:
+            return self.socket.recv(_PIECE)
+        except _NOTHING_YET:
+            return None
+
+    def may_have_more(self, data: bytes) -> bool:
+        """Whether there may be more behind this piece."""
+        return self._is_tls or len(data) == _PIECE
 
     def close(self) -> None:
         """Ends it, also for a thread that waits for it."""
@@ -112,51 +130,6 @@ class Wire:
             self.connection.disconnect()
         except Exception:
             logger.debug("a connection did not close", exc_info=True)
-
-
-def _looking_at(one: socket.socket) -> Callable[[int], Any]:
-    """Whether there is something to be read from it, within so many milliseconds."""
-    if not hasattr(select, "poll"):
-        return lambda milliseconds: select.select([one], [], [], milliseconds / 1000)[0]
-    # Two threads may look at the same time, and one such object serves one.
-    descriptor = one.fileno()
-    spare = [select.poll()]
-    spare[0].register(descriptor, select.POLLIN)
-
-    def look(milliseconds: int) -> Any:
-        try:
-            poll = spare.pop()
-        except IndexError:
-            poll = select.poll()
-            poll.register(descriptor, select.POLLIN)
-        ready = poll.poll(milliseconds)
-        spare.append(poll)
-        return ready
-
-    return look
-
-
-class Link:
-    """A pair of connections."""
-
-    def __init__(self, pair: int, session: Any, requests: Any) -> None:
-        self.pair = pair
-        self.wires = {"session": Wire(session), "requests": Wire(requests)}
-        self.requests = self.wires["requests"]
-        # Whether a caller reads the requests' connection.
-        self.is_read = False
-
-    def write(self, channel: str, data: bytes) -> None:
-        self.wires[channel].write(data)
-
-    def flush(self) -> None:
-        for wire in self.wires.values():
-            if wire.out:
-                wire.flush()
-
-    def close(self) -> None:
-        for wire in self.wires.values():
-            wire.close()
 
 
 class Bell:
@@ -203,33 +176,33 @@ class Home(Shared):
         with self._mutex:
             return self.node(address)
 
-    def begin(self, pending: Pending, what: Input) -> None:
+    def begin(self, pending: Pending, what: Callable[..., None], *said: Any) -> None:
         with self._mutex:
             self._repair()
             pending.follow()
             link = pending.node.link
             # What is there is read first: the end of a connection, too, or that the lock is at another server now.
             if link is not None and not link.is_read and link.requests.can_read(0):
-                self._read(pending.node, link, "requests")
+                self._read(pending.node, link, link.requests)
                 pending.follow()
             self.calls[pending.id] = pending
-            self.step(pending.node, what)
-        if pending.wake is not flows.nobody:
+            self.step(pending.node, what, pending.id, *said)
+        if pending.wake is not nobody:
             # Its caller will not wait for this one alone.
             self._poke()
-        self._drive()
+        if self._thread is None:
+            self._drive()
 
     def wait(self, pending: Pending, seconds: float | None) -> Outcome | None:
         """Waits for the outcome: by reading, if nobody does, and else until another one has it."""
-        bell = threading.Lock()
-        bell.acquire()
-        pending.wake = lambda: bell.release() if bell.locked() else None
         if pending.outcome is None:
             self._read_along(pending)
         if pending.outcome is None:
-            end = None if seconds is None else now() + seconds
-            while pending.outcome is None and (end is None or now() < end):
-                bell.acquire(timeout=-1 if end is None else min(max(end - now(), 0), threading.TIMEOUT_MAX))
+            bell = Bell()
+            pending.wake = bell.ring
+            end = math.inf if seconds is None else now() + seconds
+            while pending.outcome is None and now() < end:
+                bell.wait(end - now())
         return pending.outcome
 
     def _read_along(self, pending: Pending) -> None:
@@ -245,7 +218,7 @@ class Home(Shared):
                     self._repair()
                     if node.link is not link:
                         return
-                    self._read(node, link, "requests")
+                    self._read(node, link, link.requests)
         finally:
             link.is_read = False
             if not node.core.is_idle:
@@ -261,7 +234,7 @@ class Home(Shared):
         def drop() -> None:
             self.calls.pop(call, None)
             self.holds.pop(call, None)
-            self.step(node, _core.Drop(call))
+            self.step(node, Core.drop, call)
 
         self.post(drop)
 
@@ -301,7 +274,8 @@ class Home(Shared):
                 self._mouth.send(b"!")
 
     def _set_timer(self, node: Node) -> None:
-        if node.wakes_at is not None and node.wakes_at < self._wakes_at:
+        at = node.core.wakes_at
+        if at is not None and at < self._wakes_at:
             self._poke()
 
     def _call_at(self, at: int, call: Callable[[], object]) -> None:
@@ -338,7 +312,7 @@ class Home(Shared):
     def _turn(self, selector: Any) -> None:
         with self._mutex:
             self._watch(selector)
-            times = [node.wakes_at for node in self.nodes.values() if node.wakes_at is not None]
+            times = [at for node in self.nodes.values() if (at := node.core.wakes_at) is not None]
             self._wakes_at = min([*times, *(at for at, _, _ in self._looks[:1])], default=math.inf)
         wait = min(max(self._wakes_at / 1000 - now(), 0), LOOK_AGAIN)
         ready = selector.select(wait if self._wakes_at < math.inf else None)
@@ -351,11 +325,11 @@ class Home(Shared):
                     # What is posted from here on wakes it once more.
                     self._is_poked = False
                     continue
-                node, link, channel = key.data
+                node, link, wire = key.data
                 if mask & selectors.EVENT_WRITE:
                     link.flush()
-                if mask & selectors.EVENT_READ and node.link is link and not (channel == "requests" and link.is_read):
-                    self._read(node, link, channel)
+                if mask & selectors.EVENT_READ and node.link is link and not (wire is link.requests and link.is_read):
+                    self._read(node, link, wire)
             while self._posts:
                 self._posts.popleft()()
             for node in list(self.nodes.values()):
@@ -364,17 +338,15 @@ class Home(Shared):
                 heapq.heappop(self._looks)[2]()
 
     def _wake(self, node: Node) -> None:
-        if node.wakes_at is None or node.wakes_at > millis():
+        at = node.core.wakes_at
+        if at is None or at > millis():
             return
         # It comes last: what has arrived is read before.
         link = node.link
         if link is not None:
-            for channel in link.wires:
-                if node.link is link:
-                    self._read(node, link, channel)
-        if node.wakes_at is not None:
-            node.wakes_at = None
-            self.step(node, _core.Wake())
+            for wire in link.wires.values():
+                self._read(node, link, wire)
+        self.step(node, Core.wake)
 
     def _watch(self, selector: Any) -> None:
         """Says which connections to look at: that of requests while answers are owed and no caller looks himself."""
@@ -383,11 +355,11 @@ class Home(Shared):
             link = node.link
             if link is None:
                 continue
-            for channel, wire in link.wires.items():
-                is_read = channel == "session" or not (link.is_read or node.core.is_idle)
+            for wire in link.wires.values():
+                is_read = wire is not link.requests or not (link.is_read or node.core.is_idle)
                 events = (selectors.EVENT_READ if is_read else 0) | (selectors.EVENT_WRITE if wire.out else 0)
-                if events and wire.socket.fileno() >= 0:
-                    wanted[wire.socket.fileno()] = (wire.socket, events, (node, link, channel))
+                if events and wire.descriptor >= 0:
+                    wanted[wire.descriptor] = (wire.socket, events, (node, link, wire))
         for key in list(selector.get_map().values()):
             if key.data is not None and (key.fd not in wanted or wanted[key.fd][0] is not key.fileobj):
                 selector.unregister(key.fileobj)
@@ -398,22 +370,22 @@ class Home(Shared):
             elif known[fd].events != events:
                 selector.modify(one, events, data)
 
-    def _read(self, node: Node, link: Link, channel: str) -> None:
+    def _read(self, node: Node, link: Link, wire: Wire) -> None:
         """Tells the core what has arrived. With the mutex."""
-        wire = link.wires[channel]
+        channel = "requests" if wire is link.requests else "session"
         while node.link is link:
             try:
-                data = wire.socket.recv(_PIECE)
-            except _NOTHING_YET:
-                return
+                data = wire.read()
             except (OSError, ValueError) as error:
                 self.broken(node, link.pair, ConnectionError(f"the connection broke: {error}"))
+                return
+            if data is None:
                 return
             if not data:
                 self.broken(node, link.pair, None)
                 return
-            self.step(node, _core.Received(link.pair, channel, data))
-            if len(data) < _PIECE and not isinstance(wire.socket, ssl.SSLSocket):
+            self.step(node, Core.received, link.pair, channel, data)
+            if not wire.may_have_more(data):
                 return
 
     def _repair(self) -> None:
@@ -441,7 +413,7 @@ class Home(Shared):
             for _ in range(2):
                 connections.append(connection_class(**own))
                 connections[-1].connect()
-            link = Link(pair, *connections)
+            link = Link(pair, *map(Wire, connections))
         except BaseException as error:
             for connection in connections:
                 connection.disconnect()
@@ -468,8 +440,8 @@ class Home(Shared):
         self.lose_all()
         pending = []
         for node in list(self.nodes.values()):
-            call = Pending(OWNERS.number(), node, None, flows.nobody)
-            self.begin(call, _core.Close(call.id, PATIENCE))
+            call = Pending(OWNERS.number(), node, None)
+            self.begin(call, Core.close, PATIENCE)
             pending.append(call)
         self.closed = True
         for call in pending:
@@ -482,7 +454,7 @@ class Home(Shared):
         def end() -> None:
             self.closed = True
             for node in list(self.nodes.values()):
-                self.step(node, _core.Close(OWNERS.number(), PATIENCE))
+                self.step(node, Core.close, OWNERS.number(), PATIENCE)
 
         if self._thread is None:
             self.closed = True
@@ -502,9 +474,7 @@ class Home(Shared):
         self.holds.clear()
         for node in self.nodes.values():
             if node.link is not None:
-                for wire in node.link.wires.values():
-                    if wire.socket.fileno() >= 0:
-                        let_go(wire.socket.fileno())
+                node.link.let_go()
 
 
 # Of each client's pool, those by their limits.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ._core import Terms
+from ._core.step import Terms
 from ._hold import Hold, State
 from .errors import LockLost
 
@@ -16,14 +16,12 @@ if TYPE_CHECKING:
 class Joint(Hold):
     """It is held for as long as enough of its parts are, and lost when too few are left."""
 
-    __slots__ = ("_parts", "actor", "needed")
+    needed = 0
 
     def __init__(self, name: Any, terms: Terms, owner: bytes, actor: int | None = None) -> None:
         super().__init__(name, (), terms, 0, owner)
         # Which thread or task asks, where that is told to the servers.
         self.actor = actor
-        self.needed = 0
-        self._parts: Sequence[Hold] = ()
 
     def begin(self, parts: Sequence[Hold], needed: int, token: int) -> None:
         """From now on it is held by these."""
@@ -38,15 +36,6 @@ class Joint(Hold):
     def homes(self) -> list[Home]:
         """Where its parts were asked for."""
         return [home for part in self.parts for home in part.homes]
-
-    @property
-    def parts(self) -> Sequence[Hold]:
-        """Of what was asked for, also where it was given up."""
-        return self._parts
-
-    @parts.setter
-    def parts(self, parts: Sequence[Hold]) -> None:
-        self._parts = parts
 
     @property
     def until(self) -> int:

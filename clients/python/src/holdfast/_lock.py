@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Callable, ClassVar, Generic, NamedTuple, TypeVar, Union
 
 from . import _flow as flows
-from ._core import Terms
+from ._core.step import Terms
 from ._flow import Flow
 from ._hold import Hold, State
 from ._owners import OWNERS

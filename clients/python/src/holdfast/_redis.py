@@ -9,7 +9,7 @@ from typing import Any, Callable
 from redis._parsers.base import BaseParser
 from redis.exceptions import AuthenticationError, ConnectionError, RedisError, TimeoutError
 
-from ._core import Outcome
+from ._core.step import Outcome
 from .errors import Cancelled, Deadlock, LockError, LockLost, NoReplicas, NotHeld, NotLoaded, WrongType
 
 # What a server says of locks.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any, Callable, cast
 
 from redis.exceptions import ConnectionError
 
 from . import _flow as flows
 from ._clock import millis, now
-from ._core import Failure, Outcome, Release, Renew, Request
+from ._core.core import Core
+from ._core.resp import Failure
+from ._core.step import Outcome
 from ._flow import Flow
 from ._hold import Hold
 from ._joint import Joint
@@ -38,10 +40,8 @@ def drift(lease: float) -> float:
 class Majority(Joint):
     """Holds on several servers, which count for as long as they are a majority."""
 
-    __slots__ = ("rounds",)
-
     # How often it was begun.
-    rounds: int
+    rounds = 0
 
     def counts_until(self, part: Hold) -> int:
         return max(super().counts_until(part) - round(drift(part.lease / 1000) * 1000), 0)
@@ -94,7 +94,6 @@ class RedLockBase(LockBase):
             raise ValueError(f"token must be None: a RedLock chooses its owners itself, got {token!r}")
         hold = Majority(self.name, self._terms, OWNERS.process)
         hold.keys = self._keys
-        hold.rounds = 0
         return hold
 
     def _homes(self) -> list[Home]:
@@ -129,7 +128,7 @@ class RedLockBase(LockBase):
         yield from enough(homes, self.server_timeout)
         ballot = Ballot([home for home in homes if not home.suspect], self.server_timeout)
         words = (b"LOCK.INFO", self._keys[0])
-        asked = [vote.ask(Request(OWNERS.number(), words, ballot.patience_ms)) for vote in ballot.votes]
+        asked = [vote.ask(Core.request, words, ballot.patience_ms) for vote in ballot.votes]
         yield from ballot.all_ended(asked)
         found = []
         for vote, pending in zip(ballot.votes, asked):
@@ -204,10 +203,10 @@ class Vote:
         """Whether something may come of it yet."""
         return self.pending is not None and self.kind is None and not self.home.suspect
 
-    def ask(self, what: Release | Renew | Request) -> Pending:
+    def ask(self, what: Callable[..., None], *said: Any) -> Pending:
         """Asks its server. The bell rings when it has answered."""
-        pending = Pending(what.call, self._node, self._hold, self._ballot.bell.ring)
-        self.home.begin(pending, what)
+        pending = Pending(OWNERS.number(), self._node, self._hold, self._ballot.bell.ring)
+        self.home.begin(pending, what, *said)
         return pending
 
     def cast(self, wait: float) -> None:
@@ -217,7 +216,7 @@ class Vote:
 
     def question(self) -> None:
         """Asks something behind that, over the same connection: then its answer, or that it waits, came before."""
-        self._question = self.ask(Request(OWNERS.number(), (b"LOCK.OWNER",), self._ballot.patience_ms))
+        self._question = self.ask(Core.request, (b"LOCK.OWNER",), self._ballot.patience_ms)
 
     @property
     def is_unheard(self) -> bool:
@@ -264,8 +263,7 @@ def _probe(home: Home, node: Node, patience: float) -> Flow[None]:
     try:
         for pause in flows.pauses():
             yield home.pause(pause)
-            pending = Pending(OWNERS.number(), node, None, flows.nobody)
-            home.begin(pending, Request(pending.id, (b"LOCK.OWNER",), max(round(patience * 1000), 1)))
+            pending = flows.look(home, node, (b"LOCK.OWNER",), max(round(patience * 1000), 1))
             outcome = yield home.wait(pending, None)
             # An error is an answer, too.
             if outcome is not None and outcome.kind in ("answer", "closed"):
@@ -360,7 +358,7 @@ class Ballot:
 
     def confirm(self, votes: Sequence[Vote], lease: int | None, fence: int) -> Flow[list[Hold]]:
         """Begins the leases anew, under one token. Those where it is so now."""
-        asked = [vote.ask(Renew(OWNERS.number(), vote.hold.id, lease, fence, self.patience_ms)) for vote in votes]
+        asked = [vote.ask(Core.renew, vote.hold.id, lease, fence, self.patience_ms) for vote in votes]
         yield from self.all_ended(asked)
         confirmed = []
         for vote, pending in zip(votes, asked):
@@ -424,7 +422,7 @@ def release(hold: Majority, servers: int, patience: float) -> Flow[None]:
                 flows.give_up(vote.hold)
             else:
                 votes.append(vote)
-                asked.append(vote.ask(Release(OWNERS.number(), vote.hold.id, ballot.patience_ms)))
+                asked.append(vote.ask(Core.release, vote.hold.id, ballot.patience_ms))
         yield from ballot.all_ended(asked)
     except BaseException:
         hold.unheard = True

@@ -13,13 +13,14 @@ from typing import Any, Callable, NamedTuple, Optional
 
 from redis.exceptions import ConnectionError, RedisError
 
-from . import _core
 from ._clock import millis
-from ._core import Core, Input, Outcome
+from ._core.core import Core
+from ._core.resp import Failure, encode
+from ._core.step import REQUESTS, SESSION, End, Ended, Lost, Move, Open, Outcome, Send, Settings
 from ._hold import Hold
 from ._order import is_cluster, slot_of
 from ._owners import OWNERS
-from ._redis import failed
+from ._redis import failed, let_go
 
 logger = logging.getLogger("holdfast")
 
@@ -37,34 +38,66 @@ Address = Optional[tuple[str, int]]
 class Node:
     """One server."""
 
+    # The pair of connections that there is, and the number of that which is being opened.
+    link: Link | None = None
+    opening: int | None = None
+    # What went wrong last.
+    failure: Exception | None = None
+    # How often in a row no connection could be had.
+    failures = 0
+
     def __init__(self, address: Address, core: Core) -> None:
         self.address = address
         self.core = core
-        # The pair of connections that there is, and the number of that which is being opened.
-        self.link: Any = None
-        self.opening: int | None = None
-        self.wakes_at: int | None = None
-        # What went wrong last.
-        self.failure: Exception | None = None
-        # How often in a row no connection could be had.
-        self.failures = 0
+
+
+class Link:
+    """A pair of connections, whose wires the two kinds make."""
+
+    # With threads: whether a caller reads the requests' connection.
+    is_read = False
+
+    def __init__(self, pair: int, session: Any, requests: Any) -> None:
+        self.pair = pair
+        self.requests = requests
+        self.wires = {SESSION: session, REQUESTS: requests}
+
+    def flush(self) -> None:
+        """Sends what there is."""
+        for wire in self.wires.values():
+            if wire.out:
+                wire.flush()
+
+    def close(self) -> None:
+        """Ends both connections."""
+        for wire in self.wires.values():
+            wire.close()
+
+    def let_go(self) -> None:
+        """Leaves them to the parent of a fork."""
+        for wire in self.wires.values():
+            if wire.descriptor >= 0:
+                let_go(wire.descriptor)
+
+
+def nobody() -> None:
+    """Nobody is to be woken but who waits for the call."""
 
 
 class Pending:
     """A call that somebody waits for."""
 
-    __slots__ = ("_pairs", "failure", "hold", "id", "node", "outcome", "wake")
+    outcome: Outcome | None = None
+    # What had gone wrong at its server.
+    failure: Exception | None = None
 
-    def __init__(self, id_: int, node: Node, hold: Hold | None, wake: Callable[[], object]) -> None:
+    def __init__(self, id_: int, node: Node, hold: Hold | None, wake: Callable[[], object] = nobody) -> None:
         self.id = id_
         self.node = node
         # What an acquisition becomes.
         self.hold = hold
         self.wake = wake
-        self.outcome: Outcome | None = None
-        # What had gone wrong at its server.
-        self.failure: Exception | None = None
-        self._pairs = (node, node.core.pairs)
+        self._first, self._pairs = node, node.core.pairs
 
     def follow(self) -> None:
         """Goes where the hold is that it is about: that may have moved to another server in this instant."""
@@ -74,8 +107,7 @@ class Pending:
     @property
     def was_repeated(self) -> bool:
         """Whether it may have been sent more than once: over another pair, or to another server."""
-        node, pairs = self._pairs
-        return node is not self.node or node.core.pairs > pairs
+        return self._first is not self.node or self.node.core.pairs > self._pairs
 
     def error(self, name: Any, owner: bytes = b"", token: int | None = None) -> Exception:
         """The error that says how it has ended."""
@@ -100,47 +132,29 @@ class Home:
 
     # What the two kinds do each in their own way. A step is a value that is there, or an awaitable.
 
+    # Step: the Node that serves a key.
+    find: Callable[[bytes], Any]
+    # Begins a call: what the core is to be told.
+    begin: Callable[..., None]
+    # Step: the Outcome of a call; None if there is none within so many seconds.
+    wait: Callable[[Pending, float | None], Any]
+    # Step: nothing, for so many seconds.
+    pause: Callable[[float], Any]
+    # What several calls may ring when they have ended: `ring()`, and the step `wait(seconds)`.
+    bell: Callable[[], Any]
+    # Nobody wants this call's answer any more, or this hold. In the background.
+    drop: Callable[[Node, int], None]
+    # Runs a flow in the background.
+    start: Callable[[Generator[Any, Any, None]], None]
+    # Opens a pair in the background, then says so by `connected`.
+    _open: Callable[[Node, int], None]
+    # It may be to be woken earlier than it was.
+    _set_timer: Callable[[Node], None]
+    # Calls it then, or a little later, where steps are taken.
+    _call_at: Callable[[int, Callable[[], object]], None]
+
     # Its server did not answer a vote of a RedLock, and is asked in the background until it does.
     suspect = False
-
-    def find(self, key: bytes) -> Any:
-        """Step: the Node that serves a key."""
-        raise NotImplementedError
-
-    def begin(self, pending: Pending, what: Input) -> None:
-        """Begins a call."""
-        raise NotImplementedError
-
-    def wait(self, pending: Pending, seconds: float | None) -> Any:
-        """Step: the Outcome of a call; None if there is none within this time."""
-        raise NotImplementedError
-
-    def pause(self, seconds: float) -> Any:
-        """Step: nothing, for so long."""
-        raise NotImplementedError
-
-    def bell(self) -> Any:
-        """What several calls may ring when they have ended: `ring()`, and the step `wait(seconds)`."""
-        raise NotImplementedError
-
-    def drop(self, node: Node, call: int) -> None:
-        """Nobody wants this call's answer any more, or this hold. In the background."""
-        raise NotImplementedError
-
-    def start(self, flow: Generator[Any, Any, None]) -> None:
-        """Runs a flow in the background."""
-        raise NotImplementedError
-
-    def _open(self, node: Node, pair: int) -> None:
-        """Opens a pair in the background, then says so by `_opened`."""
-        raise NotImplementedError
-
-    def _set_timer(self, node: Node) -> None:
-        """It is to be woken at another time."""
-
-    def _call_at(self, at: int, call: Callable[[], object]) -> None:
-        """Calls it then, or a little later, where steps are taken."""
-        raise NotImplementedError
 
     # Servers.
 
@@ -156,7 +170,7 @@ class Home:
         """The server at this address."""
         node = self.nodes.get(address)
         if node is None:
-            settings = _core.Settings(grace=_GRACE, seed=random.getrandbits(64))
+            settings = Settings(grace=_GRACE, seed=random.getrandbits(64))
             node = self.nodes[address] = Node(address, Core(settings, in_cluster=self._in_cluster))
         return node
 
@@ -192,47 +206,46 @@ class Home:
 
     # Steps. With threads, whoever takes one has the mutex.
 
-    def step(self, node: Node, what: Input) -> None:
+    def step(self, node: Node, what: Callable[..., None], *said: Any) -> None:
         """Tells a core what happens, and does what it says."""
         self._is_stepping = node
-        inputs = [(node, what)]
-        while inputs:
-            at, one = inputs.pop()
-            at.core.step(millis(), one)
-            self._perform(at, inputs)
-            if at.link is not None:
-                at.link.flush()
+        node.core.step(millis(), what, *said)
+        moves = self._perform(node)
+        if node.link is not None:
+            node.link.flush()
+        self._set_timer(node)
         self._is_stepping = None
+        for to, move in moves:
+            self.step(to, Core.take_over, move.moved)
 
-    def _perform(self, node: Node, inputs: list[tuple[Node, Input]]) -> None:
-        outputs = node.core.outputs
+    def _perform(self, node: Node) -> list[tuple[Node, Move]]:
+        """Does what its core says. What has to move, another one is to take."""
+        outputs, moves = node.core.outputs, []
         while outputs:
             # What is interrupted is done once more: all but sending can be done twice, and then the pair ends.
             output = outputs[0]
-            if isinstance(output, _core.Send):
+            if isinstance(output, Send):
                 if node.link is not None:
-                    node.link.write(output.channel, _core.encode(output.words))
-            elif isinstance(output, _core.Ended):
+                    node.link.wires[output.channel].out += encode(output.words)
+            elif isinstance(output, Ended):
                 self._ended(node, output.call, output.outcome)
-            elif isinstance(output, _core.WakeAt):
-                node.wakes_at = output.at
-                self._set_timer(node)
-            elif isinstance(output, _core.Lost):
+            elif isinstance(output, Lost):
                 hold = self.holds.pop(output.hold, None)
                 if hold is not None:
                     hold.lose(output.why)
-            elif isinstance(output, _core.Open):
+            elif isinstance(output, Open):
                 node.opening = output.pair
                 self._open(node, output.pair)
-            elif isinstance(output, _core.End):
+            elif isinstance(output, End):
                 link, node.link, node.opening = node.link, None, None
                 if link is not None:
                     link.close()
                 self._moved.clear()
                 self._in_doubt = True
             else:
-                inputs.append((self._move(node, output), _core.Take(output.moved)))
+                moves.append((self._move(node, output), output))
             outputs.popleft()
+        return moves
 
     def _ended(self, node: Node, call: int, outcome: Outcome) -> None:
         pending = self.calls.get(call)
@@ -246,13 +259,13 @@ class Home:
         self.calls.pop(call, None)
         pending.wake()
 
-    def _move(self, node: Node, output: _core.Move) -> Node:
+    def _move(self, node: Node, output: Move) -> Node:
         """Who has this now. If nobody knows, it is asked for once more where it was."""
         moved = output.moved
         address = self._redirected(output.error, node.address)
         if address is None:
             try:
-                address = self.address_of(moved.key)
+                address = self.address_of(moved.claim.keys[0])
             except (RedisError, ReferenceError) as error:
                 logger.debug("nobody knows who serves it: %s", error)
         to = node if address is None else self.node(address)
@@ -272,16 +285,17 @@ class Home:
         if node is None:
             return
         logger.debug("a step was interrupted")
-        self._perform(node, [])
+        moves = self._perform(node)
         core, node.core = node.core, Core(node.core.settings, in_cluster=self._in_cluster)
         if node.link is not None:
             link, node.link = node.link, None
             link.close()
-        node.opening = node.wakes_at = None
+        node.opening = None
         self._is_stepping = node
         node.core.succeed(millis(), core)
-        self._is_stepping = None
-        self.step(node, _core.Wake())
+        self.step(node, Core.wake)
+        for to, move in moves:
+            self.step(to, Core.take_over, move.moved)
 
     def connected(self, node: Node, pair: int, link: Any, failure: Exception | None, *, is_final: bool) -> None:
         """A pair is there, or can't be had; `is_final`: who has not been served yet is told so."""
@@ -294,10 +308,10 @@ class Home:
         node.opening, node.failure, node.link = None, failure, link
         if link is not None:
             node.failures = 0
-            self.step(node, _core.Opened(pair))
+            self.step(node, Core.opened, pair)
         else:
             node.failures += 1
-            self.step(node, _core.Unreachable(pair) if is_final else _core.PairEnded(pair))
+            self.step(node, Core.unreachable if is_final else Core.pair_ended, pair)
 
     def _reroute(self, node: Node) -> None:
         """Lets go what other nodes of a cluster have by now."""
@@ -307,12 +321,12 @@ class Home:
             except (RedisError, ReferenceError):
                 return
             if address not in (None, node.address):
-                self.step(node, _core.Leave(id_))
+                self.step(node, Core.leave, id_)
 
     def broken(self, node: Node, pair: int, error: Exception | None) -> None:
         """One connection of a pair has ended."""
         node.failure = error or ConnectionError("Connection closed by server.")
-        self.step(node, _core.PairEnded(pair))
+        self.step(node, Core.pair_ended, pair)
 
     # Who wants to hear of a loss hears of it also when the server says nothing.
 
@@ -340,7 +354,7 @@ class Home:
 
         pending = Pending(OWNERS.number(), hold.node, hold, heard)
         self.calls[pending.id] = pending
-        self.step(hold.node, _core.Check(pending.id, hold.id, max(min(hold.lease // 4, PATIENCE), 1)))
+        self.step(hold.node, Core.check, pending.id, hold.id, max(min(hold.lease // 4, PATIENCE), 1))
 
     @property
     def is_settled(self) -> bool:
@@ -363,7 +377,7 @@ class Elsewhere(NamedTuple):
 def elsewhere(home: Home, pending: Pending) -> Elsewhere | None:
     """Whether another server is to be asked, by this answer."""
     reply = None if pending.outcome is None else pending.outcome.detail
-    if not isinstance(reply, _core.Failure):
+    if not isinstance(reply, Failure):
         return None
     address = home._redirected(reply.text, pending.node.address)
     return None if address is None else Elsewhere(address, reply.text.startswith("ASK"))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import collections
 import heapq
-from typing import Callable
+from typing import Any, Callable
 
 from . import step as steps
-from .claim import NEW, Call, Claim, Hold, Kind, Moved, Renewal, Renewing, Simple, Stage
-from .pair import FIRST_QUESTION, QUESTION, Advice, Event, Pair, Sent, advice_of, greeting
-from .pair import Stage as PairStage
+from .claim import NEW, Call, Claim, Hold, Kind, Moved, Renewal
+from .pair import Event, Pair, Sent, advice_of, event_of
 from .resp import Failure, Nonsense, Reply, take
-from .step import FOREVER, NO_WAIT, REQUESTS, SESSION, Ended, Input, Outcome, Output, Send, Settings, Terms, Wait
+from .step import FOREVER, NO_WAIT, REQUESTS, SESSION, Ended, Outcome, Output, Send, Settings, Terms, Wait
 
 # Asked again after so long.
 _AGAIN = 100
@@ -28,9 +27,13 @@ _TOLD_WITHIN = 1_000
 _LATE = 200
 # So many alarms of what is over are not worth looking for.
 _FEW_ALARMS = 4096
+# The first question is answered at once, and says what the default lease is.
+_FIRST_QUESTION = (b"LOCK.NEXT", b"ALIVE")
+_QUESTION = (b"LOCK.NEXT", b"WAIT", b"0", b"ALIVE")
 
 # The number of no call.
 _NOBODY = 0
+_RELEASED = Outcome("released")
 
 
 class Core:
@@ -44,6 +47,10 @@ class Core:
         self.settings = settings
         # What is to be done, in this order.
         self.outputs: collections.deque[Output] = collections.deque()
+        # When it is to be told `wake`, as the shell knows after each step.
+        self.wakes_at: int | None = None
+        # How many pairs have been opened.
+        self.pairs = 0
         self._in_cluster = in_cluster
         self._now = 0
         self._claims: dict[int, Claim] = {}
@@ -56,7 +63,6 @@ class Core:
         # When to look at which claim or call again.
         self._alarms: list[tuple[int, int]] = []
         self._pair: Pair | None = None
-        self._pairs = 0
         # How many `LOCK.NEXT` were sent, over all pairs.
         self._nexts = 0
         # Sessions that may not be gone.
@@ -65,8 +71,6 @@ class Core:
         self._opens_at = 0
         self._pause = _FIRST_PAUSE
         self._doubled = 0
-        # When the shell wakes this core, as it was told last.
-        self._wakes_at: int | None = None
         # This process stood still: until then no hold is lost for want of a session.
         self._asks_until = 0
         self._random = (settings.seed * 0x9E3779B97F4A7C15) % 2**64 | 1
@@ -75,31 +79,22 @@ class Core:
         # The server's, as it said last.
         self._default_lease = 0
         self._is_closed = False
-        self._inputs: dict[type, Callable[..., None]] = {
-            steps.Acquire: self._acquire,
-            steps.Release: self._release,
-            steps.Renew: self._renew,
-            steps.Check: self._check,
-            steps.Request: self._request,
-            steps.Drop: self._drop,
-            steps.Close: self._close,
-            steps.Opened: self._opened,
-            steps.Received: self._received,
-            steps.PairEnded: self._pair_ended,
-            steps.Unreachable: self._unreachable,
-            steps.Leave: self._leave,
-            steps.Take: self._take_over,
-            steps.Wake: self._wake,
-        }
 
-    def step(self, now: int, what: Input) -> None:
-        """Something happens at this time. Afterwards all `outputs` are to be done."""
-        self._now = max(self._now, now)
-        if self._wakes_at is not None and self._now > self._wakes_at + _LATE:
+    def step(self, now: int, what: Callable[..., None], *said: Any) -> None:
+        """Something happens at this time: one of the methods of the first two chapters, and what it is told.
+
+        Afterwards all `outputs` are to be done.
+        """
+        self._now = now = max(self._now, now)
+        if self.wakes_at is not None and now > self.wakes_at + _LATE:
             self._begin_anew()
-        self._inputs[type(what)](*what)
-        self._open()
-        self._send()
+        what(self, *said)
+        if self._is_closed and not self._claims:
+            self._end()
+        elif self._pair is None:
+            self._open()
+        if self._ready:
+            self._send()
         self._set_alarm()
 
     def succeed(self, now: int, before: Core) -> None:
@@ -112,24 +107,23 @@ class Core:
         self._replaced = before._replaced
         if before._pair is not None and before._pair.id is not None:
             self._replaced.append(before._pair.id)
-        self._pairs, self._nexts, self._default_lease = before._pairs, before._nexts, before._default_lease
+        self.pairs, self._nexts, self._default_lease = before.pairs, before._nexts, before._default_lease
         self._is_closed = before._is_closed
         calls = before._calls
         for id_ in sorted(before._claims):
             claim = before._claims[id_]
-            if claim.stage is Stage.HELD and claim.hold is None:
-                claim.stage = Stage.ASKED
+            if claim.stage == "held" and claim.hold is None:
+                claim.stage = "asked"
             claim.set_adrift(before._until(claim))
-            renewal = None if claim.renewal is None else claim.renewal.call
-            numbers = [number for number in (*claim.checks, claim.release, renewal, id_) if number in calls]
-            self._take_over(Moved(id_, claim, [(number, calls.pop(number)) for number in numbers]))
+            numbers = [number for number in (*claim.calls, id_) if number in calls]
+            self.take_over(Moved(id_, claim, [(number, calls.pop(number)) for number in numbers]))
             if claim.hold is not None:
                 self._finish(id_, Outcome("granted", claim.hold.token))
             elif claim.wanted and id_ not in numbers:
                 self._give_back(id_)
         for number in sorted(calls):
             self._calls[number] = call = calls[number]
-            if call.about is not steps.Close:
+            if call.about != "close":
                 self._finish(number, Outcome("unanswered"))
             elif call.bound is not None:
                 self._alarm(call.bound, number)
@@ -160,11 +154,6 @@ class Core:
         return self._pair is None or not self._pair.unanswered
 
     @property
-    def pairs(self) -> int:
-        """How many pairs have been opened."""
-        return self._pairs
-
-    @property
     def has_ended(self) -> bool:
         """Whether it was closed, and nothing is left to be done."""
         return self._is_closed and not self._claims and self._pair is None
@@ -187,19 +176,21 @@ class Core:
             return hold.until
         return max(hold.until, alive.asked + hold.lease * alive.sure // 1000)
 
+    def _lease_of(self, claim: Claim) -> int:
+        """The lease that is asked for."""
+        return self._default_lease if claim.terms.lease is None else claim.terms.lease
+
     # What the program asks for.
 
-    def _begin(self, call: int, about: type, within: int | None, hold: int = 0, words: tuple[bytes, ...] = ()) -> bool:
+    def _begin(self, call: int, about: str, within: int | None, hold: int = 0, words: tuple[bytes, ...] = ()) -> bool:
         """A call begins that somebody waits for. False: it has ended already."""
         if self._is_closed:
             self.outputs.append(Ended(call, Outcome("closed")))
             return False
-        bound = None
-        if within is not None:
-            bound = self._now + within
-            self._alarm(bound, call)
+        bound = None if within is None else self._now + within
         self._calls[call] = Call(about, bound, hold, words)
-        self._get_ready(NEW, 0, call)
+        if bound is not None:
+            self._alarm(bound, call)
         return True
 
     def _finish(self, call: int, outcome: Outcome) -> None:
@@ -207,82 +198,83 @@ class Core:
         if self._calls.pop(call, None) is not None:
             self.outputs.append(Ended(call, outcome))
 
-    def _acquire(
-        self, call: int, by: bytes, keys: tuple[bytes, ...], terms: Terms, wait: Wait, owner: bytes | None
+    def acquire(
+        self, call: int, by: bytes, keys: tuple[bytes, ...], terms: Terms, wait: Wait, owner: bytes | None = None
     ) -> None:
+        """The program wants a lock, or several at once. The owner is `by` and the number of the call behind it."""
         within = self.settings.limit if wait == NO_WAIT else None if wait == FOREVER else wait + self.settings.grace
-        if not self._begin(call, steps.Acquire, within):
+        if not self._begin(call, "acquire", within):
             return
         if not keys:
             self._finish(call, Outcome("refused", "ERR a lock needs a key at least"))
             return
         claim = Claim(b"%s%d" % (by, call) if owner is None else owner, keys, terms, wait, self._now)
         self._enter(call, claim)
+        self._get_ready(NEW, 0, call)
 
     def _enter(self, id_: int, claim: Claim) -> None:
         self._claims[id_] = claim
         for key in claim.keys:
             self._owners[key, claim.owner] = id_
 
-    def _release(self, call: int, hold: int, within: int) -> None:
-        self._begin(call, steps.Release, within)
-        claim = self._held(hold)
-        if claim is None:
-            self._finish(call, Outcome("not held"))
-        else:
+    def release(self, call: int, hold: int, within: int) -> None:
+        """It gives a hold back, and wants to know whether it still had it."""
+        claim = self._about_hold(call, "release", hold, within)
+        if claim is not None:
             claim.release = call
             self._give_back(hold)
 
-    def _renew(self, call: int, hold: int, lease: int | None, fence: int | None, within: int) -> None:
-        claim = self._claims.get(hold)
+    def renew(self, call: int, hold: int, lease: int | None, fence: int | None, within: int) -> None:
+        """It renews a hold: for this lease, or as before; with a token that is at least `fence`."""
+        claim = self._about_hold(call, "renew", hold, within)
+        if claim is None:
+            return
         # One at a time; one that nobody waits for any more counts no more.
-        is_free = claim is None or claim.renewal is None or claim.renewal.call not in self._calls
+        if claim.renewal is not None and claim.renewal.call in self._calls:
+            self._finish(call, Outcome("refused", "ERR it is being renewed"))
+        else:
+            claim.renewal = Renewal(call, lease, fence)
+            self._touch(hold)
 
-        def note(claim: Claim) -> bool:
-            if is_free:
-                claim.renewal = Renewal(call, lease, fence)
-            return is_free
-
-        self._about_hold(call, steps.Renew, hold, within, note)
-
-    def _check(self, call: int, hold: int, within: int) -> None:
+    def check(self, call: int, hold: int, within: int) -> None:
+        """It asks whether a hold is certain."""
         if self.is_held(hold, self._now):
             self.outputs.append(Ended(call, Outcome("held")))
             return
-
-        def note(claim: Claim) -> bool:
-            claim.checks.append(call)
-            return True
-
         # What can be said without asking is said now.
         self._claim_is_late(hold)
-        self._about_hold(call, steps.Check, hold, within, note)
+        claim = self._about_hold(call, "check", hold, within)
+        if claim is not None:
+            claim.checks += (call,)
+            self._touch(hold)
 
-    def _about_hold(self, call: int, about: type, hold: int, within: int, note: Callable[[Claim], bool]) -> None:
-        """A question about a hold, which is noted there if it can be."""
-        self._begin(call, about, within, hold)
+    def _about_hold(self, call: int, about: str, hold: int, within: int) -> Claim | None:
+        """A call about a hold begins. None: it has ended already, for it is none."""
         claim = self._held(hold)
+        if not self._begin(call, about, within, hold):
+            return None
         if claim is None:
             self._finish(call, Outcome("not held"))
-        elif note(claim):
-            self._touch(hold)
-        else:
-            self._finish(call, Outcome("refused", "ERR it is being renewed"))
+        return claim
 
-    def _request(self, call: int, words: tuple[bytes, ...], within: int) -> None:
-        self._begin(call, steps.Request, within, words=words)
+    def request(self, call: int, words: tuple[bytes, ...], within: int) -> None:
+        """Any other request."""
+        self._begin(call, "request", within, words=words)
+        self._get_ready(NEW, 0, call)
 
-    def _drop(self, call: int) -> None:
+    def drop(self, call: int) -> None:
+        """Nobody wants this call's answer any more, or this hold."""
         self._calls.pop(call, None)
         claim = self._claims.get(call)
         if claim is not None and claim.wanted:
             self._give_back(call)
 
-    def _close(self, call: int, within: int) -> None:
-        self._begin(call, steps.Close, within)
+    def close(self, call: int, within: int) -> None:
+        """All is given back, and the session ends."""
+        self._begin(call, "close", within)
         self._is_closed = True
         for other in sorted(self._calls):
-            if other != call and self._calls[other].about is not steps.Release:
+            if other != call and self._calls[other].about != "release":
                 self._finish(other, Outcome("closed"))
         for id_ in [id_ for id_ in sorted(self._claims) if self._claims[id_].wanted]:
             self._give_back(id_)
@@ -301,21 +293,20 @@ class Core:
         bound = None if call is None else call.bound
         claim.bound = self._now + self.settings.limit if bound is None else bound
         self._alarm(claim.bound, id_)
-        self._end_calls(claim, Outcome("not held"))
+        self._end_calls(claim, Outcome("not held"), but=claim.release)
         if claim.pair is not None:
             self._touch(id_)
         else:
             self._forget(id_)
 
-    def _end_calls(self, claim: Claim, outcome: Outcome, *others: int | None) -> None:
+    def _end_calls(self, claim: Claim, outcome: Outcome, but: int | None = None) -> None:
         """Those end that were to hear of this hold."""
-        calls = [*claim.checks, None if claim.renewal is None else claim.renewal.call, *others]
-        claim.checks, claim.renewal = [], None
-        for call in calls:
-            if call is not None:
+        for call in claim.calls:
+            if call != but:
                 self._finish(call, outcome)
+        claim.checks, claim.renewal = (), None
 
-    def _forget(self, id_: int) -> Claim | None:
+    def _forget(self, id_: int) -> None:
         """There is nothing left of it at the server."""
         claim = self._claims.pop(id_, None)
         if claim is not None:
@@ -325,16 +316,15 @@ class Core:
             self._unwanted -= not claim.wanted
         if self._pair is not None:
             self._pair.carried.discard(id_)
-        return claim
 
     def _lose(self, id_: int, why: str, *, is_gone: bool) -> None:
         """A hold is lost. Something of it may be left: other keys, or what can't be seen from here."""
         claim = self._claims.get(id_)
         if claim is None:
             return
-        release, claim.release = claim.release, None
-        is_all = len(claim.keys) == 1 or claim.stage is Stage.GONE
-        self._end_calls(claim, Outcome("lost", why), release)
+        is_all = len(claim.keys) == 1 or claim.stage == "gone"
+        self._end_calls(claim, Outcome("lost", why))
+        claim.release = None
         if claim.wanted:
             self.outputs.append(steps.Lost(id_, why))
         if is_gone and is_all:
@@ -342,8 +332,8 @@ class Core:
         else:
             self._give_back(id_)
 
-    def _leave(self, id_: int, error: str = "MOVED") -> None:
-        """Another server has it."""
+    def leave(self, id_: int, error: str = "MOVED") -> None:
+        """In a cluster: another server has what this acquisition or hold is about."""
         claim = self._claims.get(id_)
         if claim is None:
             return
@@ -358,15 +348,11 @@ class Core:
         if claim.has_moved:
             claim.not_before = self._now + _AGAIN
         claim.has_moved, claim.asking = True, error.startswith("ASK")
-        renewal = None if claim.renewal is None else claim.renewal.call
-        calls = []
-        for number in (*claim.checks, claim.release, renewal, id_):
-            call = None if number is None else self._calls.pop(number, None)
-            if number is not None and call is not None:
-                calls.append((number, call))
+        calls = [(number, self._calls.pop(number)) for number in (*claim.calls, id_) if number in self._calls]
         self.outputs.append(steps.Move(Moved(id_, claim, calls), error))
 
-    def _take_over(self, moved: Moved) -> None:
+    def take_over(self, moved: Moved) -> None:
+        """What had to leave another core goes on here."""
         id_, claim, calls = moved
         claim.asked_before = True
         # Whatever it is, it was asked for somewhere, and what came of that moves with the key.
@@ -408,23 +394,19 @@ class Core:
         if claim is None:
             return
         was_held = claim.hold is not None
-        claim.move(Stage.HELD, Hold(token, lease, until, self._nexts))
-        renewal = claim.renewal
-        if renewal is not None and renewal.is_sent:
-            claim.renewal = None
-        else:
-            renewal = None
-        checks = []
-        if until > self._now:
-            checks, claim.checks = claim.checks, []
+        claim.stage, claim.hold = "held", Hold(token, lease, until, self._nexts)
         self._alarm(until, id_)
         if not was_held:
             self._finish(id_, Outcome("granted", token))
-        if renewal is not None:
-            self._finish(renewal.call, Outcome("renewed", token))
-        for call in checks:
-            self._finish(call, Outcome("held"))
-        self._touch(id_)
+        if claim.renewal is not None and claim.renewal.is_sent:
+            self._finish(claim.renewal.call, Outcome("renewed", token))
+            claim.renewal = None
+        if until > self._now:
+            for call in claim.checks:
+                self._finish(call, Outcome("held"))
+            claim.checks = ()
+        if claim.renewal is not None or until <= self._now or not claim.wanted:
+            self._touch(id_)
 
     def _untied(self, id_: int) -> None:
         """The session keeps it alive no more: it is to be taken along."""
@@ -449,10 +431,10 @@ class Core:
                 self._finish(renewal.call, Outcome("refused", error))
             self._untied(id_)
         elif claim.wanted and len(claim.keys) > 1 and claim.asked_before and error.startswith("ERR"):
-            claim.move(Stage.CLEARING)
+            claim.stage, claim.hold = "clearing", None
             self._touch(id_)
         else:
-            claim.move(Stage.NEW)
+            claim.stage, claim.hold = "new", None
             self._finish(id_, Outcome("refused", error))
             if is_unsure:
                 self._give_back(id_)
@@ -461,27 +443,26 @@ class Core:
 
     # What arrives.
 
-    def _is_current(self, number: int) -> bool:
-        return self._pair is not None and self._pair.number == number
-
-    def _opened(self, number: int) -> None:
+    def opened(self, number: int) -> None:
+        """Both connections of a pair are there, with user and database."""
         pair = self._pair
         if pair is None or pair.number != number:
             return
-        pair.stage = PairStage.GREETING
+        pair.stage = "greeting"
         pair.promised = self._now
-        self._say(pair, SESSION, greeting(self._replaced))
-        self._ask_for_events(pair, FIRST_QUESTION)
+        self._say(pair, SESSION, (b"LOCK.OWNER", *((b"REPLACES", *self._replaced) if self._replaced else ())))
+        self._ask_for_events(pair, _FIRST_QUESTION)
 
     def _say(self, pair: Pair, channel: str, words: tuple[bytes, ...]) -> None:
         self.outputs.append(Send(pair.number, channel, words))
 
-    def _ask_for_events(self, pair: Pair, question: tuple[bytes, ...] = QUESTION) -> None:
+    def _ask_for_events(self, pair: Pair, question: tuple[bytes, ...] = _QUESTION) -> None:
         self._nexts += 1
         pair.asked = self._now
         self._say(pair, SESSION, question)
 
-    def _received(self, number: int, channel: str, data: bytes) -> None:
+    def received(self, number: int, channel: str, data: bytes) -> None:
+        """Bytes have arrived."""
         pair = self._pair
         if pair is None or pair.number != number:
             return
@@ -520,18 +501,20 @@ class Core:
             return False
         asked, events = pair.asked, []
         for element in reply:
-            event = Event.read(element)
+            event = event_of(element)
             if event is None:
                 return False
             if event.kind != "alive":
                 events.append(event)
-            elif not pair.hear_alive(event.detail, self._nexts, self._now):
-                return False
-        self._default_lease = pair.default_lease
-        begins = pair.stage is PairStage.GREETING
-        pair.stage = PairStage.STANDING
+            else:
+                lease = pair.hear_alive(event.detail, self._nexts, self._now)
+                if lease is None:
+                    return False
+                self._default_lease = lease
+        begins = pair.stage == "greeting"
+        pair.stage = "standing"
         for event in events:
-            if not self._hear(pair, event, asked):
+            if not self._hear(event, asked):
                 return False
         self._ask_for_events(pair)
         if begins:
@@ -541,10 +524,10 @@ class Core:
     def _session_fails(self, pair: Pair, error: str) -> bool:
         """The session's own requests fail: it is not to be had, or not now."""
         advice = advice_of(error)
-        if advice is Advice.AGAIN and pair.stage is PairStage.STANDING:
+        if advice == "again" and pair.stage == "standing":
             pair.asks_at = self._now + _AGAIN
             return True
-        if advice is Advice.TELL and pair.stage is PairStage.GREETING:
+        if advice == "tell" and pair.stage == "greeting":
             # Without the module, say, nothing will become of what was not sent yet.
             self._refuse_unsent(Outcome("refused", error))
         return False
@@ -553,10 +536,10 @@ class Core:
         """Calls that wait for nothing but a session end. What is to be given back is given back all the same."""
         for number in sorted(self._calls):
             call, claim = self._calls[number], self._claims.get(number)
-            is_unsent = call.about is steps.Acquire and claim is not None and claim.pair is None
-            if is_unsent or call.about in (steps.Request, steps.Release):
+            is_unsent = call.about == "acquire" and claim is not None and claim.pair is None
+            if is_unsent or call.about in ("request", "release"):
                 self._finish(number, outcome)
-                self._drop(number)
+                self.drop(number)
 
     def _begin_to_carry(self, pair: Pair) -> None:
         """The session stands: what is wanted is taken along, and what is not is given back."""
@@ -570,12 +553,12 @@ class Core:
     def _is_whole(self) -> bool:
         """Once everything was taken along, pauses and limits are what they were."""
         pair = self._pair
-        is_whole = pair is not None and pair.stage is PairStage.STANDING and not pair.carried
+        is_whole = pair is not None and pair.stage == "standing" and not pair.carried
         if is_whole:
             self._pause, self._doubled = _FIRST_PAUSE, 0
         return is_whole
 
-    def _hear(self, pair: Pair, event: Event, asked: int) -> bool:
+    def _hear(self, event: Event, asked: int) -> bool:
         """An event. False: it makes no sense."""
         # That of what is forgotten says nothing any more.
         key = event.keys[0] if event.keys else None
@@ -584,22 +567,22 @@ class Core:
             return True
         claim = self._claims[id_]
         if event.kind == "granted":
-            return self._hear_granted(pair, id_, claim, event, asked)
+            return self._hear_granted(id_, claim, event, asked)
         if event.kind == "timeout" and claim.hold is None:
             self._finish(id_, Outcome("not granted"))
             self._forget(id_)
         elif event.kind == "refused":
             if self._is_elsewhere(event.detail):
-                self._leave(id_, event.detail)
+                self.leave(id_, event.detail)
             elif claim.hold is not None and event.detail.startswith("NOTHELD"):
                 self._lose(id_, "changed", is_gone=True)
-            elif advice_of(event.detail) is Advice.TELL:
+            elif advice_of(event.detail) == "tell":
                 self._refused(id_, event.detail)
             else:
                 return False
         elif event.kind == "lost":
             why = event.detail if event.detail in ("expired", "forced", "disconnected") else "changed"
-            if claim.stage in (Stage.HELD, Stage.GONE):
+            if claim.stage in ("held", "gone"):
                 self._lose(id_, why, is_gone=True)
             else:
                 # It overtook the reply that it was granted.
@@ -609,11 +592,11 @@ class Core:
             self._untied(id_)
         return True
 
-    def _hear_granted(self, pair: Pair, id_: int, claim: Claim, event: Event, asked: int) -> bool:
+    def _hear_granted(self, id_: int, claim: Claim, event: Event, asked: int) -> bool:
         if not (event.detail.isascii() and event.detail.isdigit()):
             return False
         until = asked + int(event.detail)
-        lease = pair.default_lease if claim.terms.lease is None else claim.terms.lease
+        lease = self._lease_of(claim)
         hold = claim.hold
         if hold is not None:
             hold.left = max(hold.left - len(event.keys), 0)
@@ -632,11 +615,12 @@ class Core:
         """A reply to the oldest request. False: it makes no sense."""
         if not pair.unanswered:
             return False
-        id_, kind, at = pair.unanswered.popleft()
+        id_, kind, at, lease = pair.unanswered.popleft()
         if kind is None:
             return self._answered(id_, reply)
-        pair.carried.discard(id_)
-        self._is_whole()
+        if id_ in pair.carried:
+            pair.carried.discard(id_)
+            self._is_whole()
         claim = self._claims.get(id_)
         # It ended by an event that overtook the reply.
         if claim is None:
@@ -645,39 +629,39 @@ class Core:
         if isinstance(reply, Failure):
             return self._failed(pair, id_, claim, kind, reply.text)
         claim.has_moved = False
-        if isinstance(kind, Renewing):
-            return self._renewed(id_, claim, reply, kind.lease, at)
-        if kind is Simple.ACQUIRE:
-            return self._acquired(pair, id_, claim, reply, at)
+        if kind == "renew":
+            return self._renewed(id_, claim, reply, lease, at)
+        if kind == "acquire":
+            return self._acquired(id_, claim, reply, at)
         return self._given_back(id_, claim, kind, reply)
 
     def _failed(self, pair: Pair, id_: int, claim: Claim, kind: Kind, error: str) -> bool:
         if self._is_elsewhere(error):
-            self._leave(id_, error)
+            self.leave(id_, error)
             return True
         advice = advice_of(error)
-        if advice is Advice.END:
+        if advice == "end":
             return False
-        if advice is Advice.TELL and (kind is Simple.ACQUIRE or isinstance(kind, Renewing)):
+        if advice == "tell" and kind in ("acquire", "renew"):
             self._refused(id_, error)
             return True
         # What is given back is given back: again, until it is done.
-        if kind is Simple.ACQUIRE:
-            claim.move(Stage.NEW)
-        if advice is Advice.TELL:
+        if kind == "acquire":
+            claim.stage, claim.hold = "new", None
+        if advice == "tell":
             claim.refusal = (kind, error)
         # What another session left can only be released.
         is_here = claim.pair == pair.number
-        is_other_way = advice is Advice.TELL and kind is Simple.RELEASE and not claim.wanted and is_here
+        is_other_way = advice == "tell" and kind == "release" and not claim.wanted and is_here
         claim.not_before = 0 if is_other_way else self._now + _AGAIN
         self._touch(id_)
         return True
 
-    def _acquired(self, pair: Pair, id_: int, claim: Claim, reply: Reply, at: int) -> bool:
+    def _acquired(self, id_: int, claim: Claim, reply: Reply, at: int) -> bool:
         if isinstance(reply, int):
             if reply <= 0:
                 return False
-            lease = pair.default_lease if claim.terms.lease is None else claim.terms.lease
+            lease = self._lease_of(claim)
             self._granted(id_, reply, lease, at + lease)
         elif reply is None:
             self._finish(id_, Outcome("not granted"))
@@ -718,45 +702,43 @@ class Core:
         if not all(one is None or isinstance(one, int) for one in replies):
             return False
         if claim.wanted:
-            claim.move(Stage.NEW)
+            claim.stage, claim.hold = "new", None
             claim.asked_before = False
             self._touch(id_)
             return True
-        was_held = None not in replies and (kind is Simple.RELEASE or reply != 0)
+        was_held = None not in replies and (kind == "release" or reply != 0)
         call = claim.release if claim.release in self._calls else None
         if call is not None and not was_held:
-            claim.move(Stage.GONE)
+            claim.stage, claim.hold = "gone", None
             claim.not_before = self._now + _TOLD_WITHIN
             self._alarm(claim.not_before, id_)
             return True
         if call is not None:
-            self._finish(call, Outcome("released"))
+            self._finish(call, _RELEASED)
         self._forget(id_)
         return True
 
     def _answered(self, number: int, reply: Reply) -> bool:
         call = self._calls.get(number)
-        if call is None or call.about is not steps.Request:
+        if call is None or call.about != "request":
             return True
-        advice = advice_of(reply.text) if isinstance(reply, Failure) else Advice.TELL
-        if advice is Advice.AGAIN:
+        advice = advice_of(reply.text) if isinstance(reply, Failure) else "tell"
+        if advice == "again":
             call.not_before = self._now + _AGAIN
             self._alarm(call.not_before, number)
             return True
         self._finish(number, Outcome("answer", reply))
-        return advice is not Advice.END
+        return advice != "end"
 
     # Sessions begin and end.
 
     def _open(self) -> None:
-        if self._is_closed and not self._claims:
-            self._closed()
-        elif self._pair is None and (self._claims or self._calls) and self._now >= self._opens_at:
-            self._pairs += 1
-            self._pair = Pair(self._pairs, self._now)
-            self.outputs.append(steps.Open(self._pairs))
+        if (self._claims or self._calls) and self._now >= self._opens_at:
+            self.pairs += 1
+            self._pair = Pair(self.pairs, self._now)
+            self.outputs.append(steps.Open(self.pairs))
 
-    def _closed(self) -> None:
+    def _end(self) -> None:
         """All is given back, or there is no more time for it."""
         for call in sorted(self._calls):
             self._finish(call, Outcome("closed"))
@@ -767,12 +749,14 @@ class Core:
             self.outputs.append(steps.End(self._pair.number))
             self._pair = None
 
-    def _pair_ended(self, number: int) -> None:
-        if self._is_current(number):
+    def pair_ended(self, number: int) -> None:
+        """One connection of a pair has ended, or could not be opened."""
+        if self._pair is not None and self._pair.number == number:
             self._end_pair(by_limit=False)
 
-    def _unreachable(self, number: int) -> None:
-        if self._is_current(number):
+    def unreachable(self, number: int) -> None:
+        """A pair could not be opened, and what was not sent yet is not to wait until one can be."""
+        if self._pair is not None and self._pair.number == number:
             self._refuse_unsent(Outcome("unanswered"))
             self._end_pair(by_limit=False)
 
@@ -785,7 +769,7 @@ class Core:
             claim = self._claims[id_]
             until = self._until(claim)
             # Who does not wait is not made to: what came of it is given back.
-            if claim.wait == NO_WAIT and claim.stage is Stage.ASKED and claim.wanted:
+            if claim.wait == NO_WAIT and claim.stage == "asked" and claim.wanted:
                 in_vain.append(id_)
             claim.set_adrift(until)
             if claim.hold is not None:
@@ -825,61 +809,54 @@ class Core:
 
     def _send(self) -> None:
         pair = self._pair
-        if pair is None or pair.stage is not PairStage.STANDING or pair.id is None:
+        if pair is None or pair.stage != "standing":
             return
         while self._ready and len(pair.unanswered) < self.settings.unanswered:
             entry = heapq.heappop(self._ready)
             self._is_ready.discard(entry)
             id_ = entry[2]
-            request = self._next_words(id_, pair, pair.id)
-            if request is None:
-                continue
-            kind, words = request
-            if not pair.unanswered:
-                pair.heard = self._now
-            claim = self._claims.get(id_)
-            if claim is not None and claim.asking:
-                claim.asking = False
-                pair.unanswered.append(Sent(_NOBODY, None, self._now))
-                self._say(pair, REQUESTS, (b"ASKING",))
-            pair.unanswered.append(Sent(id_, kind, self._now))
-            self._say(pair, REQUESTS, words)
+            call, claim = self._calls.get(id_), self._claims.get(id_)
+            if claim is not None:
+                self._send_next(id_, claim, pair)
+            elif call is not None and call.about == "request" and call.not_before <= self._now:
+                # Kept until it is answered, since it may have to be asked again.
+                call.not_before = FOREVER
+                self._ask(pair, Sent(id_, None, self._now), call.words)
 
-    def _next_words(self, id_: int, pair: Pair, session: bytes) -> tuple[Kind | None, tuple[bytes, ...]] | None:
-        """What this claim or call has to send, and notes that it is sent."""
-        now = self._now
-        call = self._calls.get(id_)
-        if call is not None and call.about is steps.Request:
-            if not call.words or call.not_before > now:
-                return None
-            # Kept until it is answered, since it may have to be asked again.
-            call.not_before = FOREVER
-            return None, call.words
-        claim = self._claims.get(id_)
-        if claim is None:
-            return None
-        until = self._until(claim)
+    def _ask(self, pair: Pair, sent: Sent, words: tuple[bytes, ...]) -> None:
+        if not pair.unanswered:
+            pair.heard = self._now
+        pair.unanswered.append(sent)
+        self._say(pair, REQUESTS, words)
+
+    def _send_next(self, id_: int, claim: Claim, pair: Pair) -> None:
+        """What this claim has to send."""
+        now, hold, until = self._now, claim.hold, self._until(claim)
         kind = claim.next(pair.number, until, now)
-        if kind is None:
-            return None
-        lease = pair.default_lease if claim.terms.lease is None else claim.terms.lease
-        words = claim.words(kind, lease, session, now)
+        if kind is None or pair.id is None:
+            return
+        lease = self._lease_of(claim)
+        if kind == "renew" and hold is not None:
+            lease = claim.next_lease(hold, until, now)
+        words = claim.words(kind, lease, pair.id, now)
         claim.sent = kind
         if claim.wanted:
             claim.pair = pair.number
-        hold = claim.hold
-        if kind is Simple.ACQUIRE:
-            claim.move(Stage.ASKED)
-        elif isinstance(kind, Renewing) and hold is not None:
+        if kind == "acquire":
+            claim.stage, claim.hold = "asked", None
+        elif kind == "renew" and hold is not None:
             # It may be shorter from now on, and signs of life may speak of the shorter one.
             hold.left, hold.lasts = len(claim.keys), FOREVER
-            hold.until = min(until, now + kind.lease)
-            hold.known = FOREVER if kind.lease < hold.lease else hold.known
+            hold.until = min(until, now + lease)
+            hold.known = FOREVER if lease < hold.lease else hold.known
             if hold.until > now:
                 self._alarm(hold.until, id_)
             if claim.renewal is not None:
                 claim.renewal.is_sent = True
-        return kind, words
+        if claim.asking:
+            claim.asking = False
+            self._ask(pair, Sent(_NOBODY, None, now), (b"ASKING",))
+        self._ask(pair, Sent(id_, kind, now, lease), words)
 
     # Time.
 
@@ -892,9 +869,10 @@ class Core:
     def _limit(self) -> int:
         return self.settings.limit << self._doubled
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """It is as late as `wakes_at` said; all that can be read has been read and told."""
         now, pair = self._now, self._pair
-        self._wakes_at = None
+        self.wakes_at = None
         if pair is not None and pair.deadline(self._limit()) <= now:
             self._end_pair(by_limit=True)
             pair = None
@@ -923,32 +901,32 @@ class Core:
         if call.bound is None or call.bound > self._now:
             self._get_ready(NEW, 0, number)
             return
-        if call.about is steps.Close:
+        if call.about == "close":
             self._claims.clear()
-            self._closed()
-        elif call.about is steps.Acquire:
+            self._end()
+        elif call.about == "acquire":
             claim = self._claims.get(number)
             # In a queue, or in none between two sessions.
             if claim is None:
                 has_waited = False
-            elif claim.stage is Stage.ASKED:
+            elif claim.stage == "asked":
                 has_waited = claim.sent is None
             else:
                 has_waited = claim.asked_before
             self._finish(number, Outcome("not granted" if has_waited else "unanswered"))
             self._give_back(number)
-        elif call.about is steps.Check and not self.is_held(call.hold, self._now):
+        elif call.about == "check" and not self.is_held(call.hold, self._now):
             # Who asks whether he may go on does not wait for ever.
             self._finish(number, Outcome("lost", "disconnected"))
             self._lose(call.hold, "disconnected", is_gone=False)
-        elif call.about is steps.Release:
+        elif call.about == "release":
             self._finish(number, self._late_release(number))
         else:
             self._finish(number, Outcome("unanswered"))
 
     def _late_release(self, number: int) -> Outcome:
         claim = next((claim for claim in self._claims.values() if claim.release == number), None)
-        if claim is not None and claim.stage is Stage.GONE:
+        if claim is not None and claim.stage == "gone":
             return Outcome("not held")
         if claim is not None and claim.refusal is not None:
             return Outcome("refused", claim.refusal[1])
@@ -959,7 +937,7 @@ class Core:
         claim = self._claims.get(id_)
         if claim is None:
             return
-        if claim.stage is Stage.GONE:
+        if claim.stage == "gone":
             if now >= claim.not_before:
                 if claim.release is not None:
                     self._finish(claim.release, Outcome("not held"))
@@ -982,8 +960,7 @@ class Core:
                 self._alarm(now + _AGAIN, id_)
         elif claim.bound is not None:
             # No session keeps it alive, and the next one replaces those that did: it has ended by itself.
-            lease = self._default_lease if claim.terms.lease is None else claim.terms.lease
-            end = claim.bound + (lease if claim.hold is None else claim.hold.lease)
+            end = claim.bound + (self._lease_of(claim) if claim.hold is None else claim.hold.lease)
             if end <= now:
                 self._forget(id_)
                 return
@@ -999,7 +976,7 @@ class Core:
         is_asked = claim.sent is not None or hold.confirming or claim.renewal is not None
         if not claim.terms.watchdog and not is_asked:
             self._lose(id_, "expired", is_gone=False)
-        elif self._pair is not None and self._pair.stage is PairStage.STANDING:
+        elif self._pair is not None and self._pair.stage == "standing":
             self._touch(id_)
         elif self._asks_until > now:
             self._alarm(self._asks_until, id_)
@@ -1007,17 +984,10 @@ class Core:
             self._lose(id_, "disconnected", is_gone=False)
 
     def _set_alarm(self) -> None:
-        """Tells the shell when to wake this core."""
-        times: list[int] = []
-        if self._pair is not None:
-            times.append(self._pair.deadline(self._limit()))
-            if self._pair.asks_at is not None:
-                times.append(self._pair.asks_at)
+        """Says when the shell is to wake this core."""
+        pair, at = self._pair, self._alarms[0][0] if self._alarms else FOREVER
+        if pair is not None:
+            at = min(at, pair.deadline(self._limit()), FOREVER if pair.asks_at is None else pair.asks_at)
         elif self._claims or self._calls:
-            times.append(self._opens_at)
-        if self._alarms:
-            times.append(self._alarms[0][0])
-        at = max(min(times), self._now) if times else None
-        if at is not None and at != self._wakes_at:
-            self.outputs.append(steps.WakeAt(at))
-        self._wakes_at = at
+            at = min(at, self._opens_at)
+        self.wakes_at = None if at == FOREVER else max(at, self._now)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 # How deep arrays may stand in one another.
 _DEEPEST = 16
+_INTEGER, _SIMPLE, _ERROR, _BULK, _ARRAY = b":+-$*"
 
 
 class Failure(NamedTuple):
@@ -23,47 +25,46 @@ class Nonsense(Exception):
 Reply = Any
 
 
+@functools.lru_cache(1024)
+def _packed(word: bytes) -> bytes:
+    """Most are the same in all requests."""
+    return b"$%d\r\n%s\r\n" % (len(word), word)
+
+
 def encode(words: Sequence[bytes]) -> bytes:
     """A request as it is sent."""
-    parts = [b"*%d\r\n" % len(words)]
-    parts += [b"$%d\r\n%s\r\n" % (len(word), word) for word in words]
-    return b"".join(parts)
+    return b"*%d\r\n%s" % (len(words), b"".join(map(_packed, words)))
 
 
-def take(data: bytes, at: int) -> tuple[Reply, int] | None:
+def take(data: bytes, at: int, deepest: int = _DEEPEST) -> tuple[Reply, int] | None:
     """The reply that begins at this place, and where it ends; None if it is not complete."""
-    return _parse(data, at, _DEEPEST)
-
-
-def _parse(data: bytes, at: int, deepest: int) -> tuple[Reply, int] | None:
     end = data.find(b"\r\n", at)
     if end < 0:
         return None
-    kind, text, end = data[at : at + 1], data[at + 1 : end], end + 2
-    if kind == b":":
+    kind, text, end = data[at], data[at + 1 : end], end + 2
+    if kind == _INTEGER:
         return _number(text), end
-    if kind == b"+":
+    if kind == _SIMPLE:
         return text.decode(errors="replace"), end
-    if kind == b"-":
+    if kind == _ERROR:
         return Failure(text.decode(errors="replace")), end
-    if kind not in (b"$", b"*"):
-        raise Nonsense
     length = _number(text)
-    if length == -1:
+    if length == -1 and kind in (_BULK, _ARRAY):
         return None, end
     if length < 0:
         raise Nonsense
-    if kind == b"$":
-        if len(data) < end + length + 2:
+    if kind == _BULK:
+        last = end + length
+        if len(data) < last + 2:
             return None
-        if data[end + length : end + length + 2] != b"\r\n":
+        if data[last : last + 2] != b"\r\n":
             raise Nonsense
-        return data[end : end + length], end + length + 2
-    if deepest == 0:
+        return data[end:last], last + 2
+    if kind != _ARRAY or deepest == 0:
         raise Nonsense
     elements = []
     for _ in range(length):
-        element = _parse(data, end, deepest - 1)
+        element = take(data, end, deepest - 1)
         if element is None:
             return None
         elements.append(element[0])
@@ -72,9 +73,6 @@ def _parse(data: bytes, at: int, deepest: int) -> tuple[Reply, int] | None:
 
 
 def _number(text: bytes) -> int:
-    if not text.lstrip(b"+-").isdigit() or len(text) > 20:
+    if len(text) > 20 or not (text.isdigit() or (text[:1] in (b"+", b"-") and text[1:].isdigit())):
         raise Nonsense
-    try:
-        return int(text)
-    except ValueError:
-        raise Nonsense from None
+    return int(text)

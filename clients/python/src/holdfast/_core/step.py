@@ -1,4 +1,4 @@
-"""What a shell tells the core, and what the core tells the shell.
+"""What the core tells a shell, and the words that both use.
 
 Times are whole milliseconds, rounded down, by a clock that only goes forward, also while the machine sleeps. Calls have
 numbers, each used once; a hold has that of the call that acquired it.
@@ -47,112 +47,6 @@ class Terms(NamedTuple):
     replicas: int = 0
     # How many may hold at once; 0: any number of readers.
     limit: int = 1
-
-
-class Acquire(NamedTuple):
-    """The program wants a lock, or several at once. The owner is `by` and the number of the call behind it."""
-
-    call: int
-    by: bytes
-    keys: tuple[bytes, ...]
-    terms: Terms
-    wait: Wait
-    # Instead of it, an owner of the caller's own choice.
-    owner: bytes | None = None
-
-
-class Release(NamedTuple):
-    """It gives a hold back, and wants to know whether it still had it."""
-
-    call: int
-    hold: int
-    within: int
-
-
-class Renew(NamedTuple):
-    """It renews a hold: for this lease, or as before; with a token that is at least `fence`."""
-
-    call: int
-    hold: int
-    lease: int | None
-    fence: int | None
-    within: int
-
-
-class Check(NamedTuple):
-    """It asks whether a hold is certain."""
-
-    call: int
-    hold: int
-    within: int
-
-
-class Request(NamedTuple):
-    """Any other request."""
-
-    call: int
-    words: tuple[bytes, ...]
-    within: int
-
-
-class Drop(NamedTuple):
-    """Nobody wants this call's answer any more, or this hold."""
-
-    call: int
-
-
-class Close(NamedTuple):
-    """All is given back, and the session ends."""
-
-    call: int
-    within: int
-
-
-class Opened(NamedTuple):
-    """Both connections of a pair are there, with user and database."""
-
-    pair: int
-
-
-class Received(NamedTuple):
-    """Bytes have arrived."""
-
-    pair: int
-    channel: str
-    data: bytes
-
-
-class PairEnded(NamedTuple):
-    """One connection of a pair has ended, or could not be opened."""
-
-    pair: int
-
-
-class Unreachable(NamedTuple):
-    """A pair could not be opened, and what was not sent yet is not to wait until one can be."""
-
-    pair: int
-
-
-class Leave(NamedTuple):
-    """In a cluster: another server has what this acquisition or hold is about."""
-
-    id: int
-
-
-class Take(NamedTuple):
-    """What had to leave another core goes on here."""
-
-    moved: Moved
-
-
-class Wake(NamedTuple):
-    """It is as late as `WakeAt` said; all that can be read has been read and told."""
-
-
-Input = Union[
-    Acquire, Release, Renew, Check, Request, Drop, Close, Opened, Received, PairEnded, Unreachable, Leave, Take, Wake
-]
 
 
 class Outcome(NamedTuple):
@@ -208,10 +102,4 @@ class Move(NamedTuple):
     error: str
 
 
-class WakeAt(NamedTuple):
-    """Tell `Wake` then; it replaces the one before."""
-
-    at: int
-
-
-Output = Union[Open, End, Send, Ended, Lost, Move, WakeAt]
+Output = Union[Open, End, Send, Ended, Lost, Move]

@@ -18,15 +18,15 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, RedisError
 
-from .. import _core
 from .. import _flow as flows
 from .._clock import LOOK_AGAIN, millis, now
-from .._core import Input, Outcome
+from .._core.core import Core
+from .._core.step import Outcome
 from .._flow import Flow
 from .._lock import Held
 from .._owners import OWNERS
-from .._redis import is_final, let_go, own_settings
-from .._shell import PATIENCE, Node, Pending
+from .._redis import is_final, own_settings
+from .._shell import PATIENCE, Link, Node, Pending
 from .._shell import Home as Shared
 from ..errors import LockLost
 
@@ -62,7 +62,7 @@ class Wire(asyncio.Protocol):
         self._connection = connection
         # redis-py has no other way to it.
         self.transport: asyncio.Transport = connection._writer.transport
-        self.out: list[bytes] = []
+        self.out = bytearray()
 
     def begin(self) -> None:
         """From now on what arrives is told to the core."""
@@ -73,7 +73,7 @@ class Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if not self._home.closed_by_loop:
-            self._home.step(self._node, _core.Received(self._pair, self._channel, bytes(data)))
+            self._home.step(self._node, Core.received, self._pair, self._channel, bytes(data))
 
     def eof_received(self) -> bool:
         return False
@@ -81,15 +81,11 @@ class Wire(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._home.lost(self._node, self._pair, error)
 
-    def write(self, data: bytes) -> None:
-        self.out.append(data)
-
     def flush(self) -> None:
         """Sends what there is."""
-        data = b"".join(self.out)
-        self.out.clear()
         if not self.transport.is_closing():
-            self.transport.write(data)
+            self.transport.write(bytes(self.out))
+        self.out.clear()
 
     def close(self) -> None:
         """Closes it, without waiting for it."""
@@ -97,31 +93,11 @@ class Wire(asyncio.Protocol):
         # What redis-py would close, too.
         self._connection._reader = self._connection._writer = None
 
-    def let_go(self) -> None:
-        """Leaves it to the parent of a fork."""
+    @property
+    def descriptor(self) -> int:
+        """Negative: it is closed."""
         one = self.transport.get_extra_info("socket")
-        if one is not None and one.fileno() >= 0:
-            let_go(one.fileno())
-
-
-class Link:
-    """A pair of connections."""
-
-    def __init__(self, pair: int, session: Wire, requests: Wire) -> None:
-        self.pair = pair
-        self.wires = {"session": session, "requests": requests}
-
-    def write(self, channel: str, data: bytes) -> None:
-        self.wires[channel].write(data)
-
-    def flush(self) -> None:
-        for wire in self.wires.values():
-            if wire.out:
-                wire.flush()
-
-    def close(self) -> None:
-        for wire in self.wires.values():
-            wire.close()
+        return -1 if one is None else int(one.fileno())
 
 
 class Bell:
@@ -156,6 +132,8 @@ class Home(Shared):
         self._openings: dict[Node, asyncio.Task[None]] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
+        # How many wait for it.
+        self._settles = 0
 
     # What flows ask for.
 
@@ -180,9 +158,9 @@ class Home(Shared):
         await asyncio.wait({task})
         task.result()
 
-    def begin(self, pending: Pending, what: Input) -> None:
+    def begin(self, pending: Pending, what: Callable[..., None], *said: Any) -> None:
         self.calls[pending.id] = pending
-        self.step(pending.node, what)
+        self.step(pending.node, what, pending.id, *said)
         if self._keeper is None:
             self._keeper = self._task(self._keep())
 
@@ -215,7 +193,7 @@ class Home(Shared):
         self.calls.pop(call, None)
         self.holds.pop(call, None)
         if not self.closed_by_loop:
-            self.step(node, _core.Drop(call))
+            self.step(node, Core.drop, call)
 
     def start(self, flow: Flow[None]) -> None:
         """Runs a flow in a task."""
@@ -286,20 +264,23 @@ class Home(Shared):
         if node.link is not None and node.link.pair == pair and not self.closed_by_loop:
             self.broken(node, pair, None if error is None else ConnectionError(f"the connection broke: {error}"))
 
-    def step(self, node: Node, what: Input) -> None:
-        super().step(node, what)
-        if self.is_settled:
+    def step(self, node: Node, what: Callable[..., None], *said: Any) -> None:
+        super().step(node, what, *said)
+        if self._settles and self.is_settled:
             self._settled.set()
         if self.closed and all(one.core.has_ended for one in self.nodes.values()) and self._keeper is not None:
             self._keeper.cancel()
 
     def _set_timer(self, node: Node) -> None:
-        timer = self._timers.pop(node, None)
-        if timer is not None:
-            timer.cancel()
-        if node.wakes_at is not None and not self.loop.is_closed():
-            wait = min(max(node.wakes_at / 1000 - now(), 0), LOOK_AGAIN)
-            self._timers[node] = self.loop.call_later(wait, self._due, node)
+        """One that is too early does no harm, and is set once more."""
+        at, timer = node.core.wakes_at, self._timers.get(node)
+        if at is None or self.loop.is_closed():
+            return
+        when = self.loop.time() + min(max(at / 1000 - now(), 0), LOOK_AGAIN)
+        if timer is None or timer.when() > when:
+            if timer is not None:
+                timer.cancel()
+            self._timers[node] = self.loop.call_at(when, self._due, node)
 
     def _call_at(self, at: int, call: Callable[[], object]) -> None:
         if self.closed_by_loop or self.loop.is_closed():
@@ -312,28 +293,29 @@ class Home(Shared):
             self.loop.call_later(wait, self.loop.call_soon, call)
 
     def _due(self, node: Node) -> None:
-        if node.wakes_at is None:
-            return
-        if node.wakes_at > millis():
+        del self._timers[node]
+        at = node.core.wakes_at
+        if at is not None and at <= millis():
+            # It comes last: the loop has looked for what has arrived before this runs.
+            self._timers[node] = self.loop.call_later(0, self._wake, node)
+        else:
             self._set_timer(node)
-            return
-        # It comes last: the loop has looked for what has arrived before this runs.
-        self._timers[node] = self.loop.call_later(0, self._wake, node)
 
     def _wake(self, node: Node) -> None:
-        self._timers.pop(node, None)
-        if node.wakes_at is not None and not self.closed_by_loop:
-            node.wakes_at = None
-            self.step(node, _core.Wake())
+        del self._timers[node]
+        if not self.closed_by_loop:
+            self.step(node, Core.wake)
 
     async def settle(self) -> None:
         """Returns when what was given up has been taken back, or takes long."""
         if not self.is_settled:
             self._settled.clear()
+            self._settles += 1
             timer = self.loop.call_later(_CANCEL_WAIT, self._settled.set)
             try:
                 await self._settled.wait()
             finally:
+                self._settles -= 1
                 timer.cancel()
 
     # Its end.
@@ -367,8 +349,8 @@ class Home(Shared):
         self.lose_all()
         pending = []
         for node in list(self.nodes.values()):
-            call = Pending(OWNERS.number(), node, None, flows.nobody)
-            self.begin(call, _core.Close(call.id, PATIENCE))
+            call = Pending(OWNERS.number(), node, None)
+            self.begin(call, Core.close, PATIENCE)
             pending.append(call)
         self.closed = True
         for call in pending:
@@ -384,7 +366,7 @@ class Home(Shared):
             if not self.closed_by_loop:
                 self.closed = True
                 for node in list(self.nodes.values()):
-                    self.step(node, _core.Close(OWNERS.number(), PATIENCE))
+                    self.step(node, Core.close, OWNERS.number(), PATIENCE)
 
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(end)
@@ -394,8 +376,7 @@ class Home(Shared):
         self.closed = self.closed_by_loop = True
         for node in self.nodes.values():
             if node.link is not None:
-                for wire in node.link.wires.values():
-                    wire.let_go()
+                node.link.let_go()
 
 
 # Of each client's pool, those by their limits.

@@ -87,6 +87,27 @@ def test_the_child_of_a_fork_starts_afresh(own_server, admin, name):
     until(lambda: not admin.exists(name), "the parent's lease ran out", 5)
 
 
+def test_the_child_of_a_fork_is_told_of_its_own_losses(own_server, name):
+    """Also if its parent was told of one before: the thread that calls is not there any more."""
+    source = f"""
+        def lose(name):
+            told = threading.Event()
+            with holdfast.Lock(client, name, on_lost=lambda lost: told.set(), raise_on_release_error=False):
+                client.execute_command("LOCK.FORCE", name)
+                assert told.wait(10)
+
+        import logging
+        logging.disable()
+        lose("{name}")
+        child = os.fork()
+        lose(f"{name}:{{child}}")
+        if child != 0:
+            assert os.waitpid(child, 0)[1] == 0
+            print("both were told")
+        """
+    assert ends(program(own_server, source), 40) == "both were told\n"
+
+
 def test_an_ephemeral_lock_ends_with_the_parent_and_not_with_the_child(own_server, admin, name):
     process = program(
         own_server,

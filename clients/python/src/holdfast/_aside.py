@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 from typing import Callable
@@ -54,3 +55,6 @@ def _call(listener: Callable[[LockLost], object], error: LockLost) -> None:
 
 
 ASIDE = Aside()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=ASIDE.start_afresh)

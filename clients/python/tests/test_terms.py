@@ -9,8 +9,7 @@ from test_process import program
 
 import holdfast
 import holdfast.asyncio
-from servers import Server, holder, until, waiters
-from test_lock import in_thread
+from servers import Server, holder, until
 from test_reconnect import kill_session
 
 
@@ -170,27 +169,3 @@ def test_who_kept_a_lock_apart_from_a_block_is_not_taken_for_the_thread_that_wai
         """,
     )
     assert program_.communicate(timeout=40) == ("all wait\n", "")
-
-
-def test_a_deadlock_of_two_who_take_two_locks_by_blocks_is_told(server, admin, name):
-    client = server.client()
-    one, two = f"{name}:1", f"{name}:2"
-    deadlocks = []
-
-    def work(first, second, seen, go_on):
-        try:
-            with holdfast.Lock(client, first):
-                seen.append(first)
-                until(lambda: len(go_on) == 2, "both have one")
-                with holdfast.Lock(client, second):
-                    pass
-        except holdfast.Deadlock as error:
-            deadlocks.append(error)
-
-    seen = []
-    joins = [in_thread(lambda a=a, b=b: work(a, b, seen, seen)) for a, b in ((one, two), (two, one))]
-    for join in joins:
-        join()
-    assert len(deadlocks) == 1
-    assert not admin.exists(one, two)
-    assert waiters(admin, one) == 0

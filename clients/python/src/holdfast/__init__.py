@@ -3,40 +3,11 @@
 The same names with `await` are in `holdfast.asyncio`.
 """
 
+from . import errors
 from ._locks import Lock, LockAll, MultiLock, RedLock, RLock, RWLock, Semaphore, Session, locked
-from .errors import (
-    Cancelled,
-    Deadlock,
-    LockError,
-    LockLost,
-    LockNotOwnedError,
-    NoReplicas,
-    NotGranted,
-    NotHeld,
-    NotLoaded,
-    WrongType,
-)
+from .errors import *  # noqa: F403
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "Cancelled",
-    "Deadlock",
-    "Lock",
-    "LockAll",
-    "LockError",
-    "LockLost",
-    "LockNotOwnedError",
-    "MultiLock",
-    "NoReplicas",
-    "NotGranted",
-    "NotHeld",
-    "NotLoaded",
-    "RLock",
-    "RWLock",
-    "RedLock",
-    "Semaphore",
-    "Session",
-    "WrongType",
-    "locked",
-]
+__all__ = ["Lock", "LockAll", "MultiLock", "RLock", "RWLock", "RedLock", "Semaphore", "Session", "locked"]
+__all__ += errors.__all__

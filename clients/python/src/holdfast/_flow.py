@@ -132,9 +132,6 @@ def renew(hold: Hold, lease: int | None, within: int = PATIENCE) -> Flow[None]:
     hold.raise_if_lost()
     if outcome is not None and outcome.kind in ("lost", "not held"):
         raise hold.lose(outcome.detail or "unknown")
-    if outcome is not None and outcome.kind == "refused" and str(outcome.detail).startswith("WRONGTYPE"):
-        # What is no lock any more is lost, although the word of that, over the other connection, may come later.
-        raise hold.lose("changed")
     raise pending.error(hold.name, hold.owner, hold.token)
 
 
@@ -151,14 +148,9 @@ def ask_whether_held(holds: Iterable[Hold]) -> Flow[None]:
 def request(home: Home, key: bytes, words: Sequence[bytes], name: Any) -> Flow[Any]:
     """Sends a request that only looks to whoever serves this key, and follows where that sends it."""
     node: Node = yield home.find(key)
-    was_cut = False
     for _ in range(HOPS):
         pending = look(home, node, tuple(words))
         outcome = yield from _answer(home, pending)
-        if outcome is not None and outcome.kind == "unanswered" and pending.failure is not None and not was_cut:
-            # Its connection has ended: once more, over the next one.
-            was_cut = True
-            continue
         if outcome is None or outcome.kind != "answer":
             raise pending.error(name)
         other = elsewhere(home, pending)

@@ -13,7 +13,6 @@ import heapq
 import itertools
 import logging
 import math
-import os
 import select
 import selectors
 import socket
@@ -24,7 +23,6 @@ import weakref
 from typing import Any, Callable, TypeVar
 
 import redis.asyncio
-from redis import RedisCluster
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, RedisClusterException, RedisError
 from redis.retry import Retry
@@ -37,7 +35,7 @@ from ._flow import Flow
 from ._lock import Held
 from ._owners import OWNERS
 from ._redis import is_final, own_settings
-from ._shell import PATIENCE, Link, Node, Pending, nobody
+from ._shell import PATIENCE, Homes, Link, Node, Pending, nobody
 from ._shell import Home as Shared
 
 logger = logging.getLogger("holdfast")
@@ -178,7 +176,8 @@ class Home(Shared):
 
     def begin(self, pending: Pending, what: Callable[..., None], *said: Any) -> None:
         with self._mutex:
-            self._repair()
+            if self._is_stepping is not None:
+                self.recover()
             pending.follow()
             link = pending.node.link
             # What is there is read first: the end of a connection, too, or that the lock is at another server now.
@@ -209,13 +208,14 @@ class Home(Shared):
         node = pending.node
         with self._mutex:
             link = node.link
-            if link is None or link.is_read or node.core.is_idle:
+            if link is None or link.is_read:
                 return
             link.is_read = True
         try:
             while pending.outcome is None and not node.core.is_idle and link.requests.can_read(_READS_FOR):
                 with self._mutex:
-                    self._repair()
+                    if self._is_stepping is not None:
+                        self.recover()
                     if node.link is not link:
                         return
                     self._read(node, link, link.requests)
@@ -294,7 +294,7 @@ class Home(Shared):
                 # Whatever it is, the session ends, and everybody hears of that.
                 logger.error("the thread of a session ended: %r", error, exc_info=error)
                 with self._mutex:
-                    self._repair()
+                    self.recover()
                     self._thread = None
                     for node in list(self.nodes.values()):
                         if node.link is not None:
@@ -317,7 +317,7 @@ class Home(Shared):
         wait = min(max(self._wakes_at / 1000 - now(), 0), LOOK_AGAIN)
         ready = selector.select(wait if self._wakes_at < math.inf else None)
         with self._mutex:
-            self._repair()
+            self.recover()
             for key, mask in ready:
                 if key.data is None:
                     with contextlib.suppress(OSError):
@@ -388,10 +388,6 @@ class Home(Shared):
             if not wire.may_have_more(data):
                 return
 
-    def _repair(self) -> None:
-        if self._is_stepping is not None:
-            self.recover()
-
     def _open(self, node: Node, pair: int) -> None:
         thread = threading.Thread(target=self._connect, args=(node, pair), name="holdfast", daemon=True)
         try:
@@ -419,7 +415,7 @@ class Home(Shared):
                 connection.disconnect()
             failure = error if isinstance(error, Exception) else ConnectionError(f"no connection: {error!r}")
         with self._mutex:
-            self._repair()
+            self.recover()
             final = failure is not None and is_final(retry, node.failures + 1, failure)
             self.connected(node, pair, link, failure, is_final=final)
         self._poke()
@@ -477,39 +473,8 @@ class Home(Shared):
                 node.link.let_go()
 
 
-# Of each client's pool, those by their limits.
-_homes: weakref.WeakKeyDictionary[Any, dict[float | None, Home]] = weakref.WeakKeyDictionary()
-_mutex = threading.Lock()
-
-
-def anchor_of(client: Any) -> Any:
-    """What those share whose connections are the same."""
-    return client if isinstance(client, RedisCluster) else client.connection_pool
-
-
-def home_of(client: Any, limit: float | None = None) -> Home:
-    """The home of a client; of those who share a pool, the same. With a limit, one of connections of its own."""
-    anchor = anchor_of(client)
-    home = _homes.get(anchor, {}).get(limit)
-    if home is None or home.closed:
-        with _mutex:
-            homes = _homes.setdefault(anchor, {})
-            home = homes.get(limit)
-            if home is None or home.closed:
-                home = homes[limit] = Home(anchor, limit)
-                end: Any = weakref.finalize(anchor, home.end)
-                end.atexit = False
-    return home
-
-
-def homes_of(client: Any) -> list[Home]:
-    """Those that a client has."""
-    return list(_homes.get(anchor_of(client), {}).values())
-
-
-def _all_homes() -> list[Home]:
-    return [home for homes in list(_homes.values()) for home in list(homes.values())]
-
+_homes = Homes(Home)
+home_of, homes_of = _homes.of, _homes.those_of
 
 # Of each thread, a number that no other one has.
 _actors = threading.local()
@@ -545,22 +510,7 @@ def _let_go(process: bytes, holds: list[Any]) -> None:
 @atexit.register
 def _at_exit() -> None:
     until = now() + _LAST_WORDS
-    for home in _all_homes():
+    for home in _homes.all():
         while (home._posts or not home.is_settled) and now() < until:
             time.sleep(0.002)
         home.hang_up()
-
-
-def _after_fork() -> None:
-    """In the child: starts afresh."""
-    global _mutex
-    _mutex = threading.Lock()
-    homes = _all_homes()
-    _homes.clear()
-    OWNERS.start()
-    for home in homes:
-        home.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -34,3 +34,6 @@ class Owners:
 
 
 OWNERS = Owners()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=OWNERS.start)

@@ -6,7 +6,9 @@ A shell moves bytes and wakes those who wait; what is to be done, the core says 
 from __future__ import annotations
 
 import logging
+import os
 import random
+import threading
 import weakref
 from collections.abc import Generator, Sequence
 from typing import Any, Callable, NamedTuple, Optional
@@ -209,24 +211,27 @@ class Home:
     def step(self, node: Node, what: Callable[..., None], *said: Any) -> None:
         """Tells a core what happens, and does what it says."""
         self._is_stepping = node
-        node.core.step(millis(), what, *said)
+        core = node.core
+        wakes_at = core.wakes_at
+        core.step(millis(), what, *said)
         moves = self._perform(node)
-        if node.link is not None:
-            node.link.flush()
-        self._set_timer(node)
+        if core.wakes_at != wakes_at or what is Core.wake:
+            self._set_timer(node)
         self._is_stepping = None
         for to, move in moves:
             self.step(to, Core.take_over, move.moved)
 
     def _perform(self, node: Node) -> list[tuple[Node, Move]]:
         """Does what its core says. What has to move, another one is to take."""
-        outputs, moves = node.core.outputs, []
+        outputs, has_sent = node.core.outputs, False
+        moves: list[tuple[Node, Move]] = []
         while outputs:
             # What is interrupted is done once more: all but sending can be done twice, and then the pair ends.
             output = outputs[0]
             if isinstance(output, Send):
                 if node.link is not None:
                     node.link.wires[output.channel].out += encode(output.words)
+                    has_sent = True
             elif isinstance(output, Ended):
                 self._ended(node, output.call, output.outcome)
             elif isinstance(output, Lost):
@@ -245,6 +250,8 @@ class Home:
             else:
                 moves.append((self._move(node, output), output))
             outputs.popleft()
+        if has_sent and node.link is not None:
+            node.link.flush()
         return moves
 
     def _ended(self, node: Node, call: int, outcome: Outcome) -> None:
@@ -357,6 +364,11 @@ class Home:
         self.step(hold.node, Core.check, pending.id, hold.id, max(min(hold.lease // 4, PATIENCE), 1))
 
     @property
+    def is_usable(self) -> bool:
+        """Whether it can be used here."""
+        return not self.closed
+
+    @property
     def is_settled(self) -> bool:
         """Whether nothing is being given back."""
         return all(node.core.is_settled for node in list(self.nodes.values()))
@@ -365,6 +377,49 @@ class Home:
         """The program ends its session. Who holds is told."""
         for hold in list(self.holds.values()):
             hold.lose("closed")
+
+
+class Homes:
+    """Of each client's pool, or client of a cluster, the homes by their limits."""
+
+    def __init__(self, kind: Callable[[Any, float | None], Any]) -> None:
+        self._kind = kind
+        self._homes: weakref.WeakKeyDictionary[Any, dict[float | None, Any]] = weakref.WeakKeyDictionary()
+        self._mutex = threading.Lock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def of(self, client: Any, limit: float | None = None) -> Any:
+        """That of a client; of those who share a pool, the same. With a limit, one of connections of its own."""
+        anchor = client if is_cluster(client) else client.connection_pool
+        home = self._homes.get(anchor, {}).get(limit)
+        if home is not None and home.is_usable:
+            return home
+        with self._mutex:
+            homes = self._homes.setdefault(anchor, {})
+            home = homes.get(limit)
+            if home is None or not home.is_usable:
+                home = homes[limit] = self._kind(anchor, limit)
+                end: Any = weakref.finalize(anchor, home.end)
+                end.atexit = False
+        return home
+
+    def those_of(self, client: Any) -> list[Any]:
+        """All of a client that can be used here."""
+        homes = self._homes.get(client if is_cluster(client) else client.connection_pool, {})
+        return [home for home in list(homes.values()) if home.is_usable]
+
+    def all(self) -> list[Any]:
+        """All."""
+        return [home for homes in list(self._homes.values()) for home in list(homes.values())]
+
+    def _after_fork(self) -> None:
+        """In the child: starts afresh."""
+        self._mutex = threading.Lock()
+        homes = self.all()
+        self._homes.clear()
+        for home in homes:
+            home.forget()
 
 
 class Elsewhere(NamedTuple):

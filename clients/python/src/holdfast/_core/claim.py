@@ -188,8 +188,9 @@ class Claim:
 class Call:
     """A call that somebody waits for, and what it is about."""
 
-    # Of a plain request: nothing is sent before.
+    # Of a plain request: nothing is sent before; and once more, if its session ends before it is answered.
     not_before = 0
+    again = False
 
     def __init__(self, about: str, bound: int | None, hold: int = 0, words: tuple[bytes, ...] = ()) -> None:
         self.about = about

@@ -26,10 +26,19 @@ _TOLD_WITHIN = 1_000
 # Who wakes so much later than he meant to has stood still.
 _LATE = 200
 # So many alarms of what is over are not worth looking for.
-_FEW_ALARMS = 4096
+_FEW_ALARMS = 64
 # The first question is answered at once, and says what the default lease is.
 _FIRST_QUESTION = (b"LOCK.NEXT", b"ALIVE")
 _QUESTION = (b"LOCK.NEXT", b"WAIT", b"0", b"ALIVE")
+
+
+def _is_overwritten(error: str) -> bool:
+    """A stranger has put something else there.
+
+    Nothing is left of a lock that was, whichever word of it comes first: this reply, or the event of its loss.
+    """
+    return error.startswith("WRONGTYPE")
+
 
 # The number of no call.
 _NOBODY = 0
@@ -60,7 +69,8 @@ class Core:
         # Those that may have something to send, the first first; and the same to look them up.
         self._ready: list[tuple[int, int, int]] = []
         self._is_ready: set[tuple[int, int, int]] = set()
-        # When to look at which claim or call again.
+        # When to look at which claim or call again, one time for each; and the same in order, among what is over.
+        self._looks: dict[int, int] = {}
         self._alarms: list[tuple[int, int]] = []
         self._pair: Pair | None = None
         # How many `LOCK.NEXT` were sent, over all pairs.
@@ -125,8 +135,8 @@ class Core:
             self._calls[number] = call = calls[number]
             if call.about != "close":
                 self._finish(number, Outcome("unanswered"))
-            elif call.bound is not None:
-                self._alarm(call.bound, number)
+            else:
+                self._set_next_alarm(number)
 
     def is_held(self, hold: int, now: int) -> bool:
         """Whether this hold is certain at this time."""
@@ -196,6 +206,7 @@ class Core:
     def _finish(self, call: int, outcome: Outcome) -> None:
         """A call ends, if anybody waits for it still."""
         if self._calls.pop(call, None) is not None:
+            self._silence(call)
             self.outputs.append(Ended(call, outcome))
 
     def acquire(
@@ -259,12 +270,15 @@ class Core:
 
     def request(self, call: int, words: tuple[bytes, ...], within: int) -> None:
         """Any other request."""
-        self._begin(call, "request", within, words=words)
-        self._get_ready(NEW, 0, call)
+        if self._begin(call, "request", within, words=words):
+            # What only looks.
+            self._calls[call].again = words[0] == b"LOCK.INFO"
+            self._get_ready(NEW, 0, call)
 
     def drop(self, call: int) -> None:
         """Nobody wants this call's answer any more, or this hold."""
         self._calls.pop(call, None)
+        self._silence(call)
         claim = self._claims.get(call)
         if claim is not None and claim.wanted:
             self._give_back(call)
@@ -314,6 +328,7 @@ class Core:
                 if self._owners.get((key, claim.owner)) == id_:
                     del self._owners[key, claim.owner]
             self._unwanted -= not claim.wanted
+            self._silence(id_)
         if self._pair is not None:
             self._pair.carried.discard(id_)
 
@@ -349,6 +364,8 @@ class Core:
             claim.not_before = self._now + _AGAIN
         claim.has_moved, claim.asking = True, error.startswith("ASK")
         calls = [(number, self._calls.pop(number)) for number in (*claim.calls, id_) if number in self._calls]
+        for number in (*claim.calls, id_):
+            self._silence(number)
         self.outputs.append(steps.Move(Moved(id_, claim, calls), error))
 
     def take_over(self, moved: Moved) -> None:
@@ -358,15 +375,11 @@ class Core:
         # Whatever it is, it was asked for somewhere, and what came of that moves with the key.
         claim.pair = 0
         self._unwanted += not claim.wanted
-        if claim.bound is not None:
-            self._alarm(claim.bound, id_)
-        if claim.hold is not None:
-            self._alarm(claim.hold.until, id_)
-        for number, call in calls:
-            if call.bound is not None:
-                self._alarm(call.bound, number)
-            self._calls[number] = call
         self._enter(id_, claim)
+        for number, call in calls:
+            self._calls[number] = call
+            self._set_next_alarm(number)
+        self._set_next_alarm(id_)
         self._touch(id_)
         if self._is_closed:
             self._give_back(id_)
@@ -421,6 +434,9 @@ class Core:
         if claim is None:
             return
         is_unsure = claim.asked_before or error.startswith("UNCONFIRMED")
+        if claim.hold is not None and _is_overwritten(error):
+            self._lose(id_, "changed", is_gone=True)
+            return
         if claim.hold is not None:
             # A renewal: nothing is taken back.
             claim.hold.confirming, claim.hold.left = False, 0
@@ -450,16 +466,14 @@ class Core:
             return
         pair.stage = "greeting"
         pair.promised = self._now
-        self._say(pair, SESSION, (b"LOCK.OWNER", *((b"REPLACES", *self._replaced) if self._replaced else ())))
+        words = (b"LOCK.OWNER", b"REPLACES", *self._replaced) if self._replaced else (b"LOCK.OWNER",)
+        self.outputs.append(Send(number, SESSION, words))
         self._ask_for_events(pair, _FIRST_QUESTION)
-
-    def _say(self, pair: Pair, channel: str, words: tuple[bytes, ...]) -> None:
-        self.outputs.append(Send(pair.number, channel, words))
 
     def _ask_for_events(self, pair: Pair, question: tuple[bytes, ...] = _QUESTION) -> None:
         self._nexts += 1
         pair.asked = self._now
-        self._say(pair, SESSION, question)
+        self.outputs.append(Send(pair.number, SESSION, question))
 
     def received(self, number: int, channel: str, data: bytes) -> None:
         """Bytes have arrived."""
@@ -642,7 +656,8 @@ class Core:
         advice = advice_of(error)
         if advice == "end":
             return False
-        if advice == "tell" and kind in ("acquire", "renew"):
+        # What another session left of it can't be had anew while something else is there.
+        if advice == "tell" and (kind in ("acquire", "renew") or (claim.wanted and _is_overwritten(error))):
             self._refused(id_, error)
             return True
         # What is given back is given back: again, until it is done.
@@ -654,6 +669,8 @@ class Core:
         is_here = claim.pair == pair.number
         is_other_way = advice == "tell" and kind == "release" and not claim.wanted and is_here
         claim.not_before = 0 if is_other_way else self._now + _AGAIN
+        if claim.release is not None and _is_overwritten(error):
+            self._finish(claim.release, Outcome("lost", "changed"))
         self._touch(id_)
         return True
 
@@ -744,6 +761,7 @@ class Core:
             self._finish(call, Outcome("closed"))
         self._claims.clear()
         self._owners.clear()
+        self._looks.clear()
         self._unwanted = 0
         if self._pair is not None:
             self.outputs.append(steps.End(self._pair.number))
@@ -781,7 +799,10 @@ class Core:
         if pair.id is not None:
             self._replaced.append(pair.id)
         for sent in pair.unanswered:
-            if sent.kind is None:
+            call = self._calls.get(sent.id)
+            if sent.kind is None and call is not None and call.again:
+                call.not_before, call.again = 0, False
+            elif sent.kind is None:
                 self._finish(sent.id, Outcome("unanswered"))
         for id_ in in_vain:
             self._finish(id_, Outcome("unanswered"))
@@ -827,7 +848,7 @@ class Core:
         if not pair.unanswered:
             pair.heard = self._now
         pair.unanswered.append(sent)
-        self._say(pair, REQUESTS, words)
+        self.outputs.append(Send(pair.number, REQUESTS, words))
 
     def _send_next(self, id_: int, claim: Claim, pair: Pair) -> None:
         """What this claim has to send."""
@@ -866,33 +887,50 @@ class Core:
         if self._pair is not None:
             self._pair.heard, self._pair.promised = self._now, max(self._pair.promised, self._now)
 
-    def _limit(self) -> int:
-        return self.settings.limit << self._doubled
-
     def wake(self) -> None:
         """It is as late as `wakes_at` said; all that can be read has been read and told."""
         now, pair = self._now, self._pair
         self.wakes_at = None
-        if pair is not None and pair.deadline(self._limit()) <= now:
+        if pair is not None and pair.deadline(self.settings.limit << self._doubled) <= now:
             self._end_pair(by_limit=True)
             pair = None
         if pair is not None and pair.asks_at is not None and pair.asks_at <= now:
             pair.asks_at = None
             self._ask_for_events(pair)
-        last = None
-        while self._alarms and self._alarms[0][0] <= now:
-            alarm = heapq.heappop(self._alarms)
-            if alarm != last:
-                last = alarm
-                self._call_is_late(alarm[1])
-                self._claim_is_late(alarm[1])
+        while self._first_alarm() <= now:
+            id_ = heapq.heappop(self._alarms)[1]
+            del self._looks[id_]
+            self._call_is_late(id_)
+            self._claim_is_late(id_)
+            self._set_next_alarm(id_)
 
     def _alarm(self, at: int, id_: int) -> None:
-        """Looks at it again then."""
-        heapq.heappush(self._alarms, (at, id_))
-        if len(self._alarms) > _FEW_ALARMS and len(self._alarms) > 8 * (len(self._claims) + len(self._calls) + 1):
-            # Most of them are of what is over, long before their time.
-            self._alarms = sorted({one for one in self._alarms if one[1] in self._claims or one[1] in self._calls})
+        """Looks at it then, unless it does so earlier."""
+        if self._looks.get(id_, FOREVER) > at:
+            self._looks[id_] = at
+            heapq.heappush(self._alarms, (at, id_))
+            if len(self._alarms) > 2 * len(self._looks) + _FEW_ALARMS:
+                self._alarms = sorted((at, id_) for id_, at in self._looks.items())
+
+    def _silence(self, id_: int) -> None:
+        """A call has ended, or a claim: what has its number and goes on says itself when to look at it."""
+        if id_ not in self._claims and id_ not in self._calls:
+            self._looks.pop(id_, None)
+
+    def _set_next_alarm(self, id_: int) -> None:
+        """To look at it when its next time is over."""
+        call, claim = self._calls.get(id_), self._claims.get(id_)
+        times: list[int | None] = [] if call is None else [call.bound, call.not_before]
+        if claim is not None:
+            until = None if claim.hold is None else self._until(claim)
+            times += [claim.not_before, until if claim.wanted else claim.bound]
+        self._alarm(min((at for at in times if at is not None and at > self._now), default=FOREVER), id_)
+
+    def _first_alarm(self) -> int:
+        looks = self._looks
+        while self._alarms and looks.get(self._alarms[0][1]) != self._alarms[0][0]:
+            heapq.heappop(self._alarms)
+        return self._alarms[0][0] if self._alarms else FOREVER
 
     def _call_is_late(self, number: int) -> None:
         call = self._calls.get(number)
@@ -970,7 +1008,6 @@ class Core:
     def _hold_is_late(self, id_: int, claim: Claim, hold: Hold) -> None:
         now, until = self._now, self._until(claim)
         if until > now:
-            self._alarm(until, id_)
             self._touch(id_)
             return
         is_asked = claim.sent is not None or hold.confirming or claim.renewal is not None
@@ -984,10 +1021,16 @@ class Core:
             self._lose(id_, "disconnected", is_gone=False)
 
     def _set_alarm(self) -> None:
-        """Says when the shell is to wake this core."""
-        pair, at = self._pair, self._alarms[0][0] if self._alarms else FOREVER
+        """Says when the shell is to wake this core. If that is not earlier than it was told, it is told then."""
+        pair, told, limit = self._pair, self.wakes_at, self.settings.limit << self._doubled
+        if pair is not None and told is not None and pair.asks_at is None:
+            is_later = pair.heard + limit >= told and pair.promised + limit >= told
+            if is_later and (not self._alarms or self._alarms[0][0] >= told):
+                return
+        at = self._first_alarm()
         if pair is not None:
-            at = min(at, pair.deadline(self._limit()), FOREVER if pair.asks_at is None else pair.asks_at)
+            at = min(at, pair.deadline(limit), FOREVER if pair.asks_at is None else pair.asks_at)
         elif self._claims or self._calls:
             at = min(at, self._opens_at)
-        self.wakes_at = None if at == FOREVER else max(at, self._now)
+        if at < FOREVER and (told is None or at < told):
+            self.wakes_at = max(at, self._now)

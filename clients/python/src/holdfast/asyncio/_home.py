@@ -7,13 +7,11 @@ import contextlib
 import inspect
 import itertools
 import logging
-import os
 import weakref
 from collections.abc import Coroutine
 from typing import Any, Callable, TypeVar, cast
 
 import redis
-from redis.asyncio import RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, RedisError
@@ -26,7 +24,7 @@ from .._flow import Flow
 from .._lock import Held
 from .._owners import OWNERS
 from .._redis import is_final, own_settings
-from .._shell import PATIENCE, Link, Node, Pending
+from .._shell import PATIENCE, Homes, Link, Node, Pending
 from .._shell import Home as Shared
 from ..errors import LockLost
 
@@ -306,6 +304,10 @@ class Home(Shared):
         if not self.closed_by_loop:
             self.step(node, Core.wake)
 
+    @property
+    def is_usable(self) -> bool:
+        return not self.closed and self.loop is asyncio.get_running_loop()
+
     async def settle(self) -> None:
         """Returns when what was given up has been taken back, or takes long."""
         if not self.is_settled:
@@ -379,31 +381,13 @@ class Home(Shared):
                 node.link.let_go()
 
 
-# Of each client's pool, those by their limits.
-_homes: weakref.WeakKeyDictionary[Any, dict[float | None, Home]] = weakref.WeakKeyDictionary()
-
-
-def anchor_of(client: Any) -> Any:
-    """What those share whose connections are the same."""
-    return client if isinstance(client, RedisCluster) else client.connection_pool
-
-
-def home_of(client: Any, limit: float | None = None) -> Home:
-    """The home of a client in this event loop; of those who share a pool, the same. See that for threads."""
-    anchor = anchor_of(client)
-    home = _homes.get(anchor, {}).get(limit)
-    if home is None or home.closed or home.loop is not asyncio.get_running_loop():
-        home = Home(anchor, limit)
-        _homes.setdefault(anchor, {})[limit] = home
-        end: Any = weakref.finalize(anchor, home.end)
-        end.atexit = False
-    return home
+_homes = Homes(Home)
+home_of = _homes.of
 
 
 async def close(client: Any) -> None:
     """Closes what a client has in this loop."""
-    loop = asyncio.get_running_loop()
-    for home in [home for home in _homes.get(anchor_of(client), {}).values() if home.loop is loop and not home.closed]:
+    for home in _homes.those_of(client):
         await home.close()
 
 
@@ -462,15 +446,3 @@ async def _call(listener: Callable[[LockLost], object], error: LockLost) -> None
     except BaseException:
         # Also sys.exit(), which would end the loop.
         logger.exception("on_lost failed, which was told: %s", error)
-
-
-def _after_fork() -> None:
-    """In the child: starts afresh."""
-    homes = [home for homes in _homes.values() for home in homes.values()]
-    _homes.clear()
-    for home in homes:
-        home.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

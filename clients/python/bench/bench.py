@@ -276,8 +276,8 @@ class Ours(Rounds):
         rounds = self
 
         class Counting(holdfast.RedLock):
-            def _new_hold(self, token):
-                self.newest = super()._new_hold(token)
+            def _new_hold(self, *asked):
+                self.newest = super()._new_hold(*asked)
                 return self.newest
 
             def acquire(self):

@@ -24,7 +24,7 @@ const AHEAD: u64 = 60_000_000;
 /// How often the client is asked whether it holds it.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Servers, and what becomes of an acquisition at them, without waiting. Servers are named by their numbers, from 0.
+/// Servers, and what becomes of an acquisition at them. Servers are named by their numbers, from 0.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
@@ -39,6 +39,9 @@ struct Row {
     /// Those that somebody else holds it at.
     #[serde(default)]
     taken: Vec<usize>,
+    /// For how many ms it is waited for.
+    #[serde(default)]
+    wait: u64,
     lease: u64,
     /// By how much the lock is valid for less than the lease.
     #[serde(default)]
@@ -83,7 +86,7 @@ fn play_row(row: &Row, client: &Judged) -> Result<Vec<String>, String> {
     let mut driver = open(client, own.addr())?;
     let majority = proxies.iter().map(|proxy| format!("redis://{}/", proxy.addr())).collect();
     let (hold, keys, from) = (HOLD.to_owned(), vec![KEY.to_owned()], clock::now());
-    let terms = Terms { wait: Some(0), lease: Some(row.lease), ..Terms::default() };
+    let terms = Terms { wait: Some(row.wait), lease: Some(row.lease), ..Terms::default() };
     let at = At { majority, ..At::default() };
     let outcome = end_of(&mut driver, &Call::Acquire { hold, keys, terms, at })?;
     let mut wrong = Vec::new();

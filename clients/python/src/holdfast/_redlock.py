@@ -388,14 +388,12 @@ def acquire(homes: Sequence[Home], hold: Majority, wait: float, patience: float)
         try:
             # The one whose queue it could not jump goes first.
             head = yield from ballot.head(first, until, wait)
-            if wait <= 0 or head is not None:
-                yield from ballot.others(max(0, min(patience, until - now())))
-                if (yield from ballot.fence(hold)):
-                    return True
-                in_line = [
-                    vote.home for vote in ballot.votes if vote is not head and vote.kind in (None, "not granted")
-                ]
-                first = next((home for home in in_line if not home.suspect), None)
+            # Whose time is over in that queue asks the others all the same: what one server says is no majority.
+            yield from ballot.others(max(0, min(patience, until - now())))
+            if (yield from ballot.fence(hold)):
+                return True
+            in_line = [vote.home for vote in ballot.votes if vote is not head and vote.kind in (None, "not granted")]
+            first = next((home for home in in_line if not home.suspect), None)
         except BaseException:
             for part in parts:
                 flows.give_up(part)
@@ -405,6 +403,8 @@ def acquire(homes: Sequence[Home], hold: Majority, wait: float, patience: float)
             flows.give_up(part)
         left = until - now()
         if left <= 0:
+            # Who is away has refused nothing.
+            yield from enough(homes, 0)
             return False
         yield homes[0].pause(min(left, random.uniform(0, patience)))  # noqa: S311
 

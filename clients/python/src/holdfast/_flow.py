@@ -113,13 +113,16 @@ def release(hold: Hold, within: int = PATIENCE) -> Flow[None]:
         raise
     if outcome.kind == "lost":
         raise hold.lose(outcome.detail)
-    # One that may have been sent twice does not find what the first one gave back.
-    if outcome.kind == "not held" and not hold.unheard and not pending.was_repeated:
+    # An earlier one that ended by an error may have given it back.
+    if outcome.kind == "released" or (outcome.kind == "not held" and hold.unheard):
+        return
+    if outcome.kind == "not held":
         hold.raise_if_lost()
-        raise hold.lose("unknown")
-    if outcome.kind not in ("released", "not held"):
-        hold.unheard = True
-        raise pending.error(hold.name, hold.owner, hold.token)
+        # The first of two may have given it back: whether it was lost before, nobody can say.
+        if not pending.was_repeated:
+            raise hold.lose("unknown")
+    hold.unheard = True
+    raise pending.error(hold.name, hold.owner, hold.token)
 
 
 def renew(hold: Hold, lease: int | None, within: int = PATIENCE) -> Flow[None]:

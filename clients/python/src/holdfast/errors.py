@@ -68,7 +68,11 @@ class Cancelled(_Named):
 
 
 class NotHeld(_Named, LockNotOwnedError):
-    """This object does not hold the lock."""
+    """This object does not hold the lock.
+
+    A release raises it, too, that was asked again over another connection and did not find the lock: the first one gave
+    it back, or it was lost before.
+    """
 
 
 class LockLost(NotHeld):

@@ -15,6 +15,11 @@ use serde::{Deserialize, Serialize};
 use crate::clock::{self, Micros};
 use crate::scenario::{Feature, Runtime, Terms};
 
+/// In which time a driver starts and counts its threads, on a machine that is busy.
+const ANSWERS: Duration = Duration::from_secs(60);
+/// So many threads a client may keep for as long as its program lives, however often it was closed: one that calls back.
+const KEPT: u64 = 1;
+
 /// What `driver.yaml` in a driver's folder says.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -126,6 +131,8 @@ pub enum Call {
     },
     /// Ends the client.
     Close,
+    /// Counts the program's threads and tasks.
+    Threads,
 }
 
 /// Where the locks of an acquisition are: no names mean the server that was opened.
@@ -140,7 +147,7 @@ pub struct At {
 }
 
 /// How a call ended.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 pub struct Outcome {
     /// `held`, `not-granted`, `released`, `renewed`, `lost`, `cancelled`, `ok`, or a kind of error.
     pub outcome: String,
@@ -153,6 +160,9 @@ pub struct Outcome {
     /// What an error says.
     #[serde(default)]
     pub text: Option<String>,
+    /// How many threads and tasks there are.
+    #[serde(default)]
+    pub count: Option<u64>,
     /// When, by the clock that all processes share.
     pub at: Micros,
 }
@@ -194,6 +204,8 @@ pub struct Driver {
     ended: BTreeMap<u64, Outcome>,
     /// The losses that it told, in order.
     pub told: Vec<Loss>,
+    /// How many threads and tasks it had when it started.
+    threads: u64,
 }
 
 impl Driver {
@@ -228,7 +240,27 @@ impl Driver {
                 }
             }
         });
-        Ok(Self { child, stdin, lines, calls: 0, ended: BTreeMap::new(), told: Vec::new() })
+        let (ended, told) = (BTreeMap::new(), Vec::new());
+        let mut driver = Self { child, stdin, lines, calls: 0, ended, told, threads: 0 };
+        driver.threads = driver.count_threads()?;
+        Ok(driver)
+    }
+
+    /// How many threads and tasks it has now.
+    fn count_threads(&mut self) -> Result<u64, String> {
+        let id = self.call(&Call::Threads)?;
+        let outcome = self.outcome(id, ANSWERS)?.ok_or("the driver counts no threads")?;
+        outcome.count.ok_or(format!("the driver counts no threads: {outcome:?}"))
+    }
+
+    /// How many threads and tasks more than when it started it has, if they are more than a client may keep.
+    ///
+    /// # Errors
+    ///
+    /// If the driver has ended, or does not count them.
+    pub fn threads_left(&mut self) -> Result<Option<u64>, String> {
+        let more = self.count_threads()?.saturating_sub(self.threads);
+        Ok(Some(more).filter(|more| *more > KEPT))
     }
 
     /// Makes a call, and returns its name.

@@ -237,7 +237,7 @@ impl History {
             .map(|(owner, it)| (owner.clone(), it.from))
             .collect();
         for (owner, from) in running {
-            let unknown = Outcome { outcome: "unknown".to_owned(), fence: None, reason: None, text: None, at: from };
+            let unknown = Outcome { outcome: "unknown".to_owned(), at: from, ..Outcome::default() };
             let (client, hold) = owner.split_once('/').unwrap_or_default();
             self.acquired(client, hold, &unknown);
         }
@@ -266,7 +266,13 @@ mod tests {
     }
 
     fn outcome(outcome: &str, fence: Option<u64>, reason: Option<&str>) -> Outcome {
-        Outcome { outcome: outcome.to_owned(), fence, reason: reason.map(str::to_owned), text: None, at: clock::now() }
+        Outcome {
+            outcome: outcome.to_owned(),
+            fence,
+            reason: reason.map(str::to_owned),
+            at: clock::now(),
+            ..Outcome::default()
+        }
     }
 
     /// A holds, then B is granted it.

@@ -13,7 +13,7 @@ use crate::driver::{At, Call, Driver, Manifest, Outcome};
 use crate::fault::{Fault, Kind, Watched};
 use crate::history::History;
 use crate::left::{self, When};
-use crate::scenario::{self, Acquire, Feature, Network, Scenario, Step, Terms};
+use crate::scenario::{self, Acquire, Callback, Feature, Network, Scenario, Step, Terms};
 use crate::servers::Servers;
 
 /// How much longer than its own time a call may take: the time limit of a connection, a reconnect, and a stall of this machine.
@@ -531,6 +531,7 @@ impl Play<'_> {
                 let left = proxy.connections();
                 self.wrong(format!("{name}: {left} connections are open {CLEAN:?} after it was closed"));
             }
+            self.count_threads(&name);
         }
         for index in 0..self.clients.len() {
             let client = &mut self.clients[index];
@@ -541,6 +542,31 @@ impl Play<'_> {
         }
         if let Err(violation) = self.history.judge() {
             self.wrong(format!("what was told can't be explained: {violation}"));
+        }
+    }
+
+    /// A client that is closed has left no thread and no task, in this scenario or an earlier one of its program.
+    fn count_threads(&mut self, name: &str) {
+        // A callback that never returns is the program's doing, and keeps its thread.
+        let blocks = |it: &Step| matches!(it, Step::Acquire(it) if it.terms.callback == Some(Callback::Blocks));
+        if self.scenario.steps.iter().any(blocks) {
+            return self.kill(name);
+        }
+        if self.client(name).killed {
+            return;
+        }
+        let driver = &mut self.client(name).driver;
+        let mut left = Ok(None);
+        eventually(CLEAN, || {
+            left = driver.threads_left();
+            !matches!(left, Ok(Some(_)))
+        });
+        match left {
+            Ok(None) => {}
+            Ok(Some(left)) => {
+                self.wrong(format!("{name}: {left} threads more than at first {CLEAN:?} after it was closed"))
+            }
+            Err(why) => self.wrong(format!("{name}: {why}")),
         }
     }
 

@@ -113,6 +113,9 @@ class Driver:
         del self.holds[hold]
         return {"outcome": "ok"}
 
+    def threads(self):
+        return {"outcome": "ok", "count": threading.active_count()}
+
     def close(self):
         for hold in list(self.holds):
             self.release(hold)

@@ -5,6 +5,7 @@ import gc
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -130,6 +131,9 @@ class Driver:
     async def block(self, **how_long):
         time.sleep(how_long["time"] / 1000)
         return {"outcome": "ok"}
+
+    async def threads(self):
+        return {"outcome": "ok", "count": threading.active_count() + len(asyncio.all_tasks())}
 
     async def close(self):
         for task in list(self.running.values()):

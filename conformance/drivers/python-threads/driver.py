@@ -124,6 +124,9 @@ class Driver:
             os._exit(0)
         return {"outcome": "ok" if os.waitpid(child, 0)[1] == 0 else "server"}
 
+    def threads(self):
+        return {"outcome": "ok", "count": threading.active_count()}
+
     def close(self):
         self.holds.clear()
         gc.collect()

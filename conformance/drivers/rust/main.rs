@@ -157,6 +157,11 @@ fn main() -> std::io::Result<()> {
                 block(runtime, Duration::from_millis(line.time));
                 say(line.id, json!({"outcome": "ok"}));
             }
+            "threads" => {
+                let tasks: usize = runtimes.iter().map(|it| it.metrics().num_alive_tasks()).sum();
+                let threads = std::fs::read_dir("/proc/self/task")?.count();
+                say(line.id, json!({"outcome": "ok", "count": threads + tasks}));
+            }
             "runtime" => {
                 match line.is.as_str() {
                     "another" => runtimes.push_back(Runtime::new()?),

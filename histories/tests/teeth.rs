@@ -2,7 +2,7 @@
 
 use Outcome::{Count, Done, Error, Left, Null, Token, Unconfirmed, Unknown};
 use histories::history::Acquire;
-use histories::{Operation, Outcome, Request, judge};
+use histories::{Operation, Outcome, Request, judge, read, write};
 
 const LEASE: u64 = 1000;
 
@@ -238,4 +238,37 @@ fn a_violation_names_what_can_not_be_explained() {
     let violation = judge(&history).expect_err("two holders");
     assert_eq!((&*violation.key, &violation.stuck[..]), ("k", &history[1..]));
     assert!(violation.to_string().contains(r#""owner":"b","limit":1"#), "{violation}");
+}
+
+#[test]
+fn the_page_has_the_format_as_it_is_read_and_written() {
+    let page = include_str!("../../docs/histories.md");
+    let example = page.split("```json\n").nth(1).and_then(|rest| rest.split("```").next()).expect("an example");
+    let operations = read(example.as_bytes()).expect("the example can be read");
+    right(&operations);
+    let mut written = Vec::new();
+    write(&operations, &mut written).expect("memory takes it");
+    assert_eq!(String::from_utf8_lossy(&written), example);
+    // Every field and outcome that is written has its row in the page.
+    let all = [
+        op((1, 2), Request::Renew { owner: "a".into(), token: Some(1), lease: Some(LEASE), fence: Some(9) }, Token(9)),
+        op((1, 2), Request::Force, Count(1)),
+        op((1, 2), Request::Force, Done),
+        op((1, 2), Request::expire("a", 1), Done),
+        op((1, 2), Request::End { owner: "a".into() }, Unknown),
+        op((1, 2), Request::Check { owner: "a".into() }, Done),
+        acquire("a", (1, 2), Null),
+        acquire("a", (1, 2), Error),
+        acquire("a", (1, 2), Unconfirmed),
+        release("a", (1, 2), Left(0)),
+    ];
+    written.clear();
+    write(&all, &mut written).expect("memory takes it");
+    let written = String::from_utf8_lossy(&written);
+    for word in written.split(['"', '{', '}', ',', ':', '\n']).filter(|it| it.len() > 1 && it.parse::<u64>().is_err()) {
+        assert!(
+            page.contains(&format!("`{word}`")) || page.contains(&format!("\"{word}\"")),
+            "{word} is not in the page"
+        );
+    }
 }

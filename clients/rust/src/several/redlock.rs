@@ -20,7 +20,8 @@ const SERVER_TIMEOUT: Duration = Duration::from_millis(500);
 /// A mutex on a majority of independent servers: it outlives the loss of a minority of them.
 ///
 /// Who waits stands in line at the first server of an order that all clients share, and asks the others when it has that
-/// one, or its time is over there: the majority decides. A server that does not answer costs one short time-out; then it is asked in the background until it does.
+/// one, or its time is over there: the majority decides. A server that does not answer costs one short time-out; then it
+/// is asked in the background until it does.
 #[derive(Clone)]
 pub struct RedLock {
     /// In the order that all clients share, once that is asked for.

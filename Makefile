@@ -37,6 +37,7 @@ lint: install ## Formatting, clippy, documentation, cycles among modules: no war
 	scripts/cycles-test
 	scripts/skips-test
 	scripts/release-notes-test
+	scripts/dist --version
 	scripts/workflows-test
 	scripts/workflows --check
 	scripts/figures

@@ -49,8 +49,17 @@ pub const NAME: &str = "holdfast";
 /// What the names of its commands begin with.
 const COMMANDS: &str = "lock.";
 
-/// The version as `MODULE LIST` shows it: 200 is 0.2.0.
-const VERSION: i32 = 200;
+/// The version as `MODULE LIST` shows it, as one number: 10203 is 1.2.3.
+const VERSION: i32 = number(env!("CARGO_PKG_VERSION_MAJOR")) * 10_000
+    + number(env!("CARGO_PKG_VERSION_MINOR")) * 100
+    + number(env!("CARGO_PKG_VERSION_PATCH"));
+
+const fn number(digits: &str) -> i32 {
+    match i32::from_str_radix(digits, 10) {
+        Ok(number) => number,
+        Err(_) => 0,
+    }
+}
 
 /// The ACL category of all its commands, where the server can add one.
 const CATEGORY: &str = "lock";
@@ -152,14 +161,5 @@ mod entry {
         data_types: [],
         init: load,
         deinit: unload,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn the_version_shown_is_that_of_the_package() {
-        let parts = env!("CARGO_PKG_VERSION").split('.').map(|part| part.parse::<i32>().expect("a number"));
-        assert_eq!(parts.fold(0, |sum, part| sum * 100 + part), super::VERSION);
     }
 }

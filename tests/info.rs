@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::Value;
 use support::{Raw, Server, until};
 
-use crate::common::{ask, ask_int, ask_token, text};
+use crate::common::{array, ask, ask_int, ask_token, int, map, text};
 use crate::speak::encode;
 
 const SOON: Duration = Duration::from_secs(30);
@@ -149,12 +149,18 @@ fn waits_and_hand_offs_are_timed() {
 }
 
 #[test]
-fn the_version_is_there_as_people_write_it() {
+fn the_version_is_there_as_people_write_it_and_as_modules_do() {
     let server = Server::start();
     let mut raw = server.raw();
     let info = text(&ask(&mut raw, "INFO holdfast"));
     let version = info.lines().find_map(|line| line.strip_prefix("holdfast_version:")).expect("the field");
     assert_eq!(version, env!("CARGO_PKG_VERSION"));
+    // MODULE LIST has it as one number, two digits for each part.
+    let digits: Vec<String> = version.split('.').map(|part| format!("{part:0>2}")).collect();
+    let modules = ask(&mut raw, "MODULE LIST");
+    let ours =
+        array(&modules).iter().map(map).find(|module| text(&module[&b"name"[..]]) == "holdfast").expect("it is there");
+    assert_eq!(int(&ours[&b"ver"[..]]), digits.concat().parse::<i64>().expect("a number"));
 }
 
 /// How many took at most so long, by that time.

@@ -10,6 +10,9 @@ use crate::report::{print, tell};
 use crate::seen::{failed, server_of};
 use crate::show;
 
+/// So many of those who wait are shown to whoever is asked.
+const NEXT: usize = 3;
+
 /// Breaks a lock; 1 if it was free, or whoever was asked said no.
 pub async fn force(locks: &Locks, key: &str, yes: bool) -> Result<u8, Failure> {
     let mut server = server_of(locks, key).await?;
@@ -23,7 +26,9 @@ pub async fn force(locks: &Locks, key: &str, yes: bool) -> Result<u8, Failure> {
         if !stdin().is_terminal() {
             return Err(Failure::usage("nobody is there to be asked: say --yes"));
         }
-        let asked = format!("{}\nBreak this lock? Whoever holds it may be writing. [y/N] ", show::text(&lock, &[]));
+        // Who has it then is as much of the question as who loses it.
+        let next = server.waiters(name, NEXT).await.map_err(|error| failed(&server, name, &error))?;
+        let asked = format!("{}\nBreak this lock? Whoever holds it may be writing. [y/N] ", show::text(&lock, &next));
         let _ = stderr().write_all(asked.as_bytes());
         let mut answer = String::new();
         stdin().read_line(&mut answer).map_err(|error| Failure::here(&error))?;

@@ -11,7 +11,7 @@ use std::thread;
 
 use support::{Server, eventually, until};
 
-use crate::common::{SOON, holdfast, is_free, say};
+use crate::common::{SOON, contended, done, holdfast, is_free, say, waiters};
 
 /// A program at a terminal of 100 columns and 30 rows.
 pub struct Terminal {
@@ -254,13 +254,16 @@ fn whoever_sits_there_sees_colours_and_how_far_it_is() {
 #[test]
 fn whoever_sits_there_is_asked_before_a_lock_is_broken() {
     let server = Server::start();
-    let _: i64 = say(&server, "LOCK.ACQUIRE a alice");
+    let _waiting = contended(&server);
     for (answer, code) in [("n\n", 1), ("y\n", 0)] {
         let mut terminal = Terminal::start(holdfast(&server).args(["force", "a"]));
-        terminal.shows("alice");
-        terminal.shows("Break this lock?");
+        for said in ["alice", "WAITER", "bob", "Break this lock?"] {
+            terminal.shows(said);
+        }
         terminal.keys(answer);
         assert_eq!(terminal.done(), Some(code));
-        assert_eq!(is_free(&server, "a"), code == 0);
+        let holders = done(holdfast(&server).args(["show", "--json", "a"])).out;
+        assert!(holders.contains(if code == 0 { "\"owner\":\"bob\"" } else { "\"owner\":\"alice\"" }), "{holders}");
+        assert_eq!(waiters(&server, "a"), usize::from(code == 1));
     }
 }

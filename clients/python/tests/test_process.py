@@ -60,8 +60,9 @@ def test_the_child_of_a_fork_starts_afresh(own_server, admin, name):
         f"""
         lock = holdfast.Lock(client, "{name}", on_lost=lambda lost: print("lost", lost, flush=True))
         lock.acquire()
-        child = os.fork()
-        if child == 0:
+        parent = os.getpid()
+        heard, told = os.pipe()
+        if os.fork() == 0:
             assert not lock.owned()
             try:
                 lock.release()
@@ -70,11 +71,16 @@ def test_the_child_of_a_fork_starts_afresh(own_server, admin, name):
             assert not holdfast.Lock(client, "{name}").acquire(blocking=False)
             with holdfast.Lock(client, "{name}:child") as own:
                 assert own.owned()
+            os.write(told, b".")
             # It outlives the parent, and does not keep the parent's connection open.
-            time.sleep(1)
+            while os.getppid() == parent:
+                time.sleep(0.01)
             os._exit(0)
-        # Longer than the lease: still watched.
-        time.sleep(0.2)
+        os.read(heard, 1)
+        # Still watched: the server renews it.
+        deadline = client.pexpiretime("{name}")
+        while client.pexpiretime("{name}") == deadline:
+            time.sleep(0.01)
         lock.check()
         assert lock.owned()
         print("held", flush=True)
@@ -268,7 +274,8 @@ def test_the_end_of_a_program(own_server, admin, name, ending):
 
         def waiting():
             threading.Thread(target=holdfast.Lock(client, "{name}").acquire, daemon=True).start()
-            time.sleep(0.1)
+            while not client.execute_command("LOCK.WAITERS", "{name}"):
+                time.sleep(0.01)
 
         def raise_in_thread():
             def run():

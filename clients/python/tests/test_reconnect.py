@@ -183,8 +183,9 @@ def test_a_default_lease_that_changes_counts_for_what_comes_after(kind, own_serv
     old = kind.Lock(client, f"{name}:old")
     old.acquire()
     admin.config_set("holdfast.default-lease", 300_000)
-    # Heard with the next sign of life.
-    time.sleep(2)
+    # Heard with the next sign of life: of the next two answers, the first may have been under way.
+    asked = admin.info("commandstats")["cmdstat_lock.next"]["calls"]
+    until(lambda: admin.info("commandstats")["cmdstat_lock.next"]["calls"] >= asked + 2, "two signs of life")
     new = kind.Lock(client, f"{name}:new")
     new.acquire()
     lost = old.lost

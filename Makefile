@@ -43,6 +43,7 @@ lint: install ## Formatting, clippy, documentation, cycles among modules: no war
 	scripts/figures
 	scripts/cycles
 	scripts/modules --check
+	scripts/planted --check
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --features support/containers --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --features support/containers --locked --quiet

@@ -28,7 +28,8 @@ pub struct Asked {
     pub limit: u32,
     pub watchdog: bool,
     pub ephemeral: bool,
-    pub replicas: bool,
+    /// How many replicas are to confirm it.
+    pub replicas: u64,
     /// Its owner may not hold already.
     pub new: bool,
     /// It wants a sign of life.
@@ -78,7 +79,7 @@ impl Asked {
                 b"ephemeral" => it.ephemeral = true,
                 b"new" => it.new = true,
                 b"alive" => it.alive = true,
-                b"replicas" => it.replicas = number() > Some(0),
+                b"replicas" => it.replicas = number().unwrap_or(0),
                 b"session" => {
                     it.of_session = true;
                     let id = rest.next().and_then(|id| id.rsplit(|byte| *byte == b':').next());

@@ -9,7 +9,7 @@ use crate::redis::{Bytes, Happening, Node, node};
 use crate::resp::Reply;
 use crate::server::Role;
 use crate::server::clock::Now;
-use crate::state::owed::OnBehalf;
+use crate::state::owed::{OnBehalf, Ticket};
 use crate::state::{self, Recipient, Stage, State};
 use crate::truth::{self, Seen};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -22,11 +22,19 @@ pub const CALM: u64 = 300;
 /// nothing is in the way.
 const SOON: u64 = 20;
 
+/// Replicas are asked once more after so many ms.
+const ASK_AGAIN: u64 = 100;
+
+/// A replica is prompt that confirms within so many ms.
+const PROMPT: u64 = 20;
+
 /// The server's cron comes by every so many ms.
 const CRON: u64 = 100;
 
 /// A hold is there as long as its holder was promised.
 pub const KEPT: &str = "what was granted stays until its owner gives it back, its lease ends, somebody breaks or overwrites the lock, or its ephemeral connection ends";
+/// Hold counts.
+pub const COUNTED: &str = "of the holds that an owner was told of, none goes but those that it gives back";
 /// Ephemeral holds.
 pub const EPHEMERAL: &str = "an ephemeral hold ends with its connection";
 /// Mutual exclusion.
@@ -45,6 +53,8 @@ pub const STEPPED: &str = "a hold that is tied is never lost by a step of the cl
 pub const WATCHED: &str = "the server renews what is watched as long as the connection lives";
 /// Confirmed deadlines.
 pub const CONFIRMED: &str = "a tied hold ends at the deadline that its replicas have confirmed";
+/// Confirmations.
+pub const CONFIRMED_SOON: &str = "whoever waits for replicas is answered as soon as they have confirmed";
 /// Waits.
 pub const ENDS: &str = "every request has exactly one answer, every wait one end";
 /// Lost wake-ups.
@@ -119,6 +129,9 @@ struct Belief {
     /// When it was tied or renewed for its connection for the last time, as far as was seen, in Unix milliseconds.
     renewed: u64,
     limit: u32,
+    /// What its owner was told that it was granted: where each request began, and to which count it raised the hold
+    /// (`HOLDS`); `None`: by one.
+    raises: Vec<(Place, Option<u64>)>,
     tie: Option<Tie>,
     /// With `REPLICAS`: the latest deadline that they can have confirmed; `None`: what it has at the end of this turn.
     known: Option<u64>,
@@ -157,7 +170,7 @@ impl Tie {
             client: asked.client,
             at,
             heard,
-            confirmed: asked.replicas.then_some(ends),
+            confirmed: (asked.replicas > 0).then_some(ends),
             lease: asked.lease.unwrap_or(30_000),
             of_session: asked.of_session,
             watchdog: asked.watchdog,
@@ -181,7 +194,7 @@ struct Doubt {
 
 impl Doubt {
     fn of(asked: &Asked, at: u64) -> Self {
-        let confirmed = asked.replicas.then(|| at + asked.lease.unwrap_or(30_000));
+        let confirmed = (asked.replicas > 0).then(|| at + asked.lease.unwrap_or(30_000));
         Self { client: asked.client, confirmed }
     }
 }
@@ -191,6 +204,24 @@ impl Belief {
     fn tie(&self) -> Option<Tie> {
         self.tie.map(|tie| Tie { is_unsure: tie.is_unsure || !self.doubts.is_empty(), ..tie })
     }
+}
+
+/// How many holds an owner has at least: what it was told of, less what it has asked to give back, in this order.
+///
+/// What had to wait was granted later than it was asked for, and what was asked to be given back may have been refused: then
+/// it has more.
+fn holds_at_least<'a>(raises: &[(Place, Option<u64>)], releases: impl Iterator<Item = &'a (Place, Cause)>) -> u64 {
+    let Some((first, _)) = raises.first() else { return 0 };
+    let releases = releases.filter(|(place, _)| place > first).filter_map(|(place, cause)| match cause {
+        Cause::Own(asked, ..) => Some((*place, Err(asked.holds))),
+        _ => None,
+    });
+    let mut changes: Vec<_> = raises.iter().map(|(place, to)| (*place, Ok(*to))).chain(releases).collect();
+    changes.sort_by_key(|(place, _)| *place);
+    changes.into_iter().fold(0, |holds: u64, (_, change)| match change {
+        Ok(to) => to.map_or(holds + 1, |to| to.max(holds)),
+        Err(to) => to.unwrap_or(holds.saturating_sub(1)).min(holds),
+    })
 }
 
 /// Something that may end a hold.
@@ -212,6 +243,13 @@ enum Cause {
     Gone(u64),
     /// The server's role changed.
     Role,
+}
+
+impl Cause {
+    /// Whether it gives back something of what this owner holds of this lock.
+    fn releases(&self, key: &[u8], owner: &[u8]) -> bool {
+        matches!(self, Self::Own(asked, ..) if asked.command.ends_with("release") && asked.concerns(key, owner))
+    }
 }
 
 /// A request that was made and is not answered yet.
@@ -447,6 +485,8 @@ pub struct Judge {
     /// When no replica confirmed promptly for the last time, and when any confirmed at all (monotonic, µs).
     slow_at: u64,
     confirms_at: u64,
+    /// Answers that wait for replicas, and since when (monotonic, µs).
+    confirming: BTreeMap<Ticket, u64>,
     /// Since when somebody has waited for a lock that is free (monotonic, µs).
     free_since: Option<u64>,
     /// When the last turn ended (monotonic, µs).
@@ -454,6 +494,10 @@ pub struct Judge {
     requests: usize,
     /// Connections that ended in this turn.
     gone: Vec<u64>,
+    /// Requests that somebody was told are granted in this turn: who, and where each began.
+    raised_now: Vec<(u64, Place)>,
+    /// Those of connections that have ended whose answer was written, and never sent; and under which token.
+    unsent: Vec<(u64, Place, Asked, u64)>,
     /// The end of the last turn that was long, or in which anything arrived or was carried out (monotonic, µs).
     busy_until: u64,
 }
@@ -507,6 +551,8 @@ impl Judge {
 
     /// Other replicas, which have all that was written until now.
     pub fn replicas_changed(&mut self) {
+        // What the others were asked for, these are asked for once more, but later.
+        self.confirming.values_mut().for_each(|since| *since = node(|node| node.clock.mono) + ASK_AGAIN * 1000);
         for belief in self.beliefs.values_mut() {
             let deadline = belief.deadline.unwrap_or(u64::MAX);
             belief.known = belief.known.map(|known| known.max(deadline));
@@ -574,7 +620,7 @@ impl Judge {
         self.soon()?;
         node(|node| {
             let now = node.clock.mono;
-            let is_prompt = |it: &crate::redis::Replica| it.delay.is_some_and(|delay| delay <= 20);
+            let is_prompt = |it: &crate::redis::Replica| it.delay.is_some_and(|delay| delay <= PROMPT);
             if !node.replicas.iter().any(is_prompt) {
                 self.slow_at = now;
             }
@@ -609,6 +655,7 @@ impl Judge {
             return Ok(());
         }
         self.unconfirmed_holds_end()?;
+        self.confirmed_soon()?;
         let now = node(|node| node.clock.mono);
         let has_slept = now > self.slept_at + SOON * 1000;
         if has_slept {
@@ -623,6 +670,34 @@ impl Judge {
                 return Err(violation);
             }
             Err(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Clients that are blocked until replicas have confirmed: where enough of them confirm promptly, no longer than that.
+    fn confirmed_soon(&mut self) -> Result<(), Violation> {
+        let (now, prompt) = node(|node| {
+            let is_prompt = |it: &&crate::redis::Replica| it.delay.is_some_and(|delay| delay <= PROMPT);
+            (node.clock.mono, node.replicas.iter().filter(is_prompt).count() as u64)
+        });
+        let waiting = |(id, it): (&u64, &crate::redis::Client)| match &it.state {
+            crate::redis::client::State::Blocked(block) => Some((*id, block.ticket)),
+            _ => None,
+        };
+        let blocked: Vec<(u64, Ticket)> = node(|node| node.clients.iter().filter_map(waiting).collect());
+        let of =
+            |ticket| state::with(|state| matches!(state.owed.get(ticket)?.stage, Stage::Confirming(_)).then_some(()));
+        let blocked: Vec<(u64, Ticket)> = blocked.into_iter().filter(|(_, ticket)| of(*ticket).is_some()).collect();
+        self.confirming.retain(|ticket, _| blocked.iter().any(|(_, it)| it == ticket));
+        for (client, ticket) in blocked {
+            let since = *self.confirming.entry(ticket).or_insert(now);
+            let here = self.connections.get(&client).filter(|it| !it.has_vanished);
+            let asked = here.and_then(|it| it.open.front()?.runs.first());
+            if let Some(asked) = asked.filter(|it| (1..=prompt).contains(&it.replicas))
+                && since + (PROMPT + SOON) * 1000 < now
+            {
+                return Err(Violation::new(CONFIRMED_SOON, format!("client {client} still waits: {asked:?}")));
+            }
         }
         Ok(())
     }
@@ -734,7 +809,7 @@ impl Judge {
                         if has_vanished {
                             self.silent.extend(open.runs.iter().map(|asked| (db, asked.clone())));
                         }
-                        let waits = |asked: &&Asked| asked.of_session && (asked.wait.is_some() || asked.replicas);
+                        let waits = |asked: &&Asked| asked.of_session && (asked.wait.is_some() || asked.replicas > 0);
                         let of_session = open.runs.iter().filter(waits);
                         self.unheard.extend(of_session.map(|asked| Wait::of(open, asked)));
                     }
@@ -757,9 +832,10 @@ impl Judge {
                     cause(Cause::Swapped(one, other));
                     self.swap(one, other);
                 }
-                Happening::Gone(client) => {
+                Happening::Gone(client, unsent) => {
                     lasting.push((place, Cause::Gone(client)));
                     self.gone.push(client);
+                    self.never_sent(client, unsent);
                 }
                 Happening::RoleChanged => {
                     lasting.push((place, Cause::Role));
@@ -774,6 +850,54 @@ impl Judge {
                 }
                 Happening::Unblocked(_) => {}
             }
+        }
+    }
+
+    /// A connection has ended to which this was written, and never sent.
+    fn never_sent(&mut self, client: u64, mut written: Bytes) {
+        let connection = self.connections.get(&client).filter(|it| !it.has_vanished);
+        let begun = connection.into_iter().flat_map(|it| &it.open).filter(|open| open.began.is_some());
+        for open in begun {
+            let Some(reply) = Reply::take(&mut written) else { break };
+            let replies = if open.is_exec { reply.elements() } else { std::slice::from_ref(&reply) };
+            for (place, (asked, reply)) in (open.began.unwrap_or(0)..).zip(open.runs.iter().zip(replies)) {
+                if let Reply::Integer(token) = reply
+                    && asked.command.ends_with("acquire")
+                {
+                    self.unsent.push((client, place, asked.clone(), *token as u64));
+                }
+            }
+        }
+    }
+
+    /// Of a connection that ends, what was granted behind its answer, or in this very turn, is taken back: unless it has given
+    /// it back itself by then.
+    fn taken_back(&mut self, client: u64) {
+        let told = self.raised_now.iter().filter(|(of, _)| *of == client);
+        let mut places: BTreeSet<Place> = told.map(|(_, place)| *place).collect();
+        for (_, place, asked, token) in self.unsent.iter().filter(|(of, ..)| *of == client) {
+            places.insert(*place);
+            let is_its = |(_, key, owner): &Hold, it: &Belief| it.token == *token && asked.concerns(key, owner);
+            let beliefs = self.beliefs.iter_mut().filter(|(hold, it)| is_its(hold, it));
+            beliefs.for_each(|(_, it)| it.raises.push((*place, asked.holds)));
+        }
+        for ((_, key, owner), belief) in self.beliefs.iter_mut().filter(|_| !places.is_empty()) {
+            let is_its = |cause: &Cause| {
+                cause.releases(key, owner) && matches!(cause, Cause::Own(asked, ..) if asked.client == client)
+            };
+            let given_back = self.causes.iter().chain(&self.lasting).filter(|(_, cause)| is_its(cause));
+            let given_back: Vec<Place> = given_back.map(|(place, _)| *place).collect();
+            belief.raises.sort_by_key(|(place, _)| *place);
+            let mut kept = 0;
+            let mut raises: Vec<(Place, Option<u64>)> = std::mem::take(&mut belief.raises);
+            raises.reverse();
+            raises.retain(|(place, to)| {
+                let is_kept = to.is_none() && given_back.iter().filter(|later| *later > place).count() > kept;
+                kept += usize::from(is_kept && places.contains(place));
+                is_kept || !places.contains(place)
+            });
+            raises.reverse();
+            belief.raises = raises;
         }
     }
 
@@ -887,9 +1011,10 @@ impl Judge {
                 // What it has waited is what the first of them said, whichever that was.
                 let waited = known.asked.waited.max(asked.waited);
                 let new = known.asked.new && asked.new;
+                let holds = if known.asked.holds == asked.holds { asked.holds } else { Some(0) };
                 let (watchdog, ephemeral) =
                     (known.asked.watchdog || asked.watchdog, known.asked.ephemeral || asked.ephemeral);
-                let terms = Asked { is_unsure, lease, limit, waited, new, ..asked.clone() };
+                let terms = Asked { is_unsure, lease, limit, waited, new, holds, ..asked.clone() };
                 known.asked = Asked { watchdog, ephemeral, ..terms };
                 known.repeats += 1;
                 known.latest = open.began.unwrap_or(0);
@@ -961,7 +1086,7 @@ impl Judge {
                 // Only one that asked for replicas can have had too few of them. And rather one that has to end than one that
                 // may have been a repetition.
                 let lacks_replicas = String::from_utf8_lossy(detail.bytes()).contains(" replicas confirmed ");
-                let rank = |wait: &Wait| (lacks_replicas && !wait.asked.replicas, wait.is_optional);
+                let rank = |wait: &Wait| (lacks_replicas && wait.asked.replicas == 0, wait.is_optional);
                 let fitting = self.waits.iter().enumerate().filter(|(_, wait)| fits(wait));
                 let Some((at, _)) = fitting.min_by_key(|(_, wait)| rank(wait)) else {
                     return Err(Violation::new(ENDS, format!("session {session} was told {event:?} for no wait")));
@@ -1094,7 +1219,7 @@ impl Judge {
                 }
                 // It was redirected after the replicas had confirmed it: it has tied what it asked for.
                 ("acquire" | "macquire" | "renew" | "mrenew", Reply::Error(error))
-                    if error.starts_with("MOVED") && asked.replicas && asked.ties() =>
+                    if error.starts_with("MOVED") && asked.replicas > 0 && asked.ties() =>
                 {
                     self.silent.push((open.db, asked));
                 }
@@ -1300,6 +1425,13 @@ impl Judge {
         let tie_before = self.beliefs.get(&hold).filter(is_raised_since).and_then(|it| it.tie);
         let tie_before = tie_before.map(|tie| Tie { is_unsure: true, ..tie });
         let old_tie = before.as_ref().and_then(|it| it.tie).or(tie_before);
+        let mut raises = before.as_mut().map_or_else(Vec::new, |it| std::mem::take(&mut it.raises));
+        // To which count one was raised that had to wait depends on when that was.
+        if !renews && !asked.is_unsure && (asked.holds.is_none() || asked.wait.is_none()) {
+            raises.push((place, asked.holds));
+            raises.sort_by_key(|(place, _)| *place);
+            self.raised_now.extend([open.client, asked.client].map(|client| (client, place)));
+        }
         let since = place.max(before.as_ref().map_or(0, |it| it.since));
         let limit = before.as_ref().map_or(u32::MAX, |it| it.limit).min(if renews { u32::MAX } else { asked.limit });
         let known = before.as_ref().and_then(|it| it.deadline);
@@ -1321,7 +1453,7 @@ impl Judge {
         let tie = match old_tie {
             _ if !tied => old_tie.map(shortened),
             // A request without flags leaves the tie of its session as it is.
-            Some(old) if same.is_some() && flagless && !asked.replicas => Some(shortened(old)),
+            Some(old) if same.is_some() && flagless && asked.replicas == 0 => Some(shortened(old)),
             Some(old) if old.at > place && old.client != tie.client => Some(old),
             _ => Some(same.map_or(tie, both)),
         };
@@ -1342,14 +1474,15 @@ impl Judge {
         // One without flags leaves a tie of its session as it is, also one that the judge can't be sure of.
         let is_its =
             |doubt: &&Doubt| tie.is_some_and(|tie| tie.client == doubt.client && !tie.watchdog && !tie.ephemeral);
-        let confirmed = doubts.values().filter(is_its).find_map(|doubt| doubt.confirmed).filter(|_| !asked.replicas);
+        let confirmed =
+            doubts.values().filter(is_its).find_map(|doubt| doubt.confirmed).filter(|_| asked.replicas == 0);
         let tie = match confirmed {
             Some(confirmed) => tie.map(|tie| Tie { confirmed: Some(confirmed), is_unsure: true, ..tie }),
             None => tie,
         };
         doubts.retain(|at, doubt| *at != place && tie.is_some_and(|tie| tie.client != doubt.client));
         // Of a request that has asked for replicas, they have what it was given; of others, only what they had before.
-        let known = before.as_ref().and_then(|it| it.known).filter(|_| !asked.replicas);
+        let known = before.as_ref().and_then(|it| it.known).filter(|_| asked.replicas == 0);
         let seen = place;
         let told_now = Some(open.client);
         let renewed = before.as_ref().map_or(0, |it| it.renewed).max(if tied { open.at } else { 0 });
@@ -1363,6 +1496,7 @@ impl Judge {
                 deadline,
                 renewed,
                 limit,
+                raises,
                 tie,
                 known,
                 follows: None,
@@ -1392,6 +1526,7 @@ impl Judge {
         let silent: Vec<(Place, i32, Asked)> = silent.filter(|(.., asked)| asked.command == "cancel").collect();
         silent.iter().for_each(|(place, db, asked)| self.cancelled(*place, *db, asked));
         for client in std::mem::take(&mut self.gone) {
+            self.taken_back(client);
             let left = self.waits.iter().filter(|wait| wait.asked.client == client);
             self.silent.extend(left.map(|wait| (wait.open.db, wait.asked.clone())));
             self.waits.retain(|wait| wait.asked.client != client);
@@ -1399,6 +1534,8 @@ impl Judge {
             let begun = open.iter().filter(|open| open.began.is_some());
             self.silent.extend(begun.flat_map(|open| open.runs.iter().map(|asked| (open.db, asked.clone()))));
         }
+        self.raised_now.clear();
+        self.unsent.clear();
         let (began, was_refusing) = self.before;
         let now = node(|node| node.clock.mono);
         let is_long = now - began > 5_000;
@@ -1435,7 +1572,7 @@ impl Judge {
         let (role, now, mono) = node(|node| (node.role, node.millis(), node.clock.mono));
         let confirms = mono <= self.confirms_at;
         let (mut ended, mut run_out) = (Vec::new(), Vec::new());
-        let undecided = self.undecided().filter(|(_, _, it)| it.replicas || it.ephemeral);
+        let undecided = self.undecided().filter(|(_, _, it)| it.replicas > 0 || it.ephemeral);
         let undecided = undecided.map(|(at, open, it)| (at, open.at, it.clone()));
         let undecided: Vec<(Place, u64, Asked)> = undecided.collect();
         let unheard: Vec<Asked> = self.undecided().map(|(.., asked)| asked.clone()).filter(Asked::ties).collect();
@@ -1467,7 +1604,7 @@ impl Judge {
             let has_tied = |(began, at, it): &(Place, u64, Asked)| {
                 let promised = if since < *began { belief.promised } else { 0 };
                 let confirmed = promised.max(at + it.lease.unwrap_or(30_000));
-                it.replicas && it.ties() && it.concerns(key, owner) && (confirmed < now || may_be_any)
+                it.replicas > 0 && it.ties() && it.concerns(key, owner) && (confirmed < now || may_be_any)
             };
             // (Or one that may have been answered as another like it.)
             let may_have_tied = |(began, doubt): (&Place, &Doubt)| {
@@ -1487,6 +1624,16 @@ impl Judge {
                 let of_hold = self.asked_ties.iter().filter(|((_, name, who), _)| (name, who) == (key, owner));
                 of_hold.flat_map(|(_, askers)| askers.keys()).any(|asker| *asker == client)
             };
+            // What others have written is not counted; nor in which database each gave back, if they were swapped.
+            let counts = !self.by_hand.iter().any(|(_, it)| it == key);
+            let least = || {
+                let all = self.causes.iter().chain(&self.lasting);
+                if counts {
+                    holds_at_least(&belief.raises, all.filter(|(_, cause)| cause.releases(key, owner)))
+                } else {
+                    0
+                }
+            };
             let gone = |(at, cause): &&(Place, Cause)| match cause {
                 Cause::Own(asked, on, _) if asked.command == "cancel" => {
                     let is_its = tied.is_none_or(|tie| tie.is_unsure || tie.client == asked.client);
@@ -1497,10 +1644,12 @@ impl Judge {
                         && (is_meant || self.newest.gives_up((*at, asked), of_hold, &self.fences, &several))
                 }
                 Cause::Own(asked, on, _) => {
+                    // Of what it was told of, each hold is given back by itself; a renewal may have shortened the lease.
+                    let gives_all = !asked.command.ends_with("release") || least() == 0;
                     // One that was raised goes by its old name, too.
                     let is_named =
                         |token: u64| token == belief.token || self.fences.iter().any(|fence| *fence >= token);
-                    on == db && asked.concerns(key, owner) && asked.token.is_none_or(is_named)
+                    on == db && asked.concerns(key, owner) && asked.token.is_none_or(is_named) && gives_all
                 }
                 Cause::Forced(on, forced) => on == db && forced == key,
                 Cause::Touched(on, touched, expired) => on == db && touched == key && (!expired || is_over),
@@ -1526,6 +1675,13 @@ impl Judge {
                 }
                 Cause::Role => true,
             };
+            if let Some(holder) = holder.filter(|it| it.token == Some(belief.token))
+                && holder.holds < belief.raises.iter().map(|(_, to)| to.unwrap_or(1)).sum()
+                && holder.holds < least()
+            {
+                let what = format!("{}: {} of {} holds", show(hold), holder.holds, least());
+                return Err(Violation::new(COUNTED, what));
+            }
             if let Some(holder) = holder {
                 let owns = |(_, cause): &(Place, Cause)| match cause {
                     Cause::Own(asked, on, _) => on == db && asked.concerns(key, owner),

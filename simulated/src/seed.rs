@@ -177,6 +177,14 @@ fn burst(world: &mut World, line: &Line) -> Vec<Line> {
         if words[0] == "CLIENT" && words[1] == "KILL" && world.random.one_in(3) {
             let key = world.key();
             match words[3].chars().nth(1) {
+                // What it was granted once more it gives back, and then it goes.
+                Some(other) if other == *name && world.replicates => {
+                    let holder = world.client();
+                    before.push(Line::request(holder, &format!("LOCK.ACQUIRE {key} o0 LEASE 60000")));
+                    before.push(Line::Pass(1));
+                    before.push(Line::request(*name, &format!("LOCK.ACQUIRE {key} o0 LEASE 60000 REPLICAS 1")));
+                    before.push(Line::request(*name, &format!("LOCK.RELEASE {key} o0")));
+                }
                 // What it holds goes with it, at the end of the turn.
                 Some(other) if other == *name => {
                     before.push(Line::request(*name, &format!("LOCK.ACQUIRE {key} o0 LEASE 60000 EPHEMERAL")));

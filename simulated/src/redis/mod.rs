@@ -140,8 +140,8 @@ pub enum Happening {
     Flushed(Option<i32>),
     /// Two databases were swapped.
     Swapped(i32, i32),
-    /// A connection ended.
-    Gone(u64),
+    /// A connection ended, to which this was written and not handed to the network.
+    Gone(u64, Bytes),
     /// The server became a master or a replica.
     RoleChanged,
     /// The server ended the block of a client.

@@ -113,10 +113,8 @@ pub fn process(client: u64) {
 
 /// A connection ends: first the event, then, if it was blocked, the module's callback.
 pub fn disconnect(client: u64) {
-    if !node(|node| node.clients.contains_key(&client)) {
-        return;
-    }
-    node(|node| node.log.push(Happening::Gone(client)));
+    let Some(unsent) = node(|node| node.clients.get(&client).map(|client| client.output.clone())) else { return };
+    node(|node| node.log.push(Happening::Gone(client, unsent)));
     tell(Event::ClientGone(client));
     let gone = node(|node| {
         let gone = node.clients.remove(&client)?;

@@ -200,12 +200,11 @@ pub fn confirm(
 ///
 /// # Errors
 ///
-/// If the owner was cancelled, or too much of what became of it has not been read.
+/// If too much of what became of this owner's requests has not been read.
 pub fn admit(request: &Request) -> Result<Option<Ticket>, String> {
     match state::with(|state| state.sessions.claimed(request.client, &request.owner, &request.keys)) {
         Claimed::Nothing => Ok(None),
         Claimed::Waits(ticket) => Ok(Some(ticket)),
-        Claimed::Cancelled => Err("CANCELLED LOCK.CANCEL was called for this key, owner and session".into()),
         Claimed::Unread => {
             Err(format!("ERR too many unread events of this owner for this key: {MOST_UNREAD}, of this session"))
         }
@@ -244,7 +243,7 @@ pub fn repeated(ctx: Ctx, request: &Request) -> Result<Option<Replied>, String> 
 pub fn cancel(ctx: Ctx, session: u64, owner: TextRef, key: &LockKey, now: Now) -> bool {
     let name: Owner = owner.bytes().into();
     let (any, keys) = state::with(|state| {
-        let waits = state.sessions.cancel(session, &name, key).and_then(|ticket| withdraw(state, ticket));
+        let waits = state.sessions.waiting(session, &name, key).and_then(|ticket| withdraw(state, ticket));
         let (ties, together) = state.ties.take_together(session, &name, key);
         let mut unheard = state.sessions.forget_events(session, &name, key);
         if let Some(Together { token, keys }) = together {

@@ -958,14 +958,15 @@ impl Judge {
             return;
         }
         let of_session = |wait: &Wait| wait.asked.client == asked.client && wait.asked.owner == asked.owner;
+        // It concerns what the server has received: who asks afterwards asks anew.
+        let came_before = |wait: &Wait| wait.open.began.is_none_or(|began| began < at);
         // What waits in one database stays there when it is swapped with another.
-        let is_its = |wait: &Wait| of_session(wait) && wait.open.db == db;
+        let is_its = |wait: &Wait| of_session(wait) && wait.open.db == db && came_before(wait);
         let token = |db: i32, key: &Bytes| Some(self.newest.get(&(db, key.clone(), asked.owner.clone()))?.token);
         let is_meant = |wait: &Wait, key: &Bytes| {
             // What was granted in one step is given up in one step, and what came later was not granted in it.
-            let came_before = wait.open.began.is_some_and(|began| began < at);
             let together = |named: &Bytes| token(wait.open.db, named) == token(wait.open.db, key);
-            let is_known = came_before && token(wait.open.db, key).is_some();
+            let is_known = wait.open.began.is_some() && token(wait.open.db, key).is_some();
             asked.keys.contains(key) || is_known && asked.keys.iter().any(together)
         };
         let is_of = |wait: &Wait| is_its(wait) && wait.asked.keys.iter().any(|key| is_meant(wait, key));

@@ -114,11 +114,13 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// The answer to a session's request that was cancelled, or is waiting already.
+    /// The answer to a session's request that is waiting already.
     pub(super) fn repeated(&self, names: &[TextRef]) -> Result<Option<Replied>, String> {
         match self.on_behalf {
-            OnBehalf::Itself => Ok(None),
-            OnBehalf::Session => waiting::repeated(self.ctx, self.request(names)),
+            OnBehalf::Session if state::with(|state| state.sessions.knows(self.client)) => {
+                waiting::repeated(self.ctx, self.request(names))
+            }
+            _ => Ok(None),
         }
     }
 

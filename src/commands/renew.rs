@@ -11,6 +11,7 @@ use crate::server::reply::Replied;
 use crate::server::{AsText, Call, TextRef};
 use crate::serving::deadline_moved;
 use crate::state::owed::{OnBehalf, Purpose};
+use crate::state::sessions::MOST_UNREAD;
 use crate::state::{self, Answer, GrantedHold, TakeBack, Terms};
 use crate::stats::count;
 use crate::waiting::{self, Request};
@@ -67,7 +68,7 @@ pub(super) fn renew_all(
         let purpose = Purpose::Renew { terms, token: options.token, fence: options.fence };
         Request { client, on_behalf, purpose, keys, owner: owner.bytes().into() }
     };
-    if on_behalf == OnBehalf::Session && state::with(|state| state.sessions.knows(client)) {
+    if on_behalf == OnBehalf::Session && state::with(|state| state.sessions.unread(client)) >= MOST_UNREAD {
         waiting::admit(&request())?;
     }
     let request = (terms.replicas > 0).then(request);

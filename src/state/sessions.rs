@@ -10,7 +10,6 @@ use super::{Answer, GrantId, Outcome, Tie};
 use crate::lock::map::IntoValues;
 use crate::lock::{Deadline, LockKey, Map, Millis, Owner, Token};
 use crate::server::clock::Now;
-use foldhash::HashSet;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
@@ -24,9 +23,6 @@ const PACES: (Millis, Millis) = (10, 10_000);
 /// With so many unread events of an owner for a key, a session asks for nothing more on behalf of this owner there. What
 /// looks for these events (`LOCK.CANCEL`) finds no more than a step has room for, even if each names 128 keys.
 pub const MOST_UNREAD: usize = 100;
-
-/// How many cancelled owners are remembered for each session.
-const REMEMBERED: usize = 1000;
 
 /// An event for a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,7 +121,6 @@ struct Session {
     silent_at: Option<Millis>,
     /// Within how many ms the next question is answered, as the last sign of life said.
     promised: Option<Millis>,
-    cancelled: Newest,
 }
 
 /// The blocked client that waits for a session's next event.
@@ -178,27 +173,6 @@ impl Unread {
     }
 }
 
-/// The newest claims that were cancelled.
-#[derive(Debug, Default)]
-struct Newest {
-    claims: HashSet<Claim>,
-    order: VecDeque<Claim>,
-}
-
-impl Newest {
-    fn insert(&mut self, claim: Claim) {
-        if !self.claims.insert(claim.clone()) {
-            self.order.retain(|it| *it != claim); // Some microseconds, and rare.
-        }
-        self.order.push_back(claim);
-        if self.order.len() > REMEMBERED
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.claims.remove(&oldest);
-        }
-    }
-}
-
 /// All sessions.
 #[derive(Debug, Default)]
 pub struct Sessions {
@@ -227,8 +201,6 @@ pub enum Claimed {
     Nothing,
     /// It waits.
     Waits(Ticket),
-    /// The owner was cancelled.
-    Cancelled,
     /// The session has not read what became of [`MOST_UNREAD`] others.
     Unread,
 }
@@ -268,23 +240,22 @@ impl Sessions {
         (self.by_client.len(), self.waits, self.letters)
     }
 
-    /// Whether anything is known of any request of a session.
+    /// Whether a session knows anything that may concern a request: something waits, or much is unread.
     pub fn knows(&self, client: u64) -> bool {
-        let known = |it: &Session| !(it.waits.is_empty() && it.cancelled.claims.is_empty() && it.mail.is_empty());
-        self.by_client.get(&client).is_some_and(known)
+        self.by_client.get(&client).is_some_and(|it| !it.waits.is_empty() || it.mail.len() >= MOST_UNREAD)
     }
 
     /// What a session knows of an owner's request for any of `keys`: of the first of them that it knows anything about.
     pub fn claimed(&self, client: u64, owner: &Owner, keys: &[LockKey]) -> Claimed {
         let Some(session) = self.by_client.get(&client).filter(|_| self.knows(client)) else { return Claimed::Nothing };
-        let mut claims = keys.iter().map(|key| (owner.clone(), key.clone()));
-        let found = claims.find_map(|claim| {
-            let cancelled = session.cancelled.claims.contains(&claim).then_some(Claimed::Cancelled);
-            cancelled.or_else(|| session.waits.get(&claim).copied().map(Claimed::Waits))
-        });
+        let waits = |key: &LockKey| session.waits.get(&(owner.clone(), key.clone())).copied();
         let unread = |key: &LockKey| self.unread.of(client, owner, &key.name).take(MOST_UNREAD).count();
         let is_full = || session.mail.len() >= MOST_UNREAD && keys.iter().any(|key| unread(key) == MOST_UNREAD);
-        found.unwrap_or_else(|| if is_full() { Claimed::Unread } else { Claimed::Nothing })
+        match keys.iter().find_map(waits) {
+            Some(ticket) => Claimed::Waits(ticket),
+            None if is_full() => Claimed::Unread,
+            None => Claimed::Nothing,
+        }
     }
 
     /// Records that a request waits on behalf of a session.
@@ -482,14 +453,9 @@ impl Sessions {
         promised.map_or(pace, |promised| promised.min(pace))
     }
 
-    /// Cancels an owner's request for a key on behalf of a session, also one that is yet to arrive. Returns the one that
-    /// waits.
-    pub fn cancel(&mut self, client: u64, owner: &Owner, key: &LockKey) -> Option<Ticket> {
-        let claim = (owner.clone(), key.clone());
-        let session = self.by_client.get_mut(&client)?;
-        let waits = session.waits.get(&claim).copied();
-        session.cancelled.insert(claim);
-        waits
+    /// The request of an owner for a key that waits on behalf of a session.
+    pub fn waiting(&self, client: u64, owner: &Owner, key: &LockKey) -> Option<Ticket> {
+        self.by_client.get(&client)?.waits.get(&(owner.clone(), key.clone())).copied()
     }
 
     /// Removes a session's unread events about an owner's requests for a key, and about what else it was granted with it.

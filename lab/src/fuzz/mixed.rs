@@ -139,10 +139,8 @@ struct Player {
     callers: Vec<Caller>,
     sessions: Vec<Session>,
     blockers: Vec<Blocker>,
-    /// The newest requests of sessions.
-    recent: VecDeque<(usize, u64, String)>,
-    /// Those that were cancelled, to be sent once more.
-    late: VecDeque<(u64, String)>,
+    /// The newest requests of sessions, and when they were sent.
+    recent: VecDeque<(usize, u64, Step)>,
     /// A session that is no more.
     former: Option<String>,
     /// Locks that are being disturbed.
@@ -174,7 +172,6 @@ impl Player {
             sessions: Vec::new(),
             blockers: Vec::new(),
             recent: VecDeque::new(),
-            late: VecDeque::new(),
             former: None,
             disturbed: Vec::new(),
             said: VecDeque::new(),
@@ -264,11 +261,7 @@ impl Player {
         }
         match self.rng.u32(..100) {
             0..50 => self.ask_for_session(is_of_user),
-            50..75 => self.cancel(is_of_user).into_iter().collect(),
-            75..80 => {
-                let late = self.late.pop_front().filter(|(session, _)| self.alive(*session, is_of_user).is_some());
-                late.into_iter().map(|(_, line)| (line, Sent::Refused("CANCELLED"))).collect()
-            }
+            50..80 => self.cancel(is_of_user).into_iter().collect(),
             80..83 => {
                 let other = self.sessions.iter().find(|session| session.is_of_user != is_of_user);
                 let line = other.map(|other| format!("LOCK.ACQUIRE {PLACES} stranger WAIT 0 SESSION {}", other.id));
@@ -317,11 +310,9 @@ impl Player {
         let session = of_user[self.rng.usize(..of_user.len())];
         let (line, number) = self.ask_on_behalf(session);
         let mut requests = vec![(line, Sent::Ask(number))];
-        // Cancelled before it is asked for, or right behind that.
-        match self.rng.u32(..10) {
-            0 => requests.insert(0, self.cancel_one(number)),
-            1 => requests.push(self.cancel_one(number)),
-            _ => {}
+        // Cancelled right behind that, over the same connection.
+        if self.rng.u32(..5) == 0 {
+            requests.push(self.cancel_one(number));
         }
         requests
     }
@@ -334,7 +325,7 @@ impl Player {
         if self.recent.len() == RECENT {
             self.recent.pop_front();
         }
-        self.recent.push_back((number, name, line.clone()));
+        self.recent.push_back((number, name, self.step));
         (line, number)
     }
 
@@ -374,8 +365,9 @@ impl Player {
     }
 
     fn cancel(&mut self, is_of_user: bool) -> Option<(String, Sent)> {
-        let may = |(number, session, _): &&(usize, u64, String)| {
-            self.ledger.live.contains(number) && self.alive(*session, is_of_user).is_some()
+        // What was sent in this turn, over another connection, may arrive later.
+        let may = |(number, session, sent): &&(usize, u64, Step)| {
+            *sent < self.step && self.ledger.live.contains(number) && self.alive(*session, is_of_user).is_some()
         };
         let numbers: Vec<usize> = self.recent.iter().filter(may).map(|(number, ..)| *number).collect();
         let number = self.rng.choice(numbers)?;
@@ -454,12 +446,7 @@ impl Player {
             (Sent::Ask(number), _) => self.ledger.answered(number, reply, self.step)?,
             (Sent::Return(number), Value::Array(left)) => self.ledger.gave_back(number, left, self.step)?,
             (Sent::Return(number), left) => self.ledger.gave_back(number, std::slice::from_ref(left), self.step)?,
-            (Sent::Cancel(number), Value::Int(0 | 1)) => {
-                self.ledger.over(number, self.step);
-                let line = self.recent.iter().find(|(recent, ..)| *recent == number);
-                self.late.extend(line.map(|(_, session, line)| (*session, line.clone())));
-                self.late.truncate(RECENT);
-            }
+            (Sent::Cancel(number), Value::Int(0 | 1)) => self.ledger.over(number, self.step),
             (Sent::Refused(code), _) if error.starts_with(code) => {}
             (Sent::Any, _) if error.is_empty() => {}
             (Sent::Cancel(number), _) => return Err(format!("the cancel of w{number} was answered {reply:?}").into()),

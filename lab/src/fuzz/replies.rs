@@ -35,7 +35,7 @@ fn is_waiting(reply: &Value) -> bool {
 
 /// That every error begins with a code that clients know.
 pub fn unknown_error(reply: &Value) -> Result<(), String> {
-    const CODES: [&str; 13] = [
+    const CODES: [&str; 12] = [
         "ERR",
         "WRONGTYPE",
         "DEADLOCK",
@@ -48,7 +48,6 @@ pub fn unknown_error(reply: &Value) -> Result<(), String> {
         "NOSCRIPT",
         "NOPERM",
         "NOSESSION",
-        "CANCELLED",
     ];
     let known = |error: &String| CODES.contains(&error.split(' ').next().unwrap_or_default());
     match errors(reply).into_iter().find(|error| !known(error)) {

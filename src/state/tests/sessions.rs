@@ -87,16 +87,16 @@ fn cancel(sessions: &mut Sessions, plain: &mut Plain, client: u64, who: u8, of: 
     }
     let who = owner(who);
     let concerns = |about: &About| about.owner == who && about.keys.contains(of);
-    let cancelled = sessions.cancel(client, &who, of);
+    let waits = sessions.waiting(client, &who, of);
     let expected: BTreeSet<Ticket> =
         plain.waiting.iter().filter(|it| it.0 == client && concerns(&it.2)).map(|it| it.1).collect();
-    assert_eq!(cancelled.into_iter().collect::<BTreeSet<_>>(), expected);
+    assert_eq!(waits.into_iter().collect::<BTreeSet<_>>(), expected);
     for (client, _, about) in plain.waiting.extract_if(.., |it| expected.contains(&it.1)) {
         sessions.remove_wait(client, &about);
     }
     sessions.forget_events(client, &who, of);
     plain.mail.get_mut(&client).expect("open").retain(|about| !concerns(about));
-    assert_eq!(sessions.claimed(client, &who, std::slice::from_ref(of)), Claimed::Cancelled);
+    assert_eq!(sessions.claimed(client, &who, std::slice::from_ref(of)), Claimed::Nothing);
 }
 
 fn carry_out(sessions: &mut Sessions, plain: &mut Plain, act: Act) {
@@ -290,25 +290,6 @@ fn an_unread_grant_can_be_refused() {
         [1, 2].map(|of| sessions.read(of).map(|(event, _)| event.kind)),
         [2, 3].map(|it| Some(Kind::Granted(it, END)))
     );
-}
-
-#[test]
-fn the_newest_thousand_cancelled_owners_are_remembered() {
-    let mut sessions = Sessions::default();
-    sessions.open(1);
-    let key = |number: u32| LockKey::new(0, &number.to_be_bytes());
-    let cancel = |sessions: &mut Sessions, number| assert_eq!(sessions.cancel(1, &owner(1), &key(number)), None);
-    let is_known = |sessions: &Sessions, number| {
-        sessions.claimed(1, &owner(1), std::slice::from_ref(&key(number))) == Claimed::Cancelled
-    };
-    (0..1000).for_each(|number| cancel(&mut sessions, number));
-    assert!((0..1000).all(|number| is_known(&sessions, number)));
-    // The first one becomes the newest, and takes no second place.
-    cancel(&mut sessions, 0);
-    assert!((0..1000).all(|number| is_known(&sessions, number)));
-    cancel(&mut sessions, 1000);
-    assert!(!is_known(&sessions, 1));
-    assert!([0, 2, 999, 1000].iter().all(|number| is_known(&sessions, *number)));
 }
 
 /// What looks for the unread events of an owner about a key finds no more than that.

@@ -91,8 +91,7 @@ impl Ledger {
         match reply {
             Value::Int(token) => return self.granted(number, *token),
             Value::SimpleString(word) if word == "WAITING" && ask.session.is_some() => {
-                // It may have been cancelled meanwhile, on another connection.
-                ask.waits = ask.over.is_none();
+                ask.waits = true;
                 return Ok(());
             }
             Value::Nil => {}
@@ -102,7 +101,6 @@ impl Ledger {
                 let expected = match code {
                     "ERR" => error.contains("too many"),
                     "UNCONFIRMED" | "UNBLOCKED" => ask.session.is_none(),
-                    "CANCELLED" => ask.cancelled,
                     "NOSESSION" => ask.frail,
                     _ => false,
                 };

@@ -1,9 +1,8 @@
 //! When a session has to hear that it is alive.
 
-use super::{key, owner};
-use crate::lock::{Deadline, Limit, Millis};
+use super::{key, new_tie, owner};
+use crate::lock::{Deadline, Millis};
 use crate::server::callbacks::Ticket;
-use crate::state::owed::OnBehalf;
 use crate::state::sessions::{Reader, pace};
 use crate::state::{NewTie, State, Tying};
 
@@ -12,22 +11,8 @@ const NOW: Millis = 1000;
 
 fn tie(number: u8, lease: Millis, watchdog: bool) -> NewTie {
     let tying = Tying { watchdog, ephemeral: !watchdog };
-    let (key, owner, deadline) = (key(number), owner(number), Deadline::At(NOW + lease));
-    let on_behalf = OnBehalf::Session;
-    NewTie {
-        client: SESSION,
-        on_behalf,
-        tying,
-        key,
-        owner,
-        token: 1,
-        lease,
-        replicas: 0,
-        deadline,
-        holds: 1,
-        limit: Limit::MUTEX,
-        together: None,
-    }
+    let deadline = Deadline::At(NOW + lease);
+    NewTie { tying, lease, deadline, ..new_tie(SESSION, key(number), owner(number), 1) }
 }
 
 /// The state with a session whose reader is to be told at this time that it is alive.

@@ -11,10 +11,10 @@ mod sweep;
 mod ties;
 mod together;
 
-use super::owed::Purpose;
+use super::owed::{OnBehalf, Purpose};
 use super::ties::Home;
-use super::{Answer, GrantId, Outcome, Terms, Tying};
-use crate::lock::{Demand, Limit, LockKey, Owner, Raise};
+use super::{Answer, GrantId, NewTie, Outcome, Terms, Tying};
+use crate::lock::{Deadline, Demand, Limit, LockKey, Owner, Raise, Token};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -34,6 +34,24 @@ fn key(number: u8) -> LockKey {
 
 fn home(db: i32) -> Home {
     Rc::new(Cell::new(db))
+}
+
+/// What a watched hold of a session is tied by: for 30 ms at a time, until 50.
+fn new_tie(client: u64, key: LockKey, owner: Owner, token: Token) -> NewTie {
+    NewTie {
+        client,
+        on_behalf: OnBehalf::Session,
+        tying: Tying { watchdog: true, ephemeral: false },
+        key,
+        owner,
+        token,
+        lease: 30,
+        replicas: 0,
+        deadline: Deadline::At(50),
+        holds: 1,
+        limit: Limit::MUTEX,
+        together: None,
+    }
 }
 
 /// A request that was granted a lock, under the token that is also the name of the grant.

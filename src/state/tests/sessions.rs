@@ -1,10 +1,10 @@
 //! Mailboxes: the counters are what is stored, each event is read once, and nothing is left of what was cancelled.
 
-use super::{TERMS, granted as grant, key, owner};
-use crate::lock::{Deadline, Limit, LockKey, Token};
+use super::{TERMS, granted as grant, key, new_tie, owner};
+use crate::lock::{Deadline, LockKey, Token};
 use crate::server::callbacks::Ticket;
 use crate::server::clock::Now;
-use crate::state::owed::{About, OnBehalf, Purpose};
+use crate::state::owed::{About, Purpose};
 use crate::state::sessions::{Claimed, MOST_UNREAD, Remains};
 use crate::state::{GrantId, Kind, NewTie, Outcome, Sessions, Ties, Tying, Why};
 use proptest::prelude::*;
@@ -214,29 +214,11 @@ fn give_up(sessions: &mut Sessions, ties: &mut Ties) -> Vec<GrantId> {
 
 /// The session loses this lock, which was tied to it: granted with keys 1 and 2, or apart from them.
 fn loses(sessions: &mut Sessions, ties: &mut Ties, of: u8, token: Token, together: Option<Token>) {
-    let (owner, deadline, on_behalf, tying) = (owner(1), Deadline::At(50), OnBehalf::Session, Tying::NONE);
-    let (client, key, lease, replicas) = (1, key(of), 30, 0);
-    ties.tie(
-        NewTie {
-            client,
-            on_behalf,
-            tying,
-            key,
-            owner,
-            token,
-            lease,
-            replicas,
-            deadline,
-            holds: 1,
-            limit: Limit::MUTEX,
-            together,
-        },
-        0,
-    );
+    ties.tie(NewTie { tying: Tying::NONE, together, ..new_tie(1, key(of), owner(1), token) }, 0);
     if let Some(token) = together {
-        ties.granted_together(&super::owner(1), token, Rc::from([super::key(1), super::key(2)]));
+        ties.granted_together(&owner(1), token, Rc::from([key(1), key(2)]));
     }
-    let tie = ties.untie(0, &super::key(of).name, &super::owner(1)).expect("it is tied");
+    let tie = ties.untie(0, &key(of).name, &owner(1)).expect("it is tied");
     sessions.lost(&tie, Why::Changed);
 }
 

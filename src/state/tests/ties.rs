@@ -1,8 +1,7 @@
 //! Ties: each is in all its indices, or in none.
 
-use super::{key, owner};
-use crate::lock::{Deadline, Limit, LockKey};
-use crate::state::owed::OnBehalf;
+use super::{key, new_tie, owner};
+use crate::lock::{Deadline, LockKey};
 use crate::state::ties::{Before, Confirms};
 use crate::state::{ConfirmationId, NewTie, Tie, TieId, Ties, Tying, Why};
 use proptest::prelude::*;
@@ -60,22 +59,8 @@ fn carry_out(ties: &mut Ties, act: Act) {
     match act {
         Act::Tie { client, key, owner: who, token, watchdog, lease } => {
             let tying = Tying { watchdog, ephemeral: !watchdog };
-            let (key, owner, deadline) = (place(key), owner(who), Deadline::At(50));
-            let (on_behalf, together) = (OnBehalf::Session, watchdog.then_some(token));
-            let new = NewTie {
-                client,
-                on_behalf,
-                tying,
-                key,
-                owner,
-                token,
-                lease,
-                replicas: 0,
-                deadline,
-                holds: 1,
-                limit: Limit::MUTEX,
-                together,
-            };
+            let of = new_tie(client, place(key), owner(who), token);
+            let new = NewTie { tying, lease, together: watchdog.then_some(token), ..of };
             ties.tie(new, 10);
         }
         Act::Untie { key, owner: who } => drop(ties.untie(place(key).db, &place(key).name, &owner(who))),
@@ -131,22 +116,7 @@ proptest! {
 
 /// The tie of a hold of 30 ms until 50, made at 0.
 fn tied(ties: &mut Ties, client: u64, token: u64, tying: Tying) -> Option<Tie> {
-    let (key, owner, deadline) = (key(1), owner(1), Deadline::At(50));
-    let (on_behalf, together) = (OnBehalf::Session, None);
-    let new = NewTie {
-        client,
-        on_behalf,
-        tying,
-        key,
-        owner,
-        token,
-        lease: 30,
-        replicas: 0,
-        deadline,
-        holds: 1,
-        limit: Limit::MUTEX,
-        together,
-    };
+    let new = NewTie { tying, ..new_tie(client, key(1), owner(1), token) };
     match ties.tie(new, 0)? {
         Before::OtherHold(tie) => Some(tie),
         Before::Elsewhere(tie) => {
@@ -243,24 +213,7 @@ fn a_tie_lives_as_long_as_its_connection() {
 #[test]
 fn only_a_confirmation_moves_the_confirmed_deadline() {
     let mut ties = Ties::default();
-    let (key, owner) = (key(1), owner(1));
-    let (token, lease, deadline) = (7, 30, Deadline::At(30));
-    let (on_behalf, together) = (OnBehalf::Session, None);
-    let new = NewTie {
-        client: 1,
-        on_behalf,
-        tying: WATCHED,
-        key,
-        owner,
-        token,
-        lease,
-        replicas: 1,
-        deadline,
-        holds: 1,
-        limit: Limit::MUTEX,
-        together,
-    };
-    ties.tie(new, 0);
+    ties.tie(NewTie { replicas: 1, deadline: Deadline::At(30), ..new_tie(1, key(1), owner(1), 7) }, 0);
     let id = ties.take_due(10).expect("it is due");
     let end = |ties: &Ties| ties.get(id).map(Tie::end);
     let [first, second] = [1, 2].map(ConfirmationId);
@@ -290,23 +243,7 @@ fn only_a_confirmation_moves_the_confirmed_deadline() {
 fn what_was_granted_together() {
     let mut ties = Ties::default();
     let tie = |ties: &mut Ties, client: u64, number: u8, token: u64, together: Option<u64>| {
-        let (key, owner, deadline) = (key(number), owner(1), Deadline::At(50));
-        let (on_behalf, tying) = (OnBehalf::Session, WATCHED);
-        let new = NewTie {
-            client,
-            on_behalf,
-            tying,
-            key,
-            owner,
-            token,
-            lease: 30,
-            replicas: 0,
-            deadline,
-            holds: 1,
-            limit: Limit::MUTEX,
-            together,
-        };
-        ties.tie(new, 0);
+        ties.tie(NewTie { together, ..new_tie(client, key(number), owner(1), token) }, 0);
     };
     [1, 2, 3].into_iter().for_each(|number| tie(&mut ties, 1, number, 7, Some(7)));
     tie(&mut ties, 1, 4, 8, None);
@@ -332,25 +269,7 @@ fn what_was_granted_together_with_what_is_lost() {
     let mut ties = Ties::default();
     let keys: Rc<[LockKey]> = [1, 2].map(key).into();
     for key in keys.iter().cloned() {
-        let (owner, deadline, on_behalf, together) = (owner(1), Deadline::At(50), OnBehalf::Session, Some(7));
-        let (client, tying, token, lease, replicas) = (1, WATCHED, 7, 30, 0);
-        ties.tie(
-            NewTie {
-                client,
-                on_behalf,
-                tying,
-                key,
-                owner,
-                token,
-                lease,
-                replicas,
-                deadline,
-                holds: 1,
-                limit: Limit::MUTEX,
-                together,
-            },
-            0,
-        );
+        ties.tie(NewTie { together: Some(7), ..new_tie(1, key, owner(1), 7) }, 0);
     }
     ties.granted_together(&owner(1), 7, keys.clone());
     ties.untie(0, &key(1).name, &owner(1));
@@ -366,11 +285,7 @@ fn what_was_granted_together_with_what_is_lost() {
 fn what_was_granted_together_with_an_earlier_hold() {
     let mut ties = Ties::default();
     let tie = |ties: &mut Ties, number: u8, token: u64, together: Option<u64>| {
-        let (key, owner, deadline, on_behalf) = (key(number), owner(1), Deadline::At(50), OnBehalf::Session);
-        let (client, tying, lease, replicas, holds, limit) = (1, WATCHED, 30, 0, 1, Limit::MUTEX);
-        let new =
-            NewTie { client, on_behalf, tying, key, owner, token, lease, replicas, deadline, holds, limit, together };
-        ties.tie(new, 0);
+        ties.tie(NewTie { together, ..new_tie(1, key(number), owner(1), token) }, 0);
     };
     [1, 2].into_iter().for_each(|number| tie(&mut ties, number, 7, Some(7)));
     ties.granted_together(&owner(1), 7, [1, 2].map(key).into());
@@ -387,25 +302,7 @@ fn a_hundred_grants_of_several_locks_are_remembered_after_their_end() {
     let keys: Rc<[LockKey]> = [1, 2].map(key).into();
     for token in 1..=101 {
         for key in keys.iter().cloned() {
-            let (owner, deadline, on_behalf) = (owner(1), Deadline::At(50), OnBehalf::Session);
-            let (client, tying, lease, replicas, together) = (1, WATCHED, 30, 0, Some(token));
-            ties.tie(
-                NewTie {
-                    client,
-                    on_behalf,
-                    tying,
-                    key,
-                    owner,
-                    token,
-                    lease,
-                    replicas,
-                    deadline,
-                    holds: 1,
-                    limit: Limit::MUTEX,
-                    together,
-                },
-                0,
-            );
+            ties.tie(NewTie { together: Some(token), ..new_tie(1, key, owner(1), token) }, 0);
         }
         ties.granted_together(&owner(1), token, keys.clone());
         keys.iter().for_each(|key| drop(ties.untie(0, &key.name, &owner(1))));
@@ -417,20 +314,7 @@ fn a_hundred_grants_of_several_locks_are_remembered_after_their_end() {
 #[test]
 fn all_ties_of_a_lock_at_once() {
     let mut ties = Ties::default();
-    let of = |name: u8, who: u8| NewTie {
-        client: 1,
-        on_behalf: OnBehalf::Session,
-        tying: WATCHED,
-        key: key(name),
-        owner: owner(who),
-        token: 7,
-        lease: 30,
-        replicas: 0,
-        deadline: Deadline::At(50),
-        holds: 1,
-        limit: Limit::MUTEX,
-        together: None,
-    };
+    let of = |name: u8, who: u8| new_tie(1, key(name), owner(who), 7);
     assert_eq!((ties.len(), ties.is_empty()), (0, true));
     assert!(!ties.is_tied(0, &key(1).name));
     for new in [of(1, 1), of(1, 2), of(2, 1)] {
@@ -527,26 +411,8 @@ fn what_is_due_when_nothing_can_be_renewed() {
 fn what_is_sure() {
     let mut ties = Ties::default();
     let tie = |ties: &mut Ties, number, tying, lease, replicas| {
-        let (key, owner, deadline) = (key(number), owner(1), Deadline::At(1000 + lease));
-        let on_behalf = OnBehalf::Session;
-        let together = None;
-        ties.tie(
-            NewTie {
-                client: 1,
-                on_behalf,
-                tying,
-                key,
-                owner,
-                token: 7,
-                lease,
-                replicas,
-                deadline,
-                holds: 1,
-                limit: Limit::MUTEX,
-                together,
-            },
-            1000,
-        );
+        let (of, deadline) = (new_tie(1, key(number), owner(1), 7), Deadline::At(1000 + lease));
+        ties.tie(NewTie { tying, lease, replicas, deadline, ..of }, 1000);
         TieId(ties.next_id().0 - 1)
     };
     assert_eq!(ties.sure(1, 1000), 1000);
@@ -571,19 +437,9 @@ fn what_is_sure() {
     assert_eq!(ties.sure(1, 1200), 200);
     assert!(ties.is_consistent());
     // Of too many different leases nothing is said.
-    let of = |number: u64| NewTie {
-        client: 2,
-        on_behalf: OnBehalf::Itself,
-        tying: WATCHED,
-        key: LockKey::new(0, &number.to_be_bytes()),
-        owner: owner(1),
-        token: 7,
-        lease: 1000 + number,
-        replicas: 0,
-        deadline: Deadline::At(10_000),
-        holds: 1,
-        limit: Limit::MUTEX,
-        together: None,
+    let of = |number: u64| {
+        let of = new_tie(2, LockKey::new(0, &number.to_be_bytes()), owner(1), 7);
+        NewTie { lease: 1000 + number, deadline: Deadline::At(10_000), ..of }
     };
     (0..999).for_each(|number| drop(ties.tie(of(number), 0)));
     assert_eq!(ties.sure(2, 0), 1000);
@@ -595,18 +451,11 @@ fn what_is_sure() {
 fn ties_go_along_with_a_step_of_the_clock() {
     let mut ties = Ties::default();
     let of = |name: u8, deadline: Deadline, replicas: u32| NewTie {
-        client: 1,
-        on_behalf: OnBehalf::Itself,
-        tying: WATCHED,
-        key: key(name),
-        owner: owner(1),
-        token: 7,
         lease: 300,
         replicas,
         deadline,
         holds: 2,
-        limit: Limit::MUTEX,
-        together: None,
+        ..new_tie(1, key(name), owner(1), 7)
     };
     ties.tie(of(1, Deadline::At(1_300), 0), 1_000);
     ties.tie(of(2, Deadline::At(1_300), 1), 1_000);

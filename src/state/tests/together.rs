@@ -1,14 +1,14 @@
 //! What concerns several tables at once.
 
-use super::{TERMS, granted, home, key, owner};
+use super::{TERMS, granted, home, key, new_tie, owner};
 use crate::lock::serve::{Change, Job};
-use crate::lock::{Deadline, Limit, WaiterId};
+use crate::lock::{Deadline, WaiterId};
 use crate::server::clock::Now;
 use crate::state::owed::{About, OnBehalf, Ticket};
 use crate::state::sessions::Reader;
 use crate::state::{
     Answer, Asker, Delivery, Expiry, Grant, GrantId, GrantedHold, Kind, NewTie, Outcome, Reading, Recipient,
-    SignsOfLife, Stage, State, TakeBack, Tie, Tying, Why,
+    SignsOfLife, Stage, State, TakeBack, Tie, Why,
 };
 use std::rc::Rc;
 
@@ -55,25 +55,8 @@ fn waits(state: &mut State, number: u8, until: Option<u64>) -> WaiterId {
 }
 
 fn tied(state: &mut State, client: u64) -> Tie {
-    let tying = Tying { watchdog: true, ephemeral: false };
-    let (key, owner, deadline) = (key(1), owner(1), Deadline::At(50));
-    let (on_behalf, together) = (OnBehalf::Session, None);
-    let new = NewTie {
-        client,
-        on_behalf,
-        tying,
-        key,
-        owner,
-        token: 7,
-        lease: 9,
-        replicas: 0,
-        deadline,
-        holds: 1,
-        limit: Limit::MUTEX,
-        together,
-    };
-    state.ties.tie(new, 0);
-    state.ties.of(0, &super::key(1).name, &super::owner(1), Some(7)).expect("it is tied").clone()
+    state.ties.tie(NewTie { lease: 9, ..new_tie(client, key(1), owner(1), 7) }, 0);
+    state.ties.of(0, &key(1).name, &owner(1), Some(7)).expect("it is tied").clone()
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! 10. As a service sees it: fifty clients that take a lock, work for a millisecond, and give it back.
+//! 10. As a service sees it: clients that take a lock, work for a millisecond or so, and give it back.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -12,15 +12,18 @@ use support::Random;
 use crate::contenders::{Contender, Holdfast, Lock, Redisson, Session, SetNx};
 use crate::crowd::{Crowd, Happened};
 use crate::figures::{micros, ratio, whole};
+use crate::machine;
 use crate::report::{Findings, Table};
 use crate::server::{Program, Running, Sync, Threads, With};
 use crate::settings::{IDLE, Scale, Settings};
 use crate::stats::{Percentiles, Spread, jain};
 
-const CLIENTS: usize = 50;
+/// How many clients there are, and how many locks, any of which each takes in turn. With the first three the server has time to
+/// spare where locks are many; the last is more than it can do.
+const CROWDS: [(usize, usize); 4] = [(50, 1), (50, 10), (50, 1_000), (200, 4_000)];
+/// How long a lock is held: any time from half of this to one and a half. Were it always the same, requests that the server took in
+/// one turn, whose replies leave together, would end together and be asked together again, for ever: one long queue in step.
 const WORK: Duration = Duration::from_millis(1);
-/// Each client takes any of them in turn.
-const LOCKS: [usize; 3] = [1, 10, 1_000];
 const LEASE: Duration = Duration::from_secs(60);
 
 /// How the server was set up.
@@ -58,6 +61,7 @@ struct Round {
     times: Percentiles,
     jain: f64,
     cpu_us: f64,
+    client_us: f64,
 }
 
 /// A line of the result.
@@ -65,6 +69,7 @@ struct Round {
 struct Row {
     server: String,
     setup: Setup,
+    clients: usize,
     locks: usize,
     name: String,
     pairs_per_second: Spread,
@@ -76,6 +81,8 @@ struct Row {
     jain: Spread,
     /// Microseconds of the server's main thread for a pair.
     cpu_us: Spread,
+    /// The same of the thread that all clients share.
+    client_us: Spread,
     pairs_over_holdfast: Option<Spread>,
     p99_over_holdfast: Option<Spread>,
 }
@@ -86,13 +93,14 @@ pub fn run(settings: &Settings, programs: &[Program]) -> Result<Findings> {
     for program in programs {
         for setup in Setup::of(program) {
             let mut server = setup.start(program)?;
-            for locks in LOCKS {
-                let measured = measure(settings, program, setup, &mut server, locks);
+            for crowd in CROWDS {
+                let measured = measure(settings, program, setup, &mut server, crowd);
                 rows.extend(measured.with_context(|| format!("{}, {}", program.label, setup.name()))?);
             }
         }
     }
-    let alike = |a: &Row, b: &Row| a.server == b.server && a.setup == b.setup && a.locks == b.locks;
+    let alike =
+        |a: &Row, b: &Row| a.server == b.server && a.setup == b.setup && a.clients == b.clients && a.locks == b.locks;
     Ok(Findings {
         section: "service",
         tables: rows.chunk_by(alike).map(table).collect(),
@@ -107,7 +115,7 @@ fn measure(
     program: &Program,
     setup: Setup,
     server: &mut Running,
-    locks: usize,
+    crowd: (usize, usize),
 ) -> Result<Vec<Row>> {
     let scale = &settings.scale;
     let mut rounds: Vec<(&str, Vec<Round>)> = Vec::new();
@@ -126,7 +134,7 @@ fn measure(
         contenders.rotate_left(first);
         for contender in contenders {
             let name = contender.name();
-            let measured = round(scale, server, contender, locks).context(name)?;
+            let measured = round(scale, server, contender, crowd).context(name)?;
             if let Some((_, rounds)) = rounds.iter_mut().find(|(of, _)| *of == name) {
                 rounds.push(measured);
             }
@@ -134,33 +142,38 @@ fn measure(
         }
     }
     let holdfast = rounds.iter().find(|(name, _)| *name == Holdfast::PLAIN.name()).map(|(_, rounds)| rounds.as_slice());
-    Ok(rounds.iter().map(|(name, rounds)| row(program, setup, locks, name, rounds, holdfast.unwrap_or(&[]))).collect())
+    Ok(rounds.iter().map(|(name, rounds)| row(program, setup, crowd, name, rounds, holdfast.unwrap_or(&[]))).collect())
 }
 
-fn round(scale: &Scale, server: &mut Running, contender: Box<dyn Contender>, locks: usize) -> Result<Round> {
-    let own = (0..CLIENTS).map(|client| Lock::new("", client, LEASE)).collect();
+fn round(
+    scale: &Scale,
+    server: &mut Running,
+    contender: Box<dyn Contender>,
+    (clients, locks): (usize, usize),
+) -> Result<Round> {
+    let own = (0..clients).map(|client| Lock::new("", client, LEASE)).collect();
     let crowd = Crowd::connect(server.port(), contender, own)?;
     let mut service = Service {
         crowd,
         locks,
         random: Random::new(),
-        asked: vec![None; CLIENTS],
+        asked: vec![None; clients],
         ends: BinaryHeap::new(),
         times: Vec::new(),
-        turns: vec![0; CLIENTS],
+        turns: vec![0; clients],
     };
-    for client in 0..CLIENTS {
+    for client in 0..clients {
         service.ask(client)?;
     }
     service.go_on(Instant::now() + scale.service_window / 4)?;
     service.times.clear();
     service.turns.fill(0);
-    let (cpu, start) = (server.control.server_cpu()?, Instant::now());
+    let (cpu, own, start) = (server.control.server_cpu()?, machine::thread_cpu(), Instant::now());
     while service.turns.iter().all(|turns| *turns == 0) && start.elapsed() < IDLE {
         service.go_on(Instant::now() + scale.service_window)?;
     }
     let (seconds, now) = (start.elapsed().as_secs_f64(), Instant::now());
-    let cpu = server.control.server_cpu()? - cpu;
+    let (cpu, own) = (server.control.server_cpu()? - cpu, machine::thread_cpu() - own);
     let pairs = service.turns.iter().sum::<u64>() as f64;
     if pairs == 0.0 {
         bail!("nobody had a turn in {seconds:.1} s");
@@ -171,6 +184,7 @@ fn round(scale: &Scale, server: &mut Running, contender: Box<dyn Contender>, loc
         pairs_per_second: pairs / seconds,
         jain: jain(&service.turns),
         cpu_us: cpu * 1e6 / pairs,
+        client_us: own.as_secs_f64() * 1e6 / pairs,
         times: Percentiles::of(&mut service.times),
     })
 }
@@ -202,7 +216,8 @@ impl Service {
                 Some(Happened::Granted(client, at)) => {
                     let asked = self.asked[client].take().context("a grant that nobody asked for")?;
                     self.times.push((at - asked).as_secs_f64() * 1e6);
-                    self.ends.push(Reverse((at + WORK, client)));
+                    let work = WORK / 2 + WORK * self.random.below(1_001) as u32 / 1_000;
+                    self.ends.push(Reverse((at + work, client)));
                 }
                 Some(Happened::Released(client)) => {
                     self.turns[client] += 1;
@@ -221,7 +236,14 @@ impl Service {
     }
 }
 
-fn row(program: &Program, setup: Setup, locks: usize, name: &str, rounds: &[Round], holdfast: &[Round]) -> Row {
+fn row(
+    program: &Program,
+    setup: Setup,
+    (clients, locks): (usize, usize),
+    name: &str,
+    rounds: &[Round],
+    holdfast: &[Round],
+) -> Row {
     let all = |rounds: &[Round], of: fn(&Round) -> f64| rounds.iter().map(of).collect::<Vec<_>>();
     let spread = |of: fn(&Round) -> f64| Spread::of(&all(rounds, of));
     let over = |of: fn(&Round) -> f64| {
@@ -230,6 +252,7 @@ fn row(program: &Program, setup: Setup, locks: usize, name: &str, rounds: &[Roun
     Row {
         server: program.label.clone(),
         setup,
+        clients,
         locks,
         name: name.to_owned(),
         pairs_per_second: spread(|r| r.pairs_per_second),
@@ -238,6 +261,7 @@ fn row(program: &Program, setup: Setup, locks: usize, name: &str, rounds: &[Roun
         p999_us: spread(|r| r.times.p999),
         jain: spread(|r| r.jain),
         cpu_us: spread(|r| r.cpu_us),
+        client_us: spread(|r| r.client_us),
         pairs_over_holdfast: over(|r| r.pairs_per_second),
         p99_over_holdfast: over(|r| r.times.p99),
     }
@@ -246,15 +270,26 @@ fn row(program: &Program, setup: Setup, locks: usize, name: &str, rounds: &[Roun
 fn table(rows: &[Row]) -> Table {
     let title = rows.first().map_or_else(String::new, |row| {
         let locks = if row.locks == 1 { "one lock".into() } else { format!("{} locks", whole(row.locks as f64)) };
-        format!("As a service sees it: {}, {}, {locks}", row.server, row.setup.name())
+        format!("As a service sees it: {}, {}, {} clients, {locks}", row.server, row.setup.name(), row.clients)
     });
     let note = format!(
-        "{CLIENTS} clients, one request at a time each: acquire any of the locks, {} ms of work, release. Times of the acquire; \
-         who waits at the end of a round counts with the time until then.",
-        WORK.as_millis()
+        "One request at a time for each client: acquire any of the locks, {:?} to {:?} of work, release. Times of the acquire; who \
+         waits at the end of a round counts with the time until then.",
+        WORK / 2,
+        WORK * 3 / 2
     );
-    let columns =
-        ["who", "pairs/s", "p50", "p99", "p99.9", "Jain", "server CPU", "pairs/s / holdfast", "p99 / holdfast"];
+    let columns = [
+        "who",
+        "pairs/s",
+        "p50",
+        "p99",
+        "p99.9",
+        "Jain",
+        "server CPU",
+        "client CPU",
+        "pairs/s / holdfast",
+        "p99 / holdfast",
+    ];
     let mut table = Table::new(title, note, &columns);
     for row in rows {
         let over = |spread: &Option<Spread>| spread.as_ref().map_or_else(|| "1".to_owned(), ratio);
@@ -266,6 +301,7 @@ fn table(rows: &[Row]) -> Table {
             micros(row.p999_us.median),
             format!("{:.3}", row.jain.median),
             micros(row.cpu_us.median),
+            micros(row.client_us.median),
             over(&row.pairs_over_holdfast),
             over(&row.p99_over_holdfast),
         ]);

@@ -1189,3 +1189,68 @@ fn what_is_written_anew_keeps_its_limit() {
          +400",
     );
 }
+
+/// What changes of the module in small ways (scripts/mutants) would have got wrong without any life that shows it.
+#[test]
+fn several_holders_are_known_as_long_as_they_hold_and_no_longer() {
+    const TWO: &str = "a LOCK.ACQUIRE k a LIMIT 2
+         b LOCK.ACQUIRE k b LIMIT 2
+         +1";
+    const TWO_MORE: &str = "c LOCK.ACQUIRE k c LIMIT 2
+         +1
+         d LOCK.ACQUIRE k d LIMIT 2
+         +1";
+    history(TWO, 'b', "18000000000");
+    history(&format!("{TWO}\nb FLUSHALL\n+1\n{TWO_MORE}"), 'd', "18000000000");
+    history(&format!("{TWO}\na LOCK.RELEASE k a\n+1\nb LOCK.RELEASE k b\n+1\n{TWO_MORE}"), 'd', "18000000000");
+    history(&format!("{TWO}\na LOCK.ACQUIRE k a SHARED\n+1"), 'a', "the owner holds this lock under LIMIT 2");
+}
+
+#[test]
+fn a_hash_with_too_many_marked_fields_is_no_lock() {
+    let fields = |count: u64| (0..count).map(|at| format!(" #f{at} 1")).collect::<String>();
+    let asked = |count| format!("a HSET k{}\nb LOCK.ACQUIRE k b\n+1", fields(count));
+    history(&asked(1000), 'b', "18000000000");
+    history(&asked(1001), 'b', "WRONGTYPE");
+}
+
+#[test]
+fn who_asks_for_its_identity_ends_nobody() {
+    history(
+        "a LOCK.ACQUIRE k a EPHEMERAL
+         +1
+         d LOCK.OWNER
+         +1
+         b LOCK.ACQUIRE k b
+         +1",
+        'b',
+        "null",
+    );
+}
+
+#[test]
+fn a_request_that_is_being_confirmed_ends_with_a_release_of_all() {
+    history(
+        "!replicas 200
+         a LOCK.ACQUIRE k a REPLICAS 1
+         +1
+         b LOCK.RELEASE k a ALL
+         +1",
+        'a',
+        "the lock was released before the answer",
+    );
+}
+
+#[test]
+fn a_grant_deletes_what_remains_of_a_lock() {
+    is_mended(
+        "a HSET k #junk 1
+         a LOCK.ACQUIRE k a
+         +1",
+    );
+}
+
+#[test]
+fn an_unknown_argument_is_told_with_those_that_are_known() {
+    history("a LOCK.ACQUIRE k a NONSENSE\n+1", 'a', "allowed here are LEASE, WAIT");
+}

@@ -30,4 +30,7 @@ fn only_the_newest_are_remembered() {
     raised.raise(&name(MOST), b"me", 5, 9);
     assert!(!names(&raised, 0) && names(&raised, 1) && names(&raised, MOST));
     assert_eq!(raised.count(), MOST);
+    raised.swap(0, 3);
+    raised.raise(&name(0), b"me", 5, 9);
+    assert_eq!(raised.count(), MOST, "what was swapped is forgotten, too");
 }

@@ -279,6 +279,14 @@ fn no_rule_is_broken_by() {
          +3
          a LOCK.ACQUIRE k0 o0 SESSION $s
          b LOCK.RELEASE k0 o0",
+        // 1007073. A simulated replica that is asked once more confirms late.
+        "!replicas 2000 20
+         d LOCK.ACQUIRE k3 o2
+         d LOCK.ACQUIRE k3 o3 REPLICAS 1 WAIT 0
+         a FLUSHDB
+         +0
+         +20
+         b LOCK.ACQUIRE k1 o3 REPLICAS 1",
         // 2016278. A hold that was restored from a copy is lost twice, and told of the database in which it was.
         r"d RESTORE k1 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00
          e LOCK.ACQUIRE k1 o0 LEASE 50 SESSION $t

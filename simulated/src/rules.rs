@@ -1646,8 +1646,10 @@ impl Judge {
                         && (is_meant || self.newest.gives_up((*at, asked), of_hold, &self.fences, &several))
                 }
                 Cause::Own(asked, on, _) => {
-                    // Of what it was told of, each hold is given back by itself; a renewal may have shortened the lease.
-                    let gives_all = !asked.command.ends_with("release") || least() == 0;
+                    // Of what it was told of, each hold is given back by itself; a renewal may have shortened the lease,
+                    // and so may a release that names one.
+                    let shortens = !asked.command.ends_with("release") || asked.lease.is_some();
+                    let gives_all = shortens || least() == 0;
                     // One that was raised goes by its old name, too.
                     let is_named =
                         |token: u64| token == belief.token || self.fences.iter().any(|fence| *fence >= token);

@@ -279,6 +279,12 @@ fn no_rule_is_broken_by() {
          +3
          a LOCK.ACQUIRE k0 o0 SESSION $s
          b LOCK.RELEASE k0 o0",
+        // 25460. A release that nobody heard of has shortened the lease.
+        "a LOCK.ACQUIRE k1 o0
+         b LOCK.RELEASE k1 o0 LEASE 100
+         c CLIENT KILL ID #b
+         b DEBUG SLEEP 0.5
+         a LOCK.ACQUIRE k1 o0",
         // 1007073. A simulated replica that is asked once more confirms late.
         "!replicas 2000 20
          d LOCK.ACQUIRE k3 o2

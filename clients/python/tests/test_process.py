@@ -16,9 +16,10 @@ from test_lock import in_thread
 from test_reconnect import sessions
 
 
-def program(server, source, **kwargs):
-    """Runs a program with `client`, in an interpreter of its own."""
+def program(server, source, first="", **kwargs):
+    """Runs a program with `client`, in an interpreter of its own; `first` before all imports."""
     head = f"""
+        {first}
         import os, signal, sys, threading, time
         import redis, redis.asyncio, holdfast, holdfast.asyncio
         # Whoever runs the tests in the background may have it ignored.
@@ -291,6 +292,27 @@ def test_the_end_of_a_program(own_server, admin, name, ending):
     assert ends(process) == ""
     assert time.monotonic() - begin < 10
     until(lambda: not admin.exists(name), "it ended with the program", 2)
+
+
+def test_who_waits_when_a_program_ends_is_granted_nothing(own_server, admin, name):
+    # Its threads have half a second more (what is registered first is called last), and see each connection's end
+    # before it is closed.
+    process = program(
+        own_server,
+        f"""
+        disconnect = redis.Connection.disconnect
+        redis.Connection.disconnect = lambda *args: (time.sleep(0.05), disconnect(*args))
+        lock = holdfast.Lock(client, "{name}", ephemeral=True)
+        lock.acquire()
+        threading.Thread(target=holdfast.Lock(client, "{name}").acquire, daemon=True).start()
+        while not client.execute_command("LOCK.WAITERS", "{name}"):
+            time.sleep(0.01)
+        """,
+        first="import atexit, time; atexit.register(time.sleep, 0.5)",
+    )
+    assert ends(process) == ""
+    assert not sessions(admin)
+    until(lambda: not admin.exists(name), "its hold ended with it", 2)
 
 
 def test_the_end_of_a_program_with_a_server_that_is_silent(own_server, name):

@@ -458,11 +458,13 @@ class Home(Shared):
             self.post(end)
 
     def hang_up(self) -> None:
-        """The program ends."""
+        """The program ends. Its threads may live on for a moment, in which nothing is begun anew for those who wait."""
         self.closed = True
-        for node in self.nodes.values():
-            if node.link is not None:
-                node.link.close()
+        with self._mutex:
+            for node in self.nodes.values():
+                link, node.link, node.opening = node.link, None, None
+                if link is not None:
+                    link.close()
 
     def forget(self) -> None:
         """This is the child of a fork: everything belongs to the parent."""

@@ -274,7 +274,7 @@ pub fn begin(ctx: Ctx) -> Now {
 
 /// Lets the keys of tied holds follow a step of the clock. Returns whether all have.
 pub fn follow_clock(ctx: Ctx, now: Now, slice: &Slice) -> bool {
-    while let Some(id) = state::with(|state| state.ties.next_lagging(None)) {
+    while let Some(id) = state::with(|state| state.ties.next_lagging()) {
         if slice.is_over() {
             return false;
         }
@@ -327,9 +327,8 @@ pub fn end_broken(ctx: Ctx, name: TextRef, now: Now) {
     let (lags, may_have_broken) = state::with(|state| (state.ties.any_lags(), state.may_have_broken()));
     let (db, bytes) = (ctx.db(), name.bytes());
     if lags {
-        while let Some(id) = state::with(|state| state.ties.next_lagging(Some((db, bytes)))) {
-            follow(ctx, id, now);
-        }
+        let lagging = state::with(|state| state.ties.lagging_of(db, bytes));
+        lagging.into_iter().for_each(|id| follow(ctx, id, now));
     }
     if !may_have_broken {
         return;

@@ -9,7 +9,7 @@ use super::owed::{OnBehalf, Ticket};
 use super::ties::Home;
 use crate::lock::{Deadline, KeyMap, LockKey, Map, Owner, Token};
 use foldhash::HashMap;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
 /// The name of a grant; none is used twice.
@@ -99,12 +99,22 @@ impl OfHold {
     }
 }
 
+/// Those of one key.
+#[derive(Debug, Default)]
+struct OfKey {
+    by_owner: HashMap<Owner, OfHold>,
+    /// Those among them that have to be taken back, as far as is known.
+    owed: BTreeSet<GrantId>,
+    /// How many sessions had ended when those were last looked for whose answer reaches nobody any more.
+    looked: u64,
+}
+
 /// All of them.
 #[derive(Debug, Default)]
 pub struct InFlight {
     next_id: u64,
     by_id: Map<GrantId, (Grant, Stage)>,
-    by_hold: KeyMap<HashMap<Owner, OfHold>>,
+    by_hold: KeyMap<OfKey>,
     owed: VecDeque<GrantId>,
 }
 
@@ -116,7 +126,7 @@ impl InFlight {
         let db = grant.home.get();
         for hold in &grant.holds {
             let key = LockKey { db, name: hold.name.clone() };
-            let of_key = self.by_hold.get_or_default(&key);
+            let of_key = &mut self.by_hold.get_or_default(&key).by_owner;
             let all = of_key.remove(&grant.owner).map_or_else(Vec::new, |before| before.all().collect());
             of_key.insert(grant.owner.clone(), OfHold { newest: id, before: all });
         }
@@ -131,7 +141,7 @@ impl InFlight {
 
     /// The grant of this key to this owner whose answer is on the way.
     pub fn of(&self, db: i32, name: &[u8], owner: &[u8]) -> Option<GrantId> {
-        let id = self.by_hold.get(db, name)?.get(owner)?.newest;
+        let id = self.by_hold.get(db, name)?.by_owner.get(owner)?.newest;
         self.get(id).map(|_| id)
     }
 
@@ -156,15 +166,16 @@ impl InFlight {
 
     fn forget_hold(&mut self, db: i32, name: &[u8], owner: &[u8], id: GrantId) {
         let Some(of_key) = self.by_hold.get_mut(db, name) else { return };
-        let Some(of_hold) = of_key.get_mut(owner) else { return };
+        of_key.owed.remove(&id);
+        let Some(of_hold) = of_key.by_owner.get_mut(owner) else { return };
         of_hold.before.retain(|before| *before != id);
         if of_hold.newest == id {
             match of_hold.before.pop() {
                 Some(before) => of_hold.newest = before,
-                None => drop(of_key.remove(owner)),
+                None => drop(of_key.by_owner.remove(owner)),
             }
         }
-        if of_key.is_empty() {
+        if of_key.by_owner.is_empty() {
             self.by_hold.remove(db, name);
         }
     }
@@ -173,9 +184,15 @@ impl InFlight {
     pub fn owe(&mut self, id: GrantId) {
         match self.by_id.get_mut(&id) {
             Some((grant, _)) if grant.back == TakeBack::Nothing => drop(self.settle(id)),
-            Some((_, stage)) if *stage == Stage::Answering => {
+            Some((grant, stage)) if *stage == Stage::Answering => {
                 *stage = Stage::Owed;
                 self.owed.push_back(id);
+                for hold in &grant.holds {
+                    let of_key = self.by_hold.get_mut(grant.home.get(), &hold.name);
+                    if let Some(of_key) = of_key {
+                        of_key.owed.insert(id);
+                    }
+                }
             }
             _ => {}
         }
@@ -201,17 +218,23 @@ impl InFlight {
     }
 
     /// Removes those holds of a lock that have to be taken back, also if it is only now found out that their session is
-    /// not `open` any more.
-    pub fn take_owed(&mut self, db: i32, name: &[u8], open: impl Fn(u64) -> bool) -> Vec<OwedHold> {
+    /// not `open` any more: for that, all are gone through once after each of the `ends` of sessions, and not at each look.
+    pub fn take_owed(&mut self, db: i32, name: &[u8], ends: u64, open: impl Fn(u64) -> bool) -> Vec<OwedHold> {
+        let Some(of_key) = self.by_hold.get_mut(db, name) else { return Vec::new() };
+        let was_looked = std::mem::replace(&mut of_key.looked, ends) == ends;
         let Some(of_key) = self.by_hold.get(db, name) else { return Vec::new() };
         let is_owed = |id: &GrantId| self.has_failed(*id, &open);
-        let ids: Vec<GrantId> = of_key.values().flat_map(OfHold::all).filter(is_owed).collect();
+        let ids: Vec<GrantId> = if was_looked {
+            of_key.owed.iter().copied().collect()
+        } else {
+            of_key.by_owner.values().flat_map(OfHold::all).filter(is_owed).collect()
+        };
         ids.into_iter().filter_map(|id| self.remove_hold(id, name)).filter(|it| it.back != TakeBack::Nothing).collect()
     }
 
     /// Whether all of a hold has to be taken back.
     pub fn ends(&self, db: i32, name: &[u8], owner: &[u8], open: impl Fn(u64) -> bool) -> bool {
-        let of_hold = self.by_hold.get(db, name).and_then(|of_key| of_key.get(owner));
+        let of_hold = self.by_hold.get(db, name).and_then(|of_key| of_key.by_owner.get(owner));
         let is_new = |id: &GrantId| self.by_id.get(id).is_some_and(|(grant, _)| grant.back == TakeBack::Hold);
         of_hold.is_some_and(|all| all.all().filter(is_new).any(|id| self.has_failed(id, &open)))
     }
@@ -268,12 +291,15 @@ impl InFlight {
     /// Whether each hold is in the index, and nothing else is.
     pub fn is_consistent(&self) -> bool {
         let of_key = |key: LockKey| self.by_hold.get(key.db, &key.name);
-        let of_hold = |of: &HashMap<Owner, OfHold>| of.values().map(|it| it.all().count()).sum::<usize>();
+        let of_hold = |of: &OfKey| of.by_owner.values().map(|it| it.all().count()).sum::<usize>();
         let indexed: usize = self.by_hold.keys().map(|key| of_key(key).map_or(0, of_hold)).sum();
         let holds: usize = self.by_id.values().map(|(grant, _)| grant.holds.len()).sum();
-        let found = self.by_id.iter().all(|(id, (grant, _))| {
-            let of_hold = |hold: &GrantedHold| self.by_hold.get(grant.home.get(), &hold.name)?.get(&grant.owner);
-            grant.holds.iter().all(|hold| of_hold(hold).is_some_and(|of| of.all().any(|it| it == *id)))
+        let found = self.by_id.iter().all(|(id, (grant, stage))| {
+            let of_key = |hold: &GrantedHold| self.by_hold.get(grant.home.get(), &hold.name);
+            let of_hold = |hold: &GrantedHold| of_key(hold)?.by_owner.get(&grant.owner);
+            let is_owed = |hold: &GrantedHold| of_key(hold).is_some_and(|of| of.owed.contains(id));
+            let is_found = |hold: &GrantedHold| of_hold(hold).is_some_and(|of| of.all().any(|it| it == *id));
+            grant.holds.iter().all(|hold| is_found(hold) && is_owed(hold) == (*stage == Stage::Owed))
         });
         found && indexed == holds
     }

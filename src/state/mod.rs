@@ -301,7 +301,7 @@ impl State {
     /// Removes those holds of a lock that have to be taken back before anything is judged by it.
     pub fn take_owed(&mut self, db: i32, name: &[u8]) -> Vec<OwedHold> {
         let sessions = &self.sessions;
-        self.in_flight.take_owed(db, name, |client| sessions.is_open(client))
+        self.in_flight.take_owed(db, name, sessions.ends(), |client| sessions.is_open(client))
     }
 
     /// A session asks for its events.

@@ -183,6 +183,8 @@ pub struct Sessions {
     unread: Unread,
     waits: usize,
     letters: usize,
+    /// How many have ended.
+    ends: u64,
 }
 
 /// What a session that has ended leaves behind. It is dealt with piece by piece, since there may be a hundred thousand
@@ -223,6 +225,11 @@ impl Sessions {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.by_client.is_empty()
+    }
+
+    /// How many have ended.
+    pub fn ends(&self) -> u64 {
+        self.ends
     }
 
     /// Whether a connection is a session.
@@ -520,6 +527,7 @@ impl Sessions {
     pub fn client_gone(&mut self, client: u64) -> bool {
         self.expect(client, None);
         let Some(session) = self.by_client.remove(&client) else { return false };
+        self.ends = self.ends.wrapping_add(1);
         self.waits = self.waits.saturating_sub(session.requests);
         self.letters = self.letters.saturating_sub(session.mail.len());
         let Session { mail, waits, .. } = session;

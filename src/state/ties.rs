@@ -205,12 +205,20 @@ const LEASES: usize = 1_000;
 /// How many grants of several locks are remembered of which none is tied any more.
 const ENDED_GROUPS: usize = 100;
 
+/// The ties of a lock.
+#[derive(Debug, Default)]
+struct OfLock {
+    by_owner: HashMap<Owner, TieId>,
+    /// How many connections had ended when those were last looked for that ended with theirs.
+    looked: u64,
+}
+
 /// Ties, with five indices.
 #[derive(Debug, Default)]
 struct Tables {
     by_id: BTreeMap<TieId, Tie>,
     by_client: Map<u64, BTreeSet<Rank>>,
-    by_hold: KeyMap<HashMap<Owner, TieId>>,
+    by_hold: KeyMap<OfLock>,
     due: BTreeSet<(Millis, TieId)>,
     /// Those that were or may have been granted together with others, by the token of that grant.
     together: BTreeSet<(Token, TieId)>,
@@ -229,6 +237,8 @@ struct Tables {
 #[derive(Debug, Default)]
 pub struct Ties {
     next_id: u64,
+    /// How many connections that had any have ended.
+    ends: u64,
     reads: Read,
     live: Tables,
     /// Those that were due when nothing could be renewed, and are to be as soon as it can.
@@ -245,7 +255,7 @@ pub struct Ties {
 impl Tables {
     fn add(&mut self, id: TieId, tie: Tie) {
         self.by_client.get_or_insert_with(tie.client, BTreeSet::new).insert(tie.rank(id));
-        self.by_hold.get_or_default(&tie.key()).insert(tie.owner.clone(), id);
+        self.by_hold.get_or_default(&tie.key()).by_owner.insert(tie.owner.clone(), id);
         self.due.extend(tie.due.map(|due| (due, id)));
         self.together.extend(tie.together.map(|token| (token, id)));
         self.by_id.insert(id, tie);
@@ -274,9 +284,9 @@ impl Tables {
             }
         }
         let db = tie.home.get();
-        if let Some(of_key) = self.by_hold.get_mut(db, &tie.name) {
-            of_key.remove(&tie.owner);
-            if of_key.is_empty() {
+        if let Some(of_lock) = self.by_hold.get_mut(db, &tie.name) {
+            of_lock.by_owner.remove(&tie.owner);
+            if of_lock.by_owner.is_empty() {
                 self.by_hold.remove(db, &tie.name);
             }
         }
@@ -330,6 +340,10 @@ impl Tables {
         if self.members.get(&member).is_some_and(|token| !tokens.contains(&Some(*token))) {
             self.members.remove(&member);
         }
+    }
+
+    fn of_lock(&self, db: i32, name: &[u8]) -> impl Iterator<Item = TieId> + '_ {
+        self.by_hold.get(db, name).into_iter().flat_map(|of_lock| of_lock.by_owner.values().copied())
     }
 
     /// The ties of what was granted together under this token.
@@ -426,7 +440,7 @@ impl Ties {
     }
 
     fn id(&self, db: i32, name: &[u8], owner: &[u8]) -> Option<TieId> {
-        self.live.by_hold.get(db, name)?.get(owner).copied()
+        self.live.by_hold.get(db, name)?.by_owner.get(owner).copied()
     }
 
     /// A tie.
@@ -525,7 +539,7 @@ impl Ties {
 
     /// Forgets the ties of all holds of a lock, and returns them.
     pub fn untie_all(&mut self, db: i32, name: &[u8]) -> Vec<Tie> {
-        let ids: Vec<TieId> = self.live.by_hold.get(db, name).into_iter().flat_map(|it| it.values().copied()).collect();
+        let ids: Vec<TieId> = self.live.of_lock(db, name).collect();
         ids.into_iter().filter_map(|id| self.live.remove(id)).collect()
     }
 
@@ -602,10 +616,14 @@ impl Ties {
         self.id(db, name, owner).is_some_and(|id| self.lags(id))
     }
 
-    /// The next tie whose key has; of this lock, if one is named.
-    pub fn next_lagging(&self, of: Option<(i32, &[u8])>) -> Option<TieId> {
-        let Some((db, name)) = of else { return self.live.lagging.keys().next().copied() };
-        self.live.by_hold.get(db, name)?.values().copied().find(|id| self.lags(*id))
+    /// The next tie whose key has.
+    pub fn next_lagging(&self) -> Option<TieId> {
+        self.live.lagging.keys().next().copied()
+    }
+
+    /// The ties of this lock whose key has.
+    pub fn lagging_of(&self, db: i32, name: &[u8]) -> Vec<TieId> {
+        self.live.of_lock(db, name).filter(|id| self.lags(*id)).collect()
     }
 
     /// The key of a tie is about to follow. Returns the tie and by how many ms; `None` if others have just touched it.
@@ -752,6 +770,7 @@ impl Ties {
         let ended = self.live.by_client.remove(&client);
         self.live.unread.remove(&client);
         let any = ended.is_some();
+        self.ends = self.ends.wrapping_add(u64::from(any));
         self.ended.extend(ended);
         any
     }
@@ -766,11 +785,16 @@ impl Ties {
         !self.ended.is_empty()
     }
 
-    /// Removes those ties of a lock whose connection has ended and took the hold along.
+    /// Removes those ties of a lock whose connection has ended and took the hold along. All are gone through once after each
+    /// end, and not at each look.
     pub fn take_broken(&mut self, db: i32, name: &[u8]) -> Vec<Tie> {
-        let of_lock = self.live.by_hold.get(db, name).into_iter().flat_map(|of_key| of_key.values().copied());
+        let Some(of_lock) = self.live.by_hold.get_mut(db, name) else { return Vec::new() };
+        if std::mem::replace(&mut of_lock.looked, self.ends) == self.ends {
+            return Vec::new();
+        }
         let is_broken = |tie: &Tie| tie.tying.ephemeral && !self.is_live(tie);
-        let broken: Vec<TieId> = of_lock.filter(|id| self.get(*id).is_some_and(is_broken)).collect();
+        let broken: Vec<TieId> =
+            self.live.of_lock(db, name).filter(|id| self.get(*id).is_some_and(is_broken)).collect();
         broken.into_iter().filter_map(|id| self.live.remove(id)).collect()
     }
 
@@ -811,9 +835,9 @@ impl Ties {
 
     /// Somebody else wrote a lock, or a part of it expired: the ties of its holds must be verified.
     pub fn doubt(&mut self, db: i32, name: &[u8], why: Why) {
-        for id in self.live.by_hold.get(db, name).into_iter().flat_map(|it| it.values()) {
+        for id in self.live.of_lock(db, name) {
             // What somebody has written may expire in the same turn.
-            let before = self.doubtful.entry(*id).or_insert(why);
+            let before = self.doubtful.entry(id).or_insert(why);
             *before = if why == Why::Expired { *before } else { why };
         }
     }
@@ -863,11 +887,11 @@ impl Ties {
         let each = it.by_id.iter().all(|(id, tie)| {
             let rank = tie.rank(*id);
             let of_client = it.by_client.get(&tie.client).is_some_and(|ranks| ranks.contains(&rank));
-            let of_hold = it.by_hold.get(tie.home.get(), &tie.name).and_then(|it| it.get(&tie.owner)) == Some(id);
+            let of_hold = self.id(tie.home.get(), &tie.name, &tie.owner) == Some(*id);
             let together = tie.together.is_none_or(|token| it.together.contains(&(token, *id)));
             (of_client || ended(&rank)) && of_hold && together && tie.due.is_none_or(|due| it.due.contains(&(due, *id)))
         });
-        let holds: usize = it.by_hold.keys().map(|key| it.by_hold.get(key.db, &key.name).map_or(0, HashMap::len)).sum();
+        let holds: usize = it.by_hold.keys().map(|key| it.of_lock(key.db, &key.name).count()).sum();
         let clients = it.by_client.values().flatten().all(|(.., id)| it.by_id.contains_key(id));
         let shortest = |client| {
             let ids = it.by_client.get(client).into_iter().flatten().filter_map(|(.., id)| it.by_id.get(id));

@@ -328,6 +328,33 @@ fn all_ties_of_a_lock_at_once() {
     assert!(ties.untie_all(0, &key(1).name).is_empty());
 }
 
+/// Those of a lock whose connection has ended are found, once after each end.
+#[test]
+fn what_ends_with_a_connection_is_found_at_the_next_look() {
+    let mut ties = Ties::default();
+    let broken = |ties: &mut Ties| {
+        let broken = ties.take_broken(0, &key(1).name).into_iter().map(|tie| tie.client);
+        broken.collect::<Vec<u64>>()
+    };
+    let tie = |ties: &mut Ties, client: u8, tying| {
+        ties.tie(NewTie { tying, ..new_tie(client.into(), key(1), owner(client), 7) }, 0);
+    };
+    [1, 2, 3].into_iter().for_each(|client| tie(&mut ties, client, EPHEMERAL));
+    tie(&mut ties, 4, WATCHED);
+    assert!(broken(&mut ties).is_empty());
+    for client in [1, 2] {
+        assert!(ties.client_gone(client) && !ties.client_gone(client));
+        assert_eq!((broken(&mut ties), broken(&mut ties)), (vec![client], vec![]));
+    }
+    // One that is tied after a look, too; and nothing that only was renewed.
+    tie(&mut ties, 5, EPHEMERAL);
+    assert!([4, 3, 5].into_iter().all(|client| ties.client_gone(client)));
+    let mut both = broken(&mut ties);
+    both.sort_unstable();
+    assert_eq!((both, broken(&mut ties)), (vec![3, 5], vec![]));
+    assert!(ties.is_consistent() && ties.len() == 1);
+}
+
 /// What is tied in a database, or may be taken back there, follows it.
 #[test]
 fn databases_that_are_swapped() {
@@ -475,7 +502,7 @@ fn ties_go_along_with_a_step_of_the_clock() {
     assert_eq!(ties.get(ids[0]).map(Tie::end), ends[0]);
     // A hold that is tied to another connection has as far to go; one that others have just written stays.
     ties.tie(NewTie { client: 2, ..of(1, Deadline::At(41_300), 0) }, 41_000);
-    assert_eq!(ties.next_lagging(Some((0, &key(1).name))), Some(TieId(3)));
+    assert_eq!(ties.lagging_of(0, &key(1).name), [TieId(3)]);
     assert_eq!(ties.follows(TieId(3)).map(|(tie, by)| (tie.holds, by)), Some((2, 40_000)));
     ties.doubt(0, &key(2).name, Why::Changed);
     ties.doubt(0, &key(2).name, Why::Expired);

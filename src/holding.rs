@@ -274,13 +274,11 @@ pub fn begin(ctx: Ctx) -> Now {
 
 /// Lets the keys of tied holds follow a step of the clock. Returns whether all have.
 pub fn follow_clock(ctx: Ctx, now: Now, slice: &Slice) -> bool {
-    while let Some(id) = state::with(|state| state.ties.next_lagging()) {
-        if slice.is_over() {
-            return false;
-        }
+    while !slice.is_over() {
+        let Some(id) = state::with(|state| state.ties.next_lagging()) else { return true };
         follow(ctx, id, now);
     }
-    true
+    state::with(|state| !state.ties.any_lags())
 }
 
 /// Lets the key of a tied hold follow a step of the clock. If it has expired meanwhile, it is written anew. What others

@@ -199,7 +199,7 @@ impl State {
         self.in_flight.stepped(by, |db, name, owner, token| ties.of(db, name, owner, Some(token)).is_some());
         self.ties.stepped(by);
         self.sessions.stepped(by);
-        self.owed.stepped(by);
+        self.owed.stepped(by, self.sessions.readers());
         true
     }
 

@@ -303,16 +303,19 @@ impl<B> Owed<B> {
     }
 
     /// The server's clock has stepped by so many ms: those who read their events are answered when they would have been.
-    pub fn stepped(&mut self, by: i64) {
+    pub fn stepped(&mut self, by: i64, readers: impl Iterator<Item = Ticket>) {
         let moved = |at: Millis| at.saturating_add_signed(by);
-        for (ticket, pending) in self.pending.iter_mut() {
-            let Stage::Reading(reading, until) = &mut pending.stage else { continue };
+        // Some are just being answered.
+        let all: BTreeSet<Ticket> = readers.chain(self.ending.iter().chain(&self.put_off).copied()).collect();
+        for ticket in all {
+            let pending = self.pending.get_mut(&ticket);
+            let Some(Stage::Reading(reading, until)) = pending.map(|pending| &mut pending.stage) else { continue };
             reading.asked = moved(reading.asked);
             if let Some(until) = until
-                && self.timeouts.remove(&(*until, *ticket))
+                && self.timeouts.remove(&(*until, ticket))
             {
                 *until = moved(*until);
-                self.timeouts.insert((*until, *ticket));
+                self.timeouts.insert((*until, ticket));
             }
         }
     }

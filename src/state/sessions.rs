@@ -429,6 +429,11 @@ impl Sessions {
         Some(client)
     }
 
+    /// All who wait for events.
+    pub fn readers(&self) -> impl Iterator<Item = Ticket> {
+        self.by_client.values().filter_map(|session| Some(session.reader?.ticket))
+    }
+
     /// The server's clock has stepped by so many ms: sessions go along, with what they were granted, which is tied.
     pub fn stepped(&mut self, by: i64) {
         let moved = |at: Millis| at.saturating_add_signed(by);

@@ -64,6 +64,9 @@ pub struct Tie {
     since: Read,
     home: Home,
     due: Option<Millis>,
+    steps: Steps,
+    /// How far the clock had stepped when the key followed.
+    followed: Stepped,
 }
 
 /// What replicas have of a hold's lease.
@@ -78,6 +81,34 @@ struct Confirmed {
 /// A `LOCK.NEXT` of a session; later ones are greater.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Read(u64);
+
+/// How far the server's clock has stepped in all, in ms: shared by everything that goes along, so that a step moves all of it
+/// at once. Moments are kept by the clock as it would be without its steps.
+#[derive(Clone, Debug, Default)]
+struct Steps(Rc<Cell<Stepped>>);
+
+/// How far the clock has stepped in all, and how often: a step and one back leave a key that expired in between to be written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Stepped {
+    by: i64,
+    times: u64,
+}
+
+impl Steps {
+    fn total(&self) -> i64 {
+        self.0.get().by
+    }
+
+    /// A moment as it is kept.
+    fn kept(&self, at: Millis) -> Millis {
+        at.saturating_add_signed(self.total().saturating_neg())
+    }
+
+    /// The same of a deadline.
+    fn kept_deadline(&self, deadline: Deadline) -> Deadline {
+        deadline.stepped(self.total().saturating_neg())
+    }
+}
 
 /// The number of a database, shared by everything that is tied or may be taken back in it, so that `SWAPDB` changes
 /// it for all of them at once.
@@ -138,10 +169,10 @@ impl Tie {
 
     /// Its place among the ties of its connection.
     fn rank(&self, id: TieId) -> Rank {
-        (if self.tying.watchdog { self.lease } else { Millis::MAX }, self.end(), id)
+        (if self.tying.watchdog { self.lease } else { Millis::MAX }, self.kept_end(), id)
     }
 
-    /// When it needs attention: to be renewed, or because its lease has run out.
+    /// When it needs attention, as it is kept: to be renewed, or because its lease has run out.
     fn next_due(&self, now: Millis) -> Option<Millis> {
         let renewal = self.tying.watchdog.then(|| now.saturating_add(interval(self.lease)));
         self.over().into_iter().chain(renewal).min()
@@ -149,12 +180,16 @@ impl Tie {
 
     /// The end of the lease, as far as it can be relied on: as the key says, and no later than the replicas know.
     pub fn end(&self) -> Deadline {
+        self.kept_end().stepped(self.steps.total())
+    }
+
+    fn kept_end(&self) -> Deadline {
         self.confirmed.map_or(self.deadline, |confirmed| confirmed.deadline.min(self.deadline))
     }
 
     /// The end of the lease, as the key says it.
     pub fn deadline(&self) -> Deadline {
-        self.deadline
+        self.deadline.stepped(self.steps.total())
     }
 
     /// Whether replicas are being asked about a renewal; the next one waits for that.
@@ -162,25 +197,15 @@ impl Tie {
         self.confirmed.is_some_and(|confirmed| confirmed.asked.is_some())
     }
 
-    /// The first millisecond after its lease.
+    /// The first millisecond after its lease, as it is kept.
     fn over(&self) -> Option<Millis> {
-        match self.end() {
+        match self.kept_end() {
             Deadline::At(at) => Some(at.saturating_add(1)),
             Deadline::Never => None,
         }
     }
 
-    /// The clock has stepped: what was left stays left.
-    fn stepped(&mut self, by: i64) {
-        self.deadline = self.deadline.stepped(by);
-        self.due = self.due.map(|due| due.saturating_add_signed(by));
-        if let Some(Confirmed { deadline, asked }) = &mut self.confirmed {
-            *deadline = deadline.stepped(by);
-            *asked = asked.map(|(id, since)| (id, since.stepped(by)));
-        }
-    }
-
-    /// The key has this deadline now.
+    /// The key has this deadline now, as it is kept.
     fn moved(&mut self, deadline: Deadline) {
         self.deadline = deadline;
         if let Some(confirmed) = &mut self.confirmed {
@@ -229,8 +254,6 @@ struct Tables {
     ended_groups: VecDeque<Token>,
     /// Those that were due and not renewed because their session reads nothing, by connection.
     unread: BTreeMap<u64, BTreeSet<TieId>>,
-    /// Those whose key has yet to follow steps of the clock, and by how many ms.
-    lagging: BTreeMap<TieId, i64>,
 }
 
 /// All ties.
@@ -240,6 +263,9 @@ pub struct Ties {
     /// How many connections that had any have ended.
     ends: u64,
     reads: Read,
+    steps: Steps,
+    /// The first tie that may have a key which has yet to follow a step of the clock; all before it have none.
+    to_follow: Option<TieId>,
     live: Tables,
     /// Those that were due when nothing could be renewed, and are to be as soon as it can.
     overdue: VecDeque<BTreeSet<TieId>>,
@@ -263,7 +289,6 @@ impl Tables {
 
     fn remove(&mut self, id: TieId) -> Option<Tie> {
         let tie = self.by_id.remove(&id)?;
-        self.lagging.remove(&id);
         if let Some(due) = tie.due {
             self.due.remove(&(due, id));
         }
@@ -379,10 +404,10 @@ impl Ties {
         if keeps && new.replicas == 0 {
             return None; // A lease for once, or a hold more: what the tie promises stays.
         }
-        let lag = self.id(new.key.db, &new.key.name, &new.owner).and_then(|id| self.live.lagging.get(&id).copied());
         let before = self.untie(new.key.db, &new.key.name, &new.owner);
         let of_hold = before.as_ref().filter(|it| it.token == new.token);
-        let lag = lag.filter(|_| of_hold.is_some());
+        let (deadline, steps) = (self.steps.kept_deadline(new.deadline), self.steps.clone());
+        let followed = of_hold.map_or(steps.0.get(), |it| it.followed);
         let (mut tying, mut together) = (new.tying, new.together);
         let lease = of_hold.filter(|_| keeps).map_or(new.lease, |it| it.lease);
         if let Some(before) = of_hold {
@@ -405,16 +430,17 @@ impl Ties {
             replicas: new.replicas,
             holds: new.holds,
             limit: new.limit,
-            deadline: new.deadline,
-            confirmed: (new.replicas > 0).then_some(Confirmed { deadline: new.deadline, asked: None }),
+            deadline,
+            confirmed: (new.replicas > 0).then_some(Confirmed { deadline, asked: None }),
             together,
             since: self.reads,
             home,
             due: None,
+            steps,
+            followed,
         };
         let (id, client, token) = (self.next_id(), tie.client, tie.token);
         self.add(tie, now);
-        self.live.lagging.extend(lag.map(|by| (id, by)));
         if keeps {
             self.deadline_moved(id, new.deadline, now);
         }
@@ -430,7 +456,7 @@ impl Ties {
     fn add(&mut self, mut tie: Tie, now: Millis) {
         let id = self.next_id();
         self.next_id = self.next_id.wrapping_add(1);
-        tie.due = tie.next_due(now);
+        tie.due = tie.next_due(self.steps.kept(now));
         self.live.add(id, tie);
     }
 
@@ -517,6 +543,7 @@ impl Ties {
     pub fn sure(&self, client: u64, since: Millis) -> u64 {
         const WHOLE: u64 = 1_000;
         let Some(of_client) = self.live.by_client.get(&client) else { return WHOLE };
+        let since = self.steps.kept(since);
         let mut least = WHOLE;
         let mut longer_than: Millis = 0;
         for _ in 0..LEASES {
@@ -570,6 +597,7 @@ impl Ties {
 
     /// The deadline of a tied hold has moved: its watchdog comes in time for the new one, if that is earlier.
     pub fn deadline_moved(&mut self, id: TieId, deadline: Deadline, now: Millis) {
+        let (deadline, now) = (self.steps.kept_deadline(deadline), self.steps.kept(now));
         self.live.change(id, |tie| tie.moved(deadline));
         let Some(tie) = self.get(id) else { return };
         let left = deadline.remaining(now).map(|left| now.saturating_add(interval(left)));
@@ -589,26 +617,19 @@ impl Ties {
 
     /// The server's clock has stepped by so many ms: all ties go along, and their keys have to follow.
     pub fn stepped(&mut self, by: i64) {
-        let Tables { by_id, by_client, due, lagging, .. } = &mut self.live;
-        by_id.values_mut().for_each(|tie| tie.stepped(by));
-        for (_, ranks) in by_client.iter_mut() {
-            *ranks = ranks.iter().filter_map(|(.., id)| Some(by_id.get(id)?.rank(*id))).collect();
-        }
-        *due = by_id.iter().filter_map(|(id, tie)| Some((tie.due?, *id))).collect();
-        for (id, _) in by_id.iter() {
-            let lag = lagging.entry(*id).or_default();
-            *lag = lag.saturating_add(by);
-        }
+        let Stepped { by: before, times } = self.steps.0.get();
+        self.steps.0.set(Stepped { by: before.saturating_add(by), times: times.wrapping_add(1) });
+        self.to_follow = Some(TieId(0));
     }
 
-    /// Whether any key has yet to follow a step of the clock.
+    /// Whether any key may have yet to follow a step of the clock.
     pub fn any_lags(&self) -> bool {
-        !self.live.lagging.is_empty()
+        self.to_follow.is_some_and(|from| self.live.by_id.range(from..).next().is_some())
     }
 
     /// Whether the key of this tie has.
     pub fn lags(&self, id: TieId) -> bool {
-        self.live.lagging.contains_key(&id)
+        self.get(id).is_some_and(|tie| tie.followed != self.steps.0.get())
     }
 
     /// Whether the key of the hold of `owner` has.
@@ -616,9 +637,11 @@ impl Ties {
         self.id(db, name, owner).is_some_and(|id| self.lags(id))
     }
 
-    /// The next tie whose key has.
-    pub fn next_lagging(&self) -> Option<TieId> {
-        self.live.lagging.keys().next().copied()
+    /// The next tie whose key may have.
+    pub fn next_lagging(&mut self) -> Option<TieId> {
+        let next = self.live.by_id.range(self.to_follow?..).next().map(|(id, _)| *id);
+        self.to_follow = next.map(|TieId(id)| TieId(id.wrapping_add(1)));
+        next
     }
 
     /// The ties of this lock whose key has.
@@ -626,11 +649,14 @@ impl Ties {
         self.live.of_lock(db, name).filter(|id| self.lags(*id)).collect()
     }
 
-    /// The key of a tie is about to follow. Returns the tie and by how many ms; `None` if others have just touched it.
+    /// The key of a tie is about to follow. Returns the tie and by how many ms; `None` if it has, or if others have just
+    /// touched it.
     pub fn follows(&mut self, id: TieId) -> Option<(Tie, i64)> {
-        let by = self.live.lagging.remove(&id)?;
+        let now = self.steps.0.get();
+        let tie = self.live.by_id.get_mut(&id)?;
+        let before = std::mem::replace(&mut tie.followed, now);
         let is_touched = self.doubtful.get(&id).is_some_and(|why| *why != Why::Expired);
-        Some((self.get(id).filter(|_| !is_touched)?.clone(), by))
+        (before != now && !is_touched).then(|| (tie.clone(), now.by.saturating_sub(before.by)))
     }
 
     /// Somebody else gave a tied hold another deadline. Its end must not be missed, but that is no reason to renew it
@@ -639,6 +665,7 @@ impl Ties {
         if self.lags(id) {
             return;
         }
+        let deadline = self.steps.kept_deadline(deadline);
         self.live.change(id, |tie| tie.moved(deadline));
         let Some(tie) = self.get(id) else { return };
         let due = tie.due.into_iter().chain(tie.over()).min();
@@ -648,6 +675,7 @@ impl Ties {
     /// A tie that is due. A watched one is due again a third of its lease later, or at its end, whatever happens now.
     pub fn take_due(&mut self, now: Millis) -> Option<TieId> {
         let id = self.take_overdue().or_else(|| self.first_due(now))?;
+        let now = self.steps.kept(now);
         let watched = self.get(id).filter(|tie| tie.tying.watchdog);
         let next = watched.and_then(|tie| {
             let over = tie.over().filter(|over| *over > now);
@@ -659,7 +687,7 @@ impl Ties {
 
     /// The tie that is due for longest.
     pub fn first_due(&self, now: Millis) -> Option<TieId> {
-        self.live.due.first().filter(|(due, _)| *due <= now).map(|(_, id)| *id)
+        self.live.due.first().filter(|(due, _)| *due <= self.steps.kept(now)).map(|(_, id)| *id)
     }
 
     fn take_overdue(&mut self) -> Option<TieId> {
@@ -741,7 +769,7 @@ impl Ties {
         if !self.overdue.is_empty() {
             return Some(0);
         }
-        self.live.due.first().map(|(due, _)| *due)
+        self.live.due.first().map(|(due, _)| due.saturating_add_signed(self.steps.total()))
     }
 
     /// Whether there is work to do at once.
@@ -904,7 +932,6 @@ impl Ties {
         });
         each && leases
             && unread
-            && it.lagging.keys().all(|id| it.by_id.contains_key(id))
             && holds == it.by_id.len()
             && clients
             && due == it.due.len()

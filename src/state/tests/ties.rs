@@ -507,6 +507,19 @@ fn ties_go_along_with_a_step_of_the_clock() {
     ties.doubt(0, &key(2).name, Why::Changed);
     ties.doubt(0, &key(2).name, Why::Expired);
     assert!(ties.follows(ids[1]).is_none() && !ties.lags(ids[1]));
-    ties.remove(ids[2]);
-    assert!(!ties.any_lags() && ties.is_consistent());
+    // Those that have followed with their lock are passed over.
+    assert_eq!(std::iter::from_fn(|| ties.next_lagging()).collect::<Vec<_>>(), [ids[1], ids[2], TieId(3)]);
+    assert!(ties.lags(ids[2]) && !ties.lags(TieId(3)) && !ties.any_lags() && ties.is_consistent());
+}
+
+/// A key that expired between a step of the clock and one back has to be written anew, although its deadline is the same.
+#[test]
+fn a_step_of_the_clock_and_one_back_are_two() {
+    let mut ties = Ties::default();
+    ties.tie(NewTie { deadline: Deadline::At(1_300), ..new_tie(1, key(1), owner(1), 7) }, 1_000);
+    [60_000, -60_000].into_iter().for_each(|by| ties.stepped(by));
+    assert_eq!(ties.lagging_of(0, &key(1).name), [TieId(0)]);
+    assert_eq!(ties.next_lagging(), Some(TieId(0)));
+    let by = ties.follows(TieId(0)).map(|(tie, by)| (tie.deadline(), by));
+    assert_eq!((by, ties.lags(TieId(0))), (Some((Deadline::At(1_300), 0)), false));
 }

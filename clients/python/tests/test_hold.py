@@ -95,7 +95,6 @@ def test_errors_of_the_server_keep_their_words():
         ("NOREPLICAS 0 of 1", errors.NoReplicas),
         ("UNCONFIRMED 0 of 1", errors.NoReplicas),
         ("WRONGTYPE Operation", errors.WrongType),
-        ("CANCELLED", errors.Cancelled),
         ("ERR unknown command 'LOCK.OWNER'", errors.NotLoaded),
     ):
         error = refused(words, "a")

@@ -10,11 +10,10 @@ from redis._parsers.base import BaseParser
 from redis.exceptions import AuthenticationError, ConnectionError, RedisError, TimeoutError
 
 from ._core.step import Outcome
-from .errors import Cancelled, Deadlock, LockError, LockLost, NoReplicas, NotHeld, NotLoaded, WrongType
+from .errors import Deadlock, LockError, LockLost, NoReplicas, NotHeld, NotLoaded, WrongType
 
 # What a server says of locks.
 _ERRORS: dict[str, Callable[[str, Any], LockError]] = {
-    "CANCELLED": Cancelled,
     "DEADLOCK": Deadlock,
     "NOREPLICAS": NoReplicas,
     "UNCONFIRMED": NoReplicas,

@@ -21,7 +21,7 @@ from ._order import is_cluster, server_name
 from ._owners import OWNERS
 from ._redis import failed, refused
 from ._shell import Home, Node, Pending
-from .errors import Cancelled, LockError
+from .errors import LockError
 
 # How long a server may take to answer, in seconds, if the program does not say otherwise.
 SERVER_TIMEOUT = 0.5
@@ -246,7 +246,7 @@ class Vote:
         if self.kind in (None, "granted", "not granted"):
             return
         error = self.pending.error(self.hold.name, self.hold.owner) if self.pending is not None else None
-        if self.kind == "refused" and isinstance(error, LockError) and not isinstance(error, Cancelled):
+        if self.kind == "refused" and isinstance(error, LockError):
             raise error
         self.suspect()
 

@@ -11,7 +11,6 @@ from typing import Any
 from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 
 __all__ = [
-    "Cancelled",
     "Deadlock",
     "LockError",
     "LockLost",
@@ -61,10 +60,6 @@ class WrongType(_Named):
 
 class NotLoaded(_Named, ResponseError):
     """The server does not know the commands: the module Holdfast is not loaded there."""
-
-
-class Cancelled(_Named):
-    """An owner of the caller's own choice was given up before: each acquisition needs a new one."""
 
 
 class NotHeld(_Named, LockNotOwnedError):

@@ -46,6 +46,14 @@ def own_server():
     server.close()
 
 
+@pytest.fixture
+def patient_server():
+    """One whose leases are longer than what is done to it."""
+    server = Server(("holdfast.default-lease", "60000"))
+    yield server
+    server.close()
+
+
 @pytest.fixture(scope="session")
 def cluster():
     cluster = Cluster()

@@ -26,7 +26,7 @@ class Threads:
         return redis.RedisCluster(host=HOST, port=port, **settings)
 
     def sentinel(self, port, name, **settings):
-        return redis.sentinel.Sentinel([(HOST, port)], socket_timeout=1).master_for(name, **settings)
+        return redis.sentinel.Sentinel([(HOST, port)], socket_timeout=20).master_for(name, **settings)
 
     def __getattr__(self, name):
         return getattr(self.api, name)
@@ -74,7 +74,7 @@ class Tasks:
 
     def sentinel(self, port, name, **settings):
         def make():
-            manager = redis.asyncio.sentinel.Sentinel([(HOST, port)], socket_timeout=1)
+            manager = redis.asyncio.sentinel.Sentinel([(HOST, port)], socket_timeout=20)
             # The client of the master does not close them.
             self.clients.extend(manager.sentinels)
             return manager.master_for(name, **settings)

@@ -2,17 +2,17 @@
 
 import contextlib
 import signal
-import time
 
 import pytest
 import redis
 
 import holdfast
 from proxy import Proxy
-from servers import HOST, Server, until, waiters
+from servers import HOST, Server, Stalls, until, waiters
 from test_lock import in_thread
 
-# What a call may take beyond the time that it was given, and one that was given none. A busy machine needs a moment.
+# What a call may take beyond the time that it was given, and one that was given none. A busy machine needs a moment,
+# in which the process can run.
 MORE = 2
 NONE_GIVEN = 5
 MOMENT = 3
@@ -37,19 +37,30 @@ def still(kind):
     server.close()
 
 
-def takes(seconds, call):
-    """It ends within this time, well or not."""
-    begin = time.monotonic()
-    try:
-        result = in_thread(call)(50)
-    except (redis.ConnectionError, redis.TimeoutError):
-        result = None
-    assert time.monotonic() - begin < seconds + MOMENT
-    return result
+@pytest.fixture
+def clock():
+    """Stands still while this process is kept from running."""
+    with Stalls() as stalls:
+        yield stalls.clock
+
+
+@pytest.fixture
+def takes(clock):
+    def takes(seconds, call):
+        """It ends within this time, well or not."""
+        begin = clock()
+        try:
+            result = in_thread(call)(50)
+        except (redis.ConnectionError, redis.TimeoutError):
+            result = None
+        assert clock() - begin < seconds + MOMENT
+        return result
+
+    return takes
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
-def test_an_acquire_with_a_time(kind, still, name, known):
+def test_an_acquire_with_a_time(kind, still, takes, name, known):
     still = still()
     if known:
         with kind.Lock(still.client, f"{name}:first"):
@@ -60,20 +71,20 @@ def test_an_acquire_with_a_time(kind, still, name, known):
         assert not takes(1 + MORE, lambda: kind.Lock(still.client, name).acquire(blocking_timeout=1))
 
 
-def test_a_wait_with_a_time(kind, still, name):
+def test_a_wait_with_a_time(kind, still, clock, name):
     still = still()
     first = kind.Lock(still.client, name)
     first.acquire()
-    begin = time.monotonic()
+    begin = clock()
     join = in_thread(lambda: kind.Lock(still.client, name).acquire(blocking_timeout=1))
     until(lambda: waiters(still.admin, name) == 1, "it waits")
     still.stop()
     with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
         assert join(50) is False
-    assert time.monotonic() - begin < 1 + MORE + MOMENT
+    assert clock() - begin < 1 + MORE + MOMENT
 
 
-def test_what_is_given_no_time(kind, still, name):
+def test_what_is_given_no_time(kind, still, takes, name):
     still = still()
     locks = [kind.Lock(still.client, f"{name}:{n}", timeout=300, thread_local=False) for n in range(5)]
     for lock in locks:
@@ -94,7 +105,7 @@ def test_what_is_given_no_time(kind, still, name):
     takes(NONE_GIVEN, lambda: locks[1].extend(1))
 
 
-def test_many_who_ask_a_server_that_stands_still(kind, still, name):
+def test_many_who_ask_a_server_that_stands_still(kind, still, takes, name):
     """Not one after the other."""
     still = still()
     with kind.Lock(still.client, name):
@@ -108,7 +119,7 @@ def test_many_who_ask_a_server_that_stands_still(kind, still, name):
         assert not join(60)
 
 
-def test_it_works_again_when_the_server_goes_on(kind, name):
+def test_it_works_again_when_the_server_goes_on(kind, takes, name):
     server = Server()
     try:
         client = kind.client(server.port, socket_timeout=None)
@@ -125,7 +136,7 @@ def test_it_works_again_when_the_server_goes_on(kind, name):
         server.close()
 
 
-def test_a_server_that_swallows_what_it_is_told(kind, name):
+def test_a_server_that_swallows_what_it_is_told(kind, takes, name):
     """As a firewall that forgets a connection: it stands, and nothing comes."""
     server = Server()
     proxy = Proxy(server.port)
@@ -140,7 +151,7 @@ def test_a_server_that_swallows_what_it_is_told(kind, name):
         server.close()
 
 
-def test_nothing_at_the_address(kind, name):
+def test_nothing_at_the_address(kind, takes, name):
     """Where nobody answers to a connection: its queue is full, as behind a firewall that drops what comes."""
     import socket
 

@@ -381,7 +381,7 @@ def test_another_database(kind, server, admin, name):
 
 def made_by_the_client(kind, client, name):
     def make():
-        return client.lock(name, timeout=5, blocking_timeout=2, lock_class=kind.api.Lock)
+        return client.lock(name, timeout=600, blocking_timeout=60, lock_class=kind.api.Lock)
 
     if kind.name == "threads":
         lock = make()
@@ -395,8 +395,8 @@ def made_by_the_client(kind, client, name):
 def takes_turns(kind, client, name):
     with made_by_the_client(kind, client, name) as lock:
         assert lock.fence
-        assert lock.timeout == 5
-        assert lock.blocking_timeout == 2
+        assert lock.timeout == 600
+        assert lock.blocking_timeout == 60
         assert not kind.Lock(client, name).acquire(blocking=False)
         with pytest.raises(redis.exceptions.LockError), kind.Lock(client, name, blocking=False):
             pass

@@ -143,14 +143,14 @@ def test_an_ephemeral_lock_ends_with_the_parent_and_not_with_the_child(own_serve
     process.communicate()
 
 
-def test_a_fork_while_other_threads_use_locks(own_server, name):
+def test_a_fork_while_other_threads_use_locks(patient_server, name):
     """A mutex that one of them has in that moment is never given back in the child."""
     process = program(
-        own_server,
+        patient_server,
         f"""
         def work(number):
             # Two kinds of alarm: one that waits for a lease, and none.
-            lock = holdfast.Lock(client, f"{name}:{{number}}", timeout=30 if number % 2 else None)
+            lock = holdfast.Lock(client, f"{name}:{{number}}", timeout=600 if number % 2 else None)
             while True:
                 with lock:
                     lock.lost
@@ -162,10 +162,10 @@ def test_a_fork_while_other_threads_use_locks(own_server, name):
             child = os.fork()
             if child == 0:
                 # A client of its own: redis-py's pool has such a mutex, too.
-                with holdfast.Lock(redis.Redis(host="127.0.0.1", port={own_server.port}), "{name}:child") as lock:
+                with holdfast.Lock(redis.Redis(host="127.0.0.1", port={patient_server.port}), "{name}:child") as lock:
                     lock.check()
                 os._exit(0)
-            until = time.monotonic() + 10
+            until = time.monotonic() + 30
             while os.waitpid(child, os.WNOHANG) == (0, 0):
                 if time.monotonic() > until:
                     os.kill(child, signal.SIGKILL)

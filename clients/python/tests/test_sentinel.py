@@ -49,7 +49,7 @@ def test_a_failover(kind, client, sentinels, name):
     join = in_thread(lambda: waiting.acquire(blocking_timeout=50))
     until(lambda: waiters(sentinels.master.client(), name) == 1, "it waits")
 
-    sentinels.master.kill()
+    sentinels.kill_master()
     until(lambda: is_master(sentinels.replica), "the replica took over", 30)
 
     # The wait goes on at the new master, and the hold, which the replica had, is watched there: without its replicas=1,
@@ -68,7 +68,7 @@ def test_a_watched_lock_goes_along(kind, client, sentinels, name):
     lock = kind.Lock(client, name)
     lock.acquire()
     until(lambda: sentinels.replica.client().exists(name), "the replica has it")
-    sentinels.master.kill()
+    sentinels.kill_master()
     until(lambda: is_master(sentinels.replica), "the replica took over", 30)
 
     until(lambda: watched(sentinels.replica, name), "it is watched at the new master", 30)

@@ -2,6 +2,7 @@
 
 use simulated::play::play;
 use simulated::redis::Generation;
+use simulated::resp::Reply;
 use simulated::{history, script, seed};
 
 /// What clients saw can be explained by an order of the operations on a lock of a page: histories/src/spec.rs. Where much
@@ -405,6 +406,49 @@ fn a_cancel_that_guesses_is_seen() {
          a LOCK.CANCEL k1 o SESSION $s
          +10",
     );
+}
+
+/// F2b: locks that were taken one by one, and are renewed together, are given up one by one.
+#[test]
+fn a_cancel_during_a_renewal_of_several_gives_up_one() {
+    const RENEWED: &str = "!replicas 20
+         a LOCK.ACQUIRE u o SESSION $s
+         a LOCK.ACQUIRE v o SESSION $s
+         a LOCK.ACQUIRE w o SESSION $s
+         +5
+         a LOCK.MRENEW 3 u v w o REPLICAS 1 SESSION $s
+         a LOCK.CANCEL u o SESSION $s
+         +50
+         x EXISTS u v w
+         +5";
+    is_mended(RENEWED);
+    history(RENEWED, 'x', "2");
+}
+
+/// F7: the waiters for all keys that one command deletes are served in one slice within its step, and not in one for each
+/// key. (Before Redis 7.2, all of them in the next turn.)
+#[test]
+fn keys_that_are_deleted_together_are_followed_up_in_one_slice() {
+    const KEYS: usize = 200;
+    let each = |of: fn(usize) -> String| (0..KEYS).map(of).collect::<String>();
+    let held = each(|key| format!("b LOCK.ACQUIRE k{key} h LEASE 600000\n"));
+    let waited_for = each(|key| format!("b LOCK.ACQUIRE k{key} w WAIT 0 SESSION $s\n"));
+    let keys = each(|key| format!(" k{key}"));
+    let lines = script::parse(&format!("{held}{waited_for}+1\nx DEL{keys}\nx EXISTS{keys}\n+50\nx EXISTS{keys}\n+1"));
+    for generation in Generation::ALL {
+        let life = play(generation, &lines, true).unwrap_or_else(|broken| panic!("{}", broken.violation));
+        let told: Vec<i64> = life.told[..life.script.0].iter().filter_map(|(of, reply)| of_x(*of, reply)).collect();
+        let [deleted, in_its_step, later] = told[..] else { panic!("{told:?}") };
+        assert_eq!((deleted, later), (KEYS as i64, KEYS as i64), "{generation:?}");
+        assert!(in_its_step < KEYS as i64 / 2, "{generation:?}: {in_its_step} were served");
+    }
+}
+
+fn of_x(name: char, reply: &Reply) -> Option<i64> {
+    match reply {
+        Reply::Integer(number) if name == 'x' => Some(*number),
+        _ => None,
+    }
 }
 
 /// A grant that nobody will hear of was re-entered before it was taken back (seeds 1992, 18806).

@@ -56,11 +56,15 @@ impl<K, V> Map<K, V> {
 
     /// All entries.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        #[cfg(test)]
+        tests::SEARCHED.set(tests::SEARCHED.get() + self.len);
         self.whole.iter().chain(self.parts.iter().flatten())
     }
 
     /// All values.
     pub fn values(&self) -> impl Iterator<Item = &V> {
+        #[cfg(test)]
+        tests::SEARCHED.set(tests::SEARCHED.get() + self.len);
         self.whole.values().chain(self.parts.iter().flat_map(HashMap::values))
     }
 
@@ -180,5 +184,16 @@ impl<K, V> Map<K, V> {
     /// Whether it consists of many tables.
     pub fn is_divided(&self) -> bool {
         !self.parts.is_empty()
+    }
+}
+
+/// What maps are asked.
+#[cfg(test)]
+pub mod tests {
+    use std::cell::Cell;
+
+    thread_local! {
+        /// How many entries the maps have that somebody began to go through: what a search costs that knows no key.
+        pub static SEARCHED: Cell<usize> = const { Cell::new(0) };
     }
 }

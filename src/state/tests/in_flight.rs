@@ -2,6 +2,7 @@
 
 use super::{home, key, owner};
 use crate::lock::Deadline;
+use crate::lock::map::tests::SEARCHED;
 use crate::state::owed::{OnBehalf, Ticket};
 use crate::state::{Grant, GrantId, GrantedHold, InFlight, TakeBack};
 use proptest::prelude::*;
@@ -53,6 +54,23 @@ fn a_new_hold_that_is_owed_is_over() {
     assert!(!ends(&all, TakeBack::Hold, true) && ends(&all, TakeBack::Hold, false));
     ids.iter().for_each(|id| all.owe(*id));
     assert!(ends(&all, TakeBack::Hold, true) && !ends(&all, TakeBack::One, true));
+}
+
+/// F6: a renewal asks for each of its keys whether a request of its owner is in flight, and however many are, goes through
+/// none of the others.
+#[test]
+fn one_of_many_is_found_by_its_key_and_owner() {
+    let mut all = InFlight::default();
+    let ids: Vec<GrantId> =
+        (0..200).map(|who| all.begin(grant(u64::from(who), who, &[who % 4], TakeBack::Hold))).collect();
+    SEARCHED.set(0);
+    for (who, id) in (0..200).zip(&ids) {
+        assert_eq!(all.of(0, &key(who % 4).name, &owner(who)), Some(*id));
+        assert_eq!(all.of(0, &key(4).name, &owner(who)), None);
+    }
+    all.settle(ids[7]);
+    assert_eq!(all.of(0, &key(3).name, &owner(7)), None);
+    assert_eq!(SEARCHED.get(), 0);
 }
 
 #[derive(Clone, Debug)]

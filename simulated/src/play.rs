@@ -7,7 +7,7 @@ use crate::resp::Reply;
 use crate::rules::{Judge, Violation};
 use crate::script::{self, Line, Moves, Name};
 use crate::server::ctx::run_id;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What a life amounts to.
@@ -141,8 +141,12 @@ impl Player {
             Line::Replicas(delays) => {
                 node(|node| {
                     let confirmed = node.stream.offset();
-                    let replica =
-                        |delay: &Option<u64>| Replica { confirmed, delay: *delay, is_good: true, confirms_at: None };
+                    let replica = |delay: &Option<u64>| Replica {
+                        confirmed,
+                        delay: *delay,
+                        is_good: true,
+                        confirms_at: VecDeque::new(),
+                    };
                     node.replicas = delays.iter().map(replica).collect();
                 });
                 self.judge.replicas_changed();

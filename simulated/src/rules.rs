@@ -624,7 +624,7 @@ impl Judge {
             if !node.replicas.iter().any(is_prompt) {
                 self.slow_at = now;
             }
-            if node.replicas.iter().any(|it| it.delay.is_some() || it.confirms_at.is_some()) {
+            if node.replicas.iter().any(|it| it.delay.is_some() || !it.confirms_at.is_empty()) {
                 self.confirms_at = u64::MAX;
             } else if self.confirms_at == u64::MAX {
                 // They can have confirmed what was there until now.
@@ -677,8 +677,7 @@ impl Judge {
     /// Clients that are blocked until replicas have confirmed: where enough of them confirm promptly, no longer than that.
     fn confirmed_soon(&mut self) -> Result<(), Violation> {
         let (now, prompt) = node(|node| {
-            // (Asked once more, a simulated replica that takes a while answers only that, and later.)
-            let is_prompt = |it: &&crate::redis::Replica| it.delay == Some(0);
+            let is_prompt = |it: &&crate::redis::Replica| it.delay.is_some_and(|delay| delay <= PROMPT);
             (node.clock.mono, node.replicas.iter().filter(is_prompt).count() as u64)
         });
         let waiting = |(id, it): (&u64, &crate::redis::Client)| match &it.state {

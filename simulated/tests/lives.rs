@@ -286,7 +286,7 @@ fn no_rule_is_broken_by() {
          c CLIENT KILL ID #b
          b DEBUG SLEEP 0.5
          a LOCK.ACQUIRE k1 o0",
-        // 1007073. A simulated replica that is asked once more confirms late.
+        // 1007073. A replica that was asked once more before it had answered confirmed late.
         "!replicas 2000 20
          d LOCK.ACQUIRE k3 o2
          d LOCK.ACQUIRE k3 o3 REPLICAS 1 WAIT 0

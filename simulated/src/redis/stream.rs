@@ -3,10 +3,10 @@
 use super::keyspace::{Database, Entry, Hash, Value};
 use super::{Bytes, DATABASES};
 use crate::lock::Millis;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 /// A replica.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Replica {
     /// How much of the stream it has confirmed.
     pub confirmed: u64,
@@ -14,8 +14,8 @@ pub struct Replica {
     pub delay: Option<Millis>,
     /// Whether `min-replicas-to-write` counts it.
     pub is_good: bool,
-    /// When what it has confirmed arrives (monotonic, µs), and how much that is.
-    pub confirms_at: Option<(u64, u64)>,
+    /// When what it confirms arrives (monotonic, µs), and how much that is: one answer to each question.
+    pub confirms_at: VecDeque<(u64, u64)>,
 }
 
 /// The stream to the replicas.

@@ -79,7 +79,7 @@ pub fn wakes_at() -> u64 {
         if node.goes_round_again || !node.unseen_ends.is_empty() {
             return now;
         }
-        let acks = node.replicas.iter().filter_map(|replica| replica.confirms_at).map(|(at, _)| at).min();
+        let acks = node.replicas.iter().filter_map(|replica| replica.confirms_at.front()).map(|(at, _)| *at).min();
         let pause = Some(node.paused_until).filter(|until| *until > now);
         [Some(node.cron_due), node.timers.due(), acks, pause].into_iter().flatten().min().map_or(now, |at| at.max(now))
     })
@@ -90,7 +90,8 @@ fn confirm() {
     node(|node| {
         let now = node.clock.mono;
         for replica in &mut node.replicas {
-            if let Some((_, offset)) = replica.confirms_at.take_if(|(at, _)| *at <= now) {
+            while let Some(&(_, offset)) = replica.confirms_at.front().filter(|(at, _)| *at <= now) {
+                replica.confirms_at.pop_front();
                 replica.confirmed = replica.confirmed.max(offset);
             }
         }
@@ -266,7 +267,7 @@ fn hand_over() {
             let now = node.clock.mono;
             for replica in &mut node.replicas {
                 if let Some(delay) = replica.delay {
-                    replica.confirms_at = Some((now + delay * 1000, offset));
+                    replica.confirms_at.push_back((now + delay * 1000, offset));
                 }
             }
         }

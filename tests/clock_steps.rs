@@ -1,13 +1,7 @@
 //! A server whose clock steps: what is tied keeps what is left of its lease.
 
-use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::path::PathBuf;
-use std::process::{self, Command};
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use redis::Value;
-use support::{Raw, Server, in_containers, server_program, skip, until, workspace};
+use support::{Clock, Raw, Server, skip, until};
 
 use crate::speak::{Reply, SOON, Speak, arrives, deadline, owners, until_gone, waiters};
 use crate::waiter::Waiter;
@@ -15,50 +9,13 @@ use crate::waiter::Waiter;
 const MINUTE: i64 = 60_000;
 const HOUR: i64 = 60 * MINUTE;
 
-/// The clock of a server.
-struct Clock {
-    offset: File,
-    /// Holds the library and the offset.
-    dir: PathBuf,
-}
-
-impl Drop for Clock {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.dir);
-    }
-}
-
-impl Clock {
-    /// A server with a clock of its own; `None` where it can't have one.
-    fn server() -> Option<(Server, Self)> {
-        if in_containers() {
-            skip("a library that is preloaded is not in the container");
-            return None;
-        }
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("holdfast-clock-steps-{}-{number}", process::id()));
-        fs::create_dir_all(&dir).expect("a folder");
-        let path = |name: &str| dir.join(name);
-        let (library, offset, wrapper) = (path("clock_step.so"), path("offset"), path("server"));
-        let source = workspace().join("tests/clock_steps/clock_step.c");
-        let built = Command::new("gcc").args(["-O2", "-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();
-        assert!(built.expect("gcc, which building the module needs, too").success());
-        fs::write(&offset, 0_i64.to_ne_bytes()).expect("written");
-        let (program, preload, step) = (server_program(), library.display(), offset.display());
-        let script =
-            format!("#!/bin/sh\nCLOCK_STEP='{step}' LD_PRELOAD='{preload}' exec '{}' \"$@\"\n", program.display());
-        fs::write(&wrapper, script).expect("written");
-        fs::set_permissions(&wrapper, fs::Permissions::from_mode(0o755)).expect("it may be run");
-        let server = Server::builder().program(wrapper).start();
-        let offset = File::options().write(true).open(offset).expect("it was written");
-        Some((server, Self { offset, dir }))
-    }
-
-    /// Sets the clock so many ms away from the machine's.
-    fn set(&self, ms: i64) {
-        self.offset.write_all_at(&(ms * 1000).to_ne_bytes(), 0).expect("written");
-    }
+/// A server with a clock of its own; `None` where it can't have one.
+fn start() -> Option<(Server, Clock)> {
+    let Some((builder, clock)) = Clock::of(Server::builder()) else {
+        skip("a library that is preloaded is not in the container");
+        return None;
+    };
+    Some((builder.start(), clock))
 }
 
 /// What is left of a key's lease.
@@ -68,7 +25,7 @@ fn left(connection: &mut Raw, key: &str) -> i64 {
 
 #[test]
 fn what_is_tied_is_not_lost_by_a_step_forward() {
-    let Some((server, clock)) = Clock::server() else { return };
+    let Some((server, clock)) = start() else { return };
     let (mut holder, mut other) = (server.raw(), server.raw());
     let token = holder.say("LOCK.ACQUIRE tied a LEASE 60000 EPHEMERAL").token();
     assert_eq!(holder.say("LOCK.ACQUIRE tied a HOLDS 3 LEASE 60000 EPHEMERAL").token(), token);
@@ -97,7 +54,7 @@ fn what_is_tied_is_not_lost_by_a_step_forward() {
 
 #[test]
 fn no_request_takes_what_a_step_would_have_ended() {
-    let Some((server, clock)) = Clock::server() else { return };
+    let Some((server, clock)) = start() else { return };
     let (mut holder, mut other) = (server.raw(), server.raw());
     for (round, ms) in (1..=50).zip((1..).map(|round| round * HOUR)) {
         let token = holder.say(&format!("LOCK.ACQUIRE k{round} a LEASE 1000 WATCHDOG")).token();
@@ -115,7 +72,7 @@ fn no_request_takes_what_a_step_would_have_ended() {
 
 #[test]
 fn what_is_tied_lasts_no_longer_by_a_step_back() {
-    let Some((server, clock)) = Clock::server() else { return };
+    let Some((server, clock)) = start() else { return };
     let (mut holder, mut other) = (server.raw(), server.raw());
     let id = holder.client_id();
     holder.say("LOCK.ACQUIRE tied a LEASE 60000 EPHEMERAL").token();
@@ -139,7 +96,7 @@ fn what_is_tied_lasts_no_longer_by_a_step_back() {
 
 #[test]
 fn a_session_is_answered_in_time_whatever_the_clock_does() {
-    let Some((server, clock)) = Clock::server() else { return };
+    let Some((server, clock)) = start() else { return };
     let (mut reader, mut client) = (server.raw(), server.raw());
     let id = reader.say("LOCK.OWNER").text();
     client.say(&format!("LOCK.ACQUIRE k a LEASE 4000 WATCHDOG SESSION {id}")).token();

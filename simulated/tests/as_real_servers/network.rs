@@ -51,6 +51,50 @@ crate::scripts! {
         d LOCK.RELEASE k ob
         +20
     ";
+    /// A session that takes nothing from the network for a while: what it was told in the meantime arrives later, in order.
+    a_session_that_takes_nothing: "
+        !replicas never
+        a LOCK.ACQUIRE k oa LEASE 3000000
+        a LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $s
+        a LOCK.ACQUIRE l oc LEASE 3000000 SESSION $s
+        s LOCK.NEXT WAIT 0
+        +20
+        s !deaf
+        +20
+        a LOCK.RELEASE k oa
+        +20
+        a LOCK.FORCE l
+        d LOCK.INFO k
+        s LOCK.NEXT WAIT 0
+        +20
+        a LOCK.FORCE k
+        s LOCK.NEXT
+        +20
+        s !hears
+        +20
+        s LOCK.NEXT
+        +20
+    ";
+    /// The same where it was waiting for nothing, and is watched.
+    a_session_that_takes_nothing_and_ends: "
+        !replicas never
+        a LOCK.ACQUIRE k oa LEASE 3000000 EPHEMERAL SESSION $s
+        b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
+        a LOCK.ACQUIRE l oa LEASE 3000000
+        a LOCK.ACQUIRE l oc LEASE 3000000 WAIT 0 SESSION $s
+        +20
+        s !deaf
+        +20
+        a LOCK.RELEASE l oa
+        s LOCK.NEXT WAIT 0
+        +20
+        d LOCK.INFO l
+        s !end
+        +20
+        d LOCK.INFO k
+        d LOCK.INFO l
+        +20
+    ";
     /// Nobody knows that they are gone until their connections end.
     clients_that_are_gone_without_a_word: "
         !replicas never

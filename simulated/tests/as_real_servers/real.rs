@@ -13,7 +13,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use support::{Builder, Cluster, Server, encode, stay_on_this_processor, until};
+use support::{Builder, Clock, Cluster, Server, encode, stay_on_this_processor, until};
 
 /// How long a reply may take that the simulated server gave at once.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -21,26 +21,35 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Where a script is played: at a server, or, if slots move in it, at one of the two nodes of a cluster.
 pub enum Scene {
     Server(Box<Server>),
-    Cluster { cluster: Cluster, node: usize },
+    /// The same with a clock that steps.
+    Stepped(Box<Server>, Clock),
+    Cluster {
+        cluster: Cluster,
+        node: usize,
+    },
 }
 
 impl Scene {
-    /// For this script. The keys of one in which slots move are all of one slot.
-    pub fn of(script: &[Line]) -> Self {
+    /// For this script, if it can be had here. The keys of one in which slots move are all of one slot.
+    pub fn of(script: &[Line]) -> Option<Self> {
+        if script.iter().any(|line| matches!(line, Line::Clock(_))) {
+            let (builder, clock) = Clock::of(settings(Server::builder()))?;
+            return Some(Self::Stepped(Box::new(builder.start()), clock));
+        }
         let moves = script.iter().find_map(|line| match line {
             Line::Slot(key, _) => Some(key),
             _ => None,
         });
-        let Some(key) = moves else { return Self::Server(Box::new(settings(Server::builder()).start())) };
+        let Some(key) = moves else { return Some(Self::Server(Box::new(settings(Server::builder()).start()))) };
         let cluster = Cluster::start_with(2, settings);
         let node = cluster.owner_of(cluster.slot_of(key.as_bytes()));
-        Self::Cluster { cluster, node }
+        Some(Self::Cluster { cluster, node })
     }
 
     /// The server that it is played to.
     pub fn server(&self) -> &Server {
         match self {
-            Self::Server(server) => server,
+            Self::Server(server) | Self::Stepped(server, _) => server,
             Self::Cluster { cluster, node } => cluster.node(*node),
         }
     }
@@ -83,6 +92,7 @@ pub fn play(scene: &Scene, lines: &[Line], expected: &Told) -> Told {
         open: BTreeMap::new(),
         poll: Vec::new(),
         replicas: follow(server, begins),
+        stepped: 0,
         told: Told { began: unix_millis(), ..Told::default() },
     };
     stay_on_this_processor();
@@ -116,6 +126,8 @@ struct Player<'s> {
     open: BTreeMap<Name, u64>,
     poll: Vec<Step>,
     replicas: Vec<Replica>,
+    /// How far the server's clock is to be from the machine's in the next poll, in ms.
+    stepped: i64,
     told: Told,
 }
 
@@ -140,7 +152,8 @@ impl Player<'_> {
             Line::Hears(name) => self.connection(*name).is_deaf = false,
             Line::Misconf(state) => self.misconf(*state),
             Line::Slot(key, moves) => self.scene.slot(key, *moves),
-            other => panic!("not on a real server: {other}"),
+            Line::Clock(ms) => self.stepped += ms,
+            Line::Good(count) => self.good(*count),
         }
     }
 
@@ -185,6 +198,15 @@ impl Player<'_> {
         });
     }
 
+    /// The server hears of so many replicas that they live, and of the others nothing any more.
+    fn good(&mut self, count: usize) {
+        self.replicas.iter().enumerate().for_each(|(place, replica)| replica.is_good(place < count));
+        self.control.ask(&[b"CONFIG", b"SET", b"min-replicas-max-lag", b"2"]);
+        until(PATIENCE, "the server counts them", || {
+            self.server.info("replication", "min_slaves_good_slaves") == Some(count.to_string())
+        });
+    }
+
     fn word(&mut self, word: &str) -> Vec<u8> {
         let mut name = word.chars();
         match (name.next(), name.next(), name.next()) {
@@ -215,6 +237,9 @@ impl Player<'_> {
         // The connection that the server has heard last is the first that it looks at: that is to be this one.
         self.turn();
         self.server.stop();
+        if let Scene::Stepped(_, clock) = self.scene {
+            clock.set(self.stepped);
+        }
         let mut last = None;
         let count = poll.len();
         for (place, step) in poll.into_iter().enumerate() {

@@ -2,14 +2,22 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The stream of a test ends with a word that begins so.
 pub const END: &[u8] = b"the-end";
 
 /// A replica of a real server.
-pub struct Replica(JoinHandle<Vec<Vec<Vec<u8>>>>);
+pub struct Replica {
+    stream: JoinHandle<Vec<Vec<Vec<u8>>>>,
+    is_good: Arc<AtomicBool>,
+}
+
+/// How often one that lives says so.
+const PULSE: Duration = Duration::from_millis(200);
 
 impl Replica {
     /// Follows a server. Confirms what it is asked for so many ms later, or never.
@@ -24,12 +32,28 @@ impl Replica {
         std::io::copy(&mut from.by_ref().take(length), &mut std::io::sink()).expect("the copy comes");
         // As replicas do when they have the copy.
         socket.write_all(&acknowledgement(offset)).expect("sent");
-        Self(thread::spawn(move || keep(from, socket, offset, delay)))
+        let is_good = Arc::new(AtomicBool::new(false));
+        // It confirms nothing new by this.
+        let (mut pulse, lives) = (socket.try_clone().expect("a second handle"), is_good.clone());
+        thread::spawn(move || {
+            while Arc::strong_count(&lives) > 1 {
+                if lives.load(Relaxed) && pulse.write_all(&acknowledgement(offset)).is_err() {
+                    break;
+                }
+                thread::sleep(PULSE);
+            }
+        });
+        Self { stream: thread::spawn(move || keep(from, socket, offset, delay)), is_good }
+    }
+
+    /// Whether the server is to hear that it lives.
+    pub fn is_good(&self, state: bool) {
+        self.is_good.store(state, Relaxed);
     }
 
     /// What it was sent, once the stream is over.
     pub fn stream(self) -> Vec<Vec<Vec<u8>>> {
-        self.0.join().expect("the replica's thread ends in good order")
+        self.stream.join().expect("the replica's thread ends in good order")
     }
 }
 
@@ -48,6 +72,16 @@ fn line_with(from: &mut impl BufRead, begin: &str) -> String {
 
 fn keep(mut from: BufReader<TcpStream>, mut to: TcpStream, mut offset: u64, delay: Option<u64>) -> Vec<Vec<Vec<u8>>> {
     let mut sent = Vec::new();
+    // Each question has its own answer, however many were asked before that.
+    let (asked, questions) = mpsc::channel::<(Instant, u64)>();
+    thread::spawn(move || {
+        for (at, offset) in questions {
+            thread::sleep(at.saturating_duration_since(Instant::now()));
+            if to.write_all(&acknowledgement(offset)).is_err() {
+                break;
+            }
+        }
+    });
     while let Some((command, length)) = command(&mut from) {
         if command.iter().any(|word| word.starts_with(END)) {
             break;
@@ -55,10 +89,8 @@ fn keep(mut from: BufReader<TcpStream>, mut to: TcpStream, mut offset: u64, dela
         if command[0].eq_ignore_ascii_case(b"REPLCONF")
             && let Some(delay) = delay
         {
-            thread::sleep(Duration::from_millis(delay));
-            if to.write_all(&acknowledgement(offset)).is_err() {
-                break;
-            }
+            // (The server may have ended the connection.)
+            let _ = asked.send((Instant::now() + Duration::from_millis(delay), offset));
         }
         offset += length;
         sent.push(command);

@@ -210,6 +210,50 @@ crate::scripts! {
         d LOCK.INFO m1
         +20
     ";
+    /// Some confirm at once, some late, one never: each number of them is reached when it is.
+    replicas_in_any_number: "
+        !replicas 0 50 never
+        a LOCK.ACQUIRE k oa LEASE 3000000 REPLICAS 1
+        b LOCK.ACQUIRE l ob LEASE 3000000 REPLICAS 2
+        +200
+        c LOCK.INFO k
+        b LOCK.INFO l
+        +800
+        a LOCK.RENEW k oa LEASE 4000000 REPLICAS 3
+        c LOCK.ACQUIRE k oc LEASE 3000000 WAIT 0 REPLICAS 1
+        s LOCK.ACQUIRE m os LEASE 3000000 REPLICAS 2 SESSION $t
+        t LOCK.NEXT WAIT 0
+        +1800
+        a LOCK.RELEASE k oa
+        +1000
+        d LOCK.INFO k
+        d LOCK.INFO m
+        +20
+    ";
+    /// Of the replicas that are there, the server counts those that it hears of.
+    replicas_that_fall_behind: "
+        !replicas never never
+        a LOCK.ACQUIRE k oa LEASE 3000000 EPHEMERAL
+        b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
+        e CONFIG SET min-replicas-to-write 1
+        +20
+        !good 1
+        +20
+        c LOCK.ACQUIRE l oc LEASE 3000000
+        +20
+        !good 0
+        +20
+        c LOCK.RELEASE l oc
+        a !end
+        +20
+        d LOCK.INFO k
+        +20
+        !good 2
+        +400
+        d LOCK.INFO k
+        c LOCK.RELEASE l oc
+        +20
+    ";
     /// Others take the replicas' place, which have all that was written.
     other_replicas: "
         !replicas 0

@@ -297,6 +297,27 @@ crate::scripts! {
         a LOCK.RENEW k2 oa
         +20
     ";
+    /// The server stands still while leases and waits run out, and requests arrive.
+    a_turn_that_takes_long: "
+        a LOCK.ACQUIRE k oa LEASE 2000
+        b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
+        c LOCK.ACQUIRE l oc LEASE 3000000
+        d LOCK.ACQUIRE l od LEASE 3000000 WAIT 2000
+        f LOCK.ACQUIRE w of LEASE 9000 WATCHDOG
+        s LOCK.ACQUIRE m os LEASE 2000 SESSION $s
+        s LOCK.NEXT WAIT 2500
+        +20
+        e DEBUG SLEEP 3.2
+        c LOCK.RELEASE l oc
+        e LOCK.INFO l
+        +5000
+        e LOCK.INFO k
+        e LOCK.INFO l
+        e LOCK.INFO w
+        d LOCK.ACQUIRE l od LEASE 3000000
+        s LOCK.NEXT
+        +20
+    ";
     semaphores: "
         !replicas never
         a LOCK.ACQUIRE k oa LIMIT 2 LEASE 4000000

@@ -11,6 +11,7 @@
 #![deny(missing_docs)]
 
 mod bystander;
+mod clock;
 mod cluster;
 #[cfg(feature = "containers")]
 mod container;
@@ -31,6 +32,7 @@ mod version;
 mod whole_slot;
 
 pub use bystander::{Bystander, Waited};
+pub use clock::Clock;
 pub use cluster::Cluster;
 pub use environment::{in_containers, module_path, server_program, skip, workspace};
 pub use processor::{ProcessorClock, stay_on_this_processor};

@@ -18,7 +18,7 @@ use simulated::redis::{Bytes, Replica, node, start};
 use simulated::resp::Reply;
 use simulated::rules::{Judge, Violation};
 use simulated::truth;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
@@ -118,7 +118,7 @@ impl Life {
     fn live(&mut self) -> Result<(), Violation> {
         node(|node| {
             let confirmed = node.stream.offset();
-            node.replicas = vec![Replica { confirmed, delay: Some(5), is_good: true, confirms_at: None }];
+            node.replicas = vec![Replica { confirmed, delay: Some(5), is_good: true, confirms_at: VecDeque::new() }];
         });
         let last = self.acts.first().map_or(0, |(at, _)| *at);
         self.run(last + 1_000)?;

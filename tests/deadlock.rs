@@ -269,6 +269,25 @@ fn keys_and_owners_are_escaped_in_the_message() {
     }
 }
 
+/// F14: the search for a cycle is the first to look at a key that has expired, and the server says so in the middle of it.
+#[test]
+fn a_key_whose_expiry_the_search_finds_out() {
+    let server = Server::start();
+    let mut raw = server.raw();
+    let session = raw.say("LOCK.OWNER").text();
+    raw.say("LOCK.ACQUIRE bobs bob LEASE 600000").int();
+    raw.say("LOCK.ACQUIRE alices alice LEASE 600000").int();
+    raw.say("LOCK.ACQUIRE short carol LEASE 1500").int();
+    let waiting = raw.say(&format!("LOCK.MACQUIRE 2 short alices bob WAIT 0 SESSION {session}"));
+    assert_eq!(waiting.text(), "WAITING");
+    // In one write, so that nothing else looks at it before.
+    let asked = format!("LOCK.ACQUIRE bobs alice WAIT 1000 SESSION {session}");
+    raw.send_bytes(&["DEBUG SLEEP 2", &asked].map(encode).concat()).expect("sent");
+    assert_eq!(raw.read().expect("a reply"), Value::Okay);
+    let refused = raw.read().expect("a reply").error();
+    assert!(refused.starts_with("DEADLOCK"), "{refused}");
+}
+
 #[test]
 fn detection_can_be_turned_off() {
     let server = Server::start();

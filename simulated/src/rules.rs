@@ -1013,9 +1013,11 @@ impl Judge {
                 let waited = known.asked.waited.max(asked.waited);
                 let new = known.asked.new && asked.new;
                 let holds = if known.asked.holds == asked.holds { asked.holds } else { Some(0) };
+                // What is granted may be the last of them, long after the first was asked for.
+                let wait = asked.wait.or((!renews).then_some(0));
                 let (watchdog, ephemeral) =
                     (known.asked.watchdog || asked.watchdog, known.asked.ephemeral || asked.ephemeral);
-                let terms = Asked { is_unsure, lease, limit, waited, new, holds, ..asked.clone() };
+                let terms = Asked { is_unsure, lease, limit, waited, new, holds, wait, ..asked.clone() };
                 known.asked = Asked { watchdog, ephemeral, ..terms };
                 known.repeats += 1;
                 known.latest = open.began.unwrap_or(0);
@@ -1458,8 +1460,8 @@ impl Judge {
             Some(old) if old.at > place && old.client != tie.client => Some(old),
             _ => Some(same.map_or(tie, both)),
         };
-        // Old news of a hold that has ended since.
-        let is_news = self.newest.get(&hold).is_none_or(|it| it.at <= place);
+        // Old news of a hold that has ended since. (What had to wait may be newer than what was asked for later.)
+        let is_news = self.newest.get(&hold).is_none_or(|it| it.at <= place || it.token < token);
         if !is_news && !self.beliefs.contains_key(&hold) {
             return;
         }

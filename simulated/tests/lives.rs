@@ -280,6 +280,18 @@ fn no_rule_is_broken_by() {
          +3
          a LOCK.ACQUIRE k0 o0 SESSION $s
          b LOCK.RELEASE k0 o0",
+        // What was granted to the second was taken for old news of what had been given back in between.
+        "!replicas 20
+         a LOCK.ACQUIRE k0 o1 SESSION $s
+         a LOCK.ACQUIRE k0 o0 WAIT 0 SESSION $s
+         b FLUSHALL
+         b LOCK.ACQUIRE k0 o0 WAIT 300 WAITED 60000
+         b LOCK.RELEASE k0 o0
+         b LOCK.ACQUIRE k0 o0 LEASE 2000 REPLICAS 1 SESSION $s
+         +120
+         s LOCK.NEXT WAIT 50
+         +3
+         a LOCK.ACQUIRE k0 o0",
         // 25460. A release that nobody heard of has shortened the lease.
         "a LOCK.ACQUIRE k1 o0
          b LOCK.RELEASE k1 o0 LEASE 100

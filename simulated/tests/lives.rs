@@ -97,6 +97,21 @@ fn a_cancel_after_a_loss_gives_up_nothing_that_was_granted_with_an_earlier_hold(
          b LOCK.CANCEL k0 o0 SESSION $s
          +1",
     );
+    // The same in this order, once the loss has been noticed. (In one turn, all lines of a client come together.)
+    history(
+        "b LOCK.MACQUIRE 2 k0 k1 o0 WATCHDOG
+         a LOCK.RELEASE k0 o0
+         +1
+         c LOCK.ACQUIRE k0 o0 SESSION $s
+         c LOCK.RENEW k1 o0 SESSION $s
+         +1
+         a HSET k0 o1 1
+         +1
+         b LOCK.CANCEL k0 o0 SESSION $s
+         +1",
+        'b',
+        "0",
+    );
 }
 
 /// Lives in which nothing was wrong but what the judge said, by their seeds.
@@ -1098,7 +1113,6 @@ fn b4_what_is_owed_while_writes_are_refused() {
          +1000
          b CONFIG SET min-replicas-to-write 0
          c LOCK.ACQUIRE k o
-         +1
          c LOCK.RELEASE k o
          +1",
         'c',

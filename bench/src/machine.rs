@@ -6,6 +6,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
 /// The cores that this program may use, as it was started.
@@ -88,13 +89,8 @@ pub fn allow_many_connections() {
 
 /// How long a processor has worked for this thread so far.
 pub fn thread_cpu() -> Duration {
-    // SAFETY: the kernel writes into a structure of ours for which all zeros is a value.
-    let now = unsafe {
-        let mut now: libc::timespec = mem::zeroed();
-        libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut now);
-        now
-    };
-    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
 /// How many bytes this process has allocated and not given back.

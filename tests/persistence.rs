@@ -252,6 +252,23 @@ fn debug_reload_keeps_every_lock() {
     });
 }
 
+/// What guarantees.md excepts from promise 6: nobody but the key knows of a token that was raised ahead of the clock.
+#[test]
+fn after_a_restart_other_keys_do_not_know_a_token_that_was_raised() {
+    const MINUTES_59: i64 = 59 * 60 * 1_000_000;
+    let mut server = durable().start();
+    let mut raw = server.raw();
+    let raised = ask_token(&mut raw, "LOCK.ACQUIRE raised me SHARED LEASE 1000000") + MINUTES_59;
+    assert_eq!(ask_int(&mut raw, &format!("LOCK.RENEW raised me FENCE {raised} LEASE 1000000")), raised);
+    assert!(ask_token(&mut raw, "LOCK.ACQUIRE other me") > raised, "until then, every later token is greater");
+    server.kill9();
+    server.restart();
+    let mut raw = server.raw();
+    assert!(ask_token(&mut raw, "LOCK.ACQUIRE another me") < raised, "the document says that it goes back");
+    assert_eq!(ask_int(&mut raw, "LOCK.RENEW raised me LEASE 1000000"), raised);
+    assert!(ask_token(&mut raw, "LOCK.ACQUIRE raised you SHARED") > raised, "the key knows");
+}
+
 #[test]
 fn a_lease_runs_on_while_the_server_is_down() {
     let mut server = durable().start();

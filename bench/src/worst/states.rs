@@ -97,6 +97,10 @@ fn searches() -> Vec<State> {
             "the same: ACQUIRE that closes it",
             chain(|stage| stage.step(&format!("LOCK.ACQUIRE c:0 o:{} WAIT 1", stage.size.crowd))),
         ),
+        state(
+            "locks are waited for, and a MACQUIRE of two of them waits: a crowd of a session queues for another",
+            Scene { build: request_among_contended, step: crowd_of_a_session },
+        ),
     ]
 }
 
@@ -114,6 +118,10 @@ fn crowds() -> Vec<State> {
             }),
         ),
         state("the same: DEL", readers(|stage| after(stage, "DEL hot"))),
+        state(
+            "the same: RELEASE, and at once MRENEW of 128 other keys",
+            Scene { build: readers_and_keys, step: let_in_and_renew },
+        ),
         state(
             "the same: the lease ends",
             readers(|stage| {
@@ -133,6 +141,7 @@ fn crowds() -> Vec<State> {
             }),
         )
         .beside("lists with a BLPOP each: a script pushes to all", Scene { build: pops_apart, step: push_apart }),
+        state("the same: one DEL of all", apart(delete_all)),
         state(
             "all of these wait for one owner: a script releases all",
             Scene {
@@ -363,6 +372,33 @@ fn chain(stage: &mut Stage) -> Result<()> {
     stage.gather((0..count).map(|owner| format!("LOCK.ACQUIRE c:{} o:{owner} WAIT 0", owner + 1)))
 }
 
+/// One request for several keys waits, somewhere else than where the crowd will.
+fn request_among_contended(stage: &mut Stage) -> Result<()> {
+    const LOCKS: usize = 60;
+    let locks = iter::once("hot".to_owned()).chain((0..LOCKS).map(|lock| format!("k:{lock}")));
+    stage.order_all(locks.map(|lock| format!("LOCK.ACQUIRE {lock} holder:{lock} LEASE {LEASE}")))?;
+    let waiting = (0..LOCKS).map(|lock| format!("LOCK.ACQUIRE k:{lock} v:{lock} WAIT 0"));
+    stage.gather(waiting.chain(iter::once("LOCK.MACQUIRE 2 k:0 k:1 z WAIT 0".into())))
+}
+
+fn crowd_of_a_session(stage: &mut Stage) -> Result<String> {
+    let (session, count) = (stage.session()?, stage.size.crowd);
+    stage.order_all((0..count).map(|owner| format!("LOCK.ACQUIRE hot o:{owner} WAIT 0 SESSION {session}")))?;
+    Ok(String::new())
+}
+
+fn readers_and_keys(stage: &mut Stage) -> Result<()> {
+    stage.order(&format!("LOCK.MACQUIRE {KEYS} {} x LEASE {LEASE}", numbered("app", KEYS)))?;
+    readers(stage)
+}
+
+/// In one write, so that the grants are under way while the keys are renewed.
+fn let_in_and_renew(stage: &mut Stage) -> Result<String> {
+    let renewal = format!("LOCK.MRENEW {KEYS} {} x LEASE {LEASE}", numbered("app", KEYS));
+    stage.order_all(["LOCK.RELEASE hot holder".to_owned(), renewal].into_iter())?;
+    stage.all_are_told()
+}
+
 fn readers(stage: &mut Stage) -> Result<()> {
     stage.order(&format!("LOCK.ACQUIRE hot holder LEASE {LEASE}"))?;
     stage.gather((0..stage.size.crowd).map(|owner| format!("LOCK.ACQUIRE hot o:{owner} SHARED WAIT 0")))
@@ -370,6 +406,10 @@ fn readers(stage: &mut Stage) -> Result<()> {
 
 fn waiters_apart(stage: &mut Stage) -> Result<()> {
     waiters_under(stage, |key| format!("v:{key}"))
+}
+
+fn delete_all(stage: &mut Stage) -> Result<String> {
+    after(stage, &format!("DEL {}", numbered("hot", stage.size.crowd)))
 }
 
 fn waiters_of_one_owner(stage: &mut Stage) -> Result<()> {

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,22 @@ pub fn holdfast(server: &Server) -> Command {
 pub fn holdfast_at(url: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_holdfast"));
     command.env("REDIS_URL", url).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    hears_signals(&mut command);
     command
+}
+
+/// Lets it hear all signals, also where the tests run in the background of a script or under `nohup`, which ignore some: the
+/// program respects that.
+pub fn hears_signals(command: &mut Command) {
+    // SAFETY: async-signal-safe calls.
+    unsafe {
+        command.pre_exec(|| {
+            for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            Ok(())
+        })
+    };
 }
 
 /// `metrics` with the address and the options of this command, on a port that is free, and where it listens.

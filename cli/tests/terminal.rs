@@ -11,7 +11,7 @@ use std::thread;
 
 use support::{Server, eventually, until};
 
-use crate::common::{SOON, contended, done, holdfast, is_free, say, waiters};
+use crate::common::{SOON, contended, done, hears_signals, holdfast, is_free, say, waiters};
 
 /// A program at a terminal of 100 columns and 30 rows.
 pub struct Terminal {
@@ -35,6 +35,7 @@ impl Terminal {
         let (here, there) = unsafe { (File::from_raw_fd(here), OwnedFd::from_raw_fd(there)) };
         let end = || Stdio::from(there.try_clone().expect("a descriptor can be doubled"));
         command.stdin(end()).stdout(end()).stderr(end()).env("TERM", "xterm-256color");
+        hears_signals(command);
         // SAFETY: two async-signal-safe calls: a session of its own, with this terminal.
         unsafe {
             command.pre_exec(|| {

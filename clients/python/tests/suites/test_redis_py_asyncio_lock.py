@@ -5,6 +5,7 @@ import redis.asyncio
 
 import holdfast.asyncio
 import upstream
+from servers import Stalls
 
 tests = upstream.load("tests/test_asyncio/test_lock.py")
 
@@ -12,11 +13,19 @@ pytestmark = pytest.mark.usefixtures("end_tasks")
 
 
 class AdaptedLock(upstream.Token, holdfast.asyncio.Lock):
-    pass
+    unstalled = None
+
+    async def acquire(self, *args, **kwargs):
+        is_granted = await super().acquire(*args, **kwargs)
+        if self.unstalled:
+            self.unstalled.begins()
+        return is_granted
 
 
 class Redis(redis.asyncio.Redis):
     """Reads our layout where redis-py's tests read theirs."""
+
+    unstalled = None
 
     async def get(self, name):
         try:
@@ -25,6 +34,10 @@ class Redis(redis.asyncio.Redis):
             if not upstream.is_hash(error):
                 raise
             return upstream.owner(await self.hkeys(name))
+
+    async def pttl(self, name):
+        left = await super().pttl(name)
+        return self.unstalled.left(left) if self.unstalled else left
 
 
 @pytest.fixture
@@ -48,7 +61,14 @@ async def r(create_redis):
 
 class TestLock(tests.TestLock):
     def get_lock(self, redis, *args, **kwargs):
-        return AdaptedLock(redis, *args, **kwargs)
+        lock = AdaptedLock(redis, *args, **kwargs)
+        lock.unstalled = redis.unstalled
+        return lock
+
+    async def test_extend_lock_float(self, r):
+        with Stalls() as stalls:
+            r.unstalled = upstream.Unstalled(stalls)
+            await super().test_extend_lock_float(r)
 
     test_lock = upstream.left_out(upstream.NO_EXPIRY)
     test_lock_token = upstream.left_out(upstream.NO_EXPIRY)

@@ -5,6 +5,7 @@ import redis
 
 import holdfast
 import upstream
+from servers import Stalls
 
 tests = upstream.load("tests/test_lock.py", _get_client=lambda _, request, **settings: _client(**settings))
 
@@ -12,11 +13,19 @@ _server = None
 
 
 class AdaptedLock(upstream.Token, holdfast.Lock):
-    pass
+    unstalled = None
+
+    def acquire(self, *args, **kwargs):
+        is_granted = super().acquire(*args, **kwargs)
+        if self.unstalled:
+            self.unstalled.begins()
+        return is_granted
 
 
 class Redis(redis.Redis):
     """Reads our layout where redis-py's tests read theirs."""
+
+    unstalled = None
 
     def get(self, name):
         try:
@@ -25,6 +34,10 @@ class Redis(redis.Redis):
             if not upstream.is_hash(error):
                 raise
             return upstream.owner(self.hkeys(name))
+
+    def pttl(self, name):
+        left = super().pttl(name)
+        return self.unstalled.left(left) if self.unstalled else left
 
 
 def _client(**settings):
@@ -48,7 +61,14 @@ def r():
 
 class TestLock(tests.TestLock):
     def get_lock(self, redis, *args, **kwargs):
-        return AdaptedLock(redis, *args, **kwargs)
+        lock = AdaptedLock(redis, *args, **kwargs)
+        lock.unstalled = redis.unstalled
+        return lock
+
+    def test_extend_lock_float(self, r):
+        with Stalls() as stalls:
+            r.unstalled = upstream.Unstalled(stalls)
+            super().test_extend_lock_float(r)
 
     test_lock = upstream.left_out(upstream.NO_EXPIRY)
     test_lock_token = upstream.left_out(upstream.NO_EXPIRY)

@@ -33,9 +33,8 @@ def until(condition, what="the condition", seconds=20.0):
 class Stalls:
     """For how long threads of this process were kept from running, which a bound in time is not about.
 
-    A thread asks for the processor every 10 ms: whatever it gets too late counts, never more than has passed between two
-    looks. On a machine that has nothing else to do, that is next to nothing; on one that is busy, the threads of the client
-    wait as long as this one does.
+    A thread asks for the processor every 10 ms: whatever it gets later than 5 ms too late counts. On a machine that has
+    nothing else to do, that is nothing; on one that is busy, the threads of the client wait as long as this one does.
     """
 
     def __enter__(self):
@@ -60,16 +59,13 @@ class Stalls:
         """Those up to now, and now."""
         seconds, wake_at = self._seen
         now = time.monotonic()
-        return seconds + max(now - wake_at, 0), now
+        late = now - wake_at
+        return (seconds + late if late > 0.005 else seconds), now
 
     def clock(self):
         """Seconds, without those."""
         seconds, now = self._so_far()
         return now - seconds
-
-    def seconds(self):
-        """Those, so far."""
-        return self._so_far()[0]
 
 
 def pairs(reply):

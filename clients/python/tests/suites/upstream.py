@@ -54,18 +54,10 @@ class Token:
         return types.SimpleNamespace(token=holds[-1].owner if holds else None)
 
 
-class Unstalled:
-    """What is left of a lease if nothing had kept this process from running since it began, in whole milliseconds. (The
-    test that extends a lease of 10.5 s allows half a second from one look to the next.)"""
-
-    def __init__(self, stalls):
-        self._stalls, self._before = stalls, 0
-
-    def begins(self):
-        self._before = self._stalls.seconds()
-
-    def left(self, milliseconds):
-        return milliseconds + int((self._stalls.seconds() - self._before) * 1000)
+def millis(time):
+    """What `TIME` says, in milliseconds."""
+    seconds, microseconds = time
+    return seconds * 1000 + microseconds // 1000
 
 
 def is_hash(error):

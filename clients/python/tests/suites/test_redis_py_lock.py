@@ -50,8 +50,8 @@ class TestLock(tests.TestLock):
     def get_lock(self, redis, *args, **kwargs):
         return AdaptedLock(redis, *args, **kwargs)
 
-    # redis-py's allows half a second from one look at what is left to the next; this one goes by the server's clock. What is left
-    # is counted from when the lock was asked for.
+    # redis-py's allows half a second from one look at what is left to the next; this one goes by the server's clock.
+    # What is left is counted from when the lock was asked for.
     def test_extend_lock_float(self, r):
         lock = self.get_lock(r, "foo", timeout=10.5)
         asked = upstream.millis(r.time())

@@ -160,6 +160,24 @@ def test_in_doubt_it_is_lost_once_its_lease_could_have_run_out(kind, proxy, admi
         lock.check()
 
 
+def test_a_pair_of_which_one_has_ended_before_it_is_whole_is_none(kind, proxy, name):
+    first = []
+
+    def end_the_first(request):
+        if not first:
+            first.extend(proxy.links)
+        elif first[0] in proxy.links and len(proxy.links) == 2:
+            # The other one is logging in.
+            first[0].close()
+            time.sleep(0.2)
+
+    proxy.rule = end_the_first
+    begin = now()
+    with kind.Lock(kind.client(proxy.port), name, blocking_timeout=8):
+        # Whoever does not notice waits for an answer until his time is over.
+        assert now() - begin < 5
+
+
 def test_a_silent_server_is_gone(kind, own_server, name):
     """The connection stands, and nobody answers: as when the cable is cut, or the server frozen."""
     lock = kind.Lock(kind.client(own_server.port, socket_timeout=1), name)

@@ -231,6 +231,9 @@ class Home(Shared):
             for _ in range(2):
                 connections.append(connection_class(**own))
                 await connections[-1].connect()
+            # Nobody hears any more of an end that has come by now.
+            if any(one._reader.at_eof() or one._writer.is_closing() for one in connections):
+                raise ConnectionError("Connection closed by server.")
             channels = zip(("session", "requests"), connections)
             link = Link(pair, *(Wire(self, node, pair, channel, one) for channel, one in channels))
         except BaseException as error:

@@ -2,7 +2,7 @@
 
 use crate::config;
 use crate::keyspace::words::words;
-use crate::keyspace::{Allowance, Lock, NotRead};
+use crate::keyspace::{Lock, NotRead};
 use crate::lock::deadlock::{Because, Found, Held, Link, MOST_PLACES, Request, View, search};
 use crate::lock::{Deadline, Hold, Limit, LockKey, Millis, Owner, Waiter, WaiterId, actor};
 use crate::server::acl::User;
@@ -81,10 +81,10 @@ impl View for Readable<'_> {
     }
 
     fn held(&mut self, key: &LockKey, most: usize) -> Option<Held> {
-        let (wait, mut allowance) = (self.wait, Allowance::part_of(MOST_PLACES));
+        let wait = self.wait;
         self.ctx.in_db(key.db, |ctx| {
             let (name, nobody) = (Text::new(&key.name), words().nobody.as_text());
-            let lock = match Lock::look_within(ctx, name.as_text(), nobody, wait.now, &mut allowance) {
+            let lock = match Lock::look_one_of(ctx, name.as_text(), nobody, wait.now, MOST_PLACES) {
                 Ok(lock) => lock,
                 Err(NotRead::NotALock) => return None,
                 Err(NotRead::TooMuch) => {

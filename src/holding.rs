@@ -2,7 +2,7 @@
 
 use crate::config;
 use crate::keyspace::effects::Waiters;
-use crate::keyspace::{self, Allowance, Held, Lock, NotRead, listeners, most_holders_each};
+use crate::keyspace::{self, Held, Lock, NotRead, listeners, most_holders_each};
 use crate::lock::serve::Change;
 use crate::lock::{Deadline, Decision, Hold, Limit, LockKey, Raise, Token};
 use crate::server::clock::{Now, Slice};
@@ -425,7 +425,7 @@ fn waiters(lock: &Lock) -> Waiters {
 pub fn look_all<'a>(ctx: Ctx<'a>, names: &[TextRef<'a>], owner: TextRef, now: Now) -> Result<Vec<Lock<'a>>, String> {
     let look = |&name: &TextRef<'a>| {
         end_broken(ctx, name, now);
-        let lock = Lock::look_within(ctx, name, owner, now.millis(), &mut Allowance::part_of(names.len()));
+        let lock = Lock::look_one_of(ctx, name, owner, now.millis(), names.len());
         lock.map_err(|why| match why {
             NotRead::NotALock => WRONGTYPE.into(),
             NotRead::TooMuch => too_much(name.bytes(), names.len()),

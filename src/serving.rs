@@ -3,7 +3,7 @@
 use crate::answering::{end_request, end_wait, time_out};
 use crate::holding::{self, Grantee, WRONGTYPE, look_all, too_much};
 use crate::keyspace::words::words;
-use crate::keyspace::{Allowance, Lock, NotRead, listeners, rosters};
+use crate::keyspace::{Lock, NotRead, listeners, rosters};
 use crate::lock::serve::{Attempt, Change, Job, Sight, View, WaitEnd};
 use crate::lock::{Deadline, Decision, Limit, LockKey, Millis, Owner, Waiter, WaiterId};
 use crate::server::acl::User;
@@ -65,7 +65,7 @@ fn judge(ctx: Ctx, attempt: Attempt, now: Now) {
         // Read once, so that the decision and the write are based on the same reading.
         Some((key, owner)) if serves(ctx, &key) => ctx.in_db(key.db, |ctx| {
             let (name, owner) = (Text::new(&key.name), Text::new(&owner));
-            let look = look_to_grant(ctx, (name.as_text(), owner.as_text()), now, &mut Allowance::default());
+            let look = look_to_grant(ctx, (name.as_text(), owner.as_text()), now, 1);
             let Ok(mut lock) = look else {
                 return conclude(ctx, attempt, &mut Seen(Sight::NotALock), now, None);
             };
@@ -86,15 +86,15 @@ fn look_to_grant<'a>(
     ctx: Ctx<'a>,
     (name, owner): (TextRef<'a>, TextRef),
     now: Now,
-    allowance: &mut Allowance,
+    locks: usize,
 ) -> Result<Lock<'a>, NotRead> {
     holding::end_broken(ctx, name, now);
-    let lock = Lock::look_within(ctx, name, owner, now.millis(), allowance)?;
+    let lock = Lock::look_one_of(ctx, name, owner, now.millis(), locks)?;
     if lock.count() > 0 || !state::with(|state| state.ties.any_lags()) {
         return Ok(lock);
     }
     holding::end_broken(ctx, name, now);
-    Lock::look_within(ctx, name, owner, now.millis(), allowance)
+    Lock::look_one_of(ctx, name, owner, now.millis(), locks)
 }
 
 /// Decides on a request and, if that ends its wait, carries the decision out. `lock` is its only lock, as its owner
@@ -279,8 +279,7 @@ impl View for Served<'_> {
         }
         ctx.in_db(key.db, |ctx| {
             let (name, owner) = (Text::new(&key.name), Text::new(owner));
-            let mut allowance = Allowance::part_of(self.locks);
-            match look_to_grant(ctx, (name.as_text(), owner.as_text()), now, &mut allowance) {
+            match look_to_grant(ctx, (name.as_text(), owner.as_text()), now, self.locks) {
                 Ok(mut lock) => {
                     refresh(&mut lock, key, now);
                     Sight::Lock(lock.standing())

@@ -2,7 +2,7 @@
 
 use super::args::{self, Options, Word};
 use crate::holding::{self, Grantee, WRONGTYPE};
-use crate::keyspace::{Allowance, Lock};
+use crate::keyspace::Lock;
 use crate::lock::{Ahead, Decision, LockKey, Millis, all_or_none, decide};
 use crate::server::clock::{Now, steady_millis};
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
@@ -59,7 +59,7 @@ impl Command for Acquire {
         let mut lock = match ahead {
             Ahead::Nobody => Lock::look(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?,
             Ahead::Somebody => {
-                match Lock::look_if_held(call.ctx, name, owner.as_text(), now, &mut Allowance::default()) {
+                match Lock::look_if_held(call.ctx, name, owner.as_text(), now) {
                     Ok(Some(lock)) => lock,
                     // An owner that holds nothing here queues behind the others, whatever else is in the key.
                     Ok(None) => return asking.queue(&[name], &[]),

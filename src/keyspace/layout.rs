@@ -2,7 +2,7 @@
 
 use super::rosters::{self, Roster};
 use super::tokens::observe;
-use super::words::{DETAILS, MARK, NO_END, details_field, words};
+use super::words::{DETAILS, MARK, NO_END, words};
 use crate::config;
 use crate::lock::serve::NotALock;
 use crate::lock::{Deadline, Hold, Holders, Limit, LockKey, Millis, Owner, Standing, Token, fence};
@@ -21,28 +21,11 @@ pub enum NotRead {
     TooMuch,
 }
 
-/// How many fields a step may still read of locks that must be read whole: all in all, as many as the largest lock may
-/// have, so that a step with many such locks takes no longer than one with a single lock.
-#[derive(Debug, Default)]
-pub struct Allowance {
-    /// `None`: the first lock may have any size.
-    left: Option<usize>,
-}
-
-impl Allowance {
-    /// For each of so many locks that are read in one step: its part.
-    pub fn part_of(locks: usize) -> Self {
-        Self { left: most_fields().checked_div(locks) }
-    }
-
-    /// Accounts for the fields of a lock. A small one may always be read.
-    fn take(&mut self, fields: usize) -> Result<(), NotRead> {
-        if fields > SMALL {
-            let left = self.left.unwrap_or(most_fields().max(fields));
-            self.left = Some(left.checked_sub(fields).ok_or(NotRead::TooMuch)?);
-        }
-        Ok(())
-    }
+/// Whether a lock that must be read whole may be read as one of so many in a step: all of them together may have as many
+/// fields as the largest lock. A small one may always be read, and so may one alone.
+fn may_be_read(fields: usize, locks: usize) -> Result<(), NotRead> {
+    let is_allowed = locks <= 1 || fields <= SMALL || fields <= most_fields().checked_div(locks).unwrap_or_default();
+    if is_allowed { Ok(()) } else { Err(NotRead::TooMuch) }
 }
 
 /// How many holders each of so many locks may have that must be read whole in one step.
@@ -132,16 +115,16 @@ pub enum Form {
 impl<'a> Lock<'a> {
     /// Reads the lock `name` of the selected database, as `owner` sees it: one look-up.
     pub fn look(ctx: Ctx<'a>, name: TextRef<'a>, owner: TextRef, now: Millis) -> Result<Self, NotALock> {
-        Self::look_within(ctx, name, owner, now, &mut Allowance::default()).map_err(|_| NotALock)
+        Self::look_one_of(ctx, name, owner, now, 1).map_err(|_| NotALock)
     }
 
-    /// Like [`Lock::look`], where a step reads several locks.
-    pub fn look_within(
+    /// Like [`Lock::look`], where a step reads so many locks.
+    pub fn look_one_of(
         ctx: Ctx<'a>,
         name: TextRef<'a>,
         owner: TextRef,
         now: Millis,
-        allowance: &mut Allowance,
+        locks: usize,
     ) -> Result<Self, NotRead> {
         slice::count_read(0);
         let key = Key::open(ctx, name);
@@ -149,49 +132,33 @@ impl<'a> Lock<'a> {
             Kind::Missing => Found::MISSING,
             Kind::Hash if is_owner(owner) => {
                 let (holds, fence) = key.get_both((owner, words().fence.as_text()));
-                read(&key, holds, fence, (ctx, name), owner, (now, allowance))?
+                read(&key, holds, fence, (ctx, name), owner, (now, locks))?
             }
-            Kind::Hash => read(&key, None, key.get(words().fence.as_text()), (ctx, name), owner, (now, allowance))?,
+            Kind::Hash => read(&key, None, key.get(words().fence.as_text()), (ctx, name), owner, (now, locks))?,
             Kind::Other => return Err(NotRead::NotALock),
         };
         Ok(Self { ctx, db: ctx.db(), name, key, now, found })
     }
 
-    /// Like [`Lock::look_within`] if `owner` has a hold; `None` if not, without reading any more of the key.
+    /// Like [`Lock::look`] if `owner` has a hold; `None` if not, without reading any more of the key.
     pub fn look_if_held(
         ctx: Ctx<'a>,
         name: TextRef<'a>,
         owner: TextRef,
         now: Millis,
-        allowance: &mut Allowance,
-    ) -> Result<Option<Self>, NotRead> {
+    ) -> Result<Option<Self>, NotALock> {
         slice::count_read(0);
         let key = Key::open(ctx, name);
         let holds = match key.kind() {
             Kind::Missing => None,
             Kind::Hash if is_owner(owner) => key.get(owner),
             Kind::Hash => None,
-            Kind::Other => return Err(NotRead::NotALock),
+            Kind::Other => return Err(NotALock),
         };
         let Some(holds) = holds else { return Ok(None) };
         let fence = key.get(words().fence.as_text());
-        let found = read(&key, Some(holds), fence, (ctx, name), owner, (now, allowance))?;
+        let found = read(&key, Some(holds), fence, (ctx, name), owner, (now, 1)).map_err(|_| NotALock)?;
         Ok(Some(Self { ctx, db: ctx.db(), name, key, now, found }))
-    }
-
-    /// What `owner` has according to its own fields, for a lock with too many holders to be read in this step.
-    pub fn peek(ctx: Ctx, name: TextRef, owner: TextRef) -> Option<Held> {
-        let key = Key::open(ctx, name);
-        let text = |field: TextRef| if key.kind() == Kind::Hash { key.get(field) } else { None };
-        let holds = parse_holds(text(owner)?.bytes()).ok()?;
-        let token = match text(words().limit.as_text()) {
-            None => text(words().fence.as_text()).and_then(|fence| parse_token(fence.bytes()).ok()),
-            Some(_) => {
-                let details = text(details_field(owner.bytes()).as_text());
-                details.and_then(|details| Some(parse_details(details.bytes()).ok()?.1))
-            }
-        };
-        Some(Held { holds, token })
     }
 
     /// Reads a lock on behalf of no particular owner.
@@ -360,7 +327,7 @@ fn read(
     fence: Option<Text>,
     (ctx, name): (Ctx, TextRef),
     owner: TextRef,
-    (now, allowance): (Millis, &mut Allowance),
+    (now, locks): (Millis, usize),
 ) -> Result<Found, NotRead> {
     let fields = key.fields();
     if let (Some(holds), 1) = (&holds, fields) {
@@ -370,7 +337,7 @@ fn read(
     observe(fence, now);
     match (holds, fence) {
         (Some(holds), Some(_)) if fields == 2 => Ok(own_mutex(&holds, fence)?),
-        _ => read_more(key, fields, fence, (ctx, name), owner, (now, allowance)),
+        _ => read_more(key, fields, fence, (ctx, name), owner, (now, locks)),
     }
 }
 
@@ -400,10 +367,10 @@ fn read_more(
     fence: Option<Token>,
     (ctx, name): (Ctx, TextRef),
     owner: TextRef,
-    (now, allowance): (Millis, &mut Allowance),
+    (now, locks): (Millis, usize),
 ) -> Result<Found, NotRead> {
     let Some(limit) = key.get(words().limit.as_text()) else {
-        allowance.take(fields.min(MOST_MARKED))?;
+        may_be_read(fields.min(MOST_MARKED), locks)?;
         return Ok(read_mutex(key, fence, owner)?);
     };
     let limit = parse_limit(&limit)?;
@@ -415,7 +382,7 @@ fn read_more(
         if fields > most_fields() {
             return Err(NotRead::NotALock);
         }
-        allowance.take(fields)?;
+        may_be_read(fields, locks)?;
         let roster = Roster { holders: read_holders(key, fields, limit, now)?, fence, fields };
         rosters::with(|rosters| rosters.keep(LockKey::new(db, name), roster));
     }
@@ -428,7 +395,7 @@ fn read_more(
     let own = own.map(|own| Own::new(&Hold { deadline: own.deadline.min(expiry), ..own }, Form::Many));
     let form = if holders == 0 { Form::Remains } else { Form::Many };
     if is_known && form == Form::Remains {
-        allowance.take(fields)?; // A grant deletes them all.
+        may_be_read(fields, locks)?; // A grant deletes them all.
     }
     Ok(Found { form, own, holders, limit })
 }

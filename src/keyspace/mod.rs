@@ -10,5 +10,5 @@ pub mod rosters;
 mod tokens;
 pub mod words;
 
-pub use layout::{Allowance, Held, Lock, MAX_OWNER, NotRead, most_holders_each};
+pub use layout::{Held, Lock, MAX_OWNER, NotRead, most_holders_each};
 pub use tokens::{check_fence, kept_token, next_token, raise_fence};

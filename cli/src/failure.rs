@@ -119,6 +119,7 @@ fn advice(message: &str, no_answer: bool) -> String {
         ),
         ("MISCONF", "the server could not write to its disk: see its log, and INFO persistence"),
         ("OOM", "the server's memory is full: see INFO memory, maxmemory"),
+        ("not found in sentinel", "Sentinel knows no such master, or none that runs: ask it SENTINEL MASTERS"),
         ("LOADING", "the server is reading its file, and will answer soon"),
         ("CertificateRequired", "the server asks for a certificate: --tls-cert and --tls-key"),
         ("UnknownIssuer", "name the authority that signed the server's certificate: --tls-ca"),

@@ -24,7 +24,12 @@ fn a_cluster_a_sentinel_and_a_socket_are_addresses() {
     let url = format!("redis+sentinel://{}/{}", trio.sentinel().addr(), trio.name());
     assert_eq!(done(holdfast_at(&url).args(["run", "a", "--", "echo", "ran"])).out, "ran\n");
     let wrong = format!("redis+sentinel://{}/nobody", trio.sentinel().addr());
-    assert_eq!(done(holdfast_at(&wrong).args(["run", "a", "--", "true"])).code, Some(69));
+    let wrong = done(holdfast_at(&wrong).args(["run", "a", "--", "true"]));
+    let sentinel = trio.sentinel().addr().to_string();
+    assert!(
+        wrong.code == Some(69) && wrong.err.contains(&sentinel) && wrong.err.contains("SENTINEL MASTERS"),
+        "{wrong:?}"
+    );
 
     let server = Server::start();
     let socket = server.dir().join("socket");
@@ -65,6 +70,15 @@ fn what_is_wrong_is_said_with_server_key_and_what_to_do() {
     server.kill9();
     says(holdfast(&server).args(["run", "a", "--", "true"]), 69, &[&address, "\"a\"", "that the server runs"]);
     says(holdfast_at("http://x").args(["show", "a"]), 64, &["http://x", "redis+sentinel://"]);
+    let nobody = "127.0.0.1:1,127.0.0.1:2";
+    for task in [&["run", "a", "--", "true"][..], &["show", "a"], &["ls"], &["top", "--once"], &["force", "-y", "a"]] {
+        says(
+            holdfast_at(&format!("redis+sentinel://me:secret@{nobody}/locks")).args(task),
+            69,
+            &[nobody, "/locks", "runs"],
+        );
+        says(holdfast_at(&format!("redis+cluster://{nobody}")).args(task), 69, &["127.0.0.1:2", "runs"]);
+    }
     for looks in [&["show", "a"][..], &["ls"], &["top", "--once"]] {
         let said = done(holdfast(&server).args(looks));
         assert!(!said.err.contains(": :") && !said.err.contains("\"\""), "no part is empty: {}", said.err);

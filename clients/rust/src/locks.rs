@@ -57,7 +57,8 @@ impl Locks {
 
     /// Locks on the master that Sentinel names. After a failover, waits and holds go on at the new one.
     pub fn sentinel(client: SentinelClient) -> Self {
-        Self::at_sentinel(Name::Unknown, client)
+        // It does not say which ones it asks.
+        Self::at_sentinel(Name::Unknown, "sentinel".to_owned(), client)
     }
 
     /// Locks on a cluster, of which one node at least is named, as for `redis::cluster::ClusterClient`. All nodes have
@@ -98,9 +99,10 @@ impl Locks {
     fn at(address: Address) -> Result<Self, Error> {
         match address {
             Address::One(client) => Ok(Self::new(client)),
-            Address::Sentinel { builder, master, database } => {
+            Address::Sentinel { builder, hosts, master, database } => {
                 let client = builder.build().map_err(|error| Error::Invalid { message: error.to_string() })?;
-                Ok(Self::at_sentinel(Name::at(master, database), client))
+                let called = format!("sentinel {hosts}/{master}");
+                Ok(Self::at_sentinel(Name::at(master, database), called, client))
             }
             Address::Cluster(nodes) => Self::cluster(nodes),
         }
@@ -242,8 +244,9 @@ impl Locks {
         self.prefix.as_bytes().to_vec()
     }
 
-    fn at_sentinel(name: Name, client: SentinelClient) -> Self {
-        Self::of(name, Servers::One(Arc::new(Place::Sentinel(client.into()))), config())
+    fn at_sentinel(name: Name, called: String, client: SentinelClient) -> Self {
+        let place = Place::Sentinel { client: client.into(), name: called };
+        Self::of(name, Servers::One(Arc::new(place)), config())
     }
 
     fn of(name: Name, servers: Servers, config: AsyncConnectionConfig) -> Self {

@@ -18,7 +18,11 @@ pub(crate) struct Failure {
 pub(crate) enum Place {
     Fixed(Client),
     /// Whoever is master when asked.
-    Sentinel(tokio::sync::Mutex<SentinelClient>),
+    Sentinel {
+        client: tokio::sync::Mutex<SentinelClient>,
+        /// Which Sentinels are asked for which master, for people.
+        name: String,
+    },
 }
 
 /// Both connections of a pair, and the server's address.
@@ -33,9 +37,9 @@ impl Place {
     pub(crate) async fn client(&self) -> Result<Client, Failure> {
         match self {
             Self::Fixed(client) => Ok(client.clone()),
-            Self::Sentinel(sentinel) => {
-                let client = sentinel.lock().await.async_get_client().await;
-                let client = client.map_err(|error| Failure { server: self.name(), error })?;
+            Self::Sentinel { client, name } => {
+                let client = client.lock().await.async_get_client().await;
+                let client = client.map_err(|error| Failure { server: name.clone(), error })?;
                 Ok(without_delay(&client))
             }
         }
@@ -70,7 +74,7 @@ impl Place {
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Fixed(client) => client.get_connection_info().addr().to_string(),
-            Self::Sentinel(_) => "sentinel".to_owned(),
+            Self::Sentinel { name, .. } => name.clone(),
         }
     }
 }

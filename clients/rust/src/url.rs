@@ -12,7 +12,7 @@ const FORMS: &str = "redis://[user:password@]host[:port][/database], rediss://â€
 /// What an address leads to.
 pub(crate) enum Address {
     One(Client),
-    Sentinel { builder: Box<SentinelClientBuilder>, master: String, database: i64 },
+    Sentinel { builder: Box<SentinelClientBuilder>, hosts: String, master: String, database: i64 },
     Cluster(Vec<ConnectionInfo>),
 }
 
@@ -27,10 +27,10 @@ impl Address {
                 let nodes = nodes.into_iter().map(|node| Ok(with(node)?.get_connection_info().clone()));
                 nodes.collect::<RedisResult<_>>().map(Self::Cluster)
             }
-            Self::Sentinel { builder, master, database } => {
+            Self::Sentinel { builder, hosts, master, database } => {
                 let builder = builder.set_client_to_redis_certificates(certificates.clone());
                 let builder = Box::new(builder.set_client_to_sentinel_certificates(certificates));
-                Ok(Self::Sentinel { builder, master, database })
+                Ok(Self::Sentinel { builder, hosts, master, database })
             }
         }
     }
@@ -95,7 +95,8 @@ fn sentinel(scheme: &str, hosts: &str, path: &str) -> RedisResult<Address> {
         builder = builder.set_client_to_redis_tls_mode(TlsMode::Secure);
     }
     let builder = Box::new(sentinel_login(builder, options)?);
-    Ok(Address::Sentinel { builder, master: master.to_owned(), database: login.db() })
+    let hosts = nodes.iter().map(|node| node.addr().to_string()).collect::<Vec<_>>().join(",");
+    Ok(Address::Sentinel { builder, hosts, master: master.to_owned(), database: login.db() })
 }
 
 fn sentinel_login(builder: SentinelClientBuilder, options: &str) -> RedisResult<SentinelClientBuilder> {

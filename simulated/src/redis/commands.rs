@@ -391,7 +391,7 @@ fn restore(db: i32, key: &[u8], ttl: Millis, dump: &[u8], rest: &[&[u8]]) -> Str
         return "-BUSYKEY Target key name already exists.\r\n".into();
     }
     let Some(hash) = undump(dump) else { return "-ERR DUMP payload version or checksum are wrong\r\n".into() };
-    let expiry = Some(if is("absttl") { ttl } else { now + ttl }).filter(|_| ttl > 0);
+    let expiry = (ttl > 0).then_some(if is("absttl") { ttl } else { now + ttl });
     node(|node| node.db(db).insert(key.to_vec(), Entry { value: Value::Hash(hash), expiry }));
     let at = expiry.unwrap_or(0).to_string().into_bytes();
     let words = [b"RESTORE".to_vec(), key.to_vec(), at, dump.to_vec(), b"REPLACE".to_vec(), b"ABSTTL".to_vec()];

@@ -4,6 +4,7 @@ mod addresses;
 mod common;
 mod looks;
 mod metrics;
+mod night;
 mod readme;
 mod rights;
 mod run;

@@ -1,0 +1,73 @@
+//! docs/operations.md, "What to watch": each alert has its section, and what stands there can be typed.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use support::{Trio, workspace};
+
+use crate::common::{Running, contended, done};
+
+/// What asks the machine, which may have no such unit, no such log.
+const OF_THE_MACHINE: [&str; 4] = ["systemctl ", "journalctl ", "tail ", "curl "];
+
+/// The sections by their names, and what is typed in each.
+fn sections() -> Vec<(String, Vec<String>)> {
+    let text = fs::read_to_string(workspace().join("docs/operations.md")).unwrap();
+    let chapter = text.split("\n## ").find(|chapter| chapter.starts_with("What to watch\n")).expect("the chapter");
+    let section = |text: &str| {
+        let (name, rest) = text.split_once('\n').unwrap();
+        let typed = rest.split("```").nth(1).and_then(|block| block.strip_prefix("sh\n")).unwrap_or_default();
+        (name.to_owned(), typed.lines().map(|line| line.split(" #").next().unwrap().trim().to_owned()).collect())
+    };
+    chapter.split("\n### ").skip(1).map(section).collect()
+}
+
+#[test]
+fn each_alert_says_where_it_stands_what_to_do() {
+    let alerts = fs::read_to_string(workspace().join("deploy/prometheus/alerts.yaml")).unwrap();
+    let sections = sections();
+    let mut named = 0;
+    for alert in alerts.split("- alert: ").skip(1) {
+        let name = alert.lines().next().unwrap();
+        let runbook = format!("runbook: docs/operations.md#{}\n", name.to_lowercase());
+        assert!(alert.contains(&runbook), "{name} has no {runbook}");
+        let section = sections.iter().find(|(section, _)| section == name);
+        assert!(section.is_some_and(|(_, typed)| !typed.is_empty()), "{name}: a section with something to type");
+        named += 1;
+    }
+    assert_eq!(named, sections.len(), "a section of an alert that is gone");
+}
+
+#[test]
+fn what_is_typed_for_each_alert_works() {
+    let trio = Trio::start();
+    let [master, replica] = trio.servers();
+    let _waiting = contended(master);
+    // For MONITOR to show.
+    let mut looks = Command::new("redis-cli");
+    looks.args(["-p", &master.port().to_string(), "-r", "-1", "-i", "0.05", "HLEN", "a"]);
+    let _looks = Running::start(looks.stdin(Stdio::null()).stdout(Stdio::null()));
+    for (name, typed) in sections() {
+        for line in typed.iter().filter(|line| !OF_THE_MACHINE.iter().any(|it| line.starts_with(it))) {
+            let here = line
+                .replace("timeout 5 redis-cli", &format!("timeout 1 redis-cli -p {}", master.port()))
+                .replace("-p 26379", &format!("-p {}", trio.sentinel().port()))
+                .replace("-h OLD-HOST", &format!("-p {}", replica.port()))
+                .replace("-h REPLICA", &format!("-p {}", replica.port()))
+                .replace("NEW-HOST 6379", &format!("127.0.0.1 {}", master.port()))
+                .replace(" NAME", &format!(" {}", trio.name()))
+                .replace("KEY", "a");
+            let script = format!(
+                "holdfast() {{ {} \"$@\"; }}\nredis-cli() {{ command redis-cli -e -p {} \"$@\"; }}\n{here}",
+                env!("CARGO_BIN_EXE_holdfast"),
+                master.port()
+            );
+            let mut shell = Command::new("bash");
+            shell.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", master.addr()));
+            let said = done(shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()));
+            // These servers were started without a file.
+            let no_file = line.ends_with("CONFIG REWRITE") && said.err.contains("without a config file");
+            assert!(said.code == Some(0) || no_file, "{name}: {here}: {said:?}");
+        }
+    }
+}

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
+use support::eventually;
 
 use crate::clock::{self, Micros};
 use crate::scenario::{Feature, Runtime, Terms};
@@ -197,7 +198,7 @@ pub struct Loss {
 /// A driver that runs.
 pub struct Driver {
     child: Child,
-    stdin: ChildStdin,
+    stdin: Option<ChildStdin>,
     lines: Receiver<Result<Line, String>>,
     calls: u64,
     /// How calls ended, until somebody asks.
@@ -241,7 +242,7 @@ impl Driver {
             }
         });
         let (ended, told) = (BTreeMap::new(), Vec::new());
-        let mut driver = Self { child, stdin, lines, calls: 0, ended, told, threads: 0 };
+        let mut driver = Self { child, stdin: Some(stdin), lines, calls: 0, ended, told, threads: 0 };
         driver.threads = driver.count_threads()?;
         Ok(driver)
     }
@@ -277,9 +278,8 @@ impl Driver {
         }
         self.calls += 1;
         let line = serde_json::to_string(&Numbered { id: self.calls, call }).map_err(|why| why.to_string())?;
-        writeln!(self.stdin, "{line}")
-            .and_then(|()| self.stdin.flush())
-            .map_err(|why| format!("the driver is gone: {why}"))?;
+        let stdin = self.stdin.as_mut().ok_or("the driver was ended")?;
+        writeln!(stdin, "{line}").and_then(|()| stdin.flush()).map_err(|why| format!("the driver is gone: {why}"))?;
         Ok(self.calls)
     }
 
@@ -339,6 +339,17 @@ impl Driver {
     pub fn signal(&self, signal: Signal) {
         // Whether it is there shows at its next line.
         let _ = kill_process(Pid::from_child(&self.child), signal);
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Ends its input, and so its program. Whether that is over in this time.
+    pub fn quit(&mut self, within: Duration) -> bool {
+        self.stdin = None;
+        eventually(within, || matches!(self.child.try_wait(), Ok(Some(_))))
     }
 
     /// Ends its process, without a word.

@@ -29,11 +29,13 @@ pub enum Kind {
     Delay,
     /// The program gives up whatever it waits for, and then it comes.
     Cancel,
+    /// The program forgets whatever it holds, so that nobody can reach it any more, and then it comes.
+    Drop,
 }
 
 impl Kind {
     /// All.
-    pub const ALL: [Self; 5] = [Self::CutBefore, Self::CutAfter, Self::Swallow, Self::Delay, Self::Cancel];
+    pub const ALL: [Self; 6] = [Self::CutBefore, Self::CutAfter, Self::Swallow, Self::Delay, Self::Cancel, Self::Drop];
 }
 
 /// How late a message comes.
@@ -79,7 +81,7 @@ impl Watched {
                     std::thread::sleep(LATE);
                     Fate::Pass
                 }
-                Some(Kind::Cancel) => {
+                Some(Kind::Cancel | Kind::Drop) => {
                     holds = true;
                     // Nobody listens any more where the scenario is over.
                     let _ = sender.send(());
@@ -95,8 +97,8 @@ impl Watched {
         self.messages.load(Ordering::SeqCst)
     }
 
-    /// Whether the message was reached at which the program gives up: once.
-    pub fn is_to_be_cancelled(&self) -> bool {
+    /// Whether the message was reached at which the program does something: once.
+    pub fn is_reached(&self) -> bool {
         self.reached.try_recv().is_ok()
     }
 }

@@ -8,6 +8,7 @@ pub mod fault;
 pub mod golden;
 pub mod history;
 pub mod left;
+pub mod newer;
 pub mod play;
 pub mod random;
 pub mod scenario;

@@ -17,7 +17,7 @@ use conformance::fault::{Fault, Kind};
 use conformance::golden;
 use conformance::play::{Drivers, Judged, play};
 use conformance::random;
-use conformance::scenario::{Scenario, read_all};
+use conformance::scenario::{Feature, Scenario, read_all};
 use conformance::table::{self, Kept};
 
 /// How many scenarios are played at once: they wait most of the time.
@@ -112,14 +112,17 @@ fn run() -> Result<bool, String> {
         let mut with_faults = Vec::new();
         for (pair, verdict) in &verdicts {
             if verdict.faults.is_empty() && scenarios[pair.1].positions.is_some() {
+                let drops = manifests[pair.0].has(Feature::Drop);
+                let kinds = || Kind::ALL.into_iter().filter(|kind| drops || *kind != Kind::Drop);
                 for at in 0..verdict.positions {
-                    with_faults.extend(Kind::ALL.map(|kind| (*pair, Some(Fault { kind, at }))));
+                    with_faults.extend(kinds().map(|kind| (*pair, Some(Fault { kind, at }))));
                 }
             }
         }
         play_all(&with_faults, &scenarios, &judged, &mut verdicts)?;
     }
-    let mut as_expected = report(&verdicts, &manifests, &scenarios, begin.elapsed());
+    let shown = if arguments.scenarios.is_empty() { 5 } else { usize::MAX };
+    let mut as_expected = report(&verdicts, &manifests, &scenarios, begin.elapsed(), shown);
     if arguments.scenarios.is_empty() {
         as_expected &= play_tables(&manifests, &judged)?;
     }
@@ -296,12 +299,13 @@ fn play_tables<'a>(manifests: &[Manifest], judged: &(impl Fn(usize) -> Judged<'a
     })
 }
 
-/// Prints all verdicts. Whether each is as the client's manifest says.
+/// Prints all verdicts, with so many of the faults of each. Whether each is as the client's manifest says.
 fn report(
     verdicts: &BTreeMap<(usize, usize), Verdict>,
     manifests: &[Manifest],
     scenarios: &[Scenario],
     took: Duration,
+    shown: usize,
 ) -> bool {
     let mut as_expected = true;
     for ((client, scenario), verdict) in verdicts {
@@ -323,9 +327,8 @@ fn report(
             as_expected = false;
         }
         if known.is_none() {
-            const SHOWN: usize = 5;
-            verdict.faults.iter().take(SHOWN).for_each(|why| println!("    {why}"));
-            if let more @ 1.. = verdict.faults.len().saturating_sub(SHOWN) {
+            verdict.faults.iter().take(shown).for_each(|why| println!("    {why}"));
+            if let more @ 1.. = verdict.faults.len().saturating_sub(shown) {
                 println!("    and {more} more");
             }
         }

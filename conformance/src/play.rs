@@ -13,13 +13,14 @@ use crate::driver::{At, Call, Driver, Manifest, Outcome};
 use crate::fault::{Fault, Kind, Watched};
 use crate::history::History;
 use crate::left::{self, When};
+use crate::newer;
 use crate::scenario::{self, Acquire, Callback, Feature, Network, Scenario, Step, Terms};
 use crate::servers::Servers;
 
 /// How much longer than its own time a call may take: the time limit of a connection, a reconnect, and a stall of this machine.
 pub const BOUND: Duration = Duration::from_secs(20);
 /// In which time the server says what a step waits for.
-const SOON: Duration = Duration::from_secs(10);
+pub const SOON: Duration = Duration::from_secs(10);
 /// How often the runner looks whether the message was reached at which it is to cancel.
 const LOOK: Duration = Duration::from_millis(5);
 /// In which time nothing is left of clients that are closed.
@@ -204,7 +205,7 @@ impl Play<'_> {
     fn outcome_within(&mut self, client: &str, id: u64, within: Duration) -> Result<Option<Outcome>, String> {
         let end = clock::after(within);
         loop {
-            self.cancel_if_reached();
+            self.act_if_reached();
             let left = clock::left(end);
             let outcome = self.client(client).driver.outcome(id, left.min(LOOK))?;
             if outcome.is_some() || left.is_zero() {
@@ -219,24 +220,15 @@ impl Play<'_> {
             Step::Ended { client, hold, ends, within, at_most } => {
                 self.ended(client, hold, (ends, *at_most), Duration::from_millis(*within));
             }
-            Step::Release(call) => {
-                self.about(&call.client, &call.hold, Call::Release { hold: call.hold.clone() }, &call.ends)
-            }
-            Step::Check(call) => {
-                self.about(&call.client, &call.hold, Call::Check { hold: call.hold.clone() }, &call.ends)
-            }
+            Step::Release(it) => self.about(it, Call::Release { hold: it.hold.clone() }),
+            Step::Check(it) => self.about(it, Call::Check { hold: it.hold.clone() }),
             Step::Renew { client, hold, lease, ends } => {
-                self.about(client, hold, Call::Renew { hold: hold.clone(), lease: *lease }, ends);
+                let (client, hold, ends) = (client.clone(), hold.clone(), ends.clone());
+                let call = Call::Renew { hold: hold.clone(), lease: *lease };
+                self.about(&scenario::Call { client, hold, ends, names: Vec::new() }, call);
             }
             Step::Cancel(which) => self.cancel(&which.client, &which.hold),
-            Step::Drop(which) => {
-                let call = Call::Drop { hold: which.hold.clone() };
-                self.history.ends(&which.client, &which.hold);
-                if let Some(id) = self.call(&which.client, &call) {
-                    self.outcome(&which.client, id, BOUND, "drop");
-                    self.client(&which.client).holds.remove(&which.hold);
-                }
-            }
+            Step::Drop(which) => self.drop_hold(&which.client, &which.hold),
             Step::Fork { client } => self.done(client, &Call::Fork, "ok", BOUND),
             Step::Say { words } => {
                 self.history.forgets();
@@ -278,6 +270,13 @@ impl Play<'_> {
             }
             Step::Close { client } => self.close(client),
             Step::Kill { client } => self.kill(client),
+            Step::Quit { client } => self.quit(client),
+            Step::Connections { client, at_most } => {
+                let count = self.client(client).proxy.connections();
+                self.expect(count <= *at_most, || {
+                    format!("{client}: {count} connections are open, and {at_most} at most are right")
+                });
+            }
             Step::Lost { client, hold, reason, within } => {
                 self.lost(client, hold, reason, Duration::from_millis(*within))
             }
@@ -286,7 +285,7 @@ impl Play<'_> {
             Step::Until { key, holders, waiters } => {
                 let time = if self.strict { SOON } else { SOON / 5 };
                 let is_so = eventually(time, || {
-                    self.cancel_if_reached();
+                    self.act_if_reached();
                     let (held, waited) = (self.holders(key).len() as u64, self.waiters(key));
                     holders.is_none_or(|it| it == held) && waiters.is_none_or(|it| it == waited)
                 });
@@ -301,6 +300,7 @@ impl Play<'_> {
                     Network::Refused => proxy.refuse(),
                     Network::Silent => proxy.silence(),
                     Network::Whole => proxy.accept(),
+                    Network::Newer => newer::speaks(proxy),
                 }
             }
             Step::Freeze { client, time, cut, check } => {
@@ -363,18 +363,19 @@ impl Play<'_> {
     }
 
     /// A call about a hold.
-    fn about(&mut self, client: &str, hold: &str, call: Call, ends: &str) {
-        if !self.client(client).holds.contains_key(hold) {
-            return self.expect(false, || format!("{client}: {call:?}: it holds no such thing"));
+    fn about(&mut self, it: &scenario::Call, call: Call) {
+        if !self.client(&it.client).holds.contains_key(&it.hold) {
+            return self.expect(false, || format!("{}: {call:?}: it holds no such thing", it.client));
         }
         let from = clock::now();
-        if let Some(id) = self.call(client, &call) {
-            self.answered(client, hold, call, ends, (id, from));
+        if let Some(id) = self.call(&it.client, &call) {
+            self.answered(it, call, (id, from));
         }
     }
 
     /// How it ends.
-    fn answered(&mut self, client: &str, hold: &str, call: Call, ends: &str, (id, from): (u64, Micros)) {
+    fn answered(&mut self, it: &scenario::Call, call: Call, (id, from): (u64, Micros)) {
+        let scenario::Call { client, hold, ends, names } = it;
         let what = format!(
             "{} {hold}",
             match call {
@@ -389,6 +390,11 @@ impl Play<'_> {
             outcome.outcome == ended && (reason.is_empty() || outcome.reason.as_deref() == Some(reason))
         });
         self.expect(as_expected, || format!("{client}: {what} ended as {}, not {ends}", describe(&outcome)));
+        for name in names {
+            let name = name.replace("{pid}", &self.client(client).driver.pid().to_string());
+            let text = outcome.text.as_deref().unwrap_or_default();
+            self.expect(text.contains(&name), || format!("{client}: {what}: \"{text}\" does not name {name}"));
+        }
         self.history.about(client, hold, &call, from, &outcome);
         // What a failed release leaves is the client's to end.
         if matches!(call, Call::Release { .. }) || outcome.outcome == "lost" {
@@ -401,17 +407,28 @@ impl Play<'_> {
         self.outcome(client, id, BOUND, "cancel");
     }
 
-    /// Gives up all that runs at the client with the faults, if the message was reached at which that is to be done.
-    fn cancel_if_reached(&mut self) {
+    /// The client with the faults gives up all that runs, or forgets all that it holds, if the message was reached at which it is to do that.
+    fn act_if_reached(&mut self) {
         let Some(name) = self.scenario.positions.clone() else { return };
-        if !self.watched.as_ref().is_some_and(Watched::is_to_be_cancelled) {
+        if !self.watched.as_ref().is_some_and(Watched::is_reached) {
             return;
         }
-        let running: Vec<String> = self.client(&name).running.keys().cloned().collect();
-        for hold in running {
-            self.cancel(&name, &hold);
+        if self.fault.is_some_and(|it| it.kind == Kind::Drop) {
+            let holds: Vec<String> = self.client(&name).holds.keys().cloned().collect();
+            holds.iter().for_each(|hold| self.drop_hold(&name, hold));
+        } else {
+            let running: Vec<String> = self.client(&name).running.keys().cloned().collect();
+            running.iter().for_each(|hold| self.cancel(&name, hold));
         }
         self.client(&name).proxy.pass();
+    }
+
+    fn drop_hold(&mut self, client: &str, hold: &str) {
+        self.history.ends(client, hold);
+        if let Some(id) = self.call(client, &Call::Drop { hold: hold.to_owned() }) {
+            self.outcome(client, id, BOUND, "drop");
+            self.client(client).holds.remove(hold);
+        }
     }
 
     fn close(&mut self, client: &str) {
@@ -468,7 +485,7 @@ impl Play<'_> {
             None => self.servers.now().cont(),
         }
         if let Some((it, id, from)) = asked {
-            self.answered(&it.client, &it.hold, Call::Check { hold: it.hold.clone() }, &it.ends, (id, from));
+            self.answered(it, Call::Check { hold: it.hold.clone() }, (id, from));
         }
     }
 
@@ -641,6 +658,14 @@ impl Play<'_> {
             }
         }
         self.client(name).holds.clear();
+    }
+
+    fn quit(&mut self, name: &str) {
+        self.history.all_end(name);
+        if !self.client(name).driver.quit(SOON) {
+            self.wrong(format!("{name}: its program has not ended after {SOON:?}"));
+        }
+        self.kill(name);
     }
 
     fn kill(&mut self, name: &str) {

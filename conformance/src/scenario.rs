@@ -36,6 +36,8 @@ pub enum Shape {
     /// At one server; between it and each client there is a proxy.
     #[default]
     One,
+    /// The same, and it has a replica.
+    Replicated,
     /// At the master that a sentinel names.
     Sentinel,
     /// In a cluster, all in one slot.
@@ -192,6 +194,11 @@ pub enum Step {
         /// Who.
         client: String,
     },
+    /// The program of a client ends in good order, which takes it no longer than what is soon.
+    Quit {
+        /// Whose.
+        client: String,
+    },
     /// A client tells that a hold is lost.
     Lost {
         /// Who.
@@ -250,6 +257,14 @@ pub enum Step {
         #[serde(rename = "at-most")]
         at_most: u64,
     },
+    /// A client has so many connections at most.
+    Connections {
+        /// Who.
+        client: String,
+        /// How many.
+        #[serde(rename = "at-most")]
+        at_most: usize,
+    },
     /// The event loop of a client is blocked for so long by its program.
     Block {
         /// Whose.
@@ -302,6 +317,8 @@ pub enum Network {
     Silent,
     /// New ones are taken again, and what was sent while it was silent arrives.
     Whole,
+    /// What a session is told is what a later version of the server may say: more of each thing, and things that nobody knows yet.
+    Newer,
 }
 
 /// What happens to the runtimes of a program.
@@ -388,6 +405,9 @@ pub struct Call {
     pub hold: String,
     /// How it ends.
     pub ends: String,
+    /// What an error's text names; `{pid}`: the client's process.
+    #[serde(default)]
+    pub names: Vec<String>,
 }
 
 /// A hold.
@@ -448,6 +468,8 @@ impl Step {
             | Self::Close { client }
             | Self::Fork { client }
             | Self::Kill { client }
+            | Self::Quit { client }
+            | Self::Connections { client, .. }
             | Self::Lost { client, .. }
             | Self::Block { client, .. }
             | Self::Runtime { client, .. }

@@ -29,10 +29,10 @@ impl Servers {
             builder.module_args(&["default-lease", &lease]).arg("appendonly", keeps).arg("appendfsync", "always")
         };
         match scenario.servers {
-            Shape::One => {
+            Shape::One | Shape::Replicated => {
                 let start = || Box::new(settings(Server::builder()).start());
                 let server = start();
-                let replica = has(|step| matches!(step, Step::Failover)).then(start);
+                let replica = (scenario.servers == Shape::Replicated).then(start);
                 if let Some(replica) = &replica {
                     replica.replica_of(&server);
                 }

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import json
 import os
+import pickle
 import sys
 import threading
 import time
@@ -17,15 +18,21 @@ import redis.asyncio  # noqa: E402
 import holdfast.asyncio as holdfast  # noqa: E402
 
 
+printing = threading.Lock()
+
+
 def say(**line):
-    print(json.dumps({**line, "at": time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}), flush=True)
+    with printing:
+        print(json.dumps({**line, "at": time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}), flush=True)
 
 
 def failure(error):
+    # As it arrives in another process.
+    error = pickle.loads(pickle.dumps(error))
     if isinstance(error, holdfast.LockLost) and error.reason == "in doubt":
         return {"outcome": "in-doubt", "text": str(error)}
     if isinstance(error, holdfast.LockLost):
-        return {"outcome": "lost", "reason": error.reason}
+        return {"outcome": "lost", "reason": error.reason, "text": str(error)}
     kinds = {
         holdfast.Deadlock: "deadlock", holdfast.NoReplicas: "no-replicas", holdfast.WrongType: "wrong-type",
         holdfast.NotHeld: "not-held", redis.ConnectionError: "connection", redis.TimeoutError: "connection",
@@ -90,7 +97,7 @@ class Driver:
         if watched and lease:
             terms["watched"] = lease / 1000
         if majority:
-            return holdfast.RedLock([self.client(url) for url in majority], keys[0], **terms, **told)
+            return holdfast.RedLock([self.client(url) for url in majority], keys[0], server_timeout=5, **terms, **told)
         terms |= {"replicas": replicas, "ephemeral": ephemeral}
         if at:
             return holdfast.MultiLock([holdfast.Lock(self.client(url), key, **terms) for url, key in zip(at, keys)], **told)
@@ -133,7 +140,8 @@ class Driver:
         return {"outcome": "ok"}
 
     async def threads(self):
-        return {"outcome": "ok", "count": threading.active_count() + len(asyncio.all_tasks())}
+        tasks = sum(len(asyncio.all_tasks(it.loop)) for it in runtimes)
+        return {"outcome": "ok", "count": threading.active_count() + tasks}
 
     async def close(self):
         for task in list(self.running.values()):
@@ -155,15 +163,40 @@ class Driver:
         say(id=id, **outcome)
 
 
-async def main():
-    driver, calls = Driver(), set()
-    stdin = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
-    while text := await stdin.readline():
-        line = json.loads(text)
-        call = asyncio.create_task(driver.call(line.pop("id"), line.pop("call"), line))
-        calls.add(call)
-        call.add_done_callback(calls.discard)
+class Runtime(threading.Thread):
+    """An event loop in a thread of its own."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.begun = threading.Event()
+        self.start()
+        self.begun.wait()
+
+    def run(self):
+        asyncio.run(self.main())
+
+    async def main(self):
+        self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
+        self.begun.set()
+        await self.over.wait()
+
+    def end(self):
+        self.loop.call_soon_threadsafe(self.over.set)
+        self.join()
 
 
-asyncio.run(main())
+# All calls run in the last one.
+driver, runtimes = Driver(), [Runtime()]
+for text in sys.stdin:
+    line = json.loads(text)
+    id, call = line.pop("id"), line.pop("call")
+    if call == "runtime":
+        if line["is"] == "another":
+            runtimes.append(Runtime())
+        else:
+            runtimes.pop(0).end()
+        say(id=id, outcome="ok")
+    else:
+        asyncio.run_coroutine_threadsafe(driver.call(id, call, line), runtimes[-1].loop)
+for runtime in runtimes:
+    runtime.end()

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import pickle
 import sys
 import threading
 import time
@@ -25,10 +26,12 @@ def say(**line):
 
 
 def failure(error):
+    # As it arrives in another process.
+    error = pickle.loads(pickle.dumps(error))
     if isinstance(error, holdfast.LockLost) and error.reason == "in doubt":
         return {"outcome": "in-doubt", "text": str(error)}
     if isinstance(error, holdfast.LockLost):
-        return {"outcome": "lost", "reason": error.reason}
+        return {"outcome": "lost", "reason": error.reason, "text": str(error)}
     kinds = {
         holdfast.Deadlock: "deadlock", holdfast.NoReplicas: "no-replicas", holdfast.WrongType: "wrong-type",
         holdfast.NotHeld: "not-held", redis.ConnectionError: "connection", redis.TimeoutError: "connection",
@@ -88,7 +91,7 @@ class Driver:
         if watched and lease:
             terms["watched"] = lease / 1000
         if majority:
-            return holdfast.RedLock([self.client(url) for url in majority], keys[0], **terms, **told)
+            return holdfast.RedLock([self.client(url) for url in majority], keys[0], server_timeout=5, **terms, **told)
         terms |= {"replicas": replicas, "ephemeral": ephemeral}
         if at:
             return holdfast.MultiLock([holdfast.Lock(self.client(url), key, **terms) for url, key in zip(at, keys)], **told)

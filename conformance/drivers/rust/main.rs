@@ -13,6 +13,9 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::sync::{Notify, mpsc, oneshot};
 
+/// How long a server of a majority may take to answer: longer than a busy machine does.
+const ANSWERS: Duration = Duration::from_secs(5);
+
 #[derive(Deserialize)]
 struct Line {
     id: u64,
@@ -203,7 +206,7 @@ fn asked(clients: &mut Clients, line: &Line) -> Result<Asked, Error> {
     let (wait, lease) = (line.wait.map(Duration::from_millis), line.lease.map(Duration::from_millis));
     if !line.majority.is_empty() {
         let servers = line.majority.iter().map(|url| clients.of(url)).collect::<Result<Vec<_>, _>>()?;
-        let lock = RedLock::new(servers, line.keys.first().map_or("", String::as_str));
+        let lock = RedLock::new(servers, line.keys.first().map_or("", String::as_str)).server_timeout(ANSWERS);
         let lock = wait.map_or(lock.clone().wait_forever(), |time| lock.wait(time));
         let lock = lease.map_or(lock.clone(), |lease| lock.lease(lease));
         return Ok(Box::pin(async move { Ok(lock.acquire().await?.map(Held::Majority)) }));
@@ -304,7 +307,9 @@ fn failure(error: &Error) -> Value {
         Error::WrongType { .. } => "wrong-type",
         Error::NotHeld { .. } => "not-held",
         Error::InDoubt { .. } => "in-doubt",
-        Error::Lost { why, .. } => return json!({"outcome": "lost", "reason": why.to_string()}),
+        Error::Lost { why, .. } => {
+            return json!({"outcome": "lost", "reason": why.to_string(), "text": error.to_string()});
+        }
         Error::Invalid { .. } => "invalid",
         Error::Connection { .. } | Error::NoMajority { .. } => "connection",
         _ => "server",

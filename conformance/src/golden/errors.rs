@@ -20,6 +20,9 @@ struct Row {
     /// The server's words; none: it is one without the module.
     #[serde(default)]
     error: Option<String>,
+    /// An answer that is no error, and that no version of the server would give.
+    #[serde(default)]
+    nonsense: Option<String>,
     /// Whether only the first request is answered so.
     #[serde(default)]
     once: bool,
@@ -36,17 +39,20 @@ pub fn play(client: &Judged) -> Result<Played, String> {
     let mut played = Played::default();
     for row in rows::<Row>("errors")? {
         let builder = Server::builder();
-        let server = if row.error.is_some() { builder.start() } else { builder.without_module().start() };
+        let error = row.error.as_ref().map(|it| format!("return redis.error_reply([[{it}]])"));
+        let script = error.or(row.nonsense.as_ref().map(|it| format!("return redis.status_reply([[{it}]])")));
+        let server = if script.is_some() { builder.start() } else { builder.without_module().start() };
         let proxy = Proxy::to(server.addr());
-        if let Some(error) = row.error.clone() {
-            answer(&proxy, error, row.once);
+        if let Some(script) = &script {
+            answer(&proxy, script, row.once);
         }
         let mut driver = open(client, proxy.addr())?;
         let terms = Terms { wait: Some(row.wait), ..Terms::default() };
         let acquire = Call::Acquire { hold: "h".to_owned(), keys: vec![KEY.to_owned()], terms, at: At::default() };
         let outcome = end_of(&mut driver, &acquire)?;
         let text = outcome.text.unwrap_or_default();
-        let what = row.error.as_deref().and_then(|it| it.split(' ').next()).unwrap_or("no module").to_owned();
+        let said = row.error.as_deref().or(row.nonsense.as_deref());
+        let what = said.and_then(|it| it.split(' ').next()).unwrap_or("no module").to_owned();
         played.rows += 1;
         if outcome.outcome != row.outcome {
             let differs = format!("{} {text}, not {}", outcome.outcome, row.outcome);
@@ -59,11 +65,10 @@ pub fn play(client: &Judged) -> Result<Played, String> {
     Ok(played)
 }
 
-/// Has the server answer requests for locks with an error: in their place it gets a script that returns that, so that all replies come
-/// in their order.
-fn answer(proxy: &Proxy, error: String, once: bool) {
-    let script = format!("return redis.error_reply([[{error}]])");
-    let instead = encode([["EVAL", &script, "0"]]);
+/// Has the server answer requests for locks with what a script returns, which it gets in their place, so that all replies come in their
+/// order.
+fn answer(proxy: &Proxy, script: &str, once: bool) {
+    let instead = encode([["EVAL", script, "0"]]);
     let answered = AtomicBool::new(false);
     proxy.rule(move |toward, message| {
         let asks = toward == Toward::Server && words_of(message).is_some_and(|it| keys_asked_for(&it).is_some());

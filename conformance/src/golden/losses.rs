@@ -49,7 +49,8 @@ fn scenario(row: &Row, terms: &Terms) -> Scenario {
     let mut steps = vec![Step::Acquire(acquire)];
     steps.extend(row.steps.iter().cloned());
     steps.push(Step::Lost { client: client(), hold: hold(), reason: row.reason.clone(), within: row.within });
-    steps.push(Step::Release(Call { client: client(), hold: hold(), ends: format!("lost {}", row.reason) }));
+    let (ends, names) = (format!("lost {}", row.reason), Vec::new());
+    steps.push(Step::Release(Call { client: client(), hold: hold(), ends, names }));
     let promise = row.cause.clone();
     Scenario {
         name: "losses".to_owned(),

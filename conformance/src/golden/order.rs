@@ -9,7 +9,8 @@ use support::{Fate, Proxy, Server, Toward};
 
 use super::{Played, end_of, keys_asked_for, open, rows, words_of};
 use crate::driver::{At, Call};
-use crate::play::Judged;
+use crate::left::{self, When};
+use crate::play::{CLEAN, Judged};
 use crate::scenario::{Feature, Terms};
 
 /// Locks as a program names them, one after the other, and the requests that it becomes.
@@ -19,6 +20,9 @@ struct Row {
     /// Where each is: `host/database`.
     locks: BTreeMap<String, String>,
     requests: Vec<Vec<String>>,
+    /// What somebody else holds.
+    #[serde(default)]
+    taken: Option<String>,
 }
 
 pub fn play(client: &Judged) -> Result<Played, String> {
@@ -32,6 +36,9 @@ pub fn play(client: &Judged) -> Result<Played, String> {
     let mut proxies: BTreeMap<Ipv4Addr, Proxy> = BTreeMap::new();
     let mut driver = open(client, server.addr())?;
     for row in rows::<Row>("order")? {
+        if let Some(key) = &row.taken {
+            server.raw().call(&[b"LOCK.ACQUIRE", key.as_bytes(), b"other", b"LEASE", b"600000"]);
+        }
         let (mut keys, mut each) = (Vec::new(), Vec::new());
         for (key, place) in &row.locks {
             let (host, database) = place.split_once('/').ok_or_else(|| format!("{place} is no host/database"))?;
@@ -40,16 +47,25 @@ pub fn play(client: &Judged) -> Result<Played, String> {
             keys.push(key.clone());
             each.push(format!("redis://{}/{database}", proxy.addr()));
         }
-        let (hold, terms) = ("h".to_owned(), Terms { wait: Some(1_000), ..Terms::default() });
+        let (hold, terms) = ("h".to_owned(), Terms { wait: Some(500), ..Terms::default() });
         let at = At { each, ..At::default() };
         let outcome = end_of(&mut driver, &Call::Acquire { hold: hold.clone(), keys, terms, at })?;
         let seen = std::mem::take(&mut *requests.lock().unwrap_or_else(PoisonError::into_inner));
         played.rows += 1;
-        if outcome.outcome != "held" || seen != row.requests {
+        let ends = if row.taken.is_some() { "not-granted" } else { "held" };
+        if outcome.outcome != ends || seen != row.requests {
             let differs = format!("{outcome:?} after {seen:?}, not {:?}", row.requests);
             played.differences.push((format!("{:?}", row.locks), differs));
         }
-        end_of(&mut driver, &Call::Release { hold })?;
+        if outcome.outcome == "held" {
+            end_of(&mut driver, &Call::Release { hold })?;
+        }
+        // All or none: what was had before is given back.
+        if let Some(key) = &row.taken {
+            server.raw().call(&[b"LOCK.FORCE", key.as_bytes()]);
+        }
+        let left = left::after(CLEAN, When::Free, &[&server]);
+        played.differences.extend(left.map(|left| (format!("{:?}", row.locks), left)));
     }
     end_of(&mut driver, &Call::Close)?;
     Ok(played)

@@ -12,7 +12,7 @@ use super::{Played, end_of, open, rows};
 use crate::clock::{self, Micros};
 use crate::driver::{At, Call, Driver, Outcome};
 use crate::left::{self, When};
-use crate::play::{CLEAN, Judged, holders};
+use crate::play::{CLEAN, Judged, SOON, holders};
 use crate::scenario::{Feature, Terms};
 
 /// The lock.
@@ -39,6 +39,9 @@ struct Row {
     /// Those that somebody else holds it at.
     #[serde(default)]
     taken: Vec<usize>,
+    /// Those at which somebody breaks it once it is held.
+    #[serde(default)]
+    broken: Vec<usize>,
     /// For how many ms it is waited for.
     #[serde(default)]
     wait: u64,
@@ -95,7 +98,15 @@ fn play_row(row: &Row, client: &Judged) -> Result<Vec<String>, String> {
     }
     if outcome.outcome == "held" {
         wrong.extend(fence(row, &servers, greatest, outcome.fence.unwrap_or_default()));
-        wrong.extend(validity(row, &mut driver, from, &outcome)?);
+        for number in &row.broken {
+            server(&servers, *number)?.raw().call(&[b"LOCK.FORCE", KEY.as_bytes()]);
+        }
+        // Where a majority is left, it is valid as if nothing had been broken.
+        if row.servers - row.broken.len() > row.servers / 2 {
+            wrong.extend(validity(row, &mut driver, from, &outcome)?);
+        } else {
+            wrong.extend(loss(&mut driver)?);
+        }
     }
     end_of(&mut driver, &Call::Close)?;
     for (number, server) in servers.iter().enumerate().filter(|(number, _)| !row.taken.contains(number)) {
@@ -130,6 +141,14 @@ fn fence(row: &Row, servers: &[Server], greatest: u64, fence: u64) -> Option<Str
     let known = tokens.iter().filter(|token| **token == fence).count();
     (known <= row.servers / 2 || fence <= greatest)
         .then(|| format!("the fence is {fence}, the servers' tokens are {tokens:?}, and before there was {greatest}"))
+}
+
+/// It is told unasked that no majority is left, and said again to whoever asks.
+fn loss(driver: &mut Driver) -> Result<Option<String>, String> {
+    let told = driver.loss(HOLD, SOON)?.map(|it| it.reason);
+    let checked = end_of(driver, &Call::Check { hold: HOLD.to_owned() })?;
+    let is_lost = told.as_deref() == Some("forced") && checked.outcome == "lost";
+    Ok((!is_lost).then(|| format!("told {told:?}, and {checked:?}")))
 }
 
 /// It is valid for the lease, less the drift, from a moment between the call and its end: what is asked before that is over is not

@@ -708,7 +708,7 @@ fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
             || matches!(key, Value::SimpleString(it) if it == name)
     };
     match map {
-        Value::Array(elements) => elements.chunks_exact(2).find(|it| is_named(&it[0])).map(|it| &it[1]),
+        Value::Array(elements) => elements.as_chunks::<2>().0.iter().find(|it| is_named(&it[0])).map(|it| &it[1]),
         Value::Map(pairs) => pairs.iter().find(|(key, _)| is_named(key)).map(|(_, value)| value),
         _ => None,
     }

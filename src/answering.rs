@@ -13,7 +13,7 @@ use crate::server::timer::{self, Timer};
 use crate::server::{Ctx, slice};
 use crate::state::owed::{End, OnBehalf, Ticket};
 use crate::state::sessions::Unheard;
-use crate::state::{self, Answer, Asker, Event, Kind, Outcome, Reading, Recipient, SignsOfLife, Stage, State};
+use crate::state::{self, Answer, Asker, Event, Kind, Outcome, Pending, Reading, Recipient, SignsOfLife, Stage, State};
 use crate::stats::{add, count, time};
 
 /// This many clients are answered in one turn. Counted, not timed: unblocking one takes less than a microsecond here,
@@ -82,15 +82,20 @@ pub fn send_put_off(slice: &Slice) {
 
 /// Answers one client. The server calls this when the module unblocks the client, or `CLIENT UNBLOCK` does.
 pub fn answer(ctx: Ctx, ticket: Ticket) {
-    let Some(pending) = state::with(|state| state.owed.take(ticket)) else {
+    let is_ready = |stage: &Stage| matches!(stage, Stage::Ending(_) | Stage::Reading(..));
+    let pending = state::with(|state| {
+        let is_ready = state.owed.get(ticket).is_some_and(|pending| is_ready(&pending.stage));
+        if is_ready { state.owed.take(ticket) } else { None }
+    });
+    let Some(Pending { to: Recipient::Blocked { client, block }, stage }) = pending else {
+        gone(ctx, ticket);
         let Replied { .. } = ctx.reply_null();
         return;
     };
-    let Recipient::Blocked { client, block } = pending.to else { return };
     if let Some(block) = block {
         block.has_ended();
     }
-    let Replied { .. } = match pending.stage {
+    let Replied { .. } = match stage {
         Stage::Ending(end) => match *end {
             End { outcome: Outcome::Granted(answer, grant), at } => {
                 state::with(|state| state.owed.sending(client, grant));
@@ -107,51 +112,16 @@ pub fn answer(ctx: Ctx, ticket: Ticket) {
             state::with(|state| state.reads_no_more(client, ticket, until));
             reply_events(ctx, client, reading)
         }
-        unfinished => {
-            forget(ctx, ticket, client, unfinished);
-            ctx.reply_null()
-        }
+        _ => ctx.reply_null(),
     };
 }
 
-/// A blocked client is gone. Writes nothing, because another command may be in progress.
+/// A blocked client is gone, and its request with it. Writes nothing, because another command may be in progress.
 pub fn gone(ctx: Ctx, ticket: Ticket) {
-    if let Some(pending) = state::with(|state| state.owed.take(ticket))
-        && let Recipient::Blocked { client, block } = pending.to
-    {
-        if let Some(block) = block {
-            block.has_ended();
-        }
-        forget(ctx, ticket, client, pending.stage);
-    }
-}
-
-/// Removes from every table a client whose wait nobody has ended.
-fn forget(ctx: Ctx, ticket: Ticket, client: u64, stage: Stage) {
-    let undelivered = state::with(|state| match stage {
-        Stage::Waiting(id) => {
-            if let Some(waiter) = state.queue.leave(id) {
-                state.gave_up(&waiter);
-            }
-            false
-        }
-        Stage::Confirming(id) => {
-            state.give_up_confirmation(id);
-            true
-        }
-        Stage::Ending(end) => {
-            let End { outcome: Outcome::Granted(_, grant), .. } = *end else { return false };
-            state.in_flight.owe(grant);
-            true
-        }
-        Stage::Beginning => false,
-        Stage::Reading(_, until) => {
-            state.reads_no_more(client, ticket, until);
-            false
-        }
-    });
-    if undelivered {
-        count(|it| &mut it.grants_undelivered);
+    let Some(it) = state::with(|state| state.withdraw(ticket)) else { return };
+    add(|counts| &mut counts.grants_undelivered, u64::from(it.was_granted));
+    if let Recipient::Blocked { block: Some(block), .. } = it.from {
+        block.has_ended();
     }
     timer::wake(ctx, Timer::Work, timer::THIS_TURN);
 }

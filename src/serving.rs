@@ -34,7 +34,7 @@ pub fn serve(ctx: Ctx, now: Now, slice: &Slice) {
                 let holders = Keyspace { ctx, now }.holders(&key);
                 state::with(|state| state.agenda.held_by(&mut state.queue, &key, holders));
             }
-            Job::Judge(attempt) if is_forsaken(attempt.id()) => leave(attempt.id()),
+            Job::Judge(attempt) if is_forsaken(attempt.id()) => drop(state::with(|state| state.leave(attempt.id()))),
             Job::Judge(attempt) => judge(ctx, attempt, now),
         }
     }
@@ -197,14 +197,6 @@ fn is_forsaken(id: WaiterId) -> bool {
         let asker = state.queue.get(id).map(|waiter| waiter.asker);
         asker.is_some_and(|asker| asker.on_behalf == OnBehalf::Session && !state.sessions.is_open(asker.client))
     })
-}
-
-fn leave(id: WaiterId) {
-    state::with(|state| {
-        if let Some(waiter) = state.queue.leave(id) {
-            state.gave_up(&waiter);
-        }
-    });
 }
 
 /// Where a session's request must go, once the slot of its keys is served by another node. (The server itself

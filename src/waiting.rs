@@ -243,7 +243,7 @@ pub fn repeated(ctx: Ctx, request: &Request) -> Result<Option<Replied>, String> 
 pub fn cancel(ctx: Ctx, session: u64, owner: TextRef, key: &LockKey, now: Now) -> bool {
     let name: Owner = owner.bytes().into();
     let (any, keys) = state::with(|state| {
-        let waits = state.sessions.waiting(session, &name, key).and_then(|ticket| withdraw(state, ticket));
+        let waits = state.sessions.waiting(session, &name, key).and_then(|ticket| state.withdraw(ticket));
         let (ties, together) = state.ties.take_together(session, &name, key);
         let mut unheard = state.sessions.forget_events(session, &name, key);
         if let Some(Together { token, keys }) = together {
@@ -253,7 +253,9 @@ pub fn cancel(ctx: Ctx, session: u64, owner: TextRef, key: &LockKey, now: Now) -
         unheard.iter().for_each(|grant| state.in_flight.owe(*grant));
         let any = waits.is_some() || !unheard.is_empty() || !ties.is_empty();
         let mut keys: Vec<LockKey> = ties.iter().map(Tie::key).collect();
-        keys.extend(waits.iter().flat_map(|about| about.keys.iter().cloned()));
+        if let Some(Recipient::Session { about, .. }) = waits.map(|it| it.from) {
+            keys.extend(about.keys.iter().cloned());
+        }
         ties.into_iter().for_each(|tie| state.end_later(tie));
         (any, keys)
     });
@@ -310,27 +312,6 @@ pub fn end_in_flight(
             answering::end_request(ctx, ticket, Outcome::Refused(RELEASED.into()), now);
         }
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
-    }
-}
-
-/// Removes a session's request from every table: what was granted is taken back. Returns what it was about.
-fn withdraw(state: &mut State, ticket: Ticket) -> Option<About> {
-    let pending = state.owed.take(ticket)?;
-    match pending.stage {
-        Stage::Waiting(id) => {
-            if let Some(waiter) = state.queue.leave(id) {
-                state.gave_up(&waiter);
-            }
-        }
-        Stage::Confirming(id) => state.give_up_confirmation(id),
-        _ => {}
-    }
-    match pending.to {
-        Recipient::Session { client, about } => {
-            state.sessions.remove_wait(client, &about);
-            Some(about)
-        }
-        Recipient::Blocked { .. } => None,
     }
 }
 
@@ -441,7 +422,7 @@ fn next_of_ended(state: &mut State) -> Option<Option<GrantId>> {
             Some(grant)
         }
         Remains::Wait(ticket) => {
-            withdraw(state, ticket);
+            state.withdraw(ticket);
             None
         }
     })

@@ -20,7 +20,7 @@ mod tests;
 pub use confirmations::{Confirmation, ConfirmationId, Confirmations};
 pub use in_flight::{Grant, GrantId, GrantedHold, InFlight, OwedHold, TakeBack};
 pub use lease_timers::LeaseTimers;
-pub use owed::{Answer, Asker, Outcome, Owed, Reading, Recipient, SignsOfLife, Stage, Terms};
+pub use owed::{Answer, Asker, Outcome, Owed, Pending, Reading, Recipient, SignsOfLife, Stage, Terms};
 pub use raised::Raised;
 pub use sessions::{Event, Kind, Sessions, Why};
 pub use sweep::Sweep;
@@ -128,6 +128,15 @@ static STATE: MainThread<State> = MainThread::new();
 /// Lends the state; see [`MainThread::with`].
 pub fn with<R>(work: impl FnOnce(&mut State) -> R) -> R {
     STATE.with(work)
+}
+
+/// A request that was withdrawn.
+#[derive(Debug)]
+pub struct Withdrawn {
+    /// Who was owed its answer.
+    pub from: Recipient<Blocked>,
+    /// Whether it was granted already.
+    pub was_granted: bool,
 }
 
 /// What became of an answer.
@@ -260,12 +269,35 @@ impl State {
         is_open && self.owed.get(grant.ticket).is_some()
     }
 
-    /// Nobody wants any more what was to be confirmed: it is taken back.
-    pub fn give_up_confirmation(&mut self, id: ConfirmationId) {
-        if let Some(Confirmation { what: confirmations::What::Reply { grant, .. }, .. }) = self.confirmations.remove(id)
-        {
-            self.in_flight.owe(grant);
+    /// Removes a request, whose answer nobody wants any more, from every table. What it was granted is taken back.
+    pub fn withdraw(&mut self, ticket: owed::Ticket) -> Option<Withdrawn> {
+        let Pending { to, stage } = self.owed.take(ticket)?;
+        let granted = match stage {
+            Stage::Beginning => None,
+            Stage::Waiting(id) => {
+                self.leave(id);
+                None
+            }
+            Stage::Confirming(id) => match self.confirmations.remove(id).map(|it| it.what) {
+                Some(confirmations::What::Reply { grant, .. }) => Some(grant),
+                _ => None,
+            },
+            Stage::Ending(end) => match end.outcome {
+                Outcome::Granted(_, grant) => Some(grant),
+                _ => None,
+            },
+            Stage::Reading(_, until) => {
+                if let Recipient::Blocked { client, .. } = to {
+                    self.reads_no_more(client, ticket, until);
+                }
+                None
+            }
+        };
+        if let Recipient::Session { client, about } = &to {
+            self.sessions.remove_wait(*client, about);
         }
+        granted.into_iter().for_each(|grant| self.in_flight.owe(grant));
+        Some(Withdrawn { from: to, was_granted: granted.is_some() })
     }
 
     /// A hold that was tied is given up: it is taken back as soon as something may be written.
@@ -336,6 +368,13 @@ impl State {
         self.queue.waiting(db, name) > 0
     }
 
+    /// Takes a waiter out of the queue, without a grant: those behind it may have their turn.
+    pub fn leave(&mut self, id: WaiterId) -> Option<Waiter<Asker>> {
+        let waiter = self.queue.leave(id)?;
+        self.gave_up(&waiter);
+        Some(waiter)
+    }
+
     /// A waiter has left the queue, for whatever reason.
     pub fn left(&mut self, waiter: &Waiter<Asker>) {
         if let Some(until) = waiter.until {
@@ -348,7 +387,7 @@ impl State {
         }
     }
 
-    /// A waiter has left the queue of its own accord: those behind it may have their turn.
+    /// A waiter has left the queue without a grant: those behind it may have their turn.
     pub fn gave_up(&mut self, waiter: &Waiter<Asker>) {
         self.left(waiter);
         for key in waiter.keys.iter().filter(|key| self.queue.waiting(key.db, &key.name) > 0) {

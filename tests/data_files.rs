@@ -166,7 +166,9 @@ fn select(database: u32, connection: &mut Connection) {
 fn map(value: Value) -> BTreeMap<Bytes, Value> {
     let Value::Array(items) = value else { panic!("no map: {value:?}") };
     items
-        .chunks_exact(2)
+        .as_chunks::<2>()
+        .0
+        .iter()
         .map(|pair| match pair {
             [Value::BulkString(name), value] => (name.clone(), value.clone()),
             [Value::SimpleString(name), value] => (name.clone().into_bytes(), value.clone()),

@@ -40,7 +40,8 @@ fn transaction(client: &mut Raw, commands: &[Vec<&[u8]>]) -> Option<Value> {
     }
     let replies = client.order("EXEC");
     let Value::Array(replies) = replies else { panic!("EXEC: {replies:?}") };
-    replies.into_iter().inspect(check).last()
+    replies.iter().for_each(check);
+    replies.into_iter().next_back()
 }
 
 fn script(client: &mut Raw, commands: &[Vec<&[u8]>]) -> Value {

@@ -75,8 +75,8 @@ async fn session_of(locks: &Locks, server: &mut Running) -> Result<String> {
 /// The value of a field in a map of RESP2.
 fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
     let Value::Array(fields) = map else { return None };
-    let is_it = |pair: &&[Value]| pair.first().is_some_and(|field| resp::text(field).is_ok_and(|text| text == name));
-    fields.chunks_exact(2).find(is_it)?.get(1)
+    let is_it = |[field, _]: &&[Value; 2]| resp::text(field).is_ok_and(|text| text == name);
+    fields.as_chunks().0.iter().find(is_it).map(|[_, value]| value)
 }
 
 async fn by_client(locks: &Locks, pairs: usize) -> Result<Vec<f64>> {

@@ -28,6 +28,8 @@ struct Asked {
     keys: Vec<String>,
     terms: Terms,
     from: Micros,
+    /// When the call about it began that has not ended yet.
+    called: Option<Micros>,
     stage: Stage,
 }
 
@@ -43,7 +45,8 @@ impl History {
     /// A client is about to ask.
     pub fn asks(&mut self, client: &str, hold: &str, keys: &[String], terms: &Terms) {
         let (keys, terms) = (keys.to_vec(), terms.clone());
-        let asked = Asked { client: client.to_owned(), keys, terms, from: clock::now(), stage: Stage::Runs };
+        let asked =
+            Asked { client: client.to_owned(), keys, terms, from: clock::now(), called: None, stage: Stage::Runs };
         self.asked.insert(owner(client, hold), asked);
     }
 
@@ -84,10 +87,18 @@ impl History {
         }
     }
 
+    /// A call about a hold begins, which may end it from now on.
+    pub fn calls(&mut self, client: &str, hold: &str, from: Micros) {
+        if let Some(asked) = self.asked.get_mut(&owner(client, hold)) {
+            asked.called = Some(from);
+        }
+    }
+
     /// A call about a hold has ended.
     pub fn about(&mut self, client: &str, hold: &str, call: &Call, from: Micros, outcome: &Outcome) {
         let owner = owner(client, hold);
         let Some(asked) = self.asked.get_mut(&owner).filter(|it| it.stage == Stage::Held) else { return };
+        asked.called = None;
         let told = match (call, outcome.outcome.as_str()) {
             (_, "lost") => {
                 let reason = outcome.reason.clone().unwrap_or_default();
@@ -146,7 +157,8 @@ impl History {
         let owner = owner(client, hold);
         if let Some(asked) = self.asked.get_mut(&owner).filter(|it| it.stage == Stage::Held) {
             asked.stage = Stage::Over;
-            self.end(&owner, clock::now(), None);
+            let from = asked.called.unwrap_or_else(clock::now);
+            self.end(&owner, from, None);
         }
     }
 

@@ -28,8 +28,8 @@ struct Asked {
     keys: Vec<String>,
     terms: Terms,
     from: Micros,
-    /// When the call about it began that has not ended yet.
-    called: Option<Micros>,
+    /// When it was begun to be given back.
+    released: Option<Micros>,
     stage: Stage,
 }
 
@@ -46,7 +46,7 @@ impl History {
     pub fn asks(&mut self, client: &str, hold: &str, keys: &[String], terms: &Terms) {
         let (keys, terms) = (keys.to_vec(), terms.clone());
         let asked =
-            Asked { client: client.to_owned(), keys, terms, from: clock::now(), called: None, stage: Stage::Runs };
+            Asked { client: client.to_owned(), keys, terms, from: clock::now(), released: None, stage: Stage::Runs };
         self.asked.insert(owner(client, hold), asked);
     }
 
@@ -87,10 +87,10 @@ impl History {
         }
     }
 
-    /// A call about a hold begins, which may end it from now on.
-    pub fn calls(&mut self, client: &str, hold: &str, from: Micros) {
+    /// A client gives a hold back from now on: it may have ended before that is answered, whatever becomes of the call.
+    pub fn releases(&mut self, client: &str, hold: &str, from: Micros) {
         if let Some(asked) = self.asked.get_mut(&owner(client, hold)) {
-            asked.called = Some(from);
+            asked.released = Some(from);
         }
     }
 
@@ -98,7 +98,6 @@ impl History {
     pub fn about(&mut self, client: &str, hold: &str, call: &Call, from: Micros, outcome: &Outcome) {
         let owner = owner(client, hold);
         let Some(asked) = self.asked.get_mut(&owner).filter(|it| it.stage == Stage::Held) else { return };
-        asked.called = None;
         let told = match (call, outcome.outcome.as_str()) {
             (_, "lost") => {
                 let reason = outcome.reason.clone().unwrap_or_default();
@@ -157,7 +156,7 @@ impl History {
         let owner = owner(client, hold);
         if let Some(asked) = self.asked.get_mut(&owner).filter(|it| it.stage == Stage::Held) {
             asked.stage = Stage::Over;
-            let from = asked.called.unwrap_or_else(clock::now);
+            let from = asked.released.unwrap_or_else(clock::now);
             self.end(&owner, from, None);
         }
     }

@@ -368,7 +368,9 @@ impl Play<'_> {
             return self.expect(false, || format!("{}: {call:?}: it holds no such thing", it.client));
         }
         let from = clock::now();
-        self.history.calls(&it.client, &it.hold, from);
+        if matches!(call, Call::Release { .. }) {
+            self.history.releases(&it.client, &it.hold, from);
+        }
         if let Some(id) = self.call(&it.client, &call) {
             self.answered(it, call, (id, from));
         }

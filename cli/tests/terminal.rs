@@ -11,7 +11,7 @@ use std::thread;
 
 use support::{Server, eventually, until};
 
-use crate::common::{SOON, contended, done, hears_signals, holdfast, is_free, say, waiters};
+use crate::common::{SOON, contended, done, hears_signals, holdfast, is_free, lives, say, waiters};
 
 /// A program at a terminal of 100 columns and 30 rows.
 pub struct Terminal {
@@ -102,10 +102,54 @@ impl Terminal {
 }
 
 impl Drop for Terminal {
+    /// Ends all that was started there, also what has a group of its own, stands still, or ignores that its terminal is gone.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        let session = self.child.id();
+        let ended = eventually(SOON, || {
+            let left = members(session);
+            for pid in &left {
+                // SAFETY: plain call.
+                unsafe { libc::kill(*pid, libc::SIGKILL) };
+            }
+            left.is_empty()
+        });
+        assert!(ended || thread::panicking(), "processes of session {session} live on");
     }
+}
+
+/// The processes of a session that have not ended.
+fn members(session: u32) -> Vec<libc::pid_t> {
+    let processes =
+        std::fs::read_dir("/proc").expect("this is Linux").filter_map(|it| it.ok()?.file_name().into_string().ok());
+    let pids = processes.filter_map(|name| name.parse().ok());
+    pids.filter(|pid| lives(*pid) && fields(*pid).get(3) == Some(&session.to_string())).collect()
+}
+
+/// What `/proc` says of a process, from its state on.
+fn fields(pid: libc::pid_t) -> Vec<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().unwrap_or_default().split_whitespace().map(str::to_owned).collect()
+}
+
+/// The number that a command has told on the screen: `process 12 begun`.
+#[track_caller]
+fn told(terminal: &Terminal) -> libc::pid_t {
+    let text = terminal.text();
+    let number = text.split("process ").nth(1).and_then(|rest| rest.split(' ').next()).expect("its process id");
+    number.parse().expect("a number")
+}
+
+#[test]
+fn nothing_of_a_terminal_outlives_it() {
+    let script = "set -m; sh -c 'trap \"\" HUP; echo process $$ begun; while :; do kill -STOP $$; done'; echo stopped; read line";
+    let terminal = Terminal::start(Command::new("bash").args(["-c", script]));
+    terminal.shows("stopped");
+    let pid = told(&terminal);
+    assert!(lives(pid));
+    drop(terminal);
+    assert!(!lives(pid));
 }
 
 #[test]
@@ -195,12 +239,10 @@ fn a_command_with_another_input_is_stopped_from_the_terminal_too() {
     shell.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", server.addr()));
     let mut terminal = Terminal::start(&mut shell);
     terminal.shows("begun");
-    let text = terminal.text();
-    let pid = text.split("process ").nth(1).and_then(|rest| rest.split(' ').next()).expect("its process id");
+    let pid = told(&terminal);
     terminal.keys("\x1a");
     terminal.shows("stopped");
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    assert!(stat.rsplit(')').next().unwrap().starts_with(" T"), "{stat}");
+    assert_eq!(fields(pid)[0], "T");
 }
 
 /// A process that stands still does not know whether it holds: it is as with one that hangs.

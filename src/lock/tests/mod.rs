@@ -6,6 +6,7 @@
 mod agenda;
 mod broken;
 mod deadlock;
+#[cfg(feature = "models")]
 mod exhaustive;
 mod histories;
 mod holding;

@@ -93,6 +93,7 @@ pub struct World {
 
 impl World {
     /// The world that the plain model describes; who waits is numbered anew.
+    #[cfg(feature = "models")]
     pub fn from_plain(plain: &Plain, fault: Option<Fault>) -> Self {
         let mut world = Self { fault, ..Self::default() };
         for (&number, lock) in &plain.locks {

@@ -361,6 +361,36 @@ def test_an_interrupt_leaves_nothing_behind(own_server, admin, name):
     assert not admin.exists(name)
 
 
+def test_event_loops_that_take_turns_have_a_session_each(own_server, admin, name):
+    process = program(
+        own_server,
+        f"""
+        import asyncio
+        client = redis.asyncio.Redis(host="127.0.0.1", port={own_server.port})
+        lock = holdfast.asyncio.Lock(client, "{name}")
+
+        async def pair():
+            async with lock:
+                pass
+
+        loops = [asyncio.new_event_loop() for _ in range(2)]
+        for _ in range(5):
+            for loop in loops:
+                loop.run_until_complete(pair())
+        print("done", flush=True)
+        sys.stdin.read()
+        for loop in loops:
+            loop.run_until_complete(holdfast.asyncio.Session(client).close())
+            loop.close()
+        """,
+        stdin=subprocess.PIPE,
+    )
+    assert process.stdout.readline() == "done\n"
+    assert len(sessions(admin)) == 2
+    assert ends(process) == ""
+    until(lambda: not sessions(admin), "each was closed in its loop")
+
+
 def test_the_session_ends_with_its_client(own_server, admin, name):
     client = own_server.client()
     lock = holdfast.Lock(client, name, ephemeral=True)

@@ -380,11 +380,11 @@ class Home:
 
 
 class Homes:
-    """Of each client's pool, or client of a cluster, the homes by their limits."""
+    """Of each client's pool, or client of a cluster, the homes by their limits: one, or one in each event loop."""
 
     def __init__(self, kind: Callable[[Any, float | None], Any]) -> None:
         self._kind = kind
-        self._homes: weakref.WeakKeyDictionary[Any, dict[float | None, Any]] = weakref.WeakKeyDictionary()
+        self._homes: weakref.WeakKeyDictionary[Any, dict[float | None, list[Any]]] = weakref.WeakKeyDictionary()
         self._mutex = threading.Lock()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._after_fork)
@@ -392,26 +392,30 @@ class Homes:
     def of(self, client: Any, limit: float | None = None) -> Any:
         """That of a client; of those who share a pool, the same. With a limit, one of connections of its own."""
         anchor = client if is_cluster(client) else client.connection_pool
-        home = self._homes.get(anchor, {}).get(limit)
-        if home is not None and home.is_usable:
-            return home
+        for home in self._homes.get(anchor, {}).get(limit, ()):
+            if home.is_usable:
+                return home
         with self._mutex:
             homes = self._homes.setdefault(anchor, {})
-            home = homes.get(limit)
-            if home is None or not home.is_usable:
-                home = homes[limit] = self._kind(anchor, limit)
+            # Another thread may have been here before.
+            living = [home for home in homes.get(limit, ()) if not home.closed]
+            home = next((home for home in living if home.is_usable), None)
+            if home is None:
+                home = self._kind(anchor, limit)
+                living.append(home)
                 end: Any = weakref.finalize(anchor, home.end)
                 end.atexit = False
+            homes[limit] = living
         return home
 
     def those_of(self, client: Any) -> list[Any]:
         """All of a client that can be used here."""
         homes = self._homes.get(client if is_cluster(client) else client.connection_pool, {})
-        return [home for home in list(homes.values()) if home.is_usable]
+        return [home for those in list(homes.values()) for home in those if home.is_usable]
 
     def all(self) -> list[Any]:
         """All."""
-        return [home for homes in list(self._homes.values()) for home in list(homes.values())]
+        return [home for homes in list(self._homes.values()) for those in list(homes.values()) for home in those]
 
     def _after_fork(self) -> None:
         """In the child: starts afresh."""

@@ -13,9 +13,6 @@ pub mod queue;
 pub mod rule;
 pub mod serve;
 
-#[cfg(test)]
-mod tests;
-
 pub use actor::Actor;
 pub use fence::{Fence, Token};
 pub use holders::Holders;

@@ -268,7 +268,7 @@ impl<T> Queue<T> {
     /// Those among an owner's requests from `from` on that wait for a key, out of the next `most` candidates; and
     /// where to continue if there are more. Goes through the owner's requests or through the key's queue, whichever
     /// is shorter.
-    pub(super) fn of_owner_at(
+    pub fn of_owner_at(
         &self,
         owner: &Owner,
         key: &LockKey,

@@ -93,7 +93,6 @@ pub struct World {
 
 impl World {
     /// The world that the plain model describes; who waits is numbered anew.
-    #[cfg(feature = "models")]
     pub fn from_plain(plain: &Plain, fault: Option<Fault>) -> Self {
         let mut world = Self { fault, ..Self::default() };
         for (&number, lock) in &plain.locks {

@@ -81,7 +81,7 @@ pub fn change(lock: &mut Lock, owner: TextRef, own: &Hold, new: &Hold, now: Now)
     let Some(token) = new.token else { return };
     let hold = (lock.db(), lock.name().bytes(), owner.bytes());
     let other = with_ties(|state| {
-        state.ties.counted(hold, new.holds);
+        state.ties.counted(hold, new.holds, lock.limit());
         state.ties.changed(hold, own.token, token, new.deadline, now.millis())
     });
     if let Some(other) = other {
@@ -93,7 +93,8 @@ pub fn change(lock: &mut Lock, owner: TextRef, own: &Hold, new: &Hold, now: Now)
 /// Lowers the count of a hold; its token and its deadline stay.
 pub fn lower(lock: &mut Lock, owner: TextRef, holds: u64) {
     lock.lower(owner, holds);
-    with_ties(|state| state.ties.counted((lock.db(), lock.name().bytes(), owner.bytes()), holds));
+    let hold = (lock.db(), lock.name().bytes(), owner.bytes());
+    with_ties(|state| state.ties.counted(hold, holds, lock.limit()));
 }
 
 /// Whether the hold that `owner` has, under the token `held`, is the one that a request means: any if it names no token,

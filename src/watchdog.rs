@@ -95,12 +95,12 @@ pub fn verify_doubtful(ctx: Ctx, now: Now, slice: &Slice) {
 pub fn verify(ctx: Ctx, id: TieId, why: Why, now: Now) {
     let Some(tie) = state::with(|state| state.ties.get(id).cloned()) else { return };
     let elsewhere = !serves(ctx, &tie.key());
-    let still_held = |lock: &mut Lock, _: TextRef| Some((held(lock, &tie)?.holds, lock.own_end()?));
+    let still_held = |lock: &mut Lock, _: TextRef| Some((held(lock, &tie)?.holds, lock.limit(), lock.own_end()?));
     let seen = if elsewhere { None } else { with_lock(ctx, &tie, now, still_held).flatten() };
-    if let Some((holds, end)) = seen {
+    if let Some((holds, limit, end)) = seen {
         let is_over = state::with(|state| {
             let key = tie.key();
-            state.ties.counted((key.db, &key.name, &tie.owner), holds);
+            state.ties.counted((key.db, &key.name, &tie.owner), holds, limit);
             state.ties.deadline_seen(id, end);
             state.ties.get(id).is_some_and(|tie| tie.end().has_passed(now.millis()))
         });

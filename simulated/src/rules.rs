@@ -323,10 +323,10 @@ struct Wait {
 }
 
 impl Wait {
-    fn of(open: &Open, asked: &Asked) -> Self {
-        let left = asked.keys.clone();
-        let latest = open.began.unwrap_or(0);
-        Self { open: open.clone(), asked: asked.clone(), left, repeats: 0, latest, is_optional: false }
+    /// Of this request, which began here: in a transaction, later than that.
+    fn of(began: Place, open: &Open, asked: &Asked) -> Self {
+        let (open, left) = (Open { began: Some(began), ..open.clone() }, asked.keys.clone());
+        Self { open, asked: asked.clone(), left, repeats: 0, latest: began, is_optional: false }
     }
 }
 
@@ -809,9 +809,9 @@ impl Judge {
                         if has_vanished {
                             self.silent.extend(open.runs.iter().map(|asked| (db, asked.clone())));
                         }
-                        let waits = |asked: &&Asked| asked.of_session && (asked.wait.is_some() || asked.replicas > 0);
-                        let of_session = open.runs.iter().filter(waits);
-                        self.unheard.extend(of_session.map(|asked| Wait::of(open, asked)));
+                        let waits = |asked: &Asked| asked.of_session && (asked.wait.is_some() || asked.replicas > 0);
+                        let of_session = (place..).zip(&open.runs).filter(|(_, asked)| waits(asked));
+                        self.unheard.extend(of_session.map(|(at, asked)| Wait::of(at, open, asked)));
                     }
                 }
                 Happening::Touched { db, key, expired } => {
@@ -1023,7 +1023,7 @@ impl Judge {
                 known.latest = open.began.unwrap_or(0);
             }
             None => {
-                self.waits.push(Wait { is_optional, ..Wait::of(open, asked) });
+                self.waits.push(Wait { is_optional, ..Wait::of(open.began.unwrap_or(0), open, asked) });
             }
         }
     }
@@ -1153,9 +1153,11 @@ impl Judge {
         let mut cancels = Vec::new();
         for (client, open, reply) in spoken {
             // Not there any more: it has ended already, and this was told late.
-            let unheard: Vec<Wait> = self.unheard.extract_if(.., |wait| wait.open.began == open.began).collect();
+            let began = open.began.unwrap_or(0);
+            let is_its = |wait: &Wait| wait.open.began.is_some_and(|at| (began..began + open.runs.len()).contains(&at));
+            let unheard: Vec<Wait> = self.unheard.extract_if(.., |wait| is_its(wait)).collect();
             let replies = if open.is_exec { reply.elements() } else { std::slice::from_ref(&reply) };
-            for (place, (asked, reply)) in (open.began.unwrap_or(0)..).zip(open.runs.iter().zip(replies)) {
+            for (place, (asked, reply)) in (began..).zip(open.runs.iter().zip(replies)) {
                 match (asked.command.as_str(), reply) {
                     ("next", Reply::Array(events)) => {
                         let kind = |event: &Reply| event.elements().first().map(|kind| kind.bytes().to_vec());
@@ -1170,13 +1172,8 @@ impl Judge {
                     }
                     ("next", Reply::Null) if asked.alive => return Err(Violation::new(ALIVE, "null")),
                     (_, Reply::Line(line)) if line == "WAITING" => {
-                        let is_it = |it: &Asked| {
-                            (&it.command, it.client, &it.keys, &it.owner)
-                                == (&asked.command, asked.client, &asked.keys, &asked.owner)
-                        };
-                        if let Some(unheard) = unheard.iter().find(|wait| is_it(&wait.asked)) {
-                            let open = Open { began: Some(place), ..open.clone() };
-                            self.waits_for(&open, &unheard.asked, unheard.is_optional);
+                        if let Some(unheard) = unheard.iter().find(|wait| wait.open.began == Some(place)) {
+                            self.waits_for(&unheard.open, &unheard.asked, unheard.is_optional);
                         }
                     }
                     ("cancel", Reply::Integer(_)) => {

@@ -329,6 +329,12 @@ fn no_rule_is_broken_by() {
          e LOCK.ACQUIRE k1 o0 LEASE 400 SESSION $t
          +1200
          b SWAPDB 0 1",
+        // Two requests of one transaction for the same lock: the second waits for replicas, and not on the first one's terms.
+        "!replicas 20
+         a MULTI
+         a LOCK.ACQUIRE k2 o3 SHARED WAIT 0 SESSION $s
+         a LOCK.ACQUIRE k2 o3 SHARED HOLDS 1 REPLICAS 1 SESSION $s
+         a EXEC",
     ];
     lives.into_iter().for_each(is_mended);
 }
@@ -1271,6 +1277,24 @@ fn what_is_written_anew_keeps_its_limit() {
          !clock 60000
          c LOCK.ACQUIRE k c SHARED
          +400",
+    );
+}
+
+/// Also the limit that its owner named when it re-entered, over a connection to which nothing is tied: the tie kept the one from before.
+#[test]
+fn what_is_written_anew_keeps_the_limit_of_its_re_entry() {
+    history(
+        "a LOCK.ACQUIRE k a SHARED WATCHDOG
+         b LOCK.ACQUIRE k b LIMIT 2
+         c LOCK.ACQUIRE k a LIMIT 2
+         +400
+         !clock 60000
+         d LOCK.ACQUIRE k d SHARED
+         +1
+         e LOCK.ACQUIRE k e SHARED
+         +400",
+        'e',
+        "null",
     );
 }
 

@@ -607,11 +607,11 @@ impl Ties {
         self.live.set_due(id, due);
     }
 
-    /// The hold of `owner`, if it is tied, has this count now.
-    pub fn counted(&mut self, (db, name, owner): (i32, &[u8], &[u8]), holds: u64) {
+    /// The hold of `owner`, if it is tied, has this count now, and its lock this limit.
+    pub fn counted(&mut self, (db, name, owner): (i32, &[u8], &[u8]), holds: u64, limit: Option<Limit>) {
         let id = self.id(db, name, owner);
         if let Some(tie) = id.and_then(|id| self.live.by_id.get_mut(&id)) {
-            tie.holds = holds;
+            (tie.holds, tie.limit) = (holds, limit.unwrap_or(tie.limit));
         }
     }
 

@@ -1,6 +1,6 @@
 //! Tests of the core: properties, random histories against a plain model, and exhaustive models.
 //!
-//! Everything that is checked here is checked against [`plain`], which says the rule a second time, as plainly as
+//! Everything that is checked here is checked against `plain`, which says the rule a second time, as plainly as
 //! possible and without any of the core's own code.
 //!
 //! The core needs no server, so it is compiled here alone, and optimised: in the module's own package, which is not, the models took

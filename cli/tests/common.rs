@@ -116,8 +116,8 @@ impl Running {
 
     /// Sends it a signal.
     pub fn signal(&self, signal: i32) {
-        // SAFETY: plain call; the child has not been waited for.
-        unsafe { libc::kill(self.child.id() as libc::pid_t, signal) };
+        // It has not been waited for: the number is its own.
+        kill(self.child.id() as libc::pid_t, signal);
     }
 
     /// Reads a line of its standard output.
@@ -188,11 +188,22 @@ pub fn waiters(server: &Server, key: &str) -> usize {
     say::<Vec<redis::Value>>(server, &format!("LOCK.WAITERS {key}")).len()
 }
 
+/// Sends a process a signal.
+pub fn kill(pid: i32, signal: i32) {
+    // SAFETY: takes two numbers, and touches no memory of this process.
+    unsafe { libc::kill(pid, signal) };
+}
+
+/// What `/proc` says of a process, from its state on: nothing if there is none.
+pub fn stat(pid: i32) -> Vec<String> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().unwrap_or_default().split_whitespace().map(str::to_owned).collect()
+}
+
 /// Whether there is a process with this id.
 pub fn lives(pid: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // One that nobody has waited for yet has ended.
-    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(" Z"))
+    stat(pid).first().is_some_and(|state| state != "Z")
 }
 
 /// Waits until the process is gone.

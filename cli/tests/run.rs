@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use support::{Fate, Proxy, Server, Toward, until};
 
-use crate::common::{Done, Running, SOON, done, holdfast, holdfast_at, is_free, lives, say, until_gone, waiters};
+use crate::common::{Done, Running, SOON, done, holdfast, holdfast_at, is_free, kill, lives, say, until_gone, waiters};
 
 #[test]
 fn the_exit_code_is_the_commands() {
@@ -367,8 +367,7 @@ fn what_a_command_leaves_behind_when_it_ends_lives_on() {
     assert_eq!(done.code, Some(0), "{}", done.err);
     let pid: i32 = done.out.trim().parse().unwrap();
     assert!(lives(pid) && is_free(&server, "a"));
-    // SAFETY: plain call.
-    unsafe { libc::kill(pid, libc::SIGKILL) };
+    kill(pid, libc::SIGKILL);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::thread;
 
 use support::{Server, eventually, until};
 
-use crate::common::{SOON, contended, done, hears_signals, holdfast, is_free, lives, say, waiters};
+use crate::common::{SOON, contended, done, hears_signals, holdfast, is_free, kill, lives, say, stat, waiters};
 
 /// A program at a terminal of 100 columns and 30 rows.
 pub struct Terminal {
@@ -110,8 +110,7 @@ impl Drop for Terminal {
         let ended = eventually(SOON, || {
             let left = members(session);
             for pid in &left {
-                // SAFETY: plain call.
-                unsafe { libc::kill(*pid, libc::SIGKILL) };
+                kill(*pid, libc::SIGKILL);
             }
             left.is_empty()
         });
@@ -124,13 +123,7 @@ fn members(session: u32) -> Vec<libc::pid_t> {
     let processes =
         std::fs::read_dir("/proc").expect("this is Linux").filter_map(|it| it.ok()?.file_name().into_string().ok());
     let pids = processes.filter_map(|name| name.parse().ok());
-    pids.filter(|pid| lives(*pid) && fields(*pid).get(3) == Some(&session.to_string())).collect()
-}
-
-/// What `/proc` says of a process, from its state on.
-fn fields(pid: libc::pid_t) -> Vec<String> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(')').next().unwrap_or_default().split_whitespace().map(str::to_owned).collect()
+    pids.filter(|pid| lives(*pid) && stat(*pid).get(3) == Some(&session.to_string())).collect()
 }
 
 /// The number that a command has told on the screen: `process 12 begun`.
@@ -242,7 +235,7 @@ fn a_command_with_another_input_is_stopped_from_the_terminal_too() {
     let pid = told(&terminal);
     terminal.keys("\x1a");
     terminal.shows("stopped");
-    assert_eq!(fields(pid)[0], "T");
+    assert_eq!(stat(pid)[0], "T");
 }
 
 /// A process that stands still does not know whether it holds: it is as with one that hangs.

@@ -391,6 +391,30 @@ def test_event_loops_that_take_turns_have_a_session_each(own_server, admin, name
     until(lambda: not sessions(admin), "each was closed in its loop")
 
 
+def test_of_event_loops_that_are_closed_without_a_word_only_the_last_is_remembered(own_server, name):
+    process = program(
+        own_server,
+        f"""
+        import asyncio, gc, warnings
+        # Of what was left to the collector.
+        warnings.simplefilter("ignore")
+        client = redis.asyncio.Redis(host="127.0.0.1", port={own_server.port})
+
+        async def pair():
+            async with holdfast.asyncio.Lock(client, "{name}"):
+                pass
+
+        for _ in range(5):
+            loop = asyncio.new_event_loop()
+            loop.run_until_complete(pair())
+            loop.close()
+        gc.collect()
+        print(sum(isinstance(it, asyncio.AbstractEventLoop) for it in gc.get_objects()))
+        """,
+    )
+    assert ends(process) == "1\n"
+
+
 def test_the_session_ends_with_its_client(own_server, admin, name):
     client = own_server.client()
     lock = holdfast.Lock(client, name, ephemeral=True)

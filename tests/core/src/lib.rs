@@ -3,8 +3,8 @@
 //! Everything that is checked here is checked against `plain`, which says the rule a second time, as plainly as
 //! possible and without any of the core's own code.
 //!
-//! The core needs no server, so it is compiled here alone, and optimised: in the module's own package, which is not, the models took
-//! ten times as long.
+//! The core needs no server, so it is compiled here alone, and optimised: in the module's own package, which is not, all of this took
+//! six times as long.
 
 #![cfg(test)]
 

@@ -369,6 +369,11 @@ class Home:
         return not self.closed
 
     @property
+    def is_over(self) -> bool:
+        """Whether it can be used nowhere any more."""
+        return self.closed
+
+    @property
     def is_settled(self) -> bool:
         """Whether nothing is being given back."""
         return all(node.core.is_settled for node in list(self.nodes.values()))
@@ -377,6 +382,12 @@ class Home:
         """The program ends its session. Who holds is told."""
         for hold in list(self.holds.values()):
             hold.lose("closed")
+
+
+def _end(homes: dict[float | None, list[Any]]) -> None:
+    for those in homes.values():
+        for home in those:
+            home.end()
 
 
 class Homes:
@@ -396,16 +407,17 @@ class Homes:
             if home.is_usable:
                 return home
         with self._mutex:
-            homes = self._homes.setdefault(anchor, {})
+            homes = self._homes.get(anchor)
+            if homes is None:
+                homes = self._homes[anchor] = {}
+                end: Any = weakref.finalize(anchor, _end, homes)
+                end.atexit = False
+            those = homes[limit] = [home for home in homes.get(limit, ()) if not home.is_over]
             # Another thread may have been here before.
-            living = [home for home in homes.get(limit, ()) if not home.closed]
-            home = next((home for home in living if home.is_usable), None)
+            home = next((home for home in those if home.is_usable), None)
             if home is None:
                 home = self._kind(anchor, limit)
-                living.append(home)
-                end: Any = weakref.finalize(anchor, home.end)
-                end.atexit = False
-            homes[limit] = living
+                those.append(home)
         return home
 
     def those_of(self, client: Any) -> list[Any]:

@@ -87,7 +87,9 @@ class Wire(asyncio.Protocol):
 
     def close(self) -> None:
         """Closes it, without waiting for it."""
-        self.transport.abort()
+        # A loop that is closed takes no more calls: then the socket goes with the transport.
+        with contextlib.suppress(RuntimeError):
+            self.transport.abort()
         # What redis-py would close, too.
         self._connection._reader = self._connection._writer = None
 
@@ -311,6 +313,10 @@ class Home(Shared):
     def is_usable(self) -> bool:
         return not self.closed and self.loop is asyncio.get_running_loop()
 
+    @property
+    def is_over(self) -> bool:
+        return self.closed or self.loop.is_closed()
+
     async def settle(self) -> None:
         """Returns when what was given up has been taken back, or takes long."""
         if not self.is_settled:
@@ -346,8 +352,9 @@ class Home(Shared):
         for pending in list(self.calls.values()):
             pending.outcome = Outcome("closed")
             pending.wake()
-        for task in list(self._background):
-            task.cancel()
+        if not self.loop.is_closed():
+            for task in list(self._background):
+                task.cancel()
 
     async def close(self) -> None:
         """Gives back all there is, as far as the servers answer, and ends the connections."""

@@ -34,6 +34,8 @@ pub struct Asked {
     pub new: bool,
     /// It wants a sign of life.
     pub alive: bool,
+    /// The connections that it replaces.
+    pub replaces: Vec<u64>,
     /// It was repeated with other terms.
     pub is_unsure: bool,
 }
@@ -55,6 +57,12 @@ impl Asked {
         let first = if several { 2 } else { 1 };
         let keys = argv.get(first..first + count).unwrap_or_default().to_vec();
         let mut it = Self { command: command.into(), client, limit: 1, keys, ..Self::default() };
+        let client_of = |id: &Bytes| number(&id.rsplit(|byte| *byte == b':').next()?.to_vec());
+        if command == "owner" {
+            it.keys.clear();
+            it.replaces = argv.iter().skip(2).filter_map(client_of).collect();
+            return it;
+        }
         let has_owner = matches!(command.trim_start_matches('m'), "acquire" | "release" | "renew" | "cancel");
         let has_keys = has_owner || matches!(command, "force" | "info" | "waiters");
         if !has_keys {
@@ -82,8 +90,7 @@ impl Asked {
                 b"replicas" => it.replicas = number().unwrap_or(0),
                 b"session" => {
                     it.of_session = true;
-                    let id = rest.next().and_then(|id| id.rsplit(|byte| *byte == b':').next());
-                    it.client = id.and_then(|id| std::str::from_utf8(id).ok()?.parse().ok()).unwrap_or(0);
+                    it.client = rest.next().and_then(client_of).unwrap_or(0);
                 }
                 _ => {}
             }

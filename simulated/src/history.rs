@@ -33,8 +33,11 @@ pub fn can_tell(line: &Line) -> bool {
         "flushall",
     ];
     match line {
-        // The specification knows neither `NEW`, nor requests that are refused while another one is being confirmed.
-        Line::Request(_, words) if words.iter().any(|word| word == "NEW" || word == "REPLICAS") => false,
+        // The specification knows neither `NEW`, nor requests that are refused while another one is being confirmed, nor that
+        // a token from before `FENCE` raised it still names its hold.
+        Line::Request(_, words) if words.iter().any(|word| ["NEW", "REPLICAS", "FENCE"].contains(&word.as_str())) => {
+            false
+        }
         Line::Request(_, words) => {
             TOLD.contains(&words[0].to_lowercase().as_str()) && words.get(1).is_none_or(|word| word != "PAUSE")
         }

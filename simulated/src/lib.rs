@@ -48,6 +48,7 @@ pub mod play;
 pub mod random;
 pub mod resp;
 pub mod rules;
+pub mod scenes;
 pub mod script;
 pub mod seed;
 pub mod shrink;

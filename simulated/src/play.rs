@@ -5,6 +5,7 @@ use crate::redis::turn::{Arrival, turn, wakes_at};
 use crate::redis::{Bytes, Generation, Replica, Slots, node, slot_of, start};
 use crate::resp::Reply;
 use crate::rules::{Judge, Violation};
+use crate::scenes;
 use crate::script::{self, Line, Moves, Name};
 use crate::server::ctx::run_id;
 use std::collections::{BTreeMap, VecDeque};
@@ -47,6 +48,8 @@ struct Connection {
     has_vanished: bool,
     /// The last token that it was told.
     token: u64,
+    /// What it was told last, since it asked.
+    told: Option<Reply>,
 }
 
 /// Somebody who plays a script.
@@ -58,6 +61,8 @@ pub struct Player {
     judge: Judge,
     history: History,
     life: Life,
+    /// What the scene is about that is being played.
+    rule: &'static str,
     /// Whether what clients are told is kept.
     keeps: bool,
 }
@@ -73,6 +78,7 @@ pub fn play(generation: Generation, lines: &[Line], keeps: bool) -> Result<Life,
         judge: Judge::new(),
         history: History::default(),
         life: Life::default(),
+        rule: scenes::TOLD,
         keeps,
     };
     let mut played = 0;
@@ -104,7 +110,9 @@ impl Player {
         match line {
             Line::Request(name, words) => {
                 let words = words.iter().map(|word| self.word(word)).collect::<Vec<_>>();
-                let id = self.connection(*name).id;
+                let connection = self.connection(*name);
+                connection.told = None;
+                let id = connection.id;
                 self.judge.asked(id, &words);
                 if self.keeps {
                     self.history.asked(id, &words, node(|node| node.clock.mono));
@@ -156,6 +164,15 @@ impl Player {
             }),
             Line::Misconf(state) => node(|node| node.misconf = *state),
             Line::Slot(key, moves) => self.slot(&script::bytes(key), *moves),
+            Line::Scene(name) => self.rule = scenes::rule(name),
+            Line::Over => self.rule = scenes::TOLD,
+            Line::Told(name, text) => {
+                let told = self.connection(*name).told.as_ref();
+                let told = told.map_or("nothing".into(), |reply| format!("{reply:?}"));
+                if !told.starts_with(text) {
+                    return Err(Violation::new(self.rule, format!("{name} was told {told}, and not {text}")));
+                }
+            }
         }
         Ok(())
     }
@@ -180,7 +197,8 @@ impl Player {
         if !self.connections.get(&name).is_some_and(is_open) {
             let id = node(|node| node.connect());
             self.life.ids.insert(id, name);
-            self.connections.insert(name, Connection { id, received: Vec::new(), has_vanished: false, token: 0 });
+            self.connections
+                .insert(name, Connection { id, received: Vec::new(), has_vanished: false, token: 0, told: None });
         }
         self.connections.entry(name).or_insert_with(|| unreachable!())
     }
@@ -236,8 +254,9 @@ impl Player {
                 connection.token = reply.last_token().unwrap_or(connection.token);
                 if self.keeps {
                     self.history.told(connection.id, &reply, node(|node| node.clock.mono));
-                    self.life.told.push((*name, reply));
+                    self.life.told.push((*name, reply.clone()));
                 }
+                connection.told = Some(reply);
             }
         }
         if self.keeps {

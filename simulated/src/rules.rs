@@ -5,7 +5,7 @@
 //! its own eyes ([`crate::truth`]), and looks into the module's state only where a rule speaks of them.
 
 use crate::asked::Asked;
-use crate::redis::{Bytes, Happening, Node, node};
+use crate::redis::{Bytes, Happening, Node, REFUSALS, node};
 use crate::resp::Reply;
 use crate::server::Role;
 use crate::server::clock::Now;
@@ -33,6 +33,8 @@ const CRON: u64 = 100;
 
 /// A hold is there as long as its holder was promised.
 pub const KEPT: &str = "what was granted stays until its owner gives it back, its lease ends, somebody breaks or overwrites the lock, or its ephemeral connection ends";
+/// Hold counts: `HOLDS n` makes n.
+pub const ASKED_FOR: &str = "nobody has more holds than it asked for";
 /// Hold counts.
 pub const COUNTED: &str = "of the holds that an owner was told of, none goes but those that it gives back";
 /// Ephemeral holds.
@@ -51,6 +53,14 @@ pub const LEASE: &str = "a lease never ends before its time";
 pub const STEPPED: &str = "a hold that is tied is never lost by a step of the clock: what was left of it stays left";
 /// Watchdogs.
 pub const WATCHED: &str = "the server renews what is watched as long as the connection lives";
+/// Readers without signs of life.
+pub const ASKS_AGAIN: &str = "a session for which holds are renewed is answered in time to ask again";
+/// Sessions that are replaced.
+pub const REPLACED: &str = "a session that was replaced has ended";
+/// Giving up.
+pub const GIVEN_UP: &str = "what is given up is given up also where the server refuses writes";
+/// Codes.
+pub const CODES: &str = "a refusal of the module has a code of its own, which is none of the server's";
 /// Confirmed deadlines.
 pub const CONFIRMED: &str = "a tied hold ends at the deadline that its replicas have confirmed";
 /// Confirmations.
@@ -452,6 +462,8 @@ pub struct Judge {
     asked_since: Vec<Asked>,
     /// It stepped where nothing could be written: then deadlines may be those that were asked for, and not those that are.
     is_rough: bool,
+    /// For how many holds their owners have asked at most, whatever became of it: one by one, and the greatest `HOLDS`.
+    asked_for: BTreeMap<(Bytes, Bytes), (u64, u64)>,
     /// Which connections anybody has asked to tie a hold to.
     asked_ties: BTreeMap<Hold, BTreeMap<u64, usize>>,
     /// Holds that a session was told it is tied to no more, and how often one of that owner and key.
@@ -783,6 +795,15 @@ impl Judge {
                             tie.into_iter().for_each(|tie| tie.is_unsure = true);
                         }
                     }
+                    for asked in runs.iter().filter(|asked| asked.command.ends_with("acquire")) {
+                        for key in &asked.keys {
+                            let (ones, most) = self.asked_for.entry((key.clone(), asked.owner.clone())).or_default();
+                            match asked.holds {
+                                None => *ones += 1,
+                                Some(holds) => *most = holds.max(*most),
+                            }
+                        }
+                    }
                     // Whose ties these move, only those know who hear the answer.
                     for (place, asked) in (place..).zip(&runs).filter(|(_, asked)| asked.ties()) {
                         let doubt = (place, Doubt::of(asked, at));
@@ -903,11 +924,9 @@ impl Judge {
 
     /// Owners that have asked for something, and were not told yet what became of it, or never will be.
     fn unheard_requests(&self) -> BTreeSet<Bytes> {
-        let open = self.connections.values().flat_map(|it| &it.open).filter(|open| open.began.is_some());
-        let open = open.flat_map(|open| &open.runs);
-        let waits = self.waits.iter().chain(&self.unheard).map(|wait| &wait.asked);
         let silent = self.silent.iter().map(|(_, asked)| asked);
-        open.chain(waits).chain(silent).map(|asked| asked.owner.clone()).filter(|owner| !owner.is_empty()).collect()
+        let all = self.undecided().map(|(.., asked)| asked).chain(silent);
+        all.map(|asked| asked.owner.clone()).filter(|owner| !owner.is_empty()).collect()
     }
 
     /// Requests for several locks whose answers were not heard, or never will be.
@@ -1113,6 +1132,12 @@ impl Judge {
                     // It lasts for so long from when this was asked.
                     let lasts = String::from_utf8_lossy(detail.bytes()).parse::<u64>();
                     let Ok(lasts) = lasts else { return Err(Violation::new(LEASE, format!("a grant is {event:?}"))) };
+                    let least = open.at + asked.lease.unwrap_or(30_000);
+                    let is_plain = asked.command.ends_with("acquire") && asked.replicas == 0;
+                    if is_plain && !self.is_disturbed && next.at + lasts + 2 < least {
+                        let what = format!("{event:?} after {} lasts until {}, not {least}", next.at, next.at + lasts);
+                        return Err(Violation::new(LEASE, what));
+                    }
                     // (A step of the clock may have come between the grant and its reading.)
                     if lasts > 0 && !self.is_disturbed {
                         open.at = open.at.max((next.at + lasts).saturating_sub(asked.lease.unwrap_or(30_000)));
@@ -1158,6 +1183,7 @@ impl Judge {
             let unheard: Vec<Wait> = self.unheard.extract_if(.., |wait| is_its(wait)).collect();
             let replies = if open.is_exec { reply.elements() } else { std::slice::from_ref(&reply) };
             for (place, (asked, reply)) in (began..).zip(open.runs.iter().zip(replies)) {
+                says_what_it_may(asked, reply)?;
                 match (asked.command.as_str(), reply) {
                     ("next", Reply::Array(events)) => {
                         let kind = |event: &Reply| event.elements().first().map(|kind| kind.bytes().to_vec());
@@ -1684,6 +1710,12 @@ impl Judge {
                 let what = format!("{}: {} of {} holds", show(hold), holder.holds, least());
                 return Err(Violation::new(COUNTED, what));
             }
+            if let Some(holder) = holder.filter(|it| it.holds > 1 && counts) {
+                let (ones, most) = self.asked_for.get(&(key.clone(), owner.clone())).copied().unwrap_or_default();
+                if holder.holds > ones + most {
+                    return Err(Violation::new(ASKED_FOR, format!("{}: {} holds", show(hold), holder.holds)));
+                }
+            }
             if let Some(holder) = holder {
                 let owns = |(_, cause): &(Place, Cause)| match cause {
                     Cause::Own(asked, on, _) => on == db && asked.concerns(key, owner),
@@ -1807,15 +1839,9 @@ impl Judge {
             {
                 let loss = (tie.client, key.clone(), owner.clone(), belief.token);
                 // A request whose answer is not heard yet may have tied it to another connection.
-                let ties = |asked: &Asked| asked.ties() && asked.concerns(key, owner);
-                let mut open = self.connections.values().flat_map(|it| it.open.iter());
-                let silent = self.silent.iter().any(|(_, asked)| ties(asked));
-                let waits = self.waits.iter().chain(&self.unheard).any(|wait| ties(&wait.asked));
-                if silent || waits || open.any(|open| open.began.is_some() && open.runs.iter().any(ties)) {
-                    ended.push(hold.clone());
-                    continue;
-                }
-                if !self.told_lost.contains_key(&loss) && !self.untied.contains_key(&loss) {
+                let silent = self.silent.iter().map(|(_, asked)| asked).filter(|asked| asked.ties());
+                let is_sure = !silent.chain(&unheard).any(|asked| asked.concerns(key, owner));
+                if is_sure && !self.told_lost.contains_key(&loss) && !self.untied.contains_key(&loss) {
                     self.owed.insert(loss);
                 }
             }
@@ -2014,14 +2040,11 @@ impl Judge {
         for ((db, key, owner), _) in self.begun.iter().filter(|_| node(|node| !node.reconfigured)) {
             let of_it =
                 |on: i32, asked: &Asked| on == *db && asked.command.ends_with("acquire") && asked.concerns(key, owner);
-            let open = self.connections.values().flat_map(|it| &it.open).filter(|open| open.began.is_some());
-            let open = open.flat_map(|open| open.runs.iter().map(move |asked| (open.db, asked)));
-            let waits = self.waits.iter().chain(&self.unheard).chain(self.cancelled.iter().map(|(_, wait)| wait));
-            let waits = waits.map(|wait| (wait.open.db, &wait.asked));
-            let told = self.told.iter().map(|(db, asked)| (*db, asked));
-            let silent = self.silent.iter().map(|(db, asked)| (*db, asked));
-            let mut askers =
-                open.chain(waits).chain(told).chain(silent).filter(|(on, asked)| of_it(*on, asked)).peekable();
+            let undecided = self.undecided().map(|(_, open, asked)| (open.db, asked));
+            let given_up = self.cancelled.iter().map(|(_, wait)| (wait.open.db, &wait.asked));
+            let others = self.told.iter().chain(&self.silent).map(|(db, asked)| (*db, asked));
+            let all = undecided.chain(given_up).chain(others);
+            let mut askers = all.filter(|(on, asked)| of_it(*on, asked)).peekable();
             let may = |client: u64| {
                 let argv = [b"lock.acquire".to_vec(), key.clone(), owner.clone()];
                 node(|node| {
@@ -2215,6 +2238,14 @@ impl Judge {
             let Some(asked) = open.runs.first().filter(|asked| asked.command == "next") else { continue };
             // A sign of life comes every ten seconds at least.
             let pace = asked.alive.then(|| connection.promised.unwrap_or(10_000));
+            // Or an eighth of the shortest lease that is renewed for it.
+            let is_its =
+                |tie: &Tie| tie.client == *id && tie.watchdog && !tie.is_unsure && Some(tie.heard) < open.began;
+            let renewed = self.beliefs.values().filter_map(Belief::tie).filter(is_its).map(|tie| tie.lease).min();
+            let eighth = renewed.map(|lease| (lease / 8).clamp(10, 10_000));
+            if eighth.is_some_and(|eighth| open.at + eighth + CALM < now) {
+                return Err(Violation::new(ASKS_AGAIN, format!("client {id} still reads: {asked:?}")));
+            }
             let wait = asked.wait.filter(|wait| *wait > 0).into_iter().chain(pace).min();
             if wait.is_some_and(|wait| open.at + wait + CALM < now) {
                 return Err(Violation::new(IN_TIME, format!("client {id} still reads: {asked:?}")));
@@ -2345,6 +2376,30 @@ impl Judge {
             None if handles != 0 => Err(Violation::new(LEFT, format!("{handles} blocked clients not given back"))),
             None => Ok(()),
         }
+    }
+}
+
+/// What a reply says by itself.
+fn says_what_it_may(asked: &Asked, reply: &Reply) -> Result<(), Violation> {
+    let detail = |event: &Reply| event.elements().get(5).map(|it| String::from_utf8_lossy(it.bytes()).into_owned());
+    let refusals: Vec<String> = match reply {
+        Reply::Error(error) => vec![error.clone()],
+        Reply::Array(events) if asked.command == "next" => events.iter().filter_map(detail).collect(),
+        _ => Vec::new(),
+    };
+    let is_code = |code: Option<&str>| REFUSALS.iter().any(|its| its.split(' ').next() == code);
+    for refusal in refusals.iter().filter(|it| is_code(it.split(' ').next())) {
+        if asked.command == "cancel" {
+            return Err(Violation::new(GIVEN_UP, format!("{asked:?} is answered {refusal}")));
+        }
+        if !REFUSALS.contains(&refusal.as_str()) {
+            return Err(Violation::new(CODES, format!("{asked:?} is answered {refusal}")));
+        }
+    }
+    let is_here = |client: &&u64| node(|node| node.clients.contains_key(client));
+    match asked.replaces.iter().find(is_here).filter(|_| matches!(reply, Reply::Bulk(_))) {
+        Some(client) => Err(Violation::new(REPLACED, format!("client {client} is still there"))),
+        None => Ok(()),
     }
 }
 

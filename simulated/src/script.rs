@@ -13,6 +13,8 @@
 //! | `!good 1` | `min-replicas-to-write` counts so many of them |
 //! | `!misconf on`, `!misconf off` | a save has failed: the server refuses writes |
 //! | `!slot k moves`, `migrates`, `comes` | the slot of `k` is another node's, is being moved key by key, is this node's |
+//! | `!scene NAME`, `!over` | here begins and ends one of [`crate::scenes`], whose lines belong together |
+//! | `a !told TEXT` | what `a` was told since its last request begins like this; `nothing`: it still waits |
 //!
 //! In a request, `$a` stands for the identity of client `a` (`LOCK.OWNER`), `#a` for its id, `@a` for the last token that
 //! it was told.
@@ -34,6 +36,9 @@ pub enum Line {
     Good(usize),
     Misconf(bool),
     Slot(String, Moves),
+    Scene(String),
+    Over,
+    Told(Name, String),
 }
 
 /// The name of a client: a letter.
@@ -70,6 +75,8 @@ impl Line {
             }
             ["!good", count] => Self::Good(number(count) as usize),
             ["!misconf", state] => Self::Misconf(*state == "on"),
+            ["!scene", name] => Self::Scene((*name).into()),
+            ["!over"] => Self::Over,
             ["!slot", key, moves] => {
                 let moves = match *moves {
                     "moves" => Moves::Moves,
@@ -86,6 +93,7 @@ impl Line {
                     ["!vanish"] => Self::Vanish(name),
                     ["!deaf"] => Self::Deaf(name),
                     ["!hears"] => Self::Hears(name),
+                    ["!told", text @ ..] => Self::Told(name, text.join(" ")),
                     _ => Self::Request(name, what.iter().map(|word| (*word).into()).collect()),
                 }
             }
@@ -111,6 +119,9 @@ impl fmt::Display for Line {
             }
             Self::Good(count) => write!(out, "!good {count}"),
             Self::Misconf(state) => write!(out, "!misconf {}", if *state { "on" } else { "off" }),
+            Self::Scene(name) => write!(out, "!scene {name}"),
+            Self::Over => write!(out, "!over"),
+            Self::Told(name, text) => write!(out, "{name} !told {text}"),
             Self::Slot(key, moves) => write!(out, "!slot {key} {}", format!("{moves:?}").to_lowercase()),
         }
     }

@@ -6,6 +6,7 @@
 
 use crate::random::Random;
 use crate::redis::Generation;
+use crate::scenes;
 use crate::script::{Line, Moves, Name};
 
 /// How many lines a life has, at most.
@@ -132,6 +133,7 @@ pub fn life(seed: u64) -> Seeded {
         // Known: a look that is put off while a slot is on its way comes later by as much as the clock steps back.
         lines.retain(|line| !matches!(line, Line::Clock(..0)));
     }
+    scenes::add(seed, &mut lines);
     Seeded { generation, lines }
 }
 

@@ -11,19 +11,20 @@ pub fn shrink(generation: Generation, lines: &[Line], broken: Box<Broken>) -> (V
         // It breaks at the end of the life, when everybody goes.
         best.0 = lines.to_vec();
     }
-    let mut size = best.0.len().div_ceil(2);
+    let mut units = units(&best.0);
+    let mut size = units.len().div_ceil(2);
     loop {
-        let before = best.0.len();
+        let before = units.len();
         let mut at = 0;
-        while at < best.0.len() {
-            let end = (at + size).min(best.0.len());
-            let rest = [&best.0[..at], &best.0[end..]].concat();
-            match fails(generation, &rest, &best.1) {
-                Some(broken) => best = (rest, broken),
+        while at < units.len() {
+            let end = (at + size).min(units.len());
+            let rest = [&units[..at], &units[end..]].concat();
+            match fails(generation, &rest.concat(), &best.1) {
+                Some(broken) => (best, units) = ((rest.concat(), broken), rest),
                 None => at = end,
             }
         }
-        if size == 1 && best.0.len() == before {
+        if size == 1 && units.len() == before {
             break;
         }
         size = (size / 2).max(1);
@@ -32,10 +33,27 @@ pub fn shrink(generation: Generation, lines: &[Line], broken: Box<Broken>) -> (V
     best
 }
 
+/// What is left out as a whole: a line, or a scene, which says what everybody is told only if it is played whole.
+fn units(mut lines: &[Line]) -> Vec<Vec<Line>> {
+    let mut units = Vec::new();
+    while let Some(first) = lines.first() {
+        let over = lines.iter().position(|line| *line == Line::Over).map_or(lines.len(), |at| at + 1);
+        let (unit, rest) = lines.split_at(if matches!(first, Line::Scene(_)) { over } else { 1 });
+        units.push(unit.to_vec());
+        lines = rest;
+    }
+    units
+}
+
 /// Leaves out options, and shortens times.
 fn simplify(generation: Generation, best: &mut (Vec<Line>, Box<Broken>)) {
+    let mut is_scene = false;
     for at in 0..best.0.len() {
+        is_scene = matches!(best.0[at], Line::Scene(_)) || is_scene && best.0[at] != Line::Over;
         let Line::Request(name, words) = best.0[at].clone() else { continue };
+        if is_scene {
+            continue;
+        }
         let mut words = words;
         let mut place = words.len();
         while place > 3 {

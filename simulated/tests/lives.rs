@@ -3,7 +3,7 @@
 use simulated::play::play;
 use simulated::redis::Generation;
 use simulated::resp::Reply;
-use simulated::{history, script, seed};
+use simulated::{history, scenes, script, seed, shrink};
 
 /// What clients saw can be explained by an order of the operations on a lock of a page: histories/src/spec.rs. Where much
 /// has no answer, there is too much to try: such lives are left out.
@@ -348,6 +348,25 @@ fn a_seed_gives_the_same_life_each_time() {
             played.map_or_else(|broken| format!("{broken:?}"), |life| format!("{life:?}"))
         };
         assert_eq!(told(), told(), "seed {number}");
+    }
+}
+
+/// What a script says that somebody is told is a rule, too; and a scene is cut down as a whole.
+#[test]
+fn what_is_not_told_as_the_script_says_is_seen() {
+    const ASKED: &str = "!scene raised
+         a LOCK.ACQUIRE k a
+         +1
+         b LOCK.ACQUIRE k b
+         +1
+         b !told";
+    assert_eq!(broken(&format!("{ASKED} null")), [""; 0]);
+    let lines = script::parse(&format!("c LOCK.OWNER\n{ASKED} 1\n!over\n+1"));
+    for generation in Generation::ALL {
+        let broken = play(generation, &lines, false).expect_err("b was told null");
+        assert_eq!(broken.violation.rule, scenes::RAISED);
+        let (cut, _) = shrink::shrink(generation, &lines, broken);
+        assert_eq!(cut, script::parse(&format!("{ASKED} 1")));
     }
 }
 

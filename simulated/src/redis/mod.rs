@@ -49,6 +49,13 @@ pub const DATABASES: usize = 4;
 /// The other node of the cluster, if this is one.
 pub const OTHER: &str = "127.0.0.1:7001";
 
+/// What the server itself says where it takes no writes.
+pub const REFUSALS: [&str; 3] = [
+    "READONLY You can't write against a read only replica.",
+    "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
+    "NOREPLICAS Not enough good replicas to write.",
+];
+
 /// A command of the module.
 #[derive(Clone, Copy)]
 pub struct Registered {
@@ -335,14 +342,12 @@ impl Node {
     /// The error with which a command that writes would be refused now, a pause aside.
     pub fn refuses_writes(&self) -> Option<&'static str> {
         if self.role == Role::Replica {
-            return Some("READONLY You can't write against a read only replica.");
+            return Some(REFUSALS[0]);
         }
         if self.misconf {
-            return Some(
-                "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
-            );
+            return Some(REFUSALS[1]);
         }
-        (self.good_replicas() < self.min_replicas).then_some("NOREPLICAS Not enough good replicas to write.")
+        (self.good_replicas() < self.min_replicas).then_some(REFUSALS[2])
     }
 
     /// The time in Unix milliseconds.

@@ -154,6 +154,7 @@ impl Player<'_> {
             Line::Slot(key, moves) => self.scene.slot(key, *moves),
             Line::Clock(ms) => self.stepped += ms,
             Line::Good(count) => self.good(*count),
+            Line::Scene(_) | Line::Over | Line::Told(..) => {}
         }
     }
 

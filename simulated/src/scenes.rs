@@ -1,0 +1,340 @@
+//! Scenes: lines that show something only together, and in this order. Random lines meet so once in a million lives; so a
+//! life has one of these now and then, somewhere between its own lines.
+//!
+//! A scene has keys, owners and clients of its own, which no other line of a life names, and begins where all is well: so
+//! each answer in it is known, and stands in it (`a !told …`). What it says everybody is told is what
+//! `docs/guarantees.md` and `docs/reference.md` promise. Of what stands in braces, one is taken.
+
+use crate::random::Random;
+use crate::rules::{CONFIRMED, CYCLES, GIVEN_UP, KEPT, LIMIT, UNHEARD};
+use crate::script::{Line, Name, parse};
+use std::collections::BTreeSet;
+
+/// A script that says what everybody is told.
+pub const TOLD: &str = "everybody is told what the script says";
+/// `FENCE`.
+pub const RAISED: &str = "a token from before FENCE raised it still names its hold";
+/// `LOCK.CANCEL`.
+pub const TOGETHER: &str = "a cancel gives up what was granted in one step, and is still held by it, and nothing else";
+/// Repetitions.
+pub const SAME_TERMS: &str = "a renewal that is repeated on other terms is refused";
+/// Silence.
+pub const SILENT: &str = "a session that was promised a sign of life, and asks for none, is ended";
+
+/// A scene.
+struct Scene {
+    name: &'static str,
+    /// What it shows.
+    rule: &'static str,
+    lines: &'static str,
+}
+
+/// All is well: everybody else has gone, with what waits behind other requests, and nothing is paused or refused.
+const BEGIN: &str = "+1
+    a !end
+    b !end
+    c !end
+    d !end
+    e !end
+    s !end
+    t !end
+    +1
+    z REPLICAOF NO ONE
+    z CLIENT UNPAUSE
+    z CONFIG SET min-replicas-to-write 0
+    !misconf off
+    +400";
+
+const SCENES: [Scene; 18] = [
+    Scene {
+        name: "raised",
+        rule: RAISED,
+        lines: "f LOCK.ACQUIRE x ann {|WATCHDOG|SHARED|LIMIT 2|SESSION $p}
+            +{0|1|20}
+            f LOCK.RENEW x ann FENCE 1800002500000007
+            f LOCK.RELEASE x ann TOKEN @f
+            +1
+            f !told 0",
+    },
+    Scene {
+        name: "raised-to-one",
+        rule: TOGETHER,
+        lines: "f LOCK.ACQUIRE x ann SESSION $p
+            f LOCK.ACQUIRE y ann {|WATCHDOG} SESSION $p
+            f LOCK.RENEW x ann FENCE 1800002500000007
+            f LOCK.RENEW y ann FENCE 1800002500000007
+            +{0|1}
+            f LOCK.CANCEL x ann SESSION $p
+            g LOCK.ACQUIRE y ben
+            +5
+            f !told 1
+            g !told null",
+    },
+    Scene {
+        name: "acquired-anew",
+        rule: TOGETHER,
+        lines: "f LOCK.MACQUIRE 2 x y ann {WATCHDOG|EPHEMERAL|SESSION $p}
+            f LOCK.RELEASE x ann
+            +1
+            g LOCK.ACQUIRE x ann SESSION $p
+            g LOCK.RENEW y ann SESSION $p
+            +1
+            h {HSET x ben 1|DEL x|LOCK.FORCE x}
+            +1
+            g LOCK.CANCEL x ann SESSION $p
+            g EXISTS y
+            +1
+            g !told 1",
+    },
+    Scene {
+        name: "overtakes",
+        rule: CYCLES,
+        lines: "f LOCK.ACQUIRE x ann WATCHDOG
+            g LOCK.ACQUIRE y ben {WATCHDOG|LEASE 600000}
+            +1
+            f LOCK.ACQUIRE y ann WAIT {0|5000}
+            +{1|20}
+            h LOCK.MACQUIRE 2 {x y|y x} cat WAIT {0|5000} WAITED {1000|60000} {|SESSION $p}
+            +1
+            h !told -DEADLOCK
+            g LOCK.RELEASE y ben
+            +1
+            f !told 1",
+    },
+    Scene {
+        name: "readers",
+        rule: CYCLES,
+        lines: "f LOCK.ACQUIRE x ann {WATCHDOG|LEASE 600000}
+            g LOCK.ACQUIRE y ben {WATCHDOG|LEASE 600000}
+            +1
+            f LOCK.ACQUIRE y ann {|SHARED|LIMIT 3} WAIT 5000
+            +{1|20}
+            g LOCK.ACQUIRE x ben {SHARED|LIMIT 2} WAIT 5000 {|SESSION $p}
+            +1
+            f !told nothing
+            g !told -DEADLOCK",
+    },
+    Scene {
+        name: "ring-of-three",
+        rule: CYCLES,
+        lines: "f LOCK.ACQUIRE x ann WATCHDOG {|SHARED}
+            g LOCK.ACQUIRE y ben WATCHDOG
+            h LOCK.ACQUIRE w cat WATCHDOG
+            +1
+            f LOCK.ACQUIRE y ann WAIT 0 {|SHARED}
+            +1
+            g LOCK.ACQUIRE w ben WAIT {0|5000} {|LIMIT 2}
+            +{1|20}
+            h LOCK.ACQUIRE x cat WAIT {0|5000}
+            +1
+            f !told nothing
+            g !told nothing
+            h !told -DEADLOCK",
+    },
+    Scene {
+        name: "ends-by-itself",
+        rule: CYCLES,
+        lines: "f LOCK.ACQUIRE x ann##1 LEASE {300|1000}
+            g LOCK.ACQUIRE x ann##2 {|SHARED} WAIT {2000|5000}
+            +100
+            g !told nothing
+            +1200
+            g !told 1",
+    },
+    Scene {
+        name: "one-of-two-ends",
+        rule: CYCLES,
+        lines: "f LOCK.ACQUIRE x ann LEASE {300|1000} {|EPHEMERAL}
+            g LOCK.ACQUIRE y ben WATCHDOG
+            +1
+            f LOCK.ACQUIRE y ann WAIT {0|5000}
+            +1
+            g LOCK.ACQUIRE x ben WAIT {2000|5000}
+            +100
+            g !told nothing
+            +1200
+            g !told 1",
+    },
+    Scene {
+        name: "silent",
+        rule: SILENT,
+        lines: "f LOCK.ACQUIRE x ann LEASE 3600000 EPHEMERAL SESSION $p
+            p LOCK.NEXT ALIVE
+            +36000
+            g LOCK.ACQUIRE x ben
+            +1
+            g !told 1",
+    },
+    Scene {
+        name: "other-terms",
+        rule: SAME_TERMS,
+        lines: "!replicas {20|50}
+            f LOCK.ACQUIRE x ann
+            +20
+            f LOCK.RENEW x ann LEASE 2000 REPLICAS 1 SESSION $p
+            f LOCK.RENEW x ann LEASE 2000 {TOKEN 7|TOKEN @f|FENCE 1800002500000007} REPLICAS 1 SESSION $p
+            +100
+            f !told -ERR this owner already waits for this",
+    },
+    Scene {
+        name: "closed-behind-its-grant",
+        rule: UNHEARD,
+        lines: "f LOCK.MACQUIRE 2 x y ann
+            +1
+            g LOCK.ACQUIRE x ben {|WATCHDOG} WAIT 0
+            h LOCK.ACQUIRE y cat WAIT {0|5000}
+            h {CLIENT KILL ID #g|LOCK.OWNER REPLACES $g}
+            +1
+            f LOCK.MRELEASE 2 x y ann
+            +5
+            i LOCK.ACQUIRE x dan
+            +1
+            i !told 1",
+    },
+    Scene {
+        name: "closed-before-its-answer",
+        rule: UNHEARD,
+        lines: "f LOCK.ACQUIRE x ann
+            +1
+            g LOCK.ACQUIRE x ben {|WATCHDOG} WAIT 0
+            h LOCK.ACQUIRE x cat WAIT {0|5000}
+            +1
+            f LOCK.{RELEASE x ann|FORCE x}
+            f {CLIENT KILL ID #g|LOCK.OWNER REPLACES $g}
+            +5
+            h !told 1",
+    },
+    Scene {
+        name: "closed-as-it-reads",
+        rule: UNHEARD,
+        lines: "f LOCK.ACQUIRE x ann
+            f LOCK.ACQUIRE x ben {|WATCHDOG} WAIT 0 SESSION $p
+            h LOCK.ACQUIRE x cat WAIT 0
+            +1
+            f LOCK.RELEASE x ann
+            +1
+            p LOCK.NEXT {|ALIVE}
+            g {CLIENT KILL ID #p|LOCK.OWNER REPLACES $p}
+            +5
+            h !told 1",
+    },
+    Scene {
+        name: "unconfirmed-re-entry",
+        rule: CONFIRMED,
+        lines: "!replicas 0
+            f LOCK.ACQUIRE x ann LEASE 2000 WATCHDOG REPLICAS 1
+            +5
+            !replicas never
+            +300
+            g LOCK.ACQUIRE x ann LEASE {60000|3600000} REPLICAS {1|2}
+            +1500
+            +500
+            h LOCK.ACQUIRE x ben
+            +1000
+            h !told 1",
+    },
+    Scene {
+        name: "renamed-to-an-ephemeral-one",
+        rule: KEPT,
+        lines: "f LOCK.ACQUIRE x ann EPHEMERAL
+            g LOCK.ACQUIRE y ann {|LEASE 60000}
+            +{1|20}
+            g RENAME y x
+            f !end
+            h LOCK.ACQUIRE x ben
+            +1
+            h !told null",
+    },
+    Scene {
+        name: "behind-its-own-pipeline",
+        rule: KEPT,
+        lines: "f LOCK.ACQUIRE x ann LEASE 1
+            g LOCK.ACQUIRE x ben WAIT 0
+            h LOCK.ACQUIRE x ben WAIT 0 WAITED {1000|60000}
+            g REPLICAOF 127.0.0.1 1
+            g REPLICAOF NO ONE
+            g LOCK.ACQUIRE x ben
+            h LOCK.ACQUIRE x ben REPLICAS 1
+            +10",
+    },
+    Scene {
+        name: "written-anew",
+        rule: LIMIT,
+        lines: "f LOCK.ACQUIRE x ann SHARED WATCHDOG
+            g LOCK.ACQUIRE x ben LIMIT 2
+            h LOCK.ACQUIRE x ann LIMIT 2
+            +400
+            !clock {45000|60000}
+            i LOCK.ACQUIRE x cat {SHARED|LIMIT 3}
+            +1
+            j LOCK.ACQUIRE x dan {SHARED|LIMIT 3}
+            +400
+            i !told 1
+            j !told null",
+    },
+    Scene {
+        name: "given-up-while-refused",
+        rule: GIVEN_UP,
+        lines: "f LOCK.ACQUIRE x ann WATCHDOG SESSION $p
+            +1
+            {z CONFIG SET min-replicas-to-write 9|!misconf on}
+            +1
+            f LOCK.CANCEL x ann SESSION $p
+            +{1|50}
+            f !told 1
+            z CONFIG SET min-replicas-to-write 0
+            !misconf off
+            +1
+            g LOCK.ACQUIRE x ben
+            +1
+            g !told 1",
+    },
+];
+
+/// The rule that a scene shows.
+pub fn rule(name: &str) -> &'static str {
+    SCENES.iter().find(|scene| scene.name == name).map_or(TOLD, |scene| scene.rule)
+}
+
+/// Puts a scene into some lives.
+pub fn add(seed: u64, lines: &mut Vec<Line>) {
+    let mut random = Random::new(!seed);
+    if !random.one_in(16) {
+        return;
+    }
+    let scene = random.of(&SCENES);
+    let played = parse(&chosen(scene.lines, &mut random));
+    let mut all = vec![Line::Scene(scene.name.into())];
+    all.extend(parse(BEGIN));
+    let names: BTreeSet<Name> = played.iter().flat_map(names).chain(['z']).collect();
+    let at = random.below(lines.len() + 1);
+    if played.iter().any(|line| matches!(line, Line::Replicas(_))) {
+        let before = lines[..at].iter().rfind(|line| matches!(line, Line::Replicas(_)));
+        let before = before.cloned().unwrap_or(Line::Replicas(Vec::new()));
+        all.extend(played.into_iter().chain([Line::Over, before]));
+    } else {
+        all.extend(played.into_iter().chain([Line::Over]));
+    }
+    all.extend(names.into_iter().map(Line::End));
+    lines.splice(at..at, all);
+}
+
+/// The clients of a line.
+fn names(line: &Line) -> Vec<Name> {
+    let Line::Request(name, words) = line else { return Vec::new() };
+    let named = words.iter().filter_map(|word| word.strip_prefix(['$', '#'])?.chars().next());
+    named.chain([*name]).collect()
+}
+
+/// Of what stands in braces, one.
+fn chosen(text: &str, random: &mut Random) -> String {
+    let mut pieces = text.split('{');
+    let mut chosen: String = pieces.next().unwrap_or_default().into();
+    for piece in pieces {
+        let (choices, rest) = piece.split_once('}').unwrap_or((piece, ""));
+        let choices: Vec<&str> = choices.split('|').collect();
+        chosen.push_str(choices[random.below(choices.len())]);
+        chosen.push_str(rest);
+    }
+    chosen
+}

@@ -688,6 +688,10 @@ impl Judge {
 
     /// Clients that are blocked until replicas have confirmed: where enough of them confirm promptly, no longer than that.
     fn confirmed_soon(&mut self) -> Result<(), Violation> {
+        if state::with(|state| state.confirmations.is_empty()) {
+            self.confirming.clear();
+            return Ok(());
+        }
         let (now, prompt) = node(|node| {
             let is_prompt = |it: &&crate::redis::Replica| it.delay.is_some_and(|delay| delay <= PROMPT);
             (node.clock.mono, node.replicas.iter().filter(is_prompt).count() as u64)
@@ -2144,9 +2148,9 @@ impl Judge {
 
     /// An ephemeral hold ends with its connection.
     fn ephemeral_holds_end(&self) -> Result<(), Violation> {
-        for (hold, belief) in &self.beliefs {
+        let ended = |tie: &Tie| tie.ephemeral && !tie.is_unsure && !self.connections.contains_key(&tie.client);
+        for (hold, belief) in self.beliefs.iter().filter(|(_, belief)| belief.tie().as_ref().is_some_and(ended)) {
             let (db, key, owner) = hold;
-            let ended = |tie: &Tie| tie.ephemeral && !tie.is_unsure && !self.connections.contains_key(&tie.client);
             let seen = node(|node| truth::read(node, *db, key));
             let is_there = seen.of(owner).is_some_and(|holder| holder.token == Some(belief.token));
             // Where others have asked for a tie, too, a grant that nobody has heard of yet may have moved it.
@@ -2155,7 +2159,6 @@ impl Judge {
             let alone = of_hold.flat_map(|(_, askers)| askers.keys()).collect::<BTreeSet<_>>().len() == 1;
             if is_there
                 && alone
-                && belief.tie().as_ref().is_some_and(ended)
                 && !self.by_hand.contains(&(*db, key.clone()))
                 // (While a slot moves, only its expiry ends it.)
                 && !self.prolonged.contains(key)

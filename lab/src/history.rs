@@ -212,6 +212,8 @@ pub struct Hold {
     pub told: Option<(Micros, Loss)>,
     /// When its client gave it back or gave it up.
     pub ended: Option<Micros>,
+    /// When the request had ended by which it gave it back.
+    pub returned: Option<Micros>,
 }
 
 impl Hold {
@@ -223,7 +225,7 @@ impl Hold {
             assurance: grant.assurance,
         };
         let spans = if span.from < span.until { vec![span] } else { vec![] };
-        Hold { grant, spans, tied: false, told: None, ended: None }
+        Hold { grant, spans, tied: false, told: None, ended: None, returned: None }
     }
 
     fn renewed(&mut self, span: Span) {
@@ -360,7 +362,16 @@ impl History {
     /// Adds one client's record. Holds are known by their number within that client.
     pub fn add(&mut self, record: impl IntoIterator<Item = Event>) {
         let mut index = HashMap::new();
+        // What the client's next request gives back, if that is what it is.
+        let mut ended = Vec::new();
         for event in record {
+            match &event {
+                Event::Ended { hold, .. } => ended.extend(index.get(hold)),
+                Event::Request(request) => {
+                    ended.drain(..).for_each(|hold: usize| self.holds[hold].returned = request.ended);
+                }
+                _ => {}
+            }
             self.add_event(event, &mut index);
         }
     }

@@ -52,8 +52,10 @@ fn of_hold(hold: &Hold) -> Vec<Operation> {
     let lease = Some(grant.lease.saturating_sub(LEASE_MARGIN));
     let acquire = Acquire { owner: grant.owner.clone(), limit, lease, wait: true, ..Acquire::default() };
     let granted = operation(Request::Acquire(acquire), grant.sent, Some(grant.replied), Outcome::Token(grant.token));
-    // Whether it was still there to be given back, the record does not say.
-    let ended = hold.ended.map(|at| operation(end(), at, None, Outcome::Unknown));
+    // Whether it was still there to be given back, the record does not say; an end is right without it, too. A client does one thing
+    // after the other, so once its request has ended, whatever came of it, nobody counts on the hold.
+    let came = if hold.returned.is_some() { Outcome::Done } else { Outcome::Unknown };
+    let ended = hold.ended.map(|at| operation(end(), at, hold.returned, came));
     let lost = hold.told.map(|(at, _)| operation(end(), grant.sent, Some(at), Outcome::Done));
     [Some(granted), ended, lost].into_iter().flatten().collect()
 }
@@ -94,7 +96,11 @@ mod tests {
             })
         };
         let mut history = History::default();
-        history.add([Some(grant("a", 1, 0)), ended.map(|at| Event::Ended { hold: 1, at })].into_iter().flatten());
+        let given_back = |at| {
+            let (sent, ended, outcome) = (at, Some(at + 50_000), crate::history::Outcome::Granted);
+            [Event::Ended { hold: 1, at }, Event::Request(crate::history::Request { sent, allowed: 0, ended, outcome })]
+        };
+        history.add(std::iter::once(grant("a", 1, 0)).chain(ended.into_iter().flat_map(given_back)));
         history.add([grant("b", 2, second)]);
         history
     }
@@ -110,6 +116,8 @@ mod tests {
         assert!(judged(&seen(1_000_000, Some(900_000))).is_ok());
         assert!(judged(&seen(2_000_000, None)).is_ok());
         assert!(judged(&seen(1_000_000, Some(1_100_000))).is_err());
+        // Granted to another one while the request that gives it back is on its way, and after the client was answered.
+        assert!(judged(&seen(1_000_000, Some(980_000))).is_ok());
         let mut broken = seen(1_000_000, None);
         broken.breaks.push(Break { key: "k".to_owned(), sent: 500_000, replied: None });
         assert!(judged(&broken).is_ok());

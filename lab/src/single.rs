@@ -146,7 +146,9 @@ impl Trial {
         let verdict = check(&history);
         wrong.extend(verdict.violations.iter().map(ToString::to_string));
         // A judge that is not ours. Where nothing may be lost, one server is one lock service, whatever was done to it.
-        if !self.may_lose && let Err(why) = histories::judge(&operations::operations(&history)) {
+        if !self.may_lose
+            && let Err(why) = histories::judge(&operations::operations(&history))
+        {
             wrong.push(why.to_string());
         }
         if lost > 0 && !self.may_lose {

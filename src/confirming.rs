@@ -10,7 +10,7 @@
 use crate::answering::end_request;
 use crate::config;
 use crate::holding::{self, Grantee};
-use crate::keyspace::Lock;
+use crate::keyspace::{Lock, Name};
 use crate::lock::Millis;
 use crate::server::clock::{Now, Slice};
 use crate::server::replicas::{Offsets, request_acks};
@@ -142,25 +142,27 @@ fn bind_all(ctx: Ctx, id: GrantId, terms: &Terms, now: Now) -> Holds {
     });
     let Some((db, holds, (owner, client, on_behalf))) = parts else { return Holds::Gone };
     ctx.in_db(db, |ctx| {
-        let owner = Text::new(&owner);
-        let grantee = Grantee { owner: owner.as_text(), client, on_behalf, terms };
+        let text = Text::new(&owner);
+        let owner = Name::kept_as(text.as_text(), &owner);
+        let grantee = Grantee { owner: &owner, client, on_behalf, terms };
         let names: Vec<Text> = holds.iter().map(|hold| Text::new(&hold.name)).collect();
         let look = |name, token| {
-            let lock = Lock::look(ctx, name, owner.as_text(), now.millis()).ok()?;
+            let lock = Lock::look(ctx, name, owner.text(), now.millis()).ok()?;
             lock.held().is_some_and(|held| held.token == Some(token)).then_some(lock)
         };
-        let locks = names.iter().zip(&holds).map(|(name, hold)| look(name.as_text(), hold.token));
+        let of_both = names.iter().zip(&holds);
+        let locks = of_both.map(|(name, hold)| look(Name::kept_as(name.as_text(), &hold.name), hold.token));
         let Some(locks) = locks.collect::<Option<Vec<Lock>>>() else { return Holds::Gone };
         for (lock, hold) in locks.iter().zip(&holds) {
             // Nobody watched it meanwhile: somebody else may have given the key an earlier end.
             let deadline = lock.own_end().map_or(hold.deadline, |end| end.min(hold.deadline));
-            let granted = holding::first_token(lock, grantee.owner, hold.token);
+            let granted = holding::first_token(lock, owner.text(), hold.token);
             holding::bind(lock, (deadline, hold.token), Some(granted), grantee, now);
         }
         if let [first, _, ..] = holds.as_slice()
             && holds.iter().all(|hold| hold.token == first.token)
         {
-            holding::note_group(&locks, owner.as_text(), first.token);
+            holding::note_group(&locks, &owner, first.token);
         }
         Holds::There
     })

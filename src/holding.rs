@@ -2,9 +2,9 @@
 
 use crate::config;
 use crate::keyspace::effects::Waiters;
-use crate::keyspace::{self, Held, Lock, NotRead, listeners, most_holders_each};
+use crate::keyspace::{self, Held, Lock, Name, NotRead, listeners, most_holders_each};
 use crate::lock::serve::Change;
-use crate::lock::{Deadline, Decision, Hold, Limit, LockKey, Raise, Token};
+use crate::lock::{Deadline, Decision, Hold, Limit, Raise, Token};
 use crate::server::clock::{Now, Slice};
 use crate::server::text::show_start;
 use crate::server::timer::{self, Timer};
@@ -23,7 +23,7 @@ pub const WRONGTYPE: &str = "WRONGTYPE Operation against a key holding the wrong
 #[derive(Clone, Copy, Debug)]
 pub struct Grantee<'a> {
     /// The owner.
-    pub owner: TextRef<'a>,
+    pub owner: &'a Name<'a>,
     /// The connection on whose behalf it is: the caller's, or a session's.
     pub client: u64,
     /// Whether that is a session.
@@ -46,18 +46,18 @@ pub fn grant(locks: &mut [Lock], decisions: &[Decision], grantee: Grantee, now: 
     for (lock, decision) in locks.iter_mut().zip(decisions) {
         match (decision, lock.own()) {
             (Decision::Grant(hold, limit), _) => {
-                lock.grant(grantee.owner, &Hold { token: Some(token), ..*hold }, *limit);
-                let (db, name, owner) = (lock.db(), lock.name().bytes(), grantee.owner.bytes());
-                state::with(|state| state.queue.hold_begins(db, name, owner));
-                // A tie that is left here belongs to a hold that ended behind the module's back.
-                let left = with_ties(|state| state.ties.untie(lock.db(), lock.name().bytes(), grantee.owner.bytes()));
-                if let Some(left) = left.flatten() {
-                    lost(lock.ctx(), [left], Why::Changed, now);
-                }
+                lock.grant(grantee.owner.text(), &Hold { token: Some(token), ..*hold }, *limit);
+                let (db, name, owner) = (lock.db(), lock.name().bytes(), grantee.owner);
+                let left = state::with(|state| {
+                    state.queue.hold_begins(db, name, || owner.kept());
+                    // A tie that is left here belongs to a hold that ended behind the module's back.
+                    state.ties.untie(db, name, owner.bytes())
+                });
+                lost(lock.ctx(), left, Why::Changed, now);
                 bind_now(lock, (hold.deadline, token), together, grantee, now);
             }
             (Decision::Reenter(hold), Some(own)) => {
-                change(lock, grantee.owner, &own, &Hold { token: Some(token), ..*hold }, now);
+                change(lock, grantee.owner.text(), &own, &Hold { token: Some(token), ..*hold }, now);
                 bind_now(lock, (hold.deadline, token), together, grantee, now);
             }
             _ => {}
@@ -70,9 +70,9 @@ pub fn grant(locks: &mut [Lock], decisions: &[Decision], grantee: Grantee, now: 
 }
 
 /// Notes that locks which have been tied were granted together.
-pub fn note_group(locks: &[Lock], owner: TextRef, token: Token) {
-    let keys = locks.iter().map(|lock| LockKey::new(lock.db(), lock.name().bytes())).collect();
-    state::with(|state| state.ties.granted_together(&owner.bytes().into(), token, keys));
+pub fn note_group(locks: &[Lock], owner: &Name, token: Token) {
+    let keys = locks.iter().map(Lock::lock_key).collect();
+    state::with(|state| state.ties.granted_together(&owner.kept(), token, keys));
 }
 
 /// Changes a hold: its count, its token, its deadline. Its ties follow.
@@ -113,8 +113,7 @@ pub fn is_meant(lock: &Lock, owner: TextRef, held: Option<Token>, named: Option<
 /// Notes that the token of a hold is `token` now, if that is another.
 pub fn note_raise(lock: &Lock, owner: TextRef, before: Token, token: Token) {
     if token > before {
-        let key = LockKey::new(lock.db(), lock.name().bytes());
-        state::with(|state| state.raised.raise(&key, owner.bytes(), before, token));
+        state::with(|state| state.raised.raise(&lock.lock_key(), owner.bytes(), before, token));
     }
 }
 
@@ -142,8 +141,8 @@ pub fn bind(lock: &Lock, (deadline, token): (Deadline, Token), together: Option<
         client: grantee.client,
         on_behalf: grantee.on_behalf,
         tying,
-        key: LockKey::new(lock.db(), lock.name().bytes()),
-        owner: grantee.owner.bytes().into(),
+        key: lock.lock_key(),
+        owner: grantee.owner.kept(),
         token,
         lease: demand.lease,
         replicas,
@@ -176,7 +175,7 @@ pub fn take_back_of(decisions: &[Decision], raise: Raise) -> TakeBack {
 pub fn granted_holds(locks: &[Lock], decisions: &[Decision], token: Token) -> Vec<GrantedHold> {
     let granted = locks.iter().zip(decisions).filter_map(|(lock, decision)| match decision {
         Decision::Grant(hold, _) | Decision::Reenter(hold) => {
-            Some(GrantedHold { name: lock.name().bytes().into(), token, deadline: hold.deadline })
+            Some(GrantedHold { name: lock.name().kept(), token, deadline: hold.deadline })
         }
         _ => None,
     });
@@ -189,7 +188,7 @@ pub fn take_off(db: i32, grantee: Grantee, ticket: Ticket, (back, holds): (TakeB
     let Grantee { owner, client, on_behalf, .. } = grantee;
     state::with(|state| {
         let home = state.ties.home(db);
-        state.in_flight.begin(Grant { home, owner: owner.bytes().into(), client, on_behalf, ticket, back, holds })
+        state.in_flight.begin(Grant { home, owner: owner.kept(), client, on_behalf, ticket, back, holds })
     })
 }
 
@@ -301,7 +300,7 @@ fn follow(ctx: Ctx, id: TieId, now: Now) {
             None if has_room && !may_be_replaced && !tie.end().has_passed(now.millis()) && serves(ctx, &name) => {
                 let hold = Hold { holds: tie.holds, token: Some(tie.token), deadline: tie.deadline() };
                 lock.grant(owner.as_text(), &hold, limit);
-                state::with(|state| state.queue.hold_begins(key.db, &key.name, tie.owner.clone()));
+                state::with(|state| state.queue.hold_begins(key.db, &key.name, || tie.owner.clone()));
             }
             _ => {}
         }
@@ -401,7 +400,7 @@ pub fn end_all(lock: &mut Lock, now: Now) -> usize {
     let holders = lock.count();
     if holders > 0 {
         lock.clear(waiters(lock));
-        state::with(|state| state.queue.held_by(&LockKey::new(lock.db(), lock.name().bytes()), []));
+        state::with(|state| state.queue.held_by(&lock.lock_key(), []));
         let ties = with_ties(|state| state.ties.untie_all(lock.db(), lock.name().bytes()));
         lost(lock.ctx(), ties.unwrap_or_default(), Why::Forced, now);
     }

@@ -3,7 +3,7 @@
 use crate::answering::{end_request, end_wait, time_out};
 use crate::holding::{self, Grantee, WRONGTYPE, look_all, too_much};
 use crate::keyspace::words::words;
-use crate::keyspace::{Lock, NotRead, listeners, rosters};
+use crate::keyspace::{Lock, Name, NotRead, listeners, rosters};
 use crate::lock::serve::{Attempt, Change, Job, Sight, View, WaitEnd};
 use crate::lock::{Deadline, Decision, Limit, LockKey, Millis, Owner, Waiter, WaiterId};
 use crate::server::acl::User;
@@ -64,14 +64,14 @@ fn judge(ctx: Ctx, attempt: Attempt, now: Now) {
     match attempt.only_key() {
         // Read once, so that the decision and the write are based on the same reading.
         Some((key, owner)) if serves(ctx, &key) => ctx.in_db(key.db, |ctx| {
-            let (name, owner) = (Text::new(&key.name), Text::new(&owner));
-            let look = look_to_grant(ctx, (name.as_text(), owner.as_text()), now, 1);
-            let Ok(mut lock) = look else {
+            let (name, text) = (Text::new(&key.name), Text::new(&owner));
+            let (name, owner) = (Name::kept_as(name.as_text(), &key.name), Name::kept_as(text.as_text(), &owner));
+            let Ok(mut lock) = look_to_grant(ctx, (&name, owner.text()), now, 1) else {
                 return conclude(ctx, attempt, &mut Seen(Sight::NotALock), now, None);
             };
             refresh(&mut lock, &key, now);
             let mut seen = Seen(Sight::Lock(lock.standing()));
-            conclude(ctx, attempt, &mut seen, now, Some((owner.as_text(), &mut lock)));
+            conclude(ctx, attempt, &mut seen, now, Some((&owner, &mut lock)));
         }),
         _ => match place_elsewhere(ctx, attempt.id()) {
             Some(place) => send_away(ctx, attempt.id(), &place, now),
@@ -84,22 +84,22 @@ fn judge(ctx: Ctx, attempt: Attempt, now: Now) {
 /// also if the server finds out just now.
 fn look_to_grant<'a>(
     ctx: Ctx<'a>,
-    (name, owner): (TextRef<'a>, TextRef),
+    (name, owner): (&Name<'a>, TextRef),
     now: Now,
     locks: usize,
 ) -> Result<Lock<'a>, NotRead> {
-    holding::end_broken(ctx, name, now);
-    let lock = Lock::look_one_of(ctx, name, owner, now.millis(), locks)?;
+    holding::end_broken(ctx, name.text(), now);
+    let lock = Lock::look_one_of(ctx, name.clone(), owner, now.millis(), locks)?;
     if lock.count() > 0 || !state::with(|state| state.ties.any_lags()) {
         return Ok(lock);
     }
-    holding::end_broken(ctx, name, now);
-    Lock::look_one_of(ctx, name, owner, now.millis(), locks)
+    holding::end_broken(ctx, name.text(), now);
+    Lock::look_one_of(ctx, name.clone(), owner, now.millis(), locks)
 }
 
 /// Decides on a request and, if that ends its wait, carries the decision out. `lock` is its only lock, as its owner
 /// sees it, if it has been read already.
-fn conclude(ctx: Ctx, attempt: Attempt, locks: &mut impl View, now: Now, lock: Option<(TextRef, &mut Lock)>) {
+fn conclude(ctx: Ctx, attempt: Attempt, locks: &mut impl View, now: Now, lock: Option<(&Name, &mut Lock)>) {
     let judgement = attempt.judge(locks, now.millis());
     let ended = state::with(|state| {
         let ended = state.agenda.judged(&mut state.queue, attempt, judgement);
@@ -132,11 +132,12 @@ fn conclude(ctx: Ctx, attempt: Attempt, locks: &mut impl View, now: Now, lock: O
 fn grant_several(ctx: Ctx, waiter: &Waiter<Asker>, decisions: &[Decision], now: Now) -> Result<(), String> {
     let db = waiter.keys.first().map_or(0, |key| key.db);
     ctx.in_db(db, |ctx| {
-        let owner = Text::new(&waiter.owner);
+        let text = Text::new(&waiter.owner);
+        let owner = Name::kept_as(text.as_text(), &waiter.owner);
         let names: Vec<Text> = waiter.keys.iter().map(|key| Text::new(&key.name)).collect();
         let names: Vec<TextRef> = names.iter().map(AsText::as_text).collect();
-        let mut locks = look_all(ctx, &names, owner.as_text(), now)?;
-        grant(ctx, waiter, decisions, owner.as_text(), &mut locks, now)
+        let mut locks = look_all(ctx, &names, owner.text(), now)?;
+        grant(ctx, waiter, decisions, &owner, &mut locks, now)
     })
 }
 
@@ -145,19 +146,19 @@ fn grant(
     ctx: Ctx,
     waiter: &Waiter<Asker>,
     decisions: &[Decision],
-    owner: TextRef,
+    owner: &Name,
     locks: &mut [Lock],
     now: Now,
 ) -> Result<(), String> {
     let Asker { ticket, client, on_behalf, tying, replicas, arrived } = waiter.asker;
-    if !may_acquire(ctx, client, locks, owner) {
+    if !may_acquire(ctx, client, locks, owner.text()) {
         return Err(NOPERM.into());
     }
     let granted = |(_, decision): &(&Lock, &Decision)| matches!(decision, Decision::Grant(..));
     if let Some((full, _)) = locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
         return Err(too_many_holders(full));
     }
-    holding::one_at_a_time(ctx, locks.iter().map(Lock::name), owner, None)?;
+    holding::one_at_a_time(ctx, locks.iter().map(|lock| lock.name().text()), owner.text(), None)?;
     let terms = Terms { demand: waiter.demand, tying, replicas };
     let grantee = Grantee { owner, client, on_behalf, terms: &terms };
     let token = holding::grant(locks, decisions, grantee, now);
@@ -182,11 +183,11 @@ fn grant(
 fn may_acquire(ctx: Ctx, client: u64, locks: &[Lock], owner: TextRef) -> bool {
     let Some(user) = User::of_client(ctx, client) else { return true };
     if let [lock] = locks {
-        return user.may_run(&[words().acquire.as_text(), lock.name(), owner]);
+        return user.may_run(&[words().acquire.as_text(), lock.name().text(), owner]);
     }
     let count = Text::new(locks.len().to_string().as_bytes());
     let mut command = vec![words().macquire.as_text(), count.as_text()];
-    command.extend(locks.iter().map(Lock::name));
+    command.extend(locks.iter().map(|lock| lock.name().text()));
     command.push(owner);
     user.may_run(&command)
 }
@@ -271,7 +272,8 @@ impl View for Served<'_> {
         }
         ctx.in_db(key.db, |ctx| {
             let (name, owner) = (Text::new(&key.name), Text::new(owner));
-            match look_to_grant(ctx, (name.as_text(), owner.as_text()), now, self.locks) {
+            let name = Name::kept_as(name.as_text(), &key.name);
+            match look_to_grant(ctx, (&name, owner.as_text()), now, self.locks) {
                 Ok(mut lock) => {
                     refresh(&mut lock, key, now);
                     Sight::Lock(lock.standing())
@@ -340,7 +342,7 @@ pub fn schedule_earlier(lock: &Lock, key: &LockKey, now: Millis) {
 /// A command of this module has moved the deadline of a hold.
 pub fn deadline_moved(lock: &Lock, now: Now) {
     if state::with(|state| state.is_contended(lock.db(), lock.name().bytes())) {
-        schedule_earlier(lock, &LockKey::new(lock.db(), lock.name().bytes()), now.millis());
+        schedule_earlier(lock, &lock.lock_key(), now.millis());
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::args::{self, Options, Word};
 use crate::holding::{self, Grantee, WRONGTYPE};
-use crate::keyspace::Lock;
+use crate::keyspace::{Lock, Name};
 use crate::lock::{Ahead, Decision, LockKey, Millis, all_or_none, decide};
 use crate::server::clock::{Now, steady_millis};
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
@@ -81,7 +81,7 @@ pub(super) fn ahead(ctx: Ctx, name: TextRef) -> Ahead {
 /// A request for one lock or several, in progress.
 pub(super) struct Asking<'a> {
     ctx: Ctx<'a>,
-    owner: TextRef<'a>,
+    owner: Name<'a>,
     client: u64,
     on_behalf: OnBehalf,
     wait: Wait,
@@ -103,7 +103,7 @@ impl<'a> Asking<'a> {
         let (terms, wait) = (options.terms(), options.wait());
         Self {
             ctx,
-            owner,
+            owner: owner.into(),
             client,
             on_behalf,
             wait,
@@ -129,7 +129,7 @@ impl<'a> Asking<'a> {
         match all_or_none(decisions) {
             Ok(()) => {}
             Err(Decision::Wait) => {
-                let names: Vec<TextRef> = locks.iter().map(Lock::name).collect();
+                let names: Vec<TextRef> = locks.iter().map(|lock| lock.name().text()).collect();
                 return self.queue(&names, locks);
             }
             Err(Decision::NotNew) => {
@@ -147,18 +147,18 @@ impl<'a> Asking<'a> {
 
     /// Refuses the request if another one of its owner for one of these locks is in flight.
     pub(super) fn one_at_a_time(&self, names: &[TextRef]) -> Result<(), String> {
-        holding::one_at_a_time(self.ctx, names.iter().copied(), self.owner, Some(self.ctx.client_id()))
+        holding::one_at_a_time(self.ctx, names.iter().copied(), self.owner.text(), Some(self.ctx.client_id()))
     }
 
     fn grant(&self, locks: &mut [Lock], decisions: &[Decision]) -> Result<Replied, String> {
         let Self { ctx, now, client, on_behalf, .. } = *self;
-        let grantee = Grantee { owner: self.owner, client, on_behalf, terms: &self.terms };
+        let grantee = Grantee { owner: &self.owner, client, on_behalf, terms: &self.terms };
         let token = holding::grant(locks, decisions, grantee, now);
         count(|it| &mut it.granted_at_once);
         if self.terms.replicas == 0 {
             return Ok(ctx.reply_integer(token));
         }
-        let names: Vec<TextRef> = locks.iter().map(Lock::name).collect();
+        let names: Vec<TextRef> = locks.iter().map(|lock| lock.name().text()).collect();
         let back = holding::take_back_of(decisions, self.terms.demand.raise);
         let holds = holding::granted_holds(locks, decisions, token);
         waiting::confirm(ctx, self.request(&names), &names, Answer::Token(token), (grantee, back, holds), now)
@@ -184,7 +184,7 @@ impl<'a> Asking<'a> {
         self.request.get_or_init(|| {
             let db = self.ctx.db();
             let keys: Rc<[LockKey]> = names.iter().map(|name| LockKey::new(db, name.bytes())).collect();
-            let (client, on_behalf, owner) = (self.client, self.on_behalf, self.owner.bytes().into());
+            let (client, on_behalf, owner) = (self.client, self.on_behalf, self.owner.kept());
             Request { client, on_behalf, purpose: Purpose::Acquire(self.terms), keys, owner }
         })
     }

@@ -53,7 +53,9 @@ impl Command for Macquire {
         asking.one_at_a_time(&names)?;
         let decisions: Vec<_> = locks
             .iter()
-            .map(|lock| decide(&lock.standing(), &asking.terms.demand, ahead(call.ctx, lock.name()), now.millis()))
+            .map(|lock| {
+                decide(&lock.standing(), &asking.terms.demand, ahead(call.ctx, lock.name().text()), now.millis())
+            })
             .collect();
         asking.carry_out(&mut locks, &decisions)
     }

@@ -3,7 +3,7 @@
 use super::args::{self, Options, Word};
 use crate::answering;
 use crate::holding::{self, Grantee, look_all};
-use crate::keyspace::{self, Lock};
+use crate::keyspace::{self, Lock, Name};
 use crate::lock::{Deadline, Hold, LockKey, Token};
 use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
@@ -62,11 +62,11 @@ pub(super) fn renew_all(
     answer: impl FnOnce(Vec<Option<Token>>) -> Option<Answer>,
 ) -> Result<Replied, String> {
     let (client, on_behalf) = args::asker(call, options)?;
-    let (ctx, now, terms) = (call.ctx, holding::begin(call.ctx), options.terms());
+    let (ctx, now, terms, owner) = (call.ctx, holding::begin(call.ctx), options.terms(), Name::from(owner));
     let request = || {
         let keys = names.iter().map(|name| LockKey::new(ctx.db(), name.bytes())).collect();
         let purpose = Purpose::Renew { terms, token: options.token, fence: options.fence };
-        Request { client, on_behalf, purpose, keys, owner: owner.bytes().into() }
+        Request { client, on_behalf, purpose, keys, owner: owner.kept() }
     };
     if on_behalf == OnBehalf::Session && state::with(|state| state.sessions.unread(client)) >= MOST_UNREAD {
         waiting::admit(&request())?;
@@ -80,12 +80,12 @@ pub(super) fn renew_all(
     if let Some(fence) = options.fence {
         keyspace::check_fence(fence, now)?;
     }
-    let mut locks = look_all(ctx, names, owner, now)?;
-    holding::one_at_a_time(ctx, names.iter().copied(), owner, Some(ctx.client_id()))?;
-    let grantee = Grantee { owner, client, on_behalf, terms: &terms };
+    let mut locks = look_all(ctx, names, owner.text(), now)?;
+    holding::one_at_a_time(ctx, names.iter().copied(), owner.text(), Some(ctx.client_id()))?;
+    let grantee = Grantee { owner: &owner, client, on_behalf, terms: &terms };
     let tokens: Vec<Option<Token>> = locks.iter_mut().map(|lock| prolong(lock, grantee, options, now)).collect();
     let name = |(lock, token): (&Lock, &Option<Token>)| {
-        let (name, deadline) = (lock.name().bytes().into(), deadline(&terms, now));
+        let (name, deadline) = (lock.name().kept(), deadline(&terms, now));
         token.map(|token| GrantedHold { name, token, deadline })
     };
     let holds = || locks.iter().zip(&tokens).filter_map(name).collect::<Vec<GrantedHold>>();
@@ -99,7 +99,8 @@ pub(super) fn renew_all(
 ///
 /// A hold that another client made gets its token here, and so does one whose token is to be raised.
 fn prolong(lock: &mut Lock, grantee: Grantee, options: &Options, now: Now) -> Option<Token> {
-    let held = lock.own().filter(|own| holding::is_meant(lock, grantee.owner, own.token, options.token));
+    let owner = grantee.owner.text();
+    let held = lock.own().filter(|own| holding::is_meant(lock, owner, own.token, options.token));
     let Some(own) = held else {
         count(|it| &mut it.renewals_lost);
         return None;
@@ -111,11 +112,11 @@ fn prolong(lock: &mut Lock, grantee: Grantee, options: &Options, now: Now) -> Op
         keyspace::raise_fence(token, now);
     }
     let deadline = deadline(grantee.terms, now);
-    holding::change(lock, grantee.owner, &own, &Hold { token: Some(token), deadline, ..own }, now);
+    holding::change(lock, owner, &own, &Hold { token: Some(token), deadline, ..own }, now);
     deadline_moved(lock, now);
-    holding::note_raise(lock, grantee.owner, before, token);
+    holding::note_raise(lock, owner, before, token);
     // A tie that is new does not know what else was granted under this token.
-    let granted = holding::first_token(lock, grantee.owner, token);
+    let granted = holding::first_token(lock, owner, token);
     holding::bind_now(lock, (deadline, token), Some(granted), grantee, now);
     Some(token)
 }

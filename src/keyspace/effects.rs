@@ -226,7 +226,7 @@ impl Lock<'_> {
         let all = [owner, fence, limit, details.as_text()];
         let of_mutex = all.get(..2).unwrap_or_default();
         let fields = if is_mutex { of_mutex } else { &all };
-        let expires = self.key.has_expiring_field(self.ctx, self.name, fields);
+        let expires = self.key.has_expiring_field(self.ctx, self.name.text(), fields);
         if expires {
             return Fields::All;
         }

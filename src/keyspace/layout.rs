@@ -1,5 +1,6 @@
 //! The fields of the hash and the lock they mean.
 
+use super::name::Name;
 use super::rosters::{self, Roster};
 use super::tokens::observe;
 use super::words::{DETAILS, MARK, NO_END, words};
@@ -47,7 +48,7 @@ impl From<NotALock> for NotRead {
 pub struct Lock<'a> {
     pub(super) ctx: Ctx<'a>,
     pub(super) db: i32,
-    pub(super) name: TextRef<'a>,
+    pub(super) name: Name<'a>,
     pub(super) key: Key<'a>,
     pub(super) now: Millis,
     pub(super) found: Found,
@@ -114,30 +115,34 @@ pub enum Form {
 
 impl<'a> Lock<'a> {
     /// Reads the lock `name` of the selected database, as `owner` sees it: one look-up.
-    pub fn look(ctx: Ctx<'a>, name: TextRef<'a>, owner: TextRef, now: Millis) -> Result<Self, NotALock> {
+    pub fn look(ctx: Ctx<'a>, name: impl Into<Name<'a>>, owner: TextRef, now: Millis) -> Result<Self, NotALock> {
         Self::look_one_of(ctx, name, owner, now, 1).map_err(|_| NotALock)
     }
 
     /// Like [`Lock::look`], where a step reads so many locks.
     pub fn look_one_of(
         ctx: Ctx<'a>,
-        name: TextRef<'a>,
+        name: impl Into<Name<'a>>,
         owner: TextRef,
         now: Millis,
         locks: usize,
     ) -> Result<Self, NotRead> {
         slice::count_read(0);
-        let key = Key::open(ctx, name);
+        let (name, db) = (name.into(), ctx.db());
+        let key = Key::open(ctx, name.text());
         let found = match key.kind() {
             Kind::Missing => Found::MISSING,
             Kind::Hash if is_owner(owner) => {
                 let (holds, fence) = key.get_both((owner, words().fence.as_text()));
-                read(&key, holds, fence, (ctx, name), owner, (now, locks))?
+                read(&key, holds, fence, (ctx, (db, name.bytes())), owner, (now, locks))?
             }
-            Kind::Hash => read(&key, None, key.get(words().fence.as_text()), (ctx, name), owner, (now, locks))?,
+            Kind::Hash => {
+                let fence = key.get(words().fence.as_text());
+                read(&key, None, fence, (ctx, (db, name.bytes())), owner, (now, locks))?
+            }
             Kind::Other => return Err(NotRead::NotALock),
         };
-        Ok(Self { ctx, db: ctx.db(), name, key, now, found })
+        Ok(Self { ctx, db, name, key, now, found })
     }
 
     /// Like [`Lock::look`] if `owner` has a hold; `None` if not, without reading any more of the key.
@@ -157,8 +162,9 @@ impl<'a> Lock<'a> {
         };
         let Some(holds) = holds else { return Ok(None) };
         let fence = key.get(words().fence.as_text());
-        let found = read(&key, Some(holds), fence, (ctx, name), owner, (now, 1)).map_err(|_| NotALock)?;
-        Ok(Some(Self { ctx, db: ctx.db(), name, key, now, found }))
+        let (name, db) = (Name::from(name), ctx.db());
+        let found = read(&key, Some(holds), fence, (ctx, (db, name.bytes())), owner, (now, 1)).map_err(|_| NotALock)?;
+        Ok(Some(Self { ctx, db, name, key, now, found }))
     }
 
     /// Reads a lock on behalf of no particular owner.
@@ -167,8 +173,13 @@ impl<'a> Lock<'a> {
     }
 
     /// The key's name.
-    pub fn name(&self) -> TextRef<'a> {
-        self.name
+    pub fn name(&self) -> &Name<'a> {
+        &self.name
+    }
+
+    /// The key, for a table.
+    pub fn lock_key(&self) -> LockKey {
+        LockKey { db: self.db, name: self.name.kept() }
     }
 
     /// The context it was read in.
@@ -325,7 +336,7 @@ fn read(
     key: &Key,
     holds: Option<Text>,
     fence: Option<Text>,
-    (ctx, name): (Ctx, TextRef),
+    (ctx, of): (Ctx, (i32, &[u8])),
     owner: TextRef,
     (now, locks): (Millis, usize),
 ) -> Result<Found, NotRead> {
@@ -337,7 +348,7 @@ fn read(
     observe(fence, now);
     match (holds, fence) {
         (Some(holds), Some(_)) if fields == 2 => Ok(own_mutex(&holds, fence)?),
-        _ => read_more(key, fields, fence, (ctx, name), owner, (now, locks)),
+        _ => read_more(key, fields, fence, (ctx, of), owner, (now, locks)),
     }
 }
 
@@ -365,7 +376,7 @@ fn read_more(
     key: &Key,
     fields: usize,
     fence: Option<Token>,
-    (ctx, name): (Ctx, TextRef),
+    (ctx, (db, name)): (Ctx, (i32, &[u8])),
     owner: TextRef,
     (now, locks): (Millis, usize),
 ) -> Result<Found, NotRead> {
@@ -374,7 +385,6 @@ fn read_more(
         return Ok(read_mutex(key, fence, owner)?);
     };
     let limit = parse_limit(&limit)?;
-    let (db, name) = (ctx.db(), name.bytes());
     events::watch_keys(ctx);
     let up_to_date = |it: &Roster| it.fields == fields && it.fence == fence && it.holders.limit() == limit;
     let is_known = rosters::with(|rosters| rosters.get(db, name).is_some_and(up_to_date));

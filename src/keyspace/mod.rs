@@ -5,10 +5,12 @@ mod field_expiry;
 mod known;
 pub mod layout;
 pub mod listeners;
+pub mod name;
 mod restore;
 pub mod rosters;
 mod tokens;
 pub mod words;
 
 pub use layout::{Held, Lock, MAX_OWNER, NotRead, most_holders_each};
+pub use name::Name;
 pub use tokens::{check_fence, kept_token, next_token, raise_fence};

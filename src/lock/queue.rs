@@ -192,13 +192,13 @@ impl<T> Queue<T> {
         for owner in std::mem::take(&mut lane.holders) {
             self.change_party(&owner, |party| party.holds = party.holds.saturating_sub(1));
         }
-        holders.into_iter().for_each(|owner| self.hold_begins(key.db, &key.name, owner));
+        holders.into_iter().for_each(|owner| self.hold_begins(key.db, &key.name, || owner));
     }
 
     /// Notes a new holder, if somebody waits for the lock.
-    pub fn hold_begins(&mut self, db: i32, name: &[u8], owner: impl Into<Owner>) {
+    pub fn hold_begins(&mut self, db: i32, name: &[u8], owner: impl FnOnce() -> Owner) {
         let Some(lane) = self.lanes.get_mut(db, name) else { return };
-        let owner = owner.into();
+        let owner = owner();
         let of_actor = actor::of(&owner);
         if lane.holders.insert(owner) {
             let party = self.parties.get_or_insert_with(of_actor, Party::default);

@@ -107,7 +107,7 @@ proptest! {
                     prop_assert!(it.owner == owner(who) && *it.keys == *keys && it.until == Some(9));
                 }
                 Act::HoldBegins(who, number) => {
-                    queue.hold_begins(key(number).db, &key(number).name, owner(who));
+                    queue.hold_begins(key(number).db, &key(number).name, || owner(who));
                     held.insert((number, who));
                 }
                 Act::HoldEnds(who, number) => {

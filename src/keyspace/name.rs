@@ -1,0 +1,48 @@
+//! A key or an owner, as the server has it and as tables keep it.
+
+use crate::server::{AsText, TextRef};
+use std::cell::OnceCell;
+use std::rc::Rc;
+
+/// The server's string, its bytes, and the copy of them that all tables share.
+#[derive(Clone, Debug)]
+pub struct Name<'a> {
+    text: TextRef<'a>,
+    bytes: &'a [u8],
+    /// Made when the first table asks for it.
+    kept: OnceCell<Rc<[u8]>>,
+}
+
+impl<'a> Name<'a> {
+    /// One of which there is a copy already.
+    pub fn kept_as(text: TextRef<'a>, copy: &Rc<[u8]>) -> Self {
+        Self { kept: OnceCell::from(copy.clone()), ..Self::from(text) }
+    }
+
+    /// The server's string.
+    pub fn text(&self) -> TextRef<'a> {
+        self.text
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// The copy for a table.
+    pub fn kept(&self) -> Rc<[u8]> {
+        self.kept.get_or_init(|| self.bytes.into()).clone()
+    }
+}
+
+impl<'a> From<TextRef<'a>> for Name<'a> {
+    fn from(text: TextRef<'a>) -> Self {
+        Self { text, bytes: text.bytes(), kept: OnceCell::new() }
+    }
+}
+
+impl AsText for Name<'_> {
+    fn as_text(&self) -> TextRef<'_> {
+        self.text
+    }
+}

@@ -20,6 +20,10 @@ pub fn name(owner: &[u8]) -> &[u8] {
 
 /// The same, to be kept.
 pub fn of(owner: &Owner) -> Actor {
-    let name = name(owner);
-    if name.len() == owner.len() { owner.clone() } else { name.into() }
+    if is_one_of_several(owner) { name(owner).into() } else { owner.clone() }
+}
+
+/// Whether an owner is not called as its actor is.
+pub fn is_one_of_several(owner: &[u8]) -> bool {
+    name(owner).len() < owner.len()
 }

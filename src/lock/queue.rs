@@ -57,8 +57,11 @@ pub struct Queue<T> {
     lanes: KeyMap<Lane>,
     /// The requests of each owner, in order of arrival.
     by_owner: Map<Owner, Vec<WaiterId>>,
-    /// Everybody who waits, or who holds a lock that somebody waits for.
-    parties: Map<Actor, Party>,
+    /// What actors wait for under owners that are not called as they are, in order of arrival.
+    by_actor: Map<Actor, Vec<WaiterId>>,
+    /// For how many reasons somebody may have to wait for an actor. One is a lock that somebody waits for and that one of
+    /// its owners holds; another, a request for several keys.
+    reasons: Map<Actor, usize>,
     /// The keys with several waiters, those with the most first, by database.
     crowds: BTreeSet<(i32, Reverse<usize>, Rc<[u8]>)>,
 }
@@ -74,17 +77,6 @@ struct Lane {
     holders: HashSet<Owner>,
 }
 
-/// What is known of one actor.
-#[derive(Debug, Default)]
-struct Party {
-    /// Its requests, in order of arrival.
-    waits: Vec<WaiterId>,
-    /// How many of them are for several keys.
-    several: usize,
-    /// How many locks that somebody waits for it holds; by several of its owners: that many times.
-    holds: usize,
-}
-
 impl<T> Default for Queue<T> {
     fn default() -> Self {
         Self {
@@ -92,7 +84,8 @@ impl<T> Default for Queue<T> {
             waiters: BTreeMap::new(),
             lanes: KeyMap::default(),
             by_owner: Map::default(),
-            parties: Map::default(),
+            by_actor: Map::default(),
+            reasons: Map::default(),
             crowds: BTreeSet::new(),
         }
     }
@@ -138,12 +131,13 @@ impl<T> Queue<T> {
             }
             self.resized(key, before, before.saturating_add(1));
         }
-        // Most owners wait once.
-        insert(self.by_owner.get_or_insert_with(owner.clone(), || Vec::with_capacity(1)), id);
-        let of_actor = || Party { waits: Vec::with_capacity(1), ..Party::default() };
-        let party = self.parties.get_or_insert_with(actor::of(&owner), of_actor);
-        insert(&mut party.waits, id);
-        party.several = party.several.saturating_add(usize::from(is_for_several));
+        insert(&mut self.by_owner, owner.clone(), id);
+        if actor::is_one_of_several(&owner) {
+            insert(&mut self.by_actor, actor::of(&owner), id);
+        }
+        if is_for_several {
+            self.add_reason(&owner);
+        }
         let waiter = Waiter { id, owner, keys, demand, until, blocked_on: None, asker };
         self.waiters.insert(id, Box::new(waiter));
         id
@@ -163,26 +157,29 @@ impl<T> Queue<T> {
             }
             self.resized(key, left.saturating_add(1), left);
         }
-        if let Some(of_owner) = self.by_owner.get_mut(&waiter.owner) {
-            remove(of_owner, id);
-            if of_owner.is_empty() {
-                self.by_owner.remove(&waiter.owner);
-            }
+        remove(&mut self.by_owner, &waiter.owner, id);
+        if actor::is_one_of_several(&waiter.owner) {
+            remove(&mut self.by_actor, actor::name(&waiter.owner), id);
         }
-        self.change_party(&waiter.owner, |party| {
-            remove(&mut party.waits, id);
-            party.several = party.several.saturating_sub(usize::from(waiter.keys.len() > 1));
-        });
+        if waiter.keys.len() > 1 {
+            self.remove_reason(&waiter.owner);
+        }
         Some(waiter)
     }
 
-    /// Changes what is known of an owner's actor, and forgets an actor of whom nothing is left to know.
-    fn change_party(&mut self, owner: &[u8], change: impl FnOnce(&mut Party)) {
+    /// There is one more reason why somebody may have to wait for an owner's actor.
+    fn add_reason(&mut self, owner: &Owner) {
+        let reasons = self.reasons.get_or_insert_with(actor::of(owner), || 0);
+        *reasons = reasons.saturating_add(1);
+    }
+
+    /// There is one reason less.
+    fn remove_reason(&mut self, owner: &[u8]) {
         let name = actor::name(owner);
-        let Some(party) = self.parties.get_mut(name) else { return };
-        change(party);
-        if party.waits.is_empty() && party.holds == 0 {
-            self.parties.remove(name);
+        let Some(reasons) = self.reasons.get_mut(name) else { return };
+        *reasons = reasons.saturating_sub(1);
+        if *reasons == 0 {
+            self.reasons.remove(name);
         }
     }
 
@@ -190,7 +187,7 @@ impl<T> Queue<T> {
     pub fn held_by(&mut self, key: &LockKey, holders: impl IntoIterator<Item = Owner>) {
         let Some(lane) = self.lanes.get_mut(key.db, &key.name) else { return };
         for owner in std::mem::take(&mut lane.holders) {
-            self.change_party(&owner, |party| party.holds = party.holds.saturating_sub(1));
+            self.remove_reason(&owner);
         }
         holders.into_iter().for_each(|owner| self.hold_begins(key.db, &key.name, || owner));
     }
@@ -199,29 +196,28 @@ impl<T> Queue<T> {
     pub fn hold_begins(&mut self, db: i32, name: &[u8], owner: impl FnOnce() -> Owner) {
         let Some(lane) = self.lanes.get_mut(db, name) else { return };
         let owner = owner();
-        let of_actor = actor::of(&owner);
-        if lane.holders.insert(owner) {
-            let party = self.parties.get_or_insert_with(of_actor, Party::default);
-            party.holds = party.holds.saturating_add(1);
+        if lane.holders.insert(owner.clone()) {
+            self.add_reason(&owner);
         }
     }
 
     /// Notes that a holder is one no longer, if somebody waits for the lock.
     pub fn hold_ends(&mut self, db: i32, name: &[u8], owner: &[u8]) {
         if self.lanes.get_mut(db, name).is_some_and(|lane| lane.holders.remove(owner)) {
-            self.change_party(owner, |party| party.holds = party.holds.saturating_sub(1));
+            self.remove_reason(owner);
         }
     }
 
     /// Whether anybody may have to wait for an actor: it holds a lock that somebody waits for, or waits for several
     /// keys, perhaps ahead of others.
     pub fn may_be_waited_for(&self, actor: &[u8]) -> bool {
-        self.parties.get(actor).is_some_and(|party| party.holds > 0 || party.several > 0)
+        self.reasons.contains_key(actor)
     }
 
-    /// What an actor waits for, in order of arrival.
+    /// What an actor waits for: first under its own name, then under others; each in order of arrival.
     pub fn of_actor(&self, actor: &[u8]) -> impl Iterator<Item = &Waiter<T>> {
-        self.parties.get(actor).into_iter().flat_map(|party| &party.waits).filter_map(|id| self.get(*id))
+        let own = self.by_owner.get(actor).into_iter();
+        own.chain(self.by_actor.get(actor)).flatten().filter_map(|id| self.get(*id))
     }
 
     /// The requests for several keys that stand ahead of a position in the queue of a key.
@@ -329,15 +325,21 @@ impl<T> Queue<T> {
     }
 }
 
-/// Puts a request into a list in order of arrival.
-fn insert(ids: &mut Vec<WaiterId>, id: WaiterId) {
+/// Puts a request into somebody's list, in order of arrival.
+fn insert(lists: &mut Map<Owner, Vec<WaiterId>>, of: Owner, id: WaiterId) {
+    // Most wait once.
+    let ids = lists.get_or_insert_with(of, || Vec::with_capacity(1));
     let at = ids.partition_point(|it| *it < id);
     ids.insert(at, id);
 }
 
-/// Takes a request out of a list in order of arrival.
-fn remove(ids: &mut Vec<WaiterId>, id: WaiterId) {
+/// Takes a request out of somebody's list.
+fn remove(lists: &mut Map<Owner, Vec<WaiterId>>, of: &[u8], id: WaiterId) {
+    let Some(ids) = lists.get_mut(of) else { return };
     if let Ok(at) = ids.binary_search(&id) {
         ids.remove(at);
+    }
+    if ids.is_empty() {
+        lists.remove(of);
     }
 }

@@ -8,7 +8,7 @@
 use super::owed::{OnBehalf, Ticket};
 use super::ties::Home;
 use crate::lock::{Deadline, KeyMap, LockKey, Map, Owner, Token};
-use foldhash::HashMap;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
@@ -94,6 +94,10 @@ struct OfHold {
 }
 
 impl OfHold {
+    fn put(&mut self, id: GrantId) {
+        self.before.push(std::mem::replace(&mut self.newest, id));
+    }
+
     fn all(&self) -> impl Iterator<Item = GrantId> {
         self.before.iter().chain([&self.newest]).copied()
     }
@@ -102,7 +106,7 @@ impl OfHold {
 /// Those of one key.
 #[derive(Debug, Default)]
 struct OfKey {
-    by_owner: HashMap<Owner, OfHold>,
+    by_owner: BTreeMap<Owner, OfHold>,
     /// Those among them that have to be taken back, as far as is known.
     owed: BTreeSet<GrantId>,
     /// How many sessions had ended when those were last looked for whose answer reaches nobody any more.
@@ -126,9 +130,12 @@ impl InFlight {
         let db = grant.home.get();
         for hold in &grant.holds {
             let key = LockKey { db, name: hold.name.clone() };
-            let of_key = &mut self.by_hold.get_or_default(&key).by_owner;
-            let all = of_key.remove(&grant.owner).map_or_else(Vec::new, |before| before.all().collect());
-            of_key.insert(grant.owner.clone(), OfHold { newest: id, before: all });
+            match self.by_hold.get_or_default(&key).by_owner.entry(grant.owner.clone()) {
+                Entry::Vacant(place) => {
+                    place.insert(OfHold { newest: id, before: Vec::new() });
+                }
+                Entry::Occupied(of_hold) => of_hold.into_mut().put(id),
+            }
         }
         self.by_id.insert(id, (grant, Stage::Answering));
         id

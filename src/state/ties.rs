@@ -7,7 +7,6 @@
 use super::owed::OnBehalf;
 use super::{ConfirmationId, Why};
 use crate::lock::{Deadline, KeyMap, Limit, LockKey, Map, Millis, Owner, Token};
-use foldhash::HashMap;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -233,7 +232,7 @@ const ENDED_GROUPS: usize = 100;
 /// The ties of a lock.
 #[derive(Debug, Default)]
 struct OfLock {
-    by_owner: HashMap<Owner, TieId>,
+    by_owner: BTreeMap<Owner, TieId>,
     /// How many connections had ended when those were last looked for that ended with theirs.
     looked: u64,
 }
@@ -399,12 +398,13 @@ impl Ties {
     /// Ties a hold to a connection, whatever it was tied to before. If the same hold was tied to the same connection,
     /// that tie's flags stay as well; and of a request without flags its lease, and the replicas if it names none.
     pub fn tie(&mut self, new: NewTie, now: Millis) -> Option<Before> {
-        let tied = self.of(new.key.db, &new.key.name, &new.owner, Some(new.token));
+        let id = self.id(new.key.db, &new.key.name, &new.owner);
+        let tied = id.and_then(|id| self.get(id)).filter(|it| it.token == new.token);
         let keeps = tied.is_some_and(|it| it.client == new.client && new.tying == Tying::NONE);
         if keeps && new.replicas == 0 {
             return None; // A lease for once, or a hold more: what the tie promises stays.
         }
-        let before = self.untie(new.key.db, &new.key.name, &new.owner);
+        let before = id.and_then(|id| self.live.remove(id));
         let of_hold = before.as_ref().filter(|it| it.token == new.token);
         let (deadline, steps) = (self.steps.kept_deadline(new.deadline), self.steps.clone());
         let followed = of_hold.map_or(steps.0.get(), |it| it.followed);

@@ -365,7 +365,7 @@ pub fn asker(call: Call, options: &Options) -> Result<(u64, OnBehalf), String> {
     if let Some(session) = options.session {
         let client = session_of(call, session)?;
         // What it waits for and holds is all that can yet be told it: so its mailbox has a bound, also if it never reads.
-        let (unread, most) = (state::with(|state| state.sessions.unread(client)), config::MAX_SESSION_WAITS.get());
+        let (unread, most) = (state::with(|state| state.sessions.open(client)), config::MAX_SESSION_WAITS.get());
         if unread as u64 >= most {
             return Err(format!("ERR too many unread events of this session: holdfast.max-session-waits is {most}"));
         }
@@ -386,27 +386,22 @@ pub fn asker(call: Call, options: &Options) -> Result<(u64, OnBehalf), String> {
 ///
 /// The reply that says that there is no such session, or that it is another user's.
 pub fn session(call: Call, options: &Options) -> Result<u64, String> {
-    match options.session {
-        Some(session) => session_of(call, session),
-        None if owner::is_connection(call.ctx) => {
-            let client = call.ctx.client_id();
-            state::with(|state| state.sessions.open(client));
-            Ok(client)
-        }
-        None => Err("ERR SESSION is missing: a script has no connection of its own".into()),
-    }
+    let client = match options.session {
+        Some(session) => session_of(call, session)?,
+        None if owner::is_connection(call.ctx) => call.ctx.client_id(),
+        None => return Err("ERR SESSION is missing: a script has no connection of its own".into()),
+    };
+    state::with(|state| state.sessions.open(client));
+    Ok(client)
 }
 
 /// The connection of a session.
 fn session_of(call: Call, session: TextRef) -> Result<u64, String> {
-    let client = owner::client_of(session.bytes()).filter(|client| ctx::is_connected(*client));
-    let client =
-        client.ok_or_else(|| format!("NOSESSION '{}' is not a connection of this server", show(session.bytes())))?;
-    if !acl::is_user_of(call.ctx, client) {
-        return Err("NOPERM this session belongs to another user".into());
+    match owner::client_of(session.bytes()) {
+        Some(client) if acl::is_user_of(call.ctx, client) => Ok(client),
+        Some(client) if ctx::is_connected(client) => Err("NOPERM this session belongs to another user".into()),
+        _ => Err(format!("NOSESSION '{}' is not a connection of this server", show(session.bytes()))),
     }
-    state::with(|state| state.sessions.open(client));
-    Ok(client)
 }
 
 /// The arguments of a command for one lock: `key owner`, and its options, which are large and so read in place.

@@ -217,9 +217,9 @@ pub enum Remains {
 }
 
 impl Sessions {
-    /// Makes a connection a session, if it is not one yet.
-    pub fn open(&mut self, client: u64) {
-        self.by_client.get_or_insert_with(client, Session::default);
+    /// Makes a connection a session, if it is not one yet. Returns how many unread events it has.
+    pub fn open(&mut self, client: u64) -> usize {
+        self.by_client.get_or_insert_with(client, Session::default).mail.len()
     }
 
     /// Whether there is none.

@@ -278,7 +278,9 @@ fn an_unread_grant_can_be_refused() {
 #[test]
 fn a_hundred_unread_events_of_an_owner_for_a_key_are_enough() {
     let mut sessions = Sessions::default();
-    [1, 2].iter().for_each(|client| sessions.open(*client));
+    for client in [1, 2] {
+        sessions.open(client);
+    }
     let keys: Rc<[LockKey]> = Rc::from([key(1)]);
     let claimed = |sessions: &Sessions, client, who| sessions.claimed(client, &owner(who), &keys);
     for number in 0..MOST_UNREAD as u64 {

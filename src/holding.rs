@@ -323,6 +323,9 @@ fn serves(ctx: Ctx, name: &Text) -> bool {
 /// back. What a step of the clock would have ended goes on. To be called before anything is judged by the lock.
 pub fn end_broken(ctx: Ctx, name: TextRef, now: Now) {
     let (lags, may_have_broken) = state::with(|state| (state.ties.any_lags(), state.may_have_broken()));
+    if !(lags || may_have_broken) {
+        return;
+    }
     let (db, bytes) = (ctx.db(), name.bytes());
     if lags {
         let lagging = state::with(|state| state.ties.lagging_of(db, bytes));

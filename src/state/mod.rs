@@ -152,13 +152,13 @@ impl State {
     /// Records how the request of `ticket` ended, for whoever is owed its answer; `now` is when it ended. The one
     /// place that asks who that is.
     pub fn end(&mut self, ticket: owed::Ticket, outcome: Outcome, now: Now) -> Delivery {
-        let until = match &outcome {
-            Outcome::Granted(_, grant) => self.in_flight.get(*grant).map_or(Deadline::At(0), Grant::deadline),
-            _ => Deadline::At(0),
-        };
         let outcome = match self.owed.end(ticket, outcome, now) {
             owed::Ended::Reply => return Delivery::Due,
             owed::Ended::Event(session, about, outcome) => {
+                let until = match &outcome {
+                    Outcome::Granted(_, grant) => self.in_flight.get(*grant).map_or(Deadline::At(0), Grant::deadline),
+                    _ => Deadline::At(0),
+                };
                 match self.sessions.tell(session, about, (outcome, until), now) {
                     Ok(()) => {
                         self.call_reader(session);

@@ -89,7 +89,7 @@ impl Request {
         let ticket = state::with(|state| state.owed.ticket());
         let (to, replied) = match self.on_behalf {
             OnBehalf::Itself => {
-                let (block, replied) = block(ctx, names.iter().copied(), ticket)?;
+                let (block, replied) = block(ctx, names, ticket)?;
                 (Recipient::Blocked { client: self.client, block: Some(block) }, replied)
             }
             OnBehalf::Session => {

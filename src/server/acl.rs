@@ -32,10 +32,9 @@ impl User {
 
     /// Whether the user may run a command with these arguments: its name, then the others.
     pub fn may_run(&self, command: &[TextRef]) -> bool {
-        let mut argv: Vec<_> = command.iter().map(|arg| arg.raw()).collect();
-        let argc = c_int::try_from(argv.len()).unwrap_or(0);
+        let (argv, argc) = (TextRef::raw_of_all(command), c_int::try_from(command.len()).unwrap_or(0));
         // SAFETY: user and arguments live for the call, which changes nothing.
-        let checked = unsafe { api!(RedisModule_ACLCheckCommandPermissions)(self.0.as_ptr(), argv.as_mut_ptr(), argc) };
+        let checked = unsafe { api!(RedisModule_ACLCheckCommandPermissions)(self.0.as_ptr(), argv, argc) };
         checked == raw::REDISMODULE_OK as c_int
     }
 }

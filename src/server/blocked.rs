@@ -34,13 +34,11 @@ enum On {
 ///
 /// Whatever ends the wait, exactly one of [`callbacks::Callbacks::answer`] and [`callbacks::Callbacks::gone`] is called
 /// for the ticket.
-pub fn block<'k>(ctx: Ctx, keys: impl Iterator<Item = TextRef<'k>>, ticket: Ticket) -> Option<(Blocked, Replied)> {
-    let mut keys = keys.peekable();
-    let first = keys.peek().filter(|_| ctx.flags().cluster()).map(|key| Text::new(key.bytes()));
-    let mut keys: Vec<*mut RedisModuleString> = keys.map(|key| key.raw()).collect();
+pub fn block(ctx: Ctx, keys: &[TextRef], ticket: Ticket) -> Option<(Blocked, Replied)> {
+    let first = keys.first().filter(|_| ctx.flags().cluster()).map(|key| Text::new(key.bytes()));
     let count = c_int::try_from(keys.len()).ok()?;
     // SAFETY: this many keys live for the call.
-    unsafe { block_on(ctx, on_ready, (keys.as_mut_ptr(), count), On::Keys(first), ticket) }
+    unsafe { block_on(ctx, on_ready, (TextRef::raw_of_all(keys), count), On::Keys(first), ticket) }
 }
 
 /// The same for a client that waits for no key, and that the server never redirects.

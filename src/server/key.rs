@@ -228,14 +228,14 @@ pub fn tells_of_field_expiry() -> bool {
 
 /// Asks the server whether one of these fields has an expiry of its own; without an answer, assumes so.
 fn expires(ctx: Ctx, name: TextRef, fields: &[TextRef]) -> bool {
-    let mut argv: Vec<_> = fields.iter().map(|field| field.raw()).collect();
+    let argv = TextRef::raw_of_all(fields);
     let (call, element) = (api!(RedisModule_Call), api!(RedisModule_CallReplyArrayElement));
     // SAFETY: the format takes a string, a C string, a number, and an array of strings with its length, and gets these;
     // the reply's elements are read while it lives, and it is freed once.
     unsafe {
-        let (count, format) = (argv.len(), c"sclv".as_ptr());
+        let (count, format) = (fields.len(), c"sclv".as_ptr());
         let words = (c"FIELDS".as_ptr(), c_longlong::try_from(count).unwrap_or(0));
-        let reply = call(ctx.raw(), c"HPTTL".as_ptr(), format, name.raw(), words.0, words.1, argv.as_mut_ptr(), count);
+        let reply = call(ctx.raw(), c"HPTTL".as_ptr(), format, name.raw(), words.0, words.1, argv, count);
         if reply.is_null() {
             return true;
         }

@@ -11,8 +11,9 @@ pub trait AsText {
     fn as_text(&self) -> TextRef<'_>;
 }
 
-/// A string that the server owns for as long as `'a`.
+/// A string that the server owns for as long as `'a`. Several of them are what the server takes as an array of strings.
 #[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
 pub struct TextRef<'a> {
     raw: NonNull<RedisModuleString>,
     lives: PhantomData<&'a ()>,
@@ -30,6 +31,11 @@ impl<'a> TextRef<'a> {
 
     pub(super) fn raw(self) -> *mut RedisModuleString {
         self.raw.as_ptr()
+    }
+
+    /// Strings as the server takes several of them. It only reads the array.
+    pub(super) fn raw_of_all(texts: &[Self]) -> *mut *mut RedisModuleString {
+        texts.as_ptr().cast_mut().cast()
     }
 
     /// The string's bytes.

@@ -23,8 +23,8 @@ enum On {
 }
 
 /// Blocks the calling client on `keys` without a time limit.
-pub fn block<'k>(ctx: Ctx, keys: impl Iterator<Item = TextRef<'k>>, ticket: Ticket) -> Option<(Blocked, Replied)> {
-    let keys: Vec<Vec<u8>> = keys.map(|key| key.bytes().to_vec()).collect();
+pub fn block(ctx: Ctx, keys: &[TextRef], ticket: Ticket) -> Option<(Blocked, Replied)> {
+    let keys: Vec<Vec<u8>> = keys.iter().map(|key| key.bytes().to_vec()).collect();
     let first = keys.first().filter(|_| ctx.flags().cluster()).map(|key| Text::new(key));
     node(|node| node.block(ctx.client_id(), Block { ticket, keys: Some(keys), is_answered: false }));
     Some((Blocked { client: ctx.client_id(), ticket, on: On::Keys(first) }, Replied::later()))

@@ -138,38 +138,26 @@ pub fn pace(lease: Millis) -> Millis {
     (lease / SIGNS_OF_LIFE_A_LEASE).clamp(shortest, longest)
 }
 
-/// Where the unread events are: by owner and name of the lock, the session and the position in its mailbox.
-///
-/// One index for all sessions, since an owner may be told over one connection what it has not read on another.
+/// Where the unread events are: the session, the owner and the name of the lock, and the position in its mailbox.
 #[derive(Debug, Default)]
-struct Unread(Map<(Owner, Rc<[u8]>), BTreeSet<Place>>);
+struct Unread(BTreeSet<Place>);
 
-/// A session, and the position of an event in its mailbox.
-type Place = (u64, u64);
+type Place = (u64, Owner, Rc<[u8]>, u64);
 
 impl Unread {
     fn add(&mut self, event: &Event, client: u64, at: u64) {
-        for key in event.keys.iter() {
-            self.0.get_or_insert_with((event.owner.clone(), key.name.clone()), BTreeSet::new).insert((client, at));
-        }
+        self.0.extend(event.keys.iter().map(|key| (client, event.owner.clone(), key.name.clone(), at)));
     }
 
     fn remove(&mut self, event: &Event, client: u64, at: u64) {
         for key in event.keys.iter() {
-            let name = (event.owner.clone(), key.name.clone());
-            if let Some(places) = self.0.get_mut(&name) {
-                places.remove(&(client, at));
-                if places.is_empty() {
-                    self.0.remove(&name);
-                }
-            }
+            self.0.remove(&(client, event.owner.clone(), key.name.clone(), at));
         }
     }
 
     fn of(&self, client: u64, owner: &Owner, name: &Rc<[u8]>) -> impl Iterator<Item = u64> {
-        let places = if self.0.is_empty() { None } else { self.0.get(&(owner.clone(), name.clone())) };
-        let of_client = (client, 0)..=(client, u64::MAX);
-        places.into_iter().flat_map(move |places| places.range(of_client.clone())).map(|(_, at)| *at)
+        let place = |at| (client, owner.clone(), name.clone(), at);
+        self.0.range(place(0)..=place(u64::MAX)).map(|(.., at)| *at)
     }
 }
 
@@ -578,12 +566,9 @@ impl Sessions {
                 let (at, (event, _)) = it;
                 event.keys.iter().all(|key| self.unread.of(client, &event.owner, &key.name).any(|place| place == *at))
             });
-        let nothing_else = self.unread.0.iter().all(|((owner, name), places)| {
-            let is_there = |(client, at): &(u64, u64)| {
-                let event = mail_of(client).and_then(|mail| mail.get(at));
-                event.is_some_and(|(event, _)| event.owner == *owner && event.keys.iter().any(|it| it.name == *name))
-            };
-            !places.is_empty() && places.iter().all(is_there)
+        let nothing_else = self.unread.0.iter().all(|(client, owner, name, at)| {
+            let event = mail_of(client).and_then(|mail| mail.get(at));
+            event.is_some_and(|(event, _)| event.owner == *owner && event.keys.iter().any(|it| it.name == *name))
         });
         let waits = self.by_client.values().map(|it| it.requests).sum::<usize>();
         let letters = self.by_client.values().map(|it| it.mail.len()).sum::<usize>();

@@ -20,15 +20,15 @@ pub struct LeaseTimers {
 impl LeaseTimers {
     /// Sets the timer of a lock to `at`, whatever it was set to before; `None`: cancels it.
     pub fn schedule(&mut self, key: &LockKey, at: Option<Millis>) {
-        if self.by_key.get(key.db, &key.name).copied() == at {
-            return;
-        }
-        if let Some(before) = self.by_key.remove(key.db, &key.name) {
-            self.by_time.remove(&(before, key.clone()));
-        }
-        if let Some(at) = at {
-            self.by_key.insert(key.clone(), at);
-            self.by_time.insert((at, key.clone()));
+        let before = match at {
+            Some(at) => self.by_key.insert(key.clone(), at),
+            None => self.by_key.remove(key.db, &key.name),
+        };
+        if before != at {
+            if let Some(before) = before {
+                self.by_time.remove(&(before, key.clone()));
+            }
+            self.by_time.extend(at.map(|at| (at, key.clone())));
         }
     }
 

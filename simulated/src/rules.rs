@@ -490,6 +490,8 @@ pub struct Judge {
     granted: Vec<(Arrival, i32, Asked, usize, u64)>,
     /// Owners that have renewed something: their holds may have become endless at any time.
     renewed: BTreeSet<Bytes>,
+    /// Owners that have waited by several requests at once: what closes a cycle may be the grant of one of them.
+    divided: BTreeSet<Bytes>,
     /// When the turn began (monotonic, µs), and whether writes were refused then.
     before: (u64, bool),
     /// Something has disturbed the renewals: a pause, a step of the clock, a long turn, refused writes, another role.
@@ -800,6 +802,9 @@ impl Judge {
                         }
                     }
                     for asked in runs.iter().filter(|asked| asked.command.ends_with("acquire")) {
+                        if state::with(|state| state.queue.of_actor(&asked.owner).nth(1).is_some()) {
+                            self.divided.insert(asked.owner.clone());
+                        }
                         for key in &asked.keys {
                             let (ones, most) = self.asked_for.entry((key.clone(), asked.owner.clone())).or_default();
                             match asked.holds {
@@ -992,10 +997,13 @@ impl Judge {
             let is_known = wait.open.began.is_some() && token(wait.open.db, key).is_some();
             asked.keys.contains(key) || is_known && asked.keys.iter().any(together)
         };
+        let is_named = |wait: &Wait| is_its(wait) && wait.asked.keys.iter().any(|key| asked.keys.contains(key));
         let is_of = |wait: &Wait| is_its(wait) && wait.asked.keys.iter().any(|key| is_meant(wait, key));
         // An event may be on its way to the session.
-        self.cancelled.extend(self.waits.extract_if(.., |wait| is_of(wait)).map(|wait| (at, wait)));
-        self.unheard.iter_mut().filter(|wait| is_of(wait)).for_each(|wait| wait.is_optional = true);
+        self.cancelled.extend(self.waits.extract_if(.., |wait| is_named(wait)).map(|wait| (at, wait)));
+        // Whether what was granted together still is, only the module knows: some of it may have been given back before.
+        let others = self.waits.iter_mut().chain(&mut self.unheard);
+        others.filter(|wait| is_of(wait)).for_each(|wait| wait.is_optional = true);
     }
 
     /// A client is told something: put down until the turn is over, when all that was told in it is taken in the order in
@@ -1027,8 +1035,9 @@ impl Judge {
         match self.waits.iter_mut().find(is_same) {
             Some(known) => {
                 // It may be the same request, or a new one, and the end of the first is not read yet.
-                let flags = |it: &Asked| (it.watchdog, it.ephemeral);
+                let flags = |it: &Asked| (it.watchdog, it.ephemeral, it.replicas);
                 let is_unsure = known.asked.is_unsure || flags(&known.asked) != flags(asked);
+                let replicas = known.asked.replicas.max(asked.replicas);
                 let lease = |it: &Asked| it.lease.unwrap_or(30_000);
                 let lease = Some(lease(&known.asked).min(lease(asked)));
                 let limit = known.asked.limit.max(asked.limit);
@@ -1040,7 +1049,7 @@ impl Judge {
                 let wait = asked.wait.or((!renews).then_some(0));
                 let (watchdog, ephemeral) =
                     (known.asked.watchdog || asked.watchdog, known.asked.ephemeral || asked.ephemeral);
-                let terms = Asked { is_unsure, lease, limit, waited, new, holds, wait, ..asked.clone() };
+                let terms = Asked { is_unsure, lease, limit, waited, new, holds, wait, replicas, ..asked.clone() };
                 known.asked = Asked { watchdog, ephemeral, ..terms };
                 known.repeats += 1;
                 known.latest = open.began.unwrap_or(0);
@@ -1103,10 +1112,10 @@ impl Judge {
                     wait.asked.forget_terms();
                     self.unheard.iter_mut().filter(|wait| fits(wait)).for_each(|wait| wait.asked.forget_terms());
                 }
-                let mut given_up = self.cancelled.iter_mut().map(|(_, wait)| wait).filter(|wait| fits(wait)).peekable();
-                if !self.waits.iter().any(fits) && given_up.peek().is_some() {
+                if !self.waits.iter().any(fits) && given_up {
                     // If it turns out that it was not given up after all, this was its end.
-                    given_up.for_each(|wait| wait.is_optional = true);
+                    let those = self.cancelled.iter_mut().map(|(_, wait)| wait).filter(|wait| fits(wait));
+                    those.for_each(|wait| wait.is_optional = true);
                     return Ok(());
                 }
                 // Only one that asked for replicas can have had too few of them. And rather one that has to end than one that
@@ -1129,6 +1138,9 @@ impl Judge {
                     self.waits[at].is_optional = true;
                 } else if !left.is_empty() {
                     self.waits[at].left = left;
+                } else if given_up {
+                    // Or it was the end of that one, and this one has not ended yet.
+                    self.waits[at].is_optional = true;
                 } else {
                     self.waits.remove(at);
                 }
@@ -1138,7 +1150,6 @@ impl Judge {
                     let Ok(lasts) = lasts else { return Err(Violation::new(LEASE, format!("a grant is {event:?}"))) };
                     let least = open.at + asked.lease.unwrap_or(30_000);
                     // (It may be the end of one that was given up since, and asked for anew.)
-                    let given_up = self.cancelled.iter().any(|(_, wait)| fits(wait));
                     let is_plain = asked.command.ends_with("acquire") && asked.replicas == 0 && !given_up;
                     if is_plain && !self.is_disturbed && next.at + lasts + 2 < least {
                         let what = format!("{event:?} after {} lasts until {}, not {least}", next.at, next.at + lasts);
@@ -1149,7 +1160,8 @@ impl Judge {
                         open.at = open.at.max((next.at + lasts).saturating_sub(asked.lease.unwrap_or(30_000)));
                     }
                     // It may have been the answer to any of those like it.
-                    let like = self.unheard.iter().filter(|wait| fits(wait)).filter_map(|wait| wait.open.began);
+                    let others = self.unheard.iter().chain(self.cancelled.iter().map(|(_, wait)| wait));
+                    let like = others.filter(|wait| fits(wait)).filter_map(|wait| wait.open.began);
                     let place = like.chain(open.began).min().unwrap_or(0);
                     self.heard.push((place, open, asked, keys, token.clone()));
                 }
@@ -2323,7 +2335,7 @@ impl Judge {
         // In one database: others are not looked into.
         let mut edges: BTreeMap<(i32, &Bytes), BTreeSet<Bytes>> = BTreeMap::new();
         for (_, db, asked) in waits.iter().filter(|(_, _, it)| it.limit == 1 && alone(&it.owner)) {
-            if self.renewed.contains(&asked.owner) {
+            if self.renewed.contains(&asked.owner) || self.divided.contains(&asked.owner) {
                 continue;
             }
             for key in &asked.keys {

@@ -118,6 +118,52 @@ fn a_cancel_after_a_loss_gives_up_nothing_that_was_granted_with_an_earlier_hold(
 #[test]
 fn no_rule_is_broken_by() {
     let lives = [
+        // 71272. What was granted in one step is not given up in one step once one of it has been given back.
+        "c LOCK.MACQUIRE 2 k0 k1 o1
+         b LOCK.ACQUIRE k0 o1 SESSION $s
+         a LOCK.ACQUIRE k0 o0 LEASE 50 WAIT 300
+         +0
+         b LOCK.CANCEL k0 o1 SESSION $s
+         c LOCK.CANCEL k1 o1 SESSION $s
+         b LOCK.ACQUIRE k0 o1 WAIT 0 SESSION $s",
+        // 124690. A grant that was read as it was given up is not the end of what was asked for anew in the same turn.
+        r"c LOCK.ACQUIRE k0 o0
+         b LOCK.ACQUIRE k0 o1 WAIT 0
+         d RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE
+         +400
+         b SWAPDB 0 1
+         +120
+         b SWAPDB 0 1
+         a LOCK.ACQUIRE k0 o0 WAIT 0 SESSION $s
+         d EVAL return_redis.call(unpack(ARGV)) 0 LOCK.FORCE k0
+         +1200
+         b LOCK.ACQUIRE k0 o2
+         s LOCK.NEXT WAIT 50
+         c LOCK.CANCEL k0 o0 SESSION $s
+         b LOCK.ACQUIRE k0 o1 WAIT 0
+         b LOCK.ACQUIRE k0 o0 WAIT 20 SESSION $s
+         d LOCK.RELEASE k0 o0 ALL",
+        // 143662. What is repeated without REPLICAS, before its grant was read, may have been granted with them.
+        "!replicas 0 never 2000
+         d LOCK.ACQUIRE k0 o0 LEASE 2000 REPLICAS 1 SESSION $s
+         +1
+         a PERSIST k2
+         c SWAPDB 0 1
+         b LOCK.ACQUIRE k0 o1
+         a PERSIST k0
+         s LOCK.NEXT WAIT 0
+         d LOCK.ACQUIRE k0 o0 WAIT 300 SESSION $s",
+        // 157543. A cycle that is closed by a grant: its owner waits by two requests at once.
+        "a LOCK.ACQUIRE k1 o3 WATCHDOG
+         b LOCK.ACQUIRE k0 o0
+         b LOCK.ACQUIRE k2 o0
+         b LOCK.ACQUIRE k1 o1 WAIT 0 SESSION $s
+         c LOCK.ACQUIRE k2 o1 WAIT 300
+         +20
+         c PEXPIRE k0 30
+         b LOCK.ACQUIRE k2 o2 WAIT 300
+         b LOCK.ACQUIRE k0 o1 WATCHDOG WAIT 20 WAITED 60000
+         a LOCK.ACQUIRE k0 o3 WAIT 0",
         // 1020778. It takes a confirmation that is missing for the end of a request that needs none.
         "b LOCK.ACQUIRE k0 o0 LEASE 50 SESSION $s
          b LOCK.ACQUIRE k0 o2 WAIT 0 SESSION $s

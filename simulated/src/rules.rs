@@ -1052,7 +1052,11 @@ impl Judge {
                 let terms = Asked { is_unsure, lease, limit, waited, new, holds, wait, replicas, ..asked.clone() };
                 known.asked = Asked { watchdog, ephemeral, ..terms };
                 known.repeats += 1;
-                known.latest = open.began.unwrap_or(0);
+                // Whoever heard late that he waits may have asked first.
+                known.latest = known.latest.max(open.began.unwrap_or(0));
+                if open.began < known.open.began {
+                    known.open = open.clone();
+                }
             }
             None => {
                 self.waits.push(Wait { is_optional, ..Wait::of(open.began.unwrap_or(0), open, asked) });
@@ -1128,7 +1132,8 @@ impl Judge {
                 };
                 // Requests like it whose clients have not heard yet that they wait may have been repetitions.
                 self.unheard.iter_mut().filter(|wait| fits(wait)).for_each(|wait| wait.is_optional = true);
-                let Wait { mut open, asked, mut left, repeats, .. } = self.waits[at].clone();
+                let Wait { mut open, mut asked, mut left, repeats, .. } = self.waits[at].clone();
+                asked.is_unsure |= given_up;
                 left.retain(|key| !keys.contains(key));
                 if repeats == 0 && left.is_empty() && what != b"granted" {
                     self.moved_no_tie(open.began.unwrap_or(0), &asked, &keys);
@@ -1180,8 +1185,8 @@ impl Judge {
             // A request whose answer is not heard yet may have given it another lease.
             let is_its = |tie: &Tie| tie.client == session && tie.watchdog && !tie.is_unsure;
             let is_known = !unheard.iter().any(|asked| asked.concerns(key, owner));
-            // It may have been said before the hold was renewed last, to somebody who hears late.
-            let is_current = !self.is_muddled || belief.since < began;
+            // It may have been said before the hold was renewed last; and, to somebody who hears late, before others changed its expiry.
+            let is_current = belief.since < began && !(self.is_muddled && self.prolonged.contains(key));
             if let Some(tie) = belief.tie().filter(is_its).filter(|_| is_known && is_current) {
                 belief.promised = belief.promised.max(asked + tie.lease * sure / 1000);
             }

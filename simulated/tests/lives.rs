@@ -1,5 +1,6 @@
 //! Lives that broke a rule once, as the simulator printed them, and that a seed gives the same life each time.
 
+use simulated::keyspace::layout::MAX_OWNER;
 use simulated::play::play;
 use simulated::redis::Generation;
 use simulated::resp::Reply;
@@ -164,6 +165,40 @@ fn no_rule_is_broken_by() {
          b LOCK.ACQUIRE k2 o2 WAIT 300
          b LOCK.ACQUIRE k0 o1 WATCHDOG WAIT 20 WAITED 60000
          a LOCK.ACQUIRE k0 o3 WAIT 0",
+        // 129782. Whoever hears late that he waits has asked first.
+        "s LOCK.NEXT WAIT 50
+         e LOCK.ACQUIRE k0 o2 LEASE 50
+         s !deaf
+         c !deaf
+         s LOCK.NEXT WAIT 50
+         c LOCK.ACQUIRE k0 o1 LEASE 50 WAIT 0 SESSION $s
+         +1200
+         e LOCK.ACQUIRE k0 o2
+         a LOCK.ACQUIRE k0 o1 WAIT 300 SESSION $s",
+        // 1050980. The same as 124690, with a count that is named.
+        "!replicas 0
+         a LOCK.ACQUIRE k0 o1
+         a LOCK.MACQUIRE 1 k0 o0 WAIT 300 SESSION $s
+         c LOCK.ACQUIRE k0 o0 WAIT 20
+         a LOCK.CANCEL k0 o0 SESSION $s
+         b LOCK.RELEASE k0 o1
+         +0
+         b LOCK.ACQUIRE k0 o0 HOLDS 1 REPLICAS 1 SESSION $s",
+        // 157063. A sign of life that is heard late was said before somebody set an expiry.
+        "c LOCK.ACQUIRE k2 o1 LEASE 7200000 WATCHDOG SESSION $s
+         b LOCK.ACQUIRE k1 o0
+         +400
+         c LOCK.ACQUIRE k1 o1 WAIT 20 SESSION $s
+         s LOCK.NEXT WAIT 0 ALIVE
+         s !deaf
+         +400
+         b PEXPIRE k2 100000",
+        // 159674. A renewal that shortens a lease comes after the sign of life that was asked for before it in the same poll.
+        "a LOCK.ACQUIRE k1 o1 LEASE 50 SESSION $s
+         e LOCK.ACQUIRE k0 o0 WATCHDOG SESSION $s
+         +120
+         s LOCK.NEXT WAIT 0 ALIVE
+         d LOCK.MRENEW 1 k0 o0 LEASE 50",
         // 1020778. It takes a confirmation that is missing for the end of a request that needs none.
         "b LOCK.ACQUIRE k0 o0 LEASE 50 SESSION $s
          b LOCK.ACQUIRE k0 o2 WAIT 0 SESSION $s
@@ -1420,6 +1455,30 @@ fn a_grant_deletes_what_remains_of_a_lock() {
         "a HSET k #junk 1
          a LOCK.ACQUIRE k a
          +1",
+    );
+}
+
+#[test]
+fn an_owner_of_more_bytes_than_are_allowed_is_refused() {
+    let asked = |bytes| format!("a LOCK.ACQUIRE k {}\n+1", "o".repeat(bytes));
+    history(&asked(MAX_OWNER), 'a', "1800000000");
+    history(&asked(MAX_OWNER + 1), 'a', "owner must be 1 to ");
+}
+
+#[test]
+fn a_session_is_told_that_the_slot_it_waits_in_has_moved() {
+    history(
+        "a LOCK.ACQUIRE k a
+         b LOCK.ACQUIRE k b WAIT 0 SESSION $s
+         s LOCK.NEXT WAIT 0
+         +20
+         !slot k migrates
+         x DEL k
+         +300
+         !slot k moves
+         +500",
+        's',
+        "MOVED",
     );
 }
 

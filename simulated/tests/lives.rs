@@ -1483,6 +1483,15 @@ fn a_session_is_told_that_the_slot_it_waits_in_has_moved() {
 }
 
 #[test]
+fn the_newest_token_of_a_lock_is_shown_where_the_module_gave_one() {
+    let script = "a LOCK.ACQUIRE k a\nx HSET h a 1\n+1\na LOCK.INFO k\nx LOCK.INFO h\n+1";
+    let life = play(Generation::Redis70, &script::parse(script), true).unwrap_or_else(|broken| panic!("{broken:?}"));
+    let fence = |name| life.told.iter().filter(|(of, _)| *of == name).find_map(|(_, reply)| reply.elements().get(3));
+    assert_eq!(fence('a').and_then(Reply::number), Some(1_800_000_000_000_001));
+    assert_eq!(fence('x').map(|fence| matches!(fence, Reply::Null)), Some(true));
+}
+
+#[test]
 fn an_unknown_argument_is_told_with_those_that_are_known() {
     history("a LOCK.ACQUIRE k a NONSENSE\n+1", 'a', "allowed here are LEASE, WAIT");
 }

@@ -1154,8 +1154,8 @@ impl Judge {
                     let lasts = String::from_utf8_lossy(detail.bytes()).parse::<u64>();
                     let Ok(lasts) = lasts else { return Err(Violation::new(LEASE, format!("a grant is {event:?}"))) };
                     let least = open.at + asked.lease.unwrap_or(30_000);
-                    // (It may be the end of one that was given up since, and asked for anew.)
-                    let is_plain = asked.command.ends_with("acquire") && asked.replicas == 0 && !given_up;
+                    // (If it may be the end of another one like it, or of one that was given up since, nobody can say of which.)
+                    let is_plain = asked.command.ends_with("acquire") && asked.replicas == 0 && !asked.is_unsure;
                     if is_plain && !self.is_disturbed && next.at + lasts + 2 < least {
                         let what = format!("{event:?} after {} lasts until {}, not {least}", next.at, next.at + lasts);
                         return Err(Violation::new(LEASE, what));

@@ -1483,6 +1483,17 @@ fn a_session_is_told_that_the_slot_it_waits_in_has_moved() {
 }
 
 #[test]
+fn a_session_reads_as_many_events_as_it_asks_for() {
+    let asked = |count| format!("a LOCK.MACQUIRE 3 k l m a LEASE 50 SESSION $s\n+100\ns LOCK.NEXT {count}\n+1");
+    for (count, expected) in [("", 3), ("COUNT 2", 2), ("COUNT 1", 1)] {
+        let life = play(Generation::Redis70, &script::parse(&asked(count)), true);
+        let told = life.unwrap_or_else(|broken| panic!("{broken:?}")).told;
+        let read = told.iter().find(|(of, reply)| *of == 's' && matches!(reply, Reply::Array(_)));
+        assert_eq!(read.map(|(_, events)| events.elements().len()), Some(expected), "{count}");
+    }
+}
+
+#[test]
 fn the_newest_token_of_a_lock_is_shown_where_the_module_gave_one() {
     let script = "a LOCK.ACQUIRE k a\nx HSET h a 1\n+1\na LOCK.INFO k\nx LOCK.INFO h\n+1";
     let life = play(Generation::Redis70, &script::parse(script), true).unwrap_or_else(|broken| panic!("{broken:?}"));
@@ -1494,4 +1505,5 @@ fn the_newest_token_of_a_lock_is_shown_where_the_module_gave_one() {
 #[test]
 fn an_unknown_argument_is_told_with_those_that_are_known() {
     history("a LOCK.ACQUIRE k a NONSENSE\n+1", 'a', "allowed here are LEASE, WAIT");
+    history("a LOCK.ACQUIRE k a LEASE x\n+1", 'a', "LEASE must be between 1 and 315360000000 ms, got x");
 }

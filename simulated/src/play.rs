@@ -163,7 +163,7 @@ impl Player {
                 node.replicas.iter_mut().enumerate().for_each(|(place, replica)| replica.is_good = place < *count);
             }),
             Line::Misconf(state) => node(|node| node.misconf = *state),
-            Line::Slot(key, moves) => self.slot(&script::bytes(key), *moves),
+            Line::Slot(key, moves) => self.slot(slot_of(&script::bytes(key)), *moves)?,
             Line::Scene(name) => self.rule = scenes::rule(name),
             Line::Over => self.rule = scenes::TOLD,
             Line::Told(name, text) => {
@@ -177,8 +177,12 @@ impl Player {
         Ok(())
     }
 
-    fn slot(&mut self, key: &[u8], moves: Moves) {
-        let slot = slot_of(key);
+    fn slot(&mut self, slot: u16, moves: Moves) -> Result<(), Violation> {
+        if moves == Moves::Goes {
+            self.arrivals.push(Arrival::Taken(slot));
+            let arrivals = std::mem::take(&mut self.arrivals);
+            return self.turn(arrivals);
+        }
         node(|node| {
             if let Some(slots) = &mut node.slots {
                 slots.elsewhere.remove(&slot);
@@ -186,10 +190,11 @@ impl Player {
                 match moves {
                     Moves::Moves => slots.elsewhere.insert(slot),
                     Moves::Migrates => slots.migrating.insert(slot),
-                    Moves::Comes => false,
+                    Moves::Comes | Moves::Goes => false,
                 };
             }
         });
+        Ok(())
     }
 
     fn connection(&mut self, name: Name) -> &mut Connection {

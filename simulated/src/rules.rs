@@ -5,7 +5,7 @@
 //! its own eyes ([`crate::truth`]), and looks into the module's state only where a rule speaks of them.
 
 use crate::asked::Asked;
-use crate::redis::{Bytes, Happening, Node, REFUSALS, node};
+use crate::redis::{Bytes, Happening, Node, REFUSALS, node, slot_of};
 use crate::resp::Reply;
 use crate::server::Role;
 use crate::server::clock::Now;
@@ -1858,6 +1858,8 @@ impl Judge {
             if let Some(tie) = tied.filter(|tie| !tie.is_unsure)
                 && others_end
                 && role == Role::Master
+                // (What another node serves is untied, and not lost.)
+                && !node(|node| node.slots.as_ref().is_some_and(|slots| slots.elsewhere.contains(&slot_of(key))))
                 && self.connections.get(&tie.client).is_some_and(|it| it.is_session && !it.has_vanished)
             {
                 let loss = (tie.client, key.clone(), owner.clone(), belief.token);

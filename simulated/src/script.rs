@@ -13,6 +13,7 @@
 //! | `!good 1` | `min-replicas-to-write` counts so many of them |
 //! | `!misconf on`, `!misconf off` | a save has failed: the server refuses writes |
 //! | `!slot k moves`, `migrates`, `comes` | the slot of `k` is another node's, is being moved key by key, is this node's |
+//! | `!slot k goes` | it becomes another node's with all that is in it, behind what has not arrived yet, in one poll |
 //! | `!scene NAME`, `!over` | here begins and ends one of [`crate::scenes`], whose lines belong together |
 //! | `a !told TEXT` | what `a` was told since its last request begins like this; `nothing`: it still waits |
 //!
@@ -50,6 +51,7 @@ pub enum Moves {
     Moves,
     Migrates,
     Comes,
+    Goes,
 }
 
 impl Line {
@@ -81,6 +83,7 @@ impl Line {
                 let moves = match *moves {
                     "moves" => Moves::Moves,
                     "migrates" => Moves::Migrates,
+                    "goes" => Moves::Goes,
                     _ => Moves::Comes,
                 };
                 Self::Slot((*key).into(), moves)

@@ -132,6 +132,14 @@ pub fn life(seed: u64) -> Seeded {
     if lines.iter().any(|line| matches!(line, Line::Slot(..))) {
         // Known: a look that is put off while a slot is on its way comes later by as much as the clock steps back.
         lines.retain(|line| !matches!(line, Line::Clock(..0)));
+        // What is in a slot goes with it. (Known: as Redis 7.0 says nothing of that, a wait may outlive a slot that goes and comes back.)
+        if generation != Generation::Redis70 {
+            for line in &mut lines {
+                if let Line::Slot(_, moves @ Moves::Moves) = line {
+                    *moves = Moves::Goes;
+                }
+            }
+        }
     }
     scenes::add(seed, &mut lines);
     Seeded { generation, lines }

@@ -80,6 +80,11 @@ impl Stream {
         self.sent.push(command);
     }
 
+    /// A key of which replicas are told in another way.
+    pub fn forget(&mut self, db: i32, key: &[u8]) {
+        self.copy.dbs[db as usize].remove(key);
+    }
+
     /// The keyspace of a replica that has received everything.
     pub fn copy(&self) -> &[Database] {
         &self.copy.dbs

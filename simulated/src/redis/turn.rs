@@ -12,8 +12,8 @@
 
 use super::client::State;
 use super::commands::execute;
-use super::{Client, Generation, Happening, answer, end_of_step, expire_if_needed, node, notify_end, tell};
-use crate::server::callbacks::Event;
+use super::{Client, Generation, Happening, answer, end_of_step, expire_if_needed, node, notify, notify_end, tell};
+use crate::server::callbacks::{Event, Touch};
 
 /// How often the cron runs, in µs.
 const CRON: u64 = 100_000;
@@ -25,6 +25,8 @@ pub enum Arrival {
     Requests(u64, Vec<Vec<super::Bytes>>),
     /// The end of a connection.
     End(u64),
+    /// The news that another node of the cluster has taken a slot.
+    Taken(u16),
 }
 
 /// One turn of the event loop with what has arrived since the last one.
@@ -49,6 +51,7 @@ pub fn turn(arrivals: Vec<Arrival>) {
                 process(client);
             }
             Arrival::End(client) => disconnect(client),
+            Arrival::Taken(slot) => taken(slot),
         }
     }
     fire_timers();
@@ -61,7 +64,10 @@ fn in_order_of_readiness(arrivals: Vec<Arrival>) -> Vec<Arrival> {
     let ends = node(|node| std::mem::take(&mut node.unseen_ends));
     let mut ready: Vec<Arrival> = ends.into_iter().map(Arrival::End).collect();
     for arrival in arrivals {
-        let (Arrival::Requests(client, _) | Arrival::End(client)) = arrival;
+        let (Arrival::Requests(client, _) | Arrival::End(client)) = arrival else {
+            ready.push(arrival);
+            continue;
+        };
         let is_of_client = |it: &&mut Arrival| matches!(it, Arrival::Requests(other, _) if *other == client);
         match (ready.iter_mut().find(is_of_client), arrival) {
             (Some(Arrival::Requests(_, read)), Arrival::Requests(_, requests)) => read.extend(requests),
@@ -108,6 +114,39 @@ pub fn process(client: u64) {
         let Some(argv) = next else { break };
         node(|node| node.work(1));
         execute(client, argv);
+        end_of_step();
+    }
+}
+
+/// Another node serves a slot from now on; what lies in it is deleted, one by one. Of that, the module alone is notified, and not
+/// even that by Redis 7.0, which does not replicate it, either. Valkey 9 says at the end that slots have moved.
+fn taken(slot: u16) {
+    let keys: Vec<Vec<u8>> = node(|node| {
+        if let Some(slots) = &mut node.slots {
+            slots.migrating.remove(&slot);
+            slots.elsewhere.insert(slot);
+        }
+        node.dbs[0].keys().filter(|key| super::slot_of(key) == slot).cloned().collect()
+    });
+    for key in keys {
+        let is_told = node(|node| {
+            node.remove(0, &key);
+            node.log.push(Happening::Touched { db: 0, key: key.clone(), expired: false });
+            let is_told = node.generation != Generation::Redis70;
+            if is_told {
+                node.stream.note(0, vec![b"DEL".to_vec(), key.clone()]);
+            } else {
+                node.stream.forget(0, &key);
+            }
+            is_told
+        });
+        if is_told {
+            notify(0, &key, Touch::Changed);
+        }
+        end_of_step();
+    }
+    if node(|node| node.generation == Generation::Valkey9) {
+        tell(Event::SlotsMoved);
         end_of_step();
     }
 }

@@ -35,9 +35,14 @@ fn same(script: &str) {
     let lines = parse(script);
     let Some(scene) = Scene::of(&lines) else { return skip("a library that is preloaded is not in the container") };
     let version = scene.server().version();
-    // Valkey 8 is nearly as Redis 7.2, and is not simulated by itself.
-    let why = script.lines().find_map(|line| line.trim().strip_prefix("// not on Valkey 8: "));
-    match why.filter(|_| version.family == Family::Valkey && version.major == 8) {
+    // These are nearly as Redis 7.2, and not simulated by themselves.
+    let other = match version.family {
+        Family::Valkey if version.major == 8 => Some("Valkey 8"),
+        Family::Redis if version.at_least(Family::Redis, 8, 4) => Some("Redis 8.4"),
+        _ => None,
+    };
+    let begin = other.map(|server| format!("// not on {server}: "));
+    match begin.and_then(|begin| script.lines().find_map(|line| line.trim().strip_prefix(&begin))) {
         Some(why) => skip(why),
         None => same_on(&scene, &lines, |_| true),
     }

@@ -13,7 +13,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use support::{Builder, Clock, Cluster, Server, encode, stay_on_this_processor, until};
+use support::{Builder, Clock, Cluster, Feature, Server, encode, stay_on_this_processor, until};
 
 /// How long a reply may take that the simulated server gave at once.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -60,9 +60,17 @@ impl Scene {
         let (slot, here, there) = (cluster.slot_of(key.as_bytes()), *node, 1 - *node);
         match moves {
             Moves::Migrates => cluster.begin_move(slot, here, there),
-            Moves::Moves => cluster.finish_move(slot, here, there),
+            // (Whoever does not import a slot takes it without a newer epoch, and may lose it again to the other one's next message.)
+            Moves::Moves => {
+                cluster.begin_move(slot, here, there);
+                cluster.finish_move(slot, here, there);
+            }
+            Moves::Goes if self.server().can(Feature::WholeSlots) => cluster.move_whole_slot(slot, here, there),
+            Moves::Goes => cluster.take_slot(slot, here, there),
+            Moves::Comes if cluster.owner_of(slot) == here => cluster.give_up_move(slot, here, there),
             Moves::Comes => {
-                cluster.give_up_move(slot, here, there);
+                Connection::open(cluster.node(there)).ask(&[b"FLUSHALL"]);
+                cluster.begin_move(slot, there, here);
                 cluster.finish_move(slot, there, here);
             }
         }

@@ -56,4 +56,62 @@ crate::scripts! {
         a LOCK.ACQUIRE {k} oa LEASE 3000000
         +20
     ";
+    /// In one step, with a lock in it that somebody waits for.
+    a_slot_that_goes: "
+        a LOCK.ACQUIRE {k} oa LEASE 3000000
+        b LOCK.ACQUIRE {k} ob LEASE 3000000 WAIT 0
+        c LOCK.ACQUIRE {k} oc LEASE 3000000 WAIT 5000
+        +20
+        !slot {k} goes
+        +20
+        a LOCK.RELEASE {k} oa
+        d EXISTS {k}
+        +300
+        !slot {k} comes
+        d EXISTS {k}
+        a LOCK.RELEASE {k} oa
+        d LOCK.ACQUIRE {k} od LEASE 3000000
+        b LOCK.ACQUIRE {k} ob LEASE 3000000 WAIT 0
+        +20
+        d LOCK.RELEASE {k} od
+        +20
+    ";
+    /// What goes is deleted, also at the replicas.
+    a_slot_that_goes_with_replicas: "
+        // not on Redis 8.4: it sends its replicas TRIMSLOTS, and the state of the move
+        !replicas 0
+        a LOCK.ACQUIRE {k} oa LEASE 3000000
+        b LOCK.ACQUIRE {k} ob LEASE 3000000 WAIT 0
+        +20
+        !slot {k} goes
+        +300
+        !slot {k} comes
+        b LOCK.ACQUIRE {k} ob LEASE 3000000
+        +20
+    ";
+    /// With a hold of a session that is renewed, and a wait of another one. (Redis 7.0 sees at the next renewal that the hold is gone, and
+    /// tells the other one nothing.)
+    a_slot_that_goes_from_sessions: "
+        a LOCK.ACQUIRE {k} os LEASE 6000 WATCHDOG SESSION $s
+        a LOCK.ACQUIRE {k} ot LEASE 3000000 WAIT 0 SESSION $t
+        +20
+        s LOCK.NEXT WAIT 0
+        t LOCK.NEXT WAIT 0
+        +20
+        !slot {k} goes
+        +2500
+        s LOCK.NEXT
+        t LOCK.NEXT
+        a LOCK.RENEW {k} os LEASE 3000000
+        +20
+        !slot {k} comes
+        a LOCK.RENEW {k} os LEASE 3000000
+        a LOCK.CANCEL {k} ot SESSION $t
+        a LOCK.ACQUIRE {k} ou LEASE 3000000
+        a LOCK.ACQUIRE {k}2 os LEASE 3000000 SESSION $s
+        +20
+        s LOCK.NEXT
+        t LOCK.NEXT
+        +20
+    ";
 }

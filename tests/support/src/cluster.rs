@@ -131,6 +131,14 @@ impl Cluster {
         [from, to].into_iter().for_each(|node| self.set_slot(node, slot, &["STABLE"]));
     }
 
+    /// One node takes a slot, of which another one only hears: that deletes what it has in it.
+    #[track_caller]
+    pub fn take_slot(&self, slot: u16, from: usize, to: usize) {
+        self.set_slot(to, slot, &["IMPORTING", &self.id(from)]);
+        self.set_slot(to, slot, &["NODE", &self.id(to)]);
+        until(SOON, "the other node has heard of it", || !self.owns(from, slot));
+    }
+
     /// Waits until every node says that the cluster is ready.
     #[track_caller]
     pub fn wait_until_ok(&self) {

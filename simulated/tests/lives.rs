@@ -1483,6 +1483,21 @@ fn a_session_is_told_that_the_slot_it_waits_in_has_moved() {
 }
 
 #[test]
+fn a_cancel_of_what_is_lost_gives_up_what_was_granted_with_it() {
+    history(
+        "a LOCK.MACQUIRE 2 k l a SESSION $s
+         +1
+         b LOCK.FORCE k
+         +1
+         a LOCK.CANCEL k a SESSION $s
+         b EXISTS l
+         +1",
+        'b',
+        "0",
+    );
+}
+
+#[test]
 fn a_session_reads_as_many_events_as_it_asks_for() {
     let asked = |count| format!("a LOCK.MACQUIRE 3 k l m a LEASE 50 SESSION $s\n+100\ns LOCK.NEXT {count}\n+1");
     for (count, expected) in [("", 3), ("COUNT 2", 2), ("COUNT 1", 1)] {

@@ -97,4 +97,15 @@ mod tests {
         assert_eq!(ours[..3], [0x10, 0x40, 0x1f]);
         assert_eq!(ours[3..ours.len() - 8], of_server[..]);
     }
+
+    /// What a string of so many bytes is followed by where Redis 7.0 with `hash-max-listpack-value 1000` answers `HSET k xx… 1`, `DUMP k`:
+    /// its length with its head, in one byte or in two.
+    #[test]
+    fn a_long_owner_is_followed_by_its_length() {
+        for (bytes, length) in [(125, &b"\x7f"[..]), (126, b"\x01\x80"), (200, b"\x01\xca")] {
+            let ours = dump(&vec![b'x'; bytes], 1, None);
+            let behind = ours.iter().rposition(|byte| *byte == b'x').map(|last| &ours[last + 1..]);
+            assert!(behind.is_some_and(|behind| behind.starts_with(length)), "{bytes}: {behind:?}");
+        }
+    }
 }

@@ -366,6 +366,8 @@ impl Life {
                     }
                 }
                 Arrival::End(id) => self.server.push(format!("{} !end", name(*id))),
+                // No slot is taken away from this server.
+                Arrival::Taken(_) => {}
             }
         }
     }

@@ -33,7 +33,7 @@ impl User {
     /// Whether the user may run a command with these arguments: its name, then the others.
     pub fn may_run(&self, command: &[TextRef]) -> bool {
         let (argv, argc) = (TextRef::raw_of_all(command), c_int::try_from(command.len()).unwrap_or(0));
-        // SAFETY: user and arguments live for the call, which changes nothing.
+        // SAFETY: user and arguments live for the call, which changes nothing, and only reads this many of the array.
         let checked = unsafe { api!(RedisModule_ACLCheckCommandPermissions)(self.0.as_ptr(), argv, argc) };
         checked == raw::REDISMODULE_OK as c_int
     }

@@ -37,7 +37,7 @@ enum On {
 pub fn block(ctx: Ctx, keys: &[TextRef], ticket: Ticket) -> Option<(Blocked, Replied)> {
     let first = keys.first().filter(|_| ctx.flags().cluster()).map(|key| Text::new(key.bytes()));
     let count = c_int::try_from(keys.len()).ok()?;
-    // SAFETY: this many keys live for the call.
+    // SAFETY: this many keys live for the call, which only reads the array.
     unsafe { block_on(ctx, on_ready, (TextRef::raw_of_all(keys), count), On::Keys(first), ticket) }
 }
 

@@ -230,8 +230,8 @@ pub fn tells_of_field_expiry() -> bool {
 fn expires(ctx: Ctx, name: TextRef, fields: &[TextRef]) -> bool {
     let argv = TextRef::raw_of_all(fields);
     let (call, element) = (api!(RedisModule_Call), api!(RedisModule_CallReplyArrayElement));
-    // SAFETY: the format takes a string, a C string, a number, and an array of strings with its length, and gets these;
-    // the reply's elements are read while it lives, and it is freed once.
+    // SAFETY: the format takes a string, a C string, a number, and an array of strings with its length, and gets these, which
+    // are only read; the reply's elements are read while it lives, and it is freed once.
     unsafe {
         let (count, format) = (fields.len(), c"sclv".as_ptr());
         let words = (c"FIELDS".as_ptr(), c_longlong::try_from(count).unwrap_or(0));

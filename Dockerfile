@@ -1,9 +1,8 @@
 # A server with Holdfast loaded, and `holdfast` beside it; deploy/README.md says how to run it. Both base images are arguments: any
 # image with apt that holds Rust for the one, any with apt for the other, from a registry or home-made (`scripts/image` makes one
-# with debootstrap where there is no registry).
+# with debootstrap where there is no registry). deploy/Dockerfile.prebuilt takes a module and a program that are there already.
 #
 #   docker build -t holdfast .                        builds the module in a container of its own
-#   docker build -t holdfast --target prebuilt .      takes what `scripts/image` has put into target/image
 #   docker build --build-arg SERVER=valkey --build-arg BASE=debian:trixie-slim --build-arg BUILD_BASE=rust:1-trixie .
 #
 # The module and the server should see the same C library: choose both bases of one release.
@@ -31,11 +30,6 @@ EXPOSE 6379
 HEALTHCHECK --interval=5s --timeout=3s --start-period=60s CMD ["holdfast-health"]
 # Reachable from the container's network: publish the port to loopback only, or set HOLDFAST_PASSWORD.
 ENTRYPOINT ["holdfast-server"]
-
-# Stands before the build stage, so that builders that go through the stages in order never come to that one.
-FROM server AS prebuilt
-COPY target/image/libholdfast.so /usr/lib/redis/modules/libholdfast.so
-COPY target/image/holdfast /usr/local/bin/holdfast
 
 FROM ${BUILD_BASE} AS build
 # gcc and libclang read the module API's header.

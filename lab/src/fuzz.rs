@@ -92,8 +92,12 @@ pub fn run(options: &Options) -> Vec<Row> {
     vec![total]
 }
 
-/// The servers that the requests are sent to: the usual one, and one whose hash fields can expire, if it is here.
+/// The servers that the requests are sent to: the usual one, and one whose hash fields can expire, if it is here. Only the one that
+/// is named, if one is: what makes it special, such as a sanitizer, the others don't have.
 fn programs() -> Vec<PathBuf> {
+    if std::env::var_os("HOLDFAST_SERVER").is_some() {
+        return vec![support::server_program()];
+    }
     let newer = support::workspace().join(".servers/valkey-9.1/valkey-server");
     let newer = Some(newer).filter(|program| program.exists());
     std::iter::once(support::server_program()).chain(newer).collect()

@@ -37,6 +37,8 @@ struct Asked {
 enum Stage {
     Runs,
     Held,
+    /// Its handle was dropped. That it was lost before may have been told, and not been read yet.
+    GivenUp,
     /// Its end is in the history, or it never began.
     Over,
 }
@@ -140,7 +142,10 @@ impl History {
     /// A client said that a hold is lost.
     pub fn lost(&mut self, client: &str, loss: &Loss) {
         let owner = owner(client, &loss.hold);
-        let Some(asked) = self.asked.get_mut(&owner).filter(|it| it.stage == Stage::Held) else { return };
+        let Some(asked) = self.asked.get_mut(&owner) else { return };
+        if !matches!(asked.stage, Stage::Held | Stage::GivenUp) {
+            return;
+        }
         asked.stage = Stage::Over;
         let from = asked.from;
         match loss.reason.as_str() {
@@ -155,7 +160,7 @@ impl History {
     pub fn ends(&mut self, client: &str, hold: &str) {
         let owner = owner(client, hold);
         if let Some(asked) = self.asked.get_mut(&owner).filter(|it| it.stage == Stage::Held) {
-            asked.stage = Stage::Over;
+            asked.stage = Stage::GivenUp;
             let from = asked.released.unwrap_or_else(clock::now);
             self.end(&owner, from, None);
         }
@@ -174,7 +179,7 @@ impl History {
                 Stage::Held => self.end(&owner, clock::now(), None),
                 // What becomes of it is said by its own end, if that comes.
                 Stage::Runs => self.end(&owner, from, None),
-                Stage::Over => continue,
+                Stage::GivenUp | Stage::Over => continue,
             }
             if let Some(asked) = self.asked.get_mut(&owner)
                 && stage == Stage::Held
@@ -352,6 +357,28 @@ mod tests {
         // The word of what somebody did to it may be on its way.
         assert_eq!(seen(a_moment_later, |history| history.broken("k", clock::now())), Ok(()));
         assert_eq!(seen(a_moment_later, History::forgets), Ok(()));
+    }
+
+    /// Two locks as one: somebody breaks the first, so the client gives back the second, and the next one has it. That this was
+    /// told is read after the handle was dropped.
+    #[test]
+    fn a_loss_that_is_read_after_the_handle_was_dropped_was_one_before() {
+        let seen = |told: bool| {
+            let mut history = History::default();
+            history.asks("A", "a", &["j".to_owned(), "k".to_owned()], &Terms { wait: Some(0), ..Terms::default() });
+            history.acquired("A", "a", &outcome("held", Some(7), None));
+            history.broken("j", clock::now());
+            asks(&mut history, "B", "b");
+            history.acquired("B", "b", &outcome("held", Some(8), None));
+            a_moment_later();
+            history.ends("A", "a");
+            if told {
+                history.lost("A", &Loss { hold: "a".to_owned(), reason: "forced".to_owned(), at: clock::now() });
+            }
+            history.judge()
+        };
+        assert_eq!(seen(true), Ok(()));
+        assert!(seen(false).is_err());
     }
 
     /// It may be his own clock that says so, between two sessions.

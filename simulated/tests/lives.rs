@@ -1239,6 +1239,24 @@ fn b7_a_reader_without_signs_of_life() {
     );
 }
 
+/// Whoever names a session of another user is told so; a name that no connection has is no session.
+#[test]
+fn a_session_of_another_user_is_not_lent() {
+    for (session, told) in [("$s", "-NOPERM"), ("1", "-NOSESSION")] {
+        history(
+            &format!(
+                "s LOCK.NEXT
+                 g ACL SETUSER guest on nopass +@all ~*
+                 g AUTH guest x
+                 g LOCK.ACQUIRE k o SESSION {session}
+                 +1"
+            ),
+            'g',
+            told,
+        );
+    }
+}
+
 /// B8. A wait for several is judged again when its owner is granted one of them.
 #[test]
 fn b8_a_wait_for_what_its_owner_comes_to_hold() {

@@ -976,6 +976,22 @@ impl Judge {
                 *db = moved(*db);
             }
         }
+        // Who waits in one of them stays there, and may now come to move the tie of another hold of his: of the one that came.
+        let may_tie = |(_, open, asked): &(Place, &Open, &Asked)| {
+            asked.ties() && asked.wait.is_some() && [one, other].contains(&open.db)
+        };
+        let waits: Vec<(Place, Doubt, i32, Asked)> = self
+            .undecided()
+            .filter(may_tie)
+            .map(|(at, open, asked)| (at, Doubt::of(asked, open.at), open.db, asked.clone()))
+            .collect();
+        for (place, doubt, db, asked) in waits {
+            for key in &asked.keys {
+                let belief = self.beliefs.get_mut(&(db, key.clone(), asked.owner.clone()));
+                let belief = belief.filter(|belief| belief.tie.is_some_and(|tie| tie.client != asked.client));
+                belief.into_iter().for_each(|belief| belief.doubts.extend([(place, doubt)]));
+            }
+        }
         self.by_hand = std::mem::take(&mut self.by_hand).into_iter().map(|(db, key)| (moved(db), key)).collect();
         self.carried.clear();
     }
@@ -1535,6 +1551,8 @@ impl Judge {
         let seen = place;
         let told_now = Some(open.client);
         let renewed = before.as_ref().map_or(0, |it| it.renewed).max(if tied { open.at } else { 0 });
+        // Whatever it was said to move in the other of two databases that were swapped, it has moved here.
+        self.moved_no_tie(place, asked, std::slice::from_ref(&hold.1));
         self.beliefs.insert(
             hold,
             Belief {

@@ -416,6 +416,15 @@ fn no_rule_is_broken_by() {
          a LOCK.ACQUIRE k2 o3 SHARED WAIT 0 SESSION $s
          a LOCK.ACQUIRE k2 o3 SHARED HOLDS 1 REPLICAS 1 SESSION $s
          a EXEC",
+        // 4800001144. Somebody waits in a database that is swapped for another, in which he holds the same lock, watched.
+        // His wait stays where it is, so it becomes a re-entry of that hold, and ties it to his session without WATCHDOG:
+        // nothing renews it any more, as he asked.
+        "a LOCK.ACQUIRE k1 o1 LEASE 2000 WATCHDOG
+         c SWAPDB 0 1
+         +1200
+         a LOCK.ACQUIRE k1 o3
+         c LOCK.ACQUIRE k1 o1 LEASE 400 WAIT 0 SESSION $t
+         c SWAPDB 0 1",
     ];
     lives.into_iter().for_each(is_mended);
 }

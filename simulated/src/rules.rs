@@ -1132,10 +1132,10 @@ impl Judge {
                     wait.asked.forget_terms();
                     self.unheard.iter_mut().filter(|wait| fits(wait)).for_each(|wait| wait.asked.forget_terms());
                 }
+                // If it turns out that it was not given up after all, this was its end: or that of another one like it.
+                let those = self.cancelled.iter_mut().map(|(_, wait)| wait).filter(|wait| fits(wait));
+                those.for_each(|wait| wait.is_optional = true);
                 if !self.waits.iter().any(fits) && given_up {
-                    // If it turns out that it was not given up after all, this was its end.
-                    let those = self.cancelled.iter_mut().map(|(_, wait)| wait).filter(|wait| fits(wait));
-                    those.for_each(|wait| wait.is_optional = true);
                     return Ok(());
                 }
                 // Only one that asked for replicas can have had too few of them. And rather one that has to end than one that

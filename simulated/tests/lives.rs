@@ -425,6 +425,18 @@ fn no_rule_is_broken_by() {
          a LOCK.ACQUIRE k1 o3
          c LOCK.ACQUIRE k1 o1 LEASE 400 WAIT 0 SESSION $t
          c SWAPDB 0 1",
+        // 4800021569. A wait has timed out. Then somebody whom nobody tells so, since he takes nothing from the network, may not
+        // give it up, nor ask for the same in that session. When the timeout is read at last, it is the end of that wait, and
+        // what was refused has none.
+        "d !deaf
+         b LOCK.ACQUIRE k1 o0
+         c LOCK.ACQUIRE k1 o1 WAIT 20 SESSION $t
+         d ACL SETUSER guest
+         d AUTH guest x
+         +1200
+         d LOCK.CANCEL k1 o1 SESSION $t
+         d LOCK.ACQUIRE k1 o1 WAIT 0 SESSION $t
+         t LOCK.NEXT WAIT 0",
     ];
     lives.into_iter().for_each(is_mended);
 }

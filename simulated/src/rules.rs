@@ -494,7 +494,8 @@ pub struct Judge {
     granted: Vec<(Arrival, i32, Asked, usize, u64)>,
     /// Owners that have renewed something: their holds may have become endless at any time.
     renewed: BTreeSet<Bytes>,
-    /// Owners that have waited by several requests at once: what closes a cycle may be the grant of one of them.
+    /// Owners that have waited by several requests at once, or asked for one lock by what they have `WAITED` while they
+    /// waited for another: what closes a cycle may be the grant of one of them.
     divided: BTreeSet<Bytes>,
     /// When the turn began (monotonic, µs), and whether writes were refused then.
     before: (u64, bool),
@@ -806,7 +807,15 @@ impl Judge {
                         }
                     }
                     for asked in runs.iter().filter(|asked| asked.command.ends_with("acquire")) {
-                        if state::with(|state| state.queue.of_actor(&asked.owner).nth(1).is_some()) {
+                        // (What was granted at once, ahead of others, by what it has `WAITED`, is not in the queue.)
+                        let is_elsewhere =
+                            |key: &crate::lock::LockKey| asked.keys.iter().all(|name| name[..] != *key.name);
+                        let is_divided = state::with(|state| {
+                            let waits = || state.queue.of_actor(&asked.owner);
+                            let is_another = |it: &crate::lock::Waiter<_>| it.keys.iter().all(is_elsewhere);
+                            waits().nth(1).is_some() || asked.waited > 0 && waits().any(is_another)
+                        });
+                        if is_divided {
                             self.divided.insert(asked.owner.clone());
                         }
                         for key in &asked.keys {

@@ -445,6 +445,13 @@ fn no_rule_is_broken_by() {
          !replicas
          +1200
          !clock -60000",
+        // 4800030061. A cycle that is closed by a grant at once: o3 waits for k1, o1 waits for o3, and is granted a place of k1
+        // before o3, since it has WAITED longer. It does not wait there, so no cycle is searched for.
+        "a LOCK.ACQUIRE k1 o2 LIMIT 3
+         a LOCK.ACQUIRE k0 o3 WATCHDOG
+         b LOCK.ACQUIRE k1 o3 WAIT 0 SESSION $s
+         a LOCK.ACQUIRE k0 o1 WAIT 0
+         b LOCK.ACQUIRE k1 o1 LIMIT 2 WATCHDOG WAIT 300 WAITED 5",
     ];
     lives.into_iter().for_each(is_mended);
 }

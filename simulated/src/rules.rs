@@ -1479,7 +1479,21 @@ impl Judge {
                 _ => false,
             };
             let is_another = self.causes.iter().any(by_hand);
-            before.tie.iter_mut().for_each(|tie| tie.is_unsure |= is_another);
+            // So it may be if it ended, and a request that nobody heard the answer of has asked for the lock anew.
+            let ends = |cause: &Cause| match cause {
+                Cause::Forced(_, ended) | Cause::Touched(_, ended, _) => ended == key,
+                Cause::Flushed(_) => true,
+                Cause::Own(by, ..) => !by.command.contains("renew") && by.concerns(key, &asked.owner),
+                _ => false,
+            };
+            let ended = self.causes.iter().chain(&self.lasting).filter(|(at, it)| *at > before.since && ends(it));
+            let ended = ended.map(|(at, _)| *at).min();
+            let acquires = |it: &Asked| it.command.ends_with("acquire") && it.concerns(key, &asked.owner);
+            let is_asked_anew = ended.is_some_and(|ended| {
+                self.undecided().any(|(at, _, it)| at > ended && acquires(it))
+                    || self.silent.iter().any(|(_, it)| acquires(it))
+            });
+            before.tie.iter_mut().for_each(|tie| tie.is_unsure |= is_another || is_asked_anew);
         }
         if before.is_some() {
             self.renewed.insert(asked.owner.clone());

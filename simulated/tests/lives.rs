@@ -452,6 +452,14 @@ fn no_rule_is_broken_by() {
          b LOCK.ACQUIRE k1 o3 WAIT 0 SESSION $s
          a LOCK.ACQUIRE k0 o1 WAIT 0
          b LOCK.ACQUIRE k1 o1 LIMIT 2 WATCHDOG WAIT 300 WAITED 5",
+        // 4800051299. A lock was broken, and its owner has it again, by a request without EPHEMERAL whose answer nobody hears.
+        // Then its token is raised: that is the token of the new hold, and not of the ephemeral one from before.
+        "c LOCK.MACQUIRE 2 k0 k1 o0 EPHEMERAL
+         +1
+         c !vanish
+         c LOCK.FORCE k1
+         c LOCK.ACQUIRE k1 o0
+         a LOCK.RENEW k1 o0 FENCE 1800000060790588",
     ];
     lives.into_iter().for_each(is_mended);
 }

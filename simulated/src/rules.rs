@@ -609,6 +609,9 @@ impl Judge {
         }
         if ms < 0 {
             // What had run out and was not removed yet is there again.
+            let was_over = |it: &Belief| it.follows.is_none() && it.deadline.is_some_and(|at| at < before);
+            let over = self.beliefs.iter().filter(|(_, it)| was_over(it));
+            self.run_out.extend(over.map(|(hold, it)| (hold.clone(), it.clone())));
             self.owed.clear();
             self.steps_back += 1;
             self.set_back = self.set_back.max(node(|node| node.millis()) + ms.unsigned_abs());
@@ -1895,7 +1898,9 @@ impl Judge {
                 Cause::Own(asked, ..) => asked.command != "cancel" && asked.lease.is_none(),
                 _ => false,
             };
-            if !found.is_empty() && !is_over && found.iter().all(gives_back) {
+            // (Of what had run out before the clock was set back, its session was told the loss then, and may read it later.)
+            let had_run_out = self.run_out.get(hold).is_some_and(|it| it.token == belief.token);
+            if !found.is_empty() && !is_over && !had_run_out && found.iter().all(gives_back) {
                 self.given_back.insert((hold.clone(), belief.token));
             }
             let others_end =

@@ -483,8 +483,9 @@ pub struct Judge {
     heard: Vec<(Place, Open, Asked, Vec<Bytes>, Reply)>,
     /// The losses that were told in this turn: session, database, key, owner, token.
     lost: Vec<(u64, i32, Bytes, Bytes, u64)>,
-    /// The ties that ended, as was told in this turn.
+    /// The ties that ended, as was told in this turn; and those of them behind which a grant of the same hold was read.
     loosened: Vec<(u64, i32, Bytes, Bytes, u64, Bytes)>,
+    tied_again: BTreeSet<(u64, i32, Bytes, Bytes, u64)>,
     /// The signs of life of this turn: of which session, what it said, and when it had asked.
     sure: Vec<(u64, String, (Place, u64))>,
     /// Requests that were answered in this turn, and the tokens that they were answered with.
@@ -1182,6 +1183,14 @@ impl Judge {
                     self.waits.remove(at);
                 }
                 if what == b"granted" {
+                    // What was untied before this was read is tied again.
+                    let granted = token.number().unwrap_or(0);
+                    let is_it = |(to, on, key, who, of, _): &&(u64, i32, Bytes, Bytes, u64, Bytes)| {
+                        (*to, *on, who, *of) == (session, db, &owner, granted) && keys.contains(key)
+                    };
+                    let again = self.loosened.iter().filter(is_it);
+                    let again = again.map(|(to, on, key, who, of, _)| (*to, *on, key.clone(), who.clone(), *of));
+                    self.tied_again.extend(again);
                     // It lasts for so long from when this was asked.
                     let lasts = String::from_utf8_lossy(detail.bytes()).parse::<u64>();
                     let Ok(lasts) = lasts else { return Err(Violation::new(LEASE, format!("a grant is {event:?}"))) };
@@ -1319,7 +1328,9 @@ impl Judge {
         // What was granted in one step is known only now.
         cancels.iter().for_each(|(place, db, asked)| self.cancelled(*place, *db, asked));
         let role = self.role_changed();
+        let tied_again = std::mem::take(&mut self.tied_again);
         for (session, db, key, owner, token, why) in std::mem::take(&mut self.loosened) {
+            let is_tied_again = tied_again.contains(&(session, db, key.clone(), owner.clone(), token));
             let loss = (session, key.clone(), owner.clone(), token);
             self.owed.remove(&loss);
             // Each time, it was tied by another request.
@@ -1336,8 +1347,10 @@ impl Judge {
             let loosens = |it: &mut Belief| {
                 let is_meant = is_meant(it);
                 match &mut it.tie {
-                    // Its session may have tied it again before it read this.
-                    Some(tie) if tie.client == session && why == b"taken" => tie.is_unsure = true,
+                    // Its session may have tied it again before it read this; by which of several requests, nobody may know.
+                    Some(tie) if tie.client == session && (why == b"taken" || is_meant && is_tied_again) => {
+                        tie.is_unsure = true;
+                    }
                     Some(tie) if tie.client == session && is_meant => it.tie = None,
                     _ => {}
                 }

@@ -469,6 +469,24 @@ fn no_rule_is_broken_by() {
          +120
          !clock -60000
          d LOCK.RELEASE k1 o2",
+        // 4800054564. A session reads at once that it was granted a lock, that the tie of it ended when the server became a
+        // replica, and that its next request for it, with REPLICAS, was granted, too: so it is tied again. Then somebody gives
+        // it an end of 1 ms, and a request that asks no replicas moves the end of the key, but not what replicas have
+        // confirmed. By that the hold ends.
+        "c LOCK.ACQUIRE k0 o2 LEASE 1
+         a LOCK.ACQUIRE k0 o1 WAIT 300 SESSION $s
+         +1200
+         d LOCK.ACQUIRE k0 o1
+         a REPLICAOF 127.0.0.1 1
+         !replicas 20 2000 never
+         +20
+         d REPLICAOF NO ONE
+         d LOCK.ACQUIRE k0 o1 REPLICAS 1 SESSION $s
+         +1200
+         s LOCK.NEXT
+         +0
+         b PEXPIRE k0 1
+         b LOCK.ACQUIRE k0 o1",
     ];
     lives.into_iter().for_each(is_mended);
 }

@@ -462,6 +462,8 @@ pub struct Judge {
     set_back: u64,
     steps_back: usize,
     has_stepped: bool,
+    /// What had happened when it stepped for the last time.
+    stepped_at: Place,
     /// What was asked since the clock stepped for the last time, or not answered by then.
     asked_since: Vec<Asked>,
     /// It stepped where nothing could be written: then deadlines may be those that were asked for, and not those that are.
@@ -621,6 +623,7 @@ impl Judge {
         self.busy_until = node(|node| node.clock.mono) + CALM * 1000;
         self.is_disturbed = true;
         self.has_stepped = true;
+        self.stepped_at = self.place;
     }
 
     /// Whether a connection waits for no answer.
@@ -1843,7 +1846,13 @@ impl Judge {
                 if lags {
                     continue;
                 }
-                belief.deadline = holder.deadline;
+                // The key of one whose grant was heard only after a step may not have followed before its lease was over. Then it
+                // is tied no more, and ends as soon as anything may be written, whatever its key says.
+                let heard_late = |tie: Tie| (tie.at..tie.heard).contains(&self.stepped_at);
+                let is_tied = || state::with(|state| state.ties.client_of(*db, key, owner).is_some());
+                if !tied.is_some_and(heard_late) || is_tied() {
+                    belief.deadline = holder.deadline;
+                }
                 if confirms || belief.known.is_none() {
                     belief.known = Some(belief.known.unwrap_or(0).max(holder.deadline.unwrap_or(u64::MAX)));
                 }

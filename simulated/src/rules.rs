@@ -454,8 +454,8 @@ pub struct Judge {
     told_lost: BTreeMap<(u64, Bytes, Bytes, u64), usize>,
     /// Holds whose lease has run out: when the clock is set back, those that nobody has removed are there again.
     run_out: BTreeMap<Hold, Belief>,
-    /// When an owner that believed to hold was last seen to hold nothing there.
-    ended: BTreeMap<Hold, Place>,
+    /// When an owner that believed to hold was last seen to hold nothing there, and under which token it had.
+    ended: BTreeMap<Hold, (Place, u64)>,
     /// Holds that were told lost where nothing may be written.
     ending: Vec<(i32, Bytes, Bytes, u64)>,
     /// The latest time of day before the clock was set back, and how often it was; and whether it was ever set.
@@ -1445,8 +1445,10 @@ impl Judge {
     /// An owner believes from now on that it holds.
     fn believe(&mut self, place: Place, open: &Open, asked: &Asked, key: &[u8], token: u64) {
         let hold = (self.db_of((place, open.db), key, &asked.owner, token), key.to_vec(), asked.owner.clone());
-        // Old news of a hold that was seen to have ended since. (What had to wait was granted later than it was asked.)
-        if asked.wait.is_none() && self.ended.get(&hold).is_some_and(|ended| *ended > place) {
+        // Old news of a hold that was seen to have ended since. (What had to wait was granted later than it was asked; but never
+        // under the token of a hold that had ended by then.)
+        let is_old = |(ended, of): &(Place, u64)| *ended > place && (asked.wait.is_none() || *of == token);
+        if self.ended.get(&hold).is_some_and(is_old) {
             return;
         }
         let ends = open.at + asked.lease.unwrap_or(30_000);
@@ -1947,9 +1949,11 @@ impl Judge {
         let run_out = run_out.into_iter().filter_map(|hold| Some((hold.clone(), self.beliefs.get(&hold)?.clone())));
         self.run_out.extend(run_out);
         for hold in ended {
-            self.beliefs.remove(&hold);
-            if node(|node| truth::read(node, hold.0, &hold.1)).of(&hold.2).is_none() {
-                self.ended.insert(hold, self.place);
+            let belief = self.beliefs.remove(&hold);
+            if let Some(Belief { token, .. }) = belief
+                && node(|node| truth::read(node, hold.0, &hold.1)).of(&hold.2).is_none()
+            {
+                self.ended.insert(hold, (self.place, token));
             }
         }
         // It may be taken back only when the server takes writes again.

@@ -496,6 +496,12 @@ fn no_rule_is_broken_by() {
          b CONFIG SET min-replicas-to-write 1
          !clock -60000
          +400",
+        // 4800095347. A client takes nothing from the network. What it hears at last is that it re-entered a hold that has ended
+        // since, with the session that it was tied to.
+        "b LOCK.ACQUIRE k0 o0 EPHEMERAL SESSION $s
+         a !deaf
+         a LOCK.ACQUIRE k0 o0 WAIT 0
+         s !end",
     ];
     lives.into_iter().for_each(is_mended);
 }

@@ -1709,8 +1709,13 @@ impl Judge {
                 let later = self.lasting.iter().rev().take_while(move |(place, _)| *place > since);
                 at_once.chain(later)
             };
-            // A greater token is that of a request that is yet to be answered.
-            let holder = seen.of(owner).filter(|holder| holder.token.is_none_or(|token| token >= belief.token));
+            // A greater token is that of a request that is yet to be answered: which is of another hold, unless `FENCE` has named
+            // it. What its lease has ended by then is over, and must not take the deadline of the other one for its own.
+            let was_over = belief.deadline.is_some_and(|at| at < now);
+            let is_its = |token: u64| {
+                token == belief.token || token > belief.token && (!was_over || self.fences.contains(&token))
+            };
+            let holder = seen.of(owner).filter(|holder| holder.token.is_none_or(is_its));
             // Of an expiry that was changed by hand, replicas may have confirmed any value that it had in between.
             let may_be_any = self.prolonged.contains(key);
             // A tied hold with REPLICAS ends by what they have confirmed, whatever was written since.

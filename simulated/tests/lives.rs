@@ -502,6 +502,14 @@ fn no_rule_is_broken_by() {
          a !deaf
          a LOCK.ACQUIRE k0 o0 WAIT 0
          s !end",
+        // 4800104567. A lease has run out, but not the key, to which others gave a later end. Its owner is granted the lock anew,
+        // and goes before replicas have confirmed that. What is taken back is the second hold, and not the first.
+        "b LOCK.ACQUIRE k2 o1 SHARED LEASE 50
+         b PEXPIRE k2 100000
+         +1200
+         b LOCK.ACQUIRE k2 o1 REPLICAS 1
+         +1
+         b !end",
     ];
     lives.into_iter().for_each(is_mended);
 }

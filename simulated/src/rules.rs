@@ -1549,7 +1549,11 @@ impl Judge {
         let limit = before.as_ref().map_or(u32::MAX, |it| it.limit).min(if renews { u32::MAX } else { asked.limit });
         let known = before.as_ref().and_then(|it| it.deadline);
         let deadline = if renews { Some(ends) } else { Some(known.map_or(ends, |known| known.max(ends))) };
-        let has_ended = |old: &Tie| (old.at..place).contains(&self.role_changed());
+        // (A tie of a request that had to wait, and was heard of afterwards, may have been made after that.)
+        let has_ended = |old: &Tie| {
+            let role = self.role_changed();
+            (old.at..place).contains(&role) && !(old.is_unsure && old.heard > role)
+        };
         let same = old_tie.filter(|old| old.client == tie.client && !has_ended(old));
         let both = |old: Tie| {
             let (watchdog, ephemeral) = (tie.watchdog || old.watchdog, tie.ephemeral || old.ephemeral);

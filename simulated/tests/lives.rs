@@ -510,6 +510,17 @@ fn no_rule_is_broken_by() {
          b LOCK.ACQUIRE k2 o1 REPLICAS 1
          +1
          b !end",
+        // 4800232624. The server becomes a replica, and a master again in the same turn. Somebody who has waited since before
+        // that is granted the lock after it, with EPHEMERAL; a renewal without flags in the same session leaves that as it is.
+        "a LOCK.ACQUIRE k0 o3
+         b LOCK.ACQUIRE k0 o2 EPHEMERAL WAIT 0 SESSION $s
+         +400
+         d REPLICAOF 127.0.0.1 1
+         d REPLICAOF NO ONE
+         a LOCK.RELEASE k0 o3
+         s LOCK.NEXT
+         +0
+         e LOCK.MRENEW 2 k0 k2 o2 SESSION $s",
     ];
     lives.into_iter().for_each(is_mended);
 }

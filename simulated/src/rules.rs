@@ -1398,10 +1398,12 @@ impl Judge {
         Ok(())
     }
 
-    /// Later requests, whose answers are not heard yet, that tie the same hold to another connection.
+    /// Requests, whose answers are not heard yet, that tie the same hold to another connection: later ones, and those that
+    /// have to wait, which may be granted later.
     fn tied_later(&self, place: Place, asked: &Asked, key: &[u8]) -> Doubts {
         let ties = |it: &Asked| it.ties() && it.client != asked.client && it.concerns(key, &asked.owner);
-        let later = self.undecided().filter(|(at, _, it)| *at > place && ties(it));
+        let may_be_later = |at: Place, it: &Asked| at > place || at < place && it.wait.is_some();
+        let later = self.undecided().filter(|(at, _, it)| may_be_later(*at, it) && ties(it));
         // A wait may be that of an earlier request like it, and of the last.
         let repeated = self.waits.iter().filter(|wait| wait.latest > place && ties(&wait.asked));
         let repeated = repeated.map(|wait| (wait.latest, Doubt::of(&wait.asked, wait.open.at)));
@@ -1571,7 +1573,10 @@ impl Judge {
             _ if !tied => old_tie.map(shortened),
             // A request without flags leaves the tie of its session as it is.
             Some(old) if same.is_some() && flagless && asked.replicas == 0 => Some(shortened(old)),
-            Some(old) if old.at > place && old.client != tie.client => Some(old),
+            // (What had to wait may have been granted behind what was asked for later.)
+            Some(old) if old.at > place && old.client != tie.client => {
+                Some(Tie { is_unsure: old.is_unsure || asked.wait.is_some(), ..old })
+            }
             _ => Some(same.map_or(tie, both)),
         };
         // Old news of a hold that has ended since. (What had to wait may be newer than what was asked for later.)

@@ -521,6 +521,13 @@ fn no_rule_is_broken_by() {
          s LOCK.NEXT
          +0
          e LOCK.MRENEW 2 k0 k2 o2 SESSION $s",
+        // 4800334013. Somebody waits for a lock that others then write to be his, and re-enters it by another request, watched.
+        // His wait ends behind that: it ties the hold to his session, and there it is not watched. Nobody has read that yet.
+        r"b LOCK.ACQUIRE k0 o1
+         e LOCK.ACQUIRE k0 o0 LEASE 2000 WAIT 0 SESSION $t
+         +0
+         b RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE
+         e LOCK.MACQUIRE 1 k0 o0 LEASE 2000 WATCHDOG",
     ];
     lives.into_iter().for_each(is_mended);
 }

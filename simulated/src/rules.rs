@@ -1127,13 +1127,15 @@ impl Judge {
                 }
             }
             what => {
+                // Only a renewal can find that its owner does not hold the lock.
+                let is_of_renewal = detail.bytes().starts_with(b"NOTHELD");
                 let fits = |wait: &Wait| {
                     let it = &wait.asked;
                     let is_left = || keys.iter().any(|key| wait.left.contains(key));
                     // (No renewal times out.)
                     let keys_fit = match it.command.contains("renew") {
                         true => what != b"timeout" && is_left(),
-                        false => it.keys == keys,
+                        false => !is_of_renewal && it.keys == keys,
                     };
                     wait.open.db == db && it.client == session && it.owner == owner && keys_fit
                 };

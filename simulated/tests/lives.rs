@@ -528,6 +528,15 @@ fn no_rule_is_broken_by() {
          +0
          b RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE
          e LOCK.MACQUIRE 1 k0 o0 LEASE 2000 WATCHDOG",
+        // 4800380069. A renewal of two locks finds that its owner does not hold one of them; whoever asked for it is gone. That
+        // event is none of the request that waits for this lock, and times out later.
+        "!replicas 20 20 2000
+         b LOCK.ACQUIRE k1 o0 SESSION $s
+         b LOCK.MRENEW 2 k1 k0 o0 REPLICAS 1 SESSION $s
+         a LOCK.ACQUIRE k0 o1
+         b !end
+         +1200
+         b LOCK.ACQUIRE k0 o0 WAIT 20 SESSION $s",
     ];
     lives.into_iter().for_each(is_mended);
 }

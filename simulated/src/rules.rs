@@ -406,7 +406,10 @@ impl Newest {
         };
         let names_both =
             |it: &Asked| it.concerns(key, owner) && asked.keys.iter().any(|named| it.concerns(named, owner));
-        let granted_unheard = |it: &Asked| it.client == asked.client && names_both(it);
+        // (Whoever asked, if nobody was told anything of the named lock: a hold may have come to this session since.)
+        let is_untold = |named: &Bytes| self.before(at, *db, named, owner).next().is_none();
+        let may_be_of = |it: &Asked| it.client == asked.client || asked.keys.iter().all(is_untold);
+        let granted_unheard = |it: &Asked| may_be_of(it) && names_both(it);
         asked.keys.iter().any(is_its) || unheard.iter().any(granted_unheard)
     }
 }

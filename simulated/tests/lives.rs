@@ -537,6 +537,13 @@ fn no_rule_is_broken_by() {
          b !end
          +1200
          b LOCK.ACQUIRE k0 o0 WAIT 20 SESSION $s",
+        // 4800398877. Two locks are granted in one step to a client that goes before it hears of it. A session renews one of
+        // them, and gives up the other: so it gives up the one that it has, too, which was granted in the same step.
+        "b LOCK.MACQUIRE 2 k2 k0 o0 WATCHDOG
+         b !end
+         +400
+         a LOCK.RENEW k0 o0 SESSION $t
+         a LOCK.CANCEL k2 o0 SESSION $t",
     ];
     lives.into_iter().for_each(is_mended);
 }

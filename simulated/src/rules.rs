@@ -2435,8 +2435,10 @@ impl Judge {
         let alone = |owner: &Bytes| waits.iter().filter(|(_, _, it)| it.owner == *owner).count() == 1;
         // Who waits for whom, where that is certain: for a mutex of somebody who will not give it up by himself.
         // In one database: others are not looked into.
-        let mut edges: BTreeMap<(i32, &Bytes), BTreeSet<Bytes>> = BTreeMap::new();
-        for (_, db, asked) in waits.iter().filter(|(_, _, it)| it.limit == 1 && alone(&it.owner)) {
+        // (And since when it was: what replicas have yet to confirm is not renewed before.)
+        let mut edges: BTreeMap<(i32, &Bytes), BTreeMap<Bytes, Place>> = BTreeMap::new();
+        let mut began: BTreeMap<(i32, &Bytes), Place> = BTreeMap::new();
+        for (arrival, db, asked) in waits.iter().filter(|(_, _, it)| it.limit == 1 && alone(&it.owner)) {
             if self.renewed.contains(&asked.owner) || self.divided.contains(&asked.owner) {
                 continue;
             }
@@ -2445,20 +2447,28 @@ impl Judge {
                 for holder in seen.holders().iter().filter(|it| it.owner != asked.owner) {
                     let hold = (*db, key.clone(), holder.owner.clone());
                     let lives = |tie: Tie| tie.watchdog && !tie.is_unsure && self.connections.contains_key(&tie.client);
-                    let watched = self.beliefs.get(&hold).and_then(Belief::tie).is_some_and(lives);
+                    let tie = self.beliefs.get(&hold).and_then(Belief::tie);
+                    let watched = tie.is_some_and(lives);
                     // (One whose expiry was taken away was not followed when the others began to wait.)
                     let long = holder.deadline.is_none() && !self.prolonged.contains(key);
+                    let since = tie.filter(|tie| !long && tie.confirmed.is_some()).map_or(0, |tie| tie.heard);
                     if (watched || long) && !self.by_hand.contains(&(*db, key.clone())) {
-                        edges.entry((*db, &asked.owner)).or_default().insert(holder.owner.clone());
+                        let to = edges.entry((*db, &asked.owner)).or_default();
+                        to.entry(holder.owner.clone()).and_modify(|it| *it = since.min(*it)).or_insert(since);
+                        began.insert((*db, &asked.owner), arrival.place);
                     }
                 }
             }
         }
+        // Each cycle is looked for from the wait that began last, and would have closed it.
         for start in edges.keys() {
             let mut seen = BTreeSet::new();
+            let last = began[start];
             let mut todo: Vec<&Bytes> = vec![start.1];
             while let Some(owner) = todo.pop() {
-                for next in edges.get(&(start.0, owner)).into_iter().flatten() {
+                let was_there = |(_, since): &(&Bytes, &Place)| began[&(start.0, owner)] <= last && **since < last;
+                let ways = edges.get(&(start.0, owner)).into_iter().flatten();
+                for (next, _) in ways.filter(was_there) {
                     if next == start.1 {
                         return Err(Violation::new(CYCLES, format!("{edges:?}")));
                     }

@@ -1869,7 +1869,9 @@ impl Judge {
                 }
                 // The key of one whose grant was heard only after a step may not have followed before its lease was over. Then it
                 // is tied no more, and ends as soon as anything may be written, whatever its key says.
-                let heard_late = |tie: Tie| (tie.at..tie.heard).contains(&self.stepped_at);
+                let heard_late = |tie: Tie| {
+                    (tie.at..tie.heard).contains(&self.stepped_at) && self.connections.contains_key(&tie.client)
+                };
                 let is_tied = || state::with(|state| state.ties.client_of(*db, key, owner).is_some());
                 if !tied.is_some_and(heard_late) || is_tied() {
                     belief.deadline = holder.deadline;

@@ -551,6 +551,17 @@ fn no_rule_is_broken_by() {
          e LOCK.ACQUIRE k2 o0 WATCHDOG REPLICAS 1
          c LOCK.ACQUIRE k2 o1 WAIT 0
          d LOCK.ACQUIRE k1 o0 WAIT 0",
+        // 4800485829. The same, but the tie has ended with its session: then the key says when the hold ends.
+        "b LOCK.ACQUIRE k0 o0
+         a LOCK.ACQUIRE k0 o1 LEASE 7200000 WAIT 0 SESSION $t
+         +1
+         !clock -60000
+         t LOCK.NEXT WAIT 50
+         a LOCK.FORCE k0
+         +1
+         t !end
+         +400
+         a PEXPIRE k0 1",
     ];
     lives.into_iter().for_each(is_mended);
 }

@@ -1929,7 +1929,10 @@ impl Judge {
                 let reader = self.connections.get(&tie.client).filter(|it| it.read_place > tie.heard);
                 let read_at = reader.map_or(0, |it| it.read_at);
                 let end = belief.deadline.unwrap_or(u64::MAX);
-                !tie.of_session || (read_at > belief.renewed + 2 && read_at + 5 < end)
+                // (A request of its own that waits for replicas ties it anew when they have confirmed, which nobody has heard yet.)
+                let ties_anew = |it: &Asked| it.replicas > 0 && it.client == tie.client && it.concerns(key, owner);
+                let is_known = !unheard.iter().any(ties_anew);
+                !tie.of_session || is_known && read_at > belief.renewed + 2 && read_at + 5 < end
             };
             let is_left_alone = !self.is_disturbed && !self.prolonged.contains(key);
             let by_its_lease = found.iter().all(|cause| matches!(cause, Cause::Touched(.., true)));

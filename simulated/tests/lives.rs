@@ -562,6 +562,13 @@ fn no_rule_is_broken_by() {
          t !end
          +400
          a PEXPIRE k0 1",
+        // 4800451212. A session holds, watched, and re-enters with REPLICAS. It reads once before they have confirmed that. The
+        // re-entry ties the hold anew, and the session reads no more, so it is taken for dead.
+        "!replicas 20
+         e LOCK.MACQUIRE 1 k0 o0 LEASE 400 WATCHDOG SESSION $s
+         e LOCK.ACQUIRE k0 o0 LEASE 400 REPLICAS 1 SESSION $s
+         +3
+         s LOCK.NEXT",
     ];
     lives.into_iter().for_each(is_mended);
 }

@@ -1738,6 +1738,15 @@ impl Judge {
             let has_tied = |(began, at, it): &(Place, u64, Asked)| {
                 let promised = if since < *began { belief.promised } else { 0 };
                 let confirmed = promised.max(at + it.lease.unwrap_or(30_000));
+                // (What its owner asked for since may have shortened it, and counts until they confirm something later.)
+                let shortens = |(place, cause): &(Place, Cause)| match cause {
+                    Cause::Own(by, on, at) if place > began && on == db && by.concerns(key, owner) => {
+                        Some(at + by.lease.or_else(|| by.command.contains("renew").then_some(30_000))?)
+                    }
+                    _ => None,
+                };
+                let shortest = self.causes.iter().chain(&self.lasting).filter_map(shortens).min();
+                let confirmed = shortest.map_or(confirmed, |at| at.min(confirmed));
                 it.replicas > 0 && it.ties() && it.concerns(key, owner) && (confirmed < now || may_be_any)
             };
             // (Or one that may have been answered as another like it.)

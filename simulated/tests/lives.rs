@@ -569,6 +569,19 @@ fn no_rule_is_broken_by() {
          e LOCK.ACQUIRE k0 o0 LEASE 400 REPLICAS 1 SESSION $s
          +3
          s LOCK.NEXT",
+        // 4800480512. A grant with REPLICAS has tied a hold to a session that does not hear it any more. Its owner gives a part
+        // back and shortens the lease; then he re-enters without REPLICAS, which moves the end of the key, but not what they
+        // have confirmed.
+        "!replicas 0 never 0
+         c LOCK.ACQUIRE k1 o0 REPLICAS 1 SESSION $s
+         s !vanish
+         +1
+         s LOCK.NEXT
+         +3
+         b LOCK.ACQUIRE k1 o0
+         +1
+         c LOCK.RELEASE k1 o0 LEASE 100
+         b LOCK.ACQUIRE k1 o0",
     ];
     lives.into_iter().for_each(is_mended);
 }

@@ -1067,8 +1067,8 @@ impl Judge {
             let it = &wait.asked;
             wait.open.db == open.db
                 && (it.client, &it.keys, &it.owner) == (asked.client, &asked.keys, &asked.owner)
-                // A renewal is repeated on the same terms.
-                && (!renews || *it == *asked)
+                // A renewal is repeated on the same terms, by either command if it names one lock.
+                && (!renews || *it == Asked { command: it.command.clone(), ..asked.clone() })
                 && renews == it.command.contains("renew")
         };
         match self.waits.iter_mut().find(is_same) {

@@ -582,6 +582,10 @@ fn no_rule_is_broken_by() {
          +1
          c LOCK.RELEASE k1 o0 LEASE 100
          b LOCK.ACQUIRE k1 o0",
+        // 4800704048. MRENEW of one lock, and RENEW of it on the same terms: the second repeats the first, and both have one end.
+        "a LOCK.ACQUIRE k0 o0
+         b LOCK.MRENEW 1 k0 o0 REPLICAS 1 SESSION $s
+         d LOCK.RENEW k0 o0 REPLICAS 1 SESSION $s",
     ];
     lives.into_iter().for_each(is_mended);
 }

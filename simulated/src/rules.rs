@@ -461,6 +461,8 @@ pub struct Judge {
     ended: BTreeMap<Hold, (Place, u64)>,
     /// Holds that were told lost where nothing may be written.
     ending: Vec<(i32, Bytes, Bytes, u64)>,
+    /// Keys, owners and tokens of holds that had yet to follow a step of the clock when the role changed: they stay as they are.
+    unfollowed: BTreeSet<(Bytes, Bytes, u64)>,
     /// The latest time of day before the clock was set back, and how often it was; and whether it was ever set.
     set_back: u64,
     steps_back: usize,
@@ -894,9 +896,10 @@ impl Judge {
                     lasting.push((place, Cause::Role));
                     self.is_muddled = true;
                     // Ties end with it, and keys that have not followed the clock yet stay as they are.
-                    for belief in self.beliefs.values_mut() {
+                    for ((_, key, owner), belief) in &mut self.beliefs {
                         belief.tie = None;
                         if belief.follows.take().is_some() {
+                            self.unfollowed.insert((key.clone(), owner.clone(), belief.token));
                             (belief.promised, belief.deadline) = (0, Some(0));
                         }
                     }
@@ -1392,6 +1395,7 @@ impl Judge {
                     Some(at) => at < self.set_back,
                     None => self.prolonged.contains(&key),
                 };
+                let was_over = was_over || self.unfollowed.contains(&(key.clone(), owner.clone(), token));
                 if !was_over && node(|node| is_refusing(node) || node.is_paused()) {
                     self.ending.push((db, key.clone(), owner.clone(), token));
                 } else if !was_over {

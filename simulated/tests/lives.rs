@@ -586,6 +586,17 @@ fn no_rule_is_broken_by() {
         "a LOCK.ACQUIRE k0 o0
          b LOCK.MRENEW 1 k0 o0 REPLICAS 1 SESSION $s
          d LOCK.RENEW k0 o0 REPLICAS 1 SESSION $s",
+        // 4800658221. A hold is over where nothing may be written, before its key could follow a step of the clock; its session
+        // is told so. Then the server becomes a replica, which writes nothing by itself: so the key stays as it is.
+        "b LOCK.ACQUIRE k1 o0 LEASE 2000 WATCHDOG SESSION $s
+         +400
+         !clock -60000
+         c CONFIG SET min-replicas-to-write 1
+         +3
+         +400
+         t LOCK.NEXT WAIT 0
+         +1200
+         c REPLICAOF 127.0.0.1 1",
     ];
     lives.into_iter().for_each(is_mended);
 }

@@ -1133,8 +1133,14 @@ impl Judge {
                 }
             }
             what => {
-                // Only a renewal can find that its owner does not hold the lock.
-                let is_of_renewal = detail.bytes().starts_with(b"NOTHELD");
+                // Only a renewal can find that its owner does not hold the lock. (If none is left, another end was taken for its.)
+                let renews = |wait: &Wait| {
+                    let it = &wait.asked;
+                    let is_its = it.command.contains("renew") && it.client == session && it.owner == owner;
+                    is_its && wait.open.db == db && keys.iter().any(|key| wait.left.contains(key))
+                };
+                let is_of_renewal =
+                    detail.bytes().starts_with(b"NOTHELD") && self.waits.iter().chain(&self.unheard).any(renews);
                 let fits = |wait: &Wait| {
                     let it = &wait.asked;
                     let is_left = || keys.iter().any(|key| wait.left.contains(key));

@@ -597,6 +597,19 @@ fn no_rule_is_broken_by() {
          t LOCK.NEXT WAIT 0
          +1200
          c REPLICAOF 127.0.0.1 1",
+        // 4800013843. Of two waits that a change of role ends, and a renewal that finds nothing to renew, each has its end, though
+        // nobody can say of which of them the first is.
+        "c LOCK.ACQUIRE k2 o0
+         d LOCK.ACQUIRE k2 o2 WAIT 20 SESSION $t
+         +120
+         e LOCK.ACQUIRE k2 o2 WAIT 20 SESSION $t
+         c REPLICAOF 127.0.0.1 1
+         c REPLICAOF NO ONE
+         +0
+         !replicas 0 20
+         e LOCK.RELEASE k1 o0
+         c LOCK.MRENEW 2 k0 k2 o2 REPLICAS 1 SESSION $t
+         e LOCK.ACQUIRE k0 o2",
     ];
     lives.into_iter().for_each(is_mended);
 }

@@ -24,7 +24,7 @@ use crate::server::ctx::Role;
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, MainThread, Text, events, writes};
 use crate::serving::{LOOK_AGAIN, serve};
-use crate::state::{self, Expiry, Why};
+use crate::state::{self, Expiry, TieId, Why};
 use crate::stats::add;
 use crate::{answering, confirming, holding, stats, waiting, watchdog};
 
@@ -112,8 +112,9 @@ pub fn tick(ctx: Ctx) {
     if ctx.flags().role() == Role::Replica {
         state::with(state::State::forget_changes);
     } else if !writes::are_possible(ctx) || is_refused(ctx, now) {
-        // What is over is told all the same.
+        // What is over is told all the same, and what others have ended.
         watchdog::tell_over(ctx, now, &turn.piece());
+        tell_ended(ctx, now, &turn);
     } else {
         work(ctx, now, &turn);
     }
@@ -121,6 +122,16 @@ pub fn tick(ctx: Ctx) {
         answering::send_answers(ctx);
     }
     set_timer(ctx, now);
+}
+
+/// Where nothing may be written: tells of the tied holds that others have ended. Not while any still has to follow a step
+/// of the clock, since what that let expire looks the same; nor while the data is being loaded.
+fn tell_ended(ctx: Ctx, now: Now, turn: &Slice) {
+    if ctx.flags().loading() || state::with(|state| state.ties.any_lags()) {
+        return;
+    }
+    sweep(&turn.piece());
+    watchdog::verify_doubtful(ctx, now, &turn.piece());
 }
 
 /// One kind of work, and which share of the turn it gets.
@@ -360,13 +371,16 @@ pub fn event(ctx: Ctx, event: Event) {
         }),
         Event::Flushed(db) => replaced(ctx, db),
         Event::Swapped(one, other) => {
-            state::with(|state| {
+            // Ties go along with their locks, so none is in doubt, unless a pass is under way, whose database has another
+            // number now. Those who wait stay.
+            let ties = state::with(|state| {
                 state.ties.swap(one, other);
                 state.in_flight.swap(one, other);
                 state.raised.swap(one, other);
+                if state.sweep.is_over() { TieId::FIRST } else { state.ties.next_id() }
             });
-            replaced(ctx, Some(one));
-            replaced(ctx, Some(other));
+            look_anew(ctx, Some(one), ties);
+            look_anew(ctx, Some(other), ties);
         }
         Event::RoleChanged => role_changed(ctx),
         Event::DataReplaced => {
@@ -389,13 +403,18 @@ pub fn event(ctx: Ctx, event: Event) {
 
 /// The contents of one database, or of all, are gone or were replaced.
 fn replaced(ctx: Ctx, db: Option<i32>) {
+    look_anew(ctx, db, state::with(|state| state.ties.next_id()));
+}
+
+/// Everybody who waits for locks of one database, or of all, has to be looked at anew, and so have the ties there before `ties`.
+fn look_anew(ctx: Ctx, db: Option<i32>, ties: TieId) {
     rosters::with(rosters::Rosters::clear);
     timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     if ctx.flags().role() == Role::Replica {
         return;
     }
     state::with(|state| {
-        let ends = (state.queue.end(), state.ties.next_id());
+        let ends = (state.queue.end(), ties);
         if !(state.queue.is_empty() && state.ties.is_empty()) {
             state.sweep.begin(db, ends);
         }

@@ -1433,6 +1433,48 @@ fn b7_a_reader_without_signs_of_life() {
     );
 }
 
+/// Seeds 4800393044 and 4800596028: a tied hold goes along when databases are swapped, and then follows a step of the clock as any other,
+/// whether writes are refused meanwhile or both happen in one turn.
+#[test]
+fn a_step_of_the_clock_after_a_swap_loses_no_tied_hold() {
+    is_mended(
+        "a LOCK.ACQUIRE k2 o0 WATCHDOG
+         +120
+         d SWAPDB 0 1
+         a CONFIG SET min-replicas-to-write 1
+         +1200
+         !clock 60000",
+    );
+    is_mended(
+        "b LOCK.ACQUIRE k1 o0 EPHEMERAL
+         b LOCK.ACQUIRE k1 o2 WAIT 300
+         +1
+         c LOCK.ACQUIRE k1 o2
+         !clock 60000
+         b SWAPDB 0 1
+         +0
+         !clock 60000",
+    );
+}
+
+/// Seed 4800155577: what somebody deleted is told also if the server takes no writes from that moment on.
+#[test]
+fn a_loss_is_told_while_writes_are_refused() {
+    history(
+        "b LOCK.ACQUIRE k o LEASE 60000 SESSION $s
+         +1
+         c MULTI
+         c DEL k
+         c CONFIG SET min-replicas-to-write 1
+         c EXEC
+         +20
+         s LOCK.NEXT
+         +1",
+        's',
+        "lost",
+    );
+}
+
 /// Whoever names a session of another user is told so; a name that no connection has is no session.
 #[test]
 fn a_session_of_another_user_is_not_lent() {

@@ -29,6 +29,11 @@ impl Tying {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TieId(pub u64);
 
+impl TieId {
+    /// No tie has a smaller name.
+    pub const FIRST: Self = Self(0);
+}
+
 /// A tied hold.
 #[derive(Clone, Debug)]
 pub struct Tie {

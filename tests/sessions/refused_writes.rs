@@ -117,6 +117,19 @@ fn what_runs_out_is_told() {
     }
 }
 
+/// What somebody deletes is told as lost also where the server takes no writes from that step on.
+#[test]
+fn what_others_delete_is_told() {
+    let server = Server::start();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    let token = session.take(&mut client, "LOCK.ACQUIRE key owner LEASE 600000");
+    for line in ["MULTI", "DEL key", "CONFIG SET min-replicas-to-write 1", "EXEC"] {
+        client.say(line);
+    }
+    assert_eq!(session.events(1), [Event::lost("key", "owner", token, "changed")]);
+    assert!(client.say("SET some thing").error().starts_with("NOREPLICAS"), "it still refuses writes");
+}
+
 /// Who waits for confirmations is told in time that there are too few, and the grant is taken back later.
 #[test]
 fn what_is_not_confirmed_is_told_and_taken_back_later() {

@@ -24,8 +24,8 @@ impl Sweep {
     /// Begins a pass over those that there are now, that is, before `waiter` and `tie`; of one database or of all.
     pub fn begin(&mut self, db: Option<i32>, ends: (WaiterId, TieId)) {
         if !self.is_over() {
-            let (next, (_, ties)) = self.next.unwrap_or((db, (WaiterId::FIRST, TieId::FIRST)));
-            self.next = Some((if next == db { db } else { None }, (ends.0, ends.1.max(ties))));
+            let same = self.next.is_none_or(|(next, _)| next == db);
+            self.next = Some((if same { db } else { None }, ends));
             return;
         }
         self.db = db;

@@ -211,6 +211,7 @@ fn reply_event(ctx: Ctx, event: &Event, asked: Millis) -> Replied {
         Kind::Refused(error) => ("refused", None, Some(error.as_str())),
         Kind::Lost(token, why) => ("lost", Some(*token), Some(why.name())),
         Kind::Untied(token, why) => ("untied", Some(*token), Some(why.name())),
+        Kind::Wanted(token) => ("wanted", Some(*token), None),
     };
     reply_fields(ctx, name, (keys, Some(owner), token), detail)
 }

@@ -98,13 +98,26 @@ fn confirmed(ctx: Ctx, id: ConfirmationId, it: Confirmation, now: Now) {
     time(|stats| &mut stats.confirmations, now.micros.saturating_sub(it.began.micros));
     match it.what {
         What::Reply { ticket, answer, grant, terms } => match bind_all(ctx, grant, &terms, now) {
-            Holds::There => end_request(ctx, ticket, Outcome::Granted(answer, grant), now),
+            Holds::There => {
+                end_request(ctx, ticket, Outcome::Granted(answer, grant), now);
+                if terms.tying.wanted {
+                    tell_if_contended(ctx, grant);
+                }
+            }
             Holds::Gone => {
                 let message = "UNCONFIRMED the lock was lost before its replicas had confirmed it".into();
                 refuse(ctx, ticket, grant, message, now);
             }
         },
         What::Renewal(tie) => state::with(|state| state.ties.answered(tie, id, Confirms::Yes)),
+    }
+}
+
+/// Tells a session, which has been granted this, if somebody waits for any of it by now.
+fn tell_if_contended(ctx: Ctx, id: GrantId) {
+    let granted = state::with(|state| state.in_flight.get(id).map(|grant| (grant.home.get(), grant.holds.clone())));
+    if let Some((db, holds)) = granted {
+        holding::tell_if_contended(ctx, db, holds.iter().map(|hold| &*hold.name));
     }
 }
 

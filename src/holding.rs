@@ -231,6 +231,20 @@ pub fn wake_for_ties(ctx: Ctx) {
     }
 }
 
+/// Tells the sessions that hold this lock and asked for it (`WANTED`) that somebody wants it, and cannot have it.
+pub fn tell_wanted(ctx: Ctx, db: i32, name: &[u8]) {
+    if state::with(|state| state.wanted(db, name)) {
+        timer::wake_for_replies(ctx);
+    }
+}
+
+/// The same of locks that were granted or renewed, if somebody waits for them by now. To be called once that was answered:
+/// nobody hears of others before he knows of his own hold.
+pub fn tell_if_contended<'a>(ctx: Ctx, db: i32, names: impl IntoIterator<Item = &'a [u8]>) {
+    let is_contended = |name: &&[u8]| state::with(|state| state.is_contended(db, name));
+    names.into_iter().filter(is_contended).for_each(|name| tell_wanted(ctx, db, name));
+}
+
 /// Records the loss of tied holds.
 fn lost(ctx: Ctx, ties: impl IntoIterator<Item = Tie>, why: Why, now: Now) {
     let mut ties = ties.into_iter().peekable();

@@ -43,12 +43,13 @@ pub fn fill(section: Section) {
         }
     });
     let oldest = state::with(|state| state.queue.iter().next().map(|first| first.id.arrived));
-    let now: [(&CStr, usize); 7] = state::with(|state| {
+    let now: [(&CStr, usize); 8] = state::with(|state| {
         let (sessions, session_waits, unread_events) = state.sessions.sizes();
         [
             (c"waiters", state.queue.len()),
             (c"contended_locks", state.queue.contended()),
             (c"tied_holds", state.ties.len()),
+            (c"kept_locks", state.ties.kept()),
             (c"confirming", state.confirmations.len()),
             (c"sessions", sessions),
             (c"session_waits", session_waits),

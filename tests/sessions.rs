@@ -22,3 +22,4 @@ mod server;
 mod session;
 mod ties;
 mod waited;
+mod wanted;

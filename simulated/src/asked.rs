@@ -28,6 +28,8 @@ pub struct Asked {
     pub limit: u32,
     pub watchdog: bool,
     pub ephemeral: bool,
+    /// The session is to be told once somebody waits.
+    pub wanted: bool,
     /// How many replicas are to confirm it.
     pub replicas: u64,
     /// Its owner may not hold already.
@@ -85,6 +87,7 @@ impl Asked {
                 b"shared" => it.limit = u32::MAX,
                 b"watchdog" => it.watchdog = true,
                 b"ephemeral" => it.ephemeral = true,
+                b"wanted" => it.wanted = true,
                 b"new" => it.new = true,
                 b"alive" => it.alive = true,
                 b"replicas" => it.replicas = number().unwrap_or(0),

@@ -79,6 +79,8 @@ pub const IN_TIME: &str = "a wait ends when its time is over";
 pub const CYCLES: &str = "a request that closes a cycle of waits is refused";
 /// Losses.
 pub const TOLD: &str = "a session is told of each hold that it loses, once";
+/// `WANTED`.
+pub const WANTED: &str = "a session that asked for it is told that somebody waits for what it holds, once";
 /// False alarms.
 pub const TRUE_LOSS: &str = "a hold that was told lost is lost";
 /// What is given back.
@@ -452,6 +454,10 @@ pub struct Judge {
     /// Some client took nothing from the network for a while, or the server was a replica: then nobody can say which
     /// grants were heard of.
     is_muddled: bool,
+    /// How often a session has asked to be told that somebody waits for a key and owner, and how often it was.
+    wanted: BTreeMap<(u64, Bytes, Bytes), (usize, usize)>,
+    /// Databases have changed places: those who wait stay where they are, and what is held goes.
+    has_swapped: bool,
     /// Losses that a session is to be told, and those that it was: how often.
     owed: BTreeSet<(u64, Bytes, Bytes, u64)>,
     told_lost: BTreeMap<(u64, Bytes, Bytes, u64), usize>,
@@ -538,6 +544,9 @@ impl Judge {
     /// A client sends a request.
     pub fn asked(&mut self, client: u64, argv: &[Bytes]) {
         let asked = Asked::read(client, argv);
+        for key in asked.keys.iter().filter(|_| asked.wanted) {
+            self.wanted.entry((asked.client, key.clone(), asked.owner.clone())).or_default().0 += 1;
+        }
         let connection = self.connections.entry(client).or_default();
         connection.is_session |= asked.command == "next";
         let is_exec = asked.command == "exec";
@@ -885,6 +894,7 @@ impl Judge {
                 Happening::Flushed(db) => cause(Cause::Flushed(db)),
                 Happening::Swapped(one, other) => {
                     cause(Cause::Swapped(one, other));
+                    self.has_swapped = true;
                     self.swap(one, other);
                 }
                 Happening::Gone(client, unsent) => {
@@ -1077,7 +1087,7 @@ impl Judge {
         match self.waits.iter_mut().find(is_same) {
             Some(known) => {
                 // It may be the same request, or a new one, and the end of the first is not read yet.
-                let flags = |it: &Asked| (it.watchdog, it.ephemeral, it.replicas);
+                let flags = |it: &Asked| (it.watchdog, it.ephemeral, it.wanted, it.replicas);
                 let is_unsure = known.asked.is_unsure || flags(&known.asked) != flags(asked);
                 let replicas = known.asked.replicas.max(asked.replicas);
                 let lease = |it: &Asked| it.lease.unwrap_or(30_000);
@@ -1130,6 +1140,14 @@ impl Judge {
                 for key in keys {
                     let why = detail.bytes().to_vec();
                     self.loosened.push((session, db, key, owner.clone(), token.number().unwrap_or(0), why));
+                }
+            }
+            b"wanted" => {
+                let key = keys.first().cloned().unwrap_or_default();
+                let (asked, told) = self.wanted.entry((session, key, owner)).or_default();
+                *told += 1;
+                if told > asked {
+                    return Err(Violation::new(WANTED, format!("session {session} was told {event:?}")));
                 }
             }
             what => {
@@ -1695,7 +1713,20 @@ impl Judge {
         }
         self.copied()?;
         self.bounded()?;
+        self.told_who_waits()?;
         books_agree()
+    }
+
+    /// Nobody waits for a lock whose holder has yet to be told so.
+    fn told_who_waits(&self) -> Result<(), Violation> {
+        if self.has_swapped {
+            return Ok(());
+        }
+        let untold = state::with(|state| {
+            let is_untold = |key: &&crate::lock::LockKey| state.ties.asks(key.db, &key.name);
+            state.queue.iter().flat_map(|waiter| waiter.keys.iter()).find(is_untold).cloned()
+        });
+        untold.map_or(Ok(()), |key| Err(Violation::new(WANTED, format!("somebody waits for {key:?}"))))
     }
 
     /// A request that was refused has moved no tie of these keys.

@@ -6,7 +6,7 @@
 //! `docs/guarantees.md` and `docs/reference.md` promise. Of what stands in braces, one is taken.
 
 use crate::random::Random;
-use crate::rules::{CONFIRMED, CYCLES, GIVEN_UP, KEPT, LIMIT, UNHEARD};
+use crate::rules::{CONFIRMED, CYCLES, GIVEN_UP, KEPT, LIMIT, UNHEARD, WANTED};
 use crate::script::{Line, Name, parse};
 use std::collections::BTreeSet;
 
@@ -45,7 +45,7 @@ const BEGIN: &str = "+1
     !misconf off
     +400";
 
-const SCENES: [Scene; 18] = [
+const SCENES: [Scene; 21] = [
     Scene {
         name: "raised",
         rule: RAISED,
@@ -288,6 +288,48 @@ const SCENES: [Scene; 18] = [
             g LOCK.ACQUIRE x ben
             +1
             g !told 1",
+    },
+    Scene {
+        name: "wanted",
+        rule: WANTED,
+        lines: "f LOCK.ACQUIRE x ann {|WATCHDOG|EPHEMERAL} WANTED SESSION $p
+            p LOCK.NEXT WAIT 0
+            +{1|20}
+            p !told nothing
+            g LOCK.{ACQUIRE x ben|MACQUIRE 2 y x ben} {|WAIT 0|WAIT 5000}
+            +1
+            p !told [[\"wanted\", 0, [\"x\"], \"ann\",
+            p LOCK.NEXT WAIT 0
+            h LOCK.ACQUIRE x cat {|WAIT 5000}
+            +20
+            p !told nothing",
+    },
+    Scene {
+        name: "wanted-at-its-grant",
+        rule: WANTED,
+        lines: "f LOCK.ACQUIRE x ann
+            f LOCK.ACQUIRE x ben WAIT 0 WANTED SESSION $p
+            p LOCK.NEXT WAIT 0 COUNT 1
+            +1
+            g LOCK.ACQUIRE x cat WAIT 0
+            +1
+            f LOCK.RELEASE x ann
+            +1
+            p !told [[\"granted\", 0, [\"x\"], \"ben\",
+            p LOCK.NEXT COUNT 1
+            +1
+            p !told [[\"wanted\", 0, [\"x\"], \"ben\",",
+    },
+    Scene {
+        name: "wanted-by-another-session",
+        rule: WANTED,
+        lines: "f LOCK.ACQUIRE x ann WATCHDOG {|WANTED} SESSION $p
+            g LOCK.ACQUIRE x ben WAIT 0
+            +1
+            f LOCK.RENEW x ann WATCHDOG WANTED SESSION $q
+            q LOCK.NEXT WAIT 0
+            +1
+            q !told [[\"wanted\", 0, [\"x\"], \"ann\",",
     },
 ];
 

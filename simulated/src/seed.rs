@@ -141,8 +141,24 @@ pub fn life(seed: u64) -> Seeded {
             }
         }
     }
+    keep(seed, &mut lines);
     scenes::add(seed, &mut lines);
     Seeded { generation, lines }
+}
+
+/// In some lives sessions ask to be told that somebody waits for what they hold.
+fn keep(seed: u64, lines: &mut [Line]) {
+    let mut random = Random::new(seed ^ u64::from(u32::MAX));
+    if !random.one_in(4) {
+        return;
+    }
+    for line in lines {
+        let Line::Request(_, words) = line else { continue };
+        let may = words.iter().any(|word| word == "SESSION") && !words.iter().any(|word| word == "LOCK.CANCEL");
+        if may && random.one_in(2) {
+            words.push("WANTED".into());
+        }
+    }
 }
 
 /// What goes before a line for it to make sense.

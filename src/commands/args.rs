@@ -58,6 +58,8 @@ pub enum Word {
     Count,
     /// `ALIVE`
     Alive,
+    /// `WANTED`
+    Wanted,
 }
 
 const _: () = {
@@ -71,7 +73,7 @@ const _: () = {
 
 impl Word {
     /// In the order in which they are declared: an argument knows its word by its place here.
-    const ALL: [Self; 17] = [
+    const ALL: [Self; 18] = [
         Self::Lease,
         Self::Wait,
         Self::Waited,
@@ -89,6 +91,7 @@ impl Word {
         Self::Session,
         Self::Count,
         Self::Alive,
+        Self::Wanted,
     ];
 
     /// The argument that it stands for in a command's grammar.
@@ -111,6 +114,7 @@ impl Word {
             Self::Session => Arg::bytes(c"SESSION", c"session", "id"),
             Self::Count => Arg::number(c"COUNT", c"count", "n"),
             Self::Alive => Arg::word(c"alive", c"ALIVE"),
+            Self::Wanted => Arg::word(c"wanted", c"WANTED"),
         };
         arg.with_id(self as u8)
     }
@@ -135,9 +139,14 @@ impl Word {
             Self::Holds => (1, MAX_HOLDS, ""),
             Self::HoldsLeft => (0, MAX_HOLDS, ""),
             Self::Token | Self::Fence => (1, fence::MAX_TOKEN, ""),
-            Self::Shared | Self::All | Self::New | Self::Watchdog | Self::Ephemeral | Self::Session | Self::Alive => {
-                return None;
-            }
+            Self::Shared
+            | Self::All
+            | Self::New
+            | Self::Watchdog
+            | Self::Ephemeral
+            | Self::Session
+            | Self::Alive
+            | Self::Wanted => return None,
         })
     }
 }
@@ -158,7 +167,7 @@ pub struct Options<'a> {
     raise: Option<Raise>,
     /// `TOKEN`.
     pub token: Option<Token>,
-    /// `WATCHDOG`, `EPHEMERAL`.
+    /// `WATCHDOG`, `EPHEMERAL`, `WANTED`.
     pub tying: Tying,
     /// `REPLICAS`, 0 if it was not given.
     pub replicas: u32,
@@ -261,6 +270,9 @@ impl<'a> Options<'a> {
             }
             self.take(word, value)?;
         }
+        if self.tying.wanted && self.session.is_none() {
+            return Err("ERR WANTED is answered by an event, so it must be given with SESSION".into());
+        }
         match (self.waited, self.wait) {
             (Some(_), None) => {
                 Err("ERR WAITED says how long a request has waited already; it must be given with WAIT".into())
@@ -296,6 +308,7 @@ impl<'a> Options<'a> {
             Word::Count => self.count = Some(usize::try_from(value).unwrap_or(usize::MAX)),
             Word::Fence => self.fence = Some(value),
             Word::Alive => self.signs = SignsOfLife::Wanted,
+            Word::Wanted => self.tying.wanted = true,
             Word::Session => {}
         }
         Ok(())

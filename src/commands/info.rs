@@ -80,7 +80,7 @@ pub(super) fn do_not_trust_copies(ctx: Ctx) {
 
 fn reply_holder(ctx: Ctx, owner: &[u8], hold: &Hold, tie: Option<&Tie>, now: Millis) {
     let tying = tie.map(|tie| tie.tying).unwrap_or_default();
-    let _ = ctx.reply_map(7);
+    let _ = ctx.reply_map(8);
     let _ = ctx.reply_bytes(b"owner");
     let _ = ctx.reply_bytes(owner);
     let _ = ctx.reply_bytes(b"holds");
@@ -95,6 +95,8 @@ fn reply_holder(ctx: Ctx, owner: &[u8], hold: &Hold, tie: Option<&Tie>, now: Mil
     let _ = ctx.reply_integer(u64::from(tying.watchdog));
     let _ = ctx.reply_bytes(b"ephemeral");
     let _ = ctx.reply_integer(u64::from(tying.ephemeral));
+    let _ = ctx.reply_bytes(b"wanted");
+    let _ = ctx.reply_integer(u64::from(tying.wanted));
 }
 
 /// The milliseconds left; -1 for no end, as in `PTTL`.

@@ -39,6 +39,7 @@ impl Command for Renew {
             Word::Ephemeral.option(),
             Word::Replicas.option(),
             Word::Fence.option(),
+            Word::Wanted.option(),
             Word::Session.option(),
         ],
     };
@@ -91,7 +92,12 @@ pub(super) fn renew_all(
     let holds = || locks.iter().zip(&tokens).filter_map(name).collect::<Vec<GrantedHold>>();
     let awaited = request.map(|request| (request, holds())).filter(|(_, holds)| !holds.is_empty());
     let Some(answer) = answer(tokens) else { return Ok(ctx.reply_null()) };
-    let Some((request, holds)) = awaited else { return Ok(answering::reply(ctx, &answer)) };
+    let Some((request, holds)) = awaited else {
+        if terms.tying.wanted {
+            holding::tell_if_contended(ctx, ctx.db(), names.iter().map(|name| name.bytes()));
+        }
+        return Ok(answering::reply(ctx, &answer));
+    };
     waiting::confirm(ctx, &request, names, answer, (grantee, TakeBack::Nothing, holds), now)
 }
 

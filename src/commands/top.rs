@@ -3,7 +3,7 @@
 use super::args::{self, Word};
 use super::info::reply_ttl;
 use crate::keyspace::Lock;
-use crate::lock::{Deadline, LockKey, Millis, Owner, WaiterId};
+use crate::lock::{Deadline, Hold, LockKey, Millis, Owner, WaiterId};
 use crate::server::acl::User;
 use crate::server::clock::{Now, Slice, steady_millis};
 use crate::server::commands::{Command, Docs, Keys};
@@ -71,6 +71,8 @@ struct Row {
 struct Held {
     owners: Vec<Owner>,
     count: usize,
+    /// How many of them may hold it unused.
+    kept: usize,
     expiry: Deadline,
 }
 
@@ -100,12 +102,16 @@ fn held(ctx: Ctx, key: &LockKey, now: Millis) -> Option<Held> {
     let name = Text::new(&key.name);
     let lock = Lock::look_as_nobody(ctx, name.as_text(), now).ok()?;
     let holders = lock.holders(now);
-    let owners = holders.iter().take(HOLDERS).map(|(owner, _)| owner.clone()).collect();
-    Some(Held { owners, count: holders.len(), expiry: lock.expiry() })
+    let owners: Vec<Owner> = holders.iter().take(HOLDERS).map(|(owner, _)| owner.clone()).collect();
+    let is_kept = |(owner, hold): &&(Owner, Hold)| {
+        state::with(|state| state.ties.of(key.db, &key.name, owner, hold.token).is_some_and(|tie| tie.tying.wanted))
+    };
+    let kept = holders.iter().take(HOLDERS).filter(is_kept).count();
+    Some(Held { owners, count: holders.len(), kept, expiry: lock.expiry() })
 }
 
 fn reply_row(ctx: Ctx, row: &Row, held: Option<&Held>, now: Millis) {
-    let _ = ctx.reply_map(6);
+    let _ = ctx.reply_map(7);
     let _ = ctx.reply_bytes(b"key");
     let _ = ctx.reply_bytes(&row.key.name);
     let _ = ctx.reply_bytes(b"waiters");
@@ -123,9 +129,10 @@ fn reply_row(ctx: Ctx, row: &Row, held: Option<&Held>, now: Millis) {
         Some(held) => reply_ttl(ctx, held.expiry, now),
         None => ctx.reply_null(),
     };
-    let _ = ctx.reply_bytes(b"holder_count");
-    let _ = match held {
-        Some(held) => ctx.reply_integer(held.count as u64),
-        None => ctx.reply_null(),
-    };
+    for (name, number) in
+        [(b"holder_count".as_slice(), held.map(|held| held.count)), (b"kept", held.map(|held| held.kept))]
+    {
+        let _ = ctx.reply_bytes(name);
+        let _ = number.map_or_else(|| ctx.reply_null(), |number| ctx.reply_integer(number as u64));
+    }
 }

@@ -187,6 +187,20 @@ impl State {
         self.call_reader(tie.client);
     }
 
+    /// Somebody waits for a lock, or was refused because of it: notifies those sessions that hold it and asked for that.
+    /// Returns whether there is any.
+    pub fn wanted(&mut self, db: i32, name: &[u8]) -> bool {
+        if !self.ties.asks(db, name) {
+            return false;
+        }
+        let asking = self.ties.take_asking(db, name);
+        for tie in &asking {
+            self.sessions.wanted(tie);
+            self.call_reader(tie.client);
+        }
+        true
+    }
+
     /// Takes note of the time. Returns whether the server's clock has stepped since the last time: then the deadlines of
     /// tied holds have gone along, and sessions' times.
     pub fn has_stepped(&mut self, now: Now) -> bool {

@@ -48,13 +48,17 @@ pub enum Kind {
     Lost(Token, Why),
     /// The hold with this token is no longer watched by this server.
     Untied(Token, Why),
+    /// Somebody waits for what is held under this token.
+    Wanted(Token),
 }
 
 impl Kind {
     /// The token of the hold that it is about.
     fn token(&self) -> Option<Token> {
         match self {
-            Self::Granted(token, _) | Self::Lost(token, _) | Self::Untied(token, _) => Some(*token),
+            Self::Granted(token, _) | Self::Lost(token, _) | Self::Untied(token, _) | Self::Wanted(token) => {
+                Some(*token)
+            }
             Self::TimedOut | Self::Refused(_) => None,
         }
     }
@@ -314,15 +318,20 @@ impl Sessions {
 
     /// Notifies a session that a hold tied to it is lost.
     pub fn lost(&mut self, tie: &Tie, why: Why) {
-        self.ended(tie, Kind::Lost(tie.token, why));
+        self.tell_of(tie, Kind::Lost(tie.token, why));
     }
 
     /// Notifies a session that a hold is no longer tied to it, though it may live on.
     pub fn untied(&mut self, tie: &Tie, why: Why) {
-        self.ended(tie, Kind::Untied(tie.token, why));
+        self.tell_of(tie, Kind::Untied(tie.token, why));
     }
 
-    fn ended(&mut self, tie: &Tie, kind: Kind) {
+    /// Notifies a session that somebody waits for what it holds.
+    pub fn wanted(&mut self, tie: &Tie) {
+        self.tell_of(tie, Kind::Wanted(tie.token));
+    }
+
+    fn tell_of(&mut self, tie: &Tie, kind: Kind) {
         if self.is_open(tie.client) {
             let event = Event { kind, keys: Rc::from([tie.key()]), owner: tie.owner.clone() };
             self.put(tie.client, event, None);

@@ -18,11 +18,18 @@ pub struct Tying {
     pub watchdog: bool,
     /// The hold ends with the connection.
     pub ephemeral: bool,
+    /// The session is told once somebody waits for the lock.
+    pub wanted: bool,
 }
 
 impl Tying {
     /// Not at all.
-    pub const NONE: Self = Self { watchdog: false, ephemeral: false };
+    pub const NONE: Self = Self { watchdog: false, ephemeral: false, wanted: false };
+
+    /// Whether it says how long the hold lasts.
+    fn is_a_term(self) -> bool {
+        self.watchdog || self.ephemeral
+    }
 }
 
 /// The name of a tie; later ties have greater names, and none is used twice.
@@ -64,6 +71,8 @@ pub struct Tie {
     /// Under which token it was granted together with other locks, if it was or may have been; whatever token a holder
     /// has given it since.
     together: Option<Token>,
+    /// The session has been told that somebody waits for the lock.
+    told: bool,
     /// The newest [`Read`] of any session when the hold began or was last renewed.
     since: Read,
     home: Home,
@@ -171,6 +180,11 @@ impl Tie {
         LockKey { db: self.home.get(), name: self.name.clone() }
     }
 
+    /// Whether its session has yet to be told that somebody waits for the lock.
+    fn asks(&self) -> bool {
+        self.tying.wanted && !self.told
+    }
+
     /// Its place among the ties of its connection.
     fn rank(&self, id: TieId) -> Rank {
         (if self.tying.watchdog { self.lease } else { Millis::MAX }, self.kept_end(), id)
@@ -242,12 +256,14 @@ struct OfLock {
     looked: u64,
 }
 
-/// Ties, with five indices.
+/// Ties, with six indices.
 #[derive(Debug, Default)]
 struct Tables {
     by_id: BTreeMap<TieId, Tie>,
     by_client: Map<u64, BTreeSet<Rank>>,
     by_hold: KeyMap<OfLock>,
+    /// Those whose sessions have yet to be told that somebody waits.
+    asking: KeyMap<BTreeSet<TieId>>,
     due: BTreeSet<(Millis, TieId)>,
     /// Those that were or may have been granted together with others, by the token of that grant.
     together: BTreeSet<(Token, TieId)>,
@@ -286,6 +302,9 @@ impl Tables {
     fn add(&mut self, id: TieId, tie: Tie) {
         self.by_client.get_or_insert_with(tie.client, BTreeSet::new).insert(tie.rank(id));
         self.by_hold.get_or_default(&tie.key()).by_owner.insert(tie.owner.clone(), id);
+        if tie.asks() {
+            self.asking.get_or_default(&tie.key()).insert(id);
+        }
         self.due.extend(tie.due.map(|due| (due, id)));
         self.together.extend(tie.together.map(|token| (token, id)));
         self.by_id.insert(id, tie);
@@ -313,6 +332,12 @@ impl Tables {
             }
         }
         let db = tie.home.get();
+        if let Some(asking) = self.asking.get_mut(db, &tie.name)
+            && asking.remove(&id)
+            && asking.is_empty()
+        {
+            self.asking.remove(db, &tie.name);
+        }
         if let Some(of_lock) = self.by_hold.get_mut(db, &tie.name) {
             of_lock.by_owner.remove(&tie.owner);
             if of_lock.by_owner.is_empty() {
@@ -320,6 +345,14 @@ impl Tables {
             }
         }
         Some(tie)
+    }
+
+    /// Its session is to be told once somebody waits.
+    fn ask(&mut self, id: TieId) {
+        if let Some(tie) = self.by_id.get_mut(&id) {
+            (tie.tying.wanted, tie.told) = (true, false);
+            self.asking.get_or_default(&tie.key()).insert(id);
+        }
     }
 
     /// Changes a tie's deadline, and its place among the ties of its connection.
@@ -405,21 +438,25 @@ impl Ties {
     pub fn tie(&mut self, new: NewTie, now: Millis) -> Option<Before> {
         let id = self.id(new.key.db, &new.key.name, &new.owner);
         let tied = id.and_then(|id| self.get(id)).filter(|it| it.token == new.token);
-        let keeps = tied.is_some_and(|it| it.client == new.client && new.tying == Tying::NONE);
+        let keeps = tied.is_some_and(|it| it.client == new.client && !new.tying.is_a_term());
         if keeps && new.replicas == 0 {
-            return None; // A lease for once, or a hold more: what the tie promises stays.
+            // A lease for once, or a hold more: what the tie promises stays.
+            id.filter(|_| new.tying.wanted).into_iter().for_each(|id| self.live.ask(id));
+            return None;
         }
         let before = id.and_then(|id| self.live.remove(id));
         let of_hold = before.as_ref().filter(|it| it.token == new.token);
         let (deadline, steps) = (self.steps.kept_deadline(new.deadline), self.steps.clone());
         let followed = of_hold.map_or(steps.0.get(), |it| it.followed);
         let (mut tying, mut together) = (new.tying, new.together);
+        let told = !tying.wanted && of_hold.is_some_and(|it| it.told);
         let lease = of_hold.filter(|_| keeps).map_or(new.lease, |it| it.lease);
         if let Some(before) = of_hold {
             together = before.together;
             if before.client == new.client {
                 tying.watchdog |= before.tying.watchdog;
                 tying.ephemeral |= before.tying.ephemeral;
+                tying.wanted |= before.tying.wanted;
             }
         }
         self.live.leave_group(&new.owner, &new.key, [Some(new.token), together]);
@@ -438,6 +475,7 @@ impl Ties {
             deadline,
             confirmed: (new.replicas > 0).then_some(Confirmed { deadline, asked: None }),
             together,
+            told,
             since: self.reads,
             home,
             due: None,
@@ -535,6 +573,27 @@ impl Ties {
         let of_grant = token.into_iter().flat_map(|token| self.live.of_grant(token)).filter(is_its);
         let ids: BTreeSet<TieId> = named.into_iter().chain(of_grant).collect();
         (ids.into_iter().filter_map(|id| self.live.remove(id)).collect(), together)
+    }
+
+    /// Whether a session that holds a lock has yet to be told that somebody waits for it.
+    pub fn asks(&self, db: i32, name: &[u8]) -> bool {
+        self.live.asking.get(db, name).is_some()
+    }
+
+    /// Those ties of a lock whose sessions have yet to be told that somebody waits for it: they are being told.
+    pub fn take_asking(&mut self, db: i32, name: &[u8]) -> Vec<Tie> {
+        let asking = self.live.asking.remove(db, name).unwrap_or_default();
+        let told = asking.into_iter().filter_map(|id| {
+            let tie = self.live.by_id.get_mut(&id)?;
+            tie.told = true;
+            Some(tie.clone())
+        });
+        told.collect()
+    }
+
+    /// How many locks may be held unused until somebody waits for them.
+    pub fn kept(&self) -> usize {
+        self.live.asking.len()
     }
 
     /// The shortest lease that is renewed for a connection.
@@ -896,6 +955,7 @@ impl Ties {
     /// Two databases were swapped, and their locks with them.
     pub fn swap(&mut self, one: i32, other: i32) {
         self.live.by_hold.swap(one, other);
+        self.live.asking.swap(one, other);
         let (first, second) = (self.homes.remove(&one), self.homes.remove(&other));
         for (home, db) in [(first, other), (second, one)] {
             if let Some(home) = home {
@@ -932,6 +992,12 @@ impl Ties {
         };
         let leases = it.by_client.keys().all(|client| self.shortest_lease(*client) == shortest(client));
         let due = it.by_id.values().filter(|tie| tie.due.is_some()).count();
+        let asks = it.by_id.iter().filter(|(_, tie)| tie.asks());
+        let asking: BTreeSet<TieId> =
+            it.asking.keys().flat_map(|key| it.asking.get(key.db, &key.name).cloned().unwrap_or_default()).collect();
+        let is_asked = |(id, tie): (&TieId, &Tie)| {
+            it.asking.get(tie.home.get(), &tie.name).is_some_and(|asking| asking.contains(id))
+        };
         let unread = it.unread.iter().all(|(client, ids)| {
             !ids.is_empty() && ids.iter().all(|id| it.by_id.get(id).is_some_and(|tie| tie.client == *client))
         });
@@ -940,6 +1006,8 @@ impl Ties {
             && holds == it.by_id.len()
             && clients
             && due == it.due.len()
+            && asks.clone().count() == asking.len()
+            && asks.clone().all(is_asked)
             && it.together.iter().all(|(_, id)| it.by_id.contains_key(id))
             && it.groups.keys().all(|token| it.of_grant(*token).next().is_some() || it.ended_groups.contains(token))
             && it.members.values().all(|token| it.groups.contains_key(token))

@@ -76,6 +76,16 @@ fn granted_several_keys_in_another_database() {
 }
 
 #[test]
+fn wanted() {
+    let cause = |client: &mut Raw, session: &Session| {
+        let token = session.take(client, "LOCK.ACQUIRE key owner WANTED");
+        client.order("LOCK.ACQUIRE key other");
+        token
+    };
+    is_told(cause, &["wanted", ":0", "[key]", "owner", "?", "_"]);
+}
+
+#[test]
 fn timeout() {
     let cause = |client: &mut Raw, session: &Session| {
         client.take("LOCK.ACQUIRE key holder");

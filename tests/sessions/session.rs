@@ -177,6 +177,10 @@ impl Event {
         Self::new("untied", &[key], owner, Some(token), Some(why))
     }
 
+    pub(super) fn wanted(key: &str, owner: &str, token: i64) -> Self {
+        Self::new("wanted", &[key], owner, Some(token), None)
+    }
+
     pub(super) fn in_db(self, db: i64) -> Self {
         Self { db, ..self }
     }

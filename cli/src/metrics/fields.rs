@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 pub const SECTIONS: [&str; 6] = ["holdfast", "server", "replication", "persistence", "memory", "errorstats"];
 
 /// Numbers of the module that are there now.
-pub const NOW: [(&str, &str); 7] = [
+pub const NOW: [(&str, &str); 8] = [
     ("waiters", "requests that wait in a queue"),
     ("contended_locks", "locks that somebody waits for"),
     ("tied_holds", "holds tied to a connection"),
+    ("kept_locks", "locks that their clients may hold unused until somebody waits"),
     ("confirming", "grants and renewals that wait for replicas"),
     ("sessions", "connections that are sessions"),
     ("session_waits", "requests of sessions that were answered WAITING and have not ended"),

@@ -41,7 +41,7 @@ fn new_tie(client: u64, key: LockKey, owner: Owner, token: Token) -> NewTie {
     NewTie {
         client,
         on_behalf: OnBehalf::Session,
-        tying: Tying { watchdog: true, ephemeral: false },
+        tying: Tying { watchdog: true, ephemeral: false, wanted: false },
         key,
         owner,
         token,

@@ -70,6 +70,7 @@ const EXPECTED: [Expected; 14] = [
             "WATCHDOG",
             "EPHEMERAL",
             "REPLICAS",
+            "WANTED",
             "SESSION",
         ],
     },
@@ -87,7 +88,7 @@ const EXPECTED: [Expected; 14] = [
         effect: Effect::Writes,
         example: "LOCK.RENEW k me LEASE 5",
         keys: &["k"],
-        words: &["LEASE", "TOKEN", "WATCHDOG", "EPHEMERAL", "REPLICAS", "FENCE", "SESSION"],
+        words: &["LEASE", "TOKEN", "WATCHDOG", "EPHEMERAL", "REPLICAS", "FENCE", "WANTED", "SESSION"],
     },
     Expected {
         name: "LOCK.FORCE",
@@ -103,7 +104,7 @@ const EXPECTED: [Expected; 14] = [
         effect: Effect::Takes,
         example: "LOCK.MACQUIRE 3 k l m me LEASE 5",
         keys: &["k", "l", "m"],
-        words: &["LEASE", "WAIT", "WAITED", "HOLDS", "NEW", "WATCHDOG", "EPHEMERAL", "REPLICAS", "SESSION"],
+        words: &["LEASE", "WAIT", "WAITED", "HOLDS", "NEW", "WATCHDOG", "EPHEMERAL", "REPLICAS", "WANTED", "SESSION"],
     },
     Expected {
         name: "LOCK.MRELEASE",
@@ -119,7 +120,7 @@ const EXPECTED: [Expected; 14] = [
         effect: Effect::Writes,
         example: "LOCK.MRENEW 1 k me",
         keys: &["k"],
-        words: &["LEASE", "TOKEN", "WATCHDOG", "EPHEMERAL", "REPLICAS", "SESSION"],
+        words: &["LEASE", "TOKEN", "WATCHDOG", "EPHEMERAL", "REPLICAS", "WANTED", "SESSION"],
     },
     Expected {
         name: "LOCK.NEXT",

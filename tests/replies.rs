@@ -274,7 +274,8 @@ fn info_tells_who_holds_it() {
         let [holder] = &info.holders[..] else { panic!("{info:?}") };
         assert_eq!((&holder.owner[..], holder.holds, &holder.token), (case.me, 3, &Value::Int(granted)));
         assert!((59_000..=60_000).contains(&holder.ttl), "{info:?}");
-        assert_eq!((&holder.client, holder.watchdog, holder.ephemeral), (&NULL, false, false));
+        let tie = (&holder.client, holder.watchdog, holder.ephemeral, holder.wanted);
+        assert_eq!(tie, (&NULL, false, false, false));
     });
 }
 
@@ -612,6 +613,7 @@ struct Holder {
     client: Value,
     watchdog: bool,
     ephemeral: bool,
+    wanted: bool,
 }
 
 impl Info {
@@ -645,6 +647,7 @@ impl Holder {
             client: take("client"),
             watchdog: flag(&take("watchdog")),
             ephemeral: flag(&take("ephemeral")),
+            wanted: flag(&take("wanted")),
         };
         assert!(fields.is_empty(), "{fields:?}");
         holder

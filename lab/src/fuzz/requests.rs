@@ -66,7 +66,7 @@ const LOCK_COMMANDS: [&str; 13] = [
     "LOCK.CANCEL",
 ];
 
-const OPTIONS: [&str; 17] = [
+const OPTIONS: [&str; 18] = [
     "LEASE",
     "WAIT",
     "WAITED",
@@ -78,6 +78,7 @@ const OPTIONS: [&str; 17] = [
     "TOKEN",
     "WATCHDOG",
     "EPHEMERAL",
+    "WANTED",
     "REPLICAS",
     "COUNT",
     "SESSION",
@@ -575,6 +576,10 @@ impl Requests {
     fn session(&mut self, request: &mut Words, one_in: u32) {
         if self.rng.u32(..one_in) == 0 {
             let client = if self.rng.u32(..3) > 0 { self.own.to_string() } else { self.client() };
+            let verb = request.first().map(|verb| verb.to_ascii_uppercase()).unwrap_or_default();
+            if (verb.ends_with(b"ACQUIRE") || verb.ends_with(b"RENEW")) && self.rng.u32(..4) == 0 {
+                request.push(self.any_case("WANTED"));
+            }
             request.push(self.any_case("SESSION"));
             request.push(format!("{}:{client}", self.run).into_bytes());
         }

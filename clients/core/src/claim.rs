@@ -34,6 +34,11 @@ pub(crate) struct Claim {
     pub(crate) renewal: Option<Renewal>,
     pub(crate) checks: Vec<Id>,
     pub(crate) release: Option<Id>,
+    /// Somebody else waits for it, and how often in a row it was used since that is known.
+    pub(crate) called: bool,
+    pub(crate) uses: u32,
+    /// Nobody uses it, and until then it is kept at hand.
+    pub(crate) idle: Option<Millis>,
 }
 
 /// How far it is.

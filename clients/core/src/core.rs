@@ -131,6 +131,8 @@ impl Core {
                     });
                 }
             }
+            Input::Keep { hold, idle } => self.keep(hold, idle),
+            Input::Use { call, hold, most } => self.use_again(call, hold, most),
             Input::Request { call, words, within } => {
                 let only_looks = words.first().is_some_and(|word| word == b"LOCK.INFO");
                 self.begin(call, About::Request { words, not_before: 0, again: only_looks }, Some(within));
@@ -259,6 +261,9 @@ impl Core {
             renewal: None,
             checks: Vec::new(),
             release: None,
+            called: false,
+            uses: 0,
+            idle: None,
         };
         self.claims.insert(call, claim);
     }
@@ -271,6 +276,48 @@ impl Core {
                 claim.release = Some(call);
                 self.give_back(hold);
             }
+        }
+    }
+
+    /// Nobody here uses it any more. Whoever waits for it elsewhere does not wait until its time at hand is over.
+    fn keep(&mut self, hold: Id, idle: Millis) {
+        let until = self.now.saturating_add(idle);
+        match self.claims.get_mut(&hold) {
+            None => {}
+            Some(claim) if claim.wanted && claim.hold().is_some() && !claim.called => {
+                claim.idle = Some(until);
+                self.alarms.set(until, hold);
+            }
+            Some(_) => self.drop_call(hold),
+        }
+    }
+
+    /// What is in doubt is not used: to ask for it anew takes no longer than to ask whether it is held.
+    fn use_again(&mut self, call: Id, hold: Id, most: u32) {
+        let is_held = self.is_held(hold, self.now);
+        let outcome = match self.claims.get_mut(&hold) {
+            Some(claim) if is_held && !(claim.called && claim.uses >= most) => {
+                claim.idle = None;
+                claim.uses = claim.uses.saturating_add(claim.called.into());
+                Outcome::Held
+            }
+            claim => {
+                if claim.is_some() {
+                    self.drop_call(hold);
+                }
+                Outcome::NotHeld
+            }
+        };
+        self.outputs.push_back(Output::Ended { call, outcome });
+    }
+
+    /// Somebody else waits for it: also if it is not known here yet that it was granted.
+    fn called(&mut self, id: Id) {
+        match self.claims.get_mut(&id).filter(|claim| claim.wanted) {
+            Some(claim) if claim.idle.is_some() => self.give_back(id),
+            // Of several keys each is told, and after a renewal once more: that is no reason to begin to count anew.
+            Some(claim) if !claim.called => (claim.called, claim.uses) = (true, 1),
+            _ => {}
         }
     }
 
@@ -661,6 +708,7 @@ impl Core {
                 }
             }
             "untied" => self.untied(id),
+            "wanted" => self.called(id),
             _ => {}
         }
         Some(())
@@ -990,9 +1038,10 @@ impl Core {
             About::Request { not_before, .. } => [call.bound, Some(not_before)],
             _ => [call.bound, None],
         });
-        let of_claim = self.claims.get(&id).map_or([None; 2], |claim| {
+        let of_claim = self.claims.get(&id).map_or([None; 3], |claim| {
             let until = claim.hold().map(|_| self.until(claim));
-            [Some(claim.not_before), if claim.wanted { until } else { claim.bound }]
+            let [until, idle] = if claim.wanted { [until, claim.idle] } else { [claim.bound, None] };
+            [Some(claim.not_before), until, idle]
         });
         let next = of_call.into_iter().chain(of_claim).flatten().filter(|at| *at > self.now).min();
         next.into_iter().for_each(|at| self.alarms.set(at, id));
@@ -1074,6 +1123,9 @@ impl Core {
             }
             return self.touch(id);
         }
+        if claim.idle.is_some_and(|idle| idle <= now) {
+            return self.give_back(id);
+        }
         let Some(hold) = claim.hold() else { return self.touch(id) };
         let until = self.until(claim);
         if until > now {
@@ -1144,10 +1196,14 @@ mod tests {
                 step(now, Input::Renew { call, hold, lease: Some(1_000 + round), fence: None, within: 1_000 });
                 step(now, said(Reply::Integer(7)));
             }
-            step(now, Input::Release { call: hold + 5, hold, within: 1_000 });
+            for call in hold + 4..hold + 8 {
+                step(now, Input::Keep { hold, idle: call });
+                step(now, Input::Use { call, hold, most: 1 });
+            }
+            step(now, Input::Release { call: hold + 8, hold, within: 1_000 });
             step(now, said(Reply::Integer(0)));
-            step(now, acquire(hold + 6, Wait::Forever));
-            step(now, Input::Drop { call: hold + 6 });
+            step(now, acquire(hold + 9, Wait::Forever));
+            step(now, Input::Drop { call: hold + 9 });
             step(now, said(Reply::Line("WAITING".into())));
             assert_eq!(step(now + 1, said(Reply::Integer(1))), 0);
         }

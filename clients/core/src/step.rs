@@ -34,6 +34,11 @@ pub enum Input {
     Renew { call: Id, hold: Id, lease: Option<Millis>, fence: Option<u64>, within: Millis },
     /// It asks whether a hold is certain.
     Check { call: Id, hold: Id, within: Millis },
+    /// Whoever used a hold is done, and nobody here is next: it is kept at hand for so long, unless somebody else waits for it.
+    Keep { hold: Id, idle: Millis },
+    /// Somebody here takes a hold that is at hand, or that somebody else here has just given up: at most so many in a row once another
+    /// process waits for it. Answered in this step: [`Outcome::Held`], or [`Outcome::NotHeld`], and what is left of it is given back.
+    Use { call: Id, hold: Id, most: u32 },
     /// Any other request. `LOCK.INFO`, which only looks, is asked once more if its session ends before it is answered.
     Request { call: Id, words: Vec<Bytes>, within: Millis },
     /// Nobody wants this call's answer any more, or this hold.

@@ -10,7 +10,7 @@ pub type Id = u64;
 pub type Bytes = Vec<u8>;
 
 /// The terms of a hold.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Terms {
     /// How long it lasts; `None`: the server's default lease.
     pub lease: Option<Millis>,
@@ -22,10 +22,12 @@ pub struct Terms {
     pub replicas: u32,
     /// How many may hold at once.
     pub limit: Limit,
+    /// It may be kept at hand when nobody uses it: the server tells when somebody else waits for it.
+    pub kept: bool,
 }
 
 /// How many may hold at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Limit {
     /// A mutex, a writer.
     #[default]
@@ -83,6 +85,9 @@ impl Words {
         }
         if terms.replicas > 0 {
             self.option("REPLICAS", terms.replicas.into());
+        }
+        if terms.kept {
+            self.word("WANTED");
         }
         self.word("SESSION").0.push(session.to_vec());
     }

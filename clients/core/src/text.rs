@@ -3,8 +3,9 @@
 //! | line | meaning |
 //! |---|---|
 //! | `settings limit 10000 grace 100 unanswered 256 seed 1` | the first line of a script, if they are others than these |
-//! | `7 acquire 1 by vm7:312## keys k wait 5000 lease 1000 watchdog` | at 7 ms the program asks; `wait forever`, `ephemeral`, `replicas n`, `limit n` (0: readers) |
+//! | `7 acquire 1 by vm7:312## keys k wait 5000 lease 1000 watchdog` | at 7 ms the program asks; `wait forever`, `ephemeral`, `replicas n`, `limit n` (0: readers), `kept` |
 //! | `7 release 2 hold 1 within 1000` | and `check`, and `renew`, which may name `lease` and `fence` |
+//! | `7 keep 1 for 5000`, `7 use 2 hold 1 most 1` | hold 1 is kept at hand; somebody takes it, as one of so many in a row |
 //! | `7 request 3 within 1000 PING`, `7 drop 1`, `7 close 4 within 1000` | the other calls |
 //! | `8 opened 1`, `8 ended 1`, `8 unreachable 1`, `8 leave 1`, `8 wake` | events of the shell |
 //! | `8 received 1 session :7\r\n` | what has arrived on a connection of pair 1: `session` or `requests` |
@@ -83,6 +84,8 @@ impl Display for Input {
                 fence.map_or(Ok(()), |fence| write!(out, " fence {fence}"))
             }
             Self::Check { call, hold, within } => write!(out, "check {call} hold {hold} within {within}"),
+            Self::Keep { hold, idle } => write!(out, "keep {hold} for {idle}"),
+            Self::Use { call, hold, most } => write!(out, "use {call} hold {hold} most {most}"),
             Self::Request { call, words, within } => write!(out, "request {call} within {within}{}", Line(words)),
             Self::Drop { call } => write!(out, "drop {call}"),
             Self::Close { call, within } => write!(out, "close {call} within {within}"),
@@ -111,9 +114,10 @@ impl Display for Terms {
             write!(out, " replicas {}", self.replicas)?;
         }
         match self.limit {
-            Limit::One => Ok(()),
-            limit => write!(out, " limit {}", limit.number()),
+            Limit::One => {}
+            limit => write!(out, " limit {}", limit.number())?,
         }
+        if self.kept { write!(out, " kept") } else { Ok(()) }
     }
 }
 
@@ -210,12 +214,14 @@ impl Input {
             "request" => Self::Request { call: number(0)?, within: number(2)?, words: bytes(rest.get(3..)?)? },
             "release" => Self::Release { call: number(0)?, hold: number(2)?, within: number(4)? },
             "check" => Self::Check { call: number(0)?, hold: number(2)?, within: number(4)? },
+            "keep" => Self::Keep { hold: number(0)?, idle: value("for")? },
+            "use" => Self::Use { call: number(0)?, hold: number(2)?, most: number(4)?.try_into().ok()? },
             "renew" => {
                 let (lease, fence) = (value("lease"), value("fence"));
                 Self::Renew { call: number(0)?, hold: number(2)?, within: number(4)?, lease, fence }
             }
             "acquire" => {
-                const OPTIONS: [&str; 6] = ["wait", "lease", "watchdog", "ephemeral", "replicas", "limit"];
+                const OPTIONS: [&str; 7] = ["wait", "lease", "watchdog", "ephemeral", "replicas", "limit", "kept"];
                 let keys = rest.get(4..)?;
                 let end = keys.iter().position(|word| OPTIONS.contains(word)).unwrap_or(keys.len());
                 let has = |name: &str| keys[end..].contains(&name);
@@ -242,6 +248,7 @@ impl Input {
                             Some(0) => Limit::Shared,
                             Some(limit) => Limit::Of(limit.try_into().ok()?),
                         },
+                        kept: has("kept"),
                     },
                 }
             }
@@ -285,6 +292,9 @@ mod tests {
             "7 acquire 1 by vm7:312## keys k l\\x20\\\\ wait 5000 lease 1000 watchdog ephemeral replicas 2",
             "7 acquire 1 by \\0 keys k wait forever limit 0",
             "7 acquire 1 by a keys k limit 3",
+            "7 acquire 1 by a keys k watchdog limit 3 kept",
+            "7 keep 1 for 5000",
+            "7 use 2 hold 1 most 1",
             "7 release 2 hold 1 within 1000",
             "7 renew 2 hold 1 within 1000 lease 5 fence 6",
             "7 check 2 hold 1 within 1000",

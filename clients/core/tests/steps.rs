@@ -129,3 +129,24 @@ fn who_has_left_is_not_answered_where_he_was() {
     let late = cluster.step(0, "11 received 1 requests :7\\r\\n");
     assert!(late.is_empty(), "{late:?}");
 }
+
+#[test]
+fn what_is_kept_at_hand_goes_along_with_its_slot() {
+    let mut cluster = Cluster::new();
+    cluster.step(0, "0 acquire 1 by a: keys k watchdog kept");
+    cluster.open(0, 5);
+    cluster.step(0, "9 received 1 requests :7\\r\\n");
+    cluster.step(0, "10 keep 1 for 5000");
+    let left = cluster.step(0, "20 leave 1");
+    assert_eq!(left, ["0 moved 1 MOVED", "1 open 1"]);
+    cluster.open(1, 30);
+    let used = cluster.step(1, "40 use 2 hold 1 most 1");
+    assert_eq!(used, ["1 ended 2 held"]);
+    cluster.step(1, "41 received 1 requests :7\\r\\n");
+    cluster.step(1, "50 keep 1 for 5000");
+    // Its time at hand is counted there, too.
+    cluster.step(1, "60 leave 1");
+    cluster.step(0, "61 received 1 requests :7\\r\\n");
+    let over = cluster.step(0, "5050 wake");
+    assert_eq!(over, ["0 send 1 requests LOCK.RELEASE k a:1 ALL"]);
+}

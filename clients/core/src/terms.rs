@@ -10,7 +10,7 @@ pub type Id = u64;
 pub type Bytes = Vec<u8>;
 
 /// The terms of a hold.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Terms {
     /// How long it lasts; `None`: the server's default lease.
     pub lease: Option<Millis>,
@@ -27,7 +27,7 @@ pub struct Terms {
 }
 
 /// How many may hold at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Limit {
     /// A mutex, a writer.
     #[default]

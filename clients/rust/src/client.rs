@@ -11,11 +11,12 @@ use tokio::time::timeout;
 use crate::clock;
 use crate::driver;
 use crate::error::{Error, refused_in_words};
+use crate::line::Same;
 use crate::names::{Keys, Owner};
 use crate::order::Name;
 use crate::place::Failure;
 use crate::servers::Servers;
-use crate::shared::{Call, Ended, Seen, Shared};
+use crate::shared::{Becomes, Call, Ended, Holds, Shared};
 
 /// Whoever names no time waits so long for an answer (ms): so long a server may be silent.
 pub(crate) const PATIENT: Millis = 10_000;
@@ -39,6 +40,8 @@ pub(crate) struct Wish {
     pub(crate) keys: Keys,
     pub(crate) terms: Terms,
     pub(crate) wait: Wait,
+    /// The line that it is asked for in, if it is to be kept.
+    pub(crate) line: Option<Arc<Same>>,
 }
 
 /// An acquisition that has been asked for.
@@ -66,8 +69,8 @@ impl Client {
     }
 
     /// Asks for a lock where its key is served.
-    pub(crate) async fn acquire(&self, wish: Wish, seen: Arc<Seen>) -> Result<Acquisition, Error> {
-        let Wish { number, by, keys, terms, wait } = wish;
+    pub(crate) async fn acquire(&self, wish: Wish, becomes: Becomes) -> Result<Acquisition, Error> {
+        let Wish { number, by, keys, terms, wait, .. } = wish;
         let within = match wait {
             Wait::No => Some(PATIENT),
             Wait::For(time) => Some(time),
@@ -76,7 +79,7 @@ impl Client {
         let node = self.node_of(&keys, within).await?;
         let (id, answer) = self.begin(
             number,
-            Some(seen),
+            Some(becomes),
             |_| node,
             |call| {
                 let keys = keys.iter().map(<[u8]>::to_vec).collect();
@@ -89,7 +92,7 @@ impl Client {
 
     /// Asks something about a hold, where it is.
     pub(crate) fn ask(&self, hold: Id, input: impl FnOnce(Id) -> Input) -> Answer {
-        let node = |holds: &std::collections::HashMap<Id, (usize, Arc<Seen>)>| holds.get(&hold).map_or(0, |it| it.0);
+        let node = |holds: &Holds| holds.get(&hold).map_or(0, |it| it.node);
         self.begin(None, None, node, input).1
     }
 
@@ -153,12 +156,14 @@ impl Client {
     /// When the server was heard last that has this.
     pub(crate) fn heard(&self, hold: Id) -> Option<Instant> {
         let state = self.shared.state();
-        let node = state.calls.get(&hold).map(|it| it.node).or(state.holds.get(&hold).map(|it| it.0))?;
+        let node = state.calls.get(&hold).map(|it| it.node).or(state.holds.get(&hold).map(|it| it.node))?;
         Some(state.nodes.get(node)?.heard)
     }
 
-    /// Returns when nothing is being given back.
+    /// Gives back what lies at hand, and returns when nothing is being given back.
     pub(crate) async fn settled(&self) {
+        let at_hand = self.shared.state().lines.take_idle(|_| true);
+        at_hand.into_iter().for_each(|hold| forget(&self.shared, hold));
         let is_settled = || self.shared.state().nodes.iter().all(|node| node.core.is_settled());
         while !is_settled() {
             let undriven = self.shared.undriven.wait(None, || {
@@ -189,8 +194,8 @@ impl Client {
     fn begin(
         &self,
         number: Option<Id>,
-        hold: Option<Arc<Seen>>,
-        node: impl FnOnce(&std::collections::HashMap<Id, (usize, Arc<Seen>)>) -> usize,
+        hold: Option<Becomes>,
+        node: impl FnOnce(&Holds) -> usize,
         input: impl FnOnce(Id) -> Input,
     ) -> (Id, Answer) {
         let (answer, ended) = oneshot::channel();
@@ -220,21 +225,23 @@ impl Drop for Client {
 impl Answer {
     /// Waits for it. To be asked once.
     pub(crate) async fn outcome(&mut self) -> Ended {
-        loop {
-            // Whoever waits sees to it that somebody brings the answer.
-            let undriven = self.shared.undriven.wait(None, || {
-                driver::drive(&self.shared);
-                false
-            });
-            tokio::select! {
-                biased;
-                ended = &mut self.ended => {
-                    self.is_here = true;
-                    let closed = |_| Ended { outcome: Outcome::Closed, server: String::new(), failure: None };
-                    return ended.unwrap_or_else(closed);
-                }
-                () = undriven => {}
-            }
+        let ended = driven(&self.shared, &mut self.ended).await;
+        self.is_here = true;
+        ended.unwrap_or_else(|_| Ended { outcome: Outcome::Closed, server: String::new(), failure: None })
+    }
+}
+
+/// Waits for this. Whoever waits sees to it that somebody brings the answer.
+pub(crate) async fn driven<F: Future + Unpin>(shared: &Arc<Shared>, mut answer: F) -> F::Output {
+    loop {
+        let undriven = shared.undriven.wait(None, || {
+            driver::drive(shared);
+            false
+        });
+        tokio::select! {
+            biased;
+            answered = &mut answer => return answered,
+            () = undriven => {}
         }
     }
 }
@@ -251,7 +258,7 @@ impl Drop for Answer {
 pub(crate) fn forget(shared: &Arc<Shared>, call: Id) {
     let mut state = shared.state();
     let of_call = state.calls.remove(&call).map(|it| it.node);
-    let of_hold = state.holds.remove(&call).map(|it| it.0);
+    let of_hold = state.holds.remove(&call).map(|it| it.node);
     let Some(node) = of_call.or(of_hold) else { return };
     shared.step(&mut state, node, Input::Drop { call });
     drop(state);

@@ -9,8 +9,11 @@ use holdfast_core::{Id, Input, Limit, Millis, Outcome, Why};
 use crate::client::{Acquisition, Answer, Client, PATIENT, Wish, failed, forget};
 use crate::clock;
 use crate::error::Error;
+use crate::line::Kept;
 use crate::names::{Keys, Owner};
-use crate::shared::Seen;
+use crate::seen::Seen;
+use crate::shared::Becomes;
+use crate::turn::Turn;
 
 /// What is known of a hold without asking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,14 +33,30 @@ pub(crate) struct Hold {
     pub(crate) limit: Limit,
     is_watched: bool,
     seen: Arc<Seen>,
+    /// At the head of its line, if it is a kept lock: when this use of it ends, the next one begins, or it lies at hand.
+    turn: Option<Turn>,
 }
 
 impl Hold {
     /// Asks for it. The answer says whether it is held.
     pub(crate) async fn acquire(client: &Arc<Client>, wish: Wish, seen: Arc<Seen>) -> Result<(Self, Answer), Error> {
         let (keys, limit, is_watched) = (wish.keys.clone(), wish.terms.limit, wish.terms.watchdog);
-        let Acquisition { id, owner, answer } = client.acquire(wish, seen.clone()).await?;
-        Ok((Self { client: client.clone(), id, keys, owner, limit, is_watched, seen }, answer))
+        let becomes = Becomes { seen: seen.clone(), line: wish.line.clone() };
+        let Acquisition { id, owner, answer } = client.acquire(wish, becomes).await?;
+        Ok((Self { client: client.clone(), id, keys, owner, limit, is_watched, seen, turn: None }, answer))
+    }
+
+    /// Another use of a hold that is kept. An error: there is none, and whose turn it is has to ask for one.
+    pub(crate) fn again(client: &Arc<Client>, turn: Turn) -> Result<Self, Turn> {
+        let Some(Kept { id, owner, seen }) = turn.kept.clone() else { return Err(turn) };
+        let (client, keys, limit) = (client.clone(), turn.line.keys.clone(), turn.line.terms.limit);
+        Ok(Self { client, id, keys, owner, limit, is_watched: turn.line.terms.watchdog, seen, turn: Some(turn) })
+    }
+
+    /// It is granted, and is kept when this use of it ends.
+    pub(crate) fn keep(&mut self, mut turn: Turn) {
+        turn.kept = Some(Kept { id: self.id, owner: self.owner.clone(), seen: self.seen.clone() });
+        self.turn = Some(turn);
     }
 
     /// The token under which it is held.
@@ -66,7 +85,7 @@ impl Hold {
         if let Some(why) = self.why_lost() {
             return Standing::Lost(why);
         }
-        let held = state.holds.get(&self.id).and_then(|(node, _)| state.nodes.get(*node)?.core.held_until(self.id));
+        let held = state.holds.get(&self.id).and_then(|it| state.nodes.get(it.node)?.core.held_until(self.id));
         match held.filter(|until| clock::now() < *until) {
             Some(until) => Standing::Held(until),
             None => Standing::InDoubt,
@@ -76,7 +95,7 @@ impl Hold {
     /// Until when it is held for certain, and the lease that is counted.
     pub(crate) fn certain(&self) -> Option<(Instant, Duration)> {
         let state = self.client.shared().state();
-        let core = &state.nodes.get(state.holds.get(&self.id)?.0)?.core;
+        let core = &state.nodes.get(state.holds.get(&self.id)?.node)?.core;
         let (until, lease) = (core.held_until(self.id)?, core.lease(self.id)?);
         Some((clock::instant(until), Duration::from_millis(lease)))
     }
@@ -139,9 +158,15 @@ impl Hold {
         }
     }
 
-    /// Gives it back, and waits until that is done.
+    /// Gives it back, and waits until that is done: for nothing, if it is kept and was held to the end for certain.
     pub(crate) async fn release(&self, within: Millis) -> Result<(), Error> {
         let hold = self.id;
+        if let Some(turn) = &self.turn {
+            if matches!(self.standing(), Standing::Held(_)) {
+                return Ok(());
+            }
+            turn.leave();
+        }
         let mut answer = self.client.ask(hold, |call| Input::Release { call, hold, within });
         let ended = answer.outcome().await;
         match ended.outcome {
@@ -170,6 +195,9 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.give_back();
+        // What is kept goes to the next one, or lies at hand.
+        if self.turn.is_none() {
+            self.give_back();
+        }
     }
 }

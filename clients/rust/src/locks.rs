@@ -17,12 +17,14 @@ use crate::error::Error;
 use crate::guard::Guard;
 use crate::hold::Hold;
 use crate::info::Info;
+use crate::line::Same;
 use crate::names::{ACTOR_ENDS, Keys};
 use crate::order::{Name, Position};
 use crate::place::{Place, without_delay};
+use crate::seen::Seen;
 use crate::servers::{Cluster, Servers};
-use crate::shared::Seen;
 use crate::terms::{Deadline, at_most};
+use crate::turn::Keep;
 use crate::url::{self, Address};
 
 /// A connection that is not there within this has failed, and so has a request over one that only looks.
@@ -31,6 +33,8 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 const LONGEST_NAME: usize = 400;
 /// Of the machine's name, so many characters.
 const LONGEST_HOST: usize = 60;
+/// Nothing is kept, unless the program says so.
+const KEEP: Keep = Keep { idle: 0, most: 1 };
 
 /// Locks on one server, one cluster, or whatever master Sentinel names. Cheap to clone; clones share their connections.
 ///
@@ -132,7 +136,7 @@ impl Locks {
     pub fn lock_all<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Lock {
         let (client, prefix) = (self.client.clone(), self.prefix.clone());
         let terms = Terms { watchdog: true, ..Terms::default() };
-        Lock { client, prefix, keys: keys.into_iter().collect(), terms, wait: Wait::No }
+        Lock { client, prefix, keys: keys.into_iter().collect(), terms, wait: Wait::No, keep: KEEP }
     }
 
     /// Who holds a lock, and how many wait for it; none if it is free. The user needs the right to `LOCK.INFO`.
@@ -182,8 +186,8 @@ impl Locks {
         })
     }
 
-    /// Returns when all that was dropped has been given back, or can't be any more. To be called before the runtime ends,
-    /// where dropped guards are not to last until their lease is over.
+    /// Returns when all that was dropped has been given back, or can't be any more; so is what is kept ([`Lock::keep`]) and nobody
+    /// uses. To be called before the runtime ends, where dropped guards are not to last until their lease is over.
     pub async fn settle(&self) {
         self.client.settled().await;
     }
@@ -264,6 +268,7 @@ pub struct Lock {
     keys: Keys,
     terms: Terms,
     wait: Wait,
+    keep: Keep,
 }
 
 impl Lock {
@@ -317,6 +322,31 @@ impl Lock {
         self
     }
 
+    /// Keeps the lock at hand for up to this long when it is given back and nobody else wants it. Until then whoever asks for it in
+    /// this process, by these [`Locks`] or a clone of them and on the same terms, has it without a request. The server tells as soon as
+    /// somebody else asks for it: then it is given back at the end of the present use, and at once if there is none. The README says
+    /// when that is a good idea, and when not.
+    ///
+    /// All uses in between are one hold at the server: they have the same owner and the same fence. Those who want the lock in this process
+    /// have it one after the other, in the order in which they asked; while one of them asks the server, the others wait here. What
+    /// ends a hold ends one that is kept, too, and then whoever asks next asks the server. What is said in [`Guard`] holds for each use;
+    /// [`Guard::release`] of a lock that is kept waits for nothing.
+    ///
+    /// For a mutex, or several at once, that the server renews: not for [`lease`](Self::lease), [`shared`](Self::shared) or
+    /// [`limit`](Self::limit). No time means that it is not kept.
+    pub fn keep(mut self, time: Duration) -> Self {
+        self.keep.idle = clock::millis(time);
+        self.terms.kept = self.keep.idle > 0;
+        self
+    }
+
+    /// How often in a row a kept lock is used in this process at most, from when somebody else waits for it: one time, the present use,
+    /// unless it is said here. More of them are fewer hand-overs between processes, and longer waits for the others.
+    pub fn keep_uses(mut self, most: u32) -> Self {
+        self.keep.most = most;
+        self
+    }
+
     /// The keys.
     pub fn keys(&self) -> &Keys {
         &self.keys
@@ -339,8 +369,8 @@ impl Lock {
 
     /// The same for whoever acts in the holder's name already. Nobody else does meanwhile.
     pub(crate) async fn acquire_within(&self, outer: &Hold) -> Result<Option<Guard>, Error> {
-        // Numbers are this client's own.
-        let by = if Arc::ptr_eq(&self.client, &outer.client) {
+        // Numbers are this client's own. Whoever uses what is kept is not whoever took it, so its owner acts for nobody.
+        let by = if Arc::ptr_eq(&self.client, &outer.client) && !self.terms.kept {
             [outer.owner.actor(), ACTOR_ENDS].concat()
         } else {
             self.prefix.as_bytes().to_vec()
@@ -357,18 +387,33 @@ impl Lock {
 
     async fn acquire_as(&self, by: Bytes, deadline: Deadline) -> Result<Option<Guard>, Error> {
         self.check()?;
+        let mut turn = None;
+        if self.terms.kept {
+            let same = Same { keys: self.keys.clone(), terms: self.terms.clone(), by: self.prefix.clone() };
+            let Some(its) = self.client.turn(Arc::new(same), self.keep, deadline).await else { return Ok(None) };
+            match Hold::again(&self.client, its) {
+                Ok(hold) => return Ok(Some(Guard::new(hold))),
+                Err(its) => turn = Some(its),
+            }
+        }
         let wish = Wish {
-            number: None,
+            number: turn.as_ref().map(|turn| turn.id),
             by,
             keys: self.keys.clone(),
             terms: self.terms.clone(),
             wait: deadline.left(Instant::now()),
+            line: turn.as_ref().map(|turn| turn.line.clone()),
         };
         // From here on it is given back unless the caller has it.
-        let (hold, mut answer) = Hold::acquire(&self.client, wish, Arc::<Seen>::default()).await?;
+        let (mut hold, mut answer) = Hold::acquire(&self.client, wish, Arc::<Seen>::default()).await?;
         let ended = answer.outcome().await;
         match ended.outcome {
-            Outcome::Granted(_) => Ok(Some(Guard::new(hold))),
+            Outcome::Granted(_) => {
+                if let Some(turn) = turn {
+                    hold.keep(turn);
+                }
+                Ok(Some(Guard::new(hold)))
+            }
             Outcome::NotGranted => Ok(None),
             _ => Err(failed(&self.keys, Some(&hold.owner), ended)),
         }
@@ -404,6 +449,14 @@ impl Lock {
         }
         if self.terms.lease == Some(0) {
             return invalid("a lease is longer than nothing");
+        }
+        if self.terms.kept && (!self.terms.watchdog || self.terms.limit != Limit::One) {
+            return invalid(
+                "what is kept is a mutex that the server renews: neither with a lease, nor shared, nor with a limit",
+            );
+        }
+        if self.terms.kept && self.keep.most == 0 {
+            return invalid("what is kept is used once at least (keep_uses)");
         }
         Ok(())
     }

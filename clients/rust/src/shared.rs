@@ -3,21 +3,23 @@
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use holdfast_core::{Core, Id, Input, Millis, Moved, Outcome, Output, Settings, Why};
+use holdfast_core::{Core, Id, Input, Millis, Moved, Outcome, Output, Settings};
 use redis::{AsyncConnectionConfig, RedisError};
 use tokio::sync::oneshot;
 
 use crate::changes::Changes;
 use crate::clock;
 use crate::health::Health;
+use crate::line::{Head, Kept, Lines, Next, Same};
 use crate::link::Link;
 use crate::order::Name;
 use crate::place::Place;
+use crate::seen::Seen;
 use crate::servers::Servers;
 
 /// How much longer than its time a wait is left to a server whose answer is on its way, or to a machine that is busy (ms).
@@ -41,9 +43,27 @@ pub(crate) struct State {
     pub(crate) nodes: Vec<Node>,
     /// Who waits for which call.
     pub(crate) calls: HashMap<Id, Call>,
-    /// Who has which hold, and at which node.
-    pub(crate) holds: HashMap<Id, (usize, Arc<Seen>)>,
+    pub(crate) holds: Holds,
+    /// Who in this process wants which kept lock.
+    pub(crate) lines: Lines,
     made: Id,
+}
+
+/// All holds that somebody here has, or that lie at hand.
+pub(crate) type Holds = HashMap<Id, Holding>;
+
+/// A hold, and at which node it is.
+pub(crate) struct Holding {
+    pub(crate) node: usize,
+    pub(crate) becomes: Becomes,
+}
+
+/// What an acquisition becomes.
+pub(crate) struct Becomes {
+    /// What is told of it.
+    pub(crate) seen: Arc<Seen>,
+    /// The line that it was asked for in.
+    pub(crate) line: Option<Arc<Same>>,
 }
 
 /// One server.
@@ -69,8 +89,7 @@ pub(crate) struct Node {
 pub(crate) struct Call {
     pub(crate) node: usize,
     pub(crate) answer: oneshot::Sender<Ended>,
-    /// What an acquisition becomes.
-    pub(crate) hold: Option<Arc<Seen>>,
+    pub(crate) hold: Option<Becomes>,
 }
 
 /// How a call has ended, where, and what had gone wrong there.
@@ -78,21 +97,6 @@ pub(crate) struct Ended {
     pub(crate) outcome: Outcome,
     pub(crate) server: String,
     pub(crate) failure: Option<RedisError>,
-}
-
-/// What was told of a hold.
-#[derive(Debug, Default)]
-pub(crate) struct Seen {
-    pub(crate) token: AtomicU64,
-    pub(crate) lost: OnceLock<Why>,
-    pub(crate) changes: Changes,
-}
-
-impl Seen {
-    pub(crate) fn lose(&self, why: Why) {
-        let _ = self.lost.set(why);
-        self.changes.tell();
-    }
 }
 
 impl Shared {
@@ -131,8 +135,9 @@ impl Shared {
         })
     }
 
-    /// Tells a core what happens, and does what it says.
-    pub(crate) fn step(&self, state: &mut State, node: usize, input: Input) {
+    /// Tells a core what happens, and does what it says. Returns how a call has ended that is answered in its step.
+    pub(crate) fn step(&self, state: &mut State, node: usize, input: Input) -> Option<Outcome> {
+        let mut answer = None;
         let mut inputs = vec![(node, input)];
         while let Some((at, input)) = inputs.pop() {
             let was_settled = state.nodes[at].core.is_settled();
@@ -140,18 +145,18 @@ impl Shared {
             while let Some(output) = state.nodes[at].core.take() {
                 match output {
                     Output::Moved { moved, error } => inputs.push(self.redirect(state, at, moved, &error)),
-                    output => self.perform(state, at, output),
+                    output => answer = self.perform(state, at, output).or(answer),
                 }
             }
             if !was_settled && state.nodes[at].core.is_settled() {
                 self.settled.tell();
             }
         }
+        answer
     }
 
-    fn perform(&self, state: &mut State, at: usize, output: Output) {
-        let State { nodes, calls, holds, .. } = state;
-        let node = &mut nodes[at];
+    fn perform(&self, state: &mut State, at: usize, output: Output) -> Option<Outcome> {
+        let node = &mut state.nodes[at];
         match output {
             Output::Open { pair } => {
                 node.wanted = Some(pair);
@@ -175,20 +180,94 @@ impl Shared {
                 }
             }
             Output::Lost { hold, why } => {
-                if let Some((_, seen)) = holds.remove(&hold) {
-                    seen.lose(why);
+                let Becomes { seen, line } = state.holds.remove(&hold)?.becomes;
+                seen.lose(why);
+                if let Some(line) = line {
+                    match state.lines.head(&line) {
+                        Some(Head::Idle(kept)) if kept.id == hold => state.lines.end(&line),
+                        // Whoever uses it is told. Those behind him don't wait for what he does then.
+                        _ => self.leaves_line(state, &line, hold),
+                    }
                 }
             }
             Output::Ended { call, outcome } => {
-                let Some(Call { answer, hold, .. }) = calls.remove(&call) else { return };
-                if let (Outcome::Granted(token), Some(seen)) = (&outcome, hold) {
-                    seen.token.store(*token, Ordering::Relaxed);
-                    holds.insert(call, (at, seen));
-                }
+                let Some(Call { answer, hold, .. }) = state.calls.remove(&call) else { return Some(outcome) };
                 // Whoever asked may be gone: then he says so.
-                let _ = answer.send(Ended { outcome, server: node.server.clone(), failure: node.failure.clone() });
+                let (server, failure) = (node.server.clone(), node.failure.clone());
+                if let Some(becomes) = hold {
+                    self.acquired(state, (at, call), becomes, &outcome);
+                }
+                let _ = answer.send(Ended { outcome, server, failure });
             }
             Output::Moved { .. } => {}
+        }
+        None
+    }
+
+    /// An acquisition has ended.
+    fn acquired(&self, state: &mut State, (node, call): (usize, Id), becomes: Becomes, outcome: &Outcome) {
+        let line = becomes.line.as_ref().filter(|line| state.lines.is_at_head(line, call)).cloned();
+        let Outcome::Granted(token) = outcome else {
+            return line.into_iter().for_each(|line| self.is_done(state, &line, None, 0));
+        };
+        becomes.seen.token.store(*token, Ordering::Relaxed);
+        line.into_iter().for_each(|line| state.lines.stand(&line, Head::Uses(call)));
+        state.holds.insert(call, Holding { node, becomes });
+    }
+
+    /// Somebody comes to the head of a line: he uses what is there, if he may, and else asks for a hold of his own.
+    pub(crate) fn comes_to_head(&self, state: &mut State, line: &Arc<Same>, kept: Option<Kept>, most: u32) -> Next {
+        if let Some(kept) = kept.filter(|kept| self.may_use(state, kept.id, most)) {
+            state.lines.stand(line, Head::Uses(kept.id));
+            return Next::Use(kept);
+        }
+        let State { nodes, holds, lines, .. } = state;
+        let is_kept = |id| holds.get(&id).is_some_and(|it| nodes[it.node].core.held_until(id).is_some());
+        lines.sweep(is_kept).iter().for_each(|id| drop(holds.remove(id)));
+        let id = state.number();
+        state.lines.stand(line, Head::Asks(id));
+        Next::Ask(id)
+    }
+
+    /// Whether somebody may use this hold now. If not, it is given back.
+    fn may_use(&self, state: &mut State, hold: Id, most: u32) -> bool {
+        let Some(node) = state.holds.get(&hold).map(|it| it.node) else { return false };
+        let call = state.number();
+        let is_held = self.step(state, node, Input::Use { call, hold, most }) == Some(Outcome::Held);
+        if !is_held {
+            state.holds.remove(&hold);
+        }
+        is_held
+    }
+
+    /// Whoever stood at the head is done. What he had goes to the next one, or lies at hand for so long.
+    pub(crate) fn is_done(&self, state: &mut State, line: &Arc<Same>, kept: Option<Kept>, idle: Millis) {
+        if let Some(first) = state.lines.first(line) {
+            let next = self.comes_to_head(state, line, kept, first.most);
+            // Nobody goes without taking himself out of the line.
+            let _ = first.turn.send(next);
+        } else if let Some(kept) = kept.filter(|kept| self.keeps(state, kept.id, idle)) {
+            state.lines.stand(line, Head::Idle(kept));
+        } else {
+            state.lines.end(line);
+        }
+    }
+
+    /// Whether this hold lies at hand from now on. If not, it is given back.
+    fn keeps(&self, state: &mut State, hold: Id, idle: Millis) -> bool {
+        let Some(node) = state.holds.get(&hold).map(|it| it.node) else { return false };
+        self.step(state, node, Input::Keep { hold, idle });
+        let is_kept = state.nodes[node].core.held_until(hold).is_some();
+        if !is_kept {
+            state.holds.remove(&hold);
+        }
+        is_kept
+    }
+
+    /// Whoever stands at the head under this number leaves it without a hold. If it is somebody else, nothing happens.
+    pub(crate) fn leaves_line(&self, state: &mut State, line: &Arc<Same>, id: Id) {
+        if state.lines.is_at_head(line, id) {
+            self.is_done(state, line, None, 0);
         }
     }
 
@@ -199,7 +278,7 @@ impl Shared {
         for call in moved.calls() {
             state.calls.entry(call).and_modify(|call| call.node = to);
         }
-        state.holds.entry(moved.id).and_modify(|hold| hold.0 = to);
+        state.holds.entry(moved.id).and_modify(|hold| hold.node = to);
         (to, Input::Take { moved })
     }
 

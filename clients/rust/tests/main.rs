@@ -7,6 +7,7 @@ mod common;
 mod crowd;
 mod deadlock;
 mod holds;
+mod keep;
 mod losses;
 mod multi;
 mod proxy;

@@ -193,6 +193,20 @@ guard.release().await?;
 
 #[rustfmt::skip]
 #[tokio::test]
+async fn keeping() -> Outcome {
+    let (_server, locks, _) = server();
+let account = locks.lock("account:7").keep(Duration::from_secs(5)).wait(Duration::from_secs(10));
+let first = account.acquire().await?.expect("granted in time");
+let fence = first.fence();
+first.release().await?;
+let second = account.acquire().await?.expect("it is at hand");
+assert_eq!(second.fence(), fence, "all uses in between are one hold");
+second.release().await?;
+    Ok(())
+}
+
+#[rustfmt::skip]
+#[tokio::test]
 async fn a_loss() -> Outcome {
     let (server, locks, _) = server();
     let break_it = async |key: &str| assert_eq!(say::<i64>(&server, &format!("LOCK.FORCE {key}")), 1);
@@ -210,7 +224,7 @@ assert!(error.to_string().contains("forced"));
 #[test]
 fn every_example_stands_here() {
     let here = include_str!("readme.rs");
-    for (readme, number) in [("clients/rust/README.md", 15), ("README.md", 1)] {
+    for (readme, number) in [("clients/rust/README.md", 16), ("README.md", 1)] {
         let readme = std::fs::read_to_string(workspace().join(readme)).unwrap();
         let examples: Vec<_> = readme.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
         assert_eq!(examples.len(), number);

@@ -89,6 +89,9 @@ fn mind(lock: &Lock) -> Result<(), Error> {
     if lock.terms().limit != Limit::One {
         return invalid("what is locked together with others is a mutex: neither shared nor with a limit");
     }
+    if lock.terms().kept {
+        return invalid("what is locked together with others is not kept");
+    }
     if lock.waits() {
         return invalid("how long it is waited for is said to the MultiLock, for all of them");
     }
@@ -265,6 +268,7 @@ mod tests {
         assert!(refused(&[locks.lock("a").shared()]).contains("a mutex"));
         assert!(refused(&[locks.lock("a").wait_forever()]).contains("MultiLock"));
         let second = Duration::from_secs(1);
+        assert!(refused(&[locks.lock("a").keep(second)]).contains("not kept"));
         assert!(refused(&[locks.lock("a"), locks.lock("b").lease(second)]).contains("terms"));
         assert!(refused(&[locks.lock("a").lease(Duration::ZERO)]).contains("longer than nothing"));
         let other_database = Locks::open(PLACES[1]).unwrap();

@@ -11,7 +11,8 @@ use crate::clock;
 use crate::error::{Error, Why};
 use crate::hold::Hold;
 use crate::names::{Keys, Owner};
-use crate::shared::{Ended, Seen};
+use crate::seen::Seen;
+use crate::shared::Ended;
 use crate::terms::Deadline;
 
 /// What a clock may gain or lose on another: this part of a lease, and a moment for its rounding.
@@ -73,7 +74,7 @@ impl Vote {
         let Common { keys, by, number, terms, changes, server_timeout, fence, .. } = &*self.common;
         let wait = self.deadline.left(Instant::now());
         let (by, keys, terms) = (by.clone(), keys.clone(), terms.clone());
-        let wish = Wish { number: Some(*number), by, keys, terms, wait };
+        let wish = Wish { number: Some(*number), by, keys, terms, wait, line: None };
         let seen = Arc::new(Seen { changes: changes.clone(), ..Seen::default() });
         let asked = tokio::time::timeout(*server_timeout, Hold::acquire(&self.client, wish, seen)).await;
         let (hold, answer) = asked.unwrap_or_else(|_late| Err(self.silent()))?;

@@ -1,0 +1,135 @@
+//! How somebody comes to the head of the line of a kept lock, and what he leaves to the next one.
+
+use std::sync::Arc;
+
+use holdfast_core::{Id, Millis};
+use tokio::sync::oneshot;
+use tokio::time::timeout_at;
+
+use crate::client::{Client, driven, forget};
+use crate::driver::drive;
+use crate::line::{Head, Kept, Next, Same, Waiting};
+use crate::terms::Deadline;
+
+/// How a lock is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Keep {
+    /// It lies at hand for so long when nobody uses it.
+    pub(crate) idle: Millis,
+    /// So many uses in a row, once somebody else waits for it.
+    pub(crate) most: u32,
+}
+
+/// Whoever stands at the head of a line. When this is dropped, it is the next one's turn.
+pub(crate) struct Turn {
+    client: Arc<Client>,
+    pub(crate) line: Arc<Same>,
+    /// The number of the hold, or of that which is to be asked for.
+    pub(crate) id: Id,
+    idle: Millis,
+    /// What may be used on.
+    pub(crate) kept: Option<Kept>,
+}
+
+/// A place behind others.
+struct Behind<'a> {
+    client: &'a Arc<Client>,
+    line: &'a Arc<Same>,
+    number: Id,
+    idle: Millis,
+    turn: oneshot::Receiver<Next>,
+}
+
+impl Client {
+    /// Waits until it is the turn of whoever asks now. None: his time is over before.
+    pub(crate) async fn turn(self: &Arc<Self>, line: Arc<Same>, keep: Keep, deadline: Deadline) -> Option<Turn> {
+        let next = match self.join(&line, keep, deadline != Deadline::Past) {
+            Ok(next) => next,
+            Err(None) => return None,
+            Err(Some(mut behind)) => {
+                let turn = driven(self.shared(), &mut behind.turn);
+                match deadline {
+                    Deadline::At(end) => timeout_at(end.into(), turn).await.ok()?.ok()?,
+                    Deadline::Past | Deadline::Never => turn.await.ok()?,
+                }
+            }
+        };
+        let (id, kept) = next.into();
+        Some(Turn { client: self.clone(), line, id, idle: keep.idle, kept })
+    }
+
+    /// What he is to do, if nobody stands there; else his place behind the others, if he waits.
+    fn join<'a>(
+        self: &'a Arc<Self>,
+        line: &'a Arc<Same>,
+        Keep { idle, most }: Keep,
+        waits: bool,
+    ) -> Result<Next, Option<Behind<'a>>> {
+        let shared = self.shared();
+        let mut state = shared.state();
+        let kept = match state.lines.head(line) {
+            None => None,
+            Some(Head::Idle(kept)) => Some(kept.clone()),
+            Some(_) if !waits => return Err(None),
+            Some(_) => {
+                let (number, (sender, turn)) = (state.number(), oneshot::channel());
+                state.lines.wait(line, Waiting { number, most, turn: sender });
+                return Err(Some(Behind { client: self, line, number, idle, turn }));
+            }
+        };
+        let next = shared.comes_to_head(&mut state, line, kept, most);
+        drop(state);
+        drive(shared);
+        Ok(next)
+    }
+}
+
+impl From<Next> for (Id, Option<Kept>) {
+    fn from(next: Next) -> Self {
+        match next {
+            Next::Use(kept) => (kept.id, Some(kept)),
+            Next::Ask(id) => (id, None),
+        }
+    }
+}
+
+impl Turn {
+    /// Those behind him don't wait until what he has is given back.
+    pub(crate) fn leave(&self) {
+        let shared = self.client.shared();
+        shared.leaves_line(&mut shared.state(), &self.line, self.id);
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let shared = self.client.shared();
+        let mut state = shared.state();
+        if state.lines.is_at_head(&self.line, self.id) {
+            shared.is_done(&mut state, &self.line, self.kept.take(), self.idle);
+            drop(state);
+            drive(shared);
+        } else {
+            // It was lost, or is given back, and the line went on without it.
+            drop(state);
+            forget(shared, self.id);
+        }
+    }
+}
+
+impl Drop for Behind<'_> {
+    fn drop(&mut self) {
+        let shared = self.client.shared();
+        let mut state = shared.state();
+        state.lines.go(self.line, self.number);
+        // It became his turn in the moment in which he went.
+        if let Ok(next) = self.turn.try_recv() {
+            let (id, kept) = next.into();
+            if state.lines.is_at_head(self.line, id) {
+                shared.is_done(&mut state, self.line, kept, self.idle);
+            }
+        }
+        drop(state);
+        drive(shared);
+    }
+}

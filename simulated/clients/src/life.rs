@@ -3,13 +3,13 @@
 //! | rule | what breaks it |
 //! |---|---|
 //! | *nothing wanted is lost without being told* | after all is well again, a program counts on a hold that the server does not know |
-//! | *nothing unwanted is left* | the server knows a hold or a wait that no program wants, though sessions live |
-//! | *nobody waits for ever* | a call ends later than its bound, or not at all |
+//! | *nothing unwanted is left* | the server knows a hold or a wait that no program wants, though sessions live; or one whose time at hand is over |
+//! | *nobody waits for ever* | a call ends later than its bound, or not at all: also if what it waits for lies at hand somewhere |
 //! | *no two who believe to hold* | at any step, by what a check would say |
 //! | those of [`rules`](simulated::rules) | after every turn of the server |
 
 use crate::network::{Micros, Network, Parcel};
-use crate::plan::{Act, Plan};
+use crate::plan::{Act, LONG, Plan};
 use crate::program::{Held, Program};
 use holdfast_core::{Channel, Input, Limit, Output};
 use simulated::config;
@@ -135,11 +135,22 @@ impl Life {
             for client in 0..self.programs.len() {
                 let holds: Vec<u64> = self.programs[client].holds.keys().copied().collect();
                 for hold in holds {
-                    let input = self.programs[client].release(hold, 5_000, now / 1000);
+                    let program = &mut self.programs[client];
+                    // Whoever waits for what lies at hand does not wait until its time is over.
+                    let input = match program.holds.get(&hold) {
+                        Some(held) if held.terms.kept => program.keeps(hold, LONG, now / 1000),
+                        _ => program.release(hold, 5_000, now / 1000),
+                    };
                     self.step(client, now, input)?;
                 }
             }
             self.run(now + 20_000)?;
+        }
+        let now = node(|node| node.clock.mono);
+        for client in 0..self.programs.len() {
+            for call in std::mem::take(&mut self.programs[client].idle).into_keys() {
+                self.step(client, now, Input::Drop { call })?;
+            }
         }
         self.settle(|life| life.is_empty())
     }
@@ -480,6 +491,9 @@ impl Life {
         if let Some(wrong) = program.wrong.take() {
             return Err(Violation::new(TOLD, format!("{}: {wrong}", program.by)));
         }
+        if let Some(then) = program.then.take() {
+            return self.step(client, now, then);
+        }
         if closes {
             // It lives on until its call has ended; meanwhile nothing more is asked of it.
             self.acts.retain(|(_, act)| !of_program(act, client));
@@ -495,7 +509,9 @@ impl Life {
             let session = self.network.newest(client, Channel::Session);
             let stands = session.is_some_and(|id| self.network.wires.get(&id).is_some_and(|wire| !wire.is_told));
             let is_sure = |held: &Held| stands || !held.terms.ephemeral;
-            for (hold, held) in program.holds.iter().filter(|(_, held)| is_sure(held)) {
+            // What lies at hand may be used at any moment.
+            let at_hand = program.idle.iter().map(|(hold, (held, _))| (hold, held));
+            for (hold, held) in program.holds.iter().chain(at_hand).filter(|(_, held)| is_sure(held)) {
                 let limit = match held.terms.limit {
                     Limit::One => 1,
                     Limit::Of(limit) => limit,
@@ -540,19 +556,22 @@ impl Life {
         let text = |bytes: &[u8]| bytes.escape_ascii().to_string();
         let mut wanted = Vec::new();
         for program in &self.programs {
-            for (hold, held) in &program.holds {
+            let at_hand = program.idle.iter().map(|(hold, (held, _))| (hold, held));
+            for (hold, held) in program.holds.iter().chain(at_hand) {
                 let owner = program.owner(*hold);
                 for key in &held.keys {
                     if program.core.is_held(*hold, now) && !holders.contains(&(key.clone(), owner.clone())) {
                         return Err(Violation::new(LOST, format!("{} of {}", text(key), text(&owner))));
                     }
                 }
-                if !program.core.is_held(*hold, now) {
+                if program.holds.contains_key(hold) && !program.core.is_held(*hold, now) {
                     return Err(Violation::new(LOST, format!("{} is in doubt", text(&owner))));
                 }
             }
             let asked = program.calls.iter().filter(|(_, open)| open.asked.is_some()).map(|(call, _)| *call);
-            wanted.extend(program.holds.keys().copied().chain(asked).map(|call| program.owner(call)));
+            let at_hand = program.idle.iter().filter(|(_, (_, until))| *until > now).map(|(hold, _)| *hold);
+            let all = program.holds.keys().copied().chain(asked).chain(at_hand);
+            wanted.extend(all.map(|call| program.owner(call)));
         }
         match holders.iter().find(|(_, owner)| !wanted.contains(owner)) {
             Some((key, owner)) => Err(Violation::new(LEFT, format!("{} is held by {}", text(key), text(owner)))),

@@ -23,11 +23,15 @@ pub enum Act {
         keys: Vec<&'static str>,
         terms: Terms,
         wait: Wait,
+        /// Of a kept lock: so many uses in a row while somebody else waits.
+        most: u32,
     },
     Release {
         client: usize,
         pick: usize,
         within: u64,
+        /// Of a kept lock: it lies at hand for so long; 0: the next one in this program has it.
+        keep: u64,
     },
     Renew {
         client: usize,
@@ -107,6 +111,9 @@ pub enum Act {
     },
 }
 
+/// Longer than any life takes: what lies at hand for so long is given back because somebody else wants it, or for nothing.
+pub const LONG: u64 = 1_000_000;
+
 const KEYS: [&str; 4] = ["k", "l", "m", "n"];
 
 /// The life of this number.
@@ -125,7 +132,7 @@ pub fn plan(seed: u64) -> Plan {
         let client = it.below(clients);
         let act = match it.below(if calm { 22 } else { 34 }) {
             0..10 => acquire(it, client, keys, &with),
-            10..15 => Act::Release { client, pick: it.below(8), within: 100 + it.below(900) as u64 },
+            10..15 => Act::Release { client, pick: it.below(8), within: 100 + it.below(900) as u64, keep: 0 },
             15..17 => Act::Renew { client, pick: it.below(8), lease: it.one_in(2).then(|| lease(it)) },
             17 => Act::Check { client, pick: it.below(8) },
             18..21 => Act::Drop { client, pick: it.below(8) },
@@ -158,7 +165,26 @@ pub fn plan(seed: u64) -> Plan {
     }
     acts.sort_by_key(|(at, _)| *at);
     let generation = *it.of(&Generation::ALL);
+    keep(&mut acts, seed);
     Plan { seed, generation, clients, acts }
+}
+
+/// In every second life some locks are kept. What else happens is what it would be without: it is drawn by itself.
+fn keep(acts: &mut [(u64, Act)], seed: u64) {
+    let mut random = Random::new(seed ^ 0x006b_6570_7400);
+    let it = &mut random;
+    if it.one_in(2) {
+        return;
+    }
+    for (_, act) in acts {
+        match act {
+            Act::Acquire { terms, most, .. } if terms.watchdog && terms.limit == Limit::One => {
+                (terms.kept, *most) = (!it.one_in(4), 1 + it.below(2) as u32);
+            }
+            Act::Release { keep, .. } => *keep = *it.of(&[0, 1, 100, 1_000, LONG]),
+            _ => {}
+        }
+    }
 }
 
 struct Chances {
@@ -185,13 +211,14 @@ fn acquire(it: &mut Random, client: usize, keys: usize, with: &Chances) -> Act {
         ephemeral: with.ephemeral && it.one_in(3),
         replicas: u32::from(with.replicas && it.one_in(3)),
         limit,
+        kept: false,
     };
     let wait = match it.below(4) {
         0 => Wait::No,
         1 => Wait::Forever,
         _ => Wait::For(1 + it.below(1_500) as u64),
     };
-    Act::Acquire { client, keys, terms, wait }
+    Act::Acquire { client, keys, terms, wait, most: 1 }
 }
 
 fn lease(it: &mut Random) -> u64 {

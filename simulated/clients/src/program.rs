@@ -18,6 +18,10 @@ pub struct Program {
     pub calls: BTreeMap<Id, Open>,
     /// What it holds, by what it was told.
     pub holds: BTreeMap<Id, Held>,
+    /// What lies at hand, as far as it knows, and until when (ms).
+    pub idle: BTreeMap<Id, (Held, u64)>,
+    /// What it does when what it wanted to use is not there any more.
+    pub then: Option<Input>,
     next: Id,
     /// Its steps as text.
     pub steps: Vec<String>,
@@ -30,6 +34,14 @@ pub struct Program {
 pub struct Open {
     pub bound: Option<u64>,
     pub asked: Option<(Vec<Bytes>, Terms)>,
+    pub uses: Option<Uses>,
+}
+
+/// The use of a hold, and how long it is waited for another one if it is not there any more.
+#[derive(Clone, Debug)]
+pub struct Uses {
+    hold: Id,
+    or: Option<Wait>,
 }
 
 /// A hold.
@@ -50,6 +62,8 @@ impl Program {
             by: format!("c{client}.{life}:"),
             calls: BTreeMap::new(),
             holds: BTreeMap::new(),
+            idle: BTreeMap::new(),
+            then: None,
             next: 1,
             wrong: None,
         }
@@ -63,7 +77,7 @@ impl Program {
     fn call(&mut self, bound: Option<u64>, asked: Option<(Vec<Bytes>, Terms)>) -> Id {
         let call = self.next;
         self.next += 1;
-        self.calls.insert(call, Open { bound, asked });
+        self.calls.insert(call, Open { bound, asked, uses: None });
         call
     }
 
@@ -75,17 +89,23 @@ impl Program {
     /// What an act asks of the core, if there is anything to do it to.
     pub fn acts(&mut self, act: &Act, now: u64) -> Option<Input> {
         Some(match act {
-            Act::Acquire { keys, terms, wait, .. } => {
+            Act::Acquire { keys, terms, wait, most, .. } => {
                 let keys: Vec<Bytes> = keys.iter().map(|key| key.as_bytes().to_vec()).collect();
-                let bound = match wait {
-                    Wait::No => Some(now + LIMIT),
-                    Wait::For(time) => Some(now + time + GRACE),
-                    Wait::Forever => None,
-                };
-                let call = self.call(bound, Some((keys.clone(), terms.clone())));
-                Input::Acquire { call, by: self.by.clone().into_bytes(), keys, terms: terms.clone(), wait: *wait }
+                // Often whatever lies at hand, so that there is something to use.
+                let suits = |held: &Held| terms.kept && (held.keys == keys || *most > 1);
+                match self.idle.iter().find(|(_, (held, _))| suits(held)).map(|(hold, _)| *hold) {
+                    Some(hold) => self.uses(Uses { hold, or: Some(*wait) }, *most, now),
+                    None => self.asks(keys, terms.clone(), *wait, now),
+                }
             }
-            Act::Release { pick, within, .. } => self.release(self.pick(*pick)?, *within, now),
+            Act::Release { pick, within, keep, .. } => {
+                let hold = self.pick(*pick)?;
+                match self.holds.get(&hold) {
+                    Some(held) if held.terms.kept && *keep == 0 => self.uses(Uses { hold, or: None }, 1, now),
+                    Some(held) if held.terms.kept => self.keeps(hold, *keep, now),
+                    _ => self.release(hold, *within, now),
+                }
+            }
             Act::Renew { pick, lease, .. } => {
                 let hold = self.pick(*pick)?;
                 Input::Renew { call: self.call(Some(now + 500), None), hold, lease: *lease, fence: None, within: 500 }
@@ -99,18 +119,45 @@ impl Program {
                 Input::Request { call: self.call(Some(now + 500), None), words, within: 500 }
             }
             Act::Drop { pick, .. } => {
-                let of_calls: Vec<Id> = self.calls.keys().chain(self.holds.keys()).copied().collect();
+                let of_calls: Vec<Id> =
+                    self.calls.keys().chain(self.holds.keys()).chain(self.idle.keys()).copied().collect();
                 let call = *of_calls.get(pick.checked_rem(of_calls.len())?)?;
                 self.calls.remove(&call);
                 self.holds.remove(&call);
+                self.idle.remove(&call);
                 Input::Drop { call }
             }
             Act::Close { .. } => {
                 self.holds.clear();
+                self.idle.clear();
                 Input::Close { call: self.call(Some(now + 1_000), None), within: 1_000 }
             }
             _ => return None,
         })
+    }
+
+    fn asks(&mut self, keys: Vec<Bytes>, terms: Terms, wait: Wait, now: u64) -> Input {
+        let bound = match wait {
+            Wait::No => Some(now + LIMIT),
+            Wait::For(time) => Some(now + time + GRACE),
+            Wait::Forever => None,
+        };
+        let call = self.call(bound, Some((keys.clone(), terms.clone())));
+        Input::Acquire { call, by: self.by.clone().into_bytes(), keys, terms, wait }
+    }
+
+    /// Somebody here wants to use what lies at hand, or what somebody else here has just given up. He is told at once.
+    fn uses(&mut self, uses: Uses, most: u32, now: u64) -> Input {
+        let (call, hold) = (self.call(Some(now), None), uses.hold);
+        self.calls.entry(call).and_modify(|open| open.uses = Some(uses));
+        Input::Use { call, hold, most }
+    }
+
+    /// It counts on the hold no more, but may use it again.
+    pub fn keeps(&mut self, hold: Id, idle: u64, now: u64) -> Input {
+        let held = self.holds.remove(&hold);
+        self.idle.extend(held.map(|held| (hold, (held, now + idle))));
+        Input::Keep { hold, idle }
     }
 
     /// It counts on the hold no more from the moment at which it gives it back.
@@ -128,11 +175,21 @@ impl Program {
         if let (Some((keys, terms)), Outcome::Granted(token)) = (open.asked, outcome) {
             self.holds.insert(call, Held { keys, terms, token: *token });
         }
+        let Some(Uses { hold, or }) = open.uses else { return };
+        let held = self.idle.remove(&hold).map(|(held, _)| held).or(self.holds.remove(&hold));
+        match (outcome, held, or) {
+            (Outcome::Held, Some(held), _) => drop(self.holds.insert(hold, held)),
+            (Outcome::NotHeld, Some(held), Some(wait)) => {
+                self.then = Some(self.asks(held.keys, held.terms, wait, open.bound.unwrap_or_default()));
+            }
+            (Outcome::NotHeld, Some(_), None) => {}
+            _ => self.wrong = Some(format!("the use of hold {hold} ended so: {outcome}")),
+        }
     }
 
     /// A hold is lost.
     pub fn lost(&mut self, hold: Id, why: Why) {
-        if self.holds.remove(&hold).is_none() {
+        if self.holds.remove(&hold).is_none() && self.idle.remove(&hold).is_none() {
             self.wrong = Some(format!("hold {hold} was lost that nobody has: {why}"));
         }
     }

@@ -31,12 +31,18 @@ struct Asked {
     /// When it was begun to be given back.
     released: Option<Micros>,
     stage: Stage,
+    /// The token of what it became.
+    fence: Option<u64>,
+    /// It is another use of what was kept by this one.
+    again: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Runs,
     Held,
+    /// Nobody uses it, and its client gives it back at some time, or uses it again.
+    Kept,
     /// Its handle was dropped. That it was lost before may have been told, and not been read yet.
     GivenUp,
     /// Its end is in the history, or it never began.
@@ -47,9 +53,31 @@ impl History {
     /// A client is about to ask.
     pub fn asks(&mut self, client: &str, hold: &str, keys: &[String], terms: &Terms) {
         let (keys, terms) = (keys.to_vec(), terms.clone());
-        let asked =
-            Asked { client: client.to_owned(), keys, terms, from: clock::now(), released: None, stage: Stage::Runs };
+        let asked = Asked {
+            client: client.to_owned(),
+            keys,
+            terms,
+            from: clock::now(),
+            released: None,
+            stage: Stage::Runs,
+            fence: None,
+            again: None,
+        };
         self.asked.insert(owner(client, hold), asked);
+    }
+
+    /// The first use of a hold that was kept, if this is another one: for the server it is one hold.
+    fn first_use(&self, client: &str, hold: &str, fence: u64) -> Option<String> {
+        let this = owner(client, hold);
+        let keys = &self.asked.get(&this).filter(|it| it.terms.keep.is_some())?.keys;
+        let is_first = |it: &Asked| it.client == client && it.fence == Some(fence) && it.again.is_none();
+        self.asked.iter().find(|(other, it)| **other != this && is_first(it) && it.keys == *keys).map(|it| it.0.clone())
+    }
+
+    /// The hold of which this is a use.
+    fn hold_of(&self, client: &str, hold: &str) -> String {
+        let owner = owner(client, hold);
+        self.asked.get(&owner).and_then(|it| it.again.clone()).unwrap_or(owner)
     }
 
     /// How long an acquisition took that ended then.
@@ -59,8 +87,14 @@ impl History {
 
     /// An acquisition has ended.
     pub fn acquired(&mut self, client: &str, hold: &str, outcome: &Outcome) {
+        if let Some(fence) = outcome.fence.filter(|_| outcome.outcome == "held")
+            && let Some(first) = self.first_use(client, hold, fence)
+        {
+            return self.used_again(&owner(client, hold), first, outcome);
+        }
         let owner = owner(client, hold);
         let Some(asked) = self.asked.get_mut(&owner).filter(|it| it.stage == Stage::Runs) else { return };
+        asked.fence = outcome.fence;
         let told = match (outcome.outcome.as_str(), outcome.fence) {
             ("held", Some(fence)) => Told::Token(fence),
             // Whoever waits for a time may have been refused by his own clock: that says nothing of the lock.
@@ -89,16 +123,30 @@ impl History {
         }
     }
 
+    /// What a client kept is used again: it was held all the time, by the first one's owner.
+    fn used_again(&mut self, owner: &str, first: String, outcome: &Outcome) {
+        let Some(asked) = self.asked.get_mut(owner).filter(|it| it.stage == Stage::Runs) else { return };
+        (asked.stage, asked.again) = (Stage::Over, Some(first.clone()));
+        let from = asked.from;
+        if let Some(kept) = self.asked.get_mut(&first)
+            && kept.stage == Stage::Kept
+        {
+            (kept.stage, kept.released) = (Stage::Held, None);
+        }
+        self.holds(&first, from, outcome.at);
+    }
+
     /// A client gives a hold back from now on: it may have ended before that is answered, whatever becomes of the call.
     pub fn releases(&mut self, client: &str, hold: &str, from: Micros) {
-        if let Some(asked) = self.asked.get_mut(&owner(client, hold)) {
+        let owner = self.hold_of(client, hold);
+        if let Some(asked) = self.asked.get_mut(&owner) {
             asked.released = Some(from);
         }
     }
 
     /// A call about a hold has ended.
     pub fn about(&mut self, client: &str, hold: &str, call: &Call, from: Micros, outcome: &Outcome) {
-        let owner = owner(client, hold);
+        let owner = self.hold_of(client, hold);
         let Some(asked) = self.asked.get_mut(&owner).filter(|it| it.stage == Stage::Held) else { return };
         let told = match (call, outcome.outcome.as_str()) {
             (_, "lost") => {
@@ -106,6 +154,11 @@ impl History {
                 return self.lost(client, &Loss { hold: hold.to_owned(), reason, at: outcome.at });
             }
             (Call::Check { .. }, "held") => return self.holds(&owner, from, outcome.at),
+            // It may end from now on, when its client gives it back.
+            (Call::Release { .. }, "released") if asked.terms.keep.is_some() => {
+                (asked.stage, asked.released) = (Stage::Kept, Some(from));
+                return;
+            }
             (Call::Release { .. }, "released") => Told::Left(0),
             (Call::Release { .. }, _) => Told::Unknown,
             // Of a renewal, a history needs to know nothing: it says how long a lease is at least.
@@ -141,7 +194,7 @@ impl History {
 
     /// A client said that a hold is lost.
     pub fn lost(&mut self, client: &str, loss: &Loss) {
-        let owner = owner(client, &loss.hold);
+        let owner = self.hold_of(client, &loss.hold);
         let Some(asked) = self.asked.get_mut(&owner) else { return };
         if !matches!(asked.stage, Stage::Held | Stage::GivenUp) {
             return;
@@ -158,8 +211,12 @@ impl History {
 
     /// A client no longer wants a hold, without saying more.
     pub fn ends(&mut self, client: &str, hold: &str) {
-        let owner = owner(client, hold);
+        let owner = self.hold_of(client, hold);
         if let Some(asked) = self.asked.get_mut(&owner).filter(|it| it.stage == Stage::Held) {
+            if asked.terms.keep.is_some() {
+                (asked.stage, asked.released) = (Stage::Kept, asked.released.or(Some(clock::now())));
+                return;
+            }
             asked.stage = Stage::GivenUp;
             let from = asked.released.unwrap_or_else(clock::now);
             self.end(&owner, from, None);
@@ -179,7 +236,8 @@ impl History {
                 Stage::Held => self.end(&owner, clock::now(), None),
                 // What becomes of it is said by its own end, if that comes.
                 Stage::Runs => self.end(&owner, from, None),
-                Stage::GivenUp | Stage::Over => continue,
+                // Of what is kept it is said at the end since when it may have ended.
+                Stage::Kept | Stage::GivenUp | Stage::Over => continue,
             }
             if let Some(asked) = self.asked.get_mut(&owner)
                 && stage == Stage::Held
@@ -257,6 +315,14 @@ impl History {
             let (client, hold) = owner.split_once('/').unwrap_or_default();
             self.acquired(client, hold, &unknown);
         }
+        let kept = self.asked.iter_mut().filter(|(_, it)| it.stage == Stage::Kept);
+        let kept: Vec<(String, Micros)> = kept
+            .map(|(owner, it)| {
+                it.stage = Stage::Over;
+                (owner.clone(), it.released.unwrap_or(it.from))
+            })
+            .collect();
+        kept.into_iter().for_each(|(owner, from)| self.end(&owner, from, None));
     }
 }
 
@@ -326,6 +392,38 @@ mod tests {
         assert_eq!(a_then_b(check, 8), Ok(()));
         assert_eq!(a_then_b(|history| history.broken("k", clock::now()), 8), Ok(()));
         assert_eq!(a_then_b(|history| history.all_end("A"), 8), Ok(()));
+    }
+
+    /// Each use of what is kept is one of the same hold, which ends at some time after the last of them.
+    #[test]
+    fn what_is_kept_is_one_hold_until_its_client_gives_it_back() {
+        let seen = |again: u64, is_used: bool, fence: u64| {
+            let mut history = History::default();
+            let terms = Terms { wait: Some(0), keep: Some(1_000), ..Terms::default() };
+            let release = |history: &mut History, hold: &str| {
+                let call = Call::Release { hold: hold.to_owned() };
+                history.releases("A", hold, clock::now());
+                history.about("A", hold, &call, clock::now(), &outcome("released", None, None));
+            };
+            history.asks("A", "a", &["k".to_owned()], &terms);
+            history.acquired("A", "a", &outcome("held", Some(7), None));
+            release(&mut history, "a");
+            a_moment_later();
+            history.asks("A", "a2", &["k".to_owned()], &terms);
+            history.acquired("A", "a2", &outcome("held", Some(again), None));
+            if !is_used {
+                release(&mut history, "a2");
+            }
+            a_moment_later();
+            asks(&mut history, "B", "b");
+            history.acquired("B", "b", &outcome("held", Some(fence), None));
+            history.judge()
+        };
+        assert_eq!(seen(7, false, 8), Ok(()));
+        assert_eq!(seen(8, false, 9), Ok(()));
+        assert!(seen(7, true, 8).is_err(), "it is in use");
+        assert!(seen(7, false, 7).is_err(), "another has the same fence");
+        assert!(seen(6, false, 8).is_err(), "an older one");
     }
 
     fn a_moment_later() -> Micros {

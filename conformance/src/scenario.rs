@@ -84,11 +84,13 @@ pub enum Feature {
     MultiLock,
     /// A lock on a majority of servers.
     RedLock,
+    /// A lock that stays at hand when it is given back.
+    Keep,
 }
 
 impl Feature {
     /// All, in the order of the table.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Shared,
         Self::Semaphore,
         Self::SeveralKeys,
@@ -107,6 +109,7 @@ impl Feature {
         Self::Cluster,
         Self::MultiLock,
         Self::RedLock,
+        Self::Keep,
     ];
 
     /// What scenarios and manifests call it.
@@ -135,6 +138,7 @@ impl Feature {
             Self::Cluster => "finds its server in a cluster",
             Self::MultiLock => "locks of several servers, all or none",
             Self::RedLock => "a lock on a majority of servers",
+            Self::Keep => "a lock is kept at hand until somebody else wants it",
         }
     }
 }
@@ -376,6 +380,12 @@ pub struct Terms {
     /// So many replicas must have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<u64>,
+    /// It stays at hand for so long when it is given back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<u64>,
+    /// So many uses of it in a row while somebody else waits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_uses: Option<u64>,
     /// What the program does when it is called back because the hold is lost, having said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub callback: Option<Callback>,

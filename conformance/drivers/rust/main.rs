@@ -44,6 +44,8 @@ struct Line {
     shared: bool,
     limit: Option<u32>,
     replicas: Option<u32>,
+    keep: Option<u64>,
+    keep_uses: Option<u32>,
 }
 
 /// What is asked of a hold, and whom to tell.
@@ -236,7 +238,9 @@ fn on_terms(mut lock: Lock, line: &Line) -> Lock {
         lock = lock.shared();
     }
     lock = line.limit.map_or(lock.clone(), |limit| lock.clone().limit(limit));
-    line.replicas.map_or(lock.clone(), |count| lock.clone().replicas(count))
+    lock = line.replicas.map_or(lock.clone(), |count| lock.clone().replicas(count));
+    lock = line.keep.map_or(lock.clone(), |time| lock.clone().keep(Duration::from_millis(time)));
+    line.keep_uses.map_or(lock.clone(), |uses| lock.clone().keep_uses(uses))
 }
 
 async fn acquire(asked: Asked, line: Line, holds: Shared) {

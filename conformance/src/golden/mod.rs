@@ -54,6 +54,7 @@ fn can(client: &Judged, terms: &Terms, keys: usize) -> bool {
         && has(terms.limit.is_some(), Feature::Semaphore)
         && has(terms.replicas.is_some(), Feature::Replicas)
         && has(terms.callback.is_some(), Feature::Callbacks)
+        && has(terms.keep.is_some(), Feature::Keep)
         && has(keys > 1, Feature::SeveralKeys)
 }
 

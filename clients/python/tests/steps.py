@@ -6,7 +6,7 @@ from holdfast._core.core import Core
 from holdfast._core.resp import Failure
 from holdfast._core.step import FOREVER, NO_WAIT, End, Ended, Lost, Move, Open, Send, Settings, Terms
 
-OPTIONS = ("wait", "lease", "watchdog", "ephemeral", "replicas", "limit")
+OPTIONS = ("wait", "lease", "watchdog", "ephemeral", "replicas", "limit", "kept")
 ESCAPES = {"0": b"", "r": b"\r", "n": b"\n", "t": b"\t"}
 SPECIAL = {0x0D: "\\r", 0x0A: "\\n", 0x09: "\\t", 0x5C: "\\\\", 0x27: "\\'", 0x22: '\\"'}
 
@@ -54,6 +54,10 @@ def read(line):
     if what == "renew":
         lease, fence = (None if name not in named else int(named[name]) for name in ("lease", "fence"))
         return int(at), Core.renew, number, int(rest[2]), lease, fence, int(rest[4])
+    if what == "keep":
+        return int(at), Core.keep, number, int(named["for"])
+    if what == "use":
+        return int(at), Core.use, number, int(rest[2]), int(rest[4])
     assert what == "acquire", line
     return int(at), Core.acquire, number, *acquired(rest)
 
@@ -77,7 +81,12 @@ def acquired(rest):
 
     wait = FOREVER if options[:2] == ["wait", "forever"] else value("wait", NO_WAIT)
     terms = Terms(
-        value("lease", None), "watchdog" in options, "ephemeral" in options, value("replicas", 0), value("limit", 1)
+        value("lease", None),
+        "watchdog" in options,
+        "ephemeral" in options,
+        value("replicas", 0),
+        value("limit", 1),
+        "kept" in options,
     )
     return unescaped(rest[2]), tuple(map(unescaped, words[:end])), terms, wait
 

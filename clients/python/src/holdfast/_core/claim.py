@@ -78,6 +78,11 @@ class Claim:
     renewal: Renewal | None = None
     checks: tuple[int, ...] = ()
     release: int | None = None
+    # Somebody else waits for it, and how often in a row it was used since that is known.
+    called = False
+    uses = 0
+    # Nobody uses it, and until then it is kept at hand.
+    idle: int | None = None
 
     def __init__(self, owner: bytes, keys: tuple[bytes, ...], terms: Terms, wait: Wait, since: int) -> None:
         self.owner = owner
@@ -166,6 +171,8 @@ class Claim:
             words.append(b"EPHEMERAL")
         if terms.replicas:
             words += (b"REPLICAS", b"%d" % terms.replicas)
+        if terms.kept:
+            words.append(b"WANTED")
         words += (b"SESSION", session)
         if kind == "renew" and self.renewal is not None and self.renewal.fence is not None:
             words += (b"FENCE", b"%d" % self.renewal.fence)

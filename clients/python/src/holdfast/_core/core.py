@@ -259,6 +259,32 @@ class Core:
             claim.checks += (call,)
             self._touch(hold)
 
+    def keep(self, hold: int, idle: int) -> None:
+        """Nobody here uses a hold any more: it is kept at hand for so long, unless somebody else waits for it."""
+        claim = self._claims.get(hold)
+        if claim is None:
+            return
+        if claim.wanted and claim.hold is not None and not claim.called:
+            claim.idle = self._now + idle
+            self._alarm(claim.idle, hold)
+        else:
+            self.drop(hold)
+
+    def use(self, call: int, hold: int, most: int) -> None:
+        """Somebody here takes a hold that is at hand, or that somebody else here has just given up.
+
+        At most so many in a row, once somebody else waits for it. What is in doubt is not used: to ask for it anew takes
+        no longer than to ask whether it is held.
+        """
+        claim = self._held(hold)
+        if claim is not None and self._now < self._until(claim) and not (claim.called and claim.uses >= most):
+            claim.idle = None
+            claim.uses += claim.called
+            self.outputs.append(Ended(call, Outcome("held")))
+            return
+        self.drop(hold)
+        self.outputs.append(Ended(call, Outcome("not held")))
+
     def _about_hold(self, call: int, about: str, hold: int, within: int) -> Claim | None:
         """A call about a hold begins. None: it has ended already, for it is none."""
         claim = self._held(hold)
@@ -604,7 +630,19 @@ class Core:
                 self._give_back(id_)
         elif event.kind == "untied":
             self._untied(id_)
+        elif event.kind == "wanted":
+            self._called(id_, claim)
         return True
+
+    def _called(self, id_: int, claim: Claim) -> None:
+        """Somebody else waits for it: also if it is not known here yet that it was granted."""
+        if not claim.wanted:
+            return
+        if claim.idle is not None:
+            self._give_back(id_)
+        elif not claim.called:
+            # Of several keys each is told, and after a renewal once more: it is counted from the first time on.
+            claim.called, claim.uses = True, 1
 
     def _hear_granted(self, id_: int, claim: Claim, event: Event, asked: int) -> bool:
         if not (event.detail.isascii() and event.detail.isdigit()):
@@ -923,7 +961,7 @@ class Core:
         times: list[int | None] = [] if call is None else [call.bound, call.not_before]
         if claim is not None:
             until = None if claim.hold is None else self._until(claim)
-            times += [claim.not_before, until if claim.wanted else claim.bound]
+            times += [claim.not_before, *((until, claim.idle) if claim.wanted else (claim.bound,))]
         self._alarm(min((at for at in times if at is not None and at > self._now), default=FOREVER), id_)
 
     def _first_alarm(self) -> int:
@@ -982,6 +1020,8 @@ class Core:
                 self._forget(id_)
         elif not claim.wanted:
             self._unwanted_is_late(id_, claim)
+        elif claim.idle is not None and claim.idle <= now:
+            self._give_back(id_)
         elif claim.hold is None:
             self._touch(id_)
         else:

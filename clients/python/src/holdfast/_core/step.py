@@ -47,6 +47,8 @@ class Terms(NamedTuple):
     replicas: int = 0
     # How many may hold at once; 0: any number of readers.
     limit: int = 1
+    # It may be kept at hand when nobody uses it: the server tells when somebody else waits for it.
+    kept: bool = False
 
 
 class Outcome(NamedTuple):

@@ -90,6 +90,17 @@ def test_what_is_collected_in_the_child_of_a_fork_stays_with_the_parent(server, 
     locks[0].release()
 
 
+def test_what_is_given_back_is_forgotten(kind, client, name):
+    lock = kind.Lock(client, name)
+    for _ in range(20):
+        with lock:
+            pass
+    lock.acquire()
+    assert len(kind.home(client).holds) == 1
+    lock.release()
+    assert not kind.home(client).holds
+
+
 @pytest.fixture
 def own_client(kind):
     server = Server()

@@ -262,6 +262,8 @@ class Home:
             if outcome.kind == "granted":
                 self.holds[pending.hold.id] = pending.hold
             pending.hold.granted(outcome.detail)
+        elif pending.hold is not None and outcome.kind in ("released", "not held"):
+            self.holds.pop(pending.hold.id, None)
         pending.outcome, pending.failure = outcome, node.failure
         self.calls.pop(call, None)
         pending.wake()

@@ -45,6 +45,8 @@ def test_a_lock_is_made_as_that_of_redis_py(ours, theirs):
         "ephemeral": False,
         "on_lost": None,
         "watched": None,
+        "keep": None,
+        "keep_uses": 1,
     }
 
 

@@ -61,7 +61,10 @@ def test_who_is_done_hands_it_to_the_next_one():
 
 def test_wanted_while_it_lies_at_hand():
     assert after(f"10 keep 1 for 5000\n20 {event('wanted')}") == [GIVEN_BACK]
-    assert after(f"10 keep 1 for 5000\n20 {event('wanted')}\n21 use 2 hold 1 most 9") == [GIVEN_BACK, "ended 2 not held"]
+    assert after(f"10 keep 1 for 5000\n20 {event('wanted')}\n21 use 2 hold 1 most 9") == [
+        GIVEN_BACK,
+        "ended 2 not held",
+    ]
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
@@ -131,7 +134,10 @@ def test_an_ephemeral_one_is_lost_with_its_session():
 
 
 def test_close_gives_back_what_is_at_hand():
-    assert after("10 keep 1 for 5000\n11 close 2 within 1000\n12 use 3 hold 1 most 1") == [GIVEN_BACK, "ended 3 not held"]
+    assert after("10 keep 1 for 5000\n11 close 2 within 1000\n12 use 3 hold 1 most 1") == [
+        GIVEN_BACK,
+        "ended 3 not held",
+    ]
 
 
 def test_what_nobody_knows():

@@ -94,7 +94,10 @@ def give_up(hold: Hold) -> None:
 def abandon(holds: Iterable[Hold]) -> None:
     """Takes back, in the background, what nobody can reach any more."""
     for hold in holds:
-        if hold.held:
+        if hold.held and hold.kept is not None:
+            hold.over()
+            hold.kept.line.home.leave(hold.kept.line, hold)
+        elif hold.held:
             for part in hold.parts or [hold]:
                 give_up(part)
             hold.over()

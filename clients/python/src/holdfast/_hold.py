@@ -13,6 +13,7 @@ from ._core.step import Terms
 from .errors import LockLost, NotHeld
 
 if TYPE_CHECKING:
+    from ._line import Kept
     from ._shell import Home, Node
 
 logger = logging.getLogger("holdfast")
@@ -45,6 +46,8 @@ class Hold:
     event: Any = None
     # A release was sent whose answer nobody heard.
     unheard = False
+    # How it is kept when it is given back.
+    kept: Kept | None = None
     # What it consists of, at several servers.
     parts: Sequence[Hold] = ()
 
@@ -103,6 +106,12 @@ class Hold:
         self.token = token
         if self.state is State.ASKED:
             self.state = State.HELD
+
+    def take_over(self, rest: Hold) -> None:
+        """It goes on with what another one has left."""
+        self.id, self.owner, self.token = rest.id, rest.owner, rest.token
+        self.home, self.node = rest.home, rest.node
+        self.state = State.HELD
 
     def lose(self, reason: str) -> LockLost:
         """It is lost. Everybody who wants to know is told, once."""

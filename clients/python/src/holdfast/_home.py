@@ -32,10 +32,12 @@ from ._clock import LOOK_AGAIN, millis, now
 from ._core.core import Core
 from ._core.step import Outcome
 from ._flow import Flow
+from ._hold import Hold
+from ._line import Line
 from ._lock import Held
 from ._owners import OWNERS
 from ._redis import is_final, own_settings
-from ._shell import PATIENCE, Homes, Link, Node, Pending, nobody
+from ._shell import PATIENCE, Homes, Link, Node, Pending, Waiter, nobody
 from ._shell import Home as Shared
 
 logger = logging.getLogger("holdfast")
@@ -150,7 +152,7 @@ class Home(Shared):
         super().__init__(anchor)
         # How many seconds it may take to connect, where the program's own settings are not meant.
         self.limit = limit
-        self._mutex = threading.Lock()
+        self.mutex = threading.Lock()
         self._thread: threading.Thread | None = None
         self._posts: collections.deque[Callable[[], object]] = collections.deque()
         # What is to be called when.
@@ -171,12 +173,12 @@ class Home(Shared):
         except RedisClusterException:
             self._know()
             address = self.address_of(key)
-        with self._mutex:
+        with self.mutex:
             return self.node(address)
 
     def begin(self, pending: Pending, what: Callable[..., None], *said: Any) -> None:
-        with self._mutex:
-            if self._is_stepping is not None:
+        with self.mutex:
+            if self.stepping is not None:
                 self.recover()
             pending.follow()
             link = pending.node.link
@@ -196,25 +198,28 @@ class Home(Shared):
         """Waits for the outcome: by reading, if nobody does, and else until another one has it."""
         if pending.outcome is None:
             self._read_along(pending)
-        if pending.outcome is None:
-            bell = Bell()
-            pending.wake = bell.ring
-            end = math.inf if seconds is None else now() + seconds
-            while pending.outcome is None and now() < end:
-                bell.wait(end - now())
+        self.wait_for(pending, seconds)
         return pending.outcome
+
+    def wait_for(self, waiter: Waiter, seconds: float | None) -> None:
+        if waiter.outcome is None:
+            bell = Bell()
+            waiter.wake = bell.ring
+            end = math.inf if seconds is None else now() + seconds
+            while waiter.outcome is None and now() < end:
+                bell.wait(end - now())
 
     def _read_along(self, pending: Pending) -> None:
         node = pending.node
-        with self._mutex:
+        with self.mutex:
             link = node.link
             if link is None or link.is_read:
                 return
             link.is_read = True
         try:
             while pending.outcome is None and not node.core.is_idle and link.requests.can_read(_READS_FOR):
-                with self._mutex:
-                    if self._is_stepping is not None:
+                with self.mutex:
+                    if self.stepping is not None:
                         self.recover()
                     if node.link is not link:
                         return
@@ -237,6 +242,9 @@ class Home(Shared):
             self.step(node, Core.drop, call)
 
         self.post(drop)
+
+    def leave(self, line: Line, hold: Hold) -> None:
+        self.post(lambda: line.done(hold))
 
     def start(self, flow: Flow[None]) -> None:
         """Runs a flow in a thread."""
@@ -278,7 +286,7 @@ class Home(Shared):
         if at is not None and at < self._wakes_at:
             self._poke()
 
-    def _call_at(self, at: int, call: Callable[[], object]) -> None:
+    def call_at(self, at: int, call: Callable[[], object]) -> None:
         heapq.heappush(self._looks, (at, next(_numbers), call))
         if at < self._wakes_at:
             self._poke()
@@ -293,7 +301,7 @@ class Home(Shared):
             except BaseException as error:
                 # Whatever it is, the session ends, and everybody hears of that.
                 logger.error("the thread of a session ended: %r", error, exc_info=error)
-                with self._mutex:
+                with self.mutex:
                     self.recover()
                     self._thread = None
                     for node in list(self.nodes.values()):
@@ -310,13 +318,13 @@ class Home(Shared):
         return self.closed and not self._posts and all(node.core.has_ended for node in self.nodes.values())
 
     def _turn(self, selector: Any) -> None:
-        with self._mutex:
+        with self.mutex:
             self._watch(selector)
             times = [at for node in self.nodes.values() if (at := node.core.wakes_at) is not None]
             self._wakes_at = min([*times, *(at for at, _, _ in self._looks[:1])], default=math.inf)
         wait = min(max(self._wakes_at / 1000 - now(), 0), LOOK_AGAIN)
         ready = selector.select(wait if self._wakes_at < math.inf else None)
-        with self._mutex:
+        with self.mutex:
             self.recover()
             for key, mask in ready:
                 if key.data is None:
@@ -414,7 +422,7 @@ class Home(Shared):
             for connection in connections:
                 connection.disconnect()
             failure = error if isinstance(error, Exception) else ConnectionError(f"no connection: {error!r}")
-        with self._mutex:
+        with self.mutex:
             self.recover()
             final = failure is not None and is_final(retry, node.failures + 1, failure)
             self.connected(node, pair, link, failure, is_final=final)
@@ -440,6 +448,7 @@ class Home(Shared):
             self.begin(call, Core.close, PATIENCE)
             pending.append(call)
         self.closed = True
+        self.end_lines()
         for call in pending:
             self.wait(call, None)
         self._poke()
@@ -460,7 +469,7 @@ class Home(Shared):
     def hang_up(self) -> None:
         """The program ends. Its threads may live on for a moment, in which nothing is begun anew for those who wait."""
         self.closed = True
-        with self._mutex:
+        with self.mutex:
             for node in self.nodes.values():
                 link, node.link, node.opening = node.link, None, None
                 if link is not None:
@@ -513,6 +522,7 @@ def _let_go(process: bytes, holds: list[Any]) -> None:
 def _at_exit() -> None:
     until = now() + _LAST_WORDS
     for home in _homes.all():
+        home.clear_lines()
         while (home._posts or not home.is_settled) and now() < until:
             time.sleep(0.002)
         home.hang_up()

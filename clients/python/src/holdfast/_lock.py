@@ -12,14 +12,18 @@ from types import SimpleNamespace
 from typing import Any, Callable, ClassVar, Generic, NamedTuple, TypeVar, Union
 
 from . import _flow as flows
+from . import _line as lines
 from ._core.step import Terms
 from ._flow import Flow
 from ._hold import Hold, State
+from ._line import Kept
 from ._owners import OWNERS
 from ._shell import Home
 from .errors import LockError, LockLost, NotGranted, NotHeld
 
 FOREVER = math.inf
+# The longest time that a lock is kept, in seconds: ten years.
+_LONGEST = 315_360_000
 
 logger = logging.getLogger("holdfast")
 
@@ -61,6 +65,13 @@ class LockBase:
 
     _io: ClassVar[IO]
     _several = False
+    # What some kinds of lock do not know.
+    keep: Number | None = None
+    keep_uses = 1
+    # For how many milliseconds what it gives back is kept; 0: it is not.
+    _idle = 0
+    # The same with its line, once it was used.
+    _kept: Kept | None = None
 
     def __init__(
         self,
@@ -78,6 +89,8 @@ class LockBase:
         ephemeral: bool = False,
         on_lost: OnLost | None = None,
         watched: Number | None = None,
+        keep: Number | None = None,
+        keep_uses: int = 1,
     ) -> None:
         """A lock named `name`; nothing is sent before it is acquired.
 
@@ -95,6 +108,9 @@ class LockBase:
             hangs. None: the server's default, if there is no timeout.
         on_lost: called with a LockLost as soon as the lock is known to be lost, in a thread of its own (with asyncio: a
             task; there it may be a coroutine function). It may take its time, and what it raises is logged.
+        keep: for so many seconds `release` keeps it at hand if nobody else wants it, and whoever takes it next by way
+            of this client, on the same terms, asks the server nothing. It must be watched, and have limit 1.
+        keep_uses: how often in a row it may be used here while others wait for it.
         """
         self._io.fits(client)
         self.redis = client
@@ -105,12 +121,16 @@ class LockBase:
         self.replicas = _at_least("replicas", replicas, 0)
         self.ephemeral = ephemeral
         self.watched = watched
+        self.keep = keep
+        self.keep_uses = _at_least("keep_uses", keep_uses, 1)
         self._set(blocking, blocking_timeout, thread_local, raise_on_release_error, on_lost)
         encode = client.get_encoder().encode
         names = list(name) if self._several else [name]
         self._keys = tuple(bytes(encode(one)) for one in names)
         lease = _lease(timeout, watched)
-        self._terms = Terms(lease, lease is None or watched is not None, ephemeral, replicas, limit)
+        is_watched = lease is None or watched is not None
+        self._idle = _idle(keep, timeout, limit, is_watched=is_watched)
+        self._terms = Terms(lease, is_watched, ephemeral, replicas, limit, self._idle > 0)
 
     def _set(
         self,
@@ -174,9 +194,49 @@ class LockBase:
         return holds[-1]
 
     def _new_hold(self, token: str | bytes | None, actor: int | None) -> Hold:
+        if self._idle:
+            return self._new_kept(token)
         number = OWNERS.number()
         owner = OWNERS.owner(number, actor) if token is None else bytes(self.redis.get_encoder().encode(token))
         return Hold(self.name, self._keys, self._terms, number, owner)
+
+    def _new_kept(self, token: str | bytes | None) -> Hold:
+        """One that goes on with what is at hand, or that is given a number when it asks.
+
+        It names no actor: whoever uses it is not whoever took it.
+        """
+        if token is not None:
+            raise ValueError(f"token must be None: a lock that is kept chooses its owner itself, got {token!r}")
+        kept = self._kept
+        if kept is None or not kept.line.home.is_usable:
+            line = lines.line_of(self._home(), self._keys, self._terms)
+            kept = self._kept = Kept(line, self._idle, self.keep_uses)
+        hold = Hold(self.name, self._keys, self._terms, 0, b"")
+        hold.kept = kept
+        return hold
+
+    def _is_at_hand(self, hold: Hold) -> bool:
+        """Whether it is taken, without asking anybody."""
+        if hold.kept is None or not hold.kept.line.take(hold, hold.kept):
+            return False
+        self._acquired(hold)
+        return True
+
+    def _is_put_back(self, hold: Hold) -> bool:
+        """Whether it is given back, without asking anybody."""
+        kept = hold.kept
+        try:
+            if kept is None or not kept.line.put_back(hold, kept):
+                return False
+        except BaseException:
+            self._interrupted(hold)
+            raise
+        holds = self._held().holds
+        if holds[-1:] == [hold]:
+            holds.pop()
+        else:
+            self._dropped(hold)
+        return True
 
     # The flows of one lock. What is of several servers has others.
 
@@ -184,10 +244,12 @@ class LockBase:
         return self._io.home_of(self.redis, None)
 
     def _acquire(self, hold: Hold, wait: float) -> Flow[bool]:
+        if hold.kept is not None:
+            return (yield from lines.acquire(hold, hold.kept, wait))
         return (yield from flows.acquire(self._home(), hold, wait))
 
     def _release(self, hold: Hold) -> Flow[None]:
-        yield from flows.release(hold)
+        yield from flows.release(hold) if hold.kept is None else lines.release(hold, hold.kept)
 
     def _renew(self, hold: Hold, lease: int) -> Flow[None]:
         yield from flows.renew(hold, lease)
@@ -207,15 +269,19 @@ class LockBase:
     def _acquiring(self, hold: Hold, wait: float) -> Flow[bool]:
         if not (yield from self._acquire(hold, wait)):
             return False
+        self._acquired(hold)
+        return True
+
+    def _acquired(self, hold: Hold) -> None:
         held = self._held()
-        self._forget_lost(held.holds)
+        if held.holds:
+            self._forget_lost(held.holds)
         held.holds.append(hold)
         if not held.kept:
             self._io.keep(held)
             held.kept = True
         if self.on_lost is not None:
             self._call_when_lost(hold, self.on_lost)
-        return True
 
     def _forget_lost(self, holds: list[Hold]) -> None:
         """Of those that were lost before, nobody is to be told any more."""
@@ -223,7 +289,10 @@ class LockBase:
 
     def _interrupted(self, hold: Hold) -> None:
         """An exception from outside ends the acquire, be it in the instant in which it was granted."""
-        flows.abandon([hold])
+        if hold.kept is not None:
+            hold.kept.line.home.leave(hold.kept.line, hold)
+        else:
+            flows.abandon([hold])
         self._dropped(hold)
 
     def _releasing(self, hold: Hold) -> Flow[None]:
@@ -339,6 +408,8 @@ class SemaphoreBase(LockBase):
     """What Semaphore is in both."""
 
     def __init__(self, client: Any, name: Name, limit: int, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("keep"):
+            raise ValueError(f"keep must be None: a permit of a semaphore is not kept, got {kwargs['keep']!r}")
         super().__init__(client, name, *args, limit=limit, **kwargs)
 
 
@@ -357,7 +428,9 @@ class RWLockBase(Generic[L]):
     _lock: Callable[..., L]
 
     def __init__(self, client: Any, name: Name, **settings: Any) -> None:
-        """`settings` are those of Lock."""
+        """`settings` are those of Lock, but for `keep`."""
+        if settings.get("keep"):
+            raise ValueError(f"keep must be None: what has readers is not kept, got {settings['keep']!r}")
         self._make: Callable[..., L] = functools.partial(self._lock, client, name, **settings)
 
     def read(self) -> L:
@@ -417,6 +490,17 @@ def _lease(timeout: Number | None, watched: Number | None) -> int | None:
     if timeout:
         raise ValueError(f"timeout must be None where the lock is watched, got {timeout!r}")
     return milliseconds("watched", watched)
+
+
+def _idle(keep: Number | None, timeout: Number | None, limit: int, *, is_watched: bool) -> int:
+    """For how many milliseconds a lock is kept."""
+    if not keep:
+        return 0
+    if not is_watched:
+        raise ValueError(f"timeout must be None where the lock is kept, got {timeout!r}: what is kept is watched")
+    if limit != 1:
+        raise ValueError(f"limit must be 1 where the lock is kept, got {limit!r}")
+    return milliseconds("keep", min(keep, _LONGEST))
 
 
 def _at_least(what: str, value: int, least: int) -> int:

@@ -57,14 +57,16 @@ class Lock(LockBase):
     def _take(self, wait: float, token: str | bytes | None, actor: int | None) -> bool:
         hold = self._new_hold(token, actor)
         try:
-            return run(self._acquiring(hold, wait))
+            return self._is_at_hand(hold) or run(self._acquiring(hold, wait))
         except BaseException:
             self._interrupted(hold)
             raise
 
     def release(self) -> None:
         """Gives the lock back. Raises LockLost if it was lost before, NotHeld if it was not acquired."""
-        run(self._releasing(self._current("release")))
+        hold = self._current("release")
+        if not self._is_put_back(hold):
+            run(self._releasing(hold))
 
     def extend(self, additional_time: Number, replace_ttl: bool = False) -> Literal[True]:
         """Adds to the timeout, or sets it to `additional_time` from now. Raises LockLost if the lock is lost."""

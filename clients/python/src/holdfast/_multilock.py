@@ -154,6 +154,8 @@ def _groups(locks: Sequence[LockBase]) -> list[list[LockBase]]:
             raise TypeError(f"locks must be locks of one server each, got {lock!r}")
         if lock.limit != 1:
             raise ValueError(f"locks must be mutexes, with limit=1, got limit={lock.limit!r} of {lock!r}")
+        if lock.keep:
+            raise ValueError(f"locks must not be kept one by one, got keep={lock.keep!r} of {lock!r}")
         terms = (lock.timeout, lock.watched, lock.replicas, lock.ephemeral)
         if terms != (first.timeout, first.watched, first.replicas, first.ephemeral):
             raise ValueError(

@@ -5,13 +5,14 @@ A shell moves bytes and wakes those who wait; what is to be done, the core says 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
 import threading
 import weakref
 from collections.abc import Generator, Sequence
-from typing import Any, Callable, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
 
 from redis.exceptions import ConnectionError, RedisError
 
@@ -24,12 +25,17 @@ from ._order import is_cluster, slot_of
 from ._owners import OWNERS
 from ._redis import failed, let_go
 
+if TYPE_CHECKING:
+    from ._line import Line
+
 logger = logging.getLogger("holdfast")
 
 # How long an answer is waited for where the caller has given no time, in milliseconds.
 PATIENCE = 5_000
 # How much longer than its time a wait is left to a server whose answer is on its way, or to a machine that is busy.
 _GRACE = 1_000
+# So many holds are not worth looking at.
+_MANY = 64
 # So often a request follows when it is sent elsewhere.
 HOPS = 8
 
@@ -86,19 +92,27 @@ def nobody() -> None:
     """Nobody is to be woken but who waits for the call."""
 
 
-class Pending:
-    """A call that somebody waits for."""
+class Waiter:
+    """Somebody who waits for something."""
 
     outcome: Outcome | None = None
+
+    def __init__(self, wake: Callable[[], object] = nobody) -> None:
+        self.wake = wake
+
+
+class Pending(Waiter):
+    """A call that somebody waits for."""
+
     # What had gone wrong at its server.
     failure: Exception | None = None
 
     def __init__(self, id_: int, node: Node, hold: Hold | None, wake: Callable[[], object] = nobody) -> None:
+        super().__init__(wake)
         self.id = id_
         self.node = node
         # What an acquisition becomes.
         self.hold = hold
-        self.wake = wake
         self._first, self._pairs = node, node.core.pairs
 
     def follow(self) -> None:
@@ -121,16 +135,21 @@ class Home:
 
     def __init__(self, anchor: Any) -> None:
         self.closed = False
+        # With threads, whoever takes a step has it.
+        self.mutex: Any = contextlib.nullcontext()
         self.nodes: dict[Address, Node] = {}
         self.calls: dict[int, Pending] = {}
         self.holds: dict[int, Hold] = {}
+        # Of kept locks, by keys and terms; and when to look for those that are kept no more.
+        self.lines: weakref.WeakValueDictionary[Any, Line] = weakref.WeakValueDictionary()
+        self._many_holds = _MANY
         self._anchor = weakref.ref(anchor)
         self._in_cluster = is_cluster(anchor)
         # Of a cluster: what servers have said of slots since it was asked last; and whether it is to be asked again.
         self._moved: dict[int, Address] = {}
         self._in_doubt = False
         # A step has begun and not ended: an exception from outside ended it.
-        self._is_stepping: Node | None = None
+        self.stepping: Node | None = None
 
     # What the two kinds do each in their own way. A step is a value that is there, or an awaitable.
 
@@ -140,12 +159,16 @@ class Home:
     begin: Callable[..., None]
     # Step: the Outcome of a call; None if there is none within so many seconds.
     wait: Callable[[Pending, float | None], Any]
+    # Step: nothing. It ends when this one is woken, who is told by others of the program, or after so many seconds.
+    wait_for: Callable[[Waiter, float | None], Any]
     # Step: nothing, for so many seconds.
     pause: Callable[[float], Any]
     # What several calls may ring when they have ended: `ring()`, and the step `wait(seconds)`.
     bell: Callable[[], Any]
     # Nobody wants this call's answer any more, or this hold. In the background.
     drop: Callable[[Node, int], None]
+    # This one wants no more of a kept lock. In the background.
+    leave: Callable[[Line, Hold], None]
     # Runs a flow in the background.
     start: Callable[[Generator[Any, Any, None]], None]
     # Opens a pair in the background, then says so by `connected`.
@@ -153,7 +176,7 @@ class Home:
     # It may be to be woken earlier than it was.
     _set_timer: Callable[[Node], None]
     # Calls it then, or a little later, where steps are taken.
-    _call_at: Callable[[int, Callable[[], object]], None]
+    call_at: Callable[[int, Callable[[], object]], None]
 
     # Its server did not answer a vote of a RedLock, and is asked in the background until it does.
     suspect = False
@@ -210,14 +233,14 @@ class Home:
 
     def step(self, node: Node, what: Callable[..., None], *said: Any) -> None:
         """Tells a core what happens, and does what it says."""
-        self._is_stepping = node
+        self.stepping = node
         core = node.core
         wakes_at = core.wakes_at
         core.step(millis(), what, *said)
         moves = self._perform(node)
         if core.wakes_at != wakes_at or what is Core.wake:
             self._set_timer(node)
-        self._is_stepping = None
+        self.stepping = None
         for to, move in moves:
             self.step(to, Core.take_over, move.moved)
 
@@ -235,9 +258,12 @@ class Home:
             elif isinstance(output, Ended):
                 self._ended(node, output.call, output.outcome)
             elif isinstance(output, Lost):
-                hold = self.holds.pop(output.hold, None)
+                hold = self.holds.get(output.hold)
                 if hold is not None:
                     hold.lose(output.why)
+                    if hold.kept is not None:
+                        hold.kept.line.lost(hold)
+                self.holds.pop(output.hold, None)
             elif isinstance(output, Open):
                 node.opening = output.pair
                 self._open(node, output.pair)
@@ -290,7 +316,7 @@ class Home:
 
     def recover(self) -> None:
         """An exception from outside ended a step: its core goes on as another one, which knows what this one knew."""
-        node, self._is_stepping = self._is_stepping, None
+        node, self.stepping = self.stepping, None
         if node is None:
             return
         logger.debug("a step was interrupted")
@@ -300,7 +326,7 @@ class Home:
             link, node.link = node.link, None
             link.close()
         node.opening = None
-        self._is_stepping = node
+        self.stepping = node
         node.core.succeed(millis(), core)
         self.step(node, Core.wake)
         for to, move in moves:
@@ -341,7 +367,10 @@ class Home:
 
     def watch(self, hold: Hold) -> None:
         """Looks at a hold when it could be lost."""
-        self._call_at(hold.until, lambda: self._look(hold))
+        if hold.kept is not None:
+            hold.kept.line.watch()
+        else:
+            self.call_at(hold.until, lambda: self._look(hold))
 
     def _look(self, hold: Hold) -> None:
         if hold.doubtful:
@@ -379,6 +408,28 @@ class Home:
     def is_settled(self) -> bool:
         """Whether nothing is being given back."""
         return all(node.core.is_settled for node in list(self.nodes.values()))
+
+    def forget_given_back(self) -> None:
+        """Of what was kept, the core has given back what nobody has used in time, or somebody else wanted."""
+        if len(self.holds) < self._many_holds:
+            return
+        for id_, hold in list(self.holds.items()):
+            if hold.kept is not None and hold.kept.line.rest is hold and hold.until == 0:
+                hold.kept.line.rest = None
+                del self.holds[id_]
+        self._many_holds = len(self.holds) * 2 + _MANY
+
+    def clear_lines(self) -> None:
+        """The program ends, or the loop. Of kept locks, what nobody uses is given back."""
+        with self.mutex:
+            for line in list(self.lines.values()):
+                line.clear()
+
+    def end_lines(self) -> None:
+        """It is closed: whoever waits for a kept lock is told so."""
+        with self.mutex:
+            for line in list(self.lines.values()):
+                line.end()
 
     def lose_all(self) -> None:
         """The program ends its session. Who holds is told."""

@@ -96,7 +96,7 @@ class Core:
         Afterwards all `outputs` are to be done.
         """
         self._now = now = max(self._now, now)
-        if self.wakes_at is not None and now > self.wakes_at + _LATE:
+        if self._is_late(now):
             self._begin_anew()
         what(self, *said)
         if self._is_closed and not self._claims:
@@ -273,8 +273,8 @@ class Core:
     def use(self, call: int, hold: int, most: int) -> None:
         """Somebody here takes a hold that is at hand, or that somebody else here has just given up.
 
-        At most so many in a row, once somebody else waits for it. What is in doubt is not used: to ask for it anew takes
-        no longer than to ask whether it is held.
+        At most so many in a row, once somebody else waits for it. What is in doubt is not used: to ask for it anew
+        takes no longer than to ask whether it is held.
         """
         claim = self._held(hold)
         if claim is not None and self._now < self._until(claim) and not (claim.called and claim.uses >= most):
@@ -284,6 +284,25 @@ class Core:
             return
         self.drop(hold)
         self.outputs.append(Ended(call, Outcome("not held")))
+
+    def keeps_at_once(self, now: int, hold: int, idle: int) -> bool:
+        """The same as `keep` in no time: no step is taken. False: there is more to do, or it is in doubt."""
+        claim = self._claims.get(hold)
+        if claim is None or not claim.wanted or claim.called or self._is_late(now) or self._until(claim) <= now:
+            return False
+        until = now + idle
+        if self._looks.get(hold, FOREVER) > until:
+            return False
+        claim.idle = until
+        return True
+
+    def uses_at_once(self, now: int, hold: int) -> bool:
+        """The same as `use` of what is at hand."""
+        claim = self._claims.get(hold)
+        if claim is None or not claim.wanted or claim.idle is None or self._is_late(now) or self._until(claim) <= now:
+            return False
+        claim.idle = None
+        return True
 
     def _about_hold(self, call: int, about: str, hold: int, within: int) -> Claim | None:
         """A call about a hold begins. None: it has ended already, for it is none."""
@@ -918,6 +937,9 @@ class Core:
         self._ask(pair, Sent(id_, kind, now, lease), words)
 
     # Time.
+
+    def _is_late(self, now: int) -> bool:
+        return self.wakes_at is not None and now > self.wakes_at + _LATE
 
     def _begin_anew(self) -> None:
         """This process stood still: all limits begin anew, and it asks before it judges."""

@@ -21,10 +21,12 @@ from .._clock import LOOK_AGAIN, millis, now
 from .._core.core import Core
 from .._core.step import Outcome
 from .._flow import Flow
+from .._hold import Hold
+from .._line import Line
 from .._lock import Held
 from .._owners import OWNERS
 from .._redis import is_final, own_settings
-from .._shell import PATIENCE, Homes, Link, Node, Pending
+from .._shell import PATIENCE, Homes, Link, Node, Pending, Waiter
 from .._shell import Home as Shared
 from ..errors import LockLost
 
@@ -34,6 +36,8 @@ T = TypeVar("T")
 
 # How long a cancelled acquire waits for what it takes back. After that it goes on in the background.
 _CANCEL_WAIT = 0.1
+# For how many milliseconds kept locks are taken without a turn of the loop.
+_TURN = 5
 
 
 async def run(flow: Flow[T]) -> T:
@@ -134,6 +138,8 @@ class Home(Shared):
         self._settled = asyncio.Event()
         # How many wait for it.
         self._settles = 0
+        # Since when the loop is to turn once more, if it is.
+        self._turns_since: int | None = None
 
     # What flows ask for.
 
@@ -166,22 +172,25 @@ class Home(Shared):
 
     async def wait(self, pending: Pending, seconds: float | None) -> Outcome | None:
         """Waits for the outcome."""
-        if pending.outcome is not None:
-            return pending.outcome
+        await self.wait_for(pending, seconds)
+        return pending.outcome
+
+    async def wait_for(self, waiter: Waiter, seconds: float | None) -> None:
+        if waiter.outcome is not None:
+            return
         future: asyncio.Future[None] = self.loop.create_future()
 
         def wake() -> None:
             if not future.done():
                 future.set_result(None)
 
-        pending.wake = wake
+        waiter.wake = wake
         timer = None if seconds is None else self.loop.call_later(seconds, wake)
         try:
             await future
         finally:
             if timer is not None:
                 timer.cancel()
-        return pending.outcome
 
     async def pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -194,6 +203,24 @@ class Home(Shared):
         self.holds.pop(call, None)
         if not self.closed_by_loop:
             self.step(node, Core.drop, call)
+
+    def leave(self, line: Line, hold: Hold) -> None:
+        if not self.closed_by_loop:
+            line.done(hold)
+
+    async def let_others(self) -> None:
+        """Lets the loop turn, if it has not for long: who takes what is at hand again and again waits for nothing.
+
+        Other tasks have their turns then, and other processes are heard who want it.
+        """
+        if self._turns_since is None:
+            self._turns_since = millis()
+            self.loop.call_soon(self._turned)
+        elif millis() - self._turns_since >= _TURN:
+            await asyncio.sleep(0)
+
+    def _turned(self) -> None:
+        self._turns_since = None
 
     def start(self, flow: Flow[None]) -> None:
         """Runs a flow in a task."""
@@ -285,12 +312,12 @@ class Home(Shared):
                 timer.cancel()
             self._timers[node] = self.loop.call_at(when, self._due, node)
 
-    def _call_at(self, at: int, call: Callable[[], object]) -> None:
+    def call_at(self, at: int, call: Callable[[], object]) -> None:
         if self.closed_by_loop or self.loop.is_closed():
             return
         wait = max(at / 1000 - now(), 0)
         if wait > LOOK_AGAIN:
-            self.loop.call_later(LOOK_AGAIN, self._call_at, at, call)
+            self.loop.call_later(LOOK_AGAIN, self.call_at, at, call)
         else:
             # Behind what has arrived by then.
             self.loop.call_later(wait, self.loop.call_soon, call)
@@ -340,6 +367,9 @@ class Home(Shared):
 
     def _end_with_loop(self) -> None:
         self.closed = self.closed_by_loop = True
+        if not self.loop.is_closed():
+            # What is sent here goes out at once.
+            self.clear_lines()
         for hold in list(self.holds.values()):
             hold.lose("disconnected")
         self.holds.clear()
@@ -352,6 +382,7 @@ class Home(Shared):
         for pending in list(self.calls.values()):
             pending.outcome = Outcome("closed")
             pending.wake()
+        self.end_lines()
         if not self.loop.is_closed():
             for task in list(self._background):
                 task.cancel()
@@ -365,6 +396,7 @@ class Home(Shared):
             self.begin(call, Core.close, PATIENCE)
             pending.append(call)
         self.closed = True
+        self.end_lines()
         for call in pending:
             await self.wait(call, None)
         if self._keeper is not None:

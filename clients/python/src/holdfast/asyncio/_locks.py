@@ -64,7 +64,10 @@ class Lock(LockBase):
     async def _take(self, wait: float, token: str | bytes | None, actor: int | None) -> bool:
         hold = self._new_hold(token, actor)
         try:
-            return await self._cancellable(hold, self._acquiring(hold, wait))
+            if not self._is_at_hand(hold):
+                return await self._cancellable(hold, self._acquiring(hold, wait))
+            await cast(Home, hold.home).let_others()
+            return True
         except BaseException:
             self._interrupted(hold)
             raise
@@ -75,7 +78,8 @@ class Lock(LockBase):
         When it is cancelled, the lock is given back in the background; calling it once more is harmless.
         """
         hold = self._current("release")
-        await self._cancellable(hold, self._releasing(hold))
+        if not self._is_put_back(hold):
+            await self._cancellable(hold, self._releasing(hold))
 
     async def extend(self, additional_time: Number, replace_ttl: bool = False) -> Literal[True]:
         """Adds to the timeout, or sets it to `additional_time` from now. Raises LockLost if the lock is lost."""

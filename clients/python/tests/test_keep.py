@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import math
+import signal
 import threading
 
 import pytest
@@ -387,6 +388,29 @@ def test_a_handle_that_is_collected_gives_it_to_the_next_one(kind, client, admin
         assert requests(admin) == {"acquire": 1}
 
 
+async def test_who_takes_it_again_and_again_lets_others_go_on(server, other, admin, name):
+    client = redis.asyncio.Redis(host=HOST, port=server.port)
+    uses = 0
+
+    async def work():
+        nonlocal uses
+        while True:
+            async with holdfast.asyncio.Lock(client, name, keep=LONG):
+                uses += 1
+
+    task = asyncio.create_task(work())
+    for _ in range(20):
+        before = uses
+        await asyncio.sleep(0.001)
+        assert not task.done()
+    assert uses > before > 100
+    task.cancel()
+    await asyncio.wait([task])
+    await holdfast.asyncio.Session(client).close()
+    await getattr(client, "aclose", client.close)()
+    assert requests(admin) == {"acquire": 1, "release": 1}
+
+
 def test_closing_ends_the_line(kind, client, admin, name):
     told = []
     first = kept(kind, client, name, on_lost=told.append)
@@ -729,6 +753,25 @@ def test_a_loss_while_nobody_uses_it_is_told_to_nobody(kind, client, admin, name
         assert lock.fence > fence
     assert not told
     assert not lost.is_set()
+
+
+def test_who_could_have_lost_it_asks_before_he_is_done(kind, own_server, name):
+    lock = kept(kind, kind.client(own_server.port), name)
+    lock.acquire()
+    hold = getattr(lock, "_inner", lock)._held().holds[-1]
+    own_server.signal(signal.SIGSTOP)
+    try:
+        until(lambda: hold.doubtful, "its lease is over")
+        join = in_thread(lock.release)
+        with pytest.raises(AssertionError):
+            join(0.2)
+    finally:
+        own_server.signal(signal.SIGCONT)
+    with pytest.raises(holdfast.LockLost):
+        join()
+    # Whoever is next goes on.
+    with kept(kind, lock.redis if kind.name == "threads" else lock._inner.redis, name):
+        pass
 
 
 @pytest.mark.parametrize("is_used", [True, False])

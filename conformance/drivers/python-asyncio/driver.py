@@ -36,7 +36,7 @@ def failure(error):
     kinds = {
         holdfast.Deadlock: "deadlock", holdfast.NoReplicas: "no-replicas", holdfast.WrongType: "wrong-type",
         holdfast.NotHeld: "not-held", redis.ConnectionError: "connection", redis.TimeoutError: "connection",
-        holdfast.LockError: "server", ValueError: "invalid",
+        holdfast.LockError: "server", ValueError: "invalid", TypeError: "invalid",
     }
     kind = next((kind for of, kind in kinds.items() if isinstance(error, of)), "server")
     return {"outcome": kind, "text": f"{type(error).__name__}: {error}"}
@@ -90,12 +90,17 @@ class Driver:
         return {"outcome": "held", "fence": lock.fence}
 
     def lock(
-        self, tell, keys, at=(), majority=(), lease=None, watched=False, limit=1, shared=False, replicas=0, ephemeral=False
+        self, tell, keys, at=(), majority=(), lease=None, watched=False, limit=1, shared=False, replicas=0, ephemeral=False,
+        keep=None, keep_uses=None
     ):
         told = {"thread_local": False, "on_lost": tell}
         terms = {"timeout": None if watched or not lease else lease / 1000}
         if watched and lease:
             terms["watched"] = lease / 1000
+        if keep is not None:
+            terms["keep"] = keep / 1000
+        if keep_uses is not None:
+            terms["keep_uses"] = keep_uses
         if majority:
             return holdfast.RedLock([self.client(url) for url in majority], keys[0], server_timeout=5, **terms, **told)
         terms |= {"replicas": replicas, "ephemeral": ephemeral}

@@ -11,7 +11,7 @@ ESCAPES = {"0": b"", "r": b"\r", "n": b"\n", "t": b"\t"}
 SPECIAL = {0x0D: "\\r", 0x0A: "\\n", 0x09: "\\t", 0x5C: "\\\\", 0x27: "\\'", 0x22: '\\"'}
 
 
-def played(script):
+def played(script, step=Core.step):
     """Plays a script, and writes it down again with what the core really does."""
     core = Core(Settings())
     lines = []
@@ -24,7 +24,7 @@ def played(script):
         elif line and not line.startswith("#"):
             at, what, *said = read(line)
             told = None if what is Core.wake else core.wakes_at
-            core.step(at, what, *said)
+            step(core, at, what, *said)
             while core.outputs:
                 lines.append(f"> {written(core.outputs.popleft())}")
             if core.wakes_at not in (None, told):

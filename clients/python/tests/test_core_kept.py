@@ -1,9 +1,14 @@
 """What the core does of a lock that is kept at hand, in small scripts of steps."""
 
+from pathlib import Path
+
 import pytest
 
+from holdfast._core.core import Core
+from holdfast._core.step import Ended, Outcome
 from steps import played
 
+SCRIPTS = sorted((Path(__file__).parents[2] / "core/steps").glob("*.txt"))
 ALIVE = r"*6\r\n$5\r\nalive\r\n:0\r\n*0\r\n$-1\r\n$-1\r\n$16\r\n3750\x2030000\x20667\x201\r\n"
 HELD = rf"""0 acquire 1 by a: keys k watchdog kept
 5 opened 1
@@ -142,3 +147,34 @@ def test_close_gives_back_what_is_at_hand():
 
 def test_what_nobody_knows():
     assert after("10 keep 5 for 5000\n11 use 2 hold 5 most 1") == ["ended 2 not held"]
+
+
+def at_once(core, at, what, *said):
+    """As the shells do it: without a step, where the core says that nothing else is to be done."""
+    if what is Core.keep and core.keeps_at_once(at, *said):
+        return
+    if what is Core.use and core.uses_at_once(at, said[1]):
+        core.outputs.append(Ended(said[0], Outcome("held")))
+        return
+    core.step(at, what, *said)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_what_is_done_at_once_is_the_same(script):
+    text = script.read_text()
+    assert played(text, at_once) == played(text)
+
+
+def test_what_is_done_at_once():
+    done = []
+
+    def step(core, at, what, *said):
+        before = core._now
+        at_once(core, at, what, *said)
+        if what in (Core.keep, Core.use):
+            done.append(core._now == before)
+
+    uses = "".join(f"{at} keep 1 for 5000\n{at} use {at} hold 1 most 1\n" for at in range(10, 20))
+    played(HELD + uses, step)
+    # The first one sets the alarm.
+    assert done == [False] + [True] * 19

@@ -16,7 +16,7 @@ from test_process import ends, program
 import holdfast
 import holdfast.asyncio
 from kinds import end_others
-from servers import HOST, holder, until, waiters
+from servers import HOST, Cluster, holder, until, waiters
 from test_lock import in_thread
 from test_reconnect import kill_session, sessions
 
@@ -27,6 +27,13 @@ LONG = 300
 def server(patient_server):
     """One whose requests can be counted, and whose leases do not run out meanwhile."""
     return patient_server
+
+
+@pytest.fixture
+def own_cluster():
+    cluster = Cluster()
+    yield cluster
+    cluster.close()
 
 
 @pytest.fixture
@@ -836,6 +843,48 @@ def test_in_a_cluster(kind, cluster, name):
                 fences.add(lock.fence)
         assert len(fences) == 1
     kind.Session(client).close()
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_its_slot_moves(kind, own_cluster, name, is_used):
+    cluster = own_cluster
+    client = kind.cluster(cluster.nodes[0].port)
+    source = cluster.masters[cluster.owner(name)]
+    target = cluster.masters[1 - cluster.owner(name)]
+    lock = kept(kind, client, name)
+    lock.acquire()
+    fence = lock.fence
+    if not is_used:
+        lock.release()
+    cluster.begin_move(cluster.slot(name), source, target)
+    cluster.finish_move(cluster.slot(name), source, target)
+    until(lambda: holder(target.client(), name)[b"client"], "it was taken along")
+    until(lambda: any(one.sent is None for one in claims(kind, client)), "it is known here")
+    if is_used:
+        lock.release()
+    with lock:
+        assert lock.fence == fence
+        lock.check()
+        assert lock.owned()
+
+
+async def test_a_block_that_is_stopped(server, admin, name):
+    client = redis.asyncio.Redis(host=HOST, port=server.port)
+
+    def lock():
+        return holdfast.asyncio.Lock(client, name, keep=LONG)
+
+    async with lock().while_held():
+        pass
+    with pytest.raises(holdfast.LockLost):
+        async with lock().while_held():
+            admin.execute_command("LOCK.FORCE", name)
+            await asyncio.sleep(50)
+    async with lock().while_held() as one:
+        one.check()
+    assert requests(admin) == {"acquire": 2}
+    await holdfast.asyncio.Session(client).close()
+    await getattr(client, "aclose", client.close)()
 
 
 # What can't be kept.

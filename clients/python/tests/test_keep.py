@@ -80,7 +80,7 @@ def queue(kind, client, name, count, order, **settings):
 # Nothing is sent.
 
 
-@pytest.mark.parametrize("what", ["Lock", "LockAll", "with replicas", "RLock"])
+@pytest.mark.parametrize("what", ["Lock", "LockAll", "ephemeral", "RLock"])
 def test_whoever_comes_next_asks_the_server_nothing(kind, client, admin, name, what):
     if what == "LockAll":
         make, words = lambda: kind.LockAll(client, [name, f"{name}:2"], keep=LONG), ("macquire", "mrelease")
@@ -502,6 +502,69 @@ def test_a_program_that_ends_with_some_waiting(server, name):
     assert ends(program(server, source)) == ""
 
 
+def test_a_program_that_is_interrupted_while_it_waits(server, name):
+    source = f"""
+        first = holdfast.Lock(client, "{name}", keep=300, thread_local=False)
+        first.acquire()
+        from holdfast._home import home_of
+        [line] = home_of(client).lines.values()
+
+        def interrupt():
+            while not line._waiting:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        try:
+            with holdfast.Lock(client, "{name}", keep=300):
+                raise AssertionError
+        except KeyboardInterrupt:
+            pass
+        first.release()
+        with holdfast.Lock(client, "{name}", keep=300, blocking_timeout=10):
+            pass
+        print(client.info("commandstats")["cmdstat_lock.acquire"]["calls"])
+        """
+    assert ends(program(server, source)) == "1\n"
+
+
+def test_a_fork_while_other_threads_use_kept_locks(server, name):
+    source = f"""
+        def work(number):
+            lock = holdfast.Lock(client, f"{name}:{{number % 2}}", keep=300)
+            while True:
+                with lock:
+                    pass
+
+        for number in range(4):
+            threading.Thread(target=work, args=(number,), daemon=True).start()
+        mine = holdfast.Lock(client, "{name}:mine", keep=300)
+        with mine:
+            pass
+        for _ in range(30):
+            child = os.fork()
+            if child == 0:
+                # A client of its own: redis-py's pool has a mutex, too.
+                client = redis.Redis(host="127.0.0.1", port={server.port})
+                with holdfast.Session(client), holdfast.Lock(client, "{name}:child", keep=300) as lock:
+                    lock.check()
+                del mine
+                os._exit(0)
+            until = time.monotonic() + 30
+            while os.waitpid(child, os.WNOHANG) == (0, 0):
+                if time.monotonic() > until:
+                    os.kill(child, signal.SIGKILL)
+                    print("a child hangs", flush=True)
+                    os._exit(1)
+                time.sleep(0.001)
+        with mine:
+            mine.check()
+        print("done", flush=True)
+        os._exit(0)
+        """
+    assert ends(program(server, source), 50) == "done\n"
+
+
 def test_the_child_of_a_fork_starts_afresh(server, admin, name):
     source = f"""
         lock = holdfast.Lock(client, "{name}", keep=300)
@@ -535,6 +598,16 @@ def test_the_child_of_a_fork_starts_afresh(server, admin, name):
 
 
 # Handles.
+
+
+def test_a_client_that_is_collected_gives_back_what_is_at_hand(server, admin, name):
+    client = server.client()
+    lock = holdfast.Lock(client, name, keep=LONG)
+    with lock:
+        pass
+    del client, lock
+    gc.collect()
+    until(lambda: not admin.exists(name), "it was given back")
 
 
 def test_each_use_has_a_handle_of_its_own(kind, client, name):
@@ -802,6 +875,7 @@ def test_an_ephemeral_one_is_lost_with_its_session(kind, client, admin, name):
         fence = lock.fence
     kill_session(admin)
     until(lambda: not admin.exists(name), "it is gone")
+    until(lambda: not any(claim.wanted for claim in claims(kind, client)), "it is known here")
     with lock:
         assert lock.fence > fence
 

@@ -650,14 +650,13 @@ def test_two_threads_that_release_the_same_use(kind, client, admin, name, who):
     assert requests(admin) == {"acquire": 1}
 
 
-def test_a_re_entrant_one(kind, client, admin, name):
-    if kind.name == "asyncio":
-        pytest.skip("each call of these tests is a task of its own")
-    lock = kind.RLock(client, name, keep=LONG)
+def test_a_re_entrant_one(server, admin, name):
+    client = server.client()
+    lock = holdfast.RLock(client, name, keep=LONG)
     with lock, lock:
         lock.check()
-        assert in_thread(lambda: kind.RLock(client, name, keep=LONG).acquire(blocking=False))() is False
-    assert in_thread(lambda: kind.RLock(client, name, keep=LONG).acquire(blocking=False))() is True
+        assert in_thread(lambda: holdfast.RLock(client, name, keep=LONG).acquire(blocking=False))() is False
+    assert in_thread(lambda: holdfast.RLock(client, name, keep=LONG).acquire(blocking=False))() is True
     assert requests(admin) == {"acquire": 1}
 
 

@@ -1,10 +1,12 @@
 """Kept locks: what is given back stays at hand, and whoever in this process comes next asks the server nothing."""
 
 import asyncio
-import contextlib
 import gc
+import linecache
 import math
+import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -291,40 +293,94 @@ def test_an_interrupted_waiter_holds_up_nobody(server, name):
     assert order == [0, 1]
 
 
-def test_soft_time_limits_anywhere_leave_a_line_that_goes_on(server, admin, name):
-    client = server.client()
+class Limit(Exception):
+    """From outside, as a soft time limit."""
 
-    class Limit(Exception):
+
+def interrupted_at(line, call):
+    """Calls it, and interrupts it before this line of holdfast's. Whether it came so far."""
+    seen = 0
+
+    def trace(frame, event, _):
+        nonlocal seen
+        code = frame.f_code.co_filename
+        if not code.startswith(os.path.dirname(holdfast.__file__)):
+            return None
+        # On leaving a block that line comes once more, and then nobody could leave it.
+        if event == "line" and not linecache.getline(code, frame.f_lineno).strip().startswith("with "):
+            seen += 1
+            if seen == line:
+                raise Limit
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    except Limit:
         pass
+    finally:
+        sys.settrace(None)
+    return seen >= line
 
-    import ctypes
 
-    threads, over = [], threading.Event()
+def at_every_line(call, then):
+    line = 1
+    while interrupted_at(line, call):
+        then()
+        line += 1
+    then()
+    return line
 
-    def work(lock):
-        while not over.is_set():
-            with contextlib.suppress(Limit, holdfast.LockError):
-                while not over.is_set():
-                    with lock:
-                        pass
 
-    for _ in range(4):
-        lock = holdfast.Lock(client, name, keep=LONG, blocking_timeout=5)
-        threads.append(threading.Thread(target=work, args=(lock,), daemon=True))
-        threads[-1].start()
-    for _ in range(200):
-        for thread in threads:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Limit))
-        over.wait(0.005)
-    over.set()
-    for thread in threads:
-        with contextlib.suppress(Limit):
-            thread.join(20)
-        assert not thread.is_alive()
-    gc.collect()
-    assert in_thread(lambda: holdfast.Lock(client, name, keep=LONG, thread_local=False).acquire())(20)
+def test_whoever_is_interrupted_anywhere_leaves_a_line_that_goes_on(server, admin, name):
+    client = server.client()
+    lock = None
+
+    def use():
+        lock.acquire()
+        lock.release()
+
+    def goes_on():
+        nonlocal lock
+        # What is interrupted after it was taken, or before it is given back, is the object's.
+        lock = None
+        gc.collect()
+        lock = holdfast.Lock(client, name, keep=LONG)
+        assert lock.acquire(blocking_timeout=10)
+        lock.release()
+
+    goes_on()
+    assert at_every_line(use, goes_on) > 50
     holdfast.Session(client).close()
-    until(lambda: not admin.exists(name), "nothing is left")
+    assert not admin.exists(name)
+
+
+def test_whoever_is_interrupted_anywhere_lets_the_next_one_have_it(server, admin, name):
+    client = server.client()
+    kind = type("Kind", (), {"home": staticmethod(holdfast._home.home_of), "Lock": holdfast.Lock})
+    lock, joins = None, []
+
+    def begin():
+        nonlocal lock
+        lock = kept(kind, client, name)
+        assert lock.acquire(blocking_timeout=10)
+        joins.append(in_thread(lambda: kept(kind, client, name, blocking_timeout=20).acquire()))
+        until(lambda: in_line(kind, client) == 1, "it waits")
+
+    def goes_on():
+        nonlocal lock
+        lock = None
+        gc.collect()
+        assert joins.pop()() is True
+        gc.collect()
+        begin()
+
+    begin()
+    assert at_every_line(lambda: lock.release(), goes_on) > 50
+    lock.release()
+    assert joins.pop()() is True
+    holdfast.Session(client).close()
+    assert not admin.exists(name)
 
 
 async def test_a_cancelled_waiter_holds_up_nobody(server, admin, name):

@@ -109,9 +109,11 @@ class Hold:
 
     def take_over(self, rest: Hold) -> None:
         """It goes on with what another one has left."""
-        self.id, self.owner, self.token = rest.id, rest.owner, rest.token
+        self.id, self.owner = rest.id, rest.owner
         self.home, self.node = rest.home, rest.node
         self.state = State.HELD
+        # It comes last: who has none has taken nothing, if he is interrupted here.
+        self.token = rest.token
 
     def lose(self, reason: str) -> LockLost:
         """It is lost. Everybody who wants to know is told, once."""

@@ -382,8 +382,8 @@ class Home(Shared):
         for pending in list(self.calls.values()):
             pending.outcome = Outcome("closed")
             pending.wake()
-        self.end_lines()
         if not self.loop.is_closed():
+            self.end_lines()
             for task in list(self._background):
                 task.cancel()
 

@@ -9,6 +9,7 @@ mod crowd;
 mod figures;
 mod handoff;
 mod herd;
+mod keep;
 mod machine;
 mod memory;
 mod neighbours;
@@ -37,7 +38,7 @@ type Section = fn(&Settings, &[Program]) -> Result<Findings>;
 /// It takes as long as all others together: measured when it is named, and in the quick form.
 const WORST: &str = "worst";
 
-const SECTIONS: [(&str, Section); 11] = [
+const SECTIONS: [(&str, Section); 12] = [
     ("pair", pair::run),
     ("handoff", handoff::run),
     ("crash", crash::run),
@@ -48,6 +49,7 @@ const SECTIONS: [(&str, Section); 11] = [
     ("clients", clients::run),
     ("service", service::run),
     ("herd", herd::run),
+    ("keep", keep::run),
     (WORST, worst::run),
 ];
 
@@ -58,6 +60,9 @@ fn main() -> Result<()> {
     }
     if arguments.next_if(|first| first == herd::PROCESS).is_some() {
         return herd::be_one(arguments);
+    }
+    if arguments.next_if(|first| first == keep::PROCESS).is_some() {
+        return keep::be_one(arguments);
     }
     let settings = Settings::parse(arguments)?;
     let sections = chosen(&settings)?;

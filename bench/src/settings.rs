@@ -19,7 +19,7 @@ usage: bench [--quick] [--out DIR] [--server PROGRAM]... [--redis-py PYTHON] [--
   --who NAME         only this one, in the sections pair, handoff and service: for a profile
   --million          a million requests that wait, in place of 100,000, in the section sessions
   SECTION            pair, handoff, crash, memory, neighbours, replicas, sessions, clients,
-                     service, herd, worst (default: all but worst, with --quick: all)";
+                     service, herd, keep, worst (default: all but worst, with --quick: all)";
 
 /// What one run measures.
 #[derive(Clone, Debug)]
@@ -139,6 +139,10 @@ pub struct Scale {
     pub service_window: Duration,
     /// Who comes back after a stall.
     pub herd: Herd,
+    /// Rounds of the kept locks.
+    pub keep_rounds: usize,
+    /// How long each uses them in a round.
+    pub keep_window: Duration,
     /// Rounds of each of the worst steps.
     pub worst_rounds: usize,
 }
@@ -188,6 +192,8 @@ impl Scale {
             service_rounds: 3,
             service_window: Duration::from_millis(800),
             herd: Herd { processes: 200, holds: 100, waits: 100, stall: Duration::from_secs(15) },
+            keep_rounds: 5,
+            keep_window: Duration::from_secs(1),
             worst_rounds: 3,
         }
     }
@@ -223,6 +229,8 @@ impl Scale {
             service_rounds: 1,
             service_window: Duration::from_millis(60),
             herd: Herd { processes: 5, holds: 10, waits: 10, stall: Duration::from_millis(500) },
+            keep_rounds: 1,
+            keep_window: Duration::from_millis(100),
             worst_rounds: 1,
         }
     }

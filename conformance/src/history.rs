@@ -19,6 +19,8 @@ pub struct History {
     seen: Vec<Operation>,
     /// When somebody last did something behind the clients' backs: to a lock, or to all (none).
     meddled: BTreeMap<Option<String>, Micros>,
+    /// Two uses of what was kept at the same time: to the server they are one hold.
+    overlap: Option<String>,
 }
 
 /// An acquisition.
@@ -128,10 +130,12 @@ impl History {
         let Some(asked) = self.asked.get_mut(owner).filter(|it| it.stage == Stage::Runs) else { return };
         (asked.stage, asked.again) = (Stage::Over, Some(first.clone()));
         let from = asked.from;
-        if let Some(kept) = self.asked.get_mut(&first)
-            && kept.stage == Stage::Kept
-        {
-            (kept.stage, kept.released) = (Stage::Held, None);
+        match self.asked.get_mut(&first) {
+            Some(kept) if kept.stage == Stage::Kept => (kept.stage, kept.released) = (Stage::Held, None),
+            Some(kept) if kept.stage == Stage::Held && kept.released.is_none() => {
+                self.overlap = Some(format!("{owner} uses what was kept while another one uses it: {kept:?}"));
+            }
+            _ => {}
         }
         self.holds(&first, from, outcome.at);
     }
@@ -280,6 +284,7 @@ impl History {
     /// The violation, in words.
     pub fn judge(&mut self) -> Result<(), String> {
         self.settle();
+        self.overlap.clone().map_or(Ok(()), Err)?;
         judge(&self.seen).map_err(|violation| violation.to_string())
     }
 
@@ -291,6 +296,7 @@ impl History {
     /// The violation, in words.
     pub fn judge_what_is_certain(&mut self) -> Result<(), String> {
         self.settle();
+        self.overlap.clone().map_or(Ok(()), Err)?;
         let granted: BTreeSet<String> = self.seen.iter().filter_map(granted_to).map(str::to_owned).collect();
         self.seen.retain(|it| match &it.request {
             Request::Acquire(_) => granted_to(it).is_some(),
@@ -421,6 +427,12 @@ mod tests {
         };
         assert_eq!(seen(7, false, 8), Ok(()));
         assert_eq!(seen(8, false, 9), Ok(()));
+        let mut history = History::default();
+        for hold in ["a", "a2"] {
+            history.asks("A", hold, &["k".to_owned()], &Terms { keep: Some(1_000), ..Terms::default() });
+            history.acquired("A", hold, &outcome("held", Some(7), None));
+        }
+        assert!(history.judge().is_err_and(|it| it.contains("another one uses it")), "both at once");
         assert!(seen(7, true, 8).is_err(), "it is in use");
         assert!(seen(7, false, 7).is_err(), "another has the same fence");
         assert!(seen(6, false, 8).is_err(), "an older one");

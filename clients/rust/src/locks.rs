@@ -389,6 +389,8 @@ impl Lock {
         self.check()?;
         let mut turn = None;
         if self.terms.kept {
+            // Whoever takes what is at hand again and again, and waits for nothing else, lets others run: they hear who wants it.
+            tokio::task::consume_budget().await;
             let same = Same { keys: self.keys.clone(), terms: self.terms.clone(), by: self.prefix.clone() };
             let Some(its) = self.client.turn(Arc::new(same), self.keep, deadline).await else { return Ok(None) };
             match Hold::again(&self.client, its) {

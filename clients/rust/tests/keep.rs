@@ -102,6 +102,27 @@ async fn no_time_is_as_without() {
     assert!(is_free(&server, "a"));
 }
 
+/// A task that does nothing but take it again and again keeps nobody out for good, also if it has the only thread.
+#[tokio::test]
+async fn whoever_takes_it_without_a_pause_hears_who_wants_it() {
+    let server = Server::start();
+    let (one, other) = (locks(&server), locks(&server));
+    let lock = kept(&one);
+    let is_over = Arc::new(AtomicUsize::new(0));
+    let over = is_over.clone();
+    let busy = tokio::spawn(async move {
+        while over.load(Ordering::Relaxed) == 0 {
+            granted(&lock).await.release().await.unwrap();
+        }
+    });
+    for _ in 0..10 {
+        granted(&kept(&other)).await.release().await.unwrap();
+        other.settle().await;
+    }
+    is_over.store(1, Ordering::Relaxed);
+    busy.await.unwrap();
+}
+
 #[tokio::test]
 async fn those_in_one_process_have_it_in_the_order_in_which_they_asked() {
     let server = Server::start();

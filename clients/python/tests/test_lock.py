@@ -420,7 +420,8 @@ def test_locks_of_clients_that_share_a_pool_share_a_session(kind, own_server, na
             other = kind._in_loop(lambda: redis.asyncio.Redis(connection_pool=client.connection_pool))
         locks.append(kind.Lock(other, f"{name}:{number}"))
         locks[-1].acquire()
-    assert len(admin.client_list()) == before
+    # (The one by which the server was tried after its start may have been there still.)
+    assert len(admin.client_list()) <= before
 
 
 def test_many_wait_with_few_connections(kind, own_server, name):

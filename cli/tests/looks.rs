@@ -1,9 +1,9 @@
 //! `show`, `ls`, `force`, `completions`, the man page.
 
 use serde_json::Value;
-use support::{Server, workspace};
+use support::{Server, until, workspace};
 
-use crate::common::{contended, done, holdfast, is_free, say};
+use crate::common::{SOON, contended, done, holdfast, is_free, say, waiters};
 use crate::schema;
 
 #[test]
@@ -69,6 +69,25 @@ fn top_once_is_a_table_or_json() {
     let no_terminal = done(holdfast(&server).arg("top"));
     assert_eq!(no_terminal.code, Some(64));
     assert!(no_terminal.err.contains("--once"), "{}", no_terminal.err);
+}
+
+/// So nobody hunts for a holder that does nothing.
+#[test]
+fn a_lock_that_may_be_kept_unused_is_shown_as_one() {
+    let server = Server::start();
+    let mut session = server.raw();
+    let id: String = redis::from_redis_value(session.call(&[b"LOCK.OWNER"])).unwrap();
+    let _: i64 = say(&server, &format!("LOCK.ACQUIRE a alice WANTED SESSION {id}"));
+    let text = done(holdfast(&server).args(["show", "a"]));
+    assert!(text.out.contains("(kept)"), "{}", text.out);
+    let json = done(holdfast(&server).args(["show", "--json", "a"]));
+    let json: Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!(json["holders"][0]["kept"], true);
+    let mut waiting = server.raw();
+    waiting.send(&[b"LOCK.ACQUIRE", b"a", b"bob", b"WAIT", b"0"]).unwrap();
+    until(SOON, "bob waits", || waiters(&server, "a") == 1);
+    let top = done(holdfast(&server).args(["top", "--once"]));
+    assert!(top.out.contains("alice (kept)"), "{}", top.out);
 }
 
 /// One shape for all three, which is written down.

@@ -231,7 +231,7 @@ pub fn wake_for_ties(ctx: Ctx) {
     }
 }
 
-/// Tells the sessions that hold this lock and asked for it (`WANTED`) that somebody wants it, and cannot have it.
+/// Tells the session that holds this lock, if it asked for that (`WANTED`), that somebody wants it, and cannot have it.
 pub fn tell_wanted(ctx: Ctx, db: i32, name: &[u8]) {
     if state::with(|state| state.wanted(db, name)) {
         timer::wake_for_replies(ctx);

@@ -126,7 +126,7 @@ pub fn wait(
 ) -> Result<Replied, String> {
     let Terms { demand, tying, replicas } = *terms;
     let until = wait.until(now);
-    let holders = newly_contended(locks, &request.keys, now);
+    let holders = newly_contended(locks, &request.keys, now)?;
     let asking = deadlock::Request {
         id: state::with(|state| state.queue.next_id(arrived)),
         owner: request.owner.clone(),
@@ -164,10 +164,23 @@ pub fn wait(
 }
 
 /// Who holds those of the locks that nobody waits for so far.
-fn newly_contended(locks: &[Lock], keys: &[LockKey], now: Now) -> Vec<(LockKey, Vec<Owner>)> {
-    let new = locks.iter().zip(keys).filter(|(_, key)| !state::with(|state| state.is_contended(key.db, &key.name)));
+///
+/// # Errors
+///
+/// If they are too many to be noted in one step.
+fn newly_contended(locks: &[Lock], keys: &[LockKey], now: Now) -> Result<Vec<(LockKey, Vec<Owner>)>, String> {
+    let is_new = |key: &LockKey| !state::with(|state| state.is_contended(key.db, &key.name));
+    let new: Vec<(&Lock, &LockKey)> = locks.iter().zip(keys).filter(|(_, key)| is_new(key)).collect();
+    let (all, most) = (new.iter().map(|(lock, _)| lock.count() as u64).sum::<u64>(), config::MAX_HOLDERS.get());
+    if new.len() > 1 && all > most {
+        return Err(format!(
+            "ERR too many holders of these {} locks to wait for them in one request: all together they have {all}, and may \
+             have no more than one lock may have (holdfast.max-holders is {most})",
+            locks.len()
+        ));
+    }
     let owners = |lock: &Lock| lock.holders(now.millis()).into_iter().map(|(owner, _)| owner).collect();
-    new.map(|(lock, key)| (key.clone(), owners(lock))).collect()
+    Ok(new.into_iter().map(|(lock, key)| (key.clone(), owners(lock))).collect())
 }
 
 /// Withholds the answer to a grant or renewal of these holds until its replicas have confirmed it.

@@ -1,9 +1,7 @@
 //! 11. After a stall: the server stands still for longer than any client believes in it, and then all of them come back.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +12,7 @@ use serde_json::json;
 use support::resp::{self, Value};
 
 use crate::figures::whole;
+use crate::process::Process;
 use crate::report::{Findings, Table};
 use crate::server::{Program, Running, With};
 use crate::settings::{Herd, Settings};
@@ -105,7 +104,8 @@ fn measure(herd: &Herd, program: &Program, name: &'static str, words: &[PathBuf]
     }
     let mut processes = Vec::new();
     for number in 0..herd.processes {
-        processes.push(Process::start(words, server.port(), number, herd)?);
+        let numbers = [usize::from(server.port()), number, herd.holds, herd.waits];
+        processes.push(Process::start(words, numbers.map(|number| number.to_string()))?);
     }
     processes.iter_mut().try_for_each(Process::is_ready)?;
     let begin = Instant::now();
@@ -146,7 +146,7 @@ fn measure(herd: &Herd, program: &Program, name: &'static str, words: &[PathBuf]
     let mut moved: Vec<f64> = places.iter().filter_map(moved).collect();
     let (mut lost, mut ended) = (0, 0);
     for process in &mut processes {
-        let (holds, waits) = process.report()?;
+        let (holds, waits) = report(process)?;
         lost += holds;
         ended += waits;
     }
@@ -196,54 +196,12 @@ fn signal(server: &Running, signal: libc::c_int) -> Result<()> {
     Ok(())
 }
 
-/// One of the processes.
-struct Process {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Process {
-    fn start(words: &[PathBuf], port: u16, number: usize, herd: &Herd) -> Result<Self> {
-        let mut child = Command::new(&words[0])
-            .args(&words[1..])
-            .args([usize::from(port), number, herd.holds, herd.waits].map(|number| number.to_string()))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("starting a process")?;
-        let input = child.stdin.take().context("its input")?;
-        let output = BufReader::new(child.stdout.take().context("its output")?);
-        Ok(Self { child, input, output })
-    }
-
-    fn line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        self.output.read_line(&mut line)?;
-        Ok(line.trim().to_owned())
-    }
-
-    fn is_ready(&mut self) -> Result<()> {
-        match self.line()?.as_str() {
-            "ready" => Ok(()),
-            other => bail!("a process is not ready: {other:?}"),
-        }
-    }
-
-    /// How many of its holds are lost, and how many of its waits have ended.
-    fn report(&mut self) -> Result<(usize, usize)> {
-        self.input.write_all(b"report\n")?;
-        let line = self.line()?;
-        let (holds, waits) = line.split_once(' ').with_context(|| format!("a report: {line:?}"))?;
-        Ok((holds.parse()?, waits.parse()?))
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// How many of its holds are lost, and how many of its waits have ended.
+fn report(process: &mut Process) -> Result<(usize, usize)> {
+    process.tell("report")?;
+    let line = process.line()?;
+    let (holds, waits) = line.split_once(' ').with_context(|| format!("a report: {line:?}"))?;
+    Ok((holds.parse()?, waits.parse()?))
 }
 
 /// What one process with the client for Rust does: it holds and waits, says so, and reports when it is asked to.

@@ -2,9 +2,7 @@
 //!
 //! One process that takes the same lock again and again, ten of which each mostly takes its own, and ten that fight for one.
 
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -18,6 +16,7 @@ use crate::client::Client;
 use crate::contenders::{Lock, Redisson};
 use crate::crowd::{Crowd, Happened};
 use crate::figures::{ratio, whole};
+use crate::process::Process;
 use crate::report::{Findings, Goal, Table};
 use crate::server::{Program, Running, With};
 use crate::settings::{Scale, Settings};
@@ -53,6 +52,15 @@ struct Task {
     locks: usize,
     own: usize,
     window: Duration,
+}
+
+impl Task {
+    /// The arguments that say so to whoever has this name.
+    fn words(self, name: &str) -> Vec<String> {
+        let Self { port, number, processes, locks, own, window } = self;
+        let numbers = [usize::from(port), number, processes, locks, own, window.as_millis() as usize];
+        std::iter::once(name.to_owned()).chain(numbers.map(|number| number.to_string())).collect()
+    }
 }
 
 /// What it says of it.
@@ -169,15 +177,16 @@ fn round(
     (processes, locks, own): (usize, usize, usize),
 ) -> Result<Round> {
     let task = Task { port: server.port(), number: 0, processes, locks, own, window: scale.keep_window };
-    let all = (0..processes).map(|number| Process::start(words, name, Task { number, ..task }));
+    let all = (0..processes).map(|number| Process::start(words, Task { number, ..task }.words(name)));
     let mut all = all.collect::<Result<Vec<Process>>>()?;
     all.iter_mut().try_for_each(Process::is_ready)?;
     let asked = |server: &mut Running| -> Result<f64> {
         Ok(server.control.info("stats", "total_commands_processed")?.parse()?)
     };
     let (cpu, requests) = (server.control.server_cpu()?, asked(server)?);
-    all.iter_mut().try_for_each(Process::go)?;
-    let reports = all.iter_mut().map(Process::report).collect::<Result<Vec<Report>>>()?;
+    all.iter_mut().try_for_each(|process| process.tell("go"))?;
+    let report = |process: &mut Process| serde_json::from_str(&process.line()?).context("a report");
+    let reports = all.iter_mut().map(report).collect::<Result<Vec<Report>>>()?;
     // (Less the look itself.)
     let (cpu, requests) = (server.control.server_cpu()? - cpu, asked(server)? - requests - 2.0);
     let uses: Vec<u64> = reports.iter().map(|report| report.uses).collect();
@@ -257,59 +266,6 @@ fn table(rows: &[Row]) -> Table {
 /// With three digits that count, also below a microsecond.
 fn micros(micros: f64) -> String {
     if micros < 1.0 { format!("{:.3} µs", micros) } else { crate::figures::micros(micros) }
-}
-
-/// One of the processes.
-struct Process {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Process {
-    fn start(words: &[PathBuf], name: &str, task: Task) -> Result<Self> {
-        let Task { port, number, processes, locks, own, window } = task;
-        let numbers = [usize::from(port), number, processes, locks, own, window.as_millis() as usize];
-        let mut child = Command::new(&words[0])
-            .args(&words[1..])
-            .arg(name)
-            .args(numbers.map(|number| number.to_string()))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("starting a process")?;
-        let input = child.stdin.take().context("its input")?;
-        let output = BufReader::new(child.stdout.take().context("its output")?);
-        Ok(Self { child, input, output })
-    }
-
-    fn line(&mut self) -> Result<String> {
-        let mut line = String::new();
-        self.output.read_line(&mut line)?;
-        Ok(line)
-    }
-
-    fn is_ready(&mut self) -> Result<()> {
-        match self.line()?.trim() {
-            "ready" => Ok(()),
-            other => bail!("a process is not ready: {other:?}"),
-        }
-    }
-
-    fn go(&mut self) -> Result<()> {
-        Ok(self.input.write_all(b"go\n")?)
-    }
-
-    fn report(&mut self) -> Result<Report> {
-        serde_json::from_str(&self.line()?).context("a report")
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// What one process does: it is ready, waits for its word, uses locks for a while, and reports.

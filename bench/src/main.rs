@@ -15,6 +15,7 @@ mod memory;
 mod neighbours;
 mod pair;
 mod plot;
+mod process;
 mod redis_py;
 mod relay;
 mod replicas;

@@ -16,7 +16,7 @@ usage: bench [--quick] [--out DIR] [--server PROGRAM]... [--redis-py PYTHON] [--
   --out DIR          where results go (default: bench/results, with --quick: target/bench-quick)
   --server PROGRAM   a server to measure on (default: redis-server)
   --redis-py PYTHON  a Python that has redis-py, to measure its Lock too
-  --who NAME         only this one, in the sections pair, handoff and service: for a profile
+  --who NAME         only this one, in the sections pair, handoff, service, keep: for a profile
   --million          a million requests that wait, in place of 100,000, in the section sessions
   SECTION            pair, handoff, crash, memory, neighbours, replicas, sessions, clients,
                      service, herd, keep, worst (default: all but worst, with --quick: all)";

@@ -154,7 +154,8 @@ fn keep(seed: u64, lines: &mut [Line]) {
     }
     for line in lines {
         let Line::Request(_, words) = line else { continue };
-        let may = words.iter().any(|word| word == "SESSION") && !words.iter().any(|word| word == "LOCK.CANCEL");
+        let has = |word: &str| words.iter().any(|it| it == word);
+        let may = has("SESSION") && !["LOCK.CANCEL", "SHARED", "LIMIT"].into_iter().any(has);
         if may && random.one_in(2) {
             words.push("WANTED".into());
         }

@@ -21,6 +21,9 @@ const MAX_KEY: usize = 1024;
 /// keys, so what was taken in one step can be renewed and given back in one.
 const MOST_KEYS: usize = 128;
 
+/// The error for `WANTED` where several may hold. (All of them would have to be told, thousands in one step.)
+pub const NOT_OF_ONE: &str = "ERR WANTED is for a lock that has one holder: LIMIT 1, which is the default";
+
 /// The words that options begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
@@ -272,6 +275,9 @@ impl<'a> Options<'a> {
         }
         if self.tying.wanted && self.session.is_none() {
             return Err("ERR WANTED is answered by an event, so it must be given with SESSION".into());
+        }
+        if self.tying.wanted && self.limit.is_some_and(|limit| limit != Limit::MUTEX) {
+            return Err(NOT_OF_ONE.into());
         }
         match (self.waited, self.wait) {
             (Some(_), None) => {

@@ -4,7 +4,7 @@ use super::args::{self, Options, Word};
 use crate::answering;
 use crate::holding::{self, Grantee, look_all};
 use crate::keyspace::{self, Lock, Name};
-use crate::lock::{Deadline, Hold, LockKey, Token};
+use crate::lock::{Deadline, Hold, Limit, LockKey, Token};
 use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
@@ -83,6 +83,10 @@ pub(super) fn renew_all(
     }
     let mut locks = look_all(ctx, names, owner.text(), now)?;
     holding::one_at_a_time(ctx, names.iter().copied(), owner.text(), Some(ctx.client_id()))?;
+    let is_one_of_several = |lock: &Lock| lock.held().is_some() && lock.limit() != Some(Limit::MUTEX);
+    if terms.tying.wanted && locks.iter().any(is_one_of_several) {
+        return Err(args::NOT_OF_ONE.into());
+    }
     let grantee = Grantee { owner: &owner, client, on_behalf, terms: &terms };
     let tokens: Vec<Option<Token>> = locks.iter_mut().map(|lock| prolong(lock, grantee, options, now)).collect();
     let name = |(lock, token): (&Lock, &Option<Token>)| {

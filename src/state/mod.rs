@@ -187,17 +187,13 @@ impl State {
         self.call_reader(tie.client);
     }
 
-    /// Somebody waits for a lock, or was refused because of it: notifies those sessions that hold it and asked for that.
-    /// Returns whether there is any.
+    /// Somebody waits for a lock, or was refused because of it: notifies the session that holds it, if that asked to be
+    /// told. Returns whether it did.
     pub fn wanted(&mut self, db: i32, name: &[u8]) -> bool {
-        if !self.ties.asks(db, name) {
-            return false;
-        }
-        let asking = self.ties.take_asking(db, name);
-        for tie in &asking {
-            self.sessions.wanted(tie);
-            self.call_reader(tie.client);
-        }
+        let Some(tie) = self.ties.take_asking(db, name) else { return false };
+        let client = tie.client;
+        self.sessions.wanted(tie);
+        self.call_reader(client);
         true
     }
 

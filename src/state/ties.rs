@@ -262,8 +262,8 @@ struct Tables {
     by_id: BTreeMap<TieId, Tie>,
     by_client: Map<u64, BTreeSet<Rank>>,
     by_hold: KeyMap<OfLock>,
-    /// Those whose sessions have yet to be told that somebody waits.
-    asking: KeyMap<BTreeSet<TieId>>,
+    /// Those whose sessions have yet to be told that somebody waits: of a lock that has one holder, the tie of that.
+    asking: KeyMap<TieId>,
     due: BTreeSet<(Millis, TieId)>,
     /// Those that were or may have been granted together with others, by the token of that grant.
     together: BTreeSet<(Token, TieId)>,
@@ -303,7 +303,7 @@ impl Tables {
         self.by_client.get_or_insert_with(tie.client, BTreeSet::new).insert(tie.rank(id));
         self.by_hold.get_or_default(&tie.key()).by_owner.insert(tie.owner.clone(), id);
         if tie.asks() {
-            self.asking.get_or_default(&tie.key()).insert(id);
+            self.asking.insert(tie.key(), id);
         }
         self.due.extend(tie.due.map(|due| (due, id)));
         self.together.extend(tie.together.map(|token| (token, id)));
@@ -332,10 +332,7 @@ impl Tables {
             }
         }
         let db = tie.home.get();
-        if let Some(asking) = self.asking.get_mut(db, &tie.name)
-            && asking.remove(&id)
-            && asking.is_empty()
-        {
+        if self.asking.get(db, &tie.name) == Some(&id) {
             self.asking.remove(db, &tie.name);
         }
         if let Some(of_lock) = self.by_hold.get_mut(db, &tie.name) {
@@ -351,7 +348,7 @@ impl Tables {
     fn ask(&mut self, id: TieId) {
         if let Some(tie) = self.by_id.get_mut(&id) {
             (tie.tying.wanted, tie.told) = (true, false);
-            self.asking.get_or_default(&tie.key()).insert(id);
+            self.asking.insert(tie.key(), id);
         }
     }
 
@@ -580,15 +577,14 @@ impl Ties {
         self.live.asking.get(db, name).is_some()
     }
 
-    /// Those ties of a lock whose sessions have yet to be told that somebody waits for it: they are being told.
-    pub fn take_asking(&mut self, db: i32, name: &[u8]) -> Vec<Tie> {
-        let asking = self.live.asking.remove(db, name).unwrap_or_default();
-        let told = asking.into_iter().filter_map(|id| {
-            let tie = self.live.by_id.get_mut(&id)?;
-            tie.told = true;
-            Some(tie.clone())
-        });
-        told.collect()
+    /// The tie of a lock whose session has yet to be told that somebody waits for it: it is being told.
+    pub fn take_asking(&mut self, db: i32, name: &[u8]) -> Option<&Tie> {
+        // Mostly nobody asks, and to find that out costs less than to remove nothing.
+        let id = *self.live.asking.get(db, name)?;
+        self.live.asking.remove(db, name);
+        let tie = self.live.by_id.get_mut(&id)?;
+        tie.told = true;
+        Some(tie)
     }
 
     /// How many locks may be held unused until somebody waits for them.
@@ -992,11 +988,10 @@ impl Ties {
         };
         let leases = it.by_client.keys().all(|client| self.shortest_lease(*client) == shortest(client));
         let due = it.by_id.values().filter(|tie| tie.due.is_some()).count();
-        let asks = it.by_id.iter().filter(|(_, tie)| tie.asks());
-        let asking: BTreeSet<TieId> =
-            it.asking.keys().flat_map(|key| it.asking.get(key.db, &key.name).cloned().unwrap_or_default()).collect();
-        let is_asked = |(id, tie): (&TieId, &Tie)| {
-            it.asking.get(tie.home.get(), &tie.name).is_some_and(|asking| asking.contains(id))
+        // (What has ended unnoticed may have asked, too, for the same lock.)
+        let asks = |key: LockKey| {
+            let tie = it.asking.get(key.db, &key.name).and_then(|id| it.by_id.get(id));
+            tie.is_some_and(|tie| tie.asks() && tie.key() == key)
         };
         let unread = it.unread.iter().all(|(client, ids)| {
             !ids.is_empty() && ids.iter().all(|id| it.by_id.get(id).is_some_and(|tie| tie.client == *client))
@@ -1006,8 +1001,7 @@ impl Ties {
             && holds == it.by_id.len()
             && clients
             && due == it.due.len()
-            && asks.clone().count() == asking.len()
-            && asks.clone().all(is_asked)
+            && it.asking.keys().all(asks)
             && it.together.iter().all(|(_, id)| it.by_id.contains_key(id))
             && it.groups.keys().all(|token| it.of_grant(*token).next().is_some() || it.ended_groups.contains(token))
             && it.members.values().all(|token| it.groups.contains_key(token))

@@ -1,10 +1,10 @@
 //! `WANTED`: a session is told when somebody else wants what it holds, once.
 
 use redis::Value;
-use support::Server;
+use support::{Raw, Server};
 
 use super::session::{Event, Session};
-use crate::common::{error, info_number, int};
+use crate::common::{deadline, error, info_number, int};
 use crate::replicas::group::Group;
 use crate::speak::{Reply, holders};
 use crate::waiter::{Speak, Tell, Waiter, assert_held};
@@ -46,10 +46,9 @@ fn who_is_not_told() {
     let mut client = server.raw();
     let mut session = Session::open(&server);
     session.take(&mut client, "LOCK.ACQUIRE unasked owner WATCHDOG");
-    session.take(&mut client, "LOCK.ACQUIRE shared owner SHARED WANTED");
+    session.take(&mut client, "LOCK.ACQUIRE shared owner SHARED");
     session.take(&mut client, "LOCK.ACQUIRE key owner WANTED");
     client.order("LOCK.ACQUIRE unasked other");
-    client.take("LOCK.ACQUIRE shared other SHARED");
     assert_eq!(session.ask(&mut client, "LOCK.ACQUIRE key owner NEW WANTED"), Value::Nil);
     session.take(&mut client, "LOCK.ACQUIRE key owner");
     client.take("LOCK.ACQUIRE another other");
@@ -57,10 +56,8 @@ fn who_is_not_told() {
     client.take("LOCK.ACQUIRE key other");
     client.order("LOCK.ACQUIRE key third");
     client.order("SELECT 0");
+    client.order("LOCK.ACQUIRE shared other");
     session.hears_nothing(&mut client);
-    // A writer is told of by the readers that asked.
-    assert_eq!(client.say("LOCK.ACQUIRE shared writer"), Value::Nil);
-    assert_eq!(session.event().kind, "wanted");
 }
 
 /// Behind a grant somebody may wait already: that is told at once, and not before the grant.
@@ -149,6 +146,27 @@ fn it_shows() {
     client.order("LOCK.RELEASE key owner");
     waiting.event().token_of(&["key"], "other");
     assert_held(&mut client, "key", "other");
+}
+
+/// Where thousands may hold, thousands would have to be told in one step.
+#[test]
+fn it_is_for_locks_that_have_one_holder() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let session = Session::open(&server);
+    for limit in ["SHARED", "LIMIT 2"] {
+        let refused = |line: &str, client: &mut Raw| {
+            let reply = session.ask(client, line);
+            assert!(error(&reply).1.contains("a lock that has one holder"), "{line}: {reply:?}");
+        };
+        refused(&format!("LOCK.ACQUIRE key owner {limit} WANTED"), &mut client);
+        assert_eq!(client.say("EXISTS key"), Value::Int(0));
+        session.take(&mut client, &format!("LOCK.ACQUIRE key owner {limit} LEASE 50000"));
+        let before = deadline(&mut client, b"key");
+        refused("LOCK.RENEW key owner LEASE 90000 WANTED", &mut client);
+        assert_eq!(deadline(&mut client, b"key"), before, "nothing has changed");
+        client.order("LOCK.FORCE key");
+    }
 }
 
 #[test]

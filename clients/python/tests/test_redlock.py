@@ -1,13 +1,16 @@
 """RedLock: a majority of independent servers, of which some are down, slow, or late."""
 
+import collections
 import signal
 import threading
 import time
 
 import pytest
+import redis
 
 import holdfast
 from holdfast._clock import now
+from holdfast._home import Home
 from holdfast._order import server_name
 from holdfast._redlock import drift, majority
 from proxy import Proxy
@@ -207,6 +210,23 @@ def test_a_slow_server_is_left_out(kind, own_servers, name):
         until(lambda: votes(lock, own_servers, name) == 3, "it has a vote again")
     finally:
         proxy.close()
+
+
+def test_the_caller_reads_the_answers_of_all_servers(shared, name, monkeypatch):
+    """No other thread has to run for a RedLock that nobody else wants."""
+    reads = collections.Counter()
+    read = Home._read
+
+    def count(self, node, link, wire):
+        reads[wire is link.requests and threading.current_thread().name] += 1
+        read(self, node, link, wire)
+
+    monkeypatch.setattr(Home, "_read", count)
+    lock = holdfast.RedLock([redis.Redis(port=one.port) for one in shared], name, timeout=LONG)
+    for _ in range(50):
+        with lock:
+            pass
+    assert reads[threading.current_thread().name] > 4 * reads["holdfast-session"], reads
 
 
 def test_a_late_request_finds_nobody(kind, own_servers, name):

@@ -8,7 +8,7 @@ from holdfast._clock import millis
 from holdfast._core.core import Core
 from holdfast._core.step import Outcome, Terms
 from holdfast._hold import Hold
-from holdfast._redlock import Ballot, Majority
+from holdfast._redlock import Ballot, Majority, release
 
 TERMS = Terms(lease=10_000)
 SERVERS = 3
@@ -25,17 +25,19 @@ class Server:
         self.only = SimpleNamespace(core=core)
         self.pending = self.told = None
         self.given_back = False
+        self.asked, self.dropped = [], []
 
     def node(self, address):
         return self.only
 
-    def bell(self):
-        return SimpleNamespace(ring=lambda: None, wait=lambda seconds: None)
+    def wait(self, pending, seconds):
+        return pending.outcome
 
     def watch(self, hold):
         pass
 
     def begin(self, pending, what, *said):
+        self.asked.append(pending.id)
         if what is Core.acquire:
             self.pending = pending
             if self.token is not None:
@@ -50,7 +52,9 @@ class Server:
         self.pending.hold.granted(token)
 
     def drop(self, node, call):
+        assert node is self.only
         self.given_back = True
+        self.dropped.append(call)
 
 
 def begins(hold, servers):
@@ -96,3 +100,18 @@ def test_a_grant_after_the_fence_was_chosen_is_given_back_when_the_hold_begins(h
     assert hold.token == 7
     assert late.told is None
     assert late.given_back
+
+
+def test_whoever_is_interrupted_wants_no_answer_any_more_from_those_he_asked(hold):
+    servers = [Server(None, None) for _ in range(3)]
+    hold.parts = [Hold("a", (b"a",), TERMS, number, b"me") for number, _ in enumerate(servers)]
+    for part, one in zip(hold.parts, servers):
+        part.home, part.node = one, one.only
+    # The first one is not asked, so those asked are others than those who hold.
+    servers[0].suspect = True
+    flow = release(hold, 3, 1.0)
+    next(flow)
+    with pytest.raises(KeyboardInterrupt):
+        flow.throw(KeyboardInterrupt())
+    assert [set(one.asked) - set(one.dropped) for one in servers] == [set()] * 3
+    assert [len(one.asked) for one in servers] == [0, 1, 1]

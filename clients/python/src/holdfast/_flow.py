@@ -18,7 +18,7 @@ from ._core.step import FOREVER, NO_WAIT, Outcome
 from ._hold import Hold
 from ._owners import OWNERS
 from ._redis import refused
-from ._shell import HOPS, PATIENCE, Home, Node, Pending, elsewhere, nobody
+from ._shell import HOPS, PATIENCE, Home, Node, Pending, elsewhere
 
 T = TypeVar("T")
 Flow = Generator[Any, Any, T]
@@ -34,10 +34,10 @@ def wait_of(seconds: float) -> int:
     return FOREVER if seconds == math.inf else max(1, math.ceil(min(seconds, _LONGEST) * 1000))
 
 
-def ask_for(home: Home, node: Node, hold: Hold, wait: float, wake: Callable[[], object] = nobody) -> Pending:
+def ask_for(home: Home, node: Node, hold: Hold, wait: float) -> Pending:
     """Asks for a lock, and does not wait for the answer."""
     hold.home, hold.node = home, node
-    pending = Pending(hold.id, node, hold, wake)
+    pending = Pending(hold.id, node, hold)
     home.begin(pending, Core.acquire, b"", hold.keys, hold.terms, wait_of(wait), hold.owner)
     return pending
 

@@ -37,7 +37,7 @@ from ._line import Line
 from ._lock import Held
 from ._owners import OWNERS
 from ._redis import is_final, own_settings
-from ._shell import PATIENCE, Homes, Link, Node, Pending, Waiter, nobody
+from ._shell import PATIENCE, Homes, Link, Node, Pending, Waiter
 from ._shell import Home as Shared
 
 logger = logging.getLogger("holdfast")
@@ -132,19 +132,6 @@ class Wire:
             logger.debug("a connection did not close", exc_info=True)
 
 
-class Bell:
-    """What several calls ring."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self.ring = self._event.set
-
-    def wait(self, seconds: float) -> None:
-        """Returns when it was rung since the last time, or when the time is over."""
-        self._event.wait(min(seconds, threading.TIMEOUT_MAX))
-        self._event.clear()
-
-
 class Home(Shared):
     """Connections, waits and holds of one pool. Keeps no reference to it, so that it can end with it."""
 
@@ -188,9 +175,6 @@ class Home(Shared):
                 pending.follow()
             self.calls[pending.id] = pending
             self.step(pending.node, what, pending.id, *said)
-        if pending.wake is not nobody:
-            # Its caller will not wait for this one alone.
-            self._poke()
         if self._thread is None:
             self._drive()
 
@@ -203,11 +187,12 @@ class Home(Shared):
 
     def wait_for(self, waiter: Waiter, seconds: float | None) -> None:
         if waiter.outcome is None:
-            bell = Bell()
-            waiter.wake = bell.ring
+            event = threading.Event()
+            waiter.wake = event.set
             end = math.inf if seconds is None else now() + seconds
             while waiter.outcome is None and now() < end:
-                bell.wait(end - now())
+                event.wait(min(end - now(), threading.TIMEOUT_MAX))
+                event.clear()
 
     def _read_along(self, pending: Pending) -> None:
         node = pending.node
@@ -231,9 +216,6 @@ class Home(Shared):
 
     def pause(self, seconds: float) -> None:
         time.sleep(seconds)
-
-    def bell(self) -> Bell:
-        return Bell()
 
     def drop(self, node: Node, call: int) -> None:
         def drop() -> None:

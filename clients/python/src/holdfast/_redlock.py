@@ -20,7 +20,7 @@ from ._lock import LockBase, Name, Number, OnLost, milliseconds
 from ._order import is_cluster, server_name
 from ._owners import OWNERS
 from ._redis import failed, refused
-from ._shell import Home, Node, Pending
+from ._shell import Home, Node, Pending, Waiter
 from .errors import LockError
 
 # How long a server may take to answer, in seconds, if the program does not say otherwise.
@@ -128,11 +128,9 @@ class RedLockBase(LockBase):
         yield from enough(homes, self.server_timeout)
         ballot = Ballot([home for home in homes if not home.suspect], self.server_timeout)
         words = (b"LOCK.INFO", self._keys[0])
-        asked = [vote.ask(Core.request, words, ballot.patience_ms) for vote in ballot.votes]
-        yield from ballot.all_ended(asked)
+        asked = [(vote, vote.ask(Core.request, words, ballot.patience_ms)) for vote in ballot.votes]
         found = []
-        for vote, pending in zip(ballot.votes, asked):
-            kind, reply = pending.outcome or Outcome("unanswered")
+        for vote, (kind, reply) in (yield from answers(asked)):
             if kind != "answer":
                 vote.suspect()
             elif isinstance(reply, Failure):
@@ -204,19 +202,25 @@ class Vote:
         return self.pending is not None and self.kind is None and not self.home.suspect
 
     def ask(self, what: Callable[..., None], *said: Any) -> Pending:
-        """Asks its server. The bell rings when it has answered."""
-        pending = Pending(OWNERS.number(), self._node, self._hold, self._ballot.bell.ring)
+        """Asks its server, and does not wait for the answer."""
+        pending = Pending(OWNERS.number(), self._node, self._hold)
         self.home.begin(pending, what, *said)
         return pending
 
     def cast(self, wait: float) -> None:
         """Asks for the lock, standing in line for so long."""
         self._asked_at = now()
-        self.pending = flows.ask_for(self.home, self._node, self.hold, wait, self._ballot.bell.ring)
+        self.pending = flows.ask_for(self.home, self._node, self.hold, wait)
 
     def question(self) -> None:
         """Asks something behind that, over the same connection: then its answer, or that it waits, came before."""
         self._question = self.ask(Core.request, (b"LOCK.OWNER",), self._ballot.patience_ms)
+
+    def listen(self, seconds: float) -> Flow[None]:
+        """Waits until its server has decided, or has said what was asked behind that."""
+        pending = self._question or self.pending
+        if pending is not None:
+            yield self.home.wait(pending, seconds)
 
     @property
     def is_unheard(self) -> bool:
@@ -278,19 +282,8 @@ class Ballot:
     def __init__(self, homes: Sequence[Home], patience: float, holds: Sequence[Hold] | None = None) -> None:
         self.patience = patience
         self.patience_ms = max(round(patience * 1000), 1)
-        self.bell: Any = homes[0].bell() if homes else None
         each: Sequence[Hold | None] = holds or [None] * len(homes)
         self.votes = [Vote(self, home, hold) for home, hold in zip(homes, each)]
-
-    def all_ended(self, asked: Sequence[Pending]) -> Flow[None]:
-        """Waits for the outcome of each: each has its bound."""
-        try:
-            while any(pending.outcome is None for pending in asked):
-                yield self.bell.wait(self.patience)
-        except BaseException:
-            for vote, pending in zip(self.votes, asked):
-                vote.home.drop(pending.node, pending.id)
-            raise
 
     def head(self, first: Home | None, until: float, wait: float) -> Flow[Vote | None]:
         """Stands in line at the first server that answers. None: not granted there in time."""
@@ -302,7 +295,7 @@ class Ballot:
                 continue
             vote.cast(left)
             while vote.is_open and now() < until + self.patience:
-                yield self.bell.wait(self.patience / 2)
+                yield from vote.listen(self.patience / 2)
                 vote.judge()
             vote.check()
             if vote.is_granted:
@@ -319,17 +312,32 @@ class Ballot:
                 if wait > 0:
                     vote.question()
         end = now() + self.patience
-        while any(vote.is_unheard for vote in self.votes) and now() < end:
-            yield self.bell.wait(max(end - now(), 0))
         for vote in self.votes:
+            while vote.is_unheard and now() < end:
+                yield from vote.listen(end - now())
             if vote.is_unheard:
                 vote.suspect()
         # With a moment for the answers.
         end = now() + wait + self.patience / 4
         while self._is_undecided and now() < end:
-            yield self.bell.wait(max(end - now(), 0))
+            yield from self._next(end - now())
         for vote in self.votes:
             vote.check()
+
+    def _next(self, seconds: float) -> Flow[None]:
+        """Waits until one more server of those that let wait has decided."""
+        waiter = Waiter()
+
+        def ended() -> None:
+            waiter.outcome = Outcome("ended")
+            waiter.wake()
+
+        for vote in self.votes:
+            if vote.pending is not None:
+                vote.pending.wake = ended
+        # Those that have decided before wake nobody any more.
+        if self._is_undecided:
+            yield self.votes[0].home.wait_for(waiter, seconds)
 
     @property
     def _is_undecided(self) -> bool:
@@ -358,20 +366,31 @@ class Ballot:
 
     def confirm(self, votes: Sequence[Vote], lease: int | None, fence: int) -> Flow[list[Hold]]:
         """Begins the leases anew, under one token. Those where it is so now."""
-        asked = [vote.ask(Core.renew, vote.hold.id, lease, fence, self.patience_ms) for vote in votes]
-        yield from self.all_ended(asked)
+        asked = [(vote, vote.ask(Core.renew, vote.hold.id, lease, fence, self.patience_ms)) for vote in votes]
         confirmed = []
-        for vote, pending in zip(votes, asked):
-            kind, detail = pending.outcome or Outcome("unanswered")
-            if kind == "renewed" and detail == fence:
+        for vote, outcome in (yield from answers(asked)):
+            kind = outcome.kind
+            if kind == "renewed" and outcome.detail == fence:
                 confirmed.append(vote.hold)
             elif kind == "refused":
-                error = failed(pending.outcome, None, vote.hold.name, vote.hold.owner, fence)
+                error = failed(outcome, None, vote.hold.name, vote.hold.owner, fence)
                 if isinstance(error, LockError):
                     raise error
             elif kind == "unanswered":
                 vote.suspect()
         return [part for part in confirmed if part.held]
+
+
+def answers(asked: Sequence[tuple[Vote, Pending]]) -> Flow[list[tuple[Vote, Outcome]]]:
+    """Waits for the outcome of each: each has its bound, and all have begun."""
+    try:
+        for vote, pending in asked:
+            yield vote.home.wait(pending, None)
+    except BaseException:
+        for vote, pending in asked:
+            vote.home.drop(pending.node, pending.id)
+        raise
+    return [(vote, pending.outcome or Outcome("unanswered")) for vote, pending in asked]
 
 
 def acquire(homes: Sequence[Home], hold: Majority, wait: float, patience: float) -> Flow[bool]:
@@ -415,22 +434,20 @@ def release(hold: Majority, servers: int, patience: float) -> Flow[None]:
     ballot = Ballot([part.place[0] for part in hold.parts], patience, hold.parts)
     found = 0
     try:
-        asked, votes = [], []
+        asked = []
         for vote in ballot.votes:
             if vote.home.suspect:
                 found += 1
                 flows.give_up(vote.hold)
             else:
-                votes.append(vote)
-                asked.append(vote.ask(Core.release, vote.hold.id, ballot.patience_ms))
-        yield from ballot.all_ended(asked)
+                asked.append((vote, vote.ask(Core.release, vote.hold.id, ballot.patience_ms)))
+        answered = yield from answers(asked)
     except BaseException:
         hold.unheard = True
         for part in hold.parts:
             flows.give_up(part)
         raise
-    for vote, pending in zip(votes, asked):
-        kind = pending.outcome.kind if pending.outcome is not None else "unanswered"
+    for vote, (kind, _) in answered:
         found += kind not in ("not held", "lost")
         if kind == "unanswered":
             vote.suspect()

@@ -163,8 +163,6 @@ class Home:
     wait_for: Callable[[Waiter, float | None], Any]
     # Step: nothing, for so many seconds.
     pause: Callable[[float], Any]
-    # What several calls may ring when they have ended: `ring()`, and the step `wait(seconds)`.
-    bell: Callable[[], Any]
     # Nobody wants this call's answer any more, or this hold. In the background.
     drop: Callable[[Node, int], None]
     # This one wants no more of a kept lock. In the background.

@@ -104,25 +104,6 @@ class Wire(asyncio.Protocol):
         return -1 if one is None else int(one.fileno())
 
 
-class Bell:
-    """What several calls ring."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-        self.ring = self._event.set
-
-    async def wait(self, seconds: float) -> None:
-        """Returns when it was rung since the last time, or when the time is over."""
-        loop = asyncio.get_running_loop()
-        timer = None if seconds > 1e6 else loop.call_later(max(seconds, 0), self.ring)
-        try:
-            await self._event.wait()
-        finally:
-            if timer is not None:
-                timer.cancel()
-        self._event.clear()
-
-
 class Home(Shared):
     """Connections, waits and holds of one pool in one event loop. Keeps no reference to the pool."""
 
@@ -194,9 +175,6 @@ class Home(Shared):
 
     async def pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
-
-    def bell(self) -> Bell:
-        return Bell()
 
     def drop(self, node: Node, call: int) -> None:
         self.calls.pop(call, None)

@@ -38,7 +38,8 @@ class Server:
 
     def begin(self, pending, what, *said):
         self.asked.append(pending.id)
-        if what is Core.acquire:
+        if pending.id == pending.hold.id:
+            # An acquisition has the number of what it becomes.
             self.pending = pending
             if self.token is not None:
                 self.grant(self.token)

@@ -207,14 +207,18 @@ class Vote:
         self.home.begin(pending, what, *said)
         return pending
 
-    def cast(self, wait: float) -> None:
+    def cast(self, wait: float, *, with_question: bool = False) -> None:
         """Asks for the lock, standing in line for so long."""
         self._asked_at = now()
-        self.pending = flows.ask_for(self.home, self._node, self.hold, wait)
+        behind = self._question_behind if with_question else None
+        self.pending = flows.ask_for(self.home, self._node, self.hold, wait, behind)
 
-    def question(self) -> None:
+    def _question_behind(self, core: Core) -> None:
         """Asks something behind that, over the same connection: then its answer, or that it waits, came before."""
-        self._question = self.ask(Core.request, (b"LOCK.OWNER",), self._ballot.patience_ms)
+        # Its number is greater, so it is sent behind it.
+        self._question = Pending(OWNERS.number(), self._node, None)
+        self.home.calls[self._question.id] = self._question
+        core.request(self._question.id, (b"LOCK.OWNER",), self._ballot.patience_ms)
 
     def listen(self, seconds: float) -> Flow[None]:
         """Waits until its server has decided, or has said what was asked behind that."""
@@ -238,7 +242,7 @@ class Vote:
         if not self.is_open or silent < patience / 2:
             return
         if self._question is None:
-            self.question()
+            self._question = self.ask(Core.request, (b"LOCK.OWNER",), self._ballot.patience_ms)
         elif self._is_answered:
             # It has answered what was asked before, too: it lets wait.
             self._question, self._asked_at = None, now()
@@ -308,9 +312,7 @@ class Ballot:
         """Asks all who were not asked yet, and waits for a moment where there is a queue."""
         for vote in self.votes:
             if vote.pending is None and not vote.home.suspect:
-                vote.cast(wait)
-                if wait > 0:
-                    vote.question()
+                vote.cast(wait, with_question=wait > 0)
         end = now() + self.patience
         for vote in self.votes:
             while vote.is_unheard and now() < end:

@@ -98,6 +98,9 @@ impl Run<'_> {
     fn call(&mut self, index: usize, call: Call, hold: &str) {
         let client = &mut self.clients[index];
         let (from, bound) = (clock::now(), clock::after(BOUND + wait_of(&call)));
+        if let Call::Release { hold } = &call {
+            self.report.history.releases(&client.name, hold, from);
+        }
         match client.driver.call(&call) {
             Ok(id) => drop(client.calls.insert(id, (call, hold.to_owned(), from, bound))),
             Err(why) => self.report.faults.push(format!("{}: {why}", client.name)),
@@ -164,11 +167,15 @@ impl Run<'_> {
         };
         // A lock that has readers has writers, too.
         let limit = if keys.len() > 1 || (limit == 0 && random.chance(30)) { 1 } else { limit };
+        // The same terms again and again, so that what is kept is used again.
+        let keep = limit == 1 && random.chance(40) && client.judged.manifest.has(Feature::Keep);
         let terms = Terms {
             wait: Some([0, 20, 500, 3_000][random.index(4)]),
-            lease: random.chance(30).then(|| 500 + random.below(2_000)),
+            lease: (!keep && random.chance(30)).then(|| 500 + random.below(2_000)),
             shared: limit == 0,
             limit: (limit > 1).then_some(limit),
+            keep: keep.then_some(200),
+            keep_uses: (keep && random.chance(30)).then_some(3),
             ..Terms::default()
         };
         let keys: Vec<String> = keys.into_iter().map(str::to_owned).collect();

@@ -18,7 +18,7 @@ from test_process import ends, program
 import holdfast
 import holdfast.asyncio
 from kinds import end_others
-from servers import HOST, Cluster, holder, until, waiters
+from servers import HOST, Cluster, Server, holder, until, waiters
 from test_lock import in_thread
 from test_reconnect import kill_session, sessions
 
@@ -104,6 +104,28 @@ def test_whoever_comes_next_asks_the_server_nothing(kind, client, admin, name, w
     kind.Session(client).close()
     assert not admin.exists(name)
     assert requests(admin) == {words[0]: 1, words[1]: 1}
+
+
+def test_what_replicas_have_confirmed_is_kept_without_asking_them_again(kind, server, client, admin, name):
+    replica = Server(("replicaof", f"{HOST} {server.port}"))
+    try:
+        until(lambda: admin.info("replication").get("slave0", {}).get("state") == "online", "the replica is in sync")
+        lock = kept(kind, client, name, replicas=1)
+        with lock:
+            fence = lock.fence
+        replica.signal(signal.SIGSTOP)
+        with lock:
+            assert lock.fence == fence
+        assert requests(admin) == {"acquire": 1}
+        kind.Session(client).close()
+        until(lambda: not admin.exists(name), "it is given back")
+        # What is asked for anew is not confirmed, and so not held.
+        with pytest.raises(holdfast.NoReplicas):
+            lock.acquire()
+        until(lambda: not admin.exists(name), "it is not held")
+    finally:
+        replica.signal(signal.SIGCONT)
+        replica.close()
 
 
 @pytest.mark.parametrize("keep", [None, 0])

@@ -74,6 +74,49 @@ async fn what_is_kept_is_taken_again_without_a_request() {
     assert_eq!(holder(&server, "a").as_deref().map(str::as_bytes), Some(owner.as_bytes()));
 }
 
+/// Only a request needs the replicas: what is at hand was confirmed by them, and is renewed by the server.
+#[tokio::test]
+async fn what_replicas_have_confirmed_is_kept_without_asking_them_again() {
+    let (master, replica) = (Server::start(), Server::start());
+    replica.replica_of(&master);
+    master.wait_replica_online();
+    let (locks, others) = (locks(&master), locks(&master));
+    let lock = kept(&locks).replicas(1);
+    let first = granted(&lock).await;
+    let fence = first.fence();
+    first.release().await.unwrap();
+    replica.stop();
+    let again = granted(&lock).await;
+    assert_eq!(again.fence(), fence);
+    again.check().unwrap();
+    assert_eq!(requests(&master), 1);
+    // Whoever else wants it is given it.
+    let next = waits(&others.lock("a"));
+    soon("the other one waits", || waiters(&master, "a") == 1).await;
+    again.release().await.unwrap();
+    let next = next.await.unwrap();
+    assert!(next.fence() > fence);
+    next.release().await.unwrap();
+    let error = lock.acquire().await.unwrap_err();
+    assert!(matches!(error, Error::NoReplicas { .. }), "{error}");
+    soon("what was not confirmed is gone", || is_free(&master, "a")).await;
+    replica.cont();
+    master.wait_replica_online();
+    granted(&lock).await.release().await.unwrap();
+    master.wait_for_replica(&replica);
+    assert_eq!(holder(&replica, "a"), holder(&master, "a"));
+}
+
+#[tokio::test]
+async fn it_can_be_seen_that_it_may_be_kept() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let (_kept, _used) = (granted(&kept(&locks)).await, granted(&locks.lock("b")).await);
+    for (key, wanted) in [("a", true), ("b", false)] {
+        assert_eq!(locks.info(key).await.unwrap().unwrap().holders[0].wanted, wanted, "{key}");
+    }
+}
+
 /// Neither taking it nor giving it back waits for anything.
 #[tokio::test]
 async fn what_is_at_hand_is_had_at_the_first_poll() {

@@ -1,5 +1,6 @@
 """Which servers count for the beginning of a RedLock's hold: docs/redlock.md, step 4. No server, no clock."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -116,3 +117,33 @@ def test_whoever_is_interrupted_wants_no_answer_any_more_from_those_he_asked(hol
         flow.throw(KeyboardInterrupt())
     assert [set(one.asked) - set(one.dropped) for one in servers] == [set()] * 3
     assert [len(one.asked) for one in servers] == [0, 1, 1]
+
+
+def test_whose_question_got_lost_is_waited_for_all_the_same():
+    """Its connection broke: the question is not asked again, and the request is."""
+
+    class Broken(Server):
+        def __init__(self):
+            super().__init__(None, None)
+            self.calls, self.waits = {}, 0
+
+        def begin(self, pending, what, *said):
+            def request(call, *_):
+                self.calls[call].outcome = Outcome("unanswered")
+
+            self.pending = pending
+            what(SimpleNamespace(acquire=lambda *_: None, request=request), pending.id)
+
+        def wait(self, pending, seconds):
+            self.waits += 1
+            if pending.outcome is None:
+                time.sleep(seconds)
+
+        def start(self, flow):
+            flow.close()
+
+    one, part = Broken(), Hold("a", (b"a",), TERMS, 1, b"me")
+    for _ in Ballot([one], 0.02, [part]).others(1):
+        pass
+    assert one.waits <= 2
+    assert one.suspect

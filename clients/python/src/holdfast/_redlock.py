@@ -222,9 +222,9 @@ class Vote:
 
     def listen(self, seconds: float) -> Flow[None]:
         """Waits until its server has decided, or has said what was asked behind that."""
-        pending = self._question or self.pending
-        if pending is not None:
-            yield self.home.wait(pending, seconds)
+        asked = [one for one in (self._question, self.pending) if one is not None and one.outcome is None]
+        if asked:
+            yield self.home.wait(asked[0], seconds)
 
     @property
     def is_unheard(self) -> bool:

@@ -39,8 +39,7 @@ class Server:
 
     def begin(self, pending, what, *said):
         self.asked.append(pending.id)
-        if pending.id == pending.hold.id:
-            # An acquisition has the number of what it becomes.
+        if what is Core.acquire:
             self.pending = pending
             if self.token is not None:
                 self.grant(self.token)
@@ -132,7 +131,7 @@ def test_whose_question_got_lost_is_waited_for_all_the_same():
                 self.calls[call].outcome = Outcome("unanswered")
 
             self.pending = pending
-            what(SimpleNamespace(acquire=lambda *_: None, request=request), pending.id)
+            what(SimpleNamespace(acquire=lambda *_: None, request=request), pending.id, *said)
 
         def wait(self, pending, seconds):
             self.waits += 1

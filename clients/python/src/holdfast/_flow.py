@@ -34,17 +34,11 @@ def wait_of(seconds: float) -> int:
     return FOREVER if seconds == math.inf else max(1, math.ceil(min(seconds, _LONGEST) * 1000))
 
 
-def ask_for(home: Home, node: Node, hold: Hold, wait: float, behind: Callable[[Core], None] | None = None) -> Pending:
-    """Asks for a lock, and does not wait for the answer. `behind` asks more in that step: both are sent at once."""
+def ask_for(home: Home, node: Node, hold: Hold, wait: float, what: Callable[..., None] = Core.acquire) -> Pending:
+    """Asks for a lock, and does not wait for the answer. `what`: may tell the core more in the same step."""
     hold.home, hold.node = home, node
     pending = Pending(hold.id, node, hold)
-
-    def ask(core: Core, call: int) -> None:
-        core.acquire(call, b"", hold.keys, hold.terms, wait_of(wait), hold.owner)
-        if behind is not None:
-            behind(core)
-
-    home.begin(pending, ask)
+    home.begin(pending, what, b"", hold.keys, hold.terms, wait_of(wait), hold.owner)
     return pending
 
 

@@ -210,11 +210,12 @@ class Vote:
     def cast(self, wait: float, *, with_question: bool = False) -> None:
         """Asks for the lock, standing in line for so long."""
         self._asked_at = now()
-        behind = self._question_behind if with_question else None
-        self.pending = flows.ask_for(self.home, self._node, self.hold, wait, behind)
+        what = self._acquire_with_question if with_question else Core.acquire
+        self.pending = flows.ask_for(self.home, self._node, self.hold, wait, what)
 
-    def _question_behind(self, core: Core) -> None:
+    def _acquire_with_question(self, core: Core, call: int, *said: Any) -> None:
         """Asks something behind that, over the same connection: then its answer, or that it waits, came before."""
+        core.acquire(call, *said)
         # Its number is greater, so it is sent behind it.
         self._question = Pending(OWNERS.number(), self._node, None)
         self.home.calls[self._question.id] = self._question

@@ -37,6 +37,8 @@ struct Asked {
     fence: Option<u64>,
     /// It is another use of what was kept by this one.
     again: Option<String>,
+    /// Whose use it is now, or was last: what is said of an earlier one may be read after the next one has it.
+    user: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +66,7 @@ impl History {
             stage: Stage::Runs,
             fence: None,
             again: None,
+            user: owner(client, hold),
         };
         self.asked.insert(owner(client, hold), asked);
     }
@@ -130,28 +133,30 @@ impl History {
         let Some(asked) = self.asked.get_mut(owner).filter(|it| it.stage == Stage::Runs) else { return };
         (asked.stage, asked.again) = (Stage::Over, Some(first.clone()));
         let from = asked.from;
-        match self.asked.get_mut(&first) {
-            Some(kept) if kept.stage == Stage::Kept => (kept.stage, kept.released) = (Stage::Held, None),
-            Some(kept) if kept.stage == Stage::Held && kept.released.is_none() => {
+        if let Some(kept) = self.asked.get_mut(&first)
+            && matches!(kept.stage, Stage::Kept | Stage::Held)
+        {
+            if kept.released.is_none() {
                 self.overlap = Some(format!("{owner} uses what was kept while another one uses it: {kept:?}"));
             }
-            _ => {}
+            // That the one before has given it back may be read later.
+            (kept.stage, kept.released, kept.user) = (Stage::Held, None, owner.to_owned());
         }
         self.holds(&first, from, outcome.at);
     }
 
     /// A client gives a hold back from now on: it may have ended before that is answered, whatever becomes of the call.
     pub fn releases(&mut self, client: &str, hold: &str, from: Micros) {
-        let owner = self.hold_of(client, hold);
-        if let Some(asked) = self.asked.get_mut(&owner) {
+        if let Some(asked) = self.asked.get_mut(&self.hold_of(client, hold)) {
             asked.released = Some(from);
         }
     }
 
     /// A call about a hold has ended.
     pub fn about(&mut self, client: &str, hold: &str, call: &Call, from: Micros, outcome: &Outcome) {
-        let owner = self.hold_of(client, hold);
-        let Some(asked) = self.asked.get_mut(&owner).filter(|it| it.stage == Stage::Held) else { return };
+        let (this, owner) = (owner(client, hold), self.hold_of(client, hold));
+        let is_meant = |it: &&mut Asked| it.stage == Stage::Held && it.user == this;
+        let Some(asked) = self.asked.get_mut(&owner).filter(is_meant) else { return };
         let told = match (call, outcome.outcome.as_str()) {
             (_, "lost") => {
                 let reason = outcome.reason.clone().unwrap_or_default();
@@ -436,6 +441,37 @@ mod tests {
         assert!(seen(7, true, 8).is_err(), "it is in use");
         assert!(seen(7, false, 7).is_err(), "another has the same fence");
         assert!(seen(6, false, 8).is_err(), "an older one");
+    }
+
+    /// The next one of a process has what is kept before it is read that the one before has given it back; then it is lost, of which
+    /// only the next one is told.
+    #[test]
+    fn what_is_said_of_an_earlier_use_is_not_said_of_the_next_one() {
+        let seen = |is_told: bool| {
+            let mut history = History::default();
+            let terms = Terms { wait: Some(500), keep: Some(1_000), ..Terms::default() };
+            let release = |hold: &str| Call::Release { hold: hold.to_owned() };
+            for hold in ["a", "a2"] {
+                history.asks("A", hold, &["j".to_owned(), "k".to_owned()], &terms);
+            }
+            history.acquired("A", "a", &outcome("held", Some(7), None));
+            let from = a_moment_later();
+            history.releases("A", "a", from);
+            history.acquired("A", "a2", &outcome("held", Some(7), None));
+            history.about("A", "a", &release("a"), from, &outcome("released", None, None));
+            // Somebody breaks the first lock, so the client gives back the second.
+            history.broken("j", clock::now());
+            a_moment_later();
+            asks(&mut history, "B", "b");
+            history.acquired("B", "b", &outcome("held", Some(8), None));
+            let from = a_moment_later();
+            history.releases("A", "a2", from);
+            let end = if is_told { outcome("lost", None, Some("forced")) } else { outcome("released", None, None) };
+            history.about("A", "a2", &release("a2"), from, &end);
+            history.judge()
+        };
+        assert_eq!(seen(true), Ok(()));
+        assert!(seen(false).is_err(), "it was not told");
     }
 
     fn a_moment_later() -> Micros {

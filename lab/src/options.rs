@@ -32,7 +32,7 @@ pub struct Invocation {
     pub wanted: Vec<String>,
 }
 
-const SHORT: Duration = Duration::from_secs(150);
+const SHORT: Duration = Duration::from_secs(4 * 60);
 const LONG: Duration = Duration::from_secs(50 * 60);
 
 impl Invocation {

@@ -1131,7 +1131,8 @@ impl Core {
         if until > now {
             return self.touch(id);
         }
-        let is_asked = claim.sent.is_some() || hold.confirming || claim.renewal.is_some();
+        // What it was acquired by may be unanswered still, since the event of its grant came first.
+        let is_asked = matches!(claim.sent, Some(Kind::Renew(_))) || hold.confirming || claim.renewal.is_some();
         let stands = self.pair.as_ref().is_some_and(|pair| pair.stage == pair::Stage::Standing);
         if !claim.terms.watchdog && !is_asked {
             self.lose(id, Why::Expired, false);

@@ -86,22 +86,36 @@ async fn who_cannot_be_asked_afterwards_is_a_loss() {
     assert!(begin.elapsed() < LEASE, "{:?}", begin.elapsed());
 }
 
-/// However long the word of it was on its way.
+/// However long the word of it was on its way; and if the reply that its wait has begun is on its way still.
 #[tokio::test]
 async fn a_lease_counts_from_the_grant_and_not_from_when_it_is_heard_of() {
+    tokio::join!(counts_from_its_grant(false), counts_from_its_grant(true));
+}
+
+async fn counts_from_its_grant(is_overtaken: bool) {
     const LEASE: Duration = Duration::from_secs(4);
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let first = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let heard = Arc::new(AtomicBool::new(false));
+    let hear = {
+        let heard = heard.clone();
+        move |_, message: &[u8]| {
+            let is_reply = message.starts_with(b"+WAITING");
+            heard.fetch_or(is_reply, Ordering::SeqCst);
+            if is_reply && is_overtaken { Fate::Hold } else { Fate::Pass }
+        }
+    };
+    proxy.rule(hear.clone());
     let lock = locks_over(&proxy).lock("a").lease(LEASE).wait_forever();
     let waiting = tokio::spawn(async move { lock.acquire().await });
-    soon("it waits", || waiters(&server, "a") == 1).await;
+    soon("it waits", || waiters(&server, "a") == 1 && heard.load(Ordering::SeqCst)).await;
     let hear_nothing = || proxy.rule(|toward, _| if toward == Toward::Client { Fate::Hold } else { Fate::Pass });
     hear_nothing();
     first.release().await.unwrap();
     let granted = Instant::now();
     soon("half of the lease is over", || granted.elapsed() > LEASE / 2).await;
-    proxy.pass();
+    proxy.rule(hear);
     let guard = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap().unwrap();
     hear_nothing();
     soon("the lease is over", || granted.elapsed() > LEASE).await;

@@ -1072,7 +1072,8 @@ class Core:
         if until > now:
             self._touch(id_)
             return
-        is_asked = claim.sent is not None or hold.confirming or claim.renewal is not None
+        # What it was acquired by may be unanswered still, since the event of its grant came first.
+        is_asked = claim.sent == "renew" or hold.confirming or claim.renewal is not None
         if not claim.terms.watchdog and not is_asked:
             self._lose(id_, "expired", is_gone=False)
         elif self._pair is not None and self._pair.stage == "standing":

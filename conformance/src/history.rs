@@ -47,7 +47,7 @@ enum Stage {
     Held,
     /// Nobody uses it, and its client gives it back at some time, or uses it again.
     Kept,
-    /// Its handle was dropped. That it was lost before may have been told, and not been read yet.
+    /// The same, and its handle was dropped: that it was lost before may have been told, and not been read yet.
     GivenUp,
     /// Its end is in the history, or it never began.
     Over,
@@ -134,7 +134,7 @@ impl History {
         (asked.stage, asked.again) = (Stage::Over, Some(first.clone()));
         let from = asked.from;
         if let Some(kept) = self.asked.get_mut(&first)
-            && matches!(kept.stage, Stage::Kept | Stage::Held)
+            && kept.stage != Stage::Over
         {
             if kept.released.is_none() {
                 self.overlap = Some(format!("{owner} uses what was kept while another one uses it: {kept:?}"));
@@ -222,13 +222,7 @@ impl History {
     pub fn ends(&mut self, client: &str, hold: &str) {
         let owner = self.hold_of(client, hold);
         if let Some(asked) = self.asked.get_mut(&owner).filter(|it| it.stage == Stage::Held) {
-            if asked.terms.keep.is_some() {
-                (asked.stage, asked.released) = (Stage::Kept, asked.released.or(Some(clock::now())));
-                return;
-            }
-            asked.stage = Stage::GivenUp;
-            let from = asked.released.unwrap_or_else(clock::now);
-            self.end(&owner, from, None);
+            (asked.stage, asked.released) = (Stage::GivenUp, asked.released.or(Some(clock::now())));
         }
     }
 
@@ -245,7 +239,7 @@ impl History {
                 Stage::Held => self.end(&owner, clock::now(), None),
                 // What becomes of it is said by its own end, if that comes.
                 Stage::Runs => self.end(&owner, from, None),
-                // Of what is kept it is said at the end since when it may have ended.
+                // Of these it is said at the end since when they may have ended.
                 Stage::Kept | Stage::GivenUp | Stage::Over => continue,
             }
             if let Some(asked) = self.asked.get_mut(&owner)
@@ -326,14 +320,14 @@ impl History {
             let (client, hold) = owner.split_once('/').unwrap_or_default();
             self.acquired(client, hold, &unknown);
         }
-        let kept = self.asked.iter_mut().filter(|(_, it)| it.stage == Stage::Kept);
-        let kept: Vec<(String, Micros)> = kept
+        let unused = self.asked.iter_mut().filter(|(_, it)| matches!(it.stage, Stage::Kept | Stage::GivenUp));
+        let unused: Vec<(String, Micros)> = unused
             .map(|(owner, it)| {
                 it.stage = Stage::Over;
                 (owner.clone(), it.released.unwrap_or(it.from))
             })
             .collect();
-        kept.into_iter().for_each(|(owner, from)| self.end(&owner, from, None));
+        unused.into_iter().for_each(|(owner, from)| self.end(&owner, from, None));
     }
 }
 
@@ -509,9 +503,10 @@ mod tests {
     /// told is read after the handle was dropped.
     #[test]
     fn a_loss_that_is_read_after_the_handle_was_dropped_was_one_before() {
-        let seen = |told: bool| {
+        let seen = |told: bool, keep: Option<u64>| {
             let mut history = History::default();
-            history.asks("A", "a", &["j".to_owned(), "k".to_owned()], &Terms { wait: Some(0), ..Terms::default() });
+            let terms = Terms { wait: Some(0), keep, ..Terms::default() };
+            history.asks("A", "a", &["j".to_owned(), "k".to_owned()], &terms);
             history.acquired("A", "a", &outcome("held", Some(7), None));
             history.broken("j", clock::now());
             asks(&mut history, "B", "b");
@@ -523,8 +518,10 @@ mod tests {
             }
             history.judge()
         };
-        assert_eq!(seen(true), Ok(()));
-        assert!(seen(false).is_err());
+        for keep in [None, Some(1_000)] {
+            assert_eq!(seen(true, keep), Ok(()));
+            assert!(seen(false, keep).is_err());
+        }
     }
 
     /// It may be his own clock that says so, between two sessions.

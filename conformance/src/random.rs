@@ -235,6 +235,12 @@ impl Run<'_> {
                 self.report.granted += 1;
             }
         } else {
+            // What a client has called lost it can't confirm afterwards.
+            let was_told = client.driver.told.iter().any(|loss| loss.hold == hold && loss.at < asked);
+            if was_told && matches!(outcome.outcome.as_str(), "held" | "released") {
+                let why = format!("{}: {call:?} after its loss was told: {outcome:?}", client.name);
+                self.report.faults.push(why);
+            }
             self.report.history.about(&client.name, hold, call, asked, outcome);
             if outcome.outcome == "lost" {
                 client.held.retain(|it| it != hold);

@@ -1,14 +1,17 @@
 """The session's connection ends: everything is taken along, or told to be lost."""
 
 import signal
+import threading
 import time
 
 import pytest
+import redis
 
 import holdfast
+from holdfast import _shell
 from holdfast._clock import now
 from proxy import Proxy
-from servers import Stalls, holder, pairs, until, waiters
+from servers import HOST, Stalls, holder, pairs, until, waiters
 from test_lock import in_thread
 
 
@@ -45,6 +48,26 @@ def tied_anew(admin, name):
     """Waits until a lock belongs to the next session. (Who gives it back before that may hear that it is not held: the
     request may have arrived over the old connections, and is sent once more.)"""
     until(lambda: str(holder(admin, name)[b"client"]) in sessions(admin), "tied anew")
+
+
+def test_many_who_are_the_first_to_ask(own_server, admin, name, monkeypatch):
+    """Threads that use a client for the first time in the same instant share its session, and its thread."""
+
+    class Slow(_shell.Node):
+        def __init__(self, *args):
+            super().__init__(*args)
+            time.sleep(0.05)
+
+    monkeypatch.setattr(_shell, "Node", Slow)
+    client, before = redis.Redis(host=HOST, port=own_server.port), threads()
+    for join in [in_thread(holdfast.Lock(client, f"{name}:{number}").acquire) for number in range(8)]:
+        assert join()
+    assert len(sessions(admin)) == 1
+    until(lambda: threads() == before + 1, "each of the threads that asked has ended")
+
+
+def threads():
+    return sum(one.name == "holdfast-session" for one in threading.enumerate())
 
 
 def test_a_watched_lock_is_taken_along(kind, client, admin, name):

@@ -12,7 +12,7 @@ import holdfast
 from holdfast._clock import now
 from holdfast._home import Home
 from holdfast._order import server_name
-from holdfast._redlock import drift, majority
+from holdfast._redlock import Vote, drift, majority
 from proxy import Proxy
 from servers import Server, Stalls, until, waiters
 from test_lock import in_thread
@@ -86,7 +86,7 @@ def works(lock):
 
 
 def test_takes_all_and_gives_all_back(kind, clients, servers, name):
-    lock = kind.RedLock(clients[::-1], name)
+    lock = kind.RedLock(clients[::-1], name, server_timeout=LONG)
     assert lock.acquire()
     assert lock.owned()
     assert lock.locked()
@@ -103,10 +103,10 @@ def test_takes_all_and_gives_all_back(kind, clients, servers, name):
 def test_one_holder_and_a_growing_fence(kind, clients, name):
     fences = []
     for _ in range(3):
-        with kind.RedLock(clients, name) as lock:
+        with kind.RedLock(clients, name, server_timeout=LONG) as lock:
             fences.append(lock.fence)
-            assert kind.RedLock(clients, name).acquire(blocking=False) is False
-            assert kind.RedLock(clients, name).acquire(blocking_timeout=0.05) is False
+            assert kind.RedLock(clients, name, server_timeout=LONG).acquire(blocking=False) is False
+            assert kind.RedLock(clients, name, server_timeout=LONG).acquire(blocking_timeout=0.05) is False
     assert fences == sorted(set(fences))
 
 
@@ -119,7 +119,7 @@ def test_the_fence_grows_whichever_majority_it_is(kind, own_servers, name):
     admin = own_servers[0].client()
     admin.execute_command("LOCK.RENEW", name, holder_of(admin, name), "FENCE", far)
     admin.execute_command("LOCK.FORCE", name)
-    with kind.RedLock(clients, name) as lock:
+    with kind.RedLock(clients, name, server_timeout=LONG) as lock:
         assert lock.fence > far
         first = lock.fence
     own_servers[0].kill()
@@ -134,12 +134,12 @@ def holder_of(admin, name):
 
 def test_stands_in_line_instead_of_racing(kind, clients, servers, name):
     order = []
-    first = kind.RedLock(clients, name)
+    first = kind.RedLock(clients, name, server_timeout=LONG)
     first.acquire()
     joins = []
     for number in range(4):
         # Named in another order each time.
-        lock = kind.RedLock(clients[number:] + clients[:number], name, thread_local=False)
+        lock = kind.RedLock(clients[number:] + clients[:number], name, server_timeout=LONG, thread_local=False)
 
         def take(lock=lock, number=number):
             with lock:
@@ -160,7 +160,8 @@ def test_a_crowd(kind, clients, servers, name):
 
     def work():
         for _ in range(6):
-            lock = kind.RedLock(clients, name, thread_local=False)
+            # Those who got in each other's way begin anew within this time.
+            lock = kind.RedLock(clients, name, server_timeout=PATIENCE, thread_local=False)
             lock.acquire()
             assert inside.acquire(blocking=False), "held twice"
             fences.append(lock.fence)
@@ -291,7 +292,7 @@ def test_no_majority(kind, own_servers, name):
 
 def test_lost_when_no_majority_is_left(kind, own_servers, name):
     told = []
-    lock = kind.RedLock(clients_of(kind, own_servers), name, on_lost=told.append)
+    lock = kind.RedLock(clients_of(kind, own_servers), name, server_timeout=LONG, on_lost=told.append)
     lock.acquire()
     fence, lost = lock.fence, lock.lost
     own_servers[1].client().execute_command("LOCK.FORCE", name)
@@ -335,7 +336,7 @@ def test_lost_when_the_majority_dies(kind, own_servers, name):
 
 
 def test_renewed_by_the_servers(kind, own_servers, name):
-    lock = kind.RedLock(clients_of(kind, own_servers), name)
+    lock = kind.RedLock(clients_of(kind, own_servers), name, server_timeout=LONG)
     lock.acquire()
     fence = lock.fence
     # Longer than the lease; meanwhile one server loses its connections, and the hold is taken along.
@@ -372,13 +373,27 @@ def test_a_timeout_runs_out(kind, clients, servers, name):
 
 def test_not_held_when_nothing_would_be_left_of_the_lease(kind, clients, servers, name):
     """A lease that is over by the time the majority has answered, or by the drift alone, is none."""
-    lock = kind.RedLock(clients, name, timeout=0.002)
+    lock = kind.RedLock(clients, name, timeout=0.002, server_timeout=LONG)
     assert lock.acquire(blocking=False) is False
     assert lock.fence is None
 
 
+def test_whoever_stood_still_asks_before_he_judges(kind, clients, name, monkeypatch):
+    listen, has_slept = Vote.listen, []
+
+    def listens_late(vote, seconds):
+        if not has_slept:
+            has_slept.append(True)
+            time.sleep(1.5 * PATIENCE)
+        return listen(vote, seconds)
+
+    monkeypatch.setattr(Vote, "listen", listens_late)
+    assert kind.RedLock(clients, name, server_timeout=PATIENCE).acquire(blocking=False)
+    assert has_slept
+
+
 def test_extend_and_reacquire(kind, clients, servers, name):
-    lock = kind.RedLock(clients, name, timeout=10)
+    lock = kind.RedLock(clients, name, timeout=10, server_timeout=LONG)
     lock.acquire()
     assert lock.extend(10)
     assert all(18_000 < one.client().pttl(name) <= 20_000 for one in servers)
@@ -393,7 +408,7 @@ def test_extend_and_reacquire(kind, clients, servers, name):
 
 
 def test_released_although_some_had_lost_it(kind, clients, servers, name):
-    lock = kind.RedLock(clients, name, timeout=10)
+    lock = kind.RedLock(clients, name, timeout=10, server_timeout=LONG)
     lock.acquire()
     servers[0].client().execute_command("LOCK.FORCE", name)
     lock.release()
@@ -436,7 +451,7 @@ def test_a_majority_that_others_hold_is_waited_for(kind, clients, servers, name)
 def test_a_key_that_is_no_lock(kind, clients, servers, name):
     servers[-1].client().set(name, "x")
     with pytest.raises(holdfast.WrongType):
-        kind.RedLock(clients, name).acquire()
+        kind.RedLock(clients, name, server_timeout=LONG).acquire()
     # What the others have granted is given back in the background.
     until(lambda: holders(servers[:-1], name) == 0, "all is given back")
     servers[-1].client().delete(name)

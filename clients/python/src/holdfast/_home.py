@@ -145,7 +145,6 @@ class Home(Shared):
         # What is to be called when.
         self._looks: list[tuple[int, int, Callable[[], object]]] = []
         self._wakes_at = math.inf
-        self._is_poked = False
         self._ear, self._mouth = socket.socketpair()
         for one in (self._ear, self._mouth):
             one.setblocking(False)
@@ -160,8 +159,7 @@ class Home(Shared):
         except RedisClusterException:
             self._know()
             address = self.address_of(key)
-        with self.mutex:
-            return self.node(address)
+        return self.node(address)
 
     def begin(self, pending: Pending, what: Callable[..., None], *said: Any) -> None:
         with self.mutex:
@@ -175,7 +173,6 @@ class Home(Shared):
                 pending.follow()
             self.calls[pending.id] = pending
             self.step(pending.node, what, pending.id, *said)
-        if self._thread is None:
             self._drive()
 
     def wait(self, pending: Pending, seconds: float | None) -> Outcome | None:
@@ -245,23 +242,20 @@ class Home(Shared):
         """Has it done by the thread. May be called anywhere, also where objects are collected."""
         self._posts.append(task)
         self._poke()
-        self._drive()
 
     def _drive(self) -> None:
-        """Sees to it that there is a thread."""
+        """Sees to it that there is a thread. With the mutex: so there is one."""
         if self._thread is None and not self.closed:
+            thread = threading.Thread(target=self._run, name="holdfast-session", daemon=True)
             with contextlib.suppress(RuntimeError):
                 # At the end of the program none can be started.
-                thread = threading.Thread(target=self._run, name="holdfast-session", daemon=True)
-                self._thread = thread
                 thread.start()
+                self._thread = thread
 
     def _poke(self) -> None:
-        """Wakes the thread."""
-        if not self._is_poked:
-            self._is_poked = True
-            with contextlib.suppress(OSError):
-                self._mouth.send(b"!")
+        """Wakes the thread. Each time: whoever remembered that he has could be interrupted before he does."""
+        with contextlib.suppress(OSError):
+            self._mouth.send(b"!")
 
     def _set_timer(self, node: Node) -> None:
         at = node.core.wakes_at
@@ -272,7 +266,6 @@ class Home(Shared):
         heapq.heappush(self._looks, (at, next(_numbers), call))
         if at < self._wakes_at:
             self._poke()
-        self._drive()
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -289,7 +282,7 @@ class Home(Shared):
                     for node in list(self.nodes.values()):
                         if node.link is not None:
                             self.broken(node, node.link.pair, None)
-                self._drive()
+                    self._drive()
                 return
         self.closed = True
         for one in (self._ear, self._mouth):
@@ -312,8 +305,6 @@ class Home(Shared):
                 if key.data is None:
                     with contextlib.suppress(OSError):
                         self._ear.recv(_PIECE)
-                    # What is posted from here on wakes it once more.
-                    self._is_poked = False
                     continue
                 node, link, wire = key.data
                 if mask & selectors.EVENT_WRITE:

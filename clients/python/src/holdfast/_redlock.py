@@ -314,11 +314,16 @@ class Ballot:
         for vote in self.votes:
             if vote.pending is None and not vote.home.suspect:
                 vote.cast(wait, with_question=wait > 0)
-        end = now() + self.patience
+        end = now() + self.patience / 2
         for vote in self.votes:
             while vote.is_unheard and now() < end:
                 yield from vote.listen(end - now())
-            if vote.is_unheard:
+        # This process may have stood still. A server is silent only if it does not answer what is asked then, either.
+        unheard = [vote for vote in self.votes if vote.is_unheard]
+        half = max(self.patience_ms // 2, 1)
+        asked = [(vote, vote.ask(Core.request, (b"LOCK.OWNER",), half)) for vote in unheard]
+        for vote, (kind, _) in (yield from answers(asked)):
+            if kind == "unanswered" and vote.is_unheard:
                 vote.suspect()
         # With a moment for the answers.
         end = now() + wait + self.patience / 4

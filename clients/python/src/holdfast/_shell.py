@@ -193,6 +193,15 @@ class Home:
         """The server at this address."""
         node = self.nodes.get(address)
         if node is None:
+            # Of several who are the first to ask, one makes it.
+            with self.mutex:
+                node = self._node(address)
+        return node
+
+    def _node(self, address: Address) -> Node:
+        """The same, for who has the mutex."""
+        node = self.nodes.get(address)
+        if node is None:
             settings = Settings(grace=_GRACE, seed=random.getrandbits(64))
             node = self.nodes[address] = Node(address, Core(settings, in_cluster=self._in_cluster))
         return node
@@ -301,7 +310,7 @@ class Home:
                 address = self.address_of(moved.claim.keys[0])
             except (RedisError, ReferenceError) as error:
                 logger.debug("nobody knows who serves it: %s", error)
-        to = node if address is None else self.node(address)
+        to = node if address is None else self._node(address)
         for number, _ in moved.calls:
             if number in self.calls:
                 self.calls[number].node = to

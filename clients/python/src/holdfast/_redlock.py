@@ -221,7 +221,16 @@ class Vote:
         self.home.calls[self._question.id] = self._question
         core.request(self._question.id, (b"LOCK.OWNER",), self._ballot.patience_ms)
 
-    def listen(self, seconds: float) -> Flow[None]:
+    def question(self, within: int) -> None:
+        """Asks something behind its vote, within so many milliseconds: who does not answer that, either, is silent."""
+        self._question = self.ask(Core.request, (b"LOCK.OWNER",), within)
+
+    @property
+    def is_questioned(self) -> bool:
+        """Whether it owes that answer."""
+        return self._question is not None and self._question.outcome is None
+
+    def listen(self, seconds: float | None) -> Flow[None]:
         """Waits until its server has decided, or has said what was asked behind that."""
         asked = [one for one in (self._question, self.pending) if one is not None and one.outcome is None]
         if asked:
@@ -243,7 +252,7 @@ class Vote:
         if not self.is_open or silent < patience / 2:
             return
         if self._question is None:
-            self._question = self.ask(Core.request, (b"LOCK.OWNER",), self._ballot.patience_ms)
+            self.question(self._ballot.patience_ms)
         elif self._is_answered:
             # It has answered what was asked before, too: it lets wait.
             self._question, self._asked_at = None, now()
@@ -320,10 +329,14 @@ class Ballot:
                 yield from vote.listen(end - now())
         # This process may have stood still. A server is silent only if it does not answer what is asked then, either.
         unheard = [vote for vote in self.votes if vote.is_unheard]
-        half = max(self.patience_ms // 2, 1)
-        asked = [(vote, vote.ask(Core.request, (b"LOCK.OWNER",), half)) for vote in unheard]
-        for vote, (kind, _) in (yield from answers(asked)):
-            if kind == "unanswered" and vote.is_unheard:
+        for vote in unheard:
+            vote.question(max(self.patience_ms // 2, 1))
+        end = now() + self.patience / 2
+        for vote in unheard:
+            while vote.is_unheard and (vote.is_questioned or now() < end):
+                # The core ends a question, once it has taken in what is there.
+                yield from vote.listen(None if vote.is_questioned else end - now())
+            if vote.is_unheard:
                 vote.suspect()
         # With a moment for the answers.
         end = now() + wait + self.patience / 4

@@ -7,6 +7,7 @@ import pytest
 import redis
 
 import holdfast
+from holdfast._hold import Hold, State
 from kinds import Blocking
 from servers import until, waiters
 
@@ -465,3 +466,23 @@ def test_no_server(kind, name):
     with pytest.raises(redis.ConnectionError):
         kind.Lock(kind.client(free_port()), name).acquire()
     assert time.monotonic() - begin < 5
+
+
+def test_a_lock_object_that_threads_share_loses_no_hold(server, name):
+    """While one looks whether the newest has been given back, another one takes a permit."""
+    semaphore = holdfast.Semaphore(server.client(), name, 8, thread_local=False)
+    holds = semaphore._held().holds
+    taken = Hold(name, (b"",), semaphore._terms, 1, b"")
+    taken.state = State.HELD
+
+    class GivenBack(Hold):
+        @property
+        def state(self):
+            if taken not in holds:
+                holds.append(taken)
+            return State.OVER
+
+    holds.append(GivenBack(name, (b"",), semaphore._terms, 2, b""))
+    assert semaphore._current("release") is taken
+    # There is nothing of it at the server.
+    holds.clear()

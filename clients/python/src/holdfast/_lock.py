@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
@@ -55,9 +56,16 @@ class Held:
     __slots__ = ("__weakref__", "holds", "kept")
 
     def __init__(self) -> None:
+        # Threads may share it: whoever takes one out names it, and does not go by its place.
         self.holds: list[Hold] = []
         # Whether somebody sees to it.
         self.kept = False
+
+
+def _take_out(holds: list[Hold], hold: Hold) -> None:
+    """Another thread may have been faster."""
+    with contextlib.suppress(ValueError):
+        holds.remove(hold)
 
 
 class LockBase:
@@ -154,8 +162,8 @@ class LockBase:
     @property
     def fence(self) -> int | None:
         """The fencing token of this hold: greater than that of every earlier one. None: not held."""
-        holds = self._holds()
-        return holds[-1].token if holds else None
+        newest = self._holds()[-1:]
+        return newest[0].token if newest else None
 
     def check(self) -> None:
         """Raises LockLost if the lock is lost, or could be by now; NotHeld if it was not acquired.
@@ -175,8 +183,8 @@ class LockBase:
         """What this object holds, for this thread if that matters; the newest last."""
         holds = self._held().holds
         # What failed to be given back may be given back again.
-        while holds and holds[-1].state is State.OVER and not holds[-1].unheard:
-            holds.pop()
+        while (newest := holds[-1:]) and newest[0].state is State.OVER and not newest[0].unheard:
+            _take_out(holds, newest[0])
         return holds
 
     def _held(self) -> Held:
@@ -188,10 +196,10 @@ class LockBase:
         return held
 
     def _current(self, verb: str) -> Hold:
-        holds = self._holds()
-        if not holds:
+        newest = self._holds()[-1:]
+        if not newest:
             raise NotHeld(f"cannot {verb} lock {self.name!r}: it is not held here", self.name)
-        return holds[-1]
+        return newest[0]
 
     def _new_hold(self, token: str | bytes | None, actor: int | None) -> Hold:
         if self._idle:
@@ -231,11 +239,7 @@ class LockBase:
         except BaseException:
             self._interrupted(hold)
             raise
-        holds = self._held().holds
-        if holds[-1:] == [hold]:
-            holds.pop()
-        else:
-            self._dropped(hold)
+        _take_out(self._held().holds, hold)
         return True
 
     # The flows of one lock. What is of several servers has others.
@@ -285,7 +289,8 @@ class LockBase:
 
     def _forget_lost(self, holds: list[Hold]) -> None:
         """Of those that were lost before, nobody is to be told any more."""
-        holds[:] = [hold for hold in holds if hold.state is not State.LOST]
+        for hold in [hold for hold in holds if hold.state is State.LOST]:
+            _take_out(holds, hold)
 
     def _interrupted(self, hold: Hold) -> None:
         """An exception from outside ends the acquire, be it in the instant in which it was granted."""
@@ -331,9 +336,7 @@ class LockBase:
         hold.when_lost(functools.partial(self._io.call, listener))
 
     def _dropped(self, hold: Hold) -> None:
-        holds = self._holds()
-        if hold in holds:
-            holds.remove(hold)
+        _take_out(self._held().holds, hold)
 
     def _wait(self, blocking: bool | None, blocking_timeout: Number | None) -> float:
         """For how many seconds to wait."""

@@ -90,11 +90,11 @@ crate::scripts! {
         +20
     ";
     /// With a hold of a session that is renewed, and a wait of another one. (Redis 7.0 sees at the next renewal that the hold is gone, and
-    /// tells the other one nothing.)
+    /// tells the other one nothing.) Both ask for events in the turn of the grant: an eighth of its lease later they are answered
+    /// null, and a third of it later it is to be renewed, however late this test is.
     a_slot_that_goes_from_sessions: "
         a LOCK.ACQUIRE {k} os LEASE 6000 WATCHDOG SESSION $s
         a LOCK.ACQUIRE {k} ot LEASE 3000000 WAIT 0 SESSION $t
-        +20
         s LOCK.NEXT WAIT 0
         t LOCK.NEXT WAIT 0
         +20

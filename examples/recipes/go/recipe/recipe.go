@@ -1,0 +1,130 @@
+// Package recipe is what both Go recipes share: a lock with raw LOCK.* commands over a function that sends one command.
+package recipe
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+)
+
+const (
+	lease = 2 * time.Second // a killed process blocks others for at most this long
+	pause = 100 * time.Millisecond
+)
+
+// ErrBroken is what a Send returns, wrapped, when the connection broke or could not be opened; other errors are error replies.
+var ErrBroken = errors.New("the connection broke")
+
+// Send sends one command. It never repeats a command. A nil reply is (0, false, nil).
+type Send func(ctx context.Context, command string, key string, args ...any) (reply int64, ok bool, err error)
+
+// Library is a Redis library: Wait sends commands that block, over connections without a read timeout.
+type Library struct{ Wait, Short Send }
+
+func ms(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
+
+// WithLock runs work while it holds key; the context ends when the lock is lost. It waits for at most wait.
+func (l Library) WithLock(ctx context.Context, key string, wait time.Duration, work func(ctx context.Context, token int64) error) error {
+	id := make([]byte, 16) // unique for each acquisition
+	if _, err := rand.Read(id); err != nil {
+		return err
+	}
+	owner := hex.EncodeToString(id)
+	token, broke, err := l.acquire(ctx, key, owner, wait)
+	if err != nil {
+		return err
+	}
+	held, lose := context.WithCancelCause(ctx)
+	done := make(chan struct{})
+	go func() { defer close(done); l.renew(held, lose, key, owner, token) }()
+	err = work(held, token)
+	lose(nil)
+	<-done
+	return errors.Join(err, l.release(key, owner, token, broke))
+}
+
+func (l Library) acquire(ctx context.Context, key, owner string, wait time.Duration) (token int64, broke bool, err error) {
+	for began := time.Now(); time.Since(began) < wait; time.Sleep(pause) {
+		waited := time.Since(began) // keeps the place in the queue when the request is sent again
+		token, ok, err := l.Wait(ctx, "LOCK.ACQUIRE", key, owner, "HOLDS", 1, "LEASE", ms(lease), "WAIT", ms(wait-waited), "WAITED", ms(waited))
+		switch {
+		case ok:
+			return token, broke, nil
+		case err == nil:
+			return 0, broke, fmt.Errorf("%s was not acquired within %v", key, wait)
+		case !errors.Is(err, ErrBroken):
+			return 0, broke, err
+		}
+		broke = true
+	}
+	_, _, err = l.Short(context.WithoutCancel(ctx), "LOCK.RELEASE", key, owner, "ALL") // a request may still be on its way
+	return 0, broke, errors.Join(fmt.Errorf("%s was not acquired within %v", key, wait), err)
+}
+
+func (l Library) renew(ctx context.Context, lose context.CancelCauseFunc, key, owner string, token int64) {
+	certain := time.Now().Add(lease)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(lease / 4):
+		}
+		sent := time.Now()
+		_, ok, err := l.Short(ctx, "LOCK.RENEW", key, owner, "TOKEN", token, "LEASE", ms(lease))
+		if ok {
+			certain = sent.Add(lease)
+		}
+		if err == nil && !ok || time.Now().After(certain) { // after an error it asks again while the lease is certain
+			lose(fmt.Errorf("%s is lost", key))
+			return
+		}
+	}
+}
+
+func (l Library) release(key, owner string, token int64, broke bool) error {
+	ctx, cancel := context.WithTimeout(context.Background(), lease) // after that the lease has ended anyway
+	defer cancel()
+	for first := true; ctx.Err() == nil; first = false {
+		_, ok, err := l.Short(ctx, "LOCK.RELEASE", key, owner, "TOKEN", token)
+		if err == nil && broke { // a request that was sent twice may still be in the queue
+			_, _, err = l.Short(ctx, "LOCK.RELEASE", key, owner, "ALL")
+		}
+		switch {
+		case errors.Is(err, ErrBroken):
+			broke = true
+			time.Sleep(pause)
+		case err != nil:
+			return err
+		case !ok && first:
+			return fmt.Errorf("%s had been lost", key)
+		default:
+			return nil // nil to a repetition: the first reply was lost
+		}
+	}
+	return ctx.Err()
+}
+
+// Main is the program of both recipes. incr adds to a counter.
+func Main(l Library, key string, incr func(key string, by int64) (int64, error)) {
+	err := l.WithLock(context.Background(), key, 30*time.Second, func(ctx context.Context, token int64) error {
+		fmt.Println("held", token)
+		if n, err := incr("inside:"+key, 1); err != nil || n != 1 {
+			return fmt.Errorf("two processes hold the lock: %d, %w", n, err)
+		}
+		time.Sleep(lease / 2) // the work
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		_, err := incr("inside:"+key, -1)
+		return err
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	fmt.Println("released")
+}

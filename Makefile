@@ -40,7 +40,6 @@ lint: install ## Formatting, clippy, documentation, cycles among modules: no war
 	scripts/dist --version
 	scripts/workflows-test
 	scripts/workflows --check
-	scripts/figures
 	scripts/cycles
 	scripts/modules --check
 	scripts/planted --check

@@ -21,6 +21,8 @@ export interface Terms {
   readonly prefix: string;
   /** For how long the request has waited already. */
   readonly waited: number;
+  /** Goes to the server even if another wait of this client for the mutex is there. */
+  readonly urgent: boolean;
 }
 
 /** What an acquisition needs of its client. */
@@ -140,7 +142,7 @@ export class Acquisition {
   #turn(): Promise<void> | undefined {
     const { keys, limit, wait } = this.terms;
     const [key] = keys as [string];
-    if (wait === 0 || keys.length > 1 || limit.length > 0) return undefined;
+    if (wait === 0 || keys.length > 1 || limit.length > 0 || this.terms.urgent) return undefined;
     const { queues } = this.#client;
     let queue = queues.get(key);
     const next = (): void => {

@@ -62,6 +62,16 @@ export type KindOptions = Omit<LockOptions, 'limit' | 'shared'>;
 /** How long `close()` waits for the server, ms. */
 const CLOSE_TIMEOUT = 5000;
 
+/** The clients that are open: a normal exit releases what they hold. */
+const open = new Set<Holdfast>();
+const releaseAll = (): void => {
+  for (const client of open) void client.releaseAll();
+};
+/** For `process.exit()`, which waits for nothing: of use where the library writes at once. */
+const releaseNow = (): void => {
+  for (const client of open) client.releaseNow();
+};
+
 /** Locks of one server or cluster that has the Holdfast module. Make one for a process, and close it. */
 export class Holdfast extends EventEmitter<HoldfastEvents> {
   /** @internal */ readonly server: Server;
@@ -73,11 +83,6 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
   #foreground = 0;
   #alone: Promise<unknown> = Promise.resolve();
   #closing: Promise<void> | undefined;
-  readonly #beforeExit = (): void => void this.#foregroundWork(this.#releaseAll(CLOSE_TIMEOUT));
-  readonly #exit = (): void => {
-    for (const hold of this.#holds.keys()) this.server.lastWords(hold.grant.keys[0] as string, hold.releaseCommands()[0] as string[]);
-  };
-
   constructor(driver: Driver, options: HoldfastOptions = {}) {
     super();
     this.#options = options;
@@ -111,8 +116,8 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
       ended: (acquisition) => this.#acquisitions.delete(acquisition),
       warn: (error) => this.#tell('warning', error),
     };
-    process.on('beforeExit', this.#beforeExit);
-    process.on('exit', this.#exit);
+    open.add(this);
+    if (open.size === 1) process.on('beforeExit', releaseAll).on('exit', releaseNow);
   }
 
   /**
@@ -230,11 +235,11 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     return this.close();
   }
 
-  /** @internal Begins an acquisition. `waited`: for how long it has waited already; `prefix`: what its owner begins with. */
+  /** @internal Begins an acquisition. `waited`: for how long it has waited already; `prefix`: what its owner begins with; `urgent`: not behind other waits of this client. */
   acquire(
     names: readonly string[],
     options: LockOptions,
-    more: { waited?: number; prefix?: string } = {},
+    more: { waited?: number; prefix?: string; urgent?: boolean } = {},
   ): { acquisition: Acquisition; result: Promise<Hold | null> } {
     if (this.#closing) throw new ClosedError();
     options.signal?.throwIfAborted();
@@ -247,7 +252,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
       ...{ names, keys: names.map((name) => this.key(name)), wait, replicas, ephemeral: options.ephemeral ?? false },
       ...{ lease: positive('lease', options.lease ?? this.#options.lease ?? 10_000), renewed: options.renew ?? true },
       limit: shared ? ['SHARED'] : limit !== undefined && limit !== 1 ? ['LIMIT', String(positive('limit', limit))] : [],
-      ...{ prefix: more.prefix ?? (actor === undefined ? '' : `${actor}##`), waited: more.waited ?? 0 },
+      ...{ prefix: more.prefix ?? (actor === undefined ? '' : `${actor}##`), waited: more.waited ?? 0, urgent: more.urgent ?? false },
     };
     const acquisition = new Acquisition(this.#client, terms);
     const { signal } = options;
@@ -281,17 +286,23 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
       process.nextTick(() => (this.emit as (event: K, detail: HoldfastEvents[K][0]) => boolean).call(this, event, detail));
   }
 
-  async #releaseAll(timeout: number): Promise<void> {
-    await Promise.allSettled([...this.#holds.keys()].map((hold) => hold.release({ timeout })));
+  /** @internal Releases what is held. */
+  async releaseAll(): Promise<void> {
+    await Promise.allSettled([...this.#holds.keys()].map((hold) => hold.release({ timeout: CLOSE_TIMEOUT })));
+  }
+
+  /** @internal Writes the releases without waiting for the replies. */
+  releaseNow(): void {
+    for (const hold of this.#holds.keys()) this.server.lastWords(hold.grant.keys[0] as string, hold.releaseCommands()[0] as string[]);
   }
 
   async #close(): Promise<void> {
-    process.off('beforeExit', this.#beforeExit);
-    process.off('exit', this.#exit);
+    open.delete(this);
+    if (open.size === 0) process.off('beforeExit', releaseAll).off('exit', releaseNow);
     const acquisitions = [...this.#acquisitions];
     for (const acquisition of acquisitions) acquisition.cancel(new ClosedError());
     const withdrawn = Promise.all(acquisitions.map((acquisition) => acquisition.withdrawn));
-    await Promise.all([this.#releaseAll(CLOSE_TIMEOUT), Promise.race([withdrawn, sleep(CLOSE_TIMEOUT)])]);
+    await Promise.all([this.releaseAll(), Promise.race([withdrawn, sleep(CLOSE_TIMEOUT)])]);
     this.server.close();
     clearInterval(this.#anchor);
   }

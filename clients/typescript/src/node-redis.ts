@@ -17,7 +17,7 @@ export interface NodeRedisCluster {
 /** What is used of a Sentinel client of node-redis. */
 export interface NodeRedisSentinel {
   getMasterNode(): { host: string; port: number } | undefined;
-  _execute(readOnly: boolean, work: (client: never) => Promise<unknown>): Promise<unknown>;
+  _execute(readOnly: boolean, work: never): Promise<unknown>;
 }
 
 /** What a duplicate has, too. */
@@ -40,7 +40,7 @@ function sentinelDriver(sentinel: NodeRedisSentinel): Driver {
   let last: { host: string; port: number } | undefined;
   return {
     async connect(timeout) {
-      template ??= (await sentinel._execute(false, (client) => Promise.resolve(client))) as NodeRedisClient;
+      template ??= (await sentinel._execute(false, ((client: unknown) => Promise.resolve(client)) as never)) as NodeRedisClient;
       last = sentinel.getMasterNode() ?? last; // It looks for the primary in the background.
       return open(template, timeout, last ? { host: last.host, port: last.port } : {});
     },

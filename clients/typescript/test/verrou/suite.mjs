@@ -6,7 +6,7 @@ import { fromIoredis } from 'holdfast/ioredis';
 import { VerrouStore } from 'holdfast/verrou';
 import { Redis } from 'ioredis';
 
-const redis = new Redis(process.env.REDIS_SOCKET);
+const redis = new Redis(process.env.REDIS_SOCKET ?? '');
 const holdfast = new Holdfast(fromIoredis(redis));
 
 test.group('verrou', (group) => {

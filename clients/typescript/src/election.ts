@@ -1,0 +1,142 @@
+import { LockLostError, type LossReason } from './errors.js';
+import type { Hold } from './hold.js';
+import type { Holdfast } from './holdfast.js';
+import type { LockInfo } from './replies.js';
+import { sleep } from './time.js';
+
+export interface ElectionOptions {
+  /** What the others read of the leader, such as its address; at most some 400 bytes. */
+  value?: string | undefined;
+  /** How long a leader that was killed blocks the next one, ms. Default 5,000. */
+  lease?: number | undefined;
+  /** Replaces a killed leader at once, for those who guard by the term. */
+  ephemeral?: boolean | undefined;
+  /** Resigns when it aborts. */
+  signal?: AbortSignal | undefined;
+  /** Called when this process leads. `hold.fence` is the term; `hold.signal` aborts with the loss of leadership. */
+  onElected?: ((hold: Hold) => void | PromiseLike<void>) | undefined;
+  /** Called when leadership was lost. It is not called for one that was resigned. */
+  onLost?: ((reason: LossReason) => void | PromiseLike<void>) | undefined;
+}
+
+/** Who leads. */
+export interface Leader {
+  /** What the leader named as its value. */
+  readonly value: string;
+  /** The term: the fencing token of the leader's lock. */
+  readonly fence: number | null;
+}
+
+/** How long to wait before standing again after an error, ms. */
+const PAUSE = 1000;
+
+/** A candidate. */
+export class Election {
+  readonly #holdfast: Holdfast;
+  readonly #name: string;
+  readonly #options: ElectionOptions;
+  readonly #ending = new AbortController();
+  readonly #done: Promise<void>;
+  #hold: Hold | undefined;
+
+  /** @internal */
+  constructor(holdfast: Holdfast, name: string, options: ElectionOptions) {
+    this.#holdfast = holdfast;
+    this.#name = name;
+    this.#options = options;
+    const { signal } = options;
+    if (signal?.aborted) this.#ending.abort();
+    signal?.addEventListener('abort', () => void this.resign().catch(() => {}), { once: true, signal: this.#ending.signal });
+    this.#done = this.#run();
+  }
+
+  /** Whether this process leads. */
+  get isLeader(): boolean {
+    return this.#hold?.isHeld ?? false;
+  }
+
+  /** The term while this process leads. */
+  get term(): number | undefined {
+    return this.isLeader ? this.#hold?.fence : undefined;
+  }
+
+  /** Stands no more; a leader hands over at once. */
+  async resign(): Promise<void> {
+    this.#ending.abort();
+    await this.#done;
+  }
+
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.resign();
+  }
+
+  async #run(): Promise<void> {
+    const { signal } = this.#ending;
+    const { value = '', lease = 5000, ephemeral, onElected, onLost } = this.#options;
+    const prefix = value === '' ? '' : `${value.replace(/[%#]/g, (c) => (c === '%' ? '%25' : '%23'))}#`;
+    while (!signal.aborted) {
+      try {
+        // In the background: a candidate does not keep the process alive.
+        const { acquisition } = this.#holdfast.acquire([this.#name], { lease, ephemeral }, { prefix });
+        const abort = (): void => acquisition.cancel(signal.reason);
+        signal.addEventListener('abort', abort, { once: true });
+        const hold = await acquisition.outcome.finally(() => signal.removeEventListener('abort', abort));
+        if (!hold) continue;
+        this.#hold = hold;
+        this.#call(() => onElected?.(hold));
+        await Promise.race([ended(signal), ended(hold.signal)]);
+        const loss: unknown = hold.signal.reason;
+        this.#hold = undefined;
+        await hold.release().catch((error) => {
+          if (!(error instanceof LockLostError)) throw error;
+        });
+        if (loss instanceof LockLostError) this.#call(() => onLost?.(loss.reason));
+      } catch (error) {
+        if (signal.aborted) return;
+        this.#holdfast.emit('warning', error);
+        if ((error as { code?: unknown }).code === 'CLOSED') return;
+        await sleep(PAUSE);
+      }
+    }
+  }
+
+  /** An error of a callback is the program's own: it ends the process unless the program handles it, as an error of any listener. */
+  #call(callback: () => void | PromiseLike<void>): void {
+    void Promise.resolve().then(callback);
+  }
+}
+
+const ended = (signal: AbortSignal): Promise<void> =>
+  new Promise((resolve) => (signal.aborted ? resolve() : signal.addEventListener('abort', () => resolve(), { once: true })));
+
+/** The leader by the state of its lock. */
+export function leaderOf(info: LockInfo | null): Leader | null {
+  const holder = info?.holders[0];
+  if (!holder) return null;
+  const value = holder.owner.includes('#') ? holder.owner.slice(0, holder.owner.lastIndexOf('#')) : '';
+  return { value: decodeURIComponent(value.replace(/%(?!2[35])/g, '%25')), fence: holder.token };
+}
+
+export async function* observe(
+  holdfast: Holdfast,
+  name: string,
+  options: { signal?: AbortSignal | undefined; interval?: number | undefined },
+): AsyncGenerator<Leader | null, void, undefined> {
+  const { signal, interval = 1000 } = options;
+  let last: string | undefined;
+  while (!signal?.aborted) {
+    const leader = await holdfast.leader(name);
+    const state = JSON.stringify(leader);
+    if (state !== last) yield leader;
+    last = state;
+    await new Promise<void>((resolve) => {
+      const timer = setTimeout(done, interval);
+      function done(): void {
+        clearTimeout(timer);
+        signal?.removeEventListener('abort', done);
+        resolve();
+      }
+      signal?.addEventListener('abort', done, { once: true });
+    });
+  }
+}

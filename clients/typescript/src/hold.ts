@@ -1,0 +1,386 @@
+import type { Connection } from './driver.js';
+import { LockLostError, type LossReason, ServerError, UnavailableError } from './errors.js';
+import { RELEASE, RENEW } from './pool.js';
+import { lockInfo } from './replies.js';
+import type { Server } from './server.js';
+import { later, now, silence, sleep, whole } from './time.js';
+
+/** What an acquisition knows when its lock is granted. */
+export interface Grant {
+  readonly names: readonly string[];
+  readonly keys: readonly string[];
+  readonly owner: string;
+  readonly token: number;
+  readonly lease: number;
+  readonly renewed: boolean;
+  readonly replicas: number;
+  /** When the lease began at the earliest, by the monotonic clock. */
+  readonly since: number;
+  /** How long the acquisition took, ms. */
+  readonly waited: number;
+  /** The connection of an ephemeral hold. */
+  readonly connection: Connection | undefined;
+}
+
+/** What a hold needs of its client. */
+export interface Keeper {
+  readonly server: Server;
+  /** Renews the hold when its time comes, or finds that its time is over. */
+  schedule(hold: Hold): void;
+  unschedule(hold: Hold): void;
+  /** Renews now; resolves when the outcome is known, at the latest when the hold is lost. */
+  renewNow(hold: Hold): Promise<void>;
+  lost(hold: Hold, error: LockLostError): void;
+  released(hold: Hold): void;
+  foreground<T>(work: Promise<T>): Promise<T>;
+}
+
+/** 1 % for clocks that run at different speeds. */
+const CERTAIN = 0.99;
+/** How long `release()` waits for a confirmation unless the caller says otherwise, ms. */
+const RELEASE_TIMEOUT = 5000;
+
+/** A lock that is held. Ends by {@link Hold.release}, or by a loss, of which {@link Hold.signal} tells. */
+export class Hold {
+  readonly names: readonly string[];
+  readonly owner: string;
+  /** Fencing token: greater than that of every earlier holder. Let storage refuse writes with a smaller one. */
+  readonly fence: number;
+  /** @internal */ readonly grant: Grant;
+  /** @internal When to renew, or when the hold is over, by the monotonic clock. */ due = 0;
+  /** @internal A stale request of this acquisition may be in the server's queue. */ stale = false;
+  /** @internal The renewal under way. */ renewal: Promise<void> | undefined;
+  readonly #keeper: Keeper;
+  #lease: number;
+  #certain = 0;
+  /** The same by the wall clock, which goes on while the machine is suspended. */
+  #certainWall = 0;
+  #over: LockLostError | 'releasing' | undefined;
+  #released: Promise<void> | undefined;
+  #controller: AbortController | undefined;
+
+  /** @internal */
+  constructor(keeper: Keeper, grant: Grant) {
+    this.#keeper = keeper;
+    this.grant = grant;
+    this.names = grant.names;
+    this.owner = grant.owner;
+    this.fence = grant.token;
+    this.#lease = grant.lease;
+    this.#extend(grant.since);
+    if (grant.connection) grant.connection.onClose = () => this.lose('disconnected');
+  }
+
+  /** Aborts when the lock is lost; its reason is a {@link LockLostError}. A release does not abort it. */
+  get signal(): AbortSignal {
+    this.#controller ??= new AbortController();
+    if (this.#over instanceof LockLostError) this.#controller.abort(this.#over);
+    return this.#controller.signal;
+  }
+
+  /** Whether no other client can hold the lock, as far as this process knows. Asks nobody. */
+  get isHeld(): boolean {
+    if (this.#over || now() >= this.#certain) return false;
+    if (Date.now() < this.#certainWall) return true;
+    if (this.grant.renewed) void this.#keeper.renewNow(this); // The machine was suspended, or its clock was set.
+    return false;
+  }
+
+  /** For how long the lock is certainly held without a renewal, ms; 0: it is not. */
+  get remaining(): number {
+    return this.#over ? 0 : Math.max(0, this.#certain - now());
+  }
+
+  /** The lease, ms. */
+  get lease(): number {
+    return this.#lease;
+  }
+
+  /** Begins the lease anew, with another length if given; the server's answer decides. Rejects with a {@link LockLostError} after a loss. */
+  async renew(lease?: number): Promise<void> {
+    await this.renewal;
+    if (lease !== undefined) this.#lease = lease;
+    if (!this.#over) await this.#keeper.foreground(this.#keeper.renewNow(this));
+    if (this.#over instanceof LockLostError) throw this.#over;
+    if (this.#over) throw new LockLostError(this.names, 'gone');
+  }
+
+  /** Asks the server whether the lock is held; lengthens nothing. After a loss it is false. */
+  async check(timeout = 5000): Promise<boolean> {
+    if (this.#over) return false;
+    const asked = this.grant.keys.map(async (key) => {
+      const info = lockInfo(await this.#keeper.server.request(key, ['LOCK.INFO', key, 'COUNT', '5000'], timeout, true));
+      return info?.holders.some((holder) => holder.owner === this.owner && holder.token === this.fence) ?? false;
+    });
+    const held = (await this.#keeper.foreground(Promise.all(asked))).every(Boolean);
+    if (!held && this.isActive) this.lose('gone');
+    return held && this.isActive;
+  }
+
+  /** Runs `work` and releases. An error of `work` goes first; otherwise a loss rejects with a {@link LockLostError}. */
+  async run<T>(work: (signal: AbortSignal, hold: this) => T | PromiseLike<T>): Promise<T> {
+    let result: T;
+    try {
+      result = await work(this.signal, this);
+    } catch (error) {
+      await this.release().catch(() => {});
+      throw error;
+    }
+    await this.release();
+    return result;
+  }
+
+  /**
+   * Releases the lock. Rejects with a {@link LockLostError} if it was not held any more, and with an {@link UnavailableError} if the
+   * server did not confirm within `timeout` ms; then it goes on in the background until the lease is over. Safe to call again.
+   */
+  release(options: { timeout?: number } = {}): Promise<void> {
+    this.#released ??= this.#keeper.foreground(this.#release(options.timeout ?? RELEASE_TIMEOUT));
+    return this.#released;
+  }
+
+  /** As {@link Hold.release}; does nothing if that was called already. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    if (!this.#released) await this.release();
+  }
+
+  /** @internal */
+  get isActive(): boolean {
+    return this.#over === undefined;
+  }
+
+  /** @internal Until when the hold is certain, by the monotonic clock. */
+  get certain(): number {
+    return this.#certain;
+  }
+
+  /** @internal */
+  renewCommand(): string[] {
+    const { replicas } = this.grant;
+    return this.#command(
+      'RENEW',
+      'TOKEN',
+      String(this.fence),
+      'LEASE',
+      whole(this.#lease),
+      ...(replicas ? ['REPLICAS', String(replicas)] : []),
+    );
+  }
+
+  /** @internal Takes the reply to a RENEW that was sent at `sent`; returns whether to ask again. */
+  renewed(reply: unknown, sent: number): boolean {
+    if (this.#over) return false; // It came late.
+    if (reply instanceof ServerError) {
+      if (reply.code !== 'WRONGTYPE') return true;
+      this.lose('changed');
+    } else if (reply === null || (Array.isArray(reply) && reply.includes(null))) this.lose('gone');
+    else {
+      this.#extend(sent);
+      this.#keeper.schedule(this);
+    }
+    return false;
+  }
+
+  /** @internal */
+  lose(reason: LossReason): void {
+    if (this.#over) return;
+    this.#over = new LockLostError(this.names, reason);
+    this.#keeper.unschedule(this);
+    this.#keeper.lost(this, this.#over);
+    this.#controller?.abort(this.#over);
+  }
+
+  /** @internal The commands that release; the reply to the first one is the verdict. */
+  releaseCommands(): string[][] {
+    const release = this.#command('RELEASE', 'TOKEN', String(this.fence));
+    return this.stale ? [release, this.#command('RELEASE', 'ALL')] : [release];
+  }
+
+  #command(verb: string, ...rest: string[]): string[] {
+    return command(verb, this.grant.keys, this.owner, ...rest);
+  }
+
+  #extend(since: number): void {
+    const length = this.#lease * CERTAIN;
+    this.#certain = since + length;
+    this.#certainWall = Date.now() - (now() - since) + length;
+    this.due = this.grant.renewed ? since + this.#lease / 4 : this.#certain;
+  }
+
+  async #release(timeout: number): Promise<void> {
+    const loss = this.#over;
+    this.#over ??= 'releasing';
+    this.#keeper.unschedule(this);
+    const work = this.#sendRelease();
+    if (loss instanceof LockLostError) {
+      work.catch(() => {});
+      throw loss;
+    }
+    let timer: NodeJS.Timeout | undefined;
+    const late = new Promise<never>((_, reject) => {
+      timer = later(timeout, () =>
+        reject(new UnavailableError(`the release was not confirmed within ${timeout} ms; it goes on until the lease is over`, true)),
+      );
+    });
+    work.catch(() => {});
+    await Promise.race([work, late]).finally(() => clearTimeout(timer));
+  }
+
+  async #sendRelease(): Promise<void> {
+    const { server } = this.#keeper;
+    const [key] = this.grant.keys as [string];
+    let first = true;
+    let certainAtFirst = false;
+    let failure: unknown;
+    try {
+      do {
+        const at = now();
+        try {
+          const { replies } = await server.exchange(key, () => this.releaseCommands(), {
+            priority: RELEASE,
+            lease: this.#lease,
+            timeout: silence(this.#lease),
+            connection: this.grant.connection,
+          });
+          const [reply] = replies;
+          if (!(reply instanceof ServerError)) {
+            const missing = reply === null || (Array.isArray(reply) && reply.includes(null));
+            if (missing && (first || !certainAtFirst)) throw new LockLostError(this.names, 'gone');
+            return this.#keeper.released(this);
+          }
+          if (!reply.passing) throw reply;
+          failure = reply;
+          await server.pool(key).pause();
+        } catch (error) {
+          if (!(error instanceof UnavailableError)) throw error;
+          failure = error;
+          if (error.sent) {
+            if (first) certainAtFirst = at < this.#certain;
+            first = false;
+            this.stale = true;
+          }
+          if (this.grant.connection) return this.#keeper.released(this); // The server releases it with the connection.
+        }
+      } while (now() < this.#certain);
+      throw failure;
+    } catch (error) {
+      if (error instanceof LockLostError && !(this.#over instanceof LockLostError)) {
+        this.#over = error;
+        this.#keeper.lost(this, error);
+        this.#controller?.abort(error);
+      }
+      throw error;
+    } finally {
+      this.grant.connection?.close();
+    }
+  }
+}
+
+/** `LOCK.VERB key owner …`, or `LOCK.MVERB n key… owner …`. */
+export function command(verb: string, keys: readonly string[], owner: string, ...rest: string[]): string[] {
+  return keys.length === 1 ? [`LOCK.${verb}`, ...keys, owner, ...rest] : [`LOCK.M${verb}`, String(keys.length), ...keys, owner, ...rest];
+}
+
+/** Renews holds when their time comes. */
+export class Renewer {
+  readonly #server: Server;
+  /** The holds of each moment in which something is due. */
+  readonly #buckets = new Map<number, Set<Hold>>();
+  readonly #places = new Map<Hold, Set<Hold>>();
+
+  constructor(server: Server) {
+    this.#server = server;
+  }
+
+  add(hold: Hold): void {
+    this.remove(hold);
+    // Renewals of one 40th of the lease go together, none later than it is due.
+    const grain = hold.grant.renewed ? Math.max(1, hold.lease / 40) : 1;
+    const at = hold.grant.renewed ? Math.floor(hold.due / grain) * grain : Math.ceil(hold.due);
+    let bucket = this.#buckets.get(at);
+    if (!bucket) {
+      bucket = new Set();
+      this.#buckets.set(at, bucket);
+      later(at - now(), () => this.#fire(at));
+    }
+    bucket.add(hold);
+    this.#places.set(hold, bucket);
+  }
+
+  remove(hold: Hold): void {
+    this.#places.get(hold)?.delete(hold);
+    this.#places.delete(hold);
+  }
+
+  /** Renews until each is renewed or lost. Rejects never. */
+  async renew(holds: readonly Hold[]): Promise<void> {
+    let batch = holds;
+    for (;;) {
+      const at = now();
+      batch = batch.filter((hold) => hold.isActive && (at < hold.certain || hold.lose('expired')));
+      if (batch.length === 0) return;
+      batch = await this.once(batch);
+    }
+  }
+
+  /** Sends one RENEW for each; resolves with those that are to be asked for again. */
+  async once(batch: readonly Hold[]): Promise<Hold[]> {
+    const [head] = batch as [Hold];
+    const [key] = head.grant.keys as [string];
+    const pool = this.#server.pool(key);
+    const lease = Math.min(...batch.map((hold) => hold.lease));
+    const extra = batch.some((hold) => hold.grant.replicas) ? pool.replicasTimeout : 0;
+    const left = Math.min(...batch.map((hold) => hold.certain)) - now();
+    const timeout = Math.max(1, Math.min(silence(lease) + extra, left));
+    try {
+      const { replies, sent } = await this.#server.exchange(key, () => batch.map((hold) => hold.renewCommand()), {
+        priority: RENEW,
+        lease,
+        timeout,
+        connection: head.grant.connection,
+      });
+      const again = batch.filter((hold, i) => hold.renewed(replies[i], sent));
+      if (again.length > 0) await Promise.race([pool.pause(), sleep(Math.max(1, left))]);
+      return again;
+    } catch (error) {
+      if (error instanceof UnavailableError) {
+        if (error.sent) for (const hold of batch) hold.stale = true;
+      } else await Promise.race([pool.pause(), sleep(Math.max(1, left))]);
+      return [...batch];
+    }
+  }
+
+  #fire(at: number): void {
+    const due = this.#buckets.get(at) ?? new Set();
+    this.#buckets.delete(at);
+    const groups = new Map<unknown, Hold[][]>();
+    for (const hold of due) {
+      this.#places.delete(hold);
+      if (!hold.grant.renewed) {
+        if (now() < hold.certain) this.add(hold);
+        else hold.lose('expired');
+        continue;
+      }
+      if (hold.renewal) continue;
+      const target = hold.grant.connection ?? this.#server.pool(hold.grant.keys[0] as string);
+      const batches = groups.get(target) ?? [];
+      groups.set(target, batches);
+      const last = batches.at(-1);
+      if (last && last.length < PIPELINE) last.push(hold);
+      else batches.push([hold]);
+    }
+    for (const batches of groups.values()) for (const batch of batches) void this.start(batch);
+  }
+
+  /** Renews, and notes it at the holds. */
+  start(batch: readonly Hold[]): Promise<void> {
+    const work = this.renew(batch).finally(() => {
+      for (const hold of batch) hold.renewal = undefined;
+    });
+    for (const hold of batch) hold.renewal = work;
+    return work;
+  }
+}
+
+/** How many renewals go together at most. */
+const PIPELINE = 256;

@@ -1,0 +1,19 @@
+export type { Connection, Driver, LibraryClient } from './driver.js';
+export { libraryConnection } from './driver.js';
+export { Election, type ElectionOptions, type Leader } from './election.js';
+export {
+  ClientTooOldError,
+  ClosedError,
+  DeadlockError,
+  HoldfastError,
+  LockLostError,
+  type LossReason,
+  ModuleNotLoadedError,
+  NotAcquiredError,
+  ServerError,
+  ServerTooOldError,
+  UnavailableError,
+} from './errors.js';
+export { Hold } from './hold.js';
+export { Holdfast, type HoldfastEvents, type HoldfastOptions, type KindOptions, type Lock, type LockOptions } from './holdfast.js';
+export type { Holder, LockInfo, Waiter } from './replies.js';

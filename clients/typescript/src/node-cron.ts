@@ -1,0 +1,23 @@
+import { randomBytes } from 'node:crypto';
+import type { Holdfast } from './holdfast.js';
+import { whole } from './time.js';
+
+/**
+ * A `RunCoordinator` for node-cron: of a fleet, one process runs each scheduled run. The lock of a run stays for its time to live (`distributedLease`), also
+ * when this process exits, so that one whose clock is late does not run it again: choose it longer than clocks may differ.
+ */
+export function runCoordinator(
+  holdfast: Holdfast,
+  options: { prefix?: string } = {},
+): { shouldRun(key: string, ttlMs: number): Promise<boolean> } {
+  const { prefix = 'cron:' } = options;
+  return {
+    async shouldRun(key, ttlMs) {
+      // The key names one run. Nobody releases it, so this is a grant without a hold.
+      const owner = randomBytes(16).toString('hex');
+      const name = prefix + key;
+      const command = ['LOCK.ACQUIRE', holdfast.key(name), owner, 'HOLDS', '1', 'LEASE', whole(ttlMs)];
+      return (await holdfast.request(name, command)) !== null;
+    },
+  };
+}

@@ -1,0 +1,109 @@
+import { type Connection, connectWithin, type Driver, libraryConnection } from './driver.js';
+
+/** What is used of a client of node-redis. */
+export interface NodeRedisClient {
+  sendCommand(args: string[]): Promise<unknown>;
+  // The generics of two versions do not assign to each other: hence `object` and `unknown`.
+  duplicate(override: object): unknown;
+  readonly options?: object | undefined;
+}
+
+/** What is used of a cluster of node-redis. */
+export interface NodeRedisCluster {
+  readonly masters: readonly { readonly address: string }[];
+  nodeClient(node: never): unknown;
+}
+
+/** What is used of a Sentinel client of node-redis. */
+export interface NodeRedisSentinel {
+  getMasterNode(): { host: string; port: number } | undefined;
+  _execute(readOnly: boolean, work: never): Promise<unknown>;
+}
+
+/** What a duplicate has, too. */
+interface Duplicate extends NodeRedisClient {
+  connect(): Promise<unknown>;
+  destroy(): void;
+  unref(): void;
+  on(event: string, listener: (cause?: unknown) => void): unknown;
+}
+
+/** Connections like those of a client (standalone, TLS, unix socket), cluster or Sentinel client of node-redis. A client need not be connected; the two others must be. */
+export function fromNodeRedis(redis: NodeRedisClient | NodeRedisCluster | NodeRedisSentinel): Driver {
+  if ('nodeClient' in redis) return clusterDriver(redis);
+  if ('getMasterNode' in redis) return sentinelDriver(redis);
+  return { connect: (timeout) => open(redis, timeout, {}) };
+}
+
+function sentinelDriver(sentinel: NodeRedisSentinel): Driver {
+  let template: NodeRedisClient | undefined;
+  let last: { host: string; port: number } | undefined;
+  return {
+    async connect(timeout) {
+      template ??= (await sentinel._execute(false, ((client: unknown) => Promise.resolve(client)) as never)) as NodeRedisClient;
+      last = sentinel.getMasterNode() ?? last; // It looks for the primary in the background.
+      return open(template, timeout, last ? { host: last.host, port: last.port } : {});
+    },
+  };
+}
+
+function clusterDriver(cluster: NodeRedisCluster): Driver {
+  let template: NodeRedisClient | undefined;
+  let known: string[] = [];
+  const addresses = (): string[] => {
+    const current = cluster.masters.map((node) => node.address);
+    if (current.length > 0) known = current;
+    return known;
+  };
+  return {
+    addresses,
+    async connect(timeout, address = '') {
+      const [, host, port] = /^(.*):(\d+)$/.exec(address) ?? [];
+      const [node] = cluster.masters;
+      if (!host || (!template && !node)) throw new Error(`no node of the cluster is known: is the client connected? (${address})`);
+      template ??= (await cluster.nodeClient(node as never)) as NodeRedisClient;
+      return open(template, timeout, { host, port: Number(port) });
+    },
+  };
+}
+
+async function open(template: NodeRedisClient, timeout: number, address: object): Promise<Connection> {
+  const options = template.options as { socket?: object; url?: string } | undefined;
+  // The URL has been read into the other options already; given again, it would overrule the address.
+  const socket = { ...options?.socket, ...address, reconnectStrategy: false, connectTimeout: timeout, socketTimeout: undefined };
+  const client = template.duplicate({
+    ...{
+      url: undefined,
+      socket,
+      pingInterval: undefined,
+      disableOfflineQueue: true,
+      commandOptions: { timeout: undefined },
+      readonly: false,
+    },
+    ...{ keyPrefix: undefined, clientSideCache: undefined, maintNotifications: 'disabled', commandsQueueMaxLength: undefined },
+  }) as Duplicate;
+  let cause: unknown;
+  client.on('error', (error) => {
+    cause ??= error;
+  });
+  client.unref();
+  const destroy = (): void => {
+    try {
+      client.destroy();
+    } catch {
+      // It is closed already.
+    }
+  };
+  const opening = client.connect().catch((error) => {
+    destroy();
+    throw cause ?? error;
+  });
+  await connectWithin(timeout, opening, destroy);
+  return libraryConnection({
+    call: (args) => client.sendCommand(args as string[]),
+    destroy,
+    onEnd: (listener) => {
+      for (const event of ['end', 'error', 'reconnecting', 'terminated']) client.on(event, () => listener(cause));
+    },
+  });
+}

@@ -1,0 +1,292 @@
+import { randomUUID } from 'node:crypto';
+import { LockLostError } from './errors.js';
+import type { Hold } from './hold.js';
+import type { Holdfast } from './holdfast.js';
+import { sleep } from './time.js';
+
+export type LockMode = 'exclusive' | 'shared';
+export interface LockRequestOptions {
+  mode?: LockMode | undefined;
+  ifAvailable?: boolean | undefined;
+  steal?: boolean | undefined;
+  signal?: AbortSignal | undefined;
+}
+export interface LockRecord {
+  readonly name: string;
+  readonly mode: LockMode;
+  readonly clientId: string;
+}
+export interface LockManagerSnapshot {
+  readonly held: LockRecord[];
+  readonly pending: LockRecord[];
+}
+
+/** What the callback of a request gets. */
+export class WebLock {
+  readonly #name: string;
+  readonly #mode: LockMode;
+  /** @internal */
+  constructor(name: string, mode: LockMode) {
+    this.#name = name;
+    this.#mode = mode;
+  }
+  get name(): string {
+    return this.#name;
+  }
+  get mode(): LockMode {
+    return this.#mode;
+  }
+  get [Symbol.toStringTag](): string {
+    return 'Lock';
+  }
+}
+
+type Callback<L, T> = (lock: L) => T | PromiseLike<T>;
+
+/** A request of this manager, in the order of its calls. */
+interface Request {
+  readonly name: string;
+  readonly mode: LockMode;
+  readonly ifAvailable: boolean;
+  readonly since: number;
+  /** `trying`: whether it can be granted is about to be known; `waiting`: it cannot yet. */
+  state: 'queued' | 'trying' | 'waiting' | 'held' | 'over';
+  hold?: Hold;
+  /** Cancels what is under way at the server. */
+  cancel?: () => void;
+  grant(hold: Hold | null): void;
+  reject(reason: unknown): void;
+}
+
+const stolen = (cause?: unknown): DOMException => Object.assign(new DOMException('The lock was stolen or lost', 'AbortError'), { cause });
+
+/** How long a request says it has waited that steals a lock, ms: it goes to the head of the queue. */
+const A_DAY = 86_400_000;
+
+/**
+ * `navigator.locks` between processes: the Web Locks specification, on Holdfast. All managers of the same `prefix` see each other. The holder that a lock was
+ * stolen from learns of it when it renews, within a quarter of the lease, or at once in the same manager. A lock that was lost counts as stolen.
+ */
+export class LockManager {
+  readonly #holdfast: Holdfast;
+  readonly #prefix: string;
+  readonly #lease: number;
+  readonly #clientId = randomUUID();
+  readonly #requests = new Map<string, Request[]>();
+  #changed: (() => void)[] = [];
+
+  /** `lease`, ms: how long a killed process blocks others at most; default 5,000. `prefix`: what stands before each name; default `web-locks:`. */
+  constructor(holdfast: Holdfast, options: { prefix?: string; lease?: number } = {}) {
+    this.#holdfast = holdfast;
+    this.#prefix = options.prefix ?? 'web-locks:';
+    this.#lease = options.lease ?? 5000;
+  }
+
+  request<T>(name: string, callback: Callback<WebLock, T>): Promise<Awaited<T>>;
+  request<T>(name: string, options: LockRequestOptions & { ifAvailable: true }, callback: Callback<WebLock | null, T>): Promise<Awaited<T>>;
+  request<T>(
+    name: string,
+    options: LockRequestOptions & { ifAvailable?: false | undefined },
+    callback: Callback<WebLock, T>,
+  ): Promise<Awaited<T>>;
+  request<T>(name: string, options: LockRequestOptions, callback: Callback<WebLock | null, T>): Promise<Awaited<T>>;
+  async request(...args: unknown[]): Promise<unknown> {
+    if (args.length < 2) throw new TypeError(`request needs a name and a callback, got ${args.length} arguments`);
+    const name = `${args[0]}`;
+    const callback = args.length === 2 ? args[1] : args[2];
+    const { mode, ifAvailable, steal, signal } = dictionary(args.length === 2 ? undefined : args[1]);
+    if (typeof callback !== 'function') throw new TypeError('callback is not a function');
+    const not = (what: string): DOMException => new DOMException(what, 'NotSupportedError');
+    if (name.startsWith('-')) throw not("a name must not begin with '-'");
+    if (steal && ifAvailable) throw not('steal and ifAvailable exclude each other');
+    if (steal && mode !== 'exclusive') throw not('only exclusive locks can be stolen');
+    if (signal && (steal || ifAvailable)) throw not('a signal goes neither with steal nor with ifAvailable');
+    signal?.throwIfAborted();
+    return new Promise((resolve, reject) => {
+      const request: Request = { name, mode, ifAvailable, since: performance.now(), state: 'queued', grant, reject };
+      const abort = (): void => {
+        request.cancel?.();
+        this.#finish(request);
+        reject(signal?.reason);
+      };
+      signal?.addEventListener('abort', abort, { once: true });
+      const lose = (cause: unknown): void => {
+        this.#finish(request);
+        reject(stolen(cause));
+      };
+      const finish = (settle: () => void) => async (): Promise<void> => {
+        await request.hold?.release().catch((error: unknown) => {
+          if (error instanceof LockLostError) lose(error);
+        });
+        this.#finish(request);
+        settle();
+      };
+      function grant(this: Request, hold: Hold | null): void {
+        signal?.removeEventListener('abort', abort);
+        hold?.signal.addEventListener('abort', () => lose(hold.signal.reason), { once: true });
+        // Another turn, as the specification has it: what was called before in this one comes first.
+        Promise.resolve(hold && new WebLock(name, mode))
+          .then(callback as Callback<WebLock | null, unknown>)
+          .then(
+            (value) => finish(() => resolve(value))(),
+            (error) => finish(() => reject(error))(),
+          );
+      }
+      const requests = this.#requests.get(name) ?? [];
+      this.#requests.set(name, requests);
+      if (steal) void this.#steal(request, requests);
+      else requests.push(request);
+      this.#pump(name);
+    });
+  }
+
+  /** What is held and what waits now, by all managers of this prefix. Looks at every key of the database. */
+  async query(): Promise<LockManagerSnapshot> {
+    await Promise.all([...this.#requests.values()].flat().map(({ hold }) => hold?.check()));
+    while (
+      [...this.#requests.values()].some((requests) => /queued|trying/.test(requests.find(({ state }) => state !== 'held')?.state ?? ''))
+    ) {
+      await new Promise<void>((resolve) => this.#changed.push(resolve));
+    }
+    const snapshot: LockManagerSnapshot = { held: [], pending: [] };
+    for (const requests of this.#requests.values()) {
+      for (const { name, mode, state, ifAvailable } of requests) {
+        if (state !== 'over' && !ifAvailable)
+          (state === 'held' ? snapshot.held : snapshot.pending).push({ name, mode, clientId: this.#clientId });
+        else if (state === 'held') snapshot.held.push({ name, mode, clientId: this.#clientId });
+      }
+    }
+    const others = (await this.#holdfast.scan(this.#prefix)).map(async (key) => {
+      const [info, waiters] = await Promise.all([this.#holdfast.info(key), this.#holdfast.waiters(key)]);
+      const name = decode(key.slice(this.#prefix.length));
+      const record = (owner: string, limit: number | null): LockRecord => ({
+        name,
+        mode: limit === 0 ? 'shared' : 'exclusive',
+        clientId: owner.split('#')[0] ?? '',
+      });
+      const foreign = ({ clientId }: LockRecord): boolean => clientId !== this.#clientId;
+      snapshot.held.push(...(info?.holders ?? []).map(({ owner }) => record(owner, info?.limit ?? 1)).filter(foreign));
+      snapshot.pending.push(...waiters.map(({ owner, limit }) => record(owner, limit)).filter(foreign));
+    });
+    await Promise.all(others);
+    return snapshot;
+  }
+
+  /** Asks for the first request that is not held: its successors may be asked for when it is, or refused, as the specification's queue has it. */
+  #pump(name: string): void {
+    const requests = this.#requests.get(name) ?? [];
+    const next = requests.find(({ state }) => state !== 'held');
+    if (next?.state === 'queued') void this.#ask(next);
+    else if (next?.state === 'waiting')
+      for (const request of requests.filter((other) => other.ifAvailable && other.state === 'queued')) this.#refuse(request);
+    for (const changed of this.#changed.splice(0)) changed();
+  }
+
+  async #ask(request: Request): Promise<void> {
+    request.state = 'trying';
+    try {
+      const hold = (await this.#acquire(request, 0)) ?? (request.ifAvailable ? null : await this.#wait(request));
+      if ((request.state as string) === 'over') return void hold?.release().catch(() => {});
+      if (hold) this.#grant(request, hold);
+      else this.#refuse(request);
+    } catch (error) {
+      this.#finish(request);
+      request.reject(error);
+    }
+  }
+
+  async #wait(request: Request): Promise<Hold | null> {
+    if (request.state === 'over') return null;
+    request.state = 'waiting';
+    const hold = this.#acquire(request, undefined);
+    this.#pump(request.name);
+    return hold;
+  }
+
+  #acquire(request: Request, wait: number | undefined, waited = performance.now() - request.since): Promise<Hold | null> {
+    const options = { lease: this.#lease, shared: request.mode === 'shared', wait };
+    const { acquisition, result } = this.#holdfast.acquire([this.#prefix + encode(request.name)], options, {
+      prefix: `${this.#clientId}#`,
+      waited,
+    });
+    request.cancel = () => acquisition.cancel(new DOMException('cancelled', 'AbortError'));
+    return result;
+  }
+
+  #grant(request: Request, hold: Hold): void {
+    request.state = 'held';
+    request.hold = hold;
+    request.grant(hold);
+    this.#pump(request.name);
+  }
+
+  #refuse(request: Request): void {
+    this.#finish(request);
+    request.grant(null);
+  }
+
+  #finish(request: Request): void {
+    request.state = 'over';
+    const requests = this.#requests.get(request.name) ?? [];
+    const at = requests.indexOf(request);
+    if (at >= 0) requests.splice(at, 1);
+    if (requests.length === 0) this.#requests.delete(request.name);
+    this.#pump(request.name);
+  }
+
+  /** Waits at the head of the queue, and then takes the lock from its holders. */
+  async #steal(thief: Request, requests: Request[]): Promise<void> {
+    const name = this.#prefix + encode(thief.name);
+    thief.state = 'trying';
+    requests.unshift(thief);
+    try {
+      let hold = await this.#acquire(thief, 0);
+      while (!hold?.isHeld) {
+        const { acquisition, result } = this.#holdfast.acquire(
+          [name],
+          { lease: this.#lease },
+          { prefix: `${this.#clientId}#`, waited: A_DAY, urgent: true },
+        );
+        let waits = true;
+        const done = (): void => {
+          waits = false;
+        };
+        result.then(done, done);
+        while (waits) {
+          const [first] = await this.#holdfast.waiters(name);
+          if (first?.owner === acquisition.owner) await this.#holdfast.force(name);
+          else await sleep(5);
+        }
+        hold = await result;
+        await hold?.check(); // It may have been granted right before, and taken away by our own FORCE.
+      }
+      for (const victim of requests.filter(({ state }) => state === 'held')) {
+        this.#finish(victim);
+        victim.reject(stolen());
+      }
+      this.#grant(thief, hold);
+    } catch (error) {
+      this.#finish(thief);
+      thief.reject(error);
+    }
+  }
+}
+
+/** The options as the bindings of a browser would read them. */
+function dictionary(value: unknown): { mode: LockMode; ifAvailable: boolean; steal: boolean; signal: AbortSignal | undefined } {
+  if (value !== undefined && value !== null && typeof value !== 'object' && typeof value !== 'function')
+    throw new TypeError('options is not an object');
+  const options = (value ?? {}) as Record<string, unknown>;
+  const ifAvailable = Boolean(options.ifAvailable);
+  const given = options.mode;
+  const mode = given === undefined ? 'exclusive' : `${given}`;
+  if (mode !== 'exclusive' && mode !== 'shared') throw new TypeError(`mode must be 'exclusive' or 'shared', got '${mode}'`);
+  const { signal } = options;
+  if (signal !== undefined && !(signal instanceof AbortSignal)) throw new TypeError('signal is not an AbortSignal');
+  return { mode, ifAvailable, steal: Boolean(options.steal), signal };
+}
+
+/** UTF-8 has no lone surrogates; names have. */
+const encode = (name: string): string =>
+  name.replace(/%|\p{Surrogate}/gu, (char) => `%${char.charCodeAt(0).toString(16).padStart(4, '0')}`);
+const decode = (name: string): string => name.replace(/%([0-9a-f]{4})/g, (_, hex: string) => String.fromCharCode(Number.parseInt(hex, 16)));

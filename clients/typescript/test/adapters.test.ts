@@ -1,0 +1,81 @@
+import { Redis as Ioredis } from 'ioredis';
+import cron from 'node-cron';
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import { Holdfast, LockLostError } from '../src/index.js';
+import { fromIoredis } from '../src/ioredis.js';
+import { runCoordinator } from '../src/node-cron.js';
+import { ExecutionError, Redlock } from '../src/redlock.js';
+import { Redis, until } from './redis.js';
+
+let redis: Redis;
+let holdfast: Holdfast;
+beforeAll(async () => {
+  redis = await Redis.start();
+  holdfast = new Holdfast(fromIoredis(new Ioredis(redis.socket, { lazyConnect: true })));
+});
+afterAll(async () => {
+  await holdfast.close();
+  redis.stop();
+});
+
+test('redlock_acquires_extends_and_releases_several_resources', async () => {
+  const redlock = new Redlock(holdfast, { retryCount: 0 });
+  const lock = await redlock.acquire(['a', 'b'], 2000);
+  expect(lock.expiration).toBeGreaterThan(Date.now() + 1500);
+  expect(redis.cli('PTTL', 'a')).toMatch(/^(1\d{3}|2000)$/);
+  await expect(redlock.acquire(['b', 'c'], 2000)).rejects.toBeInstanceOf(ExecutionError);
+  const extended = await lock.extend(10_000);
+  expect([lock.expiration, extended.fence]).toEqual([0, lock.fence]);
+  expect(Number(redis.cli('PTTL', 'b'))).toBeGreaterThan(5000);
+  await expect(lock.extend(1000)).rejects.toThrow('Cannot extend an already-expired lock.');
+  await extended.release();
+  expect(redis.cli('EXISTS', 'a', 'b')).toBe('0');
+  await expect(redlock.acquire(['a'], 1.5)).rejects.toThrow('Duration must be an integer');
+});
+
+test('redlock_waits_for_as_long_as_repetitions_would_take', async () => {
+  const redlock = new Redlock(holdfast);
+  const lock = await redlock.acquire(['wait'], 5000);
+  const next = redlock.acquire(['wait'], 5000);
+  await lock.release();
+  await (await next).release();
+});
+
+test('redlock_using_renews_and_tells_of_a_loss', async () => {
+  const redlock = new Redlock(holdfast);
+  expect(await redlock.using(['using'], 500, async () => 'result')).toBe('result');
+  await expect(redlock.using(['using'], 500, {}, () => Promise.reject(new Error('mine')))).rejects.toThrow('mine');
+  const errors: unknown[] = [];
+  redlock.on('error', (error) => errors.push(error));
+  const work = redlock.using(['using'], 500, async (signal) => {
+    await new Promise((resolve) => setTimeout(resolve, 700));
+    expect(signal.aborted).toBe(false);
+    await holdfast.force('using');
+    await until('the loss is noticed', () => signal.aborted);
+    expect(signal.error).toBeInstanceOf(LockLostError);
+  });
+  await expect(work).rejects.toBeInstanceOf(ExecutionError);
+  expect(errors).toHaveLength(1);
+});
+
+test('run_coordinator_lets_one_process_run_each_run', async () => {
+  const clients = [1, 2, 3].map(() => new Holdfast(fromIoredis(new Ioredis(redis.socket, { lazyConnect: true }))));
+  const answers = await Promise.all(clients.map((client) => runCoordinator(client).shouldRun('job:2026', 1500)));
+  expect(answers.filter(Boolean)).toHaveLength(1);
+  const runs: string[] = [];
+  const tasks = clients.map((client, i) =>
+    cron.schedule('* * * * * *', (context) => void runs.push(`${context.dateLocalIso} ${i}`), {
+      name: 'second',
+      distributed: true,
+      distributedLease: 5000,
+      runCoordinator: runCoordinator(client),
+    }),
+  );
+  await until('three runs', () => runs.length >= 3);
+  for (const task of tasks) await task.destroy();
+  // A process that ends gives its run to nobody.
+  await Promise.all(clients.map((client) => client.close()));
+  expect(redis.cli('EXISTS', 'cron:job:2026')).toMatch(/[01]/);
+  const times = runs.map((run) => run.split(' ')[0]);
+  expect(new Set(times).size).toBe(times.length);
+});

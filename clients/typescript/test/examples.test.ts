@@ -1,0 +1,45 @@
+import { execFile } from 'node:child_process';
+import { promisify } from 'node:util';
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import { Redis } from './redis.js';
+
+let redis: Redis;
+beforeAll(async () => {
+  redis = await Redis.start();
+});
+afterAll(() => redis.stop());
+
+/** Runs an example to its end; needs the built package. */
+async function output(name: string): Promise<string[]> {
+  const file = new URL(`../examples/${name}.mjs`, import.meta.url).pathname;
+  const { stdout } = await promisify(execFile)(process.execPath, [file], {
+    env: { ...process.env, REDIS: `redis://127.0.0.1:${redis.port}` },
+  });
+  return stdout.trim().split('\n');
+}
+
+test('cron_in_a_fleet', async () => {
+  const lines = await output('cron-in-a-fleet');
+  expect(lines.length).toBeGreaterThanOrEqual(3);
+  expect(new Set(lines.map((line) => line.replace(/.* of /, ''))).size).toBe(lines.length);
+});
+test('leader_election', async () => {
+  expect(await output('leader-election')).toEqual([
+    '10.0.0.1:8080 leads',
+    'the leader is 10.0.0.1:8080',
+    '10.0.0.2:8080 leads',
+    'the leader is 10.0.0.2:8080',
+  ]);
+});
+test('fenced_write', async () => {
+  expect(await output('fenced-write')).toEqual(['first: written', 'second: written', 'late: refused', 'the first one is lost']);
+});
+test('upload_service', async () => {
+  const lines = ['part 1 of the first client: stored', 'part 1 of the second client: stored', 'part 2 of the first client: refused'];
+  expect(await output('upload-service')).toEqual([...lines, expect.stringContaining('the first client: lock "upload:/video" was lost')]);
+});
+test('nestjs_bullmq', async () => {
+  const lines = await output('nestjs-bullmq');
+  expect(lines.slice(0, 4)).toEqual(['debit begins', 'debit ends', 'credit begins', 'credit ends']);
+  expect(lines[4]).toBe('late is to be repeated');
+});

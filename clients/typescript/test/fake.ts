@@ -1,0 +1,104 @@
+import type { Connection, Driver } from '../src/driver.js';
+import { ServerError, UnavailableError } from '../src/errors.js';
+
+/** What the fake server does with a request: replies, says nothing, or cuts the connection. */
+export type Act = { reply: unknown; after?: number } | 'silent' | 'cut';
+export type Script = (args: readonly string[], connection: FakeConnection) => Act;
+
+export class FakeConnection implements Connection {
+  closed = false;
+  onClose: (() => void) | undefined;
+  readonly id: number;
+  readonly #server: FakeServer;
+  readonly #pending = new Set<{ resolve(reply: unknown): void; reject(error: Error): void; args: readonly string[] }>();
+
+  constructor(server: FakeServer, id: number) {
+    this.#server = server;
+    this.id = id;
+  }
+
+  send(args: readonly string[]): Promise<unknown> {
+    if (this.closed) return Promise.reject(new UnavailableError('closed', false));
+    return new Promise((resolve, reject) => {
+      const entry = { resolve, reject, args };
+      this.#pending.add(entry);
+      this.#server.log.push(args.join(' '));
+      const act = this.#server.act(args, this);
+      if (act === 'cut') setTimeout(() => this.close(), 1);
+      else if (act !== 'silent') setTimeout(() => this.answer(args, act.reply), act.after ?? 1);
+    });
+  }
+
+  /** Answers the oldest pending request with these arguments. */
+  answer(args: readonly string[], reply: unknown): void {
+    for (const entry of this.#pending) {
+      if (entry.args !== args) continue;
+      this.#pending.delete(entry);
+      if (typeof reply === 'string' && reply.startsWith('-')) entry.reject(ServerError.from(reply.slice(1)));
+      else entry.resolve(reply);
+      return;
+    }
+  }
+
+  close(): void {
+    if (this.closed) return;
+    this.closed = true;
+    for (const { reject } of this.#pending) reject(new UnavailableError('broke', true));
+    this.#pending.clear();
+    this.onClose?.();
+  }
+}
+
+/** A server that does what a script says. Times are those of the test's clock. */
+export class FakeServer implements Driver {
+  readonly log: string[] = [];
+  readonly connections: FakeConnection[] = [];
+  /** What attempts to connect meet; nothing: they succeed. */
+  refuse: (() => Error | undefined) | undefined;
+  attempts = 0;
+  script: Script;
+  version: unknown = ['protocol', [4, 4], 'version', '0.4.0', 'replicas-timeout', 1000];
+
+  constructor(script: Script) {
+    this.script = script;
+  }
+
+  async connect(): Promise<Connection> {
+    this.attempts++;
+    await new Promise((resolve) => setTimeout(resolve, 1));
+    const error = this.refuse?.();
+    if (error) throw error;
+    const connection = new FakeConnection(this, this.connections.length);
+    this.connections.push(connection);
+    return connection;
+  }
+
+  act(args: readonly string[], connection: FakeConnection): Act {
+    return args[0] === 'LOCK.VERSION' ? { reply: this.version } : this.script(args, connection);
+  }
+
+  /** What was sent, without owners and LOCK.VERSION. */
+  get sent(): string[] {
+    return this.log.filter((line) => line !== 'LOCK.VERSION').map((line) => line.replace(/[0-9a-f]{32}/, 'O'));
+  }
+
+  open(): number {
+    return this.connections.filter((connection) => !connection.closed).length;
+  }
+}
+
+/** Answers the n-th request of a verb with the n-th act, the later ones with the last. */
+export function script(acts: Record<string, Act[]>): Script {
+  const counts: Record<string, number> = {};
+  return (args) => {
+    const verb = (args[0] as string).replace('LOCK.', '') + (args[0] === 'LOCK.RELEASE' && args.includes('ALL') ? ' ALL' : '');
+    const n = counts[verb] ?? 0;
+    counts[verb] = n + 1;
+    const list = acts[verb] ?? acts['*'] ?? [{ reply: 1 }];
+    return list[Math.min(n, list.length - 1)] as Act;
+  };
+}
+
+export const reply = (value: unknown, after?: number): Act => (after === undefined ? { reply: value } : { reply: value, after });
+export const TOKEN = 1_700_000_000_000_000;
+export const granted: Act = { reply: [TOKEN, 0] };

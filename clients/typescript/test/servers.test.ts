@@ -1,0 +1,338 @@
+import { execFileSync } from 'node:child_process';
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { Cluster, Redis as Ioredis } from 'ioredis';
+import { Redis as Iovalkey } from 'iovalkey';
+import { createClient, createCluster, createSentinel } from 'redis';
+import { afterAll, beforeAll, describe, expect, test } from 'vitest';
+import { type Driver, Holdfast, NotAcquiredError } from '../src/index.js';
+import { fromIoredis } from '../src/ioredis.js';
+import { fromNodeRedis } from '../src/node-redis.js';
+import { CuttingProxy, freePort, Redis, until } from './redis.js';
+
+/** What every way to reach a server must be able to do. */
+async function exercise(holdfast: Holdfast, names: readonly string[]): Promise<void> {
+  for (const name of names) {
+    const hold = await holdfast.lock(name, { wait: 5000 });
+    expect(await holdfast.tryLock(name)).toBeNull();
+    const next = holdfast.lock(name, { wait: 5000 });
+    await until('it waits', async () => (await holdfast.waiters(name)).length === 1);
+    expect(await hold.check()).toBe(true);
+    await hold.renew();
+    await hold.release();
+    const second = await next;
+    expect(second.fence).toBeGreaterThan(hold.fence);
+    expect((await holdfast.info(name))?.holders[0]).toMatchObject({ owner: second.owner, token: second.fence });
+
+    const controller = new AbortController();
+    const cancelled = holdfast.lock(name, { signal: controller.signal });
+    await until('it waits', async () => (await holdfast.waiters(name)).length === 1);
+    controller.abort('why');
+    await expect(cancelled).rejects.toBe('why');
+    await until('it was withdrawn', async () => (await holdfast.waiters(name)).length === 0);
+
+    expect(await holdfast.force(name)).toBe(1);
+    await expect(second.release()).rejects.toMatchObject({ code: 'LOCK_LOST' });
+    const ephemeral = await holdfast.lock(name, { ephemeral: true });
+    expect((await holdfast.info(name))?.holders[0]?.ephemeral).toBe(true);
+    await ephemeral.release();
+    expect(await holdfast.info(name)).toBeNull();
+  }
+  await expect(holdfast.using('{tag}a', () => holdfast.lock('{tag}a', { wait: 50 }))).rejects.toBeInstanceOf(NotAcquiredError);
+  await holdfast.using(['{tag}a', '{tag}b'], async (signal) => expect(signal.aborted).toBe(false));
+  const { read, write } = holdfast.readWriteLock('{tag}rw');
+  await read.using(async () => {
+    await read.using(async () => expect(await write.tryLock()).toBeNull());
+  });
+  const semaphore = holdfast.semaphore('{tag}s', 2);
+  await using first = await semaphore.lock();
+  await using second = await semaphore.lock();
+  expect([first.isHeld, second.isHeld, await semaphore.tryLock()]).toEqual([true, true, null]);
+}
+
+/** Runs `exercise` with a driver, and closes all. */
+async function run(driver: Driver, names: readonly string[] = ['a'], then?: (holdfast: Holdfast) => Promise<void>): Promise<void> {
+  const holdfast = new Holdfast(driver);
+  try {
+    await exercise(holdfast, names);
+    await then?.(holdfast);
+  } finally {
+    await holdfast.close();
+  }
+}
+
+describe('standalone', () => {
+  let redis: Redis;
+  let certificates: { ca: string; port: number };
+  beforeAll(async () => {
+    const tlsPort = await freePort();
+    redis = await Redis.start();
+    const file = (name: string): string => join(redis.folder, name);
+    execFileSync(
+      'openssl',
+      [
+        'req',
+        '-x509',
+        '-newkey',
+        'rsa:2048',
+        '-nodes',
+        '-days',
+        '2',
+        '-subj',
+        '/CN=localhost',
+        '-addext',
+        'subjectAltName=DNS:localhost,IP:127.0.0.1',
+        '-keyout',
+        file('key'),
+        '-out',
+        file('crt'),
+      ],
+      { stdio: 'ignore' },
+    );
+    for (const [name, value] of [
+      ['tls-cert-file', file('crt')],
+      ['tls-key-file', file('key')],
+      ['tls-ca-cert-file', file('crt')],
+      ['tls-auth-clients', 'no'],
+      ['tls-port', String(tlsPort)],
+    ])
+      redis.cli('CONFIG', 'SET', name as string, value as string);
+    certificates = { ca: readFileSync(file('crt'), 'utf8'), port: tlsPort };
+    redis.cli('ACL', 'SETUSER', 'locker', 'on', '>secret', '~*', '&*', '+@all');
+  });
+  afterAll(() => redis.stop());
+
+  test('ioredis_unix_socket', () => run(fromIoredis(new Ioredis(redis.socket, { lazyConnect: true, keyPrefix: 'ignored:' }))));
+  test('iovalkey_unix_socket', () => run(fromIoredis(new Iovalkey(redis.socket, { lazyConnect: true }))));
+  test('node_redis_unix_socket', () => run(fromNodeRedis(createClient({ socket: { path: redis.socket, tls: false } }))));
+  test('ioredis_user_and_database', async () => {
+    const library = new Ioredis(redis.port, { username: 'locker', password: 'secret', db: 3, lazyConnect: true, stringNumbers: true });
+    await run(fromIoredis(library), ['db'], async (holdfast) => {
+      await using _ = await holdfast.lock('three');
+      expect(redis.cli('-n', '3', 'EXISTS', 'three')).toBe('1');
+    });
+  });
+  test('node_redis_user_and_database', async () => {
+    const library = createClient({ url: `redis://locker:secret@127.0.0.1:${redis.port}/4` });
+    await run(fromNodeRedis(library), ['db'], async (holdfast) => {
+      await using _ = await holdfast.lock('four');
+      expect(redis.cli('-n', '4', 'EXISTS', 'four')).toBe('1');
+    });
+  });
+  test('node_redis_resp2', () => run(fromNodeRedis(createClient({ RESP: 2, socket: { port: redis.port } }))));
+  test('ioredis_tls', () =>
+    run(fromIoredis(new Ioredis({ port: certificates.port, tls: { ca: certificates.ca, servername: 'localhost' }, lazyConnect: true }))));
+  test('node_redis_tls', () =>
+    run(fromNodeRedis(createClient({ socket: { host: 'localhost', port: certificates.port, tls: true, ca: certificates.ca } }))));
+
+  test.each([
+    ['ioredis', () => fromIoredis(new Ioredis(redis.port, { username: 'locker', password: 'wrong', lazyConnect: true }))],
+    ['node_redis', () => fromNodeRedis(createClient({ url: `redis://locker:wrong@127.0.0.1:${redis.port}` }))],
+  ])('wrong_password_is_reported_by_%s', async (_, driver) => {
+    const holdfast = new Holdfast(driver());
+    await expect(holdfast.lock('a', { wait: 5000 })).rejects.toMatchObject({ code: 'WRONGPASS' });
+    await holdfast.close();
+  });
+
+  test.each([
+    ['ioredis', (port: number) => fromIoredis(new Ioredis(port, { lazyConnect: true }))],
+    ['node_redis', (port: number) => fromNodeRedis(createClient({ socket: { host: '127.0.0.1', port } }))],
+  ])('nothing_is_left_when_%s_connections_are_cut_at_every_message', async (name, driver) => {
+    const proxy = await CuttingProxy.start(redis.socket);
+    try {
+      for (let cutAfter = 0, done = false; !done; cutAfter++) {
+        proxy.passed = 0;
+        proxy.cutAfter = cutAfter;
+        const cuts = proxy.cuts;
+        const holdfast = new Holdfast(driver(proxy.port), { lease: 60_000 });
+        const key = `${name}${cutAfter}`;
+        const hold = await holdfast.lock(key, { wait: 5000 });
+        const next = holdfast.lock(key, { wait: 5000 });
+        await hold.renew();
+        await hold.release();
+        await (await next).release();
+        await holdfast.close();
+        await until('everything is released', () => redis.cli('EXISTS', key) === '0', 5000);
+        expect(redis.cli('LOCK.WAITERS', key)).toBe('');
+        done = proxy.cuts === cuts;
+        if (cutAfter > 60) throw new Error('there is no end');
+      }
+    } finally {
+      proxy.stop();
+    }
+  });
+
+  test('paused_server_delays_and_loses_nothing_within_the_lease', async () => {
+    const holdfast = new Holdfast(fromIoredis(new Ioredis(redis.socket, { lazyConnect: true })));
+    const holds = await Promise.all(Array.from({ length: 20 }, (_, i) => holdfast.lock(`paused${i}`, { lease: 3000 })));
+    redis.pause();
+    const wait = holdfast.lock('paused0', { wait: 20_000 });
+    setTimeout(() => redis.resume(), 1500);
+    await until('they are renewed', () => holds.every((hold) => hold.remaining > 2500));
+    await Promise.all(holds.map((hold) => hold.release()));
+    await (await wait).release();
+    await holdfast.close();
+  });
+
+  test('server_without_the_module_is_named', async () => {
+    const plain = await Redis.start([], { module: false });
+    const holdfast = new Holdfast(fromIoredis(new Ioredis(plain.socket, { lazyConnect: true })));
+    await expect(holdfast.lock('a')).rejects.toMatchObject({ code: 'MODULE_NOT_LOADED' });
+    await holdfast.close();
+    plain.stop();
+  });
+
+  test('elect_hands_over_at_once_when_leader_resigns', async () => {
+    const [first, second] = [1, 2].map(() => new Holdfast(fromIoredis(new Ioredis(redis.socket, { lazyConnect: true })))) as [
+      Holdfast,
+      Holdfast,
+    ];
+    const events: string[] = [];
+    const controller = new AbortController();
+    const seen: unknown[] = [];
+    const watching = (async () => {
+      for await (const leader of first.observe('leader', { interval: 20, signal: controller.signal })) seen.push(leader?.value ?? null);
+    })();
+    const a = first.elect('leader', { value: 'a:1#%', onElected: () => void events.push('a') });
+    await until('a leads', () => a.isLeader);
+    expect(await second.leader('leader')).toEqual({ value: 'a:1#%', fence: a.term });
+    const b = second.elect('leader', {
+      value: 'b',
+      lease: 1000,
+      onElected: () => void events.push('b'),
+      onLost: (reason) => void events.push(reason),
+    });
+    await until('b stands', async () => (await first.waiters('leader')).length === 1);
+    await until('the observer has seen it', () => seen.includes('a:1#%'));
+    const { term = 0 } = a;
+    await a.resign();
+    await until('b leads', () => b.isLeader);
+    expect(b.term).toBeGreaterThan(term);
+    await first.force('leader');
+    await until('b leads again', () => events.length === 4);
+    expect(events).toEqual(['a', 'b', 'gone', 'b']);
+    await until('the observer has seen it', () => seen.includes('b'));
+    await b.resign();
+    await until('nobody leads', () => seen.at(-1) === null);
+    controller.abort();
+    await watching;
+    expect(seen.filter((value) => value !== null)).toEqual(expect.arrayContaining(['a:1#%', 'b']));
+    await Promise.all([first.close(), second.close()]);
+  });
+});
+
+describe('cluster', () => {
+  let nodes: Redis[];
+  beforeAll(async () => {
+    nodes = await Promise.all([1, 2].map(() => Redis.start(['--cluster-enabled', 'yes'])));
+    const [a, b] = nodes as [Redis, Redis];
+    a.cli('CLUSTER', 'ADDSLOTSRANGE', '0', '8191');
+    b.cli('CLUSTER', 'ADDSLOTSRANGE', '8192', '16383');
+    a.cli('CLUSTER', 'MEET', '127.0.0.1', String(b.port));
+    for (const node of nodes)
+      await until(
+        'the cluster is well',
+        () => /cluster_state:ok/.test(node.cli('CLUSTER', 'INFO')) && /cluster_known_nodes:2/.test(node.cli('CLUSTER', 'INFO')),
+      );
+  });
+  afterAll(() => {
+    for (const node of nodes) node.stop();
+  });
+
+  /** Gives the slot of a key to the other node, while a request waits for it. */
+  async function move(holdfast: Holdfast, name: string): Promise<void> {
+    const [a, b] = nodes as [Redis, Redis];
+    const slot = a.cli('CLUSTER', 'KEYSLOT', name);
+    const [from, to] = (Number(slot) < 8192 ? [a, b] : [b, a]) as [Redis, Redis];
+    const hold = await holdfast.lock(name, { wait: 5000 });
+    const next = holdfast.lock(name, { wait: 20_000 });
+    await until('it waits', async () => (await holdfast.waiters(name)).length === 1);
+    const [source, target] = [from.cli('CLUSTER', 'MYID'), to.cli('CLUSTER', 'MYID')];
+    to.cli('CLUSTER', 'SETSLOT', slot, 'IMPORTING', source);
+    from.cli('CLUSTER', 'SETSLOT', slot, 'MIGRATING', target);
+    from.cli('MIGRATE', '127.0.0.1', String(to.port), name, '0', '5000');
+    for (const node of [to, from]) node.cli('CLUSTER', 'SETSLOT', slot, 'NODE', target);
+    await hold.renew();
+    await hold.release();
+    await (await next).release();
+  }
+
+  test('ioredis', async () => {
+    const library = new Cluster([{ host: '127.0.0.1', port: (nodes[0] as Redis).port }]);
+    await run(fromIoredis(library), ['a', 'b', 'c', 'd'], async (holdfast) => {
+      await move(holdfast, 'moving1');
+      await Promise.all(Array.from({ length: 20 }, (_, i) => holdfast.using(`k${i}`, async () => {})));
+      expect(await holdfast.scan('none')).toEqual([]);
+    });
+    library.disconnect();
+  });
+
+  test('node_redis', async () => {
+    const library = createCluster({ rootNodes: [{ socket: { host: '127.0.0.1', port: (nodes[0] as Redis).port } }] });
+    library.on('error', () => {});
+    await library.connect();
+    await run(fromNodeRedis(library), ['a', 'b', 'c', 'd'], async (holdfast) => {
+      await move(holdfast, 'moving2');
+      await Promise.all(Array.from({ length: 20 }, (_, i) => holdfast.using(`k${i}`, async () => {})));
+      await using _ = await holdfast.lockAll(['{s}1', '{s}2']);
+      expect((await holdfast.scan('{s}')).sort()).toEqual(['{s}1', '{s}2']);
+    });
+    library.destroy();
+  });
+});
+
+describe('sentinel', () => {
+  const started: { stop(): void }[] = [];
+  afterAll(() => {
+    for (const one of started) one.stop();
+  });
+
+  async function deployment(): Promise<{
+    sentinel: Awaited<ReturnType<typeof Redis.sentinel>>;
+    primary: Redis;
+    failover(): Promise<void>;
+  }> {
+    const primary = await Redis.start();
+    const replica = await Redis.start(['--replicaof', '127.0.0.1', String(primary.port)]);
+    await until('the replica follows', () => /master_link_status:up/.test(replica.cli('INFO', 'replication')));
+    const sentinel = await Redis.sentinel(primary, 'mine');
+    started.push(primary, replica, sentinel);
+    const ask = (...args: string[]): string => execFileSync('redis-cli', ['-p', String(sentinel.port), ...args], { encoding: 'utf8' });
+    await until('the sentinel knows both', () => ask('SENTINEL', 'REPLICAS', 'mine').includes(String(replica.port)));
+    const failover = async (): Promise<void> => {
+      await until('the failover begins', () => ask('SENTINEL', 'FAILOVER', 'mine').startsWith('OK'));
+      await until('the replica is the primary', () => /role:master/.test(replica.cli('INFO', 'replication')));
+      await until('the sentinel says so', () => ask('SENTINEL', 'GET-MASTER-ADDR-BY-NAME', 'mine').includes(String(replica.port)));
+    };
+    return { sentinel, primary, failover };
+  }
+
+  test('ioredis', async () => {
+    const { sentinel, primary, failover } = await deployment();
+    const library = new Ioredis({ sentinels: [{ host: '127.0.0.1', port: sentinel.port }], name: 'mine', lazyConnect: true });
+    await run(fromIoredis(library), ['a'], async (holdfast) => {
+      const hold = await holdfast.lock('kept', { lease: 3000 });
+      // The last known address serves while the sentinel hangs.
+      sentinel.pause();
+      primary.cli('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes');
+      await hold.renew();
+      sentinel.resume();
+      await failover();
+      await holdfast.using('after', async () => {}, { wait: 20_000 });
+      await hold.release().catch((error) => expect(error).toMatchObject({ code: 'LOCK_LOST' }));
+    });
+    library.disconnect();
+  });
+
+  test('node_redis', async () => {
+    const { sentinel, failover } = await deployment();
+    const library = createSentinel({ name: 'mine', sentinelRootNodes: [{ host: '127.0.0.1', port: sentinel.port }] });
+    library.on('error', () => {});
+    await library.connect();
+    await run(fromNodeRedis(library), ['a'], async (holdfast) => {
+      await failover();
+      await holdfast.using('after', async () => {}, { wait: 20_000 });
+    });
+    await library.destroy();
+  });
+});

@@ -1,0 +1,586 @@
+import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { Holdfast, type HoldfastOptions, LockLostError, NotAcquiredError } from '../src/index.js';
+import { type Act, FakeServer, granted, reply, type Script, script, TOKEN } from './fake.js';
+
+beforeEach(() => {
+  vi.useFakeTimers();
+});
+afterEach(() => {
+  vi.useRealTimers();
+});
+
+function start(acts: Record<string, Act[]> | Script, options?: HoldfastOptions): { server: FakeServer; holdfast: Holdfast } {
+  const server = new FakeServer(typeof acts === 'function' ? acts : script(acts));
+  return { server, holdfast: new Holdfast(server, options) };
+}
+
+/** The outcome of a promise, while the test's clock goes on for `ms`. */
+async function within<T>(ms: number, work: Promise<T>): Promise<T> {
+  const settled = work.then(
+    (value) => ({ value }),
+    (error: unknown) => ({ error }),
+  );
+  await vi.advanceTimersByTimeAsync(ms);
+  const late = { error: new Error(`not settled within ${ms} ms`) };
+  const outcome: { value?: T; error?: unknown } = await Promise.race([
+    settled,
+    Promise.resolve()
+      .then(() => Promise.resolve())
+      .then(() => late),
+  ]);
+  if ('error' in outcome) throw outcome.error;
+  return outcome.value as T;
+}
+
+const failing = [
+  'LOADING x',
+  'BUSY x',
+  'TRYAGAIN x',
+  'MASTERDOWN x',
+  'MISCONF x',
+  'NOREPLICAS x',
+  'CLUSTERDOWN x',
+  'OOM x',
+  'UNCONFIRMED x',
+  'READONLY x',
+  'UNBLOCKED x',
+  'FUTURE x',
+];
+const passing: [string, Act][] = [
+  ...[...failing, 'ERR too many waiters', 'ERR another request is being confirmed', 'ERR max number of clients reached'].map(
+    (text): [string, Act] => [text, reply(`-${text}`)],
+  ),
+  ['end of file', 'cut'],
+];
+
+// Asked, Waiting
+
+test('lock_sends_terms_and_holds', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted] });
+  const hold = await within(10, holdfast.lock('a', { wait: 5000, lease: 4000.2, limit: 3, replicas: 1 }));
+  expect(hold.fence).toBe(TOKEN);
+  expect(hold.isHeld).toBe(true);
+  expect(server.sent).toEqual(
+    ['LOCK.ACQUIRE a O HOLDS 1 LEASE 4001 WAIT 5000 REPLICAS 1 LIMIT 3 WITHWAITED'.replace('WAIT 5000', 'WAIT 4998')].map((line) =>
+      expect.stringMatching(new RegExp(`^${line.replace('WAIT 4998', 'WAIT (49|50)\\d\\d')}$`)),
+    ),
+  );
+});
+
+test('lock_waits_an_hour_again_and_again_without_a_limit', async () => {
+  const { server, holdfast } = start((args) => (args.includes('WAITED') ? granted : reply(null, 1500)));
+  await within(2500, holdfast.lock('a'));
+  expect(server.sent[0]).toMatch(/ WAIT 3600000 /);
+  expect(server.sent[1]).toMatch(/ WAIT 3600000 WAITED \d+ /);
+});
+
+test('lock_certainty_counts_from_grant_when_it_waited', async () => {
+  const { holdfast } = start({ ACQUIRE: [reply([TOKEN, 1000], 1010)] });
+  const hold = await within(1500, holdfast.lock('a', { lease: 10_000, renew: false }));
+  expect(hold.remaining).toBeGreaterThan(9890 - 510);
+  expect(hold.remaining).toBeLessThanOrEqual(9900);
+});
+
+test('lock_is_not_acquired_when_reply_is_nil', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [reply(null)] });
+  await expect(within(10, holdfast.lock('a', { wait: 1000 }))).rejects.toBeInstanceOf(NotAcquiredError);
+  expect(await within(10, holdfast.tryLock('a'))).toBeNull();
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(server.sent.some((line) => line.includes('ALL'))).toBe(false);
+});
+
+test.each(passing)('lock_asks_again_after_%s', async (_, act) => {
+  const { server, holdfast } = start({ ACQUIRE: [act, granted] });
+  await within(1500, holdfast.lock('a', { wait: 5000 }));
+  expect(server.sent[1]).toMatch(/^LOCK.ACQUIRE a O HOLDS 1 LEASE 10000 WAIT 49\d\d WAITED \d+ WITHWAITED$/);
+});
+
+test.each(passing)('lock_pauses_between_repetitions_after_%s', async (_, act) => {
+  const { server, holdfast } = start({ ACQUIRE: [act] });
+  await expect(within(6000, holdfast.lock('a', { wait: 5000 }))).rejects.toBeInstanceOf(NotAcquiredError);
+  const count = server.sent.filter((line) => line.includes('ACQUIRE')).length;
+  expect(count).toBeGreaterThan(5);
+  expect(count).toBeLessThan(25);
+  await vi.advanceTimersByTimeAsync(3000);
+  expect(server.sent.filter((line) => line.includes('ALL')).length).toBeGreaterThan(0);
+});
+
+test.each(['WRONGTYPE x', 'DEADLOCK x', 'NOPERM x', 'NOAUTH x', 'ERR syntax'])('lock_rejects_with_fatal_error_%s', async (text) => {
+  const { server, holdfast } = start({ ACQUIRE: [reply(`-${text}`)] });
+  await expect(within(10, holdfast.lock('a'))).rejects.toMatchObject({ code: text.split(' ')[0], message: text });
+  expect(server.sent.filter((line) => line.includes('ACQUIRE'))).toHaveLength(1);
+});
+
+test('lock_withdraws_twice_when_it_fails_after_a_broken_connection', async () => {
+  const { server, holdfast } = start({ ACQUIRE: ['cut', reply('-WRONGTYPE x')] });
+  await expect(within(500, holdfast.lock('a'))).rejects.toMatchObject({ code: 'WRONGTYPE' });
+  await vi.advanceTimersByTimeAsync(3000);
+  expect(server.sent.filter((line) => line === 'LOCK.RELEASE a O ALL')).toHaveLength(2);
+});
+
+test('silent_wait_is_asked_again_over_another_connection_and_older_connection_is_closed', async () => {
+  const { server, holdfast } = start({ ACQUIRE: ['silent', granted] });
+  await within(2100, holdfast.lock('a', { wait: 60_000 }));
+  expect(server.connections).toHaveLength(2);
+  expect(server.sent[1]).toMatch(/WAITED 200\d/);
+  await vi.advanceTimersByTimeAsync(1100);
+  expect(server.open()).toBe(1);
+});
+
+test('superseded_connection_is_used_again', async () => {
+  let first: (() => void) | undefined;
+  const { server, holdfast } = start((args, connection) => {
+    if (args[0] !== 'LOCK.ACQUIRE') return reply(1);
+    if (!first) {
+      first = () => connection.answer(args, '-SUPERSEDED x');
+      return 'silent';
+    }
+    first();
+    return granted;
+  });
+  const hold = await within(2100, holdfast.lock('a', { wait: 60_000 }));
+  await vi.advanceTimersByTimeAsync(2000);
+  expect(server.open()).toBe(2);
+  await within(10, hold.release());
+});
+
+test('superseded_only_request_asks_again', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [reply('-SUPERSEDED x'), granted] });
+  await within(100, holdfast.lock('a', { wait: 1000 }));
+  expect(server.sent).toHaveLength(2);
+});
+
+test('older_request_may_bring_the_token', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [reply([TOKEN, 2400], 2500), 'silent'] });
+  const hold = await within(2600, holdfast.lock('a', { wait: 60_000, lease: 10_000 }));
+  await within(100, hold.release());
+  expect(server.sent.slice(2)).toEqual([`LOCK.RELEASE a O TOKEN ${TOKEN}`, 'LOCK.RELEASE a O ALL']);
+});
+
+test('late_token_after_release_is_released', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [reply([TOKEN, 0], 2500), reply([TOKEN + 1, 0], 900)] });
+  const hold = await within(2600, holdfast.lock('a', { wait: 60_000 }));
+  await within(100, hold.release());
+  await vi.advanceTimersByTimeAsync(1000);
+  expect(server.sent.filter((line) => line === 'LOCK.RELEASE a O ALL').length).toBeGreaterThanOrEqual(2);
+});
+
+test('lock_gives_up_250_ms_after_its_time_and_withdraws', async () => {
+  const { server, holdfast } = start({ ACQUIRE: ['silent'] });
+  const work = holdfast.lock('a', { wait: 1000 });
+  work.catch(() => {});
+  await vi.advanceTimersByTimeAsync(1200);
+  expect(server.sent).toHaveLength(1);
+  await expect(within(60, work)).rejects.toBeInstanceOf(NotAcquiredError);
+  await vi.advanceTimersByTimeAsync(10_000);
+  expect(server.sent.filter((line) => line.includes('ACQUIRE'))).toHaveLength(1);
+  expect(server.sent.filter((line) => line === 'LOCK.RELEASE a O ALL')).toHaveLength(2);
+});
+
+test('try_is_bounded_when_server_is_silent', async () => {
+  const { server, holdfast } = start({ ACQUIRE: ['silent'] });
+  await expect(within(1100, holdfast.tryLock('a'))).rejects.toBeInstanceOf(NotAcquiredError);
+  await vi.advanceTimersByTimeAsync(3000);
+  expect(server.sent[0]).toBe('LOCK.ACQUIRE a O HOLDS 1 LEASE 10000 WITHWAITED');
+  expect(server.sent.filter((line) => line.includes('ACQUIRE'))).toHaveLength(1);
+  expect(server.sent.filter((line) => line.includes('ALL'))).toHaveLength(2);
+});
+
+test('late_grant_is_renewed_before_it_counts', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [reply([TOKEN, 0], 600)], RENEW: [reply(TOKEN)] });
+  await within(800, holdfast.lock('a', { lease: 1000 }));
+  expect(server.sent[1]).toBe(`LOCK.RENEW a O TOKEN ${TOKEN} LEASE 1000`);
+});
+
+test('late_grant_is_asked_for_again_when_its_renewal_says_nil', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [reply([TOKEN, 0], 600), reply([TOKEN + 1, 0])], RENEW: [reply(null)] });
+  const hold = await within(1000, holdfast.lock('a', { lease: 1000 }));
+  expect(hold.fence).toBe(TOKEN + 1);
+  expect(server.sent.map((line) => line.split(' ')[0]).slice(0, 3)).toEqual(['LOCK.ACQUIRE', 'LOCK.RENEW', 'LOCK.ACQUIRE']);
+});
+
+// Cancel, Withdrawing
+
+test('cancel_answers_at_once_and_withdraws_over_another_connection', async () => {
+  let end: (() => void) | undefined;
+  const { server, holdfast } = start((args, connection) => {
+    if (args[0] === 'LOCK.ACQUIRE') {
+      end = () => connection.answer(args, null);
+      return 'silent';
+    }
+    setTimeout(() => end?.(), 1);
+    return reply(1);
+  });
+  const controller = new AbortController();
+  const work = holdfast.lock('a', { signal: controller.signal });
+  work.catch(() => {});
+  await vi.advanceTimersByTimeAsync(100);
+  controller.abort('why');
+  await expect(work).rejects.toBe('why');
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(server.sent.slice(1)).toEqual(['LOCK.RELEASE a O ALL']);
+  expect(server.open()).toBe(2);
+});
+
+test('withdrawal_repeats_when_token_arrives_after_it', async () => {
+  let end: (() => void) | undefined;
+  const { server, holdfast } = start((args, connection) => {
+    if (args[0] === 'LOCK.ACQUIRE') {
+      end = () => connection.answer(args, [TOKEN, 0]);
+      return 'silent';
+    }
+    setTimeout(() => end?.(), 20);
+    return reply(null);
+  });
+  const controller = new AbortController();
+  holdfast.lock('a', { signal: controller.signal }).catch(() => {});
+  await vi.advanceTimersByTimeAsync(100);
+  controller.abort();
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(server.sent.slice(1)).toEqual(['LOCK.RELEASE a O ALL', 'LOCK.RELEASE a O ALL']);
+});
+
+test.each(passing)('withdrawal_goes_on_after_%s', async (_, act) => {
+  const { server, holdfast } = start({ ACQUIRE: [reply(null, 300)], 'RELEASE ALL': [act, reply(1)] });
+  const controller = new AbortController();
+  holdfast.lock('a', { signal: controller.signal }).catch(() => {});
+  await vi.advanceTimersByTimeAsync(100);
+  controller.abort();
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(server.sent.slice(1)).toEqual(['LOCK.RELEASE a O ALL', 'LOCK.RELEASE a O ALL']);
+});
+
+test('withdrawal_ends_one_lease_after_the_last_request', async () => {
+  const { server, holdfast } = start({ ACQUIRE: ['cut'], 'RELEASE ALL': ['cut'] });
+  const warnings: unknown[] = [];
+  holdfast.on('warning', (error) => warnings.push(error));
+  await expect(within(1000, holdfast.lock('a', { lease: 2000, wait: 500 }))).rejects.toBeInstanceOf(NotAcquiredError);
+  await vi.advanceTimersByTimeAsync(3000);
+  const count = server.sent.length;
+  await vi.advanceTimersByTimeAsync(10_000);
+  expect(server.sent.length).toBe(count);
+  expect(warnings).toHaveLength(1);
+});
+
+test('cancel_before_anything_was_sent_sends_nothing', async () => {
+  const { server, holdfast } = start({});
+  server.refuse = () => new Error('refused');
+  const controller = new AbortController();
+  holdfast.lock('a', { signal: controller.signal }).catch(() => {});
+  await vi.advanceTimersByTimeAsync(100);
+  controller.abort();
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(server.sent).toEqual([]);
+});
+
+// Held, Renewing
+
+test('hold_is_renewed_at_each_quarter_of_its_lease', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted], RENEW: [reply(TOKEN)] });
+  const hold = await within(10, holdfast.lock('a', { lease: 1000, replicas: 2 }));
+  await vi.advanceTimersByTimeAsync(2000);
+  expect(hold.isHeld).toBe(true);
+  expect(server.sent.slice(1)).toHaveLength(8);
+  expect(server.sent[1]).toBe(`LOCK.RENEW a O TOKEN ${TOKEN} LEASE 1000 REPLICAS 2`);
+});
+
+test.each([
+  ['nil', reply(null), 'gone'],
+  ['WRONGTYPE', reply('-WRONGTYPE x'), 'changed'],
+] as [string, Act, string][])('hold_is_lost_when_renewal_says_%s', async (_, act, reason) => {
+  const { server, holdfast } = start({ ACQUIRE: [granted], RENEW: [act], RELEASE: [reply(null)] });
+  const lost: unknown[] = [];
+  holdfast.on('lost', (event) => lost.push(event));
+  const hold = await within(10, holdfast.lock('a', { lease: 1000 }));
+  const { signal } = hold;
+  await vi.advanceTimersByTimeAsync(300);
+  expect(signal.reason).toMatchObject({ code: 'LOCK_LOST', reason });
+  expect(hold.isHeld).toBe(false);
+  expect(hold.remaining).toBe(0);
+  await expect(within(10, hold.release())).rejects.toBeInstanceOf(LockLostError);
+  expect(server.sent.at(-1)).toBe(`LOCK.RELEASE a O TOKEN ${TOKEN}`);
+  expect(lost).toEqual([{ names: ['a'], fence: TOKEN, reason }]);
+});
+
+test.each([...passing, ['silence', 'silent'], ['NOPERM', reply('-NOPERM x')], ['ERR', reply('-ERR x')]] as [string, Act][])(
+  'renewal_is_repeated_after_%s',
+  async (_, act) => {
+    const { holdfast } = start({ ACQUIRE: [granted], RENEW: [act, act, reply(TOKEN)] });
+    const hold = await within(10, holdfast.lock('a', { lease: 2000 }));
+    await vi.advanceTimersByTimeAsync(6000);
+    expect(hold.isHeld).toBe(true);
+  },
+);
+
+test.each([...passing, ['silence', 'silent']] as [string, Act][])('hold_is_lost_when_its_certainty_is_over_after_%s', async (_, act) => {
+  const { server, holdfast } = start({ ACQUIRE: [granted], RENEW: [act] });
+  const hold = await within(10, holdfast.lock('a', { lease: 2000 }));
+  const begun = performance.now();
+  let at = 0;
+  hold.signal.addEventListener('abort', () => {
+    at = performance.now() - begun;
+  });
+  await vi.advanceTimersByTimeAsync(2500);
+  expect(hold.signal.reason).toMatchObject({ reason: 'expired' });
+  expect(at).toBeGreaterThan(1900);
+  expect(at).toBeLessThan(2000);
+  expect(server.sent.filter((line) => line.includes('RENEW')).length).toBeLessThan(60);
+});
+
+test('hold_without_renewal_is_lost_when_its_certainty_is_over', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted] });
+  const hold = await within(10, holdfast.lock('a', { lease: 1000, renew: false }));
+  await vi.advanceTimersByTimeAsync(970);
+  expect(hold.isHeld).toBe(true);
+  await vi.advanceTimersByTimeAsync(30);
+  expect(hold.signal.reason).toMatchObject({ reason: 'expired' });
+  expect(server.sent).toHaveLength(1);
+});
+
+test('renew_by_hand_begins_the_lease_anew', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted], RENEW: [reply(TOKEN), reply(null)] });
+  const hold = await within(10, holdfast.lock('a', { lease: 1000, renew: false }));
+  await vi.advanceTimersByTimeAsync(500);
+  await within(10, hold.renew(3000));
+  expect(hold.remaining).toBeGreaterThan(2900);
+  expect(server.sent[1]).toBe(`LOCK.RENEW a O TOKEN ${TOKEN} LEASE 3000`);
+  await expect(within(10, hold.renew())).rejects.toBeInstanceOf(LockLostError);
+});
+
+test('is_held_is_false_and_renews_when_only_the_wall_clock_is_over', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted], RENEW: [reply(TOKEN)] });
+  const hold = await within(10, holdfast.lock('a'));
+  vi.setSystemTime(Date.now() + 60_000);
+  expect(hold.isHeld).toBe(false);
+  await vi.advanceTimersByTimeAsync(10);
+  expect(server.sent[1]).toMatch(/RENEW/);
+  expect(hold.isHeld).toBe(true);
+});
+
+test('renewals_that_are_due_together_share_a_connection', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted], RENEW: [reply(TOKEN)] });
+  await within(50, Promise.all(Array.from({ length: 300 }, (_, i) => holdfast.lock(`a${i}`))));
+  const used = new Set<number>();
+  server.script = (_, connection) => {
+    used.add(connection.id);
+    return reply(TOKEN);
+  };
+  await vi.advanceTimersByTimeAsync(2600);
+  expect(server.sent.filter((line) => line.includes('RENEW'))).toHaveLength(300);
+  expect(used.size).toBeLessThanOrEqual(4);
+});
+
+test('check_lengthens_nothing_and_finds_a_loss', async () => {
+  let held = true;
+  const { holdfast } = start((args) => {
+    if (args[0] === 'LOCK.ACQUIRE') return granted;
+    return reply(held ? ['limit', 1, 'new-field', 'x', 'holders', [['owner', args[1] === 'a' ? owner() : '', 'token', TOKEN]]] : null);
+  });
+  const hold = await within(10, holdfast.lock('a'));
+  const owner = (): string => hold.owner;
+  await vi.advanceTimersByTimeAsync(100);
+  const { remaining } = hold;
+  expect(await within(2, hold.check())).toBe(true);
+  expect(hold.remaining).toBeLessThan(remaining);
+  held = false;
+  expect(await within(2, hold.check())).toBe(false);
+  expect(hold.signal.reason).toMatchObject({ reason: 'gone' });
+});
+
+// Releasing
+
+test('release_is_confirmed_and_sent_once', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted] });
+  const hold = await within(10, holdfast.lock('a'));
+  await within(10, hold.release());
+  await within(10, hold.release());
+  expect(hold.isHeld).toBe(false);
+  expect(hold.signal.aborted).toBe(false);
+  expect(server.sent.slice(1)).toEqual([`LOCK.RELEASE a O TOKEN ${TOKEN}`]);
+  await vi.advanceTimersByTimeAsync(20_000);
+  expect(server.sent).toHaveLength(2);
+});
+
+test('release_rejects_when_first_reply_is_nil', async () => {
+  const { holdfast } = start({ ACQUIRE: [granted], RELEASE: [reply(null)] });
+  const hold = await within(10, holdfast.lock('a'));
+  await expect(within(10, hold.release())).rejects.toMatchObject({ code: 'LOCK_LOST', reason: 'gone' });
+  expect(hold.signal.aborted).toBe(true);
+});
+
+test('release_is_repeated_with_all_after_a_broken_connection_and_nil_means_released', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted], RELEASE: ['cut', reply(null)] });
+  const hold = await within(10, holdfast.lock('a'));
+  await within(500, hold.release());
+  expect(server.sent.slice(1)).toEqual([`LOCK.RELEASE a O TOKEN ${TOKEN}`, `LOCK.RELEASE a O TOKEN ${TOKEN}`, 'LOCK.RELEASE a O ALL']);
+});
+
+test('release_that_was_not_sent_is_no_attempt', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted], RELEASE: [reply(null)] });
+  const hold = await within(10, holdfast.lock('a'));
+  for (const connection of server.connections) connection.close();
+  server.refuse = () => (server.attempts < 4 ? new Error('refused') : undefined);
+  await expect(within(2000, hold.release())).rejects.toMatchObject({ code: 'LOCK_LOST' });
+});
+
+test.each(passing)('release_is_repeated_after_%s', async (_, act) => {
+  const { holdfast } = start({ ACQUIRE: [granted], RELEASE: [act, act, reply(1)] });
+  const hold = await within(10, holdfast.lock('a'));
+  await within(2000, hold.release());
+});
+
+test('release_rejects_with_fatal_error', async () => {
+  const { holdfast } = start({ ACQUIRE: [granted], RELEASE: [reply('-NOPERM x')] });
+  const hold = await within(10, holdfast.lock('a'));
+  await expect(within(10, hold.release())).rejects.toMatchObject({ code: 'NOPERM' });
+});
+
+test('release_is_bounded_and_goes_on_in_the_background', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted], RELEASE: ['silent'] });
+  const hold = await within(10, holdfast.lock('a'));
+  await expect(within(700, hold.release({ timeout: 600 }))).rejects.toMatchObject({ code: 'UNAVAILABLE' });
+  const count = server.sent.length;
+  await vi.advanceTimersByTimeAsync(5000);
+  expect(server.sent.length).toBeGreaterThan(count);
+  await vi.advanceTimersByTimeAsync(10_000);
+  const end = server.sent.length;
+  await vi.advanceTimersByTimeAsync(20_000);
+  expect(server.sent.length).toBe(end);
+});
+
+test('late_reply_to_renewal_is_ignored_after_release', async () => {
+  const { holdfast } = start({ ACQUIRE: [granted], RENEW: [reply(null, 100)] });
+  const hold = await within(10, holdfast.lock('a', { lease: 1000 }));
+  await vi.advanceTimersByTimeAsync(250);
+  await within(10, hold.release());
+  await vi.advanceTimersByTimeAsync(2000);
+  expect(hold.signal.aborted).toBe(false);
+});
+
+// Several names, ephemeral holds
+
+test('several_names_are_one_hold_and_one_nil_is_its_loss', async () => {
+  const { server, holdfast } = start({
+    MACQUIRE: [granted],
+    MRENEW: [reply([TOKEN, TOKEN]), reply([TOKEN, null])],
+    MRELEASE: [reply([1, 1])],
+  });
+  const hold = await within(10, holdfast.lockAll(['a', 'b'], { lease: 1000 }));
+  await vi.advanceTimersByTimeAsync(600);
+  expect(hold.signal.reason).toMatchObject({ reason: 'gone', names: ['a', 'b'] });
+  expect(server.sent[0]).toBe('LOCK.MACQUIRE 2 a b O HOLDS 1 LEASE 1000 WAIT 3600000 WITHWAITED');
+  expect(server.sent[1]).toBe(`LOCK.MRENEW 2 a b O TOKEN ${TOKEN} LEASE 1000`);
+});
+
+test('ephemeral_hold_keeps_its_connection_and_is_lost_with_it', async () => {
+  const users: number[] = [];
+  const { server, holdfast } = start((args, connection) => {
+    users.push(connection.id);
+    return args[0] === 'LOCK.ACQUIRE' ? granted : reply(TOKEN);
+  });
+  const hold = await within(10, holdfast.lock('a', { lease: 1000, ephemeral: true }));
+  await within(10, holdfast.lock('b', { renew: false }));
+  await vi.advanceTimersByTimeAsync(300);
+  expect(server.sent[0]).toMatch(/EPHEMERAL/);
+  expect(users).toEqual([0, 1, 0]);
+  server.connections[0]?.close();
+  expect(hold.signal.reason).toMatchObject({ reason: 'disconnected' });
+});
+
+// The pool
+
+test('one_attempt_to_connect_at_a_time_while_server_is_down', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [granted] });
+  server.refuse = () => (performance.now() - begun < 3000 ? new Error('refused') : undefined);
+  const begun = performance.now();
+  const work = Promise.all(Array.from({ length: 30 }, (_, i) => holdfast.lock(`a${i}`)));
+  await vi.advanceTimersByTimeAsync(3000);
+  expect(server.attempts).toBeLessThan(15);
+  await within(1500, work);
+});
+
+test('waits_leave_two_connections_free', async () => {
+  const { server, holdfast } = start((args) => (args.includes('WAIT') ? 'silent' : args[0] === 'LOCK.ACQUIRE' ? reply(null) : reply(1)), {
+    maxConnections: 6,
+  });
+  for (let i = 0; i < 20; i++) holdfast.lock(`a${i}`).catch(() => {});
+  await vi.advanceTimersByTimeAsync(500);
+  expect(server.open()).toBeLessThanOrEqual(6);
+  expect(await within(20, holdfast.tryLock('b'))).toBeNull();
+  await vi.advanceTimersByTimeAsync(3000);
+  expect(server.sent.filter((line) => / WAIT 100 /.test(line)).length).toBeGreaterThan(0);
+});
+
+test('nested_locks_do_not_block_the_pool', async () => {
+  const { holdfast } = start({ ACQUIRE: [granted], RENEW: [reply(TOKEN)] }, { maxConnections: 4 });
+  const nested = Array.from({ length: 40 }, async (_, i) => {
+    const outer = await holdfast.lock(`outer${i}`);
+    const inner = await holdfast.lock(`inner${i}`);
+    await inner.release();
+    await outer.release();
+  });
+  await within(2000, Promise.all(nested));
+});
+
+test('only_the_oldest_wait_for_a_mutex_is_at_the_server', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [reply([TOKEN, 0], 50)] });
+  const work = Promise.all(Array.from({ length: 3 }, () => holdfast.lock('a', { renew: false })));
+  await vi.advanceTimersByTimeAsync(20);
+  expect(server.sent).toHaveLength(1);
+  await within(200, work);
+  expect(server.sent[2]).toMatch(/ WAITED 10\d /);
+});
+
+test('cancelled_wait_leaves_the_local_queue', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [reply([TOKEN, 0], 50)] });
+  const controller = new AbortController();
+  const first = holdfast.lock('a', { renew: false });
+  const second = holdfast.lock('a', { signal: controller.signal });
+  const third = holdfast.lock('a', { renew: false });
+  second.catch(() => {});
+  controller.abort();
+  await within(200, Promise.all([first, third]));
+  expect(server.sent.filter((line) => line.includes('ACQUIRE'))).toHaveLength(2);
+});
+
+test('close_cancels_waits_and_releases_holds', async () => {
+  const { server, holdfast } = start((args) => (args[0] !== 'LOCK.ACQUIRE' ? reply(1) : args[1] === 'a' ? granted : 'silent'));
+  await within(10, holdfast.lock('a'));
+  const wait = holdfast.lock('b');
+  wait.catch(() => {});
+  await vi.advanceTimersByTimeAsync(10);
+  await within(5100, holdfast.close());
+  await expect(wait).rejects.toMatchObject({ code: 'CLOSED' });
+  expect(server.sent).toContain(`LOCK.RELEASE a O TOKEN ${TOKEN}`);
+  expect(server.sent).toContain('LOCK.RELEASE b O ALL');
+  expect(server.open()).toBe(0);
+  await expect(holdfast.lock('c')).rejects.toMatchObject({ code: 'CLOSED' });
+});
+
+// Versions
+
+test.each([
+  [['protocol', [5, 6], 'version', '1.0.0'], 'CLIENT_TOO_OLD'],
+  [['protocol', [2, 3], 'version', '0.3.0'], 'SERVER_TOO_OLD'],
+])('lock_rejects_when_versions_do_not_overlap', async (version, code) => {
+  const { server, holdfast } = start({});
+  server.version = version;
+  await expect(within(100, holdfast.lock('a'))).rejects.toMatchObject({ code });
+});
+
+test('lock_says_that_the_module_is_not_loaded_or_too_old', async () => {
+  const { server, holdfast } = start({ ACQUIRE: [reply("-ERR unknown command 'LOCK.ACQUIRE', with args beginning with: ")] });
+  server.version = "-ERR unknown command 'LOCK.VERSION', with args beginning with: ";
+  await expect(within(100, holdfast.lock('a'))).rejects.toMatchObject({ code: 'MODULE_NOT_LOADED' });
+  server.script = script({ ACQUIRE: [reply("-ERR wrong number of arguments for 'LOCK.ACQUIRE' command")] });
+  await expect(within(100, holdfast.lock('a'))).rejects.toMatchObject({ code: 'SERVER_TOO_OLD' });
+});
+
+test('invalid_terms_are_refused', async () => {
+  const { holdfast } = start({});
+  await expect(holdfast.lock('a', { lease: 0 })).rejects.toBeInstanceOf(RangeError);
+  await expect(holdfast.lock('a', { wait: Number.NaN })).rejects.toBeInstanceOf(RangeError);
+  await expect(holdfast.lockAll([])).rejects.toBeInstanceOf(RangeError);
+  await expect(holdfast.lockAll(['a', 'b'], { shared: true })).rejects.toBeInstanceOf(TypeError);
+  expect(() => holdfast.semaphore('a', 0)).toThrow(RangeError);
+});

@@ -1,0 +1,6 @@
+// Runs the suite that verrou exports for stores of others, unmodified.
+import { assert } from '@japa/assert';
+import { configure, run } from '@japa/runner';
+
+configure({ files: () => [new URL('suite.mjs', import.meta.url)], plugins: [assert()], forceExit: true });
+run();

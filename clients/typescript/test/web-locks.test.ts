@@ -1,0 +1,294 @@
+import { Redis as Ioredis } from 'ioredis';
+import { afterAll, beforeAll, expect, test } from 'vitest';
+import { Holdfast } from '../src/index.js';
+import { fromIoredis } from '../src/ioredis.js';
+import { LockManager, type LockManagerSnapshot, WebLock } from '../src/web-locks.js';
+import { Redis, until } from './redis.js';
+
+let redis: Redis;
+let holdfast: Holdfast;
+let other: Holdfast;
+let locks: LockManager;
+let foreign: LockManager;
+
+beforeAll(async () => {
+  redis = await Redis.start();
+  const library = new Ioredis(redis.socket, { lazyConnect: true });
+  holdfast = new Holdfast(fromIoredis(library));
+  other = new Holdfast(fromIoredis(library));
+  locks = new LockManager(holdfast, { lease: 1000 });
+  foreign = new LockManager(other, { lease: 1000 });
+});
+afterAll(async () => {
+  await holdfast.close();
+  await other.close();
+  redis.stop();
+});
+
+let count = 0;
+const fresh = (): string => `name ${count++}`;
+const never = new Promise<never>(() => {});
+
+/** Holds a lock until `release` is called. */
+async function holding(
+  manager: LockManager,
+  name: string,
+  mode: 'exclusive' | 'shared' = 'exclusive',
+): Promise<{ release(value?: unknown): void; released: Promise<unknown> }> {
+  let release: (value?: unknown) => void = () => {};
+  const until = new Promise((resolve) => {
+    release = resolve;
+  });
+  let released: Promise<unknown> = never;
+  await new Promise<void>((resolve, reject) => {
+    released = manager.request(name, { mode }, () => {
+      resolve();
+      return until;
+    });
+    released.catch(reject);
+  });
+  return { release, released };
+}
+const named = (snapshot: LockManagerSnapshot, name: string): string =>
+  `${snapshot.held.filter((lock) => lock.name === name).map((lock) => lock.mode)} | ${snapshot.pending.filter((lock) => lock.name === name).map((lock) => lock.mode)}`;
+
+test('request_rejects_with_type_error_when_arguments_are_wrong', async () => {
+  const request = locks.request.bind(locks) as (...args: unknown[]) => Promise<unknown>;
+  const wrong: unknown[][] = [
+    [],
+    ['a'],
+    ['a', undefined],
+    ['a', null],
+    ['a', 1],
+    ['a', {}],
+    ['a', {}, undefined],
+    ['a', 1, () => {}],
+    ['a', { mode: 'foo' }, () => {}],
+    ['a', { mode: null }, () => {}],
+    [Symbol(), () => {}],
+  ];
+  for (const args of wrong) await expect(request(...args), String(args.length)).rejects.toBeInstanceOf(TypeError);
+  for (const signal of ['x', 12.34, false, {}, Symbol(), () => {}, globalThis, null]) {
+    await expect(request('a', { signal }, () => {})).rejects.toBeInstanceOf(TypeError);
+  }
+});
+
+test('request_rejects_with_not_supported_error', async () => {
+  const { signal } = new AbortController();
+  const request = locks.request.bind(locks) as (...args: unknown[]) => Promise<unknown>;
+  for (const [name, options] of [
+    ['-a', {}],
+    ['-', {}],
+    ['a', { steal: true, ifAvailable: true }],
+    ['a', { steal: true, mode: 'shared' }],
+    ['a', { steal: true, signal }],
+    ['a', { ifAvailable: true, signal }],
+    ['-a', { signal: AbortSignal.abort('why') }],
+  ] as const) {
+    await expect(request(name, options, () => {})).rejects.toMatchObject({ name: 'NotSupportedError' });
+  }
+});
+
+test('callback_gets_the_lock_and_settles_the_request', async () => {
+  const name = fresh();
+  expect(await locks.request(name, (lock) => [lock.name, lock.mode, String(lock), lock instanceof WebLock])).toEqual([
+    name,
+    'exclusive',
+    '[object Lock]',
+    true,
+  ]);
+  expect(await locks.request(name, { mode: 'shared' }, async (lock) => lock.mode)).toBe('shared');
+  // biome-ignore lint/suspicious/noThenProperty: a thenable is what is tested
+  const error = { then: () => expect.unreachable() };
+  await expect(
+    locks.request(name, () => {
+      throw error;
+    }),
+  ).rejects.toBe(error);
+  await expect(locks.request(name, () => Promise.reject(error))).rejects.toBe(error);
+  expect(await locks.request(name, { ifAvailable: true }, (lock) => lock?.name)).toBe(name);
+});
+
+test.each(['', 'ordinary', '\u0000', 'a\\b', '%0041', '\ud800', '\udc00', 'é😀', '*?[a]', '{tag}'])(
+  'names_are_distinct_strings_%j',
+  async (name) => {
+    await locks.request(name, async () => {
+      const snapshot = await foreign.query();
+      expect(snapshot.held.filter((lock) => lock.name === name)).toHaveLength(1);
+      expect(snapshot.held).toHaveLength(1);
+    });
+  },
+);
+
+test('callback_is_not_called_in_the_turn_of_the_request', async () => {
+  let turn = true;
+  const work = locks.request(fresh(), () => turn);
+  turn = false;
+  expect(await work).toBe(false);
+});
+
+test('exclusive_locks_are_granted_in_order', async () => {
+  const name = fresh();
+  const order: number[] = [];
+  await Promise.all(
+    [1, 2, 3, 4, 5].map((n) =>
+      locks.request(name, async () => {
+        order.push(n);
+        await new Promise((resolve) => setTimeout(resolve, 5));
+        order.push(n);
+      }),
+    ),
+  );
+  expect(order).toEqual([1, 1, 2, 2, 3, 3, 4, 4, 5, 5]);
+});
+
+test('shared_locks_are_held_together_and_not_beside_an_exclusive_one', async () => {
+  const name = fresh();
+  const first = await holding(locks, name, 'shared');
+  const second = await holding(foreign, name, 'shared');
+  const third = await holding(locks, name, 'shared');
+  let exclusive = false;
+  const writer = locks.request(name, () => {
+    exclusive = true;
+  });
+  const late = locks.request(name, { mode: 'shared' }, () => exclusive);
+  expect(await locks.request(name, { ifAvailable: true, mode: 'shared' }, (lock) => lock)).toBeNull();
+  expect(named(await locks.query(), name)).toBe('shared,shared,shared | exclusive,shared');
+  for (const holder of [first, second, third]) holder.release();
+  await writer;
+  expect(await late).toBe(true);
+});
+
+test('if_available_gets_null_when_lock_is_held_and_lock_when_it_is_free', async () => {
+  const name = fresh();
+  const holder = await holding(locks, name);
+  for (const manager of [locks, foreign]) {
+    expect(await manager.request(name, { ifAvailable: true }, (lock) => lock)).toBeNull();
+    expect(await manager.request(name, { ifAvailable: true, mode: 'shared' }, (lock) => lock)).toBeNull();
+    expect(await manager.request(fresh(), { ifAvailable: true }, (lock) => lock?.mode)).toBe('exclusive');
+  }
+  holder.release('x');
+  expect(await holder.released).toBe('x');
+  expect(await foreign.request(name, { ifAvailable: true }, (lock) => lock !== null)).toBe(true);
+});
+
+test('if_available_is_judged_in_its_place_in_the_queue', async () => {
+  const name = fresh();
+  const results = await Promise.all([
+    locks.request(name, { mode: 'shared' }, async () => 'first'),
+    locks.request(name, { mode: 'shared', ifAvailable: true }, async (lock) => lock?.mode),
+    locks.request(name, { ifAvailable: true }, async (lock) => lock),
+  ]);
+  expect(results.slice(0, 2)).toEqual(['first', 'shared']);
+});
+
+test('query_tells_held_and_pending_with_client_ids', async () => {
+  const name = fresh();
+  const mine = await holding(locks, name, 'shared');
+  const theirs = await holding(foreign, name, 'shared');
+  const waits = foreign.request(name, () => {});
+  const queued = locks.request(name, () => {});
+  await until('both wait', async () => named(await locks.query(), name) === 'shared,shared | exclusive,exclusive');
+  const snapshot = await locks.query();
+  const ids = snapshot.held.filter((lock) => lock.name === name).map((lock) => lock.clientId);
+  expect(new Set(ids).size).toBe(2);
+  expect(new Set(snapshot.pending.filter((lock) => lock.name === name).map((lock) => lock.clientId))).toEqual(new Set(ids));
+  expect(Object.keys(snapshot.held[0] ?? {}).sort()).toEqual(['clientId', 'mode', 'name']);
+  mine.release();
+  theirs.release();
+  await Promise.all([waits, queued]);
+  expect(named(await locks.query(), name)).toBe(' | ');
+});
+
+test('query_sees_requests_of_the_same_turn', async () => {
+  const name = fresh();
+  const controller = new AbortController();
+  const held = locks.request(name, () => never).catch(() => {});
+  const pending = locks.request(name, { signal: controller.signal }, () => expect.unreachable());
+  pending.catch(() => {});
+  expect(named(await locks.query(), name)).toBe('exclusive | exclusive');
+  controller.abort();
+  await expect(pending).rejects.toMatchObject({ name: 'AbortError' });
+  expect(named(await locks.query(), name)).toBe('exclusive | ');
+  await locks.request(name, { steal: true }, () => {});
+  await held;
+});
+
+test('signal_aborts_a_request_and_not_a_lock', async () => {
+  const name = fresh();
+  await expect(locks.request(name, { signal: AbortSignal.abort('why') }, () => {})).rejects.toBe('why');
+  const sync = new AbortController();
+  const work = locks.request(name, { signal: sync.signal }, () => expect.unreachable());
+  work.catch(() => {});
+  const next = locks.request(name, () => 'next');
+  sync.abort();
+  await expect(work).rejects.toBe(sync.signal.reason);
+  expect(await next).toBe('next');
+
+  const holder = await holding(foreign, name);
+  const later = new AbortController();
+  const waits = locks.request(name, { signal: later.signal }, () => expect.unreachable());
+  waits.catch(() => {});
+  await until('it waits', async () => (await holdfast.waiters(`web-locks:${name}`)).length === 1);
+  later.abort('cat');
+  await expect(waits).rejects.toBe('cat');
+  await until('it was withdrawn', async () => (await holdfast.waiters(`web-locks:${name}`)).length === 0);
+  holder.release();
+  await holder.released;
+
+  const granted = new AbortController();
+  const result = locks.request(name, { signal: granted.signal }, async () => {
+    granted.abort();
+    return 'done';
+  });
+  expect(await result).toBe('done');
+});
+
+test('steal_rejects_the_holder_and_goes_ahead_of_requests_that_wait', async () => {
+  const name = fresh();
+  const first = locks.request(name, () => never);
+  const order: string[] = [];
+  const waits = locks.request(name, () => order.push('waited'));
+  const theirs = foreign.request(name, () => order.push('foreign'));
+  first.catch(() => {});
+  await until('both wait', async () => named(await locks.query(), name) === 'exclusive | exclusive,exclusive');
+  await locks.request(name, { steal: true }, (lock) => {
+    expect(lock.name).toBe(name);
+    order.push('stolen');
+  });
+  await expect(first).rejects.toMatchObject({ name: 'AbortError' });
+  await Promise.all([waits, theirs]);
+  expect(order[0]).toBe('stolen');
+  expect(order).toHaveLength(3);
+});
+
+test('steal_works_when_lock_is_free_and_the_last_thief_wins', async () => {
+  const name = fresh();
+  expect(await locks.request(name, { steal: true }, () => 'free')).toBe('free');
+  const first = locks.request(name, { steal: true }, () => never);
+  const settled = first.then(
+    () => 'resolved',
+    (error: Error) => error.name,
+  );
+  expect(await locks.request(name, { steal: true }, () => 'last')).toBe('last');
+  expect(await settled).toBe('AbortError');
+});
+
+test('steal_rejects_the_holder_of_another_manager_when_it_renews', async () => {
+  const name = fresh();
+  const { released } = await holding(foreign, name);
+  const settled = released.then(
+    () => 'resolved',
+    (error: Error) => error.name,
+  );
+  expect(await locks.request(name, { steal: true }, () => 'mine')).toBe('mine');
+  expect(await settled).toBe('AbortError');
+});
+
+test('steal_takes_all_shared_locks', async () => {
+  const name = fresh();
+  const holders = await Promise.all([holding(locks, name, 'shared'), holding(locks, name, 'shared')]);
+  const settled = holders.map(({ released }) => released.catch((error: Error) => error.name));
+  await locks.request(name, { steal: true }, () => {});
+  expect(await Promise.all(settled)).toEqual(['AbortError', 'AbortError']);
+});

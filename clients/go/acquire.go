@@ -354,9 +354,9 @@ func (a *acquisition) terms(now time.Time, wait time.Duration, polls bool) []str
 	terms = append(terms, "LEASE", millis(a.lease))
 	if wait > 0 && (a.slot != nil || polls) {
 		terms = append(terms, "WAIT", millis(wait))
-	}
-	if waited := now.Sub(a.began); a.wait != 0 && waited >= time.Millisecond {
-		terms = append(terms, "WAITED", millis(waited))
+		if waited := now.Sub(a.began); waited >= time.Millisecond {
+			terms = append(terms, "WAITED", millis(waited))
+		}
 	}
 	return append(append(terms, a.options()...), "WITHWAITED")
 }

@@ -23,7 +23,7 @@ func TestAcquire(t *testing.T) {
 		asked   int // how many ACQUIREs
 	}{
 		"is held when a token arrives":           {script: script{"LOCK.ACQUIRE": {token}}, asked: 1},
-		"is not acquired on nil":                 {script: script{"LOCK.ACQUIRE": {null}}, options: []Option{Wait(time.Millisecond)}, want: ErrNotAcquired, asked: 1},
+		"is not acquired on nil":                 {script: script{"LOCK.ACQUIRE": {null}}, options: []Option{Wait(time.Second)}, want: ErrNotAcquired, asked: 1},
 		"try is not acquired on nil":             {script: script{"LOCK.ACQUIRE": {null}}, try: true, want: ErrNotAcquired, asked: 1},
 		"asks again after a passing error":       {script: script{"LOCK.ACQUIRE": {"-LOADING x\r\n", "-OOM x\r\n", "-ERR too many waiters\r\n", "-NEWCODE x\r\n", token}}, asked: 5},
 		"asks again after an end of file":        {script: script{"LOCK.ACQUIRE": {cut, cut, token}}, asked: 3},

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -80,10 +81,11 @@ func (s *Server) Run() {
 		s.t.Fatal(err)
 	}
 	defer func() { _ = log.Close() }()
-	// Sentinel wants its configuration file first.
 	args := s.args
-	if n := len(args); n > 0 && strings.HasSuffix(args[n-1], ".conf") {
-		args = append([]string{args[n-1], "--sentinel"}, args[:n-1]...)
+	for i, arg := range args { // a Sentinel reads its configuration file first
+		if strings.HasSuffix(arg, ".conf") {
+			args = append([]string{arg, "--sentinel"}, slices.Delete(slices.Clone(args), i, i+1)...)
+		}
 	}
 	s.cmd = exec.Command(program, args...)
 	s.cmd.Stdout, s.cmd.Stderr = log, log

@@ -7,4 +7,10 @@ require (
 	holdfast v0.0.0
 )
 
+require (
+	github.com/google/uuid v1.6.0 // indirect
+	github.com/jonboulle/clockwork v0.5.0 // indirect
+	github.com/robfig/cron/v3 v3.0.1 // indirect
+)
+
 replace holdfast => ../../

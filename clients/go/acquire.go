@@ -123,7 +123,11 @@ func (c *Client) acquire(ctx context.Context, names []string, wait time.Duration
 
 // notAcquired is the error of an acquisition whose time is over, after the last error that it met.
 func notAcquired(ctx context.Context, last error) error {
-	if cause := context.Cause(ctx); errors.Is(cause, ErrClosed) {
+	cause := context.Cause(ctx)
+	if deadline, ok := ctx.Deadline(); ok && cause == nil && time.Until(deadline) < 5*time.Millisecond {
+		cause = context.DeadlineExceeded // the server's answer was a little faster than the timer of ctx
+	}
+	if errors.Is(cause, ErrClosed) {
 		return ErrClosed
 	} else if cause != nil {
 		last = errors.Join(cause, last)

@@ -25,8 +25,12 @@ const (
 	one      = ":1\r\n"
 	token    = "*2\r\n:7\r\n:0\r\n"
 	renewal  = ":7\r\n"
+	version  = "*6\r\n+protocol\r\n*2\r\n:4\r\n:4\r\n+version\r\n$5\r\n0.4.0\r\n+replicas-timeout\r\n:1000\r\n"
 	patience = 10 * time.Second // an upper bound for what should come soon
 )
+
+// exampleAddr is the address of the server of the examples.
+var exampleAddr string
 
 // A fake is a server that follows a script: for each command name its replies, in order; the last one is repeated.
 type fake struct {
@@ -65,7 +69,7 @@ func newFake(t *testing.T, script map[string][]any) *fake {
 	}
 	f := &fake{t: t, listener: listener, script: script, conns: map[int]net.Conn{}, changed: make(chan struct{})}
 	if script["LOCK.VERSION"] == nil {
-		script["LOCK.VERSION"] = []any{"*6\r\n+protocol\r\n*2\r\n:4\r\n:4\r\n+version\r\n$5\r\n0.4.0\r\n+replicas-timeout\r\n:1000\r\n"}
+		script["LOCK.VERSION"] = []any{version}
 	}
 	go f.accept()
 	t.Cleanup(func() {
@@ -249,7 +253,20 @@ func mustLock(t *testing.T, c *Client, options ...Option) *Hold {
 
 // TestMain fails if goroutines of a client outlive the tests, which close every client.
 func TestMain(m *testing.M) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	examples := &fake{listener: listener, conns: map[int]net.Conn{}, changed: make(chan struct{}), script: map[string][]any{
+		"LOCK.VERSION": {version}, "LOCK.ACQUIRE": {token}, "LOCK.MACQUIRE": {token}, "LOCK.RENEW": {renewal}, "LOCK.RELEASE": {one},
+		"LOCK.MRELEASE": {"*2\r\n:1\r\n:1\r\n"}, "LOCK.FORCE": {one},
+		"LOCK.INFO": {"*4\r\n+waiters\r\n:0\r\n+holders\r\n*1\r\n*4\r\n+owner\r\n+node-1#5c\r\n+token\r\n:7\r\n"},
+	}}
+	go examples.accept()
+	exampleAddr = examples.addr()
 	code := m.Run()
+	_ = listener.Close()
+	examples.cutAll()
 	for deadline := time.Now().Add(5 * time.Second); code == 0; time.Sleep(10 * time.Millisecond) {
 		stacks := make([]byte, 1<<20)
 		stacks = stacks[:runtime.Stack(stacks, true)]
@@ -268,4 +285,33 @@ func TestMain(m *testing.M) {
 		}
 	}
 	os.Exit(code)
+}
+
+// logger reports that something was logged.
+func logger(logged chan<- struct{}) *slog.Logger {
+	return slog.New(slog.NewTextHandler(writer(func() {
+		select {
+		case logged <- struct{}{}:
+		default:
+		}
+	}), nil))
+}
+
+type writer func()
+
+func (w writer) Write(b []byte) (int, error) { w(); return len(b), nil }
+
+// collect runs the garbage collector until something is logged.
+func collect(t *testing.T, logged <-chan struct{}) {
+	t.Helper()
+	for deadline := time.After(patience); ; {
+		runtime.GC()
+		select {
+		case <-logged:
+			return
+		case <-deadline:
+			t.Fatal("nothing was logged")
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 }

@@ -219,6 +219,17 @@ func TestAcquireIsNotAcquiredWhenItsTimeIsOver(t *testing.T) {
 	}
 }
 
+func TestAcquireThatEndsWithItsContextSaysSo(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+	defer cancel()
+	deadline, _ := ctx.Deadline()
+	f := newFake(t, script{"LOCK.ACQUIRE": {func(received) string { time.Sleep(time.Until(deadline) - time.Millisecond); return null }}, "LOCK.RELEASE": {null}})
+	if _, err := f.client().Lock(ctx, "k"); !errors.Is(err, ErrNotAcquired) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+}
+
 func TestAcquireWithdrawsAfterABrokenConnection(t *testing.T) {
 	t.Parallel()
 	f := newFake(t, script{"LOCK.ACQUIRE": {cut, "-NOPERM x\r\n"}, "LOCK.RELEASE": {null}})

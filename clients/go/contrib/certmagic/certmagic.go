@@ -1,0 +1,82 @@
+// Package certmagic provides the locks of a certmagic storage.
+package certmagic
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/caddyserver/certmagic"
+
+	"holdfast"
+)
+
+// A Locker implements [certmagic.Locker], [certmagic.TryLocker] and [certmagic.LockLeaseRenewer]. Embed it in a
+// storage. Holds are kept by name, because certmagic releases by name.
+type Locker struct {
+	client  *holdfast.Client
+	options []holdfast.Option
+	mu      sync.Mutex
+	holds   map[string]*holdfast.Hold
+}
+
+var (
+	_ certmagic.Locker           = (*Locker)(nil)
+	_ certmagic.TryLocker        = (*Locker)(nil)
+	_ certmagic.LockLeaseRenewer = (*Locker)(nil)
+)
+
+// New returns a locker. Its locks are renewed until they are released.
+func New(client *holdfast.Client, options ...holdfast.Option) *Locker {
+	return &Locker{client: client, options: options, holds: map[string]*holdfast.Hold{}}
+}
+
+// Lock waits for the lock of this name.
+func (l *Locker) Lock(ctx context.Context, name string) error {
+	hold, err := l.client.Lock(ctx, name, l.options...)
+	l.keep(name, hold)
+	return err
+}
+
+// TryLock acquires the lock of this name if it is free.
+func (l *Locker) TryLock(ctx context.Context, name string) (bool, error) {
+	hold, err := l.client.TryLock(ctx, name, l.options...)
+	l.keep(name, hold)
+	if errors.Is(err, holdfast.ErrNotAcquired) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func (l *Locker) keep(name string, hold *holdfast.Hold) {
+	if hold != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.holds[name] = hold
+	}
+}
+
+// Unlock releases the lock of this name. It fails if the lock was lost, or is not held by this process.
+func (l *Locker) Unlock(ctx context.Context, name string) error {
+	l.mu.Lock()
+	hold := l.holds[name]
+	delete(l.holds, name)
+	l.mu.Unlock()
+	if hold == nil {
+		return fmt.Errorf("holdfast: lock %s is not held by this process", name)
+	}
+	return hold.Release(ctx)
+}
+
+// RenewLockLease begins the lease of a held lock anew with this length.
+func (l *Locker) RenewLockLease(ctx context.Context, name string, lease time.Duration) error {
+	l.mu.Lock()
+	hold := l.holds[name]
+	l.mu.Unlock()
+	if hold == nil {
+		return fmt.Errorf("holdfast: lock %s is not held by this process", name)
+	}
+	return hold.Renew(ctx, lease)
+}

@@ -1,0 +1,124 @@
+// Package dapr provides a lock store for dapr.
+package dapr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/dapr/components-contrib/lock"
+	"github.com/dapr/components-contrib/metadata"
+
+	"holdfast"
+)
+
+// A Store implements [lock.Store]. Dapr names the owner of each lock, so an owner that holds a lock already is refused.
+type Store struct {
+	client *holdfast.Client
+	owns   bool
+
+	mu    sync.Mutex
+	holds map[[2]string]*holdfast.Hold // locks that this process acquired, by resource and owner
+}
+
+var _ lock.Store = (*Store)(nil)
+
+// New returns a store. If client is nil, InitLockStore makes one from the component's metadata: redisHost,
+// redisUsername, redisPassword and redisDB.
+func New(client *holdfast.Client) *Store {
+	return &Store{client: client, holds: map[[2]string]*holdfast.Hold{}}
+}
+
+// InitLockStore connects to the server that the metadata names, unless the store was given a client.
+func (s *Store) InitLockStore(_ context.Context, m lock.Metadata) (err error) {
+	if s.client != nil {
+		return nil
+	}
+	host := m.Properties["redisHost"]
+	if host == "" {
+		return errors.New("holdfast: the component's metadata must name redisHost")
+	}
+	s.owns = true
+	s.client, err = holdfast.New(holdfast.Config{Addr: host, Setup: func(context.Context) (commands [][]string, err error) {
+		user, password := m.Properties["redisUsername"], m.Properties["redisPassword"]
+		if user != "" {
+			commands = append(commands, []string{"AUTH", user, password})
+		} else if password != "" {
+			commands = append(commands, []string{"AUTH", password})
+		}
+		if db := m.Properties["redisDB"]; db != "" {
+			commands = append(commands, []string{"SELECT", db})
+		}
+		return commands, nil
+	}})
+	return err
+}
+
+// TryLock acquires a lock if it is free. It is not renewed: it ends when it expires.
+func (s *Store) TryLock(ctx context.Context, r *lock.TryLockRequest) (*lock.TryLockResponse, error) {
+	lease := time.Duration(r.ExpiryInSeconds) * time.Second
+	hold, err := s.client.TryLock(ctx, r.ResourceID, holdfast.Owner(r.LockOwner), holdfast.Lease(lease), holdfast.NoRenew())
+	if errors.Is(err, holdfast.ErrNotAcquired) {
+		return &lock.TryLockResponse{}, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	id := [2]string{r.ResourceID, r.LockOwner}
+	s.mu.Lock()
+	s.holds[id] = hold
+	s.mu.Unlock()
+	context.AfterFunc(hold.Context(), func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.holds[id] == hold {
+			delete(s.holds, id)
+		}
+	})
+	return &lock.TryLockResponse{Success: true, Metadata: map[string]string{"fence": fmt.Sprint(hold.Fence())}}, nil
+}
+
+// Unlock releases a lock of this owner, also one that another process acquired.
+func (s *Store) Unlock(ctx context.Context, r *lock.UnlockRequest) (*lock.UnlockResponse, error) {
+	s.mu.Lock()
+	hold := s.holds[[2]string{r.ResourceID, r.LockOwner}]
+	s.mu.Unlock()
+	var released bool
+	var err error
+	if hold != nil {
+		if err = hold.Release(ctx); errors.Is(err, holdfast.ErrLockLost) {
+			err = nil
+		} else {
+			released = err == nil
+		}
+	} else {
+		released, err = s.client.ReleaseOwner(ctx, r.ResourceID, r.LockOwner, 0)
+	}
+	if err != nil {
+		return &lock.UnlockResponse{Status: lock.InternalError}, err
+	}
+	if released {
+		return &lock.UnlockResponse{Status: lock.Success}, nil
+	}
+	info, err := s.client.Info(ctx, r.ResourceID)
+	switch {
+	case err != nil:
+		return &lock.UnlockResponse{Status: lock.InternalError}, err
+	case len(info.Holders) == 0:
+		return &lock.UnlockResponse{Status: lock.LockDoesNotExist}, nil
+	}
+	return &lock.UnlockResponse{Status: lock.LockBelongsToOthers}, nil
+}
+
+// Close closes the client that InitLockStore made.
+func (s *Store) Close() error {
+	if s.owns {
+		return s.client.Close()
+	}
+	return nil
+}
+
+// GetComponentMetadata describes nothing: the properties are those of New.
+func (s *Store) GetComponentMetadata() metadata.MetadataMap { return metadata.MetadataMap{} }

@@ -1,0 +1,267 @@
+// Package holdfast acquires locks of a Redis or Valkey server with the Holdfast module.
+//
+// A [Client] is made once from the application's Redis client by an adapter: holdfast/goredis, holdfast/rueidis. It
+// opens a few connections of its own, as the application's client would.
+//
+//	hold, err := client.Lock(ctx, "report")
+//	if err != nil {
+//		return err
+//	}
+//	defer hold.Release(context.WithoutCancel(ctx))
+//	return write(hold.Context(), hold.Fence())
+//
+// Those who wait are granted the lock in the order in which they asked. The client renews a lock while the process
+// lives; the locks of a killed process are free when their lease ends, by default after 10 s. [Hold.Context] ends when
+// the lock is lost. Between that moment and a pause of the process there is no certainty: what the lock guards should
+// refuse a [Hold.Fence] that is smaller than one it has seen.
+package holdfast
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Lock waits for the lock. It returns [ErrNotAcquired] if ctx ends or [Wait] is over first; nothing stays behind
+// at the server then.
+func (c *Client) Lock(ctx context.Context, name string, options ...Option) (*Hold, error) {
+	return c.acquire(ctx, []string{name}, -1, options)
+}
+
+// TryLock acquires the lock if it is free, and returns [ErrNotAcquired] if it is not.
+func (c *Client) TryLock(ctx context.Context, name string, options ...Option) (*Hold, error) {
+	return c.acquire(ctx, []string{name}, 0, options)
+}
+
+// LockAll waits for several locks and acquires them in one step: it holds none while it waits. In a cluster, their
+// keys must be in one slot. They are renewed, lost and released together.
+func (c *Client) LockAll(ctx context.Context, names []string, options ...Option) (*Hold, error) {
+	return c.acquire(ctx, names, -1, options)
+}
+
+// TryLockAll acquires several locks if all are free.
+func (c *Client) TryLockAll(ctx context.Context, names []string, options ...Option) (*Hold, error) {
+	return c.acquire(ctx, names, 0, options)
+}
+
+// Do runs fn while it holds the lock. The context of fn ends with ctx or with the lock. Do returns the error of fn,
+// joined with a [*LostError] if the lock was lost meanwhile.
+func (c *Client) Do(ctx context.Context, name string, fn func(context.Context) error, options ...Option) error {
+	hold, err := c.Lock(ctx, name, options...)
+	if err != nil {
+		return err
+	}
+	return hold.run(ctx, fn)
+}
+
+// run runs fn and releases the lock, also if fn panics.
+func (h *Hold) run(ctx context.Context, fn func(context.Context) error) (err error) {
+	inner, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(h.ctx, func() { cancel(context.Cause(h.ctx)) })
+	defer func() {
+		stop()
+		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.leased())
+		defer cancel()
+		err = errors.Join(err, h.Release(release))
+	}()
+	return fn(inner)
+}
+
+// An RWLock is a lock for many readers or one writer. A reader that comes after a waiting writer waits behind it.
+type RWLock struct {
+	client *Client
+	name   string
+}
+
+// RWLock returns the reader-writer lock of this name.
+func (c *Client) RWLock(name string) *RWLock { return &RWLock{c, name} }
+
+// Lock waits for the lock as a writer.
+func (l *RWLock) Lock(ctx context.Context, options ...Option) (*Hold, error) {
+	return l.client.Lock(ctx, l.name, options...)
+}
+
+// RLock waits for the lock as a reader.
+func (l *RWLock) RLock(ctx context.Context, options ...Option) (*Hold, error) {
+	return l.client.Lock(ctx, l.name, append(options[:len(options):len(options)], Shared())...)
+}
+
+// A Semaphore is a lock that several owners hold at once.
+type Semaphore struct {
+	client *Client
+	name   string
+	limit  int
+}
+
+// Semaphore returns the semaphore of this name. All its users must name the same limit.
+func (c *Client) Semaphore(name string, limit int) *Semaphore { return &Semaphore{c, name, limit} }
+
+// Acquire waits for one of the places.
+func (s *Semaphore) Acquire(ctx context.Context, options ...Option) (*Hold, error) {
+	return s.client.Lock(ctx, s.name, append(options[:len(options):len(options)], Limit(s.limit))...)
+}
+
+// TryAcquire takes one of the places if one is free.
+func (s *Semaphore) TryAcquire(ctx context.Context, options ...Option) (*Hold, error) {
+	return s.client.TryLock(ctx, s.name, append(options[:len(options):len(options)], Limit(s.limit))...)
+}
+
+// A Leader is who leads, as [Client.Leader] reports it.
+type Leader struct {
+	Value string // as given to Elect
+	Term  int64  // grows with every leader; 0: nobody leads
+}
+
+// electionLease is how long a killed leader blocks the next one.
+const electionLease = 5 * time.Second
+
+// Elect waits until this process leads and runs fn with the term, a fencing token. The context of fn ends when the
+// lead is lost or ctx ends. If fn loses the lead, Elect stands for the next election; when fn returns otherwise, or
+// ctx ends, Elect hands over and returns. The value tells others who leads: see [Client.Leader].
+func (c *Client) Elect(ctx context.Context, name, value string, fn func(ctx context.Context, term int64) error, options ...Option) error {
+	options = append([]Option{Lease(electionLease), Value(value)}, options...)
+	for {
+		hold, err := c.Lock(ctx, name, options...)
+		if err != nil {
+			return err
+		}
+		err = hold.run(ctx, func(ctx context.Context) error { return fn(ctx, hold.Fence()) })
+		if !errors.Is(err, ErrLockLost) || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// Leader says who leads. The zero Leader means nobody.
+func (c *Client) Leader(ctx context.Context, name string) (Leader, error) {
+	info, err := c.Info(ctx, name)
+	if err != nil || len(info.Holders) == 0 {
+		return Leader{}, err
+	}
+	holder := info.Holders[0]
+	value := ""
+	if i := strings.LastIndexByte(holder.Owner, '#'); i >= 0 {
+		value = holder.Owner[:i]
+	}
+	return Leader{value, holder.Token}, nil
+}
+
+// Observe calls fn with the leader and whenever another leads, until ctx ends. It asks at every interval.
+func (c *Client) Observe(ctx context.Context, name string, interval time.Duration, fn func(Leader)) error {
+	for last := (Leader{Term: -1}); ; {
+		leader, err := c.Leader(ctx, name)
+		if err == nil && leader != last {
+			last = leader
+			fn(leader)
+		}
+		if err := sleep(ctx, time.Now().Add(interval)); err != nil {
+			return err
+		}
+	}
+}
+
+// An Info describes a lock.
+type Info struct {
+	Limit   int           // how many may hold it; 0: any number, or nobody holds it
+	Fence   int64         // the newest token; 0 if unknown
+	TTL     time.Duration // until the last lease ends
+	Holders []Holder
+	Waiters int
+}
+
+// A Holder is one of the owners that hold a lock.
+type Holder struct {
+	Owner string
+	Token int64
+	TTL   time.Duration
+}
+
+// A Waiter is a request that waits for a lock.
+type Waiter struct {
+	Owner  string
+	Waited time.Duration
+	Limit  int
+}
+
+// Info describes a lock. A lock that is neither held nor waited for has a zero Info.
+func (c *Client) Info(ctx context.Context, name string) (Info, error) {
+	reply, err := c.call(ctx, name, "LOCK.INFO", name, "COUNT", "5000")
+	f := fields(reply)
+	info := Info{Limit: int(integer(f["limit"])), Fence: integer(f["fence"]), TTL: ms(f["ttl"]), Waiters: int(integer(f["waiters"]))}
+	holders, _ := f["holders"].([]any)
+	for _, item := range holders {
+		f := fields(item)
+		info.Holders = append(info.Holders, Holder{text(f["owner"]), integer(f["token"]), ms(f["ttl"])})
+	}
+	return info, err
+}
+
+// Waiters lists the requests that wait for a lock, in order, at most 5,000.
+func (c *Client) Waiters(ctx context.Context, name string) ([]Waiter, error) {
+	reply, err := c.call(ctx, name, "LOCK.WAITERS", name, "COUNT", "5000")
+	items, _ := reply.([]any)
+	var waiters []Waiter
+	for _, item := range items {
+		f := fields(item)
+		waiters = append(waiters, Waiter{text(f["owner"]), ms(f["waited"]), int(integer(f["limit"]))})
+	}
+	return waiters, err
+}
+
+// Force releases the lock of whoever holds it, and reports whether it was held. The holders are told that it is lost.
+func (c *Client) Force(ctx context.Context, name string) (bool, error) {
+	reply, err := c.call(ctx, name, "LOCK.FORCE", name)
+	return integer(reply) > 0, err
+}
+
+// ReleaseOwner releases the hold of an owner that was set by [Owner]. With a token of 0 it sends one request and
+// does not repeat it, since a late copy could release a later hold. It reports whether the owner held the lock.
+func (c *Client) ReleaseOwner(ctx context.Context, name, owner string, token int64) (bool, error) {
+	command := []string{"LOCK.RELEASE", name, owner}
+	if token != 0 {
+		reply, err := c.call(ctx, name, append(command, "TOKEN", fmt.Sprint(token))...)
+		return reply != nil, err
+	}
+	r := &route{client: c, key: name}
+	_, replies, _, err := r.do(ctx, forRelease, c.config.Lease, time.Second, command)
+	return err == nil && replies[0] != nil, err
+}
+
+// call sends a command that may be repeated. Without a deadline of ctx it is bounded by 5 s.
+func (c *Client) call(ctx context.Context, name string, command ...string) (any, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	r := &route{client: c, key: name}
+	for {
+		p, replies, sent, err := r.do(ctx, forOther, c.config.Lease, time.Second, command)
+		if err == nil {
+			return replies[0], nil
+		}
+		at, again := r.retryAt(p, err, sent, c.config.Lease)
+		if !again {
+			return nil, err
+		}
+		if end := sleep(ctx, at); end != nil {
+			return nil, errors.Join(end, err)
+		}
+	}
+}
+
+// fields reads a map, which RESP2 sends as a flat array.
+func fields(reply any) map[string]any {
+	items, _ := reply.([]any)
+	f := make(map[string]any, len(items)/2)
+	for i := 0; i+1 < len(items); i += 2 {
+		f[text(items[i])] = items[i+1]
+	}
+	return f
+}
+
+func text(reply any) string { s, _ := reply.(string); return s }
+
+func integer(reply any) int64 { n, _ := reply.(int64); return n }
+
+func ms(reply any) time.Duration { return time.Duration(integer(reply)) * time.Millisecond }

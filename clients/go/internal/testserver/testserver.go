@@ -1,0 +1,168 @@
+// Package testserver starts Redis servers with the Holdfast module for tests.
+package testserver
+
+import (
+	"bufio"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const patience = 20 * time.Second
+
+// A Server is a process of its own that ends with the test.
+type Server struct {
+	Addr string // host:port, or the path of a unix socket
+	Dir  string
+	args []string
+	cmd  *exec.Cmd
+	t    testing.TB
+}
+
+// Module returns the path of the module under test, or skips the test if HOLDFAST_MODULE does not name it.
+func Module(t testing.TB) string {
+	t.Helper()
+	path := os.Getenv("HOLDFAST_MODULE")
+	if path == "" {
+		t.Skip("HOLDFAST_MODULE does not name the module: run scripts/test-go")
+	}
+	return path
+}
+
+// Start starts a server with the module that listens on a unix socket, unless args name a port. The program is
+// HOLDFAST_SERVER, redis-server by default.
+func Start(t testing.TB, args ...string) *Server {
+	t.Helper()
+	return StartPlain(t, append([]string{"--loadmodule", Module(t)}, args...)...)
+}
+
+// StartPlain starts a server without the module.
+func StartPlain(t testing.TB, args ...string) *Server {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "hf") // t.TempDir is too long for a unix socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	s := &Server{Dir: dir, t: t, Addr: filepath.Join(dir, "s")}
+	s.args = append([]string{"--dir", dir, "--save", "", "--loglevel", "warning"}, args...)
+	for i, arg := range args {
+		if (arg == "--port" || arg == "--tls-port") && args[i+1] != "0" {
+			s.Addr = "127.0.0.1:" + args[i+1]
+		}
+	}
+	if strings.HasPrefix(s.Addr, "/") {
+		s.args = append(s.args, "--port", "0", "--unixsocket", s.Addr)
+	} else {
+		s.args = append(s.args, "--bind", "127.0.0.1")
+	}
+	t.Cleanup(s.Kill)
+	s.Run()
+	return s
+}
+
+// Run starts the process, also again after Kill, and waits until it answers.
+func (s *Server) Run() {
+	s.t.Helper()
+	program := os.Getenv("HOLDFAST_SERVER")
+	if program == "" {
+		program = "redis-server"
+	}
+	log, err := os.Create(filepath.Join(s.Dir, "log"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer func() { _ = log.Close() }()
+	args := s.args
+	for i, arg := range args { // a Sentinel reads its configuration file first
+		if strings.HasSuffix(arg, ".conf") {
+			args = append([]string{arg, "--sentinel"}, slices.Delete(slices.Clone(args), i, i+1)...)
+		}
+	}
+	s.cmd = exec.Command(program, args...)
+	s.cmd.Stdout, s.cmd.Stderr = log, log
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := s.cmd.Start(); err != nil {
+		s.t.Fatal(err)
+	}
+	for deadline := time.Now().Add(patience); !s.answers(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			text, _ := os.ReadFile(log.Name())
+			s.t.Fatalf("the server does not answer:\n%s", text)
+		}
+	}
+}
+
+// answers reports whether the server accepts connections. With TLS it needs no more.
+func (s *Server) answers() bool {
+	network := "tcp"
+	if strings.HasPrefix(s.Addr, "/") {
+		network = "unix"
+	}
+	c, err := net.DialTimeout(network, s.Addr, time.Second)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = c.Close() }()
+	for i, arg := range s.args {
+		if arg == "--tls-port" && s.args[i+1] != "0" {
+			return true
+		}
+	}
+	_ = c.SetDeadline(time.Now().Add(time.Second))
+	if _, err := fmt.Fprint(c, "PING\r\n"); err != nil {
+		return false
+	}
+	line, err := bufio.NewReader(c).ReadString('\n')
+	return err == nil && !strings.HasPrefix(line, "-LOADING")
+}
+
+// Kill ends the process without a word.
+func (s *Server) Kill() {
+	if s.cmd != nil && s.cmd.Process != nil {
+		_ = s.cmd.Process.Signal(syscall.SIGKILL)
+		_ = s.cmd.Wait()
+		s.cmd = nil
+	}
+}
+
+// Pause stops the process for a time, as a long command or a busy machine does.
+func (s *Server) Pause(d time.Duration) {
+	_ = s.cmd.Process.Signal(syscall.SIGSTOP)
+	time.Sleep(d)
+	_ = s.cmd.Process.Signal(syscall.SIGCONT)
+}
+
+// Port returns a port that was free a moment ago, low enough for a cluster's bus.
+func Port(t testing.TB) string {
+	t.Helper()
+	for {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		port := l.Addr().(*net.TCPAddr).Port
+		_ = l.Close()
+		if port < 55000 {
+			return strconv.Itoa(port)
+		}
+	}
+}
+
+// Eventually waits for a condition.
+func Eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !condition(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
+	}
+}

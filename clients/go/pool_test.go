@@ -1,0 +1,257 @@
+package holdfast
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+func TestPoolOpensNoMoreThanItsConnections(t *testing.T) {
+	t.Parallel()
+	proceed := make(chan struct{})
+	f := newFake(t, script{"LOCK.ACQUIRE": {func(received) string { <-proceed; return token }}, "LOCK.RELEASE": {one}})
+	c := f.client(func(config *Config) { config.MaxConnections = 5 })
+	var done sync.WaitGroup
+	for i := range 20 {
+		done.Add(1)
+		go func() {
+			defer done.Done()
+			if _, err := c.TryLock(context.Background(), fmt.Sprint(i)); err != nil {
+				t.Error(err)
+			}
+		}()
+	}
+	f.await("LOCK.ACQUIRE", 5)
+	close(proceed)
+	done.Wait()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.opened > 5 {
+		t.Errorf("%d connections", f.opened)
+	}
+}
+
+func TestWaitsLeaveConnectionsFree(t *testing.T) {
+	t.Parallel()
+	release := make(chan struct{})
+	f := newFake(t, script{"LOCK.RELEASE": {one}, "LOCK.INFO": {"*0\r\n"}, "LOCK.ACQUIRE": {func(r received) string {
+		switch r.option("WAIT") {
+		case "", "100": // a request that polls
+			return null
+		}
+		<-release
+		return token
+	}}})
+	c := f.client(func(config *Config) { config.MaxConnections = 4 })
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var done sync.WaitGroup
+	for range 4 { // not of a mutex, which would wait in the client
+		done.Add(1)
+		go func() {
+			defer done.Done()
+			if _, err := c.Lock(ctx, "k", Shared()); err != nil {
+				t.Error(err)
+			}
+		}()
+	}
+	eventually(t, "two waits poll", func() bool {
+		polls := 0
+		for _, r := range f.sent("LOCK.ACQUIRE") {
+			if wait := r.option("WAIT"); wait == "100" {
+				polls++
+				if r.option("WAITED") == "" {
+					t.Error("a poll names no WAITED")
+				}
+			}
+		}
+		return polls >= 2
+	})
+	if _, err := c.Info(ctx, "k"); err != nil {
+		t.Error(err)
+	}
+	close(release)
+	done.Wait()
+}
+
+func TestOnlyTheOldestWaitOfAMutexIsAtTheServer(t *testing.T) {
+	t.Parallel()
+	grant := make(chan struct{})
+	f := newFake(t, script{"LOCK.ACQUIRE": {func(received) string { <-grant; return token }}, "LOCK.RELEASE": {one}})
+	c := f.client()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var done sync.WaitGroup
+	for range 10 {
+		done.Add(1)
+		go func() {
+			defer done.Done()
+			if _, err := c.Lock(ctx, "k"); err != nil {
+				t.Error(err)
+			}
+		}()
+	}
+	for n := 1; n <= 10; n++ {
+		asked := f.await("LOCK.ACQUIRE", n)
+		if len(asked) > n {
+			t.Errorf("%d wait at the server", len(asked)-n+1)
+		}
+		grant <- struct{}{}
+	}
+	done.Wait()
+}
+
+func TestRenewalsGoFirst(t *testing.T) {
+	t.Parallel()
+	c := newFake(t, script{}).client()
+	p := c.pool("unused")
+	busy := &conn{Conn: fakeConn{}}
+	p.mu.Lock()
+	p.open[busy] = true
+	p.opening = 31 // as many as may be opened
+	p.mu.Unlock()
+	order := make(chan priority, 3)
+	for _, class := range []priority{forOther, forRelease, forRenew} {
+		go func() {
+			got, err := p.get(context.Background(), class, time.Second, time.Now().Add(patience))
+			if err != nil {
+				t.Error(err)
+			}
+			order <- class
+			p.put(got, time.Now(), nil)
+		}()
+		eventually(t, "it waits", func() bool { p.mu.Lock(); defer p.mu.Unlock(); return len(p.queues[class]) == 1 })
+	}
+	p.put(busy, time.Now(), nil)
+	for want := forRenew; want < priorities; want++ {
+		if got := <-order; got != want {
+			t.Errorf("class %d before %d", got, want)
+		}
+	}
+}
+
+type fakeConn struct{ net.Conn }
+
+func (fakeConn) Close() error { return nil }
+
+// An outage costs few attempts, however many requests need a connection, and none outlasts its time.
+func TestOutageCostsFewAttempts(t *testing.T) {
+	t.Parallel()
+	var dials, inFlight, most atomic.Int32
+	c, err := New(Config{Addr: "unused", Dial: func(context.Context, string) (net.Conn, error) {
+		most.Store(max(most.Load(), inFlight.Add(1)))
+		defer inFlight.Add(-1)
+		dials.Add(1)
+		return nil, errors.New("refused")
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	var done sync.WaitGroup
+	for i := range 50 {
+		done.Add(1)
+		go func() {
+			defer done.Done()
+			began := time.Now()
+			_, err := c.Lock(context.Background(), fmt.Sprint(i), Wait(2*time.Second), Lease(20*time.Second))
+			if took := time.Since(began); !errors.Is(err, ErrNotAcquired) || took > patience {
+				t.Errorf("%v after %v", err, took)
+			}
+		}()
+	}
+	done.Wait()
+	if n := dials.Load(); n > 60 { // 50 at first, before one has failed
+		t.Errorf("%d attempts", n)
+	}
+	if most.Load() > 32 {
+		t.Errorf("%d at a time", most.Load())
+	}
+}
+
+func TestDeadIdleConnectionIsReplacedAtOnce(t *testing.T) {
+	t.Parallel()
+	f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}})
+	c := f.client()
+	for range 3 {
+		h, err := c.TryLock(context.Background(), "k") // a try is not repeated after a pause
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Release(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		f.cutAll()
+	}
+}
+
+func TestHangingLookUpDelaysNoRenewal(t *testing.T) {
+	t.Parallel()
+	f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.RENEW": {cut, cut, renewal}})
+	var looks atomic.Int32
+	hang := make(chan struct{})
+	c := f.client(func(config *Config) {
+		config.Locate = func(ctx context.Context, _ string, _ bool) (string, error) {
+			if looks.Add(1) > 1 {
+				<-hang
+			}
+			return f.addr(), nil
+		}
+	})
+	defer close(hang)
+	h := mustLock(t, c, Lease(time.Second))
+	f.await("LOCK.RENEW", 4)
+	if !h.Held() || looks.Load() < 2 {
+		t.Errorf("held: %v after %d look-ups", h.Held(), looks.Load())
+	}
+}
+
+func TestDialerThatIgnoresItsContextDelaysNobody(t *testing.T) {
+	t.Parallel()
+	hang := make(chan struct{})
+	c, err := New(Config{Addr: "unused", Dial: func(context.Context, string) (net.Conn, error) {
+		<-hang
+		return nil, errors.New("late")
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { close(hang); _ = c.Close() }()
+	began := time.Now()
+	_, err = c.Lock(context.Background(), "k", Wait(100*time.Millisecond))
+	if took := time.Since(began); !errors.Is(err, ErrNotAcquired) || took > patience {
+		t.Errorf("%v after %v", err, took)
+	}
+	if _, err = c.TryLock(context.Background(), "k"); err == nil || time.Since(began) > patience {
+		t.Errorf("%v after %v", err, time.Since(began))
+	}
+}
+
+func TestDroppedHoldIsLoggedAndStaysHeld(t *testing.T) {
+	t.Parallel()
+	f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {renewal}, "LOCK.RELEASE": {one}})
+	logged := make(chan struct{}, 100)
+	c := f.client(func(config *Config) { config.Logger = logger(logged) })
+	mustLock(t, c, Lease(time.Second))
+	collect(t, logged)
+	if len(f.sent("LOCK.RELEASE")) != 0 {
+		t.Error("released by the garbage collector")
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, seed := range []string{token, renewal, null, "-ERR x\r\n", "*2\r\n$1\r\na\r\n*-1\r\n", "$-1\r\n", "*1000000000\r\n", "\r\n"} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		reply, rest, err := parse(b)
+		if err == nil && len(rest) >= len(b) {
+			t.Errorf("%v consumed nothing", reply)
+		}
+	})
+}

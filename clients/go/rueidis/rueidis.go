@@ -1,0 +1,156 @@
+// Package rueidis makes a [holdfast.Client] from a rueidis client: a standalone server, Sentinel or a cluster.
+//
+// The client opens connections of its own, with the dialer, TLS, credentials and database of the rueidis client, so
+// that a wait never blocks the connection that others share.
+package rueidis
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/redis/rueidis"
+
+	"holdfast"
+)
+
+// New returns a client for the servers of client, which was made with option. Closing it does not close client.
+func New(client rueidis.Client, option rueidis.ClientOption, options ...func(*holdfast.Config)) (*holdfast.Client, error) {
+	config := holdfast.Config{
+		Dial: func(ctx context.Context, addr string) (net.Conn, error) { return dial(ctx, addr, &option) },
+	}
+	config.Setup = func(context.Context) ([][]string, error) { return setup(&option) }
+	switch client.Mode() {
+	case rueidis.ClientModeCluster:
+		config.Locate = (&cluster{client: client}).locate
+	case rueidis.ClientModeSentinel:
+		config.Locate = func(context.Context, string, bool) (string, error) { return primary(client) }
+	default:
+		if len(option.InitAddress) == 0 {
+			return nil, fmt.Errorf("holdfast: the rueidis client has no InitAddress")
+		}
+		config.Addr = option.InitAddress[0]
+	}
+	for _, option := range options {
+		option(&config)
+	}
+	return holdfast.New(config)
+}
+
+func dial(ctx context.Context, addr string, o *rueidis.ClientOption) (net.Conn, error) {
+	switch {
+	case o.DialCtxFn != nil:
+		return o.DialCtxFn(ctx, addr, &o.Dialer, o.TLSConfig)
+	case o.DialFn != nil:
+		return o.DialFn(addr, &o.Dialer, o.TLSConfig)
+	case o.TLSConfig != nil:
+		dialer := tls.Dialer{NetDialer: &o.Dialer, Config: o.TLSConfig}
+		return dialer.DialContext(ctx, "tcp", addr)
+	}
+	return o.Dialer.DialContext(ctx, "tcp", addr)
+}
+
+// setup returns the commands that rueidis, too, sends first on a connection.
+func setup(o *rueidis.ClientOption) (commands [][]string, err error) {
+	user, password := o.Username, o.Password
+	if o.AuthCredentialsFn != nil {
+		credentials, err := o.AuthCredentialsFn(rueidis.AuthCredentialsContext{})
+		if err != nil {
+			return nil, err
+		}
+		user, password = credentials.Username, credentials.Password
+	}
+	switch {
+	case user != "":
+		commands = append(commands, []string{"AUTH", user, password})
+	case password != "":
+		commands = append(commands, []string{"AUTH", password})
+	}
+	if o.SelectDB > 0 {
+		commands = append(commands, []string{"SELECT", strconv.Itoa(o.SelectDB)})
+	}
+	if o.ClientName != "" {
+		commands = append(commands, []string{"CLIENT", "SETNAME", o.ClientName})
+	}
+	return commands, nil
+}
+
+// primary returns the address of the primary that rueidis learned from its Sentinels.
+func primary(client rueidis.Client) (string, error) {
+	for addr := range client.Nodes() { // with SendToReplicas there are several: -READONLY leads here again
+		return addr, nil
+	}
+	return "", fmt.Errorf("holdfast: rueidis knows no primary")
+}
+
+// A cluster keeps the map of slots, and reads it again when it was wrong.
+type cluster struct {
+	client rueidis.Client
+	mu     sync.Mutex
+	ranges []slots
+}
+
+type slots struct {
+	first, last uint16
+	addr        string
+}
+
+func (c *cluster) locate(ctx context.Context, key string, stale bool) (string, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if stale || c.ranges == nil {
+		reply, err := c.client.Do(ctx, c.client.B().ClusterSlots().Build()).ToArray()
+		if err != nil {
+			return "", err
+		}
+		ranges := make([]slots, 0, len(reply))
+		for _, item := range reply {
+			fields, err := item.ToArray()
+			if err != nil || len(fields) < 3 {
+				continue
+			}
+			first, _ := fields[0].AsInt64()
+			last, _ := fields[1].AsInt64()
+			node, err := fields[2].ToArray()
+			if err != nil || len(node) < 2 {
+				continue
+			}
+			host, _ := node[0].ToString()
+			port, _ := node[1].AsInt64()
+			ranges = append(ranges, slots{uint16(first), uint16(last), net.JoinHostPort(host, strconv.FormatInt(port, 10))})
+		}
+		c.ranges = ranges
+	}
+	slot := slotOf(key)
+	for _, r := range c.ranges {
+		if r.first <= slot && slot <= r.last {
+			return r.addr, nil
+		}
+	}
+	return "", fmt.Errorf("holdfast: no node serves slot %d", slot)
+}
+
+// slotOf returns the slot of a key: CRC-16/XMODEM of its hash tag.
+func slotOf(key string) uint16 {
+	if _, rest, found := strings.Cut(key, "{"); found {
+		if tag, _, found := strings.Cut(rest, "}"); found && tag != "" {
+			key = tag
+		}
+	}
+	var crc uint16
+	for i := range len(key) {
+		crc ^= uint16(key[i]) << 8
+		for range 8 {
+			if crc&0x8000 != 0 {
+				crc = crc<<1 ^ 0x1021
+			} else {
+				crc <<= 1
+			}
+		}
+	}
+	return crc & 0x3fff
+}

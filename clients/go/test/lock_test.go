@@ -1,0 +1,351 @@
+// Package test runs the Go client against real servers.
+package test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"holdfast"
+	"holdfast/internal/testserver"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var ctx = context.Background()
+
+func client(t testing.TB, s *testserver.Server, options ...func(*holdfast.Config)) *holdfast.Client {
+	t.Helper()
+	config := holdfast.Config{Addr: s.Addr, Logger: slog.New(slog.DiscardHandler)}
+	for _, option := range options {
+		option(&config)
+	}
+	c, err := holdfast.New(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func must[T any](t testing.TB) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+func short(t testing.TB) context.Context {
+	c, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	t.Cleanup(cancel)
+	return c
+}
+
+// free checks that a lock is neither held nor waited for.
+func free(t testing.TB, c *holdfast.Client, name string) {
+	t.Helper()
+	testserver.Eventually(t, name+" is free", func() bool {
+		info, err := c.Info(ctx, name)
+		return err == nil && len(info.Holders) == 0 && info.Waiters == 0
+	})
+}
+
+func waiting(t testing.TB, c *holdfast.Client, name string, n int) {
+	t.Helper()
+	testserver.Eventually(t, fmt.Sprint(n, " wait for ", name), func() bool {
+		waiters, err := c.Waiters(ctx, name)
+		return err == nil && len(waiters) >= n
+	})
+}
+
+func TestLockExcludesAndServesInOrder(t *testing.T) {
+	s := testserver.Start(t)
+	c, second := client(t, s), client(t, s)
+	first := must[*holdfast.Hold](t)(c.Lock(short(t), "k"))
+	if _, err := c.TryLock(ctx, "k"); !errors.Is(err, holdfast.ErrNotAcquired) {
+		t.Fatal(err)
+	}
+	if _, err := c.Lock(ctx, "k", holdfast.Wait(30*time.Millisecond)); !errors.Is(err, holdfast.ErrNotAcquired) {
+		t.Fatal(err)
+	}
+	granted := make(chan *holdfast.Hold)
+	go func() {
+		h, _ := second.Lock(short(t), "k")
+		granted <- h
+	}()
+	waiting(t, c, "k", 1)
+	if err := first.Check(ctx); err != nil {
+		t.Error(err)
+	}
+	if err := first.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
+	h := <-granted
+	if h.Fence() <= first.Fence() {
+		t.Errorf("fence %d after %d", h.Fence(), first.Fence())
+	}
+	if err := h.Release(ctx); err != nil {
+		t.Fatal(err)
+	}
+	free(t, c, "k")
+}
+
+func TestLossIsToldWithItsReason(t *testing.T) {
+	c := client(t, testserver.Start(t))
+	h := must[*holdfast.Hold](t)(c.Lock(short(t), "k", holdfast.Lease(time.Second)))
+	if forced := must[bool](t)(c.Force(ctx, "k")); !forced {
+		t.Error("not forced")
+	}
+	if err := h.Check(ctx); !errors.Is(err, holdfast.ErrLockLost) {
+		t.Error(err)
+	}
+	<-h.Lost()
+	if err := h.Release(ctx); !errors.Is(err, holdfast.ErrLockLost) {
+		t.Error(err)
+	}
+	h = must[*holdfast.Hold](t)(c.Lock(short(t), "k", holdfast.Lease(time.Second)))
+	_ = must[bool](t)(c.Force(ctx, "k"))
+	<-h.Context().Done() // by the next renewal
+	var lost *holdfast.LostError
+	if !errors.As(context.Cause(h.Context()), &lost) || lost.Reason != holdfast.ReasonNotHeld {
+		t.Error(context.Cause(h.Context()))
+	}
+}
+
+func TestReadersShareAndSemaphoreLimits(t *testing.T) {
+	c := client(t, testserver.Start(t))
+	rw := c.RWLock("rw")
+	a := must[*holdfast.Hold](t)(rw.RLock(short(t)))
+	b := must[*holdfast.Hold](t)(rw.RLock(short(t)))
+	if _, err := rw.Lock(ctx, holdfast.Wait(20*time.Millisecond)); !errors.Is(err, holdfast.ErrNotAcquired) {
+		t.Error(err)
+	}
+	_, _ = a.Release(ctx), b.Release(ctx)
+	w := must[*holdfast.Hold](t)(rw.Lock(short(t)))
+	if err := w.Release(ctx); err != nil {
+		t.Error(err)
+	}
+	s := c.Semaphore("s", 2)
+	one := must[*holdfast.Hold](t)(s.TryAcquire(ctx))
+	two := must[*holdfast.Hold](t)(s.Acquire(short(t)))
+	if _, err := s.TryAcquire(ctx); !errors.Is(err, holdfast.ErrNotAcquired) {
+		t.Error(err)
+	}
+	_, _ = one.Release(ctx), two.Release(ctx)
+	all := must[*holdfast.Hold](t)(c.LockAll(short(t), []string{"a", "b", "c"}))
+	if _, err := c.TryLock(ctx, "b"); !errors.Is(err, holdfast.ErrNotAcquired) {
+		t.Error(err)
+	}
+	if err := all.Release(ctx); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"rw", "s", "a", "b", "c"} {
+		free(t, c, name)
+	}
+}
+
+func TestThousandsOfTasksShareAFewConnections(t *testing.T) {
+	c := client(t, testserver.Start(t))
+	const tasks, keys = 10_000, 100
+	var held [keys]atomic.Int32
+	var done sync.WaitGroup
+	for i := range tasks {
+		done.Go(func() {
+			h, err := c.Lock(short(t), fmt.Sprint("k", i%keys))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if held[i%keys].Add(1) != 1 {
+				t.Error("two holders")
+			}
+			held[i%keys].Add(-1)
+			if err := h.Release(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	done.Wait()
+}
+
+// Each task holds an outer lock while it waits for an inner one, with fewer connections than waits.
+func TestNestedLocksDoNotBlockThePool(t *testing.T) {
+	s := testserver.Start(t)
+	c := client(t, s, func(config *holdfast.Config) { config.MaxConnections = 4 })
+	other := client(t, s)
+	outside := must[*holdfast.Hold](t)(other.Lock(short(t), "inner"))
+	var done sync.WaitGroup
+	for i := range 8 {
+		done.Go(func() {
+			outer, err := c.Lock(short(t), fmt.Sprint("outer", i))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			inner, err := c.Semaphore("inner", 1).Acquire(short(t))
+			if err != nil {
+				t.Error(err)
+			} else if err := inner.Release(ctx); err != nil {
+				t.Error(err)
+			}
+			if err := outer.Release(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	waiting(t, other, "inner", 2)
+	if err := outside.Release(ctx); err != nil {
+		t.Error(err)
+	}
+	done.Wait()
+	free(t, c, "inner")
+}
+
+func TestCancelledWaitsLeaveNothing(t *testing.T) {
+	s := testserver.Start(t)
+	c := client(t, s)
+	for round := range 200 {
+		h := must[*holdfast.Hold](t)(c.Lock(short(t), "k"))
+		waits, cancel := context.WithCancel(ctx)
+		var done sync.WaitGroup
+		for range 3 {
+			done.Go(func() {
+				if h, err := c.RWLock("k").RLock(waits); err == nil {
+					_ = h.Release(ctx)
+				}
+			})
+		}
+		if round%2 == 0 {
+			waiting(t, c, "k", 1)
+		}
+		go cancel()
+		if err := h.Release(ctx); err != nil {
+			t.Fatal(err)
+		}
+		done.Wait()
+		cancel()
+	}
+	free(t, c, "k")
+}
+
+func TestEphemeralLockIsFreeWhenItsConnectionEnds(t *testing.T) {
+	s := testserver.Start(t)
+	proxy := newProxy(t, s)
+	c, other := client(t, proxy.server()), client(t, s)
+	h := must[*holdfast.Hold](t)(c.Lock(short(t), "k", holdfast.Ephemeral(), holdfast.Lease(time.Minute)))
+	if err := h.Check(ctx); err != nil {
+		t.Error(err)
+	}
+	if err := h.Renew(ctx, 0); err != nil {
+		t.Error(err)
+	}
+	proxy.cut()
+	<-h.Lost()
+	next := must[*holdfast.Hold](t)(other.Lock(short(t), "k"))
+	if err := next.Release(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLockAtLeastStaysHeldAndThenExpires(t *testing.T) {
+	c := client(t, testserver.Start(t))
+	for _, option := range []holdfast.Option{holdfast.NoRenew(), holdfast.Ephemeral()} {
+		h := must[*holdfast.Hold](t)(c.Lock(short(t), "k", holdfast.Lease(400*time.Millisecond), option))
+		if err := h.ReleaseAfter(ctx, 300*time.Millisecond); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.TryLock(ctx, "k"); !errors.Is(err, holdfast.ErrNotAcquired) {
+			t.Error(err)
+		}
+		free(t, c, "k")
+	}
+}
+
+func TestServerPauseLosesNoLock(t *testing.T) {
+	s := testserver.Start(t)
+	c := client(t, s)
+	var holds []*holdfast.Hold
+	for i := range 20 {
+		holds = append(holds, must[*holdfast.Hold](t)(c.Lock(short(t), fmt.Sprint("k", i), holdfast.Lease(3*time.Second))))
+	}
+	s.Pause(2 * time.Second)
+	for _, h := range holds {
+		if err := h.Check(short(t)); err != nil {
+			t.Error(err)
+		}
+		if err := h.Release(short(t)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestElectionHandsOver(t *testing.T) {
+	s := testserver.Start(t)
+	a, b := client(t, s), client(t, s)
+	terms := make(chan int64)
+	resign := make(chan struct{})
+	var done sync.WaitGroup
+	done.Go(func() {
+		_ = a.Elect(short(t), "leader", "a", func(ctx context.Context, term int64) error { terms <- term; <-resign; return nil })
+	})
+	first := <-terms
+	done.Go(func() {
+		_ = b.Elect(short(t), "leader", "b", func(ctx context.Context, term int64) error { terms <- term; return nil })
+	})
+	if leader := must[holdfast.Leader](t)(b.Leader(ctx, "leader")); leader != (holdfast.Leader{Value: "a", Term: first}) {
+		t.Error(leader)
+	}
+	close(resign)
+	if second := <-terms; second <= first {
+		t.Errorf("term %d after %d", second, first)
+	}
+	done.Wait()
+	if leader := must[holdfast.Leader](t)(b.Leader(ctx, "leader")); leader != (holdfast.Leader{}) {
+		t.Error(leader)
+	}
+}
+
+func TestGivenOwnerIsRefusedTwiceAndReleasedByName(t *testing.T) {
+	c := client(t, testserver.Start(t))
+	h := must[*holdfast.Hold](t)(c.TryLock(ctx, "k", holdfast.Owner("app"), holdfast.NoRenew()))
+	if _, err := c.TryLock(ctx, "k", holdfast.Owner("app")); !errors.Is(err, holdfast.ErrNotAcquired) {
+		t.Error(err)
+	}
+	if ok := must[bool](t)(c.ReleaseOwner(ctx, "k", "other", 0)); ok {
+		t.Error("released for another owner")
+	}
+	if ok := must[bool](t)(c.ReleaseOwner(ctx, "k", "app", h.Fence())); !ok {
+		t.Error("not released")
+	}
+	free(t, c, "k")
+}
+
+func TestCloseReleasesWhatIsHeld(t *testing.T) {
+	s := testserver.Start(t)
+	c, other := client(t, s), client(t, s)
+	_ = must[*holdfast.Hold](t)(c.Lock(short(t), "k", holdfast.Lease(time.Minute)))
+	refused := make(chan error)
+	go func() {
+		_, err := c.RWLock("k").RLock(ctx)
+		refused <- err
+	}()
+	waiting(t, other, "k", 1)
+	_ = c.Close()
+	if err := <-refused; !errors.Is(err, holdfast.ErrClosed) {
+		t.Error(err)
+	}
+	free(t, other, "k")
+	if _, err := c.TryLock(ctx, "k"); !errors.Is(err, holdfast.ErrClosed) {
+		t.Error(err)
+	}
+}

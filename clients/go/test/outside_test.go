@@ -1,0 +1,64 @@
+package test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// run runs a command without the workspace and without a network.
+func run(t *testing.T, dir, name string, args ...string) {
+	t.Helper()
+	cmd := exec.Command(name, args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod", "GOPROXY=off")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+}
+
+const program = `package main
+
+import (
+	"log"
+
+	"github.com/redis/go-redis/v9"
+
+	"PATH"
+	"PATH/goredis"
+)
+
+func main() {
+	var client *holdfast.Client
+	client, err := goredis.New(redis.NewClient(&redis.Options{}))
+	log.Print(client, err)
+}
+`
+
+// A program outside the repository uses the client by replace, under the path that the modules have now, and under
+// the one that set-module-path gives them.
+func TestProgramOutsideTheRepositoryUsesTheClientByReplace(t *testing.T) {
+	here := must[string](t)(filepath.Abs(".."))
+	renamed := t.TempDir()
+	if err := os.CopyFS(renamed, os.DirFS(here)); err != nil {
+		t.Fatal(err)
+	}
+	run(t, renamed, "./set-module-path", "renamed/holdfast")
+	for path, source := range map[string]string{"holdfast": here, "renamed/holdfast": renamed} {
+		dir := t.TempDir()
+		sum := must[[]byte](t)(os.ReadFile(filepath.Join(source, "goredis", "go.sum")))
+		for name, text := range map[string]string{
+			"main.go": strings.ReplaceAll(program, "PATH", path),
+			"go.sum":  string(sum),
+			"go.mod": "module outside\n\ngo 1.24\n\nrequire (\n\t" + path + " v0.0.0\n\t" + path + "/goredis v0.0.0\n\tgithub.com/redis/go-redis/v9 v9.20.0\n)\n\nreplace (\n\t" +
+				path + " => " + source + "\n\t" + path + "/goredis => " + filepath.Join(source, "goredis") + "\n)\n",
+		} {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		run(t, dir, "go", "build", "-o", os.DevNull, ".")
+	}
+}

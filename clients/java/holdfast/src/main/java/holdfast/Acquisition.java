@@ -55,6 +55,8 @@ final class Acquisition {
     private boolean hasPlace;
     long nextPoll;
     private boolean queuedHere;
+    /** It waited in this client before it was asked for. */
+    boolean delayed;
     private @Nullable Ask current;
     private final List<Ask> underWay = new ArrayList<>();
     private boolean asked;
@@ -213,7 +215,7 @@ final class Acquisition {
                 long left = deadline >= ENDLESS ? HOUR_MS : ms(deadline - now);
                 waitMs = wait > 0 ? Math.min(wait, left) : Math.min(left, HOUR_MS);
                 command.addAll(List.of("WAIT", waitMs));
-                if (now - began >= MS) {
+                if ((asked || delayed) && now - began >= MS) {
                     command.addAll(List.of("WAITED", (now - began) / MS));
                 }
             }

@@ -301,7 +301,8 @@ public final class Holdfast implements AutoCloseable {
     void queueHere(Acquisition acquisition) {
         Deque<Acquisition> queue = queues.computeIfAbsent(acquisition.spec.title(), name -> new ArrayDeque<>());
         queue.add(acquisition);
-        if (queue.size() == 1) {
+        acquisition.delayed = queue.size() > 1;
+        if (!acquisition.delayed) {
             acquisition.isOldest();
         }
     }

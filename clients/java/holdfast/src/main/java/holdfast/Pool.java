@@ -294,8 +294,8 @@ final class Pool {
 
         private void finish(@Nullable RedisConnection raw, @Nullable Throwable why) {
             over = true;
-            opening--;
             if (raw == null) {
+                opening--;
                 suspect = true;
                 outage();
                 client.connectionLost(node);
@@ -304,8 +304,8 @@ final class Pool {
             }
             connection = new Connection(raw);
             all.add(connection);
-            if (verified) {
-                suspect = false;
+            if (verified && !suspect) {
+                opening--;
                 idle.addLast(connection);
                 wake();
             } else {
@@ -328,6 +328,7 @@ final class Pool {
         }
     }
 
+    /** The first connection, and one after an outage, has to show that the server answers before others are opened. */
     private void verify(Connection connection) {
         ask(connection, "LOCK.VERSION", version -> {
             if (version instanceof RedisError error && error.message().contains("unknown command")) {
@@ -356,6 +357,7 @@ final class Pool {
 
             @Override
             void failed(Throwable why) {
+                opening--;
                 refuse(why);
             }
         };
@@ -364,6 +366,7 @@ final class Pool {
     }
 
     private void verified(Connection connection, @Nullable HoldfastException wrong) {
+        opening--;
         if (wrong == null) {
             verified = true;
             suspect = false;

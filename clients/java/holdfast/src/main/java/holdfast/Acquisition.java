@@ -12,6 +12,7 @@ import java.util.function.Consumer;
 import org.jspecify.annotations.Nullable;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
+import org.slf4j.event.Level;
 
 /**
  * One call of the application that asks for a lock, and all that follows until the lock is released or lost: the state machine of
@@ -356,7 +357,7 @@ final class Acquisition {
                 return;
             }
             lastError = why;
-            if (why instanceof ModuleNotLoadedException || why instanceof VersionException || client.isClosed()) {
+            if (Reply.isFatal(why) || client.isClosed()) {
                 end(why);
             } else if (!hasPlace && wait > 0) {
                 return;
@@ -703,7 +704,7 @@ final class Acquisition {
         }
         client.held.remove(this);
         client.acquisitions.remove(this);
-        LOG.warn("lock '{}' of owner '{}' is lost: {}", spec.title(), owner, why);
+        LOG.atLevel(renews ? Level.WARN : Level.INFO).log("lock '{}' of owner '{}' is lost: {}", spec.title(), owner, why);
         List<CompletableFuture<Void>> told = new ArrayList<>(renewed);
         renewed.clear();
         told.forEach(future -> future.completeExceptionally(lost()));

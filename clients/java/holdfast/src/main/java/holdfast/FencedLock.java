@@ -213,6 +213,26 @@ public final class FencedLock implements Lock {
         }
     }
 
+    /**
+     * Begins the lease of the current thread's hold anew, with this length from now on.
+     *
+     * @throws IllegalMonitorStateException if the current thread does not hold the lock
+     */
+    public void renew(long leaseTime, TimeUnit unit) {
+        Holding holding = holding(Thread.currentThread().getId());
+        if (holding == null) {
+            throw new IllegalMonitorStateException("lock '" + name + "' is not held by the current thread");
+        }
+        holding.hold.renew(leaseTime > 0 ? Duration.of(leaseTime, unit.toChronoUnit()) : client.lease);
+    }
+
+    /** Forgets a hold that the current thread has lost and not unlocked; returns whether there was one. */
+    public boolean forgetLost() {
+        Place place = new Place(name, Thread.currentThread().getId());
+        Holding holding = client.holdings.get(place);
+        return holding != null && !holding.hold.isHeld() && client.holdings.remove(place, holding);
+    }
+
     /** Breaks the lock, whoever holds it; returns whether it was held. */
     public boolean forceUnlock() {
         return client.force(name);

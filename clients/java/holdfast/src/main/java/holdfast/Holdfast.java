@@ -381,7 +381,7 @@ public final class Holdfast implements AutoCloseable {
 
         @Override
         void failed(Throwable why) {
-            again(why, !(why instanceof ModuleNotLoadedException || why instanceof VersionException));
+            again(why, !Reply.isFatal(why));
         }
 
         private void again(Throwable why, boolean passes) {

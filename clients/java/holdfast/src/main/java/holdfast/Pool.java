@@ -299,7 +299,7 @@ final class Pool {
                 suspect = true;
                 outage();
                 client.connectionLost(node);
-                refuse(why == null ? new UnavailableException("no connection to " + node, null) : why);
+                refuse(why == null ? new UnavailableException("no connection to " + node, null) : refusal(why));
                 return;
             }
             connection = new Connection(raw);
@@ -312,6 +312,17 @@ final class Pool {
                 verify(connection);
             }
         }
+    }
+
+    /** What the server says of credentials is no outage. */
+    private static Throwable refusal(Throwable why) {
+        for (Throwable cause = why; cause != null; cause = cause.getCause()) {
+            String message = String.valueOf(cause.getMessage());
+            if (message.startsWith("NOAUTH") || message.startsWith("WRONGPASS") || message.startsWith("NOPERM")) {
+                return new HoldfastException(message, why);
+            }
+        }
+        return why;
     }
 
     /** All that need a connection share the outcome of the attempt. */

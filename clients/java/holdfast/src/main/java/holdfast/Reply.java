@@ -58,6 +58,11 @@ final class Reply {
         return !FATAL.contains(error.code()) || PASSING.stream().anyMatch(error.message()::contains);
     }
 
+    /** Whether repeating a request that failed in this way would be in vain. */
+    static boolean isFatal(Throwable why) {
+        return why instanceof HoldfastException && !(why instanceof UnavailableException);
+    }
+
     static HoldfastException exception(RedisError error) {
         if (error.code().equals("DEADLOCK")) {
             return new DeadlockException(error.message());

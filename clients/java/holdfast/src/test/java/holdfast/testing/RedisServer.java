@@ -36,7 +36,7 @@ public final class RedisServer implements AutoCloseable {
     }
 
     /** Starts a server with the module. */
-    public static RedisServer start(String... options) throws IOException {
+    public static RedisServer withModule(String... options) throws IOException {
         Assumptions.assumeTrue(isAvailable(), "HOLDFAST_MODULE names no module");
         List<String> all = new ArrayList<>(List.of("--loadmodule", System.getenv("HOLDFAST_MODULE")));
         all.addAll(List.of(options));
@@ -44,7 +44,7 @@ public final class RedisServer implements AutoCloseable {
     }
 
     /** Starts a server without the module. */
-    public static RedisServer startPlain(String... options) throws IOException {
+    public static RedisServer withoutModule(String... options) throws IOException {
         return started(List.of(options));
     }
 

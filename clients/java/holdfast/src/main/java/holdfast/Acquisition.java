@@ -26,6 +26,8 @@ final class Acquisition {
     /** A wait without an answer for so long is asked for again over another connection (B11). */
     private static final long QUIET = 2 * SECOND;
     private static final long GRACE = 250 * MS;
+    /** A shorter lease may be over before its grant can be confirmed: it counts as granted, and is lost when its time is over. */
+    private static final long SHORT = 100 * MS;
     /** A wait without a limit is one of an hour, again and again (B2). */
     private static final long HOUR_MS = 3_600_000L;
 
@@ -294,8 +296,7 @@ final class Acquisition {
             }
             long now = Serial.now();
             if (!waits) {
-                finish(broke || !underWay.isEmpty());
-                result.complete(null);
+                notAcquired();
             } else if (!hasPlace && wait == 0) {
                 pool.rotate(Acquisition.this, false);
             } else if (wait > 0) {
@@ -392,7 +393,7 @@ final class Acquisition {
             dedicated = ask.connection;
             dedicated.dedicate(this::disconnected);
         }
-        if (certain - Serial.now() >= lease / 2) {
+        if (certain - Serial.now() >= lease / 2 || lease < SHORT) {
             hold(ask.sent + waited * MS);
         } else if (first) {
             // Too old to count as held: one renewal decides (B8).
@@ -448,6 +449,12 @@ final class Acquisition {
         }
         finish(broke || !underWay.isEmpty() || token != 0);
         result.completeExceptionally(error);
+    }
+
+    /** A try is over: the lock is held by another owner, or the grant came too late to count. */
+    private void notAcquired() {
+        finish(broke || !underWay.isEmpty() || token != 0);
+        result.complete(null);
     }
 
     private void finish(boolean withdraw) {
@@ -670,7 +677,7 @@ final class Acquisition {
         private void retry(Throwable why, boolean atOnce) {
             lastError = why;
             if (state == State.WAITING && !waits) {
-                end(new UnavailableException("lock '" + spec.title() + "': the grant came too late to count", why));
+                notAcquired();
             } else {
                 Pool node = pool == null ? client.poolOf(slot) : pool;
                 client.serial.after(atOnce ? 0 : node.pause(lease), Acquisition.this::renewNow);
@@ -689,7 +696,7 @@ final class Acquisition {
                 current = null;
                 ask();
             } else {
-                end(null);
+                notAcquired();
             }
         } else {
             lose(why);

@@ -278,17 +278,17 @@ final class Pool {
 
         private void opened(Serial.Timer bound, @Nullable RedisConnection raw, @Nullable Throwable why) {
             bound.cancel();
-            if (over) {
-                hung--;
-                if (raw != null) {
-                    raw.close();
-                }
-                wake();
-            } else if (raw != null && (client.isShut() || ended)) {
+            boolean late = over;
+            hung -= late ? 1 : 0;
+            if (raw != null && (client.isShut() || ended)) {
                 raw.close();
-                finish(null, new UnavailableException("the connection to " + node + " was closed", null));
+            }
+            if (!late || raw != null && !client.isShut() && !ended) {
+                // A late connection is as good as any other one.
+                opening += late ? 1 : 0;
+                finish(client.isShut() || ended ? null : raw, why);
             } else {
-                finish(raw, why);
+                wake();
             }
         }
 

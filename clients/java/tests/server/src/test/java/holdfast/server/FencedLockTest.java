@@ -69,10 +69,14 @@ class FencedLockTest {
         return result.get(30, TimeUnit.SECONDS);
     }
 
+    private static boolean isTrueInThread(Callable<Boolean> task) throws Exception {
+        return inThread(task);
+    }
+
     @Test
     void lock_excludes_other_threads_and_other_clients() throws Exception {
         lock.lock();
-        assertThat(inThread(lock::tryLock)).isFalse();
+        assertThat(isTrueInThread(lock::tryLock)).isFalse();
         assertThat(elsewhere.tryLock()).isFalse();
         assertThat(elsewhere.tryLock(50, TimeUnit.MILLISECONDS)).isFalse();
         assertThat(elsewhere.isLocked()).isTrue();
@@ -108,12 +112,13 @@ class FencedLockTest {
     void unlock_by_a_stranger_is_refused() throws Exception {
         assertThatThrownBy(lock::unlock).isInstanceOf(IllegalMonitorStateException.class);
         lock.lock();
-        assertThat(inThread(() -> {
+        int holds = inThread(() -> {
             assertThatThrownBy(lock::unlock).isInstanceOf(IllegalMonitorStateException.class);
             assertThatThrownBy(elsewhere::unlock).isInstanceOf(IllegalMonitorStateException.class);
             assertThatThrownBy(lock::getFence).isInstanceOf(IllegalMonitorStateException.class);
             return lock.getHoldCount();
-        })).isZero();
+        });
+        assertThat(holds).isZero();
         assertThat(lock.isHeldByCurrentThread()).isTrue();
         lock.unlock();
     }
@@ -143,7 +148,7 @@ class FencedLockTest {
             await().until(() -> one.client().waiters(name).isEmpty());
         }
         lock.unlock();
-        assertThat(inThread(() -> {
+        boolean kept = inThread(() -> {
             Thread.currentThread().interrupt();
             assertThatThrownBy(lock::lockInterruptibly).isInstanceOf(InterruptedException.class);
             Thread.currentThread().interrupt();
@@ -153,7 +158,8 @@ class FencedLockTest {
             boolean tried = lock.tryLock();
             lock.unlock();
             return tried && Thread.currentThread().isInterrupted();
-        })).isTrue();
+        });
+        assertThat(kept).isTrue();
     }
 
     @Test
@@ -260,7 +266,7 @@ class FencedLockTest {
     void force_unlock_breaks_the_lock_of_anybody() throws Exception {
         assertThat(lock.forceUnlock()).isFalse();
         lock.lock();
-        assertThat(inThread(elsewhere::forceUnlock)).isTrue();
+        assertThat(isTrueInThread(elsewhere::forceUnlock)).isTrue();
         assertThat(lock.isLocked()).isFalse();
         assertThat(lock.isHeldByCurrentThread()).isFalse();
         assertThatThrownBy(lock::unlock).isInstanceOf(IllegalMonitorStateException.class);
@@ -280,8 +286,8 @@ class FencedLockTest {
         assertThat(lock.isHeldByThread(me)).isTrue();
         assertThat(lock.isHeldByThread(me + 1)).isFalse();
         assertThat(elsewhere.isHeldByThread(me)).isFalse();
-        assertThat(inThread(() -> lock.isHeldByThread(me))).isTrue();
-        assertThat(inThread(lock::isHeldByCurrentThread)).isFalse();
+        assertThat(isTrueInThread(() -> lock.isHeldByThread(me))).isTrue();
+        assertThat(isTrueInThread(lock::isHeldByCurrentThread)).isFalse();
         assertThat(lock.isLockedByCurrentThread()).isTrue();
         lock.unlock();
         assertThat(lock.isHeldByThread(me)).isFalse();

@@ -11,6 +11,7 @@ import java.util.Date;
 import java.util.List;
 import java.util.Properties;
 import java.util.concurrent.CopyOnWriteArrayList;
+import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.quartz.Job;
@@ -50,10 +51,11 @@ class QuartzTest {
                     .withSchedule(SimpleScheduleBuilder.simpleSchedule().withIntervalInMilliseconds(300).withRepeatCount(4)).build());
                 fleet.add(scheduler);
             }
+            opened.client().lock("warm").acquire(Duration.ofSeconds(30)).release();
             for (Scheduler scheduler : fleet) {
                 scheduler.start();
             }
-            await().until(() -> RUNS.size() >= 5);
+            await().atMost(40, TimeUnit.SECONDS).until(() -> RUNS.size() >= 5);
             for (Scheduler scheduler : fleet) {
                 scheduler.shutdown(true);
             }

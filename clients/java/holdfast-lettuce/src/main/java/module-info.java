@@ -1,0 +1,11 @@
+/** Holdfast over the connections of Lettuce. */
+module holdfast.lettuce {
+    requires transitive holdfast;
+    requires transitive lettuce.core;
+    requires io.netty.common;
+    requires io.netty.buffer;
+
+    exports holdfast.lettuce;
+
+    provides holdfast.spi.ConnectorProvider with holdfast.lettuce.LettuceConnector.Provider;
+}

@@ -1,0 +1,5 @@
+/** Quartz jobs that run once in a fleet. */
+@NullMarked
+package holdfast.quartz;
+
+import org.jspecify.annotations.NullMarked;

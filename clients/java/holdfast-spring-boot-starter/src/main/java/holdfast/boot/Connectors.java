@@ -1,0 +1,92 @@
+package holdfast.boot;
+
+import holdfast.jedis.JedisConnector;
+import holdfast.lettuce.LettuceConnector;
+import holdfast.spi.RedisConnector;
+import io.lettuce.core.RedisClient;
+import io.lettuce.core.cluster.RedisClusterClient;
+import java.util.Set;
+import java.util.stream.Collectors;
+import org.springframework.data.redis.connection.RedisConnectionFactory;
+import org.springframework.data.redis.connection.RedisNode;
+import org.springframework.data.redis.connection.RedisPassword;
+import org.springframework.data.redis.connection.RedisSentinelConfiguration;
+import org.springframework.data.redis.connection.RedisStandaloneConfiguration;
+import org.springframework.data.redis.connection.jedis.JedisClientConfiguration;
+import org.springframework.data.redis.connection.jedis.JedisConnectionFactory;
+import org.springframework.data.redis.connection.lettuce.LettuceConnectionFactory;
+import org.springframework.util.ClassUtils;
+import redis.clients.jedis.DefaultJedisClientConfig;
+import redis.clients.jedis.HostAndPort;
+
+/** Connections as Spring's factory opens them, with either driver. */
+final class Connectors {
+    private Connectors() {}
+
+    static RedisConnector of(RedisConnectionFactory factory) {
+        if (ClassUtils.isPresent("io.lettuce.core.RedisClient", null) && Lettuce.matches(factory)) {
+            return Lettuce.of(factory);
+        }
+        if (ClassUtils.isPresent("redis.clients.jedis.Connection", null) && Jedis.matches(factory)) {
+            return Jedis.of((JedisConnectionFactory) factory);
+        }
+        throw new IllegalStateException("holdfast needs Lettuce or Jedis, not " + factory.getClass().getName() + "; or declare a bean of type RedisConnector");
+    }
+
+    private static final class Lettuce {
+        static boolean matches(RedisConnectionFactory factory) {
+            return factory instanceof LettuceConnectionFactory;
+        }
+
+        static RedisConnector of(RedisConnectionFactory factory) {
+            Object client = ((LettuceConnectionFactory) factory).getRequiredNativeClient();
+            return client instanceof RedisClusterClient cluster ? LettuceConnector.of(cluster) : LettuceConnector.of((RedisClient) client);
+        }
+    }
+
+    private static final class Jedis {
+        static boolean matches(RedisConnectionFactory factory) {
+            return factory instanceof JedisConnectionFactory;
+        }
+
+        static RedisConnector of(JedisConnectionFactory factory) {
+            RedisSentinelConfiguration sentinel = factory.getSentinelConfiguration();
+            if (sentinel != null && sentinel.getMaster() != null) {
+                DefaultJedisClientConfig.Builder ask = base(factory);
+                credentials(ask, sentinel.getSentinelUsername(), sentinel.getSentinelPassword());
+                DefaultJedisClientConfig.Builder config = base(factory).database(sentinel.getDatabase());
+                credentials(config, sentinel.getUsername(), sentinel.getPassword());
+                return JedisConnector.sentinel(String.valueOf(sentinel.getMaster().getName()), hosts(sentinel.getSentinels()), config.build(), ask.build());
+            }
+            DefaultJedisClientConfig.Builder config = base(factory);
+            if (factory.getClusterConfiguration() != null) {
+                credentials(config, factory.getClusterConfiguration().getUsername(), factory.getClusterConfiguration().getPassword());
+                return JedisConnector.cluster(hosts(factory.getClusterConfiguration().getClusterNodes()), config.build());
+            }
+            RedisStandaloneConfiguration server = factory.getStandaloneConfiguration();
+            credentials(config.database(server.getDatabase()), server.getUsername(), server.getPassword());
+            return JedisConnector.of(new HostAndPort(server.getHostName(), server.getPort()), config.build());
+        }
+
+        private static DefaultJedisClientConfig.Builder base(JedisConnectionFactory factory) {
+            JedisClientConfiguration client = factory.getClientConfiguration();
+            DefaultJedisClientConfig.Builder config = DefaultJedisClientConfig.builder().ssl(client.isUseSsl()).connectionTimeoutMillis((int) client.getConnectTimeout().toMillis())
+                .socketTimeoutMillis((int) client.getReadTimeout().toMillis());
+            client.getClientName().ifPresent(config::clientName);
+            client.getSslSocketFactory().ifPresent(config::sslSocketFactory);
+            client.getSslParameters().ifPresent(config::sslParameters);
+            client.getHostnameVerifier().ifPresent(config::hostnameVerifier);
+            return config;
+        }
+
+        private static void credentials(DefaultJedisClientConfig.Builder config, @org.jspecify.annotations.Nullable String user, RedisPassword password) {
+            config.user(user);
+            password.toOptional().map(String::new).ifPresent(config::password);
+        }
+
+        private static Set<HostAndPort> hosts(Iterable<RedisNode> nodes) {
+            return java.util.stream.StreamSupport.stream(nodes.spliterator(), false).map(node -> new HostAndPort(String.valueOf(node.getHost()), node.getPort() == null ? 6379 : node.getPort()))
+                .collect(Collectors.toSet());
+        }
+    }
+}

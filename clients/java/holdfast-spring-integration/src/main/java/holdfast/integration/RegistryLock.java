@@ -1,0 +1,69 @@
+package holdfast.integration;
+
+import holdfast.FencedLock;
+import holdfast.LockLostException;
+import java.time.Duration;
+import java.util.ConcurrentModificationException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.Condition;
+import java.util.concurrent.locks.Lock;
+
+/**
+ * A lock of a registry. It differs from {@link FencedLock} in what Spring Integration expects after a loss: {@code unlock} throws
+ * {@link ConcurrentModificationException}, and the first try of the thread that lost the lock fails, so that a leader learns of it.
+ */
+class RegistryLock implements Lock {
+    final FencedLock lock;
+
+    RegistryLock(FencedLock lock) {
+        this.lock = lock;
+    }
+
+    @Override
+    public void lock() {
+        lock.lock();
+    }
+
+    @Override
+    public void lockInterruptibly() throws InterruptedException {
+        lock.lockInterruptibly();
+    }
+
+    @Override
+    public boolean tryLock() {
+        return !lock.forgetLost() && lock.tryLock();
+    }
+
+    @Override
+    public boolean tryLock(long time, TimeUnit unit) throws InterruptedException {
+        return !lock.forgetLost() && lock.tryLock(time, unit);
+    }
+
+    boolean tryLock(Duration wait, Duration lease) throws InterruptedException {
+        return !lock.forgetLost() && lock.tryLock(wait.toMillis(), Math.max(1, lease.toMillis()), TimeUnit.MILLISECONDS);
+    }
+
+    @Override
+    public void unlock() {
+        try {
+            lock.unlock();
+        } catch (IllegalMonitorStateException why) {
+            if (why.getCause() instanceof LockLostException lost) {
+                ConcurrentModificationException changed = new ConcurrentModificationException("lock '" + lock.getName() + "' was lost before it was unlocked: " + lost.reason());
+                changed.initCause(lost);
+                throw changed;
+            }
+            throw why;
+        }
+    }
+
+    @Override
+    public Condition newCondition() {
+        throw new UnsupportedOperationException("a distributed lock has no conditions");
+    }
+
+    @Override
+    public String toString() {
+        return "RegistryLock[" + lock.getName() + "]";
+    }
+}

@@ -1,0 +1,132 @@
+package holdfast;
+
+import java.util.Optional;
+import java.util.concurrent.CompletableFuture;
+import java.util.function.Consumer;
+import org.jspecify.annotations.Nullable;
+import org.slf4j.LoggerFactory;
+
+/** A candidate of an election, until it is closed. A normal exit hands over at once; a killed leader is replaced a lease (5 s) later. */
+public final class Election implements AutoCloseable {
+    private final NamedLock lock;
+    private final Consumer<Hold> onElected;
+    private final Consumer<LossReason> onLost;
+    private volatile boolean closed;
+    private volatile @Nullable CompletableFuture<Hold> candidacy;
+    private volatile @Nullable Hold term;
+
+    Election(NamedLock lock, Consumer<Hold> onElected, Consumer<LossReason> onLost) {
+        this.lock = lock;
+        this.onElected = onElected;
+        this.onLost = onLost;
+        stand();
+    }
+
+    private void stand() {
+        CompletableFuture<Hold> next = lock.acquireAsync();
+        candidacy = next;
+        if (closed) {
+            next.cancel(true);
+        }
+        next.whenComplete((hold, why) -> {
+            if (hold == null) {
+                if (!closed) {
+                    LoggerFactory.getLogger(Holdfast.class).error("the candidacy for '{}' ended", lock.spec().title(), why);
+                }
+                return;
+            }
+            term = hold;
+            hold.onLost(reason -> {
+                term = null;
+                if (!closed) {
+                    try {
+                        onLost.accept(reason);
+                    } finally {
+                        stand();
+                    }
+                }
+            });
+            if (closed) {
+                close();
+            } else {
+                onElected.accept(hold);
+            }
+        });
+    }
+
+    /** Whether this candidate certainly leads now. */
+    public boolean isLeader() {
+        Hold hold = term;
+        return hold != null && hold.isHeld();
+    }
+
+    /** Withdraws the candidacy, or hands over. */
+    @Override
+    public void close() {
+        closed = true;
+        CompletableFuture<Hold> pending = candidacy;
+        if (pending != null) {
+            pending.cancel(true);
+        }
+        Hold hold = term;
+        term = null;
+        if (hold != null) {
+            try {
+                hold.close();
+            } catch (LockLostException lost) {
+                LoggerFactory.getLogger(Holdfast.class).debug("closed after the loss", lost);
+            }
+        }
+    }
+
+    /**
+     * Who leads.
+     *
+     * @param value what the candidate gave
+     * @param fence the number of its term
+     */
+    public record Leader(String value, long fence) {
+        static Leader of(LockInfo.Holder holder) {
+            int end = holder.owner().lastIndexOf('#');
+            return new Leader(end < 0 ? holder.owner() : holder.owner().substring(0, end), holder.token());
+        }
+    }
+
+    /** Looks every second who leads. */
+    static final class Observer implements AutoCloseable {
+        private final Holdfast client;
+        private final String name;
+        private final Consumer<Optional<Leader>> onChange;
+        private @Nullable Optional<Leader> last;
+        private volatile boolean closed;
+
+        Observer(Holdfast client, String name, Consumer<Optional<Leader>> onChange) {
+            this.client = client;
+            this.name = name;
+            this.onChange = onChange;
+            client.callback(this::look);
+        }
+
+        private void look() {
+            if (closed || client.isClosed()) {
+                return;
+            }
+            try {
+                Optional<Leader> now = client.leader(name);
+                if (!now.equals(last)) {
+                    last = now;
+                    onChange.accept(now);
+                }
+            } catch (HoldfastException unknown) {
+                LoggerFactory.getLogger(Holdfast.class).debug("the leader of '{}' is unknown", name, unknown);
+            } finally {
+                client.serial.run(() -> client.serial.after(1_000_000_000L, () -> client.callback(this::look)));
+            }
+        }
+
+        @Override
+        public void close() {
+            closed = true;
+        }
+    }
+}

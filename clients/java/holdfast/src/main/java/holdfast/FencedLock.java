@@ -1,0 +1,303 @@
+package holdfast;
+
+import java.time.Duration;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.Condition;
+import java.util.concurrent.locks.Lock;
+import org.jspecify.annotations.Nullable;
+
+/**
+ * A re-entrant lock that belongs to the thread that acquired it, with a fencing token. Objects of the same client and name are the same lock.
+ *
+ * <p>The methods are those of {@link Lock}, with names that Redisson's {@code RLock} and Hazelcast's {@code FencedLock} use. A lease of 0 or
+ * less means: renewed until it is unlocked. A lease that is given is not renewed; the lock is then released when it ends. Re-entry is counted
+ * in the client, keeps the token and never shortens the lease.
+ */
+public final class FencedLock implements Lock {
+    /** Where a thread's holds of a name are kept. */
+    record Place(String name, long thread) {}
+
+    /** What a thread holds of a name. Changed by its own thread only. */
+    static final class Holding {
+        volatile @Nullable Hold hold;
+        /** Whether the hold is that of a writer; its thread may then have read locks, too. */
+        volatile boolean exclusive;
+        volatile int writes;
+        volatile int reads;
+    }
+
+    private static final long AT_ONCE = 0;
+
+    private final Holdfast client;
+    private final LockSpec spec;
+    private final String name;
+
+    FencedLock(Holdfast client, LockSpec spec) {
+        this.client = client;
+        this.spec = spec;
+        name = spec.names().get(0);
+    }
+
+    public String getName() {
+        return name;
+    }
+
+    // ---- Locking ----
+
+    @Override
+    public void lock() {
+        lock(-1, TimeUnit.MILLISECONDS);
+    }
+
+    /** Waits until the lock is granted, whether or not the thread is interrupted; it is released when the lease ends. */
+    public void lock(long leaseTime, TimeUnit unit) {
+        boolean interrupted = false;
+        while (true) {
+            try {
+                acquire(Acquisition.ENDLESS, leaseTime, unit, false);
+                break;
+            } catch (InterruptedException why) {
+                interrupted = true;
+            }
+        }
+        if (interrupted) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    @Override
+    public void lockInterruptibly() throws InterruptedException {
+        lockInterruptibly(-1, TimeUnit.MILLISECONDS);
+    }
+
+    /** As {@link #lock(long, TimeUnit)}, but ends when the thread is interrupted. */
+    public void lockInterruptibly(long leaseTime, TimeUnit unit) throws InterruptedException {
+        acquire(Acquisition.ENDLESS, leaseTime, unit, true);
+    }
+
+    @Override
+    public boolean tryLock() {
+        try {
+            return acquire(AT_ONCE, -1, TimeUnit.MILLISECONDS, false);
+        } catch (InterruptedException never) {
+            throw new IllegalStateException(never);
+        }
+    }
+
+    @Override
+    public boolean tryLock(long waitTime, TimeUnit unit) throws InterruptedException {
+        return tryLock(waitTime, -1, unit);
+    }
+
+    /**
+     * Waits for at most {@code waitTime} (0 or less: not at all).
+     *
+     * @return whether the lock is held now; it is released when {@code leaseTime} is over
+     */
+    public boolean tryLock(long waitTime, long leaseTime, TimeUnit unit) throws InterruptedException {
+        return acquire(Math.max(AT_ONCE, NamedLock.nanos(Duration.of(waitTime, unit.toChronoUnit()))), leaseTime, unit, true);
+    }
+
+    /** Locks, and returns the fencing token. */
+    public long lockAndGetFence() {
+        lock();
+        return getFence();
+    }
+
+    /** Locks with a lease, and returns the fencing token. */
+    public long lockAndGetFence(long leaseTime, TimeUnit unit) {
+        lock(leaseTime, unit);
+        return getFence();
+    }
+
+    /** Tries to lock; returns the fencing token, or 0 if the lock is held by another thread. */
+    public long tryLockAndGetFence() {
+        return tryLock() ? getFence() : 0;
+    }
+
+    /** Waits for at most this time; returns the fencing token, or 0. */
+    public long tryLockAndGetFence(long waitTime, TimeUnit unit) throws InterruptedException {
+        return tryLock(waitTime, unit) ? getFence() : 0;
+    }
+
+    private boolean acquire(long wait, long leaseTime, TimeUnit unit, boolean interruptibly) throws InterruptedException {
+        if (interruptibly && Thread.interrupted()) {
+            throw new InterruptedException();
+        }
+        Duration lease = leaseTime > 0 ? Duration.of(leaseTime, unit.toChronoUnit()) : null;
+        long thread = Thread.currentThread().getId();
+        Holding mine = holding(thread);
+        if (mine != null && mine.hold != null) {
+            return reenter(mine, lease, wait);
+        }
+        LockSpec terms = lease == null ? spec : spec.toBuilder().lease(lease).renew(false).build();
+        Acquisition acquisition = client.start(terms, wait, client.id + ":" + thread);
+        Hold hold;
+        try {
+            hold = interruptibly ? Holdfast.result(acquisition.result) : Holdfast.await(acquisition.result);
+        } catch (InterruptedException why) {
+            client.serial.run(() -> acquisition.cancel(new NotAcquiredException("interrupted", why)));
+            throw why;
+        } catch (NotAcquiredException late) {
+            return false;
+        }
+        if (hold == null) {
+            return false;
+        }
+        Holding holding = new Holding();
+        holding.hold = hold;
+        holding.exclusive = spec.limit() == 1;
+        count(holding, 1);
+        client.holdings.put(new Place(name, thread), holding);
+        return true;
+    }
+
+    private boolean reenter(Holding mine, @Nullable Duration lease, long wait) {
+        if (spec.limit() == 1 && !mine.exclusive) {
+            if (wait == AT_ONCE) {
+                return false;
+            }
+            throw new DeadlockException("lock '" + name + "': this thread holds the read lock and would wait for itself");
+        }
+        Hold hold = mine.hold;
+        boolean renewed = hold.isRenewed();
+        if (lease != null && !renewed && lease.compareTo(hold.remaining()) > 0) {
+            hold.renew(lease);
+        } else if (lease == null && !renewed) {
+            hold.keep(spec.lease() == null ? client.lease : spec.lease());
+        }
+        count(mine, 1);
+        return true;
+    }
+
+    private void count(Holding holding, int by) {
+        if (spec.limit() == 1) {
+            holding.writes += by;
+        } else {
+            holding.reads += by;
+        }
+    }
+
+    /** What a thread holds, unless it was lost meanwhile. */
+    private @Nullable Holding holding(long thread) {
+        Holding holding = client.holdings.get(new Place(name, thread));
+        return holding != null && holding.hold.isHeld() ? holding : null;
+    }
+
+    // ---- Unlocking ----
+
+    /**
+     * Gives up one hold of the current thread.
+     *
+     * @throws IllegalMonitorStateException if the current thread does not hold the lock, or lost it (then the cause says why)
+     */
+    @Override
+    public void unlock() {
+        Place place = new Place(name, Thread.currentThread().getId());
+        Holding holding = client.holdings.get(place);
+        if (holding == null || (spec.limit() == 1 ? holding.writes : holding.reads) == 0) {
+            throw new IllegalMonitorStateException("lock '" + name + "' is not held by thread " + place.thread + " of client " + client.id);
+        }
+        boolean last = holding.reads + holding.writes == 1;
+        if (!last && holding.hold.isHeld()) {
+            count(holding, -1);
+            return;
+        }
+        client.holdings.remove(place);
+        try {
+            holding.hold.release();
+        } catch (LockLostException lost) {
+            IllegalMonitorStateException why = new IllegalMonitorStateException("lock '" + name + "' is not held any more by thread " + place.thread + ": " + lost.reason());
+            why.initCause(lost);
+            throw why;
+        }
+    }
+
+    /**
+     * Begins the lease of the current thread's hold anew, with this length from now on.
+     *
+     * @throws IllegalMonitorStateException if the current thread does not hold the lock
+     */
+    public void renew(long leaseTime, TimeUnit unit) {
+        Holding holding = holding(Thread.currentThread().getId());
+        if (holding == null) {
+            throw new IllegalMonitorStateException("lock '" + name + "' is not held by the current thread");
+        }
+        holding.hold.renew(leaseTime > 0 ? Duration.of(leaseTime, unit.toChronoUnit()) : client.lease);
+    }
+
+    /** Forgets a hold that the current thread has lost and not unlocked; returns whether there was one. */
+    public boolean forgetLost() {
+        Place place = new Place(name, Thread.currentThread().getId());
+        Holding holding = client.holdings.get(place);
+        return holding != null && !holding.hold.isHeld() && client.holdings.remove(place, holding);
+    }
+
+    /** Breaks the lock, whoever holds it; returns whether it was held. */
+    public boolean forceUnlock() {
+        return client.force(name);
+    }
+
+    /** Not supported. */
+    @Override
+    public Condition newCondition() {
+        throw new UnsupportedOperationException("a distributed lock has no conditions");
+    }
+
+    // ---- Asking; by the server's word of now ----
+
+    /** Whether any thread of any client holds the lock. */
+    public boolean isLocked() {
+        return client.info(name).filter(info -> info.holderCount() > 0 && (spec.limit() != 1 || info.limit().orElse(1L) == 1)).isPresent();
+    }
+
+    /** Whether this thread of this client holds the lock. */
+    public boolean isHeldByThread(long threadId) {
+        Holding holding = holding(threadId);
+        return holding != null && (spec.limit() == 1 ? holding.writes : holding.reads) > 0 && holding.hold.check();
+    }
+
+    /** Whether the current thread holds the lock. */
+    public boolean isHeldByCurrentThread() {
+        return isHeldByThread(Thread.currentThread().getId());
+    }
+
+    /** Whether the current thread holds the lock. */
+    public boolean isLockedByCurrentThread() {
+        return isHeldByCurrentThread();
+    }
+
+    /** How often the current thread holds the lock; 0 if it does not. */
+    public int getHoldCount() {
+        Holding holding = holding(Thread.currentThread().getId());
+        return holding == null || !holding.hold.check() ? 0 : spec.limit() == 1 ? holding.writes : holding.reads;
+    }
+
+    /** How often the current thread holds the lock; 0 if it does not. */
+    public int getLockCount() {
+        return getHoldCount();
+    }
+
+    /**
+     * The fencing token of the current thread's hold.
+     *
+     * @throws IllegalMonitorStateException if the current thread does not hold the lock
+     */
+    public long getFence() {
+        Holding holding = holding(Thread.currentThread().getId());
+        if (holding == null) {
+            throw new IllegalMonitorStateException("lock '" + name + "' is not held by the current thread");
+        }
+        return holding.hold.fence();
+    }
+
+    /** Until the lease of the lock ends, in ms; -1 if it does not end; -2 if no thread holds the lock. */
+    public long remainTimeToLive() {
+        return client.info(name).filter(info -> info.holderCount() > 0).map(info -> info.timeToLive().map(Duration::toMillis).orElse(-1L)).orElse(-2L);
+    }
+
+    @Override
+    public String toString() {
+        return "FencedLock[" + name + "]";
+    }
+}

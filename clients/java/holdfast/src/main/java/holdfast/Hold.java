@@ -1,0 +1,148 @@
+package holdfast;
+
+import java.lang.ref.Cleaner;
+import java.time.Duration;
+import java.util.concurrent.CompletableFuture;
+import java.util.function.Consumer;
+import org.jspecify.annotations.Nullable;
+import org.slf4j.LoggerFactory;
+
+/**
+ * A lock that is held. It may be used and released by any thread. Garbage collection does not release it: a hold that is forgotten is
+ * logged, and goes on being renewed.
+ */
+public final class Hold implements AutoCloseable {
+    private static final Cleaner CLEANER = Cleaner.create(Holdfast.threads("holdfast-forgotten"));
+
+    private final Acquisition acquisition;
+
+    Hold(Acquisition acquisition) {
+        this.acquisition = acquisition;
+        CLEANER.register(this, () -> {
+            if (acquisition.state == Acquisition.State.HELD && acquisition.renews) {
+                LoggerFactory.getLogger(Holdfast.class).warn("the hold of lock '{}' was forgotten without a release; it goes on being renewed", acquisition.spec.title());
+            }
+        });
+    }
+
+    /** The fencing token: greater than that of any earlier hold of any lock on this server. */
+    public long fence() {
+        return acquisition.token;
+    }
+
+    /** The owner by which the server knows this hold. */
+    public String owner() {
+        return acquisition.owner;
+    }
+
+    public LockSpec spec() {
+        return acquisition.spec;
+    }
+
+    /** Whether the lock is certainly held now, without asking the server. */
+    public boolean isHeld() {
+        return acquisition.isHeld();
+    }
+
+    /** For how long the lock is certain unless it is renewed; zero if it is not held. */
+    public Duration remaining() {
+        return isHeld() ? Duration.ofNanos(Math.max(0, acquisition.certain - Serial.now())) : Duration.ZERO;
+    }
+
+    /** Why the hold was lost; null if it was not. */
+    public @Nullable LossReason lossReason() {
+        return acquisition.reason;
+    }
+
+    /** Asks the server whether this hold has the lock; lengthens nothing. */
+    public boolean check() {
+        CompletableFuture<@Nullable Boolean> told = new CompletableFuture<>();
+        acquisition.client.serial.run(() -> acquisition.check(told));
+        return Boolean.TRUE.equals(Holdfast.await(told));
+    }
+
+    /** Calls back once, on a thread for callbacks, when the lock is lost; at once if it is lost already. */
+    public Hold onLost(Consumer<LossReason> action) {
+        acquisition.client.serial.run(() -> acquisition.onLost(action));
+        return this;
+    }
+
+    /**
+     * Begins the lease anew, with its length.
+     *
+     * @throws LockLostException if the lock is lost
+     */
+    public void renew() {
+        renew(Duration.ofNanos(acquisition.lease));
+    }
+
+    /** Begins the lease anew; from now on it has this length, which may be shorter. */
+    public void renew(Duration lease) {
+        CompletableFuture<Void> told = new CompletableFuture<>();
+        acquisition.client.serial.run(() -> acquisition.renew(lease, told));
+        Holdfast.await(told);
+    }
+
+    boolean isRenewed() {
+        return acquisition.renews;
+    }
+
+    /** Begins the lease anew, and renews it from now on. */
+    void keep(Duration lease) {
+        acquisition.renews = true;
+        renew(lease);
+    }
+
+    /**
+     * Releases the lock. Returns within the client's timeout; if the server does not answer, the release goes on in the background.
+     *
+     * @throws LockLostException if the lock had been lost
+     * @throws IllegalStateException if it was released before
+     */
+    public void release() {
+        Holdfast.await(releaseAsync(null));
+    }
+
+    /** Releases the lock without waiting for it. */
+    public CompletableFuture<Void> releaseAsync() {
+        return releaseAsync(null);
+    }
+
+    /** Instead of a release: the lock stays held for so long, counted from now, and is renewed no more. */
+    public void releaseAfter(Duration time) {
+        if (acquisition.spec.names().size() > 1) {
+            throw new IllegalArgumentException("only a lock of one name can be released later");
+        }
+        Holdfast.await(releaseAsync(time));
+    }
+
+    private CompletableFuture<Void> releaseAsync(@Nullable Duration keep) {
+        Holdfast client = acquisition.client;
+        CompletableFuture<Void> told = new CompletableFuture<>();
+        client.serial.run(() -> {
+            acquisition.release(keep, told);
+            client.serial.after(client.timeout, () -> told.completeExceptionally(
+                new UnavailableException("lock '" + acquisition.spec.title() + "': the release was not confirmed in time and goes on in the background", null)));
+        });
+        return told;
+    }
+
+    /**
+     * Releases the lock, if it was not released before.
+     *
+     * @throws LockLostException if the lock had been lost
+     */
+    @Override
+    public void close() {
+        try {
+            release();
+        } catch (IllegalStateException released) {
+            return;
+        }
+    }
+
+    @Override
+    public String toString() {
+        return "Hold[" + acquisition.spec.title() + ", fence " + fence() + ", " + acquisition.state + "]";
+    }
+}

@@ -1,0 +1,513 @@
+package holdfast;
+
+import holdfast.spi.ConnectorProvider;
+import holdfast.spi.Node;
+import holdfast.spi.RedisConnector;
+import holdfast.spi.RedisError;
+import java.security.SecureRandom;
+import java.time.Duration;
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.Deque;
+import java.util.HashMap;
+import java.util.HexFormat;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.ServiceLoader;
+import java.util.Set;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CopyOnWriteArrayList;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.Executor;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.RejectedExecutionException;
+import java.util.concurrent.ThreadFactory;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.function.Consumer;
+import org.jspecify.annotations.Nullable;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * A client of distributed locks in Redis or Valkey, made once for an application from its Redis client.
+ *
+ * <p>It opens connections of its own, as the Redis client does. It is safe for use by many threads, platform or virtual.
+ * {@link #close} releases what it holds, as does a normal exit of the program.
+ */
+public final class Holdfast implements AutoCloseable {
+    private static final Logger LOG = LoggerFactory.getLogger(Holdfast.class);
+    private static final SecureRandom RANDOM = new SecureRandom();
+    private static final long CLOSING_MS = 2000;
+
+    final Serial serial = new Serial();
+    final RedisConnector connector;
+    final int maxConnections;
+    final Duration lease;
+    /** Bounds calls that have no time of their own, in ns. */
+    final long timeout;
+    final ExecutorService worker = Executors.newCachedThreadPool(threads("holdfast-worker"));
+    final Set<Acquisition> acquisitions = ConcurrentHashMap.newKeySet();
+    final Set<Acquisition> held = ConcurrentHashMap.newKeySet();
+    final String id = random();
+    final Map<FencedLock.Place, FencedLock.Holding> holdings = new ConcurrentHashMap<>();
+    private final Executor callbacks;
+    private final List<HoldfastListener> listeners;
+    private final Map<Node, Pool> pools = new HashMap<>();
+    private final Map<Integer, Node> moved = new HashMap<>();
+    private final Map<String, Deque<Acquisition>> queues = new HashMap<>();
+    private final AtomicBoolean closed = new AtomicBoolean();
+    private final Thread hook = new Thread(this::close, "holdfast-exit");
+    private volatile boolean shut;
+
+    private Holdfast(Builder builder) {
+        connector = builder.connector;
+        maxConnections = builder.maxConnections;
+        lease = builder.lease;
+        timeout = builder.timeout.toNanos();
+        callbacks = builder.callbacks == null ? worker : builder.callbacks;
+        listeners = new CopyOnWriteArrayList<>(builder.listeners);
+        Runtime.getRuntime().addShutdownHook(hook);
+    }
+
+    /**
+     * A client with the defaults.
+     *
+     * @param redisClient of Lettuce or Jedis; the module {@code holdfast-lettuce} or {@code holdfast-jedis} has to be there
+     */
+    public static Holdfast create(Object redisClient) {
+        return builder(redisClient).build();
+    }
+
+    /** Begins a client of this Redis client. */
+    public static Builder builder(Object redisClient) {
+        for (ConnectorProvider provider : ServiceLoader.load(ConnectorProvider.class, Holdfast.class.getClassLoader())) {
+            Optional<RedisConnector> connector = provider.connector(redisClient);
+            if (connector.isPresent()) {
+                return new Builder(connector.get());
+            }
+        }
+        throw new IllegalArgumentException("no module for a Redis client of " + redisClient.getClass() + " is there: add holdfast-lettuce or holdfast-jedis");
+    }
+
+    /** Begins a client over this connector. */
+    public static Builder builder(RedisConnector connector) {
+        return new Builder(connector);
+    }
+
+    /** A renewed mutex of this name. */
+    public NamedLock lock(String name) {
+        return lock(LockSpec.of(name));
+    }
+
+    /** The lock of this description. */
+    public NamedLock lock(LockSpec spec) {
+        return new NamedLock(this, spec);
+    }
+
+    /** Several mutexes that are acquired all together or not at all; in a cluster they are in one slot. */
+    public NamedLock lockAll(String... names) {
+        return lock(LockSpec.of(names));
+    }
+
+    /** Acquires several mutexes all together, and waits for at most this time. */
+    public Hold acquireAll(List<String> names, Duration wait) throws InterruptedException {
+        return lockAll(names.toArray(new String[0])).acquire(wait);
+    }
+
+    /** A semaphore: each hold is one of so many permits. All clients have to name the same number. */
+    public NamedLock semaphore(String name, int permits) {
+        return lock(LockSpec.builder(name).limit(permits).build());
+    }
+
+    /** A re-entrant lock of the current thread, as {@code java.util.concurrent.locks} has them. */
+    public FencedLock fencedLock(String name) {
+        return fencedLock(LockSpec.of(name));
+    }
+
+    /** A re-entrant lock of the current thread on these terms. */
+    public FencedLock fencedLock(LockSpec spec) {
+        if (spec.names().size() != 1 || spec.limit() > 1) {
+            throw new IllegalArgumentException("a lock of a thread has one name and is a mutex or shared");
+        }
+        return new FencedLock(this, spec);
+    }
+
+    /** A lock for readers and a writer, whose two locks are re-entrant and belong to threads. */
+    public FencedReadWriteLock readWriteLock(String name) {
+        return new FencedReadWriteLock(fencedLock(LockSpec.builder(name).shared().build()), fencedLock(name));
+    }
+
+    /**
+     * Takes part in the election of a leader until the returned object is closed.
+     *
+     * @param name the election's name, a key of the server
+     * @param value what {@link #leader} tells of this candidate, such as its address; at most 400 bytes
+     * @param onElected is called with the term's hold when this candidate leads; its fence is the term's number
+     * @param onLost is called when it leads no more without having been closed
+     */
+    public Election elect(String name, String value, Consumer<Hold> onElected, Consumer<LossReason> onLost) {
+        LockSpec spec = LockSpec.builder(name).lease(Duration.ofSeconds(5)).label(value).build();
+        return new Election(lock(spec), onElected, onLost);
+    }
+
+    /** Who leads, by the server's word of now. */
+    public Optional<Election.Leader> leader(String name) {
+        return info(name).filter(info -> !info.holders().isEmpty()).map(info -> Election.Leader.of(info.holders().get(0)));
+    }
+
+    /** Calls back with the leader of now, and whenever another one is seen; it looks every second. */
+    public AutoCloseable observe(String name, Consumer<Optional<Election.Leader>> onChange) {
+        return new Election.Observer(this, name, onChange);
+    }
+
+    /** What the server says of a lock; empty if it is neither held nor waited for. */
+    public Optional<LockInfo> info(String name) {
+        Object reply = await(query(name, List.of("LOCK.INFO", name)));
+        return reply == null ? Optional.empty() : Optional.of(Inspect.info(reply));
+    }
+
+    /** Who waits for a lock, in order; at most 1,000. */
+    public List<LockInfo.Waiter> waiters(String name) {
+        return Inspect.waiters(await(query(name, List.of("LOCK.WAITERS", name))));
+    }
+
+    /** Breaks a lock, whoever holds it. Returns whether it was held. */
+    public boolean force(String name) {
+        boolean forced = await(query(name, List.of("LOCK.FORCE", name))) instanceof Long broken && broken > 0;
+        for (Acquisition acquisition : held) {
+            if (acquisition.spec.names().contains(name)) {
+                CompletableFuture<Boolean> checked = new CompletableFuture<>();
+                serial.run(() -> acquisition.check(checked));
+                checked.completeOnTimeout(true, timeout, TimeUnit.NANOSECONDS).handle((still, why) -> null).join();
+            }
+        }
+        return forced;
+    }
+
+    /** What this client holds now, for inspection. */
+    public List<HeldLock> holds() {
+        return held.stream().filter(Acquisition::isHeld).map(it -> new HeldLock(it.spec.names(), it.owner, it.token, Duration.ofNanos(Math.max(0, it.certain - Serial.now())))).toList();
+    }
+
+    /**
+     * A lock that this client holds.
+     *
+     * @param remaining for how long it is certain
+     */
+    public record HeldLock(List<String> names, String owner, long fence, Duration remaining) {}
+
+    /** Cancels what waits and releases what is held; returns after at most two seconds. */
+    @Override
+    public void close() {
+        if (!closed.compareAndSet(false, true)) {
+            return;
+        }
+        CompletableFuture<Void> drained = new CompletableFuture<>();
+        serial.run(() -> {
+            new ArrayList<>(acquisitions).forEach(it -> it.cancel(new HoldfastException("the client was closed", null)));
+            drain(drained);
+        });
+        drained.completeOnTimeout(null, CLOSING_MS, TimeUnit.MILLISECONDS).join();
+        shut = true;
+        CompletableFuture<Void> ended = new CompletableFuture<>();
+        serial.run(() -> {
+            pools.values().forEach(Pool::close);
+            ended.complete(null);
+        });
+        ended.completeOnTimeout(null, CLOSING_MS, TimeUnit.MILLISECONDS).join();
+        serial.close();
+        worker.shutdown();
+        connector.close();
+        try {
+            Runtime.getRuntime().removeShutdownHook(hook);
+        } catch (IllegalStateException exiting) {
+            LOG.debug("closed by the exit of the program");
+        }
+    }
+
+    private void drain(CompletableFuture<Void> drained) {
+        if (acquisitions.isEmpty() || shut) {
+            drained.complete(null);
+        } else {
+            serial.after(2_000_000, () -> drain(drained));
+        }
+    }
+
+    boolean isClosed() {
+        return closed.get();
+    }
+
+    boolean isShut() {
+        return shut;
+    }
+
+    // ---- What acquisitions use; in steps ----
+
+    Acquisition start(LockSpec spec, long wait, @Nullable String actor) {
+        String owner = actor != null ? actor + "##" + random() : spec.label() != null ? spec.label() + "#" + random() : random();
+        Acquisition acquisition = new Acquisition(this, spec, owner, wait, spec.lease() == null ? lease : spec.lease());
+        serial.run(acquisition::begin);
+        return acquisition;
+    }
+
+    Pool poolOf(int slot) {
+        Node node = connector.isCluster() ? moved.get(slot) : Node.PRIMARY;
+        return pool(node == null ? connector.locate(slot) : node);
+    }
+
+    Pool pool(Node node) {
+        return pools.computeIfAbsent(node, it -> new Pool(this, it));
+    }
+
+    /** A connection to the node broke, or could not be opened: its slots may be elsewhere now. */
+    void connectionLost(Node node) {
+        moved.values().removeIf(node::equals);
+        connector.refresh();
+    }
+
+    /** Where a redirect points; null if the error is none. */
+    @Nullable Node redirect(RedisError error) {
+        String[] parts = error.message().split(" ");
+        if (!connector.isCluster() || parts.length < 3 || !(parts[0].equals("MOVED") || parts[0].equals("ASK"))) {
+            return null;
+        }
+        int colon = parts[2].lastIndexOf(':');
+        Node node = new Node(parts[2].substring(0, colon), Integer.parseInt(parts[2].substring(colon + 1)));
+        if (parts[0].equals("MOVED")) {
+            moved.put(Integer.parseInt(parts[1]), node);
+        }
+        return node;
+    }
+
+    /** An error that says that the node may not be the primary any more. */
+    void lookAgain(RedisError error, @Nullable Pool pool, Pool.@Nullable Connection connection) {
+        switch (error.code()) {
+            case "READONLY", "UNBLOCKED" -> {
+                if (pool != null && connection != null) {
+                    pool.dropIdle();
+                    connection.close(new UnavailableException("the primary may have changed", null));
+                }
+                connectionLost(pool == null ? Node.PRIMARY : pool.node);
+            }
+            case "MASTERDOWN", "CLUSTERDOWN" -> connector.refresh();
+            default -> { }
+        }
+    }
+
+    void queueHere(Acquisition acquisition) {
+        Deque<Acquisition> queue = queues.computeIfAbsent(acquisition.spec.title(), name -> new ArrayDeque<>());
+        queue.add(acquisition);
+        acquisition.delayed = queue.size() > 1;
+        if (!acquisition.delayed) {
+            acquisition.isOldest();
+        }
+    }
+
+    void leaveQueue(Acquisition acquisition) {
+        String name = acquisition.spec.title();
+        Deque<Acquisition> queue = queues.get(name);
+        boolean first = queue.peek() == acquisition;
+        queue.remove(acquisition);
+        if (queue.isEmpty()) {
+            queues.remove(name);
+        } else if (first) {
+            serial.run(queue.peek()::isOldest);
+        }
+    }
+
+    /** Sends a command that may be repeated, and repeats it within the client's timeout. */
+    CompletableFuture<@Nullable Object> ask(int slot, List<?> command) {
+        CompletableFuture<@Nullable Object> told = new CompletableFuture<>();
+        new Query(slot, command, told, Serial.now() + timeout).begin();
+        return told;
+    }
+
+    private CompletableFuture<@Nullable Object> query(String name, List<?> command) {
+        if (isClosed()) {
+            throw new IllegalStateException("the client is closed");
+        }
+        CompletableFuture<@Nullable Object> told = new CompletableFuture<>();
+        int slot = connector.isCluster() ? Reply.slot(Reply.command(name)[0]) : 0;
+        serial.run(() -> ask(slot, command).whenComplete((reply, why) -> {
+            if (why == null) {
+                told.complete(reply);
+            } else {
+                told.completeExceptionally(why);
+            }
+        }));
+        return told;
+    }
+
+    private final class Query extends Request {
+        private final int slot;
+        private final List<?> command;
+        private final CompletableFuture<@Nullable Object> told;
+        private final long until;
+        private final Pool pool;
+
+        Query(int slot, List<?> command, CompletableFuture<@Nullable Object> told, long until) {
+            super(OTHER);
+            this.slot = slot;
+            this.command = command;
+            this.told = told;
+            this.until = until;
+            pool = poolOf(slot);
+        }
+
+        void begin() {
+            serial.after(Math.min(1_000_000_000L, until - Serial.now()), () -> pool.abandon(this, "no answer to " + command.get(0)));
+            pool.submit(this);
+        }
+
+        @Override
+        List<byte[][]> write(long now) {
+            return List.<byte[][]>of(Reply.command(command));
+        }
+
+        @Override
+        void answered(int index, @Nullable Object reply) {
+            if (reply instanceof RedisError error) {
+                boolean passes = redirect(error) != null || Reply.passes(error);
+                lookAgain(error, pool, connection);
+                again(Reply.exception(error), passes);
+            } else {
+                told.complete(reply);
+            }
+        }
+
+        @Override
+        void failed(Throwable why) {
+            again(why, !Reply.isFatal(why));
+        }
+
+        private void again(Throwable why, boolean passes) {
+            if (passes && Serial.now() < until && !isShut()) {
+                serial.after(pool.pause(lease.toNanos()), () -> new Query(slot, command, told, until).begin());
+            } else {
+                told.completeExceptionally(passes ? new UnavailableException(command.get(0) + ": no answer of the server in time", why) : why);
+            }
+        }
+    }
+
+    void callback(Runnable action) {
+        try {
+            callbacks.execute(() -> {
+                try {
+                    action.run();
+                } catch (RuntimeException why) {
+                    LOG.error("a callback of the application failed", why);
+                }
+            });
+        } catch (RejectedExecutionException why) {
+            LOG.debug("the client is closed: a callback is left out");
+        }
+    }
+
+    void tell(Consumer<HoldfastListener> event) {
+        if (!listeners.isEmpty()) {
+            callback(() -> listeners.forEach(event));
+        }
+    }
+
+    // ---- Waiting for what a step completes ----
+
+    /** Waits, whatever the thread's interrupt status; what is waited for ends within a bounded time. */
+    static <T> @Nullable T await(CompletableFuture<@Nullable T> future) {
+        boolean interrupted = false;
+        try {
+            while (true) {
+                try {
+                    return result(future);
+                } catch (InterruptedException why) {
+                    interrupted = true;
+                }
+            }
+        } finally {
+            if (interrupted) {
+                Thread.currentThread().interrupt();
+            }
+        }
+    }
+
+    static <T> @Nullable T result(CompletableFuture<@Nullable T> future) throws InterruptedException {
+        try {
+            return future.get();
+        } catch (ExecutionException why) {
+            if (why.getCause() instanceof RuntimeException cause) {
+                cause.fillInStackTrace();
+                throw cause;
+            }
+            throw new HoldfastException(String.valueOf(why.getCause().getMessage()), why.getCause());
+        }
+    }
+
+    static ThreadFactory threads(String name) {
+        return task -> {
+            Thread thread = new Thread(task, name);
+            thread.setDaemon(true);
+            return thread;
+        };
+    }
+
+    /** 128 bits from the operating system's generator (B1). */
+    static String random() {
+        byte[] bytes = new byte[16];
+        RANDOM.nextBytes(bytes);
+        return HexFormat.of().formatHex(bytes);
+    }
+
+    /** Builds a client. */
+    public static final class Builder {
+        private final RedisConnector connector;
+        private final List<HoldfastListener> listeners = new ArrayList<>();
+        private int maxConnections = 32;
+        private Duration lease = Duration.ofSeconds(10);
+        private Duration timeout = Duration.ofSeconds(5);
+        private @Nullable Executor callbacks;
+
+        private Builder(RedisConnector connector) {
+            this.connector = connector;
+        }
+
+        /** At most so many connections to a node, at least 3 (default 32). */
+        public Builder maxConnections(int maxConnections) {
+            if (maxConnections < 3) {
+                throw new IllegalArgumentException("at least 3 connections, not " + maxConnections);
+            }
+            this.maxConnections = maxConnections;
+            return this;
+        }
+
+        /** The lease of locks that name none (default 10 s). A killed process blocks others for at most that long. */
+        public Builder lease(Duration lease) {
+            this.lease = LockSpec.builder("any").lease(lease).build().lease();
+            return this;
+        }
+
+        /** Bounds calls that have no time of their own: tries, releases, renewals, questions (default 5 s). */
+        public Builder timeout(Duration timeout) {
+            this.timeout = timeout;
+            return this;
+        }
+
+        /** Where callbacks of the application run (default: daemon threads of the client). */
+        public Builder callbacks(Executor callbacks) {
+            this.callbacks = callbacks;
+            return this;
+        }
+
+        /** Adds hooks for metrics and logs. */
+        public Builder listener(HoldfastListener listener) {
+            listeners.add(listener);
+            return this;
+        }
+
+        public Holdfast build() {
+            return new Holdfast(this);
+        }
+    }
+}

@@ -1,0 +1,103 @@
+package holdfast;
+
+import static java.nio.charset.StandardCharsets.UTF_8;
+
+import holdfast.spi.RedisError;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.Set;
+import java.time.Duration;
+import org.jspecify.annotations.Nullable;
+
+/** How commands are written and replies are read. */
+final class Reply {
+    private static final Set<String> FATAL = Set.of("ERR", "DEADLOCK", "WRONGTYPE", "NOAUTH", "WRONGPASS", "NOPERM");
+    private static final List<String> PASSING = List.of("too many waiters", "being confirmed", "max number of clients reached");
+
+    private Reply() {}
+
+    static byte[][] command(Object... parts) {
+        return command(List.of(parts));
+    }
+
+    static byte[][] command(List<?> parts) {
+        byte[][] command = new byte[parts.size()][];
+        for (int i = 0; i < command.length; i++) {
+            command[i] = parts.get(i) instanceof byte[] bytes ? bytes : parts.get(i).toString().getBytes(UTF_8);
+        }
+        return command;
+    }
+
+    static @Nullable String text(@Nullable Object reply) {
+        return reply instanceof byte[] bytes ? new String(bytes, UTF_8) : reply == null ? null : reply.toString();
+    }
+
+    static Map<String, Object> map(@Nullable Object reply) {
+        Map<String, Object> map = new LinkedHashMap<>();
+        if (reply instanceof List<?> list) {
+            for (int i = 0; i + 1 < list.size(); i += 2) {
+                map.put(String.valueOf(text(list.get(i))), list.get(i + 1));
+            }
+        }
+        return map;
+    }
+
+    static Optional<Long> number(@Nullable Object reply) {
+        return reply instanceof Long number ? Optional.of(number) : Optional.empty();
+    }
+
+    /** A time in ms; -1 means that there is no end. */
+    static Optional<Duration> time(@Nullable Object reply) {
+        return number(reply).filter(ms -> ms >= 0).map(Duration::ofMillis);
+    }
+
+    /** Whether the same request may succeed later. */
+    static boolean passes(RedisError error) {
+        return !FATAL.contains(error.code()) || PASSING.stream().anyMatch(error.message()::contains);
+    }
+
+    /** Whether repeating a request that failed in this way would be in vain. */
+    static boolean isFatal(Throwable why) {
+        return why instanceof HoldfastException && !(why instanceof UnavailableException);
+    }
+
+    static HoldfastException exception(RedisError error) {
+        if (error.code().equals("DEADLOCK")) {
+            return new DeadlockException(error.message());
+        }
+        if (error.message().contains("unknown command") && error.message().contains("LOCK.")) {
+            return new ModuleNotLoadedException("the server has no module holdfast: load it with `loadmodule …/libholdfast.so` in its configuration (" + error.message() + ")");
+        }
+        return passes(error) ? new UnavailableException(error.message(), null) : new HoldfastException(error.message(), null);
+    }
+
+    /** The slot of a key in a cluster: CRC16 of what stands between the first braces, or of the whole key. */
+    static int slot(byte[] key) {
+        int from = 0;
+        int to = key.length;
+        for (int i = 0; i < key.length; i++) {
+            if (key[i] == '{') {
+                for (int j = i + 1; j < key.length; j++) {
+                    if (key[j] == '}') {
+                        if (j > i + 1) {
+                            from = i + 1;
+                            to = j;
+                        }
+                        break;
+                    }
+                }
+                break;
+            }
+        }
+        int crc = 0;
+        for (int i = from; i < to; i++) {
+            crc ^= (key[i] & 0xff) << 8;
+            for (int bit = 0; bit < 8; bit++) {
+                crc = (crc & 0x8000) != 0 ? (crc << 1) ^ 0x1021 : crc << 1;
+            }
+        }
+        return crc & 0x3fff;
+    }
+}

@@ -1,0 +1,108 @@
+package holdfast;
+
+import java.util.PriorityQueue;
+import java.util.Queue;
+import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.ScheduledThreadPoolExecutor;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.jspecify.annotations.Nullable;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * Runs the steps of a client's state machine one after another, on whatever thread brings an input, and its timers.
+ *
+ * <p>A thread that finds another one at it leaves its step there and goes on, so nothing ever blocks: no thread waits for a monitor,
+ * and no virtual thread is pinned. Steps are short and run no code of the application.
+ */
+final class Serial {
+    private static final Logger LOG = LoggerFactory.getLogger(Holdfast.class);
+    private static final long BASE = System.nanoTime();
+
+    /** Something to be done at a time. */
+    static final class Timer implements Comparable<Timer> {
+        final long at;
+        private @Nullable Runnable step;
+
+        Timer(long at, Runnable step) {
+            this.at = at;
+            this.step = step;
+        }
+
+        void cancel() {
+            step = null;
+        }
+
+        @Override
+        public int compareTo(Timer other) {
+            return Long.compare(at, other.at);
+        }
+    }
+
+    private final Queue<Runnable> steps = new ConcurrentLinkedQueue<>();
+    private final AtomicInteger pending = new AtomicInteger();
+    private final PriorityQueue<Timer> timers = new PriorityQueue<>();
+    private final ScheduledThreadPoolExecutor clock;
+    private long armed = Long.MAX_VALUE;
+
+    Serial() {
+        clock = new ScheduledThreadPoolExecutor(1, Holdfast.threads("holdfast-timer"));
+        clock.setExecuteExistingDelayedTasksAfterShutdownPolicy(false);
+    }
+
+    /** The monotonic clock in ns, from an origin of its own. */
+    static long now() {
+        return System.nanoTime() - BASE;
+    }
+
+    void run(Runnable step) {
+        steps.add(step);
+        if (pending.getAndIncrement() == 0) {
+            do {
+                attempt(steps.remove());
+            } while (pending.decrementAndGet() != 0);
+        }
+    }
+
+    private static void attempt(Runnable step) {
+        try {
+            step.run();
+        } catch (RuntimeException | Error why) {
+            LOG.error("a step of the client failed", why);
+        }
+    }
+
+    /** To be called in a step only, as {@link Timer#cancel}. */
+    Timer after(long nanos, Runnable step) {
+        Timer timer = new Timer(now() + Math.max(0, nanos), step);
+        timers.add(timer);
+        arm();
+        return timer;
+    }
+
+    private void arm() {
+        while (!timers.isEmpty() && timers.peek().step == null) {
+            timers.remove();
+        }
+        if (!timers.isEmpty() && timers.peek().at < armed && !clock.isShutdown()) {
+            armed = timers.peek().at;
+            clock.schedule(() -> run(this::fire), Math.max(0, armed - now()), TimeUnit.NANOSECONDS);
+        }
+    }
+
+    private void fire() {
+        armed = Long.MAX_VALUE;
+        while (!timers.isEmpty() && timers.peek().at <= now()) {
+            Runnable step = timers.remove().step;
+            if (step != null) {
+                attempt(step);
+            }
+        }
+        arm();
+    }
+
+    void close() {
+        clock.shutdownNow();
+    }
+}

@@ -1,0 +1,664 @@
+package holdfast;
+
+import static holdfast.testing.FakeServer.CUT;
+import static holdfast.testing.FakeServer.NIL;
+import static holdfast.testing.FakeServer.SILENCE;
+import static holdfast.testing.FakeServer.granted;
+import static org.assertj.core.api.Assertions.assertThat;
+import static org.assertj.core.api.Assertions.assertThatThrownBy;
+import static org.awaitility.Awaitility.await;
+
+import holdfast.testing.FakeServer;
+import holdfast.testing.SocketConnector;
+import java.io.IOException;
+import java.time.Duration;
+import java.util.List;
+import java.util.Optional;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CopyOnWriteArrayList;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.ValueSource;
+
+/** Each cell of the table of states and inputs in {@code docs/client-protocol.md}, against a server that follows a script. */
+@Timeout(30)
+class StateMachineTest {
+    private static final Duration WAIT = Duration.ofSeconds(5);
+    private static final String ACQUIRE = "LOCK.ACQUIRE";
+    private static final String RENEW = "LOCK.RENEW";
+    private static final String RELEASE = "LOCK.RELEASE";
+
+    private FakeServer server;
+    private SocketConnector connector;
+    private Holdfast client;
+
+    @BeforeEach
+    void start() throws IOException {
+        server = new FakeServer();
+        connector = new SocketConnector(server.port());
+        client = Holdfast.builder(connector).timeout(Duration.ofSeconds(3)).build();
+    }
+
+    @AfterEach
+    void stop() throws IOException {
+        client.close();
+        server.close();
+    }
+
+    private NamedLock lease(int ms) {
+        return client.lock(LockSpec.builder("k").lease(Duration.ofMillis(ms)).build());
+    }
+
+    private NamedLock plain(int ms) {
+        return client.lock(LockSpec.builder("k").lease(Duration.ofMillis(ms)).renew(false).build());
+    }
+
+    private List<FakeServer.Command> eventually(String name, int count) {
+        await().atMost(10, TimeUnit.SECONDS).until(() -> server.read(name).size() >= count);
+        return server.read(name);
+    }
+
+    private FakeServer.Command withdrawal() {
+        await().atMost(10, TimeUnit.SECONDS).until(() -> server.read(RELEASE).stream().anyMatch(it -> it.has("ALL")));
+        return server.read(RELEASE).stream().filter(it -> it.has("ALL")).findFirst().orElseThrow();
+    }
+
+    // ---- Waiting ----
+
+    @Test
+    void token_makes_the_lock_held() throws Exception {
+        Hold hold = client.lock("k").acquire(WAIT);
+        assertThat(hold.fence()).isEqualTo(1000);
+        assertThat(hold.isHeld()).isTrue();
+        assertThat(hold.remaining()).isBetween(Duration.ofSeconds(8), Duration.ofMillis(9900));
+        FakeServer.Command acquire = server.read(ACQUIRE).get(0);
+        assertThat(acquire.words()).containsSequence("HOLDS", "1").containsSequence("LEASE", "10000").contains("WITHWAITED").doesNotContain("WAITED");
+        assertThat(acquire.number("WAIT")).isBetween(4000L, 5000L);
+        assertThat(acquire.owner()).matches("[0-9a-f]{32}");
+    }
+
+    @Test
+    void later_elements_of_the_reply_are_ignored() throws Exception {
+        server.next(ACQUIRE, "*3\r\n:1000\r\n:0\r\n$1\r\nx\r\n");
+        assertThat(client.lock("k").acquire(WAIT).isHeld()).isTrue();
+    }
+
+    @Test
+    void version_is_asked_once_before_the_first_acquisition() throws Exception {
+        client.lock("k").acquire(WAIT).release();
+        client.lock("k").acquire(WAIT).release();
+        assertThat(server.commands.get(0).name()).isEqualTo("LOCK.VERSION");
+        assertThat(server.read("LOCK.VERSION")).hasSize(1);
+    }
+
+    @Test
+    void nil_to_a_try_is_not_acquired() {
+        server.next(ACQUIRE, NIL);
+        assertThat(client.lock("k").tryAcquire()).isEmpty();
+        assertThat(server.read(ACQUIRE).get(0).words()).doesNotContain("WAIT", "WAITED");
+        assertThat(server.read(RELEASE)).isEmpty();
+    }
+
+    @Test
+    void nil_to_a_wait_is_not_acquired() {
+        server.next(ACQUIRE, NIL);
+        assertThatThrownBy(() -> client.lock("k").acquire(WAIT)).isInstanceOf(NotAcquiredException.class);
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"LOADING x", "BUSY x", "TRYAGAIN x", "MASTERDOWN x", "MISCONF x", "NOREPLICAS x", "CLUSTERDOWN x", "OOM x", "UNCONFIRMED x", "READONLY x", "UNBLOCKED x",
+        "ERR too many waiters", "ERR another request is being confirmed", "ERR max number of clients reached", "NEWCODE x"})
+    void passing_error_is_asked_again_after_a_pause(String error) throws Exception {
+        server.next(ACQUIRE, "-" + error + "\r\n", "-" + error + "\r\n", granted(7, 0));
+        Hold hold = client.lock("k").acquire(WAIT);
+        assertThat(hold.fence()).isEqualTo(7);
+        List<FakeServer.Command> asked = server.read(ACQUIRE);
+        assertThat(asked).hasSize(3);
+        assertThat(asked.stream().map(FakeServer.Command::owner).distinct()).hasSize(1);
+        assertThat(asked.get(2).at() - asked.get(0).at()).isGreaterThan(20_000_000L);
+        assertThat(asked.get(2).has("WAITED")).isTrue();
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"DEADLOCK a cycle", "WRONGTYPE x", "NOPERM x", "NOAUTH x", "ERR bad"})
+    void fatal_error_is_reported_at_once(String error) {
+        server.next(ACQUIRE, "-" + error + "\r\n");
+        assertThatThrownBy(() -> client.lock("k").acquire(WAIT)).isInstanceOf(error.startsWith("DEADLOCK") ? DeadlockException.class : HoldfastException.class).hasMessageContaining(error);
+        assertThat(server.read(ACQUIRE)).hasSize(1);
+        assertThat(server.read(RELEASE)).isEmpty();
+    }
+
+    @Test
+    void end_of_file_is_asked_again_over_another_connection_with_waited() throws Exception {
+        server.next(ACQUIRE, CUT, granted(7, 0));
+        assertThat(client.lock("k").acquire(WAIT).fence()).isEqualTo(7);
+        List<FakeServer.Command> asked = server.read(ACQUIRE);
+        assertThat(asked.get(1).connection()).isNotEqualTo(asked.get(0).connection());
+        assertThat(asked.get(1).owner()).isEqualTo(asked.get(0).owner());
+        assertThat(asked.get(1).number("WAIT")).isLessThanOrEqualTo(asked.get(0).number("WAIT"));
+    }
+
+    @Test
+    void silence_of_a_wait_is_asked_again_after_two_seconds_and_takes_over_the_place() throws Exception {
+        server.next(ACQUIRE, SILENCE);
+        CompletableFuture<Hold> pending = client.lock("k").acquireAsync(WAIT);
+        server.always(ACQUIRE, SILENCE);
+        List<FakeServer.Command> asked = eventually(ACQUIRE, 2);
+        assertThat(asked.get(1).connection()).isNotEqualTo(asked.get(0).connection());
+        assertThat(asked.get(1).at() - asked.get(0).at()).isGreaterThan(1_900_000_000L);
+        assertThat(asked.get(1).number("WAITED")).isGreaterThanOrEqualTo(1990);
+        server.answer(asked.get(0).connection(), "-SUPERSEDED by another request\r\n");
+        server.answer(asked.get(1).connection(), granted(9, 5));
+        assertThat(pending.get().fence()).isEqualTo(9);
+        assertThat(server.isOpen(asked.get(0).connection())).isTrue();
+        // Nothing broke: the release needs no withdrawal.
+        pending.get().release();
+        assertThat(server.read(RELEASE)).hasSize(1);
+    }
+
+    @Test
+    void connection_that_is_not_superseded_is_closed_after_a_second() throws Exception {
+        server.always(ACQUIRE, SILENCE);
+        CompletableFuture<Hold> pending = client.lock("k").acquireAsync(WAIT);
+        List<FakeServer.Command> asked = eventually(ACQUIRE, 2);
+        await().atMost(5, TimeUnit.SECONDS).until(() -> !server.isOpen(asked.get(0).connection()));
+        server.answer(asked.get(1).connection(), granted(9, 5));
+        Hold hold = pending.get();
+        hold.release();
+        // A stale request may be in the queue: withdrawn in the pipeline of the release.
+        List<FakeServer.Command> released = server.read(RELEASE);
+        assertThat(released.get(0).words()).containsSequence("TOKEN", "9");
+        assertThat(eventually(RELEASE, 2).get(1).has("ALL")).isTrue();
+    }
+
+    @Test
+    void superseded_only_request_is_asked_again() throws Exception {
+        server.next(ACQUIRE, "-SUPERSEDED x\r\n", granted(3, 0));
+        assertThat(client.lock("k").acquire(WAIT).fence()).isEqualTo(3);
+    }
+
+    @Test
+    void cancel_returns_at_once_and_withdraws_over_another_connection() throws Exception {
+        server.always(ACQUIRE, SILENCE);
+        CompletableFuture<Hold> pending = client.lock("k").acquireAsync(WAIT);
+        FakeServer.Command asked = eventually(ACQUIRE, 1).get(0);
+        pending.cancel(true);
+        assertThat(pending).isCancelled();
+        FakeServer.Command withdrawn = withdrawal();
+        assertThat(withdrawn.owner()).isEqualTo(asked.owner());
+        assertThat(withdrawn.connection()).isNotEqualTo(asked.connection());
+        server.answer(asked.connection(), NIL);
+        // Its connection is good again.
+        server.always(ACQUIRE, granted(5, 0));
+        client.lock("k").acquire(WAIT);
+        assertThat(server.isOpen(asked.connection())).isTrue();
+        assertThat(server.read(RELEASE)).hasSize(1);
+    }
+
+    @Test
+    void interrupted_acquire_throws_and_withdraws() throws Exception {
+        server.always(ACQUIRE, SILENCE);
+        CompletableFuture<Throwable> thrown = new CompletableFuture<>();
+        Thread thread = new Thread(() -> {
+            try {
+                client.lock("k").acquire(WAIT);
+            } catch (Throwable why) {
+                thrown.complete(why);
+            }
+        });
+        thread.start();
+        eventually(ACQUIRE, 1);
+        thread.interrupt();
+        assertThat(thrown.get()).isInstanceOf(InterruptedException.class);
+        withdrawal();
+    }
+
+    @Test
+    void token_that_release_all_has_overtaken_is_released_once_more() throws Exception {
+        server.always(ACQUIRE, SILENCE);
+        server.always(RELEASE, NIL);
+        CompletableFuture<Hold> pending = client.lock("k").acquireAsync(WAIT);
+        FakeServer.Command asked = eventually(ACQUIRE, 1).get(0);
+        pending.cancel(true);
+        eventually(RELEASE, 1);
+        server.answer(asked.connection(), granted(5, 0));
+        assertThat(eventually(RELEASE, 2)).allMatch(it -> it.has("ALL"));
+    }
+
+    @Test
+    void time_over_is_not_acquired_after_250_ms_and_withdrawn() {
+        server.always(ACQUIRE, SILENCE);
+        long began = System.nanoTime();
+        assertThatThrownBy(() -> client.lock("k").acquire(Duration.ofMillis(300))).isInstanceOf(NotAcquiredException.class);
+        assertThat(System.nanoTime() - began).isGreaterThan(500_000_000L);
+        withdrawal();
+    }
+
+    @Test
+    void no_acquire_is_sent_when_the_time_is_over() throws Exception {
+        server.always(ACQUIRE, "-LOADING x\r\n");
+        assertThatThrownBy(() -> client.lock("k").acquire(Duration.ofMillis(300))).isInstanceOf(NotAcquiredException.class).hasRootCauseMessage("LOADING x");
+        int asked = server.read(ACQUIRE).size();
+        assertThat(asked).isBetween(2, 20);
+        client.lock("other").info();
+        assertThat(server.read(ACQUIRE)).hasSize(asked);
+    }
+
+    @Test
+    void try_against_an_unreachable_server_throws_within_the_timeout() throws Exception {
+        server.close();
+        assertThatThrownBy(() -> client.lock("k").tryAcquire()).isInstanceOf(UnavailableException.class);
+        assertThatThrownBy(() -> client.lock("k").acquire(Duration.ofMillis(200))).isInstanceOf(NotAcquiredException.class);
+    }
+
+    @Test
+    void acquisition_that_ends_after_a_broken_connection_is_withdrawn_until_it_was_answered_twice() {
+        server.next(ACQUIRE, CUT, NIL);
+        assertThatThrownBy(() -> client.lock("k").acquire(WAIT)).isInstanceOf(NotAcquiredException.class);
+        List<FakeServer.Command> released = eventually(RELEASE, 2);
+        assertThat(released).allMatch(it -> it.has("ALL"));
+        assertThat(released.get(1).at() - released.get(0).at()).isGreaterThan(900_000_000L);
+    }
+
+    @Test
+    void grant_that_is_read_late_is_renewed_before_it_counts() throws Exception {
+        server.next(ACQUIRE, SILENCE);
+        CompletableFuture<Hold> pending = lease(600).acquireAsync(WAIT);
+        FakeServer.Command asked = eventually(ACQUIRE, 1).get(0);
+        await().pollDelay(400, TimeUnit.MILLISECONDS).until(() -> true);
+        server.answer(asked.connection(), granted(1000, 0));
+        assertThat(pending.get().remaining()).isGreaterThan(Duration.ofMillis(300));
+        assertThat(server.read(RENEW).get(0).words()).containsSequence("TOKEN", "1000").containsSequence("LEASE", "600");
+    }
+
+    @Test
+    void waited_counts_for_the_certainty() throws Exception {
+        server.next(ACQUIRE, SILENCE);
+        CompletableFuture<Hold> pending = lease(10_000).acquireAsync(WAIT);
+        FakeServer.Command asked = eventually(ACQUIRE, 1).get(0);
+        await().pollDelay(700, TimeUnit.MILLISECONDS).until(() -> true);
+        server.answer(asked.connection(), granted(1000, 690));
+        assertThat(pending.get().remaining()).isGreaterThan(Duration.ofMillis(9700));
+    }
+
+    // ---- Held and renewing ----
+
+    @Test
+    void held_lock_is_renewed_at_every_quarter_of_the_lease() throws Exception {
+        Hold hold = lease(400).acquire(WAIT);
+        List<FakeServer.Command> renewed = eventually(RENEW, 3);
+        assertThat(renewed.get(0).words()).containsSequence("TOKEN", "1000").containsSequence("LEASE", "400");
+        assertThat(renewed.get(1).at() - renewed.get(0).at()).isBetween(60_000_000L, 1_000_000_000L);
+        assertThat(hold.isHeld()).isTrue();
+        hold.release();
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {NIL, "-WRONGTYPE x\r\n"})
+    void renewal_that_finds_nothing_is_a_loss_that_is_told_once(String answer) throws Exception {
+        List<LossReason> told = new CopyOnWriteArrayList<>();
+        Hold hold = lease(400).acquire(WAIT);
+        hold.onLost(told::add);
+        server.always(RENEW, answer);
+        await().until(() -> told.size() == 1);
+        assertThat(told.get(0)).isEqualTo(answer.equals(NIL) ? LossReason.REMOVED : LossReason.CHANGED);
+        assertThat(hold.isHeld()).isFalse();
+        assertThat(hold.remaining()).isZero();
+        assertThatThrownBy(hold::release).isInstanceOf(LockLostException.class);
+        assertThat(eventually(RELEASE, 1)).hasSize(1);
+        assertThat(told).hasSize(1);
+        hold.onLost(told::add);
+        await().until(() -> told.size() == 2);
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"-UNCONFIRMED x\r\n", "-LOADING x\r\n", "-ERR strange\r\n", CUT, SILENCE})
+    void renewal_that_fails_is_repeated_while_the_hold_is_certain(String answer) throws Exception {
+        Hold hold = lease(1200).acquire(WAIT);
+        server.next(RENEW, answer, answer);
+        assertThat(eventually(RENEW, 3)).allMatch(it -> it.words().containsAll(List.of("TOKEN", "1000")));
+        await().until(() -> hold.remaining().compareTo(Duration.ofMillis(700)) > 0);
+        hold.release();
+    }
+
+    @Test
+    void hold_is_lost_when_its_certainty_is_over() throws Exception {
+        List<LossReason> told = new CopyOnWriteArrayList<>();
+        Hold hold = lease(600).acquire(WAIT);
+        hold.onLost(told::add);
+        server.always(RENEW, "-MISCONF x\r\n");
+        await().until(() -> told.equals(List.of(LossReason.EXPIRED)));
+        assertThat(hold.check()).isFalse();
+        assertThatThrownBy(hold::renew).isInstanceOf(LockLostException.class);
+    }
+
+    @Test
+    void plain_lease_is_not_renewed_and_ends() throws Exception {
+        Hold hold = plain(300).acquire(WAIT);
+        await().until(() -> hold.lossReason() == LossReason.EXPIRED);
+        assertThat(server.read(RENEW)).isEmpty();
+    }
+
+    @Test
+    void renewals_that_are_due_together_share_a_pipeline() throws Exception {
+        for (int i = 0; i < 40; i++) {
+            client.lock(LockSpec.builder("k" + i).lease(Duration.ofMillis(800)).build()).acquire(WAIT);
+        }
+        List<FakeServer.Command> renewed = eventually(RENEW, 160);
+        long connections = renewed.stream().skip(80).map(FakeServer.Command::connection).distinct().count();
+        assertThat(connections).isLessThan(10);
+    }
+
+    @Test
+    void renew_by_hand_may_shorten_the_lease() throws Exception {
+        Hold hold = plain(10_000).acquire(WAIT);
+        hold.renew(Duration.ofMillis(400));
+        assertThat(hold.remaining()).isLessThan(Duration.ofMillis(400));
+        await().until(() -> hold.lossReason() == LossReason.EXPIRED);
+    }
+
+    // ---- Releasing ----
+
+    @Test
+    void release_names_the_token_and_ends_the_renewals() throws Exception {
+        Hold hold = lease(400).acquire(WAIT);
+        eventually(RENEW, 1);
+        hold.release();
+        int renewals = server.read(RENEW).size();
+        assertThat(server.read(RELEASE).get(0).words()).containsSequence("TOKEN", "1000").doesNotContain("ALL");
+        await().pollDelay(300, TimeUnit.MILLISECONDS).until(() -> true);
+        assertThat(server.read(RENEW)).hasSize(renewals);
+        assertThatThrownBy(hold::release).isInstanceOf(IllegalStateException.class);
+        hold.close();
+    }
+
+    @Test
+    void nil_to_the_first_release_is_a_loss() throws Exception {
+        Hold hold = client.lock("k").acquire(WAIT);
+        server.next(RELEASE, NIL);
+        assertThatThrownBy(hold::release).isInstanceOf(LockLostException.class);
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {CUT, SILENCE})
+    void nil_to_a_repeated_release_is_released_if_it_was_certain(String first) throws Exception {
+        Hold hold = client.lock("k").acquire(WAIT);
+        server.next(RELEASE, first, NIL);
+        hold.release();
+        assertThat(server.read(RELEASE)).hasSize(2);
+    }
+
+    @Test
+    void release_that_was_never_written_is_no_attempt() throws Exception {
+        Hold hold = client.lock("k").acquire(WAIT);
+        connector.fails = true;
+        for (int connection : server.open()) {
+            server.cut(connection);
+        }
+        await().until(() -> server.open().isEmpty());
+        server.next(RELEASE, NIL);
+        CompletableFuture<Void> released = hold.releaseAsync();
+        await().until(() -> connector.opened.get() > 2);
+        connector.fails = false;
+        assertThatThrownBy(released::get).hasCauseInstanceOf(LockLostException.class);
+    }
+
+    @ParameterizedTest
+    @ValueSource(strings = {"-LOADING x\r\n", "-MISCONF x\r\n"})
+    void passing_error_to_a_release_is_repeated(String error) throws Exception {
+        Hold hold = client.lock("k").acquire(WAIT);
+        server.next(RELEASE, error);
+        hold.release();
+        assertThat(server.read(RELEASE)).hasSize(2);
+    }
+
+    @Test
+    void fatal_error_to_a_release_is_reported() throws Exception {
+        Hold hold = client.lock("k").acquire(WAIT);
+        server.next(RELEASE, "-NOPERM x\r\n");
+        assertThatThrownBy(hold::release).isInstanceOf(HoldfastException.class).hasMessageContaining("NOPERM");
+    }
+
+    @Test
+    void release_without_an_answer_ends_in_time_and_goes_on_in_the_background() throws Exception {
+        Hold hold = client.lock("k").acquire(WAIT);
+        server.always(RELEASE, SILENCE);
+        assertThatThrownBy(hold::release).isInstanceOf(UnavailableException.class);
+        server.always(RELEASE, ":1\r\n");
+        int before = server.read(RELEASE).size();
+        eventually(RELEASE, before + 1);
+    }
+
+    @Test
+    void late_reply_to_a_renewal_is_ignored_after_a_release() throws Exception {
+        Hold hold = lease(2000).acquire(WAIT);
+        server.always(RENEW, SILENCE);
+        FakeServer.Command renewal = eventually(RENEW, 1).get(0);
+        hold.release();
+        server.answer(renewal.connection(), NIL);
+        assertThat(hold.lossReason()).isNull();
+    }
+
+    @Test
+    void hold_at_least_raises_the_token_and_stops_renewing() throws Exception {
+        Hold hold = client.lock("k").acquire(WAIT);
+        hold.releaseAfter(Duration.ofSeconds(60));
+        assertThat(server.read(RENEW).get(0).words()).containsSequence("TOKEN", "1000", "FENCE", "1001", "LEASE", "60000");
+        assertThat(server.read(RELEASE)).isEmpty();
+    }
+
+    // ---- Several keys, options ----
+
+    @Test
+    void several_names_are_one_request_and_any_nil_is_a_loss() throws Exception {
+        server.always("LOCK.MRENEW", "*2\r\n:1000\r\n$-1\r\n").always("LOCK.MRELEASE", "*2\r\n:1\r\n:1\r\n");
+        Hold hold = client.lock(LockSpec.builder("a", "b").lease(Duration.ofMillis(600)).build()).acquire(WAIT);
+        assertThat(server.read("LOCK.MACQUIRE").get(0).words()).containsSequence("LOCK.MACQUIRE", "2", "a", "b");
+        await().until(() -> hold.lossReason() == LossReason.REMOVED);
+    }
+
+    @Test
+    void limit_shared_and_replicas_are_sent() throws Exception {
+        client.semaphore("s", 3).acquire(WAIT);
+        client.lock(LockSpec.builder("r").shared().build()).acquire(WAIT);
+        client.lock(LockSpec.builder("q").replicas(2).lease(Duration.ofMillis(600)).build()).acquire(WAIT);
+        List<FakeServer.Command> asked = server.read(ACQUIRE);
+        assertThat(asked.get(0).words()).containsSequence("LIMIT", "3");
+        assertThat(asked.get(1).words()).contains("SHARED");
+        assertThat(asked.get(2).words()).containsSequence("REPLICAS", "2");
+        assertThat(eventually(RENEW, 1).get(0).words()).containsSequence("REPLICAS", "2");
+    }
+
+    @Test
+    void ephemeral_hold_keeps_its_connection_and_is_lost_with_it() throws Exception {
+        Hold hold = client.lock(LockSpec.builder("e").ephemeral(true).lease(Duration.ofMillis(600)).build()).acquire(WAIT);
+        FakeServer.Command asked = server.read(ACQUIRE).get(0);
+        assertThat(asked.has("EPHEMERAL")).isTrue();
+        client.lock("other").acquire(WAIT).release();
+        assertThat(server.read(ACQUIRE).get(1).connection()).isNotEqualTo(asked.connection());
+        assertThat(eventually(RENEW, 1).get(0).connection()).isEqualTo(asked.connection());
+        server.cut(asked.connection());
+        await().until(() -> hold.lossReason() == LossReason.DISCONNECTED);
+    }
+
+    // ---- Waits in the client, and the pool ----
+
+    @Test
+    void only_the_oldest_wait_for_a_mutex_is_at_the_server() throws Exception {
+        server.always(ACQUIRE, SILENCE);
+        List<CompletableFuture<Hold>> pending = List.of(client.lock("k").acquireAsync(WAIT), client.lock("k").acquireAsync(WAIT), client.lock("k").acquireAsync(WAIT));
+        FakeServer.Command first = eventually(ACQUIRE, 1).get(0);
+        client.lock("x").info();
+        assertThat(server.read(ACQUIRE)).hasSize(1);
+        server.answer(first.connection(), granted(1, 0));
+        pending.get(0).get();
+        FakeServer.Command second = eventually(ACQUIRE, 2).get(1);
+        assertThat(second.has("WAITED")).isTrue();
+        pending.get(1).cancel(true);
+        assertThat(eventually(ACQUIRE, 3).get(2).owner()).isNotEqualTo(second.owner());
+        client.semaphore("s", 2).acquireAsync(WAIT);
+        client.semaphore("s", 2).acquireAsync(WAIT);
+        eventually(ACQUIRE, 5);
+    }
+
+    @Test
+    void waits_leave_two_connections_free() throws Exception {
+        client.close();
+        client = Holdfast.builder(connector).maxConnections(4).build();
+        server.always(ACQUIRE, SILENCE);
+        client.lock("a").acquireAsync(WAIT);
+        client.lock("b").acquireAsync(WAIT);
+        eventually(ACQUIRE, 2);
+        // A third wait asks once without WAIT, then with a short one.
+        server.next(ACQUIRE, NIL, NIL);
+        CompletableFuture<Hold> third = client.lock("c").acquireAsync(WAIT);
+        assertThat(eventually(ACQUIRE, 3).get(2).has("WAIT")).isFalse();
+        client.info("x");
+        FakeServer.Command poll = eventually(ACQUIRE, 4).get(3);
+        assertThat(poll.number("WAIT")).isEqualTo(100);
+        assertThat(poll.owner()).isEqualTo(server.read(ACQUIRE).get(2).owner());
+        // A place is free: it waits.
+        server.answer(server.read(ACQUIRE).get(0).connection(), granted(5, 0));
+        await().atMost(5, TimeUnit.SECONDS).until(() -> server.read(ACQUIRE).stream().filter(it -> it.owner().equals(poll.owner())).anyMatch(it -> it.has("WAIT") && it.number("WAIT") > 100));
+        third.cancel(true);
+        assertThat(server.accepted()).isLessThanOrEqualTo(4);
+    }
+
+    @ParameterizedTest
+    @ValueSource(booleans = {false, true})
+    void attempts_to_connect_are_one_at_a_time_with_a_pause_after_an_outage(boolean refused) throws Exception {
+        client.lock("k").acquire(WAIT);
+        connector.fails = refused;
+        server.refuse(!refused);
+        for (int connection : server.open()) {
+            server.cut(connection);
+        }
+        for (int i = 0; i < 20; i++) {
+            client.lock("o" + i).acquireAsync(Duration.ofSeconds(2));
+        }
+        int before = connector.opened.get();
+        await().pollDelay(1500, TimeUnit.MILLISECONDS).until(() -> true);
+        assertThat(connector.opened.get() - before).isBetween(3, 15);
+        server.refuse(false);
+        connector.fails = false;
+        assertThat(client.lock("z").acquire(WAIT).isHeld()).isTrue();
+    }
+
+    @Test
+    void idle_connection_that_died_is_replaced_at_once() throws Exception {
+        client.lock("k").acquire(WAIT).release();
+        server.next(ACQUIRE, CUT);
+        assertThat(client.lock("k").acquire(WAIT).isHeld()).isTrue();
+        List<FakeServer.Command> asked = server.read(ACQUIRE);
+        assertThat(asked.get(2).connection()).isNotEqualTo(asked.get(1).connection());
+    }
+
+    @Test
+    void readonly_closes_the_idle_connections_and_looks_for_the_primary() throws Exception {
+        client.lock("k").acquire(WAIT).release();
+        int first = server.read(ACQUIRE).get(0).connection();
+        server.next(ACQUIRE, "-READONLY x\r\n");
+        client.lock("k").acquire(WAIT);
+        assertThat(connector.refreshes.get()).isPositive();
+        await().until(() -> !server.isOpen(first));
+    }
+
+    @Test
+    void redirect_is_followed_in_a_cluster() throws Exception {
+        try (FakeServer other = new FakeServer(); Holdfast cluster = Holdfast.builder(new SocketConnector(server.port(), true)).build()) {
+            other.always(ACQUIRE, granted(77, 0));
+            server.next(ACQUIRE, "-MOVED " + Reply.slot("k".getBytes()) + " 127.0.0.1:" + other.port() + "\r\n");
+            Hold hold = cluster.lock("k").acquire(WAIT);
+            assertThat(hold.fence()).isEqualTo(77);
+            hold.release();
+            assertThat(other.read(RELEASE)).hasSize(1);
+            assertThat(server.read(ACQUIRE)).hasSize(1);
+            other.next(ACQUIRE, "-ASK " + Reply.slot("k".getBytes()) + " 127.0.0.1:" + server.port() + "\r\n");
+            server.always("ASKING", "+OK\r\n");
+            cluster.lock("k").acquire(WAIT);
+            assertThat(server.read("ASKING")).hasSize(1);
+        }
+    }
+
+    @Test
+    void slots_are_those_of_the_cluster_specification() {
+        assertThat(Reply.slot("123456789".getBytes())).isEqualTo(0x31C3 & 0x3fff);
+        assertThat(Reply.slot("{user1000}.following".getBytes())).isEqualTo(Reply.slot("user1000".getBytes()));
+        assertThat(Reply.slot("foo{}{bar}".getBytes())).isEqualTo(Reply.slot("foo{}{bar}".getBytes()));
+    }
+
+    // ---- Versions ----
+
+    @Test
+    void unknown_command_says_that_the_module_is_not_loaded() {
+        server.always("LOCK.VERSION", "-ERR unknown command 'LOCK.VERSION'\r\n").always(ACQUIRE, "-ERR unknown command 'LOCK.ACQUIRE'\r\n");
+        assertThatThrownBy(() -> client.lock("k").acquire(WAIT)).isInstanceOf(ModuleNotLoadedException.class).hasMessageContaining("loadmodule");
+    }
+
+    @Test
+    void server_without_lock_version_is_too_old() {
+        server.always("LOCK.VERSION", "-ERR unknown command 'LOCK.VERSION'\r\n").always(ACQUIRE, "-ERR wrong number of arguments\r\n");
+        assertThatThrownBy(() -> client.lock("k").tryAcquire()).isInstanceOf(VersionException.class).hasMessageContaining("too old");
+    }
+
+    @ParameterizedTest
+    @ValueSource(ints = {3, 5})
+    void protocol_out_of_range_says_who_is_too_old(int protocol) {
+        server.always("LOCK.VERSION", "*4\r\n$8\r\nprotocol\r\n*2\r\n:" + protocol + "\r\n:" + protocol + "\r\n$7\r\nversion\r\n$5\r\n0.9.0\r\n");
+        assertThatThrownBy(() -> client.lock("k").acquire(WAIT)).isInstanceOf(VersionException.class)
+            .hasMessageContaining(protocol == 3 ? "module is too old" : "client is too old").hasMessageContaining("0.9.0");
+    }
+
+    // ---- Closing, handles, callbacks ----
+
+    @Test
+    void close_releases_what_is_held_and_cancels_what_waits() throws Exception {
+        client.lock("k").acquire(WAIT);
+        server.always(ACQUIRE, SILENCE);
+        CompletableFuture<Hold> pending = client.lock("other").acquireAsync(WAIT);
+        eventually(ACQUIRE, 2);
+        client.close();
+        assertThat(server.read(RELEASE)).anyMatch(it -> it.has("TOKEN"));
+        assertThat(server.read(RELEASE)).anyMatch(it -> it.has("ALL"));
+        assertThatThrownBy(pending::get).isInstanceOf(ExecutionException.class);
+        assertThatThrownBy(() -> client.lock("k").tryAcquire()).isInstanceOf(IllegalStateException.class);
+        await().until(() -> server.open().isEmpty());
+    }
+
+    @Test
+    void callback_that_blocks_delays_nothing() throws Exception {
+        Hold lost = lease(400).acquire(WAIT);
+        CompletableFuture<Void> never = new CompletableFuture<>();
+        CompletableFuture<Void> called = new CompletableFuture<>();
+        lost.onLost(why -> {
+            called.complete(null);
+            never.join();
+        });
+        server.next(RENEW, NIL);
+        called.get(5, TimeUnit.SECONDS);
+        Hold hold = lease(400).acquire(WAIT);
+        eventually(RENEW, 4);
+        assertThat(hold.isHeld()).isTrue();
+        hold.release();
+        never.complete(null);
+    }
+
+    @Test
+    void hold_that_is_forgotten_goes_on_being_renewed() throws Exception {
+        lease(400).acquire(WAIT);
+        System.gc();
+        eventually(RENEW, 3);
+        assertThat(server.read(RELEASE)).isEmpty();
+    }
+
+    @Test
+    void leader_is_told_by_the_owner() {
+        server.always("LOCK.INFO", "*4\r\n$7\r\nholders\r\n*1\r\n*4\r\n$5\r\nowner\r\n$11\r\nhost:1#abcd\r\n$5\r\ntoken\r\n:9\r\n$5\r\nlimit\r\n:1\r\n");
+        assertThat(client.leader("e")).isEqualTo(Optional.of(new Election.Leader("host:1", 9)));
+    }
+}

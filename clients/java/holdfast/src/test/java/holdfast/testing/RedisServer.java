@@ -1,0 +1,123 @@
+package holdfast.testing;
+
+import java.io.IOException;
+import java.net.InetAddress;
+import java.net.InetSocketAddress;
+import java.net.ServerSocket;
+import java.net.Socket;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Comparator;
+import java.util.List;
+import java.util.concurrent.TimeUnit;
+import java.util.stream.Stream;
+import org.junit.jupiter.api.Assumptions;
+
+/** A real server with the module that {@code HOLDFAST_MODULE} names. */
+public final class RedisServer implements AutoCloseable {
+    private final Path folder;
+    private final List<String> options;
+    public final int port;
+    private Process process;
+
+    private RedisServer(List<String> options) throws IOException {
+        this.options = options;
+        folder = Files.createTempDirectory("holdfast-redis");
+        try (ServerSocket free = new ServerSocket(0, 1, InetAddress.getLoopbackAddress())) {
+            port = free.getLocalPort();
+        }
+    }
+
+    public static boolean isAvailable() {
+        return System.getenv("HOLDFAST_MODULE") != null;
+    }
+
+    /** Starts a server with the module. */
+    public static RedisServer withModule(String... options) throws IOException {
+        Assumptions.assumeTrue(isAvailable(), "HOLDFAST_MODULE names no module");
+        List<String> all = new ArrayList<>(List.of("--loadmodule", System.getenv("HOLDFAST_MODULE")));
+        all.addAll(List.of(options));
+        return started(all);
+    }
+
+    /** Starts a server without the module. */
+    public static RedisServer withoutModule(String... options) throws IOException {
+        return started(List.of(options));
+    }
+
+    private static RedisServer started(List<String> options) throws IOException {
+        RedisServer server = new RedisServer(options);
+        server.start();
+        return server;
+    }
+
+    public void start() throws IOException {
+        List<String> command = new ArrayList<>(List.of(System.getenv().getOrDefault("HOLDFAST_REDIS", "redis-server"), "--port", String.valueOf(port), "--bind", "127.0.0.1", "--save", "",
+            "--dir", folder.toString(), "--logfile", folder.resolve("log").toString(), "--enable-debug-command", "yes"));
+        command.addAll(options);
+        process = new ProcessBuilder(command).redirectErrorStream(true).redirectOutput(ProcessBuilder.Redirect.DISCARD).start();
+        long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(20);
+        while (true) {
+            try {
+                call("PING");
+                return;
+            } catch (IOException notYet) {
+                if (System.nanoTime() > until || !process.isAlive()) {
+                    String log = Files.exists(folder.resolve("log")) ? Files.readString(folder.resolve("log")) : "no log";
+                    throw new IOException("the server did not start: " + log, notYet);
+                }
+                try {
+                    Thread.sleep(10);
+                } catch (InterruptedException stopped) {
+                    throw new IOException(stopped);
+                }
+            }
+        }
+    }
+
+    /** Sends a command over a connection of its own. */
+    public Object call(String... words) throws IOException {
+        try (Socket socket = new Socket()) {
+            socket.connect(new InetSocketAddress(InetAddress.getLoopbackAddress(), port), 1000);
+            socket.setSoTimeout(10_000);
+            socket.getOutputStream().write(Resp.command(Arrays.stream(words).map(word -> word.getBytes(StandardCharsets.UTF_8)).toList()));
+            return Resp.read(socket.getInputStream());
+        }
+    }
+
+    public boolean exists(String key) throws IOException {
+        return call("EXISTS", key).equals(1L);
+    }
+
+    /** Sends a signal, such as STOP or CONT. */
+    public void signal(String name) throws IOException {
+        try {
+            new ProcessBuilder("kill", "-" + name, String.valueOf(process.pid())).start().waitFor();
+        } catch (InterruptedException stopped) {
+            throw new IOException(stopped);
+        }
+    }
+
+    /** Ends the server at once. */
+    public void kill() {
+        process.destroyForcibly();
+        try {
+            process.waitFor();
+        } catch (InterruptedException stopped) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    @Override
+    public void close() throws IOException {
+        kill();
+        try (Stream<Path> files = Files.walk(folder)) {
+            for (Path file : files.sorted(Comparator.reverseOrder()).toList()) {
+                Files.delete(file);
+            }
+        }
+    }
+}

@@ -1,0 +1,380 @@
+package holdfast.server;
+
+import static org.assertj.core.api.Assertions.assertThat;
+import static org.assertj.core.api.Assertions.assertThatThrownBy;
+import static org.awaitility.Awaitility.await;
+
+import holdfast.DeadlockException;
+import holdfast.FencedLock;
+import holdfast.FencedReadWriteLock;
+import holdfast.Holdfast;
+import holdfast.LockLostException;
+import holdfast.LockSpec;
+import holdfast.testing.RedisServer;
+import java.time.Duration;
+import java.util.concurrent.Callable;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.locks.Lock;
+import org.junit.jupiter.api.AfterAll;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.TestInfo;
+import org.junit.jupiter.api.Timeout;
+
+/** What {@link Lock} promises, and what Redisson says of {@code RLock}. */
+@Timeout(60)
+class FencedLockTest {
+    private static RedisServer server;
+    private static Clients.Opened one;
+    private static Clients.Opened two;
+    private String name;
+    private FencedLock lock;
+    private FencedLock elsewhere;
+
+    @BeforeAll
+    static void start() throws Exception {
+        server = RedisServer.withModule();
+        one = Clients.LETTUCE.open(server.port);
+        two = Clients.JEDIS.open(server.port);
+    }
+
+    @AfterAll
+    static void stop() throws Exception {
+        if (server != null) {
+            one.close();
+            two.close();
+            server.close();
+        }
+    }
+
+    @BeforeEach
+    void name(TestInfo test) {
+        name = test.getTestMethod().orElseThrow().getName();
+        lock = one.client().fencedLock(name);
+        elsewhere = two.client().fencedLock(name);
+    }
+
+    private static <T> T inThread(Callable<T> task) throws Exception {
+        CompletableFuture<T> result = new CompletableFuture<>();
+        new Thread(() -> {
+            try {
+                result.complete(task.call());
+            } catch (Throwable why) {
+                result.completeExceptionally(why);
+            }
+        }).start();
+        return result.get(30, TimeUnit.SECONDS);
+    }
+
+    private static boolean isTrueInThread(Callable<Boolean> task) throws Exception {
+        return inThread(task);
+    }
+
+    @Test
+    void lock_excludes_other_threads_and_other_clients() throws Exception {
+        lock.lock();
+        assertThat(isTrueInThread(lock::tryLock)).isFalse();
+        assertThat(elsewhere.tryLock()).isFalse();
+        assertThat(elsewhere.tryLock(50, TimeUnit.MILLISECONDS)).isFalse();
+        assertThat(elsewhere.isLocked()).isTrue();
+        assertThat(elsewhere.isHeldByCurrentThread()).isFalse();
+        lock.unlock();
+        assertThat(elsewhere.tryLock()).isTrue();
+        elsewhere.unlock();
+        assertThat(lock.isLocked()).isFalse();
+    }
+
+    @Test
+    void lock_is_re_entrant_across_its_objects() throws Exception {
+        lock.lock();
+        long fence = lock.getFence();
+        FencedLock same = one.client().fencedLock(name);
+        same.lock();
+        assertThat(same.tryLock()).isTrue();
+        assertThat(same.tryLock(1, TimeUnit.SECONDS)).isTrue();
+        assertThat(lock.getHoldCount()).isEqualTo(4);
+        assertThat(lock.getLockCount()).isEqualTo(4);
+        assertThat(lock.getFence()).isEqualTo(fence);
+        for (int i = 0; i < 3; i++) {
+            lock.unlock();
+            assertThat(elsewhere.tryLock()).isFalse();
+        }
+        same.unlock();
+        assertThat(lock.getHoldCount()).isZero();
+        assertThatThrownBy(lock::unlock).isInstanceOf(IllegalMonitorStateException.class);
+        assertThat(server.exists(name)).isFalse();
+    }
+
+    @Test
+    void unlock_by_a_stranger_is_refused() throws Exception {
+        assertThatThrownBy(lock::unlock).isInstanceOf(IllegalMonitorStateException.class);
+        lock.lock();
+        int holds = inThread(() -> {
+            assertThatThrownBy(lock::unlock).isInstanceOf(IllegalMonitorStateException.class);
+            assertThatThrownBy(elsewhere::unlock).isInstanceOf(IllegalMonitorStateException.class);
+            assertThatThrownBy(lock::getFence).isInstanceOf(IllegalMonitorStateException.class);
+            return lock.getHoldCount();
+        });
+        assertThat(holds).isZero();
+        assertThat(lock.isHeldByCurrentThread()).isTrue();
+        lock.unlock();
+    }
+
+    @Test
+    void interruption_ends_a_wait_and_an_interrupted_thread_does_not_begin_one() throws Exception {
+        lock.lock();
+        for (int kind = 0; kind < 3; kind++) {
+            int which = kind;
+            CompletableFuture<Boolean> interrupted = new CompletableFuture<>();
+            Thread thread = new Thread(() -> {
+                try {
+                    switch (which) {
+                        case 0 -> elsewhere.lockInterruptibly();
+                        case 1 -> elsewhere.tryLock(30, TimeUnit.SECONDS);
+                        default -> elsewhere.lockInterruptibly(5, TimeUnit.SECONDS);
+                    }
+                    interrupted.complete(false);
+                } catch (InterruptedException why) {
+                    interrupted.complete(!Thread.currentThread().isInterrupted());
+                }
+            });
+            thread.start();
+            await().until(() -> one.client().waiters(name).size() == 1);
+            thread.interrupt();
+            assertThat(interrupted.get()).isTrue();
+            await().until(() -> one.client().waiters(name).isEmpty());
+        }
+        lock.unlock();
+        boolean kept = inThread(() -> {
+            Thread.currentThread().interrupt();
+            assertThatThrownBy(lock::lockInterruptibly).isInstanceOf(InterruptedException.class);
+            Thread.currentThread().interrupt();
+            assertThatThrownBy(() -> lock.tryLock(1, TimeUnit.SECONDS)).isInstanceOf(InterruptedException.class);
+            assertThat(Thread.currentThread().isInterrupted()).isFalse();
+            Thread.currentThread().interrupt();
+            boolean tried = lock.tryLock();
+            lock.unlock();
+            return tried && Thread.currentThread().isInterrupted();
+        });
+        assertThat(kept).isTrue();
+    }
+
+    @Test
+    void lock_waits_on_when_interrupted_and_keeps_the_status() throws Exception {
+        lock.lock();
+        CompletableFuture<Boolean> status = new CompletableFuture<>();
+        Thread thread = new Thread(() -> {
+            elsewhere.lock();
+            elsewhere.unlock();
+            status.complete(Thread.currentThread().isInterrupted());
+        });
+        thread.start();
+        await().until(() -> one.client().waiters(name).size() == 1);
+        thread.interrupt();
+        await().pollDelay(200, TimeUnit.MILLISECONDS).until(() -> !status.isDone());
+        lock.unlock();
+        assertThat(status.get(10, TimeUnit.SECONDS)).isTrue();
+    }
+
+    @Test
+    void timed_try_waits_and_returns_false_when_the_time_is_over() throws Exception {
+        lock.lock();
+        long began = System.nanoTime();
+        assertThat(elsewhere.tryLock(300, TimeUnit.MILLISECONDS)).isFalse();
+        assertThat(System.nanoTime() - began).isBetween(290_000_000L, 3_000_000_000L);
+        assertThat(elsewhere.tryLock(0, TimeUnit.SECONDS)).isFalse();
+        assertThat(elsewhere.tryLock(-5, TimeUnit.SECONDS)).isFalse();
+        CompletableFuture<Boolean> later = new CompletableFuture<>();
+        new Thread(() -> {
+            try {
+                later.complete(elsewhere.tryLock(20, TimeUnit.SECONDS));
+                elsewhere.unlock();
+            } catch (InterruptedException why) {
+                later.completeExceptionally(why);
+            }
+        }).start();
+        await().until(() -> one.client().waiters(name).size() == 1);
+        lock.unlock();
+        assertThat(later.get(10, TimeUnit.SECONDS)).isTrue();
+    }
+
+    @Test
+    void conditions_are_not_supported() {
+        assertThatThrownBy(lock::newCondition).isInstanceOf(UnsupportedOperationException.class);
+    }
+
+    // ---- As RLock's documentation has it ----
+
+    @Test
+    void lock_with_a_lease_ends_with_it() throws Exception {
+        lock.lock(400, TimeUnit.MILLISECONDS);
+        assertThat(lock.remainTimeToLive()).isBetween(1L, 400L);
+        assertThat(elsewhere.tryLock(20, TimeUnit.SECONDS)).isTrue();
+        assertThat(lock.isHeldByCurrentThread()).isFalse();
+        assertThat(lock.getHoldCount()).isZero();
+        assertThatThrownBy(lock::unlock).isInstanceOf(IllegalMonitorStateException.class).hasCauseInstanceOf(LockLostException.class);
+        assertThatThrownBy(lock::unlock).isInstanceOf(IllegalMonitorStateException.class).hasNoCause();
+        elsewhere.unlock();
+        // The thread that lost it can lock again.
+        lock.lock();
+        assertThat(lock.getHoldCount()).isEqualTo(1);
+        lock.unlock();
+    }
+
+    @Test
+    void try_lock_takes_a_wait_and_a_lease() throws Exception {
+        assertThat(lock.tryLock(1000, 300, TimeUnit.MILLISECONDS)).isTrue();
+        assertThat(elsewhere.tryLock(20, 300, TimeUnit.MILLISECONDS)).isFalse();
+        assertThat(elsewhere.tryLock(20_000, -1, TimeUnit.MILLISECONDS)).isTrue();
+        assertThat(elsewhere.remainTimeToLive()).isBetween(5000L, 10_000L);
+        elsewhere.unlock();
+    }
+
+    @Test
+    void lock_without_a_lease_is_renewed() throws Exception {
+        FencedLock renewed = one.client().fencedLock(LockSpec.builder(name).lease(Duration.ofMillis(500)).build());
+        renewed.lock();
+        await().pollDelay(1500, TimeUnit.MILLISECONDS).until(() -> true);
+        assertThat(renewed.isHeldByCurrentThread()).isTrue();
+        assertThat(renewed.remainTimeToLive()).isPositive();
+        renewed.unlock();
+    }
+
+    @Test
+    void re_entry_lengthens_but_never_shortens_the_lease() throws Exception {
+        lock.lock(30, TimeUnit.SECONDS);
+        lock.lock(1, TimeUnit.SECONDS);
+        assertThat(lock.remainTimeToLive()).isGreaterThan(20_000);
+        lock.lock(60, TimeUnit.SECONDS);
+        assertThat(lock.remainTimeToLive()).isGreaterThan(50_000);
+        lock.unlock();
+        lock.unlock();
+        lock.unlock();
+        FencedLock shortLived = one.client().fencedLock(name + "-2");
+        shortLived.lock(600, TimeUnit.MILLISECONDS);
+        shortLived.lock();
+        await().pollDelay(1000, TimeUnit.MILLISECONDS).until(() -> true);
+        assertThat(shortLived.isHeldByCurrentThread()).isTrue();
+        shortLived.unlock();
+        shortLived.unlock();
+    }
+
+    @Test
+    void force_unlock_breaks_the_lock_of_anybody() throws Exception {
+        assertThat(lock.forceUnlock()).isFalse();
+        lock.lock();
+        assertThat(isTrueInThread(elsewhere::forceUnlock)).isTrue();
+        assertThat(lock.isLocked()).isFalse();
+        assertThat(lock.isHeldByCurrentThread()).isFalse();
+        assertThatThrownBy(lock::unlock).isInstanceOf(IllegalMonitorStateException.class);
+        lock.lock();
+        assertThat(lock.forceUnlock()).isTrue();
+        assertThat(lock.isHeldByCurrentThread()).isFalse();
+        assertThat(lock.getHoldCount()).isZero();
+        assertThatThrownBy(lock::unlock).isInstanceOf(IllegalMonitorStateException.class);
+        assertThat(elsewhere.tryLock()).isTrue();
+        elsewhere.unlock();
+    }
+
+    @Test
+    void is_held_by_thread_means_that_thread_of_this_client() throws Exception {
+        lock.lock();
+        long me = Thread.currentThread().getId();
+        assertThat(lock.isHeldByThread(me)).isTrue();
+        assertThat(lock.isHeldByThread(me + 1)).isFalse();
+        assertThat(elsewhere.isHeldByThread(me)).isFalse();
+        assertThat(isTrueInThread(() -> lock.isHeldByThread(me))).isTrue();
+        assertThat(isTrueInThread(lock::isHeldByCurrentThread)).isFalse();
+        assertThat(lock.isLockedByCurrentThread()).isTrue();
+        lock.unlock();
+        assertThat(lock.isHeldByThread(me)).isFalse();
+    }
+
+    @Test
+    void remain_time_to_live_tells_what_the_server_says() throws Exception {
+        assertThat(lock.remainTimeToLive()).isEqualTo(-2);
+        lock.lock(5, TimeUnit.SECONDS);
+        assertThat(elsewhere.remainTimeToLive()).isBetween(1L, 5000L);
+        server.call("PERSIST", name);
+        assertThat(elsewhere.remainTimeToLive()).isEqualTo(-1);
+        lock.unlock();
+        assertThat(lock.remainTimeToLive()).isEqualTo(-2);
+    }
+
+    @Test
+    void fences_grow() throws Exception {
+        long first = lock.lockAndGetFence();
+        assertThat(elsewhere.tryLockAndGetFence()).isZero();
+        lock.unlock();
+        long second = elsewhere.tryLockAndGetFence(1, TimeUnit.SECONDS);
+        elsewhere.unlock();
+        assertThat(second).isGreaterThan(first);
+        assertThat(lock.getName()).isEqualTo(name);
+    }
+
+    // ---- Readers and a writer ----
+
+    @Test
+    void readers_share_and_a_writer_excludes() throws Exception {
+        FencedReadWriteLock mine = one.client().readWriteLock(name);
+        FencedReadWriteLock other = two.client().readWriteLock(name);
+        mine.readLock().lock();
+        mine.readLock().lock();
+        assertThat(other.readLock().tryLock()).isTrue();
+        other.readLock().unlock();
+        assertThat(other.writeLock().tryLock()).isFalse();
+        assertThat(mine.readLock().getHoldCount()).isEqualTo(2);
+        assertThat(mine.writeLock().tryLock()).isFalse();
+        assertThatThrownBy(mine.writeLock()::lock).isInstanceOf(DeadlockException.class);
+        mine.readLock().unlock();
+        mine.readLock().unlock();
+        mine.writeLock().lock();
+        assertThat(other.readLock().tryLock()).isFalse();
+        // The writer may read, and keep the read lock.
+        mine.readLock().lock();
+        mine.writeLock().unlock();
+        assertThatThrownBy(mine.writeLock()::unlock).isInstanceOf(IllegalMonitorStateException.class);
+        assertThat(mine.readLock().isHeldByCurrentThread()).isTrue();
+        assertThat(other.writeLock().tryLock()).isFalse();
+        mine.readLock().unlock();
+        assertThat(other.writeLock().tryLock()).isTrue();
+        other.writeLock().unlock();
+        assertThat(server.exists(name)).isFalse();
+    }
+
+    @Test
+    void threads_of_two_clients_never_overlap() throws Exception {
+        int[] counter = {0};
+        AtomicInteger inside = new AtomicInteger();
+        Thread[] threads = new Thread[16];
+        CompletableFuture<Throwable> failed = new CompletableFuture<>();
+        for (int i = 0; i < threads.length; i++) {
+            Holdfast client = i % 2 == 0 ? one.client() : two.client();
+            threads[i] = new Thread(() -> {
+                FencedLock mine = client.fencedLock(name);
+                for (int j = 0; j < 50; j++) {
+                    mine.lock();
+                    try {
+                        if (inside.incrementAndGet() != 1) {
+                            failed.complete(new AssertionError("two threads hold the lock"));
+                        }
+                        counter[0]++;
+                        inside.decrementAndGet();
+                    } finally {
+                        mine.unlock();
+                    }
+                }
+            });
+            threads[i].setUncaughtExceptionHandler((thread, why) -> failed.complete(why));
+            threads[i].start();
+        }
+        for (Thread thread : threads) {
+            thread.join();
+        }
+        assertThat(failed.getNow(null)).isNull();
+        assertThat(counter[0]).isEqualTo(800);
+    }
+}

@@ -1,0 +1,67 @@
+package holdfast.server;
+
+import static org.assertj.core.api.Assertions.assertThat;
+import static org.awaitility.Awaitility.await;
+
+import holdfast.quartz.FleetTriggerListener;
+import holdfast.testing.RedisServer;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Date;
+import java.util.List;
+import java.util.Properties;
+import java.util.concurrent.CopyOnWriteArrayList;
+import java.util.concurrent.TimeUnit;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.quartz.Job;
+import org.quartz.JobBuilder;
+import org.quartz.JobExecutionContext;
+import org.quartz.Scheduler;
+import org.quartz.SimpleScheduleBuilder;
+import org.quartz.TriggerBuilder;
+import org.quartz.impl.StdSchedulerFactory;
+
+@Timeout(60)
+class QuartzTest {
+    private static final List<Long> RUNS = new CopyOnWriteArrayList<>();
+    private static final List<Long> FENCES = new CopyOnWriteArrayList<>();
+
+    /** Notes its fire time and its fence. */
+    public static final class Noting implements Job {
+        @Override
+        public void execute(JobExecutionContext context) {
+            RUNS.add(context.getScheduledFireTime().getTime());
+            FENCES.add((Long) context.get(FleetTriggerListener.FENCE));
+        }
+    }
+
+    @Test
+    void each_fire_time_runs_on_one_of_three_schedulers() throws Exception {
+        try (RedisServer server = RedisServer.withModule(); Clients.Opened opened = Clients.LETTUCE.open(server.port)) {
+            Date begin = new Date(System.currentTimeMillis() + 500);
+            List<Scheduler> fleet = new ArrayList<>();
+            for (int i = 0; i < 3; i++) {
+                Properties properties = new Properties();
+                properties.setProperty("org.quartz.scheduler.instanceName", "node" + i);
+                properties.setProperty("org.quartz.threadPool.threadCount", "2");
+                Scheduler scheduler = new StdSchedulerFactory(properties).getScheduler();
+                scheduler.getListenerManager().addTriggerListener(new FleetTriggerListener(opened.client(), "quartz:", Duration.ofSeconds(10)));
+                scheduler.scheduleJob(JobBuilder.newJob(Noting.class).withIdentity("report").build(), TriggerBuilder.newTrigger().startAt(begin)
+                    .withSchedule(SimpleScheduleBuilder.simpleSchedule().withIntervalInMilliseconds(300).withRepeatCount(4)).build());
+                fleet.add(scheduler);
+            }
+            opened.client().lock("warm").acquire(Duration.ofSeconds(30)).release();
+            for (Scheduler scheduler : fleet) {
+                scheduler.start();
+            }
+            await().atMost(40, TimeUnit.SECONDS).until(() -> RUNS.size() >= 5);
+            for (Scheduler scheduler : fleet) {
+                scheduler.shutdown(true);
+            }
+            assertThat(RUNS).hasSize(5).doesNotHaveDuplicates();
+            assertThat(FENCES).hasSize(5).doesNotContainNull();
+            assertThat(server.call("DBSIZE")).isEqualTo(5L);
+        }
+    }
+}

@@ -1,0 +1,198 @@
+package holdfast.server;
+
+import static java.time.temporal.ChronoUnit.MILLIS;
+import static org.assertj.core.api.Assertions.assertThat;
+import static org.assertj.core.api.Assertions.assertThatThrownBy;
+import static org.awaitility.Awaitility.await;
+
+import holdfast.shedlock.HoldfastLockProvider;
+import holdfast.testing.RedisServer;
+import java.time.Duration;
+import java.time.Instant;
+import java.util.Optional;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.TimeUnit;
+import net.javacrumbs.shedlock.core.LockConfiguration;
+import net.javacrumbs.shedlock.core.SimpleLock;
+import org.junit.jupiter.api.AfterAll;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.TestInfo;
+import org.junit.jupiter.api.Timeout;
+
+/** What the documentation of ShedLock's {@code LockProvider} demands. */
+@Timeout(60)
+class ShedLockTest {
+    private static final Duration LONG = Duration.ofSeconds(30);
+    private static RedisServer server;
+    private static Clients.Opened opened;
+    private static Clients.Opened other;
+    private HoldfastLockProvider provider;
+    private HoldfastLockProvider elsewhere;
+    private String name;
+
+    @BeforeAll
+    static void start() throws Exception {
+        server = RedisServer.withModule();
+        opened = Clients.LETTUCE.open(server.port);
+        other = Clients.JEDIS.open(server.port);
+    }
+
+    @AfterAll
+    static void stop() throws Exception {
+        if (server != null) {
+            opened.close();
+            other.close();
+            server.close();
+        }
+    }
+
+    @BeforeEach
+    void name(TestInfo test) {
+        name = test.getTestMethod().orElseThrow().getName();
+        provider = new HoldfastLockProvider(opened.client());
+        elsewhere = new HoldfastLockProvider(other.client());
+    }
+
+    private LockConfiguration configuration(Duration atMost, Duration atLeast) {
+        return new LockConfiguration(Instant.now(), name, atMost, atLeast);
+    }
+
+    private boolean isLocked() throws Exception {
+        return server.exists("job-lock:" + name);
+    }
+
+    private Optional<SimpleLock> lock(Duration atMost) {
+        return provider.lock(configuration(atMost, Duration.ZERO));
+    }
+
+    @Test
+    void lock_is_held_once_until_it_is_unlocked() throws Exception {
+        SimpleLock first = lock(LONG).orElseThrow();
+        assertThat(isLocked()).isTrue();
+        assertThat(lock(LONG)).isEmpty();
+        assertThat(elsewhere.lock(configuration(LONG, Duration.ZERO))).isEmpty();
+        first.unlock();
+        assertThat(isLocked()).isFalse();
+        for (int i = 0; i < 10; i++) {
+            lock(LONG).orElseThrow().unlock();
+        }
+    }
+
+    @Test
+    void second_unlock_is_an_error() {
+        SimpleLock lock = lock(LONG).orElseThrow();
+        lock.unlock();
+        assertThatThrownBy(lock::unlock).isInstanceOf(IllegalStateException.class);
+    }
+
+    @Test
+    void lock_ends_at_most_after_its_time() {
+        lock(Duration.ofMillis(50)).orElseThrow();
+        await().atMost(5, TimeUnit.SECONDS).until(() -> !isLocked());
+        lock(LONG).orElseThrow().unlock();
+    }
+
+    @Test
+    void lock_stays_held_at_least_for_its_time() throws Exception {
+        long began = System.nanoTime();
+        provider.lock(configuration(LONG, Duration.ofSeconds(1))).orElseThrow().unlock();
+        assertThat(isLocked()).isTrue();
+        assertThat(elsewhere.lock(configuration(LONG, Duration.ZERO))).isEmpty();
+        await().atMost(10, TimeUnit.SECONDS).until(() -> !isLocked());
+        assertThat(System.nanoTime() - began).isGreaterThan(950_000_000L);
+    }
+
+    @Test
+    void at_least_time_that_is_over_releases_at_once() throws Exception {
+        SimpleLock lock = provider.lock(configuration(LONG, Duration.ofMillis(100))).orElseThrow();
+        await().pollDelay(150, TimeUnit.MILLISECONDS).until(() -> true);
+        lock.unlock();
+        assertThat(isLocked()).isFalse();
+    }
+
+    @Test
+    void deadlines_that_are_past_are_a_millisecond() {
+        LockConfiguration past = new LockConfiguration(Instant.now().minus(60, MILLIS), name, Duration.ofMillis(50), Duration.ofMillis(20));
+        Optional<SimpleLock> lock = provider.lock(past);
+        assertThat(lock).isPresent();
+        lock.get().unlock();
+        await().atMost(5, TimeUnit.SECONDS).until(() -> !isLocked());
+    }
+
+    @Test
+    void extension_replaces_the_time() throws Exception {
+        SimpleLock lock = lock(Duration.ofMillis(500)).orElseThrow();
+        SimpleLock extended = lock.extend(Duration.ofSeconds(20), Duration.ZERO).orElseThrow();
+        SimpleLock again = extended.extend(Duration.ofSeconds(20), Duration.ZERO).orElseThrow();
+        await().pollDelay(800, TimeUnit.MILLISECONDS).until(() -> true);
+        assertThat(isLocked()).isTrue();
+        again.unlock();
+        assertThat(isLocked()).isFalse();
+    }
+
+    @Test
+    void extension_takes_an_at_least_time() throws Exception {
+        SimpleLock extended = lock(LONG).orElseThrow().extend(LONG, Duration.ofSeconds(1)).orElseThrow();
+        extended.unlock();
+        assertThat(isLocked()).isTrue();
+        await().atMost(10, TimeUnit.SECONDS).until(() -> !isLocked());
+    }
+
+    @Test
+    void lock_can_be_extended_or_unlocked_once() {
+        SimpleLock lock = lock(LONG).orElseThrow();
+        SimpleLock extended = lock.extend(LONG, Duration.ZERO).orElseThrow();
+        assertThatThrownBy(() -> lock.extend(LONG, Duration.ZERO)).isInstanceOf(IllegalStateException.class);
+        assertThatThrownBy(lock::unlock).isInstanceOf(IllegalStateException.class);
+        extended.unlock();
+        assertThatThrownBy(() -> extended.extend(LONG, Duration.ZERO)).isInstanceOf(IllegalStateException.class);
+    }
+
+    @Test
+    void expired_lock_of_two_ms_can_not_be_extended() {
+        for (int i = 0; i < 20; i++) {
+            SimpleLock lock = lock(Duration.ofMillis(2)).orElseThrow();
+            await().pollDelay(10, TimeUnit.MILLISECONDS).until(() -> true);
+            assertThat(lock.extend(LONG, Duration.ZERO)).isEmpty();
+        }
+    }
+
+    @Test
+    void unlock_and_extension_after_expiry_leave_the_next_holder_alone() throws Exception {
+        SimpleLock first = lock(Duration.ofMillis(20)).orElseThrow();
+        SimpleLock second = lock(Duration.ofMillis(20)).isPresent() ? null : null;
+        await().atMost(5, TimeUnit.SECONDS).until(() -> !isLocked());
+        SimpleLock next = elsewhere.lock(configuration(LONG, Duration.ZERO)).orElseThrow();
+        assertThat(second).isNull();
+        first.unlock();
+        assertThat(isLocked()).isTrue();
+        SimpleLock late = new HoldfastLockProvider(opened.client()).lock(new LockConfiguration(Instant.now(), name + "-late", Duration.ofMillis(5), Duration.ofMillis(5))).orElseThrow();
+        await().pollDelay(20, TimeUnit.MILLISECONDS).until(() -> true);
+        late.unlock();
+        next.unlock();
+        assertThat(isLocked()).isFalse();
+    }
+
+    @Test
+    void threads_that_compete_are_exclusive() throws Exception {
+        int[] counter = {0};
+        CompletableFuture<?>[] done = new CompletableFuture<?>[8];
+        for (int i = 0; i < done.length; i++) {
+            HoldfastLockProvider mine = i % 2 == 0 ? provider : elsewhere;
+            done[i] = CompletableFuture.runAsync(() -> {
+                for (int taken = 0; taken < 30; ) {
+                    Optional<SimpleLock> lock = mine.lock(configuration(LONG, Duration.ZERO));
+                    if (lock.isPresent()) {
+                        taken++;
+                        counter[0]++;
+                        lock.get().unlock();
+                    }
+                }
+            }, task -> new Thread(task).start());
+        }
+        CompletableFuture.allOf(done).get(40, TimeUnit.SECONDS);
+        assertThat(counter[0]).isEqualTo(240);
+    }
+}

@@ -1,0 +1,126 @@
+package holdfast.server;
+
+import static org.assertj.core.api.Assertions.assertThat;
+import static org.assertj.core.api.Assertions.assertThatThrownBy;
+import static org.awaitility.Awaitility.await;
+
+import holdfast.integration.HoldfastLockRegistry;
+import holdfast.testing.RedisServer;
+import java.time.Duration;
+import java.util.ConcurrentModificationException;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CopyOnWriteArrayList;
+import java.util.concurrent.TimeUnit;
+import org.junit.jupiter.api.AfterAll;
+import org.junit.jupiter.api.BeforeAll;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.Timeout;
+import org.springframework.integration.leader.Context;
+import org.springframework.integration.leader.DefaultCandidate;
+import org.springframework.integration.support.leader.LockRegistryLeaderInitiator;
+import org.springframework.integration.support.locks.DistributedLock;
+
+@Timeout(60)
+class SpringIntegrationTest {
+    private static RedisServer server;
+    private static Clients.Opened one;
+    private static Clients.Opened two;
+    private static HoldfastLockRegistry registry;
+    private static HoldfastLockRegistry elsewhere;
+
+    @BeforeAll
+    static void start() throws Exception {
+        server = RedisServer.withModule();
+        one = Clients.LETTUCE.open(server.port);
+        two = Clients.JEDIS.open(server.port);
+        registry = new HoldfastLockRegistry(one.client(), "reg:");
+        elsewhere = new HoldfastLockRegistry(two.client(), "reg:");
+    }
+
+    @AfterAll
+    static void stop() throws Exception {
+        if (server != null) {
+            one.close();
+            two.close();
+            server.close();
+        }
+    }
+
+    @Test
+    void lock_is_exclusive_and_re_entrant() throws Exception {
+        DistributedLock lock = registry.obtain("a");
+        lock.lock();
+        assertThat(registry.obtain("a").tryLock()).isTrue();
+        assertThat(elsewhere.obtain("a").tryLock(50, TimeUnit.MILLISECONDS)).isFalse();
+        lock.unlock();
+        lock.unlock();
+        assertThat(elsewhere.obtain("a").tryLock()).isTrue();
+        elsewhere.obtain("a").unlock();
+        assertThatThrownBy(lock::unlock).isInstanceOf(IllegalMonitorStateException.class);
+        assertThat(registry.executeLocked("a", () -> elsewhere.obtain("a").tryLock())).isFalse();
+        assertThatThrownBy(() -> registry.obtain(7)).isInstanceOf(IllegalArgumentException.class);
+    }
+
+    @Test
+    void time_to_live_and_renewal() throws Exception {
+        DistributedLock lock = registry.obtain("b");
+        lock.lock(Duration.ofMillis(300));
+        registry.renewLock("b", Duration.ofSeconds(20));
+        await().pollDelay(500, TimeUnit.MILLISECONDS).until(() -> server.exists("reg:b"));
+        registry.renewLock("b");
+        lock.unlock();
+        assertThatThrownBy(() -> registry.renewLock("b")).isInstanceOf(IllegalStateException.class);
+        assertThat(lock.tryLock(Duration.ofSeconds(1), Duration.ofMillis(100))).isTrue();
+        await().until(() -> !server.exists("reg:b"));
+        assertThatThrownBy(lock::unlock).isInstanceOf(ConcurrentModificationException.class);
+    }
+
+    @Test
+    void leader_initiator_elects_and_hands_over() throws Exception {
+        List<String> events = new CopyOnWriteArrayList<>();
+        LockRegistryLeaderInitiator first = initiator(registry, "first", events);
+        first.start();
+        await().until(() -> events.contains("first leads"));
+        LockRegistryLeaderInitiator second = initiator(elsewhere, "second", events);
+        second.start();
+        server.call("LOCK.FORCE", "reg:leaders");
+        await().atMost(20, TimeUnit.SECONDS).until(() -> events.contains("first leads no more"));
+        first.stop();
+        await().atMost(20, TimeUnit.SECONDS).until(() -> events.contains("second leads"));
+        second.stop();
+        await().until(() -> !server.exists("reg:leaders"));
+    }
+
+    private static LockRegistryLeaderInitiator initiator(HoldfastLockRegistry registry, String name, List<String> events) {
+        LockRegistryLeaderInitiator initiator = new LockRegistryLeaderInitiator(registry, new DefaultCandidate(name, "leaders") {
+            @Override
+            public void onGranted(Context context) {
+                events.add(name + " leads");
+            }
+
+            @Override
+            public void onRevoked(Context context) {
+                events.add(name + " leads no more");
+            }
+        });
+        initiator.setHeartBeatMillis(100);
+        initiator.setBusyWaitMillis(50);
+        return initiator;
+    }
+
+    @Test
+    void stranger_is_refused() throws Exception {
+        registry.obtain("c").lock();
+        CompletableFuture<Throwable> thrown = new CompletableFuture<>();
+        new Thread(() -> {
+            try {
+                registry.obtain("c").unlock();
+            } catch (Throwable why) {
+                thrown.complete(why);
+            }
+        }).start();
+        assertThat(thrown.get(10, TimeUnit.SECONDS)).isInstanceOf(IllegalMonitorStateException.class);
+        registry.obtain("c").unlock();
+    }
+}

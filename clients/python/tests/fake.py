@@ -29,7 +29,9 @@ def granted(token, waited=0):
     return b"*2\r\n" + integer(token) + integer(waited)
 
 
-VERSION = b"*6\r\n$8\r\nprotocol\r\n*2\r\n:4\r\n:4\r\n$7\r\nversion\r\n$5\r\n0.4.0\r\n$16\r\nreplicas-timeout\r\n:1000\r\n"
+VERSION = (
+    b"*6\r\n$8\r\nprotocol\r\n*2\r\n:4\r\n:4\r\n$7\r\nversion\r\n$5\r\n0.4.0\r\n$16\r\nreplicas-timeout\r\n:1000\r\n"
+)
 
 
 class Fake:

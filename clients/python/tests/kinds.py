@@ -135,6 +135,7 @@ class Blocking:
     def __init__(self, kind, inner):
         self._kind = kind
         self._inner = inner
+        self._entered = self
 
     def _wrap(self, value):
         return Blocking(self._kind, value) if isinstance(value, _WRAPPED) else value
@@ -156,9 +157,13 @@ class Blocking:
         return call
 
     def __enter__(self):
-        return self._wrap(self._kind.run(self._inner.__aenter__()))
+        # A lock remembers which task has entered it, and each call here is a task.
+        self._entered = self.acquire() if isinstance(self._inner, holdfast.asyncio.Lock) else self
+        return self._entered
 
     def __exit__(self, *error):
+        if self._entered is not self:
+            return self._entered.__exit__(*error)
         return self._kind.run(self._inner.__aexit__(*error))
 
 

@@ -57,7 +57,7 @@ def test_acquire_holds_when_granted(faked, fake):
     assert 7.5 < hold.remaining() <= 8 * 0.99
     [words] = fake.of("ACQUIRE")
     assert words[:2] == [b"LOCK.ACQUIRE", b"k"]
-    assert [b"HOLDS", b"1", b"LEASE", b"8000"] == words[3:7]
+    assert words[3:7] == [b"HOLDS", b"1", b"LEASE", b"8000"]
     assert 900 <= option(words, b"WAIT") <= 1000
     assert b"WAITED" not in words
     assert words[-1] == b"WITHWAITED"
@@ -94,7 +94,7 @@ def test_acquire_asks_again_when_the_error_passes(faked, fake, text):
 
 def test_acquire_gives_up_in_time_when_errors_go_on(faked, fake):
     fake.script["ACQUIRE"].extend([error(PASSING[0])] * 1000)
-    with pytest.raises(holdfast.NotAcquiredError, match="LOADING|loading"):
+    with pytest.raises(holdfast.NotAcquiredError, match="loading"):
         faked.lock("k").acquire(0.5)
     assert 3 <= len(fake.of("ACQUIRE")) <= 12, "there is a pause, which doubles"
 
@@ -141,7 +141,9 @@ def test_superseded_connection_is_used_again(faked, fake):
     assert len(fake.of("RELEASE")) == 4, "no connection broke, so nothing was withdrawn"
 
 
-@pytest.mark.parametrize(("text", "kind_of"), FATAL, ids=lambda value: value.split()[0] if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("text", "kind_of"), FATAL, ids=lambda value: value.split()[0] if isinstance(value, str) else ""
+)
 def test_acquire_raises_when_the_error_is_fatal(faked, fake, text, kind_of):
     fake.script["ACQUIRE"].append(error(text))
     with pytest.raises(kind_of):
@@ -389,7 +391,7 @@ async def test_cancel_withdraws_and_keeps_both_connections(fake):
 async def test_cancel_that_overtook_the_request_withdraws_once_more(fake):
     ended = threading.Event()
     fake.script["ACQUIRE"].append(lambda _: ended.wait(10) and granted(5))
-    fake.script["RELEASE"].append(lambda _: NIL if ended.set() is None else NIL)
+    fake.script["RELEASE"].append(lambda _: ended.set() or NIL)
     async for _ in _cancelled(fake):
         await _until(lambda: len(withdrawals(fake)) == 2, "a token came: once more")
 
@@ -527,18 +529,21 @@ def test_version_is_asked_once(faked, fake):
     assert all(hold.is_held() for hold in holds)
 
 
+UNKNOWN = error("ERR unknown command 'LOCK.VERSION'")
+TOO_NEW = b"*6\r\n$8\r\nprotocol\r\n*2\r\n:5\r\n:6\r\n$7\r\nversion\r\n$5\r\n9.0.0\r\n$16\r\nreplicas-timeout\r\n:1\r\n"
+
+
 @pytest.mark.parametrize(
-    ("replies", "acquire", "raised", "text"),
+    ("version", "acquire", "raised", "text"),
     [
-        ([error("ERR unknown command 'LOCK.VERSION'")], "ERR unknown command 'LOCK.ACQUIRE'", "ModuleNotLoadedError", "loadmodule"),
-        ([error("ERR unknown command 'LOCK.VERSION'")], "ERR wrong number of arguments", "ServerTooOldError", "too old"),
-        ([b"*6\r\n$8\r\nprotocol\r\n*2\r\n:5\r\n:6\r\n$7\r\nversion\r\n$5\r\n9.0.0\r\n$16\r\nreplicas-timeout\r\n:1\r\n"],
-         "", "ServerTooOldError", "this client is too old: the module is version 9.0.0"),
+        (UNKNOWN, "ERR unknown command 'LOCK.ACQUIRE'", "ModuleNotLoadedError", "loadmodule"),
+        (UNKNOWN, "ERR wrong number of arguments", "ServerTooOldError", "the server's module is too old"),
+        (TOO_NEW, "", "ServerTooOldError", "this client is too old: the module is version 9.0.0"),
     ],
     ids=["not-loaded", "too-old", "too-new"],
-)  # fmt: skip
-def test_server_that_does_not_fit_is_named(faked, fake, replies, acquire, raised, text):
-    fake.script["VERSION"].extend(replies)
+)
+def test_server_that_does_not_fit_is_named(faked, fake, version, acquire, raised, text):
+    fake.script["VERSION"].append(version)
     if acquire:
         fake.script["ACQUIRE"].append(error(acquire))
     with pytest.raises(getattr(holdfast, raised), match=text):

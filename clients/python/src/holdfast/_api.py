@@ -108,6 +108,8 @@ class LockBase(Generic[HoldT]):
 
     def _left(self) -> HoldT:
         me = self._engine.io.me()
+        if me not in self._entered:
+            raise NotHeldError(f"lock {self.name!r} was entered by another thread or task", self.name)
         hold = self._entered[me].pop()
         if not self._entered[me]:
             del self._entered[me]

@@ -107,6 +107,15 @@ class Engine:
         if self.is_closed:
             raise HoldfastError("this Holdfast object is closed")
 
+    def become_blocking(self, io: Any) -> None:
+        """What is held stays held; everything else begins anew, with connections that block."""
+        grants, self.io = self.grants, io
+        self.source.become_blocking()
+        self._start()
+        self.grants = grants
+        for grant in grants:
+            grant.pool = None
+
     def new_pool(self, address: Address | None) -> Pool:
         """The connections to a node."""
 
@@ -771,17 +780,21 @@ class Engine:
     async def release_all(self, grants: Iterable[Grant], seconds: float) -> None:
         """Of what is held: without a repetition. Those who hold it are told that it is lost: closed."""
         end = now() + seconds
-        by_pool: dict[Pool | None, list[Grant]] = {}
+        by_pool: dict[Pool, list[Grant]] = {}
         for grant in grants:
             self.lost(grant, LossReason.CLOSED)
-            by_pool.setdefault(grant.pool or self.router.known(grant.terms.keys[0]), []).append(grant)
+            try:
+                pool = grant.pool or await self.router.pool(grant.terms.keys[0], max(end - now(), 0.0))
+            except Exception as error:
+                logger.warning("lock %r could not be released, it ends with its lease: %s", grant.terms.name, error)
+                continue
+            by_pool.setdefault(pool, []).append(grant)
         for pool, group in by_pool.items():
             for begin in range(0, len(group), BATCH):
                 batch = group[begin : begin + BATCH]
                 words = [one.terms.release(one.owner, one.token) for one in batch]
                 try:
-                    if pool is not None:
-                        await self._command(pool, RELEASE, words, max(end - now(), 0.05))
+                    await self._command(pool, RELEASE, words, max(end - now(), 0.05))
                 except Exception as error:
                     logger.warning("%d locks could not be released, they end with their leases: %s", len(words), error)
 
@@ -961,14 +974,14 @@ class _Cluster(_One):
     async def pool(self, key: bytes, seconds: float) -> Pool:
         slot, end = rules.slot_of(key), now() + seconds
         while slot not in self._slots:
-            done = self._refresh()
+            done = await self._refresh()
             if not await self._engine.io.wait(done, max(end - now(), 0.0)) or now() >= end:
                 raise NotSent("no node of the cluster said in time who serves the slot")
             if slot not in self._slots:
                 await self._engine.io.sleep(min(0.1, max(end - now(), 0.0)))
         if self._is_doubtful and now() - self._refreshed > 0.1:
             # What is known is used meanwhile.
-            self._refresh()
+            await self._refresh()
         return self._at(self._slots[slot])
 
     def known(self, key: bytes) -> Pool | None:
@@ -987,19 +1000,17 @@ class _Cluster(_One):
         return self._at(address)
 
     def doubt(self, pool: Pool | None) -> None:
+        # It is read again before the next request.
         self._is_doubtful = True
-        if now() - self._refreshed > 0.1:
-            self._refresh()
 
-    def _refresh(self) -> Any:
+    async def _refresh(self) -> Any:
         """An event for when the map has been read again. One at a time."""
         with self._engine.mutex:
             if self._refreshing is not None:
                 return self._refreshing
             done = self._refreshing = self._engine.io.event()
         if not self._engine.io.spawn(lambda: self._read(done)):
-            self._refreshing = None
-            raise RuntimeError("cannot start a thread to look up the cluster's nodes")
+            await self._read(done)
         return done
 
     async def _read(self, done: Any) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+import redis.connection
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, BusyLoadingError, ConnectionError, ResponseError
@@ -35,6 +36,7 @@ _OF_THE_POOL = frozenset(
         "oss_cluster_maint_notifications_handler",
         "retry_on_error",
         "retry_on_timeout",
+        "response_callbacks",
         "cache",
         "cache_config",
     )
@@ -300,6 +302,7 @@ class Source:
 
     def __init__(self, client: Any) -> None:
         self.is_cluster = hasattr(client, "nodes_manager")
+        self._is_blocking = False
         self._client = client
         if not self.is_cluster:
             self._use(client.connection_pool.connection_class, client.connection_pool.connection_kwargs)
@@ -333,7 +336,12 @@ class Source:
         if address is not None:
             settings["host"], settings["port"] = address
         settings["retry"] = no_retry
-        return self._class(**settings)
+        kind = getattr(redis.connection, self._class.__name__, self._class) if self._is_blocking else self._class
+        return kind(**settings)
+
+    def become_blocking(self) -> None:
+        """Connections of the other flavour, for the end of the program."""
+        self._is_blocking = True
 
     def _use(self, kind: Any, settings: Mapping[str, Any]) -> None:
         self._class = kind
@@ -345,12 +353,10 @@ class Source:
             self._settings["socket_connect_timeout"] = limit
 
     def _use_node(self) -> None:
-        settings = dict(self._client.get_connection_kwargs())
-        kind = settings.pop("connection_class", None)
-        if kind is None:
-            nodes = self._client.get_nodes() or list(self._client.nodes_manager.startup_nodes.values())
-            pool = self._client.get_redis_connection(nodes[0]).connection_pool
-            kind, settings = pool.connection_class, dict(pool.connection_kwargs)
-        # It only says READONLY, for reading from replicas.
-        settings.pop("redis_connect_func", None)
-        self._use(kind, settings)
+        manager = self._client.nodes_manager
+        node = next(iter([*manager.nodes_cache.values(), *manager.startup_nodes.values()]))
+        # With asyncio, a node is its pool.
+        pool = node if hasattr(node, "connection_class") else self._client.get_redis_connection(node).connection_pool
+        # What redis-py has called only says READONLY, for reading from replicas.
+        settings = {name: value for name, value in pool.connection_kwargs.items() if name != "redis_connect_func"}
+        self._use(pool.connection_class, settings)

@@ -104,7 +104,7 @@ class Pool:
         line.close()
 
     def drop(self, line: Any) -> None:
-        """Closes a connection that broke or is silent, and idle ones, which are no better. Attempts to open come singly."""
+        """Closes a connection that broke or is silent, and the idle ones, which are no better."""
         with self._mutex:
             self._lines.discard(line)
             self._is_outage = True

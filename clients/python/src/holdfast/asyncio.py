@@ -9,7 +9,7 @@ from typing import Any
 
 from ._api import ElectionBase, HoldBase, HoldfastBase, Leader, LockBase, ReadWriteLock, ReentrantBase
 from ._engine import EXIT_TIME, RELEASE_TIME, Engine, Hooks
-from ._io import Tasks
+from ._io import Tasks, Threads, run
 from ._rules import Name
 from .errors import NotAcquiredError
 
@@ -161,10 +161,6 @@ class Holdfast(HoldfastBase[Lock, ReentrantLock, Election]):
 
 
 def _release_at_exit(engine: Engine) -> None:
-    # The loop of its connections has ended: over new ones, in another loop.
-    async def release() -> None:
-        for pool in engine.router.all():
-            pool.flush()
-        await engine.close(EXIT_TIME)
-
-    asyncio.run(release())
+    # The loop of its connections has ended, and none can look up a name any more: over new ones, which block.
+    engine.become_blocking(Threads())
+    run(engine.close(EXIT_TIME))

@@ -1,0 +1,147 @@
+"""CPython's own tests of threading.Lock, RLock and Semaphore, run on ours.
+
+They come with the interpreter (Debian: libpython3-testsuite). Left out, each with its reason, is what no lock outside
+the process can mean.
+"""
+
+import itertools
+import threading
+import unittest
+
+import pytest
+
+import holdfast
+
+lock_tests = pytest.importorskip("test.lock_tests", reason="this interpreter came without its own tests")
+
+_names = itertools.count(1)
+_client = None
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _opened(server):
+    global _client
+    with holdfast.Holdfast(server.client()) as _client:
+        # The client's thread is there before the tests count threads.
+        for _ in range(3):
+            _client.lock("cpython").acquire().release()
+        yield
+
+
+def left_out(reason):
+    def test(self):
+        self.skipTest(reason)
+
+    return test
+
+
+class _Adapter:
+    """threading's signature and errors on one of our locks, whose holds any thread may release."""
+
+    not_held = RuntimeError
+
+    def __init__(self, lock):
+        self.lock = lock
+        self.holds = []
+
+    def acquire(self, blocking=True, timeout=-1):
+        if timeout != -1 and (timeout < 0 or not blocking):
+            raise ValueError("this timeout makes no sense")
+        if timeout > threading.TIMEOUT_MAX:
+            raise OverflowError("timeout value is too large")
+        try:
+            hold = self.lock.acquire(None if timeout == -1 else timeout) if blocking else self.lock.try_acquire()
+        except holdfast.NotAcquiredError:
+            return False
+        if hold is None:
+            return False
+        self.holds.append(hold)
+        return True
+
+    def release(self):
+        try:
+            self.holds.pop().release()
+        except IndexError:
+            raise self.not_held("it is not held") from None
+
+    __enter__ = acquire
+
+    def __exit__(self, *_):
+        self.release()
+
+    def locked(self):
+        return _client.info(self.lock.name) is not None
+
+    def __repr__(self):
+        return f"<{'locked' if self.locked() else 'unlocked'} {type(self).__name__} object at {id(self):#x}>"
+
+
+class _RAdapter(_Adapter):
+    def release(self):
+        try:
+            self.lock.release()
+        except holdfast.NotHeldError as error:
+            raise RuntimeError(str(error)) from None
+
+    def _is_owned(self):
+        return threading.get_ident() in self.lock._mine
+
+    def _recursion_count(self):
+        hold = self.lock._mine.get(threading.get_ident())
+        return hold._count if hold else 0
+
+
+class _SemaphoreAdapter(_Adapter):
+    not_held = ValueError
+
+    def acquire(self, blocking=True, timeout=None):
+        return super().acquire(blocking, -1 if timeout is None else timeout)
+
+    __enter__ = acquire
+
+    def release(self, n=1):
+        for _ in range(n):
+            super().release()
+
+
+def _name():
+    return f"cpython:{next(_names)}"
+
+
+def lock():
+    return _Adapter(_client.lock(_name()))
+
+
+def rlock():
+    return _RAdapter(_client.reentrant_lock(_name()))
+
+
+def semaphore(value=1):
+    if value < 0:
+        raise ValueError("a negative number of permits")
+    # No permit of none is ever granted.
+    made = _SemaphoreAdapter(_client.semaphore(_name(), max(value, 1)))
+    if value == 0:
+        made.blocker = made.lock.acquire()
+    return made
+
+
+class LockTests(lock_tests.LockTests, unittest.TestCase):
+    locktype = staticmethod(lock)
+    test_at_fork_reinit = left_out("an internal of CPython: the child of a fork does not hold what its parent holds")
+
+
+class RLockTests(lock_tests.RLockTests, unittest.TestCase):
+    locktype = staticmethod(rlock)
+    test_release_save_unacquired = left_out("an internal of threading.Condition")
+
+
+class SemaphoreTests(lock_tests.SemaphoreTests, unittest.TestCase):
+    semtype = staticmethod(semaphore)
+    test_release_unacquired = left_out("a permit that was never taken can't be given back; see BoundedSemaphoreTests")
+    test_repr = left_out("the number of free permits is the server's to know")
+
+
+class BoundedSemaphoreTests(lock_tests.BoundedSemaphoreTests, unittest.TestCase):
+    semtype = staticmethod(semaphore)
+    test_repr = left_out("the number of free permits is the server's to know")

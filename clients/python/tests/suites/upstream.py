@@ -1,0 +1,49 @@
+"""redis-py's own tests of its Lock, as modules; fetched by scripts/test-python, no part of this repository."""
+
+import importlib.util
+import os
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import redis
+
+POLLS = "counts the sleeps of polling; nothing here polls"
+NO_EXPIRY = "wants a key without expiry; a watched lock has a lease that the server renews"
+
+
+def load(path, **conftest):
+    """The module at this path of redis-py's source distribution, with what it wants of its own conftest."""
+    folder = os.environ.get("REDIS_PY_SOURCE")
+    if not folder:
+        pytest.skip("REDIS_PY_SOURCE is not set: scripts/test-python fetches redis-py's tests", allow_module_level=True)
+    package = "redis_py_" + path.replace("/", "_").removesuffix(".py")
+    sys.modules[package] = types.ModuleType(package)
+    sys.modules[package].__path__ = []
+    sys.modules[f"{package}.conftest"] = types.ModuleType("conftest")
+    vars(sys.modules[f"{package}.conftest"]).update(conftest)
+    spec = importlib.util.spec_from_file_location(f"{package}.tests", Path(folder, path))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def left_out(reason):
+    """In the place of a test."""
+
+    @pytest.mark.skip(reason=reason)
+    def test(self):
+        raise AssertionError("this is left out")
+
+    return test
+
+
+def owner(fields):
+    """What stands where redis-py has the token: the owner, of whom its tests expect one."""
+    owners = [field for field in fields if not field.startswith(b"#")]
+    return owners[0] if owners else None
+
+
+def is_hash(error):
+    return isinstance(error, redis.ResponseError) and "WRONGTYPE" in str(error)

@@ -1,0 +1,116 @@
+"""RedLock over independent servers, in both flavours."""
+
+import threading
+import time
+
+import pytest
+import redis
+
+import holdfast
+from servers import Server, until
+
+
+@pytest.fixture(scope="module")
+def three():
+    servers = [Server() for _ in range(3)]
+    yield servers
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def own_three():
+    servers = [Server() for _ in range(3)]
+    yield servers
+    for server in servers:
+        server.close()
+
+
+def opened(kind, servers):
+    return [kind.open(kind.redis(server.port)) for server in servers]
+
+
+def test_majority_grants_and_excludes_others(kind, three, name):
+    first = kind.redlock(opened(kind, three), name, lease=5)
+    second = kind.redlock(opened(kind, three), name, lease=5)
+    with first.acquire(5) as hold:
+        assert hold.is_held()
+        hold.check()
+        hold.renew()
+        assert second.try_acquire() is None
+        with pytest.raises(holdfast.NotAcquiredError):
+            second.acquire(0.2)
+        fences = {int(server.client().hget(name, "#fence")) for server in three}
+        assert fences == {hold.fence}
+    with second.acquire(5) as later:
+        assert later.fence > hold.fence
+    assert all(not server.client().exists(name) for server in three)
+
+
+def test_minority_may_be_down(kind, own_three, name):
+    lock = kind.redlock(opened(kind, own_three), name, lease=2)
+    own_three[0].kill()
+    with lock.acquire(10) as hold:
+        time.sleep(1)
+        hold.check()
+        assert hold.is_held()
+
+
+def test_no_majority_is_an_error(kind, own_three, name):
+    lock = kind.redlock(opened(kind, own_three), name, lease=2)
+    for server in own_three[:2]:
+        server.kill()
+    with pytest.raises(redis.ConnectionError, match="no majority"):
+        lock.acquire(1)
+
+
+def test_hold_is_lost_with_the_majority(kind, own_three, name):
+    hold = kind.redlock(opened(kind, own_three), name, lease=1).acquire(5)
+    own_three[0].client().execute_command("LOCK.FORCE", name)
+    time.sleep(0.6)
+    assert hold.is_held()
+    own_three[1].client().execute_command("LOCK.FORCE", name)
+    assert hold.lost.wait(5)
+    assert not hold.is_held()
+    with pytest.raises(holdfast.LockLostError):
+        hold.release()
+
+
+def test_many_clients_never_overlap(kind, three, name):
+    count, most, held = [0], [0], [0]
+    guard = threading.Lock()
+
+    def work():
+        lock = kind.redlock(opened(kind, three), name, lease=3)
+        for _ in range(3):
+            with lock.acquire(30) as hold:
+                assert hold.is_held()
+                with guard:
+                    held[0] += 1
+                    most[0] = max(most[0], held[0])
+                    count[0] += 1
+                time.sleep(0.002)
+                with guard:
+                    held[0] -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (count[0], most[0]) == (12, 1)
+
+
+def test_order_and_terms_are_checked(kind, three, name):
+    one, two, _ = opened(kind, three)
+    with pytest.raises(ValueError, match="different servers"):
+        kind.redlock([one, one], name)
+    lock = kind.redlock([two, one], name)
+    engines = lock._inner._engines if hasattr(lock, "_inner") else lock._engines
+    assert [engine.source.server_name for engine in engines] == sorted(engine.source.server_name for engine in engines)
+
+
+def test_released_lock_leaves_nothing_where_a_server_was_away(kind, own_three, name):
+    hold = kind.redlock(opened(kind, own_three), name, lease=2).acquire(5)
+    hold.release()
+    until(lambda: all(not server.client().exists(name) for server in own_three), "nothing is left")

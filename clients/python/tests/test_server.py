@@ -14,7 +14,6 @@ import redis
 
 import holdfast
 from holdfast import LossReason
-from kinds import Tasks
 from servers import HOST, Server, until
 
 TESTS = Path(__file__).parent
@@ -464,8 +463,9 @@ def test_sentinel_leads_to_the_new_primary(kind, sentinels):
 # Processes
 
 
-def _program(port, text):
+def _program(port, text, before=""):
     header = (
+        f"{before}\n"
         "import sys, os, time, asyncio\n"
         f"sys.path.insert(0, {str(TESTS)!r})\n"
         "import redis, redis.asyncio, holdfast, holdfast.asyncio\n"
@@ -586,5 +586,25 @@ def test_import_is_quick():
     assert best < 0.2
 
 
-def test_tasks_kind_is_used():
-    assert Tasks.name == "asyncio"
+def test_gevent_runs_it(own_server):
+    found = _program(
+        own_server.port,
+        """
+import gevent
+opened = holdfast.Holdfast(redis.Redis(port=port))
+lock, served = opened.lock("k", lease=0.6), []
+def work(number):
+    with lock:
+        served.append(number)
+        gevent.sleep(0.01)
+hold = lock.acquire()
+workers = [gevent.spawn(work, number) for number in range(20)]
+gevent.sleep(1)
+hold.check()
+hold.release()
+gevent.joinall(workers, timeout=20)
+print(sorted(served) == list(range(20)))
+""",
+        before="from gevent import monkey; monkey.patch_all()",
+    )
+    assert found.stdout == "True\n", found.stderr

@@ -1,0 +1,498 @@
+"""Compares the locks with what people use today, on one server in one run, and prints tables.
+
+usage: bench.py [--quick] [uncontended] [crowd] [holders] [redlock]
+
+HOLDFAST_MODULE: the module. HOLDFAST_SERVER: the server's program (redis-server).
+"""
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import logging
+import resource
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+
+import redis
+import redis.asyncio
+import redis_lock
+from pottery import Redlock
+
+import holdfast
+import holdfast.asyncio
+from holdfast.redlock import RedLock
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from servers import HOST, Server
+
+LEASE = 60
+LOCKS = 10
+HOLD = 0.001
+
+
+class Ours:
+    """A lock of ours with redis-py's verbs, for threads."""
+
+    def __init__(self, locks, name, **terms):
+        self.lock = locks.lock(name, lease=LEASE, **terms)
+
+    def acquire(self):
+        self.hold = self.lock.acquire()
+        return True
+
+    def release(self):
+        self.hold.release()
+
+
+class OursOfTasks(Ours):
+    """The same for asyncio."""
+
+    async def acquire(self):
+        self.hold = await self.lock.acquire()
+
+    async def release(self):
+        await self.hold.release()
+
+
+class Threads:
+    """Ways to lock with threads: a function of redis-py's client, ours, and the name of the lock."""
+
+    ours = holdfast.Holdfast
+
+    @staticmethod
+    def client(port, connections):
+        return redis.Redis(host=HOST, port=port, max_connections=connections)
+
+    ways = {  # noqa: RUF012
+        "holdfast": lambda _, locks, name: Ours(locks, name),
+        "holdfast, not renewed": lambda _, locks, name: Ours(locks, name, renew=False),
+        "redis-py": lambda client, _, name: client.lock(name, timeout=LEASE),
+        "python-redis-lock": lambda client, _, name: redis_lock.Lock(client, name, expire=LEASE),
+    }
+
+
+class Tasks:
+    """Ways to lock with asyncio."""
+
+    ours = holdfast.asyncio.Holdfast
+
+    @staticmethod
+    def client(port, connections):
+        return redis.asyncio.Redis(host=HOST, port=port, max_connections=connections)
+
+    ways = {  # noqa: RUF012
+        "holdfast": lambda _, locks, name: OursOfTasks(locks, name),
+        "holdfast, not renewed": lambda _, locks, name: OursOfTasks(locks, name, renew=False),
+        "redis-py": lambda client, _, name: client.lock(name, timeout=LEASE),
+    }
+
+
+def table(title, heads, rows):
+    print(f"\n## {title}\n")
+    print("| " + " | ".join(heads) + " |")
+    print("|---|" + "--:|" * (len(heads) - 1))
+    for row in rows:
+        print("| " + " | ".join(row) + " |", flush=True)
+
+
+# One lock, nobody else: a round of each way in turn, so that whatever else the machine does hits all of them.
+
+
+def uncontended(port, rounds, pairs):
+    client = Threads.client(port, 100)
+    times = collections.defaultdict(list)
+    with Threads.ours(client) as ours:
+        locks = {name: make(client, ours, f"pair:{name}") for name, make in Threads.ways.items()}
+        for _ in range(rounds):
+            for name, lock in locks.items():
+                begin = time.perf_counter()
+                for _ in range(pairs):
+                    lock.acquire()
+                    lock.release()
+                times[name].append((time.perf_counter() - begin) / pairs * 1e6)
+    return times
+
+
+async def uncontended_tasks(port, rounds, pairs):
+    client = Tasks.client(port, 100)
+    times = collections.defaultdict(list)
+    async with Tasks.ours(client) as ours:
+        locks = {name: make(client, ours, f"pair:{name}") for name, make in Tasks.ways.items()}
+        for _ in range(rounds):
+            for name, lock in locks.items():
+                begin = time.perf_counter()
+                for _ in range(pairs):
+                    await lock.acquire()
+                    await lock.release()
+                times[name].append((time.perf_counter() - begin) / pairs * 1e6)
+    await client.aclose()
+    return times
+
+
+def pairs_table(title, times):
+    base = statistics.median(times["redis-py"])
+    rows = [
+        (name, f"{statistics.median(all_):.0f} µs", f"{statistics.median(all_) / base:.2f}")
+        for name, all_ in times.items()
+    ]
+    table(title, ("", "median", "of redis-py's"), rows)
+
+
+# Many on ten locks, until each had its turns.
+
+
+class Crowd:
+    """What a crowd saw."""
+
+    def __init__(self, members, turns, limit):
+        self.waits = []
+        self.ends = [None] * members
+        self.turns = turns
+        self.done = 0
+        self.end = time.monotonic() + limit
+
+    @property
+    def over(self):
+        return time.monotonic() > self.end
+
+
+class Watch:
+    """What the server says of a run: CPU, commands, and the most connections at once."""
+
+    def __init__(self, port):
+        self.client = redis.Redis(host=HOST, port=port)
+        self.most = 0
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self):
+        self.looks = 0
+        self.before = self._counters()
+        self.begin = time.monotonic()
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.seconds = time.monotonic() - self.begin
+        self.stopped.set()
+        self.thread.join()
+        after = self._counters()
+        self.cpu = after[0] - self.before[0]
+        # Its own questions do not count.
+        self.commands = after[1] - self.before[1] - self.looks - 2
+        self.client.close()
+
+    def _look(self):
+        while not self.stopped.wait(0.1):
+            self.most = max(self.most, self.client.info("clients")["connected_clients"] - 1)
+            self.looks += 1
+
+    def _counters(self):
+        info = {**self.client.info("cpu"), **self.client.info("stats")}
+        cpu = float(info["used_cpu_sys_main_thread"]) + float(info["used_cpu_user_main_thread"])
+        return cpu, info["total_commands_processed"]
+
+
+def crowd_of_threads(way, port, members, turns, limit):
+    client = Threads.client(port, members + 10)
+    ours = Threads.ours(client)
+    crowd = Crowd(members, turns, limit)
+    begin = time.monotonic()
+
+    def work(number):
+        lock = Threads.ways[way](client, ours, f"{way}:{number % LOCKS}")
+        for _ in range(turns):
+            asked = time.monotonic()
+            if not lock.acquire():
+                return
+            crowd.waits.append(time.monotonic() - asked)
+            time.sleep(HOLD)
+            lock.release()
+            crowd.done += 1
+            if crowd.over:
+                return
+        crowd.ends[number] = time.monotonic() - begin
+
+    with Watch(port) as watch:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(members)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    ours.close()
+    client.close()
+    return crowd, watch
+
+
+def crowd_of_tasks(way, port, members, turns, limit):
+    crowd = Crowd(members, turns, limit)
+
+    async def work(client, ours, begin, number):
+        lock = Tasks.ways[way](client, ours, f"{way}:{number % LOCKS}")
+        for _ in range(turns):
+            asked = time.monotonic()
+            await lock.acquire()
+            crowd.waits.append(time.monotonic() - asked)
+            await asyncio.sleep(HOLD)
+            await lock.release()
+            crowd.done += 1
+        crowd.ends[number] = time.monotonic() - begin
+
+    async def main():
+        client = Tasks.client(port, members + 10)
+        ours = Tasks.ours(client)
+        begin = time.monotonic()
+        tasks = [asyncio.create_task(work(client, ours, begin, number)) for number in range(members)]
+        done, pending = await asyncio.wait(tasks, timeout=limit)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        for task in done:
+            task.result()
+        await ours.close()
+        await client.aclose()
+
+    with Watch(port) as watch:
+        asyncio.run(main())
+    return crowd, watch
+
+
+def jain(values):
+    """1 if all are equal, 1/n if one has it all."""
+    return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
+
+
+def crowd_row(name, crowd, watch, members, turns):
+    finished = all(end is not None for end in crowd.ends)
+    shares = [1 / end if end else 0 for end in crowd.ends]
+    return (
+        name,
+        f"{watch.seconds:.1f} s" if finished else f"not in {watch.seconds:.0f} s ({crowd.done / members / turns:.0%})",
+        f"{max(crowd.waits) * 1e3:,.0f} ms",
+        f"{jain(shares):.3f}" if any(shares) else "-",
+        f"{watch.cpu:.2f} s",
+        f"{watch.commands:,}",
+        f"{watch.most}",
+    )
+
+
+# Locks on a majority of independent servers.
+
+
+class Rounds:
+    """Counts the rounds of pottery's Redlock that ended without a majority, which it tells nobody."""
+
+    def __init__(self):
+        self.failed = 0
+
+    def lock(self, name, clients):
+        rounds = self
+
+        class Counting(Redlock):
+            def _acquire_masters(self, **kwargs):
+                granted = super()._acquire_masters(**kwargs)
+                rounds.failed += not granted
+                return granted
+
+            # The name by which it calls that.
+            _Redlock__acquire_masters = _acquire_masters
+
+        return Counting(key=name, masters=set(clients), auto_release_time=LEASE)
+
+
+class OursOnMany(Rounds):
+    """The same of holdfast's."""
+
+    def lock(self, name, clients):
+        return OnMany([holdfast.Holdfast(client) for client in clients], name)
+
+
+class OnMany(Ours):
+    """A RedLock of ours with redis-py's verbs."""
+
+    def __init__(self, servers, name, **terms):
+        self.lock = RedLock(servers, name, lease=LEASE, **terms)
+
+
+def redlock_pairs(clients, rounds, pairs):
+    """Acquire and release in turn, in microseconds."""
+    servers = [holdfast.Holdfast(client) for client in clients]
+    locks = {
+        "holdfast": OnMany(servers, "pair:holdfast"),
+        "pottery": Redlock(key="pair", masters=set(clients), auto_release_time=LEASE),
+    }
+    times = collections.defaultdict(list)
+    for _ in range(rounds):
+        for name, lock in locks.items():
+            begin = time.perf_counter()
+            for _ in range(pairs):
+                lock.acquire()
+                lock.release()
+            times[name].append((time.perf_counter() - begin) / pairs * 1e6)
+    return times
+
+
+def redlock_crowd(kind, ports, members, turns, limit):
+    """How long until all had their turns, each a client of its own; the worst wait; rounds in vain."""
+    rounds, waits, done = kind(), [], []
+    end = time.monotonic() + limit
+
+    def work():
+        clients = [redis.Redis(host=HOST, port=port) for port in ports]
+        lock = rounds.lock("crowd", clients)
+        for _ in range(turns):
+            asked = time.monotonic()
+            lock.acquire()
+            waits.append(time.monotonic() - asked)
+            time.sleep(HOLD)
+            lock.release()
+            done.append(time.monotonic())
+            if time.monotonic() > end:
+                return
+
+    begin = time.monotonic()
+    threads = [threading.Thread(target=work) for _ in range(members)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    share = len(done) / members / turns
+    seconds = max(done) - begin
+    return (
+        f"{seconds:.1f} s" if share == 1 else f"not in {seconds:.0f} s ({share:.0%})",
+        f"{max(waits) * 1e3:,.0f} ms",
+        f"{rounds.failed:,}",
+    )
+
+
+def redlock(quick):
+    # It logs each round in vain.
+    logging.getLogger("pottery").setLevel(logging.CRITICAL)
+    rounds, pairs = (3, 20) if quick else (20, 200)
+    members, turns, limit = (4, 3, 4) if quick else (10, 20, 120)
+    for count in (3, 5):
+        servers = [Server() for _ in range(count)]
+        try:
+            ports = [server.port for server in servers]
+            clients = [redis.Redis(host=HOST, port=port) for port in ports]
+            times = redlock_pairs(clients, rounds, pairs)
+            base = statistics.median(times["pottery"])
+            rows = [
+                (name, f"{statistics.median(all_):.0f} µs", f"{statistics.median(all_) / base:.2f}")
+                for name, all_ in times.items()
+            ]
+            table(f"RedLock over {count} servers, uncontended", ("", "acquire and release", "of pottery's"), rows)
+            crowds = [
+                (name, *redlock_crowd(kind, ports, members, turns, limit))
+                for name, kind in (("holdfast", OursOnMany), ("pottery", Rounds))
+            ]
+            table(
+                f"RedLock over {count} servers: {members} clients, {turns} turns each of {HOLD * 1e3:.0f} ms",
+                ("", "all had their turns", "worst wait", "rounds in vain"),
+                crowds,
+            )
+        finally:
+            for server in servers:
+                server.close()
+
+
+# Many locks held at once, which are renewed.
+
+
+def holders(port, count, lease, seconds):
+    """What it costs to hold so many locks in one process."""
+    admin = redis.Redis(host=HOST, port=port)
+
+    def server_cpu():
+        cpu = admin.info("cpu")
+        return float(cpu["used_cpu_sys_main_thread"]) + float(cpu["used_cpu_user_main_thread"])
+
+    def renewals():
+        return admin.info("commandstats").get("cmdstat_lock.renew", {"calls": 0})["calls"]
+
+    memory, own = admin.info("memory")["used_memory"], resource.getrusage(resource.RUSAGE_SELF)
+    with holdfast.Holdfast(redis.Redis(host=HOST, port=port)) as locks:
+        held = [locks.lock(f"held:{number}", lease=lease).acquire() for number in range(count)]
+        cpu, calls, begin = server_cpu(), renewals(), time.perf_counter()
+        time.sleep(seconds)
+        length = time.perf_counter() - begin
+        return (
+            f"{count:,}",
+            f"{admin.info('clients')['connected_clients'] - 1}",
+            f"{(admin.info('memory')['used_memory'] - memory) / count:,.0f} B",
+            f"{(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - own.ru_maxrss) * 1024 / count:,.0f} B",
+            f"{(renewals() - calls) / length:,.0f}",
+            f"{(server_cpu() - cpu) / length:.2%}",
+            f"{sum(not hold.is_held() for hold in held)}",
+        )
+
+
+def many_holders(quick):
+    server = Server()
+    try:
+        heads = ("locks", "connections", "server, each", "client, each", "renewals/s", "server CPU", "lost")
+        counts, lease, seconds = ((100,), 2, 2) if quick else ((1_000, 10_000), 10, 20)
+        table(
+            f"Locks held by one process, lease {lease} s",
+            heads,
+            [holders(server.port, n, lease, seconds) for n in counts],
+        )
+    finally:
+        server.close()
+
+
+SECTIONS = ("uncontended", "crowd", "holders", "redlock")
+
+
+def main():
+    arguments = argparse.ArgumentParser(description="Compares the locks of holdfast with others.")
+    arguments.add_argument("--quick", action="store_true", help="shows that it runs, judges nothing")
+    arguments.add_argument("sections", nargs="*", metavar="SECTION", help=f"only these of {', '.join(SECTIONS)}")
+    given = arguments.parse_args()
+    quick, sections = given.quick, given.sections or SECTIONS
+    if unknown := set(sections) - set(SECTIONS):
+        arguments.error(f"unknown section {unknown.pop()}; there are {', '.join(SECTIONS)}")
+    load = Path("/proc/loadavg").read_text().split()[0]
+    print(f"redis-py {redis.__version__}, Python {sys.version.split()[0]}, load {load}")
+    if "uncontended" in sections or "crowd" in sections:
+        one_server(quick, sections)
+    if "holders" in sections:
+        many_holders(quick)
+    if "redlock" in sections:
+        redlock(quick)
+
+
+def one_server(quick, sections):
+    rounds, pairs = (20, 25) if quick else (800, 25)
+    threads, tasks, turns, limit = (20, 100, 3, 10) if quick else (100, 1000, 10, 120)
+    server = Server()
+    try:
+        if "uncontended" in sections:
+            pairs_table("Threads: acquire and release, uncontended", uncontended(server.port, rounds, pairs))
+            pairs_table(
+                "asyncio: acquire and release, uncontended", asyncio.run(uncontended_tasks(server.port, rounds, pairs))
+            )
+        if "crowd" not in sections:
+            return
+        heads = ("", "all had their turns", "worst wait", "Jain's index", "server CPU", "commands", "connections")
+        for kind, crowd_of, members in ((Threads, crowd_of_threads, threads), (Tasks, crowd_of_tasks, tasks)):
+            rows = []
+            for way in kind.ways:
+                crowd, watch = crowd_of(way, server.port, members, turns, limit)
+                rows.append(crowd_row(way, crowd, watch, members, turns))
+            table(
+                f"{members} {kind.__name__.lower()} on {LOCKS} locks, {turns} turns each of {HOLD * 1e3:.0f} ms",
+                heads,
+                rows,
+            )
+    finally:
+        with contextlib.suppress(Exception):
+            server.close()
+
+
+main()

@@ -1,5 +1,6 @@
 """What the client does at real servers, in both flavours."""
 
+import asyncio
 import gc
 import os
 import signal
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 import redis
+import redis.asyncio
 
 import holdfast
+import holdfast.asyncio
 from holdfast import LossReason
 from servers import HOST, Server, until
 
@@ -159,9 +162,16 @@ def test_semaphore_has_a_limit(client, name):
     assert client.semaphore(name, 2).try_acquire() is not None
 
 
-def test_reentrant_lock_counts_in_the_client(client, name):
-    lock = client.reentrant_lock(name)
-    assert lock.acquire().fence == lock.acquire().fence if not isinstance(lock, holdfast.ReentrantLock) else True
+async def test_reentrant_lock_is_of_a_task(server, name):
+    client = redis.asyncio.Redis(port=server.port)
+    async with holdfast.asyncio.Holdfast(client) as opened:
+        lock = opened.reentrant_lock(name)
+        async with lock as outer, lock as inner:
+            assert inner is outer
+            assert (await opened.info(name))["holders"][0]["holds"] == 1
+            assert await asyncio.create_task(lock.try_acquire()) is None
+        assert await opened.info(name) is None
+    await client.aclose()
 
 
 def test_reentrant_lock_is_of_a_thread(server, name):

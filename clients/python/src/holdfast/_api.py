@@ -82,7 +82,7 @@ class LockBase(Generic[HoldT]):
         self._engine = client._engine
         self._hold = hold
         self._terms = terms
-        self._entered: dict[int, list[HoldT]] = {}
+        self._entered: dict[Any, list[HoldT]] = {}
 
     @property
     def name(self) -> Any:
@@ -122,7 +122,7 @@ class LockBase(Generic[HoldT]):
 class ReentrantBase(LockBase[HoldT]):
     """Bound to a thread or task: the one that holds it may take it again. The count is kept here."""
 
-    _mine: dict[int, HoldT]
+    _mine: dict[Any, HoldT]
 
     def __init__(self, client: HoldfastBase[Any, Any, Any], hold: type[HoldT], terms: Terms) -> None:
         super().__init__(client, hold, terms)
@@ -136,7 +136,7 @@ class ReentrantBase(LockBase[HoldT]):
             hold._count += 1
             return hold
         # All acquisitions of a thread are one actor to the search for deadlocks.
-        actor = b"%s:%d##" % (self._client._actor, me)
+        actor = b"%s:%d##" % (self._client._actor, id(me))
         terms = dataclasses.replace(self._terms, prefix=actor)
         grant, error = await self._engine.acquire(terms, wait)
         if grant is None:

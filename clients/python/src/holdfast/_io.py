@@ -221,9 +221,9 @@ class Threads:
     async def drain(self) -> None:
         """Waits until closed connections are closed."""
 
-    def me(self) -> int:
-        """Who calls."""
-        return threading.get_ident()
+    def me(self) -> Any:
+        """Who calls. An object: numbers are used again."""
+        return threading.current_thread()
 
     async def open(self, source: Source, address: Address | None) -> ThreadLine:
         """A new connection."""
@@ -279,9 +279,9 @@ class Tasks:
         if mine:
             await asyncio.wait(mine, timeout=1.0)
 
-    def me(self) -> int:
-        """Who calls."""
-        return id(asyncio.current_task())
+    def me(self) -> Any:
+        """Who calls. An object: numbers are used again."""
+        return asyncio.current_task()
 
     async def open(self, source: Source, address: Address | None) -> TaskLine:
         """A new connection."""

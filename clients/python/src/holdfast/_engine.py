@@ -619,6 +619,7 @@ class Engine:
             if answer is False:
                 self.lost(grant, LossReason.GONE)
             self.must_hold(grant)
+            assert isinstance(answer, Exception)  # noqa: S101
             if not rules.is_transport(answer) and judge(answer) is Verdict.FATAL:
                 raise rules.fatal(answer, grant.terms.name)
             self._note(answer, grant.terms.keys[0], pool)

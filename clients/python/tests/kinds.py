@@ -101,13 +101,18 @@ class Tasks:
                 await one.close()
             await end_others()
             for client in self.clients:
-                await getattr(client, "aclose", client.close)()
-            await asyncio.sleep(0)
+                await closed(client)
 
         self.run(end())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join()
         self.loop.close()
+
+
+async def closed(client):
+    """Closes redis-py's client. Before version 5.0.1 it was called otherwise."""
+    await getattr(client, "aclose", client.close)()
+    await asyncio.sleep(0)
 
 
 async def end_others():

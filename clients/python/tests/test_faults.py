@@ -12,6 +12,7 @@ import redis
 
 import holdfast
 import holdfast.asyncio
+from kinds import closed
 from proxy import Proxy
 from servers import until
 
@@ -146,8 +147,8 @@ async def _cancels(port, name, count, seed):
             assert time.monotonic() < end, f"left: {await rival.info(name)}, {await rival.waiters(name)}"
             await asyncio.sleep(0.01)
         connections = len(await other.client_list())
-    await client.aclose()
-    await other.aclose()
+    await closed(client)
+    await closed(other)
     return got, connections
 
 

@@ -17,6 +17,7 @@ import redis.asyncio
 import holdfast
 import holdfast.asyncio
 from holdfast import LossReason
+from kinds import closed
 from servers import HOST, Server, until
 
 TESTS = Path(__file__).parent
@@ -171,7 +172,7 @@ async def test_reentrant_lock_is_of_a_task(server, name):
             assert (await opened.info(name))["holders"][0]["holds"] == 1
             assert await asyncio.create_task(lock.try_acquire()) is None
         assert await opened.info(name) is None
-    await client.aclose()
+    await closed(client)
 
 
 def test_reentrant_lock_is_of_a_thread(server, name):

@@ -11,7 +11,7 @@ import redis
 import holdfast
 from fake import CUT, NIL, SILENCE, error, granted, integer
 from holdfast import LossReason
-from kinds import Tasks
+from kinds import Tasks, closed
 from servers import until
 
 PASSING = [
@@ -366,7 +366,7 @@ async def _cancelled(fake, before=0.0, lease=5.0):
             await task
         assert time.monotonic() - began < 0.1, "the caller has its answer at once"
         yield opened
-    await client.aclose()
+    await closed(client)
 
 
 async def _until(condition, what, seconds=10):
@@ -436,7 +436,7 @@ async def test_cancelled_release_goes_on_in_the_background(fake):
         with pytest.raises(asyncio.CancelledError):
             await task
         await _until(lambda: len(fake.of("RELEASE")) >= 2, "it goes on")
-    await client.aclose()
+    await closed(client)
 
 
 def test_wait_ends_soon_when_another_thread_cancels(faked, kind, fake):

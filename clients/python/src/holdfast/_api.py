@@ -136,7 +136,7 @@ class ReentrantBase(LockBase[HoldT]):
             hold._count += 1
             return hold
         # All acquisitions of a thread are one actor to the search for deadlocks.
-        actor = b"%s:%d##" % (self._client._actor, id(me))
+        actor = b"%s:%d##" % (self._client._actor, hash(me))
         terms = dataclasses.replace(self._terms, prefix=actor)
         grant, error = await self._engine.acquire(terms, wait)
         if grant is None:

@@ -994,7 +994,8 @@ class _Cluster(_One):
 
     def redirected(self, error: Any, key: bytes, pool: Pool) -> Pool:
         address = next((one for one, its in self._pools.items() if its is pool), ("", 0))
-        address = self._engine.source.remap((error.host or address[0], error.port))
+        host, _, port = str(error).split()[-1].rpartition(":")
+        address = self._engine.source.remap((host or address[0], int(port)))
         if rules.code_of(error) == "MOVED":
             self._slots[rules.slot_of(key)] = address
             self._is_doubtful = True

@@ -221,9 +221,9 @@ class Threads:
     async def drain(self) -> None:
         """Waits until closed connections are closed."""
 
-    def me(self) -> Any:
-        """Who calls. An object: numbers are used again."""
-        return threading.current_thread()
+    def me(self) -> int:
+        """Who calls, as threading.RLock has it."""
+        return threading.get_ident()
 
     async def open(self, source: Source, address: Address | None) -> ThreadLine:
         """A new connection."""
@@ -280,7 +280,7 @@ class Tasks:
             await asyncio.wait(mine, timeout=1.0)
 
     def me(self) -> Any:
-        """Who calls. An object: numbers are used again."""
+        """Who calls. The object: its number is used again."""
         return asyncio.current_task()
 
     async def open(self, source: Source, address: Address | None) -> TaskLine:

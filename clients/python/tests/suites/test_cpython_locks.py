@@ -84,10 +84,10 @@ class _RAdapter(_Adapter):
             raise RuntimeError(str(error)) from None
 
     def _is_owned(self):
-        return threading.current_thread() in self.lock._mine
+        return threading.get_ident() in self.lock._mine
 
     def _recursion_count(self):
-        hold = self.lock._mine.get(threading.current_thread())
+        hold = self.lock._mine.get(threading.get_ident())
         return hold._count if hold else 0
 
 

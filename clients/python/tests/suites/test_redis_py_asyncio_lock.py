@@ -53,7 +53,8 @@ class TestLock(tests.TestLock):
     def get_lock(self, redis, *args, **kwargs):
         if redis not in _opened:
             _opened[redis] = holdfast.asyncio.Holdfast(redis)
-        return redis.lock(*args, lock_class=lock_class(_opened[redis]), **kwargs)
+        # The lock() of older versions does not know all arguments.
+        return lock_class(_opened[redis])(redis, *args, **kwargs)
 
     test_lock = upstream.left_out(upstream.NO_EXPIRY)
     test_lock_token = upstream.left_out(upstream.NO_EXPIRY)

@@ -11,6 +11,7 @@ import redis
 import holdfast
 from fake import CUT, NIL, SILENCE, error, granted, integer
 from holdfast import LossReason
+from holdfast.redis_py import lock_class
 from kinds import Tasks, closed
 from servers import until
 
@@ -580,10 +581,8 @@ def test_connections_in_an_outage_are_few(kind, fake):
 
 
 def test_given_owner_is_asked_for_with_new_and_never_released_by_all(fake):
-    from holdfast.redis_py import lock_class
-
     with holdfast.Holdfast(redis.Redis(port=fake.port)) as opened:
-        lock = redis.Redis(port=fake.port).lock("k", lock_class=lock_class(opened), timeout=5, blocking_timeout=0.3)
+        lock = lock_class(opened)(redis.Redis(port=fake.port), "k", timeout=5, blocking_timeout=0.3)
         fake.script["ACQUIRE"].append(SILENCE)
         assert not lock.acquire(token="mine")
         assert lock.acquire(token="mine")
@@ -591,3 +590,14 @@ def test_given_owner_is_asked_for_with_new_and_never_released_by_all(fake):
     assert all(b"NEW" in words and b"HOLDS" not in words for words in fake.of("ACQUIRE"))
     assert all(words[2] == b"mine" for words in fake.of("ACQUIRE"))
     assert withdrawals(fake) == []
+
+
+def test_request_with_new_is_not_repeated_when_its_reply_is_lost(fake):
+    with holdfast.Holdfast(redis.Redis(port=fake.port)) as opened:
+        lock = lock_class(opened)(redis.Redis(port=fake.port), "k", timeout=5, blocking_timeout=3)
+        lock.acquire()
+        lock.release()
+        fake.script["ACQUIRE"].append(CUT)
+        with pytest.raises(redis.ConnectionError, match="may be held by b'mine'"):
+            lock.acquire(token="mine")
+    assert len([words for words in fake.of("ACQUIRE") if words[2] == b"mine"]) == 1

@@ -221,6 +221,9 @@ class Engine:
                     raise
                 request.error = error
                 self.router.doubt(pool)
+                if terms.owner is not None and request.broke:
+                    # A request with NEW must not be repeated.
+                    raise ConnectionError(f"{error}. The lock may be held by {terms.owner!r} for a lease") from error
                 if not fresh and not is_replaced and not isinstance(error, TimeoutError):
                     # It had died while it was idle.
                     is_replaced = True
@@ -289,6 +292,9 @@ class Engine:
     async def _send(self, request: _Request, pool: Pool, wait: float | None, asking: bool = False) -> bool:
         """Whether the connection had received nothing before."""
         terms = request.terms
+        if terms.owner is not None:
+            # It is not repeated, so over a connection that has just answered.
+            await self._command(pool, REST, [(b"LOCK.VERSION",)], min(self._bound(request), 1.0))
         line = await pool.get(REST, min(self._bound(request), 1.0))
         is_fresh: bool = line.is_fresh
         sent = now()
@@ -859,19 +865,31 @@ class _Keeper:
         engine = self.engine
         try:
             while not self._is_stopped:
-                due, seconds = self._next()
-                if due:
-                    await self._keep(due)
-                else:
-                    await engine.io.wait(self._wake, seconds)
-                while engine.dropped:
-                    logger.warning("lock %r: its hold was dropped without a release", engine.dropped.popleft())
+                try:
+                    await self._turn()
+                except Exception:
+                    logger.exception("renewals failed")
+                    await engine.io.sleep(0.1)
         except asyncio.CancelledError:
             # The loop ends.
             if not self._is_stopped:
                 engine._keepers.pop(self.pool, None)
                 await engine.release_all([one for one in list(engine.grants) if one.keeper is self], EXIT_TIME)
             raise
+
+    async def _turn(self) -> None:
+        due, seconds = self._next()
+        if due:
+            try:
+                await self._keep(due)
+            except Exception:
+                for grant in due:
+                    self.add(grant)
+                raise
+        else:
+            await self.engine.io.wait(self._wake, seconds)
+        while self.engine.dropped:
+            logger.warning("lock %r: its hold was dropped without a release", self.engine.dropped.popleft())
 
     def _next(self) -> tuple[list[Grant], float | None]:
         """What is due now, or how long to sleep."""

@@ -82,10 +82,13 @@ class ThreadLine(_Line):
             if self.is_closed:
                 # redis-py would connect anew.
                 raise ConnectionError("this connection is closed")
-            if not self.raw.can_read(max(end - now(), 0.0)):
-                raise Silence("no reply in time")
             try:
+                if not self.raw.can_read(max(end - now(), 0.0)):
+                    raise Silence("no reply in time")
                 self._replies.append(self.raw.read_response(disable_decoding=True, disconnect_on_error=False))
+            except (AttributeError, TypeError, ValueError) as error:
+                # redis-py's, if another thread has closed it.
+                raise ConnectionError("this connection is closed") from error
             except ResponseError as error:
                 self._replies.append(error)
             except (BusyLoadingError, AuthenticationError) as error:

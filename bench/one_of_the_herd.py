@@ -12,19 +12,14 @@ import redis.asyncio
 
 async def main(port, number, holds, waits):
     client = redis.asyncio.Redis(port=port)
-    held = [holdfast.Lock(client, f"own:{number}:{hold}") for hold in range(holds)]
-    for lock in held:
-        await lock.acquire()
-    locks = [holdfast.Lock(client, f"wanted:{key}") for key in range(waits)]
-    waiting = [asyncio.create_task(lock.acquire()) for lock in locks]
+    locks = holdfast.Holdfast(client)
+    held = [await locks.lock(f"own:{number}:{hold}").acquire() for hold in range(holds)]
+    waiting = [asyncio.create_task(locks.lock(f"wanted:{key}").acquire()) for key in range(waits)]
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     lost = 0
-    for lock in held:
-        try:
-            lock.check()
-        except holdfast.LockError:
-            lost += 1
+    for hold in held:
+        lost += not hold.is_held()
     print(lost, sum(task.done() for task in waiting), flush=True)
     await asyncio.to_thread(sys.stdin.readline)
 

@@ -15,13 +15,26 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "clients
 import holdfast  # noqa: E402
 
 
+class Ours:
+    """A lock of ours with redis-py's verbs."""
+
+    def __init__(self, lock):
+        self.lock = lock
+
+    def acquire(self):
+        self.hold = self.lock.acquire()
+
+    def release(self):
+        self.hold.release()
+
+
 def main():
     name, *numbers = sys.argv[1:]
     port, number, processes, locks, own, window = map(int, numbers)
     client = redis.Redis(port=port)
+    locks = holdfast.Holdfast(client)
     make = {
-        "Python, keep": lambda key: holdfast.Lock(client, key, keep=5),
-        "Python": lambda key: holdfast.Lock(client, key),
+        "Python": lambda key: Ours(locks.lock(key)),
         "redis-py Lock": lambda key: client.lock(key, timeout=60),
     }[name]
     every = [make(f"kept:{lock}") for lock in range(locks)]

@@ -1,8 +1,8 @@
 """A client of the lab in Python: locks, waits, renews and releases through redis-py, and writes down what it saw.
 
-usage: client.py sentinel|cluster HOST:PORT,... KEY-PREFIX nothing|wait|N THREADS TIED SEED
+usage: client.py sentinel|cluster HOST:PORT,... KEY-PREFIX nothing|wait|N THREADS THIN SEED
 
-TIED threads more share a session, by way of Holdfast's own client.
+THIN threads more share one object of Holdfast's own client.
 
 Works until its standard input is closed, then prints its record (the format is described in lab/src/record.rs).
 """
@@ -26,6 +26,8 @@ WAIT_FOR_REPLICA = 50
 LONGEST_WAIT = 1500
 # What Holdfast's client allows for an answer, before it gives a connection up.
 TO_ANSWER = 5_000_000
+# Of the locks of Holdfast's client, which renews them, in seconds.
+LEASE = 3
 # Longer than any request may take, so that the client gives up by itself only where the server owes an answer.
 SOCKET_TIMEOUT = (LONGEST_WAIT + 1000) / 1000 + PATIENCE
 
@@ -217,66 +219,65 @@ class Client(Contender):
         return None
 
 
-class Tied(Contender):
-    """A thread of a process with one session: it writes only while Holdfast's client says that it holds."""
+class Thin(Contender):
+    """A thread that uses Holdfast's own client: it writes only while that client says that it holds."""
 
-    def __init__(self, name, client, prefix, asks, long, rng, stop):
+    def __init__(self, name, locks, prefix, asks, long, rng, stop):
         super().__init__(name, prefix, long, rng, stop)
-        self.client = client
+        self.locks = locks
         self.replicas = int(asks) if asks.isdigit() else 0
 
     def turn(self):
         self.asked += 1
         if self.long:
-            key, limit = f"{self.prefix}long:{{{self.rng.randrange(6)}}}", 1
+            key, shared = f"{self.prefix}long:{{{self.rng.randrange(6)}}}", False
         else:
             name, count = self.rng.choice([("forced", 6), ("forced", 6), ("m", 4), ("rw", 2)])
             key = f"{self.prefix}{name}:{{{self.rng.randrange(count)}}}"
-            limit = 0 if name == "rw" and self.rng.random() < 0.7 else 1
-        lock = holdfast.Lock(self.client, key, limit=limit, replicas=self.replicas, ephemeral=self.rng.random() < 0.2)
+            shared = name == "rw" and self.rng.random() < 0.7
+        lock = self.locks.lock(key, lease=LEASE, shared=shared, replicas=self.replicas)
         wait = self.rng.randrange(20, LONGEST_WAIT)
         sent = now()
-        outcome = "failed"
+        outcome, hold = "failed", None
         try:
-            outcome = "granted" if lock.acquire(blocking_timeout=wait / 1000) else "refused"
+            hold = lock.acquire(wait / 1000)
+            outcome = "granted"
+        except holdfast.NotAcquiredError as why:
+            outcome = "refused" if why.__cause__ is None else "failed"
         except FAILED:
             time.sleep(self.rng.uniform(0.005, 0.04))
         finally:
             self.note("Q", sent, wait * 1000 + TO_ANSWER, now(), outcome)
-        if outcome == "granted":
+        if hold is not None:
             replied = now()
             assurance = "replicas" if self.replicas else "plain"
-            limit = "shared" if limit == 0 else limit
+            limit = "shared" if shared else 1
             # What is held beyond the reply is what the client says at each look.
             self.note(
-                "G", self.asked, key, f"{self.name}-{self.asked}", limit, lock.fence, sent, sent, replied, 2000, "-", assurance
+                "G", self.asked, key, f"{self.name}-{self.asked}", limit, hold.fence, sent, sent, replied, 2000, "-", assurance
             )
-            self.note("S", self.asked)
-            self.hold(lock, assurance)
+            self.hold(hold, assurance)
 
-    def hold(self, lock, assurance):
+    def hold(self, hold, assurance):
         until = now() + (self.rng.randrange(500_000, 4_500_000) if self.long else self.rng.randrange(2_000, 400_000))
         seen = now()
         while now() < until and not self.stop.is_set():
-            lock.lost.wait(self.rng.uniform(0.002, 0.04))
+            hold.lost.wait(self.rng.uniform(0.002, 0.04))
             at = now()
-            try:
-                lock.check()
-            except holdfast.LockLost as lost:
-                self.note("T", self.asked, now(), lost.reason)
-                return
+            if not hold.is_held():
+                break
             self.note("N", self.asked, at, seen, 2000, "-", assurance)
             self.note("W", self.asked, at)
             seen = at
         self.note("E", self.asked, now())
         try:
-            lock.release()
+            hold.release()
         except FAILED:
             pass
 
 
 def main():
-    kind, addresses, prefix, asks, threads, tied, seed = sys.argv[1:]
+    kind, addresses, prefix, asks, threads, thin, seed = sys.argv[1:]
     addresses = [(host, int(port)) for host, port in (at.rsplit(":", 1) for at in addresses.split(","))]
     way = {"sentinel": BySentinel, "cluster": ByCluster}[kind]
     stop = threading.Event()
@@ -286,11 +287,11 @@ def main():
         clients.append(
             Client(f"py{seed}.{index}", way(list(addresses), rng), prefix, asks, index % 2 == 1, rng, stop)
         )
-    if int(tied):
-        shared = way(list(addresses), random.Random(seed)).shared()
-        for index in range(int(tied)):
-            rng = random.Random(f"tied {seed}-{index}")
-            clients.append(Tied(f"pytied{seed}.{index}", shared, prefix, asks, index % 2 == 1, rng, stop))
+    if int(thin):
+        shared = holdfast.Holdfast(way(list(addresses), random.Random(seed)).shared())
+        for index in range(int(thin)):
+            rng = random.Random(f"thin {seed}-{index}")
+            clients.append(Thin(f"pythin{seed}.{index}", shared, prefix, asks, index % 2 == 1, rng, stop))
     workers = [threading.Thread(target=client.run, daemon=True) for client in clients]
     for worker in workers:
         worker.start()
@@ -302,7 +303,7 @@ def main():
     for number, client in enumerate(clients):
         for line in client.record:
             kind, *fields = line.split("\t")
-            if kind in "GNEWST":
+            if kind in "GNEW":
                 # One record for all threads: each has numbers of its own.
                 fields[0] = str(int(fields[0]) * 100 + number)
             print(kind, *fields, sep="\t")

@@ -18,6 +18,7 @@ import redis.asyncio
 
 import holdfast
 import holdfast.asyncio
+from holdfast.redlock import AsyncRedLock, RedLock
 
 # How long each waits for a grant, in seconds.
 PATIENCE = 2.0
@@ -38,32 +39,22 @@ class Client:
         self.rng = random.Random(f"{seed}-{number}")
         self.stop = stop
         self.turns = []
-        self.told = None
-
-    def lock(self, kind, servers):
-        self.told = None
-        return kind.RedLock(servers, self.key, timeout=self.lease, blocking_timeout=PATIENCE, on_lost=self.lost)
-
-    def lost(self, _):
-        self.told = now()
 
     def failed(self, sent):
         self.turns.append({"client": self.name, "sent": sent, "failed": 1})
 
-    def held(self, lock, sent, granted):
-        """Right before it is given back."""
-        hold = lock._holds()[-1]
-        ended = min(now(), int(hold.until * 1e6))
-        lost = self.told is not None
+    def held(self, hold, sent, granted, certain):
+        """Right before it is released. `certain`: until when it was at least."""
+        lost = hold.lost.is_set()
         self.turns.append(
             {
                 "client": self.name,
                 "sent": sent,
                 "granted": granted,
-                "ended": min(ended, self.told) if lost else ended,
-                "fence": hold.token,
+                "ended": min(now(), certain),
+                "fence": hold.fence,
                 "lost": lost,
-                "failed": hold.rounds - 1,
+                "failed": 0,
             }
         )
 
@@ -71,37 +62,40 @@ class Client:
         """Mostly short; at times longer than the lease, so that it ends by itself."""
         return self.rng.uniform(0.005, 0.05) if self.rng.random() < 0.98 else self.lease * 1.2
 
+    def terms(self):
+        return {"lease": self.lease, "renew": False}
+
     def run(self):
-        servers = [redis.Redis(host=host, port=int(port)) for host, port in self.addresses]
+        servers = [holdfast.Holdfast(redis.Redis(host=host, port=int(port))) for host, port in self.addresses]
         while not self.stop.is_set():
-            lock, sent = self.lock(holdfast, servers), now()
+            sent = now()
             try:
-                if lock.acquire():
-                    granted = now()
-                    time.sleep(self.time_to_hold())
-                    self.held(lock, sent, granted)
-                    lock.release()
-                else:
-                    self.failed(sent)
-            except holdfast.LockLost:
+                hold = RedLock(servers, self.key, **self.terms()).acquire(PATIENCE)
+                granted = now()
+                certain = granted + int(hold.remaining() * 1e6)
+                time.sleep(self.time_to_hold())
+                self.held(hold, sent, granted, certain)
+                hold.release()
+            except holdfast.LockLostError:
                 pass
             except (redis.RedisError, OSError):
                 self.failed(sent)
             time.sleep(self.rng.uniform(0, 0.03))
 
     async def run_in_loop(self):
-        servers = [redis.asyncio.Redis(host=host, port=int(port)) for host, port in self.addresses]
+        servers = [
+            holdfast.asyncio.Holdfast(redis.asyncio.Redis(host=host, port=int(port))) for host, port in self.addresses
+        ]
         while not self.stop.is_set():
-            lock, sent = self.lock(holdfast.asyncio, servers), now()
+            sent = now()
             try:
-                if await lock.acquire():
-                    granted = now()
-                    await asyncio.sleep(self.time_to_hold())
-                    self.held(lock, sent, granted)
-                    await lock.release()
-                else:
-                    self.failed(sent)
-            except holdfast.LockLost:
+                hold = await AsyncRedLock(servers, self.key, **self.terms()).acquire(PATIENCE)
+                granted = now()
+                certain = granted + int(hold.remaining() * 1e6)
+                await asyncio.sleep(self.time_to_hold())
+                self.held(hold, sent, granted, certain)
+                await hold.release()
+            except holdfast.LockLostError:
                 pass
             except (redis.RedisError, OSError):
                 self.failed(sent)

@@ -1,4 +1,4 @@
-"""Clients of the soak in Python, by way of Holdfast's own client: all of this process share one session.
+"""Clients of the soak in Python, by way of Holdfast's own client: all of this process share one object of it.
 
 usage: soak.py threads|tasks HOST:PORT LEDGER CLIENTS LOCKS PERMITS WAIT SEED
 
@@ -41,7 +41,7 @@ class Choices:
         return number, f"soak:{number}", self.permits if number % 5 == 0 else 1
 
 
-def work(client, ledger, choices, wait, stop):
+def work(locks, ledger, choices, wait, stop):
     """A thread."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(ledger)
@@ -53,20 +53,19 @@ def work(client, ledger, choices, wait, stop):
 
         while not stop.wait(choices.pause()):
             number, key, limit = choices.lock()
-            lock = holdfast.Lock(client, key, limit=limit)
             try:
-                if not lock.acquire(blocking_timeout=wait):
-                    tell("none")
-                    continue
-                tell("granted", number, lock.fence)
+                hold = locks.lock(key, limit=limit).acquire(wait)
+                tell("granted", number, hold.fence)
                 stop.wait(choices.hold())
                 tell("gives", number)
-                lock.release()
+                hold.release()
+            except holdfast.NotAcquiredError:
+                tell("none")
             except (redis.RedisError, OSError) as why:
                 tell("failed", repr(why))
 
 
-async def work_as_task(client, ledger, choices, wait, stop):
+async def work_as_task(locks, ledger, choices, wait, stop):
     answers, line = await asyncio.open_unix_connection(ledger)
 
     async def tell(*words):
@@ -77,24 +76,23 @@ async def work_as_task(client, ledger, choices, wait, stop):
     while not stop.is_set():
         await asyncio.sleep(choices.pause())
         number, key, limit = choices.lock()
-        lock = holdfast.asyncio.Lock(client, key, limit=limit)
         try:
-            if not await lock.acquire(blocking_timeout=wait):
-                await tell("none")
-                continue
-            await tell("granted", number, lock.fence)
+            hold = await locks.lock(key, limit=limit).acquire(wait)
+            await tell("granted", number, hold.fence)
             await asyncio.sleep(choices.hold())
             await tell("gives", number)
-            await lock.release()
+            await hold.release()
+        except holdfast.NotAcquiredError:
+            await tell("none")
         except (redis.RedisError, OSError) as why:
             await tell("failed", repr(why))
     line.close()
 
 
 def run_threads(address, ledger, choices, wait):
-    client = redis.Redis(*address)
+    locks = holdfast.Holdfast(redis.Redis(*address))
     stop = threading.Event()
-    workers = [threading.Thread(target=work, args=(client, ledger, own, wait, stop)) for own in choices]
+    workers = [threading.Thread(target=work, args=(locks, ledger, own, wait, stop)) for own in choices]
     for worker in workers:
         worker.start()
     sys.stdin.read()
@@ -105,11 +103,13 @@ def run_threads(address, ledger, choices, wait):
 
 async def run_tasks(address, ledger, choices, wait):
     client = redis.asyncio.Redis(host=address[0], port=address[1])
+    locks = holdfast.asyncio.Holdfast(client)
     stop = asyncio.Event()
-    tasks = [asyncio.create_task(work_as_task(client, ledger, own, wait, stop)) for own in choices]
+    tasks = [asyncio.create_task(work_as_task(locks, ledger, own, wait, stop)) for own in choices]
     await asyncio.to_thread(sys.stdin.read)
     stop.set()
     await asyncio.gather(*tasks)
+    await locks.close()
     await client.aclose()
 
 

@@ -29,10 +29,9 @@ def master(sentinels):
 def wait(client, key):
     try:
         if "session" in key:
-            lock = holdfast.Lock(client, key)
-            said = "granted" if lock.acquire() else "not granted"
-            if lock.owned():
-                lock.release()
+            hold = client.lock(key).acquire()
+            said = "granted"
+            hold.release()
         else:
             said = "granted" if client.execute_command("LOCK.ACQUIRE", key, "waiter", "LEASE", LEASE, "WAIT", 0) else "nil"
     except Exception as why:  # whatever it is, the lab is to read it
@@ -43,7 +42,7 @@ def wait(client, key):
 
 def main():
     sentinels = [(host, int(port)) for host, port in (at.rsplit(":", 1) for at in sys.argv[1].split(","))]
-    shared = master(sentinels)
+    shared = holdfast.Holdfast(master(sentinels))
     for key in sys.argv[2:]:
         client = shared if "session" in key else master(sentinels)
         threading.Thread(target=wait, args=(client, key)).start()

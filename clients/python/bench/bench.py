@@ -1,6 +1,6 @@
 """Compares the locks with what people use today, on one server in one run, and prints tables.
 
-usage: bench.py [--quick] [uncontended] [crowd] [redlock]
+usage: bench.py [--quick] [uncontended] [crowd] [holders] [redlock]
 
 HOLDFAST_MODULE: the module. HOLDFAST_SERVER: the server's program (redis-server).
 """
@@ -10,6 +10,7 @@ import asyncio
 import collections
 import contextlib
 import logging
+import resource
 import statistics
 import sys
 import threading
@@ -23,6 +24,7 @@ from pottery import Redlock
 
 import holdfast
 import holdfast.asyncio
+from holdfast.redlock import RedLock
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -33,36 +35,61 @@ LOCKS = 10
 HOLD = 0.001
 
 
+class Ours:
+    """A lock of ours with redis-py's verbs, for threads."""
+
+    def __init__(self, locks, name, **terms):
+        self.lock = locks.lock(name, lease=LEASE, **terms)
+
+    def acquire(self):
+        self.hold = self.lock.acquire()
+        return True
+
+    def release(self):
+        self.hold.release()
+
+
+class OursOfTasks(Ours):
+    """The same for asyncio."""
+
+    async def acquire(self):
+        self.hold = await self.lock.acquire()
+
+    async def release(self):
+        await self.hold.release()
+
+
 class Threads:
-    """Ways to lock with threads."""
+    """Ways to lock with threads: a function of redis-py's client, ours, and the name of the lock."""
+
+    ours = holdfast.Holdfast
 
     @staticmethod
     def client(port, connections):
         return redis.Redis(host=HOST, port=port, max_connections=connections)
 
     ways = {  # noqa: RUF012
-        "holdfast": lambda client, name: holdfast.Lock(client, name, timeout=LEASE),
-        "holdfast, watched": lambda client, name: holdfast.Lock(client, name),
-        "redis-py": lambda client, name: client.lock(name, timeout=LEASE),
-        "python-redis-lock": lambda client, name: redis_lock.Lock(client, name, expire=LEASE),
+        "holdfast": lambda _, locks, name: Ours(locks, name),
+        "holdfast, not renewed": lambda _, locks, name: Ours(locks, name, renew=False),
+        "redis-py": lambda client, _, name: client.lock(name, timeout=LEASE),
+        "python-redis-lock": lambda client, _, name: redis_lock.Lock(client, name, expire=LEASE),
     }
-    # Where nobody else wants it.
-    kept = {"holdfast, kept": lambda client, name: holdfast.Lock(client, name, keep=LEASE)}  # noqa: RUF012
 
 
 class Tasks:
     """Ways to lock with asyncio."""
+
+    ours = holdfast.asyncio.Holdfast
 
     @staticmethod
     def client(port, connections):
         return redis.asyncio.Redis(host=HOST, port=port, max_connections=connections)
 
     ways = {  # noqa: RUF012
-        "holdfast": lambda client, name: holdfast.asyncio.Lock(client, name, timeout=LEASE),
-        "holdfast, watched": lambda client, name: holdfast.asyncio.Lock(client, name),
-        "redis-py": lambda client, name: client.lock(name, timeout=LEASE),
+        "holdfast": lambda _, locks, name: OursOfTasks(locks, name),
+        "holdfast, not renewed": lambda _, locks, name: OursOfTasks(locks, name, renew=False),
+        "redis-py": lambda client, _, name: client.lock(name, timeout=LEASE),
     }
-    kept = {"holdfast, kept": lambda client, name: holdfast.asyncio.Lock(client, name, keep=LEASE)}  # noqa: RUF012
 
 
 def table(title, heads, rows):
@@ -77,33 +104,33 @@ def table(title, heads, rows):
 
 
 def uncontended(port, rounds, pairs):
-    ways = {**Threads.ways, **Threads.kept}
-    locks = {name: make(Threads.client(port, 100), f"pair:{name}") for name, make in ways.items()}
+    client = Threads.client(port, 100)
     times = collections.defaultdict(list)
-    for _ in range(rounds):
-        for name, lock in locks.items():
-            begin = time.perf_counter()
-            for _ in range(pairs):
-                lock.acquire()
-                lock.release()
-            times[name].append((time.perf_counter() - begin) / pairs * 1e6)
+    with Threads.ours(client) as ours:
+        locks = {name: make(client, ours, f"pair:{name}") for name, make in Threads.ways.items()}
+        for _ in range(rounds):
+            for name, lock in locks.items():
+                begin = time.perf_counter()
+                for _ in range(pairs):
+                    lock.acquire()
+                    lock.release()
+                times[name].append((time.perf_counter() - begin) / pairs * 1e6)
     return times
 
 
 async def uncontended_tasks(port, rounds, pairs):
-    ways = {**Tasks.ways, **Tasks.kept}
-    clients = {name: Tasks.client(port, 100) for name in ways}
-    locks = {name: make(clients[name], f"pair:{name}") for name, make in ways.items()}
+    client = Tasks.client(port, 100)
     times = collections.defaultdict(list)
-    for _ in range(rounds):
-        for name, lock in locks.items():
-            begin = time.perf_counter()
-            for _ in range(pairs):
-                await lock.acquire()
-                await lock.release()
-            times[name].append((time.perf_counter() - begin) / pairs * 1e6)
-    for client in clients.values():
-        await client.aclose()
+    async with Tasks.ours(client) as ours:
+        locks = {name: make(client, ours, f"pair:{name}") for name, make in Tasks.ways.items()}
+        for _ in range(rounds):
+            for name, lock in locks.items():
+                begin = time.perf_counter()
+                for _ in range(pairs):
+                    await lock.acquire()
+                    await lock.release()
+                times[name].append((time.perf_counter() - begin) / pairs * 1e6)
+    await client.aclose()
     return times
 
 
@@ -173,11 +200,12 @@ class Watch:
 
 def crowd_of_threads(way, port, members, turns, limit):
     client = Threads.client(port, members + 10)
+    ours = Threads.ours(client)
     crowd = Crowd(members, turns, limit)
     begin = time.monotonic()
 
     def work(number):
-        lock = Threads.ways[way](client, f"{way}:{number % LOCKS}")
+        lock = Threads.ways[way](client, ours, f"{way}:{number % LOCKS}")
         for _ in range(turns):
             asked = time.monotonic()
             if not lock.acquire():
@@ -196,6 +224,7 @@ def crowd_of_threads(way, port, members, turns, limit):
             thread.start()
         for thread in threads:
             thread.join()
+    ours.close()
     client.close()
     return crowd, watch
 
@@ -203,8 +232,8 @@ def crowd_of_threads(way, port, members, turns, limit):
 def crowd_of_tasks(way, port, members, turns, limit):
     crowd = Crowd(members, turns, limit)
 
-    async def work(client, begin, number):
-        lock = Tasks.ways[way](client, f"{way}:{number % LOCKS}")
+    async def work(client, ours, begin, number):
+        lock = Tasks.ways[way](client, ours, f"{way}:{number % LOCKS}")
         for _ in range(turns):
             asked = time.monotonic()
             await lock.acquire()
@@ -216,14 +245,16 @@ def crowd_of_tasks(way, port, members, turns, limit):
 
     async def main():
         client = Tasks.client(port, members + 10)
+        ours = Tasks.ours(client)
         begin = time.monotonic()
-        tasks = [asyncio.create_task(work(client, begin, number)) for number in range(members)]
+        tasks = [asyncio.create_task(work(client, ours, begin, number)) for number in range(members)]
         done, pending = await asyncio.wait(tasks, timeout=limit)
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
         for task in done:
             task.result()
+        await ours.close()
         await client.aclose()
 
     with Watch(port) as watch:
@@ -274,30 +305,25 @@ class Rounds:
         return Counting(key=name, masters=set(clients), auto_release_time=LEASE)
 
 
-class Ours(Rounds):
+class OursOnMany(Rounds):
     """The same of holdfast's."""
 
     def lock(self, name, clients):
-        rounds = self
+        return OnMany([holdfast.Holdfast(client) for client in clients], name)
 
-        class Counting(holdfast.RedLock):
-            def _new_hold(self, *asked):
-                self.newest = super()._new_hold(*asked)
-                return self.newest
 
-            def acquire(self):
-                granted = super().acquire()
-                rounds.failed += self.newest.rounds - granted
-                return granted
+class OnMany(Ours):
+    """A RedLock of ours with redis-py's verbs."""
 
-        return Counting(clients, name, timeout=LEASE)
+    def __init__(self, servers, name, **terms):
+        self.lock = RedLock(servers, name, lease=LEASE, **terms)
 
 
 def redlock_pairs(clients, rounds, pairs):
     """Acquire and release in turn, in microseconds."""
+    servers = [holdfast.Holdfast(client) for client in clients]
     locks = {
-        "holdfast": holdfast.RedLock(clients, "pair:holdfast", timeout=LEASE),
-        "holdfast, watched": holdfast.RedLock(clients, "pair:watched"),
+        "holdfast": OnMany(servers, "pair:holdfast"),
         "pottery": Redlock(key="pair", masters=set(clients), auto_release_time=LEASE),
     }
     times = collections.defaultdict(list)
@@ -363,7 +389,7 @@ def redlock(quick):
             table(f"RedLock over {count} servers, uncontended", ("", "acquire and release", "of pottery's"), rows)
             crowds = [
                 (name, *redlock_crowd(kind, ports, members, turns, limit))
-                for name, kind in (("holdfast", Ours), ("pottery", Rounds))
+                for name, kind in (("holdfast", OursOnMany), ("pottery", Rounds))
             ]
             table(
                 f"RedLock over {count} servers: {members} clients, {turns} turns each of {HOLD * 1e3:.0f} ms",
@@ -375,7 +401,52 @@ def redlock(quick):
                 server.close()
 
 
-SECTIONS = ("uncontended", "crowd", "redlock")
+# Many locks held at once, which are renewed.
+
+
+def holders(port, count, lease, seconds):
+    """What it costs to hold so many locks in one process."""
+    admin = redis.Redis(host=HOST, port=port)
+
+    def server_cpu():
+        cpu = admin.info("cpu")
+        return float(cpu["used_cpu_sys_main_thread"]) + float(cpu["used_cpu_user_main_thread"])
+
+    def renewals():
+        return admin.info("commandstats").get("cmdstat_lock.renew", {"calls": 0})["calls"]
+
+    memory, own = admin.info("memory")["used_memory"], resource.getrusage(resource.RUSAGE_SELF)
+    with holdfast.Holdfast(redis.Redis(host=HOST, port=port)) as locks:
+        held = [locks.lock(f"held:{number}", lease=lease).acquire() for number in range(count)]
+        cpu, calls, begin = server_cpu(), renewals(), time.perf_counter()
+        time.sleep(seconds)
+        length = time.perf_counter() - begin
+        return (
+            f"{count:,}",
+            f"{admin.info('clients')['connected_clients'] - 1}",
+            f"{(admin.info('memory')['used_memory'] - memory) / count:,.0f} B",
+            f"{(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - own.ru_maxrss) * 1024 / count:,.0f} B",
+            f"{(renewals() - calls) / length:,.0f}",
+            f"{(server_cpu() - cpu) / length:.2%}",
+            f"{sum(not hold.is_held() for hold in held)}",
+        )
+
+
+def many_holders(quick):
+    server = Server()
+    try:
+        heads = ("locks", "connections", "server, each", "client, each", "renewals/s", "server CPU", "lost")
+        counts, lease, seconds = ((100,), 2, 2) if quick else ((1_000, 10_000), 10, 20)
+        table(
+            f"Locks held by one process, lease {lease} s",
+            heads,
+            [holders(server.port, n, lease, seconds) for n in counts],
+        )
+    finally:
+        server.close()
+
+
+SECTIONS = ("uncontended", "crowd", "holders", "redlock")
 
 
 def main():
@@ -390,6 +461,8 @@ def main():
     print(f"redis-py {redis.__version__}, Python {sys.version.split()[0]}, load {load}")
     if "uncontended" in sections or "crowd" in sections:
         one_server(quick, sections)
+    if "holders" in sections:
+        many_holders(quick)
     if "redlock" in sections:
         redlock(quick)
 

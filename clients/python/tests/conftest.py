@@ -5,6 +5,7 @@ import sys
 import pytest
 import redis
 
+from fake import Fake
 from kinds import Tasks, Threads, end_others
 from proxy import Proxy
 from servers import Cluster, Sentinels, Server
@@ -50,14 +51,6 @@ def own_server():
     server.close()
 
 
-@pytest.fixture
-def patient_server():
-    """One whose leases are longer than what is done to it."""
-    server = Server(("holdfast.default-lease", "60000"))
-    yield server
-    server.close()
-
-
 @pytest.fixture(scope="session")
 def cluster():
     cluster = Cluster()
@@ -94,7 +87,20 @@ def admin(server):
 
 @pytest.fixture
 def client(kind, server):
-    return kind.client(server.port)
+    return kind.open(kind.redis(server.port))
+
+
+@pytest.fixture
+def fake():
+    fake = Fake()
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def faked(kind, fake):
+    """A Holdfast object at the fake server."""
+    return kind.open(kind.redis(fake.port))
 
 
 @pytest.fixture

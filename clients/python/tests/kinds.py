@@ -1,4 +1,4 @@
-"""Both kinds of client behind one blocking face, so that what both must do is written once."""
+"""Both flavours behind one blocking face, so that what both must do is written once."""
 
 import asyncio
 import threading
@@ -10,6 +10,7 @@ import redis.sentinel
 
 import holdfast
 import holdfast.asyncio
+import holdfast.redlock
 from servers import HOST
 
 
@@ -17,85 +18,88 @@ class Threads:
     """holdfast with threads."""
 
     name = "threads"
-    api = holdfast
 
-    def client(self, port, **settings):
+    def __init__(self):
+        self.opened = []
+
+    def redis(self, port, **settings):
         return redis.Redis(host=HOST, port=port, **settings)
 
     def cluster(self, port, **settings):
         return redis.RedisCluster(host=HOST, port=port, **settings)
 
-    def sentinel(self, port, name, **settings):
-        return redis.sentinel.Sentinel([(HOST, port)], socket_timeout=20).master_for(name, **settings)
+    def sentinel(self, port, name):
+        return redis.sentinel.Sentinel([(HOST, port)], socket_timeout=1).master_for(name)
 
-    def __getattr__(self, name):
-        return getattr(self.api, name)
+    def unix(self, path):
+        return redis.Redis(unix_socket_path=path)
 
-    def home(self, client):
-        from holdfast._home import home_of
+    def open(self, client, **settings):
+        self.opened.append(holdfast.Holdfast(client, **settings))
+        return self.opened[-1]
 
-        return home_of(client)
+    def redlock(self, holdfasts, name, **terms):
+        return holdfast.redlock.RedLock(holdfasts, name, **terms)
 
     def close(self):
-        pass
+        for one in self.opened:
+            one.close()
 
 
 class Tasks:
     """holdfast.asyncio in a loop of its own, driven from outside."""
 
     name = "asyncio"
-    api = holdfast.asyncio
 
     def __init__(self):
         self.loop = asyncio.new_event_loop()
         self.clients = []
+        self.opened = []
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
 
     def run(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
 
-    def _in_loop(self, make):
+    def inside(self, make):
         async def call():
             return make()
 
         return self.run(call())
 
     def _client(self, make):
-        client = self._in_loop(make)
-        self.clients.append(client)
-        return client
+        self.clients.append(self.inside(make))
+        return self.clients[-1]
 
-    def client(self, port, **settings):
+    def redis(self, port, **settings):
         return self._client(lambda: redis.asyncio.Redis(host=HOST, port=port, **settings))
 
     def cluster(self, port, **settings):
         return self._client(lambda: redis.asyncio.RedisCluster(host=HOST, port=port, **settings))
 
-    def sentinel(self, port, name, **settings):
+    def sentinel(self, port, name):
         def make():
-            manager = redis.asyncio.sentinel.Sentinel([(HOST, port)], socket_timeout=20)
-            # The client of the master does not close them.
+            manager = redis.asyncio.sentinel.Sentinel([(HOST, port)], socket_timeout=1)
             self.clients.extend(manager.sentinels)
-            return manager.master_for(name, **settings)
+            return manager.master_for(name)
 
         return self._client(make)
 
-    def __getattr__(self, name):
-        made = getattr(self.api, name)
+    def unix(self, path):
+        return self._client(lambda: redis.asyncio.Redis(unix_socket_path=path))
 
-        def make(*args, **kwargs):
-            return Blocking(self, made(*map(_inner, args), **kwargs))
+    def open(self, client, **settings):
+        self.opened.append(self.inside(lambda: holdfast.asyncio.Holdfast(client, **settings)))
+        return Blocking(self, self.opened[-1])
 
-        return make
-
-    def home(self, client):
-        from holdfast.asyncio._home import home_of
-
-        return self._in_loop(lambda: home_of(client))
+    def redlock(self, holdfasts, name, **terms):
+        return Blocking(self, holdfast.redlock.AsyncRedLock([one._inner for one in holdfasts], name, **terms))
 
     def close(self):
         async def end():
+            for one in self.opened:
+                await one.close()
+            await end_others()
             for client in self.clients:
                 await closed(client)
 
@@ -105,30 +109,29 @@ class Tasks:
         self.loop.close()
 
 
+async def closed(client):
+    """Closes redis-py's client. Before version 5.0.1 it was called otherwise."""
+    await getattr(client, "aclose", client.close)()
+    await asyncio.sleep(0)
+
+
 async def end_others():
     """Ends the other tasks of this loop, and those that they begin when they are cancelled."""
     while others := asyncio.all_tasks() - {asyncio.current_task()}:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-    # Transports close one turn later.
     await asyncio.sleep(0)
 
 
-async def closed(client):
-    """Closes a client once nothing uses it any more: what still runs would connect anew."""
-    await end_others()
-    await getattr(client, "aclose", client.close)()
-    await asyncio.sleep(0)
-
-
-def _inner(argument):
-    """What is inside, also of each of several."""
-    if isinstance(argument, Blocking):
-        return argument._inner
-    if isinstance(argument, list):
-        return [_inner(one) for one in argument]
-    return argument
+_WRAPPED = (
+    holdfast.asyncio.Lock,
+    holdfast.asyncio.ReentrantLock,
+    holdfast.asyncio.ReadWriteLock,
+    holdfast.asyncio.Hold,
+    holdfast.asyncio.Election,
+    holdfast.redlock.AsyncRedHold,
+)
 
 
 class Blocking:
@@ -137,29 +140,35 @@ class Blocking:
     def __init__(self, kind, inner):
         self._kind = kind
         self._inner = inner
+        self._entered = self
+
+    def _wrap(self, value):
+        return Blocking(self._kind, value) if isinstance(value, _WRAPPED) else value
 
     def __getattr__(self, name):
-        value = self._kind._in_loop(lambda: getattr(self._inner, name))
+        value = self._kind.inside(lambda: getattr(self._inner, name))
         if isinstance(value, asyncio.Event):
             return _Event(self._kind, value)
-        if not callable(value):
-            return value
+        if not callable(value) or isinstance(value, _WRAPPED):
+            return self._wrap(value)
 
         def call(*args, **kwargs):
             async def inside():
                 result = value(*args, **kwargs)
                 return await result if asyncio.iscoroutine(result) else result
 
-            result = self._kind.run(inside())
-            return Blocking(self._kind, result) if isinstance(result, holdfast.asyncio.Lock) else result
+            return self._wrap(self._kind.run(inside()))
 
         return call
 
     def __enter__(self):
-        self._kind.run(self._inner.__aenter__())
-        return self
+        # A lock remembers which task has entered it, and each call here is a task.
+        self._entered = self.acquire() if isinstance(self._inner, holdfast.asyncio.Lock) else self
+        return self._entered
 
     def __exit__(self, *error):
+        if self._entered is not self:
+            return self._entered.__exit__(*error)
         return self._kind.run(self._inner.__aexit__(*error))
 
 

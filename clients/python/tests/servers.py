@@ -70,7 +70,7 @@ class Stalls:
 
 def pairs(reply):
     """A map, which RESP2 has as a flat array."""
-    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2]))
+    return reply if isinstance(reply, dict) else dict(zip(reply[::2], reply[1::2], strict=False))
 
 
 def waiters(admin, key):
@@ -197,7 +197,7 @@ class Cluster:
         for node in self.nodes[1:]:
             self.nodes[0].client().execute_command("CLUSTER", "MEET", HOST, node.port)
         self._wait_until_all(lambda info: int(info["cluster_known_nodes"]) == count, "all nodes know each other")
-        for master, replica in zip(self.masters, self.nodes[masters:]):
+        for master, replica in zip(self.masters, self.nodes[masters:], strict=False):
             until(lambda m=master, r=replica: self._replicate(m, r), "the replica knows its master")
         self._wait_until_all(lambda info: info["cluster_state"] == "ok", "the cluster is ready")
         until(lambda: all(self._knows_all(node) for node in self.nodes), "all are connected and know the replicas", 60)

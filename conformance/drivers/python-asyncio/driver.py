@@ -1,7 +1,6 @@
 """The driver of the Python client with asyncio: DRIVER.md says what it reads and writes."""
 
 import asyncio
-import gc
 import json
 import os
 import pickle
@@ -15,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "clients/python/src
 
 import redis.asyncio  # noqa: E402
 
-import holdfast.asyncio as holdfast  # noqa: E402
-
+import holdfast.asyncio  # noqa: E402
+from holdfast.redlock import AsyncRedLock  # noqa: E402
 
 printing = threading.Lock()
 
@@ -29,14 +28,14 @@ def say(**line):
 def failure(error):
     # As it arrives in another process.
     error = pickle.loads(pickle.dumps(error))
-    if isinstance(error, holdfast.LockLost) and error.reason == "in doubt":
-        return {"outcome": "in-doubt", "text": str(error)}
-    if isinstance(error, holdfast.LockLost):
-        return {"outcome": "lost", "reason": error.reason, "text": str(error)}
+    if isinstance(error, holdfast.LockLostError):
+        return {"outcome": "lost", "reason": error.reason.value, "text": str(error)}
+    if isinstance(error, holdfast.NotAcquiredError):
+        return {"outcome": "not-granted", "text": str(error)}
     kinds = {
-        holdfast.Deadlock: "deadlock", holdfast.NoReplicas: "no-replicas", holdfast.WrongType: "wrong-type",
-        holdfast.NotHeld: "not-held", redis.ConnectionError: "connection", redis.TimeoutError: "connection",
-        holdfast.LockError: "server", ValueError: "invalid", TypeError: "invalid",
+        holdfast.DeadlockError: "deadlock", holdfast.WrongTypeError: "wrong-type", holdfast.NotHeldError: "not-held",
+        redis.exceptions.AuthenticationError: "server", redis.ConnectionError: "connection", redis.TimeoutError: "connection",
+        holdfast.HoldfastError: "server", ValueError: "invalid", TypeError: "invalid",
     }
     kind = next((kind for of, kind in kinds.items() if isinstance(error, of)), "server")
     return {"outcome": kind, "text": f"{type(error).__name__}: {error}"}
@@ -51,75 +50,55 @@ def connect(url):
     return redis.asyncio.Redis.from_url(url)
 
 
-class Driver:
+class Driver(holdfast.Hooks):
     def __init__(self):
-        self.url, self.clients, self.holds, self.running = None, {}, {}, {}
+        self.url, self.clients, self.holds, self.fences, self.running = None, {}, {}, {}, {}
+
+    def lost(self, name, fence, reason):
+        for hold, its in list(self.fences.items()):
+            if its == fence:
+                say(lost=hold, reason=reason.value)
 
     async def open(self, url):
-        self.url, self.clients, self.holds, self.running = url, {}, {}, {}
+        await self.close()
+        self.url = url
         self.client(url)
         return {"outcome": "ok"}
 
     def client(self, url):
         if url not in self.clients:
-            self.clients[url] = connect(url)
+            self.clients[url] = holdfast.asyncio.Holdfast(connect(url), hooks=self)
         return self.clients[url]
 
-    async def acquire(self, hold, wait=None, callback=None, **where_and_terms):
-        async def tell(loss):
-            say(lost=hold, reason=loss.reason)
-            if callback == "throws":
-                raise RuntimeError("thrown by a callback, as it was told to")
-            if callback == "exits":
-                sys.exit(1)
-            if callback == "blocks":
-                await asyncio.sleep(3600)
-            if callback == "locks":
-                async with holdfast.Lock(self.client(self.url), "of-a-callback"):
-                    pass
-
+    async def acquire(self, hold, wait=None, **where_and_terms):
         self.running[hold] = asyncio.current_task()
-        lock = self.lock(tell, **where_and_terms)
+        lock = self.lock(**where_and_terms)
         try:
-            granted = await lock.acquire(blocking=wait != 0, blocking_timeout=wait / 1000 if wait else None)
+            held = await (lock.try_acquire() if wait == 0 else lock.acquire(None if wait is None else wait / 1000))
         finally:
             del self.running[hold]
-        if not granted:
+        if held is None:
             return {"outcome": "not-granted"}
-        self.holds[hold] = lock
-        return {"outcome": "held", "fence": lock.fence}
+        self.holds[hold], self.fences[hold] = held, held.fence
+        return {"outcome": "held", "fence": held.fence}
 
-    def lock(
-        self, tell, keys, at=(), majority=(), lease=None, watched=False, limit=1, shared=False, replicas=0, ephemeral=False,
-        keep=None, keep_uses=None
-    ):
-        told = {"thread_local": False, "on_lost": tell}
-        terms = {"timeout": None if watched or not lease else lease / 1000}
-        if watched and lease:
-            terms["watched"] = lease / 1000
-        if keep is not None:
-            terms["keep"] = keep / 1000
-        if keep_uses is not None:
-            terms["keep_uses"] = keep_uses
+    def lock(self, keys, majority=(), lease=None, watched=False, limit=1, shared=False, replicas=0, ephemeral=False):
+        terms = {"renew": watched or not lease} | ({"lease": lease / 1000} if lease else {})
         if majority:
-            return holdfast.RedLock([self.client(url) for url in majority], keys[0], server_timeout=5, **terms, **told)
-        terms |= {"replicas": replicas, "ephemeral": ephemeral}
-        if at:
-            return holdfast.MultiLock([holdfast.Lock(self.client(url), key, **terms) for url, key in zip(at, keys)], **told)
-        if len(keys) > 1:
-            return holdfast.LockAll(self.client(self.url), keys, **terms, **told)
-        return holdfast.Lock(self.client(self.url), keys[0], limit=0 if shared else limit, **terms, **told)
+            return AsyncRedLock([self.client(url) for url in majority], keys[0], server_timeout=5, **terms)
+        terms |= {"replicas": replicas, "ephemeral": ephemeral, "limit": limit, "shared": shared}
+        return self.client(self.url).lock(keys if len(keys) > 1 else keys[0], **terms)
 
     async def release(self, hold):
         await self.holds.pop(hold).release()
         return {"outcome": "released"}
 
     async def renew(self, hold, lease):
-        await self.holds[hold].extend(lease / 1000, replace_ttl=True)
+        await self.holds[hold].renew(lease / 1000)
         return {"outcome": "renewed"}
 
     async def check(self, hold):
-        self.holds[hold].check()
+        await self.holds[hold].check()
         return {"outcome": "held"}
 
     async def cancel(self, hold):
@@ -127,39 +106,29 @@ class Driver:
             self.running[hold].cancel()
         return {"outcome": "ok"}
 
-    async def drop(self, hold):
-        del self.holds[hold]
-        gc.collect()
-        return {"outcome": "ok"}
-
     async def fork(self):
         child = os.fork()
         if child == 0:
-            self.holds.clear()
-            gc.collect()
             os._exit(0)
         return {"outcome": "ok" if os.waitpid(child, 0)[1] == 0 else "server"}
 
-    async def block(self, **how_long):
-        time.sleep(how_long["time"] / 1000)
+    async def block(self, time_):
+        time.sleep(time_ / 1000)
         return {"outcome": "ok"}
 
     async def threads(self):
-        tasks = sum(len(asyncio.all_tasks(it.loop)) for it in runtimes)
-        return {"outcome": "ok", "count": threading.active_count() + tasks}
+        return {"outcome": "ok", "count": threading.active_count() + len(asyncio.all_tasks())}
 
     async def close(self):
-        for task in list(self.running.values()):
-            task.cancel()
-        self.holds.clear()
-        gc.collect()
-        for client in self.clients.values():
-            await holdfast.Session(client).close()
-            await client.aclose()
+        clients, self.clients, self.holds, self.fences = self.clients, {}, {}, {}
+        for client in clients.values():
+            await client.close()
         return {"outcome": "ok"}
 
     async def call(self, id, call, arguments):
         try:
+            if call == "block":
+                arguments = {"time_": arguments["time"]}
             outcome = await getattr(self, call)(**arguments)
         except asyncio.CancelledError:
             outcome = {"outcome": "cancelled"}
@@ -168,40 +137,21 @@ class Driver:
         say(id=id, **outcome)
 
 
-class Runtime(threading.Thread):
-    """An event loop in a thread of its own."""
+async def main():
+    driver, tasks, loop = Driver(), set(), asyncio.get_running_loop()
+    lines = asyncio.Queue()
 
-    def __init__(self):
-        super().__init__(daemon=True)
-        self.begun = threading.Event()
-        self.start()
-        self.begun.wait()
+    def read():
+        for text in sys.stdin:
+            loop.call_soon_threadsafe(lines.put_nowait, text)
+        loop.call_soon_threadsafe(lines.put_nowait, None)
 
-    def run(self):
-        asyncio.run(self.main())
-
-    async def main(self):
-        self.loop, self.over = asyncio.get_running_loop(), asyncio.Event()
-        self.begun.set()
-        await self.over.wait()
-
-    def end(self):
-        self.loop.call_soon_threadsafe(self.over.set)
-        self.join()
+    threading.Thread(target=read, daemon=True).start()
+    while (text := await lines.get()) is not None:
+        line = json.loads(text)
+        task = asyncio.create_task(driver.call(line.pop("id"), line.pop("call"), line))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
 
-# All calls run in the last one.
-driver, runtimes = Driver(), [Runtime()]
-for text in sys.stdin:
-    line = json.loads(text)
-    id, call = line.pop("id"), line.pop("call")
-    if call == "runtime":
-        if line["is"] == "another":
-            runtimes.append(Runtime())
-        else:
-            runtimes.pop(0).end()
-        say(id=id, outcome="ok")
-    else:
-        asyncio.run_coroutine_threadsafe(driver.call(id, call, line), runtimes[-1].loop)
-for runtime in runtimes:
-    runtime.end()
+asyncio.run(main())

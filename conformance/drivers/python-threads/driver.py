@@ -16,6 +16,7 @@ import redis  # noqa: E402
 import redis.sentinel  # noqa: E402
 
 import holdfast  # noqa: E402
+from holdfast.redlock import RedLock  # noqa: E402
 
 printing = threading.Lock()
 
@@ -28,14 +29,14 @@ def say(**line):
 def failure(error):
     # As it arrives in another process.
     error = pickle.loads(pickle.dumps(error))
-    if isinstance(error, holdfast.LockLost) and error.reason == "in doubt":
-        return {"outcome": "in-doubt", "text": str(error)}
-    if isinstance(error, holdfast.LockLost):
-        return {"outcome": "lost", "reason": error.reason, "text": str(error)}
+    if isinstance(error, holdfast.LockLostError):
+        return {"outcome": "lost", "reason": error.reason.value, "text": str(error)}
+    if isinstance(error, holdfast.NotAcquiredError):
+        return {"outcome": "not-granted", "text": str(error)}
     kinds = {
-        holdfast.Deadlock: "deadlock", holdfast.NoReplicas: "no-replicas", holdfast.WrongType: "wrong-type",
-        holdfast.NotHeld: "not-held", redis.ConnectionError: "connection", redis.TimeoutError: "connection",
-        holdfast.LockError: "server", ValueError: "invalid", TypeError: "invalid",
+        holdfast.DeadlockError: "deadlock", holdfast.WrongTypeError: "wrong-type", holdfast.NotHeldError: "not-held",
+        redis.exceptions.AuthenticationError: "server", redis.ConnectionError: "connection", redis.TimeoutError: "connection",
+        holdfast.HoldfastError: "server", ValueError: "invalid", TypeError: "invalid",
     }
     kind = next((kind for of, kind in kinds.items() if isinstance(error, of)), "server")
     return {"outcome": kind, "text": f"{type(error).__name__}: {error}"}
@@ -50,79 +51,52 @@ def connect(url):
     return redis.Redis.from_url(url)
 
 
-class Driver:
+class Driver(holdfast.Hooks):
     def __init__(self):
-        self.url, self.clients, self.holds = None, {}, {}
+        self.url, self.clients, self.holds, self.fences = None, {}, {}, {}
+
+    def lost(self, name, fence, reason):
+        for hold, its in list(self.fences.items()):
+            if its == fence:
+                say(lost=hold, reason=reason.value)
 
     def open(self, url):
-        self.url, self.clients, self.holds = url, {}, {}
+        self.close()
+        self.url = url
         self.client(url)
         return {"outcome": "ok"}
 
     def client(self, url):
         if url not in self.clients:
-            self.clients[url] = connect(url)
+            self.clients[url] = holdfast.Holdfast(connect(url), hooks=self)
         return self.clients[url]
 
-    def acquire(self, hold, wait=None, callback=None, **where_and_terms):
-        def tell(loss):
-            say(lost=hold, reason=loss.reason)
-            if callback == "throws":
-                raise RuntimeError("thrown by a callback, as it was told to")
-            if callback == "exits":
-                sys.exit(1)
-            if callback == "blocks":
-                time.sleep(3600)
-            if callback == "locks":
-                with holdfast.Lock(self.client(self.url), "of-a-callback"):
-                    pass
-
-        lock = self.lock(tell, **where_and_terms)
-        if not lock.acquire(blocking=wait != 0, blocking_timeout=wait / 1000 if wait else None):
+    def acquire(self, hold, wait=None, **where_and_terms):
+        lock = self.lock(**where_and_terms)
+        held = lock.try_acquire() if wait == 0 else lock.acquire(None if wait is None else wait / 1000)
+        if held is None:
             return {"outcome": "not-granted"}
-        self.holds[hold] = lock
-        return {"outcome": "held", "fence": lock.fence}
+        self.holds[hold], self.fences[hold] = held, held.fence
+        return {"outcome": "held", "fence": held.fence}
 
-    def lock(
-        self, tell, keys, at=(), majority=(), lease=None, watched=False, limit=1, shared=False, replicas=0, ephemeral=False,
-        keep=None, keep_uses=None
-    ):
-        told = {"thread_local": False, "on_lost": tell}
-        terms = {"timeout": None if watched or not lease else lease / 1000}
-        if watched and lease:
-            terms["watched"] = lease / 1000
-        if keep is not None:
-            terms["keep"] = keep / 1000
-        if keep_uses is not None:
-            terms["keep_uses"] = keep_uses
+    def lock(self, keys, majority=(), lease=None, watched=False, limit=1, shared=False, replicas=0, ephemeral=False):
+        terms = {"renew": watched or not lease} | ({"lease": lease / 1000} if lease else {})
         if majority:
-            return holdfast.RedLock([self.client(url) for url in majority], keys[0], server_timeout=5, **terms, **told)
-        terms |= {"replicas": replicas, "ephemeral": ephemeral}
-        if at:
-            return holdfast.MultiLock([holdfast.Lock(self.client(url), key, **terms) for url, key in zip(at, keys)], **told)
-        if len(keys) > 1:
-            return holdfast.LockAll(self.client(self.url), keys, **terms, **told)
-        return holdfast.Lock(self.client(self.url), keys[0], limit=0 if shared else limit, **terms, **told)
+            return RedLock([self.client(url) for url in majority], keys[0], server_timeout=5, **terms)
+        terms |= {"replicas": replicas, "ephemeral": ephemeral, "limit": limit, "shared": shared}
+        return self.client(self.url).lock(keys if len(keys) > 1 else keys[0], **terms)
 
     def release(self, hold):
         self.holds.pop(hold).release()
         return {"outcome": "released"}
 
     def renew(self, hold, lease):
-        self.holds[hold].extend(lease / 1000, replace_ttl=True)
+        self.holds[hold].renew(lease / 1000)
         return {"outcome": "renewed"}
 
     def check(self, hold):
         self.holds[hold].check()
         return {"outcome": "held"}
-
-    def cancel(self, hold):
-        return {"outcome": "ok"}
-
-    def drop(self, hold):
-        del self.holds[hold]
-        gc.collect()
-        return {"outcome": "ok"}
 
     def fork(self):
         child = os.fork()
@@ -136,10 +110,8 @@ class Driver:
         return {"outcome": "ok", "count": threading.active_count()}
 
     def close(self):
-        self.holds.clear()
-        gc.collect()
-        for client in self.clients.values():
-            holdfast.Session(client).close()
+        clients, self.clients, self.holds, self.fences = self.clients, {}, {}, {}
+        for client in clients.values():
             client.close()
         return {"outcome": "ok"}
 

@@ -1,13 +1,196 @@
-"""Distributed locks inside Redis and Valkey: queued, fenced, watched by the server. See README.md.
+"""Distributed locks inside Redis and Valkey, for programs with threads. `holdfast.asyncio` has the same for asyncio."""
 
-The same names with `await` are in `holdfast.asyncio`.
-"""
+from __future__ import annotations
 
-from . import errors
-from ._locks import Lock, LockAll, MultiLock, RedLock, RLock, RWLock, Semaphore, Session, locked
-from .errors import *  # noqa: F403
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
 
-__version__ = "0.3.0"
+from ._api import ElectionBase, HoldBase, HoldfastBase, Leader, LockBase, ReadWriteLock, ReentrantBase
+from ._engine import EXIT_TIME, RELEASE_TIME, Engine, Hooks
+from ._io import Threads, run
+from ._rules import Name
+from .errors import (
+    DeadlockError,
+    HoldfastError,
+    LockLostError,
+    LossReason,
+    ModuleNotLoadedError,
+    NotAcquiredError,
+    NotHeldError,
+    ServerTooOldError,
+    WrongTypeError,
+)
 
-__all__ = ["Lock", "LockAll", "MultiLock", "RLock", "RWLock", "RedLock", "Semaphore", "Session", "locked"]
-__all__ += errors.__all__
+__version__ = "0.4.0"
+
+__all__ = [
+    "DeadlockError",
+    "Election",
+    "Hold",
+    "Holdfast",
+    "HoldfastError",
+    "Hooks",
+    "Leader",
+    "Lock",
+    "LockLostError",
+    "LossReason",
+    "ModuleNotLoadedError",
+    "NotAcquiredError",
+    "NotHeldError",
+    "ReadWriteLock",
+    "ReentrantLock",
+    "ServerTooOldError",
+    "WrongTypeError",
+]
+
+
+class Hold(HoldBase):
+    """A lock that is held. As a context manager it is released at the end of the block."""
+
+    @property
+    def lost(self) -> threading.Event:
+        """Set when the hold is lost."""
+        event: threading.Event = self._grant.event
+        return event
+
+    def check(self) -> None:
+        """Asks the server whether the lock is held still. Raises LockLostError. Lengthens nothing."""
+        run(self._engine.check(self._grant))
+
+    def renew(self, lease: float | None = None) -> None:
+        """Begins the lease anew, with this length in seconds from now on if one is given. Raises LockLostError."""
+        run(self._engine.renew(self._grant, lease))
+
+    def release(self, timeout: float = RELEASE_TIME) -> None:
+        """Releases the lock. Raises LockLostError if it had been lost. A second call does nothing.
+
+        If the server does not answer within `timeout` seconds, the error of the connection is raised, and the release
+        goes on in the background until the lease is over.
+        """
+        run(self._engine.release(self._grant, timeout))
+
+    def __enter__(self) -> Hold:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.release()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.__context__ = error.__context__ or failure
+
+
+class Lock(LockBase[Hold]):
+    """What a lock is asked for with. `with lock as hold:` waits for as long as it takes."""
+
+    def acquire(self, wait: float | None = None, *, cancel: threading.Event | None = None) -> Hold:
+        """Waits for the lock for at most `wait` seconds, None: as long as it takes. Raises NotAcquiredError.
+
+        cancel: when another thread sets it, the wait ends within a quarter of a second.
+        """
+        return run(self._acquire(wait, cancel))
+
+    def try_acquire(self) -> Hold | None:
+        """The lock if it is free, else None. Never waits."""
+        return run(self._try_acquire())
+
+    def __enter__(self) -> Hold:
+        return run(self._enter())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left().__exit__(kind, error, trace)
+
+
+class ReentrantLock(ReentrantBase[Hold]):
+    """A lock that the thread which holds it may take again; it is released as often as it was taken."""
+
+    def acquire(self, wait: float | None = None) -> Hold:
+        """Waits for the lock for at most `wait` seconds, None: as long as it takes. Raises NotAcquiredError."""
+        hold = run(self._take(wait))
+        if hold is None:
+            raise NotAcquiredError(f"lock {self.name!r} was not acquired at once", self.name)
+        return hold
+
+    def try_acquire(self) -> Hold | None:
+        """The lock if it is free or held by this thread, else None."""
+        return run(self._take(0))
+
+    def release(self) -> None:
+        """Releases it once. Raises NotHeldError in a thread that does not hold it, LockLostError after a loss."""
+        run(self._release())
+
+    def __enter__(self) -> Hold:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Election(ElectionBase):
+    """A candidacy: it leads, or waits to lead, until it is closed."""
+
+    def close(self) -> None:
+        """Resigns: the next candidate leads at once."""
+        run(self._close())
+
+    def __enter__(self) -> Election:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Holdfast(HoldfastBase[Lock, ReentrantLock, Election]):
+    """Made once from the application's client: redis.Redis, redis.RedisCluster, or that of a Sentinel.
+
+    It opens connections of its own, as that client does: at most `max_connections` to each server. `close` releases
+    what is held.
+    """
+
+    _classes = (Hold, Lock, ReentrantLock, Election)
+
+    def __init__(self, redis: Any, *, max_connections: int = 32, hooks: Hooks | None = None) -> None:
+        super().__init__(redis, Threads(), max_connections, hooks, _release_at_exit)
+
+    def leader(self, name: Name) -> Leader | None:
+        """Who leads now."""
+        return run(self._leader(name))
+
+    def observe(self, name: Name, every: float = 1.0) -> Iterator[Leader | None]:
+        """Who leads, now and at each change, looked at every so many seconds."""
+        changes = self._observe(name, every)
+        while True:
+            yield run(changes.__anext__())  # type: ignore[arg-type]
+
+    def info(self, name: Name) -> dict[str, Any] | None:
+        """What the server says of a lock (LOCK.INFO); None: it is neither held nor waited for."""
+        return run(self._info(name))
+
+    def waiters(self, name: Name) -> list[dict[str, Any]]:
+        """Who waits for a lock, in order (LOCK.WAITERS)."""
+        return run(self._waiters(name))
+
+    def force(self, name: Name) -> int:
+        """Breaks a lock (LOCK.FORCE). How many holders lost it."""
+        return run(self._force(name))
+
+    def close(self) -> None:
+        """Releases what is held, for whose holders it is lost then, and closes the connections."""
+        run(self._close())
+
+    def __enter__(self) -> Holdfast:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _release_at_exit(engine: Engine) -> None:
+    run(engine.close(EXIT_TIME))

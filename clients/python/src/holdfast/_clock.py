@@ -1,27 +1,25 @@
-"""The clock by which leases are counted: it goes on while the machine sleeps."""
+"""The clock by which leases are counted. It goes on while the machine is suspended, where the platform has one."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import Callable
+from collections.abc import Callable
 
-# No timer of the system's goes on then. So whoever has something to look at sleeps no longer than this, in seconds.
 LOOK_AGAIN = 5.0
+"""Timers of the system stand still while it is suspended, so no sleep is longer than this, in seconds."""
 
 
-def _pick() -> Callable[[], float]:
-    if sys.platform == "linux":
-        return lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
-    if sys.platform == "darwin":
-        # There it is this one that goes on, and Python's monotonic() is another.
-        return lambda: time.clock_gettime(time.CLOCK_MONOTONIC)
-    return time.monotonic
+def _boottime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-now: Callable[[], float] = _pick()
+def _monotonic() -> float:
+    # On macOS this clock goes on during suspend; Python's monotonic() is another one.
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
-def millis() -> int:
-    """The same in whole milliseconds."""
-    return int(now() * 1000)
+COUNTS_SUSPEND = sys.platform in ("linux", "darwin")
+now: Callable[[], float] = (
+    _boottime if sys.platform == "linux" else _monotonic if sys.platform == "darwin" else time.monotonic
+)

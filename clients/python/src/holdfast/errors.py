@@ -6,82 +6,72 @@ Errors of the connection stay redis-py's own.
 
 from __future__ import annotations
 
+import enum
 from typing import Any
 
 from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 
-__all__ = [
-    "Deadlock",
-    "LockError",
-    "LockLost",
-    "LockNotOwnedError",
-    "NoReplicas",
-    "NotGranted",
-    "NotHeld",
-    "NotLoaded",
-    "WrongType",
-]
+
+class LossReason(enum.Enum):
+    """Why a hold ended although its holder did not release it."""
+
+    EXPIRED = "expired"
+    """The lease may be over by this client's clock: it could not be renewed in time, or was not to be."""
+    GONE = "gone"
+    """The server says that the hold does not exist: it was forced, deleted, lost in a failover, or its lease ended."""
+    DISCONNECTED = "disconnected"
+    """The connection of an ephemeral hold broke."""
+    CLOSED = "closed"
+    """The client was closed, or its event loop ended."""
+    FORKED = "forked"
+    """This process is a child of the one that holds the lock."""
 
 
-class _Named(LockError):
-    """Knows which lock it is about, as redis-py's LockError does from version 5.1 on."""
+class HoldfastError(LockError):
+    """The base of this package's errors. `lock_name` is the name or names of the lock."""
 
     def __init__(self, message: str, lock_name: Any = None) -> None:
         super().__init__(message)
-        # Before redis-py 5.1 they were what the error is made of.
-        self.args = (message,)
         self.message = message
         self.lock_name = lock_name
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Errors go from one process to another, of a pool say."""
-        return _made_again, (type(self), self.args), self.__dict__.copy()
+        return _rebuild, (type(self), str(self)), self.__dict__.copy()
 
 
-def _made_again(cls: type[_Named], args: tuple[Any, ...]) -> _Named:
-    return cls.__new__(cls, *args)
+def _rebuild(cls: type[HoldfastError], message: str) -> HoldfastError:
+    """An error that comes from another process."""
+    return cls.__new__(cls, message)
 
 
-class NotGranted(_Named):
-    """The lock was not granted in the time given."""
+class NotAcquiredError(HoldfastError):
+    """The lock was not granted within the caller's time. `__cause__` is the last error, if there was one."""
 
 
-class Deadlock(_Named):
-    """Waiting for the lock would never end: the message names the cycle of waits."""
+class LockLostError(HoldfastError, LockNotOwnedError):
+    """The lock was held and is not any more, although this holder did not release it. `reason` is a LossReason."""
 
-
-class NoReplicas(_Named):
-    """Fewer replicas than asked for confirmed the grant in time; it was taken back."""
-
-
-class WrongType(_Named):
-    """The key holds something that is no lock."""
-
-
-class NotLoaded(_Named, ResponseError):
-    """The server does not know the commands: the module Holdfast is not loaded there."""
-
-
-class NotHeld(_Named, LockNotOwnedError):
-    """This object does not hold the lock.
-
-    A release raises it, too, that was asked again over another connection and did not find the lock: the first one gave
-    it back, or it was lost before.
-    """
-
-
-class LockLost(NotHeld):
-    """The lock was held, and is not any more, although nobody here gave it back.
-
-    `reason` is `expired` (its lease ran out), `forced` (LOCK.FORCE), `changed` (another command deleted or overwrote
-    it), `disconnected` (the connection that stands for this process was gone for too long), `closed` (the program has
-    closed its session), `in doubt` (with asyncio: the loop stood still, and the server is being asked) or `unknown` (it
-    was gone when it was given back, and it was not tied to the connection, so the
-    server told nothing).
-    """
-
-    def __init__(self, lock_name: Any, owner: bytes, fence: int | None, reason: str) -> None:
-        super().__init__(f"lock {lock_name!r} of owner {owner!r} is lost: {reason}", lock_name)
-        self.owner = owner
+    def __init__(self, lock_name: Any, fence: int | None, reason: LossReason) -> None:
+        super().__init__(f"lock {lock_name!r} with token {fence} is lost: {reason.value}", lock_name)
         self.fence = fence
         self.reason = reason
+
+
+class NotHeldError(HoldfastError, LockNotOwnedError):
+    """The lock is used by an object, thread or task that does not hold it."""
+
+
+class DeadlockError(HoldfastError):
+    """Waiting for the lock would close a cycle of waits. The message names the keys."""
+
+
+class WrongTypeError(HoldfastError, ResponseError):
+    """The key holds something that is not a lock."""
+
+
+class ModuleNotLoadedError(HoldfastError, ResponseError):
+    """The server does not know the commands."""
+
+
+class ServerTooOldError(HoldfastError, ResponseError):
+    """The server's module speaks only older protocols than this client, or this client only older ones."""

@@ -19,11 +19,12 @@ _client = None
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _session(server):
+def _opened(server):
     global _client
-    _client = server.client()
-    # The session's thread is there before the tests count threads.
-    with holdfast.Lock(_client, "cpython"):
+    with holdfast.Holdfast(server.client()) as _client:
+        # The client's thread is there before the tests count threads.
+        for _ in range(3):
+            _client.lock("cpython").acquire().release()
         yield
 
 
@@ -35,44 +36,59 @@ def left_out(reason):
 
 
 class _Adapter:
-    """threading's signature and errors on one of our locks."""
+    """threading's signature and errors on one of our locks, whose holds any thread may release."""
+
+    not_held = RuntimeError
 
     def __init__(self, lock):
         self.lock = lock
+        self.holds = []
 
     def acquire(self, blocking=True, timeout=-1):
         if timeout != -1 and (timeout < 0 or not blocking):
             raise ValueError("this timeout makes no sense")
         if timeout > threading.TIMEOUT_MAX:
             raise OverflowError("timeout value is too large")
-        return self.lock.acquire(blocking=blocking, blocking_timeout=None if timeout == -1 else timeout)
+        try:
+            hold = self.lock.acquire(None if timeout == -1 else timeout) if blocking else self.lock.try_acquire()
+        except holdfast.NotAcquiredError:
+            return False
+        if hold is None:
+            return False
+        self.holds.append(hold)
+        return True
 
     def release(self):
         try:
-            self.lock.release()
-        except holdfast.NotHeld as error:
-            raise self.not_held(str(error)) from None
+            self.holds.pop().release()
+        except IndexError:
+            raise self.not_held("it is not held") from None
 
-    not_held = RuntimeError
     __enter__ = acquire
 
     def __exit__(self, *_):
         self.release()
 
     def locked(self):
-        return self.lock.locked()
+        return _client.info(self.lock.name) is not None
 
     def __repr__(self):
         return f"<{'locked' if self.locked() else 'unlocked'} {type(self).__name__} object at {id(self):#x}>"
 
 
 class _RAdapter(_Adapter):
+    def release(self):
+        try:
+            self.lock.release()
+        except holdfast.NotHeldError as error:
+            raise RuntimeError(str(error)) from None
+
     def _is_owned(self):
-        return self.lock.fence is not None
+        return threading.get_ident() in self.lock._mine
 
     def _recursion_count(self):
-        holds = self.lock._holds()
-        return holds[-1].entries + 1 if holds else 0
+        hold = self.lock._mine.get(threading.get_ident())
+        return hold._count if hold else 0
 
 
 class _SemaphoreAdapter(_Adapter):
@@ -93,15 +109,21 @@ def _name():
 
 
 def lock():
-    return _Adapter(holdfast.Lock(_client, _name(), thread_local=False))
+    return _Adapter(_client.lock(_name()))
 
 
 def rlock():
-    return _RAdapter(holdfast.RLock(_client, _name()))
+    return _RAdapter(_client.reentrant_lock(_name()))
 
 
 def semaphore(value=1):
-    return _SemaphoreAdapter(holdfast.Semaphore(_client, _name(), value, thread_local=False))
+    if value < 0:
+        raise ValueError("a negative number of permits")
+    # No permit of none is ever granted.
+    made = _SemaphoreAdapter(_client.semaphore(_name(), max(value, 1)))
+    if value == 0:
+        made.blocker = made.lock.acquire()
+    return made
 
 
 class LockTests(lock_tests.LockTests, unittest.TestCase):

@@ -45,20 +45,5 @@ def owner(fields):
     return owners[0] if owners else None
 
 
-class Token:
-    """Shows the owner where redis-py's lock has its token. A part of the adapted locks."""
-
-    @property
-    def local(self):
-        holds = self._holds()
-        return types.SimpleNamespace(token=holds[-1].owner if holds else None)
-
-
-def millis(time):
-    """What `TIME` says, in milliseconds."""
-    seconds, microseconds = time
-    return seconds * 1000 + microseconds // 1000
-
-
 def is_hash(error):
     return isinstance(error, redis.ResponseError) and "WRONGTYPE" in str(error)

@@ -1,0 +1,222 @@
+"""redis-py's own interface on a Holdfast object: `client.lock("name", lock_class=lock_class(holdfast))`.
+
+The signatures and the meaning are those of redis.lock.Lock and redis.asyncio.lock.Lock. What differs: nothing polls; a
+lock without a timeout is renewed for as long as the process lives; it has a fencing token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import types
+from typing import Any, Literal
+
+from redis.exceptions import LockError
+
+from . import Holdfast
+from . import _rules as rules
+from ._api import HoldfastBase
+from ._engine import logger
+from ._io import run
+from ._rules import Grant, Terms
+from .asyncio import Holdfast as AsyncHoldfast
+from .errors import LockLostError, LossReason, NotAcquiredError, NotHeldError, WrongTypeError
+
+
+class _Base:
+    _holdfast: HoldfastBase[Any, Any, Any]
+
+    def __init__(
+        self,
+        redis: Any,
+        name: rules.Name,
+        timeout: float | None = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: float | None = None,
+        thread_local: bool = True,
+        raise_on_release_error: bool = True,
+    ) -> None:
+        self.redis = redis
+        self.name = name
+        self.timeout = timeout
+        self.sleep = sleep
+        self.blocking = blocking
+        self.blocking_timeout = blocking_timeout
+        self.thread_local = bool(thread_local)
+        self.raise_on_release_error = raise_on_release_error
+        self._engine = self._holdfast._engine
+        self._key = rules.encode(name)
+        self._terms = Terms((self._key,), name, timeout or 10.0, renew=not timeout)
+        self.local: Any = threading.local() if thread_local else types.SimpleNamespace()
+        self.local.token = self.local.grant = None
+
+    @property
+    def fence(self) -> int | None:
+        """The fencing token; None: not held here."""
+        grant: Grant | None = getattr(self.local, "grant", None)
+        return None if grant is None else grant.token
+
+    async def _acquire(self, blocking: bool | None, timeout: float | None, token: str | bytes | None) -> bool:
+        wait: float | None = 0
+        if self.blocking if blocking is None else blocking:
+            wait = self.blocking_timeout if timeout is None else timeout
+        terms = self._terms if token is None else dataclasses.replace(self._terms, owner=rules.encode(token))
+        grant, error = await self._engine.acquire(terms, wait)
+        if grant is None:
+            if isinstance(error, Exception) and wait == 0:
+                raise error
+            return False
+        self.local.token, self.local.grant = grant.owner, grant
+        return True
+
+    def _current(self, verb: str) -> Grant:
+        grant: Grant | None = getattr(self.local, "grant", None)
+        if grant is None:
+            raise NotHeldError(f"cannot {verb} lock {self.name!r}: it is not held here", self.name)
+        return grant
+
+    async def _release(self) -> None:
+        grant = self._current("release")
+        try:
+            await self._engine.release(grant)
+        except LockError:
+            self.local.token = self.local.grant = None
+            raise
+        self.local.token = self.local.grant = None
+
+    async def _extend(self, verb: str, additional: float | None, replace: bool) -> Literal[True]:
+        grant = self._current(verb)
+        if self.timeout is None:
+            raise LockError(f"cannot {verb} lock {self.name!r}: it has no timeout")
+        lease = self.timeout if additional is None else additional
+        if not replace:
+            lease += await self._left(grant)
+        await self._engine.renew(grant, lease)
+        return True
+
+    async def _left(self, grant: Grant) -> float:
+        """What is left of its time, by the server's clock."""
+        for holder in await self._holders():
+            if holder["owner"] == grant.owner:
+                return float(holder["ttl"]) / 1000
+        self._engine.lost(grant, LossReason.GONE)
+        raise LockLostError(self.name, grant.token, LossReason.GONE)
+
+    async def _holders(self) -> list[dict[str, Any]]:
+        try:
+            info = await self._holdfast._info(self.name)
+        except WrongTypeError:
+            return []
+        return info["holders"] if info else []
+
+    async def _locked(self) -> bool:
+        return bool(await self._holders())
+
+    async def _owned(self) -> bool:
+        token = getattr(self.local, "token", None)
+        return token is not None and any(holder["owner"] == token for holder in await self._holders())
+
+    def _not_acquired(self) -> NotAcquiredError:
+        return NotAcquiredError(f"lock {self.name!r} was not acquired within the time specified", self.name)
+
+    def _is_quiet(self, body: BaseException | None, error: Exception) -> bool:
+        """Whether an error of the release at the end of a block is logged only: the body's own goes first."""
+        quiet = body is not None or (isinstance(error, LockError) and not self.raise_on_release_error)
+        if quiet:
+            logger.warning("at the end of its block, lock %r could not be released: %s", self.name, error)
+        return quiet
+
+
+class Lock(_Base):
+    """redis.lock.Lock's interface. Made by `lock_class`."""
+
+    def acquire(
+        self,
+        sleep: float | None = None,
+        blocking: bool | None = None,
+        blocking_timeout: float | None = None,
+        token: str | bytes | None = None,
+    ) -> bool:
+        """False: not acquired in time. `sleep` has nothing to do. `token` is the owner: new for each acquisition."""
+        return run(self._acquire(blocking, blocking_timeout, token))
+
+    def release(self) -> None:
+        """Raises LockLostError if it had been lost, NotHeldError if it was not acquired."""
+        run(self._release())
+
+    def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
+        """Adds to the timeout, or sets it to `additional_time` seconds from now."""
+        return run(self._extend("extend", additional_time, replace_ttl))
+
+    def reacquire(self) -> Literal[True]:
+        """Begins the timeout anew."""
+        return run(self._extend("reacquire", None, True))
+
+    def locked(self) -> bool:
+        """Whether anybody holds it."""
+        return run(self._locked())
+
+    def owned(self) -> bool:
+        """Whether this object holds it, by the server's word."""
+        return run(self._owned())
+
+    def __enter__(self) -> Lock:
+        if not self.acquire():
+            raise self._not_acquired()
+        return self
+
+    def __exit__(self, kind: Any, body: BaseException | None, trace: Any) -> None:
+        try:
+            self.release()
+        except Exception as error:
+            if not self._is_quiet(body, error):
+                raise
+
+
+class AsyncLock(_Base):
+    """redis.asyncio.lock.Lock's interface. Made by `lock_class`."""
+
+    async def acquire(
+        self, blocking: bool | None = None, blocking_timeout: float | None = None, token: str | bytes | None = None
+    ) -> bool:
+        """False: not acquired in time. `token` is the owner: new for each acquisition."""
+        return await self._acquire(blocking, blocking_timeout, token)
+
+    async def release(self) -> None:
+        """Raises LockLostError if it had been lost, NotHeldError if it was not acquired."""
+        await self._release()
+
+    async def extend(self, additional_time: float, replace_ttl: bool = False) -> Literal[True]:
+        """Adds to the timeout, or sets it to `additional_time` seconds from now."""
+        return await self._extend("extend", additional_time, replace_ttl)
+
+    async def reacquire(self) -> Literal[True]:
+        """Begins the timeout anew."""
+        return await self._extend("reacquire", None, True)
+
+    async def locked(self) -> bool:
+        """Whether anybody holds it."""
+        return await self._locked()
+
+    async def owned(self) -> bool:
+        """Whether this object holds it, by the server's word."""
+        return await self._owned()
+
+    async def __aenter__(self) -> AsyncLock:
+        if not await self.acquire():
+            raise self._not_acquired()
+        return self
+
+    async def __aexit__(self, kind: Any, body: BaseException | None, trace: Any) -> None:
+        try:
+            await self.release()
+        except Exception as error:
+            if not self._is_quiet(body, error):
+                raise
+
+
+def lock_class(holdfast: Holdfast | AsyncHoldfast) -> type[Any]:
+    """The class to give to `client.lock(…, lock_class=…)`: its locks are acquired by way of this Holdfast object."""
+    base = Lock if isinstance(holdfast, Holdfast) else AsyncLock
+    return type(base.__name__, (base,), {"_holdfast": holdfast})

@@ -1,0 +1,107 @@
+"""A server that does what a script says: replies, errors, silence, and cuts at any message."""
+
+import collections
+import contextlib
+import socket
+import threading
+import time
+
+from proxy import read
+from servers import HOST
+
+CUT = object()
+"""The connection ends."""
+SILENCE = object()
+"""No reply, ever, on this connection."""
+NIL = b"$-1\r\n"
+OK = b"+OK\r\n"
+
+
+def integer(value):
+    return b":%d\r\n" % value
+
+
+def error(text):
+    return b"-" + text.encode() + b"\r\n"
+
+
+def granted(token, waited=0):
+    return b"*2\r\n" + integer(token) + integer(waited)
+
+
+VERSION = (
+    b"*6\r\n$8\r\nprotocol\r\n*2\r\n:4\r\n:4\r\n$7\r\nversion\r\n$5\r\n0.4.0\r\n$16\r\nreplicas-timeout\r\n:1000\r\n"
+)
+
+
+class Fake:
+    """Answers each LOCK command by the next word of its script, and by success when there is none.
+
+    `script` has a list for each of ACQUIRE, RENEW and RELEASE: replies, CUT, SILENCE, or functions of the request.
+    """
+
+    def __init__(self):
+        self.script = {verb: collections.deque() for verb in ("ACQUIRE", "RENEW", "RELEASE", "VERSION")}
+        self.seen = []
+        """(when, connection, words) of each LOCK command but VERSION."""
+        self.connections = 0
+        self.waiting = {}
+        self.token = 100
+        self._sockets = set()
+        self._listener = socket.create_server((HOST, 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def of(self, verb):
+        """The commands of this kind that were seen."""
+        return [words for _, _, words in list(self.seen) if words[0].endswith(verb.encode())]
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self.connections += 1
+                self._sockets.add(connection)
+                threading.Thread(target=self._serve, args=(connection, self.connections), daemon=True).start()
+
+    def _serve(self, connection, number):
+        with contextlib.suppress(OSError, EOFError, ValueError), connection, connection.makefile("rb") as stream:
+            is_silent = False
+            while True:
+                words = read(stream)
+                reply = self._reply(words, number)
+                if callable(reply):
+                    reply = reply(words)
+                if reply is CUT:
+                    connection.shutdown(socket.SHUT_RDWR)
+                    return
+                is_silent = is_silent or reply is SILENCE
+                if not is_silent:
+                    connection.sendall(reply)
+
+    def _reply(self, words, number):
+        name = words[0].decode().upper()
+        if not name.startswith("LOCK."):
+            return error("ERR unknown command 'HELLO'") if name == "HELLO" else OK
+        verb = name.removeprefix("LOCK.").removeprefix("M") if name != "LOCK.VERSION" else "VERSION"
+        if verb != "VERSION":
+            self.seen.append((time.monotonic(), number, words))
+        if self.script.get(verb):
+            return self.script[verb].popleft()
+        if verb == "ACQUIRE":
+            self.token += 1
+            return granted(self.token)
+        if verb == "RENEW":
+            return integer(int(words[words.index(b"TOKEN") + 1]))
+        return VERSION if verb == "VERSION" else integer(1) if verb == "RELEASE" else NIL
+
+    def close(self):
+        with contextlib.suppress(OSError):
+            # Whoever accepts holds it open.
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for one in list(self._sockets):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()

@@ -1,0 +1,194 @@
+"""Connections that break at any message, and callers who cancel at any moment, at a real server."""
+
+import asyncio
+import contextlib
+import itertools
+import random
+import threading
+import time
+
+import pytest
+import redis
+
+import holdfast
+import holdfast.asyncio
+from kinds import closed
+from proxy import Proxy
+from servers import until
+
+
+class Nth:
+    """A rule of the proxy: this happens to the nth request of a kind."""
+
+    def __init__(self, verb, number, fate):
+        self.verb, self.left, self.fate = verb, number, fate
+
+    def __call__(self, request):
+        if request[0].endswith(self.verb):
+            self.left -= 1
+            if self.left == -1:
+                return self.fate
+        return None
+
+
+@pytest.fixture
+def proxied(kind, proxy):
+    return kind.open(kind.redis(proxy.port))
+
+
+@pytest.mark.parametrize("fate", ["request", "reply", "late"])
+@pytest.mark.parametrize(("verb", "number"), [(b".ACQUIRE", 0), (b".RENEW", 0), (b".RENEW", 1), (b".RELEASE", 0)])
+def test_lock_survives_a_cut_at_any_message(proxied, proxy, admin, name, verb, number, fate):
+    proxied.lock(name).acquire().release()
+    proxy.rule = Nth(verb, number, fate)
+    hold = proxied.lock(name, lease=1).acquire(10)
+    until(lambda: sum(request[0] == b"LOCK.RENEW" for request in proxy.requests) >= 3, "it is renewed")
+    assert hold.is_held()
+    hold.check()
+    if verb != b".RELEASE":
+        proxy.deliver()
+    hold.release()
+    assert not hold.lost.is_set()
+    proxy.deliver()
+    assert admin.exists(name) == 0
+    with proxied.lock(name).acquire(5):
+        pass
+
+
+@pytest.mark.parametrize("fate", ["request", "reply", "late"])
+def test_waiter_keeps_its_place_when_cut(proxied, client, proxy, name, fate):
+    blocker = client.lock(name).acquire()
+    proxy.rule = Nth(b".ACQUIRE", 0, fate)
+    order = []
+
+    def wait(opened, who):
+        with opened.lock(name).acquire(20):
+            order.append(who)
+
+    first = threading.Thread(target=wait, args=(proxied, "first"))
+    first.start()
+    until(lambda: len(client.waiters(name)) == 1, "it waits again")
+    second = threading.Thread(target=wait, args=(client, "second"))
+    second.start()
+    until(lambda: len(client.waiters(name)) == 2, "both wait")
+    proxy.cut()
+    time.sleep(0.1)
+    proxy.mend()
+    until(lambda: len(client.waiters(name)) == 2, "both wait again")
+    blocker.release()
+    first.join(20)
+    second.join(20)
+    assert order == ["first", "second"]
+
+
+@pytest.mark.parametrize("fate", ["request", "reply"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_nothing_is_left_when_a_wait_is_given_up_in_a_cut(proxied, client, proxy, admin, name, number, fate):
+    blocker = client.lock(name).acquire()
+    proxy.rule = Nth(b".ACQUIRE" if number == 0 else b".RELEASE", 0, fate)
+    with pytest.raises(holdfast.NotAcquiredError):
+        proxied.lock(name, lease=3).acquire(0.3)
+    blocker.release()
+    until(lambda: not client.waiters(name) and not admin.exists(name), "nothing is left", 10)
+
+
+def test_silent_connection_is_replaced_and_the_place_kept(proxied, client, proxy, name):
+    blocker = client.lock(name).acquire()
+    got = []
+    thread = threading.Thread(target=lambda: got.append(proxied.lock(name).acquire(20)))
+    thread.start()
+    until(lambda: client.waiters(name), "it waits")
+    before = client.waiters(name)[0]["client"]
+    # The client's side of the connection is gone, and the server is not told.
+    for link in list(proxy.links):
+        link.mute = True
+    until(lambda: [one["client"] for one in client.waiters(name)] not in ([before], []), "it asks over another one", 5)
+    assert client.waiters(name)[0]["waited"] > 1500
+    blocker.release()
+    thread.join(10)
+    assert got[0].is_held()
+    got[0].release()
+
+
+async def _cancels(port, name, count, seed):
+    rng = random.Random(seed)
+    client = redis.asyncio.Redis(port=port)
+    other = redis.asyncio.Redis(port=port)
+    async with holdfast.asyncio.Holdfast(client) as opened, holdfast.asyncio.Holdfast(other) as rival:
+        stop = asyncio.Event()
+
+        async def compete():
+            while not stop.is_set():
+                async with rival.lock(name):
+                    await asyncio.sleep(rng.uniform(0, 0.002))
+
+        competing = asyncio.create_task(compete())
+        got = 0
+        for _ in range(count):
+            task = asyncio.create_task(opened.lock(name, lease=5).acquire(rng.choice([0.05, None])))
+            await asyncio.sleep(rng.uniform(0, 0.004))
+            task.cancel()
+            try:
+                hold = await task
+            except (asyncio.CancelledError, holdfast.NotAcquiredError):
+                continue
+            got += 1
+            try:
+                releasing = asyncio.create_task(hold.release())
+                await asyncio.sleep(rng.uniform(0, 0.001))
+                releasing.cancel()
+                await releasing
+            except asyncio.CancelledError:
+                pass
+        stop.set()
+        await competing
+        end = time.monotonic() + 10
+        while await rival.info(name):
+            assert time.monotonic() < end, f"left: {await rival.info(name)}, {await rival.waiters(name)}"
+            await asyncio.sleep(0.01)
+        connections = len(await other.client_list())
+    await closed(client)
+    await closed(other)
+    return got, connections
+
+
+async def test_cancels_at_any_moment_leave_nothing(own_server):
+    _, connections = await _cancels(own_server.port, "k", 500, 1)
+    assert connections <= 2 * 32 + 3
+
+
+def test_holders_never_overlap_under_cuts(kind, server, name):
+    proxies = [Proxy(server.port) for _ in range(2)]
+    rng = random.Random(7)
+    for proxy in proxies:
+        proxy.rule = lambda _: rng.choice(["request", "reply"]) if rng.random() < 0.05 else None
+    opened = [kind.open(kind.redis(proxy.port)) for proxy in proxies]
+    spans, end = [], time.monotonic() + 4
+
+    def work(number):
+        while time.monotonic() < end:
+            try:
+                hold = opened[number % 2].lock(name, lease=1).acquire(2)
+            except holdfast.NotAcquiredError:
+                continue
+            began = time.monotonic()
+            time.sleep(0.002)
+            still = time.monotonic() if hold.is_held() else began
+            spans.append((began, still, hold.fence))
+            with contextlib.suppress(holdfast.LockLostError, redis.ConnectionError, redis.TimeoutError):
+                hold.release()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for proxy in proxies:
+        proxy.rule = lambda _: None
+    spans.sort()
+    assert len(spans) > 20
+    for (_, ended, fence), (began, _, later) in itertools.pairwise(spans):
+        assert ended <= began
+        assert fence < later
+    for proxy in proxies:
+        proxy.close()

@@ -1,0 +1,621 @@
+"""What the client does at real servers, in both flavours."""
+
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import redis
+import redis.asyncio
+
+import holdfast
+import holdfast.asyncio
+from holdfast import LossReason
+from kinds import closed
+from servers import HOST, Server, until
+
+TESTS = Path(__file__).parent
+
+
+def test_lock_excludes_others(client, admin, name):
+    lock = client.lock(name)
+    with lock as hold:
+        assert hold.is_held()
+        hold.check()
+        assert lock.try_acquire() is None
+        with pytest.raises(holdfast.NotAcquiredError):
+            lock.acquire(0.05)
+        [holder] = client.info(name)["holders"]
+        assert holder["owner"] == hold.owner
+        assert holder["token"] == hold.fence
+    assert admin.exists(name) == 0
+    assert client.info(name) is None
+
+
+def test_fences_grow(client, name):
+    fences = []
+    for _ in range(5):
+        with client.lock(name) as hold:
+            fences.append(hold.fence)
+    assert fences == sorted(set(fences))
+
+
+def test_waiters_are_served_in_order(client, kind, server, name):
+    hold = client.lock(name).acquire()
+    served = []
+
+    def wait(number):
+        with kind.open(kind.redis(server.port)).lock(name).acquire(20):
+            served.append(number)
+
+    threads = []
+    for number in range(3):
+        threads.append(threading.Thread(target=wait, args=(number,)))
+        threads[-1].start()
+        until(lambda number=number: len(client.waiters(name)) == number + 1, "it waits")
+    hold.release()
+    for thread in threads:
+        thread.join()
+    assert served == [0, 1, 2]
+
+
+def test_many_waiters_of_one_client_need_few_connections(client, admin, name):
+    before = len(admin.client_list())
+    counter = [0]
+
+    def work():
+        for _ in range(5):
+            with client.lock(name) as hold:
+                seen = counter[0]
+                hold.is_held()
+                counter[0] = seen + 1
+
+    threads = [threading.Thread(target=work) for _ in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counter == [200]
+    assert len(admin.client_list()) - before <= 32
+
+
+def test_pool_used_up_by_waiters_still_serves_a_holder(kind, server, client, name):
+    few = kind.open(kind.redis(server.port), max_connections=4)
+    blocker = client.lock(f"{name}:second").acquire()
+    hold = few.lock(name).acquire()
+    got = []
+
+    def wait(number):
+        with few.lock(name, shared=True).acquire(30):
+            got.append(number)
+
+    threads = [threading.Thread(target=wait, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(client.waiters(name)) >= 2, "they wait")
+    with few.lock(f"{name}:free").acquire(5):
+        pass
+    threading.Timer(0.5, blocker.release).start()
+    with few.lock(f"{name}:second").acquire(10):
+        pass
+    hold.release()
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == list(range(6))
+
+
+def test_renewed_lock_outlives_its_lease(client, name):
+    with client.lock(name, lease=0.5) as hold:
+        time.sleep(1.2)
+        assert hold.is_held()
+        hold.check()
+        assert hold.remaining() > 0.1
+
+
+def test_forced_lock_is_lost(client, name):
+    hold = client.lock(name, lease=1).acquire()
+    assert client.force(name) == 1
+    assert hold.lost.wait(10)
+    with pytest.raises(holdfast.LockLostError) as lost:
+        hold.release()
+    assert lost.value.reason is LossReason.GONE
+    assert isinstance(lost.value, redis.exceptions.LockNotOwnedError)
+
+
+def test_check_sees_a_loss_at_once(client, admin, name):
+    hold = client.lock(name).acquire()
+    admin.delete(name)
+    with pytest.raises(holdfast.LockLostError):
+        hold.check()
+    assert hold.lost.is_set()
+
+
+def test_several_names_are_all_or_none(client, admin, name):
+    names = [f"{name}:{number}" for number in range(3)]
+    with client.lock(names[1]):
+        assert client.lock(names).try_acquire() is None
+        assert admin.exists(names[0]) == 0
+    with client.lock(names) as hold:
+        assert all(client.lock(one).try_acquire() is None for one in names)
+        hold.check()
+        hold.renew()
+    assert admin.exists(*names) == 0
+
+
+def test_readers_share_and_a_writer_does_not(client, name):
+    both = client.read_write_lock(name)
+    with both.read, both.read:
+        assert both.write.try_acquire() is None
+    with both.write:
+        assert both.read.try_acquire() is None
+
+
+def test_semaphore_has_a_limit(client, name):
+    permits = [client.semaphore(name, 2).acquire() for _ in range(2)]
+    assert client.semaphore(name, 2).try_acquire() is None
+    permits.pop().release()
+    assert client.semaphore(name, 2).try_acquire() is not None
+
+
+async def test_reentrant_lock_is_of_a_task(server, name):
+    client = redis.asyncio.Redis(port=server.port)
+    async with holdfast.asyncio.Holdfast(client) as opened:
+        lock = opened.reentrant_lock(name)
+        async with lock as outer, lock as inner:
+            assert inner is outer
+            assert (await opened.info(name))["holders"][0]["holds"] == 1
+            assert await asyncio.create_task(lock.try_acquire()) is None
+        assert await opened.info(name) is None
+    await closed(client)
+
+
+def test_reentrant_lock_is_of_a_thread(server, name):
+    with holdfast.Holdfast(server.client()) as opened:
+        lock = opened.reentrant_lock(name)
+        with lock as outer, lock as inner:
+            assert inner is outer
+            assert opened.info(name)["holders"][0]["holds"] == 1
+            seen = []
+            thread = threading.Thread(target=lambda: seen.append(lock.try_acquire()))
+            thread.start()
+            thread.join()
+            assert seen == [None]
+        assert opened.info(name) is None
+        with pytest.raises(holdfast.NotHeldError):
+            lock.release()
+
+
+def test_two_threads_that_wait_for_each_other_are_told(server, name):
+    opened = holdfast.Holdfast(server.client())
+    a, b = opened.reentrant_lock(f"{name}:a"), opened.reentrant_lock(f"{name}:b")
+    told, ready = [], threading.Barrier(2)
+
+    def work(first, second):
+        with first:
+            ready.wait()
+            try:
+                with second:
+                    pass
+            except holdfast.DeadlockError as error:
+                told.append(error)
+
+    threads = [threading.Thread(target=work, args=pair) for pair in ((a, b), (b, a))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(told) == 1
+    opened.close()
+
+
+def test_ephemeral_lock_ends_with_its_connection(client, admin, name):
+    hold = client.lock(name, ephemeral=True, lease=2).acquire()
+    [holder] = client.info(name)["holders"]
+    admin.client_kill_filter(_id=holder["client"])
+    until(lambda: admin.exists(name) == 0, "the server releases it")
+    assert hold.lost.wait(5)
+
+
+def test_ephemeral_connections_are_used_again(client, admin, name):
+    for _ in range(3):
+        client.lock(name, ephemeral=True).acquire().release()
+    before = len(admin.client_list())
+    for _ in range(20):
+        client.lock(name, ephemeral=True).acquire().release()
+    assert len(admin.client_list()) <= before
+
+
+def test_leader_is_elected_and_hands_over(kind, client, server, name):
+    first, second = client, kind.open(kind.redis(server.port))
+    log = []
+    a = first.elect(name, lambda hold: log.append(("a", hold.fence)), value="node:a")
+    until(lambda: log, "the first leads")
+    b = second.elect(name, lambda hold: log.append(("b", hold.fence)), value="node:b")
+    leader = client.leader(name)
+    assert (leader.value, leader.fence) == ("node:a", log[0][1])
+    assert a.is_leader
+    assert not b.is_leader
+    until(lambda: client.waiters(name), "the second waits")
+    a.close()
+    until(lambda: len(log) == 2, "the second leads", 5)
+    assert client.leader(name).value == "node:b"
+    assert log[1][1] > log[0][1]
+    b.close()
+    until(lambda: client.leader(name) is None, "nobody leads")
+
+
+def test_leader_that_is_deposed_is_told(client, name):
+    lost = []
+    election = client.elect(name, lambda _: None, lost.append, lease=1)
+    until(lambda: client.leader(name), "it leads")
+    client.force(name)
+    until(lambda: lost, "it is told", 5)
+    assert lost == [LossReason.GONE]
+    until(lambda: election.is_leader, "it stands again", 5)
+    election.close()
+
+
+def test_observer_sees_changes(server, name):
+    with holdfast.Holdfast(server.client()) as opened:
+        changes = opened.observe(name, every=0.02)
+        assert next(changes) is None
+        election = opened.elect(name, lambda _: None, value="x")
+        assert next(changes).value == "x"
+        election.close()
+        assert next(changes) is None
+
+
+def test_close_releases_and_tells(kind, server, admin, name):
+    opened = kind.open(kind.redis(server.port))
+    hold = opened.lock(name).acquire()
+    opened.close()
+    assert admin.exists(name) == 0
+    assert hold.lost.is_set()
+    with pytest.raises(holdfast.LockLostError) as lost:
+        hold.release()
+    assert lost.value.reason is LossReason.CLOSED
+    with pytest.raises(holdfast.HoldfastError, match="closed"):
+        opened.lock(name).acquire(1)
+
+
+def test_close_ends_waits(kind, client, server, name):
+    client.lock(name).acquire()
+    opened = kind.open(kind.redis(server.port))
+    raised = []
+
+    def wait():
+        try:
+            opened.lock(name).acquire(30)
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    until(lambda: client.waiters(name), "it waits")
+    opened.close()
+    thread.join(5)
+    assert len(raised) == 1
+    until(lambda: not client.waiters(name), "it waits no more")
+
+
+def test_dropped_hold_is_not_released(client, name, caplog):
+    hold = client.lock(name, lease=0.5).acquire()
+    owner = hold.owner
+    del hold
+    gc.collect()
+    time.sleep(0.8)
+    assert client.info(name)["holders"][0]["owner"] == owner
+    until(lambda: "dropped without a release" in caplog.text, "it is logged")
+
+
+def test_paused_server_keeps_every_lock(kind, own_server):
+    opened = kind.open(kind.redis(own_server.port))
+    holds = [opened.lock(f"k{number}", lease=3).acquire() for number in range(20)]
+    time.sleep(0.6)
+    own_server.signal(signal.SIGSTOP)
+    time.sleep(2)
+    own_server.signal(signal.SIGCONT)
+    time.sleep(1.5)
+    for hold in holds:
+        hold.check()
+        hold.release()
+
+
+def test_restarted_server_loses_locks_and_is_used_again(kind, own_server):
+    opened = kind.open(kind.redis(own_server.port))
+    hold = opened.lock("k", lease=2).acquire()
+    own_server.kill()
+    own_server.start()
+    assert hold.lost.wait(10)
+    with opened.lock("k").acquire(10):
+        pass
+
+
+def test_wait_survives_a_restart(kind, own_server):
+    opened = kind.open(kind.redis(own_server.port))
+    other = kind.open(kind.redis(own_server.port))
+    other.lock("k", lease=30, renew=False).acquire()
+    got = []
+    thread = threading.Thread(target=lambda: got.append(opened.lock("k").acquire(20)))
+    thread.start()
+    until(lambda: other.waiters("k"), "it waits")
+    own_server.kill()
+    time.sleep(0.3)
+    own_server.start()
+    thread.join(20)
+    assert got[0].is_held()
+
+
+def test_unreachable_server_raises_in_time(kind, fake):
+    fake.close()
+    opened = kind.open(kind.redis(fake.port))
+    with pytest.raises(redis.ConnectionError):
+        opened.lock("k").try_acquire()
+    began = time.monotonic()
+    with pytest.raises(holdfast.NotAcquiredError) as raised:
+        opened.lock("k").acquire(0.5)
+    assert isinstance(raised.value.__cause__, redis.ConnectionError)
+    assert time.monotonic() - began < 2
+
+
+def test_unix_socket_works(kind, name):
+    path = None
+    server = Server(("unixsocket", f"/tmp/holdfast-{os.getpid()}-{name.replace(':', '')}.sock"))
+    try:
+        path = dict(server.settings)["unixsocket"]
+        with kind.open(kind.unix(path)).lock(name) as hold:
+            hold.check()
+    finally:
+        server.close()
+
+
+def test_acl_user_needs_only_the_commands(kind, server, admin, name):
+    admin.acl_setuser(
+        "locker", enabled=True, passwords=["+secret"], keys=["lock:*"],
+        commands=["-@all", "+lock.acquire", "+lock.renew", "+lock.release", "+lock.version", "+lock.info"],
+    )  # fmt: skip
+    opened = kind.open(kind.redis(server.port, username="locker", password="secret"))
+    with opened.lock(name, lease=0.5) as hold:
+        time.sleep(0.3)
+        hold.check()
+    with pytest.raises(redis.exceptions.NoPermissionError):
+        opened.lock("elsewhere").acquire(5)
+    with pytest.raises(redis.exceptions.AuthenticationError):
+        kind.open(kind.redis(server.port, username="locker", password="wrong")).lock(name).acquire(5)
+
+
+def test_database_of_the_application_is_used(kind, server, name):
+    with kind.open(kind.redis(server.port, db=3, decode_responses=True)).lock(name):
+        assert server.client(db=3).exists(name) == 1
+        assert server.client(db=0).exists(name) == 0
+
+
+def test_tls_works(kind, tmp_path, name):
+    certificate, key = tmp_path / "cert", tmp_path / "key"
+    made = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", certificate, "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"],
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    server = Server(
+        ("tls-cert-file", str(certificate)),
+        ("tls-key-file", str(key)),
+        ("tls-ca-cert-file", str(certificate)),
+        ("tls-auth-clients", "no"),
+    )
+    try:
+        import socket
+
+        with socket.create_server((HOST, 0)) as free:
+            port = free.getsockname()[1]
+        server.client().config_set("tls-port", port)
+        opened = kind.open(kind.redis(port, ssl=True, ssl_ca_certs=str(certificate)))
+        with opened.lock(name, lease=0.5) as hold:
+            time.sleep(0.3)
+            hold.check()
+    finally:
+        server.close()
+
+
+def test_cluster_serves_locks_on_all_nodes(kind, cluster, name):
+    opened = kind.open(kind.cluster(cluster.nodes[0].port))
+    holds = [opened.lock(f"{name}:{number}", lease=0.6).acquire(10) for number in range(10)]
+    assert len({cluster.owner(f"{name}:{number}") for number in range(10)}) == 2
+    time.sleep(0.7)
+    for hold in holds:
+        hold.check()
+        hold.release()
+    with opened.lock([f"{{{name}}}:a", f"{{{name}}}:b"]) as hold:
+        hold.check()
+
+
+def test_cluster_lock_follows_its_slot(kind, cluster, name):
+    opened = kind.open(kind.cluster(cluster.nodes[0].port))
+    key = f"moving:{name}"
+    slot, owner = cluster.slot(key), cluster.owner(key)
+    source, target = cluster.masters[owner], cluster.masters[1 - owner]
+    hold = opened.lock(key, lease=1.5).acquire(10)
+    waits = []
+    thread = threading.Thread(target=lambda: waits.append(opened.lock(key).acquire(30)))
+    thread.start()
+    until(lambda: opened.waiters(key), "it waits")
+    cluster.begin_move(slot, source, target)
+    cluster.finish_move(slot, source, target)
+    try:
+        time.sleep(1)
+        hold.check()
+        hold.release()
+        thread.join(20)
+        assert waits[0].is_held()
+        waits[0].release()
+    finally:
+        cluster.begin_move(slot, target, source)
+        cluster.finish_move(slot, target, source)
+
+
+def test_sentinel_leads_to_the_new_primary(kind, sentinels):
+    opened = kind.open(kind.sentinel(sentinels.sentinel.port, sentinels.NAME))
+    hold = opened.lock("k", lease=30).acquire(10)
+    until(lambda: sentinels.replica.client().exists("k"), "the replica has it")
+    sentinels.kill_master()
+    with opened.lock("j").acquire(30):
+        pass
+    hold.check()
+    hold.release()
+
+
+# Processes
+
+
+def _program(port, text, before=""):
+    header = (
+        f"{before}\n"
+        "import sys, os, time, asyncio\n"
+        f"sys.path.insert(0, {str(TESTS)!r})\n"
+        "import redis, redis.asyncio, holdfast, holdfast.asyncio\n"
+        f"port = {port}\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", header + text], timeout=30, capture_output=True, text=True, check=False
+    )
+
+
+THREADS = """
+opened = holdfast.Holdfast(redis.Redis(port=port))
+hold = opened.lock("exit").acquire()
+print("held", flush=True)
+"""
+TASKS = """
+async def main():
+    global opened, hold
+    opened = holdfast.asyncio.Holdfast(redis.asyncio.Redis(port=port))
+    hold = await opened.lock("exit").acquire()
+    print("held", flush=True)
+asyncio.run(main())
+"""
+LOOP = TASKS.replace("asyncio.run(main())", "loop = asyncio.new_event_loop(); loop.run_until_complete(main())")
+
+
+@pytest.mark.parametrize("text", [THREADS, TASKS, LOOP], ids=["threads", "asyncio.run", "loop"])
+@pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise RuntimeError('boom')"], ids=["end", "exit", "error"])
+def test_normal_exit_releases(own_server, text, end):
+    found = _program(own_server.port, text + end)
+    assert "held" in found.stdout, found.stderr
+    assert own_server.client().exists("exit") == 0, found.stderr
+
+
+def test_killed_process_blocks_others_for_its_lease_only(own_server, kind):
+    _program(own_server.port, THREADS.replace('"exit"', '"exit", lease=1') + "os.kill(os.getpid(), 9)")
+    with kind.open(kind.redis(own_server.port)).lock("exit").acquire(10):
+        pass
+
+
+def test_forked_child_holds_nothing(own_server):
+    found = _program(
+        own_server.port,
+        """
+opened = holdfast.Holdfast(redis.Redis(port=port))
+hold = opened.lock("k", lease=1).acquire()
+child = os.fork()
+if child == 0:
+    assert not hold.is_held()
+    try:
+        hold.release()
+        os._exit(1)
+    except holdfast.LockLostError as lost:
+        assert lost.reason is holdfast.LossReason.FORKED
+    assert opened.lock("k").try_acquire() is None
+    with opened.lock("j"):
+        pass
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+time.sleep(1)
+hold.check()
+assert hold.is_held()
+hold.release()
+print("fine")
+""",
+    )
+    assert found.stdout == "fine\n", found.stderr
+
+
+def test_acquire_raises_when_no_thread_can_be_started(server, name, monkeypatch):
+    opened = holdfast.Holdfast(server.client())
+
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="thread"):
+        opened.lock(name).acquire(5)
+    monkeypatch.undo()
+    with opened.lock(name).acquire(5):
+        monkeypatch.setattr(threading.Thread, "start", start)
+        # The renewing thread runs; connections are opened by the caller's.
+        with opened.lock(f"{name}:2").acquire(5), opened.lock(f"{name}:3", ephemeral=True).acquire(5):
+            pass
+    monkeypatch.undo()
+    opened.close()
+
+
+def test_interrupted_wait_leaves_nothing(own_server):
+    found = _program(
+        own_server.port,
+        """
+import threading, signal, _thread
+opened = holdfast.Holdfast(redis.Redis(port=port))
+other = opened.lock("k").acquire()
+threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+try:
+    holdfast.Holdfast(redis.Redis(port=port)).lock("k").acquire()
+except KeyboardInterrupt:
+    print("interrupted")
+end = time.time() + 5
+while opened.waiters("k") and time.time() < end:
+    time.sleep(0.01)
+print(opened.waiters("k"))
+""",
+    )
+    assert found.stdout == "interrupted\n[]\n", found.stderr
+
+
+def test_import_is_quick():
+    command = (
+        "import time, redis, redis.asyncio; t = time.perf_counter(); import holdfast; print(time.perf_counter() - t)"
+    )
+    best = min(
+        float(subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout)
+        for _ in range(3)
+    )
+    assert best < 0.2
+
+
+def test_gevent_runs_it(own_server):
+    found = _program(
+        own_server.port,
+        """
+import gevent
+opened = holdfast.Holdfast(redis.Redis(port=port))
+lock, served = opened.lock("k", lease=0.6), []
+def work(number):
+    with lock:
+        served.append(number)
+        gevent.sleep(0.01)
+hold = lock.acquire()
+workers = [gevent.spawn(work, number) for number in range(20)]
+gevent.sleep(1)
+hold.check()
+hold.release()
+gevent.joinall(workers, timeout=20)
+print(sorted(served) == list(range(20)))
+""",
+        before="from gevent import monkey; monkey.patch_all()",
+    )
+    assert found.stdout == "True\n", found.stderr

@@ -1,0 +1,318 @@
+"""A client of the basic profile over plain sockets, written from docs/client-protocol.md alone, as a driver of the suite.
+
+It names the rules that it keeps. It knows one server, and no limit on connections (B29 to B32).
+"""
+
+import json
+import os
+import random
+import socket
+import sys
+import threading
+import time
+from urllib.parse import urlsplit
+
+PASSING = "LOADING BUSY TRYAGAIN MASTERDOWN MISCONF NOREPLICAS CLUSTERDOWN OOM UNCONFIRMED READONLY UNBLOCKED SUPERSEDED".split()
+ENDS = {"release": "released", "renew": "renewed", "check": "held"}
+
+
+def now():
+    return time.clock_gettime(time.CLOCK_BOOTTIME)  # B7
+
+
+def ms(seconds):
+    return max(1, int(seconds * 1000 + 0.999))  # B2
+
+
+def say(**line):
+    sys.stdout.write(json.dumps({**line, "at": time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}) + "\n")
+    sys.stdout.flush()
+
+
+class Refused(Exception):
+    """An error reply."""
+
+    def passes(self):
+        text = str(self)
+        return text.split()[0] in PASSING or "too many waiters" in text or "being confirmed" in text or "max number" in text
+
+
+class Lost(Exception):
+    """A hold is lost, for this reason."""
+
+
+class Connection:
+    def __init__(self, address, timeout):
+        self.socket, self.buffer = socket.create_connection(address, timeout), b""
+
+    def send(self, *words):
+        parts = [b"$%d\r\n%s\r\n" % (len(word), word) for word in (str(word).encode() for word in words)]
+        self.socket.sendall(b"*%d\r\n" % len(parts) + b"".join(parts))
+
+    def read(self, until):
+        """A reply. TimeoutError: it has not come, and may be read later."""
+        while True:
+            try:
+                reply, used = parse(self.buffer, 0)
+                self.buffer = self.buffer[used:]
+                return reply
+            except IndexError:
+                self.socket.settimeout(max(until - now(), 0.001))
+                data = self.socket.recv(65536)
+                if not data:
+                    raise ConnectionError("end of file") from None
+                self.buffer += data
+
+
+def parse(data, at):
+    """A reply and where it ends. IndexError: it is not complete."""
+    end = data.find(b"\r\n", at)
+    if end < 0:
+        raise IndexError
+    kind, rest, at = data[at : at + 1], data[at + 1 : end], end + 2
+    if kind in b"-+:":
+        return Refused(rest.decode()) if kind == b"-" else int(rest) if kind == b":" else rest, at
+    if rest == b"-1":
+        return None, at
+    if kind == b"$":
+        return data[at : at + int(rest)], at + int(rest) + 2 if data[at + int(rest) + 1] else at
+    items = [None] * int(rest)
+    for index in range(len(items)):
+        items[index], at = parse(data, at)
+    return items, at
+
+
+class Client:
+    def __init__(self, address):
+        self.address, self.idle, self.pause, self.holds = address, [], 0.0, set()
+        threading.Thread(target=self.keep, daemon=True).start()
+
+    def connection(self, seconds):
+        return self.idle.pop() if self.idle else Connection(self.address, seconds)
+
+    def ask(self, seconds, *commands):
+        """The replies to a pipeline (B23). An error drops the connection."""
+        end, connection = now() + seconds, self.connection(seconds)
+        for command in commands:
+            connection.send(*command)
+        replies = [connection.read(end) for _ in commands]
+        self.idle.append(connection)
+        return replies
+
+    def rest(self, lease):
+        """The pause: it doubles, with jitter, up to a limit (B27)."""
+        self.pause = min(max(self.pause * 2, 0.02), 1.0, lease / 16)
+        time.sleep(self.pause * random.uniform(0.5, 1.0))
+        return 0.0
+
+    def keep(self):
+        """The one timer for all holds (B14)."""
+        while True:
+            for hold in list(self.holds):
+                try:
+                    if hold.is_renewed and now() >= hold.due:
+                        hold.renew(hold.lease)
+                except (Refused, Lost, OSError):
+                    hold.due = now() + min(0.02, hold.lease / 16)
+                if now() >= hold.certain:
+                    hold.lose("expired")
+            time.sleep(0.005)
+
+
+class Hold:
+    def __init__(self, client, name, keys, lease=None, watched=False, limit=1, shared=False, replicas=0):
+        self.client, self.name, self.keys = client, name, keys
+        self.lease, self.is_renewed = (lease or 10_000) / 1000, watched or not lease
+        self.limit = ["SHARED"] if shared else ["LIMIT", limit] if limit != 1 else []
+        self.replicas = ["REPLICAS", replicas] if replicas else []
+        self.owner, self.broke, self.why, self.pending, self.sent = os.urandom(16).hex(), False, None, [], 0.0  # B1
+        self.silence = min(max(self.lease / 8, 0.05), 1.0) + bool(replicas)
+        self.cancelled = None
+
+    def command(self, verb, *words):
+        head = [f"LOCK.{verb}"] if len(self.keys) == 1 else [f"LOCK.M{verb}", len(self.keys)]
+        return (*head, *self.keys, self.owner, *words)
+
+    def acquire(self, wait):
+        """Waits for so many seconds, None: not at all. Whether it is held."""
+        began, silent_at, until = now(), 0.0, now() + (wait or 0.0)
+        try:
+            while not self.cancelled:
+                try:
+                    if now() >= silent_at and (now() < until or not self.sent):  # B11, B12
+                        self.ask_for(wait, until, began)
+                        silent_at = self.sent + (2.0 if wait else self.silence)
+                    if not self.pending or now() >= (until + 0.25 if wait else silent_at):  # B13
+                        return False
+                    reply = self.pending[-1].read(min(silent_at, now() + 0.1) if wait else silent_at)
+                except TimeoutError:
+                    continue
+                except OSError:
+                    self.drop(self.pending[-1] if self.pending else None)
+                    if now() >= until:
+                        raise
+                    silent_at = self.client.rest(self.lease)
+                    continue
+                self.client.idle.append(self.pending.pop())
+                if reply is None:
+                    return False
+                if not isinstance(reply, Refused):
+                    self.client.pause, self.fence = 0.0, reply[0]
+                    self.set_certain(self.sent + reply[1] / 1000)  # B6; B4: more elements are ignored
+                    if self.certain - now() < self.lease / 2:  # B8
+                        self.renew(self.lease)
+                    self.client.holds.add(self)
+                    return True
+                if not reply.passes() or now() >= until:
+                    raise reply
+                silent_at = self.client.rest(self.lease)
+        finally:
+            if self not in self.client.holds and (self.pending or self.broke):
+                threading.Thread(target=self.withdraw, daemon=True).start()
+
+    def ask_for(self, wait, until, began):
+        connection = self.client.connection(self.silence)
+        words = ["HOLDS", 1, "LEASE", ms(self.lease), *self.limit, *self.replicas, "WITHWAITED"]
+        words += ["WAIT", ms(until - now()), "WAITED", ms(now() - began)] if wait else []
+        self.sent = now()
+        self.pending.append(connection)
+        connection.send(*self.command("ACQUIRE", *words))
+        for old in self.pending[:-1]:
+            self.settle(old)
+
+    def settle(self, old):
+        """Reads a reply that is owed; the connection is good again, or closed (B11, B20)."""
+        try:
+            reply = old.read(now() + 1.0)
+            self.client.idle.append(old)
+            self.pending.remove(old)
+            return reply
+        except OSError:
+            return self.drop(old)
+
+    def drop(self, connection):
+        self.broke = True
+        if connection in self.pending:
+            self.pending.remove(connection)
+
+    def withdraw(self):
+        """B20, B21."""
+        answers, end = 0, now() + self.lease
+        while now() < end and answers < (2 if self.broke else 1):
+            try:
+                [reply] = self.client.ask(self.silence, self.command("RELEASE", "ALL"))
+            except OSError:
+                self.client.rest(self.lease)
+                continue
+            overtaken = [isinstance(self.settle(one), list) for one in list(self.pending)]
+            answers = 0 if any(overtaken) else answers + (not isinstance(reply, Refused))
+            time.sleep(1.0 if self.broke and answers == 1 else 0.02)
+
+    def set_certain(self, began):
+        self.certain, self.due = began + self.lease * 0.99, began + self.lease / 4
+
+    def lose(self, why):
+        self.client.holds.discard(self)
+        if self.why is None:
+            self.why = why
+            say(lost=self.name, reason=why)
+
+    def renew(self, lease):
+        sent = now()
+        words = ["TOKEN", self.fence, "LEASE", ms(lease), *self.replicas]
+        [reply] = self.client.ask(self.silence, self.command("RENEW", *words))
+        if is_nil(reply) or "WRONGTYPE" in str(reply):
+            self.lose("gone")
+            raise Lost("gone")
+        if isinstance(reply, Refused):
+            raise reply
+        self.lease = lease
+        self.set_certain(sent)
+
+    def release(self):
+        was_lost, first, attempts = self.why, now(), 0
+        self.client.holds.discard(self)  # B16
+        while True:
+            commands = [self.command("RELEASE", "TOKEN", self.fence), self.command("RELEASE", "ALL")]  # B18
+            attempts += 1
+            try:
+                reply = self.client.ask(self.silence, *commands[: 1 + self.broke])[0]
+                if not isinstance(reply, Refused):
+                    break
+                if not reply.passes():
+                    raise reply
+            except OSError:
+                self.broke = True
+                if now() > min(first + 5, self.certain):
+                    raise
+            self.client.rest(self.lease)
+        if was_lost or is_nil(reply) and (attempts == 1 or first >= self.certain):  # B17
+            raise Lost(was_lost or "gone")
+
+    def check(self):
+        """B9."""
+        for key in self.keys:
+            [info] = self.client.ask(1.0, ("LOCK.INFO", key))
+            holders = dict(zip(info[::2], info[1::2]))[b"holders"] if isinstance(info, list) else []
+            if not any(self.owner.encode() in holder and self.fence in holder for holder in holders):
+                self.lose("gone")
+        if self.why or now() >= self.certain:
+            raise Lost(self.why or "expired")
+
+
+def is_nil(reply):
+    return reply is None or isinstance(reply, list) and None in reply
+
+
+class Driver:
+    client = None
+
+    def open(self, url):
+        self.close()
+        self.client, self.holds = Client((urlsplit(url).hostname, urlsplit(url).port)), {}
+
+    def acquire(self, hold, wait=None, **terms):
+        self.holds[hold] = made = Hold(self.client, hold, **terms)
+        is_held = made.acquire(31_536_000 if wait is None else wait / 1000)
+        return {"outcome": "held", "fence": made.fence} if is_held else {"outcome": made.cancelled or "not-granted"}
+
+    def release(self, hold):
+        self.holds.pop(hold).release()
+
+    def renew(self, hold, lease):
+        self.holds[hold].renew(lease / 1000)
+
+    def check(self, hold):
+        self.holds[hold].check()
+
+    def cancel(self, hold):
+        self.holds[hold].cancelled = "cancelled"
+
+    def threads(self):
+        return {"outcome": "ok", "count": threading.active_count()}
+
+    def close(self):
+        for hold in list(self.client.holds) if self.client else ():
+            hold.release()
+
+    def call(self, id, call, arguments):
+        try:
+            outcome = getattr(self, call)(**arguments) or {"outcome": ENDS.get(call, "ok")}
+        except Lost as lost:
+            outcome = {"outcome": "lost", "reason": str(lost), "text": f"lost: {lost}"}
+        except (Refused, OSError) as error:
+            kinds = {"DEADLOCK": "deadlock", "WRONGTYPE": "wrong-type"}
+            kind = kinds.get(str(error).split()[0], "server") if isinstance(error, Refused) else "connection"
+            outcome = {"outcome": kind, "text": str(error)}
+        say(id=id, **outcome)
+
+
+driver = Driver()
+for text in sys.stdin:
+    line = json.loads(text)
+    call = (line.pop("id"), line.pop("call"), line)
+    if call[1] in ("acquire", "release", "renew", "check"):
+        threading.Thread(target=driver.call, args=call, daemon=True).start()
+    else:
+        driver.call(*call)
+driver.close()

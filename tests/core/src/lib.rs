@@ -89,6 +89,7 @@ fn serve(
     changed.into_iter().for_each(|(key, change)| agenda.note(key, change));
     while let Some(job) = agenda.next(queue) {
         match job {
+            Job::Nothing => {}
             Job::FindHolders(key) => {
                 let holders = locks.holders(&key);
                 agenda.held_by(queue, &key, holders);

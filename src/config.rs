@@ -21,7 +21,7 @@ pub static MAX_HOLDERS: Setting = number(c"max-holders", 2500, 1, i32::MAX as i6
 /// How many requests may wait on behalf of one session, unread events included.
 pub static MAX_SESSION_WAITS: Setting = number(c"max-session-waits", 100_000, 1, i64::MAX);
 /// How much of what a request says it has waited elsewhere counts, in ms; 0: nothing.
-pub static MAX_WAITED: Setting = number(c"max-waited", 60_000, 0, 24 * 60 * 60 * 1000);
+pub static MAX_WAITED: Setting = number(c"max-waited", 24 * 60 * 60 * 1000, 0, 24 * 60 * 60 * 1000);
 /// How long replicas may take to confirm, in ms.
 pub static REPLICAS_TIMEOUT: Setting = number(c"replicas-timeout", 1000, 1, 24 * 60 * 60 * 1000);
 static PUBLISH_RELEASES: Setting = words(c"publish-releases", &[c"yes", c"replicated", c"no"]);

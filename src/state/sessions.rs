@@ -24,6 +24,9 @@ const PACES: (Millis, Millis) = (10, 10_000);
 /// looks for these events (`LOCK.CANCEL`) finds no more than a step has room for, even if each names 128 keys.
 pub const MOST_UNREAD: usize = 100;
 
+/// The error in the event of a request that its owner withdrew.
+pub const WITHDRAWN: &str = "CANCELLED the request was withdrawn by LOCK.RELEASE with ALL";
+
 /// An event for a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
@@ -295,7 +298,7 @@ impl Sessions {
         }
         let About { keys, owner, .. } = about;
         match outcome {
-            Outcome::Granted(Answer::Token(token), grant) => {
+            Outcome::Granted(Answer::Token(token) | Answer::TokenAndWait(token, _), grant) => {
                 let kind = Kind::Granted(token, until);
                 self.put(client, Event { kind, keys, owner }, Some(Unheard { grant, since: now }));
             }
@@ -311,6 +314,9 @@ impl Sessions {
                 }
             }
             Outcome::TimedOut => self.put(client, Event { kind: Kind::TimedOut, keys, owner }, None),
+            Outcome::Withdrawn => {
+                self.put(client, Event { kind: Kind::Refused(WITHDRAWN.into()), keys, owner }, None);
+            }
             Outcome::Refused(error) => self.put(client, Event { kind: Kind::Refused(error), keys, owner }, None),
         }
         Ok(())

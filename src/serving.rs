@@ -62,6 +62,9 @@ pub fn serve_lock(ctx: Ctx, name: TextRef, now: Now) {
 fn judge(ctx: Ctx, attempt: Attempt, now: Now) {
     let mut locks = Served { keyspace: Keyspace { ctx, now }, locks: attempt.keys() };
     match attempt.only_key() {
+        Some((key, owner)) if state::with(|state| state.awaits_replicas(key.db, &key.name, &owner)) => {
+            conclude(ctx, attempt, &mut Seen(Sight::BeingConfirmed), now, None);
+        }
         // Read once, so that the decision and the write are based on the same reading.
         Some((key, owner)) if serves(ctx, &key) => ctx.in_db(key.db, |ctx| {
             let (name, text) = (Text::new(&key.name), Text::new(&owner));
@@ -158,12 +161,12 @@ fn grant(
     if let Some((full, _)) = locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
         return Err(too_many_holders(full));
     }
-    holding::one_at_a_time(ctx, locks.iter().map(|lock| lock.name().text()), owner.text(), None)?;
     let terms = Terms { demand: waiter.demand, tying, replicas };
     let grantee = Grantee { owner, client, on_behalf, terms: &terms };
     let token = holding::grant(locks, decisions, grantee, now);
-    let back = holding::take_back_of(decisions, terms.demand.raise);
-    let grant = holding::take_off(ctx.db(), grantee, ticket, (back, holding::granted_holds(locks, decisions, token)));
+    let basis = holding::basis_of(decisions, terms.demand.raise);
+    let holds = holding::granted_holds(locks, decisions, grantee, token);
+    let grant = holding::note_undelivered(ctx.db(), grantee, ticket, (basis, holds));
     for (lock, key) in locks.iter().zip(waiter.keys.iter()) {
         schedule(lock, key, now.millis());
     }
@@ -276,6 +279,9 @@ impl View for Served<'_> {
             state::with(|state| state.lease_timers.schedule(key, Some(now.millis().saturating_add(LOOK_AGAIN))));
             wake_for_lease_timers(ctx);
             return Sight::Elsewhere;
+        }
+        if state::with(|state| state.awaits_replicas(key.db, &key.name, owner)) {
+            return Sight::BeingConfirmed;
         }
         ctx.in_db(key.db, |ctx| {
             let (name, owner) = (Text::new(&key.name), Text::new(owner));

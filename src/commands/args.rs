@@ -418,21 +418,6 @@ pub fn asker(call: Call, options: &Options) -> Result<(u64, OnBehalf), String> {
     Ok((ctx.client_id(), OnBehalf::Itself))
 }
 
-/// The session that a command concerns: the one that it names, or its own connection's.
-///
-/// # Errors
-///
-/// The reply that says that there is no such session, or that it is another user's.
-pub fn session(call: Call, options: &Options) -> Result<u64, String> {
-    let client = match options.session {
-        Some(session) => session_of(call, session)?,
-        None if session::is_connection(call.ctx) => call.ctx.client_id(),
-        None => return Err("ERR SESSION is missing: a script has no connection of its own".into()),
-    };
-    state::with(|state| state.sessions.open(client));
-    Ok(client)
-}
-
 /// The connection of a session.
 fn session_of(call: Call, session: TextRef) -> Result<u64, String> {
     match session::client_of(session.bytes()) {

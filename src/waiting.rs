@@ -24,7 +24,7 @@ use crate::server::{AsText, Ctx, Text, TextRef, events};
 use crate::serving::{schedule_earlier, serve};
 use crate::state::confirmations::What;
 use crate::state::owed::{About, OnBehalf, Purpose, Ticket};
-use crate::state::sessions::{Claimed, MOST_UNREAD, Reader, Remains};
+use crate::state::sessions::{Claimed, Reader, Remains, hold_bytes, wait_bytes};
 use crate::state::ties::Together;
 use crate::state::{
     self, Answer, Asker, GrantId, GrantedHold, Outcome, Reading, Recipient, SignsOfLife, Stage, State, TakeBack, Terms,
@@ -84,7 +84,7 @@ impl Request {
     }
 
     /// Blocks the client, or tells the session that an event will follow, and records who is owed the answer.
-    fn owe(&self, ctx: Ctx, names: &[TextRef]) -> Option<(Ticket, Replied)> {
+    fn owe(&self, ctx: Ctx, names: &[TextRef], now: Now) -> Option<(Ticket, Replied)> {
         events::watch_keys(ctx);
         let ticket = state::with(|state| state.owed.ticket());
         let (to, replied) = match self.on_behalf {
@@ -96,6 +96,7 @@ impl Request {
                 let about = self.about();
                 state::with(|state| {
                     state.sessions.add_wait(self.client, &about, ticket);
+                    state.sessions.expect_again(self.client, now.millis());
                     if let Purpose::Acquire(_) = self.purpose {
                         state.ties.asked_anew(&self.owner, &self.keys);
                     }
@@ -105,6 +106,9 @@ impl Request {
         };
         // The caller notes what it waits for.
         state::with(|state| state.owed.owe(ticket, to, Stage::Beginning));
+        if self.on_behalf == OnBehalf::Session {
+            holding::wake_for_ties(ctx);
+        }
         Some((ticket, replied))
     }
 }
@@ -135,7 +139,7 @@ pub fn wait(
     };
     let about = deadlocks::Wait { client: request.client, until, now: now.millis() };
     deadlocks::refuse_cycle(ctx, &asking, holders.iter().flat_map(|(_, holders)| holders), about)?;
-    let Some((ticket, replied)) = request.owe(ctx, names) else {
+    let Some((ticket, replied)) = request.owe(ctx, names, now) else {
         return Err("ERR this client can't be blocked".into());
     };
     let Request { client, on_behalf, keys, owner, .. } = request;
@@ -196,7 +200,7 @@ pub fn confirm(
     (grantee, back, holds): (Grantee, TakeBack, Vec<GrantedHold>),
     now: Now,
 ) -> Result<Replied, String> {
-    let (owed, terms) = (request.owe(ctx, names), *grantee.terms);
+    let (owed, terms) = (request.owe(ctx, names, now), *grantee.terms);
     let ticket = owed.as_ref().map_or_else(|| state::with(|state| state.owed.ticket()), |(ticket, _)| *ticket);
     let grant = holding::take_off(ctx.db(), grantee, ticket, (back, holds));
     let Some((_, replied)) = owed else {
@@ -209,28 +213,44 @@ pub fn confirm(
     Ok(replied)
 }
 
-/// The request of this owner for one of these keys that a session waits for already, if there is one.
+/// Whether a session has room for the events that a request may cause: the one that says how it ends, and those of its holds
+/// once they are bound. Connections that are no sessions always have.
 ///
 /// # Errors
 ///
-/// If too much of what became of this owner's requests has not been read.
-pub fn admit(request: &Request) -> Result<Option<Ticket>, String> {
-    match state::with(|state| state.sessions.claimed(request.client, &request.owner, &request.keys)) {
-        Claimed::Nothing => Ok(None),
-        Claimed::Waits(ticket) => Ok(Some(ticket)),
-        Claimed::Unread => {
-            Err(format!("ERR too many unread events of this owner for this key: {MOST_UNREAD}, of this session"))
-        }
+/// Names the setting that forbids it.
+pub fn has_room_for_events(
+    (client, on_behalf): (u64, OnBehalf),
+    owner: &[u8],
+    names: &[TextRef],
+    purpose: &Purpose,
+) -> Result<(), String> {
+    if !state::with(|state| state.sessions.is_open(client)) {
+        return Ok(());
     }
+    let names = names.iter().map(|name| name.bytes());
+    let bytes = match on_behalf {
+        OnBehalf::Session => wait_bytes(owner, purpose, names),
+        OnBehalf::Itself => names.map(|name| hold_bytes(owner, name)).fold(0, usize::saturating_add),
+    };
+    let most = config::MAX_SESSION_BYTES.get();
+    if state::with(|state| state.has_room_for(client, bytes, most)) {
+        return Ok(());
+    }
+    Err(format!(
+        "ERR too many waits, bound holds and unread events of this session: with this request, they might take more than \
+         holdfast.max-session-bytes, which is {most}"
+    ))
 }
 
 /// What is already known of a session's request: `None`, or the answer. Changes nothing.
 ///
 /// # Errors
 ///
-/// As [`admit`]; or if its owner has asked for other keys as well, or on other terms.
+/// If its owner has asked for other keys as well, or on other terms.
 pub fn repeated(ctx: Ctx, request: &Request) -> Result<Option<Replied>, String> {
-    let Some(ticket) = admit(request)? else { return Ok(None) };
+    let claimed = state::with(|state| state.sessions.claimed(request.client, &request.owner, &request.keys));
+    let Claimed::Waits(ticket) = claimed else { return Ok(None) };
     let waits = state::with(|state| match state.owed.get(ticket).map(|pending| &pending.to) {
         Some(Recipient::Session { about, .. }) => Some(about.clone()),
         _ => None,
@@ -332,7 +352,6 @@ pub fn end_in_flight(
 pub fn read_next(ctx: Ctx, session: u64, reading: Reading, wait: Wait, now: Now) -> Result<Replied, String> {
     events::watch_keys(ctx);
     let ticket = state::with(|state| {
-        state.sessions.open(session);
         state.read_by(session);
         state.owed.ticket()
     });
@@ -360,17 +379,14 @@ pub fn read_next(ctx: Ctx, session: u64, reading: Reading, wait: Wait, now: Now)
     Ok(replied)
 }
 
-/// Whether there is room for one more request: in the queue of each of its keys, and among those of its session.
+/// Whether there is room for one more request in the queue of each of its keys.
 ///
 /// # Errors
 ///
 /// Names the setting that forbids it.
 pub fn has_room(request: &Request) -> Result<(), String> {
-    let (most, of_session) = (config::MAX_WAITERS.get(), config::MAX_SESSION_WAITS.get());
+    let most = config::MAX_WAITERS.get();
     state::with(|state| {
-        if request.on_behalf == OnBehalf::Session && state.sessions.load(request.client) as u64 >= of_session {
-            return Err(format!("ERR too many waits for this session: holdfast.max-session-waits is {of_session}"));
-        }
         let full = |key: &LockKey| most > 0 && state.queue.waiting(key.db, &key.name) as u64 >= most;
         match request.keys.iter().find(|key| full(key)) {
             Some(key) => {
@@ -409,11 +425,20 @@ pub fn time_out(ctx: Ctx, now: Now, slice: &Slice) {
     }
 }
 
-/// Ends the sessions that were promised a sign of life and do not ask for it: whoever they stand for is gone.
+/// Ends the sessions that were promised a heartbeat and do not ask for it, if they have anything bound or waiting: the
+/// process that they stand for is gone. One that is blocked in another command of its own can't ask.
 pub fn end_silent(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(client) = state::with(|state| state.sessions.take_silent(now.millis())) else { break };
-        if clients::end(ctx, client) {
+        let is_blocked = clients::is_blocked(client);
+        let may_be_silent = state::with(|state| {
+            let is_needed = state.is_needed(client);
+            if !is_needed {
+                state.sessions.expect_nothing(client);
+            }
+            !is_needed || state.sessions.excuse_blocked(client, is_blocked, now.millis())
+        });
+        if !may_be_silent && clients::end(ctx, client) {
             ctx.warn("holdfast: closed the connection of a session that has sent no LOCK.EVENTS for a default lease");
         }
     }
@@ -438,6 +463,7 @@ fn next_of_ended(state: &mut State) -> Option<Option<GrantId>> {
             state.withdraw(ticket);
             None
         }
+        Remains::Event => None,
     })
 }
 

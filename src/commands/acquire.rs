@@ -54,6 +54,7 @@ impl Command for Acquire {
         if let Some(replied) = asking.repeated(&[name])? {
             return Ok(replied);
         }
+        asking.has_room_for_events(&[name])?;
         holding::end_broken(call.ctx, name, asking.now);
         asking.one_at_a_time(&[name])?;
         let (ahead, now) = (ahead(call.ctx, name), asking.now.millis());
@@ -118,11 +119,17 @@ impl<'a> Asking<'a> {
     /// The answer to a session's request that is waiting already.
     pub(super) fn repeated(&self, names: &[TextRef]) -> Result<Option<Replied>, String> {
         match self.on_behalf {
-            OnBehalf::Session if state::with(|state| state.sessions.knows(self.client)) => {
+            OnBehalf::Session if state::with(|state| state.sessions.has_waits(self.client)) => {
                 waiting::repeated(self.ctx, self.request(names))
             }
             _ => Ok(None),
         }
+    }
+
+    /// Whether its session, if it has one, has room for the events that it may cause.
+    pub(super) fn has_room_for_events(&self, names: &[TextRef]) -> Result<(), String> {
+        let (whose, purpose) = ((self.client, self.on_behalf), Purpose::Acquire(self.terms));
+        waiting::has_room_for_events(whose, self.owner.bytes(), names, &purpose)
     }
 
     /// Carries out what was decided about each of the locks: grants all of them, waits, or refuses.

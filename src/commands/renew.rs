@@ -11,8 +11,7 @@ use crate::server::reply::Replied;
 use crate::server::{AsText, Call, TextRef};
 use crate::serving::deadline_moved;
 use crate::state::owed::{OnBehalf, Purpose};
-use crate::state::sessions::MOST_UNREAD;
-use crate::state::{self, Answer, GrantedHold, TakeBack, Terms};
+use crate::state::{Answer, GrantedHold, TakeBack, Terms};
 use crate::stats::count;
 use crate::waiting::{self, Request};
 use std::ffi::{CStr, c_int};
@@ -69,9 +68,8 @@ pub(super) fn renew_all(
         let purpose = Purpose::Renew { terms, token: options.token, fence: options.fence };
         Request { client, on_behalf, purpose, keys, owner: owner.kept() }
     };
-    if on_behalf == OnBehalf::Session && state::with(|state| state.sessions.unread(client)) >= MOST_UNREAD {
-        waiting::admit(&request())?;
-    }
+    let purpose = Purpose::Renew { terms, token: options.token, fence: options.fence };
+    waiting::has_room_for_events((client, on_behalf), owner.bytes(), names, &purpose)?;
     let request = (terms.replicas > 0).then(request);
     if let Some(request) = request.as_ref().filter(|_| on_behalf == OnBehalf::Session)
         && let Some(replied) = waiting::repeated(ctx, request)?

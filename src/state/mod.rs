@@ -6,6 +6,7 @@
 //! back.
 
 pub mod confirmations;
+pub mod discarded;
 pub mod in_flight;
 pub mod lease_timers;
 pub mod owed;
@@ -18,6 +19,7 @@ pub mod ties;
 mod tests;
 
 pub use confirmations::{Confirmation, ConfirmationId, Confirmations};
+pub use discarded::Discarded;
 pub use in_flight::{Grant, GrantId, GrantedHold, InFlight, OwedHold, TakeBack};
 pub use lease_timers::LeaseTimers;
 pub use owed::{Answer, Asker, Outcome, Owed, Pending, Reading, Recipient, SignsOfLife, Stage, Terms};
@@ -60,6 +62,8 @@ pub struct State {
     pub sweep: Sweep,
     /// What this server left undecided when its role changed.
     pub undecided: Undecided,
+    /// What was dropped and has yet to be freed.
+    pub discarded: Discarded,
     /// How far the server's clock is ahead of one that takes no steps, in ms. Known while it matters.
     ahead: Option<i64>,
 }
@@ -233,7 +237,19 @@ impl State {
         let client = new.client;
         let other = self.ties.tie(new, now);
         self.hurry_reader(client, now);
+        self.sessions.expect_again(client, now);
         other
+    }
+
+    /// Whether a session may have so many bytes more: for events that it may have to be told.
+    pub fn has_room_for(&self, session: u64, bytes: usize, most: u64) -> bool {
+        let used = self.sessions.bytes(session).saturating_add(self.ties.reserved(session));
+        used.saturating_add(bytes) as u64 <= most
+    }
+
+    /// Whether a session has something bound or waiting, so that it has to ask for its events.
+    pub fn is_needed(&self, session: u64) -> bool {
+        self.ties.has_any(session) || self.sessions.has_waits(session)
     }
 
     /// A session has been given a shorter lease to keep alive: lets it be answered, if it would otherwise hear too late
@@ -415,7 +431,7 @@ impl State {
     pub fn has_news_to_tell(&self) -> bool {
         let undecided =
             self.undecided.waiters.is_some() || self.undecided.confirmations.iter().any(|of| !of.is_empty());
-        undecided || self.ties.has_retired() || self.sessions.has_departed()
+        undecided || self.ties.has_retired() || self.sessions.has_departed() || !self.discarded.is_empty()
     }
 
     /// Drops the work that only a master does, on a replica.
@@ -425,8 +441,8 @@ impl State {
     }
 
     fn forget_touches(&mut self) {
-        self.expired.clear();
-        self.agenda = Agenda::default();
+        self.discarded.add(std::mem::take(&mut self.expired));
+        self.discarded.add(std::mem::take(&mut self.agenda).into_pieces());
     }
 
     /// Whether anything would be lost with the module: somebody waits or is owed an answer, or a hold is tied.
@@ -439,12 +455,12 @@ impl State {
     /// been a replica for less than a turn.)
     pub fn forget_work(&mut self) {
         self.forget_touches();
-        self.lease_timers = LeaseTimers::default();
+        self.discarded.add(std::mem::take(&mut self.lease_timers).into_pieces());
         self.sweep = Sweep::default();
         let waiters = (!self.queue.is_empty()).then(|| (WaiterId::FIRST, self.queue.end()));
         self.undecided.waiters = waiters;
         self.undecided.tickets = self.queue.next_id(0).ticket;
         self.undecided.confirmations.push_back(self.confirmations.retire());
-        self.ties.retire_all();
+        self.ties.retire_all(&mut self.discarded);
     }
 }

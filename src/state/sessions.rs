@@ -1,10 +1,13 @@
 //! Sessions: connections that stand for a whole process. Everything that happens to the requests and holds of a
 //! session goes into its mailbox, which it reads.
 //!
-//! A connection becomes a session when a request names it as one or when it reads its mailbox; before that, nothing
-//! is kept for it.
+//! A connection becomes a session by `LOCK.SESSION`, and by nothing else; nothing is kept for any other connection.
+//!
+//! What may yet be told a session is reserved in bytes when a request is admitted: a waiting request reserves its event,
+//! and a bound hold the two that it may cause. So a session's events never take more memory than it was admitted for,
+//! whatever other clients do.
 
-use super::owed::{About, Ticket};
+use super::owed::{About, Purpose, Ticket};
 use super::ties::Read;
 use super::{Answer, GrantId, Outcome, Tie};
 use crate::lock::map::IntoValues;
@@ -20,9 +23,31 @@ const SIGNS_OF_LIFE_A_LEASE: Millis = 8;
 /// The fewest and the most ms between two signs of life.
 const PACES: (Millis, Millis) = (10, 10_000);
 
-/// With so many unread events of an owner for a key, a session asks for nothing more on behalf of this owner there. What
-/// looks for these events (`LOCK.CANCEL`) finds no more than a step has room for, even if each names 128 keys.
-pub const MOST_UNREAD: usize = 100;
+/// What an event takes beside its owner and its keys, and what each of its keys takes beside its name, in bytes.
+const EVENT_BYTES: usize = 256;
+const KEY_BYTES: usize = 48;
+
+/// How many bytes an event about these keys takes, by their names.
+pub fn event_bytes<'a>(owner: &[u8], names: impl IntoIterator<Item = &'a [u8]>) -> usize {
+    let of_key = |name: &[u8]| name.len().saturating_add(KEY_BYTES);
+    let own = owner.len().saturating_add(EVENT_BYTES);
+    names.into_iter().map(of_key).fold(own, usize::saturating_add)
+}
+
+/// How many bytes are reserved for a bound hold: for `lost` or `unbound`, and for `contended`.
+pub fn hold_bytes(owner: &[u8], name: &[u8]) -> usize {
+    event_bytes(owner, [name]).saturating_mul(2)
+}
+
+/// How many bytes are reserved for a request that waits: for the event that says how it ends (of a renewal, one for each
+/// key), and for its holds once they are bound.
+pub fn wait_bytes<'a>(owner: &[u8], purpose: &Purpose, names: impl Iterator<Item = &'a [u8]> + Clone) -> usize {
+    let holds = names.clone().map(|name| hold_bytes(owner, name)).fold(0, usize::saturating_add);
+    holds.saturating_add(match purpose {
+        Purpose::Acquire(_) => event_bytes(owner, names),
+        Purpose::Renew { .. } => holds / 2,
+    })
+}
 
 /// An event for a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +58,20 @@ pub struct Event {
     pub keys: Rc<[LockKey]>,
     /// The owner.
     pub owner: Owner,
+}
+
+impl Event {
+    /// How many bytes it takes.
+    fn bytes(&self) -> usize {
+        event_bytes(&self.owner, self.keys.iter().map(|key| &*key.name))
+    }
+
+    /// The server's clock has stepped by so many ms, and what was granted goes along.
+    fn stepped(&mut self, by: i64) {
+        if let Kind::Granted(_, deadline) = &mut self.kind {
+            *deadline = deadline.stepped(by);
+        }
+    }
 }
 
 /// What happened to a request or a hold of a session.
@@ -116,15 +155,31 @@ struct Session {
     waits: Map<Claim, Ticket>,
     /// How many requests these are, since one may name several keys.
     requests: usize,
+    /// The bytes that are reserved for their events and holds.
+    reserved: usize,
     /// Unread events, in order.
     mail: BTreeMap<u64, Letter>,
     next_letter: u64,
+    /// The bytes that unread events take.
+    unread_bytes: usize,
     reader: Option<Reader>,
     last_read: Read,
-    /// When it has been silent for too long, having been promised a sign of life.
-    silent_at: Option<Millis>,
+    silence: Silence,
     /// Within how many ms the next question is answered, as the last sign of life said.
     promised: Option<Millis>,
+}
+
+/// Whether a session that was promised a heartbeat has to ask for its events.
+#[derive(Clone, Copy, Debug, Default)]
+struct Silence {
+    /// When it has been silent for too long, as it is kept.
+    at: Option<Millis>,
+    /// After how many ms that is.
+    after: Millis,
+    /// It had nothing bound and nothing waiting when it should have asked: the time begins anew when it has.
+    is_idle: bool,
+    /// It was blocked in another command of its own when it should have asked.
+    was_blocked: bool,
 }
 
 /// The blocked client that waits for a session's next event.
@@ -170,8 +225,11 @@ impl Unread {
 pub struct Sessions {
     by_client: Map<u64, Session>,
     departed: VecDeque<Departed>,
-    /// When sessions have been silent for too long.
+    /// When sessions have been silent for too long, as it is kept.
     silences: BTreeSet<(Millis, u64)>,
+    /// How far the server's clock has stepped in all, in ms. Moments are kept by the clock as it would be without its steps,
+    /// so that a step moves all of them at once.
+    stepped: i64,
     unread: Unread,
     waits: usize,
     letters: usize,
@@ -195,8 +253,6 @@ pub enum Claimed {
     Nothing,
     /// It waits.
     Waits(Ticket),
-    /// The session has not read what became of [`MOST_UNREAD`] others.
-    Unread,
 }
 
 /// What an ended session leaves to be done.
@@ -206,12 +262,14 @@ pub enum Remains {
     Wait(Ticket),
     /// This grant was never heard of.
     Grant(GrantId),
+    /// An event that was never read, which leaves nothing to be done.
+    Event,
 }
 
 impl Sessions {
-    /// Makes a connection a session, if it is not one yet. Returns how many unread events it has.
-    pub fn open(&mut self, client: u64) -> usize {
-        self.by_client.get_or_insert_with(client, Session::default).mail.len()
+    /// Makes a connection a session, if it is not one yet.
+    pub fn open(&mut self, client: u64) {
+        self.by_client.get_or_insert_with(client, Session::default);
     }
 
     /// Whether there is none.
@@ -229,9 +287,14 @@ impl Sessions {
         self.by_client.contains_key(&client)
     }
 
-    /// The requests that wait for a session, and its unread events.
-    pub fn load(&self, client: u64) -> usize {
-        self.by_client.get(&client).map_or(0, |it| it.requests.saturating_add(it.mail.len()))
+    /// The bytes that a session's unread events take, and those that are reserved for its waiting requests.
+    pub fn bytes(&self, client: u64) -> usize {
+        self.by_client.get(&client).map_or(0, |it| it.reserved.saturating_add(it.unread_bytes))
+    }
+
+    /// Whether any request waits for a session.
+    pub fn has_waits(&self, client: u64) -> bool {
+        self.by_client.get(&client).is_some_and(|it| it.requests > 0)
     }
 
     /// How many sessions there are, how many requests wait on their behalf, and how many events are unread.
@@ -239,22 +302,13 @@ impl Sessions {
         (self.by_client.len(), self.waits, self.letters)
     }
 
-    /// Whether a session knows anything that may concern a request: something waits, or much is unread.
-    pub fn knows(&self, client: u64) -> bool {
-        self.by_client.get(&client).is_some_and(|it| !it.waits.is_empty() || it.mail.len() >= MOST_UNREAD)
-    }
-
     /// What a session knows of an owner's request for any of `keys`: of the first of them that it knows anything about.
     pub fn claimed(&self, client: u64, owner: &Owner, keys: &[LockKey]) -> Claimed {
-        let Some(session) = self.by_client.get(&client).filter(|_| self.knows(client)) else { return Claimed::Nothing };
+        let Some(session) = self.by_client.get(&client).filter(|_| self.has_waits(client)) else {
+            return Claimed::Nothing;
+        };
         let waits = |key: &LockKey| session.waits.get(&(owner.clone(), key.clone())).copied();
-        let unread = |key: &LockKey| self.unread.of(client, owner, &key.name).take(MOST_UNREAD).count();
-        let is_full = || session.mail.len() >= MOST_UNREAD && keys.iter().any(|key| unread(key) == MOST_UNREAD);
-        match keys.iter().find_map(waits) {
-            Some(ticket) => Claimed::Waits(ticket),
-            None if is_full() => Claimed::Unread,
-            None => Claimed::Nothing,
-        }
+        keys.iter().find_map(waits).map_or(Claimed::Nothing, Claimed::Waits)
     }
 
     /// Records that a request waits on behalf of a session.
@@ -264,6 +318,7 @@ impl Sessions {
             session.waits.insert((about.owner.clone(), key.clone()), ticket);
         }
         session.requests = session.requests.saturating_add(1);
+        session.reserved = session.reserved.saturating_add(about.bytes());
         self.waits = self.waits.saturating_add(1);
     }
 
@@ -274,6 +329,7 @@ impl Sessions {
             session.waits.remove(&(about.owner.clone(), key.clone()));
         }
         session.requests = session.requests.saturating_sub(1);
+        session.reserved = session.reserved.saturating_sub(about.bytes());
         self.waits = self.waits.saturating_sub(1);
     }
 
@@ -338,10 +394,13 @@ impl Sessions {
         }
     }
 
-    fn put(&mut self, client: u64, event: Event, unheard: Option<Unheard>) {
+    fn put(&mut self, client: u64, mut event: Event, unheard: Option<Unheard>) {
+        let stepped = self.stepped;
         let Some(session) = self.by_client.get_mut(&client) else { return };
         let at = session.next_letter;
         session.next_letter = at.wrapping_add(1);
+        session.unread_bytes = session.unread_bytes.saturating_add(event.bytes());
+        event.stepped(stepped.saturating_neg());
         self.unread.add(&event, client, at);
         session.mail.insert(at, (event, unheard));
         self.letters = self.letters.saturating_add(1);
@@ -349,9 +408,12 @@ impl Sessions {
 
     /// Removes an unread event.
     fn take(&mut self, client: u64, at: u64) -> Option<Letter> {
-        let letter = self.by_client.get_mut(&client)?.mail.remove(&at)?;
+        let session = self.by_client.get_mut(&client)?;
+        let mut letter = session.mail.remove(&at)?;
+        session.unread_bytes = session.unread_bytes.saturating_sub(letter.0.bytes());
         self.unread.remove(&letter.0, client, at);
         self.letters = self.letters.saturating_sub(1);
+        letter.0.stepped(self.stepped);
         Some(letter)
     }
 
@@ -396,6 +458,7 @@ impl Sessions {
     pub fn reads(&mut self, client: u64, read: Read) {
         if let Some(session) = self.by_client.get_mut(&client) {
             session.last_read = read;
+            (session.silence.is_idle, session.silence.was_blocked) = (false, false);
         }
         self.expect(client, None);
     }
@@ -406,24 +469,66 @@ impl Sessions {
     }
 
     /// A session must ask for its events by then, or is silent; `None`: it has asked, or needs not.
-    pub fn expect(&mut self, client: u64, by: Option<Millis>) {
+    fn expect(&mut self, client: u64, by: Option<Millis>) {
+        let by = by.map(|by| by.saturating_add_signed(self.stepped.saturating_neg()));
         let Some(session) = self.by_client.get_mut(&client) else { return };
-        if let Some(before) = std::mem::replace(&mut session.silent_at, by) {
+        if let Some(before) = std::mem::replace(&mut session.silence.at, by) {
             self.silences.remove(&(before, client));
         }
         self.silences.extend(by.map(|by| (by, client)));
     }
 
-    /// When the first session will have been silent for too long.
-    pub fn first_silence(&self) -> Option<Millis> {
-        self.silences.first().map(|(at, _)| *at)
+    /// A session that was promised a heartbeat must ask for its events within so many ms from now on.
+    pub fn expect_within(&mut self, client: u64, after: Millis, now: Millis) {
+        if let Some(session) = self.by_client.get_mut(&client) {
+            session.silence.after = after;
+        }
+        self.expect(client, Some(now.saturating_add(after)));
     }
 
-    /// A session that has been silent for too long.
+    /// When the first session will have been silent for too long.
+    pub fn first_silence(&self) -> Option<Millis> {
+        self.silences.first().map(|(at, _)| at.saturating_add_signed(self.stepped))
+    }
+
+    /// A session that should have asked for its events by now.
     pub fn take_silent(&mut self, now: Millis) -> Option<u64> {
-        let (_, client) = *self.silences.first().filter(|(at, _)| *at <= now)?;
+        let client = self.silences.first()?.1;
+        self.first_silence().filter(|at| *at <= now)?;
         self.expect(client, None);
         Some(client)
+    }
+
+    /// A session that should have asked for its events has nothing bound and nothing waiting, so nothing is expected of it
+    /// before it has: see [`Sessions::expect_again`].
+    pub fn expect_nothing(&mut self, client: u64) {
+        if let Some(session) = self.by_client.get_mut(&client) {
+            session.silence.is_idle = true;
+        }
+    }
+
+    /// A session has something bound or waiting: if nothing was expected of it, it must ask for its events from now on.
+    /// Returns whether that is so.
+    pub fn expect_again(&mut self, client: u64, now: Millis) -> bool {
+        let Some(silence) = self.by_client.get_mut(&client).map(|it| &mut it.silence) else { return false };
+        let was_idle = std::mem::take(&mut silence.is_idle);
+        let by = was_idle.then(|| now.saturating_add(silence.after));
+        if by.is_some() {
+            self.expect(client, by);
+        }
+        was_idle
+    }
+
+    /// A session that should have asked for its events may have been unable to, as long as it `is_blocked` in another command
+    /// of its own, and once after that. Returns whether it may: then it is expected anew.
+    pub fn excuse_blocked(&mut self, client: u64, is_blocked: bool, now: Millis) -> bool {
+        let Some(silence) = self.by_client.get_mut(&client).map(|it| &mut it.silence) else { return false };
+        let may_be = std::mem::replace(&mut silence.was_blocked, is_blocked) || is_blocked;
+        let by = may_be.then(|| now.saturating_add(silence.after));
+        if by.is_some() {
+            self.expect(client, by);
+        }
+        may_be
     }
 
     /// All who wait for events.
@@ -433,18 +538,10 @@ impl Sessions {
 
     /// The server's clock has stepped by so many ms: sessions go along, with what they were granted, which is tied.
     pub fn stepped(&mut self, by: i64) {
-        let moved = |at: Millis| at.saturating_add_signed(by);
-        self.silences.clear();
-        for (client, session) in self.by_client.iter_mut() {
-            session.silent_at = session.silent_at.map(moved);
-            self.silences.extend(session.silent_at.map(|at| (at, *client)));
+        self.stepped = self.stepped.saturating_add(by);
+        for (_, session) in self.by_client.iter_mut() {
             if let Some(reader) = &mut session.reader {
-                reader.until = reader.until.map(moved);
-            }
-            for (event, _) in session.mail.values_mut() {
-                if let Kind::Granted(_, deadline) = &mut event.kind {
-                    *deadline = deadline.stepped(by);
-                }
+                reader.until = reader.until.map(|at| at.saturating_add_signed(by));
             }
         }
     }
@@ -548,9 +645,7 @@ impl Sessions {
             let departed = self.departed.front_mut()?;
             if let Some((at, (event, unheard))) = departed.mail.pop_first() {
                 self.unread.remove(&event, departed.client, at);
-                if let Some(unheard) = unheard {
-                    return Some(Remains::Grant(unheard.grant));
-                }
+                return Some(unheard.map_or(Remains::Event, |unheard| Remains::Grant(unheard.grant)));
             } else if let Some(ticket) = departed.waits.next() {
                 return Some(Remains::Wait(ticket));
             } else {
@@ -585,6 +680,10 @@ impl Sessions {
         each_is_found
             && nothing_else
             && (waits, letters) == (self.waits, self.letters)
+            && self.by_client.values().all(|it| {
+                it.unread_bytes == it.mail.values().map(|(event, _)| event.bytes()).sum::<usize>()
+                    && (it.requests > 0 || it.reserved == 0)
+            })
             && self.by_client.values().all(|it| tickets(it).len() == it.requests)
     }
 }

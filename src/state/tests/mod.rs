@@ -11,7 +11,7 @@ mod sweep;
 mod ties;
 mod together;
 
-use super::owed::{OnBehalf, Purpose};
+use super::owed::Purpose;
 use super::ties::Home;
 use super::{Answer, GrantId, NewTie, Outcome, Terms, Tying};
 use crate::lock::{Deadline, Demand, Limit, LockKey, Owner, Raise, Token};
@@ -40,7 +40,6 @@ fn home(db: i32) -> Home {
 fn new_tie(client: u64, key: LockKey, owner: Owner, token: Token) -> NewTie {
     NewTie {
         client,
-        on_behalf: OnBehalf::Session,
         tying: Tying { watchdog: true, ephemeral: false, contention: false },
         key,
         owner,

@@ -5,7 +5,7 @@ use crate::lock::{Deadline, LockKey, Token};
 use crate::server::callbacks::Ticket;
 use crate::server::clock::Now;
 use crate::state::owed::{About, Purpose};
-use crate::state::sessions::{Claimed, MOST_UNREAD, Remains};
+use crate::state::sessions::{Claimed, Remains, hold_bytes};
 use crate::state::{GrantId, Kind, NewTie, Outcome, Sessions, Ties, Tying, Why};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -136,6 +136,7 @@ fn carry_out(sessions: &mut Sessions, plain: &mut Plain, act: Act) {
         Act::Remains => match sessions.next_remains() {
             Some(Remains::Wait(ticket)) => drop(plain.left.remove(&ticket)),
             Some(Remains::Grant(_)) => plain.grants_left += 1,
+            Some(Remains::Event) => {}
             None => assert!(plain.left.is_empty(), "{plain:?}"),
         },
     }
@@ -169,13 +170,15 @@ proptest! {
 fn how_large_the_next_event_is() {
     let mut sessions = Sessions::default();
     sessions.open(1);
-    assert_eq!((sessions.next_size(1), sessions.unread(1), sessions.load(1)), (0, 0, 0));
+    assert_eq!((sessions.next_size(1), sessions.unread(1), sessions.bytes(1)), (0, 0, 0));
     let about = About { keys: Rc::from([key(1), key(2)]), owner: owner(1), purpose: super::ACQUIRE };
     sessions.add_wait(1, &about, Ticket(1));
-    assert_eq!(sessions.load(1), 1);
+    let (waiting, holds) = (sessions.bytes(1), [1, 2].map(|it| hold_bytes(&owner(1), &key(it).name)));
     assert!(sessions.tell(1, about, (Outcome::TimedOut, END), Now { micros: 0 }).is_ok());
-    assert_eq!((sessions.next_size(1), sessions.unread(1), sessions.load(1)), (2, 1, 1));
-    assert_eq!((sessions.next_size(2), sessions.unread(2), sessions.load(2)), (0, 0, 0));
+    assert_eq!((sessions.next_size(1), sessions.unread(1)), (2, 1));
+    assert_eq!(sessions.bytes(1) + holds.iter().sum::<usize>(), waiting, "the event takes what was reserved for it");
+    assert!(sessions.read(1).is_some());
+    assert_eq!([1, 2].map(|client| (sessions.next_size(client), sessions.bytes(client))), [(0, 0), (0, 0)]);
 }
 
 /// A grant of these keys that a session was told of.
@@ -274,26 +277,34 @@ fn an_unread_grant_can_be_refused() {
     );
 }
 
-/// What looks for the unread events of an owner about a key finds no more than that.
+/// However many events a session has not read, one of them is removed in each step of its end.
 #[test]
-fn a_hundred_unread_events_of_an_owner_for_a_key_are_enough() {
+fn end_of_a_session_is_dealt_with_event_by_event() {
     let mut sessions = Sessions::default();
-    for client in [1, 2] {
-        sessions.open(client);
-    }
-    let keys: Rc<[LockKey]> = Rc::from([key(1)]);
-    let claimed = |sessions: &Sessions, client, who| sessions.claimed(client, &owner(who), &keys);
-    for number in 0..MOST_UNREAD as u64 {
-        assert_eq!(claimed(&sessions, 1, 1), Claimed::Nothing);
-        let about = About { keys: keys.clone(), owner: owner(1), purpose: Purpose::Acquire(TERMS) };
+    sessions.open(1);
+    for number in 0..5 {
+        let about = About { keys: Rc::from([key(1), key(2)]), owner: owner(1), purpose: super::ACQUIRE };
         sessions.add_wait(1, &about, Ticket(number));
         assert!(sessions.tell(1, about, (Outcome::TimedOut, END), Now { micros: 0 }).is_ok());
     }
-    assert_eq!(claimed(&sessions, 1, 1), Claimed::Unread);
-    assert_eq!(
-        [(1, 2), (2, 1)].map(|(client, who)| claimed(&sessions, client, who)),
-        [Claimed::Nothing, Claimed::Nothing]
-    );
-    assert!(sessions.read(1).is_some());
-    assert_eq!(claimed(&sessions, 1, 1), Claimed::Nothing);
+    assert!(sessions.client_gone(1));
+    let mut steps = 0;
+    while let Some(remains) = sessions.next_remains() {
+        assert!(matches!(remains, Remains::Event));
+        steps += 1;
+    }
+    assert_eq!((steps, sessions.has_departed()), (5, false));
+}
+
+/// A step of the server's clock moves what was granted and has not been read, without touching each of them.
+#[test]
+fn granted_events_follow_a_step_of_the_clock() {
+    let mut sessions = Sessions::default();
+    granted(&mut sessions, 1, 1, 1, &[key(1)]);
+    sessions.stepped(1_000);
+    granted(&mut sessions, 1, 2, 2, &[key(2)]);
+    sessions.stepped(-300);
+    let mut next = || sessions.read(1).map(|(event, _)| event.kind);
+    assert_eq!(next(), Some(Kind::Granted(1, END.stepped(700))));
+    assert_eq!(next(), Some(Kind::Granted(2, END.stepped(-300))));
 }

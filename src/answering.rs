@@ -106,6 +106,7 @@ pub fn answer(ctx: Ctx, ticket: Ticket) {
                 count(|it| &mut it.timeouts);
                 ctx.reply_null()
             }
+            End { outcome: Outcome::Withdrawn, .. } => ctx.reply_null(),
             End { outcome: Outcome::Refused(message), .. } => ctx.reply_error(&message),
         },
         Stage::Reading(reading, until) => {
@@ -144,6 +145,11 @@ pub fn client_gone(ctx: Ctx, client: u64) {
 pub fn reply(ctx: Ctx, answer: &Answer) -> Replied {
     match answer {
         Answer::Token(token) => ctx.reply_integer(*token),
+        Answer::TokenAndWait(token, waited) => {
+            let _ = ctx.reply_array(2);
+            let _ = ctx.reply_integer(*token);
+            ctx.reply_integer(*waited)
+        }
         Answer::Tokens(tokens) => {
             let array = ctx.reply_array(tokens.len());
             tokens.iter().fold(array, |_, token| ctx.reply_token(*token))

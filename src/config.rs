@@ -21,7 +21,7 @@ pub static MAX_HOLDERS: Setting = number(c"max-holders", 2500, 1, i32::MAX as i6
 /// How many bytes a session's events may take: unread ones, and those that are reserved for what waits and for what is bound.
 pub static MAX_SESSION_BYTES: Setting = number(c"max-session-bytes", 128 * 1024 * 1024, 4096, i64::MAX);
 /// How much of what a request says it has waited elsewhere counts, in ms; 0: nothing.
-pub static MAX_WAITED: Setting = number(c"max-waited", 60_000, 0, 24 * 60 * 60 * 1000);
+pub static MAX_WAITED: Setting = number(c"max-waited", 24 * 60 * 60 * 1000, 0, 24 * 60 * 60 * 1000);
 /// How long replicas may take to confirm, in ms.
 pub static REPLICAS_TIMEOUT: Setting = number(c"replicas-timeout", 1000, 1, 24 * 60 * 60 * 1000);
 static PUBLISH_RELEASES: Setting = words(c"publish-releases", &[c"yes", c"replicated", c"no"]);

@@ -7,14 +7,14 @@ use crate::keyspace::{Lock, Name, NotRead, listeners, rosters};
 use crate::lock::serve::{Attempt, Change, Job, Sight, View, WaitEnd};
 use crate::lock::{Deadline, Decision, Limit, LockKey, Millis, Owner, Waiter, WaiterId};
 use crate::server::acl::User;
-use crate::server::clock::{Now, Slice};
+use crate::server::clock::{Now, Slice, steady_micros};
 use crate::server::cluster::{self, Place};
 use crate::server::text::show;
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef};
 use crate::state::confirmations::What;
 use crate::state::owed::OnBehalf;
-use crate::state::{self, Answer, Asker, Outcome, Stage, Terms};
+use crate::state::{self, Asker, Outcome, Stage, Terms};
 use crate::stats::{count, time};
 use crate::{config, confirming};
 
@@ -150,7 +150,7 @@ fn grant(
     locks: &mut [Lock],
     now: Now,
 ) -> Result<(), String> {
-    let Asker { ticket, client, on_behalf, tying, replicas, arrived } = waiter.asker;
+    let Asker { ticket, client, on_behalf, tying, replicas, form, arrived } = waiter.asker;
     if !may_acquire(ctx, client, locks, owner.text()) {
         return Err(NOPERM.into());
     }
@@ -168,15 +168,19 @@ fn grant(
         schedule(lock, key, now.millis());
     }
     count(|it| &mut it.granted_queued);
-    time(|stats| &mut stats.waits, now.micros.saturating_sub(arrived.micros));
+    // The lease counts from `now`, which was read a while ago.
+    let since = Now::read().micros.saturating_sub(now.micros);
+    let waited = steady_micros().saturating_sub(arrived).saturating_sub(since);
+    time(|stats| &mut stats.waits, waited);
+    let answer = form.answer(token, waited);
     if replicas == 0 {
-        end_request(ctx, ticket, Outcome::Granted(Answer::Token(token), grant), now);
+        end_request(ctx, ticket, Outcome::Granted(answer, grant), now);
         if tying.contention {
             holding::tell_if_contended(ctx, ctx.db(), locks.iter().map(|lock| lock.name().bytes()));
         }
         return Ok(());
     }
-    let what = What::Reply { ticket, answer: Answer::Token(token), grant, terms };
+    let what = What::Reply { ticket, answer, grant, terms };
     let id = confirming::begin(ctx, what, replicas, now);
     state::with(|state| state.owed.set(ticket, Stage::Confirming(id)));
     Ok(())

@@ -16,8 +16,8 @@
 //! then: in each case at a point where nothing that the server itself does can come between.
 
 use crate::keyspace::{Lock, effects, listeners, rosters};
-use crate::lock::LockKey;
 use crate::lock::serve::Change;
+use crate::lock::{LockKey, internal_errors};
 use crate::server::callbacks::{Event, Touch};
 use crate::server::clock::{Now, Slice};
 use crate::server::ctx::Role;
@@ -301,6 +301,7 @@ pub fn ask_replicas(ctx: Ctx) {
 /// Answering here rather than from the timer costs least, and nothing that the server itself does comes between. It is
 /// possible only where the server then ends the block before the next command can interfere.
 fn turn_ends(ctx: Ctx) {
+    log_internal_errors(ctx);
     if confirming::has_news(ctx) {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
@@ -310,6 +311,15 @@ fn turn_ends(ctx: Ctx) {
     // Whatever is left over continues in the next turn, at once.
     if replies_are_due() || (state::with(|state| state.has_work()) && may_write(ctx)) {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+    }
+}
+
+/// Logs each kind of internal error once. (The count is in `INFO holdfast`.)
+fn log_internal_errors(ctx: Ctx) {
+    while let Some(kind) = internal_errors::next_to_log() {
+        ctx.warn(&format!(
+            "holdfast: internal error: {kind}. Please report it. It is logged once, and counted in INFO"
+        ));
     }
 }
 
@@ -398,6 +408,7 @@ pub fn event(ctx: Ctx, event: Event) {
         Event::ModuleLoaded => listeners::module_loaded(),
         Event::ModuleUnloaded => listeners::module_unloaded(),
         Event::Cron => {
+            log_internal_errors(ctx);
             answering::send_put_off(&Slice::of_replies());
             listeners::recheck(ctx);
             timer::rescue(ctx);
@@ -442,4 +453,5 @@ pub fn stop(ctx: Ctx) {
     state::with(|state| *state = state::State::default());
     rosters::with(|rosters| *rosters = rosters::Rosters::default());
     stats::clear();
+    internal_errors::forget();
 }

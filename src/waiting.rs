@@ -13,10 +13,10 @@ use crate::holding::{self, Grantee};
 use crate::keyspace::Lock;
 use crate::lock::deadlock;
 use crate::lock::serve::Change;
-use crate::lock::{LockKey, Millis, Owner, Token, WaiterId};
+use crate::lock::{Limit, LockKey, Millis, Owner, Token, WaiterId};
 use crate::server::blocked::{block, block_for_events};
 use crate::server::clients;
-use crate::server::clock::{Now, Slice};
+use crate::server::clock::{Now, Slice, steady_micros};
 use crate::server::reply::Replied;
 use crate::server::text::show_start;
 use crate::server::timer::{self, Timer};
@@ -24,11 +24,11 @@ use crate::server::{AsText, Ctx, Text, TextRef, events};
 use crate::serving::{schedule_earlier, serve};
 use crate::state::confirmations::What;
 use crate::state::owed::{About, OnBehalf, Purpose, Ticket};
-use crate::state::sessions::{Claimed, Reader, Remains, hold_bytes, wait_bytes};
+use crate::state::sessions::{Claimed, Reader, Remains, WITHDRAWN, hold_bytes, wait_bytes};
 use crate::state::ties::Together;
 use crate::state::{
-    self, Answer, Asker, GrantId, GrantedHold, Outcome, Reading, Recipient, SignsOfLife, Stage, State, TakeBack, Terms,
-    Tie,
+    self, Answer, Asker, GrantId, GrantedHold, Outcome, Pending, Reading, Recipient, SignsOfLife, Stage, State,
+    TakeBack, Terms, Tie, TokenForm,
 };
 use crate::stats::add;
 use std::rc::Rc;
@@ -76,11 +76,19 @@ pub struct Request {
     pub keys: Rc<[LockKey]>,
     /// The owner.
     pub owner: Owner,
+    /// What a grant is answered with.
+    pub form: TokenForm,
 }
 
 impl Request {
     fn about(&self) -> About {
         About { keys: self.keys.clone(), owner: self.owner.clone(), purpose: self.purpose }
+    }
+
+    fn asker(&self, ticket: Ticket, terms: &Terms) -> Asker {
+        let Terms { tying, replicas, .. } = *terms;
+        let Self { client, on_behalf, form, .. } = *self;
+        Asker { ticket, client, on_behalf, tying, replicas, form, arrived: steady_micros() }
     }
 
     /// Blocks the client, or tells the session that an event will follow, and records who is owed the answer.
@@ -128,8 +136,7 @@ pub fn wait(
     (arrived, wait): (Millis, Wait),
     now: Now,
 ) -> Result<Replied, String> {
-    let Terms { demand, tying, replicas } = *terms;
-    let until = wait.until(now);
+    let (demand, until) = (terms.demand, wait.until(now));
     let holders = newly_contended(locks, &request.keys, now)?;
     let asking = deadlock::Request {
         id: state::with(|state| state.queue.next_id(arrived)),
@@ -142,8 +149,8 @@ pub fn wait(
     let Some((ticket, replied)) = request.owe(ctx, names, now) else {
         return Err("ERR this client can't be blocked".into());
     };
-    let Request { client, on_behalf, keys, owner, .. } = request;
-    let asker = Asker { ticket, client, on_behalf, tying, replicas, arrived: now };
+    let asker = request.asker(ticket, terms);
+    let Request { keys, owner, .. } = request;
     let overtakes = state::with(|state| {
         let id = state.queue.join(owner, keys.clone(), demand, arrived, until, asker);
         state.owed.set(ticket, Stage::Waiting(id));
@@ -161,6 +168,77 @@ pub fn wait(
     for (lock, key) in locks.iter().zip(keys.iter()) {
         schedule_earlier(lock, key, now.millis());
     }
+    if let Some(until) = until {
+        timer::wake(ctx, Timer::Work, until);
+    }
+    Ok(replied)
+}
+
+/// The place in the queue of this owner's request for the same keys under the same limit, if there is one.
+///
+/// # Errors
+///
+/// If its owner waits for one of these keys in another way.
+pub fn place_of(request: &Request, limit: Limit) -> Result<Option<WaiterId>, String> {
+    let of_key = |key: &LockKey| state::with(|state| state.queue.of_owner(&request.owner, key));
+    let Some(id) = request.keys.iter().find_map(of_key) else { return Ok(None) };
+    let waits = state::with(|state| state.queue.get(id).map(|waiter| (waiter.keys.len(), waiter.demand.limit)));
+    let is_for_all = || request.keys.iter().all(|key| of_key(key) == Some(id));
+    match waits {
+        Some((keys, _)) if keys != request.keys.len() || !is_for_all() => {
+            Err("ERR this owner already waits for one of these keys, together with other keys".into())
+        }
+        Some((_, other)) if other != limit => {
+            Err(format!("ERR this owner already waits for this lock under another limit: {}", other.number()))
+        }
+        waits => Ok(waits.map(|_| id)),
+    }
+}
+
+/// Lets a request take over the place in the queue of an earlier one of the same owner, which ends: `-SUPERSEDED`, unless
+/// both are of one session, for which they are one.
+///
+/// # Errors
+///
+/// The reply that says why it can't wait.
+pub fn take_over(
+    ctx: Ctx,
+    id: WaiterId,
+    request: &Request,
+    names: &[TextRef],
+    terms: &Terms,
+    wait: Wait,
+    now: Now,
+) -> Result<Replied, String> {
+    const SUPERSEDED: &str = "SUPERSEDED this owner has asked for the same lock again";
+    let before = state::with(|state| {
+        let waiter = state.queue.get(id)?;
+        let (ticket, until) = (waiter.asker.ticket, waiter.until);
+        let is_same = request.on_behalf == OnBehalf::Session
+            && (waiter.asker.on_behalf, waiter.asker.client) == (OnBehalf::Session, request.client);
+        if let Some(until) = until {
+            state.owed.timeouts.remove(&(until, ticket));
+        }
+        Some((ticket, is_same))
+    });
+    let Some((before, is_same)) = before else { return Err("ERR the request that waited has ended".into()) };
+    if is_same {
+        state::with(|state| state.forget_request(before));
+    } else {
+        answering::end_request(ctx, before, Outcome::Refused(SUPERSEDED.into()), now);
+    }
+    let Some((ticket, replied)) = request.owe(ctx, names, now) else {
+        state::with(|state| state.leave(id));
+        return Err("ERR this client can't be blocked".into());
+    };
+    let until = wait.until(now);
+    state::with(|state| {
+        if let Some(waiter) = state.queue.get_mut(id) {
+            (waiter.demand, waiter.until, waiter.asker) = (terms.demand, until, request.asker(ticket, terms));
+        }
+        state.owed.set(ticket, Stage::Waiting(id));
+        state.owed.timeouts.extend(until.map(|until| (until, ticket)));
+    });
     if let Some(until) = until {
         timer::wake(ctx, Timer::Work, until);
     }
@@ -243,6 +321,9 @@ pub fn has_room_for_events(
     ))
 }
 
+/// Whether a request is in the queue.
+struct IsQueued(bool);
+
 /// What is already known of a session's request: `None`, or the answer. Changes nothing.
 ///
 /// # Errors
@@ -251,20 +332,26 @@ pub fn has_room_for_events(
 pub fn repeated(ctx: Ctx, request: &Request) -> Result<Option<Replied>, String> {
     let claimed = state::with(|state| state.sessions.claimed(request.client, &request.owner, &request.keys));
     let Claimed::Waits(ticket) = claimed else { return Ok(None) };
-    let waits = state::with(|state| match state.owed.get(ticket).map(|pending| &pending.to) {
-        Some(Recipient::Session { about, .. }) => Some(about.clone()),
+    let waits = state::with(|state| match state.owed.get(ticket) {
+        Some(Pending { to: Recipient::Session { about, .. }, stage }) => {
+            Some((about.clone(), IsQueued(matches!(stage, Stage::Waiting(_)))))
+        }
         _ => None,
     });
     match waits {
-        Some(about) if about.keys != request.keys => {
+        Some((about, _)) if about.keys == request.keys && about.purpose == request.purpose => {
+            Ok(Some(ctx.reply_line(c"WAITING")))
+        }
+        // It may be taken over.
+        Some((_, IsQueued(true))) | None => Ok(None),
+        Some((about, _)) if about.keys != request.keys => {
             let what = "this owner already waits for one of these keys, together with other keys";
             Err(format!("ERR {what}, on behalf of this session"))
         }
-        Some(about) if about.purpose != request.purpose => {
+        Some(_) => {
             let what = "this owner already waits for this on behalf of this session, on other terms";
             Err(format!("ERR {what}: only WAIT may differ when a request is repeated"))
         }
-        _ => Ok(Some(ctx.reply_line(c"WAITING"))),
     }
 }
 
@@ -315,7 +402,7 @@ pub fn end_in_flight(
     (owner, token): (TextRef, Option<Token>),
     connection: Option<u64>,
     now: Now,
-) {
+) -> bool {
     const RELEASED: &str = "UNCONFIRMED the lock was released before the answer";
     let key = LockKey::new(ctx.db(), name.bytes());
     let ended = state::with(|state| {
@@ -332,7 +419,7 @@ pub fn end_in_flight(
         }
         // This hold is what is being released. The others are taken back, unless the answer is on its way already.
         state.in_flight.remove_hold(id, &key.name);
-        let is_unread = state.sessions.refuse_unread(client, id, (&owner.bytes().into(), &key), RELEASED);
+        let is_unread = state.sessions.refuse_unread(client, id, (&owner.bytes().into(), &key), WITHDRAWN);
         if is_unread || state.owed.get(ticket).is_some() {
             state.in_flight.owe(id);
         } else {
@@ -341,11 +428,32 @@ pub fn end_in_flight(
         Some(ticket)
     });
     if let Some(ticket) = ended {
-        if state::with(|state| state.owed.get(ticket).is_some()) {
-            answering::end_request(ctx, ticket, Outcome::Refused(RELEASED.into()), now);
+        let outcome = state::with(|state| {
+            let Pending { to, stage } = state.owed.get(ticket)?;
+            let is_awaited = matches!((to, stage), (Recipient::Blocked { .. }, Stage::Confirming(_)));
+            Some(if is_awaited { Outcome::Refused(RELEASED.into()) } else { Outcome::Withdrawn })
+        });
+        if let Some(outcome) = outcome {
+            answering::end_request(ctx, ticket, outcome, now);
         }
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
+    ended.is_some()
+}
+
+/// An owner withdraws its request for a lock of the selected database, if that is in the queue. Returns the keys of the
+/// request; the caller serves those who wait for them.
+pub fn withdraw(ctx: Ctx, name: TextRef, owner: TextRef, now: Now) -> Rc<[LockKey]> {
+    let waiter = state::with(|state| {
+        if !state.queue.waits(owner.bytes()) {
+            return None;
+        }
+        let id = state.queue.of_owner(&owner.bytes().into(), &LockKey::new(ctx.db(), name.bytes()))?;
+        state.queue.leave(id)
+    });
+    let Some(waiter) = waiter else { return Rc::from([]) };
+    answering::end_wait(ctx, &waiter, Outcome::Withdrawn, now);
+    waiter.keys
 }
 
 /// Blocks a session until its next events arrive, or until it is due to hear that it is alive.

@@ -100,6 +100,8 @@ pub const REFUSED: &str = "where the server would refuse a write, the module wri
 pub const STATE: &str = "every table agrees with every other";
 /// Bounds.
 pub const WORK: &str = "the work in one turn is bounded";
+/// Broken invariants.
+pub const INTERNAL: &str = "no internal error is counted: every invariant of the module holds";
 /// Leaks.
 pub const LEFT: &str = "nothing is left in any table when all clients are gone";
 
@@ -1667,6 +1669,10 @@ impl Judge {
 
     /// The turn is over: all rules but those for a calm.
     pub fn after_turn(&mut self) -> Result<(), Violation> {
+        let errors: Vec<&str> = internal_errors::kinds().collect();
+        if !errors.is_empty() {
+            return Err(Violation::new(INTERNAL, errors.join("; ")));
+        }
         let is_idle = self.requests == 0 && node(|node| node.writes == 0 && node.log.is_empty());
         if is_idle && self.spoken.is_empty() {
             self.slept_at = node(|node| node.clock.mono);

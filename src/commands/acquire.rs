@@ -1,6 +1,7 @@
 //! `LOCK.ACQUIRE` and the path of a request that may wait, which `LOCK.MACQUIRE` shares.
 
 use super::args::{self, Options, Word};
+use crate::answering;
 use crate::holding::{self, Grantee, WRONGTYPE};
 use crate::keyspace::{Lock, Name};
 use crate::lock::{Ahead, Decision, LockKey, Millis, all_or_none, decide};
@@ -10,7 +11,7 @@ use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, TextRef};
 use crate::serving::{refusal, too_many_holders};
 use crate::state::owed::{OnBehalf, Purpose};
-use crate::state::{self, Answer, Terms};
+use crate::state::{self, Terms, TokenForm};
 use crate::stats::count;
 use crate::waiting::{self, Request, Wait};
 use std::cell::OnceCell;
@@ -41,6 +42,7 @@ impl Command for Acquire {
             Word::Watchdog.option(),
             Word::Ephemeral.option(),
             Word::Replicas.option(),
+            Word::WithWaited.option(),
             Word::Contention.option(),
             Word::Session.option(),
         ],
@@ -87,6 +89,7 @@ pub(super) struct Asking<'a> {
     client: u64,
     on_behalf: OnBehalf,
     wait: Wait,
+    form: TokenForm,
     /// How long it has waited elsewhere.
     waited: Millis,
     pub(super) terms: Terms,
@@ -109,6 +112,7 @@ impl<'a> Asking<'a> {
             client,
             on_behalf,
             wait,
+            form: options.form,
             waited: options.waited(),
             terms,
             now: holding::begin(ctx),
@@ -163,16 +167,17 @@ impl<'a> Asking<'a> {
         let grantee = Grantee { owner: &self.owner, client, on_behalf, terms: &self.terms };
         let token = holding::grant(locks, decisions, grantee, now);
         count(|it| &mut it.granted_at_once);
+        let answer = self.form.answer(token, 0);
         if self.terms.replicas == 0 {
             if self.terms.tying.contention {
                 holding::tell_if_contended(ctx, ctx.db(), locks.iter().map(|lock| lock.name().bytes()));
             }
-            return Ok(ctx.reply_integer(token));
+            return Ok(answering::reply(ctx, &answer));
         }
         let names: Vec<TextRef> = locks.iter().map(|lock| lock.name().text()).collect();
         let back = holding::take_back_of(decisions, self.terms.demand.raise);
         let holds = holding::granted_holds(locks, decisions, token);
-        waiting::confirm(ctx, self.request(&names), &names, Answer::Token(token), (grantee, back, holds), now)
+        waiting::confirm(ctx, self.request(&names), &names, answer, (grantee, back, holds), now)
     }
 
     /// Lets the request wait for the locks of these names, if it may, if there is room, and if that closes no cycle
@@ -186,6 +191,9 @@ impl<'a> Asking<'a> {
             return Ok(ctx.reply_null());
         }
         let request = self.request(names);
+        if let Some(id) = waiting::place_of(request, self.terms.demand.limit)? {
+            return waiting::take_over(ctx, id, request, names, &self.terms, wait, now);
+        }
         waiting::has_room(request)?;
         let arrived = steady_millis().saturating_sub(self.waited);
         waiting::wait(ctx, request.clone(), (names, locks), &self.terms, (arrived, wait), now)
@@ -197,7 +205,7 @@ impl<'a> Asking<'a> {
             let db = self.ctx.db();
             let keys: Rc<[LockKey]> = names.iter().map(|name| LockKey::new(db, name.bytes())).collect();
             let (client, on_behalf, owner) = (self.client, self.on_behalf, self.owner.kept());
-            Request { client, on_behalf, purpose: Purpose::Acquire(self.terms), keys, owner }
+            Request { client, on_behalf, purpose: Purpose::Acquire(self.terms), keys, owner, form: self.form }
         })
     }
 }

@@ -9,7 +9,7 @@ use crate::server::commands::{Arg, Command};
 use crate::server::text::{parse_number, show_start as show};
 use crate::server::{AsText, Call, Text, TextRef, acl};
 use crate::state::owed::OnBehalf;
-use crate::state::{self, SignsOfLife, Terms, Tying};
+use crate::state::{self, SignsOfLife, Terms, TokenForm, Tying};
 use crate::waiting::Wait;
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -63,6 +63,10 @@ pub enum Word {
     Heartbeat,
     /// `CONTENTION`
     Contention,
+    /// `WITHWAITED`
+    WithWaited,
+    /// `UNBIND`
+    Unbind,
 }
 
 const _: () = {
@@ -76,7 +80,7 @@ const _: () = {
 
 impl Word {
     /// In the order in which they are declared: an argument knows its word by its place here.
-    const ALL: [Self; 18] = [
+    const ALL: [Self; 20] = [
         Self::Lease,
         Self::Wait,
         Self::Waited,
@@ -95,6 +99,8 @@ impl Word {
         Self::Count,
         Self::Heartbeat,
         Self::Contention,
+        Self::WithWaited,
+        Self::Unbind,
     ];
 
     /// The argument that it stands for in a command's grammar.
@@ -118,6 +124,8 @@ impl Word {
             Self::Count => Arg::number(c"COUNT", c"count", "n"),
             Self::Heartbeat => Arg::word(c"heartbeat", c"HEARTBEAT"),
             Self::Contention => Arg::word(c"contention", c"CONTENTION"),
+            Self::WithWaited => Arg::word(c"with-waited", c"WITHWAITED"),
+            Self::Unbind => Arg::word(c"unbind", c"UNBIND"),
         };
         arg.with_id(self as u8)
     }
@@ -149,7 +157,9 @@ impl Word {
             | Self::Ephemeral
             | Self::Session
             | Self::Heartbeat
-            | Self::Contention => return None,
+            | Self::Contention
+            | Self::WithWaited
+            | Self::Unbind => return None,
         })
     }
 }
@@ -182,6 +192,10 @@ pub struct Options<'a> {
     pub count: Option<usize>,
     /// `HEARTBEAT`.
     pub signs: SignsOfLife,
+    /// What a grant is answered with: `WITHWAITED`.
+    pub form: TokenForm,
+    /// `UNBIND`.
+    pub unbind: bool,
     wait: Option<u64>,
     waited: Option<Millis>,
 }
@@ -276,6 +290,9 @@ impl<'a> Options<'a> {
         if self.tying.contention && self.limit.is_some_and(|limit| limit != Limit::MUTEX) {
             return Err(NOT_OF_ONE.into());
         }
+        if self.unbind && (self.tying != Tying::NONE || self.session.is_some()) {
+            return Err("ERR UNBIND can't be given together with SESSION or with what binds to it".into());
+        }
         match (self.waited, self.wait) {
             (Some(_), None) => {
                 Err("ERR WAITED says how long a request has waited already; it must be given with WAIT".into())
@@ -312,6 +329,8 @@ impl<'a> Options<'a> {
             Word::Fence => self.fence = Some(value),
             Word::Heartbeat => self.signs = SignsOfLife::Wanted,
             Word::Contention => self.tying.contention = true,
+            Word::WithWaited => self.form = TokenForm::WithWaited,
+            Word::Unbind => self.unbind = true,
             Word::Session => {}
         }
         Ok(())

@@ -14,12 +14,13 @@ mod release;
 mod renew;
 mod session;
 mod top;
+mod version;
 mod waiters;
 
 use crate::server::commands::Entry;
 
 /// All commands, in the order in which `LOCK.HELP` shows them.
-pub const ALL: [Entry; 14] = [
+pub const ALL: [Entry; 15] = [
     Entry::of::<acquire::Acquire>(),
     Entry::of::<release::Release>(),
     Entry::of::<renew::Renew>(),
@@ -33,5 +34,6 @@ pub const ALL: [Entry; 14] = [
     Entry::of::<waiters::Waiters>(),
     Entry::of::<top::Top>(),
     Entry::of::<session::Session>(),
+    Entry::of::<version::Version>(),
     Entry::of::<help::Help>(),
 ];

@@ -1,5 +1,6 @@
 //! `LOCK.SESSION` makes a connection a session: a connection that stands for a process, and reads its events.
 
+use super::version::reply_versions;
 use crate::server::commands::{Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::text::{parse_number, show_start};
@@ -53,20 +54,6 @@ pub fn is_connection(ctx: Ctx) -> bool {
 /// Whether the calling connection is a session.
 pub fn is_session(ctx: Ctx) -> bool {
     state::with(|state| state.sessions.is_open(ctx.client_id())) && is_connection(ctx)
-}
-
-/// The protocol versions that this server speaks: the lowest and the highest.
-const PROTOCOL: [u64; 2] = [4, 4];
-
-/// Writes the two pairs of a map reply that say what this server speaks: `protocol` and `version`.
-pub(super) fn reply_versions(ctx: Ctx) {
-    let _ = ctx.reply_bytes(b"protocol");
-    let _ = ctx.reply_array(PROTOCOL.len());
-    for version in PROTOCOL {
-        let _ = ctx.reply_integer(version);
-    }
-    let _ = ctx.reply_bytes(b"version");
-    let _ = ctx.reply_bytes(env!("CARGO_PKG_VERSION").as_bytes());
 }
 
 /// `LOCK.SESSION`

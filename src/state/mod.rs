@@ -22,7 +22,7 @@ pub use confirmations::{Confirmation, ConfirmationId, Confirmations};
 pub use discarded::Discarded;
 pub use in_flight::{Grant, GrantId, GrantedHold, InFlight, OwedHold, TakeBack};
 pub use lease_timers::LeaseTimers;
-pub use owed::{Answer, Asker, Outcome, Owed, Pending, Reading, Recipient, SignsOfLife, Stage, Terms};
+pub use owed::{Answer, Asker, Outcome, Owed, Pending, Reading, Recipient, SignsOfLife, Stage, Terms, TokenForm};
 pub use raised::Raised;
 pub use sessions::{Event, Kind, Sessions, Why};
 pub use sweep::Sweep;
@@ -324,6 +324,13 @@ impl State {
         }
         granted.into_iter().for_each(|grant| self.in_flight.owe(grant));
         Some(Withdrawn { from: to, was_granted: granted.is_some() })
+    }
+
+    /// Forgets a request whose answer nobody wants any more because another one of its session takes its place.
+    pub fn forget_request(&mut self, ticket: owed::Ticket) {
+        if let Some(Pending { to: Recipient::Session { client, about }, .. }) = self.owed.take(ticket) {
+            self.sessions.remove_wait(client, &about);
+        }
     }
 
     /// A hold that was tied is given up: it is taken back as soon as something may be written.

@@ -33,8 +33,30 @@ pub struct Asker {
     pub tying: Tying,
     /// How many replicas must have the grant before it counts.
     pub replicas: u32,
-    /// When the request arrived.
-    pub arrived: Now,
+    /// What a grant is answered with.
+    pub form: TokenForm,
+    /// When the request arrived, by [`crate::server::clock::steady_micros`].
+    pub arrived: u64,
+}
+
+/// What the reply to a grant tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TokenForm {
+    /// The token.
+    #[default]
+    Alone,
+    /// The token, and how long the request waited here.
+    WithWaited,
+}
+
+impl TokenForm {
+    /// The answer to a request that was granted after so many µs.
+    pub fn answer(self, token: Token, waited_micros: u64) -> Answer {
+        match self {
+            Self::Alone => Answer::Token(token),
+            Self::WithWaited => Answer::TokenAndWait(token, waited_micros / 1000),
+        }
+    }
 }
 
 /// On whose behalf a request is made.
@@ -128,6 +150,8 @@ pub enum Outcome {
     Granted(Answer, GrantId),
     /// Null.
     TimedOut,
+    /// Null; its owner withdrew it.
+    Withdrawn,
     /// An error.
     Refused(String),
 }
@@ -137,6 +161,8 @@ pub enum Outcome {
 pub enum Answer {
     /// For one lock, or several that share a token.
     Token(Token),
+    /// The same, and how many ms the request waited on this server.
+    TokenAndWait(Token, Millis),
     /// For several, each with its own token; null for those that were not held.
     Tokens(Vec<Option<Token>>),
 }

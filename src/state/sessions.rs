@@ -49,6 +49,9 @@ pub fn wait_bytes<'a>(owner: &[u8], purpose: &Purpose, names: impl Iterator<Item
     })
 }
 
+/// The error in the event of a request that its owner withdrew.
+pub const WITHDRAWN: &str = "CANCELLED the request was withdrawn by LOCK.RELEASE with ALL";
+
 /// An event for a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
@@ -351,7 +354,7 @@ impl Sessions {
         }
         let About { keys, owner, .. } = about;
         match outcome {
-            Outcome::Granted(Answer::Token(token), grant) => {
+            Outcome::Granted(Answer::Token(token) | Answer::TokenAndWait(token, _), grant) => {
                 let kind = Kind::Granted(token, until);
                 self.put(client, Event { kind, keys, owner }, Some(Unheard { grant, since: now }));
             }
@@ -367,6 +370,9 @@ impl Sessions {
                 }
             }
             Outcome::TimedOut => self.put(client, Event { kind: Kind::TimedOut, keys, owner }, None),
+            Outcome::Withdrawn => {
+                self.put(client, Event { kind: Kind::Refused(WITHDRAWN.into()), keys, owner }, None);
+            }
             Outcome::Refused(error) => self.put(client, Event { kind: Kind::Refused(error), keys, owner }, None),
         }
         Ok(())

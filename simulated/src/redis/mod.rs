@@ -167,6 +167,7 @@ pub fn node<R>(work: impl FnOnce(&mut Node) -> R) -> R {
 /// Begins the life of another server of this generation, with the module loaded; in a cluster if there are slots.
 pub fn start(generation: Generation, slots: Option<Slots>) {
     main_thread::forget_all();
+    crate::lock::internal_errors::forget();
     node(|node| {
         *node = Node::new(generation);
         node.slots = slots;

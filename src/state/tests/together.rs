@@ -8,7 +8,7 @@ use crate::state::owed::{About, OnBehalf, Ticket};
 use crate::state::sessions::Reader;
 use crate::state::{
     Answer, Asker, Delivery, Expiry, Grant, GrantId, GrantedHold, Kind, NewTie, Outcome, Reading, Recipient,
-    SignsOfLife, Stage, State, TakeBack, Tie, Why,
+    SignsOfLife, Stage, State, TakeBack, Tie, TokenForm, Why,
 };
 use std::rc::Rc;
 
@@ -49,7 +49,15 @@ fn reads(state: &mut State, client: u64) {
 /// A waiter in the queue for key 1, which waits until then.
 fn waits(state: &mut State, number: u8, until: Option<u64>) -> WaiterId {
     let ticket = blocked(state, u64::from(number), Stage::Beginning);
-    let asker = Asker { ticket, client: 1, on_behalf: OnBehalf::Itself, tying: TERMS.tying, replicas: 0, arrived: NOW };
+    let asker = Asker {
+        ticket,
+        client: 1,
+        on_behalf: OnBehalf::Itself,
+        tying: TERMS.tying,
+        replicas: 0,
+        form: TokenForm::Alone,
+        arrived: 0,
+    };
     state.owed.timeouts.extend(until.map(|until| (until, ticket)));
     state.queue.join(owner(number), [key(1)], TERMS.demand, 0, until, asker)
 }

@@ -177,8 +177,8 @@ fn reply_alive(ctx: Ctx, session: u64, asked: Millis) -> Replied {
     let (pace, sure) = state::with(|state| {
         let pace = state.pace(session, lease);
         state.sessions.promise_pace(session, pace);
-        let silent_at = Now::read().millis().saturating_add(pace).saturating_add(lease.max(PATIENCE));
-        state.sessions.expect(session, Some(silent_at));
+        let silent_after = pace.saturating_add(lease.max(PATIENCE));
+        state.sessions.expect_within(session, silent_after, Now::read().millis());
         (pace, state.ties.sure(session, asked))
     });
     let writes = u8::from(holding::takes_writes(ctx));

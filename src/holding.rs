@@ -94,16 +94,16 @@ pub fn bind_now(lock: &Lock, of: (Deadline, Token), grantee: Grantee, now: Now) 
     }
 }
 
-/// Ties a hold whose request is answered with success: to a session always, to another connection if it asks for that.
+/// Ties a hold whose request is answered with success: to a session always, also if the request came over its own
+/// connection and did not name it; to another connection if it asks for that.
 pub fn bind(lock: &Lock, (deadline, token): (Deadline, Token), grantee: Grantee, now: Now) {
     let Terms { demand, tying, replicas } = *grantee.terms;
-    if tying == Tying::NONE && grantee.on_behalf == OnBehalf::Itself {
+    if tying == Tying::NONE && !state::with(|state| state.sessions.is_open(grantee.client)) {
         return;
     }
     events::watch_keys(lock.ctx());
     let tie = NewTie {
         client: grantee.client,
-        on_behalf: grantee.on_behalf,
         tying,
         key: lock.lock_key(),
         owner: grantee.owner.kept(),
@@ -211,9 +211,13 @@ pub fn one_at_a_time<'a>(ctx: Ctx, names: impl IntoIterator<Item = TextRef<'a>>,
     }
 }
 
-/// Makes sure that the timer fires in time for the ties, and for a session that is to hear of a shorter lease.
+/// Makes sure that the timer fires in time for the ties, for a session that must ask for its events from now on, and for one
+/// that is to hear of a shorter lease.
 pub fn wake_for_ties(ctx: Ctx) {
-    let (due, is_ending) = state::with(|state| (state.ties.next_due(), state.owed.is_ending()));
+    let (due, is_ending) = state::with(|state| {
+        let due = [state.ties.next_due(), state.sessions.first_silence()];
+        (due.into_iter().flatten().min(), state.owed.is_ending())
+    });
     if let Some(due) = due {
         timer::wake(ctx, Timer::Work, due);
     }

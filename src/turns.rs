@@ -109,6 +109,7 @@ pub fn tick(ctx: Ctx) {
     waiting::leave_ended(&turn.piece());
     confirming::settle(ctx, now, &turn.piece());
     rosters::with(|rosters| rosters.free(&turn.piece()));
+    free_discarded(&turn.piece());
     if ctx.flags().role() == Role::Replica {
         state::with(state::State::forget_changes);
     } else if !writes::are_possible(ctx) || is_refused(ctx, now) {
@@ -122,6 +123,11 @@ pub fn tick(ctx: Ctx) {
         answering::send_answers(ctx);
     }
     set_timer(ctx, now);
+}
+
+/// Frees what was dropped as a whole.
+fn free_discarded(slice: &Slice) {
+    while !slice.is_over() && state::with(|state| state.discarded.free_one()) {}
 }
 
 /// Where nothing may be written: tells of the tied holds that others have ended. Not while any still has to follow a step

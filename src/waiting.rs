@@ -24,7 +24,7 @@ use crate::server::{Ctx, TextRef, events};
 use crate::serving::schedule_earlier;
 use crate::state::confirmations::What;
 use crate::state::owed::{About, OnBehalf, Purpose, Ticket};
-use crate::state::sessions::{Reader, Remains};
+use crate::state::sessions::{Reader, Remains, hold_bytes, wait_bytes};
 use crate::state::{
     self, Answer, Asker, Basis, GrantId, GrantedHold, Outcome, Reading, Recipient, SignsOfLife, Stage, State, Terms,
     TokenForm, WithdrawnGrant,
@@ -100,7 +100,7 @@ impl Request {
     }
 
     /// Blocks the client, or tells the session that an event will follow, and records who is owed the answer.
-    fn owe(&self, ctx: Ctx, names: &[TextRef]) -> Option<(Ticket, Replied)> {
+    fn owe(&self, ctx: Ctx, names: &[TextRef], now: Now) -> Option<(Ticket, Replied)> {
         events::watch_keys(ctx);
         let ticket = state::with(|state| state.owed.ticket());
         let (to, replied) = match self.on_behalf {
@@ -109,12 +109,19 @@ impl Request {
                 (Recipient::Blocked { client: self.client, block: Some(block) }, replied)
             }
             OnBehalf::Session => {
-                state::with(|state| state.sessions.add_wait(self.client, ticket));
-                (Recipient::Session { client: self.client, about: self.about() }, ctx.reply_line(c"WAITING"))
+                let about = self.about();
+                state::with(|state| {
+                    state.sessions.add_wait(self.client, &about, ticket);
+                    state.sessions.expect_again(self.client, now.millis());
+                });
+                (Recipient::Session { client: self.client, about }, ctx.reply_line(c"WAITING"))
             }
         };
         // The caller notes what it waits for.
         state::with(|state| state.owed.owe(ticket, to, Stage::Beginning));
+        if self.on_behalf == OnBehalf::Session {
+            holding::wake_for_ties(ctx);
+        }
         Some((ticket, replied))
     }
 }
@@ -146,7 +153,7 @@ pub fn wait(
     if search == Search::ForCycles {
         deadlocks::refuse_cycle(ctx, &asking, holders.iter().flat_map(|(_, holders)| holders), about)?;
     }
-    let Some((ticket, replied)) = request.owe(ctx, names) else {
+    let Some((ticket, replied)) = request.owe(ctx, names, now) else {
         return Err("ERR this client can't be blocked".into());
     };
     let asker = request.asker(ticket, terms);
@@ -225,10 +232,9 @@ pub fn take_over(
     if is_same {
         state::with(|state| state.forget_request(before));
     } else {
-        has_room_in_session(request)?;
         answering::end_request(ctx, before, Outcome::Refused(SUPERSEDED.into()), now);
     }
-    let Some((ticket, replied)) = request.owe(ctx, names) else {
+    let Some((ticket, replied)) = request.owe(ctx, names, now) else {
         state::with(|state| state.leave(id));
         return Err("ERR this client can't be blocked".into());
     };
@@ -279,7 +285,7 @@ pub fn confirm(
     (grantee, basis, holds): (Grantee, Basis, Vec<GrantedHold>),
     now: Now,
 ) -> Result<Replied, String> {
-    let (owed, terms) = (request.owe(ctx, names), *grantee.terms);
+    let (owed, terms) = (request.owe(ctx, names, now), *grantee.terms);
     let ticket = owed.as_ref().map_or_else(|| state::with(|state| state.owed.ticket()), |(ticket, _)| *ticket);
     let grant = holding::note_undelivered(ctx.db(), grantee, ticket, (basis, holds));
     let Some((_, replied)) = owed else {
@@ -290,6 +296,36 @@ pub fn confirm(
     let id = confirming::begin(ctx, What::Reply { ticket, answer, grant, terms }, terms.replicas, now);
     state::with(|state| state.owed.set(ticket, Stage::Confirming(id)));
     Ok(replied)
+}
+
+/// Whether a session has room for the events that a request may cause: the one that says how it ends, and those of its holds
+/// once they are bound. Connections that are no sessions always have.
+///
+/// # Errors
+///
+/// Names the setting that forbids it.
+pub fn has_room_for_events(
+    (client, on_behalf): (u64, OnBehalf),
+    owner: &[u8],
+    names: &[TextRef],
+    purpose: &Purpose,
+) -> Result<(), String> {
+    if !state::with(|state| state.sessions.is_open(client)) {
+        return Ok(());
+    }
+    let names = names.iter().map(|name| name.bytes());
+    let bytes = match on_behalf {
+        OnBehalf::Session => wait_bytes(owner, purpose, names),
+        OnBehalf::Itself => names.map(|name| hold_bytes(owner, name)).fold(0, usize::saturating_add),
+    };
+    let most = config::MAX_SESSION_BYTES.get();
+    if state::with(|state| state.has_room_for(client, bytes, most)) {
+        return Ok(());
+    }
+    Err(format!(
+        "ERR too many waits, bound holds and unread events of this session: with this request, they might take more than \
+         holdfast.max-session-bytes, which is {most}"
+    ))
 }
 
 /// The answer to a session's request if the same request waits for its turn, or awaits replicas, already. Changes nothing.
@@ -344,7 +380,6 @@ pub fn withdraw(ctx: Ctx, name: TextRef, owner: TextRef, now: Now) -> Vec<LockKe
 pub fn read_next(ctx: Ctx, session: u64, reading: Reading, wait: Wait, now: Now) -> Result<Replied, String> {
     events::watch_keys(ctx);
     let ticket = state::with(|state| {
-        state.sessions.open(session);
         state.read_by(session);
         state.owed.ticket()
     });
@@ -372,13 +407,12 @@ pub fn read_next(ctx: Ctx, session: u64, reading: Reading, wait: Wait, now: Now)
     Ok(replied)
 }
 
-/// Whether there is room for one more request: in the queue of each of its keys, and among those of its session.
+/// Whether there is room for one more request in the queue of each of its keys.
 ///
 /// # Errors
 ///
 /// Names the setting that forbids it.
 pub fn has_room(request: &Request) -> Result<(), String> {
-    has_room_in_session(request)?;
     let most = config::MAX_WAITERS.get();
     state::with(|state| {
         let full = |key: &LockKey| most > 0 && state.queue.waiting(key.db, &key.name) as u64 >= most;
@@ -390,16 +424,6 @@ pub fn has_room(request: &Request) -> Result<(), String> {
             None => Ok(()),
         }
     })
-}
-
-/// Whether there is room for one more request among those of its session, if it is made on behalf of one.
-fn has_room_in_session(request: &Request) -> Result<(), String> {
-    let most = config::MAX_SESSION_WAITS.get();
-    let load = || state::with(|state| state.sessions.load(request.client)) as u64;
-    if request.on_behalf == OnBehalf::Session && load() >= most {
-        return Err(format!("ERR too many waits for this session: holdfast.max-session-waits is {most}"));
-    }
-    Ok(())
 }
 
 /// Ends the waits that have timed out.
@@ -429,11 +453,20 @@ pub fn time_out(ctx: Ctx, now: Now, slice: &Slice) {
     }
 }
 
-/// Ends the sessions that were promised a sign of life and do not ask for it: whoever they stand for is gone.
+/// Ends the sessions that were promised a heartbeat and do not ask for it, if they have anything bound or waiting: the
+/// process that they stand for is gone. One that is blocked in another command of its own can't ask.
 pub fn end_silent(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(client) = state::with(|state| state.sessions.take_silent(now.millis())) else { break };
-        if clients::end(ctx, client) {
+        let is_blocked = clients::is_blocked(client);
+        let may_be_silent = state::with(|state| {
+            let is_needed = state.is_needed(client);
+            if !is_needed {
+                state.sessions.expect_nothing(client);
+            }
+            !is_needed || state.sessions.excuse_blocked(client, is_blocked, now.millis())
+        });
+        if !may_be_silent && clients::end(ctx, client) {
             ctx.warn("holdfast: closed the connection of a session that has sent no LOCK.EVENTS for a default lease");
         }
     }

@@ -56,6 +56,7 @@ impl Command for Acquire {
         if let Some(replied) = asking.repeated(&[name]) {
             return Ok(replied);
         }
+        asking.has_room_for_events(&[name])?;
         holding::end_broken(call.ctx, name, asking.now);
         let (ahead, now) = (ahead(call.ctx, name), asking.now.millis());
         let mut lock = match ahead {
@@ -126,6 +127,12 @@ impl<'a> Asking<'a> {
             }
             _ => None,
         }
+    }
+
+    /// Whether its session, if it has one, has room for the events that it may cause.
+    pub(super) fn has_room_for_events(&self, names: &[TextRef]) -> Result<(), String> {
+        let (whose, purpose) = ((self.client, self.on_behalf), Purpose::Acquire(self.terms));
+        waiting::has_room_for_events(whose, self.owner.bytes(), names, &purpose)
     }
 
     /// Carries out what was decided about each of the locks: grants all of them, waits, or refuses.

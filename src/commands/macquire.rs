@@ -50,6 +50,7 @@ impl Command for Macquire {
         if let Some(replied) = asking.repeated(&names) {
             return Ok(replied);
         }
+        asking.has_room_for_events(&names)?;
         let now = asking.now;
         let mut locks = look_all(call.ctx, &names, owner.as_text(), now)?;
         let decisions: Vec<_> = locks

@@ -70,6 +70,8 @@ pub(super) fn renew_all(
         let purpose = Purpose::Renew { terms, token: options.token, fence: options.fence };
         Request { client, on_behalf, purpose, keys, owner: owner.kept(), form: TokenForm::Alone }
     };
+    let purpose = Purpose::Renew { terms, token: options.token, fence: options.fence };
+    waiting::has_room_for_events((client, on_behalf), owner.bytes(), names, &purpose)?;
     let request = (terms.replicas > 0).then(request);
     if let Some(request) = request.as_ref().filter(|_| on_behalf == OnBehalf::Session)
         && let Some(replied) = waiting::repeated(ctx, request)

@@ -1,9 +1,9 @@
 //! `LOCK.VERSION`
 
 use crate::config;
-use crate::server::Call;
 use crate::server::commands::{Command, Docs, Keys};
 use crate::server::reply::Replied;
+use crate::server::{Call, Ctx};
 use std::ffi::{CStr, c_int};
 
 /// The lowest and the highest version of the protocol that this module speaks.
@@ -30,15 +30,20 @@ impl Command for Version {
     fn run(call: Call) -> Result<Replied, String> {
         let ctx = call.ctx;
         let replied = ctx.reply_map(3);
-        let _ = ctx.reply_bytes(b"protocol");
-        let _ = ctx.reply_array(PROTOCOL.len());
-        for version in PROTOCOL {
-            let _ = ctx.reply_integer(version);
-        }
-        let _ = ctx.reply_bytes(b"version");
-        let _ = ctx.reply_bytes(env!("CARGO_PKG_VERSION").as_bytes());
+        reply_versions(ctx);
         let _ = ctx.reply_bytes(b"replicas-timeout");
         let _ = ctx.reply_integer(config::REPLICAS_TIMEOUT.get());
         Ok(replied)
     }
+}
+
+/// Writes the two pairs of a map reply that say what this module speaks: `protocol` and `version`.
+pub(super) fn reply_versions(ctx: Ctx) {
+    let _ = ctx.reply_bytes(b"protocol");
+    let _ = ctx.reply_array(PROTOCOL.len());
+    for version in PROTOCOL {
+        let _ = ctx.reply_integer(version);
+    }
+    let _ = ctx.reply_bytes(b"version");
+    let _ = ctx.reply_bytes(env!("CARGO_PKG_VERSION").as_bytes());
 }

@@ -221,6 +221,12 @@ pub struct Agenda {
 }
 
 impl Agenda {
+    /// Its pieces, for who drops it as a whole.
+    pub fn into_pieces(self) -> impl Iterator<Item = ()> {
+        let noted = self.changed.into_iter().map(drop).chain(self.order.into_iter().map(drop));
+        noted.chain(self.tasks.into_iter().map(drop))
+    }
+
     /// Records that a lock has changed.
     pub fn note(&mut self, key: LockKey, change: Change) {
         match self.changed.entry(key) {

@@ -6,6 +6,7 @@
 //! back.
 
 pub mod confirmations;
+pub mod discarded;
 pub mod lease_timers;
 pub mod owed;
 pub mod sessions;
@@ -17,6 +18,7 @@ pub mod undelivered;
 mod tests;
 
 pub use confirmations::{Confirmation, ConfirmationId, Confirmations};
+pub use discarded::Discarded;
 pub use lease_timers::LeaseTimers;
 pub use owed::{Answer, Asker, Outcome, Owed, Pending, Reading, Recipient, SignsOfLife, Stage, Terms, TokenForm};
 pub use sessions::{Event, Kind, Sessions, Why};
@@ -56,6 +58,8 @@ pub struct State {
     pub sweep: Sweep,
     /// What this server left undecided when its role changed.
     pub undecided: Undecided,
+    /// What was dropped and has yet to be freed.
+    pub discarded: Discarded,
     /// How far the server's clock is ahead of one that takes no steps, in ms. Known while it matters.
     ahead: Option<i64>,
 }
@@ -272,7 +276,19 @@ impl State {
         let client = new.client;
         let other = self.ties.tie(new, now);
         self.hurry_reader(client, now);
+        self.sessions.expect_again(client, now);
         other
+    }
+
+    /// Whether a session may have so many bytes more: for events that it may have to be told.
+    pub fn has_room_for(&self, session: u64, bytes: usize, most: u64) -> bool {
+        let used = self.sessions.bytes(session).saturating_add(self.ties.reserved(session));
+        used.saturating_add(bytes) as u64 <= most
+    }
+
+    /// Whether a session has something bound or waiting, so that it has to ask for its events.
+    pub fn is_needed(&self, session: u64) -> bool {
+        self.ties.has_any(session) || self.sessions.has_waits(session)
     }
 
     /// A session has been given a shorter lease to keep alive: lets it be answered, if it would otherwise hear too late
@@ -335,8 +351,8 @@ impl State {
                 None
             }
         };
-        if let Recipient::Session { client, .. } = &to {
-            self.sessions.remove_wait(*client, ticket);
+        if let Recipient::Session { client, about } = &to {
+            self.sessions.remove_wait(*client, about, ticket);
         }
         granted.into_iter().for_each(|grant| self.revoke(grant));
         Some(Withdrawn { from: to, was_granted: granted.is_some() })
@@ -371,8 +387,8 @@ impl State {
 
     /// Forgets a request whose answer nobody wants any more because another one of its session takes its place.
     pub fn forget_request(&mut self, ticket: owed::Ticket) {
-        if let Some(Pending { to: Recipient::Session { client, .. }, .. }) = self.owed.take(ticket) {
-            self.sessions.remove_wait(client, ticket);
+        if let Some(Pending { to: Recipient::Session { client, about }, .. }) = self.owed.take(ticket) {
+            self.sessions.remove_wait(client, &about, ticket);
         }
     }
 
@@ -482,7 +498,7 @@ impl State {
     pub fn has_news_to_tell(&self) -> bool {
         let undecided =
             self.undecided.waiters.is_some() || self.undecided.confirmations.iter().any(|of| !of.is_empty());
-        undecided || self.ties.has_retired() || self.sessions.has_departed()
+        undecided || self.ties.has_retired() || self.sessions.has_departed() || !self.discarded.is_empty()
     }
 
     /// Drops the work that only a master does, on a replica.
@@ -492,8 +508,8 @@ impl State {
     }
 
     fn forget_touches(&mut self) {
-        self.expired.clear();
-        self.agenda = Agenda::default();
+        self.discarded.add(std::mem::take(&mut self.expired));
+        self.discarded.add(std::mem::take(&mut self.agenda).into_pieces());
     }
 
     /// Whether anything would be lost with the module: somebody waits or is owed an answer, or a hold is tied.
@@ -506,12 +522,12 @@ impl State {
     /// been a replica for less than a turn.)
     pub fn forget_work(&mut self) {
         self.forget_touches();
-        self.lease_timers = LeaseTimers::default();
+        self.discarded.add(std::mem::take(&mut self.lease_timers).into_pieces());
         self.sweep = Sweep::default();
         let waiters = (!self.queue.is_empty()).then(|| (WaiterId::FIRST, self.queue.end()));
         self.undecided.waiters = waiters;
         self.undecided.tickets = self.queue.next_id(0).ticket;
         self.undecided.confirmations.push_back(self.confirmations.retire());
-        self.ties.retire_all();
+        self.ties.retire_all(&mut self.discarded);
     }
 }

@@ -1,5 +1,6 @@
 //! Who is owed an answer, and how it is delivered: to a blocked client by a reply, to a session by an event.
 
+use super::sessions::wait_bytes;
 use super::{ConfirmationId, GrantId, Tying};
 use crate::lock::{Demand, LockKey, Map, Millis, Owner, Token, WaiterId};
 use crate::server::clock::Now;
@@ -95,6 +96,13 @@ pub struct About {
     pub owner: Owner,
     /// What it asks for.
     pub purpose: Purpose,
+}
+
+impl About {
+    /// How many bytes are reserved for it while it waits.
+    pub fn bytes(&self) -> usize {
+        wait_bytes(&self.owner, &self.purpose, self.keys.iter().map(|key| &*key.name))
+    }
 }
 
 /// What a session's request asks for.

@@ -1,10 +1,13 @@
 //! Sessions: connections that stand for a whole process. Everything that happens to the requests and holds of a
 //! session goes into its mailbox, which it reads.
 //!
-//! A connection becomes a session when a request names it as one or when it reads its mailbox; before that, nothing
-//! is kept for it.
+//! A connection becomes a session by `LOCK.SESSION`, and by nothing else; nothing is kept for any other connection.
+//!
+//! What may yet be told a session is reserved in bytes when a request is admitted: a waiting request reserves its event,
+//! and a bound hold the two that it may cause. So a session's events never take more memory than it was admitted for,
+//! whatever other clients do.
 
-use super::owed::{About, Ticket};
+use super::owed::{About, Purpose, Ticket};
 use super::ties::Read;
 use super::{Answer, GrantId, Outcome, Tie};
 use crate::lock::{Deadline, LockKey, Map, Millis, Owner, Token};
@@ -19,6 +22,32 @@ const SIGNS_OF_LIFE_A_LEASE: Millis = 8;
 /// The fewest and the most ms between two signs of life.
 const PACES: (Millis, Millis) = (10, 10_000);
 
+/// What an event takes beside its owner and its keys, and what each of its keys takes beside its name, in bytes.
+const EVENT_BYTES: usize = 256;
+const KEY_BYTES: usize = 48;
+
+/// How many bytes an event about these keys takes, by their names.
+pub fn event_bytes<'a>(owner: &[u8], names: impl IntoIterator<Item = &'a [u8]>) -> usize {
+    let of_key = |name: &[u8]| name.len().saturating_add(KEY_BYTES);
+    let own = owner.len().saturating_add(EVENT_BYTES);
+    names.into_iter().map(of_key).fold(own, usize::saturating_add)
+}
+
+/// How many bytes are reserved for a bound hold: for `lost` or `unbound`, and for `contended`.
+pub fn hold_bytes(owner: &[u8], name: &[u8]) -> usize {
+    event_bytes(owner, [name]).saturating_mul(2)
+}
+
+/// How many bytes are reserved for a request that waits: for the event that says how it ends (of a renewal, one for each
+/// key), and for its holds once they are bound.
+pub fn wait_bytes<'a>(owner: &[u8], purpose: &Purpose, names: impl Iterator<Item = &'a [u8]> + Clone) -> usize {
+    let holds = names.clone().map(|name| hold_bytes(owner, name)).fold(0, usize::saturating_add);
+    holds.saturating_add(match purpose {
+        Purpose::Acquire(_) => event_bytes(owner, names),
+        Purpose::Renew { .. } => holds / 2,
+    })
+}
+
 /// The error in the event of a request that its owner withdrew.
 pub const WITHDRAWN: &str = "CANCELLED the request was withdrawn by LOCK.RELEASE with ALL";
 
@@ -31,6 +60,20 @@ pub struct Event {
     pub keys: Rc<[LockKey]>,
     /// The owner.
     pub owner: Owner,
+}
+
+impl Event {
+    /// How many bytes it takes.
+    fn bytes(&self) -> usize {
+        event_bytes(&self.owner, self.keys.iter().map(|key| &*key.name))
+    }
+
+    /// The server's clock has stepped by so many ms, and what was granted goes along.
+    fn stepped(&mut self, by: i64) {
+        if let Kind::Granted(_, deadline) = &mut self.kind {
+            *deadline = deadline.stepped(by);
+        }
+    }
 }
 
 /// What happened to a request or a hold of a session.
@@ -97,15 +140,31 @@ pub struct Unheard {
 struct Session {
     /// What is waited for on its behalf: locks, and renewals that are being confirmed.
     waits: BTreeSet<Ticket>,
+    /// The bytes that are reserved for their events and holds.
+    reserved: usize,
     /// Unread events, in order.
     mail: BTreeMap<u64, Letter>,
     next_letter: u64,
+    /// The bytes that unread events take.
+    unread_bytes: usize,
     reader: Option<Reader>,
     last_read: Read,
-    /// When it has been silent for too long, having been promised a sign of life.
-    silent_at: Option<Millis>,
+    silence: Silence,
     /// Within how many ms the next question is answered, as the last sign of life said.
     promised: Option<Millis>,
+}
+
+/// Whether a session that was promised a heartbeat has to ask for its events.
+#[derive(Clone, Copy, Debug, Default)]
+struct Silence {
+    /// When it has been silent for too long, as it is kept.
+    at: Option<Millis>,
+    /// After how many ms that is.
+    after: Millis,
+    /// It had nothing bound and nothing waiting when it should have asked: the time begins anew when it has.
+    is_idle: bool,
+    /// It was blocked in another command of its own when it should have asked.
+    was_blocked: bool,
 }
 
 /// The blocked client that waits for a session's next event.
@@ -128,8 +187,11 @@ pub fn pace(lease: Millis) -> Millis {
 pub struct Sessions {
     by_client: Map<u64, Session>,
     departed: VecDeque<Departed>,
-    /// When sessions have been silent for too long.
+    /// When sessions have been silent for too long, as it is kept.
     silences: BTreeSet<(Millis, u64)>,
+    /// How far the server's clock has stepped in all, in ms. Moments are kept by the clock as it would be without its steps,
+    /// so that a step moves all of them at once.
+    stepped: i64,
     waits: usize,
     letters: usize,
     /// How many have ended.
@@ -156,9 +218,9 @@ pub enum Remains {
 }
 
 impl Sessions {
-    /// Makes a connection a session, if it is not one yet. Returns how many unread events it has.
-    pub fn open(&mut self, client: u64) -> usize {
-        self.by_client.get_or_insert_with(client, Session::default).mail.len()
+    /// Makes a connection a session, if it is not one yet.
+    pub fn open(&mut self, client: u64) {
+        self.by_client.get_or_insert_with(client, Session::default);
     }
 
     /// Whether there is none.
@@ -176,9 +238,14 @@ impl Sessions {
         self.by_client.contains_key(&client)
     }
 
-    /// The requests that wait for a session, and its unread events.
-    pub fn load(&self, client: u64) -> usize {
-        self.by_client.get(&client).map_or(0, |it| it.waits.len().saturating_add(it.mail.len()))
+    /// The bytes that a session's unread events take, and those that are reserved for its waiting requests.
+    pub fn bytes(&self, client: u64) -> usize {
+        self.by_client.get(&client).map_or(0, |it| it.reserved.saturating_add(it.unread_bytes))
+    }
+
+    /// Whether any request waits for a session.
+    pub fn has_waits(&self, client: u64) -> bool {
+        self.by_client.get(&client).is_some_and(|it| !it.waits.is_empty())
     }
 
     /// How many sessions there are, how many requests wait on their behalf, and how many events are unread.
@@ -187,15 +254,18 @@ impl Sessions {
     }
 
     /// Records that a request waits on behalf of a session.
-    pub fn add_wait(&mut self, client: u64, ticket: Ticket) {
+    pub fn add_wait(&mut self, client: u64, about: &About, ticket: Ticket) {
         let Some(session) = self.by_client.get_mut(&client) else { return };
         session.waits.insert(ticket);
+        session.reserved = session.reserved.saturating_add(about.bytes());
         self.waits = self.waits.saturating_add(1);
     }
 
     /// A request no longer waits on behalf of a session.
-    pub fn remove_wait(&mut self, client: u64, ticket: Ticket) {
-        if self.by_client.get_mut(&client).is_some_and(|session| session.waits.remove(&ticket)) {
+    pub fn remove_wait(&mut self, client: u64, about: &About, ticket: Ticket) {
+        let Some(session) = self.by_client.get_mut(&client) else { return };
+        if session.waits.remove(&ticket) {
+            session.reserved = session.reserved.saturating_sub(about.bytes());
             self.waits = self.waits.saturating_sub(1);
         }
     }
@@ -213,7 +283,7 @@ impl Sessions {
         (outcome, until): (Outcome, Deadline),
         now: Now,
     ) -> Result<Option<u64>, Outcome> {
-        self.remove_wait(client, ticket);
+        self.remove_wait(client, &about, ticket);
         if !self.is_open(client) {
             return Err(outcome);
         }
@@ -264,10 +334,13 @@ impl Sessions {
     }
 
     /// Adds an event, and returns its place.
-    fn put(&mut self, client: u64, event: Event, unheard: Option<Unheard>) -> Option<u64> {
+    fn put(&mut self, client: u64, mut event: Event, unheard: Option<Unheard>) -> Option<u64> {
+        let stepped = self.stepped;
         let session = self.by_client.get_mut(&client)?;
         let at = session.next_letter;
         session.next_letter = at.wrapping_add(1);
+        session.unread_bytes = session.unread_bytes.saturating_add(event.bytes());
+        event.stepped(stepped.saturating_neg());
         session.mail.insert(at, (event, unheard));
         self.letters = self.letters.saturating_add(1);
         Some(at)
@@ -275,8 +348,11 @@ impl Sessions {
 
     /// Removes an unread event.
     fn take(&mut self, client: u64, at: u64) -> Option<Letter> {
-        let letter = self.by_client.get_mut(&client)?.mail.remove(&at)?;
+        let session = self.by_client.get_mut(&client)?;
+        let mut letter = session.mail.remove(&at)?;
+        session.unread_bytes = session.unread_bytes.saturating_sub(letter.0.bytes());
         self.letters = self.letters.saturating_sub(1);
+        letter.0.stepped(self.stepped);
         Some(letter)
     }
 
@@ -321,6 +397,7 @@ impl Sessions {
     pub fn reads(&mut self, client: u64, read: Read) {
         if let Some(session) = self.by_client.get_mut(&client) {
             session.last_read = read;
+            (session.silence.is_idle, session.silence.was_blocked) = (false, false);
         }
         self.expect(client, None);
     }
@@ -331,24 +408,66 @@ impl Sessions {
     }
 
     /// A session must ask for its events by then, or is silent; `None`: it has asked, or needs not.
-    pub fn expect(&mut self, client: u64, by: Option<Millis>) {
+    fn expect(&mut self, client: u64, by: Option<Millis>) {
+        let by = by.map(|by| by.saturating_add_signed(self.stepped.saturating_neg()));
         let Some(session) = self.by_client.get_mut(&client) else { return };
-        if let Some(before) = std::mem::replace(&mut session.silent_at, by) {
+        if let Some(before) = std::mem::replace(&mut session.silence.at, by) {
             self.silences.remove(&(before, client));
         }
         self.silences.extend(by.map(|by| (by, client)));
     }
 
-    /// When the first session will have been silent for too long.
-    pub fn first_silence(&self) -> Option<Millis> {
-        self.silences.first().map(|(at, _)| *at)
+    /// A session that was promised a heartbeat must ask for its events within so many ms from now on.
+    pub fn expect_within(&mut self, client: u64, after: Millis, now: Millis) {
+        if let Some(session) = self.by_client.get_mut(&client) {
+            session.silence.after = after;
+        }
+        self.expect(client, Some(now.saturating_add(after)));
     }
 
-    /// A session that has been silent for too long.
+    /// When the first session will have been silent for too long.
+    pub fn first_silence(&self) -> Option<Millis> {
+        self.silences.first().map(|(at, _)| at.saturating_add_signed(self.stepped))
+    }
+
+    /// A session that should have asked for its events by now.
     pub fn take_silent(&mut self, now: Millis) -> Option<u64> {
-        let (_, client) = *self.silences.first().filter(|(at, _)| *at <= now)?;
+        let client = self.silences.first()?.1;
+        self.first_silence().filter(|at| *at <= now)?;
         self.expect(client, None);
         Some(client)
+    }
+
+    /// A session that should have asked for its events has nothing bound and nothing waiting, so nothing is expected of it
+    /// before it has: see [`Sessions::expect_again`].
+    pub fn expect_nothing(&mut self, client: u64) {
+        if let Some(session) = self.by_client.get_mut(&client) {
+            session.silence.is_idle = true;
+        }
+    }
+
+    /// A session has something bound or waiting: if nothing was expected of it, it must ask for its events from now on.
+    /// Returns whether that is so.
+    pub fn expect_again(&mut self, client: u64, now: Millis) -> bool {
+        let Some(silence) = self.by_client.get_mut(&client).map(|it| &mut it.silence) else { return false };
+        let was_idle = std::mem::take(&mut silence.is_idle);
+        let by = was_idle.then(|| now.saturating_add(silence.after));
+        if by.is_some() {
+            self.expect(client, by);
+        }
+        was_idle
+    }
+
+    /// A session that should have asked for its events may have been unable to, as long as it `is_blocked` in another command
+    /// of its own, and once after that. Returns whether it may: then it is expected anew.
+    pub fn excuse_blocked(&mut self, client: u64, is_blocked: bool, now: Millis) -> bool {
+        let Some(silence) = self.by_client.get_mut(&client).map(|it| &mut it.silence) else { return false };
+        let may_be = std::mem::replace(&mut silence.was_blocked, is_blocked) || is_blocked;
+        let by = may_be.then(|| now.saturating_add(silence.after));
+        if by.is_some() {
+            self.expect(client, by);
+        }
+        may_be
     }
 
     /// All who wait for events.
@@ -358,18 +477,10 @@ impl Sessions {
 
     /// The server's clock has stepped by so many ms: sessions go along, with what they were granted, which is tied.
     pub fn stepped(&mut self, by: i64) {
-        let moved = |at: Millis| at.saturating_add_signed(by);
-        self.silences.clear();
-        for (client, session) in self.by_client.iter_mut() {
-            session.silent_at = session.silent_at.map(moved);
-            self.silences.extend(session.silent_at.map(|at| (at, *client)));
+        self.stepped = self.stepped.saturating_add(by);
+        for (_, session) in self.by_client.iter_mut() {
             if let Some(reader) = &mut session.reader {
-                reader.until = reader.until.map(moved);
-            }
-            for (event, _) in session.mail.values_mut() {
-                if let Kind::Granted(_, deadline) = &mut event.kind {
-                    *deadline = deadline.stepped(by);
-                }
+                reader.until = reader.until.map(|at| at.saturating_add_signed(by));
             }
         }
     }
@@ -436,6 +547,10 @@ impl Sessions {
     pub fn is_consistent(&self) -> bool {
         let waits = self.by_client.values().map(|it| it.waits.len()).sum::<usize>();
         let letters = self.by_client.values().map(|it| it.mail.len()).sum::<usize>();
-        (waits, letters) == (self.waits, self.letters)
+        let of_each = |it: &Session| {
+            it.unread_bytes == it.mail.values().map(|(event, _)| event.bytes()).sum::<usize>()
+                && (!it.waits.is_empty() || it.reserved == 0)
+        };
+        (waits, letters) == (self.waits, self.letters) && self.by_client.values().all(of_each)
     }
 }

@@ -4,8 +4,8 @@
 //! A tie names one particular hold by its token. So the watchdog never renews a later hold, and a connection that
 //! ends never takes one with it.
 
-use super::owed::OnBehalf;
-use super::{ConfirmationId, Why};
+use super::sessions::hold_bytes;
+use super::{ConfirmationId, Discarded, Why};
 use crate::lock::{Deadline, KeyMap, Limit, LockKey, Map, Millis, Owner, Token};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -46,8 +46,6 @@ impl TieId {
 pub struct Tie {
     /// The connection.
     pub client: u64,
-    /// Whether that is a session, whose holds are renewed only if it reads its events.
-    pub on_behalf: OnBehalf,
     /// How it is tied.
     pub tying: Tying,
     /// The lock's key: its name.
@@ -129,8 +127,6 @@ pub type Home = Rc<Cell<i32>>;
 pub struct NewTie {
     /// The connection.
     pub client: u64,
-    /// Whether that is a session.
-    pub on_behalf: OnBehalf,
     /// How it is tied.
     pub tying: Tying,
     /// The lock.
@@ -164,6 +160,11 @@ impl Tie {
     /// The lock.
     pub fn key(&self) -> LockKey {
         LockKey { db: self.home.get(), name: self.name.clone() }
+    }
+
+    /// The bytes that are reserved for the events that it may cause.
+    fn reserved(&self) -> usize {
+        hold_bytes(&self.owner, &self.name)
     }
 
     /// Whether its session has yet to be told that somebody waits for the lock.
@@ -239,11 +240,19 @@ struct OfLock {
     looked: u64,
 }
 
+/// The ties of a connection.
+#[derive(Debug, Default)]
+struct OfClient {
+    ranks: BTreeSet<Rank>,
+    /// The bytes that are reserved for the events that they may cause, if it is a session.
+    reserved: usize,
+}
+
 /// Ties, with five indices.
 #[derive(Debug, Default)]
 struct Tables {
     by_id: BTreeMap<TieId, Tie>,
-    by_client: Map<u64, BTreeSet<Rank>>,
+    by_client: Map<u64, OfClient>,
     by_hold: KeyMap<OfLock>,
     /// Those whose sessions have yet to be told that somebody waits: of a lock that has one holder, the tie of that.
     asking: KeyMap<TieId>,
@@ -276,7 +285,9 @@ pub struct Ties {
 
 impl Tables {
     fn add(&mut self, id: TieId, tie: Tie) {
-        self.by_client.get_or_insert_with(tie.client, BTreeSet::new).insert(tie.rank(id));
+        let of_client = self.by_client.get_or_insert_with(tie.client, OfClient::default);
+        of_client.ranks.insert(tie.rank(id));
+        of_client.reserved = of_client.reserved.saturating_add(tie.reserved());
         self.by_hold.get_or_default(&tie.key()).by_owner.insert(tie.owner.clone(), id);
         if tie.asks() {
             self.asking.insert(tie.key(), id);
@@ -291,8 +302,9 @@ impl Tables {
             self.due.remove(&(due, id));
         }
         if let Some(of_client) = self.by_client.get_mut(&tie.client) {
-            of_client.remove(&tie.rank(id));
-            if of_client.is_empty() {
+            of_client.ranks.remove(&tie.rank(id));
+            of_client.reserved = of_client.reserved.saturating_sub(tie.reserved());
+            if of_client.ranks.is_empty() {
                 self.by_client.remove(&tie.client);
             }
         }
@@ -331,9 +343,9 @@ impl Tables {
         let after = tie.rank(id);
         if before != after
             && let Some(of_client) = self.by_client.get_mut(&tie.client)
-            && of_client.remove(&before)
+            && of_client.ranks.remove(&before)
         {
-            of_client.insert(after);
+            of_client.ranks.insert(after);
         }
     }
 
@@ -387,7 +399,6 @@ impl Ties {
         let home = self.home(new.key.db);
         let tie = Tie {
             client: new.client,
-            on_behalf: new.on_behalf,
             tying,
             name: new.key.name,
             owner: new.owner,
@@ -477,26 +488,34 @@ impl Ties {
 
     /// The shortest lease that is renewed for a connection.
     pub fn shortest_lease(&self, client: u64) -> Option<Millis> {
-        let (lease, ..) = self.live.by_client.get(&client)?.first()?;
+        let (lease, ..) = self.live.by_client.get(&client)?.ranks.first()?;
         Some(*lease).filter(|lease| *lease != Millis::MAX)
     }
 
+    /// Whether any hold is tied to a connection.
+    pub fn has_any(&self, client: u64) -> bool {
+        self.live.by_client.contains_key(&client)
+    }
+
+    /// The bytes that are reserved for the events that a connection's holds may cause.
+    pub fn reserved(&self, client: u64) -> usize {
+        self.live.by_client.get(&client).map_or(0, |it| it.reserved)
+    }
+
     /// How many thousandths of its lease every hold that is renewed for a connection has left at least, counted from
-    /// `since`: all of it if there is none.
+    /// `since`; 0 if there is none: a hold that the client believes in may have been released by another one meanwhile.
     pub fn sure(&self, client: u64, since: Millis) -> u64 {
         const WHOLE: u64 = 1_000;
-        let Some(of_client) = self.live.by_client.get(&client) else { return WHOLE };
+        let Some(of_client) = self.live.by_client.get(&client) else { return 0 };
         let since = self.steps.kept(since);
-        let mut least = WHOLE;
+        let mut least = None;
         let mut longer_than: Millis = 0;
         for _ in 0..LEASES {
             let next = (longer_than.saturating_add(1), Deadline::At(0), TieId(0));
-            let Some((lease, deadline, _)) = of_client.range(next..).next() else { return least };
-            if *lease == Millis::MAX {
-                return least;
-            }
+            let watched = of_client.ranks.range(next..).next().filter(|(lease, ..)| *lease != Millis::MAX);
+            let Some((lease, deadline, _)) = watched else { return least.unwrap_or(0) };
             let left = deadline.remaining(since).and_then(|left| left.saturating_mul(WHOLE).checked_div(*lease));
-            least = left.unwrap_or(WHOLE).min(least);
+            least = Some(left.unwrap_or(WHOLE).min(least.unwrap_or(WHOLE)));
             longer_than = *lease;
         }
         0
@@ -652,7 +671,7 @@ impl Ties {
 
     /// Whether a hold's session, whose last read this was, has read nothing since the hold was renewed.
     pub fn is_unread(&self, tie: &Tie, last: Read) -> bool {
-        tie.on_behalf == OnBehalf::Session && last <= tie.since
+        last <= tie.since
     }
 
     /// A hold was renewed.
@@ -742,7 +761,7 @@ impl Ties {
         self.live.unread.remove(&client);
         let any = ended.is_some();
         self.ends = self.ends.wrapping_add(u64::from(any));
-        self.ended.extend(ended);
+        self.ended.extend(ended.map(|it| it.ranks));
         any
     }
 
@@ -783,10 +802,10 @@ impl Ties {
     }
 
     /// Ends all ties because this server's role has changed. They are removed by [`Ties::next_retired`].
-    pub fn retire_all(&mut self) {
-        self.ended.clear();
-        self.overdue.clear();
-        self.doubtful.clear();
+    pub fn retire_all(&mut self, discarded: &mut Discarded) {
+        discarded.add(std::mem::take(&mut self.ended).into_iter().flatten());
+        discarded.add(std::mem::take(&mut self.overdue).into_iter().flatten());
+        discarded.add(std::mem::take(&mut self.doubtful));
         let live = std::mem::take(&mut self.live);
         if !live.by_id.is_empty() {
             self.retired.push_back(live);
@@ -853,14 +872,19 @@ impl Ties {
         let ended = |rank: &Rank| self.ended.iter().flatten().any(|(.., id)| *id == rank.2);
         let each = it.by_id.iter().all(|(id, tie)| {
             let rank = tie.rank(*id);
-            let of_client = it.by_client.get(&tie.client).is_some_and(|ranks| ranks.contains(&rank));
+            let of_client = it.by_client.get(&tie.client).is_some_and(|it| it.ranks.contains(&rank));
             let of_hold = self.id(tie.home.get(), &tie.name, &tie.owner) == Some(*id);
             (of_client || ended(&rank)) && of_hold && tie.due.is_none_or(|due| it.due.contains(&(due, *id)))
         });
         let holds: usize = it.by_hold.keys().map(|key| it.of_lock(key.db, &key.name).count()).sum();
-        let clients = it.by_client.values().flatten().all(|(.., id)| it.by_id.contains_key(id));
+        let clients = it.by_client.values().all(|of_client| {
+            let ties = of_client.ranks.iter().map(|(.., id)| it.by_id.get(id));
+            let reserved: Option<usize> = ties.map(|tie| tie.map(Tie::reserved)).sum();
+            reserved == Some(of_client.reserved)
+        });
         let shortest = |client| {
-            let ids = it.by_client.get(client).into_iter().flatten().filter_map(|(.., id)| it.by_id.get(id));
+            let ranks = it.by_client.get(client).into_iter().flat_map(|it| &it.ranks);
+            let ids = ranks.filter_map(|(.., id)| it.by_id.get(id));
             ids.filter(|tie| tie.tying.watchdog).map(|tie| tie.lease).min()
         };
         let leases = it.by_client.keys().all(|client| self.shortest_lease(*client) == shortest(client));
@@ -879,6 +903,6 @@ impl Ties {
             && clients
             && due == it.due.len()
             && it.asking.keys().all(asks)
-            && it.by_client.values().all(|it| !it.is_empty())
+            && it.by_client.values().all(|it| !it.ranks.is_empty())
     }
 }

@@ -10,7 +10,7 @@ mod ties;
 mod together;
 mod undelivered;
 
-use super::owed::{OnBehalf, Purpose};
+use super::owed::Purpose;
 use super::ties::Home;
 use super::{Answer, GrantId, NewTie, Outcome, Terms, Tying};
 use crate::lock::{Deadline, Demand, Limit, LockKey, Owner, Raise, Token};
@@ -39,7 +39,6 @@ fn home(db: i32) -> Home {
 fn new_tie(client: u64, key: LockKey, owner: Owner, token: Token) -> NewTie {
     NewTie {
         client,
-        on_behalf: OnBehalf::Session,
         tying: Tying { watchdog: true, ephemeral: false, contention: false },
         key,
         owner,

@@ -5,7 +5,7 @@ use crate::lock::{Deadline, LockKey};
 use crate::server::callbacks::Ticket;
 use crate::server::clock::Now;
 use crate::state::owed::{About, Purpose};
-use crate::state::sessions::Remains;
+use crate::state::sessions::{Remains, hold_bytes};
 use crate::state::{GrantId, Kind, Outcome, Sessions};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -93,7 +93,7 @@ fn carry_out(sessions: &mut Sessions, plain: &mut Plain, act: Act) {
             if sessions.is_open(client) {
                 plain.tickets += 1;
                 let ticket = Ticket(plain.tickets);
-                sessions.add_wait(client, ticket);
+                sessions.add_wait(client, &about, ticket);
                 plain.waiting.push((client, ticket, about));
             }
         }
@@ -147,20 +147,22 @@ proptest! {
 fn how_large_the_next_event_is() {
     let mut sessions = Sessions::default();
     sessions.open(1);
-    assert_eq!((sessions.next_size(1), sessions.unread(1), sessions.load(1)), (0, 0, 0));
+    assert_eq!((sessions.next_size(1), sessions.unread(1), sessions.bytes(1)), (0, 0, 0));
     let about = About { keys: Rc::from([key(1), key(2)]), owner: owner(1), purpose: super::ACQUIRE };
-    sessions.add_wait(1, Ticket(1));
-    assert_eq!(sessions.load(1), 1);
+    sessions.add_wait(1, &about, Ticket(1));
+    let (waiting, holds) = (sessions.bytes(1), [1, 2].map(|it| hold_bytes(&owner(1), &key(it).name)));
     assert!(sessions.tell((1, Ticket(1)), about, (Outcome::TimedOut, END), Now { micros: 0 }).is_ok());
-    assert_eq!((sessions.next_size(1), sessions.unread(1), sessions.load(1)), (2, 1, 1));
-    assert_eq!((sessions.next_size(2), sessions.unread(2), sessions.load(2)), (0, 0, 0));
+    assert_eq!((sessions.next_size(1), sessions.unread(1)), (2, 1));
+    assert_eq!(sessions.bytes(1) + holds.iter().sum::<usize>(), waiting, "the event takes what was reserved for it");
+    assert!(sessions.read(1).is_some());
+    assert_eq!([1, 2].map(|client| (sessions.next_size(client), sessions.bytes(client))), [(0, 0), (0, 0)]);
 }
 
 /// A grant of these keys that a session was told of: its place.
 fn granted(sessions: &mut Sessions, client: u64, serial: u64, who: u8, keys: &[LockKey]) -> u64 {
     let about = About { keys: keys.into(), owner: owner(who), purpose: super::ACQUIRE };
     sessions.open(client);
-    sessions.add_wait(client, Ticket(serial));
+    sessions.add_wait(client, &about, Ticket(serial));
     let told = sessions.tell((client, Ticket(serial)), about, (grant(serial), END), Now { micros: 0 });
     told.ok().flatten().expect("it is open")
 }
@@ -182,4 +184,36 @@ fn unread_grant_is_refused_in_its_place() {
         [1, 2].map(|of| sessions.read(of).map(|(event, _)| event.kind)),
         [2, 3].map(|it| Some(Kind::Granted(it, END)))
     );
+}
+
+/// However many events a session has not read, one of them is removed in each step of its end.
+#[test]
+fn end_of_a_session_is_dealt_with_event_by_event() {
+    let mut sessions = Sessions::default();
+    sessions.open(1);
+    for number in 0..5 {
+        let about = About { keys: Rc::from([key(1), key(2)]), owner: owner(1), purpose: super::ACQUIRE };
+        sessions.add_wait(1, &about, Ticket(number));
+        assert!(sessions.tell((1, Ticket(number)), about, (Outcome::TimedOut, END), Now { micros: 0 }).is_ok());
+    }
+    assert!(sessions.client_gone(1));
+    let mut steps = 0;
+    while let Some(remains) = sessions.next_remains() {
+        assert!(matches!(remains, Remains::Event));
+        steps += 1;
+    }
+    assert_eq!((steps, sessions.has_departed()), (5, false));
+}
+
+/// A step of the server's clock moves what was granted and has not been read, without touching each of them.
+#[test]
+fn granted_events_follow_a_step_of_the_clock() {
+    let mut sessions = Sessions::default();
+    granted(&mut sessions, 1, 1, 1, &[key(1)]);
+    sessions.stepped(1_000);
+    granted(&mut sessions, 1, 2, 2, &[key(2)]);
+    sessions.stepped(-300);
+    let mut next = || sessions.read(1).map(|(event, _)| event.kind);
+    assert_eq!(next(), Some(Kind::Granted(1, END.stepped(700))));
+    assert_eq!(next(), Some(Kind::Granted(2, END.stepped(-300))));
 }

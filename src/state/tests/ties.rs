@@ -3,7 +3,7 @@
 use super::{key, new_tie, owner};
 use crate::lock::{Deadline, LockKey};
 use crate::state::ties::{Before, Confirms};
-use crate::state::{ConfirmationId, NewTie, Tie, TieId, Ties, Tying, Why};
+use crate::state::{ConfirmationId, Discarded, NewTie, Tie, TieId, Ties, Tying, Why};
 use proptest::prelude::*;
 use std::rc::Rc;
 
@@ -81,7 +81,7 @@ fn carry_out(ties: &mut Ties, act: Act) {
             ties.client_gone(client);
         }
         Act::NextEnded => drop(ties.next_ended()),
-        Act::Retire => ties.retire_all(),
+        Act::Retire => ties.retire_all(&mut Discarded::default()),
         Act::NextRetired => drop(ties.next_retired()),
         Act::Doubt { key } => ties.doubt(place(key).db, &place(key).name, Why::Changed),
         Act::NextDoubtful => {

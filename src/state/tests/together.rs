@@ -34,7 +34,7 @@ fn asked(state: &mut State, client: u64) -> Ticket {
     let about = About { keys: Rc::from([key(1)]), owner: owner(1), purpose: super::ACQUIRE };
     let ticket = state.owed.ticket();
     state.sessions.open(client);
-    state.sessions.add_wait(client, ticket);
+    state.sessions.add_wait(client, &about, ticket);
     state.owed.owe(ticket, Recipient::Session { client, about }, Stage::Beginning);
     ticket
 }

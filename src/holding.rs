@@ -295,6 +295,8 @@ pub fn follow_clock(ctx: Ctx, now: Now, slice: &Slice) -> bool {
 fn follow(ctx: Ctx, id: TieId, now: Now) {
     let Some((tie, by)) = state::with(|state| state.ties.follows(id)) else { return };
     let key = tie.key();
+    // Before the key is opened: what finds that out is a command, which may free what an open key points to.
+    let is_served = ctx.in_db(key.db, |ctx| serves(ctx, &Text::new(&key.name)));
     let may_be_replaced = state::with(|state| state.sweep.is_to_pass(key.db, id));
     ctx.in_db(key.db, |ctx| {
         let (name, owner) = (Text::new(&key.name), Text::new(&tie.owner));
@@ -306,7 +308,7 @@ fn follow(ctx: Ctx, id: TieId, now: Now) {
                 let deadline = own.deadline.stepped(by);
                 lock.update(owner.as_text(), &own, &Hold { deadline, ..own });
             }
-            None if has_room && !may_be_replaced && !tie.end().has_passed(now.millis()) && serves(ctx, &name) => {
+            None if has_room && !may_be_replaced && !tie.end().has_passed(now.millis()) && is_served => {
                 let hold = Hold { holds: tie.holds, token: Some(tie.token), deadline: tie.deadline() };
                 lock.grant(owner.as_text(), &hold, limit);
                 state::with(|state| state.queue.hold_begins(key.db, &key.name, || tie.owner.clone()));
@@ -438,8 +440,9 @@ fn waiters(lock: &Lock) -> Waiters {
 ///
 /// The reply that says that one of the keys does not hold a lock, or that there is too much to read.
 pub fn look_all<'a>(ctx: Ctx<'a>, names: &[TextRef<'a>], owner: TextRef, now: Now) -> Result<Vec<Lock<'a>>, String> {
+    // Of all of them before any is opened: to end what is over, commands may be run.
+    names.iter().for_each(|name| end_broken(ctx, *name, now));
     let look = |&name: &TextRef<'a>| {
-        end_broken(ctx, name, now);
         let lock = Lock::look_one_of(ctx, name, owner, now.millis(), names.len());
         lock.map_err(|why| match why {
             NotRead::NotALock => WRONGTYPE.into(),

@@ -1,7 +1,7 @@
 //! The queue: strictly in order of arrival, over one key or several. Whoever has waited elsewhere arrived that much
 //! earlier.
 
-use super::{Actor, Demand, KeyMap, LockKey, Millis, Owner, actor, internal_errors};
+use super::{Actor, Demand, KeyMap, LockKey, Map, Millis, Owner, actor, internal_errors};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -58,6 +58,8 @@ pub struct Queue<T> {
     by_owner: BTreeSet<(Owner, WaiterId)>,
     /// Those whose owner is not called as its actor is, by actor.
     by_actor: BTreeSet<(Actor, WaiterId)>,
+    /// The newest request of each owner for each key.
+    by_claim: Map<(Owner, LockKey), WaiterId>,
     /// The keys with several waiters, those with the most first, by database.
     crowds: BTreeSet<(i32, Reverse<usize>, Rc<[u8]>)>,
 }
@@ -79,6 +81,7 @@ impl<T> Default for Queue<T> {
             lanes: KeyMap::default(),
             by_owner: BTreeSet::new(),
             by_actor: BTreeSet::new(),
+            by_claim: Map::default(),
             crowds: BTreeSet::new(),
         }
     }
@@ -122,6 +125,7 @@ impl<T> Queue<T> {
                 lane.several.insert(id);
             }
             self.resized(key, before, before.saturating_add(1));
+            self.by_claim.insert((owner.clone(), key.clone()), id);
         }
         self.by_owner.insert((owner.clone(), id));
         if actor::is_one_of_several(&owner) {
@@ -146,6 +150,10 @@ impl<T> Queue<T> {
                 self.lanes.remove(key.db, &key.name);
             }
             self.resized(key, left.saturating_add(1), left);
+            let claim = (waiter.owner.clone(), key.clone());
+            if self.by_claim.get(&claim) == Some(&id) {
+                self.by_claim.remove(&claim);
+            }
         }
         let of_actor = actor::is_one_of_several(&waiter.owner).then(|| (actor::of(&waiter.owner), id));
         let was_listed = self.by_owner.remove(&(waiter.owner.clone(), id));
@@ -188,6 +196,14 @@ impl<T> Queue<T> {
         self.waiters.get(&id).map(Box::as_ref)
     }
 
+    /// The request of an owner that waits for a key.
+    pub fn of_owner(&self, owner: &Owner, key: &LockKey) -> Option<WaiterId> {
+        if !self.waits(owner) {
+            return None;
+        }
+        self.by_claim.get(&(owner.clone(), key.clone())).copied()
+    }
+
     /// Who is first in the queue of a key.
     pub fn head(&self, db: i32, name: &[u8]) -> Option<WaiterId> {
         self.lanes.get(db, name)?.waiting.first().copied()
@@ -227,8 +243,8 @@ impl<T> Queue<T> {
     }
 
     /// Whether an owner waits for anything.
-    pub fn waits(&self, owner: &Owner) -> bool {
-        ids_of(&self.by_owner, owner.clone(), WaiterId::FIRST).next().is_some()
+    pub fn waits(&self, owner: &[u8]) -> bool {
+        !self.by_owner.is_empty() && ids_of(&self.by_owner, owner.into(), WaiterId::FIRST).next().is_some()
     }
 
     /// How many wait, in all.

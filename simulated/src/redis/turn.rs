@@ -2,7 +2,7 @@
 //!
 //! | | Redis 7.0 | later servers |
 //! |---|---|---|
-//! | it has slept | `RepliesSent` | the same |
+//! | it has slept | `TurnBegins` | the same |
 //! | what arrived in this poll, in order of arrival: requests, ends of connections, acknowledgements | commands run | the same, and jobs after each |
 //! | timers, then the cron | | |
 //! | before it sleeps | how long to sleep; `TurnEnds`; blocks end; commands behind them run | blocks end; commands behind them run; `TurnEnds`; how long to sleep |
@@ -36,7 +36,7 @@ pub fn turn(arrivals: Vec<Arrival>) {
         node.goes_round_again = false;
     });
     if node(|node| node.is_watched) {
-        tell(Event::RepliesSent);
+        tell(Event::TurnBegins);
         end_of_step();
     }
     confirm();

@@ -6,7 +6,7 @@
 //!
 //! | | Redis 7.0 | later servers |
 //! |---|---|---|
-//! | it has slept; what was written has been sent | `RepliesSent` | the same |
+//! | it has slept | `TurnBegins` | the same |
 //! | commands run; keys are touched | [`key_touched`] | the same, and [`after_touch`] in the step of the command |
 //! | timers are due | [`tick`], [`ask_replicas`] | the same |
 //! | the turn ends | `TurnEnds`, which ends blocks; *then* commands behind them run | commands behind blocks run; *then* `TurnEnds` |
@@ -151,7 +151,7 @@ const ORDER: [Work; 10] = [
     (Slice::piece, waiting::end_silent),
     // Everything that frees locks: grants that were never delivered or that too few replicas confirmed, and holds of
     // ended connections.
-    (Slice::piece, holding::take_back_owed),
+    (Slice::piece, holding::revoke_undelivered),
     (Slice::piece, watchdog::release_ended),
     // Leases that have run out.
     (Slice::piece, |_, now, slice| note_due_leases(now, slice)),
@@ -381,18 +381,14 @@ pub fn event(ctx: Ctx, event: Event) {
     match event {
         Event::ClientGone(client) => answering::client_gone(ctx, client),
         Event::TurnEnds => turn_ends(ctx),
-        Event::RepliesSent => state::with(|state| {
-            state.sent();
-            state.lease_timers.next_turn();
-        }),
+        Event::TurnBegins => state::with(|state| state.lease_timers.next_turn()),
         Event::Flushed(db) => replaced(ctx, db),
         Event::Swapped(one, other) => {
             // Ties go along with their locks, so none is in doubt, unless a pass is under way, whose database has another
             // number now. Those who wait stay.
             let ties = state::with(|state| {
                 state.ties.swap(one, other);
-                state.in_flight.swap(one, other);
-                state.raised.swap(one, other);
+                state.undelivered.swap(one, other);
                 if state.sweep.is_over() { TieId::FIRST } else { state.ties.next_id() }
             });
             look_anew(ctx, Some(one), ties);

@@ -2,7 +2,7 @@
 //!
 //! It ends in one of these ways. Each leaves the queue and, if the request stood in others' way, serves them: granted
 //! ([`crate::serving`]); timed out, or `CLIENT UNBLOCK`; the key no longer a lock, or a contradiction; rights taken
-//! away; a cycle of waits found; given up (`LOCK.CANCEL`); or its client gone: disconnected, killed, unblocked with
+//! away; a cycle of waits found; withdrawn (`LOCK.RELEASE … ALL`), or superseded by the same owner; or its client gone: disconnected, killed, unblocked with
 //! an error, redirected to another node, or told that this server is now a replica.
 
 use crate::answering;
@@ -13,22 +13,21 @@ use crate::holding::{self, Grantee};
 use crate::keyspace::Lock;
 use crate::lock::deadlock;
 use crate::lock::serve::Change;
-use crate::lock::{Limit, LockKey, Millis, Owner, Token, WaiterId};
+use crate::lock::{Limit, LockKey, Millis, Owner, WaiterId};
 use crate::server::blocked::{block, block_for_events};
 use crate::server::clients;
 use crate::server::clock::{Now, Slice, steady_micros};
 use crate::server::reply::Replied;
 use crate::server::text::show_start;
 use crate::server::timer::{self, Timer};
-use crate::server::{AsText, Ctx, Text, TextRef, events};
-use crate::serving::{schedule_earlier, serve};
+use crate::server::{Ctx, TextRef, events};
+use crate::serving::schedule_earlier;
 use crate::state::confirmations::What;
 use crate::state::owed::{About, OnBehalf, Purpose, Ticket};
-use crate::state::sessions::{Claimed, Reader, Remains, WITHDRAWN, hold_bytes, wait_bytes};
-use crate::state::ties::Together;
+use crate::state::sessions::{Reader, Remains, hold_bytes, wait_bytes};
 use crate::state::{
-    self, Answer, Asker, GrantId, GrantedHold, Outcome, Pending, Reading, Recipient, SignsOfLife, Stage, State,
-    TakeBack, Terms, Tie, TokenForm,
+    self, Answer, Asker, Basis, GrantId, GrantedHold, Outcome, Reading, Recipient, SignsOfLife, Stage, State, Terms,
+    TokenForm, WithdrawnGrant,
 };
 use crate::stats::add;
 use std::rc::Rc;
@@ -61,6 +60,15 @@ impl Wait {
             Self::Forever => Self::For(most),
         }
     }
+}
+
+/// What is searched before a request begins to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Search {
+    /// Whether its wait would close a cycle.
+    ForCycles,
+    /// Nothing: it waits for replicas to confirm another request of its owner, which ends by itself.
+    Nothing,
 }
 
 /// What a request that may be answered later needs to say: on whose behalf it is made, and what it is about.
@@ -105,9 +113,6 @@ impl Request {
                 state::with(|state| {
                     state.sessions.add_wait(self.client, &about, ticket);
                     state.sessions.expect_again(self.client, now.millis());
-                    if let Purpose::Acquire(_) = self.purpose {
-                        state.ties.asked_anew(&self.owner, &self.keys);
-                    }
                 });
                 (Recipient::Session { client: self.client, about }, ctx.reply_line(c"WAITING"))
             }
@@ -133,7 +138,7 @@ pub fn wait(
     request: Request,
     (names, locks): (&[TextRef], &[Lock]),
     terms: &Terms,
-    (arrived, wait): (Millis, Wait),
+    (arrived, wait, search): (Millis, Wait, Search),
     now: Now,
 ) -> Result<Replied, String> {
     let (demand, until) = (terms.demand, wait.until(now));
@@ -145,7 +150,9 @@ pub fn wait(
         limit: demand.limit,
     };
     let about = deadlocks::Wait { client: request.client, until, now: now.millis() };
-    deadlocks::refuse_cycle(ctx, &asking, holders.iter().flat_map(|(_, holders)| holders), about)?;
+    if search == Search::ForCycles {
+        deadlocks::refuse_cycle(ctx, &asking, holders.iter().flat_map(|(_, holders)| holders), about)?;
+    }
     let Some((ticket, replied)) = request.owe(ctx, names, now) else {
         return Err("ERR this client can't be blocked".into());
     };
@@ -269,20 +276,20 @@ fn newly_contended(locks: &[Lock], keys: &[LockKey], now: Now) -> Result<Vec<(Lo
 ///
 /// # Errors
 ///
-/// The reply that says that nobody can wait for the answer. What was granted is taken back.
+/// The reply that says that nobody can wait for the answer. What was granted is revoked.
 pub fn confirm(
     ctx: Ctx,
     request: &Request,
     names: &[TextRef],
     answer: Answer,
-    (grantee, back, holds): (Grantee, TakeBack, Vec<GrantedHold>),
+    (grantee, basis, holds): (Grantee, Basis, Vec<GrantedHold>),
     now: Now,
 ) -> Result<Replied, String> {
     let (owed, terms) = (request.owe(ctx, names, now), *grantee.terms);
     let ticket = owed.as_ref().map_or_else(|| state::with(|state| state.owed.ticket()), |(ticket, _)| *ticket);
-    let grant = holding::take_off(ctx.db(), grantee, ticket, (back, holds));
+    let grant = holding::note_undelivered(ctx.db(), grantee, ticket, (basis, holds));
     let Some((_, replied)) = owed else {
-        state::with(|state| state.in_flight.owe(grant));
+        state::with(|state| state.revoke(grant));
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
         return Err("ERR this client can't be blocked".into());
     };
@@ -321,139 +328,52 @@ pub fn has_room_for_events(
     ))
 }
 
-/// Whether a request is in the queue.
-struct IsQueued(bool);
-
-/// What is already known of a session's request: `None`, or the answer. Changes nothing.
-///
-/// # Errors
-///
-/// If its owner has asked for other keys as well, or on other terms.
-pub fn repeated(ctx: Ctx, request: &Request) -> Result<Option<Replied>, String> {
-    let claimed = state::with(|state| state.sessions.claimed(request.client, &request.owner, &request.keys));
-    let Claimed::Waits(ticket) = claimed else { return Ok(None) };
-    let waits = state::with(|state| match state.owed.get(ticket) {
-        Some(Pending { to: Recipient::Session { about, .. }, stage }) => {
-            Some((about.clone(), IsQueued(matches!(stage, Stage::Waiting(_)))))
+/// The answer to a session's request if the same request waits for its turn, or awaits replicas, already. Changes nothing.
+pub fn repeated(ctx: Ctx, request: &Request) -> Option<Replied> {
+    let key = request.keys.first()?;
+    let is_same = |to: &Recipient<_>| match to {
+        Recipient::Session { client, about } => {
+            *client == request.client && about.keys == request.keys && about.purpose == request.purpose
         }
-        _ => None,
+        Recipient::Blocked { .. } => false,
+    };
+    let is_repeated = state::with(|state| {
+        let mut tickets = state.tickets_of(&request.owner, key);
+        tickets.any(|ticket| state.owed.get(ticket).is_some_and(|pending| is_same(&pending.to)))
     });
-    match waits {
-        Some((about, _)) if about.keys == request.keys && about.purpose == request.purpose => {
-            Ok(Some(ctx.reply_line(c"WAITING")))
-        }
-        // It may be taken over.
-        Some((_, IsQueued(true))) | None => Ok(None),
-        Some((about, _)) if about.keys != request.keys => {
-            let what = "this owner already waits for one of these keys, together with other keys";
-            Err(format!("ERR {what}, on behalf of this session"))
-        }
-        Some(_) => {
-            let what = "this owner already waits for this on behalf of this session, on other terms";
-            Err(format!("ERR {what}: only WAIT may differ when a request is repeated"))
-        }
-    }
+    is_repeated.then(|| ctx.reply_line(c"WAITING"))
 }
 
-/// Gives up an owner's acquisition on behalf of a session, however far it got: its request, if that waits or is being
-/// confirmed; what it was granted and has not heard of; and what it holds, with all that was granted together with it.
-/// Returns whether there was anything of that.
-///
-/// The wait and the ties go at once, also where the server takes no writes now; then the holds follow when it does.
-pub fn cancel(ctx: Ctx, session: u64, owner: TextRef, key: &LockKey, now: Now) -> bool {
-    let name: Owner = owner.bytes().into();
-    let (any, keys) = state::with(|state| {
-        let waits = state.sessions.waiting(session, &name, key).and_then(|ticket| state.withdraw(ticket));
-        let (ties, together) = state.ties.take_together(session, &name, key);
-        let mut unheard = state.sessions.forget_events(session, &name, key);
-        if let Some(Together { token, keys }) = together {
-            let of_key = |key: &LockKey| state.sessions.forget_events_of(session, &name, key, &[token].into());
-            unheard.extend(keys.iter().flat_map(of_key));
-        }
-        unheard.iter().for_each(|grant| state.in_flight.owe(*grant));
-        let any = waits.is_some() || !unheard.is_empty() || !ties.is_empty();
-        let mut keys: Vec<LockKey> = ties.iter().map(Tie::key).collect();
-        if let Some(Recipient::Session { about, .. }) = waits.map(|it| it.from) {
-            keys.extend(about.keys.iter().cloned());
-        }
-        ties.into_iter().for_each(|tie| state.end_later(tie));
-        (any, keys)
-    });
-    if holding::takes_writes(ctx) {
-        // The named lock at once, the others as far as this step has room for them: each has to be read.
-        let (slice, end) = (Slice::of_command(), |key: &LockKey| {
-            ctx.in_db(key.db, |ctx| holding::end_broken(ctx, Text::new(&key.name).as_text(), now));
-        });
-        end(key);
-        keys.iter().take_while(|_| !slice.is_over()).for_each(end);
-        serve(ctx, now, &slice);
-    }
-    if state::with(|state| state.in_flight.is_owed()) {
-        timer::wake(ctx, Timer::Work, timer::THIS_TURN);
-    }
-    any
-}
-
-/// An owner gives back all that it holds of a lock of the selected database (under this token, if it names one): its
-/// request for it that is in flight ends, too.
-pub fn end_in_flight(
-    ctx: Ctx,
-    name: TextRef,
-    (owner, token): (TextRef, Option<Token>),
-    connection: Option<u64>,
-    now: Now,
-) -> bool {
-    const RELEASED: &str = "UNCONFIRMED the lock was released before the answer";
+/// An owner withdraws its requests for a lock of the selected database: the one in the queue, and those that were granted
+/// and whose answer is undelivered. Of these, the caller releases this hold, and the others are revoked. Returns the keys of
+/// the requests; the caller serves those who wait for them.
+pub fn withdraw(ctx: Ctx, name: TextRef, owner: TextRef, now: Now) -> Vec<LockKey> {
+    const RELEASED: &str = "UNCONFIRMED the lock was released before its replicas had confirmed it";
     let key = LockKey::new(ctx.db(), name.bytes());
-    let ended = state::with(|state| {
-        let id = state.in_the_way((key.db, &key.name, owner.bytes()), connection)?;
-        let grant = state.in_flight.get(id)?;
-        let held = grant.holds.iter().find(|hold| hold.name == key.name)?.token;
-        if token.is_some_and(|named| !state.raised.is_meant((key.db, &key.name, owner.bytes()), held, named)) {
-            return None;
-        }
-        let (ticket, client) = (grant.ticket, grant.client);
-        if let Some(Stage::Confirming(id)) = state.owed.get(ticket).map(|pending| &pending.stage) {
-            let id = *id;
-            state.confirmations.remove(id);
-        }
-        // This hold is what is being released. The others are taken back, unless the answer is on its way already.
-        state.in_flight.remove_hold(id, &key.name);
-        let is_unread = state.sessions.refuse_unread(client, id, (&owner.bytes().into(), &key), WITHDRAWN);
-        if is_unread || state.owed.get(ticket).is_some() {
-            state.in_flight.owe(id);
-        } else {
-            state.in_flight.settle(id);
-        }
-        Some(ticket)
+    let (waiter, pending) = state::with(|state| {
+        let waits = state.queue.waits(owner.bytes());
+        let id = if waits { state.queue.of_owner(&owner.bytes().into(), &key) } else { None };
+        let waiter = id.and_then(|id| state.queue.leave(id));
+        let ids = state.undelivered.of(key.db, &key.name, owner.bytes());
+        (waiter, ids.into_iter().filter_map(|id| state.withdraw_granted(id, &key)).collect::<Vec<_>>())
     });
-    if let Some(ticket) = ended {
-        let outcome = state::with(|state| {
-            let Pending { to, stage } = state.owed.get(ticket)?;
-            let is_awaited = matches!((to, stage), (Recipient::Blocked { .. }, Stage::Confirming(_)));
-            Some(if is_awaited { Outcome::Refused(RELEASED.into()) } else { Outcome::Withdrawn })
-        });
-        if let Some(outcome) = outcome {
+    let mut keys: Vec<LockKey> = waiter.iter().flat_map(|waiter| waiter.keys.iter().cloned()).collect();
+    if let Some(waiter) = waiter {
+        answering::end_wait(ctx, &waiter, Outcome::Withdrawn, now);
+    }
+    for withdrawn in pending {
+        let (ticket, outcome) = match withdrawn {
+            WithdrawnGrant::Event => (None, Outcome::Withdrawn),
+            WithdrawnGrant::Reply(ticket) => (Some(ticket), Outcome::Withdrawn),
+            WithdrawnGrant::Unconfirmed(ticket) => (Some(ticket), Outcome::Refused(RELEASED.into())),
+        };
+        if let Some(ticket) = ticket {
             answering::end_request(ctx, ticket, outcome, now);
         }
+        keys.push(key.clone());
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
-    ended.is_some()
-}
-
-/// An owner withdraws its request for a lock of the selected database, if that is in the queue. Returns the keys of the
-/// request; the caller serves those who wait for them.
-pub fn withdraw(ctx: Ctx, name: TextRef, owner: TextRef, now: Now) -> Rc<[LockKey]> {
-    let waiter = state::with(|state| {
-        if !state.queue.waits(owner.bytes()) {
-            return None;
-        }
-        let id = state.queue.of_owner(&owner.bytes().into(), &LockKey::new(ctx.db(), name.bytes()))?;
-        state.queue.leave(id)
-    });
-    let Some(waiter) = waiter else { return Rc::from([]) };
-    answering::end_wait(ctx, &waiter, Outcome::Withdrawn, now);
-    waiter.keys
+    keys
 }
 
 /// Blocks a session until its next events arrive, or until it is due to hear that it is alive.
@@ -563,15 +483,15 @@ pub fn leave_ended(slice: &Slice) {
 /// Removes one thing that an ended session has left behind. Returns the grant, if it was one.
 fn next_of_ended(state: &mut State) -> Option<Option<GrantId>> {
     Some(match state.sessions.next_remains()? {
+        Remains::Event => None,
         Remains::Grant(grant) => {
-            state.in_flight.owe(grant);
+            state.revoke(grant);
             Some(grant)
         }
         Remains::Wait(ticket) => {
             state.withdraw(ticket);
             None
         }
-        Remains::Event => None,
     })
 }
 
@@ -598,7 +518,7 @@ pub fn refuse_undecided(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(it) = state::with(|state| state.undecided.next_confirmation()) else { break };
         let What::Reply { ticket, grant, .. } = it.what else { continue };
-        state::with(|state| state.in_flight.owe(grant));
+        state::with(|state| state.revoke(grant));
         let to_session = state::with(|state| {
             state.owed.get(ticket).is_some_and(|pending| matches!(pending.to, Recipient::Session { .. }))
         });

@@ -168,6 +168,11 @@ impl Player {
                 node.replicas.iter_mut().enumerate().for_each(|(place, replica)| replica.is_good = place < *count);
             }),
             Line::Misconf(state) => node(|node| node.misconf = *state),
+            Line::Cluster(state) => node(|node| {
+                if let Some(slots) = &mut node.slots {
+                    slots.is_down = !*state;
+                }
+            }),
             Line::Slot(key, moves) => self.slot(slot_of(&script::bytes(key)), *moves)?,
             Line::Scene(name) => self.rule = scenes::rule(name),
             Line::Over => self.rule = scenes::TOLD,
@@ -192,9 +197,13 @@ impl Player {
             if let Some(slots) = &mut node.slots {
                 slots.elsewhere.remove(&slot);
                 slots.migrating.remove(&slot);
+                slots.importing.remove(&slot);
+                slots.unowned.remove(&slot);
                 match moves {
                     Moves::Moves => slots.elsewhere.insert(slot),
                     Moves::Migrates => slots.migrating.insert(slot),
+                    Moves::Arrives => slots.importing.insert(slot),
+                    Moves::Unowned => slots.unowned.insert(slot),
                     Moves::Comes | Moves::Goes => false,
                 };
             }
@@ -335,6 +344,10 @@ fn all_is_well() {
         node.paused_until = 0;
         node.misconf = false;
         node.min_replicas = 0;
+        if let Some(slots) = &mut node.slots {
+            slots.is_down = false;
+            slots.unowned.clear();
+        }
         node.clients.values_mut().for_each(|client| client.is_deaf = false);
     });
 }

@@ -4,6 +4,7 @@
 //! The judge believes what clients were *told*: a hold begins with the reply that grants it. It reads the keyspace with
 //! its own eyes ([`crate::truth`]), and looks into the module's state only where a rule speaks of them.
 
+use crate::lock::internal_errors;
 use crate::asked::Asked;
 use crate::redis::{Bytes, Happening, Node, REFUSALS, node, slot_of};
 use crate::resp::Reply;

@@ -13,6 +13,9 @@
 //! | `!good 1` | `min-replicas-to-write` counts so many of them |
 //! | `!misconf on`, `!misconf off` | a save has failed: the server refuses writes |
 //! | `!slot k moves`, `migrates`, `comes` | the slot of `k` is another node's, is being moved key by key, is this node's |
+//! | `!slot k arrives` | it is another node's, and is being moved here key by key |
+//! | `!slot k unowned` | no node owns it |
+//! | `!cluster fail`, `!cluster ok` | the cluster is down, as this node sees it; it is not any more |
 //! | `!slot k goes` | it becomes another node's with all that is in it, behind what has not arrived yet, in one poll |
 //! | `!scene NAME`, `!over` | here begins and ends one of [`crate::scenes`], whose lines belong together |
 //! | `a !told TEXT` | what `a` was told since its last request begins like this; `nothing`: it still waits |
@@ -37,6 +40,7 @@ pub enum Line {
     Replicas(Vec<Option<u64>>),
     Good(usize),
     Misconf(bool),
+    Cluster(bool),
     Slot(String, Moves),
     Scene(String),
     Over,
@@ -53,6 +57,8 @@ pub enum Moves {
     Migrates,
     Comes,
     Goes,
+    Arrives,
+    Unowned,
 }
 
 impl Line {
@@ -78,6 +84,7 @@ impl Line {
             }
             ["!good", count] => Self::Good(number(count) as usize),
             ["!misconf", state] => Self::Misconf(*state == "on"),
+            ["!cluster", state] => Self::Cluster(*state == "ok"),
             ["!scene", name] => Self::Scene((*name).into()),
             ["!over"] => Self::Over,
             ["!slot", key, moves] => {
@@ -85,6 +92,8 @@ impl Line {
                     "moves" => Moves::Moves,
                     "migrates" => Moves::Migrates,
                     "goes" => Moves::Goes,
+                    "arrives" => Moves::Arrives,
+                    "unowned" => Moves::Unowned,
                     _ => Moves::Comes,
                 };
                 Self::Slot((*key).into(), moves)
@@ -123,6 +132,7 @@ impl fmt::Display for Line {
             }
             Self::Good(count) => write!(out, "!good {count}"),
             Self::Misconf(state) => write!(out, "!misconf {}", if *state { "on" } else { "off" }),
+            Self::Cluster(state) => write!(out, "!cluster {}", if *state { "ok" } else { "fail" }),
             Self::Scene(name) => write!(out, "!scene {name}"),
             Self::Over => write!(out, "!over"),
             Self::Told(name, text) => write!(out, "{name} !told {text}"),

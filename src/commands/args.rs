@@ -430,19 +430,6 @@ pub fn asker(call: Call, options: &Options) -> Result<(u64, OnBehalf), String> {
 /// No connection has this id.
 const NO_CLIENT: u64 = 0;
 
-/// The session that a command concerns: the one that it names, or its own connection's.
-///
-/// # Errors
-///
-/// The reply that says that there is no such session, or that it is another user's.
-pub fn session(call: Call, options: &Options) -> Result<u64, String> {
-    match options.session {
-        Some(session) => session_of(call, session),
-        None if session::is_connection(call.ctx) => Ok(call.ctx.client_id()),
-        None => Err("ERR SESSION is missing: a script has no connection of its own".into()),
-    }
-}
-
 /// The connection of a session: the one with this id, or with `*` the calling one.
 fn session_of(call: Call, session: TextRef) -> Result<u64, String> {
     if session.bytes() == b"*" {

@@ -2,7 +2,6 @@
 
 mod acquire;
 mod args;
-mod cancel;
 mod events;
 mod force;
 mod help;
@@ -20,7 +19,7 @@ mod waiters;
 use crate::server::commands::Entry;
 
 /// All commands, in the order in which `LOCK.HELP` shows them.
-pub const ALL: [Entry; 15] = [
+pub const ALL: [Entry; 14] = [
     Entry::of::<acquire::Acquire>(),
     Entry::of::<release::Release>(),
     Entry::of::<renew::Renew>(),
@@ -29,7 +28,6 @@ pub const ALL: [Entry; 15] = [
     Entry::of::<mrelease::Mrelease>(),
     Entry::of::<mrenew::Mrenew>(),
     Entry::of::<events::Events>(),
-    Entry::of::<cancel::Cancel>(),
     Entry::of::<info::Info>(),
     Entry::of::<waiters::Waiters>(),
     Entry::of::<top::Top>(),

@@ -1,7 +1,7 @@
 //! `LOCK.MRELEASE`
 
 use super::args::{self, Options, Word};
-use super::release::{give_back, reply_left, settle_pending};
+use super::release::{give_back, refuse_part, reply_left, withdraw_pending};
 use crate::holding::{self, look_all};
 use crate::lock::LockKey;
 use crate::lock::serve::Change;
@@ -37,7 +37,8 @@ impl Command for Mrelease {
         let now = holding::begin(call.ctx);
         let ctx = call.ctx;
         let mut locks = look_all(ctx, &names, owner.as_text(), now)?;
-        let withdrawn = settle_pending(ctx, &names, owner.as_text(), &options, now)?;
+        refuse_part(ctx, &locks, owner.as_text(), &options)?;
+        let withdrawn = withdraw_pending(ctx, &names, owner.as_text(), &options, now);
         let left: Vec<_> = locks.iter_mut().map(|lock| give_back(lock, owner.as_text(), &options, now)).collect();
         let db = ctx.db();
         drop(locks);

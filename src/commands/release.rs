@@ -3,13 +3,12 @@
 use super::args::{self, Options, Word};
 use crate::holding::{self, WRONGTYPE};
 use crate::keyspace::Lock;
-use crate::lock::{Deadline, Hold};
+use crate::lock::{Deadline, Hold, LockKey};
 use crate::server::clock::{Now, Slice};
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, TextRef};
 use crate::serving::{deadline_moved, serve, serve_lock};
-use crate::state;
 use crate::stats::count;
 use crate::waiting;
 use std::ffi::{CStr, c_int};
@@ -43,8 +42,9 @@ impl Command for Release {
         let ctx = call.ctx;
         let now = holding::begin(ctx);
         holding::end_broken(ctx, name, now);
-        let withdrawn = settle_pending(ctx, &[name], owner.as_text(), &options, now)?;
         let mut lock = Lock::look(ctx, name, owner.as_text(), now.millis()).map_err(|_| WRONGTYPE)?;
+        refuse_part(ctx, std::slice::from_ref(&lock), owner.as_text(), &options)?;
+        let withdrawn = withdraw_pending(ctx, &[name], owner.as_text(), &options, now);
         let left = give_back(&mut lock, owner.as_text(), &options, now);
         drop(lock);
         if left == Some(0) {
@@ -58,8 +58,8 @@ impl Command for Release {
 }
 
 /// The keys of whose requests some were withdrawn.
-#[derive(Debug, Default)]
-pub(super) struct WithdrawnKeys(Vec<Box<[u8]>>);
+#[derive(Debug)]
+pub(super) struct WithdrawnKeys(Vec<LockKey>);
 
 impl WithdrawnKeys {
     /// Whether anything was withdrawn.
@@ -69,32 +69,37 @@ impl WithdrawnKeys {
 
     /// Whether a request for this key was.
     pub(super) fn is_of(&self, name: TextRef) -> bool {
-        self.0.iter().any(|it| **it == *name.bytes())
+        self.0.iter().any(|key| *key.name == *name.bytes())
     }
 }
 
-/// What becomes of a request of this owner that has not been answered: it ends if all is released; else it is in the way.
-pub(super) fn settle_pending(
+/// Withdraws the requests of this owner for these locks, if it releases all that it holds of them and names no token.
+pub(super) fn withdraw_pending(
     ctx: Ctx,
     names: &[TextRef],
     owner: TextRef,
     options: &Options,
     now: Now,
-) -> Result<WithdrawnKeys, String> {
-    let connection = Some(ctx.client_id());
-    if options.holds != Some(0) {
-        holding::one_at_a_time(ctx, names.iter().copied(), owner, connection)?;
-        return Ok(WithdrawnKeys::default());
-    }
-    let mut withdrawn = WithdrawnKeys::default();
-    for name in names {
-        let pending = waiting::end_in_flight(ctx, *name, (owner, options.token), connection, now);
-        if options.token.is_none() {
-            withdrawn.0.extend(waiting::withdraw(ctx, *name, owner, now).iter().map(|key| Box::from(&*key.name)));
-        }
-        withdrawn.0.extend(pending.then(|| Box::from(name.bytes())));
-    }
-    Ok(withdrawn)
+) -> WithdrawnKeys {
+    let is_all = options.holds == Some(0) && options.token.is_none();
+    let of_key = |name: &TextRef| waiting::withdraw(ctx, *name, owner, now);
+    WithdrawnKeys(if is_all { names.iter().flat_map(of_key).collect() } else { Vec::new() })
+}
+
+/// Refuses a release that leaves holds of a lock while replicas have yet to confirm another request of this owner for it.
+///
+/// # Errors
+///
+/// The reply that says so.
+pub(super) fn refuse_part(ctx: Ctx, locks: &[Lock], owner: TextRef, options: &Options) -> Result<(), String> {
+    let leaves_holds = |lock: &&Lock| holds_left(lock, options).is_some_and(|left| left > 0);
+    holding::one_at_a_time(ctx, locks.iter().filter(leaves_holds).map(|lock| lock.name().text()), owner)
+}
+
+/// The holds that are left once the options are carried out; `None` if the owner holds nothing (under that token).
+fn holds_left(lock: &Lock, options: &Options) -> Option<u64> {
+    let held = lock.held().filter(|held| options.token.is_none() || held.token == options.token)?;
+    Some(options.holds.unwrap_or_else(|| held.holds.saturating_sub(1)).min(held.holds))
 }
 
 /// Writes the reply for one key: what is left of its hold, and whether a request for it was withdrawn.
@@ -109,15 +114,11 @@ pub(super) fn reply_left(ctx: Ctx, left: Option<u64>, was_withdrawn: bool) -> Re
 /// Gives back what the options say. Returns the holds that are left; `None` if the owner holds nothing (under that
 /// token).
 pub(super) fn give_back(lock: &mut Lock, owner: TextRef, options: &Options, now: Now) -> Option<u64> {
-    let held = lock.held().filter(|held| holding::is_meant(lock, owner, held.token, options.token))?;
+    let holds = holds_left(lock, options)?;
     count(|it| &mut it.releases);
-    let holds = options.holds.unwrap_or_else(|| held.holds.saturating_sub(1)).min(held.holds);
     if holds == 0 {
         holding::end_hold(lock, owner);
         return Some(0);
-    }
-    if holds < held.holds {
-        state::with(|state| state.in_flight.gave_one_back(lock.db(), lock.name().bytes(), owner.bytes()));
     }
     match options.lease {
         None => holding::lower(lock, owner, holds),

@@ -12,7 +12,7 @@ use crate::server::reply::Replied;
 use crate::server::{AsText, Call, TextRef};
 use crate::serving::deadline_moved;
 use crate::state::owed::{OnBehalf, Purpose};
-use crate::state::{self, Answer, GrantedHold, TakeBack, Terms, TokenForm};
+use crate::state::{self, Answer, Basis, GrantedHold, Terms, TokenForm};
 use crate::stats::count;
 use crate::waiting::{self, Request};
 use std::ffi::{CStr, c_int};
@@ -74,7 +74,7 @@ pub(super) fn renew_all(
     waiting::has_room_for_events((client, on_behalf), owner.bytes(), names, &purpose)?;
     let request = (terms.replicas > 0).then(request);
     if let Some(request) = request.as_ref().filter(|_| on_behalf == OnBehalf::Session)
-        && let Some(replied) = waiting::repeated(ctx, request)?
+        && let Some(replied) = waiting::repeated(ctx, request)
     {
         return Ok(replied);
     }
@@ -82,7 +82,7 @@ pub(super) fn renew_all(
         keyspace::check_fence(fence, now)?;
     }
     let mut locks = look_all(ctx, names, owner.text(), now)?;
-    holding::one_at_a_time(ctx, names.iter().copied(), owner.text(), Some(ctx.client_id()))?;
+    holding::one_at_a_time(ctx, names.iter().copied(), owner.text())?;
     let is_one_of_several = |lock: &Lock| lock.held().is_some() && lock.limit() != Some(Limit::MUTEX);
     if terms.tying.contention && locks.iter().any(is_one_of_several) {
         return Err(args::NOT_OF_ONE.into());
@@ -99,7 +99,7 @@ pub(super) fn renew_all(
         }
         return Ok(answering::reply(ctx, &answer));
     };
-    waiting::confirm(ctx, &request, names, answer, (grantee, TakeBack::Nothing, holds), now)
+    waiting::confirm(ctx, &request, names, answer, (grantee, Basis::Renewal, holds), now)
 }
 
 /// Renews a lock that the owner holds (under the token asked for, or under the one that it is to have). Returns the hold;
@@ -129,15 +129,13 @@ fn prolong(lock: &mut Lock, grantee: Grantee, options: &Options, now: Now) -> Op
     let deadline = if options.lease.is_some() { asked } else { asked.max(own.deadline) };
     holding::change(lock, owner, &own, &Hold { token: Some(token), deadline, ..own }, now);
     deadline_moved(lock, now);
-    holding::note_raise(lock, owner, before, token);
     if options.unbind {
         state::with(|state| state.ties.untie(lock.db(), lock.name().bytes(), owner.bytes()));
     }
-    // A tie that is new does not know what else was granted under this token.
-    let granted = holding::first_token(lock, owner, token);
+    holding::keep_holds(lock, owner, 0);
     let terms = Terms { demand: Demand { lease, ..grantee.terms.demand }, ..*grantee.terms };
-    holding::bind_now(lock, (deadline, token), Some(granted), Grantee { terms: &terms, ..grantee }, now);
-    Some(GrantedHold { name: lock.name().kept(), token, deadline })
+    holding::bind_now(lock, (deadline, token), Grantee { terms: &terms, ..grantee }, now);
+    Some(GrantedHold { name: lock.name().kept(), token, deadline, undo: 0 })
 }
 
 /// The lease of a renewal that names none: that of the hold's binding, or the default.

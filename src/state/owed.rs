@@ -146,7 +146,7 @@ pub enum SignsOfLife {
 /// How a request that was not answered at once ended.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Granted or renewed; in flight until the answer is with the network.
+    /// Granted or renewed; undelivered until the answer is composed.
     Granted(Answer, GrantId),
     /// Null.
     TimedOut,
@@ -221,8 +221,6 @@ pub struct Owed<B> {
     ending: VecDeque<Ticket>,
     /// Those among them that the server may be about to redirect.
     put_off: VecDeque<Ticket>,
-    /// Grants whose reply is written but not yet handed to the network, by connection.
-    sending: Vec<(u64, GrantId)>,
     /// When waits time out.
     pub timeouts: BTreeSet<(Millis, Ticket)>,
 }
@@ -234,7 +232,6 @@ impl<B> Default for Owed<B> {
             pending: Map::default(),
             ending: VecDeque::new(),
             put_off: VecDeque::new(),
-            sending: Vec::new(),
             timeouts: BTreeSet::new(),
         }
     }
@@ -357,25 +354,5 @@ impl<B> Owed<B> {
     /// Whether a blocked client is to be answered.
     pub fn is_ending(&self) -> bool {
         !self.ending.is_empty()
-    }
-
-    /// The reply to a grant has been written. It is on the network once the event loop has made another turn.
-    pub fn sending(&mut self, client: u64, grant: GrantId) {
-        self.sending.push((client, grant));
-    }
-
-    /// Whether the reply to a grant has been written for this connection, so that it comes before any other.
-    pub fn is_sending(&self, client: u64, grant: GrantId) -> bool {
-        self.sending.contains(&(client, grant))
-    }
-
-    /// What was written has been handed to the network.
-    pub fn sent(&mut self) -> impl Iterator<Item = GrantId> {
-        self.sending.drain(..).map(|(_, grant)| grant)
-    }
-
-    /// A connection has ended, so what was written for it never arrives.
-    pub fn undeliver(&mut self, client: u64) -> impl Iterator<Item = GrantId> {
-        self.sending.extract_if(.., move |(to, _)| *to == client).map(|(_, grant)| grant)
     }
 }

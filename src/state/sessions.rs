@@ -10,7 +10,6 @@
 use super::owed::{About, Purpose, Ticket};
 use super::ties::Read;
 use super::{Answer, GrantId, Outcome, Tie};
-use crate::lock::map::IntoValues;
 use crate::lock::{Deadline, LockKey, Map, Millis, Owner, Token};
 use crate::server::clock::Now;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -94,18 +93,6 @@ pub enum Kind {
     Contended(Token),
 }
 
-impl Kind {
-    /// The token of the hold that it is about.
-    fn token(&self) -> Option<Token> {
-        match self {
-            Self::Granted(token, _) | Self::Lost(token, _) | Self::Unbound(token, _) | Self::Contended(token) => {
-                Some(*token)
-            }
-            Self::TimedOut | Self::Refused(_) => None,
-        }
-    }
-}
-
 /// Why a hold was lost or unbound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
@@ -149,15 +136,10 @@ pub struct Unheard {
     pub since: Now,
 }
 
-/// Identifies a request: an owner asks for a key on behalf of a session at most once at a time.
-type Claim = (Owner, LockKey);
-
 #[derive(Debug, Default)]
 struct Session {
     /// What is waited for on its behalf: locks, and renewals that are being confirmed.
-    waits: Map<Claim, Ticket>,
-    /// How many requests these are, since one may name several keys.
-    requests: usize,
+    waits: BTreeSet<Ticket>,
     /// The bytes that are reserved for their events and holds.
     reserved: usize,
     /// Unread events, in order.
@@ -200,29 +182,6 @@ pub fn pace(lease: Millis) -> Millis {
     (lease / SIGNS_OF_LIFE_A_LEASE).clamp(shortest, longest)
 }
 
-/// Where the unread events are: the session, the owner and the name of the lock, and the position in its mailbox.
-#[derive(Debug, Default)]
-struct Unread(BTreeSet<Place>);
-
-type Place = (u64, Owner, Rc<[u8]>, u64);
-
-impl Unread {
-    fn add(&mut self, event: &Event, client: u64, at: u64) {
-        self.0.extend(event.keys.iter().map(|key| (client, event.owner.clone(), key.name.clone(), at)));
-    }
-
-    fn remove(&mut self, event: &Event, client: u64, at: u64) {
-        for key in event.keys.iter() {
-            self.0.remove(&(client, event.owner.clone(), key.name.clone(), at));
-        }
-    }
-
-    fn of(&self, client: u64, owner: &Owner, name: &Rc<[u8]>) -> impl Iterator<Item = u64> {
-        let place = |at| (client, owner.clone(), name.clone(), at);
-        self.0.range(place(0)..=place(u64::MAX)).map(|(.., at)| *at)
-    }
-}
-
 /// All sessions.
 #[derive(Debug, Default)]
 pub struct Sessions {
@@ -233,7 +192,6 @@ pub struct Sessions {
     /// How far the server's clock has stepped in all, in ms. Moments are kept by the clock as it would be without its steps,
     /// so that a step moves all of them at once.
     stepped: i64,
-    unread: Unread,
     waits: usize,
     letters: usize,
     /// How many have ended.
@@ -244,18 +202,8 @@ pub struct Sessions {
 /// pieces.
 #[derive(Debug)]
 struct Departed {
-    client: u64,
     mail: BTreeMap<u64, Letter>,
-    waits: IntoValues<Claim, Ticket>,
-}
-
-/// What a session knows of an owner's request for a key.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Claimed {
-    /// Nothing.
-    Nothing,
-    /// It waits.
-    Waits(Ticket),
+    waits: BTreeSet<Ticket>,
 }
 
 /// What an ended session leaves to be done.
@@ -297,7 +245,7 @@ impl Sessions {
 
     /// Whether any request waits for a session.
     pub fn has_waits(&self, client: u64) -> bool {
-        self.by_client.get(&client).is_some_and(|it| it.requests > 0)
+        self.by_client.get(&client).is_some_and(|it| !it.waits.is_empty())
     }
 
     /// How many sessions there are, how many requests wait on their behalf, and how many events are unread.
@@ -305,58 +253,44 @@ impl Sessions {
         (self.by_client.len(), self.waits, self.letters)
     }
 
-    /// What a session knows of an owner's request for any of `keys`: of the first of them that it knows anything about.
-    pub fn claimed(&self, client: u64, owner: &Owner, keys: &[LockKey]) -> Claimed {
-        let Some(session) = self.by_client.get(&client).filter(|_| self.has_waits(client)) else {
-            return Claimed::Nothing;
-        };
-        let waits = |key: &LockKey| session.waits.get(&(owner.clone(), key.clone())).copied();
-        keys.iter().find_map(waits).map_or(Claimed::Nothing, Claimed::Waits)
-    }
-
     /// Records that a request waits on behalf of a session.
     pub fn add_wait(&mut self, client: u64, about: &About, ticket: Ticket) {
         let Some(session) = self.by_client.get_mut(&client) else { return };
-        for key in about.keys.iter() {
-            session.waits.insert((about.owner.clone(), key.clone()), ticket);
-        }
-        session.requests = session.requests.saturating_add(1);
+        session.waits.insert(ticket);
         session.reserved = session.reserved.saturating_add(about.bytes());
         self.waits = self.waits.saturating_add(1);
     }
 
     /// A request no longer waits on behalf of a session.
-    pub fn remove_wait(&mut self, client: u64, about: &About) {
+    pub fn remove_wait(&mut self, client: u64, about: &About, ticket: Ticket) {
         let Some(session) = self.by_client.get_mut(&client) else { return };
-        for key in about.keys.iter() {
-            session.waits.remove(&(about.owner.clone(), key.clone()));
+        if session.waits.remove(&ticket) {
+            session.reserved = session.reserved.saturating_sub(about.bytes());
+            self.waits = self.waits.saturating_sub(1);
         }
-        session.requests = session.requests.saturating_sub(1);
-        session.reserved = session.reserved.saturating_sub(about.bytes());
-        self.waits = self.waits.saturating_sub(1);
     }
 
-    /// Notifies a session how one of its requests ended. What was granted lasts at least until then.
+    /// Notifies a session how one of its requests ended. What was granted lasts at least until then. Returns the place of
+    /// the event, if it is one.
     ///
     /// # Errors
     ///
     /// The outcome, if there is no such session any more.
     pub fn tell(
         &mut self,
-        client: u64,
+        (client, ticket): (u64, Ticket),
         about: About,
         (outcome, until): (Outcome, Deadline),
         now: Now,
-    ) -> Result<(), Outcome> {
-        self.remove_wait(client, &about);
+    ) -> Result<Option<u64>, Outcome> {
+        self.remove_wait(client, &about, ticket);
         if !self.is_open(client) {
             return Err(outcome);
         }
         let About { keys, owner, .. } = about;
-        match outcome {
+        let (kind, unheard) = match outcome {
             Outcome::Granted(Answer::Token(token) | Answer::TokenAndWait(token, _), grant) => {
-                let kind = Kind::Granted(token, until);
-                self.put(client, Event { kind, keys, owner }, Some(Unheard { grant, since: now }));
+                (Kind::Granted(token, until), Some(Unheard { grant, since: now }))
             }
             Outcome::Granted(Answer::Tokens(tokens), grant) => {
                 for (key, token) in keys.iter().zip(tokens) {
@@ -368,14 +302,13 @@ impl Sessions {
                     let unheard = token.map(|_| Unheard { grant, since: now });
                     self.put(client, event, unheard);
                 }
+                return Ok(None);
             }
-            Outcome::TimedOut => self.put(client, Event { kind: Kind::TimedOut, keys, owner }, None),
-            Outcome::Withdrawn => {
-                self.put(client, Event { kind: Kind::Refused(WITHDRAWN.into()), keys, owner }, None);
-            }
-            Outcome::Refused(error) => self.put(client, Event { kind: Kind::Refused(error), keys, owner }, None),
-        }
-        Ok(())
+            Outcome::TimedOut => (Kind::TimedOut, None),
+            Outcome::Withdrawn => (Kind::Refused(WITHDRAWN.into()), None),
+            Outcome::Refused(error) => (Kind::Refused(error), None),
+        };
+        Ok(self.put(client, Event { kind, keys, owner }, unheard))
     }
 
     /// Notifies a session that a hold tied to it is lost.
@@ -400,16 +333,17 @@ impl Sessions {
         }
     }
 
-    fn put(&mut self, client: u64, mut event: Event, unheard: Option<Unheard>) {
+    /// Adds an event, and returns its place.
+    fn put(&mut self, client: u64, mut event: Event, unheard: Option<Unheard>) -> Option<u64> {
         let stepped = self.stepped;
-        let Some(session) = self.by_client.get_mut(&client) else { return };
+        let session = self.by_client.get_mut(&client)?;
         let at = session.next_letter;
         session.next_letter = at.wrapping_add(1);
         session.unread_bytes = session.unread_bytes.saturating_add(event.bytes());
         event.stepped(stepped.saturating_neg());
-        self.unread.add(&event, client, at);
         session.mail.insert(at, (event, unheard));
         self.letters = self.letters.saturating_add(1);
+        Some(at)
     }
 
     /// Removes an unread event.
@@ -417,7 +351,6 @@ impl Sessions {
         let session = self.by_client.get_mut(&client)?;
         let mut letter = session.mail.remove(&at)?;
         session.unread_bytes = session.unread_bytes.saturating_sub(letter.0.bytes());
-        self.unread.remove(&letter.0, client, at);
         self.letters = self.letters.saturating_sub(1);
         letter.0.stepped(self.stepped);
         Some(letter)
@@ -565,66 +498,14 @@ impl Sessions {
         promised.map_or(pace, |promised| promised.min(pace))
     }
 
-    /// The request of an owner for a key that waits on behalf of a session.
-    pub fn waiting(&self, client: u64, owner: &Owner, key: &LockKey) -> Option<Ticket> {
-        self.by_client.get(&client)?.waits.get(&(owner.clone(), key.clone())).copied()
-    }
-
-    /// Removes a session's unread events about an owner's requests for a key, and about what else it was granted with it.
-    /// Returns the grants among them.
-    pub fn forget_events(&mut self, client: u64, owner: &Owner, key: &LockKey) -> Vec<GrantId> {
-        let forgotten = self.take_all(client, owner, key, |_| true);
-        let tokens: BTreeSet<Token> = forgotten.iter().filter_map(|(event, _)| event.kind.token()).collect();
-        let keys: BTreeSet<LockKey> = forgotten.iter().flat_map(|(event, _)| event.keys.iter().cloned()).collect();
-        let mut grants: Vec<GrantId> = forgotten.into_iter().filter_map(|(_, it)| Some(it?.grant)).collect();
-        for other in &keys {
-            grants.extend(self.forget_events_of(client, owner, other, &tokens));
+    /// The event at this place, if it reports this grant and is unread, reports this error instead.
+    pub fn refuse(&mut self, client: u64, at: u64, grant: GrantId, error: &str) {
+        let letter = self.by_client.get_mut(&client).and_then(|session| session.mail.get_mut(&at));
+        if let Some((event, unheard)) = letter
+            && unheard.take_if(|unheard| unheard.grant == grant).is_some()
+        {
+            event.kind = Kind::Refused(error.into());
         }
-        grants
-    }
-
-    /// Removes a session's unread events about what an owner has of a key under these tokens. Returns the grants among them.
-    pub fn forget_events_of(
-        &mut self,
-        client: u64,
-        owner: &Owner,
-        key: &LockKey,
-        tokens: &BTreeSet<Token>,
-    ) -> Vec<GrantId> {
-        let is_its = |event: &Event| event.kind.token().is_some_and(|token| tokens.contains(&token));
-        let letters = self.take_all(client, owner, key, is_its);
-        letters.into_iter().filter_map(|(_, unheard)| Some(unheard?.grant)).collect()
-    }
-
-    fn take_all(&mut self, client: u64, owner: &Owner, key: &LockKey, which: impl Fn(&Event) -> bool) -> Vec<Letter> {
-        let places: Vec<u64> = self.unread.of(client, owner, &key.name).collect();
-        let letters = places.into_iter().filter_map(|at| {
-            let (event, _) = self.by_client.get(&client)?.mail.get(&at)?;
-            if which(event) && event.keys.contains(key) { self.take(client, at) } else { None }
-        });
-        letters.collect()
-    }
-
-    /// A session that has not heard of a grant of this key is told this error instead. Returns whether it had not.
-    pub fn refuse_unread(
-        &mut self,
-        client: u64,
-        grant: GrantId,
-        (owner, key): (&Owner, &LockKey),
-        error: &str,
-    ) -> bool {
-        let places: Vec<u64> = self.unread.of(client, owner, &key.name).collect();
-        let Some(session) = self.by_client.get_mut(&client) else { return false };
-        let mut any = false;
-        for at in places {
-            if let Some((event, unheard)) = session.mail.get_mut(&at)
-                && unheard.is_some_and(|unheard| unheard.grant == grant)
-            {
-                (event.kind, *unheard) = (Kind::Refused(error.into()), None);
-                any = true;
-            }
-        }
-        any
     }
 
     /// A connection has ended, and its session, if it was one, with it. Returns whether it was. What it leaves behind
@@ -633,10 +514,10 @@ impl Sessions {
         self.expect(client, None);
         let Some(session) = self.by_client.remove(&client) else { return false };
         self.ends = self.ends.wrapping_add(1);
-        self.waits = self.waits.saturating_sub(session.requests);
+        self.waits = self.waits.saturating_sub(session.waits.len());
         self.letters = self.letters.saturating_sub(session.mail.len());
         let Session { mail, waits, .. } = session;
-        self.departed.push_back(Departed { client, mail, waits: waits.into_values() });
+        self.departed.push_back(Departed { mail, waits });
         true
     }
 
@@ -649,47 +530,27 @@ impl Sessions {
     pub fn next_remains(&mut self) -> Option<Remains> {
         loop {
             let departed = self.departed.front_mut()?;
-            if let Some((at, (event, unheard))) = departed.mail.pop_first() {
-                self.unread.remove(&event, departed.client, at);
+            if let Some((_, (_, unheard))) = departed.mail.pop_first() {
                 return Some(unheard.map_or(Remains::Event, |unheard| Remains::Grant(unheard.grant)));
-            } else if let Some(ticket) = departed.waits.next() {
-                return Some(Remains::Wait(ticket));
-            } else {
-                self.departed.pop_front();
             }
+            if let Some(ticket) = departed.waits.pop_first() {
+                return Some(Remains::Wait(ticket));
+            }
+            self.departed.pop_front();
         }
     }
 }
 
 #[cfg(test)]
 impl Sessions {
-    /// Whether each unread event is in the index under each of its keys, nothing else is, and the counters agree.
+    /// Whether the counters agree with what is stored.
     pub fn is_consistent(&self) -> bool {
-        let mail_of = |client: &u64| {
-            let departed = || self.departed.iter().find(|it| it.client == *client).map(|it| &it.mail);
-            self.by_client.get(client).map(|it| &it.mail).or_else(departed)
-        };
-        let live = self.by_client.iter().map(|(client, it)| (*client, &it.mail));
-        let all = live.chain(self.departed.iter().map(|it| (it.client, &it.mail)));
-        let each_is_found =
-            all.flat_map(|(client, mail)| mail.iter().map(move |it| (client, it))).all(|(client, it)| {
-                let (at, (event, _)) = it;
-                event.keys.iter().all(|key| self.unread.of(client, &event.owner, &key.name).any(|place| place == *at))
-            });
-        let nothing_else = self.unread.0.iter().all(|(client, owner, name, at)| {
-            let event = mail_of(client).and_then(|mail| mail.get(at));
-            event.is_some_and(|(event, _)| event.owner == *owner && event.keys.iter().any(|it| it.name == *name))
-        });
-        let waits = self.by_client.values().map(|it| it.requests).sum::<usize>();
+        let waits = self.by_client.values().map(|it| it.waits.len()).sum::<usize>();
         let letters = self.by_client.values().map(|it| it.mail.len()).sum::<usize>();
-        let tickets = |it: &Session| it.waits.values().copied().collect::<BTreeSet<Ticket>>();
-        each_is_found
-            && nothing_else
-            && (waits, letters) == (self.waits, self.letters)
-            && self.by_client.values().all(|it| {
-                it.unread_bytes == it.mail.values().map(|(event, _)| event.bytes()).sum::<usize>()
-                    && (it.requests > 0 || it.reserved == 0)
-            })
-            && self.by_client.values().all(|it| tickets(it).len() == it.requests)
+        let of_each = |it: &Session| {
+            it.unread_bytes == it.mail.values().map(|(event, _)| event.bytes()).sum::<usize>()
+                && (!it.waits.is_empty() || it.reserved == 0)
+        };
+        (waits, letters) == (self.waits, self.letters) && self.by_client.values().all(of_each)
     }
 }

@@ -66,9 +66,6 @@ pub struct Tie {
     deadline: Deadline,
     /// What replicas have of it, if it needs any.
     confirmed: Option<Confirmed>,
-    /// Under which token it was granted together with other locks, if it was or may have been; whatever token a holder
-    /// has given it since.
-    together: Option<Token>,
     /// The session has been told that somebody waits for the lock.
     told: bool,
     /// The newest [`Read`] of any session when the hold began or was last renewed.
@@ -148,17 +145,6 @@ pub struct NewTie {
     pub holds: u64,
     /// The limit of the lock.
     pub limit: Limit,
-    /// The token of the request, if that may have been granted several locks.
-    pub together: Option<Token>,
-}
-
-/// What an owner was granted in one step.
-#[derive(Debug)]
-pub struct Together {
-    /// The token of the grant.
-    pub token: Token,
-    /// Its locks.
-    pub keys: Rc<[LockKey]>,
 }
 
 /// The tie that a hold had before.
@@ -246,9 +232,6 @@ type Rank = (Millis, Deadline, TieId);
 /// Of a connection with more different leases that are renewed for it, nothing is sure: looking at each would take long.
 const LEASES: usize = 1_000;
 
-/// How many grants of several locks are remembered of which none is tied any more.
-const ENDED_GROUPS: usize = 100;
-
 /// The ties of a lock.
 #[derive(Debug, Default)]
 struct OfLock {
@@ -265,7 +248,7 @@ struct OfClient {
     reserved: usize,
 }
 
-/// Ties, with six indices.
+/// Ties, with five indices.
 #[derive(Debug, Default)]
 struct Tables {
     by_id: BTreeMap<TieId, Tie>,
@@ -274,13 +257,6 @@ struct Tables {
     /// Those whose sessions have yet to be told that somebody waits: of a lock that has one holder, the tie of that.
     asking: KeyMap<TieId>,
     due: BTreeSet<(Millis, TieId)>,
-    /// Those that were or may have been granted together with others, by the token of that grant.
-    together: BTreeSet<(Token, TieId)>,
-    /// All locks of such a grant, as long as any of them is tied; and the grant of each.
-    groups: BTreeMap<Token, (Owner, Rc<[LockKey]>)>,
-    members: Map<(Owner, LockKey), Token>,
-    /// Those of which nothing is tied any more, oldest first: of their ends, not all may have been told.
-    ended_groups: VecDeque<Token>,
     /// Those that were due and not renewed because their session reads nothing, by connection.
     unread: BTreeMap<u64, BTreeSet<TieId>>,
 }
@@ -317,7 +293,6 @@ impl Tables {
             self.asking.insert(tie.key(), id);
         }
         self.due.extend(tie.due.map(|due| (due, id)));
-        self.together.extend(tie.together.map(|token| (token, id)));
         self.by_id.insert(id, tie);
     }
 
@@ -325,10 +300,6 @@ impl Tables {
         let tie = self.by_id.remove(&id)?;
         if let Some(due) = tie.due {
             self.due.remove(&(due, id));
-        }
-        if let Some(token) = tie.together {
-            self.together.remove(&(token, id));
-            self.end_group(token);
         }
         if let Some(of_client) = self.by_client.get_mut(&tie.client) {
             if of_client.ranks.remove(&tie.rank(id)) {
@@ -379,48 +350,8 @@ impl Tables {
         }
     }
 
-    /// Remembers for a while a grant of several locks of which none is tied any more.
-    fn end_group(&mut self, token: Token) {
-        if self.groups.contains_key(&token) && self.of_grant(token).next().is_none() {
-            self.ended_groups.push_back(token);
-            if self.ended_groups.len() > ENDED_GROUPS {
-                let oldest = self.ended_groups.pop_front();
-                oldest.into_iter().for_each(|oldest| self.forget_group(oldest));
-            }
-        }
-    }
-
-    fn forget_group(&mut self, token: Token) {
-        if self.of_grant(token).next().is_some() {
-            return; // It was tied again.
-        }
-        let Some((owner, keys)) = self.groups.remove(&token) else { return };
-        for key in keys.iter() {
-            let member = (owner.clone(), key.clone());
-            if self.members.get(&member) == Some(&token) {
-                self.members.remove(&member);
-            }
-        }
-    }
-
-    /// An owner's hold of a lock goes by these tokens now: under any other, it was granted with an earlier one.
-    fn leave_group(&mut self, owner: &Owner, key: &LockKey, tokens: [Option<Token>; 2]) {
-        if self.members.is_empty() {
-            return;
-        }
-        let member = (owner.clone(), key.clone());
-        if self.members.get(&member).is_some_and(|token| !tokens.contains(&Some(*token))) {
-            self.members.remove(&member);
-        }
-    }
-
     fn of_lock(&self, db: i32, name: &[u8]) -> impl Iterator<Item = TieId> + '_ {
         self.by_hold.get(db, name).into_iter().flat_map(|of_lock| of_lock.by_owner.values().copied())
-    }
-
-    /// The ties of what was granted together under this token.
-    fn of_grant(&self, token: Token) -> impl Iterator<Item = TieId> + '_ {
-        self.together.range((token, TieId(0))..=(token, TieId(u64::MAX))).map(|(_, id)| *id)
     }
 
     fn set_due(&mut self, id: TieId, due: Option<Millis>) {
@@ -458,18 +389,14 @@ impl Ties {
         let of_hold = before.as_ref().filter(|it| it.token == new.token);
         let (deadline, steps) = (self.steps.kept_deadline(new.deadline), self.steps.clone());
         let followed = of_hold.map_or(steps.0.get(), |it| it.followed);
-        let (mut tying, mut together) = (new.tying, new.together);
+        let mut tying = new.tying;
         let told = !tying.contention && of_hold.is_some_and(|it| it.told);
         let lease = of_hold.filter(|_| keeps).map_or(new.lease, |it| it.lease);
-        if let Some(before) = of_hold {
-            together = before.together;
-            if before.client == new.client {
-                tying.watchdog |= before.tying.watchdog;
-                tying.ephemeral |= before.tying.ephemeral;
-                tying.contention |= before.tying.contention;
-            }
+        if let Some(before) = of_hold.filter(|it| it.client == new.client) {
+            tying.watchdog |= before.tying.watchdog;
+            tying.ephemeral |= before.tying.ephemeral;
+            tying.contention |= before.tying.contention;
         }
-        self.live.leave_group(&new.owner, &new.key, [Some(new.token), together]);
         let home = self.home(new.key.db);
         let tie = Tie {
             client: new.client,
@@ -483,7 +410,6 @@ impl Ties {
             limit: new.limit,
             deadline,
             confirmed: (new.replicas > 0).then_some(Confirmed { deadline, asked: None }),
-            together,
             told,
             since: self.reads,
             home,
@@ -539,49 +465,6 @@ impl Ties {
     /// The connection that a hold of `owner` is tied to, whatever its token.
     pub fn client_of(&self, db: i32, name: &[u8], owner: &[u8]) -> Option<u64> {
         Some(self.get(self.id(db, name, owner)?)?.client)
-    }
-
-    /// An owner was granted these locks together, under this token, and they have been tied.
-    pub fn granted_together(&mut self, owner: &Owner, token: Token, keys: Rc<[LockKey]>) {
-        if self.live.of_grant(token).next().is_none() {
-            return;
-        }
-        for key in keys.iter() {
-            self.live.members.insert((owner.clone(), key.clone()), token);
-        }
-        self.live.groups.insert(token, (owner.clone(), keys));
-    }
-
-    /// An owner waits for these locks. Those of them that were granted together with others, and are not tied any more,
-    /// belong to the new request.
-    pub fn asked_anew(&mut self, owner: &Owner, keys: &[LockKey]) {
-        if self.live.members.is_empty() {
-            return;
-        }
-        for key in keys {
-            if self.id(key.db, &key.name, owner).is_none() {
-                self.live.members.remove(&(owner.clone(), key.clone()));
-            }
-        }
-    }
-
-    /// Removes what was granted to an owner together with this lock, as far as it is tied to this connection, also if the
-    /// lock itself is lost already. Returns the ties, and that grant if it was of several locks.
-    pub fn take_together(&mut self, client: u64, owner: &Owner, key: &LockKey) -> (Vec<Tie>, Option<Together>) {
-        let tied = self.id(key.db, &key.name, owner).and_then(|id| Some((id, self.get(id)?)));
-        let (named, token) = match tied {
-            Some((id, tie)) if tie.client == client => (Some(id), tie.together),
-            Some(_) => (None, None),
-            None => (None, self.live.members.get(&(owner.clone(), key.clone())).copied()),
-        };
-        let group = token.and_then(|token| self.live.groups.get(&token));
-        let together = group.zip(token).map(|((_, keys), token)| Together { token, keys: keys.clone() });
-        // Databases may have been swapped since: it is meant where it is now.
-        let is_its = |it: &Tie| it.client == client && it.owner == *owner && it.home.get() == key.db;
-        let is_its = |id: &TieId| self.get(*id).is_some_and(is_its);
-        let of_grant = token.into_iter().flat_map(|token| self.live.of_grant(token)).filter(is_its);
-        let ids: BTreeSet<TieId> = named.into_iter().chain(of_grant).collect();
-        (ids.into_iter().filter_map(|id| self.live.remove(id)).collect(), together)
     }
 
     /// Whether a session that holds a lock has yet to be told that somebody waits for it.
@@ -984,11 +867,6 @@ impl Ties {
 
 #[cfg(test)]
 impl Ties {
-    /// How many grants of several locks are remembered.
-    pub fn grants_of_several(&self) -> usize {
-        self.live.groups.len()
-    }
-
     /// Whether every tie is in all its indices, and nothing else is in them.
     pub fn is_consistent(&self) -> bool {
         let it = &self.live;
@@ -997,8 +875,7 @@ impl Ties {
             let rank = tie.rank(*id);
             let of_client = it.by_client.get(&tie.client).is_some_and(|it| it.ranks.contains(&rank));
             let of_hold = self.id(tie.home.get(), &tie.name, &tie.owner) == Some(*id);
-            let together = tie.together.is_none_or(|token| it.together.contains(&(token, *id)));
-            (of_client || ended(&rank)) && of_hold && together && tie.due.is_none_or(|due| it.due.contains(&(due, *id)))
+            (of_client || ended(&rank)) && of_hold && tie.due.is_none_or(|due| it.due.contains(&(due, *id)))
         });
         let holds: usize = it.by_hold.keys().map(|key| it.of_lock(key.db, &key.name).count()).sum();
         let clients = it.by_client.values().all(|of_client| {
@@ -1027,9 +904,6 @@ impl Ties {
             && clients
             && due == it.due.len()
             && it.asking.keys().all(asks)
-            && it.together.iter().all(|(_, id)| it.by_id.contains_key(id))
-            && it.groups.keys().all(|token| it.of_grant(*token).next().is_some() || it.ended_groups.contains(token))
-            && it.members.values().all(|token| it.groups.contains_key(token))
             && it.by_client.values().all(|it| !it.ranks.is_empty())
     }
 }

@@ -76,6 +76,28 @@ pub struct Slots {
     pub elsewhere: BTreeSet<u16>,
     /// Those that are being moved there, key by key.
     pub migrating: BTreeSet<u16>,
+    /// Those that the other node serves, and that are being moved here, key by key.
+    pub importing: BTreeSet<u16>,
+    /// Those that no node owns.
+    pub unowned: BTreeSet<u16>,
+    /// The cluster is down: this node sees too few others.
+    pub is_down: bool,
+}
+
+impl Slots {
+    /// The error with which a request for a key is refused, which `exists` here; `None` if this node serves it.
+    pub fn refusal(&self, slot: u16, exists: bool) -> Option<String> {
+        if self.unowned.contains(&slot) {
+            return Some("-CLUSTERDOWN Hash slot not served\r\n".into());
+        }
+        if self.is_down {
+            return Some("-CLUSTERDOWN The cluster is down\r\n".into());
+        }
+        if self.elsewhere.contains(&slot) || self.importing.contains(&slot) {
+            return Some(format!("-MOVED {slot} {OTHER}\r\n"));
+        }
+        (self.migrating.contains(&slot) && !exists).then(|| format!("-ASK {slot} {OTHER}\r\n"))
+    }
 }
 
 /// The server.
@@ -99,6 +121,8 @@ pub struct Node {
     /// Until when (monotonic, µs) writes are paused.
     pub paused_until: u64,
     pub slots: Option<Slots>,
+    /// Commands that `rename-command` has taken away, in lower case.
+    pub renamed: BTreeSet<Bytes>,
     /// `notify-keyspace-events`.
     pub notifies: String,
     pub commands: BTreeMap<Bytes, Registered>,
@@ -303,6 +327,7 @@ impl Node {
             misconf: false,
             paused_until: 0,
             slots: None,
+            renamed: BTreeSet::new(),
             notifies: "KEA".into(),
             commands: BTreeMap::new(),
             published: Vec::new(),

@@ -2,14 +2,13 @@
 
 mod confirmations;
 mod heartbeat;
-mod in_flight;
 mod lease_timers;
 mod owed;
-mod raised;
 mod sessions;
 mod sweep;
 mod ties;
 mod together;
+mod undelivered;
 
 use super::owed::Purpose;
 use super::ties::Home;
@@ -49,7 +48,6 @@ fn new_tie(client: u64, key: LockKey, owner: Owner, token: Token) -> NewTie {
         deadline: Deadline::At(50),
         holds: 1,
         limit: Limit::MUTEX,
-        together: None,
     }
 }
 

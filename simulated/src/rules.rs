@@ -2591,7 +2591,7 @@ impl Judge {
                 ("waiters", state.queue.len()),
                 ("ties", state.ties.len()),
                 ("confirmations", confirmations),
-                ("grants in flight", state.in_flight.len()),
+                ("undelivered grants", state.undelivered.len()),
                 ("sessions", sessions),
                 ("waits of sessions", waits),
                 ("unread events", unread),

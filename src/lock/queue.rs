@@ -1,7 +1,7 @@
 //! The queue: strictly in order of arrival, over one key or several. Whoever has waited elsewhere arrived that much
 //! earlier.
 
-use super::{Actor, Demand, KeyMap, LockKey, Map, Millis, Owner, actor, internal_errors};
+use super::{Actor, Demand, KeyMap, LockKey, Millis, Owner, actor, internal_errors};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -59,7 +59,7 @@ pub struct Queue<T> {
     /// Those whose owner is not called as its actor is, by actor.
     by_actor: BTreeSet<(Actor, WaiterId)>,
     /// The newest request of each owner for each key.
-    by_claim: Map<(Owner, LockKey), WaiterId>,
+    by_claim: BTreeMap<(Owner, LockKey), WaiterId>,
     /// The keys with several waiters, those with the most first, by database.
     crowds: BTreeSet<(i32, Reverse<usize>, Rc<[u8]>)>,
 }
@@ -81,7 +81,7 @@ impl<T> Default for Queue<T> {
             lanes: KeyMap::default(),
             by_owner: BTreeSet::new(),
             by_actor: BTreeSet::new(),
-            by_claim: Map::default(),
+            by_claim: BTreeMap::new(),
             crowds: BTreeSet::new(),
         }
     }

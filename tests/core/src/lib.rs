@@ -17,7 +17,6 @@ mod deadlock;
 mod exhaustive;
 mod histories;
 mod holding;
-mod map;
 mod names;
 mod plain;
 mod queue;

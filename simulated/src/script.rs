@@ -24,6 +24,7 @@
 //! it was told.
 
 use crate::redis::Bytes;
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// A line.
@@ -143,6 +144,23 @@ impl fmt::Display for Line {
 /// Reads a script.
 pub fn parse(text: &str) -> Vec<Line> {
     text.lines().filter_map(|line| Line::parse(line.trim())).collect()
+}
+
+/// The clients whose connections are sessions from their beginning: those that requests name as such (`SESSION $s`), that read
+/// events, or that ask on their own connection for what only sessions may have.
+pub fn sessions(lines: &[Line]) -> BTreeSet<Name> {
+    let mut names = BTreeSet::new();
+    for line in lines {
+        let Line::Request(name, words) = line else { continue };
+        let named = words.windows(2).filter(|two| two[0].eq_ignore_ascii_case("SESSION"));
+        let named: Vec<&String> = named.map(|two| &two[1]).collect();
+        names.extend(named.iter().filter_map(|id| id.strip_prefix('$')?.chars().next()));
+        let has = |word: &str| words.iter().any(|it| it.eq_ignore_ascii_case(word));
+        if has("LOCK.EVENTS") || named.is_empty() && (has("WATCHDOG") || has("CONTENTION")) {
+            names.insert(*name);
+        }
+    }
+    names
 }
 
 /// A script as text.

@@ -302,8 +302,9 @@ impl Tables {
             self.due.remove(&(due, id));
         }
         if let Some(of_client) = self.by_client.get_mut(&tie.client) {
-            of_client.ranks.remove(&tie.rank(id));
-            of_client.reserved = of_client.reserved.saturating_sub(tie.reserved());
+            if of_client.ranks.remove(&tie.rank(id)) {
+                of_client.reserved = of_client.reserved.saturating_sub(tie.reserved());
+            }
             if of_client.ranks.is_empty() {
                 self.by_client.remove(&tie.client);
             }

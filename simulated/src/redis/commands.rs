@@ -185,11 +185,12 @@ fn run(client: u64, place: Place, argv: &[Bytes]) {
 
 /// The next request of a client has begun: these are the commands that it runs, none if it is refused or put off.
 fn begun(client: u64, commands: &[Vec<Bytes>]) {
+    let is_session = crate::state::with(|state| state.sessions.is_open(client));
     node(|node| {
         let db = node.clients[&client].db;
         *node.begun.entry(client).or_default() += 1;
         let (at, steady) = (node.millis(), node.clock.mono / 1000);
-        node.log.push(Happening::Begun { client, db, at, steady, commands: commands.to_vec() });
+        node.log.push(Happening::Begun { client, db, at, steady, is_session, commands: commands.to_vec() });
     });
 }
 

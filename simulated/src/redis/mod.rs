@@ -161,8 +161,9 @@ pub struct Node {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Happening {
     /// The next request of a client began: what it runs, which is nothing if it is refused or put into a transaction.
-    /// `at` is in Unix milliseconds, `steady` in those of the clock that does not step.
-    Begun { client: u64, db: i32, at: Millis, steady: Millis, commands: Vec<Vec<Bytes>> },
+    /// `at` is in Unix milliseconds, `steady` in those of the clock that does not step; whether the connection was a session
+    /// by then.
+    Begun { client: u64, db: i32, at: Millis, steady: Millis, is_session: bool, commands: Vec<Vec<Bytes>> },
     /// A key was touched by something other than the module.
     Touched { db: i32, key: Bytes, expired: bool },
     /// A key was given another expiry, or none, by something other than the module.

@@ -272,7 +272,6 @@ impl Cause {
 /// A request that was made and is not answered yet.
 #[derive(Clone, Debug)]
 struct Open {
-    client: u64,
     /// When it began, in the order of everything; `None`: it has not yet.
     began: Option<Place>,
     db: i32,
@@ -361,23 +360,11 @@ struct Connection {
     has_vanished: bool,
 }
 
-/// What an owner of a lock was told: the token, when it was asked, and to which connection that ties it.
+/// What an owner of a lock was told last: the token, and when it was asked.
 #[derive(Clone, Copy, Debug)]
 struct Told {
     token: u64,
     at: Place,
-    tied_to: Option<u64>,
-}
-
-/// What the owners of locks were told, in the order in which it was asked.
-#[derive(Debug, Default)]
-struct Newest(BTreeMap<Hold, Vec<Told>>);
-
-impl Newest {
-    fn get(&self, hold: &Hold) -> Option<&Told> {
-        self.0.get(hold)?.last()
-    }
-
 }
 
 /// The judge.
@@ -399,7 +386,7 @@ pub struct Judge {
     /// The owners of tokens that were ever seen, and when they were first.
     tokens: BTreeMap<u64, (Bytes, Place)>,
     /// The tokens of each hold that anybody was told of.
-    newest: Newest,
+    newest: BTreeMap<Hold, Told>,
     /// All tokens that were handed to the network, whether or not anybody was there to hear them.
     sent: BTreeSet<u64>,
     /// Those that were seen in the keyspace for the first time in this turn.
@@ -510,7 +497,6 @@ impl Judge {
         let connection = self.connections.entry(client).or_default();
         let is_exec = asked.command == "exec";
         connection.open.push_back(Open {
-            client,
             began: None,
             db: 0,
             at: 0,
@@ -938,7 +924,7 @@ impl Judge {
         swap(&mut self.beliefs, moved);
         swap(&mut self.run_out, moved);
         swap(&mut self.ended, moved);
-        swap(&mut self.newest.0, moved);
+        swap(&mut self.newest, moved);
         swap(&mut self.asked_ties, moved);
         for (_, cause) in &mut self.lasting {
             if let Cause::Own(_, db, _) = cause {
@@ -986,7 +972,8 @@ impl Judge {
         let is_same = |wait: &&mut Wait| {
             let it = &wait.asked;
             wait.open.db == open.db
-                && (it.client, &it.keys, &it.owner) == (asked.client, &asked.keys, &asked.owner)
+                && (it.client, &it.owner) == (asked.client, &asked.owner)
+                && if renews { it.keys == asked.keys } else { are_the_same(&it.keys, &asked.keys) }
                 // A renewal is repeated on the same terms, by either command if it names one lock.
                 && (!renews || *it == Asked { command: it.command.clone(), ..asked.clone() })
                 && renews == it.command.contains("renew")
@@ -1072,7 +1059,7 @@ impl Judge {
                     // (No renewal times out.)
                     let keys_fit = match it.command.contains("renew") {
                         true => what != b"timeout" && is_left(),
-                        false => !is_of_renewal && it.keys == keys,
+                        false => !is_of_renewal && are_the_same(&it.keys, &keys),
                     };
                     wait.open.db == db && it.client == session && it.owner == owner && keys_fit
                 };
@@ -1100,7 +1087,7 @@ impl Judge {
                 };
                 // Requests like it whose clients have not heard yet that they wait may have been repetitions.
                 self.unheard.iter_mut().filter(|wait| fits(wait)).for_each(|wait| wait.is_optional = true);
-                let Wait { mut open, mut asked, mut left, repeats, .. } = self.waits[at].clone();
+                let Wait { mut open, asked, mut left, repeats, .. } = self.waits[at].clone();
                 left.retain(|key| !keys.contains(key));
                 if repeats == 0 && left.is_empty() && what != b"granted" {
                     self.moved_no_tie(open.began.unwrap_or(0), &asked, &keys);
@@ -1514,8 +1501,7 @@ impl Judge {
             return;
         }
         if is_news {
-            let tied_to = tie.map(|tie| tie.client);
-            self.newest.0.entry(hold.clone()).or_default().push(Told { token, at: place, tied_to });
+            self.newest.insert(hold.clone(), Told { token, at: place });
         }
         let of_tie = (asked.client, key.to_vec(), asked.owner.clone(), token);
         if self.unbound.get(&of_tie).is_some_and(|at| *at <= place) {
@@ -1704,7 +1690,7 @@ impl Judge {
                     0
                 }
             };
-            let gone = |(at, cause): &&(Place, Cause)| match cause {
+            let gone = |(_, cause): &&(Place, Cause)| match cause {
                 Cause::Own(asked, on, _) => {
                     // Of what it was told of, each hold is given back by itself; a renewal may have shortened the lease,
                     // and so may a release that names one.
@@ -1979,7 +1965,7 @@ impl Judge {
 
     /// Requests that stand in the queue, with the place at which each began, under the limit that it has there.
     fn waiting(&self) -> Vec<(Arrival, i32, Asked)> {
-        type Queued = (u64, Bytes, i32, Vec<Bytes>);
+        type Queued = (u64, bool, Bytes, i32, Vec<Bytes>);
         let queued: BTreeMap<Queued, u32> = state::with(|state| {
             let one = |waiter: &crate::lock::Waiter<state::Asker>| {
                 let keys = waiter.keys.iter().map(|key| key.name.to_vec()).collect();
@@ -1987,7 +1973,8 @@ impl Judge {
                     0 => u32::MAX,
                     limit => limit,
                 };
-                ((waiter.asker.client, waiter.owner.to_vec(), waiter.keys[0].db, keys), limit)
+                let of_session = waiter.asker.on_behalf == OnBehalf::Session;
+                ((waiter.asker.client, of_session, waiter.owner.to_vec(), waiter.keys[0].db, keys), limit)
             };
             state.queue.iter().map(one).collect()
         });
@@ -2018,7 +2005,8 @@ impl Judge {
         let acquires = sessions.chain(blocked).filter(|(arrival, ..)| arrival.place > role);
         let acquires = acquires.filter(|(_, _, asked)| asked.command.ends_with("acquire"));
         let queued = |(arrival, open, asked): (Arrival, &Open, &Asked)| {
-            let limit = *queued.get(&(asked.client, asked.owner.clone(), open.db, asked.keys.clone()))?;
+            let of_wait = (asked.client, asked.of_session, asked.owner.clone(), open.db, asked.keys.clone());
+            let limit = *queued.get(&of_wait)?;
             Some((arrival, open.db, Asked { limit, ..asked.clone() }))
         };
         acquires.filter_map(queued).collect()
@@ -2461,6 +2449,11 @@ fn says_what_it_may(asked: &Asked, reply: &Reply) -> Result<(), Violation> {
     }
 }
 
+/// Whether these are the same keys, in whatever order.
+fn are_the_same(some: &[Bytes], others: &[Bytes]) -> bool {
+    some.len() == others.len() && some.iter().all(|key| others.contains(key))
+}
+
 /// Whether any of these commands gives something back.
 fn releases(commands: &[Vec<Bytes>]) -> bool {
     let is_release = |word: &Bytes| word.to_ascii_lowercase().ends_with(b"release");
@@ -2533,11 +2526,12 @@ fn nobody_waits_for_what_is_free(late: u64) -> Result<(), Violation> {
             let is_here = node(|node| node.serves(db, key));
             let seen = node(|node| truth::read_at(node, db, key, node.millis() - late));
             let is_first = !ahead.contains(&(db, key.clone()));
+            // What replicas have yet to confirm is waited for by its owner, wherever that stands.
+            let awaits = state::with(|state| state.awaits_replicas(db, key, &owner));
             is_here
+                && !awaits
                 && match &seen {
                     Seen::NotALock => is_first,
-                    // What replicas have yet to confirm is waited for, wherever it stands.
-                    Seen::Lock(_) if state::with(|state| state.awaits_replicas(db, key, &owner)) => false,
                     // A re-entry, wherever it stands.
                     Seen::Lock(_) if seen.of(&owner).is_some() => true,
                     Seen::Lock(lock) => is_first && (lock.holders.len() as u64) < u64::from(limit.min(lock.limit)),

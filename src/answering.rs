@@ -191,9 +191,14 @@ fn read_events(state: &mut State, session: u64, most: usize) -> Vec<Event> {
     while events.len() < most
         && (events.is_empty() || keys.saturating_add(state.sessions.next_size(session)) <= KEYS_AT_ONCE)
     {
-        let Some((event, unheard)) = state.sessions.read(session) else { break };
+        let Some((mut event, unheard)) = state.sessions.read(session) else { break };
         if let Some(Unheard { grant, since }) = unheard {
-            state.undelivered.delivered(grant);
+            // Its owner may have shortened the lease since.
+            if let Some(grant) = state.undelivered.delivered(grant)
+                && let Kind::Granted(_, until) = &mut event.kind
+            {
+                *until = (*until).min(grant.deadline());
+            }
             time(|stats| &mut stats.hand_offs, Now::read().micros.saturating_sub(since.micros));
         }
         keys = keys.saturating_add(event.keys.len());

@@ -70,6 +70,9 @@ pub fn change(lock: &mut Lock, owner: TextRef, own: &Hold, new: &Hold, now: Now)
     lock.update(owner, own, new);
     let Some(token) = new.token else { return };
     let hold = (lock.db(), lock.name().bytes(), owner.bytes());
+    if new.deadline < own.deadline {
+        state::with(|state| state.undelivered.shorten(hold, new.deadline));
+    }
     let other = with_ties(|state| {
         state.ties.counted(hold, new.holds, lock.limit());
         state.ties.changed(hold, own.token, token, new.deadline, now.millis())

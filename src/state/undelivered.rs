@@ -195,6 +195,15 @@ impl Undelivered {
         kept
     }
 
+    /// The lease of a hold ends no later than this now.
+    pub fn shorten(&mut self, (db, name, owner): (i32, &[u8], &[u8]), deadline: Deadline) {
+        for id in self.of(db, name, owner) {
+            if let Some(hold) = self.by_id.get_mut(&id).and_then(|(grant, _)| grant.hold_mut(name)) {
+                hold.deadline = hold.deadline.min(deadline);
+            }
+        }
+    }
+
     /// The reply or event of a grant has been composed: it stands. Another one that repeats it undoes nothing any more.
     pub fn delivered(&mut self, id: GrantId) -> Option<Grant> {
         let grant = self.forget(id)?;

@@ -4,8 +4,8 @@
 //! The judge believes what clients were *told*: a hold begins with the reply that grants it. It reads the keyspace with
 //! its own eyes ([`crate::truth`]), and looks into the module's state only where a rule speaks of them.
 
-use crate::lock::internal_errors;
 use crate::asked::Asked;
+use crate::lock::internal_errors;
 use crate::redis::{Bytes, Happening, Node, REFUSALS, node, slot_of};
 use crate::resp::Reply;
 use crate::server::Role;
@@ -496,14 +496,7 @@ impl Judge {
         }
         let connection = self.connections.entry(client).or_default();
         let is_exec = asked.command == "exec";
-        connection.open.push_back(Open {
-            began: None,
-            db: 0,
-            at: 0,
-            steady: 0,
-            runs: vec![asked.clone()],
-            is_exec,
-        });
+        connection.open.push_back(Open { began: None, db: 0, at: 0, steady: 0, runs: vec![asked.clone()], is_exec });
         if matches!(asked.command.as_str(), "renew" | "mrenew") {
             self.renewed.insert(asked.owner);
         }

@@ -10,7 +10,7 @@ use crate::lock::{LockKey, Millis, Owner, Token, Waiter};
 use crate::server::clock::{Now, Slice};
 use crate::server::reply::Replied;
 use crate::server::timer::{self, Timer};
-use crate::server::{Ctx, slice};
+use crate::server::Ctx;
 use crate::state::owed::{End, OnBehalf, Ticket};
 use crate::state::sessions::Unheard;
 use crate::state::{self, Answer, Asker, Event, Kind, Outcome, Pending, Reading, Recipient, SignsOfLife, Stage, State};
@@ -29,7 +29,6 @@ const KEYS_AT_ONCE: usize = 2_000;
 
 /// Records how a request ended, so that whoever is owed the answer gets it. `now` is when it ended.
 pub fn end_request(ctx: Ctx, ticket: Ticket, outcome: Outcome, now: Now) {
-    slice::count_answer();
     match state::with(|state| state.end(ticket, outcome, now)) {
         state::Delivery::Due => timer::wake_for_replies(ctx),
         state::Delivery::Nobody => {}

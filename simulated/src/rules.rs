@@ -636,7 +636,8 @@ impl Judge {
             node.look_ups = 0;
             node.reconfigured = false;
             self.before = (node.clock.mono, is_refusing(node));
-            self.is_disturbed |= node.is_paused() || is_refusing(node) || node.role == Role::Replica;
+            let is_unowned = node.slots.as_ref().is_some_and(|slots| !slots.unowned.is_empty());
+            self.is_disturbed |= node.is_paused() || is_refusing(node) || node.role == Role::Replica || is_unowned;
         });
         Ok(())
     }
@@ -2346,6 +2347,10 @@ impl Judge {
             }
             for key in &asked.keys {
                 let seen = node(|node| truth::read(node, *db, key));
+                // Only holders of mutexes are followed.
+                if !matches!(&seen, Seen::Lock(lock) if lock.limit == 1) {
+                    continue;
+                }
                 for holder in seen.holders().iter().filter(|it| it.owner != asked.owner) {
                     let hold = (*db, key.clone(), holder.owner.clone());
                     let lives = |tie: Tie| tie.watchdog && !tie.is_unsure && self.connections.contains_key(&tie.client);
@@ -2454,7 +2459,8 @@ fn releases(commands: &[Vec<Bytes>]) -> bool {
 }
 
 fn is_refusing(node: &Node) -> bool {
-    node.role == Role::Master && node.refuses_writes().is_some()
+    let is_down = node.slots.as_ref().is_some_and(|slots| slots.is_down);
+    node.role == Role::Master && (is_down || node.refuses_writes().is_some())
 }
 
 /// Every table agrees with every other, as far as they show it.

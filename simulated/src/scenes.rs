@@ -202,7 +202,7 @@ const SCENES: [Scene; 25] = [
     Scene {
         name: "ring-of-three",
         rule: CYCLES,
-        lines: "f LOCK.ACQUIRE x ann WATCHDOG {|SHARED}
+        lines: "f LOCK.ACQUIRE x ann WATCHDOG
             g LOCK.ACQUIRE y ben WATCHDOG
             h LOCK.ACQUIRE w cat WATCHDOG
             +1
@@ -217,28 +217,25 @@ const SCENES: [Scene; 25] = [
             h !told -DEADLOCK",
     },
     Scene {
-        name: "ends-by-itself",
+        name: "waits-for-itself",
         rule: CYCLES,
         lines: "f LOCK.ACQUIRE x ann##1 LEASE {300|1000}
-            g LOCK.ACQUIRE x ann##2 {|SHARED} WAIT {2000|5000}
-            +100
-            g !told nothing
-            +1200
-            g !told 1",
+            g LOCK.ACQUIRE x ann##2 {|SHARED} WAIT {0|2000|5000}
+            +1
+            g !told -DEADLOCK",
     },
     Scene {
         name: "one-of-two-ends",
         rule: CYCLES,
         lines: "f LOCK.ACQUIRE x ann LEASE {300|1000} {|EPHEMERAL}
-            g LOCK.ACQUIRE y ben WATCHDOG
+            g LOCK.ACQUIRE y ben {|SESSION $p}
             +1
             f LOCK.ACQUIRE y ann WAIT {0|5000}
             +1
-            g LOCK.ACQUIRE x ben WAIT {2000|5000}
-            +100
-            g !told nothing
-            +1200
-            g !told 1",
+            g LOCK.ACQUIRE x ben WAIT {0|2000|5000}
+            +1
+            f !told nothing
+            g !told -DEADLOCK",
     },
     Scene {
         name: "silent",

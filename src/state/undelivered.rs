@@ -6,7 +6,7 @@
 
 use super::owed::{OnBehalf, Ticket};
 use super::ties::Home;
-use crate::lock::{Deadline, KeyMap, LockKey, Map, Owner, Token};
+use crate::lock::{Deadline, KeyMap, LockKey, Owner, Token};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
@@ -115,7 +115,7 @@ struct OfKey {
 #[derive(Debug, Default)]
 pub struct Undelivered {
     next_id: u64,
-    by_id: Map<GrantId, (Grant, Progress)>,
+    by_id: BTreeMap<GrantId, (Grant, Progress)>,
     by_hold: KeyMap<OfKey>,
     revoked: VecDeque<GrantId>,
 }

@@ -107,8 +107,7 @@ fn holds_are_lost_at_their_deadline_when_the_cluster_is_down() {
 /// A slot that no node owns: what is bound there is lost at its deadline, all else goes on.
 #[test]
 fn a_hold_in_a_slot_that_no_node_owns_is_lost_at_its_deadline() {
-    let cluster =
-        Cluster::start_with(2, |builder| builder.arg("cluster-require-full-coverage", "no"));
+    let cluster = Cluster::start_with(2, |builder| builder.arg("cluster-require-full-coverage", "no"));
     let node = cluster.node(0);
     let key = key_of(&cluster, 0);
     let [mut session, mut client] = std::array::from_fn(|_| node.raw());

@@ -4,8 +4,8 @@
 //! The judge believes what clients were *told*: a hold begins with the reply that grants it. It reads the keyspace with
 //! its own eyes ([`crate::truth`]), and looks into the module's state only where a rule speaks of them.
 
-use crate::lock::internal_errors;
 use crate::asked::Asked;
+use crate::lock::internal_errors;
 use crate::redis::{Bytes, Happening, Node, REFUSALS, node, slot_of};
 use crate::resp::Reply;
 use crate::server::Role;
@@ -496,14 +496,7 @@ impl Judge {
         }
         let connection = self.connections.entry(client).or_default();
         let is_exec = asked.command == "exec";
-        connection.open.push_back(Open {
-            began: None,
-            db: 0,
-            at: 0,
-            steady: 0,
-            runs: vec![asked.clone()],
-            is_exec,
-        });
+        connection.open.push_back(Open { began: None, db: 0, at: 0, steady: 0, runs: vec![asked.clone()], is_exec });
         if matches!(asked.command.as_str(), "renew" | "mrenew") {
             self.renewed.insert(asked.owner);
         }
@@ -1115,7 +1108,13 @@ impl Judge {
                     let Ok(lasts) = lasts else { return Err(Violation::new(LEASE, format!("a grant is {event:?}"))) };
                     let least = open.at + asked.lease.unwrap_or(30_000);
                     // (If it may be the end of another one like it, or of one that was given up since, nobody can say of which.)
+                    // (Its owner may have asked for another lease since.)
+                    let leases = |(at, cause): &(Place, Cause)| match cause {
+                        Cause::Own(by, ..) => *at > open.began.unwrap_or(0) && keys.iter().any(|key| by.concerns(key, &owner)),
+                        _ => false,
+                    };
                     let is_plain = asked.command.ends_with("acquire") && asked.replicas == 0 && !asked.is_unsure;
+                    let is_plain = is_plain && !self.causes.iter().chain(&self.lasting).any(leases);
                     if is_plain && !self.is_disturbed && next.at + lasts + 2 < least {
                         let what = format!("{event:?} after {} lasts until {}, not {least}", next.at, next.at + lasts);
                         return Err(Violation::new(LEASE, what));

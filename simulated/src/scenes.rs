@@ -19,7 +19,8 @@ pub const WITHDRAWN: &str = "an owner withdraws its request, whoever made it, an
 /// Asking again.
 pub const SUPERSEDED: &str = "an owner that asks again takes over its own place in the queue";
 /// `HOLDS`.
-pub const REPEATED: &str = "a request with HOLDS can be repeated, also when the limit has become smaller, and is no upgrade";
+pub const REPEATED: &str =
+    "a request with HOLDS can be repeated, also when the limit has become smaller, and is no upgrade";
 /// Repetitions.
 pub const SAME_TERMS: &str = "a renewal that is repeated on other terms is refused";
 /// Silence.

@@ -2009,6 +2009,10 @@ impl Judge {
         let queued = |(arrival, open, asked): (Arrival, &Open, &Asked)| {
             let of_wait = (asked.client, asked.of_session, asked.owner.clone(), open.db, asked.keys.clone());
             let limit = *queued.get(&of_wait)?;
+            // One that took over the place of an earlier one has that, whatever it says.
+            let of_key = |key: &Bytes| self.asked_again.contains(&(open.db, key.clone(), asked.owner.clone()));
+            let is_again = asked.keys.iter().any(of_key);
+            let arrival = Arrival { claimed: arrival.claimed.filter(|_| !is_again), ..arrival };
             Some((arrival, open.db, Asked { limit, ..asked.clone() }))
         };
         acquires.filter_map(queued).collect()

@@ -1,16 +1,16 @@
 //! Deferred answers: how waiters get their reply, and what happens if nobody is left to receive it.
 //!
 //! A blocked client is answered at the end of a turn of the event loop ([`send_answers`]). A session's answer goes into its
-//! mailbox, and a reader blocked on the mailbox is answered in the same way. From the moment of a grant until its
-//! answer has been handed to the network, it is in flight ([`state::InFlight`]), and can be taken back.
+//! mailbox, and a reader blocked on the mailbox is answered in the same way. From the moment of a grant until its reply, or
+//! the reply that carries its event, has been composed, it is undelivered ([`state::Undelivered`]), and can be revoked.
 
 use crate::config;
 use crate::holding;
 use crate::lock::{LockKey, Millis, Owner, Token, Waiter};
+use crate::server::Ctx;
 use crate::server::clock::{Now, Slice};
 use crate::server::reply::Replied;
 use crate::server::timer::{self, Timer};
-use crate::server::{Ctx, slice};
 use crate::state::owed::{End, OnBehalf, Ticket};
 use crate::state::sessions::Unheard;
 use crate::state::{self, Answer, Asker, Event, Kind, Outcome, Pending, Reading, Recipient, SignsOfLife, Stage, State};
@@ -29,10 +29,10 @@ const KEYS_AT_ONCE: usize = 2_000;
 
 /// Records how a request ended, so that whoever is owed the answer gets it. `now` is when it ended.
 pub fn end_request(ctx: Ctx, ticket: Ticket, outcome: Outcome, now: Now) {
-    slice::count_answer();
     match state::with(|state| state.end(ticket, outcome, now)) {
         state::Delivery::Due => timer::wake_for_replies(ctx),
-        state::Delivery::Undelivered => {
+        state::Delivery::Nobody => {}
+        state::Delivery::Revoked => {
             count(|it| &mut it.grants_undelivered);
             timer::wake(ctx, Timer::Work, timer::THIS_TURN);
         }
@@ -98,7 +98,7 @@ pub fn answer(ctx: Ctx, ticket: Ticket) {
     let Replied { .. } = match stage {
         Stage::Ending(end) => match *end {
             End { outcome: Outcome::Granted(answer, grant), at } => {
-                state::with(|state| state.owed.sending(client, grant));
+                state::with(|state| state.undelivered.delivered(grant));
                 time(|stats| &mut stats.hand_offs, Now::read().micros.saturating_sub(at.micros));
                 reply(ctx, &answer)
             }
@@ -106,6 +106,7 @@ pub fn answer(ctx: Ctx, ticket: Ticket) {
                 count(|it| &mut it.timeouts);
                 ctx.reply_null()
             }
+            End { outcome: Outcome::Withdrawn, .. } => ctx.reply_null(),
             End { outcome: Outcome::Refused(message), .. } => ctx.reply_error(&message),
         },
         Stage::Reading(reading, until) => {
@@ -126,15 +127,12 @@ pub fn gone(ctx: Ctx, ticket: Ticket) {
     timer::wake(ctx, Timer::Work, timer::THIS_TURN);
 }
 
-/// A connection has ended, so replies in flight to it never arrive. Writes nothing.
+/// A connection has ended, and what is bound to it, and its session. Writes nothing.
 pub fn client_gone(ctx: Ctx, client: u64) {
-    let (undelivered, any) = state::with(|state| {
-        let undelivered = state.undeliver(client);
+    let any = state::with(|state| {
         let ties = state.ties.client_gone(client);
-        let session = state.sessions.client_gone(client);
-        (undelivered, undelivered > 0 || ties || session)
+        state.sessions.client_gone(client) || ties
     });
-    add(|it| &mut it.grants_undelivered, undelivered as u64);
     if any {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
@@ -144,6 +142,11 @@ pub fn client_gone(ctx: Ctx, client: u64) {
 pub fn reply(ctx: Ctx, answer: &Answer) -> Replied {
     match answer {
         Answer::Token(token) => ctx.reply_integer(*token),
+        Answer::TokenAndWait(token, waited) => {
+            let _ = ctx.reply_array(2);
+            let _ = ctx.reply_integer(*token);
+            ctx.reply_integer(*waited)
+        }
         Answer::Tokens(tokens) => {
             let array = ctx.reply_array(tokens.len());
             tokens.iter().fold(array, |_, token| ctx.reply_token(*token))
@@ -173,12 +176,12 @@ fn reply_alive(ctx: Ctx, session: u64, asked: Millis) -> Replied {
     let (pace, sure) = state::with(|state| {
         let pace = state.pace(session, lease);
         state.sessions.promise_pace(session, pace);
-        let silent_at = Now::read().millis().saturating_add(pace).saturating_add(lease.max(PATIENCE));
-        state.sessions.expect(session, Some(silent_at));
+        let silent_after = pace.saturating_add(lease.max(PATIENCE));
+        state.sessions.expect_within(session, silent_after, Now::read().millis());
         (pace, state.ties.sure(session, asked))
     });
     let writes = u8::from(holding::takes_writes(ctx));
-    reply_fields(ctx, "alive", (&[], None, None), Some(&format!("{pace} {lease} {sure} {writes}")))
+    reply_fields(ctx, "heartbeat", (&[], None, None), Some(&format!("{pace} {lease} {sure} {writes}")))
 }
 
 fn read_events(state: &mut State, session: u64, most: usize) -> Vec<Event> {
@@ -187,9 +190,14 @@ fn read_events(state: &mut State, session: u64, most: usize) -> Vec<Event> {
     while events.len() < most
         && (events.is_empty() || keys.saturating_add(state.sessions.next_size(session)) <= KEYS_AT_ONCE)
     {
-        let Some((event, unheard)) = state.sessions.read(session) else { break };
+        let Some((mut event, unheard)) = state.sessions.read(session) else { break };
         if let Some(Unheard { grant, since }) = unheard {
-            state.owed.sending(session, grant);
+            // Its owner may have shortened the lease since.
+            if let Some(grant) = state.undelivered.delivered(grant)
+                && let Kind::Granted(_, until) = &mut event.kind
+            {
+                *until = (*until).min(grant.deadline());
+            }
             time(|stats| &mut stats.hand_offs, Now::read().micros.saturating_sub(since.micros));
         }
         keys = keys.saturating_add(event.keys.len());
@@ -210,8 +218,8 @@ fn reply_event(ctx: Ctx, event: &Event, asked: Millis) -> Replied {
         Kind::TimedOut => ("timeout", None, None),
         Kind::Refused(error) => ("refused", None, Some(error.as_str())),
         Kind::Lost(token, why) => ("lost", Some(*token), Some(why.name())),
-        Kind::Untied(token, why) => ("untied", Some(*token), Some(why.name())),
-        Kind::Wanted(token) => ("wanted", Some(*token), None),
+        Kind::Unbound(token, why) => ("unbound", Some(*token), Some(why.name())),
+        Kind::Contended(token) => ("contended", Some(*token), None),
     };
     reply_fields(ctx, name, (keys, Some(owner), token), detail)
 }

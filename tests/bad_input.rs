@@ -29,7 +29,7 @@ const REPLICAS: Number = Number { word: "REPLICAS", least: 0, most: i64::MAX };
 const FENCE: Number = Number { word: "FENCE", ..TOKEN };
 
 /// Requests that are right as they stand (but for the reply that they get), and the numbers that may follow.
-const REQUESTS: [(&str, &[Number]); 19] = [
+const REQUESTS: [(&str, &[Number]); 18] = [
     ("LOCK.ACQUIRE held me", &[LEASE, WAIT, LIMIT, HOLDS, REPLICAS]),
     ("LOCK.ACQUIRE held you", &[LEASE, WAIT, LIMIT, HOLDS, REPLICAS]),
     ("LOCK.ACQUIRE shared me SHARED", &[LEASE, WAIT, HOLDS, REPLICAS]),
@@ -43,23 +43,21 @@ const REQUESTS: [(&str, &[Number]); 19] = [
     ("LOCK.MACQUIRE 2 held free me", &[LEASE, WAIT, HOLDS, REPLICAS]),
     ("LOCK.MRELEASE 2 held free me", &[TOKEN]),
     ("LOCK.MRENEW 2 held free me", &[LEASE, TOKEN, REPLICAS]),
-    ("LOCK.NEXT", &[WAIT, COUNT]),
-    ("LOCK.NEXT ALIVE", &[WAIT, COUNT]),
-    ("LOCK.CANCEL held me", &[]),
+    ("LOCK.EVENTS", &[WAIT, COUNT]),
+    ("LOCK.EVENTS HEARTBEAT", &[WAIT, COUNT]),
     ("LOCK.INFO held", &[COUNT]),
     ("LOCK.WAITERS held", &[COUNT]),
     ("LOCK.TOP", &[COUNT]),
 ];
 
 /// Requests on behalf of a session, right as they stand if what follows is one.
-const OF_SESSIONS: [&str; 7] = [
+const OF_SESSIONS: [&str; 6] = [
     "LOCK.ACQUIRE held me SESSION",
     "LOCK.ACQUIRE free you WAIT 0 SESSION",
     "LOCK.RENEW held me SESSION",
     "LOCK.MACQUIRE 2 held free me SESSION",
     "LOCK.MACQUIRE 1 free * SESSION",
     "LOCK.MRENEW 2 held free me SESSION",
-    "LOCK.CANCEL held me SESSION",
 ];
 
 /// What is no integer of 64 bits in plain decimal digits.
@@ -143,7 +141,7 @@ impl Victim {
     /// The id of a connection that has ended.
     fn ended_session(&self) -> String {
         let mut other = self.server.raw();
-        let (id, client) = (text(&ask(&mut other, "LOCK.OWNER")), other.client_id());
+        let (id, client) = (text(&ask(&mut other, "LOCK.SESSION")), other.client_id());
         other.close();
         until_gone(&mut self.server.raw(), client);
         id
@@ -231,7 +229,7 @@ fn a_message_names_what_is_allowed() {
         ("LOCK.RENEW held me LEASE -5", ["1", "315360000000"]),
         ("LOCK.RENEW held me FENCE 9007199254740992", ["1", "9007199254740991"]),
         ("LOCK.RENEW held me FENCE 9007199254740991", ["FENCE", "an hour ahead"]),
-        ("LOCK.NEXT COUNT 0", ["1", "2147483647"]),
+        ("LOCK.EVENTS COUNT 0", ["1", "2147483647"]),
     ] {
         victim.refuses_line(line, &allowed);
     }
@@ -297,7 +295,7 @@ fn a_word_that_is_unknown_there() {
         for (request, words) in [
             (
                 "LOCK.ACQUIRE held me",
-                &["FOO", "ALL", "TOKEN", "COUNT", "ALIVE", "FENCE", "LEASES", "LEAS", "SESSIONS", "5"][..],
+                &["FOO", "ALL", "TOKEN", "COUNT", "HEARTBEAT", "FENCE", "LEASES", "LEAS", "SESSIONS", "5"][..],
             ),
             ("LOCK.ACQUIRE free me LEASE 5", &["FOO", "ALL", "TOKEN", "7"]),
             (
@@ -308,8 +306,7 @@ fn a_word_that_is_unknown_there() {
             ("LOCK.MACQUIRE 1 free me", &["FOO", "LIMIT", "SHARED", "ALL", "TOKEN"]),
             ("LOCK.MRELEASE 1 held me", &["FOO", "HOLDS", "LEASE", "WATCHDOG", "SESSION"]),
             ("LOCK.MRENEW 1 held me", &["FOO", "WAIT", "HOLDS", "SHARED", "ALL", "FENCE"]),
-            ("LOCK.NEXT", &["FOO", "SESSION", "LEASE", "TOKEN"]),
-            ("LOCK.CANCEL held me", &["FOO", "WAIT", "TOKEN", "ALL", "COUNT"]),
+            ("LOCK.EVENTS", &["FOO", "SESSION", "LEASE", "TOKEN"]),
             ("LOCK.INFO held", &["FOO", "LIMIT", "SESSION"]),
             ("LOCK.WAITERS held", &["FOO", "LIMIT"]),
             ("LOCK.TOP", &["FOO", "LIMIT"]),
@@ -327,7 +324,7 @@ fn a_session_that_is_none() {
     let long = [b'x'; 100_000];
     let bytes: [&[u8]; 6] = [b"", b"\0", b"\xff\xfe", b"%s%n", b"a\r\n+OK\r\n", &long];
     each(|victim| {
-        let own = text(&ask(&mut victim.raw, "LOCK.OWNER"));
+        let own = text(&ask(&mut victim.raw, "LOCK.SESSION"));
         let (run, client) = own.split_once(':').expect("run and client");
         let other_run = format!("00000000-0000-4000-8000-000000000000:{client}");
         let mut bad = vec![run.to_owned(), format!("{run}:"), client.to_owned(), format!("{own} "), format!("+{own}")];
@@ -380,7 +377,6 @@ fn an_owner_that_is_none() {
                 "LOCK.MACQUIRE 1 free",
                 "LOCK.MRELEASE 1 held",
                 "LOCK.MRENEW 1 held",
-                "LOCK.CANCEL held",
             ] {
                 let mut command = words(before);
                 command.push(owner);
@@ -411,8 +407,7 @@ fn too_few_or_too_many_words() {
             "LOCK.MRENEW 1 held",
             "LOCK.INFO",
             "LOCK.WAITERS",
-            "LOCK.CANCEL",
-            "LOCK.CANCEL held",
+            "LOCK.VERSION me",
             "LOCK.HELP me",
         ] {
             victim.refuses_line(line, &["wrong number of arguments"]);
@@ -465,7 +460,7 @@ fn more_holds_than_there_can_be() {
         assert_eq!(error(&ask(&mut raw, line)).0, "ERR", "{line}");
         assert_eq!(Contents::read(&mut raw), before, "{line}");
     }
-    assert_eq!(ask_int(&mut raw, "LOCK.RELEASE k me"), 2_147_483_646);
+    assert_eq!(ask_int(&mut raw, "LOCK.RELEASE k me"), 0);
     ask_token(&mut raw, "LOCK.ACQUIRE k me");
 }
 
@@ -504,7 +499,7 @@ fn the_largest_of_everything() {
         assert!((MAX_LEASE - 60_000..=MAX_LEASE).contains(&left), "{line}: {left}");
     }
     assert_eq!(ask(&mut raw, "LOCK.RELEASE b me TOKEN 9007199254740991"), Value::Nil);
-    assert_eq!(ask_int(&mut raw, "LOCK.RELEASE b me HOLDS 2147483647 LEASE 315360000000"), 2_147_483_647);
-    assert_eq!(ask_int(&mut raw, "LOCK.RELEASE b me ALL"), 0);
+    assert_eq!(ask_int(&mut raw, "LOCK.RELEASE b me HOLDS 2147483647 LEASE 315360000000"), 0);
+    assert_eq!(ask_int(&mut raw, "LOCK.RELEASE b me ALL"), 1);
     assert_eq!(bytes(&ask(&mut raw, "HGET a me")), b"2147483647");
 }

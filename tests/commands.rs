@@ -16,12 +16,12 @@ pub const NAMES: [&str; 14] = [
     "LOCK.MACQUIRE",
     "LOCK.MRELEASE",
     "LOCK.MRENEW",
-    "LOCK.NEXT",
-    "LOCK.CANCEL",
+    "LOCK.EVENTS",
     "LOCK.INFO",
     "LOCK.WAITERS",
     "LOCK.TOP",
-    "LOCK.OWNER",
+    "LOCK.SESSION",
+    "LOCK.VERSION",
     "LOCK.HELP",
 ];
 
@@ -70,7 +70,8 @@ const EXPECTED: [Expected; 14] = [
             "WATCHDOG",
             "EPHEMERAL",
             "REPLICAS",
-            "WANTED",
+            "WITHWAITED",
+            "CONTENTION",
             "SESSION",
         ],
     },
@@ -88,7 +89,7 @@ const EXPECTED: [Expected; 14] = [
         effect: Effect::Writes,
         example: "LOCK.RENEW k me LEASE 5",
         keys: &["k"],
-        words: &["LEASE", "TOKEN", "WATCHDOG", "EPHEMERAL", "REPLICAS", "FENCE", "WANTED", "SESSION"],
+        words: &["LEASE", "TOKEN", "WATCHDOG", "EPHEMERAL", "REPLICAS", "FENCE", "UNBIND", "CONTENTION", "SESSION"],
     },
     Expected {
         name: "LOCK.FORCE",
@@ -104,7 +105,19 @@ const EXPECTED: [Expected; 14] = [
         effect: Effect::Takes,
         example: "LOCK.MACQUIRE 3 k l m me LEASE 5",
         keys: &["k", "l", "m"],
-        words: &["LEASE", "WAIT", "WAITED", "HOLDS", "NEW", "WATCHDOG", "EPHEMERAL", "REPLICAS", "WANTED", "SESSION"],
+        words: &[
+            "LEASE",
+            "WAIT",
+            "WAITED",
+            "HOLDS",
+            "NEW",
+            "WATCHDOG",
+            "EPHEMERAL",
+            "REPLICAS",
+            "WITHWAITED",
+            "CONTENTION",
+            "SESSION",
+        ],
     },
     Expected {
         name: "LOCK.MRELEASE",
@@ -120,23 +133,15 @@ const EXPECTED: [Expected; 14] = [
         effect: Effect::Writes,
         example: "LOCK.MRENEW 1 k me",
         keys: &["k"],
-        words: &["LEASE", "TOKEN", "WATCHDOG", "EPHEMERAL", "REPLICAS", "WANTED", "SESSION"],
+        words: &["LEASE", "TOKEN", "WATCHDOG", "EPHEMERAL", "REPLICAS", "UNBIND", "CONTENTION", "SESSION"],
     },
     Expected {
-        name: "LOCK.NEXT",
+        name: "LOCK.EVENTS",
         arity: -1,
         effect: Effect::Neither,
-        example: "LOCK.NEXT WAIT 0",
+        example: "LOCK.EVENTS WAIT 0",
         keys: &[],
-        words: &["WAIT", "COUNT", "ALIVE"],
-    },
-    Expected {
-        name: "LOCK.CANCEL",
-        arity: -3,
-        effect: Effect::Undoes,
-        example: "LOCK.CANCEL k me SESSION id",
-        keys: &["k"],
-        words: &["SESSION"],
+        words: &["WAIT", "COUNT", "HEARTBEAT"],
     },
     Expected {
         name: "LOCK.INFO",
@@ -163,12 +168,20 @@ const EXPECTED: [Expected; 14] = [
         words: &["COUNT"],
     },
     Expected {
-        name: "LOCK.OWNER",
+        name: "LOCK.SESSION",
         arity: -1,
         effect: Effect::Neither,
-        example: "LOCK.OWNER REPLACES id",
+        example: "LOCK.SESSION REPLACES id",
         keys: &[],
         words: &["REPLACES"],
+    },
+    Expected {
+        name: "LOCK.VERSION",
+        arity: 1,
+        effect: Effect::Neither,
+        example: "LOCK.VERSION",
+        keys: &[],
+        words: &[],
     },
     Expected { name: "LOCK.HELP", arity: 1, effect: Effect::Neither, example: "LOCK.HELP", keys: &[], words: &[] },
 ];
@@ -250,7 +263,7 @@ fn command_docs_are_complete() {
         assert!(field("complexity").starts_with("O("), "{name}");
         assert_eq!((field("group").as_str(), field("module").as_str()), ("module", "holdfast"), "{name}");
         let since = field("since");
-        let newer = ["lock.next", "lock.cancel"].contains(&name.to_lowercase().as_str());
+        let newer = ["lock.events", "lock.cancel"].contains(&name.to_lowercase().as_str());
         assert_eq!(since, if newer { "0.2.0" } else { "0.1.0" }, "{name}");
         let mut found = Arguments::default();
         if let Some(arguments) = docs.get(&b"arguments"[..]) {
@@ -377,7 +390,7 @@ fn without_memory_locks_are_given_back_but_not_taken() {
     ask_token(&mut raw, "LOCK.RENEW held me");
     assert_eq!(map(&ask(&mut raw, "LOCK.INFO held")).len(), 6);
     assert_eq!(ask(&mut raw, "LOCK.WAITERS held"), Value::Array(vec![]));
-    assert_eq!(ask_int(&mut raw, "LOCK.RELEASE held me"), 1);
+    assert_eq!(ask_int(&mut raw, "LOCK.RELEASE held me"), 0);
     assert_eq!(array(&ask(&mut raw, "LOCK.MRENEW 1 held me")).len(), 1);
     assert_eq!(ask(&mut raw, "LOCK.MRELEASE 1 held you"), Value::Array(vec![Value::Nil]));
     assert_eq!(ask_int(&mut raw, "LOCK.FORCE held"), 1);

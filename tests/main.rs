@@ -1,9 +1,11 @@
 //! The module against real servers: a file a concern.
 
+mod asking_again;
 mod attacks;
 mod bad_disk;
 mod bad_input;
 mod clock_steps;
+mod cluster_down;
 mod commands;
 mod common;
 mod console;
@@ -48,3 +50,4 @@ mod wait_rules;
 mod waited;
 mod waiter;
 mod watched;
+mod withdrawal;

@@ -274,7 +274,7 @@ fn info_tells_who_holds_it() {
         let [holder] = &info.holders[..] else { panic!("{info:?}") };
         assert_eq!((&holder.owner[..], holder.holds, &holder.token), (case.me, 3, &Value::Int(granted)));
         assert!((59_000..=60_000).contains(&holder.ttl), "{info:?}");
-        let tie = (&holder.client, holder.watchdog, holder.ephemeral, holder.wanted);
+        let tie = (&holder.client, holder.watchdog, holder.ephemeral, holder.contention);
         assert_eq!(tie, (&NULL, false, false, false));
     });
 }
@@ -395,13 +395,13 @@ fn owner_star_is_this_connection() {
     for protocol in Protocol::BOTH {
         let mut raw = protocol.connect(&server);
         let id = raw.client_id();
-        let reply = ask(&mut raw, "LOCK.OWNER");
+        let reply = ask(&mut raw, "LOCK.SESSION");
         let name = bytes(&reply).to_vec();
         let (run, client) = text(&reply).rsplit_once(':').map(|(run, id)| (run.to_owned(), id.to_owned())).unwrap();
         assert_eq!(client, id.to_string());
         assert!(is_uuid(&run), "{run}");
         runs.push(run);
-        assert_eq!(ask(&mut raw, "LOCK.OWNER"), reply, "always the same");
+        assert_eq!(ask(&mut raw, "LOCK.SESSION"), reply, "always the same");
 
         let granted = ask_token(&mut raw, "LOCK.ACQUIRE key *");
         assert_eq!(raw.call(&[b"HGET", b"key", &name]), Value::BulkString(b"1".to_vec()));
@@ -410,11 +410,11 @@ fn owner_star_is_this_connection() {
         assert_eq!(ask(&mut stranger, "LOCK.ACQUIRE key *"), NULL);
         assert_eq!(ask(&mut stranger, "LOCK.RELEASE key *"), NULL);
         assert_eq!(ask_token(&mut raw, "LOCK.RENEW key *"), granted);
-        assert_eq!(ask_int(&mut raw, "LOCK.RELEASE key *"), 1);
-        assert_eq!(ask_int(&mut raw, "LOCK.RELEASE key * ALL"), 0);
+        assert_eq!(ask_int(&mut raw, "LOCK.RELEASE key *"), 0);
+        assert_eq!(ask_int(&mut raw, "LOCK.RELEASE key * ALL"), 1);
     }
     assert_eq!(runs[0], runs[1], "one run of the server");
-    let elsewhere = text(&ask(&mut Server::start().raw(), "LOCK.OWNER"));
+    let elsewhere = text(&ask(&mut Server::start().raw(), "LOCK.SESSION"));
     assert!(!elsewhere.starts_with(&runs[0]), "another server is another run");
 }
 
@@ -513,7 +513,7 @@ fn tokens_only_grow_and_follow_the_clock() {
         grows(&mut raw, &format!("LOCK.ACQUIRE {round} me"));
         grows(&mut raw, &format!("LOCK.ACQUIRE shared {round} SHARED"));
         grows(&mut raw, "LOCK.ACQUIRE once me");
-        assert_eq!(ask_int(&mut raw, "LOCK.RELEASE once me"), 0);
+        assert_eq!(ask_int(&mut raw, "LOCK.RELEASE once me"), 1);
     }
     for (key, forget) in ["DEL 0 shared", "FLUSHDB", "FLUSHALL ASYNC", "SELECT 3", "SWAPDB 0 3"].into_iter().enumerate()
     {
@@ -550,7 +550,7 @@ fn an_owner_may_be_as_long_as_512_bytes() {
     for owner in [vec![0xff; 512], b"*".repeat(512), b"*#".to_vec(), b"**".to_vec()] {
         token(&raw.call(&[b"LOCK.ACQUIRE", b"key", &owner]));
         assert_eq!(raw.call(&[b"HGET", b"key", &owner]), Value::BulkString(b"1".to_vec()));
-        assert_eq!(raw.call(&[b"LOCK.RELEASE", b"key", &owner]), Value::Int(0));
+        assert_eq!(raw.call(&[b"LOCK.RELEASE", b"key", &owner]), Value::Int(1));
     }
 }
 
@@ -566,7 +566,7 @@ fn a_lock_is_of_its_database() {
     ask_token(&mut raw, "LOCK.ACQUIRE shared you");
     ask_ok(&mut raw, "SELECT 0");
     assert_eq!(ask(&mut raw, "LOCK.ACQUIRE key you"), NULL);
-    assert_eq!(ask_int(&mut raw, "LOCK.RELEASE key me"), 0);
+    assert_eq!(ask_int(&mut raw, "LOCK.RELEASE key me"), 1);
 }
 
 #[test]
@@ -613,7 +613,7 @@ struct Holder {
     client: Value,
     watchdog: bool,
     ephemeral: bool,
-    wanted: bool,
+    contention: bool,
 }
 
 impl Info {
@@ -647,7 +647,7 @@ impl Holder {
             client: take("client"),
             watchdog: flag(&take("watchdog")),
             ephemeral: flag(&take("ephemeral")),
-            wanted: flag(&take("wanted")),
+            contention: flag(&take("wanted")),
         };
         assert!(fields.is_empty(), "{fields:?}");
         holder

@@ -1,10 +1,10 @@
 //! Sessions: one connection that stands for a process.
 
-mod alive;
-mod cancel;
 mod cluster;
+mod contention;
 mod ends;
 mod events;
+mod heartbeat;
 mod limits;
 mod losses;
 mod naming;
@@ -19,7 +19,6 @@ mod replaces;
 mod replicas;
 mod requests;
 mod server;
-mod session;
+pub(crate) mod session;
 mod ties;
 mod waited;
-mod wanted;

@@ -101,14 +101,14 @@ pub trait Contender: Send {
     }
 }
 
-/// The module, asked on behalf of a session: whoever waits hears of its grant by `LOCK.NEXT`, over another connection.
+/// The module, asked on behalf of a session: whoever waits hears of its grant by `LOCK.EVENTS`, over another connection.
 pub struct Session;
 
 impl Session {
     /// The name in tables.
     pub const NAME: &'static str = "holdfast, sessions";
     /// What a session sends again and again.
-    pub const NEXT: &'static str = "LOCK.NEXT WAIT 0";
+    pub const NEXT: &'static str = "LOCK.EVENTS WAIT 0";
 }
 
 impl Contender for Session {

@@ -175,9 +175,9 @@ impl Seen {
             format!("LOCK.INFO {key}"),
             format!("LOCK.WAITERS {key}"),
             "LOCK.TOP".to_owned(),
-            "LOCK.OWNER".to_owned(),
-            "LOCK.NEXT".to_owned(),
-            format!("LOCK.CANCEL {key} other"),
+            "LOCK.SESSION".to_owned(),
+            "LOCK.EVENTS".to_owned(),
+            "LOCK.VERSION".to_owned(),
         ];
         self.requests += (refused.len() + taken.len()) as u64;
         for line in refused {

@@ -14,8 +14,10 @@ pub struct Asked {
     pub owner: Bytes,
     /// The connection that it speaks for.
     pub client: u64,
-    /// Whether that is a session.
+    /// Whether that is a session that it names, which is told by an event.
     pub of_session: bool,
+    /// Whether it came over the connection of a session, and not from a script: what it is granted is bound to that.
+    pub over_session: bool,
     pub lease: Option<u64>,
     /// The count that `HOLDS` names; `ALL` is 0.
     pub holds: Option<u64>,
@@ -29,13 +31,13 @@ pub struct Asked {
     pub watchdog: bool,
     pub ephemeral: bool,
     /// The session is to be told once somebody waits.
-    pub wanted: bool,
+    pub contention: bool,
     /// How many replicas are to confirm it.
     pub replicas: u64,
     /// Its owner may not hold already.
     pub new: bool,
     /// It wants a sign of life.
-    pub alive: bool,
+    pub heartbeat: bool,
     /// The connections that it replaces.
     pub replaces: Vec<u64>,
     /// It was repeated with other terms.
@@ -60,18 +62,18 @@ impl Asked {
         let keys = argv.get(first..first + count).unwrap_or_default().to_vec();
         let mut it = Self { command: command.into(), client, limit: 1, keys, ..Self::default() };
         let client_of = |id: &Bytes| number(&id.rsplit(|byte| *byte == b':').next()?.to_vec());
-        if command == "owner" {
+        if command == "session" {
             it.keys.clear();
             it.replaces = argv.iter().skip(2).filter_map(client_of).collect();
             return it;
         }
-        let has_owner = matches!(command.trim_start_matches('m'), "acquire" | "release" | "renew" | "cancel");
+        let has_owner = matches!(command.trim_start_matches('m'), "acquire" | "release" | "renew");
         let has_keys = has_owner || matches!(command, "force" | "info" | "waiters");
         if !has_keys {
             it.keys.clear();
         }
         let owner = if has_owner { argv.get(first + count).cloned().unwrap_or_default() } else { Vec::new() };
-        let options = if command == "next" { 1 } else { first + count + 1 };
+        let options = if command == "events" { 1 } else { first + count + 1 };
         let mut rest = argv.get(options..).unwrap_or_default().iter();
         while let Some(word) = rest.next() {
             let mut number = || rest.next().and_then(number);
@@ -82,18 +84,20 @@ impl Asked {
                 b"token" => it.token = number(),
                 b"fence" => it.fence = number(),
                 b"wait" => it.wait = number(),
-                b"waited" => it.waited = number().unwrap_or(0).min(60_000),
+                b"waited" => it.waited = number().unwrap_or(0).min(24 * 60 * 60 * 1000),
                 b"limit" => it.limit = number().unwrap_or(1) as u32,
                 b"shared" => it.limit = u32::MAX,
                 b"watchdog" => it.watchdog = true,
                 b"ephemeral" => it.ephemeral = true,
-                b"wanted" => it.wanted = true,
+                b"contention" => it.contention = true,
                 b"new" => it.new = true,
-                b"alive" => it.alive = true,
+                b"heartbeat" => it.heartbeat = true,
                 b"replicas" => it.replicas = number().unwrap_or(0),
                 b"session" => {
                     it.of_session = true;
-                    it.client = rest.next().and_then(client_of).unwrap_or(0);
+                    let named = rest.next();
+                    let is_own = named.is_some_and(|id| id.as_slice() == b"*");
+                    it.client = if is_own { client } else { named.and_then(client_of).unwrap_or(0) };
                 }
                 _ => {}
             }
@@ -105,7 +109,12 @@ impl Asked {
     /// Whether it ties a hold to the connection that it speaks for: to a session always.
     pub fn ties(&self) -> bool {
         let takes = self.command.ends_with("acquire") || self.command.ends_with("renew");
-        takes && (self.of_session || self.watchdog || self.ephemeral)
+        takes && (self.is_of_session() || self.watchdog || self.ephemeral)
+    }
+
+    /// Whether what it is granted is bound to a session.
+    pub fn is_of_session(&self) -> bool {
+        self.of_session || self.over_session
     }
 
     /// Whether its owner may take or give back something by it.

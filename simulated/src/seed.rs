@@ -38,7 +38,7 @@ const SOMETIMES: [(usize, Kind); 46] = [
     (3, watch_shared),
     (3, mrelease),
     (3, mrenew),
-    (4, cancel),
+    (4, withdraw),
     (3, force),
     (4, end),
     (4, kill),
@@ -155,9 +155,9 @@ fn keep(seed: u64, lines: &mut [Line]) {
     for line in lines {
         let Line::Request(_, words) = line else { continue };
         let has = |word: &str| words.iter().any(|it| it == word);
-        let may = has("SESSION") && !["LOCK.CANCEL", "SHARED", "LIMIT"].into_iter().any(has);
+        let may = has("SESSION") && !["SHARED", "LIMIT"].into_iter().any(has);
         if may && random.one_in(2) {
-            words.push("WANTED".into());
+            words.push("CONTENTION".into());
         }
     }
 }
@@ -221,7 +221,7 @@ fn burst(world: &mut World, line: &Line) -> Vec<Line> {
                 other => {
                     before.push(Line::request(*name, &format!("LOCK.FORCE {key}")));
                     let session = other.filter(|other| *other >= 's');
-                    before.extend(session.map(|session| Line::request(session, "LOCK.NEXT")));
+                    before.extend(session.map(|session| Line::request(session, "LOCK.EVENTS")));
                 }
             }
         }
@@ -269,13 +269,28 @@ impl World {
         }
         terms += *self.random.of(&["", "", "", " HOLDS 1", " NEW"]);
         if self.ties {
-            terms += &self.flag(3, "WATCHDOG");
             terms += &self.flag(4, "EPHEMERAL");
         }
         if self.replicates {
             terms += &self.flag(3, "REPLICAS 1");
         }
         terms
+    }
+
+    /// The same of a request on behalf of a session.
+    fn session_terms(&mut self) -> String {
+        let watchdog = if self.ties { self.flag(3, "WATCHDOG") } else { String::new() };
+        self.terms() + &watchdog
+    }
+
+    /// Names a session, and mostly asks it to be renewed; now and then asks for that on its own connection, which is a
+    /// session from its beginning, then.
+    fn watchdog(&mut self, times: usize) -> String {
+        if self.sessions > 0 && self.random.one_in(2) {
+            let session = self.session();
+            return format!("{} SESSION ${session}", self.flag(times, "WATCHDOG"));
+        }
+        self.flag(times * 12, "WATCHDOG")
     }
 
     fn wait(&mut self) -> String {
@@ -302,8 +317,13 @@ fn acquire_again(world: &mut World) -> Line {
 
 fn session_acquire(world: &mut World) -> Line {
     let (client, session, key, owner) = (world.client(), world.session(), world.key(), world.owner());
-    let words = format!("LOCK.ACQUIRE {key} {owner}{}{} SESSION ${session}", world.terms(), world.wait());
-    Line::request(client, &words)
+    let words = format!("LOCK.ACQUIRE {key} {owner}{}{}", world.session_terms(), world.wait());
+    // Now and then over its own connection, which is answered itself, or by `*`.
+    match world.random.below(8) {
+        0 => Line::request(session, &words),
+        1 => Line::request(session, &format!("{words} SESSION *")),
+        _ => Line::request(client, &format!("{words} SESSION ${session}")),
+    }
 }
 
 fn long_wait(world: &mut World) -> Line {
@@ -315,7 +335,12 @@ fn session_next(world: &mut World) -> Line {
     let session = world.session();
     Line::request(
         session,
-        world.random.word(&["LOCK.NEXT WAIT 0", "LOCK.NEXT WAIT 0 ALIVE", "LOCK.NEXT", "LOCK.NEXT WAIT 50"]),
+        world.random.word(&[
+            "LOCK.EVENTS WAIT 0",
+            "LOCK.EVENTS WAIT 0 HEARTBEAT",
+            "LOCK.EVENTS",
+            "LOCK.EVENTS WAIT 50",
+        ]),
     )
 }
 
@@ -343,7 +368,7 @@ fn raise_fence(world: &mut World) -> Line {
     let ahead = *world.random.of(&[500_000, 60_000_000, 1_200_000_000]);
     let fence = 1_800_000_000_000_007 + ahead + world.random.below(1_000_000);
     let mut words = format!("LOCK.RENEW {key} {owner} LEASE {} FENCE {fence}", world.random.of(world.leases));
-    words += &world.flag(3, "WATCHDOG");
+    words += &world.watchdog(3);
     Line::request(client, &words)
 }
 
@@ -352,17 +377,13 @@ fn watch_shared(world: &mut World) -> Line {
     let (client, key, owner) = (world.client(), world.key(), world.owner());
     let lease = *world.random.of(world.leases);
     let mut words = format!("LOCK.ACQUIRE {key} {owner} LEASE {lease} SHARED");
-    words += &world.flag(2, "WATCHDOG");
-    if world.sessions > 0 && world.random.one_in(2) {
-        words += &format!(" SESSION ${}", world.session());
-    }
+    words += &world.watchdog(2);
     Line::request(client, &words)
 }
 
 fn renew(world: &mut World) -> Line {
     let (client, key, owner) = (world.client(), world.key(), world.owner());
     let mut words = format!("LOCK.RENEW {key} {owner} LEASE {}", world.random.of(world.leases));
-    words += &world.flag(3, "WATCHDOG");
     words += &world.flag(4, "EPHEMERAL");
     if world.random.one_in(4) {
         words += &format!(" TOKEN @{}", world.client());
@@ -370,9 +391,7 @@ fn renew(world: &mut World) -> Line {
     if world.replicates {
         words += &world.flag(2, "REPLICAS 1");
     }
-    if world.sessions > 0 && world.random.one_in(2) {
-        words += &format!(" SESSION ${}", world.session());
-    }
+    words += &world.watchdog(3);
     Line::request(client, &words)
 }
 
@@ -390,11 +409,8 @@ fn macquire(world: &mut World) -> Line {
     let (client, keys) = (world.client(), several(world));
     let mut words = format!("LOCK.MACQUIRE {keys} LEASE {}{}", world.random.of(world.leases), world.wait());
     words += &world.flag(6, "NEW");
-    words += &world.flag(4, "WATCHDOG");
     words += &world.flag(5, "EPHEMERAL");
-    if world.sessions > 0 && world.random.one_in(2) {
-        words += &format!(" SESSION ${}", world.session());
-    }
+    words += &world.watchdog(4);
     Line::request(client, &words)
 }
 
@@ -415,9 +431,15 @@ fn mrenew(world: &mut World) -> Line {
     Line::request(client, &words)
 }
 
-fn cancel(world: &mut World) -> Line {
-    let (client, session, key, owner) = (world.client(), world.session(), world.key(), world.owner());
-    Line::request(client, &format!("LOCK.CANCEL {key} {owner} SESSION ${session}"))
+/// An owner gives up what it waits for and what it holds, whoever asked for it.
+fn withdraw(world: &mut World) -> Line {
+    let client = world.client();
+    if world.random.one_in(4) {
+        let keys = several(world);
+        return Line::request(client, &format!("LOCK.MRELEASE {keys} ALL"));
+    }
+    let (key, owner) = (world.key(), world.owner());
+    Line::request(client, &format!("LOCK.RELEASE {key} {owner} ALL"))
 }
 
 fn force(world: &mut World) -> Line {
@@ -452,7 +474,7 @@ fn kill(world: &mut World) -> Line {
 fn replace(world: &mut World) -> Line {
     let (client, other) = (world.client(), anybody(world));
     let other = if other == client { world.session() } else { other };
-    Line::request(client, &format!("LOCK.OWNER REPLACES ${other}"))
+    Line::request(client, &format!("LOCK.SESSION REPLACES ${other}"))
 }
 
 fn unblock(world: &mut World) -> Line {
@@ -594,7 +616,7 @@ fn script(world: &mut World) -> Line {
 
 fn rights(world: &mut World) -> Line {
     let client = world.client();
-    let rule = *world.random.of(&["-lock.acquire", "+@all ~*", "resetkeys ~k0", "-lock.next", "+@all ~*"]);
+    let rule = *world.random.of(&["-lock.acquire", "+@all ~*", "resetkeys ~k0", "-lock.events", "+@all ~*"]);
     if world.random.one_in(3) {
         return Line::request(world.client(), "AUTH guest x");
     }

@@ -2,18 +2,18 @@
 
 mod acquire;
 mod args;
-mod cancel;
+mod events;
 mod force;
 mod help;
 mod info;
 mod macquire;
 mod mrelease;
 mod mrenew;
-mod next;
-mod owner;
 mod release;
 mod renew;
+mod session;
 mod top;
+mod version;
 mod waiters;
 
 use crate::server::commands::Entry;
@@ -27,11 +27,11 @@ pub const ALL: [Entry; 14] = [
     Entry::of::<macquire::Macquire>(),
     Entry::of::<mrelease::Mrelease>(),
     Entry::of::<mrenew::Mrenew>(),
-    Entry::of::<next::Next>(),
-    Entry::of::<cancel::Cancel>(),
+    Entry::of::<events::Events>(),
     Entry::of::<info::Info>(),
     Entry::of::<waiters::Waiters>(),
     Entry::of::<top::Top>(),
-    Entry::of::<owner::Owner>(),
+    Entry::of::<session::Session>(),
+    Entry::of::<version::Version>(),
     Entry::of::<help::Help>(),
 ];

@@ -1,10 +1,10 @@
 //! Commands as the server knows them: how they are called, and what it tells clients about them.
 
-use super::Ctx;
 pub use super::grammar::{Access, Arg, Command, Docs, Keys};
 use super::grammar::{Count, Kind};
 use super::reply::{self, Replied};
 use super::text::{TextRef, parse_number};
+use super::{Ctx, main_thread};
 use libc::c_int;
 use redis_module::raw::{
     self, RedisModuleCommandArg, RedisModuleCommandInfo, RedisModuleCommandInfoVersion, RedisModuleCommandKeySpec,
@@ -135,22 +135,23 @@ pub fn add_category(ctx: Ctx, name: &str) {
     }
 }
 
-/// Whether the server knows a command.
+/// Whether the server knows a command under this name: `rename-command` may have taken it away.
 pub fn exists(ctx: Ctx, name: &CStr) -> bool {
-    let call = api!(RedisModule_Call);
-    // SAFETY: the format takes two C strings and gets two; the replies are read while the outer one lives, which is
-    // freed once.
+    // SAFETY: the format takes no arguments. Commands need some, so none is run (but `REPLCONF`, which does nothing without):
+    // the server says by `errno` whether it knows the command. A reply is ours to free.
     unsafe {
-        let reply = call(ctx.raw(), c"COMMAND".as_ptr(), c"cc".as_ptr(), c"INFO".as_ptr(), name.as_ptr());
-        if reply.is_null() {
-            return true; // Unknown: as if it did.
+        *libc::__errno_location() = 0;
+        let reply = api!(RedisModule_Call)(ctx.raw(), name.as_ptr(), c"".as_ptr());
+        let errno = *libc::__errno_location();
+        if !reply.is_null() {
+            api!(RedisModule_FreeCallReply)(reply);
         }
-        let entry = api!(RedisModule_CallReplyArrayElement)(reply, 0);
-        let known = api!(RedisModule_CallReplyLength)(entry) > 0;
-        api!(RedisModule_FreeCallReply)(reply);
-        known
+        errno != libc::ENOENT
     }
 }
+
+/// The error for a call from a thread of another module.
+const OTHER_THREAD: &str = "ERR commands of this module can be called on the server's main thread only";
 
 unsafe extern "C" fn enter<C: Command>(
     ctx: *mut RedisModuleCtx,
@@ -160,6 +161,10 @@ unsafe extern "C" fn enter<C: Command>(
     let len = usize::try_from(argc).unwrap_or(0);
     // SAFETY: the server hands over `argc` strings and a context, all alive for this call.
     let call = unsafe { Call { ctx: Ctx::from_raw(ctx), argv: std::slice::from_raw_parts(argv, len) } };
+    if !main_thread::is_here() {
+        let Replied { .. } = call.ctx.reply_error(OTHER_THREAD);
+        return reply::OK;
+    }
     if let Keys::Counted(_) = C::KEYS
         && call.asks_for_keys()
     {

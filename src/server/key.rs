@@ -1,6 +1,7 @@
 //! A key of the keyspace, through the low-level API: no command is run, nothing is looked up twice.
 
 use super::ctx::Ctx;
+use super::open_keys;
 use super::text::{Text, TextRef};
 use crate::lock::Deadline;
 use libc::{c_int, c_longlong, c_void};
@@ -48,6 +49,9 @@ impl<'a> Key<'a> {
         let mode = c_int::try_from(raw::REDISMODULE_READ | raw::REDISMODULE_WRITE).unwrap_or(0);
         // SAFETY: context and name live for 'a, and the handle is closed before: it does not outlive 'a.
         let raw = unsafe { api!(RedisModule_OpenKey)(ctx.raw(), name.raw(), mode) };
+        if !raw.is_null() {
+            open_keys::opened();
+        }
         Self { raw: raw.cast(), expiry: Cell::new(None), lives: PhantomData }
     }
 
@@ -162,6 +166,9 @@ impl<'a> Key<'a> {
     }
 
     fn close(&mut self) {
+        if !self.raw.is_null() {
+            open_keys::closed();
+        }
         // SAFETY: opened in `open`; null from now on, so closed once. Null is allowed.
         unsafe { api!(RedisModule_CloseKey)(self.raw) };
         self.raw = null_mut();

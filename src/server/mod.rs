@@ -45,6 +45,7 @@ mod grammar;
 pub mod info;
 pub mod key;
 pub mod main_thread;
+mod open_keys;
 pub mod replicas;
 pub mod reply;
 pub mod slice;
@@ -61,6 +62,11 @@ pub use main_thread::{Constant, MainThread};
 pub use text::{AsText, Text, TextRef};
 
 use redis_module::{Context, RedisString, Status, raw};
+
+/// The server's own commands that the module runs, beside those that only newer servers have.
+pub fn needed_commands(ctx: Ctx) -> &'static [&'static std::ffi::CStr] {
+    if ctx.flags().cluster() { &[c"CLIENT", c"SETRANGE", c"CLUSTER", c"EXISTS"] } else { &[c"CLIENT", c"SETRANGE"] }
+}
 
 /// Whether the server has every function of the module API that `api!` assumes: those of Redis 7.0.
 pub fn complete() -> bool {
@@ -111,6 +117,7 @@ pub fn load(context: &Context, args: &[RedisString], start: fn(Ctx, &[TextRef]) 
         let options = raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED | slots::module_option(ctx);
         api!(RedisModule_SetModuleOptions)(ctx.raw(), libc::c_int::try_from(options).unwrap_or(0));
     }
+    main_thread::begin();
     if start(ctx, &args) { Status::Ok } else { Status::Err }
 }
 

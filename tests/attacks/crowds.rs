@@ -1,6 +1,7 @@
 //! Crowds whose turn comes all at once: each of them gets it, in the order of the queue.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use redis::Value;
 use support::{Raw, Server, until};
@@ -46,7 +47,7 @@ fn thousands_of_readers_are_granted_together_and_the_writer_behind_them_last() {
     let lines: Vec<String> = others.iter().map(|owner| format!("LOCK.RELEASE key {owner}")).collect();
     assert!(connection.say_all(&lines).iter().all(|reply| *reply == Value::Int(0)));
     assert!(writer.pending(), "one reader is left");
-    assert_eq!(connection.say(&format!("LOCK.RELEASE key {last}")), Value::Int(0));
+    assert_eq!(connection.say(&format!("LOCK.RELEASE key {last}")), Value::Int(1));
     assert!(arrives(&mut writer).token() > tokens[READERS - 1]);
     assert_eq!(owners(&mut connection, "key"), ["writer"]);
 }
@@ -55,7 +56,7 @@ fn thousands_of_readers_are_granted_together_and_the_writer_behind_them_last() {
 fn events(session: &mut Raw, count: usize) -> Vec<Value> {
     let mut all = Vec::new();
     until(SOON, "all events are there", || {
-        let events = session.say("LOCK.NEXT");
+        let events = session.say("LOCK.EVENTS");
         all.extend(if events.is_null() { Vec::new() } else { events.items().to_vec() });
         all.len() >= count
     });
@@ -67,7 +68,7 @@ fn events(session: &mut Raw, count: usize) -> Vec<Value> {
 fn flushall_ends_thousands_of_tied_holds_and_serves_as_many_queues() {
     let server = Server::start();
     let [mut viewer, mut sender, mut holder, mut waiter] = std::array::from_fn(|_| server.raw());
-    let (of_holder, of_waiter) = (holder.say("LOCK.OWNER").text(), waiter.say("LOCK.OWNER").text());
+    let (of_holder, of_waiter) = (holder.say("LOCK.SESSION").text(), waiter.say("LOCK.SESSION").text());
     let lines = |form: &str, id: &str| -> Vec<String> {
         (0..KEYS).map(|index| format!("{} SESSION {id}", form.replace('#', &index.to_string()))).collect()
     };
@@ -123,7 +124,7 @@ fn what_was_read_but_never_sent_is_taken_back_all_of_it() {
     const WAITS: usize = 100;
     let server = Server::start();
     let [mut viewer, mut sender, mut session] = std::array::from_fn(|_| server.raw());
-    let id = session.say("LOCK.OWNER").text();
+    let id = session.say("LOCK.SESSION").text();
     for reply in viewer.say_all(&lines_of("LOCK.ACQUIRE key:# holder LEASE 600000", WAITS)) {
         reply.token();
     }
@@ -139,7 +140,7 @@ fn what_was_read_but_never_sent_is_taken_back_all_of_it() {
     }
     // The server reads the request, and finds only when it replies that nobody is there any more.
     server.stop();
-    session.post("LOCK.NEXT");
+    session.post("LOCK.EVENTS");
     session.reset_and_arrive();
     server.cont();
     until(SOON, "all are taken back", || viewer.say("DBSIZE") == Value::Int(0));
@@ -168,4 +169,26 @@ fn waits_that_follow_one_another_on_a_connection_that_is_gone_hold_nothing() {
         }
         until(SOON, "nothing is held", || viewer.say("DBSIZE") == Value::Int(0));
     }
+}
+
+/// T8: with a timer of a millisecond between any 25 of them, they ended up to 2.4 s late.
+#[test]
+fn waits_of_a_session_that_end_at_one_moment_end_soon_after_it() {
+    const WAITS: usize = 50_000;
+    let server = Server::start();
+    let [mut sender, mut session] = std::array::from_fn(|_| server.raw());
+    let id = session.say("LOCK.SESSION").text();
+    sender.say("LOCK.ACQUIRE key holder LEASE 600000").token();
+    let end = Instant::now() + Duration::from_secs(20);
+    for first in (0..WAITS).step_by(500) {
+        let left = end.saturating_duration_since(Instant::now()).as_millis().max(1);
+        let line = |owner| format!("LOCK.ACQUIRE key o:{owner} WAIT {left} SESSION {id}");
+        let replies = sender.say_all(&(first..first + 500).map(line).collect::<Vec<_>>());
+        assert!(replies.iter().all(|reply| *reply == Value::SimpleString("WAITING".into())));
+    }
+    let waiting = |sender: &mut Raw| sender.say("LOCK.INFO key").field("waiters").int();
+    assert_eq!(waiting(&mut sender), WAITS as i64, "all of them wait");
+    std::thread::sleep(end.saturating_duration_since(Instant::now()));
+    until(Duration::from_millis(1_800), "all waits have ended", || waiting(&mut sender) == 0);
+    assert!(events(&mut session, WAITS).iter().all(|event| event.items()[0].text() == "timeout"));
 }

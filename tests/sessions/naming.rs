@@ -9,12 +9,11 @@ use crate::speak::Reply;
 use crate::waiter::{SOON, Speak, Tell};
 
 /// Every command that takes `SESSION id`, for a lock that is held by `holder`.
-const COMMANDS: [&str; 5] = [
+const COMMANDS: [&str; 4] = [
     "LOCK.ACQUIRE key owner WAIT 0",
     "LOCK.MACQUIRE 2 key other owner WAIT 0",
     "LOCK.RENEW key owner WATCHDOG",
     "LOCK.MRENEW 2 key other owner",
-    "LOCK.CANCEL key owner",
 ];
 
 #[test]
@@ -91,7 +90,7 @@ fn a_connection_of_another_run_of_the_server() {
 fn what_is_no_id() {
     let server = Server::start();
     let mut client = server.raw();
-    let own = text(&client.say("LOCK.OWNER"));
+    let own = text(&client.say("LOCK.SESSION"));
     let (run, number) = own.split_once(':').expect("a run and a connection");
     let ids = [
         "x".into(),
@@ -142,7 +141,7 @@ fn the_word_needs_an_id_and_stands_once() {
         assert_ne!(error_code(&client.say(&small)), Some("ERR".into()), "{line}");
         client.order("DEL key other");
     }
-    for line in ["LOCK.RELEASE key owner", "LOCK.INFO key", "LOCK.NEXT", "LOCK.FORCE key"] {
+    for line in ["LOCK.RELEASE key owner", "LOCK.INFO key", "LOCK.EVENTS", "LOCK.FORCE key"] {
         assert_eq!(error(&session.ask(&mut client, line)).0, "ERR", "{line}");
     }
 }
@@ -170,7 +169,7 @@ fn a_connection_of_another_user() {
     }
     assert_eq!(info_number(&server, "holdfast", "holdfast_sessions"), 0, "it was not even made one");
     assert_eq!(other.say("EXISTS key other"), Value::Int(0), "nothing was done");
-    assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil);
+    assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil);
 }
 
 #[test]
@@ -217,10 +216,10 @@ fn in_a_transaction() {
     client.order(&session.naming("LOCK.ACQUIRE key owner WAIT 0"));
     client.order(&session.naming("LOCK.ACQUIRE free owner"));
     client.order(&session.naming("LOCK.RENEW free owner WATCHDOG"));
-    client.order(&session.naming("LOCK.CANCEL none none"));
+    client.order("LOCK.RELEASE none none ALL");
     let replies = client.order("EXEC");
     let [waits, token, renewed, cancelled] = array(&replies) else { panic!("{replies:?}") };
-    assert_eq!((waits, cancelled), (&waiting(), &Value::Int(0)));
+    assert_eq!((waits, cancelled), (&waiting(), &Value::Nil));
     assert_eq!(token.token(), renewed.token());
     client.order("LOCK.RELEASE key holder");
     session.event().token_of(&["key"], "owner");
@@ -237,7 +236,6 @@ fn in_a_script() {
     assert_eq!(run("LOCK.ACQUIRE key owner WAIT 0 WATCHDOG"), waiting());
     run("LOCK.ACQUIRE free owner EPHEMERAL").token();
     run("LOCK.RENEW free owner WATCHDOG").token();
-    assert_eq!(run("LOCK.CANCEL none none"), Value::Int(0));
     client.order("LOCK.RELEASE key holder");
     session.event().token_of(&["key"], "owner");
 }
@@ -279,7 +277,7 @@ fn it_costs_nothing_while_nothing_names_it() {
     session.take(&mut client, "LOCK.ACQUIRE other owner");
     session.take(&mut client, "LOCK.ACQUIRE third owner");
     assert_eq!(sessions(), 1);
-    assert_eq!(client.say("LOCK.NEXT"), Value::Nil);
+    assert_eq!(client.say("LOCK.EVENTS"), Value::Nil);
     assert_eq!(sessions(), 2, "one that reads its events is one too");
     session.raw.close();
     until(SOON, "it has ended", || sessions() == 1);

@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, VecDeque};
 pub(crate) struct Pair {
     pub(crate) number: u64,
     pub(crate) stage: Stage,
-    /// What `LOCK.OWNER` said.
+    /// What `LOCK.SESSION` said.
     pub(crate) id: Option<Bytes>,
     /// What has arrived of a reply, on each connection.
     pub(crate) session_bytes: Bytes,
@@ -19,7 +19,7 @@ pub(crate) struct Pair {
     pub(crate) unanswered: VecDeque<Sent>,
     /// When the server last gave a sign on the request connection, or nothing was owed yet.
     pub(crate) heard: Millis,
-    /// When the last `LOCK.NEXT` was sent, and by when it is answered.
+    /// When the last `LOCK.EVENTS` was sent, and by when it is answered.
     pub(crate) asked: Millis,
     pub(crate) promised: Millis,
     /// When the next one is sent, if not at once.
@@ -31,6 +31,41 @@ pub(crate) struct Pair {
     pub(crate) takes_writes: bool,
     /// What is still to be taken along from before.
     pub(crate) carried: BTreeSet<Id>,
+    /// Since when the session stands, and whether any request of it was answered otherwise than by an error.
+    pub(crate) stood_since: Option<Millis>,
+    pub(crate) has_served: bool,
+    /// It is being found out why the server does not know `LOCK.SESSION`.
+    pub(crate) inquiry: Option<Inquiry>,
+}
+
+/// How far it was found out why the server does not know `LOCK.SESSION`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Inquiry {
+    /// The reply to the first `LOCK.EVENTS` comes first.
+    Events,
+    /// Then the one to `LOCK.HELP`, which older modules know.
+    Help,
+}
+
+/// What the server says of a new session.
+#[derive(Debug)]
+pub(crate) struct Greeted {
+    pub(crate) id: Bytes,
+    /// The lowest and the highest version of the protocol that it speaks.
+    pub(crate) protocol: [u64; 2],
+}
+
+impl Greeted {
+    /// Reads the reply to `LOCK.SESSION`; fields that later versions append are left out. `None`: it makes no sense.
+    pub(crate) fn read(reply: &Reply) -> Option<Self> {
+        let field = |name: &str| {
+            let mut pairs = reply.elements()?.chunks_exact(2);
+            pairs.find(|pair| pair[0].text().is_some_and(|it| it == name)).map(|pair| &pair[1])
+        };
+        let Reply::Bulk(id) = field("id")? else { return None };
+        let protocol = field("protocol")?.elements()?;
+        Some(Self { id: id.clone(), protocol: [protocol.first()?.number()?, protocol.get(1)?.number()?] })
+    }
 }
 
 /// How far it is.
@@ -52,7 +87,7 @@ pub(crate) struct Sent {
 }
 
 /// A sign of life: what is renewed for the session has so many thousandths of its lease left since `asked`, if it was known
-/// before the `LOCK.NEXT` of that number.
+/// before the `LOCK.EVENTS` of that number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Alive {
     pub(crate) asked: Millis,
@@ -77,13 +112,21 @@ impl Pair {
             alive: None,
             takes_writes: true,
             carried: BTreeSet::new(),
+            stood_since: None,
+            has_served: false,
+            inquiry: None,
         }
+    }
+
+    /// Whether it has proved to be of use: a server that ends each session at once is not asked without a pause.
+    pub(crate) fn is_proved(&self, long: Millis, now: Millis) -> bool {
+        self.has_served || self.stood_since.is_some_and(|since| since.saturating_add(long) <= now)
     }
 
     /// The first words of a session.
     pub(crate) fn greeting(replaced: &[Bytes]) -> Vec<Bytes> {
         let mut words = Words(Vec::new());
-        words.word("LOCK.OWNER");
+        words.word("LOCK.SESSION");
         if !replaced.is_empty() {
             words.word("REPLACES").0.extend(replaced.iter().cloned());
         }
@@ -93,11 +136,11 @@ impl Pair {
     /// The first question is answered at once, and says what the default lease is.
     pub(crate) fn question(waits: bool) -> Vec<Bytes> {
         let mut words = Words(Vec::new());
-        words.word("LOCK.NEXT");
+        words.word("LOCK.EVENTS");
         if waits {
             words.option("WAIT", 0);
         }
-        words.word("ALIVE");
+        words.word("HEARTBEAT");
         words.0
     }
 
@@ -110,7 +153,7 @@ impl Pair {
         session.min(self.heard.saturating_add(limit))
     }
 
-    /// Reads what `LOCK.NEXT` says of the session itself.
+    /// Reads what `LOCK.EVENTS` says of the session itself.
     pub(crate) fn hear_alive(&mut self, detail: &str, next: u64, now: Millis) -> Option<()> {
         // Later versions say more behind these.
         let mut numbers = detail.split(' ').map_while(|number| number.parse::<u64>().ok());

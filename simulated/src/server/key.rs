@@ -1,6 +1,7 @@
 //! A key of the keyspace, through the low-level API.
 
 use super::ctx::Ctx;
+use super::open_keys;
 use super::text::{Text, TextRef};
 use crate::lock::Deadline;
 use crate::redis::{self, Entry, Node, Value, node};
@@ -15,6 +16,12 @@ pub enum Kind {
     Hash,
     /// Anything else.
     Other,
+}
+
+impl Drop for Key<'_> {
+    fn drop(&mut self) {
+        open_keys::closed();
+    }
 }
 
 /// The callback for each field and value of a hash.
@@ -35,6 +42,7 @@ impl<'a> Key<'a> {
             node.work(2);
         });
         redis::expire_if_needed(ctx.db(), name.bytes());
+        open_keys::opened();
         Self { db: ctx.db(), name: name.bytes() }
     }
 

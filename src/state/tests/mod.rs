@@ -1,17 +1,16 @@
 //! The state without a server.
 
-mod alive;
 mod confirmations;
-mod in_flight;
+mod heartbeat;
 mod lease_timers;
 mod owed;
-mod raised;
 mod sessions;
 mod sweep;
 mod ties;
 mod together;
+mod undelivered;
 
-use super::owed::{OnBehalf, Purpose};
+use super::owed::Purpose;
 use super::ties::Home;
 use super::{Answer, GrantId, NewTie, Outcome, Terms, Tying};
 use crate::lock::{Deadline, Demand, Limit, LockKey, Owner, Raise, Token};
@@ -40,8 +39,7 @@ fn home(db: i32) -> Home {
 fn new_tie(client: u64, key: LockKey, owner: Owner, token: Token) -> NewTie {
     NewTie {
         client,
-        on_behalf: OnBehalf::Session,
-        tying: Tying { watchdog: true, ephemeral: false, wanted: false },
+        tying: Tying { watchdog: true, ephemeral: false, contention: false },
         key,
         owner,
         token,
@@ -50,7 +48,6 @@ fn new_tie(client: u64, key: LockKey, owner: Owner, token: Token) -> NewTie {
         deadline: Deadline::At(50),
         holds: 1,
         limit: Limit::MUTEX,
-        together: None,
     }
 }
 

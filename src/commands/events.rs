@@ -1,0 +1,50 @@
+//! `LOCK.EVENTS`
+
+use super::args::{self, Word};
+use super::session;
+use crate::holding;
+use crate::server::Call;
+use crate::server::commands::{Command, Docs, Keys};
+use crate::server::reply::Replied;
+use crate::state::Reading;
+use crate::waiting;
+use std::ffi::{CStr, c_int};
+
+/// How many events are returned unless `COUNT` says otherwise.
+const SHOWN: usize = 1000;
+
+/// `LOCK.EVENTS`
+#[derive(Debug)]
+pub struct Events;
+
+impl Command for Events {
+    const NAME: &'static CStr = c"lock.events";
+    const SINCE: &'static CStr = c"0.2.0";
+    const FLAGS: &'static CStr = c"blocking allow-loading allow-stale";
+    const CATEGORIES: &'static str = "slow blocking connection";
+    const KEYS: Keys = Keys::None;
+    const ARITY: c_int = -1;
+    const DOCS: Docs = Docs {
+        summary: c"Returns the next events of this connection's session, or waits for one: null if there is none; with HEARTBEAT, a sign of life at the end.",
+        complexity: c"O(N) with N events returned.",
+        args: &[Word::Wait.option(), Word::Count.option(), Word::Heartbeat.option()],
+    };
+
+    fn run(call: Call) -> Result<Replied, String> {
+        read(call)
+    }
+}
+
+fn read(call: Call) -> Result<Replied, String> {
+    let options = args::options(call, 1, Events::DOCS.args)?;
+    let ctx = call.ctx;
+    if !session::is_connection(ctx) {
+        return Err("ERR LOCK.EVENTS reads the events of a connection, and a script has none of its own".into());
+    }
+    if !session::is_session(ctx) {
+        return Err(session::NO_SESSION.into());
+    }
+    let now = holding::begin(ctx);
+    let reading = Reading { most: options.count.unwrap_or(SHOWN), signs: options.signs, asked: now.millis() };
+    waiting::read_next(ctx, ctx.client_id(), reading, options.wait(), now)
+}

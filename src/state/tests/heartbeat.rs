@@ -1,0 +1,117 @@
+//! When a session has to hear that it is alive.
+
+use super::{key, new_tie, owner};
+use crate::lock::{Deadline, Millis};
+use crate::server::callbacks::Ticket;
+use crate::state::sessions::{Reader, pace};
+use crate::state::{NewTie, State, Tying};
+
+const SESSION: u64 = 1;
+const NOW: Millis = 1000;
+
+fn tie(number: u8, lease: Millis, watchdog: bool) -> NewTie {
+    let tying = Tying { watchdog, ephemeral: !watchdog, contention: false };
+    let deadline = Deadline::At(NOW + lease);
+    NewTie { tying, lease, deadline, ..new_tie(SESSION, key(number), owner(number), 1) }
+}
+
+/// The state with a session whose reader is to be told at this time that it is alive.
+fn state(until: Option<Millis>) -> State {
+    let mut state = State::default();
+    state.sessions.open(SESSION);
+    state.sessions.set_reader(SESSION, Some(Reader { ticket: Ticket(7), until }));
+    state
+}
+
+#[test]
+fn an_eighth_of_the_lease_within_bounds() {
+    assert_eq!([0, 1, 80, 88, 800, 80_000, Millis::MAX].map(pace), [10, 10, 10, 11, 100, 10_000, 10_000]);
+}
+
+#[test]
+fn a_reader_that_would_hear_too_late_is_answered() {
+    for (until, answered) in [(Some(NOW + 101), true), (Some(NOW + 100), false), (None, true)] {
+        let mut state = state(until);
+        state.tie(tie(1, 800, true), NOW);
+        assert_eq!(state.owed.is_ending(), answered, "{until:?}");
+    }
+    let mut state = state(Some(NOW + 5000));
+    state.tie(tie(1, 800, false), NOW);
+    assert!(!state.owed.is_ending(), "nobody keeps it alive");
+}
+
+#[test]
+fn the_pace_is_that_of_the_shortest_lease() {
+    let mut state = state(None);
+    assert_eq!(state.pace(SESSION, 1600), 200, "that of the default");
+    state.tie(tie(1, 800, true), NOW);
+    state.tie(tie(2, 2400, true), NOW);
+    assert_eq!(state.pace(SESSION, 1600), 100);
+}
+
+/// A longer lease is no reason to be slower than was promised before.
+#[test]
+fn what_was_promised_is_kept() {
+    let mut state = state(None);
+    assert_eq!(state.sessions.promised_pace(SESSION, 100), 100);
+    state.sessions.promise_pace(SESSION, 50);
+    assert_eq!([20, 50, 100].map(|pace| state.sessions.promised_pace(SESSION, pace)), [20, 50, 50]);
+    assert_eq!(state.sessions.promised_pace(SESSION + 1, 100), 100);
+}
+
+/// Whoever was promised a sign of life has to ask for it.
+#[test]
+fn one_that_does_not_ask_is_silent() {
+    let mut state = state(None);
+    state.sessions.open(2);
+    state.sessions.expect_within(SESSION, 50, 0);
+    state.sessions.expect_within(2, 40, 0);
+    state.sessions.expect_within(SESSION, 60, 0);
+    assert_eq!((state.sessions.first_silence(), state.sessions.take_silent(39)), (Some(40), None));
+    assert_eq!((state.sessions.take_silent(40), state.sessions.take_silent(40)), (Some(2), None));
+    state.read_by(SESSION);
+    assert_eq!(state.sessions.first_silence(), None);
+    state.sessions.expect_within(SESSION, 70, 0);
+    state.sessions.client_gone(SESSION);
+    state.sessions.expect_within(SESSION, 80, 0);
+    assert_eq!(state.sessions.first_silence(), None);
+}
+
+/// A session that has nothing bound and nothing waiting is not silent, and has all of its time again once it has.
+#[test]
+fn idle_session_is_expected_from_when_it_has_something_bound() {
+    let mut state = state(None);
+    state.sessions.expect_within(SESSION, 50, 0);
+    assert_eq!(state.sessions.take_silent(60), Some(SESSION));
+    assert!(!state.is_needed(SESSION));
+    state.sessions.expect_nothing(SESSION);
+    assert_eq!(state.sessions.first_silence(), None);
+    state.tie(tie(1, 800, true), NOW);
+    assert!(state.is_needed(SESSION));
+    assert_eq!(state.sessions.first_silence(), Some(NOW + 50));
+    assert_eq!(state.sessions.take_silent(NOW + 50), Some(SESSION));
+    state.tie(tie(2, 800, true), NOW + 60);
+    assert_eq!(state.sessions.first_silence(), None, "once");
+}
+
+/// One that is blocked in another command can't ask, and has its time once more after that.
+#[test]
+fn session_that_was_blocked_in_another_command_is_expected_again() {
+    let mut state = state(None);
+    state.sessions.expect_within(SESSION, 50, 0);
+    for (now, is_blocked, may_be) in [(50, true, true), (100, true, true), (150, false, true), (200, false, false)] {
+        assert_eq!(state.sessions.take_silent(now), Some(SESSION), "at {now}");
+        assert_eq!(state.sessions.excuse_blocked(SESSION, is_blocked, now), may_be, "at {now}");
+    }
+    assert_eq!(state.sessions.first_silence(), None);
+}
+
+/// Silence goes along with a step of the server's clock.
+#[test]
+fn silence_follows_a_step_of_the_clock() {
+    let mut state = state(None);
+    state.sessions.expect_within(SESSION, 50, 0);
+    state.sessions.stepped(1_000);
+    assert_eq!((state.sessions.first_silence(), state.sessions.take_silent(1_049)), (Some(1_050), None));
+    assert_eq!(state.sessions.take_silent(1_050), Some(SESSION));
+}

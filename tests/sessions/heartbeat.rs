@@ -1,0 +1,473 @@
+//! `LOCK.EVENTS … HEARTBEAT`: a session without events hears that it is alive, as often as what it keeps alive needs.
+
+use std::time::Duration;
+
+use redis::Value;
+use support::{Server, eventually, until};
+
+use super::session::{A_WHILE, Event, Session, events};
+use crate::common::{Protocol, array, error, info_number, text, unix_micros};
+use crate::waiter::{SOON, Speak, Tell, blocked_clients, is_blocked};
+
+/// The longest pace, which the server keeps where every lease is this long or longer.
+const LONG_LEASE: &str = "80000";
+const LONG_PACE: i64 = 10_000;
+/// Whatever comes by then has not waited for the longest pace.
+const BEFORE_LONG_PACE: Duration = Duration::from_secs(8);
+
+/// A server whose sessions hear rarely that they are alive, unless they need it.
+fn server() -> Server {
+    let server = Server::start();
+    server.raw().order(&format!("CONFIG SET holdfast.default-lease {LONG_LEASE}"));
+    server
+}
+
+/// What a sign of life says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sign {
+    /// Within how many ms the next one comes.
+    next: i64,
+    /// The default lease.
+    default: i64,
+    /// How many thousandths of its lease each hold has left that is renewed.
+    sure: i64,
+    /// Whether the server takes writes.
+    writes: i64,
+}
+
+/// The events in a reply, and the sign of life at its end.
+#[track_caller]
+fn told(reply: &Value) -> (Vec<Event>, Sign) {
+    let Some((last, others)) = array(reply).split_last() else { panic!("nothing: {reply:?}") };
+    let [kind, db, keys, owner, token, detail] = array(last) else { panic!("no event: {last:?}") };
+    assert_eq!((text(kind), db, array(keys)), ("heartbeat".into(), &Value::Int(0), &[][..]));
+    assert_eq!([owner, token], [&Value::Nil; 2]);
+    let numbers: Vec<i64> = text(detail).split(' ').map(|number| number.parse().expect("a number")).collect();
+    let [next, default, sure, writes] = *numbers else { panic!("not four numbers: {detail:?}") };
+    (events(&Value::Array(others.to_vec())), Sign { next, default, sure, writes })
+}
+
+/// What a reply says that is a sign of life and nothing else.
+#[track_caller]
+fn sign(reply: &Value) -> Sign {
+    let (events, sign) = told(reply);
+    assert_eq!(events, [], "{reply:?}");
+    sign
+}
+
+/// The same: within how many ms the next one comes, and the default lease.
+#[track_caller]
+fn alive(reply: &Value) -> (i64, i64) {
+    let Sign { next, default, .. } = sign(reply);
+    (next, default)
+}
+
+/// The pace that the session hears of now.
+#[track_caller]
+fn pace(session: &mut Session) -> i64 {
+    alive(&session.raw.say("LOCK.EVENTS HEARTBEAT")).0
+}
+
+/// Lets it wait for events or a sign of life, until the server has blocked it.
+#[track_caller]
+fn listen(session: &mut Session, server: &Server) {
+    session.raw.tell(&["LOCK.EVENTS WAIT 0 HEARTBEAT"]);
+    let (mut observer, client) = (server.raw(), session.client);
+    until(SOON, "the session listens", || is_blocked(&mut observer, client));
+}
+
+/// What comes to one who listens, before the longest pace is over.
+#[track_caller]
+fn heard(session: &mut Session) -> Value {
+    session.raw.read_timeout(BEFORE_LONG_PACE).expect("the connection stands").expect("an answer comes")
+}
+
+#[test]
+fn at_once_without_wait() {
+    let server = Server::start();
+    for protocol in Protocol::BOTH {
+        let mut raw = protocol.connect(&server);
+        let null = String::from_utf8_lossy(protocol.null()).into_owned();
+        let expected = format!("*1\r\n*6\r\n$9\r\nheartbeat\r\n:0\r\n*0\r\n{null}{null}$17\r\n3750 30000 1000 1\r\n");
+        assert_eq!(raw.call_for_bytes(&[b"LOCK.EVENTS", b"HEARTBEAT"]), expected.as_bytes());
+        assert_eq!(raw.call_for_bytes(&[b"LOCK.EVENTS", b"COUNT", b"1", b"heartbeat"]), expected.as_bytes());
+    }
+}
+
+#[test]
+fn it_tells_the_default_lease_and_an_eighth_of_it() {
+    let server = Server::start();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    for (name, value, expected) in [
+        ("default-lease", 8000, (1000, 8000)),
+        ("default-lease", 1, (10, 1)),
+        ("default-lease", 80_000, (10_000, 80_000)),
+        ("default-lease", 3_600_000, (10_000, 3_600_000)),
+        // No lease is longer than the longest.
+        ("max-lease", 16_000, (2000, 16_000)),
+    ] {
+        client.order(&format!("CONFIG SET holdfast.{name} {value}"));
+        assert_eq!(alive(&session.raw.say("LOCK.EVENTS HEARTBEAT")), expected, "{name} {value}");
+    }
+}
+
+#[test]
+fn the_shortest_lease_that_is_kept_alive_sets_the_pace() {
+    let server = server();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    for (line, expected) in [
+        // Nobody keeps these alive.
+        ("LOCK.ACQUIRE fixed owner LEASE 100000", LONG_PACE),
+        ("LOCK.ACQUIRE ephemeral owner LEASE 100000 EPHEMERAL", LONG_PACE),
+        ("LOCK.RENEW ephemeral owner LEASE 40000", LONG_PACE),
+        ("LOCK.ACQUIRE a owner WATCHDOG LEASE 64000", 8000),
+        ("LOCK.ACQUIRE b owner WATCHDOG LEASE 48000", 6000),
+        ("LOCK.ACQUIRE c owner WATCHDOG LEASE 56000", 6000),
+        // A lease for once is not the one that is renewed.
+        ("LOCK.RENEW a owner LEASE 40000", 6000),
+        ("LOCK.RENEW a owner LEASE 40000 WATCHDOG", 5000),
+        ("LOCK.MACQUIRE 2 d e owner WATCHDOG LEASE 32000", 4000),
+        ("LOCK.RENEW d owner LEASE 64000 WATCHDOG", 4000),
+    ] {
+        session.take(&mut client, line);
+        assert_eq!(pace(&mut session), expected, "{line}");
+    }
+    for (line, expected) in [
+        ("LOCK.RELEASE e owner", 5000),
+        ("LOCK.RELEASE b owner", 5000),
+        ("LOCK.RELEASE a owner", 7000),
+        ("LOCK.MRELEASE 2 c d owner", LONG_PACE),
+    ] {
+        client.order(line);
+        assert_eq!(pace(&mut session), expected, "{line}");
+    }
+    // Another session's hold is none of its business.
+    let other = Session::open(&server);
+    other.take(&mut client, "LOCK.ACQUIRE f owner WATCHDOG LEASE 800");
+    assert_eq!(pace(&mut session), LONG_PACE);
+    // Nor is one that it has lost.
+    session.take(&mut client, "LOCK.ACQUIRE g owner WATCHDOG LEASE 64000");
+    assert_eq!(pace(&mut session), 8000);
+    client.order("LOCK.FORCE g");
+    assert_eq!(session.event().kind, "lost");
+    assert_eq!(pace(&mut session), LONG_PACE);
+}
+
+#[test]
+fn it_comes_at_this_pace_by_itself() {
+    let server = server();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 4000");
+    assert_eq!(pace(&mut session), 500);
+    for line in
+        ["LOCK.EVENTS WAIT 0 HEARTBEAT", "LOCK.EVENTS WAIT 100000 HEARTBEAT", "LOCK.EVENTS HEARTBEAT COUNT 5 WAIT 0"]
+    {
+        let begin = unix_micros();
+        session.raw.tell(&[line]);
+        assert_eq!(alive(&heard(&mut session)), (500, 80_000), "{line}");
+        assert!(unix_micros() - begin >= 499_000, "{line}");
+    }
+}
+
+#[test]
+fn it_comes_sooner_if_the_wait_is_over_sooner() {
+    let server = server();
+    let mut session = Session::open(&server);
+    let begin = unix_micros();
+    session.raw.tell(&["LOCK.EVENTS WAIT 120 HEARTBEAT"]);
+    assert_eq!(alive(&heard(&mut session)).0, LONG_PACE);
+    assert!(unix_micros() - begin >= 119_000);
+}
+
+#[test]
+fn it_stands_behind_events() {
+    let server = server();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    for line in ["LOCK.EVENTS HEARTBEAT", "LOCK.EVENTS WAIT 0 HEARTBEAT"] {
+        let token = session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
+        client.order("DEL key");
+        session.raw.tell(&[line]);
+        assert_eq!(told(&heard(&mut session)).0, [Event::lost("key", "owner", token, "changed")], "{line}");
+        pace(&mut session);
+    }
+    let token = session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
+    listen(&mut session, &server);
+    client.order("DEL key");
+    assert_eq!(told(&heard(&mut session)).0, [Event::lost("key", "owner", token, "changed")]);
+    // It does not count among those that were asked for, and says the same as one that stands alone.
+    for number in 0..3 {
+        session.take(&mut client, &format!("LOCK.ACQUIRE key-{number} owner EPHEMERAL"));
+    }
+    session.take(&mut client, "LOCK.ACQUIRE watched owner WATCHDOG LEASE 8000");
+    client.order("DEL key-0 key-1 key-2");
+    let (two, beside) = told(&session.raw.say("LOCK.EVENTS COUNT 2 HEARTBEAT"));
+    let (one, _) = told(&session.raw.say("LOCK.EVENTS WAIT 0 COUNT 1 HEARTBEAT"));
+    assert_eq!((two.len(), one.len()), (2, 1));
+    assert_eq!((beside.next, beside.default, beside.writes), (1000, 80_000, 1));
+}
+
+/// How much is left of the leases of what is renewed for the session, in thousandths, of the one that has least.
+#[test]
+fn what_is_sure() {
+    let server = server();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    let sure = |session: &mut Session| sign(&session.raw.say("LOCK.EVENTS HEARTBEAT")).sure;
+    for line in ["LOCK.ACQUIRE fixed owner LEASE 20000", "LOCK.ACQUIRE ephemeral owner LEASE 20000 EPHEMERAL"] {
+        session.take(&mut client, line);
+    }
+    let over = crate::common::deadline(&mut client, b"ephemeral") - 19_900;
+    until(SOON, "a two hundredth of their leases is over", || unix_micros() / 1000 > over);
+    assert_eq!(sure(&mut session), 1000, "nothing is renewed");
+    client.order("LOCK.RELEASE fixed owner");
+    client.order("LOCK.RELEASE ephemeral owner");
+    session.take(&mut client, "LOCK.ACQUIRE long owner WATCHDOG LEASE 3600000");
+    session.take(&mut client, "LOCK.ACQUIRE longer owner WATCHDOG LEASE 7200000");
+    assert!((990..=1000).contains(&sure(&mut session)));
+    // What its owner shortens is short until the watchdog comes: a third of what is left later.
+    session.take(&mut client, "LOCK.RENEW long owner LEASE 1800000");
+    assert!((490..=500).contains(&sure(&mut session)));
+    session.take(&mut client, "LOCK.RENEW longer owner LEASE 720000");
+    assert!((90..=100).contains(&sure(&mut session)));
+    client.order("LOCK.RELEASE longer owner");
+    assert!((490..=500).contains(&sure(&mut session)));
+    // So is what somebody else shortens, once the module has seen it.
+    client.order("PEXPIRE long 900000");
+    until(SOON, "it is seen", || (240..=250).contains(&sure(&mut session)));
+    // It is counted from the question, not from its answer.
+    session.take(&mut client, "LOCK.ACQUIRE short owner WATCHDOG LEASE 2000");
+    client.order("LOCK.RELEASE long owner");
+    let begin = unix_micros();
+    let least = sign(&session.raw.say("LOCK.EVENTS WAIT 0 HEARTBEAT")).sure;
+    let deadline = crate::common::deadline(&mut client, b"short");
+    assert!(begin / 1000 + 2000 * least / 1000 <= deadline, "{least}");
+}
+
+/// Where the server refuses writes, nothing is renewed: what is sure gets less.
+#[test]
+fn whether_the_server_takes_writes() {
+    let server = server();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    let writes = |session: &mut Session| sign(&session.raw.say("LOCK.EVENTS HEARTBEAT")).writes;
+    assert_eq!(writes(&mut session), 1);
+    client.order("CONFIG SET min-replicas-to-write 1");
+    assert_eq!(writes(&mut session), 0);
+    client.order("CONFIG SET min-replicas-to-write 0");
+    assert_eq!(writes(&mut session), 1);
+    client.order("CLIENT PAUSE 600000 WRITE");
+    assert_eq!(writes(&mut session), 0);
+    client.order("CLIENT UNPAUSE");
+    client.order("REPLICAOF 127.0.0.1 1");
+    assert_eq!(writes(&mut session), 0);
+    client.order("REPLICAOF NO ONE");
+    assert_eq!(writes(&mut session), 1);
+}
+
+/// A grant says for how long it lasts, counted from the question that reads it: so one that was waited for has a time, too.
+#[test]
+fn how_long_a_grant_lasts() {
+    let server = server();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    let lasts = |reply: &Value| text(&array(&array(reply)[0])[5]).parse::<i64>().expect("a number");
+    for (terms, longest) in [("LEASE 60000", 60_000), ("", 80_000), ("LEASE 40000 WATCHDOG", 40_000)] {
+        client.take("LOCK.ACQUIRE key holder");
+        session.wait(&mut client, &format!("LOCK.ACQUIRE key owner WAIT 0 {terms}"));
+        client.order("LOCK.RELEASE key holder");
+        let asked = unix_micros() / 1000;
+        let left = lasts(&session.raw.say("LOCK.EVENTS"));
+        let deadline = crate::common::deadline(&mut client, b"key");
+        assert!(left > longest - 10_000 && asked + left <= deadline, "{terms}: {left}");
+        client.order("DEL key");
+        session.raw.say("LOCK.EVENTS");
+    }
+    // One that came while it was asking.
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.MACQUIRE 2 key other owner WAIT 0 LEASE 60000");
+    listen(&mut session, &server);
+    client.order("LOCK.RELEASE key holder");
+    let reply = heard(&mut session);
+    assert!((60_000..70_000).contains(&lasts(&reply)), "{reply:?}");
+    assert_eq!(array(&reply).len(), 2);
+}
+
+/// Whoever gives a session a shorter lease to keep alive lets it hear of that at once, in whichever way.
+#[test]
+fn a_shorter_lease_ends_it_at_once() {
+    let server = server();
+    let mut client = server.raw();
+    let ways: [(&[&str], &str); 6] = [
+        (&[], "LOCK.ACQUIRE key owner WATCHDOG LEASE 8000"),
+        (&[], "LOCK.MACQUIRE 2 key other owner WATCHDOG LEASE 8000"),
+        (&["LOCK.ACQUIRE key owner LEASE 60000"], "LOCK.RENEW key owner WATCHDOG LEASE 8000"),
+        (&["LOCK.ACQUIRE key owner WATCHDOG LEASE 80000"], "LOCK.ACQUIRE key owner LEASE 8000 WATCHDOG"),
+        (&["LOCK.ACQUIRE key owner WATCHDOG LEASE 80000"], "LOCK.RENEW key owner LEASE 8000 EPHEMERAL"),
+        (&["LOCK.ACQUIRE key owner WATCHDOG LEASE 80000"], "LOCK.MRENEW 1 key owner LEASE 8000 WATCHDOG"),
+    ];
+    for (before, line) in ways {
+        let mut session = Session::open(&server);
+        for line in before {
+            session.take(&mut client, line);
+        }
+        listen(&mut session, &server);
+        client.order(&session.naming(line));
+        assert_eq!(alive(&heard(&mut session)), (1000, 80_000), "{line}");
+        client.order("DEL key other");
+    }
+}
+
+/// So does a grant to one who waited, by its event.
+#[test]
+fn a_shorter_lease_that_was_waited_for() {
+    let server = server();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 4000 WAIT 0");
+    listen(&mut session, &server);
+    client.order("LOCK.RELEASE key holder");
+    told(&heard(&mut session)).0[0].token_of(&["key"], "owner");
+    // From then on the pace is that of this lease.
+    listen_once(&mut session);
+    assert_eq!(alive(&heard(&mut session)).0, 500);
+}
+
+fn listen_once(session: &mut Session) {
+    session.raw.tell(&["LOCK.EVENTS WAIT 0 HEARTBEAT"]);
+}
+
+#[test]
+fn nothing_else_ends_it() {
+    let server = server();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    let other = Session::open(&server);
+    listen(&mut session, &server);
+    for line in [
+        "LOCK.ACQUIRE long owner WATCHDOG LEASE 80000",
+        "LOCK.ACQUIRE longer owner WATCHDOG LEASE 100000",
+        "LOCK.ACQUIRE fixed owner LEASE 8000",
+        "LOCK.ACQUIRE ephemeral owner LEASE 8000 EPHEMERAL",
+    ] {
+        session.take(&mut client, line);
+    }
+    other.take(&mut client, "LOCK.ACQUIRE of-another owner WATCHDOG LEASE 8000");
+    client.order("LOCK.RELEASE long owner");
+    client.order("CONFIG SET holdfast.default-lease 8000");
+    assert!(!eventually(A_WHILE, || !session.raw.pending()));
+    // It waits still for what does.
+    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 4000");
+    assert_eq!(alive(&heard(&mut session)), (500, 8000));
+}
+
+/// A short pace that somebody was told counts for the next question, although what needed it is gone.
+#[test]
+fn what_was_told_is_kept() {
+    let server = server();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 1600");
+    assert_eq!(pace(&mut session), 200);
+    client.order("LOCK.RELEASE key owner");
+    listen_once(&mut session);
+    assert_eq!(alive(&heard(&mut session)).0, LONG_PACE);
+    // From now on the long one counts.
+    listen_once(&mut session);
+    assert!(!eventually(A_WHILE + A_WHILE, || !session.raw.pending()));
+}
+
+#[test]
+fn without_the_word_nothing_changes() {
+    let server = server();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    pace(&mut session);
+    session.listen(&server);
+    let token = session.take(&mut client, "LOCK.ACQUIRE key owner EPHEMERAL LEASE 8000");
+    assert!(!eventually(A_WHILE, || !session.raw.pending()));
+    client.order("LOCK.FORCE key");
+    assert_eq!(session.heard(), [Event::lost("key", "owner", token, "forced")]);
+    assert_eq!(session.raw.say("LOCK.EVENTS WAIT 50"), Value::Nil);
+    assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil);
+}
+
+#[test]
+fn it_is_no_event_that_stays_unread() {
+    let server = server();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    listen(&mut session, &server);
+    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 8000");
+    assert_eq!(info_number(&server, "holdfast", "holdfast_undelivered_events"), 0);
+    alive(&heard(&mut session));
+    assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil);
+}
+
+#[test]
+fn client_unblock_ends_it() {
+    let server = server();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    for how in ["", " TIMEOUT"] {
+        listen(&mut session, &server);
+        assert_eq!(client.say(&format!("CLIENT UNBLOCK {}{how}", session.client)), Value::Int(1));
+        assert_eq!(alive(&heard(&mut session)).0, LONG_PACE);
+    }
+    listen(&mut session, &server);
+    assert_eq!(client.say(&format!("CLIENT UNBLOCK {} ERROR", session.client)), Value::Int(1));
+    assert_eq!(error(&heard(&mut session)).0, "UNBLOCKED");
+    assert_eq!(pace(&mut session), LONG_PACE);
+}
+
+#[test]
+fn in_a_transaction_it_does_not_wait() {
+    let server = server();
+    let mut session = Session::open(&server);
+    session.raw.tell(&["MULTI", "LOCK.EVENTS WAIT 0 HEARTBEAT", "LOCK.EVENTS HEARTBEAT", "EXEC"]);
+    for _ in 0..3 {
+        session.raw.read().unwrap();
+    }
+    let replies = heard(&mut session);
+    assert_eq!(array(&replies).iter().map(alive).collect::<Vec<_>>(), [(LONG_PACE, 80_000); 2]);
+}
+
+#[test]
+fn a_script_has_no_life_of_its_own() {
+    let server = server();
+    let reply = server.raw().call(&[b"EVAL", b"return redis.call('LOCK.EVENTS', 'HEARTBEAT')", b"0"]);
+    assert!(error(&reply).1.contains("a script has none of its own"), "{reply:?}");
+}
+
+#[test]
+fn a_listener_that_is_killed_leaves_nothing() {
+    let server = server();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 1600");
+    listen(&mut session, &server);
+    client.order(&format!("CLIENT KILL ID {}", session.client));
+    until(SOON, "it is gone", || info_number(&server, "holdfast", "holdfast_sessions") == 0);
+    assert_eq!(blocked_clients(&server), 0);
+    // Nor does its pace come when it would have.
+    assert!(!eventually(Duration::from_millis(400), || client.say("PING") != Value::SimpleString("PONG".into())));
+}
+
+/// A replica keeps nothing alive.
+#[test]
+fn on_a_replica_the_default_lease_sets_the_pace() {
+    let server = server();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 8000");
+    assert_eq!(pace(&mut session), 1000);
+    client.order("REPLICAOF 127.0.0.1 1");
+    assert_eq!(session.event().kind, "unbound");
+    assert_eq!(pace(&mut session), LONG_PACE);
+    let begin = unix_micros();
+    session.raw.tell(&["LOCK.EVENTS WAIT 120 HEARTBEAT"]);
+    assert_eq!(alive(&heard(&mut session)).0, LONG_PACE);
+    assert!(unix_micros() - begin >= 119_000);
+}
+
+/// A listener is told once, however many shorter leases come in one step.
+#[test]
+fn many_at_once_end_it_once() {
+    let server = server();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    listen(&mut session, &server);
+    let line = |number: u32| session.naming(&format!("LOCK.ACQUIRE key-{number} owner WATCHDOG LEASE 8000"));
+    let lines: Vec<String> = (0..100).map(line).collect();
+    assert_eq!(client.say_all(&lines).len(), 100);
+    assert_eq!(alive(&heard(&mut session)).0, 1000);
+    assert_eq!(session.raw.say("PING"), Value::SimpleString("PONG".into()));
+}

@@ -178,7 +178,7 @@ fn reply_alive(ctx: Ctx, session: u64, asked: Millis) -> Replied {
         (pace, state.ties.sure(session, asked))
     });
     let writes = u8::from(holding::takes_writes(ctx));
-    reply_fields(ctx, "alive", (&[], None, None), Some(&format!("{pace} {lease} {sure} {writes}")))
+    reply_fields(ctx, "heartbeat", (&[], None, None), Some(&format!("{pace} {lease} {sure} {writes}")))
 }
 
 fn read_events(state: &mut State, session: u64, most: usize) -> Vec<Event> {
@@ -210,8 +210,8 @@ fn reply_event(ctx: Ctx, event: &Event, asked: Millis) -> Replied {
         Kind::TimedOut => ("timeout", None, None),
         Kind::Refused(error) => ("refused", None, Some(error.as_str())),
         Kind::Lost(token, why) => ("lost", Some(*token), Some(why.name())),
-        Kind::Untied(token, why) => ("untied", Some(*token), Some(why.name())),
-        Kind::Wanted(token) => ("wanted", Some(*token), None),
+        Kind::Unbound(token, why) => ("unbound", Some(*token), Some(why.name())),
+        Kind::Contended(token) => ("contended", Some(*token), None),
     };
     reply_fields(ctx, name, (keys, Some(owner), token), detail)
 }

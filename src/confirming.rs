@@ -100,7 +100,7 @@ fn confirmed(ctx: Ctx, id: ConfirmationId, it: Confirmation, now: Now) {
         What::Reply { ticket, answer, grant, terms } => match bind_all(ctx, grant, &terms, now) {
             Holds::There => {
                 end_request(ctx, ticket, Outcome::Granted(answer, grant), now);
-                if terms.tying.wanted {
+                if terms.tying.contention {
                     tell_if_contended(ctx, grant);
                 }
             }
@@ -134,7 +134,7 @@ fn missed(ctx: Ctx, id: ConfirmationId, it: Confirmation, having: usize, now: No
 }
 
 fn refuse(ctx: Ctx, ticket: Ticket, grant: GrantId, message: String, now: Now) {
-    count(|it| &mut it.taken_back);
+    count(|it| &mut it.revoked);
     state::with(|state| state.in_flight.owe(grant));
     end_request(ctx, ticket, Outcome::Refused(message), now);
     timer::wake(ctx, Timer::Work, timer::THIS_TURN);

@@ -154,7 +154,7 @@ pub fn bind(lock: &Lock, (deadline, token): (Deadline, Token), together: Option<
     match state::with(|state| state.tie(tie, now.millis())) {
         Some(Before::OtherHold(tie)) => lost(lock.ctx(), [tie], Why::Changed, now),
         Some(Before::Elsewhere(tie)) => {
-            state::with(|state| state.untied(&tie, Why::Taken));
+            state::with(|state| state.unbound(&tie, Why::Taken));
             timer::wake_for_replies(lock.ctx());
         }
         None => {}
@@ -231,9 +231,9 @@ pub fn wake_for_ties(ctx: Ctx) {
     }
 }
 
-/// Tells the session that holds this lock, if it asked for that (`WANTED`), that somebody wants it, and cannot have it.
-pub fn tell_wanted(ctx: Ctx, db: i32, name: &[u8]) {
-    if state::with(|state| state.wanted(db, name)) {
+/// Tells the session that holds this lock, if it asked for that (`CONTENTION`), that somebody wants it, and cannot have it.
+pub fn tell_contended(ctx: Ctx, db: i32, name: &[u8]) {
+    if state::with(|state| state.contended(db, name)) {
         timer::wake_for_replies(ctx);
     }
 }
@@ -242,7 +242,7 @@ pub fn tell_wanted(ctx: Ctx, db: i32, name: &[u8]) {
 /// nobody hears of others before he knows of his own hold.
 pub fn tell_if_contended<'a>(ctx: Ctx, db: i32, names: impl IntoIterator<Item = &'a [u8]>) {
     let is_contended = |name: &&[u8]| state::with(|state| state.is_contended(db, name));
-    names.into_iter().filter(is_contended).for_each(|name| tell_wanted(ctx, db, name));
+    names.into_iter().filter(is_contended).for_each(|name| tell_contended(ctx, db, name));
 }
 
 /// Records the loss of tied holds.

@@ -35,7 +35,7 @@ pub fn fill(section: Section) {
             (c"deadlock_searches_given_up", it.deadlock_searches_given_up),
             (c"grants_undelivered", it.grants_undelivered),
             (c"confirmed", it.confirmed),
-            (c"taken_back", it.taken_back),
+            (c"revoked", it.revoked),
             (c"confirmation_requests", it.confirmation_requests),
         ];
         for (name, value) in counts {
@@ -48,12 +48,12 @@ pub fn fill(section: Section) {
         [
             (c"waiters", state.queue.len()),
             (c"contended_locks", state.queue.contended()),
-            (c"tied_holds", state.ties.len()),
-            (c"kept_locks", state.ties.kept()),
+            (c"bound_holds", state.ties.len()),
+            (c"cached_locks", state.ties.kept()),
             (c"confirming", state.confirmations.len()),
             (c"sessions", sessions),
             (c"session_waits", session_waits),
-            (c"unread_events", unread_events),
+            (c"undelivered_events", unread_events),
         ]
     });
     for (name, value) in now {

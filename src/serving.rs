@@ -171,7 +171,7 @@ fn grant(
     time(|stats| &mut stats.waits, now.micros.saturating_sub(arrived.micros));
     if replicas == 0 {
         end_request(ctx, ticket, Outcome::Granted(Answer::Token(token), grant), now);
-        if tying.wanted {
+        if tying.contention {
             holding::tell_if_contended(ctx, ctx.db(), locks.iter().map(|lock| lock.name().bytes()));
         }
         return Ok(());

@@ -41,7 +41,7 @@ pub struct Counts {
     /// Grants and renewals that enough replicas confirmed.
     pub confirmed: u64,
     /// Grants and renewals rolled back for lack of confirmations.
-    pub taken_back: u64,
+    pub revoked: u64,
     /// How often replicas were asked to confirm.
     pub confirmation_requests: u64,
 }

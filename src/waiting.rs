@@ -414,7 +414,7 @@ pub fn end_silent(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(client) = state::with(|state| state.sessions.take_silent(now.millis())) else { break };
         if clients::end(ctx, client) {
-            ctx.warn("holdfast: closed the connection of a session that has sent no LOCK.NEXT for a default lease");
+            ctx.warn("holdfast: closed the connection of a session that has sent no LOCK.EVENTS for a default lease");
         }
     }
 }

@@ -115,7 +115,7 @@ pub fn verify(ctx: Ctx, id: TieId, why: Why, now: Now) {
     state::with(|state| {
         state.ties.remove(id);
         if elsewhere {
-            state.untied(&tie, Why::Moved);
+            state.unbound(&tie, Why::Moved);
         } else {
             holding::tell_lost(state, &tie, why, now);
         }
@@ -138,7 +138,7 @@ pub fn untie_retired(ctx: Ctx, slice: &Slice) {
     let mut any = false;
     while !slice.is_over() {
         let Some(tie) = state::with(|state| state.ties.next_retired()) else { break };
-        state::with(|state| state.untied(&tie, Why::Replica));
+        state::with(|state| state.unbound(&tie, Why::Replica));
         any = true;
     }
     if any {

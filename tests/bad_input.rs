@@ -43,8 +43,8 @@ const REQUESTS: [(&str, &[Number]); 19] = [
     ("LOCK.MACQUIRE 2 held free me", &[LEASE, WAIT, HOLDS, REPLICAS]),
     ("LOCK.MRELEASE 2 held free me", &[TOKEN]),
     ("LOCK.MRENEW 2 held free me", &[LEASE, TOKEN, REPLICAS]),
-    ("LOCK.NEXT", &[WAIT, COUNT]),
-    ("LOCK.NEXT ALIVE", &[WAIT, COUNT]),
+    ("LOCK.EVENTS", &[WAIT, COUNT]),
+    ("LOCK.EVENTS HEARTBEAT", &[WAIT, COUNT]),
     ("LOCK.CANCEL held me", &[]),
     ("LOCK.INFO held", &[COUNT]),
     ("LOCK.WAITERS held", &[COUNT]),
@@ -143,7 +143,7 @@ impl Victim {
     /// The id of a connection that has ended.
     fn ended_session(&self) -> String {
         let mut other = self.server.raw();
-        let (id, client) = (text(&ask(&mut other, "LOCK.OWNER")), other.client_id());
+        let (id, client) = (text(&ask(&mut other, "LOCK.SESSION")), other.client_id());
         other.close();
         until_gone(&mut self.server.raw(), client);
         id
@@ -231,7 +231,7 @@ fn a_message_names_what_is_allowed() {
         ("LOCK.RENEW held me LEASE -5", ["1", "315360000000"]),
         ("LOCK.RENEW held me FENCE 9007199254740992", ["1", "9007199254740991"]),
         ("LOCK.RENEW held me FENCE 9007199254740991", ["FENCE", "an hour ahead"]),
-        ("LOCK.NEXT COUNT 0", ["1", "2147483647"]),
+        ("LOCK.EVENTS COUNT 0", ["1", "2147483647"]),
     ] {
         victim.refuses_line(line, &allowed);
     }
@@ -297,7 +297,7 @@ fn a_word_that_is_unknown_there() {
         for (request, words) in [
             (
                 "LOCK.ACQUIRE held me",
-                &["FOO", "ALL", "TOKEN", "COUNT", "ALIVE", "FENCE", "LEASES", "LEAS", "SESSIONS", "5"][..],
+                &["FOO", "ALL", "TOKEN", "COUNT", "HEARTBEAT", "FENCE", "LEASES", "LEAS", "SESSIONS", "5"][..],
             ),
             ("LOCK.ACQUIRE free me LEASE 5", &["FOO", "ALL", "TOKEN", "7"]),
             (
@@ -308,7 +308,7 @@ fn a_word_that_is_unknown_there() {
             ("LOCK.MACQUIRE 1 free me", &["FOO", "LIMIT", "SHARED", "ALL", "TOKEN"]),
             ("LOCK.MRELEASE 1 held me", &["FOO", "HOLDS", "LEASE", "WATCHDOG", "SESSION"]),
             ("LOCK.MRENEW 1 held me", &["FOO", "WAIT", "HOLDS", "SHARED", "ALL", "FENCE"]),
-            ("LOCK.NEXT", &["FOO", "SESSION", "LEASE", "TOKEN"]),
+            ("LOCK.EVENTS", &["FOO", "SESSION", "LEASE", "TOKEN"]),
             ("LOCK.CANCEL held me", &["FOO", "WAIT", "TOKEN", "ALL", "COUNT"]),
             ("LOCK.INFO held", &["FOO", "LIMIT", "SESSION"]),
             ("LOCK.WAITERS held", &["FOO", "LIMIT"]),
@@ -327,7 +327,7 @@ fn a_session_that_is_none() {
     let long = [b'x'; 100_000];
     let bytes: [&[u8]; 6] = [b"", b"\0", b"\xff\xfe", b"%s%n", b"a\r\n+OK\r\n", &long];
     each(|victim| {
-        let own = text(&ask(&mut victim.raw, "LOCK.OWNER"));
+        let own = text(&ask(&mut victim.raw, "LOCK.SESSION"));
         let (run, client) = own.split_once(':').expect("run and client");
         let other_run = format!("00000000-0000-4000-8000-000000000000:{client}");
         let mut bad = vec![run.to_owned(), format!("{run}:"), client.to_owned(), format!("{own} "), format!("+{own}")];

@@ -32,14 +32,14 @@ fn what_is_tied_is_not_lost_by_a_step_forward() {
     holder.say("LOCK.ACQUIRE watched a LEASE 60000 WATCHDOG").token();
     holder.say("LOCK.ACQUIRE one-of-two a LEASE 60000 LIMIT 2 EPHEMERAL").token();
     other.say("LOCK.ACQUIRE one-of-two b LEASE 60000 LIMIT 2").token();
-    other.say("LOCK.ACQUIRE untied b LEASE 60000").token();
+    other.say("LOCK.ACQUIRE unbound b LEASE 60000").token();
     let mut for_tied = Waiter::start(&server, "tied", "c");
-    let mut for_untied = Waiter::start(&server, "untied", "c");
+    let mut for_unbound = Waiter::start(&server, "unbound", "c");
     let mut for_permit = Waiter::sending(&server, "LOCK.ACQUIRE one-of-two c LIMIT 2 WAIT 0");
 
     clock.set(HOUR);
     // What is not tied has ended.
-    assert!(arrives(&mut for_untied.raw).token() > token);
+    assert!(arrives(&mut for_unbound.raw).token() > token);
     assert!(arrives(&mut for_permit.raw).token() > token);
     for key in ["tied", "watched"] {
         until(SOON, "the key follows", || (1..=MINUTE).contains(&left(&mut other, key)));
@@ -77,13 +77,13 @@ fn what_is_tied_lasts_no_longer_by_a_step_back() {
     let id = holder.client_id();
     holder.say("LOCK.ACQUIRE tied a LEASE 60000 EPHEMERAL").token();
     holder.say("LOCK.ACQUIRE watched a LEASE 2000 WATCHDOG").token();
-    other.say("LOCK.ACQUIRE untied b LEASE 60000").token();
+    other.say("LOCK.ACQUIRE unbound b LEASE 60000").token();
     clock.set(-HOUR);
-    until(SOON, "the server reads its clock", || left(&mut other, "untied") > HOUR - MINUTE);
+    until(SOON, "the server reads its clock", || left(&mut other, "unbound") > HOUR - MINUTE);
     for (key, lease) in [("tied", MINUTE), ("watched", 2000)] {
         until(SOON, "the key follows", || (1..=lease).contains(&left(&mut other, key)));
     }
-    assert!(left(&mut other, "untied") > HOUR - MINUTE, "what is not tied ends as any other key");
+    assert!(left(&mut other, "unbound") > HOUR - MINUTE, "what is not tied ends as any other key");
     // The server renews it at the times that it did before.
     for _ in 0..2 {
         let before = deadline(&mut other, "watched");
@@ -98,11 +98,11 @@ fn what_is_tied_lasts_no_longer_by_a_step_back() {
 fn a_session_is_answered_in_time_whatever_the_clock_does() {
     let Some((server, clock)) = start() else { return };
     let (mut reader, mut client) = (server.raw(), server.raw());
-    let id = reader.say("LOCK.OWNER").text();
+    let id = reader.say("LOCK.SESSION").text();
     client.say(&format!("LOCK.ACQUIRE k a LEASE 4000 WATCHDOG SESSION {id}")).token();
     for step in [0, -HOUR, HOUR, -2 * HOUR, 0] {
         for _ in 0..2 {
-            reader.send(&[b"LOCK.NEXT", b"WAIT", b"0", b"ALIVE"]).expect("sent");
+            reader.send(&[b"LOCK.EVENTS", b"WAIT", b"0", b"HEARTBEAT"]).expect("sent");
             clock.set(step);
             // Every eighth of the lease: in half a second.
             let events = arrives(&mut reader);

@@ -16,12 +16,12 @@ pub const NAMES: [&str; 14] = [
     "LOCK.MACQUIRE",
     "LOCK.MRELEASE",
     "LOCK.MRENEW",
-    "LOCK.NEXT",
+    "LOCK.EVENTS",
     "LOCK.CANCEL",
     "LOCK.INFO",
     "LOCK.WAITERS",
     "LOCK.TOP",
-    "LOCK.OWNER",
+    "LOCK.SESSION",
     "LOCK.HELP",
 ];
 
@@ -70,7 +70,7 @@ const EXPECTED: [Expected; 14] = [
             "WATCHDOG",
             "EPHEMERAL",
             "REPLICAS",
-            "WANTED",
+            "CONTENTION",
             "SESSION",
         ],
     },
@@ -88,7 +88,7 @@ const EXPECTED: [Expected; 14] = [
         effect: Effect::Writes,
         example: "LOCK.RENEW k me LEASE 5",
         keys: &["k"],
-        words: &["LEASE", "TOKEN", "WATCHDOG", "EPHEMERAL", "REPLICAS", "FENCE", "WANTED", "SESSION"],
+        words: &["LEASE", "TOKEN", "WATCHDOG", "EPHEMERAL", "REPLICAS", "FENCE", "CONTENTION", "SESSION"],
     },
     Expected {
         name: "LOCK.FORCE",
@@ -104,7 +104,18 @@ const EXPECTED: [Expected; 14] = [
         effect: Effect::Takes,
         example: "LOCK.MACQUIRE 3 k l m me LEASE 5",
         keys: &["k", "l", "m"],
-        words: &["LEASE", "WAIT", "WAITED", "HOLDS", "NEW", "WATCHDOG", "EPHEMERAL", "REPLICAS", "WANTED", "SESSION"],
+        words: &[
+            "LEASE",
+            "WAIT",
+            "WAITED",
+            "HOLDS",
+            "NEW",
+            "WATCHDOG",
+            "EPHEMERAL",
+            "REPLICAS",
+            "CONTENTION",
+            "SESSION",
+        ],
     },
     Expected {
         name: "LOCK.MRELEASE",
@@ -120,15 +131,15 @@ const EXPECTED: [Expected; 14] = [
         effect: Effect::Writes,
         example: "LOCK.MRENEW 1 k me",
         keys: &["k"],
-        words: &["LEASE", "TOKEN", "WATCHDOG", "EPHEMERAL", "REPLICAS", "WANTED", "SESSION"],
+        words: &["LEASE", "TOKEN", "WATCHDOG", "EPHEMERAL", "REPLICAS", "CONTENTION", "SESSION"],
     },
     Expected {
-        name: "LOCK.NEXT",
+        name: "LOCK.EVENTS",
         arity: -1,
         effect: Effect::Neither,
-        example: "LOCK.NEXT WAIT 0",
+        example: "LOCK.EVENTS WAIT 0",
         keys: &[],
-        words: &["WAIT", "COUNT", "ALIVE"],
+        words: &["WAIT", "COUNT", "HEARTBEAT"],
     },
     Expected {
         name: "LOCK.CANCEL",
@@ -163,10 +174,10 @@ const EXPECTED: [Expected; 14] = [
         words: &["COUNT"],
     },
     Expected {
-        name: "LOCK.OWNER",
+        name: "LOCK.SESSION",
         arity: -1,
         effect: Effect::Neither,
-        example: "LOCK.OWNER REPLACES id",
+        example: "LOCK.SESSION REPLACES id",
         keys: &[],
         words: &["REPLACES"],
     },
@@ -250,7 +261,7 @@ fn command_docs_are_complete() {
         assert!(field("complexity").starts_with("O("), "{name}");
         assert_eq!((field("group").as_str(), field("module").as_str()), ("module", "holdfast"), "{name}");
         let since = field("since");
-        let newer = ["lock.next", "lock.cancel"].contains(&name.to_lowercase().as_str());
+        let newer = ["lock.events", "lock.cancel"].contains(&name.to_lowercase().as_str());
         assert_eq!(since, if newer { "0.2.0" } else { "0.1.0" }, "{name}");
         let mut found = Arguments::default();
         if let Some(arguments) = docs.get(&b"arguments"[..]) {

@@ -239,7 +239,7 @@ fn is_token(word: &str) -> bool {
     bare(word).len() == 16 && number(word).is_some()
 }
 
-/// What `LOCK.OWNER` says: a UUID, a colon, a number.
+/// What `LOCK.SESSION` says: a UUID, a colon, a number.
 fn is_session(word: &str) -> bool {
     bare(word).split_once(':').is_some_and(|(run, client)| {
         let parts: Vec<usize> = run.split('-').map(str::len).collect();

@@ -274,7 +274,7 @@ fn keys_and_owners_are_escaped_in_the_message() {
 fn a_key_whose_expiry_the_search_finds_out() {
     let server = Server::start();
     let mut raw = server.raw();
-    let session = raw.say("LOCK.OWNER").text();
+    let session = raw.say("LOCK.SESSION").text();
     raw.say("LOCK.ACQUIRE bobs bob LEASE 600000").int();
     raw.say("LOCK.ACQUIRE alices alice LEASE 600000").int();
     raw.say("LOCK.ACQUIRE short carol LEASE 1500").int();
@@ -343,7 +343,7 @@ fn figure(server: &Server, name: &str) -> u64 {
 fn cost_of_newcomers(others: &str) -> f64 {
     let server = Server::start();
     let [mut session, mut asking] = connections(&server);
-    let id = session.say("LOCK.OWNER").text();
+    let id = session.say("LOCK.SESSION").text();
     ask_all(&mut asking, (0..60).map(|it| format!("LOCK.ACQUIRE k{it} h:{it} LEASE 600000")));
     ask_all(&mut asking, (0..60).map(|it| format!("LOCK.ACQUIRE k{it} w:{it} WAIT 0 SESSION {id}")));
     asking.say("LOCK.ACQUIRE hot holder LEASE 600000").token();
@@ -370,7 +370,7 @@ fn a_crowd_costs_no_more_because_somebody_waits_for_several_locks() {
 fn a_search_that_leads_too_far_is_given_up_and_counted() {
     let server = Server::start();
     let [mut session, mut asking] = connections(&server);
-    let id = session.say("LOCK.OWNER").text();
+    let id = session.say("LOCK.SESSION").text();
     let length = 5_000;
     ask_all(&mut asking, (0..=length).map(|it| format!("LOCK.ACQUIRE c:{it} link:{it} LEASE 600000")));
     // From its end to its beginning, so that nobody waits for those who ask.

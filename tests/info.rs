@@ -49,7 +49,7 @@ const COUNTED: [(&str, &[(&str, i64)]); 21] = [
     ("LOCK.FORCE k", &[("forced", 2)]),
     ("LOCK.ACQUIRE k me LEASE 0", &[]),
     ("LOCK.INFO k", &[]),
-    ("LOCK.OWNER", &[]),
+    ("LOCK.SESSION", &[]),
     ("LOCK.TOP", &[]),
     ("LOCK.HELP", &[]),
 ];
@@ -70,7 +70,7 @@ fn each_request_moves_its_counter_and_no_other() {
 fn what_is_there_now_comes_and_goes() {
     let server = Server::start();
     let mut raw = server.raw();
-    let now = |raw: &mut Raw| ["waiters", "contended_locks", "tied_holds"].map(|name| section(raw)[name]);
+    let now = |raw: &mut Raw| ["waiters", "contended_locks", "bound_holds"].map(|name| section(raw)[name]);
     assert_eq!(now(&mut raw), [0, 0, 0]);
     ask_token(&mut raw, "LOCK.ACQUIRE a me EPHEMERAL");
     ask_token(&mut raw, "LOCK.ACQUIRE b me WATCHDOG");
@@ -177,7 +177,7 @@ fn buckets(raw: &mut Raw, name: &str) -> Vec<(i64, i64)> {
 fn a_hand_off_to_a_session_is_timed() {
     let server = Server::start();
     let [mut raw, mut session] = [server.raw(), server.raw()];
-    let id = text(&ask(&mut session, "LOCK.OWNER"));
+    let id = text(&ask(&mut session, "LOCK.SESSION"));
     ask_token(&mut raw, "LOCK.ACQUIRE k me");
     assert_eq!(
         ask(&mut raw, &format!("LOCK.ACQUIRE k you WAIT 0 SESSION {id}")),
@@ -187,7 +187,7 @@ fn a_hand_off_to_a_session_is_timed() {
     assert_eq!(section(&mut raw)["handoff_usec_count"], 0, "nobody has heard of it");
     let begin = std::time::Instant::now();
     until(SOON, "the session is late by 20 ms", || begin.elapsed().as_millis() >= 20);
-    assert!(matches!(ask(&mut session, "LOCK.NEXT"), Value::Array(_)));
+    assert!(matches!(ask(&mut session, "LOCK.EVENTS"), Value::Array(_)));
     let after = section(&mut raw);
     assert_eq!((after["handoff_usec_count"], after["wait_usec_count"]), (1, 1));
     assert!(after["handoff_usec_max"] >= 19_000, "{after:?}");
@@ -213,7 +213,7 @@ fn the_longest_wait_is_that_of_whoever_came_first() {
 }
 
 #[test]
-fn tied_holds_that_another_command_ends_are_counted() {
+fn bound_holds_that_another_command_ends_are_counted() {
     let server = Server::start();
     let mut raw = server.raw();
     for (number, command) in ["DEL k", "SET k v", "HDEL k me"].into_iter().enumerate() {

@@ -276,7 +276,7 @@ fn it_stays_while_the_server_would_still_call_one_of_its_commands() {
     let load = format!("MODULE LOAD {path}");
     ask_ok(&mut raw, &load);
     let mut other = server.raw();
-    for lines in [&["LOCK.HELP"][..], &["lock.owner"], &["LOCK.TOP none"], &["MULTI", "LOCK.OWNER", "PING"]] {
+    for lines in [&["LOCK.HELP"][..], &["lock.session"], &["LOCK.TOP none"], &["MULTI", "LOCK.SESSION", "PING"]] {
         for line in lines {
             ask(&mut other, line);
         }
@@ -288,7 +288,7 @@ fn it_stays_while_the_server_would_still_call_one_of_its_commands() {
     for _ in 0..5 {
         ask_ok(&mut raw, "MODULE UNLOAD holdfast");
         ask_ok(&mut raw, &load);
-        ask(&mut other, "LOCK.OWNER");
+        ask(&mut other, "LOCK.SESSION");
         ask(&mut other, "PING");
     }
 }
@@ -332,7 +332,7 @@ const BAD: [&str; 18] = [
     "LOCK.RENEW held me FENCE 9007199254740991",
     "LOCK.ACQUIRE held me WAIT 0 SESSION nobody",
     "LOCK.CANCEL held me SESSION",
-    "LOCK.NEXT COUNT 0",
+    "LOCK.EVENTS COUNT 0",
     "LOCK.NOTHING held me",
 ];
 

@@ -274,7 +274,7 @@ fn info_tells_who_holds_it() {
         let [holder] = &info.holders[..] else { panic!("{info:?}") };
         assert_eq!((&holder.owner[..], holder.holds, &holder.token), (case.me, 3, &Value::Int(granted)));
         assert!((59_000..=60_000).contains(&holder.ttl), "{info:?}");
-        let tie = (&holder.client, holder.watchdog, holder.ephemeral, holder.wanted);
+        let tie = (&holder.client, holder.watchdog, holder.ephemeral, holder.contention);
         assert_eq!(tie, (&NULL, false, false, false));
     });
 }
@@ -395,13 +395,13 @@ fn owner_star_is_this_connection() {
     for protocol in Protocol::BOTH {
         let mut raw = protocol.connect(&server);
         let id = raw.client_id();
-        let reply = ask(&mut raw, "LOCK.OWNER");
+        let reply = ask(&mut raw, "LOCK.SESSION");
         let name = bytes(&reply).to_vec();
         let (run, client) = text(&reply).rsplit_once(':').map(|(run, id)| (run.to_owned(), id.to_owned())).unwrap();
         assert_eq!(client, id.to_string());
         assert!(is_uuid(&run), "{run}");
         runs.push(run);
-        assert_eq!(ask(&mut raw, "LOCK.OWNER"), reply, "always the same");
+        assert_eq!(ask(&mut raw, "LOCK.SESSION"), reply, "always the same");
 
         let granted = ask_token(&mut raw, "LOCK.ACQUIRE key *");
         assert_eq!(raw.call(&[b"HGET", b"key", &name]), Value::BulkString(b"1".to_vec()));
@@ -414,7 +414,7 @@ fn owner_star_is_this_connection() {
         assert_eq!(ask_int(&mut raw, "LOCK.RELEASE key * ALL"), 0);
     }
     assert_eq!(runs[0], runs[1], "one run of the server");
-    let elsewhere = text(&ask(&mut Server::start().raw(), "LOCK.OWNER"));
+    let elsewhere = text(&ask(&mut Server::start().raw(), "LOCK.SESSION"));
     assert!(!elsewhere.starts_with(&runs[0]), "another server is another run");
 }
 
@@ -613,7 +613,7 @@ struct Holder {
     client: Value,
     watchdog: bool,
     ephemeral: bool,
-    wanted: bool,
+    contention: bool,
 }
 
 impl Info {
@@ -647,7 +647,7 @@ impl Holder {
             client: take("client"),
             watchdog: flag(&take("watchdog")),
             ephemeral: flag(&take("ephemeral")),
-            wanted: flag(&take("wanted")),
+            contention: flag(&take("wanted")),
         };
         assert!(fields.is_empty(), "{fields:?}");
         holder

@@ -11,7 +11,7 @@ use crate::speak::{Reply, Speak};
 
 /// All but `LOCK.FORCE`, by name.
 const LOCKING: &str = "+lock.acquire +lock.release +lock.renew +lock.macquire +lock.mrelease +lock.mrenew";
-const LOOKING: &str = "+lock.info +lock.waiters +lock.top +lock.owner +lock.help";
+const LOOKING: &str = "+lock.info +lock.waiters +lock.top +lock.session +lock.help";
 
 /// A connection of a user who has these rights over all keys.
 #[track_caller]
@@ -39,7 +39,7 @@ fn locks_but_breaks_none(server: &Server, rights: &str) {
     connection.say("LOCK.MACQUIRE 2 one two me WAIT 1").token();
     assert_eq!(connection.say("LOCK.MRENEW 2 one two me").items().len(), 2);
     assert_eq!(connection.say("LOCK.MRELEASE 2 one two me").items(), [Value::Int(0), Value::Int(0)]);
-    for line in ["LOCK.WAITERS key", "LOCK.TOP", "LOCK.OWNER", "LOCK.HELP"] {
+    for line in ["LOCK.WAITERS key", "LOCK.TOP", "LOCK.SESSION", "LOCK.HELP"] {
         assert!(!matches!(connection.say(line), Value::ServerError(_)), "{rights}: {line}");
     }
 }
@@ -116,12 +116,12 @@ const LOCKS: [&str; 12] = [
     "LOCK.MACQUIRE 1 app:lock me",
     "LOCK.MRENEW 1 app:lock me",
     "LOCK.MRELEASE 1 app:lock me",
-    "LOCK.NEXT",
+    "LOCK.EVENTS",
     "LOCK.CANCEL app:lock nobody",
     "LOCK.INFO app:lock",
     "LOCK.WAITERS app:lock",
     "LOCK.TOP",
-    "LOCK.OWNER",
+    "LOCK.SESSION",
 ];
 const BREAKS: &str = "LOCK.FORCE app:lock";
 /// How clients find the server, in a cluster and with Sentinel.

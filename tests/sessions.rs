@@ -1,10 +1,11 @@
 //! Sessions: one connection that stands for a process.
 
-mod alive;
 mod cancel;
 mod cluster;
+mod contention;
 mod ends;
 mod events;
+mod heartbeat;
 mod limits;
 mod losses;
 mod naming;
@@ -22,4 +23,3 @@ mod server;
 mod session;
 mod ties;
 mod waited;
-mod wanted;

@@ -93,7 +93,7 @@ fn assert_roster(client: &mut Raw, key: &str) {
 }
 
 fn tied(server: &Server) -> i64 {
-    info_number(server, "holdfast", "holdfast_tied_holds")
+    info_number(server, "holdfast", "holdfast_bound_holds")
 }
 
 fn until_nothing_is_tied(server: &Server) {

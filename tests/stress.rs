@@ -352,7 +352,7 @@ fn nothing_is_left(server: &Server, memory_before: i64) {
     assert_eq!(blocked_clients(server), 0);
     let mut client = server.raw();
     until(SOON, "every lease is over", || client.say("DBSIZE") == Value::Int(0));
-    for field in ["waiters", "contended_locks", "tied_holds"] {
+    for field in ["waiters", "contended_locks", "bound_holds"] {
         assert_eq!(info_number(server, "holdfast", &format!("holdfast_{field}")), 0, "{field}");
     }
     let grown = settled_memory(server) - memory_before;

@@ -150,15 +150,15 @@ fn an_ephemeral_hold_ends_with_its_connection_however_that_ends() {
     for (key, end) in endings() {
         let (mut holder, mut next) = (server.raw(), server.raw());
         let token = holder.say(&format!("LOCK.ACQUIRE {key} first HOLDS 3 EPHEMERAL")).token();
-        holder.say(&format!("LOCK.ACQUIRE {key}:untied first")).token();
+        holder.say(&format!("LOCK.ACQUIRE {key}:unbound first")).token();
         assert_eq!(next.begin(&format!("LOCK.ACQUIRE {key} second WAIT 0")), None);
         let client = holder.client_id();
         end(holder, &mut viewer);
         assert!(arrives(&mut next).token() > token, "{key}");
         assert_eq!(owners(&mut viewer, key), ["second"]);
         until_gone(&mut viewer, client);
-        let untied = holders(&mut viewer, &format!("{key}:untied"));
-        assert_eq!(untied.into_keys().collect::<Vec<_>>(), ["first"], "a hold without the flag stays");
+        let unbound = holders(&mut viewer, &format!("{key}:unbound"));
+        assert_eq!(unbound.into_keys().collect::<Vec<_>>(), ["first"], "a hold without the flag stays");
     }
 }
 
@@ -293,7 +293,7 @@ fn both_flags_at_once_renew_and_release() {
     let server = Server::start();
     let (mut holder, mut viewer) = (server.raw(), server.raw());
     holder.say("LOCK.ACQUIRE key * LEASE 600 WATCHDOG EPHEMERAL").token();
-    let owner = holder.say("LOCK.OWNER").text();
+    let owner = holder.say("LOCK.SESSION").text();
     assert_eq!(tie(&mut viewer, "key", &owner), (Some(holder.client_id()), true, true));
     until_renewed(&mut viewer, "key");
     until_renewed(&mut viewer, "key");
@@ -372,9 +372,9 @@ fn after_a_swap_of_databases_the_tie_is_what_info_says() {
     holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
     other.say("SELECT 1");
     other.say("LOCK.ACQUIRE key owner LEASE 2000").token();
-    let untied_end = deadline(&mut other, "key");
+    let unbound_end = deadline(&mut other, "key");
     assert_eq!(viewer.say("SWAPDB 0 1"), Value::Okay);
-    // The untied one is in database 0 now, the tied one in 1.
+    // The unbound one is in database 0 now, the tied one in 1.
     assert_eq!(tie(&mut viewer, "key", "owner"), (None, false, false));
     viewer.say("SELECT 1");
     let (client, watchdog, ephemeral) = tie(&mut viewer, "key", "owner");
@@ -392,7 +392,7 @@ fn after_a_swap_of_databases_the_tie_is_what_info_says() {
         runs_out(&mut viewer, "key");
     }
     viewer.say("SELECT 0");
-    assert_eq!(deadline(&mut viewer, "key"), untied_end);
+    assert_eq!(deadline(&mut viewer, "key"), unbound_end);
     runs_out(&mut viewer, "key");
 }
 
@@ -637,7 +637,7 @@ fn a_hold_that_ran_out_of_the_queue_is_not_tied_to_who_had_it() {
     let server = Server::start();
     let (mut holder, mut next) = (server.raw(), server.raw());
     holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
-    // The same owner from another connection, after a release: it has the lock out of the queue's hands, untied.
+    // The same owner from another connection, after a release: it has the lock out of the queue's hands, unbound.
     next.say("LOCK.ACQUIRE gate other").token();
     assert_eq!(holder.say("LOCK.RELEASE key owner"), Value::Int(0));
     holder.say("LOCK.ACQUIRE key third LEASE 60000").token();
@@ -721,7 +721,7 @@ fn a_transaction_ties_to_its_connection() {
     let id = holder.client_id();
     holder.say("MULTI");
     holder.say("LOCK.ACQUIRE key * LEASE 600 WATCHDOG EPHEMERAL");
-    holder.say("LOCK.OWNER");
+    holder.say("LOCK.SESSION");
     let replies = holder.say("EXEC");
     replies.items()[0].token();
     let owner = replies.items()[1].text();

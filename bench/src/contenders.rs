@@ -101,14 +101,14 @@ pub trait Contender: Send {
     }
 }
 
-/// The module, asked on behalf of a session: whoever waits hears of its grant by `LOCK.NEXT`, over another connection.
+/// The module, asked on behalf of a session: whoever waits hears of its grant by `LOCK.EVENTS`, over another connection.
 pub struct Session;
 
 impl Session {
     /// The name in tables.
     pub const NAME: &'static str = "holdfast, sessions";
     /// What a session sends again and again.
-    pub const NEXT: &'static str = "LOCK.NEXT WAIT 0";
+    pub const NEXT: &'static str = "LOCK.EVENTS WAIT 0";
 }
 
 impl Contender for Session {
@@ -121,7 +121,7 @@ impl Contender for Session {
     }
 
     fn wait(&self, lock: &Lock) -> Request {
-        let session = lock.session.as_deref().unwrap_or_default();
+        let session = lock.owner.as_deref().unwrap_or_default();
         Holdfast::PLAIN.request(lock, &["WAIT", "0", "SESSION", session])
     }
 

@@ -1,6 +1,6 @@
 //! Many clients of one contender, each on a connection of its own, served by one thread.
 //!
-//! Clients with sessions (`LOCK.NEXT`) are tasks of processes: those of one process share a connection for their requests,
+//! Clients with sessions (`LOCK.EVENTS`) are tasks of processes: those of one process share a connection for their requests,
 //! which go out together once all that has arrived is dealt with, and one that tells them of their grants.
 //!
 //! A client is told to [`want`](Crowd::want) its lock and to [`release`](Crowd::release) it; what comes of it is told by
@@ -493,7 +493,7 @@ impl Connection {
 
     /// Asks for the connection's name as a session, and reads its events from then on.
     fn begin_session(&mut self) -> Result<String> {
-        self.send(Request::typed("LOCK.OWNER").bytes())?;
+        self.send(Request::typed("LOCK.SESSION").bytes())?;
         let deadline = Instant::now() + Duration::from_secs(10);
         let mut chunk = [0; 256];
         let name = loop {

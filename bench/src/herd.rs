@@ -85,7 +85,7 @@ impl Seen {
         };
         Ok(Self {
             waiters: field("holdfast_waiters")?,
-            holds: field("holdfast_tied_holds")?,
+            holds: field("holdfast_bound_holds")?,
             sessions: field("holdfast_sessions")?,
             connections: field("total_connections_received")?,
         })

@@ -51,7 +51,7 @@ pub struct Holder {
     /// Whether it ends with its connection.
     pub ephemeral: bool,
     /// Whether its client may keep it unused until somebody waits for it.
-    pub kept: bool,
+    pub cached: bool,
 }
 
 /// Who waits for a lock.
@@ -81,7 +81,7 @@ pub struct Queue {
     /// Who holds it.
     pub holders: Vec<Vec<u8>>,
     /// How many of these may keep it unused.
-    pub kept: i64,
+    pub cached: i64,
     /// Until the last deadline, in ms.
     pub ttl: i64,
 }
@@ -135,7 +135,7 @@ impl Server {
                 waiters: fields.number("waiters").unwrap_or(0),
                 oldest: fields.number("oldest").unwrap_or(0),
                 holders: fields.list("holders").iter().map(bytes).collect(),
-                kept: fields.number("kept").unwrap_or(0),
+                cached: fields.number("cached").unwrap_or(0),
                 ttl: fields.number("ttl").unwrap_or(-1),
             }
         };
@@ -191,7 +191,7 @@ fn read_holder(fields: &Fields) -> Holder {
         client: fields.number("client"),
         watchdog: fields.is("watchdog"),
         ephemeral: fields.is("ephemeral"),
-        kept: fields.is("wanted"),
+        cached: fields.is("contention"),
     }
 }
 
@@ -335,7 +335,7 @@ impl Holder {
             "client": self.client,
             "watchdog": self.watchdog,
             "ephemeral": self.ephemeral,
-            "kept": self.kept,
+            "cached": self.cached,
         })
     }
 }

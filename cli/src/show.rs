@@ -44,7 +44,7 @@ pub fn text(lock: &Lock, waiters: &[Waiter]) -> String {
 }
 
 fn holder(holder: &Holder) -> Vec<String> {
-    let ties = [(holder.watchdog, "watchdog"), (holder.ephemeral, "ephemeral"), (holder.kept, "kept")];
+    let ties = [(holder.watchdog, "watchdog"), (holder.ephemeral, "ephemeral"), (holder.cached, "cached")];
     let ties: Vec<_> = ties.iter().filter(|(tied, _)| *tied).map(|(_, name)| *name).collect();
     let tied = holder.client.map_or_else(String::new, |client| format!("client {client} ({})", ties.join(", ")));
     let token = holder.token.map_or_else(|| "-".to_owned(), |token| token.to_string());

@@ -76,18 +76,18 @@ fn top_once_is_a_table_or_json() {
 fn a_lock_that_may_be_kept_unused_is_shown_as_one() {
     let server = Server::start();
     let mut session = server.raw();
-    let id: String = redis::from_redis_value(session.call(&[b"LOCK.OWNER"])).unwrap();
-    let _: i64 = say(&server, &format!("LOCK.ACQUIRE a alice WANTED SESSION {id}"));
+    let id: String = redis::from_redis_value(session.call(&[b"LOCK.SESSION"])).unwrap();
+    let _: i64 = say(&server, &format!("LOCK.ACQUIRE a alice CONTENTION SESSION {id}"));
     let text = done(holdfast(&server).args(["show", "a"]));
-    assert!(text.out.contains("(kept)"), "{}", text.out);
+    assert!(text.out.contains("(cached)"), "{}", text.out);
     let json = done(holdfast(&server).args(["show", "--json", "a"]));
     let json: Value = serde_json::from_str(&json.out).unwrap();
-    assert_eq!(json["holders"][0]["kept"], true);
+    assert_eq!(json["holders"][0]["cached"], true);
     let mut waiting = server.raw();
     waiting.send(&[b"LOCK.ACQUIRE", b"a", b"bob", b"WAIT", b"0"]).unwrap();
     until(SOON, "bob waits", || waiters(&server, "a") == 1);
     let top = done(holdfast(&server).args(["top", "--once"]));
-    assert!(top.out.contains("alice (kept)"), "{}", top.out);
+    assert!(top.out.contains("alice (cached)"), "{}", top.out);
 }
 
 /// One shape for all three, which is written down.

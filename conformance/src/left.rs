@@ -16,7 +16,7 @@ pub enum When {
 
 /// What servers still have that should be gone, when this time is over.
 pub fn after(time: Duration, when: When, servers: &[&Server]) -> Option<String> {
-    const FREE: [&str; 2] = ["holdfast_waiters", "holdfast_tied_holds"];
+    const FREE: [&str; 2] = ["holdfast_waiters", "holdfast_bound_holds"];
     let fields = if when == When::Ended { &[FREE[0], FREE[1], "holdfast_sessions"][..] } else { &FREE };
     let mut left = Vec::new();
     let is_clean = eventually(time, || {

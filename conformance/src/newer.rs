@@ -7,7 +7,7 @@ use support::{Fate, Proxy, Toward};
 /// An event of a kind that nobody knows yet.
 const UNKNOWN: &str = "*7\r\n$4\r\nmore\r\n:0\r\n*1\r\n$1\r\nk\r\n$5\r\nowner\r\n:1\r\n$4\r\nmore\r\n*0\r\n";
 /// How an event of today's begins that is a sign of life.
-const ALIVE: &str = "*6\r\n$5\r\nalive\r\n";
+const HEARTBEAT: &str = "*6\r\n$9\r\nheartbeat\r\n";
 
 /// From now on whatever a session is told begins with an event that nobody knows, and its sign of life has more numbers and one more
 /// element.
@@ -18,15 +18,15 @@ pub fn speaks(proxy: &Proxy) {
     });
 }
 
-/// Every answer to `LOCK.NEXT ... ALIVE` ends with a sign of life, and that with its numbers, in one string.
+/// Every answer to `LOCK.EVENTS ... HEARTBEAT` ends with a sign of life, and that with its numbers, in one string.
 fn newer(message: &[u8]) -> Option<Vec<u8>> {
     let (count, rest) = str::from_utf8(message).ok()?.strip_prefix('*')?.split_once("\r\n")?;
-    let (events, alive) = rest.rsplit_once(ALIVE)?;
+    let (events, alive) = rest.rsplit_once(HEARTBEAT)?;
     let (between, numbers) = alive.strip_suffix("\r\n")?.rsplit_once("\r\n")?;
     let (between, _) = between.rsplit_once('$')?;
     let (count, numbers) = (count.parse::<usize>().ok()? + 1, format!("{numbers} 1 2"));
     let length = numbers.len();
-    let alive = format!("*7\r\n$5\r\nalive\r\n{between}${length}\r\n{numbers}\r\n$4\r\nmore\r\n");
+    let alive = format!("*7\r\n$9\r\nheartbeat\r\n{between}${length}\r\n{numbers}\r\n$4\r\nmore\r\n");
     Some(format!("*{count}\r\n{UNKNOWN}{events}{alive}").into_bytes())
 }
 
@@ -36,7 +36,7 @@ mod tests {
 
     #[test]
     fn what_a_session_is_told_has_more_of_everything() {
-        let alive = format!("{ALIVE}:0\r\n*0\r\n$-1\r\n$-1\r\n$14\r\n250 2000 666 1\r\n");
+        let alive = format!("{HEARTBEAT}:0\r\n*0\r\n$-1\r\n$-1\r\n$14\r\n250 2000 666 1\r\n");
         let more = newer(format!("*1\r\n{alive}").as_bytes()).unwrap();
         let redis::Value::Array(events) = redis::parse_redis_value(&more).unwrap() else { panic!() };
         let lengths: Vec<usize> = events.iter().map(|it| it.as_sequence().unwrap().len()).collect();

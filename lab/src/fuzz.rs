@@ -206,7 +206,7 @@ fn reached(master: &Server) -> Vec<(&'static str, i64)> {
         ("by watchdog", "watchdog_renewals"),
         ("deadlocks", "deadlocks_refused"),
         ("confirmed", "confirmed"),
-        ("taken back", "taken_back"),
+        ("taken back", "revoked"),
     ];
     let mut connection = master.connect();
     COUNTS.map(|(what, field)| (what, holdfast(&mut connection, field))).to_vec()
@@ -215,7 +215,7 @@ fn reached(master: &Server) -> Vec<(&'static str, i64)> {
 /// With all connections gone, nobody may wait or be tied.
 fn everybody_gone(master: &Server) -> Result<(), String> {
     const NOW: [&str; 7] =
-        ["waiters", "contended_locks", "tied_holds", "confirming", "sessions", "session_waits", "unread_events"];
+        ["waiters", "contended_locks", "bound_holds", "confirming", "sessions", "session_waits", "undelivered_events"];
     let mut connection = master.client().get_connection().map_err(|error| error.to_string())?;
     match NOW.into_iter().find(|of| !eventually(Duration::from_secs(5), || holdfast(&mut connection, of) == 0)) {
         Some(of) => Err(format!("all connections are closed, yet {of} does not go down to 0")),

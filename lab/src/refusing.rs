@@ -175,8 +175,8 @@ impl Seen {
             format!("LOCK.INFO {key}"),
             format!("LOCK.WAITERS {key}"),
             "LOCK.TOP".to_owned(),
-            "LOCK.OWNER".to_owned(),
-            "LOCK.NEXT".to_owned(),
+            "LOCK.SESSION".to_owned(),
+            "LOCK.EVENTS".to_owned(),
             format!("LOCK.CANCEL {key} other"),
         ];
         self.requests += (refused.len() + taken.len()) as u64;

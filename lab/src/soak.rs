@@ -258,7 +258,7 @@ fn round(server: &Server, scene: &Arc<Scene>, options: &Options) -> RedisResult<
 
 fn nothing_left(server: &Server) -> bool {
     eventually(Duration::from_secs(10), || {
-        ["holdfast_waiters", "holdfast_tied_holds", "holdfast_sessions"]
+        ["holdfast_waiters", "holdfast_bound_holds", "holdfast_sessions"]
             .iter()
             .all(|field| server.info("holdfast", field).is_none_or(|value| value == "0"))
             && server.info("clients", "connected_clients").as_deref() == Some("1")

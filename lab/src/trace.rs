@@ -5,11 +5,11 @@ use std::sync::LazyLock;
 
 use crate::clock::now;
 
-static WANTED: LazyLock<bool> = LazyLock::new(|| env::var_os("LAB_TRACE").is_some());
+static CONTENTION: LazyLock<bool> = LazyLock::new(|| env::var_os("LAB_TRACE").is_some());
 
 /// Prints a line, with the time at which it was said, if such lines are wanted.
 pub fn trace(line: impl FnOnce() -> String) {
-    if *WANTED {
+    if *CONTENTION {
         eprintln!("{} {}", now(), line());
     }
 }

@@ -29,13 +29,13 @@ pub struct Asked {
     pub watchdog: bool,
     pub ephemeral: bool,
     /// The session is to be told once somebody waits.
-    pub wanted: bool,
+    pub contention: bool,
     /// How many replicas are to confirm it.
     pub replicas: u64,
     /// Its owner may not hold already.
     pub new: bool,
     /// It wants a sign of life.
-    pub alive: bool,
+    pub heartbeat: bool,
     /// The connections that it replaces.
     pub replaces: Vec<u64>,
     /// It was repeated with other terms.
@@ -71,7 +71,7 @@ impl Asked {
             it.keys.clear();
         }
         let owner = if has_owner { argv.get(first + count).cloned().unwrap_or_default() } else { Vec::new() };
-        let options = if command == "next" { 1 } else { first + count + 1 };
+        let options = if command == "events" { 1 } else { first + count + 1 };
         let mut rest = argv.get(options..).unwrap_or_default().iter();
         while let Some(word) = rest.next() {
             let mut number = || rest.next().and_then(number);
@@ -87,9 +87,9 @@ impl Asked {
                 b"shared" => it.limit = u32::MAX,
                 b"watchdog" => it.watchdog = true,
                 b"ephemeral" => it.ephemeral = true,
-                b"wanted" => it.wanted = true,
+                b"contention" => it.contention = true,
                 b"new" => it.new = true,
-                b"alive" => it.alive = true,
+                b"heartbeat" => it.heartbeat = true,
                 b"replicas" => it.replicas = number().unwrap_or(0),
                 b"session" => {
                     it.of_session = true;

@@ -27,7 +27,7 @@ pub fn can_tell(line: &Line) -> bool {
         "lock.renew",
         "lock.mrenew",
         "lock.force",
-        "lock.next",
+        "lock.events",
         "del",
         "client",
         "flushall",
@@ -90,10 +90,10 @@ impl History {
         *self.answered.entry(client).or_default() += 1;
         match (open.asked.command.as_str(), reply) {
             (_, Reply::Line(line)) if line == "WAITING" => self.waits.push(open),
-            ("next", Reply::Array(events)) => {
+            ("events", Reply::Array(events)) => {
                 events.iter().for_each(|event| self.event(client, event.elements(), now));
             }
-            ("next", _) => {}
+            ("events", _) => {}
             _ => self.answer(&open, reply, now),
         }
     }

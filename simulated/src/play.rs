@@ -294,7 +294,7 @@ impl Player {
                 let it = self.connections.get(name).filter(|it| !it.has_vanished);
                 let idle = it.is_some_and(|it| self.judge.is_idle(it.id) && self.judge.is_session(it.id));
                 if idle {
-                    self.line(&Line::request(*name, "LOCK.NEXT"))?;
+                    self.line(&Line::request(*name, "LOCK.EVENTS"))?;
                 }
             }
             self.pass(ms)?;
@@ -320,7 +320,7 @@ fn all_is_well() {
     });
 }
 
-/// What `LOCK.OWNER` says on a connection.
+/// What `LOCK.SESSION` says on a connection.
 pub fn identity(client: u64) -> Bytes {
     let digits = run_id();
     let random = u128::from_str_radix(&digits[..32], 16).unwrap_or_default();

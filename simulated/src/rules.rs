@@ -79,8 +79,8 @@ pub const IN_TIME: &str = "a wait ends when its time is over";
 pub const CYCLES: &str = "a request that closes a cycle of waits is refused";
 /// Losses.
 pub const TOLD: &str = "a session is told of each hold that it loses, once";
-/// `WANTED`.
-pub const WANTED: &str = "a session that asked for it is told that somebody waits for what it holds, once";
+/// `CONTENTION`.
+pub const CONTENTION: &str = "a session that asked for it is told that somebody waits for what it holds, once";
 /// False alarms.
 pub const TRUE_LOSS: &str = "a hold that was told lost is lost";
 /// What is given back.
@@ -90,7 +90,8 @@ pub const UNHEARD: &str = "what was granted to somebody who waited, and never to
 /// Rights.
 pub const RIGHTS: &str = "nobody is granted what its user may not acquire any more";
 /// Signs of life.
-pub const ALIVE: &str = "every reply to LOCK.NEXT … ALIVE ends with one sign of life, and no other reply has one";
+pub const HEARTBEAT: &str =
+    "every reply to LOCK.EVENTS … HEARTBEAT ends with one sign of life, and no other reply has one";
 /// Replicas.
 pub const COPY: &str = "what the replicas are sent makes the same keyspace";
 /// Refused writes.
@@ -351,7 +352,7 @@ impl Wait {
 struct Connection {
     open: VecDeque<Open>,
     is_session: bool,
-    /// When its last `LOCK.NEXT` began, in Unix milliseconds, and where.
+    /// When its last `LOCK.EVENTS` began, in Unix milliseconds, and where.
     read_at: u64,
     read_place: Place,
     /// Within how many ms its next question is answered, as the last sign of life said.
@@ -455,7 +456,7 @@ pub struct Judge {
     /// grants were heard of.
     is_muddled: bool,
     /// How often a session has asked to be told that somebody waits for a key and owner, and how often it was.
-    wanted: BTreeMap<(u64, Bytes, Bytes), (usize, usize)>,
+    contended: BTreeMap<(u64, Bytes, Bytes), (usize, usize)>,
     /// Databases have changed places: those who wait stay where they are, and what is held goes.
     has_swapped: bool,
     /// Losses that a session is to be told, and those that it was: how often.
@@ -484,8 +485,8 @@ pub struct Judge {
     /// Which connections anybody has asked to tie a hold to.
     asked_ties: BTreeMap<Hold, BTreeMap<u64, usize>>,
     /// Holds that a session was told it is tied to no more, and how often one of that owner and key.
-    untied: BTreeMap<(u64, Bytes, Bytes, u64), Place>,
-    times_untied: BTreeMap<(u64, Bytes, Bytes), usize>,
+    unbound: BTreeMap<(u64, Bytes, Bytes, u64), Place>,
+    times_unbound: BTreeMap<(u64, Bytes, Bytes), usize>,
     /// Keys written by hand, of which the module promises less.
     by_hand: BTreeSet<(i32, Bytes)>,
     /// Keys whose expiry was changed by hand, in any database: no watchdog comes earlier because of that.
@@ -544,11 +545,11 @@ impl Judge {
     /// A client sends a request.
     pub fn asked(&mut self, client: u64, argv: &[Bytes]) {
         let asked = Asked::read(client, argv);
-        for key in asked.keys.iter().filter(|_| asked.wanted) {
-            self.wanted.entry((asked.client, key.clone(), asked.owner.clone())).or_default().0 += 1;
+        for key in asked.keys.iter().filter(|_| asked.contention) {
+            self.contended.entry((asked.client, key.clone(), asked.owner.clone())).or_default().0 += 1;
         }
         let connection = self.connections.entry(client).or_default();
-        connection.is_session |= asked.command == "next";
+        connection.is_session |= asked.command == "events";
         let is_exec = asked.command == "exec";
         connection.open.push_back(Open {
             client,
@@ -862,7 +863,7 @@ impl Judge {
                     (place..).zip(&runs).for_each(|(at, asked)| self.cancelled(at, db, asked));
                     let connection = self.connections.entry(client).or_default();
                     let has_vanished = connection.has_vanished;
-                    if runs.iter().any(|asked| asked.command == "next") {
+                    if runs.iter().any(|asked| asked.command == "events") {
                         (connection.read_at, connection.read_place) = (at, place);
                     }
                     if let Some(open) = connection.open.iter_mut().find(|open| open.began.is_none()) {
@@ -1087,7 +1088,7 @@ impl Judge {
         match self.waits.iter_mut().find(is_same) {
             Some(known) => {
                 // It may be the same request, or a new one, and the end of the first is not read yet.
-                let flags = |it: &Asked| (it.watchdog, it.ephemeral, it.wanted, it.replicas);
+                let flags = |it: &Asked| (it.watchdog, it.ephemeral, it.contention, it.replicas);
                 let is_unsure = known.asked.is_unsure || flags(&known.asked) != flags(asked);
                 let replicas = known.asked.replicas.max(asked.replicas);
                 let lease = |it: &Asked| it.lease.unwrap_or(30_000);
@@ -1125,7 +1126,7 @@ impl Judge {
         let keys: Vec<Bytes> = keys.elements().iter().map(|key| key.bytes().to_vec()).collect();
         let owner = owner.bytes().to_vec();
         match kind.bytes() {
-            b"alive" => {
+            b"heartbeat" => {
                 let asked = (next.began.unwrap_or(0), next.at);
                 let said = String::from_utf8_lossy(detail.bytes()).into_owned();
                 let next = said.split(' ').next().and_then(|next| next.parse().ok());
@@ -1136,18 +1137,18 @@ impl Judge {
                 let key = keys.first().cloned().unwrap_or_default();
                 self.lost.push((session, db, key, owner, token.number().unwrap_or(0)));
             }
-            b"untied" => {
+            b"unbound" => {
                 for key in keys {
                     let why = detail.bytes().to_vec();
                     self.loosened.push((session, db, key, owner.clone(), token.number().unwrap_or(0), why));
                 }
             }
-            b"wanted" => {
+            b"contended" => {
                 let key = keys.first().cloned().unwrap_or_default();
-                let (asked, told) = self.wanted.entry((session, key, owner)).or_default();
+                let (asked, told) = self.contended.entry((session, key, owner)).or_default();
                 *told += 1;
                 if told > asked {
-                    return Err(Violation::new(WANTED, format!("session {session} was told {event:?}")));
+                    return Err(Violation::new(CONTENTION, format!("session {session} was told {event:?}")));
                 }
             }
             what => {
@@ -1218,7 +1219,7 @@ impl Judge {
                     self.waits.remove(at);
                 }
                 if what == b"granted" {
-                    // What was untied before this was read is tied again.
+                    // What was unbound before this was read is tied again.
                     let granted = token.number().unwrap_or(0);
                     let is_it = |(to, on, key, who, of, _): &&(u64, i32, Bytes, Bytes, u64, Bytes)| {
                         (*to, *on, who, *of) == (session, db, &owner, granted) && keys.contains(key)
@@ -1272,7 +1273,7 @@ impl Judge {
     /// Takes in what was told in this turn, in the order in which it was asked; events at the end.
     fn take_in(&mut self) -> Result<(), Violation> {
         let mut spoken = std::mem::take(&mut self.spoken);
-        let reads = |open: &Open| open.runs.iter().any(|asked| asked.command == "next");
+        let reads = |open: &Open| open.runs.iter().any(|asked| asked.command == "events");
         spoken.sort_by_key(|(_, open, _)| (reads(open), open.began));
         let mut cancels = Vec::new();
         for (client, open, reply) in spoken {
@@ -1284,18 +1285,18 @@ impl Judge {
             for (place, (asked, reply)) in (began..).zip(open.runs.iter().zip(replies)) {
                 says_what_it_may(asked, reply)?;
                 match (asked.command.as_str(), reply) {
-                    ("next", Reply::Array(events)) => {
+                    ("events", Reply::Array(events)) => {
                         let kind = |event: &Reply| event.elements().first().map(|kind| kind.bytes().to_vec());
-                        let signs = events.iter().filter(|event| kind(event).as_deref() == Some(b"alive")).count();
-                        let is_last = events.last().and_then(kind).as_deref() == Some(b"alive");
-                        if signs != usize::from(asked.alive) || is_last != asked.alive {
-                            return Err(Violation::new(ALIVE, format!("{events:?}")));
+                        let signs = events.iter().filter(|event| kind(event).as_deref() == Some(b"heartbeat")).count();
+                        let is_last = events.last().and_then(kind).as_deref() == Some(b"heartbeat");
+                        if signs != usize::from(asked.heartbeat) || is_last != asked.heartbeat {
+                            return Err(Violation::new(HEARTBEAT, format!("{events:?}")));
                         }
                         for event in events {
                             self.reads(client, event.elements(), &open)?;
                         }
                     }
-                    ("next", Reply::Null) if asked.alive => return Err(Violation::new(ALIVE, "null")),
+                    ("events", Reply::Null) if asked.heartbeat => return Err(Violation::new(HEARTBEAT, "null")),
                     (_, Reply::Line(line)) if line == "WAITING" => {
                         if let Some(unheard) = unheard.iter().find(|wait| wait.open.began == Some(place)) {
                             self.waits_for(&unheard.open, &unheard.asked, unheard.is_optional);
@@ -1369,13 +1370,13 @@ impl Judge {
             let loss = (session, key.clone(), owner.clone(), token);
             self.owed.remove(&loss);
             // Each time, it was tied by another request.
-            let times = self.times_untied.entry((session, key.clone(), owner.clone())).or_default();
+            let times = self.times_unbound.entry((session, key.clone(), owner.clone())).or_default();
             *times += 1;
             let of_hold = self.asked_ties.iter().filter(|((_, name, who), _)| (name, who) == (&key, &owner));
             if *times > of_hold.filter_map(|(_, askers)| askers.get(&session)).sum() {
-                return Err(Violation::new(TOLD, format!("untied {times} times: {loss:?}")));
+                return Err(Violation::new(TOLD, format!("unbound {times} times: {loss:?}")));
             }
-            self.untied.insert(loss, self.place);
+            self.unbound.insert(loss, self.place);
             // Whoever has tied it anew since is not meant, nor is a later hold.
             let is_raised = |it: u64| it == token || self.fences.contains(&it);
             let is_meant = |it: &Belief| is_raised(it.token) && (why != b"replica" || it.since < role);
@@ -1489,8 +1490,8 @@ impl Judge {
         let ends = open.at + asked.lease.unwrap_or(30_000);
         if let Some(newer) = self.beliefs.get_mut(&hold).filter(|it| it.token > token) {
             // Old news of a hold that has ended since; or of this one, tied before its token was raised.
-            let was_untied = newer.tie.is_none_or(|tie| tie.at < place);
-            if was_untied && asked.ties() && self.fences.contains(&newer.token) {
+            let was_unbound = newer.tie.is_none_or(|tie| tie.at < place);
+            if was_unbound && asked.ties() && self.fences.contains(&newer.token) {
                 let heard = self.place;
                 newer.tie = Some(Tie { is_unsure: true, ..Tie::of(asked, (place, heard), ends) });
             }
@@ -1622,8 +1623,8 @@ impl Judge {
             self.newest.0.entry(hold.clone()).or_default().push(Told { token, at: place, tied_to });
         }
         let of_tie = (asked.client, key.to_vec(), asked.owner.clone(), token);
-        if self.untied.get(&of_tie).is_some_and(|at| *at <= place) {
-            self.untied.remove(&of_tie);
+        if self.unbound.get(&of_tie).is_some_and(|at| *at <= place) {
+            self.unbound.remove(&of_tie);
         }
         doubts.extend(self.beliefs.get(&hold).into_iter().flat_map(|it| it.doubts.clone()));
         // One without flags leaves a tie of its session as it is, also one that the judge can't be sure of.
@@ -1726,7 +1727,7 @@ impl Judge {
             let is_untold = |key: &&crate::lock::LockKey| state.ties.asks(key.db, &key.name);
             state.queue.iter().flat_map(|waiter| waiter.keys.iter()).find(is_untold).cloned()
         });
-        untold.map_or(Ok(()), |key| Err(Violation::new(WANTED, format!("somebody waits for {key:?}"))))
+        untold.map_or(Ok(()), |key| Err(Violation::new(CONTENTION, format!("somebody waits for {key:?}"))))
     }
 
     /// A request that was refused has moved no tie of these keys.
@@ -2006,7 +2007,7 @@ impl Judge {
             if let Some(tie) = tied.filter(|tie| !tie.is_unsure)
                 && others_end
                 && role == Role::Master
-                // (What another node serves is untied, and not lost.)
+                // (What another node serves is unbound, and not lost.)
                 && !node(|node| node.slots.as_ref().is_some_and(|slots| slots.elsewhere.contains(&slot_of(key))))
                 && self.connections.get(&tie.client).is_some_and(|it| it.is_session && !it.has_vanished)
             {
@@ -2014,7 +2015,7 @@ impl Judge {
                 // A request whose answer is not heard yet may have tied it to another connection.
                 let silent = self.silent.iter().map(|(_, asked)| asked).filter(|asked| asked.ties());
                 let is_sure = !silent.chain(&unheard).any(|asked| asked.concerns(key, owner));
-                if is_sure && !self.told_lost.contains_key(&loss) && !self.untied.contains_key(&loss) {
+                if is_sure && !self.told_lost.contains_key(&loss) && !self.unbound.contains_key(&loss) {
                     self.owed.insert(loss);
                 }
             }
@@ -2409,9 +2410,9 @@ impl Judge {
         for (id, connection) in self.connections.iter().filter(|(_, it)| !it.has_vanished) {
             let is_deaf = node(|node| node.clients.get(id).is_none_or(|it| it.is_deaf));
             let Some(open) = connection.open.front().filter(|open| open.began.is_some() && !is_deaf) else { continue };
-            let Some(asked) = open.runs.first().filter(|asked| asked.command == "next") else { continue };
+            let Some(asked) = open.runs.first().filter(|asked| asked.command == "events") else { continue };
             // A sign of life comes every ten seconds at least.
-            let pace = asked.alive.then(|| connection.promised.unwrap_or(10_000));
+            let pace = asked.heartbeat.then(|| connection.promised.unwrap_or(10_000));
             // Or an eighth of the shortest lease that is renewed for it.
             let is_its =
                 |tie: &Tie| tie.client == *id && tie.watchdog && !tie.is_unsure && Some(tie.heard) < open.began;
@@ -2579,7 +2580,7 @@ fn says_what_it_may(asked: &Asked, reply: &Reply) -> Result<(), Violation> {
     let detail = |event: &Reply| event.elements().get(5).map(|it| String::from_utf8_lossy(it.bytes()).into_owned());
     let refusals: Vec<String> = match reply {
         Reply::Error(error) => vec![error.clone()],
-        Reply::Array(events) if asked.command == "next" => events.iter().filter_map(detail).collect(),
+        Reply::Array(events) if asked.command == "events" => events.iter().filter_map(detail).collect(),
         _ => Vec::new(),
     };
     let is_code = |code: Option<&str>| REFUSALS.iter().any(|its| its.split(' ').next() == code);

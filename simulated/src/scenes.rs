@@ -6,7 +6,7 @@
 //! `docs/guarantees.md` and `docs/reference.md` promise. Of what stands in braces, one is taken.
 
 use crate::random::Random;
-use crate::rules::{CONFIRMED, CYCLES, GIVEN_UP, KEPT, LIMIT, UNHEARD, WANTED};
+use crate::rules::{CONFIRMED, CONTENTION, CYCLES, GIVEN_UP, KEPT, LIMIT, UNHEARD};
 use crate::script::{Line, Name, parse};
 use std::collections::BTreeSet;
 
@@ -159,7 +159,7 @@ const SCENES: [Scene; 21] = [
         name: "silent",
         rule: SILENT,
         lines: "f LOCK.ACQUIRE x ann LEASE 3600000 EPHEMERAL SESSION $p
-            p LOCK.NEXT ALIVE
+            p LOCK.EVENTS HEARTBEAT
             +36000
             g LOCK.ACQUIRE x ben
             +1
@@ -183,7 +183,7 @@ const SCENES: [Scene; 21] = [
             +1
             g LOCK.ACQUIRE x ben {|WATCHDOG} WAIT 0
             h LOCK.ACQUIRE y cat WAIT {0|5000}
-            h {CLIENT KILL ID #g|LOCK.OWNER REPLACES $g}
+            h {CLIENT KILL ID #g|LOCK.SESSION REPLACES $g}
             +1
             f LOCK.MRELEASE 2 x y ann
             +5
@@ -200,7 +200,7 @@ const SCENES: [Scene; 21] = [
             h LOCK.ACQUIRE x cat WAIT {0|5000}
             +1
             f LOCK.{RELEASE x ann|FORCE x}
-            f {CLIENT KILL ID #g|LOCK.OWNER REPLACES $g}
+            f {CLIENT KILL ID #g|LOCK.SESSION REPLACES $g}
             +5
             h !told 1",
     },
@@ -213,8 +213,8 @@ const SCENES: [Scene; 21] = [
             +1
             f LOCK.RELEASE x ann
             +1
-            p LOCK.NEXT {|ALIVE}
-            g {CLIENT KILL ID #p|LOCK.OWNER REPLACES $p}
+            p LOCK.EVENTS {|HEARTBEAT}
+            g {CLIENT KILL ID #p|LOCK.SESSION REPLACES $p}
             +5
             h !told 1",
     },
@@ -290,46 +290,46 @@ const SCENES: [Scene; 21] = [
             g !told 1",
     },
     Scene {
-        name: "wanted",
-        rule: WANTED,
-        lines: "f LOCK.ACQUIRE x ann {|WATCHDOG|EPHEMERAL} WANTED SESSION $p
-            p LOCK.NEXT WAIT 0
+        name: "contended",
+        rule: CONTENTION,
+        lines: "f LOCK.ACQUIRE x ann {|WATCHDOG|EPHEMERAL} CONTENTION SESSION $p
+            p LOCK.EVENTS WAIT 0
             +{1|20}
             p !told nothing
             g LOCK.{ACQUIRE x ben|MACQUIRE 2 y x ben} {|WAIT 0|WAIT 5000}
             +1
-            p !told [[\"wanted\", 0, [\"x\"], \"ann\",
-            p LOCK.NEXT WAIT 0
+            p !told [[\"contended\", 0, [\"x\"], \"ann\",
+            p LOCK.EVENTS WAIT 0
             h LOCK.ACQUIRE x cat {|WAIT 5000}
             +20
             p !told nothing",
     },
     Scene {
-        name: "wanted-at-its-grant",
-        rule: WANTED,
+        name: "contended-at-its-grant",
+        rule: CONTENTION,
         lines: "f LOCK.ACQUIRE x ann
-            f LOCK.ACQUIRE x ben WAIT 0 WANTED SESSION $p
-            p LOCK.NEXT WAIT 0 COUNT 1
+            f LOCK.ACQUIRE x ben WAIT 0 CONTENTION SESSION $p
+            p LOCK.EVENTS WAIT 0 COUNT 1
             +1
             g LOCK.ACQUIRE x cat WAIT 0
             +1
             f LOCK.RELEASE x ann
             +1
             p !told [[\"granted\", 0, [\"x\"], \"ben\",
-            p LOCK.NEXT COUNT 1
+            p LOCK.EVENTS COUNT 1
             +1
-            p !told [[\"wanted\", 0, [\"x\"], \"ben\",",
+            p !told [[\"contended\", 0, [\"x\"], \"ben\",",
     },
     Scene {
-        name: "wanted-by-another-session",
-        rule: WANTED,
-        lines: "f LOCK.ACQUIRE x ann WATCHDOG {|WANTED} SESSION $p
+        name: "contended-by-another-session",
+        rule: CONTENTION,
+        lines: "f LOCK.ACQUIRE x ann WATCHDOG {|CONTENTION} SESSION $p
             g LOCK.ACQUIRE x ben WAIT 0
             +1
-            f LOCK.RENEW x ann WATCHDOG WANTED SESSION $q
-            q LOCK.NEXT WAIT 0
+            f LOCK.RENEW x ann WATCHDOG CONTENTION SESSION $q
+            q LOCK.EVENTS WAIT 0
             +1
-            q !told [[\"wanted\", 0, [\"x\"], \"ann\",",
+            q !told [[\"contended\", 0, [\"x\"], \"ann\",",
     },
 ];
 

@@ -17,7 +17,7 @@
 //! | `!scene NAME`, `!over` | here begins and ends one of [`crate::scenes`], whose lines belong together |
 //! | `a !told TEXT` | what `a` was told since its last request begins like this; `nothing`: it still waits |
 //!
-//! In a request, `$a` stands for the identity of client `a` (`LOCK.OWNER`), `#a` for its id, `@a` for the last token that
+//! In a request, `$a` stands for the identity of client `a` (`LOCK.SESSION`), `#a` for its id, `@a` for the last token that
 //! it was told.
 
 use crate::redis::Bytes;

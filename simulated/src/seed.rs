@@ -157,7 +157,7 @@ fn keep(seed: u64, lines: &mut [Line]) {
         let has = |word: &str| words.iter().any(|it| it == word);
         let may = has("SESSION") && !["LOCK.CANCEL", "SHARED", "LIMIT"].into_iter().any(has);
         if may && random.one_in(2) {
-            words.push("WANTED".into());
+            words.push("CONTENTION".into());
         }
     }
 }
@@ -221,7 +221,7 @@ fn burst(world: &mut World, line: &Line) -> Vec<Line> {
                 other => {
                     before.push(Line::request(*name, &format!("LOCK.FORCE {key}")));
                     let session = other.filter(|other| *other >= 's');
-                    before.extend(session.map(|session| Line::request(session, "LOCK.NEXT")));
+                    before.extend(session.map(|session| Line::request(session, "LOCK.EVENTS")));
                 }
             }
         }
@@ -315,7 +315,12 @@ fn session_next(world: &mut World) -> Line {
     let session = world.session();
     Line::request(
         session,
-        world.random.word(&["LOCK.NEXT WAIT 0", "LOCK.NEXT WAIT 0 ALIVE", "LOCK.NEXT", "LOCK.NEXT WAIT 50"]),
+        world.random.word(&[
+            "LOCK.EVENTS WAIT 0",
+            "LOCK.EVENTS WAIT 0 HEARTBEAT",
+            "LOCK.EVENTS",
+            "LOCK.EVENTS WAIT 50",
+        ]),
     )
 }
 
@@ -452,7 +457,7 @@ fn kill(world: &mut World) -> Line {
 fn replace(world: &mut World) -> Line {
     let (client, other) = (world.client(), anybody(world));
     let other = if other == client { world.session() } else { other };
-    Line::request(client, &format!("LOCK.OWNER REPLACES ${other}"))
+    Line::request(client, &format!("LOCK.SESSION REPLACES ${other}"))
 }
 
 fn unblock(world: &mut World) -> Line {
@@ -594,7 +599,7 @@ fn script(world: &mut World) -> Line {
 
 fn rights(world: &mut World) -> Line {
     let client = world.client();
-    let rule = *world.random.of(&["-lock.acquire", "+@all ~*", "resetkeys ~k0", "-lock.next", "+@all ~*"]);
+    let rule = *world.random.of(&["-lock.acquire", "+@all ~*", "resetkeys ~k0", "-lock.events", "+@all ~*"]);
     if world.random.one_in(3) {
         return Line::request(world.client(), "AUTH guest x");
     }

@@ -68,7 +68,7 @@ fn a_cancel_after_a_loss_ends_no_wait_for_another_lock() {
          d LOCK.CANCEL k2 o1 SESSION $s
          +1";
     is_mended(renamed);
-    history(&format!("{renamed}\ns LOCK.NEXT WAIT 0\n+1"), 's', "granted");
+    history(&format!("{renamed}\ns LOCK.EVENTS WAIT 0\n+1"), 's', "granted");
 }
 
 /// Seed 2058179: with another `TOKEN` or `FENCE` it is another request, and its answer would not be that of the first.
@@ -139,7 +139,7 @@ fn no_rule_is_broken_by() {
          d EVAL return_redis.call(unpack(ARGV)) 0 LOCK.FORCE k0
          +1200
          b LOCK.ACQUIRE k0 o2
-         s LOCK.NEXT WAIT 50
+         s LOCK.EVENTS WAIT 50
          c LOCK.CANCEL k0 o0 SESSION $s
          b LOCK.ACQUIRE k0 o1 WAIT 0
          b LOCK.ACQUIRE k0 o0 WAIT 20 SESSION $s
@@ -152,7 +152,7 @@ fn no_rule_is_broken_by() {
          c SWAPDB 0 1
          b LOCK.ACQUIRE k0 o1
          a PERSIST k0
-         s LOCK.NEXT WAIT 0
+         s LOCK.EVENTS WAIT 0
          d LOCK.ACQUIRE k0 o0 WAIT 300 SESSION $s",
         // 157543. A cycle that is closed by a grant: its owner waits by two requests at once.
         "a LOCK.ACQUIRE k1 o3 WATCHDOG
@@ -166,11 +166,11 @@ fn no_rule_is_broken_by() {
          b LOCK.ACQUIRE k0 o1 WATCHDOG WAIT 20 WAITED 60000
          a LOCK.ACQUIRE k0 o3 WAIT 0",
         // 129782. Whoever hears late that he waits has asked first.
-        "s LOCK.NEXT WAIT 50
+        "s LOCK.EVENTS WAIT 50
          e LOCK.ACQUIRE k0 o2 LEASE 50
          s !deaf
          c !deaf
-         s LOCK.NEXT WAIT 50
+         s LOCK.EVENTS WAIT 50
          c LOCK.ACQUIRE k0 o1 LEASE 50 WAIT 0 SESSION $s
          +1200
          e LOCK.ACQUIRE k0 o2
@@ -189,7 +189,7 @@ fn no_rule_is_broken_by() {
          b LOCK.ACQUIRE k1 o0
          +400
          c LOCK.ACQUIRE k1 o1 WAIT 20 SESSION $s
-         s LOCK.NEXT WAIT 0 ALIVE
+         s LOCK.EVENTS WAIT 0 HEARTBEAT
          s !deaf
          +400
          b PEXPIRE k2 100000",
@@ -197,7 +197,7 @@ fn no_rule_is_broken_by() {
         "a LOCK.ACQUIRE k1 o1 LEASE 50 SESSION $s
          e LOCK.ACQUIRE k0 o0 WATCHDOG SESSION $s
          +120
-         s LOCK.NEXT WAIT 0 ALIVE
+         s LOCK.EVENTS WAIT 0 HEARTBEAT
          d LOCK.MRENEW 1 k0 o0 LEASE 50",
         // 1020778. It takes a confirmation that is missing for the end of a request that needs none.
         "b LOCK.ACQUIRE k0 o0 LEASE 50 SESSION $s
@@ -205,7 +205,7 @@ fn no_rule_is_broken_by() {
          a !deaf
          a LOCK.ACQUIRE k0 o2 WAIT 0 WAITED 60000
          a LOCK.RENEW k0 o2 LEASE 400 REPLICAS 1 SESSION $s
-         s LOCK.NEXT WAIT 0
+         s LOCK.EVENTS WAIT 0
          +1200
          b LOCK.ACQUIRE k0 o1
          a LOCK.ACQUIRE k0 o2 WAIT 20 SESSION $s",
@@ -247,13 +247,13 @@ fn no_rule_is_broken_by() {
          +120
          b !vanish
          b LOCK.ACQUIRE k2 o1 LEASE 400 WATCHDOG SESSION $s
-         s LOCK.NEXT WAIT 50",
+         s LOCK.EVENTS WAIT 50",
         "!replicas 2000 0
          b LOCK.ACQUIRE k2 o1 LEASE 400 WATCHDOG SESSION $s
          a LOCK.ACQUIRE k2 o1 LEASE 50 WATCHDOG REPLICAS 1 SESSION $s
          s !deaf
          +400
-         s LOCK.NEXT WAIT 0
+         s LOCK.EVENTS WAIT 0
          +1200",
         // 1009142. A renewal that is given up where its lock was has tied it where it is.
         "!replicas 0
@@ -315,7 +315,7 @@ fn no_rule_is_broken_by() {
          +20
          a LOCK.MACQUIRE 2 k0 k3 o0 WAIT 0
          a LOCK.ACQUIRE k1 o1 WAIT 20
-         s LOCK.NEXT WAIT 0
+         s LOCK.EVENTS WAIT 0
          a LOCK.ACQUIRE k0 o0
          a LOCK.CANCEL k1 o0 SESSION $s",
         // 2010557. Of two requests alike, the one whose end nobody heard of was ephemeral.
@@ -331,12 +331,12 @@ fn no_rule_is_broken_by() {
          b LOCK.ACQUIRE k0 o0 SESSION $s
          c LOCK.RENEW k0 o1 LEASE 50
          s !vanish
-         s LOCK.NEXT WAIT 0
+         s LOCK.EVENTS WAIT 0
          b LOCK.ACQUIRE k0 o0 REPLICAS 1 SESSION $s",
         // 2028161. A reply that is read late tells of a hold that has ended since.
         "!replicas 20
          a LOCK.ACQUIRE k2 o3 EPHEMERAL REPLICAS 1 SESSION $s
-         s LOCK.NEXT WAIT 0
+         s LOCK.EVENTS WAIT 0
          a !deaf
          +1200
          a LOCK.MRENEW 3 k2 k1 k0 o3
@@ -361,7 +361,7 @@ fn no_rule_is_broken_by() {
          b LOCK.ACQUIRE k0 o0 LEASE 2000 WATCHDOG WAIT 300 WAITED 60000
          b LOCK.ACQUIRE k0 o0 LEASE 2000 REPLICAS 1 SESSION $s
          +120
-         s LOCK.NEXT WAIT 50
+         s LOCK.EVENTS WAIT 50
          +3
          a LOCK.ACQUIRE k0 o0
          b LOCK.RELEASE k0 o0",
@@ -372,7 +372,7 @@ fn no_rule_is_broken_by() {
          b LOCK.ACQUIRE k0 o0 LEASE 2000 WATCHDOG WAIT 300 WAITED 60000
          b LOCK.ACQUIRE k0 o0 LEASE 2000 REPLICAS 1 SESSION $s
          +120
-         s LOCK.NEXT WAIT 50
+         s LOCK.EVENTS WAIT 50
          +3
          a LOCK.ACQUIRE k0 o0 SESSION $s
          b LOCK.RELEASE k0 o0",
@@ -385,7 +385,7 @@ fn no_rule_is_broken_by() {
          b LOCK.RELEASE k0 o0
          b LOCK.ACQUIRE k0 o0 LEASE 2000 REPLICAS 1 SESSION $s
          +120
-         s LOCK.NEXT WAIT 50
+         s LOCK.EVENTS WAIT 50
          +3
          a LOCK.ACQUIRE k0 o0",
         // 25460. A release that nobody heard of has shortened the lease.
@@ -436,7 +436,7 @@ fn no_rule_is_broken_by() {
          +1200
          d LOCK.CANCEL k1 o1 SESSION $t
          d LOCK.ACQUIRE k1 o1 WAIT 0 SESSION $t
-         t LOCK.NEXT WAIT 0",
+         t LOCK.EVENTS WAIT 0",
         // 4800024498. A renewal by the watchdog waits for replicas that are gone. When the clock is set back by a minute, this
         // wait lasts longer by a minute, as every wait may that began before: longer than all clients are there.
         "!replicas never never 20
@@ -483,7 +483,7 @@ fn no_rule_is_broken_by() {
          d REPLICAOF NO ONE
          d LOCK.ACQUIRE k0 o1 REPLICAS 1 SESSION $s
          +1200
-         s LOCK.NEXT
+         s LOCK.EVENTS
          +0
          b PEXPIRE k0 1
          b LOCK.ACQUIRE k0 o1",
@@ -518,7 +518,7 @@ fn no_rule_is_broken_by() {
          d REPLICAOF 127.0.0.1 1
          d REPLICAOF NO ONE
          a LOCK.RELEASE k0 o3
-         s LOCK.NEXT
+         s LOCK.EVENTS
          +0
          e LOCK.MRENEW 2 k0 k2 o2 SESSION $s",
         // 4800334013. Somebody waits for a lock that others then write to be his, and re-enters it by another request, watched.
@@ -556,7 +556,7 @@ fn no_rule_is_broken_by() {
          a LOCK.ACQUIRE k0 o1 LEASE 7200000 WAIT 0 SESSION $t
          +1
          !clock -60000
-         t LOCK.NEXT WAIT 50
+         t LOCK.EVENTS WAIT 50
          a LOCK.FORCE k0
          +1
          t !end
@@ -568,7 +568,7 @@ fn no_rule_is_broken_by() {
          e LOCK.MACQUIRE 1 k0 o0 LEASE 400 WATCHDOG SESSION $s
          e LOCK.ACQUIRE k0 o0 LEASE 400 REPLICAS 1 SESSION $s
          +3
-         s LOCK.NEXT",
+         s LOCK.EVENTS",
         // 4800480512. A grant with REPLICAS has tied a hold to a session that does not hear it any more. Its owner gives a part
         // back and shortens the lease; then he re-enters without REPLICAS, which moves the end of the key, but not what they
         // have confirmed.
@@ -576,7 +576,7 @@ fn no_rule_is_broken_by() {
          c LOCK.ACQUIRE k1 o0 REPLICAS 1 SESSION $s
          s !vanish
          +1
-         s LOCK.NEXT
+         s LOCK.EVENTS
          +3
          b LOCK.ACQUIRE k1 o0
          +1
@@ -594,7 +594,7 @@ fn no_rule_is_broken_by() {
          c CONFIG SET min-replicas-to-write 1
          +3
          +400
-         t LOCK.NEXT WAIT 0
+         t LOCK.EVENTS WAIT 0
          +1200
          c REPLICAOF 127.0.0.1 1",
         // 4800013843. Of two waits that a change of role ends, and a renewal that finds nothing to renew, each has its end, though
@@ -636,7 +636,7 @@ fn what_is_not_told_as_the_script_says_is_seen() {
          +1
          b !told";
     assert_eq!(broken(&format!("{ASKED} null")), [""; 0]);
-    let lines = script::parse(&format!("c LOCK.OWNER\n{ASKED} 1\n!over\n+1"));
+    let lines = script::parse(&format!("c LOCK.SESSION\n{ASKED} 1\n!over\n+1"));
     for generation in Generation::ALL {
         let broken = play(generation, &lines, false).expect_err("b was told null");
         assert_eq!(broken.violation.rule, scenes::RAISED);
@@ -889,7 +889,7 @@ fn a_grant_whose_event_is_read_and_never_sent_is_taken_back() {
          +1
          a LOCK.RELEASE k a
          +1
-         s LOCK.NEXT
+         s LOCK.EVENTS
          b CLIENT KILL ID #s
          +5",
         'c',
@@ -980,7 +980,7 @@ fn a_fence_that_replicas_confirm_joins_nothing() {
          r LOCK.RENEW a o FENCE 1800000005000000 REPLICAS 1 SESSION $s
          r LOCK.RENEW b o FENCE 1800000005000000 REPLICAS 1 SESSION $s
          +5
-         s LOCK.NEXT
+         s LOCK.EVENTS
          +5
          r LOCK.CANCEL a o SESSION $s
          x EXISTS a b
@@ -1016,12 +1016,12 @@ fn a_cancel_of_what_is_asked_for_anew_leaves_what_was_granted_with_it_before() {
 fn a_re_entry_that_was_given_back_is_not_taken_back_as_well() {
     const CLOSED: &str = "!replicas 5
          a LOCK.ACQUIRE k o
-         d LOCK.OWNER
+         d LOCK.SESSION
          +5
          c LOCK.ACQUIRE k o REPLICAS 1
          c LOCK.RELEASE k o
          r LOCK.ACQUIRE z d REPLICAS 1 SESSION $d
-         d LOCK.NEXT WAIT 0
+         d LOCK.EVENTS WAIT 0
          d CLIENT KILL ID #c
          +50
          x HGET k o
@@ -1038,7 +1038,7 @@ fn a_hold_that_is_over_closes_no_cycle() {
          y LOCK.ACQUIRE y y
          z LOCK.ACQUIRE x y WAIT 0
          +5
-         b LOCK.OWNER REPLACES $s
+         b LOCK.SESSION REPLACES $s
          r LOCK.ACQUIRE y o##2 WAIT 5000 SESSION $b
          +5",
         'r',
@@ -1054,7 +1054,7 @@ fn a_lease_that_others_shorten_before_its_confirmation() {
          r LOCK.ACQUIRE k o LEASE 30000 REPLICAS 1 WATCHDOG SESSION $s
          x PEXPIRE k 500
          +20
-         s LOCK.NEXT ALIVE
+         s LOCK.EVENTS HEARTBEAT
          +5",
         's',
         "3750 30000 16 1",
@@ -1074,7 +1074,7 @@ fn a_release_under_the_token_of_another_lock() {
          +5
          r LOCK.RELEASE a o ALL TOKEN @p
          +50
-         s LOCK.NEXT
+         s LOCK.EVENTS
          +5",
         's',
         "granted",
@@ -1087,7 +1087,7 @@ fn a_hundred_unread_events_of_an_owner_for_a_key_are_enough() {
     let mut script = String::from("x LOCK.ACQUIRE k x LEASE 600000\n+1\n");
     script.push_str(&"r LOCK.ACQUIRE k o WAIT 1 SESSION $s\n+3\n".repeat(101));
     history(&script, 'r', "too many unread events of this owner");
-    history(&format!("{script}s LOCK.NEXT COUNT 1\n+1\nr LOCK.ACQUIRE k o WAIT 1 SESSION $s\n+3\n"), 'r', "WAITING");
+    history(&format!("{script}s LOCK.EVENTS COUNT 1\n+1\nr LOCK.ACQUIRE k o WAIT 1 SESSION $s\n+3\n"), 'r', "WAITING");
 }
 
 /// Histories that broke a draft of the rules of 0.3, each with the rule that closes it: no rule of the judges is broken,
@@ -1180,7 +1180,7 @@ fn a4_a_confirmation_of_what_is_lost() {
          b LOCK.FORCE k
          b LOCK.ACQUIRE k b
          +50
-         s LOCK.NEXT
+         s LOCK.EVENTS
          +1",
         's',
         "UNCONFIRMED the lock was lost",
@@ -1231,16 +1231,16 @@ fn a5_two_waits_of_one_owner() {
     );
 }
 
-/// A6. `LOCK.OWNER REPLACES` ends the session before: what arrives for it afterwards ties nothing to it.
+/// A6. `LOCK.SESSION REPLACES` ends the session before: what arrives for it afterwards ties nothing to it.
 #[test]
 fn a6_late_bytes_of_a_session_that_was_replaced() {
     const REPLACED: &str = "r LOCK.ACQUIRE k o WATCHDOG SESSION $s
          +10
-         t LOCK.OWNER REPLACES $s
+         t LOCK.SESSION REPLACES $s
          r LOCK.RENEW k o TOKEN @r WATCHDOG SESSION $t
          r LOCK.RENEW k o WATCHDOG SESSION $s
          +1
-         t LOCK.NEXT WAIT 50 ALIVE
+         t LOCK.EVENTS WAIT 50 HEARTBEAT
          b LOCK.ACQUIRE k b
          +500";
     history(REPLACED, 'r', "NOSESSION");
@@ -1252,7 +1252,7 @@ fn a6_late_bytes_of_a_session_that_was_replaced() {
 fn a6_a_session_that_is_silent_is_ended() {
     history(
         "r LOCK.ACQUIRE k o LEASE 3600000 EPHEMERAL SESSION $s
-         s LOCK.NEXT ALIVE
+         s LOCK.EVENTS HEARTBEAT
          +50000
          b LOCK.ACQUIRE k b
          +1",
@@ -1268,7 +1268,7 @@ fn a7_a_grant_that_is_read_after_it_was_given_up() {
     history(
         "b LOCK.ACQUIRE k b
          r LOCK.ACQUIRE k o##1 WAIT 0 SESSION $s
-         s LOCK.NEXT WAIT 0
+         s LOCK.EVENTS WAIT 0
          +1
          s !deaf
          b LOCK.RELEASE k b
@@ -1293,10 +1293,10 @@ fn a8_a_session_that_always_has_events_hears_that_it_is_alive() {
          b LOCK.ACQUIRE k b
          r LOCK.ACQUIRE k p WAIT 20 SESSION $s
          +30
-         s LOCK.NEXT ALIVE
+         s LOCK.EVENTS HEARTBEAT
          +1",
         's',
-        "alive",
+        "heartbeat",
     );
 }
 
@@ -1306,30 +1306,30 @@ fn a8_sure_counts_thousandths_of_each_lease() {
     history(
         "r LOCK.ACQUIRE long o LEASE 60000 WATCHDOG SESSION $s
          r LOCK.ACQUIRE short o LEASE 3000 WATCHDOG SESSION $s
-         s LOCK.NEXT ALIVE
+         s LOCK.EVENTS HEARTBEAT
          +900
-         s LOCK.NEXT ALIVE
+         s LOCK.EVENTS HEARTBEAT
          +200
-         s LOCK.NEXT ALIVE
+         s LOCK.EVENTS HEARTBEAT
          +900
-         s LOCK.NEXT ALIVE
+         s LOCK.EVENTS HEARTBEAT
          +200
-         s LOCK.NEXT ALIVE
+         s LOCK.EVENTS HEARTBEAT
          +900
-         s LOCK.NEXT ALIVE
+         s LOCK.EVENTS HEARTBEAT
          +1",
         's',
         "30000 948 1",
     );
 }
 
-/// A8. How long a grant lasts after a wait is counted from when `LOCK.NEXT` was sent, which its reader knows.
+/// A8. How long a grant lasts after a wait is counted from when `LOCK.EVENTS` was sent, which its reader knows.
 #[test]
 fn a8_how_long_a_grant_lasts_is_counted_from_the_question() {
     history(
         "b LOCK.ACQUIRE k b LEASE 5000
          r LOCK.ACQUIRE k o LEASE 30000 WAIT 0 SESSION $s
-         s LOCK.NEXT WAIT 0
+         s LOCK.EVENTS WAIT 0
          +6000",
         's',
         "\"35",
@@ -1346,7 +1346,7 @@ fn a10_two_waits_of_one_owner_with_new() {
          +1
          a LOCK.RELEASE k x
          +1
-         t LOCK.NEXT
+         t LOCK.EVENTS
          +1",
         't',
         "timeout",
@@ -1426,7 +1426,7 @@ fn b7_a_reader_without_signs_of_life() {
     history(
         "r LOCK.ACQUIRE k o LEASE 400 WATCHDOG SESSION $s
          +1
-         s LOCK.NEXT WAIT 0
+         s LOCK.EVENTS WAIT 0
          +60",
         's',
         "null",
@@ -1468,7 +1468,7 @@ fn a_loss_is_told_while_writes_are_refused() {
          c CONFIG SET min-replicas-to-write 1
          c EXEC
          +20
-         s LOCK.NEXT
+         s LOCK.EVENTS
          +1",
         's',
         "lost",
@@ -1481,7 +1481,7 @@ fn a_session_of_another_user_is_not_lent() {
     for (session, told) in [("$s", "-NOPERM"), ("1", "-NOSESSION")] {
         history(
             &format!(
-                "s LOCK.NEXT
+                "s LOCK.EVENTS
                  g ACL SETUSER guest on nopass +@all ~*
                  g AUTH guest x
                  g LOCK.ACQUIRE k o SESSION {session}
@@ -1681,7 +1681,7 @@ fn who_asks_for_its_identity_ends_nobody() {
     history(
         "a LOCK.ACQUIRE k a EPHEMERAL
          +1
-         d LOCK.OWNER
+         d LOCK.SESSION
          +1
          b LOCK.ACQUIRE k b
          +1",
@@ -1724,7 +1724,7 @@ fn a_session_is_told_that_the_slot_it_waits_in_has_moved() {
     history(
         "a LOCK.ACQUIRE k a
          b LOCK.ACQUIRE k b WAIT 0 SESSION $s
-         s LOCK.NEXT WAIT 0
+         s LOCK.EVENTS WAIT 0
          +20
          !slot k migrates
          x DEL k
@@ -1753,7 +1753,7 @@ fn a_cancel_of_what_is_lost_gives_up_what_was_granted_with_it() {
 
 #[test]
 fn a_session_reads_as_many_events_as_it_asks_for() {
-    let asked = |count| format!("a LOCK.MACQUIRE 3 k l m a LEASE 50 SESSION $s\n+100\ns LOCK.NEXT {count}\n+1");
+    let asked = |count| format!("a LOCK.MACQUIRE 3 k l m a LEASE 50 SESSION $s\n+100\ns LOCK.EVENTS {count}\n+1");
     for (count, expected) in [("", 3), ("COUNT 2", 2), ("COUNT 1", 1)] {
         let life = play(Generation::Redis70, &script::parse(&asked(count)), true);
         let told = life.unwrap_or_else(|broken| panic!("{broken:?}")).told;

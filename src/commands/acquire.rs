@@ -41,7 +41,7 @@ impl Command for Acquire {
             Word::Watchdog.option(),
             Word::Ephemeral.option(),
             Word::Replicas.option(),
-            Word::Wanted.option(),
+            Word::Contention.option(),
             Word::Session.option(),
         ],
     };
@@ -157,7 +157,7 @@ impl<'a> Asking<'a> {
         let token = holding::grant(locks, decisions, grantee, now);
         count(|it| &mut it.granted_at_once);
         if self.terms.replicas == 0 {
-            if self.terms.tying.wanted {
+            if self.terms.tying.contention {
                 holding::tell_if_contended(ctx, ctx.db(), locks.iter().map(|lock| lock.name().bytes()));
             }
             return Ok(ctx.reply_integer(token));
@@ -172,7 +172,7 @@ impl<'a> Asking<'a> {
     /// of waits. The locks that were read (`locks`) are looked at again when one of their leases ends.
     fn queue(&self, names: &[TextRef], locks: &[Lock]) -> Result<Replied, String> {
         let Self { ctx, now, wait, .. } = *self;
-        names.iter().for_each(|name| holding::tell_wanted(ctx, ctx.db(), name.bytes()));
+        names.iter().for_each(|name| holding::tell_contended(ctx, ctx.db(), name.bytes()));
         let blocks = self.on_behalf == OnBehalf::Itself;
         if wait == Wait::No || (blocks && !ctx.flags().may_block()) {
             count(|it| &mut it.refusals);

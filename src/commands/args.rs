@@ -1,6 +1,6 @@
 //! Arguments: read once and checked completely before anything is looked up.
 
-use super::owner;
+use super::session;
 use crate::config;
 use crate::keyspace::MAX_OWNER;
 use crate::lock::rule::MAX_HOLDS;
@@ -21,8 +21,8 @@ const MAX_KEY: usize = 1024;
 /// keys, so what was taken in one step can be renewed and given back in one.
 const MOST_KEYS: usize = 128;
 
-/// The error for `WANTED` where several may hold. (All of them would have to be told, thousands in one step.)
-pub const NOT_OF_ONE: &str = "ERR WANTED is for a lock that has one holder: LIMIT 1, which is the default";
+/// The error for `CONTENTION` where several may hold. (All of them would have to be told, thousands in one step.)
+pub const NOT_OF_ONE: &str = "ERR CONTENTION is for a lock that has one holder: LIMIT 1, which is the default";
 
 /// The words that options begin with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,10 +59,10 @@ pub enum Word {
     Session,
     /// `COUNT n`
     Count,
-    /// `ALIVE`
-    Alive,
-    /// `WANTED`
-    Wanted,
+    /// `HEARTBEAT`
+    Heartbeat,
+    /// `CONTENTION`
+    Contention,
 }
 
 const _: () = {
@@ -93,8 +93,8 @@ impl Word {
         Self::Fence,
         Self::Session,
         Self::Count,
-        Self::Alive,
-        Self::Wanted,
+        Self::Heartbeat,
+        Self::Contention,
     ];
 
     /// The argument that it stands for in a command's grammar.
@@ -116,8 +116,8 @@ impl Word {
             Self::Fence => Arg::number(c"FENCE", c"fence", "t"),
             Self::Session => Arg::bytes(c"SESSION", c"session", "id"),
             Self::Count => Arg::number(c"COUNT", c"count", "n"),
-            Self::Alive => Arg::word(c"alive", c"ALIVE"),
-            Self::Wanted => Arg::word(c"wanted", c"WANTED"),
+            Self::Heartbeat => Arg::word(c"heartbeat", c"HEARTBEAT"),
+            Self::Contention => Arg::word(c"contention", c"CONTENTION"),
         };
         arg.with_id(self as u8)
     }
@@ -148,8 +148,8 @@ impl Word {
             | Self::Watchdog
             | Self::Ephemeral
             | Self::Session
-            | Self::Alive
-            | Self::Wanted => return None,
+            | Self::Heartbeat
+            | Self::Contention => return None,
         })
     }
 }
@@ -170,7 +170,7 @@ pub struct Options<'a> {
     raise: Option<Raise>,
     /// `TOKEN`.
     pub token: Option<Token>,
-    /// `WATCHDOG`, `EPHEMERAL`, `WANTED`.
+    /// `WATCHDOG`, `EPHEMERAL`, `CONTENTION`.
     pub tying: Tying,
     /// `REPLICAS`, 0 if it was not given.
     pub replicas: u32,
@@ -180,7 +180,7 @@ pub struct Options<'a> {
     pub session: Option<TextRef<'a>>,
     /// `COUNT`.
     pub count: Option<usize>,
-    /// `ALIVE`.
+    /// `HEARTBEAT`.
     pub signs: SignsOfLife,
     wait: Option<u64>,
     waited: Option<Millis>,
@@ -267,16 +267,16 @@ impl<'a> Options<'a> {
             };
             if word == Word::Session {
                 self.session = Some(call.get(at).ok_or(
-                    "ERR SESSION must be followed by a session id, as LOCK.OWNER returns it on the session's connection",
+                    "ERR SESSION must be followed by a session id, as LOCK.SESSION returns it on the session's connection",
                 )?);
                 at = at.saturating_add(1);
             }
             self.take(word, value)?;
         }
-        if self.tying.wanted && self.session.is_none() {
-            return Err("ERR WANTED is answered by an event, so it must be given with SESSION".into());
+        if self.tying.contention && self.session.is_none() {
+            return Err("ERR CONTENTION is answered by an event, so it must be given with SESSION".into());
         }
-        if self.tying.wanted && self.limit.is_some_and(|limit| limit != Limit::MUTEX) {
+        if self.tying.contention && self.limit.is_some_and(|limit| limit != Limit::MUTEX) {
             return Err(NOT_OF_ONE.into());
         }
         match (self.waited, self.wait) {
@@ -313,8 +313,8 @@ impl<'a> Options<'a> {
             Word::Replicas => self.replicas = u32::try_from(value).unwrap_or(u32::MAX),
             Word::Count => self.count = Some(usize::try_from(value).unwrap_or(usize::MAX)),
             Word::Fence => self.fence = Some(value),
-            Word::Alive => self.signs = SignsOfLife::Wanted,
-            Word::Wanted => self.tying.wanted = true,
+            Word::Heartbeat => self.signs = SignsOfLife::Wanted,
+            Word::Contention => self.tying.contention = true,
             Word::Session => {}
         }
         Ok(())
@@ -365,7 +365,7 @@ fn owner<'a>(call: Call<'a>, at: usize, options: &Options<'a>) -> Result<OwnerAr
     let Some(text) = call.get(at) else { return Err("ERR owner is missing".into()) };
     match (text.bytes(), options.session) {
         (b"*", Some(session)) => Ok(OwnerArg::Given(session)),
-        (b"*", None) => owner::identity(call.ctx).map(OwnerArg::Connection),
+        (b"*", None) => session::identity(call.ctx).map(OwnerArg::Connection),
         (bytes, _) if bytes.is_empty() || bytes.len() > MAX_OWNER => {
             Err(format!("ERR owner must be 1 to {MAX_OWNER} bytes long, got {} bytes: '{}'", bytes.len(), show(bytes)))
         }
@@ -390,7 +390,7 @@ pub fn asker(call: Call, options: &Options) -> Result<(u64, OnBehalf), String> {
         }
         return Ok((client, OnBehalf::Session));
     }
-    if options.tying != Tying::NONE && !owner::is_connection(ctx) {
+    if options.tying != Tying::NONE && !session::is_connection(ctx) {
         return Err("ERR WATCHDOG and EPHEMERAL tie a hold to a connection, and a script has none of its own".into());
     }
     if options.replicas > 0 && !ctx.flags().may_block() {
@@ -407,7 +407,7 @@ pub fn asker(call: Call, options: &Options) -> Result<(u64, OnBehalf), String> {
 pub fn session(call: Call, options: &Options) -> Result<u64, String> {
     let client = match options.session {
         Some(session) => session_of(call, session)?,
-        None if owner::is_connection(call.ctx) => call.ctx.client_id(),
+        None if session::is_connection(call.ctx) => call.ctx.client_id(),
         None => return Err("ERR SESSION is missing: a script has no connection of its own".into()),
     };
     state::with(|state| state.sessions.open(client));
@@ -416,7 +416,7 @@ pub fn session(call: Call, options: &Options) -> Result<u64, String> {
 
 /// The connection of a session.
 fn session_of(call: Call, session: TextRef) -> Result<u64, String> {
-    match owner::client_of(session.bytes()) {
+    match session::client_of(session.bytes()) {
         Some(client) if acl::is_user_of(call.ctx, client) => Ok(client),
         Some(client) if ctx::is_connected(client) => Err("NOPERM this session belongs to another user".into()),
         _ => Err(format!("NOSESSION '{}' is not a connection of this server", show(session.bytes()))),

@@ -95,8 +95,8 @@ fn reply_holder(ctx: Ctx, owner: &[u8], hold: &Hold, tie: Option<&Tie>, now: Mil
     let _ = ctx.reply_integer(u64::from(tying.watchdog));
     let _ = ctx.reply_bytes(b"ephemeral");
     let _ = ctx.reply_integer(u64::from(tying.ephemeral));
-    let _ = ctx.reply_bytes(b"wanted");
-    let _ = ctx.reply_integer(u64::from(tying.wanted));
+    let _ = ctx.reply_bytes(b"contention");
+    let _ = ctx.reply_integer(u64::from(tying.contention));
 }
 
 /// The milliseconds left; -1 for no end, as in `PTTL`.

@@ -36,7 +36,7 @@ impl Command for Macquire {
             Word::Watchdog.option(),
             Word::Ephemeral.option(),
             Word::Replicas.option(),
-            Word::Wanted.option(),
+            Word::Contention.option(),
             Word::Session.option(),
         ],
     };

@@ -3,16 +3,16 @@
 mod acquire;
 mod args;
 mod cancel;
+mod events;
 mod force;
 mod help;
 mod info;
 mod macquire;
 mod mrelease;
 mod mrenew;
-mod next;
-mod owner;
 mod release;
 mod renew;
+mod session;
 mod top;
 mod waiters;
 
@@ -27,11 +27,11 @@ pub const ALL: [Entry; 14] = [
     Entry::of::<macquire::Macquire>(),
     Entry::of::<mrelease::Mrelease>(),
     Entry::of::<mrenew::Mrenew>(),
-    Entry::of::<next::Next>(),
+    Entry::of::<events::Events>(),
     Entry::of::<cancel::Cancel>(),
     Entry::of::<info::Info>(),
     Entry::of::<waiters::Waiters>(),
     Entry::of::<top::Top>(),
-    Entry::of::<owner::Owner>(),
+    Entry::of::<session::Session>(),
     Entry::of::<help::Help>(),
 ];

@@ -39,7 +39,7 @@ impl Command for Renew {
             Word::Ephemeral.option(),
             Word::Replicas.option(),
             Word::Fence.option(),
-            Word::Wanted.option(),
+            Word::Contention.option(),
             Word::Session.option(),
         ],
     };
@@ -84,7 +84,7 @@ pub(super) fn renew_all(
     let mut locks = look_all(ctx, names, owner.text(), now)?;
     holding::one_at_a_time(ctx, names.iter().copied(), owner.text(), Some(ctx.client_id()))?;
     let is_one_of_several = |lock: &Lock| lock.held().is_some() && lock.limit() != Some(Limit::MUTEX);
-    if terms.tying.wanted && locks.iter().any(is_one_of_several) {
+    if terms.tying.contention && locks.iter().any(is_one_of_several) {
         return Err(args::NOT_OF_ONE.into());
     }
     let grantee = Grantee { owner: &owner, client, on_behalf, terms: &terms };
@@ -97,7 +97,7 @@ pub(super) fn renew_all(
     let awaited = request.map(|request| (request, holds())).filter(|(_, holds)| !holds.is_empty());
     let Some(answer) = answer(tokens) else { return Ok(ctx.reply_null()) };
     let Some((request, holds)) = awaited else {
-        if terms.tying.wanted {
+        if terms.tying.contention {
             holding::tell_if_contended(ctx, ctx.db(), names.iter().map(|name| name.bytes()));
         }
         return Ok(answering::reply(ctx, &answer));

@@ -72,7 +72,7 @@ struct Held {
     owners: Vec<Owner>,
     count: usize,
     /// How many of them may hold it unused.
-    kept: usize,
+    cached: usize,
     expiry: Deadline,
 }
 
@@ -104,10 +104,10 @@ fn held(ctx: Ctx, key: &LockKey, now: Millis) -> Option<Held> {
     let holders = lock.holders(now);
     let owners: Vec<Owner> = holders.iter().take(HOLDERS).map(|(owner, _)| owner.clone()).collect();
     let is_kept = |(owner, hold): &&(Owner, Hold)| {
-        state::with(|state| state.ties.of(key.db, &key.name, owner, hold.token).is_some_and(|tie| tie.tying.wanted))
+        state::with(|state| state.ties.of(key.db, &key.name, owner, hold.token).is_some_and(|tie| tie.tying.contention))
     };
-    let kept = holders.iter().take(HOLDERS).filter(is_kept).count();
-    Some(Held { owners, count: holders.len(), kept, expiry: lock.expiry() })
+    let cached = holders.iter().take(HOLDERS).filter(is_kept).count();
+    Some(Held { owners, count: holders.len(), cached, expiry: lock.expiry() })
 }
 
 fn reply_row(ctx: Ctx, row: &Row, held: Option<&Held>, now: Millis) {
@@ -130,7 +130,7 @@ fn reply_row(ctx: Ctx, row: &Row, held: Option<&Held>, now: Millis) {
         None => ctx.reply_null(),
     };
     for (name, number) in
-        [(b"holder_count".as_slice(), held.map(|held| held.count)), (b"kept", held.map(|held| held.kept))]
+        [(b"holder_count".as_slice(), held.map(|held| held.count)), (b"cached", held.map(|held| held.cached))]
     {
         let _ = ctx.reply_bytes(name);
         let _ = number.map_or_else(|| ctx.reply_null(), |number| ctx.reply_integer(number as u64));

@@ -39,10 +39,10 @@ mod tests {
     #[test]
     fn a_connection_is_at_a_command_that_was_its_last_or_may_be_in_its_transaction() {
         let at = |line| is_at(line, "lock.");
-        assert!(at("id=7 addr=127.0.0.1:5 name= flags=N db=0 multi=-1 cmd=lock.owner user=default"));
-        assert!(at("id=7 flags=N multi=-1 cmd=LOCK.OWNER"));
+        assert!(at("id=7 addr=127.0.0.1:5 name= flags=N db=0 multi=-1 cmd=lock.session user=default"));
+        assert!(at("id=7 flags=N multi=-1 cmd=LOCK.SESSION"));
         assert!(at("id=7 flags=Px multi=2 cmd=get"));
-        assert!(!at("id=7 name=cmd=lock.owner flags=N multi=-1 cmd=clock.lock.owner user=lock."));
+        assert!(!at("id=7 name=cmd=lock.session flags=N multi=-1 cmd=clock.lock.session user=lock."));
         assert!(!at("id=7 flags=N multi=0 cmd=NULL"));
         assert!(!at("id=7 flags=P multi=-1 cmd=client|list"));
         assert!(!at(""));

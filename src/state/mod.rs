@@ -182,17 +182,17 @@ impl State {
     }
 
     /// A tied hold is no longer watched by this server: notifies its session, if it has one.
-    pub fn untied(&mut self, tie: &Tie, why: Why) {
-        self.sessions.untied(tie, why);
+    pub fn unbound(&mut self, tie: &Tie, why: Why) {
+        self.sessions.unbound(tie, why);
         self.call_reader(tie.client);
     }
 
     /// Somebody waits for a lock, or was refused because of it: notifies the session that holds it, if that asked to be
     /// told. Returns whether it did.
-    pub fn wanted(&mut self, db: i32, name: &[u8]) -> bool {
+    pub fn contended(&mut self, db: i32, name: &[u8]) -> bool {
         let Some(tie) = self.ties.take_asking(db, name) else { return false };
         let client = tie.client;
-        self.sessions.wanted(tie);
+        self.sessions.contended(tie);
         self.call_reader(client);
         true
     }

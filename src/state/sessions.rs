@@ -47,16 +47,16 @@ pub enum Kind {
     /// The hold with this token is lost.
     Lost(Token, Why),
     /// The hold with this token is no longer watched by this server.
-    Untied(Token, Why),
+    Unbound(Token, Why),
     /// Somebody waits for what is held under this token.
-    Wanted(Token),
+    Contended(Token),
 }
 
 impl Kind {
     /// The token of the hold that it is about.
     fn token(&self) -> Option<Token> {
         match self {
-            Self::Granted(token, _) | Self::Lost(token, _) | Self::Untied(token, _) | Self::Wanted(token) => {
+            Self::Granted(token, _) | Self::Lost(token, _) | Self::Unbound(token, _) | Self::Contended(token) => {
                 Some(*token)
             }
             Self::TimedOut | Self::Refused(_) => None,
@@ -64,7 +64,7 @@ impl Kind {
     }
 }
 
-/// Why a hold was lost or untied.
+/// Why a hold was lost or unbound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
     /// Its lease ran out.
@@ -322,13 +322,13 @@ impl Sessions {
     }
 
     /// Notifies a session that a hold is no longer tied to it, though it may live on.
-    pub fn untied(&mut self, tie: &Tie, why: Why) {
-        self.tell_of(tie, Kind::Untied(tie.token, why));
+    pub fn unbound(&mut self, tie: &Tie, why: Why) {
+        self.tell_of(tie, Kind::Unbound(tie.token, why));
     }
 
     /// Notifies a session that somebody waits for what it holds.
-    pub fn wanted(&mut self, tie: &Tie) {
-        self.tell_of(tie, Kind::Wanted(tie.token));
+    pub fn contended(&mut self, tie: &Tie) {
+        self.tell_of(tie, Kind::Contended(tie.token));
     }
 
     fn tell_of(&mut self, tie: &Tie, kind: Kind) {

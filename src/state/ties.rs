@@ -19,12 +19,12 @@ pub struct Tying {
     /// The hold ends with the connection.
     pub ephemeral: bool,
     /// The session is told once somebody waits for the lock.
-    pub wanted: bool,
+    pub contention: bool,
 }
 
 impl Tying {
     /// Not at all.
-    pub const NONE: Self = Self { watchdog: false, ephemeral: false, wanted: false };
+    pub const NONE: Self = Self { watchdog: false, ephemeral: false, contention: false };
 
     /// Whether it says how long the hold lasts.
     fn is_a_term(self) -> bool {
@@ -91,7 +91,7 @@ struct Confirmed {
     asked: Option<(ConfirmationId, Deadline)>,
 }
 
-/// A `LOCK.NEXT` of a session; later ones are greater.
+/// A `LOCK.EVENTS` of a session; later ones are greater.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Read(u64);
 
@@ -182,7 +182,7 @@ impl Tie {
 
     /// Whether its session has yet to be told that somebody waits for the lock.
     fn asks(&self) -> bool {
-        self.tying.wanted && !self.told
+        self.tying.contention && !self.told
     }
 
     /// Its place among the ties of its connection.
@@ -347,7 +347,7 @@ impl Tables {
     /// Its session is to be told once somebody waits.
     fn ask(&mut self, id: TieId) {
         if let Some(tie) = self.by_id.get_mut(&id) {
-            (tie.tying.wanted, tie.told) = (true, false);
+            (tie.tying.contention, tie.told) = (true, false);
             self.asking.insert(tie.key(), id);
         }
     }
@@ -438,7 +438,7 @@ impl Ties {
         let keeps = tied.is_some_and(|it| it.client == new.client && !new.tying.is_a_term());
         if keeps && new.replicas == 0 {
             // A lease for once, or a hold more: what the tie promises stays.
-            id.filter(|_| new.tying.wanted).into_iter().for_each(|id| self.live.ask(id));
+            id.filter(|_| new.tying.contention).into_iter().for_each(|id| self.live.ask(id));
             return None;
         }
         let before = id.and_then(|id| self.live.remove(id));
@@ -446,14 +446,14 @@ impl Ties {
         let (deadline, steps) = (self.steps.kept_deadline(new.deadline), self.steps.clone());
         let followed = of_hold.map_or(steps.0.get(), |it| it.followed);
         let (mut tying, mut together) = (new.tying, new.together);
-        let told = !tying.wanted && of_hold.is_some_and(|it| it.told);
+        let told = !tying.contention && of_hold.is_some_and(|it| it.told);
         let lease = of_hold.filter(|_| keeps).map_or(new.lease, |it| it.lease);
         if let Some(before) = of_hold {
             together = before.together;
             if before.client == new.client {
                 tying.watchdog |= before.tying.watchdog;
                 tying.ephemeral |= before.tying.ephemeral;
-                tying.wanted |= before.tying.wanted;
+                tying.contention |= before.tying.contention;
             }
         }
         self.live.leave_group(&new.owner, &new.key, [Some(new.token), together]);

@@ -25,13 +25,13 @@ const CROWDS: &str = "for key = 1, KEYS[1] do \
 /// token.
 fn granted(server: &Server) -> (Raw, Raw, String, i64) {
     let (mut client, mut session) = (server.raw(), server.raw());
-    let id = session.say("LOCK.OWNER").text();
+    let id = session.say("LOCK.SESSION").text();
     let keys: Vec<String> = (1..=KEYS).map(|key| format!("key:{key}")).collect();
     client.say(&format!("LOCK.ACQUIRE {} before", keys[0])).token();
     let request = format!("LOCK.MACQUIRE {KEYS} {} me LEASE 600000 WAIT 0 SESSION {id}", keys.join(" "));
     assert_eq!(client.say(&request), Value::SimpleString("WAITING".into()));
     assert_eq!(client.say(&format!("LOCK.RELEASE {} before", keys[0])), Value::Int(0));
-    let told = session.say("LOCK.NEXT");
+    let told = session.say("LOCK.EVENTS");
     let [granted] = told.items() else { panic!("{told:?}") };
     let token = granted.items()[4].token();
     let (keys, holders) = (KEYS.to_string(), HOLDERS.to_string());
@@ -73,7 +73,7 @@ fn crowds_in_which_the_owner_holds_nothing_are_not_read() {
     let (mut client, _session, id, _) = granted(&server);
     let lines: Vec<String> = (1..=KEYS).map(|key| format!("HDEL key:{key} me")).collect();
     assert!(client.say_all(&lines).iter().all(|reply| *reply == Value::Int(1)));
-    until(SOON, "their loss is seen", || info_number(&server, "holdfast", "holdfast_tied_holds") == 0);
+    until(SOON, "their loss is seen", || info_number(&server, "holdfast", "holdfast_bound_holds") == 0);
     let (done, cancel) = in_one_step(&mut client, &format!("LOCK.CANCEL key:1 me SESSION {id}"), &[]);
     assert_eq!(done, [Value::Int(0)]);
     let (_, look) = in_one_step(&mut client, "LOCK.INFO key:1 COUNT 1", &[]);

@@ -55,7 +55,7 @@ fn thousands_of_readers_are_granted_together_and_the_writer_behind_them_last() {
 fn events(session: &mut Raw, count: usize) -> Vec<Value> {
     let mut all = Vec::new();
     until(SOON, "all events are there", || {
-        let events = session.say("LOCK.NEXT");
+        let events = session.say("LOCK.EVENTS");
         all.extend(if events.is_null() { Vec::new() } else { events.items().to_vec() });
         all.len() >= count
     });
@@ -67,7 +67,7 @@ fn events(session: &mut Raw, count: usize) -> Vec<Value> {
 fn flushall_ends_thousands_of_tied_holds_and_serves_as_many_queues() {
     let server = Server::start();
     let [mut viewer, mut sender, mut holder, mut waiter] = std::array::from_fn(|_| server.raw());
-    let (of_holder, of_waiter) = (holder.say("LOCK.OWNER").text(), waiter.say("LOCK.OWNER").text());
+    let (of_holder, of_waiter) = (holder.say("LOCK.SESSION").text(), waiter.say("LOCK.SESSION").text());
     let lines = |form: &str, id: &str| -> Vec<String> {
         (0..KEYS).map(|index| format!("{} SESSION {id}", form.replace('#', &index.to_string()))).collect()
     };
@@ -123,7 +123,7 @@ fn what_was_read_but_never_sent_is_taken_back_all_of_it() {
     const WAITS: usize = 100;
     let server = Server::start();
     let [mut viewer, mut sender, mut session] = std::array::from_fn(|_| server.raw());
-    let id = session.say("LOCK.OWNER").text();
+    let id = session.say("LOCK.SESSION").text();
     for reply in viewer.say_all(&lines_of("LOCK.ACQUIRE key:# holder LEASE 600000", WAITS)) {
         reply.token();
     }
@@ -139,7 +139,7 @@ fn what_was_read_but_never_sent_is_taken_back_all_of_it() {
     }
     // The server reads the request, and finds only when it replies that nobody is there any more.
     server.stop();
-    session.post("LOCK.NEXT");
+    session.post("LOCK.EVENTS");
     session.reset_and_arrive();
     server.cont();
     until(SOON, "all are taken back", || viewer.say("DBSIZE") == Value::Int(0));

@@ -136,7 +136,7 @@ fn the_waits_of_a_user_who_is_deleted_end() {
 /// A session of the user that waits for `key`, and for `key` and `second`.
 fn session(server: &Server) -> Raw {
     let (mut session, mut sender) = (of_app(server), of_app(server));
-    let id = session.say("LOCK.OWNER").text();
+    let id = session.say("LOCK.SESSION").text();
     for line in ["LOCK.ACQUIRE key first", "LOCK.MACQUIRE 2 key second third"] {
         let reply = sender.say(&format!("{line} WAIT 0 LEASE 600000 SESSION {id}"));
         assert_eq!(reply, Value::SimpleString("WAITING".into()));
@@ -161,7 +161,7 @@ fn a_session_s_request_without_rights_is_refused_and_the_next_one_is_granted() {
         connection.say(RIGHTS); // So that it may ask for what has come meanwhile.
         let mut told = Vec::new();
         until(SOON, "both requests are refused", || {
-            let events = session.say("LOCK.NEXT");
+            let events = session.say("LOCK.EVENTS");
             let new = if events.is_null() { &[] } else { events.items() };
             told.extend(new.iter().map(|event| [0, 3, 5].map(|at| event.items()[at].text())));
             told.len() >= 2

@@ -52,14 +52,14 @@ fn thousands_of_short_leases_are_renewed_in_time_whatever_the_cron_does() {
 fn a_lease_too_short_to_be_renewed_ends_and_its_session_is_told() {
     let server = Server::start();
     let (mut session, mut sender) = (server.raw(), server.raw());
-    let id = session.say("LOCK.OWNER").text();
+    let id = session.say("LOCK.SESSION").text();
     let line = |index| format!("LOCK.ACQUIRE key:{index} me LEASE 1 WATCHDOG SESSION {id}");
     for reply in sender.say_all(&(0..KEYS).map(line).collect::<Vec<_>>()) {
         reply.token();
     }
     let mut lost = 0;
     until(SOON, "each that is gone was reported", || {
-        let events = session.say("LOCK.NEXT");
+        let events = session.say("LOCK.EVENTS");
         let events = if events.is_null() { &[][..] } else { events.items() };
         assert!(events.iter().all(|event| event.items()[0].text() == "lost"), "{events:?}");
         lost += events.len();

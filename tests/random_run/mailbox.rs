@@ -29,7 +29,7 @@ impl Mailbox {
     /// A new session.
     pub fn new(server: &Server) -> Self {
         let mut raw = server.raw();
-        let id = raw.say("LOCK.OWNER").text();
+        let id = raw.say("LOCK.SESSION").text();
         Self { id, raw, unclaimed: Vec::new() }
     }
 
@@ -57,7 +57,7 @@ impl Mailbox {
     #[track_caller]
     pub fn assert_empty(&mut self) {
         assert_eq!(self.unclaimed, []);
-        assert_eq!(self.raw.say("LOCK.NEXT"), Value::Nil);
+        assert_eq!(self.raw.say("LOCK.EVENTS"), Value::Nil);
     }
 
     /// Ends the session as a crash does.
@@ -73,7 +73,7 @@ impl Mailbox {
             if let Some(place) = self.unclaimed.iter().position(is_it) {
                 return self.unclaimed.remove(place);
             }
-            let next = self.raw.say(&format!("LOCK.NEXT WAIT {SOON}"));
+            let next = self.raw.say(&format!("LOCK.EVENTS WAIT {SOON}"));
             assert!(!next.is_null(), "no {kind} for {owner} of {keys:?}, but {:?}", self.unclaimed);
             self.unclaimed.extend(next.items().iter().map(Told::read));
         }

@@ -46,7 +46,7 @@ fn whoever_is_answered_has_it_on_the_replicas() {
         after.order("LOCK.MRELEASE 2 a b third");
     }
     assert_eq!(group.count("confirmed"), 20 * 6);
-    assert_eq!((group.count("taken_back"), group.count("confirming")), (0, 0));
+    assert_eq!((group.count("revoked"), group.count("confirming")), (0, 0));
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn granted_at_once_or_out_of_the_queue_it_is_held_and_not_yet_told() {
     assert!(next.waits(), "the lock is still held");
     client.order("LOCK.RELEASE at-once owner");
     assert!(next.token() > first);
-    assert_eq!((group.count("confirmed"), group.count("confirming"), group.count("taken_back")), (2, 0, 0));
+    assert_eq!((group.count("confirmed"), group.count("confirming"), group.count("revoked")), (2, 0, 0));
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn all_who_are_granted_together_are_taken_back() {
         assert!(arrives(member).error().starts_with("UNCONFIRMED 0 of 1 "));
     }
     last.token();
-    assert_eq!(group.count("taken_back"), MANY as i64);
+    assert_eq!(group.count("revoked"), MANY as i64);
     assert!(group.control.say("LOCK.INFO key").field("holders").items().len() == 1);
 }
 

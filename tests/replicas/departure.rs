@@ -40,7 +40,7 @@ fn group() -> Group {
 /// All is as if the request had never been, also when the replica goes on.
 fn assert_over(group: &mut Group) {
     until(SOON, "nothing is being confirmed", || group.count("confirming") == 0);
-    assert_eq!((group.count("confirmed"), group.count("waiters"), group.count("tied_holds")), (0, 0, 0));
+    assert_eq!((group.count("confirmed"), group.count("waiters"), group.count("bound_holds")), (0, 0, 0));
     group.cont_replicas();
     group.master.wait_for_replica(&group.replicas[0]);
     assert_eq!(group.replicas[0].raw().say("DEBUG DIGEST"), group.control.say("DEBUG DIGEST"));

@@ -30,7 +30,7 @@ fn confirmed_when_back(mut group: Group, back: impl FnOnce(&mut Group)) {
     for replica in &group.replicas {
         assert_eq!(state(&mut replica.raw(), &keys), there);
     }
-    assert_eq!((group.count("confirmed"), group.count("taken_back"), group.count("confirming")), (4, 0, 0));
+    assert_eq!((group.count("confirmed"), group.count("revoked"), group.count("confirming")), (4, 0, 0));
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn slow_but_in_time() {
             client.order("LOCK.RELEASE key owner");
         }
     });
-    assert_eq!((group.count("confirmed"), group.count("taken_back")), (40, 0));
+    assert_eq!((group.count("confirmed"), group.count("revoked")), (40, 0));
 }
 
 /// Some come in time and some don't: each is one or the other, and the keyspace says the same as the reply.
@@ -198,7 +198,7 @@ fn slow_and_sometimes_too_late() {
             confirmed.min(refused) >= 10
         });
     });
-    assert_eq!((group.count("confirmed"), group.count("taken_back")), (confirmed, refused));
+    assert_eq!((group.count("confirmed"), group.count("revoked")), (confirmed, refused));
     group.master.wait_for_replica(&group.replicas[0]);
     assert_eq!(reader.say("DEBUG DIGEST"), group.control.say("DEBUG DIGEST"));
     assert!(client.say("LOCK.INFO key").is_null());

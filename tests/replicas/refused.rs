@@ -120,7 +120,7 @@ fn while_replicas_stand_still() {
     group.wait_for_replicas(BRIEF);
     group.stop_replicas();
     refuse_all(&group.master, 1);
-    assert_eq!(group.count("taken_back"), REFUSED.len() as i64);
+    assert_eq!(group.count("revoked"), REFUSED.len() as i64);
     assert_eq!((group.count("confirmed"), group.count("confirming")), (0, 0));
     // When they go on they take it back as well.
     group.cont_replicas();
@@ -139,7 +139,7 @@ fn without_any_replica() {
     let mut group = Group::of(0);
     group.wait_for_replicas(BRIEF);
     refuse_all(&group.master, i32::MAX as u32);
-    assert_eq!(group.count("taken_back"), REFUSED.len() as i64);
+    assert_eq!(group.count("revoked"), REFUSED.len() as i64);
 }
 
 /// What is refused was done: each request makes a difference until then.
@@ -224,7 +224,7 @@ fn the_next_in_the_queue_is_served() {
     }
     last.token();
     assert_held(&mut group.control, "key", "last");
-    assert_eq!(group.count("taken_back"), 3);
+    assert_eq!(group.count("revoked"), 3);
     assert_eq!(group.count("waiters"), 0);
 }
 
@@ -370,12 +370,12 @@ fn the_tie_of_a_hold_stays() {
     group.wait_for_replicas(1);
     let (mut holder, mut other) = (group.master.raw(), group.master.raw());
     let id = holder.client_id();
-    holder.take("LOCK.ACQUIRE untied owner LEASE 50000");
+    holder.take("LOCK.ACQUIRE unbound owner LEASE 50000");
     holder.take("LOCK.ACQUIRE tied owner LEASE 50000 EPHEMERAL");
-    for line in ["LOCK.ACQUIRE untied owner", "LOCK.RENEW untied owner", "LOCK.MRENEW 1 untied owner"] {
+    for line in ["LOCK.ACQUIRE unbound owner", "LOCK.RENEW unbound owner", "LOCK.MRENEW 1 unbound owner"] {
         let reply = holder.say(&format!("{line} WATCHDOG EPHEMERAL REPLICAS 1"));
         assert_refused(&reply, 0, 1, 1);
-        let hold = &holders(&mut group.control, "untied")["owner"];
+        let hold = &holders(&mut group.control, "unbound")["owner"];
         assert!(hold.field("client").is_null() && !hold.field("ephemeral").truth(), "{line}: {hold:?}");
     }
     for line in ["LOCK.ACQUIRE tied owner", "LOCK.RENEW tied owner", "LOCK.MRENEW 1 tied owner"] {

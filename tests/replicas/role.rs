@@ -51,7 +51,7 @@ fn nothing_is_written_after_demotion() {
     thread::sleep(Duration::from_millis(BRIEF as u64 * 8)); // Whatever was to be taken back by then is not.
     assert_eq!(group.state(&KEYS), before);
     assert_eq!(group.control.say("DEBUG DIGEST"), digest);
-    assert_eq!((group.count("confirmed"), group.count("taken_back")), (0, 0));
+    assert_eq!((group.count("confirmed"), group.count("revoked")), (0, 0));
 
     // A master again, it decides: what is held is held until its lease ends.
     group.control.order("REPLICAOF NO ONE");

@@ -70,7 +70,7 @@ fn each_renewal_is_confirmed() {
     until(SOON, "several renewals are confirmed", || group.count("confirmed") > 4);
     let confirmed = group.count("confirmed");
     assert!(group.count("watchdog_renewals") >= confirmed - 1, "all but the first are renewals");
-    assert_eq!((group.count("taken_back"), group.count("renewals_lost")), (0, 0));
+    assert_eq!((group.count("revoked"), group.count("renewals_lost")), (0, 0));
     assert_eq!(holders(&mut group.control, "key")["owner"].field("token").int(), token);
 }
 
@@ -103,7 +103,7 @@ fn runs_out(ms: i64, request: &str) {
     assert!(granted > token && at >= known, "{} ms too early", known - at);
     assert!(at < known + LEASE / 4, "{} ms after the deadline that replicas know", at - known);
     assert!(extended > 0, "it was tried");
-    assert_eq!((group.count("confirmed"), group.count("taken_back")), (confirmed, 0));
+    assert_eq!((group.count("confirmed"), group.count("revoked")), (confirmed, 0));
 
     // The tie is gone with the hold, the other hold goes on.
     assert_held(&mut group.control, "key", "next");
@@ -112,7 +112,7 @@ fn runs_out(ms: i64, request: &str) {
     until(SOON, "the watchdog went round", || group.count("watchdog_renewals") > renewals + 1);
     assert_eq!(deadline(&mut group.control, "key"), end);
     assert_held(&mut group.control, "beside", "owner");
-    assert_eq!(group.count("tied_holds"), 1);
+    assert_eq!(group.count("bound_holds"), 1);
     assert!(holder.say(&format!("LOCK.RELEASE key owner TOKEN {token}")).is_null());
 }
 
@@ -148,7 +148,7 @@ fn at_the_deadline_the_key_is_gone() {
         let now = crate::speak::now();
         assert!(now >= known, "{key}: {} ms too early", known - now);
     }
-    until(SOON, "nothing is tied", || group.count("tied_holds") == 0);
+    until(SOON, "nothing is tied", || group.count("bound_holds") == 0);
     assert!(holder.say("LOCK.RENEW a owner").is_null());
 }
 

@@ -59,11 +59,11 @@ fn in_a_queue_with_clients_that_are_blocked() {
 }
 
 #[test]
-fn its_holds_are_untied() {
+fn its_holds_are_unbound() {
     let (mut scene, mut session) = start();
     let token = session.take(&mut scene.client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 60000");
     scene.cluster.move_slot(scene.slot, scene.from, scene.to);
-    assert_eq!(session.event(), Event::untied("key", "owner", token, "moved"));
+    assert_eq!(session.event(), Event::unbound("key", "owner", token, "moved"));
     let mut client = scene.target().raw();
     assert_held(&mut client, "key", "owner");
     // It goes on where its key is now.
@@ -81,7 +81,7 @@ fn while_it_is_on_its_way_they_wait() {
     session.wait(&mut scene.client, "LOCK.ACQUIRE key owner WAIT 0");
     scene.cluster.begin_move(scene.slot, scene.from, scene.to);
     scene.cluster.migrate_keys(scene.slot, scene.from, scene.to);
-    session.raw.tell(&["LOCK.NEXT WAIT 0"]);
+    session.raw.tell(&["LOCK.EVENTS WAIT 0"]);
     assert!(!eventually(A_WHILE * 3, || !session.raw.pending()), "neither served nor sent away");
     scene.cluster.finish_move(scene.slot, scene.from, scene.to);
     let moved = scene.moved();
@@ -96,7 +96,7 @@ fn a_move_that_is_called_off() {
     session.wait(&mut scene.client, "LOCK.ACQUIRE key owner WAIT 0");
     scene.cluster.begin_move(scene.slot, scene.from, scene.to);
     scene.client.order("LOCK.RELEASE key holder");
-    assert_eq!(session.raw.say("LOCK.NEXT WAIT 100"), Value::Nil);
+    assert_eq!(session.raw.say("LOCK.EVENTS WAIT 100"), Value::Nil);
     let line = format!("CLUSTER SETSLOT {} STABLE", scene.slot);
     for mut node in [scene.target().raw(), scene.source().raw()] {
         node.order(&line);
@@ -137,7 +137,7 @@ fn a_slot_that_nobody_serves_for_a_while() {
     session.wait(&mut scene.client, "LOCK.ACQUIRE key owner WAIT 0");
     scene.client.order(&format!("CLUSTER DELSLOTS {}", scene.slot));
     // Until the lease is over, too.
-    assert!(!eventually(A_WHILE * 9, || session.raw.say("LOCK.NEXT") != Value::Nil));
+    assert!(!eventually(A_WHILE * 9, || session.raw.say("LOCK.EVENTS") != Value::Nil));
     scene.client.order(&format!("CLUSTER ADDSLOTS {}", scene.slot));
     until(SOON, "the cluster is whole", || scene.client.say("CLUSTER INFO").text().contains("cluster_state:ok"));
     session.event().token_of(&["key"], "owner");
@@ -153,6 +153,6 @@ fn a_grant_that_was_not_read_and_moved() {
     scene.cluster.move_slot(scene.slot, scene.from, scene.to);
     let told = session.events(2);
     let token = told[0].token_of(&["key"], "owner");
-    assert_eq!(told[1], Event::untied("key", "owner", token, "moved"));
+    assert_eq!(told[1], Event::unbound("key", "owner", token, "moved"));
     assert_eq!(scene.target().raw().say(&format!("LOCK.RENEW key owner TOKEN {token}")), Value::Int(token));
 }

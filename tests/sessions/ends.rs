@@ -51,7 +51,7 @@ impl Ending {
                 client.order(&format!("CLIENT KILL ID {}", session.client));
             }
             Self::Replaced | Self::ReplacedWhileItListens => {
-                Session::open(server).raw.order(&format!("LOCK.OWNER REPLACES {}", session.id));
+                Session::open(server).raw.order(&format!("LOCK.SESSION REPLACES {}", session.id));
             }
         }
         until_ended(client, &session.id);
@@ -195,7 +195,7 @@ fn reset_of_its_connection_is_not_its_end() {
     session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
     let token = session.take(&mut client, "LOCK.ACQUIRE other owner EPHEMERAL");
     assert_eq!(session.raw.say("RESET"), Value::SimpleString("RESET".into()));
-    assert_eq!(session.raw.say("LOCK.OWNER").text(), session.id);
+    assert_eq!(session.raw.say("LOCK.SESSION").text(), session.id);
     assert_eq!(session.take(&mut client, "LOCK.RENEW other owner"), token);
     client.order("LOCK.RELEASE key holder");
     session.event().token_of(&["key"], "owner");
@@ -220,7 +220,7 @@ fn many_waits_and_holds_end_together() {
     until(SOON, "what it held is free", || client.say("DBSIZE") == Value::Int(MANY as i64));
     until(SOON, "nobody waits", || info_number(&server, "holdfast", "holdfast_waiters") == 0);
     assert_eq!(owners(&mut client, "wanted-0"), ["holder"]);
-    for name in ["sessions", "session_waits", "unread_events", "tied_holds"] {
+    for name in ["sessions", "session_waits", "undelivered_events", "bound_holds"] {
         assert_eq!(info_number(&server, "holdfast", &format!("holdfast_{name}")), 0, "{name}");
     }
 }

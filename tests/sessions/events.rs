@@ -32,7 +32,7 @@ fn is_told(cause: impl Fn(&mut Raw, &Session) -> i64, elements: &[&str]) {
         let mut client = server.raw();
         let mut session = Session::on(protocol.connect(&server));
         let token = format!(":{}", cause(&mut client, &session));
-        let told = session.raw.call_for_bytes(&words("LOCK.NEXT WAIT 20000"));
+        let told = session.raw.call_for_bytes(&words("LOCK.EVENTS WAIT 20000"));
         let left = String::from_utf8_lossy(&told).lines().last().unwrap_or_default().to_owned();
         let element = |&it: &&str| match it {
             "?" => token.clone(),
@@ -76,13 +76,13 @@ fn granted_several_keys_in_another_database() {
 }
 
 #[test]
-fn wanted() {
+fn contended() {
     let cause = |client: &mut Raw, session: &Session| {
-        let token = session.take(client, "LOCK.ACQUIRE key owner WANTED");
+        let token = session.take(client, "LOCK.ACQUIRE key owner CONTENTION");
         client.order("LOCK.ACQUIRE key other");
         token
     };
-    is_told(cause, &["wanted", ":0", "[key]", "owner", "?", "_"]);
+    is_told(cause, &["contended", ":0", "[key]", "owner", "?", "_"]);
 }
 
 #[test]
@@ -133,11 +133,11 @@ fn lost_changed() {
 }
 
 #[test]
-fn untied_replica() {
+fn unbound_replica() {
     let cause = |client: &mut Raw, session: &Session| {
         let token = session.take(client, "LOCK.ACQUIRE key owner WATCHDOG");
         client.order("REPLICAOF 127.0.0.1 1");
         token
     };
-    is_told(cause, &["untied", ":0", "[key]", "owner", "?", "replica"]);
+    is_told(cause, &["unbound", ":0", "[key]", "owner", "?", "replica"]);
 }

@@ -91,7 +91,7 @@ fn it_can_be_set_while_the_server_runs() {
 /// The figures of `INFO holdfast` that concern sessions: how many there are, wait, and have not been read.
 #[track_caller]
 fn figures(server: &Server) -> [i64; 3] {
-    ["sessions", "session_waits", "unread_events"]
+    ["sessions", "session_waits", "undelivered_events"]
         .map(|name| info_number(server, "holdfast", &format!("holdfast_{name}")))
 }
 
@@ -132,6 +132,6 @@ fn a_timeout_is_counted_once() {
     session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 10");
     session.event();
     assert_eq!(info_number(&server, "holdfast", "holdfast_timeouts"), 1);
-    assert_eq!(session.raw.say("LOCK.NEXT WAIT 10"), Value::Nil);
+    assert_eq!(session.raw.say("LOCK.EVENTS WAIT 10"), Value::Nil);
     assert_eq!(info_number(&server, "holdfast", "holdfast_timeouts"), 1, "which is no wait for a lock");
 }

@@ -60,7 +60,7 @@ impl Scene {
             }
             Then::Waits => {
                 assert_eq!(crate::waiter::count_waiters(&mut self.client, "key"), 1);
-                assert_eq!(self.waiting.raw.say("LOCK.NEXT"), Value::Nil);
+                assert_eq!(self.waiting.raw.say("LOCK.EVENTS"), Value::Nil);
             }
         }
         self.holding.hears_nothing(&mut self.client);
@@ -69,7 +69,7 @@ impl Scene {
     #[track_caller]
     fn is_not_lost(&mut self) {
         self.holding.hears_nothing(&mut self.client);
-        assert_eq!(self.waiting.raw.say("LOCK.NEXT"), Value::Nil);
+        assert_eq!(self.waiting.raw.say("LOCK.EVENTS"), Value::Nil);
         assert_eq!(crate::waiter::count_waiters(&mut self.client, "key"), 1);
     }
 }
@@ -360,7 +360,7 @@ fn it_is_told_before_the_next_command() {
         let token = session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
         client.order(way);
         // The reply to that came at the end of the turn.
-        let told = session.raw.say("LOCK.NEXT");
+        let told = session.raw.say("LOCK.EVENTS");
         assert_eq!(super::session::events(&told), [Event::lost("key", "owner", token, why)], "{way}");
         client.order("DEL key");
     }
@@ -390,7 +390,7 @@ fn nothing_is_told_while_nothing_happens() {
     // Short enough to be renewed often; so long that a server that stands still for a moment doesn't lose it.
     let mut scene = Scene::set("WATCHDOG LEASE 3000");
     until(SOON, "it is renewed again and again", || {
-        assert_eq!(scene.holding.raw.say("LOCK.NEXT"), Value::Nil);
+        assert_eq!(scene.holding.raw.say("LOCK.EVENTS"), Value::Nil);
         info_number(&scene.server, "holdfast", "holdfast_watchdog_renewals") >= 4
     });
     scene.is_not_lost();

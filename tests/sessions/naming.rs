@@ -91,7 +91,7 @@ fn a_connection_of_another_run_of_the_server() {
 fn what_is_no_id() {
     let server = Server::start();
     let mut client = server.raw();
-    let own = text(&client.say("LOCK.OWNER"));
+    let own = text(&client.say("LOCK.SESSION"));
     let (run, number) = own.split_once(':').expect("a run and a connection");
     let ids = [
         "x".into(),
@@ -142,7 +142,7 @@ fn the_word_needs_an_id_and_stands_once() {
         assert_ne!(error_code(&client.say(&small)), Some("ERR".into()), "{line}");
         client.order("DEL key other");
     }
-    for line in ["LOCK.RELEASE key owner", "LOCK.INFO key", "LOCK.NEXT", "LOCK.FORCE key"] {
+    for line in ["LOCK.RELEASE key owner", "LOCK.INFO key", "LOCK.EVENTS", "LOCK.FORCE key"] {
         assert_eq!(error(&session.ask(&mut client, line)).0, "ERR", "{line}");
     }
 }
@@ -170,7 +170,7 @@ fn a_connection_of_another_user() {
     }
     assert_eq!(info_number(&server, "holdfast", "holdfast_sessions"), 0, "it was not even made one");
     assert_eq!(other.say("EXISTS key other"), Value::Int(0), "nothing was done");
-    assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil);
+    assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil);
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn it_costs_nothing_while_nothing_names_it() {
     session.take(&mut client, "LOCK.ACQUIRE other owner");
     session.take(&mut client, "LOCK.ACQUIRE third owner");
     assert_eq!(sessions(), 1);
-    assert_eq!(client.say("LOCK.NEXT"), Value::Nil);
+    assert_eq!(client.say("LOCK.EVENTS"), Value::Nil);
     assert_eq!(sessions(), 2, "one that reads its events is one too");
     session.raw.close();
     until(SOON, "it has ended", || sessions() == 1);

@@ -1,4 +1,4 @@
-//! `LOCK.NEXT`: the events of a session, oldest first, each told once.
+//! `LOCK.EVENTS`: the events of a session, oldest first, each told once.
 
 use std::time::Duration;
 
@@ -30,8 +30,8 @@ fn null_at_once_without_wait() {
     let server = Server::start();
     for protocol in Protocol::BOTH {
         let mut raw = protocol.connect(&server);
-        assert_eq!(raw.call_for_bytes(&[b"LOCK.NEXT"]), protocol.null());
-        assert_eq!(raw.call_for_bytes(&[b"LOCK.NEXT", b"COUNT", b"5"]), protocol.null());
+        assert_eq!(raw.call_for_bytes(&[b"LOCK.EVENTS"]), protocol.null());
+        assert_eq!(raw.call_for_bytes(&[b"LOCK.EVENTS", b"COUNT", b"5"]), protocol.null());
     }
 }
 
@@ -41,7 +41,7 @@ fn null_after_its_wait() {
     for protocol in Protocol::BOTH {
         let mut raw = protocol.connect(&server);
         let begin = unix_micros();
-        assert_eq!(raw.call_for_bytes(&[b"LOCK.NEXT", b"WAIT", b"120"]), protocol.null());
+        assert_eq!(raw.call_for_bytes(&[b"LOCK.EVENTS", b"WAIT", b"120"]), protocol.null());
         assert!(unix_micros() - begin >= 119_000);
         assert_eq!(raw.say("PING"), Value::SimpleString("PONG".into()));
     }
@@ -61,7 +61,7 @@ fn wait_0_waits_until_something_comes() {
 fn what_is_there_comes_at_once_whatever_the_wait() {
     let server = Server::start();
     let mut session = Session::open(&server);
-    for line in ["LOCK.NEXT", "LOCK.NEXT WAIT 0", "LOCK.NEXT WAIT 100000"] {
+    for line in ["LOCK.EVENTS", "LOCK.EVENTS WAIT 0", "LOCK.EVENTS WAIT 100000"] {
         let_come(&server, &session, 1);
         let told = events(&session.raw.say(line));
         assert_eq!(told.len(), 1, "{line}");
@@ -77,14 +77,14 @@ fn oldest_first_each_once_and_at_most_as_many_as_asked_for() {
     let_come(&server, &session, 10);
     let mut all = Vec::new();
     for (line, expected) in [("COUNT 1", 1), ("COUNT 4", 4), ("WAIT 0 COUNT 2", 2), ("COUNT 1000", 3)] {
-        let told = events(&session.raw.say(&format!("LOCK.NEXT {line}")));
+        let told = events(&session.raw.say(&format!("LOCK.EVENTS {line}")));
         assert_eq!(told.len(), expected, "{line}");
         all.extend(told);
     }
     for (number, event) in all.iter().enumerate() {
         assert_granted(event, number);
     }
-    assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil);
+    assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil);
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn a_thousand_unless_it_says_otherwise() {
     let_come(&server, &session, 2500);
     let counts: Vec<usize> = ["", "", " COUNT 2147483647"]
         .iter()
-        .map(|end| session.raw.say(&format!("LOCK.NEXT{end}")).items().len())
+        .map(|end| session.raw.say(&format!("LOCK.EVENTS{end}")).items().len())
         .collect();
     assert_eq!(counts, [1000, 1000, 500]);
 }
@@ -103,7 +103,7 @@ fn a_thousand_unless_it_says_otherwise() {
 fn a_listener_gets_at_most_as_many_as_it_asked_for() {
     let server = Server::start();
     let mut session = Session::open(&server);
-    session.raw.tell(&["LOCK.NEXT WAIT 0 COUNT 2", "LOCK.NEXT WAIT 0 COUNT 2"]);
+    session.raw.tell(&["LOCK.EVENTS WAIT 0 COUNT 2", "LOCK.EVENTS WAIT 0 COUNT 2"]);
     until(SOON, "it waits", || blocked_clients(&server) == 1);
     let mut client = server.raw();
     let_come_in_one_step(&mut client, &session, 3);
@@ -143,12 +143,12 @@ fn arguments() {
         ("COUNT 0", "COUNT must be between"),
         ("COUNT", "COUNT must be followed by"),
         ("COUNT 1 COUNT 1", "COUNT is given twice"),
-        ("LEASE 5", "unknown argument 'LEASE': allowed here are WAIT, COUNT, ALIVE"),
-        ("ALIVE ALIVE", "ALIVE is given twice"),
-        ("ALIVE 5", "unknown argument '5'"),
+        ("LEASE 5", "unknown argument 'LEASE': allowed here are WAIT, COUNT, HEARTBEAT"),
+        ("HEARTBEAT HEARTBEAT", "HEARTBEAT is given twice"),
+        ("HEARTBEAT 5", "unknown argument '5'"),
     ];
     for (end, message) in wrong {
-        let reply = raw.say(&format!("LOCK.NEXT {end}"));
+        let reply = raw.say(&format!("LOCK.EVENTS {end}"));
         let (code, details) = error(&reply);
         assert_eq!(code, "ERR", "{end}");
         assert!(details.starts_with(message), "{end}: {details}");
@@ -160,7 +160,7 @@ fn in_a_transaction_it_does_not_wait() {
     let server = Server::start();
     let mut session = Session::open(&server);
     let_come(&server, &session, 1);
-    session.raw.tell(&["MULTI", "LOCK.NEXT WAIT 0", "LOCK.NEXT WAIT 0", "EXEC"]);
+    session.raw.tell(&["MULTI", "LOCK.EVENTS WAIT 0", "LOCK.EVENTS WAIT 0", "EXEC"]);
     for _ in 0..3 {
         session.raw.read().unwrap();
     }
@@ -175,7 +175,7 @@ fn a_script_has_no_events() {
     let server = Server::start();
     let mut session = Session::open(&server);
     let_come(&server, &session, 1);
-    let reply = session.raw.call(&[b"EVAL", b"return redis.call('LOCK.NEXT')", b"0"]);
+    let reply = session.raw.call(&[b"EVAL", b"return redis.call('LOCK.EVENTS')", b"0"]);
     assert!(error(&reply).1.contains("a script has none of its own"), "{reply:?}");
     assert_granted(&session.event(), 0);
 }
@@ -243,7 +243,7 @@ fn client_unblock_in_the_step_of_an_event() {
 fn one_after_the_other_in_one_packet() {
     let server = Server::start();
     let mut session = Session::open(&server);
-    session.raw.tell(&["LOCK.NEXT WAIT 0", "LOCK.NEXT WAIT 0", "PING"]);
+    session.raw.tell(&["LOCK.EVENTS WAIT 0", "LOCK.EVENTS WAIT 0", "PING"]);
     until(SOON, "it waits", || blocked_clients(&server) == 1);
     let_come(&server, &session, 1);
     assert_eq!(session.heard().len(), 1);
@@ -260,7 +260,7 @@ fn it_reads_its_own_connections_events() {
     let server = Server::start();
     let (mut one, mut other) = (Session::open(&server), Session::open(&server));
     let_come(&server, &one, 1);
-    assert_eq!(other.raw.say("LOCK.NEXT"), Value::Nil);
+    assert_eq!(other.raw.say("LOCK.EVENTS"), Value::Nil);
     assert_granted(&one.event(), 0);
 }
 
@@ -268,10 +268,10 @@ fn it_reads_its_own_connections_events() {
 fn it_needs_the_right_to_the_command_only() {
     let server = Server::start();
     let mut admin = server.raw();
-    admin.order("ACL SETUSER reader on nopass +lock.next resetkeys");
+    admin.order("ACL SETUSER reader on nopass +lock.events resetkeys");
     let mut reader = server.raw();
     reader.order("AUTH reader x");
-    assert_eq!(reader.say("LOCK.NEXT"), Value::Nil);
+    assert_eq!(reader.say("LOCK.EVENTS"), Value::Nil);
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn a_listener_that_is_killed_leaves_nothing() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    session.raw.tell(&["LOCK.NEXT WAIT 300"]);
+    session.raw.tell(&["LOCK.EVENTS WAIT 300"]);
     until(SOON, "it waits", || is_blocked(&mut client, session.client));
     client.order(&format!("CLIENT KILL ID {}", session.client));
     until(SOON, "it is gone", || info_number(&server, "holdfast", "holdfast_sessions") == 0);

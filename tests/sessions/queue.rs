@@ -26,7 +26,7 @@ fn in_the_order_in_which_they_came() {
     assert!(third.waits());
     client.order("LOCK.RELEASE key second");
     tokens.push(third.token());
-    assert_eq!(other.raw.say("LOCK.NEXT"), Value::Nil);
+    assert_eq!(other.raw.say("LOCK.EVENTS"), Value::Nil);
     client.order("LOCK.RELEASE key third");
     tokens.push(other.event().token_of(&["key"], "fourth"));
     client.order("LOCK.RELEASE key fourth");

@@ -26,7 +26,7 @@ impl First {
 #[track_caller]
 fn nothing_is_left(server: &Server, client: &mut Raw) {
     until(SOON, "nothing is left", || {
-        ["waiters", "session_waits", "unread_events", "tied_holds"]
+        ["waiters", "session_waits", "undelivered_events", "bound_holds"]
             .iter()
             .all(|name| info_number(server, "holdfast", &format!("holdfast_{name}")) == 0)
     });
@@ -251,7 +251,7 @@ fn next_interrupted_with_events_on_their_way() {
             told.extend(session.next());
         }
         assert_eq!(told, expected, "round {round}");
-        assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil, "round {round}");
+        assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil, "round {round}");
     }
     figure(format!("next, interrupted: {interrupted} times before it had heard, {heard} times after"));
     nothing_is_left(&server, &mut client);

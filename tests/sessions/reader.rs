@@ -10,7 +10,7 @@ use crate::common::{deadline, unix_micros};
 use crate::speak::Reply;
 use crate::waiter::{SOON, Speak, Tell, assert_held};
 
-/// Reads what comes, with a `LOCK.NEXT` always under way, until `end`.
+/// Reads what comes, with a `LOCK.EVENTS` always under way, until `end`.
 fn read_until(session: &mut Session, how: &str, end: Instant) {
     while Instant::now() < end {
         let reply = session.raw.say(how);
@@ -43,7 +43,7 @@ fn what_it_holds_runs_out() {
 #[test]
 fn what_it_holds_is_renewed_while_it_reads() {
     let server = Server::start();
-    for how in ["LOCK.NEXT WAIT 0 ALIVE", "LOCK.NEXT WAIT 0", "LOCK.NEXT WAIT 20"] {
+    for how in ["LOCK.EVENTS WAIT 0 HEARTBEAT", "LOCK.EVENTS WAIT 0", "LOCK.EVENTS WAIT 20"] {
         let (mut client, mut session) = (server.raw(), Session::open(&server));
         session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 1200");
         read_until(&mut session, how, Instant::now() + Duration::from_millis(2600));
@@ -64,7 +64,7 @@ fn one_that_only_stumbles_loses_nothing() {
     let long = deadline(&mut client, b"long");
     // They were due after a third.
     until_left(&mut client, "two", 3500);
-    assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil);
+    assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil);
     for key in ["one", "two"] {
         until(A_WHILE, "it is renewed", || deadline(&mut client, key.as_bytes()) - unix_micros() / 1000 > 5500);
     }
@@ -76,13 +76,13 @@ fn one_that_only_stumbles_loses_nothing() {
 fn a_connection_that_speaks_for_itself() {
     let server = Server::start();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
-    assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil);
+    assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil);
     session.raw.take("LOCK.ACQUIRE key owner WATCHDOG LEASE 600");
     let first = deadline(&mut client, b"key");
     until(SOON, "it is renewed", || deadline(&mut client, b"key") > first + 600);
 }
 
-/// Without `ALIVE`, null comes when a sign of life would be due: so that it asks again.
+/// Without `HEARTBEAT`, null comes when a sign of life would be due: so that it asks again.
 #[test]
 fn a_question_without_end_is_answered() {
     let server = Server::start();
@@ -93,7 +93,7 @@ fn a_question_without_end_is_answered() {
     session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 80000");
     assert_eq!(session.raw.read().expect("a reply"), Value::Nil, "it would have come too late");
     session.take(&mut client, "LOCK.ACQUIRE other owner WATCHDOG LEASE 4000");
-    for line in ["LOCK.NEXT WAIT 0", "LOCK.NEXT WAIT 100000"] {
+    for line in ["LOCK.EVENTS WAIT 0", "LOCK.EVENTS WAIT 100000"] {
         let begin = unix_micros();
         assert_eq!(session.raw.say(line), Value::Nil);
         assert!((499_000..4_000_000).contains(&(unix_micros() - begin)), "{line}");
@@ -110,14 +110,14 @@ fn one_that_was_promised_a_sign_of_life_and_does_not_ask_is_ended() {
     silent.wait(&mut client, "LOCK.ACQUIRE key ghost WAIT 0");
     silent.take(&mut client, "LOCK.ACQUIRE mine ghost EPHEMERAL LEASE 600000");
     // This one was promised nothing.
-    assert_eq!(mute.raw.say("LOCK.NEXT"), Value::Nil);
-    asks.raw.say("LOCK.NEXT ALIVE");
+    assert_eq!(mute.raw.say("LOCK.EVENTS"), Value::Nil);
+    asks.raw.say("LOCK.EVENTS HEARTBEAT");
     let begin = unix_micros();
-    silent.raw.say("LOCK.NEXT ALIVE");
+    silent.raw.say("LOCK.EVENTS HEARTBEAT");
     let id = silent.id.clone();
     let ended = || matches!(server.raw().say(&format!("LOCK.CANCEL none none SESSION {id}")), Value::ServerError(_));
     until(SOON, "it is ended", || {
-        asks.raw.say("LOCK.NEXT WAIT 20 ALIVE");
+        asks.raw.say("LOCK.EVENTS WAIT 20 HEARTBEAT");
         ended()
     });
     // 200 ms within which an answer was promised, and the default lease.
@@ -127,8 +127,8 @@ fn one_that_was_promised_a_sign_of_life_and_does_not_ask_is_ended() {
     until(SOON, "its ephemeral hold is released", || client.say("EXISTS mine") == Value::Int(0));
     client.order("LOCK.RELEASE key holder");
     assert_eq!(client.say("EXISTS key"), Value::Int(0), "nothing is granted to a ghost");
-    assert_eq!(mute.raw.say("LOCK.NEXT"), Value::Nil);
-    assert!(!matches!(asks.raw.say("LOCK.NEXT ALIVE"), Value::ServerError(_)));
+    assert_eq!(mute.raw.say("LOCK.EVENTS"), Value::Nil);
+    assert!(!matches!(asks.raw.say("LOCK.EVENTS HEARTBEAT"), Value::ServerError(_)));
 }
 
 /// A default lease of a few ms is no reason to be so impatient.
@@ -138,7 +138,7 @@ fn nobody_is_ended_within_a_second() {
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     client.order("CONFIG SET holdfast.default-lease 1");
     let begin = unix_micros();
-    session.raw.say("LOCK.NEXT ALIVE");
+    session.raw.say("LOCK.EVENTS HEARTBEAT");
     until_ended(&mut client, &session.id);
     assert!(unix_micros() - begin >= 1_009_000);
 }
@@ -149,14 +149,14 @@ fn a_server_that_stood_still_hears_first() {
     let server = Server::start();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     client.order("CONFIG SET holdfast.default-lease 1000");
-    session.raw.say("LOCK.NEXT ALIVE");
+    session.raw.say("LOCK.EVENTS HEARTBEAT");
     server.stop();
-    session.raw.post("LOCK.NEXT WAIT 100");
+    session.raw.post("LOCK.EVENTS WAIT 100");
     let end = Instant::now() + Duration::from_millis(1500);
     until(SOON, "it has stood still", || Instant::now() > end);
     server.cont();
     let reply = session.raw.read().expect("the session lives");
     assert_eq!(reply, Value::Nil);
     assert_eq!(session.cancel(&mut client, "key", "owner"), 0);
-    assert_eq!(session.raw.say("LOCK.NEXT ALIVE").items().len(), 1);
+    assert_eq!(session.raw.say("LOCK.EVENTS HEARTBEAT").items().len(), 1);
 }

@@ -99,7 +99,7 @@ fn what_runs_out_is_told() {
         let kept = session.take(&mut client, &format!("LOCK.ACQUIRE kept owner LEASE 3000 WATCHDOG {terms}"));
         let first = deadline(&mut client, "kept");
         // It asks in time.
-        session.raw.say("LOCK.NEXT");
+        session.raw.say("LOCK.EVENTS");
         (TOO_FEW_REPLICAS.begin)(&server);
         let renewals = server.info("holdfast", "holdfast_watchdog_renewals");
         let told = session.events(1);
@@ -108,7 +108,7 @@ fn what_runs_out_is_told() {
         assert!(client.say("SET some thing").error().starts_with("NOREPLICAS"), "it still refuses writes");
         until(SOON, "the other one is due", || first - unix_millis() < 1500);
         assert_eq!(deadline(&mut client, "kept"), first);
-        session.raw.say("LOCK.NEXT");
+        session.raw.say("LOCK.EVENTS");
         (TOO_FEW_REPLICAS.end)(&server);
         until(Duration::from_secs(1), "the other one is renewed", || deadline(&mut client, "kept") > first);
         assert_eq!(session.ask(&mut client, "LOCK.RENEW kept owner").token(), kept);

@@ -1,4 +1,4 @@
-//! `LOCK.OWNER REPLACES id …`: a session begins by ending those that its client is not sure to be rid of. (What their end
+//! `LOCK.SESSION REPLACES id …`: a session begins by ending those that its client is not sure to be rid of. (What their end
 //! does is in `ends.rs`.)
 
 use redis::Value;
@@ -29,7 +29,7 @@ fn nothing_comes_of_the_old_session_from_then_on() {
     let replies = at_once(
         &mut raw,
         &[
-            format!("LOCK.OWNER REPLACES {}", old.id),
+            format!("LOCK.SESSION REPLACES {}", old.id),
             format!("LOCK.RENEW mine owner TOKEN {held} SESSION {}", old.id),
             format!("LOCK.ACQUIRE late owner SESSION {}", old.id),
             "LOCK.RENEW mine owner HOLDS".into(),
@@ -57,11 +57,11 @@ fn its_connection_ends() {
     let (mut old, mut new) = (Session::open(&server), Session::open(&server));
     let mut listening = Session::open(&server);
     listening.listen(&server);
-    new.raw.order(&format!("LOCK.OWNER REPLACES {} {} {}", old.id, listening.id, old.id));
+    new.raw.order(&format!("LOCK.SESSION REPLACES {} {} {}", old.id, listening.id, old.id));
     assert!(old.raw.read().is_err() && listening.raw.read().is_err());
     until(SOON, "only the new one is left", || info_number(&server, "clients", "blocked_clients") == 0);
     // Repeating it is harmless.
-    assert_eq!(new.raw.say(&format!("LOCK.OWNER REPLACES {} {}", old.id, listening.id)).text(), new.id);
+    assert_eq!(new.raw.say(&format!("LOCK.SESSION REPLACES {} {}", old.id, listening.id)).text(), new.id);
 }
 
 #[test]
@@ -78,19 +78,19 @@ fn what_is_no_session_of_this_server_is_ignored() {
         "REPLACES".into(),
     ];
     for id in &ids {
-        assert_eq!(session.raw.say(&format!("LOCK.OWNER REPLACES {id}")).text(), session.id, "{id}");
+        assert_eq!(session.raw.say(&format!("LOCK.SESSION REPLACES {id}")).text(), session.id, "{id}");
     }
-    assert_eq!(session.raw.say(&format!("lock.owner replaces {}", ids.join(" "))).text(), session.id);
+    assert_eq!(session.raw.say(&format!("lock.session replaces {}", ids.join(" "))).text(), session.id);
     let many = vec!["x"; 128].join(" ");
-    assert_eq!(session.raw.say(&format!("LOCK.OWNER REPLACES {many}")).text(), session.id);
-    let reply = session.raw.say(&format!("LOCK.OWNER REPLACES {many} x")).error();
+    assert_eq!(session.raw.say(&format!("LOCK.SESSION REPLACES {many}")).text(), session.id);
+    let reply = session.raw.say(&format!("LOCK.SESSION REPLACES {many} x")).error();
     assert_eq!(reply, "ERR REPLACES must be followed by 1 to 128 session ids, got 129");
-    let reply = session.raw.say("LOCK.OWNER REPLACES").error();
+    let reply = session.raw.say("LOCK.SESSION REPLACES").error();
     assert_eq!(reply, "ERR REPLACES must be followed by 1 to 128 session ids, got 0");
-    let reply = session.raw.say("LOCK.OWNER replace x").error();
+    let reply = session.raw.say("LOCK.SESSION replace x").error();
     assert_eq!(reply, "ERR unknown argument 'replace': allowed here are REPLACES");
     let own = session.id.clone();
-    let reply = session.raw.say(&format!("LOCK.OWNER REPLACES {own}")).error();
+    let reply = session.raw.say(&format!("LOCK.SESSION REPLACES {own}")).error();
     assert_eq!(reply, "ERR a session can't replace itself");
 }
 
@@ -102,7 +102,7 @@ fn another_users_is_left_alone() {
     let mut stranger = server.raw();
     for user in ["one", "two"] {
         // Ending one's own needs no right to CLIENT KILL.
-        admin.order(&format!("ACL SETUSER {user} on nopass -@all +lock.owner +ping +client|id"));
+        admin.order(&format!("ACL SETUSER {user} on nopass -@all +lock.session +ping +client|id"));
     }
     stranger.order("AUTH one x");
     let mut own = server.raw();
@@ -110,12 +110,12 @@ fn another_users_is_left_alone() {
     let (mut theirs, mut old) = (Session::on(stranger), Session::on(own));
     let mut new = server.raw();
     new.order("AUTH two x");
-    let reply = new.say(&format!("LOCK.OWNER REPLACES {} {}", old.id, theirs.id)).error();
+    let reply = new.say(&format!("LOCK.SESSION REPLACES {} {}", old.id, theirs.id)).error();
     assert_eq!(reply, "NOPERM this session belongs to another user");
     for session in [&mut theirs, &mut old] {
         assert_eq!(session.raw.say("PING"), Value::SimpleString("PONG".into()));
     }
-    new.order(&format!("LOCK.OWNER REPLACES {}", old.id));
+    new.order(&format!("LOCK.SESSION REPLACES {}", old.id));
     assert!(old.raw.read().is_err());
 }
 
@@ -125,11 +125,11 @@ fn in_a_transaction_and_in_a_script() {
     let mut client = server.raw();
     let (mut old, mut new) = (Session::open(&server), Session::open(&server));
     old.take(&mut client, "LOCK.ACQUIRE key owner EPHEMERAL");
-    let script = format!("return redis.call('LOCK.OWNER', 'REPLACES', '{}')", old.id);
+    let script = format!("return redis.call('LOCK.SESSION', 'REPLACES', '{}')", old.id);
     assert!(error(&client.call(&[b"EVAL", script.as_bytes(), b"0"])).1.contains("a script has none of its own"));
     assert_eq!(old.raw.say("PING"), Value::SimpleString("PONG".into()));
     let lines =
-        ["MULTI".into(), format!("LOCK.OWNER REPLACES {}", old.id), "LOCK.ACQUIRE key next".into(), "EXEC".into()];
+        ["MULTI".into(), format!("LOCK.SESSION REPLACES {}", old.id), "LOCK.ACQUIRE key next".into(), "EXEC".into()];
     let replies = at_once(&mut new.raw, &lines);
     let replies = replies[3].items();
     assert_eq!(text(&replies[0]), new.id);

@@ -34,7 +34,7 @@ mod confirming {
         group.stop_replicas();
         group.control.order("LOCK.RELEASE key holder");
         assert_held(&mut group.control, "key", "owner");
-        assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil, "it is held, and not yet told");
+        assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil, "it is held, and not yet told");
         group.cont_replicas();
         session.event().token_of(&["key"], "owner");
     }
@@ -327,7 +327,7 @@ mod demotion {
         let token = session.take(&mut client, "LOCK.ACQUIRE held owner WATCHDOG");
         let other = session.take(&mut client, "LOCK.ACQUIRE other owner EPHEMERAL");
         let plain = session.take(&mut client, "LOCK.ACQUIRE plain owner");
-        session.raw.take("LOCK.ACQUIRE untied owner");
+        session.raw.take("LOCK.ACQUIRE unbound owner");
         client.take("LOCK.ACQUIRE wanted holder");
         session.wait(&mut client, "LOCK.ACQUIRE wanted waiter WAIT 0");
         session.wait(&mut client, "LOCK.MACQUIRE 2 wanted more both WAIT 0");
@@ -337,15 +337,15 @@ mod demotion {
         let expected = [
             Event::refused(&["wanted"], "waiter", UNBLOCKED),
             Event::refused(&["wanted", "more"], "both", UNBLOCKED),
-            Event::untied("held", "owner", token, "replica"),
-            Event::untied("other", "owner", other, "replica"),
-            Event::untied("plain", "owner", plain, "replica"),
+            Event::unbound("held", "owner", token, "replica"),
+            Event::unbound("other", "owner", other, "replica"),
+            Event::unbound("plain", "owner", plain, "replica"),
         ];
         assert_eq!(events, expected);
         assert_held(&mut client, "held", "owner");
         assert_eq!(waiters(&mut client, "wanted"), [""; 0]);
         assert_eq!(error(&session.ask(&mut client, "LOCK.ACQUIRE wanted waiter WAIT 0")).0, "READONLY");
-        assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil, "it goes on reading");
+        assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil, "it goes on reading");
         until_nobody_waits(&server);
     }
 
@@ -392,7 +392,7 @@ mod demotion {
             "processor time of a replica that has nothing to do: {:?}",
             crate::speak::processor_time(&server) - used
         );
-        for name in ["waiters", "session_waits", "unread_events", "tied_holds"] {
+        for name in ["waiters", "session_waits", "undelivered_events", "bound_holds"] {
             assert_eq!(info_number(&server, "holdfast", &format!("holdfast_{name}")), 0, "{name}");
         }
         client.order("REPLICAOF NO ONE");
@@ -461,7 +461,7 @@ mod demotion {
         demote(&mut client);
         let told = session.events(2);
         let token = told[0].token_of(&["key"], "owner");
-        assert_eq!(told[1], Event::untied("key", "owner", token, "replica"));
+        assert_eq!(told[1], Event::unbound("key", "owner", token, "replica"));
         assert_eq!(holders(&mut client, "key")["owner"].field("client"), Value::Nil);
     }
 
@@ -479,7 +479,7 @@ mod demotion {
         demote(&mut client);
         let events = session.events(MANY);
         assert!(events.iter().all(|event| event.detail.as_deref() == Some(UNBLOCKED)));
-        assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil);
+        assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil);
     }
 
     /// On a replica there is nothing to be told, and asking does no harm.
@@ -488,13 +488,13 @@ mod demotion {
         let (master, replica) = (Server::start(), Server::start());
         replica.replica_of(&master);
         let mut session = Session::open(&replica);
-        assert_eq!(session.raw.say("LOCK.NEXT WAIT 20"), Value::Nil);
-        assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil);
+        assert_eq!(session.raw.say("LOCK.EVENTS WAIT 20"), Value::Nil);
+        assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil);
         let (id, mut client) = (session.id.clone(), replica.raw());
         replica.replica_of_no_one();
         session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
         client.order("LOCK.FORCE key");
-        assert_eq!(events(&session.raw.say("LOCK.NEXT WAIT 20000"))[0].kind, "lost");
+        assert_eq!(events(&session.raw.say("LOCK.EVENTS WAIT 20000"))[0].kind, "lost");
         session.raw.close();
         until_ended(&mut client, &id);
     }

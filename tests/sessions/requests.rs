@@ -357,7 +357,7 @@ mod repeated {
         let token = one.event().token_of(&["key"], "owner");
         assert_eq!(client.say("HGET key owner").text(), "1");
         assert_eq!(other.take(&mut client, "LOCK.ACQUIRE key owner WAIT 0"), token, "re-entered");
-        assert_eq!(one.event(), Event::untied("key", "owner", token, "taken"));
+        assert_eq!(one.event(), Event::unbound("key", "owner", token, "taken"));
     }
 
     #[test]
@@ -421,7 +421,7 @@ fn any_bytes() {
         let ask: [&[u8]; 7] = [b"LOCK.ACQUIRE", name, name, b"WAIT", b"0", b"SESSION", session.id.as_bytes()];
         assert_eq!(client.call(&ask), waiting());
         client.call(&[b"LOCK.RELEASE", name, b"holder"]);
-        let reply = session.raw.say("LOCK.NEXT WAIT 20000");
+        let reply = session.raw.say("LOCK.EVENTS WAIT 20000");
         let event = reply.items()[0].items();
         assert_eq!((crate::common::bytes(&event[2].items()[0]), crate::common::bytes(&event[3])), (name, name));
         assert_eq!(fields(&mut client, name)[name], b"1");

@@ -67,7 +67,7 @@ mod module_unload {
         session.event().token_of(&["key"], "owner");
         client.order("LOCK.RELEASE key owner"); // It was tied.
         client.take("LOCK.ACQUIRE key other");
-        is_refused(&mut client); // The session's connection has sent LOCK.NEXT last.
+        is_refused(&mut client); // The session's connection has sent LOCK.EVENTS last.
         session.raw.order("PING");
         until(SOON, "it can be unloaded", || client.say("MODULE UNLOAD holdfast") == Value::Okay);
         assert_held(&mut client, "key", "other");
@@ -112,7 +112,7 @@ mod module_unload {
         until(SOON, "it can be unloaded", || client.say("MODULE UNLOAD holdfast") == Value::Okay);
         let path = support::module_path();
         client.order(&format!("MODULE LOAD {}", path.display()));
-        assert_eq!(session.raw.say("LOCK.OWNER").text(), session.id, "its name stays");
+        assert_eq!(session.raw.say("LOCK.SESSION").text(), session.id, "its name stays");
         session.wait_and_get(&mut client);
     }
 
@@ -153,7 +153,7 @@ fn client_pause_write() {
     session.wait(&mut client, "LOCK.ACQUIRE key long WAIT 0");
     client.order("CLIENT PAUSE 60000 WRITE");
     assert_eq!(session.event(), Event::timeout(&["key"], "short"));
-    assert_eq!(session.raw.say("LOCK.NEXT WAIT 300"), Value::Nil);
+    assert_eq!(session.raw.say("LOCK.EVENTS WAIT 300"), Value::Nil);
     client.order("CLIENT UNPAUSE");
     session.event().token_of(&["key"], "long");
 }

@@ -31,7 +31,7 @@ impl Session {
     #[track_caller]
     pub(super) fn on(mut raw: Raw) -> Self {
         let client = raw.client_id();
-        let id = text(&raw.order("LOCK.OWNER"));
+        let id = text(&raw.order("LOCK.SESSION"));
         Self { raw, client, id }
     }
 
@@ -70,7 +70,7 @@ impl Session {
         let end = Instant::now() + SOON;
         loop {
             // Null comes early for one who has to ask again, so that what it holds is renewed.
-            let reply = self.raw.say(&format!("LOCK.NEXT WAIT {}", SOON.as_millis()));
+            let reply = self.raw.say(&format!("LOCK.EVENTS WAIT {}", SOON.as_millis()));
             if reply != Value::Nil {
                 return events(&reply);
             }
@@ -110,7 +110,7 @@ impl Session {
     /// Lets it wait for events, until the server has blocked it.
     #[track_caller]
     pub(super) fn listen(&mut self, server: &Server) {
-        self.raw.tell(&["LOCK.NEXT WAIT 0"]);
+        self.raw.tell(&["LOCK.EVENTS WAIT 0"]);
         let (mut observer, client) = (server.raw(), self.client);
         until(SOON, "the session waits for events", || is_blocked(&mut observer, client));
     }
@@ -173,12 +173,12 @@ impl Event {
         Self::new("lost", &[key], owner, Some(token), Some(why))
     }
 
-    pub(super) fn untied(key: &str, owner: &str, token: i64, why: &str) -> Self {
-        Self::new("untied", &[key], owner, Some(token), Some(why))
+    pub(super) fn unbound(key: &str, owner: &str, token: i64, why: &str) -> Self {
+        Self::new("unbound", &[key], owner, Some(token), Some(why))
     }
 
-    pub(super) fn wanted(key: &str, owner: &str, token: i64) -> Self {
-        Self::new("wanted", &[key], owner, Some(token), None)
+    pub(super) fn contended(key: &str, owner: &str, token: i64) -> Self {
+        Self::new("contended", &[key], owner, Some(token), None)
     }
 
     pub(super) fn in_db(self, db: i64) -> Self {

@@ -21,7 +21,7 @@ fn the_watchdog_renews_while_the_session_lives() {
         if seen.last() != Some(&now) {
             seen.push(now);
         }
-        assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil, "it reads, or nothing would be renewed");
+        assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil, "it reads, or nothing would be renewed");
         seen.len() > 5
     });
     session.hears_nothing(&mut client);
@@ -96,7 +96,7 @@ fn another_session_takes_the_tie_over() {
     assert!(holder.field("watchdog").truth() && !holder.field("ephemeral").truth());
     client.order("LOCK.FORCE key");
     assert_eq!(other.event(), Event::lost("key", "owner", token, "forced"));
-    assert_eq!(one.event(), Event::untied("key", "owner", token, "taken"));
+    assert_eq!(one.event(), Event::unbound("key", "owner", token, "taken"));
     one.hears_nothing(&mut client);
 }
 
@@ -108,7 +108,7 @@ fn a_connection_is_told_what_it_tied_to_itself() {
     let mut session = Session::open(&server);
     session.raw.take("LOCK.ACQUIRE early owner WATCHDOG");
     client.order("LOCK.FORCE early");
-    assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil);
+    assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil);
     let token = session.raw.take("LOCK.ACQUIRE key owner WATCHDOG");
     client.order("LOCK.FORCE key");
     assert_eq!(session.event(), Event::lost("key", "owner", token, "forced"));
@@ -319,7 +319,7 @@ fn what_a_transaction_grants_in_another_database_is_tied_there() {
             assert_eq!(holder.field("client").int(), client_id, "{key} of {db}");
             let before = deadline(connection, key.as_bytes());
             until(SOON, "it is renewed", || {
-                assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil, "nothing is lost");
+                assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil, "nothing is lost");
                 deadline(connection, key.as_bytes()) > before
             });
             assert_eq!(connection.say(&format!("LOCK.RELEASE {key} second")), Value::Int(0));

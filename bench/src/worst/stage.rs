@@ -187,9 +187,9 @@ impl Stage {
     /// Connects a guest that is a session and waits for its events; its id.
     pub fn session(&mut self) -> Result<String> {
         let mut raw = Raw::connect(([127, 0, 0, 1], self.server.port()).into())?;
-        raw.send_bytes(Request::typed("LOCK.OWNER").bytes())?;
+        raw.send_bytes(Request::typed("LOCK.SESSION").bytes())?;
         let id = resp::text(&raw.read()?)?;
-        raw.send_bytes(Request::typed("LOCK.NEXT WAIT 0").bytes())?;
+        raw.send_bytes(Request::typed("LOCK.EVENTS WAIT 0").bytes())?;
         self.guests.push(raw);
         Ok(id)
     }

@@ -9,12 +9,12 @@ pub const SECTIONS: [&str; 6] = ["holdfast", "server", "replication", "persisten
 pub const NOW: [(&str, &str); 8] = [
     ("waiters", "requests that wait in a queue"),
     ("contended_locks", "locks that somebody waits for"),
-    ("tied_holds", "holds tied to a connection"),
-    ("kept_locks", "locks that their clients may hold unused until somebody waits"),
+    ("bound_holds", "holds tied to a connection"),
+    ("cached_locks", "locks that their clients may hold unused until somebody waits"),
     ("confirming", "grants and renewals that wait for replicas"),
     ("sessions", "connections that are sessions"),
     ("session_waits", "requests of sessions that were answered WAITING and have not ended"),
-    ("unread_events", "events that sessions have not read"),
+    ("undelivered_events", "events that sessions have not read"),
 ];
 
 /// Numbers of the module that count since it was loaded.
@@ -39,7 +39,7 @@ pub const SINCE: [(&str, &str); 19] = [
     ("deadlock_searches_given_up", "searches given up, since they would have had to look at more than 1,000 places"),
     ("grants_undelivered", "grants that went on to the next in the queue because their client was gone"),
     ("confirmed", "grants and renewals with REPLICAS that were confirmed"),
-    ("taken_back", "requests with REPLICAS that were not confirmed"),
+    ("revoked", "requests with REPLICAS that were not confirmed"),
     ("confirmation_requests", "how often replicas were asked for confirmation"),
 ];
 

@@ -164,7 +164,7 @@ mod tests {
     use std::time::Duration;
 
     fn queue(key: &str, waiters: i64, oldest: i64) -> Queue {
-        Queue { server: "s".to_owned(), key: key.into(), waiters, oldest, holders: Vec::new(), kept: 0, ttl: -1 }
+        Queue { server: "s".to_owned(), key: key.into(), waiters, oldest, holders: Vec::new(), cached: 0, ttl: -1 }
     }
 
     fn keys(state: &State) -> String {

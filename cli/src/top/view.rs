@@ -60,7 +60,7 @@ fn cells(queue: &Queue) -> [String; 5] {
         [first, others @ ..] => format!("{} and {} more", shown(first), others.len()),
     };
     // Its client was told that somebody waits, and gives it back as soon as nobody there uses it.
-    let holders = if queue.kept > 0 { format!("{holders} (kept)") } else { holders };
+    let holders = if queue.cached > 0 { format!("{holders} (cached)") } else { holders };
     [shown(&queue.key), queue.waiters.to_string(), times::show(queue.oldest), times::show(queue.ttl), holders]
 }
 

@@ -62,7 +62,7 @@ pub(crate) struct Hold {
     pub(crate) lease: Millis,
     /// It lasts so long for certain, signs of life aside.
     pub(crate) until: Millis,
-    /// How many `LOCK.NEXT` had been sent when its terms became known: signs of life speak of it from the next one on.
+    /// How many `LOCK.EVENTS` had been sent when its terms became known: signs of life speak of it from the next one on.
     pub(crate) known: u64,
     /// Tied to the session that stands.
     pub(crate) tied: bool,

@@ -44,7 +44,7 @@ pub struct Core {
     alarms: Alarms,
     pair: Option<Pair>,
     pairs: u64,
-    /// How many `LOCK.NEXT` were sent, over all pairs.
+    /// How many `LOCK.EVENTS` were sent, over all pairs.
     nexts: u64,
     /// Sessions that may not be gone.
     replaced: Vec<Bytes>,
@@ -471,7 +471,7 @@ impl Core {
     }
 
     /// The session keeps it alive no more: it is to be taken along.
-    fn untied(&mut self, id: Id) {
+    fn unbound(&mut self, id: Id) {
         let until = self.claims.get(&id).map_or(0, |claim| self.until(claim));
         if let Some(hold) = self.claims.get_mut(&id).and_then(Claim::hold_mut) {
             (hold.until, hold.tied) = (until, false);
@@ -493,7 +493,7 @@ impl Core {
             if let Some(renewal) = claim.renewal.take_if(|renewal| renewal.is_sent) {
                 self.finish(renewal.call, Outcome::Refused(error));
             }
-            return self.untied(id);
+            return self.unbound(id);
         }
         if claim.wanted && claim.keys.len() > 1 && claim.asked_before && error.starts_with("ERR") {
             claim.stage = Stage::Clearing;
@@ -592,7 +592,7 @@ impl Core {
         let mut events = Vec::new();
         for element in reply.elements()? {
             let event = Event::read(element)?;
-            if event.kind == "alive" { pair.hear_alive(&event.detail, next, now)? } else { events.push(event) }
+            if event.kind == "heartbeat" { pair.hear_alive(&event.detail, next, now)? } else { events.push(event) }
         }
         self.default_lease = pair.default_lease;
         let begins = pair.stage == pair::Stage::Greeting;
@@ -707,8 +707,8 @@ impl Core {
                     }
                 }
             }
-            "untied" => self.untied(id),
-            "wanted" => self.called(id),
+            "unbound" => self.unbound(id),
+            "contended" => self.called(id),
             _ => {}
         }
         Some(())

@@ -5,7 +5,7 @@
 //! both are printed as lines of text (`text.rs`), so a script of steps from one language judges the core of another.
 //!
 //! It is *crash-only*. There is one pair of connections: one hears the events of the session, one carries the requests. They
-//! stand and fall together. Whatever goes wrong ends both; the next session begins with `LOCK.OWNER REPLACES`, so the
+//! stand and fall together. Whatever goes wrong ends both; the next session begins with `LOCK.SESSION REPLACES`, so the
 //! server lets nothing more come of the old one, and takes along what is wanted.
 //!
 //! `pair` knows the connections, `claim` what is asked for or held, `alarms` when to look again at which; `core` puts them together.

@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, VecDeque};
 pub(crate) struct Pair {
     pub(crate) number: u64,
     pub(crate) stage: Stage,
-    /// What `LOCK.OWNER` said.
+    /// What `LOCK.SESSION` said.
     pub(crate) id: Option<Bytes>,
     /// What has arrived of a reply, on each connection.
     pub(crate) session_bytes: Bytes,
@@ -19,7 +19,7 @@ pub(crate) struct Pair {
     pub(crate) unanswered: VecDeque<Sent>,
     /// When the server last gave a sign on the request connection, or nothing was owed yet.
     pub(crate) heard: Millis,
-    /// When the last `LOCK.NEXT` was sent, and by when it is answered.
+    /// When the last `LOCK.EVENTS` was sent, and by when it is answered.
     pub(crate) asked: Millis,
     pub(crate) promised: Millis,
     /// When the next one is sent, if not at once.
@@ -52,7 +52,7 @@ pub(crate) struct Sent {
 }
 
 /// A sign of life: what is renewed for the session has so many thousandths of its lease left since `asked`, if it was known
-/// before the `LOCK.NEXT` of that number.
+/// before the `LOCK.EVENTS` of that number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Alive {
     pub(crate) asked: Millis,
@@ -83,7 +83,7 @@ impl Pair {
     /// The first words of a session.
     pub(crate) fn greeting(replaced: &[Bytes]) -> Vec<Bytes> {
         let mut words = Words(Vec::new());
-        words.word("LOCK.OWNER");
+        words.word("LOCK.SESSION");
         if !replaced.is_empty() {
             words.word("REPLACES").0.extend(replaced.iter().cloned());
         }
@@ -93,11 +93,11 @@ impl Pair {
     /// The first question is answered at once, and says what the default lease is.
     pub(crate) fn question(waits: bool) -> Vec<Bytes> {
         let mut words = Words(Vec::new());
-        words.word("LOCK.NEXT");
+        words.word("LOCK.EVENTS");
         if waits {
             words.option("WAIT", 0);
         }
-        words.word("ALIVE");
+        words.word("HEARTBEAT");
         words.0
     }
 
@@ -110,7 +110,7 @@ impl Pair {
         session.min(self.heard.saturating_add(limit))
     }
 
-    /// Reads what `LOCK.NEXT` says of the session itself.
+    /// Reads what `LOCK.EVENTS` says of the session itself.
     pub(crate) fn hear_alive(&mut self, detail: &str, next: u64, now: Millis) -> Option<()> {
         // Later versions say more behind these.
         let mut numbers = detail.split(' ').map_while(|number| number.parse::<u64>().ok());

@@ -87,7 +87,7 @@ impl Words {
             self.option("REPLICAS", terms.replicas.into());
         }
         if terms.kept {
-            self.word("WANTED");
+            self.word("CONTENTION");
         }
         self.word("SESSION").0.push(session.to_vec());
     }

@@ -76,7 +76,7 @@ impl Cluster {
 
     fn open(&mut self, at: usize, now: u64) {
         self.step(at, &format!("{now} opened 1"));
-        let alive = "*1\\r\\n*6\\r\\n$5\\r\\nalive\\r\\n:0\\r\\n*0\\r\\n$-1\\r\\n$-1\\r\\n$16\\r\\n3750\\x2030000\\x20667\\x201\\r\\n";
+        let alive = "*1\\r\\n*6\\r\\n$9\\r\\nheartbeat\\r\\n:0\\r\\n*0\\r\\n$-1\\r\\n$-1\\r\\n$16\\r\\n3750\\x2030000\\x20667\\x201\\r\\n";
         self.step(at, &format!("{now} received 1 session $5\\r\\nrun:{at}\\r\\n{alive}"));
     }
 }

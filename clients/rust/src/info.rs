@@ -33,7 +33,7 @@ pub struct Holder {
     /// What is left of its lease; none: it has no end.
     pub left: Option<Duration>,
     /// Whether its session asked to be told when somebody waits: it may keep it at hand without using it.
-    pub wanted: bool,
+    pub contention: bool,
 }
 
 impl Info {
@@ -59,7 +59,7 @@ impl Holder {
             holds: fields.number("holds")?,
             token: fields.number("token"),
             left: fields.number("ttl").map(Duration::from_millis),
-            wanted: fields.number("wanted") == Some(1),
+            contention: fields.number("contention") == Some(1),
         })
     }
 }

@@ -48,7 +48,7 @@ async fn a_wait_and_a_hold_move_with_their_slot() {
     soon("it waits there", || waiters(cluster.node(to), key) == 1).await;
     guard.check().unwrap();
     soon("the hold is tied there", || {
-        clients(cluster.node(to)).iter().any(|(_, command)| command.contains("lock.next"))
+        clients(cluster.node(to)).iter().any(|(_, command)| command.contains("lock.events"))
     })
     .await;
     guard.release().await.unwrap();

@@ -102,7 +102,7 @@ pub fn is_free(server: &Server, key: &str) -> bool {
 
 /// The connections of clients that read events.
 pub fn sessions(server: &Server) -> Vec<i64> {
-    clients(server).into_iter().filter(|(_, command)| command.contains("lock.next")).map(|(id, _)| id).collect()
+    clients(server).into_iter().filter(|(_, command)| command.contains("lock.events")).map(|(id, _)| id).collect()
 }
 
 /// Every connection with its newest command.

@@ -113,7 +113,7 @@ async fn it_can_be_seen_that_it_may_be_kept() {
     let locks = locks(&server);
     let (_kept, _used) = (granted(&kept(&locks)).await, granted(&locks.lock("b")).await);
     for (key, wanted) in [("a", true), ("b", false)] {
-        assert_eq!(locks.info(key).await.unwrap().unwrap().holders[0].wanted, wanted, "{key}");
+        assert_eq!(locks.info(key).await.unwrap().unwrap().holders[0].contention, wanted, "{key}");
     }
 }
 

@@ -268,8 +268,8 @@ async fn a_short_lease_is_lost_in_time_on_a_session_that_was_opened_for_long_one
 async fn a_user_who_may_only_lock_is_told_as_soon_as_any() {
     let server = Server::start();
     // As docs/operations.md has it.
-    let rights = "+lock.acquire +lock.release +lock.renew +lock.macquire +lock.mrelease +lock.mrenew +lock.next \
-                  +lock.cancel +lock.owner +lock.info +lock.waiters +lock.top +lock.help";
+    let rights = "+lock.acquire +lock.release +lock.renew +lock.macquire +lock.mrelease +lock.mrenew +lock.events \
+                  +lock.cancel +lock.session +lock.info +lock.waiters +lock.top +lock.help";
     let _: String = say(&server, &format!("ACL SETUSER locker on >secret ~app:* -@all {rights}"));
     let proxy = Proxy::to(server.addr());
     let locks = Locks::open(&format!("redis://locker:secret@{}", proxy.addr())).unwrap();

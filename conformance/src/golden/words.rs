@@ -37,7 +37,7 @@ pub fn play(client: &Judged) -> Result<Played, String> {
     let how_late = late.clone();
     proxy.rule(move |toward, message| {
         let words = words_of(message).filter(|_| toward == Toward::Server).unwrap_or_default();
-        if words.first().is_some_and(|it| it == "LOCK.OWNER") {
+        if words.first().is_some_and(|it| it == "LOCK.SESSION") {
             thread::sleep(Duration::from_millis(how_late.load(Ordering::SeqCst)));
         }
         if let Some(words) = golden(&words) {

@@ -190,7 +190,7 @@ impl Player {
 
     fn session(&mut self, is_of_user: bool) -> io::Result<Session> {
         let mut raw = connect(self.address, is_of_user)?;
-        let id = resp::text(&ask(&mut raw, "LOCK.OWNER")?)?;
+        let id = resp::text(&ask(&mut raw, "LOCK.SESSION")?)?;
         let client = resp::int(&ask(&mut raw, "CLIENT ID")?)?;
         Ok(Session { raw, name: self.name(), id, client, is_of_user, asked: None })
     }
@@ -406,9 +406,9 @@ impl Player {
             }
             let count = if self.rng.u32(..4) == 0 { format!(" COUNT {}", self.rng.u32(1..4)) } else { String::new() };
             let line = match self.rng.u32(..12) {
-                0..3 => format!("LOCK.NEXT{count}"),
-                3..5 => format!("LOCK.NEXT WAIT {}{count}", self.rng.u32(1..20)),
-                5 => format!("LOCK.NEXT WAIT 0{count}"),
+                0..3 => format!("LOCK.EVENTS{count}"),
+                3..5 => format!("LOCK.EVENTS WAIT {}{count}", self.rng.u32(1..20)),
+                5 => format!("LOCK.EVENTS WAIT 0{count}"),
                 6 => {
                     // On the session's own connection.
                     let (line, number) = self.ask_on_behalf(index);
@@ -483,7 +483,7 @@ impl Player {
             Value::Array(events) => {
                 Ok(events.iter().try_for_each(|event| self.ledger.event(session, event, (asked, self.step)))?)
             }
-            other => Err(format!("LOCK.NEXT was answered {other:?}").into()),
+            other => Err(format!("LOCK.EVENTS was answered {other:?}").into()),
         }
     }
 
@@ -567,7 +567,7 @@ impl Player {
                 let asked = match session.asked.take() {
                     Some(asked) => asked,
                     None => {
-                        session.raw.send_bytes(&request("LOCK.NEXT WAIT 100"))?;
+                        session.raw.send_bytes(&request("LOCK.EVENTS WAIT 100"))?;
                         self.step
                     }
                 };

@@ -11,7 +11,7 @@ pub fn not_in_protocol(name: &[u8], reply: &Value) -> Result<(), String> {
         b"LOCK.ACQUIRE" | b"LOCK.MACQUIRE" | b"LOCK.RENEW" => {
             matches!(reply, Nil) || matches!(reply, Int(1..)) || is_waiting(reply)
         }
-        b"LOCK.NEXT" => matches!(reply, Nil | Array(_)),
+        b"LOCK.EVENTS" => matches!(reply, Nil | Array(_)),
         b"LOCK.CANCEL" => matches!(reply, Int(0 | 1)),
         b"LOCK.RELEASE" => matches!(reply, Nil | Int(0..)),
         b"LOCK.FORCE" => matches!(reply, Int(0..)),
@@ -19,7 +19,7 @@ pub fn not_in_protocol(name: &[u8], reply: &Value) -> Result<(), String> {
         // While it waits for replicas, CLIENT UNBLOCK makes it null.
         b"LOCK.MRENEW" => matches!(reply, Nil | Array(_)) || is_waiting(reply),
         b"LOCK.MRELEASE" | b"LOCK.WAITERS" | b"LOCK.TOP" | b"LOCK.HELP" => matches!(reply, Array(_)),
-        b"LOCK.OWNER" => matches!(reply, BulkString(_)),
+        b"LOCK.SESSION" => matches!(reply, BulkString(_)),
         _ => true,
     };
     if allowed || matches!(reply, ServerError(_)) {

@@ -61,8 +61,8 @@ const LOCK_COMMANDS: [&str; 13] = [
     "LOCK.INFO",
     "LOCK.WAITERS",
     "LOCK.TOP",
-    "LOCK.OWNER",
-    "LOCK.NEXT",
+    "LOCK.SESSION",
+    "LOCK.EVENTS",
     "LOCK.CANCEL",
 ];
 
@@ -78,12 +78,12 @@ const OPTIONS: [&str; 18] = [
     "TOKEN",
     "WATCHDOG",
     "EPHEMERAL",
-    "WANTED",
+    "CONTENTION",
     "REPLICAS",
     "COUNT",
     "SESSION",
     "FENCE",
-    "ALIVE",
+    "HEARTBEAT",
     "REPLACES",
 ];
 
@@ -149,7 +149,7 @@ impl Requests {
         self.clients = clients;
     }
 
-    /// The connection that the requests go over from now on, as `LOCK.OWNER` names it.
+    /// The connection that the requests go over from now on, as `LOCK.SESSION` names it.
     pub fn learn_session(&mut self, session: &str) {
         if let Some((run, own)) = session.rsplit_once(':') {
             self.run = run.to_owned();
@@ -247,10 +247,10 @@ impl Requests {
         match self.rng.u32(..100) {
             0..36 => self.acquire(place),
             36..40 => {
-                let mut request = words(&["LOCK.NEXT"]);
+                let mut request = words(&["LOCK.EVENTS"]);
                 self.option(&mut request, 3, "COUNT", 1, 5);
                 if self.rng.u32(..4) == 0 {
-                    request.push(self.any_case("ALIVE"));
+                    request.push(self.any_case("HEARTBEAT"));
                 }
                 request
             }
@@ -277,7 +277,7 @@ impl Requests {
                 request
             }
             98 => {
-                let mut request = words(&["LOCK.OWNER"]);
+                let mut request = words(&["LOCK.SESSION"]);
                 for number in 0..self.rng.u32(..3) {
                     if number == 0 {
                         request.push(self.any_case("REPLACES"));
@@ -578,7 +578,7 @@ impl Requests {
             let client = if self.rng.u32(..3) > 0 { self.own.to_string() } else { self.client() };
             let verb = request.first().map(|verb| verb.to_ascii_uppercase()).unwrap_or_default();
             if (verb.ends_with(b"ACQUIRE") || verb.ends_with(b"RENEW")) && self.rng.u32(..4) == 0 {
-                request.push(self.any_case("WANTED"));
+                request.push(self.any_case("CONTENTION"));
             }
             request.push(self.any_case("SESSION"));
             request.push(format!("{}:{client}", self.run).into_bytes());

@@ -275,7 +275,7 @@ impl Worker<'_> {
         let client = Client::open(format!("redis://{}", self.scene.address))?;
         let mut line = client.get_connection_with_timeout(SILENCE)?;
         line.set_read_timeout(Some(SILENCE))?;
-        let run: String = redis::cmd("LOCK.OWNER").query(&mut line)?;
+        let run: String = redis::cmd("LOCK.SESSION").query(&mut line)?;
         let life = if self.scene.may_lose { run.split(':').next().unwrap_or_default() } else { "the server" };
         self.epoch = Some(life.to_owned());
         Ok(line)

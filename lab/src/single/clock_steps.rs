@@ -142,7 +142,7 @@ impl Bench {
                 0
             }
         };
-        let mut session = self.send("LOCK.OWNER")?;
+        let mut session = self.send("LOCK.SESSION")?;
         let id = match session.read()? {
             Value::BulkString(id) => String::from_utf8_lossy(&id).into_owned(),
             other => {
@@ -253,7 +253,7 @@ impl Bench {
         self.same("LOCK.ACQUIRE short c", Value::Nil)?;
         self.same("LOCK.ACQUIRE forever c", Value::Nil)?;
         self.same("LOCK.ACQUIRE permits d LIMIT 2", Value::Nil)?;
-        before.session.send(&[b"LOCK.NEXT"])?;
+        before.session.send(&[b"LOCK.EVENTS"])?;
         let events = before.session.read()?;
         self.equal("events of a session that lost nothing", events, Value::Nil);
         self.same("LOCK.RELEASE awaited a", Value::Int(0))?;
@@ -375,7 +375,7 @@ impl Bench {
     fn told(&mut self, session: &mut Raw, expected: &[(&str, &str)]) -> RedisResult<()> {
         let mut seen = Vec::new();
         while seen.len() < expected.len() {
-            session.send(&[b"LOCK.NEXT", b"WAIT", AT_ONCE.as_millis().to_string().as_bytes()])?;
+            session.send(&[b"LOCK.EVENTS", b"WAIT", AT_ONCE.as_millis().to_string().as_bytes()])?;
             let Some(Value::Array(events)) = session.read_timeout(2 * AT_ONCE)? else { break };
             seen.extend(events.iter().map(kind_and_key));
         }

@@ -12,7 +12,7 @@ crate::scripts! {
         +600
         e LOCK.INFO k
         e LOCK.INFO m
-        s LOCK.NEXT
+        s LOCK.EVENTS
         +20
         a LOCK.RELEASE k oa
         f LOCK.RENEW m of LEASE 5000000
@@ -70,7 +70,7 @@ crate::scripts! {
     a_session_at_two_steps: "
         a LOCK.ACQUIRE k oa LEASE 3000000 SESSION $s
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $s
-        s LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
         +20
         !clock 40000000
         +600
@@ -78,12 +78,12 @@ crate::scripts! {
         +20
         !clock -40000000
         +600
-        s LOCK.NEXT
+        s LOCK.EVENTS
         e LOCK.INFO k
         +20
         e LOCK.FORCE k
         +20
-        s LOCK.NEXT
+        s LOCK.EVENTS
         +20
     ";
 }

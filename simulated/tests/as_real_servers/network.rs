@@ -57,7 +57,7 @@ crate::scripts! {
         a LOCK.ACQUIRE k oa LEASE 3000000
         a LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $s
         a LOCK.ACQUIRE l oc LEASE 3000000 SESSION $s
-        s LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
         +20
         s !deaf
         +20
@@ -65,14 +65,14 @@ crate::scripts! {
         +20
         a LOCK.FORCE l
         d LOCK.INFO k
-        s LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
         +20
         a LOCK.FORCE k
-        s LOCK.NEXT
+        s LOCK.EVENTS
         +20
         s !hears
         +20
-        s LOCK.NEXT
+        s LOCK.EVENTS
         +20
     ";
     /// The same where it was waiting for nothing, and is watched.
@@ -86,7 +86,7 @@ crate::scripts! {
         s !deaf
         +20
         a LOCK.RELEASE l oa
-        s LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
         +20
         d LOCK.INFO l
         s !end
@@ -103,7 +103,7 @@ crate::scripts! {
         c LOCK.ACQUIRE l oc LEASE 3000000 EPHEMERAL
         a LOCK.ACQUIRE m os LEASE 3000000 WATCHDOG EPHEMERAL SESSION $s
         a LOCK.ACQUIRE k os LEASE 3000000 WAIT 0 SESSION $s
-        s LOCK.NEXT
+        s LOCK.EVENTS
         +20
         b !vanish
         c !vanish

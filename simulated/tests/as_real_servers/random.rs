@@ -62,8 +62,8 @@ impl Author {
         let client = self.random.pick(&CLIENTS);
         match self.random.below(100) {
             0..4 => format!("{} !end", self.random.pick(&["a", "b", "c", "d", "s"])),
-            4..8 => format!("{} LOCK.NEXT", self.random.pick(&SESSIONS)),
-            8..11 => format!("{WAITS} LOCK.NEXT WAIT 0"),
+            4..8 => format!("{} LOCK.EVENTS", self.random.pick(&SESSIONS)),
+            8..11 => format!("{WAITS} LOCK.EVENTS WAIT 0"),
             11..17 => self.by_strangers(),
             17..22 => self.transaction(),
             22..26 => format!("g {} {}", self.random.pick(&["LOCK.INFO", "LOCK.WAITERS"]), self.random.pick(&KEYS)),

@@ -340,7 +340,7 @@ impl Connection {
             skips: 0,
         };
         connection.id = connection.ask(&[b"CLIENT", b"ID"]).number().expect("an id");
-        connection.identity = connection.ask(&[b"LOCK.OWNER"]).bytes().to_vec();
+        connection.identity = connection.ask(&[b"LOCK.SESSION"]).bytes().to_vec();
         connection
     }
 

@@ -9,16 +9,16 @@ crate::scripts! {
         b LOCK.INFO k
         a LOCK.ACQUIRE k oc LEASE 3000000 WAIT 0 SESSION $s
         a LOCK.ACQUIRE t oa LEASE 3000000 WATCHDOG SESSION $s
-        s LOCK.NEXT WAIT 0
-        t LOCK.NEXT
+        s LOCK.EVENTS WAIT 0
+        t LOCK.EVENTS
         a LOCK.ACQUIRE k od LEASE 3000000 WAIT 0 SESSION $t
         +20
         e REPLICAOF 127.0.0.1 1
         e REPLICAOF NO ONE
         +20
         e LOCK.INFO k
-        t LOCK.NEXT
-        s LOCK.NEXT
+        t LOCK.EVENTS
+        s LOCK.EVENTS
         a LOCK.RELEASE k oa
         +20
         e LOCK.INFO k
@@ -33,7 +33,7 @@ crate::scripts! {
         a LOCK.ACQUIRE k oa LEASE 3000000 EPHEMERAL
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
         a LOCK.ACQUIRE k oc LEASE 3000000 WAIT 0 SESSION $s
-        s LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
         +20
         e REPLICAOF 127.0.0.1 1
         +20
@@ -47,8 +47,8 @@ crate::scripts! {
         e EXEC
         e DEL k
         e SET x y
-        s LOCK.NEXT
-        s LOCK.NEXT
+        s LOCK.EVENTS
+        s LOCK.EVENTS
         a !end
         +20
         e LOCK.INFO k
@@ -142,7 +142,7 @@ crate::scripts! {
         a LOCK.ACQUIRE k oa LEASE 3000000
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
         s LOCK.ACQUIRE k os LEASE 3000000 WAIT 300 SESSION $t
-        t LOCK.NEXT WAIT 0
+        t LOCK.EVENTS WAIT 0
         e CLIENT PAUSE 1500 WRITE
         a LOCK.RELEASE k oa
         c SET x 1
@@ -164,7 +164,7 @@ crate::scripts! {
     nobody_confirms_to_a_session: "
         !replicas never
         s LOCK.ACQUIRE l os LEASE 3000000 REPLICAS 1 SESSION $t
-        t LOCK.NEXT WAIT 0
+        t LOCK.EVENTS WAIT 0
         d LOCK.INFO l
         +1500
         d LOCK.INFO l
@@ -193,7 +193,7 @@ crate::scripts! {
         a LOCK.INFO k
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 REPLICAS 1
         s LOCK.ACQUIRE l os LEASE 3000000 REPLICAS 1 SESSION $t
-        t LOCK.NEXT WAIT 0
+        t LOCK.EVENTS WAIT 0
         +300
         a LOCK.RELEASE k oa
         +300
@@ -201,11 +201,11 @@ crate::scripts! {
         b LOCK.INFO k
         d LOCK.MACQUIRE 2 m1 m2 om LEASE 3000000 REPLICAS 1
         d LOCK.MRENEW 2 m1 m2 om LEASE 3500000 REPLICAS 1 SESSION $t
-        t LOCK.NEXT WAIT 0
+        t LOCK.EVENTS WAIT 0
         +300
         b LOCK.ACQUIRE k ob LEASE 3000000 REPLICAS 2
         +1500
-        t LOCK.NEXT
+        t LOCK.EVENTS
         d LOCK.INFO k
         d LOCK.INFO m1
         +20
@@ -222,7 +222,7 @@ crate::scripts! {
         a LOCK.RENEW k oa LEASE 4000000 REPLICAS 3
         c LOCK.ACQUIRE k oc LEASE 3000000 WAIT 0 REPLICAS 1
         s LOCK.ACQUIRE m os LEASE 3000000 REPLICAS 2 SESSION $t
-        t LOCK.NEXT WAIT 0
+        t LOCK.EVENTS WAIT 0
         +1800
         a LOCK.RELEASE k oa
         +1000
@@ -290,14 +290,14 @@ crate::scripts! {
         a !end
         +20
         c LOCK.INFO k
-        s LOCK.NEXT ALIVE
+        s LOCK.EVENTS HEARTBEAT
         +20
         !misconf off
         +400
         c LOCK.INFO k
         c LOCK.INFO l
         c LOCK.RELEASE n os
-        s LOCK.NEXT ALIVE
+        s LOCK.EVENTS HEARTBEAT
         +20
     ";
     /// The client ends before the replicas have confirmed.

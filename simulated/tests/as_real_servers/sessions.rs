@@ -10,19 +10,19 @@ crate::scripts! {
         a LOCK.ACQUIRE k2 * LEASE 3000000 SESSION $s WATCHDOG EPHEMERAL
         a LOCK.INFO k2
         a LOCK.WAITERS k
-        s LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
         +20
         a LOCK.RELEASE k oa
         a LOCK.INFO k
-        s LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
         +20
         a LOCK.RENEW k ob LEASE 5000000 SESSION $s WATCHDOG
         a LOCK.FORCE k
         a LOCK.FORCE k2
         +20
-        s LOCK.NEXT
-        s LOCK.NEXT
-        s LOCK.NEXT ALIVE
+        s LOCK.EVENTS
+        s LOCK.EVENTS
+        s LOCK.EVENTS HEARTBEAT
         +20
     ";
     events_are_read_in_order: "
@@ -35,12 +35,12 @@ crate::scripts! {
         a LOCK.FORCE k
         a SET k3 x
         a LOCK.RELEASE k o2
-        s LOCK.NEXT COUNT 1
-        s LOCK.NEXT COUNT 2
-        s LOCK.NEXT
-        s LOCK.NEXT
+        s LOCK.EVENTS COUNT 1
+        s LOCK.EVENTS COUNT 2
+        s LOCK.EVENTS
+        s LOCK.EVENTS
         +20
-        s LOCK.NEXT
+        s LOCK.EVENTS
         +20
     ";
     one_that_replaces_another: "
@@ -51,9 +51,9 @@ crate::scripts! {
         c LOCK.ACQUIRE k2 oc LEASE 3000000
         a LOCK.ACQUIRE k2 oa LEASE 3000000 WAIT 0 SESSION $s
         d LOCK.ACQUIRE k2 od LEASE 3000000 WAIT 0
-        s LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
         +20
-        t LOCK.OWNER REPLACES nonsense $s
+        t LOCK.SESSION REPLACES nonsense $s
         t LOCK.RENEW k oa SESSION $t
         t LOCK.RENEW w oa LEASE 3000000 WATCHDOG SESSION $t
         t LOCK.WAITERS k2
@@ -61,9 +61,9 @@ crate::scripts! {
         a LOCK.INFO k
         a LOCK.INFO w
         a LOCK.WAITERS k2
-        t LOCK.OWNER REPLACES $t
-        t LOCK.OWNER REPLACES
-        t LOCK.OWNER replacing
+        t LOCK.SESSION REPLACES $t
+        t LOCK.SESSION REPLACES
+        t LOCK.SESSION replacing
         +20
     ";
     the_end_of_a_session: "
@@ -90,8 +90,8 @@ crate::scripts! {
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000 SESSION $s EPHEMERAL
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $t EPHEMERAL
-        t LOCK.NEXT WAIT 0
-        s LOCK.NEXT WAIT 0
+        t LOCK.EVENTS WAIT 0
+        s LOCK.EVENTS WAIT 0
         +20
         a CLIENT KILL ID #s
         a LOCK.ACQUIRE k oa LEASE 3000000 SESSION $s
@@ -112,7 +112,7 @@ crate::scripts! {
         a LOCK.ACQUIRE k oa LEASE 3000000
         a LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $s
         c LOCK.ACQUIRE k oc LEASE 3000000 WAIT 0
-        s LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
         +20
         a LOCK.RELEASE k oa
         s !end
@@ -152,12 +152,12 @@ crate::scripts! {
         +20
         c LOCK.RELEASE k oc
         a LOCK.CANCEL k od SESSION $s
-        s LOCK.NEXT
+        s LOCK.EVENTS
         +20
         a LOCK.MACQUIRE 2 m1 m2 om LEASE 3000000 SESSION $s
         a LOCK.CANCEL m1 om SESSION $s
         a LOCK.INFO m2
-        s LOCK.NEXT
+        s LOCK.EVENTS
         s LOCK.CANCEL k3 os
         +20
     ";
@@ -171,28 +171,28 @@ crate::scripts! {
         a LOCK.ACQUIRE k6 o LEASE 3000000 SESSION $s WATCHDOG
         a LOCK.ACQUIRE k7 o LEASE 3000000 SESSION $s WATCHDOG
         +1200
-        s LOCK.NEXT
+        s LOCK.EVENTS
         +20
         a DEL k2
         +20
-        s LOCK.NEXT
+        s LOCK.EVENTS
         a HDEL k3 o
         +20
-        s LOCK.NEXT
+        s LOCK.EVENTS
         a RENAME k4 k4b
         +20
-        s LOCK.NEXT
+        s LOCK.EVENTS
         a HSET k5 #fence 17
         a HSET k6 o 7
         +20
-        s LOCK.NEXT
+        s LOCK.EVENTS
         a LOCK.INFO k6
         a LOCK.RELEASE k7 o
         +20
-        s LOCK.NEXT
+        s LOCK.EVENTS
         a FLUSHALL
         +20
-        s LOCK.NEXT
+        s LOCK.EVENTS
         +20
     ";
     several_keys_for_a_session: "
@@ -203,13 +203,13 @@ crate::scripts! {
         a LOCK.INFO k3
         a LOCK.MRENEW 2 k1 k2 o LEASE 4000000 SESSION $s
         a LOCK.MRELEASE 2 k1 k2 o
-        s LOCK.NEXT
+        s LOCK.EVENTS
         +20
         a LOCK.MACQUIRE 2 k3 k4 q LEASE 3000000 WAIT 500 SESSION $s
         a LOCK.INFO k4
-        s LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
         +1800
-        s LOCK.NEXT
+        s LOCK.EVENTS
         a LOCK.TOP
         +20
     ";
@@ -218,7 +218,7 @@ crate::scripts! {
         a LOCK.ACQUIRE k oa LEASE 3000000
         a LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $s
         b LOCK.ACQUIRE k oc LEASE 3000000 WAIT 0
-        s LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
         +20
         a SET k x
         +20
@@ -262,15 +262,15 @@ crate::scripts! {
     watchdogs_of_a_session_that_waits: "
         a LOCK.ACQUIRE k oa LEASE 3000 WATCHDOG SESSION $s
         a LOCK.ACQUIRE l ob LEASE 3000000 SESSION $t
-        s LOCK.NEXT WAIT 0
-        t LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
+        t LOCK.EVENTS WAIT 0
         +1000
-        s LOCK.NEXT WAIT 0 ALIVE
+        s LOCK.EVENTS WAIT 0 HEARTBEAT
         +1000
         a LOCK.FORCE k
         a LOCK.FORCE l
         +20
-        s LOCK.NEXT
+        s LOCK.EVENTS
         +20
     ";
     /// With another `TOKEN` or `FENCE`, a renewal is another one.
@@ -282,7 +282,7 @@ crate::scripts! {
         a LOCK.RENEW k oa LEASE 4000000 REPLICAS 1 SESSION $s
         a LOCK.RENEW k oa LEASE 4000000 TOKEN 7 REPLICAS 1 SESSION $s
         a LOCK.RENEW k oa LEASE 4000000 FENCE @a REPLICAS 1 SESSION $s
-        s LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
         +1500
     ";
     /// What was acquired anew, by itself, is given up by itself, also when it is lost.
@@ -296,7 +296,7 @@ crate::scripts! {
         b LOCK.FORCE k
         a LOCK.CANCEL k o SESSION $s
         b LOCK.INFO l
-        s LOCK.NEXT
+        s LOCK.EVENTS
         +20
     ";
     other_users: "

@@ -7,7 +7,7 @@ crate::scripts! {
         b LOCK.ACQUIRE {k} ob LEASE 3000000 WAIT 0
         a LOCK.ACQUIRE {k} oc LEASE 3000000 WAIT 0 SESSION $s
         a LOCK.ACQUIRE {k}2 os LEASE 3000000 SESSION $s
-        s LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
         +20
         !slot {k} migrates
         d LOCK.INFO {k}
@@ -15,7 +15,7 @@ crate::scripts! {
         d LOCK.ACQUIRE {k}9 od
         d DEL {k}2
         +300
-        s LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
         d LOCK.INFO {k}2
         d DEL {k}
         +300
@@ -23,7 +23,7 @@ crate::scripts! {
         d LOCK.INFO {k}
         d LOCK.RELEASE {k} oa
         +500
-        s LOCK.NEXT
+        s LOCK.EVENTS
         +300
     ";
     /// A lock that is free while its slot is on its way is granted when the slot stays.
@@ -95,13 +95,13 @@ crate::scripts! {
     a_slot_that_goes_from_sessions: "
         a LOCK.ACQUIRE {k} os LEASE 6000 WATCHDOG SESSION $s
         a LOCK.ACQUIRE {k} ot LEASE 3000000 WAIT 0 SESSION $t
-        s LOCK.NEXT WAIT 0
-        t LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
+        t LOCK.EVENTS WAIT 0
         +20
         !slot {k} goes
         +2500
-        s LOCK.NEXT
-        t LOCK.NEXT
+        s LOCK.EVENTS
+        t LOCK.EVENTS
         a LOCK.RENEW {k} os LEASE 3000000
         +20
         !slot {k} comes
@@ -110,8 +110,8 @@ crate::scripts! {
         a LOCK.ACQUIRE {k} ou LEASE 3000000
         a LOCK.ACQUIRE {k}2 os LEASE 3000000 SESSION $s
         +20
-        s LOCK.NEXT
-        t LOCK.NEXT
+        s LOCK.EVENTS
+        t LOCK.EVENTS
         +20
     ";
 }

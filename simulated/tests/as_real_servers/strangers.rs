@@ -9,7 +9,7 @@ crate::scripts! {
         c SELECT 1
         c LOCK.ACQUIRE k oc LEASE 3000000 WAIT 0
         d LOCK.ACQUIRE k od LEASE 4000000 WAIT 0
-        s LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
         a LOCK.ACQUIRE t oa LEASE 3000000 SESSION $s WATCHDOG
         +20
         e SWAPDB 0 1
@@ -19,14 +19,14 @@ crate::scripts! {
         e SELECT 1
         e LOCK.INFO k
         e LOCK.TOP
-        s LOCK.NEXT
+        s LOCK.EVENTS
         +20
         e SWAPDB 1 2
         +20
         e LOCK.INFO k
         e SELECT 2
         e LOCK.INFO k
-        s LOCK.NEXT
+        s LOCK.EVENTS
         +20
         e SWAPDB 0 99
         +20
@@ -85,7 +85,7 @@ crate::scripts! {
         d LOCK.ACQUIRE k od LEASE 3000000
         f SELECT 1
         f LOCK.ACQUIRE k of LEASE 3000000 WAIT 0
-        s LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
         +20
         d FLUSHDB
         g SELECT 1
@@ -98,7 +98,7 @@ crate::scripts! {
         h LOCK.ACQUIRE k oe
         +20
         h LOCK.INFO k
-        s LOCK.NEXT
+        s LOCK.EVENTS
         +20
         g LOCK.INFO k
         d FLUSHDB

@@ -162,7 +162,7 @@ fn plain_detail(kind: &[u8], detail: &Reply) -> Option<Reply> {
     match kind {
         b"granted" => Some(coarse(&Reply::Integer(said.parse().ok()?))),
         b"refused" if said.starts_with("MOVED ") => Some(text(plain_error(&said))),
-        b"alive" => {
+        b"heartbeat" => {
             let numbers: Vec<&str> = said.split(' ').collect();
             let [next, default, _, writes] = numbers.as_slice() else { return None };
             Some(text(format!("{next} {default} sure {writes}")))

@@ -246,24 +246,24 @@ crate::scripts! {
         +20
     ";
     client_unblock_of_next: "
-        s LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
         s GET x
-        t LOCK.NEXT WAIT 0 ALIVE
-        u LOCK.NEXT WAIT 0
-        v LOCK.NEXT
-        v LOCK.NEXT ALIVE
+        t LOCK.EVENTS WAIT 0 HEARTBEAT
+        u LOCK.EVENTS WAIT 0
+        v LOCK.EVENTS
+        v LOCK.EVENTS HEARTBEAT
         +20
         e CLIENT UNBLOCK #s
         e CLIENT UNBLOCK #t
         e CLIENT UNBLOCK #u ERROR
         +20
-        s LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
         +20
         e LOCK.ACQUIRE k o SESSION $s LEASE 3000000
         e LOCK.FORCE k
         e CLIENT UNBLOCK #s
         +20
-        s LOCK.NEXT
+        s LOCK.EVENTS
         +20
     ";
     waits_run_out: "
@@ -273,11 +273,11 @@ crate::scripts! {
         b GET x
         c LOCK.ACQUIRE k oc LEASE 3000000 WAIT 0
         s LOCK.ACQUIRE k os LEASE 3000000 WAIT 500 SESSION $t
-        t LOCK.NEXT WAIT 400
+        t LOCK.EVENTS WAIT 400
         e LOCK.WAITERS k
         +1000
         e LOCK.WAITERS k
-        t LOCK.NEXT WAIT 0
+        t LOCK.EVENTS WAIT 0
         +20
         a LOCK.RELEASE k oa
         +20
@@ -305,7 +305,7 @@ crate::scripts! {
         d LOCK.ACQUIRE l od LEASE 3000000 WAIT 2000
         f LOCK.ACQUIRE w of LEASE 9000 WATCHDOG
         s LOCK.ACQUIRE m os LEASE 2000 SESSION $s
-        s LOCK.NEXT WAIT 2500
+        s LOCK.EVENTS WAIT 2500
         +20
         e DEBUG SLEEP 3.2
         c LOCK.RELEASE l oc
@@ -315,7 +315,7 @@ crate::scripts! {
         e LOCK.INFO l
         e LOCK.INFO w
         d LOCK.ACQUIRE l od LEASE 3000000
-        s LOCK.NEXT
+        s LOCK.EVENTS
         +20
     ";
     semaphores: "
@@ -428,7 +428,7 @@ crate::scripts! {
         a LOCK.ACQUIRE k oa SESSION $s WAIT 0 LEASE 3000000
         a LOCK.ACQUIRE k4 oa EPHEMERAL LEASE 3000000
         a EXEC
-        s LOCK.NEXT WAIT 0
+        s LOCK.EVENTS WAIT 0
         +20
         b LOCK.RELEASE k ob
         +20
@@ -441,7 +441,7 @@ crate::scripts! {
         a LOCK.RELEASE k2 oa
         a DISCARD
         a MULTI
-        a LOCK.NEXT WAIT 0
+        a LOCK.EVENTS WAIT 0
         a LOCK.ACQUIRE k7 oa LEASE 0
         a EXEC
         a MULTI
@@ -470,8 +470,8 @@ crate::scripts! {
         c EVAL return\\x20redis.pcall(unpack(ARGV)) 0 LOCK.ACQUIRE k2 oc LEASE 3000000
         c EVAL return\\x20redis.pcall(unpack(ARGV)) 0 LOCK.ACQUIRE k3 oc EPHEMERAL
         c EVAL return\\x20redis.pcall(unpack(ARGV)) 0 LOCK.ACQUIRE k *
-        c EVAL return\\x20redis.pcall(unpack(ARGV)) 0 LOCK.NEXT
-        c EVAL return\\x20redis.pcall(unpack(ARGV)) 0 LOCK.OWNER
+        c EVAL return\\x20redis.pcall(unpack(ARGV)) 0 LOCK.EVENTS
+        c EVAL return\\x20redis.pcall(unpack(ARGV)) 0 LOCK.SESSION
         c EVAL return\\x20redis.pcall(unpack(ARGV)) 0 LOCK.ACQUIRE k oc WAIT 0 SESSION $s LEASE 3000000
         c EVAL return\\x20redis.pcall(unpack(ARGV)) 0 LOCK.ACQUIRE k3 * SESSION $s LEASE 3000000 EPHEMERAL
         c EVAL return\\x20redis.pcall(unpack(ARGV)) 0 LOCK.RELEASE k oa
@@ -480,8 +480,8 @@ crate::scripts! {
         +20
         c LOCK.INFO k
         b LOCK.RELEASE k ob
-        s LOCK.NEXT
-        s LOCK.NEXT
+        s LOCK.EVENTS
+        s LOCK.EVENTS
         +20
         s !end
         +20
@@ -504,8 +504,8 @@ crate::scripts! {
         a LOCK.RENEW k o FENCE 9007199254740991
         a LOCK.WAITERS k COUNT 0
         a LOCK.INFO
-        a LOCK.OWNER
-        a LOCK.OWNER x
+        a LOCK.SESSION
+        a LOCK.SESSION x
         a LOCK.ACQUIRE k * LEASE 3000000
         a LOCK.INFO k
         a LOCK.HELP x

@@ -1,7 +1,7 @@
 //! The state without a server.
 
-mod alive;
 mod confirmations;
+mod heartbeat;
 mod in_flight;
 mod lease_timers;
 mod owed;
@@ -41,7 +41,7 @@ fn new_tie(client: u64, key: LockKey, owner: Owner, token: Token) -> NewTie {
     NewTie {
         client,
         on_behalf: OnBehalf::Session,
-        tying: Tying { watchdog: true, ephemeral: false, wanted: false },
+        tying: Tying { watchdog: true, ephemeral: false, contention: false },
         key,
         owner,
         token,

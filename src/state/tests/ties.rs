@@ -24,7 +24,7 @@ enum Act {
     Doubt { key: u8 },
     NextDoubtful,
     Swap,
-    Wanted { key: u8 },
+    Contended { key: u8 },
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -48,7 +48,7 @@ fn act() -> impl Strategy<Value = Act> {
         1 => keys.clone().prop_map(|key| Act::Doubt { key }),
         1 => Just(Act::NextDoubtful),
         1 => Just(Act::Swap),
-        1 => keys.prop_map(|key| Act::Wanted { key }),
+        1 => keys.prop_map(|key| Act::Contended { key }),
     ]
 }
 
@@ -60,7 +60,7 @@ fn carry_out(ties: &mut Ties, act: Act) {
     let place = |number: u8| in_db(key(number), number);
     match act {
         Act::Tie { client, key, owner: who, token, watchdog, lease } => {
-            let tying = Tying { watchdog, ephemeral: !watchdog && token > 1, wanted: lease % 2 == 0 };
+            let tying = Tying { watchdog, ephemeral: !watchdog && token > 1, contention: lease % 2 == 0 };
             let of = new_tie(client, place(key), owner(who), token);
             let new = NewTie { tying, lease, together: watchdog.then_some(token), ..of };
             ties.tie(new, 10);
@@ -88,7 +88,7 @@ fn carry_out(ties: &mut Ties, act: Act) {
             ties.next_doubtful();
         }
         Act::Swap => ties.swap(0, 1),
-        Act::Wanted { key } => drop(ties.take_asking(place(key).db, &place(key).name).cloned()),
+        Act::Contended { key } => drop(ties.take_asking(place(key).db, &place(key).name).cloned()),
     }
 }
 
@@ -129,8 +129,8 @@ fn tied(ties: &mut Ties, client: u64, token: u64, tying: Tying) -> Option<Tie> {
     }
 }
 
-const WATCHED: Tying = Tying { watchdog: true, ephemeral: false, wanted: false };
-const EPHEMERAL: Tying = Tying { watchdog: false, ephemeral: true, wanted: false };
+const WATCHED: Tying = Tying { watchdog: true, ephemeral: false, contention: false };
+const EPHEMERAL: Tying = Tying { watchdog: false, ephemeral: true, contention: false };
 
 /// The only tie of this kind, and its name.
 fn one(tying: Tying) -> (Ties, TieId) {
@@ -188,7 +188,7 @@ fn a_hold_that_changes_keeps_its_tie_under_its_new_token() {
 #[test]
 fn what_a_hold_was_tied_by_before() {
     let tying = |ties: &Ties| ties.of(0, &key(1).name, &owner(1), Some(7)).map(|it| (it.client, it.tying));
-    let both = Tying { watchdog: true, ephemeral: true, wanted: false };
+    let both = Tying { watchdog: true, ephemeral: true, contention: false };
     for (first, second) in [(WATCHED, EPHEMERAL), (EPHEMERAL, WATCHED)] {
         let (mut ties, _) = one(first);
         assert!(tied(&mut ties, 1, 7, second).is_none());
@@ -204,8 +204,8 @@ fn what_a_hold_was_tied_by_before() {
 
 /// Whoever asked is told that somebody waits, once; and once more if he asks once more.
 #[test]
-fn each_is_told_once_that_it_is_wanted() {
-    let keeps = Tying { wanted: true, ..WATCHED };
+fn contended_is_told_once_for_each_hold() {
+    let keeps = Tying { contention: true, ..WATCHED };
     let told = |ties: &mut Ties| ties.take_asking(0, &key(1).name).map(|it| it.client);
     let (mut ties, _) = one(keeps);
     assert!(ties.asks(0, &key(1).name) && !ties.asks(1, &key(1).name) && ties.kept() == 1);
@@ -218,7 +218,10 @@ fn each_is_told_once_that_it_is_wanted() {
     tied(&mut ties, 2, 7, WATCHED);
     assert_eq!(told(&mut ties), None);
     // To ask changes nothing else of what the tie promises.
-    ties.tie(NewTie { tying: Tying { wanted: true, ..Tying::NONE }, lease: 7, ..new_tie(2, key(1), owner(1), 7) }, 0);
+    ties.tie(
+        NewTie { tying: Tying { contention: true, ..Tying::NONE }, lease: 7, ..new_tie(2, key(1), owner(1), 7) },
+        0,
+    );
     let tie = ties.of(0, &key(1).name, &owner(1), Some(7)).map(|it| (it.tying, it.lease));
     assert_eq!(tie, Some((keeps, 30)));
     assert_eq!(told(&mut ties), Some(2));

@@ -90,7 +90,7 @@ fn a_reader_is_called_for_each_kind_of_event() {
     reads(&mut state, 2);
     state.end(ticket, granted(1), NOW);
     assert!(state.owed.is_ending());
-    for tell in [State::lost, State::untied] {
+    for tell in [State::lost, State::unbound] {
         let mut state = State::default();
         reads(&mut state, 2);
         let (of_another, own) = (tied(&mut state, 3), tied(&mut state, 2));

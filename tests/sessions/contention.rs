@@ -1,4 +1,4 @@
-//! `WANTED`: a session is told when somebody else wants what it holds, once.
+//! `CONTENTION`: a session is told when somebody else wants what it holds, once.
 
 use redis::Value;
 use support::{Raw, Server};
@@ -25,11 +25,11 @@ fn whoever_is_refused_or_waits_is_told_of_once() {
     for terms in ["", "WATCHDOG", "EPHEMERAL", "LIMIT 1 LEASE 90000"] {
         for other in OTHERS {
             let mut session = Session::open(&server);
-            let token = session.take(&mut client, &format!("LOCK.ACQUIRE key owner {terms} WANTED"));
+            let token = session.take(&mut client, &format!("LOCK.ACQUIRE key owner {terms} CONTENTION"));
             session.hears_nothing(&mut client);
             session.listen(&server);
             assert_eq!(client.say(other), Value::Nil, "{other}");
-            assert_eq!(session.heard(), [Event::wanted("key", "owner", token)], "{terms}: {other}");
+            assert_eq!(session.heard(), [Event::contended("key", "owner", token)], "{terms}: {other}");
             for other in OTHERS {
                 assert_eq!(client.say(other), Value::Nil);
             }
@@ -47,9 +47,9 @@ fn who_is_not_told() {
     let mut session = Session::open(&server);
     session.take(&mut client, "LOCK.ACQUIRE unasked owner WATCHDOG");
     session.take(&mut client, "LOCK.ACQUIRE shared owner SHARED");
-    session.take(&mut client, "LOCK.ACQUIRE key owner WANTED");
+    session.take(&mut client, "LOCK.ACQUIRE key owner CONTENTION");
     client.order("LOCK.ACQUIRE unasked other");
-    assert_eq!(session.ask(&mut client, "LOCK.ACQUIRE key owner NEW WANTED"), Value::Nil);
+    assert_eq!(session.ask(&mut client, "LOCK.ACQUIRE key owner NEW CONTENTION"), Value::Nil);
     session.take(&mut client, "LOCK.ACQUIRE key owner");
     client.take("LOCK.ACQUIRE another other");
     client.order("SELECT 1");
@@ -65,7 +65,7 @@ fn who_is_not_told() {
 fn somebody_waits_already_at_the_grant() {
     let server = Server::start();
     let mut client = server.raw();
-    for line in ["LOCK.ACQUIRE key owner WAIT 0 WANTED", "LOCK.MACQUIRE 2 other key owner WAIT 0 WANTED"] {
+    for line in ["LOCK.ACQUIRE key owner WAIT 0 CONTENTION", "LOCK.MACQUIRE 2 other key owner WAIT 0 CONTENTION"] {
         let mut session = Session::open(&server);
         client.take("LOCK.ACQUIRE key holder");
         session.wait(&mut client, line);
@@ -73,7 +73,7 @@ fn somebody_waits_already_at_the_grant() {
         client.order("LOCK.RELEASE key holder");
         let events = session.events(2);
         let token = events[0].token.expect("granted");
-        assert_eq!((events[0].kind.as_str(), &events[1]), ("granted", &Event::wanted("key", "owner", token)));
+        assert_eq!((events[0].kind.as_str(), &events[1]), ("granted", &Event::contended("key", "owner", token)));
         client.order("LOCK.FORCE key");
         next.token();
         client.order("LOCK.FORCE key");
@@ -90,18 +90,18 @@ fn asked_once_more() {
     let mut waiting = Session::open(&server);
     waiting.wait(&mut client, "LOCK.ACQUIRE key other WAIT 0");
     first.hears_nothing(&mut client);
-    for line in ["LOCK.RENEW key owner WANTED", "LOCK.ACQUIRE key owner HOLDS 1 WANTED"] {
+    for line in ["LOCK.RENEW key owner CONTENTION", "LOCK.ACQUIRE key owner HOLDS 1 CONTENTION"] {
         first.take(&mut client, line);
-        assert_eq!(first.event(), Event::wanted("key", "owner", token), "{line}");
+        assert_eq!(first.event(), Event::contended("key", "owner", token), "{line}");
     }
-    second.take(&mut client, "LOCK.RENEW key owner WANTED");
-    assert_eq!(first.event(), Event::untied("key", "owner", token, "taken"));
-    assert_eq!(second.event(), Event::wanted("key", "owner", token));
-    let renewed = second.ask(&mut client, "LOCK.MRENEW 1 key owner WANTED");
+    second.take(&mut client, "LOCK.RENEW key owner CONTENTION");
+    assert_eq!(first.event(), Event::unbound("key", "owner", token, "taken"));
+    assert_eq!(second.event(), Event::contended("key", "owner", token));
+    let renewed = second.ask(&mut client, "LOCK.MRENEW 1 key owner CONTENTION");
     assert_eq!(renewed, Value::Array(vec![Value::Int(token)]));
-    assert_eq!(second.event(), Event::wanted("key", "owner", token));
+    assert_eq!(second.event(), Event::contended("key", "owner", token));
     // It is a term like the others.
-    let reply = waiting.ask(&mut client, "LOCK.ACQUIRE key other WAIT 0 WANTED");
+    let reply = waiting.ask(&mut client, "LOCK.ACQUIRE key other WAIT 0 CONTENTION");
     assert!(error(&reply).1.contains("on other terms"), "{reply:?}");
     assert_eq!(int(&client.say("LOCK.RELEASE key owner ALL")), 0);
     waiting.event().token_of(&["key"], "other");
@@ -114,17 +114,17 @@ fn behind_a_grant_that_replicas_confirm() {
     let mut session = Session::open(&group.master);
     let mut other = Session::open(&group.master);
     group.stop_replicas();
-    session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1 WANTED");
+    session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1 CONTENTION");
     other.wait(&mut group.control, "LOCK.ACQUIRE key other WAIT 0");
-    assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil);
+    assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil);
     group.cont_replicas();
     let events = session.events(2);
     let token = events[0].token.expect("granted");
-    assert_eq!((events[0].kind.as_str(), &events[1]), ("granted", &Event::wanted("key", "owner", token)));
-    session.wait(&mut group.control, "LOCK.RENEW key owner REPLICAS 1 WANTED");
+    assert_eq!((events[0].kind.as_str(), &events[1]), ("granted", &Event::contended("key", "owner", token)));
+    session.wait(&mut group.control, "LOCK.RENEW key owner REPLICAS 1 CONTENTION");
     let events = session.events(2);
-    assert_eq!((events[0].kind.as_str(), &events[1]), ("granted", &Event::wanted("key", "owner", token)));
-    assert!(other.raw.say("LOCK.NEXT") == Value::Nil);
+    assert_eq!((events[0].kind.as_str(), &events[1]), ("granted", &Event::contended("key", "owner", token)));
+    assert!(other.raw.say("LOCK.EVENTS") == Value::Nil);
 }
 
 /// Who looks sees that a lock may be held by somebody who does nothing under it.
@@ -133,16 +133,16 @@ fn it_shows() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
-    session.take(&mut client, "LOCK.ACQUIRE key owner WANTED");
+    session.take(&mut client, "LOCK.ACQUIRE key owner CONTENTION");
     session.take(&mut client, "LOCK.ACQUIRE unasked owner");
-    let wanted = |client: &mut _, key| holders(client, key)["owner"].field("wanted");
-    assert_eq!((wanted(&mut client, "key"), wanted(&mut client, "unasked")), (Value::Int(1), Value::Int(0)));
-    let kept = || info_number(&server, "holdfast", "holdfast_kept_locks");
+    let contention = |client: &mut _, key| holders(client, key)["owner"].field("contention");
+    assert_eq!((contention(&mut client, "key"), contention(&mut client, "unasked")), (Value::Int(1), Value::Int(0)));
+    let kept = || info_number(&server, "holdfast", "holdfast_cached_locks");
     assert_eq!(kept(), 1);
     let mut waiting = Session::open(&server);
     waiting.wait(&mut client, "LOCK.ACQUIRE key other WAIT 0");
     // It was told, so it is kept no more: but it says who it was that kept it.
-    assert_eq!((wanted(&mut client, "key"), kept()), (Value::Int(1), 0));
+    assert_eq!((contention(&mut client, "key"), kept()), (Value::Int(1), 0));
     client.order("LOCK.RELEASE key owner");
     waiting.event().token_of(&["key"], "other");
     assert_held(&mut client, "key", "other");
@@ -159,11 +159,11 @@ fn it_is_for_locks_that_have_one_holder() {
             let reply = session.ask(client, line);
             assert!(error(&reply).1.contains("a lock that has one holder"), "{line}: {reply:?}");
         };
-        refused(&format!("LOCK.ACQUIRE key owner {limit} WANTED"), &mut client);
+        refused(&format!("LOCK.ACQUIRE key owner {limit} CONTENTION"), &mut client);
         assert_eq!(client.say("EXISTS key"), Value::Int(0));
         session.take(&mut client, &format!("LOCK.ACQUIRE key owner {limit} LEASE 50000"));
         let before = deadline(&mut client, b"key");
-        refused("LOCK.RENEW key owner LEASE 90000 WANTED", &mut client);
+        refused("LOCK.RENEW key owner LEASE 90000 CONTENTION", &mut client);
         assert_eq!(deadline(&mut client, b"key"), before, "nothing has changed");
         client.order("LOCK.FORCE key");
     }
@@ -173,7 +173,9 @@ fn it_is_for_locks_that_have_one_holder() {
 fn it_is_told_to_sessions() {
     let server = Server::start();
     let mut client = server.raw();
-    for line in ["LOCK.ACQUIRE key owner WANTED", "LOCK.MACQUIRE 1 key owner WANTED", "LOCK.RENEW key owner WANTED"] {
+    for line in
+        ["LOCK.ACQUIRE key owner CONTENTION", "LOCK.MACQUIRE 1 key owner CONTENTION", "LOCK.RENEW key owner CONTENTION"]
+    {
         let reply = client.say(line);
         let (code, text) = error(&reply);
         assert_eq!((code, text.contains("must be given with SESSION")), ("ERR", true), "{line}: {text}");

@@ -1,7 +1,7 @@
-//! `LOCK.NEXT`
+//! `LOCK.EVENTS`
 
 use super::args::{self, Word};
-use super::owner;
+use super::session;
 use crate::holding;
 use crate::server::Call;
 use crate::server::commands::{Command, Docs, Keys};
@@ -13,33 +13,33 @@ use std::ffi::{CStr, c_int};
 /// How many events are returned unless `COUNT` says otherwise.
 const SHOWN: usize = 1000;
 
-/// `LOCK.NEXT`
+/// `LOCK.EVENTS`
 #[derive(Debug)]
-pub struct Next;
+pub struct Events;
 
-impl Command for Next {
-    const NAME: &'static CStr = c"lock.next";
+impl Command for Events {
+    const NAME: &'static CStr = c"lock.events";
     const SINCE: &'static CStr = c"0.2.0";
     const FLAGS: &'static CStr = c"blocking allow-loading allow-stale";
     const CATEGORIES: &'static str = "slow blocking connection";
     const KEYS: Keys = Keys::None;
     const ARITY: c_int = -1;
     const DOCS: Docs = Docs {
-        summary: c"Returns the next events of this connection's session, or waits for one: null if there is none; with ALIVE, a sign of life at the end.",
+        summary: c"Returns the next events of this connection's session, or waits for one: null if there is none; with HEARTBEAT, a sign of life at the end.",
         complexity: c"O(N) with N events returned.",
-        args: &[Word::Wait.option(), Word::Count.option(), Word::Alive.option()],
+        args: &[Word::Wait.option(), Word::Count.option(), Word::Heartbeat.option()],
     };
 
     fn run(call: Call) -> Result<Replied, String> {
-        next(call)
+        read(call)
     }
 }
 
-fn next(call: Call) -> Result<Replied, String> {
-    let options = args::options(call, 1, Next::DOCS.args)?;
+fn read(call: Call) -> Result<Replied, String> {
+    let options = args::options(call, 1, Events::DOCS.args)?;
     let ctx = call.ctx;
-    if !owner::is_connection(ctx) {
-        return Err("ERR LOCK.NEXT reads the events of a connection, and a script has none of its own".into());
+    if !session::is_connection(ctx) {
+        return Err("ERR LOCK.EVENTS reads the events of a connection, and a script has none of its own".into());
     }
     let now = holding::begin(ctx);
     let reading = Reading { most: options.count.unwrap_or(SHOWN), signs: options.signs, asked: now.millis() };

@@ -1,4 +1,4 @@
-//! `LOCK.NEXT … ALIVE`: a session without events hears that it is alive, as often as what it keeps alive needs.
+//! `LOCK.EVENTS … HEARTBEAT`: a session without events hears that it is alive, as often as what it keeps alive needs.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ struct Sign {
 fn told(reply: &Value) -> (Vec<Event>, Sign) {
     let Some((last, others)) = array(reply).split_last() else { panic!("nothing: {reply:?}") };
     let [kind, db, keys, owner, token, detail] = array(last) else { panic!("no event: {last:?}") };
-    assert_eq!((text(kind), db, array(keys)), ("alive".into(), &Value::Int(0), &[][..]));
+    assert_eq!((text(kind), db, array(keys)), ("heartbeat".into(), &Value::Int(0), &[][..]));
     assert_eq!([owner, token], [&Value::Nil; 2]);
     let numbers: Vec<i64> = text(detail).split(' ').map(|number| number.parse().expect("a number")).collect();
     let [next, default, sure, writes] = *numbers else { panic!("not four numbers: {detail:?}") };
@@ -65,13 +65,13 @@ fn alive(reply: &Value) -> (i64, i64) {
 /// The pace that the session hears of now.
 #[track_caller]
 fn pace(session: &mut Session) -> i64 {
-    alive(&session.raw.say("LOCK.NEXT ALIVE")).0
+    alive(&session.raw.say("LOCK.EVENTS HEARTBEAT")).0
 }
 
 /// Lets it wait for events or a sign of life, until the server has blocked it.
 #[track_caller]
 fn listen(session: &mut Session, server: &Server) {
-    session.raw.tell(&["LOCK.NEXT WAIT 0 ALIVE"]);
+    session.raw.tell(&["LOCK.EVENTS WAIT 0 HEARTBEAT"]);
     let (mut observer, client) = (server.raw(), session.client);
     until(SOON, "the session listens", || is_blocked(&mut observer, client));
 }
@@ -88,9 +88,9 @@ fn at_once_without_wait() {
     for protocol in Protocol::BOTH {
         let mut raw = protocol.connect(&server);
         let null = String::from_utf8_lossy(protocol.null()).into_owned();
-        let expected = format!("*1\r\n*6\r\n$5\r\nalive\r\n:0\r\n*0\r\n{null}{null}$17\r\n3750 30000 1000 1\r\n");
-        assert_eq!(raw.call_for_bytes(&[b"LOCK.NEXT", b"ALIVE"]), expected.as_bytes());
-        assert_eq!(raw.call_for_bytes(&[b"LOCK.NEXT", b"COUNT", b"1", b"alive"]), expected.as_bytes());
+        let expected = format!("*1\r\n*6\r\n$9\r\nheartbeat\r\n:0\r\n*0\r\n{null}{null}$17\r\n3750 30000 1000 1\r\n");
+        assert_eq!(raw.call_for_bytes(&[b"LOCK.EVENTS", b"HEARTBEAT"]), expected.as_bytes());
+        assert_eq!(raw.call_for_bytes(&[b"LOCK.EVENTS", b"COUNT", b"1", b"heartbeat"]), expected.as_bytes());
     }
 }
 
@@ -107,7 +107,7 @@ fn it_tells_the_default_lease_and_an_eighth_of_it() {
         ("max-lease", 16_000, (2000, 16_000)),
     ] {
         client.order(&format!("CONFIG SET holdfast.{name} {value}"));
-        assert_eq!(alive(&session.raw.say("LOCK.NEXT ALIVE")), expected, "{name} {value}");
+        assert_eq!(alive(&session.raw.say("LOCK.EVENTS HEARTBEAT")), expected, "{name} {value}");
     }
 }
 
@@ -159,7 +159,9 @@ fn it_comes_at_this_pace_by_itself() {
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 4000");
     assert_eq!(pace(&mut session), 500);
-    for line in ["LOCK.NEXT WAIT 0 ALIVE", "LOCK.NEXT WAIT 100000 ALIVE", "LOCK.NEXT ALIVE COUNT 5 WAIT 0"] {
+    for line in
+        ["LOCK.EVENTS WAIT 0 HEARTBEAT", "LOCK.EVENTS WAIT 100000 HEARTBEAT", "LOCK.EVENTS HEARTBEAT COUNT 5 WAIT 0"]
+    {
         let begin = unix_micros();
         session.raw.tell(&[line]);
         assert_eq!(alive(&heard(&mut session)), (500, 80_000), "{line}");
@@ -172,7 +174,7 @@ fn it_comes_sooner_if_the_wait_is_over_sooner() {
     let server = server();
     let mut session = Session::open(&server);
     let begin = unix_micros();
-    session.raw.tell(&["LOCK.NEXT WAIT 120 ALIVE"]);
+    session.raw.tell(&["LOCK.EVENTS WAIT 120 HEARTBEAT"]);
     assert_eq!(alive(&heard(&mut session)).0, LONG_PACE);
     assert!(unix_micros() - begin >= 119_000);
 }
@@ -181,7 +183,7 @@ fn it_comes_sooner_if_the_wait_is_over_sooner() {
 fn it_stands_behind_events() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
-    for line in ["LOCK.NEXT ALIVE", "LOCK.NEXT WAIT 0 ALIVE"] {
+    for line in ["LOCK.EVENTS HEARTBEAT", "LOCK.EVENTS WAIT 0 HEARTBEAT"] {
         let token = session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
         client.order("DEL key");
         session.raw.tell(&[line]);
@@ -198,8 +200,8 @@ fn it_stands_behind_events() {
     }
     session.take(&mut client, "LOCK.ACQUIRE watched owner WATCHDOG LEASE 8000");
     client.order("DEL key-0 key-1 key-2");
-    let (two, beside) = told(&session.raw.say("LOCK.NEXT COUNT 2 ALIVE"));
-    let (one, _) = told(&session.raw.say("LOCK.NEXT WAIT 0 COUNT 1 ALIVE"));
+    let (two, beside) = told(&session.raw.say("LOCK.EVENTS COUNT 2 HEARTBEAT"));
+    let (one, _) = told(&session.raw.say("LOCK.EVENTS WAIT 0 COUNT 1 HEARTBEAT"));
     assert_eq!((two.len(), one.len()), (2, 1));
     assert_eq!((beside.next, beside.default, beside.writes), (1000, 80_000, 1));
 }
@@ -209,7 +211,7 @@ fn it_stands_behind_events() {
 fn what_is_sure() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
-    let sure = |session: &mut Session| sign(&session.raw.say("LOCK.NEXT ALIVE")).sure;
+    let sure = |session: &mut Session| sign(&session.raw.say("LOCK.EVENTS HEARTBEAT")).sure;
     for line in ["LOCK.ACQUIRE fixed owner LEASE 20000", "LOCK.ACQUIRE ephemeral owner LEASE 20000 EPHEMERAL"] {
         session.take(&mut client, line);
     }
@@ -235,7 +237,7 @@ fn what_is_sure() {
     session.take(&mut client, "LOCK.ACQUIRE short owner WATCHDOG LEASE 2000");
     client.order("LOCK.RELEASE long owner");
     let begin = unix_micros();
-    let least = sign(&session.raw.say("LOCK.NEXT WAIT 0 ALIVE")).sure;
+    let least = sign(&session.raw.say("LOCK.EVENTS WAIT 0 HEARTBEAT")).sure;
     let deadline = crate::common::deadline(&mut client, b"short");
     assert!(begin / 1000 + 2000 * least / 1000 <= deadline, "{least}");
 }
@@ -245,7 +247,7 @@ fn what_is_sure() {
 fn whether_the_server_takes_writes() {
     let server = server();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
-    let writes = |session: &mut Session| sign(&session.raw.say("LOCK.NEXT ALIVE")).writes;
+    let writes = |session: &mut Session| sign(&session.raw.say("LOCK.EVENTS HEARTBEAT")).writes;
     assert_eq!(writes(&mut session), 1);
     client.order("CONFIG SET min-replicas-to-write 1");
     assert_eq!(writes(&mut session), 0);
@@ -271,11 +273,11 @@ fn how_long_a_grant_lasts() {
         session.wait(&mut client, &format!("LOCK.ACQUIRE key owner WAIT 0 {terms}"));
         client.order("LOCK.RELEASE key holder");
         let asked = unix_micros() / 1000;
-        let left = lasts(&session.raw.say("LOCK.NEXT"));
+        let left = lasts(&session.raw.say("LOCK.EVENTS"));
         let deadline = crate::common::deadline(&mut client, b"key");
         assert!(left > longest - 10_000 && asked + left <= deadline, "{terms}: {left}");
         client.order("DEL key");
-        session.raw.say("LOCK.NEXT");
+        session.raw.say("LOCK.EVENTS");
     }
     // One that came while it was asking.
     client.take("LOCK.ACQUIRE key holder");
@@ -328,7 +330,7 @@ fn a_shorter_lease_that_was_waited_for() {
 }
 
 fn listen_once(session: &mut Session) {
-    session.raw.tell(&["LOCK.NEXT WAIT 0 ALIVE"]);
+    session.raw.tell(&["LOCK.EVENTS WAIT 0 HEARTBEAT"]);
 }
 
 #[test]
@@ -379,8 +381,8 @@ fn without_the_word_nothing_changes() {
     assert!(!eventually(A_WHILE, || !session.raw.pending()));
     client.order("LOCK.FORCE key");
     assert_eq!(session.heard(), [Event::lost("key", "owner", token, "forced")]);
-    assert_eq!(session.raw.say("LOCK.NEXT WAIT 50"), Value::Nil);
-    assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil);
+    assert_eq!(session.raw.say("LOCK.EVENTS WAIT 50"), Value::Nil);
+    assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil);
 }
 
 #[test]
@@ -389,9 +391,9 @@ fn it_is_no_event_that_stays_unread() {
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     listen(&mut session, &server);
     session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 8000");
-    assert_eq!(info_number(&server, "holdfast", "holdfast_unread_events"), 0);
+    assert_eq!(info_number(&server, "holdfast", "holdfast_undelivered_events"), 0);
     alive(&heard(&mut session));
-    assert_eq!(session.raw.say("LOCK.NEXT"), Value::Nil);
+    assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil);
 }
 
 #[test]
@@ -413,7 +415,7 @@ fn client_unblock_ends_it() {
 fn in_a_transaction_it_does_not_wait() {
     let server = server();
     let mut session = Session::open(&server);
-    session.raw.tell(&["MULTI", "LOCK.NEXT WAIT 0 ALIVE", "LOCK.NEXT ALIVE", "EXEC"]);
+    session.raw.tell(&["MULTI", "LOCK.EVENTS WAIT 0 HEARTBEAT", "LOCK.EVENTS HEARTBEAT", "EXEC"]);
     for _ in 0..3 {
         session.raw.read().unwrap();
     }
@@ -424,7 +426,7 @@ fn in_a_transaction_it_does_not_wait() {
 #[test]
 fn a_script_has_no_life_of_its_own() {
     let server = server();
-    let reply = server.raw().call(&[b"EVAL", b"return redis.call('LOCK.NEXT', 'ALIVE')", b"0"]);
+    let reply = server.raw().call(&[b"EVAL", b"return redis.call('LOCK.EVENTS', 'HEARTBEAT')", b"0"]);
     assert!(error(&reply).1.contains("a script has none of its own"), "{reply:?}");
 }
 
@@ -449,10 +451,10 @@ fn on_a_replica_the_default_lease_sets_the_pace() {
     session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 8000");
     assert_eq!(pace(&mut session), 1000);
     client.order("REPLICAOF 127.0.0.1 1");
-    assert_eq!(session.event().kind, "untied");
+    assert_eq!(session.event().kind, "unbound");
     assert_eq!(pace(&mut session), LONG_PACE);
     let begin = unix_micros();
-    session.raw.tell(&["LOCK.NEXT WAIT 120 ALIVE"]);
+    session.raw.tell(&["LOCK.EVENTS WAIT 120 HEARTBEAT"]);
     assert_eq!(alive(&heard(&mut session)).0, LONG_PACE);
     assert!(unix_micros() - begin >= 119_000);
 }

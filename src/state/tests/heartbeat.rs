@@ -10,7 +10,7 @@ const SESSION: u64 = 1;
 const NOW: Millis = 1000;
 
 fn tie(number: u8, lease: Millis, watchdog: bool) -> NewTie {
-    let tying = Tying { watchdog, ephemeral: !watchdog, wanted: false };
+    let tying = Tying { watchdog, ephemeral: !watchdog, contention: false };
     let deadline = Deadline::At(NOW + lease);
     NewTie { tying, lease, deadline, ..new_tie(SESSION, key(number), owner(number), 1) }
 }

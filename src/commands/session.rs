@@ -1,4 +1,4 @@
-//! `LOCK.OWNER`
+//! `LOCK.SESSION`
 
 use crate::server::commands::{Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
@@ -46,12 +46,12 @@ pub fn is_connection(ctx: Ctx) -> bool {
     !ctx.flags().in_script() && ctx::is_connected(ctx.client_id())
 }
 
-/// `LOCK.OWNER`
+/// `LOCK.SESSION`
 #[derive(Debug)]
-pub struct Owner;
+pub struct Session;
 
-impl Command for Owner {
-    const NAME: &'static CStr = c"lock.owner";
+impl Command for Session {
+    const NAME: &'static CStr = c"lock.session";
     const FLAGS: &'static CStr = c"fast allow-loading allow-stale";
     const CATEGORIES: &'static str = "fast connection";
     const KEYS: Keys = Keys::None;

@@ -5,7 +5,7 @@ use redis::Value;
 use support::{Raw, Server, until};
 
 use crate::common::info_number;
-use crate::speak::{Reply, SOON, Speak, in_one_step};
+use crate::speak::{Reply, SOON, Speak};
 
 /// Keys of the request.
 const KEYS: usize = 128;
@@ -52,32 +52,14 @@ fn a_cancel_reads_one_crowd_and_leaves_the_others_to_later_turns() {
     let named = KEYS / 2;
     // In one step with a look at what is left.
     let looks: Vec<String> = (1..=KEYS).map(|key| format!("HEXISTS key:{key} me")).collect();
-    let (done, cancel) = in_one_step(&mut client, &format!("LOCK.CANCEL key:{named} me SESSION {id}"), &looks);
-    let [cancelled, left @ ..] = &done[..] else { panic!("{done:?}") };
+    client.say_all(&[&["MULTI".to_owned(), format!("LOCK.CANCEL key:{named} me SESSION {id}")], &looks[..]].concat());
+    let done = client.say("EXEC");
+    let [cancelled, left @ ..] = done.items() else { panic!("{done:?}") };
     assert_eq!(*cancelled, Value::Int(1));
     assert_eq!(left[named - 1], Value::Int(0), "the one that was named is given back at once");
     until(SOON, "all the others are", || (1..=KEYS).all(|key| !holds(&mut client, key)));
     assert_eq!(info_number(&server, "holdfast", "holdfast_session_waits"), 0);
     assert_eq!(client.say("HLEN key:1"), Value::Int(HOLDERS as i64 + 2), "the crowd is still there");
-
-    // What a crowd costs to read, beside that.
-    client.say("HSET key:1 holder:1 2");
-    let (_, look) = in_one_step(&mut client, "LOCK.INFO key:1 COUNT 1", &[]);
-    assert!(cancel < look * KEYS as u32 / 8, "{cancel:?}, where a look at one of {KEYS} crowds takes {look:?}");
-}
-
-/// Where the owner has nothing, its crowds are not read at all.
-#[test]
-fn crowds_in_which_the_owner_holds_nothing_are_not_read() {
-    let server = Server::start();
-    let (mut client, _session, id, _) = granted(&server);
-    let lines: Vec<String> = (1..=KEYS).map(|key| format!("HDEL key:{key} me")).collect();
-    assert!(client.say_all(&lines).iter().all(|reply| *reply == Value::Int(1)));
-    until(SOON, "their loss is seen", || info_number(&server, "holdfast", "holdfast_bound_holds") == 0);
-    let (done, cancel) = in_one_step(&mut client, &format!("LOCK.CANCEL key:1 me SESSION {id}"), &[]);
-    assert_eq!(done, [Value::Int(0)]);
-    let (_, look) = in_one_step(&mut client, "LOCK.INFO key:1 COUNT 1", &[]);
-    assert!(cancel < look * KEYS as u32 / 8, "{cancel:?}, where a look at one of {KEYS} crowds takes {look:?}");
 }
 
 /// What the owner is told after its `LOCK.CANCEL` stays, also where the cancelled hold has not been given back yet: that is

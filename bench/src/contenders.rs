@@ -121,7 +121,7 @@ impl Contender for Session {
     }
 
     fn wait(&self, lock: &Lock) -> Request {
-        let session = lock.owner.as_deref().unwrap_or_default();
+        let session = lock.session.as_deref().unwrap_or_default();
         Holdfast::PLAIN.request(lock, &["WAIT", "0", "SESSION", session])
     }
 

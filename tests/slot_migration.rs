@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use redis::Value;
 use support::{Cluster, Family, Feature, Over, Raw, Server, skip, until};

@@ -6,7 +6,7 @@ use redis::Value;
 use support::{NotBefore, Server, until};
 
 use super::session::{Event, Session, waiting};
-use crate::common::{Protocol, deadline, error, fields, unix_millis};
+use crate::common::{Protocol, deadline, error, fields, unix_micros, unix_millis};
 use crate::speak::{Reply, holders};
 use crate::waiter::{SOON, Speak, Tell, assert_held};
 

@@ -3,13 +3,12 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use redis::Value;
 use support::{Random, Raw, Server, skip, until};
 
-use crate::common::{array, info_number, map, text, token};
-use crate::waiter::{SOON, Speak, Tell, assert_held, blocked_clients, count_waiters, figure, until_nobody_waits};
+use crate::common::{array, map, text, token};
+use crate::waiter::{SOON, Speak, Tell, assert_held, count_waiters, until_nobody_waits};
 
 const MANY: usize = 10_000;
 const FEW: usize = 100;
@@ -18,7 +17,7 @@ const SHOWN: usize = 5_000;
 /// Files that a server and a test have open besides their connections.
 const OTHERS: u64 = 300;
 const HAND_OFFS: usize = 2000;
-/// So many hand-offs are measured at a stretch; those who had the lock queue again in between.
+/// So many hand-offs at a stretch; those who had the lock queue again in between.
 const STRETCH: usize = 50;
 
 /// Lets this process, and the servers that it starts, have as many files open as it may. False if that is too few for so
@@ -112,24 +111,6 @@ impl Crowd {
         }
         holder
     }
-
-    /// The server's memory without what it counts as its clients' own (buffers, which it makes smaller by and by),
-    /// when nothing about it changes any more.
-    fn memory(&self) -> i64 {
-        let mut before = i64::MAX;
-        until(SOON * 2, "memory has settled", || {
-            // The server looks at each of its clients once a second.
-            std::thread::sleep(Duration::from_millis(1200));
-            let now = self.memory_now();
-            (now - std::mem::replace(&mut before, now)).abs() < 64 << 10
-        });
-        before
-    }
-
-    fn memory_now(&self) -> i64 {
-        let of = |field| info_number(&self.server, "memory", field);
-        of("used_memory") - of("mem_clients_normal")
-    }
 }
 
 #[test]
@@ -182,35 +163,4 @@ fn ten_thousand_leave_from_everywhere() {
     crowd.control.order("LOCK.RELEASE key control");
     assert_eq!(crowd.control.say("EXISTS key"), Value::Int(0));
     crowd.control.take(control);
-}
-
-/// The server's memory when all of them wait, and by how much for each it is more than when all were only connected.
-fn memory_of_waiters(crowd: &mut Crowd, wait: impl Fn(usize) -> String) -> (i64, i64) {
-    let connected = crowd.memory();
-    for (number, member) in crowd.members.iter_mut().enumerate() {
-        member.tell(&[&wait(number)]);
-    }
-    until(SOON, "all of them wait", || blocked_clients(&crowd.server) == MANY as i64);
-    let waiting = crowd.memory();
-    (waiting, (waiting - connected) / MANY as i64)
-}
-
-/// What a server keeps for each client that a module blocks (Redis 7.0: two clients that are none, with a buffer of
-/// 16 kB each) it keeps for a while after that, for the next one: so what is gone at once with the waits is the
-/// module's.
-#[test]
-fn ten_thousand_in_memory() {
-    let Some(mut crowd) = Crowd::gather() else { return };
-    let (_, blpop) = memory_of_waiters(&mut crowd, |_| "BLPOP key-of-a-list 0".to_owned());
-    drop(crowd);
-    let Some(mut crowd) = Crowd::gather() else { return };
-    crowd.control.take("LOCK.ACQUIRE key control LEASE 3600000");
-    let (waiting, all) = memory_of_waiters(&mut crowd, |number| format!("LOCK.ACQUIRE key owner-{number:05} WAIT 0"));
-    crowd.control.order("SET key no-lock");
-    until(SOON, "all of them are told", || blocked_clients(&crowd.server) == 0);
-    let gone = (waiting - crowd.memory_now()) / MANY as i64;
-    figure(format_args!(
-        "memory per waiter: {all} bytes, of which {gone} are gone with the wait; the others the server keeps for the \
-         next client that a module blocks (a waiting BLPOP has {blpop})"
-    ));
 }

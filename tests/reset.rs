@@ -8,7 +8,7 @@ use support::{Raw, Server, until};
 use crate::common::{deadline, unix_micros};
 use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, figure, until_nobody_waits};
 
-const ROUNDS: usize = 200;
+const ROUNDS: usize = 80;
 /// The lease of who may have heard of its grant before it went, in ms.
 const SHORT: i64 = 100;
 

@@ -160,7 +160,7 @@ in_every_way! {
     later_by_pexpire: |way| {
         let mut scene = Scene::lazy();
         let mut waiter = scene.held_for(AHEAD);
-        run(&mut scene.client, way, &[&format!("PEXPIRE key {}", 3 * AHEAD)]);
+        run(&mut scene.client, way, &[&format!("PEXPIRE key {}", 2 * AHEAD)]);
         scene.nobody_is_served_for(AHEAD + 150, &mut waiter);
         scene.serves_at_the_deadline(waiter);
     };
@@ -191,7 +191,7 @@ in_every_way! {
     later_by_renewal: |way| {
         let mut scene = Scene::lazy();
         let mut waiter = scene.held_for(AHEAD);
-        run(&mut scene.client, way, &[&format!("LOCK.RENEW key holder LEASE {}", 3 * AHEAD)]);
+        run(&mut scene.client, way, &[&format!("LOCK.RENEW key holder LEASE {}", 2 * AHEAD)]);
         scene.nobody_is_served_for(AHEAD + 150, &mut waiter);
         scene.serves_at_the_deadline(waiter);
     };
@@ -221,7 +221,7 @@ in_every_way! {
 fn the_deadline_of_a_re_entry_counts() {
     let mut scene = Scene::lazy();
     let mut waiter = scene.held_for(AHEAD);
-    scene.client.order(&format!("LOCK.ACQUIRE key holder HOLDS 1 LEASE {}", 3 * AHEAD));
+    scene.client.order(&format!("LOCK.ACQUIRE key holder HOLDS 1 LEASE {}", 2 * AHEAD));
     scene.nobody_is_served_for(AHEAD + 150, &mut waiter);
     scene.serves_at_the_deadline(waiter);
 }

@@ -1,8 +1,8 @@
 //! Deferred answers: how waiters get their reply, and what happens if nobody is left to receive it.
 //!
 //! A blocked client is answered at the end of a turn of the event loop ([`send_answers`]). A session's answer goes into its
-//! mailbox, and a reader blocked on the mailbox is answered in the same way. From the moment of a grant until its
-//! answer has been handed to the network, it is in flight ([`state::InFlight`]), and can be taken back.
+//! mailbox, and a reader blocked on the mailbox is answered in the same way. From the moment of a grant until its reply, or
+//! the reply that carries its event, has been composed, it is undelivered ([`state::Undelivered`]), and can be revoked.
 
 use crate::config;
 use crate::holding;
@@ -32,7 +32,8 @@ pub fn end_request(ctx: Ctx, ticket: Ticket, outcome: Outcome, now: Now) {
     slice::count_answer();
     match state::with(|state| state.end(ticket, outcome, now)) {
         state::Delivery::Due => timer::wake_for_replies(ctx),
-        state::Delivery::Undelivered => {
+        state::Delivery::Nobody => {}
+        state::Delivery::Revoked => {
             count(|it| &mut it.grants_undelivered);
             timer::wake(ctx, Timer::Work, timer::THIS_TURN);
         }
@@ -98,7 +99,7 @@ pub fn answer(ctx: Ctx, ticket: Ticket) {
     let Replied { .. } = match stage {
         Stage::Ending(end) => match *end {
             End { outcome: Outcome::Granted(answer, grant), at } => {
-                state::with(|state| state.owed.sending(client, grant));
+                state::with(|state| state.undelivered.delivered(grant));
                 time(|stats| &mut stats.hand_offs, Now::read().micros.saturating_sub(at.micros));
                 reply(ctx, &answer)
             }
@@ -106,6 +107,7 @@ pub fn answer(ctx: Ctx, ticket: Ticket) {
                 count(|it| &mut it.timeouts);
                 ctx.reply_null()
             }
+            End { outcome: Outcome::Withdrawn, .. } => ctx.reply_null(),
             End { outcome: Outcome::Refused(message), .. } => ctx.reply_error(&message),
         },
         Stage::Reading(reading, until) => {
@@ -126,15 +128,12 @@ pub fn gone(ctx: Ctx, ticket: Ticket) {
     timer::wake(ctx, Timer::Work, timer::THIS_TURN);
 }
 
-/// A connection has ended, so replies in flight to it never arrive. Writes nothing.
+/// A connection has ended, and what is bound to it, and its session. Writes nothing.
 pub fn client_gone(ctx: Ctx, client: u64) {
-    let (undelivered, any) = state::with(|state| {
-        let undelivered = state.undeliver(client);
+    let any = state::with(|state| {
         let ties = state.ties.client_gone(client);
-        let session = state.sessions.client_gone(client);
-        (undelivered, undelivered > 0 || ties || session)
+        state.sessions.client_gone(client) || ties
     });
-    add(|it| &mut it.grants_undelivered, undelivered as u64);
     if any {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
@@ -144,6 +143,11 @@ pub fn client_gone(ctx: Ctx, client: u64) {
 pub fn reply(ctx: Ctx, answer: &Answer) -> Replied {
     match answer {
         Answer::Token(token) => ctx.reply_integer(*token),
+        Answer::TokenAndWait(token, waited) => {
+            let _ = ctx.reply_array(2);
+            let _ = ctx.reply_integer(*token);
+            ctx.reply_integer(*waited)
+        }
         Answer::Tokens(tokens) => {
             let array = ctx.reply_array(tokens.len());
             tokens.iter().fold(array, |_, token| ctx.reply_token(*token))
@@ -173,8 +177,8 @@ fn reply_alive(ctx: Ctx, session: u64, asked: Millis) -> Replied {
     let (pace, sure) = state::with(|state| {
         let pace = state.pace(session, lease);
         state.sessions.promise_pace(session, pace);
-        let silent_at = Now::read().millis().saturating_add(pace).saturating_add(lease.max(PATIENCE));
-        state.sessions.expect(session, Some(silent_at));
+        let silent_after = pace.saturating_add(lease.max(PATIENCE));
+        state.sessions.expect_within(session, silent_after, Now::read().millis());
         (pace, state.ties.sure(session, asked))
     });
     let writes = u8::from(holding::takes_writes(ctx));
@@ -189,7 +193,7 @@ fn read_events(state: &mut State, session: u64, most: usize) -> Vec<Event> {
     {
         let Some((event, unheard)) = state.sessions.read(session) else { break };
         if let Some(Unheard { grant, since }) = unheard {
-            state.owed.sending(session, grant);
+            state.undelivered.delivered(grant);
             time(|stats| &mut stats.hand_offs, Now::read().micros.saturating_sub(since.micros));
         }
         keys = keys.saturating_add(event.keys.len());

@@ -18,10 +18,10 @@ pub static MAX_LEASE: Setting = number(c"max-lease", TEN_YEARS, 1, TEN_YEARS);
 pub static MAX_WAITERS: Setting = number(c"max-waiters", 0, 0, i64::MAX);
 /// How many may hold one lock: a bound on the time that reading it anew, or ending all its holds, takes.
 pub static MAX_HOLDERS: Setting = number(c"max-holders", 2500, 1, i32::MAX as i64);
-/// How many requests may wait on behalf of one session, unread events included.
-pub static MAX_SESSION_WAITS: Setting = number(c"max-session-waits", 100_000, 1, i64::MAX);
+/// How many bytes a session's events may take: unread ones, and those that are reserved for what waits and for what is bound.
+pub static MAX_SESSION_BYTES: Setting = number(c"max-session-bytes", 128 * 1024 * 1024, 4096, i64::MAX);
 /// How much of what a request says it has waited elsewhere counts, in ms; 0: nothing.
-pub static MAX_WAITED: Setting = number(c"max-waited", 60_000, 0, 24 * 60 * 60 * 1000);
+pub static MAX_WAITED: Setting = number(c"max-waited", 24 * 60 * 60 * 1000, 0, 24 * 60 * 60 * 1000);
 /// How long replicas may take to confirm, in ms.
 pub static REPLICAS_TIMEOUT: Setting = number(c"replicas-timeout", 1000, 1, 24 * 60 * 60 * 1000);
 static PUBLISH_RELEASES: Setting = words(c"publish-releases", &[c"yes", c"replicated", c"no"]);
@@ -35,7 +35,7 @@ const ALL: [&Setting; 9] = [
     &MAX_LEASE,
     &MAX_WAITERS,
     &MAX_HOLDERS,
-    &MAX_SESSION_WAITS,
+    &MAX_SESSION_BYTES,
     &MAX_WAITED,
     &REPLICAS_TIMEOUT,
     &PUBLISH_RELEASES,

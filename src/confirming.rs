@@ -4,8 +4,7 @@
 //! before it. While anything is pending, the replicas' progress is read at the end of each turn at first, then every
 //! millisecond; otherwise nothing runs.
 //!
-//! Settling writes nothing to the keyspace: what was not confirmed is noted as owed, and taken back when the server
-//! takes writes.
+//! Settling writes nothing to the keyspace: what was not confirmed is noted, and revoked when the server takes writes.
 
 use crate::answering::end_request;
 use crate::config;
@@ -99,6 +98,7 @@ fn confirmed(ctx: Ctx, id: ConfirmationId, it: Confirmation, now: Now) {
     match it.what {
         What::Reply { ticket, answer, grant, terms } => match bind_all(ctx, grant, &terms, now) {
             Holds::There => {
+                state::with(|state| state.confirmed(grant));
                 end_request(ctx, ticket, Outcome::Granted(answer, grant), now);
                 if terms.tying.contention {
                     tell_if_contended(ctx, grant);
@@ -115,7 +115,7 @@ fn confirmed(ctx: Ctx, id: ConfirmationId, it: Confirmation, now: Now) {
 
 /// Tells a session, which has been granted this, if somebody waits for any of it by now.
 fn tell_if_contended(ctx: Ctx, id: GrantId) {
-    let granted = state::with(|state| state.in_flight.get(id).map(|grant| (grant.home.get(), grant.holds.clone())));
+    let granted = state::with(|state| state.undelivered.get(id).map(|grant| (grant.home.get(), grant.holds.clone())));
     if let Some((db, holds)) = granted {
         holding::tell_if_contended(ctx, db, holds.iter().map(|hold| &*hold.name));
     }
@@ -135,7 +135,7 @@ fn missed(ctx: Ctx, id: ConfirmationId, it: Confirmation, having: usize, now: No
 
 fn refuse(ctx: Ctx, ticket: Ticket, grant: GrantId, message: String, now: Now) {
     count(|it| &mut it.revoked);
-    state::with(|state| state.in_flight.owe(grant));
+    state::with(|state| state.revoke(grant));
     end_request(ctx, ticket, Outcome::Refused(message), now);
     timer::wake(ctx, Timer::Work, timer::THIS_TURN);
 }
@@ -149,7 +149,7 @@ enum Holds {
 /// Ties all holds of a grant whose answer is success, if they are still there, and somebody to tie them to.
 fn bind_all(ctx: Ctx, id: GrantId, terms: &Terms, now: Now) -> Holds {
     let parts = state::with(|state| {
-        let grant = state.in_flight.get(id).filter(|grant| state.is_awaited(grant))?;
+        let grant = state.undelivered.get(id).filter(|grant| state.is_awaited(grant))?;
         let whose = (grant.owner.clone(), grant.client, grant.on_behalf);
         Some((grant.home.get(), grant.holds.clone(), whose))
     });
@@ -169,13 +169,7 @@ fn bind_all(ctx: Ctx, id: GrantId, terms: &Terms, now: Now) -> Holds {
         for (lock, hold) in locks.iter().zip(&holds) {
             // Nobody watched it meanwhile: somebody else may have given the key an earlier end.
             let deadline = lock.own_end().map_or(hold.deadline, |end| end.min(hold.deadline));
-            let granted = holding::first_token(lock, owner.text(), hold.token);
-            holding::bind(lock, (deadline, hold.token), Some(granted), grantee, now);
-        }
-        if let [first, _, ..] = holds.as_slice()
-            && holds.iter().all(|hold| hold.token == first.token)
-        {
-            holding::note_group(&locks, &owner, first.token);
+            holding::bind(lock, (deadline, hold.token), grantee, now);
         }
         Holds::There
     })

@@ -2,7 +2,7 @@
 
 use crate::config;
 use crate::keyspace::effects::Waiters;
-use crate::keyspace::{self, Held, Lock, Name, NotRead, listeners, most_holders_each};
+use crate::keyspace::{self, Lock, Name, NotRead, listeners, most_holders_each};
 use crate::lock::serve::Change;
 use crate::lock::{Deadline, Decision, Hold, Limit, Raise, Token};
 use crate::server::clock::{Now, Slice};
@@ -12,7 +12,7 @@ use crate::server::{AsText, Ctx, Text, TextRef, events, writes};
 use crate::state::owed::{OnBehalf, Ticket};
 use crate::state::ties::Before;
 use crate::state::{
-    self, Grant, GrantId, GrantedHold, NewTie, OwedHold, State, TakeBack, Terms, Tie, TieId, Tying, Why,
+    self, Basis, Grant, GrantId, GrantedHold, NewTie, Progress, Revocation, State, Terms, Tie, TieId, Tying, Why,
 };
 use crate::stats::{add, count};
 
@@ -42,7 +42,6 @@ pub fn grant(locks: &mut [Lock], decisions: &[Decision], grantee: Grantee, now: 
         _ => None,
     };
     let token = kept.unwrap_or_else(|| keyspace::next_token(now));
-    let together = (locks.len() > 1).then_some(token);
     for (lock, decision) in locks.iter_mut().zip(decisions) {
         match (decision, lock.own()) {
             (Decision::Grant(hold, limit), _) => {
@@ -54,25 +53,16 @@ pub fn grant(locks: &mut [Lock], decisions: &[Decision], grantee: Grantee, now: 
                     state.ties.untie(db, name, owner.bytes())
                 });
                 lost(lock.ctx(), left, Why::Changed, now);
-                bind_now(lock, (hold.deadline, token), together, grantee, now);
+                bind_now(lock, (hold.deadline, token), grantee, now);
             }
             (Decision::Reenter(hold), Some(own)) => {
                 change(lock, grantee.owner.text(), &own, &Hold { token: Some(token), ..*hold }, now);
-                bind_now(lock, (hold.deadline, token), together, grantee, now);
+                bind_now(lock, (hold.deadline, token), grantee, now);
             }
             _ => {}
         }
     }
-    if together.is_some() {
-        note_group(locks, grantee.owner, token);
-    }
     token
-}
-
-/// Notes that locks which have been tied were granted together.
-pub fn note_group(locks: &[Lock], owner: &Name, token: Token) {
-    let keys = locks.iter().map(Lock::lock_key).collect();
-    state::with(|state| state.ties.granted_together(&owner.kept(), token, keys));
 }
 
 /// Changes a hold: its count, its token, its deadline. Its ties follow.
@@ -97,49 +87,23 @@ pub fn lower(lock: &mut Lock, owner: TextRef, holds: u64) {
     with_ties(|state| state.ties.counted(hold, holds, lock.limit()));
 }
 
-/// Whether the hold that `owner` has, under the token `held`, is the one that a request means: any if it names no token,
-/// else the one that it names, also if `FENCE` has raised that since.
-pub fn is_meant(lock: &Lock, owner: TextRef, held: Option<Token>, named: Option<Token>) -> bool {
-    match (held, named) {
-        (_, None) => true,
-        (None, _) => false,
-        (Some(held), Some(named)) => {
-            let hold = (lock.db(), lock.name().bytes(), owner.bytes());
-            held == named || state::with(|state| state.raised.is_meant(hold, held, named))
-        }
-    }
-}
-
-/// Notes that the token of a hold is `token` now, if that is another.
-pub fn note_raise(lock: &Lock, owner: TextRef, before: Token, token: Token) {
-    if token > before {
-        state::with(|state| state.raised.raise(&lock.lock_key(), owner.bytes(), before, token));
-    }
-}
-
-/// The token under which a hold began that has this one now.
-pub fn first_token(lock: &Lock, owner: TextRef, token: Token) -> Token {
-    state::with(|state| state.raised.first(lock.db(), lock.name().bytes(), owner.bytes(), token))
-}
-
 /// Ties a hold whose request is being answered, unless its answer waits for replicas.
-pub fn bind_now(lock: &Lock, of: (Deadline, Token), together: Option<Token>, grantee: Grantee, now: Now) {
+pub fn bind_now(lock: &Lock, of: (Deadline, Token), grantee: Grantee, now: Now) {
     if grantee.terms.replicas == 0 {
-        bind(lock, of, together, grantee, now);
+        bind(lock, of, grantee, now);
     }
 }
 
-/// Ties a hold whose request is answered with success: to a session always, to another connection if it asks for that.
-/// `together` is the token of the request if that may have been granted several locks.
-pub fn bind(lock: &Lock, (deadline, token): (Deadline, Token), together: Option<Token>, grantee: Grantee, now: Now) {
+/// Ties a hold whose request is answered with success: to a session always, also if the request came over its own
+/// connection and did not name it; to another connection if it asks for that.
+pub fn bind(lock: &Lock, (deadline, token): (Deadline, Token), grantee: Grantee, now: Now) {
     let Terms { demand, tying, replicas } = *grantee.terms;
-    if tying == Tying::NONE && grantee.on_behalf == OnBehalf::Itself {
+    if tying == Tying::NONE && !state::with(|state| state.sessions.is_open(grantee.client)) {
         return;
     }
     events::watch_keys(lock.ctx());
     let tie = NewTie {
         client: grantee.client,
-        on_behalf: grantee.on_behalf,
         tying,
         key: lock.lock_key(),
         owner: grantee.owner.kept(),
@@ -149,7 +113,6 @@ pub fn bind(lock: &Lock, (deadline, token): (Deadline, Token), together: Option<
         deadline,
         holds: lock.held().map_or(1, |held| held.holds),
         limit: lock.limit().unwrap_or(Limit::MUTEX),
-        together,
     };
     match state::with(|state| state.tie(tie, now.millis())) {
         Some(Before::OtherHold(tie)) => lost(lock.ctx(), [tie], Why::Changed, now),
@@ -162,67 +125,99 @@ pub fn bind(lock: &Lock, (deadline, token): (Deadline, Token), together: Option<
     wake_for_ties(lock.ctx());
 }
 
-/// What is taken back of a request that was granted, if its answer reaches nobody.
-pub fn take_back_of(decisions: &[Decision], raise: Raise) -> TakeBack {
+/// What a grant did to the holds of its owner.
+pub fn basis_of(decisions: &[Decision], raise: Raise) -> Basis {
     match (decisions.first(), raise) {
-        (Some(Decision::Reenter(_)), Raise::To(_)) => TakeBack::Nothing,
-        (Some(Decision::Reenter(_)), _) => TakeBack::One,
-        _ => TakeBack::Hold,
+        (Some(Decision::Reenter(_)), Raise::To(_)) => Basis::Repetition,
+        (Some(Decision::Reenter(_)), _) => Basis::OneMore,
+        _ => Basis::New,
     }
 }
 
-/// The holds of a grant.
-pub fn granted_holds(locks: &[Lock], decisions: &[Decision], token: Token) -> Vec<GrantedHold> {
-    let granted = locks.iter().zip(decisions).filter_map(|(lock, decision)| match decision {
-        Decision::Grant(hold, _) | Decision::Reenter(hold) => {
-            Some(GrantedHold { name: lock.name().kept(), token, deadline: hold.deadline })
-        }
-        _ => None,
+/// The holds of a grant that nobody has been told of yet.
+pub fn granted_holds(locks: &[Lock], decisions: &[Decision], grantee: Grantee, token: Token) -> Vec<GrantedHold> {
+    let granted = locks.iter().zip(decisions).filter_map(|(lock, decision)| {
+        let (deadline, undo) = match decision {
+            Decision::Grant(hold, _) => (hold.deadline, hold.holds),
+            Decision::Reenter(hold) => (hold.deadline, undo_of_reentry(lock, hold, grantee)),
+            _ => return None,
+        };
+        Some(GrantedHold { name: lock.name().kept(), token, deadline, undo })
     });
     granted.collect()
 }
 
-/// Records that a grant or a renewal is in flight: until its answer is with the network, other requests of its owner
-/// for its keys are refused, and it is taken back if the answer reaches nobody.
-pub fn take_off(db: i32, grantee: Grantee, ticket: Ticket, (back, holds): (TakeBack, Vec<GrantedHold>)) -> GrantId {
-    let Grantee { owner, client, on_behalf, .. } = grantee;
+/// By how much a hold count is lowered if a re-entry that led to it is revoked.
+fn undo_of_reentry(lock: &Lock, hold: &Hold, grantee: Grantee) -> u64 {
+    match grantee.terms.demand.raise {
+        Raise::To(holds) => keep_holds(lock, grantee.owner.text(), hold.holds.saturating_sub(holds)),
+        Raise::ByOne | Raise::New => 1,
+    }
+}
+
+/// An owner is being told that it holds these locks, by a re-entry: what others of its grants could still undo, which it
+/// has not been told of, stays as far as this one relies on it.
+pub fn keep_granted(locks: &[Lock], decisions: &[Decision], grantee: Grantee) {
+    if state::with(|state| state.undelivered.is_empty()) {
+        return;
+    }
+    for (lock, decision) in locks.iter().zip(decisions) {
+        if let Decision::Reenter(hold) = decision {
+            undo_of_reentry(lock, hold, grantee);
+        }
+    }
+}
+
+/// Of what undelivered grants could still undo of a hold, only `budget` stays. Returns the rest.
+pub fn keep_holds(lock: &Lock, owner: TextRef, budget: u64) -> u64 {
+    let hold = (lock.db(), lock.name().bytes(), owner.bytes());
+    state::with(|state| if state.undelivered.is_empty() { 0 } else { state.undelivered.keep(hold, budget) })
+}
+
+/// Records that nobody has been told of a grant or a renewal yet: it is revoked if nobody can be told.
+pub fn note_undelivered(
+    db: i32,
+    grantee: Grantee,
+    ticket: Ticket,
+    (basis, holds): (Basis, Vec<GrantedHold>),
+) -> GrantId {
+    let Grantee { owner, client, on_behalf, terms } = grantee;
+    let progress = if terms.replicas > 0 { Progress::Confirming } else { Progress::Delivering };
     state::with(|state| {
         let home = state.ties.home(db);
-        state.in_flight.begin(Grant { home, owner: owner.kept(), client, on_behalf, ticket, back, holds })
+        let grant = Grant { home, owner: owner.kept(), client, on_behalf, ticket, basis, holds, event: None };
+        state.undelivered.begin(grant, progress)
     })
 }
 
-/// Refuses a request, which came over this connection, whose owner has another one for one of these locks of the selected
-/// database in flight.
+/// Refuses a request for locks of the selected database while replicas have yet to confirm another one of its owner for one
+/// of them.
 ///
 /// # Errors
 ///
 /// The reply that says so.
-pub fn one_at_a_time<'a>(
-    ctx: Ctx,
-    names: impl IntoIterator<Item = TextRef<'a>>,
-    owner: TextRef,
-    connection: Option<u64>,
-) -> Result<(), String> {
-    if state::with(|state| state.in_flight.is_empty()) {
+pub fn one_at_a_time<'a>(ctx: Ctx, names: impl IntoIterator<Item = TextRef<'a>>, owner: TextRef) -> Result<(), String> {
+    if state::with(|state| state.undelivered.is_empty()) {
         return Ok(());
     }
     let db = ctx.db();
-    let is_in_flight =
-        |name: &TextRef| state::with(|state| state.in_the_way((db, name.bytes(), owner.bytes()), connection).is_some());
-    match names.into_iter().find(is_in_flight) {
+    let awaits = |name: &TextRef| state::with(|state| state.awaits_replicas(db, name.bytes(), owner.bytes()));
+    match names.into_iter().find(awaits) {
         None => Ok(()),
         Some(name) => Err(format!(
-            "ERR another request of this owner for '{}' is being confirmed; until then only LOCK.CANCEL, and \
-             LOCK.RELEASE with ALL, are allowed",
+            "ERR another request of this owner for '{}' is being confirmed by replicas: repeat it later, or with WAIT",
             show_start(name.bytes())
         )),
     }
 }
 
-/// Makes sure that the timer fires in time for the ties, and for a session that is to hear of a shorter lease.
+/// Makes sure that the timer fires in time for the ties, for a session that must ask for its events from now on, and for one
+/// that is to hear of a shorter lease.
 pub fn wake_for_ties(ctx: Ctx) {
-    let (due, is_ending) = state::with(|state| (state.ties.next_due(), state.owed.is_ending()));
+    let (due, is_ending) = state::with(|state| {
+        let due = [state.ties.next_due(), state.sessions.first_silence()];
+        (due.into_iter().flatten().min(), state.owed.is_ending())
+    });
     if let Some(due) = due {
         timer::wake(ctx, Timer::Work, due);
     }
@@ -300,6 +295,8 @@ pub fn follow_clock(ctx: Ctx, now: Now, slice: &Slice) -> bool {
 fn follow(ctx: Ctx, id: TieId, now: Now) {
     let Some((tie, by)) = state::with(|state| state.ties.follows(id)) else { return };
     let key = tie.key();
+    // Before the key is opened: what finds that out is a command, which may free what an open key points to.
+    let is_served = ctx.in_db(key.db, |ctx| serves(ctx, &Text::new(&key.name)));
     let may_be_replaced = state::with(|state| state.sweep.is_to_pass(key.db, id));
     ctx.in_db(key.db, |ctx| {
         let (name, owner) = (Text::new(&key.name), Text::new(&tie.owner));
@@ -311,7 +308,7 @@ fn follow(ctx: Ctx, id: TieId, now: Now) {
                 let deadline = own.deadline.stepped(by);
                 lock.update(owner.as_text(), &own, &Hold { deadline, ..own });
             }
-            None if has_room && !may_be_replaced && !tie.end().has_passed(now.millis()) && serves(ctx, &name) => {
+            None if has_room && !may_be_replaced && !tie.end().has_passed(now.millis()) && is_served => {
                 let hold = Hold { holds: tie.holds, token: Some(tie.token), deadline: tie.deadline() };
                 lock.grant(owner.as_text(), &hold, limit);
                 state::with(|state| state.queue.hold_begins(key.db, &key.name, || tie.owner.clone()));
@@ -348,33 +345,36 @@ pub fn end_broken(ctx: Ctx, name: TextRef, now: Now) {
     if !may_have_broken {
         return;
     }
-    let (owed, broken) = state::with(|state| (state.take_owed(db, bytes), state.ties.take_broken(db, bytes)));
-    owed.iter().for_each(|it| take_back(ctx, it, now));
+    let (revoked, broken) = state::with(|state| (state.take_revoked(db, bytes), state.ties.take_broken(db, bytes)));
+    revoked.iter().for_each(|it| revoke(ctx, it, now));
     broken.iter().for_each(|tie| release_tied(ctx, tie, now));
 }
 
-/// Takes back what was granted to nobody. Those who wait are served later.
-pub fn take_back_owed(ctx: Ctx, now: Now, slice: &Slice) {
+/// Revokes grants that nobody was told of. Those who wait are served later.
+pub fn revoke_undelivered(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
-        let Some(owed) = state::with(|state| state.in_flight.next_owed()) else { break };
-        take_back(ctx, &owed, now);
+        let Some(revoked) = state::with(|state| state.undelivered.next_revoked()) else { break };
+        revoke(ctx, &revoked, now);
     }
 }
 
-/// Takes back a hold, or one hold less, if it is still there under its token.
-fn take_back(ctx: Ctx, owed: &OwedHold, now: Now) {
-    ctx.in_db(owed.key.db, |ctx| {
-        let (name, owner) = (Text::new(&owed.key.name), Text::new(&owed.owner));
+/// Lowers the count of a hold by what was revoked, or ends it, if it is still there under its token.
+fn revoke(ctx: Ctx, revoked: &Revocation, now: Now) {
+    ctx.in_db(revoked.key.db, |ctx| {
+        let (name, owner) = (Text::new(&revoked.key.name), Text::new(&revoked.owner));
         let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner.as_text(), now.millis()) else { return };
-        let is_meant = |held: &Held| is_meant(&lock, owner.as_text(), held.token, Some(owed.token));
-        let Some(held) = lock.held().filter(is_meant) else { return };
-        if owed.back == TakeBack::One && held.holds > 1 {
-            lower(&mut lock, owner.as_text(), held.holds.saturating_sub(1));
-        } else {
-            end_hold(&mut lock, owner.as_text());
+        let Some(held) = lock.held().filter(|held| held.token == Some(revoked.token)) else { return };
+        match held.holds.saturating_sub(revoked.undo) {
+            0 => end_hold(&mut lock, owner.as_text()),
+            left => lower(&mut lock, owner.as_text(), left),
         }
     });
-    state::with(|state| state.agenda.note(owed.key.clone(), Change::Freed));
+    state::with(|state| {
+        if state.queue.waits(&revoked.owner) {
+            state.agenda.note_owner(revoked.key.clone(), revoked.owner.clone());
+        }
+        state.agenda.note(revoked.key.clone(), Change::Freed);
+    });
     timer::wake(ctx, Timer::Work, timer::THIS_TURN);
 }
 
@@ -440,8 +440,9 @@ fn waiters(lock: &Lock) -> Waiters {
 ///
 /// The reply that says that one of the keys does not hold a lock, or that there is too much to read.
 pub fn look_all<'a>(ctx: Ctx<'a>, names: &[TextRef<'a>], owner: TextRef, now: Now) -> Result<Vec<Lock<'a>>, String> {
+    // Of all of them before any is opened: to end what is over, commands may be run.
+    names.iter().for_each(|name| end_broken(ctx, *name, now));
     let look = |&name: &TextRef<'a>| {
-        end_broken(ctx, name, now);
         let lock = Lock::look_one_of(ctx, name, owner, now.millis(), names.len());
         lock.map_err(|why| match why {
             NotRead::NotALock => WRONGTYPE.into(),

@@ -1,20 +1,16 @@
 //! What `INFO holdfast` shows.
 
+use crate::lock::internal_errors;
 use crate::server::clock::steady_millis;
 use crate::server::info::Section;
 use crate::state;
 use crate::stats::{self, Times};
 use std::ffi::{CStr, CString};
 
-/// What `MODULE LIST` has as a number, as people write it.
-const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
-    Ok(version) => version,
-    Err(_) => c"?",
-};
-
 /// Fills the section.
 pub fn fill(section: Section) {
-    section.text(c"version", VERSION);
+    // What `MODULE LIST` has as a number, as people write it.
+    section.text(c"version", env!("CARGO_PKG_VERSION"));
     stats::with(|stats| {
         let it = &stats.counts;
         let counts: [(&CStr, u64); 19] = [
@@ -42,6 +38,7 @@ pub fn fill(section: Section) {
             section.number(name, value);
         }
     });
+    section.number(c"internal_errors", internal_errors::count());
     let oldest = state::with(|state| state.queue.iter().next().map(|first| first.id.arrived));
     let now: [(&CStr, usize); 8] = state::with(|state| {
         let (sessions, session_waits, unread_events) = state.sessions.sizes();
@@ -80,8 +77,8 @@ fn tell(section: Section, what: &str, times: &Times) {
     number("sum", times.sum());
     number("count", times.count());
     let buckets: Vec<String> = bounds().map(|bound| format!("{bound}={}", times.within(bound))).collect();
-    if let (Ok(name), Ok(buckets)) = (CString::new(format!("{what}_usec_buckets")), CString::new(buckets.join(","))) {
-        section.text(&name, &buckets);
+    if let Ok(name) = CString::new(format!("{what}_usec_buckets")) {
+        section.text(&name, &buckets.join(","));
     }
 }
 

@@ -40,7 +40,7 @@ use redis_module::{Context, RedisString, Status};
 use std::alloc::System as Allocator;
 
 use server::callbacks::Callbacks;
-use server::commands::{add_category, have_categories};
+use server::commands::{add_category, exists, have_categories};
 use server::{Ctx, TextRef};
 
 /// The module's name: in `MODULE LIST`, as its section of `INFO`, and before its settings.
@@ -81,6 +81,12 @@ fn start(ctx: Ctx, args: &[TextRef]) -> bool {
         ctx.warn("holdfast: the server refused a command of the module");
         return false;
     }
+    if let Some(missing) = missing_command(ctx) {
+        ctx.warn(&format!(
+            "holdfast: this server has no command {missing}, which the module needs; rename-command must leave it as it is"
+        ));
+        return false;
+    }
     if let Err(error) = config::start(ctx, args) {
         ctx.warn(&format!("holdfast: {error}"));
         return false;
@@ -91,6 +97,13 @@ fn start(ctx: Ctx, args: &[TextRef]) -> bool {
     warn_of_eviction(ctx);
     warn_of_missing_categories(ctx);
     true
+}
+
+/// A command that the module needs and that this server lacks (`rename-command`): what it replicates would be lost silently.
+fn missing_command(ctx: Ctx) -> Option<String> {
+    let needed = keyspace::listeners::REPLICATED.iter().chain(server::needed_commands(ctx));
+    let missing = needed.copied().find(|name| !exists(ctx, name))?;
+    Some(missing.to_string_lossy().into_owned())
 }
 
 /// Whether something would be lost with the module, or the server would call what is gone.

@@ -7,14 +7,14 @@ use crate::keyspace::{Lock, Name, NotRead, listeners, rosters};
 use crate::lock::serve::{Attempt, Change, Job, Sight, View, WaitEnd};
 use crate::lock::{Deadline, Decision, Limit, LockKey, Millis, Owner, Waiter, WaiterId};
 use crate::server::acl::User;
-use crate::server::clock::{Now, Slice};
-use crate::server::cluster::{self, Place};
+use crate::server::clock::{Now, Slice, steady_micros};
+use crate::server::cluster::{self, Place, Served};
 use crate::server::text::show;
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef};
 use crate::state::confirmations::What;
 use crate::state::owed::OnBehalf;
-use crate::state::{self, Answer, Asker, Outcome, Stage, Terms};
+use crate::state::{self, Asker, Outcome, Stage, Terms};
 use crate::stats::{count, time};
 use crate::{config, confirming};
 
@@ -60,10 +60,13 @@ pub fn serve_lock(ctx: Ctx, name: TextRef, now: Now) {
 
 /// Decides whether a request still has to wait, and ends its wait if not.
 fn judge(ctx: Ctx, attempt: Attempt, now: Now) {
-    let mut locks = Served { keyspace: Keyspace { ctx, now }, locks: attempt.keys() };
+    let mut locks = ServingView { keyspace: Keyspace { ctx, now }, locks: attempt.keys() };
     match attempt.only_key() {
+        Some((key, owner)) if state::with(|state| state.awaits_replicas(key.db, &key.name, &owner)) => {
+            conclude(ctx, attempt, &mut Seen(Sight::BeingConfirmed), now, None);
+        }
         // Read once, so that the decision and the write are based on the same reading.
-        Some((key, owner)) if serves(ctx, &key) => ctx.in_db(key.db, |ctx| {
+        Some((key, owner)) if served(ctx, &key) == Served::Here => ctx.in_db(key.db, |ctx| {
             let (name, text) = (Text::new(&key.name), Text::new(&owner));
             let (name, owner) = (Name::kept_as(name.as_text(), &key.name), Name::kept_as(text.as_text(), &owner));
             let Ok(mut lock) = look_to_grant(ctx, (&name, owner.text()), now, 1) else {
@@ -93,6 +96,7 @@ fn look_to_grant<'a>(
     if lock.count() > 0 || !state::with(|state| state.ties.any_lags()) {
         return Ok(lock);
     }
+    drop(lock); // To end what is over, commands may be run.
     holding::end_broken(ctx, name.text(), now);
     Lock::look_one_of(ctx, name.clone(), owner, now.millis(), locks)
 }
@@ -150,7 +154,7 @@ fn grant(
     locks: &mut [Lock],
     now: Now,
 ) -> Result<(), String> {
-    let Asker { ticket, client, on_behalf, tying, replicas, arrived } = waiter.asker;
+    let Asker { ticket, client, on_behalf, tying, replicas, form, arrived } = waiter.asker;
     if !may_acquire(ctx, client, locks, owner.text()) {
         return Err(NOPERM.into());
     }
@@ -158,25 +162,29 @@ fn grant(
     if let Some((full, _)) = locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
         return Err(too_many_holders(full));
     }
-    holding::one_at_a_time(ctx, locks.iter().map(|lock| lock.name().text()), owner.text(), None)?;
     let terms = Terms { demand: waiter.demand, tying, replicas };
     let grantee = Grantee { owner, client, on_behalf, terms: &terms };
     let token = holding::grant(locks, decisions, grantee, now);
-    let back = holding::take_back_of(decisions, terms.demand.raise);
-    let grant = holding::take_off(ctx.db(), grantee, ticket, (back, holding::granted_holds(locks, decisions, token)));
+    let basis = holding::basis_of(decisions, terms.demand.raise);
+    let holds = holding::granted_holds(locks, decisions, grantee, token);
+    let grant = holding::note_undelivered(ctx.db(), grantee, ticket, (basis, holds));
     for (lock, key) in locks.iter().zip(waiter.keys.iter()) {
         schedule(lock, key, now.millis());
     }
     count(|it| &mut it.granted_queued);
-    time(|stats| &mut stats.waits, now.micros.saturating_sub(arrived.micros));
+    // The lease counts from `now`, which was read a while ago.
+    let since = Now::read().micros.saturating_sub(now.micros);
+    let waited = steady_micros().saturating_sub(arrived).saturating_sub(since);
+    time(|stats| &mut stats.waits, waited);
+    let answer = form.answer(token, waited);
     if replicas == 0 {
-        end_request(ctx, ticket, Outcome::Granted(Answer::Token(token), grant), now);
+        end_request(ctx, ticket, Outcome::Granted(answer, grant), now);
         if tying.contention {
             holding::tell_if_contended(ctx, ctx.db(), locks.iter().map(|lock| lock.name().bytes()));
         }
         return Ok(());
     }
-    let what = What::Reply { ticket, answer: Answer::Token(token), grant, terms };
+    let what = What::Reply { ticket, answer, grant, terms };
     let id = confirming::begin(ctx, what, replicas, now);
     state::with(|state| state.owed.set(ticket, Stage::Confirming(id)));
     Ok(())
@@ -208,10 +216,10 @@ fn is_forsaken(id: WaiterId) -> bool {
 fn place_elsewhere(ctx: Ctx, id: WaiterId) -> Option<Place> {
     let of_session = |waiter: &&Waiter<Asker>| waiter.asker.on_behalf == OnBehalf::Session;
     let key = state::with(|state| state.queue.get(id).filter(of_session)?.keys.first().cloned())?;
-    if serves(ctx, &key) {
-        return None;
+    match served(ctx, &key) {
+        Served::Elsewhere(place) => Some(place),
+        _ => None,
     }
-    cluster::elsewhere(ctx, &Text::new(&key.name))
 }
 
 fn send_away(ctx: Ctx, id: WaiterId, place: &Place, now: Now) {
@@ -221,9 +229,12 @@ fn send_away(ctx: Ctx, id: WaiterId, place: &Place, now: Now) {
     }
 }
 
-/// Whether this node of a cluster serves a key; always true outside clusters.
-pub fn serves(ctx: Ctx, key: &LockKey) -> bool {
-    !listeners::in_cluster() || ctx.in_db(key.db, |ctx| ctx.serves(&Text::new(&key.name)))
+/// Which node of a cluster decides on a key; outside clusters this one.
+pub fn served(ctx: Ctx, key: &LockKey) -> Served {
+    if !listeners::in_cluster() {
+        return Served::Here;
+    }
+    ctx.in_db(key.db, |ctx| cluster::served(ctx, &Text::new(&key.name)))
 }
 
 /// A read-only view of the locks in the keyspace. Touches no table.
@@ -256,22 +267,25 @@ impl View for Keyspace<'_> {
 
 /// The view used while serving: leases found to have run out are removed on the way.
 #[derive(Debug)]
-struct Served<'a> {
+struct ServingView<'a> {
     keyspace: Keyspace<'a>,
     /// How many locks the request is for.
     locks: usize,
 }
 
-impl View for Served<'_> {
+impl View for ServingView<'_> {
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
         let (ctx, now) = (self.keyspace.ctx, self.keyspace.now);
-        if !serves(ctx, key) {
-            // The slot is served elsewhere or being migrated, so clients are redirected, or soon will be. A copy of the
-            // key may still be here, or may be here already, but it does not count.
+        if served(ctx, key) != Served::Here {
+            // The slot is served elsewhere or being migrated, so clients are redirected, or soon will be; or no node serves it.
+            // A copy of the key may be here, but it does not count.
             rosters::with(|rosters| rosters.forget(key.db, &key.name));
             state::with(|state| state.lease_timers.schedule(key, Some(now.millis().saturating_add(LOOK_AGAIN))));
             wake_for_lease_timers(ctx);
             return Sight::Elsewhere;
+        }
+        if state::with(|state| state.awaits_replicas(key.db, &key.name, owner)) {
+            return Sight::BeingConfirmed;
         }
         ctx.in_db(key.db, |ctx| {
             let (name, owner) = (Text::new(&key.name), Text::new(owner));

@@ -6,7 +6,7 @@
 //!
 //! | | Redis 7.0 | later servers |
 //! |---|---|---|
-//! | it has slept; what was written has been sent | `RepliesSent` | the same |
+//! | it has slept | `TurnBegins` | the same |
 //! | commands run; keys are touched | [`key_touched`] | the same, and [`after_touch`] in the step of the command |
 //! | timers are due | [`tick`], [`ask_replicas`] | the same |
 //! | the turn ends | `TurnEnds`, which ends blocks; *then* commands behind them run | commands behind blocks run; *then* `TurnEnds` |
@@ -16,8 +16,8 @@
 //! then: in each case at a point where nothing that the server itself does can come between.
 
 use crate::keyspace::{Lock, effects, listeners, rosters};
-use crate::lock::LockKey;
 use crate::lock::serve::Change;
+use crate::lock::{LockKey, internal_errors};
 use crate::server::callbacks::{Event, Touch};
 use crate::server::clock::{Now, Slice};
 use crate::server::ctx::Role;
@@ -109,6 +109,7 @@ pub fn tick(ctx: Ctx) {
     waiting::leave_ended(&turn.piece());
     confirming::settle(ctx, now, &turn.piece());
     rosters::with(|rosters| rosters.free(&turn.piece()));
+    free_discarded(&turn.piece());
     if ctx.flags().role() == Role::Replica {
         state::with(state::State::forget_changes);
     } else if !writes::are_possible(ctx) || is_refused(ctx, now) {
@@ -122,6 +123,11 @@ pub fn tick(ctx: Ctx) {
         answering::send_answers(ctx);
     }
     set_timer(ctx, now);
+}
+
+/// Frees what was dropped as a whole.
+fn free_discarded(slice: &Slice) {
+    while !slice.is_over() && state::with(|state| state.discarded.free_one()) {}
 }
 
 /// Where nothing may be written: tells of the tied holds that others have ended. Not while any still has to follow a step
@@ -145,7 +151,7 @@ const ORDER: [Work; 10] = [
     (Slice::piece, waiting::end_silent),
     // Everything that frees locks: grants that were never delivered or that too few replicas confirmed, and holds of
     // ended connections.
-    (Slice::piece, holding::take_back_owed),
+    (Slice::piece, holding::revoke_undelivered),
     (Slice::piece, watchdog::release_ended),
     // Leases that have run out.
     (Slice::piece, |_, now, slice| note_due_leases(now, slice)),
@@ -295,6 +301,7 @@ pub fn ask_replicas(ctx: Ctx) {
 /// Answering here rather than from the timer costs least, and nothing that the server itself does comes between. It is
 /// possible only where the server then ends the block before the next command can interfere.
 fn turn_ends(ctx: Ctx) {
+    log_internal_errors(ctx);
     if confirming::has_news(ctx) {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
@@ -304,6 +311,15 @@ fn turn_ends(ctx: Ctx) {
     // Whatever is left over continues in the next turn, at once.
     if replies_are_due() || (state::with(|state| state.has_work()) && may_write(ctx)) {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
+    }
+}
+
+/// Logs each kind of internal error once. (The count is in `INFO holdfast`.)
+fn log_internal_errors(ctx: Ctx) {
+    while let Some(kind) = internal_errors::next_to_log() {
+        ctx.warn(&format!(
+            "holdfast: internal error: {kind}. Please report it. It is logged once, and counted in INFO"
+        ));
     }
 }
 
@@ -365,18 +381,14 @@ pub fn event(ctx: Ctx, event: Event) {
     match event {
         Event::ClientGone(client) => answering::client_gone(ctx, client),
         Event::TurnEnds => turn_ends(ctx),
-        Event::RepliesSent => state::with(|state| {
-            state.sent();
-            state.lease_timers.next_turn();
-        }),
+        Event::TurnBegins => state::with(|state| state.lease_timers.next_turn()),
         Event::Flushed(db) => replaced(ctx, db),
         Event::Swapped(one, other) => {
             // Ties go along with their locks, so none is in doubt, unless a pass is under way, whose database has another
             // number now. Those who wait stay.
             let ties = state::with(|state| {
                 state.ties.swap(one, other);
-                state.in_flight.swap(one, other);
-                state.raised.swap(one, other);
+                state.undelivered.swap(one, other);
                 if state.sweep.is_over() { TieId::FIRST } else { state.ties.next_id() }
             });
             look_anew(ctx, Some(one), ties);
@@ -392,6 +404,7 @@ pub fn event(ctx: Ctx, event: Event) {
         Event::ModuleLoaded => listeners::module_loaded(),
         Event::ModuleUnloaded => listeners::module_unloaded(),
         Event::Cron => {
+            log_internal_errors(ctx);
             answering::send_put_off(&Slice::of_replies());
             listeners::recheck(ctx);
             timer::rescue(ctx);
@@ -436,4 +449,5 @@ pub fn stop(ctx: Ctx) {
     state::with(|state| *state = state::State::default());
     rosters::with(|rosters| *rosters = rosters::Rosters::default());
     stats::clear();
+    internal_errors::forget();
 }

@@ -2,7 +2,7 @@
 //!
 //! It ends in one of these ways. Each leaves the queue and, if the request stood in others' way, serves them: granted
 //! ([`crate::serving`]); timed out, or `CLIENT UNBLOCK`; the key no longer a lock, or a contradiction; rights taken
-//! away; a cycle of waits found; given up (`LOCK.CANCEL`); or its client gone: disconnected, killed, unblocked with
+//! away; a cycle of waits found; withdrawn (`LOCK.RELEASE … ALL`), or superseded by the same owner; or its client gone: disconnected, killed, unblocked with
 //! an error, redirected to another node, or told that this server is now a replica.
 
 use crate::answering;
@@ -13,22 +13,21 @@ use crate::holding::{self, Grantee};
 use crate::keyspace::Lock;
 use crate::lock::deadlock;
 use crate::lock::serve::Change;
-use crate::lock::{LockKey, Millis, Owner, Token, WaiterId};
+use crate::lock::{Limit, LockKey, Millis, Owner, WaiterId};
 use crate::server::blocked::{block, block_for_events};
 use crate::server::clients;
-use crate::server::clock::{Now, Slice};
+use crate::server::clock::{Now, Slice, steady_micros};
 use crate::server::reply::Replied;
 use crate::server::text::show_start;
 use crate::server::timer::{self, Timer};
-use crate::server::{AsText, Ctx, Text, TextRef, events};
-use crate::serving::{schedule_earlier, serve};
+use crate::server::{Ctx, TextRef, events};
+use crate::serving::schedule_earlier;
 use crate::state::confirmations::What;
 use crate::state::owed::{About, OnBehalf, Purpose, Ticket};
-use crate::state::sessions::{Claimed, MOST_UNREAD, Reader, Remains};
-use crate::state::ties::Together;
+use crate::state::sessions::{Reader, Remains, hold_bytes, wait_bytes};
 use crate::state::{
-    self, Answer, Asker, GrantId, GrantedHold, Outcome, Reading, Recipient, SignsOfLife, Stage, State, TakeBack, Terms,
-    Tie,
+    self, Answer, Asker, Basis, GrantId, GrantedHold, Outcome, Reading, Recipient, SignsOfLife, Stage, State, Terms,
+    TokenForm, WithdrawnGrant,
 };
 use crate::stats::add;
 use std::rc::Rc;
@@ -63,6 +62,15 @@ impl Wait {
     }
 }
 
+/// What is searched before a request begins to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Search {
+    /// Whether its wait would close a cycle.
+    ForCycles,
+    /// Nothing: it waits for replicas to confirm another request of its owner, which ends by itself.
+    Nothing,
+}
+
 /// What a request that may be answered later needs to say: on whose behalf it is made, and what it is about.
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -76,6 +84,8 @@ pub struct Request {
     pub keys: Rc<[LockKey]>,
     /// The owner.
     pub owner: Owner,
+    /// What a grant is answered with.
+    pub form: TokenForm,
 }
 
 impl Request {
@@ -83,8 +93,14 @@ impl Request {
         About { keys: self.keys.clone(), owner: self.owner.clone(), purpose: self.purpose }
     }
 
+    fn asker(&self, ticket: Ticket, terms: &Terms) -> Asker {
+        let Terms { tying, replicas, .. } = *terms;
+        let Self { client, on_behalf, form, .. } = *self;
+        Asker { ticket, client, on_behalf, tying, replicas, form, arrived: steady_micros() }
+    }
+
     /// Blocks the client, or tells the session that an event will follow, and records who is owed the answer.
-    fn owe(&self, ctx: Ctx, names: &[TextRef]) -> Option<(Ticket, Replied)> {
+    fn owe(&self, ctx: Ctx, names: &[TextRef], now: Now) -> Option<(Ticket, Replied)> {
         events::watch_keys(ctx);
         let ticket = state::with(|state| state.owed.ticket());
         let (to, replied) = match self.on_behalf {
@@ -96,15 +112,16 @@ impl Request {
                 let about = self.about();
                 state::with(|state| {
                     state.sessions.add_wait(self.client, &about, ticket);
-                    if let Purpose::Acquire(_) = self.purpose {
-                        state.ties.asked_anew(&self.owner, &self.keys);
-                    }
+                    state.sessions.expect_again(self.client, now.millis());
                 });
                 (Recipient::Session { client: self.client, about }, ctx.reply_line(c"WAITING"))
             }
         };
         // The caller notes what it waits for.
         state::with(|state| state.owed.owe(ticket, to, Stage::Beginning));
+        if self.on_behalf == OnBehalf::Session {
+            holding::wake_for_ties(ctx);
+        }
         Some((ticket, replied))
     }
 }
@@ -121,11 +138,10 @@ pub fn wait(
     request: Request,
     (names, locks): (&[TextRef], &[Lock]),
     terms: &Terms,
-    (arrived, wait): (Millis, Wait),
+    (arrived, wait, search): (Millis, Wait, Search),
     now: Now,
 ) -> Result<Replied, String> {
-    let Terms { demand, tying, replicas } = *terms;
-    let until = wait.until(now);
+    let (demand, until) = (terms.demand, wait.until(now));
     let holders = newly_contended(locks, &request.keys, now)?;
     let asking = deadlock::Request {
         id: state::with(|state| state.queue.next_id(arrived)),
@@ -134,12 +150,14 @@ pub fn wait(
         limit: demand.limit,
     };
     let about = deadlocks::Wait { client: request.client, until, now: now.millis() };
-    deadlocks::refuse_cycle(ctx, &asking, holders.iter().flat_map(|(_, holders)| holders), about)?;
-    let Some((ticket, replied)) = request.owe(ctx, names) else {
+    if search == Search::ForCycles {
+        deadlocks::refuse_cycle(ctx, &asking, holders.iter().flat_map(|(_, holders)| holders), about)?;
+    }
+    let Some((ticket, replied)) = request.owe(ctx, names, now) else {
         return Err("ERR this client can't be blocked".into());
     };
-    let Request { client, on_behalf, keys, owner, .. } = request;
-    let asker = Asker { ticket, client, on_behalf, tying, replicas, arrived: now };
+    let asker = request.asker(ticket, terms);
+    let Request { keys, owner, .. } = request;
     let overtakes = state::with(|state| {
         let id = state.queue.join(owner, keys.clone(), demand, arrived, until, asker);
         state.owed.set(ticket, Stage::Waiting(id));
@@ -157,6 +175,77 @@ pub fn wait(
     for (lock, key) in locks.iter().zip(keys.iter()) {
         schedule_earlier(lock, key, now.millis());
     }
+    if let Some(until) = until {
+        timer::wake(ctx, Timer::Work, until);
+    }
+    Ok(replied)
+}
+
+/// The place in the queue of this owner's request for the same keys under the same limit, if there is one.
+///
+/// # Errors
+///
+/// If its owner waits for one of these keys in another way.
+pub fn place_of(request: &Request, limit: Limit) -> Result<Option<WaiterId>, String> {
+    let of_key = |key: &LockKey| state::with(|state| state.queue.of_owner(&request.owner, key));
+    let Some(id) = request.keys.iter().find_map(of_key) else { return Ok(None) };
+    let waits = state::with(|state| state.queue.get(id).map(|waiter| (waiter.keys.len(), waiter.demand.limit)));
+    let is_for_all = || request.keys.iter().all(|key| of_key(key) == Some(id));
+    match waits {
+        Some((keys, _)) if keys != request.keys.len() || !is_for_all() => {
+            Err("ERR this owner already waits for one of these keys, together with other keys".into())
+        }
+        Some((_, other)) if other != limit => {
+            Err(format!("ERR this owner already waits for this lock under another limit: {}", other.number()))
+        }
+        waits => Ok(waits.map(|_| id)),
+    }
+}
+
+/// Lets a request take over the place in the queue of an earlier one of the same owner, which ends: `-SUPERSEDED`, unless
+/// both are of one session, for which they are one.
+///
+/// # Errors
+///
+/// The reply that says why it can't wait.
+pub fn take_over(
+    ctx: Ctx,
+    id: WaiterId,
+    request: &Request,
+    names: &[TextRef],
+    terms: &Terms,
+    wait: Wait,
+    now: Now,
+) -> Result<Replied, String> {
+    const SUPERSEDED: &str = "SUPERSEDED this owner has asked for the same lock again";
+    let before = state::with(|state| {
+        let waiter = state.queue.get(id)?;
+        let (ticket, until) = (waiter.asker.ticket, waiter.until);
+        let is_same = request.on_behalf == OnBehalf::Session
+            && (waiter.asker.on_behalf, waiter.asker.client) == (OnBehalf::Session, request.client);
+        if let Some(until) = until {
+            state.owed.timeouts.remove(&(until, ticket));
+        }
+        Some((ticket, is_same))
+    });
+    let Some((before, is_same)) = before else { return Err("ERR the request that waited has ended".into()) };
+    if is_same {
+        state::with(|state| state.forget_request(before));
+    } else {
+        answering::end_request(ctx, before, Outcome::Refused(SUPERSEDED.into()), now);
+    }
+    let Some((ticket, replied)) = request.owe(ctx, names, now) else {
+        state::with(|state| state.leave(id));
+        return Err("ERR this client can't be blocked".into());
+    };
+    let until = wait.until(now);
+    state::with(|state| {
+        if let Some(waiter) = state.queue.get_mut(id) {
+            (waiter.demand, waiter.until, waiter.asker) = (terms.demand, until, request.asker(ticket, terms));
+        }
+        state.owed.set(ticket, Stage::Waiting(id));
+        state.owed.timeouts.extend(until.map(|until| (until, ticket)));
+    });
     if let Some(until) = until {
         timer::wake(ctx, Timer::Work, until);
     }
@@ -187,20 +276,20 @@ fn newly_contended(locks: &[Lock], keys: &[LockKey], now: Now) -> Result<Vec<(Lo
 ///
 /// # Errors
 ///
-/// The reply that says that nobody can wait for the answer. What was granted is taken back.
+/// The reply that says that nobody can wait for the answer. What was granted is revoked.
 pub fn confirm(
     ctx: Ctx,
     request: &Request,
     names: &[TextRef],
     answer: Answer,
-    (grantee, back, holds): (Grantee, TakeBack, Vec<GrantedHold>),
+    (grantee, basis, holds): (Grantee, Basis, Vec<GrantedHold>),
     now: Now,
 ) -> Result<Replied, String> {
-    let (owed, terms) = (request.owe(ctx, names), *grantee.terms);
+    let (owed, terms) = (request.owe(ctx, names, now), *grantee.terms);
     let ticket = owed.as_ref().map_or_else(|| state::with(|state| state.owed.ticket()), |(ticket, _)| *ticket);
-    let grant = holding::take_off(ctx.db(), grantee, ticket, (back, holds));
+    let grant = holding::note_undelivered(ctx.db(), grantee, ticket, (basis, holds));
     let Some((_, replied)) = owed else {
-        state::with(|state| state.in_flight.owe(grant));
+        state::with(|state| state.revoke(grant));
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
         return Err("ERR this client can't be blocked".into());
     };
@@ -209,130 +298,88 @@ pub fn confirm(
     Ok(replied)
 }
 
-/// The request of this owner for one of these keys that a session waits for already, if there is one.
+/// Whether a session has room for the events that a request may cause: the one that says how it ends, and those of its holds
+/// once they are bound. Connections that are no sessions always have.
 ///
 /// # Errors
 ///
-/// If too much of what became of this owner's requests has not been read.
-pub fn admit(request: &Request) -> Result<Option<Ticket>, String> {
-    match state::with(|state| state.sessions.claimed(request.client, &request.owner, &request.keys)) {
-        Claimed::Nothing => Ok(None),
-        Claimed::Waits(ticket) => Ok(Some(ticket)),
-        Claimed::Unread => {
-            Err(format!("ERR too many unread events of this owner for this key: {MOST_UNREAD}, of this session"))
-        }
+/// Names the setting that forbids it.
+pub fn has_room_for_events(
+    (client, on_behalf): (u64, OnBehalf),
+    owner: &[u8],
+    names: &[TextRef],
+    purpose: &Purpose,
+) -> Result<(), String> {
+    if !state::with(|state| state.sessions.is_open(client)) {
+        return Ok(());
     }
+    let names = names.iter().map(|name| name.bytes());
+    let bytes = match on_behalf {
+        OnBehalf::Session => wait_bytes(owner, purpose, names),
+        OnBehalf::Itself => names.map(|name| hold_bytes(owner, name)).fold(0, usize::saturating_add),
+    };
+    let most = config::MAX_SESSION_BYTES.get();
+    if state::with(|state| state.has_room_for(client, bytes, most)) {
+        return Ok(());
+    }
+    Err(format!(
+        "ERR too many waits, bound holds and unread events of this session: with this request, they might take more than \
+         holdfast.max-session-bytes, which is {most}"
+    ))
 }
 
-/// What is already known of a session's request: `None`, or the answer. Changes nothing.
-///
-/// # Errors
-///
-/// As [`admit`]; or if its owner has asked for other keys as well, or on other terms.
-pub fn repeated(ctx: Ctx, request: &Request) -> Result<Option<Replied>, String> {
-    let Some(ticket) = admit(request)? else { return Ok(None) };
-    let waits = state::with(|state| match state.owed.get(ticket).map(|pending| &pending.to) {
-        Some(Recipient::Session { about, .. }) => Some(about.clone()),
-        _ => None,
+/// The answer to a session's request if the same request waits for its turn, or awaits replicas, already. Changes nothing.
+pub fn repeated(ctx: Ctx, request: &Request) -> Option<Replied> {
+    let key = request.keys.first()?;
+    let is_same = |to: &Recipient<_>| match to {
+        Recipient::Session { client, about } => {
+            *client == request.client && about.keys == request.keys && about.purpose == request.purpose
+        }
+        Recipient::Blocked { .. } => false,
+    };
+    let is_repeated = state::with(|state| {
+        let mut tickets = state.tickets_of(&request.owner, key);
+        tickets.any(|ticket| state.owed.get(ticket).is_some_and(|pending| is_same(&pending.to)))
     });
-    match waits {
-        Some(about) if about.keys != request.keys => {
-            let what = "this owner already waits for one of these keys, together with other keys";
-            Err(format!("ERR {what}, on behalf of this session"))
-        }
-        Some(about) if about.purpose != request.purpose => {
-            let what = "this owner already waits for this on behalf of this session, on other terms";
-            Err(format!("ERR {what}: only WAIT may differ when a request is repeated"))
-        }
-        _ => Ok(Some(ctx.reply_line(c"WAITING"))),
-    }
+    is_repeated.then(|| ctx.reply_line(c"WAITING"))
 }
 
-/// Gives up an owner's acquisition on behalf of a session, however far it got: its request, if that waits or is being
-/// confirmed; what it was granted and has not heard of; and what it holds, with all that was granted together with it.
-/// Returns whether there was anything of that.
-///
-/// The wait and the ties go at once, also where the server takes no writes now; then the holds follow when it does.
-pub fn cancel(ctx: Ctx, session: u64, owner: TextRef, key: &LockKey, now: Now) -> bool {
-    let name: Owner = owner.bytes().into();
-    let (any, keys) = state::with(|state| {
-        let waits = state.sessions.waiting(session, &name, key).and_then(|ticket| state.withdraw(ticket));
-        let (ties, together) = state.ties.take_together(session, &name, key);
-        let mut unheard = state.sessions.forget_events(session, &name, key);
-        if let Some(Together { token, keys }) = together {
-            let of_key = |key: &LockKey| state.sessions.forget_events_of(session, &name, key, &[token].into());
-            unheard.extend(keys.iter().flat_map(of_key));
-        }
-        unheard.iter().for_each(|grant| state.in_flight.owe(*grant));
-        let any = waits.is_some() || !unheard.is_empty() || !ties.is_empty();
-        let mut keys: Vec<LockKey> = ties.iter().map(Tie::key).collect();
-        if let Some(Recipient::Session { about, .. }) = waits.map(|it| it.from) {
-            keys.extend(about.keys.iter().cloned());
-        }
-        ties.into_iter().for_each(|tie| state.end_later(tie));
-        (any, keys)
-    });
-    if holding::takes_writes(ctx) {
-        // The named lock at once, the others as far as this step has room for them: each has to be read.
-        let (slice, end) = (Slice::of_command(), |key: &LockKey| {
-            ctx.in_db(key.db, |ctx| holding::end_broken(ctx, Text::new(&key.name).as_text(), now));
-        });
-        end(key);
-        keys.iter().take_while(|_| !slice.is_over()).for_each(end);
-        serve(ctx, now, &slice);
-    }
-    if state::with(|state| state.in_flight.is_owed()) {
-        timer::wake(ctx, Timer::Work, timer::THIS_TURN);
-    }
-    any
-}
-
-/// An owner gives back all that it holds of a lock of the selected database (under this token, if it names one): its
-/// request for it that is in flight ends, too.
-pub fn end_in_flight(
-    ctx: Ctx,
-    name: TextRef,
-    (owner, token): (TextRef, Option<Token>),
-    connection: Option<u64>,
-    now: Now,
-) {
-    const RELEASED: &str = "UNCONFIRMED the lock was released before the answer";
+/// An owner withdraws its requests for a lock of the selected database: the one in the queue, and those that were granted
+/// and whose answer is undelivered. Of these, the caller releases this hold, and the others are revoked. Returns the keys of
+/// the requests; the caller serves those who wait for them.
+pub fn withdraw(ctx: Ctx, name: TextRef, owner: TextRef, now: Now) -> Vec<LockKey> {
+    const RELEASED: &str = "UNCONFIRMED the lock was released before its replicas had confirmed it";
     let key = LockKey::new(ctx.db(), name.bytes());
-    let ended = state::with(|state| {
-        let id = state.in_the_way((key.db, &key.name, owner.bytes()), connection)?;
-        let grant = state.in_flight.get(id)?;
-        let held = grant.holds.iter().find(|hold| hold.name == key.name)?.token;
-        if token.is_some_and(|named| !state.raised.is_meant((key.db, &key.name, owner.bytes()), held, named)) {
-            return None;
-        }
-        let (ticket, client) = (grant.ticket, grant.client);
-        if let Some(Stage::Confirming(id)) = state.owed.get(ticket).map(|pending| &pending.stage) {
-            let id = *id;
-            state.confirmations.remove(id);
-        }
-        // This hold is what is being released. The others are taken back, unless the answer is on its way already.
-        state.in_flight.remove_hold(id, &key.name);
-        let is_unread = state.sessions.refuse_unread(client, id, (&owner.bytes().into(), &key), RELEASED);
-        if is_unread || state.owed.get(ticket).is_some() {
-            state.in_flight.owe(id);
-        } else {
-            state.in_flight.settle(id);
-        }
-        Some(ticket)
+    let (waiter, pending) = state::with(|state| {
+        let waits = state.queue.waits(owner.bytes());
+        let id = if waits { state.queue.of_owner(&owner.bytes().into(), &key) } else { None };
+        let waiter = id.and_then(|id| state.queue.leave(id));
+        let ids = state.undelivered.of(key.db, &key.name, owner.bytes());
+        (waiter, ids.into_iter().filter_map(|id| state.withdraw_granted(id, &key)).collect::<Vec<_>>())
     });
-    if let Some(ticket) = ended {
-        if state::with(|state| state.owed.get(ticket).is_some()) {
-            answering::end_request(ctx, ticket, Outcome::Refused(RELEASED.into()), now);
+    let mut keys: Vec<LockKey> = waiter.iter().flat_map(|waiter| waiter.keys.iter().cloned()).collect();
+    if let Some(waiter) = waiter {
+        answering::end_wait(ctx, &waiter, Outcome::Withdrawn, now);
+    }
+    for withdrawn in pending {
+        let (ticket, outcome) = match withdrawn {
+            WithdrawnGrant::Event => (None, Outcome::Withdrawn),
+            WithdrawnGrant::Reply(ticket) => (Some(ticket), Outcome::Withdrawn),
+            WithdrawnGrant::Unconfirmed(ticket) => (Some(ticket), Outcome::Refused(RELEASED.into())),
+        };
+        if let Some(ticket) = ticket {
+            answering::end_request(ctx, ticket, outcome, now);
         }
+        keys.push(key.clone());
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
+    keys
 }
 
 /// Blocks a session until its next events arrive, or until it is due to hear that it is alive.
 pub fn read_next(ctx: Ctx, session: u64, reading: Reading, wait: Wait, now: Now) -> Result<Replied, String> {
     events::watch_keys(ctx);
     let ticket = state::with(|state| {
-        state.sessions.open(session);
         state.read_by(session);
         state.owed.ticket()
     });
@@ -360,17 +407,14 @@ pub fn read_next(ctx: Ctx, session: u64, reading: Reading, wait: Wait, now: Now)
     Ok(replied)
 }
 
-/// Whether there is room for one more request: in the queue of each of its keys, and among those of its session.
+/// Whether there is room for one more request in the queue of each of its keys.
 ///
 /// # Errors
 ///
 /// Names the setting that forbids it.
 pub fn has_room(request: &Request) -> Result<(), String> {
-    let (most, of_session) = (config::MAX_WAITERS.get(), config::MAX_SESSION_WAITS.get());
+    let most = config::MAX_WAITERS.get();
     state::with(|state| {
-        if request.on_behalf == OnBehalf::Session && state.sessions.load(request.client) as u64 >= of_session {
-            return Err(format!("ERR too many waits for this session: holdfast.max-session-waits is {of_session}"));
-        }
         let full = |key: &LockKey| most > 0 && state.queue.waiting(key.db, &key.name) as u64 >= most;
         match request.keys.iter().find(|key| full(key)) {
             Some(key) => {
@@ -409,11 +453,20 @@ pub fn time_out(ctx: Ctx, now: Now, slice: &Slice) {
     }
 }
 
-/// Ends the sessions that were promised a sign of life and do not ask for it: whoever they stand for is gone.
+/// Ends the sessions that were promised a heartbeat and do not ask for it, if they have anything bound or waiting: the
+/// process that they stand for is gone. One that is blocked in another command of its own can't ask.
 pub fn end_silent(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(client) = state::with(|state| state.sessions.take_silent(now.millis())) else { break };
-        if clients::end(ctx, client) {
+        let is_blocked = clients::is_blocked(client);
+        let may_be_silent = state::with(|state| {
+            let is_needed = state.is_needed(client);
+            if !is_needed {
+                state.sessions.expect_nothing(client);
+            }
+            !is_needed || state.sessions.excuse_blocked(client, is_blocked, now.millis())
+        });
+        if !may_be_silent && clients::end(ctx, client) {
             ctx.warn("holdfast: closed the connection of a session that has sent no LOCK.EVENTS for a default lease");
         }
     }
@@ -430,8 +483,9 @@ pub fn leave_ended(slice: &Slice) {
 /// Removes one thing that an ended session has left behind. Returns the grant, if it was one.
 fn next_of_ended(state: &mut State) -> Option<Option<GrantId>> {
     Some(match state.sessions.next_remains()? {
+        Remains::Event => None,
         Remains::Grant(grant) => {
-            state.in_flight.owe(grant);
+            state.revoke(grant);
             Some(grant)
         }
         Remains::Wait(ticket) => {
@@ -464,7 +518,7 @@ pub fn refuse_undecided(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(it) = state::with(|state| state.undecided.next_confirmation()) else { break };
         let What::Reply { ticket, grant, .. } = it.what else { continue };
-        state::with(|state| state.in_flight.owe(grant));
+        state::with(|state| state.revoke(grant));
         let to_session = state::with(|state| {
             state.owed.get(ticket).is_some_and(|pending| matches!(pending.to, Recipient::Session { .. }))
         });

@@ -5,7 +5,8 @@ use crate::lock::{Deadline, Hold};
 use crate::server::clock::{Now, Slice};
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef};
-use crate::serving::serves;
+use crate::server::cluster::Served;
+use crate::serving::served;
 use crate::state::confirmations::What;
 use crate::state::{self, Tie, TieId, Why};
 use crate::stats::count;
@@ -40,6 +41,12 @@ pub fn renew_due(ctx: Ctx, now: Now, slice: &Slice) {
 }
 
 fn renew(ctx: Ctx, id: TieId, tie: &Tie, now: Now) {
+    match served(ctx, &tie.key()) {
+        Served::Here => {}
+        // Another third of the lease later it is tried again, if the lease has not run out by then.
+        Served::Nowhere => return,
+        Served::Elsewhere(_) | Served::Leaving | Served::Arriving => return verify(ctx, id, Why::Changed, now),
+    }
     let renewed = with_lock(ctx, tie, now, |lock, owner| {
         let own = held(lock, tie)?;
         let deadline = own.deadline.max(Deadline::after(now.millis(), tie.lease));
@@ -94,7 +101,7 @@ pub fn verify_doubtful(ctx: Ctx, now: Now, slice: &Slice) {
 /// lease that its replicas know has run out, it is ended: one of them may have taken over and granted the lock.
 pub fn verify(ctx: Ctx, id: TieId, why: Why, now: Now) {
     let Some(tie) = state::with(|state| state.ties.get(id).cloned()) else { return };
-    let elsewhere = !serves(ctx, &tie.key());
+    let elsewhere = matches!(served(ctx, &tie.key()), Served::Elsewhere(_) | Served::Leaving);
     let still_held = |lock: &mut Lock, _: TextRef| Some((held(lock, &tie)?.holds, lock.limit(), lock.own_end()?));
     let seen = if elsewhere { None } else { with_lock(ctx, &tie, now, still_held).flatten() };
     if let Some((holds, limit, end)) = seen {

@@ -4,6 +4,7 @@ mod attacks;
 mod bad_disk;
 mod bad_input;
 mod clock_steps;
+mod cluster_down;
 mod commands;
 mod common;
 mod console;

@@ -91,7 +91,7 @@ impl Tally {
     /// Looks at `INFO holdfast` of servers that no client uses any more: nobody may be left waiting or confirming there.
     pub fn left_waiting(&mut self, infos: &[String]) {
         for info in infos {
-            for name in ["holdfast_waiters", "holdfast_confirming"] {
+            for name in ["holdfast_waiters", "holdfast_confirming", "holdfast_internal_errors"] {
                 if field(info, name).is_some_and(|value| value != "0") {
                     self.violation(&format!("left over: {}", info.replace("\r\n", " ")));
                 }

@@ -14,8 +14,10 @@ pub struct Asked {
     pub owner: Bytes,
     /// The connection that it speaks for.
     pub client: u64,
-    /// Whether that is a session.
+    /// Whether that is a session that it names, which is told by an event.
     pub of_session: bool,
+    /// Whether it came over the connection of a session, and not from a script: what it is granted is bound to that.
+    pub over_session: bool,
     pub lease: Option<u64>,
     /// The count that `HOLDS` names; `ALL` is 0.
     pub holds: Option<u64>,
@@ -60,7 +62,7 @@ impl Asked {
         let keys = argv.get(first..first + count).unwrap_or_default().to_vec();
         let mut it = Self { command: command.into(), client, limit: 1, keys, ..Self::default() };
         let client_of = |id: &Bytes| number(&id.rsplit(|byte| *byte == b':').next()?.to_vec());
-        if command == "owner" {
+        if command == "session" {
             it.keys.clear();
             it.replaces = argv.iter().skip(2).filter_map(client_of).collect();
             return it;
@@ -93,7 +95,9 @@ impl Asked {
                 b"replicas" => it.replicas = number().unwrap_or(0),
                 b"session" => {
                     it.of_session = true;
-                    it.client = rest.next().and_then(client_of).unwrap_or(0);
+                    let named = rest.next();
+                    let is_own = named.is_some_and(|id| id.as_slice() == b"*");
+                    it.client = if is_own { client } else { named.and_then(client_of).unwrap_or(0) };
                 }
                 _ => {}
             }
@@ -105,7 +109,12 @@ impl Asked {
     /// Whether it ties a hold to the connection that it speaks for: to a session always.
     pub fn ties(&self) -> bool {
         let takes = self.command.ends_with("acquire") || self.command.ends_with("renew");
-        takes && (self.of_session || self.watchdog || self.ephemeral)
+        takes && (self.is_of_session() || self.watchdog || self.ephemeral)
+    }
+
+    /// Whether what it is granted is bound to a session.
+    pub fn is_of_session(&self) -> bool {
+        self.of_session || self.over_session
     }
 
     /// Whether its owner may take or give back something by it.

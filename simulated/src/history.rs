@@ -93,7 +93,7 @@ impl History {
             ("events", Reply::Array(events)) => {
                 events.iter().for_each(|event| self.event(client, event.elements(), now));
             }
-            ("events", _) => {}
+            ("events" | "session", _) => {}
             _ => self.answer(&open, reply, now),
         }
     }

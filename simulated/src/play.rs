@@ -8,7 +8,7 @@ use crate::rules::{Judge, Violation};
 use crate::scenes;
 use crate::script::{self, Line, Moves, Name};
 use crate::server::ctx::run_id;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// What a life amounts to.
@@ -50,11 +50,15 @@ struct Connection {
     token: u64,
     /// What it was told last, since it asked.
     told: Option<Reply>,
+    /// The reply to the `LOCK.SESSION` that it began with is still to come.
+    is_beginning: bool,
 }
 
 /// Somebody who plays a script.
 pub struct Player {
     connections: BTreeMap<Name, Connection>,
+    /// Those that begin with `LOCK.SESSION`.
+    sessions: BTreeSet<Name>,
     /// Those whose clients have closed them: the server may not have seen it yet.
     left: Vec<Connection>,
     arrivals: Vec<Arrival>,
@@ -73,6 +77,7 @@ pub fn play(generation: Generation, lines: &[Line], keeps: bool) -> Result<Life,
     start(generation, in_cluster.then(Slots::default));
     let mut player = Player {
         connections: BTreeMap::new(),
+        sessions: script::sessions(lines),
         left: Vec::new(),
         arrivals: Vec::new(),
         judge: Judge::new(),
@@ -163,6 +168,11 @@ impl Player {
                 node.replicas.iter_mut().enumerate().for_each(|(place, replica)| replica.is_good = place < *count);
             }),
             Line::Misconf(state) => node(|node| node.misconf = *state),
+            Line::Cluster(state) => node(|node| {
+                if let Some(slots) = &mut node.slots {
+                    slots.is_down = !*state;
+                }
+            }),
             Line::Slot(key, moves) => self.slot(slot_of(&script::bytes(key)), *moves)?,
             Line::Scene(name) => self.rule = scenes::rule(name),
             Line::Over => self.rule = scenes::TOLD,
@@ -187,9 +197,13 @@ impl Player {
             if let Some(slots) = &mut node.slots {
                 slots.elsewhere.remove(&slot);
                 slots.migrating.remove(&slot);
+                slots.importing.remove(&slot);
+                slots.unowned.remove(&slot);
                 match moves {
                     Moves::Moves => slots.elsewhere.insert(slot),
                     Moves::Migrates => slots.migrating.insert(slot),
+                    Moves::Arrives => slots.importing.insert(slot),
+                    Moves::Unowned => slots.unowned.insert(slot),
                     Moves::Comes | Moves::Goes => false,
                 };
             }
@@ -202,8 +216,17 @@ impl Player {
         if !self.connections.get(&name).is_some_and(is_open) {
             let id = node(|node| node.connect());
             self.life.ids.insert(id, name);
-            self.connections
-                .insert(name, Connection { id, received: Vec::new(), has_vanished: false, token: 0, told: None });
+            let is_beginning = self.sessions.contains(&name);
+            let (received, has_vanished, token, told) = (Vec::new(), false, 0, None);
+            self.connections.insert(name, Connection { id, received, has_vanished, token, told, is_beginning });
+            if is_beginning {
+                let words = vec![b"LOCK.SESSION".to_vec()];
+                self.judge.asked(id, &words);
+                if self.keeps {
+                    self.history.asked(id, &words, node(|node| node.clock.mono));
+                }
+                self.arrivals.push(Arrival::Requests(id, vec![words]));
+            }
         }
         self.connections.entry(name).or_insert_with(|| unreachable!())
     }
@@ -256,9 +279,14 @@ impl Player {
                 if reply.elements().first().is_none_or(|first| first.bytes() != b"message") {
                     self.judge.hears(connection.id, &reply)?;
                 }
-                connection.token = reply.last_token().unwrap_or(connection.token);
                 if self.keeps {
                     self.history.told(connection.id, &reply, node(|node| node.clock.mono));
+                }
+                if std::mem::take(&mut connection.is_beginning) {
+                    continue;
+                }
+                connection.token = reply.last_token().unwrap_or(connection.token);
+                if self.keeps {
                     self.life.told.push((*name, reply.clone()));
                 }
                 connection.told = Some(reply);
@@ -316,6 +344,10 @@ fn all_is_well() {
         node.paused_until = 0;
         node.misconf = false;
         node.min_replicas = 0;
+        if let Some(slots) = &mut node.slots {
+            slots.is_down = false;
+            slots.unowned.clear();
+        }
         node.clients.values_mut().for_each(|client| client.is_deaf = false);
     });
 }

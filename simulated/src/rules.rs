@@ -4,6 +4,7 @@
 //! The judge believes what clients were *told*: a hold begins with the reply that grants it. It reads the keyspace with
 //! its own eyes ([`crate::truth`]), and looks into the module's state only where a rule speaks of them.
 
+use crate::lock::internal_errors;
 use crate::asked::Asked;
 use crate::redis::{Bytes, Happening, Node, REFUSALS, node, slot_of};
 use crate::resp::Reply;
@@ -59,6 +60,8 @@ pub const STEPPED: &str = "a hold that is tied is never lost by a step of the cl
 pub const WATCHED: &str = "the server renews what is watched as long as the connection lives";
 /// Readers without signs of life.
 pub const ASKS_AGAIN: &str = "a session for which holds are renewed is answered in time to ask again";
+/// Sessions.
+pub const SESSIONS: &str = "a connection is a session from LOCK.SESSION on, and by nothing else";
 /// Sessions that are replaced.
 pub const REPLACED: &str = "a session that was replaced has ended";
 /// Giving up.
@@ -100,6 +103,8 @@ pub const REFUSED: &str = "where the server would refuse a write, the module wri
 pub const STATE: &str = "every table agrees with every other";
 /// Bounds.
 pub const WORK: &str = "the work in one turn is bounded";
+/// Broken invariants.
+pub const INTERNAL: &str = "no internal error is counted: every invariant of the module holds";
 /// Leaks.
 pub const LEFT: &str = "nothing is left in any table when all clients are gone";
 
@@ -189,7 +194,7 @@ impl Tie {
             heard,
             confirmed: (asked.replicas > 0).then_some(ends),
             lease: asked.lease.unwrap_or(30_000),
-            of_session: asked.of_session,
+            of_session: asked.is_of_session(),
             watchdog: asked.watchdog,
             ephemeral: asked.ephemeral,
             is_unsure: false,
@@ -549,7 +554,6 @@ impl Judge {
             self.contended.entry((asked.client, key.clone(), asked.owner.clone())).or_default().0 += 1;
         }
         let connection = self.connections.entry(client).or_default();
-        connection.is_session |= asked.command == "events";
         let is_exec = asked.command == "exec";
         connection.open.push_back(Open {
             client,
@@ -560,9 +564,6 @@ impl Judge {
             runs: vec![asked.clone()],
             is_exec,
         });
-        if asked.of_session {
-            self.connections.entry(asked.client).or_default().is_session = true;
-        }
         if matches!(asked.command.as_str(), "renew" | "mrenew") {
             self.renewed.insert(asked.owner);
         }
@@ -649,6 +650,28 @@ impl Judge {
     /// Whether anybody has used it as a session.
     pub fn is_session(&self, client: u64) -> bool {
         self.connections.get(&client).is_some_and(|it| it.is_session)
+    }
+
+    /// Only a session reads events, and what is renewed is a session's.
+    fn is_a_session_by_its_command_alone(
+        &mut self,
+        client: u64,
+        asked: &Asked,
+        reply: &Reply,
+    ) -> Result<(), Violation> {
+        let is_refused = matches!(reply, Reply::Error(error) if error.starts_with("NOSESSION"));
+        let is_error = matches!(reply, Reply::Error(_));
+        let connection = self.connections.entry(client).or_default();
+        if asked.command == "session" && !is_error {
+            connection.is_session = true;
+        }
+        let needs = asked.command == "events" || asked.watchdog || asked.contention;
+        let is_wrong =
+            if asked.over_session { is_refused && !asked.of_session } else { needs && !asked.of_session && !is_error };
+        if is_wrong {
+            return Err(Violation::new(SESSIONS, format!("{asked:?} was answered {reply:?}")));
+        }
+        Ok(())
     }
 
     /// A turn of the event loop is about to begin.
@@ -788,10 +811,13 @@ impl Judge {
             let (causes, lasting) = (&mut self.causes, &mut self.lasting);
             let mut cause = |cause| causes.push((place, cause));
             match happening {
-                Happening::Begun { client, db, at, steady, commands } => {
+                Happening::Begun { client, db, at, steady, is_session, commands } => {
                     // (It may have arrived long before, behind one that had to wait.)
                     self.busy_until = self.busy_until.max(node(|node| node.clock.mono));
-                    let runs: Vec<Asked> = commands.iter().map(|argv| Asked::read(client, argv)).collect();
+                    let over_session = |argv: &Vec<Bytes>| is_session && !argv[0].eq_ignore_ascii_case(b"eval");
+                    let read =
+                        |argv: &Vec<Bytes>| Asked { over_session: over_session(argv), ..Asked::read(client, argv) };
+                    let runs: Vec<Asked> = commands.iter().map(read).collect();
                     for (place, asked) in (place..).zip(&runs) {
                         let own = || (place, Cause::Own(asked.clone(), db, at));
                         match asked.command.as_str() {
@@ -870,6 +896,9 @@ impl Judge {
                         (open.began, open.db, open.at, open.steady) = (Some(place), db, at, steady);
                         if open.is_exec || commands.is_empty() {
                             open.runs = runs;
+                        } else {
+                            let begun = open.runs.iter_mut().zip(&runs);
+                            begun.for_each(|(asked, run)| asked.over_session = run.over_session);
                         }
                         if has_vanished {
                             self.silent.extend(open.runs.iter().map(|asked| (db, asked.clone())));
@@ -1284,6 +1313,7 @@ impl Judge {
             let replies = if open.is_exec { reply.elements() } else { std::slice::from_ref(&reply) };
             for (place, (asked, reply)) in (began..).zip(open.runs.iter().zip(replies)) {
                 says_what_it_may(asked, reply)?;
+                self.is_a_session_by_its_command_alone(client, asked, reply)?;
                 match (asked.command.as_str(), reply) {
                     ("events", Reply::Array(events)) => {
                         let kind = |event: &Reply| event.elements().first().map(|kind| kind.bytes().to_vec());
@@ -1667,6 +1697,10 @@ impl Judge {
 
     /// The turn is over: all rules but those for a calm.
     pub fn after_turn(&mut self) -> Result<(), Violation> {
+        let errors: Vec<&str> = internal_errors::kinds().collect();
+        if !errors.is_empty() {
+            return Err(Violation::new(INTERNAL, errors.join("; ")));
+        }
         let is_idle = self.requests == 0 && node(|node| node.writes == 0 && node.log.is_empty());
         if is_idle && self.spoken.is_empty() {
             self.slept_at = node(|node| node.clock.mono);
@@ -2557,7 +2591,7 @@ impl Judge {
                 ("waiters", state.queue.len()),
                 ("ties", state.ties.len()),
                 ("confirmations", confirmations),
-                ("grants in flight", state.in_flight.len()),
+                ("undelivered grants", state.undelivered.len()),
                 ("sessions", sessions),
                 ("waits of sessions", waits),
                 ("unread events", unread),

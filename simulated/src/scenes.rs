@@ -181,9 +181,10 @@ const SCENES: [Scene; 21] = [
         rule: UNHEARD,
         lines: "f LOCK.MACQUIRE 2 x y ann
             +1
+            g LOCK.SESSION
             g LOCK.ACQUIRE x ben {|WATCHDOG} WAIT 0
             h LOCK.ACQUIRE y cat WAIT {0|5000}
-            h {CLIENT KILL ID #g|LOCK.SESSION REPLACES $g}
+            i {CLIENT KILL ID #g|LOCK.SESSION REPLACES $g}
             +1
             f LOCK.MRELEASE 2 x y ann
             +5
@@ -196,6 +197,7 @@ const SCENES: [Scene; 21] = [
         rule: UNHEARD,
         lines: "f LOCK.ACQUIRE x ann
             +1
+            g LOCK.SESSION
             g LOCK.ACQUIRE x ben {|WATCHDOG} WAIT 0
             h LOCK.ACQUIRE x cat WAIT {0|5000}
             +1

@@ -13,6 +13,9 @@
 //! | `!good 1` | `min-replicas-to-write` counts so many of them |
 //! | `!misconf on`, `!misconf off` | a save has failed: the server refuses writes |
 //! | `!slot k moves`, `migrates`, `comes` | the slot of `k` is another node's, is being moved key by key, is this node's |
+//! | `!slot k arrives` | it is another node's, and is being moved here key by key |
+//! | `!slot k unowned` | no node owns it |
+//! | `!cluster fail`, `!cluster ok` | the cluster is down, as this node sees it; it is not any more |
 //! | `!slot k goes` | it becomes another node's with all that is in it, behind what has not arrived yet, in one poll |
 //! | `!scene NAME`, `!over` | here begins and ends one of [`crate::scenes`], whose lines belong together |
 //! | `a !told TEXT` | what `a` was told since its last request begins like this; `nothing`: it still waits |
@@ -21,6 +24,7 @@
 //! it was told.
 
 use crate::redis::Bytes;
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// A line.
@@ -36,6 +40,7 @@ pub enum Line {
     Replicas(Vec<Option<u64>>),
     Good(usize),
     Misconf(bool),
+    Cluster(bool),
     Slot(String, Moves),
     Scene(String),
     Over,
@@ -52,6 +57,8 @@ pub enum Moves {
     Migrates,
     Comes,
     Goes,
+    Arrives,
+    Unowned,
 }
 
 impl Line {
@@ -77,6 +84,7 @@ impl Line {
             }
             ["!good", count] => Self::Good(number(count) as usize),
             ["!misconf", state] => Self::Misconf(*state == "on"),
+            ["!cluster", state] => Self::Cluster(*state == "ok"),
             ["!scene", name] => Self::Scene((*name).into()),
             ["!over"] => Self::Over,
             ["!slot", key, moves] => {
@@ -84,6 +92,8 @@ impl Line {
                     "moves" => Moves::Moves,
                     "migrates" => Moves::Migrates,
                     "goes" => Moves::Goes,
+                    "arrives" => Moves::Arrives,
+                    "unowned" => Moves::Unowned,
                     _ => Moves::Comes,
                 };
                 Self::Slot((*key).into(), moves)
@@ -122,6 +132,7 @@ impl fmt::Display for Line {
             }
             Self::Good(count) => write!(out, "!good {count}"),
             Self::Misconf(state) => write!(out, "!misconf {}", if *state { "on" } else { "off" }),
+            Self::Cluster(state) => write!(out, "!cluster {}", if *state { "ok" } else { "fail" }),
             Self::Scene(name) => write!(out, "!scene {name}"),
             Self::Over => write!(out, "!over"),
             Self::Told(name, text) => write!(out, "{name} !told {text}"),
@@ -133,6 +144,23 @@ impl fmt::Display for Line {
 /// Reads a script.
 pub fn parse(text: &str) -> Vec<Line> {
     text.lines().filter_map(|line| Line::parse(line.trim())).collect()
+}
+
+/// The clients whose connections are sessions from their beginning: those that requests name as such (`SESSION $s`), that read
+/// events, or that ask on their own connection for what only sessions may have.
+pub fn sessions(lines: &[Line]) -> BTreeSet<Name> {
+    let mut names = BTreeSet::new();
+    for line in lines {
+        let Line::Request(name, words) = line else { continue };
+        let named = words.windows(2).filter(|two| two[0].eq_ignore_ascii_case("SESSION"));
+        let named: Vec<&String> = named.map(|two| &two[1]).collect();
+        names.extend(named.iter().filter_map(|id| id.strip_prefix('$')?.chars().next()));
+        let has = |word: &str| words.iter().any(|it| it.eq_ignore_ascii_case(word));
+        if has("LOCK.EVENTS") || named.is_empty() && (has("WATCHDOG") || has("CONTENTION")) {
+            names.insert(*name);
+        }
+    }
+    names
 }
 
 /// A script as text.

@@ -269,13 +269,28 @@ impl World {
         }
         terms += *self.random.of(&["", "", "", " HOLDS 1", " NEW"]);
         if self.ties {
-            terms += &self.flag(3, "WATCHDOG");
             terms += &self.flag(4, "EPHEMERAL");
         }
         if self.replicates {
             terms += &self.flag(3, "REPLICAS 1");
         }
         terms
+    }
+
+    /// The same of a request on behalf of a session.
+    fn session_terms(&mut self) -> String {
+        let watchdog = if self.ties { self.flag(3, "WATCHDOG") } else { String::new() };
+        self.terms() + &watchdog
+    }
+
+    /// Names a session, and mostly asks it to be renewed; now and then asks for that on its own connection, which is a
+    /// session from its beginning, then.
+    fn watchdog(&mut self, times: usize) -> String {
+        if self.sessions > 0 && self.random.one_in(2) {
+            let session = self.session();
+            return format!("{} SESSION ${session}", self.flag(times, "WATCHDOG"));
+        }
+        self.flag(times * 12, "WATCHDOG")
     }
 
     fn wait(&mut self) -> String {
@@ -302,8 +317,13 @@ fn acquire_again(world: &mut World) -> Line {
 
 fn session_acquire(world: &mut World) -> Line {
     let (client, session, key, owner) = (world.client(), world.session(), world.key(), world.owner());
-    let words = format!("LOCK.ACQUIRE {key} {owner}{}{} SESSION ${session}", world.terms(), world.wait());
-    Line::request(client, &words)
+    let words = format!("LOCK.ACQUIRE {key} {owner}{}{}", world.session_terms(), world.wait());
+    // Now and then over its own connection, which is answered itself, or by `*`.
+    match world.random.below(8) {
+        0 => Line::request(session, &words),
+        1 => Line::request(session, &format!("{words} SESSION *")),
+        _ => Line::request(client, &format!("{words} SESSION ${session}")),
+    }
 }
 
 fn long_wait(world: &mut World) -> Line {
@@ -348,7 +368,7 @@ fn raise_fence(world: &mut World) -> Line {
     let ahead = *world.random.of(&[500_000, 60_000_000, 1_200_000_000]);
     let fence = 1_800_000_000_000_007 + ahead + world.random.below(1_000_000);
     let mut words = format!("LOCK.RENEW {key} {owner} LEASE {} FENCE {fence}", world.random.of(world.leases));
-    words += &world.flag(3, "WATCHDOG");
+    words += &world.watchdog(3);
     Line::request(client, &words)
 }
 
@@ -357,17 +377,13 @@ fn watch_shared(world: &mut World) -> Line {
     let (client, key, owner) = (world.client(), world.key(), world.owner());
     let lease = *world.random.of(world.leases);
     let mut words = format!("LOCK.ACQUIRE {key} {owner} LEASE {lease} SHARED");
-    words += &world.flag(2, "WATCHDOG");
-    if world.sessions > 0 && world.random.one_in(2) {
-        words += &format!(" SESSION ${}", world.session());
-    }
+    words += &world.watchdog(2);
     Line::request(client, &words)
 }
 
 fn renew(world: &mut World) -> Line {
     let (client, key, owner) = (world.client(), world.key(), world.owner());
     let mut words = format!("LOCK.RENEW {key} {owner} LEASE {}", world.random.of(world.leases));
-    words += &world.flag(3, "WATCHDOG");
     words += &world.flag(4, "EPHEMERAL");
     if world.random.one_in(4) {
         words += &format!(" TOKEN @{}", world.client());
@@ -375,9 +391,7 @@ fn renew(world: &mut World) -> Line {
     if world.replicates {
         words += &world.flag(2, "REPLICAS 1");
     }
-    if world.sessions > 0 && world.random.one_in(2) {
-        words += &format!(" SESSION ${}", world.session());
-    }
+    words += &world.watchdog(3);
     Line::request(client, &words)
 }
 
@@ -395,11 +409,8 @@ fn macquire(world: &mut World) -> Line {
     let (client, keys) = (world.client(), several(world));
     let mut words = format!("LOCK.MACQUIRE {keys} LEASE {}{}", world.random.of(world.leases), world.wait());
     words += &world.flag(6, "NEW");
-    words += &world.flag(4, "WATCHDOG");
     words += &world.flag(5, "EPHEMERAL");
-    if world.sessions > 0 && world.random.one_in(2) {
-        words += &format!(" SESSION ${}", world.session());
-    }
+    words += &world.watchdog(4);
     Line::request(client, &words)
 }
 

@@ -1,6 +1,7 @@
 //! `LOCK.ACQUIRE` and the path of a request that may wait, which `LOCK.MACQUIRE` shares.
 
 use super::args::{self, Options, Word};
+use crate::answering;
 use crate::holding::{self, Grantee, WRONGTYPE};
 use crate::keyspace::{Lock, Name};
 use crate::lock::{Ahead, Decision, LockKey, Millis, all_or_none, decide};
@@ -10,9 +11,9 @@ use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, TextRef};
 use crate::serving::{refusal, too_many_holders};
 use crate::state::owed::{OnBehalf, Purpose};
-use crate::state::{self, Answer, Terms};
+use crate::state::{self, Terms, TokenForm};
 use crate::stats::count;
-use crate::waiting::{self, Request, Wait};
+use crate::waiting::{self, Request, Search, Wait};
 use std::cell::OnceCell;
 use std::ffi::{CStr, c_int};
 use std::rc::Rc;
@@ -41,6 +42,7 @@ impl Command for Acquire {
             Word::Watchdog.option(),
             Word::Ephemeral.option(),
             Word::Replicas.option(),
+            Word::WithWaited.option(),
             Word::Contention.option(),
             Word::Session.option(),
         ],
@@ -51,11 +53,11 @@ impl Command for Acquire {
         let (name, owner) = args::of_one::<Self>(call, &mut options)?;
         let asker = args::asker(call, &options)?;
         let asking = Asking::new(call.ctx, owner.as_text(), asker, &options);
-        if let Some(replied) = asking.repeated(&[name])? {
+        if let Some(replied) = asking.repeated(&[name]) {
             return Ok(replied);
         }
+        asking.has_room_for_events(&[name])?;
         holding::end_broken(call.ctx, name, asking.now);
-        asking.one_at_a_time(&[name])?;
         let (ahead, now) = (ahead(call.ctx, name), asking.now.millis());
         let mut lock = match ahead {
             Ahead::Nobody => Lock::look(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?,
@@ -63,7 +65,7 @@ impl Command for Acquire {
                 match Lock::look_if_held(call.ctx, name, owner.as_text(), now) {
                     Ok(Some(lock)) => lock,
                     // An owner that holds nothing here queues behind the others, whatever else is in the key.
-                    Ok(None) => return asking.queue(&[name], &[]),
+                    Ok(None) => return asking.queue(&[name], &[], Search::ForCycles),
                     Err(_) => return Err(WRONGTYPE.into()),
                 }
             }
@@ -86,6 +88,7 @@ pub(super) struct Asking<'a> {
     client: u64,
     on_behalf: OnBehalf,
     wait: Wait,
+    form: TokenForm,
     /// How long it has waited elsewhere.
     waited: Millis,
     pub(super) terms: Terms,
@@ -108,6 +111,7 @@ impl<'a> Asking<'a> {
             client,
             on_behalf,
             wait,
+            form: options.form,
             waited: options.waited(),
             terms,
             now: holding::begin(ctx),
@@ -116,22 +120,33 @@ impl<'a> Asking<'a> {
     }
 
     /// The answer to a session's request that is waiting already.
-    pub(super) fn repeated(&self, names: &[TextRef]) -> Result<Option<Replied>, String> {
+    pub(super) fn repeated(&self, names: &[TextRef]) -> Option<Replied> {
         match self.on_behalf {
-            OnBehalf::Session if state::with(|state| state.sessions.knows(self.client)) => {
+            OnBehalf::Session if state::with(|state| state.may_be_repeated(self.owner.bytes())) => {
                 waiting::repeated(self.ctx, self.request(names))
             }
-            _ => Ok(None),
+            _ => None,
         }
+    }
+
+    /// Whether its session, if it has one, has room for the events that it may cause.
+    pub(super) fn has_room_for_events(&self, names: &[TextRef]) -> Result<(), String> {
+        let (whose, purpose) = ((self.client, self.on_behalf), Purpose::Acquire(self.terms));
+        waiting::has_room_for_events(whose, self.owner.bytes(), names, &purpose)
     }
 
     /// Carries out what was decided about each of the locks: grants all of them, waits, or refuses.
     pub(super) fn carry_out(&self, locks: &mut [Lock], decisions: &[Decision]) -> Result<Replied, String> {
+        let names = || locks.iter().map(|lock| lock.name().text());
+        if let Err(error) = holding::one_at_a_time(self.ctx, names(), self.owner.text()) {
+            let names: Vec<TextRef> = names().collect();
+            return if self.may_wait() { self.queue(&names, locks, Search::Nothing) } else { Err(error) };
+        }
         match all_or_none(decisions) {
             Ok(()) => {}
             Err(Decision::Wait) => {
-                let names: Vec<TextRef> = locks.iter().map(|lock| lock.name().text()).collect();
-                return self.queue(&names, locks);
+                let names: Vec<TextRef> = names().collect();
+                return self.queue(&names, locks, Search::ForCycles);
             }
             Err(Decision::NotNew) => {
                 count(|it| &mut it.refusals);
@@ -146,9 +161,9 @@ impl<'a> Asking<'a> {
         self.grant(locks, decisions)
     }
 
-    /// Refuses the request if another one of its owner for one of these locks is in flight.
-    pub(super) fn one_at_a_time(&self, names: &[TextRef]) -> Result<(), String> {
-        holding::one_at_a_time(self.ctx, names.iter().copied(), self.owner.text(), Some(self.ctx.client_id()))
+    /// Whether the request waits if it has to.
+    fn may_wait(&self) -> bool {
+        self.wait != Wait::No && (self.on_behalf == OnBehalf::Session || self.ctx.flags().may_block())
     }
 
     fn grant(&self, locks: &mut [Lock], decisions: &[Decision]) -> Result<Replied, String> {
@@ -156,32 +171,38 @@ impl<'a> Asking<'a> {
         let grantee = Grantee { owner: &self.owner, client, on_behalf, terms: &self.terms };
         let token = holding::grant(locks, decisions, grantee, now);
         count(|it| &mut it.granted_at_once);
+        let answer = self.form.answer(token, 0);
         if self.terms.replicas == 0 {
+            holding::keep_granted(locks, decisions, grantee);
             if self.terms.tying.contention {
                 holding::tell_if_contended(ctx, ctx.db(), locks.iter().map(|lock| lock.name().bytes()));
             }
-            return Ok(ctx.reply_integer(token));
+            return Ok(answering::reply(ctx, &answer));
         }
         let names: Vec<TextRef> = locks.iter().map(|lock| lock.name().text()).collect();
-        let back = holding::take_back_of(decisions, self.terms.demand.raise);
-        let holds = holding::granted_holds(locks, decisions, token);
-        waiting::confirm(ctx, self.request(&names), &names, Answer::Token(token), (grantee, back, holds), now)
+        let basis = holding::basis_of(decisions, self.terms.demand.raise);
+        let holds = holding::granted_holds(locks, decisions, grantee, token);
+        waiting::confirm(ctx, self.request(&names), &names, answer, (grantee, basis, holds), now)
     }
 
     /// Lets the request wait for the locks of these names, if it may, if there is room, and if that closes no cycle
     /// of waits. The locks that were read (`locks`) are looked at again when one of their leases ends.
-    fn queue(&self, names: &[TextRef], locks: &[Lock]) -> Result<Replied, String> {
+    fn queue(&self, names: &[TextRef], locks: &[Lock], search: Search) -> Result<Replied, String> {
         let Self { ctx, now, wait, .. } = *self;
-        names.iter().for_each(|name| holding::tell_contended(ctx, ctx.db(), name.bytes()));
-        let blocks = self.on_behalf == OnBehalf::Itself;
-        if wait == Wait::No || (blocks && !ctx.flags().may_block()) {
+        if search == Search::ForCycles {
+            names.iter().for_each(|name| holding::tell_contended(ctx, ctx.db(), name.bytes()));
+        }
+        if !self.may_wait() {
             count(|it| &mut it.refusals);
             return Ok(ctx.reply_null());
         }
         let request = self.request(names);
+        if let Some(id) = waiting::place_of(request, self.terms.demand.limit)? {
+            return waiting::take_over(ctx, id, request, names, &self.terms, wait, now);
+        }
         waiting::has_room(request)?;
         let arrived = steady_millis().saturating_sub(self.waited);
-        waiting::wait(ctx, request.clone(), (names, locks), &self.terms, (arrived, wait), now)
+        waiting::wait(ctx, request.clone(), (names, locks), &self.terms, (arrived, wait, search), now)
     }
 
     /// The request for the locks of these names, which are those that it is about.
@@ -190,7 +211,7 @@ impl<'a> Asking<'a> {
             let db = self.ctx.db();
             let keys: Rc<[LockKey]> = names.iter().map(|name| LockKey::new(db, name.bytes())).collect();
             let (client, on_behalf, owner) = (self.client, self.on_behalf, self.owner.kept());
-            Request { client, on_behalf, purpose: Purpose::Acquire(self.terms), keys, owner }
+            Request { client, on_behalf, purpose: Purpose::Acquire(self.terms), keys, owner, form: self.form }
         })
     }
 }

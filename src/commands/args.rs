@@ -7,9 +7,9 @@ use crate::lock::rule::MAX_HOLDS;
 use crate::lock::{Demand, Limit, Millis, Raise, Token, fence};
 use crate::server::commands::{Arg, Command};
 use crate::server::text::{parse_number, show_start as show};
-use crate::server::{AsText, Call, Text, TextRef, acl, ctx};
+use crate::server::{AsText, Call, Text, TextRef, acl};
 use crate::state::owed::OnBehalf;
-use crate::state::{self, SignsOfLife, Terms, Tying};
+use crate::state::{self, SignsOfLife, Terms, TokenForm, Tying};
 use crate::waiting::Wait;
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -63,6 +63,10 @@ pub enum Word {
     Heartbeat,
     /// `CONTENTION`
     Contention,
+    /// `WITHWAITED`
+    WithWaited,
+    /// `UNBIND`
+    Unbind,
 }
 
 const _: () = {
@@ -76,7 +80,7 @@ const _: () = {
 
 impl Word {
     /// In the order in which they are declared: an argument knows its word by its place here.
-    const ALL: [Self; 18] = [
+    const ALL: [Self; 20] = [
         Self::Lease,
         Self::Wait,
         Self::Waited,
@@ -95,6 +99,8 @@ impl Word {
         Self::Count,
         Self::Heartbeat,
         Self::Contention,
+        Self::WithWaited,
+        Self::Unbind,
     ];
 
     /// The argument that it stands for in a command's grammar.
@@ -118,6 +124,8 @@ impl Word {
             Self::Count => Arg::number(c"COUNT", c"count", "n"),
             Self::Heartbeat => Arg::word(c"heartbeat", c"HEARTBEAT"),
             Self::Contention => Arg::word(c"contention", c"CONTENTION"),
+            Self::WithWaited => Arg::word(c"with-waited", c"WITHWAITED"),
+            Self::Unbind => Arg::word(c"unbind", c"UNBIND"),
         };
         arg.with_id(self as u8)
     }
@@ -149,7 +157,9 @@ impl Word {
             | Self::Ephemeral
             | Self::Session
             | Self::Heartbeat
-            | Self::Contention => return None,
+            | Self::Contention
+            | Self::WithWaited
+            | Self::Unbind => return None,
         })
     }
 }
@@ -182,6 +192,10 @@ pub struct Options<'a> {
     pub count: Option<usize>,
     /// `HEARTBEAT`.
     pub signs: SignsOfLife,
+    /// What a grant is answered with: `WITHWAITED`.
+    pub form: TokenForm,
+    /// `UNBIND`.
+    pub unbind: bool,
     wait: Option<u64>,
     waited: Option<Millis>,
 }
@@ -267,17 +281,17 @@ impl<'a> Options<'a> {
             };
             if word == Word::Session {
                 self.session = Some(call.get(at).ok_or(
-                    "ERR SESSION must be followed by a session id, as LOCK.SESSION returns it on the session's connection",
+                    "ERR SESSION must be followed by the id of a session, as LOCK.SESSION returns it, or by * for this connection",
                 )?);
                 at = at.saturating_add(1);
             }
             self.take(word, value)?;
         }
-        if self.tying.contention && self.session.is_none() {
-            return Err("ERR CONTENTION is answered by an event, so it must be given with SESSION".into());
-        }
         if self.tying.contention && self.limit.is_some_and(|limit| limit != Limit::MUTEX) {
             return Err(NOT_OF_ONE.into());
+        }
+        if self.unbind && (self.tying != Tying::NONE || self.session.is_some()) {
+            return Err("ERR UNBIND can't be given together with SESSION or with what binds to it".into());
         }
         match (self.waited, self.wait) {
             (Some(_), None) => {
@@ -315,6 +329,8 @@ impl<'a> Options<'a> {
             Word::Fence => self.fence = Some(value),
             Word::Heartbeat => self.signs = SignsOfLife::Wanted,
             Word::Contention => self.tying.contention = true,
+            Word::WithWaited => self.form = TokenForm::WithWaited,
+            Word::Unbind => self.unbind = true,
             Word::Session => {}
         }
         Ok(())
@@ -364,8 +380,8 @@ impl AsText for OwnerArg<'_> {
 fn owner<'a>(call: Call<'a>, at: usize, options: &Options<'a>) -> Result<OwnerArg<'a>, String> {
     let Some(text) = call.get(at) else { return Err("ERR owner is missing".into()) };
     match (text.bytes(), options.session) {
-        (b"*", Some(session)) => Ok(OwnerArg::Given(session)),
-        (b"*", None) => session::identity(call.ctx).map(OwnerArg::Connection),
+        (b"*", Some(session)) if session.bytes() != b"*" => Ok(OwnerArg::Given(session)),
+        (b"*", _) => session::identity(call.ctx).map(OwnerArg::Connection),
         (bytes, _) if bytes.is_empty() || bytes.len() > MAX_OWNER => {
             Err(format!("ERR owner must be 1 to {MAX_OWNER} bytes long, got {} bytes: '{}'", bytes.len(), show(bytes)))
         }
@@ -374,52 +390,57 @@ fn owner<'a>(call: Call<'a>, at: usize, options: &Options<'a>) -> Result<OwnerAr
     }
 }
 
-/// On whose behalf a request is made: the connection, and whether that is a session.
+/// On whose behalf a request is made: the connection, and whether that is a session which gets events. A request on a
+/// session's own connection that names no session is answered there, and what it is granted is bound to the session all
+/// the same.
 ///
 /// # Errors
 ///
-/// The reply that says that there is no such session, or that it is another user's; or that a tie needs a connection.
+/// The reply that says that there is no such session, or that it is another user's; or that a binding needs a connection, or
+/// a session.
 pub fn asker(call: Call, options: &Options) -> Result<(u64, OnBehalf), String> {
     let ctx = call.ctx;
     if let Some(session) = options.session {
-        let client = session_of(call, session)?;
-        // What it waits for and holds is all that can yet be told it: so its mailbox has a bound, also if it never reads.
-        let (unread, most) = (state::with(|state| state.sessions.open(client)), config::MAX_SESSION_WAITS.get());
-        if unread as u64 >= most {
-            return Err(format!("ERR too many unread events of this session: holdfast.max-session-waits is {most}"));
-        }
-        return Ok((client, OnBehalf::Session));
+        return Ok((session_of(call, session)?, OnBehalf::Session));
     }
-    if options.tying != Tying::NONE && !session::is_connection(ctx) {
-        return Err("ERR WATCHDOG and EPHEMERAL tie a hold to a connection, and a script has none of its own".into());
+    // A script's client may have the id of the connection that called the script; it stands for no connection.
+    let client = ctx.client_id();
+    let is_open = state::with(|state| state.sessions.is_open(client));
+    if (options.tying != Tying::NONE || is_open) && !session::is_connection(ctx) {
+        if options.tying != Tying::NONE {
+            return Err(
+                "ERR WATCHDOG, EPHEMERAL and CONTENTION bind a hold to a connection, and a script has none of its \
+                        own: name one by SESSION"
+                    .into(),
+            );
+        }
+        return Ok((NO_CLIENT, OnBehalf::Itself));
+    }
+    if (options.tying.watchdog || options.tying.contention) && !is_open {
+        return Err(
+            "NOSESSION WATCHDOG and CONTENTION are for sessions: this connection has not sent LOCK.SESSION".into()
+        );
     }
     if options.replicas > 0 && !ctx.flags().may_block() {
         return Err("ERR REPLICAS is not allowed where a command can't block, as in MULTI or in a script".into());
     }
-    Ok((ctx.client_id(), OnBehalf::Itself))
+    Ok((client, OnBehalf::Itself))
 }
 
-/// The session that a command concerns: the one that it names, or its own connection's.
-///
-/// # Errors
-///
-/// The reply that says that there is no such session, or that it is another user's.
-pub fn session(call: Call, options: &Options) -> Result<u64, String> {
-    let client = match options.session {
-        Some(session) => session_of(call, session)?,
-        None if session::is_connection(call.ctx) => call.ctx.client_id(),
-        None => return Err("ERR SESSION is missing: a script has no connection of its own".into()),
-    };
-    state::with(|state| state.sessions.open(client));
-    Ok(client)
-}
+/// No connection has this id.
+const NO_CLIENT: u64 = 0;
 
-/// The connection of a session.
+/// The connection of a session: the one with this id, or with `*` the calling one.
 fn session_of(call: Call, session: TextRef) -> Result<u64, String> {
-    match session::client_of(session.bytes()) {
+    if session.bytes() == b"*" {
+        session::identity(call.ctx)?;
+        return if session::is_session(call.ctx) { Ok(call.ctx.client_id()) } else { Err(session::NO_SESSION.into()) };
+    }
+    let client = session::client_of(session.bytes()).filter(|it| state::with(|state| state.sessions.is_open(*it)));
+    match client {
         Some(client) if acl::is_user_of(call.ctx, client) => Ok(client),
-        Some(client) if ctx::is_connected(client) => Err("NOPERM this session belongs to another user".into()),
-        _ => Err(format!("NOSESSION '{}' is not a connection of this server", show(session.bytes()))),
+        Some(_) => Err("NOPERM this session belongs to another user".into()),
+        None => Err(format!("NOSESSION '{}' is not a session of this server", show(session.bytes()))),
     }
 }
 

@@ -41,6 +41,9 @@ fn read(call: Call) -> Result<Replied, String> {
     if !session::is_connection(ctx) {
         return Err("ERR LOCK.EVENTS reads the events of a connection, and a script has none of its own".into());
     }
+    if !session::is_session(ctx) {
+        return Err(session::NO_SESSION.into());
+    }
     let now = holding::begin(ctx);
     let reading = Reading { most: options.count.unwrap_or(SHOWN), signs: options.signs, asked: now.millis() };
     waiting::read_next(ctx, ctx.client_id(), reading, options.wait(), now)

@@ -36,6 +36,7 @@ impl Command for Macquire {
             Word::Watchdog.option(),
             Word::Ephemeral.option(),
             Word::Replicas.option(),
+            Word::WithWaited.option(),
             Word::Contention.option(),
             Word::Session.option(),
         ],
@@ -46,12 +47,12 @@ impl Command for Macquire {
         let (names, owner) = args::of_several::<Self>(call, &mut options)?;
         let asker = args::asker(call, &options)?;
         let asking = Asking::new(call.ctx, owner.as_text(), asker, &options);
-        if let Some(replied) = asking.repeated(&names)? {
+        if let Some(replied) = asking.repeated(&names) {
             return Ok(replied);
         }
+        asking.has_room_for_events(&names)?;
         let now = asking.now;
         let mut locks = look_all(call.ctx, &names, owner.as_text(), now)?;
-        asking.one_at_a_time(&names)?;
         let decisions: Vec<_> = locks
             .iter()
             .map(|lock| {

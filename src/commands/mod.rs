@@ -2,7 +2,6 @@
 
 mod acquire;
 mod args;
-mod cancel;
 mod events;
 mod force;
 mod help;
@@ -14,6 +13,7 @@ mod release;
 mod renew;
 mod session;
 mod top;
+mod version;
 mod waiters;
 
 use crate::server::commands::Entry;
@@ -28,10 +28,10 @@ pub const ALL: [Entry; 14] = [
     Entry::of::<mrelease::Mrelease>(),
     Entry::of::<mrenew::Mrenew>(),
     Entry::of::<events::Events>(),
-    Entry::of::<cancel::Cancel>(),
     Entry::of::<info::Info>(),
     Entry::of::<waiters::Waiters>(),
     Entry::of::<top::Top>(),
     Entry::of::<session::Session>(),
+    Entry::of::<version::Version>(),
     Entry::of::<help::Help>(),
 ];

@@ -1,7 +1,7 @@
 //! `LOCK.MRELEASE`
 
 use super::args::{self, Options, Word};
-use super::release::{give_back, settle_in_flight};
+use super::release::{give_back, refuse_part, reply_left, withdraw_pending};
 use crate::holding::{self, look_all};
 use crate::lock::LockKey;
 use crate::lock::serve::Change;
@@ -25,7 +25,7 @@ impl Command for Mrelease {
     const ARITY: c_int = -4;
     const DOCS: Docs = Docs {
         summary:
-            c"Gives back one hold of each of several locks, or all of them: returns an array of what RELEASE would return.",
+            c"Releases one hold of each of several locks, or all of them: returns an array of what RELEASE would return.",
         complexity: c"O(K log N) with K keys and N waiters.",
         args: &[Arg::integer(c"numkeys"), Arg::keys(), Arg::text(c"owner"), Word::Token.option(), Word::All.option()],
     };
@@ -37,7 +37,8 @@ impl Command for Mrelease {
         let now = holding::begin(call.ctx);
         let ctx = call.ctx;
         let mut locks = look_all(ctx, &names, owner.as_text(), now)?;
-        settle_in_flight(ctx, &names, owner.as_text(), &options, now)?;
+        refuse_part(ctx, &locks, owner.as_text(), &options)?;
+        let withdrawn = withdraw_pending(ctx, &names, owner.as_text(), &options, now);
         let left: Vec<_> = locks.iter_mut().map(|lock| give_back(lock, owner.as_text(), &options, now)).collect();
         let db = ctx.db();
         drop(locks);
@@ -51,8 +52,7 @@ impl Command for Mrelease {
         serve(ctx, now, &Slice::of_command());
 
         let array = ctx.reply_array(left.len());
-        Ok(left
-            .into_iter()
-            .fold(array, |_, left| left.map_or_else(|| ctx.reply_null(), |left| ctx.reply_integer(left))))
+        let of_each = left.into_iter().zip(&names);
+        Ok(of_each.fold(array, |_, (left, name)| reply_left(ctx, left, withdrawn.is_of(*name))))
     }
 }

@@ -30,6 +30,7 @@ impl Command for Mrenew {
             Word::Watchdog.option(),
             Word::Ephemeral.option(),
             Word::Replicas.option(),
+            Word::Unbind.option(),
             Word::Contention.option(),
             Word::Session.option(),
         ],

@@ -3,13 +3,12 @@
 use super::args::{self, Options, Word};
 use crate::holding::{self, WRONGTYPE};
 use crate::keyspace::Lock;
-use crate::lock::{Deadline, Hold};
-use crate::server::clock::Now;
+use crate::lock::{Deadline, Hold, LockKey};
+use crate::server::clock::{Now, Slice};
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, TextRef};
-use crate::serving::{deadline_moved, serve_lock};
-use crate::state;
+use crate::serving::{deadline_moved, serve, serve_lock};
 use crate::stats::count;
 use crate::waiting;
 use std::ffi::{CStr, c_int};
@@ -25,7 +24,7 @@ impl Command for Release {
     const KEYS: Keys = Keys::First(Access::Delete);
     const ARITY: c_int = -3;
     const DOCS: Docs = Docs {
-        summary: c"Gives back one hold of a lock, or several: returns how many are left, or null if there was none.",
+        summary: c"Releases one hold of a lock, or several: returns 1 if the owner no longer holds it, 0 if holds are left, null if there was none.",
         complexity: c"O(log N) with N holders and waiters of the lock.",
         args: &[
             Arg::key(),
@@ -43,48 +42,83 @@ impl Command for Release {
         let ctx = call.ctx;
         let now = holding::begin(ctx);
         holding::end_broken(ctx, name, now);
-        settle_in_flight(ctx, &[name], owner.as_text(), &options, now)?;
         let mut lock = Lock::look(ctx, name, owner.as_text(), now.millis()).map_err(|_| WRONGTYPE)?;
+        refuse_part(ctx, std::slice::from_ref(&lock), owner.as_text(), &options)?;
+        let withdrawn = withdraw_pending(ctx, &[name], owner.as_text(), &options, now);
         let left = give_back(&mut lock, owner.as_text(), &options, now);
         drop(lock);
         if left == Some(0) {
             serve_lock(ctx, name, now);
         }
-        Ok(match left {
-            Some(left) => ctx.reply_integer(left),
-            None => ctx.reply_null(),
-        })
+        if withdrawn.any() {
+            serve(ctx, now, &Slice::of_command());
+        }
+        Ok(reply_left(ctx, left, withdrawn.is_of(name)))
     }
 }
 
-/// What becomes of a request of this owner that is in flight: it ends if all is given back; else it is in the way.
-pub(super) fn settle_in_flight(
+/// The keys of whose requests some were withdrawn.
+#[derive(Debug)]
+pub(super) struct WithdrawnKeys(Vec<LockKey>);
+
+impl WithdrawnKeys {
+    /// Whether anything was withdrawn.
+    pub(super) fn any(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// Whether a request for this key was.
+    pub(super) fn is_of(&self, name: TextRef) -> bool {
+        self.0.iter().any(|key| *key.name == *name.bytes())
+    }
+}
+
+/// Withdraws the requests of this owner for these locks, if it releases all that it holds of them and names no token.
+pub(super) fn withdraw_pending(
     ctx: Ctx,
     names: &[TextRef],
     owner: TextRef,
     options: &Options,
     now: Now,
-) -> Result<(), String> {
-    let connection = Some(ctx.client_id());
-    if options.holds != Some(0) {
-        return holding::one_at_a_time(ctx, names.iter().copied(), owner, connection);
+) -> WithdrawnKeys {
+    let is_all = options.holds == Some(0) && options.token.is_none();
+    let of_key = |name: &TextRef| waiting::withdraw(ctx, *name, owner, now);
+    WithdrawnKeys(if is_all { names.iter().flat_map(of_key).collect() } else { Vec::new() })
+}
+
+/// Refuses a release that leaves holds of a lock while replicas have yet to confirm another request of this owner for it.
+///
+/// # Errors
+///
+/// The reply that says so.
+pub(super) fn refuse_part(ctx: Ctx, locks: &[Lock], owner: TextRef, options: &Options) -> Result<(), String> {
+    let leaves_holds = |lock: &&Lock| holds_left(lock, options).is_some_and(|left| left > 0);
+    holding::one_at_a_time(ctx, locks.iter().filter(leaves_holds).map(|lock| lock.name().text()), owner)
+}
+
+/// The holds that are left once the options are carried out; `None` if the owner holds nothing (under that token).
+fn holds_left(lock: &Lock, options: &Options) -> Option<u64> {
+    let held = lock.held().filter(|held| options.token.is_none() || held.token == options.token)?;
+    Some(options.holds.unwrap_or_else(|| held.holds.saturating_sub(1)).min(held.holds))
+}
+
+/// Writes the reply for one key: what is left of its hold, and whether a request for it was withdrawn.
+pub(super) fn reply_left(ctx: Ctx, left: Option<u64>, was_withdrawn: bool) -> Replied {
+    match left {
+        Some(left) => ctx.reply_integer(u64::from(left == 0)),
+        None if was_withdrawn => ctx.reply_integer(1),
+        None => ctx.reply_null(),
     }
-    names.iter().for_each(|name| waiting::end_in_flight(ctx, *name, (owner, options.token), connection, now));
-    Ok(())
 }
 
 /// Gives back what the options say. Returns the holds that are left; `None` if the owner holds nothing (under that
 /// token).
 pub(super) fn give_back(lock: &mut Lock, owner: TextRef, options: &Options, now: Now) -> Option<u64> {
-    let held = lock.held().filter(|held| holding::is_meant(lock, owner, held.token, options.token))?;
+    let holds = holds_left(lock, options)?;
     count(|it| &mut it.releases);
-    let holds = options.holds.unwrap_or_else(|| held.holds.saturating_sub(1)).min(held.holds);
     if holds == 0 {
         holding::end_hold(lock, owner);
         return Some(0);
-    }
-    if holds < held.holds {
-        state::with(|state| state.in_flight.gave_one_back(lock.db(), lock.name().bytes(), owner.bytes()));
     }
     match options.lease {
         None => holding::lower(lock, owner, holds),

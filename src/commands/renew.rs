@@ -2,17 +2,17 @@
 
 use super::args::{self, Options, Word};
 use crate::answering;
+use crate::config;
 use crate::holding::{self, Grantee, look_all};
 use crate::keyspace::{self, Lock, Name};
-use crate::lock::{Deadline, Hold, Limit, LockKey, Token};
+use crate::lock::{Deadline, Demand, Hold, Limit, LockKey, Millis, Token};
 use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, TextRef};
 use crate::serving::deadline_moved;
 use crate::state::owed::{OnBehalf, Purpose};
-use crate::state::sessions::MOST_UNREAD;
-use crate::state::{self, Answer, GrantedHold, TakeBack, Terms};
+use crate::state::{self, Answer, Basis, GrantedHold, Terms, TokenForm};
 use crate::stats::count;
 use crate::waiting::{self, Request};
 use std::ffi::{CStr, c_int};
@@ -39,6 +39,7 @@ impl Command for Renew {
             Word::Ephemeral.option(),
             Word::Replicas.option(),
             Word::Fence.option(),
+            Word::Unbind.option(),
             Word::Contention.option(),
             Word::Session.option(),
         ],
@@ -67,14 +68,13 @@ pub(super) fn renew_all(
     let request = || {
         let keys = names.iter().map(|name| LockKey::new(ctx.db(), name.bytes())).collect();
         let purpose = Purpose::Renew { terms, token: options.token, fence: options.fence };
-        Request { client, on_behalf, purpose, keys, owner: owner.kept() }
+        Request { client, on_behalf, purpose, keys, owner: owner.kept(), form: TokenForm::Alone }
     };
-    if on_behalf == OnBehalf::Session && state::with(|state| state.sessions.unread(client)) >= MOST_UNREAD {
-        waiting::admit(&request())?;
-    }
+    let purpose = Purpose::Renew { terms, token: options.token, fence: options.fence };
+    waiting::has_room_for_events((client, on_behalf), owner.bytes(), names, &purpose)?;
     let request = (terms.replicas > 0).then(request);
     if let Some(request) = request.as_ref().filter(|_| on_behalf == OnBehalf::Session)
-        && let Some(replied) = waiting::repeated(ctx, request)?
+        && let Some(replied) = waiting::repeated(ctx, request)
     {
         return Ok(replied);
     }
@@ -82,18 +82,15 @@ pub(super) fn renew_all(
         keyspace::check_fence(fence, now)?;
     }
     let mut locks = look_all(ctx, names, owner.text(), now)?;
-    holding::one_at_a_time(ctx, names.iter().copied(), owner.text(), Some(ctx.client_id()))?;
+    holding::one_at_a_time(ctx, names.iter().copied(), owner.text())?;
     let is_one_of_several = |lock: &Lock| lock.held().is_some() && lock.limit() != Some(Limit::MUTEX);
     if terms.tying.contention && locks.iter().any(is_one_of_several) {
         return Err(args::NOT_OF_ONE.into());
     }
     let grantee = Grantee { owner: &owner, client, on_behalf, terms: &terms };
-    let tokens: Vec<Option<Token>> = locks.iter_mut().map(|lock| prolong(lock, grantee, options, now)).collect();
-    let name = |(lock, token): (&Lock, &Option<Token>)| {
-        let (name, deadline) = (lock.name().kept(), deadline(&terms, now));
-        token.map(|token| GrantedHold { name, token, deadline })
-    };
-    let holds = || locks.iter().zip(&tokens).filter_map(name).collect::<Vec<GrantedHold>>();
+    let renewed: Vec<Option<GrantedHold>> = locks.iter_mut().map(|lock| prolong(lock, grantee, options, now)).collect();
+    let tokens = renewed.iter().map(|hold| hold.as_ref().map(|hold| hold.token)).collect();
+    let holds = || renewed.into_iter().flatten().collect::<Vec<GrantedHold>>();
     let awaited = request.map(|request| (request, holds())).filter(|(_, holds)| !holds.is_empty());
     let Some(answer) = answer(tokens) else { return Ok(ctx.reply_null()) };
     let Some((request, holds)) = awaited else {
@@ -102,15 +99,21 @@ pub(super) fn renew_all(
         }
         return Ok(answering::reply(ctx, &answer));
     };
-    waiting::confirm(ctx, &request, names, answer, (grantee, TakeBack::Nothing, holds), now)
+    waiting::confirm(ctx, &request, names, answer, (grantee, Basis::Renewal, holds), now)
 }
 
-/// Renews a lock that the owner holds (under the token asked for). Returns its token; `None` if it is not held.
+/// Renews a lock that the owner holds (under the token asked for, or under the one that it is to have). Returns the hold;
+/// `None` if it is not held.
 ///
 /// A hold that another client made gets its token here, and so does one whose token is to be raised.
-fn prolong(lock: &mut Lock, grantee: Grantee, options: &Options, now: Now) -> Option<Token> {
+fn prolong(lock: &mut Lock, grantee: Grantee, options: &Options, now: Now) -> Option<GrantedHold> {
     let owner = grantee.owner.text();
-    let held = lock.own().filter(|own| holding::is_meant(lock, owner, own.token, options.token));
+    let is_meant = |own: &Hold| match (options.token, options.fence) {
+        (None, _) => true,
+        (named, None) => own.token == named,
+        (named, fence) => own.token == named || own.token == fence,
+    };
+    let held = lock.own().filter(is_meant);
     let Some(own) = held else {
         count(|it| &mut it.renewals_lost);
         return None;
@@ -121,16 +124,23 @@ fn prolong(lock: &mut Lock, grantee: Grantee, options: &Options, now: Now) -> Op
     if options.fence.is_some() {
         keyspace::raise_fence(token, now);
     }
-    let deadline = deadline(grantee.terms, now);
+    let lease = options.lease.unwrap_or_else(|| lease_of(lock, owner, own.token));
+    let asked = Deadline::after(now.millis(), lease);
+    let deadline = if options.lease.is_some() { asked } else { asked.max(own.deadline) };
     holding::change(lock, owner, &own, &Hold { token: Some(token), deadline, ..own }, now);
     deadline_moved(lock, now);
-    holding::note_raise(lock, owner, before, token);
-    // A tie that is new does not know what else was granted under this token.
-    let granted = holding::first_token(lock, owner, token);
-    holding::bind_now(lock, (deadline, token), Some(granted), grantee, now);
-    Some(token)
+    if options.unbind {
+        state::with(|state| state.ties.untie(lock.db(), lock.name().bytes(), owner.bytes()));
+    }
+    holding::keep_holds(lock, owner, 0);
+    let terms = Terms { demand: Demand { lease, ..grantee.terms.demand }, ..*grantee.terms };
+    holding::bind_now(lock, (deadline, token), Grantee { terms: &terms, ..grantee }, now);
+    Some(GrantedHold { name: lock.name().kept(), token, deadline, undo: 0 })
 }
 
-fn deadline(terms: &Terms, now: Now) -> Deadline {
-    Deadline::after(now.millis(), terms.demand.lease)
+/// The lease of a renewal that names none: that of the hold's binding, or the default.
+fn lease_of(lock: &Lock, owner: TextRef, token: Option<Token>) -> Millis {
+    let bound =
+        state::with(|state| state.ties.of(lock.db(), lock.name().bytes(), owner.bytes(), token).map(|tie| tie.lease));
+    bound.unwrap_or_else(config::default_lease)
 }

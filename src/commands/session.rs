@@ -1,9 +1,11 @@
-//! `LOCK.SESSION`
+//! `LOCK.SESSION` makes a connection a session: a connection that stands for a process, and reads its events.
 
+use super::version::reply_versions;
 use crate::server::commands::{Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::text::{parse_number, show_start};
 use crate::server::{Call, Ctx, Text, acl, clients, ctx};
+use crate::state;
 use lazy_static::lazy_static;
 use std::ffi::{CStr, c_int};
 use uuid::Builder;
@@ -32,10 +34,13 @@ pub fn identity(ctx: Ctx) -> Result<Text, String> {
     Ok(Text::new(format!("{}:{}", *RUN, ctx.client_id()).as_bytes()))
 }
 
-/// The connection that has this [`identity`]; `None` if it is not one of this run of the server.
+/// The connection that has this identity; `None` if it is not one of this run of the server.
 pub fn client_of(identity: &[u8]) -> Option<u64> {
     identity.strip_prefix(RUN.as_bytes())?.strip_prefix(b":").and_then(parse_number)
 }
+
+/// The error for a request that only a session may make.
+pub const NO_SESSION: &str = "NOSESSION this connection is not a session: it has not sent LOCK.SESSION";
 
 /// How many sessions one request may end: each takes the server some microseconds.
 const MAX_REPLACED: usize = 128;
@@ -46,34 +51,53 @@ pub fn is_connection(ctx: Ctx) -> bool {
     !ctx.flags().in_script() && ctx::is_connected(ctx.client_id())
 }
 
+/// Whether the calling connection is a session.
+pub fn is_session(ctx: Ctx) -> bool {
+    state::with(|state| state.sessions.is_open(ctx.client_id())) && is_connection(ctx)
+}
+
 /// `LOCK.SESSION`
 #[derive(Debug)]
 pub struct Session;
 
 impl Command for Session {
     const NAME: &'static CStr = c"lock.session";
+    const SINCE: &'static CStr = c"0.4.0";
     const FLAGS: &'static CStr = c"fast allow-loading allow-stale";
     const CATEGORIES: &'static str = "fast connection";
     const KEYS: Keys = Keys::None;
     const ARITY: c_int = -1;
     const DOCS: Docs = Docs {
-        summary: c"Returns the identity of this connection: the owner * stands for it, and SESSION takes it. Ends the sessions that it replaces.",
+        summary: c"Makes this connection a session: returns its id, which SESSION takes, and the versions of protocol and module. Ends the sessions that it replaces.",
         complexity: c"O(N) with N sessions that are replaced.",
         args: &[Arg::bytes(c"REPLACES", c"session", "id").any_number()],
     };
 
     fn run(call: Call) -> Result<Replied, String> {
-        let identity = identity(call.ctx)?;
-        for client in replaced(call)? {
-            if !clients::end(call.ctx, client) {
+        let ctx = call.ctx;
+        if !is_connection(ctx) {
+            return Err("ERR LOCK.SESSION makes a connection a session, and a script has none of its own".into());
+        }
+        let (identity, client) = (identity(ctx)?, ctx.client_id());
+        let is_taken = state::with(|state| !state.sessions.is_open(client) && state.ties.has_any(client));
+        if is_taken {
+            return Err("ERR this connection has a bound hold (EPHEMERAL), so it can't become a session".into());
+        }
+        for session in replaced(call)? {
+            if !clients::end(ctx, session) {
                 return Err("ERR REPLACES needs the server's CLIENT KILL, which has been renamed".into());
             }
         }
-        Ok(call.ctx.reply_bytes(identity.bytes()))
+        state::with(|state| state.sessions.open(client));
+        let _ = ctx.reply_map(3);
+        let _ = ctx.reply_bytes(b"id");
+        let replied = ctx.reply_bytes(identity.bytes());
+        reply_versions(ctx);
+        Ok(replied)
     }
 }
 
-/// The connections of the sessions that this one replaces, as far as they are still there.
+/// The sessions that this one replaces, as far as they are still there. Connections that are no sessions are left alone.
 fn replaced(call: Call) -> Result<Vec<u64>, String> {
     match call.get(1).map(|word| word.bytes()) {
         None => return Ok(Vec::new()),
@@ -87,7 +111,7 @@ fn replaced(call: Call) -> Result<Vec<u64>, String> {
         return Err(format!("ERR REPLACES must be followed by 1 to {MAX_REPLACED} session ids, got {count}"));
     }
     let ids = (2..call.count()).filter_map(|at| client_of(call.get(at)?.bytes()));
-    let clients: Vec<u64> = ids.filter(|client| ctx::is_connected(*client)).collect();
+    let clients: Vec<u64> = ids.filter(|client| state::with(|state| state.sessions.is_open(*client))).collect();
     // All or none, and nobody learns more about another user's than that it is there.
     if clients.iter().any(|client| !acl::is_user_of(call.ctx, *client)) {
         return Err("NOPERM this session belongs to another user".into());

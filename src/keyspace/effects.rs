@@ -265,7 +265,7 @@ impl Lock<'_> {
         let fields = self.key.fields();
         rosters::with(|rosters| {
             if was_missing || rosters.get(self.db, name).is_none() {
-                let roster = Roster { holders: Holders::new(limit), fence: None, fields };
+                let roster = Roster { holders: Holders::new(limit), fence: None, fields, has_foreign: false };
                 rosters.keep(LockKey::new(self.db, name), roster);
             }
             rosters.change(self.db, name, |roster| {

@@ -105,7 +105,7 @@ pub struct Held {
 pub enum Form {
     /// There is no such key.
     Missing,
-    /// Nobody holds it; fields of former holders may be left.
+    /// Nobody holds it. The hash has no fields but those of a lock: what is left of one, which the next grant deletes.
     Remains,
     /// One holder; the deadline is the key's expiry. The newest token, if this module issued one.
     Mutex(Option<Token>),
@@ -393,13 +393,16 @@ fn read_more(
             return Err(NotRead::NotALock);
         }
         may_be_read(fields, locks)?;
-        let roster = Roster { holders: read_holders(key, fields, limit, now)?, fence, fields };
+        let (holders, has_foreign) = read_holders(key, fields, limit, now)?;
+        let roster = Roster { holders, fence, fields, has_foreign };
         rosters::with(|rosters| rosters.keep(LockKey::new(db, name), roster));
     }
     let expiry = key.expiry();
     let seen_from = seen_from(expiry, now);
-    let standing =
-        rosters::with(|rosters| rosters.get(db, name).map(|roster| roster.holders.standing(owner.bytes(), seen_from)));
+    let standing = rosters::with(|rosters| {
+        let roster = rosters.get(db, name).filter(|roster| !(roster.has_foreign && roster.holders.is_empty()))?;
+        Some(roster.holders.standing(owner.bytes(), seen_from))
+    });
     let Standing { own, holders, limit } = standing.ok_or(NotRead::NotALock)?;
     // While the key has no expiry this deadline does not count, but it will once the key gets one again.
     let own = own.map(|own| Own::new(&Hold { deadline: own.deadline.min(expiry), ..own }, Form::Many));
@@ -434,7 +437,8 @@ fn read_mutex(key: &Key, fence: Option<Token>, owner: TextRef) -> Result<Found, 
             }
         }
     });
-    verdict.map(|()| found)
+    verdict?;
+    if found.holders == 0 && marked.foreign { Err(NotALock) } else { Ok(found) }
 }
 
 /// The fields of a lock that are not owners.
@@ -442,6 +446,9 @@ fn read_mutex(key: &Key, fence: Option<Token>, owner: TextRef) -> Result<Found, 
 struct Marked {
     fields: usize,
     bytes: usize,
+    /// Whether one of them is not a field of a lock. Without an owner's field, the hash is not a lock then, nor the
+    /// remains of one.
+    foreign: bool,
 }
 
 impl Marked {
@@ -449,16 +456,24 @@ impl Marked {
     fn may_be(&mut self, field: &[u8], value: &[u8]) -> bool {
         self.fields = self.fields.saturating_add(1);
         self.bytes = self.bytes.saturating_add(field.len()).saturating_add(value.len());
+        self.foreign |= !is_of_lock(field, value);
         self.fields <= MOST_MARKED && self.bytes <= MOST_MARKED_BYTES
     }
+}
+
+/// Whether a field that is not an owner is one of a lock: `#fence`, `#limit`, or the details of a holder, `#@<owner>`.
+fn is_of_lock(field: &[u8], value: &[u8]) -> bool {
+    let of_holder = |owner: &[u8]| !owner.is_empty() && may_own(owner).is_ok() && parse_details(value).is_ok();
+    [words().fence.bytes(), words().limit.bytes()].contains(&field) || field.strip_prefix(DETAILS).is_some_and(of_holder)
 }
 
 fn may_own(field: &[u8]) -> Result<(), NotALock> {
     if field.len() <= MAX_OWNER && field.first() != Some(&MARK) { Ok(()) } else { Err(NotALock) }
 }
 
-/// Reads all holders of a lock with many, in one pass, since there may be thousands.
-fn read_holders(key: &Key, fields: usize, limit: Limit, now: Millis) -> Result<Holders, NotALock> {
+/// Reads all holders of a lock with many, in one pass, since there may be thousands; and whether the hash has fields that
+/// are none of a lock.
+fn read_holders(key: &Key, fields: usize, limit: Limit, now: Millis) -> Result<(Holders, bool), NotALock> {
     let mut found: HashMap<Owner, Fields> = HashMap::with_capacity_and_hasher(fields / 2, Default::default());
     let mut verdict = Ok(());
     let mut marked = Marked::default();
@@ -478,7 +493,7 @@ fn read_holders(key: &Key, fields: usize, limit: Limit, now: Millis) -> Result<H
     for (_, hold) in holders.iter() {
         observe(hold.token, now);
     }
-    Ok(holders)
+    Ok((holders, marked.foreign))
 }
 
 /// What the two fields of a holder say; either may come first, or not at all.

@@ -17,6 +17,8 @@ pub struct Roster {
     pub fence: Option<Token>,
     /// How many fields the hash has.
     pub fields: usize,
+    /// Whether some of them are none of a lock.
+    pub has_foreign: bool,
 }
 
 /// All rosters, and when the first holder of each expires.

@@ -7,6 +7,7 @@ pub mod actor;
 pub mod deadlock;
 pub mod fence;
 pub mod holders;
+pub mod internal_errors;
 pub mod key;
 pub mod map;
 pub mod queue;

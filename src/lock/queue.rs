@@ -59,6 +59,8 @@ pub struct Queue<T> {
     by_owner: Map<Owner, Vec<WaiterId>>,
     /// What actors wait for under owners that are not called as they are, in order of arrival.
     by_actor: Map<Actor, Vec<WaiterId>>,
+    /// The newest request of each owner for each key.
+    by_claim: Map<(Owner, LockKey), WaiterId>,
     /// For how many reasons somebody may have to wait for an actor. One is a lock that somebody waits for and that one of
     /// its owners holds; another, a request for several keys.
     reasons: Map<Actor, usize>,
@@ -85,6 +87,7 @@ impl<T> Default for Queue<T> {
             lanes: KeyMap::default(),
             by_owner: Map::default(),
             by_actor: Map::default(),
+            by_claim: Map::default(),
             reasons: Map::default(),
             crowds: BTreeSet::new(),
         }
@@ -130,6 +133,7 @@ impl<T> Queue<T> {
                 lane.several.insert(id);
             }
             self.resized(key, before, before.saturating_add(1));
+            self.by_claim.insert((owner.clone(), key.clone()), id);
         }
         insert(&mut self.by_owner, owner.clone(), id);
         if actor::is_one_of_several(&owner) {
@@ -156,6 +160,10 @@ impl<T> Queue<T> {
                 self.lanes.remove(key.db, &key.name);
             }
             self.resized(key, left.saturating_add(1), left);
+            let claim = (waiter.owner.clone(), key.clone());
+            if self.by_claim.get(&claim) == Some(&id) {
+                self.by_claim.remove(&claim);
+            }
         }
         remove(&mut self.by_owner, &waiter.owner, id);
         if actor::is_one_of_several(&waiter.owner) {
@@ -244,6 +252,14 @@ impl<T> Queue<T> {
     /// A waiting request.
     pub fn get(&self, id: WaiterId) -> Option<&Waiter<T>> {
         self.waiters.get(&id).map(Box::as_ref)
+    }
+
+    /// The request of an owner that waits for a key.
+    pub fn of_owner(&self, owner: &Owner, key: &LockKey) -> Option<WaiterId> {
+        if !self.waits(owner) {
+            return None;
+        }
+        self.by_claim.get(&(owner.clone(), key.clone())).copied()
     }
 
     /// Who is first in the queue of a key.

@@ -37,7 +37,8 @@ impl Standing {
 pub enum Raise {
     /// One hold more.
     ByOne,
-    /// Sets it to this number, unless it is already higher: harmless to repeat.
+    /// Sets it to this number, unless it is already as high: harmless to repeat, also after another owner's request has
+    /// made the lock's limit smaller.
     To(u64),
     /// Nothing: the request is only for an owner who does not hold.
     New,
@@ -139,6 +140,7 @@ pub fn all_or_none(decisions: &[Decision]) -> Result<(), Decision> {
 fn reenter(own: Hold, limit: Limit, demand: &Demand, deadline: Deadline) -> Decision {
     let holds = match demand.raise {
         Raise::New => return Decision::NotNew,
+        Raise::To(holds) if own.holds >= holds && limit <= demand.limit => own.holds,
         _ if demand.limit != limit => return Decision::OtherLimit(limit),
         Raise::ByOne if own.holds >= MAX_HOLDS => return Decision::TooManyHolds,
         Raise::ByOne => own.holds.saturating_add(1),

@@ -25,6 +25,8 @@ pub enum Sight {
     Lock(Standing),
     /// The key holds something that is not a lock.
     NotALock,
+    /// Replicas have yet to confirm what the asking owner was granted, or a renewal of it.
+    BeingConfirmed,
     /// Another server decides on this key, or soon will: nobody is granted anything here.
     Elsewhere,
     /// It can't be read in this step: it has too many holders for one of several locks.
@@ -189,7 +191,7 @@ impl Attempt {
         let standing = match locks.look(key, &self.owner) {
             Sight::Lock(standing) => standing,
             Sight::NotALock => return Err(WaitEnd::NotALock),
-            Sight::Elsewhere => return Ok(Decision::Wait),
+            Sight::BeingConfirmed | Sight::Elsewhere => return Ok(Decision::Wait),
             Sight::TooMuch => return Err(WaitEnd::TooMuch(place)),
         };
         match decide(&standing, &self.demand, self.ahead(place), now) {
@@ -219,6 +221,12 @@ pub struct Agenda {
 }
 
 impl Agenda {
+    /// Its pieces, for who drops it as a whole.
+    pub fn into_pieces(self) -> impl Iterator<Item = ()> {
+        let noted = self.changed.into_iter().map(drop).chain(self.order.into_iter().map(drop));
+        noted.chain(self.tasks.into_iter().map(drop))
+    }
+
     /// Records that a lock has changed.
     pub fn note(&mut self, key: LockKey, change: Change) {
         match self.changed.entry(key) {
@@ -231,6 +239,11 @@ impl Agenda {
                 place.insert(change);
             }
         }
+    }
+
+    /// Records that what an owner waits for may not have to wait for its own grant any more.
+    pub fn note_owner(&mut self, key: LockKey, owner: Owner) {
+        self.tasks.push(Task::Owner(key, owner, WaiterId::FIRST));
     }
 
     /// Whether there is nothing to do.

@@ -65,8 +65,8 @@ pub enum Event {
     ModuleUnloaded,
     /// The event loop is about to hand the replies to the network, and then to sleep.
     TurnEnds,
-    /// The replies of the previous turn of the event loop have been handed to the network.
-    RepliesSent,
+    /// The event loop has slept, and begins another turn.
+    TurnBegins,
     /// The server's own cron ran (by default ten times a second).
     Cron,
 }

@@ -3,6 +3,8 @@
 use super::Ctx;
 use super::call::{self, Reply};
 use super::text::Text;
+use libc::c_int;
+use redis_module::raw;
 
 /// How many connections the server would lead to a command that is gone if those whose names begin with `prefix` were
 /// removed now; `None` if it doesn't say (`CLIENT` may have been renamed).
@@ -23,6 +25,18 @@ pub fn end(ctx: Ctx, client: u64) -> bool {
     let [id, client] = ["ID", &client.to_string()].map(|text| Text::new(text.as_bytes()));
     call::run(ctx, c"CLIENT", c"KILL", &[&id, &client], Reply::integer).is_some()
 }
+
+/// Whether a connection is blocked in a command.
+pub fn is_blocked(client: u64) -> bool {
+    let mut info =
+        raw::RedisModuleClientInfo { version: CLIENT_INFO_VERSION, flags: 0, id: 0, addr: [0; 46], port: 0, db: 0 };
+    // SAFETY: the structure is ours, and of the version that it says, which is the first; the server fills it.
+    let is_known = unsafe { api!(RedisModule_GetClientInfoById)((&raw mut info).cast(), client) };
+    is_known == raw::REDISMODULE_OK as c_int && info.flags & u64::from(raw::REDISMODULE_CLIENTINFO_FLAG_BLOCKED) != 0
+}
+
+/// The version of the structure that the server fills.
+const CLIENT_INFO_VERSION: u64 = 1;
 
 fn is_at(line: &str, prefix: &str) -> bool {
     line.split(' ').filter_map(|field| field.split_once('=')).any(|(name, value)| match name {

@@ -27,7 +27,12 @@ impl Now {
 /// arrived, for how long they have waited, and to tell a step of the other clock. It shows more than a day, so that
 /// whoever has waited elsewhere can have arrived before this machine started.
 pub fn steady_millis() -> Millis {
-    DAY.saturating_add(micros_of(libc::CLOCK_BOOTTIME) / 1000)
+    DAY.saturating_add(steady_micros() / 1000)
+}
+
+/// The same clock in microseconds, counted from when the machine started: for how long something took.
+pub fn steady_micros() -> u64 {
+    micros_of(libc::CLOCK_BOOTTIME)
 }
 
 const DAY: Millis = 24 * 60 * 60 * 1000;

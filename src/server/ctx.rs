@@ -1,5 +1,6 @@
 //! The context in which the server calls the module.
 
+use super::key;
 use super::text::{AsText, Text};
 use libc::c_int;
 use redis_module::raw::{self, RedisModuleCtx};
@@ -179,9 +180,10 @@ impl<'a> Ctx<'a> {
         unsafe { publish(self.raw, channel.as_text().raw(), message.as_text().raw()) };
     }
 
-    /// Whether this node of a cluster serves a key: not if its slot is elsewhere, nor if the key does not exist while
-    /// its slot is being migrated.
+    /// Whether this node of a cluster serves a key: not if its slot is elsewhere or nowhere, nor if the cluster is down, nor
+    /// if the key does not exist while its slot is being migrated. ([`super::cluster::served`] tells these apart.)
     pub fn serves(self, key: &Text) -> bool {
+        key::none_may_be_open();
         if !can_access(key) {
             return false;
         }

@@ -189,7 +189,7 @@ unsafe fn translate(event: u64, subevent: u64, data: *mut c_void) -> Option<Even
         raw::REDISMODULE_EVENT_MODULE_CHANGE => Some(Event::ModuleUnloaded),
         raw::REDISMODULE_EVENT_CRON_LOOP => Some(Event::Cron),
         raw::REDISMODULE_EVENT_EVENTLOOP if subevent == raw::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP => {
-            Some(Event::RepliesSent)
+            Some(Event::TurnBegins)
         }
         raw::REDISMODULE_EVENT_EVENTLOOP => Some(Event::TurnEnds),
         _ => None,

@@ -2,7 +2,7 @@
 
 use libc::c_int;
 use redis_module::raw::{self, RedisModuleInfoCtx};
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 
 /// The section, to be filled.
 #[derive(Clone, Copy, Debug)]
@@ -17,11 +17,17 @@ impl Section {
         unsafe { api!(RedisModule_InfoAddFieldULongLong)(self.raw, name.as_ptr(), value) };
     }
 
-    /// Adds a line whose value is a text.
-    pub fn text(self, name: &CStr, value: &CStr) {
+    /// Adds a line whose value is a text, escaped as the server escapes its own.
+    pub fn text(self, name: &CStr, value: &str) {
+        let value = CString::new(escape(value)).unwrap_or_default();
         // SAFETY: the context lives for the callback in which the section is filled; the server copies the text.
         unsafe { api!(RedisModule_InfoAddFieldCString)(self.raw, name.as_ptr(), value.as_ptr()) };
     }
+}
+
+/// Replaces what would end a value or begin another field or section. (Source: `getSafeInfoString` in `server.c`.)
+fn escape(value: &str) -> String {
+    value.replace(['#', ':', '\n', '\r', '\0'], "_")
 }
 
 impl Section {
@@ -34,5 +40,16 @@ impl Section {
         // SAFETY: the context lives, as the caller says.
         let begun = unsafe { api!(RedisModule_InfoAddSection)(ctx, std::ptr::null()) };
         (begun == raw::REDISMODULE_OK as c_int).then_some(Self { raw: ctx })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::escape;
+
+    #[test]
+    fn text_of_info_is_escaped() {
+        assert_eq!(escape("a:b\r\n# c\0d"), "a_b___ c_d");
+        assert_eq!(escape("10=1,20=2"), "10=1,20=2");
     }
 }

@@ -62,6 +62,11 @@ pub use text::{AsText, Text, TextRef};
 
 use redis_module::{Context, RedisString, Status, raw};
 
+/// The server's own commands that the module runs, beside those that only newer servers have.
+pub fn needed_commands(ctx: Ctx) -> &'static [&'static std::ffi::CStr] {
+    if ctx.flags().cluster() { &[c"CLIENT", c"SETRANGE", c"CLUSTER", c"EXISTS"] } else { &[c"CLIENT", c"SETRANGE"] }
+}
+
 /// Whether the server has every function of the module API that `api!` assumes: those of Redis 7.0.
 pub fn complete() -> bool {
     macro_rules! all {

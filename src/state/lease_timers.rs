@@ -18,6 +18,11 @@ pub struct LeaseTimers {
 }
 
 impl LeaseTimers {
+    /// Its pieces, for who drops it as a whole.
+    pub fn into_pieces(self) -> impl Iterator<Item = ()> {
+        self.by_time.into_iter().map(drop).chain(self.by_key.into_values().map(drop))
+    }
+
     /// Sets the timer of a lock to `at`, whatever it was set to before; `None`: cancels it.
     pub fn schedule(&mut self, key: &LockKey, at: Option<Millis>) {
         let before = match at {

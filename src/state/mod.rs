@@ -6,28 +6,28 @@
 //! back.
 
 pub mod confirmations;
-pub mod in_flight;
+pub mod discarded;
 pub mod lease_timers;
 pub mod owed;
-pub mod raised;
 pub mod sessions;
 pub mod sweep;
 pub mod ties;
+pub mod undelivered;
 
 #[cfg(test)]
 mod tests;
 
 pub use confirmations::{Confirmation, ConfirmationId, Confirmations};
-pub use in_flight::{Grant, GrantId, GrantedHold, InFlight, OwedHold, TakeBack};
+pub use discarded::Discarded;
 pub use lease_timers::LeaseTimers;
-pub use owed::{Answer, Asker, Outcome, Owed, Pending, Reading, Recipient, SignsOfLife, Stage, Terms};
-pub use raised::Raised;
+pub use owed::{Answer, Asker, Outcome, Owed, Pending, Reading, Recipient, SignsOfLife, Stage, Terms, TokenForm};
 pub use sessions::{Event, Kind, Sessions, Why};
 pub use sweep::Sweep;
 pub use ties::{NewTie, Tie, TieId, Ties, Tying};
+pub use undelivered::{Basis, Grant, GrantId, GrantedHold, Progress, Revocation, Undelivered};
 
 use crate::lock::serve::{Agenda, Change};
-use crate::lock::{Deadline, LockKey, Millis, Queue, Token, Waiter, WaiterId};
+use crate::lock::{Deadline, LockKey, Millis, Owner, Queue, Token, Waiter, WaiterId};
 use crate::server::MainThread;
 use crate::server::blocked::Blocked;
 use crate::server::clock::{Now, steady_millis};
@@ -48,10 +48,8 @@ pub struct State {
     pub sessions: Sessions,
     /// Holds that are tied to connections.
     pub ties: Ties,
-    /// Grants and renewals whose answer is on the way.
-    pub in_flight: InFlight,
-    /// Which tokens holds had before they were raised.
-    pub raised: Raised,
+    /// Grants and renewals that nobody has been told of yet.
+    pub undelivered: Undelivered,
     /// What the replicas have yet to confirm.
     pub confirmations: Confirmations,
     /// Locks of which something has expired. If that ended a hold, it is reported.
@@ -60,6 +58,8 @@ pub struct State {
     pub sweep: Sweep,
     /// What this server left undecided when its role changed.
     pub undecided: Undecided,
+    /// What was dropped and has yet to be freed.
+    pub discarded: Discarded,
     /// How far the server's clock is ahead of one that takes no steps, in ms. Known while it matters.
     ahead: Option<i64>,
 }
@@ -139,13 +139,26 @@ pub struct Withdrawn {
     pub was_granted: bool,
 }
 
+/// How the client of a grant that its owner withdrew is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WithdrawnGrant {
+    /// The event that would have told the grant tells the withdrawal.
+    Event,
+    /// Its answer is that.
+    Reply(owed::Ticket),
+    /// The same, of a blocked client that awaits replicas.
+    Unconfirmed(owed::Ticket),
+}
+
 /// What became of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
     /// It will be sent at the end of this turn of the event loop.
     Due,
-    /// Nobody is left to receive it. What was granted has to be taken back.
-    Undelivered,
+    /// Nobody is left to receive it.
+    Nobody,
+    /// The same, and what was granted is being revoked.
+    Revoked,
 }
 
 impl State {
@@ -155,12 +168,16 @@ impl State {
         let outcome = match self.owed.end(ticket, outcome, now) {
             owed::Ended::Reply => return Delivery::Due,
             owed::Ended::Event(session, about, outcome) => {
-                let until = match &outcome {
-                    Outcome::Granted(_, grant) => self.in_flight.get(*grant).map_or(Deadline::At(0), Grant::deadline),
-                    _ => Deadline::At(0),
+                let grant = match &outcome {
+                    Outcome::Granted(_, grant) => Some(*grant),
+                    _ => None,
                 };
-                match self.sessions.tell(session, about, (outcome, until), now) {
-                    Ok(()) => {
+                let until = grant.and_then(|id| self.undelivered.get(id)).map_or(Deadline::At(0), Grant::deadline);
+                match self.sessions.tell((session, ticket), about, (outcome, until), now) {
+                    Ok(event) => {
+                        if let (Some(grant), Some(event)) = (grant, event) {
+                            self.undelivered.set_event(grant, event);
+                        }
                         self.call_reader(session);
                         return Delivery::Due;
                     }
@@ -169,10 +186,36 @@ impl State {
             }
             owed::Ended::Nobody(outcome) => outcome,
         };
-        if let Outcome::Granted(_, grant) = outcome {
-            self.in_flight.owe(grant);
+        let Outcome::Granted(_, grant) = outcome else { return Delivery::Nobody };
+        self.revoke(grant);
+        Delivery::Revoked
+    }
+
+    /// Nobody will be told of a grant: what it added is revoked as soon as something may be written.
+    pub fn revoke(&mut self, id: GrantId) {
+        self.look_behind(id);
+        self.undelivered.revoke(id);
+    }
+
+    /// Replicas have confirmed a grant.
+    pub fn confirmed(&mut self, id: GrantId) {
+        self.look_behind(id);
+        self.undelivered.confirmed(id);
+    }
+
+    /// A grant does not await replicas any more: other requests of its owner for its keys waited for that.
+    fn look_behind(&mut self, id: GrantId) {
+        let grant = self.undelivered.get(id).filter(|_| self.undelivered.is(id, Progress::Confirming));
+        let Some(grant) = grant.filter(|grant| self.queue.waits(&grant.owner)) else { return };
+        for hold in &grant.holds {
+            let key = LockKey { db: grant.home.get(), name: hold.name.clone() };
+            self.agenda.note_owner(key, grant.owner.clone());
         }
-        Delivery::Undelivered
+    }
+
+    /// Whether replicas have yet to confirm what an owner was granted of a lock, or a renewal of it.
+    pub fn awaits_replicas(&self, db: i32, name: &[u8], owner: &[u8]) -> bool {
+        !self.undelivered.is_empty() && self.undelivered.confirming(db, name, owner).is_some()
     }
 
     /// A tied hold is lost: notifies its session, if it has one.
@@ -215,7 +258,7 @@ impl State {
         }
         self.ahead = Some(is);
         let ties = &self.ties;
-        self.in_flight.stepped(by, |db, name, owner, token| ties.of(db, name, owner, Some(token)).is_some());
+        self.undelivered.stepped(by, |db, name, owner, token| ties.of(db, name, owner, Some(token)).is_some());
         self.ties.stepped(by);
         self.sessions.stepped(by);
         self.owed.stepped(by, self.sessions.readers());
@@ -233,7 +276,19 @@ impl State {
         let client = new.client;
         let other = self.ties.tie(new, now);
         self.hurry_reader(client, now);
+        self.sessions.expect_again(client, now);
         other
+    }
+
+    /// Whether a session may have so many bytes more: for events that it may have to be told.
+    pub fn has_room_for(&self, session: u64, bytes: usize, most: u64) -> bool {
+        let used = self.sessions.bytes(session).saturating_add(self.ties.reserved(session));
+        used.saturating_add(bytes) as u64 <= most
+    }
+
+    /// Whether a session has something bound or waiting, so that it has to ask for its events.
+    pub fn is_needed(&self, session: u64) -> bool {
+        self.ties.has_any(session) || self.sessions.has_waits(session)
     }
 
     /// A session has been given a shorter lease to keep alive: lets it be answered, if it would otherwise hear too late
@@ -252,25 +307,18 @@ impl State {
         sessions::pace(self.ties.shortest_lease(session).unwrap_or(default_lease))
     }
 
-    /// The grant in flight because of which a request of this owner for this key is refused. (A connection's own
-    /// pipeline goes on behind a reply that has been written for it.)
-    pub fn in_the_way(&self, (db, name, owner): (i32, &[u8], &[u8]), connection: Option<u64>) -> Option<GrantId> {
-        let id = self.in_flight.of(db, name, owner)?;
-        let is_behind = connection.is_some_and(|connection| self.owed.is_sending(connection, id));
-        (!is_behind).then_some(id)
+    /// Whether there may be a request of this owner that another one repeats.
+    pub fn may_be_repeated(&self, owner: &[u8]) -> bool {
+        self.queue.waits(owner) || !self.undelivered.is_empty()
     }
 
-    /// What was written in the previous turn of the event loop has been handed to the network.
-    pub fn sent(&mut self) {
-        for id in self.owed.sent() {
-            self.in_flight.settle(id);
-        }
-    }
-
-    /// A connection has ended, so the answers in flight to it never arrive. Returns how many grants that concerns.
-    pub fn undeliver(&mut self, client: u64) -> usize {
-        let in_flight = &mut self.in_flight;
-        self.owed.undeliver(client).map(|id| in_flight.owe(id)).count()
+    /// The answer that is owed to the request of an owner for a key that waits for its turn, and to the one that awaits
+    /// replicas.
+    pub fn tickets_of(&self, owner: &Owner, key: &LockKey) -> impl Iterator<Item = owed::Ticket> {
+        let queued = self.queue.of_owner(owner, key).and_then(|id| Some(self.queue.get(id)?.asker.ticket));
+        let awaits = self.undelivered.confirming(key.db, &key.name, owner);
+        let awaits = awaits.and_then(|id| Some(self.undelivered.get(id)?.ticket));
+        queued.into_iter().chain(awaits)
     }
 
     /// Whether somebody is there to get the answer to a request.
@@ -304,32 +352,67 @@ impl State {
             }
         };
         if let Recipient::Session { client, about } = &to {
-            self.sessions.remove_wait(*client, about);
+            self.sessions.remove_wait(*client, about, ticket);
         }
-        granted.into_iter().for_each(|grant| self.in_flight.owe(grant));
+        granted.into_iter().for_each(|grant| self.revoke(grant));
         Some(Withdrawn { from: to, was_granted: granted.is_some() })
     }
 
-    /// A hold that was tied is given up: it is taken back as soon as something may be written.
+    /// An owner withdraws what was granted to it, of which it was told nothing yet, while it releases its hold of this lock: the
+    /// rest is revoked. Returns what its client is told, unless it is a renewal that replicas have confirmed.
+    pub fn withdraw_granted(&mut self, id: GrantId, key: &LockKey) -> Option<WithdrawnGrant> {
+        let is_confirming = self.undelivered.is(id, Progress::Confirming);
+        let Grant { ticket, client, event, basis, .. } = *self.undelivered.get(id)?;
+        if basis == Basis::Renewal && !is_confirming {
+            return None;
+        }
+        self.look_behind(id);
+        self.undelivered.remove_hold(id, &key.name);
+        self.undelivered.revoke(id);
+        if let Some(event) = event {
+            self.sessions.refuse(client, event, id, sessions::WITHDRAWN);
+            return Some(WithdrawnGrant::Event);
+        }
+        let Pending { to, stage } = self.owed.get(ticket)?;
+        let is_blocked = matches!(to, Recipient::Blocked { .. });
+        if let Stage::Confirming(id) = stage {
+            self.confirmations.remove(*id);
+        }
+        Some(if is_blocked && is_confirming {
+            WithdrawnGrant::Unconfirmed(ticket)
+        } else {
+            WithdrawnGrant::Reply(ticket)
+        })
+    }
+
+    /// Forgets a request whose answer nobody wants any more because another one of its session takes its place.
+    pub fn forget_request(&mut self, ticket: owed::Ticket) {
+        if let Some(Pending { to: Recipient::Session { client, about }, .. }) = self.owed.take(ticket) {
+            self.sessions.remove_wait(client, &about, ticket);
+        }
+    }
+
+    /// A hold that was tied is over: it is ended as soon as something may be written.
     pub fn end_later(&mut self, tie: Tie) {
-        let hold = GrantedHold { name: tie.name.clone(), token: tie.token, deadline: tie.end() };
+        let hold = GrantedHold { name: tie.name.clone(), token: tie.token, deadline: tie.end(), undo: u64::MAX };
         let grant = Grant {
             home: self.ties.home(tie.key().db),
             owner: tie.owner,
             client: tie.client,
             on_behalf: owed::OnBehalf::Session,
             ticket: self.owed.ticket(),
-            back: TakeBack::Hold,
+            basis: Basis::New,
             holds: vec![hold],
+            event: None,
         };
-        let id = self.in_flight.begin(grant);
-        self.in_flight.owe(id);
+        let id = self.undelivered.begin(grant, Progress::Delivering);
+        self.undelivered.revoke(id);
     }
 
     /// Whether any lock may have holds that are over without anybody having ended them yet. (Asked before each look at a
-    /// lock: what is only in flight does not count, or a crowd that is let in would be looked through for each of them.)
+    /// lock: what is only undelivered does not count, or a crowd that is let in would be looked through for each of them.)
     pub fn may_have_broken(&self) -> bool {
-        self.in_flight.is_owed() || self.ties.have_ended() || self.has_news_to_tell()
+        self.undelivered.is_revoked() || self.ties.have_ended() || self.has_news_to_tell()
     }
 
     /// Whether the hold that `owner` has under this token is over without anybody having ended it yet.
@@ -337,13 +420,13 @@ impl State {
         let is_over = |tie: &Tie| tie.tying.ephemeral && !self.ties.is_live(tie);
         self.may_have_broken()
             && (self.ties.of(db, name, owner, token).is_some_and(is_over)
-                || self.in_flight.ends(db, name, owner, |client| self.sessions.is_open(client)))
+                || self.undelivered.ends(db, name, owner, |client| self.sessions.is_open(client)))
     }
 
-    /// Removes those holds of a lock that have to be taken back before anything is judged by it.
-    pub fn take_owed(&mut self, db: i32, name: &[u8]) -> Vec<OwedHold> {
+    /// Removes what has to be revoked of a lock before anything is judged by it.
+    pub fn take_revoked(&mut self, db: i32, name: &[u8]) -> Vec<Revocation> {
         let sessions = &self.sessions;
-        self.in_flight.take_owed(db, name, sessions.ends(), |client| sessions.is_open(client))
+        self.undelivered.take_revoked(db, name, sessions.ends(), |client| sessions.is_open(client))
     }
 
     /// A session asks for its events.
@@ -408,25 +491,25 @@ impl State {
     /// Whether there is work to do at once.
     pub fn has_work(&self) -> bool {
         let quiet = self.agenda.is_empty() && self.expired.is_empty() && self.sweep.is_over();
-        !quiet || self.in_flight.is_owed() || self.ties.has_work() || self.has_news_to_tell()
+        !quiet || self.undelivered.is_revoked() || self.ties.has_work() || self.has_news_to_tell()
     }
 
     /// Whether there is work to do at once that writes nothing.
     pub fn has_news_to_tell(&self) -> bool {
         let undecided =
             self.undecided.waiters.is_some() || self.undecided.confirmations.iter().any(|of| !of.is_empty());
-        undecided || self.ties.has_retired() || self.sessions.has_departed()
+        undecided || self.ties.has_retired() || self.sessions.has_departed() || !self.discarded.is_empty()
     }
 
     /// Drops the work that only a master does, on a replica.
     pub fn forget_changes(&mut self) {
-        self.in_flight.clear();
+        self.undelivered.clear();
         self.forget_touches();
     }
 
     fn forget_touches(&mut self) {
-        self.expired.clear();
-        self.agenda = Agenda::default();
+        self.discarded.add(std::mem::take(&mut self.expired));
+        self.discarded.add(std::mem::take(&mut self.agenda).into_pieces());
     }
 
     /// Whether anything would be lost with the module: somebody waits or is owed an answer, or a hold is tied.
@@ -439,12 +522,12 @@ impl State {
     /// been a replica for less than a turn.)
     pub fn forget_work(&mut self) {
         self.forget_touches();
-        self.lease_timers = LeaseTimers::default();
+        self.discarded.add(std::mem::take(&mut self.lease_timers).into_pieces());
         self.sweep = Sweep::default();
         let waiters = (!self.queue.is_empty()).then(|| (WaiterId::FIRST, self.queue.end()));
         self.undecided.waiters = waiters;
         self.undecided.tickets = self.queue.next_id(0).ticket;
         self.undecided.confirmations.push_back(self.confirmations.retire());
-        self.ties.retire_all();
+        self.ties.retire_all(&mut self.discarded);
     }
 }

@@ -1,5 +1,6 @@
 //! Who is owed an answer, and how it is delivered: to a blocked client by a reply, to a session by an event.
 
+use super::sessions::wait_bytes;
 use super::{ConfirmationId, GrantId, Tying};
 use crate::lock::{Demand, LockKey, Map, Millis, Owner, Token, WaiterId};
 use crate::server::clock::Now;
@@ -32,8 +33,30 @@ pub struct Asker {
     pub tying: Tying,
     /// How many replicas must have the grant before it counts.
     pub replicas: u32,
-    /// When the request arrived.
-    pub arrived: Now,
+    /// What a grant is answered with.
+    pub form: TokenForm,
+    /// When the request arrived, by [`crate::server::clock::steady_micros`].
+    pub arrived: u64,
+}
+
+/// What the reply to a grant tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TokenForm {
+    /// The token.
+    #[default]
+    Alone,
+    /// The token, and how long the request waited here.
+    WithWaited,
+}
+
+impl TokenForm {
+    /// The answer to a request that was granted after so many µs.
+    pub fn answer(self, token: Token, waited_micros: u64) -> Answer {
+        match self {
+            Self::Alone => Answer::Token(token),
+            Self::WithWaited => Answer::TokenAndWait(token, waited_micros / 1000),
+        }
+    }
 }
 
 /// On whose behalf a request is made.
@@ -73,6 +96,13 @@ pub struct About {
     pub owner: Owner,
     /// What it asks for.
     pub purpose: Purpose,
+}
+
+impl About {
+    /// How many bytes are reserved for it while it waits.
+    pub fn bytes(&self) -> usize {
+        wait_bytes(&self.owner, &self.purpose, self.keys.iter().map(|key| &*key.name))
+    }
 }
 
 /// What a session's request asks for.
@@ -116,10 +146,12 @@ pub enum SignsOfLife {
 /// How a request that was not answered at once ended.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Granted or renewed; in flight until the answer is with the network.
+    /// Granted or renewed; undelivered until the answer is composed.
     Granted(Answer, GrantId),
     /// Null.
     TimedOut,
+    /// Null; its owner withdrew it.
+    Withdrawn,
     /// An error.
     Refused(String),
 }
@@ -129,6 +161,8 @@ pub enum Outcome {
 pub enum Answer {
     /// For one lock, or several that share a token.
     Token(Token),
+    /// The same, and how many ms the request waited on this server.
+    TokenAndWait(Token, Millis),
     /// For several, each with its own token; null for those that were not held.
     Tokens(Vec<Option<Token>>),
 }
@@ -187,8 +221,6 @@ pub struct Owed<B> {
     ending: VecDeque<Ticket>,
     /// Those among them that the server may be about to redirect.
     put_off: VecDeque<Ticket>,
-    /// Grants whose reply is written but not yet handed to the network, by connection.
-    sending: Vec<(u64, GrantId)>,
     /// When waits time out.
     pub timeouts: BTreeSet<(Millis, Ticket)>,
 }
@@ -200,7 +232,6 @@ impl<B> Default for Owed<B> {
             pending: Map::default(),
             ending: VecDeque::new(),
             put_off: VecDeque::new(),
-            sending: Vec::new(),
             timeouts: BTreeSet::new(),
         }
     }
@@ -323,25 +354,5 @@ impl<B> Owed<B> {
     /// Whether a blocked client is to be answered.
     pub fn is_ending(&self) -> bool {
         !self.ending.is_empty()
-    }
-
-    /// The reply to a grant has been written. It is on the network once the event loop has made another turn.
-    pub fn sending(&mut self, client: u64, grant: GrantId) {
-        self.sending.push((client, grant));
-    }
-
-    /// Whether the reply to a grant has been written for this connection, so that it comes before any other.
-    pub fn is_sending(&self, client: u64, grant: GrantId) -> bool {
-        self.sending.contains(&(client, grant))
-    }
-
-    /// What was written has been handed to the network.
-    pub fn sent(&mut self) -> impl Iterator<Item = GrantId> {
-        self.sending.drain(..).map(|(_, grant)| grant)
-    }
-
-    /// A connection has ended, so what was written for it never arrives.
-    pub fn undeliver(&mut self, client: u64) -> impl Iterator<Item = GrantId> {
-        self.sending.extract_if(.., move |(to, _)| *to == client).map(|(_, grant)| grant)
     }
 }

@@ -1,13 +1,15 @@
 //! Sessions: connections that stand for a whole process. Everything that happens to the requests and holds of a
 //! session goes into its mailbox, which it reads.
 //!
-//! A connection becomes a session when a request names it as one or when it reads its mailbox; before that, nothing
-//! is kept for it.
+//! A connection becomes a session by `LOCK.SESSION`, and by nothing else; nothing is kept for any other connection.
+//!
+//! What may yet be told a session is reserved in bytes when a request is admitted: a waiting request reserves its event,
+//! and a bound hold the two that it may cause. So a session's events never take more memory than it was admitted for,
+//! whatever other clients do.
 
-use super::owed::{About, Ticket};
+use super::owed::{About, Purpose, Ticket};
 use super::ties::Read;
 use super::{Answer, GrantId, Outcome, Tie};
-use crate::lock::map::IntoValues;
 use crate::lock::{Deadline, LockKey, Map, Millis, Owner, Token};
 use crate::server::clock::Now;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -20,9 +22,34 @@ const SIGNS_OF_LIFE_A_LEASE: Millis = 8;
 /// The fewest and the most ms between two signs of life.
 const PACES: (Millis, Millis) = (10, 10_000);
 
-/// With so many unread events of an owner for a key, a session asks for nothing more on behalf of this owner there. What
-/// looks for these events (`LOCK.CANCEL`) finds no more than a step has room for, even if each names 128 keys.
-pub const MOST_UNREAD: usize = 100;
+/// What an event takes beside its owner and its keys, and what each of its keys takes beside its name, in bytes.
+const EVENT_BYTES: usize = 256;
+const KEY_BYTES: usize = 48;
+
+/// How many bytes an event about these keys takes, by their names.
+pub fn event_bytes<'a>(owner: &[u8], names: impl IntoIterator<Item = &'a [u8]>) -> usize {
+    let of_key = |name: &[u8]| name.len().saturating_add(KEY_BYTES);
+    let own = owner.len().saturating_add(EVENT_BYTES);
+    names.into_iter().map(of_key).fold(own, usize::saturating_add)
+}
+
+/// How many bytes are reserved for a bound hold: for `lost` or `unbound`, and for `contended`.
+pub fn hold_bytes(owner: &[u8], name: &[u8]) -> usize {
+    event_bytes(owner, [name]).saturating_mul(2)
+}
+
+/// How many bytes are reserved for a request that waits: for the event that says how it ends (of a renewal, one for each
+/// key), and for its holds once they are bound.
+pub fn wait_bytes<'a>(owner: &[u8], purpose: &Purpose, names: impl Iterator<Item = &'a [u8]> + Clone) -> usize {
+    let holds = names.clone().map(|name| hold_bytes(owner, name)).fold(0, usize::saturating_add);
+    holds.saturating_add(match purpose {
+        Purpose::Acquire(_) => event_bytes(owner, names),
+        Purpose::Renew { .. } => holds / 2,
+    })
+}
+
+/// The error in the event of a request that its owner withdrew.
+pub const WITHDRAWN: &str = "CANCELLED the request was withdrawn by LOCK.RELEASE with ALL";
 
 /// An event for a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +60,20 @@ pub struct Event {
     pub keys: Rc<[LockKey]>,
     /// The owner.
     pub owner: Owner,
+}
+
+impl Event {
+    /// How many bytes it takes.
+    fn bytes(&self) -> usize {
+        event_bytes(&self.owner, self.keys.iter().map(|key| &*key.name))
+    }
+
+    /// The server's clock has stepped by so many ms, and what was granted goes along.
+    fn stepped(&mut self, by: i64) {
+        if let Kind::Granted(_, deadline) = &mut self.kind {
+            *deadline = deadline.stepped(by);
+        }
+    }
 }
 
 /// What happened to a request or a hold of a session.
@@ -50,18 +91,6 @@ pub enum Kind {
     Unbound(Token, Why),
     /// Somebody waits for what is held under this token.
     Contended(Token),
-}
-
-impl Kind {
-    /// The token of the hold that it is about.
-    fn token(&self) -> Option<Token> {
-        match self {
-            Self::Granted(token, _) | Self::Lost(token, _) | Self::Unbound(token, _) | Self::Contended(token) => {
-                Some(*token)
-            }
-            Self::TimedOut | Self::Refused(_) => None,
-        }
-    }
 }
 
 /// Why a hold was lost or unbound.
@@ -107,24 +136,35 @@ pub struct Unheard {
     pub since: Now,
 }
 
-/// Identifies a request: an owner asks for a key on behalf of a session at most once at a time.
-type Claim = (Owner, LockKey);
-
 #[derive(Debug, Default)]
 struct Session {
     /// What is waited for on its behalf: locks, and renewals that are being confirmed.
-    waits: Map<Claim, Ticket>,
-    /// How many requests these are, since one may name several keys.
-    requests: usize,
+    waits: BTreeSet<Ticket>,
+    /// The bytes that are reserved for their events and holds.
+    reserved: usize,
     /// Unread events, in order.
     mail: BTreeMap<u64, Letter>,
     next_letter: u64,
+    /// The bytes that unread events take.
+    unread_bytes: usize,
     reader: Option<Reader>,
     last_read: Read,
-    /// When it has been silent for too long, having been promised a sign of life.
-    silent_at: Option<Millis>,
+    silence: Silence,
     /// Within how many ms the next question is answered, as the last sign of life said.
     promised: Option<Millis>,
+}
+
+/// Whether a session that was promised a heartbeat has to ask for its events.
+#[derive(Clone, Copy, Debug, Default)]
+struct Silence {
+    /// When it has been silent for too long, as it is kept.
+    at: Option<Millis>,
+    /// After how many ms that is.
+    after: Millis,
+    /// It had nothing bound and nothing waiting when it should have asked: the time begins anew when it has.
+    is_idle: bool,
+    /// It was blocked in another command of its own when it should have asked.
+    was_blocked: bool,
 }
 
 /// The blocked client that waits for a session's next event.
@@ -142,37 +182,16 @@ pub fn pace(lease: Millis) -> Millis {
     (lease / SIGNS_OF_LIFE_A_LEASE).clamp(shortest, longest)
 }
 
-/// Where the unread events are: the session, the owner and the name of the lock, and the position in its mailbox.
-#[derive(Debug, Default)]
-struct Unread(BTreeSet<Place>);
-
-type Place = (u64, Owner, Rc<[u8]>, u64);
-
-impl Unread {
-    fn add(&mut self, event: &Event, client: u64, at: u64) {
-        self.0.extend(event.keys.iter().map(|key| (client, event.owner.clone(), key.name.clone(), at)));
-    }
-
-    fn remove(&mut self, event: &Event, client: u64, at: u64) {
-        for key in event.keys.iter() {
-            self.0.remove(&(client, event.owner.clone(), key.name.clone(), at));
-        }
-    }
-
-    fn of(&self, client: u64, owner: &Owner, name: &Rc<[u8]>) -> impl Iterator<Item = u64> {
-        let place = |at| (client, owner.clone(), name.clone(), at);
-        self.0.range(place(0)..=place(u64::MAX)).map(|(.., at)| *at)
-    }
-}
-
 /// All sessions.
 #[derive(Debug, Default)]
 pub struct Sessions {
     by_client: Map<u64, Session>,
     departed: VecDeque<Departed>,
-    /// When sessions have been silent for too long.
+    /// When sessions have been silent for too long, as it is kept.
     silences: BTreeSet<(Millis, u64)>,
-    unread: Unread,
+    /// How far the server's clock has stepped in all, in ms. Moments are kept by the clock as it would be without its steps,
+    /// so that a step moves all of them at once.
+    stepped: i64,
     waits: usize,
     letters: usize,
     /// How many have ended.
@@ -183,20 +202,8 @@ pub struct Sessions {
 /// pieces.
 #[derive(Debug)]
 struct Departed {
-    client: u64,
     mail: BTreeMap<u64, Letter>,
-    waits: IntoValues<Claim, Ticket>,
-}
-
-/// What a session knows of an owner's request for a key.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Claimed {
-    /// Nothing.
-    Nothing,
-    /// It waits.
-    Waits(Ticket),
-    /// The session has not read what became of [`MOST_UNREAD`] others.
-    Unread,
+    waits: BTreeSet<Ticket>,
 }
 
 /// What an ended session leaves to be done.
@@ -206,12 +213,14 @@ pub enum Remains {
     Wait(Ticket),
     /// This grant was never heard of.
     Grant(GrantId),
+    /// An event that was never read, which leaves nothing to be done.
+    Event,
 }
 
 impl Sessions {
-    /// Makes a connection a session, if it is not one yet. Returns how many unread events it has.
-    pub fn open(&mut self, client: u64) -> usize {
-        self.by_client.get_or_insert_with(client, Session::default).mail.len()
+    /// Makes a connection a session, if it is not one yet.
+    pub fn open(&mut self, client: u64) {
+        self.by_client.get_or_insert_with(client, Session::default);
     }
 
     /// Whether there is none.
@@ -229,9 +238,14 @@ impl Sessions {
         self.by_client.contains_key(&client)
     }
 
-    /// The requests that wait for a session, and its unread events.
-    pub fn load(&self, client: u64) -> usize {
-        self.by_client.get(&client).map_or(0, |it| it.requests.saturating_add(it.mail.len()))
+    /// The bytes that a session's unread events take, and those that are reserved for its waiting requests.
+    pub fn bytes(&self, client: u64) -> usize {
+        self.by_client.get(&client).map_or(0, |it| it.reserved.saturating_add(it.unread_bytes))
+    }
+
+    /// Whether any request waits for a session.
+    pub fn has_waits(&self, client: u64) -> bool {
+        self.by_client.get(&client).is_some_and(|it| !it.waits.is_empty())
     }
 
     /// How many sessions there are, how many requests wait on their behalf, and how many events are unread.
@@ -239,65 +253,44 @@ impl Sessions {
         (self.by_client.len(), self.waits, self.letters)
     }
 
-    /// Whether a session knows anything that may concern a request: something waits, or much is unread.
-    pub fn knows(&self, client: u64) -> bool {
-        self.by_client.get(&client).is_some_and(|it| !it.waits.is_empty() || it.mail.len() >= MOST_UNREAD)
-    }
-
-    /// What a session knows of an owner's request for any of `keys`: of the first of them that it knows anything about.
-    pub fn claimed(&self, client: u64, owner: &Owner, keys: &[LockKey]) -> Claimed {
-        let Some(session) = self.by_client.get(&client).filter(|_| self.knows(client)) else { return Claimed::Nothing };
-        let waits = |key: &LockKey| session.waits.get(&(owner.clone(), key.clone())).copied();
-        let unread = |key: &LockKey| self.unread.of(client, owner, &key.name).take(MOST_UNREAD).count();
-        let is_full = || session.mail.len() >= MOST_UNREAD && keys.iter().any(|key| unread(key) == MOST_UNREAD);
-        match keys.iter().find_map(waits) {
-            Some(ticket) => Claimed::Waits(ticket),
-            None if is_full() => Claimed::Unread,
-            None => Claimed::Nothing,
-        }
-    }
-
     /// Records that a request waits on behalf of a session.
     pub fn add_wait(&mut self, client: u64, about: &About, ticket: Ticket) {
         let Some(session) = self.by_client.get_mut(&client) else { return };
-        for key in about.keys.iter() {
-            session.waits.insert((about.owner.clone(), key.clone()), ticket);
-        }
-        session.requests = session.requests.saturating_add(1);
+        session.waits.insert(ticket);
+        session.reserved = session.reserved.saturating_add(about.bytes());
         self.waits = self.waits.saturating_add(1);
     }
 
     /// A request no longer waits on behalf of a session.
-    pub fn remove_wait(&mut self, client: u64, about: &About) {
+    pub fn remove_wait(&mut self, client: u64, about: &About, ticket: Ticket) {
         let Some(session) = self.by_client.get_mut(&client) else { return };
-        for key in about.keys.iter() {
-            session.waits.remove(&(about.owner.clone(), key.clone()));
+        if session.waits.remove(&ticket) {
+            session.reserved = session.reserved.saturating_sub(about.bytes());
+            self.waits = self.waits.saturating_sub(1);
         }
-        session.requests = session.requests.saturating_sub(1);
-        self.waits = self.waits.saturating_sub(1);
     }
 
-    /// Notifies a session how one of its requests ended. What was granted lasts at least until then.
+    /// Notifies a session how one of its requests ended. What was granted lasts at least until then. Returns the place of
+    /// the event, if it is one.
     ///
     /// # Errors
     ///
     /// The outcome, if there is no such session any more.
     pub fn tell(
         &mut self,
-        client: u64,
+        (client, ticket): (u64, Ticket),
         about: About,
         (outcome, until): (Outcome, Deadline),
         now: Now,
-    ) -> Result<(), Outcome> {
-        self.remove_wait(client, &about);
+    ) -> Result<Option<u64>, Outcome> {
+        self.remove_wait(client, &about, ticket);
         if !self.is_open(client) {
             return Err(outcome);
         }
         let About { keys, owner, .. } = about;
-        match outcome {
-            Outcome::Granted(Answer::Token(token), grant) => {
-                let kind = Kind::Granted(token, until);
-                self.put(client, Event { kind, keys, owner }, Some(Unheard { grant, since: now }));
+        let (kind, unheard) = match outcome {
+            Outcome::Granted(Answer::Token(token) | Answer::TokenAndWait(token, _), grant) => {
+                (Kind::Granted(token, until), Some(Unheard { grant, since: now }))
             }
             Outcome::Granted(Answer::Tokens(tokens), grant) => {
                 for (key, token) in keys.iter().zip(tokens) {
@@ -309,11 +302,13 @@ impl Sessions {
                     let unheard = token.map(|_| Unheard { grant, since: now });
                     self.put(client, event, unheard);
                 }
+                return Ok(None);
             }
-            Outcome::TimedOut => self.put(client, Event { kind: Kind::TimedOut, keys, owner }, None),
-            Outcome::Refused(error) => self.put(client, Event { kind: Kind::Refused(error), keys, owner }, None),
-        }
-        Ok(())
+            Outcome::TimedOut => (Kind::TimedOut, None),
+            Outcome::Withdrawn => (Kind::Refused(WITHDRAWN.into()), None),
+            Outcome::Refused(error) => (Kind::Refused(error), None),
+        };
+        Ok(self.put(client, Event { kind, keys, owner }, unheard))
     }
 
     /// Notifies a session that a hold tied to it is lost.
@@ -338,20 +333,26 @@ impl Sessions {
         }
     }
 
-    fn put(&mut self, client: u64, event: Event, unheard: Option<Unheard>) {
-        let Some(session) = self.by_client.get_mut(&client) else { return };
+    /// Adds an event, and returns its place.
+    fn put(&mut self, client: u64, mut event: Event, unheard: Option<Unheard>) -> Option<u64> {
+        let stepped = self.stepped;
+        let session = self.by_client.get_mut(&client)?;
         let at = session.next_letter;
         session.next_letter = at.wrapping_add(1);
-        self.unread.add(&event, client, at);
+        session.unread_bytes = session.unread_bytes.saturating_add(event.bytes());
+        event.stepped(stepped.saturating_neg());
         session.mail.insert(at, (event, unheard));
         self.letters = self.letters.saturating_add(1);
+        Some(at)
     }
 
     /// Removes an unread event.
     fn take(&mut self, client: u64, at: u64) -> Option<Letter> {
-        let letter = self.by_client.get_mut(&client)?.mail.remove(&at)?;
-        self.unread.remove(&letter.0, client, at);
+        let session = self.by_client.get_mut(&client)?;
+        let mut letter = session.mail.remove(&at)?;
+        session.unread_bytes = session.unread_bytes.saturating_sub(letter.0.bytes());
         self.letters = self.letters.saturating_sub(1);
+        letter.0.stepped(self.stepped);
         Some(letter)
     }
 
@@ -396,6 +397,7 @@ impl Sessions {
     pub fn reads(&mut self, client: u64, read: Read) {
         if let Some(session) = self.by_client.get_mut(&client) {
             session.last_read = read;
+            (session.silence.is_idle, session.silence.was_blocked) = (false, false);
         }
         self.expect(client, None);
     }
@@ -406,24 +408,66 @@ impl Sessions {
     }
 
     /// A session must ask for its events by then, or is silent; `None`: it has asked, or needs not.
-    pub fn expect(&mut self, client: u64, by: Option<Millis>) {
+    fn expect(&mut self, client: u64, by: Option<Millis>) {
+        let by = by.map(|by| by.saturating_add_signed(self.stepped.saturating_neg()));
         let Some(session) = self.by_client.get_mut(&client) else { return };
-        if let Some(before) = std::mem::replace(&mut session.silent_at, by) {
+        if let Some(before) = std::mem::replace(&mut session.silence.at, by) {
             self.silences.remove(&(before, client));
         }
         self.silences.extend(by.map(|by| (by, client)));
     }
 
-    /// When the first session will have been silent for too long.
-    pub fn first_silence(&self) -> Option<Millis> {
-        self.silences.first().map(|(at, _)| *at)
+    /// A session that was promised a heartbeat must ask for its events within so many ms from now on.
+    pub fn expect_within(&mut self, client: u64, after: Millis, now: Millis) {
+        if let Some(session) = self.by_client.get_mut(&client) {
+            session.silence.after = after;
+        }
+        self.expect(client, Some(now.saturating_add(after)));
     }
 
-    /// A session that has been silent for too long.
+    /// When the first session will have been silent for too long.
+    pub fn first_silence(&self) -> Option<Millis> {
+        self.silences.first().map(|(at, _)| at.saturating_add_signed(self.stepped))
+    }
+
+    /// A session that should have asked for its events by now.
     pub fn take_silent(&mut self, now: Millis) -> Option<u64> {
-        let (_, client) = *self.silences.first().filter(|(at, _)| *at <= now)?;
+        let client = self.silences.first()?.1;
+        self.first_silence().filter(|at| *at <= now)?;
         self.expect(client, None);
         Some(client)
+    }
+
+    /// A session that should have asked for its events has nothing bound and nothing waiting, so nothing is expected of it
+    /// before it has: see [`Sessions::expect_again`].
+    pub fn expect_nothing(&mut self, client: u64) {
+        if let Some(session) = self.by_client.get_mut(&client) {
+            session.silence.is_idle = true;
+        }
+    }
+
+    /// A session has something bound or waiting: if nothing was expected of it, it must ask for its events from now on.
+    /// Returns whether that is so.
+    pub fn expect_again(&mut self, client: u64, now: Millis) -> bool {
+        let Some(silence) = self.by_client.get_mut(&client).map(|it| &mut it.silence) else { return false };
+        let was_idle = std::mem::take(&mut silence.is_idle);
+        let by = was_idle.then(|| now.saturating_add(silence.after));
+        if by.is_some() {
+            self.expect(client, by);
+        }
+        was_idle
+    }
+
+    /// A session that should have asked for its events may have been unable to, as long as it `is_blocked` in another command
+    /// of its own, and once after that. Returns whether it may: then it is expected anew.
+    pub fn excuse_blocked(&mut self, client: u64, is_blocked: bool, now: Millis) -> bool {
+        let Some(silence) = self.by_client.get_mut(&client).map(|it| &mut it.silence) else { return false };
+        let may_be = std::mem::replace(&mut silence.was_blocked, is_blocked) || is_blocked;
+        let by = may_be.then(|| now.saturating_add(silence.after));
+        if by.is_some() {
+            self.expect(client, by);
+        }
+        may_be
     }
 
     /// All who wait for events.
@@ -433,18 +477,10 @@ impl Sessions {
 
     /// The server's clock has stepped by so many ms: sessions go along, with what they were granted, which is tied.
     pub fn stepped(&mut self, by: i64) {
-        let moved = |at: Millis| at.saturating_add_signed(by);
-        self.silences.clear();
-        for (client, session) in self.by_client.iter_mut() {
-            session.silent_at = session.silent_at.map(moved);
-            self.silences.extend(session.silent_at.map(|at| (at, *client)));
+        self.stepped = self.stepped.saturating_add(by);
+        for (_, session) in self.by_client.iter_mut() {
             if let Some(reader) = &mut session.reader {
-                reader.until = reader.until.map(moved);
-            }
-            for (event, _) in session.mail.values_mut() {
-                if let Kind::Granted(_, deadline) = &mut event.kind {
-                    *deadline = deadline.stepped(by);
-                }
+                reader.until = reader.until.map(|at| at.saturating_add_signed(by));
             }
         }
     }
@@ -462,66 +498,14 @@ impl Sessions {
         promised.map_or(pace, |promised| promised.min(pace))
     }
 
-    /// The request of an owner for a key that waits on behalf of a session.
-    pub fn waiting(&self, client: u64, owner: &Owner, key: &LockKey) -> Option<Ticket> {
-        self.by_client.get(&client)?.waits.get(&(owner.clone(), key.clone())).copied()
-    }
-
-    /// Removes a session's unread events about an owner's requests for a key, and about what else it was granted with it.
-    /// Returns the grants among them.
-    pub fn forget_events(&mut self, client: u64, owner: &Owner, key: &LockKey) -> Vec<GrantId> {
-        let forgotten = self.take_all(client, owner, key, |_| true);
-        let tokens: BTreeSet<Token> = forgotten.iter().filter_map(|(event, _)| event.kind.token()).collect();
-        let keys: BTreeSet<LockKey> = forgotten.iter().flat_map(|(event, _)| event.keys.iter().cloned()).collect();
-        let mut grants: Vec<GrantId> = forgotten.into_iter().filter_map(|(_, it)| Some(it?.grant)).collect();
-        for other in &keys {
-            grants.extend(self.forget_events_of(client, owner, other, &tokens));
+    /// The event at this place, if it reports this grant and is unread, reports this error instead.
+    pub fn refuse(&mut self, client: u64, at: u64, grant: GrantId, error: &str) {
+        let letter = self.by_client.get_mut(&client).and_then(|session| session.mail.get_mut(&at));
+        if let Some((event, unheard)) = letter
+            && unheard.take_if(|unheard| unheard.grant == grant).is_some()
+        {
+            event.kind = Kind::Refused(error.into());
         }
-        grants
-    }
-
-    /// Removes a session's unread events about what an owner has of a key under these tokens. Returns the grants among them.
-    pub fn forget_events_of(
-        &mut self,
-        client: u64,
-        owner: &Owner,
-        key: &LockKey,
-        tokens: &BTreeSet<Token>,
-    ) -> Vec<GrantId> {
-        let is_its = |event: &Event| event.kind.token().is_some_and(|token| tokens.contains(&token));
-        let letters = self.take_all(client, owner, key, is_its);
-        letters.into_iter().filter_map(|(_, unheard)| Some(unheard?.grant)).collect()
-    }
-
-    fn take_all(&mut self, client: u64, owner: &Owner, key: &LockKey, which: impl Fn(&Event) -> bool) -> Vec<Letter> {
-        let places: Vec<u64> = self.unread.of(client, owner, &key.name).collect();
-        let letters = places.into_iter().filter_map(|at| {
-            let (event, _) = self.by_client.get(&client)?.mail.get(&at)?;
-            if which(event) && event.keys.contains(key) { self.take(client, at) } else { None }
-        });
-        letters.collect()
-    }
-
-    /// A session that has not heard of a grant of this key is told this error instead. Returns whether it had not.
-    pub fn refuse_unread(
-        &mut self,
-        client: u64,
-        grant: GrantId,
-        (owner, key): (&Owner, &LockKey),
-        error: &str,
-    ) -> bool {
-        let places: Vec<u64> = self.unread.of(client, owner, &key.name).collect();
-        let Some(session) = self.by_client.get_mut(&client) else { return false };
-        let mut any = false;
-        for at in places {
-            if let Some((event, unheard)) = session.mail.get_mut(&at)
-                && unheard.is_some_and(|unheard| unheard.grant == grant)
-            {
-                (event.kind, *unheard) = (Kind::Refused(error.into()), None);
-                any = true;
-            }
-        }
-        any
     }
 
     /// A connection has ended, and its session, if it was one, with it. Returns whether it was. What it leaves behind
@@ -530,10 +514,10 @@ impl Sessions {
         self.expect(client, None);
         let Some(session) = self.by_client.remove(&client) else { return false };
         self.ends = self.ends.wrapping_add(1);
-        self.waits = self.waits.saturating_sub(session.requests);
+        self.waits = self.waits.saturating_sub(session.waits.len());
         self.letters = self.letters.saturating_sub(session.mail.len());
         let Session { mail, waits, .. } = session;
-        self.departed.push_back(Departed { client, mail, waits: waits.into_values() });
+        self.departed.push_back(Departed { mail, waits });
         true
     }
 
@@ -546,45 +530,27 @@ impl Sessions {
     pub fn next_remains(&mut self) -> Option<Remains> {
         loop {
             let departed = self.departed.front_mut()?;
-            if let Some((at, (event, unheard))) = departed.mail.pop_first() {
-                self.unread.remove(&event, departed.client, at);
-                if let Some(unheard) = unheard {
-                    return Some(Remains::Grant(unheard.grant));
-                }
-            } else if let Some(ticket) = departed.waits.next() {
-                return Some(Remains::Wait(ticket));
-            } else {
-                self.departed.pop_front();
+            if let Some((_, (_, unheard))) = departed.mail.pop_first() {
+                return Some(unheard.map_or(Remains::Event, |unheard| Remains::Grant(unheard.grant)));
             }
+            if let Some(ticket) = departed.waits.pop_first() {
+                return Some(Remains::Wait(ticket));
+            }
+            self.departed.pop_front();
         }
     }
 }
 
 #[cfg(test)]
 impl Sessions {
-    /// Whether each unread event is in the index under each of its keys, nothing else is, and the counters agree.
+    /// Whether the counters agree with what is stored.
     pub fn is_consistent(&self) -> bool {
-        let mail_of = |client: &u64| {
-            let departed = || self.departed.iter().find(|it| it.client == *client).map(|it| &it.mail);
-            self.by_client.get(client).map(|it| &it.mail).or_else(departed)
-        };
-        let live = self.by_client.iter().map(|(client, it)| (*client, &it.mail));
-        let all = live.chain(self.departed.iter().map(|it| (it.client, &it.mail)));
-        let each_is_found =
-            all.flat_map(|(client, mail)| mail.iter().map(move |it| (client, it))).all(|(client, it)| {
-                let (at, (event, _)) = it;
-                event.keys.iter().all(|key| self.unread.of(client, &event.owner, &key.name).any(|place| place == *at))
-            });
-        let nothing_else = self.unread.0.iter().all(|(client, owner, name, at)| {
-            let event = mail_of(client).and_then(|mail| mail.get(at));
-            event.is_some_and(|(event, _)| event.owner == *owner && event.keys.iter().any(|it| it.name == *name))
-        });
-        let waits = self.by_client.values().map(|it| it.requests).sum::<usize>();
+        let waits = self.by_client.values().map(|it| it.waits.len()).sum::<usize>();
         let letters = self.by_client.values().map(|it| it.mail.len()).sum::<usize>();
-        let tickets = |it: &Session| it.waits.values().copied().collect::<BTreeSet<Ticket>>();
-        each_is_found
-            && nothing_else
-            && (waits, letters) == (self.waits, self.letters)
-            && self.by_client.values().all(|it| tickets(it).len() == it.requests)
+        let of_each = |it: &Session| {
+            it.unread_bytes == it.mail.values().map(|(event, _)| event.bytes()).sum::<usize>()
+                && (!it.waits.is_empty() || it.reserved == 0)
+        };
+        (waits, letters) == (self.waits, self.letters) && self.by_client.values().all(of_each)
     }
 }

@@ -4,8 +4,8 @@
 //! A tie names one particular hold by its token. So the watchdog never renews a later hold, and a connection that
 //! ends never takes one with it.
 
-use super::owed::OnBehalf;
-use super::{ConfirmationId, Why};
+use super::sessions::hold_bytes;
+use super::{ConfirmationId, Discarded, Why};
 use crate::lock::{Deadline, KeyMap, Limit, LockKey, Map, Millis, Owner, Token};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -46,8 +46,6 @@ impl TieId {
 pub struct Tie {
     /// The connection.
     pub client: u64,
-    /// Whether that is a session, whose holds are renewed only if it reads its events.
-    pub on_behalf: OnBehalf,
     /// How it is tied.
     pub tying: Tying,
     /// The lock's key: its name.
@@ -68,9 +66,6 @@ pub struct Tie {
     deadline: Deadline,
     /// What replicas have of it, if it needs any.
     confirmed: Option<Confirmed>,
-    /// Under which token it was granted together with other locks, if it was or may have been; whatever token a holder
-    /// has given it since.
-    together: Option<Token>,
     /// The session has been told that somebody waits for the lock.
     told: bool,
     /// The newest [`Read`] of any session when the hold began or was last renewed.
@@ -132,8 +127,6 @@ pub type Home = Rc<Cell<i32>>;
 pub struct NewTie {
     /// The connection.
     pub client: u64,
-    /// Whether that is a session.
-    pub on_behalf: OnBehalf,
     /// How it is tied.
     pub tying: Tying,
     /// The lock.
@@ -152,17 +145,6 @@ pub struct NewTie {
     pub holds: u64,
     /// The limit of the lock.
     pub limit: Limit,
-    /// The token of the request, if that may have been granted several locks.
-    pub together: Option<Token>,
-}
-
-/// What an owner was granted in one step.
-#[derive(Debug)]
-pub struct Together {
-    /// The token of the grant.
-    pub token: Token,
-    /// Its locks.
-    pub keys: Rc<[LockKey]>,
 }
 
 /// The tie that a hold had before.
@@ -178,6 +160,11 @@ impl Tie {
     /// The lock.
     pub fn key(&self) -> LockKey {
         LockKey { db: self.home.get(), name: self.name.clone() }
+    }
+
+    /// The bytes that are reserved for the events that it may cause.
+    fn reserved(&self) -> usize {
+        hold_bytes(&self.owner, &self.name)
     }
 
     /// Whether its session has yet to be told that somebody waits for the lock.
@@ -245,9 +232,6 @@ type Rank = (Millis, Deadline, TieId);
 /// Of a connection with more different leases that are renewed for it, nothing is sure: looking at each would take long.
 const LEASES: usize = 1_000;
 
-/// How many grants of several locks are remembered of which none is tied any more.
-const ENDED_GROUPS: usize = 100;
-
 /// The ties of a lock.
 #[derive(Debug, Default)]
 struct OfLock {
@@ -256,22 +240,23 @@ struct OfLock {
     looked: u64,
 }
 
-/// Ties, with six indices.
+/// The ties of a connection.
+#[derive(Debug, Default)]
+struct OfClient {
+    ranks: BTreeSet<Rank>,
+    /// The bytes that are reserved for the events that they may cause, if it is a session.
+    reserved: usize,
+}
+
+/// Ties, with five indices.
 #[derive(Debug, Default)]
 struct Tables {
     by_id: BTreeMap<TieId, Tie>,
-    by_client: Map<u64, BTreeSet<Rank>>,
+    by_client: Map<u64, OfClient>,
     by_hold: KeyMap<OfLock>,
     /// Those whose sessions have yet to be told that somebody waits: of a lock that has one holder, the tie of that.
     asking: KeyMap<TieId>,
     due: BTreeSet<(Millis, TieId)>,
-    /// Those that were or may have been granted together with others, by the token of that grant.
-    together: BTreeSet<(Token, TieId)>,
-    /// All locks of such a grant, as long as any of them is tied; and the grant of each.
-    groups: BTreeMap<Token, (Owner, Rc<[LockKey]>)>,
-    members: Map<(Owner, LockKey), Token>,
-    /// Those of which nothing is tied any more, oldest first: of their ends, not all may have been told.
-    ended_groups: VecDeque<Token>,
     /// Those that were due and not renewed because their session reads nothing, by connection.
     unread: BTreeMap<u64, BTreeSet<TieId>>,
 }
@@ -300,13 +285,14 @@ pub struct Ties {
 
 impl Tables {
     fn add(&mut self, id: TieId, tie: Tie) {
-        self.by_client.get_or_insert_with(tie.client, BTreeSet::new).insert(tie.rank(id));
+        let of_client = self.by_client.get_or_insert_with(tie.client, OfClient::default);
+        of_client.ranks.insert(tie.rank(id));
+        of_client.reserved = of_client.reserved.saturating_add(tie.reserved());
         self.by_hold.get_or_default(&tie.key()).by_owner.insert(tie.owner.clone(), id);
         if tie.asks() {
             self.asking.insert(tie.key(), id);
         }
         self.due.extend(tie.due.map(|due| (due, id)));
-        self.together.extend(tie.together.map(|token| (token, id)));
         self.by_id.insert(id, tie);
     }
 
@@ -315,13 +301,11 @@ impl Tables {
         if let Some(due) = tie.due {
             self.due.remove(&(due, id));
         }
-        if let Some(token) = tie.together {
-            self.together.remove(&(token, id));
-            self.end_group(token);
-        }
         if let Some(of_client) = self.by_client.get_mut(&tie.client) {
-            of_client.remove(&tie.rank(id));
-            if of_client.is_empty() {
+            if of_client.ranks.remove(&tie.rank(id)) {
+                of_client.reserved = of_client.reserved.saturating_sub(tie.reserved());
+            }
+            if of_client.ranks.is_empty() {
                 self.by_client.remove(&tie.client);
             }
         }
@@ -360,54 +344,14 @@ impl Tables {
         let after = tie.rank(id);
         if before != after
             && let Some(of_client) = self.by_client.get_mut(&tie.client)
-            && of_client.remove(&before)
+            && of_client.ranks.remove(&before)
         {
-            of_client.insert(after);
-        }
-    }
-
-    /// Remembers for a while a grant of several locks of which none is tied any more.
-    fn end_group(&mut self, token: Token) {
-        if self.groups.contains_key(&token) && self.of_grant(token).next().is_none() {
-            self.ended_groups.push_back(token);
-            if self.ended_groups.len() > ENDED_GROUPS {
-                let oldest = self.ended_groups.pop_front();
-                oldest.into_iter().for_each(|oldest| self.forget_group(oldest));
-            }
-        }
-    }
-
-    fn forget_group(&mut self, token: Token) {
-        if self.of_grant(token).next().is_some() {
-            return; // It was tied again.
-        }
-        let Some((owner, keys)) = self.groups.remove(&token) else { return };
-        for key in keys.iter() {
-            let member = (owner.clone(), key.clone());
-            if self.members.get(&member) == Some(&token) {
-                self.members.remove(&member);
-            }
-        }
-    }
-
-    /// An owner's hold of a lock goes by these tokens now: under any other, it was granted with an earlier one.
-    fn leave_group(&mut self, owner: &Owner, key: &LockKey, tokens: [Option<Token>; 2]) {
-        if self.members.is_empty() {
-            return;
-        }
-        let member = (owner.clone(), key.clone());
-        if self.members.get(&member).is_some_and(|token| !tokens.contains(&Some(*token))) {
-            self.members.remove(&member);
+            of_client.ranks.insert(after);
         }
     }
 
     fn of_lock(&self, db: i32, name: &[u8]) -> impl Iterator<Item = TieId> + '_ {
         self.by_hold.get(db, name).into_iter().flat_map(|of_lock| of_lock.by_owner.values().copied())
-    }
-
-    /// The ties of what was granted together under this token.
-    fn of_grant(&self, token: Token) -> impl Iterator<Item = TieId> + '_ {
-        self.together.range((token, TieId(0))..=(token, TieId(u64::MAX))).map(|(_, id)| *id)
     }
 
     fn set_due(&mut self, id: TieId, due: Option<Millis>) {
@@ -445,22 +389,17 @@ impl Ties {
         let of_hold = before.as_ref().filter(|it| it.token == new.token);
         let (deadline, steps) = (self.steps.kept_deadline(new.deadline), self.steps.clone());
         let followed = of_hold.map_or(steps.0.get(), |it| it.followed);
-        let (mut tying, mut together) = (new.tying, new.together);
+        let mut tying = new.tying;
         let told = !tying.contention && of_hold.is_some_and(|it| it.told);
         let lease = of_hold.filter(|_| keeps).map_or(new.lease, |it| it.lease);
-        if let Some(before) = of_hold {
-            together = before.together;
-            if before.client == new.client {
-                tying.watchdog |= before.tying.watchdog;
-                tying.ephemeral |= before.tying.ephemeral;
-                tying.contention |= before.tying.contention;
-            }
+        if let Some(before) = of_hold.filter(|it| it.client == new.client) {
+            tying.watchdog |= before.tying.watchdog;
+            tying.ephemeral |= before.tying.ephemeral;
+            tying.contention |= before.tying.contention;
         }
-        self.live.leave_group(&new.owner, &new.key, [Some(new.token), together]);
         let home = self.home(new.key.db);
         let tie = Tie {
             client: new.client,
-            on_behalf: new.on_behalf,
             tying,
             name: new.key.name,
             owner: new.owner,
@@ -471,7 +410,6 @@ impl Ties {
             limit: new.limit,
             deadline,
             confirmed: (new.replicas > 0).then_some(Confirmed { deadline, asked: None }),
-            together,
             told,
             since: self.reads,
             home,
@@ -529,49 +467,6 @@ impl Ties {
         Some(self.get(self.id(db, name, owner)?)?.client)
     }
 
-    /// An owner was granted these locks together, under this token, and they have been tied.
-    pub fn granted_together(&mut self, owner: &Owner, token: Token, keys: Rc<[LockKey]>) {
-        if self.live.of_grant(token).next().is_none() {
-            return;
-        }
-        for key in keys.iter() {
-            self.live.members.insert((owner.clone(), key.clone()), token);
-        }
-        self.live.groups.insert(token, (owner.clone(), keys));
-    }
-
-    /// An owner waits for these locks. Those of them that were granted together with others, and are not tied any more,
-    /// belong to the new request.
-    pub fn asked_anew(&mut self, owner: &Owner, keys: &[LockKey]) {
-        if self.live.members.is_empty() {
-            return;
-        }
-        for key in keys {
-            if self.id(key.db, &key.name, owner).is_none() {
-                self.live.members.remove(&(owner.clone(), key.clone()));
-            }
-        }
-    }
-
-    /// Removes what was granted to an owner together with this lock, as far as it is tied to this connection, also if the
-    /// lock itself is lost already. Returns the ties, and that grant if it was of several locks.
-    pub fn take_together(&mut self, client: u64, owner: &Owner, key: &LockKey) -> (Vec<Tie>, Option<Together>) {
-        let tied = self.id(key.db, &key.name, owner).and_then(|id| Some((id, self.get(id)?)));
-        let (named, token) = match tied {
-            Some((id, tie)) if tie.client == client => (Some(id), tie.together),
-            Some(_) => (None, None),
-            None => (None, self.live.members.get(&(owner.clone(), key.clone())).copied()),
-        };
-        let group = token.and_then(|token| self.live.groups.get(&token));
-        let together = group.zip(token).map(|((_, keys), token)| Together { token, keys: keys.clone() });
-        // Databases may have been swapped since: it is meant where it is now.
-        let is_its = |it: &Tie| it.client == client && it.owner == *owner && it.home.get() == key.db;
-        let is_its = |id: &TieId| self.get(*id).is_some_and(is_its);
-        let of_grant = token.into_iter().flat_map(|token| self.live.of_grant(token)).filter(is_its);
-        let ids: BTreeSet<TieId> = named.into_iter().chain(of_grant).collect();
-        (ids.into_iter().filter_map(|id| self.live.remove(id)).collect(), together)
-    }
-
     /// Whether a session that holds a lock has yet to be told that somebody waits for it.
     pub fn asks(&self, db: i32, name: &[u8]) -> bool {
         self.live.asking.get(db, name).is_some()
@@ -594,26 +489,34 @@ impl Ties {
 
     /// The shortest lease that is renewed for a connection.
     pub fn shortest_lease(&self, client: u64) -> Option<Millis> {
-        let (lease, ..) = self.live.by_client.get(&client)?.first()?;
+        let (lease, ..) = self.live.by_client.get(&client)?.ranks.first()?;
         Some(*lease).filter(|lease| *lease != Millis::MAX)
     }
 
+    /// Whether any hold is tied to a connection.
+    pub fn has_any(&self, client: u64) -> bool {
+        self.live.by_client.contains_key(&client)
+    }
+
+    /// The bytes that are reserved for the events that a connection's holds may cause.
+    pub fn reserved(&self, client: u64) -> usize {
+        self.live.by_client.get(&client).map_or(0, |it| it.reserved)
+    }
+
     /// How many thousandths of its lease every hold that is renewed for a connection has left at least, counted from
-    /// `since`: all of it if there is none.
+    /// `since`; 0 if there is none: a hold that the client believes in may have been released by another one meanwhile.
     pub fn sure(&self, client: u64, since: Millis) -> u64 {
         const WHOLE: u64 = 1_000;
-        let Some(of_client) = self.live.by_client.get(&client) else { return WHOLE };
+        let Some(of_client) = self.live.by_client.get(&client) else { return 0 };
         let since = self.steps.kept(since);
-        let mut least = WHOLE;
+        let mut least = None;
         let mut longer_than: Millis = 0;
         for _ in 0..LEASES {
             let next = (longer_than.saturating_add(1), Deadline::At(0), TieId(0));
-            let Some((lease, deadline, _)) = of_client.range(next..).next() else { return least };
-            if *lease == Millis::MAX {
-                return least;
-            }
+            let watched = of_client.ranks.range(next..).next().filter(|(lease, ..)| *lease != Millis::MAX);
+            let Some((lease, deadline, _)) = watched else { return least.unwrap_or(0) };
             let left = deadline.remaining(since).and_then(|left| left.saturating_mul(WHOLE).checked_div(*lease));
-            least = left.unwrap_or(WHOLE).min(least);
+            least = Some(left.unwrap_or(WHOLE).min(least.unwrap_or(WHOLE)));
             longer_than = *lease;
         }
         0
@@ -769,7 +672,7 @@ impl Ties {
 
     /// Whether a hold's session, whose last read this was, has read nothing since the hold was renewed.
     pub fn is_unread(&self, tie: &Tie, last: Read) -> bool {
-        tie.on_behalf == OnBehalf::Session && last <= tie.since
+        last <= tie.since
     }
 
     /// A hold was renewed.
@@ -859,7 +762,7 @@ impl Ties {
         self.live.unread.remove(&client);
         let any = ended.is_some();
         self.ends = self.ends.wrapping_add(u64::from(any));
-        self.ended.extend(ended);
+        self.ended.extend(ended.map(|it| it.ranks));
         any
     }
 
@@ -900,10 +803,10 @@ impl Ties {
     }
 
     /// Ends all ties because this server's role has changed. They are removed by [`Ties::next_retired`].
-    pub fn retire_all(&mut self) {
-        self.ended.clear();
-        self.overdue.clear();
-        self.doubtful.clear();
+    pub fn retire_all(&mut self, discarded: &mut Discarded) {
+        discarded.add(std::mem::take(&mut self.ended).into_iter().flatten());
+        discarded.add(std::mem::take(&mut self.overdue).into_iter().flatten());
+        discarded.add(std::mem::take(&mut self.doubtful));
         let live = std::mem::take(&mut self.live);
         if !live.by_id.is_empty() {
             self.retired.push_back(live);
@@ -964,26 +867,25 @@ impl Ties {
 
 #[cfg(test)]
 impl Ties {
-    /// How many grants of several locks are remembered.
-    pub fn grants_of_several(&self) -> usize {
-        self.live.groups.len()
-    }
-
     /// Whether every tie is in all its indices, and nothing else is in them.
     pub fn is_consistent(&self) -> bool {
         let it = &self.live;
         let ended = |rank: &Rank| self.ended.iter().flatten().any(|(.., id)| *id == rank.2);
         let each = it.by_id.iter().all(|(id, tie)| {
             let rank = tie.rank(*id);
-            let of_client = it.by_client.get(&tie.client).is_some_and(|ranks| ranks.contains(&rank));
+            let of_client = it.by_client.get(&tie.client).is_some_and(|it| it.ranks.contains(&rank));
             let of_hold = self.id(tie.home.get(), &tie.name, &tie.owner) == Some(*id);
-            let together = tie.together.is_none_or(|token| it.together.contains(&(token, *id)));
-            (of_client || ended(&rank)) && of_hold && together && tie.due.is_none_or(|due| it.due.contains(&(due, *id)))
+            (of_client || ended(&rank)) && of_hold && tie.due.is_none_or(|due| it.due.contains(&(due, *id)))
         });
         let holds: usize = it.by_hold.keys().map(|key| it.of_lock(key.db, &key.name).count()).sum();
-        let clients = it.by_client.values().flatten().all(|(.., id)| it.by_id.contains_key(id));
+        let clients = it.by_client.values().all(|of_client| {
+            let ties = of_client.ranks.iter().map(|(.., id)| it.by_id.get(id));
+            let reserved: Option<usize> = ties.map(|tie| tie.map(Tie::reserved)).sum();
+            reserved == Some(of_client.reserved)
+        });
         let shortest = |client| {
-            let ids = it.by_client.get(client).into_iter().flatten().filter_map(|(.., id)| it.by_id.get(id));
+            let ranks = it.by_client.get(client).into_iter().flat_map(|it| &it.ranks);
+            let ids = ranks.filter_map(|(.., id)| it.by_id.get(id));
             ids.filter(|tie| tie.tying.watchdog).map(|tie| tie.lease).min()
         };
         let leases = it.by_client.keys().all(|client| self.shortest_lease(*client) == shortest(client));
@@ -1002,9 +904,6 @@ impl Ties {
             && clients
             && due == it.due.len()
             && it.asking.keys().all(asks)
-            && it.together.iter().all(|(_, id)| it.by_id.contains_key(id))
-            && it.groups.keys().all(|token| it.of_grant(*token).next().is_some() || it.ended_groups.contains(token))
-            && it.members.values().all(|token| it.groups.contains_key(token))
-            && it.by_client.values().all(|it| !it.is_empty())
+            && it.by_client.values().all(|it| !it.ranks.is_empty())
     }
 }

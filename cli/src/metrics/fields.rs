@@ -18,7 +18,7 @@ pub const NOW: [(&str, &str); 8] = [
 ];
 
 /// Numbers of the module that count since it was loaded.
-pub const SINCE: [(&str, &str); 19] = [
+pub const SINCE: [(&str, &str); 20] = [
     ("grants_at_once", "grants without a wait, re-entries included"),
     ("grants_queued", "grants out of the queue"),
     ("refusals", "requests that got nil at once"),
@@ -41,6 +41,7 @@ pub const SINCE: [(&str, &str); 19] = [
     ("confirmed", "grants and renewals with REPLICAS that were confirmed"),
     ("revoked", "requests with REPLICAS that were not confirmed"),
     ("confirmation_requests", "how often replicas were asked for confirmation"),
+    ("internal_errors", "internal errors of the module; report any other value than 0"),
 ];
 
 /// Times of the module: what is measured. Each is a histogram and a longest one.

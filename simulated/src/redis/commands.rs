@@ -112,14 +112,9 @@ fn refusal(node: &Node, client: u64, argv: &[Bytes]) -> Option<String> {
         return Some(format!("-NOPERM this user has no permissions to run the '{name}' command\r\n"));
     }
     if let Some(slots) = &node.slots {
-        let slot = |key: &Bytes| (slot_of(key), key.clone());
-        if let Some((slot, _)) = node.keys_of(argv).iter().map(slot).find(|(slot, _)| slots.elsewhere.contains(slot)) {
-            return Some(format!("-MOVED {slot} {}\r\n", super::OTHER));
-        }
-        let db = 0;
-        let moved = |(slot, key): &(u16, Bytes)| slots.migrating.contains(slot) && node.get(db, key).is_none();
-        if let Some((slot, _)) = node.keys_of(argv).iter().map(slot).find(moved) {
-            return Some(format!("-ASK {slot} {}\r\n", super::OTHER));
+        let refusal = |key: &Bytes| slots.refusal(slot_of(key), node.get(0, key).is_some());
+        if let Some(refusal) = node.keys_of(argv).iter().find_map(refusal) {
+            return Some(refusal);
         }
     }
     // A script is refused at the first command that would write.
@@ -190,11 +185,12 @@ fn run(client: u64, place: Place, argv: &[Bytes]) {
 
 /// The next request of a client has begun: these are the commands that it runs, none if it is refused or put off.
 fn begun(client: u64, commands: &[Vec<Bytes>]) {
+    let is_session = crate::state::with(|state| state.sessions.is_open(client));
     node(|node| {
         let db = node.clients[&client].db;
         *node.begun.entry(client).or_default() += 1;
         let (at, steady) = (node.millis(), node.clock.mono / 1000);
-        node.log.push(Happening::Begun { client, db, at, steady, commands: commands.to_vec() });
+        node.log.push(Happening::Begun { client, db, at, steady, is_session, commands: commands.to_vec() });
     });
 }
 

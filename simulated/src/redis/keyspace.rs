@@ -115,9 +115,8 @@ impl Node {
     /// Whether this node serves a key.
     pub fn serves(&self, db: i32, key: &[u8]) -> bool {
         let slot = super::slot_of(key);
-        self.slots.as_ref().is_none_or(|slots| {
-            !slots.elsewhere.contains(&slot) && (!slots.migrating.contains(&slot) || self.get(db, key).is_some())
-        })
+        let exists = self.get(db, key).is_some();
+        self.slots.as_ref().is_none_or(|slots| slots.refusal(slot, exists).is_none())
     }
 
     /// Deletes a field, and the key with the last one. Returns whether the field was there.

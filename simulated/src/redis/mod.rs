@@ -76,6 +76,28 @@ pub struct Slots {
     pub elsewhere: BTreeSet<u16>,
     /// Those that are being moved there, key by key.
     pub migrating: BTreeSet<u16>,
+    /// Those that the other node serves, and that are being moved here, key by key.
+    pub importing: BTreeSet<u16>,
+    /// Those that no node owns.
+    pub unowned: BTreeSet<u16>,
+    /// The cluster is down: this node sees too few others.
+    pub is_down: bool,
+}
+
+impl Slots {
+    /// The error with which a request for a key is refused, which `exists` here; `None` if this node serves it.
+    pub fn refusal(&self, slot: u16, exists: bool) -> Option<String> {
+        if self.unowned.contains(&slot) {
+            return Some("-CLUSTERDOWN Hash slot not served\r\n".into());
+        }
+        if self.is_down {
+            return Some("-CLUSTERDOWN The cluster is down\r\n".into());
+        }
+        if self.elsewhere.contains(&slot) || self.importing.contains(&slot) {
+            return Some(format!("-MOVED {slot} {OTHER}\r\n"));
+        }
+        (self.migrating.contains(&slot) && !exists).then(|| format!("-ASK {slot} {OTHER}\r\n"))
+    }
 }
 
 /// The server.
@@ -99,6 +121,8 @@ pub struct Node {
     /// Until when (monotonic, µs) writes are paused.
     pub paused_until: u64,
     pub slots: Option<Slots>,
+    /// Commands that `rename-command` has taken away, in lower case.
+    pub renamed: BTreeSet<Bytes>,
     /// `notify-keyspace-events`.
     pub notifies: String,
     pub commands: BTreeMap<Bytes, Registered>,
@@ -137,8 +161,9 @@ pub struct Node {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Happening {
     /// The next request of a client began: what it runs, which is nothing if it is refused or put into a transaction.
-    /// `at` is in Unix milliseconds, `steady` in those of the clock that does not step.
-    Begun { client: u64, db: i32, at: Millis, steady: Millis, commands: Vec<Vec<Bytes>> },
+    /// `at` is in Unix milliseconds, `steady` in those of the clock that does not step; whether the connection was a session
+    /// by then.
+    Begun { client: u64, db: i32, at: Millis, steady: Millis, is_session: bool, commands: Vec<Vec<Bytes>> },
     /// A key was touched by something other than the module.
     Touched { db: i32, key: Bytes, expired: bool },
     /// A key was given another expiry, or none, by something other than the module.
@@ -167,6 +192,7 @@ pub fn node<R>(work: impl FnOnce(&mut Node) -> R) -> R {
 /// Begins the life of another server of this generation, with the module loaded; in a cluster if there are slots.
 pub fn start(generation: Generation, slots: Option<Slots>) {
     main_thread::forget_all();
+    crate::lock::internal_errors::forget();
     node(|node| {
         *node = Node::new(generation);
         node.slots = slots;
@@ -301,6 +327,7 @@ impl Node {
             misconf: false,
             paused_until: 0,
             slots: None,
+            renamed: BTreeSet::new(),
             notifies: "KEA".into(),
             commands: BTreeMap::new(),
             published: Vec::new(),

@@ -2,7 +2,7 @@
 //!
 //! | | Redis 7.0 | later servers |
 //! |---|---|---|
-//! | it has slept | `RepliesSent` | the same |
+//! | it has slept | `TurnBegins` | the same |
 //! | what arrived in this poll, in order of arrival: requests, ends of connections, acknowledgements | commands run | the same, and jobs after each |
 //! | timers, then the cron | | |
 //! | before it sleeps | how long to sleep; `TurnEnds`; blocks end; commands behind them run | blocks end; commands behind them run; `TurnEnds`; how long to sleep |
@@ -36,7 +36,7 @@ pub fn turn(arrivals: Vec<Arrival>) {
         node.goes_round_again = false;
     });
     if node(|node| node.is_watched) {
-        tell(Event::RepliesSent);
+        tell(Event::TurnBegins);
         end_of_step();
     }
     confirm();
@@ -124,6 +124,8 @@ fn taken(slot: u16) {
     let keys: Vec<Vec<u8>> = node(|node| {
         if let Some(slots) = &mut node.slots {
             slots.migrating.remove(&slot);
+            slots.importing.remove(&slot);
+            slots.unowned.remove(&slot);
             slots.elsewhere.insert(slot);
         }
         node.dbs[0].keys().filter(|key| super::slot_of(key) == slot).cloned().collect()
@@ -200,20 +202,22 @@ fn cron() {
         return;
     }
     node(|node| node.cron_due = node.clock.mono + CRON);
-    let blocked: Vec<u64> = node(|node| {
-        let is_elsewhere = |client: &mut Client, slots: &super::Slots| {
-            let keys = client.blocked().filter(|block| !block.is_answered).and_then(|block| block.keys.clone());
-            keys.is_some_and(|keys| keys.iter().any(|key| slots.elsewhere.contains(&super::slot_of(key))))
+    let blocked: Vec<(u64, String)> = node(|node| {
+        // (As `clusterRedirectBlockedClientIfNeeded`: where a slot is on its way, nobody is redirected. A client that waits for
+        // no key is told, too, that the cluster is down.)
+        let error = |client: &mut Client, slots: &super::Slots| {
+            let keys = client.blocked().filter(|block| !block.is_answered)?.keys.clone().unwrap_or_default();
+            if slots.is_down {
+                return Some("-CLUSTERDOWN The cluster is down\r\n".to_owned());
+            }
+            let slot = keys.iter().map(|key| super::slot_of(key)).find(|slot| !slots.importing.contains(slot))?;
+            slots.refusal(slot, true)
         };
         let Some(slots) = node.slots.clone() else { return Vec::new() };
-        node.clients.iter_mut().filter_map(|(id, client)| is_elsewhere(client, &slots).then_some(*id)).collect()
+        node.clients.iter_mut().filter_map(|(id, client)| Some((*id, error(client, &slots)?))).collect()
     });
-    for client in blocked {
-        node(|node| {
-            let key = node.clients.get_mut(&client).and_then(Client::blocked).and_then(|block| block.keys.clone());
-            let slot = key.and_then(|keys| keys.first().map(|key| super::slot_of(key))).unwrap_or(0);
-            node.reply(client, format!("-MOVED {slot} {}\r\n", super::OTHER).as_bytes());
-        });
+    for (client, error) in blocked {
+        node(|node| node.reply(client, error.as_bytes()));
         force_unblock(client);
         end_of_step();
     }

@@ -1,10 +1,17 @@
 //! The connections of clients.
 
 use super::Ctx;
+use crate::redis::client::State;
+use crate::redis::node;
 use crate::redis::turn::disconnect;
 
 /// Ends a connection other than the caller's, at once.
 pub fn end(_: Ctx, client: u64) -> bool {
     disconnect(client);
     true
+}
+
+/// Whether a connection is blocked in a command.
+pub fn is_blocked(client: u64) -> bool {
+    node(|node| node.clients.get(&client).is_some_and(|it| matches!(it.state, State::Blocked(_))))
 }

@@ -26,5 +26,10 @@ impl Now {
 /// Milliseconds of the monotonic clock, which shows more than a day.
 pub fn steady_millis() -> Millis {
     const DAY: Millis = 24 * 60 * 60 * 1000;
-    DAY + node(|node| node.clock.mono) / 1000
+    DAY + steady_micros() / 1000
+}
+
+/// The same in microseconds, counted from the start of the machine.
+pub fn steady_micros() -> u64 {
+    node(|node| node.clock.mono)
 }

@@ -2,7 +2,7 @@
 
 use super::Ctx;
 use super::text::Text;
-use crate::redis::node;
+use crate::redis::{self, node};
 
 /// Where a slot is served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,11 +13,34 @@ pub struct Place {
     pub address: String,
 }
 
-/// Where the slot of a key is served, if another node serves it.
-pub fn elsewhere(_: Ctx, key: &Text) -> Option<Place> {
-    node(|node| {
-        let slots = node.slots.as_ref()?;
-        let slot = crate::redis::slot_of(key.bytes());
-        slots.elsewhere.contains(&slot).then(|| Place { slot: i64::from(slot), address: crate::redis::OTHER.into() })
-    })
+/// Which node of a cluster decides on a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// This one.
+    Here,
+    /// Another one.
+    Elsewhere(Place),
+    /// The slot is being moved to another node, and the key is not here any more, if it ever was.
+    Leaving,
+    /// The slot is being moved here, and the key is not here yet, if it exists.
+    Arriving,
+    /// None: no node owns the slot, or the cluster is down.
+    Nowhere,
+}
+
+/// Which node decides on a key of the selected database.
+pub fn served(ctx: Ctx, key: &Text) -> Served {
+    if ctx.serves(key) {
+        return Served::Here;
+    }
+    let slot = redis::slot_of(key.bytes());
+    let Some(slots) = node(|node| node.slots.clone()) else { return Served::Here };
+    if slots.importing.contains(&slot) {
+        let is_here = redis::exists(ctx.db(), key.bytes());
+        return if is_here { Served::Here } else { Served::Arriving };
+    }
+    if slots.elsewhere.contains(&slot) {
+        return Served::Elsewhere(Place { slot: i64::from(slot), address: redis::OTHER.into() });
+    }
+    if slots.migrating.contains(&slot) && !slots.is_down { Served::Leaving } else { Served::Nowhere }
 }

@@ -67,5 +67,5 @@ pub fn register<C: Command>(_: Ctx, _: &str) -> bool {
 /// Whether the server knows a command.
 pub fn exists(_: Ctx, name: &CStr) -> bool {
     // No field has an expiry of its own here.
-    name != c"HPEXPIRE"
+    name != c"HPEXPIRE" && !node(|node| node.renamed.contains(&name.to_bytes().to_ascii_lowercase()))
 }

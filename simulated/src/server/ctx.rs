@@ -145,14 +145,9 @@ impl Ctx<'_> {
     /// Whether this node of a cluster serves a key: not if its slot is elsewhere, nor if the key does not exist while
     /// its slot is being migrated.
     pub fn serves(self, key: &Text) -> bool {
-        let (elsewhere, migrating) = node(|node| {
-            let slot = slot_of(key.bytes());
-            let is_in = |of: fn(&redis::Slots) -> &std::collections::BTreeSet<u16>| {
-                node.slots.as_ref().is_some_and(|slots| of(slots).contains(&slot))
-            };
-            (is_in(|slots| &slots.elsewhere), is_in(|slots| &slots.migrating))
-        });
-        !elsewhere && (!migrating || redis::exists(self.db, key.bytes()))
+        super::key::none_may_be_open();
+        let exists = redis::exists(self.db, key.bytes());
+        node(|node| node.slots.as_ref().is_none_or(|slots| slots.refusal(slot_of(key.bytes()), exists).is_none()))
     }
 
     /// How many modules other than this one are loaded.

@@ -14,5 +14,5 @@ impl Section {
     }
 
     /// Adds a line whose value is a text.
-    pub fn text(self, _: &CStr, _: &CStr) {}
+    pub fn text(self, _: &CStr, _: &str) {}
 }

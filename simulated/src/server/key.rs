@@ -2,8 +2,9 @@
 
 use super::ctx::Ctx;
 use super::text::{Text, TextRef};
-use crate::lock::Deadline;
+use crate::lock::{Deadline, internal_errors};
 use crate::redis::{self, Entry, Node, Value, node};
+use std::cell::Cell;
 use std::ops::ControlFlow;
 
 /// What a key holds.
@@ -15,6 +16,24 @@ pub enum Kind {
     Hash,
     /// Anything else.
     Other,
+}
+
+thread_local! {
+    /// How many keys are open.
+    static OPEN: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Drop for Key<'_> {
+    fn drop(&mut self) {
+        OPEN.set(OPEN.get() - 1);
+    }
+}
+
+/// Notes that a command is about to be run: no key may be open.
+pub(super) fn none_may_be_open() {
+    if OPEN.get() > 0 {
+        internal_errors::report("a command of the server is run while a key is open");
+    }
 }
 
 /// The callback for each field and value of a hash.
@@ -35,6 +54,7 @@ impl<'a> Key<'a> {
             node.work(2);
         });
         redis::expire_if_needed(ctx.db(), name.bytes());
+        OPEN.set(OPEN.get() + 1);
         Self { db: ctx.db(), name: name.bytes() }
     }
 

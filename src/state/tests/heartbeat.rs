@@ -64,15 +64,54 @@ fn what_was_promised_is_kept() {
 fn one_that_does_not_ask_is_silent() {
     let mut state = state(None);
     state.sessions.open(2);
-    state.sessions.expect(SESSION, Some(50));
-    state.sessions.expect(2, Some(40));
-    state.sessions.expect(SESSION, Some(60));
+    state.sessions.expect_within(SESSION, 50, 0);
+    state.sessions.expect_within(2, 40, 0);
+    state.sessions.expect_within(SESSION, 60, 0);
     assert_eq!((state.sessions.first_silence(), state.sessions.take_silent(39)), (Some(40), None));
     assert_eq!((state.sessions.take_silent(40), state.sessions.take_silent(40)), (Some(2), None));
     state.read_by(SESSION);
     assert_eq!(state.sessions.first_silence(), None);
-    state.sessions.expect(SESSION, Some(70));
+    state.sessions.expect_within(SESSION, 70, 0);
     state.sessions.client_gone(SESSION);
-    state.sessions.expect(SESSION, Some(80));
+    state.sessions.expect_within(SESSION, 80, 0);
     assert_eq!(state.sessions.first_silence(), None);
+}
+
+/// A session that has nothing bound and nothing waiting is not silent, and has all of its time again once it has.
+#[test]
+fn idle_session_is_expected_from_when_it_has_something_bound() {
+    let mut state = state(None);
+    state.sessions.expect_within(SESSION, 50, 0);
+    assert_eq!(state.sessions.take_silent(60), Some(SESSION));
+    assert!(!state.is_needed(SESSION));
+    state.sessions.expect_nothing(SESSION);
+    assert_eq!(state.sessions.first_silence(), None);
+    state.tie(tie(1, 800, true), NOW);
+    assert!(state.is_needed(SESSION));
+    assert_eq!(state.sessions.first_silence(), Some(NOW + 50));
+    assert_eq!(state.sessions.take_silent(NOW + 50), Some(SESSION));
+    state.tie(tie(2, 800, true), NOW + 60);
+    assert_eq!(state.sessions.first_silence(), None, "once");
+}
+
+/// One that is blocked in another command can't ask, and has its time once more after that.
+#[test]
+fn session_that_was_blocked_in_another_command_is_expected_again() {
+    let mut state = state(None);
+    state.sessions.expect_within(SESSION, 50, 0);
+    for (now, is_blocked, may_be) in [(50, true, true), (100, true, true), (150, false, true), (200, false, false)] {
+        assert_eq!(state.sessions.take_silent(now), Some(SESSION), "at {now}");
+        assert_eq!(state.sessions.excuse_blocked(SESSION, is_blocked, now), may_be, "at {now}");
+    }
+    assert_eq!(state.sessions.first_silence(), None);
+}
+
+/// Silence goes along with a step of the server's clock.
+#[test]
+fn silence_follows_a_step_of_the_clock() {
+    let mut state = state(None);
+    state.sessions.expect_within(SESSION, 50, 0);
+    state.sessions.stepped(1_000);
+    assert_eq!((state.sessions.first_silence(), state.sessions.take_silent(1_049)), (Some(1_050), None));
+    assert_eq!(state.sessions.take_silent(1_050), Some(SESSION));
 }

@@ -2,16 +2,15 @@
 
 mod confirmations;
 mod heartbeat;
-mod in_flight;
 mod lease_timers;
 mod owed;
-mod raised;
 mod sessions;
 mod sweep;
 mod ties;
 mod together;
+mod undelivered;
 
-use super::owed::{OnBehalf, Purpose};
+use super::owed::Purpose;
 use super::ties::Home;
 use super::{Answer, GrantId, NewTie, Outcome, Terms, Tying};
 use crate::lock::{Deadline, Demand, Limit, LockKey, Owner, Raise, Token};
@@ -40,7 +39,6 @@ fn home(db: i32) -> Home {
 fn new_tie(client: u64, key: LockKey, owner: Owner, token: Token) -> NewTie {
     NewTie {
         client,
-        on_behalf: OnBehalf::Session,
         tying: Tying { watchdog: true, ephemeral: false, contention: false },
         key,
         owner,
@@ -50,7 +48,6 @@ fn new_tie(client: u64, key: LockKey, owner: Owner, token: Token) -> NewTie {
         deadline: Deadline::At(50),
         holds: 1,
         limit: Limit::MUTEX,
-        together: None,
     }
 }
 

@@ -4,7 +4,7 @@ use super::{granted, key, owner};
 use crate::server::callbacks::Ticket;
 use crate::server::clock::Now;
 use crate::state::owed::{About, Ended, Owed};
-use crate::state::{GrantId, Reading, Recipient, SignsOfLife, Stage};
+use crate::state::{Reading, Recipient, SignsOfLife, Stage};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -78,17 +78,6 @@ proptest! {
             }
         }
     }
-}
-
-/// What is written is undeliverable as long as it is not on the network, and only then.
-#[test]
-fn what_was_sent_is_delivered() {
-    let mut owed: Owed<()> = Owed::default();
-    [(7, 1), (8, 2), (7, 3)].into_iter().for_each(|(client, grant)| owed.sending(client, GrantId(grant)));
-    assert!(owed.is_sending(8, GrantId(2)) && !owed.is_sending(7, GrantId(2)));
-    assert_eq!(owed.undeliver(8).collect::<Vec<_>>(), [GrantId(2)]);
-    assert_eq!(owed.sent().collect::<Vec<_>>(), [GrantId(1), GrantId(3)]);
-    assert_eq!(owed.undeliver(7).count(), 0);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::{key, new_tie, owner};
 use crate::lock::{Deadline, LockKey};
 use crate::state::ties::{Before, Confirms};
-use crate::state::{ConfirmationId, NewTie, Tie, TieId, Ties, Tying, Why};
+use crate::state::{ConfirmationId, Discarded, NewTie, Tie, TieId, Ties, Tying, Why};
 use proptest::prelude::*;
 use std::rc::Rc;
 
@@ -62,7 +62,7 @@ fn carry_out(ties: &mut Ties, act: Act) {
         Act::Tie { client, key, owner: who, token, watchdog, lease } => {
             let tying = Tying { watchdog, ephemeral: !watchdog && token > 1, contention: lease % 2 == 0 };
             let of = new_tie(client, place(key), owner(who), token);
-            let new = NewTie { tying, lease, together: watchdog.then_some(token), ..of };
+            let new = NewTie { tying, lease, ..of };
             ties.tie(new, 10);
         }
         Act::Untie { key, owner: who } => drop(ties.untie(place(key).db, &place(key).name, &owner(who))),
@@ -81,7 +81,7 @@ fn carry_out(ties: &mut Ties, act: Act) {
             ties.client_gone(client);
         }
         Act::NextEnded => drop(ties.next_ended()),
-        Act::Retire => ties.retire_all(),
+        Act::Retire => ties.retire_all(&mut Discarded::default()),
         Act::NextRetired => drop(ties.next_retired()),
         Act::Doubt { key } => ties.doubt(place(key).db, &place(key).name, Why::Changed),
         Act::NextDoubtful => {
@@ -278,79 +278,6 @@ fn only_a_confirmation_moves_the_confirmed_deadline() {
     assert_eq!(ties.next_due(), Some(43));
 }
 
-/// Whoever gives up one of several locks gives up those that it was granted with it, and no others.
-#[test]
-fn what_was_granted_together() {
-    let mut ties = Ties::default();
-    let tie = |ties: &mut Ties, client: u64, number: u8, token: u64, together: Option<u64>| {
-        ties.tie(NewTie { together, ..new_tie(client, key(number), owner(1), token) }, 0);
-    };
-    [1, 2, 3].into_iter().for_each(|number| tie(&mut ties, 1, number, 7, Some(7)));
-    tie(&mut ties, 1, 4, 8, None);
-    tie(&mut ties, 2, 3, 7, None); // taken over by another connection
-    // One that was raised to the same token is none of them, and those that were raised stay together.
-    for (number, before) in [(1, 7), (4, 8)] {
-        ties.changed((0, &key(number).name, &owner(1)), Some(before), 9, Deadline::At(50), 0);
-    }
-    let mut take = |client: u64, number: u8| {
-        let (taken, _) = ties.take_together(client, &owner(1), &key(number));
-        assert!(ties.is_consistent());
-        taken.iter().map(|tie| tie.name.to_vec()).collect::<Vec<_>>()
-    };
-    assert!(take(2, 1).is_empty() && take(1, 3).is_empty());
-    assert_eq!(take(1, 2), [key(1).name.to_vec(), key(2).name.to_vec()]);
-    assert!(take(1, 1).is_empty());
-    assert_eq!([take(1, 4), take(2, 3)], [[key(4).name.to_vec()], [key(3).name.to_vec()]]);
-}
-
-/// Also if the named one is lost already, and with all that there is to be told of the others.
-#[test]
-fn what_was_granted_together_with_what_is_lost() {
-    let mut ties = Ties::default();
-    let keys: Rc<[LockKey]> = [1, 2].map(key).into();
-    for key in keys.iter().cloned() {
-        ties.tie(NewTie { together: Some(7), ..new_tie(1, key, owner(1), 7) }, 0);
-    }
-    ties.granted_together(&owner(1), 7, keys.clone());
-    ties.untie(0, &key(1).name, &owner(1));
-    assert!(ties.is_consistent() && ties.take_together(2, &owner(1), &key(1)).0.is_empty());
-    let (taken, all) = ties.take_together(1, &owner(1), &key(1));
-    assert_eq!((taken.len(), all.map(|all| all.keys)), (1, Some(keys)));
-    // Its ends may not all have been told: it is remembered for a while.
-    assert!(ties.is_consistent() && ties.take_together(1, &owner(1), &key(1)).1.is_some());
-}
-
-/// One that was granted anew, by itself, has nothing to do with what was granted together with it before, also when it is lost.
-#[test]
-fn what_was_granted_together_with_an_earlier_hold() {
-    let mut ties = Ties::default();
-    let tie = |ties: &mut Ties, number: u8, token: u64, together: Option<u64>| {
-        ties.tie(NewTie { together, ..new_tie(1, key(number), owner(1), token) }, 0);
-    };
-    [1, 2].into_iter().for_each(|number| tie(&mut ties, number, 7, Some(7)));
-    ties.granted_together(&owner(1), 7, [1, 2].map(key).into());
-    ties.untie(0, &key(1).name, &owner(1));
-    tie(&mut ties, 1, 8, None);
-    ties.untie(0, &key(1).name, &owner(1));
-    assert!(ties.is_consistent() && ties.take_together(1, &owner(1), &key(1)).0.is_empty());
-    assert_eq!(ties.take_together(1, &owner(1), &key(2)).0.len(), 1);
-}
-
-#[test]
-fn a_hundred_grants_of_several_locks_are_remembered_after_their_end() {
-    let mut ties = Ties::default();
-    let keys: Rc<[LockKey]> = [1, 2].map(key).into();
-    for token in 1..=101 {
-        for key in keys.iter().cloned() {
-            ties.tie(NewTie { together: Some(token), ..new_tie(1, key, owner(1), token) }, 0);
-        }
-        ties.granted_together(&owner(1), token, keys.clone());
-        keys.iter().for_each(|key| drop(ties.untie(0, &key.name, &owner(1))));
-        assert!(ties.is_consistent());
-        assert_eq!(ties.grants_of_several(), usize::try_from(token).unwrap().min(100));
-    }
-}
-
 #[test]
 fn all_ties_of_a_lock_at_once() {
     let mut ties = Ties::default();
@@ -482,9 +409,9 @@ fn what_is_sure() {
         ties.tie(NewTie { tying, lease, replicas, deadline, ..of }, 1000);
         TieId(ties.next_id().0 - 1)
     };
-    assert_eq!(ties.sure(1, 1000), 1000);
+    assert_eq!(ties.sure(1, 1000), 0, "nothing is renewed");
     tie(&mut ties, 1, EPHEMERAL, 10, 0);
-    assert_eq!(ties.sure(1, 2000), 1000, "it is not renewed");
+    assert_eq!(ties.sure(1, 1000), 0, "it is not renewed");
     let long = tie(&mut ties, 2, WATCHED, 900, 0);
     let short = tie(&mut ties, 3, WATCHED, 300, 1);
     assert_eq!([900, 1000, 1150, 1300, 9999].map(|since| ties.sure(1, since)), [1000, 1000, 500, 0, 0]);

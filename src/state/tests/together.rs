@@ -5,19 +5,21 @@ use crate::lock::serve::{Change, Job};
 use crate::lock::{Deadline, WaiterId};
 use crate::server::clock::Now;
 use crate::state::owed::{About, OnBehalf, Ticket};
-use crate::state::sessions::Reader;
+use crate::state::sessions::{Reader, WITHDRAWN};
 use crate::state::{
-    Answer, Asker, Delivery, Expiry, Grant, GrantId, GrantedHold, Kind, NewTie, Outcome, Reading, Recipient,
-    SignsOfLife, Stage, State, TakeBack, Tie, Why,
+    Answer, Asker, Basis, Delivery, Expiry, Grant, GrantId, GrantedHold, Kind, NewTie, Outcome, Progress, Reading,
+    Recipient, SignsOfLife, Stage, State, Tie, TokenForm, Why, WithdrawnGrant,
 };
 use std::rc::Rc;
 
 const NOW: Now = Now { micros: 1 };
-/// A grant of key 1 in flight, on behalf of a session.
-fn in_flight(state: &mut State, client: u64, ticket: Ticket) -> GrantId {
-    let holds = vec![GrantedHold { name: key(1).name, token: 7, deadline: Deadline::At(50) }];
-    let (owner, on_behalf, back) = (owner(1), OnBehalf::Session, TakeBack::Hold);
-    state.in_flight.begin(Grant { home: home(0), owner, client, on_behalf, ticket, back, holds })
+
+/// An undelivered grant of key 1, on behalf of a session.
+fn undelivered(state: &mut State, client: u64, ticket: Ticket, progress: Progress) -> GrantId {
+    let holds = vec![GrantedHold { name: key(1).name, token: 7, deadline: Deadline::At(50), undo: 1 }];
+    let (owner, on_behalf, basis) = (owner(1), OnBehalf::Session, Basis::New);
+    let grant = Grant { home: home(0), owner, client, on_behalf, ticket, basis, holds, event: None };
+    state.undelivered.begin(grant, progress)
 }
 
 /// Owes an answer to a blocked client.
@@ -49,7 +51,8 @@ fn reads(state: &mut State, client: u64) {
 /// A waiter in the queue for key 1, which waits until then.
 fn waits(state: &mut State, number: u8, until: Option<u64>) -> WaiterId {
     let ticket = blocked(state, u64::from(number), Stage::Beginning);
-    let asker = Asker { ticket, client: 1, on_behalf: OnBehalf::Itself, tying: TERMS.tying, replicas: 0, arrived: NOW };
+    let (form, on_behalf) = (TokenForm::Alone, OnBehalf::Itself);
+    let asker = Asker { ticket, client: 1, on_behalf, tying: TERMS.tying, replicas: 0, form, arrived: 1 };
     state.owed.timeouts.extend(until.map(|until| (until, ticket)));
     state.queue.join(owner(number), [key(1)], TERMS.demand, 0, until, asker)
 }
@@ -64,23 +67,23 @@ fn an_answer_goes_to_whoever_it_is_owed_to() {
     let mut state = State::default();
     let ticket = blocked(&mut state, 1, Stage::Beginning);
     assert_eq!(state.end(ticket, granted(1), NOW), Delivery::Due);
-    assert!(state.owed.is_ending() && !state.in_flight.is_owed());
+    assert!(state.owed.is_ending() && !state.undelivered.is_revoked());
 
     let mut state = State::default();
     let ticket = asked(&mut state, 2);
     assert_eq!(state.end(ticket, granted(3), NOW), Delivery::Due);
-    assert!(!state.owed.is_ending() && !state.in_flight.is_owed());
+    assert!(!state.owed.is_ending() && !state.undelivered.is_revoked());
     let kind = state.sessions.read(2).map(|(event, _)| event.kind);
     assert!(matches!(kind, Some(Kind::Granted(3, _))), "{kind:?}");
     // It was the only one.
-    assert_eq!(state.end(ticket, Outcome::TimedOut, NOW), Delivery::Undelivered);
-    assert!(state.sessions.read(2).is_none() && !state.in_flight.is_owed());
+    assert_eq!(state.end(ticket, Outcome::TimedOut, NOW), Delivery::Nobody);
+    assert!(state.sessions.read(2).is_none() && !state.undelivered.is_revoked());
 
     let ticket = asked(&mut state, 2);
     state.sessions.client_gone(2);
-    let grant = in_flight(&mut state, 2, ticket);
-    assert_eq!(state.end(ticket, Outcome::Granted(Answer::Token(7), grant), NOW), Delivery::Undelivered);
-    assert!(state.in_flight.is_owed() && state.has_work());
+    let grant = undelivered(&mut state, 2, ticket, Progress::Delivering);
+    assert_eq!(state.end(ticket, Outcome::Granted(Answer::Token(7), grant), NOW), Delivery::Revoked);
+    assert!(state.undelivered.is_revoked() && state.has_work());
 }
 
 #[test]
@@ -115,34 +118,61 @@ fn a_reader_that_has_gone_is_not_called() {
     assert!(!state.owed.is_ending());
 }
 
-/// A request of an owner whose grant is in flight is refused, but for what the same connection has sent behind it.
-#[test]
-fn a_grant_is_in_the_way_until_it_is_handed_over() {
-    let mut state = State::default();
-    let ticket = asked(&mut state, 2);
-    let grant = in_flight(&mut state, 2, ticket);
-    let (name, who) = (key(1).name, owner(1));
-    let hold = (0, &*name, &*who);
-    assert_eq!([2, 3].map(|client| state.in_the_way(hold, Some(client))), [Some(grant); 2]);
-    assert_eq!(state.in_the_way((1, hold.1, hold.2), None), None);
-    state.owed.sending(2, grant);
-    assert_eq!([2, 3].map(|client| state.in_the_way(hold, Some(client))), [None, Some(grant)]);
-    state.sent();
-    assert!(state.in_the_way(hold, None).is_none() && state.in_flight.is_empty());
-}
-
 /// Nothing is judged by a grant whose session has ended, also before that end has been dealt with.
 #[test]
-fn what_an_ended_session_was_granted_is_owed() {
+fn grant_of_ended_session_is_revoked() {
     let mut state = State::default();
     let ticket = asked(&mut state, 2);
-    let grant = in_flight(&mut state, 2, ticket);
+    let grant = undelivered(&mut state, 2, ticket, Progress::Delivering);
     state.end(ticket, Outcome::Granted(Answer::Token(7), grant), NOW);
-    assert!(state.take_owed(0, &key(1).name).is_empty());
+    assert!(state.take_revoked(0, &key(1).name).is_empty());
     state.sessions.client_gone(2);
-    let owed = state.take_owed(0, &key(1).name);
-    assert_eq!(owed.iter().map(|it| (it.token, it.back)).collect::<Vec<_>>(), [(7, TakeBack::Hold)]);
-    assert!(state.take_owed(0, &key(1).name).is_empty());
+    let revoked = state.take_revoked(0, &key(1).name);
+    assert_eq!(revoked.iter().map(|it| (it.token, it.undo)).collect::<Vec<_>>(), [(7, 1)]);
+    assert!(state.take_revoked(0, &key(1).name).is_empty());
+}
+
+/// Only a grant that awaits replicas makes other requests of its owner wait, and these are looked at when that is over.
+#[test]
+fn grant_that_awaits_replicas_is_in_the_way() {
+    for is_confirmed in [true, false] {
+        let mut state = State::default();
+        let ticket = asked(&mut state, 2);
+        let grant = undelivered(&mut state, 2, ticket, Progress::Confirming);
+        let waiter = waits(&mut state, 1, None);
+        assert!(
+            state.awaits_replicas(0, &key(1).name, &owner(1)) && !state.awaits_replicas(1, &key(1).name, &owner(1))
+        );
+        assert_eq!(state.tickets_of(&owner(1), &key(1)).count(), 2);
+        if is_confirmed {
+            state.confirmed(grant)
+        } else {
+            state.revoke(grant)
+        }
+        assert!(!state.awaits_replicas(0, &key(1).name, &owner(1)));
+        assert!(matches!(state.agenda.next(&state.queue), Some(Job::Judge(attempt)) if attempt.id() == waiter));
+        assert_eq!(state.undelivered.is_revoked(), !is_confirmed);
+    }
+}
+
+/// What an owner withdraws is told in the way in which the grant would have been.
+#[test]
+fn withdrawn_grant_is_told_to_its_client() {
+    let mut state = State::default();
+    let ticket = asked(&mut state, 2);
+    let grant = undelivered(&mut state, 2, ticket, Progress::Delivering);
+    state.end(ticket, Outcome::Granted(Answer::Token(7), grant), NOW);
+    assert_eq!(state.withdraw_granted(grant, &key(1)), Some(WithdrawnGrant::Event));
+    let kind = state.sessions.read(2).map(|(event, _)| event.kind);
+    assert_eq!(kind, Some(Kind::Refused(WITHDRAWN.into())));
+    assert!(state.undelivered.is_empty());
+    for (progress, is_reply) in [(Progress::Delivering, true), (Progress::Confirming, false)] {
+        let ticket = blocked(&mut state, 1, Stage::Beginning);
+        let grant = undelivered(&mut state, 1, ticket, progress);
+        let told = if is_reply { WithdrawnGrant::Reply(ticket) } else { WithdrawnGrant::Unconfirmed(ticket) };
+        assert_eq!(state.withdraw_granted(grant, &key(1)), Some(told));
+    }
+    assert_eq!(state.withdraw_granted(grant, &key(1)), None);
 }
 
 /// Those behind whoever gives up have their turn; a look at the lock is due as long as anybody waits for it.
@@ -170,8 +200,8 @@ fn work_is_noticed() {
     assert!(!State::default().has_work());
     let kinds: [&dyn Fn(&mut State); 4] = [
         &|state| {
-            let grant = in_flight(state, 1, Ticket(1));
-            state.in_flight.owe(grant);
+            let grant = undelivered(state, 1, Ticket(1), Progress::Delivering);
+            state.revoke(grant);
         },
         &|state| state.agenda.note(key(1), Change::Freed),
         &|state| state.expired.push_back((key(1), Expiry::Key { holders: 1 })),
@@ -216,13 +246,13 @@ fn a_role_that_changes_ends_the_work_and_not_the_waits() {
     state.lease_timers.schedule(&key(1), Some(100));
     state.agenda.note(key(1), Change::Freed);
     state.expired.push_back((key(1), Expiry::Key { holders: 1 }));
-    let grant = in_flight(&mut state, 1, Ticket(1));
-    state.in_flight.owe(grant);
+    let grant = undelivered(&mut state, 1, Ticket(1), Progress::Delivering);
+    state.revoke(grant);
     state.forget_work();
     assert!(state.lease_timers.first().is_none() && state.agenda.is_empty() && state.expired.is_empty());
-    assert!(state.in_flight.is_owed() && state.sweep.is_over());
+    assert!(state.undelivered.is_revoked() && state.sweep.is_over());
     state.forget_changes();
-    assert!(state.in_flight.is_empty());
+    assert!(state.undelivered.is_empty());
     let (from, end) = state.undecided.waiters.expect("they are to be refused");
     assert!(from <= first && last < end);
     assert_eq!(state.queue.len(), 2);

@@ -68,6 +68,12 @@ impl Cluster {
         own_slots(&mut self.nodes[index].connect()).iter().any(|range| range.contains(&slot))
     }
 
+    /// Whether a node says that it owns the slot of a key.
+    #[track_caller]
+    pub fn owns_key(&self, index: usize, key: &[u8]) -> bool {
+        self.owns(index, self.slot_of(key))
+    }
+
     /// Moves a slot with all its keys, as a cluster manager does, and waits until every node knows.
     #[track_caller]
     pub fn move_slot(&self, slot: u16, from: usize, to: usize) {
@@ -160,7 +166,20 @@ impl Cluster {
     /// connected with all, and know the same of each other.
     #[track_caller]
     pub fn replica_of(&self, index: usize) -> Server {
-        let (replica, master) = (builder().start(), self.id(index));
+        self.replica_from(builder(), index, 0)
+    }
+
+    /// A replica of each node, with another node timeout, in ms.
+    #[track_caller]
+    pub fn replica_of_each(&self, node_timeout: &str) -> Vec<Server> {
+        let replica = |index| self.replica_from(builder().arg("cluster-node-timeout", node_timeout), index, index);
+        (0..self.nodes.len()).map(replica).collect()
+    }
+
+    /// A replica beside this many others.
+    #[track_caller]
+    fn replica_from(&self, builder: Builder, index: usize, others: usize) -> Server {
+        let (replica, master) = (builder.start(), self.id(index));
         self.introduce(&replica, index);
         until(SOON, "the replica knows its master", || {
             redis::cmd("CLUSTER").arg("REPLICATE").arg(&master).exec(&mut replica.connect()).is_ok()
@@ -174,13 +193,13 @@ impl Cluster {
             let [id, _, flags, its_master, _, _, _, "connected", slots @ ..] = &words[..] else { return false };
             match *id == own {
                 true => flags.contains("slave") && *its_master == master,
-                false => flags.contains("master") && !slots.is_empty(),
+                false => flags.contains("slave") || !slots.is_empty(),
             }
         };
         until(SOON, "all nodes are connected, and know whose replica it is", || {
             self.nodes.iter().chain([&replica]).all(|node| {
                 let seen = nodes_as_seen_by(&mut node.connect());
-                seen.lines().count() == self.nodes.len() + 1 && seen.lines().all(as_it_is)
+                seen.lines().count() == self.nodes.len() + others + 1 && seen.lines().all(as_it_is)
             })
         });
         replica

@@ -309,6 +309,7 @@ impl Server {
             panic!("SHUTDOWN: {error}");
         }
         self.wait_until_ended();
+        self.has_no_internal_errors();
     }
 
     /// Whether it has ended, by whatever cause.
@@ -391,6 +392,14 @@ impl Server {
         });
     }
 
+    /// Requires that the module has reported no internal error; the server's log has the first one of each kind.
+    #[track_caller]
+    fn has_no_internal_errors(&self) {
+        let log = self.log();
+        let error = log.lines().find(|line| line.contains("holdfast: internal error"));
+        assert!(error.is_none(), "the server on {} says: {}", self.addr(), error.unwrap_or_default());
+    }
+
     fn client_with(&self, protocol: ProtocolVersion) -> Client {
         let address = ConnectionAddr::Tcp(self.addr().ip().to_string(), self.port());
         // No CLIENT SETINFO: tests count commands and errors.
@@ -415,6 +424,8 @@ impl Drop for Server {
             let lines: Vec<&str> = log.lines().collect();
             let end = &lines[lines.len().saturating_sub(LINES)..];
             eprintln!("the end of the log of the server on {}:\n{}", self.addr(), end.join("\n"));
+        } else {
+            self.has_no_internal_errors();
         }
     }
 }

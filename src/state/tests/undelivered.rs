@@ -1,0 +1,258 @@
+//! Undelivered grants: each is delivered or revoked, hold by hold, once, and revoking one takes nothing that another has
+//! promised.
+
+use super::{home, key, owner};
+use crate::lock::Deadline;
+use crate::lock::map::tests::SEARCHED;
+use crate::state::owed::{OnBehalf, Ticket};
+use crate::state::{Basis, Grant, GrantId, GrantedHold, Progress, Undelivered};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+fn grant(client: u64, who: u8, keys: &[u8], basis: Basis, undo: u64) -> Grant {
+    let hold = |number: &u8| GrantedHold { name: key(*number).name, token: 7, deadline: Deadline::At(100), undo };
+    let (holds, on_behalf) = (keys.iter().map(hold).collect(), OnBehalf::Session);
+    let (home, owner, ticket) = (home(0), owner(who), Ticket(client));
+    Grant { home, owner, client, on_behalf, ticket, basis, holds, event: None }
+}
+
+/// An undelivered grant of key 1.
+fn begin(all: &mut Undelivered, basis: Basis, undo: u64) -> GrantId {
+    all.begin(grant(1, 1, &[1], basis, undo), Progress::Delivering)
+}
+
+/// By how much the hold of key 1 is lowered now.
+fn revoked(all: &mut Undelivered) -> Option<u64> {
+    all.next_revoked().map(|it| it.undo)
+}
+
+fn keep(all: &mut Undelivered, budget: u64) -> u64 {
+    let (name, who) = (key(1).name, owner(1));
+    all.keep((0, &name, &who), budget)
+}
+
+#[test]
+fn revoke_undoes_what_grant_added() {
+    for (basis, undo) in [(Basis::New, 3), (Basis::OneMore, 1)] {
+        let mut all = Undelivered::default();
+        let id = begin(&mut all, basis, undo);
+        all.revoke(id);
+        all.revoke(id);
+        assert!(all.get(id).is_none() && all.is_revoked());
+        assert_eq!([revoked(&mut all), revoked(&mut all)], [Some(undo), None]);
+        assert!(all.is_empty() && all.is_consistent());
+    }
+    let mut all = Undelivered::default();
+    let id = begin(&mut all, Basis::Renewal, 0);
+    all.revoke(id);
+    assert!(all.is_empty() && !all.is_revoked());
+}
+
+/// A request that repeats an undelivered one, and is answered at once, keeps what that could have undone.
+#[test]
+fn repetition_that_is_told_keeps_the_hold() {
+    let mut all = Undelivered::default();
+    let first = begin(&mut all, Basis::New, 1);
+    assert_eq!(keep(&mut all, 0), 1);
+    all.revoke(first);
+    assert!(all.is_empty() && !all.is_revoked());
+    // One more hold than it relies on can be undone.
+    let first = begin(&mut all, Basis::New, 3);
+    assert_eq!(keep(&mut all, 2), 1);
+    all.revoke(first);
+    assert_eq!(revoked(&mut all), Some(2));
+}
+
+/// If neither a grant nor its repetition is delivered, the hold is undone, whichever fails first; if one is, it stays.
+#[test]
+fn hold_is_undone_when_all_who_rely_on_it_fail() {
+    for order in [[0, 1], [1, 0]] {
+        let mut all = Undelivered::default();
+        let first = begin(&mut all, Basis::New, 1);
+        let undo = keep(&mut all, 0);
+        let both = [first, begin(&mut all, Basis::Repetition, undo)];
+        all.revoke(both[order[0]]);
+        assert_eq!((revoked(&mut all), all.is_consistent()), (None, true));
+        all.revoke(both[order[1]]);
+        assert_eq!((revoked(&mut all), revoked(&mut all), all.is_empty()), (Some(1), None, true));
+    }
+    for delivered in [0, 1] {
+        let mut all = Undelivered::default();
+        let first = begin(&mut all, Basis::New, 1);
+        let undo = keep(&mut all, 0);
+        let both = [first, begin(&mut all, Basis::Repetition, undo)];
+        all.delivered(both[delivered]);
+        all.revoke(both[1 - delivered]);
+        assert_eq!((revoked(&mut all), all.is_empty(), all.is_consistent()), (None, true, true));
+    }
+}
+
+/// A re-entry adds a hold of its own, which is undone by itself.
+#[test]
+fn reentry_is_undone_by_itself() {
+    let mut all = Undelivered::default();
+    let [first, more] = [(Basis::New, 1), (Basis::OneMore, 1)].map(|(basis, undo)| begin(&mut all, basis, undo));
+    all.delivered(first);
+    all.revoke(more);
+    assert_eq!((revoked(&mut all), revoked(&mut all), all.is_empty()), (Some(1), None, true));
+}
+
+/// Only replicas that have yet to confirm make others wait.
+#[test]
+fn confirming_grant_is_found_by_its_hold() {
+    let mut all = Undelivered::default();
+    let (name, who) = (key(1).name, owner(1));
+    begin(&mut all, Basis::New, 1);
+    assert_eq!(all.confirming(0, &name, &who), None);
+    let id = all.begin(grant(1, 1, &[1, 2], Basis::OneMore, 1), Progress::Confirming);
+    assert_eq!((all.confirming(0, &name, &who), all.confirming(1, &name, &who)), (Some(id), None));
+    all.confirmed(id);
+    assert_eq!((all.confirming(0, &name, &who), all.of(0, &name, &who).len()), (None, 2));
+}
+
+/// A new hold that is to be revoked is over, also if only the end of its session says so.
+#[test]
+fn new_hold_that_is_revoked_is_over() {
+    let mut all = Undelivered::default();
+    let ids = [(0, Basis::New), (1, Basis::OneMore)]
+        .map(|(who, basis)| all.begin(grant(1, who, &[1], basis, 1), Progress::Delivering));
+    let ends = |all: &Undelivered, who, open| all.ends(0, &key(1).name, &owner(who), |_| open);
+    assert!(!ends(&all, 0, true) && ends(&all, 0, false));
+    ids.iter().for_each(|id| all.revoke(*id));
+    assert!(ends(&all, 0, true) && !ends(&all, 1, true));
+}
+
+/// A renewal asks for each of its keys whether a request of its owner awaits replicas, and however many do, goes through
+/// none of the others.
+#[test]
+fn one_of_many_is_found_by_its_key_and_owner() {
+    let mut all = Undelivered::default();
+    let begin = |all: &mut Undelivered, who: u8| {
+        all.begin(grant(u64::from(who), who, &[who % 4], Basis::New, 1), Progress::Confirming)
+    };
+    let ids: Vec<GrantId> = (0..200).map(|who| begin(&mut all, who)).collect();
+    SEARCHED.set(0);
+    for (who, id) in (0..200).zip(&ids) {
+        assert_eq!(all.confirming(0, &key(who % 4).name, &owner(who)), Some(*id));
+        assert_eq!(all.confirming(0, &key(4).name, &owner(who)), None);
+    }
+    all.delivered(ids[7]);
+    assert_eq!(all.confirming(0, &key(3).name, &owner(7)), None);
+    assert_eq!(SEARCHED.get(), 0);
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Begin { who: u8, keys: Vec<u8>, basis: Basis },
+    Deliver(usize),
+    Revoke(usize),
+    NextRevoked,
+    TakeRevoked(u8),
+    RemoveHold(usize, u8),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let bases = prop_oneof![Just(Basis::New), Just(Basis::OneMore), Just(Basis::Renewal)];
+    let keys = proptest::collection::btree_set(0..4_u8, 1..4).prop_map(|keys| keys.into_iter().collect());
+    prop_oneof![
+        4 => (0..3_u8, keys, bases).prop_map(|(who, keys, basis)| Act::Begin { who, keys, basis }),
+        2 => (0..9_usize).prop_map(Act::Deliver),
+        2 => (0..9_usize).prop_map(Act::Revoke),
+        2 => Just(Act::NextRevoked),
+        2 => (0..4_u8).prop_map(Act::TakeRevoked),
+        1 => (0..9_usize, 0..4_u8).prop_map(|(nth, key)| Act::RemoveHold(nth, key)),
+    ]
+}
+
+proptest! {
+    #![proptest_config(super::config())]
+
+    #[test]
+    fn each_hold_is_dealt_with_once(acts in proptest::collection::vec(act(), 0..80)) {
+        let mut all = Undelivered::default();
+        // What is left of each grant, and whether it is to be revoked.
+        type Plain = BTreeMap<GrantId, (u8, Vec<u8>, Basis, bool)>;
+        let mut plain = Plain::new();
+        let take = |plain: &mut Plain, who: &[u8], name: &[u8]| {
+            let is_it = |it: &&mut (u8, Vec<u8>, Basis, bool)| {
+                it.3 && *owner(it.0) == *who && it.1.iter().any(|it| *key(*it).name == *name)
+            };
+            plain.values_mut().find(is_it).map(|it| it.1.retain(|it| *key(*it).name != *name))
+        };
+        for act in acts {
+            let nth = |nth: usize| plain.keys().nth(nth % plain.len().max(1)).copied();
+            match act {
+                Act::Begin { who, keys, basis } => {
+                    let undo = u64::from(basis != Basis::Renewal);
+                    let id = all.begin(grant(1, who, &keys, basis, undo), Progress::Delivering);
+                    plain.insert(id, (who, keys, basis, false));
+                }
+                Act::Deliver(number) => if let Some(id) = nth(number).filter(|id| !plain[id].3) {
+                    let (_, keys, ..) = plain.remove(&id).expect("it is there");
+                    prop_assert_eq!(all.delivered(id).map(|it| it.holds.len()), Some(keys.len()));
+                    prop_assert!(all.get(id).is_none() && all.delivered(id).is_none());
+                },
+                Act::Revoke(number) => if let Some(id) = nth(number) {
+                    all.revoke(id);
+                    prop_assert!(all.get(id).is_none());
+                    let of_id = plain.get_mut(&id).expect("there");
+                    of_id.3 = true;
+                    if of_id.2 == Basis::Renewal || of_id.1.is_empty() { plain.remove(&id); }
+                },
+                Act::NextRevoked => match all.next_revoked() {
+                    Some(it) => prop_assert!(take(&mut plain, &it.owner, &it.key.name).is_some()),
+                    None => {
+                        prop_assert!(plain.values().all(|it| !it.3 || it.1.is_empty()));
+                        plain.retain(|_, it| !it.3);
+                    }
+                },
+                Act::TakeRevoked(number) => {
+                    let name = key(number).name;
+                    let ends = plain.len() as u64; // whether or not any session has ended
+                    for it in all.take_revoked(0, &name, ends, |_| true) {
+                        prop_assert!(take(&mut plain, &it.owner, &name).is_some());
+                    }
+                    prop_assert!(plain.values().all(|it| !it.3 || !it.1.contains(&number)));
+                }
+                Act::RemoveHold(number, of) => if let Some(id) = nth(number) {
+                    let keys = &mut plain.get_mut(&id).expect("it is there").1;
+                    prop_assert_eq!(all.remove_hold(id, &key(of).name).is_some(), keys.contains(&of));
+                    keys.retain(|it| *it != of);
+                },
+            }
+            prop_assert!(all.is_consistent(), "{:#?}", all);
+            for (id, (who, keys, _, is_revoked)) in &plain {
+                let is_found = |it: &u8| all.of(0, &key(*it).name, &owner(*who)).contains(id) != *is_revoked;
+                prop_assert!(keys.iter().all(is_found));
+            }
+        }
+    }
+}
+
+#[test]
+fn they_follow_their_database() {
+    let mut all = Undelivered::default();
+    let grant = grant(1, 1, &[1], Basis::New, 1);
+    let home = grant.home.clone();
+    let id = all.begin(grant, Progress::Delivering);
+    all.swap(0, 3);
+    home.set(3);
+    let of = |all: &Undelivered, db| all.of(db, &key(1).name, &owner(1));
+    assert_eq!((of(&all, 0), of(&all, 3)), (vec![], vec![id]));
+    all.revoke(id);
+    assert_eq!(all.next_revoked().map(|it| it.key.db), Some(3));
+    assert!(all.next_revoked().is_none() && all.is_empty());
+}
+
+/// What is dropped with the role is neither delivered nor revoked later.
+#[test]
+fn names_are_not_used_twice() {
+    let mut all = Undelivered::default();
+    let before = begin(&mut all, Basis::New, 1);
+    all.revoke(before);
+    all.clear();
+    let after = begin(&mut all, Basis::New, 1);
+    all.revoke(before);
+    assert!(before != after && all.delivered(before).is_none() && !all.is_revoked() && all.get(after).is_some());
+    assert_eq!(all.len(), 1);
+}

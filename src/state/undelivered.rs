@@ -1,0 +1,385 @@
+//! Grants and renewals that nobody has been told of yet: they are made, but their reply, or the `LOCK.EVENTS` reply that
+//! carries their event, has not been composed. If their client is gone before that, what they added is revoked.
+//!
+//! An owner may have several for one key. What each may still undo is kept per hold, so that revoking one never takes
+//! what another one has promised: see [`Undelivered::keep`].
+
+use super::owed::{OnBehalf, Ticket};
+use super::ties::Home;
+use crate::lock::{Deadline, KeyMap, LockKey, Map, Owner, Token};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
+
+/// The name of a grant; none is used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GrantId(pub(super) u64);
+
+/// What a grant did to the holds of its owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Basis {
+    /// The owner had none.
+    New,
+    /// It added one.
+    OneMore,
+    /// The owner named a count (`HOLDS`), and had holds already.
+    Repetition,
+    /// Only the lease changed.
+    Renewal,
+}
+
+/// A hold as it was granted or renewed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GrantedHold {
+    /// The lock's key.
+    pub name: Rc<[u8]>,
+    /// The token.
+    pub token: Token,
+    /// The end of the lease.
+    pub deadline: Deadline,
+    /// By how much the hold count is lowered if the grant is revoked.
+    pub undo: u64,
+}
+
+/// A grant or a renewal that is undelivered.
+#[derive(Debug)]
+pub struct Grant {
+    /// The database of the locks, which it follows through `SWAPDB`.
+    pub home: Home,
+    /// The owner.
+    pub owner: Owner,
+    /// The connection on whose behalf it was made: the asker's, or a session's.
+    pub client: u64,
+    /// Whether that is a session.
+    pub on_behalf: OnBehalf,
+    /// The name of the answer that is owed.
+    pub ticket: Ticket,
+    /// What it did.
+    pub basis: Basis,
+    /// Its holds.
+    pub holds: Vec<GrantedHold>,
+    /// The place of its event among those of its session.
+    pub event: Option<u64>,
+}
+
+impl Grant {
+    /// All of it lasts at least until then.
+    pub fn deadline(&self) -> Deadline {
+        self.holds.iter().map(|hold| hold.deadline).min().unwrap_or(Deadline::At(0))
+    }
+
+    /// Whether its owner relies on a hold that others may have granted, too.
+    fn is_claim(&self) -> bool {
+        matches!(self.basis, Basis::New | Basis::Repetition)
+    }
+
+    fn hold_mut(&mut self, name: &[u8]) -> Option<&mut GrantedHold> {
+        self.holds.iter_mut().find(|hold| *hold.name == *name)
+    }
+}
+
+/// What has to be revoked of one hold.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Revocation {
+    /// The lock.
+    pub key: LockKey,
+    /// The owner.
+    pub owner: Owner,
+    /// The token that it was granted under. A hold under another one stays.
+    pub token: Token,
+    /// By how much the hold count is lowered; without any left, the hold ends.
+    pub undo: u64,
+}
+
+/// How far an undelivered grant is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Replicas have yet to confirm it.
+    Confirming,
+    /// Its reply or event is on the way.
+    Delivering,
+    /// Its client is gone, or too few replicas confirmed it: it is being revoked.
+    Revoked,
+}
+
+/// Those of one key.
+#[derive(Debug, Default)]
+struct OfKey {
+    by_owner: BTreeMap<Owner, Vec<GrantId>>,
+    /// Those among them that have to be revoked, as far as is known.
+    revoked: BTreeSet<GrantId>,
+    /// How many sessions had ended when those were last looked for whose session has ended.
+    looked: u64,
+}
+
+/// All undelivered grants and renewals.
+#[derive(Debug, Default)]
+pub struct Undelivered {
+    next_id: u64,
+    by_id: Map<GrantId, (Grant, Progress)>,
+    by_hold: KeyMap<OfKey>,
+    revoked: VecDeque<GrantId>,
+}
+
+impl Undelivered {
+    /// Records a grant that was made.
+    pub fn begin(&mut self, grant: Grant, progress: Progress) -> GrantId {
+        let id = GrantId(self.next_id);
+        self.next_id = self.next_id.wrapping_add(1);
+        let db = grant.home.get();
+        for hold in &grant.holds {
+            let key = LockKey { db, name: hold.name.clone() };
+            self.by_hold.get_or_default(&key).by_owner.entry(grant.owner.clone()).or_default().push(id);
+        }
+        self.by_id.insert(id, (grant, progress));
+        id
+    }
+
+    /// A grant that is not being revoked.
+    pub fn get(&self, id: GrantId) -> Option<&Grant> {
+        self.by_id.get(&id).filter(|(_, progress)| *progress != Progress::Revoked).map(|(grant, _)| grant)
+    }
+
+    /// Those of this key and owner that are not being revoked, oldest first.
+    pub fn of(&self, db: i32, name: &[u8], owner: &[u8]) -> Vec<GrantId> {
+        let ids = self.by_hold.get(db, name).and_then(|of_key| of_key.by_owner.get(owner));
+        ids.into_iter().flatten().copied().filter(|id| self.get(*id).is_some()).collect()
+    }
+
+    /// The one of this key and owner that replicas have yet to confirm.
+    pub fn confirming(&self, db: i32, name: &[u8], owner: &[u8]) -> Option<GrantId> {
+        let ids = self.by_hold.get(db, name)?.by_owner.get(owner)?;
+        ids.iter().copied().find(|id| self.is(*id, Progress::Confirming))
+    }
+
+    /// Whether a grant is so far.
+    pub fn is(&self, id: GrantId, progress: Progress) -> bool {
+        self.by_id.get(&id).is_some_and(|(_, is)| *is == progress)
+    }
+
+    /// Replicas have confirmed a grant.
+    pub fn confirmed(&mut self, id: GrantId) {
+        if let Some((_, progress)) = self.by_id.get_mut(&id) {
+            *progress = Progress::Delivering;
+        }
+    }
+
+    /// The event of a grant has this place among those of its session.
+    pub fn set_event(&mut self, id: GrantId, event: u64) {
+        if let Some((grant, _)) = self.by_id.get_mut(&id) {
+            grant.event = Some(event);
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+
+    /// The owner of a hold has been told, or is being told, that it has the lock: of what others may still undo, only
+    /// `budget` stays. Returns what they may not undo any more: if the owner is not told after all, somebody must.
+    pub fn keep(&mut self, (db, name, owner): (i32, &[u8], &[u8]), mut budget: u64) -> u64 {
+        let mut kept: u64 = 0;
+        for id in self.of(db, name, owner) {
+            if let Some(hold) = self.by_id.get_mut(&id).and_then(|(grant, _)| grant.hold_mut(name)) {
+                let undo = hold.undo.min(budget);
+                budget = budget.saturating_sub(undo);
+                kept = kept.saturating_add(hold.undo.saturating_sub(undo));
+                hold.undo = undo;
+            }
+        }
+        kept
+    }
+
+    /// The reply or event of a grant has been composed: it stands. Another one that repeats it undoes nothing any more.
+    pub fn delivered(&mut self, id: GrantId) -> Option<Grant> {
+        let grant = self.forget(id)?;
+        let db = grant.home.get();
+        for hold in &grant.holds {
+            if grant.is_claim() {
+                for other in self.of(db, &hold.name, &grant.owner) {
+                    if let Some((other, _)) = self.by_id.get_mut(&other)
+                        && other.basis == Basis::Repetition
+                        && let Some(hold) = other.hold_mut(&hold.name)
+                    {
+                        hold.undo = 0;
+                    }
+                }
+            }
+        }
+        Some(grant)
+    }
+
+    fn forget(&mut self, id: GrantId) -> Option<Grant> {
+        let (grant, _) = self.by_id.remove(&id)?;
+        for hold in &grant.holds {
+            self.forget_hold(grant.home.get(), &hold.name, &grant.owner, id);
+        }
+        Some(grant)
+    }
+
+    fn forget_hold(&mut self, db: i32, name: &[u8], owner: &[u8], id: GrantId) {
+        let Some(of_key) = self.by_hold.get_mut(db, name) else { return };
+        of_key.revoked.remove(&id);
+        if let Some(ids) = of_key.by_owner.get_mut(owner) {
+            ids.retain(|it| *it != id);
+            if ids.is_empty() {
+                of_key.by_owner.remove(owner);
+            }
+        }
+        if of_key.by_owner.is_empty() {
+            self.by_hold.remove(db, name);
+        }
+    }
+
+    /// Nobody will be told of a grant: what it may undo has to be revoked, unless another one relies on it.
+    pub fn revoke(&mut self, id: GrantId) {
+        let Some((grant, progress)) = self.by_id.get_mut(&id) else { return };
+        if *progress == Progress::Revoked {
+            return;
+        }
+        *progress = Progress::Revoked;
+        if grant.basis == Basis::Repetition {
+            self.leave_to_others(id);
+        }
+        let Some((grant, _)) = self.by_id.get(&id) else { return };
+        if grant.holds.iter().all(|hold| hold.undo == 0) {
+            self.forget(id);
+            return;
+        }
+        self.revoked.push_back(id);
+        let Some((grant, _)) = self.by_id.get(&id) else { return };
+        for hold in &grant.holds {
+            if let Some(of_key) = self.by_hold.get_mut(grant.home.get(), &hold.name) {
+                of_key.revoked.insert(id);
+            }
+        }
+    }
+
+    /// What a repetition would undo, another grant undoes that relies on the same hold and is still undelivered.
+    fn leave_to_others(&mut self, id: GrantId) {
+        let Some((grant, _)) = self.by_id.get(&id) else { return };
+        let (db, owner, holds) = (grant.home.get(), grant.owner.clone(), grant.holds.clone());
+        for hold in holds {
+            let others = self.of(db, &hold.name, &owner);
+            let heir = others.into_iter().find(|other| self.get(*other).is_some_and(Grant::is_claim));
+            let Some(heir) = heir else { continue };
+            if let Some(of_heir) = self.by_id.get_mut(&heir).and_then(|(grant, _)| grant.hold_mut(&hold.name)) {
+                of_heir.undo = of_heir.undo.saturating_add(hold.undo);
+            }
+            if let Some(own) = self.by_id.get_mut(&id).and_then(|(grant, _)| grant.hold_mut(&hold.name)) {
+                own.undo = 0;
+            }
+        }
+    }
+
+    /// Whether anything has to be revoked.
+    pub fn is_revoked(&self) -> bool {
+        !self.revoked.is_empty()
+    }
+
+    /// Removes the next hold of which something has to be revoked.
+    pub fn next_revoked(&mut self) -> Option<Revocation> {
+        loop {
+            let id = *self.revoked.front()?;
+            match self.by_id.get(&id).and_then(|(grant, _)| grant.holds.last()).map(|hold| hold.name.clone()) {
+                Some(name) => {
+                    let revoked = self.remove_hold(id, &name).filter(|it| it.undo > 0);
+                    if revoked.is_some() {
+                        return revoked;
+                    }
+                }
+                None => {
+                    self.revoked.pop_front();
+                    self.by_id.remove(&id);
+                }
+            }
+        }
+    }
+
+    /// Removes what has to be revoked of a lock, also if it is only now found out that a session is not `open` any more:
+    /// for that, all are gone through once after each of the `ends` of sessions, and not at each look.
+    pub fn take_revoked(&mut self, db: i32, name: &[u8], ends: u64, open: impl Fn(u64) -> bool) -> Vec<Revocation> {
+        let Some(of_key) = self.by_hold.get_mut(db, name) else { return Vec::new() };
+        if std::mem::replace(&mut of_key.looked, ends) != ends {
+            let all: Vec<GrantId> = of_key.by_owner.values().flatten().copied().collect();
+            let failed: Vec<GrantId> = all.into_iter().filter(|id| self.has_failed(*id, &open)).collect();
+            failed.into_iter().for_each(|id| self.revoke(id));
+        }
+        let Some(of_key) = self.by_hold.get(db, name) else { return Vec::new() };
+        let ids: Vec<GrantId> = of_key.revoked.iter().copied().collect();
+        ids.into_iter().filter_map(|id| self.remove_hold(id, name)).filter(|it| it.undo > 0).collect()
+    }
+
+    /// Whether a hold that is new has to be revoked.
+    pub fn ends(&self, db: i32, name: &[u8], owner: &[u8], open: impl Fn(u64) -> bool) -> bool {
+        let ids = self.by_hold.get(db, name).and_then(|of_key| of_key.by_owner.get(owner));
+        let is_new = |id: &&GrantId| {
+            self.by_id.get(*id).is_some_and(|(grant, _)| {
+                grant.basis == Basis::New && grant.holds.iter().any(|hold| *hold.name == *name && hold.undo > 0)
+            })
+        };
+        ids.into_iter().flatten().filter(is_new).any(|id| self.has_failed(*id, &open))
+    }
+
+    /// Whether nobody will be told, also if that is only now found out.
+    fn has_failed(&self, id: GrantId, open: impl Fn(u64) -> bool) -> bool {
+        self.by_id.get(&id).is_some_and(|(grant, progress)| {
+            *progress == Progress::Revoked || grant.on_behalf == OnBehalf::Session && !open(grant.client)
+        })
+    }
+
+    /// Takes a hold out of a grant: whatever becomes of the others, this one is dealt with.
+    pub fn remove_hold(&mut self, id: GrantId, name: &[u8]) -> Option<Revocation> {
+        let (grant, _) = self.by_id.get_mut(&id)?;
+        let at = grant.holds.iter().position(|hold| *hold.name == *name)?;
+        let GrantedHold { name, token, undo, .. } = grant.holds.swap_remove(at);
+        let (key, owner) = (LockKey { db: grant.home.get(), name }, grant.owner.clone());
+        self.forget_hold(key.db, &key.name, &owner, id);
+        Some(Revocation { key, owner, token, undo })
+    }
+
+    /// Drops all of them: this server revokes nothing any more.
+    pub fn clear(&mut self) {
+        *self = Self { next_id: self.next_id, ..Self::default() };
+    }
+
+    /// The server's clock has stepped by so many ms, and holds that are tied go along.
+    pub fn stepped(&mut self, by: i64, is_tied: impl Fn(i32, &[u8], &Owner, Token) -> bool) {
+        for (_, (grant, _)) in self.by_id.iter_mut() {
+            let (db, owner) = (grant.home.get(), &grant.owner);
+            for hold in grant.holds.iter_mut().filter(|hold| is_tied(db, &hold.name, owner, hold.token)) {
+                hold.deadline = hold.deadline.stepped(by);
+            }
+        }
+    }
+
+    /// Two databases were swapped, and their locks with them. (The homes of the grants follow by themselves.)
+    pub fn swap(&mut self, one: i32, other: i32) {
+        self.by_hold.swap(one, other);
+    }
+}
+
+#[cfg(test)]
+impl Undelivered {
+    /// Whether each hold is in the index, and nothing else is.
+    pub fn is_consistent(&self) -> bool {
+        let of_key = |key: LockKey| self.by_hold.get(key.db, &key.name);
+        let of_hold = |of: &OfKey| of.by_owner.values().map(Vec::len).sum::<usize>();
+        let indexed: usize = self.by_hold.keys().map(|key| of_key(key).map_or(0, of_hold)).sum();
+        let holds: usize = self.by_id.values().map(|(grant, _)| grant.holds.len()).sum();
+        let found = self.by_id.iter().all(|(id, (grant, progress))| {
+            let of_key = |hold: &GrantedHold| self.by_hold.get(grant.home.get(), &hold.name);
+            let of_hold = |hold: &GrantedHold| of_key(hold)?.by_owner.get(&grant.owner);
+            let is_revoked = |hold: &GrantedHold| of_key(hold).is_some_and(|of| of.revoked.contains(id));
+            let is_found = |hold: &GrantedHold| of_hold(hold).is_some_and(|ids| ids.contains(id));
+            let is_to_be = *progress == Progress::Revoked;
+            grant.holds.iter().all(|hold| is_found(hold) && is_revoked(hold) == is_to_be)
+        });
+        found && indexed == holds
+    }
+}

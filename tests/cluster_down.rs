@@ -1,0 +1,191 @@
+//! A cluster that is down, as one of its primaries sees it: nothing is granted or renewed there, every bound hold is reported
+//! as lost at its deadline, and the heartbeat says that the server takes no writes.
+
+use std::time::{Duration, Instant};
+
+use redis::Value;
+use support::{Cluster, Family, Raw, Server, skip, until};
+
+use crate::common::{array, int, text, unix_millis};
+use crate::speak::{Reply, SOON, Speak, arrives};
+
+/// How long a node of the cluster is missed before it counts as failed, in ms.
+const NODE_TIMEOUT: &str = "1500";
+const LEASE: i64 = 2_000;
+
+fn start() -> Cluster {
+    Cluster::start_with(3, |builder| builder.arg("cluster-node-timeout", NODE_TIMEOUT))
+}
+
+/// A key that this node serves.
+fn key_of(cluster: &Cluster, node: usize) -> String {
+    (0..).map(|number| format!("key:{number}")).find(|key| cluster.owns_key(node, key.as_bytes())).expect("some key")
+}
+
+fn state(server: &Server) -> String {
+    let info = server.raw().say("CLUSTER INFO").text();
+    info.lines().find_map(|line| line.strip_prefix("cluster_state:")).expect("a state").to_owned()
+}
+
+fn renewals(server: &Server) -> i64 {
+    server.info("holdfast", "holdfast_watchdog_renewals").expect("INFO has it").parse().expect("a number")
+}
+
+/// What a session was told: events other than heartbeats by kind and detail, and the last heartbeat's `writes`.
+#[derive(Debug, Default)]
+struct Told {
+    events: Vec<(String, String)>,
+    writes: Option<i64>,
+}
+
+/// Asks for events, and waits for none.
+fn read(session: &mut Raw) -> Told {
+    let mut told = Told::default();
+    for event in session.say("LOCK.EVENTS HEARTBEAT").items() {
+        let [kind, .., detail] = array(event) else { panic!("no event: {event:?}") };
+        let (kind, detail) = (text(kind), text(detail));
+        match kind.as_str() {
+            "heartbeat" => told.writes = detail.split(' ').nth(3).map(|writes| writes.parse().expect("a number")),
+            _ => told.events.push((kind, detail)),
+        }
+    }
+    told
+}
+
+/// Reads events from the moment at which the cluster is down: until the hold is lost, nothing is renewed and no write is
+/// promised; and it is lost as expired, at its deadline.
+fn is_lost_at_its_deadline(server: &Server, session: &mut Raw, key: &str, end: i64) {
+    let before = renewals(server);
+    loop {
+        let told = read(session);
+        assert_eq!(told.writes, Some(0), "the heartbeat says so: {told:?}");
+        if !told.events.is_empty() {
+            assert_eq!(told.events, [("lost".into(), "expired".into())]);
+            break;
+        }
+        assert!(unix_millis() < end + 10_000, "the hold of {key} is not reported as lost");
+    }
+    assert!(unix_millis() >= end, "lost before its deadline");
+    assert_eq!(renewals(server), before, "renewed while the cluster is down");
+}
+
+/// T1: two of three primaries stand still.
+#[test]
+fn holds_are_lost_at_their_deadline_when_the_cluster_is_down() {
+    let cluster = start();
+    let replicas = cluster.replica_of_each(NODE_TIMEOUT);
+    let node = cluster.node(0);
+    let (key, other) = (key_of(&cluster, 0), format!("{{{}}}:other", key_of(&cluster, 0)));
+    let [mut session, mut client, mut waiter] = std::array::from_fn(|_| node.raw());
+    let id = session.say("LOCK.SESSION").text();
+    client.say(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
+    client.say(&format!("LOCK.ACQUIRE {other} plain LEASE 600000")).token();
+    assert_eq!(waiter.begin(&format!("LOCK.ACQUIRE {other} waiter WAIT 0")), None);
+    until(SOON, "it is renewed", || {
+        read(&mut session);
+        renewals(node) > 2
+    });
+    cluster.node(1).stop();
+    cluster.node(2).stop();
+    until(SOON, "the cluster is down", || {
+        read(&mut session);
+        state(node) == "fail"
+    });
+    let error = client.say(&format!("SET {key}:x 1")).error();
+    assert!(error.starts_with("CLUSTERDOWN"), "{error}");
+    // No command can read the key now: its deadline is at most a lease away.
+    is_lost_at_its_deadline(node, &mut session, &key, unix_millis() - 1);
+    assert!(arrives(&mut waiter).error().starts_with("CLUSTERDOWN"), "the server tells blocked clients");
+    cluster.node(1).cont();
+    cluster.node(2).cont();
+    until(SOON, "the cluster is well again", || state(node) == "ok");
+    until(SOON, "the lock can be had", || matches!(client.say(&format!("LOCK.ACQUIRE {key} next")), Value::Int(_)));
+    until(SOON, "it takes writes", || read(&mut session).writes == Some(1));
+    drop(replicas);
+}
+
+/// A slot that no node owns: what is bound there is lost at its deadline, all else goes on.
+#[test]
+fn a_hold_in_a_slot_that_no_node_owns_is_lost_at_its_deadline() {
+    let cluster =
+        Cluster::start_with(2, |builder| builder.arg("cluster-require-full-coverage", "no"));
+    let node = cluster.node(0);
+    let key = key_of(&cluster, 0);
+    let [mut session, mut client] = std::array::from_fn(|_| node.raw());
+    let id = session.say("LOCK.SESSION").text();
+    client.say(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
+    client.say(&format!("CLUSTER DELSLOTS {}", cluster.slot_of(key.as_bytes())));
+    let error = client.say(&format!("SET {key}:x 1"));
+    assert!(!matches!(error, Value::Int(_)));
+    let (begin, mut lost) = (Instant::now(), Vec::new());
+    while lost.is_empty() {
+        let told = read(&mut session);
+        assert_eq!(told.writes, Some(1), "other slots are served");
+        lost = told.events;
+        assert!(begin.elapsed() < SOON, "not reported as lost");
+    }
+    assert_eq!(lost, [("lost".into(), "expired".into())], "and not unbound: no node has it");
+    assert!(begin.elapsed() < Duration::from_millis(LEASE as u64 + 1_000), "renewed for {:?}", begin.elapsed());
+}
+
+/// A hold at a node that is importing the slot counts as served there.
+#[test]
+fn a_hold_in_a_slot_that_is_being_imported_is_renewed() {
+    let cluster = Cluster::start(2);
+    let key = key_of(&cluster, 0);
+    let slot = cluster.slot_of(key.as_bytes());
+    cluster.begin_move(slot, 0, 1);
+    let target = cluster.node(1);
+    let [mut session, mut client] = std::array::from_fn(|_| target.raw());
+    let id = session.say("LOCK.SESSION").text();
+    client.say("ASKING");
+    let token = client.say(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
+    let before = renewals(target);
+    until(SOON, "it is renewed", || {
+        let told = read(&mut session);
+        assert_eq!(told.events, [], "it is neither lost nor unbound");
+        renewals(target) > before + 3
+    });
+    cluster.finish_move(slot, 0, 1);
+    assert_eq!(int(&client.say(&format!("LOCK.RENEW {key} owner TOKEN {token}"))), token);
+}
+
+/// T1, the double hold: a primary is cut off from the cluster's bus while its replica is promoted.
+#[test]
+fn a_primary_that_is_cut_off_lets_its_holds_run_out() {
+    let cluster = start();
+    let node = cluster.node(0);
+    if !node.version().at_least(Family::Valkey, 9, 0) {
+        return skip("this server can't be cut off from the cluster's bus alone");
+    }
+    let replicas = cluster.replica_of_each(NODE_TIMEOUT);
+    let replica = &replicas[0];
+    let key = key_of(&cluster, 0);
+    let [mut session, mut client, mut debug] = std::array::from_fn(|_| node.raw());
+    let id = session.say("LOCK.SESSION").text();
+    client.say(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
+    until(SOON, "it is renewed", || {
+        read(&mut session);
+        renewals(node) > 2
+    });
+    assert_eq!(debug.say("DEBUG DROP-CLUSTER-PACKET-FILTER -2"), Value::Okay);
+    // The owner's belief, by what it is told: it ends with `lost`.
+    let (mut lost_at, mut taken_at) = (None, None);
+    let mut there = replica.raw();
+    let begin = Instant::now();
+    while lost_at.is_none() || taken_at.is_none() {
+        assert!(begin.elapsed() < SOON, "lost: {lost_at:?}, taken by another: {taken_at:?}");
+        if !read(&mut session).events.is_empty() {
+            lost_at.get_or_insert_with(unix_millis);
+        }
+        if let Value::Int(_) = there.say(&format!("LOCK.ACQUIRE {key} another LEASE 600000")) {
+            taken_at.get_or_insert_with(unix_millis);
+        }
+    }
+    let (lost, taken) = (lost_at.unwrap_or(0), taken_at.unwrap_or(0));
+    println!("lost {} ms after another client has it", lost - taken);
+    assert!(lost <= taken + LEASE, "two hold it, and both leases run: {} ms", lost - taken);
+    let after = renewals(node);
+    assert_eq!(read(&mut session).writes, Some(0));
+    assert_eq!(renewals(node), after, "renewed by a primary that is cut off");
+}

@@ -82,7 +82,7 @@ fn random_requests_for_several_locks_never_overlap_and_never_starve() {
 
     let mut viewer = server.raw();
     let left = |viewer: &mut Raw| (0..KEYS).filter(|key| !viewer.say(&format!("LOCK.INFO k{key}")).is_null()).count();
-    support::until(Duration::from_secs(10), "nobody holds or waits", || left(&mut viewer) == 0);
+    support::until(Duration::from_secs(30), "nobody holds or waits", || left(&mut viewer) == 0);
 }
 
 struct Worker<'a> {

@@ -1,7 +1,6 @@
 //! Where the server would refuse a write, the module writes nothing of its own accord: nobody is granted anything, nothing
 //! is renewed. Waits end by their time all the same, and everything goes on when the server takes writes again.
 
-
 use redis::Value;
 use support::{Server, skip, until};
 

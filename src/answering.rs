@@ -7,10 +7,10 @@
 use crate::config;
 use crate::holding;
 use crate::lock::{LockKey, Millis, Owner, Token, Waiter};
+use crate::server::Ctx;
 use crate::server::clock::{Now, Slice};
 use crate::server::reply::Replied;
 use crate::server::timer::{self, Timer};
-use crate::server::{Ctx, slice};
 use crate::state::owed::{End, OnBehalf, Ticket};
 use crate::state::sessions::Unheard;
 use crate::state::{self, Answer, Asker, Event, Kind, Outcome, Pending, Reading, Recipient, SignsOfLife, Stage, State};
@@ -29,7 +29,6 @@ const KEYS_AT_ONCE: usize = 2_000;
 
 /// Records how a request ended, so that whoever is owed the answer gets it. `now` is when it ended.
 pub fn end_request(ctx: Ctx, ticket: Ticket, outcome: Outcome, now: Now) {
-    slice::count_answer();
     match state::with(|state| state.end(ticket, outcome, now)) {
         state::Delivery::Due => timer::wake_for_replies(ctx),
         state::Delivery::Nobody => {}
@@ -191,9 +190,14 @@ fn read_events(state: &mut State, session: u64, most: usize) -> Vec<Event> {
     while events.len() < most
         && (events.is_empty() || keys.saturating_add(state.sessions.next_size(session)) <= KEYS_AT_ONCE)
     {
-        let Some((event, unheard)) = state.sessions.read(session) else { break };
+        let Some((mut event, unheard)) = state.sessions.read(session) else { break };
         if let Some(Unheard { grant, since }) = unheard {
-            state.undelivered.delivered(grant);
+            // Its owner may have shortened the lease since.
+            if let Some(grant) = state.undelivered.delivered(grant)
+                && let Kind::Granted(_, until) = &mut event.kind
+            {
+                *until = (*until).min(grant.deadline());
+            }
             time(|stats| &mut stats.hand_offs, Now::read().micros.saturating_sub(since.micros));
         }
         keys = keys.saturating_add(event.keys.len());

@@ -4,8 +4,9 @@ use crate::config;
 use crate::keyspace::words::words;
 use crate::keyspace::{Lock, NotRead};
 use crate::lock::deadlock::{Because, Found, Held, Link, MOST_PLACES, Request, View, search};
-use crate::lock::{Deadline, Hold, Limit, LockKey, Millis, Owner, Waiter, WaiterId, actor};
+use crate::lock::{Limit, LockKey, Owner, Waiter, WaiterId};
 use crate::server::acl::User;
+use crate::server::clock::Now;
 use crate::server::text::show_start as show;
 use crate::server::{AsText, Ctx, Text};
 use crate::state;
@@ -16,44 +17,18 @@ use std::cell::OnceCell;
 /// How many waits of a cycle an error message names.
 const SHOWN: usize = 100;
 
-/// The wait that is about to begin.
-#[derive(Clone, Copy, Debug)]
-pub struct Wait {
-    /// The connection on whose behalf it is: the search sees what its user may read.
-    pub client: u64,
-    /// When it times out; `None`: never.
-    pub until: Option<Millis>,
-    /// The time now.
-    pub now: Millis,
-}
-
-/// Refuses a request that would close a cycle by waiting in its place. `holders`: those of its locks for which nobody
-/// waits yet.
-///
-/// Costs nothing for those whom nobody can have to wait for, however long the queues are: who holds nothing that is waited
-/// for, and stands last (or ahead only for one lock: those behind wait for its holders anyway).
+/// Refuses a request that would close a cycle by waiting in its place. `client` is the connection on whose behalf it is made: the search
+/// sees what its user may read.
 ///
 /// # Errors
 ///
 /// The reply that names the cycle.
-pub fn refuse_cycle<'a>(
-    ctx: Ctx,
-    request: &Request,
-    mut holders: impl Iterator<Item = &'a Owner>,
-    wait: Wait,
-) -> Result<(), String> {
-    let who = actor::name(&request.owner);
-    let may_be_waited_for = holders.any(|holder| actor::name(holder) == who)
-        || state::with(|state| {
-            let has_behind = |key| state.queue.has_behind(key, request.id);
-            state.queue.may_be_waited_for(who) || (request.keys.len() > 1 && request.keys.iter().any(has_behind))
-        });
-    if !may_be_waited_for || !config::detects_deadlocks() {
+pub fn refuse_cycle(ctx: Ctx, request: &Request, client: u64, now: Now) -> Result<(), String> {
+    if !config::detects_deadlocks() {
         return Ok(());
     }
     count(|it| &mut it.deadlock_searches);
-    let mut view = Readable { ctx, wait, user: OnceCell::new() };
-    match search(&mut view, request) {
+    match search(&mut Readable { ctx, client, now, user: OnceCell::new() }, request) {
         Found::Nothing => Ok(()),
         Found::GivenUp => {
             count(|it| &mut it.deadlock_searches_given_up);
@@ -69,32 +44,38 @@ pub fn refuse_cycle<'a>(
 /// What a user may see.
 struct Readable<'a> {
     ctx: Ctx<'a>,
-    wait: Wait,
-    /// Looked up at the first key.
+    client: u64,
+    now: Now,
+    /// Looked up at the first key that is not the requester's.
     user: OnceCell<Option<User>>,
 }
 
 impl View for Readable<'_> {
     fn may_read(&mut self, key: &LockKey) -> bool {
-        let user = self.user.get_or_init(|| User::of_client(self.ctx, self.wait.client));
+        let user = self.user.get_or_init(|| User::of_client(self.ctx, self.client));
         user.as_ref().is_none_or(|user| user.may_read(&Text::new(&key.name)))
     }
 
-    fn held(&mut self, key: &LockKey, most: usize) -> Option<Held> {
-        let wait = self.wait;
+    fn held(&mut self, key: &LockKey) -> Held {
+        let now = self.now.millis();
         self.ctx.in_db(key.db, |ctx| {
             let (name, nobody) = (Text::new(&key.name), words().nobody.as_text());
-            let lock = match Lock::look_one_of(ctx, name.as_text(), nobody, wait.now, MOST_PLACES) {
+            // One of many locks that are read in this step: what is too large for that is no mutex.
+            let lock = match Lock::look_one_of(ctx, name.as_text(), nobody, now, MOST_PLACES) {
                 Ok(lock) => lock,
-                Err(NotRead::NotALock) => return None,
-                Err(NotRead::TooMuch) => {
-                    return Some(Held { limit: Limit::MUTEX, count: usize::MAX, lasting: Vec::new() });
-                }
+                Err(NotRead::NotALock) => return Held::Free,
+                Err(NotRead::TooMuch) => return Held::Shared,
             };
-            let limit = lock.limit()?;
-            let holders = if lock.count() > most { Vec::new() } else { lock.holders(wait.now) };
-            let lasting = holders.into_iter().filter(|(owner, hold)| wait.is_outlasted_by(key, owner, hold));
-            Some(Held { limit, count: lock.count(), lasting: lasting.map(|(owner, _)| owner).collect() })
+            match lock.limit() {
+                None => return Held::Free,
+                Some(Limit::MUTEX) => {}
+                Some(_) => return Held::Shared,
+            }
+            // What has ended with its connection is about to be released.
+            let is_over =
+                |owner: &Owner, token| state::with(|state| state.is_broken((key.db, &key.name, owner), token));
+            let holder = lock.holders(now).into_iter().find(|(owner, hold)| !is_over(owner, hold.token));
+            holder.map_or(Held::Free, |(owner, _)| Held::Mutex(owner))
         })
     }
 
@@ -107,26 +88,8 @@ impl View for Readable<'_> {
     }
 }
 
-impl Wait {
-    /// Whether a hold does not end by itself before this wait would.
-    fn is_outlasted_by(self, key: &LockKey, owner: &Owner, hold: &Hold) -> bool {
-        if state::with(|state| state.is_broken((key.db, &key.name, owner), hold.token)) {
-            return false;
-        }
-        match (hold.deadline, self.until) {
-            (Deadline::Never, _) => true,
-            (Deadline::At(at), Some(until)) if at > until => true,
-            _ => state::with(|state| {
-                let tie = state.ties.of(key.db, &key.name, owner, hold.token);
-                tie.is_some_and(|tie| tie.tying.watchdog && state.ties.is_live(tie))
-            }),
-        }
-    }
-}
-
 fn request(waiter: &Waiter<Asker>) -> Request {
-    let Waiter { id, owner, keys, demand, .. } = waiter;
-    Request { id: *id, owner: owner.clone(), keys: keys.clone(), limit: demand.limit }
+    Request { id: waiter.id, owner: waiter.owner.clone(), keys: waiter.keys.clone() }
 }
 
 fn message(cycle: &[Link]) -> String {

@@ -47,11 +47,8 @@ pub fn grant(locks: &mut [Lock], decisions: &[Decision], grantee: Grantee, now: 
             (Decision::Grant(hold, limit), _) => {
                 lock.grant(grantee.owner.text(), &Hold { token: Some(token), ..*hold }, *limit);
                 let (db, name, owner) = (lock.db(), lock.name().bytes(), grantee.owner);
-                let left = state::with(|state| {
-                    state.queue.hold_begins(db, name, || owner.kept());
-                    // A tie that is left here belongs to a hold that ended behind the module's back.
-                    state.ties.untie(db, name, owner.bytes())
-                });
+                // A tie that is left here belongs to a hold that ended behind the module's back.
+                let left = state::with(|state| state.ties.untie(db, name, owner.bytes()));
                 lost(lock.ctx(), left, Why::Changed, now);
                 bind_now(lock, (hold.deadline, token), grantee, now);
             }
@@ -70,6 +67,9 @@ pub fn change(lock: &mut Lock, owner: TextRef, own: &Hold, new: &Hold, now: Now)
     lock.update(owner, own, new);
     let Some(token) = new.token else { return };
     let hold = (lock.db(), lock.name().bytes(), owner.bytes());
+    if new.deadline < own.deadline {
+        state::with(|state| state.undelivered.shorten(hold, new.deadline));
+    }
     let other = with_ties(|state| {
         state.ties.counted(hold, new.holds, lock.limit());
         state.ties.changed(hold, own.token, token, new.deadline, now.millis())
@@ -264,10 +264,7 @@ pub fn end_hold(lock: &mut Lock, owner: TextRef) {
     let waiters = waiters(lock);
     lock.remove(owner, waiters);
     let (db, name, owner) = (lock.db(), lock.name().bytes(), owner.bytes());
-    state::with(|state| {
-        state.queue.hold_ends(db, name, owner);
-        state.ties.untie(db, name, owner)
-    });
+    state::with(|state| state.ties.untie(db, name, owner));
 }
 
 /// The time at which the server calls the module, for whatever reason. If the server's clock has stepped since the last
@@ -311,7 +308,6 @@ fn follow(ctx: Ctx, id: TieId, now: Now) {
             None if has_room && !may_be_replaced && !tie.end().has_passed(now.millis()) && is_served => {
                 let hold = Hold { holds: tie.holds, token: Some(tie.token), deadline: tie.deadline() };
                 lock.grant(owner.as_text(), &hold, limit);
-                state::with(|state| state.queue.hold_begins(key.db, &key.name, || tie.owner.clone()));
             }
             _ => {}
         }
@@ -405,7 +401,6 @@ pub fn release_tied(ctx: Ctx, tie: &Tie, now: Now) {
 pub fn end_expired(lock: &mut Lock, now: Now) -> bool {
     let expired = lock.purge(now.millis());
     let (db, name) = (lock.db(), lock.name().bytes());
-    state::with(|state| expired.iter().for_each(|owner| state.queue.hold_ends(db, name, owner)));
     let ties = with_ties(|state| expired.iter().filter_map(|owner| state.ties.untie(db, name, owner)).collect());
     lost(lock.ctx(), ties.unwrap_or_else(Vec::new), Why::Expired, now);
     add(|it| &mut it.expired, expired.len() as u64);
@@ -417,7 +412,6 @@ pub fn end_all(lock: &mut Lock, now: Now) -> usize {
     let holders = lock.count();
     if holders > 0 {
         lock.clear(waiters(lock));
-        state::with(|state| state.queue.held_by(&lock.lock_key(), []));
         let ties = with_ties(|state| state.ties.untie_all(lock.db(), lock.name().bytes()));
         lost(lock.ctx(), ties.unwrap_or_default(), Why::Forced, now);
     }

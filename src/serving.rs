@@ -30,9 +30,10 @@ pub fn serve(ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(job) = state::with(|state| state.agenda.next(&state.queue)) else { break };
         match job {
+            Job::Nothing => {}
             Job::FindHolders(key) => {
                 let holders = Keyspace { ctx, now }.holders(&key);
-                state::with(|state| state.agenda.held_by(&mut state.queue, &key, holders));
+                state::with(|state| state.agenda.held_by(&state.queue, &key, holders));
             }
             Job::Judge(attempt) if is_forsaken(attempt.id()) => drop(state::with(|state| state.leave(attempt.id()))),
             Job::Judge(attempt) => judge(ctx, attempt, now),

@@ -119,6 +119,8 @@ pub fn tick(ctx: Ctx) {
     } else {
         work(ctx, now, &turn);
     }
+    // What is left of the turn is for those whose time is over: there may be tens of thousands.
+    waiting::time_out(ctx, now, &turn);
     if !events::turn_end_precedes_unblock() {
         answering::send_answers(ctx);
     }
@@ -309,7 +311,7 @@ fn turn_ends(ctx: Ctx) {
         answering::send_answers(ctx);
     }
     // Whatever is left over continues in the next turn, at once.
-    if replies_are_due() || (state::with(|state| state.has_work()) && may_write(ctx)) {
+    if replies_are_due() || waits_are_over() || (state::with(|state| state.has_work()) && may_write(ctx)) {
         timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
 }
@@ -326,6 +328,12 @@ fn log_internal_errors(ctx: Ctx) {
 /// Whether [`tick`] has waiters to answer.
 fn replies_are_due() -> bool {
     !events::turn_end_precedes_unblock() && state::with(|state| state.owed.is_ending())
+}
+
+/// Whether waits are over that have not been ended yet.
+fn waits_are_over() -> bool {
+    let first = state::with(|state| state.owed.timeouts.first().map(|(until, _)| *until));
+    first.is_some_and(|until| until <= Now::read().millis())
 }
 
 /// Whether the module may write of its own accord, as far as was known when the server was last asked.

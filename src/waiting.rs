@@ -142,16 +142,10 @@ pub fn wait(
     now: Now,
 ) -> Result<Replied, String> {
     let (demand, until) = (terms.demand, wait.until(now));
-    let holders = newly_contended(locks, &request.keys, now)?;
-    let asking = deadlock::Request {
-        id: state::with(|state| state.queue.next_id(arrived)),
-        owner: request.owner.clone(),
-        keys: request.keys.clone(),
-        limit: demand.limit,
-    };
-    let about = deadlocks::Wait { client: request.client, until, now: now.millis() };
     if search == Search::ForCycles {
-        deadlocks::refuse_cycle(ctx, &asking, holders.iter().flat_map(|(_, holders)| holders), about)?;
+        let id = state::with(|state| state.queue.next_id(arrived));
+        let asking = deadlock::Request { id, owner: request.owner.clone(), keys: request.keys.clone() };
+        deadlocks::refuse_cycle(ctx, &asking, request.client, now)?;
     }
     let Some((ticket, replied)) = request.owe(ctx, names, now) else {
         return Err("ERR this client can't be blocked".into());
@@ -162,7 +156,6 @@ pub fn wait(
         let id = state.queue.join(owner, keys.clone(), demand, arrived, until, asker);
         state.owed.set(ticket, Stage::Waiting(id));
         state.owed.timeouts.extend(until.map(|until| (until, ticket)));
-        holders.into_iter().for_each(|(key, holders)| state.queue.held_by(&key, holders));
         let is_new_head =
             |key: &&LockKey| state.queue.head(key.db, &key.name) == Some(id) && state.queue.has_behind(key, id);
         let overtaken: Vec<&LockKey> = keys.iter().filter(is_new_head).collect();
@@ -250,26 +243,6 @@ pub fn take_over(
         timer::wake(ctx, Timer::Work, until);
     }
     Ok(replied)
-}
-
-/// Who holds those of the locks that nobody waits for so far.
-///
-/// # Errors
-///
-/// If they are too many to be noted in one step.
-fn newly_contended(locks: &[Lock], keys: &[LockKey], now: Now) -> Result<Vec<(LockKey, Vec<Owner>)>, String> {
-    let is_new = |key: &LockKey| !state::with(|state| state.is_contended(key.db, &key.name));
-    let new: Vec<(&Lock, &LockKey)> = locks.iter().zip(keys).filter(|(_, key)| is_new(key)).collect();
-    let (all, most) = (new.iter().map(|(lock, _)| lock.count() as u64).sum::<u64>(), config::MAX_HOLDERS.get());
-    if new.len() > 1 && all > most {
-        return Err(format!(
-            "ERR too many holders of these {} locks to wait for them in one request: all together they have {all}, and may \
-             have no more than one lock may have (holdfast.max-holders is {most})",
-            locks.len()
-        ));
-    }
-    let owners = |lock: &Lock| lock.holders(now.millis()).into_iter().map(|(owner, _)| owner).collect();
-    Ok(new.into_iter().map(|(lock, key)| (key.clone(), owners(lock))).collect())
 }
 
 /// Withholds the answer to a grant or renewal of these holds until its replicas have confirmed it.

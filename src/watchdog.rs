@@ -3,9 +3,9 @@
 use crate::keyspace::Lock;
 use crate::lock::{Deadline, Hold};
 use crate::server::clock::{Now, Slice};
+use crate::server::cluster::Served;
 use crate::server::timer::{self, Timer};
 use crate::server::{AsText, Ctx, Text, TextRef};
-use crate::server::cluster::Served;
 use crate::serving::served;
 use crate::state::confirmations::What;
 use crate::state::{self, Tie, TieId, Why};

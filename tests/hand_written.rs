@@ -566,3 +566,44 @@ fn what_has_expired_already_is_not_renewed() {
         }
     }
 }
+
+/// D. Only the fields of a lock are the remains of one: whatever else somebody has in a hash stays.
+#[test]
+fn a_hash_of_somebody_else_is_no_lock_and_stays() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    let hashes = [
+        "#red 1 #blue 2",
+        "#fence 7 #red 1",
+        "#limit 3 #red 1",
+        "#@home x",
+        "#@#x 1:1",
+        "#",
+        "#fence 7 #limit 0 #@o 1:1 #x y",
+    ];
+    for (number, fields) in hashes.iter().enumerate() {
+        let key = format!("tags:{number}");
+        let line = if *fields == "#" { format!("HSET {key} # 1") } else { format!("HSET {key} {fields}") };
+        connection.say(&line).int();
+        let before = Contents::read(&mut connection);
+        for request in ["LOCK.ACQUIRE # a", "LOCK.ACQUIRE # a SHARED", "LOCK.MACQUIRE 2 # other a", "LOCK.FORCE #"] {
+            let error = connection.say(&request.replace('#', &key)).error();
+            assert!(error.starts_with("WRONGTYPE"), "{fields}: {request}: {error}");
+        }
+        assert_eq!(Contents::read(&mut connection), before, "{fields}");
+    }
+    for (number, fields) in ["#fence 7", "#limit 0", "#fence 7 #limit 0 #@o 1800000000000:7"].iter().enumerate() {
+        connection.say(&format!("HSET left:{number} {fields}")).int();
+        connection.say(&format!("LOCK.ACQUIRE left:{number} a")).token();
+        assert_eq!(fields_of(&mut connection, &format!("left:{number}")), ["#fence", "a"]);
+    }
+    // Beside an owner, such fields are tolerated.
+    connection.say("HSET held o 1 #red 1").int();
+    assert!(connection.say("LOCK.ACQUIRE held a").is_null());
+}
+
+fn fields_of(connection: &mut Raw, key: &str) -> Vec<String> {
+    let mut names: Vec<String> = connection.say(&format!("HKEYS {key}")).items().iter().map(Reply::text).collect();
+    names.sort();
+    names
+}

@@ -6,7 +6,7 @@ use std::time::Duration;
 use std::{env, fs};
 
 use redis::Value;
-use support::{Raw, Server, encode, module_path, until};
+use support::{Raw, Server, encode, module_path, skip, until};
 
 use crate::common::{Contents, array, ask, ask_int, ask_ok, ask_token, error, info_number, map, text, words};
 
@@ -392,4 +392,33 @@ fn repeat(server: &Server, lines: &[String], count: usize) {
     until(SOON, "the connection is gone", || {
         text(&ask(&mut server.raw(), "CLIENT LIST")).lines().all(|line| !line.starts_with(&format!("id={id} ")))
     });
+}
+
+/// E. With `HDEL` renamed, replicas and the append-only file lost what the module wrote, and nothing said so.
+#[test]
+fn the_module_refuses_to_load_where_a_needed_command_was_renamed() {
+    if Server::start().is_container() {
+        return skip("its configuration file is elsewhere");
+    }
+    for command in ["HSET", "HDEL", "DEL", "PEXPIREAT", "PERSIST", "PUBLISH", "REPLCONF", "CLIENT", "SETRANGE"] {
+        let log = match start_without(command) {
+            Ok(_) => panic!("it starts without {command}"),
+            Err(log) => log,
+        };
+        assert!(log.contains(&format!("this server has no command {command}, which the module needs")), "{log}");
+    }
+    for command in ["RESTORE", "COMMAND", "FLUSHALL"] {
+        let server = start_without(command).unwrap_or_else(|log| panic!("not without {command}: {log}"));
+        assert!(ask_token(&mut server.raw(), "LOCK.ACQUIRE k o") > 0);
+    }
+}
+
+/// A server with the module whose configuration has taken a command away; the error is its log.
+fn start_without(command: &str) -> Result<Server, String> {
+    let dir = env::temp_dir().join(format!("holdfast-renamed-{command}-{}", std::process::id()));
+    fs::create_dir_all(&dir).expect("a directory");
+    let file = dir.join("redis.conf");
+    let lines = format!("save \"\"\nrename-command {command} \"\"\nloadmodule {}\n", module_path().display());
+    fs::write(&file, lines).expect("a file");
+    Server::builder().without_module().config_file(&file).try_start()
 }

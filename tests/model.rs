@@ -243,13 +243,13 @@ impl Model {
         reached.contains(&request.owner)
     }
 
-    /// The owners for whom a request has to wait: every holder, and who waits for several keys ahead of it. Where more
-    /// than one may hold, another place would do as well.
+    /// The owners for whom a request has to wait: the holder of a lock that is held with limit 1, and who waits for several
+    /// keys ahead of it. Where more than one may hold, another place would do as well.
     fn in_the_way(&self, request: &Request, place: usize) -> Vec<usize> {
         let mut owners = Vec::new();
         for key in request.keys.iter().filter(|key| self.hold(request.owner, **key).is_none()) {
             let lock = self.locks.get(key);
-            if request.limit == 1 || lock.is_some_and(|lock| lock.limit == 1) {
+            if lock.is_none_or(|lock| lock.limit == 1) {
                 owners.extend(lock.into_iter().flat_map(|lock| lock.holders.keys().copied()));
                 let ahead = self.queue[..place].iter().filter(|it| it.keys.len() > 1 && it.keys.contains(key));
                 owners.extend(ahead.map(|it| it.owner));

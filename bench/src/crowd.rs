@@ -498,7 +498,7 @@ impl Connection {
         let mut chunk = [0; 256];
         let name = loop {
             if let Some(reply) = self.replies.next()? {
-                break resp::text(&reply)?;
+                break resp::session_id(&reply)?;
             }
             match self.stream.read(&mut chunk) {
                 Ok(0) => bail!("the server closed a session's connection"),

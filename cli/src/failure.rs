@@ -91,7 +91,9 @@ impl From<Error> for Failure {
             Error::WrongType { .. } => ("choose another key: this one holds something else".to_owned(), UNAVAILABLE),
             Error::Invalid { .. } => (String::new(), USAGE),
             // It says what to do.
-            Error::NotLoaded { .. } => (String::new(), UNAVAILABLE),
+            Error::ModuleNotLoaded { .. } | Error::ServerTooOld { .. } | Error::ClientTooOld { .. } => {
+                (String::new(), UNAVAILABLE)
+            }
             _ => (advice(&message, false), UNAVAILABLE),
         };
         Self { message, next, code }

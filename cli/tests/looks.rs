@@ -76,7 +76,7 @@ fn top_once_is_a_table_or_json() {
 fn a_lock_that_may_be_kept_unused_is_shown_as_one() {
     let server = Server::start();
     let mut session = server.raw();
-    let id: String = redis::from_redis_value(session.call(&[b"LOCK.SESSION"])).unwrap();
+    let id = support::resp::session_id(&session.call(&[b"LOCK.SESSION"])).unwrap();
     let _: i64 = say(&server, &format!("LOCK.ACQUIRE a alice CONTENTION SESSION {id}"));
     let text = done(holdfast(&server).args(["show", "a"]));
     assert!(text.out.contains("(cached)"), "{}", text.out);

@@ -177,7 +177,7 @@ impl Seen {
             "LOCK.TOP".to_owned(),
             "LOCK.SESSION".to_owned(),
             "LOCK.EVENTS".to_owned(),
-            format!("LOCK.CANCEL {key} other"),
+            "LOCK.VERSION".to_owned(),
         ];
         self.requests += (refused.len() + taken.len()) as u64;
         for line in refused {

@@ -67,7 +67,7 @@ impl Asked {
             it.replaces = argv.iter().skip(2).filter_map(client_of).collect();
             return it;
         }
-        let has_owner = matches!(command.trim_start_matches('m'), "acquire" | "release" | "renew" | "cancel");
+        let has_owner = matches!(command.trim_start_matches('m'), "acquire" | "release" | "renew");
         let has_keys = has_owner || matches!(command, "force" | "info" | "waiters");
         if !has_keys {
             it.keys.clear();
@@ -84,7 +84,7 @@ impl Asked {
                 b"token" => it.token = number(),
                 b"fence" => it.fence = number(),
                 b"wait" => it.wait = number(),
-                b"waited" => it.waited = number().unwrap_or(0).min(60_000),
+                b"waited" => it.waited = number().unwrap_or(0).min(24 * 60 * 60 * 1000),
                 b"limit" => it.limit = number().unwrap_or(1) as u32,
                 b"shared" => it.limit = u32::MAX,
                 b"watchdog" => it.watchdog = true,

@@ -4,8 +4,8 @@
 //! The judge believes what clients were *told*: a hold begins with the reply that grants it. It reads the keyspace with
 //! its own eyes ([`crate::truth`]), and looks into the module's state only where a rule speaks of them.
 
-use crate::lock::internal_errors;
 use crate::asked::Asked;
+use crate::lock::internal_errors;
 use crate::redis::{Bytes, Happening, Node, REFUSALS, node, slot_of};
 use crate::resp::Reply;
 use crate::server::Role;
@@ -64,8 +64,6 @@ pub const ASKS_AGAIN: &str = "a session for which holds are renewed is answered 
 pub const SESSIONS: &str = "a connection is a session from LOCK.SESSION on, and by nothing else";
 /// Sessions that are replaced.
 pub const REPLACED: &str = "a session that was replaced has ended";
-/// Giving up.
-pub const GIVEN_UP: &str = "what is given up is given up also where the server refuses writes";
 /// Codes.
 pub const CODES: &str = "a refusal of the module has a code of its own, which is none of the server's";
 /// Confirmed deadlines.
@@ -161,9 +159,6 @@ struct Belief {
     follows: Option<u64>,
     has_stepped: bool,
     doubts: Doubts,
-    /// The connection that was told, in the turn in which it was: whoever ends it himself in that very turn (`QUIT`,
-    /// `CLIENT KILL` of himself) is told of a grant that is then taken back.
-    told_now: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -277,7 +272,6 @@ impl Cause {
 /// A request that was made and is not answered yet.
 #[derive(Clone, Debug)]
 struct Open {
-    client: u64,
     /// When it began, in the order of everything; `None`: it has not yet.
     began: Option<Place>,
     db: i32,
@@ -366,60 +360,11 @@ struct Connection {
     has_vanished: bool,
 }
 
-/// What an owner of a lock was told: the token, when it was asked, and to which connection that ties it.
+/// What an owner of a lock was told last: the token, and when it was asked.
 #[derive(Clone, Copy, Debug)]
 struct Told {
     token: u64,
     at: Place,
-    tied_to: Option<u64>,
-}
-
-/// What the owners of locks were told, in the order in which it was asked.
-#[derive(Debug, Default)]
-struct Newest(BTreeMap<Hold, Vec<Told>>);
-
-impl Newest {
-    fn get(&self, hold: &Hold) -> Option<&Told> {
-        self.0.get(hold)?.last()
-    }
-
-    /// What the owner of this key was told before this place.
-    fn before(&self, at: Place, db: i32, key: &[u8], owner: &[u8]) -> impl DoubleEndedIterator<Item = &Told> {
-        let all = self.0.get(&(db, key.to_vec(), owner.to_vec()));
-        all.into_iter().flatten().filter(move |told| told.at < at)
-    }
-
-    /// Whether giving up an acquisition at this place gives up what its owner holds under this token: what was granted in
-    /// one step, also if the named lock is lost and was acquired anew since, but for another connection.
-    /// (A token that was raised goes by its old name.) `unheard` are requests for several whose answers were not heard.
-    fn gives_up(
-        &self,
-        (at, asked): (Place, &Asked),
-        (hold, token): (&Hold, u64),
-        raised: &BTreeSet<u64>,
-        unheard: &[Asked],
-    ) -> bool {
-        let (db, key, owner) = hold;
-        if asked.command != "cancel" || asked.owner != *owner {
-            return false;
-        }
-        let told = self.0.get(hold).into_iter().flatten().rev();
-        let first = told.map(|it| it.token).find(|it| !raised.contains(it)).filter(|_| raised.contains(&token));
-        let first = first.unwrap_or(token);
-        let is_its = |named: &Bytes| {
-            let mut told = self.before(at, *db, named, owner).rev().peekable();
-            let is_tied = told.peek().is_some_and(|it| it.tied_to == Some(asked.client));
-            let told = told.filter(|it| !raised.contains(&it.token));
-            told.take(if is_tied { 1 } else { usize::MAX }).any(|it| it.token == first)
-        };
-        let names_both =
-            |it: &Asked| it.concerns(key, owner) && asked.keys.iter().any(|named| it.concerns(named, owner));
-        // (Whoever asked, if nobody was told anything of the named lock: a hold may have come to this session since.)
-        let is_untold = |named: &Bytes| self.before(at, *db, named, owner).next().is_none();
-        let may_be_of = |it: &Asked| it.client == asked.client || asked.keys.iter().all(is_untold);
-        let granted_unheard = |it: &Asked| may_be_of(it) && names_both(it);
-        asked.keys.iter().any(is_its) || unheard.iter().any(granted_unheard)
-    }
 }
 
 /// The judge.
@@ -428,8 +373,6 @@ pub struct Judge {
     connections: BTreeMap<u64, Connection>,
     beliefs: BTreeMap<Hold, Belief>,
     waits: Vec<Wait>,
-    /// Those that were given up, and where.
-    cancelled: Vec<(Place, Wait)>,
     /// Requests of clients that will never hear their answers.
     silent: Vec<(i32, Asked)>,
     /// Those whose clients have not heard yet that they wait, and may never hear it.
@@ -443,7 +386,7 @@ pub struct Judge {
     /// The owners of tokens that were ever seen, and when they were first.
     tokens: BTreeMap<u64, (Bytes, Place)>,
     /// The tokens of each hold that anybody was told of.
-    newest: Newest,
+    newest: BTreeMap<Hold, Told>,
     /// All tokens that were handed to the network, whether or not anybody was there to hear them.
     sent: BTreeSet<u64>,
     /// Those that were seen in the keyspace for the first time in this turn.
@@ -517,6 +460,8 @@ pub struct Judge {
     /// Owners that have waited by several requests at once, or asked for one lock by what they have `WAITED` while they
     /// waited for another: what closes a cycle may be the grant of one of them.
     divided: BTreeSet<Bytes>,
+    /// Locks that owners asked for while they may have waited for them: a request may have the place of an earlier one.
+    asked_again: BTreeSet<Hold>,
     /// When the turn began (monotonic, µs), and whether writes were refused then.
     before: (u64, bool),
     /// Something has disturbed the renewals: a pause, a step of the clock, a long turn, refused writes, another role.
@@ -533,10 +478,6 @@ pub struct Judge {
     requests: usize,
     /// Connections that ended in this turn.
     gone: Vec<u64>,
-    /// Requests that somebody was told are granted in this turn: who, and where each began.
-    raised_now: Vec<(u64, Place)>,
-    /// Those of connections that have ended whose answer was written, and never sent; and under which token.
-    unsent: Vec<(u64, Place, Asked, u64)>,
     /// The end of the last turn that was long, or in which anything arrived or was carried out (monotonic, µs).
     busy_until: u64,
 }
@@ -555,15 +496,7 @@ impl Judge {
         }
         let connection = self.connections.entry(client).or_default();
         let is_exec = asked.command == "exec";
-        connection.open.push_back(Open {
-            client,
-            began: None,
-            db: 0,
-            at: 0,
-            steady: 0,
-            runs: vec![asked.clone()],
-            is_exec,
-        });
+        connection.open.push_back(Open { began: None, db: 0, at: 0, steady: 0, runs: vec![asked.clone()], is_exec });
         if matches!(asked.command.as_str(), "renew" | "mrenew") {
             self.renewed.insert(asked.owner);
         }
@@ -600,8 +533,7 @@ impl Judge {
     /// The time of day steps by so many ms: what is granted later lasts as long, but by another time.
     pub fn stepped(&mut self, ms: i64) {
         let open = self.connections.values_mut().flat_map(|it| it.open.iter_mut());
-        let cancelled = self.cancelled.iter_mut().map(|(_, wait)| wait);
-        let waits = self.waits.iter_mut().chain(&mut self.unheard).chain(cancelled);
+        let waits = self.waits.iter_mut().chain(&mut self.unheard);
         for open in open.chain(waits.map(|wait| &mut wait.open)) {
             open.at = open.at.saturating_add_signed(ms.min(0));
         }
@@ -704,7 +636,8 @@ impl Judge {
             node.look_ups = 0;
             node.reconfigured = false;
             self.before = (node.clock.mono, is_refusing(node));
-            self.is_disturbed |= node.is_paused() || is_refusing(node) || node.role == Role::Replica;
+            let is_unowned = node.slots.as_ref().is_some_and(|slots| !slots.unowned.is_empty());
+            self.is_disturbed |= node.is_paused() || is_refusing(node) || node.role == Role::Replica || is_unowned;
         });
         Ok(())
     }
@@ -828,7 +761,6 @@ impl Judge {
                                 lasting.push(own());
                             }
                             "release" | "mrelease" | "renew" | "mrenew" => causes.push(own()),
-                            "cancel" => lasting.push(own()),
                             _ => {}
                         }
                     }
@@ -837,24 +769,11 @@ impl Judge {
                     self.asked_since.extend_from_slice(&runs);
                     self.fences.extend(runs.iter().filter_map(|asked| asked.fence));
                     // What its owner gives back before the loss was noticed, he is not told to have lost.
-                    let gives_back = |asked: &&Asked| asked.command.ends_with("release") || asked.command == "cancel";
-                    for asked in runs.iter().filter(gives_back) {
-                        // Of a grant of several, the loss of the others as well.
-                        let of_grant = |owner: &Bytes| asked.command == "cancel" && asked.owner == *owner;
-                        self.owed.retain(|(_, key, owner, _)| !(asked.concerns(key, owner) || of_grant(owner)));
-                    }
-                    // What is given up with another key is renewed no more, also where it can't be taken out yet.
-                    for (at, asked) in (place..).zip(&runs).filter(|(_, asked)| asked.command == "cancel") {
-                        let several = self.unheard_of_several();
-                        for (hold, belief) in &mut self.beliefs {
-                            let of_hold = (hold, belief.token);
-                            let is_given_up =
-                                hold.0 == db && self.newest.gives_up((at, asked), of_hold, &self.fences, &several);
-                            let tie = belief.tie.as_mut().filter(|tie| is_given_up && tie.client == asked.client);
-                            tie.into_iter().for_each(|tie| tie.is_unsure = true);
-                        }
+                    for asked in runs.iter().filter(|asked| asked.command.ends_with("release")) {
+                        self.owed.retain(|(_, key, owner, _)| !asked.concerns(key, owner));
                     }
                     for asked in runs.iter().filter(|asked| asked.command.ends_with("acquire")) {
+                        self.note_asked_again(db, asked);
                         // (What was granted at once, ahead of others, by what it has `WAITED`, is not in the queue.)
                         let is_elsewhere =
                             |key: &crate::lock::LockKey| asked.keys.iter().all(|name| name[..] != *key.name);
@@ -886,7 +805,6 @@ impl Judge {
                             belief.into_iter().for_each(|belief| belief.doubts.extend([doubt]));
                         }
                     }
-                    (place..).zip(&runs).for_each(|(at, asked)| self.cancelled(at, db, asked));
                     let connection = self.connections.entry(client).or_default();
                     let has_vanished = connection.has_vanished;
                     if runs.iter().any(|asked| asked.command == "events") {
@@ -930,7 +848,7 @@ impl Judge {
                 Happening::Gone(client, unsent) => {
                     lasting.push((place, Cause::Gone(client)));
                     self.gone.push(client);
-                    self.never_sent(client, unsent);
+                    self.never_sent(unsent);
                 }
                 Happening::RoleChanged => {
                     lasting.push((place, Cause::Role));
@@ -949,51 +867,24 @@ impl Judge {
         }
     }
 
-    /// A connection has ended to which this was written, and never sent.
-    fn never_sent(&mut self, client: u64, mut written: Bytes) {
-        let connection = self.connections.get(&client).filter(|it| !it.has_vanished);
-        let begun = connection.into_iter().flat_map(|it| &it.open).filter(|open| open.began.is_some());
-        for open in begun {
-            let Some(reply) = Reply::take(&mut written) else { break };
-            let replies = if open.is_exec { reply.elements() } else { std::slice::from_ref(&reply) };
-            for (place, (asked, reply)) in (open.began.unwrap_or(0)..).zip(open.runs.iter().zip(replies)) {
-                if let Reply::Integer(token) = reply
-                    && asked.command.ends_with("acquire")
-                {
-                    self.unsent.push((client, place, asked.clone(), *token as u64));
-                }
-            }
+    /// A connection has ended to which this was written, and never sent: what it grants stands, as if it had been.
+    fn never_sent(&mut self, mut written: Bytes) {
+        while let Some(reply) = Reply::take(&mut written) {
+            reply.tokens(&mut self.sent);
         }
     }
 
-    /// Of a connection that ends, what was granted behind its answer, or in this very turn, is taken back: unless it has given
-    /// it back itself by then.
-    fn taken_back(&mut self, client: u64) {
-        let told = self.raised_now.iter().filter(|(of, _)| *of == client);
-        let mut places: BTreeSet<Place> = told.map(|(_, place)| *place).collect();
-        for (_, place, asked, token) in self.unsent.iter().filter(|(of, ..)| *of == client) {
-            places.insert(*place);
-            let is_its = |(_, key, owner): &Hold, it: &Belief| it.token == *token && asked.concerns(key, owner);
-            let beliefs = self.beliefs.iter_mut().filter(|(hold, it)| is_its(hold, it));
-            beliefs.for_each(|(_, it)| it.raises.push((*place, asked.holds)));
-        }
-        for ((_, key, owner), belief) in self.beliefs.iter_mut().filter(|_| !places.is_empty()) {
-            let is_its = |cause: &Cause| {
-                cause.releases(key, owner) && matches!(cause, Cause::Own(asked, ..) if asked.client == client)
-            };
-            let given_back = self.causes.iter().chain(&self.lasting).filter(|(_, cause)| is_its(cause));
-            let given_back: Vec<Place> = given_back.map(|(place, _)| *place).collect();
-            belief.raises.sort_by_key(|(place, _)| *place);
-            let mut kept = 0;
-            let mut raises: Vec<(Place, Option<u64>)> = std::mem::take(&mut belief.raises);
-            raises.reverse();
-            raises.retain(|(place, to)| {
-                let is_kept = to.is_none() && given_back.iter().filter(|later| *later > place).count() > kept;
-                kept += usize::from(is_kept && places.contains(place));
-                is_kept || !places.contains(place)
-            });
-            raises.reverse();
-            belief.raises = raises;
+    /// An owner asks for locks. If another request of it for one of them may still wait, this one may take over its place.
+    fn note_asked_again(&mut self, db: i32, asked: &Asked) {
+        for key in &asked.keys {
+            let is_like = |it: &Asked| it.command.ends_with("acquire") && it.concerns(key, &asked.owner);
+            let is_open = self.undecided().any(|(_, open, it)| open.db == db && is_like(it));
+            let of_key = (db, key.clone(), asked.owner.clone());
+            if is_open || self.silent.iter().any(|(on, it)| *on == db && is_like(it)) {
+                self.asked_again.insert(of_key);
+            } else {
+                self.asked_again.remove(&of_key);
+            }
         }
     }
 
@@ -1002,14 +893,6 @@ impl Judge {
         let silent = self.silent.iter().map(|(_, asked)| asked);
         let all = self.undecided().map(|(.., asked)| asked).chain(silent);
         all.map(|asked| asked.owner.clone()).filter(|owner| !owner.is_empty()).collect()
-    }
-
-    /// Requests for several locks whose answers were not heard, or never will be.
-    fn unheard_of_several(&self) -> Vec<Asked> {
-        let given_up = self.cancelled.iter().map(|(_, wait)| &wait.asked);
-        let silent = self.silent.iter().map(|(_, asked)| asked);
-        let all = self.undecided().map(|(.., asked)| asked).chain(given_up).chain(silent);
-        all.filter(|asked| asked.command == "macquire" && asked.keys.len() > 1).cloned().collect()
     }
 
     /// When the server's role changed for the last time.
@@ -1035,7 +918,7 @@ impl Judge {
         swap(&mut self.beliefs, moved);
         swap(&mut self.run_out, moved);
         swap(&mut self.ended, moved);
-        swap(&mut self.newest.0, moved);
+        swap(&mut self.newest, moved);
         swap(&mut self.asked_ties, moved);
         for (_, cause) in &mut self.lasting {
             if let Cause::Own(_, db, _) = cause {
@@ -1062,32 +945,6 @@ impl Judge {
         self.carried.clear();
     }
 
-    /// A session's waits that were given up here.
-    fn cancelled(&mut self, at: Place, db: i32, asked: &Asked) {
-        if asked.command != "cancel" {
-            return;
-        }
-        let of_session = |wait: &Wait| wait.asked.client == asked.client && wait.asked.owner == asked.owner;
-        // It concerns what the server has received: who asks afterwards asks anew.
-        let came_before = |wait: &Wait| wait.open.began.is_none_or(|began| began < at);
-        // What waits in one database stays there when it is swapped with another.
-        let is_its = |wait: &Wait| of_session(wait) && wait.open.db == db && came_before(wait);
-        let token = |db: i32, key: &Bytes| Some(self.newest.get(&(db, key.clone(), asked.owner.clone()))?.token);
-        let is_meant = |wait: &Wait, key: &Bytes| {
-            // What was granted in one step is given up in one step, and what came later was not granted in it.
-            let together = |named: &Bytes| token(wait.open.db, named) == token(wait.open.db, key);
-            let is_known = wait.open.began.is_some() && token(wait.open.db, key).is_some();
-            asked.keys.contains(key) || is_known && asked.keys.iter().any(together)
-        };
-        let is_named = |wait: &Wait| is_its(wait) && wait.asked.keys.iter().any(|key| asked.keys.contains(key));
-        let is_of = |wait: &Wait| is_its(wait) && wait.asked.keys.iter().any(|key| is_meant(wait, key));
-        // An event may be on its way to the session.
-        self.cancelled.extend(self.waits.extract_if(.., |wait| is_named(wait)).map(|wait| (at, wait)));
-        // Whether what was granted together still is, only the module knows: some of it may have been given back before.
-        let others = self.waits.iter_mut().chain(&mut self.unheard);
-        others.filter(|wait| is_of(wait)).for_each(|wait| wait.is_optional = true);
-    }
-
     /// A client is told something: put down until the turn is over, when all that was told in it is taken in the order in
     /// which it was asked.
     pub fn hears(&mut self, client: u64, reply: &Reply) -> Result<(), Violation> {
@@ -1109,7 +966,8 @@ impl Judge {
         let is_same = |wait: &&mut Wait| {
             let it = &wait.asked;
             wait.open.db == open.db
-                && (it.client, &it.keys, &it.owner) == (asked.client, &asked.keys, &asked.owner)
+                && (it.client, &it.owner) == (asked.client, &asked.owner)
+                && if renews { it.keys == asked.keys } else { are_the_same(&it.keys, &asked.keys) }
                 // A renewal is repeated on the same terms, by either command if it names one lock.
                 && (!renews || *it == Asked { command: it.command.clone(), ..asked.clone() })
                 && renews == it.command.contains("renew")
@@ -1195,7 +1053,7 @@ impl Judge {
                     // (No renewal times out.)
                     let keys_fit = match it.command.contains("renew") {
                         true => what != b"timeout" && is_left(),
-                        false => !is_of_renewal && it.keys == keys,
+                        false => !is_of_renewal && are_the_same(&it.keys, &keys),
                     };
                     wait.open.db == db && it.client == session && it.owner == owner && keys_fit
                 };
@@ -1207,18 +1065,11 @@ impl Judge {
                     self.waits.push(Wait { is_optional: wait.is_optional || unheard > 1, ..wait });
                 }
                 // Which of several like it ended, nobody can say.
-                let given_up = self.cancelled.iter().any(|(_, wait)| fits(wait));
-                if (unheard > usize::from(!is_known) || unheard > 0 && given_up)
+                if unheard > usize::from(!is_known)
                     && let Some(wait) = self.waits.iter_mut().find(|wait| fits(wait))
                 {
                     wait.asked.forget_terms();
                     self.unheard.iter_mut().filter(|wait| fits(wait)).for_each(|wait| wait.asked.forget_terms());
-                }
-                // If it turns out that it was not given up after all, this was its end: or that of another one like it.
-                let those = self.cancelled.iter_mut().map(|(_, wait)| wait).filter(|wait| fits(wait));
-                those.for_each(|wait| wait.is_optional = true);
-                if !self.waits.iter().any(fits) && given_up {
-                    return Ok(());
                 }
                 // Only one that asked for replicas can have had too few of them. And rather one that has to end than one that
                 // may have been a repetition.
@@ -1230,8 +1081,7 @@ impl Judge {
                 };
                 // Requests like it whose clients have not heard yet that they wait may have been repetitions.
                 self.unheard.iter_mut().filter(|wait| fits(wait)).for_each(|wait| wait.is_optional = true);
-                let Wait { mut open, mut asked, mut left, repeats, .. } = self.waits[at].clone();
-                asked.is_unsure |= given_up;
+                let Wait { mut open, asked, mut left, repeats, .. } = self.waits[at].clone();
                 left.retain(|key| !keys.contains(key));
                 if repeats == 0 && left.is_empty() && what != b"granted" {
                     self.moved_no_tie(open.began.unwrap_or(0), &asked, &keys);
@@ -1241,9 +1091,6 @@ impl Judge {
                     self.waits[at].is_optional = true;
                 } else if !left.is_empty() {
                     self.waits[at].left = left;
-                } else if given_up {
-                    // Or it was the end of that one, and this one has not ended yet.
-                    self.waits[at].is_optional = true;
                 } else {
                     self.waits.remove(at);
                 }
@@ -1271,7 +1118,7 @@ impl Judge {
                         open.at = open.at.max((next.at + lasts).saturating_sub(asked.lease.unwrap_or(30_000)));
                     }
                     // It may have been the answer to any of those like it.
-                    let others = self.unheard.iter().chain(self.cancelled.iter().map(|(_, wait)| wait));
+                    let others = self.unheard.iter();
                     let like = others.filter(|wait| fits(wait)).filter_map(|wait| wait.open.began);
                     let place = like.chain(open.began).min().unwrap_or(0);
                     self.heard.push((place, open, asked, keys, token.clone()));
@@ -1304,7 +1151,6 @@ impl Judge {
         let mut spoken = std::mem::take(&mut self.spoken);
         let reads = |open: &Open| open.runs.iter().any(|asked| asked.command == "events");
         spoken.sort_by_key(|(_, open, _)| (reads(open), open.began));
-        let mut cancels = Vec::new();
         for (client, open, reply) in spoken {
             // Not there any more: it has ended already, and this was told late.
             let began = open.began.unwrap_or(0);
@@ -1331,15 +1177,6 @@ impl Judge {
                         if let Some(unheard) = unheard.iter().find(|wait| wait.open.began == Some(place)) {
                             self.waits_for(&unheard.open, &unheard.asked, unheard.is_optional);
                         }
-                    }
-                    ("cancel", Reply::Integer(_)) => {
-                        self.cancelled(place, open.db, asked);
-                        cancels.push((place, open.db, asked.clone()));
-                    }
-                    // It was refused, and nothing was given up.
-                    ("cancel", Reply::Error(_)) => {
-                        let given_up = self.cancelled.extract_if(.., |(at, _)| *at == place);
-                        self.waits.extend(given_up.map(|(_, wait)| wait));
                     }
                     _ => self.heard.push((place, open.clone(), asked.clone(), asked.keys.clone(), reply.clone())),
                 }
@@ -1382,7 +1219,7 @@ impl Judge {
                 ("acquire" | "macquire" | "renew" | "mrenew", Reply::Null | Reply::Error(_)) => {
                     self.moved_no_tie(place, &asked, &keys);
                 }
-                ("release", Reply::Integer(1..)) if asked.lease.is_some() => {
+                ("release", Reply::Integer(0)) if asked.lease.is_some() => {
                     let hold = (open.db, keys[0].clone(), asked.owner.clone());
                     let ends = open.at + asked.lease.unwrap_or(0);
                     let belief = self.beliefs.get_mut(&hold).filter(|it| it.since < place);
@@ -1391,8 +1228,6 @@ impl Judge {
                 _ => {}
             }
         }
-        // What was granted in one step is known only now.
-        cancels.iter().for_each(|(place, db, asked)| self.cancelled(*place, *db, asked));
         let role = self.role_changed();
         let tied_again = std::mem::take(&mut self.tied_again);
         for (session, db, key, owner, token, why) in std::mem::take(&mut self.loosened) {
@@ -1508,6 +1343,17 @@ impl Judge {
         others.next().unwrap_or(db)
     }
 
+    /// How long a request lasts at least that names no lease: a renewal by the lease of what binds the hold, as far as anybody
+    /// can say.
+    fn default_lease(&self, hold: &Hold, asked: &Asked) -> u64 {
+        let tie = self.beliefs.get(hold).and_then(Belief::tie);
+        match tie {
+            Some(tie) if asked.command.contains("renew") && tie.is_unsure => 0,
+            Some(tie) if asked.command.contains("renew") => tie.lease.min(30_000),
+            _ => 30_000,
+        }
+    }
+
     /// An owner believes from now on that it holds.
     fn believe(&mut self, place: Place, open: &Open, asked: &Asked, key: &[u8], token: u64) {
         let hold = (self.db_of((place, open.db), key, &asked.owner, token), key.to_vec(), asked.owner.clone());
@@ -1517,7 +1363,7 @@ impl Judge {
         if self.ended.get(&hold).is_some_and(is_old) {
             return;
         }
-        let ends = open.at + asked.lease.unwrap_or(30_000);
+        let ends = open.at + asked.lease.unwrap_or_else(|| self.default_lease(&hold, asked));
         if let Some(newer) = self.beliefs.get_mut(&hold).filter(|it| it.token > token) {
             // Old news of a hold that has ended since; or of this one, tied before its token was raised.
             let was_unbound = newer.tie.is_none_or(|tie| tie.at < place);
@@ -1590,7 +1436,7 @@ impl Judge {
         let promised = match &before {
             // It was asked before what was told already: what it promised is that no more.
             Some(before) if before.since > place => before.promised,
-            Some(before) if !renews => before.promised.max(ends),
+            Some(before) if !renews || asked.lease.is_none() => before.promised.max(ends),
             _ => ends,
         };
         let tied = asked.ties() || asked.is_unsure;
@@ -1609,12 +1455,12 @@ impl Judge {
         if !renews && !asked.is_unsure && (asked.holds.is_none() || asked.wait.is_none()) {
             raises.push((place, asked.holds));
             raises.sort_by_key(|(place, _)| *place);
-            self.raised_now.extend([open.client, asked.client].map(|client| (client, place)));
         }
         let since = place.max(before.as_ref().map_or(0, |it| it.since));
         let limit = before.as_ref().map_or(u32::MAX, |it| it.limit).min(if renews { u32::MAX } else { asked.limit });
         let known = before.as_ref().and_then(|it| it.deadline);
-        let deadline = if renews { Some(ends) } else { Some(known.map_or(ends, |known| known.max(ends))) };
+        let sets = renews && asked.lease.is_some();
+        let deadline = if sets { Some(ends) } else { Some(known.map_or(ends, |known| known.max(ends))) };
         // (A tie of a request that had to wait, and was heard of afterwards, may have been made after that.)
         let has_ended = |old: &Tie| {
             let role = self.role_changed();
@@ -1649,8 +1495,7 @@ impl Judge {
             return;
         }
         if is_news {
-            let tied_to = tie.map(|tie| tie.client);
-            self.newest.0.entry(hold.clone()).or_default().push(Told { token, at: place, tied_to });
+            self.newest.insert(hold.clone(), Told { token, at: place });
         }
         let of_tie = (asked.client, key.to_vec(), asked.owner.clone(), token);
         if self.unbound.get(&of_tie).is_some_and(|at| *at <= place) {
@@ -1670,7 +1515,6 @@ impl Judge {
         // Of a request that has asked for replicas, they have what it was given; of others, only what they had before.
         let known = before.as_ref().and_then(|it| it.known).filter(|_| asked.replicas == 0);
         let seen = place;
-        let told_now = Some(open.client);
         let renewed = before.as_ref().map_or(0, |it| it.renewed).max(if tied { open.at } else { 0 });
         // Whatever it was said to move in the other of two databases that were swapped, it has moved here.
         self.moved_no_tie(place, asked, std::slice::from_ref(&hold.1));
@@ -1690,7 +1534,6 @@ impl Judge {
                 follows: None,
                 has_stepped: before.as_ref().is_some_and(|it| it.has_stepped),
                 doubts,
-                told_now,
             },
         );
     }
@@ -1709,16 +1552,7 @@ impl Judge {
         self.slept_at = node(|node| node.clock.mono);
         self.note();
         self.take_in()?;
-        // Whoever has vanished never hears that it was given up.
-        let silent = self.connections.values().filter(|it| it.has_vanished).flat_map(|it| it.open.iter());
-        let silent = silent.filter_map(|open| Some((open.began?, open)));
-        let silent = silent.flat_map(|(began, open)| {
-            (began..).zip(open.runs.iter().cloned()).map(|(place, asked)| (place, open.db, asked))
-        });
-        let silent: Vec<(Place, i32, Asked)> = silent.filter(|(.., asked)| asked.command == "cancel").collect();
-        silent.iter().for_each(|(place, db, asked)| self.cancelled(*place, *db, asked));
         for client in std::mem::take(&mut self.gone) {
-            self.taken_back(client);
             let left = self.waits.iter().filter(|wait| wait.asked.client == client);
             self.silent.extend(left.map(|wait| (wait.open.db, wait.asked.clone())));
             self.waits.retain(|wait| wait.asked.client != client);
@@ -1726,8 +1560,6 @@ impl Judge {
             let begun = open.iter().filter(|open| open.began.is_some());
             self.silent.extend(begun.flat_map(|open| open.runs.iter().map(|asked| (open.db, asked.clone()))));
         }
-        self.raised_now.clear();
-        self.unsent.clear();
         let (began, was_refusing) = self.before;
         let now = node(|node| node.clock.mono);
         let is_long = now - began > 5_000;
@@ -1781,7 +1613,6 @@ impl Judge {
         let undecided = undecided.map(|(at, open, it)| (at, open.at, it.clone()));
         let undecided: Vec<(Place, u64, Asked)> = undecided.collect();
         let unheard: Vec<Asked> = self.undecided().map(|(.., asked)| asked.clone()).filter(Asked::ties).collect();
-        let several = self.unheard_of_several();
         let is_still = node(|node| is_refusing(node) || node.is_paused()) || self.before.1;
         let lags = |(db, key, owner): &Hold| {
             state::with(|state| {
@@ -1853,15 +1684,7 @@ impl Judge {
                     0
                 }
             };
-            let gone = |(at, cause): &&(Place, Cause)| match cause {
-                Cause::Own(asked, on, _) if asked.command == "cancel" => {
-                    let is_its = tied.is_none_or(|tie| tie.is_unsure || tie.client == asked.client);
-                    let is_meant = asked.concerns(key, owner);
-                    let of_hold = (hold, belief.token);
-                    on == db
-                        && is_its
-                        && (is_meant || self.newest.gives_up((*at, asked), of_hold, &self.fences, &several))
-                }
+            let gone = |(_, cause): &&(Place, Cause)| match cause {
                 Cause::Own(asked, on, _) => {
                     // Of what it was told of, each hold is given back by itself; a renewal may have shortened the lease,
                     // and so may a release that names one.
@@ -1882,17 +1705,10 @@ impl Judge {
                     let by_hand = self.by_hand.contains(&(*db, key.clone()));
                     // By a request whose answer nobody heard, its owner may have tied it to that connection.
                     let silent = self.silent.iter().map(|(_, asked)| asked);
-                    // Whoever gives up what tied it means another lock if databases were swapped since.
-                    let was_swapped = |(at, wait): &&(Place, Wait)| {
-                        let between = |place: Place| wait.open.began.is_some_and(|began| began < place) && place < *at;
-                        self.causes.iter().any(|(place, it)| matches!(it, Cause::Swapped(..)) && between(*place))
-                    };
-                    let given_up = self.cancelled.iter().filter(was_swapped).map(|(_, wait)| &wait.asked);
                     let unheard = silent
                         .chain(undecided.iter().map(|(.., asked)| asked))
-                        .chain(given_up)
                         .any(|asked| asked.ephemeral && asked.client == *client && asked.concerns(key, owner));
-                    by_hand || unheard || belief.told_now == Some(*client) || tied.is_some_and(ends)
+                    by_hand || unheard || tied.is_some_and(ends)
                 }
                 Cause::Role => true,
             };
@@ -1987,13 +1803,8 @@ impl Judge {
             if lags(hold) {
                 continue;
             }
-            // What another node may serve is not written anew here, and what others have written is left as it is. Whoever
-            // gives up one of several that were granted together means all, whatever their tokens are by now.
-            let gives_up = |(_, cause): &(Place, Cause)| match cause {
-                Cause::Own(asked, on, _) => on == db && asked.command == "cancel" && asked.owner == *owner,
-                _ => false,
-            };
-            let may_be_left = node(|node| node.slots.is_some()) || may_be_any || causes().any(gives_up);
+            // What another node may serve is not written anew here, and what others have written is left as it is.
+            let may_be_left = node(|node| node.slots.is_some()) || may_be_any;
             if found.is_empty() && belief.has_stepped && may_be_left {
                 ended.push(hold.clone());
                 continue;
@@ -2028,7 +1839,7 @@ impl Judge {
                 run_out.push(hold.clone());
             }
             let gives_back = |cause: &&Cause| match cause {
-                Cause::Own(asked, ..) => asked.command != "cancel" && asked.lease.is_none(),
+                Cause::Own(asked, ..) => asked.lease.is_none(),
                 _ => false,
             };
             // (Of what had run out before the clock was set back, its session was told the loss then, and may read it later.)
@@ -2064,10 +1875,6 @@ impl Judge {
             {
                 self.ended.insert(hold, (self.place, token));
             }
-        }
-        // It may be taken back only when the server takes writes again.
-        for belief in self.beliefs.values_mut() {
-            belief.told_now = belief.told_now.filter(|client| !self.connections.contains_key(client));
         }
         Ok(())
     }
@@ -2130,6 +1937,11 @@ impl Judge {
             if self.waits.iter().any(again) || asked.keys.iter().any(by_hand) {
                 continue;
             }
+            // One that took over the place of an earlier one stands there.
+            let of_key = |key: &Bytes| self.asked_again.contains(&(db, key.clone(), asked.owner.clone()));
+            if asked.keys.iter().any(of_key) {
+                continue;
+            }
             // What ended in the turn in which it was granted may have been told later.
             let held = |key: &Bytes| node(|node| truth::read(node, db, key).of(&asked.owner)?.token);
             let is_there = |key: &Bytes| held(key) == Some(token);
@@ -2147,7 +1959,7 @@ impl Judge {
 
     /// Requests that stand in the queue, with the place at which each began, under the limit that it has there.
     fn waiting(&self) -> Vec<(Arrival, i32, Asked)> {
-        type Queued = (u64, Bytes, i32, Vec<Bytes>);
+        type Queued = (u64, bool, Bytes, i32, Vec<Bytes>);
         let queued: BTreeMap<Queued, u32> = state::with(|state| {
             let one = |waiter: &crate::lock::Waiter<state::Asker>| {
                 let keys = waiter.keys.iter().map(|key| key.name.to_vec()).collect();
@@ -2155,7 +1967,8 @@ impl Judge {
                     0 => u32::MAX,
                     limit => limit,
                 };
-                ((waiter.asker.client, waiter.owner.to_vec(), waiter.keys[0].db, keys), limit)
+                let of_session = waiter.asker.on_behalf == OnBehalf::Session;
+                ((waiter.asker.client, of_session, waiter.owner.to_vec(), waiter.keys[0].db, keys), limit)
             };
             state.queue.iter().map(one).collect()
         });
@@ -2186,7 +1999,8 @@ impl Judge {
         let acquires = sessions.chain(blocked).filter(|(arrival, ..)| arrival.place > role);
         let acquires = acquires.filter(|(_, _, asked)| asked.command.ends_with("acquire"));
         let queued = |(arrival, open, asked): (Arrival, &Open, &Asked)| {
-            let limit = *queued.get(&(asked.client, asked.owner.clone(), open.db, asked.keys.clone()))?;
+            let of_wait = (asked.client, asked.of_session, asked.owner.clone(), open.db, asked.keys.clone());
+            let limit = *queued.get(&of_wait)?;
             Some((arrival, open.db, Asked { limit, ..asked.clone() }))
         };
         acquires.filter_map(queued).collect()
@@ -2251,9 +2065,8 @@ impl Judge {
             let of_it =
                 |on: i32, asked: &Asked| on == *db && asked.command.ends_with("acquire") && asked.concerns(key, owner);
             let undecided = self.undecided().map(|(_, open, asked)| (open.db, asked));
-            let given_up = self.cancelled.iter().map(|(_, wait)| (wait.open.db, &wait.asked));
             let others = self.told.iter().chain(&self.silent).map(|(db, asked)| (*db, asked));
-            let all = undecided.chain(given_up).chain(others);
+            let all = undecided.chain(others);
             let mut askers = all.filter(|(on, asked)| of_it(*on, asked)).peekable();
             let may = |client: u64| {
                 let argv = [b"lock.acquire".to_vec(), key.clone(), owner.clone()];
@@ -2534,6 +2347,10 @@ impl Judge {
             }
             for key in &asked.keys {
                 let seen = node(|node| truth::read(node, *db, key));
+                // Only holders of mutexes are followed.
+                if !matches!(&seen, Seen::Lock(lock) if lock.limit == 1) {
+                    continue;
+                }
                 for holder in seen.holders().iter().filter(|it| it.owner != asked.owner) {
                     let hold = (*db, key.clone(), holder.owner.clone());
                     let lives = |tie: Tie| tie.watchdog && !tie.is_unsure && self.connections.contains_key(&tie.client);
@@ -2619,9 +2436,6 @@ fn says_what_it_may(asked: &Asked, reply: &Reply) -> Result<(), Violation> {
     };
     let is_code = |code: Option<&str>| REFUSALS.iter().any(|its| its.split(' ').next() == code);
     for refusal in refusals.iter().filter(|it| is_code(it.split(' ').next())) {
-        if asked.command == "cancel" {
-            return Err(Violation::new(GIVEN_UP, format!("{asked:?} is answered {refusal}")));
-        }
         if !REFUSALS.contains(&refusal.as_str()) {
             return Err(Violation::new(CODES, format!("{asked:?} is answered {refusal}")));
         }
@@ -2633,6 +2447,11 @@ fn says_what_it_may(asked: &Asked, reply: &Reply) -> Result<(), Violation> {
     }
 }
 
+/// Whether these are the same keys, in whatever order.
+fn are_the_same(some: &[Bytes], others: &[Bytes]) -> bool {
+    some.len() == others.len() && some.iter().all(|key| others.contains(key))
+}
+
 /// Whether any of these commands gives something back.
 fn releases(commands: &[Vec<Bytes>]) -> bool {
     let is_release = |word: &Bytes| word.to_ascii_lowercase().ends_with(b"release");
@@ -2640,7 +2459,8 @@ fn releases(commands: &[Vec<Bytes>]) -> bool {
 }
 
 fn is_refusing(node: &Node) -> bool {
-    node.role == Role::Master && node.refuses_writes().is_some()
+    let is_down = node.slots.as_ref().is_some_and(|slots| slots.is_down);
+    node.role == Role::Master && (is_down || node.refuses_writes().is_some())
 }
 
 /// Every table agrees with every other, as far as they show it.
@@ -2705,7 +2525,10 @@ fn nobody_waits_for_what_is_free(late: u64) -> Result<(), Violation> {
             let is_here = node(|node| node.serves(db, key));
             let seen = node(|node| truth::read_at(node, db, key, node.millis() - late));
             let is_first = !ahead.contains(&(db, key.clone()));
+            // What replicas have yet to confirm is waited for by its owner, wherever that stands.
+            let awaits = state::with(|state| state.awaits_replicas(db, key, &owner));
             is_here
+                && !awaits
                 && match &seen {
                     Seen::NotALock => is_first,
                     // A re-entry, wherever it stands.

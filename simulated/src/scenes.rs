@@ -6,16 +6,21 @@
 //! `docs/guarantees.md` and `docs/reference.md` promise. Of what stands in braces, one is taken.
 
 use crate::random::Random;
-use crate::rules::{CONFIRMED, CONTENTION, CYCLES, GIVEN_UP, KEPT, LIMIT, UNHEARD};
+use crate::rules::{CONFIRMED, CONTENTION, CYCLES, KEPT, LIMIT, UNHEARD};
 use crate::script::{Line, Name, parse};
 use std::collections::BTreeSet;
 
 /// A script that says what everybody is told.
 pub const TOLD: &str = "everybody is told what the script says";
 /// `FENCE`.
-pub const RAISED: &str = "a token from before FENCE raised it still names its hold";
-/// `LOCK.CANCEL`.
-pub const TOGETHER: &str = "a cancel gives up what was granted in one step, and is still held by it, and nothing else";
+pub const RAISED: &str = "a raise can be repeated, and nothing else finds a hold by the token that it had before";
+/// `LOCK.RELEASE … ALL`.
+pub const WITHDRAWN: &str = "an owner withdraws its request, whoever made it, and its client is told";
+/// Asking again.
+pub const SUPERSEDED: &str = "an owner that asks again takes over its own place in the queue";
+/// `HOLDS`.
+pub const REPEATED: &str =
+    "a request with HOLDS can be repeated, also when the limit has become smaller, and is no upgrade";
 /// Repetitions.
 pub const SAME_TERMS: &str = "a renewal that is repeated on other terms is refused";
 /// Silence.
@@ -45,46 +50,126 @@ const BEGIN: &str = "+1
     !misconf off
     +400";
 
-const SCENES: [Scene; 21] = [
+const SCENES: [Scene; 25] = [
     Scene {
         name: "raised",
         rule: RAISED,
-        lines: "f LOCK.ACQUIRE x ann {|WATCHDOG|SHARED|LIMIT 2|SESSION $p}
-            +{0|1|20}
-            f LOCK.RENEW x ann FENCE 1800002500000007
-            f LOCK.RELEASE x ann TOKEN @f
+        lines: "f LOCK.ACQUIRE x ann {|WATCHDOG SESSION $p|SHARED|LIMIT 2|SESSION $p}
             +1
-            f !told 0",
+            g LOCK.RENEW x ann TOKEN @f FENCE 1800002500000007
+            g LOCK.RENEW x ann TOKEN @f FENCE 1800002500000007
+            +{0|1|20}
+            h LOCK.RENEW x ann TOKEN @f LEASE 60000
+            +1
+            g !told 1800002500000007
+            h !told null",
     },
     Scene {
-        name: "raised-to-one",
-        rule: TOGETHER,
-        lines: "f LOCK.ACQUIRE x ann SESSION $p
-            f LOCK.ACQUIRE y ann {|WATCHDOG} SESSION $p
-            f LOCK.RENEW x ann FENCE 1800002500000007
-            f LOCK.RENEW y ann FENCE 1800002500000007
-            +{0|1}
-            f LOCK.CANCEL x ann SESSION $p
-            g LOCK.ACQUIRE y ben
+        name: "withdrawn-while-it-waits",
+        rule: WITHDRAWN,
+        lines: "f LOCK.MACQUIRE 2 x y ann
+            g LOCK.{ACQUIRE x ben|MACQUIRE 2 x y ben|MACQUIRE 2 y x ben} WAIT {0|5000} {|REPLICAS 1}
+            h LOCK.ACQUIRE x cat WAIT 0
+            +1
+            i LOCK.RELEASE x ben {ALL|HOLDS 0}
+            +1
+            g !told null
+            i !told 1
+            f LOCK.MRELEASE 2 x y ann
+            +1
+            h !told 1",
+    },
+    Scene {
+        name: "withdrawn-before-it-is-read",
+        rule: WITHDRAWN,
+        lines: "f LOCK.ACQUIRE x ann
+            g LOCK.{ACQUIRE x ben|MACQUIRE 2 x y ben} WAIT 0 {|WATCHDOG} SESSION $p
+            +1
+            f LOCK.RELEASE x ann
+            +{0|1|20}
+            h LOCK.RELEASE x ben ALL
+            p LOCK.EVENTS
+            i LOCK.MACQUIRE 2 x y cat
             +5
-            f !told 1
-            g !told null",
+            h !told 1
+            p !told [[\"refused\", 0, [\"x\"
+            i !told 1",
     },
     Scene {
-        name: "acquired-anew",
-        rule: TOGETHER,
-        lines: "f LOCK.MACQUIRE 2 x y ann {WATCHDOG|EPHEMERAL|SESSION $p}
+        name: "withdrawn-while-it-is-confirmed",
+        rule: WITHDRAWN,
+        lines: "!replicas never
+            f LOCK.{ACQUIRE x ann|MACQUIRE 2 x y ann} REPLICAS 1 {|WAIT 0}
+            g LOCK.ACQUIRE x ann HOLDS 1 WAIT {0|5000}
+            +{1|20}
+            h LOCK.RELEASE x ann ALL
+            +5
+            f !told -UNCONFIRMED
+            g !told null
+            h !told 1
+            i LOCK.MACQUIRE 2 x y ben
+            +1
+            i !told 1",
+    },
+    Scene {
+        name: "behind-its-own-confirmation",
+        rule: CONFIRMED,
+        lines: "!replicas {20|50}
+            f LOCK.ACQUIRE x ann REPLICAS 1
+            +1
+            g LOCK.ACQUIRE x ann
+            h LOCK.ACQUIRE x ann WAIT {0|5000}
+            i LOCK.ACQUIRE x ben WAIT 0
+            +1
+            g !told -ERR another request
+            h !told nothing
+            +100
+            h !told 1
+            i LOCK.RELEASE x ben ALL",
+    },
+    Scene {
+        name: "asked-again",
+        rule: SUPERSEDED,
+        lines: "f LOCK.MACQUIRE 2 x y ann
+            g LOCK.MACQUIRE 2 x y ben WAIT {0|5000} {|SESSION $p}
+            h LOCK.ACQUIRE x cat WAIT 0
+            +{1|20}
+            i LOCK.MACQUIRE 2 {x y|y x} ben WAIT {0|5000} LEASE 60000 {|HOLDS 1|REPLICAS 1 SESSION $q}
+            +1
+            j LOCK.ACQUIRE {x ben|x ben LIMIT 2|y ben} WAIT 0
+            +1
+            j !told -ERR
+            f LOCK.MRELEASE 2 x y ann
+            +20
+            h !told nothing",
+    },
+    Scene {
+        name: "asked-again-over-another-connection",
+        rule: SUPERSEDED,
+        lines: "f LOCK.ACQUIRE x ann
+            g LOCK.ACQUIRE x ben WAIT {0|5000}
+            h LOCK.ACQUIRE x cat WAIT 0
+            +1
+            i LOCK.ACQUIRE x ben WAIT {0|5000} {|WAITED 5}
+            +1
+            g !told -SUPERSEDED
+            {g !end|h LOCK.WAITERS x|f LOCK.RENEW x ann}
             f LOCK.RELEASE x ann
             +1
-            g LOCK.ACQUIRE x ann SESSION $p
-            g LOCK.RENEW y ann SESSION $p
+            i !told 1
+            h !told nothing",
+    },
+    Scene {
+        name: "repeated-with-holds",
+        rule: REPEATED,
+        lines: "f LOCK.ACQUIRE x ann SHARED HOLDS 1
+            g LOCK.ACQUIRE x ben LIMIT 5
             +1
-            h {HSET x ben 1|DEL x|LOCK.FORCE x}
+            f LOCK.ACQUIRE x ann SHARED HOLDS 1 LEASE {50|60000}
+            h LOCK.ACQUIRE x ann {HOLDS 1|LIMIT 2 HOLDS 1|SHARED HOLDS 2|SHARED}
             +1
-            g LOCK.CANCEL x ann SESSION $p
-            g EXISTS y
-            +1
-            g !told 1",
+            f !told 1
+            h !told -ERR",
     },
     Scene {
         name: "overtakes",
@@ -117,7 +202,7 @@ const SCENES: [Scene; 21] = [
     Scene {
         name: "ring-of-three",
         rule: CYCLES,
-        lines: "f LOCK.ACQUIRE x ann WATCHDOG {|SHARED}
+        lines: "f LOCK.ACQUIRE x ann WATCHDOG
             g LOCK.ACQUIRE y ben WATCHDOG
             h LOCK.ACQUIRE w cat WATCHDOG
             +1
@@ -132,28 +217,25 @@ const SCENES: [Scene; 21] = [
             h !told -DEADLOCK",
     },
     Scene {
-        name: "ends-by-itself",
+        name: "waits-for-itself",
         rule: CYCLES,
         lines: "f LOCK.ACQUIRE x ann##1 LEASE {300|1000}
-            g LOCK.ACQUIRE x ann##2 {|SHARED} WAIT {2000|5000}
-            +100
-            g !told nothing
-            +1200
-            g !told 1",
+            g LOCK.ACQUIRE x ann##2 {|SHARED} WAIT {0|2000|5000}
+            +1
+            g !told -DEADLOCK",
     },
     Scene {
         name: "one-of-two-ends",
         rule: CYCLES,
         lines: "f LOCK.ACQUIRE x ann LEASE {300|1000} {|EPHEMERAL}
-            g LOCK.ACQUIRE y ben WATCHDOG
+            g LOCK.ACQUIRE y ben {|SESSION $p}
             +1
             f LOCK.ACQUIRE y ann WAIT {0|5000}
             +1
-            g LOCK.ACQUIRE x ben WAIT {2000|5000}
-            +100
-            g !told nothing
-            +1200
-            g !told 1",
+            g LOCK.ACQUIRE x ben WAIT {0|2000|5000}
+            +1
+            f !told nothing
+            g !told -DEADLOCK",
     },
     Scene {
         name: "silent",
@@ -174,7 +256,7 @@ const SCENES: [Scene; 21] = [
             f LOCK.RENEW x ann LEASE 2000 REPLICAS 1 SESSION $p
             f LOCK.RENEW x ann LEASE 2000 {TOKEN 7|TOKEN @f|FENCE 1800002500000007} REPLICAS 1 SESSION $p
             +100
-            f !told -ERR this owner already waits for this",
+            f !told -ERR another request of this owner",
     },
     Scene {
         name: "closed-behind-its-grant",
@@ -273,23 +355,6 @@ const SCENES: [Scene; 21] = [
             +400
             i !told 1
             j !told null",
-    },
-    Scene {
-        name: "given-up-while-refused",
-        rule: GIVEN_UP,
-        lines: "f LOCK.ACQUIRE x ann WATCHDOG SESSION $p
-            +1
-            {z CONFIG SET min-replicas-to-write 9|!misconf on}
-            +1
-            f LOCK.CANCEL x ann SESSION $p
-            +{1|50}
-            f !told 1
-            z CONFIG SET min-replicas-to-write 0
-            !misconf off
-            +1
-            g LOCK.ACQUIRE x ben
-            +1
-            g !told 1",
     },
     Scene {
         name: "contended",

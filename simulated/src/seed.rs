@@ -38,7 +38,7 @@ const SOMETIMES: [(usize, Kind); 46] = [
     (3, watch_shared),
     (3, mrelease),
     (3, mrenew),
-    (4, cancel),
+    (4, withdraw),
     (3, force),
     (4, end),
     (4, kill),
@@ -142,8 +142,24 @@ pub fn life(seed: u64) -> Seeded {
         }
     }
     keep(seed, &mut lines);
+    fail(seed, &mut lines);
     scenes::add(seed, &mut lines);
     Seeded { generation, lines }
+}
+
+/// In some lives of a node of a cluster, the cluster is down for a while, and no node owns some slots.
+fn fail(seed: u64, lines: &mut [Line]) {
+    let mut random = Random::new(seed ^ 0x5eed_c105);
+    if !lines.iter().any(|line| matches!(line, Line::Slot(..))) || !random.one_in(2) {
+        return;
+    }
+    for line in lines {
+        match line {
+            Line::Misconf(state) => *line = Line::Cluster(!*state),
+            Line::Slot(_, moves) if random.one_in(3) => *moves = Moves::Unowned,
+            _ => {}
+        }
+    }
 }
 
 /// In some lives sessions ask to be told that somebody waits for what they hold.
@@ -155,7 +171,7 @@ fn keep(seed: u64, lines: &mut [Line]) {
     for line in lines {
         let Line::Request(_, words) = line else { continue };
         let has = |word: &str| words.iter().any(|it| it == word);
-        let may = has("SESSION") && !["LOCK.CANCEL", "SHARED", "LIMIT"].into_iter().any(has);
+        let may = has("SESSION") && !["SHARED", "LIMIT"].into_iter().any(has);
         if may && random.one_in(2) {
             words.push("CONTENTION".into());
         }
@@ -431,9 +447,15 @@ fn mrenew(world: &mut World) -> Line {
     Line::request(client, &words)
 }
 
-fn cancel(world: &mut World) -> Line {
-    let (client, session, key, owner) = (world.client(), world.session(), world.key(), world.owner());
-    Line::request(client, &format!("LOCK.CANCEL {key} {owner} SESSION ${session}"))
+/// An owner gives up what it waits for and what it holds, whoever asked for it.
+fn withdraw(world: &mut World) -> Line {
+    let client = world.client();
+    if world.random.one_in(4) {
+        let keys = several(world);
+        return Line::request(client, &format!("LOCK.MRELEASE {keys} ALL"));
+    }
+    let (key, owner) = (world.key(), world.owner());
+    Line::request(client, &format!("LOCK.RELEASE {key} {owner} ALL"))
 }
 
 fn force(world: &mut World) -> Line {

@@ -73,7 +73,8 @@ pub fn read_at(node: &Node, db: i32, key: &[u8], now: u64) -> Seen {
         return Seen::NotALock;
     }
     // Without an owner's field, only what a lock has left is one.
-    let is_of_lock = |field: &Bytes| [&b"#fence"[..], b"#limit"].contains(&field.as_slice()) || field.starts_with(b"#@");
+    let is_of_lock =
+        |field: &Bytes| [&b"#fence"[..], b"#limit"].contains(&field.as_slice()) || field.starts_with(b"#@");
     let is_owner = |field: &Bytes| field.first() != Some(&b'#');
     let mut fields = hash.pairs().iter().map(|(field, _)| field);
     if !fields.clone().any(is_owner) && !fields.all(is_of_lock) {

@@ -1544,7 +1544,7 @@ fn c1_a_cycle_through_waited() {
     history(OVERTAKES, 'h', "1800000000003001");
 }
 
-/// C2. A hold that ends by itself before the asker's wait closes no cycle.
+/// C2. A lease is not considered: a cycle that it would end is refused.
 #[test]
 fn c2_a_lease_that_ends_by_itself() {
     history(
@@ -1552,7 +1552,7 @@ fn c2_a_lease_that_ends_by_itself() {
          u LOCK.ACQUIRE x o##2 WAIT 5000
          +1500",
         'u',
-        "1800000001",
+        "DEADLOCK",
     );
 }
 
@@ -1775,4 +1775,77 @@ fn the_newest_token_of_a_lock_is_shown_where_the_module_gave_one() {
 fn an_unknown_argument_is_told_with_those_that_are_known() {
     history("a LOCK.ACQUIRE k a NONSENSE\n+1", 'a', "allowed here are LEASE, WAIT");
     history("a LOCK.ACQUIRE k a LEASE x\n+1", 'a', "LEASE must be between 1 and 315360000000 ms, got x");
+}
+
+/// T1. A cluster that is down: what is watched is not renewed, and is lost at its deadline; nobody is granted anything.
+#[test]
+fn what_is_held_is_lost_at_its_deadline_when_the_cluster_is_down() {
+    const DOWN: &str = "!slot k comes
+         a LOCK.ACQUIRE k o LEASE 600 WATCHDOG SESSION $s
+         a LOCK.ACQUIRE k p WAIT 0 SESSION $t
+         +400
+         s LOCK.EVENTS HEARTBEAT
+         +1
+         !cluster fail
+         +300
+         s LOCK.EVENTS HEARTBEAT
+         +700
+         s LOCK.EVENTS HEARTBEAT
+         +1";
+    is_mended(DOWN);
+    history(DOWN, 's', "lost");
+    history(DOWN, 's', "expired");
+}
+
+/// A slot that no node owns: the same, and the hold is not called unbound. If the slot comes back in time, the hold goes on.
+#[test]
+fn what_is_held_is_lost_at_its_deadline_in_a_slot_that_no_node_owns() {
+    const UNOWNED: &str = "a LOCK.ACQUIRE k o LEASE 600 WATCHDOG SESSION $s
+         +100
+         s LOCK.EVENTS
+         !slot k unowned
+         +300
+         s LOCK.EVENTS
+         +700
+         s LOCK.EVENTS
+         +1";
+    is_mended(UNOWNED);
+    history(UNOWNED, 's', "expired");
+}
+
+/// A hold in a slot that is being imported counts as served here.
+#[test]
+fn a_hold_in_a_slot_that_is_being_imported_is_renewed() {
+    is_mended(
+        "a LOCK.ACQUIRE k o LEASE 600 WATCHDOG SESSION $s
+         +100
+         s LOCK.EVENTS
+         !slot k arrives
+         +200
+         s LOCK.EVENTS
+         +300
+         s LOCK.EVENTS
+         !slot k comes
+         +300
+         s LOCK.EVENTS
+         +1",
+    );
+}
+
+/// D. A hash that is not the remains of a lock stays as it is.
+#[test]
+fn a_hash_that_is_no_lock_stays() {
+    const HASH: &str = "a HSET k #red 1 #blue 2
+         +1
+         b LOCK.ACQUIRE k o
+         +1
+         c HGETALL k
+         +1";
+    history(HASH, 'b', "WRONGTYPE");
+    history(HASH, 'c', "red");
+    const REMAINS: &str = "a HSET k #fence 7 #limit 0 #@p 1800000000000:7
+         +1
+         b LOCK.ACQUIRE k o
+         +1";
+    history(REMAINS, 'b', "1800000000");
 }

@@ -189,9 +189,7 @@ impl<'a> Asking<'a> {
     /// of waits. The locks that were read (`locks`) are looked at again when one of their leases ends.
     fn queue(&self, names: &[TextRef], locks: &[Lock], search: Search) -> Result<Replied, String> {
         let Self { ctx, now, wait, .. } = *self;
-        if search == Search::ForCycles {
-            names.iter().for_each(|name| holding::tell_contended(ctx, ctx.db(), name.bytes()));
-        }
+        names.iter().for_each(|name| holding::tell_contended(ctx, ctx.db(), name.bytes()));
         if !self.may_wait() {
             count(|it| &mut it.refusals);
             return Ok(ctx.reply_null());

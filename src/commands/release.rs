@@ -120,6 +120,9 @@ pub(super) fn give_back(lock: &mut Lock, owner: TextRef, options: &Options, now:
         holding::end_hold(lock, owner);
         return Some(0);
     }
+    if options.holds.is_some() {
+        holding::keep_holds(lock, owner, 0);
+    }
     match options.lease {
         None => holding::lower(lock, owner, holds),
         Some(lease) => {

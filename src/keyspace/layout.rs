@@ -464,7 +464,8 @@ impl Marked {
 /// Whether a field that is not an owner is one of a lock: `#fence`, `#limit`, or the details of a holder, `#@<owner>`.
 fn is_of_lock(field: &[u8], value: &[u8]) -> bool {
     let of_holder = |owner: &[u8]| !owner.is_empty() && may_own(owner).is_ok() && parse_details(value).is_ok();
-    [words().fence.bytes(), words().limit.bytes()].contains(&field) || field.strip_prefix(DETAILS).is_some_and(of_holder)
+    [words().fence.bytes(), words().limit.bytes()].contains(&field)
+        || field.strip_prefix(DETAILS).is_some_and(of_holder)
 }
 
 fn may_own(field: &[u8]) -> Result<(), NotALock> {

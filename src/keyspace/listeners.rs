@@ -16,8 +16,7 @@ use crate::server::ctx::{Class, Role};
 use std::ffi::CStr;
 
 /// The commands that the module replicates. (A new mutex also goes as `RESTORE`, if the server has that.)
-pub const REPLICATED: [&CStr; 7] =
-    [c"HSET", c"HDEL", c"DEL", c"PEXPIREAT", c"PERSIST", c"PUBLISH", c"REPLCONF"];
+pub const REPLICATED: [&CStr; 7] = [c"HSET", c"HDEL", c"DEL", c"PEXPIREAT", c"PERSIST", c"PUBLISH", c"REPLCONF"];
 
 /// Whether writes must be handed over for replication.
 pub fn must_replicate() -> bool {

@@ -1,6 +1,5 @@
 //! The name of a lock, and maps keyed by it.
 
-use super::map::{self, Map};
 use std::collections::{BTreeMap, btree_map};
 use std::iter::FlatMap;
 use std::rc::Rc;
@@ -30,10 +29,10 @@ pub struct KeyMap<V> {
 }
 
 /// What was kept in a map.
-pub type Values<V> = FlatMap<btree_map::IntoValues<i32, Names<V>>, map::IntoValues<Rc<[u8]>, V>, Take<V>>;
+pub type Values<V> = FlatMap<btree_map::IntoValues<i32, Names<V>>, btree_map::IntoValues<Rc<[u8]>, V>, Take<V>>;
 
-type Names<V> = Map<Rc<[u8]>, V>;
-type Take<V> = fn(Names<V>) -> map::IntoValues<Rc<[u8]>, V>;
+type Names<V> = BTreeMap<Rc<[u8]>, V>;
+type Take<V> = fn(Names<V>) -> btree_map::IntoValues<Rc<[u8]>, V>;
 
 impl<V> Default for KeyMap<V> {
     fn default() -> Self {
@@ -74,7 +73,7 @@ impl<V> KeyMap<V> {
         V: Default,
     {
         let len = &mut self.len;
-        self.dbs.entry(key.db).or_default().get_or_insert_with(key.name.clone(), || {
+        self.dbs.entry(key.db).or_default().entry(key.name.clone()).or_insert_with(|| {
             *len = len.saturating_add(1);
             V::default()
         })
@@ -111,7 +110,7 @@ impl<V> KeyMap<V> {
 
     /// Everything that was kept, one after the other.
     pub fn into_values(self) -> Values<V> {
-        self.dbs.into_values().flat_map(Map::into_values as Take<V>)
+        self.dbs.into_values().flat_map(BTreeMap::into_values as Take<V>)
     }
 
     /// Forgets everything.

@@ -9,7 +9,6 @@ pub mod fence;
 pub mod holders;
 pub mod internal_errors;
 pub mod key;
-pub mod map;
 pub mod queue;
 pub mod rule;
 pub mod serve;
@@ -18,7 +17,6 @@ pub use actor::Actor;
 pub use fence::{Fence, Token};
 pub use holders::Holders;
 pub use key::{KeyMap, LockKey, Values};
-pub use map::Map;
 pub use queue::{Queue, Waiter, WaiterId};
 pub use rule::{Ahead, Decision, Demand, Hold, Raise, Standing, all_or_none, decide};
 

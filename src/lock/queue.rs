@@ -1,8 +1,7 @@
 //! The queue: strictly in order of arrival, over one key or several. Whoever has waited elsewhere arrived that much
 //! earlier.
 
-use super::{Actor, Demand, KeyMap, LockKey, Map, Millis, Owner, actor};
-use foldhash::HashSet;
+use super::{Actor, Demand, KeyMap, LockKey, Millis, Owner, actor, internal_errors};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -56,14 +55,11 @@ pub struct Queue<T> {
     waiters: BTreeMap<WaiterId, Box<Waiter<T>>>,
     lanes: KeyMap<Lane>,
     /// The requests of each owner, in order of arrival.
-    by_owner: Map<Owner, Vec<WaiterId>>,
-    /// What actors wait for under owners that are not called as they are, in order of arrival.
-    by_actor: Map<Actor, Vec<WaiterId>>,
+    by_owner: BTreeSet<(Owner, WaiterId)>,
+    /// Those whose owner is not called as its actor is, by actor.
+    by_actor: BTreeSet<(Actor, WaiterId)>,
     /// The newest request of each owner for each key.
-    by_claim: Map<(Owner, LockKey), WaiterId>,
-    /// For how many reasons somebody may have to wait for an actor. One is a lock that somebody waits for and that one of
-    /// its owners holds; another, a request for several keys.
-    reasons: Map<Actor, usize>,
+    by_claim: BTreeMap<(Owner, LockKey), WaiterId>,
     /// The keys with several waiters, those with the most first, by database.
     crowds: BTreeSet<(i32, Reverse<usize>, Rc<[u8]>)>,
 }
@@ -71,12 +67,10 @@ pub struct Queue<T> {
 /// The queue of one key.
 #[derive(Debug, Default)]
 struct Lane {
-    /// Who waits.
+    /// All requests.
     waiting: BTreeSet<WaiterId>,
     /// Those of them that wait for other keys as well.
     several: BTreeSet<WaiterId>,
-    /// Who holds the lock, as far as has been noted.
-    holders: HashSet<Owner>,
 }
 
 impl<T> Default for Queue<T> {
@@ -85,10 +79,9 @@ impl<T> Default for Queue<T> {
             tickets: 0,
             waiters: BTreeMap::new(),
             lanes: KeyMap::default(),
-            by_owner: Map::default(),
-            by_actor: Map::default(),
-            by_claim: Map::default(),
-            reasons: Map::default(),
+            by_owner: BTreeSet::new(),
+            by_actor: BTreeSet::new(),
+            by_claim: BTreeMap::new(),
             crowds: BTreeSet::new(),
         }
     }
@@ -124,23 +117,19 @@ impl<T> Queue<T> {
         let id = self.next_id(arrived);
         let keys = keys.into();
         self.tickets = self.tickets.wrapping_add(1);
-        let is_for_several = keys.len() > 1;
         for key in keys.iter() {
             let lane = self.lanes.get_or_default(key);
             let before = lane.waiting.len();
             lane.waiting.insert(id);
-            if is_for_several {
+            if keys.len() > 1 {
                 lane.several.insert(id);
             }
             self.resized(key, before, before.saturating_add(1));
             self.by_claim.insert((owner.clone(), key.clone()), id);
         }
-        insert(&mut self.by_owner, owner.clone(), id);
+        self.by_owner.insert((owner.clone(), id));
         if actor::is_one_of_several(&owner) {
-            insert(&mut self.by_actor, actor::of(&owner), id);
-        }
-        if is_for_several {
-            self.add_reason(&owner);
+            self.by_actor.insert((actor::of(&owner), id));
         }
         let waiter = Waiter { id, owner, keys, demand, until, blocked_on: None, asker };
         self.waiters.insert(id, Box::new(waiter));
@@ -151,12 +140,14 @@ impl<T> Queue<T> {
     pub fn leave(&mut self, id: WaiterId) -> Option<Waiter<T>> {
         let waiter = *self.waiters.remove(&id)?;
         for key in waiter.keys.iter() {
-            let Some(lane) = self.lanes.get_mut(key.db, &key.name) else { continue };
+            let Some(lane) = internal_errors::expect(self.lanes.get_mut(key.db, &key.name), "a waiter has no lane")
+            else {
+                continue;
+            };
             lane.waiting.remove(&id);
             lane.several.remove(&id);
             let left = lane.waiting.len();
             if left == 0 {
-                self.held_by(key, []);
                 self.lanes.remove(key.db, &key.name);
             }
             self.resized(key, left.saturating_add(1), left);
@@ -165,67 +156,19 @@ impl<T> Queue<T> {
                 self.by_claim.remove(&claim);
             }
         }
-        remove(&mut self.by_owner, &waiter.owner, id);
-        if actor::is_one_of_several(&waiter.owner) {
-            remove(&mut self.by_actor, actor::name(&waiter.owner), id);
-        }
-        if waiter.keys.len() > 1 {
-            self.remove_reason(&waiter.owner);
+        let of_actor = actor::is_one_of_several(&waiter.owner).then(|| (actor::of(&waiter.owner), id));
+        let was_listed = self.by_owner.remove(&(waiter.owner.clone(), id));
+        if !(was_listed && of_actor.is_none_or(|it| self.by_actor.remove(&it))) {
+            internal_errors::report("a waiter is not listed under its owner");
         }
         Some(waiter)
     }
 
-    /// There is one more reason why somebody may have to wait for an owner's actor.
-    fn add_reason(&mut self, owner: &Owner) {
-        let reasons = self.reasons.get_or_insert_with(actor::of(owner), || 0);
-        *reasons = reasons.saturating_add(1);
-    }
-
-    /// There is one reason less.
-    fn remove_reason(&mut self, owner: &[u8]) {
-        let name = actor::name(owner);
-        let Some(reasons) = self.reasons.get_mut(name) else { return };
-        *reasons = reasons.saturating_sub(1);
-        if *reasons == 0 {
-            self.reasons.remove(name);
-        }
-    }
-
-    /// Notes who holds a lock that somebody waits for, instead of what was noted before.
-    pub fn held_by(&mut self, key: &LockKey, holders: impl IntoIterator<Item = Owner>) {
-        let Some(lane) = self.lanes.get_mut(key.db, &key.name) else { return };
-        for owner in std::mem::take(&mut lane.holders) {
-            self.remove_reason(&owner);
-        }
-        holders.into_iter().for_each(|owner| self.hold_begins(key.db, &key.name, || owner));
-    }
-
-    /// Notes a new holder, if somebody waits for the lock.
-    pub fn hold_begins(&mut self, db: i32, name: &[u8], owner: impl FnOnce() -> Owner) {
-        let Some(lane) = self.lanes.get_mut(db, name) else { return };
-        let owner = owner();
-        if lane.holders.insert(owner.clone()) {
-            self.add_reason(&owner);
-        }
-    }
-
-    /// Notes that a holder is one no longer, if somebody waits for the lock.
-    pub fn hold_ends(&mut self, db: i32, name: &[u8], owner: &[u8]) {
-        if self.lanes.get_mut(db, name).is_some_and(|lane| lane.holders.remove(owner)) {
-            self.remove_reason(owner);
-        }
-    }
-
-    /// Whether anybody may have to wait for an actor: it holds a lock that somebody waits for, or waits for several
-    /// keys, perhaps ahead of others.
-    pub fn may_be_waited_for(&self, actor: &[u8]) -> bool {
-        self.reasons.contains_key(actor)
-    }
-
     /// What an actor waits for: first under its own name, then under others; each in order of arrival.
     pub fn of_actor(&self, actor: &[u8]) -> impl Iterator<Item = &Waiter<T>> {
-        let own = self.by_owner.get(actor).into_iter();
-        own.chain(self.by_actor.get(actor)).flatten().filter_map(|id| self.get(*id))
+        let actor: Actor = actor.into();
+        let own = ids_of(&self.by_owner, actor.clone(), WaiterId::FIRST);
+        own.chain(ids_of(&self.by_actor, actor, WaiterId::FIRST)).filter_map(|id| self.get(id))
     }
 
     /// The requests for several keys that stand ahead of a position in the queue of a key.
@@ -277,9 +220,8 @@ impl<T> Queue<T> {
         self.lanes.get(db, name).into_iter().flat_map(|lane| &lane.waiting).filter_map(|id| self.get(*id))
     }
 
-    /// Those among an owner's requests from `from` on that wait for a key, out of the next `most` candidates; and
-    /// where to continue if there are more. Goes through the owner's requests or through the key's queue, whichever
-    /// is shorter.
+    /// Those among an owner's requests from `from` on that wait for a key, found in `most` steps; and where to continue if
+    /// there may be more. Each step skips what is in only one of the two lists.
     pub fn of_owner_at(
         &self,
         owner: &Owner,
@@ -287,25 +229,23 @@ impl<T> Queue<T> {
         from: WaiterId,
         most: usize,
     ) -> (Vec<WaiterId>, Option<WaiterId>) {
-        let (Some(own), Some(lane)) = (self.by_owner.get(owner), self.lanes.get(key.db, &key.name)) else {
-            return (Vec::new(), None);
-        };
-        let own_from = own.partition_point(|id| *id < from);
-        let mut ids: Box<dyn Iterator<Item = WaiterId>> = if own.len() <= lane.waiting.len() {
-            Box::new(own.iter().skip(own_from).copied())
-        } else {
-            Box::new(lane.waiting.range(from..).copied())
-        };
-        let in_both = |id: &WaiterId| {
-            self.waiters.get(id).is_some_and(|waiter| waiter.owner == *owner) && lane.waiting.contains(id)
-        };
-        let found = ids.by_ref().take(most).filter(in_both).collect();
-        (found, ids.next())
+        let (mut found, mut from) = (Vec::new(), from);
+        let Some(lane) = self.lanes.get(key.db, &key.name) else { return (found, None) };
+        for _ in 0..most {
+            let Some(own) = ids_of(&self.by_owner, owner.clone(), from).next() else { return (found, None) };
+            let Some(waiting) = lane.waiting.range(own..).next() else { return (found, None) };
+            from = *waiting;
+            if own == from {
+                found.push(own);
+                from = from.next();
+            }
+        }
+        (found, Some(from))
     }
 
     /// Whether an owner waits for anything.
     pub fn waits(&self, owner: &[u8]) -> bool {
-        self.by_owner.contains_key(owner)
+        !self.by_owner.is_empty() && ids_of(&self.by_owner, owner.into(), WaiterId::FIRST).next().is_some()
     }
 
     /// How many wait, in all.
@@ -341,21 +281,8 @@ impl<T> Queue<T> {
     }
 }
 
-/// Puts a request into somebody's list, in order of arrival.
-fn insert(lists: &mut Map<Owner, Vec<WaiterId>>, of: Owner, id: WaiterId) {
-    // Most wait once.
-    let ids = lists.get_or_insert_with(of, || Vec::with_capacity(1));
-    let at = ids.partition_point(|it| *it < id);
-    ids.insert(at, id);
-}
-
-/// Takes a request out of somebody's list.
-fn remove(lists: &mut Map<Owner, Vec<WaiterId>>, of: &[u8], id: WaiterId) {
-    let Some(ids) = lists.get_mut(of) else { return };
-    if let Ok(at) = ids.binary_search(&id) {
-        ids.remove(at);
-    }
-    if ids.is_empty() {
-        lists.remove(of);
-    }
+/// The requests listed under a name, from one position on.
+fn ids_of(list: &BTreeSet<(Owner, WaiterId)>, name: Owner, from: WaiterId) -> impl Iterator<Item = WaiterId> {
+    let all = list.range((name.clone(), from)..);
+    all.take_while(move |(of, _)| *of == name).map(|(_, id)| *id)
 }

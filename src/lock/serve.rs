@@ -85,6 +85,8 @@ pub enum Job {
     Judge(Attempt),
     /// Find out who holds a lock, then call [`Agenda::held_by`].
     FindHolders(LockKey),
+    /// Nothing: what was noted makes no difference any more. (A job of its own, so that the caller may stop between any two.)
+    Nothing,
 }
 
 /// A waiting request that may not have to wait any longer.
@@ -253,50 +255,40 @@ impl Agenda {
 
     /// The next thing to do; `None`: nothing is left.
     pub fn next<T>(&mut self, queue: &Queue<T>) -> Option<Job> {
-        loop {
-            let task = match self.tasks.pop() {
-                Some(task) => task,
-                None => {
-                    let key = self.order.pop_front()?;
-                    let Some(change) = self.changed.remove(&key) else { continue };
-                    if change == Change::Foreign {
-                        self.tasks.push(Task::Holders(key.clone()));
-                    }
-                    Task::Head(key, change)
+        let task = match self.tasks.pop() {
+            Some(task) => task,
+            None => {
+                let key = self.order.pop_front()?;
+                let Some(change) = self.changed.remove(&key) else { return Some(Job::Nothing) };
+                if change == Change::Foreign {
+                    self.tasks.push(Task::Holders(key.clone()));
                 }
-            };
-            match task {
-                Task::Head(key, change) => {
-                    let attempt = queue.head(key.db, &key.name).and_then(|head| attempt(queue, &key, head, change));
-                    if let Some(attempt) = attempt {
-                        return Some(Job::Judge(attempt));
-                    }
-                }
-                Task::Waiter(key, id, change) => {
-                    if let Some(attempt) = attempt(queue, &key, id, change) {
-                        return Some(Job::Judge(attempt));
-                    }
-                }
-                Task::Holders(key) => {
-                    if queue.head(key.db, &key.name).is_some() {
-                        return Some(Job::FindHolders(key));
-                    }
-                }
-                Task::Owner(key, owner, from) => {
-                    let (found, next) = queue.of_owner_at(&owner, &key, from, OF_OWNER);
-                    self.tasks.extend(next.map(|next| Task::Owner(key.clone(), owner.clone(), next)));
-                    let found = found.into_iter().rev();
-                    self.tasks.extend(found.map(|id| Task::Waiter(key.clone(), id, Change::Foreign)));
-                }
+                Task::Head(key, change)
             }
-        }
+        };
+        let judge = |attempt: Option<Attempt>| attempt.map_or(Job::Nothing, Job::Judge);
+        Some(match task {
+            Task::Head(key, change) => {
+                let head = queue.head(key.db, &key.name);
+                judge(head.and_then(|head| attempt(queue, &key, head, change)))
+            }
+            Task::Waiter(key, id, change) => judge(attempt(queue, &key, id, change)),
+            Task::Holders(key) if queue.head(key.db, &key.name).is_some() => Job::FindHolders(key),
+            Task::Holders(_) => Job::Nothing,
+            Task::Owner(key, owner, from) => {
+                let (found, next) = queue.of_owner_at(&owner, &key, from, OF_OWNER);
+                self.tasks.extend(next.map(|next| Task::Owner(key.clone(), owner.clone(), next)));
+                let found = found.into_iter().rev();
+                self.tasks.extend(found.map(|id| Task::Waiter(key.clone(), id, Change::Foreign)));
+                Job::Nothing
+            }
+        })
     }
 
     /// Reports who holds a lock. Those of them who wait for it may re-enter it, or never get it.
-    pub fn held_by<T>(&mut self, queue: &mut Queue<T>, key: &LockKey, holders: Vec<Owner>) {
-        let waiting = holders.iter().filter(|owner| queue.waits(owner)).cloned();
+    pub fn held_by<T>(&mut self, queue: &Queue<T>, key: &LockKey, holders: Vec<Owner>) {
+        let waiting = holders.into_iter().filter(|owner| queue.waits(owner));
         self.tasks.extend(waiting.map(|owner| Task::Owner(key.clone(), owner, WaiterId::FIRST)));
-        queue.held_by(key, holders);
     }
 
     /// Reports the result of an attempt. Returns the request if its wait has ended, in which case it has left the

@@ -1,10 +1,10 @@
 //! Commands as the server knows them: how they are called, and what it tells clients about them.
 
-use super::Ctx;
 pub use super::grammar::{Access, Arg, Command, Docs, Keys};
 use super::grammar::{Count, Kind};
 use super::reply::{self, Replied};
 use super::text::{TextRef, parse_number};
+use super::{Ctx, main_thread};
 use libc::c_int;
 use redis_module::raw::{
     self, RedisModuleCommandArg, RedisModuleCommandInfo, RedisModuleCommandInfoVersion, RedisModuleCommandKeySpec,
@@ -150,6 +150,9 @@ pub fn exists(ctx: Ctx, name: &CStr) -> bool {
     }
 }
 
+/// The error for a call from a thread of another module.
+const OTHER_THREAD: &str = "ERR commands of this module can be called on the server's main thread only";
+
 unsafe extern "C" fn enter<C: Command>(
     ctx: *mut RedisModuleCtx,
     argv: *mut *mut RedisModuleString,
@@ -158,6 +161,10 @@ unsafe extern "C" fn enter<C: Command>(
     let len = usize::try_from(argc).unwrap_or(0);
     // SAFETY: the server hands over `argc` strings and a context, all alive for this call.
     let call = unsafe { Call { ctx: Ctx::from_raw(ctx), argv: std::slice::from_raw_parts(argv, len) } };
+    if !main_thread::is_here() {
+        let Replied { .. } = call.ctx.reply_error(OTHER_THREAD);
+        return reply::OK;
+    }
     if let Keys::Counted(_) = C::KEYS
         && call.asks_for_keys()
     {

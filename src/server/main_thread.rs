@@ -1,6 +1,7 @@
 //! State of the module: touched on the server's main thread only.
 
 use std::cell::{OnceCell, RefCell};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// A value that the module keeps between callbacks.
 ///
@@ -9,9 +10,29 @@ use std::cell::{OnceCell, RefCell};
 #[derive(Debug)]
 pub struct MainThread<T>(OnceCell<RefCell<T>>);
 
-// SAFETY: the server calls the module on its main thread only: commands, timers, events and notifications. The module
-// starts no thread and never releases the server's global lock.
+// SAFETY: the server calls the module with its global lock held, on its main thread: commands, timers, events and
+// notifications. Only another module's thread, which has taken that lock, can make it call on that thread instead, by a
+// command: one of this module is refused there ([`is_here`]), and a notification or event of another one still has the
+// value to itself, since no other thread has the lock. The module starts no thread and never releases the lock.
 unsafe impl<T> Sync for MainThread<T> {}
+
+/// The server's main thread, as the system names it; 0 until the module is loaded.
+static MAIN: AtomicUsize = AtomicUsize::new(0);
+
+/// Notes that this is the server's main thread: the module is being loaded on it.
+pub(super) fn begin() {
+    MAIN.store(this_thread(), Relaxed);
+}
+
+/// Whether this is the server's main thread. Another module may call a command from a thread of its own.
+pub(super) fn is_here() -> bool {
+    MAIN.load(Relaxed) == this_thread()
+}
+
+fn this_thread() -> usize {
+    // SAFETY: takes nothing, returns a name.
+    unsafe { libc::pthread_self() as usize }
+}
 
 impl<T: Default> MainThread<T> {
     /// The default value, made at the first use.
@@ -61,5 +82,17 @@ impl<T: Default> Constant<T> {
 impl<T: Default> Default for Constant<T> {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{begin, is_here};
+
+    #[test]
+    fn another_thread_is_not_the_main_thread() {
+        begin();
+        assert!(is_here());
+        assert!(!std::thread::spawn(is_here).join().expect("it answers"));
     }
 }

@@ -116,6 +116,7 @@ pub fn load(context: &Context, args: &[RedisString], start: fn(Ctx, &[TextRef]) 
         let options = raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED | slots::module_option(ctx);
         api!(RedisModule_SetModuleOptions)(ctx.raw(), libc::c_int::try_from(options).unwrap_or(0));
     }
+    main_thread::begin();
     if start(ctx, &args) { Status::Ok } else { Status::Err }
 }
 

@@ -13,8 +13,10 @@ const THING: u64 = 1;
 const READ: u64 = 1;
 /// A lock that is written, and that replicas and listeners hear of.
 const WRITE: u64 = 3;
-/// A request that ends: whoever asked is to be told.
+/// A request of a blocked client that ends: the server makes and writes a reply.
 const ANSWER: u64 = 7;
+/// A request of a session that ends: an event is queued, which is sent with others.
+const EVENT: u64 = 1;
 /// How many fields, or holders, are read, deleted or freed in one unit.
 const FIELDS: usize = 4;
 
@@ -28,9 +30,19 @@ pub fn count_write() {
     count(WRITE);
 }
 
-/// Counts a request that ends.
+/// Counts a request of a blocked client that ends.
 pub fn count_answer() {
     count(ANSWER);
+}
+
+/// Counts a request of a session that ends.
+pub fn count_event() {
+    count(EVENT);
+}
+
+/// Counts keys of a request that leaves their queues, or events about so many keys.
+pub fn count_keys(keys: usize) {
+    count(THING.saturating_mul(keys as u64));
 }
 
 /// Counts fields, or holders, that are read, deleted, or freed.

@@ -28,9 +28,9 @@ pub use undelivered::{Basis, Grant, GrantId, GrantedHold, Progress, Revocation, 
 
 use crate::lock::serve::{Agenda, Change};
 use crate::lock::{Deadline, LockKey, Millis, Owner, Queue, Token, Waiter, WaiterId};
-use crate::server::MainThread;
 use crate::server::blocked::Blocked;
 use crate::server::clock::{Now, steady_millis};
+use crate::server::{MainThread, slice};
 use std::collections::VecDeque;
 
 /// All of these tables.
@@ -166,8 +166,12 @@ impl State {
     /// place that asks who that is.
     pub fn end(&mut self, ticket: owed::Ticket, outcome: Outcome, now: Now) -> Delivery {
         let outcome = match self.owed.end(ticket, outcome, now) {
-            owed::Ended::Reply => return Delivery::Due,
+            owed::Ended::Reply => {
+                slice::count_answer();
+                return Delivery::Due;
+            }
             owed::Ended::Event(session, about, outcome) => {
+                slice::count_event();
                 let grant = match &outcome {
                     Outcome::Granted(_, grant) => Some(*grant),
                     _ => None,
@@ -470,6 +474,7 @@ impl State {
 
     /// A waiter has left the queue, for whatever reason.
     pub fn left(&mut self, waiter: &Waiter<Asker>) {
+        slice::count_keys(waiter.keys.len());
         if let Some(until) = waiter.until {
             self.owed.timeouts.remove(&(until, waiter.asker.ticket));
         }

@@ -2,9 +2,9 @@
 
 use super::sessions::wait_bytes;
 use super::{ConfirmationId, GrantId, Tying};
-use crate::lock::{Demand, LockKey, Map, Millis, Owner, Token, WaiterId};
+use crate::lock::{Demand, LockKey, Millis, Owner, Token, WaiterId};
 use crate::server::clock::Now;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 pub use crate::server::callbacks::Ticket;
@@ -216,7 +216,7 @@ pub enum Ended {
 #[derive(Debug)]
 pub struct Owed<B> {
     tickets: u64,
-    pending: Map<Ticket, Pending<B>>,
+    pending: BTreeMap<Ticket, Pending<B>>,
     /// Blocked clients to be answered, in order.
     ending: VecDeque<Ticket>,
     /// Those among them that the server may be about to redirect.
@@ -229,7 +229,7 @@ impl<B> Default for Owed<B> {
     fn default() -> Self {
         Self {
             tickets: 0,
-            pending: Map::default(),
+            pending: BTreeMap::new(),
             ending: VecDeque::new(),
             put_off: VecDeque::new(),
             timeouts: BTreeSet::new(),

@@ -10,7 +10,7 @@
 use super::owed::{About, Purpose, Ticket};
 use super::ties::Read;
 use super::{Answer, GrantId, Outcome, Tie};
-use crate::lock::{Deadline, LockKey, Map, Millis, Owner, Token};
+use crate::lock::{Deadline, LockKey, Millis, Owner, Token};
 use crate::server::clock::Now;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -185,7 +185,7 @@ pub fn pace(lease: Millis) -> Millis {
 /// All sessions.
 #[derive(Debug, Default)]
 pub struct Sessions {
-    by_client: Map<u64, Session>,
+    by_client: BTreeMap<u64, Session>,
     departed: VecDeque<Departed>,
     /// When sessions have been silent for too long, as it is kept.
     silences: BTreeSet<(Millis, u64)>,
@@ -220,7 +220,7 @@ pub enum Remains {
 impl Sessions {
     /// Makes a connection a session, if it is not one yet.
     pub fn open(&mut self, client: u64) {
-        self.by_client.get_or_insert_with(client, Session::default);
+        self.by_client.entry(client).or_default();
     }
 
     /// Whether there is none.

@@ -6,7 +6,7 @@
 
 use super::sessions::hold_bytes;
 use super::{ConfirmationId, Discarded, Why};
-use crate::lock::{Deadline, KeyMap, Limit, LockKey, Map, Millis, Owner, Token};
+use crate::lock::{Deadline, KeyMap, Limit, LockKey, Millis, Owner, Token};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -252,7 +252,7 @@ struct OfClient {
 #[derive(Debug, Default)]
 struct Tables {
     by_id: BTreeMap<TieId, Tie>,
-    by_client: Map<u64, OfClient>,
+    by_client: BTreeMap<u64, OfClient>,
     by_hold: KeyMap<OfLock>,
     /// Those whose sessions have yet to be told that somebody waits: of a lock that has one holder, the tie of that.
     asking: KeyMap<TieId>,
@@ -285,7 +285,7 @@ pub struct Ties {
 
 impl Tables {
     fn add(&mut self, id: TieId, tie: Tie) {
-        let of_client = self.by_client.get_or_insert_with(tie.client, OfClient::default);
+        let of_client = self.by_client.entry(tie.client).or_default();
         of_client.ranks.insert(tie.rank(id));
         of_client.reserved = of_client.reserved.saturating_add(tie.reserved());
         self.by_hold.get_or_default(&tie.key()).by_owner.insert(tie.owner.clone(), id);

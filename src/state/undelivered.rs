@@ -6,7 +6,7 @@
 
 use super::owed::{OnBehalf, Ticket};
 use super::ties::Home;
-use crate::lock::{Deadline, KeyMap, LockKey, Map, Owner, Token};
+use crate::lock::{Deadline, KeyMap, LockKey, Owner, Token};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
@@ -115,7 +115,7 @@ struct OfKey {
 #[derive(Debug, Default)]
 pub struct Undelivered {
     next_id: u64,
-    by_id: Map<GrantId, (Grant, Progress)>,
+    by_id: BTreeMap<GrantId, (Grant, Progress)>,
     by_hold: KeyMap<OfKey>,
     revoked: VecDeque<GrantId>,
 }
@@ -193,6 +193,15 @@ impl Undelivered {
             }
         }
         kept
+    }
+
+    /// The lease of a hold ends no later than this now.
+    pub fn shorten(&mut self, (db, name, owner): (i32, &[u8], &[u8]), deadline: Deadline) {
+        for id in self.of(db, name, owner) {
+            if let Some(hold) = self.by_id.get_mut(&id).and_then(|(grant, _)| grant.hold_mut(name)) {
+                hold.deadline = hold.deadline.min(deadline);
+            }
+        }
     }
 
     /// The reply or event of a grant has been composed: it stands. Another one that repeats it undoes nothing any more.

@@ -1,6 +1,7 @@
 //! Crowds whose turn comes all at once: each of them gets it, in the order of the queue.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use redis::Value;
 use support::{Raw, Server, until};
@@ -168,4 +169,26 @@ fn waits_that_follow_one_another_on_a_connection_that_is_gone_hold_nothing() {
         }
         until(SOON, "nothing is held", || viewer.say("DBSIZE") == Value::Int(0));
     }
+}
+
+/// T8: with a timer of a millisecond between any 25 of them, they ended up to 2.4 s late.
+#[test]
+fn waits_of_a_session_that_end_at_one_moment_end_soon_after_it() {
+    const WAITS: usize = 50_000;
+    let server = Server::start();
+    let [mut sender, mut session] = std::array::from_fn(|_| server.raw());
+    let id = session.say("LOCK.SESSION").text();
+    sender.say("LOCK.ACQUIRE key holder LEASE 600000").token();
+    let end = Instant::now() + Duration::from_secs(20);
+    for first in (0..WAITS).step_by(500) {
+        let left = end.saturating_duration_since(Instant::now()).as_millis().max(1);
+        let line = |owner| format!("LOCK.ACQUIRE key o:{owner} WAIT {left} SESSION {id}");
+        let replies = sender.say_all(&(first..first + 500).map(line).collect::<Vec<_>>());
+        assert!(replies.iter().all(|reply| *reply == Value::SimpleString("WAITING".into())));
+    }
+    let waiting = |sender: &mut Raw| sender.say("LOCK.INFO key").field("waiters").int();
+    assert_eq!(waiting(&mut sender), WAITS as i64, "all of them wait");
+    std::thread::sleep(end.saturating_duration_since(Instant::now()));
+    until(Duration::from_millis(1_800), "all waits have ended", || waiting(&mut sender) == 0);
+    assert!(events(&mut session, WAITS).iter().all(|event| event.items()[0].text() == "timeout"));
 }

@@ -61,7 +61,7 @@ pub fn measure(scale: &Scale, program: &Program, server: &mut Running) -> Result
 async fn session_of(locks: &Locks, server: &mut Running) -> Result<String> {
     let guard = locks.lock("pair").acquire().await?.context("a free lock was refused")?;
     let holder = server.control.call(&["LOCK.INFO", "pair"])?;
-    let own = resp::text(&server.control.call(&["LOCK.SESSION"])?)?;
+    let own = resp::session_id(&server.control.call(&["LOCK.SESSION"])?)?;
     guard.release().await?;
     let client = field(&holder, "holders").and_then(|holders| match holders {
         Value::Array(holders) => field(holders.first()?, "client"),

@@ -64,7 +64,7 @@ fn of_sessions(server: &mut Running, scale: &Scale, locks: usize) -> Result<f64>
     let sessions = (0..SESSIONS).map(|_| Client::connect(server.port())).collect::<Result<Vec<_>>>()?;
     let mut names = Vec::new();
     for mut session in sessions {
-        names.push((resp::text(&session.call(&["LOCK.SESSION"])?)?, session));
+        names.push((resp::session_id(&session.call(&["LOCK.SESSION"])?)?, session));
     }
     for (_, session) in &mut names {
         session.send(support::resp::Request::typed(Session::NEXT).bytes())?;

@@ -188,7 +188,7 @@ impl Stage {
     pub fn session(&mut self) -> Result<String> {
         let mut raw = Raw::connect(([127, 0, 0, 1], self.server.port()).into())?;
         raw.send_bytes(Request::typed("LOCK.SESSION").bytes())?;
-        let id = resp::text(&raw.read()?)?;
+        let id = resp::session_id(&raw.read()?)?;
         raw.send_bytes(Request::typed("LOCK.EVENTS WAIT 0").bytes())?;
         self.guests.push(raw);
         Ok(id)

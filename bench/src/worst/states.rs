@@ -172,6 +172,22 @@ fn sessions() -> Vec<State> {
             .beside("a connection with as many subscriptions ends", Scene { build: subscribed, step: connection_ends }),
         state("the same: all fall free at once (FLUSHALL)", waits(flush_and_be_granted))
             .beside("FLUSHALL of as many hashes", keys(|stage| stage.step("FLUSHALL"))),
+        state(
+            "a session waits for many locks under one owner: its connection ends",
+            Scene { build: session_that_waits_as_one, step: leave },
+        ),
+        state(
+            "a session has many waits of 128 keys: its connection ends",
+            Scene { build: session_that_waits_for_several, step: leave },
+        ),
+        state(
+            "all waits of a session end at one moment: the last is told late by",
+            Scene { build: session_whose_waits_end, step: all_waits_end },
+        ),
+        state(
+            "a session reads many grants, and all connections of a user are killed in the same turn",
+            Scene { build: session_with_grants_and_a_user, step: read_and_kill_user },
+        ),
         state("a session holds many locks: all are lost at once (FLUSHALL)", holds(flush_and_be_told)),
         state("the same: all expire at once", Scene { build: session_whose_holds_expire, step: expire })
             .beside("as many keys expire", Scene { build: keys_that_expire, step: expire }),
@@ -610,6 +626,57 @@ fn join_all(stage: &mut Stage) -> Result<String> {
 fn session_that_waits(stage: &mut Stage) -> Result<()> {
     many_locks(stage)?;
     join_all(stage).map(drop)
+}
+
+fn session_that_waits_as_one(stage: &mut Stage) -> Result<()> {
+    many_locks(stage)?;
+    let (session, count) = (stage.session()?, stage.size.many);
+    stage.order("CONFIG SET holdfast.detect-deadlocks no")?;
+    stage.order_all((0..count).map(|key| format!("LOCK.ACQUIRE s:{key} one##1 WAIT 0 SESSION {session}")))
+}
+
+fn session_that_waits_for_several(stage: &mut Stage) -> Result<()> {
+    stage.order(&format!("LOCK.ACQUIRE hot holder LEASE {LEASE}"))?;
+    let (session, keys) = (stage.session()?, keys());
+    stage.order("CONFIG SET holdfast.detect-deadlocks no")?;
+    let count = stage.size.many.min(5_000);
+    stage.order_all((0..count).map(|request| format!("LOCK.MACQUIRE {keys} x:{request} WAIT 0 SESSION {session}")))
+}
+
+/// Of one lock, so that they can be counted by it.
+fn session_whose_waits_end(stage: &mut Stage) -> Result<()> {
+    stage.order(&format!("LOCK.ACQUIRE hot holder LEASE {LEASE}"))?;
+    let session = stage.session()?;
+    let (build, count) = (stage.size.build, stage.size.many.min(50_000));
+    let end = Instant::now() + build;
+    stage.is_due(end);
+    stage.order_all((0..count).map(|owner| {
+        let wait = end.saturating_duration_since(Instant::now()).as_millis().max(1);
+        format!("LOCK.ACQUIRE hot o:{owner} WAIT {wait} SESSION {session}")
+    }))
+}
+
+/// How long after its time the last wait ends.
+fn all_waits_end(stage: &mut Stage) -> Result<String> {
+    stage.runs_out()?;
+    let begin = Instant::now();
+    while !matches!(stage.order("LOCK.WAITERS hot COUNT 1")?, resp::Value::Array(waiters) if waiters.is_empty()) {
+        if begin.elapsed() > LONG_AFTERMATH * 10 {
+            bail!("waits do not end");
+        }
+    }
+    Ok(format!("{} ms", begin.elapsed().as_millis()))
+}
+
+fn session_with_grants_and_a_user(stage: &mut Stage) -> Result<()> {
+    crowd_of_a_user(stage)?;
+    session_that_waits(stage)
+}
+
+/// In one write, so that the grants are read in the turn in which the connections end.
+fn read_and_kill_user(stage: &mut Stage) -> Result<String> {
+    stage.order_all(["FLUSHALL".to_owned(), "CLIENT KILL USER crowd".to_owned()].into_iter())?;
+    Ok(stage.lasts(LONG_AFTERMATH))
 }
 
 fn session_that_holds(stage: &mut Stage) -> Result<()> {

@@ -20,8 +20,10 @@ pub(crate) struct Claim {
     pub(crate) pair: Option<u64>,
     /// It was asked for in a session that has ended, so it may be held.
     pub(crate) asked_before: bool,
-    /// What of giving it back the server refused last, and why.
-    pub(crate) refusal: Option<(Kind, String)>,
+    /// Why the server refused last to release it.
+    pub(crate) refusal: Option<String>,
+    /// Its keys are released one by one, since one of them holds something else: those that are left.
+    pub(crate) is_split: bool,
     /// The last thing that was said of it is that another server has it.
     pub(crate) has_moved: bool,
     /// It is on its way to the server that is asked: the next request says that this is known.
@@ -88,8 +90,8 @@ pub(crate) enum Kind {
     Acquire,
     /// With this lease.
     Renew(Millis),
+    /// All of it, what waits included.
     Release,
-    Cancel,
 }
 
 /// What goes first.
@@ -174,20 +176,13 @@ impl Claim {
         }
     }
 
-    /// The request that is to be sent next over this pair. `until`: how long its hold is certain.
-    pub(crate) fn next(&self, pair: u64, until: Millis, now: Millis) -> Option<Kind> {
+    /// The request that is to be sent next. `until`: how long its hold is certain.
+    pub(crate) fn next(&self, until: Millis, now: Millis) -> Option<Kind> {
         if self.sent.is_some() || now < self.not_before {
             return None;
         }
         if !self.wanted {
-            if matches!(self.stage, Stage::Gone) {
-                return None;
-            }
-            let is_here = self.pair == Some(pair);
-            let is_refused = matches!(self.refusal, Some((Kind::Release, _)));
-            // A wait can only be cancelled, and so can what the server does not let go now.
-            let cancel = is_here && (is_refused || matches!(self.stage, Stage::Asked));
-            return Some(if cancel { Kind::Cancel } else { Kind::Release });
+            return if matches!(self.stage, Stage::Gone) { None } else { Some(Kind::Release) };
         }
         match &self.stage {
             Stage::New => Some(Kind::Acquire),
@@ -226,8 +221,8 @@ impl Claim {
         let mut words = match kind {
             Kind::Acquire => Words::of("ACQUIRE", &self.keys, &self.owner),
             Kind::Renew(_) => Words::of("RENEW", &self.keys, &self.owner),
+            Kind::Release if self.is_split => Words::of("RELEASE", &self.keys[..1], &self.owner),
             Kind::Release => Words::of("RELEASE", &self.keys, &self.owner),
-            Kind::Cancel => Words::of("CANCEL", &self.keys[..1], &self.owner),
         };
         match (kind, &self.stage) {
             (Kind::Acquire, _) => {
@@ -261,8 +256,7 @@ impl Claim {
                     words.option("FENCE", fence);
                 }
             }
-            (Kind::Release, _) => drop(words.word("ALL")),
-            _ => words.word("SESSION").0.push(session.to_vec()),
+            _ => drop(words.word("ALL")),
         }
         words.0
     }

@@ -2,7 +2,7 @@
 
 use crate::alarms::Alarms;
 use crate::claim::{About, Call, Claim, Hold, Kind, Moved, Rank, Renewal, Stage};
-use crate::pair::{self, Advice, Event, Pair, Sent};
+use crate::pair::{self, Advice, Event, Greeted, Inquiry, Pair, Sent};
 use crate::{Bytes, Channel, Id, Input, Millis, Outcome, Output, Reply, Settings, Terms, Wait, Why};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -17,6 +17,8 @@ const LONGEST_PAUSE_BROKEN: Millis = 1_000;
 const DOUBLED: u32 = 4;
 /// A loss is told on another connection than the reply that shows it: so long it is waited for.
 const TOLD_WITHIN: Millis = 1_000;
+/// The version of the protocol that this client speaks.
+const PROTOCOL: u64 = 4;
 /// Who wakes so much later than he meant to has stood still.
 const LATE: Millis = 200;
 
@@ -254,6 +256,7 @@ impl Core {
             pair: None,
             asked_before: false,
             refusal: None,
+            is_split: false,
             has_moved: false,
             asking: false,
             not_before: 0,
@@ -574,11 +577,20 @@ impl Core {
     /// A reply of the session. `None`: it makes no sense.
     fn session_says(&mut self, reply: Reply) -> Option<()> {
         let pair = self.pair.as_mut()?;
+        if let Some(inquiry) = pair.inquiry {
+            return self.found_out(inquiry, &reply);
+        }
         if let Reply::Error(error) = reply {
             return self.session_fails(error);
         }
         if pair.id.is_none() {
-            let Reply::Bulk(id) = reply else { return None };
+            let Greeted { id, protocol: [lowest, highest] } = Greeted::read(&reply)?;
+            if !(lowest..=highest).contains(&PROTOCOL) {
+                let what = if highest < PROTOCOL { "SERVERTOOOLD" } else { "CLIENTTOOOLD" };
+                let spoken = format!("the server speaks protocol {lowest} to {highest}, this client {PROTOCOL}");
+                self.refuse_unsent(|| Outcome::Refused(format!("{what} {spoken}")));
+                return None;
+            }
             pair.id = Some(id);
             self.replaced.clear();
             return Some(());
@@ -597,6 +609,7 @@ impl Core {
         self.default_lease = pair.default_lease;
         let begins = pair.stage == pair::Stage::Greeting;
         pair.stage = pair::Stage::Standing;
+        pair.stood_since = pair.stood_since.or(Some(now));
         for event in events {
             self.event(event, asked)?;
         }
@@ -614,12 +627,33 @@ impl Core {
                 self.pair.as_mut()?.asks_at = Some(self.now.saturating_add(AGAIN));
                 return Some(());
             }
+            (Advice::Tell, pair::Stage::Greeting) if error.starts_with("ERR unknown command") => {
+                self.pair.as_mut()?.inquiry = Some(Inquiry::Events);
+                self.say(Channel::Session, vec![b"LOCK.HELP".to_vec()]);
+                return Some(());
+            }
             (Advice::Tell, pair::Stage::Greeting) => {
                 // Without the module, say, nothing will become of what was not sent yet.
                 self.refuse_unsent(|| Outcome::Refused(error.clone()));
             }
             _ => {}
         }
+        None
+    }
+
+    /// The server does not know `LOCK.SESSION`: because its module is older, or because it has none.
+    fn found_out(&mut self, inquiry: Inquiry, reply: &Reply) -> Option<()> {
+        if inquiry == Inquiry::Events {
+            self.pair.as_mut()?.inquiry = Some(Inquiry::Help);
+            return Some(());
+        }
+        let error = match reply {
+            Reply::Error(_) => "NOMODULE the server does not know the commands LOCK.*: its module is not loaded".into(),
+            _ => {
+                format!("SERVERTOOOLD the server's module speaks no protocol {PROTOCOL}: it does not know LOCK.SESSION")
+            }
+        };
+        self.refuse_unsent(|| Outcome::Refused(error.clone()));
         None
     }
 
@@ -654,9 +688,16 @@ impl Core {
     fn is_whole(&mut self) -> bool {
         let is_whole = self.pair.as_ref().is_some_and(|it| it.stage == pair::Stage::Standing && it.carried.is_empty());
         if is_whole {
-            (self.pause, self.doubled) = (FIRST_PAUSE, 0);
+            self.doubled = 0;
+            if self.is_proved() {
+                self.pause = FIRST_PAUSE;
+            }
         }
         is_whole
+    }
+
+    fn is_proved(&self) -> bool {
+        self.pair.as_ref().is_some_and(|pair| pair.is_proved(LONGEST_PAUSE_BROKEN, self.now))
     }
 
     fn event(&mut self, event: Event, asked: Millis) -> Option<()> {
@@ -685,6 +726,8 @@ impl Core {
                 self.finish(id, Outcome::NotGranted);
                 self.forget(id);
             }
+            // The reply to its release says what came of it.
+            "refused" if !claim.wanted && event.detail.starts_with("CANCELLED") => {}
             "refused" if is_elsewhere => self.leave(id, event.detail),
             "refused" if claim.hold().is_some() && event.detail.starts_with("NOTHELD") => {
                 self.lose(id, Why::Changed, true)
@@ -717,8 +760,10 @@ impl Core {
     /// A reply to the oldest request. `None`: it makes no sense.
     fn replied(&mut self, reply: Reply) -> Option<()> {
         let Sent { id, kind, at } = self.pair.as_mut()?.unanswered.pop_front()?;
+        let pair = self.pair.as_mut()?;
+        pair.has_served |= !matches!(reply, Reply::Error(_));
         let Some(kind) = kind else { return self.answered(id, reply) };
-        self.pair.as_mut()?.carried.remove(&id);
+        pair.carried.remove(&id);
         self.is_whole();
         let is_elsewhere = matches!(&reply, Reply::Error(error) if self.is_elsewhere(error));
         // It ended by an event that overtook the reply.
@@ -732,7 +777,7 @@ impl Core {
             let is_asked_for = match kind {
                 Kind::Acquire | Kind::Renew(_) => true,
                 // What another session left of it can't be had anew while something else is there.
-                Kind::Release | Kind::Cancel => claim.wanted && is_overwritten(error),
+                Kind::Release => claim.wanted && is_overwritten(error),
             };
             return match Advice::of(error) {
                 Advice::End => None,
@@ -745,15 +790,14 @@ impl Core {
                     if kind == Kind::Acquire {
                         claim.stage = Stage::New;
                     }
-                    let release = claim.release.filter(|_| is_overwritten(error));
-                    if advice == Advice::Tell {
-                        claim.refusal = Some((kind, error.clone()));
+                    if is_overwritten(error) {
+                        self.release_others(id, Outcome::Lost(Why::Changed));
+                        return Some(());
                     }
-                    // What another session left can only be released.
-                    let is_here = self.pair.as_ref().is_some_and(|pair| claim.pair == Some(pair.number));
-                    let is_other_way = advice == Advice::Tell && kind == Kind::Release && !claim.wanted && is_here;
-                    claim.not_before = if is_other_way { 0 } else { self.now.saturating_add(AGAIN) };
-                    release.into_iter().for_each(|call| self.finish(call, Outcome::Lost(Why::Changed)));
+                    if advice == Advice::Tell {
+                        claim.refusal = Some(error.clone());
+                    }
+                    claim.not_before = self.now.saturating_add(AGAIN);
                     self.touch(id);
                     Some(())
                 }
@@ -764,7 +808,7 @@ impl Core {
         match kind {
             Kind::Acquire => self.acquired(id, &reply, at, default)?,
             Kind::Renew(lease) => self.renewed(id, &reply, lease, at)?,
-            Kind::Release | Kind::Cancel => self.given_back(id, kind, &reply)?,
+            Kind::Release => self.given_back(id, &reply)?,
         }
         Some(())
     }
@@ -819,7 +863,7 @@ impl Core {
         Some(())
     }
 
-    fn given_back(&mut self, id: Id, kind: Kind, reply: &Reply) -> Option<()> {
+    fn given_back(&mut self, id: Id, reply: &Reply) -> Option<()> {
         let replies = reply.elements().unwrap_or(std::slice::from_ref(reply));
         if !replies.iter().all(|reply| matches!(reply, Reply::Integer(_) | Reply::Null)) {
             return None;
@@ -830,7 +874,11 @@ impl Core {
             self.touch(id);
             return Some(());
         }
-        let was_held = !replies.contains(&Reply::Null) && (kind == Kind::Release || *reply != Reply::Integer(0));
+        if claim.is_split {
+            self.release_others(id, Outcome::Released);
+            return Some(());
+        }
+        let was_held = !replies.contains(&Reply::Null);
         let call = claim.release.filter(|call| self.calls.contains_key(call));
         if call.is_some() && !was_held {
             claim.stage = Stage::Gone;
@@ -841,6 +889,19 @@ impl Core {
         call.into_iter().for_each(|call| self.finish(call, Outcome::Released));
         self.forget(id);
         Some(())
+    }
+
+    /// Nothing of its first key is left to be released. Of several, the others are released one by one.
+    fn release_others(&mut self, id: Id, outcome: Outcome) {
+        let Some(claim) = self.claims.get_mut(&id) else { return };
+        let release = claim.release;
+        if claim.is_split || claim.keys.len() == 1 {
+            claim.keys.remove(0);
+        }
+        claim.is_split = true;
+        let is_done = claim.keys.is_empty();
+        release.into_iter().for_each(|call| self.finish(call, outcome.clone()));
+        if is_done { self.forget(id) } else { self.touch(id) }
     }
 
     fn answered(&mut self, call: Id, reply: Reply) -> Option<()> {
@@ -885,7 +946,7 @@ impl Core {
 
     /// Both connections end, and what is wanted goes to the next session.
     fn end_pair(&mut self, by_limit: bool) {
-        let was_whole = self.is_whole();
+        let was_well = self.is_whole() && self.is_proved();
         let ids: Vec<Id> = self.claims.keys().copied().collect();
         let mut in_vain = Vec::new();
         for id in &ids {
@@ -920,7 +981,7 @@ impl Core {
                 self.lose(id, Why::Disconnected, false);
             }
         }
-        let pause = if was_whole && !by_limit { 0 } else { self.random_below(self.pause) };
+        let pause = if was_well && !by_limit { 0 } else { self.random_below(self.pause) };
         let longest = if by_limit { LONGEST_PAUSE } else { LONGEST_PAUSE_BROKEN };
         self.pause = (self.pause * 2).min(longest.max(self.pause));
         self.doubled = if by_limit { (self.doubled + 1).min(DOUBLED) } else { self.doubled };
@@ -977,7 +1038,7 @@ impl Core {
         }
         let until = self.until(self.claims.get(&id)?);
         let claim = self.claims.get_mut(&id)?;
-        let kind = claim.next(pair, until, now)?;
+        let kind = claim.next(until, now)?;
         let words = claim.words(kind, claim.terms.lease.unwrap_or(default), session, now);
         claim.sent = Some(kind);
         if claim.wanted {
@@ -1084,7 +1145,7 @@ impl Core {
                 let claim = self.claims.values().find(|claim| claim.release == Some(id));
                 let outcome = match claim.map(|claim| (&claim.stage, &claim.refusal)) {
                     Some((Stage::Gone, _)) => Outcome::NotHeld,
-                    Some((_, Some((_, error)))) => Outcome::Refused(error.clone()),
+                    Some((_, Some(error))) => Outcome::Refused(error.clone()),
                     _ => Outcome::Unanswered,
                 };
                 self.finish(id, outcome);
@@ -1185,8 +1246,10 @@ mod tests {
         };
         step(0, Input::Request { call: 1, words: vec![b"PING".to_vec()], within: 1_000 });
         step(0, Input::Opened { pair: 1 });
-        let id = Reply::Bulk(b"run:1".to_vec());
-        step(0, Input::Replied { pair: 1, channel: Channel::Session, reply: id });
+        let bulk = |text: &str| Reply::Bulk(text.into());
+        let protocol = Reply::Array(vec![Reply::Integer(4), Reply::Integer(4)]);
+        let reply = Reply::Array(vec![bulk("id"), bulk("run:1"), bulk("protocol"), protocol]);
+        step(0, Input::Replied { pair: 1, channel: Channel::Session, reply });
         step(0, Input::Replied { pair: 1, channel: Channel::Session, reply: Reply::Array(Vec::new()) });
         step(0, said(Reply::Line("PONG".into())));
         for round in 1..1_000 {

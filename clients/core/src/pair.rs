@@ -31,6 +31,41 @@ pub(crate) struct Pair {
     pub(crate) takes_writes: bool,
     /// What is still to be taken along from before.
     pub(crate) carried: BTreeSet<Id>,
+    /// Since when the session stands, and whether any request of it was answered otherwise than by an error.
+    pub(crate) stood_since: Option<Millis>,
+    pub(crate) has_served: bool,
+    /// It is being found out why the server does not know `LOCK.SESSION`.
+    pub(crate) inquiry: Option<Inquiry>,
+}
+
+/// How far it was found out why the server does not know `LOCK.SESSION`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Inquiry {
+    /// The reply to the first `LOCK.EVENTS` comes first.
+    Events,
+    /// Then the one to `LOCK.HELP`, which older modules know.
+    Help,
+}
+
+/// What the server says of a new session.
+#[derive(Debug)]
+pub(crate) struct Greeted {
+    pub(crate) id: Bytes,
+    /// The lowest and the highest version of the protocol that it speaks.
+    pub(crate) protocol: [u64; 2],
+}
+
+impl Greeted {
+    /// Reads the reply to `LOCK.SESSION`; fields that later versions append are left out. `None`: it makes no sense.
+    pub(crate) fn read(reply: &Reply) -> Option<Self> {
+        let field = |name: &str| {
+            let mut pairs = reply.elements()?.chunks_exact(2);
+            pairs.find(|pair| pair[0].text().is_some_and(|it| it == name)).map(|pair| &pair[1])
+        };
+        let Reply::Bulk(id) = field("id")? else { return None };
+        let protocol = field("protocol")?.elements()?;
+        Some(Self { id: id.clone(), protocol: [protocol.first()?.number()?, protocol.get(1)?.number()?] })
+    }
 }
 
 /// How far it is.
@@ -77,7 +112,15 @@ impl Pair {
             alive: None,
             takes_writes: true,
             carried: BTreeSet::new(),
+            stood_since: None,
+            has_served: false,
+            inquiry: None,
         }
+    }
+
+    /// Whether it has proved to be of use: a server that ends each session at once is not asked without a pause.
+    pub(crate) fn is_proved(&self, long: Millis, now: Millis) -> bool {
+        self.has_served || self.stood_since.is_some_and(|since| since.saturating_add(long) <= now)
     }
 
     /// The first words of a session.

@@ -77,7 +77,7 @@ impl Cluster {
     fn open(&mut self, at: usize, now: u64) {
         self.step(at, &format!("{now} opened 1"));
         let alive = "*1\\r\\n*6\\r\\n$9\\r\\nheartbeat\\r\\n:0\\r\\n*0\\r\\n$-1\\r\\n$-1\\r\\n$16\\r\\n3750\\x2030000\\x20667\\x201\\r\\n";
-        self.step(at, &format!("{now} received 1 session $5\\r\\nrun:{at}\\r\\n{alive}"));
+        self.step(at, &format!("{now} received 1 session *6\\r\\n$2\\r\\nid\\r\\n$5\\r\\nrun:{at}\\r\\n$8\\r\\nprotocol\\r\\n*2\\r\\n:4\\r\\n:4\\r\\n$7\\r\\nversion\\r\\n$5\\r\\n0.4.0\\r\\n{alive}"));
     }
 }
 
@@ -98,7 +98,7 @@ fn what_another_node_serves_goes_on_there_with_those_who_wait_for_it() {
     let back = cluster.step(1, "50 received 1 requests -ASK\\x207\\x20a:1\\r\\n");
     assert_eq!(back, ["1 moved 1 ASK 7 a:1", "0 send 1 requests ASKING", "0 send 1 requests LOCK.RELEASE k a##1 ALL"]);
     assert!(!cluster.cores[0].is_settled() && cluster.cores[1].is_settled());
-    let released = cluster.step(0, "60 received 1 requests +OK\\r\\n:0\\r\\n");
+    let released = cluster.step(0, "60 received 1 requests +OK\\r\\n:1\\r\\n");
     assert_eq!(released, ["0 ended 2 released"]);
 }
 

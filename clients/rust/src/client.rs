@@ -132,7 +132,7 @@ impl Client {
 
     /// Whether the server of this key answers within this time. What has arrived by then counts, also if nobody could read it yet.
     pub(crate) async fn answers(&self, keys: &Keys, within: Duration) -> bool {
-        self.request(keys, &[b"LOCK.SESSION".to_vec()], clock::millis(within)).await.is_ok()
+        self.request(keys, &[b"LOCK.VERSION".to_vec()], clock::millis(within)).await.is_ok()
     }
 
     /// The server of this key did not answer. It is asked again in the background until it does.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use holdfast_core::Input;
+use holdfast_core::{Input, Millis};
 use tokio::runtime::Handle;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
@@ -39,6 +39,9 @@ struct Driver {
     shared: Arc<Shared>,
     at: usize,
 }
+
+/// After so long at most, this client looks at its own clock (ms).
+const LOOK_AGAIN: Millis = 1_000;
 
 type Opening = Pin<Box<dyn Future<Output = Result<Opened, Failure>> + Send>>;
 
@@ -75,7 +78,10 @@ impl Driver {
                     return Poll::Ready(Next::Opened(*pair, opened));
                 }
                 let Some(at) = wakes_at else { return Poll::Pending };
-                if set_to.replace(at) != Some(at) {
+                // The runtime's clock stands still while the machine sleeps, this client's goes on: it is looked at often.
+                let at = at.min(clock::now().saturating_add(LOOK_AGAIN));
+                if set_to.is_none_or(|before| at < before) {
+                    set_to = Some(at);
                     timer.as_mut().reset(Instant::from_std(clock::instant(at)));
                 }
                 timer.as_mut().poll(context).map(|()| Next::Due)

@@ -57,12 +57,30 @@ pub enum Error {
         owner: Owner,
     },
     /// The server does not have the module. The message says how it is loaded.
-    NotLoaded {
+    ModuleNotLoaded {
         /// The server's address.
         server: String,
         /// What was asked for.
         keys: Keys,
         /// The server's words.
+        message: String,
+    },
+    /// The server's module speaks only older versions of the protocol than this client.
+    ServerTooOld {
+        /// The server's address.
+        server: String,
+        /// What was asked for.
+        keys: Keys,
+        /// Which versions they speak.
+        message: String,
+    },
+    /// The server's module speaks only newer versions of the protocol than this client.
+    ClientTooOld {
+        /// The server's address.
+        server: String,
+        /// What was asked for.
+        keys: Keys,
+        /// Which versions they speak.
         message: String,
     },
     /// Another error that the server answered.
@@ -113,12 +131,18 @@ impl fmt::Display for Error {
             Self::InDoubt { keys, owner } => {
                 write!(out, "{keys}: held by {owner} no more, unless the server renewed it")
             }
-            Self::NotLoaded { server, keys, message } => write!(
+            Self::ModuleNotLoaded { server, keys, message } => write!(
                 out,
                 "{server}: {}the module Holdfast is not loaded in this server, which says: {message}. Load it by MODULE LOAD \
                  /path/to/libholdfast.so, or for good by a line loadmodule /path/to/libholdfast.so in redis.conf",
                 Of(keys)
             ),
+            Self::ServerTooOld { server, keys, message } => {
+                write!(out, "{server}: {}the server's module is too old: {message}. Load a newer one", Of(keys))
+            }
+            Self::ClientTooOld { server, keys, message } => {
+                write!(out, "{server}: {}this client is too old: {message}. Use a newer one", Of(keys))
+            }
             Self::Server { server, keys, message } => write!(out, "{server}: {}{message}", Of(keys)),
             Self::Connection { server, keys, source } => write!(out, "{server}: {}{source}", Of(keys)),
             Self::NoMajority { keys, answer, majority, source } => {
@@ -168,10 +192,18 @@ pub(crate) fn refused_in_words(server: &str, keys: &Keys, message: String) -> Er
         Some("NOREPLICAS" | "UNCONFIRMED") => Error::NoReplicas { keys, message },
         Some("WRONGTYPE") => Error::WrongType { keys, message },
         Some("ERR") if message.starts_with("ERR unknown command") => {
-            Error::NotLoaded { server: server.to_owned(), keys, message }
+            Error::ModuleNotLoaded { server: server.to_owned(), keys, message }
         }
+        Some("NOMODULE") => Error::ModuleNotLoaded { server: server.to_owned(), keys, message: detail(&message) },
+        Some("SERVERTOOOLD") => Error::ServerTooOld { server: server.to_owned(), keys, message: detail(&message) },
+        Some("CLIENTTOOOLD") => Error::ClientTooOld { server: server.to_owned(), keys, message: detail(&message) },
         _ => Error::Server { server: server.to_owned(), keys, message },
     }
+}
+
+/// What stands behind the code.
+fn detail(message: &str) -> String {
+    message.split_once(' ').map_or(message, |(_, detail)| detail).to_owned()
 }
 
 #[cfg(test)]
@@ -186,6 +218,9 @@ mod tests {
         assert!(matches!(refused("UNCONFIRMED 0 of 1"), Error::NoReplicas { .. }));
         assert!(matches!(refused("NOREPLICAS Not enough good replicas to write."), Error::NoReplicas { .. }));
         assert!(matches!(refused("WRONGTYPE no lock"), Error::WrongType { .. }));
+        assert!(matches!(refused("NOMODULE none"), Error::ModuleNotLoaded { .. }));
+        assert!(matches!(refused("SERVERTOOOLD 2 to 3"), Error::ServerTooOld { message, .. } if message == "2 to 3"));
+        assert!(matches!(refused("CLIENTTOOOLD 5 to 7"), Error::ClientTooOld { message, .. } if message == "5 to 7"));
         assert_eq!(refused("ERR too many waits").to_string(), r#"here: "a": ERR too many waits"#);
     }
 

@@ -204,13 +204,13 @@ async fn a_server_that_is_not_there_is_told_by_its_address() {
 async fn a_server_without_the_module_says_so() {
     let server = Server::builder().without_module().start();
     let error = locks(&server).lock("a").acquire().await.unwrap_err();
-    assert!(matches!(&error, Error::NotLoaded { message, .. } if message.contains("unknown command")), "{error}");
+    assert!(matches!(&error, Error::ModuleNotLoaded { message, .. } if message.contains("not loaded")), "{error}");
     let words = error.to_string();
     for word in [&*server.addr().to_string(), "\"a\"", "MODULE LOAD", "loadmodule"] {
         assert!(words.contains(word), "{word}: {words}");
     }
     let error = locks(&server).info("a").await.unwrap_err();
-    assert!(matches!(error, Error::NotLoaded { .. }), "{error}");
+    assert!(matches!(error, Error::ModuleNotLoaded { .. }), "{error}");
 }
 
 #[tokio::test]

@@ -190,7 +190,7 @@ impl Player {
 
     fn session(&mut self, is_of_user: bool) -> io::Result<Session> {
         let mut raw = connect(self.address, is_of_user)?;
-        let id = resp::text(&ask(&mut raw, "LOCK.SESSION")?)?;
+        let id = resp::session_id(&ask(&mut raw, "LOCK.SESSION")?)?;
         let client = resp::int(&ask(&mut raw, "CLIENT ID")?)?;
         Ok(Session { raw, name: self.name(), id, client, is_of_user, asked: None })
     }
@@ -268,7 +268,7 @@ impl Player {
                 line.into_iter().map(|line| (line, Sent::Refused("NOPERM"))).collect()
             }
             83..86 => {
-                let line = self.former.take().map(|id| format!("LOCK.CANCEL {PLACES} stranger SESSION {id}"));
+                let line = self.former.take().map(|id| format!("LOCK.ACQUIRE {PLACES} stranger SESSION {id}"));
                 line.into_iter().map(|line| (line, Sent::Refused("NOSESSION"))).collect()
             }
             86..90 => vec![self.disturb()],
@@ -378,9 +378,12 @@ impl Player {
         self.played.cancelled += 1;
         let ask = self.ledger.get(number);
         ask.cancelled = true;
-        let (key, session) = (ask.keys[self.rng.usize(..ask.keys.len())], ask.session);
-        let id = self.sessions.iter().find(|it| Some(it.name) == session).map_or("", |it| it.id.as_str());
-        (format!("LOCK.CANCEL {key} w{number} SESSION {id}"), Sent::Cancel(number))
+        // All of its keys: what was granted and read is released key by key.
+        let line = match &ask.keys[..] {
+            [key] => format!("LOCK.RELEASE {key} w{number} ALL"),
+            keys => format!("LOCK.MRELEASE {} {} w{number} ALL", keys.len(), keys.join(" ")),
+        };
+        (line, Sent::Cancel(number))
     }
 
     /// What other clients do.

@@ -6,20 +6,19 @@ use super::requests::{DATABASES, local_key};
 
 /// That the protocol has this reply for the command `name`, if that is one of ours.
 pub fn not_in_protocol(name: &[u8], reply: &Value) -> Result<(), String> {
-    use Value::{Array, BulkString, Int, Map, Nil, ServerError};
+    use Value::{Array, Int, Map, Nil, ServerError};
     let allowed = match name {
         b"LOCK.ACQUIRE" | b"LOCK.MACQUIRE" | b"LOCK.RENEW" => {
             matches!(reply, Nil) || matches!(reply, Int(1..)) || is_waiting(reply)
         }
         b"LOCK.EVENTS" => matches!(reply, Nil | Array(_)),
-        b"LOCK.CANCEL" => matches!(reply, Int(0 | 1)),
-        b"LOCK.RELEASE" => matches!(reply, Nil | Int(0..)),
+        b"LOCK.RELEASE" => matches!(reply, Nil | Int(0 | 1)),
         b"LOCK.FORCE" => matches!(reply, Int(0..)),
         b"LOCK.INFO" => matches!(reply, Nil | Array(_) | Map(_)),
         // While it waits for replicas, CLIENT UNBLOCK makes it null.
         b"LOCK.MRENEW" => matches!(reply, Nil | Array(_)) || is_waiting(reply),
         b"LOCK.MRELEASE" | b"LOCK.WAITERS" | b"LOCK.TOP" | b"LOCK.HELP" => matches!(reply, Array(_)),
-        b"LOCK.SESSION" => matches!(reply, BulkString(_)),
+        b"LOCK.SESSION" | b"LOCK.VERSION" => matches!(reply, Array(_) | Map(_)),
         _ => true,
     };
     if allowed || matches!(reply, ServerError(_)) {
@@ -35,7 +34,7 @@ fn is_waiting(reply: &Value) -> bool {
 
 /// That every error begins with a code that clients know.
 pub fn unknown_error(reply: &Value) -> Result<(), String> {
-    const CODES: [&str; 12] = [
+    const CODES: [&str; 13] = [
         "ERR",
         "WRONGTYPE",
         "DEADLOCK",
@@ -48,6 +47,7 @@ pub fn unknown_error(reply: &Value) -> Result<(), String> {
         "NOSCRIPT",
         "NOPERM",
         "NOSESSION",
+        "SUPERSEDED",
     ];
     let known = |error: &String| CODES.contains(&error.split(' ').next().unwrap_or_default());
     match errors(reply).into_iter().find(|error| !known(error)) {

@@ -63,7 +63,7 @@ const LOCK_COMMANDS: [&str; 13] = [
     "LOCK.TOP",
     "LOCK.SESSION",
     "LOCK.EVENTS",
-    "LOCK.CANCEL",
+    "LOCK.VERSION",
 ];
 
 const OPTIONS: [&str; 18] = [
@@ -255,9 +255,7 @@ impl Requests {
                 request
             }
             40..43 => {
-                let mut request = vec![b"LOCK.CANCEL".to_vec(), self.key(), self.owner()];
-                self.session(&mut request, 2);
-                request
+                vec![b"LOCK.RELEASE".to_vec(), self.key(), self.owner(), self.any_case("ALL")]
             }
             43..58 => self.release(),
             58..68 => self.renew(),

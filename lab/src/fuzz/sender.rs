@@ -101,7 +101,7 @@ impl<'a> Sender<'a> {
             None => false,
         };
         let id = resp::int(&answer(&mut raw, &["CLIENT", "ID"])?)?;
-        self.requests.learn_session(&resp::text(&answer(&mut raw, &["LOCK.SESSION"])?)?);
+        self.requests.learn_session(&resp::session_id(&answer(&mut raw, &["LOCK.SESSION"])?)?);
         self.database = self.requests.starts_in();
         answer(&mut raw, &["SELECT", &self.database.to_string()])?;
         let mut clients = self.clients.lock().map_err(|_| io::Error::other("a sender panicked"))?;

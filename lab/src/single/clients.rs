@@ -275,7 +275,8 @@ impl Worker<'_> {
         let client = Client::open(format!("redis://{}", self.scene.address))?;
         let mut line = client.get_connection_with_timeout(SILENCE)?;
         line.set_read_timeout(Some(SILENCE))?;
-        let run: String = redis::cmd("LOCK.SESSION").query(&mut line)?;
+        let run: String = redis::cmd("INFO").arg("server").query(&mut line)?;
+        let run = run.lines().find_map(|line| line.strip_prefix("run_id:")).unwrap_or_default().to_owned();
         let life = if self.scene.may_lose { run.split(':').next().unwrap_or_default() } else { "the server" };
         self.epoch = Some(life.to_owned());
         Ok(line)

@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 use std::io;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use support::resp;
 
 use redis::{Connection, RedisResult, Value};
 use support::{Raw, Server, eventually};
@@ -143,10 +144,10 @@ impl Bench {
             }
         };
         let mut session = self.send("LOCK.SESSION")?;
-        let id = match session.read()? {
-            Value::BulkString(id) => String::from_utf8_lossy(&id).into_owned(),
-            other => {
-                self.wrong.push(format!("the id of a session: {other:?}"));
+        let id = match resp::session_id(&session.read()?) {
+            Ok(id) => id,
+            Err(error) => {
+                self.wrong.push(format!("the id of a session: {error}"));
                 String::new()
             }
         };

@@ -65,6 +65,7 @@ impl Scene {
                 cluster.begin_move(slot, here, there);
                 cluster.finish_move(slot, here, there);
             }
+            Moves::Arrives | Moves::Unowned => panic!("not played to real servers: tests/cluster_down.rs has it"),
             Moves::Goes if self.server().can(Feature::WholeSlots) => cluster.move_whole_slot(slot, here, there),
             Moves::Goes => cluster.take_slot(slot, here, there),
             Moves::Comes if cluster.owner_of(slot) == here => cluster.give_up_move(slot, here, there),
@@ -159,6 +160,7 @@ impl Player<'_> {
             Line::Deaf(name) => self.deaf(*name),
             Line::Hears(name) => self.connection(*name).is_deaf = false,
             Line::Misconf(state) => self.misconf(*state),
+            Line::Cluster(_) => panic!("not played to real servers: tests/cluster_down.rs has it"),
             Line::Slot(key, moves) => self.scene.slot(key, *moves),
             Line::Clock(ms) => self.stepped += ms,
             Line::Good(count) => self.good(*count),

@@ -17,7 +17,6 @@ mod deadlock;
 mod exhaustive;
 mod histories;
 mod holding;
-mod map;
 mod names;
 mod plain;
 mod queue;
@@ -89,6 +88,7 @@ fn serve(
     changed.into_iter().for_each(|(key, change)| agenda.note(key, change));
     while let Some(job) = agenda.next(queue) {
         match job {
+            Job::Nothing => {}
             Job::FindHolders(key) => {
                 let holders = locks.holders(&key);
                 agenda.held_by(queue, &key, holders);

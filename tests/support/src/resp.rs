@@ -270,6 +270,23 @@ pub fn text(reply: &Value) -> io::Result<String> {
     }
 }
 
+/// The id of a session, out of the reply to `LOCK.SESSION`.
+///
+/// # Errors
+///
+/// With what came instead.
+pub fn session_id(reply: &Value) -> io::Result<String> {
+    let id = match reply {
+        Value::Map(pairs) => pairs.iter().find(|(name, _)| text(name).is_ok_and(|it| it == "id")).map(|(_, id)| id),
+        // Its pairs, one behind the other.
+        Value::Array(all) => {
+            all.chunks(2).find(|pair| text(&pair[0]).is_ok_and(|it| it == "id")).and_then(|pair| pair.get(1))
+        }
+        _ => None,
+    };
+    id.map_or_else(|| Err(io::Error::other(format!("expected a session, got {reply:?}"))), text)
+}
+
 /// The text of an error as it stands on the wire, without the dash; none if the reply is no error.
 pub fn error(reply: &Value) -> Option<String> {
     match reply {

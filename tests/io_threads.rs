@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use redis::Value;
-use support::{Over, Raw, Server};
+use support::{Over, Raw, Server, resp};
 
 use crate::speak::{Reply, SOON, Speak, arrives};
 
@@ -27,7 +27,7 @@ struct Client {
 impl Client {
     fn new(server: &Server, number: usize) -> Self {
         let (mut session, asking) = (server.raw(), server.raw());
-        let id = session.say("LOCK.SESSION").text();
+        let id = resp::session_id(&session.say("LOCK.SESSION")).expect("a session");
         Self { session, asking, id, key: format!("key:{number}") }
     }
 

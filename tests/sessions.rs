@@ -1,6 +1,5 @@
 //! Sessions: one connection that stands for a process.
 
-mod cancel;
 mod cluster;
 mod contention;
 mod ends;
@@ -20,6 +19,6 @@ mod replaces;
 mod replicas;
 mod requests;
 mod server;
-mod session;
+pub(crate) mod session;
 mod ties;
 mod waited;

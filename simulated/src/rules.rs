@@ -1108,7 +1108,13 @@ impl Judge {
                     let Ok(lasts) = lasts else { return Err(Violation::new(LEASE, format!("a grant is {event:?}"))) };
                     let least = open.at + asked.lease.unwrap_or(30_000);
                     // (If it may be the end of another one like it, or of one that was given up since, nobody can say of which.)
+                    // (Its owner may have asked for another lease since.)
+                    let leases = |(at, cause): &(Place, Cause)| match cause {
+                        Cause::Own(by, ..) => *at > open.began.unwrap_or(0) && keys.iter().any(|key| by.concerns(key, &owner)),
+                        _ => false,
+                    };
                     let is_plain = asked.command.ends_with("acquire") && asked.replicas == 0 && !asked.is_unsure;
+                    let is_plain = is_plain && !self.causes.iter().chain(&self.lasting).any(leases);
                     if is_plain && !self.is_disturbed && next.at + lasts + 2 < least {
                         let what = format!("{event:?} after {} lasts until {}, not {least}", next.at, next.at + lasts);
                         return Err(Violation::new(LEASE, what));

@@ -15,7 +15,7 @@ fn a_session_hears_of_a_timeout() {
     client.say("LOCK.ACQUIRE key holder LEASE 600000").token();
     other.wait(&mut client, "LOCK.ACQUIRE key owner LEASE 600000 WAIT 0");
     session.wait(&mut client, "LOCK.ACQUIRE key owner NEW LEASE 600000 WAIT 0");
-    assert_eq!(client.say("LOCK.RELEASE key holder"), Value::Int(0));
+    assert_eq!(client.say("LOCK.RELEASE key holder"), Value::Int(1));
     other.event().token_of(&["key"], "owner");
     assert_eq!(session.event(), Event::timeout(&["key"], "owner"));
     client.say("LOCK.FORCE key");

@@ -116,7 +116,7 @@ fn one_that_was_promised_a_sign_of_life_and_does_not_ask_is_ended() {
     let due = NotBefore::millis(1799);
     silent.raw.say("LOCK.EVENTS HEARTBEAT");
     let id = silent.id.clone();
-    let ended = || matches!(server.raw().say(&format!("LOCK.CANCEL none none SESSION {id}")), Value::ServerError(_));
+    let ended = || matches!(server.raw().say(&format!("LOCK.RENEW none none SESSION {id}")), Value::ServerError(_));
     until(SOON, "it is ended", || {
         asks.raw.say("LOCK.EVENTS WAIT 20 HEARTBEAT");
         ended()
@@ -157,6 +157,6 @@ fn a_server_that_stood_still_hears_first() {
     server.cont();
     let reply = session.raw.read().expect("the session lives");
     assert_eq!(reply, Value::Nil);
-    assert_eq!(session.cancel(&mut client, "key", "owner"), 0);
+    assert_eq!(session.ask(&mut client, "LOCK.RENEW none none"), Value::Nil);
     assert_eq!(session.raw.say("LOCK.EVENTS HEARTBEAT").items().len(), 1);
 }

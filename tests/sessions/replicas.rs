@@ -190,7 +190,7 @@ mod confirming {
         }
         let renewed = deadline(&mut group.control, b"key");
         let other_terms = "LOCK.RENEW key owner REPLICAS 1 LEASE 90000";
-        assert!(error(&session.ask(&mut group.control, other_terms)).1.contains("on other terms"));
+        assert!(error(&session.ask(&mut group.control, other_terms)).1.contains("is being confirmed"));
         for line in ["LOCK.RENEW key owner LEASE 90000", "LOCK.ACQUIRE key owner", "LOCK.RELEASE key owner HOLDS 1"] {
             assert!(error(&group.control.say(line)).1.contains("is being confirmed"), "{line}");
         }
@@ -216,38 +216,6 @@ mod confirming {
         group.cont_replicas();
         session.event().token_of(&["key"], "owner");
         assert_eq!(group.control.say("HGET key owner").text(), "1");
-        session.hears_nothing(&mut group.control);
-    }
-
-    #[test]
-    fn cancelled() {
-        let mut group = Group::of(1);
-        let mut session = Session::open(&group.master);
-        group.stop_replicas();
-        session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1 WATCHDOG");
-        session.wait(&mut group.control, "LOCK.MACQUIRE 2 a b owner REPLICAS 1");
-        let mut next = group.waits("LOCK.ACQUIRE key next WAIT 0");
-        assert_eq!(session.cancel(&mut group.control, "key", "owner"), 1);
-        assert_eq!(session.cancel(&mut group.control, "b", "owner"), 1);
-        next.token();
-        assert_eq!(group.control.say("EXISTS a b"), Value::Int(0));
-        assert_eq!(group.count("confirming"), 0);
-        group.cont_replicas();
-        assert_eq!(session.cancel(&mut group.control, "key", "owner"), 0);
-        session.hears_nothing(&mut group.control);
-    }
-
-    /// A renewal that is being confirmed is a part of what is given up.
-    #[test]
-    fn cancelled_while_a_renewal_is_confirmed() {
-        let mut group = Group::of(1);
-        let mut session = Session::open(&group.master);
-        session.take(&mut group.control, "LOCK.ACQUIRE key owner");
-        group.stop_replicas();
-        session.wait(&mut group.control, "LOCK.RENEW key owner REPLICAS 1");
-        assert_eq!(session.cancel(&mut group.control, "key", "owner"), 1);
-        assert_eq!(group.control.say("EXISTS key"), Value::Int(0));
-        group.cont_replicas();
         session.hears_nothing(&mut group.control);
     }
 

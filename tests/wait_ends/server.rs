@@ -273,7 +273,7 @@ mod cluster {
         assert_held(&mut client, "key", "holder");
         let mut first = Waiter::start(scene.target(), "key", "first");
         let mut second = Waiter::start(scene.target(), "key", "second");
-        assert_eq!(client.say("LOCK.RELEASE key holder"), Value::Int(0));
+        assert_eq!(client.say("LOCK.RELEASE key holder"), Value::Int(1));
         let token = first.token();
         assert!(second.waits());
         client.order("LOCK.RELEASE key first");

@@ -3,7 +3,6 @@
 use redis::Value;
 use support::{Server, until};
 
-use crate::common::map;
 use crate::sessions::session::{Session, waiting};
 use crate::speak::{Reply, SOON, Speak, owners, waiters};
 use crate::waiter::{Tell, Waiter};
@@ -58,7 +57,8 @@ fn asking_again_is_refused_with_another_limit_or_other_keys() {
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE a holder LEASE 600000");
     let mut waiter = Waiter::sending(&server, "LOCK.MACQUIRE 2 a b owner WAIT 0");
-    for line in ["LOCK.ACQUIRE a owner WAIT 0", "LOCK.MACQUIRE 3 a b c owner WAIT 0", "LOCK.MACQUIRE 1 a owner WAIT 0"] {
+    for line in ["LOCK.ACQUIRE a owner WAIT 0", "LOCK.MACQUIRE 3 a b c owner WAIT 0", "LOCK.MACQUIRE 1 a owner WAIT 0"]
+    {
         assert!(client.say(line).error().contains("together with other keys"), "{line}");
     }
     assert_eq!(client.say("LOCK.ACQUIRE a owner"), Value::Nil, "without WAIT, nothing waits");
@@ -97,8 +97,7 @@ fn holds_repeats_a_grant_under_a_larger_limit_only() {
     for lease in [5, 900_000] {
         assert_eq!(client.take(&format!("LOCK.ACQUIRE key reader SHARED HOLDS 1 LEASE {lease}")), token);
     }
-    let info = map(&client.say("LOCK.INFO key"));
-    assert_eq!(info["limit"], Value::Int(5), "it stays");
+    assert_eq!(client.say("LOCK.INFO key").field("limit"), Value::Int(5), "it stays");
     assert!(client.say("LOCK.ACQUIRE key reader LIMIT 4 HOLDS 1").error().contains("LIMIT 5"));
     assert!(client.say("LOCK.ACQUIRE key reader SHARED HOLDS 2").error().contains("LIMIT 5"));
     assert_eq!(client.say("LOCK.RELEASE key reader"), Value::Int(1), "one hold, whatever was repeated");
@@ -136,9 +135,8 @@ fn renew_changes_the_binding_only_when_told() {
     let mut client = server.raw();
     let session = Session::open(&server);
     let bound = |client: &mut support::Raw| {
-        let info = map(&client.say("LOCK.INFO key"));
-        let holder = map(&info["holders"].items()[0]);
-        (holder["client"].clone(), holder["watchdog"].clone())
+        let holder = client.say("LOCK.INFO key").field("holders").items()[0].clone();
+        (holder.field("client"), holder.field("watchdog"))
     };
     let token = session.take(&mut client, "LOCK.ACQUIRE key owner LEASE 600000 WATCHDOG");
     let before = bound(&mut client);
@@ -194,10 +192,10 @@ fn acquire_tells_how_long_it_waited() {
 fn version_tells_protocol_and_module() {
     let server = Server::start();
     let mut client = server.raw();
-    let told = map(&client.say("LOCK.VERSION"));
-    assert_eq!(told["protocol"].items(), [Value::Int(4), Value::Int(4)]);
-    assert_eq!(told["version"].text(), env!("CARGO_PKG_VERSION"));
-    assert_eq!(told["replicas-timeout"], Value::Int(1000));
+    let told = client.say("LOCK.VERSION");
+    assert_eq!(told.field("protocol").items(), [Value::Int(4), Value::Int(4)]);
+    assert_eq!(told.field("version").text(), env!("CARGO_PKG_VERSION"));
+    assert_eq!(told.field("replicas-timeout"), Value::Int(1000));
     client.say("CONFIG SET holdfast.replicas-timeout 250");
-    assert_eq!(map(&client.say("LOCK.VERSION"))["replicas-timeout"], Value::Int(250));
+    assert_eq!(client.say("LOCK.VERSION").field("replicas-timeout"), Value::Int(250));
 }

@@ -29,7 +29,7 @@ const REPLICAS: Number = Number { word: "REPLICAS", least: 0, most: i64::MAX };
 const FENCE: Number = Number { word: "FENCE", ..TOKEN };
 
 /// Requests that are right as they stand (but for the reply that they get), and the numbers that may follow.
-const REQUESTS: [(&str, &[Number]); 19] = [
+const REQUESTS: [(&str, &[Number]); 18] = [
     ("LOCK.ACQUIRE held me", &[LEASE, WAIT, LIMIT, HOLDS, REPLICAS]),
     ("LOCK.ACQUIRE held you", &[LEASE, WAIT, LIMIT, HOLDS, REPLICAS]),
     ("LOCK.ACQUIRE shared me SHARED", &[LEASE, WAIT, HOLDS, REPLICAS]),

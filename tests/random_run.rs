@@ -431,6 +431,7 @@ impl Run {
         let key = *self.random.pick(&keys);
         let line = format!("LOCK.RELEASE k{key} {} ALL", self.names[owner]);
         assert_eq!(self.clients[owner].say(&line), Value::Int(1), "{line} in {:#?}", self.model);
+        self.mailboxes[session].hears_of_withdrawal(&keys, &self.names[owner]);
         self.names[owner] = format!("o{owner}'{}", self.seen.count("cancelled"));
         self.tell(line);
         self.model.leave(owner);

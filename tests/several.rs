@@ -6,9 +6,7 @@ use redis::Value;
 use support::{Cluster, Raw, Server, until};
 
 use crate::common::Contents;
-use crate::speak::{
-    Reply, SOON, Speak, arrives, deadline, fields, holders, now, owners, until_gone, waiters,
-};
+use crate::speak::{Reply, SOON, Speak, arrives, deadline, fields, holders, now, owners, until_gone, waiters};
 
 #[test]
 fn all_keys_are_taken_under_one_token() {

@@ -7,7 +7,7 @@ use crate::common::{array, int, token};
 use crate::replicas::group::Group;
 use crate::sessions::session::{Session, events, waiting};
 use crate::speak::{Reply, SOON, Speak, owners, waiters};
-use crate::waiter::{Speak as _, Tell, Waiter, assert_held};
+use crate::waiter::{Tell, Waiter, assert_held};
 
 #[test]
 fn release_all_ends_wait_of_another_connection() {
@@ -130,7 +130,7 @@ fn release_all_ends_hold_of_stale_request() {
 
 #[test]
 fn release_all_while_replicas_are_awaited_is_told_as_unconfirmed() {
-    let mut group = Group::of(1);
+    let group = Group::of(1);
     let mut client = group.master.raw();
     group.stop_replicas();
     let mut waiter = group.waits("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");
@@ -150,7 +150,7 @@ fn release_all_while_replicas_are_awaited_is_told_as_unconfirmed() {
 #[test]
 fn request_queues_behind_one_of_its_owner_that_awaits_replicas() {
     for is_confirmed in [true, false] {
-        let mut group = Group::of(1);
+        let group = Group::of(1);
         let mut client = group.master.raw();
         group.stop_replicas();
         let mut first = group.waits("LOCK.ACQUIRE key owner LEASE 600000 REPLICAS 1");
@@ -174,7 +174,7 @@ fn request_queues_behind_one_of_its_owner_that_awaits_replicas() {
 /// A release that leaves no hold is never refused.
 #[test]
 fn last_release_is_not_refused_while_replicas_are_awaited() {
-    let mut group = Group::of(1);
+    let group = Group::of(1);
     let mut client = group.master.raw();
     let token = client.take("LOCK.ACQUIRE key owner LEASE 600000");
     client.take("LOCK.ACQUIRE key owner");
@@ -191,7 +191,7 @@ fn last_release_is_not_refused_while_replicas_are_awaited() {
 fn undelivered_grant_refuses_nobody() {
     let server = Server::start();
     let mut client = server.raw();
-    let mut session = Session::open(&server);
+    let session = Session::open(&server);
     client.take("LOCK.ACQUIRE key holder");
     session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0 LEASE 600000");
     client.order("LOCK.RELEASE key holder");

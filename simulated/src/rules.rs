@@ -1110,7 +1110,9 @@ impl Judge {
                     // (If it may be the end of another one like it, or of one that was given up since, nobody can say of which.)
                     // (Its owner may have asked for another lease since.)
                     let leases = |(at, cause): &(Place, Cause)| match cause {
-                        Cause::Own(by, ..) => *at > open.began.unwrap_or(0) && keys.iter().any(|key| by.concerns(key, &owner)),
+                        Cause::Own(by, ..) => {
+                            *at > open.began.unwrap_or(0) && keys.iter().any(|key| by.concerns(key, &owner))
+                        }
                         _ => false,
                     };
                     let is_plain = asked.command.ends_with("acquire") && asked.replicas == 0 && !asked.is_unsure;

@@ -16,7 +16,7 @@ fn with_limit(limit: u32) -> Server {
 fn beyond_it_a_request_is_refused() {
     let server = with_limit(3);
     let mut client = server.raw();
-    let (session, other) = (Session::open(&server), Session::open(&server));
+    let (mut session, other) = (Session::open(&server), Session::open(&server));
     client.take("LOCK.ACQUIRE key holder");
     for number in 0..3 {
         session.wait(&mut client, &format!("LOCK.ACQUIRE key owner-{number} WAIT 0"));
@@ -28,7 +28,8 @@ fn beyond_it_a_request_is_refused() {
     assert_eq!(session.ask(&mut client, "LOCK.ACQUIRE key one-more"), Value::Nil, "which does not wait");
     session.take(&mut client, "LOCK.ACQUIRE free one-more WAIT 0");
     other.wait(&mut client, "LOCK.ACQUIRE key one-more WAIT 0");
-    session.cancel(&mut client, "key", "owner-1");
+    client.order("LOCK.RELEASE key owner-1 ALL");
+    session.event();
     session.wait(&mut client, "LOCK.ACQUIRE key one-more WAIT 0");
 }
 
@@ -99,8 +100,8 @@ fn figures(server: &Server) -> [i64; 3] {
 fn info_counts() {
     let server = Server::start();
     let mut client: Raw = server.raw();
-    let (mut one, other) = (Session::open(&server), Session::open(&server));
-    assert_eq!(figures(&server), [0, 0, 0]);
+    let (mut one, mut other) = (Session::open(&server), Session::open(&server));
+    assert_eq!(figures(&server), [2, 0, 0]);
     client.take("LOCK.ACQUIRE key holder");
     one.wait(&mut client, "LOCK.ACQUIRE key first WAIT 0");
     one.wait(&mut client, "LOCK.ACQUIRE key first WAIT 0");
@@ -111,11 +112,12 @@ fn info_counts() {
     client.order("LOCK.RELEASE key holder");
     client.order("LOCK.RELEASE key first ALL"); // Which ends the request, too.
     assert_eq!(figures(&server), [2, 1, 2]);
-    assert!(one.event().error_of(&["key"], "first").starts_with("UNCONFIRMED "));
+    assert!(one.event().error_of(&["key"], "first").starts_with("CANCELLED "));
     assert_eq!(figures(&server), [2, 1, 1]);
-    assert_eq!(other.cancel(&mut client, "key", "third"), 1);
-    assert_eq!(figures(&server), [2, 0, 1]);
-    assert_eq!(other.cancel(&mut client, "key", "second"), 1);
+    client.order("LOCK.RELEASE key third ALL");
+    assert_eq!(figures(&server), [2, 0, 2]);
+    client.order("LOCK.RELEASE key second ALL");
+    other.events(2);
     assert_eq!(figures(&server), [2, 0, 0]);
     one.raw.close();
     until(SOON, "one has ended", || figures(&server) == [1, 0, 0]);

@@ -227,7 +227,7 @@ fn client_unblock_in_the_step_of_an_event() {
         for _ in 0..3 {
             client.read().unwrap();
         }
-        assert_eq!(array(&client.read().unwrap()), [Value::Int(0), Value::Int(1)]);
+        assert_eq!(array(&client.read().unwrap()), [Value::Int(1), Value::Int(1)]);
         let mut told = session.interrupted(how);
         if told.is_empty() {
             told = session.next();

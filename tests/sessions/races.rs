@@ -3,9 +3,9 @@
 use redis::Value;
 use support::{Raw, Server, until};
 
-use super::session::{Event, Session, events};
+use super::session::{Event, Session};
 use crate::common::info_number;
-use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, figure};
+use crate::waiter::{SOON, Speak, Tell, assert_held, figure};
 
 const ROUNDS: usize = 100;
 

@@ -4,7 +4,6 @@ use redis::Value;
 use support::{Server, until};
 
 use super::session::{Event, Session, until_ended};
-use crate::common::deadline;
 use crate::speak::{Reply, holders, waiters};
 use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held};
 

@@ -179,7 +179,7 @@ fn client_unblock_in_a_transaction() {
     client.order("MULTI");
     client.order(&format!("CLIENT UNBLOCK {}", first.id));
     client.order("LOCK.RELEASE key holder");
-    assert_eq!(client.order("EXEC"), Value::Array(vec![Value::Int(1), Value::Int(0)]));
+    assert_eq!(client.order("EXEC"), Value::Array(vec![Value::Int(1), Value::Int(1)]));
     assert_eq!(first.end(), Value::Nil);
     second.token();
     assert_held(&mut client, "key", "second");
@@ -217,7 +217,7 @@ fn grant_and(together: Together, command: impl Fn(i64) -> String) -> (Server, Ra
     match together {
         Together::InAPipeline => {
             client.tell(&["LOCK.RELEASE key holder", &then]);
-            assert_eq!(client.read().unwrap(), Value::Int(0));
+            assert_eq!(client.read().unwrap(), Value::Int(1));
             client.read().unwrap();
         }
         Together::InATransaction => {
@@ -225,7 +225,7 @@ fn grant_and(together: Together, command: impl Fn(i64) -> String) -> (Server, Ra
             for _ in 0..3 {
                 client.read().unwrap();
             }
-            assert_eq!(array(&client.read().unwrap())[0], Value::Int(0));
+            assert_eq!(array(&client.read().unwrap())[0], Value::Int(1));
         }
     }
     (server, client, first, second)

@@ -34,6 +34,7 @@ simulate: install ## Lives of the module from seeds, judged after every turn (SE
 	@cargo run --profile simulation --locked -q -p simulated --bin simulate -- --seed $(or $(SEED),1) $(if $(LIVES),--lives $(LIVES),--minutes $(or $(MINUTES),1))
 
 lint: install ## Formatting, clippy, documentation, cycles among modules: no warning passes
+	scripts/timing
 	scripts/cycles-test
 	scripts/skips-test
 	scripts/release-notes-test

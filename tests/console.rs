@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use support::{Server, module_path, until};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(30);
 /// Where the documents have the module, and the ports that their servers have.
 const MODULE: &str = "/usr/lib/redis/modules/libholdfast.so";
 const PORTS: [&str; 2] = ["6379", "6380"];

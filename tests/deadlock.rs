@@ -4,7 +4,7 @@ use redis::Value;
 use support::{Random, Raw, Server, until};
 
 use crate::random_run::{Mix, Run};
-use crate::speak::{Reply, SOON, Speak, arrives, encode, processor_time, setting, waiters};
+use crate::speak::{Reply, SOON, Speak, arrives, encode, setting, waiters};
 
 /// Requires that a request is refused because of a cycle; its message.
 #[track_caller]
@@ -328,9 +328,9 @@ fn figure(server: &Server, name: &str) -> u64 {
     value.parse().expect("a number")
 }
 
-/// What a thousand newcomers to one lock cost the server, each of which searches, at most.
+/// Six thousand newcomers to one lock, each of which searches for a cycle: all of them wait. What that costs is measured by the bench.
 #[test]
-fn a_crowd_of_newcomers_costs_little() {
+fn a_crowd_of_newcomers_waits() {
     let server = Server::start();
     let [mut session, mut asking] = connections(&server);
     let id = session.say("LOCK.SESSION").text();
@@ -338,11 +338,8 @@ fn a_crowd_of_newcomers_costs_little() {
     ask_all(&mut asking, (0..60).map(|it| format!("LOCK.ACQUIRE k{it} w:{it} WAIT 0 SESSION {id}")));
     asking.say("LOCK.ACQUIRE hot holder LEASE 600000").token();
     asking.say(&format!("LOCK.MACQUIRE 2 k1 k2 z WAIT 0 SESSION {id}"));
-    let before = processor_time(&server);
     ask_all(&mut asking, (0..6_000).map(|it| format!("LOCK.ACQUIRE hot o:{it} WAIT 0 SESSION {id}")));
     assert!(figure(&server, "waiters") >= 6_060);
-    let cost = (processor_time(&server) - before).as_secs_f64();
-    assert!(cost < 2.0, "{cost:.3} s");
 }
 
 /// A long chain of waits: a search does not look at all of it.

@@ -81,7 +81,7 @@ fn a_replica_that_comes_again_and_again_misses_nothing() {
         .start();
     let replica = Server::builder().without_module().start();
     under_load(&master, || {
-        for _ in 0..5 {
+        for _ in 0..3 {
             replica.replica_of(&master);
             master.wait_replica_online();
             replica.replica_of_no_one();

@@ -337,7 +337,7 @@ const BAD: [&str; 18] = [
 ];
 
 #[test]
-fn memory_is_back_after_a_million_pairs_and_a_hundred_thousand_bad_requests() {
+fn memory_is_back_after_many_pairs_and_bad_requests() {
     let server = Server::builder().arg("slowlog-log-slower-than", "-1").start();
     let mut raw = server.raw();
     ask_token(&mut raw, "LOCK.ACQUIRE held me LEASE 100000000");
@@ -348,7 +348,7 @@ fn memory_is_back_after_a_million_pairs_and_a_hundred_thousand_bad_requests() {
     for (line, reply) in warm.iter().zip(replies(&mut raw, &warm)) {
         assert!(!matches!(reply, Value::ServerError(_) | Value::Nil), "{line}: {reply:?}");
     }
-    repeat(&server, &warm, 200_000);
+    repeat(&server, &warm, 100_000);
     repeat(&server, &bad, 10_000);
 
     let before = info_number(&server, "memory", "used_memory");
@@ -356,12 +356,12 @@ fn memory_is_back_after_a_million_pairs_and_a_hundred_thousand_bad_requests() {
     let errors = || info_number(&server, "stats", "total_error_replies");
     let (granted, failed) = (grants(), errors());
     // Names that the module has not seen before.
-    repeat(&server, &pairs(1000..2000), 2_000_000);
+    repeat(&server, &pairs(1000..2000), 600_000);
     repeat(&server, &bad, 100_000);
-    assert!(grants() - granted >= 1_000_000, "{} grants", grants() - granted);
+    assert!(grants() - granted >= 300_000, "{} grants", grants() - granted);
     assert!(errors() - failed >= 100_000, "{} errors", errors() - failed);
     assert_eq!(ask_int(&mut raw, "DBSIZE"), 2);
-    // The server's own buffers come and go in steps of 24 KB. 16 bytes lost by one kind of pair would be 1.6 MB, by one
+    // The server's own buffers come and go in steps of 24 KB. 16 bytes lost by one kind of pair would be 480 KB, by one
     // kind of bad request 114 KB.
     const SLACK: i64 = 100 << 10;
     let mut after = 0;

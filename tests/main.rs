@@ -14,6 +14,7 @@ mod deadlock;
 mod followers;
 mod hand_written;
 mod info;
+mod io_threads;
 mod killed_client;
 mod lifecycle;
 mod limits;

@@ -3,13 +3,12 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use redis::Value;
 use support::{Random, Raw, Server, skip, until};
 
-use crate::common::{array, info_number, map, text, token};
-use crate::waiter::{SOON, Speak, Tell, assert_held, blocked_clients, count_waiters, figure, until_nobody_waits};
+use crate::common::{array, map, text, token};
+use crate::waiter::{SOON, Speak, Tell, assert_held, count_waiters, until_nobody_waits};
 
 const MANY: usize = 10_000;
 const FEW: usize = 100;
@@ -18,7 +17,7 @@ const SHOWN: usize = 5_000;
 /// Files that a server and a test have open besides their connections.
 const OTHERS: u64 = 300;
 const HAND_OFFS: usize = 2000;
-/// So many hand-offs are measured at a stretch; those who had the lock queue again in between.
+/// So many hand-offs at a stretch; those who had the lock queue again in between.
 const STRETCH: usize = 50;
 
 /// Lets this process, and the servers that it starts, have as many files open as it may. False if that is too few for so
@@ -100,63 +99,29 @@ impl Crowd {
         token(&self.members[to].read().expect("the wait ends"))
     }
 
-    /// The server's CPU time so far, in microseconds.
-    fn cpu(&mut self) -> f64 {
-        let info = text(&self.control.say("INFO cpu"));
-        let field = |name: &str| -> f64 {
-            let value = info.lines().find_map(|line| line.strip_prefix(name)).expect("INFO cpu has it");
-            value.trim().parse().expect("seconds")
-        };
-        1e6 * (field("used_cpu_user:") + field("used_cpu_sys:"))
-    }
-
-    /// The server's CPU time for a hand-off, with as many waiting as do now and `holder` holding; and the next holder.
-    fn cpu_per_hand_off(&mut self, mut holder: usize, waiting: usize) -> (f64, usize) {
-        let mut used = Vec::new();
+    /// `HAND_OFFS` hand-offs, with as many waiting as do now and `holder` holding; returns the next holder.
+    fn hand_offs(&mut self, mut holder: usize, waiting: usize) -> usize {
         for _ in 0..HAND_OFFS / STRETCH {
-            let next = self.queue(STRETCH);
             let mut former = Vec::new();
-            let begin = self.cpu();
-            for number in next {
+            for number in self.queue(STRETCH) {
                 self.hands_over(holder, number);
                 former.push(std::mem::replace(&mut holder, number));
             }
-            used.push((self.cpu() - begin) / STRETCH as f64);
             self.ask(former, waiting);
         }
-        used.sort_by(f64::total_cmp);
-        (used[used.len() / 2], holder)
-    }
-
-    /// The server's memory without what it counts as its clients' own (buffers, which it makes smaller by and by),
-    /// when nothing about it changes any more.
-    fn memory(&self) -> i64 {
-        let mut before = i64::MAX;
-        until(SOON * 2, "memory has settled", || {
-            // The server looks at each of its clients once a second.
-            std::thread::sleep(Duration::from_millis(1200));
-            let now = self.memory_now();
-            (now - std::mem::replace(&mut before, now)).abs() < 64 << 10
-        });
-        before
-    }
-
-    fn memory_now(&self) -> i64 {
-        let of = |field| info_number(&self.server, "memory", field);
-        of("used_memory") - of("mem_clients_normal")
+        holder
     }
 }
 
 #[test]
-fn ten_thousand_cost_no_more_at_a_hand_off_than_a_hundred() {
+fn ten_thousand_are_served_in_their_order() {
     let Some(mut crowd) = Crowd::gather() else { return };
     crowd.ask(0..1, 0);
     token(&crowd.members[0].read().expect("it is free"));
     crowd.ask(1..=FEW, FEW);
-    let (few, holder) = crowd.cpu_per_hand_off(0, FEW);
+    let holder = crowd.hand_offs(0, FEW);
     crowd.ask(FEW + 1..MANY, MANY - 1);
-    let (many, holder) = crowd.cpu_per_hand_off(holder, MANY - 1);
-    figure(format_args!("server CPU per hand-off: {few:.1} µs with {FEW} waiting, {many:.1} µs with {MANY}"));
+    let holder = crowd.hand_offs(holder, MANY - 1);
 
     // And to the last one in their order.
     let mut tokens = Vec::new();
@@ -182,7 +147,6 @@ fn ten_thousand_leave_from_everywhere() {
     let mut random = Random::new();
     // Half of them go, and the others don't notice.
     let mut members: Vec<Option<Raw>> = std::mem::take(&mut crowd.members).into_iter().map(Some).collect();
-    let begin = crowd.cpu();
     let (gone, left): (Vec<usize>, Vec<usize>) = order.into_iter().partition(|_| random.chance(50));
     let (gone_behind, left_behind): (Vec<usize>, Vec<usize>) = behind.into_iter().partition(|_| random.chance(50));
     let (gone, all_left) = ([gone, gone_behind].concat(), (left.len() + left_behind.len()) as i64);
@@ -190,8 +154,6 @@ fn ten_thousand_leave_from_everywhere() {
         if random.chance(50) { raw.reset() } else { raw.close() }
     }
     until(SOON, "those who went have left the queue", || count_waiters(&mut crowd.control, "key") == all_left);
-    let used = crowd.cpu() - begin;
-    figure(format_args!("server CPU for each of {} that leave: {:.1} µs", gone.len(), used / gone.len() as f64));
     let shown = crowd.queue(MANY);
     assert_eq!(shown[..left.len()], left, "in their order");
     assert!(shown[left.len()..].iter().all(|number| left_behind.contains(number)));
@@ -201,35 +163,4 @@ fn ten_thousand_leave_from_everywhere() {
     crowd.control.order("LOCK.RELEASE key control");
     assert_eq!(crowd.control.say("EXISTS key"), Value::Int(0));
     crowd.control.take(control);
-}
-
-/// The server's memory when all of them wait, and by how much for each it is more than when all were only connected.
-fn memory_of_waiters(crowd: &mut Crowd, wait: impl Fn(usize) -> String) -> (i64, i64) {
-    let connected = crowd.memory();
-    for (number, member) in crowd.members.iter_mut().enumerate() {
-        member.tell(&[&wait(number)]);
-    }
-    until(SOON, "all of them wait", || blocked_clients(&crowd.server) == MANY as i64);
-    let waiting = crowd.memory();
-    (waiting, (waiting - connected) / MANY as i64)
-}
-
-/// What a server keeps for each client that a module blocks (Redis 7.0: two clients that are none, with a buffer of
-/// 16 kB each) it keeps for a while after that, for the next one: so what is gone at once with the waits is the
-/// module's.
-#[test]
-fn ten_thousand_in_memory() {
-    let Some(mut crowd) = Crowd::gather() else { return };
-    let (_, blpop) = memory_of_waiters(&mut crowd, |_| "BLPOP key-of-a-list 0".to_owned());
-    drop(crowd);
-    let Some(mut crowd) = Crowd::gather() else { return };
-    crowd.control.take("LOCK.ACQUIRE key control LEASE 3600000");
-    let (waiting, all) = memory_of_waiters(&mut crowd, |number| format!("LOCK.ACQUIRE key owner-{number:05} WAIT 0"));
-    crowd.control.order("SET key no-lock");
-    until(SOON, "all of them are told", || blocked_clients(&crowd.server) == 0);
-    let gone = (waiting - crowd.memory_now()) / MANY as i64;
-    figure(format_args!(
-        "memory per waiter: {all} bytes, of which {gone} are gone with the wait; the others the server keeps for the \
-         next client that a module blocks (a waiting BLPOP has {blpop})"
-    ));
 }

@@ -9,7 +9,7 @@ use support::{Random, Raw, Server, lua, until};
 
 use crate::common::{Bytes, NAMES, array, ask_ok, bytes, int, map, text};
 
-const STEPS: usize = 100_000;
+const STEPS: usize = 40_000;
 /// Steps sent at once. Their deadlines are compared to within the time that this takes.
 const BATCH: usize = 250;
 const LOCKS: usize = 8;

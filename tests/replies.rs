@@ -647,7 +647,7 @@ impl Holder {
             client: take("client"),
             watchdog: flag(&take("watchdog")),
             ephemeral: flag(&take("ephemeral")),
-            contention: flag(&take("wanted")),
+            contention: flag(&take("contention")),
         };
         assert!(fields.is_empty(), "{fields:?}");
         holder

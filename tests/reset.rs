@@ -8,7 +8,7 @@ use support::{Raw, Server, until};
 use crate::common::{deadline, unix_micros};
 use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, figure, until_nobody_waits};
 
-const ROUNDS: usize = 200;
+const ROUNDS: usize = 80;
 /// The lease of who may have heard of its grant before it went, in ms.
 const SHORT: i64 = 100;
 
@@ -111,7 +111,7 @@ fn expiry_and_reset_while_the_server_stands_still() {
         let lease = if reset { 3_600_000 } else { SHORT };
         let dying = Waiter::sending(&server, &format!("LOCK.ACQUIRE key dying LEASE {lease} WAIT 0"));
         let mut waiting = Waiter::start(&server, "key", "next");
-        client.order("PEXPIRE key 100");
+        client.order("PEXPIRE key 400");
         let deadline = 1000 * deadline(&mut client, b"key");
         server.stop();
         // On a busy machine the freeze may come too late, and then there is nothing to be seen in this round.

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use redis::Value;
 use support::{Cluster, Family, Feature, Over, Raw, Server, skip, until};
@@ -360,12 +359,10 @@ fn back_and_forth_under_load() {
                 while !over.load(Ordering::SeqCst) {
                     match nodes[place].say(&format!("LOCK.ACQUIRE key client-{number} LEASE 10000 WAIT 3000 HOLDS 1")) {
                         Value::Int(token) => {
-                            let told = Instant::now();
                             assert!(!held.swap(true, Ordering::SeqCst), "two hold the lock");
                             assert!(newest.fetch_max(token, Ordering::SeqCst) < token, "tokens go back");
                             grants.fetch_add(1, Ordering::SeqCst);
                             held.store(false, Ordering::SeqCst);
-                            assert!(told.elapsed() < Duration::from_secs(8), "the machine is too slow for this lease");
                             if matches!(
                                 nodes[place].say(&format!("LOCK.RELEASE key client-{number} ALL")),
                                 Value::ServerError(_)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use redis::Value;
-use support::{Raw, Server};
+use support::Raw;
 
 use crate::common::{self, array, bytes, int, map, text, token, words};
 
@@ -177,34 +177,6 @@ pub fn until_gone(connection: &mut Raw, client: i64) {
 /// A number from the environment, or what is usual.
 pub fn setting(name: &str, usual: u64) -> u64 {
     std::env::var(name).map_or(usual, |value| value.parse().expect("a number"))
-}
-
-/// The processor time that a server has used so far.
-#[track_caller]
-pub fn processor_time(server: &Server) -> Duration {
-    processor_time_in(&server.raw().say("INFO cpu"))
-}
-
-/// The replies to a request and to others right behind it, and the processor time that the server spent on the first. Its own
-/// figures say how much time passed, which is more where the machine has other work.
-#[track_caller]
-pub fn in_one_step(connection: &mut Raw, line: &str, others: &[String]) -> (Vec<Value>, Duration) {
-    let begin = ["MULTI", "INFO cpu", line, "INFO cpu"].map(str::to_owned);
-    connection.say_all(&[&begin, others].concat());
-    let done = connection.say("EXEC");
-    let [before, reply, after, rest @ ..] = done.items() else { panic!("{line}: {done:?}") };
-    let spent = processor_time_in(after).saturating_sub(processor_time_in(before));
-    ([reply].into_iter().chain(rest).cloned().collect(), spent)
-}
-
-#[track_caller]
-fn processor_time_in(info: &Value) -> Duration {
-    let info = info.text();
-    let field = |name| -> f64 {
-        let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        value.expect("INFO cpu").trim().parse().expect("seconds")
-    };
-    Duration::from_secs_f64(field("used_cpu_user") + field("used_cpu_sys"))
 }
 
 /// Asserts the answer to a request whose owner has another one for this key under way.

@@ -67,7 +67,7 @@ struct Stress {
 
 #[test]
 fn stress() {
-    let duration = Duration::from_secs(setting("HOLDFAST_STRESS_SECONDS", 20));
+    let duration = Duration::from_secs(setting("HOLDFAST_STRESS_SECONDS", 10));
     let stress = Stress {
         server: Server::start(),
         clients: (0..CONNECTIONS).map(|_| AtomicI64::new(0)).collect(),

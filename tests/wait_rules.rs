@@ -139,12 +139,11 @@ fn newcomers_queue_behind_a_waiter_that_could_not_be_served_yet() {
 #[test]
 fn the_lease_starts_at_the_grant() {
     let (server, mut client, _) = held();
-    let mut waiter = Waiter::sending(&server, "LOCK.ACQUIRE key waiter LEASE 1000 WAIT 0");
+    let mut waiter = Waiter::sending(&server, "LOCK.ACQUIRE key waiter LEASE 600000 WAIT 0");
     assert!(!eventually(Duration::from_millis(300), || !waiter.waits()));
     client.order("LOCK.RELEASE key holder");
     let granted = waiter.token();
-    let lease = deadline(&mut client, b"key") - granted / 1000;
-    assert!((990..=1000).contains(&lease), "{lease} ms from the grant on");
+    assert_eq!(deadline(&mut client, b"key") - granted / 1000, 600_000, "ms from the grant on");
 }
 
 #[test]
@@ -486,6 +485,5 @@ mod sight {
             assert!(quantiles[0] > 0 && quantiles.is_sorted(), "{times}: {quantiles:?}");
         }
         assert!(of("wait_usec_p50") >= 100_000, "both have waited for longer");
-        assert!(of("handoff_usec_max") < 5_000_000);
     }
 }

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use support::{Server, eventually, until};
 
@@ -58,6 +58,7 @@ pub fn metrics_at(command: &mut Command) -> (Running, String) {
 #[track_caller]
 pub fn get(address: &str, path: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(SOON)).unwrap();
     stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
@@ -135,7 +136,6 @@ impl Running {
     /// Waits for its end.
     #[track_caller]
     pub fn done(mut self) -> Done {
-        let begin = Instant::now();
         until(SOON, "the process ends", || self.child.try_wait().expect("a child can be waited for").is_some());
         let status = self.child.wait().expect("it has ended");
         let read = |pipe: Option<&mut dyn Read>| {
@@ -147,7 +147,6 @@ impl Running {
         };
         let stdout = read(self.child.stdout.as_mut().map(|pipe| pipe as &mut dyn Read));
         let stderr = read(self.child.stderr.as_mut().map(|pipe| pipe as &mut dyn Read));
-        assert!(begin.elapsed() < SOON * 2);
         Done::from(Output { status, stdout, stderr })
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use support::{Fate, Proxy, Server, Toward, until};
+use support::{Fate, NotBefore, Proxy, Server, Toward, until};
 
 use crate::common::{Done, Running, SOON, done, holdfast, holdfast_at, is_free, kill, lives, say, until_gone, waiters};
 
@@ -221,11 +221,11 @@ fn a_command_that_does_not_listen_is_killed_after_a_grace() {
     let script = "trap '' TERM; (trap '' TERM; sleep 1000) & echo $$ $!; wait; wait; sleep 1000";
     let mut run = Running::start(holdfast(&server).args(["run", "--grace", "200ms", "a", "--", "sh", "-c", script]));
     let pids: Vec<i32> = run.line().split(' ').map(|pid| pid.parse().unwrap()).collect();
-    let begin = Instant::now();
+    let grace = NotBefore::millis(200);
     let _: i64 = say(&server, "LOCK.FORCE a");
     let done = run.done();
     assert_eq!(done.code, Some(75));
-    assert!(begin.elapsed() >= Duration::from_millis(200));
+    grace.is_over("the end of its grace");
     pids.into_iter().for_each(until_gone);
 }
 

@@ -1,5 +1,7 @@
 //! Deadlines so far away that the server's timers cannot count to them.
 
+use std::thread;
+
 use redis::Value;
 use support::{Server, until};
 
@@ -17,21 +19,28 @@ fn far() -> [i64; 3] {
 
 #[test]
 fn a_deadline_that_no_timer_can_count_to_holds_up_nobody_else() {
-    for far in far() {
-        let server = Server::start();
-        let (mut holder, mut waiter, mut third) = (server.raw(), server.raw(), server.raw());
-        let token = holder.say("LOCK.ACQUIRE key holder").token();
-        holder.say(&format!("HSET forged me 1 #fence {token}"));
-        assert_eq!(holder.say(&format!("PEXPIREAT forged {far}")), Value::Int(1));
-        assert_eq!(waiter.begin("LOCK.ACQUIRE forged waiter WAIT 0"), None);
-        // Work for this turn of the event loop, while nothing else is to be done at any time but that deadline.
-        holder.say("FLUSHDB ASYNC");
-        arrives(&mut waiter).token();
-        third.post("LOCK.ACQUIRE forged third WAIT 50");
-        assert!(arrives(&mut third).is_null(), "a wait beside a deadline at {far}");
-        third.say("LOCK.ACQUIRE watched third LEASE 6000 WATCHDOG").token();
-        until(SOON, "the lease is renewed", || info_number(&server, "holdfast", "holdfast_watchdog_renewals") >= 1);
-        third.reset();
-        until(SOON, "and ends with its connection", || holder.say("EXISTS watched") == Value::Int(0));
-    }
+    // Each of them waits most of the time.
+    thread::scope(|scope| {
+        for far in far() {
+            scope.spawn(move || holds_up_nobody(far));
+        }
+    });
+}
+
+fn holds_up_nobody(far: i64) {
+    let server = Server::start();
+    let (mut holder, mut waiter, mut third) = (server.raw(), server.raw(), server.raw());
+    let token = holder.say("LOCK.ACQUIRE key holder").token();
+    holder.say(&format!("HSET forged me 1 #fence {token}"));
+    assert_eq!(holder.say(&format!("PEXPIREAT forged {far}")), Value::Int(1));
+    assert_eq!(waiter.begin("LOCK.ACQUIRE forged waiter WAIT 0"), None);
+    // Work for this turn of the event loop, while nothing else is to be done at any time but that deadline.
+    holder.say("FLUSHDB ASYNC");
+    arrives(&mut waiter).token();
+    third.post("LOCK.ACQUIRE forged third WAIT 50");
+    assert!(arrives(&mut third).is_null(), "a wait beside a deadline at {far}");
+    third.say("LOCK.ACQUIRE watched third LEASE 6000 WATCHDOG").token();
+    until(SOON, "the lease is renewed", || info_number(&server, "holdfast", "holdfast_watchdog_renewals") >= 1);
+    third.reset();
+    until(SOON, "and ends with its connection", || holder.say("EXISTS watched") == Value::Int(0));
 }

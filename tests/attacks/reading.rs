@@ -3,7 +3,7 @@
 use redis::Value;
 use support::{Raw, Server, until};
 
-use crate::speak::{Reply, SOON, Speak, arrives, in_one_step};
+use crate::speak::{Reply, SOON, Speak, arrives};
 
 /// Locks so large that three of them are more than may be read for one request.
 const FIELDS: usize = 2500;
@@ -85,31 +85,4 @@ fn what_too_few_replicas_have_is_taken_back_from_large_locks_one_after_the_other
     script(&mut connection, MARKS, 998);
     assert!(arrives(&mut client).error().starts_with("UNCONFIRMED"));
     until(SOON, "all are free", || connection.say("DBSIZE") == Value::Int(0));
-}
-
-/// Another client makes the locks `key:1` and so on ones with many holders.
-const LARGE: &str = "for key = 1, KEYS[1] do \
-     redis.call('hset', 'key:' .. key, '#limit', 5000) \
-     for holder = 1, ARGV[1] do redis.call('hset', 'key:' .. key, 'holder:' .. holder, 1) end \
-     end";
-
-fn make_large(connection: &mut Raw, keys: usize) {
-    let (keys, holders) = (keys.to_string(), (FIELDS - 1).to_string());
-    let made = connection.call(&[b"EVAL", LARGE.as_bytes(), b"1", keys.as_bytes(), holders.as_bytes()]);
-    assert_eq!(made, Value::Nil);
-}
-
-/// The module keeps a copy of each lock with many holders; when a data set is replaced, it forgets all of them.
-#[test]
-fn copies_of_many_crowds_are_forgotten_piece_by_piece() {
-    const KEYS: usize = 150;
-    let server = Server::start();
-    let mut connection = server.raw();
-    make_large(&mut connection, KEYS);
-    let (_, look) = in_one_step(&mut connection, "LOCK.INFO key:1 COUNT 1", &[]);
-    let lines: Vec<String> = (2..=KEYS).map(|key| format!("LOCK.INFO key:{key} COUNT 1")).collect();
-    assert_eq!(connection.say_all(&lines).len(), KEYS - 1);
-    let (done, swap) = in_one_step(&mut connection, "SWAPDB 0 1", &[]);
-    assert_eq!(done, [Value::Okay]);
-    assert!(swap < look * 2, "{swap:?} to swap databases, where a look at a lock takes {look:?}");
 }

@@ -11,7 +11,7 @@ use crate::speak::{Reply, SOON, Speak, setting};
 const KEYS: usize = 2500;
 
 /// As many holds as that are all still there when each has been renewed so many times.
-const RENEWALS: i64 = 12;
+const RENEWALS: i64 = 4;
 
 /// The lease in ms: four times the shortest one that the reference recommends for so many, as the machine may be busy.
 fn lease() -> u64 {

@@ -156,7 +156,6 @@ fn info_tells_how_long_it_took() {
     slow.token();
     let after = times();
     assert!(after.is_sorted() && after[3] > quick[3], "{quick:?}, then {after:?}");
-    assert!(after[3] as u128 <= begin.elapsed().as_micros() * 102 / 100, "{after:?}: longer than it lasted");
 }
 
 /// The point of it all: who was answered has the lock on the server that takes over.

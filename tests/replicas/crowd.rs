@@ -1,13 +1,13 @@
 //! Many wait for replicas; and nobody does.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use support::{Raw, until};
 
 use super::group::Group;
 use crate::speak::{Reply, SOON, Speak, arrives};
-use crate::waiter::{Tell, figure};
+use crate::waiter::Tell;
 
 const MANY: usize = 1000;
 
@@ -27,16 +27,11 @@ fn one_question_serves_all_who_are_granted_together() {
     let mut group = Group::of(1);
     let mut members = gather(&mut group, "SHARED");
     let requests = group.count("confirmation_requests");
-    let begin = Instant::now();
     group.control.order("LOCK.RELEASE key control");
     let mut tokens: Vec<i64> = members.iter_mut().map(|member| arrives(member).token()).collect();
     let requests = group.count("confirmation_requests") - requests;
-    figure(format_args!(
-        "{MANY} confirmed together: {requests} questions, {:.1} ms",
-        begin.elapsed().as_secs_f64() * 1e3
-    ));
-    // One for each slice in which some were granted, which is a millisecond, and another for each tenth of a second.
-    assert!(requests >= 1 && requests <= 1 + begin.elapsed().as_millis() as i64, "{requests} questions");
+    // One for each slice in which some were granted, and another for each tenth of a second: not one for each of them.
+    assert!(requests >= 1 && requests < MANY as i64 / 2, "{requests} questions");
     tokens.sort_unstable();
     tokens.dedup();
     assert_eq!(tokens.len(), MANY, "each has a token of its own");
@@ -74,7 +69,6 @@ fn one_after_the_other_all_are_served() {
         .map(|waiter| waiter.field("owner").text().trim_start_matches("owner-").parse().expect("a number"))
         .collect();
     assert_eq!(order.len(), MANY);
-    let begin = Instant::now();
     group.control.order("LOCK.RELEASE key control");
     let mut last = 0;
     for number in order {
@@ -83,8 +77,6 @@ fn one_after_the_other_all_are_served() {
         last = token;
         assert_eq!(members[number].say(&format!("LOCK.RELEASE key owner-{number}")).int(), 1);
     }
-    let each = begin.elapsed().as_secs_f64() * 1e3 / MANY as f64;
-    figure(format_args!("{MANY} confirmed one after the other: {each:.2} ms each"));
     assert_eq!((group.count("confirmed"), group.count("waiters")), (MANY as i64, 0));
     assert!(group.control.say("LOCK.INFO key").is_null());
 }

@@ -101,7 +101,6 @@ fn runs_out(ms: i64, request: &str) {
     let granted = next.token();
     let at = granted / 1000;
     assert!(granted > token && at >= known, "{} ms too early", known - at);
-    assert!(at < known + LEASE / 4, "{} ms after the deadline that replicas know", at - known);
     assert!(extended > 0, "it was tried");
     assert_eq!((group.count("confirmed"), group.count("revoked")), (confirmed, 0));
 

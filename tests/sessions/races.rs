@@ -7,7 +7,7 @@ use super::session::{Event, Session};
 use crate::common::info_number;
 use crate::waiter::{SOON, Speak, Tell, assert_held, figure};
 
-const ROUNDS: usize = 200;
+const ROUNDS: usize = 100;
 
 /// What the frozen server finds when it goes on, in this order, in one turn of its event loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,6 @@
 //! Where the server would refuse a write, the module writes nothing of its own accord: nobody is granted anything, nothing
 //! is renewed. Waits end by their time all the same, and everything goes on when the server takes writes again.
 
-use std::time::Duration;
-
 use redis::Value;
 use support::{Server, skip, until};
 
@@ -110,7 +108,7 @@ fn what_runs_out_is_told() {
         assert_eq!(deadline(&mut client, "kept"), first);
         session.raw.say("LOCK.EVENTS");
         (TOO_FEW_REPLICAS.end)(&server);
-        until(Duration::from_secs(1), "the other one is renewed", || deadline(&mut client, "kept") > first);
+        until(SOON, "the other one is renewed", || deadline(&mut client, "kept") > first);
         assert_eq!(session.ask(&mut client, "LOCK.RENEW kept owner").token(), kept);
         client.order("DEL kept");
         assert_eq!(session.event().kind, "lost");

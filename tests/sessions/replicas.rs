@@ -354,12 +354,7 @@ mod demotion {
         demote(&mut client);
         session.raw.reset();
         until_ended_on_replica(&server, &mut client);
-        let used = crate::speak::processor_time(&server);
         assert!(!eventually(A_WHILE * 3, || client.say("EXISTS key") == Value::Int(0)), "a replica takes nothing back");
-        println!(
-            "processor time of a replica that has nothing to do: {:?}",
-            crate::speak::processor_time(&server) - used
-        );
         for name in ["waiters", "session_waits", "undelivered_events", "bound_holds"] {
             assert_eq!(info_number(&server, "holdfast", &format!("holdfast_{name}")), 0, "{name}");
         }

@@ -77,12 +77,13 @@ async fn a_majority_holds_and_knows_the_fence() {
 async fn a_lease_of_ones_own_is_valid_for_less_by_the_drift() {
     const LEASE: Duration = Duration::from_secs(100);
     let servers = start(3);
+    let asked = Instant::now();
     let guard = lock(&over(&servers)).lease(LEASE).acquire().await.unwrap().unwrap();
-    let left = guard.valid_until().unwrap() - Instant::now();
     let drift = Duration::from_millis(1002);
-    assert!(left <= LEASE - drift && left > LEASE - drift * 10, "{left:?}");
+    let counted_from = guard.valid_until().unwrap() + drift - LEASE;
+    assert!((asked..=Instant::now()).contains(&counted_from), "from the request on");
     guard.renew(LEASE * 2).await.unwrap();
-    assert!(guard.valid_until().unwrap() - Instant::now() > LEASE);
+    assert!(guard.valid_until().unwrap() > asked + LEASE);
     guard.release().await.unwrap();
     let short = lock(&over(&servers)).lease(Duration::from_secs(2)).acquire().await.unwrap().unwrap();
     assert_eq!(lost(&short).await, Why::Expired);
@@ -221,11 +222,13 @@ async fn a_server_that_stands_still_costs_one_timeout() {
         servers[stopped].stop();
         // The acquisition or the release meets it.
         lock.acquire().await.unwrap().unwrap().release().await.unwrap();
-        let begin = Instant::now();
-        for _ in 0..20 {
-            lock.acquire().await.unwrap().unwrap().release().await.unwrap();
-        }
-        assert!(begin.elapsed() < TIMEOUT * 10, "twenty rounds without it take {:?}", begin.elapsed());
+        // With it, each of them would take a timeout.
+        let rounds = async {
+            for _ in 0..100 {
+                lock.acquire().await.unwrap().unwrap().release().await.unwrap();
+            }
+        };
+        tokio::time::timeout(TIMEOUT * 100, rounds).await.expect("rounds without it");
         servers[stopped].cont();
         soon("nothing is left", || is_free(&servers[stopped], "a")).await;
         // It is asked in the background, and takes part again.
@@ -452,9 +455,9 @@ async fn nobody_holds_beside_another_and_fences_grow_whatever_happens_to_servers
         });
     }
     let mut random = Random::new();
-    let begin = Instant::now();
+    let (begin, end) = (Instant::now(), Instant::now() + TIME + SOON * 5);
     while begin.elapsed() < TIME || turns.load(Ordering::SeqCst) < TURNS {
-        assert!(begin.elapsed() < TIME + SOON, "so few turns: {turns:?}");
+        assert!(Instant::now() < end, "so few turns: {turns:?}");
         let server = random.index(3);
         match random.below(3) {
             0 => {

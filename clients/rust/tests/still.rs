@@ -79,11 +79,9 @@ async fn who_cannot_be_asked_afterwards_is_a_loss() {
     soon("the session reads", || sessions(&server).len() == 1).await;
     proxy.rule(|_, _| Fate::Hold);
     stand_still(LEASE);
-    let begin = Instant::now();
     let mut ran = false;
     let outcome = tokio::time::timeout(SOON, guard.while_held(async { ran = true })).await.expect("it is judged");
     assert!(matches!(outcome, Err(Error::Lost { why: Why::Disconnected, .. })) && !ran, "{outcome:?}");
-    assert!(begin.elapsed() < LEASE, "{:?}", begin.elapsed());
 }
 
 /// However long the word of it was on its way; and if the reply that its wait has begun is on its way still.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis::Value;
 use serde::Deserialize;
-use support::{Proxy, Server};
+use support::{Proxy, Server, eventually};
 
 use super::{Played, end_of, open, rows};
 use crate::clock::{self, Micros};
@@ -99,7 +99,13 @@ fn play_row(row: &Row, client: &Judged) -> Result<Vec<String>, String> {
     if outcome.outcome == "held" {
         wrong.extend(fence(row, &servers, greatest, outcome.fence.unwrap_or_default()));
         for number in &row.broken {
-            server(&servers, *number)?.raw().call(&[b"LOCK.FORCE", KEY.as_bytes()]);
+            // A client may have its majority before it holds the lock at all of them. Broken before that, it would be joined there
+            // afterwards, and the majority would be left.
+            let mut raw = server(&servers, *number)?.raw();
+            if !eventually(SOON, || !holders(&mut raw, KEY).is_empty()) {
+                wrong.push(format!("server {number} is not joined within {SOON:?}"));
+            }
+            raw.call(&[b"LOCK.FORCE", KEY.as_bytes()]);
         }
         // Where a majority is left, it is valid as if nothing had been broken.
         if row.servers - row.broken.len() > row.servers / 2 {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use support::{Builder, Clock, Cluster, Feature, Server, encode, stay_on_this_processor, until};
 
 /// How long a reply may take that the simulated server gave at once.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Where a script is played: at a server, or, if slots move in it, at one of the two nodes of a cluster.
 pub enum Scene {

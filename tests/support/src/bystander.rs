@@ -84,39 +84,11 @@ fn used(info: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Over, Server};
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use std::thread;
 
-    const BUSY: &str = "local sum = 0 for i = 1, 5000000 do sum = sum + i % 7 end return sum";
-
-    /// However the steps and the requests fall together, most of the steps are seen, and as long as they are.
     #[test]
-    fn steps_are_seen_as_long_as_they_are() {
-        const STEPS: usize = 10;
-        let server = Server::builder().without_module().start();
-        let mut bystander = Bystander::connect(server.addr(), server.pid()).unwrap();
-        let over = AtomicBool::new(false);
-        let (pings, used) = thread::scope(|scope| {
-            let pings = scope.spawn(|| {
-                let more = || (!over.load(Ordering::Relaxed)).then(|| bystander.ping().unwrap().server);
-                std::iter::from_fn(more).collect::<Vec<_>>()
-            });
-            let (mut raw, clock) = (server.raw(), ProcessorClock::of(server.pid()).unwrap());
-            let used = (0..STEPS).map(|_| {
-                let before = clock.now().unwrap();
-                raw.call(&[b"EVAL", BUSY.as_bytes(), b"0"]);
-                clock.now().unwrap() - before
-            });
-            let used: Vec<Duration> = {
-                let _over = Over(&over);
-                used.collect()
-            };
-            (pings.join().unwrap(), used)
-        });
-        let (shortest, longest) = (used.iter().min().unwrap(), used.iter().max().unwrap());
-        let seen = pings.iter().filter(|ping| **ping > *shortest * 3 / 4).count();
-        assert!(seen >= STEPS / 2, "{seen} of {STEPS} steps of {shortest:?} and more");
-        assert!(pings.iter().max().unwrap() < &(*longest * 2), "{:?}", pings.iter().max());
+    fn used_adds_what_the_server_and_the_kernel_used() {
+        let info = "# CPU\r\nused_cpu_sys:0.250000\r\nused_cpu_user:1.500000\r\nused_cpu_sys_children:7.0\r\n";
+        assert_eq!(used(info), Some(Duration::from_millis(1750)));
+        assert_eq!(used("used_cpu_sys:0.25\r\n"), None);
     }
 }

@@ -22,6 +22,11 @@ pub fn server_program() -> PathBuf {
     env::var_os("HOLDFAST_SERVER").map_or_else(|| PathBuf::from("redis-server"), PathBuf::from)
 }
 
+/// How many I/O threads servers have that neither a file nor a test gives any: `HOLDFAST_IO_THREADS`.
+pub fn io_threads() -> Option<String> {
+    env::var("HOLDFAST_IO_THREADS").ok()
+}
+
 /// Whether servers are started in containers: `HOLDFAST_CONTAINER=1`.
 pub fn in_containers() -> bool {
     env::var_os("HOLDFAST_CONTAINER").is_some_and(|value| value == "1")

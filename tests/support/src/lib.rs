@@ -42,6 +42,6 @@ pub use raw::Raw;
 pub use resp::encode;
 pub use sentinel::Trio;
 pub use server::{Builder, Server};
-pub use until::{Over, eventually, until};
+pub use until::{NotBefore, Over, eventually, until};
 pub use version::{Family, Feature, Version};
 pub use whole_slot::WholeSlotMove;

@@ -195,7 +195,7 @@ impl Raw {
     pub fn reset_and_arrive(self) {
         let (own, other) = (self.local_addr(), self.stream.peer_addr().expect("it is connected"));
         self.reset();
-        until(Duration::from_secs(10), "the end of the connection has arrived", || !is_established(other, own));
+        until(Duration::from_secs(30), "the end of the connection has arrived", || !is_established(other, own));
     }
 
     /// Reads once, waiting for at most `patience`; false if nothing came.

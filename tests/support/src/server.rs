@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use redis::{Client, Connection, ConnectionAddr, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo, Value};
 
 use crate::dir::Dir;
-use crate::environment::{in_containers, module_path, server_program};
+use crate::environment::{in_containers, io_threads, module_path, server_program};
 use crate::launch::{Launch, Module, Running};
 use crate::process::Process;
 use crate::raw::Raw;
@@ -123,8 +123,9 @@ impl Builder {
 /// What a test server is set to unless it has a file of its own: no persistence, and replicas that need not wait.
 fn defaults(config_file: Option<&Path>) -> impl Iterator<Item = (String, String)> {
     let settings = [("save", ""), ("appendonly", "no"), ("repl-diskless-sync-delay", "0")];
-    let count = if config_file.is_some() { 0 } else { settings.len() };
-    settings.into_iter().take(count).map(|(name, value)| (name.to_owned(), value.to_owned()))
+    let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into_iter();
+    let threads = io_threads().map(|count| ("io-threads".to_owned(), count));
+    settings.chain(threads).filter(move |_| config_file.is_none())
 }
 
 impl Launch {

@@ -28,7 +28,7 @@ fn a_server_and_its_directory_are_gone_when_dropped() {
     assert!(server.log().contains("Ready to accept connections"));
     drop(server);
     assert!(!dir.exists());
-    until(Duration::from_secs(5), "the process is gone", || !process.exists());
+    until(Duration::from_secs(30), "the process is gone", || !process.exists());
 }
 
 #[test]
@@ -96,16 +96,16 @@ fn a_raw_connection_sees_its_end_and_makes_one() {
     let id = seen.client_id().to_string();
     assert!(!seen.closed());
     server.raw().call(&[b"CLIENT", b"KILL", b"ID", id.as_bytes()]);
-    until(Duration::from_secs(5), "the end is seen", || seen.closed());
+    until(Duration::from_secs(30), "the end is seen", || seen.closed());
     assert!(seen.read().is_err());
     let address = gone.local_addr().to_string();
     let known = || {
         let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connect()).unwrap();
         list.contains(&address)
     };
-    until(Duration::from_secs(5), "the server knows the client", known);
+    until(Duration::from_secs(30), "the server knows the client", known);
     gone.reset();
-    until(Duration::from_secs(5), "the server has noticed", || !known());
+    until(Duration::from_secs(30), "the server has noticed", || !known());
 }
 
 #[test]

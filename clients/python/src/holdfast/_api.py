@@ -19,7 +19,7 @@ LockT = TypeVar("LockT", bound="LockBase[Any]")
 ReentrantT = TypeVar("ReentrantT", bound="ReentrantBase[Any]")
 ElectionT = TypeVar("ElectionT", bound="ElectionBase")
 ELECTION_LEASE = 5.0
-_SEPARATOR = b":"
+_SEPARATOR = "#"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,7 +309,8 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
         on_elected gets the hold. A normal exit hands over at once; a killed leader is replaced when its lease is over.
         """
         terms = _terms(name, lease, True, ephemeral, replicas, 1)
-        terms = dataclasses.replace(terms, prefix=value.encode() + _SEPARATOR)
+        escaped = value.replace("%", "%25").replace(_SEPARATOR, "%23")
+        terms = dataclasses.replace(terms, prefix=f"{escaped}{_SEPARATOR}".encode() if value else b"")
         election = self._classes[3](self, terms, on_elected, on_lost, self._classes[0])
         self._engine.enter()
         if not self._engine.io.spawn(election._campaign):
@@ -336,9 +337,8 @@ class HoldfastBase(Generic[LockT, ReentrantT, ElectionT]):
     async def _leader(self, name: Name) -> Leader | None:
         info = await self._info(name)
         for holder in info["holders"] if info else ():
-            value, separator, _ = holder["owner"].rpartition(_SEPARATOR)
-            if separator:
-                return Leader(value.decode(errors="replace"), holder["token"])
+            escaped, _, _ = holder["owner"].decode(errors="replace").rpartition(_SEPARATOR)
+            return Leader(escaped.replace("%23", _SEPARATOR).replace("%25", "%"), holder["token"])
         return None
 
     async def _observe(self, name: Name, every: float) -> AsyncIterator[Leader | None]:

@@ -263,9 +263,8 @@ class Engine:
                 pool = self.router.redirected(reply, terms.keys[0], asked.pool)
                 if redirects < 2:
                     continue
-            elif verdict is Verdict.DEMOTED:
-                asked.pool.flush()
-                self.router.doubt(asked.pool)
+            else:
+                self._note(reply, terms.keys[0], asked.pool)
             if not request.waits or terms.patience is not None:
                 raise reply
             await self._rest(request, pool)
@@ -336,7 +335,7 @@ class Engine:
                     with contextlib.suppress(Silence):
                         return await self._listen(request, asked, min(over, now() + LOOK_AGAIN)), asked
                     continue
-            except ConnectionError:
+            except Exception:
                 self._broke(request, asked)
                 raise
             self.router.doubt(asked.pool)
@@ -478,25 +477,19 @@ class Engine:
         """Releases what may come of a request, until the server has said that nothing can, or a lease is over."""
         terms, answers = request.terms, 0
         end = (request.sent or now()) + terms.lease
-        words = terms.withdrawal(request.owner)
+        words, pool = terms.withdrawal(request.owner), None
         while now() < end and not self.is_closed:
             try:
                 pool = await self.router.pool(terms.keys[0], 1.0)
                 [reply] = await self._command(pool, RELEASE, [words], terms.silence(0.0))
             except Exception as error:
-                if not rules.is_transport(error):
-                    logger.warning("lock %r: a request could not be withdrawn: %s", terms.name, error)
-                    return
-                await self._rest(request, None)
-                continue
+                reply = error
             verdict = judge(reply)
-            if verdict is Verdict.FATAL:
-                logger.warning("lock %r: a request could not be withdrawn: %s", terms.name, reply)
-                return
-            if verdict in (Verdict.PASSING, Verdict.DEMOTED, Verdict.MOVED):
-                self._note(reply, terms.keys[0], pool)
-                pool.failed()
-                await self.io.sleep(pool.rest(terms.lease))
+            if verdict not in (Verdict.YES, Verdict.NIL):
+                if verdict is Verdict.FATAL and not rules.is_transport(reply):
+                    logger.warning("lock %r: a request could not be withdrawn: %s", terms.name, reply)
+                    return
+                await self._pause(reply, terms, pool)
                 continue
             answers += 1
             # A token under way: RELEASE ALL had overtaken the request.
@@ -521,14 +514,34 @@ class Engine:
                 found = found or judge(reply) is Verdict.YES
         return found
 
-    def _note(self, reply: Any, key: bytes, pool: Pool) -> None:
+    def _note(self, error: Exception, key: bytes, pool: Pool) -> None:
         """What an error says about where a key is served."""
-        verdict = judge(reply)
+        verdict = judge(error)
         if verdict is Verdict.MOVED:
-            self.router.redirected(reply, key, pool)
-        elif verdict is Verdict.DEMOTED:
+            self.router.redirected(error, key, pool)
+        elif verdict is Verdict.DEMOTED or rules.is_transport(error):
             pool.flush()
             self.router.doubt(pool)
+        pool.failed()
+
+    async def _pause(self, error: Exception, terms: Terms, pool: Pool | None) -> None:
+        """After an error that passes."""
+        if pool is not None:
+            self._note(error, terms.keys[0], pool)
+        await self.io.sleep(0.02 if pool is None else pool.rest(terms.lease))
+
+    def _abandon(self, pool: Pool, line: Any, error: BaseException) -> None:
+        """The reply is not waited for. Of a cancelled task the connection stays good."""
+        if not isinstance(error, asyncio.CancelledError) or not self.io.spawn(lambda: self._read_off(pool, line)):
+            pool.drop(line)
+
+    async def _read_off(self, pool: Pool, line: Any) -> None:
+        try:
+            await line.wait(1.0)
+        except Exception:
+            pool.drop(line)
+        else:
+            pool.put(line)
 
     # Commands
 
@@ -546,8 +559,8 @@ class Engine:
                 if is_last or was_fresh or isinstance(error, TimeoutError):
                     raise
                 continue
-            except BaseException:
-                pool.drop(line)
+            except BaseException as error:
+                self._abandon(pool, line, error)
                 raise
             pool.put(line)
             return replies
@@ -567,14 +580,12 @@ class Engine:
                     return reply
                 if verdict is Verdict.FATAL:
                     raise rules.fatal(reply, key)
-                self._note(reply, key, pool)
                 error = reply
             except Exception as raised:
                 if not rules.is_transport(raised):
                     raise
-                self.router.doubt(pool)
                 error = raised
-            pool.failed()
+            self._note(error, key, pool)
             if now() >= end or not (again or isinstance(error, NotSent) or judge(error) is Verdict.MOVED):
                 raise error
             await self.io.sleep(pool.rest(RELEASE_TIME))
@@ -628,9 +639,7 @@ class Engine:
             assert isinstance(answer, Exception)  # noqa: S101
             if not rules.is_transport(answer) and judge(answer) is Verdict.FATAL:
                 raise rules.fatal(answer, grant.terms.name)
-            self._note(answer, grant.terms.keys[0], pool)
-            pool.failed()
-            await self.io.sleep(pool.rest(grant.lease))
+            await self._pause(answer, grant.terms, pool)
             pool = grant.pool or await self.router.pool(grant.terms.keys[0], 1.0)
 
     async def raise_token(self, grant: Grant, fence: int, seconds: float) -> bool:
@@ -688,6 +697,7 @@ class Engine:
 
     async def release(self, grant: Grant, seconds: float = RELEASE_TIME) -> None:
         """Raises LockLostError if it had been lost. What cannot be done in time goes on in the background."""
+        terms = grant.terms
         if grant.state is State.RELEASED:
             return
         if self.is_closed:
@@ -709,6 +719,10 @@ class Engine:
         except BaseException as error:
             if isinstance(error, Exception) and not rules.is_transport(error):
                 raise
+            if grant.pool is not None:
+                grant.pool.close()
+                grant.state, grant.reason = State.LOST, LossReason.DISCONNECTED
+                raise loss or LockLostError(terms.name, grant.token, grant.reason) from error
             # It goes on, for as long as the server may hold it.
             end = max(grant.certain, now()) + grant.lease * (1 - DRIFT)
             self.io.spawn(lambda: self._release_quietly(grant, end))
@@ -720,9 +734,9 @@ class Engine:
         if not is_released:
             grant.state, grant.reason = State.LOST, LossReason.GONE
             self.io.set(grant.event)
-            self._tell("lost", grant.terms.name, grant.token, grant.reason)
-            raise LockLostError(grant.terms.name, grant.token, LossReason.GONE)
-        self._tell("released", grant.terms.name, grant.token, now() - grant.since)
+            self._tell("lost", terms.name, grant.token, grant.reason)
+            raise LockLostError(terms.name, grant.token, LossReason.GONE)
+        self._tell("released", terms.name, grant.token, now() - grant.since)
 
     async def _release_quietly(self, grant: Grant, end: float) -> None:
         try:
@@ -754,7 +768,7 @@ class Engine:
                     line.start(pack(*commands), len(commands))
                     replies = await line.wait(max(min(end - now(), terms.silence(0.0)), 0.05))
                 except BaseException as raised:
-                    pool.drop(line)
+                    self._abandon(pool, line, raised)
                     grant.broke = True
                     if not isinstance(raised, Exception) or not rules.is_transport(raised):
                         raise
@@ -775,13 +789,10 @@ class Engine:
                         return verdict is Verdict.YES
                     if verdict is Verdict.FATAL:
                         raise rules.fatal(replies[0], terms.name)
-                    self._note(replies[0], terms.keys[0], pool)
                     error = replies[0]
-            self.router.doubt(pool)
-            pool.failed()
-            if now() >= min(end, max(grant.certain, grant.first_release) + 1.0) or self.is_closed:
+            if now() >= min(end, max(grant.certain, grant.first_release) + 1.0) or self.is_closed or grant.pool:
                 raise error
-            await self.io.sleep(pool.rest(terms.lease))
+            await self._pause(error, terms, pool)
         return True
 
     async def release_all(self, grants: Iterable[Grant], seconds: float) -> None:
@@ -897,7 +908,8 @@ class _Keeper:
         with self._mutex:
             self._wake.clear()
             at = now()
-            while self._due and len(due) < BATCH and (self._due[0][0] <= at or not self._counts(self._due[0])):
+            # What was released stays in its place until then: whoever comes next need not wake this.
+            while self._due and len(due) < BATCH and self._due[0][0] <= at:
                 entry = heapq.heappop(self._due)
                 if self._counts(entry):
                     due.append(entry[2])
@@ -937,11 +949,7 @@ class _Keeper:
         elif grant.pool is not None and rules.is_transport(answer) and not isinstance(answer, NotSent):
             engine.lost(grant, LossReason.DISCONNECTED)
         elif answer is not True:
-            if isinstance(answer, ResponseError):
-                engine._note(answer, grant.terms.keys[0], self.pool)
-            else:
-                engine.router.doubt(self.pool)
-            self.pool.failed()
+            engine._note(answer, grant.terms.keys[0], self.pool)
             grant.next_renewal = now() + self.pool.rest(grant.lease)
         if grant.state is State.HELD:
             self.add(grant)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -23,6 +24,7 @@ from redis.retry import Retry
 from ._clock import now
 from ._rules import Silence
 
+logger = logging.getLogger("holdfast")
 T = TypeVar("T")
 Address = tuple[str, int]
 
@@ -196,8 +198,15 @@ class Threads:
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> bool:
         """Runs something in the background. False if there is no thread to be had."""
+
+        def to_its_end() -> None:
+            try:
+                run(work())
+            except Exception:
+                logger.exception("something in the background failed")
+
         try:
-            threading.Thread(target=lambda: run(work()), name="holdfast", daemon=True).start()
+            threading.Thread(target=to_its_end, name="holdfast", daemon=True).start()
         except RuntimeError:
             return False
         return True

@@ -139,7 +139,7 @@ func (h *Hold) Check(ctx context.Context) error {
 			held = held || holder.Owner == h.owner && holder.Token == h.token
 		}
 		if !held && h.failure() == nil {
-			h.lose(ReasonNotHeld)
+			h.lose(ReasonGone)
 		}
 	}
 	return h.failure()
@@ -358,7 +358,7 @@ func (h *hold) renewed(p *pool, reply any, sent time.Time, err error) {
 	}
 	c.mu.Unlock()
 	if lost {
-		h.lose(ReasonNotHeld)
+		h.lose(ReasonGone)
 	} else if failure, failed := err.(ServerError); failed && failure.Code() == "WRONGTYPE" {
 		h.lose(ReasonChanged)
 	}
@@ -497,7 +497,7 @@ func (r *releaser) run(ctx context.Context) bool {
 			if r.confirmed(replies[0]) || r.tried && r.certain && !r.keeps {
 				r.finish(nil, "")
 			} else {
-				r.finish(&LostError{r.name(), ReasonNotHeld}, ReasonNotHeld)
+				r.finish(&LostError{r.name(), ReasonGone}, ReasonGone)
 			}
 			return true
 		}

@@ -117,7 +117,7 @@ func TestLossIsToldWithItsReason(t *testing.T) {
 	_ = must[bool](t)(c.Force(ctx, "k"))
 	<-h.Context().Done() // by the next renewal
 	var lost *holdfast.LostError
-	if !errors.As(context.Cause(h.Context()), &lost) || lost.Reason != holdfast.ReasonNotHeld {
+	if !errors.As(context.Cause(h.Context()), &lost) || lost.Reason != holdfast.ReasonGone {
 		t.Error(context.Cause(h.Context()))
 	}
 }

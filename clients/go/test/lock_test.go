@@ -4,6 +4,7 @@ package test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -17,7 +18,12 @@ import (
 	"holdfast/internal/testserver"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if err := flag.Set("rapid.checks", "30"); err != nil { // as many as a busy machine does in some seconds
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 var ctx = context.Background()
 

@@ -33,7 +33,11 @@ func (m *machine) Lock(t *rapid.T) {
 	var h *holdfast.Hold
 	var err error
 	if rapid.Bool().Draw(t, "wait") {
-		h, err = m.client.Lock(ctx, m.name, append(options, holdfast.Wait(2*time.Millisecond))...)
+		wait := 20 * time.Second // a busy machine needs time even for a free lock
+		if !free {
+			wait = 2 * time.Millisecond
+		}
+		h, err = m.client.Lock(ctx, m.name, append(options, holdfast.Wait(wait))...)
 	} else {
 		h, err = m.client.TryLock(ctx, m.name, options...)
 	}

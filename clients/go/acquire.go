@@ -27,6 +27,8 @@ type acquisition struct {
 	older  []*attempt
 	slot   *pool // the pool in which this acquisition may wait
 	polled bool
+	// repeated is true if this is not the first request, or if it waited for its turn in this client.
+	repeated bool
 }
 
 // An attempt is an ACQUIRE that was sent and not yet answered.
@@ -104,12 +106,13 @@ func (c *Client) acquire(ctx context.Context, names []string, wait time.Duration
 		if !a.until.IsZero() {
 			turn, stop = context.WithDeadline(ctx, a.until)
 		}
-		done, err := c.takeTurn(turn, names[0])
+		done, queued, err := c.takeTurn(turn, names[0])
 		stop()
 		if err != nil {
 			return nil, notAcquired(ctx, nil)
 		}
 		defer done()
+		a.repeated = queued
 	}
 	h, err := a.run(ctx)
 	if a.slot != nil {
@@ -334,8 +337,8 @@ func (a *acquisition) ask(ctx context.Context) (*pool, *attempt, error) {
 	}
 	t := &attempt{pool: p, conn: c, sent: time.Now(), final: final, polls: polls, asking: asking, done: make(chan struct{})}
 	t.ends = t.sent.Add(wait)
-	a.sent = t.sent
 	commands := [][]string{a.command("ACQUIRE", a.owner, a.terms(t.sent, wait, polls)...)}
+	a.sent, a.repeated = t.sent, true
 	if asking {
 		commands = append([][]string{{"ASKING"}}, commands...)
 	}
@@ -358,7 +361,7 @@ func (a *acquisition) terms(now time.Time, wait time.Duration, polls bool) []str
 	terms = append(terms, "LEASE", millis(a.lease))
 	if wait > 0 && (a.slot != nil || polls) {
 		terms = append(terms, "WAIT", millis(wait))
-		if waited := now.Sub(a.began); waited >= time.Millisecond {
+		if waited := now.Sub(a.began); a.repeated {
 			terms = append(terms, "WAITED", millis(waited))
 		}
 	}

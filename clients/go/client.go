@@ -286,11 +286,11 @@ func sleep(ctx context.Context, until time.Time) error {
 }
 
 // takeTurn waits until no older acquisition of this mutex by this client waits at the server.
-func (c *Client) takeTurn(ctx context.Context, name string) (done func(), err error) {
+func (c *Client) takeTurn(ctx context.Context, name string) (done func(), queued bool, err error) {
 	turn := make(chan struct{})
 	c.mu.Lock()
 	c.turns[name] = append(c.turns[name], turn)
-	if len(c.turns[name]) == 1 {
+	if queued = len(c.turns[name]) > 1; !queued {
 		close(turn)
 	}
 	c.mu.Unlock()
@@ -308,10 +308,10 @@ func (c *Client) takeTurn(ctx context.Context, name string) (done func(), err er
 	}
 	select {
 	case <-turn:
-		return done, nil
+		return done, queued, nil
 	case <-ctx.Done():
 		done()
-		return nil, context.Cause(ctx)
+		return nil, queued, context.Cause(ctx)
 	}
 }
 

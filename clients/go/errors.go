@@ -30,8 +30,8 @@ type Reason string
 const (
 	// ReasonExpired: the server did not confirm the lock before the lease may have ended.
 	ReasonExpired Reason = "expired"
-	// ReasonNotHeld: the server no longer holds the lock for this owner: it was force-released, deleted, or its lease ended.
-	ReasonNotHeld Reason = "not-held"
+	// ReasonGone: the server no longer holds the lock for this owner: it was force-released, deleted, or its lease ended.
+	ReasonGone Reason = "gone"
 	// ReasonChanged: another type of value is stored under the lock's key.
 	ReasonChanged Reason = "changed"
 	// ReasonDisconnected: the connection of an ephemeral lock broke.

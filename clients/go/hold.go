@@ -27,10 +27,11 @@ type hold struct {
 	lost     chan struct{}
 	ended    chan struct{} // closed when the release has its outcome
 	outcome  error
-	dropped  atomic.Bool // the application can no longer reach it
-	conn     *conn       // of an ephemeral hold
-	replies  chan any    // that arrive on conn
-	using    chan struct{}
+	dropped  atomic.Bool   // the application can no longer reach it
+	conn     *conn         // of an ephemeral hold
+	replies  chan any      // that arrive on conn
+	broken   chan struct{} // closed when conn has ended
+	using    chan struct{} // taken by the request under way on conn
 
 	state    state
 	reason   Reason
@@ -74,6 +75,15 @@ func (h *hold) establish(ctx context.Context) (*Hold, error) {
 	}
 	if hook := c.config.Hooks.Acquired; hook != nil {
 		hook(h.name(), h.waited)
+	}
+	if h.conn != nil {
+		c.background(func() {
+			select {
+			case <-h.broken:
+				h.lose(ReasonDisconnected)
+			case <-h.ctx.Done():
+			}
+		})
 	}
 	handle := &Hold{h}
 	runtime.AddCleanup(handle, func(dropped *atomic.Bool) { dropped.Store(true) }, &h.dropped)
@@ -139,7 +149,7 @@ func (h *Hold) Check(ctx context.Context) error {
 			held = held || holder.Owner == h.owner && holder.Token == h.token
 		}
 		if !held && h.failure() == nil {
-			h.lose(ReasonNotHeld)
+			h.lose(ReasonGone)
 		}
 	}
 	return h.failure()
@@ -252,11 +262,10 @@ func (h *hold) send(ctx context.Context, class priority, commands ...[]string) (
 	}
 	for range commands {
 		select {
-		case reply, open := <-h.replies:
-			if !open {
-				return p, nil, sent, errors.New("holdfast: the lock's connection broke")
-			}
+		case reply := <-h.replies:
 			replies = append(replies, reply)
+		case <-h.broken:
+			return p, nil, sent, errors.New("holdfast: the lock's connection broke")
 		case <-deadline.C: // its reply must not be read as that of another command
 			h.disown()
 			return p, nil, sent, context.DeadlineExceeded
@@ -268,29 +277,20 @@ func (h *hold) send(ctx context.Context, class priority, commands ...[]string) (
 	return p, replies, sent, err
 }
 
-// own makes c the connection of an ephemeral hold. Its end is the end of the hold.
+// own makes c the connection of an ephemeral hold, and reads its replies.
 func (h *hold) own(c *conn) {
-	h.conn, h.replies, h.using = c, make(chan any, 4), make(chan struct{}, 1)
+	h.conn, h.replies, h.broken, h.using = c, make(chan any, 4), make(chan struct{}), make(chan struct{}, 1)
 	_ = c.SetReadDeadline(time.Time{})
 	h.client.background(func() {
-		defer close(h.replies)
+		defer close(h.broken)
 		for {
 			reply, err := c.receive()
 			if err != nil {
-				if h.established() {
-					h.lose(ReasonDisconnected)
-				}
 				return
 			}
 			h.replies <- reply
 		}
 	})
-}
-
-func (h *hold) established() bool {
-	h.client.mu.Lock()
-	defer h.client.mu.Unlock()
-	return h.ctx != nil
 }
 
 // disown closes the connection of an ephemeral hold.
@@ -358,7 +358,7 @@ func (h *hold) renewed(p *pool, reply any, sent time.Time, err error) {
 	}
 	c.mu.Unlock()
 	if lost {
-		h.lose(ReasonNotHeld)
+		h.lose(ReasonGone)
 	} else if failure, failed := err.(ServerError); failed && failure.Code() == "WRONGTYPE" {
 		h.lose(ReasonChanged)
 	}
@@ -497,7 +497,7 @@ func (r *releaser) run(ctx context.Context) bool {
 			if r.confirmed(replies[0]) || r.tried && r.certain && !r.keeps {
 				r.finish(nil, "")
 			} else {
-				r.finish(&LostError{r.name(), ReasonNotHeld}, ReasonNotHeld)
+				r.finish(&LostError{r.name(), ReasonGone}, ReasonGone)
 			}
 			return true
 		}

@@ -159,7 +159,9 @@ func (r *route) retryAt(p *pool, err error, sent time.Time, lease time.Duration)
 		r.replaced = true
 		return time.Now(), true
 	case !errors.Is(err, errNoConnection):
-		r.stale = true
+		if r.stale = true; p != nil && isTimeout(err) { // idle connections would be silent, too
+			p.closeIdle(false)
+		}
 	}
 	if p == nil { // the look-up failed
 		return time.Now().Add(min(maxPause, lease/16)), true

@@ -329,7 +329,7 @@ func TestRenew(t *testing.T) {
 		"is repeated after an error":               {renew: []any{"-MISCONF x\r\n", "-NOPERM x\r\n", "-UNCONFIRMED x\r\n", "-ERR x\r\n", renewal}},
 		"is repeated after an end of file":         {renew: []any{cut, cut, renewal}},
 		"is repeated after silence":                {renew: []any{silent, renewal}},
-		"loses the lock on nil":                    {renew: []any{renewal, null}, want: ReasonNotHeld},
+		"loses the lock on nil":                    {renew: []any{renewal, null}, want: ReasonGone},
 		"loses the lock on a wrong type":           {renew: []any{"-WRONGTYPE x\r\n"}, want: ReasonChanged},
 		"loses the lock when no longer certain":    {renew: []any{"-MISCONF x\r\n"}, want: ReasonExpired},
 		"loses the lock when the server is silent": {renew: []any{silent}, want: ReasonExpired},

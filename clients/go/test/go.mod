@@ -9,6 +9,7 @@ require (
 	holdfast v0.0.0
 	holdfast/goredis v0.0.0-00010101000000-000000000000
 	holdfast/rueidis v0.0.0-00010101000000-000000000000
+	pgregory.net/rapid v1.3.0
 )
 
 require (

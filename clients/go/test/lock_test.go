@@ -4,6 +4,7 @@ package test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -17,7 +18,12 @@ import (
 	"holdfast/internal/testserver"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if err := flag.Set("rapid.checks", "30"); err != nil { // as many as a busy machine does in some seconds
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 var ctx = context.Background()
 
@@ -117,7 +123,7 @@ func TestLossIsToldWithItsReason(t *testing.T) {
 	_ = must[bool](t)(c.Force(ctx, "k"))
 	<-h.Context().Done() // by the next renewal
 	var lost *holdfast.LostError
-	if !errors.As(context.Cause(h.Context()), &lost) || lost.Reason != holdfast.ReasonNotHeld {
+	if !errors.As(context.Cause(h.Context()), &lost) || lost.Reason != holdfast.ReasonGone {
 		t.Error(context.Cause(h.Context()))
 	}
 }

@@ -210,8 +210,8 @@ class FencedLockTest {
 
     @Test
     void lock_with_a_lease_ends_with_it() throws Exception {
-        lock.lock(400, TimeUnit.MILLISECONDS);
-        assertThat(lock.remainTimeToLive()).isBetween(1L, 400L);
+        lock.lock(800, TimeUnit.MILLISECONDS);
+        assertThat(lock.remainTimeToLive()).isBetween(1L, 800L);
         assertThat(elsewhere.tryLock(20, TimeUnit.SECONDS)).isTrue();
         assertThat(lock.isHeldByCurrentThread()).isFalse();
         assertThat(lock.getHoldCount()).isZero();
@@ -235,9 +235,9 @@ class FencedLockTest {
 
     @Test
     void lock_without_a_lease_is_renewed() throws Exception {
-        FencedLock renewed = one.client().fencedLock(LockSpec.builder(name).lease(Duration.ofMillis(500)).build());
+        FencedLock renewed = one.client().fencedLock(LockSpec.builder(name).lease(Duration.ofMillis(1200)).build());
         renewed.lock();
-        await().pollDelay(1500, TimeUnit.MILLISECONDS).until(() -> true);
+        await().pollDelay(2500, TimeUnit.MILLISECONDS).until(() -> true);
         assertThat(renewed.isHeldByCurrentThread()).isTrue();
         assertThat(renewed.remainTimeToLive()).isPositive();
         renewed.unlock();

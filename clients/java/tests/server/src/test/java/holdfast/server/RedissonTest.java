@@ -151,8 +151,8 @@ class RedissonTest {
 
     @Test
     void our_renewal_keeps_redisson_out() throws Exception {
-        Hold hold = client.lock(LockSpec.builder(name).lease(Duration.ofMillis(800)).build()).acquire(WAIT);
-        pause(2500);
+        Hold hold = client.lock(LockSpec.builder(name).lease(Duration.ofMillis(1600)).build()).acquire(WAIT);
+        pause(3500);
         assertThat(theirs.tryLock()).isFalse();
         hold.release();
         assertThat(theirs.tryLock()).isTrue();
@@ -215,7 +215,7 @@ class RedissonTest {
 
     @Test
     void force_unlock_of_redisson_is_a_loss_of_ours() throws Exception {
-        Hold hold = client.lock(LockSpec.builder(name).lease(Duration.ofMillis(800)).build()).acquire(WAIT);
+        Hold hold = client.lock(LockSpec.builder(name).lease(Duration.ofMillis(1600)).build()).acquire(WAIT);
         assertThat(theirs.forceUnlock()).isTrue();
         await().until(() -> hold.lossReason() == LossReason.REMOVED);
         assertThatThrownBy(hold::release).isInstanceOf(LockLostException.class);

@@ -74,6 +74,7 @@ final class Acquisition {
 
     private Pool.@Nullable Connection dedicated;
     private @Nullable Renewal renewal;
+    private Serial.@Nullable Timer deadlineTimer;
     private Serial.@Nullable Timer renewTimer;
     private Serial.@Nullable Timer certainTimer;
     private final List<CompletableFuture<Void>> renewed = new ArrayList<>();
@@ -103,7 +104,7 @@ final class Acquisition {
         }
         client.acquisitions.add(this);
         if (deadline < ENDLESS) {
-            client.serial.after(deadline - Serial.now(), this::timeOver);
+            deadlineTimer = client.serial.after(deadline - Serial.now(), this::timeOver);
         }
         if (waits && spec.isMutex()) {
             queuedHere = true;
@@ -199,6 +200,7 @@ final class Acquisition {
         private final long wait;
         private long sent;
         private long waitMs;
+        private Serial.@Nullable Timer quietTimer;
 
         Ask(Pool pool, long wait) {
             super(OTHER);
@@ -239,7 +241,7 @@ final class Acquisition {
             lastAsked = now;
             underWay.add(this);
             long quiet = (wait != 0 ? QUIET + (wait > 0 ? wait * MS : 0) : silence(lease)) + replicasTimeout(pool);
-            client.serial.after(quiet, this::silent);
+            quietTimer = client.serial.after(quiet, this::silent);
             return List.<byte[][]>of(Reply.command(command));
         }
 
@@ -273,6 +275,7 @@ final class Acquisition {
         @Override
         void answered(int index, @Nullable Object reply) {
             underWay.remove(this);
+            quietTimer.cancel();
             dropped();
             if (reply instanceof RedisError error) {
                 refused(error);
@@ -415,6 +418,9 @@ final class Acquisition {
     }
 
     private void leaveQueues() {
+        if (deadlineTimer != null) {
+            deadlineTimer.cancel();
+        }
         leavePlace();
         if (queuedHere) {
             queuedHere = false;
@@ -836,9 +842,11 @@ final class Acquisition {
         }
 
         void begin() {
-            if (dedicated == null) {
+            Pool.Connection over = dedicated;
+            if (over == null) {
                 attempt(route());
             } else {
+                client.serial.after(Math.max(lease, SECOND), () -> over.close(new UnavailableException("no answer to LOCK.RELEASE", null)));
                 overDedicated(new Attempt(null));
             }
         }

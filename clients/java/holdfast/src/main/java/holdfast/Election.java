@@ -23,6 +23,9 @@ public final class Election implements AutoCloseable {
     }
 
     private void stand() {
+        if (closed) {
+            return;
+        }
         CompletableFuture<Hold> next = lock.acquireAsync();
         candidacy = next;
         if (closed) {
@@ -30,8 +33,9 @@ public final class Election implements AutoCloseable {
         }
         next.whenComplete((hold, why) -> {
             if (hold == null) {
-                if (!closed) {
-                    LoggerFactory.getLogger(Holdfast.class).error("the candidacy for '{}' ended", lock.spec().title(), why);
+                if (!closed && !lock.client.isClosed()) {
+                    LoggerFactory.getLogger(Holdfast.class).error("the candidacy for '{}' failed; again in a second", lock.spec().title(), why);
+                    lock.client.serial.run(() -> lock.client.serial.after(1_000_000_000L, () -> lock.client.callback(this::stand)));
                 }
                 return;
             }

@@ -7,7 +7,7 @@ import org.jspecify.annotations.Nullable;
 
 /** A lock that is described but not held. Each acquisition is independent of all others: it is not re-entrant and not bound to a thread. */
 public final class NamedLock {
-    private final Holdfast client;
+    final Holdfast client;
     private final LockSpec spec;
 
     NamedLock(Holdfast client, LockSpec spec) {

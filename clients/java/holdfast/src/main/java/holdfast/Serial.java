@@ -21,7 +21,7 @@ final class Serial {
     private static final long BASE = System.nanoTime();
 
     /** Something to be done at a time. */
-    static final class Timer implements Comparable<Timer> {
+    final class Timer implements Comparable<Timer> {
         final long at;
         private @Nullable Runnable step;
 
@@ -31,7 +31,14 @@ final class Serial {
         }
 
         void cancel() {
-            step = null;
+            if (step != null) {
+                step = null;
+                // Those that were cancelled long before their time would pile up.
+                if (++cancelled > 1000 && cancelled > timers.size() / 2) {
+                    timers.removeIf(timer -> timer.step == null);
+                    cancelled = 0;
+                }
+            }
         }
 
         @Override
@@ -44,6 +51,7 @@ final class Serial {
     private final AtomicInteger pending = new AtomicInteger();
     private final PriorityQueue<Timer> timers = new PriorityQueue<>();
     private final ScheduledThreadPoolExecutor clock;
+    private int cancelled;
     private long armed = Long.MAX_VALUE;
 
     Serial() {
@@ -94,7 +102,9 @@ final class Serial {
     private void fire() {
         armed = Long.MAX_VALUE;
         while (!timers.isEmpty() && timers.peek().at <= now()) {
-            Runnable step = timers.remove().step;
+            Timer timer = timers.remove();
+            Runnable step = timer.step;
+            timer.step = null;
             if (step != null) {
                 attempt(step);
             }

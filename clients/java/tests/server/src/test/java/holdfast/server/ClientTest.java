@@ -121,7 +121,7 @@ class ClientTest {
         try (Clients.Opened first = library.open(server.port); Clients.Opened second = library.open(server.port)) {
             String name = name(library, "force");
             List<LossReason> told = new CopyOnWriteArrayList<>();
-            Hold hold = first.client().lock(LockSpec.builder(name).lease(Duration.ofMillis(800)).build()).acquire(WAIT).onLost(told::add);
+            Hold hold = first.client().lock(LockSpec.builder(name).lease(Duration.ofMillis(1600)).build()).acquire(WAIT).onLost(told::add);
             LockInfo info = second.client().info(name).orElseThrow();
             assertThat(info.holders()).singleElement().satisfies(it -> {
                 assertThat(it.owner()).isEqualTo(hold.owner());

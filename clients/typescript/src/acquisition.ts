@@ -1,29 +1,9 @@
-import { randomBytes } from 'node:crypto';
+import { randomFillSync } from 'node:crypto';
 import type { Connection } from './driver.js';
 import { NotAcquiredError, ServerError, UnavailableError } from './errors.js';
-import { command, type Grant, Hold, type Keeper, type Renewer } from './hold.js';
+import { command, Hold, type Keeper, type Renewer, type Terms } from './hold.js';
 import { OTHER, RELEASE } from './pool.js';
-import { later, now, silence, sleep, whole } from './time.js';
-
-/** The terms of a request. Times in ms. */
-export interface Terms {
-  readonly names: readonly string[];
-  readonly keys: readonly string[];
-  readonly lease: number;
-  readonly renewed: boolean;
-  readonly ephemeral: boolean;
-  readonly replicas: number;
-  /** `['SHARED']`, `['LIMIT', n]` or nothing. */
-  readonly limit: readonly string[];
-  /** How long to wait; 0: not at all; infinite: without a limit. */
-  readonly wait: number;
-  /** What stands before the random part of the owner. */
-  readonly prefix: string;
-  /** For how long the request has waited already. */
-  readonly waited: number;
-  /** Goes to the server even if another wait of this client for the mutex is there. */
-  readonly urgent: boolean;
-}
+import { type Alarm, now, silence, whole } from './time.js';
 
 /** What an acquisition needs of its client. */
 export interface Acquirer extends Keeper {
@@ -32,7 +12,7 @@ export interface Acquirer extends Keeper {
   readonly queues: Map<string, (() => void)[]>;
   /** Runs `work` when no other wait without a connection of its own is being asked for. */
   alone<T>(work: () => Promise<T>): Promise<T>;
-  granted(hold: Hold): void;
+  granted(hold: Hold, waited: number): void;
   begun(acquisition: Acquisition): void;
   ended(acquisition: Acquisition): void;
   warn(error: unknown): void;
@@ -84,16 +64,20 @@ export class Acquisition {
   #withdrawing: Promise<void> | undefined;
   #lateToken = false;
   #leaveQueue: (() => void) | undefined;
+  /** Gives up when the caller's time is over. */
+  #timer: Alarm | undefined;
+  /** Goes on if the first request does not end as usual. */
+  #goOn: (() => void) | undefined;
 
   constructor(client: Acquirer, terms: Terms) {
     this.#client = client;
     this.terms = terms;
-    this.owner = terms.prefix + randomBytes(16).toString('hex');
+    this.owner = terms.prefix + random();
     this.outcome = new Promise((resolve, reject) => {
       this.#settle = { resolve, reject };
     });
     client.begun(this);
-    void this.#run();
+    this.#start();
   }
 
   /** Gives up: the caller is answered with `reason` at once, and the request is withdrawn in the background. */
@@ -111,26 +95,48 @@ export class Acquisition {
     return this.terms.wait > 0 ? this.#began + this.terms.wait : this.#began + Math.max(silence(this.terms.lease), GRACE);
   }
 
-  async #run(): Promise<void> {
+  /** Sends the first request. If it is granted at once, as is usual, nothing else is needed. */
+  #start(): void {
+    const { alarms } = this.#client.server;
     const { wait } = this.terms;
-    let timer: NodeJS.Timeout | undefined;
     if (wait !== Number.POSITIVE_INFINITY) {
       const time = this.#deadline + (wait > 0 ? GRACE : 0) - this.#began;
-      timer = later(time, () => this.cancel(this.#notAcquired()));
+      this.#timer = alarms.later(time, () => this.cancel(this.#notAcquired()));
     }
+    const pool = this.#client.server.pool(this.terms.keys[0] as string);
+    const turn = this.#turn();
+    if (turn || (wait > 0 && !pool.reserveWait())) {
+      void this.#run(turn);
+      return;
+    }
+    const attempt = this.#send(wait > 0 ? this.#deadline - now() : 0, wait > 0 ? () => pool.endWait() : undefined);
+    const alarm = alarms.later(this.#patience, () => this.#goOn?.());
+    this.#goOn = () => {
+      this.#goOn = undefined;
+      alarms.cancel(alarm);
+      if (!this.#settled) void this.#run(undefined, attempt);
+    };
+  }
+
+  /** How long a request with WAIT may stay unanswered, ms. */
+  get #patience(): number {
+    const { keys, replicas } = this.terms;
+    return ASK_AGAIN + (replicas ? this.#client.server.pool(keys[0] as string).replicasTimeout : 0);
+  }
+
+  async #run(turn?: Promise<void>, first?: Attempt): Promise<void> {
+    const { wait } = this.terms;
     try {
-      await this.#turn();
-      const hold = this.#settled ? undefined : await this.#ask();
+      await turn;
+      const hold = this.#settled ? undefined : await this.#ask(first);
       if (hold && this.#end(() => this.#settle.resolve(hold))) {
-        this.#client.granted(hold);
+        this.#client.granted(hold, now() - this.#began);
         return;
       }
       const refuse = (): void => (wait > 0 || this.#cause ? this.#settle.reject(this.#notAcquired()) : this.#settle.resolve(null));
       if (!hold && this.#end(refuse) && this.#failed) this.withdraw();
     } catch (error) {
       if (this.#end(() => this.#settle.reject(error)) && this.#failed) this.withdraw();
-    } finally {
-      clearTimeout(timer);
     }
   }
 
@@ -171,15 +177,19 @@ export class Acquisition {
     });
   }
 
-  /** Asks until there is an answer that counts; undefined: not acquired. */
-  async #ask(): Promise<Hold | undefined> {
+  /** Asks until there is an answer that counts; undefined: not acquired. `sent`: the request that was sent and was silent, or has an outcome. */
+  async #ask(sent: Attempt | undefined): Promise<Hold | undefined> {
     const { server } = this.#client;
-    const [key] = this.terms.keys as [string];
-    const pool = server.pool(key);
+    const pool = server.pool(this.terms.keys[0] as string);
     const waits = this.terms.wait > 0;
-    const patience = ASK_AGAIN + (this.terms.replicas ? pool.replicasTimeout : 0);
-    let attempt: Attempt | undefined;
+    let attempt = sent;
     for (let first = true; !this.#settled; first = false) {
+      if (first && attempt) {
+        const outcome = await this.#answer(attempt, 0);
+        const result = outcome ? await this.#judge(outcome) : this.#silent(attempt);
+        if (result !== 'again') return result;
+        continue;
+      }
       if (now() >= this.#deadline && (waits || !first)) {
         // Nothing is sent any more, but the last answer may be on its way.
         const last = attempt && (await this.#answer(attempt, GRACE));
@@ -194,19 +204,19 @@ export class Acquisition {
         if (now() < this.#deadline) await pool.waitFree(Math.min(1000, this.#deadline - now()));
         continue;
       }
-      const outcome = await this.#answer(attempt, patience);
+      const outcome = await this.#answer(attempt, this.#patience);
       if (this.#settled) return undefined;
-      if (!outcome) {
-        // Silence: the next request takes over the place in the queue, and this one has to be answered then.
-        this.#failed = true;
-        const silent = attempt;
-        later(SUPERSEDED, () => this.#abandon(silent));
-        continue;
-      }
-      const result = await this.#judge(outcome);
+      const result = outcome ? await this.#judge(outcome) : this.#silent(attempt);
       if (result !== 'again') return result;
     }
     return undefined;
+  }
+
+  /** The next request takes over the place in the queue, and this one has to be answered then. */
+  #silent(attempt: Attempt): 'again' {
+    this.#failed = true;
+    this.#client.server.alarms.later(SUPERSEDED, () => this.#abandon(attempt));
+    return 'again';
   }
 
   /** No connection is free for a wait: asks over the two that are left for everything else, at first without waiting. */
@@ -247,17 +257,18 @@ export class Acquisition {
     return await this.#take(attempt, Number(token), Number(waited));
   }
 
+  #grant(attempt: Attempt, token: number, waited: number): Hold {
+    const connection = this.terms.ephemeral ? attempt.connection : undefined;
+    const hold = new Hold(this.#client, this.terms, this.owner, token, attempt.sent + waited, connection);
+    this.#hold = hold;
+    hold.stale = this.#broke || this.#attempts.size > 0;
+    return hold;
+  }
+
   /** The lock was granted: it counts if half the lease is certain still, or becomes so by a renewal. */
   async #take(attempt: Attempt, token: number, waited: number): Promise<Hold | 'again' | undefined> {
     const { lease, wait } = this.terms;
-    const grant: Grant = {
-      ...{ names: this.terms.names, keys: this.terms.keys, owner: this.owner, token, lease, renewed: this.terms.renewed },
-      ...{ replicas: this.terms.replicas, since: attempt.sent + waited, waited: now() - this.#began },
-      connection: this.terms.ephemeral ? attempt.connection : undefined,
-    };
-    const hold = new Hold(this.#client, grant);
-    this.#hold = hold;
-    hold.stale = this.#broke || this.#attempts.size > 0;
+    const hold = this.#grant(attempt, token, waited);
     for (let tries = 0; hold.certain - now() < lease / 2; tries++) {
       if (this.#settled || (tries > 0 && (wait === 0 || now() >= this.#deadline))) break;
       await this.#client.server.pool(this.terms.keys[0] as string).pause();
@@ -275,31 +286,31 @@ export class Acquisition {
   }
 
   /** Sends the request in the background; its outcome comes by {@link #answer}, or late. */
-  #send(wait: number, ended: () => void = () => {}): Attempt {
+  #send(wait: number, ended?: () => void): Attempt {
     const { terms } = this;
     const begun = now();
     const attempt: Attempt = { sent: begun, connection: undefined, final: wait <= HOUR };
     const counts = this.#queued || this.#failed || this.#lastSent !== undefined || terms.waited > 0;
-    const options = [
-      ...(terms.ephemeral ? ['EPHEMERAL'] : []),
-      ...(terms.replicas ? ['REPLICAS', String(terms.replicas)] : []),
-      ...terms.limit,
-      'WITHWAITED',
-    ];
     let sends = 0;
     const build = (sent: number): string[][] => {
-      const left = Math.min(wait - (sent - begun), HOUR);
-      const waited = sent - this.#began + terms.waited;
-      const waiting = wait > 0 ? ['WAIT', whole(left), ...(counts || sends > 0 ? ['WAITED', whole(waited)] : [])] : [];
+      const request = command('ACQUIRE', terms.keys, this.owner, 'HOLDS', '1', 'LEASE', whole(terms.lease));
+      if (wait > 0) request.push('WAIT', whole(Math.min(wait - (sent - begun), HOUR)));
+      if (wait > 0 && (counts || sends > 0)) request.push('WAITED', whole(sent - this.#began + terms.waited));
+      if (terms.ephemeral) request.push('EPHEMERAL');
+      if (terms.replicas) request.push('REPLICAS', String(terms.replicas));
+      request.push(...terms.limit, 'WITHWAITED');
       attempt.sent = this.#lastSent = sent;
       sends++;
-      return [command('ACQUIRE', terms.keys, this.owner, 'HOLDS', '1', 'LEASE', whole(terms.lease), ...waiting, ...options)];
+      return [request];
     };
     const [key] = terms.keys as [string];
     this.#attempts.add(attempt);
     const timeout = wait > 0 ? ASK_AGAIN : Math.max(1, this.#deadline - now());
     const exchange = this.#client.server.exchange(key, build, {
-      ...{ priority: OTHER, lease: terms.lease, timeout, patient: wait > 0 },
+      priority: OTHER,
+      lease: terms.lease,
+      timeout,
+      patient: wait > 0,
       onSent: (connection) => {
         attempt.connection = connection;
       },
@@ -307,10 +318,13 @@ export class Acquisition {
     });
     const done = (outcome: Outcome): void => {
       this.#attempts.delete(attempt);
-      ended();
+      ended?.();
       if (outcome.error instanceof UnavailableError && outcome.error.sent) this.#broke = this.#failed = true;
       if (this.#settled) this.#late(outcome);
-      else this.#outcomes.push(outcome);
+      else if (!this.#goOn || !this.#granted(outcome)) {
+        this.#outcomes.push(outcome);
+        this.#goOn?.();
+      }
       this.#notify?.();
     };
     exchange.then(
@@ -318,6 +332,16 @@ export class Acquisition {
       (error) => done({ attempt, error }),
     );
     return attempt;
+  }
+
+  /** Whether the first request brought a hold that counts. */
+  #granted({ attempt, reply }: Outcome): boolean {
+    if (!Array.isArray(reply)) return false;
+    const hold = this.#grant(attempt, Number(reply[0]), Number(reply[1]));
+    if (hold.certain - now() < this.terms.lease / 2) return false;
+    this.#end(() => this.#settle.resolve(hold));
+    this.#client.granted(hold, now() - this.#began);
+    return true;
   }
 
   /** The next outcome that counts: that of `newest`, or a token of an older request; undefined after `patience` ms. */
@@ -334,12 +358,13 @@ export class Acquisition {
       }
       const left = end - now();
       if (this.#settled || left <= 0) return undefined;
-      let timer: NodeJS.Timeout | undefined;
+      const { alarms } = this.#client.server;
+      let timer: Alarm | undefined;
       await new Promise<void>((resolve) => {
         this.#notify = resolve;
-        timer = later(left, resolve);
+        timer = alarms.later(left, resolve);
       });
-      clearTimeout(timer);
+      alarms.cancel(timer);
       this.#notify = undefined;
     }
   }
@@ -363,6 +388,8 @@ export class Acquisition {
     if (this.#settled) return false;
     this.#settled = true;
     settle();
+    this.#client.server.alarms.cancel(this.#timer);
+    this.#goOn?.();
     this.#notify?.();
     this.#leaveQueue?.();
     this.#client.ended(this);
@@ -408,13 +435,23 @@ export class Acquisition {
       while (this.#attempts.size > 0 && now() < second && !this.#lateToken) {
         await new Promise<void>((resolve) => {
           this.#notify = resolve;
-          later(second - now(), resolve);
+          server.alarms.later(second - now(), resolve);
         });
       }
       if (this.#lateToken) continue;
       for (const attempt of this.#attempts) this.#abandon(attempt);
       if (!this.#broke || answers > 1) return;
-      await sleep(second - now());
+      await server.alarms.sleep(second - now());
     }
   }
 }
+
+/** 128 bits of the operating system's generator, in hexadecimal digits; it is asked for many at once. */
+function random(): string {
+  if (at === pool.length) at = 0;
+  if (at === 0) randomFillSync(pool);
+  at += 16;
+  return pool.toString('hex', at - 16, at);
+}
+const pool = Buffer.alloc(4096);
+let at = 0;

@@ -2,7 +2,6 @@ import { LockLostError, type LossReason } from './errors.js';
 import type { Hold } from './hold.js';
 import type { Holdfast } from './holdfast.js';
 import type { LockInfo } from './replies.js';
-import { sleep } from './time.js';
 
 export interface ElectionOptions {
   /** What the others read of the leader, such as its address; at most some 400 bytes. */
@@ -95,7 +94,7 @@ export class Election {
         if (signal.aborted) return;
         this.#holdfast.emit('warning', error);
         if ((error as { code?: unknown }).code === 'CLOSED') return;
-        await sleep(PAUSE);
+        await this.#holdfast.server.alarms.sleep(PAUSE);
       }
     }
   }

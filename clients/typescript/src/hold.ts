@@ -3,23 +3,26 @@ import { LockLostError, type LossReason, ServerError, UnavailableError } from '.
 import { RELEASE, RENEW } from './pool.js';
 import { lockInfo } from './replies.js';
 import type { Server } from './server.js';
-import { later, now, silence, sleep, whole } from './time.js';
+import { now, silence, whole } from './time.js';
 
-/** What an acquisition knows when its lock is granted. */
-export interface Grant {
+/** The terms of a request. Times in ms. */
+export interface Terms {
   readonly names: readonly string[];
   readonly keys: readonly string[];
-  readonly owner: string;
-  readonly token: number;
   readonly lease: number;
   readonly renewed: boolean;
+  readonly ephemeral: boolean;
   readonly replicas: number;
-  /** When the lease began at the earliest, by the monotonic clock. */
-  readonly since: number;
-  /** How long the acquisition took, ms. */
+  /** `['SHARED']`, `['LIMIT', n]` or nothing. */
+  readonly limit: readonly string[];
+  /** How long to wait; 0: not at all; infinite: without a limit. */
+  readonly wait: number;
+  /** What stands before the random part of the owner. */
+  readonly prefix: string;
+  /** For how long the request has waited already. */
   readonly waited: number;
-  /** The connection of an ephemeral hold. */
-  readonly connection: Connection | undefined;
+  /** Goes to the server even if another wait of this client for the mutex is there. */
+  readonly urgent: boolean;
 }
 
 /** What a hold needs of its client. */
@@ -46,7 +49,8 @@ export class Hold {
   readonly owner: string;
   /** Fencing token: greater than that of every earlier holder. Let storage refuse writes with a smaller one. */
   readonly fence: number;
-  /** @internal */ readonly grant: Grant;
+  /** @internal */ readonly terms: Terms;
+  /** @internal That of an ephemeral hold. */ readonly connection: Connection | undefined;
   /** @internal When to renew, or when the hold is over, by the monotonic clock. */ due = 0;
   /** @internal A stale request of this acquisition may be in the server's queue. */ stale = false;
   /** @internal The renewal under way. */ renewal: Promise<void> | undefined;
@@ -59,16 +63,17 @@ export class Hold {
   #released: Promise<void> | undefined;
   #controller: AbortController | undefined;
 
-  /** @internal */
-  constructor(keeper: Keeper, grant: Grant) {
+  /** @internal `since`: when the lease began at the earliest, by the monotonic clock. */
+  constructor(keeper: Keeper, terms: Terms, owner: string, token: number, since: number, connection: Connection | undefined) {
     this.#keeper = keeper;
-    this.grant = grant;
-    this.names = grant.names;
-    this.owner = grant.owner;
-    this.fence = grant.token;
-    this.#lease = grant.lease;
-    this.#extend(grant.since);
-    if (grant.connection) grant.connection.onClose = () => this.lose('disconnected');
+    this.terms = terms;
+    this.names = terms.names;
+    this.owner = owner;
+    this.fence = token;
+    this.connection = connection;
+    this.#lease = terms.lease;
+    this.#extend(since);
+    if (connection) connection.onClose = () => this.lose('disconnected');
   }
 
   /** Aborts when the lock is lost; its reason is a {@link LockLostError}. A release does not abort it. */
@@ -82,7 +87,7 @@ export class Hold {
   get isHeld(): boolean {
     if (this.#over || now() >= this.#certain) return false;
     if (Date.now() < this.#certainWall) return true;
-    if (this.grant.renewed) void this.#keeper.renewNow(this); // The machine was suspended, or its clock was set.
+    if (this.terms.renewed) void this.#keeper.renewNow(this); // The machine was suspended, or its clock was set.
     return false;
   }
 
@@ -108,7 +113,7 @@ export class Hold {
   /** Asks the server whether the lock is held; lengthens nothing. After a loss it is false. */
   async check(timeout = 5000): Promise<boolean> {
     if (this.#over) return false;
-    const asked = this.grant.keys.map(async (key) => {
+    const asked = this.terms.keys.map(async (key) => {
       const info = lockInfo(await this.#keeper.server.request(key, ['LOCK.INFO', key, 'COUNT', '5000'], timeout, true));
       return info?.holders.some((holder) => holder.owner === this.owner && holder.token === this.fence) ?? false;
     });
@@ -156,7 +161,7 @@ export class Hold {
 
   /** @internal */
   renewCommand(): string[] {
-    const { replicas } = this.grant;
+    const { replicas } = this.terms;
     return this.#command(
       'RENEW',
       'TOKEN',
@@ -197,38 +202,38 @@ export class Hold {
   }
 
   #command(verb: string, ...rest: string[]): string[] {
-    return command(verb, this.grant.keys, this.owner, ...rest);
+    return command(verb, this.terms.keys, this.owner, ...rest);
   }
 
   #extend(since: number): void {
     const length = this.#lease * CERTAIN;
     this.#certain = since + length;
     this.#certainWall = Date.now() - (now() - since) + length;
-    this.due = this.grant.renewed ? since + this.#lease / 4 : this.#certain;
+    this.due = this.terms.renewed ? since + this.#lease / 4 : this.#certain;
   }
 
-  async #release(timeout: number): Promise<void> {
+  #release(timeout: number): Promise<void> {
     const loss = this.#over;
     this.#over ??= 'releasing';
     this.#keeper.unschedule(this);
     const work = this.#sendRelease();
-    if (loss instanceof LockLostError) {
-      work.catch(() => {});
-      throw loss;
-    }
-    let timer: NodeJS.Timeout | undefined;
-    const late = new Promise<never>((_, reject) => {
-      timer = later(timeout, () =>
-        reject(new UnavailableError(`the release was not confirmed within ${timeout} ms; it goes on until the lease is over`, true)),
-      );
+    return new Promise((resolve, reject) => {
+      const { alarms } = this.#keeper.server;
+      const late = `the release was not confirmed within ${timeout} ms; it goes on until the lease is over`;
+      const alarm = alarms.later(timeout, () => reject(new UnavailableError(late, true)));
+      const settle = (error?: unknown): void => {
+        alarms.cancel(alarm);
+        if (error) reject(error);
+        else resolve();
+      };
+      if (loss instanceof LockLostError) settle(loss);
+      work.then(() => settle(), settle);
     });
-    work.catch(() => {});
-    await Promise.race([work, late]).finally(() => clearTimeout(timer));
   }
 
   async #sendRelease(): Promise<void> {
     const { server } = this.#keeper;
-    const [key] = this.grant.keys as [string];
+    const [key] = this.terms.keys as [string];
     let first = true;
     let certainAtFirst = false;
     let failure: unknown;
@@ -240,7 +245,7 @@ export class Hold {
             priority: RELEASE,
             lease: this.#lease,
             timeout: silence(this.#lease),
-            connection: this.grant.connection,
+            connection: this.connection,
           });
           const [reply] = replies;
           if (!(reply instanceof ServerError)) {
@@ -259,7 +264,7 @@ export class Hold {
             first = false;
             this.stale = true;
           }
-          if (this.grant.connection) return this.#keeper.released(this); // The server releases it with the connection.
+          if (this.connection) return this.#keeper.released(this); // The server releases it with the connection.
         }
       } while (now() < this.#certain);
       throw failure;
@@ -271,7 +276,7 @@ export class Hold {
       }
       throw error;
     } finally {
-      this.grant.connection?.close();
+      this.connection?.close();
     }
   }
 }
@@ -295,13 +300,13 @@ export class Renewer {
   add(hold: Hold): void {
     this.remove(hold);
     // Renewals of one 40th of the lease go together, none later than it is due.
-    const grain = hold.grant.renewed ? Math.max(1, hold.lease / 40) : 1;
-    const at = hold.grant.renewed ? Math.floor(hold.due / grain) * grain : Math.ceil(hold.due);
+    const grain = hold.terms.renewed ? Math.max(1, hold.lease / 40) : 1;
+    const at = hold.terms.renewed ? Math.floor(hold.due / grain) * grain : Math.ceil(hold.due);
     let bucket = this.#buckets.get(at);
     if (!bucket) {
       bucket = new Set();
       this.#buckets.set(at, bucket);
-      later(at - now(), () => this.#fire(at));
+      this.#server.alarms.later(at - now(), () => this.#fire(at));
     }
     bucket.add(hold);
     this.#places.set(hold, bucket);
@@ -326,10 +331,10 @@ export class Renewer {
   /** Sends one RENEW for each; resolves with those that are to be asked for again. */
   async once(batch: readonly Hold[]): Promise<Hold[]> {
     const [head] = batch as [Hold];
-    const [key] = head.grant.keys as [string];
+    const [key] = head.terms.keys as [string];
     const pool = this.#server.pool(key);
     const lease = Math.min(...batch.map((hold) => hold.lease));
-    const extra = batch.some((hold) => hold.grant.replicas) ? pool.replicasTimeout : 0;
+    const extra = batch.some((hold) => hold.terms.replicas) ? pool.replicasTimeout : 0;
     const left = Math.min(...batch.map((hold) => hold.certain)) - now();
     const timeout = Math.max(1, Math.min(silence(lease) + extra, left));
     try {
@@ -337,15 +342,15 @@ export class Renewer {
         priority: RENEW,
         lease,
         timeout,
-        connection: head.grant.connection,
+        connection: head.connection,
       });
       const again = batch.filter((hold, i) => hold.renewed(replies[i], sent));
-      if (again.length > 0) await Promise.race([pool.pause(), sleep(Math.max(1, left))]);
+      if (again.length > 0) await Promise.race([pool.pause(), this.#server.alarms.sleep(left)]);
       return again;
     } catch (error) {
       if (error instanceof UnavailableError) {
         if (error.sent) for (const hold of batch) hold.stale = true;
-      } else await Promise.race([pool.pause(), sleep(Math.max(1, left))]);
+      } else await Promise.race([pool.pause(), this.#server.alarms.sleep(left)]);
       return [...batch];
     }
   }
@@ -356,13 +361,13 @@ export class Renewer {
     const groups = new Map<unknown, Hold[][]>();
     for (const hold of due) {
       this.#places.delete(hold);
-      if (!hold.grant.renewed) {
+      if (!hold.terms.renewed) {
         if (now() < hold.certain) this.add(hold);
         else hold.lose('expired');
         continue;
       }
       if (hold.renewal) continue;
-      const target = hold.grant.connection ?? this.#server.pool(hold.grant.keys[0] as string);
+      const target = hold.connection ?? this.#server.pool(hold.terms.keys[0] as string);
       const batches = groups.get(target) ?? [];
       groups.set(target, batches);
       const last = batches.at(-1);

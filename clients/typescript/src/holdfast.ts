@@ -1,12 +1,12 @@
 import { EventEmitter } from 'node:events';
-import { type Acquirer, Acquisition, type Terms } from './acquisition.js';
+import { type Acquirer, Acquisition } from './acquisition.js';
 import type { Driver } from './driver.js';
 import { Election, type ElectionOptions, type Leader, leaderOf, observe } from './election.js';
 import { ClosedError, type LockLostError, type LossReason, NotAcquiredError } from './errors.js';
-import { type Hold, Renewer } from './hold.js';
+import { type Hold, Renewer, type Terms } from './hold.js';
 import { type LockInfo, lockInfo, type Waiter, waiterList } from './replies.js';
 import { Server } from './server.js';
-import { now, sleep } from './time.js';
+import { now } from './time.js';
 
 export interface HoldfastOptions {
   /** The lease of locks that name none, ms. Default 10,000: a killed process blocks others for at most that long. */
@@ -59,6 +59,7 @@ export interface Lock {
 }
 export type KindOptions = Omit<LockOptions, 'limit' | 'shared'>;
 
+const NO_LIMIT: readonly string[] = [];
 /** How long `close()` waits for the server, ms. */
 const CLOSE_TIMEOUT = 5000;
 
@@ -90,11 +91,13 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     positive('lease', options.lease ?? 1);
     const renewer = new Renewer(this.server);
     this.#client = {
-      ...{ server: this.server, renewer, queues: new Map() },
-      granted: (hold) => {
+      server: this.server,
+      renewer,
+      queues: new Map(),
+      granted: (hold, waited) => {
         this.#holds.set(hold, now());
         renewer.add(hold);
-        this.#tell('acquired', { names: hold.names, fence: hold.fence, waited: hold.grant.waited });
+        this.#tell('acquired', { names: hold.names, fence: hold.fence, waited });
       },
       schedule: (hold) => this.#holds.has(hold) && renewer.add(hold),
       unschedule: (hold) => renewer.remove(hold),
@@ -125,7 +128,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
    * aborts, with a {@link DeadlockError}, and with a {@link ServerError} if the server cannot do it.
    */
   async lock(name: string, options: LockOptions = {}): Promise<Hold> {
-    return this.lockAll([name], options);
+    return (await this.acquire([name], options).result) ?? refused([name]);
   }
 
   /** Acquires the lock if it is free; otherwise null. Rejects with a {@link NotAcquiredError} if the server gave no answer. */
@@ -135,9 +138,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
 
   /** Acquires several locks in one step, all or none; in a cluster they must be in one slot. */
   async lockAll(names: readonly string[], options: LockOptions = {}): Promise<Hold> {
-    const hold = await this.acquire(names, options).result;
-    if (!hold) throw new NotAcquiredError(names);
-    return hold;
+    return (await this.acquire(names, options).result) ?? refused(names);
   }
 
   /** Runs `work` under the lock. An error of `work` goes first; a loss rejects with a {@link LockLostError} after `work` has ended. */
@@ -249,10 +250,17 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     if (names.length > 1 && (shared || limit !== undefined)) throw new TypeError('several locks at once are exclusive ones');
     if (!(wait >= 0)) throw new RangeError(`wait must be at least 0 ms, got ${wait}`);
     const terms: Terms = {
-      ...{ names, keys: names.map((name) => this.key(name)), wait, replicas, ephemeral: options.ephemeral ?? false },
-      ...{ lease: positive('lease', options.lease ?? this.#options.lease ?? 10_000), renewed: options.renew ?? true },
-      limit: shared ? ['SHARED'] : limit !== undefined && limit !== 1 ? ['LIMIT', String(positive('limit', limit))] : [],
-      ...{ prefix: more.prefix ?? (actor === undefined ? '' : `${actor}##`), waited: more.waited ?? 0, urgent: more.urgent ?? false },
+      names,
+      keys: this.#options.prefix ? names.map((name) => this.key(name)) : names,
+      lease: positive('lease', options.lease ?? this.#options.lease ?? 10_000),
+      renewed: options.renew ?? true,
+      ephemeral: options.ephemeral ?? false,
+      replicas,
+      limit: shared ? ['SHARED'] : limit !== undefined && limit !== 1 ? ['LIMIT', String(positive('limit', limit))] : NO_LIMIT,
+      wait,
+      prefix: more.prefix ?? (actor === undefined ? '' : `${actor}##`),
+      waited: more.waited ?? 0,
+      urgent: more.urgent ?? false,
     };
     const acquisition = new Acquisition(this.#client, terms);
     const { signal } = options;
@@ -293,7 +301,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
 
   /** @internal Writes the releases without waiting for the replies. */
   releaseNow(): void {
-    for (const hold of this.#holds.keys()) this.server.lastWords(hold.grant.keys[0] as string, hold.releaseCommands()[0] as string[]);
+    for (const hold of this.#holds.keys()) this.server.lastWords(hold.terms.keys[0] as string, hold.releaseCommands()[0] as string[]);
   }
 
   async #close(): Promise<void> {
@@ -302,10 +310,14 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     const acquisitions = [...this.#acquisitions];
     for (const acquisition of acquisitions) acquisition.cancel(new ClosedError());
     const withdrawn = Promise.all(acquisitions.map((acquisition) => acquisition.withdrawn));
-    await Promise.all([this.releaseAll(), Promise.race([withdrawn, sleep(CLOSE_TIMEOUT)])]);
+    await Promise.all([this.releaseAll(), Promise.race([withdrawn, this.server.alarms.sleep(CLOSE_TIMEOUT)])]);
     this.server.close();
     clearInterval(this.#anchor);
   }
+}
+
+function refused(names: readonly string[]): never {
+  throw new NotAcquiredError(names);
 }
 
 function positive(what: string, value: number): number {

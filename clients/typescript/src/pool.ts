@@ -1,7 +1,7 @@
 import type { Connection, Driver } from './driver.js';
 import { ClientTooOldError, ClosedError, ModuleNotLoadedError, ServerError, ServerTooOldError, UnavailableError } from './errors.js';
 import { record } from './replies.js';
-import { later, now, sleep } from './time.js';
+import { type Alarm, type Alarms, now } from './time.js';
 
 /** Who gets a connection first. */
 export const RENEW = 0;
@@ -18,7 +18,7 @@ const LONGEST_PAUSE = 1000;
 interface Taker {
   resolve(connection: Connection): void;
   reject(error: Error): void;
-  timer: NodeJS.Timeout;
+  timer: Alarm;
 }
 
 /** The connections to one server. */
@@ -27,6 +27,7 @@ export class Pool {
   /** The server's `replicas-timeout`, ms. */
   replicasTimeout = 1000;
   readonly #driver: Driver;
+  readonly #alarms: Alarms;
   readonly #max: number;
   readonly #all = new Set<Connection>();
   readonly #idle: Connection[] = [];
@@ -43,10 +44,11 @@ export class Pool {
   #delay = 0;
   #until = 0;
   #shortestLease = Number.POSITIVE_INFINITY;
-  #retry: NodeJS.Timeout | undefined;
+  #retry: Alarm | undefined;
 
-  constructor(driver: Driver, max: number, address?: string) {
+  constructor(driver: Driver, alarms: Alarms, max: number, address?: string) {
     this.#driver = driver;
+    this.#alarms = alarms;
     this.#max = max;
     this.address = address;
   }
@@ -59,7 +61,7 @@ export class Pool {
     return new Promise((resolve, reject) => {
       if (this.#closed) return reject(new ClosedError());
       const queue = this.#queues[priority];
-      const timer = later(timeout, () => {
+      const timer = this.#alarms.later(timeout, () => {
         queue.delete(taker);
         reject(new UnavailableError('no connection was free in time', false));
       });
@@ -103,7 +105,7 @@ export class Pool {
   /** Waits before a request is repeated that was answered with an error. */
   pause(): Promise<void> {
     this.#lengthen(false);
-    return sleep(this.#until - now());
+    return this.#alarms.sleep(this.#until - now());
   }
 
   /** Reserves a connection for a wait; two are left free for everything else. */
@@ -123,18 +125,18 @@ export class Pool {
   waitFree(ms: number): Promise<void> {
     return new Promise((resolve) => {
       const done = (): void => {
-        clearTimeout(timer);
+        this.#alarms.cancel(timer);
         this.#slotWaiters.delete(done);
         resolve();
       };
-      const timer = later(ms, done);
+      const timer = this.#alarms.later(ms, done);
       this.#slotWaiters.add(done);
     });
   }
 
   close(): void {
     this.#closed = true;
-    clearTimeout(this.#retry);
+    this.#alarms.cancel(this.#retry);
     this.#rejectAll(new ClosedError());
     for (const connection of this.#all) connection.close();
   }
@@ -162,7 +164,7 @@ export class Pool {
         const connection = this.#idle.pop();
         if (!connection) break;
         queue.delete(taker);
-        clearTimeout(taker.timer);
+        this.#alarms.cancel(taker.timer);
         taker.resolve(connection);
       }
       waiting += queue.size;
@@ -172,8 +174,8 @@ export class Pool {
         if (this.#opening > 0) return;
         const left = this.#until - now();
         if (left > 0) {
-          clearTimeout(this.#retry);
-          this.#retry = later(left, () => this.#pump());
+          this.#alarms.cancel(this.#retry);
+          this.#retry = this.#alarms.later(left, () => this.#pump());
           return;
         }
       }
@@ -209,7 +211,7 @@ export class Pool {
 
   /** Asks whether this client and the server's module understand each other. */
   async #check(connection: Connection): Promise<void> {
-    const timer = later(CONNECT, () => connection.close());
+    const timer = this.#alarms.later(CONNECT, () => connection.close());
     try {
       const version = record(await connection.send(['LOCK.VERSION']));
       const [lowest, highest] = (version.protocol ?? []) as number[];
@@ -235,14 +237,14 @@ export class Pool {
       connection.close();
       throw error;
     } finally {
-      clearTimeout(timer);
+      this.#alarms.cancel(timer);
     }
   }
 
   #rejectAll(error: Error): void {
     for (const queue of this.#queues) {
       for (const taker of queue) {
-        clearTimeout(taker.timer);
+        this.#alarms.cancel(taker.timer);
         taker.reject(error);
       }
       queue.clear();

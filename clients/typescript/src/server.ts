@@ -2,7 +2,7 @@ import type { Connection, Driver } from './driver.js';
 import { translate } from './driver.js';
 import { ServerError, UnavailableError } from './errors.js';
 import { OTHER, Pool, type Priority } from './pool.js';
-import { later, now } from './time.js';
+import { Alarms, now } from './time.js';
 
 /** A reply, or the error that the server answered with. */
 export type Reply = unknown;
@@ -33,6 +33,7 @@ export interface Answer {
 
 /** Sends requests to the server that serves a key: the only one, or a node of a cluster. */
 export class Server {
+  readonly alarms = new Alarms();
   readonly #driver: Driver;
   readonly #max: number;
   readonly #pools = new Map<string | undefined, Pool>();
@@ -81,7 +82,7 @@ export class Server {
       let sent = now();
       try {
         if (options.proven !== undefined && sent - (this.#answered.get(connection) ?? 0) > options.proven) {
-          await send(connection, [['PING']], end - now()).catch((error) => {
+          await send(this.alarms, connection, [['PING']], end - now()).catch((error) => {
             throw new UnavailableError('the connection broke', false, error);
           });
           sent = now();
@@ -89,7 +90,7 @@ export class Server {
         options.onSent?.(connection, sent);
         const list = commands(sent);
         const written = asking ? list.flatMap((command) => [['ASKING'], command]) : list;
-        replies = await send(connection, written, options.patient ? Number.POSITIVE_INFINITY : end - now());
+        replies = await send(this.alarms, connection, written, options.patient ? Number.POSITIVE_INFINITY : end - now());
         if (asking) replies = replies.filter((_, i) => i % 2 === 1);
       } catch (error) {
         if (options.connection) connection.close();
@@ -159,7 +160,7 @@ export class Server {
   #at(address: string | undefined): Pool {
     let pool = this.#pools.get(address);
     if (!pool) {
-      pool = new Pool(this.#driver, this.#max, address);
+      pool = new Pool(this.#driver, this.alarms, this.#max, address);
       this.#pools.set(address, pool);
     }
     return pool;
@@ -174,18 +175,18 @@ export class Server {
 }
 
 /** Writes commands and collects their replies; an error reply is one of them. */
-function send(connection: Connection, commands: readonly (readonly string[])[], timeout: number): Promise<Reply[]> {
+function send(alarms: Alarms, connection: Connection, commands: readonly (readonly string[])[], timeout: number): Promise<Reply[]> {
   return new Promise((resolve, reject) => {
     const replies: Reply[] = new Array(commands.length);
     let missing = commands.length;
     const timer =
       timeout === Number.POSITIVE_INFINITY
         ? undefined
-        : later(timeout, () => reject(new UnavailableError(`no reply within ${Math.round(timeout)} ms`, true)));
+        : alarms.later(timeout, () => reject(new UnavailableError(`no reply within ${Math.round(timeout)} ms`, true)));
     const settle = (i: number, reply: Reply): void => {
       replies[i] = reply;
       if (--missing > 0) return;
-      clearTimeout(timer);
+      alarms.cancel(timer);
       resolve(replies);
     };
     commands.forEach((command, i) => {
@@ -193,7 +194,7 @@ function send(connection: Connection, commands: readonly (readonly string[])[], 
         (reply) => settle(i, reply),
         (error) => {
           if (error instanceof ServerError) return settle(i, error);
-          clearTimeout(timer);
+          alarms.cancel(timer);
           reject(translate(error, true));
         },
       );

@@ -2,7 +2,6 @@ import { randomUUID } from 'node:crypto';
 import { LockLostError } from './errors.js';
 import type { Hold } from './hold.js';
 import type { Holdfast } from './holdfast.js';
-import { sleep } from './time.js';
 
 export type LockMode = 'exclusive' | 'shared';
 export interface LockRequestOptions {
@@ -255,7 +254,7 @@ export class LockManager {
         while (waits) {
           const [first] = await this.#holdfast.waiters(name);
           if (first?.owner === acquisition.owner) await this.#holdfast.force(name);
-          else await sleep(5);
+          else await this.#holdfast.server.alarms.sleep(5);
         }
         hold = await result;
         await hold?.check(); // It may have been granted right before, and taken away by our own FORCE.

@@ -7,7 +7,6 @@ package main
 
 import (
 	"context"
-	"crypto/tls"
 	"flag"
 	"fmt"
 	"log"
@@ -24,8 +23,6 @@ import (
 	"github.com/go-redsync/redsync/v4"
 	redsyncgoredis "github.com/go-redsync/redsync/v4/redis/goredis/v9"
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/rueidis"
-	"github.com/redis/rueidis/rueidislock"
 
 	"holdfast"
 )
@@ -65,7 +62,7 @@ func check[T any](v T, err error) T {
 }
 
 func contenders(with, without string) []contender {
-	all := []contender{{name: "bare commands"}, {name: "holdfast"}, {name: "redislock"}, {name: "redsync"}, {name: "rueidislock"}}
+	all := []contender{{name: "bare commands"}, {name: "holdfast"}, {name: "redislock"}, {name: "redsync"}}
 	for i := range processes {
 		rdb := redis.NewClient(&redis.Options{Network: "unix", Addr: without})
 		bare := redis.NewClient(&redis.Options{Network: "unix", Addr: with, ReadTimeout: -1})
@@ -92,16 +89,6 @@ func contenders(with, without string) []contender {
 			m := rs.NewMutex(name, redsync.WithExpiry(lease), redsync.WithTries(1_000_000))
 			err := m.LockContext(ctx)
 			return func() error { _, err := m.UnlockContext(ctx); return err }, err
-		})
-		locker := check(rueidislock.NewLocker(rueidislock.LockerOption{KeyMajority: 1, NoLoopTracking: true, KeyValidity: lease, ClientOption: rueidis.ClientOption{
-			InitAddress: []string{without},
-			DialCtxFn: func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
-				return d.DialContext(ctx, "unix", addr)
-			},
-		}}))
-		add(4, func(ctx context.Context, name string) (func() error, error) {
-			_, cancel, err := locker.WithContext(ctx, name)
-			return func() error { cancel(); return nil }, err
 		})
 	}
 	return all

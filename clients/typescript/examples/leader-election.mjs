@@ -29,9 +29,9 @@ function stand(value) {
   return { election, leads };
 }
 
-const first = stand('10.0.0.1:8080');
+const first = stand('candidate 1');
 await first.leads;
-const second = stand('10.0.0.2:8080');
+const second = stand('candidate 2');
 console.log(`the leader is ${(await holdfast.leader('scheduler'))?.value}`);
 
 await first.election.resign(); // Also at a normal exit; a killed leader is replaced when its lease is over, after 5 s.

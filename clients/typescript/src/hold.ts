@@ -181,6 +181,7 @@ export class Hold {
     } else if (reply === null || (Array.isArray(reply) && reply.includes(null))) this.lose('gone');
     else {
       this.#extend(sent);
+      this.renewal = undefined; // Others of the same pipeline may be asked for again.
       this.#keeper.schedule(this);
     }
     return false;
@@ -380,7 +381,7 @@ export class Renewer {
   /** Renews, and notes it at the holds. */
   start(batch: readonly Hold[]): Promise<void> {
     const work = this.renew(batch).finally(() => {
-      for (const hold of batch) hold.renewal = undefined;
+      for (const hold of batch) if (hold.renewal === work) hold.renewal = undefined;
     });
     for (const hold of batch) hold.renewal = work;
     return work;

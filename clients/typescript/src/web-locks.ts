@@ -81,6 +81,10 @@ export class LockManager {
     this.#lease = options.lease ?? 5000;
   }
 
+  get [Symbol.toStringTag](): string {
+    return 'LockManager';
+  }
+
   request<T>(name: string, callback: Callback<WebLock, T>): Promise<Awaited<T>>;
   request<T>(name: string, options: LockRequestOptions & { ifAvailable: true }, callback: Callback<WebLock | null, T>): Promise<Awaited<T>>;
   request<T>(

@@ -25,10 +25,10 @@ test('cron_in_a_fleet', async () => {
 });
 test('leader_election', async () => {
   expect(await output('leader-election')).toEqual([
-    '10.0.0.1:8080 leads',
-    'the leader is 10.0.0.1:8080',
-    '10.0.0.2:8080 leads',
-    'the leader is 10.0.0.2:8080',
+    'candidate 1 leads',
+    'the leader is candidate 1',
+    'candidate 2 leads',
+    'the leader is candidate 2',
   ]);
 });
 test('fenced_write', async () => {

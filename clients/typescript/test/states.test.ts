@@ -370,6 +370,13 @@ test('renewals_that_are_due_together_share_a_connection', async () => {
   expect(used.size).toBeLessThanOrEqual(4);
 });
 
+test('hold_is_renewed_while_another_of_its_pipeline_is_refused', async () => {
+  const { holdfast } = start((args) => (args[0] === 'LOCK.RENEW' ? reply(args[1] === 'bad' ? '-NOPERM x' : TOKEN) : granted));
+  const [good, bad] = await within(10, Promise.all(['good', 'bad'].map((name) => holdfast.lock(name, { lease: 2000 }))));
+  await vi.advanceTimersByTimeAsync(9000);
+  expect([good?.isHeld, bad?.isHeld]).toEqual([true, false]);
+});
+
 test('check_lengthens_nothing_and_finds_a_loss', async () => {
   let held = true;
   const { holdfast } = start((args) => {

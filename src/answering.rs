@@ -7,10 +7,10 @@
 use crate::config;
 use crate::holding;
 use crate::lock::{LockKey, Millis, Owner, Token, Waiter};
+use crate::server::Ctx;
 use crate::server::clock::{Now, Slice};
 use crate::server::reply::Replied;
 use crate::server::timer::{self, Timer};
-use crate::server::Ctx;
 use crate::state::owed::{End, OnBehalf, Ticket};
 use crate::state::sessions::Unheard;
 use crate::state::{self, Answer, Asker, Event, Kind, Outcome, Pending, Reading, Recipient, SignsOfLife, Stage, State};

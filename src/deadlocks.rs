@@ -72,7 +72,8 @@ impl View for Readable<'_> {
                 Some(_) => return Held::Shared,
             }
             // What has ended with its connection is about to be released.
-            let is_over = |owner: &Owner, token| state::with(|state| state.is_broken((key.db, &key.name, owner), token));
+            let is_over =
+                |owner: &Owner, token| state::with(|state| state.is_broken((key.db, &key.name, owner), token));
             let holder = lock.holders(now).into_iter().find(|(owner, hold)| !is_over(owner, hold.token));
             holder.map_or(Held::Free, |(owner, _)| Held::Mutex(owner))
         })

@@ -572,8 +572,15 @@ fn what_has_expired_already_is_not_renewed() {
 fn a_hash_of_somebody_else_is_no_lock_and_stays() {
     let server = Server::start();
     let mut connection = server.raw();
-    let hashes =
-        ["#red 1 #blue 2", "#fence 7 #red 1", "#limit 3 #red 1", "#@home x", "#@#x 1:1", "#", "#fence 7 #limit 0 #@o 1:1 #x y"];
+    let hashes = [
+        "#red 1 #blue 2",
+        "#fence 7 #red 1",
+        "#limit 3 #red 1",
+        "#@home x",
+        "#@#x 1:1",
+        "#",
+        "#fence 7 #limit 0 #@o 1:1 #x y",
+    ];
     for (number, fields) in hashes.iter().enumerate() {
         let key = format!("tags:{number}");
         let line = if *fields == "#" { format!("HSET {key} # 1") } else { format!("HSET {key} {fields}") };

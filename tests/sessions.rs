@@ -1,6 +1,5 @@
 //! Sessions: one connection that stands for a process.
 
-mod cancel;
 mod cluster;
 mod contention;
 mod ends;
@@ -11,6 +10,7 @@ mod losses;
 mod naming;
 mod new;
 mod next;
+mod opening;
 mod queue;
 mod races;
 mod reader;
@@ -23,3 +23,4 @@ mod server;
 mod session;
 mod ties;
 mod waited;
+mod withdrawal;

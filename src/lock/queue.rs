@@ -140,7 +140,8 @@ impl<T> Queue<T> {
     pub fn leave(&mut self, id: WaiterId) -> Option<Waiter<T>> {
         let waiter = *self.waiters.remove(&id)?;
         for key in waiter.keys.iter() {
-            let Some(lane) = internal_errors::expect(self.lanes.get_mut(key.db, &key.name), "a waiter has no lane") else {
+            let Some(lane) = internal_errors::expect(self.lanes.get_mut(key.db, &key.name), "a waiter has no lane")
+            else {
                 continue;
             };
             lane.waiting.remove(&id);

@@ -1,10 +1,10 @@
 //! Commands as the server knows them: how they are called, and what it tells clients about them.
 
-use super::{Ctx, main_thread};
 pub use super::grammar::{Access, Arg, Command, Docs, Keys};
 use super::grammar::{Count, Kind};
 use super::reply::{self, Replied};
 use super::text::{TextRef, parse_number};
+use super::{Ctx, main_thread};
 use libc::c_int;
 use redis_module::raw::{
     self, RedisModuleCommandArg, RedisModuleCommandInfo, RedisModuleCommandInfoVersion, RedisModuleCommandKeySpec,

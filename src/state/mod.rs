@@ -28,9 +28,9 @@ pub use undelivered::{Basis, Grant, GrantId, GrantedHold, Progress, Revocation, 
 
 use crate::lock::serve::{Agenda, Change};
 use crate::lock::{Deadline, LockKey, Millis, Owner, Queue, Token, Waiter, WaiterId};
-use crate::server::{MainThread, slice};
 use crate::server::blocked::Blocked;
 use crate::server::clock::{Now, steady_millis};
+use crate::server::{MainThread, slice};
 use std::collections::VecDeque;
 
 /// All of these tables.

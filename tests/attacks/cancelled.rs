@@ -25,7 +25,7 @@ const CROWDS: &str = "for key = 1, KEYS[1] do \
 /// token.
 fn granted(server: &Server) -> (Raw, Raw, String, i64) {
     let (mut client, mut session) = (server.raw(), server.raw());
-    let id = session.say("LOCK.SESSION").text();
+    let id = session.say("LOCK.SESSION").field("id").text();
     let keys: Vec<String> = (1..=KEYS).map(|key| format!("key:{key}")).collect();
     client.say(&format!("LOCK.ACQUIRE {} before", keys[0])).token();
     let request = format!("LOCK.MACQUIRE {KEYS} {} me LEASE 600000 WAIT 0 SESSION {id}", keys.join(" "));

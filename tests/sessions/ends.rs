@@ -195,7 +195,7 @@ fn reset_of_its_connection_is_not_its_end() {
     session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
     let token = session.take(&mut client, "LOCK.ACQUIRE other owner EPHEMERAL");
     assert_eq!(session.raw.say("RESET"), Value::SimpleString("RESET".into()));
-    assert_eq!(session.raw.say("LOCK.SESSION").text(), session.id);
+    assert_eq!(session.raw.say("LOCK.SESSION").field("id").text(), session.id);
     assert_eq!(session.take(&mut client, "LOCK.RENEW other owner"), token);
     client.order("LOCK.RELEASE key holder");
     session.event().token_of(&["key"], "owner");

@@ -3,7 +3,7 @@
 use redis::Value;
 use support::{Raw, Server, until};
 
-use super::session::{Event, Session, events};
+use super::session::{Event, Session, events, waiting};
 use crate::common::info_number;
 use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, figure};
 
@@ -127,7 +127,7 @@ fn cancel_in_the_instant_of_the_grant() {
         if round / 2 % 2 == 0 {
             session.listen(&server);
         }
-        let cancel = session.naming(&format!("LOCK.CANCEL key {owner}"));
+        let cancel = format!("LOCK.RELEASE key {owner} ALL");
         let mut another = server.raw();
         match First::of(round) {
             First::Grant if round / 4 % 2 == 0 => client.tell(&["LOCK.RELEASE key holder", &cancel]),
@@ -149,16 +149,12 @@ fn cancel_in_the_instant_of_the_grant() {
         next.event().token_of(&["key"], &format!("next-{round}"));
         client.order(&format!("LOCK.RELEASE key next-{round}"));
         assert_eq!(client.say("EXISTS key"), Value::Int(0), "round {round}");
-        if round / 2 % 2 == 0 {
-            // Heard of before the cancel came, or never.
-            client.order(&format!("CLIENT UNBLOCK {}", session.client));
-            match session.raw.read().unwrap() {
-                Value::Nil => {}
-                told => {
-                    events(&told)[0].token_of(&["key"], &owner);
-                    // The unblocking was for a wait that was over.
-                }
-            }
+        // Exactly one outcome is told: the grant, or that it was withdrawn.
+        let told = if round / 2 % 2 == 0 { events(&session.raw.read().unwrap()) } else { vec![session.event()] };
+        match &told[..] {
+            [event] if event.kind == "granted" => drop(event.token_of(&["key"], &owner)),
+            [event] => assert!(event.error_of(&["key"], &owner).starts_with("CANCELLED ")),
+            _ => panic!("round {round}: {told:?}"),
         }
         session.hears_nothing(&mut client);
         other = behind.raw;
@@ -180,7 +176,7 @@ fn a_request_that_arrives_after_its_cancel() {
         }
         let owner = format!("owner-{round}");
         let request = session.naming(&format!("LOCK.ACQUIRE key {owner} WAIT 0 WATCHDOG LEASE 3600000"));
-        let cancel = session.naming(&format!("LOCK.CANCEL key {owner}"));
+        let cancel = format!("LOCK.RELEASE key {owner} ALL");
         server.stop();
         match First::of(round) {
             First::Grant => {
@@ -195,12 +191,15 @@ fn a_request_that_arrives_after_its_cancel() {
         server.cont();
         let (cancelled, asked) = (client.read().unwrap(), other.read().unwrap());
         match (&cancelled, &asked) {
-            (Value::Int(0), Value::Int(_) | Value::SimpleString(_)) => {
-                assert_eq!(session.cancel(&mut client, "key", &owner), 1);
+            (Value::Nil, Value::Int(_) | Value::SimpleString(_)) => {
+                assert!(session.withdraw(&mut client, "key", &owner));
                 after += 1;
             }
             (Value::Int(1), Value::Int(_) | Value::SimpleString(_)) => before += 1,
             _ => panic!("round {round}: cancelled {cancelled:?}, asked {asked:?}"),
+        }
+        if asked == waiting() {
+            assert!(session.event().error_of(&["key"], &owner).starts_with("CANCELLED "));
         }
         if !free {
             client.order("LOCK.RELEASE key holder");

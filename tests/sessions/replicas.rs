@@ -227,13 +227,13 @@ mod confirming {
         session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1 WATCHDOG");
         session.wait(&mut group.control, "LOCK.MACQUIRE 2 a b owner REPLICAS 1");
         let mut next = group.waits("LOCK.ACQUIRE key next WAIT 0");
-        assert_eq!(session.cancel(&mut group.control, "key", "owner"), 1);
-        assert_eq!(session.cancel(&mut group.control, "b", "owner"), 1);
+        assert!(session.withdraw(&mut group.control, "key", "owner"));
+        assert!(session.withdraw(&mut group.control, "b", "owner"));
         next.token();
         assert_eq!(group.control.say("EXISTS a b"), Value::Int(0));
         assert_eq!(group.count("confirming"), 0);
         group.cont_replicas();
-        assert_eq!(session.cancel(&mut group.control, "key", "owner"), 0);
+        assert!(!session.withdraw(&mut group.control, "key", "owner"));
         session.hears_nothing(&mut group.control);
     }
 
@@ -245,7 +245,7 @@ mod confirming {
         session.take(&mut group.control, "LOCK.ACQUIRE key owner");
         group.stop_replicas();
         session.wait(&mut group.control, "LOCK.RENEW key owner REPLICAS 1");
-        assert_eq!(session.cancel(&mut group.control, "key", "owner"), 1);
+        assert!(session.withdraw(&mut group.control, "key", "owner"));
         assert_eq!(group.control.say("EXISTS key"), Value::Int(0));
         group.cont_replicas();
         session.hears_nothing(&mut group.control);

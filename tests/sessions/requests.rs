@@ -198,7 +198,7 @@ fn the_owner_star_is_the_session() {
     session.wait(&mut client, "LOCK.ACQUIRE other * WAIT 0");
     client.order("LOCK.RELEASE other holder");
     session.event().token_of(&["other"], &id);
-    assert_eq!(session.cancel(&mut client, "other", "*"), 1);
+    assert!(session.withdraw(&mut client, "other", "*"));
     assert_eq!(client.say("EXISTS other"), Value::Int(0));
     // On the session's own connection it is the same owner without the word.
     assert_eq!(session.raw.say("LOCK.RENEW key *").token(), token);
@@ -374,7 +374,7 @@ mod repeated {
         let event = session.event();
         assert_eq!(event.db, 3);
         event.token_of(&["key"], "owner");
-        assert_eq!(session.cancel(&mut client, "key", "owner"), 1);
+        assert!(session.withdraw(&mut client, "key", "owner"));
         client.order("SELECT 0");
         assert_eq!(crate::waiter::count_waiters(&mut client, "key"), 1, "that one waits on");
     }

@@ -6,6 +6,7 @@ use redis::Value;
 use support::{Raw, Server, until};
 
 use crate::common::{array, int, text, token};
+use crate::speak::Reply;
 use crate::waiter::{SOON, Speak, Tell, is_blocked};
 
 /// Long enough to see that nothing happens.
@@ -31,7 +32,7 @@ impl Session {
     #[track_caller]
     pub(super) fn on(mut raw: Raw) -> Self {
         let client = raw.client_id();
-        let id = text(&raw.order("LOCK.SESSION"));
+        let id = raw.order("LOCK.SESSION").field("id").text();
         Self { raw, client, id }
     }
 
@@ -58,10 +59,15 @@ impl Session {
         assert_eq!(self.ask(client, line), waiting(), "{line}");
     }
 
-    /// `LOCK.CANCEL` on its behalf: whether there was something to take back.
+    /// `LOCK.RELEASE … ALL` of one of its owners: whether anything was released or withdrawn.
     #[track_caller]
-    pub(super) fn cancel(&self, client: &mut Raw, key: &str, owner: &str) -> i64 {
-        int(&self.ask(client, &format!("LOCK.CANCEL {key} {owner}")))
+    pub(super) fn withdraw(&self, client: &mut Raw, key: &str, owner: &str) -> bool {
+        let owner = if owner == "*" { &self.id } else { owner };
+        match client.say(&format!("LOCK.RELEASE {key} {owner} ALL")) {
+            Value::Int(1) => true,
+            Value::Nil => false,
+            other => panic!("LOCK.RELEASE was answered {other:?}"),
+        }
     }
 
     /// The next events, at least one.
@@ -230,7 +236,7 @@ fn event(value: &Value) -> Event {
 #[track_caller]
 pub(super) fn until_ended(client: &mut Raw, session: &str) {
     until(SOON, "the session has ended", || {
-        matches!(client.say(&format!("LOCK.CANCEL none none SESSION {session}")), Value::ServerError(error)
+        matches!(client.say(&format!("LOCK.RENEW none none SESSION {session}")), Value::ServerError(error)
             if error.code() == "NOSESSION")
     });
 }

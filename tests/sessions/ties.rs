@@ -204,30 +204,6 @@ fn a_token_that_was_raised_still_names_the_hold() {
     }
 }
 
-/// Also where the hold has gone to another session since; and what it was granted with in one step stays that.
-#[test]
-fn a_token_that_was_raised_still_names_the_hold_in_another_session() {
-    let server = Server::start();
-    let mut client = server.raw();
-    for ends in [false, true] {
-        let session = Session::open(&server);
-        let both = session.take(&mut client, "LOCK.MACQUIRE 2 a b owner WATCHDOG");
-        let raised = session.take(&mut client, &format!("LOCK.RENEW a owner FENCE {}", both + 1_000_000));
-        let next = Session::open(&server);
-        if ends {
-            client.order(&format!("CLIENT KILL ID {}", session.client));
-        }
-        let moved = format!("LOCK.RENEW a owner TOKEN {both} WATCHDOG");
-        assert_eq!(next.take(&mut client, &moved), raised);
-        let moved = format!("LOCK.RENEW b owner TOKEN {both} WATCHDOG");
-        assert_eq!(next.take(&mut client, &moved), both);
-        assert_eq!(client.say(&format!("LOCK.RELEASE a owner TOKEN {}", both - 1)), Value::Nil);
-        let key = if ends { "a" } else { "b" };
-        assert_eq!(client.say(&format!("LOCK.CANCEL {key} owner SESSION {}", next.id)), Value::Int(1));
-        assert_eq!(client.say("EXISTS a b"), Value::Int(0), "what was granted in one step is given up in one");
-    }
-}
-
 /// A hold of several keys, the token of one of which is raised: none was lost by that.
 #[test]
 fn a_new_token_for_what_is_held_loses_nothing() {

@@ -87,6 +87,7 @@ fn at_once_without_wait() {
     let server = Server::start();
     for protocol in Protocol::BOTH {
         let mut raw = protocol.connect(&server);
+        raw.order("LOCK.SESSION");
         let null = String::from_utf8_lossy(protocol.null()).into_owned();
         let expected = format!("*1\r\n*6\r\n$9\r\nheartbeat\r\n:0\r\n*0\r\n{null}{null}$14\r\n3750 30000 0 1\r\n");
         assert_eq!(raw.call_for_bytes(&[b"LOCK.EVENTS", b"HEARTBEAT"]), expected.as_bytes());

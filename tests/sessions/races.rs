@@ -100,7 +100,7 @@ fn session_broken_in_the_instant_of_the_grant() {
             }
         }
         server.cont();
-        assert_eq!(client.read().unwrap(), Value::Int(0));
+        assert_eq!(client.read().unwrap(), Value::Int(1));
         let before = info_number(&server, "holdfast", "holdfast_grants_undelivered");
         next.event().token_of(&["key"], &owner);
         told += before;

@@ -71,17 +71,6 @@ fn one_that_only_stumbles_loses_nothing() {
     assert_eq!(deadline(&mut client, b"long"), long, "it was not due");
 }
 
-/// Who ties a hold to his own connection needs to read nothing.
-#[test]
-fn a_connection_that_speaks_for_itself() {
-    let server = Server::start();
-    let (mut client, mut session) = (server.raw(), Session::open(&server));
-    assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil);
-    session.raw.take("LOCK.ACQUIRE key owner WATCHDOG LEASE 600");
-    let first = deadline(&mut client, b"key");
-    until(SOON, "it is renewed", || deadline(&mut client, b"key") > first + 600);
-}
-
 /// Without `HEARTBEAT`, null comes when a sign of life would be due: so that it asks again.
 #[test]
 fn a_question_without_end_is_answered() {

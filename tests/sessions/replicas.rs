@@ -45,7 +45,7 @@ mod confirming {
         let mut group = Group::of(0);
         group.wait_for_replicas(BRIEF);
         let mut session = Session::open(&group.master);
-        let token = session.raw.take("LOCK.ACQUIRE key owner LEASE 50000");
+        let token = group.control.take("LOCK.ACQUIRE key owner LEASE 50000");
         session.wait(&mut group.control, "LOCK.ACQUIRE key owner LEASE 90000 WATCHDOG REPLICAS 1");
         let later = deadline(&mut group.control, b"key");
         // Whatever the owner asks for meanwhile is refused, on whichever connection.
@@ -191,7 +191,7 @@ mod confirming {
         let renewed = deadline(&mut group.control, b"key");
         let other_terms = "LOCK.RENEW key owner REPLICAS 1 LEASE 90000";
         assert!(error(&session.ask(&mut group.control, other_terms)).1.contains("on other terms"));
-        for line in ["LOCK.RENEW key owner LEASE 90000", "LOCK.ACQUIRE key owner", "LOCK.RELEASE key owner HOLDS 1"] {
+        for line in ["LOCK.RENEW key owner LEASE 90000", "LOCK.ACQUIRE key owner"] {
             assert!(error(&group.control.say(line)).1.contains("is being confirmed"), "{line}");
         }
         assert_eq!(deadline(&mut group.control, b"key"), renewed);
@@ -234,6 +234,9 @@ mod confirming {
         assert_eq!(group.count("confirming"), 0);
         group.cont_replicas();
         assert!(!session.withdraw(&mut group.control, "key", "owner"));
+        for (event, keys) in session.events(2).iter().zip([&["key"][..], &["a", "b"]]) {
+            assert!(event.error_of(keys, "owner").starts_with("CANCELLED "));
+        }
         session.hears_nothing(&mut group.control);
     }
 
@@ -248,6 +251,7 @@ mod confirming {
         assert!(session.withdraw(&mut group.control, "key", "owner"));
         assert_eq!(group.control.say("EXISTS key"), Value::Int(0));
         group.cont_replicas();
+        assert!(session.event().error_of(&["key"], "owner").starts_with("CANCELLED "));
         session.hears_nothing(&mut group.control);
     }
 
@@ -327,7 +331,7 @@ mod demotion {
         let token = session.take(&mut client, "LOCK.ACQUIRE held owner WATCHDOG");
         let other = session.take(&mut client, "LOCK.ACQUIRE other owner EPHEMERAL");
         let plain = session.take(&mut client, "LOCK.ACQUIRE plain owner");
-        session.raw.take("LOCK.ACQUIRE unbound owner");
+        client.take("LOCK.ACQUIRE unbound owner");
         client.take("LOCK.ACQUIRE wanted holder");
         session.wait(&mut client, "LOCK.ACQUIRE wanted waiter WAIT 0");
         session.wait(&mut client, "LOCK.MACQUIRE 2 wanted more both WAIT 0");

@@ -139,7 +139,9 @@ fn a_lack_of_memory_does_not_stop_the_hand_off() {
     assert_eq!(error(&session.ask(&mut client, "LOCK.ACQUIRE another newcomer WAIT 0")).0, "OOM");
     assert!(session.withdraw(&mut client, "key", "given-up"), "to give up needs none");
     client.order("LOCK.RELEASE key holder");
-    session.event().token_of(&["key"], "owner");
+    let events = session.events(2);
+    assert!(events[0].error_of(&["key"], "given-up").starts_with("CANCELLED "));
+    events[1].token_of(&["key"], "owner");
 }
 
 /// A wait that is over is told while nothing may be written; a grant comes when it may again.

@@ -1,7 +1,6 @@
 //! What whoever may use a server could do to the others on it: stop it, look where it may not, keep what it has lost.
 
 mod bounds;
-mod cancelled;
 mod crowds;
 mod far_deadlines;
 mod field_expiry;

@@ -17,11 +17,11 @@ pub const NAMES: [&str; 14] = [
     "LOCK.MRELEASE",
     "LOCK.MRENEW",
     "LOCK.EVENTS",
-    "LOCK.CANCEL",
     "LOCK.INFO",
     "LOCK.WAITERS",
     "LOCK.TOP",
     "LOCK.SESSION",
+    "LOCK.VERSION",
     "LOCK.HELP",
 ];
 
@@ -70,6 +70,7 @@ const EXPECTED: [Expected; 14] = [
             "WATCHDOG",
             "EPHEMERAL",
             "REPLICAS",
+            "WITHWAITED",
             "CONTENTION",
             "SESSION",
         ],
@@ -88,7 +89,7 @@ const EXPECTED: [Expected; 14] = [
         effect: Effect::Writes,
         example: "LOCK.RENEW k me LEASE 5",
         keys: &["k"],
-        words: &["LEASE", "TOKEN", "WATCHDOG", "EPHEMERAL", "REPLICAS", "FENCE", "CONTENTION", "SESSION"],
+        words: &["LEASE", "TOKEN", "WATCHDOG", "EPHEMERAL", "REPLICAS", "FENCE", "UNBIND", "CONTENTION", "SESSION"],
     },
     Expected {
         name: "LOCK.FORCE",
@@ -113,6 +114,7 @@ const EXPECTED: [Expected; 14] = [
             "WATCHDOG",
             "EPHEMERAL",
             "REPLICAS",
+            "WITHWAITED",
             "CONTENTION",
             "SESSION",
         ],
@@ -131,7 +133,7 @@ const EXPECTED: [Expected; 14] = [
         effect: Effect::Writes,
         example: "LOCK.MRENEW 1 k me",
         keys: &["k"],
-        words: &["LEASE", "TOKEN", "WATCHDOG", "EPHEMERAL", "REPLICAS", "CONTENTION", "SESSION"],
+        words: &["LEASE", "TOKEN", "WATCHDOG", "EPHEMERAL", "REPLICAS", "UNBIND", "CONTENTION", "SESSION"],
     },
     Expected {
         name: "LOCK.EVENTS",
@@ -140,14 +142,6 @@ const EXPECTED: [Expected; 14] = [
         example: "LOCK.EVENTS WAIT 0",
         keys: &[],
         words: &["WAIT", "COUNT", "HEARTBEAT"],
-    },
-    Expected {
-        name: "LOCK.CANCEL",
-        arity: -3,
-        effect: Effect::Undoes,
-        example: "LOCK.CANCEL k me SESSION id",
-        keys: &["k"],
-        words: &["SESSION"],
     },
     Expected {
         name: "LOCK.INFO",
@@ -180,6 +174,14 @@ const EXPECTED: [Expected; 14] = [
         example: "LOCK.SESSION REPLACES id",
         keys: &[],
         words: &["REPLACES"],
+    },
+    Expected {
+        name: "LOCK.VERSION",
+        arity: 1,
+        effect: Effect::Neither,
+        example: "LOCK.VERSION",
+        keys: &[],
+        words: &[],
     },
     Expected { name: "LOCK.HELP", arity: 1, effect: Effect::Neither, example: "LOCK.HELP", keys: &[], words: &[] },
 ];
@@ -388,7 +390,7 @@ fn without_memory_locks_are_given_back_but_not_taken() {
     ask_token(&mut raw, "LOCK.RENEW held me");
     assert_eq!(map(&ask(&mut raw, "LOCK.INFO held")).len(), 6);
     assert_eq!(ask(&mut raw, "LOCK.WAITERS held"), Value::Array(vec![]));
-    assert_eq!(ask_int(&mut raw, "LOCK.RELEASE held me"), 1);
+    assert_eq!(ask_int(&mut raw, "LOCK.RELEASE held me"), 0);
     assert_eq!(array(&ask(&mut raw, "LOCK.MRENEW 1 held me")).len(), 1);
     assert_eq!(ask(&mut raw, "LOCK.MRELEASE 1 held you"), Value::Array(vec![Value::Nil]));
     assert_eq!(ask_int(&mut raw, "LOCK.FORCE held"), 1);

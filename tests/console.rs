@@ -218,8 +218,8 @@ fn a_session_stands_for_one_connection() {
     assert!(!seen.fits(&format!("\"{SHOWN}0\""), &of(5)), "another session");
     assert!(!seen.fits(&format!("\"{SHOWN}1\""), "\"no session\""));
     assert_eq!(
-        seen.translate(&format!("LOCK.CANCEL key me SESSION {SHOWN}")),
-        format!("LOCK.CANCEL key me SESSION {}", bare(&of(5))),
+        seen.translate(&format!("LOCK.RENEW key me SESSION {SHOWN}")),
+        format!("LOCK.RENEW key me SESSION {}", bare(&of(5))),
     );
 }
 

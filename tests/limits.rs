@@ -72,7 +72,7 @@ fn so_many_hold_as_the_limit_says() {
     assert!(connection.say("LOCK.ACQUIRE key late LIMIT 5").is_null());
     assert!(connection.say("LOCK.ACQUIRE key late SHARED").is_null());
     assert!(connection.say("LOCK.ACQUIRE key late LIMIT 6").is_null());
-    assert_eq!(connection.say("LOCK.RELEASE key owner:2"), Value::Int(0));
+    assert_eq!(connection.say("LOCK.RELEASE key owner:2"), Value::Int(1));
     connection.say("LOCK.ACQUIRE key late LIMIT 6").token();
     assert_eq!(owners(&mut connection, "key"), ["late", "owner:0", "owner:1", "owner:3", "owner:4"]);
 }
@@ -86,13 +86,13 @@ fn the_smallest_limit_counts_until_the_lock_is_free() {
     connection.say("LOCK.ACQUIRE key three LIMIT 3").token();
     assert_eq!(connection.say("HGET key #limit").text(), "3");
     assert!(connection.say("LOCK.ACQUIRE key four SHARED").is_null());
-    assert_eq!(connection.say("LOCK.RELEASE key three"), Value::Int(0));
+    assert_eq!(connection.say("LOCK.RELEASE key three"), Value::Int(1));
     // Who named the limit is gone; the limit is not.
     connection.say("LOCK.ACQUIRE key four SHARED").token();
     assert!(connection.say("LOCK.ACQUIRE key five SHARED").is_null());
     assert_eq!(connection.say("LOCK.INFO key").field("limit").int(), 3);
     for owner in ["one", "two", "four"] {
-        assert_eq!(connection.say(&format!("LOCK.RELEASE key {owner}")), Value::Int(0));
+        assert_eq!(connection.say(&format!("LOCK.RELEASE key {owner}")), Value::Int(1));
     }
     for index in 0..6 {
         connection.say(&format!("LOCK.ACQUIRE key owner:{index} SHARED")).token();
@@ -175,11 +175,11 @@ fn the_layout_is_that_of_the_protocol() {
         connection.say("LOCK.RENEW key one LEASE 120000").token();
         let renewed = text_fields(&mut connection, "key")["#@one"].clone();
         assert_eq!(renewed, format!("{}:{first}", deadline(&mut connection, "key")));
-        assert_eq!(connection.say("LOCK.RELEASE key one ALL"), Value::Int(0));
+        assert_eq!(connection.say("LOCK.RELEASE key one ALL"), Value::Int(1));
         let left: Vec<String> = text_fields(&mut connection, "key").into_keys().collect();
         assert_eq!(left, ["#@two", "#fence", "#limit", "two"]);
         assert_eq!(deadline(&mut connection, "key"), last, "the key expires with the last that is left");
-        assert_eq!(connection.say("LOCK.RELEASE key two"), Value::Int(0));
+        assert_eq!(connection.say("LOCK.RELEASE key two"), Value::Int(1));
         assert_eq!(connection.say("EXISTS key"), Value::Int(0));
     }
 }
@@ -203,7 +203,7 @@ fn owners_of_a_semaphore_are_bytes() {
         assert!(fields.contains_key(&[b"#@", owner].concat()));
     }
     assert!(connection.call(&[b"LOCK.ACQUIRE", b"\0key", b"third", b"LIMIT", b"2"]).is_null());
-    assert_eq!(connection.call(&[b"LOCK.RELEASE", b"\0key", first]), Value::Int(0));
+    assert_eq!(connection.call(&[b"LOCK.RELEASE", b"\0key", first]), Value::Int(1));
 }
 
 #[test]
@@ -264,7 +264,7 @@ fn each_holder_has_its_own_count_token_and_deadline() {
         let second = connection.say(&format!("LOCK.ACQUIRE key two LEASE 120000 HOLDS 2 {words}")).token();
         assert_eq!(connection.say(&format!("LOCK.ACQUIRE key one LEASE 1000 {words}")), Value::Int(first));
         assert!(connection.say(&format!("LOCK.RELEASE key one TOKEN {second}")).is_null());
-        assert_eq!(connection.say(&format!("LOCK.RELEASE key two TOKEN {second} HOLDS 1")), Value::Int(1));
+        assert_eq!(connection.say(&format!("LOCK.RELEASE key two TOKEN {second} HOLDS 1")), Value::Int(0));
         assert_eq!(connection.say(&format!("LOCK.RENEW key two LEASE 30000 TOKEN {second}")), Value::Int(second));
         let all = holders(&mut connection, "key");
         let of = |owner: &str| {
@@ -278,7 +278,7 @@ fn each_holder_has_its_own_count_token_and_deadline() {
         let info = connection.say("LOCK.INFO key");
         assert_eq!(info.field("fence").int(), second);
         assert!((50_000..=60_000).contains(&info.field("ttl").int()), "{info:?}");
-        assert_eq!(connection.say("LOCK.RELEASE key two LEASE 5000 ALL"), Value::Int(0));
+        assert_eq!(connection.say("LOCK.RELEASE key two LEASE 5000 ALL"), Value::Int(1));
         assert_eq!(owners(&mut connection, "key"), ["one"]);
     }
 }
@@ -374,7 +374,7 @@ fn the_last_release_removes_the_key_with_what_is_left_of_expired_holders() {
     connection.say("LOCK.ACQUIRE key brief LEASE 20 LIMIT 5").token();
     connection.say("LOCK.ACQUIRE key long LEASE 60000 LIMIT 5").token();
     until(SOON, "the brief lease is over", || owners(&mut connection, "key") == ["long"]);
-    assert_eq!(connection.say("LOCK.RELEASE key long"), Value::Int(0));
+    assert_eq!(connection.say("LOCK.RELEASE key long"), Value::Int(1));
     assert_eq!(connection.say("EXISTS key"), Value::Int(0));
     connection.say("LOCK.ACQUIRE key writer").token();
 }
@@ -401,7 +401,7 @@ fn without_an_expiry_every_holder_holds_until_it_is_released() {
     assert_eq!(connection.say("PERSIST key"), Value::Int(1));
     until(SOON, "the leases are over", || now() > end + 50);
     assert!(connection.say("LOCK.ACQUIRE key three LIMIT 2").is_null());
-    assert_eq!(connection.say("LOCK.RELEASE key one"), Value::Int(0));
+    assert_eq!(connection.say("LOCK.RELEASE key one"), Value::Int(1));
     connection.say("LOCK.ACQUIRE key three LIMIT 2").token();
     assert_eq!(owners(&mut connection, "key"), ["three", "two"]);
 }
@@ -415,7 +415,7 @@ fn every_command_works_for_every_limit() {
         let token = holder.say(&format!("LOCK.ACQUIRE key owner LEASE 60000 HOLDS 3 {words} EPHEMERAL")).token();
         assert_eq!(holder.say(&format!("LOCK.ACQUIRE key owner HOLDS 2 {words}")), Value::Int(token));
         assert!(connection.say(&format!("LOCK.RELEASE key owner TOKEN {}", token - 1)).is_null());
-        assert_eq!(connection.say(&format!("LOCK.RELEASE key owner TOKEN {token}")), Value::Int(2));
+        assert_eq!(connection.say(&format!("LOCK.RELEASE key owner TOKEN {token}")), Value::Int(0));
         assert_eq!(connection.say("LOCK.RENEW key owner LEASE 90000"), Value::Int(token));
         // A request under limit 1 waits for the holders of any limit.
         assert_eq!(waiter.begin("LOCK.ACQUIRE key writer WAIT 60000"), None);
@@ -432,7 +432,7 @@ fn every_command_works_for_every_limit() {
         holder.say(&format!("LOCK.ACQUIRE watched owner LEASE 3000 {words} WATCHDOG")).token();
         let end = deadline(&mut connection, "watched");
         until(SOON, "the lease has been renewed", || deadline(&mut connection, "watched") > end);
-        assert_eq!(connection.say("LOCK.RELEASE watched owner"), Value::Int(0));
+        assert_eq!(connection.say("LOCK.RELEASE watched owner"), Value::Int(1));
         holder.close();
         arrives(&mut waiter).token();
         assert_eq!(connection.say("LOCK.FORCE key"), Value::Int(1));
@@ -450,7 +450,7 @@ fn force_counts_the_holders_of_every_limit() {
         assert_eq!(writer.begin("LOCK.ACQUIRE key writer WAIT 0"), None);
         assert_eq!(connection.say("LOCK.FORCE key"), Value::Int(count));
         arrives(&mut writer).token();
-        assert_eq!(connection.say("LOCK.RELEASE key writer"), Value::Int(0));
+        assert_eq!(connection.say("LOCK.RELEASE key writer"), Value::Int(1));
         assert_eq!(connection.say("LOCK.FORCE key"), Value::Int(0));
     }
 }
@@ -543,7 +543,7 @@ fn go_on(connection: &mut Raw, waiter: &mut Raw) {
     assert_eq!(owners(connection, "permits"), ["fifth", "fourth", "two"]);
     assert!(connection.say("LOCK.ACQUIRE permits sixth LIMIT 3").is_null());
     until(SOON, "the first reader's lease is over", || owners(connection, "report") == ["reader:2"]);
-    assert_eq!(connection.say("LOCK.RELEASE permits two ALL"), Value::Int(0));
+    assert_eq!(connection.say("LOCK.RELEASE permits two ALL"), Value::Int(1));
     connection.say("LOCK.ACQUIRE permits sixth LIMIT 3").token();
 }
 
@@ -658,7 +658,7 @@ fn holders_can_be_changed_past_the_module() {
     connection.say(&format!("HSET key four 2 #@four {}:{token}", now() + 60_000));
     assert_eq!(owners(&mut connection, "key"), ["four", "three"]);
     assert!(connection.say("LOCK.ACQUIRE key five LIMIT 2").is_null());
-    assert_eq!(connection.say("LOCK.RELEASE key four"), Value::Int(1));
+    assert_eq!(connection.say("LOCK.RELEASE key four"), Value::Int(0));
     assert!(connection.say("LOCK.RELEASE key two").is_null());
 }
 

@@ -1,5 +1,6 @@
 //! The module against real servers: a file a concern.
 
+mod asking_again;
 mod attacks;
 mod bad_disk;
 mod bad_input;
@@ -49,3 +50,4 @@ mod wait_rules;
 mod waited;
 mod waiter;
 mod watched;
+mod withdrawal;

@@ -96,7 +96,7 @@ impl Crowd {
 
     /// `from` gives the lock back, `to` has it.
     fn hands_over(&mut self, from: usize, to: usize) -> i64 {
-        assert_eq!(self.control.say(&format!("LOCK.RELEASE key owner-{from}")), Value::Int(0));
+        assert_eq!(self.control.say(&format!("LOCK.RELEASE key owner-{from}")), Value::Int(1));
         token(&self.members[to].read().expect("the wait ends"))
     }
 

@@ -30,7 +30,7 @@ fn ten_thousand_holders_of_one_lock() {
     let first =
         time_of(&mut connection, "lock.acquire", &[format!("LOCK.ACQUIRE key first LEASE 600000 LIMIT {LIMIT}")]);
     println!("the first grant after a restart: {first} µs");
-    assert_eq!(connection.say("LOCK.RELEASE key first"), Value::Int(0));
+    assert_eq!(connection.say("LOCK.RELEASE key first"), Value::Int(1));
     assert_eq!(count(&mut connection), HOLDERS);
     costs(&mut connection);
     assert_eq!(connection.say("LOCK.FORCE key"), Value::Int(HOLDERS as i64));
@@ -115,7 +115,7 @@ fn expiries(server: &Server, connection: &mut Raw) {
     until(SOON, "the brief leases are over", || connection.say(&last).is_null());
     let grant = time_of(connection, "lock.acquire", &[ask("after", 600_000)]);
     println!("  a grant that finds up to {REQUESTS} expired: {grant} µs");
-    assert_eq!(connection.say("LOCK.RELEASE key after"), Value::Int(0));
+    assert_eq!(connection.say("LOCK.RELEASE key after"), Value::Int(1));
     until(SOON, "of those who expired nothing is left", || count(connection) == HOLDERS);
 }
 
@@ -153,7 +153,7 @@ fn no_more_hold_a_lock_than_the_server_keeps() {
         assert!(connection.say("LOCK.ACQUIRE key late LIMIT 5").is_null(), "its own limit goes first");
         connection.say(&format!("LOCK.ACQUIRE key owner:0 {limit}")).token();
         connection.say("LOCK.RENEW key owner:1").token();
-        assert_eq!(connection.say("LOCK.RELEASE key owner:2"), Value::Int(0));
+        assert_eq!(connection.say("LOCK.RELEASE key owner:2"), Value::Int(1));
         connection.say(&format!("LOCK.ACQUIRE key late {limit}")).token();
         is_one_too_many(&connection.say(&format!("LOCK.ACQUIRE key owner:2 {limit}")));
         assert_eq!(connection.say("LOCK.FORCE key"), Value::Int(5));
@@ -174,7 +174,7 @@ fn a_raised_limit_counts_at_once_and_a_lowered_one_ends_no_hold() {
     assert_eq!(holders(&mut connection, "key").len(), 6);
     for index in 0..5 {
         connection.say(&format!("LOCK.RENEW key owner:{index}")).token();
-        assert_eq!(connection.say(&format!("LOCK.RELEASE key owner:{index}")), Value::Int(0));
+        assert_eq!(connection.say(&format!("LOCK.RELEASE key owner:{index}")), Value::Int(1));
     }
     connection.say("LOCK.ACQUIRE key late SHARED").token();
 }
@@ -188,7 +188,7 @@ fn who_waits_and_finds_no_place_is_told() {
     for (index, reader) in readers.iter_mut().enumerate() {
         assert_eq!(reader.begin(&format!("LOCK.ACQUIRE key reader:{index} SHARED WAIT 0")), None);
     }
-    assert_eq!(connection.say("LOCK.RELEASE key writer"), Value::Int(0));
+    assert_eq!(connection.say("LOCK.RELEASE key writer"), Value::Int(1));
     for (index, reader) in readers.iter_mut().enumerate() {
         match arrives(reader) {
             reply if index < 5 => drop(reply.token()),
@@ -226,7 +226,7 @@ fn more_holders_than_the_server_keeps_are_no_lock() {
     assert_eq!(Contents::read(&mut connection), before);
     connection.say("CONFIG SET holdfast.max-holders 2000");
     assert_eq!(holders(&mut connection, "key").len(), 600);
-    assert_eq!(connection.say("LOCK.RELEASE key holder:1"), Value::Int(0));
+    assert_eq!(connection.say("LOCK.RELEASE key holder:1"), Value::Int(1));
 }
 
 /// What the server keeps by default is read, and ended, in a step that nobody notices, whoever made it. Counted is the

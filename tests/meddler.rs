@@ -90,7 +90,7 @@ fn at_every_change_of_a_key() {
         "SET s x",
         "PEXPIRE a 1",
         "HSET b #fence 7",
-        "LOCK.CANCEL k carol SESSION {}",
+        "LOCK.MRELEASE 2 a k carol ALL",
         "RENAME b c",
         "FLUSHALL",
     ] {

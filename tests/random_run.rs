@@ -429,8 +429,9 @@ impl Run {
         let request = self.model.queue.iter().find(|request| request.owner == owner);
         let keys = request.map(|request| request.keys.clone()).unwrap_or_default();
         let key = *self.random.pick(&keys);
-        let line = format!("LOCK.CANCEL k{key} {} SESSION {}", self.names[owner], self.mailboxes[session].id);
+        let line = format!("LOCK.RELEASE k{key} {} ALL", self.names[owner]);
         assert_eq!(self.clients[owner].say(&line), Value::Int(1), "{line} in {:#?}", self.model);
+        self.mailboxes[session].hears_of_withdrawal(&keys, &self.names[owner]);
         self.names[owner] = format!("o{owner}'{}", self.seen.count("cancelled"));
         self.tell(line);
         self.model.leave(owner);

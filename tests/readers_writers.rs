@@ -74,7 +74,7 @@ fn visit(mut connection: Raw, mut random: Random, who: usize, writer: bool, end:
         let entered = micros();
         thread::sleep(Duration::from_micros(random.index(2000) as u64));
         let left = micros();
-        assert_eq!(connection.say(&format!("LOCK.RELEASE key owner:{who} TOKEN {token}")), Value::Int(0));
+        assert_eq!(connection.say(&format!("LOCK.RELEASE key owner:{who} TOKEN {token}")), Value::Int(1));
         stays.push(Stay { writer, asked, queued, token, entered, left, released: micros() });
     }
     stays

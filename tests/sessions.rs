@@ -20,7 +20,7 @@ mod replaces;
 mod replicas;
 mod requests;
 mod server;
-mod session;
+pub(crate) mod session;
 mod ties;
 mod waited;
 mod withdrawal;

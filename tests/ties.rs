@@ -112,10 +112,10 @@ fn what_is_left_of_a_watched_hold_is_renewed_too() {
     let server = Server::start();
     let mut holder = server.raw();
     holder.say("LOCK.ACQUIRE key owner LEASE 600 HOLDS 3 WATCHDOG").token();
-    assert_eq!(holder.say("LOCK.RELEASE key owner"), Value::Int(2));
+    assert_eq!(holder.say("LOCK.RELEASE key owner"), Value::Int(0));
     until_renewed(&mut holder, "key");
     until_renewed(&mut holder, "key");
-    assert_eq!(holder.say("LOCK.RELEASE key owner ALL"), Value::Int(0));
+    assert_eq!(holder.say("LOCK.RELEASE key owner ALL"), Value::Int(1));
 }
 
 #[test]
@@ -284,7 +284,7 @@ fn info_shows_the_tie() {
         holder.say(&format!("LOCK.ACQUIRE key owner{words}")).token();
         let connection = (watchdog || ephemeral).then_some(client);
         assert_eq!(tie(&mut viewer, "key", "owner"), (connection, watchdog, ephemeral), "{words}");
-        assert_eq!(holder.say("LOCK.RELEASE key owner"), Value::Int(0));
+        assert_eq!(holder.say("LOCK.RELEASE key owner"), Value::Int(1));
     }
 }
 
@@ -526,10 +526,10 @@ fn ties_end_when_a_master_becomes_a_replica() {
 type EndHold = fn(&mut Raw, &str);
 
 const HOLD_ENDINGS: [(&str, EndHold); 9] = [
-    ("released", |any, key| assert_eq!(any.say(&format!("LOCK.RELEASE {key} owner")), Value::Int(0))),
-    ("released-all", |any, key| assert_eq!(any.say(&format!("LOCK.RELEASE {key} owner ALL")), Value::Int(0))),
+    ("released", |any, key| assert_eq!(any.say(&format!("LOCK.RELEASE {key} owner")), Value::Int(1))),
+    ("released-all", |any, key| assert_eq!(any.say(&format!("LOCK.RELEASE {key} owner ALL")), Value::Int(1))),
     ("several-released", |any, key| {
-        assert_eq!(any.say(&format!("LOCK.MRELEASE 1 {key} owner")).items(), [Value::Int(0)]);
+        assert_eq!(any.say(&format!("LOCK.MRELEASE 1 {key} owner")).items(), [Value::Int(1)]);
     }),
     ("forced", |any, key| assert_eq!(any.say(&format!("LOCK.FORCE {key}")), Value::Int(1))),
     ("deleted", |any, key| assert_eq!(any.say(&format!("DEL {key}")), Value::Int(1))),
@@ -639,7 +639,7 @@ fn a_hold_that_ran_out_of_the_queue_is_not_tied_to_who_had_it() {
     holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
     // The same owner from another connection, after a release: it has the lock out of the queue's hands, unbound.
     next.say("LOCK.ACQUIRE gate other").token();
-    assert_eq!(holder.say("LOCK.RELEASE key owner"), Value::Int(0));
+    assert_eq!(holder.say("LOCK.RELEASE key owner"), Value::Int(1));
     holder.say("LOCK.ACQUIRE key third LEASE 60000").token();
     assert_eq!(next.begin("LOCK.ACQUIRE key owner LEASE 900 WAIT 0"), None);
     holder.say("LOCK.RELEASE key third");

@@ -1108,7 +1108,15 @@ impl Judge {
                     let Ok(lasts) = lasts else { return Err(Violation::new(LEASE, format!("a grant is {event:?}"))) };
                     let least = open.at + asked.lease.unwrap_or(30_000);
                     // (If it may be the end of another one like it, or of one that was given up since, nobody can say of which.)
+                    // (Its owner may have asked for another lease since.)
+                    let leases = |(at, cause): &(Place, Cause)| match cause {
+                        Cause::Own(by, ..) => {
+                            *at > open.began.unwrap_or(0) && keys.iter().any(|key| by.concerns(key, &owner))
+                        }
+                        _ => false,
+                    };
                     let is_plain = asked.command.ends_with("acquire") && asked.replicas == 0 && !asked.is_unsure;
+                    let is_plain = is_plain && !self.causes.iter().chain(&self.lasting).any(leases);
                     if is_plain && !self.is_disturbed && next.at + lasts + 2 < least {
                         let what = format!("{event:?} after {} lasts until {}, not {least}", next.at, next.at + lasts);
                         return Err(Violation::new(LEASE, what));
@@ -2001,6 +2009,10 @@ impl Judge {
         let queued = |(arrival, open, asked): (Arrival, &Open, &Asked)| {
             let of_wait = (asked.client, asked.of_session, asked.owner.clone(), open.db, asked.keys.clone());
             let limit = *queued.get(&of_wait)?;
+            // One that took over the place of an earlier one has that, whatever it says.
+            let of_key = |key: &Bytes| self.asked_again.contains(&(open.db, key.clone(), asked.owner.clone()));
+            let is_again = asked.keys.iter().any(of_key);
+            let arrival = Arrival { claimed: arrival.claimed.filter(|_| !is_again), ..arrival };
             Some((arrival, open.db, Asked { limit, ..asked.clone() }))
         };
         acquires.filter_map(queued).collect()

@@ -60,6 +60,13 @@ impl Mailbox {
         assert_eq!(self.raw.say("LOCK.EVENTS"), Value::Nil);
     }
 
+    /// Reads that a request was withdrawn.
+    #[track_caller]
+    pub fn hears_of_withdrawal(&mut self, keys: &[usize], owner: &str) {
+        let told = self.claim("refused", keys, owner);
+        assert!(told.detail.as_ref().is_some_and(|why| why.starts_with("CANCELLED ")), "{told:?}");
+    }
+
     /// Ends the session as a crash does.
     pub fn reset(self) {
         self.raw.reset();

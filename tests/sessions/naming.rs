@@ -215,9 +215,10 @@ fn in_a_transaction() {
     client.order(&session.naming("LOCK.ACQUIRE key owner WAIT 0"));
     client.order(&session.naming("LOCK.ACQUIRE free owner"));
     client.order(&session.naming("LOCK.RENEW free owner WATCHDOG"));
+    client.order("LOCK.RELEASE none none ALL");
     let replies = client.order("EXEC");
-    let [waits, token, renewed] = array(&replies) else { panic!("{replies:?}") };
-    assert_eq!(waits, &waiting());
+    let [waits, token, renewed, cancelled] = array(&replies) else { panic!("{replies:?}") };
+    assert_eq!((waits, cancelled), (&waiting(), &Value::Nil));
     assert_eq!(token.token(), renewed.token());
     client.order("LOCK.RELEASE key holder");
     session.event().token_of(&["key"], "owner");

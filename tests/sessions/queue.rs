@@ -148,8 +148,8 @@ fn pipelined(client: &mut Raw, lines: &[String]) -> Vec<Value> {
     client.say_all(lines)
 }
 
-/// Held, waited for and released in one packet: in one turn of the event loop. Whose grant nobody has heard of can give
-/// all of it back, which ends the request.
+/// Held, waited for and released in one packet: in one turn of the event loop. An owner may give up what it was not
+/// told of.
 #[test]
 fn all_in_one_packet() {
     let server = Server::start();

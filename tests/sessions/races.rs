@@ -3,9 +3,9 @@
 use redis::Value;
 use support::{Raw, Server, until};
 
-use super::session::{Event, Session, events, waiting};
+use super::session::{Event, Session};
 use crate::common::info_number;
-use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, figure};
+use crate::waiter::{SOON, Speak, Tell, assert_held, figure};
 
 const ROUNDS: usize = 200;
 
@@ -108,106 +108,6 @@ fn session_broken_in_the_instant_of_the_grant() {
         client.order(&format!("LOCK.RELEASE key {owner}"));
     }
     figure(format!("sessions broken in the instant of their grant: {ROUNDS} rounds ({told})"));
-    nothing_is_left(&server, &mut client);
-}
-
-/// The cancel comes in the instant of the grant, before it or after it: the owner has nothing, and the next one has the
-/// lock.
-#[test]
-fn cancel_in_the_instant_of_the_grant() {
-    let server = Server::start();
-    let (mut client, mut other) = (server.raw(), server.raw());
-    let (mut session, mut next) = (Session::open(&server), Session::open(&server));
-    for round in 0..ROUNDS {
-        client.take("LOCK.ACQUIRE key holder LEASE 3600000");
-        let owner = format!("owner-{round}");
-        session.wait(&mut client, &format!("LOCK.ACQUIRE key {owner} WAIT 0 LEASE 3600000 WATCHDOG"));
-        let mut behind = Waiter::on(other, &server, "LOCK.ACQUIRE key behind WAIT 0 LEASE 3600000");
-        next.wait(&mut client, &format!("LOCK.ACQUIRE key next-{round} WAIT 0 LEASE 3600000"));
-        if round / 2 % 2 == 0 {
-            session.listen(&server);
-        }
-        let cancel = format!("LOCK.RELEASE key {owner} ALL");
-        let mut another = server.raw();
-        match First::of(round) {
-            First::Grant if round / 4 % 2 == 0 => client.tell(&["LOCK.RELEASE key holder", &cancel]),
-            First::Other if round / 4 % 2 == 0 => client.tell(&[&cancel, "LOCK.RELEASE key holder"]),
-            // Over two connections, read in one turn or in two.
-            _ => {
-                client.tell(&["LOCK.RELEASE key holder"]);
-                another.tell(&[&cancel]);
-            }
-        }
-        let replies = if round / 4 % 2 == 0 {
-            [client.read().unwrap(), client.read().unwrap()]
-        } else {
-            [client.read().unwrap(), another.read().unwrap()]
-        };
-        assert!(replies.contains(&Value::Int(1)), "round {round}: {replies:?}");
-        behind.token();
-        client.order("LOCK.RELEASE key behind");
-        next.event().token_of(&["key"], &format!("next-{round}"));
-        client.order(&format!("LOCK.RELEASE key next-{round}"));
-        assert_eq!(client.say("EXISTS key"), Value::Int(0), "round {round}");
-        // Exactly one outcome is told: the grant, or that it was withdrawn.
-        let told = if round / 2 % 2 == 0 { events(&session.raw.read().unwrap()) } else { vec![session.event()] };
-        match &told[..] {
-            [event] if event.kind == "granted" => drop(event.token_of(&["key"], &owner)),
-            [event] => assert!(event.error_of(&["key"], &owner).starts_with("CANCELLED ")),
-            _ => panic!("round {round}: {told:?}"),
-        }
-        session.hears_nothing(&mut client);
-        other = behind.raw;
-    }
-    nothing_is_left(&server, &mut client);
-}
-
-/// A request and its cancel over two connections: whichever comes first, the other is as if it had been sent alone.
-#[test]
-fn a_request_that_arrives_after_its_cancel() {
-    let server = Server::start();
-    let (mut client, mut other) = (server.raw(), server.raw());
-    let mut session = Session::open(&server);
-    let (mut after, mut before) = (0, 0);
-    for round in 0..ROUNDS {
-        let free = round / 2 % 2 == 0;
-        if !free {
-            client.take("LOCK.ACQUIRE key holder");
-        }
-        let owner = format!("owner-{round}");
-        let request = session.naming(&format!("LOCK.ACQUIRE key {owner} WAIT 0 WATCHDOG LEASE 3600000"));
-        let cancel = format!("LOCK.RELEASE key {owner} ALL");
-        server.stop();
-        match First::of(round) {
-            First::Grant => {
-                other.tell(&[&request]);
-                client.tell(&[&cancel]);
-            }
-            First::Other => {
-                client.tell(&[&cancel]);
-                other.tell(&[&request]);
-            }
-        }
-        server.cont();
-        let (cancelled, asked) = (client.read().unwrap(), other.read().unwrap());
-        match (&cancelled, &asked) {
-            (Value::Nil, Value::Int(_) | Value::SimpleString(_)) => {
-                assert!(session.withdraw(&mut client, "key", &owner));
-                after += 1;
-            }
-            (Value::Int(1), Value::Int(_) | Value::SimpleString(_)) => before += 1,
-            _ => panic!("round {round}: cancelled {cancelled:?}, asked {asked:?}"),
-        }
-        if asked == waiting() {
-            assert!(session.event().error_of(&["key"], &owner).starts_with("CANCELLED "));
-        }
-        if !free {
-            client.order("LOCK.RELEASE key holder");
-        }
-        assert_eq!(client.say("EXISTS key"), Value::Int(0), "round {round}");
-        session.hears_nothing(&mut client);
-    }
-    assert!(after > 0 && before > 0, "{after} after, {before} before");
     nothing_is_left(&server, &mut client);
 }
 

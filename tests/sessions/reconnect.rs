@@ -5,7 +5,7 @@ use support::{Server, until};
 
 use super::session::{Event, Session, until_ended};
 use crate::speak::{Reply, holders, waiters};
-use crate::waiter::{SOON, Speak, Tell, assert_held};
+use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held};
 
 #[test]
 fn its_holds_and_waits_go_along() {
@@ -50,31 +50,115 @@ fn before_the_server_has_noticed() {
     assert_held(&mut client, "wanted", "waiter");
 }
 
-/// A grant that the old session has not read, and that its owner asks for again on behalf of the new one: it is told there,
-/// and stays when the old session ends.
-#[test]
-fn undelivered_grant_that_is_asked_for_again_stays() {
+/// A grant that the old session has not read. What the new session is told of it stays when the old one has ended; its
+/// event is not read any more, and nothing is counted twice.
+fn a_grant_that_was_not_read(line: &str, holds: i64) {
     let server = Server::start();
     let mut client = server.raw();
-    for (keys, line) in [(1, "ACQUIRE a"), (2, "MACQUIRE 2 a b")] {
-        let (old, mut new) = (Session::open(&server), Session::open(&server));
-        client.take("LOCK.ACQUIRE a holder");
-        old.wait(&mut client, &format!("LOCK.{line} owner HOLDS 1 WAIT 0 LEASE 3600000"));
-        client.order("LOCK.RELEASE a holder");
-        let granted = client.say("HGET a #fence").text();
-        let token = new.take(&mut client, &format!("LOCK.{line} owner HOLDS 1 WAIT 0 LEASE 3600000"));
-        assert_eq!(token.to_string(), granted);
-        let id = old.id.clone();
-        old.raw.reset();
+    let (old, mut new) = (Session::open(&server), Session::open(&server));
+    client.take("LOCK.ACQUIRE a holder");
+    old.wait(&mut client, "LOCK.MACQUIRE 2 a b owner HOLDS 1 WAIT 0 LEASE 3600000");
+    client.order("LOCK.RELEASE a holder");
+    let mut next = Waiter::start(&server, "a", "next");
+    let unheard = client.say("HGET a #fence").text();
+    let told = new.ask(&mut client, line);
+    let token = told.items().first().unwrap_or(&told).token();
+    assert_eq!(token.to_string(), unheard);
+    let id = old.id.clone();
+    old.raw.reset();
+    until_ended(&mut client, &id);
+    client.order("PING");
+    client.order("PING");
+    for key in ["a", "b"] {
+        let holder = support_holder(&mut client, key);
+        assert_eq!((holder.field("holds"), holder.field("token")), (Value::Int(holds), Value::Int(token)));
+        assert_eq!(holder.field("client"), Value::Int(new.client), "it is bound to the new one");
+    }
+    assert!(next.waits());
+    client.order("LOCK.FORCE a");
+    next.token();
+    assert_eq!(new.event(), Event::lost("a", "owner", token, "forced"));
+}
+
+fn support_holder(client: &mut support::Raw, key: &str) -> Value {
+    holders(client, key).remove("owner").expect("it holds")
+}
+
+#[test]
+fn a_grant_that_was_not_read_and_asked_for_again() {
+    a_grant_that_was_not_read("LOCK.MACQUIRE 2 a b owner HOLDS 1 WAIT 0 WATCHDOG", 1);
+}
+
+#[test]
+fn a_grant_that_was_not_read_and_renewed() {
+    a_grant_that_was_not_read("LOCK.MRENEW 2 a b owner WATCHDOG", 1);
+}
+
+/// Of two holds that were granted, the one that nobody heard of goes.
+#[test]
+fn a_grant_that_was_not_read_and_re_entered() {
+    a_grant_that_was_not_read("LOCK.MACQUIRE 2 a b owner WAIT 0 WATCHDOG", 1);
+}
+
+/// The old connection ends and the new request comes in the same turn of the event loop, in either order: it is refused,
+/// or granted as if the first one had never been.
+#[test]
+fn in_the_turn_in_which_the_old_connection_ends() {
+    let server = Server::start();
+    let mut client = server.raw();
+    for round in 0..40 {
+        let (old, new) = (Session::open(&server), Session::open(&server));
+        client.take("LOCK.ACQUIRE key holder");
+        old.wait(&mut client, "LOCK.ACQUIRE key owner HOLDS 1 WAIT 0 LEASE 3600000");
+        client.order("LOCK.RELEASE key holder");
+        let unheard = client.say("HGET key #fence").text();
+        let line = new.naming("LOCK.ACQUIRE key owner HOLDS 1 WAIT 0 LEASE 3600000 EPHEMERAL");
+        let (address, id) = (old.raw.local_addr(), old.id.clone());
+        server.stop();
+        if round % 2 == 0 {
+            client.tell(&[&line]);
+            old.raw.reset();
+        } else {
+            old.raw.reset();
+            until(SOON, "the server's side has heard", || server.has_lost(address));
+            client.tell(&[&line]);
+        }
+        server.cont();
+        let token = client.read().unwrap().token();
         until_ended(&mut client, &id);
         client.order("PING");
         client.order("PING");
-        for key in ["a", "b"].iter().take(keys) {
-            assert_held(&mut client, key, "owner");
-            assert_eq!(holders(&mut client, key)["owner"].field("client"), Value::Int(new.client));
-        }
-        new.hears_nothing(&mut client);
-        client.order("DEL a b");
-        new.events(keys);
+        // A re-entry, or granted anew.
+        assert!(token >= unheard.parse().expect("a token"), "round {round}");
+        assert_held(&mut client, "key", "owner");
+        assert_eq!(client.say("HGET key #fence").text(), token.to_string(), "round {round}");
+        client.order("LOCK.RELEASE key owner");
+    }
+}
+
+/// The same for a client that was blocked, and asks again over another connection.
+#[test]
+fn of_a_blocked_client_in_the_turn_in_which_it_ends() {
+    let server = Server::start();
+    let mut client = server.raw();
+    for round in 0..40 {
+        client.take("LOCK.ACQUIRE key holder");
+        let dying = Waiter::sending(&server, "LOCK.ACQUIRE key owner HOLDS 1 WAIT 0 LEASE 3600000");
+        let kill = format!("CLIENT KILL ID {}", dying.id);
+        let again = "LOCK.ACQUIRE key owner HOLDS 1 LEASE 3600000";
+        let lines = if round % 2 == 0 {
+            ["LOCK.RELEASE key holder", again, &kill]
+        } else {
+            ["LOCK.RELEASE key holder", &kill, again]
+        };
+        client.tell(&lines);
+        let replies: Vec<Value> = lines.iter().map(|_| client.read().unwrap()).collect();
+        client.order("PING");
+        client.order("PING");
+        // Killed after that, or before it: what the request was told stays.
+        let told = replies[if round % 2 == 0 { 1 } else { 2 }].token();
+        assert_held(&mut client, "key", "owner");
+        assert_eq!(client.say("HGET key #fence").text(), told.to_string(), "round {round}");
+        client.order("LOCK.RELEASE key owner");
     }
 }

@@ -10,27 +10,27 @@ use crate::speak::Reply;
 use crate::waiter::{SOON, Speak, Tell, is_blocked};
 
 /// Long enough to see that nothing happens.
-pub(super) const A_WHILE: Duration = Duration::from_millis(200);
+pub(crate) const A_WHILE: Duration = Duration::from_millis(200);
 
 /// A connection that stands for a process.
-pub(super) struct Session {
+pub(crate) struct Session {
     /// The connection, which reads the events.
-    pub(super) raw: Raw,
+    pub(crate) raw: Raw,
     /// The server's id of it.
-    pub(super) client: i64,
+    pub(crate) client: i64,
     /// By which it is named.
-    pub(super) id: String,
+    pub(crate) id: String,
 }
 
 impl Session {
     #[track_caller]
-    pub(super) fn open(server: &Server) -> Self {
+    pub(crate) fn open(server: &Server) -> Self {
         Self::on(server.raw())
     }
 
     /// On a connection that is there.
     #[track_caller]
-    pub(super) fn on(mut raw: Raw) -> Self {
+    pub(crate) fn on(mut raw: Raw) -> Self {
         let client = raw.client_id();
         let id = raw.order("LOCK.SESSION").field("id").text();
         Self { raw, client, id }
@@ -38,24 +38,24 @@ impl Session {
 
     /// Sends a request on its behalf over another connection; the reply.
     #[track_caller]
-    pub(super) fn ask(&self, client: &mut Raw, line: &str) -> Value {
+    pub(crate) fn ask(&self, client: &mut Raw, line: &str) -> Value {
         client.say(&self.naming(line))
     }
 
     /// The line of a request on its behalf.
-    pub(super) fn naming(&self, line: &str) -> String {
+    pub(crate) fn naming(&self, line: &str) -> String {
         format!("{line} SESSION {}", self.id)
     }
 
     /// The same for a request that must be granted at once; the token.
     #[track_caller]
-    pub(super) fn take(&self, client: &mut Raw, line: &str) -> i64 {
+    pub(crate) fn take(&self, client: &mut Raw, line: &str) -> i64 {
         token(&self.ask(client, line))
     }
 
     /// The same for a request that must wait.
     #[track_caller]
-    pub(super) fn wait(&self, client: &mut Raw, line: &str) {
+    pub(crate) fn wait(&self, client: &mut Raw, line: &str) {
         assert_eq!(self.ask(client, line), waiting(), "{line}");
     }
 
@@ -72,7 +72,7 @@ impl Session {
 
     /// The next events, at least one.
     #[track_caller]
-    pub(super) fn next(&mut self) -> Vec<Event> {
+    pub(crate) fn next(&mut self) -> Vec<Event> {
         let end = Instant::now() + SOON;
         loop {
             // Null comes early for one who has to ask again, so that what it holds is renewed.
@@ -86,7 +86,7 @@ impl Session {
 
     /// The next event, which is the only one so far.
     #[track_caller]
-    pub(super) fn event(&mut self) -> Event {
+    pub(crate) fn event(&mut self) -> Event {
         let mut events = self.next();
         assert_eq!(events.len(), 1, "{events:?}");
         events.remove(0)
@@ -94,7 +94,7 @@ impl Session {
 
     /// So many events, however they come.
     #[track_caller]
-    pub(super) fn events(&mut self, count: usize) -> Vec<Event> {
+    pub(crate) fn events(&mut self, count: usize) -> Vec<Event> {
         let mut all = Vec::new();
         while all.len() < count {
             all.extend(self.next());
@@ -106,7 +106,7 @@ impl Session {
     /// There is no event, and none comes that something before this has caused: one that is caused now, in the most
     /// roundabout way there is, comes first and alone.
     #[track_caller]
-    pub(super) fn hears_nothing(&mut self, client: &mut Raw) {
+    pub(crate) fn hears_nothing(&mut self, client: &mut Raw) {
         let line = format!("LOCK.ACQUIRE no-more-than-this marker WATCHDOG SESSION {}", self.id);
         let marker = token(&client.say(&line));
         client.order("DEL no-more-than-this");
@@ -115,7 +115,7 @@ impl Session {
 
     /// Lets it wait for events, until the server has blocked it.
     #[track_caller]
-    pub(super) fn listen(&mut self, server: &Server) {
+    pub(crate) fn listen(&mut self, server: &Server) {
         self.raw.tell(&["LOCK.EVENTS WAIT 0"]);
         let (mut observer, client) = (server.raw(), self.client);
         until(SOON, "the session waits for events", || is_blocked(&mut observer, client));
@@ -123,7 +123,7 @@ impl Session {
 
     /// What one hears who listens until a `CLIENT UNBLOCK`, which has `how` behind its id: the events, if they came first.
     #[track_caller]
-    pub(super) fn interrupted(&mut self, how: &str) -> Vec<Event> {
+    pub(crate) fn interrupted(&mut self, how: &str) -> Vec<Event> {
         match self.raw.read().expect("a reply") {
             Value::Nil => Vec::new(),
             Value::ServerError(error) => {
@@ -136,25 +136,25 @@ impl Session {
 
     /// The events that come to one who listens.
     #[track_caller]
-    pub(super) fn heard(&mut self) -> Vec<Event> {
+    pub(crate) fn heard(&mut self) -> Vec<Event> {
         events(&self.raw.read_timeout(SOON).expect("the connection stands").expect("an event comes"))
     }
 }
 
 /// What is replied to a request whose answer comes as an event.
-pub(super) fn waiting() -> Value {
+pub(crate) fn waiting() -> Value {
     Value::SimpleString("WAITING".into())
 }
 
 /// What a session reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Event {
-    pub(super) kind: String,
-    pub(super) db: i64,
-    pub(super) keys: Vec<String>,
-    pub(super) owner: String,
-    pub(super) token: Option<i64>,
-    pub(super) detail: Option<String>,
+pub(crate) struct Event {
+    pub(crate) kind: String,
+    pub(crate) db: i64,
+    pub(crate) keys: Vec<String>,
+    pub(crate) owner: String,
+    pub(crate) token: Option<i64>,
+    pub(crate) detail: Option<String>,
 }
 
 impl Event {
@@ -163,37 +163,37 @@ impl Event {
         Self { kind: kind.into(), db: 0, keys, owner: owner.into(), token, detail: detail.map(str::to_owned) }
     }
 
-    pub(super) fn granted(keys: &[&str], owner: &str, token: i64) -> Self {
+    pub(crate) fn granted(keys: &[&str], owner: &str, token: i64) -> Self {
         Self::new("granted", keys, owner, Some(token), None)
     }
 
-    pub(super) fn timeout(keys: &[&str], owner: &str) -> Self {
+    pub(crate) fn timeout(keys: &[&str], owner: &str) -> Self {
         Self::new("timeout", keys, owner, None, None)
     }
 
-    pub(super) fn refused(keys: &[&str], owner: &str, detail: &str) -> Self {
+    pub(crate) fn refused(keys: &[&str], owner: &str, detail: &str) -> Self {
         Self::new("refused", keys, owner, None, Some(detail))
     }
 
-    pub(super) fn lost(key: &str, owner: &str, token: i64, why: &str) -> Self {
+    pub(crate) fn lost(key: &str, owner: &str, token: i64, why: &str) -> Self {
         Self::new("lost", &[key], owner, Some(token), Some(why))
     }
 
-    pub(super) fn unbound(key: &str, owner: &str, token: i64, why: &str) -> Self {
+    pub(crate) fn unbound(key: &str, owner: &str, token: i64, why: &str) -> Self {
         Self::new("unbound", &[key], owner, Some(token), Some(why))
     }
 
-    pub(super) fn contended(key: &str, owner: &str, token: i64) -> Self {
+    pub(crate) fn contended(key: &str, owner: &str, token: i64) -> Self {
         Self::new("contended", &[key], owner, Some(token), None)
     }
 
-    pub(super) fn in_db(self, db: i64) -> Self {
+    pub(crate) fn in_db(self, db: i64) -> Self {
         Self { db, ..self }
     }
 
     /// The token of a grant of these keys to this owner, and nothing else.
     #[track_caller]
-    pub(super) fn token_of(&self, keys: &[&str], owner: &str) -> i64 {
+    pub(crate) fn token_of(&self, keys: &[&str], owner: &str) -> i64 {
         let token = self.token.unwrap_or(0);
         assert_eq!(*self, Self::granted(keys, owner, token).in_db(self.db));
         assert!(token > 0, "{self:?}");
@@ -202,7 +202,7 @@ impl Event {
 
     /// The error by which a request of these keys and this owner ended, and nothing else.
     #[track_caller]
-    pub(super) fn error_of(&self, keys: &[&str], owner: &str) -> String {
+    pub(crate) fn error_of(&self, keys: &[&str], owner: &str) -> String {
         let detail = self.detail.clone().unwrap_or_default();
         assert_eq!(*self, Self::refused(keys, owner, &detail).in_db(self.db));
         detail
@@ -211,7 +211,7 @@ impl Event {
 
 /// The events in a reply.
 #[track_caller]
-pub(super) fn events(reply: &Value) -> Vec<Event> {
+pub(crate) fn events(reply: &Value) -> Vec<Event> {
     array(reply).iter().map(event).collect()
 }
 
@@ -234,7 +234,7 @@ fn event(value: &Value) -> Event {
 
 /// Waits until the server has noticed that a session's connection has ended.
 #[track_caller]
-pub(super) fn until_ended(client: &mut Raw, session: &str) {
+pub(crate) fn until_ended(client: &mut Raw, session: &str) {
     until(SOON, "the session has ended", || {
         matches!(client.say(&format!("LOCK.RENEW none none SESSION {session}")), Value::ServerError(error)
             if error.code() == "NOSESSION")

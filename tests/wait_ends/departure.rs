@@ -8,7 +8,7 @@ use support::{Raw, Server, eventually, until};
 
 use super::AHEAD;
 use crate::common::{array, deadline, error, info_number, int, text};
-use crate::speak::{assert_in_the_way, now};
+use crate::speak::now;
 use crate::waiter::{
     SOON, Speak, Tell, Waiter, assert_held, blocked_clients, count_waiters, holders_in_hash, until_nobody_waits,
 };
@@ -179,7 +179,7 @@ fn client_unblock_in_a_transaction() {
     client.order("MULTI");
     client.order(&format!("CLIENT UNBLOCK {}", first.id));
     client.order("LOCK.RELEASE key holder");
-    assert_eq!(client.order("EXEC"), Value::Array(vec![Value::Int(1), Value::Int(0)]));
+    assert_eq!(client.order("EXEC"), Value::Array(vec![Value::Int(1), Value::Int(1)]));
     assert_eq!(first.end(), Value::Nil);
     second.token();
     assert_held(&mut client, "key", "second");
@@ -217,7 +217,7 @@ fn grant_and(together: Together, command: impl Fn(i64) -> String) -> (Server, Ra
     match together {
         Together::InAPipeline => {
             client.tell(&["LOCK.RELEASE key holder", &then]);
-            assert_eq!(client.read().unwrap(), Value::Int(0));
+            assert_eq!(client.read().unwrap(), Value::Int(1));
             client.read().unwrap();
         }
         Together::InATransaction => {
@@ -225,7 +225,7 @@ fn grant_and(together: Together, command: impl Fn(i64) -> String) -> (Server, Ra
             for _ in 0..3 {
                 client.read().unwrap();
             }
-            assert_eq!(array(&client.read().unwrap())[0], Value::Int(0));
+            assert_eq!(array(&client.read().unwrap())[0], Value::Int(1));
         }
     }
     (server, client, first, second)
@@ -310,20 +310,20 @@ fn a_re_entry_that_is_taken_back_shortens_no_other() {
     assert!(left >= if undelivered > 0 { 30_000 } else { 10_000 }, "{undelivered} undelivered, {left} ms left");
 }
 
-/// Three connections of one owner wait, and the one that is granted the lock is gone: the others were told that they may
-/// not ask at the same time, and nothing of the hold is left.
+/// Three connections of one owner ask, the last of which has the place in the queue; it is granted the lock and gone: nothing
+/// of the hold is left.
 #[test]
-fn of_one_owner_at_a_time() {
+fn last_of_three_requests_of_an_owner_dies_with_its_grant() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 60000");
     let request = "LOCK.ACQUIRE key owner LEASE 60000 WAIT 0";
-    let dying = Waiter::sending(&server, request);
     let mut others = [Waiter::sending(&server, request), Waiter::sending(&server, request)];
+    let dying = Waiter::sending(&server, request);
     let mut behind = Waiter::start(&server, "key", "behind");
     client.tell(&["LOCK.RELEASE key holder", &format!("CLIENT KILL ID {}", dying.id)]);
-    assert_eq!((client.read().unwrap(), client.read().unwrap()), (Value::Int(0), Value::Int(1)));
-    others.iter_mut().for_each(|other| assert_in_the_way(&other.end(), "key"));
+    assert_eq!((client.read().unwrap(), client.read().unwrap()), (Value::Int(1), Value::Int(1)));
+    others.iter_mut().for_each(|other| assert_eq!(other.error(), "SUPERSEDED"));
     behind.token();
     assert_held(&mut client, "key", "behind");
 }
@@ -337,7 +337,7 @@ fn everybody_killed_while_granted() {
     let waiters: Vec<Waiter> =
         (0..20).map(|number| Waiter::start(&server, "key", &format!("waiter-{number}"))).collect();
     client.tell(&["LOCK.RELEASE key holder", "CLIENT KILL TYPE normal SKIPME yes"]);
-    assert_eq!(client.read().unwrap(), Value::Int(0));
+    assert_eq!(client.read().unwrap(), Value::Int(1));
     client.read().unwrap();
     until_nobody_waits(&server);
     until(SOON, "nobody holds it", || client.say("EXISTS key") == Value::Int(0));

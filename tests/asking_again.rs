@@ -1,0 +1,201 @@
+//! What is safe to repeat: a wait that is asked for again, a count that is named, a renewal, a raise.
+
+use redis::Value;
+use support::{Server, until};
+
+use crate::sessions::session::{Session, waiting};
+use crate::speak::{Reply, SOON, Speak, owners, waiters};
+use crate::waiter::{Tell, Waiter};
+
+/// † A waiter that asks again over another connection never leaves the queue.
+#[test]
+fn waiter_keeps_its_place_when_it_asks_again_over_another_connection() {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key holder LEASE 600000");
+    let mut stale = Waiter::start(&server, "key", "owner");
+    let mut behind = Waiter::start(&server, "key", "behind");
+    let mut again = Waiter::sending(&server, "LOCK.ACQUIRE key owner WAIT 60000 LEASE 60000 WITHWAITED");
+    assert_eq!(stale.error(), "SUPERSEDED");
+    assert_eq!(waiters(&mut client, "key"), ["owner", "behind"]);
+    client.order("LOCK.RELEASE key holder");
+    let granted = again.end();
+    let [token, waited] = granted.items() else { panic!("{granted:?}") };
+    assert!((0..60_000).contains(&waited.int()), "{granted:?}");
+    let ttl = client.say("PTTL key").int();
+    assert!((1..=60_000).contains(&ttl), "the terms are those of the last request: {ttl}");
+    assert!(behind.waits());
+    assert_eq!(client.say(&format!("LOCK.RELEASE key owner TOKEN {}", token.token())), Value::Int(1));
+    behind.token();
+}
+
+#[test]
+fn request_takes_over_the_place_of_a_session_and_back() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let (mut one, mut other) = (Session::open(&server), Session::open(&server));
+    client.take("LOCK.ACQUIRE a holder LEASE 600000");
+    one.wait(&mut client, "LOCK.MACQUIRE 2 a b owner WAIT 0");
+    one.wait(&mut client, "LOCK.MACQUIRE 2 a b owner WAIT 0");
+    other.wait(&mut client, "LOCK.MACQUIRE 2 b a owner WAIT 0");
+    assert!(one.event().error_of(&["a", "b"], "owner").starts_with("SUPERSEDED "));
+    let mut blocked = Waiter::sending(&server, "LOCK.MACQUIRE 2 a b owner WAIT 0");
+    assert!(other.event().error_of(&["b", "a"], "owner").starts_with("SUPERSEDED "));
+    one.wait(&mut client, "LOCK.MACQUIRE 2 a b owner WAIT 0 LEASE 5000");
+    assert_eq!(blocked.error(), "SUPERSEDED");
+    // The same session's own request takes over new terms, and has one end.
+    one.wait(&mut client, "LOCK.MACQUIRE 2 a b owner WAIT 0 LEASE 600000");
+    client.order("LOCK.RELEASE a holder");
+    one.event().token_of(&["a", "b"], "owner");
+    assert!(client.say("PTTL a").int() > 500_000);
+    one.hears_nothing(&mut client);
+}
+
+#[test]
+fn asking_again_is_refused_with_another_limit_or_other_keys() {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE a holder LEASE 600000");
+    let mut waiter = Waiter::sending(&server, "LOCK.MACQUIRE 2 a b owner WAIT 0");
+    for line in ["LOCK.ACQUIRE a owner WAIT 0", "LOCK.MACQUIRE 3 a b c owner WAIT 0", "LOCK.MACQUIRE 1 a owner WAIT 0"]
+    {
+        assert!(client.say(line).error().contains("together with other keys"), "{line}");
+    }
+    assert_eq!(client.say("LOCK.ACQUIRE a owner"), Value::Nil, "without WAIT, nothing waits");
+    client.order("LOCK.RELEASE a holder");
+    waiter.token();
+    client.take("LOCK.ACQUIRE one holder LEASE 600000");
+    let mut waiter = Waiter::start(&server, "one", "owner");
+    assert!(client.say("LOCK.ACQUIRE one owner WAIT 0 SHARED").error().contains("under another limit"));
+    client.order("LOCK.RELEASE one holder");
+    waiter.token();
+}
+
+/// Its own time counts, not that of the request whose place it took.
+#[test]
+fn wait_of_the_last_request_counts() {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.take("LOCK.ACQUIRE key holder LEASE 600000");
+    let mut first = Waiter::sending(&server, "LOCK.ACQUIRE key owner WAIT 200");
+    let mut last = Waiter::sending(&server, "LOCK.ACQUIRE key owner WAIT 600000");
+    assert_eq!(first.error(), "SUPERSEDED");
+    let mut short = Waiter::sending(&server, "LOCK.ACQUIRE key owner WAIT 100");
+    assert_eq!(last.error(), "SUPERSEDED");
+    assert_eq!(short.end(), Value::Nil);
+    until(SOON, "nobody waits", || waiters(&mut client, "key").is_empty());
+}
+
+/// † A request with `HOLDS` can be repeated, also when another owner has made the limit smaller; and is no upgrade.
+#[test]
+fn holds_repeats_a_grant_under_a_larger_limit_only() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let token = client.take("LOCK.ACQUIRE key reader SHARED HOLDS 1 LEASE 600000");
+    assert!(client.say("LOCK.ACQUIRE key reader HOLDS 1").error().contains("SHARED"), "an upgrade is not granted");
+    client.take("LOCK.ACQUIRE key other LIMIT 5");
+    for lease in [5, 900_000] {
+        assert_eq!(client.take(&format!("LOCK.ACQUIRE key reader SHARED HOLDS 1 LEASE {lease}")), token);
+    }
+    assert_eq!(client.say("LOCK.INFO key").field("limit"), Value::Int(5), "it stays");
+    assert!(client.say("LOCK.ACQUIRE key reader LIMIT 4 HOLDS 1").error().contains("LIMIT 5"));
+    assert!(client.say("LOCK.ACQUIRE key reader SHARED HOLDS 2").error().contains("LIMIT 5"));
+    assert_eq!(client.say("LOCK.RELEASE key reader"), Value::Int(1), "one hold, whatever was repeated");
+}
+
+/// † A repeated request with another lease never shortens what was granted.
+#[test]
+fn repeated_acquire_with_another_lease_keeps_the_later_deadline() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let token = client.take("LOCK.ACQUIRE key owner HOLDS 1 LEASE 600000");
+    assert_eq!(client.take("LOCK.ACQUIRE key owner HOLDS 1 LEASE 1000"), token);
+    assert!(client.say("PTTL key").int() > 500_000);
+    assert_eq!(client.take("LOCK.ACQUIRE key owner HOLDS 1 LEASE 900000"), token);
+    assert!(client.say("PTTL key").int() > 800_000);
+}
+
+#[test]
+fn renew_without_lease_never_shortens() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let token = client.take("LOCK.ACQUIRE key owner LEASE 600000");
+    assert_eq!(client.say("LOCK.RENEW key owner"), Value::Int(token));
+    assert!(client.say("PTTL key").int() > 500_000);
+    assert_eq!(client.say("LOCK.RENEW key owner LEASE 5000"), Value::Int(token));
+    assert!(client.say("PTTL key").int() <= 5000);
+    assert_eq!(client.say("LOCK.MRENEW 1 key owner").items(), [Value::Int(token)]);
+    assert!((20_000..=30_000).contains(&client.say("PTTL key").int()), "the default lease");
+}
+
+/// What binds a hold stays as it is, unless a renewal says otherwise.
+#[test]
+fn renew_changes_the_binding_only_when_told() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let session = Session::open(&server);
+    let bound = |client: &mut support::Raw| {
+        let holder = client.say("LOCK.INFO key").field("holders").items()[0].clone();
+        (holder.field("client"), holder.field("watchdog"))
+    };
+    let token = session.take(&mut client, "LOCK.ACQUIRE key owner LEASE 600000 WATCHDOG");
+    let before = bound(&mut client);
+    assert_eq!(before, (Value::Int(session.client), Value::Int(1)));
+    assert_eq!(client.say(&format!("LOCK.RENEW key owner TOKEN {token} LEASE 60000")), Value::Int(token));
+    assert_eq!(bound(&mut client), before);
+    // Without LEASE, the lease is that of the binding.
+    assert_eq!(client.say("LOCK.RENEW key owner"), Value::Int(token));
+    assert!(client.say("PTTL key").int() > 500_000);
+    assert_eq!(client.say("LOCK.RENEW key owner LEASE 60000 UNBIND"), Value::Int(token));
+    assert_eq!(bound(&mut client), (Value::Nil, Value::Int(0)));
+    drop(session);
+    until(SOON, "it has ended", || server.info("holdfast", "holdfast_sessions").as_deref() == Some("0"));
+    assert_eq!(owners(&mut client, "key"), ["owner"]);
+    for with in ["SESSION id", "EPHEMERAL"] {
+        assert!(client.say(&format!("LOCK.RENEW key owner UNBIND {with}")).error().starts_with("ERR"));
+    }
+}
+
+/// † A raise can be repeated; a late renewal by the old token finds nothing, and shortens nothing.
+#[test]
+fn raise_can_be_repeated_and_late_renewal_finds_nothing() {
+    let server = Server::start();
+    let mut client = server.raw();
+    for limit in ["", " SHARED"] {
+        let token = client.take(&format!("LOCK.ACQUIRE key owner{limit}"));
+        let raised = token + 1;
+        for _ in 0..2 {
+            let line = format!("LOCK.RENEW key owner TOKEN {token} FENCE {raised} LEASE 600000 UNBIND");
+            assert_eq!(client.say(&line), Value::Int(raised));
+        }
+        assert_eq!(client.say(&format!("LOCK.RENEW key owner TOKEN {token} LEASE 1000")), Value::Nil);
+        assert_eq!(client.say(&format!("LOCK.RELEASE key owner TOKEN {token}")), Value::Nil);
+        assert!(client.say("PTTL key").int() > 500_000);
+        assert_eq!(client.say(&format!("LOCK.RELEASE key owner TOKEN {raised}")), Value::Int(1));
+    }
+}
+
+#[test]
+fn acquire_tells_how_long_it_waited() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let granted = client.say("LOCK.ACQUIRE key owner WITHWAITED");
+    assert_eq!(granted.items()[1], Value::Int(0));
+    assert_eq!(client.say("LOCK.ACQUIRE key other WITHWAITED"), Value::Nil);
+    let several = client.say("LOCK.MACQUIRE 2 a b owner WITHWAITED WAIT 5");
+    assert_eq!((several.items().len(), &several.items()[1]), (2, &Value::Int(0)));
+    let session = Session::open(&server);
+    assert_eq!(session.ask(&mut client, "LOCK.ACQUIRE key third WAIT 0 WITHWAITED"), waiting());
+}
+
+#[test]
+fn version_tells_protocol_and_module() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let told = client.say("LOCK.VERSION");
+    assert_eq!(told.field("protocol").items(), [Value::Int(4), Value::Int(4)]);
+    assert_eq!(told.field("version").text(), env!("CARGO_PKG_VERSION"));
+    assert_eq!(told.field("replicas-timeout"), Value::Int(1000));
+    client.say("CONFIG SET holdfast.replicas-timeout 250");
+    assert_eq!(client.say("LOCK.VERSION").field("replicas-timeout"), Value::Int(250));
+}

@@ -1081,6 +1081,9 @@ impl Judge {
                 };
                 // Requests like it whose clients have not heard yet that they wait may have been repetitions.
                 self.unheard.iter_mut().filter(|wait| fits(wait)).for_each(|wait| wait.is_optional = true);
+                // Which of several ended, nobody can say.
+                let others = self.waits.iter_mut().enumerate().filter(|(other, wait)| *other != at && fits(wait));
+                others.for_each(|(_, wait)| wait.is_optional = true);
                 let Wait { mut open, asked, mut left, repeats, .. } = self.waits[at].clone();
                 left.retain(|key| !keys.contains(key));
                 if repeats == 0 && left.is_empty() && what != b"granted" {

@@ -41,7 +41,6 @@ enum Effect {
     Takes,
     Writes,
     /// Writes where it can: it is no write to the server, so that it works also where that refuses writes.
-    Undoes,
     Reads,
     Neither,
 }
@@ -211,7 +210,7 @@ fn command_info_is_complete() {
         assert_eq!(has("write"), matches!(expected.effect, Effect::Takes | Effect::Writes), "{name}: {flags:?}");
         match expected.effect {
             Effect::Reads => assert!(has("readonly"), "{name}: {flags:?}"),
-            Effect::Takes | Effect::Writes | Effect::Undoes => assert!(!has("readonly"), "{name}: {flags:?}"),
+            Effect::Takes | Effect::Writes => assert!(!has("readonly"), "{name}: {flags:?}"),
             Effect::Neither => {}
         }
         assert_eq!(has("denyoom"), expected.effect == Effect::Takes, "{name}: {flags:?}");
@@ -338,7 +337,7 @@ fn acl_categories_where_the_server_has_them() {
             assert_eq!(has(category), name == "LOCK.FORCE", "{name}: {found:?}");
         }
         let (writes, reads) = match expected.effect {
-            Effect::Takes | Effect::Writes | Effect::Undoes => (true, false),
+            Effect::Takes | Effect::Writes => (true, false),
             Effect::Reads => (false, true),
             Effect::Neither => (false, has("@read")),
         };

@@ -40,7 +40,6 @@ enum Effect {
     /// Writes, and may need memory for it.
     Takes,
     Writes,
-    /// Writes where it can: it is no write to the server, so that it works also where that refuses writes.
     Reads,
     Neither,
 }

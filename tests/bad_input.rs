@@ -6,7 +6,7 @@ use support::{Raw, Server};
 use crate::common::{
     Contents, Protocol, array, ask, ask_int, ask_ok, ask_token, bytes, error, info_number, text, words,
 };
-use crate::speak::until_gone;
+use crate::speak::{Reply, until_gone};
 
 const MAX_LEASE: i64 = 315_360_000_000;
 
@@ -141,7 +141,7 @@ impl Victim {
     /// The id of a connection that has ended.
     fn ended_session(&self) -> String {
         let mut other = self.server.raw();
-        let (id, client) = (text(&ask(&mut other, "LOCK.SESSION")), other.client_id());
+        let (id, client) = (ask(&mut other, "LOCK.SESSION").field("id").text(), other.client_id());
         other.close();
         until_gone(&mut self.server.raw(), client);
         id
@@ -324,7 +324,7 @@ fn a_session_that_is_none() {
     let long = [b'x'; 100_000];
     let bytes: [&[u8]; 6] = [b"", b"\0", b"\xff\xfe", b"%s%n", b"a\r\n+OK\r\n", &long];
     each(|victim| {
-        let own = text(&ask(&mut victim.raw, "LOCK.SESSION"));
+        let own = ask(&mut victim.raw, "LOCK.SESSION").field("id").text();
         let (run, client) = own.split_once(':').expect("run and client");
         let other_run = format!("00000000-0000-4000-8000-000000000000:{client}");
         let mut bad = vec![run.to_owned(), format!("{run}:"), client.to_owned(), format!("{own} "), format!("+{own}")];

@@ -98,7 +98,7 @@ fn what_is_tied_lasts_no_longer_by_a_step_back() {
 fn a_session_is_answered_in_time_whatever_the_clock_does() {
     let Some((server, clock)) = start() else { return };
     let (mut reader, mut client) = (server.raw(), server.raw());
-    let id = reader.say("LOCK.SESSION").text();
+    let id = reader.say("LOCK.SESSION").field("id").text();
     client.say(&format!("LOCK.ACQUIRE k a LEASE 4000 WATCHDOG SESSION {id}")).token();
     for step in [0, -HOUR, HOUR, -2 * HOUR, 0] {
         for _ in 0..2 {

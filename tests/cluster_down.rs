@@ -77,7 +77,7 @@ fn holds_are_lost_at_their_deadline_when_the_cluster_is_down() {
     let node = cluster.node(0);
     let (key, other) = (key_of(&cluster, 0), format!("{{{}}}:other", key_of(&cluster, 0)));
     let [mut session, mut client, mut waiter] = std::array::from_fn(|_| node.raw());
-    let id = session.say("LOCK.SESSION").text();
+    let id = session.say("LOCK.SESSION").field("id").text();
     client.say(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
     client.say(&format!("LOCK.ACQUIRE {other} plain LEASE 600000")).token();
     assert_eq!(waiter.begin(&format!("LOCK.ACQUIRE {other} waiter WAIT 0")), None);
@@ -111,7 +111,7 @@ fn a_hold_in_a_slot_that_no_node_owns_is_lost_at_its_deadline() {
     let node = cluster.node(0);
     let key = key_of(&cluster, 0);
     let [mut session, mut client] = std::array::from_fn(|_| node.raw());
-    let id = session.say("LOCK.SESSION").text();
+    let id = session.say("LOCK.SESSION").field("id").text();
     client.say(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
     client.say(&format!("CLUSTER DELSLOTS {}", cluster.slot_of(key.as_bytes())));
     let error = client.say(&format!("SET {key}:x 1"));
@@ -136,7 +136,7 @@ fn a_hold_in_a_slot_that_is_being_imported_is_renewed() {
     cluster.begin_move(slot, 0, 1);
     let target = cluster.node(1);
     let [mut session, mut client] = std::array::from_fn(|_| target.raw());
-    let id = session.say("LOCK.SESSION").text();
+    let id = session.say("LOCK.SESSION").field("id").text();
     client.say("ASKING");
     let token = client.say(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
     let before = renewals(target);
@@ -161,7 +161,7 @@ fn a_primary_that_is_cut_off_lets_its_holds_run_out() {
     let replica = &replicas[0];
     let key = key_of(&cluster, 0);
     let [mut session, mut client, mut debug] = std::array::from_fn(|_| node.raw());
-    let id = session.say("LOCK.SESSION").text();
+    let id = session.say("LOCK.SESSION").field("id").text();
     client.say(&format!("LOCK.ACQUIRE {key} owner LEASE {LEASE} WATCHDOG SESSION {id}")).token();
     until(SOON, "it is renewed", || {
         read(&mut session);

@@ -263,7 +263,7 @@ fn keys_and_owners_are_escaped_in_the_message() {
 fn a_key_whose_expiry_the_search_finds_out() {
     let server = Server::start();
     let mut raw = server.raw();
-    let session = raw.say("LOCK.SESSION").text();
+    let session = raw.say("LOCK.SESSION").field("id").text();
     raw.say("LOCK.ACQUIRE bobs bob LEASE 600000").int();
     raw.say("LOCK.ACQUIRE alices alice LEASE 600000").int();
     raw.say("LOCK.ACQUIRE short carol LEASE 1500").int();
@@ -333,7 +333,7 @@ fn figure(server: &Server, name: &str) -> u64 {
 fn a_crowd_of_newcomers_waits() {
     let server = Server::start();
     let [mut session, mut asking] = connections(&server);
-    let id = session.say("LOCK.SESSION").text();
+    let id = session.say("LOCK.SESSION").field("id").text();
     ask_all(&mut asking, (0..60).map(|it| format!("LOCK.ACQUIRE k{it} h:{it} LEASE 600000")));
     ask_all(&mut asking, (0..60).map(|it| format!("LOCK.ACQUIRE k{it} w:{it} WAIT 0 SESSION {id}")));
     asking.say("LOCK.ACQUIRE hot holder LEASE 600000").token();
@@ -347,7 +347,7 @@ fn a_crowd_of_newcomers_waits() {
 fn a_search_that_leads_too_far_is_given_up_and_counted() {
     let server = Server::start();
     let [mut session, mut asking] = connections(&server);
-    let id = session.say("LOCK.SESSION").text();
+    let id = session.say("LOCK.SESSION").field("id").text();
     let length = 2_000;
     ask_all(&mut asking, (0..=length).map(|it| format!("LOCK.ACQUIRE c:{it} link:{it} LEASE 600000")));
     // From its end to its beginning, so that each search is short: nobody waits yet for whom it waits.

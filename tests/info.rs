@@ -7,7 +7,7 @@ use redis::Value;
 use support::{Raw, Server, until};
 
 use crate::common::{array, ask, ask_int, ask_token, int, map, text};
-use crate::speak::encode;
+use crate::speak::{Reply, encode};
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -177,7 +177,7 @@ fn buckets(raw: &mut Raw, name: &str) -> Vec<(i64, i64)> {
 fn a_hand_off_to_a_session_is_timed() {
     let server = Server::start();
     let [mut raw, mut session] = [server.raw(), server.raw()];
-    let id = text(&ask(&mut session, "LOCK.SESSION"));
+    let id = ask(&mut session, "LOCK.SESSION").field("id").text();
     ask_token(&mut raw, "LOCK.ACQUIRE k me");
     assert_eq!(
         ask(&mut raw, &format!("LOCK.ACQUIRE k you WAIT 0 SESSION {id}")),

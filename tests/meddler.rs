@@ -45,7 +45,7 @@ fn in_the_middle_of_reading_several_locks() {
     let mut client = server.raw();
     // Nobody but who looks at a key finds out that it has expired.
     client.order("DEBUG SET-ACTIVE-EXPIRE 0");
-    let session = client.say("LOCK.SESSION").text();
+    let session = client.say("LOCK.SESSION").field("id").text();
     client.order("LOCK.ACQUIRE bobs bob LEASE 600000");
     client.order("LOCK.ACQUIRE alices alice LEASE 600000");
     assert_eq!(client.say(&format!("LOCK.ACQUIRE alices bob WAIT 0 SESSION {session}")).text(), "WAITING");
@@ -72,7 +72,7 @@ fn at_every_change_of_a_key() {
     }
     let Meddled(ref server, _) = Meddled::start("change");
     let mut client = server.raw();
-    let session = client.say("LOCK.SESSION").text();
+    let session = client.say("LOCK.SESSION").field("id").text();
     for line in [
         "LOCK.ACQUIRE k alice",
         "LOCK.ACQUIRE k alice",

@@ -9,6 +9,7 @@ use crate::common::{
     Bytes, Contents, NAMES, Protocol, array, ask, ask_int, ask_ok, ask_token, bytes, deadline, error, fields, int, map,
     text, token, unix_micros, unix_millis,
 };
+use crate::speak::Reply;
 
 const NULL: Value = Value::Nil;
 const DEFAULT_LEASE: i64 = 30_000;
@@ -396,8 +397,9 @@ fn owner_star_is_this_connection() {
         let mut raw = protocol.connect(&server);
         let id = raw.client_id();
         let reply = ask(&mut raw, "LOCK.SESSION");
-        let name = bytes(&reply).to_vec();
-        let (run, client) = text(&reply).rsplit_once(':').map(|(run, id)| (run.to_owned(), id.to_owned())).unwrap();
+        let name = reply.field("id").text().into_bytes();
+        let (run, client) =
+            reply.field("id").text().rsplit_once(':').map(|(run, id)| (run.to_owned(), id.to_owned())).unwrap();
         assert_eq!(client, id.to_string());
         assert!(is_uuid(&run), "{run}");
         runs.push(run);
@@ -414,7 +416,7 @@ fn owner_star_is_this_connection() {
         assert_eq!(ask_int(&mut raw, "LOCK.RELEASE key * ALL"), 1);
     }
     assert_eq!(runs[0], runs[1], "one run of the server");
-    let elsewhere = text(&ask(&mut Server::start().raw(), "LOCK.SESSION"));
+    let elsewhere = ask(&mut Server::start().raw(), "LOCK.SESSION").field("id").text();
     assert!(!elsewhere.starts_with(&runs[0]), "another server is another run");
 }
 

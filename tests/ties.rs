@@ -293,7 +293,7 @@ fn both_flags_at_once_renew_and_release() {
     let server = Server::start();
     let (mut holder, mut viewer) = (server.raw(), server.raw());
     holder.say("LOCK.ACQUIRE key * LEASE 600 WATCHDOG EPHEMERAL").token();
-    let owner = holder.say("LOCK.SESSION").text();
+    let owner = holder.say("LOCK.SESSION").field("id").text();
     assert_eq!(tie(&mut viewer, "key", &owner), (Some(holder.client_id()), true, true));
     until_renewed(&mut viewer, "key");
     until_renewed(&mut viewer, "key");

@@ -50,7 +50,8 @@ struct Connection {
     token: u64,
     /// What it was told last, since it asked.
     told: Option<Reply>,
-    /// The reply to the `LOCK.SESSION` that it began with is still to come.
+    /// It has yet to begin with `LOCK.SESSION`; the reply to that is still to come.
+    is_new: bool,
     is_beginning: bool,
 }
 
@@ -114,6 +115,7 @@ impl Player {
     fn line(&mut self, line: &Line) -> Result<(), Violation> {
         match line {
             Line::Request(name, words) => {
+                self.greet(*name, words)?;
                 let words = words.iter().map(|word| self.word(word)).collect::<Vec<_>>();
                 let connection = self.connection(*name);
                 connection.told = None;
@@ -218,17 +220,37 @@ impl Player {
             self.life.ids.insert(id, name);
             let is_beginning = self.sessions.contains(&name);
             let (received, has_vanished, token, told) = (Vec::new(), false, 0, None);
-            self.connections.insert(name, Connection { id, received, has_vanished, token, told, is_beginning });
-            if is_beginning {
-                let words = vec![b"LOCK.SESSION".to_vec()];
+            let is_new = is_beginning;
+            self.connections.insert(name, Connection { id, received, has_vanished, token, told, is_beginning, is_new });
+        }
+        self.connections.entry(name).or_insert_with(|| unreachable!())
+    }
+
+    /// The sessions that a request is about begin, in a turn of their own.
+    fn greet(&mut self, name: Name, words: &[String]) -> Result<(), Violation> {
+        let named = |word: &String| {
+            let mut letters = word.chars();
+            let is_name = letters.next().is_some_and(|sign| "$#@".contains(sign)) && word.chars().count() == 2;
+            letters.next().filter(|_| is_name)
+        };
+        let mut greetings = Vec::new();
+        for name in words.iter().filter_map(named).chain([name]) {
+            let connection = self.connection(name);
+            if std::mem::take(&mut connection.is_new) {
+                let (id, words) = (connection.id, vec![b"LOCK.SESSION".to_vec()]);
                 self.judge.asked(id, &words);
                 if self.keeps {
                     self.history.asked(id, &words, node(|node| node.clock.mono));
                 }
-                self.arrivals.push(Arrival::Requests(id, vec![words]));
+                greetings.push(Arrival::Requests(id, vec![words]));
             }
         }
-        self.connections.entry(name).or_insert_with(|| unreachable!())
+        if !greetings.is_empty() {
+            let arrivals = std::mem::take(&mut self.arrivals);
+            self.turn(greetings)?;
+            self.arrivals = arrivals;
+        }
+        Ok(())
     }
 
     fn word(&mut self, word: &str) -> Bytes {

@@ -1081,6 +1081,9 @@ impl Judge {
                 };
                 // Requests like it whose clients have not heard yet that they wait may have been repetitions.
                 self.unheard.iter_mut().filter(|wait| fits(wait)).for_each(|wait| wait.is_optional = true);
+                // Which of several ended, nobody can say.
+                let others = self.waits.iter_mut().enumerate().filter(|(other, wait)| *other != at && fits(wait));
+                others.for_each(|(_, wait)| wait.is_optional = true);
                 let Wait { mut open, asked, mut left, repeats, .. } = self.waits[at].clone();
                 left.retain(|key| !keys.contains(key));
                 if repeats == 0 && left.is_empty() && what != b"granted" {
@@ -2009,6 +2012,10 @@ impl Judge {
         let queued = |(arrival, open, asked): (Arrival, &Open, &Asked)| {
             let of_wait = (asked.client, asked.of_session, asked.owner.clone(), open.db, asked.keys.clone());
             let limit = *queued.get(&of_wait)?;
+            // One that took over the place of an earlier one has that, whatever it says.
+            let of_key = |key: &Bytes| self.asked_again.contains(&(open.db, key.clone(), asked.owner.clone()));
+            let is_again = asked.keys.iter().any(of_key);
+            let arrival = Arrival { claimed: arrival.claimed.filter(|_| !is_again), ..arrival };
             Some((arrival, open.db, Asked { limit, ..asked.clone() }))
         };
         acquires.filter_map(queued).collect()

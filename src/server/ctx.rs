@@ -1,6 +1,6 @@
 //! The context in which the server calls the module.
 
-use super::key;
+use super::open_keys;
 use super::text::{AsText, Text};
 use libc::c_int;
 use redis_module::raw::{self, RedisModuleCtx};
@@ -183,7 +183,7 @@ impl<'a> Ctx<'a> {
     /// Whether this node of a cluster serves a key: not if its slot is elsewhere or nowhere, nor if the cluster is down, nor
     /// if the key does not exist while its slot is being migrated. ([`super::cluster::served`] tells these apart.)
     pub fn serves(self, key: &Text) -> bool {
-        key::none_may_be_open();
+        open_keys::none_may_be_open();
         if !can_access(key) {
             return false;
         }

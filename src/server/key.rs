@@ -1,8 +1,9 @@
 //! A key of the keyspace, through the low-level API: no command is run, nothing is looked up twice.
 
 use super::ctx::Ctx;
+use super::open_keys;
 use super::text::{Text, TextRef};
-use crate::lock::{Deadline, internal_errors};
+use crate::lock::Deadline;
 use libc::{c_int, c_longlong, c_void};
 use redis_module::raw::{self, RedisModuleKey, RedisModuleString};
 use std::cell::Cell;
@@ -23,19 +24,6 @@ pub enum Kind {
 
 const KEYTYPE_EMPTY: c_int = raw::REDISMODULE_KEYTYPE_EMPTY as c_int;
 const KEYTYPE_HASH: c_int = raw::REDISMODULE_KEYTYPE_HASH as c_int;
-
-thread_local! {
-    /// How many keys are open.
-    static OPEN: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Notes that a command is about to be run: no key may be open. The command could find that it has expired, and free what an
-/// open handle points to (seen before Redis 7.2, where time goes on while a timer runs).
-pub(super) fn none_may_be_open() {
-    if OPEN.get() > 0 {
-        internal_errors::report("a command of the server is run while a key is open");
-    }
-}
 
 /// The callback for each field and value of a hash.
 pub type EachField<'f> = &'f mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
@@ -62,7 +50,7 @@ impl<'a> Key<'a> {
         // SAFETY: context and name live for 'a, and the handle is closed before: it does not outlive 'a.
         let raw = unsafe { api!(RedisModule_OpenKey)(ctx.raw(), name.raw(), mode) };
         if !raw.is_null() {
-            OPEN.set(OPEN.get().saturating_add(1));
+            open_keys::opened();
         }
         Self { raw: raw.cast(), expiry: Cell::new(None), lives: PhantomData }
     }
@@ -179,7 +167,7 @@ impl<'a> Key<'a> {
 
     fn close(&mut self) {
         if !self.raw.is_null() {
-            OPEN.set(OPEN.get().saturating_sub(1));
+            open_keys::closed();
         }
         // SAFETY: opened in `open`; null from now on, so closed once. Null is allowed.
         unsafe { api!(RedisModule_CloseKey)(self.raw) };

@@ -45,6 +45,7 @@ mod grammar;
 pub mod info;
 pub mod key;
 pub mod main_thread;
+mod open_keys;
 pub mod replicas;
 pub mod reply;
 pub mod slice;

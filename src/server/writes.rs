@@ -2,7 +2,7 @@
 
 use super::call::Reply;
 use super::text::{AsText, Text};
-use super::{Ctx, MainThread, Role, ctx, events, key};
+use super::{Ctx, MainThread, Role, ctx, events, open_keys};
 use std::ffi::CStr;
 
 /// A write that changes nothing, whatever the key holds, and the key.
@@ -33,7 +33,7 @@ pub fn are_possible(ctx: Ctx) -> bool {
 /// Takes less than a microsecond. Before Redis 7.2, the server can't be asked without running the command, which
 /// `MONITOR` and `INFO commandstats` then show.
 pub fn are_refused(ctx: Ctx) -> bool {
-    key::none_may_be_open();
+    open_keys::none_may_be_open();
     let Some(error) = refusal(ctx) else { return false };
     if contains(&error, NOT_HERE) {
         // Another key next time: sooner or later one of those that this node serves.

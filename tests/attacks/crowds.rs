@@ -68,7 +68,8 @@ fn events(session: &mut Raw, count: usize) -> Vec<Value> {
 fn flushall_ends_thousands_of_tied_holds_and_serves_as_many_queues() {
     let server = Server::start();
     let [mut viewer, mut sender, mut holder, mut waiter] = std::array::from_fn(|_| server.raw());
-    let (of_holder, of_waiter) = (holder.say("LOCK.SESSION").text(), waiter.say("LOCK.SESSION").text());
+    let (of_holder, of_waiter) =
+        (holder.say("LOCK.SESSION").field("id").text(), waiter.say("LOCK.SESSION").field("id").text());
     let lines = |form: &str, id: &str| -> Vec<String> {
         (0..KEYS).map(|index| format!("{} SESSION {id}", form.replace('#', &index.to_string()))).collect()
     };
@@ -124,7 +125,7 @@ fn what_was_read_but_never_sent_is_taken_back_all_of_it() {
     const WAITS: usize = 100;
     let server = Server::start();
     let [mut viewer, mut sender, mut session] = std::array::from_fn(|_| server.raw());
-    let id = session.say("LOCK.SESSION").text();
+    let id = session.say("LOCK.SESSION").field("id").text();
     for reply in viewer.say_all(&lines_of("LOCK.ACQUIRE key:# holder LEASE 600000", WAITS)) {
         reply.token();
     }
@@ -177,7 +178,7 @@ fn waits_of_a_session_that_end_at_one_moment_end_soon_after_it() {
     const WAITS: usize = 50_000;
     let server = Server::start();
     let [mut sender, mut session] = std::array::from_fn(|_| server.raw());
-    let id = session.say("LOCK.SESSION").text();
+    let id = session.say("LOCK.SESSION").field("id").text();
     sender.say("LOCK.ACQUIRE key holder LEASE 600000").token();
     let end = Instant::now() + Duration::from_secs(20);
     for first in (0..WAITS).step_by(500) {

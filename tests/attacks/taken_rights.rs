@@ -136,7 +136,7 @@ fn the_waits_of_a_user_who_is_deleted_end() {
 /// A session of the user that waits for `key`, and for `key` and `second`.
 fn session(server: &Server) -> Raw {
     let (mut session, mut sender) = (of_app(server), of_app(server));
-    let id = session.say("LOCK.SESSION").text();
+    let id = session.say("LOCK.SESSION").field("id").text();
     for line in ["LOCK.ACQUIRE key first", "LOCK.MACQUIRE 2 key second third"] {
         let reply = sender.say(&format!("{line} WAIT 0 LEASE 600000 SESSION {id}"));
         assert_eq!(reply, Value::SimpleString("WAITING".into()));

@@ -52,7 +52,7 @@ fn thousands_of_short_leases_are_renewed_in_time_whatever_the_cron_does() {
 fn a_lease_too_short_to_be_renewed_ends_and_its_session_is_told() {
     let server = Server::start();
     let (mut session, mut sender) = (server.raw(), server.raw());
-    let id = session.say("LOCK.SESSION").text();
+    let id = session.say("LOCK.SESSION").field("id").text();
     let line = |index| format!("LOCK.ACQUIRE key:{index} me LEASE 1 WATCHDOG SESSION {id}");
     for reply in sender.say_all(&(0..KEYS).map(line).collect::<Vec<_>>()) {
         reply.token();

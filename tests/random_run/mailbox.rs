@@ -29,7 +29,7 @@ impl Mailbox {
     /// A new session.
     pub fn new(server: &Server) -> Self {
         let mut raw = server.raw();
-        let id = raw.say("LOCK.SESSION").text();
+        let id = raw.say("LOCK.SESSION").field("id").text();
         Self { id, raw, unclaimed: Vec::new() }
     }
 

@@ -1,4 +1,4 @@
-//! `holdfast.max-session-waits`, and what `INFO holdfast` counts of sessions.
+//! `holdfast.max-session-bytes`, and what `INFO holdfast` counts of sessions.
 
 use redis::Value;
 use support::{Raw, Server, until};
@@ -8,66 +8,94 @@ use crate::common::info_number;
 use crate::speak::Reply;
 use crate::waiter::{SOON, Speak, Tell};
 
+/// Room for so many bytes of events.
 fn with_limit(limit: u32) -> Server {
-    Server::builder().module_args(&["max-session-waits", &limit.to_string()]).start()
+    Server::builder().module_args(&["max-session-bytes", &limit.to_string()]).start()
+}
+
+const FULL: &str = "ERR too many waits, bound holds and unread events of this session";
+
+/// How many requests wait until one is refused.
+fn fill(session: &Session, client: &mut Raw, what: &str) -> usize {
+    for number in 0.. {
+        match session.ask(client, &what.replace('?', &number.to_string())) {
+            Value::ServerError(error) => {
+                let message = format!("{} {}", error.code(), error.details().unwrap_or_default());
+                assert!(message.starts_with(FULL) && message.contains("holdfast.max-session-bytes"), "{message}");
+                return number;
+            }
+            reply => assert_ne!(reply, Value::Nil, "{number}"),
+        }
+    }
+    0
 }
 
 #[test]
-fn beyond_it_a_request_is_refused() {
-    let server = with_limit(3);
+fn request_is_refused_when_its_events_might_not_fit() {
+    let server = with_limit(20_000);
     let mut client = server.raw();
     let (mut session, other) = (Session::open(&server), Session::open(&server));
     client.take("LOCK.ACQUIRE key holder");
-    for number in 0..3 {
-        session.wait(&mut client, &format!("LOCK.ACQUIRE key owner-{number} WAIT 0"));
-    }
-    let refused = session.ask(&mut client, "LOCK.ACQUIRE key one-more WAIT 0").error();
-    assert!(refused.starts_with("ERR too many waits"), "{refused}");
-    assert!(refused.contains("holdfast.max-session-waits is 3"), "{refused}");
-    session.wait(&mut client, "LOCK.ACQUIRE key owner-0 WAIT 0");
-    assert_eq!(session.ask(&mut client, "LOCK.ACQUIRE key one-more"), Value::Nil, "which does not wait");
-    session.take(&mut client, "LOCK.ACQUIRE free one-more WAIT 0");
+    let count = fill(&session, &mut client, "LOCK.ACQUIRE key owner-? WAIT 0");
+    assert!((10..40).contains(&count), "{count}");
+    assert!(session.ask(&mut client, "LOCK.ACQUIRE key one-more").error().starts_with(FULL), "it would be bound");
+    assert_eq!(client.say("LOCK.ACQUIRE key one-more"), Value::Nil, "which is of no session");
     other.wait(&mut client, "LOCK.ACQUIRE key one-more WAIT 0");
-    client.order("LOCK.RELEASE key owner-1 ALL");
+    // An event that was read leaves room.
+    assert!(session.withdraw(&mut client, "key", "owner-1"));
     session.event();
-    session.wait(&mut client, "LOCK.ACQUIRE key one-more WAIT 0");
+    session.wait(&mut client, "LOCK.ACQUIRE key again WAIT 0");
 }
 
+/// What names many keys takes more.
 #[test]
-fn several_keys_are_one_request() {
-    let server = with_limit(2);
+fn request_for_many_keys_takes_more_bytes() {
+    let server = with_limit(40_000);
     let mut client = server.raw();
     let session = Session::open(&server);
     client.take("LOCK.ACQUIRE a holder");
-    session.wait(&mut client, "LOCK.MACQUIRE 3 a b c first WAIT 0");
-    session.wait(&mut client, "LOCK.MACQUIRE 3 a b c second WAIT 0");
-    assert_eq!(info_number(&server, "holdfast", "holdfast_session_waits"), 2);
-    assert!(session.ask(&mut client, "LOCK.ACQUIRE a third WAIT 0").error().starts_with("ERR too many waits"));
+    let several = fill(&session, &mut client, "LOCK.MACQUIRE 3 a b c owner-? WAIT 0");
+    assert_eq!(info_number(&server, "holdfast", "holdfast_session_waits"), several as i64);
+    let other = Session::open(&server);
+    let single = fill(&other, &mut client, "LOCK.ACQUIRE a other-? WAIT 0");
+    assert!(several * 2 < single, "{several} {single}");
+}
+
+/// All that wait may end at one moment: nobody who reads is ended for that, and all of it is told.
+#[test]
+fn everything_that_was_admitted_is_told() {
+    let server = with_limit(200_000);
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    let count = fill(&session, &mut client, "LOCK.ACQUIRE key owner-? WAIT 0");
+    client.order("SET key text");
+    until(SOON, "all are refused", || figures(&server)[1..] == [0, count as i64]);
+    assert_eq!(session.events(count).len(), count);
+    session.take(&mut client, "LOCK.ACQUIRE free owner");
 }
 
 /// A session that never reads would else be told of one loss after the other, for ever.
 #[test]
-fn a_session_with_as_many_unread_events_gets_no_new_hold_until_it_reads() {
-    let server = with_limit(3);
+fn session_with_many_unread_events_gets_no_new_hold_until_it_reads() {
+    let server = with_limit(8_192);
     let mut client = server.raw();
     let mut session = Session::open(&server);
-    let unread = |count| until(SOON, "they are in the mailbox", || figures(&server)[2] == count);
     session.take(&mut client, "LOCK.ACQUIRE kept owner");
-    for _ in 0..3 {
-        session.take(&mut client, "LOCK.ACQUIRE key owner");
+    let mut lost = 0;
+    while let Value::Int(_) = session.ask(&mut client, "LOCK.ACQUIRE key owner") {
         client.order("LOCK.FORCE key");
+        lost += 1;
+        assert!(lost < 100);
     }
-    unread(3);
-    let full = "ERR too many unread events of this session: holdfast.max-session-waits is 3";
-    for line in
-        ["LOCK.ACQUIRE key owner", "LOCK.MACQUIRE 2 a b owner", "LOCK.RENEW kept owner", "LOCK.MRENEW 1 kept owner"]
-    {
-        assert_eq!(session.ask(&mut client, line).error(), full, "{line}");
+    until(SOON, "they are in the queue", || figures(&server)[2] == lost);
+    for line in ["LOCK.ACQUIRE key owner", "LOCK.MACQUIRE 2 a b owner"] {
+        assert!(session.ask(&mut client, line).error().starts_with(FULL), "{line}");
     }
     assert_eq!(client.say("LOCK.FORCE kept"), Value::Int(1));
     // What it held is told all the same.
-    unread(4);
-    assert_eq!(session.events(4).len(), 4);
+    until(SOON, "it is told", || figures(&server)[2] == lost + 1);
+    session.events(lost as usize + 1);
     session.take(&mut client, "LOCK.ACQUIRE key owner");
 }
 
@@ -76,16 +104,15 @@ fn it_can_be_set_while_the_server_runs() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);
-    let setting = client.say("CONFIG GET holdfast.max-session-waits");
-    assert_eq!(setting.field("holdfast.max-session-waits").text(), "100000");
-    client.order("CONFIG SET holdfast.max-session-waits 1");
+    let setting = client.say("CONFIG GET holdfast.max-session-bytes");
+    assert_eq!(setting.field("holdfast.max-session-bytes").text(), "134217728");
+    client.order("CONFIG SET holdfast.max-session-bytes 4096");
     client.take("LOCK.ACQUIRE key holder");
-    session.wait(&mut client, "LOCK.ACQUIRE key first WAIT 0");
-    assert!(session.ask(&mut client, "LOCK.ACQUIRE key second WAIT 0").error().starts_with("ERR too many waits"));
-    client.order("CONFIG SET holdfast.max-session-waits 2");
+    fill(&session, &mut client, "LOCK.ACQUIRE key owner-? WAIT 0");
+    client.order("CONFIG SET holdfast.max-session-bytes 1000000");
     session.wait(&mut client, "LOCK.ACQUIRE key second WAIT 0");
     for wrong in ["0", "-1", "x"] {
-        assert!(client.say(&format!("CONFIG SET holdfast.max-session-waits {wrong}")).error().starts_with("ERR"));
+        assert!(client.say(&format!("CONFIG SET holdfast.max-session-bytes {wrong}")).error().starts_with("ERR"));
     }
 }
 
@@ -100,12 +127,12 @@ fn figures(server: &Server) -> [i64; 3] {
 fn info_counts() {
     let server = Server::start();
     let mut client: Raw = server.raw();
-    let (mut one, mut other) = (Session::open(&server), Session::open(&server));
+    let (mut one, other) = (Session::open(&server), Session::open(&server));
     assert_eq!(figures(&server), [2, 0, 0]);
     client.take("LOCK.ACQUIRE key holder");
     one.wait(&mut client, "LOCK.ACQUIRE key first WAIT 0");
     one.wait(&mut client, "LOCK.ACQUIRE key first WAIT 0");
-    assert_eq!(figures(&server), [1, 1, 0]);
+    assert_eq!(figures(&server), [2, 1, 0]);
     other.wait(&mut client, "LOCK.ACQUIRE key second WAIT 0");
     other.wait(&mut client, "LOCK.ACQUIRE key third WAIT 0");
     assert_eq!(figures(&server), [2, 3, 0]);
@@ -114,13 +141,12 @@ fn info_counts() {
     assert_eq!(figures(&server), [2, 1, 2]);
     assert!(one.event().error_of(&["key"], "first").starts_with("CANCELLED "));
     assert_eq!(figures(&server), [2, 1, 1]);
-    client.order("LOCK.RELEASE key third ALL");
+    assert!(other.withdraw(&mut client, "key", "third"));
     assert_eq!(figures(&server), [2, 0, 2]);
-    client.order("LOCK.RELEASE key second ALL");
-    other.events(2);
-    assert_eq!(figures(&server), [2, 0, 0]);
+    assert!(other.withdraw(&mut client, "key", "second"));
+    assert_eq!(figures(&server), [2, 0, 2], "in place of its grant");
     one.raw.close();
-    until(SOON, "one has ended", || figures(&server) == [1, 0, 0]);
+    until(SOON, "one has ended", || figures(&server) == [1, 0, 2]);
     assert_eq!(info_number(&server, "holdfast", "holdfast_grants_queued"), 2);
     assert_eq!(info_number(&server, "holdfast", "holdfast_timeouts"), 0);
 }

@@ -30,6 +30,7 @@ fn null_at_once_without_wait() {
     let server = Server::start();
     for protocol in Protocol::BOTH {
         let mut raw = protocol.connect(&server);
+        raw.order("LOCK.SESSION");
         assert_eq!(raw.call_for_bytes(&[b"LOCK.EVENTS"]), protocol.null());
         assert_eq!(raw.call_for_bytes(&[b"LOCK.EVENTS", b"COUNT", b"5"]), protocol.null());
     }
@@ -40,6 +41,7 @@ fn null_after_its_wait() {
     let server = Server::start();
     for protocol in Protocol::BOTH {
         let mut raw = protocol.connect(&server);
+        raw.order("LOCK.SESSION");
         let due = NotBefore::millis(119);
         assert_eq!(raw.call_for_bytes(&[b"LOCK.EVENTS", b"WAIT", b"120"]), protocol.null());
         due.is_over("the end of the wait");
@@ -268,9 +270,10 @@ fn it_reads_its_own_connections_events() {
 fn it_needs_the_right_to_the_command_only() {
     let server = Server::start();
     let mut admin = server.raw();
-    admin.order("ACL SETUSER reader on nopass +lock.events resetkeys");
+    admin.order("ACL SETUSER reader on nopass +lock.session +lock.events resetkeys");
     let mut reader = server.raw();
     reader.order("AUTH reader x");
+    reader.order("LOCK.SESSION");
     assert_eq!(reader.say("LOCK.EVENTS"), Value::Nil);
 }
 

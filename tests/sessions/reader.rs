@@ -71,17 +71,6 @@ fn one_that_only_stumbles_loses_nothing() {
     assert_eq!(deadline(&mut client, b"long"), long, "it was not due");
 }
 
-/// Who ties a hold to his own connection needs to read nothing.
-#[test]
-fn a_connection_that_speaks_for_itself() {
-    let server = Server::start();
-    let (mut client, mut session) = (server.raw(), Session::open(&server));
-    assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil);
-    session.raw.take("LOCK.ACQUIRE key owner WATCHDOG LEASE 600");
-    let first = deadline(&mut client, b"key");
-    until(SOON, "it is renewed", || deadline(&mut client, b"key") > first + 600);
-}
-
 /// Without `HEARTBEAT`, null comes when a sign of life would be due: so that it asks again.
 #[test]
 fn a_question_without_end_is_answered() {
@@ -116,7 +105,7 @@ fn one_that_was_promised_a_sign_of_life_and_does_not_ask_is_ended() {
     let due = NotBefore::millis(1799);
     silent.raw.say("LOCK.EVENTS HEARTBEAT");
     let id = silent.id.clone();
-    let ended = || matches!(server.raw().say(&format!("LOCK.RENEW none none SESSION {id}")), Value::ServerError(_));
+    let ended = || matches!(server.raw().say(&format!("LOCK.ACQUIRE none none SESSION {id}")), Value::ServerError(_));
     until(SOON, "it is ended", || {
         asks.raw.say("LOCK.EVENTS WAIT 20 HEARTBEAT");
         ended()
@@ -137,10 +126,47 @@ fn nobody_is_ended_within_a_second() {
     let server = Server::start();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     client.order("CONFIG SET holdfast.default-lease 1");
+    session.take(&mut client, "LOCK.ACQUIRE key owner LEASE 600000");
     let due = NotBefore::millis(1009);
     session.raw.say("LOCK.EVENTS HEARTBEAT");
     until_ended(&mut client, &session.id);
     due.is_over("the end of the session");
+}
+
+/// A session that has nothing bound and nothing waiting is left alone; once it has, its time begins.
+#[test]
+fn idle_session_is_not_ended() {
+    let server = Server::start();
+    let (mut client, mut idle, mut busy) = (server.raw(), Session::open(&server), Session::open(&server));
+    client.order("CONFIG SET holdfast.default-lease 1000");
+    idle.raw.say("LOCK.EVENTS HEARTBEAT");
+    busy.take(&mut client, "LOCK.ACQUIRE busy owner LEASE 600000");
+    busy.raw.say("LOCK.EVENTS HEARTBEAT");
+    // This one would have been ended by then, too.
+    until_ended(&mut client, &busy.id);
+    idle.take(&mut client, "LOCK.ACQUIRE key owner LEASE 600000");
+    assert_eq!(idle.raw.say("PING"), Value::SimpleString("PONG".into()));
+    let due = NotBefore::millis(900);
+    until_ended(&mut client, &idle.id);
+    due.is_over("the end of the session");
+}
+
+/// One that is blocked in another command of its own can't ask, and is not ended for that.
+#[test]
+fn session_that_is_blocked_in_another_command_is_not_ended() {
+    let server = Server::start();
+    let (mut client, mut session, mut busy) = (server.raw(), Session::open(&server), Session::open(&server));
+    client.order("CONFIG SET holdfast.default-lease 1000");
+    for one in [&mut session, &mut busy] {
+        let line = format!("LOCK.ACQUIRE key-{} owner LEASE 600000", one.client);
+        one.take(&mut client, &line);
+        one.raw.say("LOCK.EVENTS HEARTBEAT");
+    }
+    session.raw.post("BLPOP list 0");
+    until_ended(&mut client, &busy.id);
+    client.order("RPUSH list x");
+    assert_eq!(session.raw.read().expect("it lives").items().len(), 2);
+    assert_eq!(session.raw.say("LOCK.EVENTS HEARTBEAT").items().len(), 1);
 }
 
 /// A server that stood still has not heard what was sent meanwhile: it listens before it judges.
@@ -149,6 +175,7 @@ fn a_server_that_stood_still_hears_first() {
     let server = Server::start();
     let (mut client, mut session) = (server.raw(), Session::open(&server));
     client.order("CONFIG SET holdfast.default-lease 1000");
+    session.take(&mut client, "LOCK.ACQUIRE mine owner LEASE 600000");
     session.raw.say("LOCK.EVENTS HEARTBEAT");
     server.stop();
     session.raw.post("LOCK.EVENTS WAIT 100");
@@ -157,6 +184,6 @@ fn a_server_that_stood_still_hears_first() {
     server.cont();
     let reply = session.raw.read().expect("the session lives");
     assert_eq!(reply, Value::Nil);
-    assert_eq!(session.ask(&mut client, "LOCK.RENEW none none"), Value::Nil);
+    assert!(!session.withdraw(&mut client, "key", "owner"));
     assert_eq!(session.raw.say("LOCK.EVENTS HEARTBEAT").items().len(), 1);
 }

@@ -49,6 +49,7 @@ fn nothing_is_written_until_the_server_takes_writes(refusal: &Refusal) {
     let server = Server::builder().arg("save", "").start();
     let [mut holder, mut waiter, mut impatient, mut viewer] = std::array::from_fn(|_| server.raw());
     let mut session = Session::open(&server);
+    holder.say("LOCK.SESSION");
     holder.say("LOCK.ACQUIRE key holder LEASE 700").token();
     holder.say("LOCK.ACQUIRE watched holder LEASE 900 WATCHDOG").token();
     assert_eq!(waiter.begin("LOCK.ACQUIRE key waiter LEASE 600000 WAIT 0"), None);

@@ -5,7 +5,7 @@ use redis::Value;
 use support::{Raw, Server, until};
 
 use super::session::Session;
-use crate::common::{error, info_number, int, text, token};
+use crate::common::{error, info_number, int, token};
 use crate::speak::Reply;
 use crate::waiter::{SOON, Speak, Tell};
 
@@ -40,13 +40,13 @@ fn nothing_comes_of_the_old_session_from_then_on() {
             "LOCK.INFO busy".into(),
         ],
     );
-    assert_eq!(text(&replies[0]), new.id);
+    assert_eq!(replies[0].field("id").text(), new.id);
     assert_eq!([&replies[1], &replies[2]].map(|reply| error(reply).0), ["NOSESSION"; 2]);
     assert_eq!(error(&replies[3]).0, "ERR");
     assert_eq!(replies[4], Value::Nil, "the hold ended with its session");
     assert!(token(&replies[5]) > held);
     assert_eq!(token(&replies[6]), watched, "what outlives it is taken along");
-    assert_eq!((int(&replies[7]), &replies[8]), (0, &Value::Nil), "its wait is over");
+    assert_eq!((int(&replies[7]), &replies[8]), (1, &Value::Nil), "its wait is over");
     assert_eq!(client.say("LOCK.INFO kept").field("holders").items()[0].field("client").int(), new.client);
 }
 
@@ -61,7 +61,7 @@ fn its_connection_ends() {
     assert!(old.raw.read().is_err() && listening.raw.read().is_err());
     until(SOON, "only the new one is left", || info_number(&server, "clients", "blocked_clients") == 0);
     // Repeating it is harmless.
-    assert_eq!(new.raw.say(&format!("LOCK.SESSION REPLACES {} {}", old.id, listening.id)).text(), new.id);
+    assert_eq!(new.raw.say(&format!("LOCK.SESSION REPLACES {} {}", old.id, listening.id)).field("id").text(), new.id);
 }
 
 #[test]
@@ -78,11 +78,11 @@ fn what_is_no_session_of_this_server_is_ignored() {
         "REPLACES".into(),
     ];
     for id in &ids {
-        assert_eq!(session.raw.say(&format!("LOCK.SESSION REPLACES {id}")).text(), session.id, "{id}");
+        assert_eq!(session.raw.say(&format!("LOCK.SESSION REPLACES {id}")).field("id").text(), session.id, "{id}");
     }
-    assert_eq!(session.raw.say(&format!("lock.session replaces {}", ids.join(" "))).text(), session.id);
+    assert_eq!(session.raw.say(&format!("lock.session replaces {}", ids.join(" "))).field("id").text(), session.id);
     let many = vec!["x"; 128].join(" ");
-    assert_eq!(session.raw.say(&format!("LOCK.SESSION REPLACES {many}")).text(), session.id);
+    assert_eq!(session.raw.say(&format!("LOCK.SESSION REPLACES {many}")).field("id").text(), session.id);
     let reply = session.raw.say(&format!("LOCK.SESSION REPLACES {many} x")).error();
     assert_eq!(reply, "ERR REPLACES must be followed by 1 to 128 session ids, got 129");
     let reply = session.raw.say("LOCK.SESSION REPLACES").error();
@@ -132,6 +132,25 @@ fn in_a_transaction_and_in_a_script() {
         ["MULTI".into(), format!("LOCK.SESSION REPLACES {}", old.id), "LOCK.ACQUIRE key next".into(), "EXEC".into()];
     let replies = at_once(&mut new.raw, &lines);
     let replies = replies[3].items();
-    assert_eq!(text(&replies[0]), new.id);
+    assert_eq!(replies[0].field("id").text(), new.id);
     assert!(token(&replies[1]) > 0, "{replies:?}");
+}
+
+/// A replica's link, a subscriber and any other connection that was never a session are left alone.
+#[test]
+fn connections_that_are_no_sessions_are_left_alone() {
+    let server = Server::start();
+    let mut session = Session::open(&server);
+    let (mut plain, mut holder, mut subscriber) = (server.raw(), server.raw(), server.raw());
+    holder.take("LOCK.ACQUIRE key owner EPHEMERAL");
+    let ids: Vec<i64> = [&mut plain, &mut holder, &mut subscriber].map(Raw::client_id).to_vec();
+    subscriber.order("SUBSCRIBE channel");
+    let (run, _) = session.id.split_once(':').expect("two parts");
+    let ids: Vec<String> = ids.iter().map(|id| format!("{run}:{id}")).collect();
+    session.raw.order(&format!("LOCK.SESSION REPLACES {}", ids.join(" ")));
+    for connection in [&mut plain, &mut holder] {
+        assert_eq!(connection.say("PING"), Value::SimpleString("PONG".into()));
+    }
+    assert_eq!(plain.say("PUBLISH channel x"), Value::Int(1), "the subscriber is still there");
+    assert_eq!(plain.say("EXISTS key"), Value::Int(1));
 }

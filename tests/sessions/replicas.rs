@@ -45,7 +45,7 @@ mod confirming {
         let mut group = Group::of(0);
         group.wait_for_replicas(BRIEF);
         let mut session = Session::open(&group.master);
-        let token = session.raw.take("LOCK.ACQUIRE key owner LEASE 50000");
+        let token = group.control.take("LOCK.ACQUIRE key owner LEASE 50000");
         session.wait(&mut group.control, "LOCK.ACQUIRE key owner LEASE 90000 WATCHDOG REPLICAS 1");
         let later = deadline(&mut group.control, b"key");
         // Whatever the owner asks for meanwhile is refused, on whichever connection.
@@ -295,7 +295,7 @@ mod demotion {
         let token = session.take(&mut client, "LOCK.ACQUIRE held owner WATCHDOG");
         let other = session.take(&mut client, "LOCK.ACQUIRE other owner EPHEMERAL");
         let plain = session.take(&mut client, "LOCK.ACQUIRE plain owner");
-        session.raw.take("LOCK.ACQUIRE unbound owner");
+        client.take("LOCK.ACQUIRE unbound owner");
         client.take("LOCK.ACQUIRE wanted holder");
         session.wait(&mut client, "LOCK.ACQUIRE wanted waiter WAIT 0");
         session.wait(&mut client, "LOCK.MACQUIRE 2 wanted more both WAIT 0");

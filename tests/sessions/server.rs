@@ -112,7 +112,7 @@ mod module_unload {
         until(SOON, "it can be unloaded", || client.say("MODULE UNLOAD holdfast") == Value::Okay);
         let path = support::module_path();
         client.order(&format!("MODULE LOAD {}", path.display()));
-        assert_eq!(session.raw.say("LOCK.SESSION").text(), session.id, "its name stays");
+        assert_eq!(session.raw.say("LOCK.SESSION").field("id").text(), session.id, "its name stays");
         session.wait_and_get(&mut client);
     }
 

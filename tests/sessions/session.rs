@@ -6,6 +6,7 @@ use redis::Value;
 use support::{Raw, Server, until};
 
 use crate::common::{array, int, text, token};
+use crate::speak::Reply;
 use crate::waiter::{SOON, Speak, Tell, is_blocked};
 
 /// Long enough to see that nothing happens.
@@ -31,7 +32,7 @@ impl Session {
     #[track_caller]
     pub(crate) fn on(mut raw: Raw) -> Self {
         let client = raw.client_id();
-        let id = text(&raw.order("LOCK.SESSION"));
+        let id = raw.order("LOCK.SESSION").field("id").text();
         Self { raw, client, id }
     }
 
@@ -56,6 +57,17 @@ impl Session {
     #[track_caller]
     pub(crate) fn wait(&self, client: &mut Raw, line: &str) {
         assert_eq!(self.ask(client, line), waiting(), "{line}");
+    }
+
+    /// `LOCK.RELEASE … ALL` of one of its owners: whether anything was released or withdrawn.
+    #[track_caller]
+    pub(super) fn withdraw(&self, client: &mut Raw, key: &str, owner: &str) -> bool {
+        let owner = if owner == "*" { &self.id } else { owner };
+        match client.say(&format!("LOCK.RELEASE {key} {owner} ALL")) {
+            Value::Int(1) => true,
+            Value::Nil => false,
+            other => panic!("LOCK.RELEASE was answered {other:?}"),
+        }
     }
 
     /// The next events, at least one.

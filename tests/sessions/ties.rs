@@ -71,19 +71,6 @@ fn holds_without_flags_are_told() {
     session.hears_nothing(&mut client);
 }
 
-/// What is not tied is not told: without flags, a connection's own requests are not, session or not.
-#[test]
-fn holds_without_ties_are_not_told() {
-    let server = Server::start();
-    let mut client = server.raw();
-    let mut session = Session::open(&server);
-    session.raw.take("LOCK.ACQUIRE key owner");
-    client.order("LOCK.FORCE key");
-    session.raw.take("LOCK.ACQUIRE key owner LEASE 20");
-    until(SOON, "it expires", || client.say("EXISTS key") == Value::Int(0));
-    session.hears_nothing(&mut client);
-}
-
 #[test]
 fn another_session_takes_the_tie_over() {
     let server = Server::start();
@@ -98,20 +85,6 @@ fn another_session_takes_the_tie_over() {
     assert_eq!(other.event(), Event::lost("key", "owner", token, "forced"));
     assert_eq!(one.event(), Event::unbound("key", "owner", token, "taken"));
     one.hears_nothing(&mut client);
-}
-
-/// A connection that ties its own hold hears of it if it is a session, and not before it is one.
-#[test]
-fn a_connection_is_told_what_it_tied_to_itself() {
-    let server = Server::start();
-    let mut client = server.raw();
-    let mut session = Session::open(&server);
-    session.raw.take("LOCK.ACQUIRE early owner WATCHDOG");
-    client.order("LOCK.FORCE early");
-    assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil);
-    let token = session.raw.take("LOCK.ACQUIRE key owner WATCHDOG");
-    client.order("LOCK.FORCE key");
-    assert_eq!(session.event(), Event::lost("key", "owner", token, "forced"));
 }
 
 /// Another hold of the same name is another hold: its end is not told, nor is that of the first one twice.

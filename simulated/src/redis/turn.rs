@@ -203,11 +203,12 @@ fn cron() {
     }
     node(|node| node.cron_due = node.clock.mono + CRON);
     let blocked: Vec<(u64, String)> = node(|node| {
-        // (As `clusterRedirectBlockedClientIfNeeded`: where a slot is on its way, nobody is redirected. A client that waits for
-        // no key is told, too, that the cluster is down.)
+        let generation = node.generation;
+        // (As `clusterRedirectBlockedClientIfNeeded`: where a slot is on its way, nobody is redirected. But by Valkey 9, a
+        // client that waits for no key is told, too, that the cluster is down.)
         let error = |client: &mut Client, slots: &super::Slots| {
             let keys = client.blocked().filter(|block| !block.is_answered)?.keys.clone().unwrap_or_default();
-            if slots.is_down {
+            if slots.is_down && (!keys.is_empty() || generation != Generation::Valkey9) {
                 return Some("-CLUSTERDOWN The cluster is down\r\n".to_owned());
             }
             let slot = keys.iter().map(|key| super::slot_of(key)).find(|slot| !slots.importing.contains(slot))?;

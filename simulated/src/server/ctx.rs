@@ -145,7 +145,7 @@ impl Ctx<'_> {
     /// Whether this node of a cluster serves a key: not if its slot is elsewhere, nor if the key does not exist while
     /// its slot is being migrated.
     pub fn serves(self, key: &Text) -> bool {
-        super::key::none_may_be_open();
+        super::open_keys::none_may_be_open();
         let exists = redis::exists(self.db, key.bytes());
         node(|node| node.slots.as_ref().is_none_or(|slots| slots.refusal(slot_of(key.bytes()), exists).is_none()))
     }

@@ -1,10 +1,10 @@
 //! A key of the keyspace, through the low-level API.
 
 use super::ctx::Ctx;
+use super::open_keys;
 use super::text::{Text, TextRef};
-use crate::lock::{Deadline, internal_errors};
+use crate::lock::Deadline;
 use crate::redis::{self, Entry, Node, Value, node};
-use std::cell::Cell;
 use std::ops::ControlFlow;
 
 /// What a key holds.
@@ -18,21 +18,9 @@ pub enum Kind {
     Other,
 }
 
-thread_local! {
-    /// How many keys are open.
-    static OPEN: Cell<usize> = const { Cell::new(0) };
-}
-
 impl Drop for Key<'_> {
     fn drop(&mut self) {
-        OPEN.set(OPEN.get() - 1);
-    }
-}
-
-/// Notes that a command is about to be run: no key may be open.
-pub(super) fn none_may_be_open() {
-    if OPEN.get() > 0 {
-        internal_errors::report("a command of the server is run while a key is open");
+        open_keys::closed();
     }
 }
 
@@ -54,7 +42,7 @@ impl<'a> Key<'a> {
             node.work(2);
         });
         redis::expire_if_needed(ctx.db(), name.bytes());
-        OPEN.set(OPEN.get() + 1);
+        open_keys::opened();
         Self { db: ctx.db(), name: name.bytes() }
     }
 

@@ -21,6 +21,8 @@ mod grammar;
 pub mod info;
 pub mod key;
 pub mod main_thread;
+#[path = "../../../src/server/open_keys.rs"]
+mod open_keys;
 pub mod replicas;
 pub mod reply;
 #[path = "../../../src/server/slice.rs"]

@@ -3,7 +3,7 @@
 use super::{TERMS, granted, home, key, new_tie, owner};
 use crate::lock::serve::{Change, Job};
 use crate::lock::{Deadline, WaiterId};
-use crate::server::clock::Now;
+use crate::server::clock::{Now, Slice};
 use crate::state::owed::{About, OnBehalf, Ticket};
 use crate::state::sessions::{Reader, WITHDRAWN};
 use crate::state::{
@@ -55,6 +55,22 @@ fn waits(state: &mut State, number: u8, until: Option<u64>) -> WaiterId {
     let asker = Asker { ticket, client: 1, on_behalf, tying: TERMS.tying, replicas: 0, form, arrived: 1 };
     state.owed.timeouts.extend(until.map(|until| (until, ticket)));
     state.queue.join(owner(number), [key(1)], TERMS.demand, 0, until, asker)
+}
+
+/// T6. What leaves the queues is counted in keys: the end of 5,000 waits of 128 keys took 50 ms in one step.
+#[test]
+fn a_wait_for_many_keys_counts_as_many() {
+    let mut state = State::default();
+    let ids: Vec<WaiterId> = (0..3)
+        .map(|number| {
+            let one = waits(&mut state, number, None);
+            let asker = state.queue.leave(one).expect("it waits").asker;
+            state.queue.join(owner(number), (0..100).map(key).collect::<Vec<_>>(), TERMS.demand, 0, None, asker)
+        })
+        .collect();
+    let slice = Slice::of_turn().piece();
+    let left = ids.iter().take_while(|_| !slice.is_over()).filter(|id| state.leave(**id).is_some()).count();
+    assert_eq!(left, 2, "two hundred keys are a piece");
 }
 
 fn tied(state: &mut State, client: u64) -> Tie {

@@ -1,0 +1,165 @@
+//! `LOCK.RELEASE … ALL` of a session's owner: it withdraws what waits, and what was granted and not delivered.
+
+use redis::Value;
+use support::Server;
+
+use super::session::{Event, Session};
+use crate::common::info_number;
+use crate::speak::{Reply, owners, waiters};
+use crate::waiter::{Speak, Tell, Waiter, assert_held};
+
+const CANCELLED: &str = "CANCELLED ";
+
+/// Nothing of the owner's is left.
+#[track_caller]
+fn is_withdrawn(server: &Server, session: &Session, key: &str, owner: &str) {
+    let mut client = server.raw();
+    assert!(!waiters(&mut client, key).contains(&owner.to_owned()), "it does not wait");
+    assert!(!owners(&mut client, key).contains(&owner.to_owned()), "it does not hold");
+    assert!(!session.withdraw(&mut client, key, owner), "there is nothing any more");
+}
+
+#[test]
+fn nothing_is_withdrawn_of_what_was_never_asked_for() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    assert!(!session.withdraw(&mut client, "key", "owner"));
+    session.hears_nothing(&mut client);
+}
+
+#[test]
+fn waiting_request_is_withdrawn_and_told_once() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    for line in ["LOCK.ACQUIRE key owner WAIT 0", "LOCK.ACQUIRE key owner WAIT 60000 WATCHDOG EPHEMERAL"] {
+        session.wait(&mut client, line);
+        assert!(session.withdraw(&mut client, "key", "owner"));
+        assert!(session.event().error_of(&["key"], "owner").starts_with(CANCELLED));
+        is_withdrawn(&server, &session, "key", "owner");
+        session.hears_nothing(&mut client);
+    }
+    client.order("LOCK.RELEASE key holder");
+    assert_eq!(client.say("EXISTS key"), Value::Int(0));
+    assert_eq!(info_number(&server, "holdfast", "holdfast_session_waits"), 0);
+}
+
+#[test]
+fn those_behind_a_withdrawn_request_have_their_turn() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key reader SHARED");
+    session.wait(&mut client, "LOCK.ACQUIRE key writer WAIT 0");
+    session.wait(&mut client, "LOCK.ACQUIRE key second-reader SHARED WAIT 0");
+    let mut third = Waiter::sending(&server, "LOCK.ACQUIRE key third-reader SHARED WAIT 0");
+    assert!(session.withdraw(&mut client, "key", "writer"));
+    let events = session.events(2);
+    assert!(events[0].error_of(&["key"], "writer").starts_with(CANCELLED));
+    assert!(events[1].token_of(&["key"], "second-reader") < third.token());
+}
+
+/// It leaves the queues of all its keys, whichever of them is named.
+#[test]
+fn request_for_several_keys_is_withdrawn_from_all() {
+    let server = Server::start();
+    let mut client = server.raw();
+    for named in ["a", "b", "c"] {
+        let mut session = Session::open(&server);
+        client.take("LOCK.ACQUIRE b holder");
+        session.wait(&mut client, "LOCK.MACQUIRE 3 a b c owner WAIT 0");
+        assert!(session.withdraw(&mut client, named, "owner"), "{named}");
+        assert!(session.event().error_of(&["a", "b", "c"], "owner").starts_with(CANCELLED));
+        for key in ["a", "b", "c"] {
+            assert_eq!(waiters(&mut client, key), [""; 0], "{key}");
+        }
+        is_withdrawn(&server, &session, named, "owner");
+        client.order("DEL a b c");
+    }
+}
+
+/// `RELEASE ALL` overtakes the event: it takes the place of the grant that nobody has been told of.
+#[test]
+fn undelivered_grant_is_withdrawn_in_its_place() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let mut next = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0 WATCHDOG EPHEMERAL");
+    next.wait(&mut client, "LOCK.ACQUIRE key next WAIT 0");
+    client.order("LOCK.RELEASE key holder");
+    assert_held(&mut client, "key", "owner");
+    assert!(session.withdraw(&mut client, "key", "owner"));
+    next.event().token_of(&["key"], "next");
+    assert!(session.event().error_of(&["key"], "owner").starts_with(CANCELLED));
+    is_withdrawn(&server, &session, "key", "owner");
+    session.hears_nothing(&mut client);
+}
+
+#[test]
+fn undelivered_grant_of_several_keys_is_withdrawn_whole() {
+    let server = Server::start();
+    let mut client = server.raw();
+    for named in ["a", "b", "c"] {
+        let mut session = Session::open(&server);
+        client.take("LOCK.ACQUIRE b holder");
+        session.wait(&mut client, "LOCK.MACQUIRE 3 a b c owner WAIT 0");
+        client.order("LOCK.RELEASE b holder");
+        assert_eq!(client.say("EXISTS a b c"), Value::Int(3), "{named}");
+        assert!(session.withdraw(&mut client, named, "owner"), "{named}");
+        assert_eq!(client.say("EXISTS a b c"), Value::Int(0), "{named}");
+        assert!(session.event().error_of(&["a", "b", "c"], "owner").starts_with(CANCELLED));
+    }
+}
+
+/// Once it was delivered, only the named one is released.
+#[test]
+fn delivered_grant_is_released_key_by_key() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE b holder");
+    session.wait(&mut client, "LOCK.MACQUIRE 3 a b c owner WAIT 0");
+    client.order("LOCK.RELEASE b holder");
+    session.event().token_of(&["a", "b", "c"], "owner");
+    assert!(session.withdraw(&mut client, "a", "owner"));
+    assert_eq!(client.say("EXISTS a b c"), Value::Int(2));
+    assert_eq!(client.say("LOCK.MRELEASE 3 a b c owner ALL").items(), [Value::Nil, Value::Int(1), Value::Int(1)]);
+    session.hears_nothing(&mut client);
+}
+
+#[test]
+fn events_that_were_not_read_stay() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    client.take("LOCK.ACQUIRE key holder");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 50");
+    support::until(crate::waiter::SOON, "it times out", || waiters(&mut client, "key").is_empty());
+    assert!(!session.withdraw(&mut client, "key", "owner"));
+    assert_eq!(session.event(), Event::timeout(&["key"], "owner"));
+    let token = session.take(&mut client, "LOCK.ACQUIRE lost owner WATCHDOG");
+    client.order("LOCK.FORCE lost");
+    assert!(!session.withdraw(&mut client, "lost", "owner"));
+    assert_eq!(session.event(), Event::lost("lost", "owner", token, "forced"));
+}
+
+/// Whoever may release a lock may withdraw the request, from whatever connection, and whatever it is of.
+#[test]
+fn request_is_withdrawn_by_any_connection() {
+    let server = Server::start();
+    let (mut client, mut session) = (server.raw(), Session::open(&server));
+    client.take("LOCK.ACQUIRE key holder");
+    let mut blocked = Waiter::start(&server, "key", "blocked");
+    session.wait(&mut client, "LOCK.ACQUIRE key owner WAIT 0");
+    let mut other = server.raw();
+    for owner in ["blocked", "owner"] {
+        assert_eq!(other.say(&format!("LOCK.RELEASE key {owner} ALL")), Value::Int(1));
+    }
+    assert_eq!(blocked.raw.read().expect("a reply"), Value::Nil);
+    assert!(session.event().error_of(&["key"], "owner").starts_with(CANCELLED));
+    assert_eq!(other.say("LOCK.RELEASE key owner ALL"), Value::Nil);
+}

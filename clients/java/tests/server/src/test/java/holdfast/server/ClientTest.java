@@ -43,6 +43,8 @@ class ClientTest {
     @BeforeAll
     static void start() throws Exception {
         server = RedisServer.withModule();
+        Clients.LETTUCE.warm(server.port).close();
+        Clients.JEDIS.warm(server.port).close();
     }
 
     @AfterAll

@@ -33,6 +33,13 @@ enum Clients {
         return open(port, Duration.ofSeconds(5));
     }
 
+    /** A client whose library has been loaded and has a connection: the first one takes seconds on a busy machine. */
+    Opened warm(int port) throws InterruptedException {
+        Opened opened = open(port);
+        opened.client().lock("warm").acquire(Duration.ofSeconds(50)).release();
+        return opened;
+    }
+
     Opened open(int port, Duration timeout) {
         switch (this) {
             case LETTUCE, LETTUCE_RESP2: {

@@ -185,7 +185,7 @@ class ClientTest {
             List<LossReason> told = new CopyOnWriteArrayList<>();
             List<Hold> holds = new ArrayList<>();
             for (int i = 0; i < 20; i++) {
-                holds.add(opened.client().lock(LockSpec.builder("k" + i).lease(Duration.ofSeconds(3)).build()).acquire(WAIT).onLost(told::add));
+                holds.add(opened.client().lock(LockSpec.builder("k" + i).lease(Duration.ofSeconds(6)).build()).acquire(WAIT).onLost(told::add));
             }
             for (int i = 0; i < 3; i++) {
                 proxy.cutAll();
@@ -194,7 +194,7 @@ class ClientTest {
             own.signal("STOP");
             await().pollDelay(1500, TimeUnit.MILLISECONDS).until(() -> true);
             own.signal("CONT");
-            await().pollDelay(2500, TimeUnit.MILLISECONDS).until(() -> true);
+            await().pollDelay(5000, TimeUnit.MILLISECONDS).until(() -> true);
             assertThat(told).isEmpty();
             for (Hold hold : holds) {
                 assertThat(hold.check()).isTrue();

@@ -84,6 +84,7 @@ class ClientTest {
             String name = name(library, "long");
             Hold hold = first.client().lock(name).acquire(WAIT);
             CompletableFuture<Hold> next = second.client().lock(name).acquireAsync(WAIT);
+            await().until(() -> second.client().waiters(name).size() == 1);
             // Longer than 2 s: the place in the queue is taken over by another connection.
             await().pollDelay(2600, TimeUnit.MILLISECONDS).until(() -> true);
             assertThat(second.client().waiters(name)).hasSize(1).first().satisfies(it -> assertThat(it.waited()).isGreaterThan(Duration.ofMillis(2300)));

@@ -128,16 +128,6 @@ final class LettuceConnection implements RedisConnection {
         }
 
         @Override
-        public void set(double number) {
-            add(String.valueOf(number).getBytes(StandardCharsets.US_ASCII));
-        }
-
-        @Override
-        public void set(boolean value) {
-            add(value ? 1L : 0L);
-        }
-
-        @Override
         public void setError(ByteBuffer message) {
             add(new RedisError(StandardCharsets.UTF_8.decode(message).toString()));
         }

@@ -1,6 +1,5 @@
 //! `NEW`, for a session.
 
-use redis::Value;
 use support::Server;
 
 use super::session::{Event, Session};
@@ -15,7 +14,7 @@ fn a_session_hears_of_a_timeout() {
     client.say("LOCK.ACQUIRE key holder LEASE 600000").token();
     client.say("LOCK.ACQUIRE held owner LEASE 600000").token();
     session.wait(&mut client, "LOCK.ACQUIRE key owner NEW LEASE 600000 WAIT 0");
-    client.order("RENAME held key");
+    client.say("RENAME held key");
     assert_eq!(session.event(), Event::timeout(&["key"], "owner"));
     client.say("LOCK.FORCE key");
 

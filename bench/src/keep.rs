@@ -241,7 +241,8 @@ fn table(rows: &[Row]) -> Table {
         };
         format!("Kept locks: {what}, {}", row.server)
     });
-    let note = "Take a lock, give it back, and again. redis-py's is beside that of the Python client, which keeps none.";
+    let note =
+        "Take a lock, give it back, and again. redis-py's is beside that of the Python client, which keeps none.";
     let columns =
         ["who", "uses/s", "p50", "p99", "Jain", "requests a use", "server CPU a use", "uses/s / without keep"];
     let mut table = Table::new(title, note, &columns);

@@ -101,7 +101,11 @@ fn release(short: &mut Link, hold: &Hold) -> Result<(), Box<dyn Error>> {
         let named = short.send("LOCK.RELEASE", &[hold.key, &hold.owner, "TOKEN", &hold.token]);
         let released = named.and_then(|released| {
             // A request that was sent twice may still be in the queue.
-            if has_broken { short.send("LOCK.RELEASE", &[hold.key, &hold.owner, "ALL"]).map(|_| released) } else { Ok(released) }
+            if has_broken {
+                short.send("LOCK.RELEASE", &[hold.key, &hold.owner, "ALL"]).map(|_| released)
+            } else {
+                Ok(released)
+            }
         });
         match released {
             Ok(None) if is_first => return Err(format!("{} had been lost", hold.key).into()),

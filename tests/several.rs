@@ -6,7 +6,7 @@ use redis::Value;
 use support::{Cluster, Raw, Server, until};
 
 use crate::common::Contents;
-use crate::speak::{Reply, SOON, Speak, arrives, deadline, fields, holders, now, owners, until_gone, waiters};
+use crate::speak::{Reply, SOON, Speak, Watched, arrives, deadline, fields, holders, now, owners, until_gone, waiters};
 
 #[test]
 fn all_keys_are_taken_under_one_token() {
@@ -388,7 +388,9 @@ fn whatever_frees_the_last_key_serves_the_waiter() {
 #[test]
 fn all_keys_are_tied() {
     let server = Server::start();
-    let (mut first, mut second, mut viewer) = (server.raw(), server.raw(), server.raw());
+    let (first, mut second, mut viewer) = (server.raw(), server.raw(), server.raw());
+    let mut first = Watched::over(first, &server);
+    second.say("LOCK.SESSION");
     first.say("LOCK.MACQUIRE 2 a b first LEASE 600 WATCHDOG EPHEMERAL").token();
     assert_eq!(second.begin("LOCK.MACQUIRE 2 b a second LEASE 600 WAIT 0 WATCHDOG EPHEMERAL"), None);
     let end = now() + 1200;

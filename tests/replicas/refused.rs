@@ -25,7 +25,7 @@ enum Left {
 /// The fence of a lock that was free or shared may stay: tokens never go back.
 const REFUSED: [(&[&str], &str, Left); 24] = [
     (&[], "ACQUIRE $a owner", Left::Before),
-    (&[], "ACQUIRE $a owner HOLDS 3 WATCHDOG EPHEMERAL", Left::Before),
+    (&[], "ACQUIRE $a owner HOLDS 3 EPHEMERAL", Left::Before),
     (&[], "ACQUIRE $a owner SHARED", Left::Before),
     (&[], "ACQUIRE $a owner LIMIT 3", Left::Before),
     (&[], "MACQUIRE 2 $a $b owner", Left::Before),
@@ -372,13 +372,13 @@ fn the_tie_of_a_hold_stays() {
     holder.take("LOCK.ACQUIRE unbound owner LEASE 50000");
     holder.take("LOCK.ACQUIRE tied owner LEASE 50000 EPHEMERAL");
     for line in ["LOCK.ACQUIRE unbound owner", "LOCK.RENEW unbound owner", "LOCK.MRENEW 1 unbound owner"] {
-        let reply = holder.say(&format!("{line} WATCHDOG EPHEMERAL REPLICAS 1"));
+        let reply = holder.say(&format!("{line} EPHEMERAL REPLICAS 1"));
         assert_refused(&reply, 0, 1, 1);
         let hold = &holders(&mut group.control, "unbound")["owner"];
         assert!(hold.field("client").is_null() && !hold.field("ephemeral").truth(), "{line}: {hold:?}");
     }
     for line in ["LOCK.ACQUIRE tied owner", "LOCK.RENEW tied owner", "LOCK.MRENEW 1 tied owner"] {
-        assert_refused(&other.say(&format!("{line} WATCHDOG REPLICAS 1")), 0, 1, 1);
+        assert_refused(&other.say(&format!("{line} EPHEMERAL REPLICAS 1")), 0, 1, 1);
         let hold = &holders(&mut group.control, "tied")["owner"];
         assert_eq!(hold.field("client"), Value::Int(id), "{line}: {hold:?}");
         assert!(hold.field("ephemeral").truth() && !hold.field("watchdog").truth(), "{line}: {hold:?}");

@@ -1,5 +1,6 @@
 //! docs/operations.md, "Disks": a disk that hangs, and a fork that fails, do to locks what stands there.
 
+use crate::speak::{Reply, Speak, Watched};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -71,9 +72,10 @@ fn where_each_write_is_synced_all_wait_for_the_disk_and_leases_run_on() {
     }
     let disk = Disk::new("slow-always");
     let server = disk.start(&[("appendfsync", "always"), ("latency-monitor-threshold", "20")]);
-    let [mut plain, mut watched, mut bob, mut erin, mut carol, mut dave] = [(); 6].map(|()| server.raw());
+    let [mut plain, watched, mut bob, mut erin, mut carol, mut dave] = [(); 6].map(|()| server.raw());
     ask_token(&mut plain, "LOCK.ACQUIRE plain alice LEASE 1500");
-    ask_token(&mut watched, "LOCK.ACQUIRE watched alice LEASE 1500 WATCHDOG");
+    let mut watched = Watched::over(watched, &server);
+    watched.say("LOCK.ACQUIRE watched alice LEASE 1500 WATCHDOG").token();
     bob.send(&words("LOCK.ACQUIRE plain bob WAIT 600000")).unwrap();
     erin.send(&words("LOCK.ACQUIRE watched erin WAIT 600000")).unwrap();
 

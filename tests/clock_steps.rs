@@ -3,7 +3,7 @@
 use redis::Value;
 use support::{Clock, Raw, Server, skip, until};
 
-use crate::speak::{Reply, SOON, Speak, arrives, deadline, owners, until_gone, waiters};
+use crate::speak::{Reply, SOON, Speak, Watched, arrives, deadline, owners, until_gone, waiters};
 use crate::waiter::Waiter;
 
 const MINUTE: i64 = 60_000;
@@ -26,7 +26,8 @@ fn left(connection: &mut Raw, key: &str) -> i64 {
 #[test]
 fn what_is_tied_is_not_lost_by_a_step_forward() {
     let Some((server, clock)) = start() else { return };
-    let (mut holder, mut other) = (server.raw(), server.raw());
+    let (holder, mut other) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     let token = holder.say("LOCK.ACQUIRE tied a LEASE 60000 EPHEMERAL").token();
     assert_eq!(holder.say("LOCK.ACQUIRE tied a HOLDS 3 LEASE 60000 EPHEMERAL").token(), token);
     holder.say("LOCK.ACQUIRE watched a LEASE 60000 WATCHDOG").token();
@@ -55,7 +56,8 @@ fn what_is_tied_is_not_lost_by_a_step_forward() {
 #[test]
 fn no_request_takes_what_a_step_would_have_ended() {
     let Some((server, clock)) = start() else { return };
-    let (mut holder, mut other) = (server.raw(), server.raw());
+    let (holder, mut other) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     for (round, ms) in (1..=50).zip((1..).map(|round| round * HOUR)) {
         let token = holder.say(&format!("LOCK.ACQUIRE k{round} a LEASE 1000 WATCHDOG")).token();
         clock.set(ms);
@@ -73,7 +75,8 @@ fn no_request_takes_what_a_step_would_have_ended() {
 #[test]
 fn what_is_tied_lasts_no_longer_by_a_step_back() {
     let Some((server, clock)) = start() else { return };
-    let (mut holder, mut other) = (server.raw(), server.raw());
+    let (holder, mut other) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     let id = holder.client_id();
     holder.say("LOCK.ACQUIRE tied a LEASE 60000 EPHEMERAL").token();
     holder.say("LOCK.ACQUIRE watched a LEASE 2000 WATCHDOG").token();
@@ -97,7 +100,8 @@ fn what_is_tied_lasts_no_longer_by_a_step_back() {
 #[test]
 fn a_session_is_answered_in_time_whatever_the_clock_does() {
     let Some((server, clock)) = start() else { return };
-    let (mut reader, mut client) = (server.raw(), server.raw());
+    let (mut reader, client) = (server.raw(), server.raw());
+    let mut client = Watched::over(client, &server);
     let id = reader.say("LOCK.SESSION").field("id").text();
     client.say(&format!("LOCK.ACQUIRE k a LEASE 4000 WATCHDOG SESSION {id}")).token();
     for step in [0, -HOUR, HOUR, -2 * HOUR, 0] {

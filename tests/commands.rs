@@ -261,8 +261,12 @@ fn command_docs_are_complete() {
         assert!(field("complexity").starts_with("O("), "{name}");
         assert_eq!((field("group").as_str(), field("module").as_str()), ("module", "holdfast"), "{name}");
         let since = field("since");
-        let newer = ["lock.events", "lock.cancel"].contains(&name.to_lowercase().as_str());
-        assert_eq!(since, if newer { "0.2.0" } else { "0.1.0" }, "{name}");
+        let expected_since = match name {
+            "LOCK.SESSION" | "LOCK.VERSION" => "0.4.0",
+            "LOCK.EVENTS" => "0.2.0",
+            _ => "0.1.0",
+        };
+        assert_eq!(since, expected_since, "{name}");
         let mut found = Arguments::default();
         if let Some(arguments) = docs.get(&b"arguments"[..]) {
             found.read(arguments, Place::Command);

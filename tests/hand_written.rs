@@ -4,7 +4,7 @@ use redis::Value;
 use support::{Feature, Raw, Server, skip, until};
 
 use crate::common::{Contents, keys, unix_micros, unix_millis, words};
-use crate::speak::{Reply, SOON, Speak, deadline, fields, holders, now, owners};
+use crate::speak::{Reply, SOON, Speak, Watched, deadline, fields, holders, now, owners};
 
 const HOUR: i64 = 60 * 60 * 1_000_000;
 /// Tokens that no server can have given: the last ones below 2^52 and 2^53, and one a little more than an hour ahead.
@@ -481,7 +481,8 @@ fn whoever_promises_a_deadline_takes_the_expiry_from_the_fields_it_stands_on() {
 #[test]
 fn a_renewed_hold_outlives_the_expiry_of_its_fields() {
     let Some(servers) = with_field_expiry() else { return };
-    let mut connection = servers[0].raw();
+    let connection = servers[0].raw();
+    let mut connection = Watched::over(connection, &servers[0]);
     for (key, limit) in [("mutex", ""), ("many", "SHARED")] {
         connection.say(&format!("LOCK.ACQUIRE {key} me LEASE 60000 {limit}")).token();
         let_fields_expire(&mut connection, key, 3000);

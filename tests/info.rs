@@ -7,7 +7,7 @@ use redis::Value;
 use support::{Raw, Server, until};
 
 use crate::common::{array, ask, ask_int, ask_token, int, map, text};
-use crate::speak::{Reply, encode};
+use crate::speak::{Reply, Speak, Watched, encode};
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -73,7 +73,7 @@ fn what_is_there_now_comes_and_goes() {
     let now = |raw: &mut Raw| ["waiters", "contended_locks", "bound_holds"].map(|name| section(raw)[name]);
     assert_eq!(now(&mut raw), [0, 0, 0]);
     ask_token(&mut raw, "LOCK.ACQUIRE a me EPHEMERAL");
-    ask_token(&mut raw, "LOCK.ACQUIRE b me WATCHDOG");
+    ask_token(&mut raw, "LOCK.ACQUIRE b me EPHEMERAL");
     assert_eq!(now(&mut raw), [0, 0, 2]);
     let before = section(&mut raw);
     let mut waiting: Vec<Raw> = ["a", "a", "b"].iter().map(|key| waiter(&server, key)).collect();
@@ -113,7 +113,8 @@ fn leases_and_connections_that_end_are_counted() {
     gone.reset();
     let ended = |raw: &mut Raw| section(raw)["released_by_disconnect"];
     until(SOON, "the hold went with its connection", || ended(&mut raw) == before["released_by_disconnect"] + 1);
-    ask_token(&mut raw, "LOCK.ACQUIRE watched me LEASE 600 WATCHDOG");
+    let mut watched = Watched::over(server.raw(), &server);
+    watched.say("LOCK.ACQUIRE watched me LEASE 600 WATCHDOG").token();
     until(SOON, "the watchdog renews", || section(&mut raw)["watchdog_renewals"] >= before["watchdog_renewals"] + 2);
 }
 
@@ -218,12 +219,12 @@ fn bound_holds_that_another_command_ends_are_counted() {
     let mut raw = server.raw();
     for (number, command) in ["DEL k", "SET k v", "HDEL k me"].into_iter().enumerate() {
         ask(&mut raw, "DEL k");
-        ask_token(&mut raw, "LOCK.ACQUIRE k me WATCHDOG");
+        ask_token(&mut raw, "LOCK.ACQUIRE k me EPHEMERAL");
         ask(&mut raw, command);
         until(SOON, command, || section(&mut raw)["changed"] == number as i64 + 1);
     }
     ask(&mut raw, "DEL k");
-    ask_token(&mut raw, "LOCK.ACQUIRE k me WATCHDOG");
+    ask_token(&mut raw, "LOCK.ACQUIRE k me EPHEMERAL");
     assert_eq!(ask_int(&mut raw, "LOCK.RELEASE k me"), 1);
     assert_eq!(section(&mut raw)["changed"], 3);
 }

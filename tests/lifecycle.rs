@@ -20,7 +20,7 @@ const DEFAULTS: [(&str, &str); 9] = [
     ("max-session-bytes", "134217728"),
     ("publish-releases", "yes"),
     ("detect-deadlocks", "yes"),
-    ("max-waited", "60000"),
+    ("max-waited", "86400000"),
     ("replicas-timeout", "1000"),
 ];
 
@@ -91,6 +91,10 @@ fn a_setting_takes_effect_at_once() {
     ask_token(&mut raw, "LOCK.ACQUIRE after me");
     let left = ask_int(&mut raw, "PTTL after");
     assert!((4000..=5000).contains(&left), "{left}");
+    // A renewal without LEASE never shortens one.
+    ask_token(&mut raw, "LOCK.RENEW before me");
+    assert!(ask_int(&mut raw, "PTTL before") > 5000);
+    ask_token(&mut raw, "LOCK.RENEW before me LEASE 100");
     ask_token(&mut raw, "LOCK.RENEW before me");
     let left = ask_int(&mut raw, "PTTL before");
     assert!((4000..=5000).contains(&left), "{left}");

@@ -6,7 +6,7 @@ use redis::Value;
 use support::{Raw, Server, module_path, until};
 
 use crate::common::Bytes;
-use crate::speak::{Reply, SOON, Speak, arrives, deadline, fields, holders, now, owners, waiters};
+use crate::speak::{Reply, SOON, Speak, Watched, arrives, deadline, fields, holders, now, owners, waiters};
 
 /// The words of a limit, and the number that stands for it.
 const LIMITS: [(&str, i64); 3] = [("LIMIT 1", 1), ("LIMIT 5", 5), ("SHARED", 0)];
@@ -124,7 +124,7 @@ fn a_re_entry_under_another_limit_is_an_error_and_changes_nothing() {
             connection.say("FLUSHALL");
             connection.say(&format!("LOCK.ACQUIRE key owner {held}")).token();
             let before = (fields(&mut connection, b"key"), deadline(&mut connection, "key"));
-            for rest in ["LEASE 600000", "HOLDS 5", "WAIT 0", "WATCHDOG EPHEMERAL"] {
+            for rest in ["LEASE 600000", "HOLDS 5", "WAIT 0", "EPHEMERAL"] {
                 let error = connection.say(&format!("LOCK.ACQUIRE key owner {named} {rest}")).error();
                 assert!(error.starts_with("ERR "), "{held}, {named}: {error}");
                 assert_eq!(
@@ -410,7 +410,8 @@ fn without_an_expiry_every_holder_holds_until_it_is_released() {
 fn every_command_works_for_every_limit() {
     let server = Server::start();
     for (words, limit) in LIMITS {
-        let [mut holder, mut waiter, mut connection] = [server.raw(), server.raw(), server.raw()];
+        let [holder, mut waiter, mut connection] = [server.raw(), server.raw(), server.raw()];
+        let mut holder = Watched::over(holder, &server);
         connection.say("FLUSHALL");
         let token = holder.say(&format!("LOCK.ACQUIRE key owner LEASE 60000 HOLDS 3 {words} EPHEMERAL")).token();
         assert_eq!(holder.say(&format!("LOCK.ACQUIRE key owner HOLDS 2 {words}")), Value::Int(token));
@@ -472,8 +473,8 @@ fn waiters_show_the_limit_that_they_ask_for() {
 #[test]
 fn a_tie_is_of_one_holder_among_several() {
     let server = Server::start();
-    let [mut watched, mut ephemeral, mut waiter, mut connection] =
-        [server.raw(), server.raw(), server.raw(), server.raw()];
+    let [watched, mut ephemeral, mut waiter, mut connection] = [server.raw(), server.raw(), server.raw(), server.raw()];
+    let mut watched = Watched::over(watched, &server);
     watched.say("LOCK.ACQUIRE key watched LEASE 600 LIMIT 3 WATCHDOG").token();
     ephemeral.say("LOCK.ACQUIRE key ephemeral LEASE 60000 LIMIT 3 EPHEMERAL").token();
     connection.say("LOCK.ACQUIRE key plain LEASE 60000 LIMIT 3").token();

@@ -113,7 +113,7 @@ fn no_more_hold_a_lock_than_the_server_keeps() {
             connection.say(&format!("LOCK.ACQUIRE key owner:{index} {limit}")).token();
         }
         let before = Contents::read(&mut connection);
-        for rest in ["", "WAIT 1000", "HOLDS 2 LEASE 5", "WATCHDOG EPHEMERAL"] {
+        for rest in ["", "WAIT 1000", "HOLDS 2 LEASE 5", "EPHEMERAL"] {
             is_one_too_many(&connection.say(&format!("LOCK.ACQUIRE key late {limit} {rest}")));
         }
         assert_eq!(Contents::read(&mut connection), before);

@@ -201,7 +201,11 @@ impl Model {
     }
 
     fn contradicts(&self, key: usize, request: &Request) -> bool {
-        self.hold(request.owner, key).is_some() && self.locks[&key].limit != request.limit
+        let Some(hold) = self.hold(request.owner, key) else { return false };
+        let limit = self.locks[&key].limit;
+        // A count that is there already may be named again under a larger limit.
+        let is_repeated = request.holds.is_some_and(|holds| hold.holds >= holds) && limit <= request.limit;
+        limit != request.limit && !is_repeated
     }
 
     /// The rule. `place`: how many of the queue came before.

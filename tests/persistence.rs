@@ -102,7 +102,7 @@ impl Book {
     fn note(&mut self, key: Bytes, reply: i64, deadline: i64) {
         self.unknown = None;
         if self.held.remove(&key).is_some() {
-            assert_eq!((reply, deadline), (0, -2));
+            assert_eq!((reply, deadline), (1, -2));
             self.released += 1;
         } else {
             self.held.insert(key, (deadline, reply));

@@ -289,7 +289,8 @@ impl Run {
             _ => {}
         }
         let reply = self.clients[owner].say(&line);
-        let expected = self.model.release(owner, key, left).map_or(Value::Nil, |left| Value::Int(left as i64));
+        let expected = self.model.release(owner, key, left);
+        let expected = expected.map_or(Value::Nil, |left| Value::Int(i64::from(left == 0)));
         self.tell(format!("{line}: {reply:?}"));
         assert_eq!(reply, expected, "{line} in {:#?}", self.model);
         self.seen.note("released");

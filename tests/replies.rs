@@ -157,7 +157,7 @@ fn holds_raises_the_count_and_may_be_repeated() {
 }
 
 #[test]
-fn release_gives_the_holds_left_or_null() {
+fn release_tells_whether_holds_are_left_or_null() {
     each(|case| {
         case.is_refused(&[b"LOCK.RELEASE", case.key, case.me]);
         let granted = token(&case.acquire("HOLDS 3 LEASE 60000"));
@@ -166,11 +166,11 @@ fn release_gives_the_holds_left_or_null() {
         case.is_refused(&[b"LOCK.RELEASE", case.key, case.other, b"HOLDS", b"0", b"LEASE", b"5"]);
         let deadline = case.deadline();
         for left in [2, 1] {
-            assert_eq!(case.release(""), Value::Int(left));
+            assert_eq!(case.release(""), Value::Int(0));
             case.is_held(left, granted);
             assert_eq!(case.deadline(), deadline, "without LEASE the deadline stays");
         }
-        assert_eq!(case.release(""), Value::Int(0));
+        assert_eq!(case.release(""), Value::Int(1));
         case.is_free();
         case.is_refused(&[b"LOCK.RELEASE", case.key, case.me]);
     });
@@ -183,14 +183,14 @@ fn release_to_a_count_may_be_repeated() {
         for (request, left) in
             [("HOLDS 9", 9), ("HOLDS 2147483647", 9), ("HOLDS 4", 4), ("HOLDS 4", 4), ("HOLDS 6", 4), ("HOLDS 1", 1)]
         {
-            assert_eq!(case.release(request), Value::Int(left), "{request}");
+            assert_eq!(case.release(request), Value::Int(0), "{request}");
             case.is_held(left, granted);
         }
-        assert_eq!(case.release("HOLDS 0"), Value::Int(0));
+        assert_eq!(case.release("HOLDS 0"), Value::Int(1));
         case.is_free();
         case.is_refused(&[b"LOCK.RELEASE", case.key, case.me, b"HOLDS", b"0"]);
         token(&case.acquire("HOLDS 9"));
-        assert_eq!(case.release("ALL"), Value::Int(0));
+        assert_eq!(case.release("ALL"), Value::Int(1));
         case.is_free();
         case.is_refused(&[b"LOCK.RELEASE", case.key, case.me, b"ALL"]);
     });
@@ -203,10 +203,10 @@ fn release_can_begin_the_lease_of_what_is_left_anew() {
         let steps =
             [("LEASE 90000", 90_000, 8), ("LEASE 20000 HOLDS 5", 20_000, 5), ("HOLDS 5 LEASE 70000", 70_000, 5)];
         for (request, lease, left) in steps {
-            assert_eq!(case.begins(lease, |case| case.release(request)), Value::Int(left), "{request}");
+            assert_eq!(case.begins(lease, |case| case.release(request)), Value::Int(0), "{request}");
             case.is_held(left, granted);
         }
-        assert_eq!(case.release("ALL LEASE 60000"), Value::Int(0));
+        assert_eq!(case.release("ALL LEASE 60000"), Value::Int(1));
         case.is_free();
     });
 }
@@ -215,7 +215,7 @@ fn release_can_begin_the_lease_of_what_is_left_anew() {
 fn a_token_names_the_very_hold() {
     each(|case| {
         let old = token(&case.acquire(""));
-        assert_eq!(case.release(""), Value::Int(0));
+        assert_eq!(case.release(""), Value::Int(1));
         let granted = token(&case.acquire("HOLDS 3"));
         assert!(granted > old);
         for wrong in [old, granted + 1, 1, (1 << 53) - 1] {
@@ -225,9 +225,9 @@ fn a_token_names_the_very_hold() {
             case.is_refused(&[b"LOCK.RENEW", case.key, case.me, b"TOKEN", wrong.as_bytes(), b"LEASE", b"5"]);
         }
         assert_eq!(case.renew(&format!("TOKEN {granted}")), Value::Int(granted));
-        assert_eq!(case.release(&format!("TOKEN {granted}")), Value::Int(2));
-        assert_eq!(case.release(&format!("HOLDS 1 TOKEN {granted}")), Value::Int(1));
-        assert_eq!(case.release(&format!("TOKEN {granted} ALL")), Value::Int(0));
+        assert_eq!(case.release(&format!("TOKEN {granted}")), Value::Int(0));
+        assert_eq!(case.release(&format!("HOLDS 1 TOKEN {granted}")), Value::Int(0));
+        assert_eq!(case.release(&format!("TOKEN {granted} ALL")), Value::Int(1));
         case.is_free();
     });
 }
@@ -322,11 +322,11 @@ fn a_lock_of_redisson_is_a_lock() {
         let granted = token(&case.acquire(""));
         case.is_held(3, granted);
         assert!(case.ttl() > 59_000, "a re-entry never shortens");
-        assert_eq!(case.release("HOLDS 1"), Value::Int(1));
-        assert_eq!(case.release(""), Value::Int(0));
+        assert_eq!(case.release("HOLDS 1"), Value::Int(0));
+        assert_eq!(case.release(""), Value::Int(1));
         case.is_free();
         make(case);
-        assert_eq!(case.release(""), Value::Int(1), "released without ever being granted here");
+        assert_eq!(case.release(""), Value::Int(0), "released without ever being granted here");
         assert_eq!(fields(case.raw, case.key), BTreeMap::from([(case.me.to_vec(), b"1".to_vec())]));
         case.is_refused(&[b"LOCK.RELEASE", case.key, case.me, b"TOKEN", b"1"]);
         token(&case.begins(90_000, |case| case.renew("LEASE 90000")));
@@ -343,7 +343,7 @@ fn a_lock_without_expiry_holds_until_it_is_released() {
         case.is_refused(&[b"LOCK.ACQUIRE", case.key, case.other]);
         assert_eq!(case.acquire("LEASE 5"), Value::Int(granted));
         assert_eq!(case.ttl(), -1, "a re-entry never shortens");
-        assert_eq!(case.release("ALL"), Value::Int(0));
+        assert_eq!(case.release("ALL"), Value::Int(1));
         case.is_free();
         token(&case.call("LOCK.ACQUIRE", case.other, ""));
     });
@@ -541,7 +541,7 @@ fn words_of_options_come_in_any_order_and_case() {
         assert_eq!(fields(&mut raw, key.as_bytes())[&b"me"[..]], holds.to_string().as_bytes(), "{line}");
         let ttl = ask_int(&mut raw, &format!("PTTL {key}"));
         assert!((least..=most).contains(&ttl), "{line}: {ttl}");
-        assert_eq!(ask_int(&mut raw, &format!("lock.release {key} me lease 5 token {token} all")), 0, "{line}");
+        assert_eq!(ask_int(&mut raw, &format!("lock.release {key} me lease 5 token {token} all")), 1, "{line}");
     }
 }
 
@@ -583,14 +583,14 @@ fn it_works_in_transactions_and_scripts() {
         let reply = ask(&mut raw, "EXEC");
         let [first, refused, left, second] = array(&reply) else { panic!("{reply:?}") };
         assert!(token(second) > token(first));
-        assert_eq!((refused, left), (&NULL, &Value::Int(0)), "WAIT is ignored where it may not block");
+        assert_eq!((refused, left), (&NULL, &Value::Int(1)), "WAIT is ignored where it may not block");
 
         let script = "local refused = redis.call('LOCK.ACQUIRE', KEYS[1], 'me', 'WAIT', 0)
             local left = redis.call('LOCK.RELEASE', KEYS[1], 'you')
             return {refused == false, left, redis.call('LOCK.ACQUIRE', KEYS[1], 'me')}";
         let reply = raw.call(&[b"EVAL", script.as_bytes(), b"1", b"k"]);
         let [refused, left, granted] = array(&reply) else { panic!("{reply:?}") };
-        assert_eq!((refused, left), (&Value::Int(1), &Value::Int(0)));
+        assert_eq!((refused, left), (&Value::Int(1), &Value::Int(1)));
         assert!(token(granted) > token(second));
         ask_ok(&mut raw, "FLUSHALL");
     }

@@ -168,7 +168,7 @@ impl<'a> Worker<'a> {
         let names = keys.iter().map(|key| format!("k{key}")).collect::<Vec<_>>().join(" ");
         let line = format!("LOCK.MRELEASE {} {names} * TOKEN {token}", keys.len());
         let left = self.connection.say(&line);
-        assert!(left.items().iter().all(|left| *left == Value::Int(0)), "{line}: {left:?}");
+        assert!(left.items().iter().all(|left| *left == Value::Int(1)), "{line}: {left:?}");
     }
 
     fn reconnect(&mut self) {

@@ -8,7 +8,7 @@ use redis::Value;
 use support::{Cluster, Family, Feature, Over, Raw, Server, skip, until};
 
 use crate::common::{Bytes, error, fields, info_number, keys, unix_millis};
-use crate::speak::{Reply, deadline, holders};
+use crate::speak::{Reply, Watched, deadline, holders};
 use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, until_nobody_waits};
 
 /// A cluster of two, the slot of `key`, and who has it.
@@ -148,7 +148,8 @@ fn locks_arrive_and_waiters_are_sent_on() {
 #[test]
 fn ties_end_and_stay_ended() {
     let Some(mut scene) = Scene::set() else { return };
-    let mut holder = scene.source().raw();
+    let holder = scene.source().raw();
+    let mut holder = Watched::over(holder, scene.source());
     holder.take("LOCK.ACQUIRE key holder LEASE 60000 WATCHDOG EPHEMERAL");
     holder.take("LOCK.ACQUIRE {key}few holder LIMIT 2 LEASE 60000 EPHEMERAL");
     scene.moves();
@@ -175,7 +176,8 @@ fn ties_end_and_stay_ended() {
 fn what_happens_under_way_arrives() {
     const LEASE: i64 = 3000;
     let Some(scene) = Scene::set() else { return };
-    let mut client = scene.source().raw();
+    let client = scene.source().raw();
+    let mut client = Watched::over(client, scene.source());
     client.take(&format!("LOCK.ACQUIRE key holder LEASE {LEASE} WATCHDOG"));
     client.take(&format!("LOCK.ACQUIRE {{key}}few holder LIMIT 2 LEASE {LEASE} WATCHDOG"));
     client.take("LOCK.ACQUIRE {key}freed holder LEASE 60000");
@@ -219,7 +221,8 @@ fn what_happens_under_way_arrives() {
 fn a_move_that_is_cancelled() {
     const LEASE: i64 = 3000;
     let Some(mut scene) = Scene::set() else { return };
-    let mut client = scene.source().raw();
+    let client = scene.source().raw();
+    let mut client = Watched::over(client, scene.source());
     client.take(&format!("LOCK.ACQUIRE key holder LEASE {LEASE} WATCHDOG"));
     for owner in ["a", "b"] {
         client.take(&format!("LOCK.ACQUIRE {{key}}few {owner} LIMIT 2 LEASE 60000"));

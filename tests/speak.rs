@@ -1,10 +1,12 @@
 //! Commands as lines, and replies by what they are expected to be.
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use redis::Value;
-use support::Raw;
+use support::{Raw, Server};
 
 use crate::common::{self, array, bytes, int, map, text, token, words};
 
@@ -185,4 +187,104 @@ pub fn assert_in_the_way(reply: &Value, key: &str) {
     let error = reply.error();
     let expected = format!("ERR another request of this owner for '{key}' is being confirmed");
     assert!(error.starts_with(&expected), "{error}");
+}
+
+/// A connection whose holds are bound to a session of a process that lives: a thread reads the session's events until this is
+/// dropped. What the connection asks for with `WATCHDOG` or `EPHEMERAL`, it asks for on behalf of that session.
+pub struct Watched {
+    raw: Raw,
+    id: String,
+    client: i64,
+    admin: Raw,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Watched {
+    /// Over this connection.
+    #[track_caller]
+    pub fn over(raw: Raw, server: &Server) -> Self {
+        let (mut session, admin) = (server.raw(), server.raw());
+        let client = session.client_id();
+        let id = session.say("LOCK.SESSION").field("id").text();
+        let reader = std::thread::spawn(move || {
+            while session.send(&[b"LOCK.EVENTS", b"WAIT", b"0", b"HEARTBEAT"]).is_ok() && session.read().is_ok() {}
+        });
+        Self { raw, id, client, admin, reader: Some(reader) }
+    }
+
+    /// The session's id.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The server's id of the session's connection.
+    pub fn client_id(&self) -> i64 {
+        self.client
+    }
+
+    /// The session ends, as seen by the server.
+    pub fn reset(self) {}
+
+    /// The same.
+    pub fn close(self) {}
+
+    fn naming(&self, line: &str) -> String {
+        let is_bound = |word| ["WATCHDOG", "EPHEMERAL"].contains(&word);
+        if line.starts_with("LOCK.") && line.split(' ').any(is_bound) && !line.contains(" SESSION ") {
+            format!("{line} SESSION {}", self.id)
+        } else {
+            line.to_owned()
+        }
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        // The server may be gone already.
+        let kill = format!("CLIENT KILL ID {}", self.client);
+        if self.admin.send_bytes(&encode(&kill)).is_ok() {
+            let _ = self.admin.read();
+        }
+        let _ = self.reader.take().map(JoinHandle::join);
+    }
+}
+
+impl Deref for Watched {
+    type Target = Raw;
+
+    fn deref(&self) -> &Raw {
+        &self.raw
+    }
+}
+
+impl DerefMut for Watched {
+    fn deref_mut(&mut self) -> &mut Raw {
+        &mut self.raw
+    }
+}
+
+impl Speak for Watched {
+    #[track_caller]
+    fn say(&mut self, line: &str) -> Value {
+        let line = self.naming(line);
+        self.raw.say(&line)
+    }
+
+    #[track_caller]
+    fn post(&mut self, line: &str) {
+        let line = self.naming(line);
+        self.raw.post(&line);
+    }
+
+    #[track_caller]
+    fn begin(&mut self, line: &str) -> Option<Value> {
+        let line = self.naming(line);
+        self.raw.begin(&line)
+    }
+
+    #[track_caller]
+    fn say_all(&mut self, lines: &[String]) -> Vec<Value> {
+        let lines: Vec<String> = lines.iter().map(|line| self.naming(line)).collect();
+        self.raw.say_all(&lines)
+    }
 }

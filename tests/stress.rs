@@ -289,7 +289,7 @@ impl<'a> Worker<'a> {
         match reply {
             Some(None) => None,
             Some(Some(reply)) => {
-                assert!(matches!(reply, Value::Nil | Value::Int(0)), "{reply:?}");
+                assert!(matches!(reply, Value::Nil | Value::Int(1)), "{reply:?}");
                 Some(())
             }
             None => Some(()),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use redis::Value;
 use support::{Raw, Server, until};
 
-use crate::speak::{Reply, SOON, Speak, arrives, deadline, encode, holders, now, owners, until_gone, waiters};
+use crate::speak::{Reply, SOON, Speak, Watched, arrives, deadline, encode, holders, now, owners, until_gone, waiters};
 
 /// What the connection and the flags of a holder are, as `LOCK.INFO` shows them.
 #[track_caller]
@@ -57,7 +57,8 @@ fn until_free(connection: &mut Raw, key: &str) {
 fn a_watched_lease_is_renewed_every_third_of_it() {
     const LEASE: i64 = 1500;
     let server = Server::start();
-    let (mut holder, mut viewer) = (server.raw(), server.raw());
+    let (holder, mut viewer) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     let token = holder.say(&format!("LOCK.ACQUIRE key owner LEASE {LEASE} WATCHDOG")).token();
     let begin = now();
     let mut deadlines = BTreeSet::new();
@@ -81,7 +82,8 @@ fn a_watched_lease_is_renewed_every_third_of_it() {
 #[test]
 fn a_hold_without_end_keeps_no_other_from_being_renewed() {
     let server = Server::start();
-    let (mut holder, mut viewer) = (server.raw(), server.raw());
+    let (holder, mut viewer) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     assert!(holder.say("LOCK.ACQUIRE watched w WATCHDOG LEASE 1500").int() > 0);
     assert!(holder.say("LOCK.ACQUIRE endless e SHARED EPHEMERAL LEASE 300").int() > 0);
     assert_eq!(viewer.say("PERSIST endless"), Value::Int(1));
@@ -96,7 +98,7 @@ fn a_hold_without_end_keeps_no_other_from_being_renewed() {
 #[test]
 fn a_renewal_never_shortens_a_lease_that_was_renewed_for_longer() {
     let server = Server::start();
-    let mut holder = server.raw();
+    let mut holder = Watched::over(server.raw(), &server);
     holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG").token();
     holder.say("LOCK.ACQUIRE other owner LEASE 600 WATCHDOG").token();
     holder.say("LOCK.RENEW key owner LEASE 60000").token();
@@ -110,7 +112,7 @@ fn a_renewal_never_shortens_a_lease_that_was_renewed_for_longer() {
 #[test]
 fn what_is_left_of_a_watched_hold_is_renewed_too() {
     let server = Server::start();
-    let mut holder = server.raw();
+    let mut holder = Watched::over(server.raw(), &server);
     holder.say("LOCK.ACQUIRE key owner LEASE 600 HOLDS 3 WATCHDOG").token();
     assert_eq!(holder.say("LOCK.RELEASE key owner"), Value::Int(0));
     until_renewed(&mut holder, "key");
@@ -126,7 +128,9 @@ fn a_watched_lease_runs_out_when_its_connection_has_ended() {
         .iter()
         .map(|(key, _)| {
             let mut holder = server.raw();
+            holder.say("LOCK.SESSION");
             holder.say(&format!("LOCK.ACQUIRE {key} owner LEASE 1200 WATCHDOG")).token();
+            holder.say("LOCK.EVENTS");
             holder
         })
         .collect();
@@ -234,7 +238,7 @@ fn who_comes_right_behind_the_end_of_a_connection_finds_its_hold_over() {
         for request in [
             "LOCK.ACQUIRE key owner HOLDS 1",
             "LOCK.RENEW key owner",
-            "LOCK.RENEW key owner WATCHDOG",
+            "LOCK.RENEW key owner EPHEMERAL",
             "LOCK.MRENEW 1 key owner",
             "LOCK.RELEASE key owner",
             "LOCK.MACQUIRE 2 key more owner",
@@ -272,7 +276,8 @@ fn a_re_entry_ties_the_whole_hold() {
 #[test]
 fn info_shows_the_tie() {
     let server = Server::start();
-    let (mut holder, mut viewer) = (server.raw(), server.raw());
+    let (holder, mut viewer) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     let client = holder.client_id();
     let flags = [
         ("", false, false),
@@ -291,9 +296,10 @@ fn info_shows_the_tie() {
 #[test]
 fn both_flags_at_once_renew_and_release() {
     let server = Server::start();
-    let (mut holder, mut viewer) = (server.raw(), server.raw());
+    let (holder, mut viewer) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     holder.say("LOCK.ACQUIRE key * LEASE 600 WATCHDOG EPHEMERAL").token();
-    let owner = holder.say("LOCK.SESSION").field("id").text();
+    let owner = holder.id().to_owned();
     assert_eq!(tie(&mut viewer, "key", &owner), (Some(holder.client_id()), true, true));
     until_renewed(&mut viewer, "key");
     until_renewed(&mut viewer, "key");
@@ -306,7 +312,8 @@ fn both_flags_at_once_renew_and_release() {
 #[test]
 fn ties_follow_the_selected_database() {
     let server = Server::start();
-    let (mut holder, mut viewer) = (server.raw(), server.raw());
+    let (holder, mut viewer) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG").token();
     holder.say("SELECT 3");
     holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
@@ -332,7 +339,8 @@ fn a_renamed_or_moved_key_loses_its_tie() {
     for (command, database, key) in
         [("RENAME key new", 0, "new"), ("RENAMENX key new", 0, "new"), ("MOVE key 5", 5, "key")]
     {
-        let (mut holder, mut viewer) = (server.raw(), server.raw());
+        let (holder, mut viewer) = (server.raw(), server.raw());
+        let mut holder = Watched::over(holder, &server);
         viewer.say("FLUSHALL");
         holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
         let reply = viewer.say(command);
@@ -354,7 +362,8 @@ fn a_renamed_or_moved_key_loses_its_tie() {
 #[test]
 fn a_copy_is_not_tied() {
     let server = Server::start();
-    let (mut holder, mut viewer) = (server.raw(), server.raw());
+    let (holder, mut viewer) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
     assert_eq!(viewer.say("COPY key copy"), Value::Int(1));
     assert_eq!(tie(&mut viewer, "copy", "owner"), (None, false, false));
@@ -368,7 +377,8 @@ fn a_copy_is_not_tied() {
 #[test]
 fn after_a_swap_of_databases_the_tie_is_what_info_says() {
     let server = Server::start();
-    let (mut holder, mut other, mut viewer) = (server.raw(), server.raw(), server.raw());
+    let (holder, mut other, mut viewer) = (server.raw(), server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
     other.say("SELECT 1");
     other.say("LOCK.ACQUIRE key owner LEASE 2000").token();
@@ -399,7 +409,9 @@ fn after_a_swap_of_databases_the_tie_is_what_info_says() {
 #[test]
 fn renew_moves_a_tie_to_the_calling_connection() {
     let server = Server::start();
-    let (mut first, mut second, mut viewer) = (server.raw(), server.raw(), server.raw());
+    let (first, second, mut viewer) = (server.raw(), server.raw(), server.raw());
+    let mut first = Watched::over(first, &server);
+    let mut second = Watched::over(second, &server);
     let token = first.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
     assert_eq!(second.say("LOCK.RENEW key owner LEASE 600 WATCHDOG EPHEMERAL"), Value::Int(token));
     assert_eq!(tie(&mut viewer, "key", "owner"), (Some(second.client_id()), true, true));
@@ -416,7 +428,8 @@ fn renew_moves_a_tie_to_the_calling_connection() {
 #[test]
 fn renew_ties_a_hold_that_was_not_tied() {
     let server = Server::start();
-    let (mut holder, mut other) = (server.raw(), server.raw());
+    let (mut holder, other) = (server.raw(), server.raw());
+    let mut other = Watched::over(other, &server);
     holder.say("LOCK.ACQUIRE watched owner LEASE 60000").token();
     holder.say("LOCK.ACQUIRE ephemeral owner LEASE 60000").token();
     other.say("LOCK.RENEW watched owner LEASE 600 WATCHDOG").token();
@@ -431,7 +444,8 @@ fn renew_ties_a_hold_that_was_not_tied() {
 #[test]
 fn renew_without_a_flag_leaves_the_tie_where_it_is() {
     let server = Server::start();
-    let (mut holder, mut other) = (server.raw(), server.raw());
+    let (holder, mut other) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     let id = holder.client_id();
     holder.say("LOCK.ACQUIRE key owner WATCHDOG EPHEMERAL").token();
     other.say("LOCK.RENEW key owner LEASE 60000").token();
@@ -460,17 +474,20 @@ fn a_grant_out_of_the_queue_is_tied_like_an_immediate_one() {
     let (mut first, mut second, mut third, mut viewer) = (server.raw(), server.raw(), server.raw(), server.raw());
     first.say("LOCK.ACQUIRE key first").token();
     let id = second.client_id();
+    for session in [&mut second, &mut third] {
+        session.say("LOCK.SESSION");
+    }
     assert_eq!(second.begin("LOCK.ACQUIRE key second LEASE 600 WAIT 0 WATCHDOG EPHEMERAL"), None);
     assert_eq!(third.begin("LOCK.ACQUIRE key third LEASE 600 WAIT 0 WATCHDOG"), None);
     first.say("LOCK.RELEASE key first");
     arrives(&mut second).token();
     assert_eq!(tie(&mut viewer, "key", "second"), (Some(id), true, true));
-    until_renewed(&mut viewer, "key");
+    second.say("LOCK.EVENTS");
     until_renewed(&mut viewer, "key");
     second.reset();
     arrives(&mut third).token();
     assert_eq!(tie(&mut viewer, "key", "third"), (Some(third.client_id()), true, false));
-    until_renewed(&mut viewer, "key");
+    third.say("LOCK.EVENTS");
     until_renewed(&mut viewer, "key");
     third.reset();
     until(SOON, "the tie is gone", || tie(&mut viewer, "key", "third").0.is_none());
@@ -493,7 +510,7 @@ fn a_replica_that_becomes_master_has_no_ties() {
     let (master, replica) = (Server::start(), Server::start());
     replica.replica_of(&master);
     master.wait_replica_online();
-    let mut holder = master.raw();
+    let mut holder = Watched::over(master.raw(), &master);
     let token = holder.say("LOCK.ACQUIRE key owner LEASE 2000 WATCHDOG EPHEMERAL").token();
     master.wait_for_replica(&replica);
     let mut viewer = replica.raw();
@@ -509,7 +526,8 @@ fn a_replica_that_becomes_master_has_no_ties() {
 #[test]
 fn ties_end_when_a_master_becomes_a_replica() {
     let (first, second) = (Server::start(), Server::start());
-    let (mut holder, mut viewer) = (first.raw(), first.raw());
+    let (holder, mut viewer) = (first.raw(), first.raw());
+    let mut holder = Watched::over(holder, &first);
     holder.say("LOCK.ACQUIRE key owner LEASE 60000 WATCHDOG EPHEMERAL").token();
     second.replica_of(&first);
     second.replica_of_no_one();
@@ -551,7 +569,8 @@ const HOLD_ENDINGS: [(&str, EndHold); 9] = [
 #[test]
 fn a_hold_that_ended_is_never_renewed_again_nor_is_the_next() {
     let server = Server::start();
-    let (mut holder, mut other) = (server.raw(), server.raw());
+    let (holder, mut other) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     let mut ends = Vec::new();
     for (name, end) in HOLD_ENDINGS {
         for next in ["owner", "other"] {
@@ -601,7 +620,8 @@ fn a_new_hold_takes_no_flags_over_from_the_last() {
 #[test]
 fn a_hold_that_another_client_wrote_under_the_same_name_is_not_touched() {
     let server = Server::start();
-    let (mut holder, mut other) = (server.raw(), server.raw());
+    let (holder, mut other) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     let client = holder.client_id();
     holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
     holder.say("LOCK.ACQUIRE witness owner LEASE 600 WATCHDOG").token();
@@ -622,7 +642,8 @@ fn a_hold_that_another_client_wrote_under_the_same_name_is_not_touched() {
 #[test]
 fn a_flushed_hold_is_not_renewed_nor_is_the_next() {
     let server = Server::start();
-    let (mut holder, mut other) = (server.raw(), server.raw());
+    let (holder, mut other) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
     other.say("FLUSHALL");
     other.say("LOCK.ACQUIRE key owner LEASE 1000").token();
@@ -635,7 +656,8 @@ fn a_flushed_hold_is_not_renewed_nor_is_the_next() {
 #[test]
 fn a_hold_that_ran_out_of_the_queue_is_not_tied_to_who_had_it() {
     let server = Server::start();
-    let (mut holder, mut next) = (server.raw(), server.raw());
+    let (holder, mut next) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
     // The same owner from another connection, after a release: it has the lock out of the queue's hands, unbound.
     next.say("LOCK.ACQUIRE gate other").token();
@@ -657,7 +679,8 @@ fn renewals_replicate_as_absolute_deadlines() {
     let replica = Server::builder().without_module().start();
     replica.replica_of(&master);
     master.wait_replica_online();
-    let (mut holder, mut monitor) = (master.raw(), replica.raw());
+    let (holder, mut monitor) = (master.raw(), replica.raw());
+    let mut holder = Watched::over(holder, &master);
     holder.say("LOCK.ACQUIRE key owner LEASE 900 WATCHDOG").token();
     holder.say("LOCK.ACQUIRE permit owner LEASE 900 LIMIT 3 WATCHDOG").token();
     master.wait_for_replica(&replica);
@@ -717,7 +740,8 @@ fn a_script_has_no_connection_to_tie_to() {
 #[test]
 fn a_transaction_ties_to_its_connection() {
     let server = Server::start();
-    let (mut holder, mut viewer) = (server.raw(), server.raw());
+    let (holder, mut viewer) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     let id = holder.client_id();
     holder.say("MULTI");
     holder.say("LOCK.ACQUIRE key * LEASE 600 WATCHDOG EPHEMERAL");
@@ -735,7 +759,8 @@ fn a_transaction_ties_to_its_connection() {
 #[test]
 fn a_foreign_lock_is_tied_once_it_is_re_entered() {
     let server = Server::start();
-    let (mut holder, mut viewer) = (server.raw(), server.raw());
+    let (holder, mut viewer) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     viewer.say("HSET key owner 1");
     viewer.say("PEXPIRE key 500");
     holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();

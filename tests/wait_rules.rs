@@ -7,7 +7,6 @@ use redis::Value;
 use support::{Raw, Server, eventually, until};
 
 use crate::common::{Bytes, array, bytes, deadline, error, info_number, int, map};
-use crate::speak::assert_in_the_way;
 use crate::waiter::{SOON, Speak, Tell, Waiter, assert_held, count_waiters, holders_in_hash, until_nobody_waits};
 
 /// Long enough to see that nothing happens.
@@ -80,7 +79,7 @@ fn nobody_barges() {
                 (executed[0].clone(), executed[1].clone())
             }
         };
-        assert_eq!((release, again), (Value::Int(0), Value::Nil), "round {round}");
+        assert_eq!((release, again), (Value::Int(1), Value::Nil), "round {round}");
         waiter.token();
         assert_held(&mut client, "key", "waiter");
         client.order("LOCK.RELEASE key waiter");
@@ -213,7 +212,7 @@ fn a_pipeline_keeps_its_order() {
     let mut behind = Waiter::start(&server, "key", "behind");
     client.order("LOCK.RELEASE key holder");
     let first = int(&waiter.read().unwrap());
-    assert_eq!(waiter.read().unwrap(), Value::Int(0));
+    assert_eq!(waiter.read().unwrap(), Value::Int(1));
     let between = behind.token();
     assert!(waiter.pending(), "its second request queues like anybody's");
     client.order("LOCK.RELEASE key behind");
@@ -235,19 +234,18 @@ mod same_owner {
         assert!(waiter.waits());
     }
 
-    /// Two connections of one owner wait, with somebody else between them: one request at a time.
+    /// Two connections of one owner ask, with somebody else between them: the last has the place of the first.
     #[test]
-    fn is_served_on_one_of_its_connections() {
+    fn is_served_on_the_last_of_its_connections() {
         let (server, mut client, _) = held();
         let mut one = Waiter::start(&server, "key", "twice");
         let mut between = Waiter::start(&server, "key", "between");
         let mut two = Waiter::start(&server, "key", "twice");
+        assert_eq!(one.error(), "SUPERSEDED");
         client.order("LOCK.RELEASE key holder");
-        let token = one.token();
-        assert_in_the_way(&two.end(), "key");
+        let token = two.token();
         assert_held(&mut client, "key", "twice");
         assert!(between.waits());
-        // With the answer it has the lock, and may re-enter.
         assert_eq!(client.say("LOCK.ACQUIRE key twice WAIT 0"), Value::Int(token), "one hold, one token");
         assert_eq!(client.say("LOCK.RELEASE key twice"), Value::Int(0));
         assert!(!eventually(A_WHILE, || !between.waits()));
@@ -261,33 +259,23 @@ mod same_owner {
         let line = "LOCK.ACQUIRE key twice WAIT 0 HOLDS 1";
         let mut one = Waiter::sending(&server, line);
         let mut two = Waiter::sending(&server, line);
+        assert_eq!(one.error(), "SUPERSEDED");
         client.order("LOCK.RELEASE key holder");
-        let token = one.token();
-        assert_in_the_way(&two.end(), "key");
+        let token = two.token();
         assert_eq!(client.say(line), Value::Int(token), "asked again, when the other is answered");
         assert_held(&mut client, "key", "twice");
     }
 
-    /// A hundred connections of the owner that becomes the holder. Those whose turn comes when the first has its answer
-    /// re-enter, the others are told that they came too early: the hold has as many holds as were told of.
+    /// A hundred connections of one owner: each takes the place over from the one before.
     #[test]
-    fn is_served_on_each_of_its_connections_or_told_why_not() {
+    fn is_served_once_however_often_it_asks() {
         let (server, mut client, _) = held();
         let mut waiters: Vec<Waiter> = (0..100).map(|_| Waiter::start(&server, "key", "many")).collect();
         let mut last = Waiter::start(&server, "key", "last");
         client.order("LOCK.RELEASE key holder");
-        let token = waiters[0].token();
-        let mut holds = 1;
-        for waiter in &mut waiters[1..] {
-            match waiter.end() {
-                Value::Int(other) => {
-                    assert_eq!(other, token);
-                    holds += 1;
-                }
-                refused => assert_in_the_way(&refused, "key"),
-            }
-        }
-        assert_eq!(holders_in_hash(&mut client, "key"), [("many".to_owned(), holds.to_string())]);
+        waiters.pop().expect("a hundred").token();
+        waiters.iter_mut().for_each(|waiter| assert_eq!(waiter.error(), "SUPERSEDED"));
+        assert_eq!(holders_in_hash(&mut client, "key"), [("many".to_owned(), "1".to_owned())]);
         assert!(last.waits());
         client.order("LOCK.RELEASE key many ALL");
         last.token();

@@ -8,7 +8,7 @@ use support::{Raw, Server, until};
 
 use crate::common::{array, ask_token, error, fields, info_number, int, map, text, token};
 use crate::speak::encode;
-pub(crate) use crate::speak::{SOON, Speak};
+pub(crate) use crate::speak::{Reply, SOON, Speak, Watched};
 
 /// More ways to send a line.
 pub(crate) trait Tell {
@@ -37,6 +37,25 @@ impl Tell for Raw {
     fn tell(&mut self, lines: &[&str]) {
         let packet: Vec<u8> = lines.iter().flat_map(|line| encode(line)).collect();
         self.send_bytes(&packet).expect("sent");
+    }
+}
+
+impl Tell for Watched {
+    #[track_caller]
+    fn order(&mut self, line: &str) -> Value {
+        let reply = self.say(line);
+        assert!(!matches!(reply, Value::ServerError(_)), "{line}: {reply:?}");
+        reply
+    }
+
+    #[track_caller]
+    fn take(&mut self, line: &str) -> i64 {
+        self.say(line).token()
+    }
+
+    #[track_caller]
+    fn tell(&mut self, lines: &[&str]) {
+        lines.iter().for_each(|line| self.post(line));
     }
 }
 

@@ -1,9 +1,9 @@
 //! 50,000 watched locks, and a server that answers all the while.
 
 use redis::Value;
-use support::{Raw, Server, until};
+use support::{Server, until};
 
-use crate::speak::{Reply, SOON, Speak, now, until_gone};
+use crate::speak::{Reply, SOON, Speak, Watched, now, until_gone};
 
 const LOCKS: usize = 50_000;
 const LEASE: i64 = 6_000;
@@ -11,7 +11,8 @@ const LEASE: i64 = 6_000;
 #[test]
 fn fifty_thousand_watched_locks_are_renewed_while_the_server_answers() {
     let server = Server::start();
-    let (mut holder, mut viewer) = (server.raw(), server.raw());
+    let (holder, mut viewer) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     take(&mut holder, LEASE);
     // Past the first deadlines: what still stands has been renewed.
     let end = now() + LEASE + LEASE / 4;
@@ -35,7 +36,7 @@ fn fifty_thousand_watched_locks_are_renewed_while_the_server_answers() {
     assert!(later.iter().zip(&ends).all(|(later, end)| later.int() == -2 || later == end), "renewed with nobody there");
 }
 
-fn take(holder: &mut Raw, lease: i64) {
+fn take(holder: &mut Watched, lease: i64) {
     let lines: Vec<String> =
         (0..LOCKS).map(|index| format!("LOCK.ACQUIRE key:{index} owner LEASE {lease} WATCHDOG")).collect();
     for reply in holder.say_all(&lines) {

@@ -6,7 +6,7 @@ use redis::Value;
 use support::{Server, until};
 
 use crate::common::info_number;
-use crate::speak::{Reply, SOON, Speak, arrives, now};
+use crate::speak::{Reply, SOON, Speak, Watched, arrives, now};
 
 /// Deadlines whose distance in microseconds does not fit into 64 bits. What is left of it there is a time span of thirty
 /// years into the past: by the time of day that was in 1995, but a clock that counts from the machine's start never
@@ -29,7 +29,8 @@ fn a_deadline_that_no_timer_can_count_to_holds_up_nobody_else() {
 
 fn holds_up_nobody(far: i64) {
     let server = Server::start();
-    let (mut holder, mut waiter, mut third) = (server.raw(), server.raw(), server.raw());
+    let (mut holder, mut waiter, third) = (server.raw(), server.raw(), server.raw());
+    let mut third = Watched::over(third, &server);
     let token = holder.say("LOCK.ACQUIRE key holder").token();
     holder.say(&format!("HSET forged me 1 #fence {token}"));
     assert_eq!(holder.say(&format!("PEXPIREAT forged {far}")), Value::Int(1));

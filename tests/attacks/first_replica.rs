@@ -5,7 +5,7 @@ use redis::Value;
 use support::{Raw, Server, until};
 
 use crate::common::{Contents, info_number};
-use crate::speak::{Reply, SOON, Speak, arrives, owners};
+use crate::speak::{Reply, SOON, Speak, Watched, arrives, owners};
 
 /// A server whose snapshot takes some seconds, and that has nobody who follows it.
 fn slow_to_save() -> (Server, Raw) {
@@ -27,7 +27,8 @@ fn waits_for_a_snapshot(server: &Server) -> bool {
 
 #[test]
 fn the_first_replica_misses_nothing_that_was_written_while_it_waited() {
-    let (master, mut connection) = slow_to_save();
+    let (master, connection) = slow_to_save();
+    let mut connection = Watched::over(connection, &master);
     let replica = Server::builder().arg("propagation-error-behavior", "panic").start();
     let mut waiters = [master.raw(), master.raw(), master.raw()];
     for round in 0..3 {

@@ -4,19 +4,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use redis::Value;
-use support::{Over, Raw, Server, until};
+use support::{Over, Server, until};
 
 use crate::common::info_number;
-use crate::speak::{Reply, SOON, Speak, arrives, owners};
+use crate::speak::{Reply, SOON, Speak, Watched, arrives, owners};
 
 /// As many holders as a lock may have, but for one.
 const HOLDERS: usize = 2499;
 
 /// A server on which so many renewals are due every millisecond that it is never through with them. Whoever holds a key
 /// without an expiry loses nothing by that.
-fn always_renewing() -> (Server, Raw) {
+fn always_renewing() -> (Server, Watched) {
     let server = Server::start();
-    let mut holder = server.raw();
+    let mut holder = Watched::over(server.raw(), &server);
     holder.say("LOCK.ACQUIRE crowd first SHARED LEASE 600000").token();
     assert_eq!(holder.say("PERSIST crowd"), Value::Int(1));
     let lines: Vec<String> =
@@ -59,7 +59,8 @@ fn crowds_to_be_read_without_end_hold_up_nobody() {
     const CROWD: &str = "for holder = 1, 2400 do redis.call('hset', KEYS[1], 'holder:' .. holder, 1) end";
     const CROWDS: usize = 3;
     let server = Server::start();
-    let (mut holder, mut writer) = (server.raw(), server.raw());
+    let (holder, mut writer) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     for crowd in 0..CROWDS {
         holder.say(&format!("LOCK.ACQUIRE crowd:{crowd} me SHARED LEASE 600000 WATCHDOG EPHEMERAL")).token();
         let crowd = format!("crowd:{crowd}");
@@ -93,7 +94,8 @@ fn crowds_to_be_read_without_end_hold_up_nobody() {
 #[test]
 fn turns_of_fifty_milliseconds_without_end_hold_up_nobody() {
     let server = Server::start();
-    let (mut client, mut third) = (server.raw(), server.raw());
+    let (client, mut third) = (server.raw(), server.raw());
+    let mut client = Watched::over(client, &server);
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         for _ in 0..2 {

@@ -6,7 +6,7 @@ use redis::Value;
 use support::{Server, until};
 
 use crate::common::info_number;
-use crate::speak::{Reply, SOON, Speak, setting};
+use crate::speak::{Reply, SOON, Speak, Watched, setting};
 
 const KEYS: usize = 2500;
 
@@ -20,7 +20,8 @@ fn lease() -> u64 {
 
 fn all_are_kept(hz: &str) {
     let server = Server::builder().arg("hz", hz).arg("dynamic-hz", "no").start();
-    let (mut holder, mut viewer) = (server.raw(), server.raw());
+    let (holder, mut viewer) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
     let lease = lease();
     let lines: Vec<String> =
         (0..KEYS).map(|index| format!("LOCK.ACQUIRE key:{index} me LEASE {lease} WATCHDOG")).collect();

@@ -85,7 +85,7 @@ fn one_after_the_other_all_are_served() {
 #[test]
 fn nothing_runs_while_nobody_waits_for_replicas() {
     let mut group = Group::of(1);
-    group.control.take("LOCK.ACQUIRE key owner LEASE 600000 WATCHDOG REPLICAS 1");
+    group.control.take("LOCK.ACQUIRE key owner LEASE 600000 EPHEMERAL REPLICAS 1");
     let mut waiter = group.waits("LOCK.ACQUIRE key other WAIT 0 REPLICAS 1");
     group.wait_for_replicas(1);
     let mut client = group.master.raw();

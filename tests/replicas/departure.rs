@@ -28,7 +28,7 @@ const WAYS: [(&str, Leave); 5] = [
     }),
 ];
 
-const FLAGS: [&str; 4] = ["", " EPHEMERAL", " WATCHDOG", " WATCHDOG EPHEMERAL HOLDS 3"];
+const FLAGS: [&str; 3] = ["", " EPHEMERAL", " EPHEMERAL HOLDS 3"];
 
 /// The replica stands still, and the timeout is an hour: nothing but the departure ends it.
 fn group() -> Group {

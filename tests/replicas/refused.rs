@@ -25,7 +25,7 @@ enum Left {
 /// The fence of a lock that was free or shared may stay: tokens never go back.
 const REFUSED: [(&[&str], &str, Left); 24] = [
     (&[], "ACQUIRE $a owner", Left::Before),
-    (&[], "ACQUIRE $a owner HOLDS 3 WATCHDOG EPHEMERAL", Left::Before),
+    (&[], "ACQUIRE $a owner HOLDS 3 EPHEMERAL", Left::Before),
     (&[], "ACQUIRE $a owner SHARED", Left::Before),
     (&[], "ACQUIRE $a owner LIMIT 3", Left::Before),
     (&[], "MACQUIRE 2 $a $b owner", Left::Before),
@@ -319,9 +319,13 @@ fn only_what_it_added_goes() {
             let mut waiter = group.waits(&format!("LOCK.{request} {key} owner LEASE 60000 REPLICAS 1"));
             let released = group.control.order(&format!("LOCK.{}", way.replace('$', &key)));
             let left = if let Value::Array(left) = &released { &left[0] } else { &released };
-            assert_eq!(*left, Value::Int(0), "{way}");
+            assert_eq!(*left, Value::Int(1), "{way}");
             let token = group.control.take(&format!("LOCK.ACQUIRE {key} {next} LEASE 90000"));
-            assert_eq!(waiter.end().error(), "UNCONFIRMED the lock was released before the answer", "{way}: {key}");
+            assert_eq!(
+                waiter.end().error(),
+                "UNCONFIRMED the lock was released before its replicas had confirmed it",
+                "{way}: {key}"
+            );
             let holders = holders(&mut group.control, &key);
             assert!(holders.keys().eq([next]), "{way}: {key}: {holders:?}");
             let hold = &holders[next];
@@ -368,13 +372,13 @@ fn the_tie_of_a_hold_stays() {
     holder.take("LOCK.ACQUIRE unbound owner LEASE 50000");
     holder.take("LOCK.ACQUIRE tied owner LEASE 50000 EPHEMERAL");
     for line in ["LOCK.ACQUIRE unbound owner", "LOCK.RENEW unbound owner", "LOCK.MRENEW 1 unbound owner"] {
-        let reply = holder.say(&format!("{line} WATCHDOG EPHEMERAL REPLICAS 1"));
+        let reply = holder.say(&format!("{line} EPHEMERAL REPLICAS 1"));
         assert_refused(&reply, 0, 1, 1);
         let hold = &holders(&mut group.control, "unbound")["owner"];
         assert!(hold.field("client").is_null() && !hold.field("ephemeral").truth(), "{line}: {hold:?}");
     }
     for line in ["LOCK.ACQUIRE tied owner", "LOCK.RENEW tied owner", "LOCK.MRENEW 1 tied owner"] {
-        assert_refused(&other.say(&format!("{line} WATCHDOG REPLICAS 1")), 0, 1, 1);
+        assert_refused(&other.say(&format!("{line} EPHEMERAL REPLICAS 1")), 0, 1, 1);
         let hold = &holders(&mut group.control, "tied")["owner"];
         assert_eq!(hold.field("client"), Value::Int(id), "{line}: {hold:?}");
         assert!(hold.field("ephemeral").truth() && !hold.field("watchdog").truth(), "{line}: {hold:?}");

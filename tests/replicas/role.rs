@@ -19,7 +19,7 @@ fn confirming(group: &mut Group) -> Vec<Waiter> {
     group.stop_replicas();
     let lines = [
         "LOCK.ACQUIRE new owner LEASE 600000 EPHEMERAL",
-        "LOCK.ACQUIRE held owner LEASE 900000 WATCHDOG",
+        "LOCK.ACQUIRE held owner LEASE 900000 EPHEMERAL",
         "LOCK.RENEW renewed owner LEASE 900000",
         "LOCK.MACQUIRE 2 a b owner LEASE 600000",
         "LOCK.ACQUIRE queued next LEASE 600000 WAIT 0",

@@ -4,7 +4,7 @@ use support::{Raw, until};
 
 use super::group::{Group, PATIENT};
 use crate::common::{ask_ok, text};
-use crate::speak::{Reply, SOON, Speak, deadline, holders};
+use crate::speak::{Reply, SOON, Speak, Watched, deadline, holders};
 use crate::waiter::{Tell, assert_held};
 
 /// A third of it is enough to do something between two renewals, in ms.
@@ -65,7 +65,7 @@ fn cut_off(group: &mut Group, key: &str) -> i64 {
 #[test]
 fn each_renewal_is_confirmed() {
     let mut group = Group::of(2);
-    let mut holder = group.master.raw();
+    let mut holder = Watched::over(group.master.raw(), &group.master);
     let token = holder.take("LOCK.ACQUIRE key owner LEASE 900 WATCHDOG REPLICAS 2");
     until(SOON, "several renewals are confirmed", || group.count("confirmed") > 4);
     let confirmed = group.count("confirmed");
@@ -77,7 +77,7 @@ fn each_renewal_is_confirmed() {
 /// Cut off, with replicas waited for `ms`: the lock runs out at the deadline that they know, not at a later one.
 fn runs_out(ms: i64, request: &str) {
     let mut group = Group::of(1);
-    let mut holder = group.master.raw();
+    let mut holder = Watched::over(group.master.raw(), &group.master);
     if request.contains("RENEW") {
         holder.take(&format!("LOCK.ACQUIRE key owner LEASE {LEASE}"));
     }
@@ -135,7 +135,7 @@ fn a_hold_that_was_tied_by_a_renewal_runs_out_as_well() {
 #[test]
 fn at_the_deadline_the_key_is_gone() {
     let mut group = Group::of(1);
-    let mut holder = group.master.raw();
+    let mut holder = Watched::over(group.master.raw(), &group.master);
     holder.take(&format!("LOCK.MACQUIRE 2 a b owner LEASE {LEASE} WATCHDOG REPLICAS 1"));
     group.wait_for_replicas(50);
     let known = ["a", "b"].map(|key| {
@@ -154,7 +154,7 @@ fn at_the_deadline_the_key_is_gone() {
 #[test]
 fn when_replicas_are_back_it_goes_on() {
     let mut group = Group::of(1);
-    let mut holder = group.master.raw();
+    let mut holder = Watched::over(group.master.raw(), &group.master);
     let token = holder.take(&format!("LOCK.ACQUIRE key owner LEASE {LEASE} WATCHDOG REPLICAS 1"));
     let mut next = group.waits("LOCK.ACQUIRE key next WAIT 0");
     group.wait_for_replicas(50);
@@ -177,7 +177,7 @@ fn when_replicas_are_back_it_goes_on() {
 #[test]
 fn released_while_a_renewal_is_confirmed() {
     let mut group = Group::of(1);
-    let mut holder = group.master.raw();
+    let mut holder = Watched::over(group.master.raw(), &group.master);
     holder.take(&format!("LOCK.ACQUIRE key owner LEASE {LEASE} WATCHDOG REPLICAS 1"));
     group.wait_for_replicas(300);
     group.stop_replicas();

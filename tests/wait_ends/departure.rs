@@ -386,7 +386,7 @@ fn reset_after_the_grant() {
     leaves_after_the_grant(Raw::reset);
 }
 
-/// The server finds out only when it writes the reply.
+/// The server finds out only when it writes the reply: the grant stands until its lease ends, or its owner withdraws it.
 #[test]
 fn gone_by_the_time_the_grant_is_written() {
     let server = Server::start();
@@ -406,8 +406,13 @@ fn gone_by_the_time_the_grant_is_written() {
     let address = waiter.raw.local_addr();
     waiter.raw.reset();
     until(SOON, "the server's side hears of the end", || server.has_lost(address));
+    let mut owner = server.raw();
+    until(SOON, "it is released, if it was granted", || {
+        owner.say("LOCK.RELEASE key waiter ALL");
+        !next.waits()
+    });
     next.token();
-    assert_held(&mut server.raw(), "key", "next");
+    assert_held(&mut owner, "key", "next");
 }
 
 #[test]

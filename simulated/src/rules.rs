@@ -1841,7 +1841,10 @@ impl Judge {
                 let is_known = !unheard.iter().any(ties_anew);
                 !tie.of_session || is_known && read_at > belief.renewed + 2 && read_at + 5 < end
             };
-            let is_left_alone = !self.is_disturbed && !self.prolonged.contains(key);
+            // (What this node does not serve, it does not renew.)
+            let is_served =
+                |node: &mut Node| node.slots.as_ref().is_none_or(|slots| slots.refusal(slot_of(key), false).is_none());
+            let is_left_alone = !self.is_disturbed && !self.prolonged.contains(key) && node(is_served);
             let by_its_lease = found.iter().all(|cause| matches!(cause, Cause::Touched(.., true)));
             if by_its_lease && watched.is_some_and(was_due) && is_left_alone {
                 return Err(Violation::new(WATCHED, format!("{} ended by its lease", show(hold))));

@@ -48,9 +48,10 @@ const BEGIN: &str = "+1
     z CLIENT UNPAUSE
     z CONFIG SET min-replicas-to-write 0
     !misconf off
+    !cluster ok
     +400";
 
-const SCENES: [Scene; 25] = [
+const SCENES: [Scene; 24] = [
     Scene {
         name: "raised",
         rule: RAISED,
@@ -285,20 +286,6 @@ const SCENES: [Scene; 25] = [
             +1
             f LOCK.{RELEASE x ann|FORCE x}
             f {CLIENT KILL ID #g|LOCK.SESSION REPLACES $g}
-            +5
-            h !told 1",
-    },
-    Scene {
-        name: "closed-as-it-reads",
-        rule: UNHEARD,
-        lines: "f LOCK.ACQUIRE x ann
-            f LOCK.ACQUIRE x ben {|WATCHDOG} WAIT 0 SESSION $p
-            h LOCK.ACQUIRE x cat WAIT 0
-            +1
-            f LOCK.RELEASE x ann
-            +1
-            p LOCK.EVENTS {|HEARTBEAT}
-            g {CLIENT KILL ID #p|LOCK.SESSION REPLACES $p}
             +5
             h !told 1",
     },

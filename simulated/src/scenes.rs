@@ -23,6 +23,8 @@ pub const REPEATED: &str =
     "a request with HOLDS can be repeated, also when the limit has become smaller, and is no upgrade";
 /// Repetitions.
 pub const SAME_TERMS: &str = "a renewal that is repeated on other terms is refused";
+/// Grants whose event was read.
+pub const DELIVERED: &str = "a grant stands once the reply that carries its event has been composed";
 /// Silence.
 pub const SILENT: &str = "a session that was promised a sign of life, and asks for none, is ended";
 
@@ -290,7 +292,7 @@ const SCENES: [Scene; 25] = [
     },
     Scene {
         name: "closed-as-it-reads",
-        rule: UNHEARD,
+        rule: DELIVERED,
         lines: "f LOCK.ACQUIRE x ann
             f LOCK.ACQUIRE x ben {|WATCHDOG} WAIT 0 SESSION $p
             h LOCK.ACQUIRE x cat WAIT 0
@@ -300,7 +302,7 @@ const SCENES: [Scene; 25] = [
             p LOCK.EVENTS {|HEARTBEAT}
             g {CLIENT KILL ID #p|LOCK.SESSION REPLACES $p}
             +5
-            h !told 1",
+            h !told nothing",
     },
     Scene {
         name: "unconfirmed-re-entry",

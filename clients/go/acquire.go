@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 )
 
@@ -62,7 +63,7 @@ func (t *attempt) settle(reply any, err error, keep bool) {
 	if t.reply, t.failure = reply, err; keep {
 		t.pool.take(t.conn)
 	} else {
-		t.pool.put(t.conn, t.sent, err, reply)
+		t.pool.put(t.conn, err, reply)
 	}
 	if t.polls {
 		<-t.pool.client.poll
@@ -262,7 +263,7 @@ func (a *acquisition) failure(ctx context.Context, err error, again bool) error 
 	}
 	var reply ServerError
 	if errors.As(err, &reply) && reply.unknownCommand() {
-		return fmt.Errorf("%w (%s)", ErrModuleNotLoaded, reply)
+		return fmt.Errorf("%w: %w", ErrModuleNotLoaded, reply)
 	}
 	if errors.As(err, &reply) && again {
 		return fmt.Errorf("%w: %w", ErrNotAcquired, err)
@@ -287,8 +288,7 @@ func granted(reply any) bool {
 
 // ask sends an ACQUIRE.
 func (a *acquisition) ask(ctx context.Context) (*pool, *attempt, error) {
-	began := time.Now()
-	limit := began.Add(askAgain)
+	limit := time.Now().Add(askAgain)
 	if a.wait != 0 && !a.until.IsZero() && limit.After(a.until) {
 		limit = a.until
 	}
@@ -322,11 +322,11 @@ func (a *acquisition) ask(ctx context.Context) (*pool, *attempt, error) {
 	c, err := p.get(ctx, forOther, a.lease, limit)
 	if err == nil && a.given() { // only over a connection that has just answered
 		if _, err = c.exchange(ctx, limit, []string{"PING"}); err != nil {
-			p.put(c, began, err)
+			p.put(c, err)
 		}
 	}
 	if err == nil && a.wait != 0 && a.left() <= 0 {
-		p.put(c, began, nil, nil)
+		p.put(c, nil)
 		err = errNoConnection
 	}
 	if err != nil {
@@ -370,7 +370,7 @@ func (a *acquisition) terms(now time.Time, wait time.Duration, polls bool) []str
 
 func (r *request) options() (terms []string) {
 	if r.limit > 0 {
-		terms = append(terms, "LIMIT", fmt.Sprint(r.limit))
+		terms = append(terms, "LIMIT", strconv.Itoa(r.limit))
 	}
 	if r.shared {
 		terms = append(terms, "SHARED")
@@ -379,7 +379,7 @@ func (r *request) options() (terms []string) {
 		terms = append(terms, "EPHEMERAL")
 	}
 	if r.replicas > 0 {
-		terms = append(terms, "REPLICAS", fmt.Sprint(r.replicas))
+		terms = append(terms, "REPLICAS", strconv.Itoa(r.replicas))
 	}
 	return terms
 }

@@ -359,7 +359,7 @@ func (c *Client) tick() {
 		case !h.manual && !h.renewing:
 			h.renewing = true
 			addr := h.route.current()
-			if h.conn != nil || h.replicas > 0 { // these do not share a pipeline
+			if h.conn != nil || h.replicas > 0 || h.route.wanders() { // these do not share a pipeline
 				c.background(func() { c.renew(addr, h) })
 			} else {
 				batches[addr] = append(batches[addr], h)

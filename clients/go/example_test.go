@@ -128,7 +128,7 @@ func ExampleClient_Elect() {
 	client := exampleClient()
 	defer client.Close()
 
-	err := client.Elect(context.Background(), "scheduler", "node-1", func(ctx context.Context, term int64) error {
+	err := client.Elect(context.Background(), "scheduler", "node-1", func(_ context.Context, term int64) error {
 		fmt.Println("leads in term", term)
 		return nil // resigns
 	})

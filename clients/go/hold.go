@@ -314,9 +314,9 @@ func (c *Client) renew(addr string, holds ...*hold) {
 	var replies []any
 	var sent time.Time
 	var err error
-	if h := holds[0]; h.conn != nil || h.replicas > 0 || h.route.wanders() {
+	if h := holds[0]; len(holds) == 1 {
 		p, replies, sent, err = h.send(c.ctx, forRenew, commands...)
-		if _, failed := err.(ServerError); failed {
+		if len(replies) > 0 { // an error reply is judged below, and leaves the connection good
 			err = nil
 		}
 	} else {
@@ -334,7 +334,8 @@ func (c *Client) renew(addr string, holds ...*hold) {
 
 // renewed judges the reply to a RENEW of the timer.
 func (h *hold) renewed(p *pool, reply any, sent time.Time, err error) {
-	if failure, failed := reply.(ServerError); failed && err == nil {
+	failure, failed := reply.(ServerError)
+	if failed {
 		err = failure
 	}
 	lost := err == nil && !h.confirmed(reply)
@@ -359,7 +360,7 @@ func (h *hold) renewed(p *pool, reply any, sent time.Time, err error) {
 	c.mu.Unlock()
 	if lost {
 		h.lose(ReasonGone)
-	} else if failure, failed := err.(ServerError); failed && failure.Code() == "WRONGTYPE" {
+	} else if failed && failure.Code() == "WRONGTYPE" {
 		h.lose(ReasonChanged)
 	}
 }
@@ -400,12 +401,12 @@ func (h *Hold) Renew(ctx context.Context, lease time.Duration) error {
 		}
 		p, replies, sent, err := h.send(ctx, forRenew, h.renewal())
 		var reply any
-		if err == nil {
+		if len(replies) > 0 {
 			reply = replies[0]
 		}
 		h.renewed(p, reply, sent, err)
-		if err == nil {
-			return h.failure()
+		if lost := h.failure(); err == nil || lost != nil {
+			return lost
 		}
 		at, again := h.route.retryAt(p, err, time.Time{}, h.leased())
 		if !again {
@@ -501,7 +502,7 @@ func (r *releaser) run(ctx context.Context) bool {
 			}
 			return true
 		}
-		_, answered := err.(ServerError)
+		answered := len(replies) > 0 // with an error reply
 		if !answered && !sent.IsZero() && !r.tried {
 			r.tried, r.certain = true, certain
 		}

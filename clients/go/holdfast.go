@@ -19,7 +19,7 @@ package holdfast
 import (
 	"context"
 	"errors"
-	"fmt"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -222,7 +222,7 @@ func (c *Client) Force(ctx context.Context, name string) (bool, error) {
 func (c *Client) ReleaseOwner(ctx context.Context, name, owner string, token int64) (bool, error) {
 	command := []string{"LOCK.RELEASE", name, owner}
 	if token != 0 {
-		reply, err := c.call(ctx, name, append(command, "TOKEN", fmt.Sprint(token))...)
+		reply, err := c.call(ctx, name, append(command, "TOKEN", strconv.FormatInt(token, 10))...)
 		return reply != nil, err
 	}
 	r := &route{client: c, key: name}

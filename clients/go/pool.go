@@ -264,13 +264,13 @@ func (p *pool) prepare(ctx context.Context, c *conn, commands [][]string) error 
 	return nil
 }
 
-// put returns a connection after a pipeline that was sent at the given time. A broken one is closed.
-func (p *pool) put(c *conn, sent time.Time, err error, replies ...any) {
+// put returns a connection after a pipeline. A broken one is closed.
+func (p *pool) put(c *conn, err error, replies ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil || p.closed {
 		p.drop(c)
-		p.suspect = p.suspect || err != nil && err != errInterrupted
+		p.suspect = p.suspect || err != nil && !errors.Is(err, errInterrupted)
 	} else {
 		if !slices.ContainsFunc(replies, isError) {
 			p.pause, p.failedAt = 0, time.Time{}
@@ -320,10 +320,10 @@ func (p *pool) do(ctx context.Context, class priority, lease, timeout time.Durat
 	sent = time.Now()
 	replies, err = c.exchange(ctx, deadline, commands...)
 	if err != nil && ctx.Err() != nil {
-		p.put(c, sent, errInterrupted)
+		p.put(c, errInterrupted)
 		return nil, sent, context.Cause(ctx)
 	}
-	p.put(c, sent, err, replies...)
+	p.put(c, err, replies...)
 	return replies, sent, err
 }
 

@@ -123,11 +123,11 @@ func TestRenewalsGoFirst(t *testing.T) {
 				t.Error(err)
 			}
 			order <- class
-			p.put(got, time.Now(), nil)
+			p.put(got, nil)
 		}()
 		eventually(t, "it waits", func() bool { p.mu.Lock(); defer p.mu.Unlock(); return len(p.queues[class]) == 1 })
 	}
-	p.put(busy, time.Now(), nil)
+	p.put(busy, nil)
 	for want := forRenew; want < priorities; want++ {
 		if got := <-order; got != want {
 			t.Errorf("class %d before %d", got, want)
@@ -196,7 +196,7 @@ func TestHangingLookUpDelaysNoRenewal(t *testing.T) {
 	var looks atomic.Int32
 	hang := make(chan struct{})
 	c := f.client(func(config *Config) {
-		config.Locate = func(ctx context.Context, _ string, _ bool) (string, error) {
+		config.Locate = func(_ context.Context, _ string, _ bool) (string, error) {
 			if looks.Add(1) > 1 {
 				<-hang
 			}
@@ -208,6 +208,41 @@ func TestHangingLookUpDelaysNoRenewal(t *testing.T) {
 	f.await("LOCK.RENEW", 4)
 	if !h.Held() || looks.Load() < 2 {
 		t.Errorf("held: %v after %d look-ups", h.Held(), looks.Load())
+	}
+}
+
+// All holds of a node that is gone are renewed at the node that takes its place.
+func TestRenewalsFollowAFailover(t *testing.T) {
+	t.Parallel()
+	answers := func() script {
+		return script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.RENEW": {renewal}}
+	}
+	first, second := newFake(t, answers()), newFake(t, answers())
+	var failed atomic.Bool
+	c := first.client(func(config *Config) {
+		config.Locate = func(context.Context, string, bool) (string, error) {
+			if failed.Load() {
+				return second.addr(), nil
+			}
+			return first.addr(), nil
+		}
+	})
+	var holds []*Hold
+	for i := range 300 {
+		h, err := c.TryLock(context.Background(), fmt.Sprint(i), Lease(4*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		holds = append(holds, h)
+	}
+	failed.Store(true)
+	_ = first.listener.Close()
+	first.cutAll()
+	second.await("LOCK.RENEW", 300)
+	for _, h := range holds {
+		if h.Context().Err() != nil {
+			t.Fatal(context.Cause(h.Context()))
+		}
 	}
 }
 

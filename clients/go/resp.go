@@ -68,7 +68,7 @@ func (c *conn) receive() (any, error) {
 			c.used = true
 			return reply, nil
 		}
-		if err != errIncomplete {
+		if !errors.Is(err, errIncomplete) {
 			return nil, err
 		}
 		size := len(c.buf)

@@ -42,10 +42,10 @@ func (r *route) wanders() bool {
 // look-up hangs.
 func (r *route) locate(ctx context.Context, deadline time.Time) (p *pool, asking bool, err error) {
 	r.mu.Lock()
-	if r.asking != "" {
-		p, r.asking = r.client.pool(r.asking), ""
+	if addr := r.asking; addr != "" {
+		r.asking = ""
 		r.mu.Unlock()
-		return p, true, nil
+		return r.client.pool(addr), true, nil // not under r.mu: the timer takes it under the client's mu
 	}
 	if r.addr == "" && r.client.config.Locate == nil {
 		r.addr = r.client.config.Addr

@@ -531,6 +531,27 @@ func TestEphemeralHoldIsLostWithItsConnection(t *testing.T) {
 	}
 }
 
+// A renewal that finds no connection, because the server is loading, is repeated.
+func TestRenewalSurvivesAServerThatLoads(t *testing.T) {
+	t.Parallel()
+	for _, option := range []Option{Replicas(1), NoRenew()} {
+		f := newFake(t, script{"LOCK.VERSION": {version, "-LOADING x\r\n", "-LOADING x\r\n", version}, "LOCK.ACQUIRE": {token}, "LOCK.RENEW": {cut, renewal}, "LOCK.RELEASE": {one}})
+		c := f.client()
+		h := mustLock(t, c, option, Lease(2*time.Second))
+		p := c.pool(f.addr())
+		p.mu.Lock()
+		p.checked = false // as if the server had been replaced
+		p.mu.Unlock()
+		if err := h.Renew(context.Background(), 0); err != nil {
+			t.Error(err)
+		}
+		f.await("LOCK.RENEW", 2)
+		if err := h.Release(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestGivenOwnerIsNeverRepeated(t *testing.T) {
 	t.Parallel()
 	f := newFake(t, script{"PING": {"+PONG\r\n"}, "LOCK.ACQUIRE": {cut}, "LOCK.RELEASE": {cut}})

@@ -6,6 +6,7 @@ package goredis
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strconv"
@@ -150,7 +151,7 @@ func (s *sentinel) dial(ctx context.Context, addr string) (net.Conn, error) {
 	}
 	s.mu.Unlock()
 	if r.err == nil || primary == "" {
-		if r.err == context.DeadlineExceeded {
+		if errors.Is(r.err, context.DeadlineExceeded) {
 			select {
 			case r = <-found:
 			case <-ctx.Done():

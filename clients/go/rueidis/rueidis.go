@@ -7,11 +7,13 @@ package rueidis
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/redis/rueidis"
 
@@ -31,7 +33,7 @@ func New(client rueidis.Client, option rueidis.ClientOption, options ...func(*ho
 		config.Locate = func(context.Context, string, bool) (string, error) { return primary(client) }
 	default:
 		if len(option.InitAddress) == 0 {
-			return nil, fmt.Errorf("holdfast: the rueidis client has no InitAddress")
+			return nil, errors.New("holdfast: the rueidis client has no InitAddress")
 		}
 		config.Addr = option.InitAddress[0]
 	}
@@ -84,14 +86,18 @@ func primary(client rueidis.Client) (string, error) {
 	for addr := range client.Nodes() { // with SendToReplicas there are several: -READONLY leads here again
 		return addr, nil
 	}
-	return "", fmt.Errorf("holdfast: rueidis knows no primary")
+	return "", errors.New("holdfast: rueidis knows no primary")
 }
+
+// fresh is for how long the map of slots serves all who find that theirs is stale.
+const fresh = 100 * time.Millisecond
 
 // A cluster keeps the map of slots, and reads it again when it was wrong.
 type cluster struct {
 	client rueidis.Client
 	mu     sync.Mutex
 	ranges []slots
+	read   time.Time
 }
 
 type slots struct {
@@ -102,7 +108,7 @@ type slots struct {
 func (c *cluster) locate(ctx context.Context, key string, stale bool) (string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if stale || c.ranges == nil {
+	if stale && time.Since(c.read) > fresh || c.ranges == nil {
 		reply, err := c.client.Do(ctx, c.client.B().ClusterSlots().Build()).ToArray()
 		if err != nil {
 			return "", err
@@ -123,7 +129,7 @@ func (c *cluster) locate(ctx context.Context, key string, stale bool) (string, e
 			port, _ := node[1].AsInt64()
 			ranges = append(ranges, slots{uint16(first), uint16(last), net.JoinHostPort(host, strconv.FormatInt(port, 10))})
 		}
-		c.ranges = ranges
+		c.ranges, c.read = ranges, time.Now()
 	}
 	slot := slotOf(key)
 	for _, r := range c.ranges {

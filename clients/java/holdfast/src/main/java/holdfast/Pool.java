@@ -231,7 +231,7 @@ final class Pool {
     }
 
     private void open(int wanted) {
-        boolean single = suspect || !verified;
+        boolean single = suspect || !verified || all.isEmpty();
         while (opening < (single ? 1 : wanted) && all.size() + opening < client.maxConnections) {
             long rest = pauseUntil - Serial.now();
             if (single && (rest > 0 || hung >= HUNG)) {

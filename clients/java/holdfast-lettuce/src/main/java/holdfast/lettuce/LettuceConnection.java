@@ -53,11 +53,8 @@ final class LettuceConnection implements RedisConnection {
         connection.closeAsync();
     }
 
-    private record Keyword(byte[] getBytes) implements ProtocolKeyword {
-        @Override
-        public String toString() {
-            return new String(getBytes, StandardCharsets.US_ASCII);
-        }
+    private static ProtocolKeyword keyword(byte[] name) {
+        return () -> name;
     }
 
     private static CommandArgs<byte[], byte[]> arguments(byte[][] command) {
@@ -72,7 +69,7 @@ final class LettuceConnection implements RedisConnection {
         private final AtomicBoolean broken;
 
         Request(int index, byte[][] command, Replies replies, AtomicBoolean broken) {
-            super(new Keyword(command[0]), new AnyOutput(), arguments(command));
+            super(keyword(command[0]), new AnyOutput(), arguments(command));
             this.index = index;
             this.replies = replies;
             this.broken = broken;
@@ -126,28 +123,8 @@ final class LettuceConnection implements RedisConnection {
         }
 
         @Override
-        public void setSingle(@Nullable ByteBuffer bytes) {
-            set(bytes);
-        }
-
-        @Override
-        public void setBigNumber(@Nullable ByteBuffer bytes) {
-            set(bytes);
-        }
-
-        @Override
         public void set(long integer) {
             add(integer);
-        }
-
-        @Override
-        public void set(double number) {
-            add(String.valueOf(number).getBytes(StandardCharsets.US_ASCII));
-        }
-
-        @Override
-        public void set(boolean value) {
-            add(value ? 1L : 0L);
         }
 
         @Override
@@ -169,21 +146,6 @@ final class LettuceConnection implements RedisConnection {
             List<@Nullable Object> list = new ArrayList<>(Math.min(count, 1024));
             add(list);
             open.push(list);
-        }
-
-        @Override
-        public void multiArray(int count) {
-            multi(count);
-        }
-
-        @Override
-        public void multiMap(int count) {
-            multi(count);
-        }
-
-        @Override
-        public void multiSet(int count) {
-            multi(count);
         }
 
         @Override

@@ -17,6 +17,7 @@ import org.slf4j.LoggerFactory;
 
 /**
  * Lets each fire time of a trigger run on one node of a fleet whose schedulers have the same jobs, without a job store that they share.
+ * All nodes have to give the trigger the same fire times: a cron expression, or the same start, and a misfire instruction that ignores misfires.
  * A job whose class has {@code @DisallowConcurrentExecution} runs on one node at a time. If the server can't be reached, the job does not run.
  *
  * <p>Add it with {@code scheduler.getListenerManager().addTriggerListener(listener)}. A job may read its fence, a {@code Long}, by

@@ -43,6 +43,8 @@ class ClientTest {
     @BeforeAll
     static void start() throws Exception {
         server = RedisServer.withModule();
+        Clients.LETTUCE.warm(server.port).close();
+        Clients.JEDIS.warm(server.port).close();
     }
 
     @AfterAll
@@ -82,6 +84,7 @@ class ClientTest {
             String name = name(library, "long");
             Hold hold = first.client().lock(name).acquire(WAIT);
             CompletableFuture<Hold> next = second.client().lock(name).acquireAsync(WAIT);
+            await().until(() -> second.client().waiters(name).size() == 1);
             // Longer than 2 s: the place in the queue is taken over by another connection.
             await().pollDelay(2600, TimeUnit.MILLISECONDS).until(() -> true);
             assertThat(second.client().waiters(name)).hasSize(1).first().satisfies(it -> assertThat(it.waited()).isGreaterThan(Duration.ofMillis(2300)));
@@ -183,7 +186,7 @@ class ClientTest {
             List<LossReason> told = new CopyOnWriteArrayList<>();
             List<Hold> holds = new ArrayList<>();
             for (int i = 0; i < 20; i++) {
-                holds.add(opened.client().lock(LockSpec.builder("k" + i).lease(Duration.ofSeconds(3)).build()).acquire(WAIT).onLost(told::add));
+                holds.add(opened.client().lock(LockSpec.builder("k" + i).lease(Duration.ofSeconds(6)).build()).acquire(WAIT).onLost(told::add));
             }
             for (int i = 0; i < 3; i++) {
                 proxy.cutAll();
@@ -192,7 +195,7 @@ class ClientTest {
             own.signal("STOP");
             await().pollDelay(1500, TimeUnit.MILLISECONDS).until(() -> true);
             own.signal("CONT");
-            await().pollDelay(2500, TimeUnit.MILLISECONDS).until(() -> true);
+            await().pollDelay(5000, TimeUnit.MILLISECONDS).until(() -> true);
             assertThat(told).isEmpty();
             for (Hold hold : holds) {
                 assertThat(hold.check()).isTrue();

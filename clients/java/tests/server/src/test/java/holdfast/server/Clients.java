@@ -33,17 +33,24 @@ enum Clients {
         return open(port, Duration.ofSeconds(5));
     }
 
+    /** A client whose library has been loaded and has a connection: the first one takes seconds on a busy machine. */
+    Opened warm(int port) throws InterruptedException {
+        Opened opened = open(port);
+        opened.client().lock("warm").acquire(Duration.ofSeconds(50)).release();
+        return opened;
+    }
+
     Opened open(int port, Duration timeout) {
         switch (this) {
             case LETTUCE, LETTUCE_RESP2: {
-                RedisClient redis = RedisClient.create(RedisURI.builder().withHost("127.0.0.1").withPort(port).withTimeout(Duration.ofMillis(500)).build());
+                RedisClient redis = RedisClient.create(RedisURI.builder().withHost("127.0.0.1").withPort(port).withTimeout(Duration.ofMillis(1500)).build());
                 // As Spring Boot sets it: without care, a wait would end at the timeout of the URI.
                 redis.setOptions(ClientOptions.builder().timeoutOptions(TimeoutOptions.enabled())
                     .protocolVersion(this == LETTUCE ? ProtocolVersion.RESP3 : ProtocolVersion.RESP2).build());
                 return new Opened(Holdfast.builder(LettuceConnector.of(redis)).timeout(timeout).build(), () -> redis.shutdown(Duration.ZERO, Duration.ofSeconds(2)));
             }
             default: {
-                DefaultJedisClientConfig config = DefaultJedisClientConfig.builder().socketTimeoutMillis(500).protocol(this == JEDIS ? RedisProtocol.RESP3 : RedisProtocol.RESP2).build();
+                DefaultJedisClientConfig config = DefaultJedisClientConfig.builder().socketTimeoutMillis(1500).protocol(this == JEDIS ? RedisProtocol.RESP3 : RedisProtocol.RESP2).build();
                 return new Opened(Holdfast.builder(JedisConnector.of(new HostAndPort("127.0.0.1", port), config)).timeout(timeout).build(), () -> { });
             }
         }

@@ -37,8 +37,8 @@ class FencedLockTest {
     @BeforeAll
     static void start() throws Exception {
         server = RedisServer.withModule();
-        one = Clients.LETTUCE.open(server.port);
-        two = Clients.JEDIS.open(server.port);
+        one = Clients.LETTUCE.warm(server.port);
+        two = Clients.JEDIS.warm(server.port);
     }
 
     @AfterAll

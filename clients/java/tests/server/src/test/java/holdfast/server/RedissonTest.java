@@ -46,7 +46,7 @@ class RedissonTest {
     @BeforeAll
     static void start() throws Exception {
         server = RedisServer.withModule();
-        opened = Clients.LETTUCE.open(server.port);
+        opened = Clients.LETTUCE.warm(server.port);
         client = opened.client();
         Config config = new Config();
         config.setLockWatchdogTimeout(3000);

@@ -35,8 +35,8 @@ class ShedLockTest {
     @BeforeAll
     static void start() throws Exception {
         server = RedisServer.withModule();
-        opened = Clients.LETTUCE.open(server.port);
-        other = Clients.JEDIS.open(server.port);
+        opened = Clients.LETTUCE.warm(server.port);
+        other = Clients.JEDIS.warm(server.port);
     }
 
     @AfterAll

@@ -32,8 +32,8 @@ class SpringIntegrationTest {
     @BeforeAll
     static void start() throws Exception {
         server = RedisServer.withModule();
-        one = Clients.LETTUCE.open(server.port);
-        two = Clients.JEDIS.open(server.port);
+        one = Clients.LETTUCE.warm(server.port);
+        two = Clients.JEDIS.warm(server.port);
         registry = new HoldfastLockRegistry(one.client(), "reg:");
         elsewhere = new HoldfastLockRegistry(two.client(), "reg:");
     }

@@ -39,9 +39,8 @@ class VirtualThreadsTest {
         int[] counters = new int[LOCKS];
         AtomicInteger failed = new AtomicInteger();
         CountDownLatch done = new CountDownLatch(THREADS);
-        try (RedisServer server = RedisServer.withModule(); Clients.Opened opened = library.open(server.port); Recording recording = new Recording()) {
+        try (RedisServer server = RedisServer.withModule(); Clients.Opened opened = library.warm(server.port); Recording recording = new Recording()) {
             Holdfast client = opened.client();
-            client.lock("warm").acquire(Duration.ofSeconds(10)).release();
             recording.enable("jdk.VirtualThreadPinned").withoutThreshold();
             recording.start();
             for (int i = 0; i < THREADS; i++) {

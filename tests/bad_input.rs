@@ -334,7 +334,7 @@ fn a_session_that_is_none() {
             for bad in bad.iter().map(String::as_bytes).chain(bytes) {
                 let mut command = words(request);
                 command.push(bad);
-                victim.refuses_as("NOSESSION", &command, &["not a connection of this server"]);
+                victim.refuses_as("NOSESSION", &command, &["not a session of this server"]);
             }
             victim.refuses_line(request, &["SESSION"]);
             victim.refuses_line(&format!("{request} {own} SESSION {own}"), &["SESSION", "twice"]);

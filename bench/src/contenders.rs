@@ -214,7 +214,7 @@ impl Contender for Holdfast {
 
     fn check_released(&self, reply: &Value) -> Result<()> {
         match reply {
-            Value::Int(0) => Ok(()),
+            Value::Int(1) => Ok(()),
             other => unexpected(self.name(), "LOCK.RELEASE", other),
         }
     }

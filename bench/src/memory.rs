@@ -45,7 +45,6 @@ fn measure(scale: &Scale, program: &Program) -> Result<Vec<Row>> {
         rows.push(Row { server: program.label.clone(), what, name, count, bytes });
     };
     let mut contenders = fresh(program)?.lockers()?;
-    contenders.push(Box::new(Holdfast::WATCHDOG));
     contenders.push(Box::new(Holdfast::EPHEMERAL));
     for contender in contenders {
         let bytes = held(&mut fresh(program)?, contender.as_ref(), scale)?;

@@ -80,9 +80,6 @@ struct Held {
     token: u64,
     lease: u64,
     ends: Micros,
-    watchdog: bool,
-    epoch: Epoch,
-    assurance: Assurance,
 }
 
 struct Reply {
@@ -158,9 +155,6 @@ impl Client {
             token,
             lease: wish.lease,
             ends: began + wish.lease * 1_000,
-            watchdog: wish.watchdog,
-            epoch: reply.epoch,
-            assurance,
         })
     }
 

@@ -301,6 +301,7 @@ struct Holders {
 impl Holders {
     fn take(trio: &Trio, keys: &[String]) -> Result<Holders> {
         let mut connection = trio.master()?;
+        say(&mut connection, "LOCK.SESSION")?;
         for key in keys {
             let how = match key.split(':').nth(1) {
                 Some("watchdog") => format!("LEASE {WATCHED} WATCHDOG"),
@@ -317,8 +318,10 @@ impl Holders {
 
     /// Their leases begin anew: programs need a while to start.
     fn renew(&mut self, keys: &[String]) -> Result<()> {
-        for key in keys.iter().filter(|key| !key.contains("watchdog")) {
-            say(&mut self.connection, &format!("LOCK.RENEW {key} holder LEASE {LEASE}"))?;
+        say(&mut self.connection, "LOCK.EVENTS")?;
+        for key in keys {
+            let lease = if key.contains("watchdog") { WATCHED } else { LEASE };
+            say(&mut self.connection, &format!("LOCK.RENEW {key} holder LEASE {lease}"))?;
         }
         Ok(())
     }

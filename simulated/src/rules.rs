@@ -1083,8 +1083,15 @@ impl Judge {
                 self.unheard.iter_mut().filter(|wait| fits(wait)).for_each(|wait| wait.is_optional = true);
                 // Which of several ended, nobody can say.
                 let others = self.waits.iter_mut().enumerate().filter(|(other, wait)| *other != at && fits(wait));
-                others.for_each(|(_, wait)| wait.is_optional = true);
-                let Wait { mut open, asked, mut left, repeats, .. } = self.waits[at].clone();
+                let mut like: Vec<Place> = Vec::new();
+                for (_, wait) in others {
+                    wait.is_optional = true;
+                    like.extend(wait.open.began);
+                }
+                let Wait { mut open, mut asked, mut left, repeats, .. } = self.waits[at].clone();
+                if !like.is_empty() {
+                    asked.forget_terms();
+                }
                 left.retain(|key| !keys.contains(key));
                 if repeats == 0 && left.is_empty() && what != b"granted" {
                     self.moved_no_tie(open.began.unwrap_or(0), &asked, &keys);
@@ -1129,9 +1136,8 @@ impl Judge {
                         open.at = open.at.max((next.at + lasts).saturating_sub(asked.lease.unwrap_or(30_000)));
                     }
                     // It may have been the answer to any of those like it.
-                    let others = self.unheard.iter();
-                    let like = others.filter(|wait| fits(wait)).filter_map(|wait| wait.open.began);
-                    let place = like.chain(open.began).min().unwrap_or(0);
+                    like.extend(self.unheard.iter().filter(|wait| fits(wait)).filter_map(|wait| wait.open.began));
+                    let place = like.into_iter().chain(open.began).min().unwrap_or(0);
                     self.heard.push((place, open, asked, keys, token.clone()));
                 }
             }

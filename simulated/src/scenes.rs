@@ -23,6 +23,8 @@ pub const REPEATED: &str =
     "a request with HOLDS can be repeated, also when the limit has become smaller, and is no upgrade";
 /// Repetitions.
 pub const SAME_TERMS: &str = "a renewal that is repeated on other terms is refused";
+/// Grants whose event was read.
+pub const DELIVERED: &str = "a grant stands once the reply that carries its event has been composed";
 /// Silence.
 pub const SILENT: &str = "a session that was promised a sign of life, and asks for none, is ended";
 
@@ -51,7 +53,7 @@ const BEGIN: &str = "+1
     !cluster ok
     +400";
 
-const SCENES: [Scene; 24] = [
+const SCENES: [Scene; 25] = [
     Scene {
         name: "raised",
         rule: RAISED,
@@ -287,6 +289,23 @@ const SCENES: [Scene; 24] = [
             f LOCK.{RELEASE x ann|FORCE x}
             f {CLIENT KILL ID #g|LOCK.SESSION REPLACES $g}
             +5
+            h !told 1",
+    },
+    Scene {
+        name: "closed-as-it-reads",
+        rule: DELIVERED,
+        lines: "f LOCK.ACQUIRE x ann
+            f LOCK.ACQUIRE x ben {|WATCHDOG} WAIT 0 SESSION $p
+            h LOCK.ACQUIRE x cat WAIT 0
+            +1
+            f LOCK.RELEASE x ann
+            +1
+            p LOCK.EVENTS {|HEARTBEAT}
+            g {CLIENT KILL ID #p|LOCK.SESSION REPLACES $p}
+            +5
+            h !told nothing
+            i LOCK.RELEASE x ben ALL
+            +1
             h !told 1",
     },
     Scene {

@@ -573,7 +573,8 @@ fn look_at_each(stage: &mut Stage) -> Result<String> {
 }
 
 fn watched(stage: &mut Stage, count: usize, lease: u32) -> Result<()> {
-    stage.join((0..count).map(|key| format!("LOCK.ACQUIRE w:{key} holder WATCHDOG LEASE {lease}")))
+    let session = stage.session()?;
+    stage.join((0..count).map(|key| format!("LOCK.ACQUIRE w:{key} holder WATCHDOG LEASE {lease} SESSION {session}")))
 }
 
 /// Long enough for each of them to be renewed. How many are left.

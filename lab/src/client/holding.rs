@@ -6,9 +6,9 @@ use std::time::Duration;
 use redis::{Cmd, Value, cmd};
 use tokio::time::sleep;
 
-use super::{Asks, Client, Held, Pace, keyed, token};
+use super::{Client, Held, Pace, keyed, token};
 use crate::clock::now;
-use crate::history::{Assurance, Event, LEASE_MARGIN, Limit, Micros};
+use crate::history::{Event, Limit};
 use crate::trace::trace;
 
 impl Client {
@@ -29,7 +29,6 @@ impl Client {
                 self.work(&held, 1..25).await;
                 self.release(held).await;
             }
-            (Pace::Long, _) if held.watchdog => self.look_on(held).await,
             (Pace::Long, _) => self.hold_long(held).await,
         }
     }
@@ -47,37 +46,6 @@ impl Client {
             }
         }
         self.release(held).await;
-    }
-
-    /// Lets the server renew, and only looks now and then whether it still holds: what it saw counts as held up to the
-    /// moment it looked. It stays on its connection, so on a master that was cut off, too.
-    async fn look_on(&mut self, held: Held) {
-        let until = now() + self.rng.u64(1_000_000..8_000_000);
-        let mut seen = now();
-        while now() < until && !self.stopped() {
-            self.pause(20..200).await;
-            let mut command = cmd("HGET");
-            command.arg(&held.keys[0]).arg(&held.owner);
-            let Some(reply) = self.request(&held.keys[0], command, None).await else { return self.end(&held) };
-            if reply.value == Value::Nil {
-                return self.end(&held);
-            }
-            self.record.push(Event::Renewed {
-                hold: held.holds[0],
-                sent: reply.sent,
-                replied: seen,
-                lease: LEASE_MARGIN,
-                epoch: held.epoch.clone(),
-                assurance: self.renewed_by_server(&held, reply.sent),
-            });
-            seen = reply.sent;
-        }
-        self.release(held).await;
-    }
-
-    /// How sure a hold is that the server renewed: `WAIT` was asked about the grant, not about what came after its lease.
-    fn renewed_by_server(&self, held: &Held, at: Micros) -> Assurance {
-        if self.character.asks == Asks::Wait && at >= held.ends { Assurance::Unconfirmed } else { held.assurance }
     }
 
     /// Works under the lock, and writes to the fenced store in the midst of it.

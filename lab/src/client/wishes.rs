@@ -12,7 +12,6 @@ pub(super) struct Wish {
     pub(super) limit: Limit,
     pub(super) lease: u64,
     pub(super) wait: Option<u64>,
-    pub(super) watchdog: bool,
 }
 
 impl Client {
@@ -27,7 +26,6 @@ impl Client {
             limit,
             lease: if short { self.rng.u64(400..1_500) } else { self.rng.u64(2_500..5_000) },
             wait: (self.rng.u8(..10) < 8).then(|| self.rng.u64(20..1_500)),
-            watchdog: self.rng.u8(..20) < if short { 1 } else { 4 },
         }
     }
 
@@ -76,9 +74,6 @@ impl Client {
         };
         // A request that is sent again because its reply was lost must not count twice.
         command.arg("HOLDS").arg(1);
-        if wish.watchdog {
-            command.arg("WATCHDOG");
-        }
         self.ask_replicas(&mut command);
         command
     }

@@ -1,9 +1,9 @@
 //! Commands as lines: words between single spaces.
 
-use std::io;
+use std::{io, thread};
 
 use redis::Cmd;
-use support::resp::Request;
+use support::resp::{self, Request};
 use support::{Raw, Server};
 
 /// The line as a command of the client.
@@ -21,4 +21,13 @@ pub fn send(server: &Server, line: &str) -> io::Result<Raw> {
     let mut raw = server.raw();
     raw.send_bytes(Request::typed(line).bytes())?;
     Ok(raw)
+}
+
+/// Makes a connection a session whose process lives: a thread reads its events for as long as the connection lasts. Its id.
+pub fn reading_session(mut raw: Raw) -> io::Result<String> {
+    let id = resp::session_id(&raw.call(&[b"LOCK.SESSION"]))?;
+    thread::spawn(
+        move || while raw.send(&[b"LOCK.EVENTS", b"WAIT", b"0", b"HEARTBEAT"]).is_ok() && raw.read().is_ok() {},
+    );
+    Ok(id)
 }

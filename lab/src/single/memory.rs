@@ -7,7 +7,7 @@ use support::{Raw, Server};
 
 use crate::report::Row;
 
-use super::lines::{command, send};
+use super::lines::{command, reading_session, send};
 
 const ROUNDS: u64 = 4;
 /// What is due at once comes within this on a busy machine.
@@ -47,7 +47,8 @@ impl Bench<'_> {
         let token: u64 = self.ask("LOCK.ACQUIRE held a LEASE 60000")?;
         self.ask::<u64>("LOCK.ACQUIRE waited-for a LEASE 60000")?;
         self.ask::<u64>("LOCK.ACQUIRE ends-soon a LEASE 2000")?;
-        self.ask::<u64>("LOCK.ACQUIRE watched a LEASE 1500 WATCHDOG")?;
+        let session = reading_session(self.server.raw())?;
+        self.ask::<u64>(&format!("LOCK.ACQUIRE watched a LEASE 1500 WATCHDOG SESSION {session}"))?;
         let mut after_release = self.waits("LOCK.ACQUIRE waited-for b WAIT 0")?;
         let mut after_expiry = self.waits("LOCK.ACQUIRE ends-soon b WAIT 0")?;
 
@@ -59,8 +60,8 @@ impl Bench<'_> {
         self.expect("EXISTS new newer", Value::Int(0))?;
         self.expect("HGET held a", Value::BulkString(b"1".into()))?;
         self.expect(&format!("LOCK.RENEW held a LEASE 60000 TOKEN {token}"), Value::Int(token as i64))?;
-        self.expect("LOCK.RELEASE held a", Value::Int(0))?;
-        self.expect("LOCK.RELEASE waited-for a", Value::Int(0))?;
+        self.expect("LOCK.RELEASE held a", Value::Int(1))?;
+        self.expect("LOCK.RELEASE waited-for a", Value::Int(1))?;
         self.granted(&mut after_release, "a lock that was released");
         self.granted(&mut after_expiry, "a lock that ran out");
         // Longer than its lease by now, for the one before it had 2000 ms.

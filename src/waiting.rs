@@ -23,8 +23,9 @@ use crate::server::timer::{self, Timer};
 use crate::server::{Ctx, TextRef, events};
 use crate::serving::schedule_earlier;
 use crate::state::confirmations::What;
-use crate::state::owed::{About, OnBehalf, Purpose, Ticket};
-use crate::state::sessions::{Reader, Remains, hold_bytes, wait_bytes};
+use crate::state::event_bytes::hold_bytes;
+use crate::state::owed::{About, OnBehalf, Purpose, Ticket, wait_bytes};
+use crate::state::sessions::{Reader, Remains};
 use crate::state::{
     self, Answer, Asker, Basis, GrantId, GrantedHold, Outcome, Reading, Recipient, SignsOfLife, Stage, State, Terms,
     TokenForm, WithdrawnGrant,

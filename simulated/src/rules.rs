@@ -1083,8 +1083,15 @@ impl Judge {
                 self.unheard.iter_mut().filter(|wait| fits(wait)).for_each(|wait| wait.is_optional = true);
                 // Which of several ended, nobody can say.
                 let others = self.waits.iter_mut().enumerate().filter(|(other, wait)| *other != at && fits(wait));
-                others.for_each(|(_, wait)| wait.is_optional = true);
-                let Wait { mut open, asked, mut left, repeats, .. } = self.waits[at].clone();
+                let mut like: Vec<Place> = Vec::new();
+                for (_, wait) in others {
+                    wait.is_optional = true;
+                    like.extend(wait.open.began);
+                }
+                let Wait { mut open, mut asked, mut left, repeats, .. } = self.waits[at].clone();
+                if !like.is_empty() {
+                    asked.forget_terms();
+                }
                 left.retain(|key| !keys.contains(key));
                 if repeats == 0 && left.is_empty() && what != b"granted" {
                     self.moved_no_tie(open.began.unwrap_or(0), &asked, &keys);
@@ -1129,9 +1136,8 @@ impl Judge {
                         open.at = open.at.max((next.at + lasts).saturating_sub(asked.lease.unwrap_or(30_000)));
                     }
                     // It may have been the answer to any of those like it.
-                    let others = self.unheard.iter();
-                    let like = others.filter(|wait| fits(wait)).filter_map(|wait| wait.open.began);
-                    let place = like.chain(open.began).min().unwrap_or(0);
+                    like.extend(self.unheard.iter().filter(|wait| fits(wait)).filter_map(|wait| wait.open.began));
+                    let place = like.into_iter().chain(open.began).min().unwrap_or(0);
                     self.heard.push((place, open, asked, keys, token.clone()));
                 }
             }
@@ -1841,7 +1847,10 @@ impl Judge {
                 let is_known = !unheard.iter().any(ties_anew);
                 !tie.of_session || is_known && read_at > belief.renewed + 2 && read_at + 5 < end
             };
-            let is_left_alone = !self.is_disturbed && !self.prolonged.contains(key);
+            // (What this node does not serve, it does not renew.)
+            let is_served =
+                |node: &mut Node| node.slots.as_ref().is_none_or(|slots| slots.refusal(slot_of(key), false).is_none());
+            let is_left_alone = !self.is_disturbed && !self.prolonged.contains(key) && node(is_served);
             let by_its_lease = found.iter().all(|cause| matches!(cause, Cause::Touched(.., true)));
             if by_its_lease && watched.is_some_and(was_due) && is_left_alone {
                 return Err(Violation::new(WATCHED, format!("{} ended by its lease", show(hold))));

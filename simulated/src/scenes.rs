@@ -50,6 +50,7 @@ const BEGIN: &str = "+1
     z CLIENT UNPAUSE
     z CONFIG SET min-replicas-to-write 0
     !misconf off
+    !cluster ok
     +400";
 
 const SCENES: [Scene; 25] = [
@@ -302,7 +303,10 @@ const SCENES: [Scene; 25] = [
             p LOCK.EVENTS {|HEARTBEAT}
             g {CLIENT KILL ID #p|LOCK.SESSION REPLACES $p}
             +5
-            h !told nothing",
+            h !told nothing
+            i LOCK.RELEASE x ben ALL
+            +1
+            h !told 1",
     },
     Scene {
         name: "unconfirmed-re-entry",

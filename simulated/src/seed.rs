@@ -142,8 +142,24 @@ pub fn life(seed: u64) -> Seeded {
         }
     }
     keep(seed, &mut lines);
+    fail(seed, &mut lines);
     scenes::add(seed, &mut lines);
     Seeded { generation, lines }
+}
+
+/// In some lives of a node of a cluster, the cluster is down for a while, and no node owns some slots.
+fn fail(seed: u64, lines: &mut [Line]) {
+    let mut random = Random::new(seed ^ 0x5eed_c105);
+    if !lines.iter().any(|line| matches!(line, Line::Slot(..))) || !random.one_in(2) {
+        return;
+    }
+    for line in lines {
+        match line {
+            Line::Misconf(state) => *line = Line::Cluster(!*state),
+            Line::Slot(_, moves) if random.one_in(3) => *moves = Moves::Unowned,
+            _ => {}
+        }
+    }
 }
 
 /// In some lives sessions ask to be told that somebody waits for what they hold.

@@ -7,6 +7,7 @@
 
 pub mod confirmations;
 pub mod discarded;
+pub mod event_bytes;
 pub mod lease_timers;
 pub mod owed;
 pub mod sessions;

@@ -1,6 +1,6 @@
 //! Who is owed an answer, and how it is delivered: to a blocked client by a reply, to a session by an event.
 
-use super::sessions::wait_bytes;
+use super::event_bytes::{event_bytes, hold_bytes};
 use super::{ConfirmationId, GrantId, Tying};
 use crate::lock::{Demand, LockKey, Millis, Owner, Token, WaiterId};
 use crate::server::clock::Now;
@@ -103,6 +103,16 @@ impl About {
     pub fn bytes(&self) -> usize {
         wait_bytes(&self.owner, &self.purpose, self.keys.iter().map(|key| &*key.name))
     }
+}
+
+/// How many bytes are reserved for a request that waits: for the event that says how it ends (of a renewal, one for each
+/// key), and for its holds once they are bound.
+pub fn wait_bytes<'a>(owner: &[u8], purpose: &Purpose, names: impl Iterator<Item = &'a [u8]> + Clone) -> usize {
+    let holds = names.clone().map(|name| hold_bytes(owner, name)).fold(0, usize::saturating_add);
+    holds.saturating_add(match purpose {
+        Purpose::Acquire(_) => event_bytes(owner, names),
+        Purpose::Renew { .. } => holds / 2,
+    })
 }
 
 /// What a session's request asks for.

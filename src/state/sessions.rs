@@ -7,7 +7,8 @@
 //! and a bound hold the two that it may cause. So a session's events never take more memory than it was admitted for,
 //! whatever other clients do.
 
-use super::owed::{About, Purpose, Ticket};
+use super::event_bytes::event_bytes;
+use super::owed::{About, Ticket};
 use super::ties::Read;
 use super::{Answer, GrantId, Outcome, Tie};
 use crate::lock::{Deadline, LockKey, Millis, Owner, Token};
@@ -21,32 +22,6 @@ const SIGNS_OF_LIFE_A_LEASE: Millis = 8;
 
 /// The fewest and the most ms between two signs of life.
 const PACES: (Millis, Millis) = (10, 10_000);
-
-/// What an event takes beside its owner and its keys, and what each of its keys takes beside its name, in bytes.
-const EVENT_BYTES: usize = 256;
-const KEY_BYTES: usize = 48;
-
-/// How many bytes an event about these keys takes, by their names.
-pub fn event_bytes<'a>(owner: &[u8], names: impl IntoIterator<Item = &'a [u8]>) -> usize {
-    let of_key = |name: &[u8]| name.len().saturating_add(KEY_BYTES);
-    let own = owner.len().saturating_add(EVENT_BYTES);
-    names.into_iter().map(of_key).fold(own, usize::saturating_add)
-}
-
-/// How many bytes are reserved for a bound hold: for `lost` or `unbound`, and for `contended`.
-pub fn hold_bytes(owner: &[u8], name: &[u8]) -> usize {
-    event_bytes(owner, [name]).saturating_mul(2)
-}
-
-/// How many bytes are reserved for a request that waits: for the event that says how it ends (of a renewal, one for each
-/// key), and for its holds once they are bound.
-pub fn wait_bytes<'a>(owner: &[u8], purpose: &Purpose, names: impl Iterator<Item = &'a [u8]> + Clone) -> usize {
-    let holds = names.clone().map(|name| hold_bytes(owner, name)).fold(0, usize::saturating_add);
-    holds.saturating_add(match purpose {
-        Purpose::Acquire(_) => event_bytes(owner, names),
-        Purpose::Renew { .. } => holds / 2,
-    })
-}
 
 /// The error in the event of a request that its owner withdrew.
 pub const WITHDRAWN: &str = "CANCELLED the request was withdrawn by LOCK.RELEASE with ALL";

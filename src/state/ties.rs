@@ -4,7 +4,7 @@
 //! A tie names one particular hold by its token. So the watchdog never renews a later hold, and a connection that
 //! ends never takes one with it.
 
-use super::sessions::hold_bytes;
+use super::event_bytes::hold_bytes;
 use super::{ConfirmationId, Discarded, Why};
 use crate::lock::{Deadline, KeyMap, Limit, LockKey, Millis, Owner, Token};
 use std::cell::Cell;

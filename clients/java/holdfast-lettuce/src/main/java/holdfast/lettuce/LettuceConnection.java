@@ -2,12 +2,13 @@ package holdfast.lettuce;
 
 import holdfast.spi.RedisConnection;
 import holdfast.spi.RedisError;
+import io.lettuce.core.RedisChannelHandler;
+import io.lettuce.core.RedisConnectionStateListener;
 import io.lettuce.core.api.StatefulRedisConnection;
 import io.lettuce.core.codec.ByteArrayCodec;
 import io.lettuce.core.output.CommandOutput;
 import io.lettuce.core.protocol.Command;
 import io.lettuce.core.protocol.CommandArgs;
-import io.lettuce.core.protocol.ProtocolKeyword;
 import io.lettuce.core.protocol.RedisCommand;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
@@ -23,9 +24,18 @@ import org.jspecify.annotations.Nullable;
 /** A connection of Lettuce that is used by one request at a time. */
 final class LettuceConnection implements RedisConnection {
     private final StatefulRedisConnection<byte[], byte[]> connection;
+    private final AtomicBoolean closed = new AtomicBoolean();
 
-    LettuceConnection(StatefulRedisConnection<byte[], byte[]> connection) {
+    LettuceConnection(StatefulRedisConnection<byte[], byte[]> connection, Runnable onClose) {
         this.connection = connection;
+        connection.addListener(new RedisConnectionStateListener() {
+            @Override
+            public void onRedisDisconnected(RedisChannelHandler<?, ?> handler) {
+                // Otherwise Lettuce would reconnect and send a blocked command again.
+                close();
+                onClose.run();
+            }
+        });
     }
 
     @Override
@@ -36,11 +46,7 @@ final class LettuceConnection implements RedisConnection {
             batch.add(new Request(i, commands.get(i), replies, broken));
         }
         try {
-            if (batch.size() == 1) {
-                connection.dispatch(batch.get(0));
-            } else {
-                connection.dispatch(batch);
-            }
+            connection.dispatch(batch);
         } catch (RuntimeException why) {
             if (broken.compareAndSet(false, true)) {
                 replies.broken(why);
@@ -50,11 +56,9 @@ final class LettuceConnection implements RedisConnection {
 
     @Override
     public void close() {
-        connection.closeAsync();
-    }
-
-    private static ProtocolKeyword keyword(byte[] name) {
-        return () -> name;
+        if (closed.compareAndSet(false, true)) {
+            connection.closeAsync();
+        }
     }
 
     private static CommandArgs<byte[], byte[]> arguments(byte[][] command) {
@@ -69,7 +73,7 @@ final class LettuceConnection implements RedisConnection {
         private final AtomicBoolean broken;
 
         Request(int index, byte[][] command, Replies replies, AtomicBoolean broken) {
-            super(keyword(command[0]), new AnyOutput(), arguments(command));
+            super(() -> command[0], new AnyOutput(), arguments(command));
             this.index = index;
             this.replies = replies;
             this.broken = broken;

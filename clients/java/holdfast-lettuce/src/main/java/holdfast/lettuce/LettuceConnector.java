@@ -4,9 +4,7 @@ import holdfast.spi.ConnectorProvider;
 import holdfast.spi.Node;
 import holdfast.spi.RedisConnection;
 import holdfast.spi.RedisConnector;
-import io.lettuce.core.RedisChannelHandler;
 import io.lettuce.core.RedisClient;
-import io.lettuce.core.RedisConnectionStateListener;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.api.StatefulRedisConnection;
 import io.lettuce.core.cluster.RedisClusterClient;
@@ -15,6 +13,7 @@ import io.lettuce.core.cluster.models.partitions.RedisClusterNode;
 import io.lettuce.core.codec.ByteArrayCodec;
 import java.time.Duration;
 import java.util.Optional;
+import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.function.Function;
 import org.jspecify.annotations.Nullable;
@@ -79,19 +78,12 @@ public final class LettuceConnector implements RedisConnector {
     public RedisConnection open(Node node, Runnable onClose) {
         StatefulRedisConnection<byte[], byte[]> connection = opener.apply(node);
         connection.setTimeout(Duration.ZERO);
-        connection.addListener(new RedisConnectionStateListener() {
-            @Override
-            public void onRedisDisconnected(RedisChannelHandler<?, ?> handler) {
-                // Otherwise Lettuce would reconnect and send a blocked command again.
-                handler.closeAsync();
-                onClose.run();
-            }
-        });
+        LettuceConnection opened = new LettuceConnection(connection, onClose);
         if (!connection.isOpen()) {
-            connection.closeAsync();
+            opened.close();
             throw new IllegalStateException("the connection was closed while it was opened");
         }
-        return new LettuceConnection(connection);
+        return opened;
     }
 
     @Override
@@ -118,7 +110,7 @@ public final class LettuceConnector implements RedisConnector {
     @Override
     public void close() {
         if (nodes != null) {
-            nodes.shutdownAsync(0, 1, java.util.concurrent.TimeUnit.SECONDS);
+            nodes.shutdownAsync(0, 1, TimeUnit.SECONDS);
         }
     }
 

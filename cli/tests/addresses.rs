@@ -84,7 +84,7 @@ fn what_is_wrong_is_said_with_server_key_and_what_to_do() {
         assert!(!said.err.contains(": :") && !said.err.contains("\"\""), "no part is empty: {}", said.err);
     }
     let plain = Server::builder().without_module().start();
-    says(holdfast(&plain).args(["run", "a", "--", "true"]), 69, &["unknown command", "loadmodule"]);
+    says(holdfast(&plain).args(["run", "a", "--", "true"]), 69, &["not loaded", "loadmodule"]);
 }
 
 /// As in a container that has it.

@@ -121,7 +121,7 @@ pub struct Acquire {
 pub enum Outcome {
     /// Granted, or renewed.
     Token(u64),
-    /// Released: so many holds are left.
+    /// Released: 1 if the owner still has holds, otherwise 0. (`LOCK.RELEASE` replies the opposite: 1, it holds no longer.)
     Left(u64),
     /// Forced: so many lost it.
     Count(u64),

@@ -72,7 +72,7 @@ impl SequentialSpec for Lock {
             Request::Release { owner, token, holds, lease } => self.change(owner, *token, |hold| {
                 hold.holds = holds.unwrap_or(hold.holds - 1).min(hold.holds);
                 hold.lasts = if lease.is_some() { until(lease) } else { hold.lasts };
-                Outcome::Left(hold.holds)
+                Outcome::Left(hold.holds.min(1))
             }),
             Request::Renew { owner, token, lease, fence } => self.change(owner, *token, |hold| {
                 hold.lasts = until(lease);

@@ -244,7 +244,7 @@ impl World {
         let outcome = match holders.iter_mut().find(|hold| hold.owner == owner) {
             Some(hold) => {
                 hold.holds = all.unwrap_or(hold.holds - 1);
-                Outcome::Left(hold.holds)
+                Outcome::Left(hold.holds.min(1))
             }
             None => Outcome::Null,
         };

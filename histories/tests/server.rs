@@ -88,7 +88,7 @@ impl Client<'_> {
         let reply = self.raw.call(&command);
         let to = self.now();
         let outcome = match (reply, &request) {
-            (Value::Int(left), Request::Release { .. }) => Outcome::Left(left as u64),
+            (Value::Int(gone), Request::Release { .. }) => Outcome::Left(1 - gone as u64),
             (Value::Int(count), Request::Force) => Outcome::Count(count as u64),
             (Value::Int(token), _) => Outcome::Token(token as u64),
             (Value::Nil, _) => Outcome::Null,

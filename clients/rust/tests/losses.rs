@@ -269,7 +269,7 @@ async fn a_user_who_may_only_lock_is_told_as_soon_as_any() {
     let server = Server::start();
     // As docs/operations.md has it.
     let rights = "+lock.acquire +lock.release +lock.renew +lock.macquire +lock.mrelease +lock.mrenew +lock.events \
-                  +lock.session +lock.info +lock.waiters +lock.top +lock.help";
+                  +lock.session +lock.info +lock.waiters +lock.top +lock.help +lock.version";
     let _: String = say(&server, &format!("ACL SETUSER locker on >secret ~app:* -@all {rights}"));
     let proxy = Proxy::to(server.addr());
     let locks = Locks::open(&format!("redis://locker:secret@{}", proxy.addr())).unwrap();

@@ -218,7 +218,7 @@ async fn a_user_with_few_rights_can_lock() {
     let server = Server::start();
     let () = say(
         &server,
-        "ACL SETUSER worker on >secret ~jobs:* -@all +lock.acquire +lock.release +lock.renew +lock.session +lock.events",
+        "ACL SETUSER worker on >secret ~jobs:* -@all +lock.acquire +lock.release +lock.renew +lock.session +lock.events +lock.version",
     );
     let locks = Locks::new(client_as(&server, "worker", "secret"));
     let guard = locks.lock("jobs:1").try_acquire().await.unwrap().unwrap();

@@ -142,9 +142,19 @@ pub fn granted_holds(locks: &[Lock], decisions: &[Decision], grantee: Grantee, t
             Decision::Reenter(hold) => (hold.deadline, undo_of_reentry(lock, hold, grantee)),
             _ => return None,
         };
-        Some(GrantedHold { name: lock.name().kept(), token, deadline, undo })
+        Some(GrantedHold { name: lock.name().kept(), token, deadline: bound_end(lock, grantee, token, deadline), undo })
     });
     granted.collect()
+}
+
+/// Until when a hold lasts that was just granted: no longer than replicas have confirmed, if what binds it needs that.
+fn bound_end(lock: &Lock, grantee: Grantee, token: Token, deadline: Deadline) -> Deadline {
+    if grantee.terms.replicas > 0 {
+        return deadline; // They confirm this one.
+    }
+    let (db, name, owner) = (lock.db(), lock.name().bytes(), grantee.owner.bytes());
+    let end = with_ties(|state| state.ties.of(db, name, owner, Some(token)).map(Tie::end));
+    end.flatten().map_or(deadline, |end| end.min(deadline))
 }
 
 /// By how much a hold count is lowered if a re-entry that led to it is revoked.

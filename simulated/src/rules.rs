@@ -1058,6 +1058,8 @@ impl Judge {
                     let is_left = || keys.iter().any(|key| wait.left.contains(key));
                     // (No renewal times out.)
                     let keys_fit = match it.command.contains("renew") {
+                        // (It is refused as a whole, unless its owner does not hold one of the locks.)
+                        true if what == b"refused" && !detail.bytes().starts_with(b"NOTHELD") => it.keys == keys,
                         true => what != b"timeout" && is_left(),
                         false => !is_of_renewal && are_the_same(&it.keys, &keys),
                     };

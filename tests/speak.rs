@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -197,6 +198,7 @@ pub struct Watched {
     client: i64,
     admin: Raw,
     reader: Option<JoinHandle<()>>,
+    grants: Receiver<Value>,
 }
 
 impl Watched {
@@ -206,10 +208,26 @@ impl Watched {
         let (mut session, admin) = (server.raw(), server.raw());
         let client = session.client_id();
         let id = session.say("LOCK.SESSION").field("id").text();
+        let (granted, grants) = channel();
         let reader = std::thread::spawn(move || {
-            while session.send(&[b"LOCK.EVENTS", b"WAIT", b"0", b"HEARTBEAT"]).is_ok() && session.read().is_ok() {}
+            while session.send(&[b"LOCK.EVENTS", b"WAIT", b"0", b"HEARTBEAT"]).is_ok() {
+                let Ok(Value::Array(events)) = session.read() else { break };
+                for event in events {
+                    let [kind, .., token, _] = &event.items()[..] else { panic!("no event: {event:?}") };
+                    if kind.text() == "granted" {
+                        // Few tests look at them.
+                        let _ = granted.send(token.clone());
+                    }
+                }
+            }
         });
-        Self { raw, id, client, admin, reader: Some(reader) }
+        Self { raw, id, client, admin, reader: Some(reader), grants }
+    }
+
+    /// The next grant that the session is told of.
+    #[track_caller]
+    pub fn granted(&mut self) -> Value {
+        self.grants.recv_timeout(SOON).expect("granted")
     }
 
     /// The session's id.

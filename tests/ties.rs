@@ -604,14 +604,16 @@ fn a_new_hold_takes_no_flags_over_from_the_last() {
     let server = Server::start();
     let (mut holder, mut viewer) = (server.raw(), server.raw());
     let client = holder.client_id();
+    holder.say("LOCK.SESSION");
     holder.say("LOCK.ACQUIRE key owner EPHEMERAL").token();
     // In one packet: the server does not go round between them.
     let lines = ["DEL key", "LOCK.ACQUIRE key owner WATCHDOG"].map(String::from);
     holder.say_all(&lines)[1].token();
     assert_eq!(tie(&mut viewer, "key", "owner"), (Some(client), true, false));
+    // A session's holds are bound to it, whatever they ask for.
     let lines = ["DEL key", "LOCK.ACQUIRE key owner"].map(String::from);
     holder.say_all(&lines)[1].token();
-    assert_eq!(tie(&mut viewer, "key", "owner"), (None, false, false));
+    assert_eq!(tie(&mut viewer, "key", "owner"), (Some(client), false, false));
     holder.close();
     until_gone(&mut viewer, client);
     assert_eq!(viewer.say("EXISTS key"), Value::Int(1));
@@ -740,16 +742,14 @@ fn a_script_has_no_connection_to_tie_to() {
 #[test]
 fn a_transaction_ties_to_its_connection() {
     let server = Server::start();
-    let (holder, mut viewer) = (server.raw(), server.raw());
-    let mut holder = Watched::over(holder, &server);
-    let id = holder.client_id();
+    let (mut holder, mut viewer) = (server.raw(), server.raw());
+    let client = holder.client_id();
+    let session = holder.say("LOCK.SESSION").field("id").text();
     holder.say("MULTI");
     holder.say("LOCK.ACQUIRE key * LEASE 600 WATCHDOG EPHEMERAL");
-    holder.say("LOCK.SESSION");
-    let replies = holder.say("EXEC");
-    replies.items()[0].token();
-    let owner = replies.items()[1].text();
-    assert_eq!(tie(&mut viewer, "key", &owner), (Some(id), true, true));
+    holder.say("EXEC").items()[0].token();
+    assert_eq!(tie(&mut viewer, "key", &session), (Some(client), true, true));
+    holder.post("LOCK.EVENTS WAIT 0");
     until_renewed(&mut viewer, "key");
     until_renewed(&mut viewer, "key");
     holder.close();

@@ -50,7 +50,8 @@ impl Tell for Watched {
 
     #[track_caller]
     fn take(&mut self, line: &str) -> i64 {
-        self.say(line).token()
+        let reply = self.say(line);
+        if reply == Value::SimpleString("WAITING".into()) { self.granted().token() } else { reply.token() }
     }
 
     #[track_caller]

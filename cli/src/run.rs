@@ -127,7 +127,7 @@ async fn under_lock(place: &Place, task: &Run) -> Result<Outcome, Failure> {
 fn lock(locks: &Locks, task: &Run) -> Lock {
     let mut lock = locks.lock_all(&task.keys).ephemeral();
     lock = match (task.no_wait, task.wait) {
-        (true, _) => lock,
+        (true, _) => lock.wait(Duration::ZERO),
         (false, Some(time)) => lock.wait(time),
         (false, None) => lock.wait_forever(),
     };

@@ -462,6 +462,8 @@ pub struct Judge {
     divided: BTreeSet<Bytes>,
     /// Locks that owners asked for while they may have waited for them: a request may have the place of an earlier one.
     asked_again: BTreeSet<Hold>,
+    /// Owners that have released all but a count that they named.
+    named_counts: BTreeSet<Bytes>,
     /// When the turn began (monotonic, µs), and whether writes were refused then.
     before: (u64, bool),
     /// Something has disturbed the renewals: a pause, a step of the clock, a long turn, refused writes, another role.
@@ -770,6 +772,10 @@ impl Judge {
                     self.fences.extend(runs.iter().filter_map(|asked| asked.fence));
                     // What its owner gives back before the loss was noticed, he is not told to have lost.
                     for asked in runs.iter().filter(|asked| asked.command.ends_with("release")) {
+                        // Who names a count keeps it, also of what it was not told of.
+                        if asked.holds.is_some_and(|holds| holds > 0) {
+                            self.named_counts.insert(asked.owner.clone());
+                        }
                         self.owed.retain(|(_, key, owner, _)| !asked.concerns(key, owner));
                     }
                     for asked in runs.iter().filter(|asked| asked.command.ends_with("acquire")) {
@@ -1083,14 +1089,16 @@ impl Judge {
                 self.unheard.iter_mut().filter(|wait| fits(wait)).for_each(|wait| wait.is_optional = true);
                 // Which of several ended, nobody can say.
                 let others = self.waits.iter_mut().enumerate().filter(|(other, wait)| *other != at && fits(wait));
-                let mut like: Vec<Place> = Vec::new();
+                let (mut like, mut replicas): (Vec<Place>, u64) = (Vec::new(), 0);
                 for (_, wait) in others {
                     wait.is_optional = true;
                     like.extend(wait.open.began);
+                    replicas = replicas.max(wait.asked.replicas);
                 }
                 let Wait { mut open, mut asked, mut left, repeats, .. } = self.waits[at].clone();
                 if !like.is_empty() {
                     asked.forget_terms();
+                    asked.replicas = asked.replicas.max(replicas);
                 }
                 left.retain(|key| !keys.contains(key));
                 if repeats == 0 && left.is_empty() && what != b"granted" {
@@ -2249,6 +2257,7 @@ impl Judge {
             return Ok(());
         }
         let unheard = self.queued.iter().filter(|(token, _)| !self.sent.contains(token));
+        let unheard = unheard.filter(|(_, owner)| !self.named_counts.contains(*owner));
         for (token, owner) in unheard {
             let open = self.connections.values().flat_map(|it| &it.open).flat_map(|open| &open.runs);
             let waits = self.waits.iter().chain(&self.unheard).map(|wait| &wait.asked);

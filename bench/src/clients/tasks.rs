@@ -140,7 +140,7 @@ impl Who {
     async fn connect(&self) -> Result<()> {
         match self {
             Self::Holdfast(locks) => {
-                let guard = locks.lock("first").acquire().await?.context("a free lock was refused")?;
+                let guard = locks.lock("first").try_acquire().await?.context("a free lock was refused")?;
                 guard.release().await?;
             }
             Self::Rslock(manager) => manager.acquire("first", LEASE).await?.release().await,

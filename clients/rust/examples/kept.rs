@@ -13,14 +13,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let url = std::env::args().nth(1).unwrap_or_else(|| "redis://127.0.0.1:6379/".to_owned());
     let locks = Locks::open(&url)?;
     let lock = locks.lock("kept").keep(Duration::from_secs(10));
-    let first = lock.acquire().await?.ok_or("somebody else has it")?;
+    let first = lock.try_acquire().await?.ok_or("somebody else has it")?;
     let fence = first.fence();
     first.release().await?;
     let mut rounds = Vec::new();
     for _ in 0..ROUNDS {
         let begin = Instant::now();
         for _ in 0..PAIRS {
-            let guard = lock.acquire().await?.ok_or("somebody else has it")?;
+            let guard = lock.try_acquire().await?.ok_or("somebody else has it")?;
             guard.release().await?;
         }
         rounds.push(begin.elapsed() / PAIRS);
@@ -28,7 +28,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         tokio::task::yield_now().await;
     }
     rounds.sort();
-    let last = lock.acquire().await?.ok_or("somebody else has it")?;
+    let last = lock.try_acquire().await?.ok_or("somebody else has it")?;
     assert_eq!(last.fence(), fence, "it was one hold all the time");
     drop(last);
     locks.settle().await;

@@ -136,7 +136,7 @@ impl Locks {
     pub fn lock_all<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Lock {
         let (client, prefix) = (self.client.clone(), self.prefix.clone());
         let terms = Terms { watchdog: true, ..Terms::default() };
-        Lock { client, prefix, keys: keys.into_iter().collect(), terms, wait: Wait::No, keep: KEEP }
+        Lock { client, prefix, keys: keys.into_iter().collect(), terms, wait: Wait::Forever, keep: KEEP }
     }
 
     /// Who holds a lock, and how many wait for it; none if it is free. The user needs the right to `LOCK.INFO`.
@@ -272,7 +272,7 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Waits for at most this long, in the server's queue. Without it the answer comes at once.
+    /// Waits for at most this long, in the server's queue. Without it [`acquire`](Self::acquire) waits for as long as it takes.
     pub fn wait(mut self, time: Duration) -> Self {
         self.wait = at_most(time);
         self
@@ -352,8 +352,8 @@ impl Lock {
         &self.keys
     }
 
-    /// Asks for it: none if it was not granted at once, or in the time that [`wait`](Self::wait) allows. May be dropped
-    /// at any point: then it is given back, whatever came of it.
+    /// Waits for it: as long as it takes, or none if it was not granted in the time that [`wait`](Self::wait) allows. May be
+    /// dropped at any point: then it is released, whatever came of it.
     ///
     /// # Errors
     ///
@@ -362,20 +362,34 @@ impl Lock {
         self.acquire_by(Deadline::of(self.wait, Instant::now())).await
     }
 
+    /// Asks for it without waiting: none if it was not granted at once, whatever [`wait`](Self::wait) says.
+    ///
+    /// # Errors
+    ///
+    /// As for [`acquire`](Self::acquire).
+    pub async fn try_acquire(&self) -> Result<Option<Guard>, Error> {
+        self.acquire_by(Deadline::of(Wait::No, Instant::now())).await
+    }
+
     /// The same until then, whatever [`wait`](Self::wait) says.
     pub(crate) async fn acquire_by(&self, deadline: Deadline) -> Result<Option<Guard>, Error> {
         self.acquire_as(self.prefix.as_bytes().to_vec(), deadline).await
     }
 
+    /// How long it waits unless it is said otherwise.
+    pub(crate) fn waits_for(&self) -> Wait {
+        self.wait
+    }
+
     /// The same for whoever acts in the holder's name already. Nobody else does meanwhile.
-    pub(crate) async fn acquire_within(&self, outer: &Hold) -> Result<Option<Guard>, Error> {
+    pub(crate) async fn acquire_within(&self, outer: &Hold, wait: Wait) -> Result<Option<Guard>, Error> {
         // Numbers are this client's own. Whoever uses what is kept is not whoever took it, so its owner acts for nobody.
         let by = if Arc::ptr_eq(&self.client, &outer.client) && !self.terms.kept {
             [outer.owner.actor(), ACTOR_ENDS].concat()
         } else {
             self.prefix.as_bytes().to_vec()
         };
-        self.acquire_as(by, Deadline::of(self.wait, Instant::now())).await
+        self.acquire_as(by, Deadline::of(wait, Instant::now())).await
     }
 
     /// Whether whoever has this hold has what is asked for: all of it alone, or shared if it is to be shared.
@@ -423,10 +437,6 @@ impl Lock {
 
     pub(crate) fn terms(&self) -> &Terms {
         &self.terms
-    }
-
-    pub(crate) fn waits(&self) -> bool {
-        self.wait != Wait::No
     }
 
     /// Each of its keys alone, with its place in the order of servers.

@@ -4,6 +4,8 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use holdfast_core::Wait;
+
 use crate::error::Error;
 use crate::guard::Guard;
 use crate::locks::Lock;
@@ -32,7 +34,16 @@ impl Guard {
     ///
     /// As for [`Lock::acquire`]; [`Error::Deadlock`] says who waits for whom.
     pub async fn acquire(&mut self, lock: &Lock) -> Result<Option<Inner<'_>>, Error> {
-        Inner::acquire_within(self, lock).await
+        Inner::acquire_within(self, lock, lock.waits_for()).await
+    }
+
+    /// The same without waiting.
+    ///
+    /// # Errors
+    ///
+    /// As for [`acquire`](Self::acquire).
+    pub async fn try_acquire(&mut self, lock: &Lock) -> Result<Option<Inner<'_>>, Error> {
+        Inner::acquire_within(self, lock, Wait::No).await
     }
 }
 
@@ -43,7 +54,16 @@ impl<'g> Inner<'g> {
     ///
     /// As there.
     pub async fn acquire(&mut self, lock: &Lock) -> Result<Option<Inner<'_>>, Error> {
-        Inner::acquire_within(&self.guard, lock).await
+        Inner::acquire_within(&self.guard, lock, lock.waits_for()).await
+    }
+
+    /// The same without waiting.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Guard::acquire`].
+    pub async fn try_acquire(&mut self, lock: &Lock) -> Result<Option<Inner<'_>>, Error> {
+        Inner::acquire_within(&self.guard, lock, Wait::No).await
     }
 
     /// Gives it back; nothing is to be given back of one that was held before.
@@ -55,7 +75,7 @@ impl<'g> Inner<'g> {
         if self.is_reentry { self.guard.hold.check_loss() } else { self.guard.release().await }
     }
 
-    async fn acquire_within(outer: &Guard, lock: &Lock) -> Result<Option<Inner<'g>>, Error> {
+    async fn acquire_within(outer: &Guard, lock: &Lock, wait: Wait) -> Result<Option<Inner<'g>>, Error> {
         let around: Vec<_> = outer.around.iter().chain([&outer.hold]).cloned().collect();
         let has_it = around.iter().find(|hold| lock.is_had_by(hold)).map(Arc::clone);
         let is_reentry = has_it.is_some();
@@ -64,7 +84,7 @@ impl<'g> Inner<'g> {
                 hold.check_loss()?;
                 hold
             }
-            None => match lock.acquire_within(&outer.hold).await? {
+            None => match lock.acquire_within(&outer.hold, wait).await? {
                 Some(guard) => guard.hold,
                 None => return Ok(None),
             },

@@ -34,7 +34,7 @@ fn threads_take_turns() {
 fn what_is_held_is_kept_alive_while_the_program_does_something_else() {
     const LEASE: Duration = Duration::from_secs(2);
     let server = Server::start();
-    let guard = block_on(locks(&server).lock("a").watched(LEASE).acquire()).unwrap().unwrap();
+    let guard = block_on(locks(&server).lock("a").watched(LEASE).try_acquire()).unwrap().unwrap();
     let begin = Instant::now();
     until(SOON, "two leases are over", || begin.elapsed() > LEASE * 2);
     guard.check().unwrap();
@@ -46,7 +46,7 @@ fn what_is_held_is_kept_alive_while_the_program_does_something_else() {
 #[test]
 fn a_loss_is_told_to_a_thread_that_waits_for_it() {
     let server = Server::start();
-    let guard = block_on(locks(&server).lock("a").acquire()).unwrap().unwrap();
+    let guard = block_on(locks(&server).lock("a").try_acquire()).unwrap().unwrap();
     std::thread::scope(|scope| {
         let told = scope.spawn(|| block_on(guard.lost()));
         let _: i64 = say(&server, "LOCK.FORCE a");
@@ -59,7 +59,7 @@ fn a_loss_is_told_to_a_thread_that_waits_for_it() {
 fn a_time_to_wait_is_over_without_a_runtime_too() {
     let server = Server::start();
     let locks = locks(&server);
-    let held = block_on(locks.lock("a").acquire()).unwrap().unwrap();
+    let held = block_on(locks.lock("a").try_acquire()).unwrap().unwrap();
     assert!(block_on(locks.lock("a").wait(Duration::from_millis(50)).acquire()).unwrap().is_none());
     assert_eq!(waiters(&server, "a"), 0);
     block_on(held.release()).unwrap();
@@ -69,7 +69,7 @@ fn a_time_to_wait_is_over_without_a_runtime_too() {
 fn a_majority_is_asked_without_a_runtime_too() {
     let servers = [Server::start(), Server::start(), Server::start()];
     let lock = RedLock::new(servers.iter().map(locks), "a").server_timeout(Duration::from_secs(5));
-    let guard = block_on(lock.acquire()).unwrap().unwrap();
+    let guard = block_on(lock.try_acquire()).unwrap().unwrap();
     assert!(guard.valid_until().is_some());
     block_on(guard.release()).unwrap();
     until(SOON, "nothing is left", || servers.iter().all(|server| is_free(server, "a")));

@@ -67,7 +67,7 @@ async fn an_acquisition_may_be_dropped_at_every_instant() {
 async fn a_wait_may_be_dropped_at_every_poll() {
     let server = Server::start();
     let locks = locks(&server);
-    let held = locks.lock("a").acquire().await.unwrap().unwrap();
+    let held = locks.lock("a").try_acquire().await.unwrap().unwrap();
     for polls in 0..6 {
         let lock = locks.lock("a").wait_forever();
         let waiting = tokio::time::timeout(Duration::from_millis(30), given_up_at(polls, lock.acquire())).await;
@@ -85,7 +85,7 @@ async fn a_release_and_a_renewal_may_be_dropped_at_every_poll() {
     for renew in [false, true] {
         let mut polls = 0;
         loop {
-            let guard = locks.lock("a").acquire().await.unwrap().unwrap();
+            let guard = locks.lock("a").try_acquire().await.unwrap().unwrap();
             let done = if renew {
                 let done = given_up_at(polls, guard.renew(Duration::from_secs(60))).await;
                 drop(guard);
@@ -152,11 +152,11 @@ async fn a_request_that_arrives_after_it_was_given_up_gets_nothing() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
-    locks.lock("first").acquire().await.unwrap().unwrap().release().await.unwrap();
+    locks.lock("first").try_acquire().await.unwrap().unwrap().release().await.unwrap();
     let late = hold_up_acquisitions(&proxy);
     let lock = locks.lock("a");
     {
-        let mut asking = Box::pin(lock.acquire());
+        let mut asking = Box::pin(lock.try_acquire());
         tokio::select! {
             _ = &mut asking => panic!("the request is held up"),
             () = soon("the request is on its way", || late.load(Ordering::SeqCst) > 0) => {}
@@ -173,7 +173,7 @@ async fn a_lost_reply_leaves_nothing_behind() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
-    locks.lock("first").acquire().await.unwrap().unwrap().release().await.unwrap();
+    locks.lock("first").try_acquire().await.unwrap().unwrap().release().await.unwrap();
     let mut asked = false;
     proxy.rule(move |toward, message| match toward {
         Toward::Server => {
@@ -187,7 +187,7 @@ async fn a_lost_reply_leaves_nothing_behind() {
         }
         Toward::Client => Fate::Pass,
     });
-    let error = locks.lock("a").acquire().await.unwrap_err();
+    let error = locks.lock("a").try_acquire().await.unwrap_err();
     assert!(matches!(error, Error::Connection { .. }), "{error}");
     locks.settle().await;
     assert!(is_free(&server, "a"));

@@ -19,13 +19,13 @@ async fn every_key_is_locked_where_it_is_served() {
     let locks = locks(&cluster);
     for number in 0..20 {
         let key = format!("k{number}");
-        let guard = locks.lock(&key).acquire().await.unwrap().unwrap();
+        let guard = locks.lock(&key).try_acquire().await.unwrap().unwrap();
         assert!(holder(owner(&cluster, &key), &key).is_some());
         guard.release().await.unwrap();
     }
-    let both = locks.lock_all(["{t}a", "{t}b"]).acquire().await.unwrap().unwrap();
+    let both = locks.lock_all(["{t}a", "{t}b"]).try_acquire().await.unwrap().unwrap();
     both.release().await.unwrap();
-    let error = locks.lock_all(["a", "b"]).acquire().await.unwrap_err();
+    let error = locks.lock_all(["a", "b"]).try_acquire().await.unwrap_err();
     assert!(matches!(&error, Error::Server { message, .. } if message.starts_with("CROSSSLOT")), "{error}");
     assert_eq!(locks.servers().await.unwrap().into_iter().filter(Result::is_ok).count(), 3);
 }
@@ -38,7 +38,7 @@ async fn a_wait_and_a_hold_move_with_their_slot() {
     let slot = cluster.slot_of(key.as_bytes());
     let from = cluster.owner_of(slot);
     let to = 1 - from;
-    let guard = locks.lock(key).acquire().await.unwrap().unwrap();
+    let guard = locks.lock(key).try_acquire().await.unwrap().unwrap();
     let waiting = tokio::spawn({
         let lock = locks.lock(key).wait_forever();
         async move { lock.acquire().await }
@@ -64,7 +64,7 @@ async fn a_failover_carries_waits_and_holds_over() {
     let key = "a";
     let old = cluster.owner_of(cluster.slot_of(key.as_bytes()));
     let new = cluster.replica_of(old);
-    let guard = locks.lock(key).acquire().await.unwrap().unwrap();
+    let guard = locks.lock(key).try_acquire().await.unwrap().unwrap();
     let waiting = tokio::spawn({
         let lock = locks.lock(key).wait_forever();
         async move { lock.acquire().await }
@@ -87,16 +87,16 @@ async fn who_asks_at_the_wrong_node_is_sent_on() {
     let key = "a";
     let slot = cluster.slot_of(key.as_bytes());
     let from = cluster.owner_of(slot);
-    locks.lock(key).acquire().await.unwrap().unwrap().release().await.unwrap();
+    locks.lock(key).try_acquire().await.unwrap().unwrap().release().await.unwrap();
     // Nothing is held or waits, so nobody tells the client.
     cluster.move_slot(slot, from, 1 - from);
-    let guard = locks.lock(key).acquire().await.unwrap().unwrap();
+    let guard = locks.lock(key).try_acquire().await.unwrap().unwrap();
     assert!(holder(cluster.node(1 - from), key).is_some());
     guard.release().await.unwrap();
     // And while a slot is on its way, its new keys are asked for at its goal.
     cluster.begin_move(slot, 1 - from, from);
-    let guard = locks.lock(key).acquire().await.unwrap().unwrap();
+    let guard = locks.lock(key).try_acquire().await.unwrap().unwrap();
     guard.release().await.unwrap();
     cluster.finish_move(slot, 1 - from, from);
-    locks.lock(key).acquire().await.unwrap().unwrap().release().await.unwrap();
+    locks.lock(key).try_acquire().await.unwrap().unwrap().release().await.unwrap();
 }

@@ -112,7 +112,7 @@ async fn a_process_of_two() {
 async fn acquisitions_apart_are_no_actor() {
     let server = Server::start();
     let locks = locks(&server);
-    let one = locks.lock("a").acquire().await.unwrap().unwrap();
+    let one = locks.lock("a").try_acquire().await.unwrap().unwrap();
     let waiting = tokio::spawn({
         let lock = locks.lock("a").wait_forever();
         async move { lock.acquire().await }
@@ -126,7 +126,7 @@ async fn acquisitions_apart_are_no_actor() {
 async fn what_is_held_already_is_had_at_once_and_given_back_where_it_was_taken() {
     let server = Server::start();
     let locks = locks(&server);
-    let mut a = locks.lock("a").acquire().await.unwrap().unwrap();
+    let mut a = locks.lock("a").try_acquire().await.unwrap().unwrap();
     let (fence, owner) = (a.fence(), a.owner().clone());
     {
         let mut b = a.acquire(&locks.lock("b")).await.unwrap().unwrap();
@@ -137,7 +137,7 @@ async fn what_is_held_already_is_had_at_once_and_given_back_where_it_was_taken()
         again.release().await.unwrap();
         assert!(!is_free(&server, "a") && !is_free(&server, "b"));
         // Others are not let in.
-        assert!(locks.lock("a").acquire().await.unwrap().is_none());
+        assert!(locks.lock("a").try_acquire().await.unwrap().is_none());
     }
     locks.settle().await;
     assert!(!is_free(&server, "a") && is_free(&server, "b"));
@@ -155,11 +155,11 @@ async fn what_is_held_already_is_had_at_once_and_given_back_where_it_was_taken()
 async fn who_would_wait_for_himself_is_told() {
     let server = Server::start();
     let locks = locks(&server);
-    let mut reader = locks.lock("a").shared().acquire().await.unwrap().unwrap();
+    let mut reader = locks.lock("a").shared().try_acquire().await.unwrap().unwrap();
     let error = reader.acquire(&locks.lock("a").wait_forever()).await.unwrap_err();
     assert!(matches!(error, Error::Deadlock { .. }), "{error}");
     reader.release().await.unwrap();
-    let mut both = locks.lock_all(["a", "b"]).acquire().await.unwrap().unwrap();
+    let mut both = locks.lock_all(["a", "b"]).try_acquire().await.unwrap().unwrap();
     both.acquire(&locks.lock("b")).await.unwrap().unwrap().release().await.unwrap();
     let error = both.acquire(&locks.lock_all(["b", "c"]).wait_forever()).await.unwrap_err();
     assert!(matches!(error, Error::Deadlock { .. }), "{error}");

@@ -22,8 +22,8 @@ async fn a_hold_outlives_its_lease_while_the_process_lives() {
     let lease = Duration::from_secs(2);
     let server = Server::builder().module_args(&["default-lease", "2000"]).start();
     let locks = locks(&server);
-    let default = locks.lock("a").acquire().await.unwrap().unwrap();
-    let own = locks.lock("b").watched(lease * 3 / 2).acquire().await.unwrap().unwrap();
+    let default = locks.lock("a").try_acquire().await.unwrap().unwrap();
+    let own = locks.lock("b").watched(lease * 3 / 2).try_acquire().await.unwrap().unwrap();
     leases_are_over(3, lease).await;
     assert!(holder(&server, "a").is_some() && holder(&server, "b").is_some());
     default.release().await.unwrap();
@@ -33,7 +33,7 @@ async fn a_hold_outlives_its_lease_while_the_process_lives() {
 #[tokio::test]
 async fn a_lease_of_ones_own_is_not_renewed() {
     let server = Server::start();
-    let guard = locks(&server).lock("a").lease(Duration::from_secs(2)).acquire().await.unwrap().unwrap();
+    let guard = locks(&server).lock("a").lease(Duration::from_secs(2)).try_acquire().await.unwrap().unwrap();
     let lost = tokio::time::timeout(SOON, guard.lost()).await.unwrap();
     assert_eq!(lost, Why::Expired);
     soon("it is free", || is_free(&server, "a")).await;
@@ -45,14 +45,14 @@ async fn a_lease_of_ones_own_is_not_renewed() {
 async fn a_renewal_changes_the_lease() {
     let server = Server::start();
     let locks = locks(&server);
-    let fixed = locks.lock("a").lease(Duration::from_secs(5)).acquire().await.unwrap().unwrap();
+    let fixed = locks.lock("a").lease(Duration::from_secs(5)).try_acquire().await.unwrap().unwrap();
     fixed.renew(Duration::from_secs(100)).await.unwrap();
     assert!((90_000..=100_000).contains(&ttl(&server, "a")));
     fixed.renew(Duration::from_secs(2)).await.unwrap();
     assert_eq!(tokio::time::timeout(SOON, fixed.lost()).await.unwrap(), Why::Expired);
     let error = fixed.renew(Duration::from_secs(100)).await.unwrap_err();
     assert!(matches!(error, Error::Lost { .. }), "{error}");
-    let watched = locks.lock("b").acquire().await.unwrap().unwrap();
+    let watched = locks.lock("b").try_acquire().await.unwrap().unwrap();
     let lease = Duration::from_secs(2);
     watched.renew(lease).await.unwrap();
     leases_are_over(2, lease).await;
@@ -68,7 +68,7 @@ async fn a_dropped_guard_is_given_back() {
     let keys: Vec<String> = (0..100).map(|number| format!("k{number}")).collect();
     let mut guards = Vec::new();
     for key in &keys {
-        guards.push(locks.lock(key).acquire().await.unwrap().unwrap());
+        guards.push(locks.lock(key).try_acquire().await.unwrap().unwrap());
     }
     drop(guards);
     locks.settle().await;
@@ -80,7 +80,7 @@ fn a_guard_may_be_dropped_outside_a_runtime() {
     let server = Server::start();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let locks = locks(&server);
-    let guard = runtime.block_on(locks.lock("a").acquire()).unwrap().unwrap();
+    let guard = runtime.block_on(locks.lock("a").try_acquire()).unwrap().unwrap();
     std::thread::spawn(move || drop(guard)).join().unwrap();
     support::until(SOON, "it is given back", || is_free(&server, "a"));
 }
@@ -91,13 +91,13 @@ fn a_guard_may_outlive_its_runtime() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let locks = locks(&server);
     let first = runtime();
-    let guard = first.block_on(locks.lock("a").ephemeral().acquire()).unwrap().unwrap();
+    let guard = first.block_on(locks.lock("a").ephemeral().try_acquire()).unwrap().unwrap();
     let end = std::thread::spawn(move || drop(first));
     support::until(SOON, "the runtime ends", || end.is_finished());
     support::until(SOON, "it ended with its connection", || is_free(&server, "a"));
     drop(guard);
     // The same handle goes on in another runtime.
-    let guard = runtime().block_on(async { locks.lock("a").acquire().await.unwrap().unwrap() });
+    let guard = runtime().block_on(async { locks.lock("a").try_acquire().await.unwrap().unwrap() });
     assert!(holder(&server, "a").is_some());
     drop(guard);
 }
@@ -109,12 +109,12 @@ fn whoever_waits_in_another_runtime_goes_on_when_that_which_read_ends() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let other_runtime = runtime();
     let other = locks(&server);
-    let guard = other_runtime.block_on(other.lock("a").acquire()).unwrap().unwrap();
+    let guard = other_runtime.block_on(other.lock("a").try_acquire()).unwrap().unwrap();
     let locks = locks(&server);
     let first = runtime();
-    first.block_on(async { locks.lock("b").acquire().await.unwrap().unwrap().release().await.unwrap() });
+    first.block_on(async { locks.lock("b").try_acquire().await.unwrap().unwrap().release().await.unwrap() });
     let (lock, holder) = (locks.lock("a").wait_forever(), locks.lock("c").watched(Duration::from_secs(3)));
-    let kept = first.block_on(holder.acquire()).unwrap().unwrap();
+    let kept = first.block_on(holder.try_acquire()).unwrap().unwrap();
     let waiting = std::thread::spawn(move || {
         runtime().block_on(async {
             let guard = lock.acquire().await.unwrap().unwrap();
@@ -140,7 +140,7 @@ async fn connections_end_with_the_last_handle() {
     let connected = || crate::common::clients(&server).len();
     let before = connected();
     let locks = locks(&server);
-    let guard = locks.lock("a").acquire().await.unwrap().unwrap();
+    let guard = locks.lock("a").try_acquire().await.unwrap().unwrap();
     assert_eq!(connected(), before + 2);
     drop(locks);
     guard.check().unwrap();
@@ -152,7 +152,7 @@ async fn connections_end_with_the_last_handle() {
 #[tokio::test]
 async fn a_future_runs_while_the_lock_is_held() {
     let server = Server::start();
-    let guard = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let guard = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     assert_eq!(guard.while_held(async { 7 }).await.unwrap(), 7);
     let stopped = guard.while_held(std::future::pending::<()>());
     let (stopped, ()) = tokio::join!(stopped, async {

@@ -61,11 +61,11 @@ async fn all_have_run() {
 async fn what_is_kept_is_taken_again_without_a_request() {
     let server = Server::start();
     let locks = locks(&server);
-    let first = kept(&locks).acquire().await.unwrap().unwrap();
+    let first = kept(&locks).try_acquire().await.unwrap().unwrap();
     let (owner, fence) = (first.owner().clone(), first.fence());
     first.release().await.unwrap();
     for round in 0..100 {
-        let guard = kept(&locks).acquire().await.unwrap().unwrap();
+        let guard = kept(&locks).try_acquire().await.unwrap().unwrap();
         assert_eq!((guard.owner(), guard.fence()), (&owner, fence));
         guard.check().unwrap();
         if round % 2 == 0 { guard.release().await.unwrap() } else { drop(guard) }
@@ -97,7 +97,7 @@ async fn what_replicas_have_confirmed_is_kept_without_asking_them_again() {
     let next = next.await.unwrap();
     assert!(next.fence() > fence);
     next.release().await.unwrap();
-    let error = lock.acquire().await.unwrap_err();
+    let error = lock.try_acquire().await.unwrap_err();
     assert!(matches!(error, Error::NoReplicas { .. }), "{error}");
     soon("what was not confirmed is gone", || is_free(&master, "a")).await;
     replica.cont();
@@ -125,7 +125,7 @@ async fn what_is_at_hand_is_had_at_the_first_poll() {
     let lock = kept(&locks);
     let guard = granted(&lock).await;
     assert!(given_up_at(1, guard.release()).await.expect("at the first poll").is_ok());
-    let guard = given_up_at(1, lock.acquire()).await.expect("at the first poll").unwrap().unwrap();
+    let guard = given_up_at(1, lock.try_acquire()).await.expect("at the first poll").unwrap().unwrap();
     guard.release().await.unwrap();
 }
 
@@ -198,14 +198,14 @@ async fn whoever_does_not_wait_is_told_at_once_that_it_is_in_use() {
     let locks = locks(&server);
     let lock = kept(&locks);
     let guard = granted(&lock).await;
-    assert!(given_up_at(1, lock.acquire()).await.expect("at once").unwrap().is_none());
+    assert!(given_up_at(1, lock.try_acquire()).await.expect("at once").unwrap().is_none());
     assert!(lock.clone().wait(Duration::ZERO).acquire().await.unwrap().is_none());
     let due = NotBefore::millis(49);
     assert!(lock.clone().wait(Duration::from_millis(50)).acquire().await.unwrap().is_none());
     due.is_over("the end of the wait");
     assert_eq!(requests(&server), 1, "nobody asked the server");
     guard.release().await.unwrap();
-    assert!(lock.acquire().await.unwrap().is_some());
+    assert!(lock.try_acquire().await.unwrap().is_some());
 }
 
 #[tokio::test]
@@ -217,11 +217,11 @@ async fn what_lies_at_hand_is_given_to_whoever_wants_it() {
     first.release().await.unwrap();
     let theirs = granted(&others.lock("a")).await;
     assert!(theirs.fence() > fence);
-    assert!(kept(&mine).acquire().await.unwrap().is_none(), "it is theirs");
+    assert!(kept(&mine).try_acquire().await.unwrap().is_none(), "it is theirs");
     theirs.release().await.unwrap();
     // Whoever does not wait is refused, and who asks a moment later has it.
     granted(&kept(&mine)).await.release().await.unwrap();
-    assert!(others.lock("a").acquire().await.unwrap().is_none());
+    assert!(others.lock("a").try_acquire().await.unwrap().is_none());
     soon("it is given back", || is_free(&server, "a")).await;
 }
 
@@ -633,10 +633,10 @@ async fn what_can_not_be_kept_is_refused() {
         (kept(&locks).limit(3), "limit"),
         (kept(&locks).keep_uses(0), "keep_uses"),
     ] {
-        let error = lock.acquire().await.unwrap_err();
+        let error = lock.try_acquire().await.unwrap_err();
         assert!(matches!(&error, Error::Invalid { message } if message.contains(word)), "{error}");
     }
-    let error = MultiLock::new([kept(&locks)]).acquire().await.unwrap_err();
+    let error = MultiLock::new([kept(&locks)]).try_acquire().await.unwrap_err();
     assert!(matches!(&error, Error::Invalid { message } if message.contains("not kept")), "{error}");
     assert_eq!(requests(&server), 0);
 }
@@ -758,7 +758,7 @@ async fn a_kept_lock_within_another_one_acts_for_nobody() {
     let again = mine.acquire(&kept(&locks)).await.unwrap().unwrap();
     again.release().await.unwrap();
     mine.check().unwrap();
-    assert!(kept(&locks).acquire().await.unwrap().is_none(), "it is in use");
+    assert!(kept(&locks).try_acquire().await.unwrap().is_none(), "it is in use");
     mine.release().await.unwrap();
     assert_eq!(requests(&server), 2);
 }

@@ -32,7 +32,7 @@ async fn a_broken_lock_is_told_to_its_holder() {
     let server = Server::start();
     let locks = locks(&server);
     for (command, why) in [("LOCK.FORCE a", Why::Forced), ("DEL a", Why::Changed), ("SET a text", Why::Changed)] {
-        let guard = locks.lock("a").acquire().await.unwrap().unwrap();
+        let guard = locks.lock("a").try_acquire().await.unwrap().unwrap();
         let _: holdfast_client::redis::Value = say(&server, command);
         assert_eq!(lost(&guard).await, why, "{command}");
         let error = guard.check().unwrap_err();
@@ -49,7 +49,7 @@ async fn the_loss_of_a_fixed_lease_is_told_too() {
     let server = Server::start();
     let lock = locks(&server).lock("a").lease(Duration::from_secs(100));
     for renewed in [true, false] {
-        let guard = lock.acquire().await.unwrap().unwrap();
+        let guard = lock.try_acquire().await.unwrap().unwrap();
         let _: i64 = say(&server, "DEL a");
         let answer = if renewed { guard.renew(Duration::from_secs(50)).await } else { guard.release().await };
         let error = answer.unwrap_err();
@@ -62,7 +62,7 @@ async fn a_release_says_why_also_if_it_comes_first() {
     let server = Server::start();
     let locks = locks(&server);
     for _ in 0..50 {
-        let guard = locks.lock("a").acquire().await.unwrap().unwrap();
+        let guard = locks.lock("a").try_acquire().await.unwrap().unwrap();
         let _: i64 = say(&server, "LOCK.FORCE a");
         // Whether the event or the reply is read first is left to chance.
         let error = guard.release().await.unwrap_err();
@@ -80,7 +80,7 @@ async fn what_is_overwritten_is_lost_whichever_word_of_it_comes_first() {
             Toward::Client if names(message, "changed") => Fate::Hold,
             _ => Fate::Pass,
         });
-        let guard = locks_over(&proxy).lock("a").lease(Duration::from_secs(100)).acquire().await.unwrap().unwrap();
+        let guard = locks_over(&proxy).lock("a").lease(Duration::from_secs(100)).try_acquire().await.unwrap().unwrap();
         let _: String = say(&server, "SET a text");
         let answer = if renewed { guard.renew(Duration::from_secs(50)).await } else { guard.release().await };
         let error = answer.unwrap_err();
@@ -93,7 +93,7 @@ async fn what_is_overwritten_is_lost_whichever_word_of_it_comes_first() {
 async fn what_is_overwritten_between_two_connections_is_lost() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
-    let guard = locks_over(&proxy).lock("a").acquire().await.unwrap().unwrap();
+    let guard = locks_over(&proxy).lock("a").try_acquire().await.unwrap().unwrap();
     proxy.refuse();
     let _: String = say(&server, "SET a text");
     proxy.accept();
@@ -104,7 +104,7 @@ async fn what_is_overwritten_between_two_connections_is_lost() {
 async fn of_several_keys_the_rest_is_given_back_when_one_is_lost() {
     let server = Server::start();
     let locks = locks(&server);
-    let guard = locks.lock_all(["a", "b"]).acquire().await.unwrap().unwrap();
+    let guard = locks.lock_all(["a", "b"]).try_acquire().await.unwrap().unwrap();
     let _: i64 = say(&server, "LOCK.FORCE a");
     assert_eq!(lost(&guard).await, Why::Forced);
     soon("nobody has to ask for it", || holder(&server, "b").is_none()).await;
@@ -116,7 +116,7 @@ async fn of_several_keys_the_rest_is_given_back_when_one_is_lost() {
 #[tokio::test]
 async fn what_ends_with_the_connection_is_lost_with_it() {
     let server = Server::start();
-    let guard = locks(&server).lock("a").ephemeral().acquire().await.unwrap().unwrap();
+    let guard = locks(&server).lock("a").ephemeral().try_acquire().await.unwrap().unwrap();
     soon("the session reads", || sessions(&server).len() == 1).await;
     for session in sessions(&server) {
         let _: i64 = say(&server, &format!("CLIENT KILL ID {session}"));
@@ -128,7 +128,7 @@ async fn what_ends_with_the_connection_is_lost_with_it() {
 #[tokio::test]
 async fn a_hold_is_taken_to_the_next_connection() {
     let server = Server::start();
-    let guard = locks(&server).lock("a").watched(SHORT * 3 / 2).acquire().await.unwrap().unwrap();
+    let guard = locks(&server).lock("a").watched(SHORT * 3 / 2).try_acquire().await.unwrap().unwrap();
     for _ in 0..5 {
         soon("the session reads", || sessions(&server).len() == 1).await;
         let session = sessions(&server)[0];
@@ -150,7 +150,7 @@ async fn a_hold_that_was_taken_to_a_session_that_has_ended_is_taken_to_the_next_
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
-    let guard = locks.lock("a").watched(Duration::from_secs(60)).acquire().await.unwrap().unwrap();
+    let guard = locks.lock("a").watched(Duration::from_secs(60)).try_acquire().await.unwrap().unwrap();
     soon("the session reads", || sessions(&server).len() == 1).await;
     let first = sessions(&server)[0];
     let renewed = format!(":{}\r\n", guard.fence());
@@ -170,7 +170,7 @@ async fn a_hold_that_was_taken_to_a_session_that_has_ended_is_taken_to_the_next_
     // What is asked for with the second one, before its end is known, gets no answer.
     let answered = async {
         loop {
-            let asked = tokio::time::timeout(Duration::from_millis(250), locks.lock("b").acquire()).await;
+            let asked = tokio::time::timeout(Duration::from_millis(250), locks.lock("b").try_acquire()).await;
             match asked {
                 Ok(Ok(other)) => break other.unwrap(),
                 // On its way when the session ended.
@@ -201,7 +201,7 @@ fn tied_to(server: &Server) -> Option<i64> {
 #[tokio::test]
 async fn a_server_that_lost_its_memory_is_a_lock_that_is_lost() {
     let mut server = Server::start();
-    let guard = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let guard = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     server.kill9();
     server.restart();
     assert_eq!(lost(&guard).await, Why::Disconnected);
@@ -212,8 +212,8 @@ async fn who_cannot_ask_counts_the_lease_by_its_own_clock() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
-    let watched = locks.lock("a").watched(SHORT).acquire().await.unwrap().unwrap();
-    let fixed = locks.lock("b").lease(Duration::from_secs(100)).acquire().await.unwrap().unwrap();
+    let watched = locks.lock("a").watched(SHORT).try_acquire().await.unwrap().unwrap();
+    let fixed = locks.lock("b").lease(Duration::from_secs(100)).try_acquire().await.unwrap().unwrap();
     proxy.refuse();
     disconnected_in_time(&watched, Instant::now(), SHORT).await;
     fixed.check().unwrap();
@@ -226,7 +226,7 @@ async fn who_cannot_ask_counts_the_lease_by_its_own_clock() {
 #[tokio::test]
 async fn a_silent_connection_is_a_lock_in_doubt() {
     let server = Server::start();
-    let guard = locks(&server).lock("a").watched(SHORT).acquire().await.unwrap().unwrap();
+    let guard = locks(&server).lock("a").watched(SHORT).try_acquire().await.unwrap().unwrap();
     server.stop();
     assert_eq!(lost(&guard).await, Why::Disconnected);
     server.cont();
@@ -239,10 +239,10 @@ async fn a_short_lease_is_minded_by_a_session_that_was_opened_for_long_ones() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
-    let long = locks.lock("a").acquire().await.unwrap().unwrap();
+    let long = locks.lock("a").try_acquire().await.unwrap().unwrap();
     soon("the session reads", || sessions(&server).len() == 1).await;
     let begin = Instant::now();
-    let short = locks.lock("b").watched(SHORT).acquire().await.unwrap().unwrap();
+    let short = locks.lock("b").watched(SHORT).try_acquire().await.unwrap().unwrap();
     // Signs of life come soon enough that it is not given up.
     soon("two leases are over", || begin.elapsed() > SHORT * 2).await;
     held(&short).await;
@@ -255,9 +255,9 @@ async fn a_short_lease_is_lost_in_time_on_a_session_that_was_opened_for_long_one
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
-    let long = locks.lock("a").acquire().await.unwrap().unwrap();
+    let long = locks.lock("a").try_acquire().await.unwrap().unwrap();
     soon("the session reads", || sessions(&server).len() == 1).await;
-    let short = locks.lock("b").watched(SHORT).acquire().await.unwrap().unwrap();
+    let short = locks.lock("b").watched(SHORT).try_acquire().await.unwrap().unwrap();
     // Before the session's question, that was to wait for seconds, is answered in any case.
     proxy.rule(|_, _| Fate::Hold);
     disconnected_in_time(&short, Instant::now(), SHORT).await;
@@ -269,14 +269,14 @@ async fn a_user_who_may_only_lock_is_told_as_soon_as_any() {
     let server = Server::start();
     // As docs/operations.md has it.
     let rights = "+lock.acquire +lock.release +lock.renew +lock.macquire +lock.mrelease +lock.mrenew +lock.events \
-                  +lock.cancel +lock.session +lock.info +lock.waiters +lock.top +lock.help";
+                  +lock.session +lock.info +lock.waiters +lock.top +lock.help";
     let _: String = say(&server, &format!("ACL SETUSER locker on >secret ~app:* -@all {rights}"));
     let proxy = Proxy::to(server.addr());
     let locks = Locks::open(&format!("redis://locker:secret@{}", proxy.addr())).unwrap();
-    let long = locks.lock("app:a").acquire().await.unwrap().unwrap();
+    let long = locks.lock("app:a").try_acquire().await.unwrap().unwrap();
     soon("the session reads", || sessions(&server).len() == 1).await;
     let begin = Instant::now();
-    let short = locks.lock("app:b").watched(SHORT).acquire().await.unwrap().unwrap();
+    let short = locks.lock("app:b").watched(SHORT).try_acquire().await.unwrap().unwrap();
     soon("two leases are over", || begin.elapsed() > SHORT * 2).await;
     held(&short).await;
     proxy.rule(|_, _| Fate::Hold);
@@ -292,12 +292,12 @@ async fn a_default_lease_that_changes_counts_for_what_comes_after() {
     let locks = locks_over(&proxy);
     let set = |lease: u32| -> String { say(&server, &format!("CONFIG SET holdfast.default-lease {lease}")) };
     set(2000);
-    let old = locks.lock("a").acquire().await.unwrap().unwrap();
+    let old = locks.lock("a").try_acquire().await.unwrap().unwrap();
     set(200_000);
     // Heard with the next sign of life.
     let begin = Instant::now();
     soon("a lease is over", || begin.elapsed() > Duration::from_secs(2)).await;
-    let new = locks.lock("b").acquire().await.unwrap().unwrap();
+    let new = locks.lock("b").try_acquire().await.unwrap().unwrap();
     proxy.rule(|_, _| Fate::Hold);
     let begin = Instant::now();
     disconnected_in_time(&old, begin, Duration::from_secs(2)).await;
@@ -311,7 +311,7 @@ async fn a_grant_that_was_long_on_its_way_is_not_counted_from_its_arrival() {
     const LEASE: Duration = Duration::from_secs(6);
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
-    let held = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let held = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     let lock = locks_over(&proxy).lock("a").watched(LEASE).wait_forever();
     let waiting = tokio::spawn(async move { lock.acquire().await });
     soon("it waits", || waiters(&server, "a") == 1).await;
@@ -328,7 +328,7 @@ async fn a_grant_that_was_long_on_its_way_is_not_counted_from_its_arrival() {
 #[tokio::test]
 async fn a_wait_that_is_taken_along_keeps_its_place() {
     let server = Server::start();
-    let first = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let first = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     let (mut waits, mut places) = (Vec::new(), Vec::new());
     for number in 1..=3 {
         let lock = locks(&server).lock("a").wait_forever();

@@ -28,16 +28,16 @@ async fn all_are_held_or_none() {
     let servers = servers();
     let clients: Vec<_> = servers.iter().map(locks).collect();
     let all = MultiLock::new(everywhere(&clients));
-    let guard = all.acquire().await.unwrap().unwrap();
+    let guard = all.try_acquire().await.unwrap().unwrap();
     assert_eq!(guard.parts().len(), 3);
     assert!(servers.iter().all(|server| holder(server, "a").is_some()));
     guard.check().unwrap();
-    assert!(all.acquire().await.unwrap().is_none());
+    assert!(all.try_acquire().await.unwrap().is_none());
     guard.release().await.unwrap();
     assert!(all_free(&servers));
     // Whichever is missing, none of the others is kept.
     for client in &clients {
-        let other = client.lock("a").acquire().await.unwrap().unwrap();
+        let other = client.lock("a").try_acquire().await.unwrap().unwrap();
         assert!(all.clone().wait(Duration::from_millis(30)).acquire().await.unwrap().is_none());
         for client in &clients {
             client.settle().await;
@@ -53,13 +53,13 @@ async fn keys_of_one_server_are_taken_in_one_step_and_databases_apart() {
     let zero = locks(&server);
     let one = Locks::open(&format!("redis://{}/1", server.addr())).unwrap();
     let several = MultiLock::new([one.lock("a"), zero.lock("b"), zero.lock("a"), zero.lock_all(["c", "d"])]);
-    let guard = several.acquire().await.unwrap().unwrap();
+    let guard = several.try_acquire().await.unwrap().unwrap();
     let parts: Vec<_> = guard.parts().iter().map(|part| part.keys().to_string()).collect();
     assert_eq!(parts, [r#""b", "a", "c", "d""#, r#""a""#]);
-    let other = locks(&server).lock("a").acquire().await.unwrap();
+    let other = locks(&server).lock("a").try_acquire().await.unwrap();
     assert!(other.is_none());
     guard.release().await.unwrap();
-    let error = MultiLock::new([zero.lock("a"), locks(&server).lock("a")]).acquire().await.unwrap_err();
+    let error = MultiLock::new([zero.lock("a"), locks(&server).lock("a")]).try_acquire().await.unwrap_err();
     assert!(matches!(&error, Error::Invalid { message } if message.contains("named twice")), "{error}");
 }
 
@@ -68,7 +68,7 @@ async fn in_a_cluster_keys_need_not_share_a_slot() {
     let cluster = Cluster::start(3);
     let locks = Locks::open(&format!("redis+cluster://{}", cluster.node(0).addr())).unwrap();
     let keys = ["a", "b", "c", "{a}2"];
-    let guard = MultiLock::new(keys.map(|key| locks.lock(key))).acquire().await.unwrap().unwrap();
+    let guard = MultiLock::new(keys.map(|key| locks.lock(key))).try_acquire().await.unwrap().unwrap();
     assert_eq!(guard.parts().len(), 3);
     guard.release().await.unwrap();
 }
@@ -79,7 +79,7 @@ async fn one_that_is_lost_is_the_loss_of_all() {
     let clients: Vec<_> = servers.iter().map(locks).collect();
     let all = MultiLock::new(everywhere(&clients));
     for server in &servers {
-        let guard = all.acquire().await.unwrap().unwrap();
+        let guard = all.try_acquire().await.unwrap().unwrap();
         let _: i64 = say(server, "LOCK.FORCE a");
         let stopped = tokio::time::timeout(SOON, guard.while_held(std::future::pending::<()>())).await.unwrap();
         assert!(matches!(stopped, Err(Error::Lost { why: Why::Forced, .. })));
@@ -118,7 +118,7 @@ async fn whoever_holds_all_held_the_first_when_the_last_was_granted() {
     let mut order: Vec<usize> = (0..servers.len()).collect();
     order.sort_by_key(|index| proxies[*index].addr().to_string());
     let (first, last) = (order[0], order[servers.len() - 1]);
-    let guard = clients[last].lock("a").acquire().await.unwrap().unwrap();
+    let guard = clients[last].lock("a").try_acquire().await.unwrap().unwrap();
     let all = MultiLock::new(everywhere(&clients)).wait_forever();
     let waiting = tokio::spawn(async move { all.acquire().await });
     soon("it waits at the last", || waiters(&servers[last], "a") == 1).await;
@@ -135,7 +135,7 @@ async fn whoever_holds_all_held_the_first_when_the_last_was_granted() {
 async fn each_held(clients: &[Locks]) -> Vec<holdfast_client::Guard> {
     let mut guards = Vec::new();
     for client in clients {
-        guards.push(client.lock("a").acquire().await.unwrap().unwrap());
+        guards.push(client.lock("a").try_acquire().await.unwrap().unwrap());
     }
     guards
 }

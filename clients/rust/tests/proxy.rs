@@ -9,7 +9,7 @@ use crate::common::{SOON, holder, is_free, locks, locks_over, names, soon, waite
 
 /// Returns when the client has read every reply to what it asked before: replies come in order.
 async fn has_heard(locks: &Locks) {
-    locks.lock("other").acquire().await.unwrap().unwrap().release().await.unwrap();
+    locks.lock("other").try_acquire().await.unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -17,7 +17,7 @@ async fn waits_go_on_after_a_cut() {
     const WAITERS: usize = 20;
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
-    let held = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let held = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     let locks = locks_over(&proxy);
     let tasks: Vec<_> = (0..WAITERS)
         .map(|_| {
@@ -42,7 +42,7 @@ async fn waits_go_on_after_a_cut() {
 async fn a_wait_whose_time_is_over_ends_also_without_a_server() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
-    let held = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let held = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     let locks = locks_over(&proxy);
     let lock = locks.lock("a").wait(Duration::from_secs(3));
     let waiting = tokio::spawn(async move { lock.acquire().await });
@@ -58,7 +58,7 @@ async fn a_wait_whose_time_is_over_ends_also_without_a_server() {
 async fn a_grant_that_was_lost_on_the_way_is_found_again() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
-    let held = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let held = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     let locks = locks_over(&proxy);
     let lock = locks.lock("a").wait_forever();
     let waiting = tokio::spawn(async move { lock.acquire().await });
@@ -85,7 +85,7 @@ async fn a_grant_that_was_lost_on_the_way_is_found_again() {
 async fn who_looks_while_the_connection_ends_is_answered_over_the_next() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
-    let held = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let held = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     let locks = locks_over(&proxy);
     for lost in ["LOCK.INFO", "LOCK.FORCE"] {
         let mut cut = false;

@@ -38,8 +38,8 @@ guard.release().await?;
 async fn a_mutex() -> Outcome {
     let (_server, locks, _) = server();
 let lock = locks.lock("a");
-let guard = lock.acquire().await?.expect("nobody has it");
-assert!(lock.acquire().await?.is_none());
+let guard = lock.try_acquire().await?.expect("nobody has it");
+assert!(lock.try_acquire().await?.is_none());
 assert!(lock.clone().wait(Duration::from_millis(20)).acquire().await?.is_none());
 guard.release().await?;
     Ok(())
@@ -49,7 +49,7 @@ guard.release().await?;
 #[tokio::test]
 async fn a_guard() -> Outcome {
     let (server, locks, _) = server();
-let guard = locks.lock("a").acquire().await?.expect("nobody has it");
+let guard = locks.lock("a").try_acquire().await?.expect("nobody has it");
 tokio::spawn(async move { drop(guard) }).await?;
 locks.settle().await;
     assert!(crate::common::is_free(&server, "a"));
@@ -60,10 +60,10 @@ locks.settle().await;
 #[tokio::test]
 async fn the_fence() -> Outcome {
     let (_server, locks, _) = server();
-let first = locks.lock("a").acquire().await?.expect("nobody has it");
+let first = locks.lock("a").try_acquire().await?.expect("nobody has it");
 let fence = first.fence();
 first.release().await?;
-let second = locks.lock("a").acquire().await?.expect("nobody has it");
+let second = locks.lock("a").try_acquire().await?.expect("nobody has it");
 assert!(second.fence() > fence);
     Ok(())
 }
@@ -72,8 +72,8 @@ assert!(second.fence() > fence);
 #[tokio::test]
 async fn how_long_it_lasts() -> Outcome {
     let (_server, locks, _) = server();
-let job = locks.lock("job").ephemeral().acquire().await?.expect("nobody has it");
-let short = locks.lock("short").lease(Duration::from_secs(5)).acquire().await?.expect("nobody has it");
+let job = locks.lock("job").ephemeral().try_acquire().await?.expect("nobody has it");
+let short = locks.lock("short").lease(Duration::from_secs(5)).try_acquire().await?.expect("nobody has it");
 short.renew(Duration::from_secs(10)).await?;
     job.check()?;
     Ok(())
@@ -84,11 +84,11 @@ short.renew(Duration::from_secs(10)).await?;
 async fn readers_and_permits() -> Outcome {
     let (_server, locks, _) = server();
 let readers = [
-    locks.lock("report").shared().acquire().await?.expect("no writer"),
-    locks.lock("report").shared().acquire().await?.expect("no writer"),
+    locks.lock("report").shared().try_acquire().await?.expect("no writer"),
+    locks.lock("report").shared().try_acquire().await?.expect("no writer"),
 ];
-assert!(locks.lock("report").acquire().await?.is_none());
-let permit = locks.lock("licences").limit(5).acquire().await?.expect("one of five");
+assert!(locks.lock("report").try_acquire().await?.is_none());
+let permit = locks.lock("licences").limit(5).try_acquire().await?.expect("one of five");
     permit.check()?;
     drop(readers);
     Ok(())
@@ -98,7 +98,7 @@ let permit = locks.lock("licences").limit(5).acquire().await?.expect("one of fiv
 #[tokio::test]
 async fn several_keys() -> Outcome {
     let (_server, locks, _) = server();
-let both = locks.lock_all(["account:1", "account:2"]).acquire().await?.expect("nobody has them");
+let both = locks.lock_all(["account:1", "account:2"]).try_acquire().await?.expect("nobody has them");
 both.release().await?;
     Ok(())
 }
@@ -107,7 +107,7 @@ both.release().await?;
 #[tokio::test]
 async fn a_second_lock() -> Outcome {
     let (_server, locks, _) = server();
-let mut from = locks.lock("account:1").acquire().await?.expect("nobody has it");
+let mut from = locks.lock("account:1").try_acquire().await?.expect("nobody has it");
 let to = from.acquire(&locks.lock("account:2").wait_forever()).await?.expect("it waits for it");
 to.release().await?;
 let again = from.acquire(&locks.lock("account:1")).await?.expect("it is had already");
@@ -134,7 +134,7 @@ std::thread::scope(|scope| {
 #[tokio::test]
 async fn replicas() {
     let (_server, locks, _) = server();
-let guard = locks.lock("a").replicas(1).acquire().await;
+let guard = locks.lock("a").replicas(1).try_acquire().await;
 assert!(matches!(guard, Err(Error::NoReplicas { .. })), "this server has none");
 }
 
@@ -142,7 +142,7 @@ assert!(matches!(guard, Err(Error::NoReplicas { .. })), "this server has none");
 #[tokio::test]
 async fn looking_and_breaking() -> Outcome {
     let (_server, locks, _) = server();
-let mine = locks.lock("a").acquire().await?.expect("nobody has it");
+let mine = locks.lock("a").try_acquire().await?.expect("nobody has it");
 assert!(locks.locked("a").await?);
 let info = locks.info("a").await?.expect("it is held");
 assert_eq!(info.holders[0].owner, *mine.owner());
@@ -210,7 +210,7 @@ second.release().await?;
 async fn a_loss() -> Outcome {
     let (server, locks, _) = server();
     let break_it = async |key: &str| assert_eq!(say::<i64>(&server, &format!("LOCK.FORCE {key}")), 1);
-let guard = locks.lock("a").acquire().await?.expect("nobody has it");
+let guard = locks.lock("a").try_acquire().await?.expect("nobody has it");
 break_it("a").await;
 let stopped = guard.while_held(std::future::pending::<()>()).await;
 assert!(matches!(stopped, Err(Error::Lost { why: Why::Forced, .. })));

@@ -60,13 +60,13 @@ async fn a_majority_holds_and_knows_the_fence() {
     for count in [1, 3, 5] {
         let servers = start(count);
         let clients = over(&servers);
-        let guard = lock(&clients).acquire().await.unwrap().unwrap();
+        let guard = lock(&clients).try_acquire().await.unwrap().unwrap();
         soon("all have joined", || holders(&servers) == count).await;
         soon("all know the fence", || servers.iter().all(|server| fence_at(server) >= guard.fence())).await;
         assert!(servers.iter().all(|server| holder(server, "a").unwrap().as_bytes() == guard.owner().as_bytes()));
         guard.check().unwrap();
         assert!(guard.valid_until().unwrap() > Instant::now() + Duration::from_secs(10));
-        assert!(lock(&clients).acquire().await.unwrap().is_none());
+        assert!(lock(&clients).try_acquire().await.unwrap().is_none());
         assert!(lock(&clients).wait(Duration::from_millis(20)).acquire().await.unwrap().is_none());
         guard.release().await.unwrap();
         all_free(&servers).await;
@@ -78,18 +78,18 @@ async fn a_lease_of_ones_own_is_valid_for_less_by_the_drift() {
     const LEASE: Duration = Duration::from_secs(100);
     let servers = start(3);
     let asked = Instant::now();
-    let guard = lock(&over(&servers)).lease(LEASE).acquire().await.unwrap().unwrap();
+    let guard = lock(&over(&servers)).lease(LEASE).try_acquire().await.unwrap().unwrap();
     let drift = Duration::from_millis(1002);
     let counted_from = guard.valid_until().unwrap() + drift - LEASE;
     assert!((asked..=Instant::now()).contains(&counted_from), "from the request on");
     guard.renew(LEASE * 2).await.unwrap();
     assert!(guard.valid_until().unwrap() > asked + LEASE);
     guard.release().await.unwrap();
-    let short = lock(&over(&servers)).lease(Duration::from_secs(2)).acquire().await.unwrap().unwrap();
+    let short = lock(&over(&servers)).lease(Duration::from_secs(2)).try_acquire().await.unwrap().unwrap();
     assert_eq!(lost(&short).await, Why::Expired);
     assert!(matches!(short.release().await.unwrap_err(), Error::Lost { why: Why::Expired, .. }));
     for lease in [Duration::ZERO, Duration::from_millis(2)] {
-        let error = lock(&over(&servers)).lease(lease).acquire().await.unwrap_err();
+        let error = lock(&over(&servers)).lease(lease).try_acquire().await.unwrap_err();
         assert!(matches!(&error, Error::Invalid { message } if message.contains("2 ms")), "{error}");
     }
 }
@@ -98,10 +98,10 @@ async fn a_lease_of_ones_own_is_valid_for_less_by_the_drift() {
 async fn what_makes_no_sense_is_refused() {
     let server = Server::start();
     for servers in [vec![], vec![locks(&server), locks(&server)]] {
-        let error = RedLock::new(servers, "a").acquire().await.unwrap_err();
+        let error = RedLock::new(servers, "a").try_acquire().await.unwrap_err();
         assert!(matches!(error, Error::Invalid { .. }), "{error}");
     }
-    let error = lock(&over(&[server])).server_timeout(Duration::ZERO).acquire().await.unwrap_err();
+    let error = lock(&over(&[server])).server_timeout(Duration::ZERO).try_acquire().await.unwrap_err();
     assert!(matches!(error, Error::Invalid { .. }), "{error}");
 }
 
@@ -110,7 +110,7 @@ async fn who_waits_stands_in_line_at_the_first_server() {
     const WAITERS: usize = 10;
     let servers = start(5);
     let clients = over(&servers);
-    let guard = lock(&clients).acquire().await.unwrap().unwrap();
+    let guard = lock(&clients).try_acquire().await.unwrap().unwrap();
     let order = Arc::new(AtomicUsize::new(0));
     let mut tasks = Vec::new();
     for number in 0..WAITERS {
@@ -149,7 +149,7 @@ async fn fences_grow_though_the_servers_count_differently() {
         nobody.refuse();
         let present: Vec<_> =
             (0..3).map(|server| if server == away { locks_over(&nobody) } else { clients[server].clone() }).collect();
-        let guard = lock(&present).acquire().await.unwrap().unwrap();
+        let guard = lock(&present).try_acquire().await.unwrap().unwrap();
         assert!(guard.fence() > last, "round {round}: {} after {last}", guard.fence());
         last = guard.fence();
         guard.release().await.unwrap();
@@ -161,7 +161,7 @@ async fn a_loss_counts_when_no_majority_is_left() {
     let servers = start(5);
     let clients = over(&servers);
     for (command, why) in [("LOCK.FORCE a", Why::Forced), ("DEL a", Why::Changed)] {
-        let guard = lock(&clients).acquire().await.unwrap().unwrap();
+        let guard = lock(&clients).try_acquire().await.unwrap().unwrap();
         soon("all have joined", || holders(&servers) == 5).await;
         soon("all have confirmed", || servers.iter().all(|server| fence_at(server) >= guard.fence())).await;
         for server in &servers[..2] {
@@ -184,7 +184,7 @@ async fn a_loss_counts_when_no_majority_is_left() {
 async fn it_is_held_on_though_a_minority_is_killed_and_lost_with_the_majority() {
     let mut servers = start(5);
     let clients = over(&servers);
-    let guard = lock(&clients).watched(Duration::from_secs(3)).acquire().await.unwrap().unwrap();
+    let guard = lock(&clients).watched(Duration::from_secs(3)).try_acquire().await.unwrap().unwrap();
     soon("all have joined", || servers.iter().all(|server| holder(server, "a").is_some())).await;
     servers[0].kill9();
     servers[3].kill9();
@@ -196,7 +196,7 @@ async fn it_is_held_on_though_a_minority_is_killed_and_lost_with_the_majority() 
     assert_eq!(lost(&guard).await, Why::Disconnected);
     guard.release().await.unwrap_err();
     all_free(&servers).await;
-    let error = lock(&clients).acquire().await.unwrap_err();
+    let error = lock(&clients).try_acquire().await.unwrap_err();
     assert!(matches!(error, Error::NoMajority { answer: 2, majority: 3, .. }), "{error}");
     // It is granted when there is a majority again.
     let waiting = tokio::spawn({
@@ -215,17 +215,17 @@ async fn a_server_that_stands_still_costs_one_timeout() {
         let servers = start(3);
         let clients = over(&servers);
         let lock = lock(&clients).server_timeout(TIMEOUT);
-        let first = lock.acquire().await.unwrap().unwrap();
+        let first = lock.try_acquire().await.unwrap().unwrap();
         soon("all have joined", || holders(&servers) == 3).await;
         first.release().await.unwrap();
         settle(&clients).await;
         servers[stopped].stop();
         // The acquisition or the release meets it.
-        lock.acquire().await.unwrap().unwrap().release().await.unwrap();
+        lock.try_acquire().await.unwrap().unwrap().release().await.unwrap();
         // With it, each of them would take a timeout.
         let rounds = async {
             for _ in 0..100 {
-                lock.acquire().await.unwrap().unwrap().release().await.unwrap();
+                lock.try_acquire().await.unwrap().unwrap().release().await.unwrap();
             }
         };
         tokio::time::timeout(TIMEOUT * 100, rounds).await.expect("rounds without it");
@@ -234,7 +234,7 @@ async fn a_server_that_stands_still_costs_one_timeout() {
         // It is asked in the background, and takes part again.
         let end = Instant::now() + SOON;
         loop {
-            let guard = lock.acquire().await.unwrap().unwrap();
+            let guard = lock.try_acquire().await.unwrap().unwrap();
             let joined = async || {
                 let end = Instant::now() + Duration::from_millis(50);
                 while Instant::now() < end {
@@ -263,7 +263,7 @@ async fn who_waits_at_a_server_that_dies_goes_on_at_the_next() {
         let mut servers = start(3);
         let clients = over(&servers);
         let lock = lock(&clients).server_timeout(Duration::from_secs(1));
-        let guard = lock.acquire().await.unwrap().unwrap();
+        let guard = lock.try_acquire().await.unwrap().unwrap();
         soon("all have joined", || holders(&servers) == 3).await;
         let waiting = tokio::spawn({
             let lock = lock.clone().wait_forever();
@@ -292,10 +292,10 @@ async fn a_server_that_stands_still_is_left_in_time_also_where_the_session_was_o
     let servers = start(3);
     // The session's question waits for an eighth of it.
     let _: String = say(&servers[0], "CONFIG SET holdfast.default-lease 300000");
-    let guard = lock(&over(&servers)).acquire().await.unwrap().unwrap();
+    let guard = lock(&over(&servers)).try_acquire().await.unwrap().unwrap();
     soon("all have joined", || holders(&servers) == 3).await;
     let clients = over(&servers);
-    let long = clients[0].lock("long").acquire().await.unwrap().unwrap();
+    let long = clients[0].lock("long").try_acquire().await.unwrap().unwrap();
     soon("both clients read there", || sessions(&servers[0]).len() == 2).await;
     let lock = lock(&clients).server_timeout(Duration::from_secs(1)).wait_forever();
     let waiting = tokio::spawn(async move { lock.acquire().await });
@@ -316,7 +316,7 @@ async fn who_finds_the_first_server_free_and_the_majority_held_waits_there() {
     let mut servers = start(3);
     let clients = over(&servers);
     let lock = lock(&clients).server_timeout(Duration::from_secs(1));
-    let guard = lock.acquire().await.unwrap().unwrap();
+    let guard = lock.try_acquire().await.unwrap().unwrap();
     soon("all have joined", || holders(&servers) == 3).await;
     // It has lost its memory.
     servers[0].kill9();
@@ -340,9 +340,9 @@ async fn a_key_that_is_no_lock_is_told_if_it_is_so_at_a_majority() {
     let servers = start(3);
     let clients = over(&servers);
     let () = say(&servers[0], "SET a text");
-    lock(&clients).acquire().await.unwrap().unwrap().release().await.unwrap();
+    lock(&clients).try_acquire().await.unwrap().unwrap().release().await.unwrap();
     let () = say(&servers[2], "SET a text");
-    let error = lock(&clients).acquire().await.unwrap_err();
+    let error = lock(&clients).try_acquire().await.unwrap_err();
     assert!(matches!(error, Error::WrongType { .. }), "{error}");
     soon("the third one is given back", || is_free(&servers[1], "a")).await;
 }
@@ -378,11 +378,11 @@ async fn a_late_request_gets_nothing() {
     let proxy = Proxy::to(servers[2].addr());
     let clients = [locks(&servers[0]), locks(&servers[1]), locks_over(&proxy)];
     let lock = lock(&clients).server_timeout(Duration::from_secs(1));
-    lock.acquire().await.unwrap().unwrap().release().await.unwrap();
+    lock.try_acquire().await.unwrap().unwrap().release().await.unwrap();
     settle(&clients).await;
     let late = hold_up_acquisitions(&proxy);
     // Two are enough.
-    let guard = lock.acquire().await.unwrap().unwrap();
+    let guard = lock.try_acquire().await.unwrap().unwrap();
     soon("the request is on its way", || late.load(Ordering::SeqCst) > 0).await;
     guard.release().await.unwrap();
     proxy.pass();
@@ -411,10 +411,10 @@ async fn a_lost_answer_leaves_nothing_behind() {
         let proxies: Vec<_> = servers.iter().map(|server| Proxy::to(server.addr())).collect();
         let clients: Vec<_> = proxies.iter().map(locks_over).collect();
         let lock = lock(&clients).server_timeout(Duration::from_secs(1));
-        lock.acquire().await.unwrap().unwrap().release().await.unwrap();
+        lock.try_acquire().await.unwrap().unwrap().release().await.unwrap();
         settle(&clients).await;
         proxies[1..].iter().for_each(|proxy| lose_the_answer_to(proxy, lost));
-        let outcome = lock.acquire().await;
+        let outcome = lock.try_acquire().await;
         assert!(matches!(outcome, Err(Error::NoMajority { .. })), "{lost}: {outcome:?}");
         proxies.iter().for_each(Proxy::cut);
         all_free(&servers).await;
@@ -497,12 +497,12 @@ async fn it_costs_two_requests_and_a_release_at_each_server() {
         let of = |line: &str| line.split("calls=").nth(1)?.split(',').next()?.parse::<u64>().ok();
         stats.lines().filter(|line| line.starts_with("cmdstat_lock.") && !line.contains(".next")).filter_map(of).sum()
     };
-    lock.acquire().await.unwrap().unwrap().release().await.unwrap();
+    lock.try_acquire().await.unwrap().unwrap().release().await.unwrap();
     soon("nothing is under way", || clients(&servers[2]).len() <= 3).await;
     settle(&clients_of).await;
     let before: Vec<u64> = servers.iter().map(calls).collect();
     for _ in 0..10 {
-        let guard = lock.acquire().await.unwrap().unwrap();
+        let guard = lock.try_acquire().await.unwrap().unwrap();
         soon("all have joined", || servers.iter().all(|server| fence_at(server) >= guard.fence())).await;
         guard.release().await.unwrap();
         settle(&clients_of).await;

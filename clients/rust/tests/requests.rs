@@ -11,7 +11,7 @@ use crate::common::{SOON, client_as, holder, is_free, locks, say, soon, waiters}
 async fn a_lock_is_granted_and_given_back() {
     let server = Server::start();
     let locks = locks(&server);
-    let guard = locks.lock("a").acquire().await.unwrap().unwrap();
+    let guard = locks.lock("a").try_acquire().await.unwrap().unwrap();
     assert_eq!(holder(&server, "a").as_deref().map(str::as_bytes), Some(guard.owner().as_bytes()));
     let fence: u64 = say(&server, "HGET a #fence");
     assert_eq!(guard.fence(), fence);
@@ -26,7 +26,7 @@ async fn fences_grow() {
     let lock = locks(&server).lock("a");
     let mut last = 0;
     for _ in 0..10 {
-        let guard = lock.acquire().await.unwrap().unwrap();
+        let guard = lock.try_acquire().await.unwrap().unwrap();
         assert!(guard.fence() > last);
         last = guard.fence();
         guard.release().await.unwrap();
@@ -37,8 +37,8 @@ async fn fences_grow() {
 async fn who_does_not_wait_is_told_at_once() {
     let server = Server::start();
     let lock = locks(&server).lock("a");
-    let guard = lock.acquire().await.unwrap().unwrap();
-    assert!(lock.acquire().await.unwrap().is_none());
+    let guard = lock.try_acquire().await.unwrap().unwrap();
+    assert!(lock.try_acquire().await.unwrap().is_none());
     assert!(lock.clone().wait(Duration::ZERO).acquire().await.unwrap().is_none());
     guard.release().await.unwrap();
 }
@@ -47,7 +47,7 @@ async fn who_does_not_wait_is_told_at_once() {
 async fn a_wait_ends_with_the_grant_or_with_its_time() {
     let server = Server::start();
     let lock = locks(&server).lock("a");
-    let guard = lock.acquire().await.unwrap().unwrap();
+    let guard = lock.try_acquire().await.unwrap().unwrap();
     // The server counts in whole milliseconds, and from the beginning of its turn.
     let due = NotBefore::millis(48);
     assert!(lock.clone().wait(Duration::from_millis(50)).acquire().await.unwrap().is_none());
@@ -70,14 +70,14 @@ async fn readers_share_and_permits_are_counted() {
     let server = Server::start();
     let locks = locks(&server);
     let reader = locks.lock("a").shared();
-    let readers = [reader.acquire().await.unwrap().unwrap(), reader.acquire().await.unwrap().unwrap()];
-    assert!(locks.lock("a").acquire().await.unwrap().is_none());
+    let readers = [reader.try_acquire().await.unwrap().unwrap(), reader.try_acquire().await.unwrap().unwrap()];
+    assert!(locks.lock("a").try_acquire().await.unwrap().is_none());
     for reader in readers {
         reader.release().await.unwrap();
     }
     let permit = locks.lock("b").limit(2);
-    let permits = [permit.acquire().await.unwrap().unwrap(), permit.acquire().await.unwrap().unwrap()];
-    assert!(permit.acquire().await.unwrap().is_none());
+    let permits = [permit.try_acquire().await.unwrap().unwrap(), permit.try_acquire().await.unwrap().unwrap()];
+    assert!(permit.try_acquire().await.unwrap().is_none());
     for permit in permits {
         permit.release().await.unwrap();
     }
@@ -89,8 +89,8 @@ async fn several_keys_are_taken_all_or_none() {
     let server = Server::start();
     let locks = locks(&server);
     let both = locks.lock_all(["a", "b"]);
-    let one = locks.lock("b").acquire().await.unwrap().unwrap();
-    assert!(both.acquire().await.unwrap().is_none());
+    let one = locks.lock("b").try_acquire().await.unwrap().unwrap();
+    assert!(both.try_acquire().await.unwrap().is_none());
     assert!(is_free(&server, "a"));
     let waiting = tokio::spawn({
         let both = both.clone().wait_forever();
@@ -111,9 +111,9 @@ async fn refusals_are_types() {
     let server = Server::start();
     let locks = locks(&server);
     let () = say(&server, "SET text value");
-    let error = locks.lock("text").acquire().await.unwrap_err();
+    let error = locks.lock("text").try_acquire().await.unwrap_err();
     assert!(matches!(error, Error::WrongType { .. }), "{error}");
-    let error = locks.lock("a").replicas(1).acquire().await.unwrap_err();
+    let error = locks.lock("a").replicas(1).try_acquire().await.unwrap_err();
     assert!(matches!(error, Error::NoReplicas { .. }), "{error}");
     assert!(is_free(&server, "a"));
     for (lock, word) in [
@@ -132,7 +132,7 @@ async fn a_cycle_of_waits_is_refused() {
     let locks = locks(&server);
     // Every acquisition has an owner of its own, so none waits while it holds. The owners are numbered: by hand, the
     // next one is given a lock before it asks.
-    let guard = locks.lock("first").acquire().await.unwrap().unwrap();
+    let guard = locks.lock("first").try_acquire().await.unwrap().unwrap();
     let (prefix, number) = std::str::from_utf8(guard.owner().as_bytes()).unwrap().rsplit_once(':').unwrap();
     let next = format!("{prefix}:{}", number.parse::<u64>().unwrap() + 1);
     let _: i64 = say(&server, &format!("LOCK.ACQUIRE a {next}"));
@@ -157,7 +157,7 @@ async fn replicas_confirm() {
     let replica = Server::start();
     replica.replica_of(&master);
     master.wait_replica_online();
-    let guard = locks(&master).lock("a").replicas(1).acquire().await.unwrap().unwrap();
+    let guard = locks(&master).lock("a").replicas(1).try_acquire().await.unwrap().unwrap();
     master.wait_for_replica(&replica);
     assert_eq!(holder(&replica, "a"), holder(&master, "a"));
     guard.renew(Duration::from_secs(60)).await.unwrap();
@@ -174,9 +174,9 @@ async fn owners_tell_who_they_are() {
     let server = Server::start();
     let locks = locks(&server);
     let named = locks.clone().named("billing@host7").unwrap();
-    let guard = named.lock("a").acquire().await.unwrap().unwrap();
+    let guard = named.lock("a").try_acquire().await.unwrap().unwrap();
     assert!(guard.owner().as_bytes().starts_with(b"billing@host7:"));
-    let other = locks.lock("b").acquire().await.unwrap().unwrap();
+    let other = locks.lock("b").try_acquire().await.unwrap().unwrap();
     assert_ne!(guard.owner(), other.owner());
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let process = format!("{}:{}:", host.trim(), std::process::id());
@@ -197,13 +197,13 @@ async fn a_server_that_is_not_there_is_told_by_its_address() {
     assert!(matches!(&error, Error::Connection { server, .. } if *server == address), "{error}");
     assert!(error.to_string().contains("\"a\""), "{error}");
     server.restart();
-    locks.lock("a").acquire().await.unwrap().unwrap().release().await.unwrap();
+    locks.lock("a").try_acquire().await.unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_server_without_the_module_says_so() {
     let server = Server::builder().without_module().start();
-    let error = locks(&server).lock("a").acquire().await.unwrap_err();
+    let error = locks(&server).lock("a").try_acquire().await.unwrap_err();
     assert!(matches!(&error, Error::ModuleNotLoaded { message, .. } if message.contains("not loaded")), "{error}");
     let words = error.to_string();
     for word in [&*server.addr().to_string(), "\"a\"", "MODULE LOAD", "loadmodule"] {
@@ -218,11 +218,11 @@ async fn a_user_with_few_rights_can_lock() {
     let server = Server::start();
     let () = say(
         &server,
-        "ACL SETUSER worker on >secret ~jobs:* -@all +lock.acquire +lock.release +lock.renew +lock.cancel +lock.session +lock.events",
+        "ACL SETUSER worker on >secret ~jobs:* -@all +lock.acquire +lock.release +lock.renew +lock.session +lock.events",
     );
     let locks = Locks::new(client_as(&server, "worker", "secret"));
-    let guard = locks.lock("jobs:1").acquire().await.unwrap().unwrap();
-    let error = locks.lock("other").acquire().await.unwrap_err();
+    let guard = locks.lock("jobs:1").try_acquire().await.unwrap().unwrap();
+    let error = locks.lock("other").try_acquire().await.unwrap_err();
     assert!(matches!(&error, Error::Server { message, .. } if message.starts_with("NOPERM")), "{error}");
     guard.release().await.unwrap();
 }
@@ -235,8 +235,8 @@ async fn a_lock_can_be_looked_at_and_broken() {
     assert!(!locks.locked("a").await.unwrap());
     assert_eq!(locks.force("a").await.unwrap(), 0);
     let permits = locks.lock("a").limit(2);
-    let one = permits.acquire().await.unwrap().unwrap();
-    let other = permits.lease(Duration::from_secs(600)).acquire().await.unwrap().unwrap();
+    let one = permits.try_acquire().await.unwrap().unwrap();
+    let other = permits.lease(Duration::from_secs(600)).try_acquire().await.unwrap().unwrap();
     let _: i64 = say(&server, "HSET for-ever owner 1");
     let waiting = tokio::spawn({
         let lock = locks.lock("a").wait_forever();
@@ -256,7 +256,7 @@ async fn a_lock_can_be_looked_at_and_broken() {
     let next = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap();
     assert_eq!(locks.info("a").await.unwrap().unwrap().limit, Some(1));
     next.release().await.unwrap();
-    let reader = locks.lock("a").shared().acquire().await.unwrap().unwrap();
+    let reader = locks.lock("a").shared().try_acquire().await.unwrap().unwrap();
     assert_eq!(locks.info("a").await.unwrap().unwrap().limit, None);
     reader.release().await.unwrap();
     let for_ever = locks.info("for-ever").await.unwrap().unwrap();

@@ -10,7 +10,7 @@ async fn a_failover_carries_waits_and_holds_over() {
     let trio = Trio::start();
     let [old, new] = trio.servers();
     let locks = Locks::open(&format!("redis+sentinel://{}/{}", trio.sentinel().addr(), trio.name())).unwrap();
-    let guard = locks.lock("a").acquire().await.unwrap().unwrap();
+    let guard = locks.lock("a").try_acquire().await.unwrap().unwrap();
     let waiting = tokio::spawn({
         let lock = locks.lock("a").wait_forever();
         async move { lock.acquire().await }

@@ -15,9 +15,9 @@ const NOTICED: Duration = Duration::from_secs(45);
 async fn a_connection_that_a_firewall_has_forgotten_is_replaced() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
-    let first = locks(&server).lock("waited").acquire().await.unwrap().unwrap();
+    let first = locks(&server).lock("waited").try_acquire().await.unwrap().unwrap();
     let locks = locks_over(&proxy);
-    let guard = locks.lock("a").acquire().await.unwrap().unwrap();
+    let guard = locks.lock("a").try_acquire().await.unwrap().unwrap();
     let waited = locks.lock("waited").wait_forever();
     let waiting = tokio::spawn(async move { waited.acquire().await });
     soon("it waits", || waiters(&server, "waited") == 1).await;
@@ -30,7 +30,7 @@ async fn a_connection_that_a_firewall_has_forgotten_is_replaced() {
     });
     let end = Instant::now() + NOTICED;
     let other = loop {
-        let asked = tokio::time::timeout(SOON, locks.lock("b").acquire()).await.expect("a call ends");
+        let asked = tokio::time::timeout(SOON, locks.lock("b").try_acquire()).await.expect("a call ends");
         match asked {
             Ok(granted) => break granted.unwrap(),
             Err(error) => assert!(matches!(error, Error::Connection { .. }), "{error}"),
@@ -53,7 +53,7 @@ async fn a_connection_that_a_firewall_has_forgotten_is_replaced() {
 async fn a_wait_whose_answer_is_swallowed_is_taken_along() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
-    let first = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let first = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     let locks = locks_over(&proxy);
     let mut swallowed = None;
     proxy.rule_by_flow(move |flow, toward, message| {
@@ -82,7 +82,7 @@ async fn a_lock_whose_release_was_swallowed_is_free_before_its_lease_is_over() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
-    let guard = locks.lock("a").watched(Duration::from_secs(600)).acquire().await.unwrap().unwrap();
+    let guard = locks.lock("a").watched(Duration::from_secs(600)).try_acquire().await.unwrap().unwrap();
     let mut forgotten = None;
     proxy.rule_by_flow(move |flow, toward, message| {
         if toward == Toward::Server && names(message, "LOCK.RELEASE") {
@@ -103,7 +103,7 @@ async fn a_wait_that_is_given_up_while_all_is_silent_leaves_the_queue_with_the_n
     // A default lease later the server itself would end the session.
     let _: String = say(&server, "CONFIG SET holdfast.default-lease 600000");
     let proxy = Proxy::to(server.addr());
-    let held = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let held = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     let locks = locks_over(&proxy);
     let lock = locks.lock("a").wait_forever();
     let waiting = tokio::spawn(async move { lock.acquire().await.map(drop) });
@@ -126,9 +126,9 @@ async fn a_wait_that_is_given_up_while_all_is_silent_leaves_the_queue_with_the_n
 async fn what_is_given_back_while_no_connection_can_be_had_is_free_afterwards() {
     const LEASE: Duration = Duration::from_millis(1500);
     let server = Server::start();
-    let held = locks(&server).lock("waited").lease(Duration::from_secs(600)).acquire().await.unwrap().unwrap();
+    let held = locks(&server).lock("waited").lease(Duration::from_secs(600)).try_acquire().await.unwrap().unwrap();
     let locks = locks(&server);
-    let guard = locks.lock("a").watched(LEASE).acquire().await.unwrap().unwrap();
+    let guard = locks.lock("a").watched(LEASE).try_acquire().await.unwrap().unwrap();
     let waited = locks.lock("waited").watched(LEASE).wait_forever();
     let waiting = tokio::spawn(async move { waited.acquire().await.map(drop) });
     soon("it waits", || waiters(&server, "waited") == 1).await;
@@ -163,24 +163,19 @@ async fn a_time_to_wait_is_a_bound_also_when_the_server_stands_still() {
     assert!(matches!(asked, Err(Error::Connection { .. })), "{asked:?}");
 }
 
-/// It is cancelled where the server refuses to release it.
 #[tokio::test]
 async fn a_release_that_is_refused_is_tried_until_it_is_done() {
     let server = Server::start();
     let _: String = say(&server, "ACL SETUSER locker on >secret ~* +@all");
     let client = crate::common::client_as(&server, "locker", "secret");
     let locks = holdfast_client::Locks::new(client);
-    let guard = locks.lock("a").watched(Duration::from_secs(600)).acquire().await.unwrap().unwrap();
+    let guard = locks.lock("a").watched(Duration::from_secs(600)).try_acquire().await.unwrap().unwrap();
     let _: String = say(&server, "ACL SETUSER locker -lock.release");
-    guard.release().await.unwrap();
-    assert!(is_free(&server, "a"));
-    let guard = locks.lock("a").watched(Duration::from_secs(600)).acquire().await.unwrap().unwrap();
-    let _: String = say(&server, "ACL SETUSER locker -lock.cancel");
     drop(guard);
     let begin = Instant::now();
     soon("it was tried several times", || begin.elapsed() > Duration::from_secs(1)).await;
     assert!(holder(&server, "a").is_some(), "the server renews it");
-    let _: String = say(&server, "ACL SETUSER locker +lock.cancel");
+    let _: String = say(&server, "ACL SETUSER locker +lock.release");
     soon("it is given back", || is_free(&server, "a")).await;
 }
 
@@ -192,8 +187,8 @@ async fn a_release_that_is_refused_for_too_long_ends_the_session() {
     let _: String = say(&server, "ACL SETUSER locker on >secret ~* +@all");
     let client = crate::common::client_as(&server, "locker", "secret");
     let locks = holdfast_client::Locks::new(client);
-    let guard = locks.lock("a").watched(LEASE).acquire().await.unwrap().unwrap();
-    let _: String = say(&server, "ACL SETUSER locker -lock.release -lock.cancel");
+    let guard = locks.lock("a").watched(LEASE).try_acquire().await.unwrap().unwrap();
+    let _: String = say(&server, "ACL SETUSER locker -lock.release");
     let due = NotBefore::millis(2 * LEASE.as_millis() as u64);
     let error = guard.release().await.unwrap_err();
     assert!(error.to_string().contains("NOPERM"), "{error}");

@@ -19,8 +19,8 @@ async fn what_the_server_has_renewed_meanwhile_is_held() {
     const LEASE: Duration = Duration::from_secs(10);
     let server = Server::start();
     let locks = locks(&server);
-    let guard = Arc::new(locks.lock("a").watched(LEASE).acquire().await.unwrap().unwrap());
-    let all = MultiLock::new([locks.lock("b").watched(LEASE)]).acquire().await.unwrap().unwrap();
+    let guard = Arc::new(locks.lock("a").watched(LEASE).try_acquire().await.unwrap().unwrap());
+    let all = MultiLock::new([locks.lock("b").watched(LEASE)]).try_acquire().await.unwrap().unwrap();
     let told = Arc::new(AtomicBool::new(false));
     let watching = tokio::spawn({
         let (guard, told) = (guard.clone(), told.clone());
@@ -53,7 +53,7 @@ async fn what_the_server_has_renewed_meanwhile_is_held() {
 async fn what_was_given_to_another_meanwhile_is_lost_and_nothing_is_done_under_it() {
     const LEASE: Duration = Duration::from_secs(3);
     let server = Server::start();
-    let guard = locks(&server).lock("a").watched(LEASE).acquire().await.unwrap().unwrap();
+    let guard = locks(&server).lock("a").watched(LEASE).try_acquire().await.unwrap().unwrap();
     soon("the session reads", || sessions(&server).len() == 1).await;
     let mut other = server.raw();
     other.send(&[b"LOCK.ACQUIRE", b"a", b"other", b"WAIT", b"0", b"LEASE", b"600000"]).unwrap();
@@ -75,7 +75,7 @@ async fn who_cannot_be_asked_afterwards_is_a_loss() {
     const LEASE: Duration = Duration::from_secs(3);
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
-    let guard = locks_over(&proxy).lock("a").watched(LEASE).acquire().await.unwrap().unwrap();
+    let guard = locks_over(&proxy).lock("a").watched(LEASE).try_acquire().await.unwrap().unwrap();
     soon("the session reads", || sessions(&server).len() == 1).await;
     proxy.rule(|_, _| Fate::Hold);
     stand_still(LEASE);
@@ -94,7 +94,7 @@ async fn counts_from_its_grant(is_overtaken: bool) {
     const LEASE: Duration = Duration::from_secs(4);
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
-    let first = locks(&server).lock("a").acquire().await.unwrap().unwrap();
+    let first = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     let heard = Arc::new(AtomicBool::new(false));
     let hear = {
         let heard = heard.clone();

@@ -221,7 +221,7 @@ fn asked(clients: &mut Clients, line: &Line) -> Result<Asked, Error> {
     }
     let url = clients.url.clone();
     let lock = on_terms(clients.of(&url)?.lock_all(&line.keys), line);
-    let lock = wait.map_or(lock.clone().wait_forever(), |time| if time.is_zero() { lock } else { lock.wait(time) });
+    let lock = wait.map_or(lock.clone().wait_forever(), |time| lock.wait(time));
     Ok(Box::pin(async move { Ok(lock.acquire().await?.map(Held::One)) }))
 }
 

@@ -25,10 +25,10 @@ pub struct MultiLock {
 impl MultiLock {
     /// All of these.
     pub fn new(locks: impl IntoIterator<Item = Lock>) -> Self {
-        Self { locks: locks.into_iter().collect(), wait: Wait::No }
+        Self { locks: locks.into_iter().collect(), wait: Wait::Forever }
     }
 
-    /// Waits for at most this long in all, in the servers' queues. Without it the answer comes at once.
+    /// Waits for at most this long in all, in the servers' queues.
     pub fn wait(mut self, time: Duration) -> Self {
         self.wait = at_most(time);
         self
@@ -48,8 +48,20 @@ impl MultiLock {
     /// What a server refused with, [`Error::Connection`], or, if one was lost while it waited for another, [`Error::Lost`]
     /// ([`Error::NotHeld`] where the server does not say why).
     pub async fn acquire(&self) -> Result<Option<MultiGuard>, Error> {
+        self.acquire_by(Deadline::of(self.wait, Instant::now())).await
+    }
+
+    /// Asks for all of them without waiting: none if one was not granted at once.
+    ///
+    /// # Errors
+    ///
+    /// As for [`acquire`](Self::acquire).
+    pub async fn try_acquire(&self) -> Result<Option<MultiGuard>, Error> {
+        self.acquire_by(Deadline::of(Wait::No, Instant::now())).await
+    }
+
+    async fn acquire_by(&self, deadline: Deadline) -> Result<Option<MultiGuard>, Error> {
         let groups = groups(&self.locks)?;
-        let deadline = Deadline::of(self.wait, Instant::now());
         let mut held = MultiGuard { parts: Vec::new() };
         for (_, group) in &groups {
             let asking = group.acquire_by(deadline);
@@ -92,7 +104,7 @@ fn mind(lock: &Lock) -> Result<(), Error> {
     if lock.terms().kept {
         return invalid("what is locked together with others is not kept");
     }
-    if lock.waits() {
+    if lock.waits_for() != Wait::Forever {
         return invalid("how long it is waited for is said to the MultiLock, for all of them");
     }
     Ok(())
@@ -266,8 +278,8 @@ mod tests {
         assert!(refused(&[]).contains("one key at least"));
         assert!(refused(&[locks.lock("a"), locks.lock("a")]).contains("named twice"));
         assert!(refused(&[locks.lock("a").shared()]).contains("a mutex"));
-        assert!(refused(&[locks.lock("a").wait_forever()]).contains("MultiLock"));
         let second = Duration::from_secs(1);
+        assert!(refused(&[locks.lock("a").wait(second)]).contains("MultiLock"));
         assert!(refused(&[locks.lock("a").keep(second)]).contains("not kept"));
         assert!(refused(&[locks.lock("a"), locks.lock("b").lease(second)]).contains("terms"));
         assert!(refused(&[locks.lock("a").lease(Duration::ZERO)]).contains("longer than nothing"));

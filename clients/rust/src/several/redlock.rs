@@ -50,12 +50,12 @@ impl RedLock {
             servers: servers.into_iter().collect(),
             keys: Keys::from_iter([key]),
             terms: Terms { watchdog: true, ..Terms::default() },
-            wait: Wait::No,
+            wait: Wait::Forever,
             server_timeout: SERVER_TIMEOUT,
         }
     }
 
-    /// Waits for at most this long. Without it the answer comes as soon as the servers have answered.
+    /// Waits for at most this long. Without it [`acquire`](Self::acquire) waits for as long as it takes.
     pub fn wait(mut self, time: Duration) -> Self {
         self.wait = at_most(time);
         self
@@ -93,8 +93,20 @@ impl RedLock {
     ///
     /// [`Error::NoMajority`] if so few servers answer that they are no majority, or what they refused with.
     pub async fn acquire(&self) -> Result<Option<RedGuard>, Error> {
+        self.acquire_by(Deadline::of(self.wait, Instant::now())).await
+    }
+
+    /// Asks for it without waiting: none if it was not granted at once.
+    ///
+    /// # Errors
+    ///
+    /// As for [`acquire`](Self::acquire).
+    pub async fn try_acquire(&self) -> Result<Option<RedGuard>, Error> {
+        self.acquire_by(Deadline::of(Wait::No, Instant::now())).await
+    }
+
+    async fn acquire_by(&self, deadline: Deadline) -> Result<Option<RedGuard>, Error> {
         let servers = self.in_order()?;
-        let deadline = Deadline::of(self.wait, Instant::now());
         let mut first = 0;
         loop {
             match self.round(&servers, deadline, first).await? {

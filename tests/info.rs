@@ -49,7 +49,7 @@ const COUNTED: [(&str, &[(&str, i64)]); 21] = [
     ("LOCK.FORCE k", &[("forced", 2)]),
     ("LOCK.ACQUIRE k me LEASE 0", &[]),
     ("LOCK.INFO k", &[]),
-    ("LOCK.SESSION", &[]),
+    ("LOCK.SESSION", &[("sessions", 1)]),
     ("LOCK.TOP", &[]),
     ("LOCK.HELP", &[]),
 ];

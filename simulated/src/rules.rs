@@ -351,6 +351,8 @@ impl Wait {
 struct Connection {
     open: VecDeque<Open>,
     is_session: bool,
+    /// It was one already when the locks were looked at last.
+    was_session: bool,
     /// When its last `LOCK.EVENTS` began, in Unix milliseconds, and where.
     read_at: u64,
     read_place: Place,
@@ -1884,7 +1886,7 @@ impl Judge {
                 && role == Role::Master
                 // (What another node serves is unbound, and not lost.)
                 && !node(|node| node.slots.as_ref().is_some_and(|slots| slots.elsewhere.contains(&slot_of(key))))
-                && self.connections.get(&tie.client).is_some_and(|it| it.is_session && !it.has_vanished)
+                && self.connections.get(&tie.client).is_some_and(|it| it.was_session && !it.has_vanished)
             {
                 let loss = (tie.client, key.clone(), owner.clone(), belief.token);
                 // A request whose answer is not heard yet may have tied it to another connection.
@@ -1906,6 +1908,7 @@ impl Judge {
                 self.ended.insert(hold, (self.place, token));
             }
         }
+        self.connections.values_mut().for_each(|it| it.was_session = it.is_session);
         Ok(())
     }
 

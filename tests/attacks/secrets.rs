@@ -97,8 +97,9 @@ fn a_cycle_through_a_key_that_the_asker_may_not_read_is_not_told() {
     let mut app = of_app(&server);
     let line = "LOCK.ACQUIRE app:x two WAIT 60000";
     assert_eq!(app.begin(line), None, "it would learn who holds, and waits for, what it may not read");
-    // Who may read all of it is told all of it.
+    // Who may read all of it is told all of it. (The same owner would take the other's place in the queue.)
     let mut connection = server.raw();
+    let line = "LOCK.ACQUIRE app:x two##2 WAIT 60000";
     let error = connection.begin(line).expect("it does not wait").error();
     assert!(error.starts_with("DEADLOCK") && error.contains("app:x") && error.contains("secret:y"), "{error}");
 

@@ -213,7 +213,7 @@ impl Watched {
             while session.send(&[b"LOCK.EVENTS", b"WAIT", b"0", b"HEARTBEAT"]).is_ok() {
                 let Ok(Value::Array(events)) = session.read() else { break };
                 for event in events {
-                    let [kind, .., token, _] = &event.items()[..] else { panic!("no event: {event:?}") };
+                    let [kind, .., token, _] = event.items() else { panic!("no event: {event:?}") };
                     if kind.text() == "granted" {
                         // Few tests look at them.
                         let _ = granted.send(token.clone());

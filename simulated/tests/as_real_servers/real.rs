@@ -7,8 +7,8 @@
 use crate::replica::{END, Replica};
 use crate::told::Told;
 use simulated::resp::Reply;
-use simulated::script::{Line, Moves, Name, bytes};
-use std::collections::BTreeMap;
+use simulated::script::{Line, Moves, Name, bytes, sessions};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::thread;
@@ -93,10 +93,13 @@ pub fn play(scene: &Scene, lines: &[Line], expected: &Told) -> Told {
         [Line::Replicas(delays), rest @ ..] => (delays.as_slice(), rest),
         _ => (&[][..], lines),
     };
+    let mut control = Connection::open(server);
+    control.begin_session();
     let mut player = Player {
         scene,
         server,
-        control: Connection::open(server),
+        control,
+        sessions: sessions(lines),
         connections: BTreeMap::new(),
         open: BTreeMap::new(),
         poll: Vec::new(),
@@ -131,6 +134,8 @@ struct Player<'s> {
     scene: &'s Scene,
     server: &'s Server,
     control: Connection,
+    /// The clients whose connections are sessions from their beginning.
+    sessions: BTreeSet<Name>,
     connections: BTreeMap<u64, Connection>,
     open: BTreeMap<Name, u64>,
     poll: Vec<Step>,
@@ -232,8 +237,15 @@ impl Player<'_> {
     fn connection(&mut self, name: Name) -> &mut Connection {
         let known = self.open.get(&name).copied().filter(|id| self.connections.get(id).is_some_and(|it| !it.has_ended));
         let id = known.unwrap_or_else(|| {
-            let connection = Connection::open(self.server);
+            let mut connection = Connection::open(self.server);
             let id = connection.id;
+            if self.sessions.contains(&name) {
+                connection.begin_session();
+            } else {
+                // What it would be called if it were a session.
+                let run = self.control.identity.split(|byte| *byte == b':').next().unwrap_or_default();
+                connection.identity = [run, b":", id.to_string().as_bytes()].concat();
+            }
             self.told.ids.insert(id, name);
             self.open.insert(name, id);
             self.connections.insert(id, connection);
@@ -342,8 +354,14 @@ impl Connection {
             skips: 0,
         };
         connection.id = connection.ask(&[b"CLIENT", b"ID"]).number().expect("an id");
-        connection.identity = connection.ask(&[b"LOCK.SESSION"]).bytes().to_vec();
         connection
+    }
+
+    /// Makes it a session.
+    fn begin_session(&mut self) {
+        let reply = self.ask(&[b"LOCK.SESSION"]);
+        let Reply::Array(fields) = &reply else { panic!("no session: {reply:?}") };
+        self.identity = fields.get(1).expect("its id").bytes().to_vec();
     }
 
     fn port(&self) -> u16 {

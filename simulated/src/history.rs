@@ -141,7 +141,7 @@ impl History {
                 (_, Reply::Error(_)) => "\"error\"".into(),
                 (_, Reply::Null) => "\"null\"".into(),
                 ("acquire" | "renew", Reply::Integer(token)) => format!("{{\"token\":{token}}}"),
-                ("release", Reply::Integer(left)) => format!("{{\"left\":{left}}}"),
+                ("release", Reply::Integer(gone)) => format!("{{\"left\":{}}}", 1 - gone),
                 ("force", Reply::Integer(count)) => format!("{{\"count\":{count}}}"),
                 _ => "\"done\"".into(),
             };

@@ -1094,11 +1094,16 @@ impl Judge {
                 // Which of several ended, nobody can say.
                 let others = self.waits.iter_mut().enumerate().filter(|(other, wait)| *other != at && fits(wait));
                 let (mut like, mut replicas): (Vec<Place>, u64) = (Vec::new(), 0);
+                let mut kinds: BTreeSet<bool> = BTreeSet::new();
                 for (_, wait) in others {
+                    kinds.insert(wait.asked.command.contains("renew"));
                     wait.is_optional = true;
                     like.extend(wait.open.began);
                     replicas = replicas.max(wait.asked.replicas);
                 }
+                kinds.extend(
+                    self.unheard.iter().filter(|wait| fits(wait)).map(|wait| wait.asked.command.contains("renew")),
+                );
                 let Wait { mut open, mut asked, mut left, repeats, .. } = self.waits[at].clone();
                 if !like.is_empty() {
                     asked.forget_terms();
@@ -1113,6 +1118,9 @@ impl Judge {
                     self.waits[at].is_optional = true;
                 } else if !left.is_empty() {
                     self.waits[at].left = left;
+                } else if kinds.contains(&!asked.command.contains("renew")) {
+                    // Or it was the end of a request of the other kind, and this one has not ended yet.
+                    self.waits[at].is_optional = true;
                 } else {
                     self.waits.remove(at);
                 }

@@ -211,7 +211,7 @@ func (c *Client) Waiters(ctx context.Context, name string) ([]Waiter, error) {
 	return waiters, err
 }
 
-// Force releases the lock of whoever holds it, and reports whether it was held. The holders are told that it is lost.
+// Force releases the lock of all its holders, and reports whether it was held. The holders notice the loss.
 func (c *Client) Force(ctx context.Context, name string) (bool, error) {
 	reply, err := c.call(ctx, name, "LOCK.FORCE", name)
 	return integer(reply) > 0, err

@@ -135,7 +135,7 @@ class Pool:
             line.close()
 
     def close(self) -> None:
-        """Closes all connections, also those in use, and fails whoever waits for one."""
+        """Closes all connections, also those in use, and fails the requests that wait for one."""
         with self._mutex:
             self.is_closed = True
             lines, self._lines, self._idle = self._lines, set(), []

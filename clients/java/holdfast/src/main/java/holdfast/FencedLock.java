@@ -233,7 +233,7 @@ public final class FencedLock implements Lock {
         return holding != null && !holding.hold.isHeld() && client.holdings.remove(place, holding);
     }
 
-    /** Breaks the lock, whoever holds it; returns whether it was held. */
+    /** Releases the lock of all its holders; returns whether it was held. */
     public boolean forceUnlock() {
         return client.force(name);
     }

@@ -175,7 +175,7 @@ public final class Holdfast implements AutoCloseable {
         return Inspect.waiters(await(query(name, List.of("LOCK.WAITERS", name))));
     }
 
-    /** Breaks a lock, whoever holds it. Returns whether it was held. */
+    /** Releases the lock of all its holders. Returns whether it was held. */
     public boolean force(String name) {
         boolean forced = await(query(name, List.of("LOCK.FORCE", name))) instanceof Long broken && broken > 0;
         for (Acquisition acquisition : held) {

@@ -16,7 +16,7 @@ fn the_readme_session_runs_as_it_stands() {
 
 #[test]
 fn the_tour_runs_as_it_stands() {
-    console::run(&document("docs/tour.md"), &[&Server::start()]);
+    console::run(&document("docs/tutorial.md"), &[&Server::start()]);
 }
 
 #[test]

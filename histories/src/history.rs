@@ -1,4 +1,4 @@
-//! The format of histories, one operation a line of JSON. docs/histories.md specifies it for programs in other languages.
+//! The format of histories, one operation a line of JSON. histories/README.md specifies it for programs in other languages.
 
 use std::io::{self, BufRead, Write};
 

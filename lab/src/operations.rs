@@ -1,4 +1,4 @@
-//! What clients wrote down, in the format that judges of others read, too (docs/histories.md).
+//! What clients wrote down, in the format that judges of others read, too (histories/README.md).
 
 use std::env;
 use std::fs::{self, File};

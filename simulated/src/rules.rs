@@ -2437,7 +2437,7 @@ impl Judge {
     /// All clients are gone.
     pub fn nothing_is_left(&self) -> Result<(), Violation> {
         let handles = node(|node| node.handles);
-        // What was asked of replicas before the clock was set back is given up later by as much (`docs/clock.md`): then only
+        // What was asked of replicas before the clock was set back is given up later by as much (`docs/guarantees.md`): then only
         // what they have confirmed, or what is over, is too much.
         let (now, offsets) = node(|node| {
             let confirmed = node.replicas.iter().map(|it| it.confirmed).collect();

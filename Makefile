@@ -48,7 +48,7 @@ lint: install ## Formatting, clippy, documentation, cycles among modules: no war
 	cargo clippy --workspace --all-targets --features support/containers --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --features support/containers --locked --quiet
 
-bench: build ## Measures the module beside what people use today, into bench/results/
+bench: build ## Measures the module beside what people use today, into target/bench
 	@scripts/bench
 
 bench-quick: build ## The same in two minutes: shows that it runs, judges nothing

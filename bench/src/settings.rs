@@ -13,7 +13,7 @@ pub const IDLE: Duration = Duration::from_secs(30);
 pub const USAGE: &str = "\
 usage: bench [--quick] [--out DIR] [--server PROGRAM]... [--redis-py PYTHON] [--who NAME] [--million] [SECTION]...
   --quick            a minute of everything, judging no times; fails if something does not run
-  --out DIR          where results go (default: bench/results, with --quick: target/bench-quick)
+  --out DIR          where results go (default: target/bench, with --quick: target/bench-quick)
   --server PROGRAM   a server to measure on (default: redis-server)
   --redis-py PYTHON  a Python that has redis-py, to measure its Lock too
   --who NAME         only this one, in the sections pair, handoff, service, keep: for a profile
@@ -64,7 +64,7 @@ impl Settings {
         if servers.is_empty() {
             servers.push("redis-server".into());
         }
-        let usual = if quick { "target/bench-quick" } else { "bench/results" };
+        let usual = if quick { "target/bench-quick" } else { "target/bench" };
         let mut scale = if quick { Scale::quick() } else { Scale::full() };
         if million {
             scale.session_waits = 1_000_000;

@@ -3,7 +3,7 @@
 use crate::alarms::Alarms;
 use crate::claim::{About, Call, Claim, Hold, Kind, Moved, Rank, Renewal, Stage};
 use crate::pair::{self, Advice, Event, Greeted, Inquiry, Pair, Sent};
-use crate::{Bytes, Channel, Id, Input, Millis, Outcome, Output, Reply, Settings, Terms, Wait, Why};
+use crate::{Bytes, Channel, Id, Input, LossReason, Millis, Outcome, Output, Reply, Settings, Terms, Wait};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Asked again after so long.
@@ -387,7 +387,7 @@ impl Core {
     }
 
     /// A hold is lost. Something of it may be left: other keys, or what can't be seen from here.
-    fn lose(&mut self, id: Id, why: Why, is_gone: bool) {
+    fn lose(&mut self, id: Id, why: LossReason, is_gone: bool) {
         let Some(claim) = self.claims.get_mut(&id) else { return };
         let ended: Vec<Id> =
             claim.checks.drain(..).chain(claim.renewal.take().map(|it| it.call)).chain(claim.release.take()).collect();
@@ -487,7 +487,7 @@ impl Core {
         let Some(claim) = self.claims.get_mut(&id) else { return };
         let is_unsure = claim.asked_before || error.starts_with("UNCONFIRMED");
         if claim.hold().is_some() && is_overwritten(&error) {
-            return self.lose(id, Why::Changed, true);
+            return self.lose(id, LossReason::Changed, true);
         }
         if let Stage::Held(hold) = &mut claim.stage {
             // A renewal: nothing is taken back.
@@ -730,16 +730,16 @@ impl Core {
             "refused" if !claim.wanted && event.detail.starts_with("CANCELLED") => {}
             "refused" if is_elsewhere => self.leave(id, event.detail),
             "refused" if claim.hold().is_some() && event.detail.starts_with("NOTHELD") => {
-                self.lose(id, Why::Changed, true)
+                self.lose(id, LossReason::Changed, true)
             }
             "refused" if Advice::of(&event.detail) == Advice::Tell => self.refused(id, event.detail),
             "refused" => return None,
             "lost" => {
                 let why = match event.detail.as_str() {
-                    "expired" => Why::Expired,
-                    "forced" => Why::Forced,
-                    "disconnected" => Why::Disconnected,
-                    _ => Why::Changed,
+                    "expired" => LossReason::Expired,
+                    "forced" => LossReason::Forced,
+                    "disconnected" => LossReason::Disconnected,
+                    _ => LossReason::Changed,
                 };
                 match claim.stage {
                     Stage::Held(_) | Stage::Gone => self.lose(id, why, true),
@@ -791,7 +791,7 @@ impl Core {
                         claim.stage = Stage::New;
                     }
                     if is_overwritten(error) {
-                        self.release_others(id, Outcome::Lost(Why::Changed));
+                        self.release_others(id, Outcome::Lost(LossReason::Changed));
                         return Some(());
                     }
                     if advice == Advice::Tell {
@@ -847,9 +847,9 @@ impl Core {
             let claim = self.claims.get(&id)?;
             let why = match claim.hold() {
                 // Between two sessions, or in an instance that was followed by another one.
-                Some(hold) if !hold.tied => Why::Disconnected,
-                _ if self.until(claim) <= self.now => Why::Expired,
-                _ => Why::Changed,
+                Some(hold) if !hold.tied => LossReason::Disconnected,
+                _ if self.until(claim) <= self.now => LossReason::Expired,
+                _ => LossReason::Changed,
             };
             self.lose(id, why, true);
             return Some(());
@@ -978,7 +978,7 @@ impl Core {
         }
         for id in ids {
             if self.claims.get(&id).is_some_and(|it| it.wanted && it.terms.ephemeral && it.hold().is_some()) {
-                self.lose(id, Why::Disconnected, false);
+                self.lose(id, LossReason::Disconnected, false);
             }
         }
         let pause = if was_well && !by_limit { 0 } else { self.random_below(self.pause) };
@@ -1138,8 +1138,8 @@ impl Core {
             }
             // Who asks whether he may go on does not wait for ever.
             About::Check(hold) if !self.is_held(hold, self.now) => {
-                self.finish(id, Outcome::Lost(Why::Disconnected));
-                self.lose(hold, Why::Disconnected, false);
+                self.finish(id, Outcome::Lost(LossReason::Disconnected));
+                self.lose(hold, LossReason::Disconnected, false);
             }
             About::Release => {
                 let claim = self.claims.values().find(|claim| claim.release == Some(id));
@@ -1196,13 +1196,13 @@ impl Core {
         let is_asked = matches!(claim.sent, Some(Kind::Renew(_))) || hold.confirming || claim.renewal.is_some();
         let stands = self.pair.as_ref().is_some_and(|pair| pair.stage == pair::Stage::Standing);
         if !claim.terms.watchdog && !is_asked {
-            self.lose(id, Why::Expired, false);
+            self.lose(id, LossReason::Expired, false);
         } else if stands {
             self.touch(id);
         } else if self.asks_until > now {
             self.alarms.set(self.asks_until, id);
         } else {
-            self.lose(id, Why::Disconnected, false);
+            self.lose(id, LossReason::Disconnected, false);
         }
     }
 

@@ -24,7 +24,7 @@ mod text;
 pub use crate::core::Core;
 pub use claim::Moved;
 pub use resp::{Nonsense, Reply, encode};
-pub use step::{Channel, Input, Outcome, Output, Settings, Why};
+pub use step::{Channel, Input, LossReason, Outcome, Output, Settings};
 pub use terms::{Bytes, Id, Limit, Millis, Terms, Wait};
 
 /// The example of the README is a test.

@@ -84,7 +84,7 @@ pub enum Output {
     /// A call has ended.
     Ended { call: Id, outcome: Outcome },
     /// A hold is lost.
-    Lost { hold: Id, why: Why },
+    Lost { hold: Id, why: LossReason },
     /// Another server has it: that which the error names, if it does, and else whoever knows. Its core is to take it.
     Moved { moved: Box<Moved>, error: String },
     /// Tell [`Input::Wake`] then; it replaces the one before.
@@ -109,7 +109,7 @@ pub enum Outcome {
     /// It was not held any more.
     NotHeld,
     /// It was lost meanwhile.
-    Lost(Why),
+    Lost(LossReason),
     /// Renewed, under this token.
     Renewed(u64),
     /// It is held for certain.
@@ -121,7 +121,7 @@ pub enum Outcome {
 /// What ended a hold before it was given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Why {
+pub enum LossReason {
     /// Its lease ran out.
     Expired,
     /// Somebody broke the lock (`LOCK.FORCE`).

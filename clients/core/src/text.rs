@@ -17,7 +17,7 @@
 //! In a word, `\x20` stands for a byte, as do `\r`, `\n`, `\t`, `\\`, `\'` and `\"`; an empty word is `\0`. A key that is named like an
 //! option (`wait`, `lease`, …) can't be told from it.
 
-use crate::step::{Channel, Input, Outcome, Output, Why};
+use crate::step::{Channel, Input, LossReason, Outcome, Output};
 use crate::{Bytes, Limit, Millis, Reply, Settings, Terms, Wait};
 use std::fmt::{Display, Formatter, Result};
 
@@ -159,7 +159,7 @@ impl Display for Outcome {
     }
 }
 
-impl Display for Why {
+impl Display for LossReason {
     fn fmt(&self, out: &mut Formatter<'_>) -> Result {
         out.write_str(match self {
             Self::Expired => "expired",

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use holdfast_client::{Error, RedLock, Why, block_on};
+use holdfast_client::{Error, LossReason, RedLock, block_on};
 use support::{Server, until};
 
 use crate::common::{SOON, is_free, locks, say, waiters};
@@ -50,9 +50,9 @@ fn a_loss_is_told_to_a_thread_that_waits_for_it() {
     std::thread::scope(|scope| {
         let told = scope.spawn(|| block_on(guard.lost()));
         let _: i64 = say(&server, "LOCK.FORCE a");
-        assert_eq!(told.join().unwrap(), Why::Forced);
+        assert_eq!(told.join().unwrap(), LossReason::Forced);
     });
-    assert!(matches!(block_on(guard.release()), Err(Error::Lost { why: Why::Forced, .. })));
+    assert!(matches!(block_on(guard.release()), Err(Error::Lost { why: LossReason::Forced, .. })));
 }
 
 #[test]

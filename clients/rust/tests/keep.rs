@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use holdfast_client::{Error, Guard, Lock, Locks, MultiLock, Why};
+use holdfast_client::{Error, Guard, Lock, Locks, LossReason, MultiLock};
 use support::{NotBefore, Proxy, Random, Server};
 
 use crate::common::{
@@ -324,10 +324,10 @@ async fn what_is_lost_in_use_is_his_loss_alone() {
     let _: i64 = say(&server, "LOCK.FORCE a");
     let second = second.await.unwrap();
     assert!(second.fence() > first.fence());
-    assert_eq!(first.lost().await, Why::Forced);
-    assert!(matches!(first.check(), Err(Error::Lost { why: Why::Forced, .. })));
+    assert_eq!(first.lost().await, LossReason::Forced);
+    assert!(matches!(first.check(), Err(Error::Lost { why: LossReason::Forced, .. })));
     let error = first.release().await.unwrap_err();
-    assert!(matches!(error, Error::Lost { why: Why::Forced, .. }), "{error}");
+    assert!(matches!(error, Error::Lost { why: LossReason::Forced, .. }), "{error}");
     second.check().unwrap();
     assert_eq!(holder(&server, "a").as_deref().map(str::as_bytes), Some(second.owner().as_bytes()));
     let fence = second.fence();
@@ -337,7 +337,7 @@ async fn what_is_lost_in_use_is_his_loss_alone() {
     assert_eq!(third.fence(), fence);
     // So does a guard that is dropped.
     let _: i64 = say(&server, "DEL a");
-    assert_eq!(third.lost().await, Why::Changed);
+    assert_eq!(third.lost().await, LossReason::Changed);
     let fourth = granted(&lock).await;
     drop(third);
     fourth.check().unwrap();
@@ -382,7 +382,7 @@ async fn whoever_goes_in_the_moment_of_his_turn_leaves_it_to_the_next_one() {
                 // His turn is to ask.
                 let _: i64 = say(&server, "LOCK.FORCE a");
                 has_heard(&locks).await;
-                assert_eq!(guard.lost().await, Why::Forced);
+                assert_eq!(guard.lost().await, LossReason::Forced);
             } else {
                 guard.release().await.unwrap();
             }

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use holdfast_client::{Error, Guard, Locks, Why};
+use holdfast_client::{Error, Guard, Locks, LossReason};
 use support::{Fate, Proxy, Server, Toward};
 
 use crate::common::{SOON, held, holder, is_free, locks, locks_over, names, queue, say, sessions, soon, waiters};
 
-async fn lost(guard: &Guard) -> Why {
+async fn lost(guard: &Guard) -> LossReason {
     tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told")
 }
 
@@ -21,7 +21,7 @@ async fn disconnected_in_time(guard: &Guard, silent: Instant, lease: Duration) {
         !held
     })
     .await;
-    assert_eq!(lost(guard).await, Why::Disconnected);
+    assert_eq!(lost(guard).await, LossReason::Disconnected);
 }
 
 /// Longer than a busy machine lets a process stand still.
@@ -31,7 +31,9 @@ const SHORT: Duration = Duration::from_secs(2);
 async fn a_broken_lock_is_told_to_its_holder() {
     let server = Server::start();
     let locks = locks(&server);
-    for (command, why) in [("LOCK.FORCE a", Why::Forced), ("DEL a", Why::Changed), ("SET a text", Why::Changed)] {
+    for (command, why) in
+        [("LOCK.FORCE a", LossReason::Forced), ("DEL a", LossReason::Changed), ("SET a text", LossReason::Changed)]
+    {
         let guard = locks.lock("a").try_acquire().await.unwrap().unwrap();
         let _: holdfast_client::redis::Value = say(&server, command);
         assert_eq!(lost(&guard).await, why, "{command}");
@@ -53,7 +55,7 @@ async fn the_loss_of_a_fixed_lease_is_told_too() {
         let _: i64 = say(&server, "DEL a");
         let answer = if renewed { guard.renew(Duration::from_secs(50)).await } else { guard.release().await };
         let error = answer.unwrap_err();
-        assert!(matches!(error, Error::Lost { why: Why::Changed, .. }), "{error}");
+        assert!(matches!(error, Error::Lost { why: LossReason::Changed, .. }), "{error}");
     }
 }
 
@@ -66,7 +68,7 @@ async fn a_release_says_why_also_if_it_comes_first() {
         let _: i64 = say(&server, "LOCK.FORCE a");
         // Whether the event or the reply is read first is left to chance.
         let error = guard.release().await.unwrap_err();
-        assert!(matches!(error, Error::Lost { why: Why::Forced, .. }), "{error}");
+        assert!(matches!(error, Error::Lost { why: LossReason::Forced, .. }), "{error}");
     }
 }
 
@@ -84,7 +86,7 @@ async fn what_is_overwritten_is_lost_whichever_word_of_it_comes_first() {
         let _: String = say(&server, "SET a text");
         let answer = if renewed { guard.renew(Duration::from_secs(50)).await } else { guard.release().await };
         let error = answer.unwrap_err();
-        assert!(matches!(error, Error::Lost { why: Why::Changed, .. }), "{error}");
+        assert!(matches!(error, Error::Lost { why: LossReason::Changed, .. }), "{error}");
     }
 }
 
@@ -97,7 +99,7 @@ async fn what_is_overwritten_between_two_connections_is_lost() {
     proxy.refuse();
     let _: String = say(&server, "SET a text");
     proxy.accept();
-    assert_eq!(lost(&guard).await, Why::Changed);
+    assert_eq!(lost(&guard).await, LossReason::Changed);
 }
 
 #[tokio::test]
@@ -106,7 +108,7 @@ async fn of_several_keys_the_rest_is_given_back_when_one_is_lost() {
     let locks = locks(&server);
     let guard = locks.lock_all(["a", "b"]).try_acquire().await.unwrap().unwrap();
     let _: i64 = say(&server, "LOCK.FORCE a");
-    assert_eq!(lost(&guard).await, Why::Forced);
+    assert_eq!(lost(&guard).await, LossReason::Forced);
     soon("nobody has to ask for it", || holder(&server, "b").is_none()).await;
     guard.release().await.unwrap_err();
     locks.settle().await;
@@ -121,7 +123,7 @@ async fn what_ends_with_the_connection_is_lost_with_it() {
     for session in sessions(&server) {
         let _: i64 = say(&server, &format!("CLIENT KILL ID {session}"));
     }
-    assert_eq!(lost(&guard).await, Why::Disconnected);
+    assert_eq!(lost(&guard).await, LossReason::Disconnected);
     assert!(is_free(&server, "a"));
 }
 
@@ -204,7 +206,7 @@ async fn a_server_that_lost_its_memory_is_a_lock_that_is_lost() {
     let guard = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     server.kill9();
     server.restart();
-    assert_eq!(lost(&guard).await, Why::Disconnected);
+    assert_eq!(lost(&guard).await, LossReason::Disconnected);
 }
 
 #[tokio::test]
@@ -228,7 +230,7 @@ async fn a_silent_connection_is_a_lock_in_doubt() {
     let server = Server::start();
     let guard = locks(&server).lock("a").watched(SHORT).try_acquire().await.unwrap().unwrap();
     server.stop();
-    assert_eq!(lost(&guard).await, Why::Disconnected);
+    assert_eq!(lost(&guard).await, LossReason::Disconnected);
     server.cont();
     guard.release().await.unwrap_err();
     soon("it is given back", || is_free(&server, "a")).await;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use holdfast_client::{Error, Locks, RedGuard, RedLock, Why};
+use holdfast_client::{Error, Locks, LossReason, RedGuard, RedLock};
 use support::{Fate, Proxy, Random, Server, Toward};
 use tokio::task::JoinSet;
 
@@ -38,7 +38,7 @@ async fn all_free(servers: &[Server]) {
     soon("nothing is left anywhere", || servers.iter().all(|server| server.ended() || is_free(server, "a"))).await;
 }
 
-async fn lost(guard: &RedGuard) -> Why {
+async fn lost(guard: &RedGuard) -> LossReason {
     tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told")
 }
 
@@ -86,8 +86,8 @@ async fn a_lease_of_ones_own_is_valid_for_less_by_the_drift() {
     assert!(guard.valid_until().unwrap() > asked + LEASE);
     guard.release().await.unwrap();
     let short = lock(&over(&servers)).lease(Duration::from_secs(2)).try_acquire().await.unwrap().unwrap();
-    assert_eq!(lost(&short).await, Why::Expired);
-    assert!(matches!(short.release().await.unwrap_err(), Error::Lost { why: Why::Expired, .. }));
+    assert_eq!(lost(&short).await, LossReason::Expired);
+    assert!(matches!(short.release().await.unwrap_err(), Error::Lost { why: LossReason::Expired, .. }));
     for lease in [Duration::ZERO, Duration::from_millis(2)] {
         let error = lock(&over(&servers)).lease(lease).try_acquire().await.unwrap_err();
         assert!(matches!(&error, Error::Invalid { message } if message.contains("2 ms")), "{error}");
@@ -160,7 +160,7 @@ async fn fences_grow_though_the_servers_count_differently() {
 async fn a_loss_counts_when_no_majority_is_left() {
     let servers = start(5);
     let clients = over(&servers);
-    for (command, why) in [("LOCK.FORCE a", Why::Forced), ("DEL a", Why::Changed)] {
+    for (command, why) in [("LOCK.FORCE a", LossReason::Forced), ("DEL a", LossReason::Changed)] {
         let guard = lock(&clients).try_acquire().await.unwrap().unwrap();
         soon("all have joined", || holders(&servers) == 5).await;
         soon("all have confirmed", || servers.iter().all(|server| fence_at(server) >= guard.fence())).await;
@@ -193,7 +193,7 @@ async fn it_is_held_on_though_a_minority_is_killed_and_lost_with_the_majority() 
     soon("two leases are over", || held_for.elapsed() > Duration::from_secs(6)).await;
     guard.check().unwrap();
     servers[4].kill9();
-    assert_eq!(lost(&guard).await, Why::Disconnected);
+    assert_eq!(lost(&guard).await, LossReason::Disconnected);
     guard.release().await.unwrap_err();
     all_free(&servers).await;
     let error = lock(&clients).try_acquire().await.unwrap_err();

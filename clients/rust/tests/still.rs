@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use holdfast_client::{Error, MultiLock, Why};
+use holdfast_client::{Error, LossReason, MultiLock};
 use support::{Fate, Proxy, Server, Toward};
 
 use crate::common::{SOON, holder, is_free, locks, locks_over, sessions, soon, waiters};
@@ -81,7 +81,7 @@ async fn who_cannot_be_asked_afterwards_is_a_loss() {
     stand_still(LEASE);
     let mut ran = false;
     let outcome = tokio::time::timeout(SOON, guard.while_held(async { ran = true })).await.expect("it is judged");
-    assert!(matches!(outcome, Err(Error::Lost { why: Why::Disconnected, .. })) && !ran, "{outcome:?}");
+    assert!(matches!(outcome, Err(Error::Lost { why: LossReason::Disconnected, .. })) && !ran, "{outcome:?}");
 }
 
 /// However long the word of it was on its way; and if the reply that its wait has begun is on its way still.

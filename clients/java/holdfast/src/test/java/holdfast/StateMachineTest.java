@@ -12,6 +12,7 @@ import holdfast.testing.FakeServer;
 import holdfast.testing.SocketConnector;
 import java.io.IOException;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
@@ -536,15 +537,23 @@ class StateMachineTest {
         client.lock("k").acquire(WAIT);
         connector.fails = refused;
         server.refuse(!refused);
+        connector.attempts.clear();
+        connector.most.set(0);
         for (int connection : server.open()) {
             server.cut(connection);
         }
-        for (int i = 0; i < 20; i++) {
-            client.lock("o" + i).acquireAsync(Duration.ofSeconds(2));
+        List<CompletableFuture<Hold>> waiting = new ArrayList<>();
+        for (int i = 0; i < 1000; i++) {
+            waiting.add(client.lock("o" + i).acquireAsync(Duration.ofMinutes(1)));
         }
-        int before = connector.opened.get();
-        await().pollDelay(1500, TimeUnit.MILLISECONDS).until(() -> true);
-        assertThat(connector.opened.get() - before).isBetween(3, 15);
+        await().until(() -> connector.attempts.size() >= 7);
+        List<Long> at = List.copyOf(connector.attempts);
+        assertThat(connector.most.get()).isEqualTo(1);
+        // The first attempt may replace a connection that died idle, and the second follows the first pause, of 10 to 20 ms: at most 26 attempts in 10 s.
+        for (int i = 2; i < at.size(); i++) {
+            assertThat(at.get(i) - at.get(i - 1)).as("pause before attempt %d", i).isGreaterThanOrEqualTo(Math.min(10_000_000L << (i - 2), 500_000_000L));
+        }
+        waiting.forEach(it -> it.cancel(true));
         server.refuse(false);
         connector.fails = false;
         assertThat(client.lock("z").acquire(WAIT).isHeld()).isTrue();

@@ -13,6 +13,7 @@ import java.util.ArrayDeque;
 import java.util.Arrays;
 import java.util.Deque;
 import java.util.List;
+import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.atomic.AtomicInteger;
 
 /** Connections over plain sockets, so that the core is tested without a Redis library. */
@@ -20,6 +21,11 @@ public final class SocketConnector implements RedisConnector {
     private final int port;
     private final boolean cluster;
     public final AtomicInteger opened = new AtomicInteger();
+    /** When each attempt to connect began, in ns. */
+    public final List<Long> attempts = new CopyOnWriteArrayList<>();
+    private final AtomicInteger under = new AtomicInteger();
+    /** The most attempts that were under way at a time since it was last set. */
+    public final AtomicInteger most = new AtomicInteger();
     public volatile boolean fails;
     public final AtomicInteger refreshes = new AtomicInteger();
 
@@ -44,14 +50,20 @@ public final class SocketConnector implements RedisConnector {
 
     @Override
     public RedisConnection open(Node node, Runnable onClose) throws IOException {
+        attempts.add(System.nanoTime());
         opened.incrementAndGet();
-        if (fails) {
-            throw new IOException("refused");
+        most.accumulateAndGet(under.incrementAndGet(), Math::max);
+        try {
+            if (fails) {
+                throw new IOException("refused");
+            }
+            Socket socket = new Socket();
+            socket.setTcpNoDelay(true);
+            socket.connect(new InetSocketAddress(InetAddress.getLoopbackAddress(), node.equals(Node.PRIMARY) ? port : node.port()), 1500);
+            return new Connection(socket, onClose);
+        } finally {
+            under.decrementAndGet();
         }
-        Socket socket = new Socket();
-        socket.setTcpNoDelay(true);
-        socket.connect(new InetSocketAddress(InetAddress.getLoopbackAddress(), node.equals(Node.PRIMARY) ? port : node.port()), 1500);
-        return new Connection(socket, onClose);
     }
 
     private static final class Connection implements RedisConnection {

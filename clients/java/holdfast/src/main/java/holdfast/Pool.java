@@ -59,7 +59,7 @@ final class Pool {
             List<byte[][]> all = new ArrayList<>();
             reused = used;
             for (Request request : requests) {
-                List<byte[][]> commands = request.write(Serial.now());
+                List<byte[][]> commands = request.write(client.serial.now());
                 if (commands.isEmpty()) {
                     request.done = true;
                     request.dropped();
@@ -236,7 +236,7 @@ final class Pool {
 
     private void open(int wanted) {
         while (opening < (proven ? wanted : 1) && all.size() + opening < client.maxConnections) {
-            long rest = pauseUntil - Serial.now();
+            long rest = pauseUntil - client.serial.now();
             if (!proven && (rest > 0 || hung >= HUNG)) {
                 if (attempt == null) {
                     attempt = client.serial.after(Math.max(rest, FIRST_PAUSE), () -> {
@@ -406,7 +406,7 @@ final class Pool {
 
     /** An error that passes, or a broken connection: the pause doubles, once for each outage. */
     void outage() {
-        long now = Serial.now();
+        long now = client.serial.now();
         if (now >= pauseUntil) {
             pause = pause == 0 ? FIRST_PAUSE : Math.min(2 * pause, LONGEST_PAUSE);
             pauseUntil = now + ThreadLocalRandom.current().nextLong(pause / 2, pause + 1);
@@ -417,7 +417,7 @@ final class Pool {
     long pause(long lease) {
         outage();
         long most = Math.max(lease / 16, 1_000_000L);
-        return Math.min(pauseUntil - Serial.now(), ThreadLocalRandom.current().nextLong(most / 2, most + 1));
+        return Math.min(pauseUntil - client.serial.now(), ThreadLocalRandom.current().nextLong(most / 2, most + 1));
     }
 
     void dropIdle() {
@@ -438,7 +438,7 @@ final class Pool {
     void rotate(Acquisition acquisition, boolean wasPoll) {
         polling &= !wasPoll;
         if (placeless.contains(acquisition)) {
-            acquisition.nextPoll = Serial.now() + 1_000_000_000L;
+            acquisition.nextPoll = client.serial.now() + 1_000_000_000L;
             rotation.remove(acquisition);
             rotation.add(acquisition);
         }
@@ -448,7 +448,7 @@ final class Pool {
         if (!polling && !rotation.isEmpty()) {
             polling = true;
             Acquisition next = rotation.remove();
-            client.serial.after(next.nextPoll - Serial.now(), () -> {
+            client.serial.after(next.nextPoll - client.serial.now(), () -> {
                 if (!placeless.contains(next) || !next.poll()) {
                     rotate(next, true);
                 }

@@ -540,7 +540,7 @@ func TestRenewalSurvivesAServerThatLoads(t *testing.T) {
 		h := mustLock(t, c, option, Lease(2*time.Second))
 		p := c.pool(f.addr())
 		p.mu.Lock()
-		p.checked = false // as if the server had been replaced
+		p.proven = false // as if the server had been replaced
 		p.mu.Unlock()
 		if err := h.Renew(context.Background(), 0); err != nil {
 			t.Error(err)

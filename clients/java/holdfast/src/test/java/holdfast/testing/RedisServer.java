@@ -8,16 +8,24 @@ import java.net.Socket;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Comparator;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicLong;
 import java.util.stream.Stream;
+import org.awaitility.Awaitility;
 import org.junit.jupiter.api.Assumptions;
 
 /** A real server with the module that {@code HOLDFAST_MODULE} names. */
 public final class RedisServer implements AutoCloseable {
+    static {
+        // Whoever waits for a condition has time enough on a busy machine.
+        Awaitility.setDefaultTimeout(Duration.ofSeconds(40));
+    }
+
     private final Path folder;
     private final List<String> options;
     public final int port;
@@ -59,7 +67,7 @@ public final class RedisServer implements AutoCloseable {
             "--dir", folder.toString(), "--logfile", folder.resolve("log").toString(), "--enable-debug-command", "yes"));
         command.addAll(options);
         process = new ProcessBuilder(command).redirectErrorStream(true).redirectOutput(ProcessBuilder.Redirect.DISCARD).start();
-        long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(20);
+        long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
         while (true) {
             try {
                 call("PING");
@@ -81,11 +89,21 @@ public final class RedisServer implements AutoCloseable {
     /** Sends a command over a connection of its own. */
     public Object call(String... words) throws IOException {
         try (Socket socket = new Socket()) {
-            socket.connect(new InetSocketAddress(InetAddress.getLoopbackAddress(), port), 1000);
-            socket.setSoTimeout(10_000);
+            socket.connect(new InetSocketAddress(InetAddress.getLoopbackAddress(), port), 10_000);
+            socket.setSoTimeout(40_000);
             socket.getOutputStream().write(Resp.command(Arrays.stream(words).map(word -> word.getBytes(StandardCharsets.UTF_8)).toList()));
             return Resp.read(socket.getInputStream());
         }
+    }
+
+    /** Waits until a key's time to live has been lengthened. */
+    public void awaitRenewal(String key) {
+        AtomicLong least = new AtomicLong(Long.MAX_VALUE);
+        Awaitility.await().until(() -> {
+            long left = (Long) call("PTTL", key);
+            least.accumulateAndGet(left, Math::min);
+            return left > least.get() + 500;
+        });
     }
 
     public boolean exists(String key) throws IOException {

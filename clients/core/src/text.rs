@@ -1,4 +1,4 @@
-//! Steps as text, one a line, so that a core in another language can be judged by the same scripts.
+//! Steps as text, one a line, so that scripts can be kept, compared, and played by a core in another language.
 //!
 //! | line | meaning |
 //! |---|---|
@@ -50,7 +50,7 @@ impl Display for Settings {
 }
 
 impl Settings {
-    /// Reads the first line of a script. `None`: it is none.
+    /// Parses the first line of a script. `None`: malformed.
     pub fn parse(line: &str) -> Option<Self> {
         let words: Vec<&str> = line.split_whitespace().collect();
         let ["settings", "limit", limit, "grace", grace, "unanswered", unanswered, "seed", seed] = words[..] else {
@@ -190,7 +190,7 @@ impl Display for Reply {
 }
 
 impl Input {
-    /// Reads a line of a script: when it happens, and what. `None`: it is none.
+    /// Parses a line of a script: the time and the input. `None`: malformed.
     pub fn parse(line: &str) -> Option<(Millis, Self)> {
         let mut words = line.split_whitespace();
         let (at, what) = (words.next()?.parse().ok()?, words.next()?);

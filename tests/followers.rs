@@ -118,7 +118,7 @@ fn a_replica_that_is_away_for_a_moment_misses_nothing() {
 }
 
 #[test]
-fn an_append_only_file_that_is_turned_on_under_load_misses_nothing() {
+fn append_only_file_enabled_under_load_misses_nothing() {
     let mut server = Server::builder().arg("appendfsync", "always").start();
     let_it_find_itself_alone();
     let set = |server: &Server, value: &str| {

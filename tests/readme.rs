@@ -41,7 +41,7 @@ fn the_example_configuration_starts_a_server() {
 }
 
 #[test]
-fn the_example_configuration_has_every_setting_of_the_module_at_its_default() {
+fn example_configuration_has_every_setting_at_its_default() {
     let server = Server::start();
     let there: BTreeMap<String, String> =
         redis::cmd("CONFIG").arg("GET").arg("holdfast.*").query(&mut server.connect()).unwrap();

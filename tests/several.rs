@@ -195,7 +195,7 @@ fn a_wait_ends_when_its_owner_is_granted_one_of_the_locks() {
 
 /// If it comes to hold all of them in one step, its next request for the same is a re-entry.
 #[test]
-fn a_wait_is_a_re_entry_when_its_owner_is_granted_all_in_one_step() {
+fn wait_becomes_a_re_entry_when_its_owner_is_granted_all() {
     let server = Server::start();
     let (mut one, mut other, mut viewer) = (server.raw(), server.raw(), server.raw());
     viewer.say("LOCK.ACQUIRE b other LEASE 600000").token();

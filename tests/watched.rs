@@ -9,7 +9,7 @@ const LOCKS: usize = 50_000;
 const LEASE: i64 = 6_000;
 
 #[test]
-fn fifty_thousand_watched_locks_are_renewed_while_the_server_answers() {
+fn watched_locks_are_renewed_while_the_server_answers() {
     let server = Server::start();
     let (holder, mut viewer) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);

@@ -44,7 +44,7 @@ fn thousands_of_short_leases_are_renewed_in_time() {
 }
 
 #[test]
-fn thousands_of_short_leases_are_renewed_in_time_whatever_the_cron_does() {
+fn short_leases_are_renewed_in_time_at_any_cron_rate() {
     all_are_kept("1");
 }
 

@@ -91,7 +91,7 @@ fn a_question_without_end_is_answered() {
 }
 
 #[test]
-fn one_that_was_promised_a_sign_of_life_and_does_not_ask_is_ended() {
+fn session_that_stops_asking_for_heartbeats_is_ended() {
     let server = Server::start();
     let mut client = server.raw();
     client.order("CONFIG SET holdfast.default-lease 1600");

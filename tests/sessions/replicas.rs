@@ -90,7 +90,7 @@ mod confirming {
 
     /// Nobody was told that it is held.
     #[test]
-    fn what_others_have_removed_when_it_is_refused_is_not_lost_as_well() {
+    fn removed_key_of_a_refused_grant_is_not_reported_lost() {
         for cause in ["FLUSHALL", "SET key text"] {
             let server = Server::builder().module_args(&["replicas-timeout", "250"]).start();
             let mut client = server.raw();

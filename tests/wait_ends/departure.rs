@@ -416,7 +416,7 @@ fn gone_by_the_time_the_grant_is_written() {
 }
 
 #[test]
-fn an_ephemeral_hold_that_was_waited_for_goes_with_its_connection() {
+fn ephemeral_hold_from_the_queue_ends_with_its_connection() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 60000");

@@ -82,7 +82,7 @@ impl Cluster {
 }
 
 #[test]
-fn what_another_node_serves_goes_on_there_with_those_who_wait_for_it() {
+fn moved_claims_continue_at_the_other_node_with_their_calls() {
     let mut cluster = Cluster::new();
     cluster.step(0, "0 acquire 1 by a## keys k wait 5000 lease 9000 watchdog");
     cluster.open(0, 5);

@@ -31,7 +31,7 @@ fn threads_take_turns() {
 }
 
 #[test]
-fn what_is_held_is_kept_alive_while_the_program_does_something_else() {
+fn holds_are_renewed_while_the_program_does_something_else() {
     const LEASE: Duration = Duration::from_secs(2);
     let server = Server::start();
     let guard = block_on(locks(&server).lock("a").watched(LEASE).try_acquire()).unwrap().unwrap();

@@ -104,7 +104,7 @@ fn a_guard_may_outlive_its_runtime() {
 
 /// Whichever runtime came first.
 #[test]
-fn whoever_waits_in_another_runtime_goes_on_when_that_which_read_ends() {
+fn waiters_continue_when_the_reading_runtime_ends() {
     let server = Server::start();
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let other_runtime = runtime();

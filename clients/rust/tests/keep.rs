@@ -76,7 +76,7 @@ async fn what_is_kept_is_taken_again_without_a_request() {
 
 /// Only a request needs the replicas: what is at hand was confirmed by them, and is renewed by the server.
 #[tokio::test]
-async fn what_replicas_have_confirmed_is_kept_without_asking_them_again() {
+async fn cached_lock_needs_no_second_confirmation() {
     let (master, replica) = (Server::start(), Server::start());
     replica.replica_of(&master);
     master.wait_replica_online();
@@ -167,7 +167,7 @@ async fn whoever_takes_it_without_a_pause_hears_who_wants_it() {
 }
 
 #[tokio::test]
-async fn those_in_one_process_have_it_in_the_order_in_which_they_asked() {
+async fn tasks_of_one_process_are_granted_in_order() {
     let server = Server::start();
     let locks = locks(&server);
     let guard = granted(&kept(&locks)).await;
@@ -226,7 +226,7 @@ async fn what_lies_at_hand_is_given_to_whoever_wants_it() {
 }
 
 #[tokio::test]
-async fn what_is_in_use_is_given_to_whoever_wants_it_when_the_use_ends() {
+async fn lock_in_use_is_released_to_a_waiter_when_the_use_ends() {
     let server = Server::start();
     let (mine, others) = (locks(&server), locks(&server));
     let lock = kept(&mine);
@@ -366,7 +366,7 @@ async fn a_wait_in_the_line_may_be_dropped_at_every_poll() {
 
 /// It was given to him, and he does not know.
 #[tokio::test]
-async fn whoever_goes_in_the_moment_of_his_turn_leaves_it_to_the_next_one() {
+async fn cancel_at_the_head_of_the_queue_lets_the_next_one_in() {
     let server = Server::start();
     let locks = locks(&server);
     let lock = kept(&locks);
@@ -580,7 +580,7 @@ async fn settling_gives_back_what_lies_at_hand() {
 
 /// It had the lock, or its connections did.
 #[test]
-fn a_runtime_that_ends_leaves_it_to_those_who_wait_in_another_one() {
+fn ended_runtime_leaves_cached_lock_to_another_one() {
     let server = Server::builder().module_args(&["default-lease", "3000"]).start();
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let locks = locks(&server);

@@ -148,7 +148,7 @@ async fn a_hold_is_taken_to_the_next_connection() {
 
 /// The answer to a renewal with the second session comes when there is a third one already.
 #[tokio::test]
-async fn a_hold_that_was_taken_to_a_session_that_has_ended_is_taken_to_the_next_one() {
+async fn hold_moves_on_when_its_new_session_ends_too() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
@@ -237,7 +237,7 @@ async fn a_silent_connection_is_a_lock_in_doubt() {
 }
 
 #[tokio::test]
-async fn a_short_lease_is_minded_by_a_session_that_was_opened_for_long_ones() {
+async fn short_lease_is_renewed_by_a_session_opened_for_long_ones() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
@@ -253,7 +253,7 @@ async fn a_short_lease_is_minded_by_a_session_that_was_opened_for_long_ones() {
 }
 
 #[tokio::test]
-async fn a_short_lease_is_lost_in_time_on_a_session_that_was_opened_for_long_ones() {
+async fn short_lease_is_lost_in_time_on_a_session_opened_for_long_ones() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
@@ -309,7 +309,7 @@ async fn a_default_lease_that_changes_counts_for_what_comes_after() {
 
 /// How long a grant was on its way can't be known, and its lease began when it was sent.
 #[tokio::test]
-async fn a_grant_that_was_long_on_its_way_is_not_counted_from_its_arrival() {
+async fn lease_counts_from_the_grant_when_the_reply_is_late() {
     const LEASE: Duration = Duration::from_secs(6);
     let server = Server::start();
     let proxy = Proxy::to(server.addr());

@@ -82,7 +82,7 @@ async fn a_grant_that_was_lost_on_the_way_is_found_again() {
 }
 
 #[tokio::test]
-async fn who_looks_while_the_connection_ends_is_answered_over_the_next() {
+async fn info_is_repeated_when_its_connection_ends() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let held = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();

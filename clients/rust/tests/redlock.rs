@@ -181,7 +181,7 @@ async fn a_loss_counts_when_no_majority_is_left() {
 }
 
 #[tokio::test]
-async fn it_is_held_on_though_a_minority_is_killed_and_lost_with_the_majority() {
+async fn lock_survives_a_minority_and_is_lost_with_the_majority() {
     let mut servers = start(5);
     let clients = over(&servers);
     let guard = lock(&clients).watched(Duration::from_secs(3)).try_acquire().await.unwrap().unwrap();
@@ -288,7 +288,7 @@ async fn who_waits_at_a_server_that_dies_goes_on_at_the_next() {
 }
 
 #[tokio::test]
-async fn a_server_that_stands_still_is_left_in_time_also_where_the_session_was_opened_for_long_leases() {
+async fn paused_server_is_left_in_time_despite_long_leases() {
     let servers = start(3);
     // The session's question waits for an eighth of it.
     let _: String = say(&servers[0], "CONFIG SET holdfast.default-lease 300000");
@@ -312,7 +312,7 @@ async fn a_server_that_stands_still_is_left_in_time_also_where_the_session_was_o
 }
 
 #[tokio::test]
-async fn who_finds_the_first_server_free_and_the_majority_held_waits_there() {
+async fn request_waits_at_a_free_first_server_while_the_majority_is_held() {
     let mut servers = start(3);
     let clients = over(&servers);
     let lock = lock(&clients).server_timeout(Duration::from_secs(1));
@@ -423,7 +423,7 @@ async fn a_lost_answer_leaves_nothing_behind() {
 
 /// Contenders, each with clients of its own, while servers are killed (they keep what they granted), stopped and slow.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_holds_beside_another_and_fences_grow_whatever_happens_to_servers() {
+async fn holds_never_overlap_and_fences_grow_when_servers_fail() {
     const TASKS: usize = 4;
     const TIME: Duration = Duration::from_secs(5);
     const TURNS: usize = 20;

@@ -603,7 +603,7 @@ fn more_clients_and_more_servers() {
 }
 
 #[test]
-fn servers_that_restart_with_what_they_granted_or_after_every_lease() {
+fn servers_restart_with_their_grants_or_after_every_lease() {
     for servers in [Servers::Restart, Servers::ForgetAndStayAway] {
         let protocol = Protocol { servers, time: 2, ..SMALL };
         assert_eq!(explore(protocol.clone(), MANY), vec![]);

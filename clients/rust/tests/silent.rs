@@ -78,7 +78,7 @@ async fn a_wait_whose_answer_is_swallowed_is_taken_along() {
 }
 
 #[tokio::test]
-async fn a_lock_whose_release_was_swallowed_is_free_before_its_lease_is_over() {
+async fn swallowed_release_takes_effect_before_the_lease_expires() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
@@ -98,7 +98,7 @@ async fn a_lock_whose_release_was_swallowed_is_free_before_its_lease_is_over() {
 
 /// Its end has not reached the server, which would grant to the session that is gone.
 #[tokio::test]
-async fn a_wait_that_is_given_up_while_all_is_silent_leaves_the_queue_with_the_next_session() {
+async fn cancelled_wait_leaves_the_queue_with_the_next_session() {
     let server = Server::start();
     // A default lease later the server itself would end the session.
     let _: String = say(&server, "CONFIG SET holdfast.default-lease 600000");
@@ -123,7 +123,7 @@ async fn a_wait_that_is_given_up_while_all_is_silent_leaves_the_queue_with_the_n
 }
 
 #[tokio::test]
-async fn what_is_given_back_while_no_connection_can_be_had_is_free_afterwards() {
+async fn release_during_an_outage_takes_effect_afterwards() {
     const LEASE: Duration = Duration::from_millis(1500);
     let server = Server::start();
     let held = locks(&server).lock("waited").lease(Duration::from_secs(600)).try_acquire().await.unwrap().unwrap();

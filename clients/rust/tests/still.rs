@@ -50,7 +50,7 @@ async fn what_the_server_has_renewed_meanwhile_is_held() {
 }
 
 #[tokio::test]
-async fn what_was_given_to_another_meanwhile_is_lost_and_nothing_is_done_under_it() {
+async fn hold_granted_to_another_client_during_a_pause_is_lost() {
     const LEASE: Duration = Duration::from_secs(3);
     let server = Server::start();
     let guard = locks(&server).lock("a").watched(LEASE).try_acquire().await.unwrap().unwrap();
@@ -86,7 +86,7 @@ async fn who_cannot_be_asked_afterwards_is_a_loss() {
 
 /// However long the word of it was on its way; and if the reply that its wait has begun is on its way still.
 #[tokio::test]
-async fn a_lease_counts_from_the_grant_and_not_from_when_it_is_heard_of() {
+async fn lease_counts_from_the_grant_not_from_its_event() {
     tokio::join!(counts_from_its_grant(false), counts_from_its_grant(true));
 }
 

@@ -1,4 +1,4 @@
-//! Nothing is lost to whoever begins to follow the data, at whatever moment: while nobody does, the module hands
+//! A replica, file or monitor that starts at any moment misses nothing: while there is none, the module hands
 //! nothing over for replication (`src/keyspace/listeners.rs`), and must notice in time.
 
 use std::sync::atomic::{AtomicBool, Ordering};

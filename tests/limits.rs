@@ -497,7 +497,7 @@ fn a_tie_is_of_one_holder_among_several() {
 fn a_cycle_of_a_reader_and_a_writer_is_not_followed() {
     let server = Server::start();
     for (round, (words, _)) in LIMITS.iter().enumerate() {
-        // Keys of its own: whoever waited in the round before may still be there.
+        // Keys of its own: waiters of the round before may still be there.
         let [a, b] = [format!("a:{round}"), format!("b:{round}")];
         let [mut one, mut two] = [server.raw(), server.raw()];
         one.say(&format!("LOCK.ACQUIRE {a} one {words} LEASE 600000")).token();

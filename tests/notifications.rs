@@ -1,4 +1,4 @@
-//! What others are told of a lock's changes: keyspace notifications, Redisson's channel, replicas, the append-only file.
+//! What other clients see of a lock's changes: keyspace notifications, Redisson's channel, replicas, the append-only file.
 
 use std::fs;
 use std::time::Duration;

@@ -28,7 +28,7 @@ fn is_denied(connection: &mut Raw, line: &str) {
     assert!(error.starts_with("NOPERM"), "{line}: {error}");
 }
 
-/// Whoever has these rights takes, keeps and gives back locks of every kind, and breaks none.
+/// A user with these rights takes, renews and releases locks of every kind, and breaks none.
 fn locks_but_breaks_none(server: &Server, rights: &str) {
     let mut connection = user(server, rights);
     connection.say("LOCK.ACQUIRE key me").token();

@@ -152,7 +152,7 @@ fn re_entries() {
     assert_eq!(connection.say("LOCK.MACQUIRE 2 d c owner").token(), adopted);
 }
 
-/// Whoever holds some of the locks, or all of them but not under one token, asks for something else than it means.
+/// An owner that holds some of the locks, or all of them with several tokens, gets an error.
 #[test]
 fn some_that_are_held_are_an_error_and_nothing_changes() {
     let server = Server::start();

@@ -228,7 +228,7 @@ fn many_ephemeral_holds_of_one_connection_all_end() {
     until(SOON, "all are free", || viewer.say("DBSIZE") == Value::Int(0));
 }
 
-/// The end of the connection and the next request come in one turn of the event loop: whoever was told that he holds does.
+/// The end of the connection and the next request come in one turn of the event loop: a client that was granted the lock holds it.
 #[test]
 fn ephemeral_hold_is_over_for_the_next_command() {
     let server = Server::start();

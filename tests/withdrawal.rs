@@ -1,4 +1,4 @@
-//! `LOCK.RELEASE … ALL`: an owner gives up what it holds and what it waits for, whoever asked for it.
+//! `LOCK.RELEASE … ALL`: an owner releases what it holds and withdraws what it waits for.
 
 use redis::Value;
 use support::{Server, until};
@@ -206,7 +206,7 @@ fn undelivered_grant_refuses_nobody() {
     assert_eq!(int(&client.say(&format!("LOCK.RELEASE key owner TOKEN {again}"))), 1);
 }
 
-/// T2: whoever can have read a grant may use it, also where other threads write the replies.
+/// T2: a client that can have read a grant may use it, also where other threads write the replies.
 #[test]
 fn grant_that_was_read_can_be_released_with_io_threads() {
     const ROUNDS: usize = 2_000;

@@ -147,7 +147,7 @@ pub struct Scale {
     pub worst_rounds: usize,
 }
 
-/// Processes that hold and wait while their server stands still.
+/// Processes that hold and wait while their server is paused.
 #[derive(Clone, Debug, Serialize)]
 pub struct Herd {
     /// How many there are.
@@ -156,7 +156,7 @@ pub struct Herd {
     pub holds: usize,
     /// Locks that each waits for.
     pub waits: usize,
-    /// For how long the server stands still.
+    /// For how long the server is paused.
     pub stall: Duration,
 }
 

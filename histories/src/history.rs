@@ -131,7 +131,7 @@ pub enum Outcome {
     Done,
     /// Refused with an error that says that nothing was done.
     Error,
-    /// Done, not confirmed by replicas in time, and taken back.
+    /// Done, not confirmed by replicas in time, and revoked.
     Unconfirmed,
     /// It may have been done between `from` and `to`, and may not.
     Unknown,

@@ -34,7 +34,7 @@ pub struct Hold {
     pub token: Option<u64>,
     /// Its lease ends no earlier than this; none: not by itself.
     pub lasts: Option<Time>,
-    /// It will be taken back, since too few replicas confirm it.
+    /// It will be revoked, since too few replicas confirm it.
     pub unconfirmed: bool,
 }
 

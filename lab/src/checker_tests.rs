@@ -7,7 +7,7 @@ use crate::record::parse;
 const MS: Micros = 1_000;
 const LEASE: Micros = 2_000 * MS;
 
-/// A hold of a mutex: asked for when it was granted, given back at `until`.
+/// A hold of a mutex: requested when it was granted, released at `until`.
 struct Plan {
     key: &'static str,
     owner: &'static str,

@@ -69,7 +69,7 @@ impl Task {
                 None => sleep(Duration::from_millis(self.rng.u64(1..20))).await,
             }
         }
-        // What was dropped is being given back.
+        // Dropped guards are being released.
         let _ = timeout(Duration::from_micros(PATIENCE), self.locks.settle()).await;
         self.record
     }
@@ -178,7 +178,7 @@ impl Task {
         }
     }
 
-    /// Holds, writes while the client says that it is held, and gives it back, or is gone.
+    /// Holds, writes while the client says that it is held, and releases it, or is gone.
     async fn hold(&mut self, guard: Guard, holds: &[u64], wish: &LockRequest) {
         let long = self.character.pace == Pace::Long;
         let until = now() + if long { self.rng.u64(500_000..4_500_000) } else { self.rng.u64(2_000..400_000) };
@@ -198,7 +198,7 @@ impl Task {
             }
         }
         self.each(holds, |hold, at| Event::Ended { hold, at });
-        // One in ten lets the client give it back behind its back.
+        // One in ten drops its guard.
         if self.rng.u8(..10) > 0 {
             let sent = now();
             let answer = timeout(Duration::from_micros(TO_ANSWER + PATIENCE), guard.release()).await;

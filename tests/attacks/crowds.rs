@@ -1,4 +1,4 @@
-//! Crowds whose turn comes all at once: each of them gets it, in the order of the queue.
+//! Thousands of requests that are granted at once, in the order of the queue.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

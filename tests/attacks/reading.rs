@@ -73,7 +73,7 @@ fn a_request_that_waits_ends_where_its_locks_can_not_be_read() {
     arrives(&mut behind).token();
 }
 
-/// What was granted is taken back, lock by lock, when somebody has made all of them large meanwhile.
+/// Grants are revoked, lock by lock, when another client has made all of them large meanwhile.
 #[test]
 fn unconfirmed_grants_of_large_locks_are_revoked_one_by_one() {
     let server = Server::start();

@@ -48,7 +48,7 @@ fn short_leases_are_renewed_in_time_at_any_cron_rate() {
     all_are_kept("1");
 }
 
-/// So many can't be renewed every millisecond: those whose turn comes too late end, and are reported.
+/// So many can't be renewed every millisecond: those that come too late end, and are reported.
 #[test]
 fn a_lease_too_short_to_be_renewed_ends_and_its_session_is_told() {
     let server = Server::start();

@@ -132,7 +132,7 @@ mod confirming {
         assert_eq!(nothing, Value::Nil, "what is not held needs no replica");
     }
 
-    /// Nothing of it is taken back.
+    /// Nothing of it is revoked.
     #[test]
     fn a_renewal_that_is_not_confirmed_in_time() {
         let mut group = Group::of(1);

@@ -301,7 +301,7 @@ fn a_re_entry_that_is_taken_back_shortens_no_other() {
     client.tell(&["MULTI", "DEL key", "HSET key owner 2", "PEXPIRE key 10000", "EXEC", &kill]);
     (0..6).for_each(|_| drop(client.read().unwrap()));
     until_nobody_waits(&server);
-    until(SOON, "the third hold is taken back", || {
+    until(SOON, "the third hold is revoked", || {
         holders_in_hash(&mut client, "key") == [("owner".to_owned(), "2".to_owned())]
     });
     // 30 s if it was granted before its connection ended, which depends on the server.

@@ -92,7 +92,7 @@ fn moved_claims_continue_at_the_other_node_with_their_calls() {
     // Those who ask now are there before it: it says how long it has waited.
     let granted = cluster.step(1, "30 received 1 requests :7\\r\\n");
     assert_eq!(granted, ["1 ended 1 granted 7"]);
-    // The slot goes back: what is held is taken along under its token, and so is whoever waits for its release.
+    // The slot goes back: the hold moves with its token, and so does the caller that waits for its release.
     let asked = cluster.step(1, "40 release 2 hold 1 within 1000");
     assert_eq!(asked, ["1 send 1 requests LOCK.RELEASE k a##1 ALL"]);
     let back = cluster.step(1, "50 received 1 requests -ASK\\x207\\x20a:1\\r\\n");

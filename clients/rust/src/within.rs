@@ -14,7 +14,7 @@ use crate::locks::Lock;
 ///
 /// The other one's guard is borrowed until then. So that lock can't be released while its holder waits for this one, nor can
 /// its actor wait twice: what the server finds to be a cycle of waits is one.
-#[must_use = "a lock is given back when its guard is dropped"]
+#[must_use = "a lock is released when its guard is dropped"]
 #[derive(Debug)]
 pub struct Inner<'g> {
     guard: Guard,

@@ -38,7 +38,7 @@ fn holds_are_renewed_while_the_program_does_something_else() {
     let begin = Instant::now();
     until(SOON, "two leases are over", || begin.elapsed() > LEASE * 2);
     guard.check().unwrap();
-    // Dropped, it is given back in the background.
+    // Dropped, it is released in the background.
     drop(guard);
     until(SOON, "it is free", || is_free(&server, "a"));
 }

@@ -107,7 +107,7 @@ async fn a_process_of_two() {
     locks.settle().await;
 }
 
-/// Whose guards go from hand to hand may be given back by anybody: nothing that looks like a cycle need be one.
+/// A guard that moves between tasks may be released by any of them: what looks like a cycle need not be one.
 #[tokio::test]
 async fn acquisitions_apart_are_no_actor() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! How long a hold lasts, and how it is given back.
+//! How long a hold lasts, and how it is released.
 
 use std::time::{Duration, Instant};
 
@@ -82,7 +82,7 @@ fn a_guard_may_be_dropped_outside_a_runtime() {
     let locks = locks(&server);
     let guard = runtime.block_on(locks.lock("a").try_acquire()).unwrap().unwrap();
     std::thread::spawn(move || drop(guard)).join().unwrap();
-    support::until(SOON, "it is given back", || is_free(&server, "a"));
+    support::until(SOON, "it is released", || is_free(&server, "a"));
 }
 
 #[test]

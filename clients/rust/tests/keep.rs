@@ -1,4 +1,4 @@
-//! Locks that are kept at hand: who has them next, and when they are given back.
+//! Cached locks: which task uses them next, and when they are released.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -90,7 +90,7 @@ async fn cached_lock_needs_no_second_confirmation() {
     assert_eq!(again.fence(), fence);
     again.check().unwrap();
     assert_eq!(requests(&master), 1);
-    // Whoever else wants it is given it.
+    // Another client's request is granted.
     let next = waits(&others.lock("a"));
     soon("the other one waits", || waiters(&master, "a") == 1).await;
     again.release().await.unwrap();
@@ -219,10 +219,10 @@ async fn what_lies_at_hand_is_given_to_whoever_wants_it() {
     assert!(theirs.fence() > fence);
     assert!(kept(&mine).try_acquire().await.unwrap().is_none(), "it is theirs");
     theirs.release().await.unwrap();
-    // Whoever does not wait is refused, and who asks a moment later has it.
+    // A request without a wait is refused, and one a moment later is granted.
     granted(&kept(&mine)).await.release().await.unwrap();
     assert!(others.lock("a").try_acquire().await.unwrap().is_none());
-    soon("it is given back", || is_free(&server, "a")).await;
+    soon("it is released", || is_free(&server, "a")).await;
 }
 
 #[tokio::test]
@@ -291,7 +291,7 @@ async fn it_is_given_back_when_its_time_at_hand_is_over() {
     first.check().unwrap();
     let due = NotBefore::millis(299);
     first.release().await.unwrap();
-    soon("it is given back", || is_free(&server, "a")).await;
+    soon("it is released", || is_free(&server, "a")).await;
     due.is_over("the end of its time at hand");
     assert!(granted(&lock).await.fence() > fence);
 }
@@ -312,7 +312,7 @@ async fn what_is_lost_at_hand_is_asked_for_anew() {
     }
 }
 
-/// Whoever uses it is told, as always; those behind him don't wait for what he does then, and he does nothing to them.
+/// The task that uses it is notified; those behind do not wait for it, and it does nothing to them.
 #[tokio::test]
 async fn what_is_lost_in_use_is_his_loss_alone() {
     let server = Server::start();
@@ -391,7 +391,7 @@ async fn cancel_at_the_head_of_the_queue_lets_the_next_one_in() {
         let next = tokio::time::timeout(SOON, next).await.expect("it is his turn").unwrap();
         next.check().unwrap();
         drop(next);
-        // Nobody is behind him: it lies at hand.
+        // No task is behind: it stays cached.
         let guard = granted(&lock).await;
         {
             let asking = lock.clone().wait_forever();
@@ -476,7 +476,7 @@ async fn an_acquisition_may_be_dropped_at_every_poll() {
         };
         let is_granted = done.is_some();
         drop(done);
-        // Whoever comes next has it, from the server or at hand.
+        // The next task has it, from the server or from the cache.
         granted(&lock).await.release().await.unwrap();
         locks.settle().await;
         assert!(is_free(&server, "a"), "given up at poll {polls}");
@@ -546,7 +546,7 @@ async fn a_guard_that_is_dropped_outside_a_runtime_leaves_it_at_hand() {
     assert_eq!(requests(&server), 1);
 }
 
-/// Whoever waits keeps the client; with the last handle what lies at hand is given back.
+/// A waiter keeps the client; with the last handle cached locks are released.
 #[tokio::test]
 async fn what_lies_at_hand_ends_with_the_last_handle() {
     let server = Server::start();
@@ -651,18 +651,18 @@ async fn several_keys_and_other_terms_are_kept_each_by_themselves() {
     assert_eq!(requests(&server), 1);
     // One of them is wanted.
     let theirs = granted(&others.lock("b")).await;
-    soon("both are given back", || is_free(&server, "a")).await;
+    soon("both are released", || is_free(&server, "a")).await;
     theirs.release().await.unwrap();
     // On other terms, or in another name, it is another's as well.
     granted(&both).await.release().await.unwrap();
     let watched = kept(&mine).watched(Duration::from_secs(5));
     granted(&watched).await.release().await.unwrap();
-    soon("both are given back", || is_free(&server, "b")).await;
+    soon("both are released", || is_free(&server, "b")).await;
     let named = mine.clone().named("billing").unwrap();
     let guard = granted(&kept(&named).watched(Duration::from_secs(5))).await;
     assert!(guard.owner().as_bytes().starts_with(b"billing:"));
     guard.release().await.unwrap();
-    // Not kept, and asked for while it lies at hand.
+    // A request without caching, while it is cached.
     granted(&mine.lock("a")).await.release().await.unwrap();
     assert!(is_free(&server, "a"));
 }
@@ -706,7 +706,7 @@ async fn what_is_ephemeral_is_lost_at_hand_when_the_connection_ends() {
     second.check().unwrap();
 }
 
-/// Nobody knows whether it is held still: it is not used on, and whoever asks waits for an answer no longer than his time.
+/// The hold is uncertain: it is not used again, and a caller waits for a reply no longer than its time.
 #[tokio::test]
 async fn what_is_in_doubt_is_not_used() {
     let lease = Duration::from_secs(1);
@@ -722,7 +722,7 @@ async fn what_is_in_doubt_is_not_used() {
     assert!(!matches!(taken, Ok(Some(_))), "it can't be known to be held");
 }
 
-/// A release tells whether it was held to the end: where that is in doubt, it asks.
+/// A release returns whether it was held to the end: if that is uncertain, it asks the server.
 #[tokio::test]
 async fn a_release_in_doubt_asks_the_server() {
     let lease = Duration::from_secs(1);
@@ -740,7 +740,7 @@ async fn a_release_in_doubt_asks_the_server() {
     granted(&lock).await.release().await.unwrap();
 }
 
-/// Whoever uses it is not whoever took it: its owner names no actor.
+/// The task that uses it need not be the one that took it: its owner names no actor.
 #[tokio::test]
 async fn a_kept_lock_within_another_one_acts_for_nobody() {
     let server = Server::start();
@@ -778,7 +778,7 @@ async fn a_renewal_asks_to_be_told_too() {
     assert!(granted(&others.lock("a")).await.fence() > fence);
 }
 
-/// The grant is on its way when whoever asked goes: the next one asks for himself, and nothing is left.
+/// The grant is on its way when its task is cancelled: the next one requests its own, and nothing is left.
 #[tokio::test]
 async fn an_asker_who_goes_before_he_is_answered_leaves_nothing() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! A hold that ends before it is given back.
+//! A hold that ends before it is released.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ async fn lost(guard: &Guard) -> LossReason {
     tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told")
 }
 
-/// Nothing was heard of the server since `silent`: whoever asks a lease later, or after that, is not told that it is held. Once
+/// The server was silent since `silent`: a check a lease later, or after that, does not say that it is held. Once
 /// nobody has answered who could know, it is told to be lost.
 async fn disconnected_in_time(guard: &Guard, silent: Instant, lease: Duration) {
-    soon("it is in doubt", || {
+    soon("it is uncertain", || {
         let is_over = Instant::now() >= silent + lease;
         let held = guard.check().is_ok();
         assert!(!held || !is_over, "it is held, a lease after the last that was heard of the server");
@@ -222,7 +222,7 @@ async fn who_cannot_ask_counts_the_lease_by_its_own_clock() {
     let error = fixed.release().await.unwrap_err();
     assert!(matches!(error, Error::Connection { .. }), "{error}");
     proxy.accept();
-    soon("it is given back as soon as the server is there again", || is_free(&server, "b")).await;
+    soon("it is released as soon as the server is back", || is_free(&server, "b")).await;
 }
 
 #[tokio::test]
@@ -233,7 +233,7 @@ async fn a_silent_connection_is_a_lock_in_doubt() {
     assert_eq!(lost(&guard).await, LossReason::Disconnected);
     server.cont();
     guard.release().await.unwrap_err();
-    soon("it is given back", || is_free(&server, "a")).await;
+    soon("it is released", || is_free(&server, "a")).await;
 }
 
 #[tokio::test]

@@ -85,7 +85,7 @@ async fn one_that_is_lost_is_the_loss_of_all() {
         assert!(matches!(stopped, Err(Error::Lost { why: LossReason::Forced, .. })));
         assert!(guard.check().is_err());
         guard.release().await.unwrap_err();
-        soon("the others are given back", || all_free(&servers)).await;
+        soon("the others are released", || all_free(&servers)).await;
     }
 }
 
@@ -193,7 +193,7 @@ async fn an_acquisition_may_be_dropped_at_every_poll() {
 }
 
 /// What one of many does: some of the keys, in any order, with or without patience; it may give up, and its connections
-/// may be cut. Whoever holds, holds alone. If ever nobody moved, this would not end.
+/// may be cut. A holder holds alone. If all were blocked, this would not end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_is_named_in_whatever_order_somebody_always_moves() {
     const TASKS: usize = 12;

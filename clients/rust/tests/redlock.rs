@@ -47,8 +47,8 @@ fn fence_at(server: &Server) -> u64 {
     say::<Option<u64>>(server, "HGET a #fence").unwrap_or(0)
 }
 
-/// Returns when all is given back: a server that granted after a majority had done so gets it back in the background, and refuses
-/// whoever asks meanwhile and does not wait.
+/// Returns when all is released: a server that granted after a majority had done so is released in the background, and refuses
+/// requests without a wait meanwhile.
 async fn settle(clients: &[Locks]) {
     for client in clients {
         client.settle().await;
@@ -344,7 +344,7 @@ async fn a_key_that_is_no_lock_is_told_if_it_is_so_at_a_majority() {
     let () = say(&servers[2], "SET a text");
     let error = lock(&clients).try_acquire().await.unwrap_err();
     assert!(matches!(error, Error::WrongType { .. }), "{error}");
-    soon("the third one is given back", || is_free(&servers[1], "a")).await;
+    soon("the third one is released", || is_free(&servers[1], "a")).await;
 }
 
 #[tokio::test]
@@ -508,7 +508,7 @@ async fn it_costs_two_requests_and_a_release_at_each_server() {
         settle(&clients_of).await;
     }
     for (server, before) in servers.iter().zip(before) {
-        // Asked, told the fence, given back; the one that joins may be given back once more.
+        // Requested, sent the fence, released; the one that joins may be released once more.
         let each = (calls(server) - before) / 10;
         assert!((3..=4).contains(&each), "{each} requests at {}", server.addr());
     }

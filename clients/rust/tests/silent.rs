@@ -1,4 +1,4 @@
-//! Connections that die without a word, and servers that can't be reached while something has to be given back.
+//! Connections that die silently, and servers that can't be reached while a release is pending.
 
 use std::time::{Duration, Instant};
 
@@ -92,7 +92,7 @@ async fn swallowed_release_takes_effect_before_the_lease_expires() {
     });
     let error = tokio::time::timeout(SOON, guard.release()).await.expect("a call ends").unwrap_err();
     assert!(matches!(error, Error::Connection { .. }), "{error}");
-    tokio::time::timeout(NOTICED, locks.settle()).await.expect("it is given back over another connection");
+    tokio::time::timeout(NOTICED, locks.settle()).await.expect("it is released over another connection");
     assert!(is_free(&server, "a"));
 }
 
@@ -176,7 +176,7 @@ async fn a_release_that_is_refused_is_tried_until_it_is_done() {
     soon("it was tried several times", || begin.elapsed() > Duration::from_secs(1)).await;
     assert!(holder(&server, "a").is_some(), "the server renews it");
     let _: String = say(&server, "ACL SETUSER locker +lock.release");
-    soon("it is given back", || is_free(&server, "a")).await;
+    soon("it is released", || is_free(&server, "a")).await;
 }
 
 /// So nobody renews it any more.

@@ -1,4 +1,4 @@
-//! A process that stands still: here its only thread does. Afterwards it asks before it judges.
+//! A paused process: here its only thread is. Afterwards it asks before it counts a hold as lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +35,7 @@ async fn what_the_server_has_renewed_meanwhile_is_held() {
     soon("a third of the lease is over, and more", || begin.elapsed() > LEASE * 4 / 10).await;
     stand_still(LEASE * 72 / 100);
     let checked = guard.check();
-    assert!(!matches!(checked, Err(Error::Lost { .. })), "in doubt at most: {checked:?}");
+    assert!(!matches!(checked, Err(Error::Lost { .. })), "uncertain at most: {checked:?}");
     guard.while_held(async {}).await.expect("it is held still");
     all.while_held(async {}).await.expect("it is held still");
     guard.check().unwrap();

@@ -24,7 +24,7 @@ static MADE: AtomicU64 = AtomicU64::new(SEVERAL);
 ///
 /// Dropping it releases it everywhere in the background, without waiting.
 // It exists from the request on.
-#[must_use = "a lock is given back when its guard is dropped"]
+#[must_use = "a lock is released when its guard is dropped"]
 pub struct RedGuard {
     common: Arc<Common>,
     /// In the order that all clients share, each with its vote once it was requested.

@@ -124,7 +124,7 @@ fn joined(group: &Lock, lock: &Lock) -> Result<Lock, Error> {
 /// Locks at several servers that are all held, until this is dropped or one of them is lost.
 ///
 /// Dropping it releases them in the background, without waiting, the last first.
-#[must_use = "locks are given back when their guard is dropped"]
+#[must_use = "locks are released when their guard is dropped"]
 #[derive(Debug)]
 pub struct MultiGuard {
     parts: Vec<Guard>,

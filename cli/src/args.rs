@@ -162,13 +162,14 @@ pub struct Run {
 /// What `top` shows.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
-Keys: arrows or j, k choose a lock; Enter looks into it, Esc goes back; s sorts by waiters, longest wait, key; q ends.")]
+Keys: arrows or j, k choose a lock; Enter looks into it, Esc goes back; s sorts by waiters, longest wait, longest hold, key; / \
+shows the locks whose keys contain what is typed, Esc all; q ends. Where standard output is no terminal, the table is printed once.")]
 pub struct Top {
     /// Prints the table once and ends
     #[arg(long)]
     pub once: bool,
-    /// As JSON, one object a line, with --once
-    #[arg(long, requires = "once")]
+    /// The same as JSON, one object a line
+    #[arg(long)]
     pub json: bool,
     /// How many locks of each server
     #[arg(long, value_name = "N", default_value_t = 20)]
@@ -220,7 +221,6 @@ mod tests {
             &["run", "-w", "1", "-n", "a", "--", "b"],
             &["run", "--shared", "--limit", "2", "a", "--", "b"],
             &["run", "--limit", "0", "a", "--", "b"],
-            &["top", "--json"],
         ] {
             assert!(Args::try_parse_from([&["holdfast"], wrong].concat()).is_err(), "{wrong:?}");
         }

@@ -16,6 +16,7 @@ mod report;
 mod run;
 mod seen;
 mod show;
+mod signals;
 mod supervisor;
 mod times;
 mod top;

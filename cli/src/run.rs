@@ -14,10 +14,11 @@ use tokio::signal::unix::{self, SignalKind, signal};
 
 use crate::args::{Place, Run};
 use crate::around;
-use crate::child::{Change, Child, is_ignored, stop_here};
+use crate::child::{Change, Child};
 use crate::failure::{Failure, TEMPORARY};
 use crate::login;
 use crate::report::tell;
+use crate::signals::{is_ignored, stop_here};
 
 /// What the command gets of what this process gets. Ctrl-Z reaches only this process where the command has not the terminal.
 const HANDED_ON: [Signal; 7] =

@@ -30,9 +30,9 @@ use rustix::process::{
 use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{self, SignalKind};
 
-use crate::child::is_ignored;
 use crate::failure::Failure;
 use crate::report::tell;
+use crate::signals::is_ignored;
 
 /// The name that `ps` shows: killing all processes named `holdfast` does not kill this one.
 const NAME: &str = "lock-watcher";

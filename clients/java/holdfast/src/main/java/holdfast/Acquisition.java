@@ -379,7 +379,7 @@ final class Acquisition {
         if (state == State.WITHDRAWING || (state != State.WAITING && granted != token)) {
             // The request came after the lock was released or withdrawn, or after it was lost (B20).
             if (state == State.HELD) {
-                lose(LossReason.REMOVED);
+                lose(LossReason.GONE);
             }
             withdrawn = 0;
             broke = true;
@@ -644,7 +644,7 @@ final class Acquisition {
                     retry(Reply.exception(error), redirected && ++inARow == 1);
                 }
             } else if (missing(reply)) {
-                gone(LossReason.REMOVED);
+                gone(LossReason.GONE);
             } else {
                 inARow = 0;
                 replacedAtOnce = false;
@@ -786,7 +786,7 @@ final class Acquisition {
                     told.completeExceptionally(why);
                 } else if (!holds(reply)) {
                     if (state == State.HELD) {
-                        lose(LossReason.REMOVED);
+                        lose(LossReason.GONE);
                     }
                     told.complete(false);
                 } else if (--left[0] == 0) {
@@ -932,7 +932,7 @@ final class Acquisition {
                         done(Reply.exception(error));
                     }
                 } else if (missing(reply) && (attempts == 1 || !certainAtFirst)) {
-                    done(state == State.RELEASING ? new LockLostException("lock '" + spec.title() + "' of owner '" + owner + "' was lost before it was released", LossReason.REMOVED) : lost());
+                    done(state == State.RELEASING ? new LockLostException("lock '" + spec.title() + "' of owner '" + owner + "' was lost before it was released", LossReason.GONE) : lost());
                 } else {
                     done(null);
                 }

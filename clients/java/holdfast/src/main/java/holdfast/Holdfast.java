@@ -250,7 +250,7 @@ public final class Holdfast implements AutoCloseable {
     // ---- What acquisitions use; in steps ----
 
     Acquisition start(LockSpec spec, long wait, @Nullable String actor) {
-        String owner = actor != null ? actor + "##" + random() : spec.label() != null ? spec.label() + "#" + random() : random();
+        String owner = actor != null ? actor + "##" + random() : spec.label() != null && !spec.label().isEmpty() ? LockSpec.escape(spec.label()) + "#" + random() : random();
         Acquisition acquisition = new Acquisition(this, spec, owner, wait, spec.lease() == null ? lease : spec.lease());
         serial.run(acquisition::begin);
         return acquisition;

@@ -27,7 +27,7 @@ import org.junit.jupiter.params.provider.EnumSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
 /** Each cell of the table of states and inputs in {@code docs/client-protocol.md}, against a server that follows a script, on the test's own clock. */
-@Timeout(120)
+@Timeout(value = 120, threadMode = Timeout.ThreadMode.SEPARATE_THREAD)
 class StateMachineTest {
     private static final Duration WAIT = Duration.ofSeconds(5);
     private static final String ACQUIRE = "LOCK.ACQUIRE";
@@ -337,7 +337,7 @@ class StateMachineTest {
         hold.onLost(told::add);
         server.always(RENEW, answer);
         clock.until(() -> told.size() == 1);
-        assertThat(told.get(0)).isEqualTo(answer.equals(NIL) ? LossReason.REMOVED : LossReason.CHANGED);
+        assertThat(told.get(0)).isEqualTo(answer.equals(NIL) ? LossReason.GONE : LossReason.CHANGED);
         assertThat(hold.isHeld()).isFalse();
         assertThat(hold.remaining()).isZero();
         assertThatThrownBy(() -> release(hold)).isInstanceOf(LockLostException.class);
@@ -488,7 +488,7 @@ class StateMachineTest {
         server.always("LOCK.MRENEW", "*2\r\n:1000\r\n$-1\r\n").always("LOCK.MRELEASE", "*2\r\n:1\r\n:1\r\n");
         Hold hold = acquired(client.lock(LockSpec.builder("a", "b").lease(Duration.ofMillis(1600)).build()));
         assertThat(server.read("LOCK.MACQUIRE").get(0).words()).containsSequence("LOCK.MACQUIRE", "2", "a", "b");
-        clock.until(() -> hold.lossReason() == LossReason.REMOVED);
+        clock.until(() -> hold.lossReason() == LossReason.GONE);
     }
 
     @Test
@@ -703,6 +703,14 @@ class StateMachineTest {
         System.gc();
         eventually(RENEW, 3);
         assertThat(server.read(RELEASE)).isEmpty();
+    }
+
+    @Test
+    void value_of_a_candidate_is_escaped_in_its_owner() throws Exception {
+        acquired(client.lock(LockSpec.builder("k").label("50%#1").build()));
+        assertThat(server.read(ACQUIRE).get(0).owner()).matches("50%25%231#[0-9a-f]{32}");
+        server.always("LOCK.INFO", "*4\r\n$7\r\nholders\r\n*1\r\n*4\r\n$5\r\nowner\r\n$16\r\n%2523%25%231#abc\r\n$5\r\ntoken\r\n:9\r\n$5\r\nlimit\r\n:1\r\n");
+        assertThat(client.leader("e")).isEqualTo(Optional.of(new Election.Leader("%23%#1", 9)));
     }
 
     @Test

@@ -131,7 +131,7 @@ class ClientTest {
             });
             assertThat(second.client().force(name)).isTrue();
             assertThat(second.client().force(name)).isFalse();
-            await().until(() -> told.equals(List.of(LossReason.REMOVED)));
+            await().until(() -> told.equals(List.of(LossReason.GONE)));
             assertThatThrownBy(hold::release).isInstanceOf(LockLostException.class);
         }
     }
@@ -162,12 +162,12 @@ class ClientTest {
         try (Clients.Opened first = library.open(server.port); Clients.Opened second = library.open(server.port)) {
             String name = name(library, "election");
             List<String> terms = new CopyOnWriteArrayList<>();
-            Election one = first.client().elect(name, "one:1", term -> terms.add("one"), why -> { });
+            Election one = first.client().elect(name, "one:1#%", term -> terms.add("one"), why -> { });
             await().until(() -> terms.size() == 1);
             Election two = second.client().elect(name, "two:2", term -> terms.add("two"), why -> { });
             List<Optional<Election.Leader>> seen = new CopyOnWriteArrayList<>();
             AutoCloseable observer = second.client().observe(name, seen::add);
-            await().until(() -> seen.size() == 1 && seen.get(0).map(Election.Leader::value).equals(Optional.of("one:1")));
+            await().until(() -> seen.size() == 1 && seen.get(0).map(Election.Leader::value).equals(Optional.of("one:1#%")));
             one.close();
             await().until(() -> terms.equals(List.of("one", "two")) && two.isLeader());
             assertThat(first.client().leader(name)).map(Election.Leader::value).contains("two:2");

@@ -213,7 +213,7 @@ class RedissonTest {
     void force_unlock_of_redisson_is_a_loss_of_ours() throws Exception {
         Hold hold = client.lock(LockSpec.builder(name).lease(Duration.ofSeconds(8)).build()).acquire(WAIT);
         assertThat(theirs.forceUnlock()).isTrue();
-        await().until(() -> hold.lossReason() == LossReason.REMOVED);
+        await().until(() -> hold.lossReason() == LossReason.GONE);
         assertThatThrownBy(hold::release).isInstanceOf(LockLostException.class);
         assertThat(theirs.forceUnlock()).isFalse();
     }

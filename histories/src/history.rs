@@ -165,6 +165,11 @@ impl Request {
         Self::Release { owner: owner.into(), token: None, holds: None, lease: None }
     }
 
+    /// Whether it also withdraws what its owner waits for (`ALL` without `TOKEN`).
+    pub fn withdraws(&self) -> bool {
+        matches!(self, Self::Release { token: None, holds: Some(0), .. })
+    }
+
     /// A new lease.
     pub fn renew(owner: &str, lease: Option<Time>) -> Self {
         Self::Renew { owner: owner.into(), token: None, lease, fence: None }

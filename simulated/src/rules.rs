@@ -1517,6 +1517,7 @@ impl Judge {
         let waited = self.told.iter().any(|(_, it)| it.wait.is_some() && it.ties() && it.concerns(key, &asked.owner));
         let tie = Tie { is_unsure: is_unsure || waited && old_tie.is_some_and(|old| old.is_unsure), ..tie };
         let tie = match old_tie {
+            _ if asked.unbind => None,
             _ if !tied => old_tie.map(shortened),
             // A request without flags leaves the tie of its session as it is.
             Some(old) if same.is_some() && flagless && asked.replicas == 0 => Some(shortened(old)),

@@ -26,7 +26,10 @@ public final class RedisServer implements AutoCloseable {
         Awaitility.setDefaultTimeout(Duration.ofSeconds(40));
     }
 
-    private final Path folder;
+    /** Where its files are. */
+    public final Path folder;
+    private static final String PROGRAM = System.getenv().getOrDefault("HOLDFAST_REDIS", "redis-server");
+
     private final List<String> options;
     public final int port;
     private Process process;
@@ -34,8 +37,17 @@ public final class RedisServer implements AutoCloseable {
     private RedisServer(List<String> options) throws IOException {
         this.options = options;
         folder = Files.createTempDirectory("holdfast-redis");
-        try (ServerSocket free = new ServerSocket(0, 1, InetAddress.getLoopbackAddress())) {
-            port = free.getLocalPort();
+        port = freePort();
+    }
+
+    /** A port that was free a moment ago, low enough for a cluster's bus. */
+    public static int freePort() throws IOException {
+        while (true) {
+            try (ServerSocket free = new ServerSocket(0, 1, InetAddress.getLoopbackAddress())) {
+                if (free.getLocalPort() < 55_000) {
+                    return free.getLocalPort();
+                }
+            }
         }
     }
 
@@ -56,6 +68,15 @@ public final class RedisServer implements AutoCloseable {
         return started(List.of(options));
     }
 
+    /** Starts a Sentinel that watches a primary by the name {@code main}. */
+    public static RedisServer sentinel(RedisServer primary) throws IOException {
+        RedisServer sentinel = new RedisServer(List.of());
+        Path file = Files.writeString(sentinel.folder.resolve("sentinel.conf"), String.join("\n", "port " + sentinel.port, "bind 127.0.0.1", "dir " + sentinel.folder,
+            "sentinel monitor main 127.0.0.1 " + primary.port + " 1", "sentinel down-after-milliseconds main 500", "sentinel failover-timeout main 3000", ""));
+        sentinel.start(List.of(PROGRAM, file.toString(), "--sentinel"));
+        return sentinel;
+    }
+
     private static RedisServer started(List<String> options) throws IOException {
         RedisServer server = new RedisServer(options);
         server.start();
@@ -63,9 +84,13 @@ public final class RedisServer implements AutoCloseable {
     }
 
     public void start() throws IOException {
-        List<String> command = new ArrayList<>(List.of(System.getenv().getOrDefault("HOLDFAST_REDIS", "redis-server"), "--port", String.valueOf(port), "--bind", "127.0.0.1", "--save", "",
+        List<String> command = new ArrayList<>(List.of(PROGRAM, "--port", String.valueOf(port), "--bind", "127.0.0.1", "--save", "",
             "--dir", folder.toString(), "--logfile", folder.resolve("log").toString(), "--enable-debug-command", "yes"));
         command.addAll(options);
+        start(command);
+    }
+
+    private void start(List<String> command) throws IOException {
         process = new ProcessBuilder(command).redirectErrorStream(true).redirectOutput(ProcessBuilder.Redirect.DISCARD).start();
         long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
         while (true) {
@@ -104,6 +129,12 @@ public final class RedisServer implements AutoCloseable {
             least.accumulateAndGet(left, Math::min);
             return left > least.get() + 500;
         });
+    }
+
+    /** Sends a command and returns its reply as text. */
+    public String ask(String... words) throws IOException {
+        Object reply = call(words);
+        return reply instanceof byte[] bytes ? new String(bytes, StandardCharsets.UTF_8) : String.valueOf(reply);
     }
 
     public boolean exists(String key) throws IOException {

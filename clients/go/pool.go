@@ -182,8 +182,8 @@ func (p *pool) connect() {
 		_ = r.conn.Close()
 		r = connected{nil, ErrClosed}
 	}
-	p.proven = r.err == nil
 	if r.err != nil {
+		p.proven = false
 		p.fail(began)
 		for class, queue := range p.queues {
 			for _, w := range queue {
@@ -261,7 +261,7 @@ func (p *pool) prepare(ctx context.Context, c *conn, commands [][]string) error 
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.confirm = time.Duration(integer(version["replicas-timeout"])) * time.Millisecond
+	p.proven, p.confirm = true, time.Duration(integer(version["replicas-timeout"]))*time.Millisecond
 	return nil
 }
 

@@ -27,8 +27,8 @@ test-pythons: install ## The Python client's tests with every Python that can be
 test-containers: install ## The same tests against servers in containers (ARGS=name)
 	@scripts/test-containers $(ARGS)
 
-conformance: install ## Plays every promise of a client to all clients, with faults between any two messages (ARGS="--client rust --clean"); without ARGS: into clients/README.md
-	@scripts/conformance $(or $(ARGS),--table clients/README.md)
+conformance: install ## Runs every scenario of the client specification against all clients, with faults between any two messages (ARGS="--client rust --clean")
+	@scripts/conformance $(ARGS)
 
 simulate: install ## Lives of the module from seeds, judged after every turn (SEED=n: from this one on; MINUTES=n, LIVES=n)
 	@cargo run --profile simulation --locked -q -p simulated --bin simulate -- --seed $(or $(SEED),1) $(if $(LIVES),--lives $(LIVES),--minutes $(or $(MINUTES),1))

@@ -33,7 +33,7 @@ import org.springframework.scheduling.annotation.EnableScheduling;
 import org.springframework.scheduling.annotation.Scheduled;
 
 /** The starter in a Spring Boot application: nothing is set but {@code spring.data.redis.*}. */
-@Timeout(120)
+@Timeout(600)
 class StarterTest {
     private static RedisServer server;
 
@@ -77,7 +77,7 @@ class StarterTest {
     void beans_are_there_and_work(String driver) throws Exception {
         try (ConfigurableApplicationContext context = run(driver, "one")) {
             Holdfast client = context.getBean(Holdfast.class);
-            try (Hold hold = client.lock("boot").acquire(Duration.ofSeconds(60))) {
+            try (Hold hold = client.lock("boot").acquire(Duration.ofSeconds(200))) {
                 assertThat(context.getBean(HoldfastEndpoint.class).holds().holds()).anySatisfy(it -> {
                     assertThat(it.names()).containsExactly("boot");
                     assertThat(it.fence()).isEqualTo(hold.fence());
@@ -95,6 +95,7 @@ class StarterTest {
             Object health = indicator.getClass().getMethod("health").invoke(indicator);
             assertThat(health.toString()).startsWith("UP").contains("holds");
         }
+        await("the connections are closed").until(() -> server.ask("CLIENT", "LIST").lines().count() == 1);
     }
 
     @Test

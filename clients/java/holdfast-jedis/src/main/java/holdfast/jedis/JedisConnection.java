@@ -47,9 +47,13 @@ final class JedisConnection implements RedisConnection {
     public void close() {
         closed = true;
         batches.add(END);
+        disconnect();
+    }
+
+    private void disconnect() {
         try {
-            connection.forceDisconnect();
-        } catch (IOException | RuntimeException closing) {
+            connection.disconnect();
+        } catch (RuntimeException closing) {
             connection.setBroken();
         }
     }
@@ -67,11 +71,7 @@ final class JedisConnection implements RedisConnection {
         Throwable cause = why == null ? new IOException("the connection was closed") : why;
         closed = true;
         onClose.run();
-        try {
-            connection.forceDisconnect();
-        } catch (IOException | RuntimeException closing) {
-            connection.setBroken();
-        }
+        disconnect();
         // A batch that is sent from now on fails when the pool learns that the connection is closed.
         for (Batch batch = batches.poll(); batch != null; batch = batches.poll()) {
             batch.replies.broken(cause);

@@ -23,7 +23,7 @@ import org.junit.jupiter.api.Assumptions;
 public final class RedisServer implements AutoCloseable {
     static {
         // Whoever waits for a condition has time enough on a busy machine.
-        Awaitility.setDefaultTimeout(Duration.ofSeconds(40));
+        Awaitility.setDefaultTimeout(Duration.ofMinutes(2));
     }
 
     /** Where its files are. */

@@ -35,7 +35,7 @@ import org.junit.jupiter.params.provider.EnumSource;
 import redis.clients.jedis.UnifiedJedis;
 
 /** The client against a real server, over each library. */
-@Timeout(180)
+@Timeout(600)
 class ClientTest {
     private static final Duration WAIT = Duration.ofSeconds(60);
     private static RedisServer server;

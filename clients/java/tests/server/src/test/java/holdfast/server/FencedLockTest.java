@@ -25,7 +25,7 @@ import org.junit.jupiter.api.TestInfo;
 import org.junit.jupiter.api.Timeout;
 
 /** What {@link Lock} promises, and what Redisson says of {@code RLock}. */
-@Timeout(180)
+@Timeout(600)
 class FencedLockTest {
     private static RedisServer server;
     private static Clients.Opened one;

@@ -21,7 +21,7 @@ import org.quartz.SimpleScheduleBuilder;
 import org.quartz.TriggerBuilder;
 import org.quartz.impl.StdSchedulerFactory;
 
-@Timeout(180)
+@Timeout(600)
 class QuartzTest {
     private static final List<Long> RUNS = new CopyOnWriteArrayList<>();
     private static final List<Long> FENCES = new CopyOnWriteArrayList<>();

@@ -32,7 +32,7 @@ import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 
 /** Our client and the real Redisson on the same locks of the same server: a fleet that moves from one to the other. */
-@Timeout(180)
+@Timeout(600)
 class RedissonTest {
     private static final Duration WAIT = Duration.ofSeconds(60);
     private static RedisServer server;

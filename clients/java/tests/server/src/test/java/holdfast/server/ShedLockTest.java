@@ -22,7 +22,7 @@ import org.junit.jupiter.api.TestInfo;
 import org.junit.jupiter.api.Timeout;
 
 /** What the documentation of ShedLock's {@code LockProvider} demands. */
-@Timeout(180)
+@Timeout(600)
 class ShedLockTest {
     private static final Duration LONG = Duration.ofSeconds(30);
     private static RedisServer server;

@@ -21,7 +21,7 @@ import org.springframework.integration.leader.DefaultCandidate;
 import org.springframework.integration.support.leader.LockRegistryLeaderInitiator;
 import org.springframework.integration.support.locks.DistributedLock;
 
-@Timeout(180)
+@Timeout(600)
 class SpringIntegrationTest {
     private static RedisServer server;
     private static Clients.Opened one;

@@ -41,7 +41,7 @@ import redis.clients.jedis.HostAndPort;
 import redis.clients.jedis.JedisClientConfig;
 
 /** Where servers are: over TLS, with an ACL user and a database, behind Sentinel, in a cluster; over both libraries, which contend with each other. */
-@Timeout(180)
+@Timeout(600)
 class TopologyTest {
     private static final Duration WAIT = Duration.ofSeconds(60);
     private static final JedisClientConfig PLAIN = DefaultJedisClientConfig.builder().build();

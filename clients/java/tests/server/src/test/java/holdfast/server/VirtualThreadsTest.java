@@ -21,7 +21,7 @@ import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.EnumSource;
 
 /** Many virtual threads on few locks: none pins its carrier, and each gets its turn. */
-@Timeout(300)
+@Timeout(600)
 class VirtualThreadsTest {
     private static final int THREADS = 10_000;
     private static final int LOCKS = 100;

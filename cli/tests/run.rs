@@ -144,7 +144,7 @@ fn signals_reach_the_whole_group() {
 
 /// As under `nohup`, or in the background of a shell without job control.
 #[test]
-fn what_was_ignored_at_the_start_stays_ignored_also_by_the_command() {
+fn signal_ignored_at_the_start_stays_ignored_by_the_command() {
     let server = Server::start();
     for (name, signal) in
         [("HUP", libc::SIGHUP), ("INT", libc::SIGINT), ("QUIT", libc::SIGQUIT), ("TERM", libc::SIGTERM)]
@@ -196,7 +196,7 @@ fn a_lost_lock_stops_the_command_though_nobody_hears_of_it() {
 
 /// The server renews for longer than half a lease: it is asked before anything is judged.
 #[test]
-fn a_program_that_stood_still_for_less_than_its_lease_has_its_lock_still() {
+fn command_paused_for_less_than_its_lease_keeps_its_lock() {
     const LEASE: Duration = Duration::from_secs(10);
     let server = Server::start();
     let script =
@@ -283,7 +283,7 @@ fn a_grant_that_is_late_begins_the_command_late() {
 }
 
 #[test]
-fn a_grant_that_is_lost_on_the_way_runs_nothing_and_leaves_nothing_behind() {
+fn lost_grant_reply_runs_nothing_and_holds_nothing() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let come = on_the_reply_to(&proxy, "LOCK.ACQUIRE", Fate::Drop);
@@ -310,7 +310,7 @@ fn a_grant_that_is_lost_on_the_way_of_who_waits_is_found_again() {
 }
 
 #[test]
-fn an_answer_to_the_release_that_is_lost_does_not_change_the_exit_code() {
+fn lost_release_reply_does_not_change_the_exit_code() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let come = on_the_reply_to(&proxy, "LOCK.RELEASE", Fate::Drop);
@@ -332,7 +332,7 @@ fn a_lock_lost_before_the_end_is_told_at_the_end() {
 }
 
 #[test]
-fn run_takes_its_command_along_and_frees_an_ephemeral_lock_when_it_is_killed() {
+fn killed_run_ends_its_command_and_frees_an_ephemeral_lock() {
     let server = Server::start();
     let mut run = Running::start(holdfast(&server).args([
         "run",
@@ -458,7 +458,7 @@ fn run_ends_its_command_when_the_server_has_lost_the_lock() {
 }
 
 #[test]
-fn run_ends_its_command_when_the_lease_is_over_and_no_server_answers() {
+fn run_ends_its_command_when_the_lease_expires_without_a_server() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let url = format!("redis://{}", proxy.addr());

@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from fake import Fake
+from holdfast import _rules as rules
 from kinds import Tasks, Threads, end_others
 from proxy import Proxy
 from servers import Cluster, Sentinels, Server
@@ -33,6 +34,28 @@ def _note_skip(report):
 
 
 pytest_runtest_logreport = pytest_collectreport = _note_skip
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """A process that stands still for a while is no silent server, unless the test has `impatient`."""
+    for name in ("LEAST_SILENCE", "LONGEST_SILENCE", "WAIT_SILENCE", "SUPERSEDED_WITHIN"):
+        monkeypatch.setattr(rules, name, 20.0)
+
+
+@pytest.fixture
+def impatient(_patient, monkeypatch):
+    """Silence is noticed soon."""
+    monkeypatch.setattr(rules, "LEAST_SILENCE", 0.05)
+    monkeypatch.setattr(rules, "LONGEST_SILENCE", 0.3)
+    monkeypatch.setattr(rules, "WAIT_SILENCE", 0.5)
+    monkeypatch.setattr(rules, "SUPERSEDED_WITHIN", 1.0)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """A hold with a lease of 60 s, which outlasts every pause of this process, is renewed every 0.15 s."""
+    monkeypatch.setattr(rules, "RENEW_AT", 0.0025)
 
 
 @pytest.fixture(scope="session")

@@ -59,7 +59,7 @@ class Tasks:
         self.thread.start()
 
     def run(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(120)
 
     def inside(self, make):
         async def call():

@@ -19,7 +19,7 @@ MODULE = os.environ.get("HOLDFAST_MODULE", str(Path(__file__).parents[3] / "targ
 HOST = "127.0.0.1"
 
 
-def until(condition, what="the condition", seconds=20.0):
+def until(condition, what="the condition", seconds=30.0):
     """Waits until it holds, and returns what it returned."""
     end = time.monotonic() + seconds
     while True:
@@ -28,6 +28,13 @@ def until(condition, what="the condition", seconds=20.0):
             return value
         assert time.monotonic() < end, f"not within {seconds} s: {what}"
         time.sleep(0.005)
+
+
+def renewed(*holds):
+    """Waits until a renewal of each was heard that was sent after this began."""
+    for _ in range(2):
+        before = [hold._grant.certain for hold in holds]
+        until(lambda before=before: all(h._grant.certain > b for h, b in zip(holds, before, strict=True)), "renewed")
 
 
 class Stalls:

@@ -38,10 +38,10 @@ def proxied(kind, proxy):
 
 @pytest.mark.parametrize("fate", ["request", "reply", "late"])
 @pytest.mark.parametrize(("verb", "number"), [(b".ACQUIRE", 0), (b".RENEW", 0), (b".RENEW", 1), (b".RELEASE", 0)])
-def test_lock_survives_a_cut_at_any_message(proxied, proxy, admin, name, verb, number, fate):
+def test_lock_survives_a_cut_at_any_message(proxied, proxy, admin, name, verb, number, fate, quick):
     proxied.lock(name).acquire().release()
     proxy.rule = Nth(verb, number, fate)
-    hold = proxied.lock(name, lease=1).acquire(10)
+    hold = proxied.lock(name, lease=60).acquire(45)
     until(lambda: sum(request[0] == b"LOCK.RENEW" for request in proxy.requests) >= 3, "it is renewed")
     assert hold.is_held()
     hold.check()
@@ -51,7 +51,7 @@ def test_lock_survives_a_cut_at_any_message(proxied, proxy, admin, name, verb, n
     assert not hold.lost.is_set()
     proxy.deliver()
     assert admin.exists(name) == 0
-    with proxied.lock(name).acquire(5):
+    with proxied.lock(name).acquire(45):
         pass
 
 
@@ -62,7 +62,7 @@ def test_waiter_keeps_its_place_when_cut(proxied, client, proxy, name, fate):
     order = []
 
     def wait(opened, who):
-        with opened.lock(name).acquire(20):
+        with opened.lock(name).acquire(45):
             order.append(who)
 
     first = threading.Thread(target=wait, args=(proxied, "first"))
@@ -71,13 +71,19 @@ def test_waiter_keeps_its_place_when_cut(proxied, client, proxy, name, fate):
     second = threading.Thread(target=wait, args=(client, "second"))
     second.start()
     until(lambda: len(client.waiters(name)) == 2, "both wait")
+    before = client.waiters(name)[0]["client"]
     proxy.cut()
     time.sleep(0.1)
     proxy.mend()
-    until(lambda: len(client.waiters(name)) == 2, "both wait again")
+
+    def both_wait_again():
+        waiters = client.waiters(name)
+        return len(waiters) == 2 and before not in [one["client"] for one in waiters]
+
+    until(both_wait_again, "both wait again")
     blocker.release()
-    first.join(20)
-    second.join(20)
+    first.join(60)
+    second.join(60)
     assert order == ["first", "second"]
 
 
@@ -89,23 +95,23 @@ def test_nothing_is_left_when_a_wait_is_given_up_in_a_cut(proxied, client, proxy
     with pytest.raises(holdfast.NotAcquiredError):
         proxied.lock(name, lease=3).acquire(0.3)
     blocker.release()
-    until(lambda: not client.waiters(name) and not admin.exists(name), "nothing is left", 10)
+    until(lambda: not client.waiters(name) and not admin.exists(name), "nothing is left")
 
 
-def test_silent_connection_is_replaced_and_the_place_kept(proxied, client, proxy, name):
+def test_silent_connection_is_replaced_and_the_place_kept(proxied, client, proxy, name, impatient):
     blocker = client.lock(name).acquire()
     got = []
-    thread = threading.Thread(target=lambda: got.append(proxied.lock(name).acquire(20)))
+    thread = threading.Thread(target=lambda: got.append(proxied.lock(name).acquire(45)))
     thread.start()
     until(lambda: client.waiters(name), "it waits")
     before = client.waiters(name)[0]["client"]
     # The client's side of the connection is gone, and the server is not told.
     for link in list(proxy.links):
         link.mute = True
-    until(lambda: [one["client"] for one in client.waiters(name)] not in ([before], []), "it asks over another one", 5)
-    assert client.waiters(name)[0]["waited"] > 1500
+    until(lambda: [one["client"] for one in client.waiters(name)] not in ([before], []), "it asks over another one")
+    assert client.waiters(name)[0]["waited"] >= 500
     blocker.release()
-    thread.join(10)
+    thread.join(60)
     assert got[0].is_held()
     got[0].release()
 
@@ -142,7 +148,7 @@ async def _cancels(port, name, count, seed):
                 pass
         stop.set()
         await competing
-        end = time.monotonic() + 10
+        end = time.monotonic() + 30
         while await rival.info(name):
             assert time.monotonic() < end, f"left: {await rival.info(name)}, {await rival.waiters(name)}"
             await asyncio.sleep(0.01)
@@ -163,18 +169,19 @@ def test_holders_never_overlap_under_cuts(kind, server, name):
     for proxy in proxies:
         proxy.rule = lambda _: rng.choice(["request", "reply"]) if rng.random() < 0.05 else None
     opened = [kind.open(kind.redis(proxy.port)) for proxy in proxies]
-    spans, end = [], time.monotonic() + 4
+    spans, end = [], time.monotonic() + 60
 
     def work(number):
-        while time.monotonic() < end:
+        while len(spans) < 100 and time.monotonic() < end:
             try:
                 hold = opened[number % 2].lock(name, lease=1).acquire(2)
             except holdfast.NotAcquiredError:
                 continue
             began = time.monotonic()
             time.sleep(0.002)
-            still = time.monotonic() if hold.is_held() else began
-            spans.append((began, still, hold.fence))
+            ended = time.monotonic()
+            if hold.is_held():
+                spans.append((began, ended, hold.fence))
             with contextlib.suppress(holdfast.LockLostError, redis.ConnectionError, redis.TimeoutError):
                 hold.release()
 
@@ -186,7 +193,7 @@ def test_holders_never_overlap_under_cuts(kind, server, name):
     for proxy in proxies:
         proxy.rule = lambda _: None
     spans.sort()
-    assert len(spans) > 20
+    assert len(spans) >= 100
     for (_, ended, fence), (began, _, later) in itertools.pairwise(spans):
         assert ended <= began
         assert fence < later

@@ -273,7 +273,7 @@ class Engine:
     def _bound(self, request: _Request) -> float:
         """How long the next step may take."""
         if not request.waits:
-            return max(request.terms.silence(0.0), 0.05)
+            return request.terms.silence(0.0)
         return max(request.until + GRACE - now(), 0.0) if request.until < math.inf else rules.LONGEST_WAIT
 
     def _wait_for(self, request: _Request, pool: Pool) -> float | None:
@@ -293,8 +293,8 @@ class Engine:
         terms = request.terms
         if terms.owner is not None:
             # It is not repeated, so over a connection that has just answered.
-            await self._command(pool, REST, [(b"LOCK.VERSION",)], min(self._bound(request), 1.0))
-        line = await pool.get(REST, min(self._bound(request), 1.0))
+            await self._command(pool, REST, [(b"LOCK.VERSION",)], min(self._bound(request), rules.LONGEST_SILENCE))
+        line = await pool.get(REST, min(self._bound(request), rules.LONGEST_SILENCE))
         is_fresh: bool = line.is_fresh
         sent = now()
         words = terms.acquire(request.owner, wait, sent - request.began if request.sent is not None else 0.0)
@@ -573,7 +573,7 @@ class Engine:
         while True:
             pool = await self.router.pool(key, end - now())
             try:
-                [reply] = await self._command(pool, REST, [words], max(min(end - now(), 1.0), 0.05))
+                [reply] = await self._command(pool, REST, [words], max(min(end - now(), rules.LONGEST_SILENCE), 0.05))
                 verdict = judge(reply)
                 if verdict in (Verdict.YES, Verdict.NIL):
                     pool.succeeded()
@@ -595,7 +595,7 @@ class Engine:
     async def _renew_all(self, grants: Sequence[Grant], pool: Pool) -> list[Any]:
         """Of each: True if it was renewed, False if it is gone, or what went wrong."""
         terms = grants[0].terms
-        seconds = min(min(max(grant.lease / 8, 0.05), 1.0) for grant in grants)
+        seconds = min(rules.silence(grant.lease) for grant in grants)
         seconds += pool.replicas_timeout if terms.replicas else 0.0
         sent, tokens = now(), [grant.token for grant in grants]
         commands = [grant.terms.renewal(grant.owner, grant.token, grant.lease) for grant in grants]

@@ -31,6 +31,10 @@ SUPERSEDED_WITHIN = 1.0
 LONGEST_WAIT = 3600.0
 POLL_EVERY = 1.0
 BATCH = 256
+RENEW_AT = 0.25
+"""When a hold is renewed, as a part of its lease."""
+LEAST_SILENCE, LONGEST_SILENCE = 0.05, 1.0
+"""How long a request without a wait may take."""
 
 Name = str | bytes
 Words = tuple[bytes | int, ...]
@@ -47,6 +51,11 @@ class NotSent(TimeoutError):
 def ms(seconds: float) -> int:
     """Whole milliseconds, rounded up, at least 1: 0 means *for ever* to the server."""
     return max(1, math.ceil(seconds * 1000 - 1e-6))
+
+
+def silence(lease: float, patience: float | None = None) -> float:
+    """How long a request without a wait may take, for a hold with this lease."""
+    return min(max(lease / 8, LEAST_SILENCE), patience or LONGEST_SILENCE)
 
 
 def encode(name: Name) -> bytes:
@@ -151,7 +160,7 @@ class Terms:
 
     def silence(self, replicas_timeout: float) -> float:
         """How long a request without a wait may take."""
-        return min(max(self.lease / 8, 0.05), self.patience or 1.0) + (replicas_timeout if self.replicas else 0.0)
+        return silence(self.lease, self.patience) + (replicas_timeout if self.replicas else 0.0)
 
 
 class Verdict(enum.Enum):
@@ -268,8 +277,7 @@ class Grant:
     def renewed_until(self, certain: float) -> None:
         """The server holds it for a lease that ends then at the earliest."""
         self.certain = certain
-        # A quarter after the lease began.
-        self.next_renewal = certain - self.lease * (DRIFT - 0.25) if self.terms.renew else math.inf
+        self.next_renewal = certain - self.lease * (DRIFT - RENEW_AT) if self.terms.renew else math.inf
         if not COUNTS_SUSPEND:
             self.wall = time.time() + certain - now()
 

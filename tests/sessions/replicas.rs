@@ -435,7 +435,7 @@ mod demotion {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);
-        client.take("LOCK.ACQUIRE key holder");
+        client.take("LOCK.ACQUIRE key holder LEASE 600000");
         let lines: Vec<String> =
             (0..MANY).map(|number| session.naming(&format!("LOCK.ACQUIRE key owner-{number} WAIT 0"))).collect();
         client.say_all(&lines);

@@ -564,6 +564,9 @@ mod tests {
             for name in manifest.fails.keys().chain(manifest.fails_between.keys()) {
                 assert!(
                     name == "random"
+                        || name
+                            .strip_prefix("vectors/")
+                            .is_some_and(|it| folder("vectors").join(it).with_extension("jsonl").is_file())
                         || golden::TABLES.iter().any(|(table, _)| name.split('/').next() == Some(table))
                         || scenarios.iter().any(|it| it.name == *name),
                     "{}: {name}",

@@ -85,16 +85,17 @@ def parse(data, at):
 class Client:
     def __init__(self, address):
         self.address, self.idle, self.pause, self.holds = address, [], 0.0, set()
-        self.is_greeted = self.is_closed = False
+        self.is_greeted, self.is_closed, self.all, self.background = False, False, [], []
         threading.Thread(target=self.keep, daemon=True).start()
 
     def connection(self, seconds):
-        return self.idle.pop() if self.idle else Connection(self.address, seconds)
+        try:
+            return self.idle.pop()
+        except IndexError:
+            self.all.append(Connection(self.address, max(seconds, 0.01)))
+            return self.all[-1]
 
-    def put(self, connection):
-        connection.socket.close() if self.is_closed else self.idle.append(connection)
-
-    def ask(self, seconds, *commands):
+    def ask(self, seconds, *commands, again=True):
         """The replies to a pipeline. An error closes the connection (B23); a dead idle one is replaced at once, once (B28)."""
         end, connection = now() + seconds, self.connection(seconds)
         try:
@@ -103,11 +104,11 @@ class Client:
             replies = [connection.read(end) for _ in commands]
         except OSError as error:
             connection.socket.close()
-            if connection.is_fresh or isinstance(error, TimeoutError):
+            if connection.is_fresh or isinstance(error, TimeoutError) or not again:
                 raise
             self.drop_idle()
             return self.ask(end - now(), *commands)
-        self.put(connection)
+        self.idle.append(connection)
         return replies
 
     def drop_idle(self):
@@ -133,17 +134,32 @@ class Client:
         return 0.0
 
     def keep(self):
-        """The one timer for all holds (B14)."""
+        """The one timer for all holds; those that are due share a pipeline (B14, B15)."""
         while not self.is_closed:
+            due = [hold for hold in list(self.holds) if hold.is_renewed and now() >= hold.due]
+            if due:
+                self.renew(due)
             for hold in list(self.holds):
-                try:
-                    if hold.is_renewed and now() >= hold.due:
-                        hold.renew(hold.lease)
-                except (Refused, Lost, OSError):
-                    hold.due = now() + min(0.02, hold.lease / 16)
                 if now() >= hold.certain:
                     hold.lose("expired")
             time.sleep(0.005)
+
+    def renew(self, due):
+        sent = now()
+        try:
+            replies = self.ask(min(hold.silence for hold in due), *[hold.renewal(hold.lease) for hold in due])
+        except OSError as error:
+            replies = [error] * len(due)
+        for hold, reply in zip(due, replies):
+            try:
+                hold.renewed(reply, sent, hold.lease)
+            except (Refused, Lost, OSError):
+                hold.due = now() + min(0.02, hold.lease / 16)
+
+    def close(self):
+        self.is_closed = True
+        for connection in self.all:
+            connection.socket.close()
 
 
 class Hold:
@@ -153,7 +169,8 @@ class Hold:
         self.limit = ["SHARED"] if shared else ["LIMIT", limit] if limit != 1 else []
         self.replicas = ["REPLICAS", replicas] if replicas else []
         self.owner, self.broke, self.why, self.pending, self.sent = os.urandom(16).hex(), False, None, [], 0.0  # B1
-        self.silence, self.cancelled = min(max(self.lease / 8, 0.05), 1.0) + bool(replicas), None
+        self.silence, self.cancelled = min(max(self.lease / 8, 0.05), 1.0) + bool(replicas), None  # B23
+        self.is_over = threading.Event()
 
     def command(self, verb, *words):
         head = [f"LOCK.{verb}"] if len(self.keys) == 1 else [f"LOCK.M{verb}", len(self.keys)]
@@ -171,9 +188,13 @@ class Hold:
                         self.ask_for(wait, until, began)
                         silent_at = self.sent + (2.0 if wait else self.silence)
                     if not self.pending or now() >= (until + 0.25 if wait else silent_at):  # B13
+                        if not wait:
+                            raise TimeoutError("no answer, which is no refusal")
                         return False
                     reply = self.pending[-1].read(min(silent_at, now() + 0.1) if wait else silent_at)
                 except TimeoutError:
+                    if not wait and now() >= silent_at:
+                        raise
                     continue
                 except (OSError, Refused) as error:
                     is_dead = bool(self.pending) and not self.pending[-1].is_fresh  # it had died while it was idle (B28)
@@ -186,7 +207,7 @@ class Hold:
                         raise
                     silent_at = self.client.rest(self.lease)
                     continue
-                self.client.put(self.pending.pop())
+                self.client.idle.append(self.pending.pop())
                 if reply is None:
                     return False
                 if not isinstance(reply, Refused):
@@ -201,7 +222,9 @@ class Hold:
                 silent_at = self.client.rest(self.lease)
         finally:
             if self not in self.client.holds and (self.pending or self.broke):
-                threading.Thread(target=self.withdraw, daemon=True).start()
+                self.client.background.append(threading.Thread(target=self.withdraw, daemon=True))
+                self.client.background[-1].start()
+            self.is_over.set()
 
     def ask_for(self, wait, until, began):
         connection = self.client.connection(self.silence)
@@ -219,7 +242,7 @@ class Hold:
         try:
             reply = old.read(now() + 1.0)
             self.pending.remove(old)
-            self.client.put(old)
+            self.client.idle.append(old)
             return reply
         except OSError:
             return self.drop(old)
@@ -252,17 +275,23 @@ class Hold:
             self.why = why
             say(lost=self.name, reason=why)
 
+    def renewal(self, lease):
+        return self.command("RENEW", "TOKEN", self.fence, "LEASE", ms(lease), *self.replicas)
+
     def renew(self, lease):
-        sent, words = now(), ["TOKEN", self.fence, "LEASE", ms(lease), *self.replicas]
+        sent = now()
         try:
-            [reply] = self.client.ask(self.silence, self.command("RENEW", *words))
-        except OSError:
-            self.broke = True
-            raise
+            [reply] = self.client.ask(self.silence, self.renewal(lease))
+        except OSError as error:
+            reply = error
+        self.renewed(reply, sent, lease)
+
+    def renewed(self, reply, sent, lease):
+        self.broke = self.broke or isinstance(reply, OSError)
         if is_nil(reply) or "WRONGTYPE" in str(reply):
             self.lose("gone")
             raise Lost("gone")
-        if isinstance(reply, Refused):
+        if isinstance(reply, Exception):
             raise reply
         self.lease = lease
         self.set_certain(sent)
@@ -274,7 +303,7 @@ class Hold:
             commands = [self.command("RELEASE", "TOKEN", self.fence), self.command("RELEASE", "ALL")]  # B18
             attempts += 1
             try:
-                reply = self.client.ask(self.silence, *commands[: 1 + self.broke])[0]
+                reply = self.client.ask(self.silence, *commands[: 1 + self.broke], again=False)[0]
                 reply = None if "WRONGTYPE" in str(reply) else reply  # it was overwritten
                 if not isinstance(reply, Refused):
                     break
@@ -329,13 +358,15 @@ class Driver:
             return
         for hold in list(self.holds):
             self.cancel(hold)
+            self.holds[hold].is_over.wait(5)
+        for thread in self.client.background:
+            thread.join(5)
         for hold in list(self.client.holds):
             try:
                 hold.release()
             except (Refused, Lost, OSError):
                 pass
-        self.client.is_closed = True
-        self.client.drop_idle()
+        self.client.close()
 
     def call(self, id, call, arguments):
         try:

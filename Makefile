@@ -1,7 +1,7 @@
 # What can be done here. `make` alone lists it.
 
 .DEFAULT_GOAL := help
-.PHONY: help run stop build test simulate test-versions test-pythons test-containers conformance lint bench bench-quick lab image dist test-dist test-deploy install
+.PHONY: help run stop build test simulate test-versions test-pythons test-containers conformance lint bench bench-quick lab image dist test-dist test-deploy docs install
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,8 +27,8 @@ test-pythons: install ## The Python client's tests with every Python that can be
 test-containers: install ## The same tests against servers in containers (ARGS=name)
 	@scripts/test-containers $(ARGS)
 
-conformance: install ## Plays every promise of a client to all clients, with faults between any two messages (ARGS="--client rust --clean"); without ARGS: into clients/README.md
-	@scripts/conformance $(or $(ARGS),--table clients/README.md)
+conformance: install ## Runs every scenario of the client specification against all clients, with faults between any two messages (ARGS="--client rust --clean")
+	@scripts/conformance $(ARGS)
 
 simulate: install ## Lives of the module from seeds, judged after every turn (SEED=n: from this one on; MINUTES=n, LIVES=n)
 	@cargo run --profile simulation --locked -q -p simulated --bin simulate -- --seed $(or $(SEED),1) $(if $(LIVES),--lives $(LIVES),--minutes $(or $(MINUTES),1))
@@ -48,7 +48,7 @@ lint: install ## Formatting, clippy, documentation, cycles among modules: no war
 	cargo clippy --workspace --all-targets --features support/containers --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --features support/containers --locked --quiet
 
-bench: build ## Measures the module beside what people use today, into bench/results/
+bench: build ## Measures the module beside what people use today, into target/bench
 	@scripts/bench
 
 bench-quick: build ## The same in two minutes: shows that it runs, judges nothing
@@ -68,6 +68,9 @@ test-dist: install ## Makes them twice, compares, installs and uses them (ARGS=-
 
 test-deploy: install ## Checks deploy/, and starts and uses its three shapes in containers (SERVER=valkey)
 	@scripts/test-deploy
+
+docs: install ## Builds the documentation's site: target/site/index.html
+	@scripts/docs
 
 install: ## Installs what is missing for all of these (nothing, when all is there)
 	@scripts/install

@@ -66,7 +66,7 @@ def main():
     times.sort()
     p50, p99 = (times[min(int(share * len(times)), len(times) - 1)] for share in (0.5, 0.99))
     print(json.dumps({"uses": len(times), "p50": p50, "p99": p99}), flush=True)
-    # Until its end: nothing is given back meanwhile.
+    # Until its end: nothing is released meanwhile.
     sys.stdin.readline()
 
 

@@ -37,7 +37,7 @@ def server_cpu(client):
 class Relay:
     """One lock that goes round among threads, each with a connection of its own.
 
-    Who gave it back asks again when the next one has it, and that one gives it back when all others wait.
+    A client that released asks again when the next one holds it, and that one releases when all others wait.
     """
 
     def __init__(self, port, clients):

@@ -18,7 +18,7 @@ use crate::server::{AsText, Ctx, Text};
 use crate::state::confirmations::{Confirmation, ConfirmationId, Settled, What};
 use crate::state::owed::Ticket;
 use crate::state::ties::Confirms;
-use crate::state::{self, GrantId, Outcome, Terms};
+use crate::state::{self, Basis, GrantId, Outcome, Terms};
 use crate::stats::{count, time};
 
 /// After this many ms without enough confirmations, the replicas are asked again: one may just have reconnected.
@@ -151,9 +151,10 @@ fn bind_all(ctx: Ctx, id: GrantId, terms: &Terms, now: Now) -> Holds {
     let parts = state::with(|state| {
         let grant = state.undelivered.get(id).filter(|grant| state.is_awaited(grant))?;
         let whose = (grant.owner.clone(), grant.client, grant.on_behalf);
-        Some((grant.home.get(), grant.holds.clone(), whose))
+        let binds = grant.basis != Basis::Renewal || holding::renewal_binds(grant.on_behalf, terms);
+        Some((grant.home.get(), grant.holds.clone(), whose, binds))
     });
-    let Some((db, holds, (owner, client, on_behalf))) = parts else { return Holds::Gone };
+    let Some((db, holds, (owner, client, on_behalf), binds)) = parts else { return Holds::Gone };
     ctx.in_db(db, |ctx| {
         let text = Text::new(&owner);
         let owner = Name::kept_as(text.as_text(), &owner);
@@ -166,7 +167,7 @@ fn bind_all(ctx: Ctx, id: GrantId, terms: &Terms, now: Now) -> Holds {
         let of_both = names.iter().zip(&holds);
         let locks = of_both.map(|(name, hold)| look(Name::kept_as(name.as_text(), &hold.name), hold.token));
         let Some(locks) = locks.collect::<Option<Vec<Lock>>>() else { return Holds::Gone };
-        for (lock, hold) in locks.iter().zip(&holds) {
+        for (lock, hold) in locks.iter().zip(&holds).filter(|_| binds) {
             // Nobody watched it meanwhile: somebody else may have given the key an earlier end.
             let deadline = lock.own_end().map_or(hold.deadline, |end| end.min(hold.deadline));
             holding::bind(lock, (deadline, hold.token), grantee, now);

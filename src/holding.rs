@@ -94,6 +94,12 @@ pub fn bind_now(lock: &Lock, of: (Deadline, Token), grantee: Grantee, now: Now) 
     }
 }
 
+/// Whether a renewal says what binds the hold from now on. One that does not leaves that as it is, also over the connection
+/// of a session.
+pub fn renewal_binds(on_behalf: OnBehalf, terms: &Terms) -> bool {
+    on_behalf == OnBehalf::Session || terms.tying != Tying::NONE
+}
+
 /// Ties a hold whose request is answered with success: to a session always, also if the request came over its own
 /// connection and did not name it; to another connection if it asks for that.
 pub fn bind(lock: &Lock, (deadline, token): (Deadline, Token), grantee: Grantee, now: Now) {

@@ -9,7 +9,7 @@ use crate::waiter::{Tell, Waiter};
 
 /// † A waiter that asks again over another connection never leaves the queue.
 #[test]
-fn waiter_keeps_its_place_when_it_asks_again_over_another_connection() {
+fn waiter_keeps_its_place_when_it_reconnects() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 600000");

@@ -1,4 +1,4 @@
-//! What whoever may use a server could do to the others on it: stop it, look where it may not, keep what it has lost.
+//! What a client could do to others of the same server: stop it, read what it may not, keep what it has lost.
 
 mod bounds;
 mod crowds;

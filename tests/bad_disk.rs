@@ -66,7 +66,7 @@ fn persistence(server: &Server, field: &str) -> String {
 }
 
 #[test]
-fn where_each_write_is_synced_all_wait_for_the_disk_and_leases_run_on() {
+fn slow_disk_delays_all_clients_with_appendfsync_always() {
     if in_containers() {
         return skip("its disk is elsewhere");
     }
@@ -100,7 +100,7 @@ fn where_each_write_is_synced_all_wait_for_the_disk_and_leases_run_on() {
 }
 
 #[test]
-fn where_a_sync_is_made_every_second_locks_go_on_while_the_disk_hangs() {
+fn hanging_disk_delays_nothing_with_appendfsync_everysec() {
     if in_containers() {
         return skip("its disk is elsewhere");
     }
@@ -121,7 +121,7 @@ fn where_a_sync_is_made_every_second_locks_go_on_while_the_disk_hangs() {
 }
 
 #[test]
-fn a_disk_that_fails_ends_a_server_that_syncs_each_write_and_keeps_another_from_writing() {
+fn failed_disk_ends_appendfsync_always_and_stops_writes_else() {
     if in_containers() {
         return skip("its disk is elsewhere");
     }
@@ -162,7 +162,7 @@ fn a_disk_that_fails_ends_a_server_that_syncs_each_write_and_keeps_another_from_
 }
 
 #[test]
-fn a_fork_that_fails_stops_locks_where_snapshots_are_made_and_elsewhere_only_rewriting() {
+fn failed_fork_stops_locks_only_with_snapshots() {
     if in_containers() {
         return skip("its disk is elsewhere");
     }

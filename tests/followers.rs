@@ -1,4 +1,4 @@
-//! Nothing is lost to whoever begins to follow the data, at whatever moment: while nobody does, the module hands
+//! A replica, file or monitor that starts at any moment misses nothing: while there is none, the module hands
 //! nothing over for replication (`src/keyspace/listeners.rs`), and must notice in time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -118,7 +118,7 @@ fn a_replica_that_is_away_for_a_moment_misses_nothing() {
 }
 
 #[test]
-fn an_append_only_file_that_is_turned_on_under_load_misses_nothing() {
+fn append_only_file_enabled_under_load_misses_nothing() {
     let mut server = Server::builder().arg("appendfsync", "always").start();
     let_it_find_itself_alone();
     let set = |server: &Server, value: &str| {

@@ -74,7 +74,7 @@ fn a_token_that_may_be_another_server_s_counts() {
 }
 
 #[test]
-fn a_hold_with_a_token_from_nowhere_is_a_hold_until_it_is_entered_again() {
+fn hold_with_a_foreign_token_is_valid_until_re_entry() {
     let server = Server::start();
     let mut connection = server.raw();
     for token in tokens_from_nowhere() {
@@ -439,7 +439,7 @@ fn expiring(connection: &mut Raw) -> usize {
 }
 
 #[test]
-fn whoever_promises_a_deadline_takes_the_expiry_from_the_fields_it_stands_on() {
+fn grant_removes_the_expiry_of_its_fields() {
     let Some(mut servers) = with_field_expiry() else { return };
     let mut connection = servers[0].raw();
     for (index, limit) in ["", "SHARED", "LIMIT 5"].into_iter().enumerate() {
@@ -503,7 +503,7 @@ fn a_renewed_hold_outlives_the_expiry_of_its_fields() {
 
 /// That a mutex's fields have no expiry is found out once, and again when anybody else has touched it.
 #[test]
-fn fields_that_get_an_expiry_after_a_renewal_lose_it_at_the_next() {
+fn renewal_removes_the_expiry_of_fields() {
     let Some(servers) = with_field_expiry() else { return };
     let mut connection = servers[0].raw();
     let expire = "HPEXPIRE key 60000 FIELDS 1 me";

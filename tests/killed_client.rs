@@ -42,7 +42,7 @@ impl Drop for Client {
 }
 
 #[test]
-fn all_waiters_are_served_when_a_client_with_a_thousand_ephemeral_locks_is_killed() {
+fn killed_client_frees_a_thousand_ephemeral_locks() {
     let server = Server::start();
     let mut viewer = server.raw();
     let mut client = Client::start(&server);

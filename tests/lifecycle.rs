@@ -274,7 +274,7 @@ fn unload_and_load_leave_no_memory_behind() {
 /// The server keeps a pointer to the last command of each connection, and to those in a transaction. Redis 8.0 and later run
 /// the last one again without looking it up.
 #[test]
-fn it_stays_while_the_server_would_still_call_one_of_its_commands() {
+fn unload_is_refused_while_the_server_may_call_a_command() {
     let (server, path) = plain();
     let mut raw = server.raw();
     let load = format!("MODULE LOAD {path}");
@@ -400,7 +400,7 @@ fn repeat(server: &Server, lines: &[String], count: usize) {
 
 /// E. With `HDEL` renamed, replicas and the append-only file lost what the module wrote, and nothing said so.
 #[test]
-fn the_module_refuses_to_load_where_a_needed_command_was_renamed() {
+fn load_is_refused_when_a_needed_command_was_renamed() {
     if Server::start().is_container() {
         return skip("its configuration file is elsewhere");
     }

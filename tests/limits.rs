@@ -116,7 +116,7 @@ fn a_stricter_request_waits_for_room_under_its_own_limit() {
 }
 
 #[test]
-fn a_re_entry_under_another_limit_is_an_error_and_changes_nothing() {
+fn re_entry_with_another_limit_is_an_error() {
     let server = Server::start();
     let mut connection = server.raw();
     for (held, _) in LIMITS {
@@ -368,7 +368,7 @@ fn a_writer_gets_the_lock_when_the_last_reader_s_lease_ends() {
 }
 
 #[test]
-fn the_last_release_removes_the_key_with_what_is_left_of_expired_holders() {
+fn last_release_removes_the_key_with_expired_holders() {
     let server = Server::start();
     let mut connection = server.raw();
     connection.say("LOCK.ACQUIRE key brief LEASE 20 LIMIT 5").token();
@@ -497,7 +497,7 @@ fn a_tie_is_of_one_holder_among_several() {
 fn a_cycle_of_a_reader_and_a_writer_is_not_followed() {
     let server = Server::start();
     for (round, (words, _)) in LIMITS.iter().enumerate() {
-        // Keys of its own: whoever waited in the round before may still be there.
+        // Keys of its own: waiters of the round before may still be there.
         let [a, b] = [format!("a:{round}"), format!("b:{round}")];
         let [mut one, mut two] = [server.raw(), server.raw()];
         one.say(&format!("LOCK.ACQUIRE {a} one {words} LEASE 600000")).token();
@@ -670,7 +670,7 @@ fn holders_can_be_changed_past_the_module() {
 }
 
 #[test]
-fn what_is_left_of_expired_holders_is_taken_out_while_others_hold() {
+fn expired_holders_are_removed_while_others_hold() {
     let server = Server::start();
     let mut connection = server.raw();
     connection.say("LOCK.ACQUIRE key long LEASE 600000 SHARED").token();

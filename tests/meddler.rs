@@ -96,7 +96,7 @@ fn at_every_change_of_a_key() {
     ] {
         client.say(&line.replace("{}", &session));
     }
-    // No wait is forgotten, whoever took the lock in between.
+    // No wait is forgotten, also if another client took the lock in between.
     until(SOON, "nobody waits", || server.info("holdfast", "holdfast_waiters").as_deref() == Some("0"));
     assert_eq!(client.say("DBSIZE"), Value::Int(0));
     assert_eq!(client.say("LOCK.INFO k"), Value::Nil);

@@ -1,4 +1,4 @@
-//! What others are told of a lock's changes: keyspace notifications, Redisson's channel, replicas, the append-only file.
+//! What other clients see of a lock's changes: keyspace notifications, Redisson's channel, replicas, the append-only file.
 
 use std::fs;
 use std::time::Duration;
@@ -87,7 +87,7 @@ fn class(event: &str) -> char {
 }
 
 #[test]
-fn keyspace_notifications_are_those_of_the_standard_commands_and_our_own() {
+fn keyspace_notifications_are_the_standard_ones_and_ours() {
     let server = Server::start();
     let mut raw = server.raw();
     let mut listener = Listener::new(&server, "__keyspace@0__:*");
@@ -221,7 +221,7 @@ fn in_a_cluster_the_announcement_is_for_the_shard() {
 }
 
 #[test]
-fn subscribers_of_a_replica_hear_the_announcement_if_it_is_replicated() {
+fn subscribers_of_a_replica_receive_replicated_releases() {
     let master = Server::start();
     let replica = Server::builder().without_module().start();
     replica.replica_of(&master);
@@ -419,7 +419,7 @@ fn each_step_is_logged_as_one_whatever_the_limit() {
 }
 
 #[test]
-fn a_log_taken_elsewhere_command_by_command_makes_the_same_locks() {
+fn replayed_append_only_file_makes_the_same_locks() {
     let server = Server::builder().arg("appendonly", "yes").arg("appendfsync", "always").start();
     let mut raw = server.raw();
     for line in [

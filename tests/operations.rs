@@ -105,7 +105,7 @@ fn with_data(purpose: &str) -> FromFile {
 }
 
 #[test]
-fn the_append_only_file_is_turned_on_without_losing_what_is_there() {
+fn append_only_file_is_enabled_without_losing_data() {
     let mut it = with_data("has-data");
     if it.server.is_container() {
         return skip("its configuration file is elsewhere");
@@ -126,7 +126,7 @@ fn the_append_only_file_is_turned_on_without_losing_what_is_there() {
 
 /// What the document warns of, and the way back.
 #[test]
-fn turned_on_in_the_file_alone_it_hides_what_is_there_until_it_is_taken_back() {
+fn append_only_file_enabled_in_the_file_alone_hides_data() {
     let mut it = with_data("hides-data");
     if it.server.is_container() {
         return skip("its configuration file is elsewhere");

@@ -254,7 +254,7 @@ fn debug_reload_keeps_every_lock() {
 
 /// What guarantees.md excepts from promise 6: nobody but the key knows of a token that was raised ahead of the clock.
 #[test]
-fn after_a_restart_other_keys_do_not_know_a_token_that_was_raised() {
+fn raised_token_is_unknown_to_other_keys_after_a_restart() {
     const MINUTES_59: i64 = 59 * 60 * 1_000_000;
     let mut server = durable().start();
     let mut raw = server.raw();

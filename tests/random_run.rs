@@ -440,7 +440,7 @@ impl Run {
         self.settle(&keys);
     }
 
-    /// Whoever is served by what just happened gets the reply; then some of the state is compared.
+    /// Each client that was just granted gets the reply; then some of the state is compared.
     fn settle(&mut self, keys: &[usize]) {
         self.take_replies();
         for &key in keys {

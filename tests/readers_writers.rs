@@ -80,7 +80,7 @@ fn visit(mut connection: Raw, mut random: Random, who: usize, writer: bool, end:
     stays
 }
 
-/// In order of grants: whoever comes after a writer enters when it has left, and the other way round.
+/// In order of grants: a request after a writer is granted when it has left, and the other way round.
 fn writers_are_alone(stays: &[Stay]) {
     let (mut last_writer, mut last_reader) = (0, 0);
     for stay in stays {
@@ -116,7 +116,7 @@ fn nobody_is_passed(stays: &[Stay]) {
     }
 }
 
-/// A writer is granted at once or, by the server's clock, not after those with smaller tokens have given back.
+/// A writer is granted at once or, by the server's clock, not after those with smaller tokens have released.
 fn writers_wait_for_those_ahead_only(stays: &[Stay]) {
     let (mut ahead_released, mut longest) = (0, 0);
     for stay in stays {

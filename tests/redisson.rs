@@ -62,7 +62,7 @@ fn random_steps_by_both_on_the_same_locks() {
 }
 
 #[test]
-fn a_lock_taken_by_one_is_refused_renewed_and_released_by_the_other() {
+fn lock_is_interchangeable_with_redisson_scripts() {
     let server = Server::start();
     let mut raw = server.raw();
     let scripts = Scripts::load(&mut raw);

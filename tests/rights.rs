@@ -28,7 +28,7 @@ fn is_denied(connection: &mut Raw, line: &str) {
     assert!(error.starts_with("NOPERM"), "{line}: {error}");
 }
 
-/// Whoever has these rights takes, keeps and gives back locks of every kind, and breaks none.
+/// A user with these rights takes, renews and releases locks of every kind, and breaks none.
 fn locks_but_breaks_none(server: &Server, rights: &str) {
     let mut connection = user(server, rights);
     connection.say("LOCK.ACQUIRE key me").token();
@@ -84,7 +84,7 @@ fn categories(connection: &mut Raw, command: &str) -> Vec<String> {
 }
 
 #[test]
-fn rights_by_category_do_where_the_server_has_them_and_elsewhere_the_log_says_so() {
+fn acl_categories_apply_where_the_server_has_them() {
     let server = Server::start();
     let warns = |line: &str| line.contains("holdfast") && line.contains("categor") && line.contains("-lock.force");
     let warned = server.log().lines().any(warns);
@@ -163,7 +163,7 @@ fn is_as_meant(server: &Server, line: &str) -> bool {
 }
 
 #[test]
-fn the_rights_in_the_documents_do_what_stands_there_where_it_stands() {
+fn documented_acl_rules_grant_exactly_what_they_say() {
     let server = Server::start();
     let version = server.version().to_string().to_lowercase().replace(' ', "-");
     let mut lines = 0;

@@ -152,7 +152,7 @@ fn re_entries() {
     assert_eq!(connection.say("LOCK.MACQUIRE 2 d c owner").token(), adopted);
 }
 
-/// Whoever holds some of the locks, or all of them but not under one token, asks for something else than it means.
+/// An owner that holds some of the locks, or all of them with several tokens, gets an error.
 #[test]
 fn some_that_are_held_are_an_error_and_nothing_changes() {
     let server = Server::start();
@@ -195,7 +195,7 @@ fn a_wait_ends_when_its_owner_is_granted_one_of_the_locks() {
 
 /// If it comes to hold all of them in one step, its next request for the same is a re-entry.
 #[test]
-fn a_wait_is_a_re_entry_when_its_owner_is_granted_all_in_one_step() {
+fn wait_becomes_a_re_entry_when_its_owner_is_granted_all() {
     let server = Server::start();
     let (mut one, mut other, mut viewer) = (server.raw(), server.raw(), server.raw());
     viewer.say("LOCK.ACQUIRE b other LEASE 600000").token();

@@ -274,7 +274,7 @@ fn back_again_with_other_deadlines() {
     assert_roster(&mut client, "{key}few");
 }
 
-/// Whoever waits at a node that gives the slot away and gets it back at once may still wait there when the keys come, a part
+/// A waiter at a node that hands the slot over and gets it back at once may still wait there when the keys come, a part
 /// of the holders at a time: there seems to be room, and there is none.
 #[test]
 fn nobody_is_served_where_the_slot_is_still_coming() {

@@ -224,7 +224,7 @@ impl Watched {
         Self { raw, id, client, admin, reader: Some(reader), grants }
     }
 
-    /// The next grant that the session is told of.
+    /// The session's next `granted`.
     #[track_caller]
     pub fn granted(&mut self) -> Value {
         self.grants.recv_timeout(SOON).expect("granted")

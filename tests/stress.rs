@@ -267,7 +267,7 @@ impl<'a> Worker<'a> {
         if self.random.chance(50) { raw.reset() } else { raw.close() }
     }
 
-    /// Has the lock for a while, and gives it back, or lets it expire, or is cut off.
+    /// Holds the lock for a while, and releases it, or lets it expire, or is cut off.
     fn hold(&mut self, mut hold: Hold, lease: u64) -> Option<()> {
         let Hold { key, owner, token, .. } = hold;
         // An earlier request of this owner may have been granted without its knowing: then this was a re-entry, which
@@ -328,7 +328,7 @@ fn check_key(key: u64, holds: &[Hold], broken: &[Broken]) -> i64 {
     holds.sort_by_key(|hold| (hold.token, hold.asked));
     let broken: Vec<&Broken> = broken.iter().filter(|it| it.key == key).collect();
     for hold in &mut holds {
-        // Whoever's lock was broken could not know: up to there it counted on it with right.
+        // A holder whose lock was broken could not know: up to there it held the lock.
         let breaks = broken.iter().filter(|it| it.to >= hold.token && it.from <= hold.end);
         if let Some(first) = breaks.map(|it| it.from).min() {
             hold.end = first;
@@ -360,7 +360,7 @@ fn nothing_is_left(server: &Server, memory_before: i64) {
     assert!(grown < GROWTH, "memory has grown by {grown} bytes");
 }
 
-/// The server's memory once it has given back what it keeps for a while after so many clients.
+/// The server's memory once it has freed what it caches after many clients.
 fn settled_memory(server: &Server) -> i64 {
     let mut before = i64::MAX;
     until(SOON, "memory has settled", || {

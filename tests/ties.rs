@@ -228,9 +228,9 @@ fn many_ephemeral_holds_of_one_connection_all_end() {
     until(SOON, "all are free", || viewer.say("DBSIZE") == Value::Int(0));
 }
 
-/// The end of the connection and the next request come in one turn of the event loop: whoever was told that he holds does.
+/// The end of the connection and the next request come in one turn of the event loop: a client that was granted the lock holds it.
 #[test]
-fn who_comes_right_behind_the_end_of_a_connection_finds_its_hold_over() {
+fn ephemeral_hold_is_over_for_the_next_command() {
     let server = Server::start();
     let mut other = server.raw();
     let mut raced = 0;
@@ -620,7 +620,7 @@ fn a_new_hold_takes_no_flags_over_from_the_last() {
 }
 
 #[test]
-fn a_hold_that_another_client_wrote_under_the_same_name_is_not_touched() {
+fn hold_rewritten_by_another_client_is_not_touched() {
     let server = Server::start();
     let (holder, mut other) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);

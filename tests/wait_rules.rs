@@ -61,7 +61,7 @@ fn each_key_and_each_database_has_a_queue_of_its_own() {
     here.token();
 }
 
-/// Whoever releases and asks again at once, even in one packet or in one transaction, queues behind those who wait.
+/// A client that releases and asks again at once, even in one packet or one transaction, queues behind the waiters.
 #[test]
 fn nobody_barges() {
     let (server, mut client, _) = held();

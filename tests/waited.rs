@@ -1,4 +1,4 @@
-//! `WAITED`: whoever has waited elsewhere takes the place of a request that arrived that much earlier.
+//! `WAITED`: a request that waited elsewhere takes the place of one that arrived that much earlier.
 
 use redis::Value;
 use support::{Raw, Server, until};
@@ -150,7 +150,7 @@ fn the_search_for_cycles_looks_at_it_in_its_place() {
     until(SOON, "H has it", || holders(&mut h, "b").contains_key("H"));
 }
 
-/// Whoever ends a session and asks again keeps his place.
+/// A client that ends a session and asks again keeps its place.
 #[test]
 fn who_asks_again_keeps_the_place() {
     let (server, mut viewer) = held();

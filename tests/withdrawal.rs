@@ -1,4 +1,4 @@
-//! `LOCK.RELEASE … ALL`: an owner gives up what it holds and what it waits for, whoever asked for it.
+//! `LOCK.RELEASE … ALL`: an owner releases what it holds and withdraws what it waits for.
 
 use redis::Value;
 use support::{Server, until};
@@ -106,7 +106,7 @@ fn release_all_overtakes_granted_event() {
 
 /// † What was delivered stands: only the named lock is released.
 #[test]
-fn release_all_of_one_key_leaves_the_others_once_the_grant_was_read() {
+fn release_all_of_one_key_leaves_delivered_others() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.MACQUIRE 2 a b owner LEASE 600000");
@@ -129,7 +129,7 @@ fn release_all_ends_hold_of_stale_request() {
 }
 
 #[test]
-fn release_all_while_replicas_are_awaited_is_told_as_unconfirmed() {
+fn release_all_while_confirming_answers_unconfirmed() {
     let group = Group::of(1);
     let mut client = group.master.raw();
     group.stop_replicas();
@@ -206,7 +206,7 @@ fn undelivered_grant_refuses_nobody() {
     assert_eq!(int(&client.say(&format!("LOCK.RELEASE key owner TOKEN {again}"))), 1);
 }
 
-/// T2: whoever can have read a grant may use it, also where other threads write the replies.
+/// T2: a client that can have read a grant may use it, also where other threads write the replies.
 #[test]
 fn grant_that_was_read_can_be_released_with_io_threads() {
     const ROUNDS: usize = 2_000;

@@ -1,4 +1,4 @@
-//! A clock that wakes whoever polls, to the microsecond: the timeouts of epoll count in milliseconds.
+//! A timer that wakes a poll, to the microsecond: the timeouts of epoll count in milliseconds.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::time::Duration;

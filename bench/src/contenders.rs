@@ -70,7 +70,7 @@ pub trait Contender: Send {
     fn name(&self) -> &'static str;
     /// Takes the lock if it is free.
     fn acquire(&self, lock: &Lock) -> Request;
-    /// Gives it back.
+    /// Releases it.
     fn release(&self, lock: &Lock) -> Request;
     /// Reads the reply to [`acquire`](Self::acquire) or [`wait`](Self::wait); as `SET NX` replies, if not said otherwise.
     fn answer(&self, reply: &Value) -> Result<Answer> {
@@ -80,7 +80,7 @@ pub trait Contender: Send {
             other => unexpected(self.name(), "SET", other),
         }
     }
-    /// Fails unless the reply says that the lock was ours and is given back: 1, if not said otherwise.
+    /// Fails unless the reply says that the lock was ours and is released: 1 by default.
     fn check_released(&self, reply: &Value) -> Result<()> {
         match reply {
             Value::Int(1) => Ok(()),
@@ -101,7 +101,7 @@ pub trait Contender: Send {
     }
 }
 
-/// The module, asked on behalf of a session: whoever waits hears of its grant by `LOCK.EVENTS`, over another connection.
+/// The module, asked on behalf of a session: a waiter receives its grant by `LOCK.EVENTS`, over another connection.
 pub struct Session;
 
 impl Session {

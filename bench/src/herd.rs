@@ -1,4 +1,4 @@
-//! 11. After a stall: the server stands still for longer than any client believes in it, and then all of them come back.
+//! 11. After a stall: the server is paused until each client counts its locks as lost, and then all reconnect.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -226,7 +226,7 @@ pub fn be_one(arguments: impl Iterator<Item = String>) -> Result<()> {
         let lost = held.iter().filter(|guard| guard.check().is_err()).count();
         let ended = waiting.iter().filter(|waiting| waiting.is_finished()).count();
         println!("{lost} {ended}");
-        // Until its end is asked for, too: nothing is given back one by one.
+        // Until its end is asked for, too: nothing is released one by one.
         tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new())).await??;
         Ok(())
     })

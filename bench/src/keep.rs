@@ -34,7 +34,7 @@ const PYTHON: [&str; 2] = ["Python", "redis-py Lock"];
 /// Without `keep`, in each language.
 const PLAIN: [&str; 2] = ["holdfast", "Python"];
 
-/// A kept lock is taken and given back in so many µs at most.
+/// The longest time to take and release a cached lock, µs.
 const MOST_RUST: f64 = 1.0;
 /// Those who fight for one lock lose at most a tenth by keeping it: uses without `keep` for one with it.
 const MOST_LOST: f64 = 1.1;
@@ -54,7 +54,7 @@ struct Task {
 }
 
 impl Task {
-    /// The arguments that say so to whoever has this name.
+    /// The arguments that say so to the program of this name.
     fn words(self, name: &str) -> Vec<String> {
         let Self { port, number, processes, locks, own, window } = self;
         let numbers = [usize::from(port), number, processes, locks, own, window.as_millis() as usize];
@@ -241,8 +241,7 @@ fn table(rows: &[Row]) -> Table {
         };
         format!("Kept locks: {what}, {}", row.server)
     });
-    let note =
-        "Take a lock, give it back, and again. redis-py's is beside that of the Python client, which keeps none.";
+    let note = "Take a lock, release it, and again. redis-py's is beside that of the Python client, which keeps none.";
     let columns =
         ["who", "uses/s", "p50", "p99", "Jain", "requests a use", "server CPU a use", "uses/s / without keep"];
     let mut table = Table::new(title, note, &columns);

@@ -93,7 +93,7 @@ pub fn thread_cpu() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-/// How many bytes this process has allocated and not given back.
+/// How many bytes this process has allocated and not freed.
 pub fn allocated() -> usize {
     // SAFETY: a plain call.
     let info = unsafe { libc::mallinfo2() };

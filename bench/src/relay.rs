@@ -27,7 +27,7 @@ struct Leaver {
 pub enum Next {
     /// This client, who gave the lock back, asks for it again.
     Return(usize),
-    /// This client, who has the lock, may give it back.
+    /// This client holds the lock and may release it.
     Leave(usize),
 }
 
@@ -38,7 +38,7 @@ impl Relay {
         self.leaver = Some(Leaver { client, since: Instant::now(), confirmed: false });
     }
 
-    /// When the lock was given back for which nobody has returned yet.
+    /// When the lock was released whose next holder has not answered yet.
     pub fn left_at(&self) -> Option<Instant> {
         self.leaver.as_ref().map(|leaver| leaver.since)
     }

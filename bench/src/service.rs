@@ -1,4 +1,4 @@
-//! 10. As a service sees it: clients that take a lock, work for a millisecond or so, and give it back.
+//! 10. As a service sees it: clients that take a lock, work for a millisecond or so, and release it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -178,7 +178,7 @@ fn round(
     if pairs == 0.0 {
         bail!("nobody had a turn in {seconds:.1} s");
     }
-    // Whoever still waits has waited for so long at least.
+    // A request that still waits has waited at least this long.
     service.times.extend(service.asked.iter().flatten().map(|asked| (now - *asked).as_secs_f64() * 1e6));
     Ok(Round {
         pairs_per_second: pairs / seconds,

@@ -13,7 +13,7 @@ pub const IDLE: Duration = Duration::from_secs(30);
 pub const USAGE: &str = "\
 usage: bench [--quick] [--out DIR] [--server PROGRAM]... [--redis-py PYTHON] [--who NAME] [--million] [SECTION]...
   --quick            a minute of everything, judging no times; fails if something does not run
-  --out DIR          where results go (default: bench/results, with --quick: target/bench-quick)
+  --out DIR          where results go (default: target/bench, with --quick: target/bench-quick)
   --server PROGRAM   a server to measure on (default: redis-server)
   --redis-py PYTHON  a Python that has redis-py, to measure its Lock too
   --who NAME         only this one, in the sections pair, handoff, service, keep: for a profile
@@ -64,7 +64,7 @@ impl Settings {
         if servers.is_empty() {
             servers.push("redis-server".into());
         }
-        let usual = if quick { "target/bench-quick" } else { "bench/results" };
+        let usual = if quick { "target/bench-quick" } else { "target/bench" };
         let mut scale = if quick { Scale::quick() } else { Scale::full() };
         if million {
             scale.session_waits = 1_000_000;
@@ -147,7 +147,7 @@ pub struct Scale {
     pub worst_rounds: usize,
 }
 
-/// Processes that hold and wait while their server stands still.
+/// Processes that hold and wait while their server is paused.
 #[derive(Clone, Debug, Serialize)]
 pub struct Herd {
     /// How many there are.
@@ -156,7 +156,7 @@ pub struct Herd {
     pub holds: usize,
     /// Locks that each waits for.
     pub waits: usize,
-    /// For how long the server stands still.
+    /// For how long the server is paused.
     pub stall: Duration,
 }
 

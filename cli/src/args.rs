@@ -90,8 +90,17 @@ pub enum Task {
         shell: clap_complete::Shell,
     },
     /// Prints the man page
-    #[command(hide = true)]
     Man,
+    /// Starts and ends the command of `run`, which starts this
+    #[command(hide = true)]
+    Supervise {
+        /// Ends all that the command has started
+        #[arg(long)]
+        all: bool,
+        /// The command
+        #[arg(required = true, last = true)]
+        command: Vec<OsString>,
+    },
 }
 
 /// How a command is run.
@@ -115,7 +124,7 @@ pub struct Run {
     /// Does not wait
     #[arg(long, short, conflicts_with = "wait")]
     pub no_wait: bool,
-    /// How long the lock outlives a server that is cut off from us; the server's default without it
+    /// How long the lock outlives this process, or a connection that is gone; the server's default without it
     #[arg(long, value_name = "TIME", value_parser = times::parse)]
     pub lease: Option<Duration>,
     /// Shares the lock with all others who ask so
@@ -130,6 +139,12 @@ pub struct Run {
     /// The exit code if the lock was not granted
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
     pub conflict_exit_code: u8,
+    /// Releases the lock at once when the connection ends, and loses it by that
+    #[arg(long)]
+    pub ephemeral: bool,
+    /// Nothing that the command has started outlives it, setsid and daemons included
+    #[arg(long)]
+    pub kill_group: bool,
     /// From TERM to KILL when the lock is lost
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = times::parse)]
     pub grace: Duration,
@@ -147,13 +162,14 @@ pub struct Run {
 /// What `top` shows.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "\
-Keys: arrows or j, k choose a lock; Enter looks into it, Esc goes back; s sorts by waiters, longest wait, key; q ends.")]
+Keys: arrows or j, k choose a lock; Enter looks into it, Esc goes back; s sorts by waiters, longest wait, longest hold, key; / \
+shows the locks whose keys contain what is typed, Esc all; q ends. Where standard output is no terminal, the table is printed once.")]
 pub struct Top {
     /// Prints the table once and ends
     #[arg(long)]
     pub once: bool,
-    /// As JSON, one object a line, with --once
-    #[arg(long, requires = "once")]
+    /// The same as JSON, one object a line
+    #[arg(long)]
     pub json: bool,
     /// How many locks of each server
     #[arg(long, value_name = "N", default_value_t = 20)]
@@ -205,7 +221,6 @@ mod tests {
             &["run", "-w", "1", "-n", "a", "--", "b"],
             &["run", "--shared", "--limit", "2", "a", "--", "b"],
             &["run", "--limit", "0", "a", "--", "b"],
-            &["top", "--json"],
         ] {
             assert!(Args::try_parse_from([&["holdfast"], wrong].concat()).is_err(), "{wrong:?}");
         }

@@ -1,22 +1,42 @@
 //! The command that runs under the lock: a process group of its own, at the terminal if there is one, that ends when this
-//! process does.
+//! process does. Its parent is a [`supervisor`](crate::supervisor).
 
 use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, ExitStatus};
+use std::process::{self, Command, ExitStatus};
 
-use crate::watcher::{self, Watcher};
+use nix::sys::signal::{self, SigSet};
+use rustix::net::{Shutdown, shutdown};
+use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process_group, set_child_subreaper};
+use rustix::termios::{isatty, tcgetpgrp, tcsetpgrp};
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
+
+use crate::report::tell;
+use crate::signals::{is_ignored, stop_here};
+use crate::supervisor::{self, MESSAGE, Message};
+
+/// This program, also when its file has been replaced meanwhile.
+const PROGRAM: &str = "/proc/self/exe";
 
 /// A running command. Dropped before its end, it is killed with all of its group.
 pub struct Child {
-    pid: libc::pid_t,
-    watcher: Watcher,
+    /// The supervisor, which leads the command's process group. It is waited for at the end only: until then the number is its own.
+    supervisor: process::Child,
+    pid: Pid,
+    /// Ends all that the command has started, not its process group only.
+    all: bool,
+    /// The descendants that this process had before.
+    before: Vec<Pid>,
+    socket: UnixStream,
+    /// The part of a message that has been read.
+    read: Vec<u8>,
     /// The terminal that this process belongs to, if there is one.
     terminal: Option<OwnedFd>,
     /// Whether this process had the terminal, and gave it to the command.
@@ -29,76 +49,105 @@ pub enum Change {
     /// It ended.
     Ended(ExitStatus),
     /// It was stopped, by this signal.
-    Stopped(libc::c_int),
+    Stopped(Signal),
 }
 
 impl Child {
     /// Starts it with these variables more in its environment.
-    pub fn start(command: &[OsString], variables: &[(&str, Vec<u8>)]) -> io::Result<Self> {
-        let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    pub async fn start(command: &[OsString], variables: &[(&str, Vec<u8>)], all: bool) -> io::Result<Self> {
         let begins_at_terminal = has_terminal();
-        let mut started = Command::new(program);
-        started.args(arguments);
-        for (name, value) in variables {
-            started.env(name, OsStr::from_bytes(value));
-        }
-        let watcher = Watcher::start()?;
-        // SAFETY: plain call.
-        let (parent, pipe) = (unsafe { libc::getpid() }, watcher.pipe());
-        // SAFETY: the closure makes async-signal-safe calls only and allocates nothing.
-        unsafe { started.pre_exec(move || set_up(parent, pipe, begins_at_terminal)) };
-        // Waited for by its process id, for stops are to be heard of too.
-        let pid = started.spawn()?.id();
-        let pid = libc::pid_t::try_from(pid).map_err(|_| io::ErrorKind::Other)?;
         let terminal = if begins_at_terminal {
             io::stdin().as_fd().try_clone_to_owned().ok()
         } else {
             File::open("/dev/tty").ok().map(OwnedFd::from)
         };
-        let child = Self { pid, watcher, terminal, given: Cell::new(begins_at_terminal) };
+        let mut before = Vec::new();
+        if all {
+            before = supervisor::descendants(getpid());
+            // If the supervisor is killed, what the command has started belongs to this process.
+            set_child_subreaper(Some(getpid()))?;
+        }
+        let (here, there) = net::UnixStream::pair()?;
+        let supervisor = {
+            let mut started = Command::new(PROGRAM);
+            started.arg0("lock-watcher").arg("supervise").args(all.then_some("--all")).arg("--").args(command);
+            started.envs(variables.iter().map(|(name, value)| (name, OsStr::from_bytes(value))));
+            // The other end of the socket is closed here with this.
+            started.stdin(OwnedFd::from(there)).process_group(0).spawn()?
+        };
+        here.set_nonblocking(true)?;
+        let (pid, socket) = (Pid::from_child(&supervisor), UnixStream::from_std(here.try_clone()?)?);
+        let given = Cell::new(begins_at_terminal);
+        let mut child = Self { supervisor, pid, all, before, socket, read: Vec::new(), terminal, given };
         if begins_at_terminal {
             child.move_terminal_to(pid);
         }
-        Ok(child)
+        supervisor::send_input(&here, io::stdin().as_fd())?;
+        drop(here);
+        let failed = match child.message().await? {
+            Some(Message::Started) => return Ok(child),
+            Some(Message::NotStarted(error)) => io::Error::from_raw_os_error(error),
+            _ => io::Error::other("its supervisor has ended"),
+        };
+        child.end(false).await;
+        Err(failed)
     }
 
     /// Sends a signal to its whole group.
-    pub fn signal(&self, signal: libc::c_int) {
-        // SAFETY: plain call. The group lives for as long as somebody of it does: the watcher, say.
-        unsafe { libc::killpg(self.pid, signal) };
+    pub fn signal(&self, signal: Signal) {
+        let _ = kill_process_group(self.pid, signal);
     }
 
-    /// What has become of it since it was last asked; none: it runs.
-    pub fn change(&self) -> io::Result<Option<Change>> {
-        let mut status = 0;
-        // SAFETY: plain call with a place for the status.
-        match unsafe { libc::waitpid(self.pid, &mut status, libc::WNOHANG | libc::WUNTRACED) } {
-            0 => Ok(None),
-            -1 => Err(io::Error::last_os_error()),
-            _ if libc::WIFSTOPPED(status) => Ok(Some(Change::Stopped(libc::WSTOPSIG(status)))),
-            _ => Ok(Some(Change::Ended(ExitStatus::from_raw(status)))),
+    /// Waits for its next change. May be dropped at any point.
+    pub async fn change(&mut self) -> io::Result<Change> {
+        loop {
+            match self.message().await? {
+                Some(Message::Ended(status)) => return Ok(Change::Ended(ExitStatus::from_raw(status))),
+                Some(Message::Stopped(signal)) => {
+                    return Ok(Change::Stopped(Signal::from_named_raw(signal).unwrap_or(Signal::STOP)));
+                }
+                Some(_) => {}
+                None => {
+                    tell("the supervisor was killed; the command is killed, too");
+                    self.kill();
+                    return Ok(Change::Ended(ExitStatus::from_raw(Signal::KILL.as_raw())));
+                }
+            }
         }
     }
 
+    /// The next message of the supervisor; none if it has ended.
+    async fn message(&mut self) -> io::Result<Option<Message>> {
+        while self.read.len() < MESSAGE {
+            let mut bytes = [0; MESSAGE];
+            let rest = MESSAGE - self.read.len();
+            match self.socket.read(&mut bytes[..rest]).await {
+                Ok(0) | Err(_) => return Ok(None),
+                Ok(length) => self.read.extend_from_slice(&bytes[..length]),
+            }
+        }
+        let bytes = <[u8; MESSAGE]>::try_from(self.read.as_slice()).map_err(io::Error::other)?;
+        self.read.clear();
+        Message::read(bytes).map(Some)
+    }
+
     /// The command was stopped. One that needs the terminal, which it does not begin with if its input comes from elsewhere,
-    /// gets it and goes on. Else this process stops as well, so that the shell has the terminal, until it is to go on.
-    pub fn stopped(&self, by: libc::c_int) {
-        let needs_terminal = matches!(by, libc::SIGTTIN | libc::SIGTTOU);
+    /// gets it and goes on. Otherwise this process stops as well, so that the shell has the terminal, until it is continued.
+    pub fn stopped(&self, by: Signal) {
+        let needs_terminal = matches!(by, Signal::TTIN | Signal::TTOU);
         if !(needs_terminal && self.give_terminal()) {
             self.take_terminal_back();
             stop_here();
             self.give_terminal();
         }
-        self.signal(libc::SIGCONT);
+        self.signal(Signal::CONT);
     }
 
-    /// Gives the terminal to the command, if it is this process's to give: one in the background has none, and who was told
-    /// by its shell to ignore INT is in the background of a script.
+    /// Gives the terminal to the command, if it is this process's to give: a process in the background has none, and one whose
+    /// shell lets it ignore INT is in the background of a script.
     fn give_terminal(&self) -> bool {
         let Some(terminal) = &self.terminal else { return false };
-        // SAFETY: plain calls.
-        let ours = unsafe { libc::tcgetpgrp(terminal.as_raw_fd()) == libc::getpgrp() };
-        if !ours || is_ignored(libc::SIGINT) {
+        if tcgetpgrp(terminal) != Ok(getpgrp()) || is_ignored(Signal::INT) {
             return false;
         }
         self.given.set(true);
@@ -106,82 +155,53 @@ impl Child {
         true
     }
 
-    /// The command has ended: what it has left behind is nobody's business.
-    pub fn has_ended(self) {
+    /// Ends what is left of the command: with `all`, every process that it has started; otherwise, if the lock is `lost`, its
+    /// process group. Returns when they are gone.
+    pub async fn end(mut self, lost: bool) {
         self.take_terminal_back();
-        self.watcher.end();
+        if self.all {
+            let _ = shutdown(&self.socket, Shutdown::Write);
+            while let Ok(Some(_)) = self.message().await {}
+            if !self.supervisor.wait().is_ok_and(|status| status.success()) {
+                self.kill();
+            }
+        } else if lost {
+            self.signal(Signal::KILL);
+        } else {
+            let _ = self.supervisor.kill();
+        }
+        let _ = self.supervisor.wait();
+    }
+
+    /// Kills what a supervisor that is gone has left behind.
+    fn kill(&self) {
+        if self.all {
+            supervisor::end_all_of(self.pid, &self.before);
+        } else {
+            self.signal(Signal::KILL);
+        }
     }
 
     /// Takes the terminal back from a command that had it.
     fn take_terminal_back(&self) {
         if self.given.replace(false) {
-            // SAFETY: plain call.
-            self.move_terminal_to(unsafe { libc::getpgrp() });
+            self.move_terminal_to(getpgrp());
         }
     }
 
-    fn move_terminal_to(&self, group: libc::pid_t) {
+    fn move_terminal_to(&self, group: Pid) {
         if let Some(terminal) = &self.terminal {
-            // Who is not at the terminal is stopped when it changes that, unless it does not listen.
-            // SAFETY: plain calls; the handler is the system's own.
-            unsafe {
-                let before = libc::signal(libc::SIGTTOU, libc::SIG_IGN);
-                libc::tcsetpgrp(terminal.as_raw_fd(), group);
-                libc::signal(libc::SIGTTOU, before);
-            }
+            // A process in the background is stopped when it does this, unless it blocks the signal.
+            let ttou = SigSet::from_iter([signal::SIGTTOU]);
+            let _ = ttou.thread_block();
+            let _ = tcsetpgrp(terminal, group);
+            let _ = ttou.thread_unblock();
         }
     }
-}
-
-/// Between fork and exec: a group of its own, at the terminal, that ends when the parent does.
-fn set_up(parent: libc::pid_t, pipe: RawFd, terminal: bool) -> io::Result<()> {
-    // SAFETY: plain system calls, all allowed between fork and exec.
-    unsafe {
-        if libc::setpgid(0, 0) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        watcher::lead(pipe);
-        if terminal {
-            let before = libc::signal(libc::SIGTTOU, libc::SIG_IGN);
-            libc::tcsetpgrp(libc::STDIN_FILENO, libc::getpid());
-            libc::signal(libc::SIGTTOU, before);
-        }
-        // Sooner than the watcher, where there is such a signal.
-        #[cfg(target_os = "linux")]
-        {
-            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
-                return Err(io::Error::last_os_error());
-            }
-            // It may have ended before that.
-            if libc::getppid() != parent {
-                libc::raise(libc::SIGKILL);
-            }
-        }
-        #[cfg(not(target_os = "linux"))]
-        let _ = parent;
-    }
-    Ok(())
 }
 
 /// Whether standard input is a terminal, and this process is at it.
 fn has_terminal() -> bool {
-    // SAFETY: plain calls.
-    unsafe { libc::isatty(libc::STDIN_FILENO) == 1 && libc::tcgetpgrp(libc::STDIN_FILENO) == libc::getpgrp() }
-}
-
-/// Stops this process, until somebody lets it go on.
-pub fn stop_here() {
-    // SAFETY: plain call.
-    unsafe { libc::raise(libc::SIGSTOP) };
-}
-
-/// Whether this process ignores a signal. Asked at the start, it says what whoever started it wanted, such as `nohup`, or a
-/// shell that runs it in the background: what is ignored then stays ignored, and the command inherits that.
-pub fn is_ignored(signal: libc::c_int) -> bool {
-    let mut action = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: a place for the answer, which is all zeros before.
-    unsafe {
-        libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) == 0
-            && action.assume_init().sa_sigaction == libc::SIG_IGN
-    }
+    let input = io::stdin();
+    isatty(&input) && tcgetpgrp(&input) == Ok(getpgrp())
 }

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_password_of_the_environment_stands_in_for_one_that_the_address_lacks() {
+    fn password_comes_from_the_environment_when_the_address_has_none() {
         let with = |url| with_passwords(url, Some("p:@/%ä"), None);
         assert_eq!(with("redis://host:1/2"), "redis://:p%3A%40%2F%25%C3%A4@host:1/2");
         assert_eq!(with("rediss://locker@host"), "rediss://locker:p%3A%40%2F%25%C3%A4@host");

@@ -1,4 +1,5 @@
 //! `holdfast`: runs a command under a lock, shows who holds and who waits, serves metrics. See the README.
+#![forbid(unsafe_code)]
 #![warn(missing_docs)]
 // Both panic where nobody reads any more: `report` has what doesn't.
 #![warn(clippy::print_stdout, clippy::print_stderr)]
@@ -15,9 +16,10 @@ mod report;
 mod run;
 mod seen;
 mod show;
+mod signals;
+mod supervisor;
 mod times;
 mod top;
-mod watcher;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -36,11 +38,11 @@ fn main() -> ExitCode {
             return ended(report::print(&String::from_utf8_lossy(&script)).map(|()| 0));
         }
         Task::Man => return ended(man_page().map(|()| 0)),
+        Task::Supervise { all, command } => return ended(supervisor::supervise(&command, all)),
         _ => {}
     }
     // Fails only if there is one already.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    // One thread: a child that is to die with this process dies with the thread that started it.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let outcome = match runtime {
         Ok(runtime) => runtime.block_on(perform(&args)),
@@ -71,7 +73,7 @@ async fn perform(args: &Args) -> Result<u8, Failure> {
         Task::Metrics(task) => metrics::serve(locks, task).await,
         Task::Top(task) => top::top(&locks, task).await,
         // Done before, or without a server.
-        Task::Run(_) | Task::Completions { .. } | Task::Man => Ok(0),
+        Task::Run(_) | Task::Completions { .. } | Task::Man | Task::Supervise { .. } => Ok(0),
     }
 }
 

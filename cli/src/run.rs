@@ -9,18 +9,20 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use holdfast_client::{Guard, Lock, Locks};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use rustix::process::Signal;
+use tokio::signal::unix::{self, SignalKind, signal};
 
 use crate::args::{Place, Run};
 use crate::around;
-use crate::child::{Change, Child, is_ignored, stop_here};
+use crate::child::{Change, Child};
 use crate::failure::{Failure, TEMPORARY};
 use crate::login;
 use crate::report::tell;
+use crate::signals::{is_ignored, stop_here};
 
 /// What the command gets of what this process gets. Ctrl-Z reaches only this process where the command has not the terminal.
-const HANDED_ON: [libc::c_int; 7] =
-    [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2, libc::SIGTSTP];
+const HANDED_ON: [Signal; 7] =
+    [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2, Signal::TSTP];
 /// A wait that is longer is told to whoever sits at the terminal.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// So long what was not granted yet is given back, before the end of the connection does it.
@@ -34,12 +36,12 @@ enum Outcome {
     /// The command's own.
     Ended(u8),
     /// A signal ended the command.
-    Signal(libc::c_int),
+    Signal(i32),
     /// The command can't be run.
     NotStarted(u8),
     NotGranted(u8),
     /// A signal ended the wait.
-    Interrupted(libc::c_int),
+    Interrupted(i32),
     /// The lock was lost, and the command was stopped, or had ended before that was known.
     Lost,
 }
@@ -100,10 +102,16 @@ async fn under_lock(place: &Place, task: &Run) -> Result<Outcome, Failure> {
         lock.acquire().await.map_err(Failure::from)
     };
     let granted = tokio::select! {
-        granted = acquire => granted?,
+        granted = acquire => match granted {
+            Ok(granted) => granted,
+            Err(failure) => {
+                let _ = tokio::time::timeout(SETTLED_WITHIN, locks.settle()).await;
+                return Err(failure);
+            }
+        },
         signal = signals.next() => {
             let _ = tokio::time::timeout(SETTLED_WITHIN, locks.settle()).await;
-            return Ok(Outcome::Interrupted(signal));
+            return Ok(Outcome::Interrupted(signal.as_raw()));
         }
         () = tell_of_waiting(&lock) => return Ok(Outcome::NotGranted(task.conflict_exit_code)),
     };
@@ -111,7 +119,7 @@ async fn under_lock(place: &Place, task: &Run) -> Result<Outcome, Failure> {
         tell(format_args!("{}: not granted{}", lock.keys(), if task.no_wait { "" } else { " in time" }));
         return Ok(Outcome::NotGranted(task.conflict_exit_code));
     };
-    let child = match Child::start(&task.command, &variables(task, &guard)) {
+    let child = match Child::start(&task.command, &variables(task, &guard), task.kill_group).await {
         Ok(child) => child,
         Err(error) => {
             let name = task.command.first().map(|name| name.display().to_string()).unwrap_or_default();
@@ -125,7 +133,10 @@ async fn under_lock(place: &Place, task: &Run) -> Result<Outcome, Failure> {
 }
 
 fn lock(locks: &Locks, task: &Run) -> Lock {
-    let mut lock = locks.lock_all(&task.keys).ephemeral();
+    let mut lock = locks.lock_all(&task.keys);
+    if task.ephemeral {
+        lock = lock.ephemeral();
+    }
     lock = match (task.no_wait, task.wait) {
         (true, _) => lock.wait(Duration::ZERO),
         (false, Some(time)) => lock.wait(time),
@@ -156,56 +167,52 @@ fn variables(task: &Run, guard: &Guard) -> [(&'static str, Vec<u8>); 4] {
 }
 
 /// Watches over the command and the lock until the command has ended.
-async fn watch(task: &Run, guard: Guard, child: Child, signals: &mut Signals) -> Result<Outcome, Failure> {
+async fn watch(task: &Run, guard: Guard, mut child: Child, signals: &mut Signals) -> Result<Outcome, Failure> {
     let status = tokio::select! {
-        status = end_of(&child, signals) => status?,
+        status = end_of(&mut child, signals) => status?,
         why = guard.lost() => {
             tell(format_args!("{}: lost: {why}; the command is stopped", guard.keys()));
-            stop(&child, signals, task.grace).await?;
-            child.has_ended();
+            stop(child, signals, task.grace).await;
             drop(guard);
             return Ok(Outcome::Lost);
         }
     };
-    child.has_ended();
+    child.end(false).await;
     match guard.release().await {
-        // A command that had ended before anybody knew that its lock was lost ran without one, too.
+        // A command that had ended before the loss was known ran without the lock, too.
         Err(error @ (holdfast_client::Error::Lost { .. } | holdfast_client::Error::NotHeld { .. })) => {
             tell(Failure::from(error));
             return Ok(Outcome::Lost);
         }
-        Err(error) => tell(format_args!("{error}\n  the lock ends with this connection")),
+        Err(error) => {
+            let until = if task.ephemeral { "with this connection" } else { "when its lease is over" };
+            tell(format_args!("{error}\n  the lock ends {until}"));
+        }
         Ok(()) => {}
     }
     Ok(ended(status))
 }
 
 /// Hands on signals until the command has ended.
-async fn end_of(child: &Child, signals: &mut Signals) -> Result<ExitStatus, Failure> {
+async fn end_of(child: &mut Child, signals: &mut Signals) -> Result<ExitStatus, Failure> {
     loop {
-        match child.change().map_err(|error| Failure::here(&error))? {
-            Some(Change::Ended(status)) => return Ok(status),
-            Some(Change::Stopped(by)) => child.stopped(by),
-            None => match signals.any().await {
-                libc::SIGCHLD => {}
-                signal => child.signal(signal),
+        tokio::select! {
+            change = child.change() => match change.map_err(|error| Failure::here(&error))? {
+                Change::Ended(status) => return Ok(status),
+                Change::Stopped(by) => child.stopped(by),
             },
+            signal = signals.any() => child.signal(signal),
         }
     }
 }
 
-/// Ends the command: it is asked, and after a while it is not asked.
-async fn stop(child: &Child, signals: &mut Signals, grace: Duration) -> Result<(), Failure> {
-    child.signal(libc::SIGTERM);
-    // One that stands still hears nothing.
-    child.signal(libc::SIGCONT);
-    let ended = tokio::time::timeout(grace, end_of(child, signals)).await;
-    // Whoever of the group is left.
-    child.signal(libc::SIGKILL);
-    match ended {
-        Ok(status) => status.map(drop),
-        Err(_) => end_of(child, signals).await.map(drop),
-    }
+/// Ends the command: by TERM, and after a while by KILL.
+async fn stop(mut child: Child, signals: &mut Signals, grace: Duration) {
+    child.signal(Signal::TERM);
+    // A stopped process receives TERM only when it is continued.
+    child.signal(Signal::CONT);
+    let _ = tokio::time::timeout(grace, end_of(&mut child, signals)).await;
+    child.end(true).await;
 }
 
 async fn give_back(guard: Guard) {
@@ -242,38 +249,33 @@ fn whoami() -> String {
     format!("{}@{}:{}", short(&user).replace('#', "?"), short(&host), std::process::id())
 }
 
-/// The signals that this process hears.
-struct Signals {
-    handed_on: Vec<(libc::c_int, Signal)>,
-    child: Signal,
-}
+/// The signals that this process handles.
+struct Signals(Vec<(Signal, unix::Signal)>);
 
 impl Signals {
     fn listen() -> Result<Self, Failure> {
-        let listen = |number| signal(SignalKind::from_raw(number)).map_err(|error| Failure::here(&error));
-        // To listen to one would end that it is ignored, for the command as well.
+        let listen =
+            |number: Signal| signal(SignalKind::from_raw(number.as_raw())).map_err(|error| Failure::here(&error));
+        // A handler would end that it is ignored, for the command as well.
         let wanted = HANDED_ON.into_iter().filter(|number| !is_ignored(*number));
-        let handed_on = wanted.map(|number| Ok((number, listen(number)?))).collect::<Result<_, Failure>>()?;
-        Ok(Self { handed_on, child: listen(libc::SIGCHLD)? })
+        Ok(Self(wanted.map(|number| Ok((number, listen(number)?))).collect::<Result<_, Failure>>()?))
     }
 
     /// The next signal that ends a wait. One that stops it stops this process.
-    async fn next(&mut self) -> libc::c_int {
+    async fn next(&mut self) -> Signal {
         loop {
             match self.any().await {
-                libc::SIGTSTP => stop_here(),
-                libc::SIGCHLD => {}
+                Signal::TSTP => stop_here(),
                 signal => return signal,
             }
         }
     }
 
-    /// The next signal, that of a change of the command included.
-    async fn any(&mut self) -> libc::c_int {
+    /// The next signal.
+    async fn any(&mut self) -> Signal {
         std::future::poll_fn(|context| {
-            let all = self.handed_on.iter_mut().map(|(number, signal)| (*number, signal));
-            let mut all = all.chain([(libc::SIGCHLD, &mut self.child)]);
-            let heard = all.find_map(|(number, signal)| signal.poll_recv(context).is_ready().then_some(number));
+            let mut all = self.0.iter_mut();
+            let heard = all.find_map(|(number, signal)| signal.poll_recv(context).is_ready().then_some(*number));
             heard.map_or(std::task::Poll::Pending, std::task::Poll::Ready)
         })
         .await

@@ -84,6 +84,8 @@ pub struct Queue {
     pub cached: i64,
     /// Until the last deadline, in ms.
     pub ttl: i64,
+    /// For how long the first of its holders has held it, in ms, where that is known.
+    pub held: Option<i64>,
 }
 
 impl Server {
@@ -137,9 +139,25 @@ impl Server {
                 holders: fields.list("holders").iter().map(bytes).collect(),
                 cached: fields.number("cached").unwrap_or(0),
                 ttl: fields.number("ttl").unwrap_or(-1),
+                held: None,
             }
         };
         Ok(reply.iter().map(read).collect())
+    }
+
+    /// Adds to these queues for how long their locks have been held. A token is the time of its grant, in microseconds, by the
+    /// server's clock. Nothing is added where this user may not ask for it.
+    pub async fn add_holds(&mut self, queues: &mut [Queue]) {
+        let keys: Vec<_> = queues.iter().map(|queue| queue.key.clone()).collect();
+        let now: RedisResult<(i64, i64)> = cmd("TIME").query_async(&mut self.connection).await;
+        let (Ok((seconds, micros)), Ok((locks, _))) = (now, self.locks(&keys).await) else { return };
+        let now = seconds * 1_000_000 + micros;
+        for lock in locks {
+            let first = lock.holders.iter().filter_map(|holder| holder.token).min();
+            if let Some(queue) = queues.iter_mut().find(|queue| queue.key == lock.key) {
+                queue.held = first.map(|token| ((now - token) / 1_000).max(0));
+            }
+        }
     }
 
     /// The fields of these sections of `INFO`.

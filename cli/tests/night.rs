@@ -27,12 +27,17 @@ fn each_alert_says_where_it_stands_what_to_do() {
     let alerts = fs::read_to_string(workspace().join("deploy/prometheus/alerts.yaml")).unwrap();
     let sections = sections();
     let mut named = 0;
+    let text = fs::read_to_string(workspace().join("docs/operations.md")).unwrap();
     for alert in alerts.split("- alert: ").skip(1) {
         let name = alert.lines().next().unwrap();
-        let runbook = format!("runbook: docs/operations.md#{}\n", name.to_lowercase());
+        let runbook = format!("runbook_url: \"{{{{ $externalLabels.holdfast_runbooks }}}}#{}\"\n", name.to_lowercase());
         assert!(alert.contains(&runbook), "{name} has no {runbook}");
         let section = sections.iter().find(|(section, _)| section == name);
         assert!(section.is_some_and(|(_, typed)| !typed.is_empty()), "{name}: a section with something to type");
+        let section = text.split(&format!("\n### {name}\n")).nth(1).unwrap().split("\n### ").next().unwrap();
+        for part in ["**Symptom.**", "**Meaning.**", "**What to do.**"] {
+            assert!(section.contains(part), "{name} has no {part}");
+        }
         named += 1;
     }
     assert_eq!(named, sections.len(), "a section of an alert that is gone");

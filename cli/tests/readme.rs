@@ -19,7 +19,7 @@ fn the_readme_session_runs_as_it_stands() {
         assert_eq!(normal(&seen), normal(expected), "{command}");
         steps += 1;
     }
-    assert_eq!(steps, 16);
+    assert_eq!(steps, 17);
 }
 
 fn shell(server: &Server, command: &str) -> String {

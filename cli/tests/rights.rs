@@ -1,8 +1,10 @@
 //! The users of docs/operations.md, with the programs that they are for: alone, in a cluster, with Sentinel.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 
-use support::{Cluster, Server, Trio, until, workspace};
+use redis::Value;
+use support::{Cluster, Feature, Server, Trio, until, workspace};
 
 use crate::common::{SOON, done, get, holdfast_at, metrics_at, say};
 
@@ -92,4 +94,113 @@ fn who_only_looks_is_no_session() {
     until(SOON, "it answers", || get(&at, "/metrics").contains("holdfast_sessions{"));
     assert!(get(&at, "/metrics").contains(&format!("holdfast_sessions{{server=\"{}\"}} 0\n", server.addr())));
     drop(metrics);
+}
+
+/// A command of the table in SECURITY.md: its categories besides `@lock`, and the rights that each of its keys takes.
+fn commands_of_the_table() -> Vec<(String, BTreeSet<String>, String)> {
+    let document = std::fs::read_to_string(workspace().join("SECURITY.md")).unwrap();
+    let table = document.split("| command | categories besides `@lock` | keys |\n").nth(1).expect("the table");
+    let rows = table.lines().skip(1).take_while(|line| line.starts_with('|'));
+    let read = |line: &str| {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+        let categories = cells[1].split(' ').map(|name| name.trim_matches('`').to_owned()).collect();
+        (cells[0].trim_matches('`').to_owned(), categories, cells[2].to_owned())
+    };
+    rows.map(read).collect()
+}
+
+/// The arguments of a command that works for a lock that `alice` holds under these keys.
+fn typed(command: &str, key: &str) -> String {
+    let arguments = match command {
+        "LOCK.FORCE" | "LOCK.INFO" | "LOCK.WAITERS" => key.to_owned(),
+        "LOCK.MACQUIRE" | "LOCK.MRELEASE" | "LOCK.MRENEW" => format!("2 {key} own:other alice"),
+        "LOCK.ACQUIRE" | "LOCK.RELEASE" | "LOCK.RENEW" => format!("{key} alice"),
+        _ => return command.to_owned(),
+    };
+    format!("{command} {arguments}")
+}
+
+#[test]
+fn each_command_has_the_categories_and_checks_the_keys_that_security_md_names() {
+    let server = Server::start();
+    let table = commands_of_the_table();
+    let listed: BTreeSet<String> =
+        say::<Vec<String>>(&server, "COMMAND LIST FILTERBY MODULE holdfast").into_iter().collect();
+    assert_eq!(table.iter().map(|(name, ..)| name.to_lowercase()).collect::<BTreeSet<_>>(), listed);
+
+    let denied = |user: &str, line: &str| {
+        let mut connection = server.connect();
+        let words = |line: &str| {
+            let mut words = line.split(' ');
+            let mut cmd = redis::cmd(words.next().unwrap());
+            cmd.arg(words.collect::<Vec<_>>());
+            cmd
+        };
+        let () = words(&format!("AUTH {user} secret")).query(&mut connection).unwrap();
+        let said: redis::RedisResult<Value> = words(line).query(&mut connection);
+        said.is_err_and(|error| error.code() == Some("NOPERM"))
+    };
+    let all = listed.iter().map(|name| format!("+{name}")).collect::<Vec<_>>().join(" ");
+    let () = say(&server, &format!("ACL SETUSER both reset on >secret ~own:* {all}"));
+    let () = say(&server, &format!("ACL SETUSER reader reset on >secret %R~own:* {all}"));
+    for (name, categories, keys) in &table {
+        assert!(!denied("both", &typed(name, "own:a")), "{name} of a key of its own");
+        assert_eq!(denied("both", &typed(name, "others:a")), keys != "none", "{name} of a key of others");
+        assert_eq!(denied("reader", &typed(name, "own:a")), keys == "read, write", "{name} with the right to read");
+        if server.can(Feature::CommandCategories) {
+            let said: Vec<Vec<Value>> = say(&server, &format!("COMMAND INFO {name}"));
+            let Value::Array(said) = &said[0][6] else { panic!("{name}: {said:?}") };
+            let text = |value: &Value| match value {
+                Value::SimpleString(text) => text.clone(),
+                Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+                other => panic!("{other:?}"),
+            };
+            let mut said: BTreeSet<String> = said.iter().map(text).collect();
+            said.remove("@lock");
+            assert_eq!(&said, categories, "{name}");
+        }
+    }
+}
+
+/// What a user with `@lock` alone cannot do to others.
+#[test]
+fn a_user_with_the_right_to_lock_changes_nothing_but_locks_of_its_keys() {
+    let server = Server::start();
+    let all: Vec<String> = say(&server, "COMMAND LIST FILTERBY MODULE holdfast");
+    let all = all.iter().map(|name| format!("+{name}")).collect::<Vec<_>>().join(" ");
+    let () = say(&server, &format!("ACL SETUSER locker reset on >secret ~app:* {all} -lock.force"));
+    let () = say(&server, "SET app:data value");
+    let _: i64 = say(&server, "HSET app:hash field value");
+    let _: i64 = say(&server, "LOCK.ACQUIRE other:lock alice");
+    let _: i64 = say(&server, "LOCK.ACQUIRE app:lock alice");
+    let mut connection = server.connect();
+    let mut tried = |line: &str| -> String {
+        let mut words = line.split(' ');
+        let mut cmd = redis::cmd(words.next().unwrap());
+        cmd.arg(words.collect::<Vec<_>>());
+        match cmd.query::<Value>(&mut connection) {
+            Ok(_) => "done".to_owned(),
+            Err(error) => error.code().unwrap_or_default().to_owned(),
+        }
+    };
+    assert_eq!(tried("AUTH locker secret"), "done");
+    for (line, expected) in [
+        ("LOCK.ACQUIRE app:data me", "WRONGTYPE"),
+        ("LOCK.ACQUIRE app:hash me", "WRONGTYPE"),
+        ("LOCK.RELEASE app:hash field ALL", "WRONGTYPE"),
+        ("LOCK.MACQUIRE 2 app:new other:lock me", "NOPERM"),
+        ("LOCK.RELEASE other:lock alice ALL", "NOPERM"),
+        ("LOCK.INFO other:lock", "NOPERM"),
+        ("LOCK.FORCE app:lock", "NOPERM"),
+        ("GET app:data", "NOPERM"),
+        ("CONFIG SET holdfast.default-lease 1", "NOPERM"),
+        ("CLIENT KILL TYPE normal", "NOPERM"),
+        // Owners are names, not credentials.
+        ("LOCK.RELEASE app:lock alice", "done"),
+    ] {
+        assert_eq!(tried(line), expected, "{line}");
+    }
+    assert_eq!(say::<String>(&server, "GET app:data"), "value");
+    assert_eq!(say::<Vec<String>>(&server, "HGETALL app:hash"), ["field", "value"]);
+    assert_eq!(say::<i64>(&server, "EXISTS other:lock app:lock"), 1);
 }

@@ -2,14 +2,17 @@
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
-use std::process::Stdio;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use support::{Fate, NotBefore, Proxy, Server, Toward, until};
+use support::{Fate, NotBefore, Proxy, Server, Toward, Trio, until};
 
-use crate::common::{Done, Running, SOON, done, holdfast, holdfast_at, is_free, kill, lives, say, until_gone, waiters};
+use crate::common::{
+    Done, Running, SOON, done, holdfast, holdfast_at, is_free, kill, lives, say, stat, until_gone, waiters,
+};
 
 #[test]
 fn the_exit_code_is_the_commands() {
@@ -141,7 +144,7 @@ fn signals_reach_the_whole_group() {
 
 /// As under `nohup`, or in the background of a shell without job control.
 #[test]
-fn what_was_ignored_at_the_start_stays_ignored_also_by_the_command() {
+fn signal_ignored_at_the_start_stays_ignored_by_the_command() {
     let server = Server::start();
     for (name, signal) in
         [("HUP", libc::SIGHUP), ("INT", libc::SIGINT), ("QUIT", libc::SIGQUIT), ("TERM", libc::SIGTERM)]
@@ -193,7 +196,7 @@ fn a_lost_lock_stops_the_command_though_nobody_hears_of_it() {
 
 /// The server renews for longer than half a lease: it is asked before anything is judged.
 #[test]
-fn a_program_that_stood_still_for_less_than_its_lease_has_its_lock_still() {
+fn command_paused_for_less_than_its_lease_keeps_its_lock() {
     const LEASE: Duration = Duration::from_secs(10);
     let server = Server::start();
     let script =
@@ -230,12 +233,12 @@ fn a_command_that_does_not_listen_is_killed_after_a_grace() {
 }
 
 #[test]
-fn a_broken_connection_is_a_lost_lock() {
+fn run_loses_an_ephemeral_lock_when_its_connection_breaks() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let script = "echo begun; while :; do sleep 0.01; done";
     let url = format!("redis://{}", proxy.addr());
-    let mut run = Running::start(holdfast_at(&url).args(["run", "a", "--", "sh", "-c", script]));
+    let mut run = Running::start(holdfast_at(&url).args(["run", "--ephemeral", "a", "--", "sh", "-c", script]));
     assert_eq!(run.line(), "begun");
     proxy.cut();
     let done = run.done();
@@ -280,7 +283,7 @@ fn a_grant_that_is_late_begins_the_command_late() {
 }
 
 #[test]
-fn a_grant_that_is_lost_on_the_way_runs_nothing_and_leaves_nothing_behind() {
+fn lost_grant_reply_runs_nothing_and_holds_nothing() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let come = on_the_reply_to(&proxy, "LOCK.ACQUIRE", Fate::Drop);
@@ -307,7 +310,7 @@ fn a_grant_that_is_lost_on_the_way_of_who_waits_is_found_again() {
 }
 
 #[test]
-fn an_answer_to_the_release_that_is_lost_does_not_change_the_exit_code() {
+fn lost_release_reply_does_not_change_the_exit_code() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let come = on_the_reply_to(&proxy, "LOCK.RELEASE", Fate::Drop);
@@ -315,7 +318,7 @@ fn an_answer_to_the_release_that_is_lost_does_not_change_the_exit_code() {
     let done = done(holdfast_at(&url).args(["run", "a", "--", "sh", "-c", "exit 7"]));
     assert!(come.load(Ordering::SeqCst), "the answer was lost");
     assert_eq!(done.code, Some(7), "{}", done.err);
-    assert!(done.err.contains("the lock ends with this connection"), "{}", done.err);
+    assert!(done.err.contains("the lock ends when its lease is over"), "{}", done.err);
     assert!(is_free(&server, "a"));
 }
 
@@ -329,9 +332,17 @@ fn a_lock_lost_before_the_end_is_told_at_the_end() {
 }
 
 #[test]
-fn killed_it_takes_the_command_along_and_frees_the_lock() {
+fn killed_run_ends_its_command_and_frees_an_ephemeral_lock() {
     let server = Server::start();
-    let mut run = Running::start(holdfast(&server).args(["run", "a", "--", "sh", "-c", "echo $$; exec sleep 1000"]));
+    let mut run = Running::start(holdfast(&server).args([
+        "run",
+        "--ephemeral",
+        "a",
+        "--",
+        "sh",
+        "-c",
+        "echo $$; exec sleep 1000",
+    ]));
     let pid: i32 = run.line().parse().unwrap();
     assert!(lives(pid) && !is_free(&server, "a"));
     run.signal(libc::SIGKILL);
@@ -350,13 +361,202 @@ fn killed_it_takes_along_what_the_command_has_started() {
         // The command itself is another one by then.
         "sleep 1000 & echo $$ $!; exec sleep 1000",
     ] {
-        let mut run = Running::start(holdfast(&server).args(["run", "a", "--", "bash", "-c", script]));
+        let mut run = Running::start(holdfast(&server).args(["run", "--ephemeral", "a", "--", "bash", "-c", script]));
         let pids: Vec<i32> = run.line().split(' ').map(|pid| pid.parse().unwrap()).collect();
         assert!(pids.iter().all(|pid| lives(*pid)), "{script}");
         run.signal(libc::SIGKILL);
         pids.into_iter().for_each(until_gone);
         until(SOON, "the lock is free, long before its lease is over", || is_free(&server, "a"));
     }
+}
+
+/// A command that begins, and ends with 7 when this file is there.
+fn until_there(file: &Path) -> String {
+    format!("echo begun; until [ -e {} ]; do sleep 0.05; done; exit 7", file.display())
+}
+
+/// Waits until the session of a client has the lock, as the server knows it now.
+#[track_caller]
+fn until_bound(server: &Server, key: &str) {
+    until(SOON, "the lock is bound to a connection", || {
+        let lock = done(holdfast(server).args(["show", "--json", key])).out;
+        lock.contains("\"client\":") && !lock.contains("\"client\":null")
+    });
+}
+
+#[test]
+fn run_keeps_its_lock_over_twenty_restarts_of_the_server() {
+    let mut server = Server::builder().arg("appendonly", "yes").arg("appendfsync", "always").start();
+    let file = server.dir().join("go");
+    let script = until_there(&file);
+    let mut run = Running::start(holdfast(&server).args(["run", "--lease", "10m", "a", "--", "sh", "-c", &script]));
+    assert_eq!(run.line(), "begun");
+    let before: Vec<String> = say(&server, "HGETALL a");
+    for restart in 0..20 {
+        server.kill9();
+        server.restart();
+        // Every other time before the client is back.
+        if restart % 2 == 0 {
+            until_bound(&server, "a");
+        }
+        assert_eq!(say::<Vec<String>>(&server, "HGETALL a"), before, "restart {restart}");
+    }
+    std::fs::write(&file, "").unwrap();
+    let done = run.done();
+    assert_eq!((done.code, done.err.as_str()), (Some(7), ""));
+    until(SOON, "the lock is free", || is_free(&server, "a"));
+}
+
+#[test]
+fn run_keeps_its_lock_when_its_connections_are_cut() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let file = server.dir().join("go");
+    let url = format!("redis://{}", proxy.addr());
+    let script = until_there(&file);
+    let mut run = Running::start(holdfast_at(&url).args(["run", "--lease", "10m", "a", "--", "sh", "-c", &script]));
+    assert_eq!(run.line(), "begun");
+    for _ in 0..3 {
+        proxy.cut();
+        until_bound(&server, "a");
+    }
+    std::fs::write(&file, "").unwrap();
+    let done = run.done();
+    assert_eq!((done.code, done.err.as_str()), (Some(7), ""));
+    assert!(is_free(&server, "a"));
+}
+
+#[test]
+fn run_keeps_its_lock_over_a_failover_that_kept_it() {
+    let trio = Trio::start();
+    let file = trio.sentinel().dir().join("go");
+    let url = format!("redis+sentinel://127.0.0.1:{}/{}", trio.sentinel().port(), trio.name());
+    let script = until_there(&file);
+    let mut command = holdfast_at(&url);
+    command.args(["run", "--lease", "10m", "--replicas", "1", "a", "--", "sh", "-c", &script]);
+    let mut run = Running::start(&mut command);
+    assert_eq!(run.line(), "begun");
+    trio.fail_over();
+    let [_, promoted] = trio.servers();
+    until_bound(promoted, "a");
+    std::fs::write(&file, "").unwrap();
+    let done = run.done();
+    assert_eq!(done.code, Some(7), "{}", done.err);
+    until(SOON, "the lock is free", || is_free(promoted, "a"));
+}
+
+#[test]
+fn run_ends_its_command_when_the_server_has_lost_the_lock() {
+    let mut server = Server::builder().arg("save", "").start();
+    let script = "trap 'echo asked; exit 0' TERM; echo begun; while :; do sleep 0.01; done";
+    let mut run = Running::start(holdfast(&server).args(["run", "--lease", "10m", "a", "--", "sh", "-c", script]));
+    assert_eq!(run.line(), "begun");
+    server.kill9();
+    server.restart();
+    let done = run.done();
+    assert_eq!((done.code, done.out.as_str()), (Some(75), "asked\n"), "{}", done.err);
+}
+
+#[test]
+fn run_ends_its_command_when_the_lease_expires_without_a_server() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.addr());
+    let url = format!("redis://{}", proxy.addr());
+    let script = "trap 'echo asked; exit 0' TERM; echo begun; while :; do sleep 0.01; done";
+    let mut run = Running::start(holdfast_at(&url).args(["run", "--lease", "3s", "a", "--", "sh", "-c", script]));
+    assert_eq!(run.line(), "begun");
+    proxy.refuse();
+    let done = run.done();
+    assert_eq!((done.code, done.out.as_str()), (Some(75), "asked\n"), "{}", done.err);
+    assert!(done.err.contains("\"a\": lost"), "{}", done.err);
+}
+
+/// Tells its own process id and those of a process in a session of its own, of a daemon, whose parent has ended, and of one
+/// that handles no signal and changes its name.
+const LEAVES: &str = "
+    setsid sleep 1000 & one=$!
+    (setsid sh -c 'echo $$ > $0; exec sleep 1000' $1 &)
+    until [ -s $1 ]; do sleep 0.01; done
+    setsid bash -c 'trap \"\" TERM INT HUP QUIT; exec -a \") Z 1 (\" sleep 1000' & two=$!
+    echo $$ $one $(cat $1) $two";
+
+/// Runs the command with `--kill-group`, does this with it, and waits until nothing of it is left.
+fn with_kill_group(script: &str, unprivileged: bool, act: impl FnOnce(&Server, &Running, &[i32])) -> Done {
+    let server = Server::start();
+    let file = std::env::temp_dir().join(format!("holdfast-test-{}-{}", std::process::id(), server.port()));
+    let mut command = holdfast(&server);
+    command.args(["run", "--kill-group", "--ephemeral", "--grace", "200ms", "a", "--", "bash", "-c", script, "bash"]);
+    command.arg(&file);
+    // Without the right to make a control group.
+    // SAFETY: takes nothing.
+    if unprivileged && unsafe { libc::geteuid() } == 0 {
+        command.uid(65_534);
+    }
+    let mut run = Running::start(&mut command);
+    let pids: Vec<i32> = run.line().split(' ').map(|pid| pid.parse().unwrap()).collect();
+    assert_eq!(pids.len(), 4);
+    act(&server, &run, &pids);
+    let done = run.done();
+    // What it printed is read to the end: nobody has the pipe open any more.
+    pids.into_iter().for_each(until_gone);
+    until(SOON, "the lock is free", || is_free(&server, "a"));
+    let _ = std::fs::remove_file(file);
+    done
+}
+
+/// The supervisor of the command.
+fn supervisor_of(command: i32) -> i32 {
+    stat(command)[1].parse().unwrap()
+}
+
+#[test]
+fn kill_group_leaves_nothing_of_the_command() {
+    for unprivileged in [false, true] {
+        let waits = format!("{LEAVES}; exec sleep 1000");
+        // It ends by itself.
+        let done = with_kill_group(&format!("{LEAVES}; exit 7"), unprivileged, |_, _, _| {});
+        assert_eq!(done.code, Some(7));
+        // Its lock is lost.
+        let done = with_kill_group(&waits, unprivileged, |server, _, _| {
+            let _: i64 = say(server, "LOCK.FORCE a");
+        });
+        assert_eq!(done.code, Some(75));
+        // `holdfast` is ended, killed, and its supervisor is killed.
+        let done = with_kill_group(&waits, unprivileged, |_, run, _| run.signal(libc::SIGTERM));
+        assert_eq!(done.code, Some(128 + libc::SIGTERM));
+        let done = with_kill_group(&waits, unprivileged, |_, run, _| run.signal(libc::SIGKILL));
+        assert_eq!(done.code, None);
+        let done = with_kill_group(&waits, unprivileged, |_, _, pids| kill(supervisor_of(pids[0]), libc::SIGKILL));
+        assert_eq!(done.code, Some(128 + libc::SIGKILL));
+        assert!(done.err.contains("the supervisor was killed"), "{}", done.err);
+    }
+}
+
+#[test]
+fn kill_group_spares_what_was_there_before() {
+    let server = Server::start();
+    let program = env!("CARGO_BIN_EXE_holdfast");
+    let script = format!("sleep 1000 >/dev/null 2>&1 & echo $!; exec {program} run --kill-group a -- true");
+    let mut shell = Command::new("bash");
+    shell.args(["-c", &script]).env("REDIS_URL", format!("redis://{}", server.addr()));
+    let done = done(shell.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()));
+    assert_eq!((done.code, done.err.as_str()), (Some(0), ""));
+    let pid: i32 = done.out.trim().parse().unwrap();
+    assert!(lives(pid));
+    kill(pid, libc::SIGKILL);
+}
+
+#[test]
+fn run_ends_its_command_when_its_supervisor_is_killed() {
+    let server = Server::start();
+    let script = "sleep 1000 & echo $$ $!; wait";
+    let mut run = Running::start(holdfast(&server).args(["run", "a", "--", "bash", "-c", script]));
+    let pids: Vec<i32> = run.line().split(' ').map(|pid| pid.parse().unwrap()).collect();
+    kill(supervisor_of(pids[0]), libc::SIGKILL);
+    let done = run.done();
+    assert_eq!(done.code, Some(128 + libc::SIGKILL), "{}", done.err);
+    pids.into_iter().for_each(until_gone);
+    assert!(is_free(&server, "a"));
 }
 
 #[test]

@@ -182,7 +182,7 @@ fn it_stops_and_goes_on_as_a_shell_wants() {
 
 /// A password, say: the command's input is a pipe, and it asks whoever sits at the terminal.
 #[test]
-fn a_command_with_another_input_gets_the_terminal_when_it_reads_from_it() {
+fn command_with_redirected_input_may_read_the_terminal() {
     let server = Server::start();
     let program = env!("CARGO_BIN_EXE_holdfast");
     let asks = "echo ready; read line < /dev/tty; echo got $line; cat";
@@ -222,7 +222,7 @@ fn a_command_that_needs_no_terminal_leaves_it_to_the_others() {
 }
 
 #[test]
-fn a_command_with_another_input_is_stopped_from_the_terminal_too() {
+fn command_with_redirected_input_can_be_suspended() {
     let server = Server::start();
     let program = env!("CARGO_BIN_EXE_holdfast");
     // Without a `fork`, as below.
@@ -240,7 +240,7 @@ fn a_command_with_another_input_is_stopped_from_the_terminal_too() {
 
 /// A process that stands still does not know whether it holds: it is as with one that hangs.
 #[test]
-fn a_command_that_was_stopped_for_longer_than_its_lease_is_ended_when_it_goes_on() {
+fn command_suspended_beyond_its_lease_is_ended_when_resumed() {
     let server = Server::start();
     let program = env!("CARGO_BIN_EXE_holdfast");
     // `exec`: where `sh` is dash, it starts another program with `vfork`, and waits in the kernel, where nothing stops it, for a

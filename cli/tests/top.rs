@@ -2,7 +2,7 @@
 
 use support::{Server, eventually, until};
 
-use crate::common::{SOON, holdfast, say, waiters};
+use crate::common::{SOON, contended, done, holdfast, say, waiters};
 use crate::terminal::Terminal;
 
 #[test]
@@ -45,6 +45,8 @@ fn it_shows_contended_locks_and_looks_into_them() {
     terminal.keys("s");
     terminal.shows("OLDEST ▾");
     terminal.keys("s");
+    terminal.shows("HELD ▾");
+    terminal.keys("s");
     assert!(eventually(SOON, || order(&terminal) == "also busy calm"), "{}", terminal.text());
     // Live: a lock that is given back is gone from the table, and was handed over.
     let _: i64 = say(&server, "LOCK.RELEASE calm holder-of-calm");
@@ -52,6 +54,49 @@ fn it_shows_contended_locks_and_looks_into_them() {
     assert!(!terminal.text().contains("calm "));
     terminal.keys("q");
     assert_eq!(terminal.done(), Some(0));
+}
+
+#[test]
+fn top_filters_by_key() {
+    let server = Server::start();
+    let mut waiting = Vec::new();
+    for key in ["job:q1", "job:q2", "cart:1"] {
+        let _: i64 = say(&server, &format!("LOCK.ACQUIRE {key} holder-of-{key} LEASE 600000"));
+        let mut raw = server.raw();
+        raw.send(&[b"LOCK.ACQUIRE", key.as_bytes(), b"waiter", b"WAIT", b"0"]).unwrap();
+        waiting.push(raw);
+        until(SOON, "it waits", || waiters(&server, key) == 1);
+    }
+    let mut terminal = Terminal::start(holdfast(&server).args(["top", "--interval", "100ms", "--count", "1"]));
+    terminal.shows("1 contended lock, 1 waiter,");
+    // Letters that are keys of their own elsewhere; of all locks, not of the first alone.
+    terminal.keys("/job:q");
+    terminal.shows("/job:q▏");
+    terminal.shows("2 contended locks, 2 waiters");
+    assert!(!terminal.text().contains("cart:1"), "{}", terminal.text());
+    terminal.keys("\x7f2\x7fq2\r");
+    terminal.shows("/job:q2  Esc all");
+    terminal.shows("1 contended lock, 1 waiter,");
+    terminal.keys("/cart\r");
+    terminal.shows("/cart  Esc all");
+    terminal.shows("holder-of-cart:1");
+    terminal.keys("\x1b");
+    terminal.shows("/ filter");
+    terminal.keys("q");
+    assert_eq!(terminal.done(), Some(0));
+}
+
+#[test]
+fn top_prints_the_table_once_when_its_output_is_no_terminal() {
+    let server = Server::start();
+    let _waiting = contended(&server);
+    let done = done(holdfast(&server).arg("top"));
+    assert_eq!((done.code, done.err.as_str()), (Some(0), ""));
+    let lines: Vec<Vec<&str>> = done.out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["KEY", "WAITERS", "OLDEST", "HELD", "LEASE", "HOLDER"]);
+    assert_eq!((lines[1][0], lines[1][1], lines[1][5], lines.len()), ("a", "1", "alice", 2), "{}", done.out);
+    assert!(lines[1][3].ends_with('s'), "a time: {}", done.out);
+    assert!(!done.out.contains('\x1b'));
 }
 
 #[test]

@@ -207,7 +207,7 @@ func Limit(n int) Option { return func(r *request) { r.limit = n } }
 // Shared lets any number of shared owners hold the lock at once.
 func Shared() Option { return func(r *request) { r.shared = true } }
 
-// Value puts a readable value before the owner's random part: "value#…". It contains no "##" and does not begin or end with "#".
+// Value puts a readable value before the owner's random part: "value#…", where "%" and "#" in the value are "%25" and "%23".
 func Value(v string) Option { return func(r *request) { r.value = v } }
 
 // Owner sets the whole owner, for interfaces that dictate it. The lock is refused if this owner holds it already, and
@@ -230,8 +230,6 @@ func (c *Client) request(names []string, wait time.Duration, options []Option) (
 		return nil, errors.New("holdfast: several names are locked exclusively")
 	case r.owner != "" && wait != 0:
 		return nil, errors.New("holdfast: Owner is for TryLock only: a wait could not be repeated safely")
-	case strings.Contains(r.value, "##") || strings.Trim(r.value, "#") != r.value:
-		return nil, fmt.Errorf("holdfast: value must not contain ## and not begin or end with #, got %q", r.value)
 	}
 	if r.lease < shortLease && !r.manual {
 		c.config.Logger.Warn("holdfast: the lease is too short to repeat a renewal", "name", r.name(), "lease", r.lease)
@@ -250,6 +248,12 @@ func (r *request) command(verb, owner string, terms ...string) []string {
 	return append(append(command, owner), terms...)
 }
 
+// escaped and unescaped translate the value of an owner, which contains no "#".
+var (
+	escaped   = strings.NewReplacer("%", "%25", "#", "%23")
+	unescaped = strings.NewReplacer("%25", "%", "%23", "#")
+)
+
 // newOwner draws an owner that no other acquisition has.
 func (r *request) newOwner() string {
 	if r.owner != "" {
@@ -258,7 +262,7 @@ func (r *request) newOwner() string {
 	var random [16]byte
 	_, _ = rand.Read(random[:]) // it never fails
 	if r.value != "" {
-		return r.value + "#" + hex.EncodeToString(random[:])
+		return escaped.Replace(r.value) + "#" + hex.EncodeToString(random[:])
 	}
 	return hex.EncodeToString(random[:])
 }

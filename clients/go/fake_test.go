@@ -26,7 +26,7 @@ const (
 	token    = "*2\r\n:7\r\n:0\r\n"
 	renewal  = ":7\r\n"
 	version  = "*6\r\n+protocol\r\n*2\r\n:4\r\n:4\r\n+version\r\n$5\r\n0.4.0\r\n+replicas-timeout\r\n:1000\r\n"
-	patience = 10 * time.Second // an upper bound for what should come soon
+	patience = time.Minute // an upper bound for what should come soon
 )
 
 // exampleAddr is the address of the server of the examples.
@@ -34,8 +34,8 @@ var exampleAddr string
 
 // A fake is a server that follows a script: for each command name its replies, in order; the last one is repeated.
 type fake struct {
-	t        *testing.T
-	listener net.Listener
+	t    *testing.T
+	addr string
 
 	mu      sync.Mutex
 	script  map[string][]any // string, or func(command []string) string, which may block
@@ -61,39 +61,65 @@ func (r received) option(name string) string {
 	return ""
 }
 
+// fakes are the fake servers by their addresses.
+var fakes sync.Map
+
+// newFake starts a server that is reached by pipes within the process.
 func newFake(t *testing.T, script map[string][]any) *fake {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := &fake{t: t, listener: listener, script: script, conns: map[int]net.Conn{}, changed: make(chan struct{})}
+	f := &fake{t: t, script: script, conns: map[int]net.Conn{}, changed: make(chan struct{})}
+	f.addr = fmt.Sprintf("fake:%p", f)
 	if script["LOCK.VERSION"] == nil {
 		script["LOCK.VERSION"] = []any{version}
 	}
-	go f.accept()
-	t.Cleanup(func() {
-		_ = listener.Close()
-		f.cutAll()
-	})
+	fakes.Store(f.addr, f)
+	t.Cleanup(f.stop)
 	return f
 }
 
-func (f *fake) addr() string { return f.listener.Addr().String() }
-
-func (f *fake) accept() {
-	for {
-		c, err := f.listener.Accept()
-		if err != nil {
-			return
-		}
-		f.mu.Lock()
-		f.opened++
-		id := f.opened
-		f.conns[id] = c
-		f.mu.Unlock()
-		go f.serve(id, c)
+// dialFake connects to a fake server.
+func dialFake(_ context.Context, addr string) (net.Conn, error) {
+	f, found := fakes.Load(addr)
+	if !found {
+		return nil, errors.New("refused")
 	}
+	ours, theirs := net.Pipe()
+	f.(*fake).admit(theirs)
+	return ours, nil
+}
+
+// stop closes all connections, and accepts none any more.
+func (f *fake) stop() {
+	fakes.Delete(f.addr)
+	f.cutAll()
+}
+
+// listen lets the server be reached over TCP, too, until the returned function is called.
+func (f *fake) listen() (stop func()) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	f.addr = listener.Addr().String()
+	go func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			f.admit(c)
+		}
+	}()
+	return func() { _ = listener.Close(); f.cutAll() }
+}
+
+func (f *fake) admit(c net.Conn) {
+	f.mu.Lock()
+	f.opened++
+	id := f.opened
+	f.conns[id] = c
+	f.mu.Unlock()
+	go f.serve(id, c)
 }
 
 func (f *fake) serve(id int, c net.Conn) {
@@ -197,7 +223,7 @@ func (f *fake) await(name string, n int) []received {
 
 func (f *fake) client(options ...func(*Config)) *Client {
 	f.t.Helper()
-	config := Config{Addr: f.addr(), Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	config := Config{Addr: f.addr, Dial: dialFake, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))}
 	for _, option := range options {
 		option(&config)
 	}
@@ -253,21 +279,16 @@ func mustLock(t *testing.T, c *Client, options ...Option) *Hold {
 
 // TestMain fails if goroutines of a client outlive the tests, which close every client.
 func TestMain(m *testing.M) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		panic(err)
-	}
-	examples := &fake{listener: listener, conns: map[int]net.Conn{}, changed: make(chan struct{}), script: map[string][]any{
+	examples := &fake{conns: map[int]net.Conn{}, changed: make(chan struct{}), script: map[string][]any{
 		"LOCK.VERSION": {version}, "LOCK.ACQUIRE": {token}, "LOCK.MACQUIRE": {token}, "LOCK.RENEW": {renewal}, "LOCK.RELEASE": {one},
 		"LOCK.MRELEASE": {"*2\r\n:1\r\n:1\r\n"}, "LOCK.FORCE": {one},
 		"LOCK.INFO": {"*4\r\n+waiters\r\n:0\r\n+holders\r\n*1\r\n*4\r\n+owner\r\n+node-1#5c\r\n+token\r\n:7\r\n"},
 	}}
-	go examples.accept()
-	exampleAddr = examples.addr()
+	stop := examples.listen()
+	exampleAddr = examples.addr
 	code := m.Run()
-	_ = listener.Close()
-	examples.cutAll()
-	for deadline := time.Now().Add(5 * time.Second); code == 0; time.Sleep(10 * time.Millisecond) {
+	stop()
+	for deadline := time.Now().Add(patience); code == 0; time.Sleep(10 * time.Millisecond) {
 		stacks := make([]byte, 1<<20)
 		stacks = stacks[:runtime.Stack(stacks, true)]
 		left := 0

@@ -144,7 +144,7 @@ func (c *Client) Leader(ctx context.Context, name string) (Leader, error) {
 	holder := info.Holders[0]
 	value := ""
 	if i := strings.LastIndexByte(holder.Owner, '#'); i >= 0 {
-		value = holder.Owner[:i]
+		value = unescaped.Replace(holder.Owner[:i])
 	}
 	return Leader{value, holder.Token}, nil
 }

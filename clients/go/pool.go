@@ -45,11 +45,10 @@ type pool struct {
 	opening  int
 	waits    int // acquisitions that may wait at the server
 	queues   [priorities][]*waiter
-	suspect  bool // a connection broke or could not be opened: one attempt at a time until one succeeds
+	proven   bool // the server has answered since a connection broke or could not be opened: until then, one attempt at a time
 	failedAt time.Time
 	pause    time.Duration
 	timer    *time.Timer // opens connections when the pause is over
-	checked  bool        // LOCK.VERSION was answered
 	confirm  time.Duration
 }
 
@@ -117,6 +116,7 @@ func (p *pool) pop() *conn {
 // drop closes a connection, or forgets one that an ephemeral hold has taken.
 func (p *pool) drop(c *conn) {
 	delete(p.open, c)
+	p.proven = p.proven && len(p.open) > 0
 	_ = c.Close()
 }
 
@@ -140,8 +140,8 @@ func (p *pool) serve() {
 			}
 		}
 	}
-	for p.opening < missing && len(p.open)+p.opening < p.client.config.MaxConnections && (!p.suspect || p.opening == 0) {
-		if wait := time.Until(soon); p.suspect && wait > 0 {
+	for p.opening < missing && len(p.open)+p.opening < p.client.config.MaxConnections && (p.proven || p.opening == 0) {
+		if wait := time.Until(soon); !p.proven && wait > 0 {
 			if p.timer != nil {
 				p.timer.Stop()
 			}
@@ -183,7 +183,7 @@ func (p *pool) connect() {
 		r = connected{nil, ErrClosed}
 	}
 	if r.err != nil {
-		p.suspect = true
+		p.proven = false
 		p.fail(began)
 		for class, queue := range p.queues {
 			for _, w := range queue {
@@ -193,13 +193,12 @@ func (p *pool) connect() {
 		}
 		return
 	}
-	p.suspect = false
 	p.open[r.conn] = true
 	p.idle = append(p.idle, r.conn)
 	p.serve()
 }
 
-// dial opens a connection, prepares it, and asks once for the version of the server's module.
+// dial opens a connection and prepares it.
 func (p *pool) dial(ctx context.Context) (*conn, error) {
 	commands, err := p.client.config.Setup(ctx)
 	if err != nil {
@@ -218,12 +217,14 @@ func (p *pool) dial(ctx context.Context) (*conn, error) {
 	return c, nil
 }
 
+// prepare sends the commands of a new connection, and asks for the version of the module if the server has not proven
+// that it answers: it may accept connections and no more, or be another one.
 func (p *pool) prepare(ctx context.Context, c *conn, commands [][]string) error {
 	p.mu.Lock()
-	checked := p.checked
+	proven := p.proven
 	p.mu.Unlock()
 	setup := len(commands)
-	if !checked {
+	if !proven {
 		commands = append(slices.Clone(commands), []string{"LOCK.VERSION"})
 	}
 	deadline := time.Now().Add(connectTimeout)
@@ -236,7 +237,7 @@ func (p *pool) prepare(ctx context.Context, c *conn, commands [][]string) error 
 			return err
 		}
 	}
-	if checked {
+	if proven {
 		return nil
 	}
 	if err, failed := replies[setup].(ServerError); failed {
@@ -260,7 +261,7 @@ func (p *pool) prepare(ctx context.Context, c *conn, commands [][]string) error 
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.checked, p.confirm = true, time.Duration(integer(version["replicas-timeout"]))*time.Millisecond
+	p.proven, p.confirm = true, time.Duration(integer(version["replicas-timeout"]))*time.Millisecond
 	return nil
 }
 
@@ -270,7 +271,7 @@ func (p *pool) put(c *conn, err error, replies ...any) {
 	defer p.mu.Unlock()
 	if err != nil || p.closed {
 		p.drop(c)
-		p.suspect = p.suspect || err != nil && !errors.Is(err, errInterrupted)
+		p.proven = p.proven && (err == nil || errors.Is(err, errInterrupted))
 	} else {
 		if !slices.ContainsFunc(replies, isError) {
 			p.pause, p.failedAt = 0, time.Time{}

@@ -1,3 +1,5 @@
+//go:build go1.25
+
 package holdfast
 
 import (
@@ -12,127 +14,131 @@ import (
 )
 
 func TestPoolOpensNoMoreThanItsConnections(t *testing.T) {
-	t.Parallel()
-	proceed := make(chan struct{})
-	f := newFake(t, script{"LOCK.ACQUIRE": {func(received) string { <-proceed; return token }}, "LOCK.RELEASE": {one}})
-	c := f.client(func(config *Config) { config.MaxConnections = 5 })
-	var done sync.WaitGroup
-	for i := range 20 {
-		done.Add(1)
-		go func() {
-			defer done.Done()
-			if _, err := c.TryLock(context.Background(), fmt.Sprint(i)); err != nil {
-				t.Error(err)
-			}
-		}()
-	}
-	f.await("LOCK.ACQUIRE", 5)
-	close(proceed)
-	done.Wait()
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.opened > 5 {
-		t.Errorf("%d connections", f.opened)
-	}
+	bubble(t, func(t *testing.T) {
+		proceed := make(chan struct{})
+		f := newFake(t, script{"LOCK.ACQUIRE": {func(received) string { <-proceed; return token }}, "LOCK.RELEASE": {one}})
+		c := f.client(func(config *Config) { config.MaxConnections = 5 })
+		var done sync.WaitGroup
+		for i := range 20 {
+			done.Add(1)
+			go func() {
+				defer done.Done()
+				if _, err := c.TryLock(context.Background(), fmt.Sprint(i)); err != nil {
+					t.Error(err)
+				}
+			}()
+		}
+		f.await("LOCK.ACQUIRE", 5)
+		close(proceed)
+		done.Wait()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.opened > 5 {
+			t.Errorf("%d connections", f.opened)
+		}
+	})
 }
 
 func TestWaitsLeaveConnectionsFree(t *testing.T) {
-	t.Parallel()
-	release := make(chan struct{})
-	f := newFake(t, script{"LOCK.RELEASE": {one}, "LOCK.INFO": {"*0\r\n"}, "LOCK.ACQUIRE": {func(r received) string {
-		switch r.option("WAIT") {
-		case "", "100": // a request that polls
-			return null
-		}
-		<-release
-		return token
-	}}})
-	c := f.client(func(config *Config) { config.MaxConnections = 4 })
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	var done sync.WaitGroup
-	for range 4 { // not of a mutex, which would wait in the client
-		done.Add(1)
-		go func() {
-			defer done.Done()
-			if _, err := c.Lock(ctx, "k", Shared()); err != nil {
-				t.Error(err)
+	bubble(t, func(t *testing.T) {
+		release := make(chan struct{})
+		f := newFake(t, script{"LOCK.RELEASE": {one}, "LOCK.INFO": {"*0\r\n"}, "LOCK.ACQUIRE": {func(r received) string {
+			switch r.option("WAIT") {
+			case "", "100": // a request that polls
+				return null
 			}
-		}()
-	}
-	eventually(t, "two waits poll", func() bool {
-		polls := 0
-		for _, r := range f.sent("LOCK.ACQUIRE") {
-			if wait := r.option("WAIT"); wait == "100" {
-				polls++
-				if r.option("WAITED") == "" {
-					t.Error("a poll names no WAITED")
+			<-release
+			return token
+		}}})
+		c := f.client(func(config *Config) { config.MaxConnections = 4 })
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		var done sync.WaitGroup
+		for range 4 { // not of a mutex, which would wait in the client
+			done.Add(1)
+			go func() {
+				defer done.Done()
+				if _, err := c.Lock(ctx, "k", Shared()); err != nil {
+					t.Error(err)
+				}
+			}()
+		}
+		eventually(t, "two waits poll", func() bool {
+			polls := 0
+			for _, r := range f.sent("LOCK.ACQUIRE") {
+				if wait := r.option("WAIT"); wait == "100" {
+					polls++
+					if r.option("WAITED") == "" {
+						t.Error("a poll names no WAITED")
+					}
 				}
 			}
+			return polls >= 2
+		})
+		if _, err := c.Info(ctx, "k"); err != nil {
+			t.Error(err)
 		}
-		return polls >= 2
+		close(release)
+		done.Wait()
 	})
-	if _, err := c.Info(ctx, "k"); err != nil {
-		t.Error(err)
-	}
-	close(release)
-	done.Wait()
 }
 
 func TestOnlyTheOldestWaitOfAMutexIsAtTheServer(t *testing.T) {
-	t.Parallel()
-	grant := make(chan struct{})
-	f := newFake(t, script{"LOCK.ACQUIRE": {func(received) string { <-grant; return token }}, "LOCK.RELEASE": {one}})
-	c := f.client()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	var done sync.WaitGroup
-	for range 10 {
-		done.Add(1)
-		go func() {
-			defer done.Done()
-			if _, err := c.Lock(ctx, "k"); err != nil {
-				t.Error(err)
-			}
-		}()
-	}
-	for n := 1; n <= 10; n++ {
-		asked := f.await("LOCK.ACQUIRE", n)
-		if len(asked) > n {
-			t.Errorf("%d wait at the server", len(asked)-n+1)
+	bubble(t, func(t *testing.T) {
+		grant := make(chan struct{})
+		f := newFake(t, script{"LOCK.ACQUIRE": {func(received) string { <-grant; return token }}, "LOCK.RELEASE": {one}})
+		c := f.client()
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		var done sync.WaitGroup
+		for range 10 {
+			done.Add(1)
+			go func() {
+				defer done.Done()
+				if _, err := c.Lock(ctx, "k"); err != nil {
+					t.Error(err)
+				}
+			}()
 		}
-		grant <- struct{}{}
-	}
-	done.Wait()
+		for n := 1; n <= 10; n++ {
+			asked := f.await("LOCK.ACQUIRE", n)
+			if len(asked) > n {
+				t.Errorf("%d wait at the server", len(asked)-n+1)
+			}
+			grant <- struct{}{}
+		}
+		done.Wait()
+	})
 }
 
 func TestRenewalsGoFirst(t *testing.T) {
-	t.Parallel()
-	c := newFake(t, script{}).client()
-	p := c.pool("unused")
-	busy := &conn{Conn: fakeConn{}}
-	p.mu.Lock()
-	p.open[busy] = true
-	p.opening = 31 // as many as may be opened
-	p.mu.Unlock()
-	order := make(chan priority, 3)
-	for _, class := range []priority{forOther, forRelease, forRenew} {
-		go func() {
-			got, err := p.get(context.Background(), class, time.Second, time.Now().Add(patience))
-			if err != nil {
-				t.Error(err)
-			}
-			order <- class
-			p.put(got, nil)
-		}()
-		eventually(t, "it waits", func() bool { p.mu.Lock(); defer p.mu.Unlock(); return len(p.queues[class]) == 1 })
-	}
-	p.put(busy, nil)
-	for want := forRenew; want < priorities; want++ {
-		if got := <-order; got != want {
-			t.Errorf("class %d before %d", got, want)
+	bubble(t, func(t *testing.T) {
+		c := newFake(t, script{}).client()
+		p := c.pool("unused")
+		busy := &conn{Conn: fakeConn{}}
+		p.mu.Lock()
+		p.open[busy] = true
+		p.opening = 31 // as many as may be opened
+		p.mu.Unlock()
+		order := make(chan priority, 3)
+		for _, class := range []priority{forOther, forRelease, forRenew} {
+			go func() {
+				got, err := p.get(context.Background(), class, time.Second, time.Now().Add(patience))
+				if err != nil {
+					t.Error(err)
+				}
+				order <- class
+				p.put(got, nil)
+			}()
+			eventually(t, "it waits", func() bool { p.mu.Lock(); defer p.mu.Unlock(); return len(p.queues[class]) == 1 })
 		}
-	}
+		p.put(busy, nil)
+		for want := forRenew; want < priorities; want++ {
+			if got := <-order; got != want {
+				t.Errorf("class %d before %d", got, want)
+			}
+		}
+	})
 }
 
 type fakeConn struct{ net.Conn }
@@ -141,43 +147,59 @@ func (fakeConn) Close() error { return nil }
 
 // An outage costs few attempts, however many requests need a connection, and none outlasts its time.
 func TestOutageCostsFewAttempts(t *testing.T) {
-	t.Parallel()
-	var dials, inFlight, most atomic.Int32
-	c, err := New(Config{Addr: "unused", Dial: func(context.Context, string) (net.Conn, error) {
-		most.Store(max(most.Load(), inFlight.Add(1)))
-		defer inFlight.Add(-1)
-		dials.Add(1)
-		return nil, errors.New("refused")
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = c.Close() }()
-	var done sync.WaitGroup
-	for i := range 50 {
-		done.Add(1)
-		go func() {
-			defer done.Done()
-			began := time.Now()
-			_, err := c.Lock(context.Background(), fmt.Sprint(i), Wait(2*time.Second), Lease(20*time.Second))
-			if took := time.Since(began); !errors.Is(err, ErrNotAcquired) || took > patience {
-				t.Errorf("%v after %v", err, took)
-			}
-		}()
-	}
-	done.Wait()
-	if n := dials.Load(); n > 60 { // 50 at first, before one has failed
-		t.Errorf("%d attempts", n)
-	}
-	if most.Load() > 32 {
-		t.Errorf("%d at a time", most.Load())
+	for name, connect := range map[string]func() (net.Conn, error){
+		"of a server that refuses connections": func() (net.Conn, error) { return nil, errors.New("refused") },
+		"of a server that accepts connections, and closes them": func() (net.Conn, error) {
+			ours, theirs := net.Pipe()
+			return ours, theirs.Close()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.RENEW": {renewal}})
+				var down atomic.Bool
+				var dials, inFlight, most atomic.Int32
+				c := f.client(func(config *Config) {
+					config.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+						most.Store(max(most.Load(), inFlight.Add(1)))
+						defer inFlight.Add(-1)
+						if dials.Add(1); down.Load() {
+							return connect()
+						}
+						return dialFake(ctx, addr)
+					}
+				})
+				mustLock(t, c)
+				down.Store(true)
+				f.cutAll()
+				dials.Store(0)
+				var done sync.WaitGroup
+				for i := range 1000 {
+					done.Go(func() {
+						began := time.Now()
+						_, err := c.Lock(context.Background(), fmt.Sprint(i), Wait(10*time.Second))
+						if took := time.Since(began); !errors.Is(err, ErrNotAcquired) || took > 10250*time.Millisecond {
+							t.Errorf("%v after %v", err, took)
+						}
+					})
+				}
+				done.Wait()
+				if n := dials.Load(); n < 10 || n > 40 {
+					t.Errorf("%d attempts in 10 s", n)
+				}
+				if most.Load() > 1 {
+					t.Errorf("%d at a time", most.Load())
+				}
+			})
+		})
 	}
 }
 
 func TestDeadIdleConnectionIsReplacedAtOnce(t *testing.T) {
 	t.Parallel()
 	f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}})
-	c := f.client()
+	defer f.listen()()
+	c := f.client(func(config *Config) { config.Dial = dial })
 	for range 3 {
 		h, err := c.TryLock(context.Background(), "k") // a try is not repeated after a pause
 		if err != nil {
@@ -191,80 +213,82 @@ func TestDeadIdleConnectionIsReplacedAtOnce(t *testing.T) {
 }
 
 func TestHangingLookUpDelaysNoRenewal(t *testing.T) {
-	t.Parallel()
-	f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.RENEW": {cut, cut, renewal}})
-	var looks atomic.Int32
-	hang := make(chan struct{})
-	c := f.client(func(config *Config) {
-		config.Locate = func(_ context.Context, _ string, _ bool) (string, error) {
-			if looks.Add(1) > 1 {
-				<-hang
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.RENEW": {cut, cut, renewal}})
+		var looks atomic.Int32
+		hang := make(chan struct{})
+		c := f.client(func(config *Config) {
+			config.Locate = func(_ context.Context, _ string, _ bool) (string, error) {
+				if looks.Add(1) > 1 {
+					<-hang
+				}
+				return f.addr, nil
 			}
-			return f.addr(), nil
+		})
+		defer close(hang)
+		h := mustLock(t, c, Lease(time.Second))
+		f.await("LOCK.RENEW", 4)
+		if !h.Held() || looks.Load() < 2 {
+			t.Errorf("held: %v after %d look-ups", h.Held(), looks.Load())
 		}
 	})
-	defer close(hang)
-	h := mustLock(t, c, Lease(time.Second))
-	f.await("LOCK.RENEW", 4)
-	if !h.Held() || looks.Load() < 2 {
-		t.Errorf("held: %v after %d look-ups", h.Held(), looks.Load())
-	}
 }
 
 // All holds of a node that is gone are renewed at the node that takes its place.
 func TestRenewalsFollowAFailover(t *testing.T) {
-	t.Parallel()
-	answers := func() script {
-		return script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.RENEW": {renewal}}
-	}
-	first, second := newFake(t, answers()), newFake(t, answers())
-	var failed atomic.Bool
-	c := first.client(func(config *Config) {
-		config.Locate = func(context.Context, string, bool) (string, error) {
-			if failed.Load() {
-				return second.addr(), nil
+	bubble(t, func(t *testing.T) {
+		answers := func() script {
+			return script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.RENEW": {renewal}}
+		}
+		first, second := newFake(t, answers()), newFake(t, answers())
+		var failed atomic.Bool
+		c := first.client(func(config *Config) {
+			config.Locate = func(context.Context, string, bool) (string, error) {
+				if failed.Load() {
+					return second.addr, nil
+				}
+				return first.addr, nil
 			}
-			return first.addr(), nil
+		})
+		var holds []*Hold
+		for i := range 300 {
+			h, err := c.TryLock(context.Background(), fmt.Sprint(i), Lease(4*time.Second))
+			if err != nil {
+				t.Fatal(err)
+			}
+			holds = append(holds, h)
+		}
+		failed.Store(true)
+		first.stop()
+		second.await("LOCK.RENEW", 300)
+		for _, h := range holds {
+			if h.Context().Err() != nil {
+				t.Fatal(context.Cause(h.Context()))
+			}
 		}
 	})
-	var holds []*Hold
-	for i := range 300 {
-		h, err := c.TryLock(context.Background(), fmt.Sprint(i), Lease(4*time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
-		holds = append(holds, h)
-	}
-	failed.Store(true)
-	_ = first.listener.Close()
-	first.cutAll()
-	second.await("LOCK.RENEW", 300)
-	for _, h := range holds {
-		if h.Context().Err() != nil {
-			t.Fatal(context.Cause(h.Context()))
-		}
-	}
 }
 
 func TestDialerThatIgnoresItsContextDelaysNobody(t *testing.T) {
-	t.Parallel()
-	hang := make(chan struct{})
-	c, err := New(Config{Addr: "unused", Dial: func(context.Context, string) (net.Conn, error) {
-		<-hang
-		return nil, errors.New("late")
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { close(hang); _ = c.Close() }()
-	began := time.Now()
-	_, err = c.Lock(context.Background(), "k", Wait(100*time.Millisecond))
-	if took := time.Since(began); !errors.Is(err, ErrNotAcquired) || took > patience {
-		t.Errorf("%v after %v", err, took)
-	}
-	if _, err = c.TryLock(context.Background(), "k"); err == nil || time.Since(began) > patience {
-		t.Errorf("%v after %v", err, time.Since(began))
-	}
+	bubble(t, func(t *testing.T) {
+		hang := make(chan struct{})
+		c, err := New(Config{Addr: "unused", Dial: func(context.Context, string) (net.Conn, error) {
+			<-hang
+			return nil, errors.New("late")
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { close(hang); _ = c.Close() }()
+		began := time.Now()
+		_, err = c.Lock(context.Background(), "k", Wait(100*time.Millisecond))
+		if took := time.Since(began); !errors.Is(err, ErrNotAcquired) || took > patience {
+			t.Errorf("%v after %v", err, took)
+		}
+		if _, err = c.TryLock(context.Background(), "k"); err == nil || time.Since(began) > patience {
+			t.Errorf("%v after %v", err, time.Since(began))
+		}
+	})
 }
 
 func TestDroppedHoldIsLoggedAndStaysHeld(t *testing.T) {
@@ -272,7 +296,7 @@ func TestDroppedHoldIsLoggedAndStaysHeld(t *testing.T) {
 	f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {renewal}, "LOCK.RELEASE": {one}})
 	logged := make(chan struct{}, 100)
 	c := f.client(func(config *Config) { config.Logger = logger(logged) })
-	mustLock(t, c, Lease(time.Second))
+	mustLock(t, c)
 	collect(t, logged)
 	if len(f.sent("LOCK.RELEASE")) != 0 {
 		t.Error("released by the garbage collector")

@@ -1,3 +1,5 @@
+//go:build go1.25
+
 package holdfast
 
 import (
@@ -44,116 +46,120 @@ func TestAcquire(t *testing.T) {
 		"is not acquired when time ends, either": {script: script{"LOCK.ACQUIRE": {"-UNCONFIRMED x\r\n"}}, options: []Option{Wait(60 * time.Millisecond)}, want: ErrNotAcquired},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test.script["LOCK.RELEASE"] = []any{one}
-			f := newFake(t, test.script)
-			c := f.client()
-			lock := c.Lock
-			if test.try {
-				lock = c.TryLock
-			}
-			var h *Hold
-			err := within(t, patience, func() (err error) {
-				h, err = lock(context.Background(), "k", test.options...)
-				return err
+			bubble(t, func(t *testing.T) {
+				test.script["LOCK.RELEASE"] = []any{one}
+				f := newFake(t, test.script)
+				c := f.client()
+				lock := c.Lock
+				if test.try {
+					lock = c.TryLock
+				}
+				var h *Hold
+				err := within(t, patience, func() (err error) {
+					h, err = lock(context.Background(), "k", test.options...)
+					return err
+				})
+				if test.want == nil && (err != nil || h.Fence() != 7 || !h.Held()) || test.want != nil && !errors.Is(err, test.want) {
+					t.Errorf("got %v, want %v", err, test.want)
+				}
+				if asked := len(f.sent("LOCK.ACQUIRE")); test.asked > 0 && asked != test.asked {
+					t.Errorf("%d ACQUIREs, want %d", asked, test.asked)
+				}
 			})
-			if test.want == nil && (err != nil || h.Fence() != 7 || !h.Held()) || test.want != nil && !errors.Is(err, test.want) {
-				t.Errorf("got %v, want %v", err, test.want)
-			}
-			if asked := len(f.sent("LOCK.ACQUIRE")); test.asked > 0 && asked != test.asked {
-				t.Errorf("%d ACQUIREs, want %d", asked, test.asked)
-			}
 		})
 	}
 }
 
 func TestAcquireNamesItsTerms(t *testing.T) {
-	t.Parallel()
-	f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.MACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.MRELEASE": {"*2\r\n:1\r\n:1\r\n"}})
-	c := f.client()
-	ctx := context.Background()
-	for _, test := range []struct {
-		lock func() (*Hold, error)
-		want string
-	}{
-		{func() (*Hold, error) { return c.TryLock(ctx, "k") }, "LOCK.ACQUIRE k * HOLDS 1 LEASE 10000 WITHWAITED"},
-		{func() (*Hold, error) { return c.TryLock(ctx, "k", Lease(1500*time.Microsecond)) }, "LOCK.ACQUIRE k * HOLDS 1 LEASE 2 WITHWAITED"},
-		{func() (*Hold, error) { return c.Lock(ctx, "k") }, "LOCK.ACQUIRE k * HOLDS 1 LEASE 10000 WAIT 3600000 WITHWAITED"},
-		{func() (*Hold, error) { return c.RWLock("k").RLock(ctx) }, "LOCK.ACQUIRE k * HOLDS 1 LEASE 10000 WAIT 3600000 SHARED WITHWAITED"},
-		{func() (*Hold, error) { return c.Semaphore("k", 3).TryAcquire(ctx, Replicas(2)) }, "LOCK.ACQUIRE k * HOLDS 1 LEASE 10000 LIMIT 3 REPLICAS 2 WITHWAITED"},
-		{func() (*Hold, error) { return c.TryLockAll(ctx, []string{"a", "b"}) }, "LOCK.MACQUIRE 2 a b * HOLDS 1 LEASE 10000 WITHWAITED"},
-		{func() (*Hold, error) { return c.TryLock(ctx, "k", Ephemeral()) }, "LOCK.ACQUIRE k * HOLDS 1 LEASE 10000 EPHEMERAL WITHWAITED"},
-	} {
-		f.mu.Lock()
-		f.log = nil
-		f.mu.Unlock()
-		h, err := test.lock()
-		if err != nil {
-			t.Fatal(err)
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.MACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.MRELEASE": {"*2\r\n:1\r\n:1\r\n"}})
+		c := f.client()
+		ctx := context.Background()
+		for _, test := range []struct {
+			lock func() (*Hold, error)
+			want string
+		}{
+			{func() (*Hold, error) { return c.TryLock(ctx, "k") }, "LOCK.ACQUIRE k * HOLDS 1 LEASE 10000 WITHWAITED"},
+			{func() (*Hold, error) { return c.TryLock(ctx, "k", Lease(1500*time.Microsecond)) }, "LOCK.ACQUIRE k * HOLDS 1 LEASE 2 WITHWAITED"},
+			{func() (*Hold, error) { return c.Lock(ctx, "k") }, "LOCK.ACQUIRE k * HOLDS 1 LEASE 10000 WAIT 3600000 WITHWAITED"},
+			{func() (*Hold, error) { return c.RWLock("k").RLock(ctx) }, "LOCK.ACQUIRE k * HOLDS 1 LEASE 10000 WAIT 3600000 SHARED WITHWAITED"},
+			{func() (*Hold, error) { return c.Semaphore("k", 3).TryAcquire(ctx, Replicas(2)) }, "LOCK.ACQUIRE k * HOLDS 1 LEASE 10000 LIMIT 3 REPLICAS 2 WITHWAITED"},
+			{func() (*Hold, error) { return c.TryLockAll(ctx, []string{"a", "b"}) }, "LOCK.MACQUIRE 2 a b * HOLDS 1 LEASE 10000 WITHWAITED"},
+			{func() (*Hold, error) { return c.TryLock(ctx, "k", Ephemeral()) }, "LOCK.ACQUIRE k * HOLDS 1 LEASE 10000 EPHEMERAL WITHWAITED"},
+		} {
+			f.mu.Lock()
+			f.log = nil
+			f.mu.Unlock()
+			h, err := test.lock()
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.mu.Lock()
+			got := strings.Replace(f.log[len(f.log)-1].String(), h.Owner(), "*", 1)
+			f.mu.Unlock()
+			if got != test.want {
+				t.Errorf("got %s, want %s", got, test.want)
+			}
+			if len(h.Owner()) != 32 {
+				t.Errorf("owner %q has not 128 bits", h.Owner())
+			}
+			if err := h.Release(ctx); err != nil {
+				t.Error(err)
+			}
 		}
-		f.mu.Lock()
-		got := strings.Replace(f.log[len(f.log)-1].String(), h.Owner(), "*", 1)
-		f.mu.Unlock()
-		if got != test.want {
-			t.Errorf("got %s, want %s", got, test.want)
-		}
-		if len(h.Owner()) != 32 {
-			t.Errorf("owner %q has not 128 bits", h.Owner())
-		}
-		if err := h.Release(ctx); err != nil {
-			t.Error(err)
-		}
-	}
+	})
 }
 
 func TestAcquireAsksAgainOverAnotherConnectionWhenTheServerIsSilent(t *testing.T) {
-	t.Parallel()
-	again := make(chan struct{})
-	f := newFake(t, script{
-		"LOCK.ACQUIRE": {
-			func(received) string { <-again; return "-SUPERSEDED x\r\n" },
-			func(received) string { close(again); return token },
-		},
-		"LOCK.RELEASE": {one},
-	})
-	c := f.client()
-	h := mustLock(t, c)
-	asked := f.sent("LOCK.ACQUIRE")
-	if len(asked) != 2 || asked[0].conn == asked[1].conn || asked[0].command[2] != asked[1].command[2] {
-		t.Fatalf("asked %v", asked)
-	}
-	if asked[1].option("WAITED") == "" {
-		t.Errorf("the second request names no WAITED: %v", asked[1])
-	}
-	if between := asked[1].at.Sub(asked[0].at); between < 1900*time.Millisecond {
-		t.Errorf("asked again after %v", between)
-	}
-	_ = h.Release(context.Background())
-	eventually(t, "the superseded connection is good again", func() bool {
-		p := c.pool(f.addr())
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return len(p.idle) == 2
+	bubble(t, func(t *testing.T) {
+		again := make(chan struct{})
+		f := newFake(t, script{
+			"LOCK.ACQUIRE": {
+				func(received) string { <-again; return "-SUPERSEDED x\r\n" },
+				func(received) string { close(again); return token },
+			},
+			"LOCK.RELEASE": {one},
+		})
+		c := f.client()
+		h := mustLock(t, c)
+		asked := f.sent("LOCK.ACQUIRE")
+		if len(asked) != 2 || asked[0].conn == asked[1].conn || asked[0].command[2] != asked[1].command[2] {
+			t.Fatalf("asked %v", asked)
+		}
+		if asked[1].option("WAITED") == "" {
+			t.Errorf("the second request names no WAITED: %v", asked[1])
+		}
+		if between := asked[1].at.Sub(asked[0].at); between < 1900*time.Millisecond {
+			t.Errorf("asked again after %v", between)
+		}
+		_ = h.Release(context.Background())
+		eventually(t, "the superseded connection is good again", func() bool {
+			p := c.pool(f.addr)
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return len(p.idle) == 2
+		})
 	})
 }
 
 func TestAcquireClosesASupersededConnectionThatStaysSilent(t *testing.T) {
-	t.Parallel()
-	f := newFake(t, script{"LOCK.ACQUIRE": {silent, token}, "LOCK.RELEASE": {one}})
-	c := f.client()
-	h := mustLock(t, c)
-	if err := h.Release(context.Background()); err != nil {
-		t.Fatal(err)
-	}
-	released := f.await("LOCK.RELEASE", 2)
-	if released[0].option("TOKEN") != "7" || released[1].command[3] != "ALL" || released[0].conn != released[1].conn {
-		t.Errorf("a stale request may be queued, but released by %v", released)
-	}
-	eventually(t, "the silent connection is closed", func() bool {
-		p := c.pool(f.addr())
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		return len(p.open) == 1
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {silent, token}, "LOCK.RELEASE": {one}})
+		c := f.client()
+		h := mustLock(t, c)
+		if err := h.Release(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		released := f.await("LOCK.RELEASE", 2)
+		if released[0].option("TOKEN") != "7" || released[1].command[3] != "ALL" || released[0].conn != released[1].conn {
+			t.Errorf("a stale request may be queued, but released by %v", released)
+		}
+		eventually(t, "the silent connection is closed", func() bool {
+			p := c.pool(f.addr)
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return len(p.open) == 1
+		})
 	})
 }
 
@@ -170,117 +176,123 @@ func TestAcquireWithdrawsWhenCancelled(t *testing.T) {
 		"once if another request took over before": {"-SUPERSEDED x\r\n", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			withdrawn := make(chan struct{})
-			f := newFake(t, script{
-				"LOCK.ACQUIRE": {func(received) string { <-withdrawn; return test.reply }},
-				"LOCK.RELEASE": {func(received) string { close(withdrawn); return one }, null},
-			})
-			c := f.client()
-			ctx, cancel := context.WithCancel(context.Background())
-			go func() { f.await("LOCK.ACQUIRE", 1); cancel() }()
-			_, err := c.Lock(ctx, "k")
-			if !errors.Is(err, ErrNotAcquired) || !errors.Is(err, context.Canceled) {
-				t.Errorf("got %v", err)
-			}
-			released := f.await("LOCK.RELEASE", test.releases)
-			asked := f.sent("LOCK.ACQUIRE")[0]
-			for _, r := range released {
-				if r.String() != fmt.Sprintf("LOCK.RELEASE k %s ALL", asked.command[2]) {
-					t.Errorf("released by %v", r)
+			bubble(t, func(t *testing.T) {
+				withdrawn := make(chan struct{})
+				f := newFake(t, script{
+					"LOCK.ACQUIRE": {func(received) string { <-withdrawn; return test.reply }},
+					"LOCK.RELEASE": {func(received) string { close(withdrawn); return one }, null},
+				})
+				c := f.client()
+				ctx, cancel := context.WithCancel(context.Background())
+				go func() { f.await("LOCK.ACQUIRE", 1); cancel() }()
+				_, err := c.Lock(ctx, "k")
+				if !errors.Is(err, ErrNotAcquired) || !errors.Is(err, context.Canceled) {
+					t.Errorf("got %v", err)
 				}
-			}
-			if released[0].conn == asked.conn {
-				t.Error("withdrawn over the connection that waits")
-			}
-			if test.reply == cut && released[1].at.Sub(released[0].at) < 900*time.Millisecond {
-				t.Error("answered twice, but not a second apart")
-			}
-			_ = c.Close()
-			if n := len(f.sent("LOCK.RELEASE")); n != test.releases {
-				t.Errorf("%d RELEASEs, want %d", n, test.releases)
-			}
+				released := f.await("LOCK.RELEASE", test.releases)
+				asked := f.sent("LOCK.ACQUIRE")[0]
+				for _, r := range released {
+					if r.String() != fmt.Sprintf("LOCK.RELEASE k %s ALL", asked.command[2]) {
+						t.Errorf("released by %v", r)
+					}
+				}
+				if released[0].conn == asked.conn {
+					t.Error("withdrawn over the connection that waits")
+				}
+				if test.reply == cut && released[1].at.Sub(released[0].at) < 900*time.Millisecond {
+					t.Error("answered twice, but not a second apart")
+				}
+				_ = c.Close()
+				if n := len(f.sent("LOCK.RELEASE")); n != test.releases {
+					t.Errorf("%d RELEASEs, want %d", n, test.releases)
+				}
+			})
 		})
 	}
 }
 
 func TestAcquireIsNotAcquiredWhenItsTimeIsOver(t *testing.T) {
-	t.Parallel()
-	f := newFake(t, script{"LOCK.ACQUIRE": {silent}, "LOCK.RELEASE": {null}})
-	c := f.client()
-	began := time.Now()
-	_, err := c.Lock(context.Background(), "k", Wait(100*time.Millisecond))
-	if took := time.Since(began); !errors.Is(err, ErrNotAcquired) || took < 340*time.Millisecond || took > patience {
-		t.Errorf("%v after %v", err, took)
-	}
-	f.await("LOCK.RELEASE", 1)
-	if n := len(f.sent("LOCK.ACQUIRE")); n != 1 {
-		t.Errorf("%d ACQUIREs", n)
-	}
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {silent}, "LOCK.RELEASE": {null}})
+		c := f.client()
+		began := time.Now()
+		_, err := c.Lock(context.Background(), "k", Wait(100*time.Millisecond))
+		if took := time.Since(began); !errors.Is(err, ErrNotAcquired) || took < 340*time.Millisecond || took > patience {
+			t.Errorf("%v after %v", err, took)
+		}
+		f.await("LOCK.RELEASE", 1)
+		if n := len(f.sent("LOCK.ACQUIRE")); n != 1 {
+			t.Errorf("%d ACQUIREs", n)
+		}
+	})
 }
 
 func TestAcquireThatEndsWithItsContextSaysSo(t *testing.T) {
-	t.Parallel()
-	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
-	defer cancel()
-	deadline, _ := ctx.Deadline()
-	f := newFake(t, script{"LOCK.ACQUIRE": {func(received) string { time.Sleep(time.Until(deadline) - time.Millisecond); return null }}, "LOCK.RELEASE": {null}})
-	if _, err := f.client().Lock(ctx, "k"); !errors.Is(err, ErrNotAcquired) || !errors.Is(err, context.DeadlineExceeded) {
-		t.Error(err)
-	}
+	bubble(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+		defer cancel()
+		deadline, _ := ctx.Deadline()
+		f := newFake(t, script{"LOCK.ACQUIRE": {func(received) string { time.Sleep(time.Until(deadline) - time.Millisecond); return null }}, "LOCK.RELEASE": {null}})
+		if _, err := f.client().Lock(ctx, "k"); !errors.Is(err, ErrNotAcquired) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+	})
 }
 
 func TestAcquireWithdrawsAfterABrokenConnection(t *testing.T) {
-	t.Parallel()
-	f := newFake(t, script{"LOCK.ACQUIRE": {cut, "-NOPERM x\r\n"}, "LOCK.RELEASE": {null}})
-	c := f.client()
-	_, err := c.Lock(context.Background(), "k")
-	if !errors.Is(err, ServerError("NOPERM x")) {
-		t.Errorf("got %v", err)
-	}
-	f.await("LOCK.RELEASE", 2)
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {cut, "-NOPERM x\r\n"}, "LOCK.RELEASE": {null}})
+		c := f.client()
+		_, err := c.Lock(context.Background(), "k")
+		if !errors.Is(err, ServerError("NOPERM x")) {
+			t.Errorf("got %v", err)
+		}
+		f.await("LOCK.RELEASE", 2)
+	})
 }
 
 func TestAcquireFollowsRedirects(t *testing.T) {
-	t.Parallel()
-	for _, code := range []string{"MOVED", "ASK"} {
-		second := newFake(t, script{"ASKING": {"+OK\r\n"}, "LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.RENEW": {renewal}})
-		first := newFake(t, script{"LOCK.ACQUIRE": {"-" + code + " 1 " + second.addr() + "\r\n"}, "LOCK.RELEASE": {one}})
-		h := mustLock(t, first.client())
-		if got := second.sent("LOCK.ACQUIRE"); len(got) != 1 {
-			t.Errorf("%s: asked %v", code, got)
+	bubble(t, func(t *testing.T) {
+		for _, code := range []string{"MOVED", "ASK"} {
+			second := newFake(t, script{"ASKING": {"+OK\r\n"}, "LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}, "LOCK.RENEW": {renewal}})
+			first := newFake(t, script{"LOCK.ACQUIRE": {"-" + code + " 1 " + second.addr + "\r\n"}, "LOCK.RELEASE": {one}})
+			h := mustLock(t, first.client())
+			if got := second.sent("LOCK.ACQUIRE"); len(got) != 1 {
+				t.Errorf("%s: asked %v", code, got)
+			}
+			if got := len(second.sent("ASKING")); (got == 1) != (code == "ASK") {
+				t.Errorf("%s: %d ASKING", code, got)
+			}
+			if err := h.Release(context.Background()); err != nil {
+				t.Error(err)
+			}
+			if at := map[string]*fake{"MOVED": second, "ASK": first}[code]; len(at.sent("LOCK.RELEASE")) != 1 {
+				t.Errorf("%s: released elsewhere", code)
+			}
 		}
-		if got := len(second.sent("ASKING")); (got == 1) != (code == "ASK") {
-			t.Errorf("%s: %d ASKING", code, got)
-		}
-		if err := h.Release(context.Background()); err != nil {
-			t.Error(err)
-		}
-		if at := map[string]*fake{"MOVED": second, "ASK": first}[code]; len(at.sent("LOCK.RELEASE")) != 1 {
-			t.Errorf("%s: released elsewhere", code)
-		}
-	}
+	})
 }
 
 func TestAcquireFindsThePrimaryAnewWhenItIsReadOnly(t *testing.T) {
-	t.Parallel()
-	second := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}})
-	first := newFake(t, script{"LOCK.ACQUIRE": {"-READONLY x\r\n"}})
-	c := first.client(func(config *Config) {
-		config.Locate = func(_ context.Context, _ string, stale bool) (string, error) {
-			if stale {
-				return second.addr(), nil
+	bubble(t, func(t *testing.T) {
+		second := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}})
+		first := newFake(t, script{"LOCK.ACQUIRE": {"-READONLY x\r\n"}})
+		c := first.client(func(config *Config) {
+			config.Locate = func(_ context.Context, _ string, stale bool) (string, error) {
+				if stale {
+					return second.addr, nil
+				}
+				return first.addr, nil
 			}
-			return first.addr(), nil
+		})
+		mustLock(t, c)
+		p := c.pool(first.addr)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if len(p.open) != 0 {
+			t.Error("connections to the old primary are left")
 		}
 	})
-	mustLock(t, c)
-	p := c.pool(first.addr())
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.open) != 0 {
-		t.Error("connections to the old primary are left")
-	}
 }
 
 func TestLateTokenIsRenewedFirst(t *testing.T) {
@@ -297,24 +309,25 @@ func TestLateTokenIsRenewedFirst(t *testing.T) {
 		"asked again on nil":             {null, false, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := newFake(t, script{"LOCK.ACQUIRE": {late, token}, "LOCK.RENEW": {test.renew, renewal}, "LOCK.RELEASE": {one}})
-			c := f.client()
-			var err error
-			if test.try {
-				_, err = c.TryLock(context.Background(), "k", Lease(time.Second))
-			} else {
-				_, err = c.Lock(context.Background(), "k", Lease(time.Second))
-			}
-			if !errors.Is(err, test.want) {
-				t.Errorf("got %v, want %v", err, test.want)
-			}
-			if len(f.sent("LOCK.RENEW")) == 0 {
-				t.Error("not renewed")
-			}
-			if test.want != nil && f.await("LOCK.RELEASE", 1)[0].command[3] != "ALL" {
-				t.Error("not withdrawn")
-			}
+			bubble(t, func(t *testing.T) {
+				f := newFake(t, script{"LOCK.ACQUIRE": {late, token}, "LOCK.RENEW": {test.renew, renewal}, "LOCK.RELEASE": {one}})
+				c := f.client()
+				var err error
+				if test.try {
+					_, err = c.TryLock(context.Background(), "k", Lease(time.Second))
+				} else {
+					_, err = c.Lock(context.Background(), "k", Lease(time.Second))
+				}
+				if !errors.Is(err, test.want) {
+					t.Errorf("got %v, want %v", err, test.want)
+				}
+				if len(f.sent("LOCK.RENEW")) == 0 {
+					t.Error("not renewed")
+				}
+				if test.want != nil && f.await("LOCK.RELEASE", 1)[0].command[3] != "ALL" {
+					t.Error("not withdrawn")
+				}
+			})
 		})
 	}
 }
@@ -336,42 +349,43 @@ func TestRenew(t *testing.T) {
 		"never sent: the lock expires":             {renew: []any{renewal}, options: []Option{NoRenew()}, want: ReasonExpired},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": test.renew, "LOCK.RELEASE": {null}})
-			told := make(chan Reason, 2)
-			c := f.client(func(config *Config) {
-				config.Hooks.Lost = func(_ string, reason Reason) { told <- reason }
-			})
-			h := mustLock(t, c, append(test.options, Lease(time.Second))...)
-			if test.want == "" {
-				f.await("LOCK.RENEW", len(test.renew)+3)
-				if h.Context().Err() != nil || !h.Held() {
-					t.Error("lost")
+			bubble(t, func(t *testing.T) {
+				f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": test.renew, "LOCK.RELEASE": {null}})
+				told := make(chan Reason, 2)
+				c := f.client(func(config *Config) {
+					config.Hooks.Lost = func(_ string, reason Reason) { told <- reason }
+				})
+				h := mustLock(t, c, append(test.options, Lease(time.Second))...)
+				if test.want == "" {
+					f.await("LOCK.RENEW", len(test.renew)+3)
+					if h.Context().Err() != nil || !h.Held() {
+						t.Error("lost")
+					}
+					for i, r := range f.sent("LOCK.RENEW") {
+						if r.String() != fmt.Sprintf("LOCK.RENEW k %s TOKEN 7 LEASE 1000", h.Owner()) {
+							t.Errorf("renewal %d: %v", i, r)
+						}
+					}
+					return
 				}
-				for i, r := range f.sent("LOCK.RENEW") {
-					if r.String() != fmt.Sprintf("LOCK.RENEW k %s TOKEN 7 LEASE 1000", h.Owner()) {
-						t.Errorf("renewal %d: %v", i, r)
+				within(t, patience, func() any { <-h.Lost(); return nil })
+				<-h.Context().Done()
+				if got := lostFor(context.Cause(h.Context())); got != test.want {
+					t.Errorf("lost: %q, want %q", got, test.want)
+				}
+				if h.Held() || !errors.Is(h.Check(context.Background()), ErrLockLost) || !errors.Is(h.Renew(context.Background(), 0), ErrLockLost) {
+					t.Error("a lost lock seems held")
+				}
+				for range 2 {
+					if err := h.Release(context.Background()); lostFor(err) != test.want {
+						t.Errorf("release: %v", err)
 					}
 				}
-				return
-			}
-			within(t, patience, func() any { <-h.Lost(); return nil })
-			<-h.Context().Done()
-			if got := lostFor(context.Cause(h.Context())); got != test.want {
-				t.Errorf("lost: %q, want %q", got, test.want)
-			}
-			if h.Held() || !errors.Is(h.Check(context.Background()), ErrLockLost) || !errors.Is(h.Renew(context.Background(), 0), ErrLockLost) {
-				t.Error("a lost lock seems held")
-			}
-			for range 2 {
-				if err := h.Release(context.Background()); lostFor(err) != test.want {
-					t.Errorf("release: %v", err)
+				f.await("LOCK.RELEASE", 1)
+				if got := <-told; got != test.want || len(told) > 0 {
+					t.Errorf("hook: %v, then %d more", got, len(told))
 				}
-			}
-			f.await("LOCK.RELEASE", 1)
-			if got := <-told; got != test.want || len(told) > 0 {
-				t.Errorf("hook: %v, then %d more", got, len(told))
-			}
+			})
 		})
 	}
 }
@@ -392,197 +406,208 @@ func TestRelease(t *testing.T) {
 		"returns the error when the lease has ended": {[]any{"-OOM x\r\n"}, ServerError("OOM x"), 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": test.replies, "LOCK.RENEW": {renewal}})
-			h := mustLock(t, f.client(), Lease(time.Second))
-			err := within(t, patience, func() error { return h.Release(context.Background()) })
-			if !errors.Is(err, test.want) {
-				t.Errorf("got %v, want %v", err, test.want)
-			}
-			sent := f.sent("LOCK.RELEASE")
-			if test.sent > 0 && len(sent) != test.sent {
-				t.Errorf("%d RELEASEs, want %d", len(sent), test.sent)
-			}
-			for _, r := range sent {
-				if r.String() != fmt.Sprintf("LOCK.RELEASE k %s TOKEN 7", h.Owner()) {
-					t.Errorf("released by %v", r)
+			bubble(t, func(t *testing.T) {
+				f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": test.replies, "LOCK.RENEW": {renewal}})
+				h := mustLock(t, f.client(), Lease(time.Second))
+				err := within(t, patience, func() error { return h.Release(context.Background()) })
+				if !errors.Is(err, test.want) {
+					t.Errorf("got %v, want %v", err, test.want)
 				}
-			}
-			if again := h.Release(context.Background()); !errors.Is(again, err) && (again == nil) != (err == nil) {
-				t.Errorf("released again: %v", again)
-			}
-			<-h.Context().Done()
+				sent := f.sent("LOCK.RELEASE")
+				if test.sent > 0 && len(sent) != test.sent {
+					t.Errorf("%d RELEASEs, want %d", len(sent), test.sent)
+				}
+				for _, r := range sent {
+					if r.String() != fmt.Sprintf("LOCK.RELEASE k %s TOKEN 7", h.Owner()) {
+						t.Errorf("released by %v", r)
+					}
+				}
+				if again := h.Release(context.Background()); !errors.Is(again, err) && (again == nil) != (err == nil) {
+					t.Errorf("released again: %v", again)
+				}
+				<-h.Context().Done()
+			})
 		})
 	}
 }
 
 func TestReleaseGoesOnInTheBackgroundWhenItsContextEnds(t *testing.T) {
-	t.Parallel()
-	for _, when := range []string{"before", "meanwhile"} {
-		proceed := make(chan struct{})
-		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {func(received) string { <-proceed; return one }}})
-		h := mustLock(t, f.client())
-		ctx, cancel := context.WithCancel(context.Background())
-		if when == "before" {
-			cancel()
-		} else {
-			go func() { f.await("LOCK.RELEASE", 1); cancel() }()
+	bubble(t, func(t *testing.T) {
+		for _, when := range []string{"before", "meanwhile"} {
+			proceed := make(chan struct{})
+			f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {func(received) string { <-proceed; return one }}})
+			h := mustLock(t, f.client())
+			ctx, cancel := context.WithCancel(context.Background())
+			if when == "before" {
+				cancel()
+			} else {
+				go func() { f.await("LOCK.RELEASE", 1); cancel() }()
+			}
+			if err := within(t, patience, func() error { return h.Release(ctx) }); !errors.Is(err, context.Canceled) {
+				t.Errorf("%s: %v", when, err)
+			}
+			f.await("LOCK.RELEASE", 1)
+			close(proceed)
+			if err := h.Release(context.Background()); err != nil {
+				t.Errorf("%s: then %v", when, err)
+			}
 		}
-		if err := within(t, patience, func() error { return h.Release(ctx) }); !errors.Is(err, context.Canceled) {
-			t.Errorf("%s: %v", when, err)
-		}
-		f.await("LOCK.RELEASE", 1)
-		close(proceed)
-		if err := h.Release(context.Background()); err != nil {
-			t.Errorf("%s: then %v", when, err)
-		}
-	}
+	})
 }
 
 func TestNoRenewalIsSentAfterARelease(t *testing.T) {
-	t.Parallel()
-	f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {silent}, "LOCK.RELEASE": {silent}})
-	h := mustLock(t, f.client(), Lease(time.Second))
-	f.await("LOCK.RENEW", 1)
-	_ = h.Release(context.Background())
-	released := f.sent("LOCK.RELEASE")[0].at
-	for _, r := range f.sent("LOCK.RENEW") {
-		if r.at.After(released) {
-			t.Error("renewed after the release")
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {silent}, "LOCK.RELEASE": {silent}})
+		h := mustLock(t, f.client(), Lease(time.Second))
+		f.await("LOCK.RENEW", 1)
+		_ = h.Release(context.Background())
+		released := f.sent("LOCK.RELEASE")[0].at
+		for _, r := range f.sent("LOCK.RENEW") {
+			if r.at.After(released) {
+				t.Error("renewed after the release")
+			}
 		}
-	}
+	})
 }
 
 func TestReleaseAfterRaisesTheToken(t *testing.T) {
-	t.Parallel()
-	f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {cut, ":8\r\n"}})
-	h := mustLock(t, f.client())
-	if err := h.ReleaseAfter(context.Background(), 1500*time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range f.await("LOCK.RENEW", 2) {
-		if r.String() != fmt.Sprintf("LOCK.RENEW k %s TOKEN 7 FENCE 8 LEASE 1500", h.Owner()) {
-			t.Errorf("sent %v", r)
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {cut, ":8\r\n"}})
+		h := mustLock(t, f.client())
+		if err := h.ReleaseAfter(context.Background(), 1500*time.Millisecond); err != nil {
+			t.Fatal(err)
 		}
-	}
+		for _, r := range f.await("LOCK.RENEW", 2) {
+			if r.String() != fmt.Sprintf("LOCK.RENEW k %s TOKEN 7 FENCE 8 LEASE 1500", h.Owner()) {
+				t.Errorf("sent %v", r)
+			}
+		}
+	})
 }
 
 func TestWithdrawalIsRepeatedUntilAnswered(t *testing.T) {
-	t.Parallel()
-	f := newFake(t, script{"LOCK.ACQUIRE": {silent}, "LOCK.RELEASE": {cut, "-LOADING x\r\n", silent, one}})
-	c := f.client()
-	ctx, cancel := context.WithCancel(context.Background())
-	go func() { f.await("LOCK.ACQUIRE", 1); cancel() }()
-	if _, err := c.Lock(ctx, "k", Lease(5*time.Second)); !errors.Is(err, ErrNotAcquired) {
-		t.Error(err)
-	}
-	f.await("LOCK.RELEASE", 4)
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {silent}, "LOCK.RELEASE": {cut, "-LOADING x\r\n", silent, one}})
+		c := f.client()
+		ctx, cancel := context.WithCancel(context.Background())
+		go func() { f.await("LOCK.ACQUIRE", 1); cancel() }()
+		if _, err := c.Lock(ctx, "k", Lease(5*time.Second)); !errors.Is(err, ErrNotAcquired) {
+			t.Error(err)
+		}
+		f.await("LOCK.RELEASE", 4)
+	})
 }
 
 func TestWithdrawalEndsOnAFatalError(t *testing.T) {
-	t.Parallel()
-	f := newFake(t, script{"LOCK.ACQUIRE": {cut, "-NOPERM x\r\n"}, "LOCK.RELEASE": {"-NOPERM x\r\n"}})
-	c := f.client()
-	_, _ = c.Lock(context.Background(), "k")
-	f.await("LOCK.RELEASE", 1)
-	_ = c.Close()
-	if n := len(f.sent("LOCK.RELEASE")); n != 1 {
-		t.Errorf("%d RELEASEs", n)
-	}
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {cut, "-NOPERM x\r\n"}, "LOCK.RELEASE": {"-NOPERM x\r\n"}})
+		c := f.client()
+		_, _ = c.Lock(context.Background(), "k")
+		f.await("LOCK.RELEASE", 1)
+		_ = c.Close()
+		if n := len(f.sent("LOCK.RELEASE")); n != 1 {
+			t.Errorf("%d RELEASEs", n)
+		}
+	})
 }
 
 func TestLossOfOneOfSeveralReleasesTheOthers(t *testing.T) {
-	t.Parallel()
-	f := newFake(t, script{"LOCK.MACQUIRE": {token}, "LOCK.MRENEW": {"*2\r\n:7\r\n$-1\r\n"}, "LOCK.MRELEASE": {"*2\r\n:1\r\n$-1\r\n"}})
-	h, err := f.client().LockAll(context.Background(), []string{"a", "b"}, Lease(time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
-	within(t, patience, func() any { <-h.Lost(); return nil })
-	f.await("LOCK.MRELEASE", 1)
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.MACQUIRE": {token}, "LOCK.MRENEW": {"*2\r\n:7\r\n$-1\r\n"}, "LOCK.MRELEASE": {"*2\r\n:1\r\n$-1\r\n"}})
+		h, err := f.client().LockAll(context.Background(), []string{"a", "b"}, Lease(time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		within(t, patience, func() any { <-h.Lost(); return nil })
+		f.await("LOCK.MRELEASE", 1)
+	})
 }
 
 func TestEphemeralHoldIsLostWithItsConnection(t *testing.T) {
-	t.Parallel()
-	f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {renewal}, "LOCK.RELEASE": {one}})
-	c := f.client()
-	h := mustLock(t, c, Ephemeral(), Lease(time.Second))
-	own := f.sent("LOCK.ACQUIRE")[0].conn
-	if got := f.await("LOCK.RENEW", 2)[1].conn; got != own {
-		t.Errorf("renewed over connection %d, acquired over %d", got, own)
-	}
-	p := c.pool(f.addr())
-	p.mu.Lock()
-	if len(p.open)+len(p.idle) != 0 {
-		t.Error("the pool still counts the connection")
-	}
-	p.mu.Unlock()
-	f.cutAll()
-	within(t, patience, func() any { <-h.Lost(); return nil })
-	if got := lostFor(context.Cause(h.Context())); got != ReasonDisconnected {
-		t.Errorf("lost: %q", got)
-	}
-	h = mustLock(t, c, Ephemeral())
-	if err := h.Release(context.Background()); err != nil {
-		t.Error(err)
-	}
-	if asked, released := f.sent("LOCK.ACQUIRE"), f.sent("LOCK.RELEASE"); asked[1].conn != released[0].conn {
-		t.Error("released over another connection")
-	}
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RENEW": {renewal}, "LOCK.RELEASE": {one}})
+		c := f.client()
+		h := mustLock(t, c, Ephemeral(), Lease(time.Second))
+		own := f.sent("LOCK.ACQUIRE")[0].conn
+		if got := f.await("LOCK.RENEW", 2)[1].conn; got != own {
+			t.Errorf("renewed over connection %d, acquired over %d", got, own)
+		}
+		p := c.pool(f.addr)
+		p.mu.Lock()
+		if len(p.open)+len(p.idle) != 0 {
+			t.Error("the pool still counts the connection")
+		}
+		p.mu.Unlock()
+		f.cutAll()
+		within(t, patience, func() any { <-h.Lost(); return nil })
+		if got := lostFor(context.Cause(h.Context())); got != ReasonDisconnected {
+			t.Errorf("lost: %q", got)
+		}
+		h = mustLock(t, c, Ephemeral())
+		if err := h.Release(context.Background()); err != nil {
+			t.Error(err)
+		}
+		if asked, released := f.sent("LOCK.ACQUIRE"), f.sent("LOCK.RELEASE"); asked[1].conn != released[0].conn {
+			t.Error("released over another connection")
+		}
+	})
 }
 
 // A renewal that finds no connection, because the server is loading, is repeated.
 func TestRenewalSurvivesAServerThatLoads(t *testing.T) {
-	t.Parallel()
-	for _, option := range []Option{Replicas(1), NoRenew()} {
-		f := newFake(t, script{"LOCK.VERSION": {version, "-LOADING x\r\n", "-LOADING x\r\n", version}, "LOCK.ACQUIRE": {token}, "LOCK.RENEW": {cut, renewal}, "LOCK.RELEASE": {one}})
-		c := f.client()
-		h := mustLock(t, c, option, Lease(2*time.Second))
-		p := c.pool(f.addr())
-		p.mu.Lock()
-		p.checked = false // as if the server had been replaced
-		p.mu.Unlock()
-		if err := h.Renew(context.Background(), 0); err != nil {
-			t.Error(err)
+	bubble(t, func(t *testing.T) {
+		for _, option := range []Option{Replicas(1), NoRenew()} {
+			f := newFake(t, script{"LOCK.VERSION": {version, "-LOADING x\r\n", "-LOADING x\r\n", version}, "LOCK.ACQUIRE": {token}, "LOCK.RENEW": {cut, renewal}, "LOCK.RELEASE": {one}})
+			c := f.client()
+			h := mustLock(t, c, option, Lease(2*time.Second))
+			p := c.pool(f.addr)
+			p.mu.Lock()
+			p.proven = false // as if the server had been replaced
+			p.mu.Unlock()
+			if err := h.Renew(context.Background(), 0); err != nil {
+				t.Error(err)
+			}
+			f.await("LOCK.RENEW", 2)
+			if err := h.Release(context.Background()); err != nil {
+				t.Error(err)
+			}
 		}
-		f.await("LOCK.RENEW", 2)
-		if err := h.Release(context.Background()); err != nil {
-			t.Error(err)
-		}
-	}
+	})
 }
 
 func TestGivenOwnerIsNeverRepeated(t *testing.T) {
-	t.Parallel()
-	f := newFake(t, script{"PING": {"+PONG\r\n"}, "LOCK.ACQUIRE": {cut}, "LOCK.RELEASE": {cut}})
-	c := f.client()
-	_, err := c.TryLock(context.Background(), "k", Owner("app"))
-	if err == nil || errors.Is(err, ErrNotAcquired) || !strings.Contains(err.Error(), "lease") {
-		t.Errorf("got %v", err)
-	}
-	if _, err := c.ReleaseOwner(context.Background(), "k", "app", 0); err == nil {
-		t.Error("no error")
-	}
-	_ = c.Close()
-	if a, r := f.sent("LOCK.ACQUIRE"), f.sent("LOCK.RELEASE"); len(a) != 1 || len(r) != 1 || a[0].command[3] != "NEW" || len(r[0].command) != 3 {
-		t.Errorf("sent %v, %v", a, r)
-	}
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"PING": {"+PONG\r\n"}, "LOCK.ACQUIRE": {cut}, "LOCK.RELEASE": {cut}})
+		c := f.client()
+		_, err := c.TryLock(context.Background(), "k", Owner("app"))
+		if err == nil || errors.Is(err, ErrNotAcquired) || !strings.Contains(err.Error(), "lease") {
+			t.Errorf("got %v", err)
+		}
+		if _, err := c.ReleaseOwner(context.Background(), "k", "app", 0); err == nil {
+			t.Error("no error")
+		}
+		_ = c.Close()
+		if a, r := f.sent("LOCK.ACQUIRE"), f.sent("LOCK.RELEASE"); len(a) != 1 || len(r) != 1 || a[0].command[3] != "NEW" || len(r[0].command) != 3 {
+			t.Errorf("sent %v, %v", a, r)
+		}
+	})
 }
 
 func TestDialFailureIsRepeatedWithinTheTime(t *testing.T) {
-	t.Parallel()
-	f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}})
-	var dials int
-	c := f.client(func(config *Config) {
-		config.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
-			if dials++; dials < 4 { // one attempt at a time
-				return nil, errors.New("refused")
+	bubble(t, func(t *testing.T) {
+		f := newFake(t, script{"LOCK.ACQUIRE": {token}, "LOCK.RELEASE": {one}})
+		var dials int
+		c := f.client(func(config *Config) {
+			config.Dial = func(ctx context.Context, addr string) (net.Conn, error) {
+				if dials++; dials < 4 { // one attempt at a time
+					return nil, errors.New("refused")
+				}
+				return dialFake(ctx, addr)
 			}
-			return dial(ctx, addr)
+		})
+		mustLock(t, c)
+		if dials != 4 {
+			t.Errorf("%d attempts", dials)
 		}
 	})
-	mustLock(t, c)
-	if dials != 4 {
-		t.Errorf("%d attempts", dials)
-	}
 }

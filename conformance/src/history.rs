@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn who_says_that_it_has_lost_its_hold_held_it_no_longer_than_that() {
+    fn reported_loss_ends_the_hold() {
         let check = |history: &mut History| {
             let call = Call::Check { hold: "a".to_owned() };
             history.about("A", "a", &call, clock::now(), &outcome("lost", None, Some("expired")));
@@ -502,7 +502,7 @@ mod tests {
     /// Two locks as one: somebody breaks the first, so the client gives back the second, and the next one has it. That this was
     /// told is read after the handle was dropped.
     #[test]
-    fn a_loss_that_is_read_after_the_handle_was_dropped_was_one_before() {
+    fn loss_read_after_the_drop_happened_before_it() {
         let seen = |told: bool, keep: Option<u64>| {
             let mut history = History::default();
             let terms = Terms { wait: Some(0), keep, ..Terms::default() };
@@ -526,7 +526,7 @@ mod tests {
 
     /// It may be his own clock that says so, between two sessions.
     #[test]
-    fn who_waited_for_a_time_and_was_not_granted_says_nothing_of_the_lock() {
+    fn timed_out_wait_proves_nothing_about_the_lock() {
         let seen = |wait| {
             let mut history = History::default();
             history.asks("A", "a", &["k".to_owned()], &Terms { wait: Some(wait), ..Terms::default() });

@@ -35,7 +35,7 @@ conformance: plays scenarios to clients, through their drivers
   --golden           only the golden tables
   --random SECONDS   instead, each two clients do what they like for so long
   --seed N           the seed of that
-  --history FOLDER   writes what they were told there, as docs/histories.md specifies it
+  --history FOLDER   writes what they were told there, as histories/README.md specifies it
   --python PROGRAM   the Python of the drivers in Python (python3)
   --table FILE       writes the tables of features and promises into this page, between its marks";
 

@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scenario_that_names_an_unknown_client_step_or_field_is_refused() {
+    fn scenario_with_an_unknown_client_step_or_field_is_refused() {
         let file = std::env::temp_dir().join(format!("holdfast-scenario-{}.yaml", std::process::id()));
         for (steps, part) in [
             ("- acquire: {client: B, hold: b, keys: [k], ends: held}", "no client is called B"),

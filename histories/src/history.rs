@@ -1,4 +1,4 @@
-//! The format of histories, one operation a line of JSON. docs/histories.md specifies it for programs in other languages.
+//! The format of histories, one operation a line of JSON. histories/README.md specifies it for programs in other languages.
 
 use std::io::{self, BufRead, Write};
 
@@ -131,7 +131,7 @@ pub enum Outcome {
     Done,
     /// Refused with an error that says that nothing was done.
     Error,
-    /// Done, not confirmed by replicas in time, and taken back.
+    /// Done, not confirmed by replicas in time, and revoked.
     Unconfirmed,
     /// It may have been done between `from` and `to`, and may not.
     Unknown,
@@ -163,6 +163,11 @@ impl Request {
     /// One hold less.
     pub fn release(owner: &str) -> Self {
         Self::Release { owner: owner.into(), token: None, holds: None, lease: None }
+    }
+
+    /// Whether it also withdraws what its owner waits for (`ALL` without `TOKEN`).
+    pub fn withdraws(&self) -> bool {
+        matches!(self, Self::Release { token: None, holds: Some(0), .. })
     }
 
     /// A new lease.

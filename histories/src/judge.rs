@@ -50,7 +50,7 @@ fn judge_lock(all: &[&Operation]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// What was given and not confirmed was taken back before the answer came.
+/// A grant that was not confirmed was revoked before the reply.
 fn taken_back(operation: &Operation) -> Option<Operation> {
     let (Request::Acquire(ask), Outcome::Unconfirmed) = (&operation.request, operation.outcome) else { return None };
     let request = Request::TakeBack { owner: ask.owner.clone(), added: u64::from(ask.holds.is_none()) };

@@ -1,6 +1,6 @@
 //! What clients saw of their locks, in one format, and a judge that Holdfast's authors did not write.
 //!
-//! [`history`] is the format: one operation a line, specified in docs/histories.md. [`spec`] says on a page what a lock is. [`judge()`]
+//! [`history`] is the format: one operation a line, specified in histories/README.md. [`spec`] says on a page what a lock is. [`judge()`]
 //! asks stateright's `LinearizabilityTester` whether any order of the operations explains what the clients were told.
 //!
 //! ```

@@ -34,7 +34,7 @@ pub struct Hold {
     pub token: Option<u64>,
     /// Its lease ends no earlier than this; none: not by itself.
     pub lasts: Option<Time>,
-    /// It will be taken back, since too few replicas confirm it.
+    /// It will be revoked, since too few replicas confirm it.
     pub unconfirmed: bool,
 }
 
@@ -110,6 +110,7 @@ impl SequentialSpec for Lock {
             (NEW, Outcome::Token(token)) => token > self.newest,
             (ANY, Outcome::Token(_)) => true,
             (Outcome::Null, Outcome::Done) => matches!(step.request, Request::End { .. } | Request::TakeBack { .. }),
+            (Outcome::Null, Outcome::Left(0)) => step.request.withdraws(),
             (Outcome::Null, Outcome::Unconfirmed) => false,
             (_, Outcome::Done | Outcome::Unconfirmed) => true,
             (answer, told) => answer == told,
@@ -125,9 +126,10 @@ impl Lock {
     /// The one rule, but for the queue.
     fn admits(&self, ask: &Acquire) -> bool {
         let (named, holders) = (most(ask.limit), self.holders.len() as u64);
-        match self.holders.contains_key(&ask.owner) {
-            true => !ask.new && named == self.limit,
-            false => holders == 0 || holders < named.min(self.limit),
+        let is_repetition = |hold: &Hold| ask.holds.is_some_and(|asked| hold.holds >= asked) && self.limit <= named;
+        match self.holders.get(&ask.owner) {
+            Some(hold) => !ask.new && (named == self.limit || is_repetition(hold)),
+            None => holders == 0 || holders < named.min(self.limit),
         }
     }
 

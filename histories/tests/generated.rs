@@ -164,7 +164,7 @@ impl World {
 
     fn acquire(&mut self, process: usize, key: u64, owner: String) {
         let limit = LIMITS[(key % 4) as usize];
-        // Whoever waited knows only that its lease began no earlier than it asked: that hides some faults.
+        // A waiter knows only that its lease began no earlier than its request: that hides some faults.
         let wait = self.plan.fault == Fault::None && self.dice.chance(50);
         let holds = self.dice.chance(20).then_some(1 + self.dice.below(3));
         let lease = Some(20 + self.dice.below(2000));

@@ -98,7 +98,7 @@ impl Client<'_> {
         self.seen.push(Operation::new(&self.name, key, request, (from, to), outcome));
     }
 
-    /// Asks under a name of its own, and is gone before the answer comes. A grant that was under way is taken back.
+    /// Asks under a name of its own, and is gone before the answer comes. A pending grant is revoked.
     fn vanish(&mut self, key: &str, limit: u64) {
         self.owners += 1;
         let owner = format!("{}/{}", self.name, self.owners);

@@ -242,7 +242,7 @@ fn a_violation_names_what_can_not_be_explained() {
 
 #[test]
 fn the_page_has_the_format_as_it_is_read_and_written() {
-    let page = include_str!("../../docs/histories.md");
+    let page = include_str!("../README.md");
     let example = page.split("```json\n").nth(1).and_then(|rest| rest.split("```").next()).expect("an example");
     let operations = read(example.as_bytes()).expect("the example can be read");
     right(&operations);

@@ -39,7 +39,7 @@ def now():
 
 
 class BySentinel:
-    """The master that Sentinels name, whoever it is at the moment."""
+    """The primary that the Sentinels name at the moment."""
 
     attempts = 1
 

@@ -22,7 +22,7 @@ printing = threading.Lock()
 
 def master(sentinels):
     sentinel = Sentinel(sentinels, socket_timeout=0.5, sentinel_kwargs={"socket_timeout": 0.5})
-    # Whoever blocks waits for as long as it takes, and asks but once.
+    # A blocked client waits without a limit, and asks only once.
     return sentinel.master_for(MASTER_NAME, socket_timeout=None, socket_connect_timeout=1.0, retry=Retry(NoBackoff(), 0))
 
 

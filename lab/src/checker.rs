@@ -1,7 +1,7 @@
 //! Judges a [`History`]: which promises were broken, and what was seen at failovers that is no broken promise.
 //!
 //! Pure: no clock, no server. What it relies on are the clients' own records, so a hold counts from the moment its
-//! client knew of it to the moment it began to give it back, or to the end of the lease if it never did.
+//! client knew of it to the moment it began to release it, or to the end of the lease if it never did.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -347,7 +347,7 @@ fn account(hold: &Hold) -> String {
     let Grant { owner, token, sent, replied, .. } = &hold.grant;
     let until = hold.spans.last().map_or(0, |span| span.until);
     let told = hold.told.map_or_else(String::new, |(at, why)| format!(", told {why:?} at {at}"));
-    let ended = hold.ended.map_or_else(String::new, |at| format!(", given back at {at}"));
+    let ended = hold.ended.map_or_else(String::new, |at| format!(", released at {at}"));
     format!("{owner} (token {token}, asked at {sent}, granted by {replied}, held until {until} µs{told}{ended})")
 }
 

@@ -7,7 +7,7 @@ use crate::record::parse;
 const MS: Micros = 1_000;
 const LEASE: Micros = 2_000 * MS;
 
-/// A hold of a mutex: asked for when it was granted, given back at `until`.
+/// A hold of a mutex: requested when it was granted, released at `until`.
 struct Plan {
     key: &'static str,
     owner: &'static str,
@@ -186,7 +186,7 @@ fn a_semaphore_holds_as_many_as_its_limit_and_no_more() {
 }
 
 #[test]
-fn two_servers_holding_at_once_is_a_double_hold_of_the_lost_grants_assurance() {
+fn double_hold_counts_for_the_assurance_of_the_lost_grant() {
     for assurance in [Assurance::Plain, Assurance::Unconfirmed, Assurance::Confirmed] {
         let verdict = judge(&[hold("x", 1, 10, 100).with(assurance), hold("y", 2, 50, 60).on("b")]);
         assert_eq!(kinds(&verdict), [""; 0]);
@@ -197,7 +197,7 @@ fn two_servers_holding_at_once_is_a_double_hold_of_the_lost_grants_assurance() {
 }
 
 #[test]
-fn a_grant_by_the_old_master_after_the_new_one_counts_for_the_old_ones_grant() {
+fn late_grant_of_the_old_primary_counts_for_its_own_assurance() {
     let verdict = judge(&[
         hold("w", 1, 1, 2).on("old"),
         hold("x", 2, 10, 100).on("new").with(Assurance::Replicas),

@@ -183,7 +183,7 @@ impl Client {
     }
 
     /// One request and its reply; none if there was an error or no answer. Then the connection is given up, as a careful
-    /// client does: it can't know any more whose turn on it is next.
+    /// client does: it can't know any more which reply comes next on it.
     async fn request(&mut self, key: &str, command: Cmd, wait: Option<u64>) -> Option<Reply> {
         self.connect().await?;
         let session = self.session.as_mut()?;

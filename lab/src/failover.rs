@@ -155,7 +155,7 @@ fn how_to_return(rng: &mut Rng) -> Return {
     if rng.u8(..5) == 0 { Return::BySentinels } else { Return::ByHand(rng.u64(0..600)) }
 }
 
-/// Takes a lock, to be never given back.
+/// Takes a lock and never releases it.
 pub fn abandon(connection: &mut Connection, key: &str) -> Result<()> {
     let granted: Value =
         cmd("LOCK.ACQUIRE").arg(key).arg("orphan's owner").arg("LEASE").arg(ORPHAN_LEASE).query(connection)?;

@@ -223,7 +223,7 @@ fn everybody_gone(master: &Server) -> Result<(), String> {
     }
 }
 
-/// What the module and the server's log say, for whoever looks for the reason of a violation.
+/// What the module and the server's log say, to find the reason of a violation.
 fn tell_state(master: &Server) {
     let info = master.client().get_connection().and_then(|mut it| redis::cmd("INFO").arg("holdfast").query(&mut it));
     eprintln!("{}", info.unwrap_or_else(|error| format!("no INFO: {error}")));

@@ -109,7 +109,7 @@ pub enum Event {
         /// Why, as it was told.
         why: Loss,
     },
-    /// A lock was broken (`LOCK.FORCE`), whoever held it.
+    /// A lock was broken (`LOCK.FORCE`).
     Broke(Break),
     /// A request and its end.
     Request(Request),

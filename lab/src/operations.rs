@@ -1,4 +1,4 @@
-//! What clients wrote down, in the format that judges of others read, too (docs/histories.md).
+//! What clients wrote down, in the format that judges of others read, too (histories/README.md).
 
 use std::env;
 use std::fs::{self, File};
@@ -52,7 +52,7 @@ fn of_hold(hold: &Hold) -> Vec<Operation> {
     let lease = Some(grant.lease.saturating_sub(LEASE_MARGIN));
     let acquire = Acquire { owner: grant.owner.clone(), limit, lease, wait: true, ..Acquire::default() };
     let granted = operation(Request::Acquire(acquire), grant.sent, Some(grant.replied), Outcome::Token(grant.token));
-    // Whether it was still there to be given back, the record does not say; an end is right without it, too. A client does one thing
+    // Whether it was still held at its release, the record does not say; an end is right without it, too. A client does one thing
     // after the other, so once its request has ended, whatever came of it, nobody counts on the hold.
     let came = if hold.returned.is_some() { Outcome::Done } else { Outcome::Unknown };
     let ended = hold.ended.map(|at| operation(end(), at, hold.returned, came));
@@ -116,7 +116,7 @@ mod tests {
         assert!(judged(&seen(1_000_000, Some(900_000))).is_ok());
         assert!(judged(&seen(2_000_000, None)).is_ok());
         assert!(judged(&seen(1_000_000, Some(1_100_000))).is_err());
-        // Granted to another one while the request that gives it back is on its way, and after the client was answered.
+        // Granted to another client while its release is on its way, and after the client was answered.
         assert!(judged(&seen(1_000_000, Some(980_000))).is_ok());
         let mut broken = seen(1_000_000, None);
         broken.breaks.push(Break { key: "k".to_owned(), sent: 500_000, replied: None });

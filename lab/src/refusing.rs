@@ -132,7 +132,7 @@ impl Seen {
         }
         let begin = uptime(&mut at_old)?;
         if !until(PATIENCE, || uptime(&mut at_old).is_ok_and(|now| now > begin + LOOK_ON)) {
-            return Err(Trouble("the clock of the master that was cut off stands still".into()));
+            return Err(Trouble("the clock of the primary that was cut off does not advance".into()));
         }
         let after = Written::of(&mut at_old)?;
         self.granted += after.grants() - before.grants();
@@ -263,7 +263,7 @@ fn give_back(master: &mut Connection, keys: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// What the module has granted, renewed and given back since it was loaded.
+/// What the module has granted, renewed and released since it was loaded.
 #[derive(Debug, PartialEq, Eq)]
 struct Written {
     at_once: u64,

@@ -1,5 +1,5 @@
 //! One server: killed, shut down, reloaded, rewritten, copied, without its module for a while, out of memory, its clock
-//! stepped. What happens to leases and tokens is written up in `docs/clock.md`.
+//! stepped. What happens to leases and tokens is written up in `docs/guarantees.md`.
 
 mod clients;
 mod clock_steps;

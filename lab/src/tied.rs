@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fastrand::Rng;
-use holdfast_client::{Error, Guard, Lock, Locks, Why};
+use holdfast_client::{Error, Guard, Lock, Locks, LossReason};
 use redis::cmd;
 use tokio::time::{sleep, timeout};
 
@@ -45,7 +45,7 @@ pub struct Task {
 }
 
 /// What is asked for.
-struct Wish {
+struct LockRequest {
     keys: Vec<String>,
     limit: Limit,
     lease: Duration,
@@ -69,7 +69,7 @@ impl Task {
                 None => sleep(Duration::from_millis(self.rng.u64(1..20))).await,
             }
         }
-        // What was dropped is being given back.
+        // Dropped guards are being released.
         let _ = timeout(Duration::from_micros(PATIENCE), self.locks.settle()).await;
         self.record
     }
@@ -78,11 +78,11 @@ impl Task {
         self.stop.load(Ordering::Relaxed)
     }
 
-    fn wish(&mut self) -> Wish {
+    fn wish(&mut self) -> LockRequest {
         let long = self.character.pace == Pace::Long;
         let lease = if long { self.rng.u64(2_500..5_000) } else { self.rng.u64(900..1_500) };
         let (keys, limit) = self.wanted(long);
-        Wish {
+        LockRequest {
             keys,
             limit,
             lease: Duration::from_millis(lease),
@@ -104,7 +104,7 @@ impl Task {
         }
     }
 
-    fn lock(&self, wish: &Wish) -> Lock {
+    fn lock(&self, wish: &LockRequest) -> Lock {
         let lock = self.locks.lock_all(&wish.keys).wait(wish.wait);
         let lock = match wish.limit {
             Limit::Shared => lock.shared(),
@@ -118,7 +118,7 @@ impl Task {
         }
     }
 
-    async fn acquire(&mut self, wish: &Wish) -> Option<(Guard, Vec<u64>)> {
+    async fn acquire(&mut self, wish: &LockRequest) -> Option<(Guard, Vec<u64>)> {
         let lock = self.lock(wish);
         let sent = now();
         let allowed = (micros(wish.wait) + TO_ANSWER) * self.character.way.attempts();
@@ -144,7 +144,7 @@ impl Task {
         }
     }
 
-    fn granted(&mut self, guard: &Guard, wish: &Wish, sent: Micros, replied: Micros) -> Vec<u64> {
+    fn granted(&mut self, guard: &Guard, wish: &LockRequest, sent: Micros, replied: Micros) -> Vec<u64> {
         let token = guard.fence();
         let owner = String::from_utf8_lossy(guard.owner().as_bytes()).into_owned();
         trace(|| format!("{owner} got {:?} with {token}, asked at {sent}", wish.keys));
@@ -178,8 +178,8 @@ impl Task {
         }
     }
 
-    /// Holds, writes while the client says that it is held, and gives it back, or is gone.
-    async fn hold(&mut self, guard: Guard, holds: &[u64], wish: &Wish) {
+    /// Holds, writes while the client says that it is held, and releases it, or is gone.
+    async fn hold(&mut self, guard: Guard, holds: &[u64], wish: &LockRequest) {
         let long = self.character.pace == Pace::Long;
         let until = now() + if long { self.rng.u64(500_000..4_500_000) } else { self.rng.u64(2_000..400_000) };
         let mut seen = now();
@@ -198,7 +198,7 @@ impl Task {
             }
         }
         self.each(holds, |hold, at| Event::Ended { hold, at });
-        // One in ten lets the client give it back behind its back.
+        // One in ten drops its guard.
         if self.rng.u8(..10) > 0 {
             let sent = now();
             let answer = timeout(Duration::from_micros(TO_ANSWER + PATIENCE), guard.release()).await;
@@ -255,11 +255,11 @@ pub async fn break_locks(character: Character, locks: Locks, stop: Arc<AtomicBoo
     record
 }
 
-fn loss(why: Why) -> Loss {
+fn loss(why: LossReason) -> Loss {
     match why {
-        Why::Expired => Loss::Expired,
-        Why::Forced => Loss::Forced,
-        Why::Disconnected => Loss::Disconnected,
+        LossReason::Expired => Loss::Expired,
+        LossReason::Forced => Loss::Forced,
+        LossReason::Disconnected => Loss::Disconnected,
         _ => Loss::Changed,
     }
 }

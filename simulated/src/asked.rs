@@ -30,6 +30,8 @@ pub struct Asked {
     pub limit: u32,
     pub watchdog: bool,
     pub ephemeral: bool,
+    /// Nothing binds the hold any more.
+    pub unbind: bool,
     /// The session is to be told once somebody waits.
     pub contention: bool,
     /// How many replicas are to confirm it.
@@ -89,6 +91,7 @@ impl Asked {
                 b"shared" => it.limit = u32::MAX,
                 b"watchdog" => it.watchdog = true,
                 b"ephemeral" => it.ephemeral = true,
+                b"unbind" => it.unbind = true,
                 b"contention" => it.contention = true,
                 b"new" => it.new = true,
                 b"heartbeat" => it.heartbeat = true,
@@ -106,10 +109,11 @@ impl Asked {
         it
     }
 
-    /// Whether it ties a hold to the connection that it speaks for: to a session always.
+    /// Whether it ties a hold to the connection that it speaks for: what is granted to a session always, what is renewed if
+    /// the request says so.
     pub fn ties(&self) -> bool {
-        let takes = self.command.ends_with("acquire") || self.command.ends_with("renew");
-        takes && (self.is_of_session() || self.watchdog || self.ephemeral)
+        let says = self.of_session || self.watchdog || self.ephemeral || self.contention;
+        (self.command.ends_with("acquire") && (self.over_session || says)) || (self.command.ends_with("renew") && says)
     }
 
     /// Whether what it is granted is bound to a session.

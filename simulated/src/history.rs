@@ -1,4 +1,4 @@
-//! What the clients of a life saw of their locks, in the format of `docs/histories.md`, for judges that are not ours.
+//! What the clients of a life saw of their locks, in the format of `histories/README.md`, for judges that are not ours.
 //!
 //! Times are microseconds of the simulated monotonic clock. What nobody can say is written as what may have happened: an
 //! answer that never came, and the end of what was taken back because of that.

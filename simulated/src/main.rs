@@ -2,7 +2,7 @@
 //!
 //! `simulate [--seed N] [--minutes M] [--lives N] [--all]`: lives from this seed on, for so long or so many; stops at the
 //! first that breaks a rule, with its script cut down (`--all`: goes on, and tells each kind of violation once).
-//! `simulate --history FILE [--seed N]`: writes what the clients of this life saw (`docs/histories.md`), without the lines
+//! `simulate --history FILE [--seed N]`: writes what the clients of this life saw (`histories/README.md`), without the lines
 //! that a history can't tell.
 //! `simulate --play FILE [GENERATION]`: plays a script and prints what each client is told.
 

@@ -1517,6 +1517,7 @@ impl Judge {
         let waited = self.told.iter().any(|(_, it)| it.wait.is_some() && it.ties() && it.concerns(key, &asked.owner));
         let tie = Tie { is_unsure: is_unsure || waited && old_tie.is_some_and(|old| old.is_unsure), ..tie };
         let tie = match old_tie {
+            _ if asked.unbind => None,
             _ if !tied => old_tie.map(shortened),
             // A request without flags leaves the tie of its session as it is.
             Some(old) if same.is_some() && flagless && asked.replicas == 0 => Some(shortened(old)),
@@ -2437,7 +2438,7 @@ impl Judge {
     /// All clients are gone.
     pub fn nothing_is_left(&self) -> Result<(), Violation> {
         let handles = node(|node| node.handles);
-        // What was asked of replicas before the clock was set back is given up later by as much (`docs/clock.md`): then only
+        // What was asked of replicas before the clock was set back is given up later by as much (`docs/guarantees.md`): then only
         // what they have confirmed, or what is over, is too much.
         let (now, offsets) = node(|node| {
             let confirmed = node.replicas.iter().map(|it| it.confirmed).collect();

@@ -6,7 +6,7 @@
 //! `docs/guarantees.md` and `docs/reference.md` promise. Of what stands in braces, one is taken.
 
 use crate::random::Random;
-use crate::rules::{CONFIRMED, CONTENTION, CYCLES, KEPT, LIMIT, UNHEARD};
+use crate::rules::{CONFIRMED, CONTENTION, CYCLES, KEPT, LEASE, LIMIT, UNHEARD};
 use crate::script::{Line, Name, parse};
 use std::collections::BTreeSet;
 
@@ -25,6 +25,8 @@ pub const REPEATED: &str =
 pub const SAME_TERMS: &str = "a renewal that is repeated on other terms is refused";
 /// Grants whose event was read.
 pub const DELIVERED: &str = "a grant stands once the reply that carries its event has been composed";
+/// `UNBIND`.
+pub const UNBOUND: &str = "what its owner unbinds is renewed no more, and nobody is told";
 /// Silence.
 pub const SILENT: &str = "a session that was promised a sign of life, and asks for none, is ended";
 
@@ -53,7 +55,7 @@ const BEGIN: &str = "+1
     !cluster ok
     +400";
 
-const SCENES: [Scene; 25] = [
+const SCENES: [Scene; 28] = [
     Scene {
         name: "raised",
         rule: RAISED,
@@ -307,6 +309,54 @@ const SCENES: [Scene; 25] = [
             i LOCK.RELEASE x ben ALL
             +1
             h !told 1",
+    },
+    Scene {
+        name: "told-by-a-repetition",
+        rule: KEPT,
+        lines: "f LOCK.ACQUIRE x ann
+            g LOCK.ACQUIRE x ben HOLDS 1 WAIT 0 SESSION $p
+            +1
+            f LOCK.RELEASE x ann
+            +1
+            h {LOCK.ACQUIRE x ben HOLDS 1|LOCK.RENEW x ben LEASE 60000}
+            +1
+            p !end
+            +5
+            i LOCK.ACQUIRE x cat
+            +1
+            h !told 1
+            i !told null",
+    },
+    Scene {
+        name: "renewed-without-a-lease",
+        rule: LEASE,
+        lines: "f LOCK.ACQUIRE x ann LEASE 3600000
+            +1
+            g LOCK.RENEW x ann {|TOKEN @f}
+            +40000
+            h LOCK.ACQUIRE x ben
+            +1
+            g !told 1
+            h !told null",
+    },
+    Scene {
+        name: "unbound-by-its-owner",
+        rule: UNBOUND,
+        lines: "f LOCK.ACQUIRE x ann LEASE {600|2000} WATCHDOG SESSION $p
+            p LOCK.EVENTS HEARTBEAT
+            +{1|300}
+            g LOCK.RENEW x ann {|TOKEN @f|TOKEN @f FENCE 1800002500000007} LEASE 900 UNBIND
+            +1
+            p LOCK.EVENTS WAIT 0
+            +800
+            h LOCK.ACQUIRE x ben
+            +1
+            h !told null
+            +200
+            i LOCK.ACQUIRE x cat
+            +1
+            i !told 1
+            p !told nothing",
     },
     Scene {
         name: "unconfirmed-re-entry",

@@ -134,7 +134,9 @@ fn prolong(lock: &mut Lock, grantee: Grantee, options: &Options, now: Now) -> Op
     }
     holding::keep_holds(lock, owner, 0);
     let terms = Terms { demand: Demand { lease, ..grantee.terms.demand }, ..*grantee.terms };
-    holding::bind_now(lock, (deadline, token), Grantee { terms: &terms, ..grantee }, now);
+    if holding::renewal_binds(grantee.on_behalf, &terms) {
+        holding::bind_now(lock, (deadline, token), Grantee { terms: &terms, ..grantee }, now);
+    }
     Some(GrantedHold { name: lock.name().kept(), token, deadline, undo: 0 })
 }
 

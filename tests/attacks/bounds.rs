@@ -33,7 +33,7 @@ fn too_many_keys_are_refused_by_an_error_that_names_the_limit() {
     assert_eq!(Contents::read(&mut connection), before, "nothing has changed");
     assert!(connection.say("LOCK.TOP").items().is_empty(), "nobody waits");
 
-    // What can be taken in one step can be renewed and given back in one.
+    // What can be taken in one step can be renewed and released in one.
     assert_eq!(connection.say("LOCK.RELEASE key:0 me"), Value::Int(1));
     for line in lines {
         let reply = connection.say(&line.replace('#', &keys(MOST)));

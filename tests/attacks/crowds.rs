@@ -1,4 +1,4 @@
-//! Crowds whose turn comes all at once: each of them gets it, in the order of the queue.
+//! Thousands of requests that are granted at once, in the order of the queue.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ const READERS: usize = 2400;
 const KEYS: usize = 2000;
 
 #[test]
-fn thousands_of_readers_are_granted_together_and_the_writer_behind_them_last() {
+fn readers_are_granted_together_and_the_writer_after_them() {
     if !may_open_files(READERS) {
         return;
     }
@@ -65,7 +65,7 @@ fn events(session: &mut Raw, count: usize) -> Vec<Value> {
 }
 
 #[test]
-fn flushall_ends_thousands_of_tied_holds_and_serves_as_many_queues() {
+fn flushall_ends_bound_holds_and_serves_their_queues() {
     let server = Server::start();
     let [mut viewer, mut sender, mut holder, mut waiter] = std::array::from_fn(|_| server.raw());
     let (of_holder, of_waiter) =
@@ -121,7 +121,7 @@ fn thousands_of_ephemeral_holds_end_with_their_connection() {
 }
 
 #[test]
-fn grants_that_were_read_and_never_sent_are_withdrawn_by_their_owner() {
+fn owner_withdraws_grants_that_never_reached_it() {
     const WAITS: usize = 100;
     let server = Server::start();
     let [mut viewer, mut sender, mut session] = std::array::from_fn(|_| server.raw());
@@ -154,7 +154,7 @@ fn grants_that_were_read_and_never_sent_are_withdrawn_by_their_owner() {
 
 /// One after the other in one packet, so that each but the first begins to wait when the one before is granted.
 #[test]
-fn waits_that_follow_one_another_on_a_connection_that_is_gone_hold_nothing() {
+fn pipelined_waits_of_an_ended_connection_hold_nothing() {
     const WAITS: usize = 10;
     let server = Server::start();
     for _ in 0..10 {

@@ -33,7 +33,7 @@ fn only_a_field_that_ends_a_hold_is_told_as_the_end_of_one() {
 
     let [mut of_mutex, mut of_shared] = locks(&server, &mut connection, "kept");
     let [mut after_me, mut after_all] = locks(&server, &mut connection, "ended");
-    // In this order: what is told of the last ones comes after what would be told of the others.
+    // In this order: the events of the last ones come after those that the others would cause.
     for line in [
         "HPEXPIRE kept:mutex 1 FIELDS 1 #fence",
         "HPEXPIRE kept:shared 1 FIELDS 2 #fence #@you",

@@ -26,7 +26,7 @@ fn waits_for_a_snapshot(server: &Server) -> bool {
 }
 
 #[test]
-fn the_first_replica_misses_nothing_that_was_written_while_it_waited() {
+fn first_replica_misses_no_write_made_while_it_synced() {
     let (master, connection) = slow_to_save();
     let mut connection = Watched::over(connection, &master);
     let replica = Server::builder().arg("propagation-error-behavior", "panic").start();

@@ -70,7 +70,7 @@ fn what_has_too_many_other_fields_for_a_lock_is_none() {
     }
 }
 
-/// Whoever may write the key may write anything into it; each look would have to read all of that.
+/// A client that may write the key may write anything into it; each command would have to read all of that.
 #[test]
 fn what_is_too_long_for_a_lock_is_none() {
     let server = Server::start();

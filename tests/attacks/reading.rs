@@ -29,7 +29,7 @@ fn names_the_limit(error: &str, key: &str) -> bool {
 }
 
 #[test]
-fn a_request_for_several_locks_reads_a_part_of_what_one_for_one_reads() {
+fn request_for_several_locks_reads_less_of_each() {
     let server = Server::start();
     let mut connection = server.raw();
     for line in ["LOCK.MACQUIRE # me", "LOCK.MACQUIRE # me WAIT 0", "LOCK.MRENEW # me", "LOCK.MRELEASE # me"] {
@@ -73,9 +73,9 @@ fn a_request_that_waits_ends_where_its_locks_can_not_be_read() {
     arrives(&mut behind).token();
 }
 
-/// What was granted is taken back, lock by lock, when somebody has made all of them large meanwhile.
+/// Grants are revoked, lock by lock, when another client has made all of them large meanwhile.
 #[test]
-fn what_too_few_replicas_have_is_taken_back_from_large_locks_one_after_the_other() {
+fn unconfirmed_grants_of_large_locks_are_revoked_one_by_one() {
     let server = Server::start();
     let (mut connection, mut client) = (server.raw(), server.raw());
     connection.say("CONFIG SET holdfast.replicas-timeout 500");

@@ -92,7 +92,7 @@ fn about_to_close(one: &str, other: &str) -> (Server, Raw) {
 }
 
 #[test]
-fn a_cycle_through_a_key_that_the_asker_may_not_read_is_not_told() {
+fn cycle_through_an_unreadable_key_is_not_reported() {
     let (server, mut waits) = about_to_close("app:x", "secret:y");
     let mut app = of_app(&server);
     let line = "LOCK.ACQUIRE app:x two WAIT 60000";
@@ -127,7 +127,7 @@ fn a_cycle_that_the_asker_may_read_is_told_and_nothing_else() {
 
 /// Where the server can tell them apart, the right to write a key is none to hear of it.
 #[test]
-fn a_cycle_through_a_key_that_the_asker_may_only_write_is_not_told() {
+fn cycle_through_a_write_only_key_is_not_reported() {
     let (server, _waits) = about_to_close("app:x", "write:y");
     let mut app = server.raw();
     app.say("ACL SETUSER app reset on >secret ~app:* %W~write:* +@all");

@@ -35,7 +35,7 @@ fn renewals_without_end_hold_up_no_confirmation() {
     client.say("CONFIG SET holdfast.replicas-timeout 50");
     client.post("LOCK.ACQUIRE key me LEASE 600000 REPLICAS 1");
     assert!(arrives(&mut client).error().starts_with("UNCONFIRMED"));
-    until(SOON, "the grant is taken back", || client.say("EXISTS key") == Value::Int(0));
+    until(SOON, "the grant is revoked", || client.say("EXISTS key") == Value::Int(0));
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn crowds_to_be_read_without_end_hold_up_nobody() {
         third.say("CONFIG SET holdfast.replicas-timeout 50");
         third.post("LOCK.ACQUIRE confirmed third LEASE 600000 REPLICAS 1");
         assert!(arrives(&mut third).error().starts_with("UNCONFIRMED"));
-        until(SOON, "the grant is taken back", || third.say("EXISTS confirmed") == Value::Int(0));
+        until(SOON, "the grant is revoked", || third.say("EXISTS confirmed") == Value::Int(0));
         third.post("LOCK.ACQUIRE other third WAIT 50");
         assert!(arrives(&mut third).is_null());
     });

@@ -38,7 +38,7 @@ fn is_refused(reply: &Value) {
 }
 
 #[test]
-fn a_waiter_without_rights_is_refused_and_the_next_one_is_granted() {
+fn waiter_without_rights_is_refused_and_the_next_granted() {
     let server = Server::start();
     let mut connection = server.raw();
     for taken in TAKEN {
@@ -77,7 +77,7 @@ fn a_reader_without_rights_is_passed_over_by_those_behind_it() {
 }
 
 #[test]
-fn a_waiter_for_several_locks_without_rights_to_one_of_them_gets_none() {
+fn waiter_for_several_locks_needs_rights_to_all() {
     let server = Server::start();
     let mut connection = server.raw();
     for taken in TAKEN.into_iter().chain(["ACL SETUSER app resetkeys ~key"]) {
@@ -145,7 +145,7 @@ fn session(server: &Server) -> Raw {
 }
 
 #[test]
-fn a_session_s_request_without_rights_is_refused_and_the_next_one_is_granted() {
+fn session_request_without_rights_is_refused() {
     let server = Server::start();
     let mut connection = server.raw();
     for taken in TAKEN {

@@ -44,11 +44,11 @@ fn thousands_of_short_leases_are_renewed_in_time() {
 }
 
 #[test]
-fn thousands_of_short_leases_are_renewed_in_time_whatever_the_cron_does() {
+fn short_leases_are_renewed_in_time_at_any_cron_rate() {
     all_are_kept("1");
 }
 
-/// So many can't be renewed every millisecond: those whose turn comes too late end, and are reported.
+/// So many can't be renewed every millisecond: those that come too late end, and are reported.
 #[test]
 fn a_lease_too_short_to_be_renewed_ends_and_its_session_is_told() {
     let server = Server::start();

@@ -50,7 +50,7 @@ fn whoever_is_answered_has_it_on_the_replicas() {
 }
 
 #[test]
-fn granted_at_once_or_out_of_the_queue_it_is_held_and_not_yet_told() {
+fn unconfirmed_grant_is_held_and_not_answered() {
     let mut group = Group::of(1);
     let mut client = group.master.raw();
     client.take("LOCK.ACQUIRE queued holder LEASE 600000");

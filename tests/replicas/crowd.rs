@@ -40,7 +40,7 @@ fn one_question_serves_all_who_are_granted_together() {
     assert_eq!(fields, group.control.say("HLEN key").int());
 }
 
-/// None is confirmed: all are taken back, and whoever stands behind them is served.
+/// None is confirmed: all are revoked, and the requests behind them are granted.
 #[test]
 fn all_who_are_granted_together_are_taken_back() {
     let mut group = Group::of(1);

@@ -30,7 +30,7 @@ const WAYS: [(&str, Leave); 5] = [
 
 const FLAGS: [&str; 3] = ["", " EPHEMERAL", " EPHEMERAL HOLDS 3"];
 
-/// The replica stands still, and the timeout is an hour: nothing but the departure ends it.
+/// The replica is paused, and the timeout is an hour: nothing but the departure ends it.
 fn group() -> Group {
     let group = Group::of(1);
     group.stop_replicas();
@@ -123,7 +123,7 @@ fn re_entry_and_renewal() {
             left[0].1.insert(b"owner".to_vec(), holds.as_bytes().to_vec());
             leave(leaver, &mut group.control);
             until(SOON, &format!("{way}: {request} is over"), || group.count("confirming") == 0);
-            until(SOON, &format!("{way}: {request} is taken back"), || group.state(&[&key]) == left);
+            until(SOON, &format!("{way}: {request} is revoked"), || group.state(&[&key]) == left);
             // Nothing is owed any more: the owner goes on.
             group.control.take(&format!("LOCK.RENEW {key} owner LEASE 900000"));
             assert_eq!(group.control.say(&format!("HGET {key} owner")).text(), *holds, "{way}, {request}");

@@ -40,7 +40,7 @@ fn stopped_and_going_on_in_time() {
     confirmed_when_back(group, |group| group.cont_replicas());
 }
 
-/// The connection is lost while it stands still; it finds its way back by itself.
+/// The connection is lost while it is paused; it reconnects by itself.
 #[test]
 fn disconnected_and_back_in_time() {
     let group = Group::of(1);
@@ -141,7 +141,7 @@ fn killed_meanwhile() {
     assert_eq!(state(&mut group.replicas[1].raw(), &["key"]), [gone()]);
 }
 
-/// A replica that stands still most of the time, for as long as `during` runs.
+/// A replica that is paused most of the time, for as long as `during` runs.
 fn slow<R>(replica: &Server, during: impl FnOnce() -> R) -> R {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {

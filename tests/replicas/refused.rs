@@ -226,7 +226,7 @@ fn the_next_in_the_queue_is_served() {
     assert_eq!(group.count("waiters"), 0);
 }
 
-/// Readers behind a writer that is taken back; and beside a reader that is, nobody is disturbed.
+/// Readers behind a writer that is revoked are granted; beside a reader that is revoked, others stay.
 #[test]
 fn readers_behind_it_are_served_together() {
     let mut group = Group::of(0);
@@ -244,7 +244,7 @@ fn readers_behind_it_are_served_together() {
     assert_eq!(names, ["reader-0", "reader-1", "reader-2"]);
 }
 
-/// Waiters of several keys, each of which another one is taken back from.
+/// Waiters for several keys, when a grant of each key is revoked.
 #[test]
 fn a_waiter_for_several_is_served() {
     let mut group = Group::of(0);
@@ -299,7 +299,7 @@ fn all_of_several_at_once() {
     assert_eq!(group.count("confirming"), keys.len() as i64);
 }
 
-/// Who gives back all that he holds ends the request that is under way, too; what comes after that is not taken back
+/// A release of all ends the pending request, too; what comes after that is not revoked
 /// with it.
 #[test]
 fn only_what_it_added_goes() {

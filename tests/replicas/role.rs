@@ -39,7 +39,7 @@ fn nothing_is_written_after_demotion() {
     let waiters = confirming(&mut group);
     let before = group.state(&KEYS);
     let digest = group.control.say("DEBUG DIGEST");
-    // It stands still, and will not answer its new replica.
+    // It is paused, and will not answer its new replica.
     group.control.order(&follow(&group.replicas[0]));
     for mut waiter in waiters {
         assert_eq!(waiter.error(), "UNBLOCKED");
@@ -48,7 +48,7 @@ fn nothing_is_written_after_demotion() {
     }
     until_nobody_waits(&group.master);
     assert_eq!(group.count("confirming"), 0);
-    thread::sleep(Duration::from_millis(BRIEF as u64 * 8)); // Whatever was to be taken back by then is not.
+    thread::sleep(Duration::from_millis(BRIEF as u64 * 8)); // What was to be revoked by then is not.
     assert_eq!(group.state(&KEYS), before);
     assert_eq!(group.control.say("DEBUG DIGEST"), digest);
     assert_eq!((group.count("confirmed"), group.count("revoked")), (0, 0));

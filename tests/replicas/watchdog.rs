@@ -173,7 +173,7 @@ fn when_replicas_are_back_it_goes_on() {
     next.token();
 }
 
-/// A renewal that nobody has confirmed does not touch whoever holds it by then.
+/// An unconfirmed renewal does not touch the next holder.
 #[test]
 fn released_while_a_renewal_is_confirmed() {
     let mut group = Group::of(1);

@@ -60,7 +60,7 @@ fn who_is_not_told() {
     session.hears_nothing(&mut client);
 }
 
-/// Behind a grant somebody may wait already: that is told at once, and not before the grant.
+/// A request may wait already at the grant: `contended` follows at once, and not before the grant.
 #[test]
 fn somebody_waits_already_at_the_grant() {
     let server = Server::start();

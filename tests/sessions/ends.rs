@@ -147,7 +147,7 @@ fn a_re_entry_that_was_not_told_is_taken_back() {
     session.wait(&mut client, "LOCK.ACQUIRE key owner REPLICAS 1 EPHEMERAL");
     assert_eq!(client.say("HGET key owner").text(), "2");
     session.raw.reset();
-    until(SOON, "one is taken back", || client.say("HGET key owner").text() == "1");
+    until(SOON, "one is revoked", || client.say("HGET key owner").text() == "1");
     assert_eq!(client.take("LOCK.ACQUIRE key owner"), token, "nothing is in the way any more");
     assert_eq!(client.say("HGET key owner").text(), "2");
 }

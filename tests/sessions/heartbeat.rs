@@ -302,7 +302,7 @@ fn how_long_a_grant_lasts() {
     assert_eq!(array(&reply).len(), 2);
 }
 
-/// Whoever gives a session a shorter lease to keep alive lets it hear of that at once, in whichever way.
+/// A request that gives a session a shorter lease to renew causes a heartbeat at once.
 #[test]
 fn a_shorter_lease_ends_it_at_once() {
     let server = server();

@@ -77,7 +77,7 @@ fn everything_that_was_admitted_is_told() {
 
 /// A session that never reads would else be told of one loss after the other, for ever.
 #[test]
-fn session_with_many_unread_events_gets_no_new_hold_until_it_reads() {
+fn session_with_many_unread_events_gets_no_new_hold() {
     let server = with_limit(8_192);
     let mut client = server.raw();
     let mut session = Session::open(&server);

@@ -272,7 +272,7 @@ fn swapdb() {
     assert_eq!(scene.holding.event(), lost);
 }
 
-/// What was granted and not read goes to the other database too, and is taken back there.
+/// An undelivered grant moves to the other database too, and is revoked there.
 #[test]
 fn swapdb_with_a_grant_that_was_not_read() {
     let server = Server::start();
@@ -285,7 +285,7 @@ fn swapdb_with_a_grant_that_was_not_read() {
     client.order("SELECT 1");
     assert_held(&mut client, "key", "owner");
     session.raw.reset();
-    until(SOON, "it is taken back", || client.say("EXISTS key") == Value::Int(0));
+    until(SOON, "it is revoked", || client.say("EXISTS key") == Value::Int(0));
 }
 
 #[test]
@@ -350,7 +350,7 @@ fn a_listener_hears_at_once() {
     }
 }
 
-/// In the turn of the event loop in which it happens: whoever sends a command next finds the event there.
+/// In the turn of the event loop in which it happens: the next command finds the event there.
 #[test]
 fn it_is_told_before_the_next_command() {
     let server = Server::start();
@@ -374,7 +374,7 @@ fn client_pause_longer_than_the_lease() {
     scene.is_lost("expired", Then::Served);
 }
 
-/// The server stood still for longer than the lease, which is what a step of the clock looks like to it.
+/// The server was paused for longer than the lease, which is what a step of the clock looks like to it.
 #[test]
 fn a_server_that_stood_still() {
     let mut scene = Scene::set("EPHEMERAL LEASE 300");
@@ -387,7 +387,7 @@ fn a_server_that_stood_still() {
 
 #[test]
 fn nothing_is_told_while_nothing_happens() {
-    // Short enough to be renewed often; so long that a server that stands still for a moment doesn't lose it.
+    // Short enough to be renewed often; so long that a server that pauses for a moment doesn't lose it.
     let mut scene = Scene::set("WATCHDOG LEASE 3000");
     until(SOON, "it is renewed again and again", || {
         assert_eq!(scene.holding.raw.say("LOCK.EVENTS"), Value::Nil);

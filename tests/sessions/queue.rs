@@ -1,4 +1,4 @@
-//! One queue: whoever blocks and whoever asks on behalf of a session stand in it in the order in which they came.
+//! One queue: blocked clients and requests of sessions stand in it in the order of their arrival.
 
 use redis::Value;
 use support::{Raw, Server};

@@ -91,7 +91,7 @@ fn a_question_without_end_is_answered() {
 }
 
 #[test]
-fn one_that_was_promised_a_sign_of_life_and_does_not_ask_is_ended() {
+fn session_that_stops_asking_for_heartbeats_is_ended() {
     let server = Server::start();
     let mut client = server.raw();
     client.order("CONFIG SET holdfast.default-lease 1600");
@@ -170,7 +170,7 @@ fn session_that_is_blocked_in_another_command_is_not_ended() {
     assert_eq!(session.raw.say("LOCK.EVENTS HEARTBEAT").items().len(), 1);
 }
 
-/// A server that stood still has not heard what was sent meanwhile: it listens before it judges.
+/// A server that was paused has not read what was sent meanwhile: it reads before it ends a session.
 #[test]
 fn a_server_that_stood_still_hears_first() {
     let server = Server::start();
@@ -181,7 +181,7 @@ fn a_server_that_stood_still_hears_first() {
     server.stop();
     session.raw.post("LOCK.EVENTS WAIT 100");
     let end = Instant::now() + Duration::from_millis(1500);
-    until(SOON, "it has stood still", || Instant::now() > end);
+    until(SOON, "it was paused long enough", || Instant::now() > end);
     server.cont();
     let reply = session.raw.read().expect("the session lives");
     assert_eq!(reply, Value::Nil);

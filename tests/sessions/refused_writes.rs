@@ -129,7 +129,7 @@ fn what_others_delete_is_told() {
     assert!(client.say("SET some thing").error().starts_with("NOREPLICAS"), "it still refuses writes");
 }
 
-/// Who waits for confirmations is told in time that there are too few, and the grant is taken back later.
+/// Who waits for confirmations is told in time that there are too few, and the grant is revoked later.
 #[test]
 fn what_is_not_confirmed_is_told_and_taken_back_later() {
     let mut group = Group::of(1);
@@ -141,7 +141,7 @@ fn what_is_not_confirmed_is_told_and_taken_back_later() {
     let event = session.event();
     let told = event.detail.unwrap_or_default();
     assert!(event.kind == "refused" && told.starts_with("UNCONFIRMED 0 of 1"), "{told}");
-    assert!(group.exists("key"), "it can't be taken back");
+    assert!(group.exists("key"), "it can't be revoked");
     group.control.order("CONFIG SET min-replicas-to-write 0");
-    until(SOON, "it is taken back", || !group.exists("key"));
+    until(SOON, "it is revoked", || !group.exists("key"));
 }

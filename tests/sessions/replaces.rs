@@ -50,7 +50,7 @@ fn nothing_comes_of_the_old_session_from_then_on() {
     assert_eq!(client.say("LOCK.INFO kept").field("holders").items()[0].field("client").int(), new.client);
 }
 
-/// Its connection is closed, so whoever is still there hears of it.
+/// Its connection is closed, so a client that is still there learns of it.
 #[test]
 fn its_connection_ends() {
     let server = Server::start();

@@ -90,7 +90,7 @@ mod confirming {
 
     /// Nobody was told that it is held.
     #[test]
-    fn what_others_have_removed_when_it_is_refused_is_not_lost_as_well() {
+    fn removed_key_of_a_refused_grant_is_not_reported_lost() {
         for cause in ["FLUSHALL", "SET key text"] {
             let server = Server::builder().module_args(&["replicas-timeout", "250"]).start();
             let mut client = server.raw();
@@ -132,7 +132,7 @@ mod confirming {
         assert_eq!(nothing, Value::Nil, "what is not held needs no replica");
     }
 
-    /// Nothing of it is taken back.
+    /// Nothing of it is revoked.
     #[test]
     fn a_renewal_that_is_not_confirmed_in_time() {
         let mut group = Group::of(1);

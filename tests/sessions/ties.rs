@@ -249,7 +249,7 @@ fn what_a_transaction_grants_in_another_database_is_tied_there() {
 
 /// A deadline that somebody else sets is seen, and its passing told, even if the server itself never looks at the key.
 #[test]
-fn a_deadline_that_somebody_else_sets_is_told_when_it_has_passed() {
+fn deadline_set_by_another_client_is_reported_when_over() {
     let server = Server::start();
     let mut client = server.raw();
     client.order("DEBUG SET-ACTIVE-EXPIRE 0");
@@ -266,7 +266,7 @@ fn a_deadline_that_somebody_else_sets_is_told_when_it_has_passed() {
 /// One of several holders whose lease has run out was lost by that, also where the last of the others gives back the
 /// lock before anybody has looked.
 #[test]
-fn whoever_expired_is_told_so_also_if_the_last_holder_goes_first() {
+fn expired_holder_is_notified_after_the_last_release() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);

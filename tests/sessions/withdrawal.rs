@@ -147,7 +147,7 @@ fn events_that_were_not_read_stay() {
     assert_eq!(session.event(), Event::lost("lost", "owner", token, "forced"));
 }
 
-/// Whoever may release a lock may withdraw the request, from whatever connection, and whatever it is of.
+/// A user that may release a lock may withdraw the request, from any connection, whatever its kind.
 #[test]
 fn request_is_withdrawn_by_any_connection() {
     let server = Server::start();

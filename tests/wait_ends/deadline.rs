@@ -103,7 +103,7 @@ fn at_the_deadline_without_any_expiry_cycle() {
     is_served(&mut Scene::lazy());
 }
 
-/// Whoever was served by a release has a deadline, too, and those behind wait for it.
+/// A hold granted by a release has a deadline, too, and the requests behind wait for it.
 #[test]
 fn at_the_deadline_of_one_who_was_served() {
     let mut scene = Scene::lazy();

@@ -301,7 +301,7 @@ fn a_re_entry_that_is_taken_back_shortens_no_other() {
     client.tell(&["MULTI", "DEL key", "HSET key owner 2", "PEXPIRE key 10000", "EXEC", &kill]);
     (0..6).for_each(|_| drop(client.read().unwrap()));
     until_nobody_waits(&server);
-    until(SOON, "the third hold is taken back", || {
+    until(SOON, "the third hold is revoked", || {
         holders_in_hash(&mut client, "key") == [("owner".to_owned(), "2".to_owned())]
     });
     // 30 s if it was granted before its connection ended, which depends on the server.
@@ -416,7 +416,7 @@ fn gone_by_the_time_the_grant_is_written() {
 }
 
 #[test]
-fn an_ephemeral_hold_that_was_waited_for_goes_with_its_connection() {
+fn ephemeral_hold_from_the_queue_ends_with_its_connection() {
     let server = Server::start();
     let mut client = server.raw();
     client.take("LOCK.ACQUIRE key holder LEASE 60000");

@@ -1,4 +1,4 @@
-//! The lock falls free: whoever freed it, and by whatever command.
+//! The lock becomes free, by any command of any client.
 
 use redis::Value;
 use support::{Raw, Server, lua};

@@ -69,7 +69,7 @@ in_every_way! {
         let mut scene = Scene::set();
         let other = scene.client.take("LOCK.ACQUIRE other second LEASE 60000");
         run(&mut scene.client, way, &["RENAME other key"]);
-        assert_eq!(scene.second.token(), other, "a re-entry, past whoever is ahead");
+        assert_eq!(scene.second.token(), other, "a re-entry, past those ahead");
         assert_eq!(text(&scene.client.say("HGET key second")), "2");
         assert!(scene.first.waits());
         assert_eq!(scene.client.say("LOCK.RELEASE key second ALL"), Value::Int(1));

@@ -323,7 +323,7 @@ mod cluster {
     }
 
     /// The wait is over, and the slot is not served here any more: the server's cron would send the client away just as the
-    /// module answers it. It gets one reply. (The server stands still until both are due, so that one turn does both.)
+    /// module answers it. It gets one reply. (The server is paused until both are due, so that one iteration does both.)
     #[test]
     fn wait_that_is_over_while_the_slot_goes() {
         let mut scene = held();
@@ -437,7 +437,7 @@ fn shutdown_in_the_pipeline_that_grants() {
     server.wait_until_ended();
     drop(waiter);
     server.restart();
-    // Nobody is left to pass it on to: what was granted is held until its lease ends, or was taken back.
+    // No request is left: the grant is held until its lease ends, or was revoked.
     let holders = holders_in_hash(&mut server.raw(), "key");
     assert!(holders.is_empty() || holders == [("waiter".into(), "1".into())], "{holders:?}");
 }

@@ -32,16 +32,16 @@ pub const SINCE: [(&str, &str); 20] = [
     ("released_by_disconnect", "holds released because their connection ended"),
     ("watchdog_renewals", "renewals by the watchdog"),
     ("deadlocks_refused", "requests refused with -DEADLOCK"),
-    (
-        "deadlock_searches",
-        "searches for a cycle of waits: only for requests of those for whom somebody may have to wait",
-    ),
+    ("deadlock_searches", "searches for a cycle of waits: one for each request that begins to wait"),
     ("deadlock_searches_given_up", "searches given up, since they would have had to look at more than 1,000 places"),
     ("grants_undelivered", "grants that went on to the next in the queue because their client was gone"),
     ("confirmed", "grants and renewals with REPLICAS that were confirmed"),
     ("revoked", "requests with REPLICAS that were not confirmed"),
     ("confirmation_requests", "how often replicas were asked for confirmation"),
-    ("internal_errors", "internal errors of the module; report any other value than 0"),
+    (
+        "internal_errors",
+        "internal errors: invariants of the module that did not hold. Each kind is logged once. It must be 0: report any other value",
+    ),
 ];
 
 /// Times of the module: what is measured. Each is a histogram and a longest one.

@@ -17,22 +17,21 @@ use crate::failure::Failure;
 use crate::report::print;
 use crate::seen::{Queue, Server, failed, failed_at, server_of, servers, shown};
 
+/// The most locks that a server tells at once.
+const MOST: usize = 1_000;
 /// So many waiters of one lock are shown.
 const SHOWN: usize = 200;
 
 /// Shows them once, or until it is ended.
 pub async fn top(locks: &Locks, task: &Top) -> Result<u8, Failure> {
-    if task.once {
-        if task.json {
-            print(&lines(locks, task.count).await?)?;
-        } else {
-            let (queues, _) = look(locks, task.count).await?;
-            print(&view::text(&queues))?;
-        }
+    if task.json {
+        print(&lines(locks, task.count).await?)?;
         return Ok(0);
     }
-    if !stdout().is_terminal() {
-        return Err(Failure::usage("this is no terminal: say --once"));
+    if task.once || !stdout().is_terminal() {
+        let (queues, _) = look(locks, task.count).await?;
+        print(&view::text(&queues))?;
+        return Ok(0);
     }
     // What can't be reached is said before the screen is taken.
     look(locks, task.count).await?;
@@ -71,8 +70,13 @@ async fn run(terminal: &mut DefaultTerminal, locks: &Locks, task: &Top) -> Resul
 /// What a key does; false: it ends.
 fn pressed(state: &mut State, key: KeyEvent) -> bool {
     match key.code {
-        KeyCode::Char('q') => return false,
         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return false,
+        KeyCode::Char(letter) if state.is_typing() => state.type_filter(Some(letter)),
+        KeyCode::Backspace if state.is_typing() => state.type_filter(None),
+        KeyCode::Enter if state.is_typing() => state.end_filter(true),
+        KeyCode::Esc if state.is_typing() => state.end_filter(false),
+        KeyCode::Char('q') => return false,
+        KeyCode::Char('/') => state.begin_filter(),
         KeyCode::Down | KeyCode::Char('j') => state.down(),
         KeyCode::Up | KeyCode::Char('k') => state.up(),
         KeyCode::Char('s') => state.sort_otherwise(),
@@ -97,7 +101,9 @@ fn keys() -> UnboundedReceiver<Event> {
 }
 
 async fn renew(locks: &Locks, task: &Top, state: &mut State) {
-    match look(locks, task.count).await {
+    // Of all of them, the filter may choose others than those with the longest queues.
+    let count = if state.filter().is_empty() && !state.is_typing() { task.count } else { MOST };
+    match look(locks, count).await {
         Ok((queues, grants)) => state.seen(queues, grants, Instant::now()),
         Err(failure) => state.failed(failure.to_string()),
     }
@@ -114,7 +120,9 @@ async fn renew(locks: &Locks, task: &Top, state: &mut State) {
 async fn look(locks: &Locks, count: usize) -> Result<(Vec<Queue>, Option<u64>), Failure> {
     let (mut queues, mut grants) = (Vec::new(), Some(0));
     for mut server in servers(locks).await? {
-        queues.extend(server.top(count).await.map_err(|error| failed_at(&server, &error))?);
+        let mut its = server.top(count).await.map_err(|error| failed_at(&server, &error))?;
+        server.add_holds(&mut its).await;
+        queues.extend(its);
         grants = grants.zip(granted(&mut server).await).map(|(before, here)| before + here);
     }
     queues.sort_by_key(|queue| std::cmp::Reverse(queue.waiters));

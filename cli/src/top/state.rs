@@ -2,13 +2,16 @@
 
 use std::time::Instant;
 
-use crate::seen::{Lock, Queue, Waiter};
+use crate::seen::{Lock, Queue, Waiter, shown};
 
 /// What is shown.
 #[derive(Debug, Default)]
 pub struct State {
     queues: Vec<Queue>,
     sort: Sort,
+    filter: String,
+    /// Whether keys are typed into the filter.
+    typing: bool,
     /// The lock that is chosen, which stays chosen when the order changes.
     chosen: Option<Vec<u8>>,
     inside: bool,
@@ -27,6 +30,8 @@ pub enum Sort {
     Waiters,
     /// Longest wait first.
     Oldest,
+    /// Longest hold first.
+    Held,
     /// By key.
     Key,
 }
@@ -43,9 +48,45 @@ pub struct Look {
 }
 
 impl State {
-    /// The queues, in order.
-    pub fn queues(&self) -> &[Queue] {
-        &self.queues
+    /// The queues whose keys contain the filter, in order.
+    pub fn queues(&self) -> impl Iterator<Item = &Queue> {
+        self.queues.iter().filter(|queue| shown(&queue.key).contains(&self.filter))
+    }
+
+    /// The filter.
+    pub fn filter(&self) -> &str {
+        &self.filter
+    }
+
+    /// Whether keys are typed into the filter.
+    pub fn is_typing(&self) -> bool {
+        self.typing
+    }
+
+    /// Begins with an empty filter.
+    pub fn begin_filter(&mut self) {
+        if !self.inside {
+            self.filter.clear();
+            self.typing = true;
+        }
+    }
+
+    /// Adds to the filter; none: takes the last letter away.
+    pub fn type_filter(&mut self, letter: Option<char>) {
+        match letter {
+            Some(letter) => self.filter.push(letter),
+            None => drop(self.filter.pop()),
+        }
+        self.choose_one();
+    }
+
+    /// Ends the typing; the filter stays, or goes.
+    pub fn end_filter(&mut self, stays: bool) {
+        self.typing = false;
+        if !stays {
+            self.filter.clear();
+        }
+        self.choose_one();
     }
 
     /// The order.
@@ -56,7 +97,7 @@ impl State {
     /// Which row is chosen.
     pub fn row(&self) -> Option<usize> {
         let chosen = self.chosen.as_ref()?;
-        self.queues.iter().position(|queue| queue.key == *chosen)
+        self.queues().position(|queue| queue.key == *chosen)
     }
 
     /// The lock that is looked into.
@@ -95,6 +136,10 @@ impl State {
             self.rate = (seconds > 0.0).then(|| grants.saturating_sub(count) as f64 / seconds);
         }
         self.grants = grants.map(|grants| (now, grants));
+        self.choose_one();
+    }
+
+    fn choose_one(&mut self) {
         if self.row().is_none() && !self.inside {
             self.choose(0);
         }
@@ -124,7 +169,8 @@ impl State {
     pub fn sort_otherwise(&mut self) {
         self.sort = match self.sort {
             Sort::Waiters => Sort::Oldest,
-            Sort::Oldest => Sort::Key,
+            Sort::Oldest => Sort::Held,
+            Sort::Held => Sort::Key,
             Sort::Key => Sort::Waiters,
         };
         self.put_in_order();
@@ -136,23 +182,27 @@ impl State {
         self.look = None;
     }
 
-    /// Goes back to the table.
+    /// Goes back to the table, and there to all locks.
     pub fn leave(&mut self) {
-        self.inside = false;
+        if !std::mem::take(&mut self.inside) {
+            self.end_filter(false);
+        }
     }
 
     fn choose(&mut self, row: usize) {
         if self.inside {
             return;
         }
-        let row = row.min(self.queues.len().saturating_sub(1));
-        self.chosen = self.queues.get(row).map(|queue| queue.key.clone());
+        let row = row.min(self.queues().count().saturating_sub(1));
+        let chosen = self.queues().nth(row).map(|queue| queue.key.clone());
+        self.chosen = chosen;
     }
 
     fn put_in_order(&mut self) {
         match self.sort {
             Sort::Waiters => self.queues.sort_by(|a, b| b.waiters.cmp(&a.waiters).then_with(|| a.key.cmp(&b.key))),
             Sort::Oldest => self.queues.sort_by(|a, b| b.oldest.cmp(&a.oldest).then_with(|| a.key.cmp(&b.key))),
+            Sort::Held => self.queues.sort_by(|a, b| b.held.cmp(&a.held).then_with(|| a.key.cmp(&b.key))),
             Sort::Key => self.queues.sort_by(|a, b| a.key.cmp(&b.key)),
         }
     }
@@ -164,11 +214,20 @@ mod tests {
     use std::time::Duration;
 
     fn queue(key: &str, waiters: i64, oldest: i64) -> Queue {
-        Queue { server: "s".to_owned(), key: key.into(), waiters, oldest, holders: Vec::new(), cached: 0, ttl: -1 }
+        Queue {
+            server: "s".to_owned(),
+            key: key.into(),
+            waiters,
+            oldest,
+            holders: Vec::new(),
+            cached: 0,
+            ttl: -1,
+            held: Some(waiters),
+        }
     }
 
     fn keys(state: &State) -> String {
-        state.queues().iter().map(|queue| String::from_utf8_lossy(&queue.key).into_owned()).collect()
+        state.queues().map(|queue| String::from_utf8_lossy(&queue.key).into_owned()).collect()
     }
 
     #[test]
@@ -179,6 +238,8 @@ mod tests {
         state.down();
         state.sort_otherwise();
         assert_eq!((keys(&state).as_str(), state.row()), ("abc", Some(2)));
+        state.sort_otherwise();
+        assert_eq!((keys(&state).as_str(), state.row()), ("bca", Some(1)), "by hold");
         state.sort_otherwise();
         assert_eq!(keys(&state), "abc");
         for _ in 0..5 {
@@ -205,6 +266,31 @@ mod tests {
         assert!(state.look().is_some());
         state.leave();
         assert!(state.look().is_none());
+    }
+
+    #[test]
+    fn filter_shows_keys_that_contain_it() {
+        let mut state = State::default();
+        state.seen(vec![queue("job:1", 3, 1), queue("job:2", 2, 1), queue("cart", 1, 1)], Some(0), Instant::now());
+        state.begin_filter();
+        assert!(state.is_typing());
+        "car".chars().for_each(|letter| state.type_filter(Some(letter)));
+        assert_eq!((keys(&state).as_str(), state.row()), ("cart", Some(0)));
+        state.end_filter(true);
+        assert_eq!((state.is_typing(), state.filter(), keys(&state).as_str()), (false, "car", "cart"));
+        state.begin_filter();
+        state.type_filter(Some('x'));
+        assert_eq!((keys(&state).as_str(), state.row()), ("", None));
+        state.type_filter(None);
+        assert_eq!(keys(&state), "job:1job:2cart");
+        state.type_filter(Some('2'));
+        state.end_filter(true);
+        state.enter();
+        assert_eq!(state.inside(), Some(&b"job:2"[..]));
+        state.leave();
+        assert_eq!(state.filter(), "2");
+        state.leave();
+        assert_eq!(state.filter(), "");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::seen::{Queue, shown};
 use crate::show;
 use crate::times;
 
-const TITLES: [&str; 5] = ["KEY", "WAITERS", "OLDEST", "LEASE", "HOLDER"];
+const TITLES: [&str; 6] = ["KEY", "WAITERS", "OLDEST", "HELD", "LEASE", "HOLDER"];
 
 /// The table as text.
 pub fn text(queues: &[Queue]) -> String {
@@ -35,25 +35,36 @@ pub fn draw(frame: &mut Frame, state: &State) {
 }
 
 fn summary(state: &State) -> String {
-    let waiters: i64 = state.queues().iter().map(|queue| queue.waiters).sum();
+    let waiters: i64 = state.queues().map(|queue| queue.waiters).sum();
     let rate = state.rate().map_or_else(|| "-".to_owned(), |rate| format!("{rate:.0}"));
-    format!("{} contended locks, {waiters} waiters, {rate} hand-offs/s", state.queues().len())
+    let longest = state.queues().filter_map(|queue| queue.held).max().map_or_else(|| "-".to_owned(), times::show);
+    let (locks, waiters) = (counted(state.queues().count() as i64, "contended lock"), counted(waiters, "waiter"));
+    format!("{locks}, {waiters}, {rate} hand-offs/s, longest hold {longest}")
+}
+
+fn counted(count: i64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 fn queues(state: &State) -> Table<'_> {
     let title = |name: &str| {
-        let sorted =
-            matches!((state.sort(), name), (Sort::Waiters, "WAITERS") | (Sort::Oldest, "OLDEST") | (Sort::Key, "KEY"));
+        let sort = match state.sort() {
+            Sort::Waiters => "WAITERS",
+            Sort::Oldest => "OLDEST",
+            Sort::Held => "HELD",
+            Sort::Key => "KEY",
+        };
+        let sorted = sort == name;
         Cell::from(if sorted { format!("{name} ▾") } else { name.to_owned() })
     };
-    let widths =
-        [Constraint::Fill(2), Constraint::Length(9), Constraint::Length(8), Constraint::Length(8), Constraint::Fill(3)];
-    Table::new(state.queues().iter().map(|queue| Row::new(cells(queue))), widths)
+    let [number, time] = [9, 8].map(Constraint::Length);
+    let widths = [Constraint::Fill(2), number, time, time, time, Constraint::Fill(3)];
+    Table::new(state.queues().map(|queue| Row::new(cells(queue))), widths)
         .header(Row::new(TITLES.map(title)).style(Color::Cyan))
         .row_highlight_style(Modifier::REVERSED)
 }
 
-fn cells(queue: &Queue) -> [String; 5] {
+fn cells(queue: &Queue) -> [String; 6] {
     let holders = match queue.holders.as_slice() {
         [] => "-".to_owned(),
         [one] => shown(one),
@@ -61,7 +72,8 @@ fn cells(queue: &Queue) -> [String; 5] {
     };
     // Its client was told that somebody waits, and gives it back as soon as nobody there uses it.
     let holders = if queue.cached > 0 { format!("{holders} (cached)") } else { holders };
-    [shown(&queue.key), queue.waiters.to_string(), times::show(queue.oldest), times::show(queue.ttl), holders]
+    let held = queue.held.map_or_else(|| "-".to_owned(), times::show);
+    [shown(&queue.key), queue.waiters.to_string(), times::show(queue.oldest), held, times::show(queue.ttl), holders]
 }
 
 fn inside(look: &Look) -> String {
@@ -76,6 +88,8 @@ fn last_line(state: &State) -> Line<'_> {
     match (state.failure(), state.inside()) {
         (Some(failure), _) => Line::styled(failure.lines().next().unwrap_or_default(), red),
         (None, Some(_)) => Line::from("Esc back  q quit"),
-        (None, None) => Line::from("↑↓ choose  Enter look into  s sort  q quit"),
+        (None, None) if state.is_typing() => Line::from(format!("/{}▏  Enter keep  Esc all", state.filter())),
+        (None, None) if state.filter().is_empty() => Line::from("↑↓ choose  Enter look into  s sort  / filter  q quit"),
+        (None, None) => Line::from(format!("/{}  Esc all  ↑↓ choose  Enter look into  s sort  q quit", state.filter())),
     }
 }

@@ -1,9 +1,9 @@
-//! When to look again at what: one time for each number, the earliest.
+//! When to look again at which number: one time for each, the earliest.
 
 use crate::terms::{Id, Millis};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One alarm at most for each call or claim. Whoever is looked at then says when to look again.
+/// At most one alarm for each call or claim. When it is due, it says when to look again.
 #[derive(Debug, Default)]
 pub(crate) struct Alarms {
     by_time: BTreeSet<(Millis, Id)>,
@@ -11,7 +11,7 @@ pub(crate) struct Alarms {
 }
 
 impl Alarms {
-    /// Then, unless it is to be looked at earlier.
+    /// At this time, unless it is due earlier.
     pub(crate) fn set(&mut self, at: Millis, id: Id) {
         if self.by_id.get(&id).is_some_and(|before| *before <= at) {
             return;
@@ -34,7 +34,7 @@ impl Alarms {
         self.by_time.first().map(|(at, _)| *at)
     }
 
-    /// What is to be looked at now, the first of it.
+    /// What is due now, the first of it.
     pub(crate) fn take_due(&mut self, now: Millis) -> Option<Id> {
         let (at, id) = self.by_time.first().copied().filter(|(at, _)| *at <= now)?;
         self.by_time.remove(&(at, id));

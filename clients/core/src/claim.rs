@@ -1,4 +1,4 @@
-//! What is asked for or held: one acquisition, from the call to its end.
+//! Requests and holds: one acquisition, from the call to its end.
 
 use crate::terms::{Bytes, Id, Limit, Millis, Terms, Wait, Words};
 
@@ -11,49 +11,49 @@ pub(crate) struct Claim {
     pub(crate) wait: Wait,
     /// When the program asked.
     pub(crate) since: Millis,
-    /// Whether anybody wants it still. Nothing makes it wanted again.
+    /// Whether the program still wants it. Once unwanted, it stays so.
     pub(crate) wanted: bool,
     pub(crate) stage: Stage,
-    /// The request that is on its way; its reply has not come.
+    /// The pending request.
     pub(crate) sent: Option<Kind>,
-    /// The pair over which anything of it was sent last: only that session can wait for it or keep it alive.
+    /// The pair over which a request of it was sent last: only that session can wait for it or renew it.
     pub(crate) pair: Option<u64>,
-    /// It was asked for in a session that has ended, so it may be held.
+    /// It was requested in a session that has ended, so it may be held.
     pub(crate) asked_before: bool,
-    /// Why the server refused last to release it.
+    /// The last refusal of its release.
     pub(crate) refusal: Option<String>,
-    /// Its keys are released one by one, since one of them holds something else: those that are left.
+    /// Its keys are released one by one, since one of them holds another type: those that are left.
     pub(crate) is_split: bool,
-    /// The last thing that was said of it is that another server has it.
+    /// The last reply was that another server serves it.
     pub(crate) has_moved: bool,
-    /// It is on its way to the server that is asked: the next request says that this is known.
+    /// It is being redirected: the next request says so (`ASKING`).
     pub(crate) asking: bool,
     /// Nothing is sent before.
     pub(crate) not_before: Millis,
-    /// When it must have been given back, or the session ends.
+    /// It must be released by then, or the session ends.
     pub(crate) bound: Option<Millis>,
-    /// What the program has asked of the hold.
+    /// The program's requests about the hold.
     pub(crate) renewal: Option<Renewal>,
     pub(crate) checks: Vec<Id>,
     pub(crate) release: Option<Id>,
-    /// Somebody else waits for it, and how often in a row it was used since that is known.
+    /// Another client waits for it, and how often in a row it was used since that is known.
     pub(crate) called: bool,
     pub(crate) uses: u32,
-    /// Nobody uses it, and until then it is kept at hand.
+    /// It is unused, and cached until then.
     pub(crate) idle: Option<Millis>,
 }
 
-/// How far it is.
+/// The state of an acquisition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// To be asked for in this session.
+    /// To be requested in this session.
     New,
-    /// Asked for in this session.
+    /// Requested in this session.
     Asked,
-    /// Some of several keys are left from another session: they are given back, then it is asked for again.
+    /// Some of several keys are left from another session: they are released, then all are requested again.
     Clearing,
     Held(Hold),
-    /// The server did not have it when it was given back. Why, is told on the other connection.
+    /// The server did not have it when it was released. The reason arrives on the other connection.
     Gone,
 }
 
@@ -62,20 +62,20 @@ pub(crate) enum Stage {
 pub(crate) struct Hold {
     pub(crate) token: u64,
     pub(crate) lease: Millis,
-    /// It lasts so long for certain, signs of life aside.
+    /// Until when it is certain, heartbeats aside.
     pub(crate) until: Millis,
-    /// How many `LOCK.EVENTS` had been sent when its terms became known: signs of life speak of it from the next one on.
+    /// How many `LOCK.EVENTS` had been sent when its options became known: heartbeats cover it from the next one on.
     pub(crate) known: u64,
-    /// Tied to the session that stands.
+    /// Bound to the present session.
     pub(crate) tied: bool,
     /// A renewal waits for its replicas.
     pub(crate) confirming: bool,
-    /// Of a renewal of several keys each is told of: how many are not yet, and how long the others last.
+    /// Of a renewal of several keys, an event comes for each: how many are missing, and how long the others last.
     pub(crate) left: usize,
     pub(crate) lasts: Millis,
 }
 
-/// A renewal that the program has asked for.
+/// A renewal that the program has requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Renewal {
     pub(crate) call: Id,
@@ -90,11 +90,11 @@ pub(crate) enum Kind {
     Acquire,
     /// With this lease.
     Renew(Millis),
-    /// All of it, what waits included.
+    /// All of it, waiting requests included.
     Release,
 }
 
-/// What goes first.
+/// The priority of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rank {
     Hold,
@@ -103,7 +103,7 @@ pub(crate) enum Rank {
     New,
 }
 
-/// What a call is about.
+/// The subject of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum About {
     Acquire,
@@ -111,7 +111,7 @@ pub(crate) enum About {
     /// Of a hold, which knows of the call.
     Renew,
     Check(Id),
-    /// These words; nothing is sent before. `again`: once more, if its session ends before it is answered.
+    /// These words; nothing is sent before. `again`: once more, if its session ends before the reply.
     Request {
         words: Vec<Bytes>,
         not_before: Millis,
@@ -120,14 +120,14 @@ pub(crate) enum About {
     Close,
 }
 
-/// A call that somebody waits for.
+/// A call whose caller waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
     pub(crate) about: About,
     pub(crate) bound: Option<Millis>,
 }
 
-/// An acquisition or a hold on its way from one core to another, with the calls that wait for it.
+/// An acquisition or a hold on its way from one core to another, with its calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moved {
     /// Its number, which it keeps.
@@ -137,7 +137,7 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// The key that says which server has it.
+    /// The key that says which server serves it.
     pub fn key(&self) -> &[u8] {
         self.claim.keys.first().map_or(&[], |key| key)
     }
@@ -156,7 +156,7 @@ impl Claim {
         }
     }
 
-    /// Its session has ended, or its server has it no more: of what was sent nothing comes any more.
+    /// Its session has ended, or its server does not serve it any more: no earlier request takes effect.
     pub(crate) fn set_adrift(&mut self, until: Millis) {
         (self.sent, self.not_before) = (None, 0);
         match &mut self.stage {
@@ -176,7 +176,7 @@ impl Claim {
         }
     }
 
-    /// The request that is to be sent next. `until`: how long its hold is certain.
+    /// The next request to send. `until`: how long its hold is certain.
     pub(crate) fn next(&self, until: Millis, now: Millis) -> Option<Kind> {
         if self.sent.is_some() || now < self.not_before {
             return None;
@@ -189,7 +189,7 @@ impl Claim {
             Stage::Asked | Stage::Gone => None,
             Stage::Clearing => Some(Kind::Release),
             Stage::Held(hold) => {
-                // Taken along, because the program says so, or because it is in doubt.
+                // Taken over, because the program says so, or because it is uncertain.
                 let may_live = self.terms.watchdog || until > now;
                 let is_due = self.renewal.is_some() || (may_live && (!hold.tied || until <= now));
                 (is_due && !hold.confirming).then(|| Kind::Renew(self.next_lease(hold, until, now)))
@@ -197,7 +197,7 @@ impl Claim {
         }
     }
 
-    /// A lease that nobody renews is never made longer by taking it along.
+    /// A lease that the server does not renew is never made longer by taking it over.
     fn next_lease(&self, hold: &Hold, until: Millis, now: Millis) -> Millis {
         match &self.renewal {
             Some(renewal) => renewal.lease.unwrap_or(hold.lease),
@@ -206,7 +206,7 @@ impl Claim {
         }
     }
 
-    /// Where it stands among those that have something to send: the least lease first, then by arrival.
+    /// Its place among those that have something to send: the least lease first, then by arrival.
     pub(crate) fn rank(&self, until: Millis) -> (Rank, Millis) {
         match self.stage {
             _ if !self.wanted => (Rank::Unwanted, 0),
@@ -216,7 +216,7 @@ impl Claim {
         }
     }
 
-    /// The request in words.
+    /// The words of the request.
     pub(crate) fn words(&self, kind: Kind, lease: Millis, session: &[u8], now: Millis) -> Vec<Bytes> {
         let mut words = match kind {
             Kind::Acquire => Words::of("ACQUIRE", &self.keys, &self.owner),
@@ -226,7 +226,7 @@ impl Claim {
         };
         match (kind, &self.stage) {
             (Kind::Acquire, _) => {
-                // A time that is over is no wait at all: `WAIT 0` is for ever.
+                // A wait whose time is over is no wait: `WAIT 0` has no limit.
                 let left = match self.wait {
                     Wait::No => None,
                     Wait::For(time) => {

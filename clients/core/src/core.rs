@@ -1,28 +1,28 @@
-//! The core: what is asked for and held, and the pair of connections over which it is.
+//! The core: requests and holds, and the pair of connections for them.
 
 use crate::alarms::Alarms;
 use crate::claim::{About, Call, Claim, Hold, Kind, Moved, Rank, Renewal, Stage};
 use crate::pair::{self, Advice, Event, Greeted, Inquiry, Pair, Sent};
-use crate::{Bytes, Channel, Id, Input, Millis, Outcome, Output, Reply, Settings, Terms, Wait, Why};
+use crate::{Bytes, Channel, Id, Input, LossReason, Millis, Outcome, Output, Reply, Settings, Terms, Wait};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Asked again after so long.
+/// The pause before a request is repeated.
 const AGAIN: Millis = 100;
-/// The first pause between two sessions is at most so long; it doubles.
+/// The longest first pause between two sessions; it doubles.
 const FIRST_PAUSE: Millis = 50;
 /// The longest pause, and that after a session that was not ended by the time limit.
 const LONGEST_PAUSE: Millis = 10_000;
 const LONGEST_PAUSE_BROKEN: Millis = 1_000;
-/// The time limit is doubled so often at most.
+/// How often the time limit is doubled at most.
 const DOUBLED: u32 = 4;
-/// A loss is told on another connection than the reply that shows it: so long it is waited for.
+/// The reason of a loss arrives on another connection than the reply that shows it: how long the core waits for it.
 const TOLD_WITHIN: Millis = 1_000;
 /// The version of the protocol that this client speaks.
 const PROTOCOL: u64 = 4;
-/// Who wakes so much later than he meant to has stood still.
+/// A wake-up that is late by more than this means that the process was paused.
 const LATE: Millis = 200;
 
-/// A stranger has put something else there. Nothing is left of a lock that was, whichever word of it comes first: this reply, or
+/// The key holds another type. Nothing is left of the lock, whichever arrives first: this reply, or
 /// the event of its loss on the other connection.
 fn is_overwritten(error: &str) -> bool {
     error.starts_with("WRONGTYPE")
@@ -40,7 +40,7 @@ pub struct Core {
     claims: BTreeMap<Id, Claim>,
     owners: BTreeMap<Bytes, Id>,
     calls: BTreeMap<Id, Call>,
-    /// Those that may have something to send, the first first.
+    /// Claims that may have something to send, the first first.
     ready: BTreeSet<(Rank, Millis, Id)>,
     /// When to look at which claim or call again.
     alarms: Alarms,
@@ -48,27 +48,27 @@ pub struct Core {
     pairs: u64,
     /// How many `LOCK.EVENTS` were sent, over all pairs.
     nexts: u64,
-    /// Sessions that may not be gone.
+    /// Sessions that may not have ended.
     replaced: Vec<Bytes>,
     /// No pair is opened before.
     opens_at: Millis,
     pause: Millis,
     doubled: u32,
-    /// When the shell wakes this core, as it was told last.
+    /// The last wake-up time that the driver was given.
     wakes_at: Option<Millis>,
-    /// This process stood still: until then no hold is lost for want of a session.
+    /// This process was paused: until then no hold is lost for want of a session.
     asks_until: Millis,
     random: u64,
-    /// How many claims nobody wants, and are not given back yet.
+    /// How many unwanted claims are not released yet.
     unwanted: usize,
-    /// The server's, as it said last.
+    /// The server's default lease, by its last heartbeat.
     default_lease: Millis,
     in_cluster: bool,
     is_closed: bool,
 }
 
 impl Core {
-    /// A client that has not asked for anything: nothing is opened before it does.
+    /// A client without requests: nothing is opened before the first.
     pub fn new(settings: Settings) -> Self {
         Self {
             random: settings.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
@@ -96,12 +96,12 @@ impl Core {
         }
     }
 
-    /// The same at one server of a cluster: what another one has moves to that one's core.
+    /// The same at one server of a cluster: what another one serves moves to that one's core.
     pub fn in_cluster(settings: Settings) -> Self {
         Self { in_cluster: true, ..Self::new(settings) }
     }
 
-    /// Something happens at this time.
+    /// An input at this time.
     pub fn step(&mut self, now: Millis, input: Input) {
         self.now = self.now.max(now);
         if self.wakes_at.is_some_and(|at| self.now > at.saturating_add(LATE)) {
@@ -111,7 +111,7 @@ impl Core {
             Input::Acquire { call, by, keys, terms, wait } => self.acquire(call, by, keys, terms, wait),
             Input::Release { call, hold, within } => self.release(call, hold, within),
             Input::Renew { call, hold, lease, fence, within } => {
-                // One at a time; one that nobody waits for any more counts no more.
+                // One at a time; a call whose caller is gone does not count.
                 let is_open = |renewal: &Renewal| self.calls.contains_key(&renewal.call);
                 let is_free = !self.claims.get(&hold).and_then(|it| it.renewal.as_ref()).is_some_and(is_open);
                 self.about_hold(call, About::Renew, hold, within, |claim| {
@@ -125,7 +125,7 @@ impl Core {
                 if self.is_held(hold, self.now) {
                     self.outputs.push_back(Output::Ended { call, outcome: Outcome::Held });
                 } else {
-                    // What can be said without asking is said now.
+                    // What can be answered without the server is answered now.
                     self.claim_is_late(hold);
                     self.about_hold(call, About::Check(hold), hold, within, |claim| {
                         claim.checks.push(call);
@@ -163,7 +163,7 @@ impl Core {
         self.set_alarm();
     }
 
-    /// The next thing to do. To be called until there is none, after every step.
+    /// The next output. Call it until there is none, after every step.
     pub fn take(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
@@ -173,7 +173,7 @@ impl Core {
         self.held_until(hold).is_some_and(|until| now < until)
     }
 
-    /// Until when this hold is certain, as far as is known now. `None`: it is none.
+    /// Until when this hold is certain, as far as is known now. `None`: there is no such hold.
     pub fn held_until(&self, hold: Id) -> Option<Millis> {
         let claim = self.claims.get(&hold).filter(|claim| claim.wanted && claim.hold().is_some())?;
         Some(self.until(claim))
@@ -184,12 +184,12 @@ impl Core {
         Some(self.claims.get(&hold)?.hold()?.lease)
     }
 
-    /// Whether nothing is being given back.
+    /// Whether no release is pending.
     pub fn is_settled(&self) -> bool {
         self.unwanted == 0
     }
 
-    /// Whether it was closed, and nothing is left to be done.
+    /// Whether it was closed, and nothing is left to do.
     pub fn has_ended(&self) -> bool {
         self.is_closed && self.claims.is_empty() && self.pair.is_none()
     }
@@ -208,9 +208,9 @@ impl Core {
         hold.until.max(sure.unwrap_or(0))
     }
 
-    // What the program asks for.
+    // Requests of the program.
 
-    /// A call begins that somebody waits for.
+    /// A call begins.
     fn begin(&mut self, call: Id, about: About, within: Option<Millis>) {
         if self.is_closed {
             return self.outputs.push_back(Output::Ended { call, outcome: Outcome::Closed });
@@ -221,7 +221,7 @@ impl Core {
         self.ready.insert((Rank::New, 0, call));
     }
 
-    /// A call ends, if anybody waits for it still.
+    /// A call ends, if its caller still waits.
     fn finish(&mut self, call: Id, outcome: Outcome) {
         if self.calls.remove(&call).is_some() {
             self.silence(call);
@@ -282,7 +282,7 @@ impl Core {
         }
     }
 
-    /// Nobody here uses it any more. Whoever waits for it elsewhere does not wait until its time at hand is over.
+    /// No task here uses it any more. If another client waits for it, it is not cached.
     fn keep(&mut self, hold: Id, idle: Millis) {
         let until = self.now.saturating_add(idle);
         match self.claims.get_mut(&hold) {
@@ -295,7 +295,7 @@ impl Core {
         }
     }
 
-    /// What is in doubt is not used: to ask for it anew takes no longer than to ask whether it is held.
+    /// An uncertain hold is not used: a new request takes no longer than asking whether it is held.
     fn use_again(&mut self, call: Id, hold: Id, most: u32) {
         let is_held = self.is_held(hold, self.now);
         let outcome = match self.claims.get_mut(&hold) {
@@ -314,11 +314,11 @@ impl Core {
         self.outputs.push_back(Output::Ended { call, outcome });
     }
 
-    /// Somebody else waits for it: also if it is not known here yet that it was granted.
+    /// Another client waits for it; this may arrive before the grant.
     fn called(&mut self, id: Id) {
         match self.claims.get_mut(&id).filter(|claim| claim.wanted) {
             Some(claim) if claim.idle.is_some() => self.give_back(id),
-            // Of several keys each is told, and after a renewal once more: that is no reason to begin to count anew.
+            // Of several keys, an event comes for each, and once more after a renewal: the count does not start anew.
             Some(claim) if !claim.called => (claim.called, claim.uses) = (true, 1),
             _ => {}
         }
@@ -358,7 +358,7 @@ impl Core {
 
     // What becomes of claims.
 
-    /// Nobody wants it any more: whatever came of it goes.
+    /// The program does not want it any more: it is released, at whatever stage.
     fn give_back(&mut self, id: Id) {
         let Some(claim) = self.claims.get_mut(&id) else { return };
         self.unwanted += usize::from(claim.wanted);
@@ -374,7 +374,7 @@ impl Core {
         if was_sent { self.touch(id) } else { self.forget(id) }
     }
 
-    /// There is nothing left of it at the server.
+    /// Nothing of it is left at the server.
     fn forget(&mut self, id: Id) {
         if let Some(claim) = self.claims.remove(&id) {
             self.owners.remove(&claim.owner);
@@ -387,7 +387,7 @@ impl Core {
     }
 
     /// A hold is lost. Something of it may be left: other keys, or what can't be seen from here.
-    fn lose(&mut self, id: Id, why: Why, is_gone: bool) {
+    fn lose(&mut self, id: Id, why: LossReason, is_gone: bool) {
         let Some(claim) = self.claims.get_mut(&id) else { return };
         let ended: Vec<Id> =
             claim.checks.drain(..).chain(claim.renewal.take().map(|it| it.call)).chain(claim.release.take()).collect();
@@ -400,7 +400,7 @@ impl Core {
         if is_gone && is_all { self.forget(id) } else { self.give_back(id) }
     }
 
-    /// Another server has it.
+    /// Another server serves it.
     fn leave(&mut self, id: Id, error: String) {
         let until = self.claims.get(&id).map_or(0, |claim| self.until(claim));
         let Some(mut claim) = self.claims.remove(&id) else { return };
@@ -408,11 +408,11 @@ impl Core {
         self.unwanted -= usize::from(!claim.wanted);
         if let Some(pair) = &mut self.pair {
             pair.carried.remove(&id);
-            // What is answered yet is answered to nobody: it may be back by then.
+            // A reply that is still pending is dropped: the claim may be back by then.
             pair.unanswered.iter_mut().filter(|sent| sent.id == id).for_each(|sent| sent.id = NOBODY);
         }
         claim.set_adrift(until);
-        // Two servers that name each other are asked at their leisure.
+        // Two servers that redirect to each other are asked with a pause.
         if claim.has_moved {
             claim.not_before = self.now.saturating_add(AGAIN);
         }
@@ -426,7 +426,7 @@ impl Core {
 
     fn take_over(&mut self, Moved { id, mut claim, calls }: Moved) {
         claim.asked_before = true;
-        // Whatever it is, it was asked for somewhere, and what came of that moves with the key.
+        // Whatever its state, it was requested here, and the result moves with the key.
         claim.pair = Some(0);
         self.unwanted += usize::from(!claim.wanted);
         self.owners.insert(claim.owner.clone(), id);
@@ -473,7 +473,7 @@ impl Core {
         self.touch(id);
     }
 
-    /// The session keeps it alive no more: it is to be taken along.
+    /// The session does not renew it any more: it is to be taken over.
     fn unbound(&mut self, id: Id) {
         let until = self.claims.get(&id).map_or(0, |claim| self.until(claim));
         if let Some(hold) = self.claims.get_mut(&id).and_then(Claim::hold_mut) {
@@ -482,15 +482,15 @@ impl Core {
         self.touch(id);
     }
 
-    /// A request for it was answered by an error.
+    /// A request for it got an error.
     fn refused(&mut self, id: Id, error: String) {
         let Some(claim) = self.claims.get_mut(&id) else { return };
         let is_unsure = claim.asked_before || error.starts_with("UNCONFIRMED");
         if claim.hold().is_some() && is_overwritten(&error) {
-            return self.lose(id, Why::Changed, true);
+            return self.lose(id, LossReason::Changed, true);
         }
         if let Stage::Held(hold) = &mut claim.stage {
-            // A renewal: nothing is taken back.
+            // A renewal: nothing is revoked.
             (hold.confirming, hold.left) = (false, 0);
             claim.not_before = self.now.saturating_add(AGAIN);
             if let Some(renewal) = claim.renewal.take_if(|renewal| renewal.is_sent) {
@@ -574,7 +574,7 @@ impl Core {
         }
     }
 
-    /// A reply of the session. `None`: it makes no sense.
+    /// A reply of the session. `None`: malformed.
     fn session_says(&mut self, reply: Reply) -> Option<()> {
         let pair = self.pair.as_mut()?;
         if let Some(inquiry) = pair.inquiry {
@@ -595,7 +595,7 @@ impl Core {
             self.replaced.clear();
             return Some(());
         }
-        // Unblocked by hand, or none of this version: asked again.
+        // Unblocked by an operator, or not of this version: asked again.
         if reply == Reply::Null {
             self.ask_for_events(true);
             return Some(());
@@ -620,7 +620,7 @@ impl Core {
         Some(())
     }
 
-    /// The session's own requests fail: it is not to be had, or not now.
+    /// The session's own requests fail: it can't be had, or not now.
     fn session_fails(&mut self, error: String) -> Option<()> {
         match (Advice::of(&error), self.pair.as_ref()?.stage) {
             (Advice::Again, pair::Stage::Standing) => {
@@ -633,7 +633,7 @@ impl Core {
                 return Some(());
             }
             (Advice::Tell, pair::Stage::Greeting) => {
-                // Without the module, say, nothing will become of what was not sent yet.
+                // Without the module, for example, unsent requests can't succeed.
                 self.refuse_unsent(|| Outcome::Refused(error.clone()));
             }
             _ => {}
@@ -641,7 +641,7 @@ impl Core {
         None
     }
 
-    /// The server does not know `LOCK.SESSION`: because its module is older, or because it has none.
+    /// The server does not know `LOCK.SESSION`: its module is older, or it has none.
     fn found_out(&mut self, inquiry: Inquiry, reply: &Reply) -> Option<()> {
         if inquiry == Inquiry::Events {
             self.pair.as_mut()?.inquiry = Some(Inquiry::Help);
@@ -657,7 +657,7 @@ impl Core {
         None
     }
 
-    /// Calls that wait for nothing but a session end. What is to be given back is given back all the same.
+    /// Calls that wait only for a session end. Releases go on.
     fn refuse_unsent(&mut self, outcome: impl Fn() -> Outcome) {
         let unsent = |(id, call): (&Id, &Call)| match call.about {
             About::Acquire => self.claims.get(id).filter(|claim| claim.pair.is_none()).map(|_| *id),
@@ -671,7 +671,7 @@ impl Core {
         }
     }
 
-    /// The session stands: what is wanted is taken along, and what is not is given back.
+    /// The session is open: wanted holds are taken over, unwanted ones are released.
     fn begin_to_carry(&mut self) {
         let ids: Vec<Id> = self.claims.keys().copied().collect();
         ids.iter().for_each(|id| self.touch(*id));
@@ -684,7 +684,7 @@ impl Core {
         self.is_whole();
     }
 
-    /// Once everything was taken along, pauses and limits are what they were.
+    /// Once everything was taken over, pauses and limits are reset.
     fn is_whole(&mut self) -> bool {
         let is_whole = self.pair.as_ref().is_some_and(|it| it.stage == pair::Stage::Standing && it.carried.is_empty());
         if is_whole {
@@ -701,7 +701,7 @@ impl Core {
     }
 
     fn event(&mut self, event: Event, asked: Millis) -> Option<()> {
-        // That of what is forgotten says nothing any more.
+        // A claim that was dropped says nothing any more.
         let Some(id) = self.owners.get(&event.owner).copied() else { return Some(()) };
         let default = self.pair.as_ref()?.default_lease;
         let is_elsewhere = self.is_elsewhere(&event.detail);
@@ -726,24 +726,24 @@ impl Core {
                 self.finish(id, Outcome::NotGranted);
                 self.forget(id);
             }
-            // The reply to its release says what came of it.
+            // The reply to its release gives the outcome.
             "refused" if !claim.wanted && event.detail.starts_with("CANCELLED") => {}
             "refused" if is_elsewhere => self.leave(id, event.detail),
             "refused" if claim.hold().is_some() && event.detail.starts_with("NOTHELD") => {
-                self.lose(id, Why::Changed, true)
+                self.lose(id, LossReason::Changed, true)
             }
             "refused" if Advice::of(&event.detail) == Advice::Tell => self.refused(id, event.detail),
             "refused" => return None,
             "lost" => {
                 let why = match event.detail.as_str() {
-                    "expired" => Why::Expired,
-                    "forced" => Why::Forced,
-                    "disconnected" => Why::Disconnected,
-                    _ => Why::Changed,
+                    "expired" => LossReason::Expired,
+                    "forced" => LossReason::Forced,
+                    "disconnected" => LossReason::Disconnected,
+                    _ => LossReason::Changed,
                 };
                 match claim.stage {
                     Stage::Held(_) | Stage::Gone => self.lose(id, why, true),
-                    // It overtook the reply that it was granted.
+                    // The event overtook the reply of its grant.
                     _ => {
                         self.finish(id, Outcome::Lost(why));
                         self.give_back(id);
@@ -757,7 +757,7 @@ impl Core {
         Some(())
     }
 
-    /// A reply to the oldest request. `None`: it makes no sense.
+    /// A reply to the oldest request. `None`: malformed.
     fn replied(&mut self, reply: Reply) -> Option<()> {
         let Sent { id, kind, at } = self.pair.as_mut()?.unanswered.pop_front()?;
         let pair = self.pair.as_mut()?;
@@ -776,7 +776,7 @@ impl Core {
             }
             let is_asked_for = match kind {
                 Kind::Acquire | Kind::Renew(_) => true,
-                // What another session left of it can't be had anew while something else is there.
+                // What another session left of it can't be requested again while the rest is there.
                 Kind::Release => claim.wanted && is_overwritten(error),
             };
             return match Advice::of(error) {
@@ -786,12 +786,12 @@ impl Core {
                     Some(())
                 }
                 advice => {
-                    // What is given back is given back: again, until it is done.
+                    // An unwanted claim is released: again, until it is done.
                     if kind == Kind::Acquire {
                         claim.stage = Stage::New;
                     }
                     if is_overwritten(error) {
-                        self.release_others(id, Outcome::Lost(Why::Changed));
+                        self.release_others(id, Outcome::Lost(LossReason::Changed));
                         return Some(());
                     }
                     if advice == Advice::Tell {
@@ -836,7 +836,7 @@ impl Core {
         let claim = self.claims.get_mut(&id)?;
         if is_waiting {
             if let Some(hold) = claim.hold_mut() {
-                // The event may have been here before.
+                // The event may have arrived before.
                 hold.confirming = hold.left > 0;
             }
             self.touch(id);
@@ -847,16 +847,16 @@ impl Core {
             let claim = self.claims.get(&id)?;
             let why = match claim.hold() {
                 // Between two sessions, or in an instance that was followed by another one.
-                Some(hold) if !hold.tied => Why::Disconnected,
-                _ if self.until(claim) <= self.now => Why::Expired,
-                _ => Why::Changed,
+                Some(hold) if !hold.tied => LossReason::Disconnected,
+                _ if self.until(claim) <= self.now => LossReason::Expired,
+                _ => LossReason::Changed,
             };
             self.lose(id, why, true);
             return Some(());
         }
         let token = replies.iter().map(Reply::number).collect::<Option<Vec<u64>>>()?.into_iter().max()?;
         let claim = self.claims.get(&id)?;
-        // What was left of a lease, and was taken along, is none that the program named.
+        // The remaining lease of a hold that was taken over is not one that the program named.
         let is_named = claim.terms.watchdog || claim.renewal.as_ref().is_some_and(|renewal| renewal.is_sent);
         let named = if is_named { lease } else { claim.hold().map_or(lease, |hold| hold.lease) };
         self.granted(id, token, named, at.saturating_add(lease));
@@ -891,7 +891,7 @@ impl Core {
         Some(())
     }
 
-    /// Nothing of its first key is left to be released. Of several, the others are released one by one.
+    /// Nothing of its first key is left to release. Of several, the others are released one by one.
     fn release_others(&mut self, id: Id, outcome: Outcome) {
         let Some(claim) = self.claims.get_mut(&id) else { return };
         let release = claim.release;
@@ -935,7 +935,7 @@ impl Core {
         }
     }
 
-    /// All is given back, or there is no more time for it.
+    /// Everything is released, or the time for it is over.
     fn closed(&mut self) {
         let open: Vec<Id> = self.calls.keys().copied().collect();
         open.into_iter().for_each(|call| self.finish(call, Outcome::Closed));
@@ -944,7 +944,7 @@ impl Core {
         self.outputs.extend(self.pair.take().map(|pair| Output::End { pair: pair.number }));
     }
 
-    /// Both connections end, and what is wanted goes to the next session.
+    /// Both connections end, and wanted claims go to the next session.
     fn end_pair(&mut self, by_limit: bool) {
         let was_well = self.is_whole() && self.is_proved();
         let ids: Vec<Id> = self.claims.keys().copied().collect();
@@ -952,7 +952,7 @@ impl Core {
         for id in &ids {
             let until = self.claims.get(id).map_or(0, |claim| self.until(claim));
             let Some(claim) = self.claims.get_mut(id) else { continue };
-            // Who does not wait is not made to: what came of it is given back.
+            // A call without a wait is not made to wait: it fails, and its request is withdrawn.
             if claim.wait == Wait::No && matches!(claim.stage, Stage::Asked) && claim.wanted {
                 in_vain.push(*id);
             }
@@ -978,7 +978,7 @@ impl Core {
         }
         for id in ids {
             if self.claims.get(&id).is_some_and(|it| it.wanted && it.terms.ephemeral && it.hold().is_some()) {
-                self.lose(id, Why::Disconnected, false);
+                self.lose(id, LossReason::Disconnected, false);
             }
         }
         let pause = if was_well && !by_limit { 0 } else { self.random_below(self.pause) };
@@ -1025,14 +1025,14 @@ impl Core {
         }
     }
 
-    /// What this claim or call has to send, and notes that it is sent.
+    /// The next request of this claim or call; notes that it is sent.
     fn next_words(&mut self, id: Id, pair: u64, default: Millis, session: &[u8]) -> Option<(Option<Kind>, Vec<Bytes>)> {
         let now = self.now;
         if let Some(Call { about: About::Request { words, not_before, .. }, .. }) = self.calls.get_mut(&id) {
             if words.is_empty() || *not_before > now {
                 return None;
             }
-            // Kept until it is answered, since it may have to be asked again.
+            // Kept until the reply, since it may have to be sent again.
             *not_before = Millis::MAX;
             return Some((None, words.clone()));
         }
@@ -1047,7 +1047,7 @@ impl Core {
         match (&mut claim.stage, kind) {
             (stage @ Stage::New, Kind::Acquire) => *stage = Stage::Asked,
             (Stage::Held(hold), Kind::Renew(lease)) => {
-                // It may be shorter from now on, and signs of life may speak of the shorter one.
+                // It may be shorter from now on, and heartbeats may speak of the shorter one.
                 (hold.left, hold.lasts) = (claim.keys.len(), Millis::MAX);
                 hold.until = until.min(now.saturating_add(lease));
                 hold.known = if lease < hold.lease { u64::MAX } else { hold.known };
@@ -1065,7 +1065,7 @@ impl Core {
 
     // Time.
 
-    /// This process stood still: all limits begin anew, and it asks before it judges.
+    /// This process was paused: all limits restart, and holds are asked about before they count as lost.
     fn begin_anew(&mut self) {
         let now = self.now;
         self.asks_until = now.saturating_add(self.settings.limit);
@@ -1093,7 +1093,7 @@ impl Core {
         }
     }
 
-    /// To look at it when its next time is over.
+    /// Looks at it when its next time is over.
     fn set_next_alarm(&mut self, id: Id) {
         let of_call = self.calls.get(&id).map_or([None; 2], |call| match call.about {
             About::Request { not_before, .. } => [call.bound, Some(not_before)],
@@ -1108,7 +1108,7 @@ impl Core {
         next.into_iter().for_each(|at| self.alarms.set(at, id));
     }
 
-    /// A call has ended, or a claim: what has its number and goes on says itself when to look at it.
+    /// A call or a claim has ended: another one with its number sets its own alarm.
     fn silence(&mut self, id: Id) {
         if !self.claims.contains_key(&id) && !self.calls.contains_key(&id) {
             self.alarms.remove(id);
@@ -1136,10 +1136,10 @@ impl Core {
                 self.finish(id, if has_waited { Outcome::NotGranted } else { Outcome::Unanswered });
                 self.give_back(id);
             }
-            // Who asks whether he may go on does not wait for ever.
+            // A caller that asks whether it may go on does not wait forever.
             About::Check(hold) if !self.is_held(hold, self.now) => {
-                self.finish(id, Outcome::Lost(Why::Disconnected));
-                self.lose(hold, Why::Disconnected, false);
+                self.finish(id, Outcome::Lost(LossReason::Disconnected));
+                self.lose(hold, LossReason::Disconnected, false);
             }
             About::Release => {
                 let claim = self.claims.values().find(|claim| claim.release == Some(id));
@@ -1168,14 +1168,14 @@ impl Core {
         if !claim.wanted {
             let here = self.pair.as_ref().filter(|pair| claim.pair == Some(pair.number));
             match here {
-                // It was not given back in time, and the session keeps it alive: not where the server takes no writes.
+                // It was not released in time, and the session renews it: the session ends, unless the server takes no writes.
                 Some(pair) if claim.bound.is_some_and(|bound| bound <= now) => {
                     if pair.takes_writes {
                         return self.end_pair(false);
                     }
                     self.alarms.set(now.saturating_add(AGAIN), id);
                 }
-                // No session keeps it alive, and the next one replaces those that did: it has ended by itself.
+                // No session renews it, and the next one replaces those that did: it has ended by itself.
                 None => match claim.bound.map(|bound| bound.saturating_add(lease)) {
                     Some(end) if end <= now => return self.forget(id),
                     end => end.into_iter().for_each(|end| self.alarms.set(end, id)),
@@ -1192,21 +1192,21 @@ impl Core {
         if until > now {
             return self.touch(id);
         }
-        // What it was acquired by may be unanswered still, since the event of its grant came first.
+        // The reply of its acquisition may be pending, since the event of its grant came first.
         let is_asked = matches!(claim.sent, Some(Kind::Renew(_))) || hold.confirming || claim.renewal.is_some();
         let stands = self.pair.as_ref().is_some_and(|pair| pair.stage == pair::Stage::Standing);
         if !claim.terms.watchdog && !is_asked {
-            self.lose(id, Why::Expired, false);
+            self.lose(id, LossReason::Expired, false);
         } else if stands {
             self.touch(id);
         } else if self.asks_until > now {
             self.alarms.set(self.asks_until, id);
         } else {
-            self.lose(id, Why::Disconnected, false);
+            self.lose(id, LossReason::Disconnected, false);
         }
     }
 
-    /// Tells the shell when to wake this core. It is not told to wait for longer: woken too early, this core says so then.
+    /// Tells the driver when to wake this core. A later time is not told: woken too early, this core says so then.
     fn set_alarm(&mut self) {
         let pair = match &self.pair {
             Some(pair) => Some(pair.deadline(self.limit())).into_iter().chain(pair.asks_at).min(),
@@ -1226,7 +1226,7 @@ impl Core {
 mod tests {
     use super::*;
 
-    /// Whatever is over leaves no alarm, and what goes on has one at most, however often its time changes.
+    /// What is over leaves no alarm, and what goes on has at most one, however often its time changes.
     #[test]
     fn alarms_do_not_pile_up() {
         let mut core = Core::new(Settings::default());

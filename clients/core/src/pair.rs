@@ -1,4 +1,4 @@
-//! A pair of connections: the session that hears events, and the one that carries requests.
+//! A pair of connections: the session that reads events, and the one that carries requests.
 
 use crate::Reply;
 use crate::claim::Kind;
@@ -10,44 +10,44 @@ use std::collections::{BTreeSet, VecDeque};
 pub(crate) struct Pair {
     pub(crate) number: u64,
     pub(crate) stage: Stage,
-    /// What `LOCK.SESSION` said.
+    /// The reply of `LOCK.SESSION`.
     pub(crate) id: Option<Bytes>,
-    /// What has arrived of a reply, on each connection.
+    /// The incomplete reply on each connection.
     pub(crate) session_bytes: Bytes,
     pub(crate) request_bytes: Bytes,
-    /// The requests without a reply, oldest first.
+    /// The pending requests, oldest first.
     pub(crate) unanswered: VecDeque<Sent>,
-    /// When the server last gave a sign on the request connection, or nothing was owed yet.
+    /// When the server last sent something on the request connection, or no reply was pending.
     pub(crate) heard: Millis,
-    /// When the last `LOCK.EVENTS` was sent, and by when it is answered.
+    /// When the last `LOCK.EVENTS` was sent, and by when a reply is due.
     pub(crate) asked: Millis,
     pub(crate) promised: Millis,
     /// When the next one is sent, if not at once.
     pub(crate) asks_at: Option<Millis>,
     pub(crate) default_lease: Millis,
-    /// The newest sign of life.
+    /// The newest heartbeat.
     pub(crate) alive: Option<Alive>,
-    /// The server takes writes, as it said last.
+    /// Whether the server takes writes, by its last heartbeat.
     pub(crate) takes_writes: bool,
-    /// What is still to be taken along from before.
+    /// How much is still to be taken over from before.
     pub(crate) carried: BTreeSet<Id>,
-    /// Since when the session stands, and whether any request of it was answered otherwise than by an error.
+    /// Since when the session is open, and whether any of its requests got a reply that is not an error.
     pub(crate) stood_since: Option<Millis>,
     pub(crate) has_served: bool,
-    /// It is being found out why the server does not know `LOCK.SESSION`.
+    /// The core is finding out why the server does not know `LOCK.SESSION`.
     pub(crate) inquiry: Option<Inquiry>,
 }
 
-/// How far it was found out why the server does not know `LOCK.SESSION`.
+/// The steps of finding out why the server does not know `LOCK.SESSION`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Inquiry {
     /// The reply to the first `LOCK.EVENTS` comes first.
     Events,
-    /// Then the one to `LOCK.HELP`, which older modules know.
+    /// Then the reply to `LOCK.HELP`, which older modules know.
     Help,
 }
 
-/// What the server says of a new session.
+/// The server's reply for a new session.
 #[derive(Debug)]
 pub(crate) struct Greeted {
     pub(crate) id: Bytes,
@@ -56,7 +56,7 @@ pub(crate) struct Greeted {
 }
 
 impl Greeted {
-    /// Reads the reply to `LOCK.SESSION`; fields that later versions append are left out. `None`: it makes no sense.
+    /// Parses the reply of `LOCK.SESSION`; fields that later versions append are ignored. `None`: malformed.
     pub(crate) fn read(reply: &Reply) -> Option<Self> {
         let field = |name: &str| {
             let mut pairs = reply.elements()?.chunks_exact(2);
@@ -68,16 +68,16 @@ impl Greeted {
     }
 }
 
-/// How far it is.
+/// The state of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Opening,
-    /// It is there, and has said who it is and whom it replaces.
+    /// It is open, and has said which ones it replaces.
     Greeting,
     Standing,
 }
 
-/// A request without a reply.
+/// A pending request.
 #[derive(Debug)]
 pub(crate) struct Sent {
     pub(crate) id: Id,
@@ -86,7 +86,7 @@ pub(crate) struct Sent {
     pub(crate) at: Millis,
 }
 
-/// A sign of life: what is renewed for the session has so many thousandths of its lease left since `asked`, if it was known
+/// A heartbeat: each hold that is renewed for the session has so many thousandths of its lease left since `asked`, if it was known
 /// before the `LOCK.EVENTS` of that number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Alive {
@@ -118,12 +118,12 @@ impl Pair {
         }
     }
 
-    /// Whether it has proved to be of use: a server that ends each session at once is not asked without a pause.
+    /// Whether it was of use: a server that ends each session at once is asked with a pause.
     pub(crate) fn is_proved(&self, long: Millis, now: Millis) -> bool {
         self.has_served || self.stood_since.is_some_and(|since| since.saturating_add(long) <= now)
     }
 
-    /// The first words of a session.
+    /// The first requests of a session.
     pub(crate) fn greeting(replaced: &[Bytes]) -> Vec<Bytes> {
         let mut words = Words(Vec::new());
         words.word("LOCK.SESSION");
@@ -133,7 +133,7 @@ impl Pair {
         words.0
     }
 
-    /// The first question is answered at once, and says what the default lease is.
+    /// The first `LOCK.EVENTS` is answered at once, and says what the default lease is.
     pub(crate) fn question(waits: bool) -> Vec<Bytes> {
         let mut words = Words(Vec::new());
         words.word("LOCK.EVENTS");
@@ -144,7 +144,7 @@ impl Pair {
         words.0
     }
 
-    /// When it is given up if nothing more is heard of the server.
+    /// When the session ends if nothing more arrives from the server.
     pub(crate) fn deadline(&self, limit: Millis) -> Millis {
         let session = self.promised.saturating_add(limit);
         if self.unanswered.is_empty() || !self.takes_writes {
@@ -153,9 +153,9 @@ impl Pair {
         session.min(self.heard.saturating_add(limit))
     }
 
-    /// Reads what `LOCK.EVENTS` says of the session itself.
+    /// Parses what `LOCK.EVENTS` says of the session itself.
     pub(crate) fn hear_alive(&mut self, detail: &str, next: u64, now: Millis) -> Option<()> {
-        // Later versions say more behind these.
+        // Later versions append elements.
         let mut numbers = detail.split(' ').map_while(|number| number.parse::<u64>().ok());
         let (pace, lease, sure, writes) = (numbers.next()?, numbers.next()?, numbers.next()?, numbers.next()?);
         self.default_lease = lease;
@@ -173,7 +173,7 @@ impl Pair {
 #[derive(Debug)]
 pub(crate) struct Event {
     pub(crate) kind: String,
-    /// How many keys it speaks of.
+    /// How many keys it names.
     pub(crate) keys: usize,
     pub(crate) owner: Bytes,
     pub(crate) token: Option<u64>,
@@ -181,7 +181,7 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    /// Reads one; fields that later versions append are left out. `None`: it makes no sense.
+    /// Parses an event; elements that later versions append are ignored. `None`: malformed.
     pub(crate) fn read(reply: &Reply) -> Option<Self> {
         let [kind, _, keys, owner, token, detail, ..] = reply.elements()? else { return None };
         let owner = if let Reply::Bulk(owner) = owner { owner.clone() } else { Vec::new() };
@@ -190,14 +190,14 @@ impl Event {
     }
 }
 
-/// What an error asks for.
+/// What an error calls for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Advice {
-    /// To ask again after a pause.
+    /// Ask again after a pause.
     Again,
-    /// To begin another session.
+    /// Begin another session.
     End,
-    /// It is the answer.
+    /// It is the outcome.
     Tell,
 }
 

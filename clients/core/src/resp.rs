@@ -1,8 +1,8 @@
-//! Requests as bytes, and replies out of bytes (RESP 2).
+//! RESP 2: requests to bytes, bytes to replies.
 
 use crate::Bytes;
 
-/// How deep arrays may stand in one another.
+/// The maximum depth of nested arrays.
 const DEEPEST: usize = 16;
 
 /// A reply.
@@ -16,22 +16,22 @@ pub enum Reply {
     Null,
     /// A simple string.
     Line(String),
-    /// An error: its code and words.
+    /// An error: code and message.
     Error(String),
     /// An array.
     Array(Vec<Reply>),
 }
 
-/// Bytes that are no reply.
+/// Bytes that are not a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nonsense;
 
 impl Reply {
-    /// Takes the first reply out of what has arrived; `None` if it is not complete.
+    /// Takes the first reply out of what has arrived; `None` if it is incomplete.
     ///
     /// # Errors
     ///
-    /// If that is no reply.
+    /// If the bytes are not a reply.
     pub fn take(bytes: &mut Bytes) -> Result<Option<Self>, Nonsense> {
         let mut rest = bytes.as_slice();
         let reply = Self::parse(&mut rest, DEEPEST)?;

@@ -1,17 +1,17 @@
-//! What a shell tells the core, and what the core tells the shell.
+//! Inputs from the I/O driver to the core, and outputs of the core.
 #![allow(missing_docs, reason = "the fields of steps say by their names what they are")]
 
 use crate::claim::Moved;
 use crate::{Bytes, Id, Limit, Millis, Reply, Terms, Wait};
 
-/// What a shell may set.
+/// Settings of a core.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Without a sign of the server for so long, while something is owed, the session ends.
+    /// The session ends when the server is silent for this long while a reply is pending.
     pub limit: Millis,
-    /// How much longer than its time a wait is left to the server, whose answer comes a round trip later.
+    /// How much later than its deadline a wait ends here, since the server's reply takes a round trip.
     pub grace: Millis,
-    /// How many requests may be unanswered at once.
+    /// How many requests may be pending at once.
     pub unanswered: usize,
     /// Makes the pauses random.
     pub seed: u64,
@@ -23,112 +23,112 @@ impl Default for Settings {
     }
 }
 
-/// Something that happens.
+/// An input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// The program wants a lock, or several at once. The owner is `by` and the number of the call behind it.
+    /// The program requests a lock, or several at once. The owner is `by` and the number of the call.
     Acquire { call: Id, by: Bytes, keys: Vec<Bytes>, terms: Terms, wait: Wait },
-    /// It gives a hold back, and wants to know whether it still had it.
+    /// It releases a hold, and asks whether the hold still existed.
     Release { call: Id, hold: Id, within: Millis },
-    /// It renews a hold: for this lease, or as before; with a token that is at least `fence`.
+    /// It renews a hold: with this lease, or the present one; with a token that is at least `fence`.
     Renew { call: Id, hold: Id, lease: Option<Millis>, fence: Option<u64>, within: Millis },
     /// It asks whether a hold is certain.
     Check { call: Id, hold: Id, within: Millis },
-    /// Whoever used a hold is done, and nobody here is next: it is kept at hand for so long, unless somebody else waits for it.
+    /// The use of a hold ends, and no task here is next: it stays cached for this long, unless another client waits for it.
     Keep { hold: Id, idle: Millis },
-    /// Somebody here takes a hold that is at hand, or that somebody else here has just given up: at most so many in a row once another
-    /// process waits for it. Answered in this step: [`Outcome::Held`], or [`Outcome::NotHeld`], and what is left of it is given back.
+    /// A task here uses a cached hold, or one whose use has just ended: at most so often in a row once another client
+    /// waits for it. Answered in this step: [`Outcome::Held`], or [`Outcome::NotHeld`], and the rest of it is released.
     Use { call: Id, hold: Id, most: u32 },
-    /// Any other request. `LOCK.INFO`, which only looks, is asked once more if its session ends before it is answered.
+    /// Any other request. `LOCK.INFO`, which only reads, is sent once more if its session ends before the reply.
     Request { call: Id, words: Vec<Bytes>, within: Millis },
-    /// Nobody wants this call's answer any more, or this hold.
+    /// The caller of this call, or the user of this hold, is gone.
     Drop { call: Id },
-    /// All is given back, and the session ends.
+    /// Everything is released, and the session ends.
     Close { call: Id, within: Millis },
-    /// Both connections of a pair are there, with user and database.
+    /// Both connections of a pair are open, with user and database set.
     Opened { pair: u64 },
     /// Bytes have arrived.
     Received { pair: u64, channel: Channel, bytes: Bytes },
-    /// A reply has arrived, where the shell's own library reads them.
+    /// A reply has arrived, where the driver's own library parses them.
     Replied { pair: u64, channel: Channel, reply: Reply },
     /// One connection of a pair has ended, or could not be opened.
     Ended { pair: u64 },
-    /// A pair could not be opened, and what was not sent yet is not to wait until one can be.
+    /// A pair could not be opened, and unsent requests shall fail instead of waiting for one.
     Unreachable { pair: u64 },
-    /// In a cluster: another server has what this acquisition or hold is about.
+    /// In a cluster: another server serves the key of this acquisition or hold.
     Leave { id: Id },
-    /// What had to leave another core goes on here.
+    /// What left another core continues here.
     Take { moved: Box<Moved> },
-    /// It is as late as [`Output::Wake`] said; *all that can be read has been read and told*.
+    /// The time of [`Output::Wake`] has come; *all that can be read has been read and given to the core*.
     Wake,
 }
 
 /// One of the two connections of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Channel {
-    /// That which hears the events, and is the session.
+    /// Reads the events; it is the session.
     Session,
-    /// That which carries the requests.
+    /// Carries the requests.
     Requests,
 }
 
-/// Something to do.
+/// An output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// Open both connections of a new pair.
     Open { pair: u64 },
-    /// End both; tell nothing more of them.
+    /// Close both; give the core nothing more of them.
     End { pair: u64 },
     /// Send one request: these words, as [`encode`](crate::encode) writes them.
     Send { pair: u64, channel: Channel, words: Vec<Bytes> },
     /// A call has ended.
     Ended { call: Id, outcome: Outcome },
     /// A hold is lost.
-    Lost { hold: Id, why: Why },
-    /// Another server has it: that which the error names, if it does, and else whoever knows. Its core is to take it.
+    Lost { hold: Id, why: LossReason },
+    /// Another server serves it: the one that the error names, if it does, else the one in the map. Its core is to take it.
     Moved { moved: Box<Moved>, error: String },
-    /// Tell [`Input::Wake`] then; it replaces the one before.
+    /// Give [`Input::Wake`] at this time; it replaces the one before.
     Wake { at: Millis },
 }
 
-/// How a call has ended.
+/// How a call ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Held, under this token.
+    /// Held, with this token.
     Granted(u64),
-    /// Not in the time that it had.
+    /// Not granted in time.
     NotGranted,
     /// The server's error.
     Refused(String),
-    /// The server could not be asked, or has not answered, in the time that there was.
+    /// The server could not be asked, or did not answer, in time.
     Unanswered,
     /// The client is closed.
     Closed,
-    /// It was held, and is given back.
+    /// It was held, and is released.
     Released,
     /// It was not held any more.
     NotHeld,
     /// It was lost meanwhile.
-    Lost(Why),
-    /// Renewed, under this token.
+    Lost(LossReason),
+    /// Renewed, with this token.
     Renewed(u64),
-    /// It is held for certain.
+    /// It is certainly held.
     Held,
     /// The reply of a plain request.
     Answer(Reply),
 }
 
-/// What ended a hold before it was given back.
+/// What ended a hold before it was released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Why {
-    /// Its lease ran out.
+pub enum LossReason {
+    /// Its lease expired.
     Expired,
-    /// Somebody broke the lock (`LOCK.FORCE`).
+    /// Another client broke the lock (`LOCK.FORCE`).
     Forced,
     /// Another command deleted or overwrote the key.
     Changed,
-    /// The connection that it was tied to ended, and the hold with it; or nobody could say in time that it lives on.
+    /// The connection that it was bound to ended, and the hold with it; or no server confirmed in time that it still exists.
     Disconnected,
 }
 

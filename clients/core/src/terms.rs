@@ -1,28 +1,28 @@
-//! What is asked for, and its words on the wire.
+//! The options of a request, and its words on the wire.
 
-/// A time in whole milliseconds, rounded down, by a clock that only goes forward, also while the machine sleeps.
+/// A time in whole milliseconds, rounded down, by a monotonic clock that also runs while the machine sleeps.
 pub type Millis = u64;
 
-/// The number of a call, which the shell gives: each once. A hold has that of the call that acquired it.
+/// The number of a call, chosen by the driver: each once. A hold has that of the call that acquired it.
 pub type Id = u64;
 
-/// Any bytes: keys, owners, what is sent and received.
+/// Any bytes: keys, owners, requests and replies.
 pub type Bytes = Vec<u8>;
 
-/// The terms of a hold.
+/// The options of a hold.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Terms {
-    /// How long it lasts; `None`: the server's default lease.
+    /// Its lease; `None`: the server's default lease.
     pub lease: Option<Millis>,
     /// The server renews it while the client reads its events.
     pub watchdog: bool,
-    /// It is given back when the session ends.
+    /// It is released when the session ends.
     pub ephemeral: bool,
-    /// So many replicas must have confirmed it; 0: none.
+    /// How many replicas must have confirmed it; 0: none.
     pub replicas: u32,
     /// How many may hold at once.
     pub limit: Limit,
-    /// It may be kept at hand when nobody uses it: the server tells when somebody else waits for it.
+    /// It may be cached while unused: the server notifies the client of contention.
     pub kept: bool,
 }
 
@@ -32,7 +32,7 @@ pub enum Limit {
     /// A mutex, a writer.
     #[default]
     One,
-    /// One of so many permits.
+    /// One of `n` permits.
     Of(u32),
     /// Readers.
     Shared,
@@ -41,11 +41,11 @@ pub enum Limit {
 /// How long a request waits in the server's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Not at all.
+    /// No wait.
     No,
-    /// At most so long.
+    /// At most this long.
     For(Millis),
-    /// As long as it takes.
+    /// Without a limit.
     Forever,
 }
 
@@ -74,7 +74,7 @@ impl Words {
         self.word(name).word(&value.to_string())
     }
 
-    /// What an acquisition and a renewal have in common.
+    /// What an acquisition and a renewal share.
     pub(crate) fn terms(&mut self, terms: &Terms, lease: Millis, session: &[u8]) {
         self.option("LEASE", lease);
         if terms.watchdog {

@@ -1,4 +1,4 @@
-//! Steps as text, one a line, so that a core in another language can be judged by the same scripts.
+//! Steps as text, one a line, so that scripts can be kept, compared, and played by a core in another language.
 //!
 //! | line | meaning |
 //! |---|---|
@@ -17,7 +17,7 @@
 //! In a word, `\x20` stands for a byte, as do `\r`, `\n`, `\t`, `\\`, `\'` and `\"`; an empty word is `\0`. A key that is named like an
 //! option (`wait`, `lease`, …) can't be told from it.
 
-use crate::step::{Channel, Input, Outcome, Output, Why};
+use crate::step::{Channel, Input, LossReason, Outcome, Output};
 use crate::{Bytes, Limit, Millis, Reply, Settings, Terms, Wait};
 use std::fmt::{Display, Formatter, Result};
 
@@ -50,7 +50,7 @@ impl Display for Settings {
 }
 
 impl Settings {
-    /// Reads the first line of a script. `None`: it is none.
+    /// Parses the first line of a script. `None`: malformed.
     pub fn parse(line: &str) -> Option<Self> {
         let words: Vec<&str> = line.split_whitespace().collect();
         let ["settings", "limit", limit, "grace", grace, "unanswered", unanswered, "seed", seed] = words[..] else {
@@ -159,7 +159,7 @@ impl Display for Outcome {
     }
 }
 
-impl Display for Why {
+impl Display for LossReason {
     fn fmt(&self, out: &mut Formatter<'_>) -> Result {
         out.write_str(match self {
             Self::Expired => "expired",
@@ -190,7 +190,7 @@ impl Display for Reply {
 }
 
 impl Input {
-    /// Reads a line of a script: when it happens, and what. `None`: it is none.
+    /// Parses a line of a script: the time and the input. `None`: malformed.
     pub fn parse(line: &str) -> Option<(Millis, Self)> {
         let mut words = line.split_whitespace();
         let (at, what) = (words.next()?.parse().ok()?, words.next()?);

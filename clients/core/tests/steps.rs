@@ -82,7 +82,7 @@ impl Cluster {
 }
 
 #[test]
-fn what_another_node_serves_goes_on_there_with_those_who_wait_for_it() {
+fn moved_claims_continue_at_the_other_node_with_their_calls() {
     let mut cluster = Cluster::new();
     cluster.step(0, "0 acquire 1 by a## keys k wait 5000 lease 9000 watchdog");
     cluster.open(0, 5);
@@ -92,7 +92,7 @@ fn what_another_node_serves_goes_on_there_with_those_who_wait_for_it() {
     // Those who ask now are there before it: it says how long it has waited.
     let granted = cluster.step(1, "30 received 1 requests :7\\r\\n");
     assert_eq!(granted, ["1 ended 1 granted 7"]);
-    // The slot goes back: what is held is taken along under its token, and so is whoever waits for its release.
+    // The slot goes back: the hold moves with its token, and so does the caller that waits for its release.
     let asked = cluster.step(1, "40 release 2 hold 1 within 1000");
     assert_eq!(asked, ["1 send 1 requests LOCK.RELEASE k a##1 ALL"]);
     let back = cluster.step(1, "50 received 1 requests -ASK\\x207\\x20a:1\\r\\n");

@@ -52,7 +52,7 @@ func must[T any](t testing.TB) func(T, error) T {
 }
 
 func short(t testing.TB) context.Context {
-	c, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	c, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
 	return c
 }
@@ -108,7 +108,7 @@ func TestLockExcludesAndServesInOrder(t *testing.T) {
 
 func TestLossIsToldWithItsReason(t *testing.T) {
 	c := client(t, testserver.Start(t))
-	h := must[*holdfast.Hold](t)(c.Lock(short(t), "k", holdfast.Lease(time.Second)))
+	h := must[*holdfast.Hold](t)(c.Lock(short(t), "k", holdfast.Lease(8*time.Second)))
 	if forced := must[bool](t)(c.Force(ctx, "k")); !forced {
 		t.Error("not forced")
 	}
@@ -119,7 +119,7 @@ func TestLossIsToldWithItsReason(t *testing.T) {
 	if err := h.Release(ctx); !errors.Is(err, holdfast.ErrLockLost) {
 		t.Error(err)
 	}
-	h = must[*holdfast.Hold](t)(c.Lock(short(t), "k", holdfast.Lease(time.Second)))
+	h = must[*holdfast.Hold](t)(c.Lock(short(t), "k", holdfast.Lease(8*time.Second)))
 	_ = must[bool](t)(c.Force(ctx, "k"))
 	<-h.Context().Done() // by the next renewal
 	var lost *holdfast.LostError
@@ -265,15 +265,18 @@ func TestEphemeralLockIsFreeWhenItsConnectionEnds(t *testing.T) {
 
 func TestLockAtLeastStaysHeldAndThenExpires(t *testing.T) {
 	c := client(t, testserver.Start(t))
-	for _, option := range []holdfast.Option{holdfast.NoRenew(), holdfast.Ephemeral()} {
-		h := must[*holdfast.Hold](t)(c.Lock(short(t), "k", holdfast.Lease(400*time.Millisecond), option))
-		if err := h.ReleaseAfter(ctx, 300*time.Millisecond); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := c.TryLock(ctx, "k"); !errors.Is(err, holdfast.ErrNotAcquired) {
-			t.Error(err)
-		}
-		free(t, c, "k")
+	for name, option := range map[string]holdfast.Option{"plain": holdfast.NoRenew(), "ephemeral": holdfast.Ephemeral()} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := must[*holdfast.Hold](t)(c.Lock(short(t), name, holdfast.Lease(time.Minute), option))
+			if err := h.ReleaseAfter(ctx, 4*time.Second); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := c.TryLock(ctx, name); !errors.Is(err, holdfast.ErrNotAcquired) {
+				t.Error(err)
+			}
+			free(t, c, name)
+		})
 	}
 }
 
@@ -282,9 +285,9 @@ func TestServerPauseLosesNoLock(t *testing.T) {
 	c := client(t, s)
 	var holds []*holdfast.Hold
 	for i := range 20 {
-		holds = append(holds, must[*holdfast.Hold](t)(c.Lock(short(t), fmt.Sprint("k", i), holdfast.Lease(3*time.Second))))
+		holds = append(holds, must[*holdfast.Hold](t)(c.Lock(short(t), fmt.Sprint("k", i), holdfast.Lease(8*time.Second))))
 	}
-	s.Pause(2 * time.Second)
+	s.Pause(2200 * time.Millisecond) // the first renewals are due after 2 s
 	for _, h := range holds {
 		if err := h.Check(short(t)); err != nil {
 			t.Error(err)
@@ -302,13 +305,13 @@ func TestElectionHandsOver(t *testing.T) {
 	resign := make(chan struct{})
 	var done sync.WaitGroup
 	done.Go(func() {
-		_ = a.Elect(short(t), "leader", "a", func(ctx context.Context, term int64) error { terms <- term; <-resign; return nil })
+		_ = a.Elect(short(t), "leader", "a:1#%", func(ctx context.Context, term int64) error { terms <- term; <-resign; return nil })
 	})
 	first := <-terms
 	done.Go(func() {
 		_ = b.Elect(short(t), "leader", "b", func(ctx context.Context, term int64) error { terms <- term; return nil })
 	})
-	if leader := must[holdfast.Leader](t)(b.Leader(ctx, "leader")); leader != (holdfast.Leader{Value: "a", Term: first}) {
+	if leader := must[holdfast.Leader](t)(b.Leader(ctx, "leader")); leader != (holdfast.Leader{Value: "a:1#%", Term: first}) {
 		t.Error(leader)
 	}
 	close(resign)

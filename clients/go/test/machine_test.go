@@ -71,7 +71,7 @@ func (m *machine) Release(t *rapid.T) {
 
 func (m *machine) Renew(t *rapid.T) {
 	h := m.held[m.pick(t)]
-	lease := time.Duration(rapid.IntRange(5, 60).Draw(t, "seconds")) * time.Second
+	lease := time.Duration(rapid.IntRange(10, 60).Draw(t, "seconds")) * time.Second
 	if err := h.Renew(ctx, lease); err != nil {
 		t.Fatal(err)
 	}

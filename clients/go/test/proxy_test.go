@@ -149,7 +149,7 @@ func TestFaultAtEveryMessage(t *testing.T) {
 				}
 				granted := make(chan *holdfast.Hold)
 				go func() {
-					h, err := c.Lock(short(t), name, holdfast.Lease(2*time.Second))
+					h, err := c.Lock(short(t), name, holdfast.Lease(30*time.Second))
 					if err != nil {
 						t.Errorf("%s: %v", name, err)
 					}

@@ -1,4 +1,4 @@
-//! Takes a RedLock again and again, and writes down what it saw, for whoever compares contenders.
+//! Takes a RedLock again and again, and writes down what it saw, to compare contenders.
 //!
 //! ```text
 //! redlock_contender URL,URL,URL KEY TURNS|SECONDSs [HOLD_MS [LEASE_MS [WAIT_MS]]]
@@ -51,7 +51,7 @@ fn say(line: &str) -> std::io::Result<()> {
     out.flush()
 }
 
-/// Holds for so long, gives it back, and says so.
+/// Holds for this long, releases, and says so.
 async fn turn(guard: RedGuard, requested: Instant, hold: Duration) -> Result<(), Box<dyn Error>> {
     let (granted, fence) = (Instant::now(), guard.fence());
     let mut until = guard.valid_until().unwrap_or(granted);

@@ -4,14 +4,14 @@ use std::sync::OnceLock;
 
 use tokio::runtime::{Builder, Runtime};
 
-/// Waits for what a future of this crate brings, in a program that has no runtime of its own.
+/// Waits for a future of this crate in a program that has no runtime of its own.
 ///
-/// What it begins goes on in the background: a thread of this crate's reads what the servers say, keeps connections, and gives back
-/// what was dropped. It starts with the first call and lives as long as the process, but keeps no process alive.
+/// What it starts goes on in the background: a thread of this crate reads replies, keeps connections, and releases
+/// dropped guards. It starts with the first call and lives as long as the process, but keeps no process alive.
 ///
 /// # Panics
 ///
-/// Within a runtime of tokio, where `.await` waits; or if the system gives no thread.
+/// Within a runtime of tokio, where `.await` waits; or if the system can't start a thread.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     let runtime = RUNTIME.get_or_init(|| {

@@ -1,24 +1,24 @@
-//! Waking whoever waits for something to change.
+//! Wakes tasks that wait for a change.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::Notify;
 
-/// Told when something changed. Clones are one: so one can wait for any of several things.
+/// Notified of changes. Clones are one, so that a task can wait for any of several things.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Changes(Arc<Notify>);
 
 impl Changes {
-    /// Something changed.
+    /// Notifies all waiting tasks.
     pub(crate) fn tell(&self) {
         self.0.notify_waiters();
     }
 
-    /// Waits until something changes, or until then. Returns at once if it has happened.
+    /// Waits until something changes, or until this time. Returns at once if `happened`.
     pub(crate) async fn wait(&self, until: Option<Instant>, happened: impl Fn() -> bool) {
         let mut changed = std::pin::pin!(self.0.notified());
-        // From here on a change is not missed; what was before is seen by `happened`.
+        // From here on no change is missed; `happened` sees what was before.
         changed.as_mut().enable();
         if happened() {
             return;

@@ -18,40 +18,40 @@ use crate::place::Failure;
 use crate::servers::Servers;
 use crate::shared::{Becomes, Call, Ended, Holds, Shared};
 
-/// Whoever names no time waits so long for an answer (ms): so long a server may be silent.
+/// How long a server may be silent, and the time limit of a call that names none (ms).
 pub(crate) const PATIENT: Millis = 10_000;
-/// So often a request follows when it is sent elsewhere.
+/// How many redirections a request follows.
 const HOPS: u32 = 8;
-/// Between attempts to reach a server that does not answer: from the first to the longest, twice as long each time.
+/// Pauses between attempts to reach a server that does not answer: from the first to the longest, doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// What every handle has a part in. With the last of them all is given back, and the connections end.
+/// What all handles share. When the last handle is dropped, all holds are released and the connections close.
 pub(crate) struct Client {
     shared: Arc<Shared>,
 }
 
-/// A request for a lock: by whom, for what, for how long.
-pub(crate) struct Wish {
-    /// The number of the acquisition, if it is to have one.
+/// A request for a lock.
+pub(crate) struct LockRequest {
+    /// The number of the acquisition, if it has one already.
     pub(crate) number: Option<Id>,
-    /// What the owner begins with; the number follows.
+    /// The prefix of the owner; the number follows.
     pub(crate) by: Bytes,
     pub(crate) keys: Keys,
     pub(crate) terms: Terms,
     pub(crate) wait: Wait,
-    /// The line that it is asked for in, if it is to be kept.
+    /// The local queue of a cached lock.
     pub(crate) line: Option<Arc<Same>>,
 }
 
-/// An acquisition that has been asked for.
+/// An acquisition that has been requested.
 pub(crate) struct Acquisition {
     pub(crate) id: Id,
     pub(crate) owner: Owner,
     pub(crate) answer: Answer,
 }
 
-/// What a call is answered. Dropped before, nobody wants it any more.
+/// The future reply of a call. Dropping it withdraws the call.
 pub(crate) struct Answer {
     shared: Arc<Shared>,
     call: Id,
@@ -68,9 +68,9 @@ impl Client {
         &self.shared
     }
 
-    /// Asks for a lock where its key is served.
-    pub(crate) async fn acquire(&self, wish: Wish, becomes: Becomes) -> Result<Acquisition, Error> {
-        let Wish { number, by, keys, terms, wait, .. } = wish;
+    /// Requests a lock from the server of its key.
+    pub(crate) async fn acquire(&self, wish: LockRequest, becomes: Becomes) -> Result<Acquisition, Error> {
+        let LockRequest { number, by, keys, terms, wait, .. } = wish;
         let within = match wait {
             Wait::No => Some(PATIENT),
             Wait::For(time) => Some(time),
@@ -90,13 +90,13 @@ impl Client {
         Ok(Acquisition { id, owner, answer })
     }
 
-    /// Asks something about a hold, where it is.
+    /// Sends a request about a hold to its server.
     pub(crate) fn ask(&self, hold: Id, input: impl FnOnce(Id) -> Input) -> Answer {
         let node = |holds: &Holds| holds.get(&hold).map_or(0, |it| it.node);
         self.begin(None, None, node, input).1
     }
 
-    /// Says any other thing to whoever serves this key, and follows where that sends it.
+    /// Sends any other request to the server of this key, and follows redirections.
     pub(crate) async fn request(&self, keys: &Keys, words: &[Bytes], within: Millis) -> Result<Reply, Error> {
         let mut elsewhere = None;
         for _ in 0..HOPS {
@@ -117,7 +117,7 @@ impl Client {
             let other = self.shared.node(&mut state, &place);
             drop(state);
             if error.starts_with("ASK") {
-                // It goes before the request.
+                // `ASKING` goes before the request.
                 drop(self.begin(
                     None,
                     None,
@@ -130,7 +130,7 @@ impl Client {
         Err(Error::Connection { server: String::new(), keys: keys.clone(), source: late() })
     }
 
-    /// Whether the server of this key answers within this time. What has arrived by then counts, also if nobody could read it yet.
+    /// Whether the server of this key answers within this time. A reply that has arrived by then counts, also if it has not been read yet.
     pub(crate) async fn answers(&self, keys: &Keys, within: Duration) -> bool {
         self.request(keys, &[b"LOCK.VERSION".to_vec()], clock::millis(within)).await.is_ok()
     }
@@ -153,14 +153,14 @@ impl Client {
         });
     }
 
-    /// When the server was heard last that has this.
+    /// When the server of this hold was last heard.
     pub(crate) fn heard(&self, hold: Id) -> Option<Instant> {
         let state = self.shared.state();
         let node = state.calls.get(&hold).map(|it| it.node).or(state.holds.get(&hold).map(|it| it.node))?;
         Some(state.nodes.get(node)?.heard)
     }
 
-    /// Gives back what lies at hand, and returns when nothing is being given back.
+    /// Releases cached locks, and returns when all releases are done.
     pub(crate) async fn settled(&self) {
         let at_hand = self.shared.state().lines.take_idle(|_| true);
         at_hand.into_iter().for_each(|hold| forget(&self.shared, hold));
@@ -177,7 +177,7 @@ impl Client {
         }
     }
 
-    /// Who serves these keys.
+    /// The node that serves these keys.
     async fn node_of(&self, keys: &Keys, within: Option<Millis>) -> Result<usize, Error> {
         let place = self.shared.servers.place_of(keys.first());
         let place = match within {
@@ -223,7 +223,7 @@ impl Drop for Client {
 }
 
 impl Answer {
-    /// Waits for it. To be asked once.
+    /// Waits for the outcome. May be called once.
     pub(crate) async fn outcome(&mut self) -> Ended {
         let ended = driven(&self.shared, &mut self.ended).await;
         self.is_here = true;
@@ -231,7 +231,7 @@ impl Answer {
     }
 }
 
-/// Waits for this. Whoever waits sees to it that somebody brings the answer.
+/// Waits for this future, and drives the servers meanwhile if no other task does.
 pub(crate) async fn driven<F: Future + Unpin>(shared: &Arc<Shared>, mut answer: F) -> F::Output {
     loop {
         let undriven = shared.undriven.wait(None, || {
@@ -254,7 +254,7 @@ impl Drop for Answer {
     }
 }
 
-/// Nobody wants this call's answer, or this hold.
+/// Abandons this call or hold: it is withdrawn or released.
 pub(crate) fn forget(shared: &Arc<Shared>, call: Id) {
     let mut state = shared.state();
     let of_call = state.calls.remove(&call).map(|it| it.node);
@@ -265,7 +265,7 @@ pub(crate) fn forget(shared: &Arc<Shared>, call: Id) {
     driver::drive(shared);
 }
 
-/// The error that says how a call has ended.
+/// The error that says how a call ended.
 pub(crate) fn failed(keys: &Keys, owner: Option<&Owner>, ended: Ended) -> Error {
     let Ended { outcome, server, failure } = ended;
     let (keys, owner) = (keys.clone(), owner.cloned().unwrap_or_else(|| Owner::from(Vec::new())));
@@ -281,7 +281,7 @@ pub(crate) fn unreachable(keys: &Keys, Failure { server, error }: Failure) -> Er
     crate::error::refused(&server, keys, error)
 }
 
-/// There was no answer in time.
+/// The error of a reply that did not come in time.
 pub(crate) fn late() -> RedisError {
     std::io::Error::from(std::io::ErrorKind::TimedOut).into()
 }

@@ -1,4 +1,4 @@
-//! The clock by which leases are counted: it only goes forward, also while the machine sleeps.
+//! The clock of leases: monotonic, and running while the machine sleeps.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ const CLOCK: ClockId = ClockId::Boottime;
 #[cfg(not(target_os = "linux"))]
 const CLOCK: ClockId = ClockId::Monotonic;
 
-/// Longer than anybody waits, and short enough for every clock.
+/// Longer than any wait, and short enough for every clock.
 const LONG: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 fn exactly() -> Duration {
@@ -23,12 +23,12 @@ pub(crate) fn now() -> Millis {
     u64::try_from(exactly().as_millis()).unwrap_or(Millis::MAX)
 }
 
-/// When that is, by the clock of the standard library.
+/// The same moment by the clock of the standard library.
 pub(crate) fn instant(at: Millis) -> Instant {
     Instant::now() + Duration::from_millis(at).saturating_sub(exactly()).min(LONG)
 }
 
-/// A time as the server counts it. What is too short for it is rounded up.
+/// A duration in the server's unit. Less than a unit is rounded up.
 pub(crate) fn millis(time: Duration) -> Millis {
     u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(Millis::MAX)
 }

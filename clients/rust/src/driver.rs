@@ -1,6 +1,6 @@
-//! The task of a server: it opens what the core wants to have opened, reads what arrives, and keeps the core's timer.
+//! The task of a server: it opens connections as the core demands, reads what arrives, and keeps the core's timer.
 //!
-//! It runs in the runtime of whoever needs it first. When that ends, whoever waits in another one begins it there.
+//! It runs in the runtime of the first caller. When that runtime ends, a caller in another one starts it there.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -18,7 +18,7 @@ use crate::link::Link;
 use crate::place::{Failure, Opened};
 use crate::shared::Shared;
 
-/// Sees to it that every server that needs it is driven, if there is a runtime here. Not to be called with the state locked:
+/// Starts a driver for every server that needs one, if there is a runtime here. Not to be called with the state locked:
 /// a runtime that ends drops at once what it is given.
 pub(crate) fn drive(shared: &Arc<Shared>) {
     let Ok(runtime) = Handle::try_current() else { return };
@@ -40,12 +40,12 @@ struct Driver {
     at: usize,
 }
 
-/// After so long at most, this client looks at its own clock (ms).
+/// The longest time until this client looks at its own clock (ms).
 const LOOK_AGAIN: Millis = 1_000;
 
 type Opening = Pin<Box<dyn Future<Output = Result<Opened, Failure>> + Send>>;
 
-/// What is to be done next, after all has been read that was there.
+/// What to do next, after everything that has arrived was read.
 enum Next {
     Opened(u64, Result<Opened, Failure>),
     Due,
@@ -78,7 +78,7 @@ impl Driver {
                     return Poll::Ready(Next::Opened(*pair, opened));
                 }
                 let Some(at) = wakes_at else { return Poll::Pending };
-                // The runtime's clock stands still while the machine sleeps, this client's goes on: it is looked at often.
+                // The runtime's clock stops while the machine sleeps, this client's goes on: it is looked at often.
                 let at = at.min(clock::now().saturating_add(LOOK_AGAIN));
                 if set_to.is_none_or(|before| at < before) {
                     set_to = Some(at);
@@ -131,8 +131,8 @@ impl Driver {
         self.shared.step(&mut state, self.at, input);
     }
 
-    /// It is as late as the core wanted to know. What has arrived by now is read first: the runtime has looked for it
-    /// when this task runs again, and so has the task of the connection when it runs once more.
+    /// The core's deadline has passed. What has arrived by now is read first: the runtime has looked for it
+    /// when this task runs again, and so has the connection's task when it runs once more.
     async fn wake(&self) {
         yield_now().await;
         yield_now().await;
@@ -149,13 +149,13 @@ impl Driver {
     }
 }
 
-/// Its runtime ends, and both connections with it; or nobody needs it any more.
+/// The runtime ends, and both connections with it; or no handle needs them any more.
 impl Drop for Driver {
     fn drop(&mut self) {
         let mut state = self.shared.state();
         let node = &mut state.nodes[self.at];
         node.is_driven = false;
-        // One that is yet to be opened is opened by the next driver.
+        // A connection that is yet to be opened is opened by the next driver.
         if let Some(link) = node.link.take() {
             self.shared.step(&mut state, self.at, Input::Ended { pair: link.pair });
         }

@@ -1,8 +1,8 @@
-//! What can go wrong, as types that a caller can match.
+//! Errors, as types that a caller can match.
 
 use std::fmt;
 
-pub use holdfast_core::Why;
+pub use holdfast_core::LossReason;
 use redis::RedisError;
 
 use crate::names::{Keys, Owner};
@@ -13,107 +13,107 @@ use crate::names::{Keys, Owner};
 pub enum Error {
     /// Waiting would have closed a cycle of waits. The server's message names it.
     Deadlock {
-        /// What was asked for.
+        /// The keys of the request.
         keys: Keys,
-        /// The server's words.
+        /// The server's message.
         message: String,
     },
-    /// Fewer replicas than asked for confirmed in time; the grant was taken back.
+    /// Fewer replicas than requested confirmed in time; the grant was revoked.
     NoReplicas {
-        /// What was asked for.
+        /// The keys of the request.
         keys: Keys,
-        /// The server's words.
+        /// The server's message.
         message: String,
     },
-    /// The key holds something that is no lock.
+    /// The key holds something that is not a lock.
     WrongType {
-        /// What was asked for.
+        /// The keys of the request.
         keys: Keys,
-        /// The server's words.
+        /// The server's message.
         message: String,
     },
-    /// The hold is not there, and the server did not say why.
+    /// The server has no such hold, and did not say why.
     NotHeld {
-        /// What was held.
+        /// The keys of the hold.
         keys: Keys,
-        /// Who held it.
+        /// Its owner.
         owner: Owner,
     },
-    /// The hold ended before it was given back.
+    /// The hold ended before it was released.
     Lost {
-        /// What was held.
+        /// The keys of the hold.
         keys: Keys,
-        /// Who held it.
+        /// Its owner.
         owner: Owner,
         /// What ended it.
-        why: Why,
+        why: LossReason,
     },
-    /// The lease may be over, unless the server has renewed it, which this process has not heard yet: because it stood still
-    /// itself, say. The next word of the server tells.
-    InDoubt {
-        /// What is held, or was.
+    /// The lease may be over, unless the server renewed it. This process does not know yet, since it was paused, for example. The server's
+    /// next reply decides.
+    Uncertain {
+        /// The keys of the hold.
         keys: Keys,
-        /// Who holds it, or did.
+        /// Its owner.
         owner: Owner,
     },
-    /// The server does not have the module. The message says how it is loaded.
+    /// The server does not have the module. The message says how to load it.
     ModuleNotLoaded {
         /// The server's address.
         server: String,
-        /// What was asked for.
+        /// The keys of the request.
         keys: Keys,
-        /// The server's words.
+        /// The server's message.
         message: String,
     },
     /// The server's module speaks only older versions of the protocol than this client.
     ServerTooOld {
         /// The server's address.
         server: String,
-        /// What was asked for.
+        /// The keys of the request.
         keys: Keys,
-        /// Which versions they speak.
+        /// The versions that client and server speak.
         message: String,
     },
     /// The server's module speaks only newer versions of the protocol than this client.
     ClientTooOld {
         /// The server's address.
         server: String,
-        /// What was asked for.
+        /// The keys of the request.
         keys: Keys,
-        /// Which versions they speak.
+        /// The versions that client and server speak.
         message: String,
     },
-    /// Another error that the server answered.
+    /// Another error that the server returned.
     Server {
         /// The server's address.
         server: String,
-        /// What was asked for.
+        /// The keys of the request.
         keys: Keys,
-        /// The server's words.
+        /// The server's message.
         message: String,
     },
-    /// The server can't be reached, or did not answer: whether the request took effect is not known. What it may have
-    /// got is given back in the background.
+    /// The server can't be reached, or did not answer: whether the request took effect is unknown. The client withdraws it in
+    /// the background.
     Connection {
         /// The server's address.
         server: String,
-        /// What was asked for.
+        /// The keys of the request.
         keys: Keys,
-        /// What the connection said.
+        /// The error of the connection.
         source: RedisError,
     },
-    /// So many of the servers of a RedLock can't be reached or do not answer that the others are no majority.
+    /// Too few of the servers of a RedLock answer: fewer than a majority.
     NoMajority {
-        /// What was asked for.
+        /// The keys of the request.
         keys: Keys,
         /// How many servers answer.
         answer: usize,
         /// How many are a majority.
         majority: usize,
-        /// What one of the others said.
+        /// The error of one of the others.
         source: Box<Error>,
     },
-    /// What was asked for makes no sense. Nothing was sent.
+    /// An argument is not allowed. Nothing was sent.
     Invalid {
         /// What is wrong, and what is allowed.
         message: String,
@@ -128,7 +128,7 @@ impl fmt::Display for Error {
             Self::WrongType { keys, message } => write!(out, "{keys}: not a lock: {message}"),
             Self::NotHeld { keys, owner } => write!(out, "{keys}: not held by {owner}"),
             Self::Lost { keys, owner, why } => write!(out, "{keys}: lost by {owner}: {why}"),
-            Self::InDoubt { keys, owner } => {
+            Self::Uncertain { keys, owner } => {
                 write!(out, "{keys}: held by {owner} no more, unless the server renewed it")
             }
             Self::ModuleNotLoaded { server, keys, message } => write!(
@@ -153,7 +153,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// The keys of a request, if it was about any, as the beginning of a message.
+/// The keys of a request, if it has any, as the beginning of a message.
 struct Of<'k>(&'k Keys);
 
 impl fmt::Display for Of<'_> {
@@ -172,7 +172,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// What kind of refusal an error of the `redis` crate is, from the words that the server sent.
+/// The error for an error reply, by its code.
 pub(crate) fn refused(server: &str, keys: &Keys, error: RedisError) -> Error {
     let Some(code) = error.code() else {
         return Error::Connection { server: server.to_owned(), keys: keys.clone(), source: error };
@@ -184,7 +184,7 @@ pub(crate) fn refused(server: &str, keys: &Keys, error: RedisError) -> Error {
     refused_in_words(server, keys, message)
 }
 
-/// The same for the words of an event.
+/// The same for the error in an event.
 pub(crate) fn refused_in_words(server: &str, keys: &Keys, message: String) -> Error {
     let keys = keys.clone();
     match message.split(' ').next() {
@@ -201,7 +201,7 @@ pub(crate) fn refused_in_words(server: &str, keys: &Keys, message: String) -> Er
     }
 }
 
-/// What stands behind the code.
+/// The text behind the code.
 fn detail(message: &str) -> String {
     message.split_once(' ').map_or(message, |(_, detail)| detail).to_owned()
 }
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn a_loss_names_key_owner_and_reason() {
         let keys = Keys::from_iter(["a", "b\n"]);
-        let error = Error::Lost { keys, owner: Owner::from("me".as_bytes().to_vec()), why: Why::Forced };
+        let error = Error::Lost { keys, owner: Owner::from("me".as_bytes().to_vec()), why: LossReason::Forced };
         assert_eq!(error.to_string(), r#""a", "b\n": lost by "me": forced"#);
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a server answers. One that did not is suspect: who could do without it does not wait for it until it has
+//! Whether a server answers. One that did not is suspect: a caller that can do without it does not wait for it until it has
 //! answered again. It is asked in the background.
 
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::error::Error;
 #[derive(Debug)]
 pub(crate) struct Health(watch::Sender<Option<Error>>);
 
-/// Somebody asks a suspect server whether it is there again. When this ends, it is suspect no more.
+/// A task that asks a suspect server whether it is back. When this is dropped, the server is suspect no more.
 pub(crate) struct Watch(Arc<Health>);
 
 impl Health {
@@ -24,7 +24,7 @@ impl Health {
         self.0.borrow().clone()
     }
 
-    /// It did not answer; with what is to be kept while it is asked whether it is there again. None: it is asked already.
+    /// It did not answer. Returns the guard to keep while it is asked again; none: it is asked already.
     pub(crate) fn suspect(self: &Arc<Self>, why: Error) -> Option<Watch> {
         let first = self.0.send_if_modified(|suspected| {
             let first = suspected.is_none();
@@ -44,7 +44,7 @@ impl Health {
     }
 }
 
-/// Also when whoever asked is gone with its runtime: nobody would ask any more.
+/// Also when the asking task is gone with its runtime: no other task would ask.
 impl Drop for Watch {
     fn drop(&mut self) {
         self.0.0.send_replace(None);

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use holdfast_core::{Id, Input, Limit, Millis, Outcome, Why};
+use holdfast_core::{Id, Input, Limit, LossReason, Millis, Outcome};
 
-use crate::client::{Acquisition, Answer, Client, PATIENT, Wish, failed, forget};
+use crate::client::{Acquisition, Answer, Client, LockRequest, PATIENT, failed, forget};
 use crate::clock;
 use crate::error::Error;
 use crate::line::Kept;
@@ -15,16 +15,16 @@ use crate::seen::Seen;
 use crate::shared::Becomes;
 use crate::turn::Turn;
 
-/// What is known of a hold without asking.
+/// What is known of a hold without asking the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     Held(Millis),
     /// Its lease may be over, unless the server has renewed it.
-    InDoubt,
-    Lost(Why),
+    Uncertain,
+    Lost(LossReason),
 }
 
-/// One acquisition, and what it has become. Dropped, it is given back in the background, whatever came of it.
+/// One acquisition, and the hold that it became. Dropping it releases it in the background, at any stage.
 pub(crate) struct Hold {
     pub(crate) client: Arc<Client>,
     id: Id,
@@ -33,46 +33,50 @@ pub(crate) struct Hold {
     pub(crate) limit: Limit,
     is_watched: bool,
     seen: Arc<Seen>,
-    /// At the head of its line, if it is a kept lock: when this use of it ends, the next one begins, or it lies at hand.
+    /// The place at the head of the local queue, if it is a cached lock. When this use ends, the next one begins, or the lock stays cached.
     turn: Option<Turn>,
 }
 
 impl Hold {
-    /// Asks for it. The answer says whether it is held.
-    pub(crate) async fn acquire(client: &Arc<Client>, wish: Wish, seen: Arc<Seen>) -> Result<(Self, Answer), Error> {
+    /// Requests it. The outcome says whether it is held.
+    pub(crate) async fn acquire(
+        client: &Arc<Client>,
+        wish: LockRequest,
+        seen: Arc<Seen>,
+    ) -> Result<(Self, Answer), Error> {
         let (keys, limit, is_watched) = (wish.keys.clone(), wish.terms.limit, wish.terms.watchdog);
         let becomes = Becomes { seen: seen.clone(), line: wish.line.clone() };
         let Acquisition { id, owner, answer } = client.acquire(wish, becomes).await?;
         Ok((Self { client: client.clone(), id, keys, owner, limit, is_watched, seen, turn: None }, answer))
     }
 
-    /// Another use of a hold that is kept. An error: there is none, and whose turn it is has to ask for one.
+    /// Another use of a cached hold. An error if there is none: the task at the head has to request one.
     pub(crate) fn again(client: &Arc<Client>, turn: Turn) -> Result<Self, Turn> {
         let Some(Kept { id, owner, seen }) = turn.kept.clone() else { return Err(turn) };
         let (client, keys, limit) = (client.clone(), turn.line.keys.clone(), turn.line.terms.limit);
         Ok(Self { client, id, keys, owner, limit, is_watched: turn.line.terms.watchdog, seen, turn: Some(turn) })
     }
 
-    /// It is granted, and is kept when this use of it ends.
+    /// It is granted, and stays cached when this use of it ends.
     pub(crate) fn keep(&mut self, mut turn: Turn) {
         turn.kept = Some(Kept { id: self.id, owner: self.owner.clone(), seen: self.seen.clone() });
         self.turn = Some(turn);
     }
 
-    /// The token under which it is held.
+    /// The token of the hold.
     pub(crate) fn token(&self) -> u64 {
         self.seen.token.load(Ordering::Relaxed)
     }
 
     /// Why it was lost, if that is known.
-    pub(crate) fn why_lost(&self) -> Option<Why> {
+    pub(crate) fn why_lost(&self) -> Option<LossReason> {
         self.seen.lost.get().copied()
     }
 
     pub(crate) fn standing(&self) -> Standing {
         match self.look() {
-            // Nobody renews it: no answer is needed to know that.
-            Standing::InDoubt if !self.is_watched => {
+            // The server does not renew it: no reply is needed to know that.
+            Standing::Uncertain if !self.is_watched => {
                 drop(self.client.ask(self.id, |call| Input::Check { call, hold: self.id, within: PATIENT }));
                 self.look()
             }
@@ -88,11 +92,11 @@ impl Hold {
         let held = state.holds.get(&self.id).and_then(|it| state.nodes.get(it.node)?.core.held_until(self.id));
         match held.filter(|until| clock::now() < *until) {
             Some(until) => Standing::Held(until),
-            None => Standing::InDoubt,
+            None => Standing::Uncertain,
         }
     }
 
-    /// Until when it is held for certain, and the lease that is counted.
+    /// Until when it is certainly held, and the lease that counts.
     pub(crate) fn certain(&self) -> Option<(Instant, Duration)> {
         let state = self.client.shared().state();
         let core = &state.nodes.get(state.holds.get(&self.id)?.node)?.core;
@@ -100,37 +104,37 @@ impl Hold {
         Some((clock::instant(until), Duration::from_millis(lease)))
     }
 
-    /// When its server was heard last.
+    /// When its server was last heard.
     pub(crate) fn heard(&self) -> Option<Instant> {
         self.client.heard(self.id)
     }
 
     /// Waits until it is lost.
-    pub(crate) async fn lost(&self) -> Why {
+    pub(crate) async fn lost(&self) -> LossReason {
         loop {
             match self.standing() {
                 Standing::Lost(why) => return why,
                 Standing::Held(until) => {
                     self.seen.changes.wait(Some(clock::instant(until)), || self.why_lost().is_some()).await;
                 }
-                Standing::InDoubt => self.ask().await,
+                Standing::Uncertain => self.ask().await,
             }
         }
     }
 
-    /// Asks the server whether it is held still. No answer in a moment is a loss.
+    /// Asks the server whether it is still held. No reply within a moment is a loss.
     async fn ask(&self) {
         let lease = self.certain().map_or(Duration::ZERO, |(_, lease)| lease);
         let within = clock::millis(lease / 4).min(PATIENT);
         let mut answer = self.client.ask(self.id, |call| Input::Check { call, hold: self.id, within });
         if answer.outcome().await.outcome != Outcome::Held {
-            // It was given back, or its client is closed, and nobody will tell.
-            self.seen.lose(Why::Disconnected);
+            // It was released, or its client is closed, and no event will come.
+            self.seen.lose(LossReason::Disconnected);
         }
     }
 
     /// The error that says so.
-    pub(crate) fn loss(&self, why: Why) -> Error {
+    pub(crate) fn loss(&self, why: LossReason) -> Error {
         Error::Lost { keys: self.keys.clone(), owner: self.owner.clone(), why }
     }
 
@@ -138,11 +142,11 @@ impl Hold {
     pub(crate) fn check_loss(&self) -> Result<(), Error> {
         match self.standing() {
             Standing::Lost(why) => Err(self.loss(why)),
-            Standing::Held(_) | Standing::InDoubt => Ok(()),
+            Standing::Held(_) | Standing::Uncertain => Ok(()),
         }
     }
 
-    /// Begins the lease anew, with this length or as it was, and with a token that is at least `fence`.
+    /// Restarts the lease, with this length or the present one, and with a token that is at least `fence`.
     pub(crate) async fn renew(&self, lease: Option<Millis>, fence: Option<u64>, within: Millis) -> Result<(), Error> {
         let hold = self.id;
         let mut answer = self.client.ask(hold, |call| Input::Renew { call, hold, lease, fence, within });
@@ -158,7 +162,7 @@ impl Hold {
         }
     }
 
-    /// Gives it back, and waits until that is done: for nothing, if it is kept and was held to the end for certain.
+    /// Releases it and waits for the reply; at once, if it is cached and was certainly held to the end.
     pub(crate) async fn release(&self, within: Millis) -> Result<(), Error> {
         let hold = self.id;
         if let Some(turn) = &self.turn {
@@ -187,7 +191,7 @@ impl Hold {
         }
     }
 
-    /// Gives it back in the background. Never waits, and needs no runtime around it.
+    /// Releases it in the background. Never waits, and needs no runtime.
     pub(crate) fn give_back(&self) {
         forget(self.client.shared(), self.id);
     }
@@ -195,7 +199,7 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // What is kept goes to the next one, or lies at hand.
+        // A cached hold goes to the next task, or stays cached.
         if self.turn.is_none() {
             self.give_back();
         }

@@ -1,4 +1,4 @@
-//! What a server says of a lock.
+//! What a server reports about a lock.
 
 use std::time::Duration;
 
@@ -14,30 +14,30 @@ pub struct Info {
     pub limit: Option<u64>,
     /// The newest token, if it is known.
     pub fence: Option<u64>,
-    /// Who holds it. Of very many, some.
+    /// The holders; if there are very many, some of them.
     pub holders: Vec<Holder>,
-    /// How many wait for it.
+    /// The number of waiters.
     pub waiters: u64,
 }
 
-/// Who holds a lock.
+/// A holder of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
-    /// In whose name.
+    /// Its owner.
     pub owner: Owner,
-    /// How often.
+    /// Its hold count.
     pub holds: u64,
     /// The fencing token, if it is known.
     pub token: Option<u64>,
     /// What is left of its lease; none: it has no end.
     pub left: Option<Duration>,
-    /// Whether its session asked to be told when somebody waits: it may keep it at hand without using it.
+    /// Whether its session is notified of contention: it may cache the lock without using it.
     pub contention: bool,
 }
 
 impl Info {
-    /// The reply of `LOCK.INFO`, which has fields. None: it makes no sense.
+    /// Parses the reply of `LOCK.INFO`. None: it is malformed.
     pub(crate) fn read(reply: &Reply) -> Option<Self> {
         let fields = Fields(reply.elements()?);
         let holders = fields.get("holders")?.elements()?.iter().map(Holder::read).collect::<Option<Vec<_>>>()?;
@@ -64,7 +64,7 @@ impl Holder {
     }
 }
 
-/// Names, each with its value behind it.
+/// Field names, each with its value behind it.
 struct Fields<'r>(&'r [Reply]);
 
 impl<'r> Fields<'r> {
@@ -73,7 +73,7 @@ impl<'r> Fields<'r> {
         self.0.chunks(2).find(named)?.get(1)
     }
 
-    /// None also for -1, which says that there is no end.
+    /// None also for -1, which means no end.
     fn number(&self, name: &str) -> Option<u64> {
         self.get(name)?.number()
     }

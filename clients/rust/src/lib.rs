@@ -1,12 +1,12 @@
 //! Distributed locks with Holdfast, a module for Redis and Valkey: [`Locks`] names a [`Lock`], which is asked for, and
 //! granted as a [`Guard`]. The README has an example for each piece, and what happens when.
 //!
-//! What is to be done is decided by `holdfast-core`; this moves its bytes, keeps its timer, and wakes who waits. Inside, every
+//! `holdfast-core` decides; this crate does the I/O, keeps the core's timer, and wakes callers. Inside, every
 //! arrow points down: `several` (locks over several servers), `within` (one lock while another is held) -> `locks`,
-//! `guard` (what a program sees of one) -> `hold` (one acquisition) -> `turn` (whose turn it is to use a kept lock) -> `client` (what is
-//! asked, and how it is answered) -> `driver` (the task of a server) -> `shared` (the cores, and who waits for what) -> `line` (who
-//! wants the same kept lock), `link` (a pair of connections), `servers` (who serves which key) -> `place`. A program without tokio
-//! waits by `blocking`.
+//! `guard` (the public types) -> `hold` (one acquisition) -> `turn` (the head of a cached lock's local queue) -> `client` (calls and
+//! their outcomes) -> `driver` (the task of a server) -> `shared` (the cores, and the callers of each call) -> `line` (local queues of
+//! cached locks), `link` (a pair of connections), `servers` (which server serves a key) -> `place`. `blocking` is for programs
+//! without tokio.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -37,7 +37,7 @@ mod url;
 mod within;
 
 pub use blocking::block_on;
-pub use error::{Error, Why};
+pub use error::{Error, LossReason};
 pub use guard::Guard;
 pub use info::{Holder, Info};
 pub use locks::{Lock, Locks};

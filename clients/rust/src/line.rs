@@ -1,8 +1,8 @@
-//! The line of a kept lock: who in this process has it, and who is next.
+//! The local queue of a cached lock: which task of this process uses it, and which is next.
 //!
-//! There is one for each lock that is asked for on the same terms and in the same name. Whoever stands at its head has the hold, or asks
-//! the server for one of his own. The others wait here, first come, first served, and nothing of them is at the server.
-//! Nothing is kept of a line in which nobody stands and nothing lies at hand.
+//! There is one for each lock, set of options, and owner prefix. The task at its head has the hold, or requests one from the
+//! server. The others wait here, first come, first served, and have no request at the server.
+//! A queue without tasks and without a cached hold is removed.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{Hash, Hasher};
@@ -14,26 +14,26 @@ use tokio::sync::oneshot;
 use crate::names::{Keys, Owner};
 use crate::seen::Seen;
 
-/// So many lines there may be before it is looked for those of which nothing lies at hand any more.
+/// How many queues there may be before empty ones are removed.
 const FEW: usize = 64;
 
-/// What is the same for all in one line.
+/// The identity of a queue.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Same {
     pub(crate) keys: Keys,
     pub(crate) terms: Terms,
-    /// What owners begin with.
+    /// The prefix of owners.
     pub(crate) by: Arc<str>,
 }
 
-/// Of the keys alone, which tell nearly all lines apart: this is done several times in each use.
+/// Of the keys alone, which distinguish nearly all queues: this is computed several times in each use.
 impl Hash for Same {
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         hasher.write(self.keys.first());
     }
 }
 
-/// A hold that goes from one to the next.
+/// A hold that goes from one task to the next.
 #[derive(Clone, Debug)]
 pub(crate) struct Kept {
     pub(crate) id: Id,
@@ -41,32 +41,32 @@ pub(crate) struct Kept {
     pub(crate) seen: Arc<Seen>,
 }
 
-/// Who stands at the head of a line.
+/// The head of a queue.
 #[derive(Debug)]
 pub(crate) enum Head {
-    /// Nobody, and this lies at hand, or has.
+    /// No task; this hold is cached, or was.
     Idle(Kept),
-    /// Whoever asks the server for a hold of this number.
+    /// A task that requests a hold of this number.
     Asks(Id),
-    /// Whoever uses the hold of this number.
+    /// A task that uses the hold of this number.
     Uses(Id),
 }
 
-/// What whoever comes to the head of a line is to do.
+/// What the task that comes to the head has to do.
 #[derive(Debug)]
 pub(crate) enum Next {
-    /// To use this.
+    /// Use this hold.
     Use(Kept),
-    /// To ask for a hold of his own, of this number.
+    /// Request a hold of this number.
     Ask(Id),
 }
 
-/// Whoever waits here until it is his turn.
+/// A task that waits in the queue.
 #[derive(Debug)]
 pub(crate) struct Waiting {
-    /// One that comes later has a greater one.
+    /// A later task has a greater number.
     pub(crate) number: Id,
-    /// So many uses in a row, once somebody else waits for it.
+    /// How many uses in a row, once another client waits for it.
     pub(crate) most: u32,
     pub(crate) turn: oneshot::Sender<Next>,
 }
@@ -77,26 +77,26 @@ struct Line {
     waiting: VecDeque<Waiting>,
 }
 
-/// All lines of a client.
+/// All queues of a client.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     all: HashMap<Arc<Same>, Line>,
-    /// Twice as many as there were when they were swept.
+    /// Twice as many as there were when they were last swept.
     many: usize,
 }
 
 impl Lines {
-    /// Who stands at the head. None: there is no line.
+    /// The head. None: there is no queue.
     pub(crate) fn head(&self, line: &Same) -> Option<&Head> {
         self.all.get(line).map(|line| &line.head)
     }
 
-    /// Whether whoever stands there asks for, or uses, the hold of this number.
+    /// Whether the head requests, or uses, the hold of this number.
     pub(crate) fn is_at_head(&self, line: &Same, id: Id) -> bool {
         matches!(self.head(line), Some(Head::Asks(it) | Head::Uses(it)) if *it == id)
     }
 
-    /// From now on this one stands at the head.
+    /// From now on this is the head.
     pub(crate) fn stand(&mut self, line: &Arc<Same>, head: Head) {
         match self.all.get_mut(line) {
             Some(line) => line.head = head,
@@ -104,14 +104,14 @@ impl Lines {
         }
     }
 
-    /// Somebody waits behind all others.
+    /// A task waits behind all others.
     pub(crate) fn wait(&mut self, line: &Same, waiting: Waiting) {
         if let Some(line) = self.all.get_mut(line) {
             line.waiting.push_back(waiting);
         }
     }
 
-    /// He does not wait any more, if he did.
+    /// This task does not wait any more, if it did.
     pub(crate) fn go(&mut self, line: &Same, number: Id) {
         if let Some(line) = self.all.get_mut(line)
             && let Ok(place) = line.waiting.binary_search_by_key(&number, |waiting| waiting.number)
@@ -120,17 +120,17 @@ impl Lines {
         }
     }
 
-    /// Takes out the first of those who wait.
+    /// Takes out the first waiting task.
     pub(crate) fn first(&mut self, line: &Same) -> Option<Waiting> {
         self.all.get_mut(line)?.waiting.pop_front()
     }
 
-    /// Nobody stands there, and nothing lies at hand.
+    /// The queue has no head and no cached hold.
     pub(crate) fn end(&mut self, line: &Same) {
         self.all.remove(line);
     }
 
-    /// Forgets those of which nothing lies at hand any more, if there may be many; returns what lay there.
+    /// Removes queues without a cached hold, if there may be many; returns the holds whose time is over.
     pub(crate) fn sweep(&mut self, is_kept: impl Fn(Id) -> bool) -> Vec<Id> {
         if self.all.len() < self.many.max(FEW) {
             return Vec::new();
@@ -140,7 +140,7 @@ impl Lines {
         over
     }
 
-    /// Takes out whatever lies at hand, and is one of these.
+    /// Takes out each cached hold that satisfies this condition.
     pub(crate) fn take_idle(&mut self, is_one: impl Fn(Id) -> bool) -> Vec<Id> {
         let mut taken = Vec::new();
         self.all.retain(|_, line| match &line.head {
@@ -188,7 +188,7 @@ mod tests {
         assert!(lines.head(&line).is_none());
     }
 
-    /// A program that locks a million accounts, one after the other, does not keep a million lines.
+    /// A program that locks a million accounts, one after the other, does not keep a million queues.
     #[test]
     fn lines_of_which_nothing_is_left_do_not_pile_up() {
         let mut lines = Lines::default();
@@ -199,7 +199,7 @@ mod tests {
             assert!(lines.all.len() <= 2 * FEW, "{number}: {}", lines.all.len());
         }
         assert!(swept > 9_800);
-        // Those in which somebody stands stay.
+        // Queues with a task at their head stay.
         lines.stand(&same(7), Head::Uses(7));
         lines.stand(&same(8), Head::Asks(8));
         lines.take_idle(|_| true);

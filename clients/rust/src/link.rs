@@ -1,4 +1,4 @@
-//! A pair of connections, as the `redis` crate has them: what goes out, and replies in their order.
+//! A pair of connections on the `redis` crate: requests go out, replies come in order.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -28,7 +28,7 @@ impl Link {
         Self { pair, session: wire(opened.session), requests: wire(opened.requests) }
     }
 
-    /// Sends a request. Whoever reads the replies is woken when its own is there.
+    /// Sends a request. The reader of the replies is woken when this one's arrives.
     pub(crate) fn send(&mut self, channel: Channel, words: &[Bytes], reader: &Waker) {
         let wire = match channel {
             Channel::Session => &mut self.session,
@@ -61,7 +61,7 @@ impl Link {
     }
 }
 
-/// An error that the server has said is a reply.
+/// An error that the server returned is a reply.
 fn said(error: RedisError) -> RedisResult<Reply> {
     match error.code() {
         Some(code) => Ok(Reply::Error(words(code, error.detail()))),
@@ -73,7 +73,7 @@ fn words(code: &str, detail: Option<&str>) -> String {
     detail.map_or_else(|| code.to_owned(), |detail| format!("{code} {detail}"))
 }
 
-/// A reply in either protocol as the older one has it, in which a map is an array.
+/// A reply in RESP2 form for either protocol: a map is an array.
 fn reply(value: Value) -> Reply {
     match value {
         Value::Nil => Reply::Null,

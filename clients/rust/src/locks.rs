@@ -1,4 +1,4 @@
-//! Where locks come from.
+//! The entry point: clients of one server, a cluster, or Sentinel.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
@@ -11,7 +11,7 @@ use redis::sentinel::SentinelClient;
 use redis::{AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo};
 use rustix::system::uname;
 
-use crate::client::{Client, PATIENT, Wish, failed, unreachable};
+use crate::client::{Client, LockRequest, PATIENT, failed, unreachable};
 use crate::clock;
 use crate::error::Error;
 use crate::guard::Guard;
@@ -27,23 +27,23 @@ use crate::terms::{Deadline, at_most};
 use crate::turn::Keep;
 use crate::url::{self, Address};
 
-/// A connection that is not there within this has failed, and so has a request over one that only looks.
+/// The time limit for opening a connection, and for a request over a connection that only reads.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
-/// The longest owner that the server takes, less what the client puts behind the name.
+/// The longest owner that the server accepts, less the suffix that the client adds to the name.
 const LONGEST_NAME: usize = 400;
-/// Of the machine's name, so many characters.
+/// How many characters of the host name are used.
 const LONGEST_HOST: usize = 60;
-/// Nothing is kept, unless the program says so.
+/// No caching by default.
 const KEEP: Keep = Keep { idle: 0, most: 1 };
 
-/// Locks on one server, one cluster, or whatever master Sentinel names. Cheap to clone; clones share their connections.
+/// Locks on one server, one cluster, or the primary that Sentinel names. Cheap to clone; clones share their connections.
 ///
-/// Nothing is connected before it is needed. Then there are two connections to each server that is used: one to hear on,
-/// one for requests, however many tasks wait. They end with the last clone and the last [`Guard`].
+/// Connections are opened when first needed: two to each server that is used, one for events, one for requests, however many tasks
+/// wait. They close with the last clone and the last [`Guard`].
 #[derive(Clone)]
 pub struct Locks {
     client: Arc<Client>,
-    /// What every owner begins with.
+    /// The prefix of every owner.
     prefix: Arc<str>,
 }
 
@@ -53,24 +53,24 @@ impl Locks {
         Self::with_config(client, config())
     }
 
-    /// The same, with connection settings of one's own. A response timeout is for requests: waiting for a lock takes none.
+    /// The same, with these connection settings. A response timeout applies to requests, not to waiting for a lock.
     pub fn with_config(client: redis::Client, config: AsyncConnectionConfig) -> Self {
         let place = Place::Fixed(without_delay(&client));
         Self::of(Name::of(client.get_connection_info()), Servers::One(Arc::new(place)), config)
     }
 
-    /// Locks on the master that Sentinel names. After a failover, waits and holds go on at the new one.
+    /// Locks on the primary that Sentinel names. After a failover, waits and holds continue at the new primary.
     pub fn sentinel(client: SentinelClient) -> Self {
-        // It does not say which ones it asks.
+        // The client does not tell which Sentinels it asks.
         Self::at_sentinel(Name::Unknown, "sentinel".to_owned(), client)
     }
 
-    /// Locks on a cluster, of which one node at least is named, as for `redis::cluster::ClusterClient`. All nodes have
+    /// Locks on a cluster, of which at least one node is named, as for `redis::cluster::ClusterClient`. All nodes have
     /// the login of the first.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if that is no address.
+    /// [`Error::Invalid`] if that is not an address.
     pub fn cluster<N: IntoConnectionInfo>(nodes: impl IntoIterator<Item = N>) -> Result<Self, Error> {
         let nodes = nodes.into_iter().map(IntoConnectionInfo::into_connection_info).collect::<Result<Vec<_>, _>>();
         let nodes = nodes.map_err(|error| Error::Invalid { message: error.to_string() })?;
@@ -88,7 +88,7 @@ impl Locks {
         Self::at(url::parse(url)?)
     }
 
-    /// The same with these certificates: this client's own, where the server asks for one, and those of the authorities
+    /// The same with these certificates: this client's own, if the server asks for one, and those of the authorities
     /// that it trusts. The address is one of `rediss://`, `rediss+cluster://`, `rediss+sentinel://`.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl Locks {
         }
     }
 
-    /// The same, with owners that begin with this name in place of `host:pid`: so whoever looks at a lock sees who has it.
+    /// The same, with owners that begin with this name in place of `host:pid`, for operators who inspect a lock.
     ///
     /// # Errors
     ///
@@ -132,14 +132,14 @@ impl Locks {
         self.lock_all([key])
     }
 
-    /// Several mutexes at once, all or none. In a cluster the keys have one slot.
+    /// Several mutexes at once, all or none. In a cluster the keys must share a slot.
     pub fn lock_all<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Lock {
         let (client, prefix) = (self.client.clone(), self.prefix.clone());
         let terms = Terms { watchdog: true, ..Terms::default() };
         Lock { client, prefix, keys: keys.into_iter().collect(), terms, wait: Wait::Forever, keep: KEEP }
     }
 
-    /// Who holds a lock, and how many wait for it; none if it is free. The user needs the right to `LOCK.INFO`.
+    /// The holders of a lock and the number of its waiters; none if it is free. The user needs the right to `LOCK.INFO`.
     ///
     /// # Errors
     ///
@@ -152,7 +152,7 @@ impl Locks {
         .await
     }
 
-    /// Whether anybody holds a lock. That may have changed when it is known: to take a lock if it is free, ask for it.
+    /// Whether a lock is held. This may have changed when the reply arrives: to take a lock if it is free, use [`Lock::try_acquire`].
     ///
     /// # Errors
     ///
@@ -161,7 +161,7 @@ impl Locks {
         Ok(self.info(key).await?.is_some_and(|info| !info.holders.is_empty()))
     }
 
-    /// Breaks a lock, whoever holds it: how many have lost it. Each of them is told, and those who wait are served. The user
+    /// Breaks a lock and returns how many holders lost it. Each of them is notified, and waiters are granted. The user
     /// needs the right to `LOCK.FORCE`.
     ///
     /// # Errors
@@ -186,14 +186,14 @@ impl Locks {
         })
     }
 
-    /// Returns when all that was dropped has been given back, or can't be any more; so is what is kept ([`Lock::keep`]) and nobody
-    /// uses. To be called before the runtime ends, where dropped guards are not to last until their lease is over.
+    /// Returns when all dropped guards have been released, or can't be any more, cached locks ([`Lock::keep`]) included.
+    /// Call it before the runtime ends, or dropped guards stay held until their leases are over.
     pub async fn settle(&self) {
         self.client.settled().await;
     }
 
-    /// A connection of its own to the server that serves this key, to look at its locks: no session, so no right to lock
-    /// is needed. The server's address comes with it.
+    /// A connection of its own to the server of this key, to inspect locks: no session, so no right to lock
+    /// is needed. Returned with the server's address.
     ///
     /// # Errors
     ///
@@ -205,11 +205,11 @@ impl Locks {
         connected.await.map_err(|failure| unreachable(&keys, failure))
     }
 
-    /// The same to all servers that grant locks now; in the place of each that can't be reached, why.
+    /// The same for all servers that grant locks now; for each that can't be reached, the error.
     ///
     /// # Errors
     ///
-    /// [`Error::Connection`] if nobody says which servers there are.
+    /// [`Error::Connection`] if the servers can't be listed.
     pub async fn servers(&self) -> Result<Vec<Result<(String, MultiplexedConnection), Error>>, Error> {
         let mut connections = Vec::new();
         for place in self.places().await? {
@@ -219,11 +219,11 @@ impl Locks {
         Ok(connections)
     }
 
-    /// Clients of all servers that grant locks now, with the login and the certificates of this one. Nothing is connected.
+    /// Clients of all servers that grant locks now, with this one's login and certificates. Nothing is connected.
     ///
     /// # Errors
     ///
-    /// [`Error::Connection`] if nobody says which servers there are.
+    /// [`Error::Connection`] if the servers can't be listed.
     pub async fn clients(&self) -> Result<Vec<redis::Client>, Error> {
         let mut clients = Vec::new();
         for place in self.places().await? {
@@ -233,7 +233,7 @@ impl Locks {
     }
 
     async fn places(&self) -> Result<Vec<Arc<Place>>, Error> {
-        // A master of a while ago may be a replica by now, and answers as before.
+        // A former primary may be a replica by now, and answers as before.
         let servers = &self.client.shared().servers;
         servers.doubt();
         servers.all().await.map_err(|failure| unreachable(&no_keys(), failure))
@@ -243,7 +243,7 @@ impl Locks {
         &self.client
     }
 
-    /// What owners begin with.
+    /// The prefix of owners.
     pub(crate) fn by(&self) -> Bytes {
         self.prefix.as_bytes().to_vec()
     }
@@ -258,9 +258,9 @@ impl Locks {
     }
 }
 
-/// One lock, or several at once, and how it is asked for. Each [`acquire`](Lock::acquire) is an acquisition of its own,
-/// with its own owner: a lock that a process holds is not free for another task of it. Who holds one and wants another as well
-/// asks by its guard: [`Guard::acquire`].
+/// One lock, or several at once, and the options of its requests. Each [`acquire`](Lock::acquire) is an acquisition of its own,
+/// with its own owner: a lock that this process holds is not free for another task of it. A task that holds one and needs another
+/// acquires it through its guard: [`Guard::acquire`].
 #[derive(Clone)]
 pub struct Lock {
     client: Arc<Client>,
@@ -272,76 +272,76 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Waits for at most this long, in the server's queue. Without it [`acquire`](Self::acquire) waits for as long as it takes.
+    /// Waits for at most this long, in the server's queue. Without it [`acquire`](Self::acquire) waits without a limit.
     pub fn wait(mut self, time: Duration) -> Self {
         self.wait = at_most(time);
         self
     }
 
-    /// Waits for as long as it takes.
+    /// Waits without a limit.
     pub fn wait_forever(mut self) -> Self {
         self.wait = Wait::Forever;
         self
     }
 
-    /// Holds for this long from the grant on, and nobody renews it. Without it the lock is held for as long as the process
-    /// lives, and for at most the server's default lease longer.
+    /// Holds for this long from the grant on, without renewal. Without this, the server renews the lock for as long as the process
+    /// runs, and it expires at most the server's default lease later.
     pub fn lease(mut self, time: Duration) -> Self {
         (self.terms.lease, self.terms.watchdog) = (Some(clock::millis(time)), false);
         self
     }
 
-    /// Held for as long as the process lives, and for at most this much longer.
+    /// Renewed by the server while the process runs; expires at most this much later.
     pub fn watched(mut self, lease: Duration) -> Self {
         (self.terms.lease, self.terms.watchdog) = (Some(clock::millis(lease)), true);
         self
     }
 
-    /// Given back at once when the connection ends: the next one need not wait for a lease. In return a connection that
-    /// breaks is a lock that is lost.
+    /// Released at once when the connection ends: the next waiter need not wait for a lease. In return, a connection that
+    /// breaks loses the lock.
     pub fn ephemeral(mut self) -> Self {
         self.terms.ephemeral = true;
         self
     }
 
-    /// Granted when so many replicas have it: then it outlives a failover to one of them.
+    /// Granted when this many replicas have it: then it survives a failover to one of them.
     pub fn replicas(mut self, count: u32) -> Self {
         self.terms.replicas = count;
         self
     }
 
-    /// Shared with all others who ask so: a reader, where an ordinary request is the writer.
+    /// Shared with all other shared requests: a reader, where an ordinary request is the writer.
     pub fn shared(mut self) -> Self {
         self.terms.limit = Limit::Shared;
         self
     }
 
-    /// One of so many permits.
+    /// One of `n` permits.
     pub fn limit(mut self, permits: u32) -> Self {
         self.terms.limit = Limit::Of(permits);
         self
     }
 
-    /// Keeps the lock at hand for up to this long when it is given back and nobody else wants it. Until then whoever asks for it in
-    /// this process, by these [`Locks`] or a clone of them and on the same terms, has it without a request. The server tells as soon as
-    /// somebody else asks for it: then it is given back at the end of the present use, and at once if there is none. The README says
-    /// when that is a good idea, and when not.
+    /// Caches the lock for up to this long when it is released and no other client requests it. Until then an acquisition in
+    /// this process, by these [`Locks`] or a clone of them and with the same options, needs no request. The server notifies this client when
+    /// another client requests the lock: then it is released at the end of the present use, and at once if there is none. The README says
+    /// when to use this, and when not.
     ///
-    /// All uses in between are one hold at the server: they have the same owner and the same fence. Those who want the lock in this process
-    /// have it one after the other, in the order in which they asked; while one of them asks the server, the others wait here. What
-    /// ends a hold ends one that is kept, too, and then whoever asks next asks the server. What is said in [`Guard`] holds for each use;
-    /// [`Guard::release`] of a lock that is kept waits for nothing.
+    /// All uses between two requests are one hold at the server: they have the same owner and fence. Acquisitions in this process are
+    /// granted in the order in which they were made; while one of them asks the server, the others wait here. A hold that is lost
+    /// is not used again: the next acquisition asks the server. [`Guard`] applies to each use;
+    /// [`Guard::release`] of a cached lock waits for nothing.
     ///
     /// For a mutex, or several at once, that the server renews: not for [`lease`](Self::lease), [`shared`](Self::shared) or
-    /// [`limit`](Self::limit). No time means that it is not kept.
+    /// [`limit`](Self::limit). Zero turns caching off.
     pub fn keep(mut self, time: Duration) -> Self {
         self.keep.idle = clock::millis(time);
         self.terms.kept = self.keep.idle > 0;
         self
     }
 
-    /// How often in a row a kept lock is used in this process at most, from when somebody else waits for it: one time, the present use,
-    /// unless it is said here. More of them are fewer hand-overs between processes, and longer waits for the others.
+    /// How many uses in a row a cached lock has in this process at most, once another client waits for it: by default one, the present
+    /// use. More uses mean fewer hand-offs between processes, and longer waits for the others.
     pub fn keep_uses(mut self, most: u32) -> Self {
         self.keep.most = most;
         self
@@ -352,17 +352,17 @@ impl Lock {
         &self.keys
     }
 
-    /// Waits for it: as long as it takes, or none if it was not granted in the time that [`wait`](Self::wait) allows. May be
-    /// dropped at any point: then it is released, whatever came of it.
+    /// Acquires the lock: waits without a limit, or returns none if it was not granted within [`wait`](Self::wait). The future may be
+    /// dropped at any point: the request is withdrawn.
     ///
     /// # Errors
     ///
-    /// What the server refused with, or [`Error::Connection`].
+    /// The server's refusal, or [`Error::Connection`].
     pub async fn acquire(&self) -> Result<Option<Guard>, Error> {
         self.acquire_by(Deadline::of(self.wait, Instant::now())).await
     }
 
-    /// Asks for it without waiting: none if it was not granted at once, whatever [`wait`](Self::wait) says.
+    /// Acquires the lock without waiting: none if it was not granted at once, whatever [`wait`](Self::wait) says.
     ///
     /// # Errors
     ///
@@ -371,19 +371,19 @@ impl Lock {
         self.acquire_by(Deadline::of(Wait::No, Instant::now())).await
     }
 
-    /// The same until then, whatever [`wait`](Self::wait) says.
+    /// The same with this deadline, whatever [`wait`](Self::wait) says.
     pub(crate) async fn acquire_by(&self, deadline: Deadline) -> Result<Option<Guard>, Error> {
         self.acquire_as(self.prefix.as_bytes().to_vec(), deadline).await
     }
 
-    /// How long it waits unless it is said otherwise.
+    /// The wait that applies by default.
     pub(crate) fn waits_for(&self) -> Wait {
         self.wait
     }
 
-    /// The same for whoever acts in the holder's name already. Nobody else does meanwhile.
+    /// The same for an actor that holds a lock already. No other task uses that actor meanwhile.
     pub(crate) async fn acquire_within(&self, outer: &Hold, wait: Wait) -> Result<Option<Guard>, Error> {
-        // Numbers are this client's own. Whoever uses what is kept is not whoever took it, so its owner acts for nobody.
+        // Numbers are this client's own. A user of a cached lock is not the task that requested it, so its owner is no actor.
         let by = if Arc::ptr_eq(&self.client, &outer.client) && !self.terms.kept {
             [outer.owner.actor(), ACTOR_ENDS].concat()
         } else {
@@ -392,7 +392,7 @@ impl Lock {
         self.acquire_as(by, Deadline::of(wait, Instant::now())).await
     }
 
-    /// Whether whoever has this hold has what is asked for: all of it alone, or shared if it is to be shared.
+    /// Whether this hold satisfies the request: exclusive, or shared if it is to be shared.
     pub(crate) fn is_had_by(&self, hold: &Hold) -> bool {
         let may = hold.limit == Limit::One || (hold.limit == Limit::Shared && self.terms.limit == Limit::Shared);
         may && Arc::ptr_eq(&self.client, &hold.client)
@@ -403,7 +403,7 @@ impl Lock {
         self.check()?;
         let mut turn = None;
         if self.terms.kept {
-            // Whoever takes what is at hand again and again, and waits for nothing else, lets others run: they hear who wants it.
+            // A task that takes a cached lock again and again yields, so that others of this runtime can receive events.
             tokio::task::consume_budget().await;
             let same = Same { keys: self.keys.clone(), terms: self.terms.clone(), by: self.prefix.clone() };
             let Some(its) = self.client.turn(Arc::new(same), self.keep, deadline).await else { return Ok(None) };
@@ -412,7 +412,7 @@ impl Lock {
                 Err(its) => turn = Some(its),
             }
         }
-        let wish = Wish {
+        let wish = LockRequest {
             number: turn.as_ref().map(|turn| turn.id),
             by,
             keys: self.keys.clone(),
@@ -420,7 +420,7 @@ impl Lock {
             wait: deadline.left(Instant::now()),
             line: turn.as_ref().map(|turn| turn.line.clone()),
         };
-        // From here on it is given back unless the caller has it.
+        // From here on it is released unless the caller has it.
         let (mut hold, mut answer) = Hold::acquire(&self.client, wish, Arc::<Seen>::default()).await?;
         let ended = answer.outcome().await;
         match ended.outcome {
@@ -484,14 +484,14 @@ fn config() -> AsyncConnectionConfig {
         .set_connection_timeout(Some(ANSWERED_WITHIN))
 }
 
-/// What owners begin with: a name, and 128 bits that nobody else has (the standard library's seeds are the system's random
+/// The prefix of owners: a name, and 128 random bits (the standard library's seeds are the system's random
 /// numbers).
 fn fresh_prefix(name: &str) -> String {
     let half = || RandomState::new().build_hasher().finish();
     format!("{name}:{:016x}{:016x}:", half(), half())
 }
 
-/// `host:pid`, for those who look at a lock.
+/// `host:pid`, for operators who inspect a lock.
 fn this_process() -> String {
     let host: String = uname().nodename().to_string_lossy().replace('#', "?");
     format!("{}:{}", host.chars().take(LONGEST_HOST).collect::<String>(), std::process::id())

@@ -3,14 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// What stands between an actor and the number of what it asks for.
+/// The separator between an actor and the number of its request.
 pub(crate) const ACTOR_ENDS: &[u8] = b"##";
 
-/// The keys that a request names, in its order. Any bytes.
+/// The keys of a request, in its order. Any bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Keys(Arc<[Box<[u8]>]>);
 
-/// Who holds or waits: 1 to 512 bytes. The client makes a fresh one for each acquisition.
+/// The owner of a hold or request: 1 to 512 bytes. The client makes a new one for each acquisition.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Owner(Arc<[u8]>);
 
@@ -47,7 +47,7 @@ impl Owner {
         &self.0
     }
 
-    /// Who acts, as the server understands it: all before the first `##`.
+    /// The actor, as the server understands it: all before the first `##`.
     pub(crate) fn actor(&self) -> &[u8] {
         let end = self.0.windows(ACTOR_ENDS.len()).position(|part| part == ACTOR_ENDS);
         self.0.get(..end.unwrap_or(self.0.len())).unwrap_or_default()
@@ -60,7 +60,7 @@ impl From<Vec<u8>> for Owner {
     }
 }
 
-/// In quotation marks, with what can't be printed as escapes.
+/// In quotation marks, with escapes for bytes that can't be printed.
 impl fmt::Display for Keys {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, key) in self.iter().enumerate() {
@@ -71,7 +71,7 @@ impl fmt::Display for Keys {
     }
 }
 
-/// In quotation marks, with what can't be printed as escapes.
+/// In quotation marks, with escapes for bytes that can't be printed.
 impl fmt::Display for Owner {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "\"{}\"", self.0.escape_ascii())

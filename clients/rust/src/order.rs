@@ -1,4 +1,4 @@
-//! The order of servers that all clients share, in whatever language: so the waits of those who take locks at several of
+//! The order of servers that clients in all languages share, so that the waits of clients that take locks at several of
 //! them form no cycle. `docs/redlock.md` has the rule.
 
 use redis::{ConnectionAddr, ConnectionInfo};
@@ -6,7 +6,7 @@ use redis::{ConnectionAddr, ConnectionInfo};
 use crate::error::Error;
 use crate::slot::slot;
 
-/// What a server is called.
+/// The name of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Name {
     One {
@@ -16,11 +16,11 @@ pub(crate) enum Name {
     Cluster {
         server: String,
     },
-    /// It was found by means that do not tell it.
+    /// It was found by means that do not tell its name.
     Unknown,
 }
 
-/// Where a key stands in the order: the server's name, then the slot or the database.
+/// The place of a key in the order: the server's name, then the slot or the database.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Position {
     pub(crate) server: String,
@@ -38,12 +38,12 @@ impl Name {
         Self::One { server, database: database.unsigned_abs() }
     }
 
-    /// A cluster: the least of the addresses that it is configured by.
+    /// A cluster: the least of its configured addresses.
     pub(crate) fn of_cluster<'a>(seeds: impl IntoIterator<Item = &'a ConnectionAddr>) -> Self {
         Self::Cluster { server: seeds.into_iter().map(ToString::to_string).min().unwrap_or_default() }
     }
 
-    /// Where a key at this server stands.
+    /// The place of a key at this server.
     ///
     /// # Errors
     ///

@@ -1,10 +1,10 @@
-//! How one server is found, and reached.
+//! How one server is found and reached.
 
 use redis::aio::MultiplexedConnection;
 use redis::sentinel::SentinelClient;
 use redis::{AsyncConnectionConfig, Client, RedisError};
 
-/// More than a core leaves unanswered: a request is never kept in this process behind others.
+/// More than a core leaves unanswered: no request is ever queued in this process behind others.
 const BUFFER: usize = 1024;
 
 /// Why a server can't be used.
@@ -17,10 +17,10 @@ pub(crate) struct Failure {
 /// How one server is found.
 pub(crate) enum Place {
     Fixed(Client),
-    /// Whoever is master when asked.
+    /// The primary that Sentinel names when asked.
     Sentinel {
         client: tokio::sync::Mutex<SentinelClient>,
-        /// Which Sentinels are asked for which master, for people.
+        /// The Sentinels and the name of the primary, for messages.
         name: String,
     },
 }
@@ -45,7 +45,7 @@ impl Place {
         }
     }
 
-    /// A connection that is no session's, and the server's address: whoever only looks needs no right to lock.
+    /// A connection that is no session's, and the server's address: to inspect locks, no right to lock is needed.
     pub(crate) async fn connect(
         &self,
         config: &AsyncConnectionConfig,
@@ -59,7 +59,7 @@ impl Place {
     }
 
     pub(crate) async fn open(&self, config: &AsyncConnectionConfig) -> Result<Opened, Failure> {
-        // How long an answer may take is the core's business.
+        // The core limits how long a reply may take.
         let config = config.clone().set_response_timeout(None).set_pipeline_buffer_size(BUFFER);
         let client = self.client().await?;
         let server = client.get_connection_info().addr().to_string();
@@ -70,7 +70,7 @@ impl Place {
         }
     }
 
-    /// What it is called before it was reached.
+    /// The server's name before it was reached.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Fixed(client) => client.get_connection_info().addr().to_string(),
@@ -79,10 +79,10 @@ impl Place {
     }
 }
 
-/// A small request that follows another goes out at once.
+/// Sends a small request that follows another at once.
 pub(crate) fn without_delay(client: &Client) -> Client {
     let info = client.get_connection_info().clone();
     let settings = info.tcp_settings().clone().set_nodelay(true);
-    // It was a client's already.
+    // A client used this address already.
     Client::open(info.set_tcp_settings(settings)).unwrap_or_else(|_| client.clone())
 }

@@ -1,4 +1,4 @@
-//! Which server is asked for a key: the one, Sentinel's master, or the cluster's node that serves the slot.
+//! Which server serves a key: the only one, Sentinel's primary, or the cluster's node that serves the slot.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,14 +10,14 @@ use redis::{
 use crate::place::{Failure, Place, without_delay};
 use crate::slot::{SLOTS, slot};
 
-/// Who grants locks.
+/// The servers of a client.
 pub(crate) enum Servers {
     One(Arc<Place>),
     Cluster(Box<Cluster>),
 }
 
 impl Servers {
-    /// Who serves this key, as far as is known.
+    /// The server of this key, as far as is known.
     pub(crate) async fn place_of(&self, key: &[u8]) -> Result<Arc<Place>, Failure> {
         match self {
             Self::One(place) => Ok(place.clone()),
@@ -25,7 +25,7 @@ impl Servers {
         }
     }
 
-    /// The same without asking anybody.
+    /// The same without asking any server.
     pub(crate) fn known(&self, key: &[u8]) -> Option<Arc<Place>> {
         match self {
             Self::One(place) => Some(place.clone()),
@@ -33,13 +33,13 @@ impl Servers {
         }
     }
 
-    /// A server said who serves the slot instead: `MOVED slot host:port`, or `ASK`. None if that makes no sense here.
+    /// Applies a redirection: `MOVED slot host:port`, or `ASK`. None if it makes no sense here.
     pub(crate) fn redirected(&self, error: &str, asked: &str) -> Option<Arc<Place>> {
         let Self::Cluster(cluster) = self else { return None };
         let mut words = error.split(' ');
         let (code, slot, address) = (words.next()?, words.next()?.parse::<usize>().ok()?, words.next()?);
         let (host, port) = address.rsplit_once(':').filter(|_| code == "MOVED" || code == "ASK")?;
-        // An empty host is the one that said so.
+        // An empty host means the node that answered.
         let host = if host.is_empty() { asked.rsplit_once(':')?.0 } else { host };
         let address = (host.trim_matches(['[', ']']).to_owned(), port.parse().ok()?);
         let mut map = cluster.map();
@@ -52,19 +52,19 @@ impl Servers {
         Some(place)
     }
 
-    /// Whether a key may be served by another one than before.
+    /// Whether a key may be served by another server than before.
     pub(crate) fn several(&self) -> bool {
         matches!(self, Self::Cluster(_))
     }
 
-    /// A server can't be reached: who serves what is to be asked anew.
+    /// A server can't be reached: the topology has to be asked for again.
     pub(crate) fn doubt(&self) {
         if let Self::Cluster(cluster) = self {
             cluster.map().slots.clear();
         }
     }
 
-    /// Asks who serves what, unless that is known.
+    /// Asks for the topology, unless it is known.
     pub(crate) async fn know(&self) -> Result<(), Failure> {
         match self {
             Self::One(_) => Ok(()),
@@ -88,13 +88,13 @@ pub(crate) struct Cluster {
     seeds: Vec<ConnectionInfo>,
     config: AsyncConnectionConfig,
     map: Mutex<Map>,
-    /// Whoever asks for the map; the others wait.
+    /// Held by the task that asks for the map; the others wait.
     asking: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
 struct Map {
-    /// By slot; empty while nobody knows.
+    /// By slot; empty while unknown.
     slots: Vec<Option<Address>>,
     places: HashMap<Address, Arc<Place>>,
 }
@@ -128,7 +128,7 @@ impl Cluster {
         Ok(addresses.iter().filter_map(|address| self.place(&mut map, address)).collect())
     }
 
-    /// Asks who serves what, unless that is known.
+    /// Asks for the map, unless it is known.
     async fn know(&self) -> Result<(), Failure> {
         if !self.map().slots.is_empty() {
             return Ok(());
@@ -200,7 +200,7 @@ async fn ask_for_slots(info: ConnectionInfo, config: &AsyncConnectionConfig) -> 
         let Ok(port) = u16::try_from(*port) else { continue };
         let host = match host {
             Value::BulkString(host) if !host.is_empty() => String::from_utf8_lossy(host).into_owned(),
-            // It does not know its own name; it is the one that was asked.
+            // The node does not know its own name; it is the one that was asked.
             _ => seed.clone(),
         };
         for slot in *first..=*last {

@@ -1,4 +1,4 @@
-//! What all handles, guards and tasks of one client share: a core for each server, and who waits for what.
+//! What all handles, guards and tasks of one client share: a core for each server, and the callers of each call.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -22,7 +22,7 @@ use crate::place::Place;
 use crate::seen::Seen;
 use crate::servers::Servers;
 
-/// How much longer than its time a wait is left to a server whose answer is on its way, or to a machine that is busy (ms).
+/// How much later than its deadline a wait ends here, for a reply that is on its way or a busy machine (ms).
 const GRACE: Millis = 1_000;
 
 pub(crate) struct Shared {
@@ -31,28 +31,28 @@ pub(crate) struct Shared {
     pub(crate) config: AsyncConnectionConfig,
     pub(crate) health: Arc<Health>,
     state: Mutex<State>,
-    /// All that was to be given back is.
+    /// All releases are done.
     pub(crate) settled: Changes,
     /// The runtime of a driver has ended.
     pub(crate) undriven: Changes,
 }
 
-/// All of it changes in one step: what goes from one core to another is never between the two.
+/// All of it changes in one step: what moves from one core to another is never between the two.
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) nodes: Vec<Node>,
-    /// Who waits for which call.
+    /// The callers of each call.
     pub(crate) calls: HashMap<Id, Call>,
     pub(crate) holds: Holds,
-    /// Who in this process wants which kept lock.
+    /// The local queues of cached locks.
     pub(crate) lines: Lines,
     made: Id,
 }
 
-/// All holds that somebody here has, or that lie at hand.
+/// All holds of this process, cached ones included.
 pub(crate) type Holds = HashMap<Id, Holding>;
 
-/// A hold, and at which node it is.
+/// A hold, and its node.
 pub(crate) struct Holding {
     pub(crate) node: usize,
     pub(crate) becomes: Becomes,
@@ -60,9 +60,9 @@ pub(crate) struct Holding {
 
 /// What an acquisition becomes.
 pub(crate) struct Becomes {
-    /// What is told of it.
+    /// What is known of it.
     pub(crate) seen: Arc<Seen>,
-    /// The line that it was asked for in.
+    /// The local queue that it was requested in.
     pub(crate) line: Option<Arc<Same>>,
 }
 
@@ -73,26 +73,26 @@ pub(crate) struct Node {
     pub(crate) server: String,
     pub(crate) core: Core,
     pub(crate) link: Option<Link>,
-    /// The pair that is to be opened.
+    /// The pair of connections that is to be opened.
     pub(crate) wanted: Option<u64>,
     pub(crate) wakes_at: Option<Millis>,
-    /// What went wrong last.
+    /// The last error.
     pub(crate) failure: Option<RedisError>,
     pub(crate) heard: Instant,
     pub(crate) is_driven: bool,
-    /// Of the task that drives it; and whether that looks at all this next anyway.
+    /// The waker of the task that drives it; and whether that looks at all this next anyway.
     driver: Waker,
     is_awake: bool,
 }
 
-/// A call that somebody waits for.
+/// A call with a caller that waits.
 pub(crate) struct Call {
     pub(crate) node: usize,
     pub(crate) answer: oneshot::Sender<Ended>,
     pub(crate) hold: Option<Becomes>,
 }
 
-/// How a call has ended, where, and what had gone wrong there.
+/// How a call ended, where, and the connection's last error there.
 pub(crate) struct Ended {
     pub(crate) outcome: Outcome,
     pub(crate) server: String,
@@ -106,7 +106,7 @@ impl Shared {
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
-        // Whoever panicked with it changed it in one step, or not at all.
+        // A panic left it changed in one step, or not at all.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -135,7 +135,7 @@ impl Shared {
         })
     }
 
-    /// Tells a core what happens, and does what it says. Returns how a call has ended that is answered in its step.
+    /// Gives an input to a core, and carries out its outputs. Returns how a call ended that is answered in this step.
     pub(crate) fn step(&self, state: &mut State, node: usize, input: Input) -> Option<Outcome> {
         let mut answer = None;
         let mut inputs = vec![(node, input)];
@@ -185,14 +185,14 @@ impl Shared {
                 if let Some(line) = line {
                     match state.lines.head(&line) {
                         Some(Head::Idle(kept)) if kept.id == hold => state.lines.end(&line),
-                        // Whoever uses it is told. Those behind him don't wait for what he does then.
+                        // The user of the hold is notified. Those behind do not wait for what it does then.
                         _ => self.leaves_line(state, &line, hold),
                     }
                 }
             }
             Output::Ended { call, outcome } => {
                 let Some(Call { answer, hold, .. }) = state.calls.remove(&call) else { return Some(outcome) };
-                // Whoever asked may be gone: then he says so.
+                // The caller may be gone: then the call was dropped.
                 let (server, failure) = (node.server.clone(), node.failure.clone());
                 if let Some(becomes) = hold {
                     self.acquired(state, (at, call), becomes, &outcome);
@@ -215,7 +215,7 @@ impl Shared {
         state.holds.insert(call, Holding { node, becomes });
     }
 
-    /// Somebody comes to the head of a line: he uses what is there, if he may, and else asks for a hold of his own.
+    /// A task comes to the head of a queue: it uses the cached hold, if it may, or requests one.
     pub(crate) fn comes_to_head(&self, state: &mut State, line: &Arc<Same>, kept: Option<Kept>, most: u32) -> Next {
         if let Some(kept) = kept.filter(|kept| self.may_use(state, kept.id, most)) {
             state.lines.stand(line, Head::Uses(kept.id));
@@ -229,7 +229,7 @@ impl Shared {
         Next::Ask(id)
     }
 
-    /// Whether somebody may use this hold now. If not, it is given back.
+    /// Whether a task may use this hold now. If not, it is released.
     fn may_use(&self, state: &mut State, hold: Id, most: u32) -> bool {
         let Some(node) = state.holds.get(&hold).map(|it| it.node) else { return false };
         let call = state.number();
@@ -240,11 +240,11 @@ impl Shared {
         is_held
     }
 
-    /// Whoever stood at the head is done. What he had goes to the next one, or lies at hand for so long.
+    /// The task at the head is done. Its hold goes to the next one, or stays cached.
     pub(crate) fn is_done(&self, state: &mut State, line: &Arc<Same>, kept: Option<Kept>, idle: Millis) {
         if let Some(first) = state.lines.first(line) {
             let next = self.comes_to_head(state, line, kept, first.most);
-            // Nobody goes without taking himself out of the line.
+            // A task takes itself out of the queue before it is dropped.
             let _ = first.turn.send(next);
         } else if let Some(kept) = kept.filter(|kept| self.keeps(state, kept.id, idle)) {
             state.lines.stand(line, Head::Idle(kept));
@@ -253,7 +253,7 @@ impl Shared {
         }
     }
 
-    /// Whether this hold lies at hand from now on. If not, it is given back.
+    /// Whether this hold stays cached from now on. If not, it is released.
     fn keeps(&self, state: &mut State, hold: Id, idle: Millis) -> bool {
         let Some(node) = state.holds.get(&hold).map(|it| it.node) else { return false };
         self.step(state, node, Input::Keep { hold, idle });
@@ -264,14 +264,14 @@ impl Shared {
         is_kept
     }
 
-    /// Whoever stands at the head under this number leaves it without a hold. If it is somebody else, nothing happens.
+    /// The task at the head with this number leaves without a hold. If another one is there, nothing happens.
     pub(crate) fn leaves_line(&self, state: &mut State, line: &Arc<Same>, id: Id) {
         if state.lines.is_at_head(line, id) {
             self.is_done(state, line, None, 0);
         }
     }
 
-    /// Who has this now. If nobody knows, it is asked for once more where it was.
+    /// The node that a moved call or hold goes to: the one that serves its key now, or, if unknown, the same one again.
     fn redirect(&self, state: &mut State, at: usize, moved: Box<Moved>, error: &str) -> (usize, Input) {
         let place = self.servers.redirected(error, &state.nodes[at].server).or_else(|| self.servers.known(moved.key()));
         let to = place.map_or(at, |place| self.node(state, &place));
@@ -282,7 +282,7 @@ impl Shared {
         (to, Input::Take { moved })
     }
 
-    /// Tells the core of a node all that has arrived.
+    /// Gives a node's core everything that has arrived.
     pub(crate) fn read(&self, state: &mut State, at: usize, context: &mut Context<'_>) {
         if !state.nodes[at].driver.will_wake(context.waker()) {
             state.nodes[at].driver = context.waker().clone();
@@ -294,7 +294,7 @@ impl Shared {
         state.nodes[at].is_awake = false;
     }
 
-    /// Lets go what other nodes of a cluster have by now.
+    /// Hands over the calls and holds whose keys other nodes of a cluster serve now.
     pub(crate) fn reroute(&self, state: &mut State, at: usize) {
         let place = state.nodes[at].place.clone();
         let is_elsewhere = |key: &[u8]| self.servers.known(key).is_some_and(|known| !Arc::ptr_eq(&known, &place));

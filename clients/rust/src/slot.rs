@@ -1,8 +1,8 @@
-//! The slot of a key, as every cluster counts it.
+//! The slot of a key, as every cluster computes it.
 
 pub(crate) const SLOTS: u16 = 16_384;
 
-/// The slot of a key: that of what stands in its first pair of braces, if that is not empty.
+/// The slot of a key: that of the text in its first pair of braces, if that is not empty.
 pub(crate) fn slot(key: &[u8]) -> u16 {
     crc16(tag(key)) % SLOTS
 }

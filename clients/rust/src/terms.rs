@@ -1,4 +1,4 @@
-//! How long is waited.
+//! How long a call waits.
 
 use std::time::{Duration, Instant};
 
@@ -6,11 +6,11 @@ use holdfast_core::{Millis, Wait};
 
 use crate::clock;
 
-/// At most this long. No time is no wait at all.
+/// At most this long. Zero means no wait.
 pub(crate) fn at_most(time: Duration) -> Wait {
     match clock::millis(time) {
         0 => Wait::No,
-        // A time that can't be counted is as good as for ever.
+        // A time that can't be represented is no limit.
         Millis::MAX => Wait::Forever,
         time => Wait::For(time),
     }
@@ -34,7 +34,7 @@ impl Deadline {
         }
     }
 
-    /// This one, or then if that is earlier.
+    /// This one, or the given time if that is earlier.
     pub(crate) fn before(self, end: Instant) -> Self {
         match self {
             Self::Past => Self::Past,

@@ -1,4 +1,4 @@
-//! How somebody comes to the head of the line of a kept lock, and what he leaves to the next one.
+//! The head of the local queue of a cached lock: how a task gets there, and what it leaves to the next one.
 
 use std::sync::Arc;
 
@@ -11,23 +11,23 @@ use crate::driver::drive;
 use crate::line::{Head, Kept, Next, Same, Waiting};
 use crate::terms::Deadline;
 
-/// How a lock is kept.
+/// How a lock is cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Keep {
-    /// It lies at hand for so long when nobody uses it.
+    /// How long it stays cached while unused.
     pub(crate) idle: Millis,
-    /// So many uses in a row, once somebody else waits for it.
+    /// How many uses in a row, once another client waits for it.
     pub(crate) most: u32,
 }
 
-/// Whoever stands at the head of a line. When this is dropped, it is the next one's turn.
+/// The task at the head of a queue. Dropping it lets the next one in.
 pub(crate) struct Turn {
     client: Arc<Client>,
     pub(crate) line: Arc<Same>,
-    /// The number of the hold, or of that which is to be asked for.
+    /// The number of the hold, or of the one that is to be requested.
     pub(crate) id: Id,
     idle: Millis,
-    /// What may be used on.
+    /// The hold that may be used.
     pub(crate) kept: Option<Kept>,
 }
 
@@ -41,7 +41,7 @@ struct Behind<'a> {
 }
 
 impl Client {
-    /// Waits until it is the turn of whoever asks now. None: his time is over before.
+    /// Waits until this task is at the head. None: its time is over before.
     pub(crate) async fn turn(self: &Arc<Self>, line: Arc<Same>, keep: Keep, deadline: Deadline) -> Option<Turn> {
         let next = match self.join(&line, keep, deadline != Deadline::Past) {
             Ok(next) => next,
@@ -58,7 +58,7 @@ impl Client {
         Some(Turn { client: self.clone(), line, id, idle: keep.idle, kept })
     }
 
-    /// What he is to do, if nobody stands there; else his place behind the others, if he waits.
+    /// What to do, if the queue is empty; else a place behind the others, if the task waits.
     fn join<'a>(
         self: &'a Arc<Self>,
         line: &'a Arc<Same>,
@@ -94,7 +94,7 @@ impl From<Next> for (Id, Option<Kept>) {
 }
 
 impl Turn {
-    /// Those behind him don't wait until what he has is given back.
+    /// Those behind do not wait until this hold is released.
     pub(crate) fn leave(&self) {
         let shared = self.client.shared();
         shared.leaves_line(&mut shared.state(), &self.line, self.id);
@@ -110,7 +110,7 @@ impl Drop for Turn {
             drop(state);
             drive(shared);
         } else {
-            // It was lost, or is given back, and the line went on without it.
+            // It was lost, or is being released, and the queue went on without it.
             drop(state);
             forget(shared, self.id);
         }
@@ -122,7 +122,7 @@ impl Drop for Behind<'_> {
         let shared = self.client.shared();
         let mut state = shared.state();
         state.lines.go(self.line, self.number);
-        // It became his turn in the moment in which he went.
+        // It reached the head at the moment at which it was dropped.
         if let Ok(next) = self.turn.try_recv() {
             let (id, kept) = next.into();
             if state.lines.is_at_head(self.line, id) {

@@ -36,7 +36,7 @@ impl Address {
     }
 }
 
-/// Reads an address.
+/// Parses an address.
 pub(crate) fn parse(url: &str) -> Result<Address, Error> {
     let invalid =
         |why: &str| Error::Invalid { message: format!("{:?}: {why}; allowed: {FORMS}", without_password(url)) };
@@ -58,7 +58,7 @@ pub(crate) fn parse(url: &str) -> Result<Address, Error> {
 pub(crate) fn without_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let rest = match rest.split_once('?') {
-        // The passwords of Sentinels, and of a socket's server, stand there.
+        // It may contain the passwords of Sentinels, and of a socket's server.
         Some((rest, _)) => format!("{rest}?***"),
         None => rest.to_owned(),
     };
@@ -75,7 +75,7 @@ fn cluster(scheme: &str, rest: &str) -> RedisResult<Vec<ConnectionInfo>> {
     each_host(scheme, rest, "")
 }
 
-/// The login before the hosts is the master's. Sentinels have their own, if any, behind the path.
+/// The login before the hosts is the primary's. Sentinels have their own, if any, behind the path.
 fn sentinel(scheme: &str, hosts: &str, path: &str) -> RedisResult<Address> {
     let (path, options) = path.split_once('?').unwrap_or((path, ""));
     let (master, database) = path.split_once('/').unwrap_or((path, ""));
@@ -111,7 +111,7 @@ fn sentinel_login(builder: SentinelClientBuilder, options: &str) -> RedisResult<
     if password.is_empty() {
         return Ok(builder);
     }
-    // A URL's parts are encoded, which its reader undoes.
+    // A URL's parts are encoded; its parser decodes them.
     let login = format!("redis://{user}:{password}@sentinel").into_connection_info()?.redis_settings().clone();
     let builder = match login.username() {
         Some(user) => builder.set_client_to_sentinel_username(user),
@@ -123,7 +123,7 @@ fn sentinel_login(builder: SentinelClientBuilder, options: &str) -> RedisResult<
     })
 }
 
-/// One address for each host, all with the login that stands before the first and the path behind the last.
+/// One address for each host, all with the login before the first and the path behind the last.
 fn each_host(scheme: &str, rest: &str, path: &str) -> RedisResult<Vec<ConnectionInfo>> {
     let (login, hosts) = match rest.rsplit_once('@') {
         Some((login, hosts)) => (format!("{login}@"), hosts),

@@ -12,9 +12,9 @@ use crate::locks::Lock;
 
 /// A lock that was taken while another one was held ([`Guard::acquire`]), until this is dropped or the lock is lost.
 ///
-/// The other one's guard is borrowed until then. So nobody gives that lock back while its holder waits for this one, nor waits
-/// twice in its name: what the server finds to be a cycle of waits is one.
-#[must_use = "a lock is given back when its guard is dropped"]
+/// The other one's guard is borrowed until then. So that lock can't be released while its holder waits for this one, nor can
+/// its actor wait twice: what the server finds to be a cycle of waits is one.
+#[must_use = "a lock is released when its guard is dropped"]
 #[derive(Debug)]
 pub struct Inner<'g> {
     guard: Guard,
@@ -23,16 +23,16 @@ pub struct Inner<'g> {
 }
 
 impl Guard {
-    /// Asks for another lock while this one is held: none if it was not granted at once, or in the time that [`Lock::wait`]
-    /// allows. The server knows that one actor has this one and waits for the other, so those who take two locks in opposite
-    /// order don't wait for ever.
+    /// Acquires another lock while this one is held: none if it was not granted at once, or in the time that [`Lock::wait`]
+    /// allows. The server knows that one actor holds this one and waits for the other, so two tasks that take two locks in opposite
+    /// order don't wait forever.
     ///
-    /// **Re-entry**: a lock that this guard holds already, or one around it, is had at once, under the same fence, and given back
-    /// with the guard that it was taken by. (One permit of a semaphore is not another one.)
+    /// **Re-entry**: a lock that this guard holds already, or an enclosing one, is granted at once with the same fence, and released
+    /// by the guard that took it first. (A permit of a semaphore is not another permit.)
     ///
     /// # Errors
     ///
-    /// As for [`Lock::acquire`]; [`Error::Deadlock`] says who waits for whom.
+    /// As for [`Lock::acquire`]; [`Error::Deadlock`] names the cycle.
     pub async fn acquire(&mut self, lock: &Lock) -> Result<Option<Inner<'_>>, Error> {
         Inner::acquire_within(self, lock, lock.waits_for()).await
     }
@@ -66,7 +66,7 @@ impl<'g> Inner<'g> {
         Inner::acquire_within(&self.guard, lock, Wait::No).await
     }
 
-    /// Gives it back; nothing is to be given back of one that was held before.
+    /// Releases it; a re-entry releases nothing.
     ///
     /// # Errors
     ///

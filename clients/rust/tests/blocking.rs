@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use holdfast_client::{Error, RedLock, Why, block_on};
+use holdfast_client::{Error, LossReason, RedLock, block_on};
 use support::{Server, until};
 
 use crate::common::{SOON, is_free, locks, say, waiters};
@@ -31,14 +31,14 @@ fn threads_take_turns() {
 }
 
 #[test]
-fn what_is_held_is_kept_alive_while_the_program_does_something_else() {
+fn holds_are_renewed_while_the_program_does_something_else() {
     const LEASE: Duration = Duration::from_secs(2);
     let server = Server::start();
     let guard = block_on(locks(&server).lock("a").watched(LEASE).try_acquire()).unwrap().unwrap();
     let begin = Instant::now();
     until(SOON, "two leases are over", || begin.elapsed() > LEASE * 2);
     guard.check().unwrap();
-    // Dropped, it is given back in the background.
+    // Dropped, it is released in the background.
     drop(guard);
     until(SOON, "it is free", || is_free(&server, "a"));
 }
@@ -50,9 +50,9 @@ fn a_loss_is_told_to_a_thread_that_waits_for_it() {
     std::thread::scope(|scope| {
         let told = scope.spawn(|| block_on(guard.lost()));
         let _: i64 = say(&server, "LOCK.FORCE a");
-        assert_eq!(told.join().unwrap(), Why::Forced);
+        assert_eq!(told.join().unwrap(), LossReason::Forced);
     });
-    assert!(matches!(block_on(guard.release()), Err(Error::Lost { why: Why::Forced, .. })));
+    assert!(matches!(block_on(guard.release()), Err(Error::Lost { why: LossReason::Forced, .. })));
 }
 
 #[test]

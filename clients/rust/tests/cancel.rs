@@ -137,7 +137,7 @@ async fn a_thousand_rounds_with_contention_leave_nothing_behind() {
     assert!((TASKS * ROUNDS / 10..TASKS * ROUNDS * 9 / 10).contains(&dropped), "{dropped} were given up");
 }
 
-/// Holds it alone, and gives it back one way or another.
+/// Holds it alone, and releases it in one of several ways.
 async fn held(guard: Guard, inside: &AtomicUsize, random: &mut Random) {
     assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold at once");
     tokio::task::yield_now().await;

@@ -86,7 +86,7 @@ pub fn queue(server: &Server, key: &str) -> Vec<(String, i64)> {
     waiters.iter().map(|waiter| (owner(waiter), client(waiter))).collect()
 }
 
-/// Returns when it is held for certain: while this process or the server stands still it is in doubt.
+/// Returns when it is held for certain: while this process or the server is paused it is uncertain.
 pub async fn held(guard: &Guard) {
     soon("it is held", || match guard.check() {
         Err(error @ Error::Lost { .. }) => panic!("{error}"),

@@ -107,7 +107,7 @@ async fn a_process_of_two() {
     locks.settle().await;
 }
 
-/// Whose guards go from hand to hand may be given back by anybody: nothing that looks like a cycle need be one.
+/// A guard that moves between tasks may be released by any of them: what looks like a cycle need not be one.
 #[tokio::test]
 async fn acquisitions_apart_are_no_actor() {
     let server = Server::start();
@@ -123,7 +123,7 @@ async fn acquisitions_apart_are_no_actor() {
 }
 
 #[tokio::test]
-async fn what_is_held_already_is_had_at_once_and_given_back_where_it_was_taken() {
+async fn re_entry_is_granted_at_once_and_released_by_the_first_guard() {
     let server = Server::start();
     let locks = locks(&server);
     let mut a = locks.lock("a").try_acquire().await.unwrap().unwrap();

@@ -1,8 +1,8 @@
-//! How long a hold lasts, and how it is given back.
+//! How long a hold lasts, and how it is released.
 
 use std::time::{Duration, Instant};
 
-use holdfast_client::{Error, Why};
+use holdfast_client::{Error, LossReason};
 use support::Server;
 
 use crate::common::{SOON, held, holder, is_free, locks, say, soon};
@@ -35,10 +35,10 @@ async fn a_lease_of_ones_own_is_not_renewed() {
     let server = Server::start();
     let guard = locks(&server).lock("a").lease(Duration::from_secs(2)).try_acquire().await.unwrap().unwrap();
     let lost = tokio::time::timeout(SOON, guard.lost()).await.unwrap();
-    assert_eq!(lost, Why::Expired);
+    assert_eq!(lost, LossReason::Expired);
     soon("it is free", || is_free(&server, "a")).await;
     let error = guard.release().await.unwrap_err();
-    assert!(matches!(error, Error::Lost { why: Why::Expired, .. }), "{error}");
+    assert!(matches!(error, Error::Lost { why: LossReason::Expired, .. }), "{error}");
 }
 
 #[tokio::test]
@@ -49,7 +49,7 @@ async fn a_renewal_changes_the_lease() {
     fixed.renew(Duration::from_secs(100)).await.unwrap();
     assert!((90_000..=100_000).contains(&ttl(&server, "a")));
     fixed.renew(Duration::from_secs(2)).await.unwrap();
-    assert_eq!(tokio::time::timeout(SOON, fixed.lost()).await.unwrap(), Why::Expired);
+    assert_eq!(tokio::time::timeout(SOON, fixed.lost()).await.unwrap(), LossReason::Expired);
     let error = fixed.renew(Duration::from_secs(100)).await.unwrap_err();
     assert!(matches!(error, Error::Lost { .. }), "{error}");
     let watched = locks.lock("b").try_acquire().await.unwrap().unwrap();
@@ -82,7 +82,7 @@ fn a_guard_may_be_dropped_outside_a_runtime() {
     let locks = locks(&server);
     let guard = runtime.block_on(locks.lock("a").try_acquire()).unwrap().unwrap();
     std::thread::spawn(move || drop(guard)).join().unwrap();
-    support::until(SOON, "it is given back", || is_free(&server, "a"));
+    support::until(SOON, "it is released", || is_free(&server, "a"));
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn a_guard_may_outlive_its_runtime() {
 
 /// Whichever runtime came first.
 #[test]
-fn whoever_waits_in_another_runtime_goes_on_when_that_which_read_ends() {
+fn waiters_continue_when_the_reading_runtime_ends() {
     let server = Server::start();
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let other_runtime = runtime();
@@ -159,7 +159,7 @@ async fn a_future_runs_while_the_lock_is_held() {
         let broken: i64 = say(&server, "LOCK.FORCE a");
         assert_eq!(broken, 1);
     });
-    assert!(matches!(stopped, Err(Error::Lost { why: Why::Forced, .. })));
+    assert!(matches!(stopped, Err(Error::Lost { why: LossReason::Forced, .. })));
     let never = guard.while_held(async { unreachable!("it is lost already") }).await;
     assert!(never.is_err());
 }

@@ -1,27 +1,27 @@
-//! A hold that ends before it is given back.
+//! A hold that ends before it is released.
 
 use std::time::{Duration, Instant};
 
-use holdfast_client::{Error, Guard, Locks, Why};
+use holdfast_client::{Error, Guard, Locks, LossReason};
 use support::{Fate, Proxy, Server, Toward};
 
 use crate::common::{SOON, held, holder, is_free, locks, locks_over, names, queue, say, sessions, soon, waiters};
 
-async fn lost(guard: &Guard) -> Why {
+async fn lost(guard: &Guard) -> LossReason {
     tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told")
 }
 
-/// Nothing was heard of the server since `silent`: whoever asks a lease later, or after that, is not told that it is held. Once
+/// The server was silent since `silent`: a check a lease later, or after that, does not say that it is held. Once
 /// nobody has answered who could know, it is told to be lost.
 async fn disconnected_in_time(guard: &Guard, silent: Instant, lease: Duration) {
-    soon("it is in doubt", || {
+    soon("it is uncertain", || {
         let is_over = Instant::now() >= silent + lease;
         let held = guard.check().is_ok();
         assert!(!held || !is_over, "it is held, a lease after the last that was heard of the server");
         !held
     })
     .await;
-    assert_eq!(lost(guard).await, Why::Disconnected);
+    assert_eq!(lost(guard).await, LossReason::Disconnected);
 }
 
 /// Longer than a busy machine lets a process stand still.
@@ -31,7 +31,9 @@ const SHORT: Duration = Duration::from_secs(2);
 async fn a_broken_lock_is_told_to_its_holder() {
     let server = Server::start();
     let locks = locks(&server);
-    for (command, why) in [("LOCK.FORCE a", Why::Forced), ("DEL a", Why::Changed), ("SET a text", Why::Changed)] {
+    for (command, why) in
+        [("LOCK.FORCE a", LossReason::Forced), ("DEL a", LossReason::Changed), ("SET a text", LossReason::Changed)]
+    {
         let guard = locks.lock("a").try_acquire().await.unwrap().unwrap();
         let _: holdfast_client::redis::Value = say(&server, command);
         assert_eq!(lost(&guard).await, why, "{command}");
@@ -53,7 +55,7 @@ async fn the_loss_of_a_fixed_lease_is_told_too() {
         let _: i64 = say(&server, "DEL a");
         let answer = if renewed { guard.renew(Duration::from_secs(50)).await } else { guard.release().await };
         let error = answer.unwrap_err();
-        assert!(matches!(error, Error::Lost { why: Why::Changed, .. }), "{error}");
+        assert!(matches!(error, Error::Lost { why: LossReason::Changed, .. }), "{error}");
     }
 }
 
@@ -66,7 +68,7 @@ async fn a_release_says_why_also_if_it_comes_first() {
         let _: i64 = say(&server, "LOCK.FORCE a");
         // Whether the event or the reply is read first is left to chance.
         let error = guard.release().await.unwrap_err();
-        assert!(matches!(error, Error::Lost { why: Why::Forced, .. }), "{error}");
+        assert!(matches!(error, Error::Lost { why: LossReason::Forced, .. }), "{error}");
     }
 }
 
@@ -84,7 +86,7 @@ async fn what_is_overwritten_is_lost_whichever_word_of_it_comes_first() {
         let _: String = say(&server, "SET a text");
         let answer = if renewed { guard.renew(Duration::from_secs(50)).await } else { guard.release().await };
         let error = answer.unwrap_err();
-        assert!(matches!(error, Error::Lost { why: Why::Changed, .. }), "{error}");
+        assert!(matches!(error, Error::Lost { why: LossReason::Changed, .. }), "{error}");
     }
 }
 
@@ -97,7 +99,7 @@ async fn what_is_overwritten_between_two_connections_is_lost() {
     proxy.refuse();
     let _: String = say(&server, "SET a text");
     proxy.accept();
-    assert_eq!(lost(&guard).await, Why::Changed);
+    assert_eq!(lost(&guard).await, LossReason::Changed);
 }
 
 #[tokio::test]
@@ -106,7 +108,7 @@ async fn of_several_keys_the_rest_is_given_back_when_one_is_lost() {
     let locks = locks(&server);
     let guard = locks.lock_all(["a", "b"]).try_acquire().await.unwrap().unwrap();
     let _: i64 = say(&server, "LOCK.FORCE a");
-    assert_eq!(lost(&guard).await, Why::Forced);
+    assert_eq!(lost(&guard).await, LossReason::Forced);
     soon("nobody has to ask for it", || holder(&server, "b").is_none()).await;
     guard.release().await.unwrap_err();
     locks.settle().await;
@@ -121,7 +123,7 @@ async fn what_ends_with_the_connection_is_lost_with_it() {
     for session in sessions(&server) {
         let _: i64 = say(&server, &format!("CLIENT KILL ID {session}"));
     }
-    assert_eq!(lost(&guard).await, Why::Disconnected);
+    assert_eq!(lost(&guard).await, LossReason::Disconnected);
     assert!(is_free(&server, "a"));
 }
 
@@ -146,7 +148,7 @@ async fn a_hold_is_taken_to_the_next_connection() {
 
 /// The answer to a renewal with the second session comes when there is a third one already.
 #[tokio::test]
-async fn a_hold_that_was_taken_to_a_session_that_has_ended_is_taken_to_the_next_one() {
+async fn hold_moves_on_when_its_new_session_ends_too() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
@@ -204,7 +206,7 @@ async fn a_server_that_lost_its_memory_is_a_lock_that_is_lost() {
     let guard = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
     server.kill9();
     server.restart();
-    assert_eq!(lost(&guard).await, Why::Disconnected);
+    assert_eq!(lost(&guard).await, LossReason::Disconnected);
 }
 
 #[tokio::test]
@@ -220,7 +222,7 @@ async fn who_cannot_ask_counts_the_lease_by_its_own_clock() {
     let error = fixed.release().await.unwrap_err();
     assert!(matches!(error, Error::Connection { .. }), "{error}");
     proxy.accept();
-    soon("it is given back as soon as the server is there again", || is_free(&server, "b")).await;
+    soon("it is released as soon as the server is back", || is_free(&server, "b")).await;
 }
 
 #[tokio::test]
@@ -228,14 +230,14 @@ async fn a_silent_connection_is_a_lock_in_doubt() {
     let server = Server::start();
     let guard = locks(&server).lock("a").watched(SHORT).try_acquire().await.unwrap().unwrap();
     server.stop();
-    assert_eq!(lost(&guard).await, Why::Disconnected);
+    assert_eq!(lost(&guard).await, LossReason::Disconnected);
     server.cont();
     guard.release().await.unwrap_err();
-    soon("it is given back", || is_free(&server, "a")).await;
+    soon("it is released", || is_free(&server, "a")).await;
 }
 
 #[tokio::test]
-async fn a_short_lease_is_minded_by_a_session_that_was_opened_for_long_ones() {
+async fn short_lease_is_renewed_by_a_session_opened_for_long_ones() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
@@ -251,7 +253,7 @@ async fn a_short_lease_is_minded_by_a_session_that_was_opened_for_long_ones() {
 }
 
 #[tokio::test]
-async fn a_short_lease_is_lost_in_time_on_a_session_that_was_opened_for_long_ones() {
+async fn short_lease_is_lost_in_time_on_a_session_opened_for_long_ones() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
@@ -307,7 +309,7 @@ async fn a_default_lease_that_changes_counts_for_what_comes_after() {
 
 /// How long a grant was on its way can't be known, and its lease began when it was sent.
 #[tokio::test]
-async fn a_grant_that_was_long_on_its_way_is_not_counted_from_its_arrival() {
+async fn lease_counts_from_the_grant_when_the_reply_is_late() {
     const LEASE: Duration = Duration::from_secs(6);
     let server = Server::start();
     let proxy = Proxy::to(server.addr());

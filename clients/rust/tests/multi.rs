@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use holdfast_client::{Error, Lock, Locks, MultiLock, Why};
+use holdfast_client::{Error, Lock, Locks, LossReason, MultiLock};
 use support::{Cluster, Fate, Proxy, Random, Server};
 use tokio::task::JoinSet;
 
@@ -82,10 +82,10 @@ async fn one_that_is_lost_is_the_loss_of_all() {
         let guard = all.try_acquire().await.unwrap().unwrap();
         let _: i64 = say(server, "LOCK.FORCE a");
         let stopped = tokio::time::timeout(SOON, guard.while_held(std::future::pending::<()>())).await.unwrap();
-        assert!(matches!(stopped, Err(Error::Lost { why: Why::Forced, .. })));
+        assert!(matches!(stopped, Err(Error::Lost { why: LossReason::Forced, .. })));
         assert!(guard.check().is_err());
         guard.release().await.unwrap_err();
-        soon("the others are given back", || all_free(&servers)).await;
+        soon("the others are released", || all_free(&servers)).await;
     }
 }
 
@@ -105,7 +105,7 @@ async fn one_that_is_lost_while_it_waits_for_another_ends_the_wait() {
     soon("it waits at the next", || servers.iter().map(|server| waiters(server, "a")).sum::<usize>() == 1).await;
     let _: i64 = say(&servers[first], "LOCK.FORCE a");
     let error = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap().unwrap_err();
-    assert!(matches!(error, Error::Lost { why: Why::Forced, .. }), "{error}");
+    assert!(matches!(error, Error::Lost { why: LossReason::Forced, .. }), "{error}");
     drop(guards);
     soon("nothing is left", || all_free(&servers)).await;
 }
@@ -193,7 +193,7 @@ async fn an_acquisition_may_be_dropped_at_every_poll() {
 }
 
 /// What one of many does: some of the keys, in any order, with or without patience; it may give up, and its connections
-/// may be cut. Whoever holds, holds alone. If ever nobody moved, this would not end.
+/// may be cut. A holder holds alone. If all were blocked, this would not end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_is_named_in_whatever_order_somebody_always_moves() {
     const TASKS: usize = 12;

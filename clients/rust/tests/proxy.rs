@@ -82,7 +82,7 @@ async fn a_grant_that_was_lost_on_the_way_is_found_again() {
 }
 
 #[tokio::test]
-async fn who_looks_while_the_connection_ends_is_answered_over_the_next() {
+async fn info_is_repeated_when_its_connection_ends() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let held = locks(&server).lock("a").try_acquire().await.unwrap().unwrap();
@@ -119,7 +119,7 @@ async fn cuts_at_random_leave_no_two_holders_and_nothing_behind() {
             tokio::spawn(async move {
                 let mut mine = 0;
                 while mine < TURNS {
-                    // A request that was on its way when the connection broke failed; what it got is given back.
+                    // A request that was on its way when the connection broke failed; what it was granted is released.
                     let Ok(granted) = lock.acquire().await else { continue };
                     let guard = granted.unwrap();
                     assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold at once");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_client::{Error, Locks, MultiLock, RedLock, Why, block_on, redis};
+use holdfast_client::{Error, Locks, LossReason, MultiLock, RedLock, block_on, redis};
 use support::{Server, workspace};
 
 use crate::common::say;
@@ -147,7 +147,7 @@ assert!(locks.locked("a").await?);
 let info = locks.info("a").await?.expect("it is held");
 assert_eq!(info.holders[0].owner, *mine.owner());
 assert_eq!(locks.force("a").await?, 1);
-assert_eq!(mine.lost().await, Why::Forced);
+assert_eq!(mine.lost().await, LossReason::Forced);
     Ok(())
 }
 
@@ -213,8 +213,8 @@ async fn a_loss() -> Outcome {
 let guard = locks.lock("a").try_acquire().await?.expect("nobody has it");
 break_it("a").await;
 let stopped = guard.while_held(std::future::pending::<()>()).await;
-assert!(matches!(stopped, Err(Error::Lost { why: Why::Forced, .. })));
-assert_eq!(guard.lost().await, Why::Forced);
+assert!(matches!(stopped, Err(Error::Lost { why: LossReason::Forced, .. })));
+assert_eq!(guard.lost().await, LossReason::Forced);
 assert!(guard.check().is_err());
 let error = guard.release().await.unwrap_err();
 assert!(error.to_string().contains("forced"));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use holdfast_client::{Error, Locks, RedGuard, RedLock, Why};
+use holdfast_client::{Error, Locks, LossReason, RedGuard, RedLock};
 use support::{Fate, Proxy, Random, Server, Toward};
 use tokio::task::JoinSet;
 
@@ -38,7 +38,7 @@ async fn all_free(servers: &[Server]) {
     soon("nothing is left anywhere", || servers.iter().all(|server| server.ended() || is_free(server, "a"))).await;
 }
 
-async fn lost(guard: &RedGuard) -> Why {
+async fn lost(guard: &RedGuard) -> LossReason {
     tokio::time::timeout(SOON, guard.lost()).await.expect("the loss is told")
 }
 
@@ -47,8 +47,8 @@ fn fence_at(server: &Server) -> u64 {
     say::<Option<u64>>(server, "HGET a #fence").unwrap_or(0)
 }
 
-/// Returns when all is given back: a server that granted after a majority had done so gets it back in the background, and refuses
-/// whoever asks meanwhile and does not wait.
+/// Returns when all is released: a server that granted after a majority had done so is released in the background, and refuses
+/// requests without a wait meanwhile.
 async fn settle(clients: &[Locks]) {
     for client in clients {
         client.settle().await;
@@ -86,8 +86,8 @@ async fn a_lease_of_ones_own_is_valid_for_less_by_the_drift() {
     assert!(guard.valid_until().unwrap() > asked + LEASE);
     guard.release().await.unwrap();
     let short = lock(&over(&servers)).lease(Duration::from_secs(2)).try_acquire().await.unwrap().unwrap();
-    assert_eq!(lost(&short).await, Why::Expired);
-    assert!(matches!(short.release().await.unwrap_err(), Error::Lost { why: Why::Expired, .. }));
+    assert_eq!(lost(&short).await, LossReason::Expired);
+    assert!(matches!(short.release().await.unwrap_err(), Error::Lost { why: LossReason::Expired, .. }));
     for lease in [Duration::ZERO, Duration::from_millis(2)] {
         let error = lock(&over(&servers)).lease(lease).try_acquire().await.unwrap_err();
         assert!(matches!(&error, Error::Invalid { message } if message.contains("2 ms")), "{error}");
@@ -160,7 +160,7 @@ async fn fences_grow_though_the_servers_count_differently() {
 async fn a_loss_counts_when_no_majority_is_left() {
     let servers = start(5);
     let clients = over(&servers);
-    for (command, why) in [("LOCK.FORCE a", Why::Forced), ("DEL a", Why::Changed)] {
+    for (command, why) in [("LOCK.FORCE a", LossReason::Forced), ("DEL a", LossReason::Changed)] {
         let guard = lock(&clients).try_acquire().await.unwrap().unwrap();
         soon("all have joined", || holders(&servers) == 5).await;
         soon("all have confirmed", || servers.iter().all(|server| fence_at(server) >= guard.fence())).await;
@@ -181,7 +181,7 @@ async fn a_loss_counts_when_no_majority_is_left() {
 }
 
 #[tokio::test]
-async fn it_is_held_on_though_a_minority_is_killed_and_lost_with_the_majority() {
+async fn lock_survives_a_minority_and_is_lost_with_the_majority() {
     let mut servers = start(5);
     let clients = over(&servers);
     let guard = lock(&clients).watched(Duration::from_secs(3)).try_acquire().await.unwrap().unwrap();
@@ -193,7 +193,7 @@ async fn it_is_held_on_though_a_minority_is_killed_and_lost_with_the_majority() 
     soon("two leases are over", || held_for.elapsed() > Duration::from_secs(6)).await;
     guard.check().unwrap();
     servers[4].kill9();
-    assert_eq!(lost(&guard).await, Why::Disconnected);
+    assert_eq!(lost(&guard).await, LossReason::Disconnected);
     guard.release().await.unwrap_err();
     all_free(&servers).await;
     let error = lock(&clients).try_acquire().await.unwrap_err();
@@ -288,7 +288,7 @@ async fn who_waits_at_a_server_that_dies_goes_on_at_the_next() {
 }
 
 #[tokio::test]
-async fn a_server_that_stands_still_is_left_in_time_also_where_the_session_was_opened_for_long_leases() {
+async fn paused_server_is_left_in_time_despite_long_leases() {
     let servers = start(3);
     // The session's question waits for an eighth of it.
     let _: String = say(&servers[0], "CONFIG SET holdfast.default-lease 300000");
@@ -312,7 +312,7 @@ async fn a_server_that_stands_still_is_left_in_time_also_where_the_session_was_o
 }
 
 #[tokio::test]
-async fn who_finds_the_first_server_free_and_the_majority_held_waits_there() {
+async fn request_waits_at_a_free_first_server_while_the_majority_is_held() {
     let mut servers = start(3);
     let clients = over(&servers);
     let lock = lock(&clients).server_timeout(Duration::from_secs(1));
@@ -344,7 +344,7 @@ async fn a_key_that_is_no_lock_is_told_if_it_is_so_at_a_majority() {
     let () = say(&servers[2], "SET a text");
     let error = lock(&clients).try_acquire().await.unwrap_err();
     assert!(matches!(error, Error::WrongType { .. }), "{error}");
-    soon("the third one is given back", || is_free(&servers[1], "a")).await;
+    soon("the third one is released", || is_free(&servers[1], "a")).await;
 }
 
 #[tokio::test]
@@ -423,7 +423,7 @@ async fn a_lost_answer_leaves_nothing_behind() {
 
 /// Contenders, each with clients of its own, while servers are killed (they keep what they granted), stopped and slow.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_holds_beside_another_and_fences_grow_whatever_happens_to_servers() {
+async fn holds_never_overlap_and_fences_grow_when_servers_fail() {
     const TASKS: usize = 4;
     const TIME: Duration = Duration::from_secs(5);
     const TURNS: usize = 20;
@@ -508,7 +508,7 @@ async fn it_costs_two_requests_and_a_release_at_each_server() {
         settle(&clients_of).await;
     }
     for (server, before) in servers.iter().zip(before) {
-        // Asked, told the fence, given back; the one that joins may be given back once more.
+        // Requested, sent the fence, released; the one that joins may be released once more.
         let each = (calls(server) - before) / 10;
         assert!((3..=4).contains(&each), "{each} requests at {}", server.addr());
     }

@@ -17,7 +17,7 @@ const TOKENS: u8 = 8;
 enum Fault {
     /// The majority's greatest token is not made known to the majority.
     FenceIsNotTold,
-    /// Whoever has a majority holds, however late it hears of that.
+    /// A client with a majority holds, however late it learns of that.
     ValidityIsNotChecked,
     /// A request that is given up before its answer was read is released, not cancelled.
     ReleasedBeforeRead,
@@ -71,7 +71,7 @@ struct State {
     now: u8,
     servers: Vec<Server>,
     clients: Vec<Client>,
-    /// The fence of whoever began to hold last.
+    /// The fence of the client that began to hold last.
     fence: u8,
     restarts_left: u8,
     wrong: Option<Wrong>,
@@ -285,7 +285,7 @@ impl Protocol {
         }
     }
 
-    /// A confirmation was read: whoever has a majority of them that is valid holds. For the beginning one does not count
+    /// A confirmation was read: a client with a valid majority of them holds. For the beginning one does not count
     /// that was granted after the fence was chosen.
     fn count(&self, state: &mut State, number: usize) {
         let client = &mut state.clients[number];
@@ -476,7 +476,7 @@ fn holding(state: &State) -> usize {
 
 const ONE_HOLDS: &str = "one holds at a time";
 const FENCES_GROW: &str = "fences grow";
-const GIVEN_BACK: &str = "what was given back is not held";
+const GIVEN_BACK: &str = "a released lock is not held";
 
 /// Explores until something is wrong or nothing is left, or for so many steps; what is wrong, and how it comes to that.
 fn explore(protocol: Protocol, at_most: usize) -> Vec<(&'static str, Vec<Action>)> {
@@ -603,7 +603,7 @@ fn more_clients_and_more_servers() {
 }
 
 #[test]
-fn servers_that_restart_with_what_they_granted_or_after_every_lease() {
+fn servers_restart_with_their_grants_or_after_every_lease() {
     for servers in [Servers::Restart, Servers::ForgetAndStayAway] {
         let protocol = Protocol { servers, time: 2, ..SMALL };
         assert_eq!(explore(protocol.clone(), MANY), vec![]);

@@ -252,7 +252,7 @@ async fn a_lock_can_be_looked_at_and_broken() {
     }
     assert!(locks.locked("a").await.unwrap());
     assert_eq!(locks.force("a").await.unwrap(), 2);
-    // Whoever waited is served.
+    // The waiter is granted.
     let next = tokio::time::timeout(SOON, waiting).await.unwrap().unwrap();
     assert_eq!(locks.info("a").await.unwrap().unwrap().limit, Some(1));
     next.release().await.unwrap();

@@ -1,4 +1,4 @@
-//! Connections that die without a word, and servers that can't be reached while something has to be given back.
+//! Connections that die silently, and servers that can't be reached while a release is pending.
 
 use std::time::{Duration, Instant};
 
@@ -78,7 +78,7 @@ async fn a_wait_whose_answer_is_swallowed_is_taken_along() {
 }
 
 #[tokio::test]
-async fn a_lock_whose_release_was_swallowed_is_free_before_its_lease_is_over() {
+async fn swallowed_release_takes_effect_before_the_lease_expires() {
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let locks = locks_over(&proxy);
@@ -92,13 +92,13 @@ async fn a_lock_whose_release_was_swallowed_is_free_before_its_lease_is_over() {
     });
     let error = tokio::time::timeout(SOON, guard.release()).await.expect("a call ends").unwrap_err();
     assert!(matches!(error, Error::Connection { .. }), "{error}");
-    tokio::time::timeout(NOTICED, locks.settle()).await.expect("it is given back over another connection");
+    tokio::time::timeout(NOTICED, locks.settle()).await.expect("it is released over another connection");
     assert!(is_free(&server, "a"));
 }
 
 /// Its end has not reached the server, which would grant to the session that is gone.
 #[tokio::test]
-async fn a_wait_that_is_given_up_while_all_is_silent_leaves_the_queue_with_the_next_session() {
+async fn cancelled_wait_leaves_the_queue_with_the_next_session() {
     let server = Server::start();
     // A default lease later the server itself would end the session.
     let _: String = say(&server, "CONFIG SET holdfast.default-lease 600000");
@@ -123,7 +123,7 @@ async fn a_wait_that_is_given_up_while_all_is_silent_leaves_the_queue_with_the_n
 }
 
 #[tokio::test]
-async fn what_is_given_back_while_no_connection_can_be_had_is_free_afterwards() {
+async fn release_during_an_outage_takes_effect_afterwards() {
     const LEASE: Duration = Duration::from_millis(1500);
     let server = Server::start();
     let held = locks(&server).lock("waited").lease(Duration::from_secs(600)).try_acquire().await.unwrap().unwrap();
@@ -176,7 +176,7 @@ async fn a_release_that_is_refused_is_tried_until_it_is_done() {
     soon("it was tried several times", || begin.elapsed() > Duration::from_secs(1)).await;
     assert!(holder(&server, "a").is_some(), "the server renews it");
     let _: String = say(&server, "ACL SETUSER locker +lock.release");
-    soon("it is given back", || is_free(&server, "a")).await;
+    soon("it is released", || is_free(&server, "a")).await;
 }
 
 /// So nobody renews it any more.

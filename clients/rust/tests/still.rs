@@ -1,10 +1,10 @@
-//! A process that stands still: here its only thread does. Afterwards it asks before it judges.
+//! A paused process: here its only thread is. Afterwards it asks before it counts a hold as lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use holdfast_client::{Error, MultiLock, Why};
+use holdfast_client::{Error, LossReason, MultiLock};
 use support::{Fate, Proxy, Server, Toward};
 
 use crate::common::{SOON, holder, is_free, locks, locks_over, sessions, soon, waiters};
@@ -35,7 +35,7 @@ async fn what_the_server_has_renewed_meanwhile_is_held() {
     soon("a third of the lease is over, and more", || begin.elapsed() > LEASE * 4 / 10).await;
     stand_still(LEASE * 72 / 100);
     let checked = guard.check();
-    assert!(!matches!(checked, Err(Error::Lost { .. })), "in doubt at most: {checked:?}");
+    assert!(!matches!(checked, Err(Error::Lost { .. })), "uncertain at most: {checked:?}");
     guard.while_held(async {}).await.expect("it is held still");
     all.while_held(async {}).await.expect("it is held still");
     guard.check().unwrap();
@@ -50,7 +50,7 @@ async fn what_the_server_has_renewed_meanwhile_is_held() {
 }
 
 #[tokio::test]
-async fn what_was_given_to_another_meanwhile_is_lost_and_nothing_is_done_under_it() {
+async fn hold_granted_to_another_client_during_a_pause_is_lost() {
     const LEASE: Duration = Duration::from_secs(3);
     let server = Server::start();
     let guard = locks(&server).lock("a").watched(LEASE).try_acquire().await.unwrap().unwrap();
@@ -81,12 +81,12 @@ async fn who_cannot_be_asked_afterwards_is_a_loss() {
     stand_still(LEASE);
     let mut ran = false;
     let outcome = tokio::time::timeout(SOON, guard.while_held(async { ran = true })).await.expect("it is judged");
-    assert!(matches!(outcome, Err(Error::Lost { why: Why::Disconnected, .. })) && !ran, "{outcome:?}");
+    assert!(matches!(outcome, Err(Error::Lost { why: LossReason::Disconnected, .. })) && !ran, "{outcome:?}");
 }
 
 /// However long the word of it was on its way; and if the reply that its wait has begun is on its way still.
 #[tokio::test]
-async fn a_lease_counts_from_the_grant_and_not_from_when_it_is_heard_of() {
+async fn lease_counts_from_the_grant_not_from_its_event() {
     tokio::join!(counts_from_its_grant(false), counts_from_its_grant(true));
 }
 

@@ -36,10 +36,9 @@ export class Pool {
   readonly #slotWaiters = new Set<() => void>();
   #waits = 0;
   #opening = 0;
-  #checked = false;
   #closed = false;
-  /** The last attempt to connect failed, or a connection broke: one attempt at a time. */
-  #failing = false;
+  /** The server has answered since a connection broke or could not be opened. Until it has, one attempt to connect is made at a time. */
+  #proven = false;
   #replaced = false;
   #delay = 0;
   #until = 0;
@@ -81,12 +80,14 @@ export class Pool {
 
   /** Lets a connection go that a hold keeps. */
   detach(connection: Connection): void {
-    if (this.#all.delete(connection)) this.#pump();
+    if (!this.#all.delete(connection)) return;
+    this.#proven &&= this.#all.size > 0;
+    this.#pump();
   }
 
   /** Closes a connection under which a command broke or was not answered. */
   broke(connection: Connection): void {
-    this.#failing = true;
+    this.#proven = false;
     this.#lengthen(this.#used.has(connection));
     connection.close();
   }
@@ -170,7 +171,7 @@ export class Pool {
       waiting += queue.size;
     }
     while (waiting > this.#opening && this.#all.size + this.#opening < this.#max && !this.#closed) {
-      if (this.#failing || !this.#checked) {
+      if (!this.#proven) {
         if (this.#opening > 0) return;
         const left = this.#until - now();
         if (left > 0) {
@@ -187,11 +188,10 @@ export class Pool {
     this.#opening++;
     try {
       const connection = await this.#driver.connect(CONNECT, this.address);
-      if (!this.#checked) await this.#check(connection);
+      if (!this.#proven) await this.#check(connection);
       if (this.#closed) return connection.close();
       if (connection.closed) throw new UnavailableError('the connection broke', false);
-      this.#checked = true;
-      this.#failing = false;
+      this.#proven = true;
       this.#all.add(connection);
       connection.onClose = () => {
         const at = this.#idle.indexOf(connection);
@@ -203,7 +203,7 @@ export class Pool {
       this.#pump();
     } catch (error) {
       this.#opening--;
-      this.#failing = true;
+      this.#proven = false;
       this.#lengthen(false);
       this.#rejectAll(error instanceof ServerError ? error : new UnavailableError('cannot connect', false, error));
     }
@@ -220,7 +220,6 @@ export class Pool {
         throw new ServerTooOldError('SERVER_TOO_OLD', `the server's module is too old: ${is}`);
       if (lowest > PROTOCOL) throw new ClientTooOldError('CLIENT_TOO_OLD', `this client is too old: ${is}`);
       this.replicasTimeout = Number(version['replicas-timeout'] ?? this.replicasTimeout);
-      this.succeeded();
     } catch (error) {
       if (error instanceof ModuleNotLoadedError) {
         // A module without LOCK.VERSION says how LOCK.ACQUIRE is to be called.

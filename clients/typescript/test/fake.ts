@@ -55,6 +55,8 @@ export class FakeServer implements Driver {
   readonly connections: FakeConnection[] = [];
   /** What attempts to connect meet; nothing: they succeed. */
   refuse: (() => Error | undefined) | undefined;
+  /** What happens to a connection after it was opened. */
+  accepted: ((connection: FakeConnection) => void) | undefined;
   attempts = 0;
   script: Script;
   version: unknown = ['protocol', [4, 4], 'version', '0.4.0', 'replicas-timeout', 1000];
@@ -70,6 +72,7 @@ export class FakeServer implements Driver {
     if (error) throw error;
     const connection = new FakeConnection(this, this.connections.length);
     this.connections.push(connection);
+    this.accepted?.(connection);
     return connection;
   }
 

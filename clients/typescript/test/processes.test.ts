@@ -52,7 +52,7 @@ test.each(['ioredis', 'node_redis'] as const)('program_with_%s_ends_while_it_hol
 test('program_releases_when_it_calls_exit', async () => {
   const { ended } = program('ioredis', `await holdfast.lock('exit'); process.exit(3);`);
   expect(await ended).toBe(3);
-  await until('it is released', () => !held('exit'), 5000);
+  await until('it is released', () => !held('exit'));
 });
 
 test.each(['ioredis', 'node_redis'] as const)('program_with_%s_lives_while_somebody_waits', async (library) => {
@@ -72,7 +72,7 @@ test('killed_program_holds_for_at_most_its_lease', async () => {
   await until('it is held', () => output() === 'held\n');
   child.kill('SIGKILL');
   await ended;
-  await until('its lease is over', () => !held('killed'), 5000);
+  await until('its lease is over', () => !held('killed'));
 });
 
 test('candidate_does_not_keep_the_program_alive_and_a_leader_hands_over', async () => {

@@ -8,7 +8,7 @@ const MODULE = process.env.HOLDFAST_MODULE;
 const PROGRAM = process.env.HOLDFAST_SERVER ?? 'redis-server';
 
 /** Waits for a condition. */
-export async function until<T>(what: string, probe: () => T | Promise<T>, ms = 20_000): Promise<NonNullable<T>> {
+export async function until<T>(what: string, probe: () => T | Promise<T>, ms = 60_000): Promise<NonNullable<T>> {
   const end = performance.now() + ms;
   for (;;) {
     const value = await Promise.resolve()
@@ -18,6 +18,16 @@ export async function until<T>(what: string, probe: () => T | Promise<T>, ms = 2
     if (performance.now() > end) throw new Error(`not within ${ms} ms: ${what}`);
     await new Promise((resolve) => setTimeout(resolve, 10));
   }
+}
+
+/** Waits until the time to live of a key has been lengthened. */
+export async function renewed(redis: Redis, key: string): Promise<void> {
+  let least = Number.POSITIVE_INFINITY;
+  await until(`${key} is renewed`, () => {
+    const left = Number(redis.cli('PTTL', key));
+    least = Math.min(least, left);
+    return left > least + 500;
+  });
 }
 
 export function freePort(): Promise<number> {

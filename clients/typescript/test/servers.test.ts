@@ -13,9 +13,9 @@ import { CuttingProxy, freePort, Redis, until } from './redis.js';
 /** What every way to reach a server must be able to do. */
 async function exercise(holdfast: Holdfast, names: readonly string[]): Promise<void> {
   for (const name of names) {
-    const hold = await holdfast.lock(name, { wait: 5000 });
+    const hold = await holdfast.lock(name, { wait: 60_000 });
     expect(await holdfast.tryLock(name)).toBeNull();
-    const next = holdfast.lock(name, { wait: 5000 });
+    const next = holdfast.lock(name, { wait: 60_000 });
     await until('it waits', async () => (await holdfast.waiters(name)).length === 1);
     expect(await hold.check()).toBe(true);
     await hold.renew();
@@ -139,7 +139,7 @@ describe('standalone', () => {
     ['node_redis', () => fromNodeRedis(createClient({ url: `redis://locker:wrong@127.0.0.1:${redis.port}` }))],
   ])('wrong_password_is_reported_by_%s', async (_, driver) => {
     const holdfast = new Holdfast(driver());
-    await expect(holdfast.lock('a', { wait: 5000 })).rejects.toMatchObject({ code: 'WRONGPASS' });
+    await expect(holdfast.lock('a', { wait: 60_000 })).rejects.toMatchObject({ code: 'WRONGPASS' });
     await holdfast.close();
   });
 
@@ -155,13 +155,13 @@ describe('standalone', () => {
         const cuts = proxy.cuts;
         const holdfast = new Holdfast(driver(proxy.port), { lease: 60_000 });
         const key = `${name}${cutAfter}`;
-        const hold = await holdfast.lock(key, { wait: 5000 });
-        const next = holdfast.lock(key, { wait: 5000 });
+        const hold = await holdfast.lock(key, { wait: 60_000 });
+        const next = holdfast.lock(key, { wait: 60_000 });
         await hold.renew();
         await hold.release();
         await (await next).release();
         await holdfast.close();
-        await until('everything is released', () => redis.cli('EXISTS', key) === '0', 5000);
+        await until('everything is released', () => redis.cli('EXISTS', key) === '0');
         expect(redis.cli('LOCK.WAITERS', key)).toBe('');
         done = proxy.cuts === cuts;
         if (cutAfter > 60) throw new Error('there is no end');
@@ -173,11 +173,13 @@ describe('standalone', () => {
 
   test('paused_server_delays_and_loses_nothing_within_the_lease', async () => {
     const holdfast = new Holdfast(fromIoredis(new Ioredis(redis.socket, { lazyConnect: true })));
-    const holds = await Promise.all(Array.from({ length: 20 }, (_, i) => holdfast.lock(`paused${i}`, { lease: 3000 })));
+    const holds = await Promise.all(Array.from({ length: 20 }, (_, i) => holdfast.lock(`paused${i}`, { lease: 8000 })));
     redis.pause();
-    const wait = holdfast.lock('paused0', { wait: 20_000 });
-    setTimeout(() => redis.resume(), 1500);
-    await until('they are renewed', () => holds.every((hold) => hold.remaining > 2500));
+    const wait = holdfast.lock('paused0', { wait: 60_000 });
+    // The first renewals are due after 2 s, and have no answer.
+    await new Promise((resolve) => setTimeout(resolve, 2200));
+    redis.resume();
+    await until('they are renewed', () => holds.every((hold) => hold.remaining > 6500));
     await Promise.all(holds.map((hold) => hold.release()));
     await (await wait).release();
     await holdfast.close();
@@ -207,7 +209,7 @@ describe('standalone', () => {
     expect(await second.leader('leader')).toEqual({ value: 'a:1#%', fence: a.term });
     const b = second.elect('leader', {
       value: 'b',
-      lease: 1000,
+      lease: 5000,
       onElected: () => void events.push('b'),
       onLost: (reason) => void events.push(reason),
     });
@@ -253,8 +255,8 @@ describe('cluster', () => {
     const [a, b] = nodes as [Redis, Redis];
     const slot = a.cli('CLUSTER', 'KEYSLOT', name);
     const [from, to] = (Number(slot) < 8192 ? [a, b] : [b, a]) as [Redis, Redis];
-    const hold = await holdfast.lock(name, { wait: 5000 });
-    const next = holdfast.lock(name, { wait: 20_000 });
+    const hold = await holdfast.lock(name, { wait: 60_000 });
+    const next = holdfast.lock(name, { wait: 60_000 });
     await until('it waits', async () => (await holdfast.waiters(name)).length === 1);
     const [source, target] = [from.cli('CLUSTER', 'MYID'), to.cli('CLUSTER', 'MYID')];
     to.cli('CLUSTER', 'SETSLOT', slot, 'IMPORTING', source);
@@ -320,14 +322,14 @@ describe('sentinel', () => {
     const { sentinel, primary, failover } = await deployment();
     const library = new Ioredis({ sentinels: [{ host: '127.0.0.1', port: sentinel.port }], name: 'mine', lazyConnect: true });
     await run(fromIoredis(library), ['a'], async (holdfast) => {
-      const hold = await holdfast.lock('kept', { lease: 3000 });
+      const hold = await holdfast.lock('kept', { lease: 20_000 });
       // The last known address serves while the sentinel hangs.
       sentinel.pause();
       primary.cli('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes');
       await hold.renew();
       sentinel.resume();
       await failover();
-      await holdfast.using('after', async () => {}, { wait: 20_000 });
+      await holdfast.using('after', async () => {}, { wait: 60_000 });
       await hold.release().catch((error) => expect(error).toMatchObject({ code: 'LOCK_LOST' }));
     });
     library.disconnect();
@@ -340,7 +342,7 @@ describe('sentinel', () => {
     await library.connect();
     await run(fromNodeRedis(library), ['a'], async (holdfast) => {
       await failover();
-      await holdfast.using('after', async () => {}, { wait: 20_000 });
+      await holdfast.using('after', async () => {}, { wait: 60_000 });
     });
     await library.destroy();
   });

@@ -496,14 +496,20 @@ test('ephemeral_hold_keeps_its_connection_and_is_lost_with_it', async () => {
 
 // The pool
 
-test('one_attempt_to_connect_at_a_time_while_server_is_down', async () => {
-  const { server, holdfast } = start({ ACQUIRE: [granted] });
-  server.refuse = () => (performance.now() - begun < 3000 ? new Error('refused') : undefined);
+test.each(['refuses', 'accepts_and_closes'])('outage_costs_at_most_40_attempts_in_10_s_when_server_%s', async (how) => {
+  const { server, holdfast } = start({ ACQUIRE: [granted], RENEW: [reply(TOKEN)] });
+  await within(10, holdfast.lock('before'));
   const begun = performance.now();
-  const work = Promise.all(Array.from({ length: 30 }, (_, i) => holdfast.lock(`a${i}`)));
-  await vi.advanceTimersByTimeAsync(3000);
-  expect(server.attempts).toBeLessThan(15);
-  await within(1500, work);
+  const down = (): boolean => performance.now() - begun < 10_000;
+  if (how === 'refuses') server.refuse = () => (down() ? new Error('refused') : undefined);
+  else server.accepted = (connection) => void (down() && setTimeout(() => connection.close(), 1));
+  for (const connection of server.connections) connection.close();
+  server.attempts = 0;
+  const work = Promise.all(Array.from({ length: 1000 }, (_, i) => holdfast.lock(`a${i}`)));
+  await vi.advanceTimersByTimeAsync(10_000);
+  expect(server.attempts).toBeGreaterThan(10);
+  expect(server.attempts).toBeLessThanOrEqual(40);
+  await within(3000, work);
 });
 
 test('waits_leave_two_connections_free', async () => {

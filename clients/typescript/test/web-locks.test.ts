@@ -16,8 +16,8 @@ beforeAll(async () => {
   const library = new Ioredis(redis.socket, { lazyConnect: true });
   holdfast = new Holdfast(fromIoredis(library));
   other = new Holdfast(fromIoredis(library));
-  locks = new LockManager(holdfast, { lease: 1000 });
-  foreign = new LockManager(other, { lease: 1000 });
+  locks = new LockManager(holdfast, { lease: 10_000 });
+  foreign = new LockManager(other, { lease: 10_000 });
 });
 afterAll(async () => {
   await holdfast.close();

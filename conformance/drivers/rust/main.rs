@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use conformance::clock;
-use holdfast_client::{Error, Guard, Lock, Locks, MultiGuard, MultiLock, RedGuard, RedLock, Why};
+use holdfast_client::{Error, Guard, Lock, Locks, LossReason, MultiGuard, MultiLock, RedGuard, RedLock};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -83,7 +83,7 @@ impl Held {
         }
     }
 
-    async fn lost(&self) -> Why {
+    async fn lost(&self) -> LossReason {
         of_each!(self, guard => guard.lost().await)
     }
 }
@@ -310,7 +310,7 @@ fn failure(error: &Error) -> Value {
         Error::NoReplicas { .. } => "no-replicas",
         Error::WrongType { .. } => "wrong-type",
         Error::NotHeld { .. } => "not-held",
-        Error::InDoubt { .. } => "in-doubt",
+        Error::Uncertain { .. } => "in-doubt",
         Error::Lost { why, .. } => {
             return json!({"outcome": "lost", "reason": why.to_string(), "text": error.to_string()});
         }

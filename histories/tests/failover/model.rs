@@ -71,7 +71,7 @@ pub struct Asked {
     new: bool,
     at: usize,
     confirmed: bool,
-    /// Ticks until it is taken back.
+    /// Ticks until it is revoked.
     patience: u8,
     /// For how long the client will believe: it counts from when it asked.
     left: u8,

@@ -26,7 +26,7 @@ pub(super) fn check(history: &History, verdict: &mut Verdict) {
     check_writes(history, verdict);
 }
 
-/// Whether the break ended this hold for certain: it was known to be held before, and was not being given back.
+/// Whether the break ended this hold for certain: it was known to be held before, and was not being released.
 fn ends(broken: &Break, hold: &Hold) -> bool {
     let not_before = hold.ended.is_none_or(|ended| ended > broken.done_by() + PATIENCE);
     let told_before = hold.told.is_some_and(|(at, _)| at < broken.sent);

@@ -10,7 +10,7 @@ const COUNTS: [&[u8]; 9] = [b"1", b"2", b"3", b"0", b"-1", b"01", b"1.0", b"9223
 const LIMITS: [&[u8]; 8] = [b"0", b"2", b"3", b"1", b"-1", b"00", b"18446744073709551616", b"many"];
 /// Milliseconds from now at which a holder's time is over, or what is no time.
 const LEFT: [i64; 9] = [5, 30, 1_000, 100_000, -5, TOO_FAR, 0, 3_600_000_000_000, i64::MAX / 2];
-/// In microseconds that is 2^64 less thirty years: whoever keeps only 64 bits takes it for the past.
+/// In microseconds that is 2^64 less thirty years: a program that keeps only 64 bits takes it for the past.
 const TOO_FAR: i64 = 18_445_744_073_709_551;
 const NO_TIMES: [&[u8]; 5] = [b"9999999999999999999", b"", b"-1", b"1e12", b"\xff"];
 /// Microseconds from now of a token, or what is none: an hour ahead is the most that counts.

@@ -91,7 +91,7 @@ impl Burden<'_> {
         Ok(())
     }
 
-    /// Waits for a lock on many connections; whoever is answered asks again.
+    /// Waits for a lock on many connections; a client that is answered asks again.
     fn crowd(&mut self, limit: &str) -> io::Result<()> {
         let mut pace = Pace { raw: self.connect()?, steps: 0 };
         let mut members: Vec<Raw> = Vec::new();

@@ -36,7 +36,7 @@ const USER: &str = "blue";
 const SESSIONS: usize = 4;
 const BLOCKERS: usize = 5;
 const CALLERS: usize = 4;
-/// Holds that are given back before new locks are asked for.
+/// Holds that are released before new locks are requested.
 const HOLDS: usize = 8;
 /// Requests that may still be cancelled, or sent again after that.
 const RECENT: usize = 16;
@@ -546,7 +546,7 @@ impl Player {
         Ok(())
     }
 
-    /// Whoever waits without an end gives up; everybody else must be told how the wait ended.
+    /// A wait without a limit is cancelled; every other one must have ended with a reply.
     fn finish(&mut self) -> Result<(), Wrong> {
         let end = Instant::now() + PATIENCE;
         for index in 0..self.sessions.len() {

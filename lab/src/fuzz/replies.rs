@@ -56,7 +56,7 @@ pub fn unknown_error(reply: &Value) -> Result<(), String> {
     }
 }
 
-/// That no key of another database is told of: one whose name says which database it is in.
+/// That no key of another database is reported: one whose name says which database it is in.
 pub fn other_database(database: u32, reply: &Value) -> Result<(), String> {
     let told = |error: &String| {
         (0..DATABASES)

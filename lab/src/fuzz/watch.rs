@@ -107,7 +107,7 @@ fn bound() -> Duration {
     set.map_or(BOUND, Duration::from_millis)
 }
 
-/// How long other guests of the host have had this machine's processors so far, which counts as the time of whoever had them
+/// How long other guests of the host have had this machine's processors so far, which counts as the time of the process that had them
 /// before. Nothing where nobody says.
 fn stolen() -> Duration {
     stolen_by(&fs::read_to_string("/proc/stat").unwrap_or_default())

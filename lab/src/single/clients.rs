@@ -104,7 +104,7 @@ struct Held {
 }
 
 impl Worker<'_> {
-    /// One lock taken, used and given back.
+    /// One lock taken, used and released.
     fn turn(&mut self) {
         let locks = locks();
         let (key, limit) = &locks[self.rng.usize(..locks.len())];

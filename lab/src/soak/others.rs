@@ -94,7 +94,7 @@ async fn listen(scene: Arc<Scene>, listener: UnixListener) {
     }
 }
 
-/// Each line is answered once the ledger has it: whoever tells goes on only then.
+/// Each line is answered once the ledger has it: the client goes on only then.
 async fn hear(scene: Arc<Scene>, mut line: UnixStream) {
     let (reader, mut writer) = line.split();
     let mut lines = BufReader::new(reader).lines();

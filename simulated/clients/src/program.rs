@@ -1,7 +1,7 @@
 //! A program that uses a client, and what it was told.
 
 use crate::plan::Act;
-use holdfast_core::{Bytes, Core, Id, Input, Outcome, Settings, Terms, Wait, Why};
+use holdfast_core::{Bytes, Core, Id, Input, LossReason, Outcome, Settings, Terms, Wait};
 use std::collections::BTreeMap;
 
 /// The time limit of cores in lives, which are short.
@@ -188,7 +188,7 @@ impl Program {
     }
 
     /// A hold is lost.
-    pub fn lost(&mut self, hold: Id, why: Why) {
+    pub fn lost(&mut self, hold: Id, why: LossReason) {
         if self.holds.remove(&hold).is_none() && self.idle.remove(&hold).is_none() {
             self.wrong = Some(format!("hold {hold} was lost that nobody has: {why}"));
         }

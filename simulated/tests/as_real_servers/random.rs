@@ -98,7 +98,7 @@ impl Author {
                 format!("LOCK.MRENEW 2 {} {owner} {lease}", self.two())
             }
             88..92 => format!("LOCK.FORCE {key}"),
-            _ => format!("LOCK.CANCEL {key} {owner} SESSION ${}", self.random.pick(&SESSIONS)),
+            _ => format!("LOCK.RELEASE {key} {owner} ALL"),
         }
     }
 

@@ -41,7 +41,7 @@ crate::scripts! {
         e LOCK.RELEASE k oa
         e LOCK.INFO k
         e LOCK.WAITERS k
-        e LOCK.CANCEL k oc SESSION $s
+        e LOCK.RELEASE k oc ALL
         e MULTI
         e LOCK.RELEASE k oa
         e EXEC
@@ -281,7 +281,7 @@ crate::scripts! {
         !misconf on
         c LOCK.ACQUIRE m oc
         c LOCK.RELEASE n os
-        c LOCK.CANCEL l os SESSION $s
+        c LOCK.RELEASE l os ALL
         c LOCK.INFO l
         c SET x y
         c MULTI

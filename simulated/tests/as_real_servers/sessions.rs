@@ -135,30 +135,31 @@ crate::scripts! {
         a LOCK.INFO k
         +20
     ";
-    cancel: "
+    withdrawn: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000 SESSION $s
         a LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $s
         c LOCK.ACQUIRE k oc LEASE 3000000 WAIT 0
-        a LOCK.CANCEL k ob SESSION $s
-        a LOCK.CANCEL k ob SESSION $s
-        a LOCK.CANCEL k2 ob SESSION $s
+        a LOCK.RELEASE k ob ALL
+        a LOCK.RELEASE k ob ALL
+        a LOCK.RELEASE k2 ob ALL
+        s LOCK.EVENTS
         a LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0 SESSION $s
         +20
-        a LOCK.CANCEL k oa SESSION $s
+        a LOCK.RELEASE k oa ALL
         a LOCK.INFO k
         +20
         a LOCK.ACQUIRE k od LEASE 3000000 WAIT 0 SESSION $s
         +20
         c LOCK.RELEASE k oc
-        a LOCK.CANCEL k od SESSION $s
+        a LOCK.RELEASE k ob ALL
+        a LOCK.RELEASE k od ALL
         s LOCK.EVENTS
         +20
         a LOCK.MACQUIRE 2 m1 m2 om LEASE 3000000 SESSION $s
-        a LOCK.CANCEL m1 om SESSION $s
+        a LOCK.RELEASE m1 om ALL
         a LOCK.INFO m2
         s LOCK.EVENTS
-        s LOCK.CANCEL k3 os
         +20
     ";
     lost_in_many_ways: "
@@ -285,26 +286,11 @@ crate::scripts! {
         s LOCK.EVENTS WAIT 0
         +1500
     ";
-    /// What was acquired anew, by itself, is given up by itself, also when it is lost.
-    given_up_after_a_loss: "
-        !replicas never
-        a LOCK.MACQUIRE 2 k l o LEASE 3000000 SESSION $s
-        +20
-        a LOCK.RELEASE k o
-        a LOCK.ACQUIRE k o LEASE 3000000 SESSION $s
-        +20
-        b LOCK.FORCE k
-        a LOCK.CANCEL k o SESSION $s
-        b LOCK.INFO l
-        s LOCK.EVENTS
-        +20
-    ";
     other_users: "
         a ACL SETUSER u reset on nopass ~* +@all
         b AUTH u x
         +20
         b LOCK.ACQUIRE k o SESSION $a
-        b LOCK.CANCEL k o SESSION $a
         a LOCK.ACQUIRE k o SESSION $b
         b LOCK.ACQUIRE k o SESSION $b LEASE 3000000
         +20

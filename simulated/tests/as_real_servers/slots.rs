@@ -106,7 +106,7 @@ crate::scripts! {
         +20
         !slot {k} comes
         a LOCK.RENEW {k} os LEASE 3000000
-        a LOCK.CANCEL {k} ot SESSION $t
+        a LOCK.RELEASE {k} ot ALL
         a LOCK.ACQUIRE {k} ou LEASE 3000000
         a LOCK.ACQUIRE {k}2 os LEASE 3000000 SESSION $s
         +20

@@ -4,7 +4,7 @@
 use super::{home, key, owner};
 use crate::lock::Deadline;
 use crate::state::owed::{OnBehalf, Ticket};
-use crate::state::{Basis, Grant, GrantId, GrantedHold, Progress, Undelivered};
+use crate::state::{Basis, Grant, GrantId, GrantedHold, Progress, Revocation, Undelivered};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -167,21 +167,25 @@ proptest! {
     #[test]
     fn each_hold_is_dealt_with_once(acts in proptest::collection::vec(act(), 0..80)) {
         let mut all = Undelivered::default();
-        // What is left of each grant, and whether it is to be revoked.
+        // What is left of each grant, and whether it is to be revoked. Each has a token of its own.
         type Plain = BTreeMap<GrantId, (u8, Vec<u8>, Basis, bool)>;
-        let mut plain = Plain::new();
-        let take = |plain: &mut Plain, who: &[u8], name: &[u8]| {
-            let is_it = |it: &&mut (u8, Vec<u8>, Basis, bool)| {
-                it.3 && *owner(it.0) == *who && it.1.iter().any(|it| *key(*it).name == *name)
-            };
-            plain.values_mut().find(is_it).map(|it| it.1.retain(|it| *key(*it).name != *name))
+        let (mut plain, mut begun) = (Plain::new(), 0);
+        let take = |plain: &mut Plain, it: &Revocation| {
+            let (who, keys, _, is_revoked) = plain.get_mut(&GrantId(it.token))?;
+            let at = keys.iter().position(|number| *key(*number).name == *it.key.name)?;
+            keys.swap_remove(at);
+            (*is_revoked && owner(*who) == it.owner).then_some(())
         };
         for act in acts {
             let nth = |nth: usize| plain.keys().nth(nth % plain.len().max(1)).copied();
             match act {
                 Act::Begin { who, keys, basis } => {
                     let undo = u64::from(basis != Basis::Renewal);
-                    let id = all.begin(grant(1, who, &keys, basis, undo), Progress::Delivering);
+                    let mut grant = grant(1, who, &keys, basis, undo);
+                    grant.holds.iter_mut().for_each(|hold| hold.token = begun);
+                    let id = all.begin(grant, Progress::Delivering);
+                    prop_assert_eq!(id, GrantId(begun));
+                    begun += 1;
                     plain.insert(id, (who, keys, basis, false));
                 }
                 Act::Deliver(number) => if let Some(id) = nth(number).filter(|id| !plain[id].3) {
@@ -197,7 +201,7 @@ proptest! {
                     if of_id.2 == Basis::Renewal || of_id.1.is_empty() { plain.remove(&id); }
                 },
                 Act::NextRevoked => match all.next_revoked() {
-                    Some(it) => prop_assert!(take(&mut plain, &it.owner, &it.key.name).is_some()),
+                    Some(it) => prop_assert!(take(&mut plain, &it).is_some()),
                     None => {
                         prop_assert!(plain.values().all(|it| !it.3 || it.1.is_empty()));
                         plain.retain(|_, it| !it.3);
@@ -207,7 +211,7 @@ proptest! {
                     let name = key(number).name;
                     let ends = plain.len() as u64; // whether or not any session has ended
                     for it in all.take_revoked(0, &name, ends, |_| true) {
-                        prop_assert!(take(&mut plain, &it.owner, &name).is_some());
+                        prop_assert!(take(&mut plain, &it).is_some());
                     }
                     prop_assert!(plain.values().all(|it| !it.3 || !it.1.contains(&number)));
                 }

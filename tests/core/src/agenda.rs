@@ -69,7 +69,7 @@ fn whatever_changed_first_is_looked_at_first() {
     assert!(agenda.is_empty());
 }
 
-/// The last key has become something else, and the first a lock under another limit: whoever waits for both is told what
+/// The last key has become something else, and the first a lock under another limit: a waiter for both is told what
 /// the first one forbids, whichever change is looked at first.
 #[test]
 fn of_several_keys_that_forbid_it_the_first_says_why() {

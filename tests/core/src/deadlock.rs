@@ -363,7 +363,7 @@ fn cycles_of_2_3_and_20_are_told_in_order() {
 
 /// All owners of one actor are one.
 #[test]
-fn a_thread_whose_acquisitions_have_an_owner_each_may_wait_for_itself() {
+fn owners_of_one_actor_can_wait_for_themselves() {
     let mut scene = Scene::default();
     scene.holds("t##1", 0, 1);
     assert_eq!(told(scene.ask("t##2", &[0])), [("t##2".into(), 0, "t##1".into())]);

@@ -126,7 +126,13 @@ impl Plain {
 
     fn ending_of(&self, waiter: &PlainWaiter, ahead: &[PlainWaiter]) -> Option<Ending> {
         let locks = || waiter.keys.iter().map(|&key| self.lock(key));
-        let is_other = |lock: &PlainLock| lock.hold(waiter.owner).is_some() && lock.limit != waiter.limit;
+        // A repetition (`HOLDS`) may name a larger limit than the lock has by now, but no smaller one.
+        let is_other = |lock: &PlainLock| {
+            let is_repetition = |hold: &PlainHold| {
+                waiter.to.is_some_and(|to| hold.holds >= to) && stricter(lock.limit, waiter.limit) == lock.limit
+            };
+            lock.limit != waiter.limit && lock.hold(waiter.owner).is_some_and(|hold| !is_repetition(hold))
+        };
         let forbids = |lock: &PlainLock| {
             if lock.not_a_lock {
                 Some(Ending::NotALock)

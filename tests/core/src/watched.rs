@@ -186,7 +186,7 @@ impl World {
         self.locks.plain.join(PlainWaiter { id, ..waiter });
     }
 
-    /// A wait ends because whoever waits is gone or has waited long enough.
+    /// A wait ends because its client is gone or its time is over.
     pub fn leave(&mut self, id: WaiterId) {
         let Some(place) = self.locks.plain.place(id) else { return };
         let gone = self.locks.plain.waiters.remove(place);

@@ -162,7 +162,7 @@ impl Cluster {
     /// A replica of one node, once it can take over.
     ///
     /// A replica asks for votes once, and again only after four times the node timeout. Where two nodes have no connection
-    /// yet, the question or the vote is lost; whoever has not heard yet whose replica it is refuses. So all must be
+    /// yet, the question or the vote is lost; a node that does not know yet whose replica it is refuses. So all must be
     /// connected with all, and know the same of each other.
     #[track_caller]
     pub fn replica_of(&self, index: usize) -> Server {

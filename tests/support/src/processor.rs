@@ -66,7 +66,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(30);
 
     #[test]
-    fn clock_runs_with_its_process_and_stands_while_the_process_is_stopped() {
+    fn processor_clock_stops_with_its_process() {
         let mut busy = Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn().unwrap();
         let clock = ProcessorClock::of(busy.id()).unwrap();
         until(SOON, "the clock runs", || clock.now().unwrap() > Duration::from_millis(50));

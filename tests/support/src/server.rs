@@ -244,7 +244,7 @@ impl Server {
 
     /// A field of a section of `INFO`.
     ///
-    /// Whoever waits asks a thousand times a second, and a connection that ends in good order stays in the kernel's table for
+    /// A waiting test asks a thousand times a second, and a connection that ends in good order stays in the kernel's table for
     /// a minute: tests that read that table (`/proc/PID/net/tcp`) would read nothing else. So this one ends by RST.
     #[track_caller]
     pub fn info(&self, section: &str, field: &str) -> Option<String> {
@@ -262,12 +262,12 @@ impl Server {
         self.wait_until_ended();
     }
 
-    /// Freezes it with SIGSTOP, and waits until it stands still.
+    /// Freezes it with SIGSTOP, and waits until it has stopped.
     #[track_caller]
     pub fn stop(&self) {
         self.running.signal(libc::SIGSTOP);
         let state = format!("/proc/{}/stat", self.pid());
-        until(SOON, "the server stands still", || {
+        until(SOON, "the server has stopped", || {
             // The state follows the name in parentheses, which may hold anything.
             fs::read_to_string(&state)
                 .is_ok_and(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T")))

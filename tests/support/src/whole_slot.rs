@@ -14,14 +14,14 @@ const SOON: Duration = Duration::from_secs(30);
 /// How long Redis takes over each key of a snapshot that is to be caught at it, in µs.
 const PER_KEY: u32 = 500_000;
 
-/// A move that has begun, and stands still until [`WholeSlotMove::let_go`] unless it was begun by
+/// A move that has begun, and is suspended until [`WholeSlotMove::let_go`] unless it was begun by
 /// [`Cluster::begin_whole_move`].
 pub struct WholeSlotMove<'a> {
     cluster: &'a Cluster,
     slot: u16,
     from: usize,
     to: usize,
-    /// The process that sends the snapshot, where that is what stands still.
+    /// The process that sends the snapshot, if that is what is suspended.
     stopped: Option<libc::pid_t>,
 }
 

@@ -2,6 +2,7 @@ package gocron
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -22,28 +23,42 @@ func newClient(t *testing.T, s *testserver.Server) *holdfast.Client {
 	return c
 }
 
+// A countingLocker counts the schedulers that have asked it.
+type countingLocker struct {
+	gocron.Locker
+	asked *atomic.Int32
+}
+
+func (l countingLocker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
+	defer l.asked.Add(1)
+	return l.Locker.Lock(ctx, key)
+}
+
 func TestThreeSchedulersRunEachJobOnce(t *testing.T) {
 	s := testserver.Start(t)
-	var runs atomic.Int32
-	start := time.Now().Add(500 * time.Millisecond)
-	for i := range 3 { // their clocks differ by 60 ms
-		scheduler, err := gocron.NewScheduler(gocron.WithDistributedLocker(NewLocker(newClient(t, s), 500*time.Millisecond)))
+	var runs, asked atomic.Int32
+	const jobs = 5
+	for range 3 {
+		locker := countingLocker{NewLocker(newClient(t, s), time.Minute), &asked}
+		scheduler, err := gocron.NewScheduler(gocron.WithDistributedLocker(locker))
 		if err != nil {
 			t.Fatal(err)
 		}
-		at := start.Add(time.Duration(i) * 60 * time.Millisecond)
-		_, err = scheduler.NewJob(gocron.DurationJob(time.Second), gocron.NewTask(func() { runs.Add(1) }),
-			gocron.WithName("job"), gocron.WithStartAt(gocron.WithStartDateTime(at)), gocron.WithLimitedRuns(3))
-		if err != nil {
-			t.Fatal(err)
+		for job := range jobs {
+			_, err = scheduler.NewJob(gocron.OneTimeJob(gocron.OneTimeJobStartImmediately()),
+				gocron.NewTask(func() { runs.Add(1) }), gocron.WithName(fmt.Sprint("job", job)))
+			if err != nil {
+				t.Fatal(err)
+			}
 		}
+		time.Sleep(60 * time.Millisecond) // so much their clocks differ
 		scheduler.Start()
 		defer func() { _ = scheduler.Shutdown() }()
 	}
-	testserver.Eventually(t, "three rounds have run", func() bool { return runs.Load() >= 3 })
-	time.Sleep(time.Until(start.Add(2500 * time.Millisecond))) // the other schedulers' third round
-	if n := runs.Load(); n != 3 {
-		t.Errorf("%d runs in three rounds", n)
+	testserver.Eventually(t, "each scheduler has asked for each job", func() bool { return asked.Load() == 3*jobs })
+	testserver.Eventually(t, "each job has run", func() bool { return runs.Load() >= jobs })
+	if n := runs.Load(); n != jobs {
+		t.Errorf("%d runs of %d jobs", n, jobs)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // A Server is a process of its own that ends with the test.
 type Server struct {

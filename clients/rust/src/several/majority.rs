@@ -1,4 +1,4 @@
-//! One acquisition at all servers: what each was asked, what that makes in all, and what is held of it.
+//! One acquisition at all servers: the votes, and whether they make a majority.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -11,48 +11,47 @@ use super::vote::{Common, Vote, drift};
 use crate::changes::Changes;
 use crate::client::Client;
 use crate::clock;
-use crate::error::{Error, Why};
+use crate::error::{Error, LossReason};
 use crate::locks::Locks;
 use crate::names::{Keys, Owner};
 use crate::terms::Deadline;
 
-/// Numbers of acquisitions at several servers have this bit, so none of them has one already.
+/// Numbers of acquisitions at several servers have this bit, so that they differ from all others.
 const SEVERAL: Id = 1 << 63;
 static MADE: AtomicU64 = AtomicU64::new(SEVERAL);
 
-/// A lock that is held on a majority of servers, until this is dropped or so few of them have it that they are no
-/// majority.
+/// A lock that is held on a majority of servers, until this is dropped or fewer than a majority have it.
 ///
-/// Dropping it gives it back everywhere in the background, without waiting.
-// It is this already while it is asked for.
-#[must_use = "a lock is given back when its guard is dropped"]
+/// Dropping it releases it everywhere in the background, without waiting.
+// It exists from the request on.
+#[must_use = "a lock is released when its guard is dropped"]
 pub struct RedGuard {
     common: Arc<Common>,
-    /// In the order that all clients share, each with its vote once it was asked.
+    /// In the order that all clients share, each with its vote once it was requested.
     servers: Vec<(Arc<Client>, Option<Arc<Vote>>)>,
-    /// The votes that are being cast: also those that come when a majority has granted.
+    /// The votes that are being cast, also those that come after a majority has granted.
     casting: JoinSet<()>,
-    /// Lost once is lost for ever.
-    lost: OnceLock<Why>,
+    /// Once lost, always lost.
+    lost: OnceLock<LossReason>,
 }
 
 impl RedGuard {
-    /// The fencing token: greater than that of every earlier holder of this lock, on whichever majority.
+    /// The fencing token: greater than that of every earlier holder of this lock, on any majority.
     pub fn fence(&self) -> u64 {
         self.common.fence.get().copied().unwrap_or_default()
     }
 
-    /// What is held.
+    /// The keys that are held.
     pub fn keys(&self) -> &Keys {
         &self.common.keys
     }
 
-    /// In whose name, the same at all servers: fresh for each acquisition.
+    /// The owner, the same at all servers: new for each acquisition.
     pub fn owner(&self) -> &Owner {
         &self.common.owner
     }
 
-    /// Until when nobody else can have it, whatever happens to servers and connections that keep what they granted. None:
+    /// Until when no other client can have it, whatever happens to servers and connections that keep what they granted. None:
     /// it is lost. Where the servers renew, it moves on.
     pub fn valid_until(&self) -> Option<Instant> {
         match self.why_lost() {
@@ -61,7 +60,7 @@ impl RedGuard {
         }
     }
 
-    /// Whether it is held still, as far as this process can know without asking: false is certain.
+    /// Whether it is still held, as far as this process can know without asking: an error is certain.
     ///
     /// # Errors
     ///
@@ -74,7 +73,7 @@ impl RedGuard {
     }
 
     /// Waits until it is lost.
-    pub async fn lost(&self) -> Why {
+    pub async fn lost(&self) -> LossReason {
         loop {
             if let Some(why) = self.why_lost() {
                 return why;
@@ -83,27 +82,27 @@ impl RedGuard {
         }
     }
 
-    /// Runs this for as long as the lock is held: it is dropped at its next pause when the lock is lost.
+    /// Runs this future while the lock is held: it is dropped at its next await when the lock is lost.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`], and then the future did not run to its end.
+    /// [`Error::Lost`]: the future did not run to its end.
     pub async fn while_held<F: Future>(&self, future: F) -> Result<F::Output, Error> {
         tokio::select! {
-            // One that is lost already does not begin.
+            // A lock that is lost already does not start the future.
             biased;
             why = self.lost() => Err(self.loss(why)),
             output = future => Ok(output),
         }
     }
 
-    /// Begins the lease anew, with this length, at a majority at least. One that the servers keep alive is kept alive with
-    /// it from now on.
+    /// Restarts the lease, with this length, at a majority at least. A hold that the servers renew is renewed with
+    /// this length from now on.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`], [`Error::NotHeld`] or [`Error::Connection`] if there was no majority for it: then the old lease runs
-    /// on.
+    /// [`Error::Lost`], [`Error::NotHeld`] or [`Error::Connection`] if there was no majority for it: then the old lease
+    /// continues.
     pub async fn renew(&self, lease: Duration) -> Result<(), Error> {
         self.check()?;
         if lease <= drift(lease) {
@@ -120,15 +119,15 @@ impl RedGuard {
         if renewed >= self.majority() { Ok(()) } else { Err(failure.unwrap_or_else(|| self.not_held())) }
     }
 
-    /// Gives it back everywhere. Servers that do not answer get it back in the background.
+    /// Releases it everywhere; in the background at servers that do not answer.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] if it was not held to the end; [`Error::NotHeld`] if a majority does not have it and does not say
+    /// [`Error::Lost`] if it was lost before; [`Error::NotHeld`] if a majority does not have it and does not say
     /// why; [`Error::Connection`] if too few answered to know.
     pub async fn release(self) -> Result<(), Error> {
         self.check()?;
-        // Those that do not answer are asked only if it depends on them.
+        // Suspect servers are asked only if the result depends on them.
         let is_suspect = |client: &Client| client.shared().health.suspected().is_some();
         let (mut held, mut failure) = (0, None);
         for suspect in [false, true] {
@@ -149,28 +148,28 @@ impl RedGuard {
         })
     }
 
-    fn why_lost(&self) -> Option<Why> {
+    fn why_lost(&self) -> Option<LossReason> {
         if let Some(why) = self.lost.get() {
             return Some(*why);
         }
         if self.majority_until().is_some_and(|end| Instant::now() < end) {
             return None;
         }
-        let by_the_clock = if self.common.terms.watchdog { Why::Disconnected } else { Why::Expired };
+        let by_the_clock = if self.common.terms.watchdog { LossReason::Disconnected } else { LossReason::Expired };
         Some(*self.lost.get_or_init(|| self.told_lost().unwrap_or(by_the_clock)))
     }
 
-    /// What a server has told of its loss.
-    fn told_lost(&self) -> Option<Why> {
+    /// The loss that a server reported.
+    fn told_lost(&self) -> Option<LossReason> {
         self.votes().filter_map(|vote| vote.why_lost()).last()
     }
 
-    /// Until when a majority has it for certain; none if there is no majority.
+    /// Until when a majority certainly has it; none if there is no majority.
     fn majority_until(&self) -> Option<Instant> {
         self.majority_of(self.votes())
     }
 
-    fn loss(&self, why: Why) -> Error {
+    fn loss(&self, why: LossReason) -> Error {
         Error::Lost { keys: self.keys().clone(), owner: self.owner().clone(), why }
     }
 
@@ -179,10 +178,10 @@ impl RedGuard {
     }
 }
 
-/// While it is asked for.
+/// Until it is granted.
 impl RedGuard {
     pub(crate) fn new(servers: &[Locks], keys: Keys, terms: Terms, server_timeout: Duration) -> Self {
-        // There is one server at least; its clients have names that nobody else has.
+        // There is at least one server, and its clients have unique names.
         let by = servers.first().map_or_else(Vec::new, Locks::by);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let owner = Owner::from([by.clone(), number.to_string().into_bytes()].concat());
@@ -196,7 +195,7 @@ impl RedGuard {
         self.servers.len() / 2 + 1
     }
 
-    /// Asks this server, unless it was asked or does not answer.
+    /// Requests the lock from this server, unless that was done or the server is suspect.
     pub(crate) fn ask(&mut self, server: usize, deadline: Deadline) -> bool {
         let Some((client, vote @ None)) = self.servers.get_mut(server) else { return false };
         if client.shared().health.suspected().is_some() {
@@ -208,7 +207,7 @@ impl RedGuard {
         true
     }
 
-    /// Asks all that were not asked, at once.
+    /// Requests it from all servers that were not asked, at once.
     pub(crate) fn ask_others(&mut self, deadline: Deadline) {
         for server in 0..self.servers.len() {
             self.ask(server, deadline);
@@ -224,7 +223,7 @@ impl RedGuard {
         }
     }
 
-    /// Returns when a majority has granted it, or can't. Every vote ends by itself: who did not get an answer is told so.
+    /// Returns when a majority has granted it, or can't. Every vote ends by itself, also without a reply.
     pub(crate) async fn majority_granted(&self) {
         let open = || self.votes().filter(|vote| !vote.failed()).count() >= self.majority();
         let decided = || self.granted() >= self.majority() || !open();
@@ -233,13 +232,13 @@ impl RedGuard {
         }
     }
 
-    /// Makes the greatest token of the majority known to it; false: there is none.
+    /// Makes the greatest token of the majority the fence; false: there is no majority.
     pub(crate) fn make_fence_known(&self) -> bool {
         if self.granted() < self.majority() {
             return false;
         }
         let greatest = self.votes().filter_map(|vote| vote.granted()).max().unwrap_or_default();
-        // Votes wait for it, and set it nowhere.
+        // Votes wait for it, and do not set it.
         let _ = self.common.fence.set(greatest);
         self.common.changes.tell();
         true
@@ -247,7 +246,7 @@ impl RedGuard {
 
     /// Returns when a majority has confirmed the fence, or can't any more; and whether the lock is valid.
     pub(crate) async fn majority_confirmed(&self) -> bool {
-        // Each vote has its own time; those that join meanwhile don't prolong it for ever.
+        // Each vote has its own time limit; those that join later don't prolong it.
         let end = Instant::now() + self.common.server_timeout * 2;
         let open = || self.votes().filter(|vote| !vote.failed()).count() >= self.majority();
         let first = || self.majority_of(self.votes().filter(|vote| vote.counts_at_first()));
@@ -267,7 +266,7 @@ impl RedGuard {
         ends.get(self.majority() - 1).copied()
     }
 
-    /// Why this server failed, if not because others have the lock.
+    /// Why this server failed, if not because other clients have the lock.
     pub(crate) fn error(&self, server: usize) -> Option<Error> {
         self.vote(server)?.error()
     }
@@ -277,7 +276,7 @@ impl RedGuard {
         self.vote(server).is_some_and(Vote::not_granted)
     }
 
-    /// The first server that has let it wait in vain.
+    /// The first server whose queue did not grant it in time.
     pub(crate) fn first_in_vain(&self) -> Option<usize> {
         (0..self.servers.len()).find(|server| self.vote(*server).is_some_and(Vote::in_vain))
     }
@@ -287,7 +286,7 @@ impl RedGuard {
         self.reachable() < self.majority()
     }
 
-    /// The error that says so, unless all answer again by now; or as an error, what a server refused with.
+    /// The error that says so, unless all answer again by now; or a server's refusal.
     pub(crate) fn no_majority(&self) -> Result<Option<Error>, Error> {
         let failures = self.servers.iter().filter_map(|(client, vote)| match vote {
             Some(vote) => vote.error(),
@@ -338,7 +337,7 @@ impl std::fmt::Debug for RedGuard {
     }
 }
 
-/// How many did it, and why one that failed did.
+/// How many did it, and the error of one that failed.
 async fn counted(mut votes: JoinSet<Result<bool, Error>>) -> (usize, Option<Error>) {
     let (mut done, mut failure) = (0, None);
     while let Some(outcome) = votes.join_next().await {

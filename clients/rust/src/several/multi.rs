@@ -5,17 +5,17 @@ use std::time::{Duration, Instant};
 
 use holdfast_core::{Limit, Wait};
 
-use crate::error::{Error, Why};
+use crate::error::{Error, LossReason};
 use crate::guard::{Guard, unless};
 use crate::locks::Lock;
 use crate::order::Position;
 use crate::terms::{Deadline, at_most};
 
 /// Mutexes at different servers, slots or databases, all or none. Those of one server and slot are taken in one step; one
-/// group after the other, in an order that all clients share, whatever order they were named in: so their waits form
+/// group after the other, in an order that all clients share, regardless of the order in which they were named: so their waits form
 /// no cycle.
 ///
-/// Each lock's terms are those of its hold. How long is waited is said here.
+/// Each lock's options are those of its hold. The wait is set here.
 #[derive(Clone)]
 pub struct MultiLock {
     locks: Vec<Lock>,
@@ -23,7 +23,7 @@ pub struct MultiLock {
 }
 
 impl MultiLock {
-    /// All of these.
+    /// All of these locks.
     pub fn new(locks: impl IntoIterator<Item = Lock>) -> Self {
         Self { locks: locks.into_iter().collect(), wait: Wait::Forever }
     }
@@ -34,24 +34,24 @@ impl MultiLock {
         self
     }
 
-    /// Waits for as long as it takes.
+    /// Waits without a limit.
     pub fn wait_forever(mut self) -> Self {
         self.wait = Wait::Forever;
         self
     }
 
-    /// Asks for all of them: none if one was not granted in the time that [`wait`](Self::wait) allows. May be dropped at
-    /// any point: then they are given back, whatever came of it.
+    /// Acquires all of them: none if one was not granted in the time that [`wait`](Self::wait) allows. May be dropped at
+    /// any point: then all are withdrawn.
     ///
     /// # Errors
     ///
-    /// What a server refused with, [`Error::Connection`], or, if one was lost while it waited for another, [`Error::Lost`]
+    /// A server's refusal, [`Error::Connection`], or, if one was lost while the client waited for another, [`Error::Lost`]
     /// ([`Error::NotHeld`] where the server does not say why).
     pub async fn acquire(&self) -> Result<Option<MultiGuard>, Error> {
         self.acquire_by(Deadline::of(self.wait, Instant::now())).await
     }
 
-    /// Asks for all of them without waiting: none if one was not granted at once.
+    /// Acquires all of them without waiting: none if one was not granted at once.
     ///
     /// # Errors
     ///
@@ -73,7 +73,7 @@ impl MultiLock {
     }
 }
 
-/// What is asked for in one step each, in order.
+/// What is requested in one step each, in order.
 fn groups(locks: &[Lock]) -> Result<Vec<(Position, Lock)>, Error> {
     let mut keys = Vec::new();
     for lock in locks {
@@ -83,7 +83,7 @@ fn groups(locks: &[Lock]) -> Result<Vec<(Position, Lock)>, Error> {
     if keys.is_empty() {
         return Err(Error::Invalid { message: "a lock over several servers needs one key at least".to_owned() });
     }
-    // Those of one place stay in the order in which they were named.
+    // Locks of one place stay in the order in which they were named.
     keys.sort_by(|(one, _), (other, _)| one.cmp(other));
     let mut groups: Vec<(Position, Lock)> = Vec::new();
     for (position, lock) in keys {
@@ -123,31 +123,31 @@ fn joined(group: &Lock, lock: &Lock) -> Result<Lock, Error> {
 
 /// Locks at several servers that are all held, until this is dropped or one of them is lost.
 ///
-/// Dropping it gives them back in the background, without waiting, the last first.
-#[must_use = "locks are given back when their guard is dropped"]
+/// Dropping it releases them in the background, without waiting, the last first.
+#[must_use = "locks are released when their guard is dropped"]
 #[derive(Debug)]
 pub struct MultiGuard {
     parts: Vec<Guard>,
 }
 
 impl MultiGuard {
-    /// What is held at each server and slot, in their order. Each has a fence of its own, which counts for what that
+    /// The parts at each server and slot, in their order. Each has a fence of its own, which counts for what that
     /// server's locks protect: the tokens of two servers can't be compared.
     pub fn parts(&self) -> &[Guard] {
         &self.parts
     }
 
-    /// Whether all are held still, as far as this process can know without asking.
+    /// Whether all are still held, as far as this process can know without asking.
     ///
     /// # Errors
     ///
-    /// As for one; it names the first that is not.
+    /// As for one; it names the first that is not held.
     pub fn check(&self) -> Result<(), Error> {
         self.parts.iter().try_for_each(Guard::check)
     }
 
     /// Waits until one of them is lost.
-    pub async fn lost(&self) -> Why {
+    pub async fn lost(&self) -> LossReason {
         let mut all: Vec<_> = self.parts.iter().map(|part| Box::pin(part.lost())).collect();
         std::future::poll_fn(|context| {
             let lost = all.iter_mut().find_map(|lost| match lost.as_mut().poll(context) {
@@ -159,22 +159,22 @@ impl MultiGuard {
         .await
     }
 
-    /// Runs this for as long as all are held: it is dropped at its next pause when one is lost, and stands still while that
-    /// is in doubt.
+    /// Runs this future while all are held: it is dropped at its next await when one is lost, and suspended while
+    /// an outcome is unknown.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`], and then the future did not run to its end.
+    /// [`Error::Lost`]: the future did not run to its end.
     pub async fn while_held<F: Future>(&self, future: F) -> Result<F::Output, Error> {
         tokio::select! {
-            // One that is lost already does not begin.
+            // A lock that is lost already does not start the future.
             biased;
             error = self.loss() => Err(error),
-            output = unless(|| self.parts.iter().any(Guard::in_doubt), future) => Ok(output),
+            output = unless(|| self.parts.iter().any(Guard::is_uncertain), future) => Ok(output),
         }
     }
 
-    /// Begins all leases anew, with this length.
+    /// Restarts all leases, with this length.
     ///
     /// # Errors
     ///
@@ -186,11 +186,11 @@ impl MultiGuard {
         Ok(())
     }
 
-    /// Gives all back, the last first.
+    /// Releases all, the last first.
     ///
     /// # Errors
     ///
-    /// The first that there was, as for one. The others are given back all the same.
+    /// The first error, as for one. The others are released all the same.
     pub async fn release(mut self) -> Result<(), Error> {
         let mut outcome = self.check();
         while let Some(part) = self.parts.pop() {
@@ -199,8 +199,8 @@ impl MultiGuard {
         outcome
     }
 
-    /// Asks for those before the last once more, and their leases begin anew: the last one's grant may be here before
-    /// the first one's word of a loss, and leases that nobody renews ran while the later ones were waited for.
+    /// Renews those before the last: the last one's grant may arrive before the report of the first one's loss, and unrenewed
+    /// leases ran while the later ones were waited for.
     async fn begin_leases(&self) -> Result<(), Error> {
         let Some((_last, before)) = self.parts.split_last() else { return Ok(()) };
         for part in before {
@@ -258,7 +258,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Whatever order they were named in, the groups and their order are the same; each place comes once.
+        /// Regardless of the order of naming, the groups and their order are the same; each place comes once.
         #[test]
         fn the_order_does_not_depend_on_how_they_were_named((one, other) in several()) {
             let positions = positions(&one);

@@ -1,4 +1,4 @@
-//! RedLock: a lock on a majority of independent servers. `docs/redlock.md` says why it holds, step by step.
+//! RedLock: a lock on a majority of independent servers. `docs/redlock.md` says why it is correct, step by step.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
@@ -14,17 +14,17 @@ use crate::locks::Locks;
 use crate::names::Keys;
 use crate::terms::{Deadline, at_most};
 
-/// How long a server may take to answer, unless the program says otherwise.
+/// How long a server may take to answer by default.
 const SERVER_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A mutex on a majority of independent servers: it outlives the loss of a minority of them.
+/// A mutex on a majority of independent servers: it survives the loss of a minority of them.
 ///
-/// Who waits stands in line at the first server of an order that all clients share, and asks the others when it has that
-/// one, or its time is over there: the majority decides. A server that does not answer costs one short time-out; then it
-/// is asked in the background until it does.
+/// A waiter queues at the first server of an order that all clients share, and asks the others when that one has granted, or its time
+/// is over there: the majority decides. A server that does not answer costs one short timeout; then it
+/// is asked in the background until it answers.
 #[derive(Clone)]
 pub struct RedLock {
-    /// In the order that all clients share, once that is asked for.
+    /// In the order that all clients share, once that is needed.
     servers: Vec<Locks>,
     keys: Keys,
     terms: Terms,
@@ -37,9 +37,9 @@ enum Round {
     Held(RedGuard),
     /// The time was over.
     NotGranted,
-    /// Others have it between them. This server let it wait in vain.
+    /// Other clients share the votes. This server did not grant in time.
     Split(usize),
-    /// So few servers answer that they are no majority.
+    /// Fewer than a majority of the servers answer.
     NoMajority(Error),
 }
 
@@ -55,48 +55,48 @@ impl RedLock {
         }
     }
 
-    /// Waits for at most this long. Without it [`acquire`](Self::acquire) waits for as long as it takes.
+    /// Waits for at most this long. Without it [`acquire`](Self::acquire) waits without a limit.
     pub fn wait(mut self, time: Duration) -> Self {
         self.wait = at_most(time);
         self
     }
 
-    /// Waits for as long as it takes.
+    /// Waits without a limit.
     pub fn wait_forever(mut self) -> Self {
         self.wait = Wait::Forever;
         self
     }
 
-    /// Holds for this long from the grant on, and nobody renews it. Without it the lock is held for as long as the process
-    /// lives, and for at most the servers' default lease longer.
+    /// Holds for this long from the grant on, without renewal. Without this, the servers renew the lock for as long as the process
+    /// runs, and it expires at most the servers' default lease later.
     pub fn lease(mut self, time: Duration) -> Self {
         (self.terms.lease, self.terms.watchdog) = (Some(clock::millis(time)), false);
         self
     }
 
-    /// Held for as long as the process lives, and for at most this much longer.
+    /// Renewed by the servers while the process runs; expires at most this much later.
     pub fn watched(mut self, lease: Duration) -> Self {
         (self.terms.lease, self.terms.watchdog) = (Some(clock::millis(lease)), true);
         self
     }
 
-    /// How long a server may take to answer (500 ms). All clients that contend have the same.
+    /// How long a server may take to answer (500 ms). All clients that contend should have the same.
     pub fn server_timeout(mut self, time: Duration) -> Self {
         self.server_timeout = time;
         self
     }
 
-    /// Asks for it: none if it was not granted in the time that [`wait`](Self::wait) allows. May be dropped at any point:
-    /// then it is given back everywhere, whatever came of it.
+    /// Acquires it: none if it was not granted in the time that [`wait`](Self::wait) allows. May be dropped at any point:
+    /// then it is withdrawn everywhere.
     ///
     /// # Errors
     ///
-    /// [`Error::NoMajority`] if so few servers answer that they are no majority, or what they refused with.
+    /// [`Error::NoMajority`] if fewer than a majority of the servers answer, or a server's refusal.
     pub async fn acquire(&self) -> Result<Option<RedGuard>, Error> {
         self.acquire_by(Deadline::of(self.wait, Instant::now())).await
     }
 
-    /// Asks for it without waiting: none if it was not granted at once.
+    /// Acquires it without waiting: none if it was not granted at once.
     ///
     /// # Errors
     ///
@@ -131,7 +131,7 @@ impl RedLock {
     /// Asks all servers once, beginning with that one.
     async fn round(&self, servers: &[Locks], deadline: Deadline, first: usize) -> Result<Round, Error> {
         let mut guard = RedGuard::new(servers, self.keys.clone(), self.terms.clone(), self.server_timeout);
-        // The queue. Whoever does not answer is left.
+        // The queue. A server that does not answer is left.
         for server in std::iter::once(first).chain((0..servers.len()).filter(|server| *server != first)) {
             if guard.no_majority_left() {
                 break;
@@ -143,7 +143,7 @@ impl RedLock {
             if let Some(error @ Error::Deadlock { .. }) = guard.error(server) {
                 return Err(error);
             }
-            // Whose time is over in this queue asks the others all the same: what one server says is no majority.
+            // A request whose time is over in this queue still asks the others: one server is no majority.
             if guard.granted() > 0 || guard.not_granted(server) {
                 break;
             }
@@ -151,7 +151,7 @@ impl RedLock {
         if !guard.no_majority_left() {
             guard.ask_others(deadline.before(Instant::now() + self.server_timeout));
             guard.majority_granted().await;
-            // It has to be known as that before anything is done under it.
+            // The hold has to be confirmed under the fence before the program uses it.
             if guard.make_fence_known() && guard.majority_confirmed().await {
                 return Ok(Round::Held(guard));
             }
@@ -189,7 +189,7 @@ impl RedLock {
     }
 }
 
-/// Returns when one of the servers that did not answer does; false: the time is over before.
+/// Returns when one of the suspect servers answers; false: the time is over before.
 async fn one_more(servers: &[Locks], deadline: Deadline) -> bool {
     let mut any = JoinSet::new();
     for locks in servers {
@@ -208,7 +208,7 @@ async fn one_more(servers: &[Locks], deadline: Deadline) -> bool {
     }
 }
 
-/// Waits for so long; false: the time is over before.
+/// Waits for this long; false: the time is over before.
 async fn pause(time: Duration, deadline: Deadline) -> bool {
     let end = Instant::now() + time;
     match deadline.before(end) {
@@ -221,7 +221,7 @@ async fn pause(time: Duration, deadline: Deadline) -> bool {
     }
 }
 
-/// So that two who got in each other's way don't do so again.
+/// Random, so that two clients that split the votes don't do so again.
 fn a_part_of(time: Duration) -> Duration {
     // The standard library's seeds are the system's random numbers.
     let random = RandomState::new().build_hasher().finish();

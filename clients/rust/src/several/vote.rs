@@ -1,4 +1,4 @@
-//! One acquisition at one server: asked for, granted, told the fence, given back.
+//! One acquisition at one server: requested, granted, sent the fence, released.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 use holdfast_core::{Bytes, Id, Millis, Outcome, Terms};
 
 use crate::changes::Changes;
-use crate::client::{Answer, Client, Wish, failed, late};
+use crate::client::{Answer, Client, LockRequest, failed, late};
 use crate::clock;
-use crate::error::{Error, Why};
+use crate::error::{Error, LossReason};
 use crate::hold::Hold;
 use crate::names::{Keys, Owner};
 use crate::seen::Seen;
 use crate::shared::Ended;
 use crate::terms::Deadline;
 
-/// What a clock may gain or lose on another: this part of a lease, and a moment for its rounding.
+/// By how much one clock may gain or lose on another: this part of a lease, and a constant for rounding.
 const DRIFT_PER_LEASE: f64 = 0.01;
 const DRIFT: Duration = Duration::from_millis(2);
 
@@ -43,14 +43,14 @@ pub(crate) struct Vote {
     stage: Mutex<Stage>,
 }
 
-/// How far it is.
+/// Its state.
 #[derive(Clone, Debug)]
 enum Stage {
     Asking,
     Granted,
-    /// In the time that there was.
+    /// Not granted in time.
     NotGranted,
-    /// Granted, and it knows the fence.
+    /// Granted, and the server has confirmed the fence.
     Confirmed,
     Failed(Error),
 }
@@ -60,12 +60,12 @@ impl Vote {
         Self { client, common, deadline, hold: OnceLock::new(), stage: Mutex::new(Stage::Asking) }
     }
 
-    /// Asks, waits, and tells the fence when there is one. What came of it is in the vote, and told as a change.
+    /// Requests, waits, and sends the fence when there is one. The result is in the vote, and notified as a change.
     pub(crate) async fn cast(&self) {
         if let Err(error) = self.try_cast().await {
             let error = self.mind(error);
             self.end(Stage::Failed(error));
-            // Nothing of it is waited for any more.
+            // No task waits for it any more.
             self.give_back();
         }
     }
@@ -74,7 +74,7 @@ impl Vote {
         let Common { keys, by, number, terms, changes, server_timeout, fence, .. } = &*self.common;
         let wait = self.deadline.left(Instant::now());
         let (by, keys, terms) = (by.clone(), keys.clone(), terms.clone());
-        let wish = Wish { number: Some(*number), by, keys, terms, wait, line: None };
+        let wish = LockRequest { number: Some(*number), by, keys, terms, wait, line: None };
         let seen = Arc::new(Seen { changes: changes.clone(), ..Seen::default() });
         let asked = tokio::time::timeout(*server_timeout, Hold::acquire(&self.client, wish, seen)).await;
         let (hold, answer) = asked.unwrap_or_else(|_late| Err(self.silent()))?;
@@ -96,7 +96,7 @@ impl Vote {
         Ok(())
     }
 
-    /// Waits until the server has granted it or not. One that gives no sign of life is an error.
+    /// Waits until the server has granted it or not. A server without a heartbeat is an error.
     async fn settled(&self, mut answer: Answer) -> Result<Ended, Error> {
         let timeout = self.common.server_timeout;
         let mut outcome = std::pin::pin!(answer.outcome());
@@ -104,12 +104,12 @@ impl Vote {
             if let Ok(ended) = tokio::time::timeout(timeout / 2, &mut outcome).await {
                 return Ok(ended);
             }
-            // An end that the server has not told is an answer that got lost.
+            // An end that the server has not reported is a lost reply.
             if matches!(self.deadline, Deadline::At(end) if end + timeout <= Instant::now()) {
                 return Err(self.silent());
             }
-            // It is a server's silence only if it does not answer a question either: this process may have slept. Who waits may be
-            // told on either connection. Who does not is answered before the question that stands behind it on its own.
+            // A server is silent only if it does not answer a question either: this process may have been paused. A waiting request may be
+            // answered on either connection. One that does not wait is answered before the question behind it on its own.
             let heard = self.hold.get().filter(|_| self.deadline != Deadline::Past).and_then(Hold::heard);
             let is_well = heard.is_some_and(|heard| heard.elapsed() < timeout / 2);
             if !is_well && !self.client.answers(&self.common.keys, timeout / 2).await {
@@ -118,13 +118,13 @@ impl Vote {
         }
     }
 
-    /// Begins the lease anew; false: it is not held there.
+    /// Restarts the lease; false: it is not held there.
     pub(crate) async fn renew(&self, lease: Millis) -> Result<bool, Error> {
         let Some(hold) = self.hold.get() else { return Ok(false) };
         self.was_held(hold.renew(Some(lease), None, clock::millis(self.common.server_timeout)).await)
     }
 
-    /// Gives it back; false: it was not held there.
+    /// Releases it; false: it was not held there.
     pub(crate) async fn release(&self) -> Result<bool, Error> {
         let Some(hold) = self.hold.get() else { return Ok(false) };
         self.was_held(hold.release(clock::millis(self.common.server_timeout)).await)
@@ -138,12 +138,12 @@ impl Vote {
         }
     }
 
-    /// Gives it back in the background, whatever came of it.
+    /// Releases it in the background, at any stage.
     pub(crate) fn give_back(&self) {
         self.hold.get().into_iter().for_each(Hold::give_back);
     }
 
-    /// The token, if the server has granted it and nothing to the contrary is known.
+    /// The token, if the server has granted it and no loss is known.
     pub(crate) fn granted(&self) -> Option<u64> {
         let is_held = matches!(self.stage(), Stage::Granted | Stage::Confirmed) && self.why_lost().is_none();
         self.hold.get().filter(|_| is_held).map(Hold::token)
@@ -154,7 +154,7 @@ impl Vote {
         matches!(self.stage(), Stage::Failed(_) | Stage::NotGranted) || self.why_lost().is_some()
     }
 
-    /// Why it failed, if not because others have the lock.
+    /// Why it failed, if not because other clients have the lock.
     pub(crate) fn error(&self) -> Option<Error> {
         match self.stage() {
             Stage::Failed(error) => Some(error),
@@ -173,7 +173,7 @@ impl Vote {
     }
 
     /// Whether it counts for the beginning of the hold: a server that granted after the fence was chosen has a greater
-    /// token, and others may have held between the two.
+    /// token, and other clients may have held the lock between the two.
     pub(crate) fn counts_at_first(&self) -> bool {
         self.hold.get().map(Hold::token) == self.common.fence.get().copied()
     }
@@ -187,8 +187,8 @@ impl Vote {
         until.checked_sub(drift(lease))
     }
 
-    /// Why it was lost, if that was told.
-    pub(crate) fn why_lost(&self) -> Option<Why> {
+    /// Why it was lost, if the server reported that.
+    pub(crate) fn why_lost(&self) -> Option<LossReason> {
         self.hold.get()?.why_lost()
     }
 
@@ -198,7 +198,7 @@ impl Vote {
         Error::Connection { server: server.unwrap_or_default(), keys: self.common.keys.clone(), source: late() }
     }
 
-    /// Remembers a server that gave no answer.
+    /// Remembers a server that gave no reply.
     fn mind(&self, error: Error) -> Error {
         if let Error::Connection { .. } = error {
             self.client.suspect(&self.common.keys, error.clone(), self.common.server_timeout);
@@ -216,7 +216,7 @@ impl Vote {
     }
 }
 
-/// What a lease may seem longer to this process than to its server.
+/// By how much a lease may seem longer to this process than to its server.
 pub(crate) fn drift(lease: Duration) -> Duration {
     lease.mul_f64(DRIFT_PER_LEASE) + DRIFT
 }

@@ -24,13 +24,13 @@ pub struct Ask {
     pub token: Option<i64>,
     /// `WAITING` was answered, and nothing has been told since.
     pub waits: bool,
-    /// `CLIENT UNBLOCK` was sent: if it was granted just then, that is taken back a moment after its answer.
+    /// `CLIENT UNBLOCK` was sent: if it was granted just then, that is revoked a moment after its reply.
     pub unblocked: bool,
     /// `LOCK.CANCEL` was sent.
     pub cancelled: bool,
     /// Nothing of it waits or holds since then, nor is told by what was asked for later.
     pub over: Option<Step>,
-    /// Its owner has begun to give it back.
+    /// Its owner has begun to release it.
     pub returned: bool,
     /// Its owner gave all of it back, so it can't be lost.
     pub released: bool,
@@ -148,7 +148,7 @@ impl Ledger {
             let first = keys.iter().all(|key| ask.lost.insert(text(key)));
             return match (first, ask.released) {
                 (false, _) => wrong(ask, "told twice of a loss"),
-                (_, true) => wrong(ask, "lost what was given back"),
+                (_, true) => wrong(ask, "lost what was released"),
                 _ if !ask.frail => wrong(ask, "lost for no reason"),
                 _ => Ok(()),
             };

@@ -40,7 +40,7 @@ final class Acquisition {
     private final List<byte[]> keys = new ArrayList<>();
     private final int slot;
     private final boolean waits;
-    private final long began = Serial.now();
+    private final long began;
     private final long deadline;
     /** Completed in a step: what depends on it runs no code of the application there. */
     final CompletableFuture<Hold> result = new CompletableFuture<>();
@@ -91,6 +91,7 @@ final class Acquisition {
         slot = client.connector.isCluster() ? Reply.slot(keys.get(0)) : 0;
         waits = wait > 0;
         renews = spec.renew();
+        began = client.serial.now();
         deadline = wait >= ENDLESS ? ENDLESS : began + (waits ? wait : client.timeout);
         this.lease = Math.max(MS, lease.toNanos());
     }
@@ -104,7 +105,7 @@ final class Acquisition {
         }
         client.acquisitions.add(this);
         if (deadline < ENDLESS) {
-            deadlineTimer = client.serial.after(deadline - Serial.now(), this::timeOver);
+            deadlineTimer = client.serial.after(deadline - client.serial.now(), this::timeOver);
         }
         if (waits && spec.isMutex()) {
             queuedHere = true;
@@ -122,7 +123,7 @@ final class Acquisition {
     }
 
     private void ask() {
-        if (state != State.WAITING || token != 0 || (asked && Serial.now() >= deadline)) {
+        if (state != State.WAITING || token != 0 || (asked && client.serial.now() >= deadline)) {
             return;
         }
         Pool pool = route();
@@ -148,7 +149,7 @@ final class Acquisition {
     /** It has no place for a wait: it asks with a short one (B30). Returns false if it does not ask now. */
     boolean poll() {
         Pool pool = placePool;
-        boolean asks = pool != null && state == State.WAITING && token == 0 && !hasPlace && (current == null || current.done) && Serial.now() < deadline;
+        boolean asks = pool != null && state == State.WAITING && token == 0 && !hasPlace && (current == null || current.done) && client.serial.now() < deadline;
         if (asks) {
             submit(new Ask(pool, 100));
         }
@@ -249,7 +250,7 @@ final class Acquisition {
             if (done) {
                 return;
             }
-            if (wait != 0 && state == State.WAITING && current == this && Serial.now() < deadline) {
+            if (wait != 0 && state == State.WAITING && current == this && client.serial.now() < deadline) {
                 lastError = new UnavailableException("no answer for 2 s", null);
                 submit(new Ask(pool, wait));
             }
@@ -297,7 +298,7 @@ final class Acquisition {
             if (state != State.WAITING) {
                 return;
             }
-            long now = Serial.now();
+            long now = client.serial.now();
             if (!waits) {
                 notAcquired();
             } else if (!hasPlace && wait == 0) {
@@ -378,7 +379,7 @@ final class Acquisition {
         if (state == State.WITHDRAWING || (state != State.WAITING && granted != token)) {
             // The request came after the lock was released or withdrawn, or after it was lost (B20).
             if (state == State.HELD) {
-                lose(LossReason.REMOVED);
+                lose(LossReason.GONE);
             }
             withdrawn = 0;
             broke = true;
@@ -396,7 +397,7 @@ final class Acquisition {
             dedicated = ask.connection;
             dedicated.dedicate(this::disconnected);
         }
-        if (certain - Serial.now() >= lease / 2 || lease < SHORT) {
+        if (certain - client.serial.now() >= lease / 2 || lease < SHORT) {
             hold(ask.sent + waited * MS);
         } else if (first) {
             // Too old to count as held: one renewal decides (B8).
@@ -406,7 +407,7 @@ final class Acquisition {
 
     private void hold(long from) {
         state = State.HELD;
-        heldSince = Serial.now();
+        heldSince = client.serial.now();
         leaveQueues();
         client.held.add(this);
         renewAt(from + lease / 4);
@@ -466,7 +467,7 @@ final class Acquisition {
     private void finish(boolean withdraw) {
         state = withdraw ? State.WITHDRAWING : State.RELEASED;
         leaveQueues();
-        client.tell(listener -> listener.notAcquired(spec.title(), Duration.ofNanos(Serial.now() - began)));
+        client.tell(listener -> listener.notAcquired(spec.title(), Duration.ofNanos(client.serial.now() - began)));
         if (withdraw) {
             withdraw();
         } else {
@@ -537,7 +538,7 @@ final class Acquisition {
         if (repeating) {
             return;
         }
-        if (client.isShut() || Serial.now() > lastAsked + Math.max(lease, SECOND)) {
+        if (client.isShut() || client.serial.now() > lastAsked + Math.max(lease, SECOND)) {
             withdrawalDone();
             return;
         }
@@ -562,7 +563,7 @@ final class Acquisition {
 
     private void setCertain(long until, long sent) {
         certain = until;
-        wallCertain = System.currentTimeMillis() + (until - Serial.now()) / MS;
+        wallCertain = client.serial.clock.wall() + (until - client.serial.now()) / MS;
     }
 
     private void renewAt(long at) {
@@ -572,7 +573,7 @@ final class Acquisition {
         if (renews && state == State.HELD) {
             // Holds that are due within the same hundredth of the lease, at most 10 ms, share a pipeline.
             long grid = Math.max(1, Math.min(10 * MS, lease / 100));
-            renewTimer = client.serial.after(at / grid * grid - Serial.now(), this::renewNow);
+            renewTimer = client.serial.after(at / grid * grid - client.serial.now(), this::renewNow);
         }
     }
 
@@ -587,10 +588,10 @@ final class Acquisition {
         if (certainTimer != null) {
             certainTimer.cancel();
         }
-        if (state == State.HELD && Serial.now() >= certain) {
+        if (state == State.HELD && client.serial.now() >= certain) {
             lose(LossReason.EXPIRED);
         } else if (state == State.HELD) {
-            certainTimer = client.serial.after(certain - Serial.now(), this::checkCertain);
+            certainTimer = client.serial.after(certain - client.serial.now(), this::checkCertain);
         }
     }
 
@@ -643,7 +644,7 @@ final class Acquisition {
                     retry(Reply.exception(error), redirected && ++inARow == 1);
                 }
             } else if (missing(reply)) {
-                gone(LossReason.REMOVED);
+                gone(LossReason.GONE);
             } else {
                 inARow = 0;
                 replacedAtOnce = false;
@@ -739,10 +740,10 @@ final class Acquisition {
 
     /** For all threads. If only the wall clock says that the time is over, the machine was suspended: not certain, and renewed at once (B7). */
     boolean isHeld() {
-        if (state != State.HELD || Serial.now() >= certain) {
+        if (state != State.HELD || client.serial.now() >= certain) {
             return false;
         }
-        if (System.currentTimeMillis() >= wallCertain + 1) {
+        if (client.serial.clock.wall() >= wallCertain + 1) {
             client.serial.run(this::renewNow);
             return false;
         }
@@ -785,7 +786,7 @@ final class Acquisition {
                     told.completeExceptionally(why);
                 } else if (!holds(reply)) {
                     if (state == State.HELD) {
-                        lose(LossReason.REMOVED);
+                        lose(LossReason.GONE);
                     }
                     told.complete(false);
                 } else if (--left[0] == 0) {
@@ -832,7 +833,7 @@ final class Acquisition {
     private final class Release {
         private final @Nullable Duration keep;
         private final CompletableFuture<Void> told;
-        private final long until = Serial.now() + Math.max(lease, SECOND);
+        private final long until = client.serial.now() + Math.max(lease, SECOND);
         private int attempts;
         private boolean certainAtFirst;
 
@@ -857,7 +858,7 @@ final class Acquisition {
 
         private void again(Throwable why, boolean atOnce) {
             lastError = why;
-            if (Serial.now() > until || client.isShut() || dedicated != null) {
+            if (client.serial.now() > until || client.isShut() || dedicated != null) {
                 done(dedicated != null && dedicated.closed ? null : new UnavailableException("lock '" + spec.title() + "': the release was not confirmed", why));
             } else {
                 client.serial.after(atOnce ? 0 : client.poolOf(slot).pause(lease), this::begin);
@@ -870,7 +871,7 @@ final class Acquisition {
                     lose(lost.reason());
                 } else {
                     state = State.RELEASED;
-                    client.tell(listener -> listener.released(spec.title(), Duration.ofNanos(Serial.now() - heldSince)));
+                    client.tell(listener -> listener.released(spec.title(), Duration.ofNanos(client.serial.now() - heldSince)));
                 }
             }
             client.held.remove(Acquisition.this);
@@ -931,7 +932,7 @@ final class Acquisition {
                         done(Reply.exception(error));
                     }
                 } else if (missing(reply) && (attempts == 1 || !certainAtFirst)) {
-                    done(state == State.RELEASING ? new LockLostException("lock '" + spec.title() + "' of owner '" + owner + "' was lost before it was released", LossReason.REMOVED) : lost());
+                    done(state == State.RELEASING ? new LockLostException("lock '" + spec.title() + "' of owner '" + owner + "' was lost before it was released", LossReason.GONE) : lost());
                 } else {
                     done(null);
                 }

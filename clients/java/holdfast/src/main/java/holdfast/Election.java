@@ -86,13 +86,13 @@ public final class Election implements AutoCloseable {
     /**
      * Who leads.
      *
-     * @param value what the candidate gave
+     * @param value what the candidate gave; empty if it gave nothing
      * @param fence the number of its term
      */
     public record Leader(String value, long fence) {
         static Leader of(LockInfo.Holder holder) {
             int end = holder.owner().lastIndexOf('#');
-            return new Leader(end < 0 ? holder.owner() : holder.owner().substring(0, end), holder.token());
+            return new Leader(end < 0 ? "" : LockSpec.unescape(holder.owner().substring(0, end)), holder.token());
         }
     }
 

@@ -46,7 +46,7 @@ public final class Hold implements AutoCloseable {
 
     /** For how long the lock is certain unless it is renewed; zero if it is not held. */
     public Duration remaining() {
-        return isHeld() ? Duration.ofNanos(Math.max(0, acquisition.certain - Serial.now())) : Duration.ZERO;
+        return isHeld() ? Duration.ofNanos(Math.max(0, acquisition.certain - acquisition.client.serial.now())) : Duration.ZERO;
     }
 
     /** Why the hold was lost; null if it was not. */

@@ -43,13 +43,13 @@ public final class Holdfast implements AutoCloseable {
     private static final SecureRandom RANDOM = new SecureRandom();
     private static final long CLOSING_MS = 2000;
 
-    final Serial serial = new Serial();
+    final Serial serial;
     final RedisConnector connector;
     final int maxConnections;
     final Duration lease;
     /** Bounds calls that have no time of their own, in ns. */
     final long timeout;
-    final ExecutorService worker = Executors.newCachedThreadPool(threads("holdfast-worker"));
+    final ExecutorService worker;
     final Set<Acquisition> acquisitions = ConcurrentHashMap.newKeySet();
     final Set<Acquisition> held = ConcurrentHashMap.newKeySet();
     final String id = random();
@@ -64,6 +64,8 @@ public final class Holdfast implements AutoCloseable {
     private volatile boolean shut;
 
     private Holdfast(Builder builder) {
+        serial = new Serial(builder.clock == null ? new SystemClock() : builder.clock);
+        worker = builder.worker == null ? Executors.newCachedThreadPool(threads("holdfast-worker")) : builder.worker;
         connector = builder.connector;
         maxConnections = builder.maxConnections;
         lease = builder.lease;
@@ -190,7 +192,7 @@ public final class Holdfast implements AutoCloseable {
 
     /** What this client holds now, for inspection. */
     public List<HeldLock> holds() {
-        return held.stream().filter(Acquisition::isHeld).map(it -> new HeldLock(it.spec.names(), it.owner, it.token, Duration.ofNanos(Math.max(0, it.certain - Serial.now())))).toList();
+        return held.stream().filter(Acquisition::isHeld).map(it -> new HeldLock(it.spec.names(), it.owner, it.token, Duration.ofNanos(Math.max(0, it.certain - serial.now())))).toList();
     }
 
     /**
@@ -248,7 +250,7 @@ public final class Holdfast implements AutoCloseable {
     // ---- What acquisitions use; in steps ----
 
     Acquisition start(LockSpec spec, long wait, @Nullable String actor) {
-        String owner = actor != null ? actor + "##" + random() : spec.label() != null ? spec.label() + "#" + random() : random();
+        String owner = actor != null ? actor + "##" + random() : spec.label() != null && !spec.label().isEmpty() ? LockSpec.escape(spec.label()) + "#" + random() : random();
         Acquisition acquisition = new Acquisition(this, spec, owner, wait, spec.lease() == null ? lease : spec.lease());
         serial.run(acquisition::begin);
         return acquisition;
@@ -322,7 +324,7 @@ public final class Holdfast implements AutoCloseable {
     /** Sends a command that may be repeated, and repeats it within the client's timeout. */
     CompletableFuture<@Nullable Object> ask(int slot, List<?> command) {
         CompletableFuture<@Nullable Object> told = new CompletableFuture<>();
-        new Query(slot, command, told, Serial.now() + timeout).begin();
+        new Query(slot, command, told, serial.now() + timeout).begin();
         return told;
     }
 
@@ -359,7 +361,7 @@ public final class Holdfast implements AutoCloseable {
         }
 
         void begin() {
-            serial.after(Math.min(1_000_000_000L, until - Serial.now()), () -> pool.abandon(this, "no answer to " + command.get(0)));
+            serial.after(Math.min(1_000_000_000L, until - serial.now()), () -> pool.abandon(this, "no answer to " + command.get(0)));
             pool.submit(this);
         }
 
@@ -385,7 +387,7 @@ public final class Holdfast implements AutoCloseable {
         }
 
         private void again(Throwable why, boolean passes) {
-            if (passes && Serial.now() < until && !isShut()) {
+            if (passes && serial.now() < until && !isShut()) {
                 serial.after(pool.pause(lease.toNanos()), () -> new Query(slot, command, told, until).begin());
             } else {
                 told.completeExceptionally(passes ? new UnavailableException(command.get(0) + ": no answer of the server in time", why) : why);
@@ -468,6 +470,8 @@ public final class Holdfast implements AutoCloseable {
         private Duration lease = Duration.ofSeconds(10);
         private Duration timeout = Duration.ofSeconds(5);
         private @Nullable Executor callbacks;
+        private @Nullable Clock clock;
+        private @Nullable ExecutorService worker;
 
         private Builder(RedisConnector connector) {
             this.connector = connector;
@@ -497,6 +501,13 @@ public final class Holdfast implements AutoCloseable {
         /** Where callbacks of the application run (default: daemon threads of the client). */
         public Builder callbacks(Executor callbacks) {
             this.callbacks = callbacks;
+            return this;
+        }
+
+        /** For tests: time passes as they say, and connections are opened where they say. */
+        Builder controlledBy(Clock clock, ExecutorService worker) {
+            this.clock = clock;
+            this.worker = worker;
             return this;
         }
 

@@ -14,7 +14,7 @@ import org.jspecify.annotations.Nullable;
  * @param limit how many owners may hold the lock: 1 a mutex, more a semaphore, 0 any number of readers
  * @param ephemeral whether the lock is released when the connection that acquired it ends
  * @param replicas how many replicas have to confirm the grant
- * @param label a readable beginning of the owner, shown by {@link Holdfast#info}; null: none
+ * @param label a readable beginning of the owner, with {@code %} and {@code #} as {@code %25} and {@code %23}, shown by {@link Holdfast#info}; null: none
  */
 public record LockSpec(List<String> names, @Nullable Duration lease, boolean renew, int limit, boolean ephemeral, int replicas, @Nullable String label) {
     public LockSpec {
@@ -29,14 +29,22 @@ public record LockSpec(List<String> names, @Nullable Duration lease, boolean ren
         check(limit >= 0, "a limit is at least 1 (0: any number), not " + limit);
         check(limit == 1 || names.size() == 1, "only a mutex may have several names");
         check(replicas >= 0, "replicas are at least 0, not " + replicas);
-        check(label == null || (!label.startsWith("#") && !label.contains("##") && label.getBytes(StandardCharsets.UTF_8).length <= 400),
-            "a label has at most 400 bytes, does not begin with # and has no ##");
+        check(label == null || escape(label).getBytes(StandardCharsets.UTF_8).length <= 400, "a label has at most 400 bytes, where % and # count as three");
     }
 
     private static void check(boolean holds, String message) {
         if (!holds) {
             throw new IllegalArgumentException(message);
         }
+    }
+
+    /** Text as it stands before the random part of an owner: without the sign that separates the two (B43). */
+    static String escape(String text) {
+        return text.replace("%", "%25").replace("#", "%23");
+    }
+
+    static String unescape(String text) {
+        return text.replace("%23", "#").replace("%25", "%");
     }
 
     /** A renewed mutex with the client's default lease. */

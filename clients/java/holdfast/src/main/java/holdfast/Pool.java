@@ -59,7 +59,7 @@ final class Pool {
             List<byte[][]> all = new ArrayList<>();
             reused = used;
             for (Request request : requests) {
-                List<byte[][]> commands = request.write(Serial.now());
+                List<byte[][]> commands = request.write(client.serial.now());
                 if (commands.isEmpty()) {
                     request.done = true;
                     request.dropped();
@@ -95,9 +95,12 @@ final class Pool {
                 owed.remove();
             }
             if (!(reply instanceof RedisError)) {
-                pause = 0;
-                pauseUntil = 0;
-                suspect = false;
+                // The first reply after an outage is that to LOCK.VERSION. The pause is set back when a request is answered.
+                if (proven) {
+                    pause = 0;
+                    pauseUntil = 0;
+                }
+                proven = true;
             }
             if (index >= 0) {
                 next.request.done |= last;
@@ -123,8 +126,9 @@ final class Pool {
             all.remove(this);
             raw.close();
             idle.remove(this);
+            // Also when the last one ends without a command under way: the server may be gone.
+            proven &= !all.isEmpty() && owed.isEmpty();
             if (!owed.isEmpty()) {
-                suspect = true;
                 outage();
                 if (reused) {
                     dropIdle();
@@ -160,8 +164,8 @@ final class Pool {
     private final List<Deque<Request>> queues = List.of(new ArrayDeque<>(), new ArrayDeque<>(), new ArrayDeque<>());
     private int opening;
     private int hung;
-    private boolean verified;
-    private boolean suspect;
+    /** The server has answered since the last connection broke or could not be opened. Until it has, one attempt to connect is made at a time. */
+    private boolean proven;
     private boolean waking;
     private long pause;
     private long pauseUntil;
@@ -231,10 +235,9 @@ final class Pool {
     }
 
     private void open(int wanted) {
-        boolean single = suspect || !verified || all.isEmpty();
-        while (opening < (single ? 1 : wanted) && all.size() + opening < client.maxConnections) {
-            long rest = pauseUntil - Serial.now();
-            if (single && (rest > 0 || hung >= HUNG)) {
+        while (opening < (proven ? wanted : 1) && all.size() + opening < client.maxConnections) {
+            long rest = pauseUntil - client.serial.now();
+            if (!proven && (rest > 0 || hung >= HUNG)) {
                 if (attempt == null) {
                     attempt = client.serial.after(Math.max(rest, FIRST_PAUSE), () -> {
                         attempt = null;
@@ -296,7 +299,7 @@ final class Pool {
             over = true;
             if (raw == null) {
                 opening--;
-                suspect = true;
+                proven = false;
                 outage();
                 client.connectionLost(node);
                 refuse(why == null ? new UnavailableException("no connection to " + node, null) : refusal(why));
@@ -304,7 +307,7 @@ final class Pool {
             }
             connection = new Connection(raw);
             all.add(connection);
-            if (verified && !suspect) {
+            if (proven) {
                 opening--;
                 idle.addLast(connection);
                 wake();
@@ -378,12 +381,10 @@ final class Pool {
 
     private void verified(Connection connection, @Nullable HoldfastException wrong) {
         opening--;
-        if (wrong == null) {
-            verified = true;
-            suspect = false;
+        proven = wrong == null;
+        if (proven) {
             return;
         }
-        suspect = true;
         outage();
         connection.close(wrong);
         refuse(wrong);
@@ -405,7 +406,7 @@ final class Pool {
 
     /** An error that passes, or a broken connection: the pause doubles, once for each outage. */
     void outage() {
-        long now = Serial.now();
+        long now = client.serial.now();
         if (now >= pauseUntil) {
             pause = pause == 0 ? FIRST_PAUSE : Math.min(2 * pause, LONGEST_PAUSE);
             pauseUntil = now + ThreadLocalRandom.current().nextLong(pause / 2, pause + 1);
@@ -416,7 +417,7 @@ final class Pool {
     long pause(long lease) {
         outage();
         long most = Math.max(lease / 16, 1_000_000L);
-        return Math.min(pauseUntil - Serial.now(), ThreadLocalRandom.current().nextLong(most / 2, most + 1));
+        return Math.min(pauseUntil - client.serial.now(), ThreadLocalRandom.current().nextLong(most / 2, most + 1));
     }
 
     void dropIdle() {
@@ -437,7 +438,7 @@ final class Pool {
     void rotate(Acquisition acquisition, boolean wasPoll) {
         polling &= !wasPoll;
         if (placeless.contains(acquisition)) {
-            acquisition.nextPoll = Serial.now() + 1_000_000_000L;
+            acquisition.nextPoll = client.serial.now() + 1_000_000_000L;
             rotation.remove(acquisition);
             rotation.add(acquisition);
         }
@@ -447,7 +448,7 @@ final class Pool {
         if (!polling && !rotation.isEmpty()) {
             polling = true;
             Acquisition next = rotation.remove();
-            client.serial.after(next.nextPoll - Serial.now(), () -> {
+            client.serial.after(next.nextPoll - client.serial.now(), () -> {
                 if (!placeless.contains(next) || !next.poll()) {
                     rotate(next, true);
                 }

@@ -3,8 +3,6 @@ package holdfast;
 import java.util.PriorityQueue;
 import java.util.Queue;
 import java.util.concurrent.ConcurrentLinkedQueue;
-import java.util.concurrent.ScheduledThreadPoolExecutor;
-import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.jspecify.annotations.Nullable;
 import org.slf4j.Logger;
@@ -18,7 +16,6 @@ import org.slf4j.LoggerFactory;
  */
 final class Serial {
     private static final Logger LOG = LoggerFactory.getLogger(Holdfast.class);
-    private static final long BASE = System.nanoTime();
 
     /** Something to be done at a time. */
     final class Timer implements Comparable<Timer> {
@@ -50,18 +47,16 @@ final class Serial {
     private final Queue<Runnable> steps = new ConcurrentLinkedQueue<>();
     private final AtomicInteger pending = new AtomicInteger();
     private final PriorityQueue<Timer> timers = new PriorityQueue<>();
-    private final ScheduledThreadPoolExecutor clock;
+    final Clock clock;
     private int cancelled;
     private long armed = Long.MAX_VALUE;
 
-    Serial() {
-        clock = new ScheduledThreadPoolExecutor(1, Holdfast.threads("holdfast-timer"));
-        clock.setExecuteExistingDelayedTasksAfterShutdownPolicy(false);
+    Serial(Clock clock) {
+        this.clock = clock;
     }
 
-    /** The monotonic clock in ns, from an origin of its own. */
-    static long now() {
-        return System.nanoTime() - BASE;
+    long now() {
+        return clock.now();
     }
 
     void run(Runnable step) {
@@ -93,9 +88,9 @@ final class Serial {
         while (!timers.isEmpty() && timers.peek().step == null) {
             timers.remove();
         }
-        if (!timers.isEmpty() && timers.peek().at < armed && !clock.isShutdown()) {
+        if (!timers.isEmpty() && timers.peek().at < armed) {
             armed = timers.peek().at;
-            clock.schedule(() -> run(this::fire), Math.max(0, armed - now()), TimeUnit.NANOSECONDS);
+            clock.at(armed, () -> run(this::fire));
         }
     }
 
@@ -113,6 +108,6 @@ final class Serial {
     }
 
     void close() {
-        clock.shutdownNow();
+        clock.close();
     }
 }

@@ -1,53 +1,81 @@
 package holdfast;
 
-import static holdfast.testing.FakeServer.CUT;
-import static holdfast.testing.FakeServer.NIL;
-import static holdfast.testing.FakeServer.SILENCE;
-import static holdfast.testing.FakeServer.granted;
+import static holdfast.FakeServer.CUT;
+import static holdfast.FakeServer.NIL;
+import static holdfast.FakeServer.SILENCE;
+import static holdfast.FakeServer.granted;
 import static org.assertj.core.api.Assertions.assertThat;
 import static org.assertj.core.api.Assertions.assertThatThrownBy;
-import static org.awaitility.Awaitility.await;
 
-import holdfast.testing.FakeServer;
-import holdfast.testing.SocketConnector;
-import java.io.IOException;
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Optional;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.CopyOnWriteArrayList;
-import java.util.concurrent.ExecutionException;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.SynchronousQueue;
+import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.BeforeEach;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.EnumSource;
 import org.junit.jupiter.params.provider.ValueSource;
 
-/** Each cell of the table of states and inputs in {@code docs/client-protocol.md}, against a server that follows a script. */
-@Timeout(30)
+/** Each cell of the table of states and inputs in {@code docs/client-protocol.md}, against a server that follows a script, on the test's own clock. */
+@Timeout(value = 120, threadMode = Timeout.ThreadMode.SEPARATE_THREAD)
 class StateMachineTest {
     private static final Duration WAIT = Duration.ofSeconds(5);
     private static final String ACQUIRE = "LOCK.ACQUIRE";
     private static final String RENEW = "LOCK.RENEW";
     private static final String RELEASE = "LOCK.RELEASE";
 
-    private FakeServer server;
-    private SocketConnector connector;
-    private Holdfast client;
+    private final ManualClock clock = new ManualClock();
+    private final FakeServer server = new FakeServer(clock);
+    private Holdfast client = build(server, 32);
 
-    @BeforeEach
-    void start() throws IOException {
-        server = new FakeServer();
-        connector = new SocketConnector(server.port());
-        client = Holdfast.builder(connector).timeout(Duration.ofSeconds(3)).build();
+    /** Runs tasks at once, by the thread that asks. */
+    static ExecutorService direct() {
+        return new ThreadPoolExecutor(0, 1, 0, TimeUnit.SECONDS, new SynchronousQueue<>()) {
+            @Override
+            public void execute(Runnable task) {
+                task.run();
+            }
+        };
+    }
+
+    private Holdfast build(FakeServer server, int connections) {
+        return Holdfast.builder(server).timeout(Duration.ofSeconds(3)).maxConnections(connections).controlledBy(clock, direct()).build();
     }
 
     @AfterEach
-    void stop() throws IOException {
-        client.close();
-        server.close();
+    void close() throws InterruptedException {
+        close(client);
+    }
+
+    private void close(Holdfast client) throws InterruptedException {
+        Thread closing = new Thread(client::close);
+        closing.start();
+        while (closing.isAlive()) {
+            clock.advance(200);
+            closing.join(1);
+        }
+    }
+
+    private <T> T get(CompletableFuture<T> future) throws InterruptedException {
+        return clock.get(future);
+    }
+
+    private Hold acquired(NamedLock lock) throws InterruptedException {
+        return get(lock.acquireAsync(WAIT));
+    }
+
+    private void release(Hold hold) throws InterruptedException {
+        get(hold.releaseAsync());
     }
 
     private NamedLock lease(int ms) {
@@ -59,12 +87,12 @@ class StateMachineTest {
     }
 
     private List<FakeServer.Command> eventually(String name, int count) {
-        await().atMost(10, TimeUnit.SECONDS).until(() -> server.read(name).size() >= count);
+        clock.until(() -> server.read(name).size() >= count);
         return server.read(name);
     }
 
     private FakeServer.Command withdrawal() {
-        await().atMost(10, TimeUnit.SECONDS).until(() -> server.read(RELEASE).stream().anyMatch(it -> it.has("ALL")));
+        clock.until(() -> server.read(RELEASE).stream().anyMatch(it -> it.has("ALL")));
         return server.read(RELEASE).stream().filter(it -> it.has("ALL")).findFirst().orElseThrow();
     }
 
@@ -72,26 +100,26 @@ class StateMachineTest {
 
     @Test
     void token_makes_the_lock_held() throws Exception {
-        Hold hold = client.lock("k").acquire(WAIT);
+        Hold hold = acquired(client.lock("k"));
         assertThat(hold.fence()).isEqualTo(1000);
         assertThat(hold.isHeld()).isTrue();
-        assertThat(hold.remaining()).isBetween(Duration.ofMillis(1), Duration.ofMillis(9900));
+        assertThat(hold.remaining()).isEqualTo(Duration.ofMillis(9900));
         FakeServer.Command acquire = server.read(ACQUIRE).get(0);
         assertThat(acquire.words()).containsSequence("HOLDS", "1").containsSequence("LEASE", "10000").contains("WITHWAITED").doesNotContain("WAITED");
-        assertThat(acquire.number("WAIT")).isBetween(1L, 5000L);
+        assertThat(acquire.number("WAIT")).isEqualTo(5000);
         assertThat(acquire.owner()).matches("[0-9a-f]{32}");
     }
 
     @Test
     void later_elements_of_the_reply_are_ignored() throws Exception {
         server.next(ACQUIRE, "*3\r\n:1000\r\n:0\r\n$1\r\nx\r\n");
-        assertThat(client.lock("k").acquire(WAIT).isHeld()).isTrue();
+        assertThat(acquired(client.lock("k")).isHeld()).isTrue();
     }
 
     @Test
     void version_is_asked_once_before_the_first_acquisition() throws Exception {
-        client.lock("k").acquire(WAIT).release();
-        client.lock("k").acquire(WAIT).release();
+        release(acquired(client.lock("k")));
+        release(acquired(client.lock("k")));
         assertThat(server.commands.get(0).name()).isEqualTo("LOCK.VERSION");
         assertThat(server.read("LOCK.VERSION")).hasSize(1);
     }
@@ -107,7 +135,7 @@ class StateMachineTest {
     @Test
     void nil_to_a_wait_is_not_acquired() {
         server.next(ACQUIRE, NIL);
-        assertThatThrownBy(() -> client.lock("k").acquire(WAIT)).isInstanceOf(NotAcquiredException.class);
+        assertThatThrownBy(() -> acquired(client.lock("k"))).isInstanceOf(NotAcquiredException.class);
     }
 
     @ParameterizedTest
@@ -115,12 +143,12 @@ class StateMachineTest {
         "ERR too many waiters", "ERR another request is being confirmed", "ERR max number of clients reached", "NEWCODE x"})
     void passing_error_is_asked_again_after_a_pause(String error) throws Exception {
         server.next(ACQUIRE, "-" + error + "\r\n", "-" + error + "\r\n", granted(7, 0));
-        Hold hold = client.lock("k").acquire(WAIT);
+        Hold hold = acquired(client.lock("k"));
         assertThat(hold.fence()).isEqualTo(7);
         List<FakeServer.Command> asked = server.read(ACQUIRE);
         assertThat(asked).hasSize(3);
         assertThat(asked.stream().map(FakeServer.Command::owner).distinct()).hasSize(1);
-        assertThat(asked.get(2).at() - asked.get(0).at()).isGreaterThan(20_000_000L);
+        assertThat(asked.get(2).at() - asked.get(0).at()).isGreaterThanOrEqualTo(28);
         assertThat(asked.get(2).has("WAITED")).isTrue();
     }
 
@@ -128,7 +156,7 @@ class StateMachineTest {
     @ValueSource(strings = {"DEADLOCK a cycle", "WRONGTYPE x", "NOPERM x", "NOAUTH x", "ERR bad"})
     void fatal_error_is_reported_at_once(String error) {
         server.next(ACQUIRE, "-" + error + "\r\n");
-        assertThatThrownBy(() -> client.lock("k").acquire(WAIT)).isInstanceOf(error.startsWith("DEADLOCK") ? DeadlockException.class : HoldfastException.class).hasMessageContaining(error);
+        assertThatThrownBy(() -> acquired(client.lock("k"))).isInstanceOf(error.startsWith("DEADLOCK") ? DeadlockException.class : HoldfastException.class).hasMessageContaining(error);
         assertThat(server.read(ACQUIRE)).hasSize(1);
         assertThat(server.read(RELEASE)).isEmpty();
     }
@@ -136,7 +164,7 @@ class StateMachineTest {
     @Test
     void end_of_file_is_asked_again_over_another_connection_with_waited() throws Exception {
         server.next(ACQUIRE, CUT, granted(7, 0));
-        assertThat(client.lock("k").acquire(WAIT).fence()).isEqualTo(7);
+        assertThat(acquired(client.lock("k")).fence()).isEqualTo(7);
         List<FakeServer.Command> asked = server.read(ACQUIRE);
         assertThat(asked.get(1).connection()).isNotEqualTo(asked.get(0).connection());
         assertThat(asked.get(1).owner()).isEqualTo(asked.get(0).owner());
@@ -145,19 +173,19 @@ class StateMachineTest {
 
     @Test
     void silence_of_a_wait_is_asked_again_after_two_seconds_and_takes_over_the_place() throws Exception {
-        server.next(ACQUIRE, SILENCE);
-        CompletableFuture<Hold> pending = client.lock("k").acquireAsync(WAIT);
         server.always(ACQUIRE, SILENCE);
+        CompletableFuture<Hold> pending = client.lock("k").acquireAsync(WAIT);
         List<FakeServer.Command> asked = eventually(ACQUIRE, 2);
         assertThat(asked.get(1).connection()).isNotEqualTo(asked.get(0).connection());
-        assertThat(asked.get(1).at() - asked.get(0).at()).isGreaterThan(1_900_000_000L);
-        assertThat(asked.get(1).number("WAITED")).isGreaterThanOrEqualTo(1990);
+        assertThat(asked.get(1).at()).isEqualTo(2000);
+        assertThat(asked.get(1).number("WAITED")).isEqualTo(2000);
+        assertThat(asked.get(1).number("WAIT")).isEqualTo(3000);
         server.answer(asked.get(0).connection(), "-SUPERSEDED by another request\r\n");
         server.answer(asked.get(1).connection(), granted(9, 5));
-        assertThat(pending.get().fence()).isEqualTo(9);
+        assertThat(get(pending).fence()).isEqualTo(9);
         assertThat(server.isOpen(asked.get(0).connection())).isTrue();
         // Nothing broke: the release needs no withdrawal.
-        pending.get().release();
+        release(get(pending));
         assertThat(server.read(RELEASE)).hasSize(1);
     }
 
@@ -166,10 +194,11 @@ class StateMachineTest {
         server.always(ACQUIRE, SILENCE);
         CompletableFuture<Hold> pending = client.lock("k").acquireAsync(WAIT);
         List<FakeServer.Command> asked = eventually(ACQUIRE, 2);
-        await().atMost(5, TimeUnit.SECONDS).until(() -> !server.isOpen(asked.get(0).connection()));
+        clock.until(() -> !server.isOpen(asked.get(0).connection()));
+        assertThat(clock.now() / 1_000_000 - asked.get(1).at()).isEqualTo(1000);
         server.answer(asked.get(1).connection(), granted(9, 5));
-        Hold hold = pending.get();
-        hold.release();
+        Hold hold = get(pending);
+        release(hold);
         // A stale request may be in the queue: withdrawn in the pipeline of the release.
         List<FakeServer.Command> released = server.read(RELEASE);
         assertThat(released.get(0).words()).containsSequence("TOKEN", "9");
@@ -179,7 +208,7 @@ class StateMachineTest {
     @Test
     void superseded_only_request_is_asked_again() throws Exception {
         server.next(ACQUIRE, "-SUPERSEDED x\r\n", granted(3, 0));
-        assertThat(client.lock("k").acquire(WAIT).fence()).isEqualTo(3);
+        assertThat(acquired(client.lock("k")).fence()).isEqualTo(3);
     }
 
     @Test
@@ -195,7 +224,7 @@ class StateMachineTest {
         server.answer(asked.connection(), NIL);
         // Its connection is good again.
         server.always(ACQUIRE, granted(5, 0));
-        client.lock("k").acquire(WAIT);
+        acquired(client.lock("k"));
         assertThat(server.isOpen(asked.connection())).isTrue();
         assertThat(server.read(RELEASE)).hasSize(1);
     }
@@ -212,7 +241,9 @@ class StateMachineTest {
             }
         });
         thread.start();
-        eventually(ACQUIRE, 1);
+        while (server.read(ACQUIRE).isEmpty()) {
+            Thread.onSpinWait();
+        }
         thread.interrupt();
         assertThat(thrown.get()).isInstanceOf(InterruptedException.class);
         withdrawal();
@@ -233,37 +264,36 @@ class StateMachineTest {
     @Test
     void time_over_is_not_acquired_after_250_ms_and_withdrawn() {
         server.always(ACQUIRE, SILENCE);
-        long began = System.nanoTime();
-        assertThatThrownBy(() -> client.lock("k").acquire(Duration.ofMillis(300))).isInstanceOf(NotAcquiredException.class);
-        assertThat(System.nanoTime() - began).isGreaterThan(500_000_000L);
-        withdrawal();
+        assertThatThrownBy(() -> get(client.lock("k").acquireAsync(Duration.ofMillis(300)))).isInstanceOf(NotAcquiredException.class);
+        assertThat(withdrawal().at()).isEqualTo(550);
     }
 
     @Test
     void no_acquire_is_sent_when_the_time_is_over() throws Exception {
-        client.info("x");
         server.always(ACQUIRE, "-LOADING x\r\n");
-        assertThatThrownBy(() -> client.lock("k").acquire(Duration.ofSeconds(2))).isInstanceOf(NotAcquiredException.class).hasRootCauseMessage("LOADING x");
+        assertThatThrownBy(() -> get(client.lock("k").acquireAsync(Duration.ofSeconds(2)))).isInstanceOf(NotAcquiredException.class).hasRootCauseMessage("LOADING x");
         int asked = server.read(ACQUIRE).size();
-        assertThat(asked).isBetween(2, 40);
-        client.lock("other").info();
+        // A pause is at least half of what it doubles to, or of lease / 16.
+        assertThat(asked).isBetween(5, 14);
+        clock.advance(60_000);
         assertThat(server.read(ACQUIRE)).hasSize(asked);
     }
 
     @Test
     void try_against_an_unreachable_server_throws_within_the_timeout() throws Exception {
-        server.close();
-        assertThatThrownBy(() -> client.lock("k").tryAcquire()).isInstanceOf(UnavailableException.class);
-        assertThatThrownBy(() -> client.lock("k").acquire(Duration.ofMillis(200))).isInstanceOf(NotAcquiredException.class);
+        server.door = FakeServer.Door.REFUSES;
+        assertThatThrownBy(() -> get(client.lock("k").tryAcquireAsync())).isInstanceOf(UnavailableException.class);
+        assertThat(clock.now()).isLessThanOrEqualTo(3_250_000_000L);
+        assertThatThrownBy(() -> get(client.lock("k").acquireAsync(Duration.ofMillis(200)))).isInstanceOf(NotAcquiredException.class);
     }
 
     @Test
     void acquisition_that_ends_after_a_broken_connection_is_withdrawn_until_it_was_answered_twice() {
         server.next(ACQUIRE, CUT, NIL);
-        assertThatThrownBy(() -> client.lock("k").acquire(WAIT)).isInstanceOf(NotAcquiredException.class);
+        assertThatThrownBy(() -> acquired(client.lock("k"))).isInstanceOf(NotAcquiredException.class);
         List<FakeServer.Command> released = eventually(RELEASE, 2);
         assertThat(released).allMatch(it -> it.has("ALL"));
-        assertThat(released.get(1).at() - released.get(0).at()).isGreaterThan(900_000_000L);
+        assertThat(released.get(1).at() - released.get(0).at()).isGreaterThanOrEqualTo(1000);
     }
 
     @Test
@@ -271,9 +301,9 @@ class StateMachineTest {
         server.next(ACQUIRE, SILENCE);
         CompletableFuture<Hold> pending = lease(2400).acquireAsync(WAIT);
         FakeServer.Command asked = eventually(ACQUIRE, 1).get(0);
-        await().pollDelay(1500, TimeUnit.MILLISECONDS).until(() -> true);
+        clock.advance(1500);
         server.answer(asked.connection(), granted(1000, 0));
-        assertThat(pending.get().remaining()).isGreaterThan(Duration.ofMillis(1200));
+        assertThat(get(pending).remaining()).isEqualTo(Duration.ofMillis(2376));
         assertThat(server.read(RENEW).get(0).words()).containsSequence("TOKEN", "1000").containsSequence("LEASE", "2400");
     }
 
@@ -282,73 +312,74 @@ class StateMachineTest {
         server.next(ACQUIRE, SILENCE);
         CompletableFuture<Hold> pending = lease(10_000).acquireAsync(WAIT);
         FakeServer.Command asked = eventually(ACQUIRE, 1).get(0);
-        await().pollDelay(1500, TimeUnit.MILLISECONDS).until(() -> true);
+        clock.advance(1500);
         server.answer(asked.connection(), granted(1000, 1490));
-        assertThat(pending.get().remaining()).isGreaterThan(Duration.ofMillis(8600));
+        assertThat(get(pending).remaining()).isEqualTo(Duration.ofMillis(9890));
     }
 
     // ---- Held and renewing ----
 
     @Test
     void held_lock_is_renewed_at_every_quarter_of_the_lease() throws Exception {
-        Hold hold = lease(1600).acquire(WAIT);
+        Hold hold = acquired(lease(1600));
         List<FakeServer.Command> renewed = eventually(RENEW, 3);
         assertThat(renewed.get(0).words()).containsSequence("TOKEN", "1000").containsSequence("LEASE", "1600");
-        assertThat(renewed.get(1).at() - renewed.get(0).at()).isGreaterThan(250_000_000L);
+        assertThat(renewed).extracting(FakeServer.Command::at).containsExactly(400L, 800L, 1200L);
         assertThat(hold.isHeld()).isTrue();
-        hold.release();
+        release(hold);
     }
 
     @ParameterizedTest
     @ValueSource(strings = {NIL, "-WRONGTYPE x\r\n"})
     void renewal_that_finds_nothing_is_a_loss_that_is_told_once(String answer) throws Exception {
-        List<LossReason> told = new CopyOnWriteArrayList<>();
-        Hold hold = lease(1600).acquire(WAIT);
+        List<LossReason> told = new ArrayList<>();
+        Hold hold = acquired(lease(1600));
         hold.onLost(told::add);
         server.always(RENEW, answer);
-        await().until(() -> told.size() == 1);
-        assertThat(told.get(0)).isEqualTo(answer.equals(NIL) ? LossReason.REMOVED : LossReason.CHANGED);
+        clock.until(() -> told.size() == 1);
+        assertThat(told.get(0)).isEqualTo(answer.equals(NIL) ? LossReason.GONE : LossReason.CHANGED);
         assertThat(hold.isHeld()).isFalse();
         assertThat(hold.remaining()).isZero();
-        assertThatThrownBy(hold::release).isInstanceOf(LockLostException.class);
+        assertThatThrownBy(() -> release(hold)).isInstanceOf(LockLostException.class);
         assertThat(eventually(RELEASE, 1)).hasSize(1);
+        clock.advance(10_000);
         assertThat(told).hasSize(1);
         hold.onLost(told::add);
-        await().until(() -> told.size() == 2);
+        clock.until(() -> told.size() == 2);
     }
 
     @ParameterizedTest
     @ValueSource(strings = {"-UNCONFIRMED x\r\n", "-LOADING x\r\n", "-ERR strange\r\n", CUT, SILENCE})
     void renewal_that_fails_is_repeated_while_the_hold_is_certain(String answer) throws Exception {
-        Hold hold = lease(2400).acquire(WAIT);
+        Hold hold = acquired(lease(2400));
         server.next(RENEW, answer, answer);
         assertThat(eventually(RENEW, 3)).allMatch(it -> it.words().containsAll(List.of("TOKEN", "1000")));
-        await().until(() -> hold.remaining().compareTo(Duration.ofMillis(1500)) > 0);
-        hold.release();
+        clock.until(() -> hold.remaining().compareTo(Duration.ofMillis(1500)) > 0);
+        release(hold);
     }
 
     @Test
     void hold_is_lost_when_its_certainty_is_over() throws Exception {
-        List<LossReason> told = new CopyOnWriteArrayList<>();
-        Hold hold = lease(600).acquire(WAIT);
+        List<LossReason> told = new ArrayList<>();
+        Hold hold = acquired(lease(600));
         hold.onLost(told::add);
         server.always(RENEW, "-MISCONF x\r\n");
-        await().until(() -> told.equals(List.of(LossReason.EXPIRED)));
+        clock.until(() -> told.equals(List.of(LossReason.EXPIRED)));
         assertThat(hold.check()).isFalse();
         assertThatThrownBy(hold::renew).isInstanceOf(LockLostException.class);
     }
 
     @Test
     void plain_lease_is_not_renewed_and_ends() throws Exception {
-        Hold hold = plain(300).acquire(WAIT);
-        await().until(() -> hold.lossReason() == LossReason.EXPIRED);
+        Hold hold = acquired(plain(300));
+        clock.until(() -> hold.lossReason() == LossReason.EXPIRED);
         assertThat(server.read(RENEW)).isEmpty();
     }
 
     @Test
     void renewals_that_are_due_together_share_a_pipeline() throws Exception {
         for (int i = 0; i < 40; i++) {
-            client.lock(LockSpec.builder("k" + i).lease(Duration.ofSeconds(4)).build()).acquire(WAIT);
+            acquired(client.lock(LockSpec.builder("k" + i).lease(Duration.ofSeconds(4)).build()));
         }
         List<FakeServer.Command> renewed = eventually(RENEW, 120);
         long connections = renewed.stream().skip(40).map(FakeServer.Command::connection).distinct().count();
@@ -357,79 +388,76 @@ class StateMachineTest {
 
     @Test
     void renew_by_hand_may_shorten_the_lease() throws Exception {
-        Hold hold = plain(10_000).acquire(WAIT);
+        Hold hold = acquired(plain(10_000));
         hold.renew(Duration.ofMillis(400));
-        assertThat(hold.remaining()).isLessThan(Duration.ofMillis(400));
-        await().until(() -> hold.lossReason() == LossReason.EXPIRED);
+        assertThat(hold.remaining()).isEqualTo(Duration.ofMillis(396));
+        clock.until(() -> hold.lossReason() == LossReason.EXPIRED);
     }
 
     // ---- Releasing ----
 
     @Test
     void release_names_the_token_and_ends_the_renewals() throws Exception {
-        Hold hold = lease(1600).acquire(WAIT);
+        Hold hold = acquired(lease(1600));
         eventually(RENEW, 1);
-        hold.release();
+        release(hold);
         int renewals = server.read(RENEW).size();
         assertThat(server.read(RELEASE).get(0).words()).containsSequence("TOKEN", "1000").doesNotContain("ALL");
-        await().pollDelay(900, TimeUnit.MILLISECONDS).until(() -> true);
+        clock.advance(10_000);
         assertThat(server.read(RENEW)).hasSize(renewals);
-        assertThatThrownBy(hold::release).isInstanceOf(IllegalStateException.class);
+        assertThatThrownBy(() -> release(hold)).isInstanceOf(IllegalStateException.class);
         hold.close();
     }
 
     @Test
     void nil_to_the_first_release_is_a_loss() throws Exception {
-        Hold hold = client.lock("k").acquire(WAIT);
+        Hold hold = acquired(client.lock("k"));
         server.next(RELEASE, NIL);
-        assertThatThrownBy(hold::release).isInstanceOf(LockLostException.class);
+        assertThatThrownBy(() -> release(hold)).isInstanceOf(LockLostException.class);
     }
 
     @ParameterizedTest
     @ValueSource(strings = {CUT, SILENCE})
     void nil_to_a_repeated_release_is_released_if_it_was_certain(String first) throws Exception {
-        Hold hold = client.lock("k").acquire(WAIT);
+        Hold hold = acquired(client.lock("k"));
         server.next(RELEASE, first, NIL);
-        hold.release();
+        release(hold);
         assertThat(server.read(RELEASE)).hasSize(2);
     }
 
     @Test
     void release_that_was_never_written_is_no_attempt() throws Exception {
-        Hold hold = client.lock("k").acquire(WAIT);
-        connector.fails = true;
-        for (int connection : server.open()) {
-            server.cut(connection);
-        }
-        await().until(() -> server.open().isEmpty());
+        Hold hold = acquired(client.lock("k"));
+        server.door = FakeServer.Door.REFUSES;
+        server.cutAll();
         server.next(RELEASE, NIL);
         CompletableFuture<Void> released = hold.releaseAsync();
-        await().until(() -> connector.opened.get() > 2);
-        connector.fails = false;
-        assertThatThrownBy(released::get).hasCauseInstanceOf(LockLostException.class);
+        clock.until(() -> server.attempts.size() > 3);
+        server.door = FakeServer.Door.OPEN;
+        assertThatThrownBy(() -> get(released)).isInstanceOf(LockLostException.class);
     }
 
     @ParameterizedTest
     @ValueSource(strings = {"-LOADING x\r\n", "-MISCONF x\r\n"})
     void passing_error_to_a_release_is_repeated(String error) throws Exception {
-        Hold hold = client.lock("k").acquire(WAIT);
+        Hold hold = acquired(client.lock("k"));
         server.next(RELEASE, error);
-        hold.release();
+        release(hold);
         assertThat(server.read(RELEASE)).hasSize(2);
     }
 
     @Test
     void fatal_error_to_a_release_is_reported() throws Exception {
-        Hold hold = client.lock("k").acquire(WAIT);
+        Hold hold = acquired(client.lock("k"));
         server.next(RELEASE, "-NOPERM x\r\n");
-        assertThatThrownBy(hold::release).isInstanceOf(HoldfastException.class).hasMessageContaining("NOPERM");
+        assertThatThrownBy(() -> release(hold)).isInstanceOf(HoldfastException.class).hasMessageContaining("NOPERM");
     }
 
     @Test
     void release_without_an_answer_ends_in_time_and_goes_on_in_the_background() throws Exception {
-        Hold hold = client.lock("k").acquire(WAIT);
+        Hold hold = acquired(client.lock("k"));
         server.always(RELEASE, SILENCE);
-        assertThatThrownBy(hold::release).isInstanceOf(UnavailableException.class);
+        assertThatThrownBy(() -> release(hold)).isInstanceOf(UnavailableException.class);
         server.always(RELEASE, ":1\r\n");
         int before = server.read(RELEASE).size();
         eventually(RELEASE, before + 1);
@@ -437,17 +465,17 @@ class StateMachineTest {
 
     @Test
     void late_reply_to_a_renewal_is_ignored_after_a_release() throws Exception {
-        Hold hold = lease(2000).acquire(WAIT);
+        Hold hold = acquired(lease(2000));
         server.always(RENEW, SILENCE);
         FakeServer.Command renewal = eventually(RENEW, 1).get(0);
-        hold.release();
+        release(hold);
         server.answer(renewal.connection(), NIL);
         assertThat(hold.lossReason()).isNull();
     }
 
     @Test
     void hold_at_least_raises_the_token_and_stops_renewing() throws Exception {
-        Hold hold = client.lock("k").acquire(WAIT);
+        Hold hold = acquired(client.lock("k"));
         hold.releaseAfter(Duration.ofSeconds(60));
         assertThat(server.read(RENEW).get(0).words()).containsSequence("TOKEN", "1000", "FENCE", "1001", "LEASE", "60000");
         assertThat(server.read(RELEASE)).isEmpty();
@@ -458,16 +486,16 @@ class StateMachineTest {
     @Test
     void several_names_are_one_request_and_any_nil_is_a_loss() throws Exception {
         server.always("LOCK.MRENEW", "*2\r\n:1000\r\n$-1\r\n").always("LOCK.MRELEASE", "*2\r\n:1\r\n:1\r\n");
-        Hold hold = client.lock(LockSpec.builder("a", "b").lease(Duration.ofMillis(1600)).build()).acquire(WAIT);
+        Hold hold = acquired(client.lock(LockSpec.builder("a", "b").lease(Duration.ofMillis(1600)).build()));
         assertThat(server.read("LOCK.MACQUIRE").get(0).words()).containsSequence("LOCK.MACQUIRE", "2", "a", "b");
-        await().until(() -> hold.lossReason() == LossReason.REMOVED);
+        clock.until(() -> hold.lossReason() == LossReason.GONE);
     }
 
     @Test
     void limit_shared_and_replicas_are_sent() throws Exception {
-        client.semaphore("s", 3).acquire(WAIT);
-        client.lock(LockSpec.builder("r").shared().build()).acquire(WAIT);
-        client.lock(LockSpec.builder("q").replicas(2).lease(Duration.ofMillis(1600)).build()).acquire(WAIT);
+        acquired(client.semaphore("s", 3));
+        acquired(client.lock(LockSpec.builder("r").shared().build()));
+        acquired(client.lock(LockSpec.builder("q").replicas(2).lease(Duration.ofMillis(1600)).build()));
         List<FakeServer.Command> asked = server.read(ACQUIRE);
         assertThat(asked.get(0).words()).containsSequence("LIMIT", "3");
         assertThat(asked.get(1).words()).contains("SHARED");
@@ -477,14 +505,14 @@ class StateMachineTest {
 
     @Test
     void ephemeral_hold_keeps_its_connection_and_is_lost_with_it() throws Exception {
-        Hold hold = client.lock(LockSpec.builder("e").ephemeral(true).lease(Duration.ofMillis(1600)).build()).acquire(WAIT);
+        Hold hold = acquired(client.lock(LockSpec.builder("e").ephemeral(true).lease(Duration.ofMillis(1600)).build()));
         FakeServer.Command asked = server.read(ACQUIRE).get(0);
         assertThat(asked.has("EPHEMERAL")).isTrue();
-        client.lock("other").acquire(WAIT).release();
+        release(acquired(client.lock("other")));
         assertThat(server.read(ACQUIRE).get(1).connection()).isNotEqualTo(asked.connection());
         assertThat(eventually(RENEW, 1).get(0).connection()).isEqualTo(asked.connection());
         server.cut(asked.connection());
-        await().until(() -> hold.lossReason() == LossReason.DISCONNECTED);
+        clock.until(() -> hold.lossReason() == LossReason.DISCONNECTED);
     }
 
     // ---- Waits in the client, and the pool ----
@@ -496,8 +524,9 @@ class StateMachineTest {
         FakeServer.Command first = eventually(ACQUIRE, 1).get(0);
         client.lock("x").info();
         assertThat(server.read(ACQUIRE)).hasSize(1);
+        clock.advance(5);
         server.answer(first.connection(), granted(1, 0));
-        pending.get(0).get();
+        get(pending.get(0));
         FakeServer.Command second = eventually(ACQUIRE, 2).get(1);
         assertThat(second.has("WAITED")).isTrue();
         pending.get(1).cancel(true);
@@ -509,8 +538,8 @@ class StateMachineTest {
 
     @Test
     void waits_leave_two_connections_free() throws Exception {
-        client.close();
-        client = Holdfast.builder(connector).maxConnections(4).build();
+        close(client);
+        client = build(server, 4);
         server.always(ACQUIRE, SILENCE);
         client.lock("a").acquireAsync(WAIT);
         client.lock("b").acquireAsync(WAIT);
@@ -525,65 +554,71 @@ class StateMachineTest {
         assertThat(poll.owner()).isEqualTo(server.read(ACQUIRE).get(2).owner());
         // A place is free: it waits.
         server.answer(server.read(ACQUIRE).get(0).connection(), granted(5, 0));
-        await().atMost(5, TimeUnit.SECONDS).until(() -> server.read(ACQUIRE).stream().filter(it -> it.owner().equals(poll.owner())).anyMatch(it -> it.has("WAIT") && it.number("WAIT") > 100));
+        clock.until(() -> server.read(ACQUIRE).stream().filter(it -> it.owner().equals(poll.owner())).anyMatch(it -> it.has("WAIT") && it.number("WAIT") > 100));
         third.cancel(true);
         assertThat(server.accepted()).isLessThanOrEqualTo(4);
     }
 
     @ParameterizedTest
-    @ValueSource(booleans = {false, true})
-    void attempts_to_connect_are_one_at_a_time_with_a_pause_after_an_outage(boolean refused) throws Exception {
-        client.lock("k").acquire(WAIT);
-        connector.fails = refused;
-        server.refuse(!refused);
-        for (int connection : server.open()) {
-            server.cut(connection);
+    @EnumSource(names = {"REFUSES", "ACCEPTS_AND_CLOSES"})
+    void outage_costs_at_most_40_attempts_in_10_s(FakeServer.Door door) throws Exception {
+        acquired(client.lock("k"));
+        server.door = door;
+        server.cutAll();
+        server.attempts.clear();
+        List<CompletableFuture<Hold>> waiting = new ArrayList<>();
+        for (int i = 0; i < 1000; i++) {
+            waiting.add(client.lock("o" + i).acquireAsync(Duration.ofSeconds(60)));
         }
-        for (int i = 0; i < 20; i++) {
-            client.lock("o" + i).acquireAsync(Duration.ofSeconds(2));
+        clock.advance(10_000);
+        assertThat(server.attempts.size()).isBetween(10, 40);
+        // The first attempt may replace a connection that died idle; then the pause doubles, and at least half of it passes.
+        for (int i = 2; i < server.attempts.size(); i++) {
+            assertThat(server.attempts.get(i) - server.attempts.get(i - 1)).as("pause before attempt %d", i).isGreaterThanOrEqualTo(Math.min(9L << (i - 2), 500));
         }
-        int before = connector.opened.get();
-        await().pollDelay(1500, TimeUnit.MILLISECONDS).until(() -> true);
-        assertThat(connector.opened.get() - before).isBetween(3, 15);
-        server.refuse(false);
-        connector.fails = false;
-        assertThat(client.lock("z").acquire(WAIT).isHeld()).isTrue();
+        server.door = FakeServer.Door.OPEN;
+        for (CompletableFuture<Hold> future : waiting) {
+            assertThat(get(future).isHeld()).isTrue();
+        }
+        assertThat(server.open().size()).isLessThanOrEqualTo(32);
     }
 
     @Test
     void idle_connection_that_died_is_replaced_at_once() throws Exception {
-        client.lock("k").acquire(WAIT).release();
+        release(acquired(client.lock("k")));
         server.next(ACQUIRE, CUT);
-        assertThat(client.lock("k").acquire(WAIT).isHeld()).isTrue();
+        assertThat(acquired(client.lock("k")).isHeld()).isTrue();
         List<FakeServer.Command> asked = server.read(ACQUIRE);
         assertThat(asked.get(2).connection()).isNotEqualTo(asked.get(1).connection());
     }
 
     @Test
     void readonly_closes_the_idle_connections_and_looks_for_the_primary() throws Exception {
-        client.lock("k").acquire(WAIT).release();
+        release(acquired(client.lock("k")));
         int first = server.read(ACQUIRE).get(0).connection();
         server.next(ACQUIRE, "-READONLY x\r\n");
-        client.lock("k").acquire(WAIT);
-        assertThat(connector.refreshes.get()).isPositive();
-        await().until(() -> !server.isOpen(first));
+        acquired(client.lock("k"));
+        assertThat(server.refreshes).isPositive();
+        assertThat(server.isOpen(first)).isFalse();
     }
 
     @Test
     void redirect_is_followed_in_a_cluster() throws Exception {
-        try (FakeServer other = new FakeServer(); Holdfast cluster = Holdfast.builder(new SocketConnector(server.port(), true)).build()) {
-            other.always(ACQUIRE, granted(77, 0));
-            server.next(ACQUIRE, "-MOVED " + Reply.slot("k".getBytes()) + " 127.0.0.1:" + other.port() + "\r\n");
-            Hold hold = cluster.lock("k").acquire(WAIT);
-            assertThat(hold.fence()).isEqualTo(77);
-            hold.release();
-            assertThat(other.read(RELEASE)).hasSize(1);
-            assertThat(server.read(ACQUIRE)).hasSize(1);
-            other.next(ACQUIRE, "-ASK " + Reply.slot("k".getBytes()) + " 127.0.0.1:" + server.port() + "\r\n");
-            server.always("ASKING", "+OK\r\n");
-            cluster.lock("k").acquire(WAIT);
-            assertThat(server.read("ASKING")).hasSize(1);
-        }
+        FakeServer other = new FakeServer(clock).always(ACQUIRE, granted(77, 0));
+        server.node(1, other);
+        server.node(2, server);
+        Holdfast cluster = build(server, 32);
+        server.next(ACQUIRE, "-MOVED " + Reply.slot("k".getBytes()) + " 127.0.0.1:1\r\n");
+        Hold hold = acquired(cluster.lock("k"));
+        assertThat(hold.fence()).isEqualTo(77);
+        release(hold);
+        assertThat(other.read(RELEASE)).hasSize(1);
+        assertThat(server.read(ACQUIRE)).hasSize(1);
+        other.next(ACQUIRE, "-ASK " + Reply.slot("k".getBytes()) + " 127.0.0.1:2\r\n");
+        server.always("ASKING", "+OK\r\n");
+        acquired(cluster.lock("k"));
+        assertThat(server.read("ASKING")).hasSize(1);
+        close(cluster);
     }
 
     @Test
@@ -598,20 +633,20 @@ class StateMachineTest {
     @Test
     void unknown_command_says_that_the_module_is_not_loaded() {
         server.always("LOCK.VERSION", "-ERR unknown command 'LOCK.VERSION'\r\n").always(ACQUIRE, "-ERR unknown command 'LOCK.ACQUIRE'\r\n");
-        assertThatThrownBy(() -> client.lock("k").acquire(WAIT)).isInstanceOf(ModuleNotLoadedException.class).hasMessageContaining("loadmodule");
+        assertThatThrownBy(() -> acquired(client.lock("k"))).isInstanceOf(ModuleNotLoadedException.class).hasMessageContaining("loadmodule");
     }
 
     @Test
     void server_without_lock_version_is_too_old() {
         server.always("LOCK.VERSION", "-ERR unknown command 'LOCK.VERSION'\r\n").always(ACQUIRE, "-ERR wrong number of arguments\r\n");
-        assertThatThrownBy(() -> client.lock("k").tryAcquire()).isInstanceOf(VersionException.class).hasMessageContaining("too old");
+        assertThatThrownBy(() -> get(client.lock("k").tryAcquireAsync())).isInstanceOf(VersionException.class).hasMessageContaining("too old");
     }
 
     @ParameterizedTest
     @ValueSource(ints = {3, 5})
     void protocol_out_of_range_says_who_is_too_old(int protocol) {
         server.always("LOCK.VERSION", "*4\r\n$8\r\nprotocol\r\n*2\r\n:" + protocol + "\r\n:" + protocol + "\r\n$7\r\nversion\r\n$5\r\n0.9.0\r\n");
-        assertThatThrownBy(() -> client.lock("k").acquire(WAIT)).isInstanceOf(VersionException.class)
+        assertThatThrownBy(() -> acquired(client.lock("k"))).isInstanceOf(VersionException.class)
             .hasMessageContaining(protocol == 3 ? "module is too old" : "client is too old").hasMessageContaining("0.9.0");
     }
 
@@ -619,42 +654,63 @@ class StateMachineTest {
 
     @Test
     void close_releases_what_is_held_and_cancels_what_waits() throws Exception {
-        client.lock("k").acquire(WAIT);
+        acquired(client.lock("k"));
         server.always(ACQUIRE, SILENCE);
         CompletableFuture<Hold> pending = client.lock("other").acquireAsync(WAIT);
         eventually(ACQUIRE, 2);
-        client.close();
+        close(client);
         assertThat(server.read(RELEASE)).anyMatch(it -> it.has("TOKEN"));
         assertThat(server.read(RELEASE)).anyMatch(it -> it.has("ALL"));
-        assertThatThrownBy(pending::get).isInstanceOf(ExecutionException.class);
+        assertThatThrownBy(() -> get(pending)).isInstanceOf(HoldfastException.class);
         assertThatThrownBy(() -> client.lock("k").tryAcquire()).isInstanceOf(IllegalStateException.class);
-        await().until(() -> server.open().isEmpty());
+        assertThat(server.open()).isEmpty();
     }
 
     @Test
     void callback_that_blocks_delays_nothing() throws Exception {
-        Hold lost = lease(1600).acquire(WAIT);
-        CompletableFuture<Void> never = new CompletableFuture<>();
-        CompletableFuture<Void> called = new CompletableFuture<>();
+        close(client);
+        ExecutorService callbacks = Executors.newCachedThreadPool();
+        client = Holdfast.builder(server).controlledBy(clock, direct()).callbacks(callbacks).build();
+        Hold lost = client.lock(LockSpec.builder("k").lease(Duration.ofMillis(1600)).build()).acquire(WAIT);
+        CountDownLatch called = new CountDownLatch(1);
+        CountDownLatch never = new CountDownLatch(1);
         lost.onLost(why -> {
-            called.complete(null);
-            never.join();
+            called.countDown();
+            await(never);
         });
         server.next(RENEW, NIL);
-        called.get(5, TimeUnit.SECONDS);
-        Hold hold = lease(1600).acquire(WAIT);
+        clock.advance(400);
+        await(called);
+        Hold hold = client.lock(LockSpec.builder("k").lease(Duration.ofMillis(1600)).build()).acquire(WAIT);
         eventually(RENEW, 4);
         assertThat(hold.isHeld()).isTrue();
         hold.release();
-        never.complete(null);
+        never.countDown();
+        callbacks.shutdown();
+    }
+
+    private static void await(CountDownLatch latch) {
+        try {
+            latch.await();
+        } catch (InterruptedException why) {
+            throw new AssertionError(why);
+        }
     }
 
     @Test
     void hold_that_is_forgotten_goes_on_being_renewed() throws Exception {
-        lease(1600).acquire(WAIT);
+        acquired(lease(1600));
         System.gc();
         eventually(RENEW, 3);
         assertThat(server.read(RELEASE)).isEmpty();
+    }
+
+    @Test
+    void value_of_a_candidate_is_escaped_in_its_owner() throws Exception {
+        acquired(client.lock(LockSpec.builder("k").label("50%#1").build()));
+        assertThat(server.read(ACQUIRE).get(0).owner()).matches("50%25%231#[0-9a-f]{32}");
+        server.always("LOCK.INFO", "*4\r\n$7\r\nholders\r\n*1\r\n*4\r\n$5\r\nowner\r\n$16\r\n%2523%25%231#abc\r\n$5\r\ntoken\r\n:9\r\n$5\r\nlimit\r\n:1\r\n");
+        assertThat(client.leader("e")).isEqualTo(Optional.of(new Election.Leader("%23%#1", 9)));
     }
 
     @Test

@@ -52,7 +52,7 @@ class StarterTest {
     /** An application with a job that runs on every node, once in a fleet. */
     @SpringBootApplication
     @EnableScheduling
-    @EnableSchedulerLock(defaultLockAtMostFor = "30s")
+    @EnableSchedulerLock(defaultLockAtMostFor = "30m")
     static class Application {
         static final List<String> RUNS = new CopyOnWriteArrayList<>();
 
@@ -60,7 +60,7 @@ class StarterTest {
         private String node;
 
         @Scheduled(fixedRate = 100)
-        @SchedulerLock(name = "job", lockAtLeastFor = "10s")
+        @SchedulerLock(name = "job", lockAtLeastFor = "10m")
         public void job() {
             RUNS.add(node);
         }
@@ -77,7 +77,7 @@ class StarterTest {
     void beans_are_there_and_work(String driver) throws Exception {
         try (ConfigurableApplicationContext context = run(driver, "one")) {
             Holdfast client = context.getBean(Holdfast.class);
-            try (Hold hold = client.lock("boot").acquire(Duration.ofSeconds(10))) {
+            try (Hold hold = client.lock("boot").acquire(Duration.ofSeconds(60))) {
                 assertThat(context.getBean(HoldfastEndpoint.class).holds().holds()).anySatisfy(it -> {
                     assertThat(it.names()).containsExactly("boot");
                     assertThat(it.fence()).isEqualTo(hold.fence());
@@ -85,7 +85,7 @@ class StarterTest {
             }
             assertThat(context.getBean(LockProvider.class).getClass().getSimpleName()).isEqualTo("HoldfastLockProvider");
             LockRegistry registry = context.getBean(LockRegistry.class);
-            assertThat(registry.obtain("r").tryLock(1, TimeUnit.SECONDS)).isTrue();
+            assertThat(registry.obtain("r").tryLock(60, TimeUnit.SECONDS)).isTrue();
             assertThat(server.exists("lock:r")).isTrue();
             registry.obtain("r").unlock();
             MeterRegistry metrics = context.getBean(MeterRegistry.class);
@@ -103,10 +103,18 @@ class StarterTest {
         Application.RUNS.clear();
         try (ConfigurableApplicationContext one = run("lettuce", "one"); ConfigurableApplicationContext two = run("jedis", "two")) {
             await().until(() -> !Application.RUNS.isEmpty());
-            await().pollDelay(1, TimeUnit.SECONDS).until(() -> true);
+            // Both go on asking every 100 ms, and the lock is held for ten minutes.
+            long asked = asked();
+            await().until(() -> asked() > asked + 10);
             assertThat(Application.RUNS).hasSize(1);
             assertThat(server.exists("job-lock:job")).isTrue();
         }
+    }
+
+    /** How many times LOCK.ACQUIRE was called, by the server's count. */
+    private static long asked() throws Exception {
+        String stats = new String((byte[]) server.call("INFO", "commandstats"));
+        return Long.parseLong(stats.replaceAll("(?s).*cmdstat_lock\\.acquire:calls=(\\d+).*", "$1"));
     }
 
     @Test

@@ -4,9 +4,11 @@ import holdfast.FencedLock;
 import holdfast.Holdfast;
 import java.time.Duration;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.Lock;
+import org.springframework.integration.support.locks.RenewableLockRegistry;
 
-/** What the two registries share. */
-final class Registry {
+/** What the registries for two versions of Spring Integration share: all but the type of their locks. */
+abstract class Registry<L extends Lock> implements RenewableLockRegistry<L> {
     private final Holdfast client;
     private final String prefix;
 
@@ -15,19 +17,26 @@ final class Registry {
         this.prefix = prefix;
     }
 
-    FencedLock lock(Object key) {
+    final FencedLock lock(Object key) {
         if (!(key instanceof String name)) {
             throw new IllegalArgumentException("a lock key is a String, not " + key);
         }
         return client.fencedLock(prefix + name);
     }
 
-    /** A null or zero time means the client's lease. */
-    void renew(Object key, Duration lease) {
+    /** Begins the lease of the current thread's hold anew, with the client's lease. */
+    @Override
+    public void renewLock(Object lockKey) {
+        renewLock(lockKey, Duration.ZERO);
+    }
+
+    /** Begins the lease of the current thread's hold anew, with this length from now on. */
+    @Override
+    public void renewLock(Object lockKey, Duration ttl) {
         try {
-            lock(key).renew(lease.toMillis(), TimeUnit.MILLISECONDS);
+            lock(lockKey).renew(ttl.toMillis(), TimeUnit.MILLISECONDS);
         } catch (IllegalMonitorStateException why) {
-            throw new IllegalStateException("Could not renew the lock '" + key + "': it is not held by this thread", why);
+            throw new IllegalStateException("Could not renew the lock '" + lockKey + "': it is not held by this thread", why);
         }
     }
 }

@@ -8,17 +8,28 @@ import java.net.Socket;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Comparator;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicLong;
 import java.util.stream.Stream;
+import org.awaitility.Awaitility;
 import org.junit.jupiter.api.Assumptions;
 
 /** A real server with the module that {@code HOLDFAST_MODULE} names. */
 public final class RedisServer implements AutoCloseable {
-    private final Path folder;
+    static {
+        // Whoever waits for a condition has time enough on a busy machine.
+        Awaitility.setDefaultTimeout(Duration.ofSeconds(40));
+    }
+
+    /** Where its files are. */
+    public final Path folder;
+    private static final String PROGRAM = System.getenv().getOrDefault("HOLDFAST_REDIS", "redis-server");
+
     private final List<String> options;
     public final int port;
     private Process process;
@@ -26,8 +37,17 @@ public final class RedisServer implements AutoCloseable {
     private RedisServer(List<String> options) throws IOException {
         this.options = options;
         folder = Files.createTempDirectory("holdfast-redis");
-        try (ServerSocket free = new ServerSocket(0, 1, InetAddress.getLoopbackAddress())) {
-            port = free.getLocalPort();
+        port = freePort();
+    }
+
+    /** A port that was free a moment ago, low enough for a cluster's bus. */
+    public static int freePort() throws IOException {
+        while (true) {
+            try (ServerSocket free = new ServerSocket(0, 1, InetAddress.getLoopbackAddress())) {
+                if (free.getLocalPort() < 55_000) {
+                    return free.getLocalPort();
+                }
+            }
         }
     }
 
@@ -48,6 +68,15 @@ public final class RedisServer implements AutoCloseable {
         return started(List.of(options));
     }
 
+    /** Starts a Sentinel that watches a primary by the name {@code main}. */
+    public static RedisServer sentinel(RedisServer primary) throws IOException {
+        RedisServer sentinel = new RedisServer(List.of());
+        Path file = Files.writeString(sentinel.folder.resolve("sentinel.conf"), String.join("\n", "port " + sentinel.port, "bind 127.0.0.1", "dir " + sentinel.folder,
+            "sentinel monitor main 127.0.0.1 " + primary.port + " 1", "sentinel down-after-milliseconds main 500", "sentinel failover-timeout main 3000", ""));
+        sentinel.start(List.of(PROGRAM, file.toString(), "--sentinel"));
+        return sentinel;
+    }
+
     private static RedisServer started(List<String> options) throws IOException {
         RedisServer server = new RedisServer(options);
         server.start();
@@ -55,11 +84,15 @@ public final class RedisServer implements AutoCloseable {
     }
 
     public void start() throws IOException {
-        List<String> command = new ArrayList<>(List.of(System.getenv().getOrDefault("HOLDFAST_REDIS", "redis-server"), "--port", String.valueOf(port), "--bind", "127.0.0.1", "--save", "",
+        List<String> command = new ArrayList<>(List.of(PROGRAM, "--port", String.valueOf(port), "--bind", "127.0.0.1", "--save", "",
             "--dir", folder.toString(), "--logfile", folder.resolve("log").toString(), "--enable-debug-command", "yes"));
         command.addAll(options);
+        start(command);
+    }
+
+    private void start(List<String> command) throws IOException {
         process = new ProcessBuilder(command).redirectErrorStream(true).redirectOutput(ProcessBuilder.Redirect.DISCARD).start();
-        long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(20);
+        long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
         while (true) {
             try {
                 call("PING");
@@ -81,11 +114,27 @@ public final class RedisServer implements AutoCloseable {
     /** Sends a command over a connection of its own. */
     public Object call(String... words) throws IOException {
         try (Socket socket = new Socket()) {
-            socket.connect(new InetSocketAddress(InetAddress.getLoopbackAddress(), port), 1000);
-            socket.setSoTimeout(10_000);
+            socket.connect(new InetSocketAddress(InetAddress.getLoopbackAddress(), port), 10_000);
+            socket.setSoTimeout(40_000);
             socket.getOutputStream().write(Resp.command(Arrays.stream(words).map(word -> word.getBytes(StandardCharsets.UTF_8)).toList()));
             return Resp.read(socket.getInputStream());
         }
+    }
+
+    /** Waits until a key's time to live has been lengthened. */
+    public void awaitRenewal(String key) {
+        AtomicLong least = new AtomicLong(Long.MAX_VALUE);
+        Awaitility.await().until(() -> {
+            long left = (Long) call("PTTL", key);
+            least.accumulateAndGet(left, Math::min);
+            return left > least.get() + 500;
+        });
+    }
+
+    /** Sends a command and returns its reply as text. */
+    public String ask(String... words) throws IOException {
+        Object reply = call(words);
+        return reply instanceof byte[] bytes ? new String(bytes, StandardCharsets.UTF_8) : String.valueOf(reply);
     }
 
     public boolean exists(String key) throws IOException {

@@ -35,9 +35,9 @@ import org.junit.jupiter.params.provider.EnumSource;
 import redis.clients.jedis.UnifiedJedis;
 
 /** The client against a real server, over each library. */
-@Timeout(60)
+@Timeout(180)
 class ClientTest {
-    private static final Duration WAIT = Duration.ofSeconds(10);
+    private static final Duration WAIT = Duration.ofSeconds(60);
     private static RedisServer server;
 
     @BeforeAll
@@ -84,10 +84,9 @@ class ClientTest {
             String name = name(library, "long");
             Hold hold = first.client().lock(name).acquire(WAIT);
             CompletableFuture<Hold> next = second.client().lock(name).acquireAsync(WAIT);
-            await().until(() -> second.client().waiters(name).size() == 1);
             // Longer than 2 s: the place in the queue is taken over by another connection.
-            await().pollDelay(2600, TimeUnit.MILLISECONDS).until(() -> true);
-            assertThat(second.client().waiters(name)).hasSize(1).first().satisfies(it -> assertThat(it.waited()).isGreaterThan(Duration.ofMillis(2300)));
+            await().until(() -> second.client().waiters(name).stream().anyMatch(it -> it.waited().toMillis() > 2300));
+            assertThat(second.client().waiters(name)).hasSize(1);
             hold.release();
             next.get().release();
         }
@@ -124,7 +123,7 @@ class ClientTest {
         try (Clients.Opened first = library.open(server.port); Clients.Opened second = library.open(server.port)) {
             String name = name(library, "force");
             List<LossReason> told = new CopyOnWriteArrayList<>();
-            Hold hold = first.client().lock(LockSpec.builder(name).lease(Duration.ofMillis(1600)).build()).acquire(WAIT).onLost(told::add);
+            Hold hold = first.client().lock(LockSpec.builder(name).lease(Duration.ofSeconds(8)).build()).acquire(WAIT).onLost(told::add);
             LockInfo info = second.client().info(name).orElseThrow();
             assertThat(info.holders()).singleElement().satisfies(it -> {
                 assertThat(it.owner()).isEqualTo(hold.owner());
@@ -132,7 +131,7 @@ class ClientTest {
             });
             assertThat(second.client().force(name)).isTrue();
             assertThat(second.client().force(name)).isFalse();
-            await().until(() -> told.equals(List.of(LossReason.REMOVED)));
+            await().until(() -> told.equals(List.of(LossReason.GONE)));
             assertThatThrownBy(hold::release).isInstanceOf(LockLostException.class);
         }
     }
@@ -163,12 +162,12 @@ class ClientTest {
         try (Clients.Opened first = library.open(server.port); Clients.Opened second = library.open(server.port)) {
             String name = name(library, "election");
             List<String> terms = new CopyOnWriteArrayList<>();
-            Election one = first.client().elect(name, "one:1", term -> terms.add("one"), why -> { });
+            Election one = first.client().elect(name, "one:1#%", term -> terms.add("one"), why -> { });
             await().until(() -> terms.size() == 1);
             Election two = second.client().elect(name, "two:2", term -> terms.add("two"), why -> { });
             List<Optional<Election.Leader>> seen = new CopyOnWriteArrayList<>();
             AutoCloseable observer = second.client().observe(name, seen::add);
-            await().until(() -> seen.size() == 1 && seen.get(0).map(Election.Leader::value).equals(Optional.of("one:1")));
+            await().until(() -> seen.size() == 1 && seen.get(0).map(Election.Leader::value).equals(Optional.of("one:1#%")));
             one.close();
             await().until(() -> terms.equals(List.of("one", "two")) && two.isLeader());
             assertThat(first.client().leader(name)).map(Election.Leader::value).contains("two:2");
@@ -182,20 +181,20 @@ class ClientTest {
     @ParameterizedTest
     @EnumSource(names = {"LETTUCE", "JEDIS"})
     void lock_survives_cut_connections_and_a_pause_of_the_server(Clients library) throws Exception {
-        try (RedisServer own = RedisServer.withModule(); FaultProxy proxy = new FaultProxy(own.port); Clients.Opened opened = library.open(proxy.port(), Duration.ofSeconds(8))) {
+        try (RedisServer own = RedisServer.withModule(); FaultProxy proxy = new FaultProxy(own.port); Clients.Opened opened = library.open(proxy.port())) {
             List<LossReason> told = new CopyOnWriteArrayList<>();
             List<Hold> holds = new ArrayList<>();
             for (int i = 0; i < 20; i++) {
-                holds.add(opened.client().lock(LockSpec.builder("k" + i).lease(Duration.ofSeconds(6)).build()).acquire(WAIT).onLost(told::add));
+                holds.add(opened.client().lock(LockSpec.builder("k" + i).lease(Duration.ofSeconds(12)).build()).acquire(WAIT).onLost(told::add));
             }
             for (int i = 0; i < 3; i++) {
                 proxy.cutAll();
                 opened.client().info("x");
             }
             own.signal("STOP");
-            await().pollDelay(1500, TimeUnit.MILLISECONDS).until(() -> true);
+            Thread.sleep(1500);
             own.signal("CONT");
-            await().pollDelay(5000, TimeUnit.MILLISECONDS).until(() -> true);
+            await().until(() -> holds.stream().allMatch(it -> it.remaining().toMillis() > 9000));
             assertThat(told).isEmpty();
             for (Hold hold : holds) {
                 assertThat(hold.check()).isTrue();
@@ -209,7 +208,7 @@ class ClientTest {
     @EnumSource(names = {"LETTUCE", "JEDIS"})
     void cut_at_every_message_neither_doubles_nor_leaks(Clients library) throws Exception {
         try (FaultProxy proxy = new FaultProxy(server.port); Clients.Opened faulty = library.open(proxy.port()); Clients.Opened sound = library.open(server.port)) {
-            Duration lease = Duration.ofSeconds(3);
+            Duration lease = Duration.ofSeconds(60);
             for (int cut = 0; cut < 14; cut++) {
                 String name = name(library, "cut" + cut);
                 Hold first = sound.client().lock(name).acquire(WAIT);
@@ -222,7 +221,7 @@ class ClientTest {
                 assertThat(second.check()).isTrue();
                 second.renew();
                 second.release();
-                sound.client().lock(name).acquire(Duration.ofSeconds(4)).release();
+                sound.client().lock(name).acquire(Duration.ofSeconds(30)).release();
                 await().until(() -> !server.exists(name));
             }
         }
@@ -241,7 +240,7 @@ class ClientTest {
                 Thread thread = new Thread(() -> {
                     try {
                         for (int j = 0; j < 5; j++) {
-                            try (Hold hold = opened.client().lock(name + lock).acquire(Duration.ofSeconds(40))) {
+                            try (Hold hold = opened.client().lock(name + lock).acquire(WAIT)) {
                                 counters[lock]++;
                             }
                         }
@@ -279,7 +278,7 @@ class ClientTest {
                     }
                 }).start();
             }
-            CompletableFuture.allOf(all.toArray(new CompletableFuture<?>[0])).get(30, TimeUnit.SECONDS);
+            CompletableFuture.allOf(all.toArray(new CompletableFuture<?>[0])).get(100, TimeUnit.SECONDS);
         }
     }
 
@@ -314,7 +313,7 @@ class ClientTest {
                 client.fencedLock("cycle-b").lock();
                 locked.complete(null);
                 try {
-                    assertThat(client.fencedLock("cycle-a").tryLock(20, TimeUnit.SECONDS)).isTrue();
+                    assertThat(client.fencedLock("cycle-a").tryLock(60, TimeUnit.SECONDS)).isTrue();
                     client.fencedLock("cycle-a").unlock();
                     outcome.complete(new AssertionError("acquired"));
                 } catch (InterruptedException | RuntimeException why) {
@@ -328,14 +327,14 @@ class ClientTest {
             locked.join();
             CompletableFuture<Boolean> mine = new CompletableFuture<>();
             try {
-                assertThat(client.fencedLock("cycle-b").tryLock(20, TimeUnit.SECONDS)).isTrue();
+                assertThat(client.fencedLock("cycle-b").tryLock(60, TimeUnit.SECONDS)).isTrue();
                 mine.complete(true);
                 client.fencedLock("cycle-b").unlock();
             } catch (DeadlockException why) {
                 mine.complete(false);
             }
             client.fencedLock("cycle-a").unlock();
-            Throwable other = outcome.get(10, TimeUnit.SECONDS);
+            Throwable other = outcome.get(60, TimeUnit.SECONDS);
             // One of the two was refused, the other one got what it asked for.
             assertThat(other instanceof DeadlockException).isEqualTo(mine.join());
         }
@@ -351,7 +350,7 @@ class ClientTest {
             } finally {
                 lettuce.shutdown();
             }
-            try (Clients.Opened wrong = Clients.LETTUCE.open(own.port, Duration.ofSeconds(1))) {
+            try (Clients.Opened wrong = Clients.LETTUCE.open(own.port)) {
                 assertThatThrownBy(() -> wrong.client().lock("k").tryAcquire()).isExactlyInstanceOf(HoldfastException.class).hasMessageStartingWith("NOAUTH");
             }
         }

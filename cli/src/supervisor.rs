@@ -1,0 +1,332 @@
+//! The supervisor: a process between `holdfast run` and its command, started as `holdfast supervise`. It is the command's
+//! parent, reports the command's stops and its end over a socket, and ends the command when that socket is closed: also when
+//! `holdfast run` was killed.
+//!
+//! It leads the command's process group, so that the group's number cannot be given to another group while somebody may signal
+//! it. Its signal handlers do nothing, so a signal to the group ends the command only; SIGKILL ends both.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use rustix::cmsg_space;
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpid, kill_current_process_group, kill_process, set_child_subreaper, wait,
+};
+
+use tokio::runtime::{Builder, Runtime};
+use tokio::signal::unix::{self, SignalKind};
+
+use crate::failure::Failure;
+use crate::report::tell;
+use crate::signals::is_ignored;
+
+/// The name that `ps` shows: killing all processes named `holdfast` does not kill this one.
+const NAME: &str = "lock-watcher";
+/// The signals that end or stop a process and can be handled.
+const HANDLED: [Signal; 17] = [
+    Signal::HUP,
+    Signal::INT,
+    Signal::QUIT,
+    Signal::USR1,
+    Signal::USR2,
+    Signal::ALARM,
+    Signal::TERM,
+    Signal::TSTP,
+    Signal::TTIN,
+    Signal::TTOU,
+    Signal::XCPU,
+    Signal::XFSZ,
+    Signal::VTALARM,
+    Signal::PROF,
+    Signal::IO,
+    Signal::ABORT,
+    Signal::TRAP,
+];
+/// Pause between two attempts to end processes, and the number of attempts. Processes of other users cannot be ended.
+const PAUSE: Duration = Duration::from_millis(2);
+const ATTEMPTS: u32 = 2_500;
+
+/// A message from the supervisor: five bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message {
+    /// The command runs.
+    Started,
+    /// The command could not be started; the system's error number.
+    NotStarted(i32),
+    /// A signal stopped the command.
+    Stopped(i32),
+    /// The command ended, with this wait status.
+    Ended(i32),
+}
+
+/// Its length in bytes.
+pub const MESSAGE: usize = 5;
+
+impl Message {
+    fn bytes(self) -> [u8; MESSAGE] {
+        let (kind, value) = match self {
+            Self::Started => (b's', 0),
+            Self::NotStarted(error) => (b'n', error),
+            Self::Stopped(signal) => (b't', signal),
+            Self::Ended(status) => (b'e', status),
+        };
+        let [a, b, c, d] = value.to_ne_bytes();
+        [kind, a, b, c, d]
+    }
+
+    /// Reads one.
+    pub fn read([kind, a, b, c, d]: [u8; MESSAGE]) -> io::Result<Self> {
+        let value = i32::from_ne_bytes([a, b, c, d]);
+        match kind {
+            b's' => Ok(Self::Started),
+            b'n' => Ok(Self::NotStarted(value)),
+            b't' => Ok(Self::Stopped(value)),
+            b'e' => Ok(Self::Ended(value)),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+}
+
+/// Sends the command's standard input to the supervisor, which then starts the command.
+pub fn send_input(socket: &UnixStream, input: BorrowedFd<'_>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let input = [input];
+    control.push(SendAncillaryMessage::ScmRights(&input));
+    sendmsg(socket, &[IoSlice::new(b"i")], &mut control, SendFlags::empty())?;
+    Ok(())
+}
+
+/// Waits for it; none if `holdfast run` has ended.
+fn receive_input(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    Ok(control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    }))
+}
+
+/// Runs the command as `holdfast run` says over standard input, which is the socket. `all`: ends all that the command has
+/// started, not its process group only.
+pub fn supervise(command: &[OsString], all: bool) -> Result<u8, Failure> {
+    let failed = |error: io::Error| Failure::here(&error);
+    let _ = fs::write("/proc/self/comm", NAME);
+    let _handlers = handle_signals().map_err(failed)?;
+    if all {
+        set_child_subreaper(Some(getpid())).map_err(|error| failed(error.into()))?;
+    }
+    let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().map_err(failed)?);
+    let Some(input) = receive_input(&socket).map_err(failed)? else { return Ok(0) };
+    let mut reports = socket.try_clone().map_err(failed)?;
+    // Nobody may read any more: then the other thread ends all.
+    let mut report = move |message: Message| drop(reports.write_all(&message.bytes()));
+
+    let group = all.then(Cgroup::enter).flatten();
+    let Some((program, arguments)) = command.split_first() else { return Ok(0) };
+    let started = Command::new(program).args(arguments).stdin(input).spawn();
+    if let Some(group) = &group {
+        group.leave();
+    }
+    let child = match started {
+        Ok(child) => Pid::from_child(&child),
+        Err(error) => {
+            report(Message::NotStarted(error.raw_os_error().unwrap_or(Errno::INVAL.raw_os_error())));
+            group.iter().for_each(Cgroup::remove);
+            return Ok(0);
+        }
+    };
+    report(Message::Started);
+    thread::spawn(move || end_with(socket, all, group.as_ref()));
+    loop {
+        match wait(WaitOptions::UNTRACED) {
+            Ok(Some((pid, status))) if pid == child => match status.stopping_signal() {
+                Some(signal) => report(Message::Stopped(signal)),
+                None => {
+                    report(Message::Ended(status.as_raw()));
+                    if !all {
+                        return Ok(0);
+                    }
+                }
+            },
+            // A process that the command has left behind.
+            Ok(_) | Err(Errno::INTR) => {}
+            // All have ended; the other thread ends this process.
+            Err(_) => loop {
+                thread::park();
+            },
+        }
+    }
+}
+
+/// Installs handlers that do nothing. Other than a signal mask, and than signals that are ignored, the command does not inherit
+/// them. What is ignored already stays ignored, by the command as well.
+fn handle_signals() -> io::Result<(Runtime, Vec<unix::Signal>)> {
+    let runtime = Builder::new_current_thread().enable_io().build()?;
+    let handlers = {
+        let _context = runtime.enter();
+        let handled = HANDLED.into_iter().filter(|signal| !is_ignored(*signal));
+        handled.map(|signal| unix::signal(SignalKind::from_raw(signal.as_raw()))).collect::<Result<_, _>>()?
+    };
+    Ok((runtime, handlers))
+}
+
+/// Waits for the end of the socket, then ends the command, and this process.
+fn end_with(mut socket: UnixStream, all: bool, group: Option<&Cgroup>) {
+    let mut byte = [0];
+    loop {
+        match socket.read(&mut byte) {
+            Ok(1) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            _ => break,
+        }
+    }
+    if all {
+        end_descendants(group, &[]);
+        std::process::exit(0);
+    }
+    let _ = kill_current_process_group(Signal::KILL);
+}
+
+/// Ends what a supervisor that was killed has left behind. This process was made a subreaper before it started the supervisor,
+/// and had these descendants then.
+pub fn end_all_of(supervisor: Pid, before: &[Pid]) {
+    end_descendants(Cgroup::of(supervisor).as_ref(), before);
+}
+
+/// Ends all descendants of this process but these. It is a subreaper: a process whose parent has ended becomes its child. So if
+/// it has no child, it has no descendant.
+fn end_descendants(group: Option<&Cgroup>, spared: &[Pid]) {
+    let mut left = Vec::new();
+    for _ in 0..ATTEMPTS {
+        group.iter().for_each(|group| group.kill());
+        left = descendants(getpid());
+        left.retain(|pid| !spared.contains(pid));
+        for pid in &left {
+            let _ = kill_process(*pid, Signal::KILL);
+        }
+        if !has_children() || (left.is_empty() && !spared.is_empty()) {
+            group.iter().for_each(|group| group.remove());
+            return;
+        }
+        thread::sleep(PAUSE);
+    }
+    let left: Vec<_> = left.iter().map(|pid| pid.as_raw_nonzero().to_string()).collect();
+    tell(format_args!("processes that could not be killed: {}", left.join(" ")));
+}
+
+/// Whether there is a child of this process. Those that have ended are gone after this.
+fn has_children() -> bool {
+    loop {
+        match wait(WaitOptions::NOHANG) {
+            Ok(Some(_)) => {}
+            other => return !matches!(other, Err(Errno::CHILD)),
+        }
+    }
+}
+
+/// The processes that this one has started, and those that they have started, as `/proc` shows them.
+pub fn descendants(of: Pid) -> Vec<Pid> {
+    let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        // The name of a program may contain spaces and parentheses.
+        let parent = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(1)?.parse().ok());
+        if let Some(parent) = parent {
+            children.entry(parent).or_default().push(pid);
+        }
+    }
+    let (mut found, mut next) = (Vec::new(), vec![of.as_raw_nonzero().get()]);
+    while let Some(pid) = next.pop() {
+        let of_it = children.remove(&pid).unwrap_or_default();
+        found.extend(of_it.iter().filter_map(|pid| Pid::from_raw(*pid)));
+        next.extend(of_it);
+    }
+    found
+}
+
+/// A control group (cgroup v2) for the command. The kernel ends all of its processes in one step, other users' included.
+struct Cgroup {
+    parent: PathBuf,
+    own: PathBuf,
+}
+
+impl Cgroup {
+    /// Makes one and moves this process into it; none where that is not allowed, or the kernel has no `cgroup.kill` (5.14).
+    fn enter() -> Option<Self> {
+        let group = Self::of(getpid())?;
+        fs::create_dir(&group.own).ok()?;
+        if group.own.join("cgroup.kill").exists() && move_to(&group.own).is_ok() {
+            return Some(group);
+        }
+        let _ = fs::remove_dir(&group.own);
+        None
+    }
+
+    /// That of this supervisor.
+    fn of(supervisor: Pid) -> Option<Self> {
+        let parent = own_group()?;
+        let own = parent.join(format!("holdfast-{}", supervisor.as_raw_nonzero()));
+        Some(Self { parent, own })
+    }
+
+    /// Moves this process back. The command stays.
+    fn leave(&self) {
+        let _ = move_to(&self.parent);
+    }
+
+    fn kill(&self) {
+        let _ = fs::write(self.own.join("cgroup.kill"), "1");
+    }
+
+    /// Removes it. It is empty.
+    fn remove(&self) {
+        let _ = fs::remove_dir(&self.own);
+    }
+}
+
+fn move_to(group: &Path) -> io::Result<()> {
+    fs::write(group.join("cgroup.procs"), "0")
+}
+
+/// The folder of this process's control group.
+fn own_group() -> Option<PathBuf> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?;
+    let mut fields = mount.split(' ').skip(3);
+    let (root, place) = (fields.next()?, fields.next()?);
+    let below = path.strip_prefix(root.trim_end_matches('/'))?;
+    Some(Path::new(place).join(below.trim_start_matches('/')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_read_as_they_were_written() {
+        for message in [Message::Started, Message::NotStarted(2), Message::Stopped(19), Message::Ended(-1)] {
+            assert_eq!(Message::read(message.bytes()).unwrap(), message);
+        }
+        assert!(Message::read([b'?', 0, 0, 0, 0]).is_err());
+    }
+}

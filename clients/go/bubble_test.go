@@ -1,0 +1,16 @@
+//go:build go1.25
+
+package holdfast
+
+import (
+	"testing"
+	"testing/synctest"
+)
+
+// bubble runs a test whose time passes only while all of its goroutines wait: however fast the machine is, all times
+// are exact, and no goroutine outlives the test.
+func bubble(t *testing.T, test func(t *testing.T)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, test)
+}

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use support::eventually;
 
 use crate::clock::{self, Micros};
-use crate::scenario::{Feature, Runtime, Terms};
+use crate::scenario::{Feature, Profile, Runtime, Terms};
 
 /// In which time a driver starts and counts its threads, on a machine that is busy.
 const ANSWERS: Duration = Duration::from_secs(60);
@@ -29,6 +29,8 @@ pub struct Manifest {
     pub client: String,
     /// The program and its arguments, from this folder. `{driver-rust}` and `{python}` stand for what the runner was told.
     pub command: Vec<String>,
+    /// What it is made of.
+    pub profile: Profile,
     /// What the client can't do, each with the reason.
     #[serde(default)]
     pub lacks: BTreeMap<String, String>,
@@ -63,9 +65,10 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Whether the client has this.
+    /// Whether the client has this. Only events can tell of a loss at once, and that somebody else wants what is kept.
     pub fn has(&self, feature: Feature) -> bool {
-        !self.lacks.contains_key(&feature.name())
+        let is_told = self.profile == Profile::Sessions || !matches!(feature, Feature::Told | Feature::Keep);
+        is_told && !self.lacks.contains_key(&feature.name())
     }
 }
 

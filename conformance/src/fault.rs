@@ -33,6 +33,23 @@ pub enum Kind {
     Drop,
 }
 
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}@{}", self.kind, self.at)
+    }
+}
+
+impl std::str::FromStr for Fault {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("{text} is no fault: CutBefore@3");
+        let (kind, at) = text.split_once('@').ok_or_else(wrong)?;
+        let kind = Kind::ALL.into_iter().find(|it| format!("{it:?}") == kind).ok_or_else(wrong)?;
+        Ok(Self { kind, at: at.parse().map_err(|_| wrong())? })
+    }
+}
+
 impl Kind {
     /// All.
     pub const ALL: [Self; 6] = [Self::CutBefore, Self::CutAfter, Self::Swallow, Self::Delay, Self::Cancel, Self::Drop];

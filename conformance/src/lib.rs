@@ -11,6 +11,7 @@ pub mod left;
 pub mod newer;
 pub mod play;
 pub mod random;
+pub mod rules;
 pub mod scenario;
 pub mod servers;
 pub mod table;

@@ -17,6 +17,7 @@ use conformance::fault::{Fault, Kind};
 use conformance::golden;
 use conformance::play::{Drivers, Judged, play};
 use conformance::random;
+use conformance::rules;
 use conformance::scenario::{Feature, Scenario, read_all};
 use conformance::table::{self, Kept};
 
@@ -29,6 +30,8 @@ conformance: plays scenarios to clients, through their drivers
   --client NAME      only this one (a folder of conformance/drivers); may be repeated
   --scenario NAME    only this one; may be repeated
   --clean            without faults between the messages
+  --fault KIND@N     with this fault only, at message N of each scenario (as a failure says how to repeat it)
+  --rules            only says which scenarios and vectors check which rule of docs/client-protocol.md
   --golden           only the golden tables
   --random SECONDS   instead, each two clients do what they like for so long
   --seed N           the seed of that
@@ -41,6 +44,8 @@ struct Arguments {
     clients: Vec<String>,
     scenarios: Vec<String>,
     clean: bool,
+    fault: Option<Fault>,
+    rules: bool,
     golden: bool,
     random: Option<u64>,
     seed: Option<u64>,
@@ -53,6 +58,8 @@ struct Arguments {
 #[derive(Debug, Default)]
 struct Verdict {
     faults: Vec<String>,
+    /// Where the history of the first failure is, and how to play it again.
+    repeat: Option<String>,
     /// Whether it was kept without a fault between the messages.
     kept_clean: bool,
     played: usize,
@@ -77,6 +84,12 @@ fn run() -> Result<bool, String> {
     };
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut scenarios = read_all(&here.join("scenarios"))?;
+    if arguments.rules {
+        for (rule, names) in rules::checks(&scenarios, &rules::vectors(&here.join("vectors"))?) {
+            println!("{rule}: {}", names.join("; "));
+        }
+        return Ok(true);
+    }
     scenarios.retain(|it| arguments.scenarios.is_empty() || arguments.scenarios.contains(&it.name));
     let mut manifests = Vec::new();
     for folder in folders(&here.join("drivers"))? {
@@ -104,11 +117,14 @@ fn run() -> Result<bool, String> {
         .flat_map(|client| (0..scenarios.len()).map(move |scenario| (client, scenario)))
         .filter(|(client, scenario)| can(&manifests[*client], &scenarios[*scenario]))
         .collect();
-    let clean: Vec<_> = pairs.iter().map(|pair| (*pair, None)).collect();
+    let clean: Vec<_> = pairs.iter().map(|pair| (*pair, arguments.fault)).collect();
     let mut verdicts: BTreeMap<(usize, usize), Verdict> = BTreeMap::new();
     let begin = Instant::now();
-    play_all(&clean, &scenarios, &judged, &mut verdicts)?;
-    if !arguments.clean {
+    let history = arguments.history.clone().unwrap_or_else(|| env::temp_dir().join("holdfast-conformance"));
+    let repeats = Repeats { manifests: &manifests, history: &history };
+    play_all("without faults between the messages", &clean, &scenarios, &judged, &repeats, &mut verdicts)?;
+    let without_faults = begin.elapsed();
+    if !arguments.clean && arguments.fault.is_none() {
         let mut with_faults = Vec::new();
         for (pair, verdict) in &verdicts {
             if verdict.faults.is_empty() && scenarios[pair.1].positions.is_some() {
@@ -119,10 +135,10 @@ fn run() -> Result<bool, String> {
                 }
             }
         }
-        play_all(&with_faults, &scenarios, &judged, &mut verdicts)?;
+        play_all("with faults", &with_faults, &scenarios, &judged, &repeats, &mut verdicts)?;
     }
     let shown = if arguments.scenarios.is_empty() { 5 } else { usize::MAX };
-    let mut as_expected = report(&verdicts, &manifests, &scenarios, begin.elapsed(), shown);
+    let mut as_expected = report(&verdicts, &manifests, &scenarios, (without_faults, begin.elapsed()), shown);
     if arguments.scenarios.is_empty() {
         as_expected &= play_tables(&manifests, &judged)?;
     }
@@ -153,6 +169,8 @@ fn arguments() -> Result<Option<Arguments>, String> {
             "--client" => all.clients.push(value()?),
             "--scenario" => all.scenarios.push(value()?),
             "--clean" => all.clean = true,
+            "--fault" => all.fault = Some(value()?.parse()?),
+            "--rules" => all.rules = true,
             "--golden" => all.golden = true,
             "--random" => all.random = Some(number(&value()?)?),
             "--seed" => all.seed = Some(number(&value()?)?),
@@ -217,20 +235,56 @@ fn play_pairs(
 }
 
 fn can(client: &Manifest, scenario: &Scenario) -> bool {
-    scenario.needs.iter().all(|feature| client.has(*feature))
+    scenario.profile.is_none_or(|it| it == client.profile) && scenario.needs.iter().all(|it| client.has(*it))
 }
+
+/// Where histories of failures go, and what the clients are called on the command line.
+struct Repeats<'a> {
+    manifests: &'a [Manifest],
+    history: &'a Path,
+}
+
+impl Repeats<'_> {
+    /// Writes the history of a failure. How to play it again.
+    fn note(&self, client: usize, scenario: &str, fault: Option<Fault>, history: &[u8]) -> String {
+        let name = self.manifests[client].folder.file_name().unwrap_or_default().to_string_lossy();
+        let (of, how) = fault.map_or_else(
+            || (String::new(), "--clean".to_owned()),
+            |fault| (format!("-{fault}"), format!("--fault {fault}")),
+        );
+        let file = self.history.join(format!("{name}-{scenario}{of}.jsonl"));
+        let written = fs::create_dir_all(self.history).and_then(|()| fs::write(&file, history));
+        let where_to = written.map_or_else(|why| why.to_string(), |()| file.display().to_string());
+        format!("scripts/conformance --client {name} --scenario {scenario} {how}; history: {where_to}")
+    }
+}
+
+/// How often it says how far it is.
+const SAYS: Duration = Duration::from_secs(5);
 
 type Task = ((usize, usize), Option<Fault>);
 
-/// Plays all of these, several at once.
+/// Plays all of these, several at once, and says on standard error how far it is.
 fn play_all<'a>(
+    what: &str,
     tasks: &[Task],
     scenarios: &[Scenario],
     judged: &(impl Fn(usize) -> Judged<'a> + Sync),
+    repeats: &Repeats,
     verdicts: &mut BTreeMap<(usize, usize), Verdict>,
 ) -> Result<(), String> {
     let next = AtomicUsize::new(0);
-    let results = Mutex::new((verdicts, None));
+    let begin = Instant::now();
+    let progress = |played: usize, failed: usize| {
+        eprintln!(
+            "conformance: {what}: {played} of {} played, {failed} not kept, {} s",
+            tasks.len(),
+            begin.elapsed().as_secs()
+        );
+    };
+    progress(0, 0);
+    // What came of them, the failure that ends it all, how many were played and failed, and when that was said.
+    let results = Mutex::new((verdicts, None, (0, 0), begin));
     thread::scope(|threads| {
         for _ in 0..AT_ONCE {
             threads.spawn(|| {
@@ -241,23 +295,40 @@ fn play_all<'a>(
                     let mut results = results.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                     match played {
                         Ok(report) => {
+                            let repeat = report
+                                .faults
+                                .first()
+                                .map(|_| repeats.note(*client, &scenarios[*scenario].name, *fault, &report.history));
                             let verdict = results.0.entry(*pair).or_default();
+                            verdict.repeat = verdict.repeat.take().or_else(|| repeat.clone());
                             let place =
                                 fault.map_or_else(String::new, |it| format!("{:?} at message {}: ", it.kind, it.at));
                             verdict.faults.extend(report.faults.into_iter().map(|why| format!("{place}{why}")));
                             verdict.played += 1;
+                            let failed = repeat.is_some();
                             if fault.is_none() {
                                 verdict.kept_clean = verdict.faults.is_empty();
                                 verdict.positions = report.messages;
                             }
+                            let why = verdict.faults.last().filter(|_| failed).cloned();
+                            results.2.1 += usize::from(failed);
+                            if let Some(why) = why {
+                                let client = &repeats.manifests[*client].client;
+                                eprintln!("conformance: not kept: {client}: {}: {why}", scenarios[*scenario].name);
+                            }
                         }
                         Err(why) => results.1 = Some(why),
+                    }
+                    results.2.0 += 1;
+                    if results.3.elapsed() > SAYS || results.2.0 == tasks.len() {
+                        results.3 = Instant::now();
+                        progress(results.2.0, results.2.1);
                     }
                 }
             });
         }
     });
-    let (_, failure) = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let (_, failure, ..) = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     failure.map_or(Ok(()), Err)
 }
 
@@ -304,7 +375,7 @@ fn report(
     verdicts: &BTreeMap<(usize, usize), Verdict>,
     manifests: &[Manifest],
     scenarios: &[Scenario],
-    took: Duration,
+    (without_faults, took): (Duration, Duration),
     shown: usize,
 ) -> bool {
     let mut as_expected = true;
@@ -331,14 +402,30 @@ fn report(
             if let more @ 1.. = verdict.faults.len().saturating_sub(shown) {
                 println!("    and {more} more");
             }
+            verdict.repeat.iter().for_each(|how| println!("    again: {how}"));
         }
+    }
+    println!();
+    println!("{:<28} {:>9} {:>6} {:>9} {:>6} {:>7}", "client", "scenarios", "kept", "not kept", "known", "faults");
+    for (index, manifest) in manifests.iter().enumerate() {
+        let of: Vec<_> = verdicts.iter().filter(|((client, _), _)| *client == index).collect();
+        let kept = of.iter().filter(|(_, it)| it.faults.is_empty()).count();
+        let is_known = |scenario: usize| {
+            let name = &scenarios[scenario].name;
+            manifest.fails.contains_key(name) || manifest.fails_between.contains_key(name)
+        };
+        let known = of.iter().filter(|((_, scenario), it)| !it.faults.is_empty() && is_known(*scenario)).count();
+        let faults: usize = of.iter().map(|(_, it)| it.played.saturating_sub(1)).sum();
+        let bad = of.len() - kept - known;
+        println!("{:<28} {:>9} {kept:>6} {bad:>9} {known:>6} {faults:>7}", manifest.client, of.len());
     }
     let faults: usize = verdicts.values().map(|it| it.played.saturating_sub(1)).sum();
     let positions: u64 = verdicts.values().filter(|it| it.played > 1).map(|it| it.positions).sum();
     println!(
-        "{} scenarios played; at {positions} positions between messages, {faults} times with a fault; in {} s",
+        "{} scenarios played in {} s; at {positions} positions between messages, {faults} times with a fault, in {} s",
         verdicts.len(),
-        took.as_secs()
+        without_faults.as_secs(),
+        (took - without_faults).as_secs()
     );
     as_expected
 }

@@ -1,6 +1,7 @@
 //! Plays a scenario to the drivers of a client, and notes what they say.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread;
 use std::time::Duration;
 
@@ -37,6 +38,8 @@ pub struct Report {
     pub messages: u64,
     /// How many acquisitions were granted.
     pub granted: usize,
+    /// What was told, as docs/histories.md has it, if something was wrong.
+    pub history: Vec<u8>,
 }
 
 /// The client that is judged.
@@ -100,6 +103,23 @@ pub fn play(
     client: &Judged,
     drivers: &mut Drivers,
 ) -> Result<Report, String> {
+    // What the runner can't do with a scenario is no reason to end all others.
+    let mut own = std::mem::take(drivers);
+    match catch_unwind(AssertUnwindSafe(|| play_once(scenario, fault, client, &mut own))) {
+        Ok(report) => {
+            *drivers = own;
+            report
+        }
+        Err(_) => Ok(Report { faults: vec!["the runner panicked".to_owned()], ..Report::default() }),
+    }
+}
+
+fn play_once(
+    scenario: &Scenario,
+    fault: Option<Fault>,
+    client: &Judged,
+    drivers: &mut Drivers,
+) -> Result<Report, String> {
     let servers = Servers::start(scenario);
     let mut clients = Vec::new();
     for name in &scenario.clients {
@@ -136,6 +156,10 @@ pub fn play(
     }
     play.finish();
     play.report.messages = play.watched.as_ref().map_or(0, Watched::messages);
+    if !play.report.faults.is_empty() {
+        // To memory, which takes everything.
+        let _ = play.history.write(&mut play.report.history);
+    }
     let Play { clients, report, .. } = play;
     // A driver that did not end cleanly is not used again.
     if report.faults.is_empty() {
@@ -250,6 +274,18 @@ impl Play<'_> {
                 self.servers.fail_over();
                 self.turn();
             }
+            Step::Demote { time } => {
+                self.servers.demote();
+                // This is how long clients meet a server that is no master, and no condition.
+                thread::sleep(Duration::from_millis(*time));
+                self.turn();
+            }
+            Step::Opened { client, at_most } => {
+                let count = self.client(client).proxy.flows();
+                self.expect(count <= *at_most, || {
+                    format!("{client}: {count} connections were opened, and {at_most} at most are right")
+                });
+            }
             Step::MoveSlot { key } => {
                 self.servers.move_slot(key);
                 self.turn();
@@ -285,6 +321,8 @@ impl Play<'_> {
             Step::Force { key } => self.end_all("LOCK.FORCE", key),
             Step::Delete { key } => self.end_all("DEL", key),
             Step::Until { key, holders, waiters } => {
+                // A server that ends idle connections may have ended this one.
+                self.raw = self.servers.now().raw();
                 let time = if self.strict { SOON } else { WITH_A_FAULT };
                 let is_so = eventually(time, || {
                     self.act_if_reached();
@@ -620,6 +658,7 @@ impl Play<'_> {
 
     /// What the drivers count is what the server says.
     fn compare(&mut self) {
+        self.raw = self.servers.now().raw();
         let keys: BTreeSet<&str> = self.scenario.keys().collect();
         for key in keys {
             let (mut counted, mut held) = (Vec::new(), Vec::new());

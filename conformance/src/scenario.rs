@@ -14,6 +14,11 @@ pub struct Scenario {
     pub name: String,
     /// What is promised, in a sentence.
     pub promise: String,
+    /// The rules of docs/client-protocol.md that it checks.
+    pub rules: Vec<String>,
+    /// The clients that it is about; none: all.
+    #[serde(default)]
+    pub profile: Option<Profile>,
     /// What a client must have for it.
     #[serde(default)]
     pub needs: Vec<Feature>,
@@ -27,6 +32,16 @@ pub struct Scenario {
     pub positions: Option<String>,
     /// What is done, in this order.
     pub steps: Vec<Step>,
+}
+
+/// What a client is made of: docs/client-protocol.md.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Profile {
+    /// Commands over a small pool of connections.
+    Basic,
+    /// One session with each server, whose events tell what happens.
+    Sessions,
 }
 
 /// Where the locks of a scenario are.
@@ -248,6 +263,19 @@ pub enum Step {
     },
     /// The server's process is killed, and a replica that had everything takes its place.
     Failover,
+    /// The server becomes a replica of its replica, and clients find it so for this time before they find the new master.
+    Demote {
+        /// How long, in ms.
+        time: u64,
+    },
+    /// A client has opened so many connections at most until now.
+    Opened {
+        /// Who.
+        client: String,
+        /// How many.
+        #[serde(rename = "at-most")]
+        at_most: usize,
+    },
     /// A slot of a cluster moves to another server, with the locks in it.
     MoveSlot {
         /// That of this key.
@@ -480,6 +508,7 @@ impl Step {
             | Self::Kill { client }
             | Self::Quit { client }
             | Self::Connections { client, .. }
+            | Self::Opened { client, .. }
             | Self::Lost { client, .. }
             | Self::Block { client, .. }
             | Self::Runtime { client, .. }
@@ -492,6 +521,7 @@ impl Step {
             | Self::Restart { .. }
             | Self::MoveSlot { .. }
             | Self::Asked { .. }
+            | Self::Demote { .. }
             | Self::Failover => None,
         }
     }
@@ -534,6 +564,9 @@ mod tests {
             for name in manifest.fails.keys().chain(manifest.fails_between.keys()) {
                 assert!(
                     name == "random"
+                        || name
+                            .strip_prefix("vectors/")
+                            .is_some_and(|it| folder("vectors").join(it).with_extension("jsonl").is_file())
                         || golden::TABLES.iter().any(|(table, _)| name.split('/').next() == Some(table))
                         || scenarios.iter().any(|it| it.name == *name),
                     "{}: {name}",
@@ -551,7 +584,7 @@ mod tests {
             ("- acquire: {client: A, hold: a, keys: [k], ends: held, lease: 3}", "lease"),
             ("- aquire: {client: A, hold: a, keys: [k], ends: held}", "aquire"),
         ] {
-            fs::write(&file, format!("promise: one\nclients: [A]\nsteps:\n  {steps}\n")).unwrap();
+            fs::write(&file, format!("promise: one\nrules: []\nclients: [A]\nsteps:\n  {steps}\n")).unwrap();
             let why = read(&file).unwrap_err();
             assert!(why.contains(part), "{why}");
         }

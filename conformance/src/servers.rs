@@ -100,6 +100,18 @@ impl Servers {
         }
     }
 
+    /// Makes the replica, which had everything, the master of the one that has the locks.
+    pub fn demote(&mut self) {
+        if let Self::One(server, replica) = self
+            && let Some(next) = replica.as_mut()
+        {
+            server.wait_for_replica(next);
+            next.replica_of_no_one();
+            server.replica_of(next);
+            std::mem::swap(server, next);
+        }
+    }
+
     /// Moves a key's slot to the other one of a cluster.
     pub fn move_slot(&mut self, key: &str) {
         if let Self::Cluster(cluster, node) = self {

@@ -146,18 +146,10 @@ func (d *driver) acquire(c call) outcome {
 		<-hold.Context().Done()
 		var lost *holdfast.LostError
 		if errors.As(context.Cause(hold.Context()), &lost) {
-			d.write(outcome{Lost: c.Hold, Reason: reason(lost)})
+			d.write(outcome{Lost: c.Hold, Reason: string(lost.Reason)})
 		}
 	}()
 	return outcome{Outcome: "held", Fence: hold.Fence()}
-}
-
-// reason names a loss as the suite does. The server does not say why a hold is gone.
-func reason(lost *holdfast.LostError) string {
-	if lost.Reason == holdfast.ReasonGone {
-		return "forced"
-	}
-	return string(lost.Reason)
 }
 
 func failure(err error) outcome {
@@ -166,7 +158,7 @@ func failure(err error) outcome {
 	var reply holdfast.ServerError
 	switch {
 	case errors.As(err, &lost):
-		o.Outcome, o.Reason = "lost", reason(lost)
+		o.Outcome, o.Reason = "lost", string(lost.Reason)
 	case errors.Is(err, context.Canceled), errors.Is(err, holdfast.ErrClosed):
 		o.Outcome = "cancelled"
 	case errors.Is(err, holdfast.ErrDeadlock):

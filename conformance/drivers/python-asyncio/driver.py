@@ -38,6 +38,8 @@ def failure(error):
         holdfast.HoldfastError: "server", ValueError: "invalid", TypeError: "invalid",
     }
     kind = next((kind for of, kind in kinds.items() if isinstance(error, of)), "server")
+    if str(error).startswith(("UNCONFIRMED", "NOREPLICAS")):
+        kind = "no-replicas"
     return {"outcome": kind, "text": f"{type(error).__name__}: {error}"}
 
 

@@ -12,7 +12,8 @@ import threading
 import time
 from urllib.parse import urlsplit
 
-PASSING = "LOADING BUSY TRYAGAIN MASTERDOWN MISCONF NOREPLICAS CLUSTERDOWN OOM UNCONFIRMED READONLY UNBLOCKED SUPERSEDED".split()
+PASSING = "LOADING BUSY TRYAGAIN MASTERDOWN MISCONF NOREPLICAS CLUSTERDOWN OOM UNCONFIRMED READONLY UNBLOCKED SUPERSEDED"
+PASSING_TEXTS = "too many waiters", "being confirmed", "max number of clients"
 ENDS = {"release": "released", "renew": "renewed", "check": "held"}
 
 
@@ -33,8 +34,7 @@ class Refused(Exception):
     """An error reply."""
 
     def passes(self):
-        text = str(self)
-        return text.split()[0] in PASSING or "too many waiters" in text or "being confirmed" in text or "max number" in text
+        return str(self).split()[0] in PASSING.split() or any(text in str(self) for text in PASSING_TEXTS)
 
 
 class Lost(Exception):
@@ -43,7 +43,7 @@ class Lost(Exception):
 
 class Connection:
     def __init__(self, address, timeout):
-        self.socket, self.buffer = socket.create_connection(address, timeout), b""
+        self.socket, self.buffer, self.is_fresh = socket.create_connection(address, timeout), b"", True
 
     def send(self, *words):
         parts = [b"$%d\r\n%s\r\n" % (len(word), word) for word in (str(word).encode() for word in words)]
@@ -54,7 +54,7 @@ class Connection:
         while True:
             try:
                 reply, used = parse(self.buffer, 0)
-                self.buffer = self.buffer[used:]
+                self.buffer, self.is_fresh = self.buffer[used:], False
                 return reply
             except IndexError:
                 self.socket.settimeout(max(until - now(), 0.001))
@@ -85,38 +85,81 @@ def parse(data, at):
 class Client:
     def __init__(self, address):
         self.address, self.idle, self.pause, self.holds = address, [], 0.0, set()
+        self.is_greeted, self.is_closed, self.all, self.background = False, False, [], []
         threading.Thread(target=self.keep, daemon=True).start()
 
     def connection(self, seconds):
-        return self.idle.pop() if self.idle else Connection(self.address, seconds)
+        try:
+            return self.idle.pop()
+        except IndexError:
+            self.all.append(Connection(self.address, max(seconds, 0.01)))
+            return self.all[-1]
 
-    def ask(self, seconds, *commands):
-        """The replies to a pipeline (B23). An error drops the connection."""
+    def ask(self, seconds, *commands, again=True):
+        """The replies to a pipeline. An error closes the connection (B23); a dead idle one is replaced at once, once (B28)."""
         end, connection = now() + seconds, self.connection(seconds)
-        for command in commands:
-            connection.send(*command)
-        replies = [connection.read(end) for _ in commands]
+        try:
+            for command in commands:
+                connection.send(*command)
+            replies = [connection.read(end) for _ in commands]
+        except OSError as error:
+            connection.socket.close()
+            if connection.is_fresh or isinstance(error, TimeoutError) or not again:
+                raise
+            self.drop_idle()
+            return self.ask(end - now(), *commands)
         self.idle.append(connection)
         return replies
 
+    def drop_idle(self):
+        while self.idle:
+            self.idle.pop().socket.close()
+
+    def greet(self):
+        """Asks once whether both understand each other (B26)."""
+        [reply] = self.ask(1.0, ("LOCK.VERSION",))
+        if isinstance(reply, Refused):
+            raise reply if reply.passes() else Refused(f"is the module Holdfast loaded, and new enough? {reply}")
+        about = dict(zip(reply[::2], reply[1::2]))
+        if not about[b"protocol"][0] <= 4 <= about[b"protocol"][1]:
+            old = "this client" if about[b"protocol"][0] > 4 else "the server's module"
+            raise Refused(f"{old} is too old: protocol 4 here, version {about[b'version'].decode()} there")
+        self.is_greeted = True
+
     def rest(self, lease):
         """The pause: it doubles, with jitter, up to a limit (B27)."""
+        self.drop_idle()
         self.pause = min(max(self.pause * 2, 0.02), 1.0, lease / 16)
         time.sleep(self.pause * random.uniform(0.5, 1.0))
         return 0.0
 
     def keep(self):
-        """The one timer for all holds (B14)."""
-        while True:
+        """The one timer for all holds; those that are due share a pipeline (B14, B15)."""
+        while not self.is_closed:
+            due = [hold for hold in list(self.holds) if hold.is_renewed and now() >= hold.due]
+            if due:
+                self.renew(due)
             for hold in list(self.holds):
-                try:
-                    if hold.is_renewed and now() >= hold.due:
-                        hold.renew(hold.lease)
-                except (Refused, Lost, OSError):
-                    hold.due = now() + min(0.02, hold.lease / 16)
                 if now() >= hold.certain:
                     hold.lose("expired")
             time.sleep(0.005)
+
+    def renew(self, due):
+        sent = now()
+        try:
+            replies = self.ask(min(hold.silence for hold in due), *[hold.renewal(hold.lease) for hold in due])
+        except OSError as error:
+            replies = [error] * len(due)
+        for hold, reply in zip(due, replies):
+            try:
+                hold.renewed(reply, sent, hold.lease)
+            except (Refused, Lost, OSError):
+                hold.due = now() + min(0.02, hold.lease / 16)
+
+    def close(self):
+        self.is_closed = True
+        for connection in self.all:
+            connection.socket.close()
 
 
 class Hold:
@@ -126,30 +169,41 @@ class Hold:
         self.limit = ["SHARED"] if shared else ["LIMIT", limit] if limit != 1 else []
         self.replicas = ["REPLICAS", replicas] if replicas else []
         self.owner, self.broke, self.why, self.pending, self.sent = os.urandom(16).hex(), False, None, [], 0.0  # B1
-        self.silence = min(max(self.lease / 8, 0.05), 1.0) + bool(replicas)
-        self.cancelled = None
+        self.silence, self.cancelled = min(max(self.lease / 8, 0.05), 1.0) + bool(replicas), None  # B23
+        self.is_over = threading.Event()
 
     def command(self, verb, *words):
         head = [f"LOCK.{verb}"] if len(self.keys) == 1 else [f"LOCK.M{verb}", len(self.keys)]
         return (*head, *self.keys, self.owner, *words)
 
     def acquire(self, wait):
-        """Waits for so many seconds, None: not at all. Whether it is held."""
-        began, silent_at, until = now(), 0.0, now() + (wait or 0.0)
+        """Waits for so many seconds, 0: not at all. Whether it is held."""
+        began, silent_at, until = now(), 0.0, now() + wait
         try:
             while not self.cancelled:
                 try:
+                    if not self.client.is_greeted:
+                        self.client.greet()
                     if now() >= silent_at and (now() < until or not self.sent):  # B11, B12
                         self.ask_for(wait, until, began)
                         silent_at = self.sent + (2.0 if wait else self.silence)
                     if not self.pending or now() >= (until + 0.25 if wait else silent_at):  # B13
+                        if not wait:
+                            raise TimeoutError("no answer, which is no refusal")
                         return False
                     reply = self.pending[-1].read(min(silent_at, now() + 0.1) if wait else silent_at)
                 except TimeoutError:
+                    if not wait and now() >= silent_at:
+                        raise
                     continue
-                except OSError:
+                except (OSError, Refused) as error:
+                    is_dead = bool(self.pending) and not self.pending[-1].is_fresh  # it had died while it was idle (B28)
                     self.drop(self.pending[-1] if self.pending else None)
-                    if now() >= until:
+                    if is_dead:
+                        self.client.drop_idle()
+                        self.sent, silent_at = self.sent if wait else 0.0, 0.0
+                        continue
+                    if now() >= until or isinstance(error, Refused) and not error.passes():
                         raise
                     silent_at = self.client.rest(self.lease)
                     continue
@@ -168,12 +222,15 @@ class Hold:
                 silent_at = self.client.rest(self.lease)
         finally:
             if self not in self.client.holds and (self.pending or self.broke):
-                threading.Thread(target=self.withdraw, daemon=True).start()
+                self.client.background.append(threading.Thread(target=self.withdraw, daemon=True))
+                self.client.background[-1].start()
+            self.is_over.set()
 
     def ask_for(self, wait, until, began):
         connection = self.client.connection(self.silence)
-        words = ["HOLDS", 1, "LEASE", ms(self.lease), *self.limit, *self.replicas, "WITHWAITED"]
-        words += ["WAIT", ms(until - now()), "WAITED", ms(now() - began)] if wait else []
+        words = ["HOLDS", 1, "LEASE", ms(self.lease), *self.limit, *self.replicas, "WITHWAITED"]  # B3
+        words += ["WAIT", ms(min(until - now(), 3600))] if wait else []  # B2, B10
+        words += ["WAITED", ms(now() - began)] if wait and self.sent else []
         self.sent = now()
         self.pending.append(connection)
         connection.send(*self.command("ACQUIRE", *words))
@@ -184,16 +241,17 @@ class Hold:
         """Reads a reply that is owed; the connection is good again, or closed (B11, B20)."""
         try:
             reply = old.read(now() + 1.0)
-            self.client.idle.append(old)
             self.pending.remove(old)
+            self.client.idle.append(old)
             return reply
         except OSError:
             return self.drop(old)
 
     def drop(self, connection):
-        self.broke = True
         if connection in self.pending:
+            self.broke = True
             self.pending.remove(connection)
+            connection.socket.close()
 
     def withdraw(self):
         """B20, B21."""
@@ -217,14 +275,23 @@ class Hold:
             self.why = why
             say(lost=self.name, reason=why)
 
+    def renewal(self, lease):
+        return self.command("RENEW", "TOKEN", self.fence, "LEASE", ms(lease), *self.replicas)
+
     def renew(self, lease):
         sent = now()
-        words = ["TOKEN", self.fence, "LEASE", ms(lease), *self.replicas]
-        [reply] = self.client.ask(self.silence, self.command("RENEW", *words))
+        try:
+            [reply] = self.client.ask(self.silence, self.renewal(lease))
+        except OSError as error:
+            reply = error
+        self.renewed(reply, sent, lease)
+
+    def renewed(self, reply, sent, lease):
+        self.broke = self.broke or isinstance(reply, OSError)
         if is_nil(reply) or "WRONGTYPE" in str(reply):
             self.lose("gone")
             raise Lost("gone")
-        if isinstance(reply, Refused):
+        if isinstance(reply, Exception):
             raise reply
         self.lease = lease
         self.set_certain(sent)
@@ -236,7 +303,8 @@ class Hold:
             commands = [self.command("RELEASE", "TOKEN", self.fence), self.command("RELEASE", "ALL")]  # B18
             attempts += 1
             try:
-                reply = self.client.ask(self.silence, *commands[: 1 + self.broke])[0]
+                reply = self.client.ask(self.silence, *commands[: 1 + self.broke], again=False)[0]
+                reply = None if "WRONGTYPE" in str(reply) else reply  # it was overwritten
                 if not isinstance(reply, Refused):
                     break
                 if not reply.passes():
@@ -251,13 +319,15 @@ class Hold:
 
     def check(self):
         """B9."""
+        if self.why or now() >= self.certain:
+            raise Lost(self.why or "expired")
         for key in self.keys:
             [info] = self.client.ask(1.0, ("LOCK.INFO", key))
             holders = dict(zip(info[::2], info[1::2]))[b"holders"] if isinstance(info, list) else []
             if not any(self.owner.encode() in holder and self.fence in holder for holder in holders):
                 self.lose("gone")
-        if self.why or now() >= self.certain:
-            raise Lost(self.why or "expired")
+        if self.why:
+            raise Lost(self.why)
 
 
 def is_nil(reply):
@@ -276,15 +346,6 @@ class Driver:
         is_held = made.acquire(31_536_000 if wait is None else wait / 1000)
         return {"outcome": "held", "fence": made.fence} if is_held else {"outcome": made.cancelled or "not-granted"}
 
-    def release(self, hold):
-        self.holds.pop(hold).release()
-
-    def renew(self, hold, lease):
-        self.holds[hold].renew(lease / 1000)
-
-    def check(self, hold):
-        self.holds[hold].check()
-
     def cancel(self, hold):
         self.holds[hold].cancelled = "cancelled"
 
@@ -292,18 +353,35 @@ class Driver:
         return {"outcome": "ok", "count": threading.active_count()}
 
     def close(self):
-        for hold in list(self.client.holds) if self.client else ():
-            hold.release()
+        """Gives up and gives back everything (B38)."""
+        if self.client is None:
+            return
+        for hold in list(self.holds):
+            self.cancel(hold)
+            self.holds[hold].is_over.wait(5)
+        for thread in self.client.background:
+            thread.join(5)
+        for hold in list(self.client.holds):
+            try:
+                hold.release()
+            except (Refused, Lost, OSError):
+                pass
+        self.client.close()
 
     def call(self, id, call, arguments):
         try:
-            outcome = getattr(self, call)(**arguments) or {"outcome": ENDS.get(call, "ok")}
+            if call in ("release", "renew", "check"):
+                hold, lease = self.holds[arguments.pop("hold")], [one / 1000 for one in arguments.values()]
+                outcome = getattr(hold, call)(*lease)
+            else:
+                outcome = getattr(self, call)(**arguments)
+            outcome = outcome or {"outcome": ENDS.get(call, "ok")}
         except Lost as lost:
             outcome = {"outcome": "lost", "reason": str(lost), "text": f"lost: {lost}"}
         except (Refused, OSError) as error:
-            kinds = {"DEADLOCK": "deadlock", "WRONGTYPE": "wrong-type"}
+            kinds = {"DEADLOCK": "deadlock", "WRONGTYPE": "wrong-type", "UNCONFIRMED": "no-replicas", "NOREPLICAS": "no-replicas"}
             kind = kinds.get(str(error).split()[0], "server") if isinstance(error, Refused) else "connection"
-            outcome = {"outcome": kind, "text": str(error)}
+            outcome = {"outcome": kind, "text": f"{arguments}: {error}"}
         say(id=id, **outcome)
 
 

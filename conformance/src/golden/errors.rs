@@ -8,7 +8,7 @@ use support::{Fate, Proxy, Server, Toward, encode};
 use super::{Played, end_of, keys_asked_for, open, rows, words_of};
 use crate::driver::{At, Call};
 use crate::play::Judged;
-use crate::scenario::Terms;
+use crate::scenario::{Profile, Terms};
 
 /// The lock.
 const KEY: &str = "k";
@@ -23,6 +23,9 @@ struct Row {
     /// An answer that is no error, and that no version of the server would give.
     #[serde(default)]
     nonsense: Option<String>,
+    /// The clients that it is about; none: all.
+    #[serde(default)]
+    profile: Option<Profile>,
     /// Whether only the first request is answered so.
     #[serde(default)]
     once: bool,
@@ -37,7 +40,8 @@ struct Row {
 
 pub fn play(client: &Judged) -> Result<Played, String> {
     let mut played = Played::default();
-    for row in rows::<Row>("errors")? {
+    let is_meant = |row: &Row| row.profile.is_none_or(|it| it == client.manifest.profile);
+    for row in rows::<Row>("errors")?.into_iter().filter(is_meant) {
         let builder = Server::builder();
         let error = row.error.as_ref().map(|it| format!("return redis.error_reply([[{it}]])"));
         let script = error.or(row.nonsense.as_ref().map(|it| format!("return redis.status_reply([[{it}]])")));

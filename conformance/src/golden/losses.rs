@@ -55,6 +55,8 @@ fn scenario(row: &Row, terms: &Terms) -> Scenario {
     Scenario {
         name: "losses".to_owned(),
         promise,
+        rules: Vec::new(),
+        profile: None,
         needs: Vec::new(),
         servers: Shape::One,
         clients: vec![client()],

@@ -12,7 +12,7 @@ use support::{Fate, Proxy, Server, Toward};
 use super::{Played, can, end_of, keys_asked_for, open, rows, words_of};
 use crate::driver::{At, Call};
 use crate::play::Judged;
-use crate::scenario::Terms;
+use crate::scenario::{Profile, Terms};
 
 /// The default of the server that hears them.
 const SERVERS_LEASE: &str = " LEASE 30000";
@@ -30,6 +30,10 @@ struct Row {
 }
 
 pub fn play(client: &Judged) -> Result<Played, String> {
+    // Those of the basic profile stand in vectors/.
+    if client.manifest.profile == Profile::Basic {
+        return Ok(Played::default());
+    }
     let server = Server::start();
     let proxy = Proxy::to(server.addr());
     let (sender, sent) = channel();

@@ -23,7 +23,7 @@ class PropertyTest {
         return Arbitraries.of(FakeServer.CUT, FakeServer.NIL, FakeServer.granted(5, 0), "-LOADING x\r\n", "-SUPERSEDED x\r\n", "-CLUSTERDOWN x\r\n", "-READONLY x\r\n", "-DEADLOCK x\r\n", "-ERR x\r\n");
     }
 
-    @Property
+    @Property(tries = 200)
     void acquisition_ends_in_time_and_is_released_or_withdrawn(@ForAll @Size(max = 5) List<@net.jqwik.api.From("answers") String> acquires, @ForAll @Size(max = 2) List<@net.jqwik.api.From("answers") String> releases)
             throws Exception {
         ManualClock clock = new ManualClock();

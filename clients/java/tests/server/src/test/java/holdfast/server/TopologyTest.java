@@ -17,6 +17,7 @@ import io.lettuce.core.RedisURI;
 import io.lettuce.core.SslOptions;
 import io.lettuce.core.SslVerifyMode;
 import io.lettuce.core.cluster.RedisClusterClient;
+import io.lettuce.core.resource.EpollProvider;
 import java.io.File;
 import java.io.InputStream;
 import java.nio.file.Files;
@@ -40,7 +41,7 @@ import redis.clients.jedis.DefaultJedisClientConfig;
 import redis.clients.jedis.HostAndPort;
 import redis.clients.jedis.JedisClientConfig;
 
-/** Where servers are: over TLS, with an ACL user and a database, behind Sentinel, in a cluster; over both libraries, which contend with each other. */
+/** Where servers are: at a unix socket, over TLS, with an ACL user and a database, behind Sentinel, in a cluster; over both libraries, which contend with each other. */
 @Timeout(600)
 class TopologyTest {
     private static final Duration WAIT = Duration.ofSeconds(60);
@@ -86,6 +87,15 @@ class TopologyTest {
             hold.release();
             assertThat(client.getValue().info("k")).isEmpty();
         }
+    }
+
+    @Test
+    void unix_socket() throws Exception {
+        Assumptions.assumeTrue(EpollProvider.isAvailable(), "Lettuce needs a native library of Netty for unix sockets");
+        RedisServer server = closing(RedisServer.withModule("--unixsocket", "socket"));
+        lettuce(RedisClient.create(RedisURI.Builder.socket(server.folder.resolve("socket").toString()).build()));
+        jedis(JedisConnector.of(new HostAndPort("127.0.0.1", server.port), PLAIN));
+        contend();
     }
 
     @Test

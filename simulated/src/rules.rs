@@ -1147,6 +1147,17 @@ impl Judge {
                     };
                     let is_plain = asked.command.ends_with("acquire") && asked.replicas == 0 && !asked.is_unsure;
                     let is_plain = is_plain && !self.causes.iter().chain(&self.lasting).any(leases);
+                    // (What its owner was granted with REPLICAS ends when they say, also if this has re-entered it.)
+                    let asks_replicas = |it: &Asked| it.replicas > 0 && keys.iter().any(|key| it.concerns(key, &owner));
+                    let is_confirmed = |key: &Bytes| {
+                        let belief = self.beliefs.get(&(db, key.clone(), owner.clone()));
+                        belief.is_some_and(|it| it.tie.is_some_and(|tie| tie.confirmed.is_some()))
+                    };
+                    let is_plain = is_plain
+                        && !keys.iter().any(is_confirmed)
+                        && !self.heard.iter().any(|(_, _, it, ..)| asks_replicas(it))
+                        && !self.undecided().any(|(.., it)| asks_replicas(it))
+                        && !self.silent.iter().any(|(_, it)| asks_replicas(it));
                     if is_plain && !self.is_disturbed && next.at + lasts + 2 < least {
                         let what = format!("{event:?} after {} lasts until {}, not {least}", next.at, next.at + lasts);
                         return Err(Violation::new(LEASE, what));

@@ -566,6 +566,12 @@ fn no_rule_is_broken_by() {
          e LOCK.RELEASE k1 o0
          c LOCK.MRENEW 2 k0 k2 o2 REPLICAS 1 SESSION $t
          e LOCK.ACQUIRE k0 o2",
+        // 28790. A request that waited behind another one of its owner has re-entered what replicas confirmed: it lasts no longer by it.
+        "!replicas 20
+         s LOCK.ACQUIRE k0 o0 REPLICAS 1
+         c LOCK.ACQUIRE k0 o0 LEASE 7200000 WAIT 0 SESSION $s
+         +1200
+         s LOCK.EVENTS",
     ];
     lives.into_iter().for_each(is_mended);
 }

@@ -1,7 +1,7 @@
 # What can be done here. `make` alone lists it.
 
 .DEFAULT_GOAL := help
-.PHONY: help run stop build test simulate test-versions test-pythons test-containers conformance lint bench bench-quick lab image dist test-dist test-deploy docs install
+.PHONY: help run stop build test simulate test-versions test-pythons test-containers conformance lint bench bench-quick league lab image dist test-dist test-deploy docs install
 
 help: ## Lists these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ bench: build ## Measures the module beside what people use today, into target/be
 
 bench-quick: build ## The same in two minutes: shows that it runs, judges nothing
 	@scripts/bench --quick
+
+league: ## Measures Holdfast beside its competitors, into docs/league.md (ARGS=--smoke: shows that it runs)
+	@scripts/league $(ARGS)
 
 lab: build ## Failover, partitions, kill -9, random requests: tries to break it (LAB_MINUTES=n)
 	@scripts/lab

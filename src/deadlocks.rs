@@ -9,8 +9,7 @@ use crate::server::acl::User;
 use crate::server::clock::Now;
 use crate::server::text::show_start as show;
 use crate::server::{AsText, Ctx, Text};
-use crate::state;
-use crate::state::owed::Asker;
+use crate::state::{Asker, State};
 use crate::stats::count;
 use std::cell::OnceCell;
 
@@ -23,12 +22,12 @@ const SHOWN: usize = 100;
 /// # Errors
 ///
 /// The reply that names the cycle.
-pub fn refuse_cycle(ctx: Ctx, request: &Request, client: u64, now: Now) -> Result<(), String> {
+pub fn refuse_cycle(state: &State, ctx: Ctx, request: &Request, client: u64, now: Now) -> Result<(), String> {
     if !config::detects_deadlocks() {
         return Ok(());
     }
     count(|it| &mut it.deadlock_searches);
-    match search(&mut Readable { ctx, client, now, user: OnceCell::new() }, request) {
+    match search(&mut Readable { state, ctx, client, now, user: OnceCell::new() }, request) {
         Found::Nothing => Ok(()),
         Found::GivenUp => {
             count(|it| &mut it.deadlock_searches_given_up);
@@ -43,6 +42,7 @@ pub fn refuse_cycle(ctx: Ctx, request: &Request, client: u64, now: Now) -> Resul
 
 /// What a user may see.
 struct Readable<'a> {
+    state: &'a State,
     ctx: Ctx<'a>,
     client: u64,
     now: Now,
@@ -57,7 +57,7 @@ impl View for Readable<'_> {
     }
 
     fn held(&mut self, key: &LockKey) -> Held {
-        let now = self.now.millis();
+        let (state, now) = (self.state, self.now.millis());
         self.ctx.in_db(key.db, |ctx| {
             let (name, nobody) = (Text::new(&key.name), words().nobody.as_text());
             // One of many locks that are read in this step: what is too large for that is no mutex.
@@ -72,19 +72,18 @@ impl View for Readable<'_> {
                 Some(_) => return Held::Shared,
             }
             // What has ended with its connection is about to be released.
-            let is_over =
-                |owner: &Owner, token| state::with(|state| state.is_broken((key.db, &key.name, owner), token));
+            let is_over = |owner: &Owner, token| state.is_broken((key.db, &key.name, owner), token);
             let holder = lock.holders(now).into_iter().find(|(owner, hold)| !is_over(owner, hold.token));
             holder.map_or(Held::Free, |(owner, _)| Held::Mutex(owner))
         })
     }
 
     fn waits_of(&mut self, actor: &[u8], most: usize) -> Vec<Request> {
-        state::with(|state| state.queue.of_actor(actor).take(most).map(request).collect())
+        self.state.queue.of_actor(actor).take(most).map(request).collect()
     }
 
     fn several_ahead(&mut self, key: &LockKey, of: WaiterId, most: usize) -> Vec<Request> {
-        state::with(|state| state.queue.several_ahead(key, of).take(most).map(request).collect())
+        self.state.queue.several_ahead(key, of).take(most).map(request).collect()
     }
 }
 

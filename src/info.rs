@@ -3,7 +3,7 @@
 use crate::lock::internal_errors;
 use crate::server::clock::steady_millis;
 use crate::server::info::Section;
-use crate::state;
+use crate::state::{self, State};
 use crate::stats::{self, Times};
 use std::ffi::{CStr, CString};
 
@@ -39,29 +39,32 @@ pub fn fill(section: Section) {
         }
     });
     section.number(c"internal_errors", internal_errors::count());
-    let oldest = state::with(|state| state.queue.iter().next().map(|first| first.id.arrived));
-    let now: [(&CStr, usize); 8] = state::with(|state| {
-        let (sessions, session_waits, unread_events) = state.sessions.sizes();
-        [
-            (c"waiters", state.queue.len()),
-            (c"contended_locks", state.queue.contended()),
-            (c"bound_holds", state.ties.len()),
-            (c"cached_locks", state.ties.kept()),
-            (c"confirming", state.confirmations.len()),
-            (c"sessions", sessions),
-            (c"session_waits", session_waits),
-            (c"undelivered_events", unread_events),
-        ]
-    });
-    for (name, value) in now {
-        section.number(name, value as u64);
-    }
-    section.number(c"oldest_wait_msec", oldest.map_or(0, |arrived| steady_millis().saturating_sub(arrived)));
+    // (Not if another module asks for it while this one is at work.)
+    state::try_with(|state| fill_sizes(section, state));
     stats::with(|stats| {
         tell(section, "wait", &stats.waits);
         tell(section, "handoff", &stats.hand_offs);
         tell(section, "confirmation", &stats.confirmations);
     });
+}
+
+fn fill_sizes(section: Section, state: &State) {
+    let (sessions, session_waits, unread_events) = state.sessions.sizes();
+    let sizes: [(&CStr, usize); 8] = [
+        (c"waiters", state.queue.len()),
+        (c"contended_locks", state.queue.contended()),
+        (c"bound_holds", state.bindings.len()),
+        (c"cached_locks", state.bindings.kept()),
+        (c"confirming", state.confirmations.len()),
+        (c"sessions", sessions),
+        (c"session_waits", session_waits),
+        (c"undelivered_events", unread_events),
+    ];
+    for (name, value) in sizes {
+        section.number(name, value as u64);
+    }
+    let oldest = state.queue.iter().next().map(|first| first.id.arrived);
+    section.number(c"oldest_wait_msec", oldest.map_or(0, |arrived| steady_millis().saturating_sub(arrived)));
 }
 
 fn tell(section: Section, what: &str, times: &Times) {

@@ -15,21 +15,22 @@
     )
 )]
 
-pub mod answering;
 pub mod commands;
 pub mod config;
 pub mod confirming;
 pub mod deadlocks;
-pub mod holding;
+pub mod event_loop;
+pub mod holds;
 pub mod info;
 pub mod keyspace;
 pub mod lock;
+pub mod notices;
+pub mod replies;
 #[allow(unsafe_code)]
 pub mod server;
 pub mod serving;
 pub mod state;
 pub mod stats;
-pub mod turns;
 pub mod waiting;
 pub mod watchdog;
 
@@ -67,13 +68,13 @@ const CATEGORY: &str = "lock";
 /// Starts the module. Whatever goes wrong is written to the server's log.
 fn start(ctx: Ctx, args: &[TextRef]) -> bool {
     server::callbacks::set(Callbacks {
-        answer: answering::answer,
-        gone: answering::gone,
-        tick: turns::tick,
-        ask_replicas: turns::ask_replicas,
-        key_touched: turns::key_touched,
-        after_touch: turns::after_touch,
-        event: turns::event,
+        answer: event_loop::answer,
+        gone: event_loop::gone,
+        tick: event_loop::tick,
+        ask_replicas: event_loop::ask_replicas,
+        key_touched: event_loop::key_touched,
+        after_touch: event_loop::after_touch,
+        event: event_loop::event,
         info: info::fill,
     });
     add_category(ctx, CATEGORY);
@@ -158,7 +159,7 @@ fn load(context: &Context, args: &[RedisString]) -> Status {
 }
 
 fn unload(context: &Context) -> Status {
-    server::unload(context, is_needed, turns::stop)
+    server::unload(context, is_needed, event_loop::stop)
 }
 
 /// The symbols that the server looks up in the library.

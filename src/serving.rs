@@ -1,22 +1,22 @@
 //! Serving waiters: the one way from the queue to a grant.
 
-use crate::answering::{end_request, end_wait, time_out};
-use crate::holding::{self, Grantee, WRONGTYPE, look_all, too_much};
+use crate::holds::{self, Grantee, WRONGTYPE, look_all, too_much};
 use crate::keyspace::words::words;
-use crate::keyspace::{Lock, Name, NotRead, listeners, rosters};
-use crate::lock::serve::{Attempt, Change, Job, Sight, View, WaitEnd};
+use crate::keyspace::{Lock, Name, NotRead, holder_cache, listeners};
+use crate::lock::serve::{Attempt, Change, Job, Judgement, Sight, View, WaitEnd};
 use crate::lock::{Deadline, Decision, Limit, LockKey, Millis, Owner, Waiter, WaiterId};
+use crate::replies::{end_request, end_wait, time_out};
 use crate::server::acl::User;
 use crate::server::clock::{Now, Slice, steady_micros};
 use crate::server::cluster::{self, Place, Served};
 use crate::server::text::show;
-use crate::server::timer::{self, Timer};
+
 use crate::server::{AsText, Ctx, Text, TextRef};
 use crate::state::confirmations::What;
-use crate::state::owed::OnBehalf;
-use crate::state::{self, Asker, Outcome, Stage, Terms};
+use crate::state::pending::OnBehalf;
+use crate::state::{Asker, Outcome, Stage, State, Terms};
 use crate::stats::{count, time};
-use crate::{config, confirming};
+use crate::{config, confirming, notices};
 
 /// How soon, in ms, the queue is looked at again while clients are paused or a slot is being migrated.
 pub const LOOK_AGAIN: Millis = 10;
@@ -26,128 +26,150 @@ const NOPERM: &str = "NOPERM the user of this connection may no longer acquire t
 
 /// Serves every waiter that can be served after locks have changed, until the slice is over. The only way out of the
 /// queue to a grant.
-pub fn serve(ctx: Ctx, now: Now, slice: &Slice) {
+pub fn serve(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
-        let Some(job) = state::with(|state| state.agenda.next(&state.queue)) else { break };
+        let Some(job) = state.agenda.next(&state.queue) else { break };
         match job {
             Job::Nothing => {}
             Job::FindHolders(key) => {
-                let holders = Keyspace { ctx, now }.holders(&key);
-                state::with(|state| state.agenda.held_by(&state.queue, &key, holders));
+                let holders = holders(ctx, &key, now);
+                state.agenda.held_by(&state.queue, &key, holders);
             }
-            Job::Judge(attempt) if is_forsaken(attempt.id()) => drop(state::with(|state| state.leave(attempt.id()))),
-            Job::Judge(attempt) => judge(ctx, attempt, now),
+            Job::Judge(attempt) if is_forsaken(state, attempt.id()) => drop(state.leave(attempt.id())),
+            Job::Judge(attempt) => judge(state, ctx, attempt, now),
         }
-    }
-    if state::with(|state| !state.agenda.is_empty()) {
-        timer::wake(ctx, Timer::Work, timer::THIS_TURN);
     }
 }
 
 /// Serves the waiters of a lock that a command has changed. Costs next to nothing if there are none.
-pub fn serve_lock(ctx: Ctx, name: TextRef, now: Now) {
-    let db = ctx.db();
-    let contended = state::with(|state| {
-        let contended = state.is_contended(db, name.bytes());
-        if contended {
-            state.agenda.note(LockKey::new(db, name.bytes()), Change::Freed);
-        }
-        contended
-    });
-    if contended {
-        serve(ctx, now, &Slice::of_command());
+pub fn serve_lock(state: &mut State, ctx: Ctx, name: TextRef, now: Now) {
+    if note_freed(state, ctx, name) {
+        serve(state, ctx, now, &Slice::of_command());
     }
 }
 
+/// Notes that a command has changed a lock of the selected database. Returns whether requests wait for it.
+pub fn note_freed(state: &mut State, ctx: Ctx, name: TextRef) -> bool {
+    let is_contended = state.is_contended(ctx.db(), name.bytes());
+    if is_contended {
+        state.agenda.note(LockKey::new(ctx.db(), name.bytes()), Change::Freed);
+    }
+    is_contended
+}
+
 /// Decides whether a request still has to wait, and ends its wait if not.
-fn judge(ctx: Ctx, attempt: Attempt, now: Now) {
-    let mut locks = ServingView { keyspace: Keyspace { ctx, now }, locks: attempt.keys() };
+fn judge(state: &mut State, ctx: Ctx, attempt: Attempt, now: Now) {
     match attempt.only_key() {
-        Some((key, owner)) if state::with(|state| state.awaits_replicas(key.db, &key.name, &owner)) => {
-            conclude(ctx, attempt, &mut Seen(Sight::BeingConfirmed), now, None);
+        Some((key, owner)) if state.awaits_replicas(key.db, &key.name, &owner) => {
+            conclude_by(state, ctx, attempt, Sight::BeingConfirmed, now, None);
         }
         // Read once, so that the decision and the write are based on the same reading.
         Some((key, owner)) if served(ctx, &key) == Served::Here => ctx.in_db(key.db, |ctx| {
             let (name, text) = (Text::new(&key.name), Text::new(&owner));
             let (name, owner) = (Name::kept_as(name.as_text(), &key.name), Name::kept_as(text.as_text(), &owner));
-            let Ok(mut lock) = look_to_grant(ctx, (&name, owner.text()), now, 1) else {
-                return conclude(ctx, attempt, &mut Seen(Sight::NotALock), now, None);
+            let Ok(mut lock) = look_to_grant(state, ctx, (&name, owner.text()), now, 1) else {
+                return conclude_by(state, ctx, attempt, Sight::NotALock, now, None);
             };
-            refresh(&mut lock, &key, now);
-            let mut seen = Seen(Sight::Lock(lock.standing()));
-            conclude(ctx, attempt, &mut seen, now, Some((&owner, &mut lock)));
+            refresh(state, &mut lock, &key, now);
+            let sight = Sight::Lock(lock.standing());
+            conclude_by(state, ctx, attempt, sight, now, Some((&owner, &mut lock)));
         }),
-        _ => match place_elsewhere(ctx, attempt.id()) {
-            Some(place) => send_away(ctx, attempt.id(), &place, now),
-            None => conclude(ctx, attempt, &mut locks, now, None),
+        _ => match place_elsewhere(state, ctx, attempt.id()) {
+            Some(place) => send_away(state, attempt.id(), &place, now),
+            None => {
+                let judgement =
+                    attempt.judge(&mut ServingView { state, ctx, now, locks: attempt.keys() }, now.millis());
+                conclude(state, ctx, (attempt, judgement), now, None);
+            }
         },
     }
+}
+
+/// Decides on a request by what was seen of its only lock.
+fn conclude_by(
+    state: &mut State,
+    ctx: Ctx,
+    attempt: Attempt,
+    sight: Sight,
+    now: Now,
+    lock: Option<(&Name, &mut Lock)>,
+) {
+    let judgement = attempt.judge(&mut Seen(sight), now.millis());
+    conclude(state, ctx, (attempt, judgement), now, lock);
 }
 
 /// Reads a lock that may be granted. What is over of it has ended, and what only a step of the clock would end goes on,
 /// also if the server finds out just now.
 fn look_to_grant<'a>(
+    state: &mut State,
     ctx: Ctx<'a>,
     (name, owner): (&Name<'a>, TextRef),
     now: Now,
     locks: usize,
 ) -> Result<Lock<'a>, NotRead> {
-    holding::end_broken(ctx, name.text(), now);
+    holds::end_broken(state, ctx, name.text(), now);
     let lock = Lock::look_one_of(ctx, name.clone(), owner, now.millis(), locks)?;
-    if lock.count() > 0 || !state::with(|state| state.ties.any_lags()) {
+    notices::apply(state, ctx);
+    if lock.count() > 0 || !state.bindings.any_lags() {
         return Ok(lock);
     }
     drop(lock); // To end what is over, commands may be run.
-    holding::end_broken(ctx, name.text(), now);
+    holds::end_broken(state, ctx, name.text(), now);
     Lock::look_one_of(ctx, name.clone(), owner, now.millis(), locks)
 }
 
-/// Decides on a request and, if that ends its wait, carries the decision out. `lock` is its only lock, as its owner
+/// Carries out what was decided on a request, if that ends its wait. `lock` is its only lock, as its owner
 /// sees it, if it has been read already.
-fn conclude(ctx: Ctx, attempt: Attempt, locks: &mut impl View, now: Now, lock: Option<(&Name, &mut Lock)>) {
-    let judgement = attempt.judge(locks, now.millis());
-    let ended = state::with(|state| {
-        let ended = state.agenda.judged(&mut state.queue, attempt, judgement);
-        if let Some((waiter, _)) = &ended {
-            state.left(waiter);
-        }
-        ended
-    });
-    let Some((waiter, wait_end)) = ended else { return };
+fn conclude(
+    state: &mut State,
+    ctx: Ctx,
+    (attempt, judgement): (Attempt, Judgement),
+    now: Now,
+    lock: Option<(&Name, &mut Lock)>,
+) {
+    let Some((waiter, wait_end)) = state.agenda.judged(&mut state.queue, attempt, judgement) else { return };
+    state.left(&waiter);
     let refused = match wait_end {
-        WaitEnd::Refused(Decision::NotNew) => return time_out(ctx, &waiter, now),
+        WaitEnd::Refused(Decision::NotNew) => return time_out(state, &waiter, now),
         WaitEnd::NotALock => WRONGTYPE.into(),
         WaitEnd::TooMuch(place) => too_much(waiter.keys.get(place).map_or(&[], |key| &key.name), waiter.keys.len()),
         WaitEnd::Refused(decision) => refusal(decision),
         WaitEnd::Granted(decisions) => {
             let granted = match lock {
-                Some((owner, lock)) => grant(ctx, &waiter, &decisions, owner, std::slice::from_mut(lock), now),
-                None => grant_several(ctx, &waiter, &decisions, now),
+                Some((owner, lock)) => grant(state, ctx, &waiter, &decisions, owner, std::slice::from_mut(lock), now),
+                None => grant_several(state, ctx, &waiter, &decisions, now),
             };
             match granted {
                 Ok(()) => return,
                 // The grant was not taken, so those behind it may have their turn.
-                Err(error) => return end_wait(ctx, &waiter, Outcome::Refused(error), now),
+                Err(error) => return end_wait(state, &waiter, Outcome::Refused(error), now),
             }
         }
     };
-    end_request(ctx, waiter.asker.ticket, Outcome::Refused(refused), now);
+    end_request(state, waiter.asker.ticket, Outcome::Refused(refused), now);
 }
 
-fn grant_several(ctx: Ctx, waiter: &Waiter<Asker>, decisions: &[Decision], now: Now) -> Result<(), String> {
+fn grant_several(
+    state: &mut State,
+    ctx: Ctx,
+    waiter: &Waiter<Asker>,
+    decisions: &[Decision],
+    now: Now,
+) -> Result<(), String> {
     let db = waiter.keys.first().map_or(0, |key| key.db);
     ctx.in_db(db, |ctx| {
         let text = Text::new(&waiter.owner);
         let owner = Name::kept_as(text.as_text(), &waiter.owner);
         let names: Vec<Text> = waiter.keys.iter().map(|key| Text::new(&key.name)).collect();
         let names: Vec<TextRef> = names.iter().map(AsText::as_text).collect();
-        let mut locks = look_all(ctx, &names, owner.text(), now)?;
-        grant(ctx, waiter, decisions, &owner, &mut locks, now)
+        let mut locks = look_all(state, ctx, &names, owner.text(), now)?;
+        grant(state, ctx, waiter, decisions, &owner, &mut locks, now)
     })
 }
 
 /// Carries out the grant to a waiter and records its answer.
 fn grant(
+    state: &mut State,
     ctx: Ctx,
     waiter: &Waiter<Asker>,
     decisions: &[Decision],
@@ -155,7 +177,7 @@ fn grant(
     locks: &mut [Lock],
     now: Now,
 ) -> Result<(), String> {
-    let Asker { ticket, client, on_behalf, tying, replicas, form, arrived } = waiter.asker;
+    let Asker { ticket, client, on_behalf, flags, replicas, form, arrived } = waiter.asker;
     if !may_acquire(ctx, client, locks, owner.text()) {
         return Err(NOPERM.into());
     }
@@ -163,14 +185,14 @@ fn grant(
     if let Some((full, _)) = locks.iter().zip(decisions).filter(granted).find(|(lock, _)| lock.is_full()) {
         return Err(too_many_holders(full));
     }
-    let terms = Terms { demand: waiter.demand, tying, replicas };
+    let terms = Terms { demand: waiter.demand, flags, replicas };
     let grantee = Grantee { owner, client, on_behalf, terms: &terms };
-    let token = holding::grant(locks, decisions, grantee, now);
-    let basis = holding::basis_of(decisions, terms.demand.raise);
-    let holds = holding::granted_holds(locks, decisions, grantee, token);
-    let grant = holding::note_undelivered(ctx.db(), grantee, ticket, (basis, holds));
+    let token = holds::grant(state, locks, decisions, grantee, now);
+    let basis = holds::basis_of(decisions, terms.demand.raise);
+    let holds = holds::granted_holds(state, locks, decisions, grantee, token);
+    let grant = holds::note_undelivered(state, ctx.db(), grantee, ticket, (basis, holds));
     for (lock, key) in locks.iter().zip(waiter.keys.iter()) {
-        schedule(lock, key, now.millis());
+        set_lease_timer(state, lock, key, now.millis());
     }
     count(|it| &mut it.granted_queued);
     // The lease counts from `now`, which was read a while ago.
@@ -179,15 +201,14 @@ fn grant(
     time(|stats| &mut stats.waits, waited);
     let answer = form.answer(token, waited);
     if replicas == 0 {
-        end_request(ctx, ticket, Outcome::Granted(answer, grant), now);
-        if tying.contention {
-            holding::tell_if_contended(ctx, ctx.db(), locks.iter().map(|lock| lock.name().bytes()));
+        end_request(state, ticket, Outcome::Granted(answer, grant), now);
+        if flags.contention {
+            holds::tell_if_contended(state, ctx.db(), locks.iter().map(|lock| lock.name().bytes()));
         }
         return Ok(());
     }
-    let what = What::Reply { ticket, answer, grant, terms };
-    let id = confirming::begin(ctx, what, replicas, now);
-    state::with(|state| state.owed.set(ticket, Stage::Confirming(id)));
+    let id = confirming::begin(state, What::Reply { ticket, answer, grant, terms }, replicas, now);
+    state.pending.set(ticket, Stage::Confirming(id));
     Ok(())
 }
 
@@ -205,28 +226,25 @@ fn may_acquire(ctx: Ctx, client: u64, locks: &[Lock], owner: TextRef) -> bool {
 }
 
 /// Whether a request belongs to a session that has ended but whose requests have not left the queue yet.
-fn is_forsaken(id: WaiterId) -> bool {
-    state::with(|state| {
-        let asker = state.queue.get(id).map(|waiter| waiter.asker);
-        asker.is_some_and(|asker| asker.on_behalf == OnBehalf::Session && !state.sessions.is_open(asker.client))
-    })
+fn is_forsaken(state: &State, id: WaiterId) -> bool {
+    let asker = state.queue.get(id).map(|waiter| waiter.asker);
+    asker.is_some_and(|asker| asker.on_behalf == OnBehalf::Session && !state.sessions.is_open(asker.client))
 }
 
 /// Where a session's request must go, once the slot of its keys is served by another node. (The server itself
 /// redirects blocked clients. While the slot is being migrated, nobody knows where the lock is.)
-fn place_elsewhere(ctx: Ctx, id: WaiterId) -> Option<Place> {
+fn place_elsewhere(state: &State, ctx: Ctx, id: WaiterId) -> Option<Place> {
     let of_session = |waiter: &&Waiter<Asker>| waiter.asker.on_behalf == OnBehalf::Session;
-    let key = state::with(|state| state.queue.get(id).filter(of_session)?.keys.first().cloned())?;
-    match served(ctx, &key) {
+    match served(ctx, state.queue.get(id).filter(of_session)?.keys.first()?) {
         Served::Elsewhere(place) => Some(place),
         _ => None,
     }
 }
 
-fn send_away(ctx: Ctx, id: WaiterId, place: &Place, now: Now) {
-    if let Some(waiter) = state::with(|state| state.queue.leave(id)) {
+fn send_away(state: &mut State, id: WaiterId, place: &Place, now: Now) {
+    if let Some(waiter) = state.queue.leave(id) {
         let moved = format!("MOVED {} {}", place.slot, place.address);
-        end_wait(ctx, &waiter, Outcome::Refused(moved), now);
+        end_wait(state, &waiter, Outcome::Refused(moved), now);
     }
 }
 
@@ -238,72 +256,52 @@ pub fn served(ctx: Ctx, key: &LockKey) -> Served {
     ctx.in_db(key.db, |ctx| cluster::served(ctx, &Text::new(&key.name)))
 }
 
-/// A read-only view of the locks in the keyspace. Touches no table.
-#[derive(Clone, Copy, Debug)]
-pub struct Keyspace<'a> {
-    /// The database and the access to the server.
-    pub ctx: Ctx<'a>,
-    /// The time at which leases are judged.
-    pub now: Now,
-}
-
-impl View for Keyspace<'_> {
-    fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
-        self.ctx.in_db(key.db, |ctx| {
-            let (name, owner) = (Text::new(&key.name), Text::new(owner));
-            let lock = Lock::look(ctx, name.as_text(), owner.as_text(), self.now.millis());
-            lock.map_or(Sight::NotALock, |lock| Sight::Lock(lock.standing()))
-        })
-    }
-
-    fn holders(&mut self, key: &LockKey) -> Vec<Owner> {
-        let now = self.now.millis();
-        self.ctx.in_db(key.db, |ctx| {
-            let name = Text::new(&key.name);
-            let Ok(lock) = Lock::look_as_nobody(ctx, name.as_text(), now) else { return Vec::new() };
-            lock.holders(now).into_iter().map(|(owner, _)| owner).collect()
-        })
-    }
+/// Who holds a lock.
+fn holders(ctx: Ctx, key: &LockKey, now: Now) -> Vec<Owner> {
+    let now = now.millis();
+    ctx.in_db(key.db, |ctx| {
+        let name = Text::new(&key.name);
+        let Ok(lock) = Lock::look_as_nobody(ctx, name.as_text(), now) else { return Vec::new() };
+        lock.holders(now).into_iter().map(|(owner, _)| owner).collect()
+    })
 }
 
 /// The view used while serving: leases found to have run out are removed on the way.
 #[derive(Debug)]
-struct ServingView<'a> {
-    keyspace: Keyspace<'a>,
+struct ServingView<'a, 'b> {
+    state: &'b mut State,
+    ctx: Ctx<'a>,
+    now: Now,
     /// How many locks the request is for.
     locks: usize,
 }
 
-impl View for ServingView<'_> {
+impl View for ServingView<'_, '_> {
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
-        let (ctx, now) = (self.keyspace.ctx, self.keyspace.now);
-        if served(ctx, key) != Served::Here {
+        let Self { state, ctx, now, locks } = self;
+        let (now, locks) = (*now, *locks);
+        if served(*ctx, key) != Served::Here {
             // The slot is served elsewhere or being migrated, so clients are redirected, or soon will be; or no node serves it.
             // A copy of the key may be here, but it does not count.
-            rosters::with(|rosters| rosters.forget(key.db, &key.name));
-            state::with(|state| state.lease_timers.schedule(key, Some(now.millis().saturating_add(LOOK_AGAIN))));
-            wake_for_lease_timers(ctx);
+            holder_cache::with(|cache| cache.forget(key.db, &key.name));
+            state.lease_timers.schedule(key, Some(now.millis().saturating_add(LOOK_AGAIN)));
             return Sight::Elsewhere;
         }
-        if state::with(|state| state.awaits_replicas(key.db, &key.name, owner)) {
+        if state.awaits_replicas(key.db, &key.name, owner) {
             return Sight::BeingConfirmed;
         }
         ctx.in_db(key.db, |ctx| {
             let (name, owner) = (Text::new(&key.name), Text::new(owner));
             let name = Name::kept_as(name.as_text(), &key.name);
-            match look_to_grant(ctx, (&name, owner.as_text()), now, self.locks) {
+            match look_to_grant(state, ctx, (&name, owner.as_text()), now, locks) {
                 Ok(mut lock) => {
-                    refresh(&mut lock, key, now);
+                    refresh(state, &mut lock, key, now);
                     Sight::Lock(lock.standing())
                 }
                 Err(NotRead::NotALock) => Sight::NotALock,
                 Err(NotRead::TooMuch) => Sight::TooMuch,
             }
         })
-    }
-
-    fn holders(&mut self, key: &LockKey) -> Vec<Owner> {
-        self.keyspace.holders(key)
     }
 }
 
@@ -314,20 +312,16 @@ impl View for Seen {
     fn look(&mut self, _: &LockKey, _: &Owner) -> Sight {
         self.0
     }
-
-    fn holders(&mut self, _: &LockKey) -> Vec<Owner> {
-        Vec::new()
-    }
 }
 
 /// Removes the holders of a contended lock whose lease has run out, and schedules the look at the next one.
-fn refresh(lock: &mut Lock, key: &LockKey, now: Now) {
-    if holding::end_expired(lock, now) {
+fn refresh(state: &mut State, lock: &mut Lock, key: &LockKey, now: Now) {
+    if holds::end_expired(state, lock, now) {
         // The reading may be for a request for several locks, while others wait for this one alone.
-        state::with(|state| state.agenda.note(key.clone(), Change::Freed));
+        state.agenda.note(key.clone(), Change::Freed);
     }
     if lock.count() > 0 {
-        schedule(lock, key, now.millis()); // Otherwise it is about to be granted.
+        set_lease_timer(state, lock, key, now.millis()); // Otherwise it is about to be granted.
     }
 }
 
@@ -340,33 +334,22 @@ fn next_look(lock: &Lock, now: Millis) -> Option<Millis> {
 }
 
 /// Schedules the next look at a lock that is being served.
-fn schedule(lock: &Lock, key: &LockKey, now: Millis) {
-    let next = next_look(lock, now);
-    state::with(|state| {
-        let next = next.filter(|_| state.is_contended(key.db, &key.name));
-        state.lease_timers.schedule(key, next);
-    });
-    wake_for_lease_timers(lock.ctx());
+fn set_lease_timer(state: &mut State, lock: &Lock, key: &LockKey, now: Millis) {
+    let next = next_look(lock, now).filter(|_| state.is_contended(key.db, &key.name));
+    state.lease_timers.schedule(key, next);
 }
 
 /// Schedules the next look at a lock that somebody begins to wait for, or whose deadline has moved.
-pub fn schedule_earlier(lock: &Lock, key: &LockKey, now: Millis) {
+pub fn schedule_earlier(state: &mut State, lock: &Lock, key: &LockKey, now: Millis) {
     if let Some(next) = next_look(lock, now) {
-        state::with(|state| state.lease_timers.schedule_earlier(key, next));
-        wake_for_lease_timers(lock.ctx());
+        state.lease_timers.schedule_earlier(key, next);
     }
 }
 
 /// A command of this module has moved the deadline of a hold.
-pub fn deadline_moved(lock: &Lock, now: Now) {
-    if state::with(|state| state.is_contended(lock.db(), lock.name().bytes())) {
-        schedule_earlier(lock, &lock.lock_key(), now.millis());
-    }
-}
-
-fn wake_for_lease_timers(ctx: Ctx) {
-    if let Some(at) = state::with(|state| state.lease_timers.first()) {
-        timer::wake(ctx, Timer::Work, at);
+pub fn deadline_moved(state: &mut State, lock: &Lock, now: Now) {
+    if state.is_contended(lock.db(), lock.name().bytes()) {
+        schedule_earlier(state, lock, &lock.lock_key(), now.millis());
     }
 }
 

@@ -6,8 +6,6 @@
 //! makes scripts from a number, and [`shrink`] cuts one that fails down to what still fails.
 
 // The module, as it is.
-#[path = "../../src/answering.rs"]
-pub mod answering;
 #[path = "../../src/commands/mod.rs"]
 pub mod commands;
 #[path = "../../src/config.rs"]
@@ -16,22 +14,26 @@ pub mod config;
 pub mod confirming;
 #[path = "../../src/deadlocks.rs"]
 pub mod deadlocks;
-#[path = "../../src/holding.rs"]
-pub mod holding;
+#[path = "../../src/event_loop.rs"]
+pub mod event_loop;
+#[path = "../../src/holds.rs"]
+pub mod holds;
 #[path = "../../src/info.rs"]
 pub mod info;
 #[path = "../../src/keyspace/mod.rs"]
 pub mod keyspace;
 #[path = "../../src/lock/mod.rs"]
 pub mod lock;
+#[path = "../../src/notices.rs"]
+pub mod notices;
+#[path = "../../src/replies.rs"]
+pub mod replies;
 #[path = "../../src/serving.rs"]
 pub mod serving;
 #[path = "../../src/state/mod.rs"]
 pub mod state;
 #[path = "../../src/stats.rs"]
 pub mod stats;
-#[path = "../../src/turns.rs"]
-pub mod turns;
 #[path = "../../src/waiting.rs"]
 pub mod waiting;
 #[path = "../../src/watchdog.rs"]

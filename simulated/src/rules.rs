@@ -11,7 +11,7 @@ use crate::resp::Reply;
 use crate::server::Role;
 use crate::server::clock::Now;
 use crate::server::replicas::Offsets;
-use crate::state::owed::{OnBehalf, Ticket};
+use crate::state::pending::{OnBehalf, Ticket};
 use crate::state::{self, Recipient, Stage, State};
 use crate::truth::{self, Seen};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -552,7 +552,7 @@ impl Judge {
                 (belief.follows, belief.deadline) = (Some(0), Some(0));
                 continue;
             }
-            if state::with(|state| state.ties.client_of(*db, key, owner).is_some()) {
+            if state::with(|state| state.bindings.client_of(*db, key, owner).is_some()) {
                 let moved = |at: u64| at.saturating_add_signed(ms);
                 (belief.promised, belief.renewed) = (moved(belief.promised), moved(belief.renewed));
                 (belief.deadline, belief.known) = (belief.deadline.map(moved), belief.known.map(moved));
@@ -690,8 +690,9 @@ impl Judge {
             _ => None,
         };
         let blocked: Vec<(u64, Ticket)> = node(|node| node.clients.iter().filter_map(waiting).collect());
-        let of =
-            |ticket| state::with(|state| matches!(state.owed.get(ticket)?.stage, Stage::Confirming(_)).then_some(()));
+        let of = |ticket| {
+            state::with(|state| matches!(state.pending.get(ticket)?.stage, Stage::Confirming(_)).then_some(()))
+        };
         let blocked: Vec<(u64, Ticket)> = blocked.into_iter().filter(|(_, ticket)| of(*ticket).is_some()).collect();
         self.confirming.retain(|ticket, _| blocked.iter().any(|(_, it)| it == ticket));
         for (client, ticket) in blocked {
@@ -861,7 +862,7 @@ impl Judge {
                 Happening::RoleChanged => {
                     lasting.push((place, Cause::Role));
                     self.is_muddled = true;
-                    // Ties end with it, and keys that have not followed the clock yet stay as they are.
+                    // Bindings end with it, and keys that have not followed the clock yet stay as they are.
                     for ((_, key, owner), belief) in &mut self.beliefs {
                         belief.tie = None;
                         if belief.follows.take().is_some() {
@@ -1488,7 +1489,7 @@ impl Judge {
             _ => ends,
         };
         let tied = asked.ties() || asked.is_unsure;
-        // Ties end when the role changes, and it may have been granted afterwards.
+        // Bindings end when the role changes, and it may have been granted afterwards.
         // A request of another connection whose answer is not heard yet may have moved it.
         let is_unsure = asked.is_unsure || self.role_changed() > place || self.is_tied_with(asked, key);
         let mut doubts = self.tied_later(place, asked, key);
@@ -1639,7 +1640,7 @@ impl Judge {
             return Ok(());
         }
         let untold = state::with(|state| {
-            let is_untold = |key: &&crate::lock::LockKey| state.ties.asks(key.db, &key.name);
+            let is_untold = |key: &&crate::lock::LockKey| state.bindings.asks(key.db, &key.name);
             state.queue.iter().flat_map(|waiter| waiter.keys.iter()).find(is_untold).cloned()
         });
         untold.map_or(Ok(()), |key| Err(Violation::new(CONTENTION, format!("somebody waits for {key:?}"))))
@@ -1665,8 +1666,8 @@ impl Judge {
         let is_still = node(|node| is_refusing(node) || node.is_paused()) || self.before.1;
         let lags = |(db, key, owner): &Hold| {
             state::with(|state| {
-                let is_tied = state.ties.client_of(*db, key, owner).is_some();
-                state.ties.lags_of(*db, key, owner) || is_tied && state.seems_stepped(Now::read())
+                let is_tied = state.bindings.client_of(*db, key, owner).is_some();
+                state.bindings.lags_of(*db, key, owner) || is_tied && state.seems_stepped(Now::read())
             })
         };
         for (hold, belief) in &mut self.beliefs {
@@ -1822,7 +1823,7 @@ impl Judge {
                 let heard_late = |tie: Tie| {
                     (tie.at..tie.heard).contains(&self.stepped_at) && self.connections.contains_key(&tie.client)
                 };
-                let is_tied = || state::with(|state| state.ties.client_of(*db, key, owner).is_some());
+                let is_tied = || state::with(|state| state.bindings.client_of(*db, key, owner).is_some());
                 if !tied.is_some_and(heard_late) || is_tied() {
                     belief.deadline = holder.deadline;
                 }
@@ -2178,7 +2179,7 @@ impl Judge {
     /// Look-ups and writes, counted: so many for each request, waiter and tie that there is.
     fn bounded(&mut self) -> Result<(), Violation> {
         const EACH: usize = 40;
-        let (waiters, ties) = state::with(|state| (state.queue.len(), state.ties.len()));
+        let (waiters, ties) = state::with(|state| (state.queue.len(), state.bindings.len()));
         let most = (std::mem::take(&mut self.requests) + waiters + ties + 10) * EACH;
         let done = node(|node| node.look_ups + node.writes);
         if done > most {
@@ -2202,7 +2203,7 @@ impl Judge {
         if node(|node| is_refusing(node) || node.is_paused() || node.clients.values().any(|it| it.is_deaf)) {
             return Ok(());
         }
-        let lags = state::with(|state| state.ties.any_lags() || state.seems_stepped(Now::read()));
+        let lags = state::with(|state| state.bindings.any_lags() || state.seems_stepped(Now::read()));
         if node(|node| node.role == Role::Master) && lags {
             return Err(Violation::new(STEPPED, "a key has yet to follow"));
         }
@@ -2379,7 +2380,7 @@ impl Judge {
             // Whom the server might have redirected is answered when its cron has come by.
             let may_be_redirected = block.keys.iter().flatten().any(|key| !node(|node| node.serves(0, key)));
             let waits_for_cron = |at: u64| may_be_redirected && node(|node| node.millis()) <= at + CRON;
-            state::with(|state| match state.owed.get(block.ticket).map(|pending| &pending.stage) {
+            state::with(|state| match state.pending.get(block.ticket).map(|pending| &pending.stage) {
                 Some(Stage::Ending(end)) => !waits_for_cron(end.at.millis()),
                 Some(Stage::Reading(..)) => state.sessions.unread(*client) > 0,
                 _ => false,
@@ -2464,14 +2465,14 @@ impl Judge {
             };
             [
                 ("waiters", state.queue.len()),
-                ("ties", state.ties.len()),
+                ("ties", state.bindings.len()),
                 ("confirmations", confirmations),
                 ("undelivered grants", state.undelivered.len()),
                 ("sessions", sessions),
                 ("waits of sessions", waits),
                 ("unread events", unread),
-                ("time limits", state.owed.timeouts.len()),
-                ("answers that are owed", state.owed.len()),
+                ("time limits", state.pending.timeouts.len()),
+                ("answers that are owed", state.pending.len()),
                 ("lease timers", usize::from(state.lease_timers.first().is_some())),
                 ("work", usize::from(state.has_work())),
             ]
@@ -2525,7 +2526,7 @@ fn is_refusing(node: &Node) -> bool {
 fn books_agree() -> Result<(), Violation> {
     state::with(|state| {
         for waiter in state.queue.iter() {
-            let pending = state.owed.get(waiter.asker.ticket);
+            let pending = state.pending.get(waiter.asker.ticket);
             let agrees = pending.is_some_and(|pending| match (&pending.stage, &pending.to) {
                 (Stage::Waiting(id), Recipient::Blocked { client, .. } | Recipient::Session { client, .. }) => {
                     *id == waiter.id && *client == waiter.asker.client
@@ -2535,8 +2536,9 @@ fn books_agree() -> Result<(), Violation> {
             if !agrees {
                 return Err(Violation::new(STATE, format!("{waiter:?} is owed {pending:?}")));
             }
-            let limit =
-                |state: &State| waiter.until.is_none_or(|at| state.owed.timeouts.contains(&(at, waiter.asker.ticket)));
+            let limit = |state: &State| {
+                waiter.until.is_none_or(|at| state.pending.timeouts.contains(&(at, waiter.asker.ticket)))
+            };
             if !limit(state) {
                 return Err(Violation::new(STATE, format!("the end of the wait of {waiter:?} is not noted")));
             }

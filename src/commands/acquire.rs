@@ -1,17 +1,18 @@
 //! `LOCK.ACQUIRE` and the path of a request that may wait, which `LOCK.MACQUIRE` shares.
 
 use super::args::{self, Options, Word};
-use crate::answering;
-use crate::holding::{self, Grantee, WRONGTYPE};
+use crate::event_loop;
+use crate::holds::{self, Grantee, WRONGTYPE};
 use crate::keyspace::{Lock, Name};
 use crate::lock::{Ahead, Decision, LockKey, Millis, all_or_none, decide};
+use crate::replies;
 use crate::server::clock::{Now, steady_millis};
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, TextRef};
 use crate::serving::{refusal, too_many_holders};
-use crate::state::owed::{OnBehalf, Purpose};
-use crate::state::{self, Terms, TokenForm};
+use crate::state::pending::{OnBehalf, Purpose};
+use crate::state::{State, Terms, TokenForm};
 use crate::stats::count;
 use crate::waiting::{self, Request, Search, Wait};
 use std::cell::OnceCell;
@@ -51,38 +52,40 @@ impl Command for Acquire {
     fn run(call: Call) -> Result<Replied, String> {
         let mut options = Options::default();
         let (name, owner) = args::of_one::<Self>(call, &mut options)?;
-        let asker = args::asker(call, &options)?;
-        let asking = Asking::new(call.ctx, owner.as_text(), asker, &options);
-        if let Some(replied) = asking.repeated(&[name]) {
-            return Ok(replied);
-        }
-        asking.has_room_for_events(&[name])?;
-        holding::end_broken(call.ctx, name, asking.now);
-        let (ahead, now) = (ahead(call.ctx, name), asking.now.millis());
-        let mut lock = match ahead {
-            Ahead::Nobody => Lock::look(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?,
-            Ahead::Somebody => {
-                match Lock::look_if_held(call.ctx, name, owner.as_text(), now) {
-                    Ok(Some(lock)) => lock,
-                    // An owner that holds nothing here queues behind the others, whatever else is in the key.
-                    Ok(None) => return asking.queue(&[name], &[], Search::ForCycles),
-                    Err(_) => return Err(WRONGTYPE.into()),
-                }
+        event_loop::run(call.ctx, |state, now| {
+            let asker = args::asker(state, call, &options)?;
+            let mut asking = Asking::new(state, call.ctx, owner.as_text(), asker, &options, now);
+            if let Some(replied) = asking.repeated(&[name]) {
+                return Ok(replied);
             }
-        };
-        let decision = decide(&lock.standing(), &asking.terms.demand, ahead, now);
-        asking.carry_out(std::slice::from_mut(&mut lock), &[decision])
+            asking.has_room_for_events(&[name])?;
+            holds::end_broken(asking.state, call.ctx, name, now);
+            let (ahead, now) = (ahead(asking.state, call.ctx, name), now.millis());
+            let mut lock = match ahead {
+                Ahead::Nobody => Lock::look(call.ctx, name, owner.as_text(), now).map_err(|_| WRONGTYPE)?,
+                Ahead::Somebody => {
+                    match Lock::look_if_held(call.ctx, name, owner.as_text(), now) {
+                        Ok(Some(lock)) => lock,
+                        // An owner that holds nothing here queues behind the others, whatever else is in the key.
+                        Ok(None) => return asking.queue(&[name], &[], Search::ForCycles),
+                        Err(_) => return Err(WRONGTYPE.into()),
+                    }
+                }
+            };
+            let decision = decide(&lock.standing(), &asking.terms.demand, ahead, now);
+            asking.carry_out(std::slice::from_mut(&mut lock), &[decision])
+        })
     }
 }
 
 /// Whether a newcomer has to queue behind others.
-pub(super) fn ahead(ctx: Ctx, name: TextRef) -> Ahead {
-    let contended = state::with(|state| state.is_contended(ctx.db(), name.bytes()));
-    if contended { Ahead::Somebody } else { Ahead::Nobody }
+pub(super) fn ahead(state: &State, ctx: Ctx, name: TextRef) -> Ahead {
+    if state.is_contended(ctx.db(), name.bytes()) { Ahead::Somebody } else { Ahead::Nobody }
 }
 
 /// A request for one lock or several, in progress.
-pub(super) struct Asking<'a> {
+pub(super) struct Asking<'a, 'b> {
+    pub(super) state: &'b mut State,
     ctx: Ctx<'a>,
     owner: Name<'a>,
     client: u64,
@@ -92,20 +95,23 @@ pub(super) struct Asking<'a> {
     /// How long it has waited elsewhere.
     waited: Millis,
     pub(super) terms: Terms,
-    pub(super) now: Now,
+    now: Now,
     /// Made once, when it is needed.
     request: OnceCell<Request>,
 }
 
-impl<'a> Asking<'a> {
+impl<'a, 'b> Asking<'a, 'b> {
     pub(super) fn new(
+        state: &'b mut State,
         ctx: Ctx<'a>,
         owner: TextRef<'a>,
         (client, on_behalf): (u64, OnBehalf),
         options: &Options,
+        now: Now,
     ) -> Self {
         let (terms, wait) = (options.terms(), options.wait());
         Self {
+            state,
             ctx,
             owner: owner.into(),
             client,
@@ -114,7 +120,7 @@ impl<'a> Asking<'a> {
             form: options.form,
             waited: options.waited(),
             terms,
-            now: holding::begin(ctx),
+            now,
             request: OnceCell::new(),
         }
     }
@@ -122,8 +128,8 @@ impl<'a> Asking<'a> {
     /// The answer to a session's request that is waiting already.
     pub(super) fn repeated(&self, names: &[TextRef]) -> Option<Replied> {
         match self.on_behalf {
-            OnBehalf::Session if state::with(|state| state.may_be_repeated(self.owner.bytes())) => {
-                waiting::repeated(self.ctx, self.request(names))
+            OnBehalf::Session if self.state.may_be_repeated(self.owner.bytes()) => {
+                waiting::repeated(self.state, self.ctx, self.request(names))
             }
             _ => None,
         }
@@ -132,13 +138,13 @@ impl<'a> Asking<'a> {
     /// Whether its session, if it has one, has room for the events that it may cause.
     pub(super) fn has_room_for_events(&self, names: &[TextRef]) -> Result<(), String> {
         let (whose, purpose) = ((self.client, self.on_behalf), Purpose::Acquire(self.terms));
-        waiting::has_room_for_events(whose, self.owner.bytes(), names, &purpose)
+        waiting::has_room_for_events(self.state, whose, self.owner.bytes(), names, &purpose)
     }
 
     /// Carries out what was decided about each of the locks: grants all of them, waits, or refuses.
-    pub(super) fn carry_out(&self, locks: &mut [Lock], decisions: &[Decision]) -> Result<Replied, String> {
+    pub(super) fn carry_out(&mut self, locks: &mut [Lock], decisions: &[Decision]) -> Result<Replied, String> {
         let names = || locks.iter().map(|lock| lock.name().text());
-        if let Err(error) = holding::one_at_a_time(self.ctx, names(), self.owner.text()) {
+        if let Err(error) = holds::one_at_a_time(self.state, self.ctx.db(), names(), self.owner.text()) {
             let names: Vec<TextRef> = names().collect();
             return if self.may_wait() { self.queue(&names, locks, Search::Nothing) } else { Err(error) };
         }
@@ -166,41 +172,42 @@ impl<'a> Asking<'a> {
         self.wait != Wait::No && (self.on_behalf == OnBehalf::Session || self.ctx.flags().may_block())
     }
 
-    fn grant(&self, locks: &mut [Lock], decisions: &[Decision]) -> Result<Replied, String> {
+    fn grant(&mut self, locks: &mut [Lock], decisions: &[Decision]) -> Result<Replied, String> {
+        let names: Vec<TextRef> = locks.iter().map(|lock| lock.name().text()).collect();
+        let request = if self.terms.replicas > 0 { Some(self.request(&names).clone()) } else { None };
         let Self { ctx, now, client, on_behalf, .. } = *self;
         let grantee = Grantee { owner: &self.owner, client, on_behalf, terms: &self.terms };
-        let token = holding::grant(locks, decisions, grantee, now);
+        let token = holds::grant(self.state, locks, decisions, grantee, now);
         count(|it| &mut it.granted_at_once);
         let answer = self.form.answer(token, 0);
-        if self.terms.replicas == 0 {
-            holding::keep_granted(locks, decisions, grantee);
-            if self.terms.tying.contention {
-                holding::tell_if_contended(ctx, ctx.db(), locks.iter().map(|lock| lock.name().bytes()));
+        let Some(request) = request else {
+            holds::keep_granted(self.state, locks, decisions, grantee);
+            if self.terms.flags.contention {
+                holds::tell_if_contended(self.state, ctx.db(), locks.iter().map(|lock| lock.name().bytes()));
             }
-            return Ok(answering::reply(ctx, &answer));
-        }
-        let names: Vec<TextRef> = locks.iter().map(|lock| lock.name().text()).collect();
-        let basis = holding::basis_of(decisions, self.terms.demand.raise);
-        let holds = holding::granted_holds(locks, decisions, grantee, token);
-        waiting::confirm(ctx, self.request(&names), &names, answer, (grantee, basis, holds), now)
+            return Ok(replies::reply(ctx, &answer));
+        };
+        let basis = holds::basis_of(decisions, self.terms.demand.raise);
+        let holds = holds::granted_holds(self.state, locks, decisions, grantee, token);
+        waiting::confirm(self.state, ctx, &request, &names, answer, (grantee, basis, holds), now)
     }
 
     /// Lets the request wait for the locks of these names, if it may, if there is room, and if that closes no cycle
     /// of waits. The locks that were read (`locks`) are looked at again when one of their leases ends.
-    fn queue(&self, names: &[TextRef], locks: &[Lock], search: Search) -> Result<Replied, String> {
+    fn queue(&mut self, names: &[TextRef], locks: &[Lock], search: Search) -> Result<Replied, String> {
         let Self { ctx, now, wait, .. } = *self;
-        names.iter().for_each(|name| holding::tell_contended(ctx, ctx.db(), name.bytes()));
+        names.iter().for_each(|name| self.state.contended(ctx.db(), name.bytes()));
         if !self.may_wait() {
             count(|it| &mut it.refusals);
             return Ok(ctx.reply_null());
         }
-        let request = self.request(names);
-        if let Some(id) = waiting::place_of(request, self.terms.demand.limit)? {
-            return waiting::take_over(ctx, id, request, names, &self.terms, wait, now);
+        let request = self.request(names).clone();
+        if let Some(id) = waiting::place_of(self.state, &request, self.terms.demand.limit)? {
+            return waiting::take_over(self.state, ctx, id, &request, names, (&self.terms, wait), now);
         }
-        waiting::has_room(request)?;
+        waiting::has_room(self.state, &request)?;
         let arrived = steady_millis().saturating_sub(self.waited);
-        waiting::wait(ctx, request.clone(), (names, locks), &self.terms, (arrived, wait, search), now)
+        waiting::wait(self.state, ctx, request, (names, locks), &self.terms, (arrived, wait, search), now)
     }
 
     /// The request for the locks of these names, which are those that it is about.

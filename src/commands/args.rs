@@ -8,8 +8,8 @@ use crate::lock::{Demand, Limit, Millis, Raise, Token, fence};
 use crate::server::commands::{Arg, Command};
 use crate::server::text::{parse_number, show_start as show};
 use crate::server::{AsText, Call, Text, TextRef, acl};
-use crate::state::owed::OnBehalf;
-use crate::state::{self, SignsOfLife, Terms, TokenForm, Tying};
+use crate::state::pending::OnBehalf;
+use crate::state::{BindingFlags, SignsOfLife, State, Terms, TokenForm};
 use crate::waiting::Wait;
 use std::collections::BTreeSet;
 use std::ffi::CStr;
@@ -181,7 +181,7 @@ pub struct Options<'a> {
     /// `TOKEN`.
     pub token: Option<Token>,
     /// `WATCHDOG`, `EPHEMERAL`, `CONTENTION`.
-    pub tying: Tying,
+    pub flags: BindingFlags,
     /// `REPLICAS`, 0 if it was not given.
     pub replicas: u32,
     /// `FENCE`.
@@ -223,7 +223,7 @@ impl Options<'_> {
                 raise: self.raise.unwrap_or(Raise::ByOne),
                 lease: self.lease_or_default(),
             },
-            tying: self.tying,
+            flags: self.flags,
             replicas: self.replicas,
         }
     }
@@ -287,10 +287,10 @@ impl<'a> Options<'a> {
             }
             self.take(word, value)?;
         }
-        if self.tying.contention && self.limit.is_some_and(|limit| limit != Limit::MUTEX) {
+        if self.flags.contention && self.limit.is_some_and(|limit| limit != Limit::MUTEX) {
             return Err(NOT_OF_ONE.into());
         }
-        if self.unbind && (self.tying != Tying::NONE || self.session.is_some()) {
+        if self.unbind && (self.flags != BindingFlags::NONE || self.session.is_some()) {
             return Err("ERR UNBIND can't be given together with SESSION or with what binds to it".into());
         }
         match (self.waited, self.wait) {
@@ -322,13 +322,13 @@ impl<'a> Options<'a> {
             Word::New => self.raise = Some(Raise::New),
             Word::All => self.holds = Some(0),
             Word::Token => self.token = Some(value),
-            Word::Watchdog => self.tying.watchdog = true,
-            Word::Ephemeral => self.tying.ephemeral = true,
+            Word::Watchdog => self.flags.watchdog = true,
+            Word::Ephemeral => self.flags.ephemeral = true,
             Word::Replicas => self.replicas = u32::try_from(value).unwrap_or(u32::MAX),
             Word::Count => self.count = Some(usize::try_from(value).unwrap_or(usize::MAX)),
             Word::Fence => self.fence = Some(value),
             Word::Heartbeat => self.signs = SignsOfLife::Wanted,
-            Word::Contention => self.tying.contention = true,
+            Word::Contention => self.flags.contention = true,
             Word::WithWaited => self.form = TokenForm::WithWaited,
             Word::Unbind => self.unbind = true,
             Word::Session => {}
@@ -398,16 +398,16 @@ fn owner<'a>(call: Call<'a>, at: usize, options: &Options<'a>) -> Result<OwnerAr
 ///
 /// The reply that says that there is no such session, or that it is another user's; or that a binding needs a connection, or
 /// a session.
-pub fn asker(call: Call, options: &Options) -> Result<(u64, OnBehalf), String> {
+pub fn asker(state: &State, call: Call, options: &Options) -> Result<(u64, OnBehalf), String> {
     let ctx = call.ctx;
     if let Some(session) = options.session {
-        return Ok((session_of(call, session)?, OnBehalf::Session));
+        return Ok((session_of(state, call, session)?, OnBehalf::Session));
     }
     // A script's client may have the id of the connection that called the script; it stands for no connection.
     let client = ctx.client_id();
-    let is_open = state::with(|state| state.sessions.is_open(client));
-    if (options.tying != Tying::NONE || is_open) && !session::is_connection(ctx) {
-        if options.tying != Tying::NONE {
+    let is_open = state.sessions.is_open(client);
+    if (options.flags != BindingFlags::NONE || is_open) && !session::is_connection(ctx) {
+        if options.flags != BindingFlags::NONE {
             return Err(
                 "ERR WATCHDOG, EPHEMERAL and CONTENTION bind a hold to a connection, and a script has none of its \
                         own: name one by SESSION"
@@ -416,7 +416,7 @@ pub fn asker(call: Call, options: &Options) -> Result<(u64, OnBehalf), String> {
         }
         return Ok((NO_CLIENT, OnBehalf::Itself));
     }
-    if (options.tying.watchdog || options.tying.contention) && !is_open {
+    if (options.flags.watchdog || options.flags.contention) && !is_open {
         return Err(
             "NOSESSION WATCHDOG and CONTENTION are for sessions: this connection has not sent LOCK.SESSION".into()
         );
@@ -431,12 +431,12 @@ pub fn asker(call: Call, options: &Options) -> Result<(u64, OnBehalf), String> {
 const NO_CLIENT: u64 = 0;
 
 /// The connection of a session: the one with this id, or with `*` the calling one.
-fn session_of(call: Call, session: TextRef) -> Result<u64, String> {
+fn session_of(state: &State, call: Call, session: TextRef) -> Result<u64, String> {
     if session.bytes() == b"*" {
         session::identity(call.ctx)?;
-        return if session::is_session(call.ctx) { Ok(call.ctx.client_id()) } else { Err(session::NO_SESSION.into()) };
+        return session::of_connection(state, call.ctx);
     }
-    let client = session::client_of(session.bytes()).filter(|it| state::with(|state| state.sessions.is_open(*it)));
+    let client = session::client_of(session.bytes()).filter(|client| state.sessions.is_open(*client));
     match client {
         Some(client) if acl::is_user_of(call.ctx, client) => Ok(client),
         Some(_) => Err("NOPERM this session belongs to another user".into()),

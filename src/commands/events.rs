@@ -2,7 +2,8 @@
 
 use super::args::{self, Word};
 use super::session;
-use crate::holding;
+
+use crate::event_loop;
 use crate::server::Call;
 use crate::server::commands::{Command, Docs, Keys};
 use crate::server::reply::Replied;
@@ -31,20 +32,15 @@ impl Command for Events {
     };
 
     fn run(call: Call) -> Result<Replied, String> {
-        read(call)
+        let options = args::options(call, 1, Self::DOCS.args)?;
+        let ctx = call.ctx;
+        if !session::is_connection(ctx) {
+            return Err("ERR LOCK.EVENTS reads the events of a connection, and a script has none of its own".into());
+        }
+        event_loop::run(ctx, |state, now| {
+            let session = session::of_connection(state, ctx)?;
+            let reading = Reading { most: options.count.unwrap_or(SHOWN), signs: options.signs, asked: now.millis() };
+            waiting::read_next(state, ctx, session, reading, options.wait(), now)
+        })
     }
-}
-
-fn read(call: Call) -> Result<Replied, String> {
-    let options = args::options(call, 1, Events::DOCS.args)?;
-    let ctx = call.ctx;
-    if !session::is_connection(ctx) {
-        return Err("ERR LOCK.EVENTS reads the events of a connection, and a script has none of its own".into());
-    }
-    if !session::is_session(ctx) {
-        return Err(session::NO_SESSION.into());
-    }
-    let now = holding::begin(ctx);
-    let reading = Reading { most: options.count.unwrap_or(SHOWN), signs: options.signs, asked: now.millis() };
-    waiting::read_next(ctx, ctx.client_id(), reading, options.wait(), now)
 }

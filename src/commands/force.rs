@@ -1,7 +1,8 @@
 //! `LOCK.FORCE`
 
 use super::args;
-use crate::holding::{self, WRONGTYPE};
+use crate::event_loop;
+use crate::holds::{self, WRONGTYPE};
 use crate::keyspace::Lock;
 use crate::server::Call;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
@@ -27,14 +28,15 @@ impl Command for Force {
     };
 
     fn run(call: Call) -> Result<Replied, String> {
-        let name = args::key(call, 1)?;
-        let now = holding::begin(call.ctx);
-        holding::end_broken(call.ctx, name, now);
-        let mut lock = Lock::look_as_nobody(call.ctx, name, now.millis()).map_err(|_| WRONGTYPE)?;
-        let lost = holding::end_all(&mut lock, now) as u64;
-        drop(lock);
-        add(|it| &mut it.forced, lost);
-        serve_lock(call.ctx, name, now);
-        Ok(call.ctx.reply_integer(lost))
+        let (ctx, name) = (call.ctx, args::key(call, 1)?);
+        event_loop::run(ctx, |state, now| {
+            holds::end_broken(state, ctx, name, now);
+            let mut lock = Lock::look_as_nobody(ctx, name, now.millis()).map_err(|_| WRONGTYPE)?;
+            let lost = holds::end_all(state, &mut lock, now) as u64;
+            drop(lock);
+            add(|it| &mut it.forced, lost);
+            serve_lock(state, ctx, name, now);
+            Ok(ctx.reply_integer(lost))
+        })
     }
 }

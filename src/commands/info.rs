@@ -1,16 +1,18 @@
 //! `LOCK.INFO`
 
 use super::args::{self, Word};
+use super::fields::{Value, reply_fields};
 use super::waiters::{MOST, SHOWN};
-use crate::holding::WRONGTYPE;
-use crate::keyspace::{Lock, rosters};
+use crate::event_loop;
+use crate::holds::WRONGTYPE;
+use crate::keyspace::{Lock, holder_cache};
 use crate::lock::{Deadline, Hold, Millis};
-use crate::server::clock::{Now, Slice};
+use crate::server::clock::Slice;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::ctx::Role;
 use crate::server::reply::Replied;
-use crate::server::{Call, Ctx};
-use crate::state::{self, Tie};
+use crate::server::{Call, Ctx, TextRef};
+use crate::state::{Binding, State};
 use std::ffi::{CStr, c_int};
 
 /// `LOCK.INFO`
@@ -32,77 +34,67 @@ impl Command for Info {
     fn run(call: Call) -> Result<Replied, String> {
         let name = args::key(call, 1)?;
         let options = args::options(call, 2, Self::DOCS.args)?;
-        let ctx = call.ctx;
-        let now = Now::read().millis();
-        do_not_trust_copies(ctx);
-        let lock = Lock::look_as_nobody(ctx, name, now).map_err(|_| WRONGTYPE)?;
-        let waiters = state::with(|state| state.queue.waiting(lock.db(), name.bytes()));
-        let holders = lock.holders(now);
-        if holders.is_empty() && waiters == 0 {
-            return Ok(ctx.reply_null());
-        }
-        let _ = ctx.reply_map(6);
-        let _ = ctx.reply_bytes(b"limit");
-        let _ = match lock.limit() {
-            Some(limit) => ctx.reply_integer(u64::from(limit.number())),
-            None => ctx.reply_null(),
-        };
-        let _ = ctx.reply_bytes(b"fence");
-        let _ = ctx.reply_token(lock.fence());
-        let _ = ctx.reply_bytes(b"ttl");
-        let _ = match holders.len() {
-            0 => ctx.reply_null(),
-            _ => reply_ttl(ctx, lock.expiry(), now),
-        };
-        let _ = ctx.reply_bytes(b"holders");
-        let shown = holders.len().min(options.count.unwrap_or(SHOWN)).min(MOST);
-        let _ = ctx.reply_array(shown);
-        for (owner, hold) in holders.iter().take(shown) {
-            let tie = state::with(|state| state.ties.of(lock.db(), name.bytes(), owner, hold.token).cloned());
-            reply_holder(ctx, owner, hold, tie.as_ref(), now);
-        }
-        let _ = ctx.reply_bytes(b"waiters");
-        let _ = ctx.reply_integer(waiters as u64);
-        let _ = ctx.reply_bytes(b"holder_count");
-        Ok(ctx.reply_integer(holders.len() as u64))
+        event_loop::run(call.ctx, |state, now| {
+            reply(state, call.ctx, name, options.count.unwrap_or(SHOWN), now.millis())
+        })
     }
+}
+
+fn reply(state: &State, ctx: Ctx, name: TextRef, most: usize, now: Millis) -> Result<Replied, String> {
+    do_not_trust_copies(ctx);
+    let lock = Lock::look_as_nobody(ctx, name, now).map_err(|_| WRONGTYPE)?;
+    let waiters = state.queue.waiting(lock.db(), name.bytes());
+    let holders = lock.holders(now);
+    if holders.is_empty() && waiters == 0 {
+        return Ok(ctx.reply_null());
+    }
+    let shown = holders.len().min(most).min(MOST);
+    let reply_holders = || {
+        for (owner, hold) in holders.iter().take(shown) {
+            reply_holder(ctx, owner, hold, state.bindings.of(lock.db(), name.bytes(), owner, hold.token), now);
+        }
+    };
+    Ok(reply_fields(
+        ctx,
+        &[
+            ("limit", Value::number_or_null(lock.limit().map(|limit| u64::from(limit.number())))),
+            ("fence", Value::number_or_null(lock.fence())),
+            ("ttl", if holders.is_empty() { Value::Null } else { ttl(lock.expiry(), now) }),
+            ("holders", Value::Array(shown, &reply_holders)),
+            ("waiters", Value::Number(waiters as u64)),
+            ("holder_count", Value::Number(holders.len() as u64)),
+        ],
+    ))
 }
 
 /// On a replica, changes arrive without the module, so locks are read anew each time.
 pub(super) fn do_not_trust_copies(ctx: Ctx) {
     if ctx.flags().role() == Role::Replica {
-        rosters::with(|rosters| {
-            rosters.clear();
-            rosters.free(&Slice::of_command());
+        holder_cache::with(|cache| {
+            cache.clear();
+            cache.free(&Slice::of_command());
         });
     }
 }
 
-fn reply_holder(ctx: Ctx, owner: &[u8], hold: &Hold, tie: Option<&Tie>, now: Millis) {
-    let tying = tie.map(|tie| tie.tying).unwrap_or_default();
-    let _ = ctx.reply_map(8);
-    let _ = ctx.reply_bytes(b"owner");
-    let _ = ctx.reply_bytes(owner);
-    let _ = ctx.reply_bytes(b"holds");
-    let _ = ctx.reply_integer(hold.holds);
-    let _ = ctx.reply_bytes(b"token");
-    let _ = ctx.reply_token(hold.token);
-    let _ = ctx.reply_bytes(b"ttl");
-    let _ = reply_ttl(ctx, hold.deadline, now);
-    let _ = ctx.reply_bytes(b"client");
-    let _ = tie.map_or_else(|| ctx.reply_null(), |tie| ctx.reply_integer(tie.client));
-    let _ = ctx.reply_bytes(b"watchdog");
-    let _ = ctx.reply_integer(u64::from(tying.watchdog));
-    let _ = ctx.reply_bytes(b"ephemeral");
-    let _ = ctx.reply_integer(u64::from(tying.ephemeral));
-    let _ = ctx.reply_bytes(b"contention");
-    let _ = ctx.reply_integer(u64::from(tying.contention));
+fn reply_holder(ctx: Ctx, owner: &[u8], hold: &Hold, binding: Option<&Binding>, now: Millis) {
+    let flags = binding.map(|binding| binding.flags).unwrap_or_default();
+    let _ = reply_fields(
+        ctx,
+        &[
+            ("owner", Value::Bytes(owner)),
+            ("holds", Value::Number(hold.holds)),
+            ("token", Value::number_or_null(hold.token)),
+            ("ttl", ttl(hold.deadline, now)),
+            ("client", Value::number_or_null(binding.map(|binding| binding.client))),
+            ("watchdog", Value::Number(u64::from(flags.watchdog))),
+            ("ephemeral", Value::Number(u64::from(flags.ephemeral))),
+            ("contention", Value::Number(u64::from(flags.contention))),
+        ],
+    );
 }
 
 /// The milliseconds left; -1 for no end, as in `PTTL`.
-pub(super) fn reply_ttl(ctx: Ctx, deadline: Deadline, now: Millis) -> Replied {
-    match deadline.remaining(now) {
-        Some(left) => ctx.reply_integer(left),
-        None => ctx.reply_signed(-1),
-    }
+pub(super) fn ttl(deadline: Deadline, now: Millis) -> Value<'static> {
+    Value::or_no_end(deadline.remaining(now))
 }

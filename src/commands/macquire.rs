@@ -2,7 +2,9 @@
 
 use super::acquire::{Asking, ahead};
 use super::args::{self, Options, Word};
-use crate::holding::look_all;
+use crate::event_loop;
+use crate::holds::look_all;
+use crate::keyspace::Lock;
 use crate::lock::decide;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
@@ -45,20 +47,18 @@ impl Command for Macquire {
     fn run(call: Call) -> Result<Replied, String> {
         let mut options = Options::default();
         let (names, owner) = args::of_several::<Self>(call, &mut options)?;
-        let asker = args::asker(call, &options)?;
-        let asking = Asking::new(call.ctx, owner.as_text(), asker, &options);
-        if let Some(replied) = asking.repeated(&names) {
-            return Ok(replied);
-        }
-        asking.has_room_for_events(&names)?;
-        let now = asking.now;
-        let mut locks = look_all(call.ctx, &names, owner.as_text(), now)?;
-        let decisions: Vec<_> = locks
-            .iter()
-            .map(|lock| {
-                decide(&lock.standing(), &asking.terms.demand, ahead(call.ctx, lock.name().text()), now.millis())
-            })
-            .collect();
-        asking.carry_out(&mut locks, &decisions)
+        event_loop::run(call.ctx, |state, now| {
+            let asker = args::asker(state, call, &options)?;
+            let mut asking = Asking::new(state, call.ctx, owner.as_text(), asker, &options, now);
+            if let Some(replied) = asking.repeated(&names) {
+                return Ok(replied);
+            }
+            asking.has_room_for_events(&names)?;
+            let mut locks = look_all(asking.state, call.ctx, &names, owner.as_text(), now)?;
+            let ahead = |lock: &Lock| ahead(asking.state, call.ctx, lock.name().text());
+            let decide = |lock| decide(&Lock::standing(lock), &asking.terms.demand, ahead(lock), now.millis());
+            let decisions: Vec<_> = locks.iter().map(decide).collect();
+            asking.carry_out(&mut locks, &decisions)
+        })
     }
 }

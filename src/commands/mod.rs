@@ -3,6 +3,7 @@
 mod acquire;
 mod args;
 mod events;
+mod fields;
 mod force;
 mod help;
 mod info;

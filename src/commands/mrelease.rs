@@ -1,16 +1,11 @@
 //! `LOCK.MRELEASE`
 
 use super::args::{self, Options, Word};
-use super::release::{give_back, refuse_part, reply_left, withdraw_pending};
-use crate::holding::{self, look_all};
-use crate::lock::LockKey;
-use crate::lock::serve::Change;
-use crate::server::clock::Slice;
+use super::release::{release_all, reply_left};
+use crate::event_loop;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call};
-use crate::serving::serve;
-use crate::state;
 use std::ffi::{CStr, c_int};
 
 /// `LOCK.MRELEASE`
@@ -33,26 +28,11 @@ impl Command for Mrelease {
     fn run(call: Call) -> Result<Replied, String> {
         let mut options = Options::default();
         let (names, owner) = args::of_several::<Self>(call, &mut options)?;
-
-        let now = holding::begin(call.ctx);
-        let ctx = call.ctx;
-        let mut locks = look_all(ctx, &names, owner.as_text(), now)?;
-        refuse_part(ctx, &locks, owner.as_text(), &options)?;
-        let withdrawn = withdraw_pending(ctx, &names, owner.as_text(), &options, now);
-        let left: Vec<_> = locks.iter_mut().map(|lock| give_back(lock, owner.as_text(), &options, now)).collect();
-        let db = ctx.db();
-        drop(locks);
-        state::with(|state| {
-            for (name, _) in names.iter().zip(&left).filter(|(_, left)| **left == Some(0)) {
-                if state.is_contended(db, name.bytes()) {
-                    state.agenda.note(LockKey::new(db, name.bytes()), Change::Freed);
-                }
-            }
-        });
-        serve(ctx, now, &Slice::of_command());
-
-        let array = ctx.reply_array(left.len());
-        let of_each = left.into_iter().zip(&names);
-        Ok(of_each.fold(array, |_, (left, name)| reply_left(ctx, left, withdrawn.is_of(*name))))
+        event_loop::run(call.ctx, |state, now| {
+            let (left, withdrawn) = release_all(state, call.ctx, &names, owner.as_text(), &options, now)?;
+            let array = call.ctx.reply_array(left.len());
+            let of_each = left.into_iter().zip(&names);
+            Ok(of_each.fold(array, |_, (left, name)| reply_left(call.ctx, left, withdrawn.is_of(*name))))
+        })
     }
 }

@@ -2,6 +2,7 @@
 
 use super::args::{self, Options, Word};
 use super::renew::renew_all;
+use crate::event_loop;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call};
@@ -39,6 +40,7 @@ impl Command for Mrenew {
     fn run(call: Call) -> Result<Replied, String> {
         let mut options = Options::default();
         let (names, owner) = args::of_several::<Self>(call, &mut options)?;
-        renew_all(call, &names, owner.as_text(), &options, |tokens| Some(Answer::Tokens(tokens)))
+        let answer = |tokens| Some(Answer::Tokens(tokens));
+        event_loop::run(call.ctx, |state, now| renew_all(state, call, &names, owner.as_text(), &options, answer, now))
     }
 }

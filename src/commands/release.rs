@@ -1,16 +1,17 @@
 //! `LOCK.RELEASE`, and giving back a hold, which `LOCK.MRELEASE` shares.
 
 use super::args::{self, Options, Word};
-use crate::holding::{self, WRONGTYPE};
+use crate::holds::{self, look_all};
 use crate::keyspace::Lock;
 use crate::lock::{Deadline, Hold, LockKey};
 use crate::server::clock::{Now, Slice};
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, TextRef};
-use crate::serving::{deadline_moved, serve, serve_lock};
+use crate::serving::{deadline_moved, note_freed, serve};
+use crate::state::State;
 use crate::stats::count;
-use crate::waiting;
+use crate::{event_loop, waiting};
 use std::ffi::{CStr, c_int};
 
 /// `LOCK.RELEASE`
@@ -38,23 +39,34 @@ impl Command for Release {
     fn run(call: Call) -> Result<Replied, String> {
         let mut options = Options::default();
         let (name, owner) = args::of_one::<Self>(call, &mut options)?;
-
-        let ctx = call.ctx;
-        let now = holding::begin(ctx);
-        holding::end_broken(ctx, name, now);
-        let mut lock = Lock::look(ctx, name, owner.as_text(), now.millis()).map_err(|_| WRONGTYPE)?;
-        refuse_part(ctx, std::slice::from_ref(&lock), owner.as_text(), &options)?;
-        let withdrawn = withdraw_pending(ctx, &[name], owner.as_text(), &options, now);
-        let left = give_back(&mut lock, owner.as_text(), &options, now);
-        drop(lock);
-        if left == Some(0) {
-            serve_lock(ctx, name, now);
-        }
-        if withdrawn.any() {
-            serve(ctx, now, &Slice::of_command());
-        }
-        Ok(reply_left(ctx, left, withdrawn.is_of(name)))
+        event_loop::run(call.ctx, |state, now| {
+            let (left, withdrawn) = release_all(state, call.ctx, &[name], owner.as_text(), &options, now)?;
+            Ok(reply_left(call.ctx, left.first().copied().flatten(), withdrawn.is_of(name)))
+        })
     }
+}
+
+/// Releases what the owner holds of several locks, and serves those who wait for them. Returns the holds that are left of each
+/// (`None` if the owner held nothing), and which requests were withdrawn.
+pub(super) fn release_all(
+    state: &mut State,
+    ctx: Ctx,
+    names: &[TextRef],
+    owner: TextRef,
+    options: &Options,
+    now: Now,
+) -> Result<(Vec<Option<u64>>, WithdrawnKeys), String> {
+    let mut locks = look_all(state, ctx, names, owner, now)?;
+    refuse_part(state, ctx, &locks, owner, options)?;
+    let withdrawn = withdraw_pending(state, ctx, names, owner, options, now);
+    let left: Vec<_> = locks.iter_mut().map(|lock| give_back(state, lock, owner, options, now)).collect();
+    drop(locks);
+    let released = names.iter().zip(&left).filter(|(_, left)| **left == Some(0));
+    let is_awaited = released.fold(withdrawn.any(), |any, (name, _)| note_freed(state, ctx, *name) || any);
+    if is_awaited {
+        serve(state, ctx, now, &Slice::of_command());
+    }
+    Ok((left, withdrawn))
 }
 
 /// The keys of whose requests some were withdrawn.
@@ -74,7 +86,8 @@ impl WithdrawnKeys {
 }
 
 /// Withdraws the requests of this owner for these locks, if it releases all that it holds of them and names no token.
-pub(super) fn withdraw_pending(
+fn withdraw_pending(
+    state: &mut State,
     ctx: Ctx,
     names: &[TextRef],
     owner: TextRef,
@@ -82,7 +95,7 @@ pub(super) fn withdraw_pending(
     now: Now,
 ) -> WithdrawnKeys {
     let is_all = options.holds == Some(0) && options.token.is_none();
-    let of_key = |name: &TextRef| waiting::withdraw(ctx, *name, owner, now);
+    let of_key = |name: &TextRef| waiting::withdraw(state, ctx, *name, owner, now);
     WithdrawnKeys(if is_all { names.iter().flat_map(of_key).collect() } else { Vec::new() })
 }
 
@@ -91,9 +104,9 @@ pub(super) fn withdraw_pending(
 /// # Errors
 ///
 /// The reply that says so.
-pub(super) fn refuse_part(ctx: Ctx, locks: &[Lock], owner: TextRef, options: &Options) -> Result<(), String> {
+fn refuse_part(state: &State, ctx: Ctx, locks: &[Lock], owner: TextRef, options: &Options) -> Result<(), String> {
     let leaves_holds = |lock: &&Lock| holds_left(lock, options).is_some_and(|left| left > 0);
-    holding::one_at_a_time(ctx, locks.iter().filter(leaves_holds).map(|lock| lock.name().text()), owner)
+    holds::one_at_a_time(state, ctx.db(), locks.iter().filter(leaves_holds).map(|lock| lock.name().text()), owner)
 }
 
 /// The holds that are left once the options are carried out; `None` if the owner holds nothing (under that token).
@@ -113,22 +126,22 @@ pub(super) fn reply_left(ctx: Ctx, left: Option<u64>, was_withdrawn: bool) -> Re
 
 /// Gives back what the options say. Returns the holds that are left; `None` if the owner holds nothing (under that
 /// token).
-pub(super) fn give_back(lock: &mut Lock, owner: TextRef, options: &Options, now: Now) -> Option<u64> {
+fn give_back(state: &mut State, lock: &mut Lock, owner: TextRef, options: &Options, now: Now) -> Option<u64> {
     let holds = holds_left(lock, options)?;
     count(|it| &mut it.releases);
     if holds == 0 {
-        holding::end_hold(lock, owner);
+        holds::end_hold(state, lock, owner);
         return Some(0);
     }
     if options.holds.is_some() {
-        holding::keep_holds(lock, owner, 0);
+        holds::keep_holds(state, lock, owner, 0);
     }
     match options.lease {
-        None => holding::lower(lock, owner, holds),
+        None => holds::lower(state, lock, owner, holds),
         Some(lease) => {
             let (own, deadline) = (lock.own()?, Deadline::after(now.millis(), lease));
-            holding::change(lock, owner, &own, &Hold { holds, deadline, ..own }, now);
-            deadline_moved(lock, now);
+            holds::change(state, lock, owner, &own, &Hold { holds, deadline, ..own }, now);
+            deadline_moved(state, lock, now);
         }
     }
     Some(holds)

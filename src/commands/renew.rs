@@ -1,18 +1,19 @@
 //! `LOCK.RENEW`, and the renewal of locks, which `LOCK.MRENEW` shares.
 
 use super::args::{self, Options, Word};
-use crate::answering;
 use crate::config;
-use crate::holding::{self, Grantee, look_all};
+use crate::event_loop;
+use crate::holds::{self, Grantee, look_all};
 use crate::keyspace::{self, Lock, Name};
 use crate::lock::{Deadline, Demand, Hold, Limit, LockKey, Millis, Token};
+use crate::replies;
 use crate::server::clock::Now;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, TextRef};
 use crate::serving::deadline_moved;
-use crate::state::owed::{OnBehalf, Purpose};
-use crate::state::{self, Answer, Basis, GrantedHold, Terms, TokenForm};
+use crate::state::pending::{OnBehalf, Purpose};
+use crate::state::{Answer, Basis, GrantedHold, State, Terms, TokenForm};
 use crate::stats::count;
 use crate::waiting::{self, Request};
 use std::ffi::{CStr, c_int};
@@ -48,65 +49,65 @@ impl Command for Renew {
     fn run(call: Call) -> Result<Replied, String> {
         let mut options = Options::default();
         let (name, owner) = args::of_one::<Self>(call, &mut options)?;
-        renew_all(call, &[name], owner.as_text(), &options, |tokens| match tokens.first() {
-            Some(Some(token)) => Some(Answer::Token(*token)),
-            _ => None,
-        })
+        let answer = |tokens: Vec<Option<Token>>| tokens.first().copied().flatten().map(Answer::Token);
+        event_loop::run(call.ctx, |state, now| renew_all(state, call, &[name], owner.as_text(), &options, answer, now))
     }
 }
 
 /// Renews what the owner holds of several locks. `answer` is the reply; `None`: null.
 pub(super) fn renew_all(
+    state: &mut State,
     call: Call,
     names: &[TextRef],
     owner: TextRef,
     options: &Options,
     answer: impl FnOnce(Vec<Option<Token>>) -> Option<Answer>,
+    now: Now,
 ) -> Result<Replied, String> {
-    let (client, on_behalf) = args::asker(call, options)?;
-    let (ctx, now, terms, owner) = (call.ctx, holding::begin(call.ctx), options.terms(), Name::from(owner));
+    let (client, on_behalf) = args::asker(state, call, options)?;
+    let (ctx, terms, owner) = (call.ctx, options.terms(), Name::from(owner));
+    let purpose = Purpose::Renew { terms, token: options.token, fence: options.fence };
     let request = || {
         let keys = names.iter().map(|name| LockKey::new(ctx.db(), name.bytes())).collect();
-        let purpose = Purpose::Renew { terms, token: options.token, fence: options.fence };
         Request { client, on_behalf, purpose, keys, owner: owner.kept(), form: TokenForm::Alone }
     };
-    let purpose = Purpose::Renew { terms, token: options.token, fence: options.fence };
-    waiting::has_room_for_events((client, on_behalf), owner.bytes(), names, &purpose)?;
+    waiting::has_room_for_events(state, (client, on_behalf), owner.bytes(), names, &purpose)?;
     let request = (terms.replicas > 0).then(request);
     if let Some(request) = request.as_ref().filter(|_| on_behalf == OnBehalf::Session)
-        && let Some(replied) = waiting::repeated(ctx, request)
+        && let Some(replied) = waiting::repeated(state, ctx, request)
     {
         return Ok(replied);
     }
     if let Some(fence) = options.fence {
         keyspace::check_fence(fence, now)?;
     }
-    let mut locks = look_all(ctx, names, owner.text(), now)?;
-    holding::one_at_a_time(ctx, names.iter().copied(), owner.text())?;
+    let mut locks = look_all(state, ctx, names, owner.text(), now)?;
+    holds::one_at_a_time(state, ctx.db(), names.iter().copied(), owner.text())?;
     let is_one_of_several = |lock: &Lock| lock.held().is_some() && lock.limit() != Some(Limit::MUTEX);
-    if terms.tying.contention && locks.iter().any(is_one_of_several) {
+    if terms.flags.contention && locks.iter().any(is_one_of_several) {
         return Err(args::NOT_OF_ONE.into());
     }
     let grantee = Grantee { owner: &owner, client, on_behalf, terms: &terms };
-    let renewed: Vec<Option<GrantedHold>> = locks.iter_mut().map(|lock| prolong(lock, grantee, options, now)).collect();
+    let renewed: Vec<Option<GrantedHold>> =
+        locks.iter_mut().map(|lock| prolong(state, lock, grantee, options, now)).collect();
     let tokens = renewed.iter().map(|hold| hold.as_ref().map(|hold| hold.token)).collect();
     let holds = || renewed.into_iter().flatten().collect::<Vec<GrantedHold>>();
     let awaited = request.map(|request| (request, holds())).filter(|(_, holds)| !holds.is_empty());
     let Some(answer) = answer(tokens) else { return Ok(ctx.reply_null()) };
     let Some((request, holds)) = awaited else {
-        if terms.tying.contention {
-            holding::tell_if_contended(ctx, ctx.db(), names.iter().map(|name| name.bytes()));
+        if terms.flags.contention {
+            holds::tell_if_contended(state, ctx.db(), names.iter().map(|name| name.bytes()));
         }
-        return Ok(answering::reply(ctx, &answer));
+        return Ok(replies::reply(ctx, &answer));
     };
-    waiting::confirm(ctx, &request, names, answer, (grantee, Basis::Renewal, holds), now)
+    waiting::confirm(state, ctx, &request, names, answer, (grantee, Basis::Renewal, holds), now)
 }
 
 /// Renews a lock that the owner holds (under the token asked for, or under the one that it is to have). Returns the hold;
 /// `None` if it is not held.
 ///
 /// A hold that another client made gets its token here, and so does one whose token is to be raised.
-fn prolong(lock: &mut Lock, grantee: Grantee, options: &Options, now: Now) -> Option<GrantedHold> {
+fn prolong(state: &mut State, lock: &mut Lock, grantee: Grantee, options: &Options, now: Now) -> Option<GrantedHold> {
     let owner = grantee.owner.text();
     let is_meant = |own: &Hold| match (options.token, options.fence) {
         (None, _) => true,
@@ -124,25 +125,24 @@ fn prolong(lock: &mut Lock, grantee: Grantee, options: &Options, now: Now) -> Op
     if options.fence.is_some() {
         keyspace::raise_fence(token, now);
     }
-    let lease = options.lease.unwrap_or_else(|| lease_of(lock, owner, own.token));
+    let lease = options.lease.unwrap_or_else(|| lease_of(state, lock, owner, own.token));
     let asked = Deadline::after(now.millis(), lease);
     let deadline = if options.lease.is_some() { asked } else { asked.max(own.deadline) };
-    holding::change(lock, owner, &own, &Hold { token: Some(token), deadline, ..own }, now);
-    deadline_moved(lock, now);
+    holds::change(state, lock, owner, &own, &Hold { token: Some(token), deadline, ..own }, now);
+    deadline_moved(state, lock, now);
     if options.unbind {
-        state::with(|state| state.ties.untie(lock.db(), lock.name().bytes(), owner.bytes()));
+        state.bindings.unbind(lock.db(), lock.name().bytes(), owner.bytes());
     }
-    holding::keep_holds(lock, owner, 0);
+    holds::keep_holds(state, lock, owner, 0);
     let terms = Terms { demand: Demand { lease, ..grantee.terms.demand }, ..*grantee.terms };
-    if holding::renewal_binds(grantee.on_behalf, &terms) {
-        holding::bind_now(lock, (deadline, token), Grantee { terms: &terms, ..grantee }, now);
+    if holds::renewal_binds(grantee.on_behalf, &terms) {
+        holds::bind_now(state, lock, (deadline, token), Grantee { terms: &terms, ..grantee }, now);
     }
     Some(GrantedHold { name: lock.name().kept(), token, deadline, undo: 0 })
 }
 
 /// The lease of a renewal that names none: that of the hold's binding, or the default.
-fn lease_of(lock: &Lock, owner: TextRef, token: Option<Token>) -> Millis {
-    let bound =
-        state::with(|state| state.ties.of(lock.db(), lock.name().bytes(), owner.bytes(), token).map(|tie| tie.lease));
-    bound.unwrap_or_else(config::default_lease)
+fn lease_of(state: &State, lock: &Lock, owner: TextRef, token: Option<Token>) -> Millis {
+    let bound = state.bindings.of(lock.db(), lock.name().bytes(), owner.bytes(), token);
+    bound.map_or_else(config::default_lease, |binding| binding.lease)
 }

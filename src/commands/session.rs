@@ -1,11 +1,13 @@
 //! `LOCK.SESSION` makes a connection a session: a connection that stands for a process, and reads its events.
 
+use super::fields::{Value, reply_fields};
 use super::version::reply_versions;
+use crate::event_loop;
 use crate::server::commands::{Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::text::{parse_number, show_start};
 use crate::server::{Call, Ctx, Text, acl, clients, ctx};
-use crate::state;
+use crate::state::State;
 use lazy_static::lazy_static;
 use std::ffi::{CStr, c_int};
 use uuid::Builder;
@@ -40,7 +42,7 @@ pub fn client_of(identity: &[u8]) -> Option<u64> {
 }
 
 /// The error for a request that only a session may make.
-pub const NO_SESSION: &str = "NOSESSION this connection is not a session: it has not sent LOCK.SESSION";
+const NO_SESSION: &str = "NOSESSION this connection is not a session: it has not sent LOCK.SESSION";
 
 /// How many sessions one request may end: each takes the server some microseconds.
 const MAX_REPLACED: usize = 128;
@@ -51,9 +53,14 @@ pub fn is_connection(ctx: Ctx) -> bool {
     !ctx.flags().in_script() && ctx::is_connected(ctx.client_id())
 }
 
-/// Whether the calling connection is a session.
-pub fn is_session(ctx: Ctx) -> bool {
-    state::with(|state| state.sessions.is_open(ctx.client_id())) && is_connection(ctx)
+/// The calling connection, which must be a session.
+///
+/// # Errors
+///
+/// The reply that says that it is none.
+pub fn of_connection(state: &State, ctx: Ctx) -> Result<u64, String> {
+    let client = ctx.client_id();
+    if state.sessions.is_open(client) && is_connection(ctx) { Ok(client) } else { Err(NO_SESSION.into()) }
 }
 
 /// `LOCK.SESSION`
@@ -79,26 +86,25 @@ impl Command for Session {
             return Err("ERR LOCK.SESSION makes a connection a session, and a script has none of its own".into());
         }
         let (identity, client) = (identity(ctx)?, ctx.client_id());
-        let is_taken = state::with(|state| !state.sessions.is_open(client) && state.ties.has_any(client));
-        if is_taken {
-            return Err("ERR this connection has a bound hold (EPHEMERAL), so it can't become a session".into());
-        }
-        for session in replaced(call)? {
-            if !clients::end(ctx, session) {
-                return Err("ERR REPLACES needs the server's CLIENT KILL, which has been renamed".into());
+        event_loop::run(ctx, |state, _| {
+            if !state.sessions.is_open(client) && state.bindings.has_any(client) {
+                return Err("ERR this connection has a bound hold (EPHEMERAL), so it can't become a session".into());
             }
-        }
-        state::with(|state| state.sessions.open(client));
-        let _ = ctx.reply_map(3);
-        let _ = ctx.reply_bytes(b"id");
-        let replied = ctx.reply_bytes(identity.bytes());
-        reply_versions(ctx);
-        Ok(replied)
+            for session in replaced(state, call)? {
+                if !clients::end(ctx, session) {
+                    return Err("ERR REPLACES needs the server's CLIENT KILL, which has been renamed".into());
+                }
+            }
+            state.sessions.open(client);
+            Ok(())
+        })?;
+        let id = ("id", Value::Bytes(identity.bytes()));
+        Ok(reply_versions(ctx, |[protocol, version]| reply_fields(ctx, &[id, protocol, version])))
     }
 }
 
 /// The sessions that this one replaces, as far as they are still there. Connections that are no sessions are left alone.
-fn replaced(call: Call) -> Result<Vec<u64>, String> {
+fn replaced(state: &State, call: Call) -> Result<Vec<u64>, String> {
     match call.get(1).map(|word| word.bytes()) {
         None => return Ok(Vec::new()),
         Some(word) if word.eq_ignore_ascii_case(b"REPLACES") => {}
@@ -111,7 +117,7 @@ fn replaced(call: Call) -> Result<Vec<u64>, String> {
         return Err(format!("ERR REPLACES must be followed by 1 to {MAX_REPLACED} session ids, got {count}"));
     }
     let ids = (2..call.count()).filter_map(|at| client_of(call.get(at)?.bytes()));
-    let clients: Vec<u64> = ids.filter(|client| state::with(|state| state.sessions.is_open(*client))).collect();
+    let clients: Vec<u64> = ids.filter(|client| state.sessions.is_open(*client)).collect();
     // All or none, and nobody learns more about another user's than that it is there.
     if clients.iter().any(|client| !acl::is_user_of(call.ctx, *client)) {
         return Err("NOPERM this session belongs to another user".into());

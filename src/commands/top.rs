@@ -1,15 +1,17 @@
 //! `LOCK.TOP`
 
 use super::args::{self, Word};
-use super::info::reply_ttl;
+use super::fields::{Value, reply_fields};
+use super::info::ttl;
+use crate::event_loop;
 use crate::keyspace::Lock;
 use crate::lock::{Deadline, Hold, LockKey, Millis, Owner, WaiterId};
 use crate::server::acl::User;
-use crate::server::clock::{Now, Slice, steady_millis};
+use crate::server::clock::{Slice, steady_millis};
 use crate::server::commands::{Command, Docs, Keys};
 use crate::server::reply::Replied;
 use crate::server::{AsText, Call, Ctx, Text};
-use crate::state;
+use crate::state::State;
 use std::cmp::Reverse;
 use std::ffi::{CStr, c_int};
 
@@ -43,19 +45,21 @@ impl Command for Top {
 
     fn run(call: Call) -> Result<Replied, String> {
         let options = args::options(call, 1, Self::DOCS.args)?;
-        let (ctx, now) = (call.ctx, Now::read().millis());
+        let ctx = call.ctx;
         let user = User::of_client(ctx, ctx.client_id());
         let may_read = |key: &LockKey| user.as_ref().is_none_or(|user| user.may_read(&Text::new(&key.name)));
-        let rows = rows(ctx.db(), options.count.unwrap_or(SHOWN).min(MOST), may_read);
-        let slice = Slice::of_command();
-        // Reading a lock with many holders takes time, so the locks behind it are shown without holders.
-        let held: Vec<_> =
-            rows.iter().map(|row| if slice.is_over() { None } else { held(ctx, &row.key, now) }).collect();
-        let replied = ctx.reply_array(rows.len());
-        for (row, held) in rows.iter().zip(&held) {
-            reply_row(ctx, row, held.as_ref(), now);
-        }
-        Ok(replied)
+        event_loop::run(ctx, |state, now| {
+            let (rows, now) = (rows(state, ctx.db(), options.count.unwrap_or(SHOWN).min(MOST), may_read), now.millis());
+            let slice = Slice::of_command();
+            // Reading a lock with many holders takes time, so the locks behind it are shown without holders.
+            let held: Vec<_> =
+                rows.iter().map(|row| if slice.is_over() { None } else { held(state, ctx, &row.key, now) }).collect();
+            let replied = ctx.reply_array(rows.len());
+            for (row, held) in rows.iter().zip(&held) {
+                reply_row(ctx, row, held.as_ref(), now);
+            }
+            Ok(replied)
+        })
     }
 }
 
@@ -77,62 +81,48 @@ struct Held {
 }
 
 /// The locks with the most waiters; among equals, the one with the longest wait first.
-fn rows(db: i32, most: usize, may_read: impl Fn(&LockKey) -> bool) -> Vec<Row> {
-    let crowds: Vec<(LockKey, usize)> = state::with(|state| state.queue.crowds_in(db).take(LOOKED_AT).collect());
-    let mut rows: Vec<(LockKey, usize)> = crowds.into_iter().filter(|(key, _)| may_read(key)).take(most).collect();
+fn rows(state: &State, db: i32, most: usize, may_read: impl Fn(&LockKey) -> bool) -> Vec<Row> {
+    let crowds = state.queue.crowds_in(db).take(LOOKED_AT);
+    let mut rows: Vec<(LockKey, usize)> = crowds.filter(|(key, _)| may_read(key)).take(most).collect();
     if rows.len() < most {
         // Locks with a single waiter, in order of arrival.
-        let singles: Vec<LockKey> = state::with(|state| {
-            let keys = state.queue.from(WaiterId::FIRST).take(LOOKED_AT).flat_map(|waiter| waiter.keys.iter().cloned());
-            let keys = keys.take(LOOKED_AT).filter(|key| key.db == db);
-            keys.filter(|key| state.queue.waiting(key.db, &key.name) == 1).collect()
-        });
+        let keys = state.queue.from(WaiterId::FIRST).take(LOOKED_AT).flat_map(|waiter| waiter.keys.iter().cloned());
+        let singles = keys.take(LOOKED_AT).filter(|key| key.db == db && state.queue.waiting(db, &key.name) == 1);
         let room = most.saturating_sub(rows.len());
-        rows.extend(singles.into_iter().filter(may_read).take(room).map(|key| (key, 1)));
+        rows.extend(singles.filter(may_read).take(room).map(|key| (key, 1)));
     }
-    let mut rows: Vec<Row> = state::with(|state| {
-        let arrived = |key: &LockKey| state.queue.lane(key.db, &key.name).next().map_or(0, |waiter| waiter.id.arrived);
-        rows.into_iter().map(|(key, waiters)| Row { arrived: arrived(&key), key, waiters }).collect()
-    });
+    let arrived = |key: &LockKey| state.queue.lane(key.db, &key.name).next().map_or(0, |waiter| waiter.id.arrived);
+    let rows = rows.into_iter().map(|(key, waiters)| Row { arrived: arrived(&key), key, waiters });
+    let mut rows: Vec<Row> = rows.collect();
     rows.sort_by_key(|row| (Reverse(row.waiters), row.arrived));
     rows
 }
 
-fn held(ctx: Ctx, key: &LockKey, now: Millis) -> Option<Held> {
+fn held(state: &State, ctx: Ctx, key: &LockKey, now: Millis) -> Option<Held> {
     let name = Text::new(&key.name);
     let lock = Lock::look_as_nobody(ctx, name.as_text(), now).ok()?;
     let holders = lock.holders(now);
     let owners: Vec<Owner> = holders.iter().take(HOLDERS).map(|(owner, _)| owner.clone()).collect();
     let is_kept = |(owner, hold): &&(Owner, Hold)| {
-        state::with(|state| state.ties.of(key.db, &key.name, owner, hold.token).is_some_and(|tie| tie.tying.contention))
+        state.bindings.of(key.db, &key.name, owner, hold.token).is_some_and(|binding| binding.flags.contention)
     };
     let cached = holders.iter().take(HOLDERS).filter(is_kept).count();
     Some(Held { owners, count: holders.len(), cached, expiry: lock.expiry() })
 }
 
 fn reply_row(ctx: Ctx, row: &Row, held: Option<&Held>, now: Millis) {
-    let _ = ctx.reply_map(7);
-    let _ = ctx.reply_bytes(b"key");
-    let _ = ctx.reply_bytes(&row.key.name);
-    let _ = ctx.reply_bytes(b"waiters");
-    let _ = ctx.reply_integer(row.waiters as u64);
-    let _ = ctx.reply_bytes(b"oldest");
-    let _ = ctx.reply_integer(steady_millis().saturating_sub(row.arrived));
     let owners = held.map(|held| held.owners.as_slice()).unwrap_or_default();
-    let _ = ctx.reply_bytes(b"holders");
-    let _ = ctx.reply_array(owners.len());
-    for owner in owners {
-        let _ = ctx.reply_bytes(owner);
-    }
-    let _ = ctx.reply_bytes(b"ttl");
-    let _ = match held.filter(|held| held.count > 0) {
-        Some(held) => reply_ttl(ctx, held.expiry, now),
-        None => ctx.reply_null(),
-    };
-    for (name, number) in
-        [(b"holder_count".as_slice(), held.map(|held| held.count)), (b"cached", held.map(|held| held.cached))]
-    {
-        let _ = ctx.reply_bytes(name);
-        let _ = number.map_or_else(|| ctx.reply_null(), |number| ctx.reply_integer(number as u64));
-    }
+    let reply_owners = || owners.iter().for_each(|owner| drop(ctx.reply_bytes(owner)));
+    let _ = reply_fields(
+        ctx,
+        &[
+            ("key", Value::Bytes(&row.key.name)),
+            ("waiters", Value::Number(row.waiters as u64)),
+            ("oldest", Value::Number(steady_millis().saturating_sub(row.arrived))),
+            ("holders", Value::Array(owners.len(), &reply_owners)),
+            ("ttl", held.filter(|held| held.count > 0).map_or(Value::Null, |held| ttl(held.expiry, now))),
+            ("holder_count", Value::number_or_null(held.map(|held| held.count as u64))),
+            ("cached", Value::number_or_null(held.map(|held| held.cached as u64))),
+        ],
+    );
 }

@@ -1,5 +1,6 @@
 //! `LOCK.VERSION`
 
+use super::fields::{Value, reply_fields};
 use crate::config;
 use crate::server::commands::{Command, Docs, Keys};
 use crate::server::reply::Replied;
@@ -29,21 +30,14 @@ impl Command for Version {
 
     fn run(call: Call) -> Result<Replied, String> {
         let ctx = call.ctx;
-        let replied = ctx.reply_map(3);
-        reply_versions(ctx);
-        let _ = ctx.reply_bytes(b"replicas-timeout");
-        let _ = ctx.reply_integer(config::REPLICAS_TIMEOUT.get());
-        Ok(replied)
+        let timeout = ("replicas-timeout", Value::Number(config::REPLICAS_TIMEOUT.get()));
+        Ok(reply_versions(ctx, |[protocol, version]| reply_fields(ctx, &[protocol, version, timeout])))
     }
 }
 
-/// Writes the two pairs of a map reply that say what this module speaks: `protocol` and `version`.
-pub(super) fn reply_versions(ctx: Ctx) {
-    let _ = ctx.reply_bytes(b"protocol");
-    let _ = ctx.reply_array(PROTOCOL.len());
-    for version in PROTOCOL {
-        let _ = ctx.reply_integer(version);
-    }
-    let _ = ctx.reply_bytes(b"version");
-    let _ = ctx.reply_bytes(env!("CARGO_PKG_VERSION").as_bytes());
+/// Replies with what this module speaks: `protocol` and `version`, which `reply` puts beside others.
+pub(super) fn reply_versions(ctx: Ctx, reply: impl FnOnce([(&str, Value); 2]) -> Replied) -> Replied {
+    let versions = || PROTOCOL.iter().for_each(|version| drop(ctx.reply_integer(*version)));
+    let version = Value::Bytes(env!("CARGO_PKG_VERSION").as_bytes());
+    reply([("protocol", Value::Array(PROTOCOL.len(), &versions)), ("version", version)])
 }

@@ -1,12 +1,12 @@
 //! `LOCK.WAITERS`
 
 use super::args::{self, Word};
-use crate::lock::{Limit, Millis, Owner};
+use super::fields::{Value, reply_fields};
+use crate::event_loop;
 use crate::server::Call;
-use crate::server::clock::{Now, steady_millis};
+use crate::server::clock::steady_millis;
 use crate::server::commands::{Access, Arg, Command, Docs, Keys};
 use crate::server::reply::Replied;
-use crate::state;
 use std::ffi::{CStr, c_int};
 
 /// How many are shown unless `COUNT` says otherwise.
@@ -34,44 +34,24 @@ impl Command for Waiters {
     fn run(call: Call) -> Result<Replied, String> {
         let name = args::key(call, 1)?;
         let options = args::options(call, 2, Self::DOCS.args)?;
-        let (ctx, now, steady) = (call.ctx, Now::read().millis(), steady_millis());
-        let rows: Vec<Row> = state::with(|state| {
-            let lane = state.queue.lane(ctx.db(), name.bytes()).take(options.count.unwrap_or(SHOWN).min(MOST));
-            lane.map(|waiter| Row {
-                owner: waiter.owner.clone(),
-                client: waiter.asker.client,
-                arrived: waiter.id.arrived,
-                until: waiter.until,
-                limit: waiter.demand.limit,
-            })
-            .collect()
-        });
-        let replied = ctx.reply_array(rows.len());
-        for row in &rows {
-            let _ = ctx.reply_map(5);
-            let _ = ctx.reply_bytes(b"owner");
-            let _ = ctx.reply_bytes(&row.owner);
-            let _ = ctx.reply_bytes(b"client");
-            let _ = ctx.reply_integer(row.client);
-            let _ = ctx.reply_bytes(b"waited");
-            let _ = ctx.reply_integer(steady.saturating_sub(row.arrived));
-            let _ = ctx.reply_bytes(b"remaining");
-            let _ = match row.until {
-                Some(until) => ctx.reply_integer(until.saturating_sub(now)),
-                None => ctx.reply_signed(-1),
-            };
-            let _ = ctx.reply_bytes(b"limit");
-            let _ = ctx.reply_integer(u64::from(row.limit.number()));
-        }
-        Ok(replied)
+        let (ctx, steady, most) = (call.ctx, steady_millis(), options.count.unwrap_or(SHOWN).min(MOST));
+        event_loop::run(ctx, |state, now| {
+            let waiters: Vec<_> = state.queue.lane(ctx.db(), name.bytes()).take(most).collect();
+            let replied = ctx.reply_array(waiters.len());
+            for waiter in waiters {
+                let remaining = waiter.until.map(|until| until.saturating_sub(now.millis()));
+                let _ = reply_fields(
+                    ctx,
+                    &[
+                        ("owner", Value::Bytes(&waiter.owner)),
+                        ("client", Value::Number(waiter.asker.client)),
+                        ("waited", Value::Number(steady.saturating_sub(waiter.id.arrived))),
+                        ("remaining", Value::or_no_end(remaining)),
+                        ("limit", Value::Number(u64::from(waiter.demand.limit.number()))),
+                    ],
+                );
+            }
+            Ok(replied)
+        })
     }
-}
-
-/// One waiter.
-struct Row {
-    owner: Owner,
-    client: u64,
-    arrived: Millis,
-    until: Option<Millis>,
-    limit: Limit,
 }

@@ -3,9 +3,9 @@
 //! It replicates effects, as standard commands with absolute times: neither a replica nor an append-only file needs
 //! this module or a clock to apply them.
 
+use super::holder_cache::{self, CachedHolders};
 use super::known::known;
 use super::layout::{Form, Found, Lock, Own};
-use super::rosters::{self, Roster};
 use super::tokens::credible;
 use super::words::{NO_END, details_field, words};
 use super::{field_expiry, listeners, restore};
@@ -219,7 +219,7 @@ impl Lock<'_> {
         let (db, name) = (self.db, self.name.bytes());
         // For a mutex, all fields are asked about at once.
         let is_mutex = self.found.form != Form::Many;
-        if is_mutex && rosters::with(|rosters| rosters.is_without_field_expiry(db, name)) {
+        if is_mutex && holder_cache::with(|cache| cache.is_without_field_expiry(db, name)) {
             return Fields::Changed;
         }
         let (details, fence, limit) = (details_field(owner.bytes()), words().fence.as_text(), words().limit.as_text());
@@ -232,7 +232,7 @@ impl Lock<'_> {
         }
         if is_mutex && !field_expiry::is_cheap_to_ask() {
             events::watch_keys(self.ctx);
-            rosters::with(|rosters| rosters.keep_without_field_expiry(LockKey::new(db, name)));
+            holder_cache::with(|cache| cache.keep_without_field_expiry(LockKey::new(db, name)));
         }
         Fields::Changed
     }
@@ -247,7 +247,7 @@ impl Lock<'_> {
             fence = Text::number(token);
             pairs.push((words().fence.as_text(), fence.as_text()));
         }
-        if fields == Fields::All || self.roster(|roster| roster.holders.limit()) != Some(limit) {
+        if fields == Fields::All || self.cached(|cached| cached.holders.limit()) != Some(limit) {
             limit_text = Text::number(u64::from(limit.number()));
             pairs.push((words().limit.as_text(), limit_text.as_text()));
         }
@@ -263,16 +263,16 @@ impl Lock<'_> {
         events::watch_keys(self.ctx);
         self.set(&pairs);
         let fields = self.key.fields();
-        rosters::with(|rosters| {
-            if was_missing || rosters.get(self.db, name).is_none() {
-                let roster = Roster { holders: Holders::new(limit), fence: None, fields, has_foreign: false };
-                rosters.keep(LockKey::new(self.db, name), roster);
+        holder_cache::with(|cache| {
+            if was_missing || cache.get(self.db, name).is_none() {
+                let cached = CachedHolders { holders: Holders::new(limit), fence: None, fields, has_foreign: false };
+                cache.keep(LockKey::new(self.db, name), cached);
             }
-            rosters.change(self.db, name, |roster| {
-                roster.holders.insert(owner.bytes().into(), *hold);
-                roster.holders.tighten(limit);
-                roster.fence = newest.or(roster.fence);
-                roster.fields = fields;
+            cache.change(self.db, name, |cached| {
+                cached.holders.insert(owner.bytes().into(), *hold);
+                cached.holders.tighten(limit);
+                cached.fence = newest.or(cached.fence);
+                cached.fields = fields;
             });
         });
         self.expire_with_last(was_missing);
@@ -280,7 +280,7 @@ impl Lock<'_> {
 
     /// The newest token once `hold` is written. A token that no server can have issued is not carried on.
     fn newest_token(&self, hold: &Hold) -> Option<Token> {
-        let before = self.roster(|roster| roster.fence).flatten();
+        let before = self.cached(|cached| cached.fence).flatten();
         credible(hold.token, self.now).max(credible(before, self.now))
     }
 
@@ -302,12 +302,12 @@ impl Lock<'_> {
         }
         self.notify(Class::Hash, c"hdel");
         let count = self.key.fields();
-        rosters::with(|rosters| {
-            rosters.change(self.db, name, |roster| {
+        holder_cache::with(|cache| {
+            cache.change(self.db, name, |cached| {
                 for owner in owners {
-                    roster.holders.remove(owner);
+                    cached.holders.remove(owner);
                 }
-                roster.fields = count;
+                cached.fields = count;
             })
         });
         self.expire_with_last(false);
@@ -316,8 +316,8 @@ impl Lock<'_> {
     /// Lets the key expire with the last of its holders. A key that never expires stays so, unless it is new; and
     /// while a holder without a deadline of its own remains, the key never expires earlier than it would have.
     fn expire_with_last(&self, new: bool) {
-        let (expiry, last) = (self.key.expiry(), self.roster(|roster| roster.holders.last_end()).flatten());
-        let endless = self.roster(|roster| roster.holders.last_deadline()).flatten() == Some(Deadline::Never);
+        let (expiry, last) = (self.key.expiry(), self.cached(|cached| cached.holders.last_end()).flatten());
+        let endless = self.cached(|cached| cached.holders.last_deadline()).flatten() == Some(Deadline::Never);
         let last = if endless && !new { last.map(|last| last.max(expiry)) } else { last };
         if let Some(last) = last
             && (new || expiry != Deadline::Never)
@@ -359,8 +359,8 @@ impl Lock<'_> {
     fn delete_key(&self) {
         slice::count_fields(self.key.fields());
         self.key.delete();
-        if !rosters::with(|rosters| rosters.is_empty()) {
-            rosters::with(|rosters| rosters.forget(self.db, self.name.bytes()));
+        if !holder_cache::with(|cache| cache.is_empty()) {
+            holder_cache::with(|cache| cache.forget(self.db, self.name.bytes()));
         }
         if listeners::must_replicate() {
             self.ctx.replicate(c"DEL", &[&self.name]);

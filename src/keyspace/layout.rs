@@ -1,7 +1,7 @@
 //! The fields of the hash and the lock they mean.
 
+use super::holder_cache::{self, CachedHolders};
 use super::name::Name;
-use super::rosters::{self, Roster};
 use super::tokens::observe;
 use super::words::{DETAILS, MARK, NO_END, words};
 use crate::config;
@@ -109,7 +109,7 @@ pub enum Form {
     Remains,
     /// One holder; the deadline is the key's expiry. The newest token, if this module issued one.
     Mutex(Option<Token>),
-    /// Holders with deadlines of their own, kept in the [`rosters`].
+    /// Holders with deadlines of their own, kept in the [`cache`].
     Many,
 }
 
@@ -243,7 +243,7 @@ impl<'a> Lock<'a> {
         if self.found.form != Form::Many || expiry == Deadline::Never {
             return Some(expiry);
         }
-        let next = self.roster(|roster| roster.holders.next_deadline(now)).flatten();
+        let next = self.cached(|cached| cached.holders.next_deadline(now)).flatten();
         Some(next.map_or(expiry, |next| next.min(expiry)))
     }
 
@@ -253,7 +253,7 @@ impl<'a> Lock<'a> {
             Form::Missing => None,
             Form::Remains => self.key.get(words().fence.as_text()).and_then(|fence| parse_token(fence.bytes()).ok()),
             Form::Mutex(fence) => fence,
-            Form::Many => self.roster(|roster| roster.fence).flatten(),
+            Form::Many => self.cached(|cached| cached.fence).flatten(),
         }
     }
 
@@ -277,8 +277,8 @@ impl<'a> Lock<'a> {
                 holders
             }
             Form::Many => self
-                .roster(|roster| {
-                    let all = roster.holders.iter().map(|(owner, hold)| (owner.clone(), effective(*hold, expiry)));
+                .cached(|cached| {
+                    let all = cached.holders.iter().map(|(owner, hold)| (owner.clone(), effective(*hold, expiry)));
                     all.filter(|(_, hold)| !hold.deadline.has_passed(now)).collect()
                 })
                 .unwrap_or_default(),
@@ -291,7 +291,7 @@ impl<'a> Lock<'a> {
     pub fn expired(&self, now: Millis, most: usize) -> Vec<Owner> {
         match self.found.form {
             Form::Many if self.key.expiry() != Deadline::Never => {
-                self.roster(|roster| roster.holders.expired(now).take(most).cloned().collect()).unwrap_or_default()
+                self.cached(|cached| cached.holders.expired(now).take(most).cloned().collect()).unwrap_or_default()
             }
             _ => Vec::new(),
         }
@@ -300,11 +300,11 @@ impl<'a> Lock<'a> {
     /// Whether there are as many holders as the server keeps (`holdfast.max-holders`). Holders whose lease has just
     /// run out count until they are removed, since they have to be read as well.
     pub fn is_full(&self) -> bool {
-        self.found.form == Form::Many && self.roster(|roster| roster.holders.len() >= most_holders()) == Some(true)
+        self.found.form == Form::Many && self.cached(|cached| cached.holders.len() >= most_holders()) == Some(true)
     }
 
-    pub(super) fn roster<R>(&self, work: impl FnOnce(&Roster) -> R) -> Option<R> {
-        rosters::with(|rosters| rosters.get(self.db, self.name.bytes()).map(work))
+    pub(super) fn cached<R>(&self, work: impl FnOnce(&CachedHolders) -> R) -> Option<R> {
+        holder_cache::with(|cache| cache.get(self.db, self.name.bytes()).map(work))
     }
 }
 
@@ -386,22 +386,22 @@ fn read_more(
     };
     let limit = parse_limit(&limit)?;
     events::watch_keys(ctx);
-    let up_to_date = |it: &Roster| it.fields == fields && it.fence == fence && it.holders.limit() == limit;
-    let is_known = rosters::with(|rosters| rosters.get(db, name).is_some_and(up_to_date));
+    let up_to_date = |it: &CachedHolders| it.fields == fields && it.fence == fence && it.holders.limit() == limit;
+    let is_known = holder_cache::with(|cache| cache.get(db, name).is_some_and(up_to_date));
     if !is_known {
         if fields > most_fields() {
             return Err(NotRead::NotALock);
         }
         may_be_read(fields, locks)?;
         let (holders, has_foreign) = read_holders(key, fields, limit, now)?;
-        let roster = Roster { holders, fence, fields, has_foreign };
-        rosters::with(|rosters| rosters.keep(LockKey::new(db, name), roster));
+        let cached = CachedHolders { holders, fence, fields, has_foreign };
+        holder_cache::with(|cache| cache.keep(LockKey::new(db, name), cached));
     }
     let expiry = key.expiry();
     let seen_from = seen_from(expiry, now);
-    let standing = rosters::with(|rosters| {
-        let roster = rosters.get(db, name).filter(|roster| !(roster.has_foreign && roster.holders.is_empty()))?;
-        Some(roster.holders.standing(owner.bytes(), seen_from))
+    let standing = holder_cache::with(|cache| {
+        let cached = cache.get(db, name).filter(|cached| !(cached.has_foreign && cached.holders.is_empty()))?;
+        Some(cached.holders.standing(owner.bytes(), seen_from))
     });
     let Standing { own, holders, limit } = standing.ok_or(NotRead::NotALock)?;
     // While the key has no expiry this deadline does not count, but it will once the key gets one again.

@@ -2,12 +2,12 @@
 
 pub mod effects;
 mod field_expiry;
+pub mod holder_cache;
 mod known;
 pub mod layout;
 pub mod listeners;
 pub mod name;
 mod restore;
-pub mod rosters;
 mod tokens;
 pub mod words;
 

@@ -38,9 +38,6 @@ pub trait View {
     /// The lock as `owner` sees it. A view used for serving may remove what has run out on the way, which changes
     /// nothing about what is seen.
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight;
-
-    /// Those who hold it.
-    fn holders(&mut self, key: &LockKey) -> Vec<Owner>;
 }
 
 /// How a wait ends in the queue itself.

@@ -1,7 +1,7 @@
 //! What the replicas have yet to confirm.
 
-use super::owed::Ticket;
-use super::{Answer, GrantId, Terms, TieId};
+use super::pending::Ticket;
+use super::{Answer, BindingId, GrantId, Terms};
 use crate::lock::Millis;
 use crate::server::clock::Now;
 use crate::server::replicas::{Offset, Offsets};
@@ -10,6 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// For this many ms after the replicas were asked, the end of every turn of the event loop checks for their answers,
 /// which takes some ten microseconds. After that, they are checked once per millisecond.
 const PROMPT: Millis = 5;
+
+/// After this many ms without enough confirmations, the replicas are asked again: one may just have reconnected.
+const ASK_AGAIN: Millis = 100;
 
 /// Names a confirmation; later ones have greater names, and what is written later is confirmed no earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,7 +49,7 @@ pub enum What {
         terms: Terms,
     },
     /// The lease of a watched hold, which the watchdog has renewed.
-    Renewal(TieId),
+    Renewal(BindingId),
 }
 
 impl Confirmation {
@@ -124,6 +127,13 @@ impl Confirmations {
         for it in self.by_id.values_mut().rev().take_while(|it| it.target.is_none()) {
             it.target = Some(written);
         }
+    }
+
+    /// When the replicas have to be asked: at once (0) if something was written that they were not asked about.
+    pub fn next_ask(&self, now: Millis) -> Option<Millis> {
+        let (_, newest) = self.by_id.last_key_value()?;
+        // (The clock may have been set back since.)
+        Some(newest.target.map_or(0, |_| self.asked_at.min(now).saturating_add(ASK_AGAIN)))
     }
 
     /// Whether to check for answers at the end of this turn of the event loop.

@@ -1,30 +1,32 @@
-//! What dies with its connection, as plain tables: who waits, who is owed an answer, which holds are tied to whom,
+//! What ends with its connection, as plain tables: which requests wait, which replies are pending, which holds are bound to which connection,
 //! what is being confirmed, and what the next turn of the event loop has to do about all this.
 //!
-//! A table knows no server and calls nobody, so it can be tested alone. All tables are in one place, [`with`], which
-//! lends them only for as long as reading or noting something takes: never while the server is called, which may call
-//! back.
+//! A table knows no server and calls nobody, so it can be tested alone. All tables are in one place. Each call of the server
+//! borrows them once ([`with`]) and hands them down as `&mut State`. What the server reports meanwhile is put aside
+//! (`notices`).
 
+pub mod bindings;
 pub mod confirmations;
 pub mod discarded;
 pub mod event_bytes;
 pub mod lease_timers;
-pub mod owed;
+pub mod pending;
 pub mod sessions;
 pub mod sweep;
-pub mod ties;
 pub mod undelivered;
 
 #[cfg(test)]
 mod tests;
 
+pub use bindings::{Binding, BindingFlags, BindingId, Bindings, NewBinding};
 pub use confirmations::{Confirmation, ConfirmationId, Confirmations};
 pub use discarded::Discarded;
 pub use lease_timers::LeaseTimers;
-pub use owed::{Answer, Asker, Outcome, Owed, Pending, Reading, Recipient, SignsOfLife, Stage, Terms, TokenForm};
+pub use pending::{
+    Answer, Asker, Outcome, PendingReplies, PendingReply, Reading, Recipient, SignsOfLife, Stage, Terms, TokenForm,
+};
 pub use sessions::{Event, Kind, Sessions, Why};
 pub use sweep::Sweep;
-pub use ties::{NewTie, Tie, TieId, Ties, Tying};
 pub use undelivered::{Basis, Grant, GrantId, GrantedHold, Progress, Revocation, Undelivered};
 
 use crate::lock::serve::{Agenda, Change};
@@ -44,11 +46,11 @@ pub struct State {
     /// When to look at locks that nobody touches.
     pub lease_timers: LeaseTimers,
     /// Who is owed an answer.
-    pub owed: Owed<Blocked>,
+    pub pending: PendingReplies<Blocked>,
     /// The mailboxes of sessions.
     pub sessions: Sessions,
-    /// Holds that are tied to connections.
-    pub ties: Ties,
+    /// Holds that are bound to connections.
+    pub bindings: Bindings,
     /// Grants and renewals that nobody has been told of yet.
     pub undelivered: Undelivered,
     /// What the replicas have yet to confirm.
@@ -131,6 +133,11 @@ pub fn with<R>(work: impl FnOnce(&mut State) -> R) -> R {
     STATE.with(work)
 }
 
+/// As [`with`]; `None` if it is lent already: the server calls the module while that is at work.
+pub fn try_with<R>(work: impl FnOnce(&mut State) -> R) -> Option<R> {
+    STATE.try_with(work)
+}
+
 /// A request that was withdrawn.
 #[derive(Debug)]
 pub struct Withdrawn {
@@ -146,9 +153,9 @@ pub enum WithdrawnGrant {
     /// The event that would have told the grant tells the withdrawal.
     Event,
     /// Its answer is that.
-    Reply(owed::Ticket),
+    Reply(pending::Ticket),
     /// The same, of a blocked client that awaits replicas.
-    Unconfirmed(owed::Ticket),
+    Unconfirmed(pending::Ticket),
 }
 
 /// What became of an answer.
@@ -165,13 +172,13 @@ pub enum Delivery {
 impl State {
     /// Records how the request of `ticket` ended, for whoever is owed its answer; `now` is when it ended. The one
     /// place that asks who that is.
-    pub fn end(&mut self, ticket: owed::Ticket, outcome: Outcome, now: Now) -> Delivery {
-        let outcome = match self.owed.end(ticket, outcome, now) {
-            owed::Ended::Reply => {
+    pub fn end(&mut self, ticket: pending::Ticket, outcome: Outcome, now: Now) -> Delivery {
+        let outcome = match self.pending.end(ticket, outcome, now) {
+            pending::Ended::Reply => {
                 slice::count_answer();
                 return Delivery::Due;
             }
-            owed::Ended::Event(session, about, outcome) => {
+            pending::Ended::Event(session, about, outcome) => {
                 slice::count_event();
                 let grant = match &outcome {
                     Outcome::Granted(_, grant) => Some(*grant),
@@ -189,7 +196,7 @@ impl State {
                     Err(outcome) => outcome,
                 }
             }
-            owed::Ended::Nobody(outcome) => outcome,
+            pending::Ended::Nobody(outcome) => outcome,
         };
         let Outcome::Granted(_, grant) = outcome else { return Delivery::Nobody };
         self.revoke(grant);
@@ -223,32 +230,31 @@ impl State {
         !self.undelivered.is_empty() && self.undelivered.confirming(db, name, owner).is_some()
     }
 
-    /// A tied hold is lost: notifies its session, if it has one.
-    pub fn lost(&mut self, tie: &Tie, why: Why) {
-        self.sessions.lost(tie, why);
-        self.call_reader(tie.client);
+    /// A bound hold is lost: notifies its session, if it has one.
+    pub fn lost(&mut self, binding: &Binding, why: Why) {
+        self.sessions.lost(binding, why);
+        self.call_reader(binding.client);
     }
 
-    /// A tied hold is no longer watched by this server: notifies its session, if it has one.
-    pub fn unbound(&mut self, tie: &Tie, why: Why) {
-        self.sessions.unbound(tie, why);
-        self.call_reader(tie.client);
+    /// A bound hold is no longer watched by this server: notifies its session, if it has one.
+    pub fn unbound(&mut self, binding: &Binding, why: Why) {
+        self.sessions.unbound(binding, why);
+        self.call_reader(binding.client);
     }
 
-    /// Somebody waits for a lock, or was refused because of it: notifies the session that holds it, if that asked to be
-    /// told. Returns whether it did.
-    pub fn contended(&mut self, db: i32, name: &[u8]) -> bool {
-        let Some(tie) = self.ties.take_asking(db, name) else { return false };
-        let client = tie.client;
-        self.sessions.contended(tie);
+    /// A request waits for a lock, or was refused because of it: notifies the session that holds it, if that asked for it
+    /// (`CONTENTION`).
+    pub fn contended(&mut self, db: i32, name: &[u8]) {
+        let Some(binding) = self.bindings.take_asking(db, name) else { return };
+        let client = binding.client;
+        self.sessions.contended(binding);
         self.call_reader(client);
-        true
     }
 
     /// Takes note of the time. Returns whether the server's clock has stepped since the last time: then the deadlines of
-    /// tied holds have gone along, and sessions' times.
+    /// bound holds have gone along, and sessions' times.
     pub fn has_stepped(&mut self, now: Now) -> bool {
-        if self.ties.is_empty() && self.sessions.is_empty() {
+        if self.bindings.is_empty() && self.sessions.is_empty() {
             self.ahead = None;
             return false;
         }
@@ -262,11 +268,11 @@ impl State {
             return false; // The thread stood still between its two readings.
         }
         self.ahead = Some(is);
-        let ties = &self.ties;
-        self.undelivered.stepped(by, |db, name, owner, token| ties.of(db, name, owner, Some(token)).is_some());
-        self.ties.stepped(by);
+        let bindings = &self.bindings;
+        self.undelivered.stepped(by, |db, name, owner, token| bindings.of(db, name, owner, Some(token)).is_some());
+        self.bindings.stepped(by);
         self.sessions.stepped(by);
-        self.owed.stepped(by, self.sessions.readers());
+        self.pending.stepped(by, self.sessions.readers());
         true
     }
 
@@ -275,11 +281,11 @@ impl State {
         self.ahead.is_some_and(|before| ahead(now, steady_millis()).abs_diff(before) >= STEP)
     }
 
-    /// Ties a hold, as [`Ties::tie`] does.
-    pub fn tie(&mut self, new: NewTie, now: Millis) -> Option<ties::Before> {
+    /// Binds a hold, as [`Bindings::bind`] does.
+    pub fn bind(&mut self, new: NewBinding, now: Millis) -> Option<bindings::Before> {
         self.ahead.get_or_insert_with(ahead_now);
         let client = new.client;
-        let other = self.ties.tie(new, now);
+        let other = self.bindings.bind(new, now);
         self.hurry_reader(client, now);
         self.sessions.expect_again(client, now);
         other
@@ -287,29 +293,29 @@ impl State {
 
     /// Whether a session may have so many bytes more: for events that it may have to be told.
     pub fn has_room_for(&self, session: u64, bytes: usize, most: u64) -> bool {
-        let used = self.sessions.bytes(session).saturating_add(self.ties.reserved(session));
+        let used = self.sessions.bytes(session).saturating_add(self.bindings.reserved(session));
         used.saturating_add(bytes) as u64 <= most
     }
 
     /// Whether a session has something bound or waiting, so that it has to ask for its events.
     pub fn is_needed(&self, session: u64) -> bool {
-        self.ties.has_any(session) || self.sessions.has_waits(session)
+        self.bindings.has_any(session) || self.sessions.has_waits(session)
     }
 
     /// A session has been given a shorter lease to keep alive: lets it be answered, if it would otherwise hear too late
     /// that it is alive.
     fn hurry_reader(&mut self, session: u64, now: Millis) {
-        let ties = &self.ties;
-        let latest = || ties.shortest_lease(session).map(|lease| now.saturating_add(sessions::pace(lease)));
+        let bindings = &self.bindings;
+        let latest = || bindings.shortest_lease(session).map(|lease| now.saturating_add(sessions::pace(lease)));
         if let Some(reader) = self.sessions.take_late_reader(session, latest) {
-            self.owed.call(reader);
+            self.pending.call(reader);
         }
     }
 
     /// How many ms apart the signs of life of a session are now. `default_lease` counts while the session keeps no hold
     /// alive.
     pub fn pace(&self, session: u64, default_lease: Millis) -> Millis {
-        sessions::pace(self.ties.shortest_lease(session).unwrap_or(default_lease))
+        sessions::pace(self.bindings.shortest_lease(session).unwrap_or(default_lease))
     }
 
     /// Whether there may be a request of this owner that another one repeats.
@@ -319,7 +325,7 @@ impl State {
 
     /// The answer that is owed to the request of an owner for a key that waits for its turn, and to the one that awaits
     /// replicas.
-    pub fn tickets_of(&self, owner: &Owner, key: &LockKey) -> impl Iterator<Item = owed::Ticket> {
+    pub fn tickets_of(&self, owner: &Owner, key: &LockKey) -> impl Iterator<Item = pending::Ticket> {
         let queued = self.queue.of_owner(owner, key).and_then(|id| Some(self.queue.get(id)?.asker.ticket));
         let awaits = self.undelivered.confirming(key.db, &key.name, owner);
         let awaits = awaits.and_then(|id| Some(self.undelivered.get(id)?.ticket));
@@ -328,13 +334,13 @@ impl State {
 
     /// Whether somebody is there to get the answer to a request.
     pub fn is_awaited(&self, grant: &Grant) -> bool {
-        let is_open = grant.on_behalf == owed::OnBehalf::Itself || self.sessions.is_open(grant.client);
-        is_open && self.owed.get(grant.ticket).is_some()
+        let is_open = grant.on_behalf == pending::OnBehalf::Itself || self.sessions.is_open(grant.client);
+        is_open && self.pending.get(grant.ticket).is_some()
     }
 
     /// Removes a request, whose answer nobody wants any more, from every table. What it was granted is taken back.
-    pub fn withdraw(&mut self, ticket: owed::Ticket) -> Option<Withdrawn> {
-        let Pending { to, stage } = self.owed.take(ticket)?;
+    pub fn withdraw(&mut self, ticket: pending::Ticket) -> Option<Withdrawn> {
+        let PendingReply { to, stage } = self.pending.take(ticket)?;
         let granted = match stage {
             Stage::Beginning => None,
             Stage::Waiting(id) => {
@@ -378,7 +384,7 @@ impl State {
             self.sessions.refuse(client, event, id, sessions::WITHDRAWN);
             return Some(WithdrawnGrant::Event);
         }
-        let Pending { to, stage } = self.owed.get(ticket)?;
+        let PendingReply { to, stage } = self.pending.get(ticket)?;
         let is_blocked = matches!(to, Recipient::Blocked { .. });
         if let Stage::Confirming(id) = stage {
             self.confirmations.remove(*id);
@@ -391,21 +397,22 @@ impl State {
     }
 
     /// Forgets a request whose answer nobody wants any more because another one of its session takes its place.
-    pub fn forget_request(&mut self, ticket: owed::Ticket) {
-        if let Some(Pending { to: Recipient::Session { client, about }, .. }) = self.owed.take(ticket) {
+    pub fn forget_request(&mut self, ticket: pending::Ticket) {
+        if let Some(PendingReply { to: Recipient::Session { client, about }, .. }) = self.pending.take(ticket) {
             self.sessions.remove_wait(client, &about, ticket);
         }
     }
 
-    /// A hold that was tied is over: it is ended as soon as something may be written.
-    pub fn end_later(&mut self, tie: Tie) {
-        let hold = GrantedHold { name: tie.name.clone(), token: tie.token, deadline: tie.end(), undo: u64::MAX };
+    /// A hold that was bound is over: it is ended as soon as something may be written.
+    pub fn end_later(&mut self, binding: Binding) {
+        let hold =
+            GrantedHold { name: binding.name.clone(), token: binding.token, deadline: binding.end(), undo: u64::MAX };
         let grant = Grant {
-            home: self.ties.home(tie.key().db),
-            owner: tie.owner,
-            client: tie.client,
-            on_behalf: owed::OnBehalf::Session,
-            ticket: self.owed.ticket(),
+            home: self.bindings.home(binding.key().db),
+            owner: binding.owner,
+            client: binding.client,
+            on_behalf: pending::OnBehalf::Session,
+            ticket: self.pending.ticket(),
             basis: Basis::New,
             holds: vec![hold],
             event: None,
@@ -417,14 +424,14 @@ impl State {
     /// Whether any lock may have holds that are over without anybody having ended them yet. (Asked before each look at a
     /// lock: what is only undelivered does not count, or a crowd that is let in would be looked through for each of them.)
     pub fn may_have_broken(&self) -> bool {
-        self.undelivered.is_revoked() || self.ties.have_ended() || self.has_news_to_tell()
+        self.undelivered.is_revoked() || self.bindings.have_ended() || self.has_news_to_tell()
     }
 
     /// Whether the hold that `owner` has under this token is over without anybody having ended it yet.
     pub fn is_broken(&self, (db, name, owner): (i32, &[u8], &[u8]), token: Option<Token>) -> bool {
-        let is_over = |tie: &Tie| tie.tying.ephemeral && !self.ties.is_live(tie);
+        let is_over = |binding: &Binding| binding.flags.ephemeral && !self.bindings.is_live(binding);
         self.may_have_broken()
-            && (self.ties.of(db, name, owner, token).is_some_and(is_over)
+            && (self.bindings.of(db, name, owner, token).is_some_and(is_over)
                 || self.undelivered.ends(db, name, owner, |client| self.sessions.is_open(client)))
     }
 
@@ -436,28 +443,28 @@ impl State {
 
     /// A session asks for its events.
     pub fn read_by(&mut self, session: u64) {
-        let read = self.ties.read_by(session);
+        let read = self.bindings.read_by(session);
         self.sessions.reads(session, read);
     }
 
     /// Whether a hold must not be renewed because its session reads nothing: since the hold began or was last renewed.
-    pub fn is_unread(&self, tie: &Tie) -> bool {
-        self.ties.is_unread(tie, self.sessions.last_read(tie.client))
+    pub fn is_unread(&self, binding: &Binding) -> bool {
+        self.bindings.is_unread(binding, self.sessions.last_read(binding.client))
     }
 
     /// Lets the reader of a mailbox be answered with what has arrived.
     fn call_reader(&mut self, session: u64) {
         if let Some(reader) = self.sessions.take_reader(session) {
-            self.owed.call(reader);
+            self.pending.call(reader);
         }
     }
 
     /// The client of `ticket`, which was blocked until a session's next events, at most until `until`, is blocked no
     /// longer.
-    pub fn reads_no_more(&mut self, session: u64, ticket: owed::Ticket, until: Option<Millis>) {
+    pub fn reads_no_more(&mut self, session: u64, ticket: pending::Ticket, until: Option<Millis>) {
         self.sessions.set_reader(session, None);
         if let Some(until) = until {
-            self.owed.timeouts.remove(&(until, ticket));
+            self.pending.timeouts.remove(&(until, ticket));
         }
     }
 
@@ -477,7 +484,7 @@ impl State {
     pub fn left(&mut self, waiter: &Waiter<Asker>) {
         slice::count_keys(waiter.keys.len());
         if let Some(until) = waiter.until {
-            self.owed.timeouts.remove(&(until, waiter.asker.ticket));
+            self.pending.timeouts.remove(&(until, waiter.asker.ticket));
         }
         for key in waiter.keys.iter() {
             if self.queue.waiting(key.db, &key.name) == 0 {
@@ -494,17 +501,31 @@ impl State {
         }
     }
 
+    /// When the next thing is due that needs no write: a wait that times out, a session to be answered.
+    pub fn next_timeout(&self) -> Option<Millis> {
+        self.pending.timeouts.first().map(|(at, _)| *at)
+    }
+
+    /// When the next thing is due that may write, sessions that are silent apart: at once (0) if there is work.
+    pub fn next_work(&self, now: Millis) -> Option<Millis> {
+        if self.has_work() {
+            return Some(0);
+        }
+        let confirming = (!self.confirmations.is_empty()).then(|| now.saturating_add(1));
+        [self.lease_timers.first(), self.bindings.next_due(), confirming].into_iter().flatten().min()
+    }
+
     /// Whether there is work to do at once.
     pub fn has_work(&self) -> bool {
         let quiet = self.agenda.is_empty() && self.expired.is_empty() && self.sweep.is_over();
-        !quiet || self.undelivered.is_revoked() || self.ties.has_work() || self.has_news_to_tell()
+        !quiet || self.undelivered.is_revoked() || self.bindings.has_work() || self.has_news_to_tell()
     }
 
     /// Whether there is work to do at once that writes nothing.
     pub fn has_news_to_tell(&self) -> bool {
         let undecided =
             self.undecided.waiters.is_some() || self.undecided.confirmations.iter().any(|of| !of.is_empty());
-        undecided || self.ties.has_retired() || self.sessions.has_departed() || !self.discarded.is_empty()
+        undecided || self.bindings.has_retired() || self.sessions.has_departed() || !self.discarded.is_empty()
     }
 
     /// Drops the work that only a master does, on a replica.
@@ -518,10 +539,10 @@ impl State {
         self.discarded.add(std::mem::take(&mut self.agenda).into_pieces());
     }
 
-    /// Whether anything would be lost with the module: somebody waits or is owed an answer, or a hold is tied.
+    /// Whether anything would be lost with the module: somebody waits or is owed an answer, or a hold is bound.
     pub fn are_in_use(&self) -> bool {
         let (_, _, unread) = self.sessions.sizes();
-        !(self.queue.is_empty() && self.confirmations.is_empty() && self.ties.is_empty()) || unread > 0
+        !(self.queue.is_empty() && self.confirmations.is_empty() && self.bindings.is_empty()) || unread > 0
     }
 
     /// This server's role has changed, so pending work belongs to another server. (Not what is to be taken back: it may have
@@ -534,6 +555,6 @@ impl State {
         self.undecided.waiters = waiters;
         self.undecided.tickets = self.queue.next_id(0).ticket;
         self.undecided.confirmations.push_back(self.confirmations.retire());
-        self.ties.retire_all(&mut self.discarded);
+        self.bindings.retire_all(&mut self.discarded);
     }
 }

@@ -7,10 +7,10 @@
 //! and a bound hold the two that it may cause. So a session's events never take more memory than it was admitted for,
 //! whatever other clients do.
 
+use super::bindings::Read;
 use super::event_bytes::event_bytes;
-use super::owed::{About, Ticket};
-use super::ties::Read;
-use super::{Answer, GrantId, Outcome, Tie};
+use super::pending::{About, Ticket};
+use super::{Answer, Binding, GrantId, Outcome};
 use crate::lock::{Deadline, LockKey, Millis, Owner, Token};
 use crate::server::clock::Now;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -81,7 +81,7 @@ pub enum Why {
     Moved,
     /// This server is now a replica.
     Replica,
-    /// The hold is tied to another connection now.
+    /// The hold is bound to another connection now.
     Taken,
 }
 
@@ -286,25 +286,25 @@ impl Sessions {
         Ok(self.put(client, Event { kind, keys, owner }, unheard))
     }
 
-    /// Notifies a session that a hold tied to it is lost.
-    pub fn lost(&mut self, tie: &Tie, why: Why) {
-        self.tell_of(tie, Kind::Lost(tie.token, why));
+    /// Notifies a session that a hold bound to it is lost.
+    pub fn lost(&mut self, binding: &Binding, why: Why) {
+        self.tell_of(binding, Kind::Lost(binding.token, why));
     }
 
-    /// Notifies a session that a hold is no longer tied to it, though it may live on.
-    pub fn unbound(&mut self, tie: &Tie, why: Why) {
-        self.tell_of(tie, Kind::Unbound(tie.token, why));
+    /// Notifies a session that a hold is no longer bound to it, though it may live on.
+    pub fn unbound(&mut self, binding: &Binding, why: Why) {
+        self.tell_of(binding, Kind::Unbound(binding.token, why));
     }
 
     /// Notifies a session that somebody waits for what it holds.
-    pub fn contended(&mut self, tie: &Tie) {
-        self.tell_of(tie, Kind::Contended(tie.token));
+    pub fn contended(&mut self, binding: &Binding) {
+        self.tell_of(binding, Kind::Contended(binding.token));
     }
 
-    fn tell_of(&mut self, tie: &Tie, kind: Kind) {
-        if self.is_open(tie.client) {
-            let event = Event { kind, keys: Rc::from([tie.key()]), owner: tie.owner.clone() };
-            self.put(tie.client, event, None);
+    fn tell_of(&mut self, binding: &Binding, kind: Kind) {
+        if self.is_open(binding.client) {
+            let event = Event { kind, keys: Rc::from([binding.key()]), owner: binding.owner.clone() };
+            self.put(binding.client, event, None);
         }
     }
 
@@ -450,7 +450,7 @@ impl Sessions {
         self.by_client.values().filter_map(|session| Some(session.reader?.ticket))
     }
 
-    /// The server's clock has stepped by so many ms: sessions go along, with what they were granted, which is tied.
+    /// The server's clock has stepped by so many ms: sessions go along, with what they were granted, which is bound.
     pub fn stepped(&mut self, by: i64) {
         self.stepped = self.stepped.saturating_add(by);
         for (_, session) in self.by_client.iter_mut() {

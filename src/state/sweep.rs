@@ -1,7 +1,7 @@
-//! A pass over all waiters and all tied holds, because the contents of a database are gone or were replaced. It is
+//! A pass over all waiters and all bound holds, because the contents of a database are gone or were replaced. It is
 //! made in slices, since there may be a hundred thousand of each.
 
-use super::TieId;
+use super::BindingId;
 use crate::lock::WaiterId;
 
 /// The progress of a pass.
@@ -9,7 +9,7 @@ use crate::lock::WaiterId;
 pub struct Sweep {
     /// The next waiter and the end; those who come later do not count.
     waiters: Option<(WaiterId, WaiterId)>,
-    ties: Option<(TieId, TieId)>,
+    bindings: Option<(BindingId, BindingId)>,
     /// The database, if it is only one.
     db: Option<i32>,
     /// The pass that follows this one, because more was replaced meanwhile. It begins when this one is complete: so each
@@ -17,12 +17,12 @@ pub struct Sweep {
     next: Option<Pass>,
 }
 
-/// The database, if it is only one, and where to stop among waiters and ties.
-type Pass = (Option<i32>, (WaiterId, TieId));
+/// The database, if it is only one, and where to stop among waiters and bindings.
+type Pass = (Option<i32>, (WaiterId, BindingId));
 
 impl Sweep {
-    /// Begins a pass over those that there are now, that is, before `waiter` and `tie`; of one database or of all.
-    pub fn begin(&mut self, db: Option<i32>, ends: (WaiterId, TieId)) {
+    /// Begins a pass over those that there are now, that is, before `waiter` and `binding`; of one database or of all.
+    pub fn begin(&mut self, db: Option<i32>, ends: (WaiterId, BindingId)) {
         if !self.is_over() {
             let same = self.next.is_none_or(|(next, _)| next == db);
             self.next = Some((if same { db } else { None }, ends));
@@ -30,7 +30,7 @@ impl Sweep {
         }
         self.db = db;
         self.waiters = Some((WaiterId::FIRST, ends.0));
-        self.ties = Some((TieId::FIRST, ends.1));
+        self.bindings = Some((BindingId::FIRST, ends.1));
     }
 
     fn go_on_if_over(&mut self) {
@@ -43,7 +43,7 @@ impl Sweep {
 
     /// Whether the pass is complete.
     pub fn is_over(&self) -> bool {
-        self.waiters.is_none() && self.ties.is_none()
+        self.waiters.is_none() && self.bindings.is_none()
     }
 
     /// Whether the pass concerns a database.
@@ -51,10 +51,10 @@ impl Sweep {
         self.db.is_none_or(|it| it == db)
     }
 
-    /// Whether a tie of a database is still to be looked at, in this pass or the next.
-    pub fn is_to_pass(&self, db: i32, tie: TieId) -> bool {
-        let is_now = self.concerns(db) && self.ties.is_some_and(|(from, end)| from <= tie && tie < end);
-        is_now || self.next.is_some_and(|(next, (_, end))| next.is_none_or(|it| it == db) && tie < end)
+    /// Whether a binding of a database is still to be looked at, in this pass or the next.
+    pub fn is_to_pass(&self, db: i32, binding: BindingId) -> bool {
+        let is_now = self.concerns(db) && self.bindings.is_some_and(|(from, end)| from <= binding && binding < end);
+        is_now || self.next.is_some_and(|(next, (_, end))| next.is_none_or(|it| it == db) && binding < end)
     }
 
     /// Where to continue among the waiters.
@@ -62,9 +62,9 @@ impl Sweep {
         self.waiters
     }
 
-    /// Where to continue among the tied holds.
-    pub fn ties(&self) -> Option<(TieId, TieId)> {
-        self.ties
+    /// Where to continue among the bound holds.
+    pub fn bindings(&self) -> Option<(BindingId, BindingId)> {
+        self.bindings
     }
 
     /// Continues after this waiter; `None`: that was the last.
@@ -76,10 +76,10 @@ impl Sweep {
         self.go_on_if_over();
     }
 
-    /// Continues after this tie; `None`: that was the last.
-    pub fn passed_tie(&mut self, id: Option<TieId>) {
-        self.ties = match (id, self.ties) {
-            (Some(id), Some((_, end))) => Some((TieId(id.0.saturating_add(1)), end)),
+    /// Continues after this binding; `None`: that was the last.
+    pub fn passed_binding(&mut self, id: Option<BindingId>) {
+        self.bindings = match (id, self.bindings) {
+            (Some(id), Some((_, end))) => Some((BindingId(id.0.saturating_add(1)), end)),
             _ => None,
         };
         self.go_on_if_over();

@@ -4,8 +4,8 @@
 //! An owner may have several for one key. What each may still undo is kept per hold, so that revoking one never takes
 //! what another one has promised: see [`Undelivered::keep`].
 
-use super::owed::{OnBehalf, Ticket};
-use super::ties::Home;
+use super::bindings::Home;
+use super::pending::{OnBehalf, Ticket};
 use crate::lock::{Deadline, KeyMap, LockKey, Owner, Token};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -357,11 +357,11 @@ impl Undelivered {
         *self = Self { next_id: self.next_id, ..Self::default() };
     }
 
-    /// The server's clock has stepped by so many ms, and holds that are tied go along.
-    pub fn stepped(&mut self, by: i64, is_tied: impl Fn(i32, &[u8], &Owner, Token) -> bool) {
+    /// The server's clock has stepped by so many ms, and holds that are bound go along.
+    pub fn stepped(&mut self, by: i64, is_bound: impl Fn(i32, &[u8], &Owner, Token) -> bool) {
         for (_, (grant, _)) in self.by_id.iter_mut() {
             let (db, owner) = (grant.home.get(), &grant.owner);
-            for hold in grant.holds.iter_mut().filter(|hold| is_tied(db, &hold.name, owner, hold.token)) {
+            for hold in grant.holds.iter_mut().filter(|hold| is_bound(db, &hold.name, owner, hold.token)) {
                 hold.deadline = hold.deadline.stepped(by);
             }
         }

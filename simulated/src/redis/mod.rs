@@ -198,13 +198,13 @@ pub fn start(generation: Generation, slots: Option<Slots>) {
         node.slots = slots;
     });
     crate::server::callbacks::set(Callbacks {
-        answer: crate::answering::answer,
-        gone: crate::answering::gone,
-        tick: crate::turns::tick,
-        ask_replicas: crate::turns::ask_replicas,
-        key_touched: crate::turns::key_touched,
-        after_touch: crate::turns::after_touch,
-        event: crate::turns::event,
+        answer: crate::event_loop::answer,
+        gone: crate::event_loop::gone,
+        tick: crate::event_loop::tick,
+        ask_replicas: crate::event_loop::ask_replicas,
+        key_touched: crate::event_loop::key_touched,
+        after_touch: crate::event_loop::after_touch,
+        event: crate::event_loop::event,
         info: crate::info::fill,
     });
     let ctx = context(0, 0);

@@ -4,7 +4,7 @@ use super::TERMS;
 use crate::server::clock::Now;
 use crate::server::replicas::Offsets;
 use crate::state::confirmations::{Confirmation, ConfirmationId, Settled, What};
-use crate::state::owed::Ticket;
+use crate::state::pending::Ticket;
 use crate::state::{Answer, Confirmations, GrantId};
 
 /// A grant that this many replicas must have by 100.

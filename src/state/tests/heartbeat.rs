@@ -4,15 +4,15 @@ use super::{key, new_tie, owner};
 use crate::lock::{Deadline, Millis};
 use crate::server::callbacks::Ticket;
 use crate::state::sessions::{Reader, pace};
-use crate::state::{NewTie, State, Tying};
+use crate::state::{BindingFlags, NewBinding, State};
 
 const SESSION: u64 = 1;
 const NOW: Millis = 1000;
 
-fn tie(number: u8, lease: Millis, watchdog: bool) -> NewTie {
-    let tying = Tying { watchdog, ephemeral: !watchdog, contention: false };
+fn binding(number: u8, lease: Millis, watchdog: bool) -> NewBinding {
+    let flags = BindingFlags { watchdog, ephemeral: !watchdog, contention: false };
     let deadline = Deadline::At(NOW + lease);
-    NewTie { tying, lease, deadline, ..new_tie(SESSION, key(number), owner(number), 1) }
+    NewBinding { flags, lease, deadline, ..new_tie(SESSION, key(number), owner(number), 1) }
 }
 
 /// The state with a session whose reader is to be told at this time that it is alive.
@@ -32,20 +32,20 @@ fn an_eighth_of_the_lease_within_bounds() {
 fn a_reader_that_would_hear_too_late_is_answered() {
     for (until, answered) in [(Some(NOW + 101), true), (Some(NOW + 100), false), (None, true)] {
         let mut state = state(until);
-        state.tie(tie(1, 800, true), NOW);
-        assert_eq!(state.owed.is_ending(), answered, "{until:?}");
+        state.bind(binding(1, 800, true), NOW);
+        assert_eq!(state.pending.is_ending(), answered, "{until:?}");
     }
     let mut state = state(Some(NOW + 5000));
-    state.tie(tie(1, 800, false), NOW);
-    assert!(!state.owed.is_ending(), "nobody keeps it alive");
+    state.bind(binding(1, 800, false), NOW);
+    assert!(!state.pending.is_ending(), "nobody keeps it alive");
 }
 
 #[test]
 fn the_pace_is_that_of_the_shortest_lease() {
     let mut state = state(None);
     assert_eq!(state.pace(SESSION, 1600), 200, "that of the default");
-    state.tie(tie(1, 800, true), NOW);
-    state.tie(tie(2, 2400, true), NOW);
+    state.bind(binding(1, 800, true), NOW);
+    state.bind(binding(2, 2400, true), NOW);
     assert_eq!(state.pace(SESSION, 1600), 100);
 }
 
@@ -86,11 +86,11 @@ fn idle_session_is_expected_from_when_it_has_something_bound() {
     assert!(!state.is_needed(SESSION));
     state.sessions.expect_nothing(SESSION);
     assert_eq!(state.sessions.first_silence(), None);
-    state.tie(tie(1, 800, true), NOW);
+    state.bind(binding(1, 800, true), NOW);
     assert!(state.is_needed(SESSION));
     assert_eq!(state.sessions.first_silence(), Some(NOW + 50));
     assert_eq!(state.sessions.take_silent(NOW + 50), Some(SESSION));
-    state.tie(tie(2, 800, true), NOW + 60);
+    state.bind(binding(2, 800, true), NOW + 60);
     assert_eq!(state.sessions.first_silence(), None, "once");
 }
 

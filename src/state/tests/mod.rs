@@ -1,24 +1,27 @@
 //! The state without a server.
 
+mod bindings;
 mod confirmations;
 mod heartbeat;
 mod lease_timers;
-mod owed;
+mod pending;
 mod sessions;
 mod sweep;
-mod ties;
 mod together;
 mod undelivered;
 
-use super::owed::Purpose;
-use super::ties::Home;
-use super::{Answer, GrantId, NewTie, Outcome, Terms, Tying};
+use super::bindings::Home;
+use super::pending::Purpose;
+use super::{Answer, BindingFlags, GrantId, NewBinding, Outcome, Terms};
 use crate::lock::{Deadline, Demand, Limit, LockKey, Owner, Raise, Token};
 use std::cell::Cell;
 use std::rc::Rc;
 
-const TERMS: Terms =
-    Terms { demand: Demand { limit: Limit::MUTEX, raise: Raise::ByOne, lease: 1000 }, tying: Tying::NONE, replicas: 0 };
+const TERMS: Terms = Terms {
+    demand: Demand { limit: Limit::MUTEX, raise: Raise::ByOne, lease: 1000 },
+    flags: BindingFlags::NONE,
+    replicas: 0,
+};
 
 /// A request for a lock.
 const ACQUIRE: Purpose = Purpose::Acquire(TERMS);
@@ -35,11 +38,11 @@ fn home(db: i32) -> Home {
     Rc::new(Cell::new(db))
 }
 
-/// What a watched hold of a session is tied by: for 30 ms at a time, until 50.
-fn new_tie(client: u64, key: LockKey, owner: Owner, token: Token) -> NewTie {
-    NewTie {
+/// What a watched hold of a session is bound by: for 30 ms at a time, until 50.
+fn new_tie(client: u64, key: LockKey, owner: Owner, token: Token) -> NewBinding {
+    NewBinding {
         client,
-        tying: Tying { watchdog: true, ephemeral: false, contention: false },
+        flags: BindingFlags { watchdog: true, ephemeral: false, contention: false },
         key,
         owner,
         token,

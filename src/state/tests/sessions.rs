@@ -5,7 +5,7 @@ use crate::lock::{Deadline, LockKey};
 use crate::server::callbacks::Ticket;
 use crate::server::clock::Now;
 use crate::state::event_bytes::hold_bytes;
-use crate::state::owed::{About, Purpose};
+use crate::state::pending::{About, Purpose};
 use crate::state::sessions::Remains;
 use crate::state::{GrantId, Kind, Outcome, Sessions};
 use proptest::prelude::*;

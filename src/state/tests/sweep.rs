@@ -1,14 +1,14 @@
 //! A pass over all there are, in pieces.
 
 use crate::lock::WaiterId;
-use crate::state::{Sweep, TieId};
+use crate::state::{BindingId, Sweep};
 
 fn nth(ticket: u64) -> WaiterId {
     WaiterId { ticket, ..WaiterId::FIRST }
 }
 
 /// Who is passed if there are so many of each.
-fn pass(sweep: &mut Sweep, waiters: u64, ties: u64) -> (Vec<u64>, Vec<u64>) {
+fn pass(sweep: &mut Sweep, waiters: u64, bindings: u64) -> (Vec<u64>, Vec<u64>) {
     let mut seen = (Vec::new(), Vec::new());
     while !sweep.is_over() {
         if let Some((from, end)) = sweep.waiters() {
@@ -16,10 +16,10 @@ fn pass(sweep: &mut Sweep, waiters: u64, ties: u64) -> (Vec<u64>, Vec<u64>) {
             seen.0.extend(next);
             sweep.passed_waiter(next.map(nth));
         }
-        if let Some((from, end)) = sweep.ties() {
-            let next = (from.0..ties.min(end.0)).next();
+        if let Some((from, end)) = sweep.bindings() {
+            let next = (from.0..bindings.min(end.0)).next();
             seen.1.extend(next);
-            sweep.passed_tie(next.map(TieId));
+            sweep.passed_binding(next.map(BindingId));
         }
     }
     seen
@@ -27,20 +27,20 @@ fn pass(sweep: &mut Sweep, waiters: u64, ties: u64) -> (Vec<u64>, Vec<u64>) {
 
 #[test]
 fn everybody_is_passed_once_and_nobody_who_came_later() {
-    for (waiters, ties) in [(0, 0), (1, 0), (0, 1), (3, 7), (5, 2)] {
+    for (waiters, bindings) in [(0, 0), (1, 0), (0, 1), (3, 7), (5, 2)] {
         let mut sweep = Sweep::default();
         assert!(sweep.is_over());
-        sweep.begin(None, (nth(waiters), TieId(ties)));
+        sweep.begin(None, (nth(waiters), BindingId(bindings)));
         assert!(!sweep.is_over());
-        let seen = pass(&mut sweep, waiters + 10, ties + 10);
-        assert_eq!(seen, ((0..waiters).collect(), (0..ties).collect()));
+        let seen = pass(&mut sweep, waiters + 10, bindings + 10);
+        assert_eq!(seen, ((0..waiters).collect(), (0..bindings).collect()));
     }
 }
 
 #[test]
 fn a_second_one_follows_the_first() {
     let mut sweep = Sweep::default();
-    let four = (nth(4), TieId(4));
+    let four = (nth(4), BindingId(4));
     sweep.begin(Some(1), four);
     sweep.passed_waiter(Some(nth(0)));
     sweep.begin(Some(2), four);
@@ -54,7 +54,7 @@ fn a_second_one_follows_the_first() {
         sweep.begin(Some(3), four);
         dbs.iter().for_each(|db| sweep.begin(Some(*db), four));
         sweep.passed_waiter(None);
-        sweep.passed_tie(None);
+        sweep.passed_binding(None);
         assert_eq!((sweep.concerns(1), sweep.concerns(2), sweep.is_over()), (true, concerns_both, false));
     }
 }
@@ -64,14 +64,14 @@ fn a_second_one_follows_the_first() {
 fn it_comes_to_its_end_while_others_are_asked_for() {
     let mut sweep = Sweep::default();
     let mut seen = Vec::new();
-    sweep.begin(None, (nth(3), TieId(0)));
+    sweep.begin(None, (nth(3), BindingId(0)));
     for _ in 0..6 {
-        sweep.begin(None, (nth(3), TieId(0)));
+        sweep.begin(None, (nth(3), BindingId(0)));
         let (from, _) = sweep.waiters().expect("there are more");
         let next = (from.ticket < 3).then_some(from);
         seen.extend(next.map(|id| id.ticket));
         sweep.passed_waiter(next);
-        sweep.passed_tie(None);
+        sweep.passed_binding(None);
     }
     assert_eq!(seen[..4], [0, 1, 2, 0]);
 }

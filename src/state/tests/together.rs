@@ -4,11 +4,11 @@ use super::{TERMS, granted, home, key, new_tie, owner};
 use crate::lock::serve::{Change, Job};
 use crate::lock::{Deadline, WaiterId};
 use crate::server::clock::{Now, Slice};
-use crate::state::owed::{About, OnBehalf, Ticket};
+use crate::state::pending::{About, OnBehalf, Ticket};
 use crate::state::sessions::{Reader, WITHDRAWN};
 use crate::state::{
-    Answer, Asker, Basis, Delivery, Expiry, Grant, GrantId, GrantedHold, Kind, NewTie, Outcome, Progress, Reading,
-    Recipient, SignsOfLife, Stage, State, Tie, TokenForm, Why, WithdrawnGrant,
+    Answer, Asker, Basis, Binding, Delivery, Expiry, Grant, GrantId, GrantedHold, Kind, NewBinding, Outcome, Progress,
+    Reading, Recipient, SignsOfLife, Stage, State, TokenForm, Why, WithdrawnGrant,
 };
 use std::rc::Rc;
 
@@ -24,18 +24,18 @@ fn undelivered(state: &mut State, client: u64, ticket: Ticket, progress: Progres
 
 /// Owes an answer to a blocked client.
 fn blocked(state: &mut State, client: u64, stage: Stage) -> Ticket {
-    let ticket = state.owed.ticket();
-    state.owed.owe(ticket, Recipient::Blocked { client, block: None }, stage);
+    let ticket = state.pending.ticket();
+    state.pending.owe(ticket, Recipient::Blocked { client, block: None }, stage);
     ticket
 }
 
 /// Owes an event to a session.
 fn asked(state: &mut State, client: u64) -> Ticket {
     let about = About { keys: Rc::from([key(1)]), owner: owner(1), purpose: super::ACQUIRE };
-    let ticket = state.owed.ticket();
+    let ticket = state.pending.ticket();
     state.sessions.open(client);
     state.sessions.add_wait(client, &about, ticket);
-    state.owed.owe(ticket, Recipient::Session { client, about }, Stage::Beginning);
+    state.pending.owe(ticket, Recipient::Session { client, about }, Stage::Beginning);
     ticket
 }
 
@@ -45,15 +45,15 @@ fn reads(state: &mut State, client: u64) {
     let reading = Reading { most: 1, signs: SignsOfLife::Unwanted, asked: 0 };
     let ticket = blocked(state, client, Stage::Reading(reading, None));
     state.sessions.set_reader(client, Some(Reader { ticket, until: None }));
-    assert!(!state.owed.is_ending());
+    assert!(!state.pending.is_ending());
 }
 
 /// A waiter in the queue for key 1, which waits until then.
 fn waits(state: &mut State, number: u8, until: Option<u64>) -> WaiterId {
     let ticket = blocked(state, u64::from(number), Stage::Beginning);
     let (form, on_behalf) = (TokenForm::Alone, OnBehalf::Itself);
-    let asker = Asker { ticket, client: 1, on_behalf, tying: TERMS.tying, replicas: 0, form, arrived: 1 };
-    state.owed.timeouts.extend(until.map(|until| (until, ticket)));
+    let asker = Asker { ticket, client: 1, on_behalf, flags: TERMS.flags, replicas: 0, form, arrived: 1 };
+    state.pending.timeouts.extend(until.map(|until| (until, ticket)));
     state.queue.join(owner(number), [key(1)], TERMS.demand, 0, until, asker)
 }
 
@@ -83,9 +83,9 @@ fn next_to_judge(state: &mut State) -> Option<WaiterId> {
     }
 }
 
-fn tied(state: &mut State, client: u64) -> Tie {
-    state.ties.tie(NewTie { lease: 9, ..new_tie(client, key(1), owner(1), 7) }, 0);
-    state.ties.of(0, &key(1).name, &owner(1), Some(7)).expect("it is tied").clone()
+fn bound(state: &mut State, client: u64) -> Binding {
+    state.bindings.bind(NewBinding { lease: 9, ..new_tie(client, key(1), owner(1), 7) }, 0);
+    state.bindings.of(0, &key(1).name, &owner(1), Some(7)).expect("it is bound").clone()
 }
 
 #[test]
@@ -93,12 +93,12 @@ fn an_answer_goes_to_whoever_it_is_owed_to() {
     let mut state = State::default();
     let ticket = blocked(&mut state, 1, Stage::Beginning);
     assert_eq!(state.end(ticket, granted(1), NOW), Delivery::Due);
-    assert!(state.owed.is_ending() && !state.undelivered.is_revoked());
+    assert!(state.pending.is_ending() && !state.undelivered.is_revoked());
 
     let mut state = State::default();
     let ticket = asked(&mut state, 2);
     assert_eq!(state.end(ticket, granted(3), NOW), Delivery::Due);
-    assert!(!state.owed.is_ending() && !state.undelivered.is_revoked());
+    assert!(!state.pending.is_ending() && !state.undelivered.is_revoked());
     let kind = state.sessions.read(2).map(|(event, _)| event.kind);
     assert!(matches!(kind, Some(Kind::Granted(3, _))), "{kind:?}");
     // It was the only one.
@@ -118,15 +118,15 @@ fn a_reader_is_called_for_each_kind_of_event() {
     let ticket = asked(&mut state, 2);
     reads(&mut state, 2);
     state.end(ticket, granted(1), NOW);
-    assert!(state.owed.is_ending());
+    assert!(state.pending.is_ending());
     for tell in [State::lost, State::unbound] {
         let mut state = State::default();
         reads(&mut state, 2);
-        let (of_another, own) = (tied(&mut state, 3), tied(&mut state, 2));
+        let (of_another, own) = (bound(&mut state, 3), bound(&mut state, 2));
         tell(&mut state, &of_another, Why::Changed);
-        assert!(!state.owed.is_ending());
+        assert!(!state.pending.is_ending());
         tell(&mut state, &own, Why::Changed);
-        assert!(state.owed.is_ending());
+        assert!(state.pending.is_ending());
         assert_eq!(state.sessions.unread(2), 1);
     }
 }
@@ -135,13 +135,13 @@ fn a_reader_is_called_for_each_kind_of_event() {
 fn a_reader_that_has_gone_is_not_called() {
     let mut state = State::default();
     reads(&mut state, 2);
-    let ticket = state.owed.ticket();
-    state.owed.timeouts.extend([(30, ticket), (40, ticket)]);
+    let ticket = state.pending.ticket();
+    state.pending.timeouts.extend([(30, ticket), (40, ticket)]);
     state.reads_no_more(2, ticket, Some(30));
-    assert_eq!(state.owed.timeouts.iter().map(|(until, _)| *until).collect::<Vec<_>>(), [40]);
+    assert_eq!(state.pending.timeouts.iter().map(|(until, _)| *until).collect::<Vec<_>>(), [40]);
     let ticket = asked(&mut state, 2);
     state.end(ticket, granted(1), NOW);
-    assert!(!state.owed.is_ending());
+    assert!(!state.pending.is_ending());
 }
 
 /// Nothing is judged by a grant whose session has ended, also before that end has been dealt with.
@@ -210,12 +210,12 @@ fn whoever_leaves_makes_way() {
     assert!(state.is_contended(0, &key(1).name) && !state.is_contended(1, &key(1).name));
     let waiter = state.queue.leave(first).expect("it waits");
     state.gave_up(&waiter);
-    assert_eq!(state.owed.timeouts.iter().map(|(until, _)| *until).collect::<Vec<_>>(), [40]);
+    assert_eq!(state.pending.timeouts.iter().map(|(until, _)| *until).collect::<Vec<_>>(), [40]);
     assert_eq!(state.lease_timers.first(), Some(100));
     assert_eq!(next_to_judge(&mut state), Some(second));
     let waiter = state.queue.leave(second).expect("it waits");
     state.gave_up(&waiter);
-    assert!(state.owed.timeouts.is_empty() && !state.is_contended(0, &key(1).name));
+    assert!(state.pending.timeouts.is_empty() && !state.is_contended(0, &key(1).name));
     assert_eq!(state.lease_timers.first(), None);
     assert!(state.agenda.is_empty());
 }
@@ -231,7 +231,7 @@ fn work_is_noticed() {
         },
         &|state| state.agenda.note(key(1), Change::Freed),
         &|state| state.expired.push_back((key(1), Expiry::Key { holders: 1 })),
-        &|state| state.sweep.begin(None, (WaiterId::FIRST.next(), state.ties.next_id())),
+        &|state| state.sweep.begin(None, (WaiterId::FIRST.next(), state.bindings.next_id())),
     ];
     for kind in kinds {
         let mut state = State::default();
@@ -239,9 +239,9 @@ fn work_is_noticed() {
         assert!(state.has_work() && !state.has_news_to_tell());
     }
     let mut state = State::default();
-    tied(&mut state, 1);
+    bound(&mut state, 1);
     assert!(!state.has_work());
-    state.ties.client_gone(1);
+    state.bindings.client_gone(1);
     assert!(state.has_work() && !state.has_news_to_tell());
 }
 
@@ -260,9 +260,9 @@ fn news_are_noticed() {
     assert!(state.has_news_to_tell() && state.has_work());
 
     let mut state = State::default();
-    tied(&mut state, 1);
+    bound(&mut state, 1);
     state.forget_work();
-    assert!(state.has_news_to_tell() && state.has_work() && state.ties.is_empty());
+    assert!(state.has_news_to_tell() && state.has_work() && state.bindings.is_empty());
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn whatever_would_be_lost_is_in_use() {
     assert!(state.are_in_use());
 
     let mut state = State::default();
-    tied(&mut state, 1);
+    bound(&mut state, 1);
     assert!(state.are_in_use());
 
     let mut state = State::default();

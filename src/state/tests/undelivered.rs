@@ -3,7 +3,7 @@
 
 use super::{home, key, owner};
 use crate::lock::Deadline;
-use crate::state::owed::{OnBehalf, Ticket};
+use crate::state::pending::{OnBehalf, Ticket};
 use crate::state::{Basis, Grant, GrantId, GrantedHold, Progress, Revocation, Undelivered};
 use proptest::prelude::*;
 use std::collections::BTreeMap;

@@ -18,13 +18,13 @@ impl View for Remembering {
     fn look(&mut self, key: &LockKey, owner: &Owner) -> Sight {
         View::look(&mut self.table, key, owner)
     }
-
-    fn holders(&mut self, key: &LockKey) -> Vec<Owner> {
-        View::holders(&mut self.table, key)
-    }
 }
 
 impl Locks for Remembering {
+    fn holders(&mut self, key: &LockKey) -> Vec<Owner> {
+        Locks::holders(&mut self.table, key)
+    }
+
     fn settle(&mut self, waiter: Waiter<()>, end: WaitEnd) {
         self.ends.push((waiter.owner.clone(), end));
     }

@@ -73,6 +73,9 @@ fn repeatable(cases: u32) -> TestRunner {
 
 /// The locks that are waited for.
 trait Locks: View {
+    /// Those who hold a lock.
+    fn holders(&mut self, key: &LockKey) -> Vec<Owner>;
+
     /// Carries out the end of a wait: what was granted is written.
     fn settle(&mut self, waiter: Waiter<()>, end: WaitEnd);
 }

@@ -87,15 +87,15 @@ impl View for Table {
             Some(Stored::SomethingElse) => Sight::NotALock,
         }
     }
+}
 
+impl Locks for Table {
     fn holders(&mut self, key: &LockKey) -> Vec<Owner> {
         let Some(holders) = self.holders_of(key) else { return Vec::new() };
         let counts = holders.iter().filter(|(_, hold)| !hold.deadline.has_passed(self.now));
         counts.map(|(owner, _)| owner.clone()).collect()
     }
-}
 
-impl Locks for Table {
     fn settle(&mut self, waiter: Waiter<()>, end: WaitEnd) {
         if let WaitEnd::Granted(decisions) = end {
             self.write(&waiter.keys, &waiter.owner, &decisions);

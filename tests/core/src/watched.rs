@@ -59,13 +59,13 @@ impl View for Locked {
         self.compare(key, owner, seen);
         seen
     }
-
-    fn holders(&mut self, key: &LockKey) -> Vec<Owner> {
-        self.table.holders(key)
-    }
 }
 
 impl Locks for Locked {
+    fn holders(&mut self, key: &LockKey) -> Vec<Owner> {
+        self.table.holders(key)
+    }
+
     fn settle(&mut self, waiter: Waiter<()>, end: WaitEnd) {
         let Some(place) = self.plain.place(waiter.id) else {
             return self.blame(|| format!("{:?} does not wait and is served", waiter.id));

@@ -1,6 +1,6 @@
 //! The holders of locks that have many, cached so that a lock with thousands need not be read whole each time.
 //!
-//! A roster is a copy of what the key says: it is made from the key, compared with it at each use, and forgotten as
+//! A cached is a copy of what the key says: it is made from the key, compared with it at each use, and forgotten as
 //! soon as anybody else touches the key. Nothing is lost with it.
 
 use crate::lock::{Deadline, Holders, KeyMap, LockKey, Millis, Token, Values};
@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, btree_set};
 
 /// The holders of one lock, and how to tell that the copy is up to date.
 #[derive(Debug)]
-pub struct Roster {
+pub struct CachedHolders {
     /// The holders.
     pub holders: Holders,
     /// The newest token.
@@ -21,10 +21,10 @@ pub struct Roster {
     pub has_foreign: bool,
 }
 
-/// All rosters, and when the first holder of each expires.
+/// All cache, and when the first holder of each expires.
 #[derive(Debug, Default)]
-pub struct Rosters {
-    by_key: KeyMap<Roster>,
+pub struct HolderCache {
+    by_key: KeyMap<CachedHolders>,
     due: BTreeSet<(Millis, LockKey)>,
     /// Locks that were found without a field that has an expiry of its own, and that nobody else has touched since.
     without_field_expiry: KeyMap<()>,
@@ -32,11 +32,11 @@ pub struct Rosters {
     forgotten: Vec<Forgotten>,
 }
 
-/// All rosters that were forgotten together. Their memory is freed piece by piece, since there may be millions of
+/// All cache that were forgotten together. Their memory is freed piece by piece, since there may be millions of
 /// holders.
 #[derive(Debug)]
 struct Forgotten {
-    rosters: Values<Roster>,
+    cache: Values<CachedHolders>,
     due: btree_set::IntoIter<(Millis, LockKey)>,
     without_field_expiry: Values<()>,
 }
@@ -44,56 +44,56 @@ struct Forgotten {
 impl Forgotten {
     /// Frees a piece. Returns whether there was any.
     fn free(&mut self) -> bool {
-        if let Some(roster) = self.rosters.next() {
-            slice::count_fields(roster.holders.len());
+        if let Some(cached) = self.cache.next() {
+            slice::count_fields(cached.holders.len());
             return true;
         }
         self.due.next().is_some() || self.without_field_expiry.next().is_some()
     }
 }
 
-static ROSTERS: MainThread<Rosters> = MainThread::new();
+static CACHE: MainThread<HolderCache> = MainThread::new();
 
-/// Lends the rosters; see [`MainThread::with`].
-pub fn with<R>(work: impl FnOnce(&mut Rosters) -> R) -> R {
-    ROSTERS.with(work)
+/// Lends the cache; see [`MainThread::with`].
+pub fn with<R>(work: impl FnOnce(&mut HolderCache) -> R) -> R {
+    CACHE.with(work)
 }
 
-/// Forgets the roster of a key, if there is one, and returns how many holders it had. For callbacks; assumes one holder
+/// Forgets the cached of a key, if there is one, and returns how many holders it had. For callbacks; assumes one holder
 /// if it can't tell.
 pub fn forget_if_known(db: i32, name: &[u8]) -> Option<usize> {
-    let forget = |rosters: &mut Rosters| {
-        let holders = rosters.holders(db, name);
-        rosters.forget(db, name);
+    let forget = |cache: &mut HolderCache| {
+        let holders = cache.holders(db, name);
+        cache.forget(db, name);
         holders
     };
-    ROSTERS.try_with(forget).unwrap_or(Some(1))
+    CACHE.try_with(forget).unwrap_or(Some(1))
 }
 
-impl Rosters {
-    /// The roster of a key, if there is one.
-    pub fn get(&self, db: i32, name: &[u8]) -> Option<&Roster> {
+impl HolderCache {
+    /// The cached of a key, if there is one.
+    pub fn get(&self, db: i32, name: &[u8]) -> Option<&CachedHolders> {
         self.by_key.get(db, name)
     }
 
-    /// How many holders the roster of a key has, if there is one.
+    /// How many holders the cached of a key has, if there is one.
     pub fn holders(&self, db: i32, name: &[u8]) -> Option<usize> {
-        self.get(db, name).map(|roster| roster.holders.len())
+        self.get(db, name).map(|cached| cached.holders.len())
     }
 
-    /// Keeps a roster.
-    pub fn keep(&mut self, key: LockKey, roster: Roster) {
-        self.forget_roster(key.db, &key.name);
-        self.due.extend(due(&roster).map(|at| (at, key.clone())));
-        self.by_key.insert(key, roster);
+    /// Keeps a cached.
+    pub fn keep(&mut self, key: LockKey, cached: CachedHolders) {
+        self.forget_holders(key.db, &key.name);
+        self.due.extend(due(&cached).map(|at| (at, key.clone())));
+        self.by_key.insert(key, cached);
     }
 
-    /// Changes a roster.
-    pub fn change<R>(&mut self, db: i32, name: &[u8], work: impl FnOnce(&mut Roster) -> R) -> Option<R> {
-        let roster = self.by_key.get_mut(db, name)?;
-        let before = due(roster);
-        let result = work(roster);
-        let after = due(roster);
+    /// Changes a cached.
+    pub fn change<R>(&mut self, db: i32, name: &[u8], work: impl FnOnce(&mut CachedHolders) -> R) -> Option<R> {
+        let cached = self.by_key.get_mut(db, name)?;
+        let before = due(cached);
+        let result = work(cached);
+        let after = due(cached);
         if before != after {
             let key = LockKey::new(db, name);
             if let Some(before) = before {
@@ -119,23 +119,23 @@ impl Rosters {
         if !self.without_field_expiry.is_empty() {
             self.without_field_expiry.remove(db, name);
         }
-        self.forget_roster(db, name);
+        self.forget_holders(db, name);
     }
 
-    fn forget_roster(&mut self, db: i32, name: &[u8]) {
-        if let Some(roster) = self.by_key.remove(db, name)
-            && let Some(due) = due(&roster)
+    fn forget_holders(&mut self, db: i32, name: &[u8]) {
+        if let Some(cached) = self.by_key.remove(db, name)
+            && let Some(due) = due(&cached)
         {
             self.due.remove(&(due, LockKey::new(db, name)));
         }
     }
 
-    /// Forgets everything. Freeing its memory is left to [`Rosters::free`].
+    /// Forgets everything. Freeing its memory is left to [`HolderCache::free`].
     pub fn clear(&mut self) {
         let Self { by_key, due, without_field_expiry, mut forgotten } = std::mem::take(self);
         if !(by_key.is_empty() && without_field_expiry.is_empty()) {
             forgotten.push(Forgotten {
-                rosters: by_key.into_values(),
+                cache: by_key.into_values(),
                 due: due.into_iter(),
                 without_field_expiry: without_field_expiry.into_values(),
             });
@@ -175,8 +175,8 @@ impl Rosters {
     }
 }
 
-fn due(roster: &Roster) -> Option<Millis> {
-    match roster.holders.first_deadline()? {
+fn due(cached: &CachedHolders) -> Option<Millis> {
+    match cached.holders.first_deadline()? {
         Deadline::At(at) => Some(at),
         Deadline::Never => None,
     }

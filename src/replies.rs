@@ -5,15 +5,17 @@
 //! the reply that carries its event, has been composed, it is undelivered ([`state::Undelivered`]), and can be revoked.
 
 use crate::config;
-use crate::holding;
+use crate::holds;
 use crate::lock::{LockKey, Millis, Owner, Token, Waiter};
 use crate::server::Ctx;
 use crate::server::clock::{Now, Slice};
 use crate::server::reply::Replied;
-use crate::server::timer::{self, Timer};
-use crate::state::owed::{End, OnBehalf, Ticket};
+
+use crate::state::pending::{End, OnBehalf, Ticket};
 use crate::state::sessions::Unheard;
-use crate::state::{self, Answer, Asker, Event, Kind, Outcome, Pending, Reading, Recipient, SignsOfLife, Stage, State};
+use crate::state::{
+    self, Answer, Asker, Delivery, Event, Kind, Outcome, PendingReply, Reading, Recipient, SignsOfLife, Stage, State,
+};
 use crate::stats::{add, count, time};
 
 /// This many clients are answered in one turn. Counted, not timed: unblocking one takes less than a microsecond here,
@@ -28,67 +30,58 @@ const PATIENCE: Millis = 1_000;
 const KEYS_AT_ONCE: usize = 2_000;
 
 /// Records how a request ended, so that whoever is owed the answer gets it. `now` is when it ended.
-pub fn end_request(ctx: Ctx, ticket: Ticket, outcome: Outcome, now: Now) {
-    match state::with(|state| state.end(ticket, outcome, now)) {
-        state::Delivery::Due => timer::wake_for_replies(ctx),
-        state::Delivery::Nobody => {}
-        state::Delivery::Revoked => {
-            count(|it| &mut it.grants_undelivered);
-            timer::wake(ctx, Timer::Work, timer::THIS_TURN);
-        }
+pub fn end_request(state: &mut State, ticket: Ticket, outcome: Outcome, now: Now) {
+    if state.end(ticket, outcome, now) == Delivery::Revoked {
+        count(|it| &mut it.grants_undelivered);
     }
 }
 
 /// Ends a wait without a grant: the request leaves the queue.
-pub fn end_wait(ctx: Ctx, waiter: &Waiter<Asker>, outcome: Outcome, now: Now) {
-    state::with(|state| state.gave_up(waiter));
+pub fn end_wait(state: &mut State, waiter: &Waiter<Asker>, outcome: Outcome, now: Now) {
+    state.gave_up(waiter);
     match outcome {
-        Outcome::TimedOut => time_out(ctx, waiter, now),
-        outcome => end_request(ctx, waiter.asker.ticket, outcome, now),
+        Outcome::TimedOut => time_out(state, waiter, now),
+        outcome => end_request(state, waiter.asker.ticket, outcome, now),
     }
 }
 
 /// Answers a request that has left the queue without a grant and without an error. (That a blocked client was answered
 /// so is counted when it is.)
-pub fn time_out(ctx: Ctx, waiter: &Waiter<Asker>, now: Now) {
+pub fn time_out(state: &mut State, waiter: &Waiter<Asker>, now: Now) {
     if waiter.asker.on_behalf == OnBehalf::Session {
         count(|it| &mut it.timeouts);
     }
-    end_request(ctx, waiter.asker.ticket, Outcome::TimedOut, now);
+    end_request(state, waiter.asker.ticket, Outcome::TimedOut, now);
 }
 
-/// Answers the clients whose answers are ready, or as many of them as one turn has room for.
+/// Answers the clients whose answers are ready, or as many of them as one turn has room for. The state is not lent meanwhile: the
+/// server calls [`answer`] for each.
 pub fn send_answers(ctx: Ctx) {
     for _ in 0..AT_ONCE {
-        let Some((ticket, block)) = state::with(|state| state.owed.next_ending()) else { break };
+        let Some((ticket, block)) = state::with(|state| state.pending.next_ending()) else { break };
         if block.may_be_redirected(ctx) {
-            state::with(|state| state.owed.put_off(ticket, block));
+            state::with(|state| state.pending.put_off(ticket, block));
         } else {
             block.answer();
         }
-    }
-    if state::with(|state| state.owed.is_ending()) {
-        timer::wake_for_replies(ctx);
     }
 }
 
 /// Answers the clients that the server might have redirected but has not: its cron has just checked them.
 pub fn send_put_off(slice: &Slice) {
     while !slice.is_over() {
-        let Some(block) = state::with(|state| state.owed.next_put_off()) else { break };
+        let Some(block) = state::with(|state| state.pending.next_put_off()) else { break };
         block.answer();
     }
 }
 
 /// Answers one client. The server calls this when the module unblocks the client, or `CLIENT UNBLOCK` does.
-pub fn answer(ctx: Ctx, ticket: Ticket) {
+pub fn answer(state: &mut State, ctx: Ctx, ticket: Ticket) {
     let is_ready = |stage: &Stage| matches!(stage, Stage::Ending(_) | Stage::Reading(..));
-    let pending = state::with(|state| {
-        let is_ready = state.owed.get(ticket).is_some_and(|pending| is_ready(&pending.stage));
-        if is_ready { state.owed.take(ticket) } else { None }
-    });
-    let Some(Pending { to: Recipient::Blocked { client, block }, stage }) = pending else {
-        gone(ctx, ticket);
+    let is_ready = state.pending.get(ticket).is_some_and(|pending| is_ready(&pending.stage));
+    let pending = if is_ready { state.pending.take(ticket) } else { None };
+    let Some(PendingReply { to: Recipient::Blocked { client, block }, stage }) = pending else {
+        gone(state, ticket);
         let Replied { .. } = ctx.reply_null();
         return;
     };
@@ -98,7 +91,7 @@ pub fn answer(ctx: Ctx, ticket: Ticket) {
     let Replied { .. } = match stage {
         Stage::Ending(end) => match *end {
             End { outcome: Outcome::Granted(answer, grant), at } => {
-                state::with(|state| state.undelivered.delivered(grant));
+                state.undelivered.delivered(grant);
                 time(|stats| &mut stats.hand_offs, Now::read().micros.saturating_sub(at.micros));
                 reply(ctx, &answer)
             }
@@ -110,32 +103,26 @@ pub fn answer(ctx: Ctx, ticket: Ticket) {
             End { outcome: Outcome::Refused(message), .. } => ctx.reply_error(&message),
         },
         Stage::Reading(reading, until) => {
-            state::with(|state| state.reads_no_more(client, ticket, until));
-            reply_events(ctx, client, reading)
+            state.reads_no_more(client, ticket, until);
+            reply_events(state, ctx, client, reading)
         }
         _ => ctx.reply_null(),
     };
 }
 
 /// A blocked client is gone, and its request with it. Writes nothing, because another command may be in progress.
-pub fn gone(ctx: Ctx, ticket: Ticket) {
-    let Some(it) = state::with(|state| state.withdraw(ticket)) else { return };
+pub fn gone(state: &mut State, ticket: Ticket) {
+    let Some(it) = state.withdraw(ticket) else { return };
     add(|counts| &mut counts.grants_undelivered, u64::from(it.was_granted));
     if let Recipient::Blocked { block: Some(block), .. } = it.from {
         block.has_ended();
     }
-    timer::wake(ctx, Timer::Work, timer::THIS_TURN);
 }
 
 /// A connection has ended, and what is bound to it, and its session. Writes nothing.
-pub fn client_gone(ctx: Ctx, client: u64) {
-    let any = state::with(|state| {
-        let ties = state.ties.client_gone(client);
-        state.sessions.client_gone(client) || ties
-    });
-    if any {
-        timer::wake(ctx, Timer::Work, timer::THIS_TURN);
-    }
+pub fn connection_ended(state: &mut State, client: u64) {
+    state.bindings.client_gone(client);
+    state.sessions.client_gone(client);
 }
 
 /// Writes an answer as a reply.
@@ -156,8 +143,8 @@ pub fn reply(ctx: Ctx, answer: &Answer) -> Replied {
 
 /// Replies with a session's next unread events, and a sign of life at their end if it is wanted; else with null if there
 /// are none.
-pub fn reply_events(ctx: Ctx, session: u64, reading: Reading) -> Replied {
-    let events = state::with(|state| read_events(state, session, reading.most));
+pub fn reply_events(state: &mut State, ctx: Ctx, session: u64, reading: Reading) -> Replied {
+    let events = read_events(state, session, reading.most);
     let signs = usize::from(reading.signs == SignsOfLife::Wanted);
     let count = events.len().saturating_add(signs);
     if count == 0 {
@@ -165,22 +152,20 @@ pub fn reply_events(ctx: Ctx, session: u64, reading: Reading) -> Replied {
     }
     let array = ctx.reply_array(count);
     let replied = events.iter().fold(array, |_, event| reply_event(ctx, event, reading.asked));
-    if signs == 0 { replied } else { reply_alive(ctx, session, reading.asked) }
+    if signs == 0 { replied } else { reply_alive(state, ctx, session, reading.asked) }
 }
 
 /// Writes the sign of life, which is not really an event: the session is alive. It says within how many ms the next
 /// question will be answered, the default lease, how many thousandths of their leases all holds have left that are renewed for
 /// it, counted from when it asked, and whether the server takes writes.
-fn reply_alive(ctx: Ctx, session: u64, asked: Millis) -> Replied {
+fn reply_alive(state: &mut State, ctx: Ctx, session: u64, asked: Millis) -> Replied {
     let lease = config::default_lease();
-    let (pace, sure) = state::with(|state| {
-        let pace = state.pace(session, lease);
-        state.sessions.promise_pace(session, pace);
-        let silent_after = pace.saturating_add(lease.max(PATIENCE));
-        state.sessions.expect_within(session, silent_after, Now::read().millis());
-        (pace, state.ties.sure(session, asked))
-    });
-    let writes = u8::from(holding::takes_writes(ctx));
+    let pace = state.pace(session, lease);
+    state.sessions.promise_pace(session, pace);
+    let silent_after = pace.saturating_add(lease.max(PATIENCE));
+    state.sessions.expect_within(session, silent_after, Now::read().millis());
+    let sure = state.bindings.sure(session, asked);
+    let writes = u8::from(holds::takes_writes(ctx));
     reply_fields(ctx, "heartbeat", (&[], None, None), Some(&format!("{pace} {lease} {sure} {writes}")))
 }
 

@@ -1,7 +1,7 @@
-//! Holds tied to a connection: watched, so that the server renews their lease while the connection lives, or
+//! Holds bound to a connection: watched, so that the server renews their lease while the connection lives, or
 //! ephemeral, so that they end with it.
 //!
-//! A tie names one particular hold by its token. So the watchdog never renews a later hold, and a connection that
+//! A binding names one particular hold by its token. So the watchdog never renews a later hold, and a connection that
 //! ends never takes one with it.
 
 use super::event_bytes::hold_bytes;
@@ -11,9 +11,9 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-/// How a hold is tied to its connection.
+/// How a hold is bound to its connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tying {
+pub struct BindingFlags {
     /// The server renews the lease while the connection lives.
     pub watchdog: bool,
     /// The hold ends with the connection.
@@ -22,7 +22,7 @@ pub struct Tying {
     pub contention: bool,
 }
 
-impl Tying {
+impl BindingFlags {
     /// Not at all.
     pub const NONE: Self = Self { watchdog: false, ephemeral: false, contention: false };
 
@@ -32,22 +32,22 @@ impl Tying {
     }
 }
 
-/// The name of a tie; later ties have greater names, and none is used twice.
+/// The name of a binding; later bindings have greater names, and none is used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TieId(pub u64);
+pub struct BindingId(pub u64);
 
-impl TieId {
-    /// No tie has a smaller name.
+impl BindingId {
+    /// No binding has a smaller name.
     pub const FIRST: Self = Self(0);
 }
 
-/// A tied hold.
+/// A bound hold.
 #[derive(Clone, Debug)]
-pub struct Tie {
+pub struct Binding {
     /// The connection.
     pub client: u64,
-    /// How it is tied.
-    pub tying: Tying,
+    /// How it is bound.
+    pub flags: BindingFlags,
     /// The lock's key: its name.
     pub name: Rc<[u8]>,
     /// The owner.
@@ -118,17 +118,17 @@ impl Steps {
     }
 }
 
-/// The number of a database, shared by everything that is tied or may be taken back in it, so that `SWAPDB` changes
+/// The number of a database, shared by everything that is bound or may be taken back in it, so that `SWAPDB` changes
 /// it for all of them at once.
 pub type Home = Rc<Cell<i32>>;
 
-/// What a tie is made from.
+/// What a binding is made from.
 #[derive(Debug)]
-pub struct NewTie {
+pub struct NewBinding {
     /// The connection.
     pub client: u64,
-    /// How it is tied.
-    pub tying: Tying,
+    /// How it is bound.
+    pub flags: BindingFlags,
     /// The lock.
     pub key: LockKey,
     /// The owner.
@@ -147,16 +147,16 @@ pub struct NewTie {
     pub limit: Limit,
 }
 
-/// The tie that a hold had before.
+/// The binding that a hold had before.
 #[derive(Debug)]
 pub enum Before {
     /// Of the same hold, to another connection.
-    Elsewhere(Tie),
+    Elsewhere(Binding),
     /// Of another hold of this owner, which must have ended unnoticed.
-    OtherHold(Tie),
+    OtherHold(Binding),
 }
 
-impl Tie {
+impl Binding {
     /// The lock.
     pub fn key(&self) -> LockKey {
         LockKey { db: self.home.get(), name: self.name.clone() }
@@ -169,17 +169,17 @@ impl Tie {
 
     /// Whether its session has yet to be told that somebody waits for the lock.
     fn asks(&self) -> bool {
-        self.tying.contention && !self.told
+        self.flags.contention && !self.told
     }
 
-    /// Its place among the ties of its connection.
-    fn rank(&self, id: TieId) -> Rank {
-        (if self.tying.watchdog { self.lease } else { Millis::MAX }, self.kept_end(), id)
+    /// Its place among the bindings of its connection.
+    fn rank(&self, id: BindingId) -> Rank {
+        (if self.flags.watchdog { self.lease } else { Millis::MAX }, self.kept_end(), id)
     }
 
     /// When it needs attention, as it is kept: to be renewed, or because its lease has run out.
     fn next_due(&self, now: Millis) -> Option<Millis> {
-        let renewal = self.tying.watchdog.then(|| now.saturating_add(interval(self.lease)));
+        let renewal = self.flags.watchdog.then(|| now.saturating_add(interval(self.lease)));
         self.over().into_iter().chain(renewal).min()
     }
 
@@ -225,22 +225,22 @@ fn interval(lease: Millis) -> Millis {
     (lease / 3).max(1)
 }
 
-/// Orders the ties of a connection: watched ones by their leases, then those that are not watched; those of one lease by
+/// Orders the bindings of a connection: watched ones by their leases, then those that are not watched; those of one lease by
 /// when they end.
-type Rank = (Millis, Deadline, TieId);
+type Rank = (Millis, Deadline, BindingId);
 
 /// Of a connection with more different leases that are renewed for it, nothing is sure: looking at each would take long.
 const LEASES: usize = 1_000;
 
-/// The ties of a lock.
+/// The bindings of a lock.
 #[derive(Debug, Default)]
 struct OfLock {
-    by_owner: BTreeMap<Owner, TieId>,
+    by_owner: BTreeMap<Owner, BindingId>,
     /// How many connections had ended when those were last looked for that ended with theirs.
     looked: u64,
 }
 
-/// The ties of a connection.
+/// The bindings of a connection.
 #[derive(Debug, Default)]
 struct OfClient {
     ranks: BTreeSet<Rank>,
@@ -248,115 +248,115 @@ struct OfClient {
     reserved: usize,
 }
 
-/// Ties, with five indices.
+/// Bindings, with five indices.
 #[derive(Debug, Default)]
 struct Tables {
-    by_id: BTreeMap<TieId, Tie>,
+    by_id: BTreeMap<BindingId, Binding>,
     by_client: BTreeMap<u64, OfClient>,
     by_hold: KeyMap<OfLock>,
-    /// Those whose sessions have yet to be told that somebody waits: of a lock that has one holder, the tie of that.
-    asking: KeyMap<TieId>,
-    due: BTreeSet<(Millis, TieId)>,
+    /// Those whose sessions have yet to be told that somebody waits: of a lock that has one holder, the binding of that.
+    asking: KeyMap<BindingId>,
+    due: BTreeSet<(Millis, BindingId)>,
     /// Those that were due and not renewed because their session reads nothing, by connection.
-    unread: BTreeMap<u64, BTreeSet<TieId>>,
+    unread: BTreeMap<u64, BTreeSet<BindingId>>,
 }
 
-/// All ties.
+/// All bindings.
 #[derive(Debug, Default)]
-pub struct Ties {
+pub struct Bindings {
     next_id: u64,
     /// How many connections that had any have ended.
     ends: u64,
     reads: Read,
     steps: Steps,
-    /// The first tie that may have a key which has yet to follow a step of the clock; all before it have none.
-    to_follow: Option<TieId>,
+    /// The first binding that may have a key which has yet to follow a step of the clock; all before it have none.
+    to_follow: Option<BindingId>,
     live: Tables,
     /// Those that were due when nothing could be renewed, and are to be as soon as it can.
-    overdue: VecDeque<BTreeSet<TieId>>,
+    overdue: VecDeque<BTreeSet<BindingId>>,
     homes: BTreeMap<i32, Home>,
-    /// Ties of connections that have ended.
+    /// Bindings of connections that have ended.
     ended: VecDeque<BTreeSet<Rank>>,
-    /// Ties from before this server's role changed.
+    /// Bindings from before this server's role changed.
     retired: VecDeque<Tables>,
-    /// Ties whose hold somebody else may have ended.
-    doubtful: BTreeMap<TieId, Why>,
+    /// Bindings whose hold somebody else may have ended.
+    doubtful: BTreeMap<BindingId, Why>,
 }
 
 impl Tables {
-    fn add(&mut self, id: TieId, tie: Tie) {
-        let of_client = self.by_client.entry(tie.client).or_default();
-        of_client.ranks.insert(tie.rank(id));
-        of_client.reserved = of_client.reserved.saturating_add(tie.reserved());
-        self.by_hold.get_or_default(&tie.key()).by_owner.insert(tie.owner.clone(), id);
-        if tie.asks() {
-            self.asking.insert(tie.key(), id);
+    fn add(&mut self, id: BindingId, binding: Binding) {
+        let of_client = self.by_client.entry(binding.client).or_default();
+        of_client.ranks.insert(binding.rank(id));
+        of_client.reserved = of_client.reserved.saturating_add(binding.reserved());
+        self.by_hold.get_or_default(&binding.key()).by_owner.insert(binding.owner.clone(), id);
+        if binding.asks() {
+            self.asking.insert(binding.key(), id);
         }
-        self.due.extend(tie.due.map(|due| (due, id)));
-        self.by_id.insert(id, tie);
+        self.due.extend(binding.due.map(|due| (due, id)));
+        self.by_id.insert(id, binding);
     }
 
-    fn remove(&mut self, id: TieId) -> Option<Tie> {
-        let tie = self.by_id.remove(&id)?;
-        if let Some(due) = tie.due {
+    fn remove(&mut self, id: BindingId) -> Option<Binding> {
+        let binding = self.by_id.remove(&id)?;
+        if let Some(due) = binding.due {
             self.due.remove(&(due, id));
         }
-        if let Some(of_client) = self.by_client.get_mut(&tie.client) {
-            if of_client.ranks.remove(&tie.rank(id)) {
-                of_client.reserved = of_client.reserved.saturating_sub(tie.reserved());
+        if let Some(of_client) = self.by_client.get_mut(&binding.client) {
+            if of_client.ranks.remove(&binding.rank(id)) {
+                of_client.reserved = of_client.reserved.saturating_sub(binding.reserved());
             }
             if of_client.ranks.is_empty() {
-                self.by_client.remove(&tie.client);
+                self.by_client.remove(&binding.client);
             }
         }
-        if let Some(unread) = self.unread.get_mut(&tie.client) {
+        if let Some(unread) = self.unread.get_mut(&binding.client) {
             unread.remove(&id);
             if unread.is_empty() {
-                self.unread.remove(&tie.client);
+                self.unread.remove(&binding.client);
             }
         }
-        let db = tie.home.get();
-        if self.asking.get(db, &tie.name) == Some(&id) {
-            self.asking.remove(db, &tie.name);
+        let db = binding.home.get();
+        if self.asking.get(db, &binding.name) == Some(&id) {
+            self.asking.remove(db, &binding.name);
         }
-        if let Some(of_lock) = self.by_hold.get_mut(db, &tie.name) {
-            of_lock.by_owner.remove(&tie.owner);
+        if let Some(of_lock) = self.by_hold.get_mut(db, &binding.name) {
+            of_lock.by_owner.remove(&binding.owner);
             if of_lock.by_owner.is_empty() {
-                self.by_hold.remove(db, &tie.name);
+                self.by_hold.remove(db, &binding.name);
             }
         }
-        Some(tie)
+        Some(binding)
     }
 
     /// Its session is to be told once somebody waits.
-    fn ask(&mut self, id: TieId) {
-        if let Some(tie) = self.by_id.get_mut(&id) {
-            (tie.tying.contention, tie.told) = (true, false);
-            self.asking.insert(tie.key(), id);
+    fn ask(&mut self, id: BindingId) {
+        if let Some(binding) = self.by_id.get_mut(&id) {
+            (binding.flags.contention, binding.told) = (true, false);
+            self.asking.insert(binding.key(), id);
         }
     }
 
-    /// Changes a tie's deadline, and its place among the ties of its connection.
-    fn change(&mut self, id: TieId, change: impl FnOnce(&mut Tie)) {
-        let Some(tie) = self.by_id.get_mut(&id) else { return };
-        let before = tie.rank(id);
-        change(tie);
-        let after = tie.rank(id);
+    /// Changes a binding's deadline, and its place among the bindings of its connection.
+    fn change(&mut self, id: BindingId, change: impl FnOnce(&mut Binding)) {
+        let Some(binding) = self.by_id.get_mut(&id) else { return };
+        let before = binding.rank(id);
+        change(binding);
+        let after = binding.rank(id);
         if before != after
-            && let Some(of_client) = self.by_client.get_mut(&tie.client)
+            && let Some(of_client) = self.by_client.get_mut(&binding.client)
             && of_client.ranks.remove(&before)
         {
             of_client.ranks.insert(after);
         }
     }
 
-    fn of_lock(&self, db: i32, name: &[u8]) -> impl Iterator<Item = TieId> + '_ {
+    fn of_lock(&self, db: i32, name: &[u8]) -> impl Iterator<Item = BindingId> + '_ {
         self.by_hold.get(db, name).into_iter().flat_map(|of_lock| of_lock.by_owner.values().copied())
     }
 
-    fn set_due(&mut self, id: TieId, due: Option<Millis>) {
-        if let Some(tie) = self.by_id.get_mut(&id) {
-            if let Some(before) = std::mem::replace(&mut tie.due, due) {
+    fn set_due(&mut self, id: BindingId, due: Option<Millis>) {
+        if let Some(binding) = self.by_id.get_mut(&id) {
+            if let Some(before) = std::mem::replace(&mut binding.due, due) {
                 self.due.remove(&(before, id));
             }
             self.due.extend(due.map(|due| (due, id)));
@@ -373,34 +373,34 @@ pub enum Confirms {
     No,
 }
 
-impl Ties {
-    /// Ties a hold to a connection, whatever it was tied to before. If the same hold was tied to the same connection,
-    /// that tie's flags stay as well; and of a request without flags its lease, and the replicas if it names none.
-    pub fn tie(&mut self, new: NewTie, now: Millis) -> Option<Before> {
+impl Bindings {
+    /// Binds a hold to a connection, whatever it was bound to before. If the same hold was bound to the same connection,
+    /// that binding's flags stay as well; and of a request without flags its lease, and the replicas if it names none.
+    pub fn bind(&mut self, new: NewBinding, now: Millis) -> Option<Before> {
         let id = self.id(new.key.db, &new.key.name, &new.owner);
-        let tied = id.and_then(|id| self.get(id)).filter(|it| it.token == new.token);
-        let keeps = tied.is_some_and(|it| it.client == new.client && !new.tying.is_a_term());
+        let bound = id.and_then(|id| self.get(id)).filter(|it| it.token == new.token);
+        let keeps = bound.is_some_and(|it| it.client == new.client && !new.flags.is_a_term());
         if keeps && new.replicas == 0 {
-            // A lease for once, or a hold more: what the tie promises stays.
-            id.filter(|_| new.tying.contention).into_iter().for_each(|id| self.live.ask(id));
+            // A lease for once, or a hold more: what the binding promises stays.
+            id.filter(|_| new.flags.contention).into_iter().for_each(|id| self.live.ask(id));
             return None;
         }
         let before = id.and_then(|id| self.live.remove(id));
         let of_hold = before.as_ref().filter(|it| it.token == new.token);
         let (deadline, steps) = (self.steps.kept_deadline(new.deadline), self.steps.clone());
         let followed = of_hold.map_or(steps.0.get(), |it| it.followed);
-        let mut tying = new.tying;
-        let told = !tying.contention && of_hold.is_some_and(|it| it.told);
+        let mut flags = new.flags;
+        let told = !flags.contention && of_hold.is_some_and(|it| it.told);
         let lease = of_hold.filter(|_| keeps).map_or(new.lease, |it| it.lease);
         if let Some(before) = of_hold.filter(|it| it.client == new.client) {
-            tying.watchdog |= before.tying.watchdog;
-            tying.ephemeral |= before.tying.ephemeral;
-            tying.contention |= before.tying.contention;
+            flags.watchdog |= before.flags.watchdog;
+            flags.ephemeral |= before.flags.ephemeral;
+            flags.contention |= before.flags.contention;
         }
         let home = self.home(new.key.db);
-        let tie = Tie {
+        let binding = Binding {
             client: new.client,
-            tying,
+            flags,
             name: new.key.name,
             owner: new.owner,
             token: new.token,
@@ -417,8 +417,8 @@ impl Ties {
             steps,
             followed,
         };
-        let (id, client, token) = (self.next_id(), tie.client, tie.token);
-        self.add(tie, now);
+        let (id, client, token) = (self.next_id(), binding.client, binding.token);
+        self.add(binding, now);
         if keeps {
             self.deadline_moved(id, new.deadline, now);
         }
@@ -431,38 +431,38 @@ impl Ties {
         self.homes.entry(db).or_insert_with(|| Rc::new(Cell::new(db))).clone()
     }
 
-    fn add(&mut self, mut tie: Tie, now: Millis) {
+    fn add(&mut self, mut binding: Binding, now: Millis) {
         let id = self.next_id();
         self.next_id = self.next_id.wrapping_add(1);
-        tie.due = tie.next_due(self.steps.kept(now));
-        self.live.add(id, tie);
+        binding.due = binding.next_due(self.steps.kept(now));
+        self.live.add(id, binding);
     }
 
-    /// The name that the next tie gets.
-    pub fn next_id(&self) -> TieId {
-        TieId(self.next_id)
+    /// The name that the next binding gets.
+    pub fn next_id(&self) -> BindingId {
+        BindingId(self.next_id)
     }
 
-    fn id(&self, db: i32, name: &[u8], owner: &[u8]) -> Option<TieId> {
+    fn id(&self, db: i32, name: &[u8], owner: &[u8]) -> Option<BindingId> {
         self.live.by_hold.get(db, name)?.by_owner.get(owner).copied()
     }
 
-    /// A tie.
-    pub fn get(&self, id: TieId) -> Option<&Tie> {
+    /// A binding.
+    pub fn get(&self, id: BindingId) -> Option<&Binding> {
         self.live.by_id.get(&id)
     }
 
-    /// The tie of the hold that `owner` has under `token`.
-    pub fn of(&self, db: i32, name: &[u8], owner: &[u8], token: Option<Token>) -> Option<&Tie> {
-        self.get(self.id(db, name, owner)?).filter(|tie| Some(tie.token) == token)
+    /// The binding of the hold that `owner` has under `token`.
+    pub fn of(&self, db: i32, name: &[u8], owner: &[u8], token: Option<Token>) -> Option<&Binding> {
+        self.get(self.id(db, name, owner)?).filter(|binding| Some(binding.token) == token)
     }
 
-    /// Whether any hold of a lock is tied.
-    pub fn is_tied(&self, db: i32, name: &[u8]) -> bool {
+    /// Whether any hold of a lock is bound.
+    pub fn is_bound(&self, db: i32, name: &[u8]) -> bool {
         self.live.by_hold.get(db, name).is_some()
     }
 
-    /// The connection that a hold of `owner` is tied to, whatever its token.
+    /// The connection that a hold of `owner` is bound to, whatever its token.
     pub fn client_of(&self, db: i32, name: &[u8], owner: &[u8]) -> Option<u64> {
         Some(self.get(self.id(db, name, owner)?)?.client)
     }
@@ -472,14 +472,14 @@ impl Ties {
         self.live.asking.get(db, name).is_some()
     }
 
-    /// The tie of a lock whose session has yet to be told that somebody waits for it: it is being told.
-    pub fn take_asking(&mut self, db: i32, name: &[u8]) -> Option<&Tie> {
+    /// The binding of a lock whose session has yet to be told that somebody waits for it: it is being told.
+    pub fn take_asking(&mut self, db: i32, name: &[u8]) -> Option<&Binding> {
         // Mostly nobody asks, and to find that out costs less than to remove nothing.
         let id = *self.live.asking.get(db, name)?;
         self.live.asking.remove(db, name);
-        let tie = self.live.by_id.get_mut(&id)?;
-        tie.told = true;
-        Some(tie)
+        let binding = self.live.by_id.get_mut(&id)?;
+        binding.told = true;
+        Some(binding)
     }
 
     /// How many locks may be held unused until somebody waits for them.
@@ -493,7 +493,7 @@ impl Ties {
         Some(*lease).filter(|lease| *lease != Millis::MAX)
     }
 
-    /// Whether any hold is tied to a connection.
+    /// Whether any hold is bound to a connection.
     pub fn has_any(&self, client: u64) -> bool {
         self.live.by_client.contains_key(&client)
     }
@@ -512,7 +512,7 @@ impl Ties {
         let mut least = None;
         let mut longer_than: Millis = 0;
         for _ in 0..LEASES {
-            let next = (longer_than.saturating_add(1), Deadline::At(0), TieId(0));
+            let next = (longer_than.saturating_add(1), Deadline::At(0), BindingId(0));
             let watched = of_client.ranks.range(next..).next().filter(|(lease, ..)| *lease != Millis::MAX);
             let Some((lease, deadline, _)) = watched else { return least.unwrap_or(0) };
             let left = deadline.remaining(since).and_then(|left| left.saturating_mul(WHOLE).checked_div(*lease));
@@ -522,23 +522,23 @@ impl Ties {
         0
     }
 
-    /// Forgets the tie of a hold, and returns it if there was one.
-    pub fn untie(&mut self, db: i32, name: &[u8], owner: &[u8]) -> Option<Tie> {
+    /// Forgets the binding of a hold, and returns it if there was one.
+    pub fn unbind(&mut self, db: i32, name: &[u8], owner: &[u8]) -> Option<Binding> {
         self.live.remove(self.id(db, name, owner)?)
     }
 
-    /// Forgets the ties of all holds of a lock, and returns them.
-    pub fn untie_all(&mut self, db: i32, name: &[u8]) -> Vec<Tie> {
-        let ids: Vec<TieId> = self.live.of_lock(db, name).collect();
+    /// Forgets the bindings of all holds of a lock, and returns them.
+    pub fn unbind_all(&mut self, db: i32, name: &[u8]) -> Vec<Binding> {
+        let ids: Vec<BindingId> = self.live.of_lock(db, name).collect();
         ids.into_iter().filter_map(|id| self.live.remove(id)).collect()
     }
 
-    /// Forgets a tie, and returns it.
-    pub fn remove(&mut self, id: TieId) -> Option<Tie> {
+    /// Forgets a binding, and returns it.
+    pub fn remove(&mut self, id: BindingId) -> Option<Binding> {
         self.live.remove(id)
     }
 
-    /// This module changed the hold of `owner`: it has this token and deadline now. If the tie belonged to another
+    /// This module changed the hold of `owner`: it has this token and deadline now. If the binding belonged to another
     /// hold, forgets it and returns it.
     pub fn changed(
         &mut self,
@@ -547,42 +547,42 @@ impl Ties {
         token: Token,
         deadline: Deadline,
         now: Millis,
-    ) -> Option<Tie> {
+    ) -> Option<Binding> {
         let id = self.id(db, name, owner)?;
-        let tie = self.live.by_id.get_mut(&id)?;
-        if Some(tie.token) != before {
+        let binding = self.live.by_id.get_mut(&id)?;
+        if Some(binding.token) != before {
             return self.live.remove(id);
         }
-        tie.token = token;
+        binding.token = token;
         self.deadline_moved(id, deadline, now);
         None
     }
 
-    /// The deadline of a tied hold has moved: its watchdog comes in time for the new one, if that is earlier.
-    pub fn deadline_moved(&mut self, id: TieId, deadline: Deadline, now: Millis) {
+    /// The deadline of a bound hold has moved: its watchdog comes in time for the new one, if that is earlier.
+    pub fn deadline_moved(&mut self, id: BindingId, deadline: Deadline, now: Millis) {
         let (deadline, now) = (self.steps.kept_deadline(deadline), self.steps.kept(now));
-        self.live.change(id, |tie| tie.moved(deadline));
-        let Some(tie) = self.get(id) else { return };
+        self.live.change(id, |binding| binding.moved(deadline));
+        let Some(binding) = self.get(id) else { return };
         let left = deadline.remaining(now).map(|left| now.saturating_add(interval(left)));
-        let over = tie.over();
-        let renewal = if tie.tying.watchdog { tie.due.into_iter().chain(left).chain(over).min() } else { None };
-        let due = renewal.or_else(|| tie.next_due(now));
+        let over = binding.over();
+        let renewal = if binding.flags.watchdog { binding.due.into_iter().chain(left).chain(over).min() } else { None };
+        let due = renewal.or_else(|| binding.next_due(now));
         self.live.set_due(id, due);
     }
 
-    /// The hold of `owner`, if it is tied, has this count now, and its lock this limit.
+    /// The hold of `owner`, if it is bound, has this count now, and its lock this limit.
     pub fn counted(&mut self, (db, name, owner): (i32, &[u8], &[u8]), holds: u64, limit: Option<Limit>) {
         let id = self.id(db, name, owner);
-        if let Some(tie) = id.and_then(|id| self.live.by_id.get_mut(&id)) {
-            (tie.holds, tie.limit) = (holds, limit.unwrap_or(tie.limit));
+        if let Some(binding) = id.and_then(|id| self.live.by_id.get_mut(&id)) {
+            (binding.holds, binding.limit) = (holds, limit.unwrap_or(binding.limit));
         }
     }
 
-    /// The server's clock has stepped by so many ms: all ties go along, and their keys have to follow.
+    /// The server's clock has stepped by so many ms: all bindings go along, and their keys have to follow.
     pub fn stepped(&mut self, by: i64) {
         let Stepped { by: before, times } = self.steps.0.get();
         self.steps.0.set(Stepped { by: before.saturating_add(by), times: times.wrapping_add(1) });
-        self.to_follow = Some(TieId(0));
+        self.to_follow = Some(BindingId(0));
     }
 
     /// Whether any key may have yet to follow a step of the clock.
@@ -590,9 +590,9 @@ impl Ties {
         self.to_follow.is_some_and(|from| self.live.by_id.range(from..).next().is_some())
     }
 
-    /// Whether the key of this tie has.
-    pub fn lags(&self, id: TieId) -> bool {
-        self.get(id).is_some_and(|tie| tie.followed != self.steps.0.get())
+    /// Whether the key of this binding has.
+    pub fn lags(&self, id: BindingId) -> bool {
+        self.get(id).is_some_and(|binding| binding.followed != self.steps.0.get())
     }
 
     /// Whether the key of the hold of `owner` has.
@@ -600,60 +600,60 @@ impl Ties {
         self.id(db, name, owner).is_some_and(|id| self.lags(id))
     }
 
-    /// The next tie whose key may have.
-    pub fn next_lagging(&mut self) -> Option<TieId> {
+    /// The next binding whose key may have.
+    pub fn next_lagging(&mut self) -> Option<BindingId> {
         let next = self.live.by_id.range(self.to_follow?..).next().map(|(id, _)| *id);
-        self.to_follow = next.map(|TieId(id)| TieId(id.wrapping_add(1)));
+        self.to_follow = next.map(|BindingId(id)| BindingId(id.wrapping_add(1)));
         next
     }
 
-    /// The ties of this lock whose key has.
-    pub fn lagging_of(&self, db: i32, name: &[u8]) -> Vec<TieId> {
+    /// The bindings of this lock whose key has.
+    pub fn lagging_of(&self, db: i32, name: &[u8]) -> Vec<BindingId> {
         self.live.of_lock(db, name).filter(|id| self.lags(*id)).collect()
     }
 
-    /// The key of a tie is about to follow. Returns the tie and by how many ms; `None` if it has, or if others have just
+    /// The key of a binding is about to follow. Returns the binding and by how many ms; `None` if it has, or if others have just
     /// touched it.
-    pub fn follows(&mut self, id: TieId) -> Option<(Tie, i64)> {
+    pub fn follows(&mut self, id: BindingId) -> Option<(Binding, i64)> {
         let now = self.steps.0.get();
-        let tie = self.live.by_id.get_mut(&id)?;
-        let before = std::mem::replace(&mut tie.followed, now);
+        let binding = self.live.by_id.get_mut(&id)?;
+        let before = std::mem::replace(&mut binding.followed, now);
         let is_touched = self.doubtful.get(&id).is_some_and(|why| *why != Why::Expired);
-        (before != now && !is_touched).then(|| (tie.clone(), now.by.saturating_sub(before.by)))
+        (before != now && !is_touched).then(|| (binding.clone(), now.by.saturating_sub(before.by)))
     }
 
-    /// Somebody else gave a tied hold another deadline. Its end must not be missed, but that is no reason to renew it
+    /// Somebody else gave a bound hold another deadline. Its end must not be missed, but that is no reason to renew it
     /// earlier. (A key that has yet to follow a step of the clock says nothing.)
-    pub fn deadline_seen(&mut self, id: TieId, deadline: Deadline) {
+    pub fn deadline_seen(&mut self, id: BindingId, deadline: Deadline) {
         if self.lags(id) {
             return;
         }
         let deadline = self.steps.kept_deadline(deadline);
-        self.live.change(id, |tie| tie.moved(deadline));
-        let Some(tie) = self.get(id) else { return };
-        let due = tie.due.into_iter().chain(tie.over()).min();
+        self.live.change(id, |binding| binding.moved(deadline));
+        let Some(binding) = self.get(id) else { return };
+        let due = binding.due.into_iter().chain(binding.over()).min();
         self.live.set_due(id, due);
     }
 
-    /// A tie that is due. A watched one is due again a third of its lease later, or at its end, whatever happens now.
-    pub fn take_due(&mut self, now: Millis) -> Option<TieId> {
+    /// A binding that is due. A watched one is due again a third of its lease later, or at its end, whatever happens now.
+    pub fn take_due(&mut self, now: Millis) -> Option<BindingId> {
         let id = self.take_overdue().or_else(|| self.first_due(now))?;
         let now = self.steps.kept(now);
-        let watched = self.get(id).filter(|tie| tie.tying.watchdog);
-        let next = watched.and_then(|tie| {
-            let over = tie.over().filter(|over| *over > now);
-            over.into_iter().chain([now.saturating_add(interval(tie.lease))]).min()
+        let watched = self.get(id).filter(|binding| binding.flags.watchdog);
+        let next = watched.and_then(|binding| {
+            let over = binding.over().filter(|over| *over > now);
+            over.into_iter().chain([now.saturating_add(interval(binding.lease))]).min()
         });
         self.live.set_due(id, next);
         Some(id)
     }
 
-    /// The tie that is due for longest.
-    pub fn first_due(&self, now: Millis) -> Option<TieId> {
+    /// The binding that is due for longest.
+    pub fn first_due(&self, now: Millis) -> Option<BindingId> {
         self.live.due.first().filter(|(due, _)| *due <= self.steps.kept(now)).map(|(_, id)| *id)
     }
 
-    fn take_overdue(&mut self) -> Option<TieId> {
+    fn take_overdue(&mut self) -> Option<BindingId> {
         loop {
             match self.overdue.front_mut()?.pop_first() {
                 Some(id) if self.live.by_id.contains_key(&id) => return Some(id),
@@ -671,29 +671,29 @@ impl Ties {
     }
 
     /// Whether a hold's session, whose last read this was, has read nothing since the hold was renewed.
-    pub fn is_unread(&self, tie: &Tie, last: Read) -> bool {
-        last <= tie.since
+    pub fn is_unread(&self, binding: &Binding, last: Read) -> bool {
+        last <= binding.since
     }
 
     /// A hold was renewed.
-    pub fn renewed(&mut self, id: TieId) {
+    pub fn renewed(&mut self, id: BindingId) {
         let reads = self.reads;
-        if let Some(tie) = self.live.by_id.get_mut(&id) {
-            tie.since = reads;
+        if let Some(binding) = self.live.by_id.get_mut(&id) {
+            binding.since = reads;
         }
     }
 
-    /// A tie that is due is not renewed before its session reads. Until then, only its end is of interest.
-    pub fn wait_for_reader(&mut self, id: TieId) {
-        let Some(tie) = self.get(id) else { return };
-        let (client, over) = (tie.client, tie.over());
+    /// A binding that is due is not renewed before its session reads. Until then, only its end is of interest.
+    pub fn wait_for_reader(&mut self, id: BindingId) {
+        let Some(binding) = self.get(id) else { return };
+        let (client, over) = (binding.client, binding.over());
         self.live.unread.entry(client).or_default().insert(id);
         self.live.set_due(id, over);
     }
 
-    /// A tie that is due can't be renewed now. Until it can, only its end is of interest.
-    pub fn put_off(&mut self, id: TieId) {
-        let over = self.get(id).and_then(Tie::over);
+    /// A binding that is due can't be renewed now. Until it can, only its end is of interest.
+    pub fn put_off(&mut self, id: BindingId) {
+        let over = self.get(id).and_then(Binding::over);
         self.live.set_due(id, over);
         match self.overdue.back_mut() {
             Some(last) => drop(last.insert(id)),
@@ -701,24 +701,24 @@ impl Ties {
         }
     }
 
-    /// A tie whose hold is over needs no more attention.
-    pub fn is_over(&mut self, id: TieId) {
+    /// A binding whose hold is over needs no more attention.
+    pub fn is_over(&mut self, id: BindingId) {
         self.live.set_due(id, None);
     }
 
     /// Replicas are being asked whether they have the renewal of a hold that was just made.
-    pub fn asked(&mut self, id: TieId, renewal: ConfirmationId) {
-        if let Some(tie) = self.live.by_id.get_mut(&id)
-            && let Some(confirmed) = &mut tie.confirmed
+    pub fn asked(&mut self, id: BindingId, renewal: ConfirmationId) {
+        if let Some(binding) = self.live.by_id.get_mut(&id)
+            && let Some(confirmed) = &mut binding.confirmed
         {
-            confirmed.asked = Some((renewal, tie.deadline));
+            confirmed.asked = Some((renewal, binding.deadline));
         }
     }
 
     /// Enough replicas have a renewal. Or not: then what they knew before stands.
-    pub fn answered(&mut self, id: TieId, renewal: ConfirmationId, answer: Confirms) {
-        self.live.change(id, |tie| {
-            if let Some(confirmed) = &mut tie.confirmed
+    pub fn answered(&mut self, id: BindingId, renewal: ConfirmationId, answer: Confirms) {
+        self.live.change(id, |binding| {
+            if let Some(confirmed) = &mut binding.confirmed
                 && let Some((_, since)) = confirmed.asked.take_if(|(asked, _)| *asked == renewal)
                 && answer == Confirms::Yes
             {
@@ -727,7 +727,7 @@ impl Ties {
         });
     }
 
-    /// When the next tie is due.
+    /// When the next binding is due.
     pub fn next_due(&self) -> Option<Millis> {
         if !self.overdue.is_empty() {
             return Some(0);
@@ -740,12 +740,12 @@ impl Ties {
         !(self.ended.is_empty() && self.retired.is_empty() && self.doubtful.is_empty()) || self.any_lags()
     }
 
-    /// Whether there are ties that ended with this server's role.
+    /// Whether there are bindings that ended with this server's role.
     pub fn has_retired(&self) -> bool {
         !self.retired.is_empty()
     }
 
-    /// How many holds are tied.
+    /// How many holds are bound.
     pub fn len(&self) -> usize {
         self.live.by_id.len()
     }
@@ -755,8 +755,8 @@ impl Ties {
         self.live.by_id.is_empty()
     }
 
-    /// A connection has ended, and its ties with it. Returns whether it had any. They no longer count, and are
-    /// removed one at a time by [`Ties::next_ended`].
+    /// A connection has ended, and its bindings with it. Returns whether it had any. They no longer count, and are
+    /// removed one at a time by [`Bindings::next_ended`].
     pub fn client_gone(&mut self, client: u64) -> bool {
         let ended = self.live.by_client.remove(&client);
         self.live.unread.remove(&client);
@@ -766,43 +766,43 @@ impl Ties {
         any
     }
 
-    /// Whether the connection of a tie still exists.
-    pub fn is_live(&self, tie: &Tie) -> bool {
-        self.live.by_client.contains_key(&tie.client)
+    /// Whether the connection of a binding still exists.
+    pub fn is_live(&self, binding: &Binding) -> bool {
+        self.live.by_client.contains_key(&binding.client)
     }
 
-    /// Whether there are ties of connections that have ended.
+    /// Whether there are bindings of connections that have ended.
     pub fn have_ended(&self) -> bool {
         !self.ended.is_empty()
     }
 
-    /// Removes those ties of a lock whose connection has ended and took the hold along. All are gone through once after each
+    /// Removes those bindings of a lock whose connection has ended and took the hold along. All are gone through once after each
     /// end, and not at each look.
-    pub fn take_broken(&mut self, db: i32, name: &[u8]) -> Vec<Tie> {
+    pub fn take_broken(&mut self, db: i32, name: &[u8]) -> Vec<Binding> {
         let Some(of_lock) = self.live.by_hold.get_mut(db, name) else { return Vec::new() };
         if std::mem::replace(&mut of_lock.looked, self.ends) == self.ends {
             return Vec::new();
         }
-        let is_broken = |tie: &Tie| tie.tying.ephemeral && !self.is_live(tie);
-        let broken: Vec<TieId> =
+        let is_broken = |binding: &Binding| binding.flags.ephemeral && !self.is_live(binding);
+        let broken: Vec<BindingId> =
             self.live.of_lock(db, name).filter(|id| self.get(*id).is_some_and(is_broken)).collect();
         broken.into_iter().filter_map(|id| self.live.remove(id)).collect()
     }
 
-    /// Removes the next tie of a connection that has ended.
-    pub fn next_ended(&mut self) -> Option<Tie> {
+    /// Removes the next binding of a connection that has ended.
+    pub fn next_ended(&mut self) -> Option<Binding> {
         loop {
             let Some((.., id)) = self.ended.front_mut()?.pop_first() else {
                 self.ended.pop_front();
                 continue;
             };
-            if let Some(tie) = self.live.remove(id) {
-                return Some(tie);
+            if let Some(binding) = self.live.remove(id) {
+                return Some(binding);
             }
         }
     }
 
-    /// Ends all ties because this server's role has changed. They are removed by [`Ties::next_retired`].
+    /// Ends all bindings because this server's role has changed. They are removed by [`Bindings::next_retired`].
     pub fn retire_all(&mut self, discarded: &mut Discarded) {
         discarded.add(std::mem::take(&mut self.ended).into_iter().flatten());
         discarded.add(std::mem::take(&mut self.overdue).into_iter().flatten());
@@ -813,8 +813,8 @@ impl Ties {
         }
     }
 
-    /// Removes the next tie that ended with this server's role.
-    pub fn next_retired(&mut self) -> Option<Tie> {
+    /// Removes the next binding that ended with this server's role.
+    pub fn next_retired(&mut self) -> Option<Binding> {
         loop {
             let tables = self.retired.front_mut()?;
             if let Some(id) = tables.by_id.keys().next().copied() {
@@ -824,7 +824,7 @@ impl Ties {
         }
     }
 
-    /// Somebody else wrote a lock, or a part of it expired: the ties of its holds must be verified.
+    /// Somebody else wrote a lock, or a part of it expired: the bindings of its holds must be verified.
     pub fn doubt(&mut self, db: i32, name: &[u8], why: Why) {
         for id in self.live.of_lock(db, name) {
             // What somebody has written may expire in the same turn.
@@ -833,18 +833,18 @@ impl Ties {
         }
     }
 
-    /// Marks one tie to be verified.
-    pub fn doubt_one(&mut self, id: TieId) {
+    /// Marks one binding to be verified.
+    pub fn doubt_one(&mut self, id: BindingId) {
         self.doubtful.entry(id).or_insert(Why::Changed);
     }
 
-    /// The next tie to be verified, and why its hold was lost if it was.
-    pub fn next_doubtful(&mut self) -> Option<(TieId, Why)> {
+    /// The next binding to be verified, and why its hold was lost if it was.
+    pub fn next_doubtful(&mut self) -> Option<(BindingId, Why)> {
         self.doubtful.pop_first()
     }
 
-    /// The first tie from `id` on, before `end`.
-    pub fn from(&self, id: TieId, end: TieId) -> Option<TieId> {
+    /// The first binding from `id` on, before `end`.
+    pub fn from(&self, id: BindingId, end: BindingId) -> Option<BindingId> {
         if id >= end {
             return None;
         }
@@ -866,37 +866,37 @@ impl Ties {
 }
 
 #[cfg(test)]
-impl Ties {
-    /// Whether every tie is in all its indices, and nothing else is in them.
+impl Bindings {
+    /// Whether every binding is in all its indices, and nothing else is in them.
     pub fn is_consistent(&self) -> bool {
         let it = &self.live;
         let ended = |rank: &Rank| self.ended.iter().flatten().any(|(.., id)| *id == rank.2);
-        let each = it.by_id.iter().all(|(id, tie)| {
-            let rank = tie.rank(*id);
-            let of_client = it.by_client.get(&tie.client).is_some_and(|it| it.ranks.contains(&rank));
-            let of_hold = self.id(tie.home.get(), &tie.name, &tie.owner) == Some(*id);
-            (of_client || ended(&rank)) && of_hold && tie.due.is_none_or(|due| it.due.contains(&(due, *id)))
+        let each = it.by_id.iter().all(|(id, binding)| {
+            let rank = binding.rank(*id);
+            let of_client = it.by_client.get(&binding.client).is_some_and(|it| it.ranks.contains(&rank));
+            let of_hold = self.id(binding.home.get(), &binding.name, &binding.owner) == Some(*id);
+            (of_client || ended(&rank)) && of_hold && binding.due.is_none_or(|due| it.due.contains(&(due, *id)))
         });
         let holds: usize = it.by_hold.keys().map(|key| it.of_lock(key.db, &key.name).count()).sum();
         let clients = it.by_client.values().all(|of_client| {
-            let ties = of_client.ranks.iter().map(|(.., id)| it.by_id.get(id));
-            let reserved: Option<usize> = ties.map(|tie| tie.map(Tie::reserved)).sum();
+            let bindings = of_client.ranks.iter().map(|(.., id)| it.by_id.get(id));
+            let reserved: Option<usize> = bindings.map(|binding| binding.map(Binding::reserved)).sum();
             reserved == Some(of_client.reserved)
         });
         let shortest = |client| {
             let ranks = it.by_client.get(client).into_iter().flat_map(|it| &it.ranks);
             let ids = ranks.filter_map(|(.., id)| it.by_id.get(id));
-            ids.filter(|tie| tie.tying.watchdog).map(|tie| tie.lease).min()
+            ids.filter(|binding| binding.flags.watchdog).map(|binding| binding.lease).min()
         };
         let leases = it.by_client.keys().all(|client| self.shortest_lease(*client) == shortest(client));
-        let due = it.by_id.values().filter(|tie| tie.due.is_some()).count();
+        let due = it.by_id.values().filter(|binding| binding.due.is_some()).count();
         // (What has ended unnoticed may have asked, too, for the same lock.)
         let asks = |key: LockKey| {
-            let tie = it.asking.get(key.db, &key.name).and_then(|id| it.by_id.get(id));
-            tie.is_some_and(|tie| tie.asks() && tie.key() == key)
+            let binding = it.asking.get(key.db, &key.name).and_then(|id| it.by_id.get(id));
+            binding.is_some_and(|binding| binding.asks() && binding.key() == key)
         };
         let unread = it.unread.iter().all(|(client, ids)| {
-            !ids.is_empty() && ids.iter().all(|id| it.by_id.get(id).is_some_and(|tie| tie.client == *client))
+            !ids.is_empty() && ids.iter().all(|id| it.by_id.get(id).is_some_and(|binding| binding.client == *client))
         });
         each && leases
             && unread

@@ -1,7 +1,7 @@
 //! Who is owed an answer, and how it is delivered: to a blocked client by a reply, to a session by an event.
 
 use super::event_bytes::{event_bytes, hold_bytes};
-use super::{ConfirmationId, GrantId, Tying};
+use super::{BindingFlags, ConfirmationId, GrantId};
 use crate::lock::{Demand, LockKey, Millis, Owner, Token, WaiterId};
 use crate::server::clock::Now;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -14,8 +14,8 @@ pub use crate::server::callbacks::Ticket;
 pub struct Terms {
     /// What the rule needs to know.
     pub demand: Demand,
-    /// How the hold is tied to the connection.
-    pub tying: Tying,
+    /// How the hold is bound to the connection.
+    pub flags: BindingFlags,
     /// How many replicas must have the grant before it counts.
     pub replicas: u32,
 }
@@ -29,8 +29,8 @@ pub struct Asker {
     pub client: u64,
     /// Whether that is a session.
     pub on_behalf: OnBehalf,
-    /// How the hold is to be tied to the connection.
-    pub tying: Tying,
+    /// How the hold is to be bound to the connection.
+    pub flags: BindingFlags,
     /// How many replicas must have the grant before it counts.
     pub replicas: u32,
     /// What a grant is answered with.
@@ -204,7 +204,7 @@ pub struct End {
 
 /// An answer that is owed.
 #[derive(Debug)]
-pub struct Pending<B> {
+pub struct PendingReply<B> {
     /// To whom.
     pub to: Recipient<B>,
     /// Its stage.
@@ -224,9 +224,9 @@ pub enum Ended {
 
 /// All answers that are owed.
 #[derive(Debug)]
-pub struct Owed<B> {
+pub struct PendingReplies<B> {
     tickets: u64,
-    pending: BTreeMap<Ticket, Pending<B>>,
+    pending: BTreeMap<Ticket, PendingReply<B>>,
     /// Blocked clients to be answered, in order.
     ending: VecDeque<Ticket>,
     /// Those among them that the server may be about to redirect.
@@ -235,7 +235,7 @@ pub struct Owed<B> {
     pub timeouts: BTreeSet<(Millis, Ticket)>,
 }
 
-impl<B> Default for Owed<B> {
+impl<B> Default for PendingReplies<B> {
     fn default() -> Self {
         Self {
             tickets: 0,
@@ -247,7 +247,7 @@ impl<B> Default for Owed<B> {
     }
 }
 
-impl<B> Owed<B> {
+impl<B> PendingReplies<B> {
     /// A new name for an answer.
     pub fn ticket(&mut self) -> Ticket {
         self.tickets = self.tickets.wrapping_add(1);
@@ -256,11 +256,11 @@ impl<B> Owed<B> {
 
     /// Records that an answer is owed.
     pub fn owe(&mut self, ticket: Ticket, to: Recipient<B>, stage: Stage) {
-        self.pending.insert(ticket, Pending { to, stage });
+        self.pending.insert(ticket, PendingReply { to, stage });
     }
 
     /// An answer that is owed.
-    pub fn get(&self, ticket: Ticket) -> Option<&Pending<B>> {
+    pub fn get(&self, ticket: Ticket) -> Option<&PendingReply<B>> {
         self.pending.get(&ticket)
     }
 
@@ -281,8 +281,14 @@ impl<B> Owed<B> {
         }
     }
 
+    /// Removes the first time limit that is over, and returns whose it is.
+    pub fn take_timeout(&mut self, now: Millis) -> Option<Ticket> {
+        self.timeouts.first().filter(|(until, _)| *until <= now)?;
+        self.timeouts.pop_first().map(|(_, ticket)| ticket)
+    }
+
     /// Removes an answer: it is being delivered, or nobody wants it any more.
-    pub fn take(&mut self, ticket: Ticket) -> Option<Pending<B>> {
+    pub fn take(&mut self, ticket: Ticket) -> Option<PendingReply<B>> {
         self.pending.remove(&ticket)
     }
 
@@ -290,13 +296,15 @@ impl<B> Owed<B> {
     pub fn end(&mut self, ticket: Ticket, outcome: Outcome, now: Now) -> Ended {
         match self.pending.get_mut(&ticket) {
             None => Ended::Nobody(outcome),
-            Some(Pending { to: Recipient::Blocked { .. }, stage }) => {
+            Some(PendingReply { to: Recipient::Blocked { .. }, stage }) => {
                 *stage = Stage::Ending(Box::new(End { outcome, at: now }));
                 self.ending.push_back(ticket);
                 Ended::Reply
             }
-            Some(Pending { to: Recipient::Session { .. }, .. }) => match self.pending.remove(&ticket) {
-                Some(Pending { to: Recipient::Session { client, about }, .. }) => Ended::Event(client, about, outcome),
+            Some(PendingReply { to: Recipient::Session { .. }, .. }) => match self.pending.remove(&ticket) {
+                Some(PendingReply { to: Recipient::Session { client, about }, .. }) => {
+                    Ended::Event(client, about, outcome)
+                }
                 _ => Ended::Nobody(outcome),
             },
         }
@@ -317,9 +325,9 @@ impl<B> Owed<B> {
         None
     }
 
-    /// Postpones an answer until [`Owed::next_put_off`] returns it, if the client is still there by then.
+    /// Postpones an answer until [`PendingReplies::next_put_off`] returns it, if the client is still there by then.
     pub fn put_off(&mut self, ticket: Ticket, back: B) {
-        if let Some(Pending { to: Recipient::Blocked { block, .. }, .. }) = self.pending.get_mut(&ticket) {
+        if let Some(PendingReply { to: Recipient::Blocked { block, .. }, .. }) = self.pending.get_mut(&ticket) {
             *block = Some(back);
             self.put_off.push_back(ticket);
         }
@@ -338,8 +346,8 @@ impl<B> Owed<B> {
 
     fn take_block(&mut self, ticket: Ticket) -> Option<B> {
         match self.pending.get_mut(&ticket)? {
-            Pending { to: Recipient::Blocked { block, .. }, .. } => block.take(),
-            Pending { to: Recipient::Session { .. }, .. } => None,
+            PendingReply { to: Recipient::Blocked { block, .. }, .. } => block.take(),
+            PendingReply { to: Recipient::Session { .. }, .. } => None,
         }
     }
 

@@ -3,7 +3,7 @@
 use super::{granted, key, owner};
 use crate::server::callbacks::Ticket;
 use crate::server::clock::Now;
-use crate::state::owed::{About, Ended, Owed};
+use crate::state::pending::{About, Ended, PendingReplies};
 use crate::state::{Reading, Recipient, SignsOfLife, Stage};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -35,7 +35,7 @@ proptest! {
 
     #[test]
     fn each_ticket_is_answered_once(acts in proptest::collection::vec(act(), 0..80)) {
-        let mut owed: Owed<Ticket> = Owed::default();
+        let mut owed: PendingReplies<Ticket> = PendingReplies::default();
         let (mut blocked, mut sessions) = (BTreeSet::new(), BTreeSet::new());
         let mut ending = BTreeSet::new();
         for act in acts {
@@ -82,7 +82,7 @@ proptest! {
 
 #[test]
 fn an_answer_that_is_put_off_is_given_if_the_client_is_still_there() {
-    let mut owed: Owed<Ticket> = Owed::default();
+    let mut owed: PendingReplies<Ticket> = PendingReplies::default();
     let [one, other] = [1, 2].map(|client| {
         let ticket = owed.ticket();
         owed.owe(ticket, Recipient::Blocked { client, block: Some(ticket) }, Stage::Beginning);
@@ -100,7 +100,7 @@ fn an_answer_that_is_put_off_is_given_if_the_client_is_still_there() {
 /// A reader is called without an outcome, and a session is never answered like a client.
 #[test]
 fn whoever_is_called_is_answered() {
-    let mut owed: Owed<Ticket> = Owed::default();
+    let mut owed: PendingReplies<Ticket> = PendingReplies::default();
     let (reader, session) = (owed.ticket(), owed.ticket());
     let about = About { keys: Rc::from([key(1)]), owner: owner(1), purpose: super::ACQUIRE };
     owed.owe(reader, Recipient::Blocked { client: 1, block: Some(reader) }, Stage::Beginning);

@@ -1,0 +1,428 @@
+//! How holds begin and end: the one place that grants, and the one that takes away.
+
+use crate::config;
+use crate::keyspace::effects::Waiters;
+use crate::keyspace::{self, Lock, Name, NotRead, listeners, most_holders_each};
+use crate::lock::serve::Change;
+use crate::lock::{Deadline, Decision, Hold, Limit, Raise, Token};
+use crate::server::clock::{Now, Slice};
+use crate::server::text::show_start;
+use crate::server::{AsText, Ctx, Text, TextRef, events, timer, writes};
+use crate::state::bindings::Before;
+use crate::state::pending::{OnBehalf, Ticket};
+use crate::state::{
+    Basis, Binding, BindingFlags, BindingId, Grant, GrantId, GrantedHold, NewBinding, Progress, Revocation, State,
+    Terms, Why,
+};
+use crate::stats::{add, count};
+
+/// The error for a key that does not hold a lock.
+pub const WRONGTYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+
+/// Who is granted a lock.
+#[derive(Clone, Copy, Debug)]
+pub struct Grantee<'a> {
+    /// The owner.
+    pub owner: &'a Name<'a>,
+    /// The connection on whose behalf it is: the caller's, or a session's.
+    pub client: u64,
+    /// Whether that is a session.
+    pub on_behalf: OnBehalf,
+    /// What it asks for.
+    pub terms: &'a Terms,
+}
+
+/// Carries out a grant of all `locks`, as decided. The only place that grants. Returns the token.
+///
+/// Of several locks, all are granted, under one new token, or all are re-entered, and keep the one that they have. If
+/// replicas are to confirm it, the holds are bound when they have; else at once.
+pub fn grant(state: &mut State, locks: &mut [Lock], decisions: &[Decision], grantee: Grantee, now: Now) -> Token {
+    let kept = match decisions.first() {
+        Some(Decision::Reenter(hold)) => keyspace::kept_token(hold.token, now),
+        _ => None,
+    };
+    let token = kept.unwrap_or_else(|| keyspace::next_token(now));
+    for (lock, decision) in locks.iter_mut().zip(decisions) {
+        match (decision, lock.own()) {
+            (Decision::Grant(hold, limit), _) => {
+                lock.grant(grantee.owner.text(), &Hold { token: Some(token), ..*hold }, *limit);
+                let (db, name, owner) = (lock.db(), lock.name().bytes(), grantee.owner);
+                // A binding that is left here belongs to a hold that ended behind the module's back.
+                let left = state.bindings.unbind(db, name, owner.bytes());
+                lost(state, left, Why::Changed, now);
+                bind_now(state, lock, (hold.deadline, token), grantee, now);
+            }
+            (Decision::Reenter(hold), Some(own)) => {
+                change(state, lock, grantee.owner.text(), &own, &Hold { token: Some(token), ..*hold }, now);
+                bind_now(state, lock, (hold.deadline, token), grantee, now);
+            }
+            _ => {}
+        }
+    }
+    token
+}
+
+/// Changes a hold: its count, its token, its deadline. Its bindings follow.
+pub fn change(state: &mut State, lock: &mut Lock, owner: TextRef, own: &Hold, new: &Hold, now: Now) {
+    lock.update(owner, own, new);
+    let Some(token) = new.token else { return };
+    let hold = (lock.db(), lock.name().bytes(), owner.bytes());
+    if new.deadline < own.deadline {
+        state.undelivered.shorten(hold, new.deadline);
+    }
+    state.bindings.counted(hold, new.holds, lock.limit());
+    let other = state.bindings.changed(hold, own.token, token, new.deadline, now.millis());
+    lost(state, other, Why::Changed, now);
+}
+
+/// Lowers the count of a hold; its token and its deadline stay.
+pub fn lower(state: &mut State, lock: &mut Lock, owner: TextRef, holds: u64) {
+    lock.lower(owner, holds);
+    let hold = (lock.db(), lock.name().bytes(), owner.bytes());
+    state.bindings.counted(hold, holds, lock.limit());
+}
+
+/// Binds a hold whose request is being answered, unless its answer waits for replicas.
+pub fn bind_now(state: &mut State, lock: &Lock, of: (Deadline, Token), grantee: Grantee, now: Now) {
+    if grantee.terms.replicas == 0 {
+        bind(state, lock, of, grantee, now);
+    }
+}
+
+/// Whether a renewal says what binds the hold from now on. One that does not leaves that as it is, also over the connection
+/// of a session.
+pub fn renewal_binds(on_behalf: OnBehalf, terms: &Terms) -> bool {
+    on_behalf == OnBehalf::Session || terms.flags != BindingFlags::NONE
+}
+
+/// Binds a hold whose request is answered with success: to a session always, also if the request came over its own
+/// connection and did not name it; to another connection if it asks for that.
+pub fn bind(state: &mut State, lock: &Lock, (deadline, token): (Deadline, Token), grantee: Grantee, now: Now) {
+    let Terms { demand, flags, replicas } = *grantee.terms;
+    if flags == BindingFlags::NONE && !state.sessions.is_open(grantee.client) {
+        return;
+    }
+    events::watch_keys(lock.ctx());
+    let binding = NewBinding {
+        client: grantee.client,
+        flags,
+        key: lock.lock_key(),
+        owner: grantee.owner.kept(),
+        token,
+        lease: demand.lease,
+        replicas,
+        deadline,
+        holds: lock.held().map_or(1, |held| held.holds),
+        limit: lock.limit().unwrap_or(Limit::MUTEX),
+    };
+    match state.bind(binding, now.millis()) {
+        Some(Before::OtherHold(binding)) => tell_lost(state, &binding, Why::Changed, now),
+        Some(Before::Elsewhere(binding)) => state.unbound(&binding, Why::Taken),
+        None => {}
+    }
+}
+
+/// What a grant did to the holds of its owner.
+pub fn basis_of(decisions: &[Decision], raise: Raise) -> Basis {
+    match (decisions.first(), raise) {
+        (Some(Decision::Reenter(_)), Raise::To(_)) => Basis::Repetition,
+        (Some(Decision::Reenter(_)), _) => Basis::OneMore,
+        _ => Basis::New,
+    }
+}
+
+/// The holds of a grant that nobody has been told of yet.
+pub fn granted_holds(
+    state: &mut State,
+    locks: &[Lock],
+    decisions: &[Decision],
+    grantee: Grantee,
+    token: Token,
+) -> Vec<GrantedHold> {
+    let granted = locks.iter().zip(decisions).filter_map(|(lock, decision)| {
+        let (deadline, undo) = match decision {
+            Decision::Grant(hold, _) => (hold.deadline, hold.holds),
+            Decision::Reenter(hold) => (hold.deadline, undo_of_reentry(state, lock, hold, grantee)),
+            _ => return None,
+        };
+        let deadline = bound_end(state, lock, grantee, token, deadline);
+        Some(GrantedHold { name: lock.name().kept(), token, deadline, undo })
+    });
+    granted.collect()
+}
+
+/// Until when a hold lasts that was just granted: no longer than replicas have confirmed, if what binds it needs that.
+fn bound_end(state: &State, lock: &Lock, grantee: Grantee, token: Token, deadline: Deadline) -> Deadline {
+    if grantee.terms.replicas > 0 {
+        return deadline; // They confirm this one.
+    }
+    let (db, name, owner) = (lock.db(), lock.name().bytes(), grantee.owner.bytes());
+    state.bindings.of(db, name, owner, Some(token)).map_or(deadline, |binding| binding.end().min(deadline))
+}
+
+/// By how much a hold count is lowered if a re-entry that led to it is revoked.
+fn undo_of_reentry(state: &mut State, lock: &Lock, hold: &Hold, grantee: Grantee) -> u64 {
+    match grantee.terms.demand.raise {
+        Raise::To(holds) => keep_holds(state, lock, grantee.owner.text(), hold.holds.saturating_sub(holds)),
+        Raise::ByOne | Raise::New => 1,
+    }
+}
+
+/// An owner is being told that it holds these locks, by a re-entry: what others of its grants could still undo, which it
+/// has not been told of, stays as far as this one relies on it.
+pub fn keep_granted(state: &mut State, locks: &[Lock], decisions: &[Decision], grantee: Grantee) {
+    for (lock, decision) in locks.iter().zip(decisions) {
+        if let Decision::Reenter(hold) = decision {
+            undo_of_reentry(state, lock, hold, grantee);
+        }
+    }
+}
+
+/// Of what undelivered grants could still undo of a hold, only `budget` stays. Returns the rest.
+pub fn keep_holds(state: &mut State, lock: &Lock, owner: TextRef, budget: u64) -> u64 {
+    state.undelivered.keep((lock.db(), lock.name().bytes(), owner.bytes()), budget)
+}
+
+/// Records that nobody has been told of a grant or a renewal yet: it is revoked if nobody can be told.
+pub fn note_undelivered(
+    state: &mut State,
+    db: i32,
+    grantee: Grantee,
+    ticket: Ticket,
+    (basis, holds): (Basis, Vec<GrantedHold>),
+) -> GrantId {
+    let Grantee { owner, client, on_behalf, terms } = grantee;
+    let progress = if terms.replicas > 0 { Progress::Confirming } else { Progress::Delivering };
+    let home = state.bindings.home(db);
+    let grant = Grant { home, owner: owner.kept(), client, on_behalf, ticket, basis, holds, event: None };
+    state.undelivered.begin(grant, progress)
+}
+
+/// Refuses a request for locks of the selected database while replicas have yet to confirm another one of its owner for one
+/// of them.
+///
+/// # Errors
+///
+/// The reply that says so.
+pub fn one_at_a_time<'a>(
+    state: &State,
+    db: i32,
+    names: impl IntoIterator<Item = TextRef<'a>>,
+    owner: TextRef,
+) -> Result<(), String> {
+    match names.into_iter().find(|name| state.awaits_replicas(db, name.bytes(), owner.bytes())) {
+        None => Ok(()),
+        Some(name) => Err(format!(
+            "ERR another request of this owner for '{}' is being confirmed by replicas: repeat it later, or with WAIT",
+            show_start(name.bytes())
+        )),
+    }
+}
+
+/// Notifies the session that holds these locks, if it asked for that (`CONTENTION`), if a request waits for one of them. To be
+/// called once their grant or renewal was answered: the holder learns of its own hold first.
+pub fn tell_if_contended<'a>(state: &mut State, db: i32, names: impl IntoIterator<Item = &'a [u8]>) {
+    for name in names {
+        if state.is_contended(db, name) {
+            state.contended(db, name);
+        }
+    }
+}
+
+/// Records the loss of bound holds.
+fn lost(state: &mut State, bindings: impl IntoIterator<Item = Binding>, why: Why, now: Now) {
+    bindings.into_iter().for_each(|binding| tell_lost(state, &binding, why, now));
+}
+
+/// Reports that a bound hold is lost, for the given reason unless its lease has run out, and counts it if another command
+/// ended it.
+pub fn tell_lost(state: &mut State, binding: &Binding, why: Why, now: Now) {
+    let why = if binding.end().has_passed(now.millis()) { Why::Expired } else { why };
+    state.lost(binding, why);
+    if why == Why::Changed {
+        count(|it| &mut it.changed);
+    }
+}
+
+/// Ends the hold of `owner`, who has one and gives it back. The caller serves the waiters.
+pub fn end_hold(state: &mut State, lock: &mut Lock, owner: TextRef) {
+    lock.remove(owner, waiters(state, lock));
+    state.bindings.unbind(lock.db(), lock.name().bytes(), owner.bytes());
+}
+
+/// The time at which the server calls the module, for whatever reason. If the server's clock has stepped since the last
+/// call, the deadlines of bound holds go along; their keys follow in this turn, each before anything is judged by it.
+pub fn begin(state: &mut State, ctx: Ctx) -> Now {
+    let now = Now::read();
+    if !state.has_stepped(now) {
+        return now;
+    }
+    timer::restart(ctx);
+    Now::read()
+}
+
+/// Lets the keys of bound holds follow a step of the clock. Returns whether all have.
+pub fn follow_clock(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) -> bool {
+    while !slice.is_over() {
+        let Some(id) = state.bindings.next_lagging() else { return true };
+        follow(state, ctx, id, now);
+    }
+    !state.bindings.any_lags()
+}
+
+/// Lets the key of a bound hold follow a step of the clock. If it has expired meanwhile, it is written anew. What others
+/// have just touched stays as they left it.
+fn follow(state: &mut State, ctx: Ctx, id: BindingId, now: Now) {
+    let Some((binding, by)) = state.bindings.follows(id) else { return };
+    let key = binding.key();
+    // Before the key is opened: what finds that out is a command, which may free what an open key points to.
+    let is_served = ctx.in_db(key.db, |ctx| serves(ctx, &Text::new(&key.name)));
+    let may_be_replaced = state.sweep.is_to_pass(key.db, id);
+    ctx.in_db(key.db, |ctx| {
+        let (name, owner) = (Text::new(&key.name), Text::new(&binding.owner));
+        let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner.as_text(), now.millis()) else { return };
+        let limit = lock.limit().map_or(binding.limit, |limit| limit.min(binding.limit));
+        let has_room = limit.allows(lock.count().saturating_add(1));
+        match lock.own() {
+            Some(own) if own.token == Some(binding.token) => {
+                let deadline = own.deadline.stepped(by);
+                lock.update(owner.as_text(), &own, &Hold { deadline, ..own });
+            }
+            None if has_room && !may_be_replaced && !binding.end().has_passed(now.millis()) && is_served => {
+                let hold = Hold { holds: binding.holds, token: Some(binding.token), deadline: binding.deadline() };
+                lock.grant(owner.as_text(), &hold, limit);
+            }
+            _ => {}
+        }
+    });
+    // Those who wait look at it again when it ends now.
+    if state.is_contended(key.db, &key.name) {
+        state.agenda.note(key, Change::Freed);
+    }
+}
+
+/// Whether this node of a cluster serves a key of the selected database.
+fn serves(ctx: Ctx, name: &Text) -> bool {
+    !listeners::in_cluster() || ctx.serves(name)
+}
+
+/// Ends what is over of a lock of the selected database, even if the server has just seen it and the turn has not come
+/// in which it is dealt with: holds that were bound to connections that have ended, and grants that have to be taken
+/// back. What a step of the clock would have ended goes on. To be called before anything is judged by the lock.
+pub fn end_broken(state: &mut State, ctx: Ctx, name: TextRef, now: Now) {
+    let (db, bytes) = (ctx.db(), name.bytes());
+    if state.bindings.any_lags() {
+        state.bindings.lagging_of(db, bytes).into_iter().for_each(|id| follow(state, ctx, id, now));
+    }
+    if state.may_have_broken() {
+        let (revoked, broken) = (state.take_revoked(db, bytes), state.bindings.take_broken(db, bytes));
+        revoked.iter().for_each(|it| revoke(state, ctx, it, now));
+        broken.iter().for_each(|binding| release_bound(state, ctx, binding, now));
+    }
+}
+
+/// Revokes grants that nobody was told of. Those who wait are served later.
+pub fn revoke_undelivered(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
+    while !slice.is_over() {
+        let Some(revoked) = state.undelivered.next_revoked() else { break };
+        revoke(state, ctx, &revoked, now);
+    }
+}
+
+/// Lowers the count of a hold by what was revoked, or ends it, if it is still there under its token.
+fn revoke(state: &mut State, ctx: Ctx, revoked: &Revocation, now: Now) {
+    ctx.in_db(revoked.key.db, |ctx| {
+        let (name, owner) = (Text::new(&revoked.key.name), Text::new(&revoked.owner));
+        let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner.as_text(), now.millis()) else { return };
+        let Some(held) = lock.held().filter(|held| held.token == Some(revoked.token)) else { return };
+        match held.holds.saturating_sub(revoked.undo) {
+            0 => end_hold(state, &mut lock, owner.as_text()),
+            left => lower(state, &mut lock, owner.as_text(), left),
+        }
+    });
+    if state.queue.waits(&revoked.owner) {
+        state.agenda.note_owner(revoked.key.clone(), revoked.owner.clone());
+    }
+    state.agenda.note(revoked.key.clone(), Change::Freed);
+}
+
+/// Whether the server would take a write now.
+pub fn takes_writes(ctx: Ctx) -> bool {
+    writes::are_possible(ctx) && !writes::are_refused(ctx)
+}
+
+/// Releases an ephemeral hold whose connection has ended, if it is still there. Those who wait are served later.
+pub fn release_bound(state: &mut State, ctx: Ctx, binding: &Binding, now: Now) {
+    let released = ctx.in_db(binding.key().db, |ctx| {
+        let (name, owner) = (Text::new(&binding.name), Text::new(&binding.owner));
+        let Ok(mut lock) = Lock::look(ctx, name.as_text(), owner.as_text(), now.millis()) else { return false };
+        let is_held = lock.held().is_some_and(|held| held.token == Some(binding.token));
+        if is_held {
+            end_hold(state, &mut lock, owner.as_text());
+        }
+        is_held
+    });
+    if released {
+        count(|it| &mut it.released_by_disconnect);
+        state.agenda.note(binding.key(), Change::Freed);
+    }
+}
+
+/// Ends the holds of a lock whose lease has run out. Returns whether there were any.
+pub fn end_expired(state: &mut State, lock: &mut Lock, now: Now) -> bool {
+    let expired = lock.purge(now.millis());
+    for owner in &expired {
+        let binding = state.bindings.unbind(lock.db(), lock.name().bytes(), owner);
+        lost(state, binding, Why::Expired, now);
+    }
+    add(|it| &mut it.expired, expired.len() as u64);
+    !expired.is_empty()
+}
+
+/// Breaks a lock: ends all its holds. Returns how many there were. The caller serves the waiters.
+pub fn end_all(state: &mut State, lock: &mut Lock, now: Now) -> usize {
+    let holders = lock.count();
+    if holders > 0 {
+        lock.clear(waiters(state, lock));
+        let bindings = state.bindings.unbind_all(lock.db(), lock.name().bytes());
+        lost(state, bindings, Why::Forced, now);
+    }
+    holders
+}
+
+fn waiters(state: &State, lock: &Lock) -> Waiters {
+    if state.is_contended(lock.db(), lock.name().bytes()) { Waiters::Some } else { Waiters::None }
+}
+
+/// Opens several locks of the selected database, as `owner` sees them.
+///
+/// # Errors
+///
+/// The reply that says that one of the keys does not hold a lock, or that there is too much to read.
+pub fn look_all<'a>(
+    state: &mut State,
+    ctx: Ctx<'a>,
+    names: &[TextRef<'a>],
+    owner: TextRef,
+    now: Now,
+) -> Result<Vec<Lock<'a>>, String> {
+    // Of all of them before any is opened: to end what is over, commands may be run.
+    names.iter().for_each(|name| end_broken(state, ctx, *name, now));
+    let look = |&name: &TextRef<'a>| {
+        let lock = Lock::look_one_of(ctx, name, owner, now.millis(), names.len());
+        lock.map_err(|why| match why {
+            NotRead::NotALock => WRONGTYPE.into(),
+            NotRead::TooMuch => too_much(name.bytes(), names.len()),
+        })
+    };
+    names.iter().map(look).collect()
+}
+
+/// The message for a request whose locks can't be read in one step, because this one of so many has too many holders.
+pub fn too_much(name: &[u8], locks: usize) -> String {
+    let (name, each, most) = (show_start(name), most_holders_each(locks), config::MAX_HOLDERS.get());
+    format!(
+        "ERR too many holders of '{name}' to read {locks} locks in one request: of those that other clients have written, \
+         each may have {each}, so that all together have no more than one lock may have (holdfast.max-holders is {most})"
+    )
+}

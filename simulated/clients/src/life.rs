@@ -582,13 +582,13 @@ impl Life {
     /// The server knows of nobody any more.
     fn is_empty(&self) -> Result<(), Violation> {
         let holders = self.holders();
-        let (waiters, ties) = simulated::state::with(|state| (state.queue.len(), state.ties.len()));
-        if holders.is_empty() && waiters == 0 && ties == 0 {
+        let (waiters, bindings) = simulated::state::with(|state| (state.queue.len(), state.bindings.len()));
+        if holders.is_empty() && waiters == 0 && bindings == 0 {
             return Ok(());
         }
         let holders: Vec<String> =
             holders.iter().map(|(key, owner)| format!("{} by {}", key.escape_ascii(), owner.escape_ascii())).collect();
-        Err(Violation::new(LEFT, format!("{waiters} wait, {ties} ties, holds {holders:?}")))
+        Err(Violation::new(LEFT, format!("{waiters} wait, {bindings} bindings, holds {holders:?}")))
     }
 }
 

@@ -408,7 +408,8 @@ def play(setting: Setting, contender: Contender, league: str, pinned: bool, name
     folder = setting.output / "run" / f"{contender.name}-{league}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    place = Place(folder, pinned, Network.host if network else "127.0.0.1")
+    # A smoke run shares its machine with others, so it takes the processor that is free.
+    place = Place(folder, pinned and not setting.smoke, Network.host if network else "127.0.0.1")
     try:
         servers = contender.start(place, league, setting.programs)
         client = start_client(setting, contender, league, place, servers, "client")

@@ -572,6 +572,15 @@ fn no_rule_is_broken_by() {
          c LOCK.ACQUIRE k0 o0 LEASE 7200000 WAIT 0 SESSION $s
          +1200
          s LOCK.EVENTS",
+        // 31755. A renewal without REPLICAS has shortened the lease before the grant was read: by that the hold ends.
+        "!replicas 0 20 0
+         b LOCK.ACQUIRE k0 o0 REPLICAS 1 WATCHDOG SESSION $t
+         +20
+         a LOCK.MRENEW 2 k0 k1 o0 LEASE 400
+         !replicas
+         +20
+         +120
+         t LOCK.EVENTS",
     ];
     lives.into_iter().for_each(is_mended);
 }

@@ -1669,6 +1669,23 @@ fn renewal_without_a_word_keeps_the_binding() {
     history(&unbound, 'b', "1800000000");
 }
 
+/// Seed 36830: a session ends while replicas confirm its renewal, and the lock is judged before what it leaves is dealt with. Then
+/// the request that waited behind the renewal was never looked at again.
+#[test]
+fn request_behind_a_renewal_is_served_when_its_session_ends() {
+    is_mended(
+        "c LOCK.MACQUIRE 2 k1 k0 o0
+         a LOCK.MACQUIRE 3 k2 k1 k0 o1 WAIT 0
+         b DEL k0 k1
+         b LOCK.RENEW k2 o1 REPLICAS 1 SESSION $s
+         b LOCK.ACQUIRE k2 o1 WAIT 0
+         +20
+         c CLIENT KILL ID #s
+         c DEL k0 k1 k2
+         c LOCK.RELEASE k2 o1",
+    );
+}
+
 /// A hold in a slot that is being imported counts as served here.
 #[test]
 fn a_hold_in_a_slot_that_is_being_imported_is_renewed() {

@@ -4,7 +4,7 @@ use simulated::keyspace::layout::MAX_OWNER;
 use simulated::play::play;
 use simulated::redis::Generation;
 use simulated::resp::Reply;
-use simulated::{history, scenes, script, seed, shrink};
+use simulated::{history, scenes, script, seed, shrink, thin};
 
 /// What clients saw can be explained by an order of the operations on a lock of a page: histories/src/spec.rs. Where much
 /// has no answer, there is too much to try: such lives are left out.
@@ -1721,4 +1721,22 @@ fn a_hash_that_is_no_lock_stays() {
          b LOCK.ACQUIRE k o
          +1";
     history(REMAINS, 'b', "1800000000");
+}
+
+/// Clients of the basic profile.
+#[test]
+fn thin_clients_break_no_rule() {
+    for seed in 1..=300 {
+        thin::play(seed, None).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+    }
+}
+
+/// Each rule that they do not follow is missed.
+#[test]
+fn thin_clients_that_break_a_rule_are_seen() {
+    for fault in thin::Fault::ALL {
+        let found = (1..=1_000).find_map(|seed| Some((seed, thin::play(seed, Some(fault)).err()?)));
+        let (seed, violation) = found.unwrap_or_else(|| panic!("{fault:?} is not found"));
+        println!("{fault:?}: seed {seed}: {}", violation.rule);
+    }
 }

@@ -54,4 +54,5 @@ pub mod scenes;
 pub mod script;
 pub mod seed;
 pub mod shrink;
+pub mod thin;
 pub mod truth;

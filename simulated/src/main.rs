@@ -4,11 +4,12 @@
 //! first that breaks a rule, with its script cut down (`--all`: goes on, and tells each kind of violation once).
 //! `simulate --history FILE [--seed N]`: writes what the clients of this life saw (`histories/README.md`), without the lines
 //! that a history can't tell.
+//! `simulate --thin [--seed N] [--minutes M] [--lives N]`: lives of clients of the basic profile (`simulated::thin`) instead.
 //! `simulate --play FILE [GENERATION]`: plays a script and prints what each client is told.
 
 use simulated::play::play;
 use simulated::redis::Generation;
-use simulated::{history, script, seed, shrink};
+use simulated::{history, script, seed, shrink, thin};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -25,7 +26,7 @@ struct Options {
 
 fn main() -> ExitCode {
     let mut options = Options { seed: 1, lasts: None, lives: u64::MAX, all: false };
-    let mut history = None;
+    let (mut history, mut is_thin) = (None, false);
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut value = || args.next().unwrap_or_default();
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
             "--minutes" => options.lasts = Some(Duration::from_secs_f64(value().parse::<f64>().unwrap_or(1.0) * 60.0)),
             "--lives" => options.lives = value().parse().unwrap_or(1),
             "--all" => options.all = true,
+            "--thin" => is_thin = true,
             "--history" => history = Some(value()),
             "--play" => return play_file(&value(), args.next().as_deref()),
             _ => {
@@ -49,7 +51,24 @@ fn main() -> ExitCode {
     }
     // A panic of the module is a violation, and is told as one.
     std::panic::set_hook(Box::new(|_| {}));
-    simulate(&options)
+    if is_thin { thin_clients(&options) } else { simulate(&options) }
+}
+
+fn thin_clients(options: &Options) -> ExitCode {
+    let begin = Instant::now();
+    let (mut seed, mut lives, mut requests) = (options.seed, 0, 0);
+    while lives < options.lives && options.lasts.is_none_or(|lasts| begin.elapsed() < lasts) {
+        match thin::play(seed, None) {
+            Ok(count) => requests += count,
+            Err(violation) => {
+                println!("seed {seed}, after {lives} lives: {violation}");
+                return ExitCode::FAILURE;
+            }
+        }
+        (seed, lives) = (seed.wrapping_add(1), lives + 1);
+    }
+    println!("{lives} lives of thin clients, {requests} messages in {:.1} s", begin.elapsed().as_secs_f64());
+    ExitCode::SUCCESS
 }
 
 fn simulate(options: &Options) -> ExitCode {

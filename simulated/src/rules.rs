@@ -1561,6 +1561,15 @@ impl Judge {
             Some(confirmed) => tie.map(|tie| Tie { confirmed: Some(confirmed), is_unsure: true, ..tie }),
             None => tie,
         };
+        // What its owner asked for before this was heard may have shortened it, and counts until replicas confirm something later.
+        let shortens = |(later, cause): &(Place, Cause)| match cause {
+            Cause::Own(by, _, at) if *later > place && by.concerns(key, &asked.owner) => {
+                Some(at + by.lease.or_else(|| by.command.contains("renew").then_some(30_000))?)
+            }
+            _ => None,
+        };
+        let shortest = self.causes.iter().chain(&self.lasting).filter_map(shortens).min();
+        let tie = tie.map(|tie| Tie { confirmed: tie.confirmed.map(|at| shortest.map_or(at, |it| it.min(at))), ..tie });
         doubts.retain(|at, doubt| *at != place && tie.is_some_and(|tie| tie.client != doubt.client));
         // Of a request that has asked for replicas, they have what it was given; of others, only what they had before.
         let known = before.as_ref().and_then(|it| it.known).filter(|_| asked.replicas == 0);

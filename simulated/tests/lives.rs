@@ -4,7 +4,7 @@ use simulated::keyspace::layout::MAX_OWNER;
 use simulated::play::play;
 use simulated::redis::Generation;
 use simulated::resp::Reply;
-use simulated::{history, scenes, script, seed, shrink};
+use simulated::{history, scenes, script, seed, shrink, thin};
 
 /// What clients saw can be explained by an order of the operations on a lock of a page: histories/src/spec.rs. Where much
 /// has no answer, there is too much to try: such lives are left out.
@@ -572,6 +572,15 @@ fn no_rule_is_broken_by() {
          c LOCK.ACQUIRE k0 o0 LEASE 7200000 WAIT 0 SESSION $s
          +1200
          s LOCK.EVENTS",
+        // 31755. A renewal without REPLICAS has shortened the lease before the grant was read: by that the hold ends.
+        "!replicas 0 20 0
+         b LOCK.ACQUIRE k0 o0 REPLICAS 1 WATCHDOG SESSION $t
+         +20
+         a LOCK.MRENEW 2 k0 k1 o0 LEASE 400
+         !replicas
+         +20
+         +120
+         t LOCK.EVENTS",
     ];
     lives.into_iter().for_each(is_mended);
 }
@@ -1660,6 +1669,23 @@ fn renewal_without_a_word_keeps_the_binding() {
     history(&unbound, 'b', "1800000000");
 }
 
+/// Seed 36830: a session ends while replicas confirm its renewal, and the lock is judged before what it leaves is dealt with. Then
+/// the request that waited behind the renewal was never looked at again.
+#[test]
+fn request_behind_a_renewal_is_served_when_its_session_ends() {
+    is_mended(
+        "c LOCK.MACQUIRE 2 k1 k0 o0
+         a LOCK.MACQUIRE 3 k2 k1 k0 o1 WAIT 0
+         b DEL k0 k1
+         b LOCK.RENEW k2 o1 REPLICAS 1 SESSION $s
+         b LOCK.ACQUIRE k2 o1 WAIT 0
+         +20
+         c CLIENT KILL ID #s
+         c DEL k0 k1 k2
+         c LOCK.RELEASE k2 o1",
+    );
+}
+
 /// A hold in a slot that is being imported counts as served here.
 #[test]
 fn a_hold_in_a_slot_that_is_being_imported_is_renewed() {
@@ -1695,4 +1721,22 @@ fn a_hash_that_is_no_lock_stays() {
          b LOCK.ACQUIRE k o
          +1";
     history(REMAINS, 'b', "1800000000");
+}
+
+/// Clients of the basic profile.
+#[test]
+fn thin_clients_break_no_rule() {
+    for seed in 1..=300 {
+        thin::play(seed, None).unwrap_or_else(|violation| panic!("seed {seed}: {violation}"));
+    }
+}
+
+/// Each rule that they do not follow is missed.
+#[test]
+fn thin_clients_that_break_a_rule_are_seen() {
+    for fault in thin::Fault::ALL {
+        let found = (1..=1_000).find_map(|seed| Some((seed, thin::play(seed, Some(fault)).err()?)));
+        let (seed, violation) = found.unwrap_or_else(|| panic!("{fault:?} is not found"));
+        println!("{fault:?}: seed {seed}: {}", violation.rule);
+    }
 }

@@ -437,6 +437,10 @@ impl State {
 
     /// Removes what has to be revoked of a lock before anything is judged by it.
     pub fn take_revoked(&mut self, db: i32, name: &[u8]) -> Vec<Revocation> {
+        // Here, so that what waits for replicas to confirm one of them is looked at, too.
+        let sessions = &self.sessions;
+        let failed = self.undelivered.failed(db, name, sessions.ends(), |client| sessions.is_open(client));
+        failed.into_iter().for_each(|id| self.revoke(id));
         let sessions = &self.sessions;
         self.undelivered.take_revoked(db, name, sessions.ends(), |client| sessions.is_open(client))
     }

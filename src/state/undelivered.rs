@@ -310,6 +310,13 @@ impl Undelivered {
         }
     }
 
+    /// Those of a lock that are not revoked yet although their session has ended, unless they were looked for since.
+    pub fn failed(&self, db: i32, name: &[u8], ends: u64, open: impl Fn(u64) -> bool) -> Vec<GrantId> {
+        let of_key = self.by_hold.get(db, name).filter(|of_key| of_key.looked != ends);
+        let ids = of_key.into_iter().flat_map(|of_key| of_key.by_owner.values().flatten().copied());
+        ids.filter(|id| self.get(*id).is_some() && self.has_failed(*id, &open)).collect()
+    }
+
     /// Removes what has to be revoked of a lock, also if it is only now found out that a session is not `open` any more:
     /// for that, all are gone through once after each of the `ends` of sessions, and not at each look.
     pub fn take_revoked(&mut self, db: i32, name: &[u8], ends: u64, open: impl Fn(u64) -> bool) -> Vec<Revocation> {

@@ -1,6 +1,11 @@
 //! Clients of the basic profile, as plainly as the rules of `docs/client-protocol.md` can be said, beside the server with the
 //! module: each acquisition is a state machine, each request has a connection of its own, and the network delays, cuts and
-//! swallows. Beside the rules of the module ([`crate::rules`]), the rules here must hold.
+//! swallows. Beside the rules of the module ([`crate::rules`]), the rules here must hold. `simulate --thin` runs it from seeds.
+//!
+//! Three rules of the protocol can be broken without any of this noticing so far: `WAIT 0` for a time that is nearly over (B2; B13
+//! withdraws it), `ALL` behind a broken connection (B18), and the second withdrawal (B21). B18 leaves a gap, which the model allows
+//! for: an ACQUIRE that was under way when its connection broke, and that arrives behind the release, is granted, and its hold ends
+//! with its lease.
 
 use crate::random::Random;
 use crate::redis::turn::{Arrival, turn, wakes_at};

@@ -8,7 +8,7 @@ use crate::speak::{Reply, SOON, Speak, Watched, deadline, holders};
 use crate::waiter::{Tell, assert_held};
 
 /// A third of it is enough to do something between two renewals, in ms.
-const LEASE: i64 = 2400;
+const LEASE: i64 = 6_000;
 
 /// What is so at one moment.
 #[derive(Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ fn cut_off(group: &mut Group, key: &str) -> i64 {
 fn each_renewal_is_confirmed() {
     let mut group = Group::of(2);
     let mut holder = Watched::over(group.master.raw(), &group.master);
-    let token = holder.take("LOCK.ACQUIRE key owner LEASE 900 WATCHDOG REPLICAS 2");
+    let token = holder.take("LOCK.ACQUIRE key owner LEASE 6000 WATCHDOG REPLICAS 2");
     until(SOON, "several renewals are confirmed", || group.count("confirmed") > 4);
     let confirmed = group.count("confirmed");
     assert!(group.count("watchdog_renewals") >= confirmed - 1, "all but the first are renewals");

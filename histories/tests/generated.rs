@@ -360,8 +360,10 @@ fn each_fault_of_a_server_is_found() {
             }
         }
         assert!(done >= 20, "{fault:?}: done in {done} histories only");
-        // A lease that is over may last on for all that clients can tell, so a refusal may be right that was wrong.
-        assert!(found == done || (fault == Fault::RefusesThoughFree && found * 10 >= done * 9), "{fault:?}: {found}");
+        // A lease that is over may last on for all that clients can tell, so a refusal may be right that was wrong. And a release of all
+        // that did nothing may have withdrawn a request.
+        let is_hidden_at_times = matches!(fault, Fault::RefusesThoughFree | Fault::ForgetsARelease);
+        assert!(found == done || (is_hidden_at_times && found * 10 >= done * 9), "{fault:?}: {found} of {done}");
     }
 }
 

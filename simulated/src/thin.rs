@@ -341,6 +341,11 @@ impl Life {
                 let is_withdrawn = !self.has(Fault::NotWithdrawnInTime);
                 self.answer(call, now, is_withdrawn)
             }
+            // The server was busy when it was to ask again: now its time is over (B12).
+            Stage::Waiting if now >= it.until => {
+                self.calls[call].ask_at = Micros::MAX;
+                Ok(())
+            }
             Stage::Confirming if now >= it.certain => self.answer(call, now, true),
             Stage::Held if now >= it.release_at.min(it.certain) => {
                 let it = &mut self.calls[call];

@@ -8,9 +8,9 @@ pub const SECTIONS: [&str; 6] = ["holdfast", "server", "replication", "persisten
 /// Numbers of the module that are there now.
 pub const NOW: [(&str, &str); 8] = [
     ("waiters", "requests that wait in a queue"),
-    ("contended_locks", "locks that somebody waits for"),
-    ("bound_holds", "holds tied to a connection"),
-    ("cached_locks", "locks that their clients may hold unused until somebody waits"),
+    ("contended_locks", "locks that a request waits for"),
+    ("bound_holds", "holds bound to a connection"),
+    ("cached_locks", "locks that their clients may hold unused until contention"),
     ("confirming", "grants and renewals that wait for replicas"),
     ("sessions", "connections that are sessions"),
     ("session_waits", "requests of sessions that were answered WAITING and have not ended"),
@@ -28,7 +28,7 @@ pub const SINCE: [(&str, &str); 20] = [
     ("renewals_lost", "renewals, a watchdog's included, that found the lock lost"),
     ("expired", "leases that the module saw run out"),
     ("forced", "holders that lost a lock to LOCK.FORCE"),
-    ("changed", "tied holds that another command deleted or overwrote"),
+    ("changed", "bound holds that another command deleted or overwrote"),
     ("released_by_disconnect", "holds released because their connection ended"),
     ("watchdog_renewals", "renewals by the watchdog"),
     ("deadlocks_refused", "requests refused with -DEADLOCK"),

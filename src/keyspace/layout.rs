@@ -109,7 +109,7 @@ pub enum Form {
     Remains,
     /// One holder; the deadline is the key's expiry. The newest token, if this module issued one.
     Mutex(Option<Token>),
-    /// Holders with deadlines of their own, kept in the [`cache`].
+    /// Holders with deadlines of their own, kept in `holder_cache`.
     Many,
 }
 

@@ -1,5 +1,5 @@
 //! The command that runs under the lock: a process group of its own, at the terminal if there is one, that ends when this
-//! process does. Its parent is a [`supervisor`](crate::supervisor).
+//! process does. Its parent is a [`supervisor`].
 
 use std::cell::Cell;
 use std::ffi::{OsStr, OsString};

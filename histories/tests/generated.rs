@@ -232,12 +232,14 @@ impl World {
     fn release(&mut self, process: usize, key: u64, owner: String) {
         let all = self.dice.chance(30).then_some(0);
         let request = Request::Release { owner: owner.clone(), token: None, holds: all, lease: None };
-        let holds = |lock: &Lock| lock.holders.iter().any(|hold| hold.owner == owner);
-        if !holds(&self.locks[&key]) && self.goes_wrong(Fault::ReleasesForAnother) {
+        // Of all, without a token, it may have withdrawn a request: then the answer is right.
+        let held = self.locks[&key].holders.iter().find(|hold| hold.owner == owner).map(|hold| hold.token);
+        if held.is_none() && self.goes_wrong(Fault::ReleasesForAnother) {
+            let request = Request::Release { owner, token: None, holds: None, lease: None };
             return self.answer(process, key, request, Outcome::Left(0));
         }
-        if holds(&self.locks[&key]) && self.goes_wrong(Fault::ForgetsARelease) {
-            let request = Request::Release { owner, token: None, holds: Some(0), lease: None };
+        if held.is_some() && self.goes_wrong(Fault::ForgetsARelease) {
+            let request = Request::Release { owner, token: held, holds: Some(0), lease: None };
             return self.answer(process, key, request, Outcome::Left(0));
         }
         let holders = &mut self.locks.get_mut(&key).expect("it is there").holders;
@@ -360,10 +362,9 @@ fn each_fault_of_a_server_is_found() {
             }
         }
         assert!(done >= 20, "{fault:?}: done in {done} histories only");
-        // A lease that is over may last on for all that clients can tell, so a refusal may be right that was wrong. And a release of all
-        // that did nothing may have withdrawn a request.
-        let is_hidden_at_times = matches!(fault, Fault::RefusesThoughFree | Fault::ForgetsARelease);
-        assert!(found == done || (is_hidden_at_times && found * 10 >= done * 9), "{fault:?}: {found} of {done}");
+        // A lease that is over may last on for all that clients can tell, so a refusal may be right that was wrong.
+        let is_enough = found == done || (fault == Fault::RefusesThoughFree && found * 10 >= done * 9);
+        assert!(is_enough, "{fault:?}: {found} of {done}");
     }
 }
 

@@ -35,8 +35,7 @@ fn judge_lock(all: &[&Operation]) -> Result<(), Violation> {
     let mut operations: Vec<Operation> =
         done.flat_map(|operation| [Some((*operation).clone()), taken_back(operation)]).flatten().collect();
     operations.sort_by_key(|operation| (operation.from, operation.latest()));
-    let asked = asked_in_vain(&operations);
-    let steps: Vec<Step> = operations.iter().map(|operation| step(operation, &waits, &asked)).collect();
+    let steps: Vec<Step> = operations.iter().map(|operation| step(operation, &waits)).collect();
     let mut ends: HashSet<End> = HashSet::from([(Lock::default(), Vec::new())]);
     let mut open: Vec<usize> = Vec::new();
     let (mut next, mut begin) = (0, 0);
@@ -85,18 +84,7 @@ impl Waits {
     }
 }
 
-/// When each owner had a request under way that was not answered with a grant.
-fn asked_in_vain(operations: &[Operation]) -> BTreeMap<String, Vec<(Time, Time)>> {
-    let mut asked: BTreeMap<String, Vec<(Time, Time)>> = BTreeMap::new();
-    for operation in operations {
-        if let (Request::Acquire(ask), false) = (&operation.request, matches!(operation.outcome, Outcome::Token(_))) {
-            asked.entry(ask.owner.clone()).or_default().push((operation.from, operation.latest()));
-        }
-    }
-    asked
-}
-
-fn step(operation: &Operation, waits: &Waits, asked: &BTreeMap<String, Vec<(Time, Time)>>) -> Step {
+fn step(operation: &Operation, waits: &Waits) -> Step {
     let Operation { request, from, outcome, .. } = operation;
     let (from, to) = (*from, operation.latest());
     let may_be_refused = match request {
@@ -105,13 +93,7 @@ fn step(operation: &Operation, waits: &Waits, asked: &BTreeMap<String, Vec<(Time
         Request::Acquire(Acquire { wait, .. }) => waits.exceed(usize::from(*wait), (from, to)),
         _ => false,
     };
-    let may_withdraw = match request {
-        Request::Release { owner, .. } if request.withdraws() => {
-            asked.get(owner).is_some_and(|spans| spans.iter().any(|(begin, end)| *begin <= to && *end >= from))
-        }
-        _ => false,
-    };
-    Step { request: request.clone(), from, to, told: *outcome, may_be_refused, may_withdraw }
+    Step { request: request.clone(), from, to, told: *outcome, may_be_refused }
 }
 
 /// It was answered, so it has happened.
@@ -206,7 +188,6 @@ fn leases_that_may_end(lock: &Lock, candidates: &[Candidate], cut: Time) -> Vec<
         to: Time::MAX,
         told: Outcome::Unknown,
         may_be_refused: false,
-        may_withdraw: false,
     });
     steps.map(|step| Candidate { place: None, step }).collect()
 }

@@ -51,8 +51,6 @@ pub struct Step {
     pub told: Outcome,
     /// Null is no wrong answer to an acquisition, whatever the lock's state: others may have waited before it.
     pub may_be_refused: bool,
-    /// A release of all that found no hold may have withdrawn a request of its owner.
-    pub may_withdraw: bool,
 }
 
 /// An answer that stands for any token greater than all before: the server chooses.
@@ -112,7 +110,7 @@ impl SequentialSpec for Lock {
             (NEW, Outcome::Token(token)) => token > self.newest,
             (ANY, Outcome::Token(_)) => true,
             (Outcome::Null, Outcome::Done) => matches!(step.request, Request::End { .. } | Request::TakeBack { .. }),
-            (Outcome::Null, Outcome::Left(0)) => step.may_withdraw,
+            (Outcome::Null, Outcome::Left(0)) => step.request.withdraws(),
             (Outcome::Null, Outcome::Unconfirmed) => false,
             (_, Outcome::Done | Outcome::Unconfirmed) => true,
             (answer, told) => answer == told,

@@ -363,7 +363,9 @@ fn each_fault_of_a_server_is_found() {
         }
         assert!(done >= 20, "{fault:?}: done in {done} histories only");
         // A lease that is over may last on for all that clients can tell, so a refusal may be right that was wrong.
-        let is_enough = found == done || (fault == Fault::RefusesThoughFree && found * 10 >= done * 9);
+        // A forgotten release is hidden by one of all right behind it, which may have withdrawn a request.
+        let is_hidden_at_times = matches!(fault, Fault::RefusesThoughFree | Fault::ForgetsARelease);
+        let is_enough = found == done || (is_hidden_at_times && found * 10 >= done * 9);
         assert!(is_enough, "{fault:?}: {found} of {done}");
     }
 }

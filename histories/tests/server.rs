@@ -1,6 +1,7 @@
 //! A real server with the module: threads lock, re-enter, renew, release, wait, break locks, let leases run out and vanish, each writes
 //! down what it saw, and the judge is asked whether that can be explained.
 
+use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,8 @@ struct Client<'a> {
     owners: u64,
     random: Random,
     raw: Raw,
+    /// The last token of each lock.
+    tokens: BTreeMap<String, u64>,
     seen: Vec<Operation>,
 }
 
@@ -67,10 +70,11 @@ impl Client<'_> {
     }
 
     fn release(&mut self, key: &str) {
-        let holds = self.random.chance(40).then_some(0);
+        // Of all only by a token: without one it may withdraw a request, too, and the search would have to try both.
+        let token = self.tokens.get(key).copied().filter(|_| self.random.chance(40));
         let mut words = vec![self.name.clone()];
-        words.extend(holds.map(|_| "ALL".to_owned()));
-        let request = Request::Release { owner: self.name.clone(), token: None, holds, lease: None };
+        words.extend(token.into_iter().flat_map(|token| ["TOKEN".to_owned(), token.to_string(), "ALL".to_owned()]));
+        let request = Request::Release { owner: self.name.clone(), token, holds: token.map(|_| 0), lease: None };
         self.do_and_note(key, "LOCK.RELEASE", request, &words);
     }
 
@@ -95,6 +99,9 @@ impl Client<'_> {
             (Value::ServerError(error), Request::Acquire(_)) if error.code() == "DEADLOCK" => Outcome::Error,
             (other, _) => panic!("{request:?}: {other:?}"),
         };
+        if let Outcome::Token(token) = outcome {
+            self.tokens.insert(key.to_owned(), token);
+        }
         self.seen.push(Operation::new(&self.name, key, request, (from, to), outcome));
     }
 
@@ -138,7 +145,16 @@ fn what_clients_of_a_real_server_see_can_be_explained() {
             .map(|number| {
                 let (raw, random) = (server.raw(), random.fork());
                 let name = format!("client-{number}");
-                let client = Client { server: &server, begin, name, owners: 0, random, raw, seen: Vec::new() };
+                let client = Client {
+                    server: &server,
+                    begin,
+                    name,
+                    owners: 0,
+                    random,
+                    raw,
+                    tokens: BTreeMap::new(),
+                    seen: Vec::new(),
+                };
                 threads.spawn(move || client.work())
             })
             .collect();

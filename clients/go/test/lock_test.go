@@ -22,7 +22,8 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("rapid.checks", "30"); err != nil { // as many as a busy machine does in some seconds
 		panic(err)
 	}
-	goleak.VerifyTestMain(m)
+	// rueidis refreshes the map of a cluster in the background, and does not wait for that when it is closed.
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/redis/rueidis.(*clusterClient)._refresh.func2"))
 }
 
 var ctx = context.Background()

@@ -310,7 +310,7 @@ crate::scripts! {
         e DEBUG SLEEP 3.2
         c LOCK.RELEASE l oc
         e LOCK.INFO l
-        +5000
+        +1500
         e LOCK.INFO k
         e LOCK.INFO l
         e LOCK.INFO w

@@ -303,14 +303,14 @@ crate::scripts! {
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0
         c LOCK.ACQUIRE l oc LEASE 3000000
         d LOCK.ACQUIRE l od LEASE 3000000 WAIT 2000
-        f LOCK.ACQUIRE w of LEASE 9000 WATCHDOG
+        f LOCK.ACQUIRE w of LEASE 30000 WATCHDOG
         s LOCK.ACQUIRE m os LEASE 2000 SESSION $s
         s LOCK.EVENTS WAIT 2500
         +20
         e DEBUG SLEEP 3.2
         c LOCK.RELEASE l oc
         e LOCK.INFO l
-        +1500
+        +5000
         e LOCK.INFO k
         e LOCK.INFO l
         e LOCK.INFO w

@@ -598,6 +598,28 @@ def test_connections_in_an_outage_are_few(kind, fake):
     assert len(errors) == 30
 
 
+def test_server_that_accepts_and_closes_is_tried_one_connection_at_a_time(kind, fake):
+    opened = kind.open(kind.redis(fake.port))
+    opened.lock("k").acquire(30).release()
+    fake.script["VERSION"].extend([CUT] * 10_000)
+    fake.script["ACQUIRE"].append(CUT)
+    before = fake.connections
+
+    def work(number):
+        with pytest.raises(holdfast.NotAcquiredError):
+            opened.lock(f"k{number}").acquire(3)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(40)
+    # With pauses of 15 ms to 1.25 s that double, 3 s have room for nine, and for those that were on their way at the first cut.
+    assert fake.connections - before <= 20
+    fake.script["VERSION"].clear()
+    assert opened.lock("k").acquire(30).is_held()
+
+
 def test_given_owner_is_asked_for_with_new_and_never_released_by_all(fake):
     with holdfast.Holdfast(redis.Redis(port=fake.port)) as opened:
         lock = lock_class(opened)(redis.Redis(port=fake.port), "k", timeout=60, blocking_timeout=30)

@@ -53,6 +53,7 @@ class Pool:
         self._waits = 0
         self.is_closed = False
         self.is_greeted = False
+        """The server has said which protocols it speaks, since the last outage: a server may accept connections and close them (B28)."""
         self.replicas_timeout = 1.0
 
     @classmethod
@@ -107,7 +108,7 @@ class Pool:
         """Closes a connection that broke or is silent, and the idle ones, which are no better."""
         with self._mutex:
             self._lines.discard(line)
-            self._is_outage = True
+            self._is_outage, self.is_greeted = True, False
         line.close()
         self.flush()
         # Who waits for a connection may open one now.
@@ -207,7 +208,7 @@ class Pool:
         except BaseException as error:
             with self._mutex:
                 self._opening -= 1
-                self._is_outage = True
+                self._is_outage, self.is_greeted = True, False
             self._fail(error)
             if not isinstance(error, Exception):
                 raise

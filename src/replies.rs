@@ -1,7 +1,7 @@
-//! Deferred answers: how waiters get their reply, and what happens if nobody is left to receive it.
+//! Deferred replies: how waiters get theirs, and what happens if their client is gone.
 //!
 //! A blocked client is answered at the end of a turn of the event loop ([`send_answers`]). A session's answer goes into its
-//! mailbox, and a reader blocked on the mailbox is answered in the same way. From the moment of a grant until its reply, or
+//! event queue, and a reader blocked in `LOCK.EVENTS` is answered in the same way. From the moment of a grant until its reply, or
 //! the reply that carries its event, has been composed, it is undelivered ([`state::Undelivered`]), and can be revoked.
 
 use crate::config;
@@ -10,7 +10,6 @@ use crate::lock::{LockKey, Millis, Owner, Token, Waiter};
 use crate::server::Ctx;
 use crate::server::clock::{Now, Slice};
 use crate::server::reply::Replied;
-
 use crate::state::pending::{End, OnBehalf, Ticket};
 use crate::state::sessions::Unheard;
 use crate::state::{
@@ -22,14 +21,14 @@ use crate::stats::{add, count, time};
 /// but the reply that the server then makes and writes takes ten times as long.
 const AT_ONCE: usize = 32;
 
-/// A session that was promised a sign of life and does not ask for it is silent after a default lease, and not before so many
+/// A session that was promised a heartbeat and does not ask for it is silent after a default lease, and not before so many
 /// ms.
 const PATIENCE: Millis = 1_000;
 
 /// One read returns events until they name this many keys.
 const KEYS_AT_ONCE: usize = 2_000;
 
-/// Records how a request ended, so that whoever is owed the answer gets it. `now` is when it ended.
+/// Records how a request ended, so that its recipient gets the outcome. `now` is when it ended.
 pub fn end_request(state: &mut State, ticket: Ticket, outcome: Outcome, now: Now) {
     if state.end(ticket, outcome, now) == Delivery::Revoked {
         count(|it| &mut it.grants_undelivered);
@@ -141,7 +140,7 @@ pub fn reply(ctx: Ctx, answer: &Answer) -> Replied {
     }
 }
 
-/// Replies with a session's next unread events, and a sign of life at their end if it is wanted; else with null if there
+/// Replies with a session's next unread events, and a heartbeat at their end if it is wanted; else with null if there
 /// are none.
 pub fn reply_events(state: &mut State, ctx: Ctx, session: u64, reading: Reading) -> Replied {
     let events = read_events(state, session, reading.most);
@@ -155,7 +154,7 @@ pub fn reply_events(state: &mut State, ctx: Ctx, session: u64, reading: Reading)
     if signs == 0 { replied } else { reply_alive(state, ctx, session, reading.asked) }
 }
 
-/// Writes the sign of life, which is not really an event: the session is alive. It says within how many ms the next
+/// Writes the heartbeat, which is no event of the queue: the session is alive. It says within how many ms the next
 /// question will be answered, the default lease, how many thousandths of their leases all holds have left that are renewed for
 /// it, counted from when it asked, and whether the server takes writes.
 fn reply_alive(state: &mut State, ctx: Ctx, session: u64, asked: Millis) -> Replied {
@@ -166,7 +165,7 @@ fn reply_alive(state: &mut State, ctx: Ctx, session: u64, asked: Millis) -> Repl
     state.sessions.expect_within(session, silent_after, Now::read().millis());
     let sure = state.bindings.sure(session, asked);
     let writes = u8::from(holds::takes_writes(ctx));
-    reply_fields(ctx, "heartbeat", (&[], None, None), Some(&format!("{pace} {lease} {sure} {writes}")))
+    write_event(ctx, "heartbeat", (&[], None, None), Some(&format!("{pace} {lease} {sure} {writes}")))
 }
 
 fn read_events(state: &mut State, session: u64, most: usize) -> Vec<Event> {
@@ -206,11 +205,11 @@ fn reply_event(ctx: Ctx, event: &Event, asked: Millis) -> Replied {
         Kind::Unbound(token, why) => ("unbound", Some(*token), Some(why.name())),
         Kind::Contended(token) => ("contended", Some(*token), None),
     };
-    reply_fields(ctx, name, (keys, Some(owner), token), detail)
+    write_event(ctx, name, (keys, Some(owner), token), detail)
 }
 
-/// Writes an event.
-fn reply_fields(
+/// Writes an event: its six elements.
+fn write_event(
     ctx: Ctx,
     name: &str,
     (keys, owner, token): (&[LockKey], Option<&Owner>, Option<Token>),

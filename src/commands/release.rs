@@ -1,4 +1,4 @@
-//! `LOCK.RELEASE`, and giving back a hold, which `LOCK.MRELEASE` shares.
+//! `LOCK.RELEASE`, and the release of locks, which `LOCK.MRELEASE` shares.
 
 use super::args::{self, Options, Word};
 use crate::holds::{self, look_all};
@@ -48,6 +48,10 @@ impl Command for Release {
 
 /// Releases what the owner holds of several locks, and serves those who wait for them. Returns the holds that are left of each
 /// (`None` if the owner held nothing), and which requests were withdrawn.
+///
+/// # Errors
+///
+/// The reply that says what is wrong; then nothing is released.
 pub(super) fn release_all(
     state: &mut State,
     ctx: Ctx,
@@ -58,8 +62,11 @@ pub(super) fn release_all(
 ) -> Result<(Vec<Option<u64>>, WithdrawnKeys), String> {
     let mut locks = look_all(state, ctx, names, owner, now)?;
     refuse_part(state, ctx, &locks, owner, options)?;
-    let withdrawn = withdraw_pending(state, ctx, names, owner, options, now);
-    let left: Vec<_> = locks.iter_mut().map(|lock| give_back(state, lock, owner, options, now)).collect();
+    // All of it, also what it waits for, unless a token says which hold is meant.
+    let is_all = options.holds == Some(0) && options.token.is_none();
+    let awaited = names.iter().filter(|_| is_all);
+    let withdrawn = WithdrawnKeys(awaited.flat_map(|name| waiting::withdraw(state, ctx, *name, owner, now)).collect());
+    let left: Vec<_> = locks.iter_mut().map(|lock| release_hold(state, lock, owner, options, now)).collect();
     drop(locks);
     let released = names.iter().zip(&left).filter(|(_, left)| **left == Some(0));
     let is_awaited = released.fold(withdrawn.any(), |any, (name, _)| note_freed(state, ctx, *name) || any);
@@ -83,20 +90,6 @@ impl WithdrawnKeys {
     pub(super) fn is_of(&self, name: TextRef) -> bool {
         self.0.iter().any(|key| *key.name == *name.bytes())
     }
-}
-
-/// Withdraws the requests of this owner for these locks, if it releases all that it holds of them and names no token.
-fn withdraw_pending(
-    state: &mut State,
-    ctx: Ctx,
-    names: &[TextRef],
-    owner: TextRef,
-    options: &Options,
-    now: Now,
-) -> WithdrawnKeys {
-    let is_all = options.holds == Some(0) && options.token.is_none();
-    let of_key = |name: &TextRef| waiting::withdraw(state, ctx, *name, owner, now);
-    WithdrawnKeys(if is_all { names.iter().flat_map(of_key).collect() } else { Vec::new() })
 }
 
 /// Refuses a release that leaves holds of a lock while replicas have yet to confirm another request of this owner for it.
@@ -124,9 +117,9 @@ pub(super) fn reply_left(ctx: Ctx, left: Option<u64>, was_withdrawn: bool) -> Re
     }
 }
 
-/// Gives back what the options say. Returns the holds that are left; `None` if the owner holds nothing (under that
+/// Releases what the options say. Returns the holds that are left; `None` if the owner holds nothing (under that
 /// token).
-fn give_back(state: &mut State, lock: &mut Lock, owner: TextRef, options: &Options, now: Now) -> Option<u64> {
+fn release_hold(state: &mut State, lock: &mut Lock, owner: TextRef, options: &Options, now: Now) -> Option<u64> {
     let holds = holds_left(lock, options)?;
     count(|it| &mut it.releases);
     if holds == 0 {

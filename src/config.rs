@@ -58,18 +58,18 @@ impl Setting {
     }
 }
 
-/// Who hears of a lock that becomes free, on the channel that Redisson's waiting clients listen to.
+/// Who is notified of a lock that becomes free, on the channel that Redisson's waiting clients listen to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Publish {
-    /// Those who have subscribed here, as Redisson does unless it is told otherwise.
+    /// Those who have subscribed here, as Redisson does by default.
     Here,
     /// Also those who have subscribed at a replica.
     Replicated,
-    /// Nobody.
+    /// No client.
     No,
 }
 
-/// Who hears of a lock that becomes free.
+/// Who is notified of a lock that becomes free.
 pub fn publish_releases() -> Publish {
     match PUBLISH_RELEASES.get() {
         0 => Publish::Here,

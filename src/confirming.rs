@@ -89,7 +89,7 @@ fn confirmed(state: &mut State, ctx: Ctx, id: ConfirmationId, it: Confirmation, 
     }
 }
 
-/// Tells a session, which has been granted this, if somebody waits for any of it by now.
+/// Notifies a session, which has been granted this, if a request waits for any of it by now.
 fn tell_if_contended(state: &mut State, id: GrantId) {
     let granted = state.undelivered.get(id).map(|grant| (grant.home.get(), grant.holds.clone()));
     if let Some((db, holds)) = granted {
@@ -97,7 +97,7 @@ fn tell_if_contended(state: &mut State, id: GrantId) {
     }
 }
 
-/// Tells that too few replicas have confirmed.
+/// Answers that too few replicas have confirmed.
 fn missed(state: &mut State, id: ConfirmationId, it: Confirmation, having: usize, now: Now) {
     match it.what {
         What::Reply { ticket, grant, .. } => {
@@ -139,7 +139,7 @@ fn bind_all(state: &mut State, ctx: Ctx, id: GrantId, terms: &Terms, now: Now) -
         let locks = of_both.map(|(name, hold)| look(Name::kept_as(name.as_text(), &hold.name), hold.token));
         let Some(locks) = locks.collect::<Option<Vec<Lock>>>() else { return Holds::Gone };
         for (lock, hold) in locks.iter().zip(&holds).filter(|_| binds) {
-            // Nobody watched it meanwhile: somebody else may have given the key an earlier end.
+            // It was not bound meanwhile: another client may have given the key an earlier end.
             let deadline = lock.own_end().map_or(hold.deadline, |end| end.min(hold.deadline));
             holds::bind(state, lock, (deadline, hold.token), grantee, now);
         }

@@ -79,7 +79,7 @@ pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
     let known = holder_cache::forget_if_known(db, name);
     let is_noted = state::try_with(|state| {
         if touch == Touch::Expired {
-            // Before anything is noted: a step that ends it may be taken back by another one before the next call.
+            // Before anything is noted: a step that ends it may be undone by another one before the next call.
             holds::begin(state, ctx);
         }
         known.is_some() || state.bindings.is_bound(db, name) || state.is_contended(db, name)
@@ -87,7 +87,7 @@ pub fn key_touched(ctx: Ctx, touch: Touch, name: &[u8]) {
     if is_noted == Some(false) || ctx.flags().role() != Role::Master {
         return;
     }
-    // A key without a cached has at most one holder.
+    // A key that is not cached has at most one holder.
     let notice = Notice::Touched { key: LockKey::new(db, name), touch, holders: known.unwrap_or(1) };
     // An expiry belongs to no command, so there is no command's step to follow it up in; and it may come late.
     if notices::receive(notice) && (touch != Touch::Changed || !is_requested(ctx)) {
@@ -158,7 +158,7 @@ fn work_for_a_turn(state: &mut State, ctx: Ctx, now: Now) {
     if ctx.flags().role() == Role::Replica {
         state.forget_changes();
     } else if !writes::are_possible(ctx) || is_refused(state, ctx, now) {
-        // What is over is told all the same, and what others have ended.
+        // Holds that are over, or that others have ended, are reported all the same.
         watchdog::tell_over(state, ctx, now, &turn.piece());
         tell_ended(state, ctx, now, &turn);
     } else {
@@ -173,7 +173,7 @@ fn free_discarded(state: &mut State, slice: &Slice) {
     while !slice.is_over() && state.discarded.free_one() {}
 }
 
-/// Where nothing may be written: tells of the bound holds that others have ended. Not while any still has to follow a step
+/// Where nothing may be written: reports the bound holds that others have ended. Not while any still has to follow a step
 /// of the clock, since what that let expire looks the same; nor while the data is being loaded.
 fn tell_ended(state: &mut State, ctx: Ctx, now: Now, turn: &Slice) {
     if ctx.flags().loading() || state.bindings.any_lags() {
@@ -274,7 +274,7 @@ fn note_due_leases(state: &mut State, now: Now, slice: &Slice) {
     }
 }
 
-/// Removes holders whose lease has run out although nobody waits for their lock.
+/// Removes holders whose lease has run out although no request waits for their lock.
 fn purge_overdue(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(key) = holder_cache::with(|cache| cache.overdue(now.millis(), 1)).into_iter().next() else { break };
@@ -462,7 +462,7 @@ fn swapped(ctx: Ctx, one: i32, other: i32) {
     });
 }
 
-/// Everybody who waits for locks of one database, or of all, has to be looked at anew, and so have the bindings there before `bindings`.
+/// All requests for locks of one database, or of all, have to be looked at anew, and so have the bindings there before `bindings`.
 fn look_anew(state: &mut State, ctx: Ctx, db: Option<i32>, bindings: BindingId) {
     holder_cache::with(holder_cache::HolderCache::clear);
     let is_replica = ctx.flags().role() == Role::Replica;

@@ -131,7 +131,7 @@ pub fn basis_of(decisions: &[Decision], raise: Raise) -> Basis {
     }
 }
 
-/// The holds of a grant that nobody has been told of yet.
+/// The holds of an undelivered grant.
 pub fn granted_holds(
     state: &mut State,
     locks: &[Lock],
@@ -168,8 +168,8 @@ fn undo_of_reentry(state: &mut State, lock: &Lock, hold: &Hold, grantee: Grantee
     }
 }
 
-/// An owner is being told that it holds these locks, by a re-entry: what others of its grants could still undo, which it
-/// has not been told of, stays as far as this one relies on it.
+/// A re-entry of these locks is being answered: what other undelivered grants of the owner could still undo
+/// stays as far as this one relies on it.
 pub fn keep_granted(state: &mut State, locks: &[Lock], decisions: &[Decision], grantee: Grantee) {
     for (lock, decision) in locks.iter().zip(decisions) {
         if let Decision::Reenter(hold) = decision {
@@ -183,7 +183,7 @@ pub fn keep_holds(state: &mut State, lock: &Lock, owner: TextRef, budget: u64) -
     state.undelivered.keep((lock.db(), lock.name().bytes(), owner.bytes()), budget)
 }
 
-/// Records that nobody has been told of a grant or a renewal yet: it is revoked if nobody can be told.
+/// Records an undelivered grant or renewal: it is revoked if its client is gone.
 pub fn note_undelivered(
     state: &mut State,
     db: i32,
@@ -321,7 +321,7 @@ pub fn end_broken(state: &mut State, ctx: Ctx, name: TextRef, now: Now) {
     }
 }
 
-/// Revokes grants that nobody was told of. Those who wait are served later.
+/// Revokes undelivered grants. Waiters are served later.
 pub fn revoke_undelivered(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(revoked) = state.undelivered.next_revoked() else { break };

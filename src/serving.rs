@@ -232,7 +232,7 @@ fn is_forsaken(state: &State, id: WaiterId) -> bool {
 }
 
 /// Where a session's request must go, once the slot of its keys is served by another node. (The server itself
-/// redirects blocked clients. While the slot is being migrated, nobody knows where the lock is.)
+/// redirects blocked clients. While the slot is being migrated, the place of the lock is unknown.)
 fn place_elsewhere(state: &State, ctx: Ctx, id: WaiterId) -> Option<Place> {
     let of_session = |waiter: &&Waiter<Asker>| waiter.asker.on_behalf == OnBehalf::Session;
     match served(ctx, state.queue.get(id).filter(of_session)?.keys.first()?) {
@@ -325,7 +325,7 @@ fn refresh(state: &mut State, lock: &mut Lock, key: &LockKey, now: Now) {
     }
 }
 
-/// When the lock must be looked at even if nobody touches it: when the next lease runs out.
+/// When the lock must be looked at even if no client touches it: when the next lease runs out.
 fn next_look(lock: &Lock, now: Millis) -> Option<Millis> {
     match lock.next_deadline(now) {
         Some(Deadline::At(at)) => Some(at.saturating_add(1).max(now)),
@@ -339,7 +339,7 @@ fn set_lease_timer(state: &mut State, lock: &Lock, key: &LockKey, now: Millis) {
     state.lease_timers.schedule(key, next);
 }
 
-/// Schedules the next look at a lock that somebody begins to wait for, or whose deadline has moved.
+/// Schedules the next look at a lock that a request begins to wait for, or whose deadline has moved.
 pub fn schedule_earlier(state: &mut State, lock: &Lock, key: &LockKey, now: Millis) {
     if let Some(next) = next_look(lock, now) {
         state.lease_timers.schedule_earlier(key, next);

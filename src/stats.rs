@@ -36,7 +36,7 @@ pub struct Counts {
     pub deadlock_searches: u64,
     /// Those of them that were given up.
     pub deadlock_searches_given_up: u64,
-    /// Grants rolled back because nobody was there to take them.
+    /// Grants revoked because their client was gone.
     pub grants_undelivered: u64,
     /// Grants and renewals that enough replicas confirmed.
     pub confirmed: u64,

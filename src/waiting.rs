@@ -3,7 +3,7 @@
 //! It ends in one of these ways. Each leaves the queue and, if the request stood in others' way, serves them: granted
 //! ([`crate::serving`]); timed out, or `CLIENT UNBLOCK`; the key no longer a lock, or a contradiction; rights taken
 //! away; a cycle of waits found; withdrawn (`LOCK.RELEASE … ALL`), or superseded by the same owner; or its client gone: disconnected, killed, unblocked with
-//! an error, redirected to another node, or told that this server is now a replica.
+//! an error, redirected to another node, or refused because this server is now a replica.
 
 use crate::config;
 use crate::confirming;
@@ -100,7 +100,7 @@ impl Request {
         Asker { ticket, client, on_behalf, flags, replicas, form, arrived: steady_micros() }
     }
 
-    /// Blocks the client, or tells the session that an event will follow, and records who is owed the answer.
+    /// Blocks the client, or replies `WAITING` to the session, and records the recipient of the outcome.
     fn owe(&self, state: &mut State, ctx: Ctx, names: &[TextRef], now: Now) -> Result<(Ticket, Replied), String> {
         events::watch_keys(ctx);
         let ticket = state.pending.ticket();
@@ -232,7 +232,7 @@ pub fn take_over(
 ///
 /// # Errors
 ///
-/// The reply that says that nobody can wait for the answer. What was granted is revoked.
+/// The reply that says that the client can't wait for the answer. What was granted is revoked.
 pub fn confirm(
     state: &mut State,
     ctx: Ctx,
@@ -331,7 +331,7 @@ pub fn withdraw(state: &mut State, ctx: Ctx, name: TextRef, owner: TextRef, now:
     keys
 }
 
-/// Blocks a session until its next events arrive, or until it is due to hear that it is alive.
+/// Blocks a session until its next events arrive, or until a heartbeat is due.
 pub fn read_next(
     state: &mut State,
     ctx: Ctx,

@@ -58,7 +58,7 @@ fn renew(state: &mut State, ctx: Ctx, id: BindingId, binding: &Binding, now: Now
     }
 }
 
-/// Where nothing may be written: tells of holds whose lease has run out, and leaves the renewals for later.
+/// Where nothing may be written: reports holds whose lease has expired, and leaves the renewals for later.
 pub fn tell_over(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some(id) = state.bindings.first_due(now.millis()) else { break };
@@ -71,7 +71,7 @@ pub fn tell_over(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
     }
 }
 
-/// Verifies the bindings whose hold somebody else may have ended.
+/// Verifies the bindings whose hold another client may have ended.
 pub fn verify_doubtful(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
     while !slice.is_over() {
         let Some((id, why)) = state.bindings.next_doubtful() else { break };
@@ -116,7 +116,7 @@ pub fn release_ended(state: &mut State, ctx: Ctx, now: Now, slice: &Slice) {
     }
 }
 
-/// Tells sessions that this server, whose role has changed, no longer watches their holds.
+/// Notifies sessions that this server, whose role has changed, no longer watches their holds.
 pub fn unbind_retired(state: &mut State, slice: &Slice) {
     while !slice.is_over() {
         let Some(binding) = state.bindings.next_retired() else { break };

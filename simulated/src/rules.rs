@@ -37,27 +37,27 @@ const REPLICAS_TIMEOUT: u64 = 1000;
 const CRON: u64 = 100;
 
 /// A hold is there as long as its holder was promised.
-pub const KEPT: &str = "what was granted stays until its owner gives it back, its lease ends, somebody breaks or overwrites the lock, or its ephemeral connection ends";
+pub const KEPT: &str = "a hold stays until its owner releases it, its lease ends, another client breaks or overwrites the lock, or its ephemeral connection ends";
 /// Hold counts: `HOLDS n` makes n.
-pub const ASKED_FOR: &str = "nobody has more holds than it asked for";
+pub const ASKED_FOR: &str = "an owner has no more holds than it requested";
 /// Hold counts.
-pub const COUNTED: &str = "of the holds that an owner was told of, none goes but those that it gives back";
+pub const COUNTED: &str = "of the holds that were delivered to an owner, only those that it releases end";
 /// Ephemeral holds.
 pub const EPHEMERAL: &str = "an ephemeral hold ends with its connection";
 /// Mutual exclusion.
-pub const LIMIT: &str = "never more holders than the limit, by what clients were told";
+pub const LIMIT: &str = "never more holders than the limit, by the replies that clients got";
 /// First come, first served.
-pub const ORDER: &str = "nobody is granted a lock before somebody who has waited longer for it, here and elsewhere";
+pub const ORDER: &str = "no request is granted before one that has waited longer for the lock, here and elsewhere";
 /// `NEW`.
-pub const NO_RE_ENTRY: &str = "a request with NEW is granted to nobody who holds already";
+pub const NO_RE_ENTRY: &str = "a request with NEW is never granted to an owner that holds already";
 /// Fencing.
 pub const TOKENS: &str = "a token is greater than all before it, and belongs to one owner";
 /// Leases.
 pub const LEASE: &str = "a lease never ends before its time";
 /// Steps of the clock.
-pub const STEPPED: &str = "a hold that is tied is never lost by a step of the clock: what was left of it stays left";
+pub const STEPPED: &str = "a bound hold is never lost by a step of the clock: what was left of it stays left";
 /// Watchdogs.
-pub const WATCHED: &str = "the server renews what is watched as long as the connection lives";
+pub const WATCHED: &str = "the server renews watched holds as long as the connection lives";
 /// Readers without signs of life.
 pub const ASKS_AGAIN: &str = "a session for which holds are renewed is answered in time to ask again";
 /// Sessions.
@@ -67,29 +67,29 @@ pub const REPLACED: &str = "a session that was replaced has ended";
 /// Codes.
 pub const CODES: &str = "a refusal of the module has a code of its own, which is none of the server's";
 /// Confirmed deadlines.
-pub const CONFIRMED: &str = "a tied hold ends at the deadline that its replicas have confirmed";
+pub const CONFIRMED: &str = "a bound hold ends at the deadline that its replicas have confirmed";
 /// Confirmations.
-pub const CONFIRMED_SOON: &str = "whoever waits for replicas is answered as soon as they have confirmed";
+pub const CONFIRMED_SOON: &str = "a request that waits for replicas is answered as soon as they have confirmed";
 /// Waits.
 pub const ENDS: &str = "every request has exactly one answer, every wait one end";
 /// Lost wake-ups.
-pub const FREE: &str = "with everything idle, nobody waits for a lock that is free";
+pub const FREE: &str = "with everything idle, no request waits for a lock that is free";
 /// Time limits of waits.
 pub const IN_TIME: &str = "a wait ends when its time is over";
 /// Deadlocks.
 pub const CYCLES: &str = "a request that closes a cycle of waits is refused";
 /// Losses.
-pub const TOLD: &str = "a session is told of each hold that it loses, once";
+pub const TOLD: &str = "a session is notified of each hold that it loses, once";
 /// `CONTENTION`.
-pub const CONTENTION: &str = "a session that asked for it is told that somebody waits for what it holds, once";
+pub const CONTENTION: &str = "a session that asked for it is notified of contention, once";
 /// False alarms.
-pub const TRUE_LOSS: &str = "a hold that was told lost is lost";
+pub const TRUE_LOSS: &str = "a hold that was reported lost is lost";
 /// What is given back.
-pub const GIVEN_BACK: &str = "a session is not told that it has lost what its owner gave back";
+pub const GIVEN_BACK: &str = "a session is not notified of the loss of a hold that its owner released";
 /// Grants that never arrive.
-pub const UNHEARD: &str = "what was granted to somebody who waited, and never told, is taken back";
+pub const UNHEARD: &str = "a grant to a waiter that is never delivered is revoked";
 /// Rights.
-pub const RIGHTS: &str = "nobody is granted what its user may not acquire any more";
+pub const RIGHTS: &str = "no request is granted that its user may not make any more";
 /// Signs of life.
 pub const HEARTBEAT: &str =
     "every reply to LOCK.EVENTS … HEARTBEAT ends with one sign of life, and no other reply has one";

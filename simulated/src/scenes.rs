@@ -15,7 +15,7 @@ pub const TOLD: &str = "everybody is told what the script says";
 /// `FENCE`.
 pub const RAISED: &str = "a raise can be repeated, and nothing else finds a hold by the token that it had before";
 /// `LOCK.RELEASE … ALL`.
-pub const WITHDRAWN: &str = "an owner withdraws its request, whoever made it, and its client is told";
+pub const WITHDRAWN: &str = "an owner withdraws its request over any connection, and its client is answered";
 /// Asking again.
 pub const SUPERSEDED: &str = "an owner that asks again takes over its own place in the queue";
 /// `HOLDS`.

@@ -18,10 +18,10 @@ use std::ffi::CStr;
 const MAX_KEY: usize = 1024;
 
 /// How many keys a request may name: all of them are dealt with in one step. It is the same for all commands of several
-/// keys, so what was taken in one step can be renewed and given back in one.
+/// keys, so what was taken in one step can be renewed and released in one.
 const MOST_KEYS: usize = 128;
 
-/// The error for `CONTENTION` where several may hold. (All of them would have to be told, thousands in one step.)
+/// The error for `CONTENTION` where several may hold. (All of them would have to be notified, thousands in one step.)
 pub const NOT_OF_ONE: &str = "ERR CONTENTION is for a lock that has one holder: LIMIT 1, which is the default";
 
 /// The words that options begin with.

@@ -118,7 +118,7 @@ fn replaced(state: &State, call: Call) -> Result<Vec<u64>, String> {
     }
     let ids = (2..call.count()).filter_map(|at| client_of(call.get(at)?.bytes()));
     let clients: Vec<u64> = ids.filter(|client| state.sessions.is_open(*client)).collect();
-    // All or none, and nobody learns more about another user's than that it is there.
+    // All or none, and no user learns more about another's than that it is there.
     if clients.iter().any(|client| !acl::is_user_of(call.ctx, *client)) {
         return Err("NOPERM this session belongs to another user".into());
     }

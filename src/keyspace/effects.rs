@@ -18,15 +18,15 @@ use std::ffi::CStr;
 /// The event of a lease that ran out.
 const EXPIRED: &CStr = c"lock.expired";
 
-/// How many holders are removed at a time because their lease ran out, so that nobody else waits for long.
+/// How many holders are removed at a time because their lease ran out, so that other clients do not wait for long.
 const SLICE: usize = 256;
 
 /// Whether anybody waits on this server for a lock that becomes free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiters {
-    /// Somebody does and will be served.
+    /// There are some, and they will be served.
     Some,
-    /// Nobody does: Redisson's waiting clients are notified.
+    /// There are none: Redisson's waiting clients are notified.
     None,
 }
 
@@ -137,7 +137,7 @@ impl Lock<'_> {
         }
     }
 
-    /// Removes all holders, because somebody broke the lock.
+    /// Removes all holders, because a client broke the lock.
     pub fn clear(&mut self, waiters: Waiters) {
         self.delete_key();
         self.now_free();

@@ -6,10 +6,10 @@ use crate::server::MainThread;
 /// Who may follow the data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Followers {
-    /// Somebody may.
+    /// Something may.
     #[default]
     Possible,
-    /// Certainly nobody does.
+    /// Certainly nothing does.
     None,
 }
 

@@ -105,7 +105,7 @@ pub struct Held {
 pub enum Form {
     /// There is no such key.
     Missing,
-    /// Nobody holds it. The hash has no fields but those of a lock: what is left of one, which the next grant deletes.
+    /// It is free. The hash has no fields but those of a lock: what is left of one, which the next grant deletes.
     Remains,
     /// One holder; the deadline is the key's expiry. The newest token, if this module issued one.
     Mutex(Option<Token>),
@@ -224,7 +224,7 @@ impl<'a> Lock<'a> {
         self.found.holders
     }
 
-    /// The limit under which it is held; `None` while nobody holds.
+    /// The limit under which it is held; `None` while it is free.
     pub fn limit(&self) -> Option<Limit> {
         (self.found.holders > 0).then_some(self.found.limit)
     }
@@ -234,7 +234,7 @@ impl<'a> Lock<'a> {
         self.key.expiry()
     }
 
-    /// When a place becomes free by itself, at the latest; `None` if nobody holds.
+    /// When a place becomes free by itself, at the latest; `None` if it is free.
     pub fn next_deadline(&self, now: Millis) -> Option<Deadline> {
         if matches!(self.found.form, Form::Missing | Form::Remains) {
             return None;

@@ -1,4 +1,4 @@
-//! Who follows what is written, so that nothing is prepared that nobody receives.
+//! Who follows what is written, so that nothing is prepared without a receiver.
 //!
 //! Handing a command to the server for replication costs more than the write itself, even with neither a replica nor
 //! an append-only file. It may be skipped only while it is *certain* that nobody could ever miss it. That is known as
@@ -29,12 +29,12 @@ pub fn hears(class: Class) -> bool {
     class.is_enabled() || known(|it| it.other_modules > 0)
 }
 
-/// Something happened after which somebody may follow the data.
+/// Something happened after which a replica, file or monitor may follow the data.
 pub fn assume_followers() {
     known(|it| it.followers = Followers::Possible);
 }
 
-/// Checks whether anybody follows the data. Takes some ten microseconds while somebody may, and nothing otherwise.
+/// Checks whether anything follows the data. Takes some ten microseconds while that is possible, and nothing otherwise.
 pub fn recheck(ctx: Ctx) {
     if !must_replicate() {
         return;

@@ -15,7 +15,7 @@ pub struct Holders {
 }
 
 impl Holders {
-    /// A lock that nobody holds.
+    /// A free lock.
     pub fn new(limit: Limit) -> Self {
         Self { limit, by_owner: HashMap::default(), by_deadline: BTreeSet::new() }
     }

@@ -5,7 +5,7 @@
 
 use std::cell::Cell;
 
-/// So many kinds are told apart. Errors of further kinds are counted, and not logged.
+/// How many kinds are distinguished. Errors of further kinds are counted, and not logged.
 const MOST_KINDS: usize = 32;
 
 /// What was reported.

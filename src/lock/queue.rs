@@ -1,4 +1,4 @@
-//! The queue: strictly in order of arrival, over one key or several. Whoever has waited elsewhere arrived that much
+//! The queue: strictly in order of arrival, over one key or several. A request that waited elsewhere arrived that much
 //! earlier.
 
 use super::{Actor, Demand, KeyMap, LockKey, Millis, Owner, actor, internal_errors};
@@ -98,7 +98,7 @@ impl<T> Queue<T> {
         self.waiters.last_key_value().map_or(WaiterId::FIRST, |(last, _)| last.next())
     }
 
-    /// Whether somebody waits for a key behind this position.
+    /// Whether a request waits for a key behind this position.
     pub fn has_behind(&self, key: &LockKey, id: WaiterId) -> bool {
         let lane = self.lanes.get(key.db, &key.name);
         lane.and_then(|lane| lane.waiting.last()).is_some_and(|last| *last > id)
@@ -253,7 +253,7 @@ impl<T> Queue<T> {
         self.waiters.len()
     }
 
-    /// Whether nobody waits.
+    /// Whether no request waits.
     pub fn is_empty(&self) -> bool {
         self.waiters.is_empty()
     }

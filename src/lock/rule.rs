@@ -23,12 +23,12 @@ pub struct Standing {
     pub own: Option<Hold>,
     /// How many hold, the asking owner included; those past their deadline do not count.
     pub holders: usize,
-    /// The smallest limit that any holder named since the lock was last free; meaningless while nobody holds.
+    /// The smallest limit that any holder named since the lock was last free; meaningless while the lock is free.
     pub limit: Limit,
 }
 
 impl Standing {
-    /// Nobody holds.
+    /// The lock is free.
     pub const FREE: Self = Self { own: None, holders: 0, limit: Limit::Shared };
 }
 
@@ -70,7 +70,7 @@ pub struct Demand {
 pub enum Ahead {
     /// The request is the first in the queue, or there is none.
     Nobody,
-    /// Somebody waits ahead.
+    /// A request waits ahead.
     Somebody,
 }
 

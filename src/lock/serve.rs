@@ -1,7 +1,7 @@
 //! Which request is served next, whatever it was that changed a lock.
 //!
 //! The [`Agenda`] hands out one [`Job`] at a time and is told its result, so the caller, who does the jobs, may stop
-//! between any two of them, let others in, and continue later. Nobody overtakes meanwhile: a newcomer queues behind all
+//! between any two of them, let others in, and continue later. No request overtakes meanwhile: a newcomer queues behind all
 //! who wait, served or about to be.
 
 use super::{
@@ -27,7 +27,7 @@ pub enum Sight {
     NotALock,
     /// Replicas have yet to confirm what the asking owner was granted, or a renewal of it.
     BeingConfirmed,
-    /// Another server decides on this key, or soon will: nobody is granted anything here.
+    /// Another server decides on this key, or soon will: no request is granted here.
     Elsewhere,
     /// It can't be read in this step: it has too many holders for one of several locks.
     TooMuch,
@@ -58,7 +58,7 @@ pub enum WaitEnd {
 pub enum Change {
     /// A place may have become free, or the queue's head has left.
     Freed,
-    /// Somebody wrote the key without this module, so anyone may hold it now.
+    /// Another client wrote the key without this module, so any owner may hold it now.
     Foreign,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! They are blocked *on keys*, as with `BLPOP`, so that the server itself redirects them when the slot moves, and so
 //! that [`Blocked::answer`] writes the reply at once rather than in a later turn of the event loop. A lock is a hash,
-//! and the server never considers a hash "ready", so nobody but this module wakes them. A client that waits for a
+//! and the server never considers a hash "ready", so only this module wakes them. A client that waits for a
 //! session's events waits for no key: [`block_for_events`].
 
 use super::callbacks::{self, Ticket};

@@ -57,7 +57,7 @@ pub enum Event {
     /// Slots of a cluster arrived or left with everything in them, or an import was abandoned and what had arrived is
     /// dropped. Nothing may be written here.
     SlotsMoved,
-    /// Somebody may have begun to follow the data: a fork for a snapshot, a changed setting.
+    /// A replica or file may have begun to follow the data: a fork for a snapshot, a changed setting.
     ListenersMayHaveChanged,
     /// Another module was loaded.
     ModuleLoaded,

@@ -57,8 +57,8 @@ struct EventLoop {
 
 static EVENT_LOOP: MainThread<EventLoop> = MainThread::new();
 
-/// From now on, reports each touched key and each turn of the event loop. Until somebody waits there is nothing to
-/// know, so a server where nobody ever has does not pay for it.
+/// From now on, reports each touched key and each turn of the event loop. Until a request waits there is nothing to
+/// know, so a server without waiting requests does not pay for it.
 pub fn watch_keys(ctx: Ctx) {
     const CLASSES: c_int = raw::REDISMODULE_NOTIFY_GENERIC
         | raw::REDISMODULE_NOTIFY_STRING

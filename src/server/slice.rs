@@ -1,4 +1,4 @@
-//! How much of the work on a crowd is done before everybody else has a turn.
+//! How much of the work on many holds or requests is done before the server runs other commands.
 
 use std::cell::Cell;
 
@@ -11,7 +11,7 @@ thread_local! {
 const THING: u64 = 1;
 /// A lock that is looked up.
 const READ: u64 = 1;
-/// A lock that is written, and that replicas and listeners hear of.
+/// A lock that is written, and that replicas and listeners receive.
 const WRITE: u64 = 3;
 /// A request of a blocked client that ends: the server makes and writes a reply.
 const ANSWER: u64 = 7;

@@ -18,7 +18,7 @@ pub struct BindingFlags {
     pub watchdog: bool,
     /// The hold ends with the connection.
     pub ephemeral: bool,
-    /// The session is told once somebody waits for the lock.
+    /// The session is notified once a request waits for the lock.
     pub contention: bool,
 }
 
@@ -66,7 +66,7 @@ pub struct Binding {
     deadline: Deadline,
     /// What replicas have of it, if it needs any.
     confirmed: Option<Confirmed>,
-    /// The session has been told that somebody waits for the lock.
+    /// The session has been notified that a request waits for the lock.
     told: bool,
     /// The newest [`Read`] of any session when the hold began or was last renewed.
     since: Read,
@@ -118,7 +118,7 @@ impl Steps {
     }
 }
 
-/// The number of a database, shared by everything that is bound or may be taken back in it, so that `SWAPDB` changes
+/// The number of a database, shared by everything that is bound or may be revoked in it, so that `SWAPDB` changes
 /// it for all of them at once.
 pub type Home = Rc<Cell<i32>>;
 
@@ -167,7 +167,7 @@ impl Binding {
         hold_bytes(&self.owner, &self.name)
     }
 
-    /// Whether its session has yet to be told that somebody waits for the lock.
+    /// Whether its session has yet to be notified that a request waits for the lock.
     fn asks(&self) -> bool {
         self.flags.contention && !self.told
     }
@@ -254,7 +254,7 @@ struct Tables {
     by_id: BTreeMap<BindingId, Binding>,
     by_client: BTreeMap<u64, OfClient>,
     by_hold: KeyMap<OfLock>,
-    /// Those whose sessions have yet to be told that somebody waits: of a lock that has one holder, the binding of that.
+    /// Those whose sessions have yet to be notified that a request waits: of a lock that has one holder, the binding of that.
     asking: KeyMap<BindingId>,
     due: BTreeSet<(Millis, BindingId)>,
     /// Those that were due and not renewed because their session reads nothing, by connection.
@@ -279,7 +279,7 @@ pub struct Bindings {
     ended: VecDeque<BTreeSet<Rank>>,
     /// Bindings from before this server's role changed.
     retired: VecDeque<Tables>,
-    /// Bindings whose hold somebody else may have ended.
+    /// Bindings whose hold another client may have ended.
     doubtful: BTreeMap<BindingId, Why>,
 }
 
@@ -328,7 +328,7 @@ impl Tables {
         Some(binding)
     }
 
-    /// Its session is to be told once somebody waits.
+    /// Its session is to be notified once a request waits.
     fn ask(&mut self, id: BindingId) {
         if let Some(binding) = self.by_id.get_mut(&id) {
             (binding.flags.contention, binding.told) = (true, false);
@@ -467,14 +467,14 @@ impl Bindings {
         Some(self.get(self.id(db, name, owner)?)?.client)
     }
 
-    /// Whether a session that holds a lock has yet to be told that somebody waits for it.
+    /// Whether a session that holds a lock has yet to be notified that a request waits for it.
     pub fn asks(&self, db: i32, name: &[u8]) -> bool {
         self.live.asking.get(db, name).is_some()
     }
 
-    /// The binding of a lock whose session has yet to be told that somebody waits for it: it is being told.
+    /// The binding of a lock whose session has yet to be notified that a request waits for it: it is being notified.
     pub fn take_asking(&mut self, db: i32, name: &[u8]) -> Option<&Binding> {
-        // Mostly nobody asks, and to find that out costs less than to remove nothing.
+        // Mostly no session asks, and to find that out costs less than to remove nothing.
         let id = *self.live.asking.get(db, name)?;
         self.live.asking.remove(db, name);
         let binding = self.live.by_id.get_mut(&id)?;
@@ -482,7 +482,7 @@ impl Bindings {
         Some(binding)
     }
 
-    /// How many locks may be held unused until somebody waits for them.
+    /// How many locks may be held unused until a request waits for them.
     pub fn kept(&self) -> usize {
         self.live.asking.len()
     }
@@ -622,7 +622,7 @@ impl Bindings {
         (before != now && !is_touched).then(|| (binding.clone(), now.by.saturating_sub(before.by)))
     }
 
-    /// Somebody else gave a bound hold another deadline. Its end must not be missed, but that is no reason to renew it
+    /// Another client gave a bound hold another deadline. Its end must not be missed, but that is no reason to renew it
     /// earlier. (A key that has yet to follow a step of the clock says nothing.)
     pub fn deadline_seen(&mut self, id: BindingId, deadline: Deadline) {
         if self.lags(id) {
@@ -824,10 +824,10 @@ impl Bindings {
         }
     }
 
-    /// Somebody else wrote a lock, or a part of it expired: the bindings of its holds must be verified.
+    /// Another client wrote a lock, or a part of it expired: the bindings of its holds must be verified.
     pub fn doubt(&mut self, db: i32, name: &[u8], why: Why) {
         for id in self.live.of_lock(db, name) {
-            // What somebody has written may expire in the same turn.
+            // What a client has written may expire in the same turn.
             let before = self.doubtful.entry(id).or_insert(why);
             *before = if why == Why::Expired { *before } else { why };
         }

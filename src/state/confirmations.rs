@@ -39,7 +39,7 @@ pub struct Confirmation {
 pub enum What {
     /// The answer to a request.
     Reply {
-        /// Who is owed it.
+        /// Its recipient.
         ticket: Ticket,
         /// The answer.
         answer: Answer,
@@ -91,7 +91,7 @@ impl Confirmations {
         id
     }
 
-    /// Removes one, because it is settled or nobody wants it any more.
+    /// Removes one, because it is settled or its client is gone.
     pub fn remove(&mut self, id: ConfirmationId) -> Option<Confirmation> {
         let it = self.by_id.remove(&id)?;
         self.by_end.remove(&(it.until, id));

@@ -1,4 +1,4 @@
-//! Timers of leases: a lock that nobody touches is looked at when its lease runs out and somebody waits for it.
+//! Timers of leases: a lock that no client touches is looked at when its lease expires and a request waits for it.
 
 use crate::lock::{KeyMap, LockKey, Millis};
 use std::collections::BTreeSet;
@@ -38,7 +38,7 @@ impl LeaseTimers {
     }
 
     /// Sets the timer of a lock to `at`, unless it is set to an earlier time, which may be overdue and still
-    /// have somebody to serve.
+    /// have waiters to serve.
     pub fn schedule_earlier(&mut self, key: &LockKey, at: Millis) {
         if self.by_key.get(key.db, &key.name).is_none_or(|before| at < *before) {
             self.schedule(key, Some(at));

@@ -1,7 +1,7 @@
 //! What ends with its connection, as plain tables: which requests wait, which replies are pending, which holds are bound to which connection,
 //! what is being confirmed, and what the next turn of the event loop has to do about all this.
 //!
-//! A table knows no server and calls nobody, so it can be tested alone. All tables are in one place. Each call of the server
+//! A table knows no server and calls nothing, so it can be tested alone. All tables are in one place. Each call of the server
 //! borrows them once ([`with`]) and hands them down as `&mut State`. What the server reports meanwhile is put aside
 //! (`notices`).
 
@@ -43,15 +43,15 @@ pub struct State {
     pub queue: Queue<Asker>,
     /// Which locks have changed and must be looked at.
     pub agenda: Agenda,
-    /// When to look at locks that nobody touches.
+    /// When to look at locks that no client touches.
     pub lease_timers: LeaseTimers,
-    /// Who is owed an answer.
+    /// Pending replies.
     pub pending: PendingReplies<Blocked>,
     /// The mailboxes of sessions.
     pub sessions: Sessions,
     /// Holds that are bound to connections.
     pub bindings: Bindings,
-    /// Grants and renewals that nobody has been told of yet.
+    /// Undelivered grants and renewals.
     pub undelivered: Undelivered,
     /// What the replicas have yet to confirm.
     pub confirmations: Confirmations,
@@ -108,7 +108,7 @@ pub struct Undecided {
     pub waiters: Option<(WaiterId, WaiterId)>,
     /// Of these, only those with lower tickets were here then.
     pub tickets: u64,
-    /// Grants that were to be confirmed: those of each change that nobody has been told of yet.
+    /// Grants that were to be confirmed: those of each change that have not been answered yet.
     pub confirmations: VecDeque<Confirmations>,
 }
 
@@ -141,16 +141,16 @@ pub fn try_with<R>(work: impl FnOnce(&mut State) -> R) -> Option<R> {
 /// A request that was withdrawn.
 #[derive(Debug)]
 pub struct Withdrawn {
-    /// Who was owed its answer.
+    /// Its recipient.
     pub from: Recipient<Blocked>,
     /// Whether it was granted already.
     pub was_granted: bool,
 }
 
-/// How the client of a grant that its owner withdrew is told.
+/// How the client of a withdrawn grant is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WithdrawnGrant {
-    /// The event that would have told the grant tells the withdrawal.
+    /// The event of the grant becomes that of the withdrawal.
     Event,
     /// Its answer is that.
     Reply(pending::Ticket),
@@ -163,14 +163,14 @@ pub enum WithdrawnGrant {
 pub enum Delivery {
     /// It will be sent at the end of this turn of the event loop.
     Due,
-    /// Nobody is left to receive it.
+    /// Its client is gone.
     Nobody,
     /// The same, and what was granted is being revoked.
     Revoked,
 }
 
 impl State {
-    /// Records how the request of `ticket` ended, for whoever is owed its answer; `now` is when it ended. The one
+    /// Records how the request of `ticket` ended, for its recipient; `now` is when it ended. The one
     /// place that asks who that is.
     pub fn end(&mut self, ticket: pending::Ticket, outcome: Outcome, now: Now) -> Delivery {
         let outcome = match self.pending.end(ticket, outcome, now) {
@@ -203,7 +203,7 @@ impl State {
         Delivery::Revoked
     }
 
-    /// Nobody will be told of a grant: what it added is revoked as soon as something may be written.
+    /// A grant can't be delivered: what it added is revoked as soon as something may be written.
     pub fn revoke(&mut self, id: GrantId) {
         self.look_behind(id);
         self.undelivered.revoke(id);
@@ -265,7 +265,7 @@ impl State {
         let is = ahead_now();
         let by = is.saturating_sub(before);
         if by.unsigned_abs() < STEP {
-            return false; // The thread stood still between its two readings.
+            return false; // The thread was paused between its two readings.
         }
         self.ahead = Some(is);
         let bindings = &self.bindings;
@@ -291,7 +291,7 @@ impl State {
         other
     }
 
-    /// Whether a session may have so many bytes more: for events that it may have to be told.
+    /// Whether a session may have so many bytes more: for events that it may yet get.
     pub fn has_room_for(&self, session: u64, bytes: usize, most: u64) -> bool {
         let used = self.sessions.bytes(session).saturating_add(self.bindings.reserved(session));
         used.saturating_add(bytes) as u64 <= most
@@ -302,7 +302,7 @@ impl State {
         self.bindings.has_any(session) || self.sessions.has_waits(session)
     }
 
-    /// A session has been given a shorter lease to keep alive: lets it be answered, if it would otherwise hear too late
+    /// A session got a shorter lease to renew: lets it be answered, if it would otherwise learn too late
     /// that it is alive.
     fn hurry_reader(&mut self, session: u64, now: Millis) {
         let bindings = &self.bindings;
@@ -312,7 +312,7 @@ impl State {
         }
     }
 
-    /// How many ms apart the signs of life of a session are now. `default_lease` counts while the session keeps no hold
+    /// How many ms apart the heartbeats of a session are now. `default_lease` counts while the session keeps no hold
     /// alive.
     pub fn pace(&self, session: u64, default_lease: Millis) -> Millis {
         sessions::pace(self.bindings.shortest_lease(session).unwrap_or(default_lease))
@@ -323,7 +323,7 @@ impl State {
         self.queue.waits(owner) || !self.undelivered.is_empty()
     }
 
-    /// The answer that is owed to the request of an owner for a key that waits for its turn, and to the one that awaits
+    /// The pending replies to the request of an owner for a key that waits in the queue, and to the one that awaits
     /// replicas.
     pub fn tickets_of(&self, owner: &Owner, key: &LockKey) -> impl Iterator<Item = pending::Ticket> {
         let queued = self.queue.of_owner(owner, key).and_then(|id| Some(self.queue.get(id)?.asker.ticket));
@@ -332,13 +332,13 @@ impl State {
         queued.into_iter().chain(awaits)
     }
 
-    /// Whether somebody is there to get the answer to a request.
+    /// Whether the recipient of a reply is still there.
     pub fn is_awaited(&self, grant: &Grant) -> bool {
         let is_open = grant.on_behalf == pending::OnBehalf::Itself || self.sessions.is_open(grant.client);
         is_open && self.pending.get(grant.ticket).is_some()
     }
 
-    /// Removes a request, whose answer nobody wants any more, from every table. What it was granted is taken back.
+    /// Removes a request whose client is gone from every table. Its grant is revoked.
     pub fn withdraw(&mut self, ticket: pending::Ticket) -> Option<Withdrawn> {
         let PendingReply { to, stage } = self.pending.take(ticket)?;
         let granted = match stage {
@@ -369,8 +369,8 @@ impl State {
         Some(Withdrawn { from: to, was_granted: granted.is_some() })
     }
 
-    /// An owner withdraws what was granted to it, of which it was told nothing yet, while it releases its hold of this lock: the
-    /// rest is revoked. Returns what its client is told, unless it is a renewal that replicas have confirmed.
+    /// An owner withdraws an undelivered grant while it releases its hold of this lock: the
+    /// rest is revoked. Returns how its client is answered, unless it is a renewal that replicas have confirmed.
     pub fn withdraw_granted(&mut self, id: GrantId, key: &LockKey) -> Option<WithdrawnGrant> {
         let is_confirming = self.undelivered.is(id, Progress::Confirming);
         let Grant { ticket, client, event, basis, .. } = *self.undelivered.get(id)?;
@@ -396,7 +396,7 @@ impl State {
         })
     }
 
-    /// Forgets a request whose answer nobody wants any more because another one of its session takes its place.
+    /// Forgets a request whose place another one of its session takes.
     pub fn forget_request(&mut self, ticket: pending::Ticket) {
         if let Some(PendingReply { to: Recipient::Session { client, about }, .. }) = self.pending.take(ticket) {
             self.sessions.remove_wait(client, &about, ticket);
@@ -422,7 +422,7 @@ impl State {
     }
 
     /// Whether any lock may have holds that are over without anybody having ended them yet. (Asked before each look at a
-    /// lock: what is only undelivered does not count, or a crowd that is let in would be looked through for each of them.)
+    /// lock: what is only undelivered does not count, or thousands of readers that are granted together would be looked through for each of them.)
     pub fn may_have_broken(&self) -> bool {
         self.undelivered.is_revoked() || self.bindings.have_ended() || self.has_news_to_tell()
     }
@@ -456,7 +456,7 @@ impl State {
         self.bindings.is_unread(binding, self.sessions.last_read(binding.client))
     }
 
-    /// Lets the reader of a mailbox be answered with what has arrived.
+    /// Lets the reader of an event queue be answered with what has arrived.
     fn call_reader(&mut self, session: u64) {
         if let Some(reader) = self.sessions.take_reader(session) {
             self.pending.call(reader);
@@ -543,13 +543,13 @@ impl State {
         self.discarded.add(std::mem::take(&mut self.agenda).into_pieces());
     }
 
-    /// Whether anything would be lost with the module: somebody waits or is owed an answer, or a hold is bound.
+    /// Whether anything would be lost with the module: a request waits, a reply is pending, or a hold is bound.
     pub fn are_in_use(&self) -> bool {
         let (_, _, unread) = self.sessions.sizes();
         !(self.queue.is_empty() && self.confirmations.is_empty() && self.bindings.is_empty()) || unread > 0
     }
 
-    /// This server's role has changed, so pending work belongs to another server. (Not what is to be taken back: it may have
+    /// This server's role has changed, so pending work belongs to another server. (Not what is to be revoked: it may have
     /// been a replica for less than a turn.)
     pub fn forget_work(&mut self) {
         self.forget_touches();

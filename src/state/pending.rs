@@ -1,4 +1,4 @@
-//! Who is owed an answer, and how it is delivered: to a blocked client by a reply, to a session by an event.
+//! Pending replies, and how they are delivered: to a blocked client by a reply, to a session by an event.
 
 use super::event_bytes::{event_bytes, hold_bytes};
 use super::{BindingFlags, ConfirmationId, GrantId};
@@ -23,7 +23,7 @@ pub struct Terms {
 /// Who asks, and under what terms: the queue itself has what the rule needs to know.
 #[derive(Clone, Copy, Debug)]
 pub struct Asker {
-    /// The name of the answer that it is owed.
+    /// The ticket of the pending reply.
     pub ticket: Ticket,
     /// The connection on whose behalf it asks: its own, or a session's.
     pub client: u64,
@@ -39,7 +39,7 @@ pub struct Asker {
     pub arrived: u64,
 }
 
-/// What the reply to a grant tells.
+/// What the reply to a grant says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TokenForm {
     /// The token.
@@ -68,7 +68,7 @@ pub enum OnBehalf {
     Session,
 }
 
-/// Who is owed an answer.
+/// The recipient of a pending reply.
 #[derive(Debug)]
 pub enum Recipient<B> {
     /// A blocked client, which gets a reply.
@@ -137,13 +137,13 @@ pub enum Purpose {
 pub struct Reading {
     /// How many at once, at most.
     pub most: usize,
-    /// Whether each reply tells it that it is alive.
+    /// Whether each reply has a heartbeat.
     pub signs: SignsOfLife,
     /// When it asked.
     pub asked: Millis,
 }
 
-/// Whether a session hears with each reply that it is alive.
+/// Whether a session gets a heartbeat with each reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SignsOfLife {
     /// No: without events, the reply is null.
@@ -202,7 +202,7 @@ pub struct End {
     pub at: Now,
 }
 
-/// An answer that is owed.
+/// A pending reply.
 #[derive(Debug)]
 pub struct PendingReply<B> {
     /// To whom.
@@ -218,11 +218,11 @@ pub enum Ended {
     Reply,
     /// A session is to be notified.
     Event(u64, About, Outcome),
-    /// Nobody is owed it any more.
+    /// It is not pending any more.
     Nobody(Outcome),
 }
 
-/// All answers that are owed.
+/// All pending replies.
 #[derive(Debug)]
 pub struct PendingReplies<B> {
     tickets: u64,
@@ -254,17 +254,17 @@ impl<B> PendingReplies<B> {
         Ticket(self.tickets)
     }
 
-    /// Records that an answer is owed.
+    /// Records a pending reply.
     pub fn owe(&mut self, ticket: Ticket, to: Recipient<B>, stage: Stage) {
         self.pending.insert(ticket, PendingReply { to, stage });
     }
 
-    /// An answer that is owed.
+    /// A pending reply.
     pub fn get(&self, ticket: Ticket) -> Option<&PendingReply<B>> {
         self.pending.get(&ticket)
     }
 
-    /// How many answers are owed.
+    /// How many replies are pending.
     pub fn len(&self) -> usize {
         self.pending.len()
     }
@@ -287,7 +287,7 @@ impl<B> PendingReplies<B> {
         self.timeouts.pop_first().map(|(_, ticket)| ticket)
     }
 
-    /// Removes an answer: it is being delivered, or nobody wants it any more.
+    /// Removes an answer: it is being delivered, or its client is gone.
     pub fn take(&mut self, ticket: Ticket) -> Option<PendingReply<B>> {
         self.pending.remove(&ticket)
     }
@@ -310,7 +310,7 @@ impl<B> PendingReplies<B> {
         }
     }
 
-    /// Lets a blocked client be answered although its request has no outcome yet: the reader of a mailbox.
+    /// Lets a blocked client be answered although its request has no outcome yet: the reader of an event queue.
     pub fn call(&mut self, ticket: Ticket) {
         self.ending.push_back(ticket);
     }

@@ -1,9 +1,9 @@
 //! Sessions: connections that stand for a whole process. Everything that happens to the requests and holds of a
-//! session goes into its mailbox, which it reads.
+//! session goes into its event queue, which it reads.
 //!
 //! A connection becomes a session by `LOCK.SESSION`, and by nothing else; nothing is kept for any other connection.
 //!
-//! What may yet be told a session is reserved in bytes when a request is admitted: a waiting request reserves its event,
+//! Events that a session may yet get are reserved in bytes when a request is admitted: a waiting request reserves its event,
 //! and a bound hold the two that it may cause. So a session's events never take more memory than it was admitted for,
 //! whatever other clients do.
 
@@ -16,11 +16,11 @@ use crate::server::clock::Now;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-/// This many times during its shortest lease, a session hears that it is alive: if it does not, enough of the lease is
+/// A session gets this many heartbeats during its shortest lease: if it does not, enough of the lease is
 /// left to do something about it.
 const SIGNS_OF_LIFE_A_LEASE: Millis = 8;
 
-/// The fewest and the most ms between two signs of life.
+/// The fewest and the most ms between two heartbeats.
 const PACES: (Millis, Millis) = (10, 10_000);
 
 /// The error in the event of a request that its owner withdrew.
@@ -64,7 +64,7 @@ pub enum Kind {
     Lost(Token, Why),
     /// The hold with this token is no longer watched by this server.
     Unbound(Token, Why),
-    /// Somebody waits for what is held under this token.
+    /// A request waits for the lock that is held with this token.
     Contended(Token),
 }
 
@@ -73,7 +73,7 @@ pub enum Kind {
 pub enum Why {
     /// Its lease ran out.
     Expired,
-    /// Somebody broke the lock.
+    /// A client broke the lock.
     Forced,
     /// Another command deleted or overwrote it.
     Changed,
@@ -125,7 +125,7 @@ struct Session {
     reader: Option<Reader>,
     last_read: Read,
     silence: Silence,
-    /// Within how many ms the next question is answered, as the last sign of life said.
+    /// Within how many ms the next question is answered, as the last heartbeat said.
     promised: Option<Millis>,
 }
 
@@ -145,13 +145,13 @@ struct Silence {
 /// The blocked client that waits for a session's next event.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader {
-    /// The name of the answer that it is owed.
+    /// The ticket of the pending reply.
     pub ticket: Ticket,
     /// When it is answered if nothing happens; `None`: not at all.
     pub until: Option<Millis>,
 }
 
-/// How many ms apart the signs of life are for a session whose shortest lease is this.
+/// How many ms apart the heartbeats are for a session whose shortest lease is this.
 pub fn pace(lease: Millis) -> Millis {
     let (shortest, longest) = PACES;
     (lease / SIGNS_OF_LIFE_A_LEASE).clamp(shortest, longest)
@@ -296,7 +296,7 @@ impl Sessions {
         self.tell_of(binding, Kind::Unbound(binding.token, why));
     }
 
-    /// Notifies a session that somebody waits for what it holds.
+    /// Notifies a session that a request waits for what it holds.
     pub fn contended(&mut self, binding: &Binding) {
         self.tell_of(binding, Kind::Contended(binding.token));
     }
@@ -348,7 +348,7 @@ impl Sessions {
         next.map_or(0, |(_, (event, _))| event.keys.len())
     }
 
-    /// Records who waits for the next event of a session; `None`: nobody.
+    /// Records the reader that waits for the next event of a session; `None`: there is none.
     pub fn set_reader(&mut self, client: u64, reader: Option<Reader>) {
         if let Some(session) = self.by_client.get_mut(&client) {
             session.reader = reader;
@@ -460,7 +460,7 @@ impl Sessions {
         }
     }
 
-    /// A session is being told that its next question will be answered within `pace` ms.
+    /// A heartbeat promises that the session's next question will be answered within `pace` ms.
     pub fn promise_pace(&mut self, client: u64, pace: Millis) {
         if let Some(session) = self.by_client.get_mut(&client) {
             session.promised = Some(pace);

@@ -1,4 +1,4 @@
-//! Grants and renewals that nobody has been told of yet: they are made, but their reply, or the `LOCK.EVENTS` reply that
+//! Undelivered grants and renewals: they are made, but their reply, or the `LOCK.EVENTS` reply that
 //! carries their event, has not been composed. If their client is gone before that, what they added is revoked.
 //!
 //! An owner may have several for one key. What each may still undo is kept per hold, so that revoking one never takes
@@ -51,7 +51,7 @@ pub struct Grant {
     pub client: u64,
     /// Whether that is a session.
     pub on_behalf: OnBehalf,
-    /// The name of the answer that is owed.
+    /// The ticket of the pending reply.
     pub ticket: Ticket,
     /// What it did.
     pub basis: Basis,
@@ -180,8 +180,8 @@ impl Undelivered {
         self.by_id.is_empty()
     }
 
-    /// The owner of a hold has been told, or is being told, that it has the lock: of what others may still undo, only
-    /// `budget` stays. Returns what they may not undo any more: if the owner is not told after all, somebody must.
+    /// Another grant of this hold has been, or is being, delivered: of what others may still undo, only
+    /// `budget` stays. Returns what they may not undo any more: if that grant is not delivered after all, it must be undone with it.
     pub fn keep(&mut self, (db, name, owner): (i32, &[u8], &[u8]), mut budget: u64) -> u64 {
         let mut kept: u64 = 0;
         for id in self.of(db, name, owner) {
@@ -245,7 +245,7 @@ impl Undelivered {
         }
     }
 
-    /// Nobody will be told of a grant: what it may undo has to be revoked, unless another one relies on it.
+    /// A grant can't be delivered: what it may undo has to be revoked, unless another one relies on it.
     pub fn revoke(&mut self, id: GrantId) {
         let Some((grant, progress)) = self.by_id.get_mut(&id) else { return };
         if *progress == Progress::Revoked {
@@ -342,7 +342,7 @@ impl Undelivered {
         ids.into_iter().flatten().filter(is_new).any(|id| self.has_failed(*id, &open))
     }
 
-    /// Whether nobody will be told, also if that is only now found out.
+    /// Whether it can't be delivered, also if that is only now found out.
     fn has_failed(&self, id: GrantId, open: impl Fn(u64) -> bool) -> bool {
         self.by_id.get(&id).is_some_and(|(grant, progress)| {
             *progress == Progress::Revoked || grant.on_behalf == OnBehalf::Session && !open(grant.client)

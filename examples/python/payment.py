@@ -3,7 +3,7 @@
     python payment.py PAYMENT CENTS
 
 The lock lets one worker at a time look at a payment. What makes it idempotent is the record: it is written before the provider is called,
-and the provider gets the payment's own name as its idempotency key. So whoever comes after a killed worker repeats the call, and the
+and the provider gets the payment's own name as its idempotency key. So the next worker after a killed one repeats the call, and the
 provider answers with the charge that there is.
 """
 import os

@@ -22,7 +22,7 @@ import org.junit.jupiter.api.Assumptions;
 /** A real server with the module that {@code HOLDFAST_MODULE} names. */
 public final class RedisServer implements AutoCloseable {
     static {
-        // Whoever waits for a condition has time enough on a busy machine.
+        // A wait for a condition has time enough on a busy machine.
         Awaitility.setDefaultTimeout(Duration.ofMinutes(2));
     }
 

@@ -135,13 +135,12 @@ func TestSentinelFailover(t *testing.T) {
 	testserver.Eventually(t, "the replica is online", func() bool {
 		return strings.Contains(admin.Info(ctx, "replication").Val(), "state=online")
 	})
-	sentinelPort := testserver.Port(t)
 	conf := filepath.Join(t.TempDir(), "sentinel.conf")
-	text := fmt.Sprintf("port %s\nsentinel monitor main %s %s 1\nsentinel down-after-milliseconds main 500\nsentinel failover-timeout main 3000\n", sentinelPort, host, port)
+	text := fmt.Sprintf("sentinel monitor main %s %s 1\nsentinel down-after-milliseconds main 500\nsentinel failover-timeout main 3000\n", host, port)
 	if err := os.WriteFile(conf, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	sentinel := testserver.StartPlain(t, "--port", sentinelPort, conf)
+	sentinel := testserver.StartPlain(t, "--port", testserver.Port(t), conf)
 	sdb := goredislib.NewSentinelClient(&goredislib.Options{Addr: sentinel.Addr})
 	t.Cleanup(func() { _ = sdb.Close() })
 	testserver.Eventually(t, "the sentinel knows the replica", func() bool {

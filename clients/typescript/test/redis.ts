@@ -1,5 +1,5 @@
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
-import { mkdtempSync, rmSync } from 'node:fs';
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { connect, createServer, type Server, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -30,13 +30,17 @@ export async function renewed(redis: Redis, key: string): Promise<void> {
   });
 }
 
-export function freePort(): Promise<number> {
-  return new Promise((resolve) => {
-    const server = createServer().listen(0, '127.0.0.1', () => {
-      const { port } = server.address() as { port: number };
-      server.close(() => resolve(port));
+/** A port that was free a moment ago, low enough for a cluster's bus 10,000 above it. */
+export async function freePort(): Promise<number> {
+  for (;;) {
+    const port = await new Promise<number>((resolve) => {
+      const server = createServer().listen(0, '127.0.0.1', () => {
+        const { port } = server.address() as { port: number };
+        server.close(() => resolve(port));
+      });
     });
-  });
+    if (port < 55_000) return port;
+  }
 }
 
 /** A server with the module, in a folder of its own. */
@@ -44,27 +48,37 @@ export class Redis {
   readonly folder = mkdtempSync(join(tmpdir(), 'holdfast-'));
   readonly socket = join(this.folder, 'redis.sock');
   readonly port: number;
-  #process: ChildProcess | undefined;
+  readonly #process: ChildProcess;
+  #ended = false;
 
-  private constructor(port: number) {
+  private constructor(port: number, args: string[]) {
     this.port = port;
+    const where = ['--port', String(port), '--bind', '127.0.0.1', '--unixsocket', this.socket, '--dir', this.folder];
+    const settings = ['--logfile', join(this.folder, 'log'), '--save', '', '--enable-debug-command', 'yes'];
+    this.#process = spawn(PROGRAM, [...where, ...settings, ...args], { stdio: 'ignore' });
+    this.#process.once('exit', () => {
+      this.#ended = true;
+    });
   }
 
-  static async start(args: string[] = [], options: { port?: number; module?: boolean } = {}): Promise<Redis> {
+  /** Starts a server; if another process has taken its port (or the cluster bus's) meanwhile, one on another port. */
+  static async start(args: string[] = [], options: { module?: boolean } = {}): Promise<Redis> {
     if (!MODULE) throw new Error('HOLDFAST_MODULE must name the module');
-    const redis = new Redis(options.port ?? (await freePort()));
     const load = options.module === false ? [] : ['--loadmodule', MODULE];
-    const where = ['--port', String(redis.port), '--bind', '127.0.0.1', '--unixsocket', redis.socket, '--dir', redis.folder];
-    redis.#process = spawn(PROGRAM, [...where, '--save', '', '--enable-debug-command', 'yes', ...load, ...args], { stdio: 'ignore' });
-    await until(`server on port ${redis.port}`, () => redis.cli('PING') === 'PONG');
-    return redis;
+    for (;;) {
+      const redis = new Redis(await freePort(), [...load, ...args]);
+      await until(`server on port ${redis.port}`, () => redis.#ended || redis.cli('PING') === 'PONG');
+      if (!redis.#ended) return redis;
+      const log = readFileSync(join(redis.folder, 'log'), 'utf8');
+      redis.stop();
+      if (!log.includes('Address already in use')) throw new Error(`the server did not start: ${log}`);
+    }
   }
 
   static async sentinel(primary: Redis, name: string): Promise<{ port: number; stop(): void; pause(): void; resume(): void }> {
     const folder = mkdtempSync(join(tmpdir(), 'holdfast-'));
     const port = await freePort();
     const file = join(folder, 'sentinel.conf');
-    const { writeFileSync } = await import('node:fs');
     const lines = [`port ${port}`, 'bind 127.0.0.1', `dir ${folder}`, `sentinel monitor ${name} 127.0.0.1 ${primary.port} 1`];
     writeFileSync(file, [...lines, `sentinel down-after-milliseconds ${name} 500`, `sentinel failover-timeout ${name} 3000`].join('\n'));
     const child = spawn(PROGRAM, [file, '--sentinel'], { stdio: 'ignore' });
@@ -81,15 +95,15 @@ export class Redis {
   }
 
   pause(): void {
-    this.#process?.kill('SIGSTOP');
+    this.#process.kill('SIGSTOP');
   }
 
   resume(): void {
-    this.#process?.kill('SIGCONT');
+    this.#process.kill('SIGCONT');
   }
 
   stop(): void {
-    this.#process?.kill('SIGKILL');
+    this.#process.kill('SIGKILL');
     rmSync(this.folder, { recursive: true, force: true });
   }
 }

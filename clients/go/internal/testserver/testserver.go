@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -53,7 +54,7 @@ func StartPlain(t testing.TB, args ...string) *Server {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	s := &Server{Dir: dir, t: t, Addr: filepath.Join(dir, "s")}
-	s.args = append([]string{"--dir", dir, "--save", "", "--loglevel", "warning"}, args...)
+	s.args = append([]string{"--dir", dir, "--save", ""}, args...)
 	for i, arg := range args {
 		if (arg == "--port" || arg == "--tls-port") && args[i+1] != "0" {
 			s.Addr = "127.0.0.1:" + args[i+1]
@@ -65,12 +66,35 @@ func StartPlain(t testing.TB, args ...string) *Server {
 		s.args = append(s.args, "--bind", "127.0.0.1")
 	}
 	t.Cleanup(s.Kill)
-	s.Run()
+	for !s.run() {
+		s.takeAnotherPort()
+	}
 	return s
 }
 
-// Run starts the process, also again after Kill, and waits until it answers.
+// What a server, or a Sentinel, says once it accepts connections.
+var ready = regexp.MustCompile(`eady to accept connections|Sentinel ID is`)
+
+// Run starts the process again after Kill, and waits until it answers.
 func (s *Server) Run() {
+	s.t.Helper()
+	for !s.run() {
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// takeAnotherPort replaces a port that another process has bound since Port returned it.
+func (s *Server) takeAnotherPort() {
+	for i, arg := range s.args {
+		if (arg == "--port" || arg == "--tls-port") && s.args[i+1] != "0" {
+			s.args[i+1] = Port(s.t)
+			s.Addr = "127.0.0.1:" + s.args[i+1]
+		}
+	}
+}
+
+// run starts the process, and reports whether it answers; if not, another process has its port.
+func (s *Server) run() bool {
 	s.t.Helper()
 	program := os.Getenv("HOLDFAST_SERVER")
 	if program == "" {
@@ -93,15 +117,23 @@ func (s *Server) Run() {
 	if err := s.cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
-	for deadline := time.Now().Add(patience); !s.answers(); time.Sleep(5 * time.Millisecond) {
-		text, _ := os.ReadFile(log.Name())
+	// Whoever answers on the port may be another process's server: this one's log says that it listens.
+	text, listens := []byte{}, false
+	for deadline := time.Now().Add(patience); !listens || !s.answers(); time.Sleep(5 * time.Millisecond) {
+		text, _ = os.ReadFile(log.Name())
+		listens = ready.Match(text)
 		if strings.Contains(string(text), "Failed finding TLS support") {
 			s.t.Skip("this server was built without TLS")
+		}
+		if strings.Contains(string(text), "Address already in use") {
+			s.Kill()
+			return false
 		}
 		if time.Now().After(deadline) {
 			s.t.Fatalf("the server does not answer:\n%s", text)
 		}
 	}
+	return true
 }
 
 // answers reports whether the server accepts connections. With TLS it needs no more.
@@ -144,7 +176,7 @@ func (s *Server) Pause(d time.Duration) {
 	_ = s.cmd.Process.Signal(syscall.SIGCONT)
 }
 
-// Port returns a port that was free a moment ago, low enough for a cluster's bus.
+// Port returns a port that was free a moment ago (Start takes another if it is not any more), low enough for a cluster's bus.
 func Port(t testing.TB) string {
 	t.Helper()
 	for {

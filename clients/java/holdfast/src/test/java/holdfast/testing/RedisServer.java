@@ -1,6 +1,7 @@
 package holdfast.testing;
 
 import java.io.IOException;
+import java.net.BindException;
 import java.net.InetAddress;
 import java.net.InetSocketAddress;
 import java.net.ServerSocket;
@@ -15,6 +16,7 @@ import java.util.Comparator;
 import java.util.List;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
+import java.util.regex.Pattern;
 import java.util.stream.Stream;
 import org.awaitility.Awaitility;
 import org.junit.jupiter.api.Assumptions;
@@ -30,12 +32,13 @@ public final class RedisServer implements AutoCloseable {
     public final Path folder;
     private static final String PROGRAM = System.getenv().getOrDefault("HOLDFAST_REDIS", "redis-server");
 
-    private final List<String> options;
+    /** What a server, or a Sentinel, says once it accepts connections. */
+    private static final Pattern READY = Pattern.compile("eady to accept connections|Sentinel ID is");
+
     public final int port;
     private Process process;
 
-    private RedisServer(List<String> options) throws IOException {
-        this.options = options;
+    private RedisServer() throws IOException {
         folder = Files.createTempDirectory("holdfast-redis");
         port = freePort();
     }
@@ -70,43 +73,61 @@ public final class RedisServer implements AutoCloseable {
 
     /** Starts a Sentinel that watches a primary by the name {@code main}. */
     public static RedisServer sentinel(RedisServer primary) throws IOException {
-        RedisServer sentinel = new RedisServer(List.of());
-        Path file = Files.writeString(sentinel.folder.resolve("sentinel.conf"), String.join("\n", "port " + sentinel.port, "bind 127.0.0.1", "dir " + sentinel.folder,
-            "sentinel monitor main 127.0.0.1 " + primary.port + " 1", "sentinel down-after-milliseconds main 500", "sentinel failover-timeout main 3000", ""));
-        sentinel.start(List.of(PROGRAM, file.toString(), "--sentinel"));
-        return sentinel;
+        return started(sentinel -> {
+            Path file = Files.writeString(sentinel.folder.resolve("sentinel.conf"), String.join("\n", "sentinel monitor main 127.0.0.1 " + primary.port + " 1",
+                "sentinel down-after-milliseconds main 500", "sentinel failover-timeout main 3000", ""));
+            return List.of(file.toString(), "--sentinel");
+        });
     }
 
     private static RedisServer started(List<String> options) throws IOException {
-        RedisServer server = new RedisServer(options);
-        server.start();
-        return server;
+        return started(server -> {
+            List<String> all = new ArrayList<>(List.of("--save", "", "--enable-debug-command", "yes"));
+            all.addAll(options);
+            return all;
+        });
     }
 
-    public void start() throws IOException {
-        List<String> command = new ArrayList<>(List.of(PROGRAM, "--port", String.valueOf(port), "--bind", "127.0.0.1", "--save", "",
-            "--dir", folder.toString(), "--logfile", folder.resolve("log").toString(), "--enable-debug-command", "yes"));
-        command.addAll(options);
-        start(command);
+    /** The first options of a server, which may lie in its folder. */
+    private interface Options {
+        List<String> of(RedisServer server) throws IOException;
     }
 
-    private void start(List<String> command) throws IOException {
-        process = new ProcessBuilder(command).redirectErrorStream(true).redirectOutput(ProcessBuilder.Redirect.DISCARD).start();
-        long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
+    private static RedisServer started(Options options) throws IOException {
         while (true) {
+            RedisServer server = new RedisServer();
             try {
-                call("PING");
+                server.start(options.of(server));
+                return server;
+            } catch (BindException taken) {
+                server.close(); // another process was faster: with another port
+            }
+        }
+    }
+
+    private void start(List<String> options) throws IOException {
+        List<String> command = new ArrayList<>(List.of(PROGRAM));
+        command.addAll(options);
+        command.addAll(List.of("--port", String.valueOf(port), "--bind", "127.0.0.1", "--dir", folder.toString()));
+        Path log = folder.resolve("log");
+        process = new ProcessBuilder(command).redirectErrorStream(true).redirectOutput(log.toFile()).start();
+        long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
+        // Whoever answers on the port may be another process's server: this one's log says that it listens.
+        while (true) {
+            String text = Files.readString(log);
+            if (READY.matcher(text).find()) {
                 return;
-            } catch (IOException notYet) {
-                if (System.nanoTime() > until || !process.isAlive()) {
-                    String log = Files.exists(folder.resolve("log")) ? Files.readString(folder.resolve("log")) : "no log";
-                    throw new IOException("the server did not start: " + log, notYet);
-                }
-                try {
-                    Thread.sleep(10);
-                } catch (InterruptedException stopped) {
-                    throw new IOException(stopped);
-                }
+            }
+            if (text.contains("Address already in use")) {
+                throw new BindException("port " + port);
+            }
+            if (System.nanoTime() > until || !process.isAlive()) {
+                throw new IOException("the server did not start: " + text);
+            }
+            try {
+                Thread.sleep(10);
+            } catch (InterruptedException stopped) {
+                throw new IOException(stopped);
             }
         }
     }

@@ -142,6 +142,8 @@ fn bind_all(state: &mut State, ctx: Ctx, id: GrantId, terms: &Terms, now: Now) -
             // It was not bound meanwhile: another client may have given the key an earlier end.
             let deadline = lock.own_end().map_or(hold.deadline, |end| end.min(hold.deadline));
             holds::bind(state, lock, (deadline, hold.token), grantee, now);
+            let binding = holds::binding_of(state, lock, grantee.owner);
+            state.undelivered.set_binding(id, lock.name().bytes(), binding);
         }
         Holds::There
     })

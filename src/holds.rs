@@ -140,15 +140,20 @@ pub fn granted_holds(
     token: Token,
 ) -> Vec<GrantedHold> {
     let granted = locks.iter().zip(decisions).filter_map(|(lock, decision)| {
-        let (deadline, undo) = match decision {
-            Decision::Grant(hold, _) => (hold.deadline, hold.holds),
-            Decision::Reenter(hold) => (hold.deadline, undo_of_reentry(state, lock, hold, grantee)),
+        let (deadline, undo, binding) = match decision {
+            Decision::Grant(hold, _) => (hold.deadline, hold.holds, binding_of(state, lock, grantee.owner)),
+            Decision::Reenter(hold) => (hold.deadline, undo_of_reentry(state, lock, hold, grantee), None),
             _ => return None,
         };
         let deadline = bound_end(state, lock, grantee, token, deadline);
-        Some(GrantedHold { name: lock.name().kept(), token, deadline, undo })
+        Some(GrantedHold { name: lock.name().kept(), token, deadline, undo, binding })
     });
     granted.collect()
+}
+
+/// The binding of a hold, if it has one.
+pub fn binding_of(state: &State, lock: &Lock, owner: &Name) -> Option<BindingId> {
+    state.bindings.id(lock.db(), lock.name().bytes(), owner.bytes())
 }
 
 /// Until when a hold lasts that was just granted: no longer than replicas have confirmed, if what binds it needs that.
@@ -337,7 +342,12 @@ fn revoke(state: &mut State, ctx: Ctx, revoked: &Revocation, now: Now) {
         let Some(held) = lock.held().filter(|held| held.token == Some(revoked.token)) else { return };
         match held.holds.saturating_sub(revoked.undo) {
             0 => end_hold(state, &mut lock, owner.as_text()),
-            left => lower(state, &mut lock, owner.as_text(), left),
+            left => {
+                if revoked.undo > 0 {
+                    lower(state, &mut lock, owner.as_text(), left);
+                }
+                revoked.binding.into_iter().for_each(|id| state.promise_nothing(id, now.millis()));
+            }
         }
     });
     if state.queue.waits(&revoked.owner) {

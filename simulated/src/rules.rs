@@ -464,8 +464,9 @@ pub struct Judge {
     divided: BTreeSet<Bytes>,
     /// Locks that owners asked for while they may have waited for them: a request may have the place of an earlier one.
     asked_again: BTreeSet<Hold>,
-    /// Owners that have released all but a count that they named.
-    named_counts: BTreeSet<Bytes>,
+    /// Owners that have released all but a count that they named, or renewed with `REPLICAS`: that keeps what they were
+    /// not told of, also if the renewal is not confirmed or its reply is lost.
+    claimants: BTreeSet<Bytes>,
     /// When the turn began (monotonic, µs), and whether writes were refused then.
     before: (u64, bool),
     /// Something has disturbed the renewals: a pause, a step of the clock, a long turn, refused writes, another role.
@@ -777,10 +778,12 @@ impl Judge {
                     for asked in runs.iter().filter(|asked| asked.command.ends_with("release")) {
                         // Who names a count keeps it, also of what it was not told of.
                         if asked.holds.is_some_and(|holds| holds > 0) {
-                            self.named_counts.insert(asked.owner.clone());
+                            self.claimants.insert(asked.owner.clone());
                         }
                         self.owed.retain(|(_, key, owner, _)| !asked.concerns(key, owner));
                     }
+                    let renewals = runs.iter().filter(|asked| asked.command.ends_with("renew") && asked.replicas > 0);
+                    self.claimants.extend(renewals.map(|asked| asked.owner.clone()));
                     for asked in runs.iter().filter(|asked| asked.command.ends_with("acquire")) {
                         self.note_asked_again(db, asked);
                         // (What was granted at once, ahead of others, by what it has `WAITED`, is not in the queue.)
@@ -2292,7 +2295,7 @@ impl Judge {
             return Ok(());
         }
         let unheard = self.queued.iter().filter(|(token, _)| !self.sent.contains(token));
-        let unheard = unheard.filter(|(_, owner)| !self.named_counts.contains(*owner));
+        let unheard = unheard.filter(|(_, owner)| !self.claimants.contains(*owner));
         for (token, owner) in unheard {
             let open = self.connections.values().flat_map(|it| &it.open).flat_map(|open| &open.runs);
             let waits = self.waits.iter().chain(&self.unheard).map(|wait| &wait.asked);

@@ -55,7 +55,7 @@ const BEGIN: &str = "+1
     !cluster ok
     +400";
 
-const SCENES: [Scene; 28] = [
+const SCENES: [Scene; 29] = [
     Scene {
         name: "raised",
         rule: RAISED,
@@ -99,6 +99,23 @@ const SCENES: [Scene; 28] = [
             h !told 1
             p !told [[\"refused\", 0, [\"x\"
             i !told 1",
+    },
+    Scene {
+        name: "withdrawn-and-re-entered-meanwhile",
+        rule: WITHDRAWN,
+        lines: "f LOCK.ACQUIRE x ann
+            g LOCK.MACQUIRE 2 x y ben WAIT 0 EPHEMERAL SESSION $p
+            +1
+            f LOCK.RELEASE x ann
+            +1
+            h LOCK.ACQUIRE y ben {|HOLDS 1|LEASE 60000}
+            h LOCK.RELEASE x ben ALL
+            +1
+            p !end
+            +20
+            i LOCK.ACQUIRE y cat
+            +1
+            i !told null",
     },
     Scene {
         name: "withdrawn-while-it-is-confirmed",

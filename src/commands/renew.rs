@@ -138,7 +138,7 @@ fn prolong(state: &mut State, lock: &mut Lock, grantee: Grantee, options: &Optio
     if holds::renewal_binds(grantee.on_behalf, &terms) {
         holds::bind_now(state, lock, (deadline, token), Grantee { terms: &terms, ..grantee }, now);
     }
-    Some(GrantedHold { name: lock.name().kept(), token, deadline, undo: 0 })
+    Some(GrantedHold { name: lock.name().kept(), token, deadline, undo: 0, binding: None })
 }
 
 /// The lease of a renewal that names none: that of the hold's binding, or the default.

@@ -443,7 +443,8 @@ impl Bindings {
         BindingId(self.next_id)
     }
 
-    fn id(&self, db: i32, name: &[u8], owner: &[u8]) -> Option<BindingId> {
+    /// The name of the binding of a hold of `owner`, whatever its token.
+    pub fn id(&self, db: i32, name: &[u8], owner: &[u8]) -> Option<BindingId> {
         self.live.by_hold.get(db, name)?.by_owner.get(owner).copied()
     }
 
@@ -536,6 +537,13 @@ impl Bindings {
     /// Forgets a binding, and returns it.
     pub fn remove(&mut self, id: BindingId) -> Option<Binding> {
         self.live.remove(id)
+    }
+
+    /// What a binding promised is withdrawn, and its hold goes on. It stays if the connection is to learn of a loss.
+    pub fn promise_nothing(&mut self, id: BindingId, stays: bool, now: Millis) {
+        if let Some(binding) = self.live.remove(id).filter(|_| stays) {
+            self.add(Binding { flags: BindingFlags::NONE, ..binding }, now);
+        }
     }
 
     /// This module changed the hold of `owner`: it has this token and deadline now. If the binding belonged to another

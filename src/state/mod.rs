@@ -291,6 +291,12 @@ impl State {
         other
     }
 
+    /// What a binding promised is withdrawn, and its hold goes on: a session is still notified of its loss.
+    pub fn promise_nothing(&mut self, id: BindingId, now: Millis) {
+        let stays = self.bindings.get(id).is_some_and(|binding| self.sessions.is_open(binding.client));
+        self.bindings.promise_nothing(id, stays, now);
+    }
+
     /// Whether a session may have so many bytes more: for events that it may yet get.
     pub fn has_room_for(&self, session: u64, bytes: usize, most: u64) -> bool {
         let used = self.sessions.bytes(session).saturating_add(self.bindings.reserved(session));
@@ -405,8 +411,8 @@ impl State {
 
     /// A hold that was bound is over: it is ended as soon as something may be written.
     pub fn end_later(&mut self, binding: Binding) {
-        let hold =
-            GrantedHold { name: binding.name.clone(), token: binding.token, deadline: binding.end(), undo: u64::MAX };
+        let (name, token, deadline) = (binding.name.clone(), binding.token, binding.end());
+        let hold = GrantedHold { name, token, deadline, undo: u64::MAX, binding: None };
         let grant = Grant {
             home: self.bindings.home(binding.key().db),
             owner: binding.owner,

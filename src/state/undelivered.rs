@@ -4,7 +4,7 @@
 //! An owner may have several for one key. What each may still undo is kept per hold, so that revoking one never takes
 //! what another one has promised: see [`Undelivered::keep`].
 
-use super::bindings::Home;
+use super::bindings::{BindingId, Home};
 use super::pending::{OnBehalf, Ticket};
 use crate::lock::{Deadline, KeyMap, LockKey, Owner, Token};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -38,6 +38,8 @@ pub struct GrantedHold {
     pub deadline: Deadline,
     /// By how much the hold count is lowered if the grant is revoked.
     pub undo: u64,
+    /// The binding that the grant of a new hold made: without the grant, it promises nothing.
+    pub binding: Option<BindingId>,
 }
 
 /// A grant or a renewal that is undelivered.
@@ -88,6 +90,15 @@ pub struct Revocation {
     pub token: Token,
     /// By how much the hold count is lowered; without any left, the hold ends.
     pub undo: u64,
+    /// The binding that promises nothing any more if the hold does not end.
+    pub binding: Option<BindingId>,
+}
+
+impl Revocation {
+    /// Whether it changes anything.
+    fn changes(&self) -> bool {
+        self.undo > 0 || self.binding.is_some()
+    }
 }
 
 /// How far an undelivered grant is.
@@ -167,6 +178,16 @@ impl Undelivered {
     pub fn set_event(&mut self, id: GrantId, event: u64) {
         if let Some((grant, _)) = self.by_id.get_mut(&id) {
             grant.event = Some(event);
+        }
+    }
+
+    /// The grant of a new hold has made this binding.
+    pub fn set_binding(&mut self, id: GrantId, name: &[u8], binding: Option<BindingId>) {
+        if let Some((grant, _)) = self.by_id.get_mut(&id)
+            && grant.basis == Basis::New
+            && let Some(hold) = grant.hold_mut(name)
+        {
+            hold.binding = binding;
         }
     }
 
@@ -256,7 +277,7 @@ impl Undelivered {
             self.leave_to_others(id);
         }
         let Some((grant, _)) = self.by_id.get(&id) else { return };
-        if grant.holds.iter().all(|hold| hold.undo == 0) {
+        if grant.holds.iter().all(|hold| hold.undo == 0 && hold.binding.is_none()) {
             self.forget(id);
             return;
         }
@@ -297,7 +318,7 @@ impl Undelivered {
             let id = *self.revoked.front()?;
             match self.by_id.get(&id).and_then(|(grant, _)| grant.holds.last()).map(|hold| hold.name.clone()) {
                 Some(name) => {
-                    let revoked = self.remove_hold(id, &name).filter(|it| it.undo > 0);
+                    let revoked = self.remove_hold(id, &name).filter(Revocation::changes);
                     if revoked.is_some() {
                         return revoked;
                     }
@@ -328,7 +349,7 @@ impl Undelivered {
         }
         let Some(of_key) = self.by_hold.get(db, name) else { return Vec::new() };
         let ids: Vec<GrantId> = of_key.revoked.iter().copied().collect();
-        ids.into_iter().filter_map(|id| self.remove_hold(id, name)).filter(|it| it.undo > 0).collect()
+        ids.into_iter().filter_map(|id| self.remove_hold(id, name)).filter(Revocation::changes).collect()
     }
 
     /// Whether a hold that is new has to be revoked.
@@ -353,10 +374,10 @@ impl Undelivered {
     pub fn remove_hold(&mut self, id: GrantId, name: &[u8]) -> Option<Revocation> {
         let (grant, _) = self.by_id.get_mut(&id)?;
         let at = grant.holds.iter().position(|hold| *hold.name == *name)?;
-        let GrantedHold { name, token, undo, .. } = grant.holds.swap_remove(at);
+        let GrantedHold { name, token, undo, binding, .. } = grant.holds.swap_remove(at);
         let (key, owner) = (LockKey { db: grant.home.get(), name }, grant.owner.clone());
         self.forget_hold(key.db, &key.name, &owner, id);
-        Some(Revocation { key, owner, token, undo })
+        Some(Revocation { key, owner, token, undo, binding })
     }
 
     /// Drops all of them: this server revokes nothing any more.

@@ -614,7 +614,7 @@ def test_server_that_accepts_and_closes_is_tried_one_connection_at_a_time(kind, 
         thread.start()
     for thread in threads:
         thread.join(40)
-    # With pauses of 15 ms to 1.25 s that double, 3 s have room for nine, and for those that were on their way at the first cut.
+    # Pauses that double from 15 ms to 1.25 s leave room for nine in 3 s, and for those on their way at the first cut.
     assert fake.connections - before <= 20
     fake.script["VERSION"].clear()
     assert opened.lock("k").acquire(30).is_held()

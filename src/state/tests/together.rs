@@ -16,7 +16,7 @@ const NOW: Now = Now { micros: 1 };
 
 /// An undelivered grant of key 1, on behalf of a session.
 fn undelivered(state: &mut State, client: u64, ticket: Ticket, progress: Progress) -> GrantId {
-    let holds = vec![GrantedHold { name: key(1).name, token: 7, deadline: Deadline::At(50), undo: 1 }];
+    let holds = vec![GrantedHold { name: key(1).name, token: 7, deadline: Deadline::At(50), undo: 1, binding: None }];
     let (owner, on_behalf, basis) = (owner(1), OnBehalf::Session, Basis::New);
     let grant = Grant { home: home(0), owner, client, on_behalf, ticket, basis, holds, event: None };
     state.undelivered.begin(grant, progress)

@@ -9,7 +9,13 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 fn grant(client: u64, who: u8, keys: &[u8], basis: Basis, undo: u64) -> Grant {
-    let hold = |number: &u8| GrantedHold { name: key(*number).name, token: 7, deadline: Deadline::At(100), undo };
+    let hold = |number: &u8| GrantedHold {
+        name: key(*number).name,
+        token: 7,
+        deadline: Deadline::At(100),
+        undo,
+        binding: None,
+    };
     let (holds, on_behalf) = (keys.iter().map(hold).collect(), OnBehalf::Session);
     let (home, owner, ticket) = (home(0), owner(who), Ticket(client));
     Grant { home, owner, client, on_behalf, ticket, basis, holds, event: None }

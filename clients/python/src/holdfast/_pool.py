@@ -53,7 +53,7 @@ class Pool:
         self._waits = 0
         self.is_closed = False
         self.is_greeted = False
-        """The server has said which protocols it speaks, since the last outage: a server may accept connections and close them (B28)."""
+        """The server has said which protocols it speaks since the last outage: it may accept and close (B28)."""
         self.replicas_timeout = 1.0
 
     @classmethod

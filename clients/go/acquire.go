@@ -389,15 +389,18 @@ func (r *request) options() (terms []string) {
 func (a *acquisition) granted(ctx context.Context, t *attempt, reply any) (*hold, error) {
 	items := reply.([]any)
 	h := &hold{request: a.request, client: a.client, route: a.route, owner: a.owner, token: integer(items[0]), index: -1,
-		broke: a.broke, acquired: time.Now(), waited: time.Since(a.began), lost: make(chan struct{}), ended: make(chan struct{})}
+		acquired: time.Now(), waited: time.Since(a.began), lost: make(chan struct{}), ended: make(chan struct{})}
 	h.length.Store(int64(a.lease))
+	h.broke.Store(a.broke)
 	h.certain = t.sent.Add(time.Duration(integer(items[1]))*time.Millisecond + sure(a.lease))
 	for _, older := range a.older {
 		select {
 		case <-older.done:
-			h.broke = h.broke || older.failure != nil
+			if older.failure != nil {
+				h.broke.Store(true)
+			}
 		default:
-			h.broke = true
+			h.broke.Store(true)
 		}
 	}
 	if a.ephemeral {
@@ -423,7 +426,7 @@ func (a *acquisition) granted(ctx context.Context, t *attempt, reply any) (*hold
 			}
 		}
 		h.disown()
-		a.broke = h.broke
+		a.broke = h.broke.Load()
 		a.withdraw(nil)
 		return nil, notAcquired(ctx, err)
 	}

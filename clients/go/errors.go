@@ -71,14 +71,14 @@ func (e ServerError) unknownCommand() bool {
 	return strings.HasPrefix(string(e), "ERR unknown command")
 }
 
-// passing reports whether the same request may succeed later.
+// passing reports whether the same request may succeed later. The codes that say where it may succeed are the route's.
 func (e ServerError) passing() bool {
 	switch e.Code() {
 	case "ERR":
 		return strings.Contains(string(e), "too many waiters") || strings.Contains(string(e), "being confirmed") ||
 			strings.Contains(string(e), "max number of clients reached")
-	case "DEADLOCK", "WRONGTYPE", "NOAUTH", "WRONGPASS", "NOPERM", "CROSSSLOT", "NOSESSION":
-		return false
+	case "LOADING", "BUSY", "TRYAGAIN", "MASTERDOWN", "MISCONF", "NOREPLICAS", "CLUSTERDOWN", "OOM", "UNCONFIRMED":
+		return true
 	}
-	return true
+	return false
 }

@@ -18,7 +18,7 @@ type hold struct {
 	route    *route
 	owner    string
 	token    int64
-	broke    bool         // a connection broke while it was acquired: a stale request may take the lock again
+	broke    atomic.Bool  // a connection broke under one of its commands: a stale ACQUIRE may take the lock again
 	length   atomic.Int64 // the lease, which Renew may change
 	acquired time.Time
 	waited   time.Duration
@@ -211,7 +211,7 @@ func (h *hold) renewal() []string {
 // release returns the commands that release the lock. The reply to the first is the verdict.
 func (h *hold) release() [][]string {
 	commands := [][]string{h.command("RELEASE", h.owner, "TOKEN", strconv.FormatInt(h.token, 10))}
-	if h.broke && h.request.owner == "" {
+	if h.broke.Load() && h.request.owner == "" {
 		commands = append(commands, h.command("RELEASE", h.owner, "ALL"))
 	}
 	return commands
@@ -342,8 +342,13 @@ func (h *hold) renewed(p *pool, reply any, sent time.Time, err error) {
 	var at time.Time
 	if err == nil {
 		h.route.answered()
-	} else if at, _ = h.route.retryAt(p, err, sent, h.leased()); at.IsZero() {
-		at = time.Now().Add(min(maxPause, h.leased()/16))
+	} else {
+		if !failed && !sent.IsZero() {
+			h.broke.Store(true)
+		}
+		if at, _ = h.route.retryAt(p, err, sent, h.leased()); at.IsZero() {
+			at = time.Now().Add(min(maxPause, h.leased()/16))
+		}
 	}
 	c := h.client
 	c.mu.Lock()
@@ -493,18 +498,28 @@ func (r *releaser) run(ctx context.Context) bool {
 		certain := time.Now().Before(r.hold.certain)
 		c.mu.Unlock()
 		p, replies, sent, err := r.send(ctx, forRelease, r.commands...)
-		if err == nil {
+		failure, _ := err.(ServerError)
+		reason, overwritten := ReasonGone, failure.Code() == "WRONGTYPE"
+		if overwritten {
+			reason = ReasonChanged
+		}
+		if err == nil || overwritten {
 			r.route.answered()
-			if r.confirmed(replies[0]) || r.tried && r.certain && !r.keeps {
+			if err == nil && r.confirmed(replies[0]) || r.tried && r.certain && !r.keeps {
 				r.finish(nil, "")
 			} else {
-				r.finish(&LostError{r.name(), ReasonGone}, ReasonGone)
+				r.finish(&LostError{r.name(), reason}, reason)
 			}
 			return true
 		}
 		answered := len(replies) > 0 // with an error reply
-		if !answered && !sent.IsZero() && !r.tried {
-			r.tried, r.certain = true, certain
+		if !answered && !sent.IsZero() {
+			if !r.tried {
+				r.tried, r.certain = true, certain
+			}
+			if r.broke.Store(true); !r.keeps {
+				r.commands = r.release()
+			}
 		}
 		if ctx.Err() != nil && c.ctx.Err() == nil {
 			return false

@@ -41,6 +41,10 @@ export class LockLostError extends HoldfastError {
   }
 }
 
+/** The codes of errors after which the same request may succeed, there or elsewhere. */
+const PASSING =
+  /^(LOADING|BUSY|TRYAGAIN|MASTERDOWN|MISCONF|NOREPLICAS|CLUSTERDOWN|OOM|UNCONFIRMED|READONLY|UNBLOCKED|SUPERSEDED|MOVED|ASK)$/;
+
 /** The server answered with an error. `code` is the first word of the reply, such as `WRONGTYPE`. */
 export class ServerError extends HoldfastError {
   override name = 'ServerError';
@@ -53,7 +57,7 @@ export class ServerError extends HoldfastError {
   /** Whether the same request may succeed later. */
   get passing(): boolean {
     if (this.code === 'ERR') return /too many waiters|being confirmed|max number of clients/.test(this.message);
-    return !/^(WRONGTYPE|DEADLOCK|NOAUTH|WRONGPASS|NOPERM|CROSSSLOT|NOPROTO|MODULE_.*|.*_TOO_OLD)$/.test(this.code);
+    return PASSING.test(this.code);
   }
 }
 

@@ -249,9 +249,10 @@ export class Hold {
             connection: this.connection,
           });
           const [reply] = replies;
-          if (!(reply instanceof ServerError)) {
-            const missing = reply === null || (Array.isArray(reply) && reply.includes(null));
-            if (missing && (first || !certainAtFirst)) throw new LockLostError(this.names, 'gone');
+          const overwritten = reply instanceof ServerError && reply.code === 'WRONGTYPE';
+          if (overwritten || !(reply instanceof ServerError)) {
+            const missing = overwritten || reply === null || (Array.isArray(reply) && reply.includes(null));
+            if (missing && (first || !certainAtFirst)) throw new LockLostError(this.names, overwritten ? 'changed' : 'gone');
             return this.#keeper.released(this);
           }
           if (!reply.passing) throw reply;

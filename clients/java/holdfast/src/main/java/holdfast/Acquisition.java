@@ -64,7 +64,7 @@ final class Acquisition {
     private final List<Ask> underWay = new ArrayList<>();
     private boolean asked;
     private long lastAsked;
-    /** A connection broke under an ACQUIRE: a stale request may still be on its way. */
+    /** A connection broke under a request: a stale ACQUIRE may still be on its way. */
     private boolean broke;
     private boolean replacedAtOnce;
     /** Redirects or SUPERSEDED in a row: the second takes the pause (B25). */
@@ -676,6 +676,7 @@ final class Acquisition {
         @Override
         void failed(Throwable why) {
             renewal = null;
+            broke |= sent != 0;
             boolean atOnce = connection != null && connection.wasIdle() && !replacedAtOnce;
             replacedAtOnce |= atOnce;
             retry(why, atOnce);
@@ -941,6 +942,7 @@ final class Acquisition {
             @Override
             void failed(Throwable why) {
                 if (!judged) {
+                    broke |= attempts > 0;
                     again(why, connection != null && connection.wasIdle() && attempts == 1);
                 }
             }

@@ -13,8 +13,10 @@ import org.jspecify.annotations.Nullable;
 
 /** How commands are written and replies are read. */
 final class Reply {
-    private static final Set<String> FATAL = Set.of("ERR", "DEADLOCK", "WRONGTYPE", "NOAUTH", "WRONGPASS", "NOPERM");
-    private static final List<String> PASSING = List.of("too many waiters", "being confirmed", "max number of clients reached");
+    /** The codes of errors after which the same request may succeed, there or elsewhere. */
+    private static final Set<String> PASSING = Set.of("LOADING", "BUSY", "TRYAGAIN", "MASTERDOWN", "MISCONF", "NOREPLICAS", "CLUSTERDOWN", "OOM", "UNCONFIRMED",
+        "READONLY", "UNBLOCKED", "SUPERSEDED", "MOVED", "ASK");
+    private static final List<String> PASSING_WORDS = List.of("too many waiters", "being confirmed", "max number of clients reached");
 
     private Reply() {}
 
@@ -55,7 +57,7 @@ final class Reply {
 
     /** Whether the same request may succeed later. */
     static boolean passes(RedisError error) {
-        return !FATAL.contains(error.code()) || PASSING.stream().anyMatch(error.message()::contains);
+        return PASSING.contains(error.code()) || PASSING_WORDS.stream().anyMatch(error.message()::contains);
     }
 
     /** Whether repeating a request that failed in this way would be in vain. */

@@ -76,8 +76,13 @@ class Pool:
             ticket = _Ticket(self._io.event())
             heapq.heappush(self._tickets, (priority, next(self._numbers), ticket))
         try:
-            await self._open_if_allowed()
-            await self._io.wait(ticket.event, max(seconds, 0.0))
+            end = now() + seconds
+            while True:
+                await self._open_if_allowed()
+                pause = self._pause_left()
+                await self._io.wait(ticket.event, max(min(end - now(), pause or seconds), 0.0))
+                if ticket.event.is_set() or now() >= end:
+                    break
         except BaseException:
             with self._mutex:
                 ticket.is_over, line = True, ticket.line
@@ -160,10 +165,13 @@ class Pool:
     def failed(self) -> None:
         """Doubles the pause, once for all who see the same failure."""
         with self._mutex:
-            at = now()
-            if at >= self._paused_until:
-                self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
-                self._paused_until = at + self._pause * random.uniform(0.75, 1.25)  # noqa: S311
+            self._double_pause()
+
+    def _double_pause(self) -> None:
+        at = now()
+        if at >= self._paused_until:
+            self._pause = min(max(self._pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
+            self._paused_until = at + self._pause * random.uniform(0.75, 1.25)  # noqa: S311
 
     def succeeded(self) -> None:
         """Sets the pause back."""
@@ -188,7 +196,13 @@ class Pool:
             return False
         if len(self._lines) + self._opening >= self._limit:
             return False
+        if self._pause_left() and self._tickets[0][0] != RENEW:
+            return False
         return not (self._is_outage and self._opening and now() - self._opening_since < HANGING)
+
+    def _pause_left(self) -> float:
+        """How long the node's next attempt to connect has to wait, also for those that have not failed themselves."""
+        return max(self._paused_until - now(), 0.0) if self._is_outage else 0.0
 
     async def _open_if_allowed(self) -> None:
         while True:
@@ -209,6 +223,7 @@ class Pool:
             with self._mutex:
                 self._opening -= 1
                 self._is_outage, self.is_greeted = True, False
+                self._double_pause()
             self._fail(error)
             if not isinstance(error, Exception):
                 raise

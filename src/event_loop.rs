@@ -450,7 +450,7 @@ fn replaced(ctx: Ctx, db: Option<i32>) {
     });
 }
 
-/// Two databases were swapped. Bindings go along with their locks, so none is in doubt, unless a pass is under way, whose
+/// Two databases were swapped. Bindings go along with their locks, so none is uncertain, unless a pass is under way, whose
 /// database has another number now. Those who wait stay.
 fn swapped(ctx: Ctx, one: i32, other: i32) {
     enter(ctx, |state, _| {

@@ -249,7 +249,7 @@ pub fn tell_lost(state: &mut State, binding: &Binding, why: Why, now: Now) {
     }
 }
 
-/// Ends the hold of `owner`, who has one and gives it back. The caller serves the waiters.
+/// Ends the hold of `owner`, who has one and releases it. The caller serves the waiters.
 pub fn end_hold(state: &mut State, lock: &mut Lock, owner: TextRef) {
     lock.remove(owner, waiters(state, lock));
     state.bindings.unbind(lock.db(), lock.name().bytes(), owner.bytes());

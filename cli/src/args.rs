@@ -74,7 +74,7 @@ pub enum Task {
     },
     /// Watches the locks that most clients wait for
     Top(Top),
-    /// Breaks a lock, whoever holds it
+    /// Breaks a lock: all its holders lose it
     Force {
         /// The lock
         key: String,

@@ -80,7 +80,7 @@ impl From<Error> for Failure {
             Error::Deadlock { .. } => {
                 ("take the locks in one order, or all at once: holdfast run KEY KEY".to_owned(), NEVER)
             }
-            // One code for two things: the server's own word for a master that is to take no writes, whoever asks.
+            // One code for two things: the server's own word for a master that is to take no writes from anyone.
             Error::NoReplicas { keys, message: words } if words.contains(TOO_FEW_REPLICAS) => {
                 message = format!("{keys}: the server refuses writes: {words}");
                 (advice(words, false), UNAVAILABLE)

@@ -10,10 +10,10 @@ use crate::report::{print, tell};
 use crate::seen::{failed, server_of};
 use crate::show;
 
-/// So many of those who wait are shown to whoever is asked.
+/// How many waiters the question shows.
 const NEXT: usize = 3;
 
-/// Breaks a lock; 1 if it was free, or whoever was asked said no.
+/// Breaks a lock; 1 if it was free, or the answer was no.
 pub async fn force(locks: &Locks, key: &str, yes: bool) -> Result<u8, Failure> {
     let mut server = server_of(locks, key).await?;
     let name = key.as_bytes();

@@ -69,7 +69,7 @@ fn how_far(server: &str, looked: u64, total: u64, locks: usize) -> String {
     }
 }
 
-/// Tells how far it is, for whoever sits at the terminal.
+/// Shows the progress at a terminal.
 fn progress(line: &str) {
     let mut out = stderr();
     if out.is_terminal() {

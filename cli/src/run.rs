@@ -23,9 +23,9 @@ use crate::signals::{is_ignored, stop_here};
 /// What the command gets of what this process gets. Ctrl-Z reaches only this process where the command has not the terminal.
 const HANDED_ON: [Signal; 7] =
     [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2, Signal::TSTP];
-/// A wait that is longer is told to whoever sits at the terminal.
+/// A longer wait is announced at a terminal.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// So long what was not granted yet is given back, before the end of the connection does it.
+/// How long a request is withdrawn before the end of the connection does it.
 const SETTLED_WITHIN: Duration = Duration::from_secs(1);
 /// As a shell: can't be run; not found.
 const NOT_RUN: u8 = 126;
@@ -221,7 +221,7 @@ async fn give_back(guard: Guard) {
     }
 }
 
-/// Tells whoever sits at the terminal that it takes a while. Never returns.
+/// Says at a terminal that the wait takes a while. Never returns.
 async fn tell_of_waiting(lock: &Lock) {
     tokio::time::sleep(PATIENCE).await;
     if io::stderr().is_terminal() {

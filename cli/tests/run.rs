@@ -180,7 +180,7 @@ fn a_lost_lock_stops_the_command() {
     assert!(done.err.contains("\"a\": lost: forced"), "{}", done.err);
 }
 
-/// Whoever watches over a lock must not fall over what he says.
+/// A supervisor must not fail over its own output.
 #[test]
 fn a_lost_lock_stops_the_command_though_nobody_hears_of_it() {
     let server = Server::start();
@@ -295,7 +295,7 @@ fn lost_grant_reply_runs_nothing_and_holds_nothing() {
     until(SOON, "the lock is free, long before its lease is over", || is_free(&server, "a"));
 }
 
-/// Whoever waits is taken along to the next connection.
+/// A wait goes on over the next connection.
 #[test]
 fn a_grant_that_is_lost_on_the_way_of_who_waits_is_found_again() {
     let server = Server::start();
@@ -355,7 +355,7 @@ fn killed_it_takes_along_what_the_command_has_started() {
     let server = Server::start();
     for script in [
         "sleep 1000 & echo $$ $!; wait",
-        // Who hears no signal, and has closed everything; and one that stands still.
+        // Who hears no signal, and has closed everything; and one that is stopped.
         "(trap '' TERM INT HUP QUIT; exec 0<&- 2>&-; echo $$ $BASHPID; exec 1>&-; while :; do sleep 1; done) & wait",
         "sleep 1000 & kill -STOP $!; echo $$ $!; wait",
         // The command itself is another one by then.
@@ -693,7 +693,7 @@ fn a_run_inside_of_another_that_it_need_not_wait_for_is_run() {
         let done = inside(&server, outer, inner);
         assert_eq!(done.out, "ran\n0\n", "{outer}, {inner}: {}", done.err);
     }
-    // That run has ended long since: whoever holds now will give it back.
+    // That run has ended long since: the present holder releases it.
     let _: i64 = say(&server, "LOCK.ACQUIRE a other");
     let waits = done(holdfast(&server).env("HOLDFAST_OWNERS", "gone").args(["run", "-w", "50ms", "a", "--", "true"]));
     assert_eq!(waits.code, Some(1), "{}", waits.err);

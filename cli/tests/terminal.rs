@@ -102,7 +102,7 @@ impl Terminal {
 }
 
 impl Drop for Terminal {
-    /// Ends all that was started there, also what has a group of its own, stands still, or ignores that its terminal is gone.
+    /// Ends all that was started there, also what has a group of its own, is stopped, or ignores that its terminal is gone.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -180,7 +180,7 @@ fn it_stops_and_goes_on_as_a_shell_wants() {
     assert_eq!(terminal.done(), Some(0));
 }
 
-/// A password, say: the command's input is a pipe, and it asks whoever sits at the terminal.
+/// A password, say: the command's input is a pipe, and it asks the user at the terminal.
 #[test]
 fn command_with_redirected_input_may_read_the_terminal() {
     let server = Server::start();
@@ -197,7 +197,7 @@ fn command_with_redirected_input_may_read_the_terminal() {
         terminal.keys("words\n");
         terminal.shows("got words");
         terminal.shows("piped");
-        // Whoever comes after it has the terminal again.
+        // The next process has the terminal again.
         terminal.keys("others\n");
         terminal.shows("and others");
         assert_eq!(terminal.done(), Some(0));
@@ -238,7 +238,7 @@ fn command_with_redirected_input_can_be_suspended() {
     assert_eq!(stat(pid)[0], "T");
 }
 
-/// A process that stands still does not know whether it holds: it is as with one that hangs.
+/// A stopped process does not know whether it holds: it is as with one that hangs.
 #[test]
 fn command_suspended_beyond_its_lease_is_ended_when_resumed() {
     let server = Server::start();

@@ -48,7 +48,7 @@ fn it_shows_contended_locks_and_looks_into_them() {
     terminal.shows("HELD ▾");
     terminal.keys("s");
     assert!(eventually(SOON, || order(&terminal) == "also busy calm"), "{}", terminal.text());
-    // Live: a lock that is given back is gone from the table, and was handed over.
+    // Live: a released lock is gone from the table, and was handed over.
     let _: i64 = say(&server, "LOCK.RELEASE calm holder-of-calm");
     terminal.shows("2 contended locks, 5 waiters");
     assert!(!terminal.text().contains("calm "));

@@ -338,7 +338,7 @@ impl Driver {
         }
     }
 
-    /// Its process stands still, or goes on.
+    /// Its process is stopped, or continued.
     pub fn signal(&self, signal: Signal) {
         // Whether it is there shows at its next line.
         let _ = kill_process(Pid::from_child(&self.child), signal);

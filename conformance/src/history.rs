@@ -30,7 +30,7 @@ struct Asked {
     keys: Vec<String>,
     terms: Terms,
     from: Micros,
-    /// When it was begun to be given back.
+    /// When its release began.
     released: Option<Micros>,
     stage: Stage,
     /// The token of what it became.
@@ -45,7 +45,7 @@ struct Asked {
 enum Stage {
     Runs,
     Held,
-    /// Nobody uses it, and its client gives it back at some time, or uses it again.
+    /// Nobody uses it, and its client releases it at some time, or uses it again.
     Kept,
     /// The same, and its handle was dropped: that it was lost before may have been told, and not been read yet.
     GivenUp,
@@ -102,10 +102,10 @@ impl History {
         asked.fence = outcome.fence;
         let told = match (outcome.outcome.as_str(), outcome.fence) {
             ("held", Some(fence)) => Told::Token(fence),
-            // Whoever waits for a time may have been refused by his own clock: that says nothing of the lock.
+            // A bounded wait may have ended by the client's own clock: that says nothing of the lock.
             ("not-granted", _) if asked.terms.wait == Some(0) => Told::Null,
             ("deadlock" | "wrong-type" | "invalid", _) => Told::Error,
-            // It may have been granted, and is given back then.
+            // It may have been granted, and is released then.
             _ => Told::Unknown,
         };
         asked.stage = if matches!(told, Told::Token(_)) { Stage::Held } else { Stage::Over };
@@ -163,7 +163,7 @@ impl History {
                 return self.lost(client, &Loss { hold: hold.to_owned(), reason, at: outcome.at });
             }
             (Call::Check { .. }, "held") => return self.holds(&owner, from, outcome.at),
-            // It may end from now on, when its client gives it back.
+            // It may end from now on, when its client releases it.
             (Call::Release { .. }, "released") if asked.terms.keep.is_some() => {
                 (asked.stage, asked.released) = (Stage::Kept, Some(from));
                 return;

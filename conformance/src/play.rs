@@ -517,7 +517,7 @@ impl Play<'_> {
         if cut {
             self.clients.iter().filter(|it| client.is_none_or(|name| name == it.name)).for_each(|it| it.proxy.cut());
         }
-        // This is how long it stands still, and no condition.
+        // This is how long it is stopped, and no condition.
         thread::sleep(time);
         let asked = check.and_then(|it| {
             let (call, from) = (Call::Check { hold: it.hold.clone() }, clock::now());
@@ -560,7 +560,7 @@ impl Play<'_> {
         }
     }
 
-    /// The end of every scenario: what drivers count is what the server says; all calls end; when all is given back, no lock is held or
+    /// The end of every scenario: what drivers count is what the server says; all calls end; when all is released, no lock is held or
     /// waited for that no driver counts; when all clients have ended, nothing is left; what was told can be explained.
     fn finish(&mut self) {
         for client in &self.clients {
@@ -569,7 +569,7 @@ impl Play<'_> {
         if self.strict && self.report.faults.is_empty() {
             self.compare();
         }
-        // With a fault, whoever may wait for ever is given up, and whatever has a time ends by itself.
+        // With a fault, waits without an end are given up, and whatever has a time ends by itself.
         self.all_that_live().iter().for_each(|name| self.give_back(name));
         // What is silent stays so: that is for the client to notice. No other fault comes any more.
         if self.fault.is_none_or(|it| it.kind != Kind::Swallow) {
@@ -630,7 +630,7 @@ impl Play<'_> {
         }
     }
 
-    /// Whatever the fault was, the client gets over it: it can take a lock, and give it back.
+    /// Whatever the fault was, the client gets over it: it can take a lock, and release it.
     fn works_again(&mut self) {
         let Some(name) = self.scenario.positions.clone().filter(|_| self.fault.is_some()) else { return };
         if self.client(&name).killed {
@@ -644,7 +644,7 @@ impl Play<'_> {
             let Some(id) = self.call(&name, &acquire) else { return };
             let Some(outcome) = self.outcome(&name, id, BOUND, "acquire, afterwards") else { return };
             if outcome.outcome == "held" {
-                // The fault may be at one of these messages: then it ends by an error, and all is given back all the same.
+                // The fault may be at one of these messages: then it ends by an error, and all is released all the same.
                 if let Some(id) = self.call(&name, &Call::Release { hold }) {
                     self.outcome(&name, id, BOUND, "release, afterwards");
                 }

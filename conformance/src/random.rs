@@ -34,7 +34,7 @@ struct Client<'a> {
     calls: BTreeMap<u64, (Call, String, Micros, Instant)>,
     held: Vec<String>,
     acquired: u64,
-    /// Until when its process stands still, or its connections are refused.
+    /// Until when its process is stopped, or its connections are refused.
     frozen: Option<Instant>,
     refused: Option<Instant>,
 }

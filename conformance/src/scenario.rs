@@ -1,4 +1,4 @@
-//! Scenarios as they stand in `scenarios/*.yaml`: the promises of a client. README.md explains them to whoever writes one.
+//! Scenarios as they stand in `scenarios/*.yaml`: the promises of a client. README.md explains how to write one.
 
 use std::fs;
 use std::path::Path;
@@ -71,7 +71,7 @@ pub enum Feature {
     SeveralKeys,
     /// A watched lease of one's own.
     WatchedLease,
-    /// Given back at once when the connection ends.
+    /// Released at once when the connection ends.
     Ephemeral,
     /// Confirmed by replicas.
     Replicas,
@@ -99,7 +99,7 @@ pub enum Feature {
     MultiLock,
     /// A lock on a majority of servers.
     RedLock,
-    /// A lock that stays at hand when it is given back.
+    /// A lock that the client keeps after its release.
     Keep,
 }
 
@@ -321,7 +321,7 @@ pub enum Step {
         /// What happens.
         is: Network,
     },
-    /// The process of a client, or the server if none is named, stands still for so long.
+    /// The process of a client, or the server if none is named, is stopped for so long.
     Freeze {
         /// Whose.
         #[serde(default)]
@@ -396,7 +396,7 @@ pub struct Terms {
     /// Whether the server renews that lease.
     #[serde(default, skip_serializing_if = "is_not")]
     pub watched: bool,
-    /// Whether it is given back when the connection ends.
+    /// Whether it is released when the connection ends.
     #[serde(default, skip_serializing_if = "is_not")]
     pub ephemeral: bool,
     /// A reader.
@@ -408,7 +408,7 @@ pub struct Terms {
     /// So many replicas must have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<u64>,
-    /// It stays at hand for so long when it is given back.
+    /// For how long the client keeps it after its release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<u64>,
     /// So many uses of it in a row while somebody else waits.
@@ -429,7 +429,7 @@ pub enum Callback {
     Exits,
     /// It does not return.
     Blocks,
-    /// It takes another lock, and gives it back.
+    /// It takes another lock, and releases it.
     Locks,
 }
 

@@ -264,7 +264,7 @@ impl Shards {
         set_slot(&mut source, slot, "NODE", to)
     }
 
-    /// Waits until all is in order, and hands back when it was not since the last call: on a machine that stands still for
+    /// Waits until all is in order, and hands back when it was not since the last call: on a machine that is paused for
     /// seconds, nodes take each other for dead.
     pub fn unrest(&self) -> Result<Vec<Fault>> {
         self.settle()?;

@@ -1,7 +1,7 @@
 //! What the clients of a life saw of their locks, in the format of `histories/README.md`, for judges that are not ours.
 //!
-//! Times are microseconds of the simulated monotonic clock. What nobody can say is written as what may have happened: an
-//! answer that never came, and the end of what was taken back because of that.
+//! Times are microseconds of the simulated monotonic clock. What is unknown is written as what may have happened: an
+//! answer that never came, and the end of what was revoked because of that.
 
 use crate::asked::Asked;
 use crate::redis::{Bytes, node};
@@ -13,7 +13,7 @@ use std::fmt::Write;
 /// A server counts whole milliseconds, rounded down, at both ends of a lease.
 const ROUNDING: u64 = 2_000;
 
-/// How long it takes at most, in µs, until what nobody heard of is taken back, where nothing keeps the server from it.
+/// How long it takes at most, in µs, until an undelivered grant is revoked, where nothing keeps the server from it.
 const TAKEN_BACK: u64 = 100_000;
 
 /// Whether a history can tell what a line does. The format knows no locks that were written by hand, no second database
@@ -134,7 +134,7 @@ impl History {
             let outcome = match (open.asked.command.trim_start_matches('m'), reply) {
                 (_, Reply::Error(error)) if error.starts_with("NOREPLICAS Not") => "\"error\"".into(),
                 (_, Reply::Error(error)) if error.starts_with("UNCONFIRMED") => "\"unconfirmed\"".into(),
-                // Whoever is unblocked by force may have been granted it meanwhile: then it was taken back.
+                // A client that is unblocked by force may have been granted it meanwhile: then it was revoked.
                 (_, Reply::Error(error)) if error.starts_with("UNBLOCKED") => {
                     return self.unknown(open, (open.from, now));
                 }
@@ -149,7 +149,7 @@ impl History {
         }
     }
 
-    /// Nobody will ever hear what became of a request: it may have been done, and taken back again.
+    /// Nobody will ever hear what became of a request: it may have been done, and revoked.
     fn unknown(&mut self, open: &Open, (from, to): (u64, u64)) {
         let keys = if open.deleted.is_empty() { open.asked.keys.clone() } else { open.deleted.clone() };
         for key in &keys {

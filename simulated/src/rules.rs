@@ -84,7 +84,7 @@ pub const TOLD: &str = "a session is notified of each hold that it loses, once";
 pub const CONTENTION: &str = "a session that asked for it is notified of contention, once";
 /// False alarms.
 pub const TRUE_LOSS: &str = "a hold that was reported lost is lost";
-/// What is given back.
+/// Releases.
 pub const GIVEN_BACK: &str = "a session is not notified of the loss of a hold that its owner released";
 /// Grants that never arrive.
 pub const UNHEARD: &str = "a grant to a waiter that is never delivered is revoked";
@@ -225,7 +225,7 @@ impl Belief {
 
 /// How many holds an owner has at least: what it was told of, less what it has asked to give back, in this order.
 ///
-/// What had to wait was granted later than it was asked for, and what was asked to be given back may have been refused: then
+/// What had to wait was granted later than it was asked for, and a release may have been refused: then
 /// it has more.
 fn holds_at_least<'a>(raises: &[(Place, Option<u64>)], releases: impl Iterator<Item = &'a (Place, Cause)>) -> u64 {
     let Some((first, _)) = raises.first() else { return 0 };
@@ -312,7 +312,7 @@ impl Arrival {
     }
 }
 
-/// So that whoever has waited elsewhere can have arrived before the life began.
+/// So that a request that has waited elsewhere can have arrived before the run began.
 const DAY: u64 = 24 * 60 * 60 * 1000;
 
 impl Asked {
@@ -716,7 +716,7 @@ impl Judge {
         }
         let now = node(|node| node.millis());
         let is_over = |belief: &Belief| {
-            // (Whoever is gone leaves what the key says.)
+            // (A client that is gone leaves what the key says.)
             let lives = |tie: &Tie| !tie.is_unsure && self.connections.contains_key(&tie.client);
             let confirmed = belief.tie().filter(lives).and_then(|tie| tie.confirmed);
             confirmed.is_some() && belief.known.is_some_and(|known| known.saturating_add(SOON) < now)
@@ -742,7 +742,7 @@ impl Judge {
         for happening in node(|node| std::mem::take(&mut node.log)) {
             self.place += 1;
             let place = self.place;
-            // Of what was granted and not heard of yet, a part may be taken back after what was given back.
+            // Of what was granted and not heard of yet, a part may be revoked after the release.
             let unheard = match &happening {
                 Happening::Begun { commands, .. } if releases(commands) => self.unheard_requests(),
                 _ => BTreeSet::new(),
@@ -1004,7 +1004,7 @@ impl Judge {
                 let terms = Asked { is_unsure, lease, limit, waited, new, holds, wait, replicas, ..asked.clone() };
                 known.asked = Asked { watchdog, ephemeral, ..terms };
                 known.repeats += 1;
-                // Whoever heard late that he waits may have asked first.
+                // A client that heard late that it waits may have asked first.
                 known.latest = known.latest.max(open.began.unwrap_or(0));
                 if open.began < known.open.began {
                     known.open = open.clone();
@@ -1294,7 +1294,7 @@ impl Judge {
                 return Err(Violation::new(TOLD, format!("unbound {times} times: {loss:?}")));
             }
             self.unbound.insert(loss, self.place);
-            // Whoever has tied it anew since is not meant, nor is a later hold.
+            // A later binding is not meant, nor is a later hold.
             let is_raised = |it: u64| it == token || self.fences.contains(&it);
             let is_meant = |it: &Belief| is_raised(it.token) && (why != b"replica" || it.since < role);
             let loosens = |it: &mut Belief| {
@@ -1315,7 +1315,7 @@ impl Judge {
         }
         for (session, db, key, owner, token) in std::mem::take(&mut self.lost) {
             let loss = (session, key.clone(), owner.clone(), token);
-            // It is told of the database in which the loss was, and that may have been swapped since.
+            // It names the database in which the loss was, and that may have been swapped since.
             let were_swapped = self.causes.iter().any(|(_, cause)| matches!(cause, Cause::Swapped(..)));
             let by_hand = self.by_hand.iter().any(|(on, it)| *it == key && (*on == db || were_swapped));
             // (A lease that has run out goes on when the clock is set back, and may run out again.)
@@ -1332,7 +1332,7 @@ impl Judge {
             let seen = node(|node| truth::read(node, db, &key));
             if !by_hand && let Some(holder) = seen.of(&owner).filter(|holder| holder.token == Some(token)) {
                 // A lease that was over before the clock was set back; one that ends as soon as anything may be written.
-                // (Whoever takes the expiry away by hand brings back what the key still lists.)
+                // (Removing the expiry by hand brings back what the key still lists.)
                 let was_over = match holder.deadline {
                     Some(at) => at < self.set_back,
                     None => self.prolonged.contains(&key),
@@ -1748,7 +1748,7 @@ impl Judge {
             };
             let gone = |(_, cause): &&(Place, Cause)| match cause {
                 Cause::Own(asked, on, _) => {
-                    // Of what it was told of, each hold is given back by itself; a renewal may have shortened the lease,
+                    // Of what it was told of, each hold is released by itself; a renewal may have shortened the lease,
                     // and so may a release that names one.
                     let shortens = !asked.command.ends_with("release") || asked.lease.is_some();
                     let gives_all = shortens || least() == 0;
@@ -1794,7 +1794,7 @@ impl Judge {
                     Cause::Flushed(_) | Cause::Swapped(..) | Cause::Role => true,
                     Cause::Forced(..) | Cause::Gone(_) => false,
                 };
-                // A renewal that has raised the token has ended nothing, whoever hears of it.
+                // A renewal that has raised the token has ended nothing, whether or not its reply is read.
                 let raises = |cause: &Cause| match cause {
                     Cause::Own(by, ..) => by.fence.is_some() && by.fence == holder.token,
                     _ => false,
@@ -2209,7 +2209,7 @@ impl Judge {
         if node(|node| node.clock.mono) < self.busy_until + CALM * 1000 {
             return Ok(());
         }
-        // Whatever else stands still.
+        // Nothing else moves.
         in_time()?;
         self.read_in_time()?;
         if node(|node| is_refusing(node) || node.is_paused() || node.clients.values().any(|it| it.is_deaf)) {
@@ -2243,7 +2243,7 @@ impl Judge {
             let seen = node(|node| truth::read(node, *db, key));
             let is_there = seen.of(owner).is_some_and(|holder| holder.token == Some(belief.token));
             // Where others have asked for a tie, too, a grant that nobody has heard of yet may have moved it.
-            // (In any database: whoever waits in one stays there when they are swapped.)
+            // (In any database: a waiter stays in its own when they are swapped.)
             let of_hold = self.asked_ties.iter().filter(|((_, name, who), _)| (name, who) == (key, owner));
             let alone = of_hold.flat_map(|(_, askers)| askers.keys()).collect::<BTreeSet<_>>().len() == 1;
             if is_there
@@ -2289,7 +2289,7 @@ impl Judge {
         Ok(())
     }
 
-    /// Nobody holds what nobody was told of, nor will be: of grants to those who waited.
+    /// No undelivered grant to a waiter holds a lock.
     fn nobody_holds_unheard(&self) -> Result<(), Violation> {
         if self.is_muddled || !self.fences.is_empty() || state::with(|state| !state.confirmations.is_empty()) {
             return Ok(());
@@ -2318,9 +2318,9 @@ impl Judge {
         Ok(())
     }
 
-    /// Whoever reads events is answered when his time is over.
+    /// LOCK.EVENTS is answered when its time is over.
     fn read_in_time(&self) -> Result<(), Violation> {
-        // When the clock is set back, whoever reads waits longer by so much.
+        // When the clock is set back, a reader waits longer by so much.
         if self.is_disturbed {
             return Ok(());
         }
@@ -2347,7 +2347,7 @@ impl Judge {
         Ok(())
     }
 
-    /// Whoever is owed an answer is in a queue, or waits for replicas, or has it in his mailbox.
+    /// A request without an answer is in a queue, or waits for replicas, or has its event in a mailbox.
     fn all_answered(&self) -> Result<(), Violation> {
         let is_kept = |wait: &Wait| {
             let it = &wait.asked;
@@ -2491,7 +2491,7 @@ impl Judge {
         });
         match left.iter().find(|(_, count)| *count > 0) {
             Some((what, count)) => Err(Violation::new(LEFT, format!("{what}: {count}"))),
-            None if handles != 0 => Err(Violation::new(LEFT, format!("{handles} blocked clients not given back"))),
+            None if handles != 0 => Err(Violation::new(LEFT, format!("{handles} blocked clients not freed"))),
             None => Ok(()),
         }
     }

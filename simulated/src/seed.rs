@@ -447,7 +447,7 @@ fn mrenew(world: &mut World) -> Line {
     Line::request(client, &words)
 }
 
-/// An owner gives up what it waits for and what it holds, whoever asked for it.
+/// An owner gives up what it waits for and what it holds, over any connection.
 fn withdraw(world: &mut World) -> Line {
     let client = world.client();
     if world.random.one_in(4) {

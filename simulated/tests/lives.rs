@@ -75,7 +75,7 @@ fn a_renewal_that_is_repeated_on_other_terms_is_refused() {
 #[test]
 fn no_rule_is_broken_by() {
     let lives = [
-        // 71272. What was granted in one step is not given up in one step once one of it has been given back.
+        // 71272. What was granted in one step is not given up in one step once one of it has been released.
         "c LOCK.MACQUIRE 2 k0 k1 o1
          b LOCK.ACQUIRE k0 o1 SESSION $s
          a LOCK.ACQUIRE k0 o0 LEASE 50 WAIT 300
@@ -121,7 +121,7 @@ fn no_rule_is_broken_by() {
          b LOCK.ACQUIRE k2 o2 WAIT 300
          b LOCK.ACQUIRE k0 o1 WATCHDOG WAIT 20 WAITED 60000
          a LOCK.ACQUIRE k0 o3 WAIT 0",
-        // 129782. Whoever hears late that he waits has asked first.
+        // 129782. A client that hears late that it waits has asked first.
         "s LOCK.EVENTS WAIT 50
          e LOCK.ACQUIRE k0 o2 LEASE 50
          s !deaf
@@ -264,7 +264,7 @@ fn no_rule_is_broken_by() {
          c LOCK.RELEASE k1 o1 ALL
          d LOCK.MACQUIRE 1 k2 o1 SESSION $t
          b LOCK.RELEASE k1 o1",
-        // 2007209. So is what nobody heard of, and another request has re-entered.
+        // 2007209. So is an undelivered grant that another request has re-entered.
         "a LOCK.ACQUIRE k1 o1 LEASE 50
          b LOCK.MACQUIRE 2 k0 k1 o0 WAIT 0 SESSION $s
          s !vanish
@@ -332,7 +332,7 @@ fn no_rule_is_broken_by() {
          +3
          a LOCK.ACQUIRE k0 o0 SESSION $s
          b LOCK.RELEASE k0 o0",
-        // What was granted to the second was taken for old news of what had been given back in between.
+        // What was granted to the second was taken for old news of what had been released in between.
         "!replicas 20
          a LOCK.ACQUIRE k0 o1 SESSION $s
          a LOCK.ACQUIRE k0 o0 WAIT 0 SESSION $s
@@ -417,7 +417,7 @@ fn no_rule_is_broken_by() {
          c LOCK.ACQUIRE k1 o0
          a LOCK.RENEW k1 o0 FENCE 1800000060790588",
         // 4800052263. A lease runs out during a pause, in which the key can't be removed, and the session is told so. Then the
-        // clock is set back, and the key is there again, tied to nobody. Its owner gives it back before the session has read
+        // clock is set back, and the key is there again, bound to nobody. Its owner releases it before the session has read
         // the event of its loss, which came first.
         "b LOCK.RELEASE k2 o2
          d CLIENT PAUSE 1000
@@ -459,7 +459,7 @@ fn no_rule_is_broken_by() {
          a LOCK.ACQUIRE k0 o0 WAIT 0
          s !end",
         // 4800104567. A lease has run out, but not the key, to which others gave a later end. Its owner is granted the lock anew,
-        // and goes before replicas have confirmed that. What is taken back is the second hold, and not the first.
+        // and goes before replicas have confirmed that. What is revoked is the second hold, and not the first.
         "b LOCK.ACQUIRE k2 o1 SHARED LEASE 50
          b PEXPIRE k2 100000
          +1200
@@ -484,7 +484,7 @@ fn no_rule_is_broken_by() {
          +0
          b RESTORE k0 400 \x10\x40\x1f\x1f\x00\x00\x00\x04\x00\x82o0\x03\x01\x01\x86#fence\x07\xf4\x00@\x1e\x18$\x0a\x06\x00\x09\xff\x0a\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00 REPLACE
          e LOCK.MACQUIRE 1 k0 o0 LEASE 2000 WATCHDOG",
-        // 4800380069. A renewal of two locks finds that its owner does not hold one of them; whoever asked for it is gone. That
+        // 4800380069. A renewal of two locks finds that its owner does not hold one of them; its client is gone. That
         // event is none of the request that waits for this lock, and times out later.
         "!replicas 20 20 2000
          b LOCK.ACQUIRE k1 o0 SESSION $s
@@ -735,7 +735,7 @@ fn of_x(name: char, reply: &Reply) -> Option<i64> {
     }
 }
 
-/// A grant that nobody will hear of was re-entered before it was taken back (seeds 1992, 18806).
+/// An undeliverable grant was re-entered before it was revoked (seeds 1992, 18806).
 #[test]
 fn what_is_owed_to_be_taken_back_is_not_re_entered() {
     is_mended(
@@ -912,7 +912,7 @@ fn a_re_entry_that_is_withdrawn_unread_is_revoked() {
 }
 
 /// A connection goes on behind a grant that is written and not sent. When what it asked behind it ended first, others of
-/// its owner re-entered what was taken back with the connection (seed 1037094).
+/// its owner re-entered what was revoked with the connection (seed 1037094).
 #[test]
 fn behind_its_own_pipeline_a_grant_still_stands_in_the_way() {
     is_mended(
@@ -1095,7 +1095,7 @@ fn a4_a_confirmation_of_what_is_lost() {
     );
 }
 
-/// A5. One request at a time for a key and an owner: what is taken back is exact.
+/// A5. One request at a time for a key and an owner: what is revoked is exact.
 #[test]
 fn a5_two_requests_of_one_owner() {
     const RE_ENTERED: &str = "!replicas never
@@ -1275,7 +1275,7 @@ fn b3_what_was_not_confirmed_has_a_code_of_its_own() {
     );
 }
 
-/// B4. What is to be taken back while writes are refused is taken back before anything else is judged by the lock.
+/// B4. What is to be revoked while writes are refused is revoked before anything else is judged by the lock.
 #[test]
 fn b4_what_is_owed_while_writes_are_refused() {
     history(
@@ -1348,7 +1348,7 @@ fn a_loss_is_told_while_writes_are_refused() {
     );
 }
 
-/// Whoever names a session of another user is told so; a name that no connection has is no session.
+/// A session of another user is refused; a name that no connection has is no session.
 #[test]
 fn a_session_of_another_user_is_not_lent() {
     for (session, told) in [("$s", "-NOPERM"), ("1", "-NOSESSION")] {
@@ -1412,7 +1412,7 @@ fn c2_a_lease_that_ends_by_itself() {
     );
 }
 
-/// C4. A reader waits for whoever holds alone.
+/// C4. A reader waits for an exclusive holder.
 #[test]
 fn c4_a_cycle_of_readers() {
     history(
@@ -1428,7 +1428,7 @@ fn c4_a_cycle_of_readers() {
     );
 }
 
-/// What is tied has as much left after a step of the clock as before it, whoever asks for it meanwhile, and wherever nothing
+/// A bound hold has as much left after a step of the clock as before it, whatever is asked meanwhile, and wherever nothing
 /// can be written.
 #[test]
 fn what_is_tied_goes_along_with_a_step() {

@@ -22,7 +22,7 @@ impl Command for Force {
     const KEYS: Keys = Keys::First(Access::Delete);
     const ARITY: c_int = 2;
     const DOCS: Docs = Docs {
-        summary: c"Breaks a lock, whoever holds it: returns how many holders lost it.",
+        summary: c"Breaks a lock: ends all its holds, and returns how many holders lost it.",
         complexity: c"O(N) with N holders of the lock.",
         args: &[Arg::key()],
     };

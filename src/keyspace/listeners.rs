@@ -4,7 +4,7 @@
 //! an append-only file. It may be skipped only while it is *certain* that nobody could ever miss it. That is known as
 //! follows: with no replica (including those that wait for their first copy), no replication backlog and no
 //! append-only file, the server drops such commands. A replica that connects later needs a full copy, for which the
-//! server forks; an append-only file is turned on by a setting, and is begun by a fork as well. The module is told of
+//! server forks; an append-only file is turned on by a setting, and is begun by a fork as well. The server notifies the module of
 //! both before the next command runs. From that moment everything is handed over again, until the cron has found the
 //! server alone once more. In a cluster, slots can be exported in other ways, so there everything is always handed
 //! over.

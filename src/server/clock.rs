@@ -25,7 +25,7 @@ impl Now {
 
 /// Milliseconds of a clock that does not step, and goes on while the machine sleeps: for the order in which requests
 /// arrived, for how long they have waited, and to tell a step of the other clock. It shows more than a day, so that
-/// whoever has waited elsewhere can have arrived before this machine started.
+/// a request that has waited elsewhere can have arrived before this machine started.
 pub fn steady_millis() -> Millis {
     DAY.saturating_add(steady_micros() / 1000)
 }

@@ -123,7 +123,7 @@ impl AsText for Text {
 
 impl Drop for Text {
     fn drop(&mut self) {
-        // SAFETY: the reference is ours (see `new` and `from_raw`), and given back once.
+        // SAFETY: the reference is ours (see `new` and `from_raw`), and freed once.
         unsafe { api!(RedisModule_FreeString)(std::ptr::null_mut(), self.raw.as_ptr()) }
     }
 }

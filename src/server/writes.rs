@@ -12,7 +12,7 @@ const KEY: &str = "holdfast";
 /// What the errors begin with that concern every write. Others are about the key: another type, another node's slot.
 const REFUSALS: [&[u8]; 3] = [b"NOREPLICAS", b"MISCONF", b"READONLY"];
 
-/// What the errors contain where the cluster is down, whoever has the slot of the key. (Clients get `-CLUSTERDOWN`.)
+/// What the errors contain where the cluster is down, whichever node has the slot of the key. (Clients get `-CLUSTERDOWN`.)
 const DOWN: &[u8] = b"the cluster is down";
 
 /// What the error contains where another node serves the slot of the key, or none: then it may say nothing of the cluster.

@@ -12,7 +12,7 @@ use crate::speak::{Reply, SOON, Speak, Watched, arrives, owners};
 /// As many holders as a lock may have, but for one.
 const HOLDERS: usize = 2499;
 
-/// A server on which so many renewals are due every millisecond that it is never through with them. Whoever holds a key
+/// A server on which so many renewals are due every millisecond that it is never through with them. A holder of a key
 /// without an expiry loses nothing by that.
 fn always_renewing() -> (Server, Watched) {
     let server = Server::start();

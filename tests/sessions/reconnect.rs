@@ -50,7 +50,7 @@ fn before_the_server_has_noticed() {
     assert_held(&mut client, "wanted", "waiter");
 }
 
-/// A grant that the old session has not read. What the new session is told of it stays when the old one has ended; its
+/// A grant that the old session has not read. What the new session has been notified of stays when the old one has ended; its
 /// event is not read any more, and nothing is counted twice.
 fn a_grant_that_was_not_read(line: &str, holds: i64) {
     let server = Server::start();

@@ -52,7 +52,7 @@ pub struct Stage {
 
 impl Drop for Stage {
     /// By RST. What ends in good order stays in the kernel's tables for two minutes, also in the one of tracked connections where
-    /// containers have it kept; ten thousand for each state fill that after half of the states, and whoever connects then waits
+    /// containers have it kept; ten thousand for each state fill that after half of the states, and the next connection then waits
     /// for seconds.
     fn drop(&mut self) {
         self.crowd.drain(..).chain(self.guests.drain(..)).for_each(Raw::reset);

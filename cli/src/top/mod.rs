@@ -35,7 +35,7 @@ pub async fn top(locks: &Locks, task: &Top) -> Result<u8, Failure> {
     }
     // What can't be reached is said before the screen is taken.
     look(locks, task.count).await?;
-    // It is given back also by a panic.
+    // A panic restores it as well.
     let mut terminal = ratatui::init();
     let outcome = run(&mut terminal, locks, task).await;
     ratatui::restore();

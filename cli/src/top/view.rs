@@ -70,7 +70,7 @@ fn cells(queue: &Queue) -> [String; 6] {
         [one] => shown(one),
         [first, others @ ..] => format!("{} and {} more", shown(first), others.len()),
     };
-    // Its client was told that somebody waits, and gives it back as soon as nobody there uses it.
+    // Its client was told that somebody waits, and releases it as soon as nobody there uses it.
     let holders = if queue.cached > 0 { format!("{holders} (cached)") } else { holders };
     let held = queue.held.map_or_else(|| "-".to_owned(), times::show);
     [shown(&queue.key), queue.waiters.to_string(), times::show(queue.oldest), held, times::show(queue.ttl), holders]

@@ -38,7 +38,7 @@ pytest_runtest_logreport = pytest_collectreport = _note_skip
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
-    """A process that stands still for a while is no silent server, unless the test has `impatient`."""
+    """A process that is stopped for a while is no silent server, unless the test has `impatient`."""
     for name in ("LEAST_SILENCE", "LONGEST_SILENCE", "WAIT_SILENCE", "SUPERSEDED_WITHIN"):
         monkeypatch.setattr(rules, name, 20.0)
 

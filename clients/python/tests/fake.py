@@ -98,7 +98,7 @@ class Fake:
 
     def close(self):
         with contextlib.suppress(OSError):
-            # Whoever accepts holds it open.
+            # The thread that accepts holds it open.
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for one in list(self._sockets):

@@ -28,7 +28,7 @@ def three_servers():
 
 @pytest.mark.parametrize("source", EXAMPLES)
 def test_an_example(own_server, three_servers, source):
-    # The default port belongs to whoever reads.
+    # The default port belongs to the reader.
     program = source.replace(".Redis()", f".Redis(port={own_server.port})")
     program = program.replace(".Redis(db=", f".Redis(port={own_server.port}, db=")
     for number, one in enumerate(three_servers, 1):

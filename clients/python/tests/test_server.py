@@ -488,7 +488,7 @@ def _program(port, text, before=""):
         "import sys, os, time, asyncio\n"
         f"sys.path.insert(0, {str(TESTS)!r})\n"
         "import redis, redis.asyncio, holdfast, holdfast.asyncio\n"
-        # As the fixtures `quick` and `_patient`: nothing here is about a process that stands still.
+        # As the fixtures `quick` and `_patient`: nothing here is about a stopped process.
         "rules = holdfast._rules\n"
         "rules.RENEW_AT, rules.LEAST_SILENCE, rules.LONGEST_SILENCE, rules.WAIT_SILENCE = 0.0025, 20, 20, 20\n"
         "holdfast.EXIT_TIME = holdfast.asyncio.EXIT_TIME = holdfast._engine.EXIT_TIME = 20\n"

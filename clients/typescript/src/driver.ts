@@ -5,7 +5,7 @@ export interface Connection {
   /** Resolves with the reply. Rejects with a {@link ServerError} if the reply is an error, else with an {@link UnavailableError}. */
   send(args: readonly string[]): Promise<unknown>;
   readonly closed: boolean;
-  /** Called once when the connection has ended, whoever ended it. */
+  /** Called once when the connection has ended, on either side. */
   onClose: (() => void) | undefined;
   close(): void;
 }

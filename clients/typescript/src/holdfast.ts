@@ -189,7 +189,7 @@ export class Holdfast extends EventEmitter<HoldfastEvents> {
     return waiterList(await this.request(name, ['LOCK.WAITERS', this.key(name)]));
   }
 
-  /** Takes the lock from whoever holds it; resolves with their number. Their clients learn of it when they renew. */
+  /** Takes the lock from its holders; resolves with their number. Their clients learn of it when they renew. */
   async force(name: string): Promise<number> {
     return Number(await this.request(name, ['LOCK.FORCE', this.key(name)], { repeatable: false }));
   }

@@ -13,7 +13,7 @@ export interface Exchange {
   lease: number;
   /** How long to wait for a connection and the replies, ms. */
   timeout: number;
-  /** Only the connection is waited for within `timeout`; whoever sent the request decides how long it may take. */
+  /** Only the connection is waited for within `timeout`; the sender of the request decides how long it may take. */
   patient?: boolean;
   /** The connection to use instead of one of the pool. */
   connection?: Connection | undefined;

@@ -60,7 +60,7 @@ pub fn play(client: &Judged) -> Result<Played, String> {
         if outcome.outcome == "held" {
             end_of(&mut driver, &Call::Release { hold })?;
         }
-        // All or none: what was had before is given back.
+        // All or none: what was granted before is released.
         if let Some(key) = &row.taken {
             server.raw().call(&[b"LOCK.FORCE", key.as_bytes()]);
         }

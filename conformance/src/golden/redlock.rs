@@ -149,7 +149,7 @@ fn fence(row: &Row, servers: &[Server], greatest: u64, fence: u64) -> Option<Str
         .then(|| format!("the fence is {fence}, the servers' tokens are {tokens:?}, and before there was {greatest}"))
 }
 
-/// It is told unasked that no majority is left, and said again to whoever asks.
+/// It is told unasked that no majority is left, and said again when asked.
 fn loss(driver: &mut Driver) -> Result<Option<String>, String> {
     let told = driver.loss(HOLD, SOON)?.map(|it| it.reason);
     let checked = end_of(driver, &Call::Check { hold: HOLD.to_owned() })?;

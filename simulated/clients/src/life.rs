@@ -4,7 +4,7 @@
 //! |---|---|
 //! | *nothing wanted is lost without being told* | after all is well again, a program counts on a hold that the server does not know |
 //! | *nothing unwanted is left* | the server knows a hold or a wait that no program wants, though sessions live; or one whose time at hand is over |
-//! | *nobody waits for ever* | a call ends later than its bound, or not at all: also if what it waits for lies at hand somewhere |
+//! | *nobody waits for ever* | a call ends later than its bound, or not at all: also if a client keeps what it waits for |
 //! | *no two who believe to hold* | at any step, by what a check would say |
 //! | those of [`rules`](simulated::rules) | after every turn of the server |
 
@@ -50,7 +50,7 @@ struct Life {
     network: Network,
     judge: Judge,
     lived: Lived,
-    /// When each core wants to be woken, and until when each process stands still.
+    /// When each core wants to be woken, and until when each process is stopped.
     wakes: BTreeMap<usize, Micros>,
     frozen: BTreeMap<usize, Micros>,
     /// Tokens up to this one were broken by strangers, by key: nobody knows before he is told.
@@ -124,7 +124,7 @@ impl Life {
         self.run(last + 1_000)?;
         self.heal();
         self.settle(|life| life.is_as_believed())?;
-        // Now everybody gives back what he has, and whoever waits gets his turn.
+        // Now everybody releases what he has, and every waiter gets its turn.
         let begin = node(|node| node.clock.mono);
         while self.programs.iter().any(|it| !it.holds.is_empty() || !it.calls.is_empty()) {
             let now = node(|node| node.clock.mono);
@@ -136,7 +136,7 @@ impl Life {
                 let holds: Vec<u64> = self.programs[client].holds.keys().copied().collect();
                 for hold in holds {
                     let program = &mut self.programs[client];
-                    // Whoever waits for what lies at hand does not wait until its time is over.
+                    // A wait for a kept lock does not last until the time to keep it is over.
                     let input = match program.holds.get(&hold) {
                         Some(held) if held.terms.kept => program.keeps(hold, LONG, now / 1000),
                         _ => program.release(hold, 5_000, now / 1000),
@@ -298,7 +298,7 @@ impl Life {
         let before = node(|node| node.clock.mono);
         turn(arrivals);
         let now = node(|node| node.clock.mono);
-        // There is one clock: while the server is busy, nothing else happens, so programs stood still as well.
+        // There is one clock: while the server is busy, nothing else happens, so programs were stopped as well.
         if now > before {
             (0..self.programs.len()).for_each(|client| self.freeze(client, now));
         }
@@ -509,7 +509,7 @@ impl Life {
             let session = self.network.newest(client, Channel::Session);
             let stands = session.is_some_and(|id| self.network.wires.get(&id).is_some_and(|wire| !wire.is_told));
             let is_sure = |held: &Held| stands || !held.terms.ephemeral;
-            // What lies at hand may be used at any moment.
+            // A kept lock may be used at any moment.
             let at_hand = program.idle.iter().map(|(hold, (held, _))| (hold, held));
             for (hold, held) in program.holds.iter().chain(at_hand).filter(|(_, held)| is_sure(held)) {
                 let limit = match held.terms.limit {

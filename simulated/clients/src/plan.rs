@@ -30,7 +30,7 @@ pub enum Act {
         client: usize,
         pick: usize,
         within: u64,
-        /// Of a kept lock: it lies at hand for so long; 0: the next one in this program has it.
+        /// Of a kept lock: for how long; 0: the next one in this program has it.
         keep: u64,
     },
     Renew {
@@ -79,12 +79,12 @@ pub enum Act {
         ms: u64,
         silent: bool,
     },
-    /// The process stands still.
+    /// The process is stopped.
     Freeze {
         client: usize,
         ms: u64,
     },
-    /// The server stands still.
+    /// The server is stopped.
     Stall {
         ms: u64,
     },
@@ -111,7 +111,7 @@ pub enum Act {
     },
 }
 
-/// Longer than any life takes: what lies at hand for so long is given back because somebody else wants it, or for nothing.
+/// Longer than any life takes: a lock that is kept for so long is released because of contention, or not at all.
 pub const LONG: u64 = 1_000_000;
 
 const KEYS: [&str; 4] = ["k", "l", "m", "n"];

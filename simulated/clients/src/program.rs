@@ -18,7 +18,7 @@ pub struct Program {
     pub calls: BTreeMap<Id, Open>,
     /// What it holds, by what it was told.
     pub holds: BTreeMap<Id, Held>,
-    /// What lies at hand, as far as it knows, and until when (ms).
+    /// The locks that are kept, as far as it knows, and until when (ms).
     pub idle: BTreeMap<Id, (Held, u64)>,
     /// What it does when what it wanted to use is not there any more.
     pub then: Option<Input>,
@@ -91,7 +91,7 @@ impl Program {
         Some(match act {
             Act::Acquire { keys, terms, wait, most, .. } => {
                 let keys: Vec<Bytes> = keys.iter().map(|key| key.as_bytes().to_vec()).collect();
-                // Often whatever lies at hand, so that there is something to use.
+                // Often a kept lock, so that there is something to use.
                 let suits = |held: &Held| terms.kept && (held.keys == keys || *most > 1);
                 match self.idle.iter().find(|(_, (held, _))| suits(held)).map(|(hold, _)| *hold) {
                     Some(hold) => self.uses(Uses { hold, or: Some(*wait) }, *most, now),
@@ -146,7 +146,7 @@ impl Program {
         Input::Acquire { call, by: self.by.clone().into_bytes(), keys, terms, wait }
     }
 
-    /// Somebody here wants to use what lies at hand, or what somebody else here has just given up. He is told at once.
+    /// A use here of a kept lock, or of one that another use here has just ended. It is answered at once.
     fn uses(&mut self, uses: Uses, most: u32, now: u64) -> Input {
         let (call, hold) = (self.call(Some(now), None), uses.hold);
         self.calls.entry(call).and_modify(|open| open.uses = Some(uses));
@@ -160,7 +160,7 @@ impl Program {
         Input::Keep { hold, idle }
     }
 
-    /// It counts on the hold no more from the moment at which it gives it back.
+    /// It counts on the hold no more from the moment of its release.
     pub fn release(&mut self, hold: Id, within: u64, now: u64) -> Input {
         self.holds.remove(&hold);
         Input::Release { call: self.call(Some(now + within), None), hold, within }

@@ -136,7 +136,7 @@ pub struct Node {
     pub jobs: usize,
     /// The most that it asked for inside one step.
     pub most_jobs: usize,
-    /// Blocks that the module has not given back yet.
+    /// Blocks of memory that the module has not freed yet.
     pub handles: isize,
     /// Clients whose block the module has ended, and which the server has not dealt with yet.
     unblocked: VecDeque<(u64, Block)>,

@@ -21,7 +21,7 @@ crate::scripts! {
         e LOCK.INFO m
         +20
     ";
-    /// What is not tied ends, and whoever waits is granted it.
+    /// A hold that is not bound ends, and a waiter is granted it.
     a_step_forward_without_a_tie: "
         c LOCK.ACQUIRE l oc LEASE 3000000
         d LOCK.ACQUIRE l od LEASE 3000000 WAIT 0

@@ -1,7 +1,7 @@
 //! Clients that take nothing from the network, and clients that are gone without a word.
 
 crate::scripts! {
-    /// Whoever takes nothing from the network is answered all the same, and hears it later.
+    /// A client that reads nothing is answered all the same, and reads it later.
     clients_that_take_nothing: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000

@@ -1,6 +1,6 @@
 //! Plays a script to a real server.
 //!
-//! The lines of one poll arrive together because the server stands still (`SIGSTOP`) while they are sent, one after the
+//! The lines of one poll arrive together because the server is stopped (`SIGSTOP`) while they are sent, one after the
 //! other, all by one processor, which delivers them in this order: sockets become ready in the order in which something
 //! arrived on them.
 
@@ -60,7 +60,7 @@ impl Scene {
         let (slot, here, there) = (cluster.slot_of(key.as_bytes()), *node, 1 - *node);
         match moves {
             Moves::Migrates => cluster.begin_move(slot, here, there),
-            // (Whoever does not import a slot takes it without a newer epoch, and may lose it again to the other one's next message.)
+            // (A node that does not import a slot takes it without a newer epoch, and may lose it again to the other one's next message.)
             Moves::Moves => {
                 cluster.begin_move(slot, here, there);
                 cluster.finish_move(slot, here, there);
@@ -124,7 +124,7 @@ fn follow(server: &Server, delays: &[Option<u64>]) -> Vec<Replica> {
     replicas
 }
 
-/// Something that is done while the server stands still.
+/// Something that is done while the server is stopped.
 enum Step {
     Send(u64, Vec<u8>),
     Close(u64),

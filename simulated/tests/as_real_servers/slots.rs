@@ -1,7 +1,7 @@
 //! Slots of a cluster that move to another node, and come back.
 
 crate::scripts! {
-    /// Key by key: whoever waits is redirected once the slot is another node's.
+    /// Key by key: a waiter is redirected once the slot is another node's.
     a_slot_that_moves: "
         a LOCK.ACQUIRE {k} oa LEASE 3000000
         b LOCK.ACQUIRE {k} ob LEASE 3000000 WAIT 0

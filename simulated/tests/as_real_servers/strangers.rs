@@ -74,7 +74,7 @@ crate::scripts! {
         e LOCK.INFO k
         +20
     ";
-    /// Redis 8 keeps whoever sends `FLUSHALL` waiting for another thread: what it sent behind that is carried out later
+    /// Redis 8 keeps the sender of `FLUSHALL` waiting for another thread: what it sent behind that is carried out later
     /// than elsewhere, so it sends nothing.
     flushall: "
         !replicas never

@@ -152,7 +152,7 @@ crate::scripts! {
         d LOCK.INFO k2
         +20
     ";
-    /// Whoever is killed is not heard any more, though he had spoken already.
+    /// Nothing that a killed client has sent is carried out any more.
     kill_of_one_whose_requests_have_arrived: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
@@ -164,7 +164,7 @@ crate::scripts! {
         b LOCK.INFO k
         +20
     ";
-    /// Whoever was granted and is killed before he was told.
+    /// A client that is killed between its grant and the reply.
     kill_of_one_who_is_being_told: "
         !replicas never
         a LOCK.ACQUIRE k oa LEASE 3000000
@@ -297,7 +297,7 @@ crate::scripts! {
         a LOCK.RENEW k2 oa
         +20
     ";
-    /// The server stands still while leases and waits run out, and requests arrive.
+    /// The server is stopped while leases and waits run out, and requests arrive.
     a_turn_that_takes_long: "
         a LOCK.ACQUIRE k oa LEASE 2000
         b LOCK.ACQUIRE k ob LEASE 3000000 WAIT 0

@@ -204,7 +204,7 @@ fn what_a_hold_was_tied_by_before() {
     }
 }
 
-/// Whoever asked is told that somebody waits, once; and once more if he asks once more.
+/// A session that asks is notified of contention once, and once more if it asks again.
 #[test]
 fn contended_is_told_once_for_each_hold() {
     let keeps = BindingFlags { contention: true, ..WATCHED };
@@ -333,7 +333,7 @@ fn what_ends_with_a_connection_is_found_at_the_next_look() {
     assert!(bindings.is_consistent() && bindings.len() == 1);
 }
 
-/// What is bound in a database, or may be taken back there, follows it.
+/// What is bound in a database, or may be revoked there, follows it.
 #[test]
 fn databases_that_are_swapped() {
     let (mut bindings, id) = one(WATCHED);

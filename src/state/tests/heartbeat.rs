@@ -59,7 +59,7 @@ fn what_was_promised_is_kept() {
     assert_eq!(state.sessions.promised_pace(SESSION + 1, 100), 100);
 }
 
-/// Whoever was promised a sign of life has to ask for it.
+/// A session that was promised a heartbeat has to ask for it.
 #[test]
 fn one_that_does_not_ask_is_silent() {
     let mut state = state(None);

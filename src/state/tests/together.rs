@@ -201,7 +201,7 @@ fn withdrawn_grant_is_told_to_its_client() {
     assert_eq!(state.withdraw_granted(grant, &key(1)), None);
 }
 
-/// Those behind whoever gives up have their turn; a look at the lock is due as long as anybody waits for it.
+/// Those behind a waiter that gives up are looked at; a look at the lock is due as long as anybody waits for it.
 #[test]
 fn whoever_leaves_makes_way() {
     let mut state = State::default();

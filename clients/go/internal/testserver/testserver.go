@@ -117,7 +117,7 @@ func (s *Server) run() bool {
 	if err := s.cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
-	// Whoever answers on the port may be another process's server: this one's log says that it listens.
+	// The server that answers on the port may be another process's: this one's log says that it listens.
 	text, listens := []byte{}, false
 	for deadline := time.Now().Add(patience); !listens || !s.answers(); time.Sleep(5 * time.Millisecond) {
 		text, _ = os.ReadFile(log.Name())

@@ -908,7 +908,7 @@ class _Keeper:
         with self._mutex:
             self._wake.clear()
             at = now()
-            # What was released stays in its place until then: whoever comes next need not wake this.
+            # What was released stays in its place until then: the next one need not wake this.
             while self._due and len(due) < BATCH and self._due[0][0] <= at:
                 entry = heapq.heappop(self._due)
                 if self._counts(entry):

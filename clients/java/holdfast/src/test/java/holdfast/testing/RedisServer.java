@@ -112,7 +112,7 @@ public final class RedisServer implements AutoCloseable {
         Path log = folder.resolve("log");
         process = new ProcessBuilder(command).redirectErrorStream(true).redirectOutput(log.toFile()).start();
         long until = System.nanoTime() + TimeUnit.SECONDS.toNanos(60);
-        // Whoever answers on the port may be another process's server: this one's log says that it listens.
+        // The server that answers on the port may be another process's: this one's log says that it listens.
         while (true) {
             String text = Files.readString(log);
             if (READY.matcher(text).find()) {

@@ -585,7 +585,9 @@ def test_interrupted_wait_leaves_nothing(own_server):
     found = _program(
         own_server.port,
         """
-import threading, signal, _thread
+import threading, signal
+# A shell starts its background jobs with SIGINT ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 opened = holdfast.Holdfast(redis.Redis(port=port))
 other = opened.lock("k").acquire()
 def interrupt():

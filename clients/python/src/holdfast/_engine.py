@@ -20,7 +20,7 @@ from redis.exceptions import ConnectionError, RedisError, ResponseError, Timeout
 from . import _rules as rules
 from ._clock import LOOK_AGAIN, now
 from ._io import Address, Source
-from ._pool import RELEASE, RENEW, REST, Pool
+from ._pool import LONGEST_PAUSE, RELEASE, RENEW, REST, Pool
 from ._rules import BATCH, DRIFT, GRACE, Grant, NotSent, Silence, State, Terms, Verdict, Words, judge, pack
 from .errors import HoldfastError, LockLostError, LossReason, WrongTypeError
 
@@ -294,7 +294,7 @@ class Engine:
         if terms.owner is not None:
             # It is not repeated, so over a connection that has just answered.
             await self._command(pool, REST, [(b"LOCK.VERSION",)], min(self._bound(request), rules.LONGEST_SILENCE))
-        line = await pool.get(REST, min(self._bound(request), rules.LONGEST_SILENCE))
+        line = await pool.get(REST, min(self._bound(request), rules.LONGEST_SILENCE), terms.lease / 16)
         is_fresh: bool = line.is_fresh
         sent = now()
         words = terms.acquire(request.owner, wait, sent - request.began if request.sent is not None else 0.0)
@@ -549,7 +549,8 @@ class Engine:
         """The replies to a pipeline, of which errors are elements. A connection that was dead is replaced once."""
         end = now() + seconds
         for is_last in (False, True):
-            line = await pool.get(priority, end - now())
+            # The keeper has kept the pause of its holds' leases.
+            line = await pool.get(priority, end - now(), 0.0 if priority == RENEW else LONGEST_PAUSE)
             was_fresh = line.is_fresh
             try:
                 line.start(pack(*commands), len(commands))
@@ -751,7 +752,7 @@ class Engine:
             pool = grant.pool or await self.router.pool(terms.keys[0], max(end - now(), 0.05))
             error: Exception
             try:
-                line = await pool.get(RELEASE, max(min(end - now(), terms.silence(0.0)), 0.05))
+                line = await pool.get(RELEASE, max(min(end - now(), terms.silence(0.0)), 0.05), terms.lease / 16)
             except Exception as raised:
                 if not rules.is_transport(raised) or grant.pool is not None:
                     raise

@@ -26,8 +26,10 @@ HANGING = 1.0
 class _Ticket:
     """Stands for a caller that needs a connection."""
 
-    def __init__(self, event: Any) -> None:
+    def __init__(self, event: Any, paused_until: float) -> None:
         self.event = event
+        self.paused_until = paused_until
+        """When a connection may be opened for it at the latest, however long the node's pause is."""
         self.line: Any = None
         self.error: BaseException | None = None
         self.is_over = False
@@ -64,8 +66,11 @@ class Pool:
         pool._lines.add(line)
         return pool
 
-    async def get(self, priority: int, seconds: float) -> Any:
-        """A connection. Raises NotSent if none was to be had in time, or why none can be opened."""
+    async def get(self, priority: int, seconds: float, pause: float = LONGEST_PAUSE) -> Any:
+        """A connection. Raises NotSent if none was to be had in time, or why none can be opened.
+
+        During an outage none is opened before the node's pause is over, or `pause` seconds have passed.
+        """
         with self._mutex:
             if self.is_closed:
                 raise ConnectionError("the connections of this client are closed")
@@ -73,14 +78,14 @@ class Pool:
                 return self._idle.pop()
             if self._open_line is None and not self._lines:
                 raise ConnectionError("the connection of this hold is gone")
-            ticket = _Ticket(self._io.event())
+            ticket = _Ticket(self._io.event(), now() + pause)
             heapq.heappush(self._tickets, (priority, next(self._numbers), ticket))
         try:
             end = now() + seconds
             while True:
                 await self._open_if_allowed()
-                pause = self._pause_left()
-                await self._io.wait(ticket.event, max(min(end - now(), pause or seconds), 0.0))
+                left = self._pause_left(ticket)
+                await self._io.wait(ticket.event, max(min(end - now(), left or seconds), 0.0))
                 if ticket.event.is_set() or now() >= end:
                     break
         except BaseException:
@@ -191,18 +196,18 @@ class Pool:
         return None
 
     def _may_open(self) -> bool:
-        wanted = sum(not ticket.is_over for _, _, ticket in self._tickets)
-        if self._open_line is None or self.is_closed or self._opening >= wanted:
+        wanted = [ticket for _, _, ticket in self._tickets if not ticket.is_over]
+        if self._open_line is None or self.is_closed or self._opening >= len(wanted):
             return False
         if len(self._lines) + self._opening >= self._limit:
             return False
-        if self._pause_left() and self._tickets[0][0] != RENEW:
+        if all(self._pause_left(ticket) for ticket in wanted):
             return False
         return not (self._is_outage and self._opening and now() - self._opening_since < HANGING)
 
-    def _pause_left(self) -> float:
-        """How long the node's next attempt to connect has to wait, also for those that have not failed themselves."""
-        return max(self._paused_until - now(), 0.0) if self._is_outage else 0.0
+    def _pause_left(self, ticket: _Ticket) -> float:
+        """How long no connection may be opened for this one: requests that have not failed keep the pause, too."""
+        return max(min(self._paused_until, ticket.paused_until) - now(), 0.0) if self._is_outage else 0.0
 
     async def _open_if_allowed(self) -> None:
         while True:

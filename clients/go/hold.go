@@ -498,12 +498,11 @@ func (r *releaser) run(ctx context.Context) bool {
 		certain := time.Now().Before(r.hold.certain)
 		c.mu.Unlock()
 		p, replies, sent, err := r.send(ctx, forRelease, r.commands...)
-		failure, _ := err.(ServerError)
-		reason, overwritten := ReasonGone, failure.Code() == "WRONGTYPE"
-		if overwritten {
+		reason := ReasonGone
+		if failure := ServerError(""); errors.As(err, &failure) && failure.Code() == "WRONGTYPE" {
 			reason = ReasonChanged
 		}
-		if err == nil || overwritten {
+		if err == nil || reason == ReasonChanged {
 			r.route.answered()
 			if err == nil && r.confirmed(replies[0]) || r.tried && r.certain && !r.keeps {
 				r.finish(nil, "")

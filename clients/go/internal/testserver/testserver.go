@@ -78,9 +78,7 @@ var ready = regexp.MustCompile(`eady to accept connections|Sentinel ID is`)
 // Run starts the process again after Kill, and waits until it answers.
 func (s *Server) Run() {
 	s.t.Helper()
-	for !s.run() {
-		time.Sleep(10 * time.Millisecond)
-	}
+	Eventually(s.t, "the port is free again", s.run)
 }
 
 // takeAnotherPort replaces a port that another process has bound since Port returned it.

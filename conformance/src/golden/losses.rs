@@ -34,7 +34,7 @@ pub fn play(client: &Judged) -> Result<Played, String> {
     Ok(played)
 }
 
-/// A scenario of one client, who is told of his loss by himself, and again when he releases what he lost.
+/// A scenario of one client, which reports its loss unasked, and again at the release of what it lost.
 fn scenario(row: &Row, terms: &Terms) -> Scenario {
     let (client, hold) = (|| "A".to_owned(), || "a".to_owned());
     let ends = "held".to_owned();

@@ -30,8 +30,8 @@ test-containers: install ## The same tests against servers in containers (ARGS=n
 conformance: install ## Runs every scenario of the client specification against all clients, with faults between any two messages (ARGS="--client rust --clean")
 	@scripts/conformance $(ARGS)
 
-simulate: install ## Lives of the module from seeds, judged after every turn (SEED=n: from this one on; MINUTES=n, LIVES=n)
-	@cargo run --profile simulation --locked -q -p simulated --bin simulate -- --seed $(or $(SEED),1) $(if $(LIVES),--lives $(LIVES),--minutes $(or $(MINUTES),1))
+simulate: install ## Seeded runs of the module on a server in memory, checked after each event-loop iteration (SEED=n: from this one on; MINUTES=n, RUNS=n)
+	@cargo run --profile simulation --locked -q -p simulator --bin simulate -- --seed $(or $(SEED),1) $(if $(RUNS),--runs $(RUNS),--minutes $(or $(MINUTES),1))
 
 lint: install ## Formatting, clippy, documentation, cycles among modules: no warning passes
 	scripts/timing
@@ -43,7 +43,7 @@ lint: install ## Formatting, clippy, documentation, cycles among modules: no war
 	scripts/workflows --check
 	scripts/cycles
 	scripts/modules --check
-	scripts/planted --check
+	scripts/inject --check
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --features support/containers --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --features support/containers --locked --quiet

@@ -1,4 +1,4 @@
-"""A copy of the tree in which the module is changed, built and simulated, for scripts/planted and scripts/mutants."""
+"""A copy of the tree in which the module is changed, built and simulated, for scripts/inject and scripts/mutants."""
 
 import os
 import pathlib
@@ -9,9 +9,9 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SCRATCH = ROOT / "target/planted"
-FINDING = re.compile(r"seed (\d+), (\w+), after (\d+) commands in \d+ lives and [\d.]+ s:\n  (.*?)\n\n(.*)", re.S)
-SIMULATED = ["--profile", "simulation", "-p", "simulated"]
+SCRATCH = ROOT / "target/injected"
+FINDING = re.compile(r"seed (\d+), (\w+), after (\d+) commands in \d+ runs and [\d.]+ s:\n  (.*?)\n\n(.*)", re.S)
+SIMULATED = ["--profile", "simulation", "-p", "simulator"]
 NOT_FOUND = "not found"
 
 
@@ -71,17 +71,17 @@ def breaks_unpatched(copy, generation, script):
 
 
 def look_for(copy, minutes):
-    """Runs lives until one shows what was changed. Returns the rule, the seed and the seconds."""
+    """Runs the simulator until a run shows what was changed. Returns the rule, the seed and the seconds."""
     begin, seed = time.monotonic(), 1
     while (left := minutes * 60 - (time.monotonic() - begin)) > 0:
         run = [copy.patched, "--seed", str(seed), "--minutes", f"{left / 60:.4f}"]
         try:
-            # A life that does not end is not a finding: no rule says so.
+            # A run that does not end is not a finding: no rule says so.
             ended = subprocess.run(run, capture_output=True, text=True, timeout=left + 30, check=False)
         except subprocess.TimeoutExpired:
-            return NOT_FOUND + ": a life does not end", "", time.monotonic() - begin
+            return NOT_FOUND + ": a run does not end", "", time.monotonic() - begin
         if ended.returncode < 0:
-            return NOT_FOUND + ": a life ends the simulator", "", time.monotonic() - begin
+            return NOT_FOUND + ": a run ends the simulator", "", time.monotonic() - begin
         finding = FINDING.match(ended.stdout)
         if finding is None:
             break

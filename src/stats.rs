@@ -24,7 +24,7 @@ pub struct Counts {
     pub expired: u64,
     /// Holders who lost a lock because it was broken.
     pub forced: u64,
-    /// Tied holds that another command ended.
+    /// Bound holds that another command ended.
     pub changed: u64,
     /// Holds released because their connection ended.
     pub released_by_disconnect: u64,

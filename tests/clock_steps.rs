@@ -1,4 +1,4 @@
-//! A server whose clock steps: what is tied keeps what is left of its lease.
+//! A server whose clock steps: what is bound keeps what is left of its lease.
 
 use redis::Value;
 use support::{Clock, Raw, Server, skip, until};
@@ -24,33 +24,33 @@ fn left(connection: &mut Raw, key: &str) -> i64 {
 }
 
 #[test]
-fn what_is_tied_is_not_lost_by_a_step_forward() {
+fn a_step_forward_does_not_end_a_bound_hold() {
     let Some((server, clock)) = start() else { return };
     let (holder, mut other) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
-    let token = holder.say("LOCK.ACQUIRE tied a LEASE 60000 EPHEMERAL").token();
-    assert_eq!(holder.say("LOCK.ACQUIRE tied a HOLDS 3 LEASE 60000 EPHEMERAL").token(), token);
+    let token = holder.say("LOCK.ACQUIRE bound a LEASE 60000 EPHEMERAL").token();
+    assert_eq!(holder.say("LOCK.ACQUIRE bound a HOLDS 3 LEASE 60000 EPHEMERAL").token(), token);
     holder.say("LOCK.ACQUIRE watched a LEASE 60000 WATCHDOG").token();
     holder.say("LOCK.ACQUIRE one-of-two a LEASE 60000 LIMIT 2 EPHEMERAL").token();
     other.say("LOCK.ACQUIRE one-of-two b LEASE 60000 LIMIT 2").token();
     other.say("LOCK.ACQUIRE unbound b LEASE 60000").token();
-    let mut for_tied = Waiter::start(&server, "tied", "c");
+    let mut for_bound = Waiter::start(&server, "bound", "c");
     let mut for_unbound = Waiter::start(&server, "unbound", "c");
     let mut for_permit = Waiter::sending(&server, "LOCK.ACQUIRE one-of-two c LIMIT 2 WAIT 0");
 
     clock.set(HOUR);
-    // What is not tied has ended.
+    // What is not bound has ended.
     assert!(arrives(&mut for_unbound.raw).token() > token);
     assert!(arrives(&mut for_permit.raw).token() > token);
-    for key in ["tied", "watched"] {
+    for key in ["bound", "watched"] {
         until(SOON, "the key follows", || (1..=MINUTE).contains(&left(&mut other, key)));
         assert_eq!(owners(&mut other, key), ["a"]);
     }
     assert_eq!(owners(&mut other, "one-of-two"), ["a", "c"]);
-    assert_eq!(waiters(&mut other, "tied"), ["c"]);
-    assert_eq!(holder.say(&format!("LOCK.RELEASE tied a TOKEN {token}")), Value::Int(0), "the count is as it was");
-    assert_eq!(holder.say("LOCK.RELEASE tied a ALL"), Value::Int(1));
-    assert!(arrives(&mut for_tied.raw).token() > token);
+    assert_eq!(waiters(&mut other, "bound"), ["c"]);
+    assert_eq!(holder.say(&format!("LOCK.RELEASE bound a TOKEN {token}")), Value::Int(0), "the count is as it was");
+    assert_eq!(holder.say("LOCK.RELEASE bound a ALL"), Value::Int(1));
+    assert!(arrives(&mut for_bound.raw).token() > token);
 }
 
 #[test]
@@ -73,20 +73,20 @@ fn no_request_takes_what_a_step_would_have_ended() {
 }
 
 #[test]
-fn what_is_tied_lasts_no_longer_by_a_step_back() {
+fn a_step_back_does_not_prolong_a_bound_hold() {
     let Some((server, clock)) = start() else { return };
     let (holder, mut other) = (server.raw(), server.raw());
     let mut holder = Watched::over(holder, &server);
     let id = holder.client_id();
-    holder.say("LOCK.ACQUIRE tied a LEASE 60000 EPHEMERAL").token();
+    holder.say("LOCK.ACQUIRE bound a LEASE 60000 EPHEMERAL").token();
     holder.say("LOCK.ACQUIRE watched a LEASE 2000 WATCHDOG").token();
     other.say("LOCK.ACQUIRE unbound b LEASE 60000").token();
     clock.set(-HOUR);
     until(SOON, "the server reads its clock", || left(&mut other, "unbound") > HOUR - MINUTE);
-    for (key, lease) in [("tied", MINUTE), ("watched", 2000)] {
+    for (key, lease) in [("bound", MINUTE), ("watched", 2000)] {
         until(SOON, "the key follows", || (1..=lease).contains(&left(&mut other, key)));
     }
-    assert!(left(&mut other, "unbound") > HOUR - MINUTE, "what is not tied ends as any other key");
+    assert!(left(&mut other, "unbound") > HOUR - MINUTE, "what is not bound ends as any other key");
     // The server renews it at the times that it did before.
     for _ in 0..2 {
         let before = deadline(&mut other, "watched");

@@ -109,7 +109,7 @@ fn leases_and_connections_that_end_are_counted() {
     ask_token(&mut raw, "LOCK.ACQUIRE shared you SHARED");
     until(SOON, "the lease has run out", || section(&mut raw)["expired"] == before["expired"] + 2);
     let mut gone = server.raw();
-    ask_token(&mut gone, "LOCK.ACQUIRE tied me EPHEMERAL");
+    ask_token(&mut gone, "LOCK.ACQUIRE bound me EPHEMERAL");
     gone.reset();
     let ended = |raw: &mut Raw| section(raw)["released_by_disconnect"];
     until(SOON, "the hold went with its connection", || ended(&mut raw) == before["released_by_disconnect"] + 1);

@@ -471,7 +471,7 @@ fn waiters_show_the_limit_that_they_ask_for() {
 }
 
 #[test]
-fn a_tie_is_of_one_holder_among_several() {
+fn a_binding_is_of_one_holder_among_several() {
     let server = Server::start();
     let [watched, mut ephemeral, mut waiter, mut connection] = [server.raw(), server.raw(), server.raw(), server.raw()];
     let mut watched = Watched::over(watched, &server);

@@ -14,8 +14,8 @@ pub struct Hold {
     pub token: i64,
     /// Whether it ends with the connection.
     pub ephemeral: bool,
-    /// Whether it is tied to the connection on whose behalf it was granted: its loss is told there.
-    pub tied: bool,
+    /// Whether it is bound to the connection on whose behalf it was granted: its loss is told there.
+    pub bound: bool,
 }
 
 /// One lock.
@@ -40,7 +40,7 @@ pub struct Request {
     pub holds: Option<u64>,
     /// Whether the hold is to end with the connection.
     pub ephemeral: bool,
-    /// Whether it is made on behalf of a session, to which every hold is tied.
+    /// Whether it is made on behalf of a session, to which every hold is bound.
     pub of_session: bool,
 }
 
@@ -147,17 +147,17 @@ impl Model {
             if self.locks[&key].holders[&owner].ephemeral {
                 self.end(owner, key);
             } else if let Some(hold) = self.locks.get_mut(&key).and_then(|lock| lock.holders.get_mut(&owner)) {
-                hold.tied = false;
+                hold.bound = false;
             }
         }
     }
 
-    /// Every connection ends at once, and with it the queue and the ties.
+    /// Every connection ends at once, and with it the queue and the bindings.
     pub fn restart(&mut self) {
         self.queue.clear();
         for hold in self.locks.values_mut().flat_map(|lock| lock.holders.values_mut()) {
             hold.ephemeral = false;
-            hold.tied = false;
+            hold.bound = false;
         }
     }
 
@@ -222,11 +222,11 @@ impl Model {
         for key in &request.keys {
             let lock = self.locks.entry(*key).or_insert(Lock { limit: SHARED, holders: BTreeMap::new() });
             lock.limit = lock.limit.min(request.limit);
-            let none = Hold { holds: 0, token: 0, ephemeral: false, tied: false };
+            let none = Hold { holds: 0, token: 0, ephemeral: false, bound: false };
             let hold = lock.holders.entry(request.owner).or_insert(none);
             hold.holds = request.holds.map_or(hold.holds + 1, |holds| holds.max(hold.holds));
             hold.ephemeral |= request.ephemeral;
-            hold.tied |= request.ephemeral || request.of_session;
+            hold.bound |= request.ephemeral || request.of_session;
         }
         token.map_or(Token::New, Token::Same)
     }

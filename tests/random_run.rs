@@ -363,10 +363,10 @@ impl Run {
         self.seen.note("expired");
     }
 
-    /// Awaits the event if the hold is tied to a session: each such loss is told once.
+    /// Awaits the event if the hold is bound to a session: each such loss is told once.
     fn is_told_of_its_loss(&mut self, key: usize, owner: usize, why: &str) {
         let hold = &self.model.locks[&key].holders[&owner];
-        if let (Some(session), true) = (self.session_of(owner), hold.tied) {
+        if let (Some(session), true) = (self.session_of(owner), hold.bound) {
             self.mailboxes[session].lost(key, &self.names[owner], hold.token, why);
             self.seen.note("told of its loss");
         }

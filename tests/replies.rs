@@ -275,8 +275,8 @@ fn info_tells_who_holds_it() {
         let [holder] = &info.holders[..] else { panic!("{info:?}") };
         assert_eq!((&holder.owner[..], holder.holds, &holder.token), (case.me, 3, &Value::Int(granted)));
         assert!((59_000..=60_000).contains(&holder.ttl), "{info:?}");
-        let tie = (&holder.client, holder.watchdog, holder.ephemeral, holder.contention);
-        assert_eq!(tie, (&NULL, false, false, false));
+        let binding = (&holder.client, holder.watchdog, holder.ephemeral, holder.contention);
+        assert_eq!(binding, (&NULL, false, false, false));
     });
 }
 

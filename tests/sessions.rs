@@ -1,5 +1,6 @@
 //! Sessions: one connection that stands for a process.
 
+mod bindings;
 mod cluster;
 mod contention;
 mod ends;
@@ -21,6 +22,5 @@ mod replicas;
 mod requests;
 mod server;
 pub(crate) mod session;
-mod ties;
 mod waited;
 mod withdrawal;

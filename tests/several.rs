@@ -386,7 +386,7 @@ fn whatever_frees_the_last_key_serves_the_waiter() {
 }
 
 #[test]
-fn all_keys_are_tied() {
+fn all_keys_are_bound() {
     let server = Server::start();
     let (first, mut second, mut viewer) = (server.raw(), server.raw(), server.raw());
     let mut first = Watched::over(first, &server);
@@ -407,7 +407,7 @@ fn all_keys_are_tied() {
     assert_eq!(renewed.items(), [Value::Int(token), Value::Int(token)]);
     second.close();
     until_gone(&mut viewer, id);
-    assert_eq!(viewer.say("EXISTS a b"), Value::Int(2), "the tie has moved");
+    assert_eq!(viewer.say("EXISTS a b"), Value::Int(2), "the binding has moved");
     third.close();
     until(SOON, "both are free", || viewer.say("DBSIZE") == Value::Int(0));
 }

@@ -91,12 +91,12 @@ fn assert_roster(client: &mut Raw, key: &str) {
     }
 }
 
-fn tied(server: &Server) -> i64 {
+fn bound(server: &Server) -> i64 {
     info_number(server, "holdfast", "holdfast_bound_holds")
 }
 
-fn until_nothing_is_tied(server: &Server) {
-    until(SOON, "no hold is tied any more", || tied(server) == 0);
+fn until_nothing_is_bound(server: &Server) {
+    until(SOON, "no hold is bound any more", || bound(server) == 0);
 }
 
 fn until_empty(server: &Server) {
@@ -146,23 +146,23 @@ fn locks_arrive_and_waiters_are_sent_on() {
 
 /// The holder's connection to the source has no say any more, also when the slot comes back.
 #[test]
-fn ties_end_and_stay_ended() {
+fn bindings_end_and_stay_ended() {
     let Some(mut scene) = Scene::set() else { return };
     let holder = scene.source().raw();
     let mut holder = Watched::over(holder, scene.source());
     holder.take("LOCK.ACQUIRE key holder LEASE 60000 WATCHDOG EPHEMERAL");
     holder.take("LOCK.ACQUIRE {key}few holder LIMIT 2 LEASE 60000 EPHEMERAL");
     scene.moves();
-    until_nothing_is_tied(scene.target());
-    assert_eq!(tied(scene.source()), 0);
+    until_nothing_is_bound(scene.target());
+    assert_eq!(bound(scene.source()), 0);
     scene.moves();
-    assert_eq!(tied(scene.source()), 0);
+    assert_eq!(bound(scene.source()), 0);
     let before = contents(scene.source());
     let id = holder.client_id();
     holder.reset();
     let mut client = scene.source().raw();
     crate::speak::until_gone(&mut client, id);
-    // What an ended tie takes along goes before the next waiter of another lock is served.
+    // What an ended binding takes along goes before the next waiter of another lock is served.
     client.take("LOCK.ACQUIRE {key}other holder LEASE 60000");
     let mut waiter = Waiter::start(scene.source(), "{key}other", "waiter");
     client.order("LOCK.RELEASE {key}other holder");
@@ -214,7 +214,7 @@ fn what_happens_under_way_arrives() {
     }
     // Nobody renews there, as after every move.
     until(SOON, "the lease has run out", || client.say("EXISTS key") == Value::Int(0));
-    until_nothing_is_tied(scene.source());
+    until_nothing_is_bound(scene.source());
 }
 
 #[test]
@@ -389,6 +389,6 @@ fn back_and_forth_under_load() {
     });
     for node in scene.cluster.nodes() {
         until_nobody_waits(node);
-        assert_eq!(tied(node), 0);
+        assert_eq!(bound(node), 0);
     }
 }

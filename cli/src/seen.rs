@@ -44,7 +44,7 @@ pub struct Holder {
     pub holds: i64,
     /// Until its deadline, in ms; -1: none.
     pub ttl: i64,
-    /// The connection that it is tied to.
+    /// The connection that it is bound to.
     pub client: Option<i64>,
     /// Whether the server renews it.
     pub watchdog: bool,

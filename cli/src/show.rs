@@ -29,7 +29,7 @@ pub async fn show(locks: &Locks, key: &str, json: bool) -> Result<u8, Failure> {
 /// A lock as text.
 pub fn text(lock: &Lock, waiters: &[Waiter]) -> String {
     let mut text = format!("{}  {}  {}\n\n", shown(&lock.key), lock.kind(), lock.server);
-    let titles = ["HOLDER", "TOKEN", "HOLDS", "LEASE", "TIED TO"];
+    let titles = ["HOLDER", "TOKEN", "HOLDS", "LEASE", "BOUND TO"];
     text += &table(&titles, &lock.holders.iter().map(holder).collect::<Vec<_>>());
     let titles = ["WAITER", "WAITED", "REMAINING", "CLIENT"];
     if !waiters.is_empty() {
@@ -44,11 +44,11 @@ pub fn text(lock: &Lock, waiters: &[Waiter]) -> String {
 }
 
 fn holder(holder: &Holder) -> Vec<String> {
-    let ties = [(holder.watchdog, "watchdog"), (holder.ephemeral, "ephemeral"), (holder.cached, "cached")];
-    let ties: Vec<_> = ties.iter().filter(|(tied, _)| *tied).map(|(_, name)| *name).collect();
-    let tied = holder.client.map_or_else(String::new, |client| format!("client {client} ({})", ties.join(", ")));
+    let bindings = [(holder.watchdog, "watchdog"), (holder.ephemeral, "ephemeral"), (holder.cached, "cached")];
+    let bindings: Vec<_> = bindings.iter().filter(|(bound, _)| *bound).map(|(_, name)| *name).collect();
+    let bound = holder.client.map_or_else(String::new, |client| format!("client {client} ({})", bindings.join(", ")));
     let token = holder.token.map_or_else(|| "-".to_owned(), |token| token.to_string());
-    vec![shown(&holder.owner), token, holder.holds.to_string(), times::show(holder.ttl), tied]
+    vec![shown(&holder.owner), token, holder.holds.to_string(), times::show(holder.ttl), bound]
 }
 
 fn waiter(waiter: &Waiter) -> Vec<String> {

@@ -52,7 +52,7 @@ fn renewals_without_end_hold_up_nobody_who_waits() {
     assert!(arrives(&mut third).is_null());
 }
 
-/// Somebody writes locks with thousands of holders, among them one that is tied, all the time, so that in each turn one of
+/// Somebody writes locks with thousands of holders, among them one that is bound, all the time, so that in each turn one of
 /// them at least has to be read anew.
 #[test]
 fn crowds_to_be_read_without_end_hold_up_nobody() {

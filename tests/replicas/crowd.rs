@@ -81,7 +81,7 @@ fn one_after_the_other_all_are_served() {
     assert!(group.control.say("LOCK.INFO key").is_null());
 }
 
-/// Nobody waits for replicas, though somebody did, somebody waits for a lock, and a hold is tied.
+/// Nobody waits for replicas, though somebody did, somebody waits for a lock, and a hold is bound.
 #[test]
 fn nothing_runs_while_nobody_waits_for_replicas() {
     let mut group = Group::of(1);

@@ -362,24 +362,24 @@ fn what_is_another_hold_by_now_stays() {
     assert_eq!(group.control.say("GET replaced").text(), "text");
 }
 
-/// A hold is tied as it was.
+/// A hold is bound as it was.
 #[test]
-fn the_tie_of_a_hold_stays() {
+fn the_binding_of_a_hold_stays() {
     let mut group = Group::of(0);
     group.wait_for_replicas(1);
     let (mut holder, mut other) = (group.master.raw(), group.master.raw());
     let id = holder.client_id();
     holder.take("LOCK.ACQUIRE unbound owner LEASE 50000");
-    holder.take("LOCK.ACQUIRE tied owner LEASE 50000 EPHEMERAL");
+    holder.take("LOCK.ACQUIRE bound owner LEASE 50000 EPHEMERAL");
     for line in ["LOCK.ACQUIRE unbound owner", "LOCK.RENEW unbound owner", "LOCK.MRENEW 1 unbound owner"] {
         let reply = holder.say(&format!("{line} EPHEMERAL REPLICAS 1"));
         assert_refused(&reply, 0, 1, 1);
         let hold = &holders(&mut group.control, "unbound")["owner"];
         assert!(hold.field("client").is_null() && !hold.field("ephemeral").truth(), "{line}: {hold:?}");
     }
-    for line in ["LOCK.ACQUIRE tied owner", "LOCK.RENEW tied owner", "LOCK.MRENEW 1 tied owner"] {
+    for line in ["LOCK.ACQUIRE bound owner", "LOCK.RENEW bound owner", "LOCK.MRENEW 1 bound owner"] {
         assert_refused(&other.say(&format!("{line} EPHEMERAL REPLICAS 1")), 0, 1, 1);
-        let hold = &holders(&mut group.control, "tied")["owner"];
+        let hold = &holders(&mut group.control, "bound")["owner"];
         assert_eq!(hold.field("client"), Value::Int(id), "{line}: {hold:?}");
         assert!(hold.field("ephemeral").truth() && !hold.field("watchdog").truth(), "{line}: {hold:?}");
     }

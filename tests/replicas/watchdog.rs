@@ -104,7 +104,7 @@ fn runs_out(ms: i64, request: &str) {
     assert!(extended > 0, "it was tried");
     assert_eq!((group.count("confirmed"), group.count("revoked")), (confirmed, 0));
 
-    // The tie is gone with the hold, the other hold goes on.
+    // The binding is gone with the hold, the other hold goes on.
     assert_held(&mut group.control, "key", "next");
     let end = deadline(&mut group.control, "key");
     let renewals = group.count("watchdog_renewals");
@@ -127,7 +127,7 @@ fn a_patient_master_lets_it_run_out_as_well() {
 }
 
 #[test]
-fn a_hold_that_was_tied_by_a_renewal_runs_out_as_well() {
+fn a_hold_that_was_bound_by_a_renewal_runs_out_as_well() {
     runs_out(100, "RENEW key owner");
 }
 
@@ -147,7 +147,7 @@ fn at_the_deadline_the_key_is_gone() {
         let now = crate::speak::now();
         assert!(now >= known, "{key}: {} ms too early", known - now);
     }
-    until(SOON, "nothing is tied", || group.count("bound_holds") == 0);
+    until(SOON, "nothing is bound", || group.count("bound_holds") == 0);
     assert!(holder.say("LOCK.RENEW a owner").is_null());
 }
 

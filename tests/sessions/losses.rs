@@ -74,11 +74,11 @@ impl Scene {
     }
 }
 
-/// Whether the hold is lost for this reason, however it is tied, by `commands` after those of `before`; in a step of
+/// Whether the hold is lost for this reason, however it is bound, by `commands` after those of `before`; in a step of
 /// their own, in a transaction, in a script.
 fn loses(before: &[&str], commands: &[&str], why: &str, then: Then) {
-    for tie in ["WATCHDOG", "EPHEMERAL"] {
-        let mut scene = Scene::set(tie);
+    for binding in ["WATCHDOG", "EPHEMERAL"] {
+        let mut scene = Scene::set(binding);
         before.iter().for_each(|line| drop(scene.client.order(line)));
         commands.iter().for_each(|line| drop(scene.client.order(line)));
         scene.is_lost(why, then);
@@ -258,7 +258,7 @@ fn restore_of_itself_over_it() {
     scene.is_not_lost();
 }
 
-/// The lock and its tie go to the other database, those who wait stay where they are.
+/// The lock and its binding go to the other database, those who wait stay where they are.
 #[test]
 fn swapdb() {
     let mut scene = Scene::set("WATCHDOG");

@@ -43,8 +43,8 @@ fn session_killed_in_the_instant_of_the_grant() {
     for round in 0..ROUNDS {
         let mut dying = Session::open(&server);
         client.take("LOCK.ACQUIRE key holder LEASE 3600000");
-        let ties = ["", "WATCHDOG", "EPHEMERAL"][round % 3];
-        dying.wait(&mut client, &format!("LOCK.ACQUIRE key dying WAIT 0 LEASE 3600000 {ties}"));
+        let bindings = ["", "WATCHDOG", "EPHEMERAL"][round % 3];
+        dying.wait(&mut client, &format!("LOCK.ACQUIRE key dying WAIT 0 LEASE 3600000 {bindings}"));
         next.wait(&mut client, &format!("LOCK.ACQUIRE key next-{round} WAIT 0 LEASE 3600000"));
         if round / 2 % 2 == 0 {
             dying.listen(&server);

@@ -39,7 +39,7 @@ mod confirming {
         session.event().token_of(&["key"], "owner");
     }
 
-    /// Of a re-entry that is not confirmed, the hold goes that it added. The deadline stays, and nothing is tied by it.
+    /// Of a re-entry that is not confirmed, the hold goes that it added. The deadline stays, and nothing is bound by it.
     #[test]
     fn a_re_entry_that_is_not_confirmed_in_time() {
         let mut group = Group::of(0);
@@ -148,14 +148,14 @@ mod confirming {
         assert_eq!(deadline(&mut group.control, b"key"), later);
         let hold = &holders(&mut group.control, "key")["owner"];
         assert_eq!((hold.field("holds"), hold.field("token")), (Value::Int(1), Value::Int(token)));
-        assert_eq!(hold.field("client"), Value::Int(session.client), "the tie from before stands");
+        assert_eq!(hold.field("client"), Value::Int(session.client), "the binding from before stands");
         assert!(!hold.field("watchdog").truth(), "{hold:?}");
     }
 
-    /// A request that names neither flags nor replicas takes nothing from what the tie promises: the watchdog's renewals
+    /// A request that names neither flags nor replicas takes nothing from what the binding promises: the watchdog's renewals
     /// count only if replicas have them, as before.
     #[test]
-    fn a_plain_re_entry_keeps_the_replicas_of_its_tie() {
+    fn a_plain_re_entry_keeps_the_replicas_of_its_binding() {
         let mut group = Group::of(1);
         let mut session = Session::open(&group.master);
         session.wait(&mut group.control, "LOCK.ACQUIRE key owner REPLICAS 1 WATCHDOG LEASE 1500");

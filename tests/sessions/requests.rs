@@ -129,7 +129,7 @@ fn holds() {
 }
 
 #[test]
-fn watchdog_and_ephemeral_tie_to_the_session() {
+fn watchdog_and_ephemeral_bind_to_the_session() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -154,7 +154,7 @@ fn watchdog_and_ephemeral_tie_to_the_session() {
 }
 
 #[test]
-fn a_request_without_flags_ties_as_well() {
+fn a_request_without_flags_binds_as_well() {
     let server = Server::start();
     let mut client = server.raw();
     let mut session = Session::open(&server);
@@ -167,9 +167,9 @@ fn a_request_without_flags_ties_as_well() {
     session.hears_nothing(&mut client);
 }
 
-/// It keeps the flags that the tie has, and the lease that is renewed.
+/// It keeps the flags that the binding has, and the lease that is renewed.
 #[test]
-fn a_request_without_flags_keeps_those_of_its_tie() {
+fn a_request_without_flags_keeps_those_of_its_binding() {
     let server = Server::start();
     let mut client = server.raw();
     let session = Session::open(&server);

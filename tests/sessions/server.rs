@@ -65,7 +65,7 @@ mod module_unload {
         client.order("LOCK.RELEASE key holder");
         is_refused(&mut client); // The grant is to be read.
         session.event().token_of(&["key"], "owner");
-        client.order("LOCK.RELEASE key owner"); // It was tied.
+        client.order("LOCK.RELEASE key owner"); // It was bound.
         client.take("LOCK.ACQUIRE key other");
         is_refused(&mut client); // The session's connection has sent LOCK.EVENTS last.
         session.raw.order("PING");
@@ -85,7 +85,7 @@ mod module_unload {
     }
 
     #[test]
-    fn is_refused_while_a_hold_is_tied() {
+    fn is_refused_while_a_hold_is_bound() {
         let server = Server::start();
         let mut client = server.raw();
         let mut session = Session::open(&server);

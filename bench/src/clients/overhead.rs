@@ -67,7 +67,7 @@ async fn session_of(locks: &Locks, server: &mut Running) -> Result<String> {
         Value::Array(holders) => field(holders.first()?, "client"),
         _ => None,
     });
-    let client = resp::int(client.context("nobody is tied to the lock")?)?;
+    let client = resp::int(client.context("nobody is bound to the lock")?)?;
     let (run, _) = own.split_once(':').context("an identity without a colon")?;
     Ok(format!("{run}:{client}"))
 }

@@ -67,7 +67,7 @@ pub(crate) struct Hold {
     /// How many `LOCK.EVENTS` had been sent when its options became known: heartbeats cover it from the next one on.
     pub(crate) known: u64,
     /// Bound to the present session.
-    pub(crate) tied: bool,
+    pub(crate) bound: bool,
     /// A renewal waits for its replicas.
     pub(crate) confirming: bool,
     /// Of a renewal of several keys, an event comes for each: how many are missing, and how long the others last.
@@ -161,7 +161,7 @@ impl Claim {
         (self.sent, self.not_before) = (None, 0);
         match &mut self.stage {
             Stage::Asked => (self.stage, self.asked_before) = (Stage::New, true),
-            Stage::Held(hold) => (hold.until, hold.tied, hold.confirming) = (until, false, false),
+            Stage::Held(hold) => (hold.until, hold.bound, hold.confirming) = (until, false, false),
             Stage::New | Stage::Clearing | Stage::Gone => {}
         }
         if let Some(renewal) = &mut self.renewal {
@@ -191,7 +191,7 @@ impl Claim {
             Stage::Held(hold) => {
                 // Taken over, because the program says so, or because it is uncertain.
                 let may_live = self.terms.watchdog || until > now;
-                let is_due = self.renewal.is_some() || (may_live && (!hold.tied || until <= now));
+                let is_due = self.renewal.is_some() || (may_live && (!hold.bound || until <= now));
                 (is_due && !hold.confirming).then(|| Kind::Renew(self.next_lease(hold, until, now)))
             }
         }

@@ -203,7 +203,7 @@ impl Core {
     fn until(&self, claim: &Claim) -> Millis {
         let Some(hold) = claim.hold() else { return 0 };
         let alive = self.pair.as_ref().and_then(|pair| pair.alive);
-        let covers = |alive: &pair::Alive| claim.terms.watchdog && hold.tied && hold.known < alive.next;
+        let covers = |alive: &pair::Alive| claim.terms.watchdog && hold.bound && hold.known < alive.next;
         let sure = alive.filter(covers).map(|it| it.asked.saturating_add(hold.lease.saturating_mul(it.sure) / 1000));
         hold.until.max(sure.unwrap_or(0))
     }
@@ -460,7 +460,7 @@ impl Core {
     fn granted(&mut self, id: Id, token: u64, lease: Millis, until: Millis) {
         let known = self.nexts;
         let Some(claim) = self.claims.get_mut(&id) else { return };
-        let hold = Hold { token, lease, until, known, tied: true, confirming: false, left: 0, lasts: Millis::MAX };
+        let hold = Hold { token, lease, until, known, bound: true, confirming: false, left: 0, lasts: Millis::MAX };
         let was_held = matches!(std::mem::replace(&mut claim.stage, Stage::Held(hold)), Stage::Held(_));
         let renewal = claim.renewal.take_if(|renewal| renewal.is_sent);
         let checks = if until > self.now { std::mem::take(&mut claim.checks) } else { Vec::new() };
@@ -477,7 +477,7 @@ impl Core {
     fn unbound(&mut self, id: Id) {
         let until = self.claims.get(&id).map_or(0, |claim| self.until(claim));
         if let Some(hold) = self.claims.get_mut(&id).and_then(Claim::hold_mut) {
-            (hold.until, hold.tied) = (until, false);
+            (hold.until, hold.bound) = (until, false);
         }
         self.touch(id);
     }
@@ -847,7 +847,7 @@ impl Core {
             let claim = self.claims.get(&id)?;
             let why = match claim.hold() {
                 // Between two sessions, or in an instance that was followed by another one.
-                Some(hold) if !hold.tied => LossReason::Disconnected,
+                Some(hold) if !hold.bound => LossReason::Disconnected,
                 _ if self.until(claim) <= self.now => LossReason::Expired,
                 _ => LossReason::Changed,
             };

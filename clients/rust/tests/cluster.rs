@@ -47,7 +47,7 @@ async fn a_wait_and_a_hold_move_with_their_slot() {
     cluster.move_slot(slot, from, to);
     soon("it waits there", || waiters(cluster.node(to), key) == 1).await;
     guard.check().unwrap();
-    soon("the hold is tied there", || {
+    soon("the hold is bound there", || {
         clients(cluster.node(to)).iter().any(|(_, command)| command.contains("lock.events"))
     })
     .await;

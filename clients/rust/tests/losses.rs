@@ -136,7 +136,7 @@ async fn a_hold_is_taken_to_the_next_connection() {
         let session = sessions(&server)[0];
         let _: i64 = say(&server, &format!("CLIENT KILL ID {session}"));
         soon("it is another one's", || sessions(&server).first().is_some_and(|next| *next != session)).await;
-        soon("the hold is that one's", || tied_to(&server) == sessions(&server).first().copied()).await;
+        soon("the hold is that one's", || bound_to(&server) == sessions(&server).first().copied()).await;
         held(&guard).await;
     }
     // The new one's watchdog renews it.
@@ -167,7 +167,7 @@ async fn hold_moves_on_when_its_new_session_ends_too() {
     let _: i64 = say(&server, &format!("CLIENT KILL ID {first}"));
     soon("there is a second one", || sessions(&server).first().is_some_and(|second| *second != first)).await;
     let second = sessions(&server)[0];
-    soon("the hold is the second one's", || tied_to(&server) == Some(second)).await;
+    soon("the hold is the second one's", || bound_to(&server) == Some(second)).await;
     let _: i64 = say(&server, &format!("CLIENT KILL ID {second}"));
     // What is asked for with the second one, before its end is known, gets no answer.
     let answered = async {
@@ -185,14 +185,14 @@ async fn hold_moves_on_when_its_new_session_ends_too() {
     let third = sessions(&server)[0];
     assert_ne!(third, second);
     proxy.pass();
-    soon("the hold is the third one's", || tied_to(&server) == Some(third)).await;
+    soon("the hold is the third one's", || bound_to(&server) == Some(third)).await;
     guard.check().unwrap();
     guard.release().await.unwrap();
     other.release().await.unwrap();
 }
 
-/// The connection that the holder of `a` is tied to.
-fn tied_to(server: &Server) -> Option<i64> {
+/// The connection that the holder of `a` is bound to.
+fn bound_to(server: &Server) -> Option<i64> {
     let info: std::collections::HashMap<String, holdfast_client::redis::Value> =
         holdfast_client::redis::cmd("LOCK.INFO").arg("a").query(&mut server.connect3()).unwrap();
     let text = format!("{:?}", info.get("holders"));

@@ -12,7 +12,7 @@ use stateright::{Checker, Expectation, HasDiscoveries, Model, Property};
 /// Tokens that a server can give in a step of time, without its tokens' running ahead of its clock.
 const TOKENS: u8 = 8;
 
-/// What is planted.
+/// The injected bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     /// The majority's greatest token is not made known to the majority.
@@ -626,7 +626,7 @@ fn what_breaks_it() {
 }
 
 #[test]
-fn each_planted_fault_is_found() {
+fn each_injected_bug_is_found() {
     for (fault, broken, begin) in [
         (Fault::FenceIsNotTold, FENCES_GROW, &[][..]),
         (Fault::ValidityIsNotChecked, ONE_HOLDS, HEARS_LATE),

@@ -1,6 +1,6 @@
 //! Bindings: each is in all its indices, or in none.
 
-use super::{key, new_tie, owner};
+use super::{key, new_binding, owner};
 use crate::lock::{Deadline, LockKey};
 use crate::state::bindings::{Before, Confirms};
 use crate::state::{Binding, BindingFlags, BindingId, Bindings, ConfirmationId, Discarded, NewBinding, Why};
@@ -11,7 +11,7 @@ use std::rc::Rc;
 enum Act {
     Binding { client: u64, key: u8, owner: u8, token: u64, watchdog: bool, lease: u64 },
     Unbind { key: u8, owner: u8 },
-    UntieAll { key: u8 },
+    UnbindAll { key: u8 },
     Changed { key: u8, owner: u8, before: u64, token: u64 },
     DeadlineMoved { nth: u64, at: u64 },
     DeadlineSeen { nth: u64, at: u64 },
@@ -34,7 +34,7 @@ fn act() -> impl Strategy<Value = Act> {
             |(client, key, owner, token, watchdog, lease)| Act::Binding { client, key, owner, token, watchdog, lease }
         ),
         1 => (keys.clone(), owners.clone()).prop_map(|(key, owner)| Act::Unbind { key, owner }),
-        1 => keys.clone().prop_map(|key| Act::UntieAll { key }),
+        1 => keys.clone().prop_map(|key| Act::UnbindAll { key }),
         1 => (keys.clone(), owners, tokens.clone(), tokens)
             .prop_map(|(key, owner, before, token)| Act::Changed { key, owner, before, token }),
         1 => (0..20_u64, times.clone()).prop_map(|(nth, at)| Act::DeadlineMoved { nth, at }),
@@ -61,12 +61,12 @@ fn carry_out(bindings: &mut Bindings, act: Act) {
     match act {
         Act::Binding { client, key, owner: who, token, watchdog, lease } => {
             let flags = BindingFlags { watchdog, ephemeral: !watchdog && token > 1, contention: lease % 2 == 0 };
-            let of = new_tie(client, place(key), owner(who), token);
+            let of = new_binding(client, place(key), owner(who), token);
             let new = NewBinding { flags, lease, ..of };
             bindings.bind(new, 10);
         }
         Act::Unbind { key, owner: who } => drop(bindings.unbind(place(key).db, &place(key).name, &owner(who))),
-        Act::UntieAll { key } => drop(bindings.unbind_all(place(key).db, &place(key).name)),
+        Act::UnbindAll { key } => drop(bindings.unbind_all(place(key).db, &place(key).name)),
         Act::Changed { key, owner: who, before, token } => {
             let (key, who) = (place(key), owner(who));
             bindings.changed((key.db, &key.name, &who), Some(before), token, Deadline::At(70), 10);
@@ -119,7 +119,7 @@ proptest! {
 
 /// The binding of a hold of 30 ms until 50, made at 0.
 fn bound(bindings: &mut Bindings, client: u64, token: u64, flags: BindingFlags) -> Option<Binding> {
-    let new = NewBinding { flags, ..new_tie(client, key(1), owner(1), token) };
+    let new = NewBinding { flags, ..new_binding(client, key(1), owner(1), token) };
     match bindings.bind(new, 0)? {
         Before::OtherHold(binding) => Some(binding),
         Before::Elsewhere(binding) => {
@@ -173,7 +173,7 @@ fn the_end_of_any_other_is_seen() {
 }
 
 #[test]
-fn a_hold_that_changes_keeps_its_tie_under_its_new_token() {
+fn a_hold_that_changes_keeps_its_binding_under_its_new_token() {
     let hold = (0, &*key(1).name, &*owner(1));
     let (mut bindings, id) = one(WATCHED);
     assert!(bindings.changed(hold, Some(7), 8, Deadline::At(900), 1).is_none());
@@ -188,7 +188,7 @@ fn a_hold_that_changes_keeps_its_tie_under_its_new_token() {
 
 /// The same hold of the same connection: watched or ephemeral once is so from then on. Otherwise it is bound anew.
 #[test]
-fn what_a_hold_was_tied_by_before() {
+fn an_earlier_binding_of_a_hold() {
     let flags = |bindings: &Bindings| bindings.of(0, &key(1).name, &owner(1), Some(7)).map(|it| (it.client, it.flags));
     let both = BindingFlags { watchdog: true, ephemeral: true, contention: false };
     for (first, second) in [(WATCHED, EPHEMERAL), (EPHEMERAL, WATCHED)] {
@@ -212,7 +212,7 @@ fn contended_is_told_once_for_each_hold() {
     let (mut bindings, _) = one(keeps);
     assert!(bindings.asks(0, &key(1).name) && !bindings.asks(1, &key(1).name) && bindings.kept() == 1);
     assert_eq!((told(&mut bindings), told(&mut bindings), bindings.kept()), (Some(1), None, 0));
-    // Tied once more in another way, it was told; unless that asks, too, or is another connection's.
+    // Bound once more in another way, it was told; unless that asks, too, or is another connection's.
     bound(&mut bindings, 1, 7, EPHEMERAL);
     assert_eq!(told(&mut bindings), None);
     bound(&mut bindings, 1, 7, keeps);
@@ -224,7 +224,7 @@ fn contended_is_told_once_for_each_hold() {
         NewBinding {
             flags: BindingFlags { contention: true, ..BindingFlags::NONE },
             lease: 7,
-            ..new_tie(2, key(1), owner(1), 7)
+            ..new_binding(2, key(1), owner(1), 7)
         },
         0,
     );
@@ -240,13 +240,13 @@ fn contended_is_told_once_for_each_hold() {
     assert_eq!((told(&mut bindings), bindings.kept()), (None, 0));
     // Another hold takes the place of one that has ended unnoticed, and asks by itself.
     bound(&mut bindings, 1, 7, keeps);
-    bindings.bind(NewBinding { flags: keeps, ..new_tie(3, key(1), owner(2), 8) }, 0);
+    bindings.bind(NewBinding { flags: keeps, ..new_binding(3, key(1), owner(2), 8) }, 0);
     bindings.unbind(0, &key(1).name, &owner(1));
     assert_eq!((told(&mut bindings), bindings.kept()), (Some(3), 0));
 }
 
 #[test]
-fn a_tie_lives_as_long_as_its_connection() {
+fn a_binding_lasts_as_long_as_its_connection() {
     let (mut bindings, id) = one(WATCHED);
     let binding = bindings.get(id).expect("it is there").clone();
     assert!(bindings.is_live(&binding));
@@ -259,7 +259,7 @@ fn a_tie_lives_as_long_as_its_connection() {
 #[test]
 fn only_a_confirmation_moves_the_confirmed_deadline() {
     let mut bindings = Bindings::default();
-    bindings.bind(NewBinding { replicas: 1, deadline: Deadline::At(30), ..new_tie(1, key(1), owner(1), 7) }, 0);
+    bindings.bind(NewBinding { replicas: 1, deadline: Deadline::At(30), ..new_binding(1, key(1), owner(1), 7) }, 0);
     let id = bindings.take_due(10).expect("it is due");
     let end = |bindings: &Bindings| bindings.get(id).map(Binding::end);
     let [first, second] = [1, 2].map(ConfirmationId);
@@ -285,9 +285,9 @@ fn only_a_confirmation_moves_the_confirmed_deadline() {
 }
 
 #[test]
-fn all_ties_of_a_lock_at_once() {
+fn all_bindings_of_a_lock_at_once() {
     let mut bindings = Bindings::default();
-    let of = |name: u8, who: u8| new_tie(1, key(name), owner(who), 7);
+    let of = |name: u8, who: u8| new_binding(1, key(name), owner(who), 7);
     assert_eq!((bindings.len(), bindings.is_empty()), (0, true));
     assert!(!bindings.is_bound(0, &key(1).name));
     for new in [of(1, 1), of(1, 2), of(2, 1)] {
@@ -315,7 +315,7 @@ fn what_ends_with_a_connection_is_found_at_the_next_look() {
         broken.collect::<Vec<u64>>()
     };
     let binding = |bindings: &mut Bindings, client: u8, flags| {
-        bindings.bind(NewBinding { flags, ..new_tie(client.into(), key(1), owner(client), 7) }, 0);
+        bindings.bind(NewBinding { flags, ..new_binding(client.into(), key(1), owner(client), 7) }, 0);
     };
     [1, 2, 3].into_iter().for_each(|client| binding(&mut bindings, client, EPHEMERAL));
     binding(&mut bindings, 4, WATCHED);
@@ -418,7 +418,7 @@ fn what_is_due_when_nothing_can_be_renewed() {
 fn what_is_sure() {
     let mut bindings = Bindings::default();
     let binding = |bindings: &mut Bindings, number, flags, lease, replicas| {
-        let (of, deadline) = (new_tie(1, key(number), owner(1), 7), Deadline::At(1000 + lease));
+        let (of, deadline) = (new_binding(1, key(number), owner(1), 7), Deadline::At(1000 + lease));
         bindings.bind(NewBinding { flags, lease, replicas, deadline, ..of }, 1000);
         BindingId(bindings.next_id().0 - 1)
     };
@@ -445,7 +445,7 @@ fn what_is_sure() {
     assert!(bindings.is_consistent());
     // Of too many different leases nothing is said.
     let of = |number: u64| {
-        let of = new_tie(2, LockKey::new(0, &number.to_be_bytes()), owner(1), 7);
+        let of = new_binding(2, LockKey::new(0, &number.to_be_bytes()), owner(1), 7);
         NewBinding { lease: 1000 + number, deadline: Deadline::At(10_000), ..of }
     };
     (0..999).for_each(|number| drop(bindings.bind(of(number), 0)));
@@ -455,14 +455,14 @@ fn what_is_sure() {
 }
 
 #[test]
-fn ties_go_along_with_a_step_of_the_clock() {
+fn bindings_go_along_with_a_step_of_the_clock() {
     let mut bindings = Bindings::default();
     let of = |name: u8, deadline: Deadline, replicas: u32| NewBinding {
         lease: 300,
         replicas,
         deadline,
         holds: 2,
-        ..new_tie(1, key(name), owner(1), 7)
+        ..new_binding(1, key(name), owner(1), 7)
     };
     bindings.bind(of(1, Deadline::At(1_300), 0), 1_000);
     bindings.bind(of(2, Deadline::At(1_300), 1), 1_000);
@@ -496,7 +496,7 @@ fn ties_go_along_with_a_step_of_the_clock() {
 #[test]
 fn a_step_of_the_clock_and_one_back_are_two() {
     let mut bindings = Bindings::default();
-    bindings.bind(NewBinding { deadline: Deadline::At(1_300), ..new_tie(1, key(1), owner(1), 7) }, 1_000);
+    bindings.bind(NewBinding { deadline: Deadline::At(1_300), ..new_binding(1, key(1), owner(1), 7) }, 1_000);
     [60_000, -60_000].into_iter().for_each(|by| bindings.stepped(by));
     assert_eq!(bindings.lagging_of(0, &key(1).name), [BindingId(0)]);
     assert_eq!(bindings.next_lagging(), Some(BindingId(0)));

@@ -1,6 +1,6 @@
 //! When a session has to hear that it is alive.
 
-use super::{key, new_tie, owner};
+use super::{key, new_binding, owner};
 use crate::lock::{Deadline, Millis};
 use crate::server::callbacks::Ticket;
 use crate::state::sessions::{Reader, pace};
@@ -12,7 +12,7 @@ const NOW: Millis = 1000;
 fn binding(number: u8, lease: Millis, watchdog: bool) -> NewBinding {
     let flags = BindingFlags { watchdog, ephemeral: !watchdog, contention: false };
     let deadline = Deadline::At(NOW + lease);
-    NewBinding { flags, lease, deadline, ..new_tie(SESSION, key(number), owner(number), 1) }
+    NewBinding { flags, lease, deadline, ..new_binding(SESSION, key(number), owner(number), 1) }
 }
 
 /// The state with a session whose reader is to be told at this time that it is alive.

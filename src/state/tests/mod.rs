@@ -39,7 +39,7 @@ fn home(db: i32) -> Home {
 }
 
 /// What a watched hold of a session is bound by: for 30 ms at a time, until 50.
-fn new_tie(client: u64, key: LockKey, owner: Owner, token: Token) -> NewBinding {
+fn new_binding(client: u64, key: LockKey, owner: Owner, token: Token) -> NewBinding {
     NewBinding {
         client,
         flags: BindingFlags { watchdog: true, ephemeral: false, contention: false },

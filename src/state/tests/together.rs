@@ -1,6 +1,6 @@
 //! What concerns several tables at once.
 
-use super::{TERMS, granted, home, key, new_tie, owner};
+use super::{TERMS, granted, home, key, new_binding, owner};
 use crate::lock::serve::{Change, Job};
 use crate::lock::{Deadline, WaiterId};
 use crate::server::clock::{Now, Slice};
@@ -84,7 +84,7 @@ fn next_to_judge(state: &mut State) -> Option<WaiterId> {
 }
 
 fn bound(state: &mut State, client: u64) -> Binding {
-    state.bindings.bind(NewBinding { lease: 9, ..new_tie(client, key(1), owner(1), 7) }, 0);
+    state.bindings.bind(NewBinding { lease: 9, ..new_binding(client, key(1), owner(1), 7) }, 0);
     state.bindings.of(0, &key(1).name, &owner(1), Some(7)).expect("it is bound").clone()
 }
 

@@ -1,0 +1,775 @@
+//! Holds that live with their connection: `WATCHDOG` and `EPHEMERAL`.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use redis::Value;
+use support::{Raw, Server, until};
+
+use crate::speak::{Reply, SOON, Speak, Watched, arrives, deadline, encode, holders, now, owners, until_gone, waiters};
+
+/// What the connection and the flags of a holder are, as `LOCK.INFO` shows them.
+#[track_caller]
+fn binding(connection: &mut Raw, key: &str, owner: &str) -> (Option<i64>, bool, bool) {
+    let holders = holders(connection, key);
+    let holder = holders.get(owner).unwrap_or_else(|| panic!("{owner} does not hold {key}: {holders:?}"));
+    let client = match holder.field("client") {
+        Value::Nil => None,
+        client => Some(client.int()),
+    };
+    (client, holder.field("watchdog").truth(), holder.field("ephemeral").truth())
+}
+
+/// Waits until a key's lease has been renewed.
+#[track_caller]
+fn until_renewed(connection: &mut Raw, key: &str) {
+    let before = deadline(connection, key);
+    until(SOON, "the lease is renewed", || deadline(connection, key) > before);
+}
+
+/// Waits until a key is gone; it must keep the deadline that it has now, and must not go before.
+#[track_caller]
+fn runs_out(connection: &mut Raw, key: &str) {
+    let end = deadline(connection, key);
+    runs_out_by(connection, key, end);
+}
+
+/// Waits until a key is gone, which has `end` as its deadline for as long as it is there.
+#[track_caller]
+fn runs_out_by(connection: &mut Raw, key: &str, end: i64) {
+    assert!(end > 0, "{key} has a lease: {end}");
+    until(SOON, "the lease runs out", || match deadline(connection, key) {
+        -2 => true,
+        same => {
+            assert_eq!(same, end, "the lease of {key} was renewed");
+            false
+        }
+    });
+    assert!(now() >= end, "{key} went before its deadline");
+}
+
+#[track_caller]
+fn until_free(connection: &mut Raw, key: &str) {
+    until(SOON, "the lock is free", || connection.say(&format!("EXISTS {key}")) == Value::Int(0));
+}
+
+#[test]
+fn a_watched_lease_is_renewed_every_third_of_it() {
+    const LEASE: i64 = 1500;
+    let server = Server::start();
+    let (holder, mut viewer) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
+    let token = holder.say(&format!("LOCK.ACQUIRE key owner LEASE {LEASE} WATCHDOG")).token();
+    let begin = now();
+    let mut deadlines = BTreeSet::new();
+    until(SOON, "the lease has been renewed four times", || {
+        deadlines.insert(deadline(&mut viewer, "key"));
+        deadlines.len() > 4
+    });
+    let deadlines: Vec<i64> = deadlines.into_iter().collect();
+    let every: Vec<i64> = deadlines.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    println!("a lease of {LEASE} ms was renewed every {every:?} ms");
+    // A busy machine makes a renewal late, never early.
+    assert!(every.iter().all(|every| (LEASE / 3..LEASE * 2 / 3).contains(every)), "{every:?}");
+    assert!(every.iter().any(|&every| every < LEASE * 5 / 12), "{every:?}");
+    assert!(deadlines[4] > begin + LEASE * 2);
+    assert_eq!(holders(&mut viewer, "key")["owner"].field("token").int(), token);
+    assert!(viewer.say("LOCK.ACQUIRE key other").is_null());
+}
+
+/// A hold that never ends, because its key has lost its expiry, keeps nobody else from being renewed. (It did: its own
+/// deadline had passed and was seen again and again. Found by `verification/simulator/`.)
+#[test]
+fn a_hold_without_end_keeps_no_other_from_being_renewed() {
+    let server = Server::start();
+    let (holder, mut viewer) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
+    assert!(holder.say("LOCK.ACQUIRE watched w WATCHDOG LEASE 1500").int() > 0);
+    assert!(holder.say("LOCK.ACQUIRE endless e SHARED EPHEMERAL LEASE 300").int() > 0);
+    assert_eq!(viewer.say("PERSIST endless"), Value::Int(1));
+    let end = now() + 300;
+    until(SOON, "its own deadline has passed", || now() > end);
+    until_renewed(&mut viewer, "watched");
+    until_renewed(&mut viewer, "watched");
+    until_renewed(&mut viewer, "watched");
+    assert_eq!(owners(&mut viewer, "endless"), ["e"]);
+}
+
+#[test]
+fn a_renewal_never_shortens_a_lease_that_was_renewed_for_longer() {
+    let server = Server::start();
+    let mut holder = Watched::over(server.raw(), &server);
+    holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG").token();
+    holder.say("LOCK.ACQUIRE other owner LEASE 600 WATCHDOG").token();
+    holder.say("LOCK.RENEW key owner LEASE 60000").token();
+    let end = deadline(&mut holder, "key");
+    // The other lock shows that the watchdog has been round.
+    until_renewed(&mut holder, "other");
+    until_renewed(&mut holder, "other");
+    assert!(deadline(&mut holder, "key") >= end);
+}
+
+#[test]
+fn what_is_left_of_a_watched_hold_is_renewed_too() {
+    let server = Server::start();
+    let mut holder = Watched::over(server.raw(), &server);
+    holder.say("LOCK.ACQUIRE key owner LEASE 600 HOLDS 3 WATCHDOG").token();
+    assert_eq!(holder.say("LOCK.RELEASE key owner"), Value::Int(0));
+    until_renewed(&mut holder, "key");
+    until_renewed(&mut holder, "key");
+    assert_eq!(holder.say("LOCK.RELEASE key owner ALL"), Value::Int(1));
+}
+
+#[test]
+fn a_watched_lease_runs_out_when_its_connection_has_ended() {
+    let server = Server::start();
+    let mut viewer = server.raw();
+    let holders: Vec<Raw> = endings()
+        .iter()
+        .map(|(key, _)| {
+            let mut holder = server.raw();
+            holder.say("LOCK.SESSION");
+            holder.say(&format!("LOCK.ACQUIRE {key} owner LEASE 1200 WATCHDOG")).token();
+            holder.say("LOCK.EVENTS");
+            holder
+        })
+        .collect();
+    until_renewed(&mut viewer, "killed-in-a-transaction");
+    for ((key, end), mut holder) in endings().into_iter().zip(holders) {
+        let client = holder.client_id();
+        end(holder, &mut viewer);
+        until_gone(&mut viewer, client);
+        assert_eq!(binding(&mut viewer, key, "owner"), (None, false, false), "{key}");
+    }
+    let ends = endings().map(|(key, _)| (key, deadline(&mut viewer, key)));
+    for (key, end) in ends {
+        runs_out_by(&mut viewer, key, end);
+    }
+}
+
+#[test]
+fn an_ephemeral_hold_ends_with_its_connection_however_that_ends() {
+    let server = Server::start();
+    let mut viewer = server.raw();
+    for (key, end) in endings() {
+        let (mut holder, mut next) = (server.raw(), server.raw());
+        let token = holder.say(&format!("LOCK.ACQUIRE {key} first HOLDS 3 EPHEMERAL")).token();
+        holder.say(&format!("LOCK.ACQUIRE {key}:unbound first")).token();
+        assert_eq!(next.begin(&format!("LOCK.ACQUIRE {key} second WAIT 0")), None);
+        let client = holder.client_id();
+        end(holder, &mut viewer);
+        assert!(arrives(&mut next).token() > token, "{key}");
+        assert_eq!(owners(&mut viewer, key), ["second"]);
+        until_gone(&mut viewer, client);
+        let unbound = holders(&mut viewer, &format!("{key}:unbound"));
+        assert_eq!(unbound.into_keys().collect::<Vec<_>>(), ["first"], "a hold without the flag stays");
+    }
+}
+
+type End = fn(Raw, &mut Raw);
+
+/// The ways in which a connection ends.
+fn endings() -> [(&'static str, End); 7] {
+    [
+        ("closed", |holder, _| holder.close()),
+        ("reset", |holder, _| holder.reset()),
+        ("half-a-command", |mut holder, _| {
+            holder.send_bytes(b"*2\r\n$3\r\nGET\r\n$5\r\nab").unwrap();
+            holder.close();
+        }),
+        ("quit", |mut holder, _| assert_eq!(holder.say("QUIT"), Value::Okay)),
+        ("killed", |mut holder, viewer| {
+            let client = holder.client_id();
+            assert_eq!(viewer.say(&format!("CLIENT KILL ID {client}")), Value::Int(1));
+        }),
+        ("protocol-error", |mut holder, _| {
+            holder.send_bytes(b"*1\r\nnonsense\r\n").unwrap();
+            until(SOON, "the server closes the connection", || holder.closed());
+        }),
+        ("killed-in-a-transaction", |mut holder, viewer| {
+            let client = holder.client_id();
+            viewer.say("MULTI");
+            viewer.say("PING");
+            viewer.say(&format!("CLIENT KILL ID {client}"));
+            viewer.say("PING");
+            assert_eq!(viewer.say("EXEC").items()[1], Value::Int(1));
+        }),
+    ]
+}
+
+#[test]
+fn an_ephemeral_hold_ends_when_the_server_drops_the_connection() {
+    let server = Server::builder().arg("timeout", "1").start();
+    let (mut holder, mut next) = (server.raw(), server.raw());
+    holder.say("LOCK.ACQUIRE idle first EPHEMERAL").token();
+    assert_eq!(next.begin("LOCK.ACQUIRE idle second WAIT 0"), None);
+    // Nothing is sent on it any more; one that is blocked is not idle.
+    assert!(arrives(&mut next).token() > 0);
+
+    let mut holder = server.raw();
+    holder.say("ACL SETUSER worker on nopass ~* &* +@all");
+    holder.say("AUTH worker any");
+    holder.say("LOCK.ACQUIRE user first EPHEMERAL").token();
+    assert_eq!(next.begin("LOCK.ACQUIRE user second WAIT 0"), None);
+    assert_eq!(server.raw().say("ACL DELUSER worker"), Value::Int(1));
+    assert!(arrives(&mut next).token() > 0);
+}
+
+#[test]
+fn many_ephemeral_holds_of_one_connection_all_end() {
+    let server = Server::start();
+    let (mut holder, mut viewer) = (server.raw(), server.raw());
+    let lines: Vec<String> = (0..2000).map(|index| format!("LOCK.ACQUIRE key:{index} owner EPHEMERAL")).collect();
+    for reply in holder.say_all(&lines) {
+        reply.token();
+    }
+    assert_eq!(viewer.say("DBSIZE"), Value::Int(2000));
+    holder.reset();
+    until(SOON, "all are free", || viewer.say("DBSIZE") == Value::Int(0));
+}
+
+/// The end of the connection and the next request come in one turn of the event loop: a client that was granted the lock holds it.
+#[test]
+fn ephemeral_hold_is_over_for_the_next_command() {
+    let server = Server::start();
+    let mut other = server.raw();
+    let mut raced = 0;
+    for round in 0..20 {
+        for request in [
+            "LOCK.ACQUIRE key owner HOLDS 1",
+            "LOCK.RENEW key owner",
+            "LOCK.RENEW key owner EPHEMERAL",
+            "LOCK.MRENEW 1 key owner",
+            "LOCK.RELEASE key owner",
+            "LOCK.MACQUIRE 2 key more owner",
+        ] {
+            let (mut holder, mut waiter) = (server.raw(), server.raw());
+            holder.say("LOCK.ACQUIRE key owner LEASE 600000 EPHEMERAL").token();
+            assert_eq!(waiter.begin("LOCK.ACQUIRE key next LEASE 600000 WAIT 0"), None);
+            let kill = format!("CLIENT KILL ID {}", holder.client_id());
+            other.send_bytes(&[kill.as_str(), request].map(encode).concat()).unwrap();
+            assert_eq!(other.read().unwrap(), Value::Int(1));
+            let reply = other.read().unwrap();
+            let refused = reply.is_null() || matches!(&reply, Value::Array(all) if all == &[Value::Nil]);
+            assert!(refused, "round {round}, {request}: {reply:?}");
+            arrives(&mut waiter).token();
+            assert_eq!(owners(&mut other, "key"), ["next"]);
+            other.say("LOCK.FORCE key");
+            raced += 1;
+        }
+    }
+    assert_eq!(server.info("holdfast", "holdfast_released_by_disconnect"), Some(raced.to_string()));
+}
+
+#[test]
+fn a_re_entry_binds_the_whole_hold() {
+    let server = Server::start();
+    let (mut holder, mut viewer) = (server.raw(), server.raw());
+    holder.say("LOCK.ACQUIRE key owner").token();
+    assert_eq!(binding(&mut viewer, "key", "owner"), (None, false, false));
+    holder.say("LOCK.ACQUIRE key owner EPHEMERAL").token();
+    assert_eq!(binding(&mut viewer, "key", "owner"), (Some(holder.client_id()), false, true));
+    holder.close();
+    until_free(&mut viewer, "key");
+}
+
+#[test]
+fn info_shows_the_binding() {
+    let server = Server::start();
+    let (holder, mut viewer) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
+    let client = holder.client_id();
+    let flags = [
+        ("", false, false),
+        (" WATCHDOG", true, false),
+        (" EPHEMERAL", false, true),
+        (" WATCHDOG EPHEMERAL", true, true),
+    ];
+    for (words, watchdog, ephemeral) in flags {
+        holder.say(&format!("LOCK.ACQUIRE key owner{words}")).token();
+        let connection = (watchdog || ephemeral).then_some(client);
+        assert_eq!(binding(&mut viewer, "key", "owner"), (connection, watchdog, ephemeral), "{words}");
+        assert_eq!(holder.say("LOCK.RELEASE key owner"), Value::Int(1));
+    }
+}
+
+#[test]
+fn both_flags_at_once_renew_and_release() {
+    let server = Server::start();
+    let (holder, mut viewer) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
+    holder.say("LOCK.ACQUIRE key * LEASE 600 WATCHDOG EPHEMERAL").token();
+    let owner = holder.id().to_owned();
+    assert_eq!(binding(&mut viewer, "key", &owner), (Some(holder.client_id()), true, true));
+    until_renewed(&mut viewer, "key");
+    until_renewed(&mut viewer, "key");
+    // Renewed for long, to show that it is not the lease that ends.
+    viewer.say(&format!("LOCK.RENEW key {owner} LEASE 600000")).token();
+    holder.close();
+    until_free(&mut viewer, "key");
+}
+
+#[test]
+fn bindings_follow_the_selected_database() {
+    let server = Server::start();
+    let (holder, mut viewer) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
+    holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG").token();
+    holder.say("SELECT 3");
+    holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    holder.say("LOCK.ACQUIRE plain owner").token();
+    holder.say("SELECT 7");
+    let client = holder.client_id();
+    for (database, ephemeral) in [(0, false), (3, true)] {
+        viewer.say(&format!("SELECT {database}"));
+        until_renewed(&mut viewer, "key");
+        until_renewed(&mut viewer, "key");
+        assert_eq!(binding(&mut viewer, "key", "owner"), (Some(client), true, ephemeral), "database {database}");
+    }
+    holder.close();
+    until_free(&mut viewer, "key");
+    assert_eq!(viewer.say("EXISTS plain"), Value::Int(1));
+    viewer.say("SELECT 0");
+    runs_out(&mut viewer, "key");
+}
+
+#[test]
+fn a_renamed_or_moved_key_loses_its_binding() {
+    let server = Server::start();
+    for (command, database, key) in
+        [("RENAME key new", 0, "new"), ("RENAMENX key new", 0, "new"), ("MOVE key 5", 5, "key")]
+    {
+        let (holder, mut viewer) = (server.raw(), server.raw());
+        let mut holder = Watched::over(holder, &server);
+        viewer.say("FLUSHALL");
+        holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+        let reply = viewer.say(command);
+        assert!(matches!(reply, Value::Okay | Value::Int(1)), "{command}: {reply:?}");
+        viewer.say(&format!("SELECT {database}"));
+        assert_eq!(binding(&mut viewer, key, "owner"), (None, false, false), "{command}");
+        // The old name is free; who takes it now has nothing to do with the binding.
+        let mut other = server.raw();
+        other.say("LOCK.ACQUIRE key owner LEASE 60000").token();
+        let client = holder.client_id();
+        holder.close();
+        until_gone(&mut viewer, client);
+        assert_eq!(viewer.say(&format!("EXISTS {key}")), Value::Int(1), "{command}: released with the connection");
+        runs_out(&mut viewer, key);
+        assert_eq!(other.say("EXISTS key"), Value::Int(1), "{command}: released the next hold");
+    }
+}
+
+#[test]
+fn a_copy_is_not_bound() {
+    let server = Server::start();
+    let (holder, mut viewer) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
+    holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    assert_eq!(viewer.say("COPY key copy"), Value::Int(1));
+    assert_eq!(binding(&mut viewer, "copy", "owner"), (None, false, false));
+    assert_eq!(binding(&mut viewer, "key", "owner"), (Some(holder.client_id()), true, true));
+    holder.close();
+    until_free(&mut viewer, "key");
+    runs_out(&mut viewer, "copy");
+}
+
+/// A lock may take its binding along or lose it, but `LOCK.INFO` tells which, and no other hold is touched.
+#[test]
+fn after_a_swap_of_databases_the_binding_is_what_info_says() {
+    let server = Server::start();
+    let (holder, mut other, mut viewer) = (server.raw(), server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
+    holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    other.say("SELECT 1");
+    other.say("LOCK.ACQUIRE key owner LEASE 2000").token();
+    let unbound_end = deadline(&mut other, "key");
+    assert_eq!(viewer.say("SWAPDB 0 1"), Value::Okay);
+    // The unbound one is in database 0 now, the bound one in 1.
+    assert_eq!(binding(&mut viewer, "key", "owner"), (None, false, false));
+    viewer.say("SELECT 1");
+    let (client, watchdog, ephemeral) = binding(&mut viewer, "key", "owner");
+    assert_eq!((watchdog, ephemeral), (client.is_some(), client.is_some()));
+    println!("the binding {} the swapped lock", if client.is_some() { "follows" } else { "leaves" });
+    let id = holder.client_id();
+    if client.is_some() {
+        assert_eq!(client, Some(id));
+        until_renewed(&mut viewer, "key");
+        holder.close();
+        until_free(&mut viewer, "key");
+    } else {
+        holder.close();
+        until_gone(&mut viewer, id);
+        runs_out(&mut viewer, "key");
+    }
+    viewer.say("SELECT 0");
+    assert_eq!(deadline(&mut viewer, "key"), unbound_end);
+    runs_out(&mut viewer, "key");
+}
+
+#[test]
+fn renew_moves_a_binding_to_the_calling_connection() {
+    let server = Server::start();
+    let (first, second, mut viewer) = (server.raw(), server.raw(), server.raw());
+    let mut first = Watched::over(first, &server);
+    let mut second = Watched::over(second, &server);
+    let token = first.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    assert_eq!(second.say("LOCK.RENEW key owner LEASE 600 WATCHDOG EPHEMERAL"), Value::Int(token));
+    assert_eq!(binding(&mut viewer, "key", "owner"), (Some(second.client_id()), true, true));
+    let id = first.client_id();
+    first.close();
+    until_gone(&mut viewer, id);
+    until_renewed(&mut viewer, "key");
+    until_renewed(&mut viewer, "key");
+    assert_eq!(binding(&mut viewer, "key", "owner"), (Some(second.client_id()), true, true));
+    second.close();
+    until_free(&mut viewer, "key");
+}
+
+#[test]
+fn renew_binds_a_hold_that_was_not_bound() {
+    let server = Server::start();
+    let (mut holder, other) = (server.raw(), server.raw());
+    let mut other = Watched::over(other, &server);
+    holder.say("LOCK.ACQUIRE watched owner LEASE 60000").token();
+    holder.say("LOCK.ACQUIRE ephemeral owner LEASE 60000").token();
+    other.say("LOCK.RENEW watched owner LEASE 600 WATCHDOG").token();
+    other.say("LOCK.RENEW ephemeral owner LEASE 60000 EPHEMERAL").token();
+    until_renewed(&mut holder, "watched");
+    until_renewed(&mut holder, "watched");
+    other.reset();
+    until_free(&mut holder, "ephemeral");
+    runs_out(&mut holder, "watched");
+}
+
+#[test]
+fn renew_without_a_flag_leaves_the_binding_where_it_is() {
+    let server = Server::start();
+    let (holder, mut other) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
+    let id = holder.client_id();
+    holder.say("LOCK.ACQUIRE key owner WATCHDOG EPHEMERAL").token();
+    other.say("LOCK.RENEW key owner LEASE 60000").token();
+    assert_eq!(binding(&mut other, "key", "owner"), (Some(id), true, true));
+    holder.close();
+    until_free(&mut other, "key");
+}
+
+#[test]
+fn a_refused_renewal_binds_nothing() {
+    let server = Server::start();
+    let (mut holder, mut other) = (server.raw(), server.raw());
+    let token = holder.say("LOCK.ACQUIRE key owner LEASE 60000").token();
+    assert!(other.say("LOCK.RENEW key stranger EPHEMERAL").is_null());
+    assert!(other.say(&format!("LOCK.RENEW key owner TOKEN {} EPHEMERAL", token - 1)).is_null());
+    assert_eq!(binding(&mut holder, "key", "owner"), (None, false, false));
+    let id = other.client_id();
+    other.close();
+    until_gone(&mut holder, id);
+    assert_eq!(holder.say("EXISTS key"), Value::Int(1));
+}
+
+#[test]
+fn a_grant_out_of_the_queue_is_bound_like_an_immediate_one() {
+    let server = Server::start();
+    let (mut first, mut second, mut third, mut viewer) = (server.raw(), server.raw(), server.raw(), server.raw());
+    first.say("LOCK.ACQUIRE key first").token();
+    let id = second.client_id();
+    for session in [&mut second, &mut third] {
+        session.say("LOCK.SESSION");
+    }
+    assert_eq!(second.begin("LOCK.ACQUIRE key second LEASE 600 WAIT 0 WATCHDOG EPHEMERAL"), None);
+    assert_eq!(third.begin("LOCK.ACQUIRE key third LEASE 600 WAIT 0 WATCHDOG"), None);
+    first.say("LOCK.RELEASE key first");
+    arrives(&mut second).token();
+    assert_eq!(binding(&mut viewer, "key", "second"), (Some(id), true, true));
+    second.say("LOCK.EVENTS");
+    until_renewed(&mut viewer, "key");
+    second.reset();
+    arrives(&mut third).token();
+    assert_eq!(binding(&mut viewer, "key", "third"), (Some(third.client_id()), true, false));
+    third.say("LOCK.EVENTS");
+    until_renewed(&mut viewer, "key");
+    third.reset();
+    until(SOON, "the binding is gone", || binding(&mut viewer, "key", "third").0.is_none());
+    runs_out(&mut viewer, "key");
+}
+
+#[test]
+fn a_waiter_that_leaves_has_bound_nothing() {
+    let server = Server::start();
+    let (mut holder, mut waiter) = (server.raw(), server.raw());
+    holder.say("LOCK.ACQUIRE key first").token();
+    assert_eq!(waiter.begin("LOCK.ACQUIRE key second WAIT 0 EPHEMERAL"), None);
+    waiter.reset();
+    until(SOON, "the waiter has left", || waiters(&mut holder, "key").is_empty());
+    assert_eq!(binding(&mut holder, "key", "first"), (None, false, false));
+}
+
+#[test]
+fn a_replica_that_becomes_master_has_no_bindings() {
+    let (master, replica) = (Server::start(), Server::start());
+    replica.replica_of(&master);
+    master.wait_replica_online();
+    let mut holder = Watched::over(master.raw(), &master);
+    let token = holder.say("LOCK.ACQUIRE key owner LEASE 2000 WATCHDOG EPHEMERAL").token();
+    master.wait_for_replica(&replica);
+    let mut viewer = replica.raw();
+    replica.replica_of_no_one();
+    assert_eq!(binding(&mut viewer, "key", "owner"), (None, false, false));
+    assert_eq!(holders(&mut viewer, "key")["owner"].field("token").int(), token);
+    let id = holder.client_id();
+    holder.close();
+    until_gone(&mut master.raw(), id);
+    runs_out(&mut viewer, "key");
+}
+
+#[test]
+fn bindings_end_when_a_master_becomes_a_replica() {
+    let (first, second) = (Server::start(), Server::start());
+    let (holder, mut viewer) = (first.raw(), first.raw());
+    let mut holder = Watched::over(holder, &first);
+    holder.say("LOCK.ACQUIRE key owner LEASE 60000 WATCHDOG EPHEMERAL").token();
+    second.replica_of(&first);
+    second.replica_of_no_one();
+    first.replica_of(&second);
+    first.replica_of_no_one();
+    assert_eq!(binding(&mut viewer, "key", "owner"), (None, false, false));
+    let id = holder.client_id();
+    holder.close();
+    until_gone(&mut viewer, id);
+    assert_eq!(viewer.say("EXISTS key"), Value::Int(1));
+}
+
+/// Ends the hold of `owner` on `key` in one of the ways in which a hold ends.
+type EndHold = fn(&mut Raw, &str);
+
+const HOLD_ENDINGS: [(&str, EndHold); 9] = [
+    ("released", |any, key| assert_eq!(any.say(&format!("LOCK.RELEASE {key} owner")), Value::Int(1))),
+    ("released-all", |any, key| assert_eq!(any.say(&format!("LOCK.RELEASE {key} owner ALL")), Value::Int(1))),
+    ("several-released", |any, key| {
+        assert_eq!(any.say(&format!("LOCK.MRELEASE 1 {key} owner")).items(), [Value::Int(1)]);
+    }),
+    ("forced", |any, key| assert_eq!(any.say(&format!("LOCK.FORCE {key}")), Value::Int(1))),
+    ("deleted", |any, key| assert_eq!(any.say(&format!("DEL {key}")), Value::Int(1))),
+    ("unlinked", |any, key| assert_eq!(any.say(&format!("UNLINK {key}")), Value::Int(1))),
+    ("expired", |any, key| {
+        assert_eq!(any.say(&format!("PEXPIRE {key} 2")), Value::Int(1));
+        until_free(any, key);
+    }),
+    ("field-deleted", |any, key| assert_eq!(any.say(&format!("HDEL {key} owner #fence")), Value::Int(2))),
+    ("taken-over", |any, key| {
+        // By a client that knows nothing of the module.
+        assert_eq!(any.say(&format!("DEL {key}")), Value::Int(1));
+        assert_eq!(any.say(&format!("HSET {key} owner 1")), Value::Int(1));
+        assert_eq!(any.say(&format!("PEXPIRE {key} 5")), Value::Int(1));
+        until_free(any, key);
+    }),
+];
+
+#[test]
+fn a_hold_that_ended_is_never_renewed_again_nor_is_the_next() {
+    let server = Server::start();
+    let (holder, mut other) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
+    let mut ends = Vec::new();
+    for (name, end) in HOLD_ENDINGS {
+        for next in ["owner", "other"] {
+            let key = format!("{name}:{next}");
+            holder.say(&format!("LOCK.ACQUIRE {key} owner LEASE 1200 WATCHDOG EPHEMERAL")).token();
+            end(&mut other, &key);
+            other.say(&format!("LOCK.ACQUIRE {key} {next} LEASE 2500")).token();
+            assert_eq!(binding(&mut other, &key, next), (None, false, false), "{key}");
+            ends.push((deadline(&mut other, &key), key));
+        }
+    }
+    // Proof that the watchdog goes round.
+    holder.say("LOCK.ACQUIRE witness owner LEASE 1200 WATCHDOG").token();
+    for _ in 0..3 {
+        until_renewed(&mut other, "witness");
+    }
+    let id = holder.client_id();
+    holder.close();
+    until_gone(&mut other, id);
+    for (end, key) in ends {
+        let at = deadline(&mut other, &key);
+        if now() < end {
+            assert_eq!(at, end, "{key}: the next hold was renewed or released");
+        }
+        runs_out_by(&mut other, &key, end);
+    }
+}
+
+#[test]
+fn a_new_hold_takes_no_flags_over_from_the_last() {
+    let server = Server::start();
+    let (mut holder, mut viewer) = (server.raw(), server.raw());
+    let client = holder.client_id();
+    holder.say("LOCK.SESSION");
+    holder.say("LOCK.ACQUIRE key owner EPHEMERAL").token();
+    // In one packet: the server does not go round between them.
+    let lines = ["DEL key", "LOCK.ACQUIRE key owner WATCHDOG"].map(String::from);
+    holder.say_all(&lines)[1].token();
+    assert_eq!(binding(&mut viewer, "key", "owner"), (Some(client), true, false));
+    // A session's holds are bound to it, whatever they ask for.
+    let lines = ["DEL key", "LOCK.ACQUIRE key owner"].map(String::from);
+    holder.say_all(&lines)[1].token();
+    assert_eq!(binding(&mut viewer, "key", "owner"), (Some(client), false, false));
+    holder.close();
+    until_gone(&mut viewer, client);
+    assert_eq!(viewer.say("EXISTS key"), Value::Int(1));
+}
+
+#[test]
+fn hold_rewritten_by_another_client_is_not_touched() {
+    let server = Server::start();
+    let (holder, mut other) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
+    let client = holder.client_id();
+    holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    holder.say("LOCK.ACQUIRE witness owner LEASE 600 WATCHDOG").token();
+    for line in ["MULTI", "DEL key", "HSET key owner 1", "PEXPIRE key 2000"] {
+        other.say(line);
+    }
+    assert_eq!(other.say("EXEC").items(), [1, 1, 1].map(Value::Int));
+    let end = deadline(&mut other, "key");
+    until_renewed(&mut other, "witness");
+    until_renewed(&mut other, "witness");
+    assert_eq!(binding(&mut other, "key", "owner"), (None, false, false));
+    assert_eq!(deadline(&mut other, "key"), end, "the other client's hold was renewed");
+    holder.close();
+    until_gone(&mut other, client);
+    runs_out_by(&mut other, "key", end);
+}
+
+#[test]
+fn a_flushed_hold_is_not_renewed_nor_is_the_next() {
+    let server = Server::start();
+    let (holder, mut other) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
+    holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    other.say("FLUSHALL");
+    other.say("LOCK.ACQUIRE key owner LEASE 1000").token();
+    let id = holder.client_id();
+    holder.close();
+    until_gone(&mut other, id);
+    runs_out(&mut other, "key");
+}
+
+#[test]
+fn a_hold_that_ran_out_of_the_queue_is_not_bound_to_who_had_it() {
+    let server = Server::start();
+    let (holder, mut next) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
+    holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    // The same owner from another connection, after a release: it has the lock out of the queue's hands, unbound.
+    next.say("LOCK.ACQUIRE gate other").token();
+    assert_eq!(holder.say("LOCK.RELEASE key owner"), Value::Int(1));
+    holder.say("LOCK.ACQUIRE key third LEASE 60000").token();
+    assert_eq!(next.begin("LOCK.ACQUIRE key owner LEASE 900 WAIT 0"), None);
+    holder.say("LOCK.RELEASE key third");
+    arrives(&mut next).token();
+    assert_eq!(binding(&mut next, "key", "owner"), (None, false, false));
+    let id = holder.client_id();
+    holder.close();
+    until_gone(&mut next, id);
+    runs_out(&mut next, "key");
+}
+
+#[test]
+fn renewals_replicate_as_absolute_deadlines() {
+    let master = Server::start();
+    let replica = Server::builder().without_module().start();
+    replica.replica_of(&master);
+    master.wait_replica_online();
+    let (holder, mut monitor) = (master.raw(), replica.raw());
+    let mut holder = Watched::over(holder, &master);
+    holder.say("LOCK.ACQUIRE key owner LEASE 900 WATCHDOG").token();
+    holder.say("LOCK.ACQUIRE permit owner LEASE 900 LIMIT 3 WATCHDOG").token();
+    master.wait_for_replica(&replica);
+    assert_eq!(monitor.say("MONITOR"), Value::Okay);
+    let mut renewed = [0, 0];
+    let (begin, end) = (now(), Instant::now() + SOON);
+    while renewed.iter().any(|&times| times < 3) {
+        assert!(Instant::now() < end, "renewed {renewed:?} times only");
+        let Some(line) = monitor.read_timeout(Duration::from_secs(5)).unwrap() else { continue };
+        let line = line.text();
+        let words: Vec<&str> = line.split('"').skip(1).step_by(2).collect();
+        match words.iter().map(|word| word.to_ascii_uppercase()).collect::<Vec<_>>().first().map(String::as_str) {
+            Some("PEXPIREAT") => {
+                let at: i64 = words[2].parse().unwrap();
+                assert!(at > begin && at <= now() + 900, "{line}");
+                renewed[usize::from(words[1] == "permit")] += 1;
+            }
+            Some("HSET") => assert_eq!(words[1], "permit", "{line}"),
+            Some("PING" | "REPLCONF" | "SELECT" | "MULTI" | "EXEC") => {}
+            _ => panic!("unexpected in the stream: {line}"),
+        }
+    }
+    let mut copy = replica.raw();
+    until(SOON, "both have the same deadline", || deadline(&mut holder, "key") == deadline(&mut copy, "key"));
+}
+
+#[test]
+fn a_script_has_no_connection_to_bind_to() {
+    let server = Server::start();
+    let mut connection = server.raw();
+    connection.say("LOCK.ACQUIRE held owner LEASE 60000").token();
+    let commands = [
+        "'LOCK.ACQUIRE', 'key', 'owner', 'WATCHDOG'",
+        "'LOCK.ACQUIRE', 'key', 'owner', 'EPHEMERAL'",
+        "'LOCK.ACQUIRE', 'key', '*'",
+        "'LOCK.MACQUIRE', '1', 'key', 'owner', 'WATCHDOG'",
+        "'LOCK.MACQUIRE', '1', 'key', 'owner', 'EPHEMERAL'",
+        "'LOCK.MACQUIRE', '1', 'key', '*'",
+        "'LOCK.RENEW', 'held', 'owner', 'WATCHDOG'",
+        "'LOCK.RENEW', 'held', 'owner', 'EPHEMERAL'",
+        "'LOCK.RENEW', 'held', '*'",
+        "'LOCK.MRENEW', '1', 'held', 'owner', 'WATCHDOG'",
+        "'LOCK.RELEASE', 'held', '*'",
+    ];
+    for command in commands {
+        let script = format!("return redis.pcall({command})");
+        let reply = connection.call(&[b"EVAL", script.as_bytes(), b"2", b"key", b"held"]);
+        let error = reply.error();
+        assert!(error.starts_with("ERR ") && error.contains("script"), "{command}: {error}");
+    }
+    assert_eq!(connection.say("EXISTS key"), Value::Int(0));
+    assert_eq!(binding(&mut connection, "held", "owner"), (None, false, false));
+    let script = b"return redis.call('LOCK.ACQUIRE', 'key', 'owner')";
+    connection.call(&[b"EVAL", script, b"1", b"key"]).token();
+}
+
+#[test]
+fn a_transaction_binds_to_its_connection() {
+    let server = Server::start();
+    let (mut holder, mut viewer) = (server.raw(), server.raw());
+    let client = holder.client_id();
+    let session = holder.say("LOCK.SESSION").field("id").text();
+    holder.say("MULTI");
+    holder.say("LOCK.ACQUIRE key * LEASE 600 WATCHDOG EPHEMERAL");
+    holder.say("EXEC").items()[0].token();
+    assert_eq!(binding(&mut viewer, "key", &session), (Some(client), true, true));
+    for _ in 0..2 {
+        let end = deadline(&mut viewer, "key");
+        until(SOON, "it is renewed while its session reads", || {
+            holder.say("LOCK.EVENTS");
+            deadline(&mut viewer, "key") > end
+        });
+    }
+    holder.close();
+    until_free(&mut viewer, "key");
+}
+
+#[test]
+fn a_foreign_lock_is_bound_once_it_is_re_entered() {
+    let server = Server::start();
+    let (holder, mut viewer) = (server.raw(), server.raw());
+    let mut holder = Watched::over(holder, &server);
+    viewer.say("HSET key owner 1");
+    viewer.say("PEXPIRE key 500");
+    holder.say("LOCK.ACQUIRE key owner LEASE 600 WATCHDOG EPHEMERAL").token();
+    until_renewed(&mut viewer, "key");
+    until_renewed(&mut viewer, "key");
+    holder.close();
+    until_free(&mut viewer, "key");
+}

@@ -1,0 +1,280 @@
+//! Holds that are bound to a session: who binds them, what follows the binding, what is never told.
+
+use redis::Value;
+use support::{Server, until};
+
+use super::session::{Event, Session};
+use crate::common::{deadline, words};
+use crate::speak::{Reply, holders};
+use crate::waiter::{SOON, Speak, Tell, assert_held};
+
+#[test]
+fn the_watchdog_renews_while_the_session_lives() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG LEASE 900");
+    let mut seen = vec![deadline(&mut client, b"key")];
+    until(SOON, "it is renewed five times", || {
+        let now = deadline(&mut client, b"key");
+        assert!(now > 0, "it stands");
+        if seen.last() != Some(&now) {
+            seen.push(now);
+        }
+        assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil, "it reads, or nothing would be renewed");
+        seen.len() > 5
+    });
+    session.hears_nothing(&mut client);
+}
+
+/// Whatever the owner does with its hold itself, nothing of it is told.
+#[test]
+fn what_the_owner_does_itself_is_not_told() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let ways: [&[&str]; 8] = [
+        &["LOCK.RELEASE key owner"],
+        &["LOCK.RELEASE key owner ALL"],
+        &["LOCK.RELEASE key owner HOLDS 0"],
+        &["LOCK.ACQUIRE key owner", "LOCK.RELEASE key owner", "LOCK.RELEASE key owner"],
+        &["LOCK.MRELEASE 1 key owner"],
+        &["LOCK.RENEW key owner LEASE 100000", "LOCK.RELEASE key owner"],
+        &["LOCK.RENEW key owner FENCE 5", "LOCK.MRELEASE 2 none key owner ALL"],
+        &["MULTI", "LOCK.RELEASE key owner", "LOCK.ACQUIRE key owner", "LOCK.RELEASE key owner", "EXEC"],
+    ];
+    for way in ways {
+        session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG EPHEMERAL");
+        for line in way {
+            client.order(line);
+        }
+        assert_eq!(client.say("EXISTS key"), Value::Int(0), "{way:?}");
+        session.hears_nothing(&mut client);
+    }
+}
+
+/// Whatever is granted or renewed on behalf of a session is told, also without flags.
+#[test]
+fn holds_without_flags_are_told() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let token = session.take(&mut client, "LOCK.ACQUIRE key owner");
+    client.order("LOCK.FORCE key");
+    assert_eq!(session.event(), Event::lost("key", "owner", token, "forced"));
+    let token = session.take(&mut client, "LOCK.ACQUIRE key owner LEASE 20");
+    assert_eq!(session.event(), Event::lost("key", "owner", token, "expired"));
+    let token = client.take("LOCK.ACQUIRE key owner");
+    session.take(&mut client, "LOCK.RENEW key owner");
+    client.order("DEL key");
+    assert_eq!(session.event(), Event::lost("key", "owner", token, "changed"));
+    session.hears_nothing(&mut client);
+}
+
+#[test]
+fn another_session_takes_the_binding_over() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let (mut one, mut other) = (Session::open(&server), Session::open(&server));
+    let token = one.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG EPHEMERAL");
+    other.take(&mut client, "LOCK.RENEW key owner WATCHDOG");
+    let holder = holders(&mut client, "key").remove("owner").expect("it holds");
+    assert_eq!(holder.field("client"), Value::Int(other.client));
+    assert!(holder.field("watchdog").truth() && !holder.field("ephemeral").truth());
+    client.order("LOCK.FORCE key");
+    assert_eq!(other.event(), Event::lost("key", "owner", token, "forced"));
+    assert_eq!(one.event(), Event::unbound("key", "owner", token, "taken"));
+    one.hears_nothing(&mut client);
+}
+
+/// Another hold of the same name is another hold: its end is not told, nor is that of the first one twice.
+#[test]
+fn the_token_says_which_hold_was_lost() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let token = session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
+    client.tell(&["DEL key", "LOCK.ACQUIRE key owner", "DEL key"]);
+    client.read().unwrap();
+    assert!(client.read().unwrap().token() > token);
+    client.read().unwrap();
+    assert_eq!(session.event(), Event::lost("key", "owner", token, "changed"));
+    session.hears_nothing(&mut client);
+}
+
+#[test]
+fn in_the_step_that_takes_it_again() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    for loss in ["DEL key", "LOCK.FORCE key", "FLUSHALL", "SET key x PX 1"] {
+        let first = session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
+        let again = session.naming("LOCK.ACQUIRE key owner WATCHDOG");
+        client.tell(&["MULTI", loss, "DEL key", &again, "EXEC"]);
+        for _ in 0..4 {
+            client.read().unwrap();
+        }
+        let second = client.read().unwrap().items()[2].token();
+        let why = if loss.starts_with("LOCK") { "forced" } else { "changed" };
+        assert_eq!(session.event(), Event::lost("key", "owner", first, why), "{loss}");
+        assert_eq!(holders(&mut client, "key")["owner"].field("client"), Value::Int(session.client), "{loss}");
+        client.order("LOCK.FORCE key");
+        assert_eq!(session.event(), Event::lost("key", "owner", second, "forced"), "{loss}");
+    }
+    session.hears_nothing(&mut client);
+}
+
+/// A greater token by `FENCE` is the hold's token from then on.
+#[test]
+fn a_fence_changes_the_token_that_is_told() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let token = session.take(&mut client, "LOCK.ACQUIRE key owner WATCHDOG");
+    let raised = token + 1_000_000;
+    assert_eq!(client.say(&format!("LOCK.RENEW key owner FENCE {raised}")), Value::Int(raised));
+    client.order("LOCK.FORCE key");
+    assert_eq!(session.event(), Event::lost("key", "owner", raised, "forced"));
+}
+
+/// So that a majority's fence grows from one to the next, whichever of its servers grants.
+#[test]
+fn tokens_go_on_after_a_fence() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let raised = client.take("LOCK.ACQUIRE key owner") + 60_000_000;
+    assert_eq!(client.say(&format!("LOCK.RENEW key owner FENCE {raised}")), Value::Int(raised));
+    assert!(client.take("LOCK.ACQUIRE other owner") > raised);
+}
+
+/// A hold of several keys, the token of one of which is raised: none was lost by that.
+#[test]
+fn a_new_token_for_what_is_held_loses_nothing() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let both = session.take(&mut client, "LOCK.MACQUIRE 2 a b owner WATCHDOG");
+    let raised = session.take(&mut client, &format!("LOCK.RENEW a owner FENCE {}", both + 1000));
+    assert_eq!(raised, both + 1000);
+    client.order("LOCK.FORCE a");
+    assert_eq!(session.event(), Event::lost("a", "owner", raised, "forced"));
+    client.order("LOCK.FORCE b");
+    assert_eq!(session.event(), Event::lost("b", "owner", both, "forced"));
+}
+
+#[test]
+fn losses_are_told_in_order_with_grants() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let token = session.take(&mut client, "LOCK.ACQUIRE key first WATCHDOG");
+    session.wait(&mut client, "LOCK.ACQUIRE key second WAIT 0 WATCHDOG");
+    client.order("LOCK.FORCE key");
+    let events = session.events(2);
+    assert_eq!(events[0], Event::lost("key", "first", token, "forced"));
+    events[1].token_of(&["key"], "second");
+    assert_held(&mut client, "key", "second");
+}
+
+/// The connection that forces its own hold hears of it: it did not release it.
+#[test]
+fn one_who_forces_its_own_lock_lost_it() {
+    let server = Server::start();
+    let mut session = Session::open(&server);
+    let line = session.naming("LOCK.ACQUIRE key owner WATCHDOG");
+    let token = session.raw.take(&line);
+    session.raw.order("LOCK.FORCE key");
+    assert_eq!(session.event(), Event::lost("key", "owner", token, "forced"));
+}
+
+/// A hundred thousand would be too slow for a test; ten thousand fall free in one step, and each is told once.
+#[test]
+fn many_are_lost_at_once() {
+    const MANY: usize = 10_000;
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    let lines: Vec<String> =
+        (0..MANY).map(|number| session.naming(&format!("LOCK.ACQUIRE key-{number} owner WATCHDOG"))).collect();
+    let tokens: Vec<i64> = client.say_all(&lines).iter().map(Reply::token).collect();
+    client.order("FLUSHALL");
+    let mut events = session.events(MANY);
+    events.sort_by_key(|event| event.token);
+    for (number, (event, token)) in events.iter().zip(tokens).enumerate() {
+        assert_eq!(*event, Event::lost(&format!("key-{number}"), "owner", token, "changed"));
+    }
+    session.hears_nothing(&mut client);
+}
+
+/// A command of a transaction that serves those who wait in other databases, too: what they are granted is bound there.
+#[test]
+fn a_grant_of_a_transaction_in_another_database_is_bound_there() {
+    let server = Server::start();
+    let (mut client, mut other) = (server.raw(), server.raw());
+    other.order("SELECT 1");
+    let mut session = Session::open(&server);
+    for connection in [&mut client, &mut other] {
+        for key in ["mutex", "shared"] {
+            connection.say(&format!("LOCK.ACQUIRE {key} first")).token();
+        }
+        session.wait(connection, "LOCK.ACQUIRE mutex second WAIT 0 WATCHDOG LEASE 900");
+        session.wait(connection, "LOCK.ACQUIRE shared second SHARED WAIT 0 WATCHDOG LEASE 900");
+    }
+    // What is deleted in one database is noticed before the release in the other one serves.
+    let lines =
+        ["MULTI", "SELECT 1", "DEL mutex shared", "SELECT 0", "LOCK.MRELEASE 2 mutex shared first", "SET here x"];
+    for line in lines {
+        client.order(line);
+    }
+    client.order("EXEC");
+    let granted = session.events(4);
+    assert_eq!(client.say("EXISTS here"), Value::Int(1), "the transaction is still in its database");
+    let client_id = session.client;
+    for (db, connection) in [(0, &mut client), (1, &mut other)] {
+        for key in ["mutex", "shared"] {
+            let event = granted.iter().find(|event| event.db == db && event.keys == [key]).expect("both are granted");
+            let holder = &holders(connection, key)["second"];
+            assert_eq!(holder.field("token").int(), event.token.expect("a token"), "{key} of {db}");
+            assert_eq!(holder.field("client").int(), client_id, "{key} of {db}");
+            let before = deadline(connection, key.as_bytes());
+            until(SOON, "it is renewed", || {
+                assert_eq!(session.raw.say("LOCK.EVENTS"), Value::Nil, "nothing is lost");
+                deadline(connection, key.as_bytes()) > before
+            });
+            assert_eq!(connection.say(&format!("LOCK.RELEASE {key} second")), Value::Int(1));
+        }
+    }
+    session.hears_nothing(&mut client);
+}
+
+/// A deadline that somebody else sets is seen, and its passing told, even if the server itself never looks at the key.
+#[test]
+fn deadline_set_by_another_client_is_reported_when_over() {
+    let server = Server::start();
+    let mut client = server.raw();
+    client.order("DEBUG SET-ACTIVE-EXPIRE 0");
+    let mut session = Session::open(&server);
+    for (limit, lease, other) in
+        [("", 300, 700), ("", 3_600_000, 300), (" LIMIT 2", 300, 700), (" LIMIT 2", 3_600_000, 300)]
+    {
+        let token = session.take(&mut client, &format!("LOCK.ACQUIRE key owner EPHEMERAL LEASE {lease}{limit}"));
+        client.order(&format!("PEXPIRE key {other}"));
+        assert_eq!(session.event(), Event::lost("key", "owner", token, "expired"), "{lease}, then {other}{limit}");
+    }
+}
+
+/// One of several holders whose lease has run out was lost by that, also where the last of the others gives back the
+/// lock before anybody has looked.
+#[test]
+fn expired_holder_is_notified_after_the_last_release() {
+    let server = Server::start();
+    let mut client = server.raw();
+    let mut session = Session::open(&server);
+    for (line, reply) in [("LOCK.RELEASE key other", 1), ("LOCK.FORCE key", 1)] {
+        client.take("LOCK.ACQUIRE key other LIMIT 2 LEASE 3600000");
+        let token = session.take(&mut client, "LOCK.ACQUIRE key owner LIMIT 2 LEASE 100 EPHEMERAL");
+        let replies = client.call_all(&[words("DEBUG SLEEP 0.3"), words(line)]);
+        assert_eq!(replies[1], Value::Int(reply), "{line}");
+        assert_eq!(session.event(), Event::lost("key", "owner", token, "expired"), "{line}");
+    }
+}

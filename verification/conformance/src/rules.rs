@@ -1,0 +1,88 @@
+//! The rules of docs/client-protocol.md, and what checks each.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::scenario::Scenario;
+
+/// Behind the number of a rule that nothing outside a client can check.
+const BY_INSPECTION: char = '°';
+
+/// All rules of the specification by their numbers, and whether a scenario or a vector can check them.
+pub fn of(specification: &str) -> BTreeMap<u32, bool> {
+    let parts = specification.split("**B").skip(1);
+    let rule = |part: &str| {
+        let (number, rest) = part.split_once("**")?;
+        Some((number.parse().ok()?, !rest.starts_with(BY_INSPECTION)))
+    };
+    parts.filter_map(rule).collect()
+}
+
+/// What a vector's first line says.
+#[derive(Debug, Deserialize)]
+pub struct Vector {
+    /// Its title.
+    pub vector: String,
+    /// The rules that it checks.
+    pub rules: Vec<String>,
+}
+
+/// The first lines of the vectors of a folder.
+///
+/// # Errors
+///
+/// What is wrong, with the file's name.
+pub fn vectors(folder: &Path) -> Result<Vec<Vector>, String> {
+    let mut found = Vec::new();
+    for file in fs::read_dir(folder).map_err(|why| why.to_string())?.filter_map(Result::ok).map(|it| it.path()) {
+        if file.extension().is_some_and(|it| it == "jsonl") {
+            let wrong = |why: &dyn std::fmt::Display| format!("{}: {why}", file.display());
+            let text = fs::read_to_string(&file).map_err(|why| wrong(&why))?;
+            let first = text.lines().next().unwrap_or_default();
+            found.push(serde_json::from_str(first).map_err(|why| wrong(&why))?);
+        }
+    }
+    Ok(found)
+}
+
+/// For each rule, what checks it.
+pub fn checks(scenarios: &[Scenario], vectors: &[Vector]) -> BTreeMap<String, Vec<String>> {
+    let of_scenarios = scenarios.iter().map(|it| (&it.rules, it.name.clone()));
+    let of_vectors = vectors.iter().map(|it| (&it.rules, format!("vector: {}", it.vector)));
+    let mut all = BTreeMap::<String, Vec<String>>::new();
+    for (rules, name) in of_scenarios.chain(of_vectors) {
+        for rule in rules {
+            all.entry(rule.clone()).or_default().push(name.clone());
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::read_all;
+
+    #[test]
+    fn every_rule_that_can_be_checked_is_named_and_no_other_name_is_used() {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let rules = of(&fs::read_to_string(here.join("../../docs/client-protocol.md")).unwrap());
+        let checks = checks(&read_all(&here.join("scenarios")).unwrap(), &vectors(&here.join("../vectors")).unwrap());
+        let name = |number: &u32| format!("B{number}");
+        assert!(rules.len() > 40, "{rules:?}");
+        let unchecked: Vec<_> =
+            rules.iter().filter(|(number, can)| **can && !checks.contains_key(&name(number))).collect();
+        assert!(unchecked.is_empty(), "nothing checks {unchecked:?}");
+        let unknown: Vec<_> = checks.keys().filter(|it| !rules.keys().any(|number| name(number) == **it)).collect();
+        assert!(unknown.is_empty(), "no rule is called {unknown:?}");
+    }
+
+    #[test]
+    fn a_rule_with_a_degree_sign_is_checked_by_inspection() {
+        let rules = of("* **B1** one\n* **B2**° two, see B1 and **B3**");
+        assert_eq!(rules, BTreeMap::from([(1, true), (2, false), (3, true)]));
+    }
+}

@@ -1,0 +1,31 @@
+//! What clients saw of their locks, in one format, and a judge that Holdfast's authors did not write.
+//!
+//! [`history`] is the format: one operation a line, specified in verification/histories/README.md. [`spec`] says on a page what a lock is. [`judge()`]
+//! asks stateright's `LinearizabilityTester` whether any order of the operations explains what the clients were told.
+//!
+//! ```
+//! use histories::{Operation, Outcome, Request, judge};
+//!
+//! let acquire = |owner: &str| Request::acquire(owner, 1, Some(10_000_000));
+//! let mut seen = vec![
+//!     Operation::new("p1", "printer", acquire("alice"), (100, 200), Outcome::Token(7)),
+//!     Operation::new("p2", "printer", acquire("bob"), (300, 400), Outcome::Null),
+//!     Operation::new("p1", "printer", Request::release("alice"), (500, 600), Outcome::Left(0)),
+//! ];
+//! assert!(judge(&seen).is_ok());
+//!
+//! seen[1].outcome = Outcome::Token(8); // A second holder.
+//! assert!(judge(&seen).is_err());
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod history;
+pub mod judge;
+mod search;
+pub mod spec;
+mod tokens;
+mod violation;
+
+pub use history::{Operation, Outcome, Request, Time, read, write};
+pub use judge::judge;
+pub use violation::Violation;

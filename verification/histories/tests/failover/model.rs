@@ -1,0 +1,594 @@
+//! Three servers, two owners, one lock: every way that grants, confirmations, taking back and failovers can interleave.
+//!
+//! Time is discrete; all times are ticks that are left, so that two moments that differ in nothing else are one state, and tokens are
+//! numbered anew in each state for the same reason. So neither time nor the number of grants needs a bound. [`Rules`] names those there are.
+//!
+//! Left out: the queue, shortening renewals, sessions' mailboxes, clocks that differ; a server sees the end of a connection at once; a
+//! partition cuts a master off from all replicas together; and one that is not in step (*Behind*) does not take over.
+
+use std::hash::Hash;
+
+use stateright::{Model, Property};
+
+/// How long a lease lasts, in ticks.
+pub const LEASE: u8 = 2;
+/// How long the server waits for confirmations, in ticks.
+const TIMEOUT: u8 = 1;
+
+/// What is on, and the bounds.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// `REPLICAS n`; 0: nothing is asked of replicas.
+    pub replicas: usize,
+    /// Which replica may take over.
+    pub heir: Heir,
+    /// *The confirmed deadline*.
+    pub confirmed_deadline: bool,
+    /// *One at a time*.
+    pub one_at_a_time: bool,
+    /// *A confirmation counts only if the hold is still there under that token.*
+    pub only_if_held: bool,
+    /// How many writes a replica may be behind.
+    pub lag: usize,
+    /// How often an owner may hold.
+    pub holds: u8,
+    /// How many failovers there are.
+    pub failovers: u8,
+    /// How often an operator breaks the lock.
+    pub forces: u8,
+    /// How often connections end, and their clients go on at another master.
+    pub moves: u8,
+}
+
+/// Which replica may take over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heir {
+    /// Any that is in step, however far behind.
+    Any,
+    /// One that has confirmed all that clients were told.
+    Confirmed,
+}
+
+pub type Owner = usize;
+pub type Place = usize;
+
+/// A lock as it lies in the keyspace; free: none.
+pub type Key = Option<Hold>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Hold {
+    pub owner: Owner,
+    pub holds: u8,
+    pub token: u8,
+    pub left: u8,
+}
+
+/// A request whose answer waits for replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Asked {
+    owner: Owner,
+    token: u8,
+    new: bool,
+    at: usize,
+    confirmed: bool,
+    /// Ticks until it is revoked.
+    patience: u8,
+    /// For how long the client will believe: it counts from when it asked.
+    left: u8,
+}
+
+/// What a master has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Master {
+    /// The lock as it was after each write that some replica may lack; the last is the lock now.
+    log: Vec<Key>,
+    asked: Vec<Asked>,
+    /// Of the bound hold: the deadlines that were written, where in the log, from the last confirmed one on.
+    promised: Vec<(usize, u8)>,
+    bound: u8,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Server {
+    Master(Master),
+    /// In step: what it has, its place in the master's log, and the place that the master has heard of.
+    Follower {
+        data: Key,
+        has: usize,
+        heard: Option<usize>,
+    },
+    /// Not in step: it confirms nothing, and can't take over.
+    Behind,
+}
+
+/// What an owner believes to hold, by what it was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Belief {
+    pub token: u8,
+    holds: u8,
+    left: u8,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    pub servers: [Server; 3],
+    pub master: Place,
+    pub cut: bool,
+    /// What enough replicas have confirmed, so that clients may be told, goes up to here in the master's log.
+    told: usize,
+    pub beliefs: [Option<Belief>; 2],
+    at: [Place; 2],
+    /// A hold that an operator broke: whatever its owner believes is no fault.
+    broken: Option<u8>,
+    failovers: u8,
+    forces: u8,
+    moves: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// An owner asks, at the server that it is connected to: a grant or a re-entry.
+    Ask(Owner),
+    /// It gives one hold back.
+    Release(Owner),
+    /// It goes down to one hold (`HOLDS 1`), and is told that it has that one.
+    KeepOne(Owner),
+    /// It gives all back, and with them a request that is still out.
+    ReleaseAll(Owner),
+    /// Its connection ends, and it goes on at another master.
+    Move(Owner, Place),
+    /// The server tells an owner for how long it holds at least.
+    Alive(Owner),
+    /// The server renews a hold of a connection that lives.
+    Renew(Place),
+    /// A replica takes in the next write.
+    Replicate(Place),
+    /// The master hears how far a replica is.
+    Confirm(Place),
+    /// A request that was confirmed is answered.
+    Answer(Place, Owner),
+    /// An operator breaks the lock.
+    Force(Place),
+    /// Nothing passes between the master and its replicas any more.
+    Cut,
+    /// It does again.
+    Heal,
+    /// A replica takes over.
+    TakeOver(Place),
+    /// A former master learns of the new one, and follows it.
+    ComeBack(Place),
+    /// A server has taken in a copy of the master's data.
+    Sync(Place),
+    /// Time passes.
+    Tick,
+}
+
+impl Model for Rules {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let follower = Server::Follower { data: None, has: 0, heard: Some(0) };
+        let master = Server::Master(Master { log: vec![None], ..Master::default() });
+        vec![State {
+            servers: [master, follower.clone(), follower],
+            master: 0,
+            cut: false,
+            told: 0,
+            beliefs: [None; 2],
+            at: [0; 2],
+            broken: None,
+            failovers: 0,
+            forces: 0,
+            moves: 0,
+        }]
+    }
+
+    fn actions(&self, _: &State, actions: &mut Vec<Action>) {
+        for owner in 0..2 {
+            actions.extend([Action::Ask(owner), Action::Alive(owner)]);
+            actions.extend([Action::Release(owner), Action::KeepOne(owner), Action::ReleaseAll(owner)]);
+            actions.extend((0..3).map(|place| Action::Move(owner, place)));
+            actions.extend((0..3).map(|place| Action::Answer(place, owner)));
+        }
+        for place in 0..3 {
+            actions.extend([
+                Action::Renew(place),
+                Action::Replicate(place),
+                Action::Confirm(place),
+                Action::Force(place),
+            ]);
+            actions.extend([Action::TakeOver(place), Action::ComeBack(place), Action::Sync(place)]);
+        }
+        actions.extend([Action::Cut, Action::Heal, Action::Tick]);
+    }
+
+    fn next_state(&self, before: &State, action: Action) -> Option<State> {
+        let mut state = before.clone();
+        self.act(&mut state, action)?;
+        state.forget();
+        (state != *before).then_some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![Property::always("never two who believe that they hold", |_, state: &State| !state.is_held_twice())]
+    }
+}
+
+impl Rules {
+    /// Carries an action out; none: it is not possible.
+    fn act(&self, state: &mut State, action: Action) -> Option<()> {
+        match action {
+            Action::Ask(owner) => self.ask(state, owner),
+            Action::Release(owner) => self.release(state, owner, |holds| holds - 1),
+            Action::KeepOne(owner) => self.release(state, owner, |_| 1),
+            Action::ReleaseAll(owner) => {
+                state.beliefs[owner]?;
+                state.beliefs[owner] = None;
+                let master = state.served(owner)?;
+                master.asked.retain(|asked| asked.owner != owner);
+                let held = master.key().is_some_and(|hold| hold.owner == owner);
+                if held { self.write(master, None) } else { Some(()) }
+            }
+            Action::Move(owner, place) => {
+                let here = state.at[owner];
+                (place != here && state.is_master(place) && state.moves < self.moves).then_some(())?;
+                state.moves += 1;
+                if let Server::Master(master) = &mut state.servers[here] {
+                    let asked = master.take_asked(|asked| asked.owner == owner);
+                    asked.iter().try_for_each(|asked| self.take_back(master, asked))?;
+                }
+                state.at[owner] = place;
+                Some(())
+            }
+            Action::Alive(owner) => {
+                let belief = state.beliefs[owner]?;
+                let master = state.served(owner)?;
+                let hold = master.key().filter(|hold| hold.owner == owner && hold.token == belief.token)?;
+                (self.replicas > 0 && master.bound == hold.token).then_some(())?;
+                let left = master.sure()?;
+                state.beliefs[owner] = Some(Belief { left: left.max(belief.left), ..belief });
+                Some(())
+            }
+            Action::Renew(place) => {
+                let at = state.at;
+                let master = state.a_master(place)?;
+                let hold = master.key().filter(|hold| hold.token == master.bound && hold.left < LEASE)?;
+                (self.replicas > 0 && at[hold.owner] == place).then_some(())?;
+                self.has_room(master)?;
+                self.write(master, Some(Hold { left: LEASE, ..hold }))?;
+                let at = master.log.len() - 1;
+                master.promised.push((at, LEASE));
+                Some(())
+            }
+            Action::Replicate(place) => {
+                (!state.cut).then_some(())?;
+                let log = state.current().log.clone();
+                let Server::Follower { data, has, .. } = &mut state.servers[place] else { return None };
+                *data = *log.get(*has + 1)?;
+                *has += 1;
+                Some(())
+            }
+            Action::Confirm(place) => {
+                (!state.cut).then_some(())?;
+                let Server::Follower { has, heard, .. } = &mut state.servers[place] else { return None };
+                *heard = Some(*has);
+                let mut heard: Vec<usize> = state.servers.iter().filter_map(Server::heard).collect();
+                heard.sort_unstable_by(|a, b| b.cmp(a));
+                if let Some(upto) = self.replicas.checked_sub(1).and_then(|others| heard.get(others)).copied() {
+                    state.told = state.told.max(upto);
+                    state.current().confirm(upto);
+                }
+                Some(())
+            }
+            Action::Answer(place, owner) => self.answer(state, place, owner),
+            Action::Force(place) => {
+                (state.forces < self.forces).then_some(())?;
+                state.forces += 1;
+                let master = state.a_master(place)?;
+                let hold = master.key()?;
+                let knows = master.asked.iter().any(|asked| asked.token == hold.token && asked.new);
+                self.write(master, None)?;
+                state.broken = if knows { state.broken } else { Some(hold.token) };
+                Some(())
+            }
+            Action::Cut => (!state.cut && state.failovers < self.failovers).then(|| state.cut = true),
+            Action::Heal => state.cut.then(|| state.cut = false),
+            Action::TakeOver(place) => self.take_over(state, place),
+            Action::ComeBack(place) => {
+                (place != state.master && state.is_master(place)).then(|| state.servers[place] = Server::Behind)
+            }
+            Action::Sync(place) => {
+                (!state.cut && state.servers[place] == Server::Behind).then_some(())?;
+                let (data, has) = (state.current().key(), state.current().log.len() - 1);
+                state.servers[place] = Server::Follower { data, has, heard: None };
+                Some(())
+            }
+            Action::Tick => self.tick(state),
+        }
+    }
+
+    fn ask(&self, state: &mut State, owner: Owner) -> Option<()> {
+        let token = state.newest() + 1;
+        let master = state.served(owner)?;
+        let out = master.asked.iter().filter(|asked| asked.owner == owner).count();
+        (out < if self.one_at_a_time { 1 } else { 2 }).then_some(())?;
+        self.has_room(master)?;
+        let before = master.key();
+        let hold = match before {
+            None => Hold { owner, holds: 1, token, left: LEASE },
+            Some(hold) if hold.owner == owner && hold.holds < self.holds => {
+                Hold { holds: hold.holds + 1, left: LEASE, ..hold }
+            }
+            Some(_) => return None,
+        };
+        self.write(master, Some(hold))?;
+        let at = master.log.len() - 1;
+        if self.replicas == 0 {
+            state.tell(owner, hold.token, LEASE);
+            return Some(());
+        }
+        if master.bound != hold.token {
+            // A hold from before a failover has the deadline that came with it.
+            master.promised = before.iter().map(|hold| (0, hold.left)).collect();
+            master.bound = hold.token;
+        }
+        if !self.confirmed_deadline {
+            // What a renewal reads out of the key, as if replicas knew it.
+            master.promised.clear();
+        }
+        master.promised.push((at, LEASE));
+        let (new, left) = (before.is_none(), LEASE);
+        let asked = Asked { owner, token: hold.token, new, at, confirmed: false, patience: TIMEOUT, left };
+        master.asked.push(asked);
+        Some(())
+    }
+
+    /// Goes down from so many holds to so many.
+    fn release(&self, state: &mut State, owner: Owner, down: fn(u8) -> u8) -> Option<()> {
+        let belief = state.beliefs[owner]?;
+        let master = state.served(owner)?;
+        let out = master.asked.iter().any(|asked| asked.owner == owner);
+        (!(out && self.one_at_a_time)).then_some(())?;
+        let held = master.key().filter(|hold| hold.owner == owner && hold.token == belief.token);
+        let left = held.map_or(0, |hold| down(hold.holds));
+        if let Some(hold) = held.filter(|hold| hold.holds > left) {
+            self.has_room(master)?;
+            self.write(master, (left > 0).then_some(Hold { holds: left, ..hold }))?;
+        }
+        let holds = down(belief.holds).min(left);
+        state.beliefs[owner] = (holds > 0).then_some(Belief { holds, ..belief });
+        Some(())
+    }
+
+    fn answer(&self, state: &mut State, place: Place, owner: Owner) -> Option<()> {
+        let only_if_held = self.only_if_held;
+        let master = state.a_master(place)?;
+        let index = master.asked.iter().position(|asked| asked.owner == owner && asked.confirmed)?;
+        let asked = master.asked.remove(index);
+        let held = master.key().is_some_and(|hold| hold.owner == owner && hold.token == asked.token);
+        if held || !only_if_held {
+            state.tell(owner, asked.token, asked.left);
+        }
+        Some(())
+    }
+
+    fn take_back(&self, master: &mut Master, asked: &Asked) -> Option<()> {
+        match master.key().filter(|hold| hold.owner == asked.owner && hold.token == asked.token) {
+            Some(_) if asked.new => self.write(master, None),
+            Some(hold) => self.write(master, (hold.holds > 1).then(|| Hold { holds: hold.holds - 1, ..hold })),
+            None => Some(()),
+        }
+    }
+
+    /// What the server does by itself it does however far replicas are behind; clients stop asking at the bound.
+    fn write(&self, master: &mut Master, key: Key) -> Option<()> {
+        master.log.push(key);
+        Some(())
+    }
+
+    fn has_room(&self, master: &Master) -> Option<()> {
+        (master.log.len() <= self.lag).then_some(())
+    }
+
+    fn take_over(&self, state: &mut State, place: Place) -> Option<()> {
+        let Server::Follower { data, has, .. } = state.servers[place] else { return None };
+        (state.cut && (self.heir == Heir::Any || has >= state.told)).then_some(())?;
+        let master = state.current();
+        let sure = master.sure();
+        master.log.drain(..master.log.len() - 1);
+        master.asked.iter_mut().for_each(|asked| asked.at = 0);
+        master.promised = sure.into_iter().map(|left| (0, left)).collect();
+        for server in &mut state.servers {
+            if matches!(server, Server::Follower { .. }) {
+                *server = Server::Behind;
+            }
+        }
+        state.servers[place] = Server::Master(Master { log: vec![data], ..Master::default() });
+        (state.master, state.cut, state.told) = (place, false, 0);
+        state.failovers += 1;
+        Some(())
+    }
+
+    fn tick(&self, state: &mut State) -> Option<()> {
+        for server in &mut state.servers {
+            match server {
+                Server::Master(master) => self.tick_at(master)?,
+                Server::Follower { data, .. } => tick_key(data),
+                Server::Behind => {}
+            }
+        }
+        for belief in &mut state.beliefs {
+            *belief = belief.filter(|it| it.left > 1).map(|it| Belief { left: it.left - 1, ..it });
+        }
+        Some(())
+    }
+
+    fn tick_at(&self, master: &mut Master) -> Option<()> {
+        // Whatever is confirmed is answered before time passes; the server looks at it first, too.
+        master.asked.iter().all(|asked| !asked.confirmed).then_some(())?;
+        master.log.iter_mut().for_each(tick_key);
+        master.promised.iter_mut().for_each(|(_, left)| *left = left.saturating_sub(1));
+        for asked in &mut master.asked {
+            asked.patience = asked.patience.saturating_sub(1);
+            asked.left = asked.left.saturating_sub(1);
+        }
+        let missed = master.take_asked(|asked| asked.patience == 0);
+        missed.iter().try_for_each(|asked| self.take_back(master, asked))?;
+        let over = master.sure() == Some(0) && master.key().is_some_and(|hold| hold.token == master.bound);
+        if over && self.confirmed_deadline { self.write(master, None) } else { Some(()) }
+    }
+}
+
+fn tick_key(key: &mut Key) {
+    *key = key.filter(|hold| hold.left > 1).map(|hold| Hold { left: hold.left - 1, ..hold });
+}
+
+impl Master {
+    fn key(&self) -> Key {
+        self.log.last().copied().flatten()
+    }
+
+    /// The confirmed deadline: the earliest that was written since the last confirmed write.
+    fn sure(&self) -> Option<u8> {
+        self.promised.iter().map(|(_, left)| *left).min()
+    }
+
+    fn confirm(&mut self, upto: usize) {
+        for asked in &mut self.asked {
+            asked.confirmed |= asked.at <= upto;
+        }
+        let known = self.promised.iter().rposition(|(at, _)| *at <= upto).unwrap_or(0);
+        self.promised.drain(..known);
+    }
+
+    /// Of deadlines that will be confirmed together, only the earliest and the last written matter.
+    fn forget_promises(&mut self) {
+        let mut kept: Vec<(usize, u8)> = Vec::new();
+        for (at, left) in std::mem::take(&mut self.promised) {
+            let together = kept.partition_point(|(before, _)| *before < at);
+            let earliest = kept[together..].iter().map(|(_, left)| *left).min().filter(|earliest| *earliest < left);
+            kept.truncate(together);
+            kept.extend(earliest.map(|earliest| (at, earliest)));
+            kept.push((at, left));
+        }
+        self.promised = kept;
+    }
+
+    fn take_asked(&mut self, which: impl Fn(&Asked) -> bool) -> Vec<Asked> {
+        let (taken, left) = self.asked.iter().partition(|asked| which(asked));
+        self.asked = left;
+        taken
+    }
+}
+
+impl Server {
+    fn heard(&self) -> Option<usize> {
+        match self {
+            Server::Follower { heard, .. } => *heard,
+            _ => None,
+        }
+    }
+}
+
+impl State {
+    /// Two believe that they hold, and nobody broke the lock.
+    pub fn is_held_twice(&self) -> bool {
+        self.beliefs.iter().all(|belief| belief.is_some_and(|belief| Some(belief.token) != self.broken))
+    }
+
+    fn is_master(&self, place: Place) -> bool {
+        matches!(self.servers[place], Server::Master(_))
+    }
+
+    fn a_master(&mut self, place: Place) -> Option<&mut Master> {
+        match &mut self.servers[place] {
+            Server::Master(master) => Some(master),
+            _ => None,
+        }
+    }
+
+    fn current(&mut self) -> &mut Master {
+        self.a_master(self.master).expect("it is a master")
+    }
+
+    /// The master that an owner is connected to.
+    fn served(&mut self, owner: Owner) -> Option<&mut Master> {
+        self.a_master(self.at[owner])
+    }
+
+    fn tell(&mut self, owner: Owner, token: u8, left: u8) {
+        let before = self.beliefs[owner].filter(|belief| belief.token == token);
+        let (holds, more) = before.map_or((0, 0), |belief| (belief.holds, belief.left));
+        let belief = Belief { token, holds: holds + 1, left: left.max(more) };
+        self.beliefs[owner] = (belief.left > 0).then_some(belief);
+    }
+
+    fn newest(&mut self) -> u8 {
+        let mut newest = 0;
+        self.each_token(|token| newest = newest.max(*token));
+        newest
+    }
+
+    fn each_token(&mut self, mut each: impl FnMut(&mut u8)) {
+        for server in &mut self.servers {
+            match server {
+                Server::Master(master) => {
+                    master.log.iter_mut().flatten().for_each(|hold| each(&mut hold.token));
+                    master.asked.iter_mut().for_each(|asked| each(&mut asked.token));
+                    each(&mut master.bound);
+                }
+                Server::Follower { data, .. } => data.iter_mut().for_each(|hold| each(&mut hold.token)),
+                Server::Behind => {}
+            }
+        }
+        self.beliefs.iter_mut().flatten().for_each(|belief| each(&mut belief.token));
+        self.broken.iter_mut().for_each(each);
+    }
+
+    /// Makes one of states that differ in nothing that matters.
+    fn forget(&mut self) {
+        let last = self.current().log.len() - 1;
+        let known = self.servers.iter().filter_map(|server| match server {
+            Server::Follower { has, heard, .. } => Some(heard.unwrap_or(last).min(*has)),
+            _ => None,
+        });
+        let known = known.min().unwrap_or(last);
+        let told = self.told;
+        let master = self.current();
+        master.log.drain(..known);
+        master.asked.iter_mut().for_each(|asked| asked.at = asked.at.saturating_sub(known));
+        master.promised.iter_mut().for_each(|(at, _)| *at = at.saturating_sub(known));
+        master.forget_promises();
+        self.told = told.saturating_sub(known);
+        for server in &mut self.servers {
+            match server {
+                Server::Follower { has, heard, .. } => {
+                    *has -= known;
+                    *heard = heard.map(|heard| heard - known);
+                }
+                Server::Master(master) => {
+                    if master.key().is_none_or(|hold| hold.token != master.bound) {
+                        (master.bound, master.promised) = (0, Vec::new());
+                    }
+                }
+                Server::Behind => {}
+            }
+        }
+        let place = self.master;
+        for (other, server) in self.servers.iter_mut().enumerate() {
+            if let Server::Master(master) = server
+                && other != place
+            {
+                // Nobody follows it, and it hears nothing any more.
+                master.log.drain(..master.log.len() - 1);
+                master.promised = master.sure().into_iter().map(|left| (0, left)).collect();
+            }
+        }
+        let mut tokens = vec![0];
+        self.each_token(|token| tokens.push(*token));
+        tokens.sort_unstable();
+        tokens.dedup();
+        self.each_token(|token| *token = tokens.iter().position(|it| it == token).unwrap_or(0) as u8);
+    }
+}

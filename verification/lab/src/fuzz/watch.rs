@@ -1,0 +1,223 @@
+//! Somebody else on the server, who pings all the time: no step of the server may keep it waiting for long.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use std::{fs, io};
+
+use redis::{Connection, Value};
+use support::{Bystander, Raw, Waited};
+
+/// How long a step may take, if `LAB_STEP_MS` does not say otherwise.
+const BOUND: Duration = Duration::from_millis(5);
+/// Steps beyond the bound that are put down to the machine: where it has been stopped in the middle of the server's work,
+/// some kernels count that as the server's own time. A state that breaks the bound does so each time it is met.
+const STOLEN: u64 = 2;
+/// And so many more, one in so many pings.
+const STOLEN_ONCE_IN: u64 = 4_000;
+
+/// As many commands as one ping may have waited for. All of them are looked at: where many clients have sent many commands,
+/// short ones may take longer together than any step.
+const NOTED: i64 = 10_000;
+
+/// What was seen of the server's steps.
+#[derive(Default)]
+pub struct Watch {
+    /// How many pings were answered.
+    pub pings: u64,
+    /// The longest step that one of them waited for, in processor time of the server, and what it was.
+    pub longest: (Duration, String),
+    /// The steps beyond the bound, and what each was.
+    beyond: Vec<(Duration, String)>,
+}
+
+impl Watch {
+    /// Adds what was seen at another time.
+    pub fn add(&mut self, other: Watch) {
+        self.pings += other.pings;
+        self.longest = std::mem::take(&mut self.longest).max(other.longest);
+        self.beyond.extend(other.beyond);
+    }
+
+    /// Pings until it is told to stop, or until the server is gone, which others tell.
+    ///
+    /// What counts is the server's own time: a machine that stops everybody makes a ping late, but not long. A ping that was
+    /// long may have waited for several steps of a turn; the slow log tells them apart.
+    pub fn over(address: SocketAddr, server: u32, stop: &AtomicBool) -> Watch {
+        let mut watch = Watch::default();
+        let Ok(bystander) = Bystander::connect(address, server) else { return watch };
+        let Ok(log) = Raw::connect(address) else { return watch };
+        // When the server is gone, so is what is left to be seen.
+        let _ = watch.look((bystander, log), stop);
+        watch
+    }
+
+    fn look(&mut self, (mut bystander, mut log): (Bystander, Raw), stop: &AtomicBool) -> io::Result<()> {
+        let bound = bound();
+        let mut stolen = stolen();
+        while !stop.load(Ordering::Relaxed) {
+            ask(&mut log, &[b"SLOWLOG", b"RESET"])?;
+            let Waited { server: waited, .. } = bystander.ping()?;
+            let before = std::mem::replace(&mut stolen, self::stolen());
+            let waited = waited.saturating_sub(stolen.saturating_sub(before));
+            self.pings += 1;
+            if waited <= self.longest.0.min(bound) {
+                continue;
+            }
+            let noted = ask(&mut log, &[b"SLOWLOG", b"GET", NOTED.to_string().as_bytes()])?;
+            let step = longest_step(waited, &commands(&noted));
+            if step.0 > bound {
+                self.beyond.push(step.clone());
+            }
+            self.longest = std::mem::take(&mut self.longest).max(step);
+        }
+        Ok(())
+    }
+
+    /// Why the bound does not hold, if it does not.
+    pub fn verdict(&self, connection: &mut Connection) -> Option<String> {
+        (self.beyond.len() as u64 > STOLEN + self.pings / STOLEN_ONCE_IN).then(|| {
+            let mut slowest: Vec<_> = self.beyond.iter().collect();
+            slowest.sort_unstable_by(|a, b| b.cmp(a));
+            let told: Vec<String> = slowest.iter().take(5).map(|(time, name)| format!("{name} {time:.1?}")).collect();
+            format!(
+                "{} of {} pings waited for a step of more than {:?} of the server's own time: {}; its latency monitor: {}",
+                self.beyond.len(),
+                self.pings,
+                bound(),
+                told.join(", "),
+                events(connection)
+            )
+        })
+    }
+}
+
+/// The longest step of those that took `waited` together, and its name. `commands`: those of them that are commands, with
+/// the time that passed during each, which is at least what the server spent on it.
+fn longest_step(waited: Duration, commands: &[(Duration, String)]) -> (Duration, String) {
+    let others = waited.saturating_sub(commands.iter().map(|(time, _)| time).sum());
+    match commands.iter().max() {
+        Some((time, name)) if *time >= others => (waited.min(*time), name.clone()),
+        _ => (others, "what is no command".into()),
+    }
+}
+
+fn bound() -> Duration {
+    let set = std::env::var("LAB_STEP_MS").ok().and_then(|text| text.parse().ok());
+    set.map_or(BOUND, Duration::from_millis)
+}
+
+/// How long other guests of the host have had this machine's processors so far, which counts as the time of the process that had them
+/// before. Nothing where nobody says.
+fn stolen() -> Duration {
+    stolen_by(&fs::read_to_string("/proc/stat").unwrap_or_default())
+}
+
+/// The eighth number of the first line, in hundredths of a second.
+fn stolen_by(stat: &str) -> Duration {
+    let hundredths: Option<u64> = stat.split_whitespace().nth(8).and_then(|number| number.parse().ok());
+    Duration::from_millis(10 * hundredths.unwrap_or(0))
+}
+
+fn ask(raw: &mut Raw, command: &[&[u8]]) -> io::Result<Value> {
+    raw.send(command)?;
+    raw.read()
+}
+
+/// Has the server note how long its commands and other events take.
+pub fn note_slow_steps(connection: &mut Connection) {
+    let (entries, millis) = (NOTED.to_string(), bound().as_millis().max(1).to_string());
+    let settings =
+        [("slowlog-log-slower-than", "0"), ("slowlog-max-len", &entries[..]), ("latency-monitor-threshold", &millis)];
+    for (name, value) in settings {
+        redis::cmd("CONFIG").arg("SET").arg(name).arg(value).exec(connection).expect("CONFIG SET");
+    }
+}
+
+/// The commands that the slow log names, with the time that passed during each.
+fn commands(log: &Value) -> Vec<(Duration, String)> {
+    let Value::Array(entries) = log else { return Vec::new() };
+    entries.iter().filter_map(name_and_time).collect()
+}
+
+/// What else took long, and how long at most.
+fn events(connection: &mut Connection) -> String {
+    let events: Vec<(String, i64, i64, i64)> =
+        redis::cmd("LATENCY").arg("LATEST").query(connection).unwrap_or_default();
+    let told: Vec<String> = events.iter().map(|(name, _, _, most)| format!("{name} {most} ms")).collect();
+    if told.is_empty() { "nothing".into() } else { told.join(", ") }
+}
+
+fn name_and_time(entry: &Value) -> Option<(Duration, String)> {
+    let Value::Array(entry) = entry else { return None };
+    let [_, _, Value::Int(micros), Value::Array(words), ..] = &entry[..] else { return None };
+    let Some(Value::BulkString(name)) = words.first() else { return None };
+    Some((Duration::from_micros(u64::try_from(*micros).ok()?), String::from_utf8_lossy(name).into_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread;
+    use support::{Server, eventually};
+
+    /// What a watch sees while `work` is done to a plain server.
+    fn watched(work: impl FnOnce(&Server)) -> (Watch, Server) {
+        let server = Server::builder().without_module().start();
+        note_slow_steps(&mut server.connect());
+        let stop = AtomicBool::new(false);
+        let watch = thread::scope(|scope| {
+            let watch = scope.spawn(|| Watch::over(server.addr(), server.pid(), &stop));
+            work(&server);
+            stop.store(true, Ordering::Relaxed);
+            watch.join().unwrap()
+        });
+        (watch, server)
+    }
+
+    #[test]
+    fn what_other_guests_took_is_read() {
+        let stat = "cpu  57 1 22 900 9 0 3 42 0 0\ncpu0 30 0 11 450 4 0 1 21 0 0\n";
+        assert_eq!(stolen_by(stat), Duration::from_millis(420));
+        assert_eq!(stolen_by("cpu 57 1 22 900\n"), Duration::ZERO);
+    }
+
+    #[test]
+    fn several_steps_are_not_taken_for_one() {
+        let [two, three, ten] = [2, 3, 10].map(Duration::from_millis);
+        let commands = |times: &[Duration]| times.iter().map(|time| (*time, format!("{time:?}"))).collect::<Vec<_>>();
+        assert_eq!(longest_step(ten, &commands(&[two, three, two])), (three, "3ms".into()));
+        assert_eq!(longest_step(ten, &commands(&[two, two])), (Duration::from_millis(6), "what is no command".into()));
+        assert_eq!(longest_step(ten, &[]).0, ten);
+        // The machine stopped the server in the middle of a command.
+        assert_eq!(longest_step(two, &commands(&[ten])), (two, "10ms".into()));
+    }
+
+    #[test]
+    fn injected_steps_are_found() {
+        const BUSY: &str = "local sum = 0 for i = 1, 5000000 do sum = sum + i % 7 end return sum";
+        let (watch, server) = watched(|server| {
+            // Many: a ping need not lie there when each of them begins.
+            for _ in 0..10 * STOLEN {
+                redis::cmd("EVAL").arg(BUSY).arg(0).exec(&mut server.connect()).unwrap();
+            }
+        });
+        let verdict = watch.verdict(&mut server.connect()).unwrap();
+        assert!(verdict.to_lowercase().contains("eval"), "{verdict}");
+    }
+
+    /// A server that the machine stops, or that only sleeps, has done nothing.
+    #[test]
+    fn a_server_that_is_stopped_is_not_blamed() {
+        let (watch, server) = watched(|server| {
+            for _ in 0..=STOLEN {
+                server.stop();
+                eventually(Duration::from_millis(50), || false);
+                server.cont();
+                redis::cmd("PING").exec(&mut server.connect()).unwrap();
+            }
+        });
+        assert!(watch.pings > 0);
+        assert_eq!(watch.verdict(&mut server.connect()), None);
+    }
+}

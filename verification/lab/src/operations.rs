@@ -1,0 +1,125 @@
+//! What clients wrote down, in the format that judges of others read, too (verification/histories/README.md).
+
+use std::env;
+use std::fs::{self, File};
+use std::io::{self, BufWriter};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use histories::history::Acquire;
+use histories::{Operation, Outcome, Request, write};
+
+use crate::history::{Break, History, Hold, LEASE_MARGIN, Limit, Micros};
+
+/// How many were written.
+static WRITTEN: AtomicU64 = AtomicU64::new(0);
+
+/// Writes this history into the folder that `LAB_HISTORY` names, if it does.
+pub fn keep(history: &History, scenario: &str) {
+    let Some(folder) = env::var_os("LAB_HISTORY").map(PathBuf::from) else { return };
+    let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+    let file = folder.join(format!("{number:04} {scenario}.jsonl"));
+    if let Err(why) = write_into(&folder, &file, history) {
+        eprintln!("{}: {why}", file.display());
+    }
+}
+
+fn write_into(folder: &Path, file: &Path, history: &History) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    write(&operations(history), BufWriter::new(File::create(file)?))
+}
+
+/// All that clients were told of locks. Refusals, and renewals, which can only make a lease longer, are left out.
+pub fn operations(history: &History) -> Vec<Operation> {
+    history.holds.iter().flat_map(of_hold).chain(history.breaks.iter().map(of_break)).collect()
+}
+
+fn of_hold(hold: &Hold) -> Vec<Operation> {
+    let grant = &hold.grant;
+    let operation = |request, from, to: Option<Micros>, outcome| Operation {
+        process: grant.owner.clone(),
+        key: grant.key.clone(),
+        request,
+        from,
+        to,
+        outcome,
+    };
+    let end = || Request::End { owner: grant.owner.clone() };
+    let limit = match grant.limit {
+        Limit::Of(most) => most as u64,
+        Limit::Shared => 0,
+    };
+    let lease = Some(grant.lease.saturating_sub(LEASE_MARGIN));
+    let acquire = Acquire { owner: grant.owner.clone(), limit, lease, wait: true, ..Acquire::default() };
+    let granted = operation(Request::Acquire(acquire), grant.sent, Some(grant.replied), Outcome::Token(grant.token));
+    // Whether it was still held at its release, the record does not say; an end is right without it, too. A client does one thing
+    // after the other, so once its request has ended, whatever came of it, nobody counts on the hold.
+    let came = if hold.returned.is_some() { Outcome::Done } else { Outcome::Unknown };
+    let ended = hold.ended.map(|at| operation(end(), at, hold.returned, came));
+    let lost = hold.told.map(|(at, _)| operation(end(), grant.sent, Some(at), Outcome::Done));
+    [Some(granted), ended, lost].into_iter().flatten().collect()
+}
+
+fn of_break(broken: &Break) -> Operation {
+    Operation {
+        process: "somebody".to_owned(),
+        key: broken.key.clone(),
+        request: Request::Force,
+        from: broken.sent,
+        to: broken.replied,
+        outcome: if broken.replied.is_some() { Outcome::Done } else { Outcome::Unknown },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::{Assurance, Event, Grant};
+
+    /// Two holds of a mutex, the second granted at this time.
+    fn seen(second: Micros, ended: Option<Micros>) -> History {
+        let grant = |owner: &str, token, at| {
+            let (key, owner, limit, assurance) = ("k".to_owned(), owner.to_owned(), Limit::Of(1), Assurance::Plain);
+            let (sent, began, replied, lease) = (at, at, at + 1_000, 2_000_000);
+            Event::Grant(Grant {
+                hold: 1,
+                key,
+                owner,
+                limit,
+                token,
+                sent,
+                began,
+                replied,
+                lease,
+                epoch: None,
+                assurance,
+            })
+        };
+        let mut history = History::default();
+        let given_back = |at| {
+            let (sent, ended, outcome) = (at, Some(at + 50_000), crate::history::Outcome::Granted);
+            [Event::Ended { hold: 1, at }, Event::Request(crate::history::Request { sent, allowed: 0, ended, outcome })]
+        };
+        history.add(std::iter::once(grant("a", 1, 0)).chain(ended.into_iter().flat_map(given_back)));
+        history.add([grant("b", 2, second)]);
+        history
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_judged_by_the_judge_of_others() {
+        let judged = |history: &History| {
+            let mut file = Vec::new();
+            write(&operations(history), &mut file).unwrap();
+            histories::judge(&histories::read(file.as_slice()).unwrap())
+        };
+        assert!(judged(&seen(1_000_000, None)).is_err());
+        assert!(judged(&seen(1_000_000, Some(900_000))).is_ok());
+        assert!(judged(&seen(2_000_000, None)).is_ok());
+        assert!(judged(&seen(1_000_000, Some(1_100_000))).is_err());
+        // Granted to another client while its release is on its way, and after the client was answered.
+        assert!(judged(&seen(1_000_000, Some(980_000))).is_ok());
+        let mut broken = seen(1_000_000, None);
+        broken.breaks.push(Break { key: "k".to_owned(), sent: 500_000, replied: None });
+        assert!(judged(&broken).is_ok());
+    }
+}

@@ -1,0 +1,439 @@
+//! Plays a script to a real server.
+//!
+//! The lines of one poll arrive together because the server is stopped (`SIGSTOP`) while they are sent, one after the
+//! other, all by one processor, which delivers them in this order: sockets become ready in the order in which something
+//! arrived on them.
+
+use crate::replica::{END, Replica};
+use crate::told::Told;
+use simulator::resp::Reply;
+use simulator::script::{Line, Moves, Name, bytes, sessions};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use support::{Builder, Clock, Cluster, Feature, Server, encode, stay_on_this_processor, until};
+
+/// How long a reply may take that the simulated server gave at once.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Where a script is played: at a server, or, if slots move in it, at one of the two nodes of a cluster.
+pub enum Scene {
+    Server(Box<Server>),
+    /// The same with a clock that steps.
+    Stepped(Box<Server>, Clock),
+    Cluster {
+        cluster: Cluster,
+        node: usize,
+    },
+}
+
+impl Scene {
+    /// For this script, if it can be had here. The keys of one in which slots move are all of one slot.
+    pub fn of(script: &[Line]) -> Option<Self> {
+        if script.iter().any(|line| matches!(line, Line::Clock(_))) {
+            let (builder, clock) = Clock::of(settings(Server::builder()))?;
+            return Some(Self::Stepped(Box::new(builder.start()), clock));
+        }
+        let moves = script.iter().find_map(|line| match line {
+            Line::Slot(key, _) => Some(key),
+            _ => None,
+        });
+        let Some(key) = moves else { return Some(Self::Server(Box::new(settings(Server::builder()).start()))) };
+        let cluster = Cluster::start_with(2, settings);
+        let node = cluster.owner_of(cluster.slot_of(key.as_bytes()));
+        Some(Self::Cluster { cluster, node })
+    }
+
+    /// The server that it is played to.
+    pub fn server(&self) -> &Server {
+        match self {
+            Self::Server(server) | Self::Stepped(server, _) => server,
+            Self::Cluster { cluster, node } => cluster.node(*node),
+        }
+    }
+
+    /// A cluster's manager moves the slot of this key from this node to the other one.
+    fn slot(&self, key: &str, moves: Moves) {
+        let Self::Cluster { cluster, node } = self else { panic!("no cluster") };
+        let (slot, here, there) = (cluster.slot_of(key.as_bytes()), *node, 1 - *node);
+        match moves {
+            Moves::Migrates => cluster.begin_move(slot, here, there),
+            // (A node that does not import a slot takes it without a newer epoch, and may lose it again to the other one's next message.)
+            Moves::Moves => {
+                cluster.begin_move(slot, here, there);
+                cluster.finish_move(slot, here, there);
+            }
+            Moves::Arrives | Moves::Unowned => panic!("not played to real servers: tests/cluster_down.rs has it"),
+            Moves::Goes if self.server().can(Feature::WholeSlots) => cluster.move_whole_slot(slot, here, there),
+            Moves::Goes => cluster.take_slot(slot, here, there),
+            Moves::Comes if cluster.owner_of(slot) == here => cluster.give_up_move(slot, here, there),
+            Moves::Comes => {
+                Connection::open(cluster.node(there)).ask(&[b"FLUSHALL"]);
+                cluster.begin_move(slot, there, here);
+                cluster.finish_move(slot, there, here);
+            }
+        }
+    }
+}
+
+fn settings(builder: Builder) -> Builder {
+    builder
+        .arg("notify-keyspace-events", "KEA")
+        // Replicas that never confirm stay nevertheless, however slow the machine is.
+        .arg("repl-timeout", "3600")
+        .arg("min-replicas-max-lag", "3600")
+}
+
+/// Plays a script whose replies on a simulated server are known.
+pub fn play(scene: &Scene, lines: &[Line], expected: &Told) -> Told {
+    let server = scene.server();
+    let (begins, lines) = match lines {
+        [Line::Replicas(delays), rest @ ..] => (delays.as_slice(), rest),
+        _ => (&[][..], lines),
+    };
+    let mut control = Connection::open(server);
+    control.begin_session();
+    let mut player = Player {
+        scene,
+        server,
+        control,
+        sessions: sessions(lines),
+        connections: BTreeMap::new(),
+        open: BTreeMap::new(),
+        poll: Vec::new(),
+        replicas: follow(server, begins),
+        stepped: 0,
+        told: Told { began: unix_millis(), ..Told::default() },
+    };
+    stay_on_this_processor();
+    lines.iter().for_each(|line| player.line(line));
+    player.collect_all(expected);
+    player.control.ask(&[b"CONFIG", b"SET", b"min-replicas-to-write", b"0"]);
+    player.end_of_stream(&[b"SET", END, b"x"]);
+    player.told
+}
+
+/// New replicas of a server, each with the time that it takes to confirm.
+fn follow(server: &Server, delays: &[Option<u64>]) -> Vec<Replica> {
+    let replicas: Vec<Replica> = delays.iter().map(|delay| Replica::follow(server.addr(), *delay)).collect();
+    if !replicas.is_empty() {
+        server.wait_replicas_online(replicas.len());
+    }
+    replicas
+}
+
+/// Something that is done while the server is stopped.
+enum Step {
+    Send(u64, Vec<u8>),
+    Close(u64),
+}
+
+struct Player<'s> {
+    scene: &'s Scene,
+    server: &'s Server,
+    control: Connection,
+    /// The clients whose connections are sessions from their beginning.
+    sessions: BTreeSet<Name>,
+    connections: BTreeMap<u64, Connection>,
+    open: BTreeMap<Name, u64>,
+    poll: Vec<Step>,
+    replicas: Vec<Replica>,
+    /// How far the server's clock is to be from the machine's in the next poll, in ms.
+    stepped: i64,
+    told: Told,
+}
+
+impl Player<'_> {
+    fn line(&mut self, line: &Line) {
+        match line {
+            Line::Request(name, words) => {
+                let words: Vec<Vec<u8>> = words.iter().map(|word| self.word(word)).collect();
+                let id = self.connection(*name).id;
+                self.poll.push(Step::Send(id, encode([words])));
+            }
+            Line::End(name) => {
+                self.poll.extend(self.open.remove(name).map(Step::Close));
+            }
+            Line::Pass(ms) => self.pass(*ms),
+            Line::Replicas(delays) => {
+                self.end_of_stream(&[b"PUBLISH", END, b"x"]);
+                self.replicas = follow(self.server, delays);
+            }
+            Line::Vanish(name) => self.connection(*name).has_vanished = true,
+            Line::Deaf(name) => self.deaf(*name),
+            Line::Hears(name) => self.connection(*name).is_deaf = false,
+            Line::Misconf(state) => self.misconf(*state),
+            Line::Cluster(_) => panic!("not played to real servers: tests/cluster_down.rs has it"),
+            Line::Slot(key, moves) => self.scene.slot(key, *moves),
+            Line::Clock(ms) => self.stepped += ms,
+            Line::Good(count) => self.good(*count),
+            Line::Scene(_) | Line::Over | Line::Told(..) => {}
+        }
+    }
+
+    /// The replicas have got all once they have got this command, and go. All get the same.
+    fn end_of_stream(&mut self, command: &[&[u8]]) {
+        if !self.replicas.is_empty() {
+            self.control.ask(command);
+        }
+        let streams = std::mem::take(&mut self.replicas).into_iter().map(Replica::stream);
+        self.told.stream.extend(streams.last().unwrap_or_default());
+    }
+
+    /// A client takes nothing from the network any more. If it waits for nothing, so much lies before whatever it is sent
+    /// from now on that the server can't get rid of that either.
+    fn deaf(&mut self, name: Name) {
+        let connection = self.connection(name);
+        connection.is_deaf = true;
+        if connection.asked > connection.heard {
+            return;
+        }
+        connection.skips += 1;
+        connection.send(&encode([[b"EVAL_RO".as_slice(), b"return string.rep('x', 16777216)", b"0"]]));
+        let (id, control) = (connection.id.to_string(), &mut self.control);
+        until(PATIENCE, "the server keeps what it can't send", || {
+            let shown = control.ask(&[b"CLIENT", b"LIST", b"ID", id.as_bytes()]);
+            !String::from_utf8_lossy(shown.bytes()).contains(" omem=0 ")
+        });
+    }
+
+    /// A save fails, since a directory stands where it should be; or the next one succeeds.
+    fn misconf(&mut self, state: bool) {
+        let snapshot = self.server.dir().join("dump.rdb");
+        // A replica's copy may lie there.
+        let _ = std::fs::remove_file(&snapshot);
+        let done = if state { std::fs::create_dir(snapshot) } else { std::fs::remove_dir(snapshot) };
+        done.expect("the server's directory is ours");
+        self.control.ask(&[b"CONFIG", b"SET", b"save", b"3600 1000000"]);
+        self.control.ask(&[b"BGSAVE"]);
+        until(PATIENCE, "the save is over", || {
+            let status = if state { "err" } else { "ok" };
+            self.server.info("persistence", "rdb_last_bgsave_status").as_deref() == Some(status)
+        });
+    }
+
+    /// The server hears of so many replicas that they live, and of the others nothing any more.
+    fn good(&mut self, count: usize) {
+        self.replicas.iter().enumerate().for_each(|(place, replica)| replica.is_good(place < count));
+        self.control.ask(&[b"CONFIG", b"SET", b"min-replicas-max-lag", b"2"]);
+        until(PATIENCE, "the server counts them", || {
+            self.server.info("replication", "min_slaves_good_slaves") == Some(count.to_string())
+        });
+    }
+
+    fn word(&mut self, word: &str) -> Vec<u8> {
+        let mut name = word.chars();
+        match (name.next(), name.next(), name.next()) {
+            (Some('$'), Some(name), None) => self.connection(name).identity.clone(),
+            (Some('#'), Some(name), None) => self.connection(name).id.to_string().into_bytes(),
+            (Some('@'), Some(name), None) => self.connection(name).token.to_string().into_bytes(),
+            _ => bytes(word),
+        }
+    }
+
+    /// The connection of a client: a new one if it has none, or if the server has ended it.
+    fn connection(&mut self, name: Name) -> &mut Connection {
+        let known = self.open.get(&name).copied().filter(|id| self.connections.get(id).is_some_and(|it| !it.has_ended));
+        let id = known.unwrap_or_else(|| {
+            let mut connection = Connection::open(self.server);
+            let id = connection.id;
+            if self.sessions.contains(&name) {
+                connection.begin_session();
+            } else {
+                // What it would be called if it were a session.
+                let run = self.control.identity.split(|byte| *byte == b':').next().unwrap_or_default();
+                connection.identity = [run, b":", id.to_string().as_bytes()].concat();
+            }
+            self.told.ids.insert(id, name);
+            self.open.insert(name, id);
+            self.connections.insert(id, connection);
+            id
+        });
+        self.connections.get_mut(&id).expect("it is there")
+    }
+
+    /// One poll with what was gathered; then this time passes.
+    fn pass(&mut self, ms: u64) {
+        let poll = std::mem::take(&mut self.poll);
+        // The connection that the server has heard last is the first that it looks at: that is to be this one.
+        self.turn();
+        self.server.stop();
+        if let Scene::Stepped(_, clock) = self.scene {
+            clock.set(self.stepped);
+        }
+        let mut last = None;
+        let count = poll.len();
+        for (place, step) in poll.into_iter().enumerate() {
+            let (Step::Send(id, _) | Step::Close(id)) = step;
+            let Some(connection) = self.connections.get_mut(&id) else { continue };
+            let port = connection.port();
+            if place + 1 == count {
+                last = Some((port, as_server_has_it(self.server, port)));
+            }
+            match step {
+                Step::Send(_, text) => connection.send(&text),
+                // What else comes is for nobody.
+                Step::Close(_) => drop(self.connections.remove(&id)),
+            }
+        }
+        if let Some((port, before)) = last.filter(|(_, before)| before.is_some()) {
+            until(PATIENCE, "all has arrived", || as_server_has_it(self.server, port) != before);
+        }
+        self.server.cont();
+        // One turn may lead to another.
+        self.turn();
+        self.turn();
+        thread::sleep(Duration::from_millis(ms));
+        self.turn();
+        self.collect();
+    }
+
+    /// Waits for a turn of the event loop.
+    fn turn(&mut self) {
+        self.control.ask(&[b"PING"]);
+    }
+
+    fn collect(&mut self) {
+        for (name, id) in &self.open {
+            let replies = self.connections.get_mut(id).map(Connection::take).unwrap_or_default();
+            self.told.replies.entry(*name).or_default().extend(replies);
+        }
+    }
+
+    /// Waits until everybody has been told as much as on the simulated server, if he ever is.
+    fn collect_all(&mut self, expected: &Told) {
+        let end = Instant::now() + PATIENCE;
+        let count = |told: &Told, name: &Name| told.replies.get(name).map_or(0, Vec::len);
+        while expected.replies.keys().any(|name| count(&self.told, name) < count(expected, name))
+            && Instant::now() < end
+        {
+            thread::sleep(Duration::from_millis(1));
+            self.collect();
+        }
+        self.turn();
+        self.collect();
+    }
+}
+
+/// A connection to a real server, which never waits for what it reads unless it asks.
+struct Connection {
+    stream: TcpStream,
+    id: u64,
+    identity: Vec<u8>,
+    received: Vec<u8>,
+    has_ended: bool,
+    token: u64,
+    /// Its client is not there any more, or takes nothing from the network at the moment.
+    has_vanished: bool,
+    is_deaf: bool,
+    /// How many requests were sent and how many replies read, and of how many that come next nobody is to know.
+    asked: usize,
+    heard: usize,
+    skips: usize,
+}
+
+impl Connection {
+    fn open(server: &Server) -> Self {
+        let stream = TcpStream::connect(server.addr()).expect("connects");
+        stream.set_nodelay(true).expect("an option");
+        stream.set_nonblocking(true).expect("an option");
+        let (identity, received) = (Vec::new(), Vec::new());
+        let mut connection = Self {
+            stream,
+            id: 0,
+            identity,
+            received,
+            has_ended: false,
+            token: 0,
+            has_vanished: false,
+            is_deaf: false,
+            asked: 0,
+            heard: 0,
+            skips: 0,
+        };
+        connection.id = connection.ask(&[b"CLIENT", b"ID"]).number().expect("an id");
+        connection
+    }
+
+    /// Makes it a session.
+    fn begin_session(&mut self) {
+        let reply = self.ask(&[b"LOCK.SESSION"]);
+        let Reply::Array(fields) = &reply else { panic!("no session: {reply:?}") };
+        self.identity = fields.get(1).expect("its id").bytes().to_vec();
+    }
+
+    fn port(&self) -> u16 {
+        self.stream.local_addr().expect("it is connected").port()
+    }
+
+    fn send(&mut self, text: &[u8]) {
+        self.asked += 1;
+        // The server may have ended the connection meanwhile.
+        let _ = self.stream.write_all(text);
+    }
+
+    fn receive(&mut self) {
+        let mut buffer = [0; 16 * 1024];
+        loop {
+            match self.stream.read(&mut buffer) {
+                Ok(0) => self.has_ended = true,
+                Ok(length) => {
+                    self.received.extend_from_slice(&buffer[..length]);
+                    continue;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => self.has_ended |= error.kind() != ErrorKind::WouldBlock,
+            }
+            return;
+        }
+    }
+
+    fn take(&mut self) -> Vec<Reply> {
+        if self.is_deaf || self.has_vanished {
+            return Vec::new();
+        }
+        self.receive();
+        let mut replies: Vec<Reply> = std::iter::from_fn(|| Reply::take(&mut self.received)).collect();
+        self.heard += replies.len();
+        let skipped = replies.len().min(self.skips);
+        self.skips -= skipped;
+        replies.drain(..skipped);
+        self.token = replies.iter().rev().find_map(Reply::last_token).unwrap_or(self.token);
+        replies
+    }
+
+    /// Sends a request and waits for its reply.
+    fn ask(&mut self, words: &[&[u8]]) -> Reply {
+        self.send(&encode([words]));
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end && !self.has_ended {
+            if let Some(reply) = self.take().pop() {
+                return reply;
+            }
+            thread::sleep(Duration::from_micros(100));
+        }
+        panic!("no reply to {}", words.join(&b' ').escape_ascii());
+    }
+}
+
+/// The state of a connection, seen from the server's end, and how much has arrived there; `None` if it is gone.
+fn as_server_has_it(server: &Server, port: u16) -> Option<String> {
+    let table = std::fs::read_to_string(format!("/proc/{}/net/tcp", server.pid())).expect("the system's connections");
+    let shown = |port: u16| format!(":{port:04X}");
+    let (here, there) = (shown(server.port()), shown(port));
+    table.lines().find_map(|line| {
+        // number, local address, remote address, state, queues
+        match *line.split_ascii_whitespace().take(5).collect::<Vec<_>>() {
+            [_, local, remote, state, queues] if local.ends_with(&here) && remote.ends_with(&there) => {
+                Some(format!("{state} {queues}"))
+            }
+            _ => None,
+        }
+    })
+}
+
+fn unix_millis() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_millis() as u64)
+}

@@ -27,6 +27,7 @@ use crate::serving::{LOOK_AGAIN, serve};
 use crate::state::{self, BindingId, Expiry, State};
 use crate::stats::add;
 use crate::{confirming, holds, replies, stats, waiting, watchdog};
+use std::cell::LazyCell;
 
 /// Whether the server would have refused a write when it was last asked.
 static REFUSED: MainThread<bool> = MainThread::new();
@@ -363,7 +364,7 @@ fn may_write(ctx: Ctx) -> bool {
 /// asked if there is nothing to write.
 fn is_refused(state: &State, ctx: Ctx, now: Now) -> bool {
     let overdue = holder_cache::with(|cache| cache.first_due());
-    let next = [state.next_work(now.millis()), state.sessions.first_silence(), overdue];
+    let next = [state.next_work(), state.sessions.first_silence(), overdue];
     let has_work = !state.confirmations.is_empty() || next.into_iter().flatten().any(|at| at <= now.millis());
     let is_refused = has_work && writes::are_refused(ctx);
     REFUSED.with(|refused| *refused = is_refused);
@@ -376,9 +377,10 @@ fn schedule(state: &mut State, ctx: Ctx) {
     if [&REQUESTED, &SENDING].iter().any(|comes| comes.with(|comes| *comes)) {
         return; // More of this step is to come, which ends with this.
     }
-    let now = Now::read().millis();
-    match state.confirmations.next_ask(now) {
-        Some(at) if at > now || writes::are_possible(ctx) => timer::wake(ctx, Timer::Ask, at),
+    // Read only if something is to be scheduled: mostly nothing is, and reading the clock costs as much as the rest.
+    let now = LazyCell::new(|| Now::read().millis());
+    match (!state.confirmations.is_empty()).then(|| state.confirmations.next_ask(*now)).flatten() {
+        Some(at) if at > *now || writes::are_possible(ctx) => timer::wake(ctx, Timer::Ask, at),
         Some(_) => timer::wake(ctx, Timer::Ask, now.saturating_add(LOOK_AGAIN)),
         None => timer::stop(ctx, Timer::Ask),
     }
@@ -389,22 +391,22 @@ fn schedule(state: &mut State, ctx: Ctx) {
         return; // It will set itself anew.
     }
     let (overdue, has_forgotten) = holder_cache::with(|cache| (cache.first_due(), cache.has_forgotten()));
-    let overdue = overdue.filter(|at| *at < now);
+    let overdue = overdue.filter(|at| *at < *now);
     let at_once = has_forgotten.then_some(timer::THIS_TURN);
     // A replica ends no session.
-    let silence = state.sessions.first_silence().filter(|at| *at > now || ctx.flags().role() == Role::Master);
-    let work = [state.next_work(now), silence, overdue, at_once].into_iter().flatten().min();
-    let soon = now.saturating_add(1);
+    let silence = state.sessions.first_silence().filter(|at| *at > *now || ctx.flags().role() == Role::Master);
+    let confirming = (!state.confirmations.is_empty()).then(|| now.saturating_add(1));
+    let work = [state.next_work(), confirming, silence, overdue, at_once].into_iter().flatten().min();
     let work = work.map(|at| match at {
-        _ if at > soon => at,
+        _ if at > now.saturating_add(1) => at,
         _ if !may_go_on(state, ctx) => now.saturating_add(LOOK_AGAIN),
         timer::THIS_TURN => timer::THIS_TURN,
         // What is due and could not be done is tried again, but not at once.
-        _ => soon,
+        _ => now.saturating_add(1),
     });
     // Even while nothing may be written, a wait can time out.
     match work.into_iter().chain(state.next_timeout()).min() {
-        Some(next) if next <= now => timer::wake(ctx, Timer::Work, timer::THIS_TURN),
+        Some(next) if next <= *now => timer::wake(ctx, Timer::Work, timer::THIS_TURN),
         Some(next) => timer::wake(ctx, Timer::Work, next),
         None => timer::stop(ctx, Timer::Work),
     }

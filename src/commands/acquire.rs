@@ -142,7 +142,7 @@ impl<'a, 'b> Asking<'a, 'b> {
     }
 
     /// Carries out what was decided about each of the locks: grants all of them, waits, or refuses.
-    pub(super) fn carry_out(&mut self, locks: &mut [Lock], decisions: &[Decision]) -> Result<Replied, String> {
+    pub(super) fn carry_out(&mut self, locks: &mut [Lock<'a>], decisions: &[Decision]) -> Result<Replied, String> {
         let names = || locks.iter().map(|lock| lock.name().text());
         if let Err(error) = holds::one_at_a_time(self.state, self.ctx.db(), names(), self.owner.text()) {
             let names: Vec<TextRef> = names().collect();
@@ -172,9 +172,9 @@ impl<'a, 'b> Asking<'a, 'b> {
         self.wait != Wait::No && (self.on_behalf == OnBehalf::Session || self.ctx.flags().may_block())
     }
 
-    fn grant(&mut self, locks: &mut [Lock], decisions: &[Decision]) -> Result<Replied, String> {
-        let names: Vec<TextRef> = locks.iter().map(|lock| lock.name().text()).collect();
-        let request = if self.terms.replicas > 0 { Some(self.request(&names).clone()) } else { None };
+    fn grant(&mut self, locks: &mut [Lock<'a>], decisions: &[Decision]) -> Result<Replied, String> {
+        let names = |locks: &[Lock<'a>]| locks.iter().map(|lock| lock.name().text()).collect::<Vec<TextRef>>();
+        let request = if self.terms.replicas > 0 { Some(self.request(&names(locks)).clone()) } else { None };
         let Self { ctx, now, client, on_behalf, .. } = *self;
         let grantee = Grantee { owner: &self.owner, client, on_behalf, terms: &self.terms };
         let token = holds::grant(self.state, locks, decisions, grantee, now);
@@ -189,7 +189,7 @@ impl<'a, 'b> Asking<'a, 'b> {
         };
         let basis = holds::basis_of(decisions, self.terms.demand.raise);
         let holds = holds::granted_holds(self.state, locks, decisions, grantee, token);
-        waiting::confirm(self.state, ctx, &request, &names, answer, (grantee, basis, holds), now)
+        waiting::confirm(self.state, ctx, &request, &names(locks), answer, (grantee, basis, holds), now)
     }
 
     /// Lets the request wait for the locks of these names, if it may, if there is room, and if that closes no cycle

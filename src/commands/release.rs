@@ -40,14 +40,15 @@ impl Command for Release {
         let mut options = Options::default();
         let (name, owner) = args::of_one::<Self>(call, &mut options)?;
         event_loop::run(call.ctx, |state, now| {
-            let (left, withdrawn) = release_all(state, call.ctx, &[name], owner.as_text(), &options, now)?;
-            Ok(reply_left(call.ctx, left.first().copied().flatten(), withdrawn.is_of(name)))
+            let mut left = [None];
+            let withdrawn = release_all(state, call.ctx, &[name], owner.as_text(), &options, &mut left, now)?;
+            Ok(reply_left(call.ctx, left[0], withdrawn.is_of(name)))
         })
     }
 }
 
-/// Releases what the owner holds of several locks, and serves those who wait for them. Returns the holds that are left of each
-/// (`None` if the owner held nothing), and which requests were withdrawn.
+/// Releases what the owner holds of several locks, and serves those who wait for them. Puts the holds that are left of each
+/// into `left` (`None` if the owner held nothing), and returns which requests were withdrawn.
 ///
 /// # Errors
 ///
@@ -58,22 +59,25 @@ pub(super) fn release_all(
     names: &[TextRef],
     owner: TextRef,
     options: &Options,
+    left: &mut [Option<u64>],
     now: Now,
-) -> Result<(Vec<Option<u64>>, WithdrawnKeys), String> {
+) -> Result<WithdrawnKeys, String> {
     let mut locks = look_all(state, ctx, names, owner, now)?;
     refuse_part(state, ctx, &locks, owner, options)?;
     // All of it, also what it waits for, unless a token says which hold is meant.
     let is_all = options.holds == Some(0) && options.token.is_none();
     let awaited = names.iter().filter(|_| is_all);
     let withdrawn = WithdrawnKeys(awaited.flat_map(|name| waiting::withdraw(state, ctx, *name, owner, now)).collect());
-    let left: Vec<_> = locks.iter_mut().map(|lock| release_hold(state, lock, owner, options, now)).collect();
+    for (lock, left) in locks.iter_mut().zip(left.iter_mut()) {
+        *left = release_hold(state, lock, owner, options, now);
+    }
     drop(locks);
-    let released = names.iter().zip(&left).filter(|(_, left)| **left == Some(0));
+    let released = names.iter().zip(left.iter()).filter(|(_, left)| **left == Some(0));
     let is_awaited = released.fold(withdrawn.any(), |any, (name, _)| note_freed(state, ctx, *name) || any);
     if is_awaited {
         serve(state, ctx, now, &Slice::of_command());
     }
-    Ok((left, withdrawn))
+    Ok(withdrawn)
 }
 
 /// The keys of whose requests some were withdrawn.

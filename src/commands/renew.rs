@@ -88,11 +88,11 @@ pub(super) fn renew_all(
         return Err(args::NOT_OF_ONE.into());
     }
     let grantee = Grantee { owner: &owner, client, on_behalf, terms: &terms };
-    let renewed: Vec<Option<GrantedHold>> =
+    let renewed: Vec<Option<(Token, Deadline)>> =
         locks.iter_mut().map(|lock| prolong(state, lock, grantee, options, now)).collect();
-    let tokens = renewed.iter().map(|hold| hold.as_ref().map(|hold| hold.token)).collect();
-    let holds = || renewed.into_iter().flatten().collect::<Vec<GrantedHold>>();
-    let awaited = request.map(|request| (request, holds())).filter(|(_, holds)| !holds.is_empty());
+    let awaited = request.map(|request| (request, renewed_holds(&locks, &renewed)));
+    let awaited = awaited.filter(|(_, holds)| !holds.is_empty());
+    let tokens = renewed.into_iter().map(|hold| hold.map(|(token, _)| token)).collect();
     let Some(answer) = answer(tokens) else { return Ok(ctx.reply_null()) };
     let Some((request, holds)) = awaited else {
         if terms.flags.contention {
@@ -103,11 +103,27 @@ pub(super) fn renew_all(
     waiting::confirm(state, ctx, &request, names, answer, (grantee, Basis::Renewal, holds), now)
 }
 
-/// Renews a lock that the owner holds (under the token asked for, or under the one that it is to have). Returns the hold;
-/// `None` if it is not held.
+/// What replicas are to confirm of a renewal.
+fn renewed_holds(locks: &[Lock], renewed: &[Option<(Token, Deadline)>]) -> Vec<GrantedHold> {
+    let held = locks.iter().zip(renewed).filter_map(|(lock, hold)| Some((lock, (*hold)?)));
+    let holds = held.map(|(lock, (token, deadline))| {
+        let name = lock.name().kept();
+        GrantedHold { name, token, deadline, undo: 0, binding: None }
+    });
+    holds.collect()
+}
+
+/// Renews a lock that the owner holds (under the token asked for, or under the one that it is to have). Returns its token and
+/// its deadline; `None` if it is not held.
 ///
 /// A hold that another client made gets its token here, and so does one whose token is to be raised.
-fn prolong(state: &mut State, lock: &mut Lock, grantee: Grantee, options: &Options, now: Now) -> Option<GrantedHold> {
+fn prolong(
+    state: &mut State,
+    lock: &mut Lock,
+    grantee: Grantee,
+    options: &Options,
+    now: Now,
+) -> Option<(Token, Deadline)> {
     let owner = grantee.owner.text();
     let is_meant = |own: &Hold| match (options.token, options.fence) {
         (None, _) => true,
@@ -138,7 +154,7 @@ fn prolong(state: &mut State, lock: &mut Lock, grantee: Grantee, options: &Optio
     if holds::renewal_binds(grantee.on_behalf, &terms) {
         holds::bind_now(state, lock, (deadline, token), Grantee { terms: &terms, ..grantee }, now);
     }
-    Some(GrantedHold { name: lock.name().kept(), token, deadline, undo: 0, binding: None })
+    Some((token, deadline))
 }
 
 /// The lease of a renewal that names none: that of the hold's binding, or the default.

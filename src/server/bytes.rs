@@ -3,11 +3,13 @@
 /// The number that bytes stand for, in the server's own notation: decimal digits, no sign, no leading zeros, at most
 /// 19 of them.
 pub fn parse_number(bytes: &[u8]) -> Option<u64> {
-    let is_canonical = match bytes {
-        [b'0', _, ..] => false,
-        _ => bytes.len() <= 19 && bytes.iter().all(u8::is_ascii_digit),
-    };
-    if is_canonical { str::from_utf8(bytes).ok()?.parse().ok() } else { None }
+    let digit = |byte: &u8| byte.is_ascii_digit().then(|| u64::from(byte.wrapping_sub(b'0')));
+    match bytes {
+        [] | [b'0', _, ..] => None,
+        _ if bytes.len() > 19 => None,
+        // Nineteen digits can't overflow.
+        _ => bytes.iter().try_fold(0_u64, |number, byte| Some(number.wrapping_mul(10).wrapping_add(digit(byte)?))),
+    }
 }
 
 /// Bytes made printable, escaped as `redis-cli` does it.

@@ -133,8 +133,11 @@ pub fn restart(ctx: Ctx) {
 
 /// Stops a timer.
 pub fn stop(ctx: Ctx, timer: Timer) {
-    stop_one(ctx, Slot::of(timer, THIS_TURN));
-    stop_one(ctx, Slot::of(timer, Millis::MAX));
+    let set = TIMERS.with(|timers| match timer {
+        Timer::Work => [timers.work_this_turn.take(), timers.work_later.take()],
+        Timer::Ask => [timers.ask.take(), None],
+    });
+    set.into_iter().flatten().for_each(|(id, _)| timers::cancel(ctx, id));
 }
 
 fn stop_one(ctx: Ctx, slot: Slot) {

@@ -47,7 +47,7 @@ pub struct State {
     pub lease_timers: LeaseTimers,
     /// Pending replies.
     pub pending: PendingReplies<Blocked>,
-    /// The mailboxes of sessions.
+    /// The event queues of sessions.
     pub sessions: Sessions,
     /// Holds that are bound to connections.
     pub bindings: Bindings,
@@ -516,13 +516,12 @@ impl State {
         self.pending.timeouts.first().map(|(at, _)| *at)
     }
 
-    /// When the next thing is due that may write, sessions that are silent apart: at once (0) if there is work.
-    pub fn next_work(&self, now: Millis) -> Option<Millis> {
+    /// When the next thing is due that may write, confirmations and silent sessions apart: at once (0) if there is work.
+    pub fn next_work(&self) -> Option<Millis> {
         if self.has_work() {
             return Some(0);
         }
-        let confirming = (!self.confirmations.is_empty()).then(|| now.saturating_add(1));
-        [self.lease_timers.first(), self.bindings.next_due(), confirming].into_iter().flatten().min()
+        self.lease_timers.first().into_iter().chain(self.bindings.next_due()).min()
     }
 
     /// Whether there is work to do at once.

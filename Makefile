@@ -35,6 +35,7 @@ simulate: install ## Seeded runs of the module on a server in memory, checked af
 
 lint: install ## Formatting, clippy, documentation, cycles among modules: no warning passes
 	scripts/timing
+	$$(scripts/python) scripts/prose
 	scripts/cycles-test
 	scripts/skips-test
 	scripts/release-notes-test

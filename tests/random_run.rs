@@ -3,7 +3,7 @@
 //! An owner is a connection of its own that blocks, or one of those for whom a session asks and hears. All leases are longer
 //! than any wait, but for those that are made to end, and their end is awaited.
 
-mod mailbox;
+mod event_queue;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,7 +12,7 @@ use support::{Random, Raw, Server};
 
 use crate::model::{Answer, Model, Request, SHARED, Token};
 use crate::speak::{Reply, SOON, Speak, arrives};
-use mailbox::Mailbox;
+use event_queue::EventQueue;
 
 const LEASE: &str = "LEASE 3600000";
 
@@ -64,7 +64,7 @@ pub struct Run {
     random: Random,
     model: Model,
     clients: Vec<Raw>,
-    mailboxes: Vec<Mailbox>,
+    event_queues: Vec<EventQueue>,
     /// What the owners are called: one that was cancelled is used up, and goes on under another name.
     names: Vec<String>,
     /// The last request of each owner, to be sent again.
@@ -104,7 +104,7 @@ impl Run {
             random,
             model: Model::default(),
             clients: Vec::new(),
-            mailboxes: Vec::new(),
+            event_queues: Vec::new(),
             names: (0..mix.owners).map(|owner| format!("o{owner}")).collect(),
             lines: vec![String::new(); mix.owners],
             ids: Vec::new(),
@@ -166,13 +166,13 @@ impl Run {
         for request in &self.model.queue {
             assert!(self.clients[request.owner].pending(), "owner {} waits in {:#?}", request.owner, self.model);
         }
-        self.mailboxes.iter_mut().for_each(Mailbox::assert_empty);
+        self.event_queues.iter_mut().for_each(EventQueue::assert_empty);
     }
 
     fn connect(&mut self) {
         self.clients = (0..self.mix.owners).map(|_| self.server.raw()).collect();
         self.ids = self.clients.iter_mut().map(Raw::client_id).collect();
-        self.mailboxes = (0..self.mix.sessions).map(|_| Mailbox::new(&self.server)).collect();
+        self.event_queues = (0..self.mix.sessions).map(|_| EventQueue::new(&self.server)).collect();
     }
 
     /// The session that asks for an owner, if one does.
@@ -244,7 +244,7 @@ impl Run {
             line += " EPHEMERAL";
         }
         if let Some(session) = self.session_of(request.owner) {
-            line += &format!(" SESSION {}", self.mailboxes[session].id);
+            line += &format!(" SESSION {}", self.event_queues[session].id);
         }
         line
     }
@@ -341,7 +341,7 @@ impl Run {
                 None => assert!(reply.is_null(), "{reply:?}"),
                 Some(session) => {
                     assert!(is_waiting(&reply), "{reply:?}");
-                    self.mailboxes[session].timeout(&request.keys, &self.names[owner]);
+                    self.event_queues[session].timeout(&request.keys, &self.names[owner]);
                     self.seen.note("told of its timeout");
                 }
             }
@@ -367,7 +367,7 @@ impl Run {
     fn is_told_of_its_loss(&mut self, key: usize, owner: usize, why: &str) {
         let hold = &self.model.locks[&key].holders[&owner];
         if let (Some(session), true) = (self.session_of(owner), hold.bound) {
-            self.mailboxes[session].lost(key, &self.names[owner], hold.token, why);
+            self.event_queues[session].lost(key, &self.names[owner], hold.token, why);
             self.seen.note("told of its loss");
         }
     }
@@ -382,8 +382,8 @@ impl Run {
 
     /// Everybody for whom it asked is gone.
     fn crash_session(&mut self, session: usize) {
-        let fresh = Mailbox::new(&self.server);
-        std::mem::replace(&mut self.mailboxes[session], fresh).reset();
+        let fresh = EventQueue::new(&self.server);
+        std::mem::replace(&mut self.event_queues[session], fresh).reset();
         self.tell(format!("session {session} breaks its connection"));
         for owner in 0..self.mix.owners {
             if self.session_of(owner) == Some(session) {
@@ -432,7 +432,7 @@ impl Run {
         let key = *self.random.pick(&keys);
         let line = format!("LOCK.RELEASE k{key} {} ALL", self.names[owner]);
         assert_eq!(self.clients[owner].say(&line), Value::Int(1), "{line} in {:#?}", self.model);
-        self.mailboxes[session].hears_of_withdrawal(&keys, &self.names[owner]);
+        self.event_queues[session].hears_of_withdrawal(&keys, &self.names[owner]);
         self.names[owner] = format!("o{owner}'{}", self.seen.count("cancelled"));
         self.tell(line);
         self.model.leave(owner);
@@ -491,7 +491,7 @@ impl Run {
     fn told_of_its_grant(&mut self, request: &Request) -> i64 {
         if let Some(session) = self.session_of(request.owner) {
             self.seen.note("served by an event");
-            return self.mailboxes[session].granted(&request.keys, &self.names[request.owner]);
+            return self.event_queues[session].granted(&request.keys, &self.names[request.owner]);
         }
         let got = arrives(&mut self.clients[request.owner]);
         assert!(matches!(got, Value::Int(_)), "{request:?}: {got:?}");

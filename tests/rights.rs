@@ -86,7 +86,7 @@ fn categories(connection: &mut Raw, command: &str) -> Vec<String> {
 #[test]
 fn acl_categories_apply_where_the_server_has_them() {
     let server = Server::start();
-    let warns = |line: &str| line.contains("holdfast") && line.contains("categor") && line.contains("-lock.force");
+    let warns = |line: &str| line.contains("holdfast") && line.contains("ACL category") && line.contains("-lock.force");
     let warned = server.log().lines().any(warns);
     if server.can(Feature::AclCategories) {
         locks_but_breaks_none(&server, "+@lock -@dangerous");

@@ -65,7 +65,7 @@ fn contents(server: &Server) -> BTreeMap<Bytes, (BTreeMap<Bytes, Bytes>, i64)> {
 
 /// The module says of the holders of `key` what stands in the key: of each its token and its deadline.
 #[track_caller]
-fn assert_roster(client: &mut Raw, key: &str) {
+fn assert_holders_listed(client: &mut Raw, key: &str) {
     let written: BTreeMap<String, (i64, i64)> = fields(client, key.as_bytes())
         .into_iter()
         .filter_map(|(field, value)| {
@@ -133,7 +133,7 @@ fn locks_arrive_and_waiters_are_sent_on() {
 
     let mut client = scene.source().raw();
     for key in ["{key}few", "{key}readers"] {
-        assert_roster(&mut client, key);
+        assert_holders_listed(&mut client, key);
     }
     let mut first = Waiter::start(scene.source(), "key", "first");
     client.order("LOCK.RELEASE key holder");
@@ -141,7 +141,7 @@ fn locks_arrive_and_waiters_are_sent_on() {
     let mut fourth = Waiter::sending(scene.source(), "LOCK.ACQUIRE {key}few d LIMIT 3 WAIT 0");
     client.order("LOCK.RELEASE {key}few b");
     fourth.token();
-    assert_roster(&mut client, "{key}few");
+    assert_holders_listed(&mut client, "{key}few");
 }
 
 /// The holder's connection to the source has no say any more, also when the slot comes back.
@@ -207,7 +207,7 @@ fn what_happens_under_way_arrives() {
     let mut client = scene.target().raw();
     assert!(deadline(&mut client, "key") > begin + 2 * LEASE, "the renewals have arrived");
     assert_held(&mut client, "key", "holder");
-    assert_roster(&mut client, "{key}few");
+    assert_holders_listed(&mut client, "{key}few");
     for (key, token) in [("{key}freed", freed), ("{key}deleted", deleted)] {
         assert_held(&mut client, key, "waiter");
         assert_eq!(fields(&mut client, key.as_bytes())[b"#fence".as_slice()], token.to_string().into_bytes());
@@ -240,13 +240,13 @@ fn a_move_that_is_cancelled() {
     assert!(waiter.waits());
     client.order("LOCK.RELEASE key holder");
     waiter.token();
-    assert_roster(&mut client, "{key}few");
+    assert_holders_listed(&mut client, "{key}few");
     client.order("LOCK.RELEASE {key}few b");
     client.take("LOCK.ACQUIRE {key}few d LIMIT 2 LEASE 50000");
 
     scene.moves();
     let mut client = scene.source().raw();
-    assert_roster(&mut client, "{key}few");
+    assert_holders_listed(&mut client, "{key}few");
     assert!(client.say("LOCK.ACQUIRE {key}few e LIMIT 2").is_null(), "c and d hold it");
     client.order("LOCK.RELEASE {key}few c");
     client.take("LOCK.ACQUIRE {key}few e LIMIT 2");
@@ -261,17 +261,17 @@ fn back_again_with_other_deadlines() {
     for owner in ["a", "b"] {
         client.take(&format!("LOCK.ACQUIRE {{key}}few {owner} LIMIT 2 LEASE 60000"));
     }
-    assert_roster(&mut client, "{key}few");
+    assert_holders_listed(&mut client, "{key}few");
     scene.moves();
     for (owner, lease) in [("a", 300_000), ("b", 600_000)] {
         scene.source().raw().take(&format!("LOCK.RENEW {{key}}few {owner} LEASE {lease}"));
     }
     scene.moves();
-    assert_roster(&mut client, "{key}few");
+    assert_holders_listed(&mut client, "{key}few");
     let mut third = Waiter::sending(scene.source(), "LOCK.ACQUIRE {key}few c LIMIT 2 WAIT 0");
     client.order("LOCK.RELEASE {key}few a");
     third.token();
-    assert_roster(&mut client, "{key}few");
+    assert_holders_listed(&mut client, "{key}few");
 }
 
 /// A waiter at a node that hands the slot over and gets it back at once may still wait there when the keys come, a part
@@ -301,7 +301,7 @@ fn nobody_is_served_where_the_slot_is_still_coming() {
             assert_eq!(waiter.error(), "MOVED");
         }
     }
-    assert_roster(&mut client, "{key}many");
+    assert_holders_listed(&mut client, "{key}many");
     assert_eq!(holders(&mut client, "{key}many").len(), HOLDERS);
 }
 
@@ -342,7 +342,7 @@ fn a_move_that_fails() {
     assert!(waiter.waits());
     client.order("LOCK.RELEASE key holder");
     waiter.token();
-    assert_roster(&mut client, "{key}few");
+    assert_holders_listed(&mut client, "{key}few");
 }
 
 /// Six clients that follow the lock where it goes: never do two hold it, and tokens only grow.

@@ -28,7 +28,7 @@ pub async fn force(locks: &Locks, key: &str, yes: bool) -> Result<u8, Failure> {
         }
         // Who has it then is as much of the question as who loses it.
         let next = server.waiters(name, NEXT).await.map_err(|error| failed(&server, name, &error))?;
-        let asked = format!("{}\nBreak this lock? Whoever holds it may be writing. [y/N] ", show::text(&lock, &next));
+        let asked = format!("{}\nBreak this lock? Its holder may still be writing. [y/N] ", show::text(&lock, &next));
         let _ = stderr().write_all(asked.as_bytes());
         let mut answer = String::new();
         stdin().read_line(&mut answer).map_err(|error| Failure::here(&error))?;

@@ -203,7 +203,7 @@ fn command_paused_for_less_than_its_lease_keeps_its_lock() {
         format!("echo begun; until redis-cli -p {} EXISTS go | grep -q 1; do sleep 0.1; done; exit 7", server.port());
     let mut run = Running::start(holdfast(&server).args(["run", "--lease", "10s", "a", "--", "sh", "-c", &script]));
     assert_eq!(run.line(), "begun");
-    // Until the grant says less than the newest sign of life.
+    // Until the grant says less than the newest heartbeat.
     let begin = Instant::now();
     until(SOON, "a third of the lease is over, and more", || begin.elapsed() > LEASE * 4 / 10);
     run.signal(libc::SIGSTOP);

@@ -26,7 +26,7 @@ impl Command for Events {
     const KEYS: Keys = Keys::None;
     const ARITY: c_int = -1;
     const DOCS: Docs = Docs {
-        summary: c"Returns the next events of this connection's session, or waits for one: null if there is none; with HEARTBEAT, a sign of life at the end.",
+        summary: c"Returns the next events of this connection's session, or waits for one: null if there is none; with HEARTBEAT, a heartbeat at the end.",
         complexity: c"O(N) with N events returned.",
         args: &[Word::Wait.option(), Word::Count.option(), Word::Heartbeat.option()],
     };

@@ -33,8 +33,8 @@ impl<'a> TextRef<'a> {
         self.raw.as_ptr()
     }
 
-    /// Strings as the server takes several of them: each is nothing but the pointer that it wraps (`repr(transparent)`). Whoever
-    /// gets the array may only read it.
+    /// Strings as the server takes several of them: each is nothing but the pointer that it wraps (`repr(transparent)`). The callee
+    /// may only read the array.
     pub(super) fn raw_of_all(texts: &[Self]) -> *mut *mut RedisModuleString {
         texts.as_ptr().cast_mut().cast()
     }

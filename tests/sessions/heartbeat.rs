@@ -22,7 +22,7 @@ fn server() -> Server {
     server
 }
 
-/// What a sign of life says.
+/// What a heartbeat says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sign {
     /// Within how many ms the next one comes.
@@ -35,7 +35,7 @@ struct Sign {
     writes: i64,
 }
 
-/// The events in a reply, and the sign of life at its end.
+/// The events in a reply, and the heartbeat at its end.
 #[track_caller]
 fn told(reply: &Value) -> (Vec<Event>, Sign) {
     let Some((last, others)) = array(reply).split_last() else { panic!("nothing: {reply:?}") };
@@ -47,7 +47,7 @@ fn told(reply: &Value) -> (Vec<Event>, Sign) {
     (events(&Value::Array(others.to_vec())), Sign { next, default, sure, writes })
 }
 
-/// What a reply says that is a sign of life and nothing else.
+/// What a reply says that is a heartbeat and nothing else.
 #[track_caller]
 fn sign(reply: &Value) -> Sign {
     let (events, sign) = told(reply);
@@ -68,7 +68,7 @@ fn pace(session: &mut Session) -> i64 {
     alive(&session.raw.say("LOCK.EVENTS HEARTBEAT")).0
 }
 
-/// Lets it wait for events or a sign of life, until the server has blocked it.
+/// Lets it wait for events or a heartbeat, until the server has blocked it.
 #[track_caller]
 fn listen(session: &mut Session, server: &Server) {
     session.raw.tell(&["LOCK.EVENTS WAIT 0 HEARTBEAT"]);

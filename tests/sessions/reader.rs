@@ -72,7 +72,7 @@ fn one_that_only_stumbles_loses_nothing() {
     assert_eq!(deadline(&mut client, b"long"), long, "it was not due");
 }
 
-/// Without `HEARTBEAT`, null comes when a sign of life would be due: so that it asks again.
+/// Without `HEARTBEAT`, null comes when a heartbeat would be due: so that it asks again.
 #[test]
 fn a_question_without_end_is_answered() {
     let server = Server::start();

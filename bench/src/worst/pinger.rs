@@ -6,7 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
-use support::{Bystander, Waited};
+use support::{Probe, Waited};
 
 use crate::machine;
 
@@ -36,9 +36,9 @@ impl Pinger {
     /// Starts to ping the server that listens on `port` and is the process `pid`.
     pub fn start(port: u16, pid: u32) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let bystander = Bystander::connect(([127, 0, 0, 1], port).into(), pid)?;
+        let probe = Probe::connect(([127, 0, 0, 1], port).into(), pid)?;
         let told = Arc::clone(&stop);
-        Ok(Self { stop, thread: thread::spawn(move || ping(bystander, &told)) })
+        Ok(Self { stop, thread: thread::spawn(move || ping(probe, &told)) })
     }
 
     /// Ends it. The longest of those that were on their way at some time from `begin` to `end`.
@@ -54,12 +54,12 @@ impl Pinger {
     }
 }
 
-fn ping(mut bystander: Bystander, stop: &AtomicBool) -> Result<Vec<Ping>> {
+fn ping(mut probe: Probe, stop: &AtomicBool) -> Result<Vec<Ping>> {
     machine::run_first();
     let mut pings = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         let sent = Instant::now();
-        pings.push(Ping { sent, waited: bystander.ping()? });
+        pings.push(Ping { sent, waited: probe.ping()? });
     }
     Ok(pings)
 }

@@ -245,7 +245,7 @@ async fn short_lease_is_renewed_by_a_session_opened_for_long_ones() {
     soon("the session reads", || sessions(&server).len() == 1).await;
     let begin = Instant::now();
     let short = locks.lock("b").watched(SHORT).try_acquire().await.unwrap().unwrap();
-    // Signs of life come soon enough that it is not given up.
+    // Heartbeats come soon enough that it is not given up.
     soon("two leases are over", || begin.elapsed() > SHORT * 2).await;
     held(&short).await;
     short.release().await.unwrap();
@@ -296,7 +296,7 @@ async fn a_default_lease_that_changes_counts_for_what_comes_after() {
     set(2000);
     let old = locks.lock("a").try_acquire().await.unwrap().unwrap();
     set(200_000);
-    // Heard with the next sign of life.
+    // Heard with the next heartbeat.
     let begin = Instant::now();
     soon("a lease is over", || begin.elapsed() > Duration::from_secs(2)).await;
     let new = locks.lock("b").try_acquire().await.unwrap().unwrap();

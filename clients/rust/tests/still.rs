@@ -30,7 +30,7 @@ async fn what_the_server_has_renewed_meanwhile_is_held() {
         }
     });
     soon("the session reads", || sessions(&server).len() == 1).await;
-    // Until the grant says less than the sign of life.
+    // Until the grant says less than the heartbeat.
     let begin = Instant::now();
     soon("a third of the lease is over, and more", || begin.elapsed() > LEASE * 4 / 10).await;
     stand_still(LEASE * 72 / 100);

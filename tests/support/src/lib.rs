@@ -10,7 +10,6 @@
 //! ```
 #![deny(missing_docs)]
 
-mod bystander;
 mod clock;
 mod cluster;
 #[cfg(feature = "containers")]
@@ -19,6 +18,7 @@ mod dir;
 mod environment;
 mod launch;
 pub mod lua;
+mod probe;
 mod process;
 mod processor;
 mod proxy;
@@ -31,10 +31,10 @@ mod until;
 mod version;
 mod whole_slot;
 
-pub use bystander::{Bystander, Waited};
 pub use clock::Clock;
 pub use cluster::Cluster;
 pub use environment::{in_containers, module_path, server_program, skip, workspace};
+pub use probe::{Probe, Waited};
 pub use processor::{ProcessorClock, stay_on_this_processor};
 pub use proxy::{Fate, Proxy, Toward};
 pub use random::Random;

@@ -6,10 +6,10 @@ use support::{Fate, Proxy, Toward};
 
 /// An event of a kind that nobody knows yet.
 const UNKNOWN: &str = "*7\r\n$4\r\nmore\r\n:0\r\n*1\r\n$1\r\nk\r\n$5\r\nowner\r\n:1\r\n$4\r\nmore\r\n*0\r\n";
-/// How an event of today's begins that is a sign of life.
+/// How an event of today's begins that is a heartbeat.
 const HEARTBEAT: &str = "*6\r\n$9\r\nheartbeat\r\n";
 
-/// From now on whatever a session is told begins with an event that nobody knows, and its sign of life has more numbers and one more
+/// From now on whatever a session is told begins with an event that nobody knows, and its heartbeat has more numbers and one more
 /// element.
 pub fn speaks(proxy: &Proxy) {
     proxy.rule(|toward, message| match newer(message).filter(|_| toward == Toward::Client) {
@@ -18,7 +18,7 @@ pub fn speaks(proxy: &Proxy) {
     });
 }
 
-/// Every answer to `LOCK.EVENTS ... HEARTBEAT` ends with a sign of life, and that with its numbers, in one string.
+/// Every answer to `LOCK.EVENTS ... HEARTBEAT` ends with a heartbeat, and that with its numbers, in one string.
 fn newer(message: &[u8]) -> Option<Vec<u8>> {
     let (count, rest) = str::from_utf8(message).ok()?.strip_prefix('*')?.split_once("\r\n")?;
     let (events, alive) = rest.rsplit_once(HEARTBEAT)?;

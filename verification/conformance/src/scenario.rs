@@ -138,14 +138,14 @@ impl Feature {
             Self::Shared => "readers and writers",
             Self::Semaphore => "semaphores",
             Self::SeveralKeys => "several keys in one step",
-            Self::WatchedLease => "a watched lease of one's own",
-            Self::Ephemeral => "given back when the connection ends",
+            Self::WatchedLease => "a watched lease of a given length",
+            Self::Ephemeral => "released when the connection ends",
             Self::Replicas => "confirmed by replicas",
-            Self::Cancel => "a wait can be given up",
-            Self::Drop => "what nobody can reach is given back",
-            Self::Close => "closing gives everything back",
-            Self::Told => "a loss is told without being asked",
-            Self::Callbacks => "calls back when it tells a loss",
+            Self::Cancel => "a wait can be cancelled",
+            Self::Drop => "an unreachable hold is released",
+            Self::Close => "closing releases everything",
+            Self::Told => "a loss is reported unasked",
+            Self::Callbacks => "calls back with a loss",
             Self::Fork => "may be forked",
             Self::EventLoop => "runs in its program's event loop",
             Self::Runtimes => "used by several runtimes, one of which may end",
@@ -582,7 +582,7 @@ mod tests {
         for (steps, part) in [
             ("- acquire: {client: B, hold: b, keys: [k], ends: held}", "no client is called B"),
             ("- acquire: {client: A, hold: a, keys: [k], ends: held, lease: 3}", "lease"),
-            ("- aquire: {client: A, hold: a, keys: [k], ends: held}", "aquire"),
+            ("- obtain: {client: A, hold: a, keys: [k], ends: held}", "obtain"),
         ] {
             fs::write(&file, format!("promise: one\nrules: []\nclients: [A]\nsteps:\n  {steps}\n")).unwrap();
             let why = read(&file).unwrap_err();

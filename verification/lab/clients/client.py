@@ -291,7 +291,7 @@ def main():
         shared = holdfast.Holdfast(way(list(addresses), random.Random(seed)).shared())
         for index in range(int(thin)):
             rng = random.Random(f"thin {seed}-{index}")
-            clients.append(Thin(f"pythin{seed}.{index}", shared, prefix, asks, index % 2 == 1, rng, stop))
+            clients.append(Thin(f"python-thin{seed}.{index}", shared, prefix, asks, index % 2 == 1, rng, stop))
     workers = [threading.Thread(target=client.run, daemon=True) for client in clients]
     for worker in workers:
         worker.start()

@@ -206,7 +206,7 @@ fn reached(master: &Server) -> Vec<(&'static str, i64)> {
         ("by watchdog", "watchdog_renewals"),
         ("deadlocks", "deadlocks_refused"),
         ("confirmed", "confirmed"),
-        ("taken back", "revoked"),
+        ("revoked", "revoked"),
     ];
     let mut connection = master.connect();
     COUNTS.map(|(what, field)| (what, holdfast(&mut connection, field))).to_vec()

@@ -2278,7 +2278,7 @@ impl Judge {
         Ok(())
     }
 
-    /// What a session has lost lies in its mailbox by now.
+    /// What a session has lost lies in its event queue by now.
     pub fn losses_are_told(&self) -> Result<(), Violation> {
         let is_here = |client: &u64| self.connections.get(client).is_some_and(|it| !it.has_vanished);
         let is_noted = |client: u64| state::with(|state| state.sessions.unread(client) > 0);
@@ -2369,7 +2369,7 @@ impl Judge {
         Ok(())
     }
 
-    /// A request without an answer is in a queue, or waits for replicas, or has its event in a mailbox.
+    /// A request without an answer is in a queue, or waits for replicas, or has its event in a event queue.
     fn all_answered(&self) -> Result<(), Violation> {
         let is_kept = |wait: &Wait| {
             let it = &wait.asked;
@@ -2401,7 +2401,7 @@ impl Judge {
         Ok(())
     }
 
-    /// No client is still blocked whose answer is there, and no reader whose mailbox is not empty.
+    /// No client is still blocked whose answer is there, and no reader whose event queue is not empty.
     fn answers_are_sent(&self) -> Result<(), Violation> {
         let blocked: Vec<(u64, crate::redis::Block)> = node(|node| {
             let of = |(id, it): (&u64, &crate::redis::Client)| match &it.state {

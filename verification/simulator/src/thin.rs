@@ -25,7 +25,7 @@ pub const LEFT: &str = "what an acquisition that has ended asked for is neither 
 /// Bounds.
 pub const ENDS: &str = "a caller is answered within its time, and each acquisition ends";
 /// Repeated releases (B17).
-pub const FALSE_LOSS: &str = "a caller whose hold was certain when it was released is told of no loss";
+pub const FALSE_LOSS: &str = "a caller whose hold was certain when it was released gets no report of a loss";
 
 /// A rule that a client does not follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //! Time is discrete; all times are ticks that are left, so that two moments that differ in nothing else are one state, and tokens are
 //! numbered anew in each state for the same reason. So neither time nor the number of grants needs a bound. [`Rules`] names those there are.
 //!
-//! Left out: the queue, shortening renewals, sessions' mailboxes, clocks that differ; a server sees the end of a connection at once; a
+//! Left out: the queue, shortening renewals, sessions' event queues, clocks that differ; a server sees the end of a connection at once; a
 //! partition cuts a master off from all replicas together; and one that is not in step (*Behind*) does not take over.
 
 use std::hash::Hash;

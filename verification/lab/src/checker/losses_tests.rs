@@ -1,4 +1,4 @@
-//! Planted faults of what a session is told.
+//! Injected bugs in what a session is told.
 
 use super::tests::kinds;
 use super::{PATIENCE, check};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use std::{fs, io};
 
 use redis::{Connection, Value};
-use support::{Bystander, Raw, Waited};
+use support::{Probe, Raw, Waited};
 
 /// How long a step may take, if `LAB_STEP_MS` does not say otherwise.
 const BOUND: Duration = Duration::from_millis(5);
@@ -45,19 +45,19 @@ impl Watch {
     /// long may have waited for several steps of a turn; the slow log tells them apart.
     pub fn over(address: SocketAddr, server: u32, stop: &AtomicBool) -> Watch {
         let mut watch = Watch::default();
-        let Ok(bystander) = Bystander::connect(address, server) else { return watch };
+        let Ok(probe) = Probe::connect(address, server) else { return watch };
         let Ok(log) = Raw::connect(address) else { return watch };
         // When the server is gone, so is what is left to be seen.
-        let _ = watch.look((bystander, log), stop);
+        let _ = watch.look((probe, log), stop);
         watch
     }
 
-    fn look(&mut self, (mut bystander, mut log): (Bystander, Raw), stop: &AtomicBool) -> io::Result<()> {
+    fn look(&mut self, (mut probe, mut log): (Probe, Raw), stop: &AtomicBool) -> io::Result<()> {
         let bound = bound();
         let mut stolen = stolen();
         while !stop.load(Ordering::Relaxed) {
             ask(&mut log, &[b"SLOWLOG", b"RESET"])?;
-            let Waited { server: waited, .. } = bystander.ping()?;
+            let Waited { server: waited, .. } = probe.ping()?;
             let before = std::mem::replace(&mut stolen, self::stolen());
             let waited = waited.saturating_sub(stolen.saturating_sub(before));
             self.pings += 1;

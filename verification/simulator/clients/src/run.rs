@@ -565,7 +565,7 @@ impl Run {
                     }
                 }
                 if program.holds.contains_key(hold) && !program.core.is_held(*hold, now) {
-                    return Err(Violation::new(LOST, format!("{} is in doubt", text(&owner))));
+                    return Err(Violation::new(LOST, format!("the outcome of {} is unknown", text(&owner))));
                 }
             }
             let asked = program.calls.iter().filter(|(_, open)| open.asked.is_some()).map(|(call, _)| *call);

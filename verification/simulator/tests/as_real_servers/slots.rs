@@ -94,7 +94,7 @@ crate::scripts! {
     /// null, and a third of it later it is to be renewed, however late this test is.
     a_slot_that_goes_from_sessions: "
         a LOCK.ACQUIRE {k} os LEASE 6000 WATCHDOG SESSION $s
-        a LOCK.ACQUIRE {k} ot LEASE 3000000 WAIT 0 SESSION $t
+        a LOCK.ACQUIRE {k} other LEASE 3000000 WAIT 0 SESSION $t
         s LOCK.EVENTS WAIT 0
         t LOCK.EVENTS WAIT 0
         +20
@@ -106,7 +106,7 @@ crate::scripts! {
         +20
         !slot {k} comes
         a LOCK.RENEW {k} os LEASE 3000000
-        a LOCK.RELEASE {k} ot ALL
+        a LOCK.RELEASE {k} other ALL
         a LOCK.ACQUIRE {k} ou LEASE 3000000
         a LOCK.ACQUIRE {k}2 os LEASE 3000000 SESSION $s
         +20

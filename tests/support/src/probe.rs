@@ -22,13 +22,13 @@ pub struct Waited {
 }
 
 /// A client that sends a `PING` at a time, and asks right behind it what processor time the server has used by then.
-pub struct Bystander {
+pub struct Probe {
     raw: Raw,
     clock: ProcessorClock,
     requests: Vec<u8>,
 }
 
-impl Bystander {
+impl Probe {
     /// Connects to the server that listens on `address` and is the process `pid`.
     ///
     /// # Errors

@@ -23,9 +23,9 @@ static int changed(Ctx *ctx, int type, const char *event, String *key) {
     if (depth) return 0; /* what it does changes keys, too */
     depth++;
     call(ctx, "lock.info", key, NULL);
-    call(ctx, "lock.acquire", key, "meddler");
+    call(ctx, "lock.acquire", key, "other_module");
     call(ctx, "lock.waiters", key, NULL);
-    call(ctx, "lock.release", key, "meddler");
+    call(ctx, "lock.release", key, "other_module");
     depth--;
     return 0;
 }
@@ -38,6 +38,6 @@ int RedisModule_OnLoad(Ctx *ctx, void **argv, int argc) {
         api("RedisModule_SubscribeToKeyspaceEvents", &SubscribeToKeyspaceEvents) ||
         api("RedisModule_FreeCallReply", &FreeCallReply))
         return 1;
-    SetModuleAttribs(ctx, "meddler", 1, 1);
+    SetModuleAttribs(ctx, "other_module", 1, 1);
     return SubscribeToKeyspaceEvents(ctx, GENERIC | STRING | HASH | EXPIRED | EVICTED | MODULE, changed);
 }

@@ -9,7 +9,7 @@ use crate::speak::{Reply, Speak};
 const SOON: u64 = 20_000;
 
 /// A session's connection, with the events that were read while another one was looked for.
-pub struct Mailbox {
+pub struct EventQueue {
     /// What requests name it by.
     pub id: String,
     raw: Raw,
@@ -25,7 +25,7 @@ struct Told {
     detail: Option<String>,
 }
 
-impl Mailbox {
+impl EventQueue {
     /// A new session.
     pub fn new(server: &Server) -> Self {
         let mut raw = server.raw();

@@ -17,10 +17,10 @@ struct Meddled(Server, PathBuf);
 
 impl Meddled {
     fn start(purpose: &str) -> Self {
-        let folder = env::temp_dir().join(format!("holdfast-meddler-{purpose}-{}", process::id()));
+        let folder = env::temp_dir().join(format!("holdfast-other_module-{purpose}-{}", process::id()));
         fs::create_dir_all(&folder).expect("a folder");
-        let library = folder.join("meddler.so");
-        let source = workspace().join("tests/meddler/module.c");
+        let library = folder.join("other_module.so");
+        let source = workspace().join("tests/other_module/module.c");
         // Whatever links Rust programs is here.
         let done = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).args([&library, &source]).status();
         assert!(done.expect("a compiler").success());
